@@ -17,10 +17,10 @@ pub struct Collective {
     communicator: Communicator,
     memory: &'static DeviceMemory,
     stream: Stream,
-    state: Mutex<State>,
+    state: Mutex<CollectiveState>,
 }
 
-struct State {
+struct CollectiveState {
     event: Event,
     /// The tensors of exchanges that are not yet joined.
     tensors: Vec<Tensor>,
@@ -46,7 +46,7 @@ impl Collective {
             let stream = memory.streams().pooled(Priority::High);
             let stream = stream.map_err(|error| TensorError::memory(OP, error.into()))?;
             let event = Event::new(memory.driver().clone(), EventKind::Order);
-            Ok(Self { communicator, memory, stream, state: Mutex::new(State { event, tensors: Vec::new() }) })
+            Ok(Self { communicator, memory, stream, state: Mutex::new(CollectiveState { event, tensors: Vec::new() }) })
         };
         group.into_iter().zip(memories).map(part).collect()
     }

@@ -29,9 +29,13 @@ mod element;
 mod elementwise;
 #[forbid(unsafe_code)]
 mod error;
+mod file_mapping;
 #[forbid(unsafe_code)]
 mod kernel;
-pub mod mapped;
+/// Memory-mapped files.
+pub mod mapped {
+    pub use crate::file_mapping::MappedFile;
+}
 #[forbid(unsafe_code)]
 pub mod ops;
 #[forbid(unsafe_code)]

@@ -13,19 +13,19 @@ use tenure_core::Context;
 
 use crate::{Result, TensorError};
 
-static POOL: LazyLock<RwLock<Arc<Pool>>> = LazyLock::new(|| {
+static POOL: LazyLock<RwLock<Arc<WorkerPool>>> = LazyLock::new(|| {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     // A pool of one thread starts no other, so this fallback always works.
-    RwLock::new(Arc::new(Pool::new(threads).unwrap_or(Pool { threads: 1, others: None })))
+    RwLock::new(Arc::new(WorkerPool::new(threads).unwrap_or(WorkerPool { threads: 1, others: None })))
 });
 
-struct Pool {
+struct WorkerPool {
     threads: usize,
     /// All threads but the caller's, which computes too.
     others: Option<ThreadPool>,
 }
 
-impl Pool {
+impl WorkerPool {
     fn new(threads: usize) -> Result<Self> {
         let name = |index| format!("tenure-cpu-{index}");
         let others = match threads {
@@ -55,7 +55,7 @@ pub fn set_threads(threads: usize) -> Result<()> {
         let reason = format!("1 to {MOST} threads can compute, got {threads}: take as many as there are processors");
         return Err(TensorError::argument("set_threads", reason));
     }
-    *POOL.write() = Arc::new(Pool::new(threads)?);
+    *POOL.write() = Arc::new(WorkerPool::new(threads)?);
     Ok(())
 }
 

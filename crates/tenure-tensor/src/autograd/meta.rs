@@ -15,13 +15,13 @@ use crate::{Result, Tensor};
 /// A tensor's part in graphs. C10's `AutogradMeta`.
 #[derive(Default)]
 pub(crate) struct Meta {
-    state: Mutex<State>,
+    state: Mutex<MetaState>,
     /// Locked while a gradient is added to: several threads may run backward at once.
     accumulating: Mutex<()>,
 }
 
 #[derive(Default)]
-struct State {
+struct MetaState {
     requires_grad: bool,
     /// The node that made the tensor.
     edge: Option<Edge>,

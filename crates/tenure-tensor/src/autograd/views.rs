@@ -70,7 +70,7 @@ fn attach_in_place_erased(
     target.bump_version(op);
     target.set_edge(Edge { node: draft.finish(&[target])?, output: 0 });
     let Some(base) = view.map(|view| view.base) else { return Ok(()) };
-    let place = Place::of(target, &base);
+    let place = ViewLayouts::of(target, &base);
     let save = &mut erased(|_| Ok(place.formula()));
     let replaced = Draft::new(Cow::Borrowed("copy_slices"), &[&base, target], None, save)?;
     base.set_edge(Edge { node: replaced.finish(&[&base])?, output: 0 });
@@ -87,12 +87,12 @@ pub(crate) fn view_edge(base: &Tensor, view: &Tensor) -> Option<Edge> {
 
 /// The layouts of a base and of a view of it that was written to.
 #[derive(Clone)]
-struct Place {
+struct ViewLayouts {
     base: Layout,
     view: Layout,
 }
 
-impl Place {
+impl ViewLayouts {
     /// Returns the place relative to the base's first element.
     fn of(view: &Tensor, base: &Tensor) -> Self {
         let first = base.layout().offset();

@@ -3,7 +3,7 @@
 use std::f64::consts::FRAC_1_SQRT_2;
 
 use super::binary::{Binary, binary};
-use super::loops::{self, block_of, for_each_block, vectorized};
+use super::elementwise::{self, block_of, for_each_block, vectorized};
 use super::math::Math;
 use super::unary::{Unary, unary};
 use crate::kernel::on_cpu;
@@ -79,7 +79,7 @@ macro_rules! curve {
         pub(crate) const $name: &[Entry<Curve<$N>>] = {
             fn kernel<T: Math>(iter: &Elementwise<'_>, numbers: [f64; $N]) -> Result<()> {
                 let [$($number),*] = numbers.map(T::of);
-                loops::unary(
+                elementwise::unary(
                     iter,
                     #[inline(always)]
                     |$x: T| $value,
@@ -106,7 +106,7 @@ pub(crate) const ELU_BACKWARD: &[Entry<Curve<3>>] = on_cpu!(lanes of floats: elu
 
 fn elu_backward<T: Math>(iter: &Elementwise<'_>, numbers: [f64; 3]) -> Result<()> {
     let [below, above, input] = numbers.map(T::of);
-    loops::binary(
+    elementwise::binary(
         iter,
         #[inline(always)]
         |grad: T, x: T| grad * if x <= T::ZERO { input * below * (x * input).exp() } else { above },
@@ -140,13 +140,13 @@ fn band_backward<T: Math>(iter: &Elementwise<'_>, band: Band) -> Result<()> {
         if is_inside { inside } else { outside }
     };
     if band.inclusive {
-        loops::binary(
+        elementwise::binary(
             iter,
             #[inline(always)]
             move |grad: T, x: T| through(grad, (x >= low) & (x <= high)),
         );
     } else {
-        loops::binary(
+        elementwise::binary(
             iter,
             #[inline(always)]
             move |grad: T, x: T| through(grad, (x > low) & (x < high)),

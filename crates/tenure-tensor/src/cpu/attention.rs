@@ -5,7 +5,7 @@
 //! of its registers, and the softmax runs along queries without a sum across a vector.
 
 use super::gemm::{Matrix, Multiply};
-use super::halves::{in_f32, widened};
+use super::half_precision::{in_f32, widened};
 use super::math::Math;
 use super::random::{kept, limit};
 use super::scratch;

@@ -3,7 +3,7 @@
 use std::ops::{BitAnd, BitOr, BitXor};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::loops;
+use super::elementwise;
 use super::math::Math;
 use crate::kernel::on_cpu;
 use crate::{DType, DeviceKind, Element, Elementwise, Entry, Number, Result, Scalar, TensorError};
@@ -19,7 +19,7 @@ macro_rules! binary {
     ($($name:ident: $bound:ident ($($dtypes:tt)*), |$a:ident, $b:ident| $value:expr;)*) => {$(
         pub(crate) const $name: &[Entry<Binary>] = {
             fn kernel<T: $bound>(iter: &Elementwise<'_>) -> Result<()> {
-                loops::binary(
+                elementwise::binary(
                     iter,
                     #[inline(always)]
                     |$a: T, $b: T| $value,
@@ -51,11 +51,11 @@ binary! {
 
 /// The sum of `bool` is `or`, and the product is `and`.
 pub(crate) const ADD_BOOL: &[Entry<Binary>] = &[(DeviceKind::Cpu, DType::Bool, |iter| {
-    loops::binary(iter, |a: bool, b: bool| a | b);
+    elementwise::binary(iter, |a: bool, b: bool| a | b);
     Ok(())
 })];
 pub(crate) const MUL_BOOL: &[Entry<Binary>] = &[(DeviceKind::Cpu, DType::Bool, |iter| {
-    loops::binary(iter, |a: bool, b: bool| a & b);
+    elementwise::binary(iter, |a: bool, b: bool| a & b);
     Ok(())
 })];
 
@@ -65,7 +65,7 @@ macro_rules! division {
         pub(crate) const $name: &[Entry<Binary>] = {
             fn kernel<T: Division>(iter: &Elementwise<'_>) -> Result<()> {
                 let by_zero = AtomicBool::new(false);
-                loops::binary(
+                elementwise::binary(
                     iter,
                     #[inline(always)]
                     |a: T, b: T| {
@@ -104,7 +104,7 @@ pub(crate) const LERP: &[Entry<Binary>] = on_cpu!(lanes of floats: lerp::<T>);
 
 fn add_scaled<T: Number>(iter: &Elementwise<'_>, factor: Scalar) -> Result<()> {
     let factor = T::from_scalar(factor);
-    loops::binary(
+    elementwise::binary(
         iter,
         #[inline(always)]
         |a: T, b: T| a.plus(factor.times(b)),
@@ -114,7 +114,7 @@ fn add_scaled<T: Number>(iter: &Elementwise<'_>, factor: Scalar) -> Result<()> {
 
 fn addcmul<T: Number>(iter: &Elementwise<'_>, factor: Scalar) -> Result<()> {
     let factor = T::from_scalar(factor);
-    loops::ternary(
+    elementwise::ternary(
         iter,
         #[inline(always)]
         |a: T, b: T, c: T| a.plus(factor.times(b).times(c)),
@@ -124,7 +124,7 @@ fn addcmul<T: Number>(iter: &Elementwise<'_>, factor: Scalar) -> Result<()> {
 
 fn addcdiv<T: Math>(iter: &Elementwise<'_>, factor: Scalar) -> Result<()> {
     let factor = T::from_scalar(factor);
-    loops::ternary(
+    elementwise::ternary(
         iter,
         #[inline(always)]
         |a: T, b: T, c: T| a + factor * b / c,
@@ -133,7 +133,7 @@ fn addcdiv<T: Math>(iter: &Elementwise<'_>, factor: Scalar) -> Result<()> {
 }
 
 fn lerp<T: Math>(iter: &Elementwise<'_>) -> Result<()> {
-    loops::ternary(
+    elementwise::ternary(
         iter,
         #[inline(always)]
         |a: T, b: T, weight: T| {

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::loops::vectorized;
+use super::elementwise::vectorized;
 use crate::element::with_element;
 use crate::{DType, Number};
 

@@ -1,7 +1,7 @@
 //! Kernels for comparisons and logic.
 
 use super::binary::{Binary, binary};
-use super::loops;
+use super::elementwise;
 use crate::kernel::on_cpu;
 use crate::{Element, Elementwise, Entry, Result};
 
@@ -39,7 +39,7 @@ pub(crate) const IS_CLOSE: &[Entry<IsClose>] = on_cpu!(all: is_close);
 /// Compares in `f64`, whatever the dtype.
 fn is_close(iter: &Elementwise<'_>, closeness: Closeness) -> Result<()> {
     let Closeness { relative, absolute, equal_nan } = closeness;
-    loops::binary(
+    elementwise::binary(
         iter,
         #[inline(always)]
         |a: f64, b: f64| {

@@ -4,12 +4,12 @@
 //! to stay in the cache, and multiply them with the weights. A panel is as wide as the product's registers, so that the
 //! product packs nothing again.
 
+use super::depthwise_conv::Grid;
+use super::disjoint_slice::{DisjointSlice, unbound};
 use super::gemm::{Matrix, Multiply};
-use super::halves::{in_f32, widened};
-use super::narrow::Grid;
+use super::half_precision::{in_f32, widened};
+use super::im2col::{Im2col, ImageStrides, PANEL, SLACK};
 use super::scratch;
-use super::slots::{Slots, unbound};
-use super::sweep::{Channels, PANEL, SLACK, Sweep};
 use crate::kernel::on_cpu;
 use crate::ops::Geometry;
 use crate::{Access, Device, Entry, Number, Result, Tensor, threads};
@@ -41,7 +41,7 @@ const BLOCK: usize = 16;
 /// The number of rows times channels whose taps one thread copies.
 const TAPS_TOGETHER: usize = 4096;
 
-/// The distance of rows of columns: `Sweep::gather` may write past a row's end.
+/// The distance of rows of columns: `Im2col::gather` may write past a row's end.
 const PITCH: usize = PANEL + SLACK;
 
 /// The number of rows of weights that the product takes without packing them.
@@ -54,17 +54,17 @@ fn convolve<T: Multiply>(
     bias: Option<&Tensor>,
     geometry: &Geometry,
 ) -> Result<()> {
-    let sweep = Sweep::forward(spatial(input), spatial(out), spatial(weight), geometry);
+    let im2col = Im2col::forward(spatial(input), spatial(out), spatial(weight), geometry);
     let [rows, channels] = [weight.sizes()[0], weight.sizes()[1]];
     let sizes = [geometry.groups, rows / geometry.groups, channels];
-    if sweep.numbers().len() == kernel(weight) {
-        return sweep_product::<T>(out, input, weight, bias, &sweep, sizes);
+    if im2col.numbers().len() == kernel(weight) {
+        return im2col_product::<T>(out, input, weight, bias, &im2col, sizes);
     }
-    let packed = scratch(|| Tensor::empty(&[rows, channels, sweep.numbers().len()], T::DTYPE, Device::CPU))?;
+    let packed = scratch(|| Tensor::empty(&[rows, channels, im2col.numbers().len()], T::DTYPE, Device::CPU))?;
     copy_taps::<T>(&packed, weight, |packed, weight| {
-        packed.iter_mut().zip(sweep.numbers()).for_each(|(tap, number)| *tap = weight[*number]);
+        packed.iter_mut().zip(im2col.numbers()).for_each(|(tap, number)| *tap = weight[*number]);
     })?;
-    sweep_product::<T>(out, input, &packed, bias, &sweep, sizes)
+    im2col_product::<T>(out, input, &packed, bias, &im2col, sizes)
 }
 
 /// Calls `copy` with the taps of `to` and of `from`, for every row and channel.
@@ -90,10 +90,10 @@ fn transposed<T: Multiply>(
     geometry: &Geometry,
 ) -> Result<()> {
     let [rows, channels] = [weight.sizes()[1], weight.sizes()[0] / geometry.groups];
-    for sweep in Sweep::transposed(spatial(input), spatial(out), spatial(weight), geometry) {
-        if sweep.pixels() > 0 {
-            let packed = transpose_weights::<T>(weight, sweep.numbers(), geometry.groups)?;
-            sweep_product::<T>(out, input, &packed, bias, &sweep, [geometry.groups, rows, channels])?;
+    for im2col in Im2col::transposed(spatial(input), spatial(out), spatial(weight), geometry) {
+        if im2col.pixels() > 0 {
+            let packed = transpose_weights::<T>(weight, im2col.numbers(), geometry.groups)?;
+            im2col_product::<T>(out, input, &packed, bias, &im2col, [geometry.groups, rows, channels])?;
         }
     }
     Ok(())
@@ -125,24 +125,24 @@ fn transpose_weights<T: Number>(weight: &Tensor, taps: &[usize], groups: usize) 
     Ok(packed)
 }
 
-/// Writes the pixels of a sweep: the product of `(groups, rows, channels * taps)` weights with the pixels that the taps
-/// read.
-fn sweep_product<T: Multiply>(
+/// Writes the pixels of an im2col mapping: the product of `(groups, rows, channels * taps)` weights with the pixels
+/// that the taps read.
+fn im2col_product<T: Multiply>(
     out: &Tensor,
     input: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    sweep: &Sweep,
+    im2col: &Im2col,
     [groups, rows, channels]: [usize; 3],
 ) -> Result<()> {
-    let pixels = out.sizes()[0] * sweep.pixels();
+    let pixels = out.sizes()[0] * im2col.pixels();
     if out.numel() == 0 {
         return Ok(());
     }
-    if let Some(grid) = Grid::new::<T>(sweep, [groups, rows, channels]) {
+    if let Some(grid) = Grid::new::<T>(im2col, [groups, rows, channels]) {
         return grid.convolve::<T>(out, input, weight, bias, [groups, rows, channels]);
     }
-    let taps = sweep.numbers().len();
+    let taps = im2col.numbers().len();
     let (inner, panels) = (channels * taps, pixels.div_ceil(PANEL));
     // The pixels gathered at a time stay in the cache.
     let channels_together = channels.div_ceil((inner * PANEL * size_of::<T>()).div_ceil(512 * 1024).max(1)).max(1);
@@ -158,7 +158,7 @@ fn sweep_product<T: Multiply>(
     let panel_parts = panels.div_ceil(panels_together);
 
     // If several parts divide the rows, the pixels that they all read are gathered once, and stored.
-    let gathered = (row_parts > 1).then(|| gather_all::<T>(input, sweep, [groups, channels, pixels])).transpose()?;
+    let gathered = (row_parts > 1).then(|| gather_all::<T>(input, im2col, [groups, channels, pixels])).transpose()?;
     let mut reads = vec![input, weight];
     reads.extend(bias);
     reads.extend(&gathered);
@@ -181,7 +181,7 @@ fn sweep_product<T: Multiply>(
         let (workspace, tile) = access.slice_mut::<T>(0)?.split_at_mut(room);
         for panel in first_panel..panels.min(first_panel + panels_together) {
             let width = PANEL.min(pixels - panel * PANEL);
-            let runs = sweep.runs(panel * PANEL..panel * PANEL + width);
+            let runs = im2col.runs(panel * PANEL..panel * PANEL + width);
             if inner == 0 {
                 tile.fill(T::ZERO);
             }
@@ -193,7 +193,7 @@ fn sweep_product<T: Multiply>(
                         let images = &source[(group * channels + channel) * from.channel..];
                         crate::vectorized(
                             #[inline(always)]
-                            || sweep.gather(&runs, images, from, channel_count, workspace, PITCH),
+                            || im2col.gather(&runs, images, from, channel_count, workspace, PITCH),
                         );
                         &*workspace
                     }
@@ -221,7 +221,7 @@ fn sweep_product<T: Multiply>(
                 // SAFETY: these are channels of the output; only this part writes to this panel's pixels.
                 || unsafe {
                     let bias = |row| biases.map_or(T::ZERO, |biases| biases[first + row]);
-                    sweep.scatter(&runs, (tile.as_ptr(), PANEL), images, to, row_count, bias);
+                    im2col.scatter(&runs, (tile.as_ptr(), PANEL), images, to, row_count, bias);
                 },
             );
         }
@@ -230,13 +230,13 @@ fn sweep_product<T: Multiply>(
 }
 
 /// Gathers the pixels that the taps read for all pixels: `(groups, panels, channels * taps, PITCH)`.
-fn gather_all<T: Number>(input: &Tensor, sweep: &Sweep, [groups, channels, pixels]: [usize; 3]) -> Result<Tensor> {
-    let (taps, panels) = (sweep.numbers().len(), pixels.div_ceil(PANEL));
+fn gather_all<T: Number>(input: &Tensor, im2col: &Im2col, [groups, channels, pixels]: [usize; 3]) -> Result<Tensor> {
+    let (taps, panels) = (im2col.numbers().len(), pixels.div_ceil(PANEL));
     let all = scratch(|| Tensor::empty(&[groups, panels, channels * taps, PITCH], T::DTYPE, Device::CPU))?;
     let mut access = Access::new("conv", &[&all], &[input])?;
     // SAFETY: `access` has locked the slice, and has checked that it is not written.
     let source = unsafe { unbound(access.slice::<T>(0)?) };
-    let columns = Slots::new(access.slice_mut::<T>(0)?);
+    let columns = DisjointSlice::new(access.slice_mut::<T>(0)?);
     let from = strides(input);
     let together = channels.div_ceil(PARTS.div_ceil((groups * panels).max(1))).max(1);
     let channel_parts = channels.div_ceil(together);
@@ -244,14 +244,14 @@ fn gather_all<T: Number>(input: &Tensor, sweep: &Sweep, [groups, channels, pixel
         let (place, channel) = (part / channel_parts, part % channel_parts * together);
         let (group, first) = (place / panels, place % panels * PANEL);
         let count = together.min(channels - channel);
-        let runs = sweep.runs(first..pixels.min(first + PANEL));
+        let runs = im2col.runs(first..pixels.min(first + PANEL));
         let start = (place * channels + channel) * taps * PITCH;
         // SAFETY: only this part uses the rows of these channels.
         let columns = unsafe { columns.range(start..start + count * taps * PITCH) };
         let images = &source[(group * channels + channel) * from.channel..];
         crate::vectorized(
             #[inline(always)]
-            || sweep.gather(&runs, images, from, count, columns, PITCH),
+            || im2col.gather(&runs, images, from, count, columns, PITCH),
         );
     });
     drop(access);
@@ -259,33 +259,33 @@ fn gather_all<T: Number>(input: &Tensor, sweep: &Sweep, [groups, channels, pixel
 }
 
 fn weight_gradient<T: Multiply>(out: &Tensor, input: &Tensor, grad: &Tensor, geometry: &Geometry) -> Result<()> {
-    let sweep = Sweep::forward(spatial(input), spatial(grad), spatial(out), geometry);
-    if sweep.numbers().len() == kernel(out) {
-        return gradient_of_taps::<T>(out, input, grad, &sweep, geometry.groups);
+    let im2col = Im2col::forward(spatial(input), spatial(grad), spatial(out), geometry);
+    if im2col.numbers().len() == kernel(out) {
+        return gradient_of_taps::<T>(out, input, grad, &im2col, geometry.groups);
     }
     let packed =
-        scratch(|| Tensor::empty(&[out.sizes()[0], out.sizes()[1], sweep.numbers().len()], T::DTYPE, Device::CPU))?;
-    gradient_of_taps::<T>(&packed, input, grad, &sweep, geometry.groups)?;
+        scratch(|| Tensor::empty(&[out.sizes()[0], out.sizes()[1], im2col.numbers().len()], T::DTYPE, Device::CPU))?;
+    gradient_of_taps::<T>(&packed, input, grad, &im2col, geometry.groups)?;
     copy_taps::<T>(out, &packed, |out, packed| {
         out.fill(T::ZERO);
-        sweep.numbers().iter().zip(packed).for_each(|(number, tap)| out[*number] = *tap);
+        im2col.numbers().iter().zip(packed).for_each(|(number, tap)| out[*number] = *tap);
     })
 }
 
-/// Writes the gradient of the weights `(rows, channels, ...)` of the sweep's taps.
+/// Writes the gradient of the weights `(rows, channels, ...)` of the mapping's taps.
 fn gradient_of_taps<T: Multiply>(
     out: &Tensor,
     input: &Tensor,
     grad: &Tensor,
-    sweep: &Sweep,
+    im2col: &Im2col,
     groups: usize,
 ) -> Result<()> {
     /// The number of pixels to sum up at a time, at most.
     const PIXELS: usize = 256;
     let (rows, channels) = (out.sizes()[0] / groups, out.sizes()[1]);
-    let (taps, pixels) = (sweep.numbers().len(), grad.sizes()[0] * sweep.pixels());
+    let (taps, pixels) = (im2col.numbers().len(), grad.sizes()[0] * im2col.pixels());
     let (inner, blocks) = (channels * taps, pixels.div_ceil(PIXELS));
-    if let Some(grid) = Grid::new::<T>(sweep, [groups, rows, channels]).filter(|_| pixels > 0) {
+    if let Some(grid) = Grid::new::<T>(im2col, [groups, rows, channels]).filter(|_| pixels > 0) {
         let sums = grid.weight_gradient::<T>(input, grad, [groups, rows, channels])?;
         return add_up::<T>(out, &sums, [sums.sizes()[0], groups, inner, rows]);
     }
@@ -326,16 +326,16 @@ fn gradient_of_taps<T: Multiply>(
         }
         for block in first_block..blocks.min(first_block + blocks_together) {
             let range = block * together..pixels.min((block + 1) * together);
-            let runs = sweep.runs(range.clone());
+            let runs = im2col.runs(range.clone());
             crate::vectorized(
                 #[inline(always)]
                 // SAFETY: these are channels of the input and of the output's gradient, and rows of the workspace for
                 // them.
                 || unsafe {
                     let images = &source[(group * channels + channel) * from.channel..];
-                    sweep.gather(&runs, images, from, count, columns, pitch);
+                    im2col.gather(&runs, images, from, count, columns, pitch);
                     let images = grads[group * rows * to.channel..].as_ptr();
-                    sweep.transpose(&runs, images, to, rows, transposed.as_mut_ptr(), together);
+                    im2col.transpose(&runs, images, to, rows, transposed.as_mut_ptr(), together);
                 },
             );
             let beta = if block == first_block { T::ZERO } else { T::ONE };
@@ -427,6 +427,6 @@ fn kernel(weight: &Tensor) -> usize {
     weight.sizes()[2..].iter().product()
 }
 
-fn strides(tensor: &Tensor) -> Channels {
-    Channels { image: tensor.strides()[0], channel: tensor.strides()[1] }
+fn strides(tensor: &Tensor) -> ImageStrides {
+    ImageStrides { image: tensor.strides()[0], channel: tensor.strides()[1] }
 }

@@ -1,8 +1,8 @@
 //! Copies, and conversions between dtypes.
 
+use super::elementwise::{self, GRAIN};
 use super::gather::with_width;
-use super::loops::{self, GRAIN};
-use super::{cast, runs};
+use super::{cast, elementwise_runs};
 use crate::kernel::on_cpu;
 use crate::{Elementwise, Entry, Result, arrays, threads};
 
@@ -29,7 +29,7 @@ fn copy(iter: &Elementwise<'_>) -> Result<()> {
         return Ok(());
     }
     let convert = cast::between(input.dtype, out.dtype);
-    loops::for_each_block(iter, [out.dtype, input.dtype], &|[out, input], n| {
+    elementwise::for_each_block(iter, [out.dtype, input.dtype], &|[out, input], n| {
         // SAFETY: `for_each_block` gives `n` elements of each, which do not overlap.
         unsafe { convert(input, out, n) };
     });
@@ -39,7 +39,7 @@ fn copy(iter: &Elementwise<'_>) -> Result<()> {
 /// Copies elements that are not all contiguous.
 fn copy_runs<T: std::marker::Copy>(iter: &Elementwise<'_>) {
     let width = size_of::<T>();
-    runs::for_each_run(iter, |[out, input], [to, from], n| {
+    elementwise_runs::for_each_run(iter, |[out, input], [to, from], n| {
         // SAFETY: there are `n` elements of the same width at both places, which may be the same.
         unsafe {
             if (to, from) == (width, width) {
@@ -113,7 +113,7 @@ fn transpose<T: std::marker::Copy, const SIDE: usize>(iter: &Elementwise<'_>, ac
 /// # Safety
 /// Both must have `SIDE` lines of `SIDE` elements, which do not overlap.
 unsafe fn tile<T: std::marker::Copy, const SIDE: usize>(from: *const u8, right: usize, to: *mut u8, down: usize) {
-    loops::vectorized!({
+    elementwise::vectorized!({
         // SAFETY: as the caller promises.
         let lines: [[T; SIDE]; SIDE] =
             arrays::from_fn(|column| unsafe { from.add(column * right).cast::<[T; SIDE]>().read_unaligned() });

@@ -1,6 +1,6 @@
 //! Filling a tensor with one value.
 
-use super::loops;
+use super::elementwise;
 use crate::kernel::on_cpu;
 use crate::{Element, Elementwise, Entry, Result, Scalar};
 
@@ -10,6 +10,6 @@ pub(crate) type Fill = fn(&Elementwise<'_>, Scalar) -> Result<()>;
 pub(crate) const FILL: &[Entry<Fill>] = on_cpu!(all: fill::<T>);
 
 fn fill<T: Element>(iter: &Elementwise<'_>, value: Scalar) -> Result<()> {
-    loops::nullary(iter, T::from_scalar(value));
+    elementwise::nullary(iter, T::from_scalar(value));
     Ok(())
 }

@@ -2,8 +2,8 @@
 
 use std::slice;
 
+use super::elementwise::{GRAIN, vectorized};
 use super::gather::with_width;
-use super::loops::{GRAIN, vectorized};
 use crate::kernel::on_cpu;
 use crate::{Access, Entry, Result, Tensor, threads};
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use smallvec::SmallVec;
 
-use super::runs;
+use super::elementwise_runs;
 use crate::kernel::on_cpu;
 use crate::{Elementwise, Entry, Layout, Result, Tensor, TensorError};
 
@@ -54,7 +54,7 @@ fn gather_as<T: Copy>(iter: &Elementwise<'_>, places: &Places) -> Result<()> {
         let index = unsafe { index.cast::<i64>().read() };
         places.find(index).or_else(|| wrong.note(index))
     };
-    runs::for_each_run(iter, |[out, index, source], [to, along, from], n| {
+    elementwise_runs::for_each_run(iter, |[out, index, source], [to, along, from], n| {
         // SAFETY: the runs are the operands'; `find` gives places of the layout that was checked against the storage
         // above.
         unsafe {

@@ -3,9 +3,9 @@
 //! The `gemm` crate multiplies on the calling thread; this module divides a product into tiles, by its sizes alone. The
 //! sum over the inner dimension is never divided.
 
+use super::elementwise::vectorized;
 use super::gemm_bf16;
-use super::halves::{in_f32, widened};
-use super::loops::vectorized;
+use super::half_precision::{in_f32, widened};
 use crate::kernel::on_cpu;
 use crate::{Access, DType, Entry, Number, Result, Scalar, Tensor, threads};
 

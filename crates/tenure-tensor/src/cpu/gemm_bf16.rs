@@ -6,10 +6,10 @@
 
 use half::bf16;
 
+use super::disjoint_slice::DisjointSlice;
 use super::gemm::{Matrix, matrix_of_batch};
-use super::scatter::Shared;
+use super::scatter::SharedPointer;
 use super::scratch;
-use super::slots::Slots;
 use crate::{Access, Device, Element, Number, Result, Scalar, Tensor, arrays, threads};
 
 /// The number of rows and of columns of sums that are in registers at a time.
@@ -46,8 +46,8 @@ pub(super) fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta:
     let (rows, columns) = (down * ROWS * pairs, across * COLUMNS * pairs);
     let packed = scratch(|| Tensor::empty(&[together * (rows + columns)], Pair::DTYPE, Device::CPU))?;
     let mut access = Access::new("matmul", &[out, &packed], &[a, b])?;
-    let to = Shared(access.write_ptr(0));
-    let (left, right) = (Shared(access.read_ptr(0).cast_mut()), Shared(access.read_ptr(1).cast_mut()));
+    let to = SharedPointer(access.write_ptr(0));
+    let (left, right) = (SharedPointer(access.read_ptr(0).cast_mut()), SharedPointer(access.read_ptr(1).cast_mut()));
     let packed = access.slice_mut::<Pair>(1)?;
     let (of_rows, of_columns) = packed.split_at_mut(together * rows);
     for first in (0..batches).step_by(together) {
@@ -93,14 +93,14 @@ pub(super) fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta:
 /// zeros.
 fn pack<const W: usize>(packed: &mut [Pair], [count, k, n]: [usize; 3], matrix: impl Fn(usize) -> Matrix<u16> + Sync) {
     let (panels, pairs) = (n.div_ceil(W), k.div_ceil(2));
-    let slots = Slots::new(packed);
+    let out = DisjointSlice::new(packed);
     threads::for_each_range(count * panels, GRAIN / (W * pairs).max(1), |range| {
         for panel in range {
             let matrix = matrix(panel / panels).at(0, panel % panels * W);
             let width = W.min(n - panel % panels * W);
             // SAFETY: each panel is packed by one call.
-            let to = unsafe { slots.range(panel * W * pairs..(panel + 1) * W * pairs) };
-            super::loops::vectorized!({
+            let to = unsafe { out.range(panel * W * pairs..(panel + 1) * W * pairs) };
+            super::elementwise::vectorized!({
                 for (block, to) in to.as_chunks_mut::<W>().0.chunks_mut(BLOCK).enumerate() {
                     let (from, rows) = (matrix.at(2 * block * BLOCK, 0), k - 2 * block * BLOCK);
                     let is_whole = width == W && rows >= 2 * BLOCK && to.len() == BLOCK;

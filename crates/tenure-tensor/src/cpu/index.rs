@@ -1,8 +1,8 @@
 //! Index arithmetic: true elements, positions and coordinates of elements, and triangles of matrices.
 
+use super::elementwise;
 use super::gather::Wrong;
-use super::loops;
-use super::scatter::Shared;
+use super::scatter::SharedPointer;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, Device, DeviceKind, Elementwise, Entry, Result, Tensor, TensorError, threads};
 
@@ -37,7 +37,7 @@ fn nonzero(mask: &Tensor) -> Result<Tensor> {
 
 fn position(iter: &Elementwise<'_>, size: usize, dim: usize) -> Result<()> {
     let wrong = Wrong::default();
-    loops::binary(iter, |before: i64, index: i64| {
+    elementwise::binary(iter, |before: i64, index: i64| {
         let wrapped = if index < 0 { index + size as i64 } else { index };
         if (0..size as i64).contains(&wrapped) {
             return before * size as i64 + wrapped;
@@ -48,7 +48,7 @@ fn position(iter: &Elementwise<'_>, size: usize, dim: usize) -> Result<()> {
 }
 
 fn coordinate(iter: &Elementwise<'_>, stride: usize, size: usize) -> Result<()> {
-    loops::unary(iter, |position: i64| (position as usize / stride.max(1) % size.max(1)) as i64);
+    elementwise::unary(iter, |position: i64| (position as usize / stride.max(1) % size.max(1)) as i64);
     Ok(())
 }
 
@@ -56,7 +56,7 @@ fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Re
     let [.., rows, columns] = out.sizes()[..] else { return Ok(()) };
     let mut access = Access::new("triangle", &[out], &[input])?;
     let width = out.dtype().size();
-    let (to, from) = (Shared(access.write_ptr(0)), Shared(access.read_ptr(0).cast_mut()));
+    let (to, from) = (SharedPointer(access.write_ptr(0)), SharedPointer(access.read_ptr(0).cast_mut()));
     let lines = out.numel() / columns.max(1);
     threads::for_each_range(lines, (16 * 1024) / columns.max(1), |range| {
         for line in range {

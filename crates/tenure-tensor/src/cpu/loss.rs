@@ -1,8 +1,8 @@
 //! Cross entropy.
 
-use super::loops::{GRAIN, vectorized};
+use super::disjoint_slice::{DisjointSlice, unbound};
+use super::elementwise::{GRAIN, vectorized};
 use super::math::Math;
-use super::slots::{Slots, unbound};
 use super::softmax::{largest, sum_exp};
 use crate::kernel::on_cpu;
 use crate::{Access, Entry, Float, Number, Result, Tensor, threads};
@@ -41,7 +41,7 @@ fn cross_entropy<T: Float<Compute: Math>>(out: [&Tensor; 3], targets: Targets<'_
         Some(_) => Some(unsafe { unbound(access.slice::<T::Compute>(2)?) }),
         None => None,
     };
-    let [losses, logs, weights] = [0, 1, 2].map(|out| access.slice_mut::<T::Compute>(out).map(Slots::new));
+    let [losses, logs, weights] = [0, 1, 2].map(|out| access.slice_mut::<T::Compute>(out).map(DisjointSlice::new));
     let (losses, logs, weights) = (losses?, logs?, weights?);
     let n = targets.scores.sizes()[1];
     let share = T::Compute::of(targets.smoothing / n as f64);
@@ -98,7 +98,7 @@ fn cross_entropy_backward<T: Float<Compute: Math>>(
         Some(_) => Some(unsafe { unbound(access.slice::<T::Compute>(4)?) }),
         None => None,
     };
-    let out = Slots::new(access.slice_mut::<T>(0)?);
+    let out = DisjointSlice::new(access.slice_mut::<T>(0)?);
     let n = targets.scores.sizes()[1];
     let share = T::Compute::of(targets.smoothing / n as f64);
     let rest = T::Compute::of(1.0 - targets.smoothing);

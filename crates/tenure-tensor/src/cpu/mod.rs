@@ -1,15 +1,15 @@
 //! CPU kernels.
 
+mod along_dim;
 mod cast;
-mod fold;
+mod depthwise_conv;
+mod disjoint_slice;
+mod elementwise;
+mod elementwise_runs;
 mod gemm_bf16;
-mod halves;
-mod lanes;
-mod lines;
-mod loops;
-mod narrow;
-mod runs;
-mod slots;
+mod half_precision;
+mod reduction;
+mod row_reduction;
 mod strided;
 
 pub(crate) mod activation;
@@ -23,6 +23,7 @@ pub(crate) mod fill;
 pub(crate) mod flip;
 pub(crate) mod gather;
 pub(crate) mod gemm;
+mod im2col;
 pub(crate) mod index;
 pub(crate) mod join;
 pub(crate) mod loss;
@@ -30,15 +31,14 @@ pub(crate) mod math;
 pub(crate) mod norm;
 pub(crate) mod pool;
 pub(crate) mod random;
+pub(crate) mod ranges;
 pub(crate) mod reduce;
 pub(crate) mod rotary;
 pub(crate) mod scan;
 pub(crate) mod scatter;
 pub(crate) mod select;
-pub(crate) mod series;
 pub(crate) mod softmax;
 pub(crate) mod sort;
-mod sweep;
 pub(crate) mod unary;
 
 use tenure_core::{KeyId, Purpose, Site, Tag};

@@ -2,11 +2,11 @@
 
 use std::marker::PhantomData;
 
-use super::fold::{Fold, fold};
-use super::lanes::sum;
-use super::loops::{GRAIN, block_of, for_each_block, vectorized};
+use super::disjoint_slice::{DisjointSlice, unbound};
+use super::elementwise::{GRAIN, block_of, for_each_block, vectorized};
 use super::math::Math;
-use super::slots::{Slots, unbound};
+use super::reduction::{Reduction, reduce};
+use super::row_reduction::sum;
 use crate::element::Real;
 use crate::kernel::on_cpu;
 use crate::{Access, Elementwise, Entry, Float, Number, Result, Tensor, arrays, threads};
@@ -65,9 +65,9 @@ fn normalize_rows<T: Float<Compute: Math>>(out: &Tensor, rows: Rows<'_>, eps: f6
     let bias = optional(1 + usize::from(rows.weight.is_some()), rows.bias.is_some())?;
     // SAFETY: as above.
     let x = unsafe { unbound(access.slice::<T>(0)?) };
-    let out = Slots::new(access.slice_mut::<T>(0)?);
-    let rstds = Slots::new(access.slice_mut::<T::Compute>(1)?);
-    let means = if rows.mean.is_some() { Some(Slots::new(access.slice_mut::<T::Compute>(2)?)) } else { None };
+    let out = DisjointSlice::new(access.slice_mut::<T>(0)?);
+    let rstds = DisjointSlice::new(access.slice_mut::<T::Compute>(1)?);
+    let means = if rows.mean.is_some() { Some(DisjointSlice::new(access.slice_mut::<T::Compute>(2)?)) } else { None };
     let count = rows.rstd.numel();
     let n = x.len().checked_div(count).unwrap_or(0);
     threads::for_each_range(count, GRAIN.checked_div(n).unwrap_or(count), |range| {
@@ -156,8 +156,8 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
         None => None,
     };
     let count = rstds.len();
-    let out = Slots::new(access.slice_mut::<T>(0)?);
-    let sums = Slots::new(access.slice_mut::<T::Compute>(1)?);
+    let out = DisjointSlice::new(access.slice_mut::<T>(0)?);
+    let sums = DisjointSlice::new(access.slice_mut::<T::Compute>(1)?);
     let (parts, n) = (parts.sizes()[0], parts.sizes()[2]);
     let per_part = count.div_ceil(parts.max(1));
     threads::for_each_part(parts, |part| {
@@ -278,27 +278,27 @@ fn normalize_sums<T: Real>(
 ) -> Result<()> {
     let (op, products) = ("norm_backward", Products::<T>(PhantomData));
     match output {
-        None => fold(op, &products, out, [grad, input], Some(mean)),
-        Some(output) => fold(op, &products, out, [grad, input, output], Some(mean)),
+        None => reduce(op, &products, out, [grad, input], Some(mean)),
+        Some(output) => reduce(op, &products, out, [grad, input, output], Some(mean)),
     }
 }
 
-/// The fold of a gradient and an input, and of an output if there are three inputs.
+/// The reduction of a gradient and an input, and of an output if there are three inputs.
 struct Products<T>(PhantomData<fn(T)>);
 
-impl<T: Real, const N: usize> Fold<N, 2> for Products<T> {
-    type From = T;
-    type Sum = T;
-    type To = T;
-    type Given = T;
+impl<T: Real, const N: usize> Reduction<N, 2> for Products<T> {
+    type Input = T;
+    type Accumulator = T;
+    type Output = T;
+    type Parameter = T;
 
     #[inline(always)]
-    fn start(&self) -> [T; 2] {
+    fn identity(&self) -> [T; 2] {
         [T::ZERO; 2]
     }
 
     #[inline(always)]
-    fn step(&self, sums: [T; 2], values: [T; N], mean: T, _: usize) -> [T; 2] {
+    fn accumulate(&self, sums: [T; 2], values: [T; N], mean: T, _: usize) -> [T; 2] {
         let is_out = N > 2 && values[N - 1] <= T::ZERO;
         let grad = if is_out { T::ZERO } else { values[0] };
         [sums[0] + grad, sums[1] + grad * (values[1] - mean)]

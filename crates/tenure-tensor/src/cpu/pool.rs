@@ -1,6 +1,6 @@
 //! Pooling: each window of an image becomes one pixel.
 
-use super::halves::{in_f32, widened};
+use super::half_precision::{in_f32, widened};
 use crate::kernel::on_cpu;
 use crate::ops::{Taps, Windows};
 use crate::{Access, DType, Element, Entry, Float, Number, Result, Tensor, threads};
@@ -263,7 +263,7 @@ fn for_each_plane<T: Element>(
     let source = access.slice::<T>(0)?;
     let planes = out.numel().checked_div(pixels).unwrap_or(0);
     threads::for_each_range(planes, GRAIN.div_ceil(work.max(1)), |planes| {
-        super::loops::vectorized!(for number in planes.clone() {
+        super::elementwise::vectorized!(for number in planes.clone() {
             // SAFETY: each plane of the output is taken once.
             let out = unsafe { to.plane(number, pixels) };
             plane(number, out, &source[number * from..][..from]);

@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-use super::loops::vectorized;
+use super::elementwise::vectorized;
 use super::math::Math;
 use crate::kernel::on_cpu;
 use crate::random::{State, low_and_high};

@@ -2,9 +2,9 @@
 
 use std::marker::PhantomData;
 
-use super::fold::{Fold, fold};
-use super::lanes::larger;
 use super::math::Math;
+use super::reduction::{Reduction, reduce};
+use super::row_reduction::larger;
 use crate::element::Real;
 use crate::kernel::on_cpu;
 use crate::{DType, DeviceKind, Element, Entry, Number, Result, Scalar, Tensor};
@@ -14,7 +14,7 @@ pub(crate) type Reduce = fn(&Tensor, &Tensor) -> Result<()>;
 /// A kernel that reduces to the largest elements (`true`) or to the smallest.
 pub(crate) type Extreme = fn(&Tensor, &Tensor, bool) -> Result<()>;
 /// A kernel that reduces with the help of a third tensor of the output's sizes.
-pub(crate) type Given = fn(&Tensor, &Tensor, &Tensor) -> Result<()>;
+pub(crate) type ReduceWith = fn(&Tensor, &Tensor, &Tensor) -> Result<()>;
 /// A kernel that writes means and sums of squared deviations of the input, in the dtype to compute in.
 pub(crate) type Moments = fn(&Tensor, &Tensor, &Tensor) -> Result<()>;
 
@@ -38,10 +38,10 @@ pub(crate) const EXTREME: [&[Entry<Extreme>]; 2] = [
     &[(DeviceKind::Cpu, DType::Bool, extreme_integers), (DeviceKind::Cpu, DType::I64, extreme_integers)],
 ];
 /// The first position of the given largest or smallest element, as `int64`.
-pub(crate) const POSITION: [&[Entry<Given>]; 2] =
+pub(crate) const POSITION: [&[Entry<ReduceWith>]; 2] =
     [on_cpu!(lanes of floats: position::<T>), &[(DeviceKind::Cpu, DType::I64, position::<i64>)]];
 /// Logarithms of sums of exponentials. The largest elements are given.
-pub(crate) const LOGSUMEXP: &[Entry<Given>] = on_cpu!(lanes of floats: logsumexp::<T>);
+pub(crate) const LOGSUMEXP: &[Entry<ReduceWith>] = on_cpu!(lanes of floats: logsumexp::<T>);
 /// See [`Moments`].
 pub(crate) const MOMENTS: &[Entry<Moments>] = on_cpu!(lanes of floats: moments::<T>);
 
@@ -50,7 +50,7 @@ fn sum<T: Real>(out: &Tensor, input: &Tensor) -> Result<()> {
 }
 
 fn sum_integers(out: &Tensor, input: &Tensor) -> Result<()> {
-    each("sum", out, input, 0, |value: i64| value, i64::wrapping_add, |sum| sum)
+    map_reduce("sum", out, input, 0, |value: i64| value, i64::wrapping_add, |sum| sum)
 }
 
 fn mean<T: Real>(out: &Tensor, input: &Tensor) -> Result<()> {
@@ -59,49 +59,49 @@ fn mean<T: Real>(out: &Tensor, input: &Tensor) -> Result<()> {
 
 /// Writes sums, divided by a number.
 fn sum_over<T: Real>(op: &'static str, out: &Tensor, input: &Tensor, divisor: T) -> Result<()> {
-    each(op, out, input, T::ZERO, |value: T| value, Number::plus, |sum| sum / divisor)
+    map_reduce(op, out, input, T::ZERO, |value: T| value, Number::plus, |sum| sum / divisor)
 }
 
 fn prod<T: Real>(out: &Tensor, input: &Tensor) -> Result<()> {
-    each("prod", out, input, T::ONE, |value: T| value, Number::times, |product| product)
+    map_reduce("prod", out, input, T::ONE, |value: T| value, Number::times, |product| product)
 }
 
 fn prod_integers(out: &Tensor, input: &Tensor) -> Result<()> {
-    each("prod", out, input, 1, |value: i64| value, i64::wrapping_mul, |product| product)
+    map_reduce("prod", out, input, 1, |value: i64| value, i64::wrapping_mul, |product| product)
 }
 
 fn norm_1<T: Math>(out: &Tensor, input: &Tensor) -> Result<()> {
-    each("norm", out, input, T::ZERO, Math::abs, Number::plus, |sum: T| sum)
+    map_reduce("norm", out, input, T::ZERO, Math::abs, Number::plus, |sum: T| sum)
 }
 
 fn norm_2<T: Math>(out: &Tensor, input: &Tensor) -> Result<()> {
-    each("norm", out, input, T::ZERO, |value: T| value * value, Number::plus, Math::sqrt)
+    map_reduce("norm", out, input, T::ZERO, |value: T| value * value, Number::plus, Math::sqrt)
 }
 
 fn extreme<T: Real>(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
     // The smallest element is the largest with the other sign.
     let sign = if largest { T::ONE } else { -T::ONE };
-    let start = T::from_scalar(Scalar::Float(f64::NEG_INFINITY));
-    each("amax", out, input, start, |value: T| value * sign, larger, |value| value * sign)
+    let identity = T::from_scalar(Scalar::Float(f64::NEG_INFINITY));
+    map_reduce("amax", out, input, identity, |value: T| value * sign, larger, |value| value * sign)
 }
 
 fn extreme_integers(out: &Tensor, input: &Tensor, largest: bool) -> Result<()> {
     // Inverting every bit reverses the order.
     let flip = if largest { 0 } else { -1 };
-    each("amax", out, input, i64::MIN, |value: i64| value ^ flip, Ord::max, |value| value ^ flip)
+    map_reduce("amax", out, input, i64::MIN, |value: i64| value ^ flip, Ord::max, |value| value ^ flip)
 }
 
 fn position<T: Element>(out: &Tensor, input: &Tensor, given: &Tensor) -> Result<()> {
-    fold("argmax", &Position::<T>(PhantomData), [out], [input], Some(given))
+    reduce("argmax", &FirstPosition::<T>(PhantomData), [out], [input], Some(given))
 }
 
 fn logsumexp<T: Math>(out: &Tensor, input: &Tensor, largest: &Tensor) -> Result<()> {
-    fold("logsumexp", &LogSumExp::<T>(PhantomData), [out], [input], Some(largest))
+    reduce("logsumexp", &LogSumExp::<T>(PhantomData), [out], [input], Some(largest))
 }
 
 fn moments<T: Real>(mean: &Tensor, squares: &Tensor, input: &Tensor) -> Result<()> {
     sum_over::<T>("mean", mean, input, count(mean, input))?;
-    fold("var", &Deviations::<T>(PhantomData), [squares], [input], Some(mean))
+    reduce("var", &SquaredDeviations::<T>(PhantomData), [squares], [input], Some(mean))
 }
 
 /// Returns the number of elements that make one output.
@@ -110,28 +110,29 @@ fn count<R: Number>(out: &Tensor, input: &Tensor) -> R {
     R::from_scalar(Scalar::Int(reduced.map(|(_, from)| *from).product::<usize>() as i64))
 }
 
-/// Folds `value` of each element with `merge`, for one input and one output.
-fn each<T: Element, A: Copy + Send + Sync, O: Element>(
+/// Reduces one input to one output: merges the values that `map` gives for its elements.
+fn map_reduce<T: Element, A: Copy + Send + Sync, O: Element>(
     op: &'static str,
     out: &Tensor,
     input: &Tensor,
-    start: A,
+    identity: A,
     map: impl Fn(T) -> A + Sync,
     merge: impl Fn(A, A) -> A + Sync,
     finish: impl Fn(A) -> O + Sync,
 ) -> Result<()> {
-    fold(op, &Each { start, map, merge, finish, types: PhantomData }, [out], [input], None)
+    reduce(op, &MapReduce { identity, map, merge, finish, types: PhantomData }, [out], [input], None)
 }
 
-struct Each<T, A, O, M, G, F> {
-    start: A,
+/// The reduction of [`map_reduce`].
+struct MapReduce<T, A, O, M, G, F> {
+    identity: A,
     map: M,
     merge: G,
     finish: F,
     types: PhantomData<fn(T) -> O>,
 }
 
-impl<T, A, O, M, G, F> Fold<1, 1> for Each<T, A, O, M, G, F>
+impl<T, A, O, M, G, F> Reduction<1, 1> for MapReduce<T, A, O, M, G, F>
 where
     T: Element,
     A: Copy + Send + Sync,
@@ -140,18 +141,18 @@ where
     G: Fn(A, A) -> A + Sync,
     F: Fn(A) -> O + Sync,
 {
-    type From = T;
-    type Sum = A;
-    type To = O;
-    type Given = bool;
+    type Input = T;
+    type Accumulator = A;
+    type Output = O;
+    type Parameter = bool;
 
     #[inline(always)]
-    fn start(&self) -> [A; 1] {
-        [self.start]
+    fn identity(&self) -> [A; 1] {
+        [self.identity]
     }
 
     #[inline(always)]
-    fn step(&self, [sum]: [A; 1], [value]: [T; 1], _: bool, _: usize) -> [A; 1] {
+    fn accumulate(&self, [sum]: [A; 1], [value]: [T; 1], _: bool, _: usize) -> [A; 1] {
         [(self.merge)(sum, (self.map)(value))]
     }
 
@@ -166,22 +167,23 @@ where
     }
 }
 
-struct Position<T>(PhantomData<fn(T)>);
+/// The position of the first element that equals the parameter.
+struct FirstPosition<T>(PhantomData<fn(T)>);
 
-impl<T: Element> Fold<1, 1> for Position<T> {
-    type From = T;
-    type Sum = i64;
-    type To = i64;
-    type Given = T;
+impl<T: Element> Reduction<1, 1> for FirstPosition<T> {
+    type Input = T;
+    type Accumulator = i64;
+    type Output = i64;
+    type Parameter = T;
 
     #[inline(always)]
-    fn start(&self) -> [i64; 1] {
+    fn identity(&self) -> [i64; 1] {
         [i64::MAX]
     }
 
     #[inline(always)]
     #[expect(clippy::eq_op, reason = "what is no number does not equal itself, and is there only if it is given")]
-    fn step(&self, [first]: [i64; 1], [value]: [T; 1], given: T, at: usize) -> [i64; 1] {
+    fn accumulate(&self, [first]: [i64; 1], [value]: [T; 1], given: T, at: usize) -> [i64; 1] {
         let at = if value == given || value != value { at as i64 } else { i64::MAX };
         [first.min(at)]
     }
@@ -197,21 +199,22 @@ impl<T: Element> Fold<1, 1> for Position<T> {
     }
 }
 
+/// The logarithm of the sum of exponentials. The parameter is the largest element.
 struct LogSumExp<T>(PhantomData<fn(T)>);
 
-impl<T: Math> Fold<1, 1> for LogSumExp<T> {
-    type From = T;
-    type Sum = T;
-    type To = T;
-    type Given = T;
+impl<T: Math> Reduction<1, 1> for LogSumExp<T> {
+    type Input = T;
+    type Accumulator = T;
+    type Output = T;
+    type Parameter = T;
 
     #[inline(always)]
-    fn start(&self) -> [T; 1] {
+    fn identity(&self) -> [T; 1] {
         [T::ZERO]
     }
 
     #[inline(always)]
-    fn step(&self, [sum]: [T; 1], [value]: [T; 1], largest: T, _: usize) -> [T; 1] {
+    fn accumulate(&self, [sum]: [T; 1], [value]: [T; 1], largest: T, _: usize) -> [T; 1] {
         [sum + (value - finite(largest)).exp()]
     }
 
@@ -233,21 +236,22 @@ fn finite<T: Math>(largest: T) -> T {
     if largest.abs() == T::of(f64::INFINITY) { T::ZERO } else { largest }
 }
 
-struct Deviations<T>(PhantomData<fn(T)>);
+/// The sum of squared deviations from the parameter, the mean.
+struct SquaredDeviations<T>(PhantomData<fn(T)>);
 
-impl<T: Real> Fold<1, 1> for Deviations<T> {
-    type From = T;
-    type Sum = T;
-    type To = T;
-    type Given = T;
+impl<T: Real> Reduction<1, 1> for SquaredDeviations<T> {
+    type Input = T;
+    type Accumulator = T;
+    type Output = T;
+    type Parameter = T;
 
     #[inline(always)]
-    fn start(&self) -> [T; 1] {
+    fn identity(&self) -> [T; 1] {
         [T::ZERO]
     }
 
     #[inline(always)]
-    fn step(&self, [sum]: [T; 1], [value]: [T; 1], mean: T, _: usize) -> [T; 1] {
+    fn accumulate(&self, [sum]: [T; 1], [value]: [T; 1], mean: T, _: usize) -> [T; 1] {
         let deviation = value - mean;
         [sum + deviation * deviation]
     }

@@ -1,6 +1,6 @@
 //! Rotary position embeddings.
 
-use super::loops::{block_of, for_each_block, vectorized};
+use super::elementwise::{block_of, for_each_block, vectorized};
 use super::math::Math;
 use crate::kernel::on_cpu;
 use crate::{Elementwise, Entry, Result};

@@ -1,7 +1,7 @@
 //! Scans: cumulative sums and products.
 
-use super::lines::{WIDTH, for_each_line};
-use super::slots::Slots;
+use super::along_dim::{WIDTH, for_each_line};
+use super::disjoint_slice::DisjointSlice;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, DeviceKind, Entry, Number, Result, Tensor};
 
@@ -33,7 +33,7 @@ fn scan<T: Number>(
 ) -> Result<()> {
     let mut access = Access::new("cumsum", &[out], &[input])?;
     let (x, out) = access.slices::<T, T>(0, 0)?;
-    let out = Slots::new(out);
+    let out = DisjointSlice::new(out);
     for_each_line(
         input.sizes(),
         dim,

@@ -65,8 +65,8 @@ fn scatter_lines<T: Copy>(
         };
         (0..sizes.len()).rev().filter(|other| *other != dim).map(along).sum::<usize>()
     };
-    let (target, index, values) = (Shared(access.write_ptr(0)), access.read_ptr(0), access.read_ptr(1));
-    let (index, values) = (Shared(index.cast_mut()), Shared(values.cast_mut()));
+    let (target, index, values) = (SharedPointer(access.write_ptr(0)), access.read_ptr(0), access.read_ptr(1));
+    let (index, values) = (SharedPointer(index.cast_mut()), SharedPointer(values.cast_mut()));
     // SAFETY: this is within the layout of the index, which is locked.
     let read = |start: usize, i: usize| unsafe { index.get().add(start + i * at[dim]).cast::<i64>().read() };
     // Lines that are neighbours in memory are walked together, as many as share cache lines.
@@ -199,7 +199,8 @@ fn put_rows<T: Copy>(
     let rest = merged(&values.sizes()[1..], &others.collect::<Vec<_>>(), &values.strides()[1..]);
     let ((length, steps), outer) = rest.split_last().map_or(((1, [0; 2]), &[][..]), |(last, outer)| (*last, outer));
     let runs: usize = outer.iter().map(|(size, _)| size).product();
-    let (to, from) = (Shared(access.write_ptr(0).cast::<T>()), Shared(access.read_ptr(0).cast::<T>().cast_mut()));
+    let (to, from) =
+        (SharedPointer(access.write_ptr(0).cast::<T>()), SharedPointer(access.read_ptr(0).cast::<T>().cast_mut()));
     let (order, _) = access.slice::<i64>(1)?.as_chunks::<2>();
     let steps = [steps[0], steps[1], values.strides()[0]];
     threads::for_each_range(order.len(), GRAIN / (runs * length).max(1), |range| {
@@ -276,12 +277,12 @@ pub(crate) fn check_apart(op: &'static str, target: &Tensor, inputs: &[&Tensor])
 }
 
 /// A pointer to locked memory, for any thread.
-pub(super) struct Shared<T>(pub(super) *mut T);
+pub(super) struct SharedPointer<T>(pub(super) *mut T);
 
 // SAFETY: the code that reads and writes there says why it may.
-unsafe impl<T> Sync for Shared<T> {}
+unsafe impl<T> Sync for SharedPointer<T> {}
 
-impl<T> Shared<T> {
+impl<T> SharedPointer<T> {
     /// Returns the pointer. As a method, it makes closures capture the whole.
     pub(super) fn get(&self) -> *mut T {
         self.0

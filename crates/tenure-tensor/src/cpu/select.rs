@@ -1,6 +1,6 @@
 //! Selection and clamping of elements.
 
-use super::loops;
+use super::elementwise;
 use super::math::Math;
 use crate::kernel::on_cpu;
 use crate::{Element, Elementwise, Entry, Result, Scalar};
@@ -17,7 +17,7 @@ pub(crate) const CLAMP: &[Entry<Clamp>] = on_cpu!(lanes of numbers: clamp::<T>);
 pub(crate) const NAN_TO_NUM: &[Entry<NanToNum>] = on_cpu!(lanes of floats: nan_to_num::<T>);
 
 fn choose<T: Element>(iter: &Elementwise<'_>) -> Result<()> {
-    loops::ternary(
+    elementwise::ternary(
         iter,
         #[inline(always)]
         |condition: bool, a: T, b: T| if condition { a } else { b },
@@ -30,7 +30,7 @@ fn clamp<T: Element>(iter: &Elementwise<'_>, min: Option<Scalar>, max: Option<Sc
     let min = min.map(T::from_scalar);
     let max = max.map(T::from_scalar);
     match (min, max) {
-        (Some(min), Some(max)) => loops::unary(
+        (Some(min), Some(max)) => elementwise::unary(
             iter,
             #[inline(always)]
             |x: T| {
@@ -38,17 +38,17 @@ fn clamp<T: Element>(iter: &Elementwise<'_>, min: Option<Scalar>, max: Option<Sc
                 if x > max { max } else { x }
             },
         ),
-        (Some(min), None) => loops::unary(
+        (Some(min), None) => elementwise::unary(
             iter,
             #[inline(always)]
             |x: T| if x < min { min } else { x },
         ),
-        (None, Some(max)) => loops::unary(
+        (None, Some(max)) => elementwise::unary(
             iter,
             #[inline(always)]
             |x: T| if x > max { max } else { x },
         ),
-        (None, None) => loops::unary(iter, |x: T| x),
+        (None, None) => elementwise::unary(iter, |x: T| x),
     }
     Ok(())
 }
@@ -56,7 +56,7 @@ fn clamp<T: Element>(iter: &Elementwise<'_>, min: Option<Scalar>, max: Option<Sc
 fn nan_to_num<T: Math>(iter: &Elementwise<'_>, values: [f64; 3]) -> Result<()> {
     let [nan, above, below] = values.map(T::of);
     let infinity = T::of(f64::INFINITY);
-    loops::unary(
+    elementwise::unary(
         iter,
         #[inline(always)]
         |x: T| {

@@ -1,10 +1,10 @@
 //! Softmax and log-softmax.
 
-use super::lanes::{gather, larger, sum};
-use super::lines::{WIDTH, for_each_line};
-use super::loops::vectorized;
+use super::along_dim::{WIDTH, for_each_line};
+use super::disjoint_slice::{DisjointSlice, unbound};
+use super::elementwise::vectorized;
 use super::math::Math;
-use super::slots::{Slots, unbound};
+use super::row_reduction::{larger, reduce_rows, sum};
 use crate::kernel::on_cpu;
 use crate::{Access, Entry, Float, Number, Result, Tensor};
 
@@ -20,7 +20,7 @@ pub(crate) const SOFTMAX_BACKWARD: &[Entry<SoftmaxBackward>] = on_cpu!(floats: s
 fn softmax<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor, dim: usize, logarithmic: bool) -> Result<()> {
     let mut access = Access::new("softmax", &[out], &[input])?;
     let (x, y) = access.slices::<T, T>(0, 0)?;
-    let y = Slots::new(y);
+    let y = DisjointSlice::new(y);
     for_each_line(
         input.sizes(),
         dim,
@@ -73,7 +73,7 @@ fn softmax_row<T: Float<Compute: Math>>(x: &[T], y: &mut [T], logarithmic: bool)
 /// Returns the largest element of a row.
 #[inline(always)]
 pub(super) fn largest<T: Float<Compute: Math>>(x: &[T]) -> T::Compute {
-    gather(
+    reduce_rows(
         [x],
         T::Compute::of(f64::NEG_INFINITY),
         #[inline(always)]
@@ -134,7 +134,7 @@ fn softmax_backward<T: Float<Compute: Math>>(
     let mut access = Access::new("softmax_backward", &[out], &[grad, output])?;
     // SAFETY: `access` has locked the tensors that are read, and `slice` checks that they are not written through it.
     let (g, y) = unsafe { (unbound(access.slice::<T>(0)?), unbound(access.slice::<T>(1)?)) };
-    let out = Slots::new(access.slice_mut::<T>(0)?);
+    let out = DisjointSlice::new(access.slice_mut::<T>(0)?);
     for_each_line(
         grad.sizes(),
         dim,

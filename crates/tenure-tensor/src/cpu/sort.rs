@@ -2,8 +2,8 @@
 
 use std::cmp::Ordering;
 
-use super::loops::GRAIN;
-use super::slots::Slots;
+use super::disjoint_slice::DisjointSlice;
+use super::elementwise::GRAIN;
 use crate::kernel::on_cpu;
 use crate::{Access, DType, DeviceKind, Element, Entry, Result, Tensor, threads};
 
@@ -18,7 +18,7 @@ pub(crate) const ORDER: [&[Entry<Order>]; 2] =
 fn order<T: Element>(out: &Tensor, input: &Tensor, count: usize, descending: bool) -> Result<()> {
     let mut access = Access::new("sort", &[out], &[input])?;
     let (x, out) = access.slices::<T, i64>(0, 0)?;
-    let out = Slots::new(out);
+    let out = DisjointSlice::new(out);
     let n = input.sizes().last().copied().unwrap_or(1);
     let rows = x.len().checked_div(n).unwrap_or(0);
     threads::for_each_range(rows, GRAIN / n.max(1) / 8, |rows| {

@@ -1,6 +1,6 @@
 //! Copies between strided and contiguous elements.
 
-use super::loops::vectorized;
+use super::elementwise::vectorized;
 
 /// A copier of elements of one width, between strided and contiguous places.
 #[derive(Clone, Copy)]

@@ -1,6 +1,6 @@
 //! Kernels for functions of one number.
 
-use super::loops;
+use super::elementwise;
 use super::math::{Math, REDUCIBLE};
 use crate::kernel::on_cpu;
 use crate::{DType, DeviceKind, Element, Elementwise, Entry, Number, Result};
@@ -13,7 +13,7 @@ macro_rules! unary {
     ($($name:ident: $bound:ident ($($dtypes:tt)*), |$x:ident| $value:expr;)*) => {$(
         pub(crate) const $name: &[Entry<Unary>] = {
             fn kernel<T: $bound>(iter: &Elementwise<'_>) -> Result<()> {
-                loops::unary(
+                elementwise::unary(
                     iter,
                     #[inline(always)]
                     |$x: T| $value,
@@ -75,7 +75,7 @@ macro_rules! angles {
     ($($name:ident: $function:ident;)*) => {$(
         pub(crate) const $name: &[Entry<Unary>] = {
             fn single(iter: &Elementwise<'_>) -> Result<()> {
-                loops::slices(
+                elementwise::slices(
                     iter,
                     #[inline(always)]
                     |angles: &[f32], out: &mut [f32]| {
@@ -95,7 +95,7 @@ macro_rules! angles {
                 Ok(())
             }
             fn double(iter: &Elementwise<'_>) -> Result<()> {
-                loops::unary(iter, f64::$function);
+                elementwise::unary(iter, f64::$function);
                 Ok(())
             }
             &[

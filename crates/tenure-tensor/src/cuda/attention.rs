@@ -66,7 +66,7 @@ fn attend(outputs: [&Tensor; 2], inputs: [&Tensor; 3], mask: Option<&Tensor>, we
         &access,
         |queue| match queue.cuda() {
             Some(driver) if work.attend_by_library(queue, driver)? => Ok(()),
-            _ => work.launch(queue, Part::Attend, 0, [None; 4]),
+            _ => work.launch(queue, AttentionKernel::Attend, 0, [None; 4]),
         },
         move |writes, reads| {
             let lists = [attention::ATTEND, attention::ATTEND_HALVES];
@@ -108,7 +108,7 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
             {
                 return Ok(());
             }
-            let parts = [Part::Inner, Part::ToQueries, Part::ToKeys];
+            let parts = [AttentionKernel::Inner, AttentionKernel::ToQueries, AttentionKernel::ToKeys];
             // With matrix units, the inner sums are found on the way to the gradients of queries, and stored with each
             // query's sum.
             let (parts, numbers) = if work.is_by_matrix_units() { (&parts[1..], 2) } else { (&parts[..], 1) };
@@ -145,11 +145,11 @@ fn begun(weighting: Weighting, state: Option<State>, origin: &[Tensor]) -> Resul
 }
 
 /// A tensor, and the address of its first element.
-type Place<'a> = (&'a Tensor, u64);
+type TensorAddress<'a> = (&'a Tensor, u64);
 
 /// The kernel of the source to launch.
 #[derive(Clone, Copy)]
-enum Part {
+enum AttentionKernel {
     Attend,
     Inner,
     ToQueries,
@@ -158,11 +158,11 @@ enum Part {
 
 struct Work<'a> {
     /// Queries, keys and values.
-    inputs: [Place<'a>; 3],
+    inputs: [TensorAddress<'a>; 3],
     /// The weighted means.
-    out: Place<'a>,
+    out: TensorAddress<'a>,
     sums: u64,
-    mask: Option<Place<'a>>,
+    mask: Option<TensorAddress<'a>>,
     weighting: Weighting,
     drawn: Option<[u64; 5]>,
 }
@@ -188,7 +188,7 @@ impl Work<'_> {
         &self,
         queue: &mut Queue,
         driver: &CudaDriver,
-        grads: [Option<Place<'_>>; 4],
+        grads: [Option<TensorAddress<'_>>; 4],
     ) -> Result<bool> {
         let ([q, k, v], [Some(grad), Some(to_q), Some(to_k), Some(to_v)]) = (self.inputs, grads) else {
             return Ok(false);
@@ -234,7 +234,7 @@ impl Work<'_> {
 
     /// Returns the description for the library, or `None` if the library cannot be used. It takes 16-bit floats with
     /// aligned rows, without a mask, and without dropout, whose random numbers are ours.
-    fn describe(&self, places: &[Place<'_>]) -> Option<Attention> {
+    fn describe(&self, places: &[TensorAddress<'_>]) -> Option<Attention> {
         let [(q, _), (k, _), (v, _)] = self.inputs;
         let (&[batch, heads, queries, width], dtype) = (q.sizes(), q.dtype()) else { return None };
         let (kv_heads, keys, value_width) = (k.sizes()[1], k.sizes()[2], v.sizes()[3]);
@@ -290,7 +290,13 @@ impl Work<'_> {
     }
 
     /// Launches a kernel. `grads` are the gradients of the means, queries, keys and values that it needs.
-    fn launch(&self, queue: &Queue, part: Part, inner: u64, grads: [Option<Place<'_>>; 4]) -> Result<()> {
+    fn launch(
+        &self,
+        queue: &Queue,
+        part: AttentionKernel,
+        inner: u64,
+        grads: [Option<TensorAddress<'_>>; 4],
+    ) -> Result<()> {
         let [(q, _), (k, _), (v, _)] = self.inputs;
         let [batch, heads, queries, width] = std::array::from_fn(|dim| q.sizes()[dim]);
         let (kv_heads, keys, value_width) = (k.sizes()[1], k.sizes()[2], v.sizes()[3]);
@@ -299,10 +305,10 @@ impl Work<'_> {
         // The number of queries and keys in a block: as many as fit into a block's shared memory.
         let block = if dtype == DType::F64 { 32 } else { 64 };
         let blocks = match part {
-            Part::Attend | Part::ToQueries => queries.div_ceil(block) * batch * heads,
-            Part::Inner if is_half => queries.div_ceil(block) * batch * heads,
-            Part::ToKeys => keys.div_ceil(block) * batch * kv_heads,
-            Part::Inner => (batch * heads * queries).div_ceil(THREADS as usize / SIDE),
+            AttentionKernel::Attend | AttentionKernel::ToQueries => queries.div_ceil(block) * batch * heads,
+            AttentionKernel::Inner if is_half => queries.div_ceil(block) * batch * heads,
+            AttentionKernel::ToKeys => keys.div_ceil(block) * batch * kv_heads,
+            AttentionKernel::Inner => (batch * heads * queries).div_ceil(THREADS as usize / SIDE),
         };
         if blocks == 0 {
             return Ok(());
@@ -329,10 +335,10 @@ impl Work<'_> {
         let class = |width: usize| width.max(32).next_power_of_two();
         let [width, value_width] = [width, value_width].map(class);
         let (op, name) = match part {
-            Part::Attend => ("attention", "ATTEND"),
-            Part::Inner => ("attention_inner", if is_half { "EXACT_INNER" } else { "INNER" }),
-            Part::ToQueries => ("attention_to_queries", "TO_QUERIES"),
-            Part::ToKeys => ("attention_to_keys", "TO_KEYS"),
+            AttentionKernel::Attend => ("attention", "ATTEND"),
+            AttentionKernel::Inner => ("attention_inner", if is_half { "EXACT_INNER" } else { "INNER" }),
+            AttentionKernel::ToQueries => ("attention_to_queries", "TO_QUERIES"),
+            AttentionKernel::ToKeys => ("attention_to_keys", "TO_KEYS"),
         };
         let drops = u64::from(self.drawn.is_some());
         let source = || {
@@ -383,7 +389,7 @@ fn plan(queue: &Queue, driver: &CudaDriver, attention: &Attention) -> Result<Opt
 }
 
 /// Returns a tensor as kernels take it: its address, and its strides without the last.
-fn heads_of(place: Option<Place<'_>>) -> [u64; 4] {
+fn heads_of(place: Option<TensorAddress<'_>>) -> [u64; 4] {
     let Some((tensor, data)) = place else { return [0; 4] };
     let stride = |dim: usize| tensor.strides()[dim] as u64;
     [data, stride(0), stride(1), stride(2)]

@@ -3,8 +3,8 @@
 use tenure_device::cuda::KernelName;
 
 use super::elementwise::{self, Expression};
+use super::iteration_space::linear;
 use super::queue::{self, Queue};
-use super::space::linear;
 use super::{computed, on_cpu, stored};
 use crate::cpu;
 use crate::cpu::batch_norm::{By, ChannelGradients, Gradients, Normalize, Scale, Settle, Settled, Then};

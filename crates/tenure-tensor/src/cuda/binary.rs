@@ -1,7 +1,7 @@
 //! Functions of two and of three numbers.
 
+use super::async_errors::DIVIDED_BY_ZERO;
 use super::elementwise::expressions;
-use super::late;
 use crate::Scalar;
 
 expressions! {
@@ -19,10 +19,10 @@ expressions! {
     XOR: ["T", "T", "T"] (integers), "(T)(a ^ b)";
     SHIFT_LEFT: ["T", "T", "T"] (whole numbers), "shift_left(a, b)";
     SHIFT_RIGHT: ["T", "T", "T"] (whole numbers), "shift_right(a, b)";
-    DIV_FLOOR: ["T", "T", "T"] (lanes of numbers), "div_floor(a, b, fault, code)", fault late::DIVIDED_BY_ZERO;
-    DIV_TRUNC: ["T", "T", "T"] (lanes of numbers), "div_trunc(a, b, fault, code)", fault late::DIVIDED_BY_ZERO;
-    REMAINDER: ["T", "T", "T"] (lanes of numbers), "remainder_of(a, b, fault, code)", fault late::DIVIDED_BY_ZERO;
-    FMOD: ["T", "T", "T"] (lanes of numbers), "fmod_of(a, b, fault, code)", fault late::DIVIDED_BY_ZERO;
+    DIV_FLOOR: ["T", "T", "T"] (lanes of numbers), "div_floor(a, b, fault, code)", fault DIVIDED_BY_ZERO;
+    DIV_TRUNC: ["T", "T", "T"] (lanes of numbers), "div_trunc(a, b, fault, code)", fault DIVIDED_BY_ZERO;
+    REMAINDER: ["T", "T", "T"] (lanes of numbers), "remainder_of(a, b, fault, code)", fault DIVIDED_BY_ZERO;
+    FMOD: ["T", "T", "T"] (lanes of numbers), "fmod_of(a, b, fault, code)", fault DIVIDED_BY_ZERO;
     // Starting from the nearer end gives both ends exactly.
     LERP: ["T", "T", "T", "T"] (lanes of floats), "absolute(c) < (T)0.5 ? a + c * (b - a) : b - (b - a) * ((T)1 - c)";
     ADD_BOOL: ["T", "T", "T"] (only Bool bool), "a | b";

@@ -2,9 +2,9 @@
 
 use tenure_device::cuda::KernelName;
 
+use super::iteration_space::{linear, unit};
 use super::queue::{self, Queue};
-use super::space::{linear, unit};
-use super::{late, stored};
+use super::{async_errors, stored};
 use crate::autograd::no_grad;
 use crate::{Access, DType, Result, Tensor, TensorError};
 
@@ -19,7 +19,7 @@ pub(crate) fn probabilities(op: &'static str, tensor: &Tensor) -> Result<()> {
     let (from, dtype, count) = (access.read_ptr(0).addr(), tensor.dtype(), tensor.numel());
     let width = unit([from, count * dtype.size()]) / dtype.size();
     let launch = |queue: &mut Queue| {
-        let [fault, code] = queue.fault(late::PROBABILITY)?;
+        let [fault, code] = queue.fault(async_errors::PROBABILITY)?;
         let mut words = [from as u64, (count / width) as u64, fault, code];
         let source = || format!("#define V {width}\ntypedef {} T;\n{TEMPLATE}", stored(dtype));
         let name = KernelName { op: "check_probabilities", variant: (width << 4) as u64 | dtype as u64 };

@@ -3,8 +3,8 @@
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
+use super::iteration_space::is_large;
 use super::queue::{self, Host, Queue};
-use super::space::is_large;
 use super::{computed, stored};
 use crate::elementwise::Operand;
 use crate::{Element, Elementwise, Result, Scalar, Tensor};

@@ -2,9 +2,9 @@
 
 use tenure_device::cuda::KernelName;
 
+use super::iteration_space::{linear, unit, unit_type};
 use super::on_cpu;
 use super::queue::{self, Queue};
-use super::space::{linear, unit, unit_type};
 use crate::cpu;
 use crate::cpu::flip::Flip;
 use crate::kernel::on_cuda;

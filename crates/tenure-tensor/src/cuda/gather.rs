@@ -4,9 +4,9 @@ use smallvec::SmallVec;
 use tenure_device::cuda::KernelName;
 
 use super::elementwise::RANKS;
-use super::queue::{self, Place, Queue, Sealed, Touched};
-use super::space::{Space, unit_type};
-use super::{late, on_cpu};
+use super::iteration_space::{IterationSpace, unit_type};
+use super::queue::{self, Queue, Sealed, TensorMemory, Touched};
+use super::{async_errors, on_cpu};
 use crate::access::Held;
 use crate::cpu;
 use crate::cpu::gather::Gather;
@@ -26,12 +26,13 @@ fn gather(iter: &Elementwise<'_>, source: &Tensor, dims: &[usize]) -> Result<()>
     let width = source.dtype().size();
     let places = Places::new(source.layout(), dims, width);
     let [out, index, base] = iter.operands() else { unreachable!("one output, an index and what is read") };
-    let mut space = Space::new(iter.sizes(), &[&out.strides, &base.strides, &index.strides]);
+    let mut space = IterationSpace::new(iter.sizes(), &[&out.strides, &base.strides, &index.strides]);
     let starts = [out.data.addr(), base.data.addr()].into_iter().chain(places.strides.iter().copied());
     let unit = space.widen(width, 0..2, starts);
     let is_large = space.is_large(places.extent());
     let launch = |queue: &mut Queue| {
-        let mut words: SmallVec<[u64; 64]> = space.words().chain(places.words(queue.fault(late::INDEX)?)).collect();
+        let mut words: SmallVec<[u64; 64]> =
+            space.words().chain(places.words(queue.fault(async_errors::INDEX)?)).collect();
         words.extend([out.data, base.data, index.data].map(|data| data.addr() as u64));
         let variant = space.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
         let source = || {
@@ -68,7 +69,7 @@ impl Sealed for Gathered<'_, '_> {
         self.iter.device()
     }
 
-    fn for_each(&self, each: &mut dyn FnMut(Place<'_>)) {
+    fn for_each(&self, each: &mut dyn FnMut(TensorMemory<'_>)) {
         // The iterator's last operand begins where the source does, so it is left out.
         let mut count = 0;
         self.iter.for_each(&mut |place| {
@@ -79,7 +80,7 @@ impl Sealed for Gathered<'_, '_> {
             }
             let width = place.dtype.size();
             let strides = self.source.strides().iter().map(|stride| stride * width).collect();
-            each(Place { sizes: self.source.sizes(), strides, ..place });
+            each(TensorMemory { sizes: self.source.sizes(), strides, ..place });
         });
     }
 

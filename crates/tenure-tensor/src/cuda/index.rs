@@ -3,9 +3,9 @@
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
 use super::elementwise::{self, Expression};
+use super::iteration_space::{linear, unit, unit_type};
 use super::queue::{self, Queue};
-use super::space::{linear, unit, unit_type};
-use super::{late, on_cpu};
+use super::{async_errors, on_cpu};
 use crate::cpu;
 use crate::cpu::index::{Coordinate, Nonzero, Position, Triangle};
 use crate::kernel::on_cuda;
@@ -25,7 +25,7 @@ fn position(iter: &Elementwise<'_>, size: usize, dim: usize) -> Result<()> {
         name: "position",
         lanes: &["T", "T", "T"],
         values: &["a * n0 + (b < -n0 || b >= n0 ? (report(fault, code, b, n1, n0), (T)0) : b < 0 ? b + n0 : b)"],
-        fault: Some(late::INDEX),
+        fault: Some(async_errors::INDEX),
     };
     let numbers = [size, dim].map(|number| Scalar::Int(number as i64));
     elementwise::run(iter, DType::I64, &EXPRESSION, &numbers, move |iter| {

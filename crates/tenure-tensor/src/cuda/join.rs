@@ -3,8 +3,8 @@
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
+use super::iteration_space::{is_large, linear, unit, unit_type};
 use super::queue::{self, Queue};
-use super::space::{is_large, linear, unit, unit_type};
 use crate::cpu;
 use crate::cpu::join::Join;
 use crate::kernel::on_cuda;

@@ -5,7 +5,7 @@ use tenure_device::cuda::KernelName;
 use super::lines::{self, Edges, Lines};
 use super::queue::{self, Queue};
 use super::softmax::EXPONENTIALS;
-use super::{late, on_cpu};
+use super::{async_errors, on_cpu};
 use crate::cpu;
 use crate::cpu::loss::{CrossEntropy, CrossEntropyBackward, Targets};
 use crate::kernel::on_cuda;
@@ -76,7 +76,7 @@ fn launch(queue: &Queue, op: &'static str, targets: &Targets<'_>, places: [u64; 
     words.extend([targets.smoothing / n as f64, 1.0 - targets.smoothing].map(f64::to_bits));
     words.push(targets.ignored as u64);
     words.extend([n, targets.scores.strides()[0].max(n), rows, lines.lanes].map(|number| number as u64));
-    words.extend(queue.fault(late::INDEX)?);
+    words.extend(queue.fault(async_errors::INDEX)?);
     queue.launch(KernelName { op, variant }, source, lines.config(rows), &mut words)
 }
 

@@ -78,7 +78,7 @@ fn product(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, 
 
 /// A part of a product: rows, columns, length of the sums, and the first element of each matrix.
 #[derive(Clone, Copy)]
-struct Part {
+struct ProductPart {
     sizes: [usize; 3],
     starts: [usize; OPERANDS],
     /// Whether the part is added to the output.
@@ -109,12 +109,12 @@ impl Work<'_> {
     }
 
     /// Returns the whole product, of matrices that begin at `starts`.
-    fn whole(&self, starts: [usize; OPERANDS]) -> Part {
-        Part { sizes: self.sizes(), starts, is_added: false }
+    fn whole(&self, starts: [usize; OPERANDS]) -> ProductPart {
+        ProductPart { sizes: self.sizes(), starts, is_added: false }
     }
 
     /// Computes by the library. Returns `false` if the library is missing or does not support the case.
-    fn multiply(&self, queue: &mut Queue, driver: &CudaDriver, batch: Dim, part: Part) -> Result<bool> {
+    fn multiply(&self, queue: &mut Queue, driver: &CudaDriver, batch: Dim, part: ProductPart) -> Result<bool> {
         if let Some([first, second]) = self.split(part) {
             return Ok(self.multiply(queue, driver, batch, first)? && self.multiply(queue, driver, batch, second)?);
         }
@@ -181,7 +181,7 @@ impl Work<'_> {
     /// Splits a product of 16-bit floats whose contiguous dimension is not a multiple of the elements that matrix units
     /// read at once, although rows begin aligned. The units would then run at an eighth of their speed; the rest after
     /// the split is tiny. A vocabulary's size is rarely a multiple of eight.
-    fn split(&self, part: Part) -> Option<[Part; 2]> {
+    fn split(&self, part: ProductPart) -> Option<[ProductPart; 2]> {
         /// The axes of the rows and columns of each operand.
         const AXES: [[usize; 2]; OPERANDS] = [[0, 1], [0, K], [K, 1], [0, 1]];
         const K: usize = 2;

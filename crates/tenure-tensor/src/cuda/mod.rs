@@ -33,18 +33,18 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod add;
+mod async_errors;
 mod check;
 mod elementwise;
-mod late;
+mod index_add;
+mod indexed_write;
+mod iteration_space;
 mod lines;
 mod opened;
 mod queue;
 mod radix;
 mod runs;
-mod space;
 mod transpose;
-mod written;
 
 pub(crate) mod activation;
 pub(crate) mod attention;
@@ -65,12 +65,12 @@ pub(crate) mod matmul;
 pub(crate) mod norm;
 pub(crate) mod pool;
 pub(crate) mod random;
+pub(crate) mod ranges;
 pub(crate) mod reduce;
 pub(crate) mod rotary;
 pub(crate) mod scan;
 pub(crate) mod scatter;
 pub(crate) mod select;
-pub(crate) mod series;
 pub(crate) mod softmax;
 pub(crate) mod sort;
 pub(crate) mod unary;

@@ -2,8 +2,8 @@
 
 use tenure_device::cuda::KernelName;
 
+use super::iteration_space::{is_large, linear, unit};
 use super::queue::{self, Queue};
-use super::space::{is_large, linear, unit};
 use super::{computed, on_cpu, stored};
 use crate::autograd::no_grad;
 use crate::cpu::pool::{self as cpu, AvgPool, Chosen, MaxPool};

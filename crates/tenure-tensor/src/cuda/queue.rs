@@ -11,7 +11,7 @@ use tenure_device::sim::{Kernel, KernelMemory, SimDriver};
 use tenure_device::{Executor, memory};
 
 use super::runs::runs;
-use super::{captured, late};
+use super::{async_errors, captured};
 use crate::access::Held;
 use crate::autograd::no_grad;
 use crate::{Access, Elementwise, Result, Tensor, TensorError, tuning};
@@ -35,13 +35,13 @@ pub(crate) trait Sealed {
     fn op(&self) -> &'static str;
     fn device(&self) -> Device;
     /// Calls `each` for all written tensors, then for all read ones: the first element, and the layout.
-    fn for_each(&self, each: &mut dyn FnMut(Place<'_>));
+    fn for_each(&self, each: &mut dyn FnMut(TensorMemory<'_>));
     /// Returns all storages.
     fn storages(&self) -> impl Iterator<Item = Held<'_>>;
 }
 
 /// A tensor's elements in memory.
-pub(crate) struct Place<'a> {
+pub(crate) struct TensorMemory<'a> {
     pub(crate) is_written: bool,
     pub(crate) data: *mut u8,
     pub(crate) sizes: &'a [usize],
@@ -60,11 +60,11 @@ impl Sealed for Access<'_> {
         self.all().next().map_or(Device::CPU, |(tensor, ..)| tensor.device())
     }
 
-    fn for_each(&self, each: &mut dyn FnMut(Place<'_>)) {
+    fn for_each(&self, each: &mut dyn FnMut(TensorMemory<'_>)) {
         for (tensor, data, is_written) in self.all() {
             let strides = tensor.strides().iter().map(|stride| stride * tensor.dtype().size()).collect();
             let (dtype, device) = (tensor.dtype(), tensor.device());
-            each(Place { is_written, data, sizes: tensor.sizes(), strides, dtype, device });
+            each(TensorMemory { is_written, data, sizes: tensor.sizes(), strides, dtype, device });
         }
     }
 
@@ -82,11 +82,11 @@ impl Sealed for Elementwise<'_> {
         Elementwise::device(self)
     }
 
-    fn for_each(&self, each: &mut dyn FnMut(Place<'_>)) {
+    fn for_each(&self, each: &mut dyn FnMut(TensorMemory<'_>)) {
         for (index, operand) in self.operands().iter().enumerate() {
             let (strides, dtype, device) = (operand.strides.clone(), operand.dtype, operand.device);
             let is_written = index < self.outputs().len();
-            each(Place { is_written, data: operand.data, sizes: self.sizes(), strides, dtype, device });
+            each(TensorMemory { is_written, data: operand.data, sizes: self.sizes(), strides, dtype, device });
         }
     }
 
@@ -160,7 +160,7 @@ pub(crate) fn arrive(op: &'static str, device: Device) -> Result<()> {
 impl Queue {
     pub(crate) fn new(op: &'static str, device: Device) -> Result<Self> {
         let memory = memory::device(device.index()).map_err(|error| TensorError::memory(op, error))?;
-        late::check(memory)?;
+        async_errors::check(memory)?;
         Ok(Self { op, memory, stream: memory.streams().current_id(), workspaces: SmallVec::new() })
     }
 
@@ -186,7 +186,7 @@ impl Queue {
 
     /// Returns the two words that are passed to a kernel so that it can report an error.
     pub(crate) fn fault(&self, code: u64) -> Result<[u64; 2]> {
-        late::fault(self.memory, self.op, code)
+        async_errors::fault(self.memory, self.op, code)
     }
 
     /// Allocates bytes for a kernel. They are valid until the work that this operation puts on the stream is done.
@@ -302,7 +302,7 @@ impl Queue {
             // This runs on a thread that waits for the device, or queries it. The kernel's computation is no operation
             // of that thread: a hook that recorded it might call the driver.
             if let Err(error) = no_grad(|| run(device)) {
-                late::report(memory, error);
+                async_errors::report(memory, error);
             }
         });
         self.driver_result(sim.launch(kernel)).map(drop)
@@ -322,7 +322,7 @@ struct Twin {
 }
 
 impl Twin {
-    fn new(place: &Place<'_>) -> Result<Self> {
+    fn new(place: &TensorMemory<'_>) -> Result<Self> {
         let width = place.dtype.size();
         let strides: SmallVec<[usize; 5]> = place.strides.iter().map(|stride| stride / width).collect();
         let layout = Layout::strided(place.sizes, &strides, 0)?;

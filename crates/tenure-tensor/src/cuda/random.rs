@@ -2,7 +2,7 @@
 
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
-use super::{captured, computed, late, on_cpu, queue, stored};
+use super::{async_errors, captured, computed, on_cpu, queue, stored};
 use crate::cpu::random::{self as cpu, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
 use crate::kernel::on_cuda;
 use crate::random::State;
@@ -62,7 +62,7 @@ fn bernoulli(out: &Tensor, state: State, probability: f64) -> Result<()> {
 }
 
 fn bernoulli_each(out: &Tensor, probabilities: &Tensor, state: State) -> Result<()> {
-    let draw = Draw { name: "bernoulli_each", numbers: [0; 2], fault: Some(late::PROBABILITY) };
+    let draw = Draw { name: "bernoulli_each", numbers: [0; 2], fault: Some(async_errors::PROBABILITY) };
     let dtype = probabilities.dtype();
     run("bernoulli", [out, probabilities], state, &draw, move |[out, input], state| {
         on_cpu("bernoulli", &[cpu::BERNOULLI_EACH], dtype)?(out, input, state)

@@ -4,11 +4,11 @@ use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
 use super::elementwise::MATH;
+use super::iteration_space::is_large;
 use super::queue::{self, Queue};
-use super::space::is_large;
 use super::{on_cpu, stored, summed};
 use crate::cpu;
-use crate::cpu::reduce::{Extreme, Given, Moments, Reduce};
+use crate::cpu::reduce::{Extreme, Moments, Reduce, ReduceWith};
 use crate::kernel::on_cuda;
 use crate::{Access, DType, DeviceKind, Entry, Result, Tensor};
 
@@ -56,9 +56,9 @@ pub(crate) const NORM_1: &[Entry<Reduce>] = on_cuda!(floats: norm_1);
 pub(crate) const NORM_2: &[Entry<Reduce>] = on_cuda!(floats: norm_2);
 pub(crate) const EXTREME: [&[Entry<Extreme>]; 2] =
     [on_cuda!(floats: extreme), &[(DeviceKind::Cuda, DType::Bool, extreme), (DeviceKind::Cuda, DType::I64, extreme)]];
-pub(crate) const POSITION: [&[Entry<Given>]; 2] =
+pub(crate) const POSITION: [&[Entry<ReduceWith>]; 2] =
     [on_cuda!(floats: position), &[(DeviceKind::Cuda, DType::I64, position)]];
-pub(crate) const LOGSUMEXP: &[Entry<Given>] = on_cuda!(floats: logsumexp);
+pub(crate) const LOGSUMEXP: &[Entry<ReduceWith>] = on_cuda!(floats: logsumexp);
 pub(crate) const MOMENTS: &[Entry<Moments>] = on_cuda!(floats: moments);
 
 fn sum(out: &Tensor, input: &Tensor) -> Result<()> {

@@ -1,8 +1,8 @@
 //! Kernels that write and add elements by index.
 
-use super::add;
+use super::index_add;
+use super::indexed_write::IndexedWrite;
 use super::on_cpu;
-use super::written::Written;
 use crate::autograd::no_grad;
 use crate::cpu;
 use crate::cpu::scatter::{Put, Scatter};
@@ -22,7 +22,7 @@ fn scatter(op: &'static str, target: &Tensor, index: &Tensor, values: &Tensor, d
     let host = move |target: &Tensor, index: &Tensor, values: &Tensor| {
         on_cpu(op, &[cpu::scatter::SCATTER], target.dtype())?(op, target, index, values, dim)
     };
-    Written::lines(op, target, index, values, dim).write(host)
+    IndexedWrite::lines(op, target, index, values, dim).write(host)
 }
 
 fn scatter_add(op: &'static str, target: &Tensor, index: &Tensor, values: &Tensor, dim: usize) -> Result<()> {
@@ -30,10 +30,10 @@ fn scatter_add(op: &'static str, target: &Tensor, index: &Tensor, values: &Tenso
         on_cpu(op, &[cpu::scatter::SCATTER_ADD], target.dtype())?(op, target, index, values, dim)
     };
     if index.sizes()[dim] <= FEW {
-        return add::few(Written::lines(op, target, index, values, dim), host);
+        return index_add::add_unsorted(IndexedWrite::lines(op, target, index, values, dim), host);
     }
     let values = no_grad(|| values.contiguous())?;
-    add::many(Written::elements(op, target, index, &values), Some(dim), host)
+    index_add::add_sorted(IndexedWrite::elements(op, target, index, &values), Some(dim), host)
 }
 
 fn put(op: &'static str, target: &Tensor, positions: &Tensor, values: &Tensor, dims: &[usize]) -> Result<()> {
@@ -41,7 +41,7 @@ fn put(op: &'static str, target: &Tensor, positions: &Tensor, values: &Tensor, d
     let host = move |target: &Tensor, positions: &Tensor, values: &Tensor| {
         on_cpu(op, &[cpu::scatter::PUT], target.dtype())?(op, target, positions, values, &along)
     };
-    Written::rows(op, target, positions, values, dims).write(host)
+    IndexedWrite::rows(op, target, positions, values, dims).write(host)
 }
 
 fn put_add(op: &'static str, target: &Tensor, positions: &Tensor, values: &Tensor, dims: &[usize]) -> Result<()> {
@@ -49,6 +49,6 @@ fn put_add(op: &'static str, target: &Tensor, positions: &Tensor, values: &Tenso
     let host = move |target: &Tensor, positions: &Tensor, values: &Tensor| {
         on_cpu(op, &[cpu::scatter::PUT_ADD], target.dtype())?(op, target, positions, values, &along)
     };
-    let rows = Written::rows(op, target, positions, values, dims);
-    if positions.numel() <= FEW { add::few(rows, host) } else { add::many(rows, None, host) }
+    let rows = IndexedWrite::rows(op, target, positions, values, dims);
+    if positions.numel() <= FEW { index_add::add_unsorted(rows, host) } else { index_add::add_sorted(rows, None, host) }
 }

@@ -2,10 +2,10 @@
 
 use tenure_device::cuda::KernelName;
 
+use super::iteration_space::linear;
 use super::on_cpu;
 use super::queue::{self, Queue};
 use super::radix::{self, Rows, Source};
-use super::space::linear;
 use crate::autograd::no_grad;
 use crate::cpu;
 use crate::cpu::sort::Order;

@@ -3,8 +3,8 @@
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
+use super::iteration_space::{IterationSpace, unit_type};
 use super::queue::Queue;
-use super::space::{Space, unit_type};
 use super::stored;
 use crate::elementwise::Dims;
 use crate::{Elementwise, Result};
@@ -33,7 +33,7 @@ pub(super) fn launch(queue: &Queue, iter: &Elementwise<'_>, across: usize) -> Re
         kept.map(|(_, number)| *number).collect()
     };
     let sizes = Dims::from_slice(iter.sizes());
-    let space = Space::new(&others(&sizes), &[&others(&out.strides), &others(&input.strides)]);
+    let space = IterationSpace::new(&others(&sizes), &[&others(&out.strides), &others(&input.strides)]);
     let is_large = space.is_large(0);
     let side = if out.dtype.size() > 2 { 32 } else { 64 };
     let (rows, columns) = (sizes[across], sizes[0]);

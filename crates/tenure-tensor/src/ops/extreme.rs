@@ -6,14 +6,14 @@ use super::reduce::{Reduced, gathered};
 use super::view::signed;
 use crate::autograd::{Context, attach, attach_all};
 use crate::cpu;
-use crate::cpu::reduce::{Extreme, Given};
+use crate::cpu::reduce::{Extreme, ReduceWith};
 use crate::{Kernel, Result, Tensor, TensorError, cuda};
 
 static EXTREME: Kernel<Extreme> = Kernel::new(
     "amax",
     &[cpu::reduce::EXTREME[0], cpu::reduce::EXTREME[1], cuda::reduce::EXTREME[0], cuda::reduce::EXTREME[1]],
 );
-static POSITION: Kernel<Given> = Kernel::new(
+static POSITION: Kernel<ReduceWith> = Kernel::new(
     "argmax",
     &[cpu::reduce::POSITION[0], cpu::reduce::POSITION[1], cuda::reduce::POSITION[0], cuda::reduce::POSITION[1]],
 );

@@ -9,7 +9,7 @@ use super::view::signed;
 use crate::autocast::{raise, raises};
 use crate::autograd::{Context, attach, attach_all, no_grad, recipe};
 use crate::cpu;
-use crate::cpu::reduce::{Given, Moments, Reduce};
+use crate::cpu::reduce::{Moments, Reduce, ReduceWith};
 use crate::element::computed;
 use crate::{Kernel, Result, Tensor, TensorError, cuda};
 
@@ -18,7 +18,7 @@ static SUM: Kernel<Reduce> =
 static MEAN: Kernel<Reduce> = Kernel::new("mean", &[cpu::reduce::MEAN, cuda::reduce::MEAN]);
 static PROD: Kernel<Reduce> =
     Kernel::new("prod", &[cpu::reduce::PROD[0], cpu::reduce::PROD[1], cuda::reduce::PROD[0], cuda::reduce::PROD[1]]);
-static LOGSUMEXP: Kernel<Given> = Kernel::new("logsumexp", &[cpu::reduce::LOGSUMEXP, cuda::reduce::LOGSUMEXP]);
+static LOGSUMEXP: Kernel<ReduceWith> = Kernel::new("logsumexp", &[cpu::reduce::LOGSUMEXP, cuda::reduce::LOGSUMEXP]);
 
 static MOMENTS: Kernel<Moments> = Kernel::new("var", &[cpu::reduce::MOMENTS, cuda::reduce::MOMENTS]);
 static NORM_1: Kernel<Reduce> = Kernel::new("norm", &[cpu::reduce::NORM_1, cuda::reduce::NORM_1]);

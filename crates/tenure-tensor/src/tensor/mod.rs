@@ -5,8 +5,8 @@ mod bytes;
 mod create;
 mod format;
 mod operators;
+mod ranges;
 mod read;
-mod series;
 
 pub use array::Nested;
 
@@ -28,10 +28,10 @@ use crate::{Result, TensorError, cuda};
 /// Dimensions are counted from 0, or from -1 backwards. Operations return errors and never panic.
 #[derive(Clone)]
 pub struct Tensor {
-    inner: Arc<Inner>,
+    inner: Arc<TensorInner>,
 }
 
-struct Inner {
+struct TensorInner {
     storage: Storage,
     layout: Layout,
     dtype: DType,
@@ -86,7 +86,7 @@ impl Tensor {
     }
 
     fn new(storage: Storage, layout: Layout, dtype: DType, device: Device, version: Arc<Version>) -> Self {
-        Self { inner: Arc::new(Inner { storage, layout, dtype, device, version, meta: Meta::default() }) }
+        Self { inner: Arc::new(TensorInner { storage, layout, dtype, device, version, meta: Meta::default() }) }
     }
 
     /// Returns a tensor that goes on with an earlier count of writes, such as one that was moved away and came back. A
@@ -102,7 +102,7 @@ impl Tensor {
 
     /// Returns a tensor of other elements of the same storage, without a gradient.
     pub(crate) fn alias(&self, layout: Layout) -> Self {
-        let Inner { storage, dtype, device, version, .. } = &*self.inner;
+        let TensorInner { storage, dtype, device, version, .. } = &*self.inner;
         Self::new(storage.clone(), layout, *dtype, *device, Arc::clone(version))
     }
 

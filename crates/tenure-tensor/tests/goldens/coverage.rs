@@ -89,7 +89,7 @@ pub(crate) fn operations() -> BTreeSet<String> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files: Vec<PathBuf> =
         fs::read_dir(source.join("ops")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.extend(["create", "series"].map(|name| source.join(format!("tensor/{name}.rs"))));
+    files.extend(["create", "ranges"].map(|name| source.join(format!("tensor/{name}.rs"))));
     let lines =
         files.iter().flat_map(|file| fs::read_to_string(file).unwrap().lines().map(str::to_owned).collect::<Vec<_>>());
     lines.flat_map(|line| declared(line.trim())).collect()

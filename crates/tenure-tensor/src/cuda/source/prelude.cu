@@ -83,9 +83,9 @@ template <> DEVICE double number<double>(u64 bits) { return __longlong_as_double
 // Neighbouring elements, which are read and written at once.
 template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T of[N]; };
 
-// The host memory where kernels report errors. There are no atomics across the bus. See late.rs.
+// The host memory where kernels report errors. There are no atomics across the bus. See async_errors.rs.
 struct Fault {
-    u64 said;
+    u64 reported;
     u64 code;
     i64 details[3];
     // A lock in device memory: the thread that holds it writes.
@@ -95,17 +95,17 @@ struct Fault {
 // Reports an error, unless one was reported before or is being reported.
 DEVICE void report(u64 fault, u64 code, i64 a, i64 b, i64 c) {
     volatile Fault* to = (volatile Fault*)fault;
-    if (to->said != 0) return;
+    if (to->reported != 0) return;
     u32* lock = to->lock;
     if (atomicExch(lock, 1u) != 0) return;
     __threadfence_system();
-    if (to->said == 0) {
+    if (to->reported == 0) {
         to->code = code;
         to->details[0] = a;
         to->details[1] = b;
         to->details[2] = c;
         __threadfence_system();
-        to->said = 1;
+        to->reported = 1;
     }
     __threadfence_system();
     atomicExch(lock, 0u);

@@ -1,4 +1,4 @@
-// Iteration over several layouts together: see space.rs. The host has defined `DIMS`, `OPERANDS` and `Index`.
+// Iteration over several layouts together: see iteration_space.rs. The host has defined `DIMS`, `OPERANDS` and `Index`.
 
 struct Space {
     u64 count;

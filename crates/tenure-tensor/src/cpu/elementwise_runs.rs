@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::loops::GRAIN;
+use super::elementwise::GRAIN;
 use crate::elementwise::Elementwise;
 use crate::{arrays, threads};
 

@@ -1,4 +1,4 @@
-//! Folds: reductions of many elements to one, over any dimensions of any layout and dtype.
+//! The reduction engine: reduces many elements to one, over any dimensions of any layout and dtype.
 //!
 //! Sizes and strides alone decide the order in which elements are accumulated; the number of threads never does.
 //! Accumulation is pairwise: a *leaf* of elements is accumulated in one loop, and leaves are merged like a tree, so
@@ -6,8 +6,8 @@
 //! (*columns*) are accumulated at once. If it is reduced, neighbours are accumulated in *lanes*, which are merged at
 //! the end of a leaf.
 //!
-//! A fold is compiled for contiguous elements of one type. Elements of another dtype, or with gaps, are first copied to
-//! a buffer, a leaf at a time.
+//! A reduction is compiled for contiguous elements of one type. Elements of another dtype, or with gaps, are first
+//! copied to a buffer, a leaf at a time.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -15,38 +15,45 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::cast::{self, Cast};
-use super::loops::vectorized;
-use super::slots::Slots;
+use super::disjoint_slice::DisjointSlice;
+use super::elementwise::vectorized;
 use super::strided::strided;
 use crate::{Access, DType, Element, Result, Scalar, Tensor, TensorError, arrays, threads};
 
-/// A fold of the elements of `N` inputs to `K` outputs. Each output may have one element of `Given`.
-pub(crate) trait Fold<const N: usize, const K: usize>: Sync {
+/// A reduction of the elements of `N` inputs to `K` outputs. Each output may have a parameter: a row's mean, for
+/// example.
+pub(crate) trait Reduction<const N: usize, const K: usize>: Sync {
     /// The type that elements of the inputs are converted to.
-    type From: Element;
+    type Input: Element;
     /// The type of the accumulators.
-    type Sum: Copy + Send + Sync;
+    type Accumulator: Copy + Send + Sync;
     /// The type that elements of the outputs are converted from.
-    type To: Element;
-    /// The type of a value that is known of each output beforehand, after its conversion; `false` if there is none.
-    type Given: Element;
+    type Output: Element;
+    /// The type of an output's parameter, after its conversion. Reductions without parameters get `false`.
+    type Parameter: Element;
 
-    /// Returns the fold's identity: the accumulators of no elements.
-    fn start(&self) -> [Self::Sum; K];
+    /// Returns the reduction's identity: the accumulators of no elements.
+    fn identity(&self) -> [Self::Accumulator; K];
 
     /// Adds one element of each input to the accumulators. It is number `at` of the output's elements.
-    fn step(&self, sums: [Self::Sum; K], values: [Self::From; N], given: Self::Given, at: usize) -> [Self::Sum; K];
+    fn accumulate(
+        &self,
+        sums: [Self::Accumulator; K],
+        values: [Self::Input; N],
+        parameter: Self::Parameter,
+        at: usize,
+    ) -> [Self::Accumulator; K];
 
     /// Merges the accumulators of two parts, in their order.
-    fn merge(&self, left: [Self::Sum; K], right: [Self::Sum; K]) -> [Self::Sum; K];
+    fn merge(&self, left: [Self::Accumulator; K], right: [Self::Accumulator; K]) -> [Self::Accumulator; K];
 
     /// Returns the values to write.
-    fn finish(&self, sums: [Self::Sum; K], given: Self::Given) -> [Self::To; K];
+    fn finish(&self, sums: [Self::Accumulator; K], parameter: Self::Parameter) -> [Self::Output; K];
 }
 
 /// The number of elements that are worth waking a thread for.
 const GRAIN: usize = 32 * 1024;
-/// The number of parts that a fold to few outputs is divided into: usually more than there are threads.
+/// The number of parts that a reduction to few outputs is divided into: usually more than there are threads.
 const PARTS: usize = 64;
 /// The number of neighbours of a row that are accumulated at once: several vectors, so that they need not wait for each
 /// other.
@@ -60,17 +67,17 @@ const DEPTH: usize = 32;
 /// The number of outputs that are finished, and of rows that are accumulated, in one loop.
 const ROWS: usize = 32;
 
-/// Folds `inputs`, all of the same sizes, to `outputs`. Outputs and `given` are contiguous, with size 1 where
+/// Reduces `inputs`, all of the same sizes, to `outputs`. Outputs and `parameters` are contiguous, with size 1 where
 /// dimensions are reduced.
-pub(crate) fn fold<F: Fold<N, K>, const N: usize, const K: usize>(
+pub(crate) fn reduce<F: Reduction<N, K>, const N: usize, const K: usize>(
     op: &'static str,
-    fold: &F,
+    reduction: &F,
     outputs: [&Tensor; K],
     inputs: [&Tensor; N],
-    given: Option<&Tensor>,
+    parameters: Option<&Tensor>,
 ) -> Result<()> {
-    check(op, &outputs, &inputs, given)?;
-    let reads: SmallVec<[&Tensor; 4]> = inputs.into_iter().chain(given).collect();
+    check(op, &outputs, &inputs, parameters)?;
+    let reads: SmallVec<[&Tensor; 4]> = inputs.into_iter().chain(parameters).collect();
     let mut access = Access::new(op, &outputs, &reads)?;
     let (kept, reduced) = dimensions(outputs[0], inputs);
     let count = reduced.iter().map(|dim| dim.size).product();
@@ -79,13 +86,14 @@ pub(crate) fn fold<F: Fold<N, K>, const N: usize, const K: usize>(
         (Some(kept), Some(reduced)) => kept.steps[0] < reduced.steps[0] || count < LANES,
         (kept, _) => kept.is_some(),
     };
-    let work = Work {
-        fold,
+    let reducer = Reducer {
+        reduction,
         inputs: arrays::from_fn(|input| access.read_ptr(input)),
-        readers: arrays::from_fn(|input| Elements::between(inputs[input].dtype(), F::From::DTYPE)),
+        readers: arrays::from_fn(|input| Conversion::between(inputs[input].dtype(), F::Input::DTYPE)),
         outputs: arrays::from_fn(|output| access.write_ptr(output)),
-        writers: arrays::from_fn(|output| Elements::between(F::To::DTYPE, outputs[output].dtype())),
-        given: given.map(|given| (access.read_ptr(N), Elements::between(given.dtype(), F::Given::DTYPE))),
+        writers: arrays::from_fn(|output| Conversion::between(F::Output::DTYPE, outputs[output].dtype())),
+        parameters: parameters
+            .map(|parameters| (access.read_ptr(N), Conversion::between(parameters.dtype(), F::Parameter::DTYPE))),
         count,
         outer: kept.iter().skip(usize::from(is_columns)).map(|dim| dim.size).product(),
         columns: if is_columns { kept[0].size } else { 1 },
@@ -93,16 +101,16 @@ pub(crate) fn fold<F: Fold<N, K>, const N: usize, const K: usize>(
         kept,
         reduced,
     };
-    work.run();
+    reducer.run();
     Ok(())
 }
 
-fn check(op: &'static str, outputs: &[&Tensor], inputs: &[&Tensor], given: Option<&Tensor>) -> Result<()> {
+fn check(op: &'static str, outputs: &[&Tensor], inputs: &[&Tensor], parameters: Option<&Tensor>) -> Result<()> {
     let (to, from) = (outputs[0].sizes(), inputs[0].sizes());
     let reduces = to.len() == from.len() && to.iter().zip(from).all(|(to, from)| to == from || *to == 1);
     let is_output = |tensor: &Tensor| tensor.sizes() == to && tensor.is_contiguous() && tensor.device().is_cpu();
     let is_input = |tensor: &&Tensor| tensor.sizes() == from && tensor.device().is_cpu();
-    if reduces && outputs.iter().copied().chain(given).all(is_output) && inputs.iter().all(is_input) {
+    if reduces && outputs.iter().copied().chain(parameters).all(is_output) && inputs.iter().all(is_input) {
         return Ok(());
     }
     Err(TensorError::shape(op, format!("sizes {from:?} cannot be folded to {to:?} of these layouts")))
@@ -153,14 +161,14 @@ fn coalesce<const N: usize>(dims: impl Iterator<Item = Dim<N>>) -> Dims<N> {
 
 /// The conversion of elements between memory and a loop.
 #[derive(Clone, Copy)]
-struct Elements {
+struct Conversion {
     /// The size in bytes of an element before its conversion (`from`) and after (`to`).
     from: usize,
     to: usize,
     cast: Option<Cast>,
 }
 
-impl Elements {
+impl Conversion {
     fn between(from: DType, to: DType) -> Self {
         Self { from: from.size(), to: to.size(), cast: (from != to).then(|| cast::between(from, to)) }
     }
@@ -236,13 +244,14 @@ impl Buffers {
     }
 }
 
-struct Work<'a, F: Fold<N, K>, const N: usize, const K: usize> {
-    fold: &'a F,
+/// A reduction of some tensors, divided into tiles.
+struct Reducer<'a, F: Reduction<N, K>, const N: usize, const K: usize> {
+    reduction: &'a F,
     inputs: [*const u8; N],
-    readers: [Elements; N],
+    readers: [Conversion; N],
     outputs: [*mut u8; K],
-    writers: [Elements; K],
-    given: Option<(*const u8, Elements)>,
+    writers: [Conversion; K],
+    parameters: Option<(*const u8, Conversion)>,
     kept: Dims<N>,
     reduced: Dims<N>,
     /// The number of elements that make one output.
@@ -255,7 +264,7 @@ struct Work<'a, F: Fold<N, K>, const N: usize, const K: usize> {
 }
 
 // SAFETY: threads read the inputs, and no two threads write the same outputs.
-unsafe impl<F: Fold<N, K>, const N: usize, const K: usize> Sync for Work<'_, F, N, K> {}
+unsafe impl<F: Reduction<N, K>, const N: usize, const K: usize> Sync for Reducer<'_, F, N, K> {}
 
 /// Some neighbouring outputs.
 struct Tile<const N: usize> {
@@ -265,9 +274,9 @@ struct Tile<const N: usize> {
 }
 
 /// The accumulators of a tile's outputs.
-type Sums<S, const K: usize> = [[S; WIDTH]; K];
+type Accumulators<S, const K: usize> = [[S; WIDTH]; K];
 
-impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
+impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
     fn run(&self) {
         let tiles = self.outer * self.columns.div_ceil(WIDTH);
         let elements = self.outer * self.columns * self.count;
@@ -276,18 +285,18 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
             let tiles_per_part = (GRAIN * tiles).checked_div(elements).unwrap_or(tiles);
             threads::for_each_range(tiles, tiles_per_part, |range| {
                 if self.is_columns || self.count > LEAF || self.reduced.len() != 1 {
-                    range.for_each(|tile| self.whole(&self.tile(tile)));
+                    range.for_each(|tile| self.reduce_tile(&self.tile(tile)));
                 } else {
-                    self.short_rows(range);
+                    self.reduce_short_rows(range);
                 }
             });
         } else {
-            self.split(tiles, splits);
+            self.reduce_in_parts(tiles, splits);
         }
     }
 
     /// Computes outputs of few elements, those of a kept dimension one after the other.
-    fn short_rows(&self, range: Range<usize>) {
+    fn reduce_short_rows(&self, range: Range<usize>) {
         let steps = self.reduced[0].steps;
         let (size, next) = self.kept.first().map_or((1, [0; N]), |dim| (dim.size, dim.steps));
         let output = self.kept.first().map_or(0, |dim| dim.output);
@@ -297,8 +306,8 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
             false if is_one_run => (LEAF / self.count.max(1)).clamp(1, ROWS),
             false => 1,
         };
-        let mut sums = [self.fold.start(); ROWS];
-        let mut given = [self.nothing(); ROWS];
+        let mut sums = [self.reduction.identity(); ROWS];
+        let mut parameters = [self.no_parameter(); ROWS];
         let mut buffers = [const { Buffers::new() }; N];
         let mut at = range.start;
         while at < range.end {
@@ -312,47 +321,47 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
                             self.readers[input].load(tile.inputs[input], steps[input], n * self.count, buffers).cast()
                         }
                     };
-                    (self.load_each(&mut buffers, load), [self.count * size_of::<F::From>(); N])
+                    (self.load_each(&mut buffers, load), [self.count * size_of::<F::Input>(); N])
                 }
             };
-            self.load_given(tile.output, output, &mut given[..n]);
-            self.gather_rows(first, pitch, self.count, 0, &given[..n], &mut sums[..n]);
-            self.write(tile.output, output, n, |row| (sums[row], given[row]));
+            self.load_parameters(tile.output, output, &mut parameters[..n]);
+            self.reduce_rows(first, pitch, self.count, 0, &parameters[..n], &mut sums[..n]);
+            self.write(tile.output, output, n, |row| (sums[row], parameters[row]));
             at += n;
         }
     }
 
     /// Computes the outputs of a tile.
-    fn whole(&self, tile: &Tile<N>) {
+    fn reduce_tile(&self, tile: &Tile<N>) {
         if self.is_columns {
-            let mut sums = self.empty();
-            self.gather_columns(tile, 0..self.count, &mut sums);
+            let mut sums = self.identity_columns();
+            self.reduce_columns(tile, 0..self.count, &mut sums);
             self.write_tile(tile, |column| arrays::from_fn(|k| sums[k][column]));
         } else {
-            let sums = self.gather_row(tile, 0..self.count);
+            let sums = self.reduce_row(tile, 0..self.count);
             self.write_tile(tile, |_| sums);
         }
     }
 
     /// Computes few outputs of many elements: in parts, which are merged afterwards. Outputs times parts are never so
     /// many that the parts' accumulators would need much memory.
-    fn split(&self, tiles: usize, splits: usize) {
+    fn reduce_in_parts(&self, tiles: usize, splits: usize) {
         let width = self.columns.min(WIDTH);
-        let mut parts = vec![self.fold.start(); tiles * splits * width];
-        let slots = Slots::new(&mut parts);
+        let mut parts = vec![self.reduction.identity(); tiles * splits * width];
+        let accumulators = DisjointSlice::new(&mut parts);
         let length = self.count.div_ceil(splits).next_multiple_of(DEPTH);
         threads::for_each_part(tiles * splits, |part| {
             let tile = self.tile(part / splits);
             let start = (part % splits * length).min(self.count);
             let range = start..(start + length).min(self.count);
             // SAFETY: each part has its own `width` accumulators.
-            let into = unsafe { slots.range(part * width..(part + 1) * width) };
+            let into = unsafe { accumulators.range(part * width..(part + 1) * width) };
             if self.is_columns {
-                let mut sums = self.empty();
-                self.gather_columns(&tile, range, &mut sums);
+                let mut sums = self.identity_columns();
+                self.reduce_columns(&tile, range, &mut sums);
                 (0..tile.width).for_each(|column| into[column] = arrays::from_fn(|k| sums[k][column]));
             } else {
-                into[0] = self.gather_row(&tile, range);
+                into[0] = self.reduce_row(&tile, range);
             }
         });
         for tile in 0..tiles {
@@ -362,7 +371,7 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
                 for part in (0..splits - gap).step_by(2 * gap) {
                     for column in 0..width {
                         let (left, right) = (part * width + column, (part + gap) * width + column);
-                        parts[left] = self.fold.merge(parts[left], parts[right]);
+                        parts[left] = self.reduction.merge(parts[left], parts[right]);
                     }
                 }
                 gap *= 2;
@@ -390,25 +399,25 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         Tile { inputs, output, width: (self.columns - column).min(WIDTH) }
     }
 
-    fn write_tile(&self, tile: &Tile<N>, sums: impl Fn(usize) -> [F::Sum; K]) {
+    fn write_tile(&self, tile: &Tile<N>, sums: impl Fn(usize) -> [F::Accumulator; K]) {
         let step = if self.is_columns { self.kept[0].output } else { 0 };
-        let mut given = [self.nothing(); WIDTH];
-        self.load_given(tile.output, step, &mut given[..tile.width]);
-        self.write(tile.output, step, tile.width, |column| (sums(column), given[column]));
+        let mut parameters = [self.no_parameter(); WIDTH];
+        self.load_parameters(tile.output, step, &mut parameters[..tile.width]);
+        self.write(tile.output, step, tile.width, |column| (sums(column), parameters[column]));
     }
 
     /// Finishes `n` outputs, `step` elements apart, and writes them.
     #[inline(always)]
-    fn write(&self, output: usize, step: usize, n: usize, sums: impl Fn(usize) -> ([F::Sum; K], F::Given)) {
+    fn write(&self, output: usize, step: usize, n: usize, sums: impl Fn(usize) -> ([F::Accumulator; K], F::Parameter)) {
         for first in (0..n).step_by(ROWS) {
             let n = ROWS.min(n - first);
-            let mut values = [MaybeUninit::<[F::To; ROWS]>::uninit(); K];
+            let mut values = [MaybeUninit::<[F::Output; ROWS]>::uninit(); K];
             for at in 0..n {
-                let (sums, given) = sums(first + at);
-                let finished = self.fold.finish(sums, given);
+                let (sums, parameter) = sums(first + at);
+                let finished = self.reduction.finish(sums, parameter);
                 for (values, value) in values.iter_mut().zip(finished) {
                     // SAFETY: `values` has room for `ROWS` elements.
-                    unsafe { values.as_mut_ptr().cast::<F::To>().add(at).write(value) };
+                    unsafe { values.as_mut_ptr().cast::<F::Output>().add(at).write(value) };
                 }
             }
             for (k, values) in values.iter().enumerate() {
@@ -420,26 +429,26 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         }
     }
 
-    /// Loads the given values of outputs that are `step` elements apart.
-    fn load_given(&self, output: usize, step: usize, given: &mut [F::Given]) {
-        let Some((first, reader)) = self.given else { return };
+    /// Loads the parameters of outputs that are `step` elements apart.
+    fn load_parameters(&self, output: usize, step: usize, parameters: &mut [F::Parameter]) {
+        let Some((first, reader)) = self.parameters else { return };
         let mut buffers = Buffers::new();
         let place = first.wrapping_add(output * reader.from);
         // SAFETY: there is one value for each output, contiguous as the outputs are; a tile has no more outputs than a
         // leaf has elements.
         unsafe {
-            let loaded = reader.load(place, step * reader.from, given.len(), &mut buffers);
-            given.as_mut_ptr().copy_from_nonoverlapping(loaded.cast(), given.len());
+            let loaded = reader.load(place, step * reader.from, parameters.len(), &mut buffers);
+            parameters.as_mut_ptr().copy_from_nonoverlapping(loaded.cast(), parameters.len());
         }
     }
 
-    fn nothing(&self) -> F::Given {
-        F::Given::from_scalar(Scalar::Bool(false))
+    fn no_parameter(&self) -> F::Parameter {
+        F::Parameter::from_scalar(Scalar::Bool(false))
     }
 
-    fn empty(&self) -> Sums<F::Sum, K> {
-        let start = self.fold.start();
-        arrays::from_fn(|k| [start[k]; WIDTH])
+    fn identity_columns(&self) -> Accumulators<F::Accumulator, K> {
+        let identity = self.reduction.identity();
+        arrays::from_fn(|k| [identity[k]; WIDTH])
     }
 
     fn is_direct(&self, steps: [usize; N]) -> bool {
@@ -450,8 +459,8 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     fn load_each(
         &self,
         buffers: &mut [Buffers; N],
-        load: impl Fn(usize, &mut Buffers) -> *const F::From,
-    ) -> [*const F::From; N] {
+        load: impl Fn(usize, &mut Buffers) -> *const F::Input,
+    ) -> [*const F::Input; N] {
         let mut loaded = [std::ptr::null(); N];
         for (input, (loaded, buffers)) in loaded.iter_mut().zip(buffers).enumerate() {
             *loaded = load(input, buffers);
@@ -459,27 +468,27 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
         loaded
     }
 
-    fn gather_row(&self, tile: &Tile<N>, range: Range<usize>) -> [F::Sum; K] {
-        match halves(&range, LEAF) {
+    fn reduce_row(&self, tile: &Tile<N>, range: Range<usize>) -> [F::Accumulator; K] {
+        match split_point(&range, LEAF) {
             None => self.row_leaf(tile, range),
             Some(middle) => {
-                let left = self.gather_row(tile, range.start..middle);
-                self.fold.merge(left, self.gather_row(tile, middle..range.end))
+                let left = self.reduce_row(tile, range.start..middle);
+                self.reduction.merge(left, self.reduce_row(tile, middle..range.end))
             }
         }
     }
 
-    fn row_leaf(&self, tile: &Tile<N>, range: Range<usize>) -> [F::Sum; K] {
+    fn row_leaf(&self, tile: &Tile<N>, range: Range<usize>) -> [F::Accumulator; K] {
         let mut buffers = [const { Buffers::new() }; N];
         let first = self.load_each(&mut buffers, |input, buffers| self.load_row(tile, &range, input, buffers));
-        let (mut sums, mut given) = ([self.fold.start()], [self.nothing()]);
-        self.load_given(tile.output, 0, &mut given);
-        self.gather_rows(first, [0; N], range.len(), range.start, &given, &mut sums);
+        let (mut sums, mut parameters) = ([self.reduction.identity()], [self.no_parameter()]);
+        self.load_parameters(tile.output, 0, &mut parameters);
+        self.reduce_rows(first, [0; N], range.len(), range.start, &parameters, &mut sums);
         sums[0]
     }
 
     /// Returns elements of a row, contiguous and converted.
-    fn load_row(&self, tile: &Tile<N>, range: &Range<usize>, input: usize, buffers: &mut Buffers) -> *const F::From {
+    fn load_row(&self, tile: &Tile<N>, range: &Range<usize>, input: usize, buffers: &mut Buffers) -> *const F::Input {
         if range.is_empty() {
             return tile.inputs[input].cast();
         }
@@ -523,53 +532,59 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     }
 
     /// Accumulates rows of `count` neighbours, `pitch` bytes apart. `at` is the number of the first element.
-    fn gather_rows(
+    fn reduce_rows(
         &self,
-        first: [*const F::From; N],
+        first: [*const F::Input; N],
         pitch: [usize; N],
         count: usize,
         at: usize,
-        given: &[F::Given],
-        sums: &mut [[F::Sum; K]],
+        parameters: &[F::Parameter],
+        sums: &mut [[F::Accumulator; K]],
     ) {
-        vectorized!(for (row, (sums, given)) in sums.iter_mut().zip(given).enumerate() {
+        vectorized!(for (row, (sums, parameter)) in sums.iter_mut().zip(parameters).enumerate() {
             let row = arrays::from_fn(|input| first[input].wrapping_byte_add(row * pitch[input]));
-            *sums = self.gather_lanes(row, count, at, *given);
+            *sums = self.reduce_lanes(row, count, at, *parameter);
         });
     }
 
     /// Accumulates `n` neighbours in lanes, and merges the lanes.
     #[inline(always)]
-    fn gather_lanes(&self, row: [*const F::From; N], n: usize, at: usize, given: F::Given) -> [F::Sum; K] {
-        let start = self.fold.start();
-        let mut lanes: [[F::Sum; LANES]; K] = arrays::from_fn(|k| [start[k]; LANES]);
-        let whole = n - n % LANES;
-        if whole > 0 {
+    fn reduce_lanes(
+        &self,
+        row: [*const F::Input; N],
+        n: usize,
+        at: usize,
+        parameter: F::Parameter,
+    ) -> [F::Accumulator; K] {
+        let identity = self.reduction.identity();
+        let mut lanes: [[F::Accumulator; LANES]; K] = arrays::from_fn(|k| [identity[k]; LANES]);
+        let in_blocks = n - n % LANES;
+        if in_blocks > 0 {
             // A copy that is indexed only with constants stays in registers.
             let mut sums = lanes;
-            for i in (0..whole).step_by(LANES) {
+            for i in (0..in_blocks).step_by(LANES) {
                 // SAFETY: these are elements of the row.
-                let block: [[F::From; LANES]; N] =
-                    arrays::from_fn(|input| unsafe { row[input].add(i).cast::<[F::From; LANES]>().read() });
+                let block: [[F::Input; LANES]; N] =
+                    arrays::from_fn(|input| unsafe { row[input].add(i).cast::<[F::Input; LANES]>().read() });
                 #[expect(clippy::needless_range_loop, reason = "a loop of constant length is made one of vectors")]
                 for lane in 0..LANES {
                     let values = arrays::from_fn(|input| block[input][lane]);
-                    self.step_lane(&mut sums, lane, values, given, at + i + lane);
+                    self.accumulate_lane(&mut sums, lane, values, parameter, at + i + lane);
                 }
             }
             lanes = sums;
         }
-        for lane in 0..n - whole {
+        for lane in 0..n - in_blocks {
             // SAFETY: this is an element of the row.
-            let values = arrays::from_fn(|input| unsafe { row[input].add(whole + lane).read() });
-            self.step_lane(&mut lanes, lane, values, given, at + whole + lane);
+            let values = arrays::from_fn(|input| unsafe { row[input].add(in_blocks + lane).read() });
+            self.accumulate_lane(&mut lanes, lane, values, parameter, at + in_blocks + lane);
         }
         let mut width = LANES;
         while width > 1 {
             width /= 2;
             for lane in 0..width {
                 let (left, right) = (arrays::from_fn(|k| lanes[k][lane]), arrays::from_fn(|k| lanes[k][lane + width]));
-                let sums = self.fold.merge(left, right);
+                let sums = self.reduction.merge(left, right);
                 (0..K).for_each(|k| lanes[k][lane] = sums[k]);
             }
         }
@@ -577,48 +592,48 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
     }
 
     #[inline(always)]
-    fn step_lane(
+    fn accumulate_lane(
         &self,
-        lanes: &mut [[F::Sum; LANES]; K],
+        lanes: &mut [[F::Accumulator; LANES]; K],
         lane: usize,
-        values: [F::From; N],
-        given: F::Given,
+        values: [F::Input; N],
+        parameter: F::Parameter,
         at: usize,
     ) {
-        let sums = self.fold.step(arrays::from_fn(|k| lanes[k][lane]), values, given, at);
+        let sums = self.reduction.accumulate(arrays::from_fn(|k| lanes[k][lane]), values, parameter, at);
         for k in 0..K {
             lanes[k][lane] = sums[k];
         }
     }
 
-    fn gather_columns(&self, tile: &Tile<N>, range: Range<usize>, sums: &mut Sums<F::Sum, K>) {
-        match halves(&range, DEPTH) {
+    fn reduce_columns(&self, tile: &Tile<N>, range: Range<usize>, sums: &mut Accumulators<F::Accumulator, K>) {
+        match split_point(&range, DEPTH) {
             None => self.column_leaf(tile, range, sums),
             Some(middle) => {
-                self.gather_columns(tile, range.start..middle, sums);
-                let mut more = self.empty();
-                self.gather_columns(tile, middle..range.end, &mut more);
+                self.reduce_columns(tile, range.start..middle, sums);
+                let mut more = self.identity_columns();
+                self.reduce_columns(tile, middle..range.end, &mut more);
                 for column in 0..tile.width {
                     let (left, right) = (arrays::from_fn(|k| sums[k][column]), arrays::from_fn(|k| more[k][column]));
-                    let merged = self.fold.merge(left, right);
+                    let merged = self.reduction.merge(left, right);
                     (0..K).for_each(|k| sums[k][column] = merged[k]);
                 }
             }
         }
     }
 
-    fn column_leaf(&self, tile: &Tile<N>, range: Range<usize>, sums: &mut Sums<F::Sum, K>) {
+    fn column_leaf(&self, tile: &Tile<N>, range: Range<usize>, sums: &mut Accumulators<F::Accumulator, K>) {
         let (steps, width) = (self.kept[0].steps, tile.width);
         let below = self.reduced.first().map_or([0; N], |dim| dim.steps);
-        let mut given = [self.nothing(); WIDTH];
-        self.load_given(tile.output, self.kept[0].output, &mut given[..width]);
+        let mut parameters = [self.no_parameter(); WIDTH];
+        self.load_parameters(tile.output, self.kept[0].output, &mut parameters[..width]);
         let is_direct = self.is_direct(steps);
         let is_one_run = (0..N).all(|input| below[input] == width * steps[input]);
         let mut buffers = [const { Buffers::new() }; N];
         self.for_each_run(&range, |at, n| {
             if is_direct {
                 let first = arrays::from_fn(|input| self.place(tile, input, at).cast());
-                return self.gather_below(first, below, at..at + n, &given[..width], sums);
+                return self.accumulate_rows(first, below, at..at + n, &parameters[..width], sums);
             }
             let most = if is_one_run { LEAF / width } else { 1 };
             for row in (at..at + n).step_by(most) {
@@ -628,29 +643,29 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
                     // SAFETY: these are rows of the input, which are one run if there is more than one.
                     unsafe { self.readers[input].load(place, steps[input], rows.len() * width, buffers).cast() }
                 });
-                self.gather_below(first, [width * size_of::<F::From>(); N], rows, &given[..width], sums);
+                self.accumulate_rows(first, [width * size_of::<F::Input>(); N], rows, &parameters[..width], sums);
             }
         });
     }
 
     /// Accumulates rows that are `pitch` bytes apart, with one element for each column. `rows` has their numbers among
     /// all rows.
-    fn gather_below(
+    fn accumulate_rows(
         &self,
-        first: [*const F::From; N],
+        first: [*const F::Input; N],
         pitch: [usize; N],
         rows: Range<usize>,
-        given: &[F::Given],
-        sums: &mut Sums<F::Sum, K>,
+        parameters: &[F::Parameter],
+        sums: &mut Accumulators<F::Accumulator, K>,
     ) {
-        let given: &[F::Given] = &given[..given.len().min(WIDTH)];
+        let parameters: &[F::Parameter] = &parameters[..parameters.len().min(WIDTH)];
         vectorized!(for row in 0..rows.len() {
             let at = rows.start + row;
-            let row: [*const F::From; N] = arrays::from_fn(|input| first[input].wrapping_byte_add(row * pitch[input]));
-            for (column, given) in given.iter().enumerate() {
+            let row: [*const F::Input; N] = arrays::from_fn(|input| first[input].wrapping_byte_add(row * pitch[input]));
+            for (column, parameter) in parameters.iter().enumerate() {
                 // SAFETY: this is an element of the row.
                 let values = arrays::from_fn(|input| unsafe { row[input].add(column).read() });
-                let sum = self.fold.step(arrays::from_fn(|k| sums[k][column]), values, *given, at);
+                let sum = self.reduction.accumulate(arrays::from_fn(|k| sums[k][column]), values, *parameter, at);
                 (0..K).for_each(|k| sums[k][column] = sum[k]);
             }
         });
@@ -658,6 +673,6 @@ impl<F: Fold<N, K>, const N: usize, const K: usize> Work<'_, F, N, K> {
 }
 
 /// Returns where to divide a range of more than `leaf`, or `None` for a shorter one.
-fn halves(range: &Range<usize>, leaf: usize) -> Option<usize> {
+fn split_point(range: &Range<usize>, leaf: usize) -> Option<usize> {
     (range.len() > leaf).then(|| range.start + (range.len() / 2).next_multiple_of(leaf))
 }

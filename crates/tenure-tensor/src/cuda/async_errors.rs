@@ -1,4 +1,4 @@
-//! Errors that a device finds while it computes, long after the call that caused them has returned.
+//! Asynchronous errors: a device finds them while it computes, long after the call that caused them has returned.
 //!
 //! A kernel that meets an index out of range skips it, and writes the error to host memory. The next use of the device,
 //! or the next wait for it, returns that error. Nothing else is lost; PyTorch loses the context.
@@ -18,7 +18,7 @@ use crate::{Result, TensorError};
 #[repr(C, align(4096))]
 struct Fault {
     /// 0 if there is no error; 1 if the fields below hold one, which the host then owns until it writes 0.
-    said: AtomicU64,
+    reported: AtomicU64,
     code: AtomicU64,
     details: [AtomicU64; 3],
     /// The device address of a lock, so that kernels that run at the same time write one error at a time.
@@ -31,7 +31,8 @@ impl Fault {
     fn new(memory: &DeviceMemory) -> std::result::Result<&'static Self, CallError> {
         let driver = memory.driver();
         let zero = || AtomicU64::new(0);
-        let mut fault = Self { said: zero(), code: zero(), details: [zero(), zero(), zero()], lock: 0, rest: [0; 506] };
+        let mut fault =
+            Self { reported: zero(), code: zero(), details: [zero(), zero(), zero()], lock: 0, rest: [0; 506] };
         // A simulated device reports on the host (`report`).
         let Executor::Cuda(_) = driver.executor() else { return Ok(Box::leak(Box::new(fault))) };
         fault.lock = driver.malloc(size_of::<u32>() as u64)?;
@@ -52,7 +53,7 @@ pub(super) const INDEX: u64 = 2;
 pub(super) const PROBABILITY: u64 = 3;
 
 #[derive(Default)]
-struct Late {
+struct AsyncErrors {
     fault: OnceLock<&'static Fault>,
     /// Whether a simulated device has found an error.
     is_simulated: AtomicBool,
@@ -61,21 +62,21 @@ struct Late {
     ops: Mutex<Vec<&'static str>>,
 }
 
-static LATE: [OnceLock<Late>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
+static ASYNC_ERRORS: [OnceLock<AsyncErrors>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
 
-fn late(memory: &DeviceMemory) -> &'static Late {
-    LATE[usize::from(memory.device().index())].get_or_init(Late::default)
+fn async_errors(memory: &DeviceMemory) -> &'static AsyncErrors {
+    ASYNC_ERRORS[usize::from(memory.device().index())].get_or_init(AsyncErrors::default)
 }
 
 /// Returns the two words with which a kernel of `op` reports an error: an address, and a code.
 pub(super) fn fault(memory: &DeviceMemory, op: &'static str, code: u64) -> Result<[u64; 2]> {
-    let late = late(memory);
-    let mut ops = late.ops.lock();
-    let fault = match late.fault.get() {
+    let errors = async_errors(memory);
+    let mut ops = errors.ops.lock();
+    let fault = match errors.fault.get() {
         Some(fault) => *fault,
         None => {
             let fault = Fault::new(memory).map_err(|error| TensorError::device(op, error))?;
-            late.fault.get_or_init(|| fault)
+            errors.fault.get_or_init(|| fault)
         }
     };
     let number = ops.iter().position(|known| *known == op).unwrap_or_else(|| {
@@ -87,24 +88,24 @@ pub(super) fn fault(memory: &DeviceMemory, op: &'static str, code: u64) -> Resul
 
 /// Records an error of a simulated kernel, unless there is one already.
 pub(super) fn report(memory: &DeviceMemory, error: TensorError) {
-    let late = late(memory);
-    late.simulated.lock().get_or_insert(error);
-    late.is_simulated.store(true, Ordering::Release);
+    let errors = async_errors(memory);
+    errors.simulated.lock().get_or_insert(error);
+    errors.is_simulated.store(true, Ordering::Release);
 }
 
 /// Returns the error of an earlier operation, once.
 #[inline]
 pub(super) fn check(memory: &DeviceMemory) -> Result<()> {
-    let Some(late) = LATE[usize::from(memory.device().index())].get() else { return Ok(()) };
-    if late.is_simulated.load(Ordering::Relaxed)
-        || late.fault.get().is_some_and(|fault| fault.said.load(Ordering::Relaxed) == 1)
+    let Some(errors) = ASYNC_ERRORS[usize::from(memory.device().index())].get() else { return Ok(()) };
+    if errors.is_simulated.load(Ordering::Relaxed)
+        || errors.fault.get().is_some_and(|fault| fault.reported.load(Ordering::Relaxed) == 1)
     {
-        return late.take();
+        return errors.take();
     }
     Ok(())
 }
 
-impl Late {
+impl AsyncErrors {
     #[cold]
     fn take(&self) -> Result<()> {
         if self.is_simulated.swap(false, Ordering::AcqRel)
@@ -114,12 +115,12 @@ impl Late {
         }
         let Some(fault) = self.fault.get() else { return Ok(()) };
         let ops = self.ops.lock();
-        if fault.said.load(Ordering::Acquire) == 0 {
+        if fault.reported.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
         let code = fault.code.load(Ordering::Relaxed);
         let [index, dim, size] = [0, 1, 2].map(|at| fault.details[at].load(Ordering::Relaxed));
-        fault.said.store(0, Ordering::Release);
+        fault.reported.store(0, Ordering::Release);
         let op = ops.get((code >> 8) as usize).copied().unwrap_or("an operation");
         let error = match code & 0xff {
             INDEX => TensorError::Index { op, index: index as i64, dim: dim as usize, size: size as usize },

@@ -1,19 +1,20 @@
-//! Addition of elements by index. All additions to one place happen in the order of the index, on one thread or block.
+//! `index_add`: addition of elements by index. All additions to one place happen in the order of the index, on one
+//! thread or block.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
 use super::gather::Places;
+use super::indexed_write::IndexedWrite;
+use super::iteration_space::IterationSpace;
 use super::queue::{self, Queue};
 use super::radix::{self, Rows, Sorted, Source};
-use super::space::Space;
-use super::written::Written;
-use super::{computed, late, stored};
+use super::{async_errors, computed, stored};
 use crate::elementwise::Dims;
 use crate::{DType, Layout, Result, Tensor};
 
-const FEW: &str = include_str!("source/add.cu");
-const MANY: &str = include_str!("source/add_runs.cu");
+const UNSORTED: &str = include_str!("source/add.cu");
+const SORTED: &str = include_str!("source/add_runs.cu");
 const SUMS: &str = include_str!("source/sums.cu");
 const KEYS: &str = include_str!("source/positions.cu");
 
@@ -22,26 +23,27 @@ const LONG: usize = 32;
 const THREADS: usize = 256;
 
 /// Adds short lines: for each place, the thread of the first addition looks for the others.
-pub(super) fn few(
-    written: Written<'_>,
+pub(super) fn add_unsorted(
+    write: IndexedWrite<'_>,
     host: impl Fn(&Tensor, &Tensor, &Tensor) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
-    if written.sizes.contains(&0) {
+    if write.sizes.contains(&0) {
         return Ok(());
     }
-    let (access, starts) = written.access()?;
-    let (dtype, places) = (written.target.dtype(), &written.places);
-    let mut all = written.space(written.sizes.len(), &[&written.numbers()]);
+    let (access, starts) = write.access()?;
+    let (dtype, places) = (write.target.dtype(), &write.places);
+    let mut all = write.space(write.sizes.len(), &[&write.numbers()]);
     let is_large = all.is_large(places.extent());
-    let [index, _, values] = written.strides.each_ref().map(|strides| strides[written.along]);
+    let [index, _, values] = write.strides.each_ref().map(|strides| strides[write.along]);
     let begins = starts[1..].iter().chain(&places.strides).copied();
     let unit = all.widen(dtype.size(), 1..3, begins.chain([values]));
     let launch = |queue: &mut Queue| {
-        let mut words: SmallVec<[u64; 64]> = all.words().chain(places.words(queue.fault(late::INDEX)?)).collect();
+        let mut words: SmallVec<[u64; 64]> =
+            all.words().chain(places.words(queue.fault(async_errors::INDEX)?)).collect();
         words.extend(starts.map(|start| start as u64));
-        words.extend([written.sizes[written.along], values, index].map(|word| word as u64));
+        words.extend([write.sizes[write.along], values, index].map(|word| word as u64));
         let shape = all.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
-        let source = || [&sums(dtype, unit), &all.source(is_large), &places.source(), FEW].concat();
+        let source = || [&sums(dtype, unit), &all.source(is_large), &places.source(), UNSORTED].concat();
         queue.launch(
             KernelName { op: "index_add", variant: shape << 4 | dtype as u64 },
             source,
@@ -54,35 +56,35 @@ pub(super) fn few(
 
 /// Adds after sorting positions, so that the additions to one place are one run. `dim` is given if the index is along
 /// that dimension and has the values' sizes; positions then count all elements.
-pub(super) fn many(
-    written: Written<'_>,
+pub(super) fn add_sorted(
+    write: IndexedWrite<'_>,
     dim: Option<usize>,
     host: impl Fn(&Tensor, &Tensor, &Tensor) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
-    if written.sizes.contains(&0) {
+    if write.sizes.contains(&0) {
         return Ok(());
     }
-    let (access, starts) = written.access()?;
+    let (access, starts) = write.access()?;
     let [index, target, values] = starts.map(|start| start as u64);
-    let (dtype, places, length) = (written.target.dtype(), &written.places, written.sizes[0]);
-    let [_, to, from] = &written.strides;
+    let (dtype, places, length) = (write.target.dtype(), &write.places, write.sizes[0]);
+    let [_, to, from] = &write.strides;
     let value_step = from[0];
     let mut within = from.clone();
     within[0] = 0;
     // The runs' numbers come first, so that the threads of a row are neighbours.
-    let mut all = Space::new(&written.sizes, &[&written.numbers(), to, &within]);
+    let mut all = IterationSpace::new(&write.sizes, &[&write.numbers(), to, &within]);
     let is_large = all.is_large(places.extent().max(length * value_step));
     let begins = starts[1..].iter().chain(&places.strides).copied();
     let unit = all.widen(dtype.size(), 1..3, begins.chain([value_step]));
     let units = all.count() / length;
     let launch = |queue: &mut Queue| {
         let rows = Rows { from: index, rows: 1, length };
-        let fault = queue.fault(late::INDEX)?;
+        let fault = queue.fault(async_errors::INDEX)?;
         let (source, rows, positions) = match dim {
             None => (Source::Positions { limit: places.count }, rows, index),
             Some(dim) => {
                 let source = Source::Keys { limit: places.count };
-                let keys = positions(queue, &written, dim, source, index, fault)?;
+                let keys = positions(queue, &write, dim, source, index, fault)?;
                 (source, Rows { from: keys, ..rows }, 0)
             }
         };
@@ -104,7 +106,7 @@ pub(super) fn many(
                      Number;\n",
                     name.to_uppercase()
                 );
-                [&definitions, &sums(dtype, unit), &all.source(is_large), &places.source(), MANY].concat()
+                [&definitions, &sums(dtype, unit), &all.source(is_large), &places.source(), SORTED].concat()
             };
             queue.launch(KernelName { op: name, variant }, text, config, &mut words.clone())
         };
@@ -123,19 +125,19 @@ pub(super) fn many(
 /// address of the numbers.
 fn positions(
     queue: &mut Queue,
-    written: &Written<'_>,
+    write: &IndexedWrite<'_>,
     dim: usize,
     source: Source,
     start: u64,
     fault: [u64; 2],
 ) -> Result<u64> {
-    let (index, target) = (written.index, written.target);
+    let (index, target) = (write.index, write.target);
     let bytes: Dims = index.strides().iter().map(|stride| stride * size_of::<i64>()).collect();
     let (rows, elements) = (Layout::contiguous(index.sizes())?, Layout::contiguous(target.sizes())?);
     let places = Places::new(&elements, &[dim], 1);
     let mut lines = Dims::from_slice(elements.strides());
     lines[dim] = 0;
-    let space = Space::new(index.sizes(), &[rows.strides(), &bytes, &lines]);
+    let space = IterationSpace::new(index.sizes(), &[rows.strides(), &bytes, &lines]);
     let is_large = space.is_large(target.numel());
     let keys = queue.workspace(index.numel() * source.key_bytes())?;
     let mut words: SmallVec<[u64; 64]> = space.words().chain(places.words(fault)).collect();

@@ -1,16 +1,16 @@
-//! Number series.
+//! Ranges of numbers: arange, linspace, logspace.
 
 use crate::kernel::on_cpu;
 use crate::{Access, Element, Entry, Result, Scalar, Tensor};
 
 /// A kernel that writes numbers to a contiguous tensor, each computed from its index.
-pub(crate) type Series = fn(&'static str, &Tensor, Rule) -> Result<()>;
+pub(crate) type RangeKernel = fn(&'static str, &Tensor, RangeRule) -> Result<()>;
 
-pub(crate) const SERIES: &[Entry<Series>] = on_cpu!(numbers: series::<T>);
+pub(crate) const RANGES: &[Entry<RangeKernel>] = on_cpu!(numbers: range::<T>);
 
-/// The rule of a series.
+/// The rule of a range.
 #[derive(Clone, Copy)]
-pub(crate) enum Rule {
+pub(crate) enum RangeRule {
     /// Integers: the first number, and the step.
     Integers(i64, i64),
     /// Floats: the first number, and the step.
@@ -21,7 +21,7 @@ pub(crate) enum Rule {
     Powers(f64, f64, f64),
 }
 
-impl Rule {
+impl RangeRule {
     /// Returns number `i` of `count`.
     fn number(self, i: usize, count: usize) -> Scalar {
         match self {
@@ -39,7 +39,7 @@ fn between(start: f64, end: f64, i: usize, count: usize) -> f64 {
     if i < count / 2 || count == 1 { start + step * i as f64 } else { end - step * (count - 1 - i) as f64 }
 }
 
-fn series<T: Element>(op: &'static str, out: &Tensor, rule: Rule) -> Result<()> {
+fn range<T: Element>(op: &'static str, out: &Tensor, rule: RangeRule) -> Result<()> {
     let mut access = Access::new(op, &[out], &[])?;
     let numbers = access.slice_mut::<T>(0)?;
     let count = numbers.len();

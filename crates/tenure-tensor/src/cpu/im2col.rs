@@ -8,11 +8,11 @@ use crate::Number;
 use crate::arrays;
 use crate::ops::Geometry;
 
-/// The pixels that a convolution writes, and those that it reads for each.
+/// The im2col mapping of a convolution: the pixels that it writes, and those that it reads for each.
 ///
 /// Along each dimension, pixel `i` of `count` is written at `start + i * step`, and each *tap* of the kernel reads at
 /// `i * source_step + tap`; outside of the image there are zeros.
-pub(super) struct Sweep {
+pub(super) struct Im2col {
     pub(super) source: [usize; 3],
     pub(super) target: [usize; 3],
     pub(super) start: [usize; 3],
@@ -25,7 +25,7 @@ pub(super) struct Sweep {
 }
 
 /// Neighbouring pixels of one row of an image.
-pub(super) struct Run {
+pub(super) struct PixelRun {
     /// The panel's column of the first.
     column: usize,
     image: usize,
@@ -36,13 +36,13 @@ pub(super) struct Run {
 
 /// The strides of images and channels in memory, in elements.
 #[derive(Clone, Copy)]
-pub(super) struct Channels {
+pub(super) struct ImageStrides {
     pub(super) image: usize,
     pub(super) channel: usize,
 }
 
-impl Sweep {
-    /// Returns the sweep of a convolution of images of sizes `source`.
+impl Im2col {
+    /// Returns the mapping of a convolution of images of sizes `source`.
     pub(super) fn forward(source: [usize; 3], target: [usize; 3], kernel: [usize; 3], geometry: &Geometry) -> Self {
         let tap = |at: [usize; 3]| {
             std::array::from_fn(|dim| (at[dim] * geometry.dilation[dim]) as isize - geometry.padding[dim] as isize)
@@ -57,11 +57,11 @@ impl Sweep {
             taps: positions(kernel).map(tap).collect(),
             numbers: (0..kernel.iter().product()).collect(),
         }
-        .without_idle_taps()
+        .without_padding_taps()
     }
 
     /// Drops the taps that read zeros for every pixel: the kernel's outer taps, if an image is small.
-    fn without_idle_taps(mut self) -> Self {
+    fn without_padding_taps(mut self) -> Self {
         let reads = |tap: &[isize; 3]| {
             (0..3).all(|dim| {
                 let (step, tap) = (self.source_step[dim] as isize, tap[dim]);
@@ -74,7 +74,7 @@ impl Sweep {
         self
     }
 
-    /// Returns the sweeps of the transposed convolution. A pixel of the result meets the taps that are a multiple of
+    /// Returns the mappings of the transposed convolution. A pixel of the result meets the taps that are a multiple of
     /// the stride away. These are the same for each pixel of a *phase*; there are as many phases as the product of the
     /// strides.
     pub(super) fn transposed(
@@ -100,7 +100,8 @@ impl Sweep {
             let met = positions(kernel).enumerate().filter_map(|(number, at)| tap(at).map(|tap| (tap, number)));
             let (taps, numbers) = met.unzip();
             let count = std::array::from_fn(|dim| target[dim].saturating_sub(start[dim]).div_ceil(stride[dim]));
-            Self { source, target, start, step: stride, count, source_step: [1; 3], taps, numbers }.without_idle_taps()
+            Self { source, target, start, step: stride, count, source_step: [1; 3], taps, numbers }
+                .without_padding_taps()
         })
     }
 
@@ -115,7 +116,7 @@ impl Sweep {
     }
 
     /// Returns the rows that contain a range of the pixels of all images.
-    pub(super) fn runs(&self, pixels: Range<usize>) -> SmallVec<[Run; 16]> {
+    pub(super) fn runs(&self, pixels: Range<usize>) -> SmallVec<[PixelRun; 16]> {
         let [depth, height, width] = self.count;
         let mut runs = SmallVec::new();
         let mut pixel = pixels.start;
@@ -124,7 +125,7 @@ impl Sweep {
             let (slice, down) = (row / height, row % height);
             let length = (width - across).min(pixels.end - pixel);
             let at = [slice % depth, down, across];
-            runs.push(Run { column: pixel - pixels.start, image: slice / depth, at, length });
+            runs.push(PixelRun { column: pixel - pixels.start, image: slice / depth, at, length });
             pixel += length;
         }
         runs
@@ -135,9 +136,9 @@ impl Sweep {
     #[inline(always)]
     pub(super) fn gather<T: Number>(
         &self,
-        runs: &[Run],
+        runs: &[PixelRun],
         source: &[T],
-        strides: Channels,
+        strides: ImageStrides,
         channels: usize,
         columns: &mut [T],
         pitch: usize,
@@ -202,10 +203,10 @@ impl Sweep {
     #[inline(always)]
     pub(super) unsafe fn scatter<T: Number>(
         &self,
-        runs: &[Run],
+        runs: &[PixelRun],
         (tile, width): (*const T, usize),
         target: *mut T,
-        strides: Channels,
+        strides: ImageStrides,
         channels: usize,
         bias: impl Fn(usize) -> T,
     ) {
@@ -236,9 +237,9 @@ impl Sweep {
     #[inline(always)]
     pub(super) unsafe fn transpose<T: Number>(
         &self,
-        runs: &[Run],
+        runs: &[PixelRun],
         target: *const T,
-        strides: Channels,
+        strides: ImageStrides,
         channels: usize,
         rows: *mut T,
         pixels: usize,

@@ -3,15 +3,15 @@
 use std::ops::Range;
 
 /// A slice that threads write to, each to its own ranges.
-pub(super) struct Slots<T> {
+pub(super) struct DisjointSlice<T> {
     data: *mut T,
     length: usize,
 }
 
 // SAFETY: the caller of `range` promises that no other thread has the range.
-unsafe impl<T: Send> Sync for Slots<T> {}
+unsafe impl<T: Send> Sync for DisjointSlice<T> {}
 
-impl<T> Slots<T> {
+impl<T> DisjointSlice<T> {
     pub(super) fn new(slice: &mut [T]) -> Self {
         Self { data: slice.as_mut_ptr(), length: slice.len() }
     }
@@ -27,7 +27,7 @@ impl<T> Slots<T> {
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "the caller says that ranges do not meet")]
     pub(super) unsafe fn range(&self, range: Range<usize>) -> &mut [T] {
-        assert!(range.start <= range.end && range.end <= self.length, "{range:?} of {} slots", self.length);
+        assert!(range.start <= range.end && range.end <= self.length, "{range:?} of {} elements", self.length);
         // SAFETY: the range is within the slice, and only the caller has it, as the caller promises.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(range.start), range.len()) }
     }

@@ -1,12 +1,12 @@
-//! Writes to elements that an index names.
+//! Indexed writes: the layout, checks and launches that scatter and index_add share.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::KernelName;
 
+use super::async_errors;
 use super::gather::Places;
-use super::late;
+use super::iteration_space::{IterationSpace, unit_type};
 use super::queue::{self, Queue};
-use super::space::{Space, unit_type};
 use crate::cpu::scatter::check_apart;
 use crate::elementwise::Dims;
 use crate::{Access, Result, Tensor, TensorError};
@@ -15,7 +15,7 @@ const TEMPLATE: &str = include_str!("source/scatter.cu");
 
 /// A write by index: a target, an index and values. Lines write to separate places; the writes along a line are
 /// numbered.
-pub(super) struct Written<'a> {
+pub(super) struct IndexedWrite<'a> {
     pub(super) op: &'static str,
     pub(super) target: &'a Tensor,
     pub(super) index: &'a Tensor,
@@ -34,7 +34,7 @@ pub(super) struct Written<'a> {
     line_strides: Dims,
 }
 
-impl<'a> Written<'a> {
+impl<'a> IndexedWrite<'a> {
     pub(super) fn lines(
         op: &'static str,
         target: &'a Tensor,
@@ -114,10 +114,10 @@ impl<'a> Written<'a> {
     }
 
     /// Returns the space of all writes, with their places in the index, the target, the values and `more`.
-    pub(super) fn space(&self, dims: usize, more: &[&Dims]) -> Space {
+    pub(super) fn space(&self, dims: usize, more: &[&Dims]) -> IterationSpace {
         let operands: SmallVec<[&[usize]; 5]> =
             self.strides.iter().chain(more.iter().copied()).map(|strides| &strides[..dims]).collect();
-        Space::new(&self.sizes[..dims], &operands)
+        IterationSpace::new(&self.sizes[..dims], &operands)
     }
 
     /// Returns the strides of the number of a write along its line.
@@ -158,12 +158,12 @@ impl<'a> Written<'a> {
         let begins = starts[1..].iter().chain(&self.places.strides).copied();
         let unit = all.widen(self.target.dtype().size(), 1..3, begins);
         let launch = |queue: &mut Queue| {
-            let fault = queue.fault(late::INDEX)?;
+            let fault = queue.fault(async_errors::INDEX)?;
             let owners = match is_once {
                 true => 0,
                 false => queue.workspace(self.lines * self.places.count * if is_large { 8 } else { 4 })?,
             };
-            let step = |name: &'static str, space: &Space, unit: usize| {
+            let step = |name: &'static str, space: &IterationSpace, unit: usize| {
                 let mut words: SmallVec<[u64; 64]> = space.words().chain(self.places.words(fault)).collect();
                 words.extend(starts.map(|start| start as u64));
                 words.push(owners);

@@ -1,4 +1,4 @@
-//! Convolutions with few channels in a group, above all depthwise ones, for which no matrix product is large enough.
+//! Depthwise convolutions, and others with few channels in a group: no matrix product is large enough for them.
 //!
 //! A channel of an image is copied to a *grid*, with the zeros around it. The grid's order makes the pixels that a tap
 //! reads one run of memory: pixels that are a stride apart are neighbours, and rows of the result are as far apart as
@@ -6,10 +6,10 @@
 
 use std::array;
 
-use super::loops::vectorized;
+use super::disjoint_slice::{DisjointSlice, unbound};
+use super::elementwise::vectorized;
+use super::im2col::{Im2col, ImageStrides};
 use super::scratch;
-use super::slots::{Slots, unbound};
-use super::sweep::{Channels, Sweep};
 use crate::{Access, Device, Number, Result, Tensor, arrays, threads};
 
 /// The largest number of rows in a group for which this is faster than a matrix product.
@@ -25,9 +25,9 @@ const LANES: usize = 64;
 /// The numbers of pixels and of taps whose products are summed up at once.
 const BLOCK: (usize, usize) = (16, 9);
 
-/// The layout of a grid: where a sweep's pixels are, and the places that each tap reads for them.
+/// The layout of a grid: where the mapping's pixels are, and the places that each tap reads for them.
 pub(super) struct Grid<'a> {
-    sweep: &'a Sweep,
+    im2col: &'a Im2col,
     /// The image coordinate of the first place along each dimension; negative in the padding.
     first: [isize; 3],
     /// The number of places of a phase along each dimension. There are as many phases as steps between pixels.
@@ -41,8 +41,8 @@ pub(super) struct Grid<'a> {
 impl<'a> Grid<'a> {
     /// Creates the grid for groups of `rows` rows and `channels` channels, or returns `None` if a matrix product is
     /// better.
-    pub(super) fn new<T>(sweep: &'a Sweep, [groups, rows, channels]: [usize; 3]) -> Option<Self> {
-        let (taps, count, step) = (&sweep.taps, sweep.count, sweep.source_step);
+    pub(super) fn new<T>(im2col: &'a Im2col, [groups, rows, channels]: [usize; 3]) -> Option<Self> {
+        let (taps, count, step) = (&im2col.taps, im2col.count, im2col.source_step);
         if groups == 1 || !(1..=ROWS).contains(&rows) || channels * taps.len() == 0 || count.contains(&0) {
             return None;
         }
@@ -52,7 +52,7 @@ impl<'a> Grid<'a> {
             let reach = (along(dim).max().unwrap_or(0) - first[dim]) as usize;
             count[dim] + reach / step[dim]
         });
-        let mut grid = Self { sweep, first, sizes, offsets: Vec::new(), length: 0 };
+        let mut grid = Self { im2col, first, sizes, offsets: Vec::new(), length: 0 };
         let offset = |tap: &[isize; 3]| grid.place(array::from_fn(|dim| (tap[dim] - first[dim]) as usize));
         grid.offsets = taps.iter().map(offset).collect();
         grid.length = ((count[0] - 1) * sizes[1] + count[1] - 1) * sizes[2] + count[2];
@@ -62,7 +62,7 @@ impl<'a> Grid<'a> {
 
     /// Returns the place of the pixel at this distance from the first place.
     fn place(&self, at: [usize; 3]) -> usize {
-        let step = self.sweep.source_step;
+        let step = self.im2col.source_step;
         let flat = |at: [usize; 3], sizes: [usize; 3]| (at[0] * sizes[1] + at[1]) * sizes[2] + at[2];
         let (phase, inside) = (array::from_fn(|dim| at[dim] % step[dim]), array::from_fn(|dim| at[dim] / step[dim]));
         flat(phase, step) * self.phase() + flat(inside, self.sizes)
@@ -74,7 +74,7 @@ impl<'a> Grid<'a> {
 
     /// Returns the number of places of a channel, with room to read past the last.
     fn places(&self) -> usize {
-        self.phase() * self.sweep.source_step.iter().product::<usize>() + LANES
+        self.phase() * self.im2col.source_step.iter().product::<usize>() + LANES
     }
 
     /// Returns the number of places that are computed for a row of the result.
@@ -84,7 +84,7 @@ impl<'a> Grid<'a> {
 
     /// Copies an image's channel. The padding around it is not written.
     fn load<T: Number>(&self, image: &[T], grid: &mut [T]) {
-        let ([depth, height, width], step) = (self.sweep.source, self.sweep.source_step);
+        let ([depth, height, width], step) = (self.im2col.source, self.im2col.source_step);
         let along = |dim: usize, at: usize| {
             let place = usize::try_from(at as isize - self.first[dim]).ok()?;
             (place < self.sizes[dim] * step[dim]).then_some(place)
@@ -110,7 +110,7 @@ impl<'a> Grid<'a> {
     /// Returns, for each row of pixels, where it begins in the computed places, and the number of the result's first
     /// pixel.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<'_> {
-        let Sweep { count, start, step, target, .. } = self.sweep;
+        let Im2col { count, start, step, target, .. } = self.im2col;
         (0..count[0]).flat_map(move |slice| {
             (0..count[1]).map(move |row| {
                 let (d, h) = (start[0] + slice * step[0], start[1] + row * step[1]);
@@ -119,7 +119,7 @@ impl<'a> Grid<'a> {
         })
     }
 
-    /// Writes the pixels of the sweep, as `sweep_product` does.
+    /// Writes the pixels of the mapping, as `im2col_product` does.
     pub(super) fn convolve<T: Number>(
         &self,
         out: &Tensor,
@@ -136,8 +136,8 @@ impl<'a> Grid<'a> {
         let (images, weights) = unsafe { (unbound(access.slice::<T>(0)?), unbound(access.slice::<T>(1)?)) };
         // SAFETY: as above.
         let biases = bias.map(|_| access.slice::<T>(2).map(|biases| unsafe { unbound(biases) })).transpose()?;
-        let (from, to) = (channels_of(input), channels_of(out));
-        let results = Slots::new(access.slice_mut::<T>(0)?);
+        let (from, to) = (strides_of(input), strides_of(out));
+        let results = DisjointSlice::new(access.slice_mut::<T>(0)?);
         let inner = channels * self.offsets.len();
         let (places, run) = (self.places(), self.run());
         let together = (GRAIN / (rows * inner * self.length).max(1)).max(1);
@@ -156,7 +156,7 @@ impl<'a> Grid<'a> {
                 vectorized!(self.sum_up(grid, weights, sums));
                 for (row, sums) in (group * rows..).zip(sums.chunks_exact(run)) {
                     let bias = biases.map_or(T::ZERO, |biases| biases[row]);
-                    let (count, step) = (self.sweep.count[2], self.sweep.step[2]);
+                    let (count, step) = (self.im2col.count[2], self.im2col.step[2]);
                     for (place, pixel) in self.rows() {
                         let first = image * to.image + row * to.channel + pixel;
                         // SAFETY: these are pixels of a channel of an image, which only this job writes.
@@ -221,8 +221,8 @@ impl<'a> Grid<'a> {
         // SAFETY: `access` has locked the tensors that are read, and `slice` checks that they are not written through
         // it.
         let (sources, grads) = unsafe { (unbound(access.slice::<T>(0)?), unbound(access.slice::<T>(1)?)) };
-        let to = Slots::new(access.slice_mut::<T>(0)?);
-        let (from, of_grad) = (channels_of(input), channels_of(grad));
+        let to = DisjointSlice::new(access.slice_mut::<T>(0)?);
+        let (from, of_grad) = (strides_of(input), strides_of(grad));
         let (places, run) = (self.places(), self.run());
         let together = (GRAIN / (images * rows * inner * self.length / slices).max(1)).max(1);
         let workspace = || scratch(|| Tensor::zeros(&[channels * places + run], T::DTYPE, Device::CPU));
@@ -242,7 +242,7 @@ impl<'a> Grid<'a> {
                     for row in 0..rows {
                         let first = image * of_grad.image + (group * rows + row) * of_grad.channel;
                         for (place, pixel) in self.rows() {
-                            let count = self.sweep.count[2];
+                            let count = self.im2col.count[2];
                             grid_of_grad[place..][..count].copy_from_slice(&grads[first + pixel..][..count]);
                         }
                         vectorized!(for (channel, grid) in grid.chunks_exact(places).enumerate() {
@@ -281,6 +281,6 @@ fn dots<T: Number>(grid: &[T], run: &[T], offsets: &[usize]) -> [T; BLOCK.1] {
     arrays::map(sums, |lanes| lanes.into_iter().fold(T::ZERO, Number::plus))
 }
 
-fn channels_of(tensor: &Tensor) -> Channels {
-    Channels { image: tensor.strides()[0], channel: tensor.strides()[1] }
+fn strides_of(tensor: &Tensor) -> ImageStrides {
+    ImageStrides { image: tensor.strides()[0], channel: tensor.strides()[1] }
 }

@@ -1,10 +1,10 @@
-//! Tensors of number series: ranges, evenly spaced numbers, the identity matrix.
+//! Tensors of ranges: arange, linspace, logspace, and the identity matrix.
 
 use super::Tensor;
-use crate::cpu::series::{Rule, Series};
+use crate::cpu::ranges::{RangeKernel, RangeRule};
 use crate::{DType, Device, Kernel, Result, Scalar, TensorError, cpu, cuda};
 
-static SERIES: Kernel<Series> = Kernel::new("arange", &[cpu::series::SERIES, cuda::series::SERIES]);
+static RANGES: Kernel<RangeKernel> = Kernel::new("arange", &[cpu::ranges::RANGES, cuda::ranges::RANGES]);
 
 impl Tensor {
     /// Returns the numbers from `start` up to but without `end`, `step` apart.
@@ -43,10 +43,10 @@ impl Tensor {
             return Err(TensorError::argument("arange", reason));
         }
         let rule = match (start, step) {
-            (Scalar::Int(start), Scalar::Int(step)) => Rule::Integers(start, step),
-            _ => Rule::Floats(start.to_f64(), step.to_f64()),
+            (Scalar::Int(start), Scalar::Int(step)) => RangeRule::Integers(start, step),
+            _ => RangeRule::Floats(start.to_f64(), step.to_f64()),
         };
-        Self::series("arange", count as usize, dtype, device, rule)
+        Self::range("arange", count as usize, dtype, device, rule)
     }
 
     /// Returns `count` evenly spaced numbers from `start` to `end`, both included.
@@ -54,7 +54,7 @@ impl Tensor {
     /// # Errors
     /// `bool`; no memory.
     pub fn linspace(start: f64, end: f64, count: usize, dtype: DType, device: Device) -> Result<Self> {
-        Self::series("linspace", count, dtype, device, Rule::Between(start, end))
+        Self::range("linspace", count, dtype, device, RangeRule::Between(start, end))
     }
 
     /// Returns `base` to the power of `count` evenly spaced numbers from `start` to `end`, both included.
@@ -62,7 +62,7 @@ impl Tensor {
     /// # Errors
     /// `bool`; no memory.
     pub fn logspace(start: f64, end: f64, count: usize, base: f64, dtype: DType, device: Device) -> Result<Self> {
-        Self::series("logspace", count, dtype, device, Rule::Powers(base, start, end))
+        Self::range("logspace", count, dtype, device, RangeRule::Powers(base, start, end))
     }
 
     /// Returns a matrix with ones on the main diagonal, and zeros elsewhere.
@@ -75,13 +75,13 @@ impl Tensor {
         Ok(matrix)
     }
 
-    fn series(op: &'static str, count: usize, dtype: DType, device: Device, rule: Rule) -> Result<Self> {
+    fn range(op: &'static str, count: usize, dtype: DType, device: Device, rule: RangeRule) -> Result<Self> {
         if dtype == DType::Bool {
             let expected = "numbers are needed".to_owned();
             return Err(TensorError::DType { op, found: dtype, expected });
         }
         let tensor = Self::empty(&[count], dtype, device)?;
-        SERIES.find(device.kind(), dtype)?(op, &tensor, rule)?;
+        RANGES.find(device.kind(), dtype)?(op, &tensor, rule)?;
         Ok(tensor)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::loops::GRAIN;
+use super::elementwise::GRAIN;
 use crate::threads;
 
 /// The largest number of neighbouring lines that are walked at once.

@@ -1,20 +1,20 @@
-//! Number series.
+//! Ranges of numbers: arange, linspace, logspace.
 
 use tenure_device::cuda::KernelName;
 
+use super::iteration_space::linear;
 use super::queue::{self, Queue};
-use super::space::linear;
 use super::{on_cpu, stored};
 use crate::cpu;
-use crate::cpu::series::{Rule, Series};
+use crate::cpu::ranges::{RangeKernel, RangeRule};
 use crate::kernel::on_cuda;
 use crate::{Access, Entry, Result, Tensor};
 
-pub(crate) const SERIES: &[Entry<Series>] = on_cuda!(numbers: series);
+pub(crate) const RANGES: &[Entry<RangeKernel>] = on_cuda!(numbers: range);
 
 const TEMPLATE: &str = include_str!("source/series.cu");
 
-fn series(op: &'static str, out: &Tensor, rule: Rule) -> Result<()> {
+fn range(op: &'static str, out: &Tensor, rule: RangeRule) -> Result<()> {
     let (count, dtype) = (out.numel(), out.dtype());
     if count == 0 {
         return Ok(());
@@ -22,10 +22,10 @@ fn series(op: &'static str, out: &Tensor, rule: Rule) -> Result<()> {
     let mut access = Access::new(op, &[out], &[])?;
     let to = access.write_ptr(0).addr() as u64;
     let (rule_name, numbers) = match rule {
-        Rule::Integers(start, step) => ("INTEGERS", [start as u64, step as u64, 0]),
-        Rule::Floats(start, step) => ("FLOATS", [start.to_bits(), step.to_bits(), 0]),
-        Rule::Between(start, end) => ("BETWEEN", [start.to_bits(), end.to_bits(), 0]),
-        Rule::Powers(base, start, end) => ("POWERS", [start.to_bits(), end.to_bits(), base.to_bits()]),
+        RangeRule::Integers(start, step) => ("INTEGERS", [start as u64, step as u64, 0]),
+        RangeRule::Floats(start, step) => ("FLOATS", [start.to_bits(), step.to_bits(), 0]),
+        RangeRule::Between(start, end) => ("BETWEEN", [start.to_bits(), end.to_bits(), 0]),
+        RangeRule::Powers(base, start, end) => ("POWERS", [start.to_bits(), end.to_bits(), base.to_bits()]),
     };
     let launch = |queue: &mut Queue| {
         let [first, second, third] = numbers;
@@ -38,5 +38,5 @@ fn series(op: &'static str, out: &Tensor, rule: Rule) -> Result<()> {
         let variant = (dtype as u64) << 1 | u64::from(rule_name == "FLOATS");
         queue.launch(KernelName { op, variant }, source, linear(count), &mut words)
     };
-    queue::submit(&access, launch, move |writes, _| on_cpu(op, &[cpu::series::SERIES], dtype)?(op, &writes[0], rule))
+    queue::submit(&access, launch, move |writes, _| on_cpu(op, &[cpu::ranges::RANGES], dtype)?(op, &writes[0], rule))
 }

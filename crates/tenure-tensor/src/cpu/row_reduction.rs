@@ -1,4 +1,4 @@
-//! Reductions of rows in lanes, so that whole vectors are accumulated at once. For loops compiled for wide vectors.
+//! Reductions of contiguous rows in vector lanes, for loops compiled for wide vectors.
 
 use crate::arrays;
 use crate::element::Real;
@@ -6,21 +6,21 @@ use crate::element::Real;
 /// The number of lanes: several vectors, so that one need not wait for another.
 const LANES: usize = 32;
 
-/// Merges `value` of the elements of some rows of the same length.
+/// Reduces some rows of the same length to one value: merges `value` of their elements.
 #[inline(always)]
 #[expect(
     clippy::needless_range_loop,
     reason = "`blocks` and `rows` hold one slice for each row: the index is within each"
 )]
-pub(super) fn gather<T: Copy, R: Copy, const N: usize>(
+pub(super) fn reduce_rows<T: Copy, R: Copy, const N: usize>(
     rows: [&[T]; N],
-    start: R,
+    identity: R,
     value: impl Fn([T; N]) -> R,
     merge: impl Fn(R, R) -> R,
 ) -> R {
     let n = rows[0].len();
     let blocks: [_; N] = arrays::from_fn(|row| rows[row][..n].as_chunks::<LANES>().0);
-    let mut lanes = [start; LANES];
+    let mut lanes = [identity; LANES];
     for i in 0..n / LANES {
         let block: [_; N] = arrays::from_fn(|row| &blocks[row][i]);
         for lane in 0..LANES {
@@ -44,7 +44,7 @@ pub(super) fn gather<T: Copy, R: Copy, const N: usize>(
 /// Returns the sum of `value` over the elements of some rows of the same length.
 #[inline(always)]
 pub(super) fn sum<T: Copy, R: Real, const N: usize>(rows: [&[T]; N], value: impl Fn([T; N]) -> R) -> R {
-    gather(
+    reduce_rows(
         rows,
         R::ZERO,
         value,

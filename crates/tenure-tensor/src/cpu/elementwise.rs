@@ -223,7 +223,7 @@ impl Buffers {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum OperandLayout {
     /// Elements are contiguous.
     Dense,
     /// All elements are at one address.
@@ -235,7 +235,7 @@ enum Place {
 struct Port<'a> {
     sizes: &'a [usize],
     operand: &'a Operand,
-    place: Place,
+    place: OperandLayout,
     width: usize,
     /// The conversion to the lane's type, or from it for an output.
     cast: Option<Cast>,
@@ -246,9 +246,9 @@ struct Port<'a> {
 impl<'a> Port<'a> {
     fn new(sizes: &'a [usize], operand: &'a Operand, lane: DType, is_written: bool, is_output: bool) -> Self {
         let place = match () {
-            () if is_dense(sizes, operand) => Place::Dense,
-            () if operand.strides.iter().all(|stride| *stride == 0) => Place::Constant,
-            () => Place::Strided,
+            () if is_dense(sizes, operand) => OperandLayout::Dense,
+            () if operand.strides.iter().all(|stride| *stride == 0) => OperandLayout::Constant,
+            () => OperandLayout::Strided,
         };
         let (from, to) = if is_written { (lane, operand.dtype) } else { (operand.dtype, lane) };
         let cast = (from != to).then(|| cast::between(from, to));
@@ -282,7 +282,7 @@ impl<'a> Port<'a> {
 
     /// Returns the address of elements `at..at + n` if they are contiguous.
     fn in_place(&self, at: usize, n: usize) -> Option<*mut u8> {
-        if self.place == Place::Dense {
+        if self.place == OperandLayout::Dense {
             return Some(self.operand.data.wrapping_add(at * self.width));
         }
         let is_run = self.stride() == self.width && at % self.inner() + n <= self.inner();
@@ -292,9 +292,11 @@ impl<'a> Port<'a> {
     /// Returns the address of elements `at..at + n` if all are at one.
     fn repeated(&self, at: usize, n: usize) -> Option<*mut u8> {
         match self.place {
-            Place::Dense => None,
-            Place::Constant => Some(self.operand.data),
-            Place::Strided => (self.stride() == 0 && at % self.inner() + n <= self.inner()).then(|| self.element(at)),
+            OperandLayout::Dense => None,
+            OperandLayout::Constant => Some(self.operand.data),
+            OperandLayout::Strided => {
+                (self.stride() == 0 && at % self.inner() + n <= self.inner()).then(|| self.element(at))
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! Iteration over several layouts together, with a thread for each element or for several neighbours.
+//! The iteration space of several layouts together, with a thread for each element or for several neighbours.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -17,13 +17,13 @@ const THREADS: usize = 256;
 const WIDEST: usize = 16;
 
 /// The iteration space of a kernel's threads, in the order of memory.
-pub(super) struct Space {
+pub(super) struct IterationSpace {
     sizes: Dims,
     /// The distances of neighbours along each dimension, for each operand.
     operands: SmallVec<[Dims; 4]>,
 }
 
-impl Space {
+impl IterationSpace {
     /// Creates the space of these sizes, with the strides of each operand. The first operand whose strides differ
     /// decides which threads are neighbours.
     pub(super) fn new(sizes: &[usize], operands: &[&[usize]]) -> Self {
