@@ -66,15 +66,15 @@ pub enum Cause {
 /// tensor that is in no tier, or there is never enough room. Also if the plan cannot be repeated, because a tensor that
 /// always exists ends in another tier than it began.
 pub fn simulate(problem: &Problem, plan: &Plan) -> Result<Outcome, PlanError> {
-    Player::new(problem, plan)?.play()
+    Simulation::new(problem, plan)?.run()
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum State {
-    Unborn,
+enum TensorState {
+    Unallocated,
     At(usize),
     /// Dropped, or never needed again.
-    Gone,
+    Freed,
 }
 
 /// A tensor in transfer.
@@ -86,9 +86,9 @@ struct Transfer {
 
 /// A pending move.
 #[derive(Clone, Copy)]
-struct Order {
+struct PendingMove {
     tensor: usize,
-    /// The kernel that must have begun.
+    /// The kernel that must have started.
     kernel: usize,
     /// The number of drops of the tensor that come before.
     drops: usize,
@@ -96,48 +96,48 @@ struct Order {
 
 /// The accesses of the running kernel in a tier.
 #[derive(Clone, Copy, Default)]
-struct Accessed {
+struct TierAccesses {
     bytes: u64,
     times: u64,
 }
 
-struct Player<'a> {
+struct Simulation<'a> {
     problem: &'a Problem,
     places: &'a [usize],
-    states: Vec<State>,
+    states: Vec<TensorState>,
     /// The number of times that each tensor was dropped.
     drops: Vec<usize>,
     /// The link that carries each tensor.
     on_link: Vec<Option<usize>>,
-    used: Vec<u64>,
+    used_bytes: Vec<u64>,
     /// Pending moves on each link.
-    waiting: Vec<VecDeque<Order>>,
+    pending_moves: Vec<VecDeque<PendingMove>>,
     /// Pending and running moves of tensors that always exist.
-    unsettled: usize,
+    persistent_moves: usize,
     active: Vec<Option<Transfer>>,
     /// The recomputations before each kernel, and the drops after it: (tensor, tier).
     recomputed: Vec<Vec<(usize, usize)>>,
     dropped: Vec<Vec<usize>>,
     /// Tensors whose lifetime begins with each kernel, and those whose lifetime ends with it.
-    born: Vec<Vec<usize>>,
-    dying: Vec<Vec<usize>>,
+    allocated_by: Vec<Vec<usize>>,
+    freed_by: Vec<Vec<usize>>,
     /// The number of kernels that have begun.
-    begun: usize,
+    started_kernels: usize,
     /// The number of kernels and recomputations that have begun.
-    runs: usize,
+    executions: usize,
     /// Whether the last of these is running. Tensors that it uses do not leave their tier before it has ended.
     is_running: bool,
     /// For each tensor, the value of `runs` at its last use or write.
-    used_by: Vec<usize>,
-    written_by: Vec<usize>,
+    last_use: Vec<usize>,
+    last_write: Vec<usize>,
     /// The reads and writes of the last run in each tier.
-    reads: Vec<Accessed>,
-    writes: Vec<Accessed>,
+    reads: Vec<TierAccesses>,
+    writes: Vec<TierAccesses>,
     now: f64,
     outcome: Outcome,
 }
 
-impl<'a> Player<'a> {
+impl<'a> Simulation<'a> {
     fn new(problem: &'a Problem, plan: &'a Plan) -> Result<Self, PlanError> {
         let (tensors, kernels) = (problem.tensors().len(), problem.kernels().len());
         let (tiers, links) = (problem.tiers().len(), problem.links().len());
@@ -150,27 +150,27 @@ impl<'a> Player<'a> {
         if let Some(tier) = plan.places.iter().copied().find(|tier| *tier >= tiers) {
             return Err(PlanError::Tier { tier, tiers });
         }
-        let mut player = Self {
+        let mut simulation = Self {
             problem,
             places: &plan.places,
-            states: vec![State::Unborn; tensors],
+            states: vec![TensorState::Unallocated; tensors],
             drops: vec![0; tensors],
             on_link: vec![None; tensors],
-            used: vec![0; tiers],
-            waiting: vec![VecDeque::new(); links],
-            unsettled: 0,
+            used_bytes: vec![0; tiers],
+            pending_moves: vec![VecDeque::new(); links],
+            persistent_moves: 0,
             active: vec![None; links],
             recomputed: vec![Vec::new(); kernels],
             dropped: vec![Vec::new(); kernels],
-            born: vec![Vec::new(); kernels],
-            dying: vec![Vec::new(); kernels],
-            begun: 0,
-            runs: 0,
+            allocated_by: vec![Vec::new(); kernels],
+            freed_by: vec![Vec::new(); kernels],
+            started_kernels: 0,
+            executions: 0,
             is_running: false,
-            used_by: vec![0; tensors],
-            written_by: vec![0; tensors],
-            reads: vec![Accessed::default(); tiers],
-            writes: vec![Accessed::default(); tiers],
+            last_use: vec![0; tensors],
+            last_write: vec![0; tensors],
+            reads: vec![TierAccesses::default(); tiers],
+            writes: vec![TierAccesses::default(); tiers],
             now: 0.0,
             outcome: Outcome {
                 makespan_ns: 0.0,
@@ -181,21 +181,21 @@ impl<'a> Player<'a> {
                 stalls: Vec::new(),
             },
         };
-        player.take_steps(plan)?;
+        simulation.assign_steps(plan)?;
         for (number, tensor) in problem.tensors().iter().enumerate() {
             let Some(life) = problem.lifetime(number) else { continue };
             if tensor.is_always_there() {
-                player.bear(number, plan.places[number], 0)?;
+                simulation.allocate(number, plan.places[number], 0)?;
             } else {
-                player.born[*life.start()].push(number);
-                player.dying[*life.end()].push(number);
+                simulation.allocated_by[*life.start()].push(number);
+                simulation.freed_by[*life.end()].push(number);
             }
         }
-        Ok(player)
+        Ok(simulation)
     }
 
     /// Distributes the plan's steps to links and kernels.
-    fn take_steps(&mut self, plan: &Plan) -> Result<(), PlanError> {
+    fn assign_steps(&mut self, plan: &Plan) -> Result<(), PlanError> {
         let (problem, tiers) = (self.problem, self.problem.tiers().len());
         let mut at: Vec<Option<usize>> = plan.places.iter().copied().map(Some).collect();
         // For each tensor, the kernel from which on it exists, or does not, and the number of drops so far.
@@ -212,12 +212,12 @@ impl<'a> Player<'a> {
                 }
                 (Action::Move { to }, Some(from)) => {
                     let link = problem.link(from, to).ok_or(PlanError::NoLink { tensor, from, to })?;
-                    self.waiting[link].push_back(Order {
+                    self.pending_moves[link].push_back(PendingMove {
                         tensor,
                         kernel: kernel.max(since[tensor]),
                         drops: drops[tensor],
                     });
-                    self.unsettled += usize::from(problem.tensors()[tensor].is_always_there());
+                    self.persistent_moves += usize::from(problem.tensors()[tensor].is_always_there());
                     at[tensor] = Some(to);
                 }
                 (Action::Drop, Some(_)) if kernel >= since[tensor] => {
@@ -233,81 +233,81 @@ impl<'a> Player<'a> {
                 (Action::Recompute { .. }, _) => return Err(PlanError::StillThere { tensor, kernel }),
             }
         }
-        let begun_and_ended = plan.places.iter().zip(at).enumerate();
-        for (tensor, (begun, ended)) in
-            begun_and_ended.filter(|(tensor, _)| problem.tensors()[*tensor].is_always_there())
+        let first_and_last = plan.places.iter().zip(at).enumerate();
+        for (tensor, (first, last)) in first_and_last.filter(|(tensor, _)| problem.tensors()[*tensor].is_always_there())
         {
-            match ended {
+            match last {
                 None => return Err(PlanError::Lost { tensor }),
-                Some(ended) if ended != *begun => return Err(PlanError::Displaced { tensor, tier: *begun }),
+                Some(last) if last != *first => return Err(PlanError::Displaced { tensor, tier: *first }),
                 Some(_) => {}
             }
         }
         Ok(())
     }
 
-    fn play(mut self) -> Result<Outcome, PlanError> {
+    fn run(mut self) -> Result<Outcome, PlanError> {
         let problem = self.problem;
         for (number, kernel) in problem.kernels().iter().enumerate() {
             for (tensor, to) in std::mem::take(&mut self.recomputed[number]) {
                 self.recompute(number, tensor, to)?;
             }
-            self.wait_for(number, |player| player.obstacle(number, kernel))?;
-            for tensor in std::mem::take(&mut self.born[number]) {
-                self.bear(tensor, self.places[tensor], number)?;
+            self.wait_for(number, |simulation| simulation.start_obstacle(number, kernel))?;
+            for tensor in std::mem::take(&mut self.allocated_by[number]) {
+                self.allocate(tensor, self.places[tensor], number)?;
             }
-            self.begun = number + 1;
-            self.carry_out(kernel);
+            self.started_kernels = number + 1;
+            self.execute(kernel);
             let accessed = self.reads.iter().zip(&self.writes).map(|(read, written)| read.bytes + written.bytes);
             self.outcome.accessed_bytes.iter_mut().zip(accessed).for_each(|(all, bytes)| *all += bytes);
             for tensor in std::mem::take(&mut self.dropped[number]) {
-                self.end(tensor);
+                self.free(tensor);
                 self.drops[tensor] += 1;
             }
-            for tensor in std::mem::take(&mut self.dying[number]) {
-                self.end(tensor);
+            for tensor in std::mem::take(&mut self.freed_by[number]) {
+                self.free(tensor);
             }
         }
-        self.settle()?;
+        self.await_persistent_moves()?;
         self.outcome.makespan_ns = self.now;
         Ok(self.outcome)
     }
 
-    /// Waits until every tensor that always exists is where it began: until all its moves are done.
-    fn settle(&mut self) -> Result<(), PlanError> {
-        let unsettled = |player: &Self| {
-            let on_the_way = player.active.iter().flatten().map(|transfer| transfer.tensor);
-            let waiting = player.waiting.iter().filter_map(|waiting| waiting.front()).map(|order| order.tensor);
-            Ok(on_the_way.chain(waiting).next().filter(|_| player.unsettled > 0).map(Cause::Tensor))
+    /// Waits until all moves of tensors that are always there are done, so that these are where they began.
+    fn await_persistent_moves(&mut self) -> Result<(), PlanError> {
+        let unfinished = |simulation: &Self| {
+            let active = simulation.active.iter().flatten().map(|transfer| transfer.tensor);
+            let pending =
+                simulation.pending_moves.iter().filter_map(|moves| moves.front()).map(|pending| pending.tensor);
+            Ok(active.chain(pending).next().filter(|_| simulation.persistent_moves > 0).map(Cause::Tensor))
         };
-        self.wait_for(self.begun, unsettled).map_err(|error| match error {
+        self.wait_for(self.started_kernels, unfinished).map_err(|error| match error {
             PlanError::NeverReached { tensor, .. } => PlanError::Displaced { tensor, tier: self.places[tensor] },
             error => error,
         })
     }
 
     /// Runs a kernel or a recomputation from beginning to end.
-    fn carry_out(&mut self, kernel: &Kernel) {
+    fn execute(&mut self, kernel: &Kernel) {
         self.count_accesses(kernel);
         self.is_running = true;
-        self.run(|player| player.duration_ns(kernel));
+        self.run_for(|simulation| simulation.duration_ns(kernel));
         self.is_running = false;
-        self.pass(0.0);
+        self.advance(0.0);
     }
 
     fn count_accesses(&mut self, kernel: &Kernel) {
-        self.runs += 1;
+        self.executions += 1;
         for (list, all) in [(&kernel.reads, &mut self.reads), (&kernel.writes, &mut self.writes)] {
-            all.fill(Accessed::default());
+            all.fill(TierAccesses::default());
             for access in list {
-                self.used_by[access.tensor] = self.runs;
-                if let State::At(tier) = self.states[access.tensor] {
+                self.last_use[access.tensor] = self.executions;
+                if let TensorState::At(tier) = self.states[access.tensor] {
                     all[tier].bytes += access.bytes;
                     all[tier].times += 1;
                 }
             }
         }
-        kernel.writes.iter().for_each(|access| self.written_by[access.tensor] = self.runs);
+        kernel.writes.iter().for_each(|access| self.last_write[access.tensor] = self.executions);
     }
 
     /// Recomputes a tensor before a kernel.
@@ -319,19 +319,19 @@ impl<'a> Player<'a> {
             return Err(PlanError::Unreachable { tensor, tier: to });
         }
         let bytes = self.problem.bytes_in(tensor, to);
-        self.wait_for(kernel, |player| {
+        self.wait_for(kernel, |simulation| {
             for input in &again.inputs {
-                if let Some(cause) = player.is_out_of_reach(*input, kernel)? {
+                if let Some(cause) = simulation.reach_obstacle(*input, kernel)? {
                     return Ok(Some(cause));
                 }
             }
-            Ok((!player.has_room(to, bytes)).then_some(Cause::Room(to)))
+            Ok((!simulation.has_room(to, bytes)).then_some(Cause::Room(to)))
         })?;
-        self.bear(tensor, to, kernel)?;
+        self.allocate(tensor, to, kernel)?;
         let whole = |tensor: usize| Access { tensor, bytes: self.problem.tensors()[tensor].bytes };
         let reads = again.inputs.iter().map(|input| whole(*input)).collect();
         let writes = vec![whole(tensor)];
-        self.carry_out(&Kernel { name: String::new(), time_ns: again.time_ns, reads, writes });
+        self.execute(&Kernel { name: String::new(), time_ns: again.time_ns, reads, writes });
         Ok(())
     }
 
@@ -349,7 +349,7 @@ impl<'a> Player<'a> {
                     Cause::Room(tier) => PlanError::NoRoom { tier, kernel },
                 });
             };
-            self.pass(ns);
+            self.advance(ns);
             match self.outcome.stalls.last_mut() {
                 Some(stall) if (stall.kernel, stall.cause) == (kernel, cause) => stall.ns += ns,
                 _ => self.outcome.stalls.push(Stall { kernel, ns, cause }),
@@ -360,13 +360,13 @@ impl<'a> Player<'a> {
     }
 
     /// Returns the reason why a kernel cannot begin now.
-    fn obstacle(&self, number: usize, kernel: &Kernel) -> Result<Option<Cause>, PlanError> {
-        let is_born = |tensor: usize| {
+    fn start_obstacle(&self, number: usize, kernel: &Kernel) -> Result<Option<Cause>, PlanError> {
+        let is_allocated_here = |tensor: usize| {
             let life = self.problem.lifetime(tensor).filter(|life| *life.start() == number);
-            life.is_some() && self.states[tensor] == State::Unborn
+            life.is_some() && self.states[tensor] == TensorState::Unallocated
         };
-        for access in kernel.accesses().filter(|access| !is_born(access.tensor)) {
-            if let Some(cause) = self.is_out_of_reach(access.tensor, number)? {
+        for access in kernel.accesses().filter(|access| !is_allocated_here(access.tensor)) {
+            if let Some(cause) = self.reach_obstacle(access.tensor, number)? {
                 return Ok(Some(cause));
             }
         }
@@ -375,8 +375,8 @@ impl<'a> Player<'a> {
                 return Ok(Some(Cause::Tensor(access.tensor)));
             }
         }
-        let mut needed = vec![0_u64; self.used.len()];
-        for tensor in &self.born[number] {
+        let mut needed = vec![0_u64; self.used_bytes.len()];
+        for tensor in &self.allocated_by[number] {
             let tier = self.places[*tensor];
             if !self.problem.tiers()[tier].is_reachable {
                 return Err(PlanError::Unreachable { tensor: *tensor, tier });
@@ -386,54 +386,57 @@ impl<'a> Player<'a> {
         Ok((0..needed.len()).find(|tier| !self.has_room(*tier, needed[*tier])).map(Cause::Room))
     }
 
-    fn is_out_of_reach(&self, tensor: usize, kernel: usize) -> Result<Option<Cause>, PlanError> {
+    /// Returns what a kernel must wait for before it can access a tensor.
+    fn reach_obstacle(&self, tensor: usize, kernel: usize) -> Result<Option<Cause>, PlanError> {
         match self.states[tensor] {
-            State::At(tier) if self.problem.tiers()[tier].is_reachable => Ok(None),
-            State::At(_) => Ok(Some(Cause::Tensor(tensor))),
-            State::Unborn | State::Gone => Err(PlanError::Gone { tensor, kernel }),
+            TensorState::At(tier) if self.problem.tiers()[tier].is_reachable => Ok(None),
+            TensorState::At(_) => Ok(Some(Cause::Tensor(tensor))),
+            TensorState::Unallocated | TensorState::Freed => Err(PlanError::Gone { tensor, kernel }),
         }
     }
 
     fn has_room(&self, tier: usize, bytes: u64) -> bool {
-        self.problem.tiers()[tier].capacity.is_none_or(|capacity| self.used[tier] + bytes <= capacity)
+        self.problem.tiers()[tier].capacity.is_none_or(|capacity| self.used_bytes[tier] + bytes <= capacity)
     }
 
-    fn bear(&mut self, tensor: usize, tier: usize, kernel: usize) -> Result<(), PlanError> {
+    /// Allocates a tensor in a tier.
+    fn allocate(&mut self, tensor: usize, tier: usize, kernel: usize) -> Result<(), PlanError> {
         let bytes = self.problem.bytes_in(tensor, tier);
         if !self.has_room(tier, bytes) {
             return Err(PlanError::NoRoom { tier, kernel });
         }
-        self.states[tensor] = State::At(tier);
-        self.hold(tier, bytes);
+        self.states[tensor] = TensorState::At(tier);
+        self.reserve(tier, bytes);
         Ok(())
     }
 
-    fn hold(&mut self, tier: usize, bytes: u64) {
-        self.used[tier] += bytes;
-        self.outcome.peak_bytes[tier] = self.outcome.peak_bytes[tier].max(self.used[tier]);
+    /// Adds `bytes` to the use of a tier.
+    fn reserve(&mut self, tier: usize, bytes: u64) {
+        self.used_bytes[tier] += bytes;
+        self.outcome.peak_bytes[tier] = self.outcome.peak_bytes[tier].max(self.used_bytes[tier]);
     }
 
     /// Ends a tensor's existence; a transfer of it ends too.
-    fn end(&mut self, tensor: usize) {
-        if let State::At(tier) = std::mem::replace(&mut self.states[tensor], State::Gone) {
-            self.used[tier] -= self.problem.bytes_in(tensor, tier);
+    fn free(&mut self, tensor: usize) {
+        if let TensorState::At(tier) = std::mem::replace(&mut self.states[tensor], TensorState::Freed) {
+            self.used_bytes[tier] -= self.problem.bytes_in(tensor, tier);
         }
         if let Some(link) = self.on_link[tensor].take() {
             self.active[link] = None;
             let to = self.problem.links()[link].to;
-            self.used[to] -= self.problem.bytes_in(tensor, to);
+            self.used_bytes[to] -= self.problem.bytes_in(tensor, to);
         }
     }
 
     /// Runs a kernel or recomputation whose duration depends on the transfers in progress.
-    fn run(&mut self, duration_ns: impl Fn(&Self) -> f64) {
+    fn run_for(&mut self, duration_ns: impl Fn(&Self) -> f64) {
         let mut left = 1.0;
         loop {
             self.start_transfers();
             let duration = duration_ns(self);
             let needed = left * duration;
             let ns = self.next_arrival_ns().map_or(needed, |arrival| arrival.min(needed));
-            self.pass(ns);
+            self.advance(ns);
             self.outcome.busy_ns += ns;
             if ns >= needed {
                 return;
@@ -445,8 +448,8 @@ impl<'a> Player<'a> {
     /// Returns the nanoseconds that a whole kernel takes at the current rates of transfers.
     fn duration_ns(&self, kernel: &Kernel) -> f64 {
         let tiers = self.problem.tiers();
-        let taken = |bandwidth: fn(&Tier) -> u64, all: &[Accessed], end: fn(&Link) -> usize| -> f64 {
-            let extra = |(number, accessed): (usize, &Accessed)| {
+        let taken = |bandwidth: fn(&Tier) -> u64, all: &[TierAccesses], end: fn(&Link) -> usize| -> f64 {
+            let extra = |(number, accessed): (usize, &TierAccesses)| {
                 if accessed.times == 0 {
                     return 0.0;
                 }
@@ -481,79 +484,83 @@ impl<'a> Player<'a> {
     }
 
     fn is_moving(&self, link: usize) -> bool {
-        self.active[link].is_some_and(|transfer| !transfer.is_there())
+        self.active[link].is_some_and(|transfer| !transfer.has_arrived())
     }
 
     /// Returns the nanoseconds until the next transfer arrives.
     fn next_arrival_ns(&self) -> Option<f64> {
-        let left = |link: usize| self.active[link].filter(|transfer| !transfer.is_there());
+        let left = |link: usize| self.active[link].filter(|transfer| !transfer.has_arrived());
         let arrivals = (0..self.active.len()).filter_map(|link| Some(left(link)?.left_bytes * 1e9 / self.rate(link)));
         arrivals.min_by(f64::total_cmp)
     }
 
     /// Lets time pass, at most until the next arrival.
-    fn pass(&mut self, ns: f64) {
+    fn advance(&mut self, ns: f64) {
         let moved: Vec<f64> = (0..self.active.len()).map(|link| self.rate(link) * ns / 1e9).collect();
         self.now += ns;
         for (link, moved) in moved.into_iter().enumerate() {
             if let Some(transfer) = &mut self.active[link] {
                 transfer.left_bytes -= moved;
-                self.arrive_if_there(link);
+                self.complete_if_arrived(link);
             }
         }
     }
 
     /// Completes a transfer that has arrived, unless the running kernel uses the tensor in its old tier.
-    fn arrive_if_there(&mut self, link: usize) {
-        if let Some(Transfer { tensor, .. }) = self.active[link].filter(Transfer::is_there)
-            && !self.is_used_now(&self.used_by, tensor)
+    fn complete_if_arrived(&mut self, link: usize) {
+        if let Some(Transfer { tensor, .. }) = self.active[link].filter(Transfer::has_arrived)
+            && !self.is_used_now(&self.last_use, tensor)
         {
-            self.arrive(link, tensor);
+            self.complete_transfer(link, tensor);
         }
     }
 
     /// Returns whether the current run uses the tensor, whose last use is in `last`.
     fn is_used_now(&self, last: &[usize], tensor: usize) -> bool {
-        self.is_running && last[tensor] == self.runs
+        self.is_running && last[tensor] == self.executions
     }
 
-    fn arrive(&mut self, link: usize, tensor: usize) {
+    /// Moves a transferred tensor to its new tier, and frees the link.
+    fn complete_transfer(&mut self, link: usize, tensor: usize) {
         let ends = &self.problem.links()[link];
-        self.used[ends.from] -= self.problem.bytes_in(tensor, ends.from);
-        self.states[tensor] = State::At(ends.to);
+        self.used_bytes[ends.from] -= self.problem.bytes_in(tensor, ends.from);
+        self.states[tensor] = TensorState::At(ends.to);
         self.on_link[tensor] = None;
         self.active[link] = None;
-        self.unsettled -= usize::from(self.problem.tensors()[tensor].is_always_there());
+        self.persistent_moves -= usize::from(self.problem.tensors()[tensor].is_always_there());
         let moved = &mut self.outcome.moved_bytes[link];
         *moved = moved.saturating_add(self.problem.moved_bytes(tensor, link));
     }
 
     /// Starts every transfer that may start.
     fn start_transfers(&mut self) {
-        for link in 0..self.waiting.len() {
+        for link in 0..self.pending_moves.len() {
             while self.active[link].is_none()
-                && let Some(order) = self.waiting[link].front().copied().filter(|order| order.kernel < self.begun)
+                && let Some(pending) =
+                    self.pending_moves[link].front().copied().filter(|pending| pending.kernel < self.started_kernels)
             {
-                let Order { tensor, drops, .. } = order;
+                let PendingMove { tensor, drops, .. } = pending;
                 let (from, to) = (self.problem.links()[link].from, self.problem.links()[link].to);
                 let bytes = self.problem.bytes_in(tensor, to);
-                if self.is_used_now(&self.written_by, tensor) {
+                if self.is_used_now(&self.last_write, tensor) {
                     break;
                 }
                 match self.states[tensor] {
-                    // It was dropped before the move, or does not exist at all.
-                    _ if drops < self.drops[tensor] => _ = self.waiting[link].pop_front(),
-                    State::Gone | State::Unborn => _ = self.waiting[link].pop_front(),
-                    State::At(tier) if tier == from && self.on_link[tensor].is_none() && self.has_room(to, bytes) => {
-                        self.waiting[link].pop_front();
-                        self.hold(to, bytes);
+                    // It was given up before it moved, or is not there at all.
+                    _ if drops < self.drops[tensor] => _ = self.pending_moves[link].pop_front(),
+                    TensorState::Freed | TensorState::Unallocated => _ = self.pending_moves[link].pop_front(),
+                    TensorState::At(tier)
+                        if tier == from && self.on_link[tensor].is_none() && self.has_room(to, bytes) =>
+                    {
+                        self.pending_moves[link].pop_front();
+                        self.reserve(to, bytes);
                         self.on_link[tensor] = Some(link);
                         let left_bytes = self.problem.moved_bytes(tensor, link) as f64;
                         self.active[link] = Some(Transfer { tensor, left_bytes });
-                        self.arrive_if_there(link);
+                        self.complete_if_arrived(link);
                     }
                     // It has not arrived in the source tier yet, or there is no room yet.
-                    State::At(_) => break,
+                    TensorState::At(_) => break,
                 }
             }
         }
@@ -561,7 +568,7 @@ impl<'a> Player<'a> {
 }
 
 impl Transfer {
-    fn is_there(&self) -> bool {
+    fn has_arrived(&self) -> bool {
         // Less than a byte is a rounding error.
         self.left_bytes < 0.5
     }

@@ -18,7 +18,7 @@ use rand::rngs::Xoshiro256PlusPlus as Random;
 
 use super::control::Control;
 use super::ranking::RANKINGS;
-use super::state::{Part, State};
+use super::state::{PackingState, UnplacedItems};
 use super::{Packing, PackingProblem};
 
 /// Places tried in the shortest run.
@@ -73,7 +73,7 @@ fn solve(
     nodes: &mut u64,
     control: &mut Control<'_>,
 ) -> Verdict<Vec<(usize, u64)>> {
-    let mut state = State::new(problem, capacity, buffers);
+    let mut state = PackingState::new(problem, capacity, buffers);
     let mut random = Random::seed_from_u64(SEED);
     let mut run = 0;
     loop {
@@ -101,24 +101,24 @@ fn luby(number: u64) -> u64 {
 
 /// A node at which the search can take another branch.
 struct Branch {
-    part: Part,
+    part: UnplacedItems,
     /// The mark to undo to before the next candidate.
     mark: usize,
     /// Buffers that may be placed next, the last first.
     candidates: Vec<usize>,
     /// The parts that are still to be solved with the current candidate.
-    left: Vec<Part>,
+    left: Vec<UnplacedItems>,
 }
 
 impl Branch {
-    fn new(part: Part, state: &State) -> Self {
+    fn new(part: UnplacedItems, state: &PackingState) -> Self {
         let candidates = state.candidates(&part);
         Self { part, mark: state.mark(), candidates, left: Vec::new() }
     }
 }
 
 /// Searches depth first.
-fn descend(state: &mut State, nodes: &mut u64, control: &mut Control<'_>) -> Verdict<()> {
+fn descend(state: &mut PackingState, nodes: &mut u64, control: &mut Control<'_>) -> Verdict<()> {
     let Some(whole) = state.whole() else { return Verdict::Exhausted };
     let mut branches = vec![Branch::new(whole, state)];
     loop {

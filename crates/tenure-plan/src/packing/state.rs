@@ -32,14 +32,14 @@ const LOWEST: Key = (0, 0);
 
 /// Unplaced items whose lifetimes are connected.
 #[derive(Clone)]
-pub(super) struct Part {
+pub(super) struct UnplacedItems {
     /// The items, by their first sections. Some may have been placed.
     items: Rc<[usize]>,
     /// The next item must have a higher key than the last one placed.
     after: Key,
 }
 
-impl Part {
+impl UnplacedItems {
     /// Returns the number of items examined in one pass over the part.
     pub(super) fn len(&self) -> usize {
         self.items.len()
@@ -54,7 +54,7 @@ enum Change {
 }
 
 /// Placed items, and the lowest offsets that they leave to the others.
-pub(super) struct State {
+pub(super) struct PackingState {
     capacity: u64,
     items: Vec<Item>,
     /// For each item: its offset, or the lowest that the placed items leave it.
@@ -72,7 +72,7 @@ pub(super) struct State {
     released: Vec<Key>,
 }
 
-impl State {
+impl PackingState {
     /// Makes a state in which no item of `buffers` is placed.
     pub(super) fn new(problem: &PackingProblem, capacity: u64, buffers: &[usize]) -> Self {
         let count = problem.sections.len();
@@ -134,10 +134,10 @@ impl State {
     }
 
     /// Returns the part with every item, none of them placed; `None` if they cannot fit.
-    pub(super) fn whole(&mut self) -> Option<Part> {
+    pub(super) fn whole(&mut self) -> Option<UnplacedItems> {
         let mut items: Vec<usize> = (0..self.items.len()).collect();
         items.sort_by_key(|&item| self.items[item].sections.start);
-        let whole = Part { items: items.into(), after: LOWEST };
+        let whole = UnplacedItems { items: items.into(), after: LOWEST };
         self.can_fit(&whole).then_some(whole)
     }
 
@@ -163,7 +163,7 @@ impl State {
     }
 
     /// Returns the items that may be placed next, the best last.
-    pub(super) fn candidates(&self, part: &Part) -> Vec<usize> {
+    pub(super) fn candidates(&self, part: &UnplacedItems) -> Vec<usize> {
         let left = || part.items.iter().copied().filter(|&item| !self.is_placed[item]);
         // Above this limit an item leaves a gap in which another could be lower than it will be.
         let limit = left().map(|item| self.lowest[item] + self.items[item].size).min().unwrap_or(0);
@@ -178,7 +178,7 @@ impl State {
 
     /// Places an item of `part` as low as possible. Returns the parts that remain, or `None` if there is no room for
     /// their items; the caller then undoes the changes.
-    pub(super) fn place(&mut self, item: usize, part: &Part) -> Option<Vec<Part>> {
+    pub(super) fn place(&mut self, item: usize, part: &UnplacedItems) -> Option<Vec<UnplacedItems>> {
         let Item { sections, size, .. } = &self.items[item];
         let (sections, key) = (sections.clone(), self.key(item));
         let top = key.0 + size;
@@ -205,7 +205,7 @@ impl State {
                 self.lowest[other] = align_up(top, *alignment);
             }
         }
-        let rest = Part { items: Rc::clone(&part.items), after: key };
+        let rest = UnplacedItems { items: Rc::clone(&part.items), after: key };
         if !self.can_fit(&rest) { None } else { Some(self.split(rest)) }
     }
 
@@ -219,7 +219,7 @@ impl State {
     }
 
     /// Returns whether the unplaced items of `part` might fit.
-    fn can_fit(&mut self, part: &Part) -> bool {
+    fn can_fit(&mut self, part: &UnplacedItems) -> bool {
         self.released.clear();
         for &item in part.items.iter().filter(|&&item| !self.is_placed[item]) {
             let Some(release) = self.release(item, part) else { return false };
@@ -242,7 +242,7 @@ impl State {
     }
 
     /// Returns the lowest offset that `item` can get after the last placed item; `None` if it cannot be placed any more.
-    fn release(&self, item: usize, part: &Part) -> Option<u64> {
+    fn release(&self, item: usize, part: &UnplacedItems) -> Option<u64> {
         let lowest = self.lowest[item];
         if self.key(item) >= part.after {
             return Some(lowest);
@@ -266,7 +266,7 @@ impl State {
 
     /// Splits the unplaced items where no lifetime crosses. New parts are ranked again, since the fullest sections may
     /// have changed.
-    fn split(&mut self, part: Part) -> Vec<Part> {
+    fn split(&mut self, part: UnplacedItems) -> Vec<UnplacedItems> {
         let left = || part.items.iter().copied().filter(|&item| !self.is_placed[item]);
         let (mut count, mut cuts, mut end) = (0, Vec::new(), 0);
         for item in left() {
@@ -291,7 +291,8 @@ impl State {
                     if !is_whole {
                         self.rank(items);
                     }
-                    parts.push(Part { items: items.into(), after: if is_whole { part.after } else { LOWEST } });
+                    parts
+                        .push(UnplacedItems { items: items.into(), after: if is_whole { part.after } else { LOWEST } });
                 }
                 parts
             }
