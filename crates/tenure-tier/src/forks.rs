@@ -16,9 +16,9 @@ use crate::system;
 use crate::tier::Blocks;
 
 /// The tiers that are shared with children.
-static SHARED: Unforked<Vec<Arc<Shared>>> = Unforked::new(Vec::new());
+static SHARED: Unforked<Vec<Arc<CopiedTier>>> = Unforked::new(Vec::new());
 
-struct Shared {
+struct CopiedTier {
     start: *mut u8,
     bytes: usize,
     blocks: Arc<Unforked<Blocks>>,
@@ -28,9 +28,9 @@ struct Shared {
 }
 
 // SAFETY: these are the addresses of a mapping, which no thread owns.
-unsafe impl Send for Shared {}
+unsafe impl Send for CopiedTier {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for CopiedTier {}
 
 /// The memory that a process has in a tier's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(crate) enum Memory {
 }
 
 /// Registers a tier to be copied for forked children. Dropping it ends that.
-pub(crate) struct Copied(Arc<Shared>);
+pub(crate) struct Copied(Arc<CopiedTier>);
 
 impl Copied {
     /// Registers `blocks`, which are in the mapping of `bytes` bytes at `start`.
@@ -53,7 +53,7 @@ impl Copied {
         static FORKS: Once = Once::new();
         FORKS.call_once(|| AtFork { before, in_parent, in_child }.register());
         let (copy, memory) = (AtomicPtr::default(), AtomicU8::new(Memory::Own as u8));
-        let shared = Arc::new(Shared { start, bytes, blocks, copy, memory });
+        let shared = Arc::new(CopiedTier { start, bytes, blocks, copy, memory });
         SHARED.lock().push(Arc::clone(&shared));
         Self(shared)
     }
@@ -76,7 +76,7 @@ impl Drop for Copied {
 
 fn before() {
     let all = SHARED.lock_forking();
-    let needed = |shared: &Arc<Shared>| shared.blocks.lock_forking().held_bytes();
+    let needed = |shared: &Arc<CopiedTier>| shared.blocks.lock_forking().held_bytes();
     // A child's own writes need memory too.
     if all.iter().map(needed).sum::<u64>() > system::available_bytes() / 2 {
         return;

@@ -64,10 +64,10 @@ pub enum WhenFull {
 /// ```
 #[derive(Clone)]
 pub struct Placement {
-    shared: Arc<Shared>,
+    shared: Arc<PlacementShared>,
 }
 
-struct Shared {
+struct PlacementShared {
     mapping: Mapping,
     tiers: Vec<Tier>,
     options: Options,
@@ -108,7 +108,7 @@ impl Placement {
         let ordered: Option<Vec<Tier>> = mapping.tiers().iter().map(find).collect();
         match ordered {
             Some(ordered) if ordered.len() == tiers.len() => {
-                let shared = Shared {
+                let shared = PlacementShared {
                     mapping,
                     tiers: ordered,
                     options,
@@ -247,7 +247,7 @@ fn names(keys: impl Iterator<Item = KeyId>) -> Vec<String> {
     names
 }
 
-impl Shared {
+impl PlacementShared {
     /// Returns the number of a key's tier, if it has one.
     fn place(&self, key: KeyId) -> Option<usize> {
         if let Some(place) = self.places.lock().get(&key).copied() {

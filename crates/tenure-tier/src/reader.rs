@@ -95,11 +95,11 @@ pub struct Part {
 /// Reads parts of files into memory, in the order of the requests, on threads of its own. Dropping it finishes all
 /// requests.
 pub struct Reader {
-    shared: Arc<Shared>,
+    shared: Arc<ReaderShared>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
-struct Shared {
+struct ReaderShared {
     queue: Mutex<Queue>,
     work: Condvar,
 }
@@ -180,7 +180,7 @@ impl Reader {
     /// There is no memory, or no thread can be started.
     pub fn start() -> Result<Self, TierError> {
         let failed = |call| move |source| TierError::System { what: "reading files".into(), call, source };
-        let shared = Arc::new(Shared { queue: Mutex::default(), work: Condvar::new() });
+        let shared = Arc::new(ReaderShared { queue: Mutex::default(), work: Condvar::new() });
         let chunks = Memory::chunks(THREADS).map_err(failed("mmap"))?;
         let mut reader = Self { shared, threads: Vec::new() };
         for (number, chunk) in chunks.into_iter().enumerate() {
@@ -246,7 +246,7 @@ fn pieces(part: &Part) -> impl Iterator<Item = (Arc<Source>, u64, Range<usize>)>
     })
 }
 
-impl Shared {
+impl ReaderShared {
     fn run(&self, mut chunk: Chunk) {
         loop {
             let mut queue = self.queue.lock();

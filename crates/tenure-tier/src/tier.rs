@@ -15,7 +15,7 @@ use crate::{Medium, Nature, TierError};
 const BLOCK_BYTES: u64 = 512;
 
 /// All tiers of the process.
-static ALL: Unforked<Vec<Weak<Shared>>> = Unforked::new(Vec::new());
+static ALL: Unforked<Vec<Weak<TierShared>>> = Unforked::new(Vec::new());
 
 /// Memory of one kind for tensors, with a name and a capacity. Freed blocks are reused, merged with free neighbours.
 ///
@@ -33,10 +33,10 @@ static ALL: Unforked<Vec<Weak<Shared>>> = Unforked::new(Vec::new());
 /// ```
 #[derive(Clone)]
 pub struct Tier {
-    shared: Arc<Shared>,
+    shared: Arc<TierShared>,
 }
 
-struct Shared {
+struct TierShared {
     name: String,
     /// Set if the memory is shared with forked children and must be copied for them. Dropped before the region.
     copied: Option<Copied>,
@@ -83,7 +83,7 @@ impl Tier {
         let blocks = Arc::new(Unforked::new(blocks));
         let copied =
             region.is_shared().then(|| Copied::new(region.pointer(start), bytes as usize, Arc::clone(&blocks)));
-        let shared = Arc::new(Shared { name: name.into(), copied, region, blocks });
+        let shared = Arc::new(TierShared { name: name.into(), copied, region, blocks });
         let mut all = ALL.lock();
         all.retain(|tier| tier.strong_count() > 0);
         all.push(Arc::downgrade(&shared));

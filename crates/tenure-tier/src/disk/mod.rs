@@ -31,7 +31,7 @@ use engine::{Engine, Threads};
 use file::ExtentFile;
 use ring::Ring;
 pub(crate) use staging::{BLOCK, CHUNK, Chunk, Memory};
-use transfer::{State, Transfer};
+use transfer::{DiskState, Transfer};
 
 /// The length of a day for [`DiskOptions::daily_bytes`].
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -81,19 +81,19 @@ pub struct Disk {
 
 /// The state that ends with the last handle: its threads and the transfers under way.
 struct Running {
-    shared: Arc<Shared>,
+    shared: Arc<DiskShared>,
     copiers: Vec<thread::JoinHandle<()>>,
     /// The process that opened the tier. The threads do not run in a forked child.
     process: u32,
 }
 
-struct Shared {
+struct DiskShared {
     files: Vec<Arc<ExtentFile>>,
     engine: Box<dyn Engine>,
     options: DiskOptions,
     /// Forked children lock this too, when they drop what they hold.
     extents: Unforked<Extents>,
-    state: Mutex<State>,
+    state: Mutex<DiskState>,
     speeds: Speeds,
     /// Signals that there is something to copy, or that no more will come.
     work: Condvar,
@@ -146,7 +146,7 @@ struct Stored {
     bytes: u64,
     coding: Coding,
     pieces: Vec<Piece>,
-    shared: Arc<Shared>,
+    shared: Arc<DiskShared>,
 }
 
 impl Drop for Stored {
@@ -284,12 +284,12 @@ impl Disk {
         let files: Vec<_> = files.collect::<Result<_, _>>()?;
         let engine = engine(chunks[0].memory(), count).map_err(failed("starting"))?;
         let free = files.iter().map(|_| Arena::new(0, each)).collect();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(DiskShared {
             files,
             engine,
             options,
             extents: Unforked::new(Extents { free, turn: 0, day: (Instant::now(), 0) }),
-            state: Mutex::new(State::new(chunks)),
+            state: Mutex::new(DiskState::new(chunks)),
             speeds: Speeds::default(),
             work: Condvar::new(),
         });
@@ -364,7 +364,7 @@ impl Disk {
     /// Returns the codec that these bytes would be encoded by at the current speeds, and the encoded bytes per byte,
     /// estimated from a small sample.
     pub fn sample(&self, raw: &[u8], coding: Coding) -> (Codec, f64) {
-        let Shared { state, speeds, .. } = &*self.running.shared;
+        let DiskShared { state, speeds, .. } = &*self.running.shared;
         let bandwidth = state.lock().bandwidth();
         let codec = coding.codec(raw, speeds, bandwidth);
         (codec, coding.sampled_ratio(codec, raw))
@@ -400,7 +400,7 @@ impl Disk {
 
     /// Describes the tier: its folders, how they are accessed, and the state of GPUDirect Storage.
     pub fn nature(&self) -> String {
-        let Shared { files, engine, .. } = &*self.running.shared;
+        let DiskShared { files, engine, .. } = &*self.running.shared;
         let direct =
             if files.iter().all(|file| file.is_direct) { "direct access" } else { "through the system's cache" };
         let in_memory =
@@ -415,7 +415,7 @@ impl Disk {
 
     /// Returns statistics since the tier was opened.
     pub fn statistics(&self) -> DiskStatistics {
-        let Shared { extents, state, .. } = &*self.running.shared;
+        let DiskShared { extents, state, .. } = &*self.running.shared;
         let (free_bytes, today_bytes) = {
             let extents = extents.lock();
             (extents.free.iter().map(Arena::free_bytes).sum(), extents.day.1)
@@ -455,7 +455,7 @@ impl Drop for Running {
     }
 }
 
-impl Shared {
+impl DiskShared {
     /// Returns the folders of the files, separated by commas.
     fn folders(&self) -> String {
         self.files.iter().map(|file| file.folder.display().to_string()).collect::<Vec<_>>().join(", ")

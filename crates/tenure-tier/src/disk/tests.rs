@@ -147,7 +147,7 @@ fn what_goes_out_comes_back_whatever_its_size() {
 #[test]
 fn what_ends_while_something_goes_either_way_went_together() {
     use Direction::{In, Out};
-    let mut state = State::new(Vec::new());
+    let mut state = DiskState::new(Vec::new());
     state.begin_request(Out);
     state.end_request(Out, 1);
     state.begin_request(Out);

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::engine::{Direction, Request};
 use super::staging::{BLOCK, CHUNK, Chunk};
-use super::{DiskError, Piece, Shared, Stored, Written};
+use super::{DiskError, DiskShared, Piece, Stored, Written};
 use crate::codec::{self, Codec, Speeds, Writer, sequential};
 
 /// A transfer of all bytes of one [`Stored`].
@@ -111,14 +111,14 @@ impl<T> fmt::Debug for Ticket<T> {
 
 /// A piece of a transfer.
 #[derive(Clone)]
-struct Part {
+struct TransferPart {
     transfer: Arc<Transfer>,
     /// Keeps the piece's room on disk until the transfer of the piece is done.
     stored: Arc<Stored>,
     number: usize,
 }
 
-impl Part {
+impl TransferPart {
     fn piece(&self) -> &Piece {
         &self.stored.pieces[self.number]
     }
@@ -196,15 +196,15 @@ impl Part {
 }
 
 /// The queues of a tier, and its statistics.
-pub(super) struct State {
+pub(super) struct DiskState {
     /// The free chunks.
     chunks: Vec<Chunk>,
     /// The parts that wait for a chunk: first those to be read, then those to be written.
-    waiting: [VecDeque<Part>; 2],
+    waiting: [VecDeque<TransferPart>; 2],
     /// The parts that wait for a thread that copies.
-    tasks: VecDeque<(Part, Chunk)>,
+    tasks: VecDeque<(TransferPart, Chunk)>,
     /// The parts that are done, and their errors. They are reported when nothing is locked.
-    done: Vec<(Part, Option<DiskError>)>,
+    done: Vec<(TransferPart, Option<DiskError>)>,
     /// The number of parts that are not done.
     unfinished: usize,
     /// Whether the engine has stopped.
@@ -247,7 +247,7 @@ impl Flow {
     }
 }
 
-impl State {
+impl DiskState {
     pub(super) fn new(chunks: Vec<Chunk>) -> Self {
         Self {
             chunks,
@@ -298,7 +298,7 @@ impl State {
 }
 
 /// Unlocks the state, then reports the parts that are done.
-fn unlock(mut state: MutexGuard<'_, State>) {
+fn unlock(mut state: MutexGuard<'_, DiskState>) {
     let done = mem::take(&mut state.done);
     drop(state);
     for (part, error) in done {
@@ -306,10 +306,10 @@ fn unlock(mut state: MutexGuard<'_, State>) {
     }
 }
 
-impl Shared {
+impl DiskShared {
     pub(super) fn begin(self: &Arc<Self>, transfer: &Arc<Transfer>, stored: &Arc<Stored>) {
         let pieces = stored.pieces.len();
-        let part = |number| Part { transfer: Arc::clone(transfer), stored: Arc::clone(stored), number };
+        let part = |number| TransferPart { transfer: Arc::clone(transfer), stored: Arc::clone(stored), number };
         let parts = (0..pieces).map(part);
         let mut state = self.state.lock();
         state.waiting[transfer.direction as usize].extend(parts);
@@ -319,9 +319,9 @@ impl Shared {
     }
 
     /// Gives free chunks to the parts that wait for them.
-    fn pump(self: &Arc<Self>, state: &mut State) {
+    fn pump(self: &Arc<Self>, state: &mut DiskState) {
         if state.is_broken {
-            let parts: Vec<Part> = state.waiting.iter_mut().flat_map(|parts| parts.drain(..)).collect();
+            let parts: Vec<TransferPart> = state.waiting.iter_mut().flat_map(|parts| parts.drain(..)).collect();
             for part in parts {
                 let error = self.io_error(&part, io::ErrorKind::BrokenPipe.into());
                 self.end(state, part, None, Some(error));
@@ -342,7 +342,7 @@ impl Shared {
     }
 
     /// Passes a part to the engine to read or write.
-    fn request(self: &Arc<Self>, state: &mut State, part: Part, chunk: Chunk) {
+    fn request(self: &Arc<Self>, state: &mut DiskState, part: TransferPart, chunk: Chunk) {
         let direction = part.transfer.direction;
         state.begin_request(direction);
         let (piece, shared, its) = (part.piece(), Arc::clone(self), part.clone());
@@ -357,7 +357,7 @@ impl Shared {
     }
 
     /// Handles the engine's result for a part.
-    fn requested(self: &Arc<Self>, part: Part, chunk: Option<Chunk>, result: io::Result<()>) {
+    fn requested(self: &Arc<Self>, part: TransferPart, chunk: Option<Chunk>, result: io::Result<()>) {
         let direction = part.transfer.direction;
         let mut state = self.state.lock();
         let moved = if result.is_ok() { part.piece().whole_blocks() } else { 0 };
@@ -380,7 +380,7 @@ impl Shared {
         unlock(state);
     }
 
-    fn end(&self, state: &mut State, part: Part, chunk: Option<Chunk>, error: Option<DiskError>) {
+    fn end(&self, state: &mut DiskState, part: TransferPart, chunk: Option<Chunk>, error: Option<DiskError>) {
         state.done.push((part, error));
         state.chunks.extend(chunk);
         state.unfinished -= 1;
@@ -421,18 +421,18 @@ impl Shared {
         }
     }
 
-    fn io_error(&self, part: &Part, source: io::Error) -> DiskError {
+    fn io_error(&self, part: &TransferPart, source: io::Error) -> DiskError {
         let call = if part.transfer.direction == Direction::In { "reading" } else { "writing" };
         let (name, folder, offset) = self.place(part);
         DiskError::Io { name, call, folder, offset, source }
     }
 
-    fn changed(&self, part: &Part) -> DiskError {
+    fn changed(&self, part: &TransferPart) -> DiskError {
         let (name, folder, offset) = self.place(part);
         DiskError::Changed { name, folder, offset }
     }
 
-    fn place(&self, part: &Part) -> (String, std::path::PathBuf, u64) {
+    fn place(&self, part: &TransferPart) -> (String, std::path::PathBuf, u64) {
         let piece = part.piece();
         (part.transfer.name.clone(), self.files[piece.file].folder.clone(), piece.offset)
     }

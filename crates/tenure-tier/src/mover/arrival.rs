@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 use tenure_device::pinned::PinnedBuffer;
 use tenure_device::{Event, Stream};
 
-use super::bytes::{Bytes, Part, Raw};
+use super::bytes::{Bytes, BytesPart, Raw};
 use super::link::Copy;
 use super::stored::{Held, Progress};
-use super::{MoverError, Shared, Urgency};
+use super::{MoverError, MoverShared, Urgency};
 use crate::Spilled;
 
 /// Bytes that are on their way back. If this is dropped, they still arrive, but no thread can wait for them.
@@ -26,7 +26,7 @@ pub struct Arrival {
 
 /// The state of a fetch. It lives as long as its [`Arrival`] or any piece that is still to be read.
 pub(super) struct Coming {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<MoverShared>,
     pub(super) name: String,
     pub(super) urgency: Urgency,
     /// On a device: the event after which the target may be written.
@@ -110,7 +110,7 @@ pub(super) type Lane = Option<PinnedBuffer>;
 /// A piece to be read from disk.
 pub(super) struct Read {
     pub(super) spilled: Spilled,
-    pub(super) to: Part,
+    pub(super) to: BytesPart,
     pub(super) coming: Arc<Coming>,
 }
 
@@ -141,14 +141,14 @@ impl Reads {
     }
 }
 
-impl Shared {
+impl MoverShared {
     /// Copies the pieces that are in memory. On a device they are there after the returned event.
     pub(super) fn fetch_held(
         &self,
         name: &str,
         urgency: Urgency,
         ready: Option<&Event>,
-        held: &[(Arc<Held>, Part)],
+        held: &[(Arc<Held>, BytesPart)],
     ) -> Result<Option<Arc<Event>>, MoverError> {
         let mut after: Vec<&Event> = ready.into_iter().collect();
         let mut copies = Vec::with_capacity(held.len());

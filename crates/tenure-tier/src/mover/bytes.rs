@@ -62,24 +62,24 @@ impl Bytes {
     }
 
     /// Divides the bytes into pieces of at most `piece` bytes, which share the owner.
-    pub(super) fn pieces(self: Arc<Self>, piece: usize) -> impl ExactSizeIterator<Item = Part> {
+    pub(super) fn pieces(self: Arc<Self>, piece: usize) -> impl ExactSizeIterator<Item = BytesPart> {
         let (count, whole) = (self.count, self);
         (0..count.div_ceil(piece)).map(move |number| {
             let offset = number * piece;
-            Part { whole: Arc::clone(&whole), offset, count: piece.min(count - offset) }
+            BytesPart { whole: Arc::clone(&whole), offset, count: piece.min(count - offset) }
         })
     }
 }
 
 /// A part of some [`Bytes`]. The owner is dropped with the last part.
 #[derive(Clone)]
-pub(super) struct Part {
+pub(super) struct BytesPart {
     whole: Arc<Bytes>,
     offset: usize,
     pub(super) count: usize,
 }
 
-impl Part {
+impl BytesPart {
     pub(super) fn start(&self) -> *mut u8 {
         self.whole.start.wrapping_add(self.offset)
     }

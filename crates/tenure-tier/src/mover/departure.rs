@@ -5,10 +5,10 @@ use std::sync::{Arc, Weak};
 use tenure_device::pinned::{PinnedBuffer, PinnedError};
 use tenure_device::{DriverError, Event};
 
-use super::bytes::{Bytes, Part};
+use super::bytes::{Bytes, BytesPart};
 use super::link::Copy;
-use super::stored::{Held, Piece, Pinned, Place, Progress, Source};
-use super::{DeviceSide, MoverError, Shared, pinned};
+use super::stored::{Held, Piece, PiecePlace, Pinned, Progress, Source};
+use super::{DeviceSide, MoverError, MoverShared, pinned};
 use crate::codec::Coding;
 use crate::disk::Room;
 use crate::{Disk, DiskError};
@@ -23,12 +23,12 @@ pub(super) struct Departures {
 
 /// Counts bytes as on their way to disk, as long as it lives.
 struct Departure {
-    shared: Arc<Shared>,
+    shared: Arc<MoverShared>,
     bytes: u64,
 }
 
 impl Departure {
-    fn new(shared: &Arc<Shared>, leaving: &mut Departures, bytes: usize) -> Self {
+    fn new(shared: &Arc<MoverShared>, leaving: &mut Departures, bytes: usize) -> Self {
         leaving.bytes += bytes as u64;
         Self { shared: Arc::clone(shared), bytes: bytes as u64 }
     }
@@ -48,7 +48,7 @@ pub(super) struct Departing {
     pub(super) source: Arc<Source>,
 }
 
-impl Shared {
+impl MoverShared {
     /// Copies bytes from a device to the pinned memory that they stay in.
     pub(super) fn store_pinned(&self, side: &DeviceSide, name: &str, source: Bytes) -> Result<Departing, MoverError> {
         let (ready, source) = (side.leave(name, &source)?, Arc::new(source));
@@ -56,7 +56,7 @@ impl Shared {
             Err(PinnedError::LimitReached { .. }) => Err(self.no_room(name, bytes, &self.leaving.lock())),
             allocated => allocated.map_err(pinned(name)),
         };
-        let with_room = |part: Part| Ok((room(part.count)?, part));
+        let with_room = |part: BytesPart| Ok((room(part.count)?, part));
         let mut parts =
             Arc::clone(&source).pieces(self.piece_bytes).map(with_room).collect::<Result<Vec<_>, MoverError>>()?;
         let copies: Vec<Copy> = parts.iter_mut().map(|(buffer, part)| copy(buffer, part)).collect();
@@ -78,8 +78,8 @@ impl Shared {
         name: &str,
         source: Arc<Bytes>,
         coding: Coding,
-    ) -> Result<Vec<(Part, Room)>, MoverError> {
-        let with_room = |part: Part| disk.reserve(name, part.count, coding).map(|room| (part, room));
+    ) -> Result<Vec<(BytesPart, Room)>, MoverError> {
+        let with_room = |part: BytesPart| disk.reserve(name, part.count, coding).map(|room| (part, room));
         source.pieces(self.piece_bytes).map(with_room).collect::<Result<_, _>>().map_err(MoverError::disk)
     }
 
@@ -95,7 +95,7 @@ impl Shared {
         let (ready, source) = (side.leave(name, &source)?, Arc::new(source));
         let parts = self.with_room(disk, name, Arc::clone(&source), coding)?;
         let (mut pieces, progress) = (Vec::with_capacity(parts.len()), Progress::new(parts.len(), None));
-        let mut pass = |(part, room): (Part, Room)| {
+        let mut pass = |(part, room): (BytesPart, Room)| {
             let mut buffer = self.passage(side, name, part.count)?;
             let copies = [copy(&mut buffer, &part)];
             // SAFETY: nothing else uses the buffer, and both ends are kept until the stream has passed.
@@ -196,7 +196,7 @@ impl Departure {
             (Some(piece), Ok(())) => self.write(piece, progress, room),
             (Some(piece), Err(error)) => {
                 let error = MoverError::driver(room.name())(error);
-                piece.set(Place::Lost(error.clone()));
+                piece.set(PiecePlace::Lost(error.clone()));
                 progress.step(|| Err(error));
             }
             (None, _) => drop(progress.step(|| Ok(None))),
@@ -210,7 +210,7 @@ impl Departure {
         let written = move |result: Result<_, DiskError>| {
             let result = match result {
                 Ok(spilled) => {
-                    piece.set(Place::Disk(spilled));
+                    piece.set(PiecePlace::Disk(spilled));
                     Ok(None)
                 }
                 Err(error) => {
@@ -234,6 +234,6 @@ impl Departure {
 }
 
 /// Returns the copy of a part out to a buffer.
-fn copy(buffer: &mut PinnedBuffer, part: &Part) -> Copy {
+fn copy(buffer: &mut PinnedBuffer, part: &BytesPart) -> Copy {
     Copy { host: buffer.as_mut_ptr(), device: part.address(), bytes: part.count }
 }

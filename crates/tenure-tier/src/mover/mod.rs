@@ -31,7 +31,7 @@ use crate::codec::Coding;
 use arrival::{Coming, Read, Reads};
 use departure::{Departing, Departures};
 use link::{CopyStream, Tally, Way};
-use stored::{Inner, Place, Progress};
+use stored::{PiecePlace, Progress, StoredInner};
 use watcher::Watcher;
 
 /// The most bytes of a piece. Each piece goes to disk and comes back separately. A copy of this size is nearly as fast
@@ -116,10 +116,10 @@ pub enum Urgency {
 /// ```
 #[derive(Clone)]
 pub struct Mover {
-    shared: Arc<Shared>,
+    shared: Arc<MoverShared>,
 }
 
-struct Shared {
+struct MoverShared {
     side: Option<DeviceSide>,
     disk: Option<Disk>,
     piece_bytes: usize,
@@ -177,7 +177,7 @@ impl Mover {
         let lanes = if disk.is_some() { (0..LANES).map(lane).collect::<Result<_, _>>()? } else { Vec::new() };
         let reads = Mutex::new(Reads::new(lanes));
         let (leaving, left, stalls) = (Mutex::default(), Condvar::new(), Stalls::default());
-        let shared = Shared { side, disk, piece_bytes, memory_bytes, leaving, left, reads, stalls };
+        let shared = MoverShared { side, disk, piece_bytes, memory_bytes, leaving, left, reads, stalls };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -224,7 +224,7 @@ impl Mover {
             (Destination::Disk, None, Some(disk)) => shared.store_host(disk, &name, source, coding),
         };
         let Departing { pieces, progress, source } = stored?;
-        Ok(Stored { inner: Arc::new(Inner { name, bytes, pieces, progress, source }) })
+        Ok(Stored { inner: Arc::new(StoredInner { name, bytes, pieces, progress, source }) })
     }
 
     /// Begins to fetch stored bytes into a target of the same size. They can be fetched any number of times. A target
@@ -246,9 +246,9 @@ impl Mover {
         let (mut there, mut spilled, into) = (Vec::new(), Vec::new(), Arc::new(into));
         for (piece, to) in stored.inner.pieces.iter().zip(Arc::clone(&into).pieces(shared.piece_bytes)) {
             match &*piece.place.lock() {
-                Place::Memory(held) => there.push((Arc::clone(held), to)),
-                Place::Disk(from) => spilled.push((from.clone(), to)),
-                Place::Lost(error) => return Err(error.clone()),
+                PiecePlace::Memory(held) => there.push((Arc::clone(held), to)),
+                PiecePlace::Disk(from) => spilled.push((from.clone(), to)),
+                PiecePlace::Lost(error) => return Err(error.clone()),
             }
         }
         let event = shared.fetch_held(name, urgency, ready.as_ref(), &there)?;
@@ -288,7 +288,7 @@ impl Mover {
     /// Returns scratch bytes for [`probe`](Self::probe), at most a quarter of the disk, so that two such stores fit on
     /// it.
     fn scratch(&self, name: &str) -> Result<Bytes, MoverError> {
-        let Shared { side, piece_bytes, disk, .. } = &*self.shared;
+        let MoverShared { side, piece_bytes, disk, .. } = &*self.shared;
         let room = disk.as_ref().map_or(usize::MAX, |disk| disk.capacity_bytes() as usize / 4);
         let count = (piece_bytes * LANES).min(room);
         let Some(DeviceSide { memory, .. }) = side else {
@@ -315,7 +315,7 @@ impl Mover {
 
     /// Returns the statistics of each link.
     pub fn links(&self) -> Links {
-        let Shared { side, disk, stalls, .. } = &*self.shared;
+        let MoverShared { side, disk, stalls, .. } = &*self.shared;
         let disk = disk.as_ref().map(Disk::statistics).unwrap_or_default();
         let copies = |streams: &[CopyStream]| {
             streams.iter().map(CopyStream::statistics).fold(LinkStatistics::default(), LinkStatistics::and)
@@ -345,7 +345,7 @@ impl Mover {
 
 impl fmt::Debug for Mover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shared { memory_bytes, disk, .. } = &*self.shared;
+        let MoverShared { memory_bytes, disk, .. } = &*self.shared;
         write!(f, "Mover({}, {memory_bytes} bytes, {disk:?})", self.device())
     }
 }
@@ -385,7 +385,7 @@ impl DeviceSide {
     }
 }
 
-impl Shared {
+impl MoverShared {
     fn device(&self) -> Device {
         self.side.as_ref().map_or(Device::CPU, |side| side.memory.device())
     }

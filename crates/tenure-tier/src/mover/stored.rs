@@ -10,7 +10,7 @@ use tenure_device::pinned::PinnedBuffer;
 use tenure_device::{Event, Stream};
 
 use super::MoverError;
-use super::bytes::{Bytes, Part, Raw};
+use super::bytes::{Bytes, BytesPart, Raw};
 use super::watcher::Watcher;
 use crate::Spilled;
 use crate::codec::Encoded;
@@ -19,10 +19,10 @@ use crate::codec::Encoded;
 /// room.
 #[derive(Clone)]
 pub struct Stored {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<StoredInner>,
 }
 
-pub(super) struct Inner {
+pub(super) struct StoredInner {
     pub(super) name: String,
     pub(super) bytes: u64,
     pub(super) pieces: Vec<Arc<Piece>>,
@@ -46,8 +46,8 @@ impl Stored {
     /// written.
     pub fn host_bytes(&self) -> u64 {
         let of = |piece: &Arc<Piece>| match &*piece.place.lock() {
-            Place::Memory(held) => held.count() as u64,
-            Place::Disk(_) | Place::Lost(_) => 0,
+            PiecePlace::Memory(held) => held.count() as u64,
+            PiecePlace::Disk(_) | PiecePlace::Lost(_) => 0,
         };
         self.inner.pieces.iter().map(of).sum()
     }
@@ -55,8 +55,8 @@ impl Stored {
     /// Returns how the pieces on a disk were encoded.
     pub fn encoded(&self) -> Encoded {
         Encoded::of_all(self.inner.pieces.iter().filter_map(|piece| match &*piece.place.lock() {
-            Place::Disk(spilled) => Some(spilled.encoded()),
-            Place::Memory(_) | Place::Lost(_) => None,
+            PiecePlace::Disk(spilled) => Some(spilled.encoded()),
+            PiecePlace::Memory(_) | PiecePlace::Lost(_) => None,
         }))
     }
 
@@ -77,7 +77,7 @@ impl Stored {
     /// with the source's stream or [`wait`](Self::wait) returns; on the host, until the bytes are out.
     pub fn keeps_source(&self) -> bool {
         let is_host = |piece: &Arc<Piece>| matches!(piece.held().as_deref(), Some(Held::Host(_)));
-        let Inner { source, pieces, progress, .. } = &*self.inner;
+        let StoredInner { source, pieces, progress, .. } = &*self.inner;
         source.is_kept.load(Ordering::Acquire)
             || progress.event().is_none() && (!progress.is_over() || pieces.iter().any(is_host))
     }
@@ -147,10 +147,10 @@ impl fmt::Debug for Stored {
 
 /// A piece of a [`Stored`], which goes to disk and comes back on its own.
 pub(super) struct Piece {
-    pub(super) place: Mutex<Place>,
+    pub(super) place: Mutex<PiecePlace>,
 }
 
-pub(super) enum Place {
+pub(super) enum PiecePlace {
     Memory(Arc<Held>),
     Disk(Spilled),
     /// The device failed before the bytes were out.
@@ -159,17 +159,17 @@ pub(super) enum Place {
 
 impl Piece {
     pub(super) fn new(held: Held) -> Arc<Self> {
-        Arc::new(Self { place: Mutex::new(Place::Memory(Arc::new(held))) })
+        Arc::new(Self { place: Mutex::new(PiecePlace::Memory(Arc::new(held))) })
     }
 
     pub(super) fn held(&self) -> Option<Arc<Held>> {
         match &*self.place.lock() {
-            Place::Memory(held) => Some(Arc::clone(held)),
-            Place::Disk(_) | Place::Lost(_) => None,
+            PiecePlace::Memory(held) => Some(Arc::clone(held)),
+            PiecePlace::Disk(_) | PiecePlace::Lost(_) => None,
         }
     }
 
-    pub(super) fn set(&self, place: Place) {
+    pub(super) fn set(&self, place: PiecePlace) {
         // The old place is dropped when nothing is locked.
         let held = std::mem::replace(&mut *self.place.lock(), place);
         drop(held);
@@ -179,7 +179,7 @@ impl Piece {
 /// Bytes in host memory.
 pub(super) enum Held {
     /// A source in host memory, which is not copied.
-    Host(Part),
+    Host(BytesPart),
     Pinned(Pinned),
 }
 
@@ -238,11 +238,11 @@ impl Drop for Pinned {
 
 /// The part of a store or fetch that the host has to carry out.
 pub(super) struct Progress {
-    state: Mutex<State>,
+    state: Mutex<ProgressState>,
     changed: Condvar,
 }
 
-struct State {
+struct ProgressState {
     /// The pieces that are not done: still on disk, or their copy is not yet queued.
     left: usize,
     /// The first error.
@@ -253,7 +253,7 @@ struct State {
 
 impl Progress {
     pub(super) fn new(left: usize, event: Option<Arc<Event>>) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State { left, error: None, event }), changed: Condvar::new() })
+        Arc::new(Self { state: Mutex::new(ProgressState { left, error: None, event }), changed: Condvar::new() })
     }
 
     /// Records that one more copy is on the stream. The host still has to finish its piece.
