@@ -8,7 +8,7 @@ use tenure_alloc::Address;
 use tenure_core::{Device, StreamId};
 
 use crate::functions::DeviceGuard;
-use crate::streams::{Place, Pools};
+use crate::streams::{Pools, StreamPlace};
 use crate::{Call, Driver, DriverError, ErrorKind, Event, EventKind, Executor, Priority, sim};
 
 /// The origin of a stream.
@@ -30,11 +30,11 @@ pub enum StreamKind {
 #[derive(Clone)]
 pub struct Stream {
     pools: Arc<Pools>,
-    place: Place,
+    place: StreamPlace,
 }
 
 impl Stream {
-    pub(crate) fn new(pools: &Arc<Pools>, place: Place) -> Self {
+    pub(crate) fn new(pools: &Arc<Pools>, place: StreamPlace) -> Self {
         Self { pools: Arc::clone(pools), place }
     }
 

@@ -39,7 +39,7 @@ impl Streams {
 
     /// Returns the null stream.
     pub fn null(&self) -> Stream {
-        Stream::new(&self.0, Place::NULL)
+        Stream::new(&self.0, StreamPlace::NULL)
     }
 
     /// Returns the next stream of a pool. The [`STREAMS_PER_POOL`] streams take turns, and each is created at its first
@@ -50,7 +50,7 @@ impl Streams {
     #[track_caller]
     pub fn pooled(&self, priority: Priority) -> Result<Stream, DriverError> {
         let id = self.0.pools[priority as usize].lock().next(|| self.driver().create_stream(priority))?;
-        Ok(Stream::new(&self.0, Place { id, kind: StreamKind::Pooled(priority) }))
+        Ok(Stream::new(&self.0, StreamPlace { id, kind: StreamKind::Pooled(priority) }))
     }
 
     /// Returns a stream for a capture. No other code gets it meanwhile: its work would be captured too.
@@ -61,7 +61,7 @@ impl Streams {
     pub(crate) fn for_capture(&self) -> Result<CaptureStream, DriverError> {
         let idle = self.0.idle.lock().pop();
         let id = idle.map_or_else(|| self.driver().create_stream(Priority::Default), Ok)?;
-        Ok(CaptureStream(Stream::new(&self.0, Place { id, kind: StreamKind::Capture })))
+        Ok(CaptureStream(Stream::new(&self.0, StreamPlace { id, kind: StreamKind::Capture })))
     }
 
     /// Returns a handle to a stream that other code created. That code must destroy it only after the last handle is
@@ -71,7 +71,7 @@ impl Streams {
     /// Do not use stream 2, CUDA's `cudaStreamPerThread`, for memory. It is another stream in each thread, so memory
     /// that one thread freed on it would be used by another thread without a wait; allocators refuse it.
     pub fn external(&self, id: StreamId) -> Stream {
-        Stream::new(&self.0, Place { id, kind: StreamKind::External })
+        Stream::new(&self.0, StreamPlace { id, kind: StreamKind::External })
     }
 
     /// Returns the calling thread's current stream of the device: the null stream, until another is [made
@@ -95,12 +95,12 @@ impl Streams {
 
 /// A stream of a known device.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct StreamPlace {
     pub(crate) id: StreamId,
     pub(crate) kind: StreamKind,
 }
 
-impl Place {
+impl StreamPlace {
     const NULL: Self = Self { id: StreamId::NULL, kind: StreamKind::Null };
 }
 
@@ -110,7 +110,7 @@ pub(crate) struct Pools {
     /// Whether a stream other than the null stream was ever current.
     has_several: AtomicBool,
     /// The pools, by priority.
-    pools: [Mutex<Pool>; Priority::ALL.len()],
+    pools: [Mutex<PriorityPool>; Priority::ALL.len()],
     /// Streams of finished captures. They are kept, since memory may still belong to them.
     idle: Mutex<Vec<StreamId>>,
 }
@@ -135,7 +135,7 @@ impl Drop for CaptureStream {
 thread_local! {
     /// The current streams of this thread, by device; a device without an entry has the null stream. The address of its
     /// pools identifies a device, and the weak pointer keeps that address from being used again.
-    static CURRENT: RefCell<Vec<(Weak<Pools>, Place)>> = const { RefCell::new(Vec::new()) };
+    static CURRENT: RefCell<Vec<(Weak<Pools>, StreamPlace)>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Pools {
@@ -143,15 +143,15 @@ impl Pools {
         &self.driver
     }
 
-    fn current(self: &Arc<Self>) -> Place {
+    fn current(self: &Arc<Self>) -> StreamPlace {
         CURRENT.with_borrow(|current| {
             let found = current.iter().find(|(pools, _)| pools.as_ptr() == Arc::as_ptr(self));
-            found.map_or(Place::NULL, |&(_, place)| place)
+            found.map_or(StreamPlace::NULL, |&(_, place)| place)
         })
     }
 
     /// Makes a stream current, and returns the previous one.
-    pub(crate) fn exchange_current(self: &Arc<Self>, place: Place) -> Place {
+    pub(crate) fn exchange_current(self: &Arc<Self>, place: StreamPlace) -> StreamPlace {
         let before = self.current();
         if place.id != StreamId::NULL {
             // This thread sees its own store; another thread sees it once it is told which stream to use.
@@ -177,13 +177,13 @@ impl Drop for Pools {
 
 /// Streams of one priority.
 #[derive(Default)]
-struct Pool {
+struct PriorityPool {
     streams: Vec<StreamId>,
     /// The index of the next stream: an existing one, or the next to create.
     turn: usize,
 }
 
-impl Pool {
+impl PriorityPool {
     fn next(&mut self, create: impl FnOnce() -> Result<StreamId, CallError>) -> Result<StreamId, CallError> {
         if self.turn == self.streams.len() {
             self.streams.push(create()?);

@@ -15,9 +15,9 @@ use crate::sim::{Kernel, SimDriver};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The meeting point of a group's devices.
-pub(super) struct Meeting(Mutex<State>);
+pub(super) struct Meeting(Mutex<MeetingState>);
 
-struct State {
+struct MeetingState {
     /// The number of calls that each device has made.
     made: Vec<usize>,
     rounds: BTreeMap<usize, Round>,
@@ -37,7 +37,7 @@ struct Round {
 
 impl Meeting {
     pub(super) fn new(size: usize) -> Self {
-        Self(Mutex::new(State { made: vec![0; size], rounds: BTreeMap::new(), is_broken: false }))
+        Self(Mutex::new(MeetingState { made: vec![0; size], rounds: BTreeMap::new(), is_broken: false }))
     }
 
     /// Lets all devices go on, with the numbers that they came with.

@@ -76,10 +76,10 @@ impl PinnedConfig {
 /// ```
 #[derive(Clone)]
 pub struct PinnedPool {
-    shared: Arc<Shared>,
+    shared: Arc<PinnedShared>,
 }
 
-struct Shared {
+struct PinnedShared {
     blocks: Arc<Blocks>,
 }
 
@@ -148,7 +148,7 @@ impl PinnedPool {
         let config = native::Config { shrink_segments: true, ..native::Config::default() };
         let allocator = NativeAllocator::new(Arc::clone(&backing) as _, config)?;
         let blocks = Blocks { allocator, backing, deferred: DeferredFrees::default() };
-        Ok(Self { shared: Arc::new(Shared { blocks: Arc::new(blocks) }) })
+        Ok(Self { shared: Arc::new(PinnedShared { blocks: Arc::new(blocks) }) })
     }
 
     /// Allocates a buffer of `bytes` bytes, aligned to 512, with arbitrary contents. Registers a chunk if the present
@@ -228,7 +228,7 @@ impl Blocks {
     }
 }
 
-impl Drop for Shared {
+impl Drop for PinnedShared {
     /// Gives back all chunks: no buffer is left. The last one may have ended in a host function, which cannot call the
     /// driver: another thread does it then.
     fn drop(&mut self) {
@@ -248,7 +248,7 @@ impl Drop for Shared {
 /// callers must leave the buffer alone until the copy is done. Recording the copy's stream makes a drop safe before
 /// that.
 pub struct PinnedBuffer {
-    shared: Arc<Shared>,
+    shared: Arc<PinnedShared>,
     data: NonNull<u8>,
     bytes: usize,
 }

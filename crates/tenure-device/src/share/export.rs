@@ -49,12 +49,12 @@ pub(super) enum ChunkReply {
 
 /// The chunks of one device that this process shares.
 pub(crate) struct Exports {
-    shared: Arc<Shared>,
+    shared: Arc<ExportsShared>,
     /// The thread that serves receivers; started when the first block is shared.
     server: Mutex<Option<Server>>,
 }
 
-struct Shared {
+struct ExportsShared {
     driver: Arc<dyn Driver>,
     chunks: Mutex<Chunks>,
 }
@@ -69,7 +69,7 @@ struct Chunks {
 impl Exports {
     /// Creates an empty set of shared chunks.
     pub(crate) fn new(driver: Arc<dyn Driver>) -> Self {
-        Self { shared: Arc::new(Shared { driver, chunks: Mutex::default() }), server: Mutex::default() }
+        Self { shared: Arc::new(ExportsShared { driver, chunks: Mutex::default() }), server: Mutex::default() }
     }
 
     /// Makes the handle of a block in `chunks`, which lie side by side. The caller does not release them during the
@@ -118,7 +118,7 @@ impl Chunks {
     }
 }
 
-impl Shared {
+impl ExportsShared {
     /// Exports descriptors of these chunks; `None` if one of them was released.
     fn export(&self, numbers: &[u64]) -> Option<Result<Vec<OwnedFd>, CallError>> {
         // The lock is held during the driver calls, so that no chunk is released and the driver can not reuse its name.
@@ -137,7 +137,7 @@ struct Server {
 }
 
 impl Server {
-    fn start(shared: Arc<Shared>) -> std::io::Result<Self> {
+    fn start(shared: Arc<ExportsShared>) -> std::io::Result<Self> {
         let mut token = [0; 16];
         getrandom(&mut token, GetRandomFlags::empty())?;
         let sender = Sender { token, pid: std::process::id() };
@@ -169,7 +169,7 @@ impl Drop for Server {
 
 /// The loop that the server thread runs. It waits for no receiver: one that does not take its answer is disconnected.
 struct Service {
-    shared: Arc<Shared>,
+    shared: Arc<ExportsShared>,
     listener: Unforked,
     connections: Vec<Socket<Unforked>>,
 }
@@ -226,7 +226,7 @@ pub(super) fn is_trusted(connection: BorrowedFd<'_>) -> bool {
 }
 
 /// Answers one message. Returns whether the connection stays open.
-fn serve(shared: &Shared, socket: &Socket<Unforked>) -> bool {
+fn serve(shared: &ExportsShared, socket: &Socket<Unforked>) -> bool {
     let numbers = match socket.receive(0) {
         Ok((ChunkRequest(numbers), _)) => numbers,
         Err(SocketError::Waiting) => return true,

@@ -26,13 +26,13 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// The chunks of other processes that this process has mapped, on one device.
 pub(crate) struct Imports {
     driver: Arc<dyn Driver>,
-    state: Mutex<State>,
+    state: Mutex<ImportsState>,
     /// Held while waiting for the device, so that one wait serves all threads.
     closing: Mutex<()>,
 }
 
 #[derive(Default)]
-struct State {
+struct ImportsState {
     mapped: FxHashMap<BlockHandle, Mapped>,
     /// The number of last uses so far: a logical clock.
     time: u64,

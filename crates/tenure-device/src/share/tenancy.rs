@@ -31,11 +31,11 @@ pub(super) struct Tenancy {
     patience: Duration,
     around_wait: AroundWait,
     /// Locked at most for one call to the daemon or the device, never while waiting for other processes.
-    state: Mutex<State>,
+    state: Mutex<TenancyState>,
 }
 
 #[derive(Default)]
-struct State {
+struct TenancyState {
     /// The number of blocks in the range, including blocks about to be placed there.
     blocks: u64,
     lease: Option<PoolLease>,
@@ -105,7 +105,7 @@ impl Tenancy {
 
     /// Gives the range back if it has no blocks and no stream is being captured (a capture forbids waiting for the
     /// device).
-    fn give_back_if_unused(&self, state: &mut State) {
+    fn give_back_if_unused(&self, state: &mut TenancyState) {
         if state.blocks == 0 && !self.memory.donated().is_capturing() {
             // Dropping the lease waits for the device and gives the range back. On failure the range stays with this
             // process.

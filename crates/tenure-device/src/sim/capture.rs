@@ -8,7 +8,7 @@ use tenure_core::StreamId;
 
 use super::kernel::Touches;
 use super::memory::Memory;
-use super::state::State;
+use super::state::SimState;
 use crate::{ErrorKind, EventId, EventKind, GraphId, Launch, Priority};
 
 /// The effect of a piece of work, each time it runs.
@@ -114,7 +114,7 @@ impl Capture {
     }
 }
 
-impl State {
+impl SimState {
     pub(super) fn begin_capture(&mut self, stream: StreamId) -> Result<(), ErrorKind> {
         let origin = self.timeline.stream(stream)?;
         if stream == StreamId::NULL {

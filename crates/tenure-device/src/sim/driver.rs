@@ -11,7 +11,7 @@ use super::SimDriver;
 use super::kernel::Touches;
 use super::memory::Memory;
 use super::platform::uuid;
-use super::state::State;
+use super::state::SimState;
 use crate::{
     Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, GraphId, HostFunction, Launch,
     MemoryHandle, Priority, ProcessMemory, cost,
@@ -46,7 +46,7 @@ impl Driver for SimDriver {
     }
 
     fn free(&self, address: Address) -> Result<(), CallError> {
-        let start = |state: &mut State| {
+        let start = |state: &mut SimState| {
             state.memory.check_segment(address)?;
             Ok(state.device_goal())
         };
@@ -172,7 +172,7 @@ impl Driver for SimDriver {
                 // The device's work is over.
                 continue;
             }
-            let State { host, memory, order, .. } = &mut *state;
+            let SimState { host, memory, order, .. } = &mut *state;
             let let_go = host.let_go(&range, memory, order.host());
             drop(state);
             self.resume(Call::UnregisterHost, |_| let_go)?;

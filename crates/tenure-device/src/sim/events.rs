@@ -28,11 +28,11 @@ pub(super) struct Event {
     pub(super) stamp: Stamp,
     /// The time at which the point was passed, in µs, if that is known.
     pub(super) passed_us: Option<u64>,
-    shared: Option<Shared>,
+    shared: Option<SharedEvent>,
 }
 
 /// The part of an event that other processes see.
-struct Shared {
+struct SharedEvent {
     signal: Arc<Signal>,
     /// Whether the event was created here, not opened.
     own: bool,
@@ -57,7 +57,7 @@ impl Events {
     pub(super) fn create(&mut self, kind: EventKind) -> Result<EventId, ErrorKind> {
         let shared = match kind {
             EventKind::Order | EventKind::Timing => None,
-            EventKind::Interprocess => Some(Shared { signal: Arc::new(Signal::new()?), own: true, record: 0 }),
+            EventKind::Interprocess => Some(SharedEvent { signal: Arc::new(Signal::new()?), own: true, record: 0 }),
         };
         Ok(self.add(kind, shared))
     }
@@ -82,14 +82,14 @@ impl Events {
         if shared.any(|shared| shared.own && shared.signal.is(&signal)) {
             return Err(ErrorKind::OwnEvent);
         }
-        let shared = Shared { signal: Arc::new(signal), own: false, record: 0 };
+        let shared = SharedEvent { signal: Arc::new(signal), own: false, record: 0 };
         Ok(self.add(EventKind::Interprocess, Some(shared)))
     }
 
     /// Returns where `event` was recorded last.
     pub(super) fn recorded(&self, event: EventId) -> Result<Recorded<'_>, ErrorKind> {
         let event = self.get(event)?;
-        if let Some(Shared { signal, record, .. }) = &event.shared {
+        if let Some(SharedEvent { signal, record, .. }) = &event.shared {
             let last = signal.records();
             if last != *record {
                 return Ok(Recorded::Elsewhere(Arc::clone(signal), last));
@@ -118,7 +118,7 @@ impl Events {
         if event == stream { Ok(()) } else { Err(ErrorKind::OtherDevice { event, stream }) }
     }
 
-    fn add(&mut self, kind: EventKind, shared: Option<Shared>) -> EventId {
+    fn add(&mut self, kind: EventKind, shared: Option<SharedEvent>) -> EventId {
         let index = self.spare.pop().unwrap_or_else(|| {
             self.slots.push(Event::default());
             let index = self.slots.len() - 1;

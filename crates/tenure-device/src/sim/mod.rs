@@ -69,7 +69,7 @@ use self::host::Registrations;
 pub use self::kernel::{Kernel, KernelMemory};
 pub(crate) use self::peers::Source;
 pub use self::platform::SimPlatform;
-use self::state::{Guarded, State};
+use self::state::{Guarded, SimState};
 use self::timeline::Condition;
 use crate::{Access, Call, CallError, Counters, Launch, Priority, ProcessMemory};
 
@@ -125,7 +125,7 @@ impl SimDriver {
         let granularity = config.granularity_bytes;
         assert!(granularity.is_power_of_two(), "a granularity of {granularity} bytes is not a power of two");
         let device = Device::cuda(device);
-        let state = Guarded::new(State::new(config, device, Arc::clone(&registrations)));
+        let state = Guarded::new(SimState::new(config, device, Arc::clone(&registrations)));
         Self { state, device, granularity, registrations, possible_peers }
     }
 

@@ -38,7 +38,7 @@ pub(super) enum Goal {
 }
 
 /// The whole state of a device.
-pub(super) struct State {
+pub(super) struct SimState {
     pub(super) memory: Memory,
     pub(super) host: HostMemory,
     pub(super) timeline: Timeline,
@@ -55,7 +55,7 @@ pub(super) struct State {
     lost: Option<Arc<CallError>>,
 }
 
-impl State {
+impl SimState {
     pub(super) fn new(config: SimConfig, device: Device, registrations: Arc<Registrations>) -> Self {
         let physical = PhysicalMemory::new(config.capacity_bytes, config.other_bytes + config.context_bytes);
         Self {
@@ -293,7 +293,7 @@ impl SimDriver {
     pub(super) fn call<T>(
         &self,
         call: Call,
-        action: impl FnOnce(&mut State) -> Result<T, ErrorKind>,
+        action: impl FnOnce(&mut SimState) -> Result<T, ErrorKind>,
     ) -> Result<T, CallError> {
         let Some(mut state) = self.state.try_enter() else {
             return Err(CallError { call, kind: ErrorKind::CalledFromWork });
@@ -311,10 +311,10 @@ impl SimDriver {
     pub(super) fn synchronize_with(
         &self,
         call: Call,
-        start: impl FnOnce(&mut State) -> Result<Goal, ErrorKind>,
+        start: impl FnOnce(&mut SimState) -> Result<Goal, ErrorKind>,
     ) -> Result<(), CallError> {
         let started_us = Cell::new(None);
-        let start = |state: &mut State| {
+        let start = |state: &mut SimState| {
             let goal = start(state)?;
             started_us.set((!matches!(goal, Goal::Nothing)).then(|| state.timeline.now_us()));
             Ok(goal)
@@ -333,10 +333,10 @@ impl SimDriver {
     pub(super) fn block<T>(
         &self,
         call: Call,
-        start: impl FnOnce(&mut State) -> Result<Goal, ErrorKind>,
-        mut finish: impl FnMut(&mut State) -> Result<T, ErrorKind>,
+        start: impl FnOnce(&mut SimState) -> Result<Goal, ErrorKind>,
+        mut finish: impl FnMut(&mut SimState) -> Result<T, ErrorKind>,
     ) -> Result<T, CallError> {
-        let mut attempt = |state: &mut State, goal: Goal| {
+        let mut attempt = |state: &mut SimState, goal: Goal| {
             if state.reach(&goal)? { finish(state).map(Ok) } else { Ok(Err(goal)) }
         };
         let mut outcome = self.call(call, |state| {
@@ -358,7 +358,7 @@ impl SimDriver {
     pub(super) fn resume<T>(
         &self,
         call: Call,
-        action: impl FnOnce(&mut State) -> Result<T, ErrorKind>,
+        action: impl FnOnce(&mut SimState) -> Result<T, ErrorKind>,
     ) -> Result<T, CallError> {
         let mut state = self.state.lock();
         if let Some(first) = state.fault() {
@@ -369,24 +369,24 @@ impl SimDriver {
 }
 
 /// The state under a lock, which work that runs under the lock cannot take again.
-pub(super) struct Guarded(Mutex<State>);
+pub(super) struct Guarded(Mutex<SimState>);
 
 impl Guarded {
-    pub(super) fn new(state: State) -> Self {
+    pub(super) fn new(state: SimState) -> Self {
         Self(Mutex::new(state))
     }
 
     /// Locks the state. Returns `None` when called from work.
-    pub(super) fn try_enter(&self) -> Option<MutexGuard<'_, State>> {
+    pub(super) fn try_enter(&self) -> Option<MutexGuard<'_, SimState>> {
         (!in_host_function()).then(|| self.0.lock())
     }
 
     /// Locks the state, or returns `None` while another call uses the device, perhaps of this thread.
-    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, SimState>> {
         self.0.try_lock()
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, SimState> {
         self.try_enter().expect("host functions and kernels do not call the driver")
     }
 }

@@ -7,7 +7,7 @@ use cudarc::cudnn::sys::{
 use tenure_core::DType;
 
 use super::descriptor::Descriptor;
-use super::graph::{self, Engines, Place, Plan, Target, Tensor, data_type};
+use super::graph::{self, Engines, Plan, Target, Tensor, TensorPlace, data_type};
 use crate::ErrorKind;
 
 /// Attention with queries `(batch, heads, queries, width)`, keys `(batch, kv_heads, keys, width)`, and values with a
@@ -97,7 +97,7 @@ impl Attention {
 
     fn forward(&self, graph: &mut Graph) -> Result<(), ErrorKind> {
         let [q, keys, v, out] = [self.given(0)?, self.transposed(1)?, self.given(2)?, self.given(3)?];
-        let sums = graph.tensor(SUMS, self.rows(), contiguous(self.rows()), DType::F32, Place::Device)?;
+        let sums = graph.tensor(SUMS, self.rows(), contiguous(self.rows()), DType::F32, TensorPlace::Device)?;
         let scores = self.scores(graph, &q, &keys)?;
         let scores = self.hidden(graph, scores)?;
         let largest = graph.between(self.rows(), DType::F32)?;
@@ -116,13 +116,13 @@ impl Attention {
         let [q, keys, values] = [self.given(0)?, self.transposed(1)?, self.transposed(2)?];
         let [out, grad, to_q, to_k, to_v] =
             [self.given(3)?, self.given(4)?, self.given(5)?, self.given(6)?, self.given(7)?];
-        let sums = graph.tensor(SUMS, self.rows(), contiguous(self.rows()), DType::F32, Place::Device)?;
+        let sums = graph.tensor(SUMS, self.rows(), contiguous(self.rows()), DType::F32, TensorPlace::Device)?;
 
         // For each query, the sum of the products of the result and its gradient.
         let products = graph.binary(Pointwise::CUDNN_POINTWISE_MUL, &grad, &out, grad.sizes, DType::F32)?;
         let summed = graph.between(self.rows(), DType::F32)?;
         graph.reduce(Reduction::CUDNN_REDUCE_TENSOR_ADD, &products, &summed)?;
-        let inner = graph.tensor(INNER, self.rows(), contiguous(self.rows()), DType::F32, Place::Device)?;
+        let inner = graph.tensor(INNER, self.rows(), contiguous(self.rows()), DType::F32, TensorPlace::Device)?;
         let one = graph.host(1.0)?;
         graph.pointwise(Pointwise::CUDNN_POINTWISE_MUL, &[&summed, &one], &inner, DType::F32, None)?;
 
@@ -145,14 +145,14 @@ impl Attention {
         let [b, h, w, l] = keys.sizes;
         let [batch, head, near, far] = keys.strides;
         let id = graph.next();
-        let rows = graph.tensor(id, [b, h, l, w], [batch, head, far, near], self.dtype, Place::Between)?;
+        let rows = graph.tensor(id, [b, h, l, w], [batch, head, far, near], self.dtype, TensorPlace::Between)?;
         graph.reshape(&keys, &rows)?;
         if !self.is_in_any_order {
             return graph.multiply(&to_scores, &rows, &to_q);
         }
         // Storing these sums in memory tells the library to add in any order; it sets them to zero itself.
         let sizes = to_q.sizes;
-        let sums = graph.tensor(TO_QUERIES, sizes, contiguous(sizes), DType::F32, Place::Device)?;
+        let sums = graph.tensor(TO_QUERIES, sizes, contiguous(sizes), DType::F32, TensorPlace::Device)?;
         graph.multiply(&to_scores, &rows, &sums)?;
         graph.pointwise(Pointwise::CUDNN_POINTWISE_IDENTITY, &[&sums], &to_q, DType::F32, None)
     }
@@ -188,7 +188,7 @@ impl Attention {
     fn turned(&self, graph: &mut Graph, weights: &Node) -> Result<Node, ErrorKind> {
         let [b, h, q, k] = self.square();
         let id = graph.next();
-        let turned = graph.tensor(id, [b, h, k, q], [h * q * k, q * k, 1, k], self.dtype, Place::Between)?;
+        let turned = graph.tensor(id, [b, h, k, q], [h * q * k, q * k, 1, k], self.dtype, TensorPlace::Between)?;
         graph.reshape(weights, &turned)?;
         Ok(turned)
     }
@@ -221,14 +221,14 @@ impl Attention {
         };
         let sizes = [self.batch, heads, length, width].map(|size| size as i64);
         let [batch, head, row] = self.strides[index].map(|stride| stride as i64);
-        node(FIRST + index as i64, sizes, [batch, head, row, 1], self.dtype, Place::Device, self.alignment)
+        node(FIRST + index as i64, sizes, [batch, head, row, 1], self.dtype, TensorPlace::Device, self.alignment)
     }
 
     /// Returns one of the tensors that have strides, with rows and columns exchanged.
     fn transposed(&self, index: usize) -> Result<Node, ErrorKind> {
         let Node { sizes: [b, h, l, w], strides: [batch, head, row, column], .. } = self.given(index)?;
         let (sizes, strides) = ([b, h, w, l], [batch, head, column, row]);
-        node(FIRST + index as i64, sizes, strides, self.dtype, Place::Device, self.alignment)
+        node(FIRST + index as i64, sizes, strides, self.dtype, TensorPlace::Device, self.alignment)
     }
 
     fn square(&self) -> [i64; 4] {
@@ -249,7 +249,7 @@ fn node(
     sizes: [i64; 4],
     strides: [i64; 4],
     dtype: DType,
-    place: Place,
+    place: TensorPlace,
     alignment: usize,
 ) -> Result<Node, ErrorKind> {
     let tensor = Tensor { id, sizes: &sizes, strides: &strides, dtype, alignment, place };
@@ -268,20 +268,20 @@ impl Graph {
         sizes: [i64; 4],
         strides: [i64; 4],
         dtype: DType,
-        place: Place,
+        place: TensorPlace,
     ) -> Result<Node, ErrorKind> {
         node(id, sizes, strides, dtype, place, self.alignment)
     }
 
     fn between(&mut self, sizes: [i64; 4], dtype: DType) -> Result<Node, ErrorKind> {
         let id = self.next();
-        self.tensor(id, sizes, contiguous(sizes), dtype, Place::Between)
+        self.tensor(id, sizes, contiguous(sizes), dtype, TensorPlace::Between)
     }
 
     fn host(&mut self, value: f32) -> Result<Node, ErrorKind> {
         let id = self.next();
         self.constants.push((id, Box::new(value)));
-        self.tensor(id, [1; 4], [1; 4], DType::F32, Place::Host)
+        self.tensor(id, [1; 4], [1; 4], DType::F32, TensorPlace::Host)
     }
 
     fn unary(&mut self, mode: Pointwise, x: &Node) -> Result<Node, ErrorKind> {

@@ -6,7 +6,7 @@ use cudarc::cudnn::sys::{
 use tenure_core::DType;
 
 use super::descriptor::Descriptor;
-use super::graph::{self, Engines, Place, Plan, Target, Tensor, data_type};
+use super::graph::{self, Engines, Plan, Target, Tensor, TensorPlace, data_type};
 use crate::ErrorKind;
 use crate::cuda::Compute;
 
@@ -148,6 +148,6 @@ impl Convolution {
         }
         let sizes: Vec<i64> = sizes.iter().map(|size| *size as i64).collect();
         let (dtype, alignment) = (self.dtype, self.alignment);
-        Tensor { id, sizes: &sizes, strides: &strides, dtype, alignment, place: Place::Device }.describe()
+        Tensor { id, sizes: &sizes, strides: &strides, dtype, alignment, place: TensorPlace::Device }.describe()
     }
 }

@@ -22,12 +22,12 @@ pub(super) struct Tensor<'a> {
     pub(super) dtype: DType,
     /// The alignment of the first element, in bytes.
     pub(super) alignment: usize,
-    pub(super) place: Place,
+    pub(super) place: TensorPlace,
 }
 
 /// The place of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum TensorPlace {
     Device,
     /// Not in memory: it only passes from one operation of the graph to another.
     Between,
@@ -44,9 +44,9 @@ impl Tensor<'_> {
             .set(Name::CUDNN_ATTR_TENSOR_STRIDES, self.strides)?
             .set(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, &[self.alignment as i64])?;
         match self.place {
-            Place::Device => tensor,
-            Place::Between => tensor.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, &[true])?,
-            Place::Host => tensor.set(Name::CUDNN_ATTR_TENSOR_IS_BY_VALUE, &[true])?,
+            TensorPlace::Device => tensor,
+            TensorPlace::Between => tensor.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, &[true])?,
+            TensorPlace::Host => tensor.set(Name::CUDNN_ATTR_TENSOR_IS_BY_VALUE, &[true])?,
         }
         .finish()
     }
