@@ -18,11 +18,11 @@ const ALIGNMENT: u64 = 512;
 pub struct BumpPool {
     base: Address,
     bytes: u64,
-    state: Mutex<State>,
+    state: Mutex<BumpState>,
 }
 
 #[derive(Default)]
-struct State {
+struct BumpState {
     /// The offset from the base at which the owner's next block begins.
     cursor: u64,
     /// The end of the part that streams have used since the last reset, as an offset from the base.
@@ -54,7 +54,7 @@ impl BumpPool {
     /// Blocks allocated next may overlap them on any stream. Call it when all work on the old blocks has completed, or
     /// when every stream that allocates next waits for that work.
     pub fn reset(&self) {
-        *self.state.lock() = State::default();
+        *self.state.lock() = BumpState::default();
     }
 
     /// Returns the bytes of the pool.

@@ -54,13 +54,13 @@ impl Default for Config {
 pub struct PageHeap<P> {
     pages: P,
     config: Config,
-    state: Mutex<State>,
+    state: Mutex<PageHeapState>,
     live_bytes: AtomicU64,
     hooks: Hooks,
 }
 
 #[derive(Default)]
-struct State {
+struct PageHeapState {
     /// Free ranges with pages.
     held: Runs,
     /// Free ranges without pages.
@@ -76,7 +76,7 @@ struct State {
 impl<P: Pages> PageHeap<P> {
     /// Makes a heap that holds no page yet.
     pub fn new(pages: P, config: Config) -> Self {
-        let mut state = State { limit: config.limit_bytes, ..State::default() };
+        let mut state = PageHeapState { limit: config.limit_bytes, ..PageHeapState::default() };
         let Range { start, end } = pages.addresses();
         let (start, end) = (start.next_multiple_of(HUGE_PAGE_BYTES), end / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES);
         if start < end {
@@ -148,7 +148,7 @@ impl<P: Pages> PageHeap<P> {
     }
 
     /// Gives back pages of free ranges, the longest first, until at most `most` bytes are held or no free page is left.
-    fn discard(&self, state: &mut State, most: u64) -> Result<(), BackingError> {
+    fn discard(&self, state: &mut PageHeapState, most: u64) -> Result<(), BackingError> {
         for unit in [HUGE_PAGE_BYTES, PAGE_BYTES] {
             let mut free: Vec<_> = state.held.iter().collect();
             free.sort_unstable_by_key(|run| std::cmp::Reverse(run.bytes));
@@ -171,7 +171,7 @@ impl<P: Pages> PageHeap<P> {
         Ok(())
     }
 
-    fn place(&self, state: &mut State, bytes: u64) -> Result<Option<Address>, BackingError> {
+    fn place(&self, state: &mut PageHeapState, bytes: u64) -> Result<Option<Address>, BackingError> {
         if let Some(run) = state.held.first_fit(bytes, 0) {
             state.held.remove(run.address, bytes);
             return Ok(Some(run.address));
@@ -245,7 +245,7 @@ impl<P: Pages> Resource for PageHeap<P> {
 }
 
 #[cold]
-fn out_of_memory(state: &State, request: Request) -> AllocError {
+fn out_of_memory(state: &PageHeapState, request: Request) -> AllocError {
     let (allocated, reserved) = (state.statistics.all.allocated_bytes.current, state.reserved());
     let limit = state.limit;
     AllocError::OutOfMemory {
@@ -261,7 +261,7 @@ fn out_of_memory(state: &State, request: Request) -> AllocError {
     }
 }
 
-impl State {
+impl PageHeapState {
     fn reserved(&self) -> u64 {
         self.statistics.all.reserved_bytes.current
     }

@@ -19,7 +19,7 @@ pub(super) struct PoolRef {
 
 /// The state of a block. Neighbours merge when both are `Free` or both are `Unmapped`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum BlockState {
     /// The block is in its pool's free set.
     Free,
     /// The block is in its pool's unmapped set: reserved addresses with no memory under them.
@@ -48,7 +48,7 @@ pub(super) struct Block {
     pub(super) requested: u64,
     pub(super) stream: StreamId,
     pub(super) pool: PoolRef,
-    pub(super) state: State,
+    pub(super) state: BlockState,
     /// The neighbours in the segment, by address.
     pub(super) prev: Option<BlockId>,
     pub(super) next: Option<BlockId>,
@@ -64,7 +64,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    pub(super) fn new(address: Address, bytes: u64, stream: StreamId, pool: PoolRef, state: State) -> Self {
+    pub(super) fn new(address: Address, bytes: u64, stream: StreamId, pool: PoolRef, state: BlockState) -> Self {
         Self {
             address,
             bytes,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::blocks::{Block, BlockId, State};
+use super::blocks::{Block, BlockId, BlockState};
 use super::engine::Engine;
 use crate::accounts::Accounts;
 use crate::private::CheckpointBlock;
@@ -13,7 +13,7 @@ impl Engine {
     pub(crate) fn checkpoint(&mut self, accounts: &mut Accounts, id: PoolId) -> Result<PoolCheckpoint, AllocError> {
         let owner = self.find_pool(id)?;
         self.settle_pool(accounts, id, owner)?;
-        let live = self.blocks.iter().filter(|block| block.pool.owner == owner && block.state == State::Allocated);
+        let live = self.blocks.iter().filter(|block| block.pool.owner == owner && block.state == BlockState::Allocated);
         let mut blocks: Vec<CheckpointBlock> = live
             .map(|block| {
                 let Block { address, bytes, requested, stream, pool, tag, key, .. } = *block;
@@ -45,7 +45,7 @@ impl Engine {
         let mut free: BTreeMap<Address, BlockId> = self
             .blocks
             .ids()
-            .filter(|&block| self.blocks[block].pool.owner == owner && self.blocks[block].state == State::Free)
+            .filter(|&block| self.blocks[block].pool.owner == owner && self.blocks[block].state == BlockState::Free)
             .map(|block| (self.blocks[block].address, block))
             .collect();
         for block in &checkpoint.blocks {
@@ -74,7 +74,7 @@ impl Engine {
 
     /// Completes the frees in a pool, waiting for them on the host.
     fn settle_pool(&mut self, accounts: &mut Accounts, id: PoolId, owner: usize) -> Result<(), AllocError> {
-        let is_pending = |block: &Block| block.pool.owner == owner && matches!(block.state, State::Pending(_));
+        let is_pending = |block: &Block| block.pool.owner == owner && matches!(block.state, BlockState::Pending(_));
         self.finish_completed(accounts)?;
         if !self.blocks.iter().any(is_pending) {
             return Ok(());

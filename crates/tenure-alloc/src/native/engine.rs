@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use tenure_core::{KeyId, StreamId, Tag};
 
-use super::blocks::{Block, BlockId, Blocks, PoolRef, State, Use};
+use super::blocks::{Block, BlockId, BlockState, Blocks, PoolRef, Use};
 use super::config::{Config, LARGE_SEGMENT, MIN_BLOCK, SMALL_LIMIT, pool_kind, segment_size};
 use super::expandable::ExpandableSegment;
 use super::pending::Pending;
@@ -174,7 +174,7 @@ impl Engine {
         let marks = if must_wait && !capturing { self.await_streams(id, |_| true)? } else { 0 };
         self.live.remove(&address);
         let block = &mut self.blocks[id];
-        block.state = State::Pending(marks);
+        block.state = BlockState::Pending(marks);
         accounts.statistics.block_freed(block.pool.kind, block.tag, block.bytes);
         if self.config.is_oversize(block.bytes) {
             accounts.statistics.oversize_allocations.decrease(1);
@@ -255,7 +255,7 @@ impl Engine {
     pub(super) fn complete(&mut self, accounts: &mut Accounts, id: BlockId) {
         self.record_block(Action::FreeCompleted, id);
         let block = &mut self.blocks[id];
-        block.state = State::Free;
+        block.state = BlockState::Free;
         let Block { pool, requested, bytes, tag, segment, .. } = *block;
         accounts.statistics.block_completed(pool.kind, tag, requested, bytes);
         let (merged, merged_bytes) = self.merge(id);
@@ -278,7 +278,7 @@ impl Engine {
             if neighbour.state != state {
                 continue;
             }
-            if state == State::Unmapped {
+            if state == BlockState::Unmapped {
                 self.pools.get_mut(pool).remove_unmapped(neighbour);
             } else {
                 self.pools.get_mut(pool).remove_free(neighbour);
@@ -336,7 +336,7 @@ impl Engine {
         let whole = self.blocks[id].bytes;
         let rest = if self.should_split(wanted, whole - wanted.bytes) {
             let rest = self.blocks.cut(id, wanted.bytes);
-            self.blocks[rest].state = State::Free;
+            self.blocks[rest].state = BlockState::Free;
             self.blocks[rest].requested = self.blocks[id].requested;
             self.insert_free(rest);
             whole - wanted.bytes
@@ -353,7 +353,7 @@ impl Engine {
     /// Makes a block that is in no set live.
     pub(super) fn occupy(&mut self, accounts: &mut Accounts, id: BlockId, request: Request) -> crate::Block {
         let block = &mut self.blocks[id];
-        block.state = State::Allocated;
+        block.state = BlockState::Allocated;
         block.requested = request.bytes;
         block.tag = request.tag;
         block.key = request.key;
@@ -394,7 +394,7 @@ impl Engine {
     /// Returns the bytes of a free block and of the unmapped range after it.
     fn reach(&self, id: BlockId) -> u64 {
         let block = &self.blocks[id];
-        let next = block.next.map(|next| &self.blocks[next]).filter(|next| next.state == State::Unmapped);
+        let next = block.next.map(|next| &self.blocks[next]).filter(|next| next.state == BlockState::Unmapped);
         block.bytes + next.map_or(0, |next| next.bytes)
     }
 

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::blocks::{Block, BlockId, PoolRef, State};
+use super::blocks::{Block, BlockId, BlockState, PoolRef};
 use super::config::chunk_size;
 use super::engine::{Engine, Wanted};
 use crate::accounts::Accounts;
@@ -117,7 +117,7 @@ impl Engine {
             Some(id) => id,
             None => self.reserve_segment(accounts, wanted)?,
         };
-        if self.blocks[id].state == State::Unmapped {
+        if self.blocks[id].state == BlockState::Unmapped {
             id = self.map_block(accounts, id, wanted.bytes)?;
         }
         // `find_room` found room, so a free block that is too small has an unmapped range after it.
@@ -172,7 +172,7 @@ impl Engine {
     /// Returns the first block of the lowest run with enough room: free and unmapped blocks of the pool, with an
     /// unmapped one among the first two.
     fn find_room(&self, wanted: &Wanted) -> Option<BlockId> {
-        let usable = |&id: &BlockId| matches!(self.blocks[id].state, State::Free | State::Unmapped);
+        let usable = |&id: &BlockId| matches!(self.blocks[id].state, BlockState::Free | BlockState::Unmapped);
         self.pools.get(wanted.pool).unmapped_of(wanted.request.stream).find_map(|unmapped| {
             let first = self.blocks[unmapped].prev.filter(usable).unwrap_or(unmapped);
             let run = std::iter::successors(Some(first), |&id| self.blocks[id].next.filter(usable));
@@ -194,7 +194,7 @@ impl Engine {
             self.segments.push(None);
             self.segments.len() - 1
         });
-        let block = Block::new(segment.base, segment.bytes, wanted.request.stream, wanted.pool, State::Unmapped);
+        let block = Block::new(segment.base, segment.bytes, wanted.request.stream, wanted.pool, BlockState::Unmapped);
         self.made += 1;
         let id = self.blocks.insert(Block { segment: Some(index), made: self.made, ..block });
         self.pools.get_mut(wanted.pool).insert_unmapped(id, &self.blocks[id]);
@@ -218,7 +218,7 @@ impl Engine {
             let rest = self.blocks.cut(id, bytes);
             self.pools.get_mut(pool).insert_unmapped(rest, &self.blocks[rest]);
         }
-        self.blocks[id].state = State::Free;
+        self.blocks[id].state = BlockState::Free;
         self.merge(id);
         self.insert_free(id);
         Ok(id)
@@ -238,7 +238,7 @@ impl Engine {
             let rest = self.blocks.cut(unmapped, bytes);
             self.insert_free(rest);
         }
-        self.blocks[unmapped].state = State::Unmapped;
+        self.blocks[unmapped].state = BlockState::Unmapped;
         self.merge(unmapped);
         self.pools.get_mut(pool).insert_unmapped(unmapped, &self.blocks[unmapped]);
         accounts.statistics.num_device_free += 1;

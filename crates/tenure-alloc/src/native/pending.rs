@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use tenure_core::StreamId;
 
-use super::blocks::{BlockId, State, Use};
+use super::blocks::{BlockId, BlockState, Use};
 use super::engine::Engine;
 use crate::accounts::Accounts;
 use crate::{AllocError, BackingError, Mark};
@@ -88,7 +88,7 @@ impl Engine {
         while let Some(&id) = self.pending.deferred.front() {
             let marks = self.await_streams(id, |used| !used.only_in_capture)?;
             self.pending.deferred.pop_front();
-            self.blocks[id].state = State::Pending(marks);
+            self.blocks[id].state = BlockState::Pending(marks);
             if marks == 0 {
                 self.complete(accounts, id);
             }
@@ -111,8 +111,8 @@ impl Engine {
         if queue.is_empty() {
             self.pending.awaited.remove(&stream);
         }
-        let State::Pending(marks) = self.blocks[id].state else { unreachable!("an awaited block is pending") };
-        self.blocks[id].state = State::Pending(marks - 1);
+        let BlockState::Pending(marks) = self.blocks[id].state else { unreachable!("an awaited block is pending") };
+        self.blocks[id].state = BlockState::Pending(marks - 1);
         if marks == 1 {
             self.complete(accounts, id);
         }

@@ -10,14 +10,14 @@ use crate::{Address, PoolId, PoolKind, PoolSource};
 
 /// The free blocks of a pool, ordered (stream, size, address), and its unmapped ranges, ordered (stream, address).
 #[derive(Debug, Default)]
-pub(super) struct Pool {
+pub(super) struct BlockPool {
     pub(super) free: BTreeMap<(StreamId, u64, Address), BlockId>,
     pub(super) unmapped: BTreeMap<(StreamId, Address), BlockId>,
     /// The number of lookups while garbage collection is on: the clock for block ages.
     pub(super) lookups: u64,
 }
 
-impl Pool {
+impl BlockPool {
     pub(super) fn insert_free(&mut self, id: BlockId, block: &mut Block) {
         block.free_since = self.lookups;
         self.free.insert((block.stream, block.bytes, block.address), id);
@@ -52,8 +52,8 @@ impl Pool {
 #[derive(Default)]
 pub(super) struct PoolPair {
     pub(super) id: PoolId,
-    small: Pool,
-    large: Pool,
+    small: BlockPool,
+    large: BlockPool,
     /// The number of captures and owners that use a private pool. At 0, its free memory may be released.
     pub(super) uses: usize,
     /// The number of searches for memory underway, which may release the lock.
@@ -86,7 +86,7 @@ pub(super) struct Pools {
 pub(super) const COMMON: usize = 0;
 
 impl Pools {
-    pub(super) fn get(&self, pool: PoolRef) -> &Pool {
+    pub(super) fn get(&self, pool: PoolRef) -> &BlockPool {
         let pair = &self.pairs[pool.owner];
         match pool.kind {
             PoolKind::Small => &pair.small,
@@ -94,7 +94,7 @@ impl Pools {
         }
     }
 
-    pub(super) fn get_mut(&mut self, pool: PoolRef) -> &mut Pool {
+    pub(super) fn get_mut(&mut self, pool: PoolRef) -> &mut BlockPool {
         let pair = &mut self.pairs[pool.owner];
         match pool.kind {
             PoolKind::Small => &mut pair.small,

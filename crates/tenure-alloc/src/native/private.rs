@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenure_core::StreamId;
 
-use super::blocks::{BlockId, PoolRef, State};
+use super::blocks::{BlockId, BlockState, PoolRef};
 use super::config::{Config, invalid};
 use super::engine::{Engine, Wanted};
 use super::pool::COMMON;
@@ -151,7 +151,7 @@ impl Engine {
 
     pub(crate) fn live_blocks(&self, id: PoolId) -> Result<Vec<Address>, AllocError> {
         let owner = self.find_pool(id)?;
-        let live = self.blocks.iter().filter(|block| block.pool.owner == owner && block.state == State::Allocated);
+        let live = self.blocks.iter().filter(|block| block.pool.owner == owner && block.state == BlockState::Allocated);
         let mut addresses: Vec<Address> = live.map(|block| block.address).collect();
         addresses.sort_unstable();
         Ok(addresses)

@@ -1,6 +1,6 @@
 //! Snapshots and other reports of the engine's blocks.
 
-use super::blocks::{Block, State};
+use super::blocks::{Block, BlockState};
 use super::engine::Engine;
 use crate::snapshot::{Segment, Snapshot, SnapshotBlock, SnapshotState};
 use crate::{Address, PoolId};
@@ -18,15 +18,15 @@ impl Engine {
 
     /// Returns whether a mapped run of blocks starts with `block`.
     pub(super) fn is_segment_head(&self, block: &Block) -> bool {
-        let follows = block.prev.is_some_and(|prev| self.blocks[prev].state != State::Unmapped);
-        block.state != State::Unmapped && !follows
+        let follows = block.prev.is_some_and(|prev| self.blocks[prev].state != BlockState::Unmapped);
+        block.state != BlockState::Unmapped && !follows
     }
 
     /// Returns the memory that the live block at `address` was allocated or mapped together with: first byte and bytes.
     pub(crate) fn extent(&self, address: Address) -> Option<(Address, u64)> {
         let block = &self.blocks[*self.live.get(&address)?];
         let back = std::iter::successors(Some(block), |block| block.prev.map(|prev| &self.blocks[prev]));
-        let head = back.take_while(|block| block.state != State::Unmapped).last()?;
+        let head = back.take_while(|block| block.state != BlockState::Unmapped).last()?;
         Some((head.address, self.run_of(head).map(|block| block.bytes).sum()))
     }
 
@@ -38,16 +38,16 @@ impl Engine {
     /// Returns the mapped run of blocks from `head` on.
     pub(super) fn run_of<'a>(&'a self, head: &'a Block) -> impl Iterator<Item = &'a Block> {
         let run = std::iter::successors(Some(head), |block| block.next.map(|next| &self.blocks[next]));
-        run.take_while(|block| block.state != State::Unmapped)
+        run.take_while(|block| block.state != BlockState::Unmapped)
     }
 
     fn describe(&self, head: &Block) -> Segment {
         let blocks = self.run_of(head).filter_map(|block| {
             let state = match block.state {
-                State::Unmapped => return None,
-                State::Free => SnapshotState::Inactive,
-                State::Allocated => SnapshotState::Allocated,
-                State::Pending(_) => SnapshotState::PendingFree,
+                BlockState::Unmapped => return None,
+                BlockState::Free => SnapshotState::Inactive,
+                BlockState::Allocated => SnapshotState::Allocated,
+                BlockState::Pending(_) => SnapshotState::PendingFree,
             };
             let Block { address, bytes, requested, tag, key, .. } = *block;
             Some(SnapshotBlock { address, bytes, requested, state, tag, key, context: None })

@@ -1,6 +1,6 @@
 //! Segments: memory taken from the backing, and given back whole.
 
-use super::blocks::{Block, BlockId, PoolRef, State};
+use super::blocks::{Block, BlockId, BlockState, PoolRef};
 use super::config::segment_size;
 use super::engine::{Engine, Wanted};
 use super::source::{self, Locked, Returned};
@@ -44,7 +44,7 @@ impl Engine {
     fn insert_segment(&mut self, accounts: &mut Accounts, wanted: &Wanted, address: Address, bytes: u64) -> BlockId {
         let Wanted { request, pool, .. } = *wanted;
         self.made += 1;
-        let block = Block::new(address, bytes, request.stream, pool, State::Free);
+        let block = Block::new(address, bytes, request.stream, pool, BlockState::Free);
         let id = self.blocks.insert(Block { made: self.made, ..block });
         self.change_reserved(accounts, pool, 0, bytes);
         accounts.statistics.both(pool.kind).into_iter().for_each(|pool| pool.segment.increase(1));

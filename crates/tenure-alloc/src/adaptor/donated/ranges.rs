@@ -37,7 +37,7 @@ struct Range {
 }
 
 /// The place found for a request.
-pub(super) struct Place {
+pub(super) struct DonatedPlace {
     /// The free piece that contains the place.
     piece: Address,
     address: Address,
@@ -168,7 +168,7 @@ impl Ranges {
 
     /// Returns the place for the request, if a range of its stream serves it. The place is valid until the ranges
     /// change.
-    pub(super) fn find(&mut self, request: Request, backing: &dyn Backing) -> Result<Option<Place>, AllocError> {
+    pub(super) fn find(&mut self, request: Request, backing: &dyn Backing) -> Result<Option<DonatedPlace>, AllocError> {
         let stream = request.stream;
         if self.pools.iter().any(|(.., filter)| filter(stream)) {
             return Ok(None);
@@ -181,16 +181,16 @@ impl Ranges {
             None if request.bytes < Rule::BestFit.least() => None,
             None => self.best_fit(stream, bytes),
         };
-        Ok(found.map(|(piece, address)| Place { piece, address, bytes }))
+        Ok(found.map(|(piece, address)| DonatedPlace { piece, address, bytes }))
     }
 
     /// Returns the gate that must be entered before a block is placed there.
-    pub(super) fn gate(&self, place: &Place) -> Option<Arc<dyn Gate>> {
+    pub(super) fn gate(&self, place: &DonatedPlace) -> Option<Arc<dyn Gate>> {
         self.range_of(place.address)?.1.gate.clone()
     }
 
     /// Places the request's block where [`find`](Self::find) has just found room.
-    pub(super) fn put(&mut self, request: Request, Place { piece, address, bytes }: Place) -> Block {
+    pub(super) fn put(&mut self, request: Request, DonatedPlace { piece, address, bytes }: DonatedPlace) -> Block {
         let whole = self.take_free(piece);
         let behind = piece + whole - (address + bytes);
         for (address, bytes) in [(piece, address - piece), (address + bytes, behind)] {
