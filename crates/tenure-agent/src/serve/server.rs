@@ -136,7 +136,7 @@ impl Server {
                 let Some(stream) = accepted else { continue };
                 let ServerConfig { patience, clock, .. } = &server.config;
                 let Ok(mut connection) = Connection::new(stream, &stop, *patience, clock.clone()) else { continue };
-                let Some(place) = Place::take(&server.connections, server.config.connections) else {
+                let Some(place) = ConnectionSlot::take(&server.connections, server.config.connections) else {
                     let message =
                         format!("{} connections are served, and no more: try again", server.config.connections);
                     let is_sent = connection.send(Kind::Refused, &Refusal::new("busy", message)).is_ok();
@@ -301,16 +301,16 @@ fn plan(
 }
 
 /// One of the limited connections. Dropping it makes room for another.
-struct Place<'a>(&'a AtomicUsize);
+struct ConnectionSlot<'a>(&'a AtomicUsize);
 
-impl<'a> Place<'a> {
+impl<'a> ConnectionSlot<'a> {
     fn take(taken: &'a AtomicUsize, most: usize) -> Option<Self> {
         let take = |taken| (taken < most).then_some(taken + 1);
         taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok().map(|_| Self(taken))
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for ConnectionSlot<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
