@@ -35,7 +35,7 @@ pub struct Stopped;
 
 pub(crate) struct Progress {
     begun: Instant,
-    state: Mutex<State>,
+    state: Mutex<ProgressState>,
     changed: Condvar,
     is_stopped: AtomicBool,
 }
@@ -46,7 +46,7 @@ type Done = Box<dyn FnOnce(Result<Duration, SwitchError>) + Send>;
 /// A function that is told of groups whose loading is over. It is called under the lock.
 type Watch = Box<dyn FnMut(&[Arrived]) + Send>;
 
-struct State {
+struct ProgressState {
     groups: Vec<Group>,
     /// The functions to call when loading is over.
     done: Vec<Done>,
@@ -77,7 +77,7 @@ impl Progress {
     pub(crate) fn new(groups: usize) -> Self {
         let took = (groups == 0).then_some(Duration::ZERO);
         let (groups, done, watches) = (vec![Group::default(); groups], Vec::new(), Vec::new());
-        let state = Mutex::new(State { groups, done, watches, took, error: None });
+        let state = Mutex::new(ProgressState { groups, done, watches, took, error: None });
         Self { begun: Instant::now(), state, changed: Condvar::new(), is_stopped: AtomicBool::new(false) }
     }
 
@@ -162,7 +162,7 @@ impl Progress {
     }
 }
 
-impl State {
+impl ProgressState {
     /// Returns the outcome of the loading, once it is over.
     fn outcome(&self) -> Option<Result<Duration, SwitchError>> {
         let is_over = self.groups.iter().all(|group| group.is_over);

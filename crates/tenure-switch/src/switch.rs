@@ -44,19 +44,19 @@ const PIECE_CHUNKS: u64 = 8;
 /// A switch of a device between models. This is a handle: clones share the same switch.
 #[derive(Clone)]
 pub struct Switch {
-    shared: Arc<Shared>,
+    shared: Arc<SwitchShared>,
 }
 
-struct Shared {
+struct SwitchShared {
     memory: &'static DeviceMemory,
     copies: Stream,
     chunk_bytes: u64,
     budget_bytes: u64,
     is_lending: bool,
-    state: Mutex<State>,
+    state: Mutex<SwitchState>,
 }
 
-struct State {
+struct SwitchState {
     room: Room,
     /// The images of running copies, kept until the device has passed them.
     sources: Vec<(Mark, Arc<Image>)>,
@@ -82,7 +82,7 @@ pub struct SwitchStatistics {
 /// A model registered on a device: its weights have addresses there, even while they are evicted. A drop waits for
 /// the work that uses them.
 pub struct Model {
-    shared: Arc<Shared>,
+    shared: Arc<SwitchShared>,
     manifest: Arc<Manifest>,
     address: Address,
     gates: Mutex<Vec<GroupGate>>,
@@ -126,8 +126,8 @@ impl Switch {
         assert!(chunk_bytes > 0 && chunk_bytes.is_multiple_of(granularity), "chunks are multiples of {granularity}");
         let copies = memory.streams().pooled(Priority::High)?;
         let room = Room::new(memory, chunk_bytes, budget_bytes);
-        let state = Mutex::new(State { room, sources: Vec::new(), statistics: SwitchStatistics::default() });
-        Ok(Self { shared: Arc::new(Shared { memory, copies, chunk_bytes, budget_bytes, is_lending, state }) })
+        let state = Mutex::new(SwitchState { room, sources: Vec::new(), statistics: SwitchStatistics::default() });
+        Ok(Self { shared: Arc::new(SwitchShared { memory, copies, chunk_bytes, budget_bytes, is_lending, state }) })
     }
 
     /// Registers a model, which gets addresses on the device.
@@ -140,7 +140,7 @@ impl Switch {
         if needed > self.shared.budget_bytes {
             return Err(self.shared.no_room(manifest, needed, &state.room));
         }
-        let Shared { memory, is_lending, .. } = &*self.shared;
+        let SwitchShared { memory, is_lending, .. } = &*self.shared;
         let gates = manifest.groups().iter().map(|_| GroupGate::new(memory, *is_lending)).collect::<Result<_, _>>()?;
         let window = state.room.reserve(manifest.bytes())?;
         let (shared, manifest, address) = (Arc::clone(&self.shared), Arc::clone(manifest), window.address);
@@ -205,14 +205,14 @@ impl Switch {
     }
 }
 
-impl Shared {
+impl SwitchShared {
     fn no_room(&self, manifest: &Manifest, needed: u64, room: &Room) -> SwitchError {
         let free = room.free_chunks() as u64 * self.chunk_bytes;
         SwitchError::NoDeviceRoom { model: manifest.name().into(), needed, free, budget: self.budget_bytes }
     }
 }
 
-impl State {
+impl SwitchState {
     /// Drops the images whose copies the device has passed, and removes old mappings.
     fn tidy(&mut self, backing: &impl Backing) -> Result<(), SwitchError> {
         let mut result = Ok(());
@@ -360,7 +360,7 @@ impl Model {
         residence: &mut Residence,
         gates: &mut [GroupGate],
     ) -> Result<Loaded, SwitchError> {
-        let Shared { memory, copies, chunk_bytes, .. } = &*self.shared;
+        let SwitchShared { memory, copies, chunk_bytes, .. } = &*self.shared;
         let Residence { window, timed, .. } = residence;
         let (mut loaded, mut slots) = (Loaded::default(), missing.iter().copied().peekable());
         let mut piece_chunks = 1;
