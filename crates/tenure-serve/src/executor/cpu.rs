@@ -13,16 +13,16 @@ use tenure_switch::{FirstUse, Image, Images, Manifest, SwitchError};
 use super::ModelError;
 use super::backend::{Backend, Done, Timed, Weights};
 use super::network::{Computed, Placed};
-use super::place::{Computer, Place};
+use super::place::{ComputePlace, Computer};
 use super::stored::Stored;
 use super::tensors::RawTensor;
 use crate::http::Tier;
 
-/// Host memory above a disk, and a [`Place`] that computes.
+/// Host memory above a disk, and a [`ComputePlace`] that computes.
 pub(crate) struct CpuBackend {
     images: Arc<Images>,
     memory_bytes: u64,
-    place: Arc<dyn Place>,
+    place: Arc<dyn ComputePlace>,
 }
 
 /// A model's weights in memory.
@@ -31,10 +31,10 @@ struct OnCpu {
     bytes: u64,
     /// Bytes of the model's weights that are in memory.
     resident: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<OnCpuState>,
 }
 
-struct State {
+struct OnCpuState {
     computer: Box<dyn Computer>,
     weights: Stored,
     /// The tensor order of the current image, or of the next one if there is none.
@@ -52,7 +52,7 @@ struct State {
 
 impl CpuBackend {
     /// Creates a backend with this many bytes of memory for weights.
-    pub(crate) fn new(memory_bytes: u64, place: Arc<dyn Place>) -> Result<Self, SwitchError> {
+    pub(crate) fn new(memory_bytes: u64, place: Arc<dyn ComputePlace>) -> Result<Self, SwitchError> {
         Ok(Self { images: Arc::new(Images::new(memory_bytes, None)?), memory_bytes, place })
     }
 
@@ -61,7 +61,7 @@ impl CpuBackend {
         let stored = weights.files.model();
         let manifest = weights.tensors.manifest(stored.name.as_str(), &order)?;
         let bytes = weights.tensors.bytes();
-        let state = State {
+        let state = OnCpuState {
             computer: self.place.open(network, stored),
             weights,
             order,
@@ -178,7 +178,7 @@ impl Drop for OnCpu {
     }
 }
 
-impl State {
+impl OnCpuState {
     /// Returns whether the order is still to be recorded.
     fn is_first_run(&self) -> bool {
         !self.order.is_recorded() && self.recorded.is_none()

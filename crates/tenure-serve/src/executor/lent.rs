@@ -10,7 +10,7 @@ use tenure_tensor::Device;
 use super::ModelError;
 use super::backend::{Backend, Done, Timed, Weights};
 use super::network::Computed;
-use super::place::Place;
+use super::place::ComputePlace;
 use super::resident::{DeviceWeights, ResidentModel};
 use super::stored::Stored;
 use super::tensors::RawTensor;

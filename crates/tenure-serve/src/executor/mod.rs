@@ -2,10 +2,10 @@
 //!
 //! A [`Model`] is a network without values and a description of its image: the tensors of its files in the order in
 //! which they are needed. On a CUDA device a [`Switcher`](tenure_nn::switched::Switcher) holds the weights. It lends
-//! them to the process that computes, unless that is this process. On the CPU this process or a [`Place`] elsewhere
-//! computes directly on the image in host memory: tensors are views of it, and the first use of a group waits until the
-//! group is read. In the first run each tensor is its own group, which reveals the order. Later runs use the groups
-//! that let the last layer end soonest. Evicting a model frees its image, since its files hold the same bytes.
+//! them to the process that computes, unless that is this process. On the CPU this process or a [`ComputePlace`]
+//! elsewhere computes directly on the image in host memory: tensors are views of it, and the first use of a group waits
+//! until the group is read. In the first run each tensor is its own group, which reveals the order. Later runs use the
+//! groups that let the last layer end soonest. Evicting a model frees its image, since its files hold the same bytes.
 
 mod backend;
 mod borrowed;
@@ -33,7 +33,7 @@ pub use error::ModelError;
 pub(crate) use lent::LentBackend;
 pub(crate) use model::{Answer, Model};
 pub(crate) use network::{Bound, Computed, Placed};
-pub(crate) use place::{Computer, Here, Place};
+pub(crate) use place::{ComputePlace, Computer, Here};
 pub(crate) use resident::DeviceWeights;
 pub(crate) use shared_room::SharedRoom;
 pub(crate) use tensors::{RawTensor, dtype};

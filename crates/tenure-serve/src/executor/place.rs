@@ -11,7 +11,7 @@ use super::tensors::RawTensor;
 use crate::repository::StoredModel;
 
 /// A place that computes one batch at a time.
-pub(crate) trait Place: Send + Sync {
+pub(crate) trait ComputePlace: Send + Sync {
     /// Creates the computer of a model there, from the network that was built for it.
     fn open(&self, network: Box<dyn Network>, stored: &StoredModel) -> Box<dyn Computer>;
 
@@ -42,7 +42,7 @@ pub(crate) trait Computer: Send {
 /// This process.
 pub(crate) struct Here;
 
-impl Place for Here {
+impl ComputePlace for Here {
     fn open(&self, network: Box<dyn Network>, _: &StoredModel) -> Box<dyn Computer> {
         Box::new(Bound::new(network))
     }

@@ -24,7 +24,7 @@ use super::wire::{Incoming, Outgoing, frame, time_limit};
 use crate::http::ServeError;
 use crate::http::body::Share;
 use crate::http::server::guarded;
-use crate::http::shared::{Shared, refuse_parameters};
+use crate::http::shared::{ServerShared, refuse_parameters};
 use crate::protocol::{ModelConfig, ModelState, ServerMetadata};
 use crate::request_log::RequestRecord;
 use crate::shared_memory::Peer;
@@ -36,7 +36,7 @@ const SERVICE: &str = "/inference.GRPCInferenceService/";
 /// # Errors
 /// The client does not accept an answer.
 pub(super) async fn answer(
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     places: Arc<Semaphore>,
     peer: Peer,
     request: Request<RecvStream>,
@@ -86,7 +86,7 @@ fn is_grpc(head: &Parts) -> bool {
 
 /// A call in progress.
 pub(super) struct Call<'a> {
-    pub(super) shared: &'a Shared,
+    pub(super) shared: &'a ServerShared,
     pub(super) peer: Peer,
     method: &'a str,
     path: &'a str,
@@ -99,7 +99,7 @@ pub(super) struct Call<'a> {
 
 impl<'a> Call<'a> {
     fn new(
-        shared: &'a Shared,
+        shared: &'a ServerShared,
         peer: Peer,
         head: &'a Parts,
         body: RecvStream,

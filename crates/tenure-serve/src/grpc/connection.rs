@@ -11,7 +11,7 @@ use tokio::time::{sleep, timeout};
 
 use super::calls;
 use crate::http::connections::{Closing, Connections, Stream};
-use crate::http::shared::Shared;
+use crate::http::shared::ServerShared;
 use crate::shared_memory::Peer;
 
 /// The largest number of concurrent calls on one connection.
@@ -21,7 +21,7 @@ const CALLS: u32 = 128;
 const WINDOW: u32 = 1 << 20;
 
 /// Serves the protocol over gRPC until `shutdown`. Calls in progress then have `Limits::drain` to end.
-pub(crate) async fn serve(connections: Connections, shared: Arc<Shared>, shutdown: impl Future<Output = ()>) {
+pub(crate) async fn serve(connections: Connections, shared: Arc<ServerShared>, shutdown: impl Future<Output = ()>) {
     let calls = Arc::new(Semaphore::new(shared.config.limits.connections));
     let serve = move |stream, peer, closing| {
         let connection = Connection { shared: shared.clone(), calls: calls.clone(), peer, closing };
@@ -32,7 +32,7 @@ pub(crate) async fn serve(connections: Connections, shared: Arc<Shared>, shutdow
 
 /// The settings of a connection.
 struct Connection {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     /// One permit for each call that may be in progress.
     calls: Arc<Semaphore>,
     peer: Peer,

@@ -14,7 +14,7 @@ use super::wire::{Outgoing, frame};
 use crate::http::ServeError;
 use crate::http::body::{Share, aside};
 use crate::http::server::guarded;
-use crate::http::shared::{Ending, Shared};
+use crate::http::shared::{Ending, ServerShared};
 use crate::metrics::Outcome;
 use crate::request_log::RequestEvent;
 use crate::shared_memory::{InPlace, Peer};
@@ -88,7 +88,7 @@ impl<'a> Call<'a> {
 
 /// A request for inference.
 struct Asked<'a> {
-    shared: &'a Shared,
+    shared: &'a ServerShared,
     peer: Peer,
     arrived: Instant,
     /// The time limit of the call, which holds even if the message states another.

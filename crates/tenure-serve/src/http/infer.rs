@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::ServeError;
 use super::body::{aside, receive};
 use super::routes::{ModelPath, Sharing, json_response};
-use super::shared::{Ending, Shared};
+use super::shared::{Ending, ServerShared};
 use crate::protocol::{Encoded, InferRequest, InferResponse, JSON_LENGTH, ProtocolError, Wanted};
 use crate::shared_memory::{InPlace, Peer};
 
@@ -30,7 +30,7 @@ pub(super) async fn infer(
 
 /// Answers an inference request.
 pub(super) async fn answer(
-    shared: &Shared,
+    shared: &ServerShared,
     path: ModelPath,
     peer: Option<Peer>,
     headers: &HeaderMap,
@@ -43,7 +43,7 @@ pub(super) async fn answer(
 }
 
 async fn ask(
-    shared: &Shared,
+    shared: &ServerShared,
     path: ModelPath,
     peer: Option<Peer>,
     headers: &HeaderMap,

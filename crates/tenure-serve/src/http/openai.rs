@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::body::{aside, receive};
 use super::routes::{Sharing, json};
-use super::shared::{Ending, Shared};
+use super::shared::{Ending, ServerShared};
 use super::{ServeError, Texts, base64};
 use crate::metrics::Outcome;
 use crate::protocol::{
@@ -30,7 +30,7 @@ const MAX_FILLED: usize = 1 << 16;
 
 const INPUT: &str = "input must be a text, texts, tokens or lists of tokens";
 
-pub(super) fn routes() -> Router<Arc<Shared>> {
+pub(super) fn routes() -> Router<Arc<ServerShared>> {
     Router::new()
         .route("/v1/models", get(models))
         .route("/v1/models/{model}", get(model))
@@ -206,7 +206,12 @@ async fn embeddings(State(shared): Sharing, headers: HeaderMap, body: Body) -> R
 }
 
 /// Answers a request for embeddings. Sets `known` to the model's name once the model is found.
-async fn answer(shared: &Shared, headers: &HeaderMap, body: Body, known: &mut String) -> Result<Response, Refused> {
+async fn answer(
+    shared: &ServerShared,
+    headers: &HeaderMap,
+    body: Body,
+    known: &mut String,
+) -> Result<Response, Refused> {
     let mut share = shared.share();
     let body = receive(headers, body, &shared.config.limits, &mut share).await?;
     let malformed = |error| ServeError::Malformed(format!("the body is no request for embeddings: {error}"));
@@ -380,7 +385,7 @@ fn of_tokens(input: &TensorMetadata, lists: &[&[u32]]) -> Result<Tensor, crate::
 
 /// Computes a vector for each row. Rows of similar length are computed together.
 async fn vectors(
-    shared: &Shared,
+    shared: &ServerShared,
     metadata: &ModelMetadata,
     encoder: &Encoder,
     rows: &Rows,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::body::receive;
-use super::shared::{Shared, refuse_parameters};
+use super::shared::{ServerShared, refuse_parameters};
 use super::{ServeError, feed, infer, openai, page, shared_memory};
 use crate::metrics;
 use crate::protocol::{IndexRequest, ModelConfig, ModelState, ServerMetadata, Statistics};
@@ -22,10 +22,10 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use tower::ServiceExt;
 
-pub(super) type Sharing = State<Arc<Shared>>;
+pub(super) type Sharing = State<Arc<ServerShared>>;
 
 /// Builds the router of all routes.
-fn router(shared: Arc<Shared>) -> Router {
+fn router(shared: Arc<ServerShared>) -> Router {
     let mut router = Router::new()
         .route("/events", get(events))
         .route("/metrics", get(prometheus))
@@ -76,11 +76,11 @@ fn refusal(uri: &Uri, error: ServeError) -> Response {
 /// request.
 pub(super) struct Routes {
     router: Router,
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
 }
 
 impl Routes {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(super) fn new(shared: Arc<ServerShared>) -> Self {
         Self { router: router(shared.clone()), shared }
     }
 
@@ -105,7 +105,7 @@ async fn authorize(State(shared): Sharing, request: Request<Body>, next: Next) -
 }
 
 /// Checks that a request has a valid token, if tokens are required, and does not come from another site's page.
-fn admit(shared: &Shared, method: &Method, headers: &HeaderMap) -> Result<(), ServeError> {
+fn admit(shared: &ServerShared, method: &Method, headers: &HeaderMap) -> Result<(), ServeError> {
     // A page that a user of this host has open in a browser can reach a server that listens only on this host.
     let is_from_elsewhere = headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site");
     if is_from_elsewhere && method != Method::GET { Err(ServeError::OtherSite) } else { shared.authorize(headers) }

@@ -23,7 +23,7 @@ use tokio::sync::watch;
 
 use super::connections::{Closing, Connections, Stream};
 use super::routes::Routes;
-use super::shared::Shared;
+use super::shared::ServerShared;
 use super::tls::{TlsError, TlsFiles};
 use super::{ServeError, Service, error};
 use crate::grpc;
@@ -110,7 +110,7 @@ pub struct Server {
     connections: Connections,
     address: SocketAddr,
     grpc: Option<(Connections, SocketAddr)>,
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
 }
 
 impl Server {
@@ -119,7 +119,7 @@ impl Server {
     /// # Errors
     /// The server cannot listen there, or the TLS files are invalid.
     pub async fn bind(config: Config, service: Arc<dyn Service>) -> Result<Self, BindError> {
-        let shared = Arc::new(Shared::new(service, config));
+        let shared = Arc::new(ServerShared::new(service, config));
         let (connections, address) = listen(shared.config.address, &shared.config, b"http/1.1").await?;
         let grpc = match shared.config.grpc {
             Some(address) => Some(listen(address, &shared.config, b"h2").await?),

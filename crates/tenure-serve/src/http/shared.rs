@@ -17,7 +17,7 @@ use crate::request_log;
 use crate::shared_memory::{CudaRegion, CudaRegistration, Peer, Region, Regions, SharedMemoryError};
 
 /// State that all requests share.
-pub(crate) struct Shared {
+pub(crate) struct ServerShared {
     pub(crate) service: Arc<dyn Service>,
     pub(crate) config: Config,
     /// The registered regions of shared memory.
@@ -28,7 +28,7 @@ pub(crate) struct Shared {
     memory: Arc<Semaphore>,
 }
 
-impl Shared {
+impl ServerShared {
     pub(crate) fn new(service: Arc<dyn Service>, config: Config) -> Self {
         let memory = Semaphore::new((config.limits.all_body_bytes / 1024).min(Semaphore::MAX_PERMITS));
         Self { service, config, regions: Regions::default(), feed: Feed::default(), memory: Arc::new(memory) }

@@ -13,21 +13,24 @@ use serde::{Deserialize, Serialize};
 
 use super::body::receive;
 use super::routes::{Sharing, json};
-use super::shared::Shared;
+use super::shared::ServerShared;
 use super::{ServeError, base64};
 use crate::shared_memory::{CudaRegistration, Kind, Region, SharedMemoryError, SystemRegion, SystemRegistration};
 
 /// Returns the routes below `/v2/systemsharedmemory`.
-pub(super) fn system() -> Router<Arc<Shared>> {
+pub(super) fn system() -> Router<Arc<ServerShared>> {
     router(Region::system, post(register_system))
 }
 
 /// Returns the routes below `/v2/cudasharedmemory`. Clients such as `perf_analyzer` call them on every server.
-pub(super) fn cuda() -> Router<Arc<Shared>> {
+pub(super) fn cuda() -> Router<Arc<ServerShared>> {
     router(Region::cuda, post(register_cuda))
 }
 
-fn router<T: Clone + Serialize + 'static>(kind: Kind<T>, register: MethodRouter<Arc<Shared>>) -> Router<Arc<Shared>> {
+fn router<T: Clone + Serialize + 'static>(
+    kind: Kind<T>,
+    register: MethodRouter<Arc<ServerShared>>,
+) -> Router<Arc<ServerShared>> {
     let all = move |State(shared): Sharing, _: Neighbour| async move { json(&shared.regions.all(kind)) };
     let status = move |State(shared): Sharing, _: Neighbour, name: RegionName| async move {
         Ok::<_, ServeError>(json(&[shared.regions.status(kind, &name.0)?]))
@@ -45,13 +48,13 @@ fn router<T: Clone + Serialize + 'static>(kind: Kind<T>, register: MethodRouter<
         .route("/region/{region}/unregister", post(unregister))
 }
 
-/// A client that [may use shared memory](Shared::neighbour).
+/// A client that [may use shared memory](ServerShared::neighbour).
 struct Neighbour;
 
-impl FromRequestParts<Arc<Shared>> for Neighbour {
+impl FromRequestParts<Arc<ServerShared>> for Neighbour {
     type Rejection = ServeError;
 
-    async fn from_request_parts(parts: &mut Parts, shared: &Arc<Shared>) -> Result<Self, ServeError> {
+    async fn from_request_parts(parts: &mut Parts, shared: &Arc<ServerShared>) -> Result<Self, ServeError> {
         shared.neighbour(parts.extensions.get().copied())?;
         Ok(Self)
     }
@@ -60,10 +63,10 @@ impl FromRequestParts<Arc<Shared>> for Neighbour {
 /// The region's name in a route.
 struct RegionName(String);
 
-impl FromRequestParts<Arc<Shared>> for RegionName {
+impl FromRequestParts<Arc<ServerShared>> for RegionName {
     type Rejection = ServeError;
 
-    async fn from_request_parts(parts: &mut Parts, shared: &Arc<Shared>) -> Result<Self, ServeError> {
+    async fn from_request_parts(parts: &mut Parts, shared: &Arc<ServerShared>) -> Result<Self, ServeError> {
         let path = Path::<String>::from_request_parts(parts, shared).await;
         path.map(|Path(name)| Self(name)).map_err(|error| ServeError::Malformed(error.body_text()))
     }
@@ -105,7 +108,11 @@ async fn register_cuda(
     shared.register_cuda(name.0, CudaRegistration { raw_handle, device_id, byte_size }).await
 }
 
-async fn registration<T: DeserializeOwned>(shared: &Shared, headers: &HeaderMap, body: Body) -> Result<T, ServeError> {
+async fn registration<T: DeserializeOwned>(
+    shared: &ServerShared,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<T, ServeError> {
     let body = receive(headers, body, shared.limits(), &mut shared.share()).await?;
     serde_json::from_slice(&body)
         .map_err(|error| ServeError::Malformed(format!("the body is no region of shared memory: {error}")))

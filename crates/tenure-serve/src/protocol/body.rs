@@ -130,26 +130,26 @@ impl TensorIn<'_> {
             let datatype = datatype.parse()?;
             let shape = tensor::shape(shape)?;
             let elements = match (data, binary_data_size, Span::of(region, offset, byte_size)?) {
-                (Some(data), None, None) => Place::Bytes(elements::parse(data, datatype, &shape)?.into()),
+                (Some(data), None, None) => ElementsPlace::Bytes(elements::parse(data, datatype, &shape)?.into()),
                 (None, Some(size), None) => {
                     let fits = usize::try_from(size).ok().filter(|size| *size <= binary.len());
-                    Place::Bytes(binary.split_to(fits.ok_or(TensorError::Cut { size, left: binary.len() })?))
+                    ElementsPlace::Bytes(binary.split_to(fits.ok_or(TensorError::Cut { size, left: binary.len() })?))
                 }
-                (None, None, Some(span)) => Place::Span(span),
+                (None, None, Some(span)) => ElementsPlace::Span(span),
                 _ => return Err(TensorError::NoData),
             };
             Ok((datatype, shape, elements))
         };
         let (datatype, shape, elements) = elements().map_err(|error: TensorError| error.of(&name))?;
         Ok(match elements {
-            Place::Bytes(bytes) => Read::Here(Tensor::new(name, datatype, shape, bytes)?),
-            Place::Span(span) => Read::Shared(SharedTensor { name, datatype, shape, span }),
+            ElementsPlace::Bytes(bytes) => Read::Here(Tensor::new(name, datatype, shape, bytes)?),
+            ElementsPlace::Span(span) => Read::Shared(SharedTensor { name, datatype, shape, span }),
         })
     }
 }
 
 /// The place of a tensor's elements.
-enum Place {
+enum ElementsPlace {
     Bytes(Bytes),
     Span(Span),
 }

@@ -29,18 +29,18 @@ pub(super) struct Core {
     pub(super) metrics: Metrics,
     /// Locked before the state.
     pub(super) repository: Mutex<Repository>,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<CoreState>,
     /// The tokenizers of models that were asked for embeddings of texts.
     pub(super) tokenizers: Tokenizers,
     /// Notified when a background program comes, goes, or is in the way of a request, and at the end.
     pub(super) background: Condvar,
-    /// Notified when the scheduler must be polled before [`State::timer`], and at the end.
+    /// Notified when the scheduler must be polled before [`CoreState::timer`], and at the end.
     pub(super) sooner: Condvar,
     /// Notified when models' folders are outdated, and at the end.
     pub(super) woken: Condvar,
 }
 
-pub(super) struct State {
+pub(super) struct CoreState {
     pub(super) scheduler: Scheduler,
     /// The models by name.
     pub(super) entries: BTreeMap<String, Entry>,
@@ -71,7 +71,7 @@ impl Core {
     }
 
     /// Carries out the scheduler's decisions. The caller must call it after each report to the scheduler.
-    pub(super) fn advance(&self, state: &mut State) {
+    pub(super) fn advance(&self, state: &mut CoreState) {
         while let Some(decision) = state.scheduler.poll(self.now()) {
             match decision {
                 Decision::Run(batch) => self.run(state, batch),
@@ -107,11 +107,11 @@ impl Core {
         }
     }
 
-    pub(super) fn count_queued(&self, state: &State, id: ModelId, model: &Model) {
+    pub(super) fn count_queued(&self, state: &CoreState, id: ModelId, model: &Model) {
         self.metrics.queued(model.name(), state.scheduler.queued(id) as u64);
     }
 
-    fn run(&self, state: &mut State, batch: Batch) {
+    fn run(&self, state: &mut CoreState, batch: Batch) {
         let Batch { id, device, model, requests, load_bytes, evict, .. } = batch;
         let Some(running) = state.models.get(&model).cloned() else { return };
         let evict = self.leaving(state, &evict);
@@ -131,7 +131,7 @@ impl Core {
     }
 
     /// Frees a removed model on a device. The model is gone once it has left all devices and no other thread holds it.
-    fn unload_from(&self, state: &mut State, device: DeviceId, id: ModelId) {
+    fn unload_from(&self, state: &mut CoreState, device: DeviceId, id: ModelId) {
         let Some((model, devices)) = state.removed.get_mut(&id) else { return };
         self.device(device).send(Job::Free(Arc::clone(model)));
         *devices -= 1;
@@ -145,7 +145,7 @@ impl Core {
     }
 
     /// Returns the models that the evictions concern.
-    pub(super) fn leaving(&self, state: &State, evictions: &[Eviction]) -> Vec<Leaving> {
+    pub(super) fn leaving(&self, state: &CoreState, evictions: &[Eviction]) -> Vec<Leaving> {
         let of = |eviction: &Eviction| {
             let bytes = eviction.chunks.saturating_mul(self.chunk_bytes);
             Some(Leaving { model: state.models.get(&eviction.model)?.clone(), bytes })
@@ -154,7 +154,7 @@ impl Core {
     }
 }
 
-impl State {
+impl CoreState {
     /// Creates the state of a service without models, with this many devices.
     pub(super) fn new(scheduler: Scheduler, devices: usize) -> Self {
         Self {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::core::{Core, State};
+use super::core::{Core, CoreState};
 use super::request::not_ready;
 use crate::executor::{Model, ModelError};
 use crate::http::ServeError;
@@ -72,7 +72,7 @@ impl Entry {
     }
 }
 
-impl State {
+impl CoreState {
     /// Returns the entry of a model.
     pub(super) fn entry(&self, name: &str, version: Option<&str>) -> Result<&Entry, ServeError> {
         let entry = self.entries.get(name).filter(|_| version.is_none_or(|version| version == VERSION));
@@ -158,7 +158,7 @@ impl Core {
         state.entries.insert(name.into(), Entry { metadata: Some(metadata(stored)), condition });
     }
 
-    fn add(&self, state: &mut State, model: Model) -> Result<ModelId, scheduler::RegisterError> {
+    fn add(&self, state: &mut CoreState, model: Model) -> Result<ModelId, scheduler::RegisterError> {
         let config = &model.stored().config;
         let id = state.scheduler.add_model(scheduler::Model {
             bytes: model.bytes(),
@@ -192,7 +192,7 @@ impl Core {
     }
 
     /// Removes a name. Running requests finish, waiting ones are answered.
-    fn remove(&self, state: &mut State, name: &str) -> Option<oneshot::Receiver<()>> {
+    fn remove(&self, state: &mut CoreState, name: &str) -> Option<oneshot::Receiver<()>> {
         let Condition::Ready(id, gone) = state.entries.remove(name)?.condition else { return None };
         state.scheduler.remove_model(id);
         state.deaths.remove(&id);

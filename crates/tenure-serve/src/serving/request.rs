@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::core::{Core, State};
+use super::core::{Core, CoreState};
 use crate::executor::Model;
 use crate::http::ServeError;
 use crate::protocol::{InferRequest, InferResponse, Tensor};
@@ -153,7 +153,7 @@ fn refused(model: &str, refusal: Refusal, timeout: Duration) -> ServeError {
     }
 }
 
-impl State {
+impl CoreState {
     /// Returns a model that can be asked.
     pub(super) fn ready(&self, name: &str, version: Option<&str>) -> Result<(ModelId, Arc<Model>), ServeError> {
         let id = self.entry(name, version)?.ready(name)?;

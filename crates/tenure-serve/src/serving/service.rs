@@ -14,12 +14,13 @@ use tenure_tensor::Device;
 use tokio::task::spawn_blocking;
 
 use super::background::{self, Programs};
-use super::core::{Core, State};
+use super::core::{Core, CoreState};
 use super::device::{Job, ServingDevice};
 use super::registry::Entry;
 use super::texts::Tokenizers;
 use crate::executor::{
-    Backend, CpuBackend, CudaBackend, DeviceWeights, Here, LentBackend, ModelError, Place, SharedRoom, WithPython,
+    Backend, ComputePlace, CpuBackend, CudaBackend, DeviceWeights, Here, LentBackend, ModelError, SharedRoom,
+    WithPython,
 };
 use crate::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts};
 use crate::metrics::Metrics;
@@ -101,7 +102,7 @@ impl ServingOptions {
     }
 
     fn on_cpu(&self, metrics: &Metrics) -> Result<Box<dyn Backend>, ServingError> {
-        let place: Arc<dyn Place> = match &self.worker {
+        let place: Arc<dyn ComputePlace> = match &self.worker {
             Some(command) => {
                 let workers = Workers::start(command.clone(), metrics.worker_deaths());
                 Arc::new(workers.map_err(ServingError::Worker)?)
@@ -233,7 +234,7 @@ impl Serving {
             max_queued,
             metrics,
             repository: Mutex::new(repository),
-            state: Mutex::new(State::new(scheduler, devices.len())),
+            state: Mutex::new(CoreState::new(scheduler, devices.len())),
             tokenizers: Tokenizers::default(),
             devices,
             background: Condvar::new(),

@@ -5,7 +5,7 @@ use std::slice;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use super::core::{Core, State};
+use super::core::{Core, CoreState};
 use super::device::{Job, Leaving, Run, ServingDevice};
 use crate::executor::{Answer, Model, ModelError};
 use crate::http::ServeError;
@@ -149,7 +149,7 @@ impl Core {
         }
     }
 
-    fn next_load(&self, device: DeviceId, state: &mut State) -> Option<(ModelId, Arc<Model>, Vec<Leaving>)> {
+    fn next_load(&self, device: DeviceId, state: &mut CoreState) -> Option<(ModelId, Arc<Model>, Vec<Leaving>)> {
         let now = self.now();
         let next = state.upcoming(device, now)?;
         let model = state.models.get(&next)?.clone();

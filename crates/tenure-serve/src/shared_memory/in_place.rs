@@ -4,10 +4,10 @@ use std::mem;
 
 use super::SharedMemoryError;
 use super::peer::Peer;
-use super::region::Part;
+use super::region::RegionPart;
 use crate::http::ServeError;
 use crate::http::body::{Share, aside};
-use crate::http::shared::Shared;
+use crate::http::shared::ServerShared;
 use crate::protocol::{InferRequest, InferResponse, Wanted};
 
 /// The bytes that the system could copy in the time of one call which reads or writes a part, however small.
@@ -16,14 +16,14 @@ const CALL_BYTES: usize = 4 << 10;
 /// The parts of shared memory that hold a request's tensors, found before the request is computed.
 pub(crate) struct InPlace {
     /// The parts of the inputs, in their order.
-    inputs: Vec<Part>,
+    inputs: Vec<RegionPart>,
     /// The parts of the outputs, by name.
-    outputs: Vec<(String, Part)>,
+    outputs: Vec<(String, RegionPart)>,
 }
 
 impl InPlace {
     /// Finds the parts, and checks that the request's peer may use them.
-    pub(crate) fn find(shared: &Shared, peer: Option<Peer>, request: &InferRequest) -> Result<Self, ServeError> {
+    pub(crate) fn find(shared: &ServerShared, peer: Option<Peer>, request: &InferRequest) -> Result<Self, ServeError> {
         let Wanted { outputs, .. } = &request.wanted;
         let inputs = request.shared_inputs.iter().map(|input| &input.span);
         let outputs = outputs.iter().filter_map(|output| Some((&output.name, output.span.as_ref()?)));
@@ -48,7 +48,7 @@ impl InPlace {
     /// already takes `taken` bytes.
     pub(crate) async fn read(
         &mut self,
-        shared: &Shared,
+        shared: &ServerShared,
         share: &mut Share,
         taken: usize,
         mut request: InferRequest,
@@ -91,7 +91,7 @@ impl InPlace {
 
 /// Returns the number of bytes that could be copied in memory while `bytes` are copied to or from the parts. A copy
 /// to or from a device always counts as long.
-fn work_bytes<'a>(bytes: usize, parts: impl IntoIterator<Item = &'a Part>) -> usize {
-    let call_bytes = |part: &Part| if part.is_on_device() { usize::MAX } else { CALL_BYTES };
+fn work_bytes<'a>(bytes: usize, parts: impl IntoIterator<Item = &'a RegionPart>) -> usize {
+    let call_bytes = |part: &RegionPart| if part.is_on_device() { usize::MAX } else { CALL_BYTES };
     parts.into_iter().fold(bytes, |sum, part| sum.saturating_add(call_bytes(part)))
 }

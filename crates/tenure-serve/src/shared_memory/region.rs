@@ -51,13 +51,13 @@ impl Region {
 }
 
 /// A part of a region that a request uses. It keeps the region alive, even if the region is unregistered meanwhile.
-pub(super) struct Part {
+pub(super) struct RegionPart {
     region: Arc<Region>,
     offset: u64,
     byte_size: u64,
 }
 
-impl Part {
+impl RegionPart {
     /// Creates the part that holds a tensor, if it is inside the region.
     pub(super) fn new(region: Arc<Region>, span: &Span) -> Result<Self, SharedMemoryError> {
         region.contains(span.offset, span.byte_size)?;

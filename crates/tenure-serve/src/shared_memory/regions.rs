@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 
 use super::SharedMemoryError;
-use super::region::{Kind, Part, Region};
+use super::region::{Kind, Region, RegionPart};
 use crate::http::ServeError;
 use crate::http::body::aside;
 use crate::protocol::Span;
@@ -75,8 +75,8 @@ impl Regions {
     }
 
     /// Returns the part of a region that holds a tensor.
-    pub(super) fn part(&self, span: &Span) -> Result<Part, SharedMemoryError> {
-        Part::new(self.region(&span.region)?, span)
+    pub(super) fn part(&self, span: &Span) -> Result<RegionPart, SharedMemoryError> {
+        RegionPart::new(self.region(&span.region)?, span)
     }
 
     fn region(&self, name: &str) -> Result<Arc<Region>, SharedMemoryError> {

@@ -23,12 +23,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Worker {
     subprocess: Subprocess,
     started: Instant,
-    state: Mutex<State>,
+    state: Mutex<WorkerState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct WorkerState {
     is_ready: bool,
     has_answered: bool,
     /// The images and loans that it has mapped.

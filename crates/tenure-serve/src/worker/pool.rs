@@ -15,7 +15,7 @@ use super::message::{Borrows, Failure, Order, pack};
 use super::remote::Remote;
 use super::weights::LentWeights;
 use super::{IS_WORKER, WorkerCommand};
-use crate::executor::{Computed, Computer, ModelError, Place, RawTensor};
+use crate::executor::{ComputePlace, Computed, Computer, ModelError, RawTensor};
 use crate::repository::StoredModel;
 
 /// The pause before the next start after several workers in a row ended at once: the first pause, and the longest.
@@ -27,22 +27,22 @@ const HOPELESS: u32 = 5;
 
 /// The worker processes.
 pub(crate) struct Workers {
-    shared: Arc<Shared>,
+    shared: Arc<WorkersShared>,
     keeper: Option<JoinHandle<()>>,
 }
 
-pub(super) struct Shared {
+pub(super) struct WorkersShared {
     command: WorkerCommand,
     /// The first order of each worker.
     first: Order,
     deaths: Counter,
     numbers: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<WorkersState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct WorkersState {
     active: Option<Arc<Worker>>,
     standby: Option<Arc<Worker>>,
     /// The number of processes that were not reaped yet.
@@ -90,7 +90,7 @@ impl Workers {
         }
         let (state, changed) = (Mutex::default(), Condvar::new());
         let (first, numbers) = (Order::Start { device }, AtomicU64::new(0));
-        let shared = Arc::new(Shared { command, first, deaths, numbers, state, changed });
+        let shared = Arc::new(WorkersShared { command, first, deaths, numbers, state, changed });
         let keeping = Arc::clone(&shared);
         let keeper = thread::Builder::new().name("serve: workers".into()).spawn(move || keeping.keep());
         let workers = Self { shared, keeper: Some(keeper.map_err(|error| error.to_string())?) };
@@ -99,7 +99,7 @@ impl Workers {
     }
 }
 
-impl Place for Workers {
+impl ComputePlace for Workers {
     fn open(&self, _: Box<dyn Network>, stored: &StoredModel) -> Box<dyn Computer> {
         Box::new(Remote::new(Arc::clone(&self.shared), stored))
     }
@@ -131,7 +131,7 @@ impl Drop for Workers {
     }
 }
 
-impl Shared {
+impl WorkersShared {
     /// Returns a number that was not used before.
     pub(super) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
@@ -194,7 +194,7 @@ impl Shared {
         }
     }
 
-    fn start(self: &Arc<Self>, state: &mut State) {
+    fn start(self: &Arc<Self>, state: &mut WorkersState) {
         let shared = Arc::clone(self);
         // The callback of a worker that ends at once waits for this lock, so the worker is in its place by then.
         match Worker::start(&self.command, &self.first, move |worker, reason| shared.ended(worker, reason)) {
@@ -231,7 +231,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl WorkersState {
     /// Records another worker that ended before it was useful.
     fn failed(&mut self, reason: String) {
         self.failures += 1;

@@ -7,12 +7,12 @@ use tenure_switch::Image;
 
 use super::link::Worker;
 use super::message::{Description, Map, MessageError, Order};
-use super::pool::Shared;
+use super::pool::WorkersShared;
 use crate::executor::{Computed, Computer, ModelError, Placed, RawTensor};
 use crate::repository::StoredModel;
 
 pub(super) struct Remote {
-    shared: Arc<Shared>,
+    shared: Arc<WorkersShared>,
     model: u64,
     network: Description,
     image: Option<Bound>,
@@ -27,7 +27,7 @@ struct Bound {
 }
 
 impl Remote {
-    pub(super) fn new(shared: Arc<Shared>, stored: &StoredModel) -> Self {
+    pub(super) fn new(shared: Arc<WorkersShared>, stored: &StoredModel) -> Self {
         let (model, network) = (shared.number(), Description::of(stored));
         Self { shared, model, network, image: None, worker: Weak::new() }
     }

@@ -7,13 +7,13 @@ use tenure_nn::switched::{LentModel, SwitchedModel};
 
 use super::link::Worker;
 use super::message::{Description, Lend, Order};
-use super::pool::Shared;
+use super::pool::WorkersShared;
 use super::socket::Descriptor;
 use crate::executor::{Computed, ModelError, RawTensor};
 use crate::repository::StoredModel;
 
 pub(crate) struct LentWeights {
-    shared: Arc<Shared>,
+    shared: Arc<WorkersShared>,
     model: u64,
     network: Description,
     loan: Option<Loan>,
@@ -28,7 +28,7 @@ struct Loan {
 }
 
 impl LentWeights {
-    pub(super) fn new(shared: Arc<Shared>, stored: &StoredModel) -> Self {
+    pub(super) fn new(shared: Arc<WorkersShared>, stored: &StoredModel) -> Self {
         let (model, network) = (shared.number(), Description::of(stored));
         Self { shared, model, network, loan: None, worker: Weak::new() }
     }

@@ -15,7 +15,7 @@ use parking_lot::MutexGuard;
 
 pub(crate) use self::metrics::BackgroundMetrics;
 pub(super) use self::programs::Programs;
-use super::core::{Core, State};
+use super::core::{Core, CoreState};
 
 /// The time without an event after which programs run.
 const QUIET: Duration = Duration::from_millis(20);
@@ -43,7 +43,7 @@ impl Core {
     }
 
     /// Takes all devices for the programs, if there are no requests. Returns whether it did.
-    fn begin_background(&self, state: &mut State) -> bool {
+    fn begin_background(&self, state: &mut CoreState) -> bool {
         let begun = self.devices.iter().take_while(|device| state.scheduler.begin_background(device.id)).count();
         state.is_in_background = begun == self.devices.len();
         if !state.is_in_background {
@@ -53,12 +53,12 @@ impl Core {
     }
 
     /// Returns whether programs that have the devices are in the way of a request.
-    pub(super) fn must_yield(&self, state: &State, now: Duration) -> bool {
+    pub(super) fn must_yield(&self, state: &CoreState, now: Duration) -> bool {
         state.is_in_background && self.devices.iter().any(|device| state.scheduler.must_yield(device.id, now))
     }
 
     /// Lets programs run until a request comes.
-    fn run_background(&self, state: &mut MutexGuard<'_, State>, programs: &Programs) {
+    fn run_background(&self, state: &mut MutexGuard<'_, CoreState>, programs: &Programs) {
         let metrics = &self.metrics.background;
         metrics.begun();
         programs.run();

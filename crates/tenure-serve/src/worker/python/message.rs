@@ -15,14 +15,14 @@ pub(super) enum Order<'a> {
     Open {
         call: u64,
         model: u64,
-        place: &'a Place,
+        place: &'a ModuleSource,
     },
     /// Loads a module into the memory that it is computed in; opens it first if it is not open. It must have `bytes`
     /// bytes.
     Load {
         call: u64,
         model: u64,
-        place: &'a Place,
+        place: &'a ModuleSource,
         bytes: u64,
     },
     /// Frees at least this many bytes there.
@@ -49,7 +49,7 @@ pub(super) enum Order<'a> {
 
 /// The source of a module, and the names of its outputs.
 #[derive(Debug, Serialize)]
-pub(super) struct Place {
+pub(super) struct ModuleSource {
     folder: PathBuf,
     source: String,
     function: String,
@@ -77,7 +77,7 @@ pub(super) enum Report {
     Failed { call: u64, reason: String },
 }
 
-impl Place {
+impl ModuleSource {
     pub(super) fn of(stored: &StoredModel, python: &PythonFunction) -> Self {
         Self {
             folder: stored.folder.clone(),

@@ -10,7 +10,7 @@ use super::super::link::Lost;
 use super::super::message::pack;
 use super::PythonShared;
 use super::loading::Loading;
-use super::message::{Order, Place};
+use super::message::{ModuleSource, Order};
 use super::process::{Answer, Process};
 use crate::executor::{Done, ModelError, RawTensor, Timed, Weights};
 use crate::repository::StoredModel;
@@ -19,7 +19,7 @@ use crate::repository::StoredModel;
 pub(super) struct OnPython {
     shared: Arc<PythonShared>,
     model: u64,
-    place: Place,
+    place: ModuleSource,
     bytes: u64,
     held: Mutex<Held>,
 }
@@ -36,7 +36,7 @@ impl OnPython {
     /// Loads a module once, to learn how many bytes it has.
     pub(super) fn open(shared: &Arc<PythonShared>, stored: &StoredModel) -> Result<Self, ModelError> {
         let python = stored.config.python.as_ref().ok_or(ModelError::NoPython)?;
-        let (shared, model, place) = (Arc::clone(shared), shared.number(), Place::of(stored, python));
+        let (shared, model, place) = (Arc::clone(shared), shared.number(), ModuleSource::of(stored, python));
         let process = shared.process().map_err(ModelError::NoWorker)?;
         let call = shared.number();
         let answer = process.ask(call, &Order::Open { call, model, place: &place }, Vec::new())?;
