@@ -1,4 +1,4 @@
-//! The shared cache of `tenure.torch.cache`: device memory under PyTorch that several processes share.
+//! The shared cache of `tenure.torch.shared_cache`: device memory under PyTorch that several processes share.
 //!
 //! On each device, a process owns at most one cache and works in at most one. Both stay until the process exits,
 //! because tensors may lie in them.

@@ -14,104 +14,72 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tenure.torch.budgets import Budget, StepReport, budget
-    from tenure.torch.cache import (
-        SharedCacheSettings,
-        allocate_shared_cache,
-        attach_module,
-        check_shared_parameters,
-        clear_shared_cache,
-        configure_shared_cache,
-        insert_shared_cache_for_computation,
-        insert_shared_cache_for_parameter,
-        own_bytes,
-        publish_shared_parameters,
-        recv_shared_cache,
-        send_shared_cache,
-        share_module,
-        shared_parameters,
-    )
-    from tenure.torch.installation import InstallError, install
-    from tenure.torch.operations import tag_operations
-    from tenure.torch.placement import Placement, Recording, record
-    from tenure.torch.purpose import tagged
-    from tenure.torch.reporting import report
-    from tenure.torch.state import Status, status
-    from tenure.torch.switched import SwitchedModel, SwitchedModelReport
-    from tenure.torch.switcher import Switcher, SwitcherReport
-    from tenure.torch.tags import Tagging, tag
+    # An import under its own name tells type checkers that this module exports the name.
+    from tenure.torch.budgets import Budget as Budget
+    from tenure.torch.budgets import StepReport as StepReport
+    from tenure.torch.budgets import budget as budget
+    from tenure.torch.installation import InstallError as InstallError
+    from tenure.torch.installation import install as install
+    from tenure.torch.operations import tag_operations as tag_operations
+    from tenure.torch.placement import Placement as Placement
+    from tenure.torch.placement import Recording as Recording
+    from tenure.torch.placement import record as record
+    from tenure.torch.purpose import tagged as tagged
+    from tenure.torch.reporting import report as report
+    from tenure.torch.shared_cache import SharedCacheSettings as SharedCacheSettings
+    from tenure.torch.shared_cache import allocate_shared_cache as allocate_shared_cache
+    from tenure.torch.shared_cache import check_shared_parameters as check_shared_parameters
+    from tenure.torch.shared_cache import clear_shared_cache as clear_shared_cache
+    from tenure.torch.shared_cache import configure_shared_cache as configure_shared_cache
+    from tenure.torch.shared_cache import insert_shared_cache_for_computation as insert_shared_cache_for_computation
+    from tenure.torch.shared_cache import insert_shared_cache_for_parameter as insert_shared_cache_for_parameter
+    from tenure.torch.shared_cache import own_bytes as own_bytes
+    from tenure.torch.shared_cache import publish_shared_parameters as publish_shared_parameters
+    from tenure.torch.shared_cache import recv_shared_cache as recv_shared_cache
+    from tenure.torch.shared_cache import send_shared_cache as send_shared_cache
+    from tenure.torch.shared_cache import shared_parameters as shared_parameters
+    from tenure.torch.shared_modules import attach_module as attach_module
+    from tenure.torch.shared_modules import share_module as share_module
+    from tenure.torch.state import Status as Status
+    from tenure.torch.state import status as status
+    from tenure.torch.switched import SwitchedModel as SwitchedModel
+    from tenure.torch.switched import SwitchedModelReport as SwitchedModelReport
+    from tenure.torch.switcher import Switcher as Switcher
+    from tenure.torch.switcher import SwitcherReport as SwitcherReport
+    from tenure.torch.tags import Tagging as Tagging
+    from tenure.torch.tags import tag as tag
 
-__all__ = [
-    "Budget",
-    "InstallError",
-    "Placement",
-    "Recording",
-    "SharedCacheSettings",
-    "Status",
-    "StepReport",
-    "SwitchedModel",
-    "SwitchedModelReport",
-    "Switcher",
-    "SwitcherReport",
-    "Tagging",
-    "allocate_shared_cache",
-    "attach_module",
-    "budget",
-    "check_shared_parameters",
-    "clear_shared_cache",
-    "configure_shared_cache",
-    "insert_shared_cache_for_computation",
-    "insert_shared_cache_for_parameter",
-    "install",
-    "own_bytes",
-    "publish_shared_parameters",
-    "record",
-    "recv_shared_cache",
-    "report",
-    "send_shared_cache",
-    "share_module",
-    "shared_parameters",
-    "status",
-    "tag",
-    "tag_operations",
-    "tagged",
-]
-
-_MODULES = {
-    "Budget": "budgets",
-    "InstallError": "installation",
-    "Placement": "placement",
-    "Recording": "placement",
-    "SharedCacheSettings": "cache",
-    "Status": "state",
-    "StepReport": "budgets",
-    "SwitchedModel": "switched",
-    "SwitchedModelReport": "switched",
-    "Switcher": "switcher",
-    "SwitcherReport": "switcher",
-    "Tagging": "tags",
-    "allocate_shared_cache": "cache",
-    "attach_module": "cache",
-    "budget": "budgets",
-    "check_shared_parameters": "cache",
-    "clear_shared_cache": "cache",
-    "configure_shared_cache": "cache",
-    "insert_shared_cache_for_computation": "cache",
-    "insert_shared_cache_for_parameter": "cache",
-    "install": "installation",
-    "own_bytes": "cache",
-    "publish_shared_parameters": "cache",
-    "record": "placement",
-    "recv_shared_cache": "cache",
-    "report": "reporting",
-    "send_shared_cache": "cache",
-    "share_module": "cache",
-    "shared_parameters": "cache",
-    "status": "state",
-    "tag": "tags",
-    "tag_operations": "operations",
-    "tagged": "purpose",
+#: The public names of each module.
+_NAMES = {
+    "budgets": ["Budget", "StepReport", "budget"],
+    "installation": ["InstallError", "install"],
+    "operations": ["tag_operations"],
+    "placement": ["Placement", "Recording", "record"],
+    "purpose": ["tagged"],
+    "reporting": ["report"],
+    "shared_cache": [
+        "SharedCacheSettings",
+        "allocate_shared_cache",
+        "check_shared_parameters",
+        "clear_shared_cache",
+        "configure_shared_cache",
+        "insert_shared_cache_for_computation",
+        "insert_shared_cache_for_parameter",
+        "own_bytes",
+        "publish_shared_parameters",
+        "recv_shared_cache",
+        "send_shared_cache",
+        "shared_parameters",
+    ],
+    "shared_modules": ["attach_module", "share_module"],
+    "state": ["Status", "status"],
+    "switched": ["SwitchedModel", "SwitchedModelReport"],
+    "switcher": ["Switcher", "SwitcherReport"],
+    "tags": ["Tagging", "tag"],
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:
