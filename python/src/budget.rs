@@ -19,8 +19,8 @@ use tenure::plan::Planner;
 use tenure::plan::planner::{self, Evolutionary, FlashNeuron, Scheduled};
 use tenure::tier::Disk;
 use tenure::tier::codec::{Choice, UnknownCodec};
-use tenure_capi::shared::{self, OnHostMemory};
-use tenure_device::Stream;
+use tenure_device::host::OnHostMemory;
+use tenure_device::{Stream, exchange};
 
 use crate::errors::complaint;
 use crate::operations::{Bytes, Call, Listen, Look, Recorder, Saved, Shim, Tensor};
@@ -467,7 +467,7 @@ impl Inner {
             return Ok(None);
         }
         // SAFETY: the caller owns the storage.
-        let Some(storage) = (unsafe { shared::share(self.device, address, bytes) }) else { return Ok(None) };
+        let Some(storage) = (unsafe { exchange::share(self.device, address, bytes) }) else { return Ok(None) };
         let (given, recipe) = {
             let (state, generation) = (self.state(), storage.generation());
             (state.given.get(&(generation, 0)).cloned(), state.book.get(&(generation, version)).cloned())
@@ -529,13 +529,13 @@ impl Inner {
     /// Returns the identity of bytes, if they are Tenure's.
     fn id(&self, bytes: &Bytes) -> Option<Id> {
         // SAFETY: the caller owns the storage.
-        let storage = unsafe { shared::share(self.device, bytes.address, bytes.bytes) };
+        let storage = unsafe { exchange::share(self.device, bytes.address, bytes.bytes) };
         storage.map(|storage| (storage.generation(), bytes.version))
     }
 
     fn stream(&self, handle: usize) -> Option<Stream> {
         // SAFETY: the handle is the null stream or one of PyTorch's, which PyTorch never destroys.
-        if self.device.is_cpu() { None } else { unsafe { shared::stream(self.device, handle) } }
+        if self.device.is_cpu() { None } else { unsafe { tenure_capi::torch::stream(self.device, handle) } }
     }
 
     fn report(&self, report: &offload::StepReport, pass: Pass) -> StepReport {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use pyo3::intern;
 use pyo3::prelude::*;
 use tenure::core::{DType, Device, Storage};
-use tenure_capi::shared;
+use tenure_device::exchange;
 
 use crate::errors::complaint;
 
@@ -254,7 +254,7 @@ impl Call {
         let handle = result.ok_or_else(|| self.shim.error())?;
         let _result = Owned { handle, drop: table.drop_tensor };
         // SAFETY: the result owns the storage.
-        let storage = unsafe { shared::share(device, bytes.address, bytes.bytes) };
+        let storage = unsafe { exchange::share(device, bytes.address, bytes.bytes) };
         storage.ok_or_else(|| "what it makes is not in Tenure's memory".into())
     }
 }
@@ -274,7 +274,7 @@ impl Owned {
     /// Wraps a storage of Tenure's in one of PyTorch's.
     fn storage(Shim(table): Shim, storage: Storage) -> Result<Self, String> {
         let (index, bytes) = (index_of(storage.device()), storage.bytes());
-        let lent = shared::lend(storage);
+        let lent = exchange::lend(storage);
         let made = (table.new_storage)(index, bytes).map(|handle| Self { handle, drop: table.drop_storage });
         let made = made.ok_or_else(|| Shim(table).error())?;
         if lent.is_taken() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tenure::core::{Device, Storage};
 use tenure::offload::{Find, Id, Input, Recompute};
-use tenure_capi::shared::OnHostMemory;
+use tenure_device::host::OnHostMemory;
 
 use crate::operations::Call;
 

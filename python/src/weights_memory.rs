@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tenure::core::StreamId;
 use tenure::device::memory::{DeviceMemory, MemoryConfig, MemoryError};
 use tenure::device::{Stream, cuda};
-use tenure_capi::shared;
 use tenure_device::memory;
 
 /// Devices that were opened beside PyTorch's allocator. They stay open for the rest of the process.
@@ -48,7 +47,7 @@ impl WeightsMemory {
     pub(crate) unsafe fn stream(&self, handle: usize) -> Option<Stream> {
         let Some(driver) = &self.beside else {
             // SAFETY: by the function's contract.
-            return unsafe { shared::stream(self.memory.device(), handle) };
+            return unsafe { tenure_capi::torch::stream(self.memory.device(), handle) };
         };
         let id = StreamId(handle as u64);
         if id == StreamId::NULL {

@@ -3,15 +3,13 @@
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Once};
+use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
-use tenure_core::{Allocator, AllocatorScope, AtFork, DataPtr, Device, Unforked};
-use tenure_device::host::HostMemory;
+use tenure_core::{Allocator, AllocatorScope, DataPtr, Device};
+use tenure_device::exchange;
+use tenure_device::host::{self, HostMemory, OnHostMemory};
 
 use crate::failure::{Failure, Status, guarded};
-use crate::shared;
 
 /// `tenure_cpu_api` of `tenure_cpu.h`.
 #[repr(C)]
@@ -27,66 +25,27 @@ pub struct Table {
 static TABLE: Table =
     Table { size: size_of::<Table>(), abi: 1, last_error: crate::tenure_last_error, is_chosen, allocate, free };
 
-/// The live blocks by address. PyTorch frees some of them with nothing but the address.
-static LIVE: LazyLock<Unforked<FxHashMap<usize, DataPtr>>> = LazyLock::new(Unforked::default);
-
-/// The number of guards that give host memory to threads without an allocator of their own.
-static ON_HOST_MEMORY: AtomicUsize = AtomicUsize::new(0);
-
-/// Whether this process is a fork of one that had host memory, whose locks may be held for ever here.
-static IS_FORKED: AtomicBool = AtomicBool::new(false);
-
 /// Returns the table.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_cpu_table() -> *const Table {
     &TABLE
 }
 
-/// Gives host memory to threads that have chosen no allocator, until [`leave_host_memory`] is called as often.
-pub(crate) fn enter_host_memory() {
-    static LISTENING: Once = Once::new();
-    LISTENING.call_once(|| {
-        let in_child = || {
-            ON_HOST_MEMORY.store(0, Ordering::Relaxed);
-            IS_FORKED.store(true, Ordering::Relaxed);
-        };
-        AtFork { before: || (), in_parent: || (), in_child }.register();
-    });
-    ON_HOST_MEMORY.fetch_add(1, Ordering::Relaxed);
-}
-
-/// Ends one [`enter_host_memory`]. In a forked child, where all of them have ended, does nothing.
-pub(crate) fn leave_host_memory() {
-    let _ = ON_HOST_MEMORY.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |wanted| wanted.checked_sub(1));
-}
-
-/// Returns [`IS_FORKED`].
-pub(crate) fn is_forked() -> bool {
-    IS_FORKED.load(Ordering::Relaxed)
-}
-
 /// Returns the allocator that serves the calling thread, or `None` if PyTorch's own allocator does.
 fn chosen() -> Option<Arc<dyn Allocator>> {
     AllocatorScope::current(Device::CPU).or_else(|| {
         let host = || HostMemory::installed().map(|host| host as Arc<dyn Allocator>);
-        (ON_HOST_MEMORY.load(Ordering::Relaxed) > 0 || shared::is_lending()).then(host).flatten()
+        (OnHostMemory::is_entered() || exchange::is_lending()).then(host).flatten()
     })
-}
-
-/// Takes a live block out of [`LIVE`]: the caller must from now on find it when PyTorch frees the address. Returns the
-/// block's owner, and the allocator for more memory of its kind.
-pub(crate) fn take(address: usize) -> Option<(DataPtr, Arc<dyn Allocator>)> {
-    let allocator = HostMemory::installed()?;
-    Some((LIVE.lock().remove(&address)?, allocator))
 }
 
 extern "C" fn is_chosen() -> bool {
     chosen().is_some()
 }
 
-pub(crate) unsafe extern "C" fn allocate(bytes: usize, data: *mut *mut c_void) -> Status {
+unsafe extern "C" fn allocate(bytes: usize, data: *mut *mut c_void) -> Status {
     guarded(|| {
-        if let Some(lent) = shared::take_lent(Device::CPU, bytes) {
+        if let Some(lent) = exchange::take_lent(Device::CPU, bytes) {
             // SAFETY: by the header, a place to write to.
             unsafe { data.write(lent.cast()) };
             return Ok(());
@@ -94,22 +53,19 @@ pub(crate) unsafe extern "C" fn allocate(bytes: usize, data: *mut *mut c_void) -
         let chosen = chosen();
         let chosen = chosen.ok_or_else(|| Failure::Invalid("this thread has chosen no allocator of the CPU".into()))?;
         let memory = chosen.allocate(bytes)?;
-        let first = memory.as_ptr();
-        if !memory.is_null() {
-            LIVE.lock().insert(first.addr(), memory);
-        }
+        let first = exchange::hand_out(memory);
         // SAFETY: by the header, a place to write to.
         unsafe { data.write(first.cast()) };
         Ok(())
     })
 }
 
-pub(crate) extern "C" fn free(data: *mut c_void) -> bool {
-    if shared::free(data.addr()) {
+extern "C" fn free(data: *mut c_void) -> bool {
+    if exchange::release(data.addr()) {
         return true;
     }
-    let Some(mut memory) = LIVE.lock().remove(&data.addr()) else { return false };
-    if is_forked() && is_of_host_memory(&memory) {
+    let Some(mut memory) = exchange::take_back(data.addr()) else { return false };
+    if host::is_forked() && is_of_host_memory(&memory) {
         let _ = memory.release_context();
         return true;
     }
@@ -124,15 +80,15 @@ fn is_of_host_memory(memory: &DataPtr) -> bool {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use std::sync::{Mutex, PoisonError};
 
-    use tenure_core::CpuAllocator;
+    use tenure_core::{CpuAllocator, Storage};
 
     use super::*;
 
     /// A lock for tests that depend on the memory of threads without an allocator of their own.
-    pub(crate) static ONE: Mutex<()> = Mutex::new(());
+    static ONE: Mutex<()> = Mutex::new(());
 
     #[test]
     fn a_thread_gets_memory_where_it_has_chosen_and_an_error_where_it_has_not() {
@@ -155,5 +111,61 @@ pub(crate) mod tests {
         assert!(data.is_null() && !free(data));
         // SAFETY: as above.
         assert_eq!(unsafe { allocate(usize::MAX, &mut data) }, Status::Invalid);
+    }
+
+    const BYTES: usize = 1 << 20;
+
+    fn allocate_one() -> usize {
+        let mut data = ptr::null_mut();
+        // SAFETY: a place to write to.
+        assert_eq!(unsafe { allocate(BYTES, &mut data) }, Status::Ok);
+        data.addr()
+    }
+
+    fn free_at(address: usize) -> bool {
+        free(ptr::without_provenance_mut(address))
+    }
+
+    fn shared(address: usize, bytes: usize) -> Option<Storage> {
+        // SAFETY: the caller allocated the block, and frees it later.
+        unsafe { exchange::share(Device::CPU, address, bytes) }
+    }
+
+    #[test]
+    fn a_block_is_freed_when_neither_pytorch_nor_anybody_else_has_it() -> Result<(), Box<dyn std::error::Error>> {
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let memory = HostMemory::installed().ok_or("no address space")?;
+        let _on_host = OnHostMemory::enter().ok_or("no address space")?;
+        let live = || memory.statistics().all.allocated_bytes.current;
+        let before = live();
+
+        let address = allocate_one();
+        let storage = shared(address, BYTES).ok_or("it is Tenure's")?;
+        assert!(shared(address, BYTES).is_some_and(|again| again.is_alias_of(&storage)));
+        assert!(shared(address, BYTES / 2).is_none() && shared(address + 64, 64).is_none());
+        assert_eq!(storage.handles(), 2);
+        let weak = storage.downgrade();
+        assert!(free_at(address));
+        assert_eq!((storage.handles(), live()), (1, before + BYTES as u64));
+
+        // It goes back to PyTorch, twice, and is freed with the last handle.
+        for _ in 0..2 {
+            let lent = exchange::lend(storage.clone());
+            assert!(exchange::take_lent(Device::CPU, BYTES / 2).is_none() && !lent.is_taken());
+            assert_eq!(allocate_one(), address);
+            assert!(lent.is_taken());
+        }
+        drop(storage);
+        assert!(free_at(address) && weak.upgrade().is_some());
+        assert!(free_at(address) && weak.upgrade().is_none());
+        assert_eq!(live(), before);
+
+        // A storage that was lent and not taken is freed too.
+        let address = allocate_one();
+        let lent = exchange::lend(shared(address, BYTES).ok_or("it is Tenure's")?);
+        assert!(free_at(address));
+        drop(lent);
+        assert_eq!(live(), before);
+        Ok(())
     }
 }

@@ -7,7 +7,6 @@ pub mod cpu;
 mod device;
 mod failure;
 mod options;
-pub mod shared;
 pub mod torch;
 
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -5,6 +5,8 @@
 //! makes them huge where the system has huge pages, and holds no more of them than [`pages::Config`] allows beyond the
 //! most ever in use at once.
 
+mod default_scope;
+
 use std::alloc::{self, Layout};
 use std::ffi::c_void;
 use std::ops::Range;
@@ -23,6 +25,8 @@ use tenure_alloc::{
 use tenure_core::{
     Allocator, AllocatorError, AllocatorRegistry, DataPtr, Deleter, Device, DeviceKind, Purpose, StreamId, Tag,
 };
+
+pub use default_scope::{OnHostMemory, is_forked};
 
 /// The bytes of address space to ask for: the next size is tried where the system refuses one.
 const ADDRESS_SPACE: [usize; 3] = [1 << 44, 1 << 40, 1 << 36];

@@ -8,7 +8,7 @@
 //!
 //! On top of a driver are [`functions`] (devices by their index), [`Streams`] (pools of streams, the current stream of
 //! a thread) and [`Event`], after c10/cuda. [`memory`] is a process's memory on a device, and [`pinned`] the host
-//! memory for copies from and to it.
+//! memory for copies from and to it. [`exchange`] exchanges blocks of both with PyTorch.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -37,6 +37,7 @@ mod deferred;
 mod driver;
 mod error;
 mod event;
+pub mod exchange;
 mod executor;
 pub mod functions;
 pub mod graph;

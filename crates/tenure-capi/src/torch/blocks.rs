@@ -5,13 +5,14 @@ use std::ptr;
 
 use tenure_alloc::{Address, AllocError, Request};
 use tenure_core::Purpose;
+use tenure_device::exchange;
 use tenure_device::memory::MemoryError;
 
 use super::devices::device;
 use super::object::Object;
 use crate::device::Device;
 use crate::failure::{Failure, Status, guarded};
-use crate::{shared, stream_id};
+use crate::stream_id;
 
 pub(super) unsafe extern "C" fn allocate(
     number: c_int,
@@ -22,7 +23,7 @@ pub(super) unsafe extern "C" fn allocate(
 ) -> Status {
     guarded(|| {
         let (device, stream) = (device(number)?, stream_id(stream));
-        if let Some(lent) = shared::take_lent(device.memory.device(), bytes) {
+        if let Some(lent) = exchange::take_lent(device.memory.device(), bytes) {
             // SAFETY: by the header, a place to write to.
             unsafe { address.write(lent.cast()) };
             return Ok(());
@@ -42,7 +43,7 @@ pub(super) unsafe extern "C" fn allocate(
 pub(super) extern "C" fn free(address: *mut c_void, context: Object) -> Status {
     guarded(|| {
         let _context = context.enter();
-        if shared::free(address.addr()) {
+        if exchange::release(address.addr()) {
             return Ok(());
         }
         let address = address.addr() as Address;

@@ -4,6 +4,8 @@ use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tenure_alloc::{CachingAllocator, Tuning, paged};
+use tenure_core::StreamId;
+use tenure_device::Stream;
 use tenure_device::memory::{MemoryError, Policy};
 
 use crate::device::Device;
@@ -61,6 +63,19 @@ pub(super) extern "C" fn is_open(number: c_int) -> bool {
 #[inline]
 pub(super) fn device(number: c_int) -> Result<&'static Device, Failure> {
     Device::get(number).or_else(|_| open(number))
+}
+
+/// Returns the stream that PyTorch knows as `handle`, if the device is open.
+///
+/// # Safety
+/// The handle is null, or a stream of the device that exists for as long as it is in use, as PyTorch's do.
+pub unsafe fn stream(device: tenure_core::Device, handle: usize) -> Option<Stream> {
+    let device = Device::get(device.index().into()).ok()?;
+    let id = StreamId(handle as u64);
+    // SAFETY: by the function's contract.
+    unsafe { device.adopt(id) };
+    let streams = device.memory.streams();
+    Some(if id == StreamId::NULL { streams.null() } else { streams.external(id) })
 }
 
 /// Applies a wish to every device, now or when it is opened, and forgets an earlier wish of the same topic.

@@ -19,6 +19,7 @@ use tenure_alloc::PoolCheckpoint;
 use crate::failure::{Failure, Status};
 use blocks::ContextVisit;
 use callbacks::{FreeMemory, Observer};
+pub use devices::stream;
 use history::{CRecording, Tracker};
 use object::Object;
 use pools::{Filter, Pool, Source, Visit};
