@@ -44,14 +44,50 @@ pub(super) enum ModelKind {
     Bert,
 }
 
+/// A network that a model can be.
+pub(super) enum Network {
+    ResNet(ResNetConfig),
+    DenseNet(DenseNetConfig),
+    InceptionV3,
+    R3d18,
+    Gpt2Mini,
+    Gpt2,
+    LlamaMini,
+    Llama,
+    Bert,
+}
+
 impl ModelKind {
+    /// Returns the network of the model, with its sizes if it has several. Other choices among models go by it.
+    pub(super) fn network(self) -> Network {
+        match self {
+            Self::Resnet18 => Network::ResNet(ResNetConfig::RESNET18),
+            Self::Resnet34 => Network::ResNet(ResNetConfig::RESNET34),
+            Self::Resnet50 => Network::ResNet(ResNetConfig::RESNET50),
+            Self::Resnet101 => Network::ResNet(ResNetConfig::RESNET101),
+            Self::Resnet152 => Network::ResNet(ResNetConfig::RESNET152),
+            Self::Densenet121 => Network::DenseNet(DenseNetConfig::DENSENET121),
+            Self::Densenet201 => Network::DenseNet(DenseNetConfig::DENSENET201),
+            Self::InceptionV3 => Network::InceptionV3,
+            Self::R3d18 => Network::R3d18,
+            Self::Gpt2Mini => Network::Gpt2Mini,
+            Self::Gpt2 => Network::Gpt2,
+            Self::LlamaMini => Network::LlamaMini,
+            Self::Llama => Network::Llama,
+            Self::Bert => Network::Bert,
+        }
+    }
+
     pub(super) fn name(self) -> String {
         self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
     }
 
     /// Returns whether it predicts the next token of a text, rather than the class of an image.
     pub(super) fn is_for_text(self) -> bool {
-        matches!(self, Self::Gpt2Mini | Self::Gpt2 | Self::LlamaMini | Self::Llama)
+        match self.network() {
+            Network::Gpt2Mini | Network::Gpt2 | Network::LlamaMini | Network::Llama => true,
+            Network::ResNet(_) | Network::DenseNet(_) | Network::InceptionV3 | Network::R3d18 | Network::Bert => false,
+        }
     }
 
     /// Returns an error if it cannot learn from `data`; the error says which models can.
@@ -82,56 +118,69 @@ impl ModelKind {
     }
 
     /// Returns how images of a folder are scaled to the model's input size.
+    ///
+    /// # Panics
+    /// As [`for_images`](Self::for_images).
     pub(super) fn image_options(self) -> ImageOptions {
-        match self {
-            Self::InceptionV3 => ImageOptions { size: 299, resize: 342, ..ImageOptions::default() },
-            Self::R3d18 => ImageOptions { size: 112, resize: 128, ..ImageOptions::default() },
-            _ => ImageOptions::default(),
+        match self.network() {
+            Network::InceptionV3 => ImageOptions { size: 299, resize: 342, ..ImageOptions::default() },
+            Network::R3d18 => ImageOptions { size: 112, resize: 128, ..ImageOptions::default() },
+            Network::ResNet(_) | Network::DenseNet(_) => ImageOptions::default(),
+            Network::Gpt2Mini | Network::Gpt2 | Network::LlamaMini | Network::Llama | Network::Bert => {
+                unreachable!("{} does not take images", self.name())
+            }
         }
     }
 
     /// Returns the number of tokens in one example.
+    ///
+    /// # Panics
+    /// As [`for_text`](Self::for_text).
     pub(super) fn window(self) -> usize {
-        match self {
-            Self::Gpt2 | Self::Llama => 256,
-            _ => 128,
+        match self.network() {
+            Network::Gpt2 | Network::Llama => 256,
+            Network::Gpt2Mini | Network::LlamaMini => 128,
+            Network::ResNet(_) | Network::DenseNet(_) | Network::InceptionV3 | Network::R3d18 | Network::Bert => {
+                unreachable!("{} does not take text", self.name())
+            }
         }
     }
 
     /// Makes a new model for images.
+    ///
+    /// # Panics
+    /// The model is not for images: [`check`](Self::check) refuses it first.
     pub(super) fn for_images(self, scope: &Scope, kind: ImageKind) -> nn::Result<AnyTask> {
         let ImageKind { channels, classes } = kind;
-        let resnet = |config: ResNetConfig| ResNet::new(scope, ResNetConfig { channels, classes, ..config });
-        let densenet = |config: DenseNetConfig| DenseNet::new(scope, DenseNetConfig { channels, classes, ..config });
-        let config = match self {
-            Self::InceptionV3 => {
+        Ok(match self.network() {
+            Network::ResNet(config) => classify(ResNet::new(scope, ResNetConfig { channels, classes, ..config })?),
+            Network::DenseNet(config) => {
+                let model = DenseNet::new(scope, DenseNetConfig { channels, classes, ..config })?;
+                classify(Prepared { prepare: at_least_32, model: Box::new(model) })
+            }
+            Network::InceptionV3 => {
                 let config = InceptionConfig { classes, ..InceptionConfig::V3 };
-                return Ok(Box::new(Auxiliary(InceptionV3::new(scope, config)?)));
+                Box::new(Auxiliary(InceptionV3::new(scope, config)?))
             }
-            Self::R3d18 => {
+            Network::R3d18 => {
                 let model = R3d::new(scope, R3dConfig { channels, classes, ..R3dConfig::R3D18 })?;
-                return Ok(classify(Prepared { prepare: one_frame, model: Box::new(model) }));
+                classify(Prepared { prepare: one_frame, model: Box::new(model) })
             }
-            Self::Densenet121 | Self::Densenet201 => {
-                let is_small = self == Self::Densenet121;
-                let model = densenet(if is_small { DenseNetConfig::DENSENET121 } else { DenseNetConfig::DENSENET201 })?;
-                return Ok(classify(Prepared { prepare: at_least_32, model: Box::new(model) }));
+            Network::Gpt2Mini | Network::Gpt2 | Network::LlamaMini | Network::Llama | Network::Bert => {
+                unreachable!("{} does not take images", self.name())
             }
-            Self::Resnet34 => ResNetConfig::RESNET34,
-            Self::Resnet50 => ResNetConfig::RESNET50,
-            Self::Resnet101 => ResNetConfig::RESNET101,
-            Self::Resnet152 => ResNetConfig::RESNET152,
-            _ => ResNetConfig::RESNET18,
-        };
-        Ok(classify(resnet(config)?))
+        })
     }
 
     /// Makes a new model for text.
+    ///
+    /// # Panics
+    /// The model is not for text: [`check`](Self::check) refuses it first.
     pub(super) fn for_text(self, scope: &Scope) -> nn::Result<AnyTask> {
         let vocab_size = VOCABULARY;
-        Ok(match self {
-            Self::Llama => classify(Llama::new(scope, &LlamaConfig { vocab_size, ..LlamaConfig::default() })?),
-            Self::LlamaMini => {
+        Ok(match self.network() {
+            Network::Llama => classify(Llama::new(scope, &LlamaConfig { vocab_size, ..LlamaConfig::default() })?),
+            Network::LlamaMini => {
                 let config = LlamaConfig {
                     vocab_size,
                     hidden_size: 128,
@@ -143,8 +192,8 @@ impl ModelKind {
                 };
                 classify(Llama::new(scope, &config)?)
             }
-            Self::Gpt2 => classify(Gpt2::new(scope, &Gpt2Config { vocab_size, ..Gpt2Config::default() })?),
-            _ => {
+            Network::Gpt2 => classify(Gpt2::new(scope, &Gpt2Config { vocab_size, ..Gpt2Config::default() })?),
+            Network::Gpt2Mini => {
                 // No dropout: so few steps are not enough to memorise a text.
                 let (embd_pdrop, attn_pdrop, resid_pdrop) = (0.0, 0.0, 0.0);
                 let config = Gpt2Config {
@@ -159,6 +208,9 @@ impl ModelKind {
                     ..Gpt2Config::default()
                 };
                 classify(Gpt2::new(scope, &config)?)
+            }
+            Network::ResNet(_) | Network::DenseNet(_) | Network::InceptionV3 | Network::R3d18 | Network::Bert => {
+                unreachable!("{} does not take text", self.name())
             }
         })
     }

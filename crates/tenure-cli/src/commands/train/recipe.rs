@@ -4,7 +4,7 @@ use tenure::nn::Parameter;
 use tenure::nn::optim::{Adam, Optimizer, Schedule, Sgd};
 
 use super::data::DataSpec;
-use super::models::ModelKind;
+use super::models::{ModelKind, Network};
 
 /// The default settings for a kind of model and its data.
 #[derive(Clone, Copy)]
@@ -39,13 +39,17 @@ impl Recipe {
             clip_norm: None,
             is_for_text: false,
         };
-        match (model, data) {
-            (ModelKind::LlamaMini, _) => text(8, 600, 3e-3),
+        match model.network() {
+            Network::LlamaMini => text(8, 600, 3e-3),
             // GPT-2 has to learn the positions too, so it takes more steps.
-            (ModelKind::Gpt2Mini, _) => text(8, 1000, 3e-3),
-            (ModelKind::Gpt2 | ModelKind::Llama, _) => text(4, 1000, 3e-4),
-            (_, DataSpec::FashionMnist(_)) => images(64, 3, 0.03),
-            _ => images(16, 10, 0.02),
+            Network::Gpt2Mini => text(8, 1000, 3e-3),
+            Network::Gpt2 | Network::Llama => text(4, 1000, 3e-4),
+            Network::ResNet(_) | Network::DenseNet(_) | Network::InceptionV3 | Network::R3d18 | Network::Bert => {
+                match data {
+                    DataSpec::FashionMnist(_) => images(64, 3, 0.03),
+                    DataSpec::Images(_) | DataSpec::Text(_) => images(16, 10, 0.02),
+                }
+            }
         }
     }
 
