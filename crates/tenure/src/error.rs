@@ -52,7 +52,7 @@ pub enum Error {
     /// Models, data, checkpoints, training.
     #[cfg(feature = "nn")]
     #[error(transparent)]
-    Nn(#[from] tenure_nn::Error),
+    Nn(Box<tenure_nn::Error>),
     /// A trace could not be read or written.
     #[error(transparent)]
     Trace(#[from] TraceError),
@@ -79,7 +79,7 @@ pub enum Error {
     Disk(#[from] DiskError),
     /// Bytes could not leave a device, or come back.
     #[error(transparent)]
-    Mover(#[from] MoverError),
+    Mover(Box<MoverError>),
     /// A step could not be kept within its budget.
     #[error(transparent)]
     Offload(#[from] OffloadError),
@@ -93,11 +93,11 @@ pub enum Error {
     /// The learned policy could not be read or written.
     #[cfg(feature = "nn")]
     #[error(transparent)]
-    Policy(#[from] PolicyError),
+    Policy(Box<PolicyError>),
     /// The learned policy could not be trained further.
     #[cfg(feature = "nn")]
     #[error(transparent)]
-    PolicyTraining(#[from] TrainError),
+    PolicyTraining(Box<TrainError>),
     /// An allocator refused an event of a trace that was replayed.
     #[error("event {event}: {allocator}: {source}")]
     Replay {
@@ -146,17 +146,31 @@ impl From<CallError> for Error {
     }
 }
 
-/// Converts the errors that another error type of the crates below already contains, through that type.
-macro_rules! convert_through {
-    ($through:ident: $($error:ty),+ $(,)?) => {
+/// Converts errors by way of another error type, which contains them; a large one is boxed.
+macro_rules! convert {
+    ($variant:ident(Box<$through:ty>): $($error:ty),+) => {
         $(impl From<$error> for Error {
             fn from(error: $error) -> Self {
-                Self::$through(error.into())
+                Self::$variant(Box::new(<$through>::from(error)))
+            }
+        })+
+    };
+    ($variant:ident($through:ty): $($error:ty),+) => {
+        $(impl From<$error> for Error {
+            fn from(error: $error) -> Self {
+                Self::$variant(<$through>::from(error))
             }
         })+
     };
 }
 
-convert_through!(Core: AllocatorError, DTypeError, DeviceError, LayoutError, StorageError);
+convert!(Core(tenure_core::Error): AllocatorError, DTypeError, DeviceError, LayoutError, StorageError);
+convert!(Mover(Box<MoverError>): MoverError);
 #[cfg(feature = "nn")]
-convert_through!(Nn: CheckpointError, DataError, NetworkError, StateError, SwitchedError, train::TrainError);
+convert!(Nn(Box<tenure_nn::Error>): tenure_nn::Error, CheckpointError, DataError, NetworkError, StateError);
+#[cfg(feature = "nn")]
+convert!(Nn(Box<tenure_nn::Error>): SwitchedError, train::TrainError);
+#[cfg(feature = "nn")]
+convert!(Policy(Box<PolicyError>): PolicyError);
+#[cfg(feature = "nn")]
+convert!(PolicyTraining(Box<TrainError>): TrainError);
