@@ -78,6 +78,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := sorted(set(arguments.programs) - set(PROGRAMS)):
         parser.error(f"there is no program {unknown[0]}: expected {', '.join(PROGRAMS)}")
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("PyTorch finds no GPU: run this on a machine that has one")
     failed = 0
     for program in arguments.programs or PROGRAMS:
         if libraries := missing(program):
