@@ -91,16 +91,24 @@ def test_paths_are_bytes_too(sample: Path, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a.ttrace", "a.html"}
 
 
-@pytest.mark.parametrize("write", [tenure.trace.Trace.save, tenure.trace.report])
+@pytest.mark.parametrize(
+    ("write", "without_folder", "of_a_folder"),
+    [
+        (tenure.trace.Trace.save, "there is no folder {folder}", "it is no file that can be replaced"),
+        (tenure.trace.report, "No such file or directory (os error 2)", "Is a directory (os error 21)"),
+    ],
+)
 def test_a_file_that_can_not_be_written_is_named_and_nothing_is_left(
-    sample: Path, tmp_path: Path, write: Callable[[tenure.trace.Trace, Path], None]
+    sample: Path,
+    tmp_path: Path,
+    write: Callable[[tenure.trace.Trace, Path], None],
+    without_folder: str,
+    of_a_folder: str,
 ) -> None:
     trace, folder = tenure.trace.load(sample), tmp_path / "folder.ttrace"
     folder.mkdir()
-    reasons = {
-        tmp_path / "missing/a.ttrace": "No such file or directory (os error 2)",
-        folder: "Is a directory (os error 21)",
-    }
+    missing = tmp_path / "missing"
+    reasons = {missing / "a.ttrace": without_folder.format(folder=missing), folder: of_a_folder}
     for path, reason in reasons.items():
         with pytest.raises(tenure.TraceError, match=f"^{re.escape(f'{path}: {reason}')}$"):
             write(trace, path)

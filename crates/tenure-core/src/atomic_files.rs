@@ -1,6 +1,6 @@
 //! Atomic writes of files: after a crash, a file is either the new one or as it was before.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -12,6 +12,10 @@ use tempfile::NamedTempFile;
 static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// The permissions of a new file, before the system's mask is applied.
 const NEW_FILE_MODE: u32 = 0o666;
+/// The permissions of a file for its owner only.
+const PRIVATE_FILE_MODE: u32 = 0o600;
+/// The most symbolic links between a path and its file, as in Linux.
+const MOST_LINKS: usize = 40;
 
 /// Writes a file atomically: `write` fills a temporary file beside `path`, which is synced to the disk and then renamed
 /// to `path`. Whenever the program or the system stops, `path` is the old file or the new one. A program that is killed
@@ -23,12 +27,35 @@ const NEW_FILE_MODE: u32 = 0o666;
 /// The errors of `write` and of the system; `path` is not a file, but a device for instance. The file is then as it
 /// was, unless only the last sync, that of the folder, failed.
 pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    replace(path, None, write)
+}
+
+/// Writes a file like [`write_atomically`], but only its owner can read it, from its first byte on.
+///
+/// # Errors
+/// As [`write_atomically`].
+pub fn write_privately(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    replace(path, Some(PRIVATE_FILE_MODE), write)
+}
+
+fn replace(path: &Path, mode: Option<u32>, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let target = target(path)?;
-    let mut file = begin(&target)?;
+    let mut file = begin(&target, mode)?;
     let written = fill(file.as_file_mut(), write);
     end(file, |file| written.and_then(|()| file.persist(&target).map(drop).map_err(|error| error.error)))?;
-    // The new name is on the disk only once the folder is synced.
-    File::open(folder(&target))?.sync_all()
+    sync_folder(folder(&target))
+}
+
+/// Syncs a folder, because the new name of a file is on the disk only after that. A folder that cannot be read, or is of
+/// a file system that syncs no folders, is left to the system: the file is there.
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.or_else(|error| match error.kind() {
+        InvalidInput | PermissionDenied | Unsupported => Ok(()),
+        _ => Err(error),
+    })
 }
 
 /// Checks whether [`write_atomically`] could begin to write `path`, for programs that have something to write only
@@ -37,7 +64,7 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::R
 /// # Errors
 /// The reason why it could not. The file is as it was in any case.
 pub fn check_writable(path: &Path) -> io::Result<()> {
-    end(begin(&target(path)?)?, NamedTempFile::close)
+    end(begin(&target(path)?, None)?, NamedTempFile::close)
 }
 
 /// Removes the temporary files of all writes that are under way, for a program that ends at once. A thread that
@@ -58,7 +85,10 @@ fn target(path: &Path) -> io::Result<PathBuf> {
     }
     let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "it is no file's name");
     let name = path.file_name().ok_or_else(no_name)?;
-    let target = fs::canonicalize(path).unwrap_or_else(|_| folder(path).join(name));
+    let target = match fs::canonicalize(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => linked(folder(path).join(name))?,
+        target => target?,
+    };
     let folder = folder(&target);
     if !folder.is_dir() {
         return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no folder {}", folder.display())));
@@ -66,14 +96,26 @@ fn target(path: &Path) -> io::Result<PathBuf> {
     Ok(target)
 }
 
+/// Follows symbolic links to a file that does not exist yet.
+fn linked(mut path: PathBuf) -> io::Result<PathBuf> {
+    for _ in 0..MOST_LINKS {
+        match fs::read_link(&path) {
+            Ok(link) => path = folder(&path).join(link),
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidInput, "its symbolic links go in a circle"))
+}
+
 fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Creates a temporary file beside `target`, with its permissions.
-fn begin(target: &Path) -> io::Result<NamedTempFile> {
-    let replaced = fs::metadata(target).ok().map(|replaced| replaced.permissions());
-    let mode = replaced.as_ref().map_or(NEW_FILE_MODE, |replaced| replaced.mode() & 0o777);
+/// Creates a temporary file beside `target`, with the permissions of `mode` or, without it, those of `target`.
+fn begin(target: &Path, mode: Option<u32>) -> io::Result<NamedTempFile> {
+    let replaced = || fs::metadata(target).ok().map(|replaced| replaced.permissions());
+    let permissions = mode.map(Permissions::from_mode).or_else(replaced);
+    let mode = permissions.as_ref().map_or(NEW_FILE_MODE, |permissions| permissions.mode() & 0o777);
     // A function of our own makes the file: then others than the owner can read it, and errors do not name a file that
     // the caller does not know.
     let make = |path: &Path| File::options().write(true).create_new(true).mode(mode).open(path);
@@ -81,7 +123,7 @@ fn begin(target: &Path) -> io::Result<NamedTempFile> {
     let file = tempfile::Builder::new().prefix(".tenure-").make_in(folder(target), make)?;
     unfinished.push(file.path().to_owned());
     drop(unfinished);
-    match replaced.map_or(Ok(()), |replaced| file.as_file().set_permissions(replaced)) {
+    match permissions.map_or(Ok(()), |permissions| file.as_file().set_permissions(permissions)) {
         Ok(()) => Ok(file),
         Err(error) => end(file, NamedTempFile::close).and(Err(error)),
     }
@@ -123,5 +165,28 @@ mod tests {
         })
         .unwrap();
         assert_eq!((modes(), fs::read_to_string(&path).unwrap()), (vec![0o600], "new".to_owned()));
+    }
+
+    #[test]
+    fn a_private_file_stays_private_where_a_public_one_or_none_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        for _ in ["none", "public"] {
+            write_privately(&path, |out| out.write_all(b"new")).unwrap();
+            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+            fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_link_to_a_file_that_is_not_there_yet_stays_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link, circle] = ["file", "link", "circle"].map(|name| folder.path().join(name));
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        write_atomically(&link, |out| out.write_all(b"new")).unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+        std::os::unix::fs::symlink("circle", &circle).unwrap();
+        assert!(write_atomically(&circle, |_| Ok(())).is_err() && circle.is_symlink());
     }
 }

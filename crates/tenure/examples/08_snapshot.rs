@@ -1,6 +1,7 @@
-//! Replays a PyTorch memory snapshot on each allocator, and writes a page that shows it.
+//! Replays a PyTorch memory snapshot on each allocator, and makes a page that shows it.
 //!
-//! `cargo run --release -p tenure --example 08_snapshot -- snapshot.pickle`; without a file, a recorded ResNet-50 step.
+//! `cargo run --release -p tenure --example 08_snapshot -- snapshot.pickle report.html`; without files, it replays a
+//! recorded ResNet-50 step and writes nothing.
 
 use std::{env, fs};
 
@@ -11,7 +12,8 @@ use tenure::units::Bytes;
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz");
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = env::args().nth(1).unwrap_or_else(|| SAMPLE.into());
+    let mut paths = env::args().skip(1);
+    let path = paths.next().unwrap_or_else(|| SAMPLE.into());
     let trace = Trace::read(&path)?;
     let report = Report::new(&trace)?;
     for outcome in report.outcomes() {
@@ -22,8 +24,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Bytes(outcome.peak_requested_bytes),
         );
     }
-    let page = env::temp_dir().join("tenure-snapshot.html");
-    fs::write(&page, report.html())?;
-    println!("{}", page.display());
+    let page = report.html();
+    println!("the page has {}", Bytes(page.len() as u64));
+    if let Some(path) = paths.next() {
+        fs::write(path, page)?;
+    }
     Ok(())
 }

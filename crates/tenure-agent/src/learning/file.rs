@@ -1,14 +1,13 @@
 //! The file of a learner: JSON with a version, replaced atomically.
 
 use std::collections::VecDeque;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use tenure_core::atomic_files::write_atomically;
+use tenure_core::atomic_files::write_privately;
 use tenure_plan::{Problem, ProblemError};
 
 use super::{Given, Observation, Program};
@@ -91,12 +90,10 @@ impl LearnedFile {
         let file = Self { path: path.to_owned(), _lock: lock.ok_or_else(|| failed(Reason::Locked))? };
         let programs = read(path).map_err(failed)?;
         file.write(&programs)?;
-        // The files that replace it have the same permissions.
-        fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(|error| failed(error.into()))?;
         Ok((file, programs))
     }
 
-    /// Replaces the file [atomically](write_atomically).
+    /// Replaces the file; only its user can read it.
     pub(super) fn write(&self, programs: &VecDeque<Program>) -> Result<(), LearnedError> {
         write(&self.path, programs).map_err(|reason| LearnedError { path: self.path.clone(), reason })
     }
@@ -122,7 +119,7 @@ fn read(path: &Path) -> Result<VecDeque<Program>, Reason> {
 fn write(path: &Path, programs: &VecDeque<Program>) -> Result<(), Reason> {
     let programs = programs.iter().map(written).collect::<Result<_, Reason>>()?;
     let text = serde_json::to_vec(&Written { format: FORMAT.into(), version: VERSION, programs })?;
-    Ok(write_atomically(path, |out| out.write_all(&text))?)
+    Ok(write_privately(path, |out| out.write_all(&text))?)
 }
 
 fn written(program: &Program) -> Result<WrittenProgram, Reason> {

@@ -300,7 +300,7 @@ fn what_cannot_be_served_says_why_and_hinders_no_other() {
         assert_eq!(served.post(&format!("/v2/repository/models/{name}/load")).0, 503);
         assert_eq!(numbers(&served.infer(&ask("good", 1.0)).unwrap().outputs[0]), [3.0]);
     }
-    assert_eq!(served.infer(&ask("unknown", 1.0)).unwrap_err().0, 404);
+    assert_eq!(served.infer(&ask("absent", 1.0)).unwrap_err().0, 404);
     // A repaired model is served again.
     probe::write(served.folder.path(), "truncated", "");
     until("it is served", || served.infer(&ask("truncated", 1.0)).is_ok());

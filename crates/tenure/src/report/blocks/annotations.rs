@@ -5,6 +5,8 @@ use std::ops::Range;
 use rustc_hash::FxHashSet;
 use tenure_plan::{Annotation, Trace};
 
+use super::pack::MOST_CHARACTERS;
+
 /// The most annotations that are shown; a browser draws each of them.
 const MOST_SPANS: usize = 20_000;
 /// The approximate bytes of an annotation in the page, without its name.
@@ -34,7 +36,8 @@ impl<'a> AnnotationSpans<'a> {
         let mut names = FxHashSet::default();
         let mut taken = 0;
         let fitting = kept.iter().take(MOST_SPANS).take_while(|annotation| {
-            taken += SPAN_BYTES + if names.insert(annotation.name) { annotation.name.len() } else { 0 };
+            taken +=
+                SPAN_BYTES + if names.insert(annotation.name) { annotation.name.len().min(MOST_CHARACTERS) } else { 0 };
             taken <= bytes
         });
         let fitting = fitting.count();

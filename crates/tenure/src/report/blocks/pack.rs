@@ -42,7 +42,9 @@ const SMALL_TIME_SHARE: usize = 32;
 /// Annotations may take the size limit divided by this.
 const ANNOTATION_SHARE: usize = 16;
 /// The most characters in a frame's text.
-const MOST_CHARACTERS: usize = 400;
+pub(super) const MOST_CHARACTERS: usize = 400;
+/// The most characters of a tag that a mark shows, since a page has up to a thousand marks.
+const MOST_MARK_CHARACTERS: usize = 40;
 /// Integers are exact in the browser below 2^53. Real sizes are smaller; addresses are written in two parts.
 const EXACT_BITS: u32 = 52;
 const MOST: u64 = (1 << EXACT_BITS) - 1;
@@ -186,7 +188,7 @@ fn pack(
 fn mark(trace: &Trace, event: usize) -> String {
     let action = trace.events()[event].action.name();
     match trace.labels().of_event(event).and_then(|label| label.tag.as_deref()) {
-        Some(tag) => format!("{action} {tag}"),
+        Some(tag) => format!("{action} {}", tag.chars().take(MOST_MARK_CHARACTERS).collect::<String>()),
         None => action.to_owned(),
     }
 }

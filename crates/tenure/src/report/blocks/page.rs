@@ -96,7 +96,7 @@ fn words(trace: &Trace, history: &BlockHistory, packed: &Packed) -> String {
         );
     }
     if packed.kept_annotations > 0 {
-        words += " The bars below the axis are annotations of the program.";
+        words += " The bars below the axis are annotations of the program, in up to six rows; search finds the others.";
     }
     if packed.kept_annotations < packed.annotations {
         words += &format!(

@@ -254,7 +254,7 @@ class Timeline {
     for (let mark = 0; mark < marks.count; mark++) {
       const x = this.xOf(marks.event[mark]);
       if (marks.event[mark] < this.from || marks.event[mark] > this.to) continue;
-      context.strokeStyle = context.fillStyle = marks.text[mark] === "oom" ? this.colors.bad : this.colors.muted;
+      context.strokeStyle = context.fillStyle = marks.text[mark].startsWith("oom") ? this.colors.bad : this.colors.muted;
       line(context, x, TOP, x, bottom);
       if (x < free) continue;
       context.fillText(marks.text[mark], x + 3, 1);
