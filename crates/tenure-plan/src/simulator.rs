@@ -29,8 +29,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Of the bytes that kernels read and wrote, returns the share that the first tier served, 0 to 1. Returns 1 if
-    /// they read and wrote none.
+    /// Returns the share of accessed bytes that the first tier served, 0 to 1. Returns 1 if kernels read and wrote no
+    /// bytes.
     pub fn score(&self) -> f64 {
         match self.accessed_bytes.iter().sum::<u64>() {
             0 => 1.0,

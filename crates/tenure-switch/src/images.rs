@@ -74,7 +74,7 @@ impl Images {
     /// [`forget`](Self::forget).
     ///
     /// # Errors
-    /// Those of [`acquire`](Self::acquire). It does not wait for an image larger than the budget.
+    /// The errors of [`acquire`](Self::acquire). It does not wait for an image larger than the budget.
     pub fn acquire_within(&self, manifest: &Arc<Manifest>, patience: Duration) -> Result<Arc<Image>, SwitchError> {
         let key = key(manifest);
         let mut kept = self.kept.lock();

@@ -188,7 +188,7 @@ impl Run<'_> {
     /// Ends a measured run, waits for the device, and returns the groups that it used, in order.
     ///
     /// # Errors
-    /// Those of [`end`](Self::end); a driver call failed.
+    /// The errors of [`end`](Self::end); a driver call failed.
     pub fn uses(self) -> Result<Vec<DeviceUse>, SwitchError> {
         let mut ended = Event::new(Arc::clone(self.model.memory().driver()), EventKind::Timing);
         ended.record(&self.stream)?;

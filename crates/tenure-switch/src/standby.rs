@@ -123,7 +123,7 @@ impl Model {
     /// copies.
     ///
     /// # Errors
-    /// Those of [`lend`](Self::lend).
+    /// The errors of [`lend`](Self::lend).
     pub fn lend_ahead(self: &Arc<Self>) -> Result<Lent, SwitchError> {
         if !self.is_lending() {
             return self.lend();

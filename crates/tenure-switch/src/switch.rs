@@ -294,7 +294,7 @@ impl Model {
     /// Brings the missing weights of a complete image in one copy, whatever the groups are: as fast as the link.
     ///
     /// # Errors
-    /// Those of [`load`](Self::load).
+    /// The errors of [`load`](Self::load).
     ///
     /// # Panics
     /// If the image is another model's.

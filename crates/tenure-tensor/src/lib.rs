@@ -29,13 +29,9 @@ mod element;
 mod elementwise;
 #[forbid(unsafe_code)]
 mod error;
-mod file_mapping;
+pub mod file_mapping;
 #[forbid(unsafe_code)]
 mod kernel;
-/// Memory-mapped files.
-pub mod mapped {
-    pub use crate::file_mapping::MappedFile;
-}
 #[forbid(unsafe_code)]
 pub mod ops;
 #[forbid(unsafe_code)]

@@ -10,7 +10,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
 use serde::Deserialize;
 use tenure_core::user_files::{expect_fetched, expect_fetched_file, without_mark};
-use tenure_tensor::mapped::MappedFile;
+use tenure_tensor::file_mapping::MappedFile;
 use tenure_tensor::{DType, Tensor};
 
 use super::{CheckpointError, write_atomically};
