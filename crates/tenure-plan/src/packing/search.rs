@@ -46,7 +46,11 @@ pub(super) fn run(
     control: &mut Control<'_>,
 ) -> Verdict<Vec<u64>> {
     let mut offsets = known.offsets().to_vec();
-    let is_within = |&index: &usize| offsets[index] + problem.buffers[index].size_bytes <= capacity;
+    // A buffer without bytes lies within every capacity, whatever its offset.
+    let is_within = |&index: &usize| {
+        let size = problem.buffers[index].size_bytes;
+        size == 0 || offsets[index] + size <= capacity
+    };
     let parts: Vec<Vec<usize>> =
         problem.sections.parts().into_iter().filter(|part| !part.iter().all(is_within)).collect();
     for part in parts {

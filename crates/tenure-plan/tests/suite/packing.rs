@@ -152,6 +152,16 @@ fn nothing_needs_no_place() {
 }
 
 #[test]
+fn a_fixed_buffer_without_bytes_above_the_capacity_is_no_obstacle() {
+    // Its offset was taken for a buffer that has to be placed again, which was then never placed.
+    let text = "id,lower,upper,size,alignment,offset\na,0,1,0,2,6\nb,1,2,0,1,\nc,5,7,1,1,\nd,5,6,1,2,\n";
+    let problem = PackingProblem::from_csv(text.as_bytes()).unwrap();
+    let outcome = lowest(&problem);
+    assert_eq!((outcome.packing.height_bytes(), outcome.lower_bound_bytes), (2, 2));
+    assert_eq!((within(&problem, 1), within(&problem, 2)), (Some(false), Some(true)));
+}
+
+#[test]
 fn what_lives_one_after_the_other_has_the_same_place() {
     let outcome = lowest(&problem(&[(0, 3, 4), (3, 9, 4), (0, 9, 4), (9, 21, 4), (0, 21, 4)]));
     assert_eq!(outcome.packing.height_bytes(), 12);
