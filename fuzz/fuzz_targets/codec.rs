@@ -20,7 +20,8 @@ fuzz_target!(|bytes: &[u8]| {
     let [codec, dtype, raw @ ..] = bytes else { return };
     let codec = Codec::ALL[usize::from(*codec) % Codec::ALL.len()];
     let dtype = DType::ALL[usize::from(*dtype) % DType::ALL.len()];
-    let (mut stream, mut back) = (Vec::new(), vec![1; raw.len()]);
+    let mut stream = Vec::new();
+    let mut back = vec![1; raw.len()];
     let encoded = encode(codec, dtype, raw, &mut stream);
     assert!(encoded.bytes <= raw.len() + 16);
     assert_eq!(decode(&stream, &mut back), Ok(encoded));

@@ -189,7 +189,8 @@ impl Budget {
     /// a step that was not watched finds no room.
     fn attach(&self, owner: Py<PyAny>) {
         let _ = self.owner.set(owner);
-        let (inner, owner) = (Arc::downgrade(&self.inner), Arc::clone(&self.owner));
+        let inner = Arc::downgrade(&self.inner);
+        let owner = Arc::clone(&self.owner);
         self.inner.engine.on_wake(move || {
             let Some(inner) = inner.upgrade() else { return };
             Python::attach(|py| {
@@ -434,7 +435,8 @@ impl Inner {
         self.enter(Phase::Between);
         let mut state = self.state();
         // Recipes and what they keep are freed with no lock held: PyTorch may need the GIL for it.
-        let (book, step) = (std::mem::take(&mut state.book), state.step.take());
+        let book = std::mem::take(&mut state.book);
+        let step = state.step.take();
         drop(state);
         drop(book);
         step
@@ -469,7 +471,8 @@ impl Inner {
         // SAFETY: the caller owns the storage.
         let Some(storage) = (unsafe { exchange::share(self.device, address, bytes) }) else { return Ok(None) };
         let (given, recipe) = {
-            let (state, generation) = (self.state(), storage.generation());
+            let state = self.state();
+            let generation = storage.generation();
             (state.given.get(&(generation, 0)).cloned(), state.book.get(&(generation, version)).cloned())
         };
         if let Some(given) = given {
@@ -576,7 +579,9 @@ impl Listen for Inner {
         let mut state = self.state();
         let inputs: Vec<Ingredient> = inputs.into_iter().map(|id| (id, state.book.get(&id).cloned())).collect();
         let recipe = |(number, (id, made)): (usize, (Option<Id>, &Bytes))| {
-            let (inputs, call, device) = (inputs.clone(), Arc::clone(&call), self.device);
+            let inputs = inputs.clone();
+            let call = Arc::clone(&call);
+            let device = self.device;
             id.map(|id| Recipe { id, inputs, made_in, bytes: made.bytes, device, call, number })
         };
         let recipes = ids.into_iter().zip(made).enumerate().filter_map(recipe);

@@ -273,7 +273,8 @@ unsafe impl Sync for Owned {}
 impl Owned {
     /// Wraps a storage of Tenure's in one of PyTorch's.
     fn storage(Shim(table): Shim, storage: Storage) -> Result<Self, String> {
-        let (index, bytes) = (index_of(storage.device()), storage.bytes());
+        let index = index_of(storage.device());
+        let bytes = storage.bytes();
         let lent = exchange::lend(storage);
         let made = (table.new_storage)(index, bytes).map(|handle| Self { handle, drop: table.drop_storage });
         let made = made.ok_or_else(|| Shim(table).error())?;
@@ -331,6 +332,7 @@ unsafe extern "C" fn operation(
     // SAFETY: the shim passes the pointer that the recorder was made with.
     let User { shim, listener } = unsafe { &*user.cast() };
     let call = call.map(|handle| Call { shim: *shim, owned: Owned { handle, drop: shim.0.drop_call } });
-    let (made, inputs) = (slice(made, made_count), slice(inputs, input_count));
+    let made = slice(made, made_count);
+    let inputs = slice(inputs, input_count);
     let _ = catch_unwind(AssertUnwindSafe(|| listener.operation(stream.addr(), made, inputs, call)));
 }

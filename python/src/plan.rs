@@ -141,7 +141,8 @@ pub(crate) fn simulate_mapping(py: Python<'_>, problem: &Problem, mapping: &Mapp
     })?;
     let tiers = problem.0.tiers().iter().map(|tier| &tier.name);
     let bytes = |bytes: &[u64]| tiers.clone().cloned().zip(bytes.iter().copied()).collect::<Vec<_>>();
-    let (peak_bytes, accessed_bytes) = (bytes(&outcome.peak_bytes), bytes(&outcome.accessed_bytes));
+    let peak_bytes = bytes(&outcome.peak_bytes);
+    let accessed_bytes = bytes(&outcome.accessed_bytes);
     let facts = json!({
         "score": outcome.score(),
         "makespan_us": outcome.makespan_ns / 1e3,

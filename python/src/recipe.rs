@@ -45,9 +45,12 @@ impl Recompute for Recipe {
         // On the host also after the budget has been closed.
         let _on_host = self.device.is_cpu().then(OnHostMemory::enter);
         // A loop instead of recursion: a chain of recipes may be deeper than the stack.
-        let (mut next, mut waiting, mut made) = (self, Vec::new(), HashMap::new());
+        let mut next = self;
+        let mut waiting = Vec::new();
+        let mut made = HashMap::new();
         loop {
-            let (mut inputs, mut lacking) = (Vec::with_capacity(next.inputs.len()), None);
+            let mut inputs = Vec::with_capacity(next.inputs.len());
+            let mut lacking = None;
             for (id, recipe) in &next.inputs {
                 let found = match made.get(id) {
                     Some(found) => Some(Storage::clone(found)),

@@ -108,7 +108,8 @@ impl Switcher {
             let (entries, is_remade) = entries(tensors)?;
             let entries = order.iter().map(|&entry| entries[entry].clone()).collect();
             let inner = self.weights(name, entries, ends, is_remade).map_err(told)?;
-            let (arranged, demand) = (Arranged { inner, places: places(&order) }, Mutex::default());
+            let arranged = Arranged { inner, places: places(&order) };
+            let demand = Mutex::default();
             Ok(SwitchedWeights { arranged: Mutex::new(arranged), demand })
         })
     }
@@ -169,7 +170,8 @@ impl Switcher {
 impl Switcher {
     fn arranged(&self, before: &Arranged, order: &[usize], ends: Vec<usize>) -> PyResult<Arc<Inner>> {
         let Inner { model, source, .. } = &*before.inner;
-        let (name, entries) = (model.manifest().name(), model.manifest().entries());
+        let name = model.manifest().name();
+        let entries = model.manifest().entries();
         let order = order.iter().map(|&entry| before.places[entry]);
         let ordered = order.clone().map(|entry| entries[entry].clone());
         let Home::Kept(kept) = source else {
@@ -203,7 +205,8 @@ impl Switcher {
         // A file that cannot be read is reported here, not when the model is called.
         image.wait_for_all().inspect_err(|_| self.images.forget(&manifest))?;
         let source = if is_remade { Home::Files } else { Home::Kept(Mutex::new(Some(image))) };
-        let (images, switch) = (Arc::clone(&self.images), self.switch.clone());
+        let images = Arc::clone(&self.images);
+        let switch = self.switch.clone();
         Ok(Arc::new(Inner { memory: self.memory.clone(), images, switch, model, source }))
     }
 }
@@ -430,7 +433,8 @@ fn contents(image: &Image) -> Result<Vec<Mutex<Vec<u8>>>, SwitchError> {
     let manifest = image.manifest();
     (0..manifest.entries().len())
         .map(|entry| {
-            let (group, place) = (manifest.group_of(entry), manifest.place(entry));
+            let group = manifest.group_of(entry);
+            let place = manifest.place(entry);
             let begin = image.wait(group)?.wrapping_add((place.start - manifest.groups()[group].start) as usize);
             // SAFETY: the group has been read, and no other thread writes to it.
             let bytes = unsafe { slice::from_raw_parts(begin, (place.end - place.start) as usize) };

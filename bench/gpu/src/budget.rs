@@ -99,7 +99,8 @@ fn timings(memory: &DeviceMemory) -> Vec<Timing> {
 /// Returns the driver's time since `before` in ms, with the number of chunks or waits.
 fn driver_ms(before: &[Timing], after: &[Timing]) -> Value {
     let of = |(before, after): (&Timing, &Timing)| {
-        let (count, ms) = (after.count - before.count, (after.elapsed_us - before.elapsed_us) / 1e3);
+        let count = after.count - before.count;
+        let ms = (after.elapsed_us - before.elapsed_us) / 1e3;
         (after.call.name().to_owned(), json!({ "count": count, "ms": ms }))
     };
     Value::Object(before.iter().zip(after).filter(|(before, after)| after.count > before.count).map(of).collect())

@@ -113,7 +113,8 @@ fn group(problem: &Problem) -> (Vec<usize>, Vec<usize>) {
             maker[access.tensor] = &kernel.name;
         }
     }
-    let (mut numbers, mut members) = (HashMap::new(), Vec::new());
+    let mut numbers = HashMap::new();
+    let mut members = Vec::new();
     let mut group = |(tensor, maker): (&Tensor, &str)| {
         let size = tensor.bytes.max(1).ilog2() / 2;
         let group = *numbers.entry((tensor.tag, maker.to_owned(), size)).or_insert(members.len());
@@ -148,7 +149,9 @@ impl<'a> Seen<'a> {
     fn new(problem: &'a Problem, market: &'a Market<'a>, log_prices: &[f64], slower_ns: &'a [f64]) -> Self {
         let begins = problem.begins_ns();
         let tensors = problem.tensors().len();
-        let (mut gaps, mut uses, mut before) = (vec![(0, 0); tensors], vec![0; tensors], vec![None; tensors]);
+        let mut gaps = vec![(0, 0); tensors];
+        let mut uses = vec![0; tensors];
+        let mut before = vec![None; tensors];
         let ns = |(from, to): (usize, usize)| begins[to] - begins[from];
         for (number, kernel) in problem.kernels().iter().enumerate() {
             for access in kernel.accesses() {
@@ -183,9 +186,12 @@ impl<'a> Seen<'a> {
 
     fn row(&self, number: usize, bid: f64, possible: [bool; Treatment::ALL.len()]) -> Vec<f64> {
         let tensor = &self.problem.tensors()[number];
-        let (gap, slower_ns, link_ns) = (self.gaps[number], self.slower_ns[number].max(1.0), self.link_ns(number));
+        let gap = self.gaps[number];
+        let slower_ns = self.slower_ns[number].max(1.0);
+        let link_ns = self.link_ns(number);
         let life = self.problem.lifetime(number).map_or((0, 0), |life| (*life.start(), life.end() + 1));
-        let (life_ns, gap_ns) = (self.ns(life).max(1.0), self.ns(gap).max(1.0));
+        let life_ns = self.ns(life).max(1.0);
+        let gap_ns = self.ns(gap).max(1.0);
         let all_ns = self.begins[self.begins.len() - 1].max(1.0);
         let again_ns = tensor.recompute.as_ref().map_or(f64::INFINITY, |again| again.time_ns.max(1) as f64);
         let pressure = &self.market.pressure[gap.0..gap.1];

@@ -33,7 +33,8 @@ impl Scene<'_> {
         let free: Vec<f64> = (0..kernels).map(|at| pressure[at].min(1.0) - self.taken[at]).collect();
         let near_free = smooth(&free, near);
         let mean_price = mean(self.log_prices);
-        let (mean_excess, mean_lack) = (mean(&excess), mean(&lack));
+        let mean_excess = mean(&excess);
+        let mean_lack = mean(&lack);
         let round = (self.round as f64 / 8.0).min(2.0) - 1.0;
         let log = |value: f64| (value.max(1e-3).ln() / 3.0).clamp(-1.5, 1.5);
         let mut features = Vec::with_capacity(kernels * FEATURES);
@@ -77,7 +78,8 @@ fn smooth(values: &[f64], width: usize) -> Vec<f64> {
         sums.push(sum);
     }
     let around = |at: usize| {
-        let (begin, end) = (at.saturating_sub(width), (at + width + 1).min(values.len()));
+        let begin = at.saturating_sub(width);
+        let end = (at + width + 1).min(values.len());
         (sums[end] - sums[begin]) / (end - begin) as f64
     };
     (0..values.len()).map(around).collect()

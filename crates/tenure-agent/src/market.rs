@@ -45,7 +45,8 @@ impl<'a> Market<'a> {
         let capacity = capacity_bytes.max(1) as f64;
         let buyer = |tensor: usize| {
             let life = problem.lifetime(tensor)?;
-            let (bytes, worth) = (problem.tensors()[tensor].bytes as f64, worth(tensor));
+            let bytes = problem.tensors()[tensor].bytes as f64;
+            let worth = worth(tensor);
             (worth > 0.0).then(|| Buyer {
                 tensor,
                 begin: *life.start(),

@@ -11,6 +11,7 @@ pub(crate) fn uniform(generator: &Generator) -> f64 {
 
 /// Returns a normally distributed number of mean 0 and variance 1 (Box and Muller).
 pub(crate) fn normal(generator: &Generator) -> f64 {
-    let (length, angle) = (uniform(generator), uniform(generator));
+    let length = uniform(generator);
+    let angle = uniform(generator);
     (-2.0 * length.ln()).sqrt() * (TAU * angle).cos()
 }

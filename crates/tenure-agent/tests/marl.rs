@@ -93,7 +93,8 @@ fn unknown_costs_are_met_by_trying() {
         let capacity = problem.told.tiers()[0].capacity.unwrap();
         let density = Rule::Density.place(&problem.told, capacity).plan();
         let density = simulate(&problem.truth, &density).unwrap().makespan_ns;
-        let (once, often) = (time(1), time(40));
+        let once = time(1);
+        let often = time(40);
         assert!(often <= once);
         first += (density / once).ln();
         gain += (density / often).ln();

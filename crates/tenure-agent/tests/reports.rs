@@ -33,7 +33,8 @@ fn serve(learner: Option<Learner>, client: impl FnOnce(Client)) {
         Some(learner) => server.with_learner(learner),
         None => server,
     };
-    let (address, is_done) = (server.address().clone(), AtomicBool::new(false));
+    let address = server.address().clone();
+    let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             server.run(

@@ -97,7 +97,8 @@ impl Planner for Faulty {
 /// Calls `client` while an agent serves.
 fn serve<T>(change: impl FnOnce(&mut ServerConfig), client: impl FnOnce(&Agent) -> T) -> T {
     let folder = tempfile::tempdir().unwrap();
-    let (socket, results) = (folder.path().join("agent.sock"), folder.path().join("results"));
+    let socket = folder.path().join("agent.sock");
+    let results = folder.path().join("results");
     fs::create_dir(&results).unwrap();
     let mut config = ServerConfig { patience: LONG, ..ServerConfig::new(&results) };
     change(&mut config);
@@ -229,7 +230,8 @@ fn the_examples_of_the_documentation_are_what_is_spoken() {
         |_| {},
         |agent| {
             let found = agent.client().ask(&asked).unwrap().placed;
-            let (mapping, seconds) = (placed.mapping.clone(), placed.seconds);
+            let mapping = placed.mapping.clone();
+            let seconds = placed.seconds;
             assert_eq!(Placed { mapping, seconds, ..found }, placed);
         },
     );
@@ -414,7 +416,8 @@ fn an_agent_listens_on_the_loopback_too() {
     let results = tempfile::tempdir().unwrap();
     let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
     let server = Server::bind(&address, ServerConfig::new(results.path()), vec![Box::new(Rule::Density)]).unwrap();
-    let (address, is_done) = (server.address().clone(), AtomicBool::new(false));
+    let address = server.address().clone();
+    let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| server.run(until(&is_done)));
         let _ends = Ends(&is_done);
@@ -429,7 +432,8 @@ fn a_client_beyond_the_limit_reads_why_whatever_was_sent() {
     let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
     let config = ServerConfig { connections: 1, patience: LONG, ..ServerConfig::new(results.path()) };
     let server = Server::bind(&address, config, vec![Box::new(Rule::Density)]).unwrap();
-    let (address, is_done) = (server.address().clone(), AtomicBool::new(false));
+    let address = server.address().clone();
+    let is_done = AtomicBool::new(false);
     let mut problem = Problem::from_json(PROBLEM).unwrap().into_parts();
     problem.source = "long ".repeat(200_000);
     let request = Request::new(Problem::new(problem).unwrap(), Options::default()).unwrap();
@@ -487,8 +491,10 @@ fn ten_thousand_hostile_messages_leave_the_agent_as_it_was() {
     serve(
         |_| {},
         |agent| {
-            let (strategy, mut runner) = (hostile(), TestRunner::new(Config::default()));
-            let (mut answered, mut refused) = (BTreeSet::new(), 0);
+            let strategy = hostile();
+            let mut runner = TestRunner::new(Config::default());
+            let mut answered = BTreeSet::new();
+            let mut refused = 0;
             for _ in 0..MESSAGES {
                 let message = strategy.new_tree(&mut runner).unwrap().current();
                 let mut stream = agent.connect();

@@ -26,7 +26,8 @@ fn the_curve_shows_what_is_learned() {
     assert_eq!(trained.curve, told);
     for (stage, steps) in [(Stage::Prices, SHORT.price_steps), (Stage::Leanings, SHORT.leaning_steps)] {
         let points: Vec<&TrainProgress> = told.iter().filter(|point| point.stage == stage).collect();
-        let (first, last) = (points[0], points[points.len() - 1]);
+        let first = points[0];
+        let last = points[points.len() - 1];
         assert_eq!((first.step, last.step, last.steps), (0, steps, steps));
         assert!(last.validation > first.validation, "{stage:?}: {} to {}", first.validation, last.validation);
     }

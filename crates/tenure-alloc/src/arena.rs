@@ -50,7 +50,8 @@ impl Arena {
     fn over(base: Address, bytes: u64, block_bytes: u64) -> Self {
         let blocks = bytes / block_bytes;
         let free = if blocks == 0 { BTreeMap::new() } else { BTreeMap::from([(0, blocks)]) };
-        let (low, high) = (BTreeMap::new(), BTreeMap::new());
+        let low = BTreeMap::new();
+        let high = BTreeMap::new();
         Self { base, block_bytes, blocks, free_blocks: blocks, free, low, high, cursor: 0 }
     }
 

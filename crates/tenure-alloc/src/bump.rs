@@ -92,7 +92,8 @@ impl Resource for BumpPool {
         };
         let free = self.bytes - start;
         if bytes > free {
-            let (allocated, total) = (state.live_bytes, self.bytes);
+            let allocated = state.live_bytes;
+            let total = self.bytes;
             return Err(AllocError::OutOfMemory {
                 requested,
                 stream,

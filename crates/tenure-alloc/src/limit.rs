@@ -68,7 +68,9 @@ impl Limit {
 /// Checks a fraction of the device; returns `None` for all of it.
 fn checked(fraction: f64) -> Result<Option<f64>, AllocError> {
     if !(0.0..=1.0).contains(&fraction) {
-        let (setting, value, expected) = ("memory fraction", fraction.to_string(), "it must lie between 0 and 1");
+        let setting = "memory fraction";
+        let value = fraction.to_string();
+        let expected = "it must lie between 0 and 1";
         return Err(AllocError::InvalidSetting { setting, value, expected });
     }
     Ok((fraction < 1.0).then_some(fraction))

@@ -78,7 +78,8 @@ impl<P: Pages> PageHeap<P> {
     pub fn new(pages: P, config: Config) -> Self {
         let mut state = PageHeapState { limit: config.limit_bytes, ..PageHeapState::default() };
         let Range { start, end } = pages.addresses();
-        let (start, end) = (start.next_multiple_of(HUGE_PAGE_BYTES), end / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES);
+        let start = start.next_multiple_of(HUGE_PAGE_BYTES);
+        let end = end / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
         if start < end {
             state.bare.insert(start, end - start);
         }
@@ -246,7 +247,8 @@ impl<P: Pages> Resource for PageHeap<P> {
 
 #[cold]
 fn out_of_memory(state: &PageHeapState, request: Request) -> AllocError {
-    let (allocated, reserved) = (state.statistics.all.allocated_bytes.current, state.reserved());
+    let allocated = state.statistics.all.allocated_bytes.current;
+    let reserved = state.reserved();
     let limit = state.limit;
     AllocError::OutOfMemory {
         requested: request.bytes,

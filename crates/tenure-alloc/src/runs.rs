@@ -186,7 +186,8 @@ mod tests {
         fn behaves_as_a_set_of_cells(
             operations in prop::collection::vec((0u64..2000, 1u64..12, 1u64..16), 1..1500),
         ) {
-            let (mut runs, mut cells) = (Runs::default(), BTreeSet::new());
+            let mut runs = Runs::default();
+            let mut cells = BTreeSet::new();
             for (address, bytes, wanted) in operations {
                 let range: Vec<u64> = (address..address + bytes).collect();
                 if range.iter().all(|cell| !cells.contains(cell)) {

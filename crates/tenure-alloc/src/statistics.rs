@@ -395,7 +395,8 @@ mod tests {
 
     #[test]
     fn merged_counters_add_up_and_a_merged_peak_is_an_upper_bound() {
-        let (mut one, mut other) = (Statistics::default(), Statistics::default());
+        let mut one = Statistics::default();
+        let mut other = Statistics::default();
         one.block_allocated(PoolKind::Small, Tag::Unknown, 1, 512);
         one.block_freed(PoolKind::Small, Tag::Unknown, 512);
         one.block_completed(PoolKind::Small, Tag::Unknown, 1, 512);

@@ -64,7 +64,8 @@ pub unsafe extern "C" fn tenure_alloc(
         if block.is_null() {
             return Err(Failure::null("block"));
         }
-        let (device, stream) = (Device::get(device)?, stream_id(stream));
+        let device = Device::get(device)?;
+        let stream = stream_id(stream);
         // SAFETY: by the function's contract.
         unsafe { device.adopt(stream) };
         let allocated = device.memory.allocate(Request::new(bytes as u64, stream))?;
@@ -87,7 +88,8 @@ pub extern "C" fn tenure_free(device: c_int, block: *mut c_void) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_record_stream(device: c_int, block: *mut c_void, stream: *mut c_void) -> Status {
     guarded(|| {
-        let (device, stream) = (Device::get(device)?, stream_id(stream));
+        let device = Device::get(device)?;
+        let stream = stream_id(stream);
         // SAFETY: by the function's contract.
         unsafe { device.adopt(stream) };
         Ok(device.memory.record_stream(block.addr() as u64, stream)?)

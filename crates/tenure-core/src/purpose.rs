@@ -103,7 +103,8 @@ mod tests {
     #[test]
     fn a_purpose_ends_with_its_span_on_every_thread() {
         let span = Span::begin();
-        let (said, ended) = (Barrier::new(2), Barrier::new(2));
+        let said = Barrier::new(2);
+        let ended = Barrier::new(2);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 Purpose::replace(Tag::Gradient, KeyId::NONE, span);

@@ -232,7 +232,8 @@ impl Storage {
         let kept = state.bytes.min(bytes);
         if kept > 0 {
             if state.data.device() != allocator.device() {
-                let (data, allocator) = (state.data.device(), allocator.device());
+                let data = state.data.device();
+                let allocator = allocator.device();
                 return Err(StorageError::DeviceMismatch { data, allocator });
             }
             // SAFETY: both have `kept` bytes on the allocator's device: the old ones by the contract of the caller that

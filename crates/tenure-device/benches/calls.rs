@@ -63,7 +63,8 @@ fn copies_from_and_to_registered_memory() {
     const BYTES: usize = 256 << 20;
     let Some(driver) = device() else { return };
     let mut host = vec![7u8; BYTES];
-    let (address, stream) = (driver.malloc(BYTES as u64).unwrap(), driver.create_stream(Priority::Default).unwrap());
+    let address = driver.malloc(BYTES as u64).unwrap();
+    let stream = driver.create_stream(Priority::Default).unwrap();
     let [start, end] = [0; 2].map(|_| driver.create_event(EventKind::Timing).unwrap());
     let copies = |what: &str, host: &mut [u8]| {
         let gb_s = |copy: &dyn Fn()| {
@@ -74,7 +75,8 @@ fn copies_from_and_to_registered_memory() {
             driver.synchronize_stream(stream).unwrap();
             BYTES as f64 / driver.elapsed_us(start, end).unwrap() / 1e3
         };
-        let (source, target) = (host.as_ptr(), host.as_mut_ptr());
+        let source = host.as_ptr();
+        let target = host.as_mut_ptr();
         // SAFETY: `host` outlives the copies, which are waited for.
         let to = gb_s(&|| unsafe { driver.copy_to_device_async(address, source, BYTES as u64, stream).unwrap() });
         // SAFETY: as above, and no other code touches it.
@@ -110,7 +112,8 @@ fn memory_calls_beside_their_model() {
                 times[call].push(start.elapsed().as_secs_f64() * 1e6);
                 call += 1;
             };
-            let (mut segment, mut chunk) = (0, ChunkId(0));
+            let mut segment = 0;
+            let mut chunk = ChunkId(0);
             let range = driver.reserve(bytes).unwrap();
             time(&mut || segment = driver.malloc(bytes).unwrap());
             time(&mut || driver.free(segment).unwrap());

@@ -12,7 +12,8 @@ use tenure_device::LaunchRegistry;
 
 /// Returns the time in which `threads` threads record `count` launches each.
 fn record(threads: usize, count: u64) -> Duration {
-    let (registry, start) = (LaunchRegistry::new(), Barrier::new(threads));
+    let registry = LaunchRegistry::new();
+    let start = Barrier::new(threads);
     let one = |stream: usize| {
         start.wait();
         let from = Instant::now();

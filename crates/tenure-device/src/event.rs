@@ -57,7 +57,8 @@ impl Event {
     /// where it was.
     #[track_caller]
     pub fn record(&mut self, stream: &Stream) -> Result<(), DriverError> {
-        let (event, stream_device) = (self.device(), stream.device());
+        let event = self.device();
+        let stream_device = stream.device();
         if event != stream_device {
             return Err(DriverError::new(Call::RecordEvent, ErrorKind::OtherDevice { event, stream: stream_device }));
         }
@@ -101,7 +102,8 @@ impl Event {
     /// passed yet ([`ErrorKind::NotPassed`]).
     #[track_caller]
     pub fn elapsed_us(&self, end: &Self) -> Result<f64, DriverError> {
-        let (start, end) = (self.timing()?, end.timing()?);
+        let start = self.timing()?;
+        let end = end.timing()?;
         Ok(self.driver.elapsed_us(start, end)?)
     }
 
@@ -147,7 +149,8 @@ impl Event {
 
     #[track_caller]
     fn require(&self, needed: EventKind, call: Call) -> Result<(), DriverError> {
-        let (event, actual) = (self.handle(), self.kind);
+        let event = self.handle();
+        let actual = self.kind;
         if actual == needed {
             return Ok(());
         }

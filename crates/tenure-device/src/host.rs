@@ -107,7 +107,9 @@ impl HostMemory {
 
     fn new() -> Result<Arc<Self>, BackingError> {
         let heap = PageHeap::new(Mapping::new()?, pages::Config::default());
-        let (small, peak, limit) = (Mutex::default(), AtomicU64::new(0), AtomicU64::new(u64::MAX));
+        let small = Mutex::default();
+        let peak = AtomicU64::new(0);
+        let limit = AtomicU64::new(u64::MAX);
         let memory = Arc::new(Self { heap, small, peak, limit });
         let weak = Arc::downgrade(&memory);
         // If a callback frees small blocks, this turns their room into room for a large block.

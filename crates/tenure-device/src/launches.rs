@@ -91,6 +91,7 @@ unsafe fn decode(number: u64, words: [u64; WORDS]) -> Launch {
     // SAFETY: the address is that of a `&'static Location`.
     let at = unsafe { &*ptr::with_exposed_provenance::<Location<'static>>(at as usize) };
     let (low, high) = (|pair: u64| pair as u32, |pair: u64| (pair >> 32) as u32);
-    let (grid, block) = ([low(a), high(a), low(b)], [high(b), low(c), high(c)]);
+    let grid = [low(a), high(a), low(b)];
+    let block = [high(b), low(c), high(c)];
     Launch { name, stream: StreamId(stream), number, grid: Some(grid), block: Some(block), at: Some(at) }
 }

@@ -116,7 +116,8 @@ impl Stream {
                 Ok(sim.copy_from_peer(target, source, bytes, peer.id())?)
             }
             _ => {
-                let (device, peer) = (peer.device().index(), self.device().index());
+                let device = peer.device().index();
+                let peer = self.device().index();
                 Err(DriverError::new(Call::CopyToPeer, ErrorKind::NoPeerAccess { device, peer }))
             }
         }

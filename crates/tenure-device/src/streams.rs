@@ -23,7 +23,9 @@ pub struct Streams(Arc<Pools>);
 impl Streams {
     /// Returns the streams of the device of `driver`. Creates none yet.
     pub fn new(driver: Arc<dyn Driver>) -> Self {
-        let (has_several, pools, idle) = (AtomicBool::new(false), Default::default(), Mutex::default());
+        let has_several = AtomicBool::new(false);
+        let pools = Default::default();
+        let idle = Mutex::default();
         Self(Arc::new(Pools { driver, has_several, pools, idle }))
     }
 

@@ -45,7 +45,8 @@ fn freed_pages_stay_until_they_are_given_back() {
     let _alone = ALONE.lock();
     let memory = HostMemory::installed().unwrap();
     memory.release_cached().unwrap();
-    let (before, held_before) = (resident(), held());
+    let before = resident();
+    let held_before = held();
     let block = memory.allocate(64 * MIB).unwrap();
     // SAFETY: 64 MiB of this block, which is ours.
     unsafe { block.as_ptr().write_bytes(1, 64 * MIB) };
@@ -73,13 +74,15 @@ fn within_a_limit_no_page_is_there_beside_those_that_count() {
     let mut blocks: Vec<_> = (0..64).map(|number| (number, allocate(2 * MIB))).collect();
     blocks.retain(|(number, _)| number % 2 == 0);
     memory.release_cached().unwrap();
-    let (before, held_before) = (resident(), held());
+    let before = resident();
+    let held_before = held();
     let small_ones = (0..32).map(|_| {
         memory.set_limit(Some(held() + 3 * MIB as u64 / 2)).unwrap();
         allocate(3 * MIB / 2)
     });
     let small_ones: Vec<_> = small_ones.collect();
-    let (there, counted) = (resident() - before, (held() - held_before) as usize);
+    let there = resident() - before;
+    let counted = (held() - held_before) as usize;
     memory.set_limit(None).unwrap();
     drop((blocks, small_ones));
     assert_eq!(counted, 48 * MIB);
@@ -132,7 +135,8 @@ fn threads_may_free_what_others_allocated() {
     std::thread::scope(|scope| {
         let (sender, receiver) = std::sync::mpsc::channel();
         for thread in 0..4_usize {
-            let (memory, sender) = (&memory, sender.clone());
+            let memory = &memory;
+            let sender = sender.clone();
             scope.spawn(move || {
                 for step in 0..200 {
                     sender.send(memory.allocate(1 + (thread * 7919 + step * 104_729) % (2 * MIB)).unwrap()).unwrap();
@@ -174,7 +178,8 @@ fn small_and_large_blocks_share_a_limit_to_the_byte() {
     let mut number = 1_usize;
     for step in 0..4000 {
         number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let (drawn, frees) = (number >> 33, step % 100 < 50);
+        let drawn = number >> 33;
+        let frees = step % 100 < 50;
         if frees && !blocks.is_empty() {
             blocks.swap_remove(drawn % blocks.len());
             continue;

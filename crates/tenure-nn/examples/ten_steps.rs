@@ -74,7 +74,8 @@ fn compare(folder: &Path, name: &str, dtype: DType) -> Result<bool> {
     let scope = Scope::new(&Generator::new(0)).with_dtype(dtype).zeroed();
     let mut training = training(name, &scope, &Weights::open(&file(".safetensors"))?)?;
     let data = Weights::open(&file(".data.safetensors"))?;
-    let (mut inputs, targets) = (data.tensor("inputs")?, data.tensor("targets")?);
+    let mut inputs = data.tensor("inputs")?;
+    let targets = data.tensor("targets")?;
     if inputs.dtype().is_floating() {
         inputs = inputs.to_dtype(dtype)?;
     }
@@ -139,13 +140,15 @@ fn loaded<M: Module>(model: M, weights: &Weights) -> Result<M> {
 /// Compares gradients with those of double precision, which are stored in single precision.
 fn compare_gradients(parameters: &[Parameter], exact: &Weights, golden: &Golden, dtype: DType) -> Result<bool> {
     let largest = golden.gradient_norms.values().copied().fold(0.0, f64::max);
-    let (mut worst, mut worst_of_theirs) = ((0.0, ""), (0.0, ""));
+    let mut worst = (0.0, "");
+    let mut worst_of_theirs = (0.0, "");
     for parameter in parameters {
         let name = parameter.name();
         let grad = parameter.grad().ok_or_else(|| format!("{name} has no gradient"))?;
         // Some gradients are zero except for rounding, such as that of a bias that a softmax cancels.
         let scale = golden.gradient_norms[name] + 1e-6 * largest;
-        let (ours, theirs) = (distance(&grad, &exact.tensor(name)?)? / scale, golden.gradient_errors[name] / scale);
+        let ours = distance(&grad, &exact.tensor(name)?)? / scale;
+        let theirs = golden.gradient_errors[name] / scale;
         if ours > worst.0 {
             worst = (ours, name);
         }

@@ -24,7 +24,8 @@ pub trait Module: Part {
     /// Returns handles of all parameters, which an optimizer can hold. A parameter that is used in several places is
     /// listed once.
     fn parameters(&self) -> Vec<Parameter> {
-        let (mut parameters, mut known) = (Vec::new(), HashSet::new());
+        let mut parameters = Vec::new();
+        let mut known = HashSet::new();
         self.visit(&mut |member| {
             if let Member::Parameter(parameter) = member
                 && known.insert(parameter.id())
@@ -38,9 +39,11 @@ pub trait Module: Part {
     /// Returns all parameters and buffers by name. PyTorch's `state_dict`. A tensor that is used in several places is
     /// listed once.
     fn state(&self) -> Vec<(&str, &Tensor)> {
-        let (mut state, mut known) = (Vec::new(), HashSet::new());
+        let mut state = Vec::new();
+        let mut known = HashSet::new();
         self.visit(&mut |member| {
-            let (name, tensor) = (member.name(), member.tensor());
+            let name = member.name();
+            let tensor = member.tensor();
             if known.insert((name, tensor.id())) {
                 state.push((name, tensor));
             }
@@ -126,7 +129,8 @@ pub trait Module: Part {
     /// # Errors
     /// The first error of `of`. Tensors replaced before it stay replaced.
     fn change(&mut self, of: &dyn Fn(&Tensor) -> tenure_tensor::Result<Tensor>) -> Result<()> {
-        let (mut result, mut changed) = (Ok(()), HashMap::new());
+        let mut result = Ok(());
+        let mut changed = HashMap::new();
         self.visit_mut(&mut |member| {
             if result.is_ok() {
                 result = member.change(of, &mut changed);
@@ -171,7 +175,8 @@ pub trait Module: Part {
         }
         let more = differing.len().saturating_sub(1);
         if let Some((name, tensor, found)) = differing.into_iter().next() {
-            let (name, expected) = (name.to_owned(), tensor.sizes().to_vec());
+            let name = name.to_owned();
+            let expected = tensor.sizes().to_vec();
             return Err(StateError::Sizes { of: "model", name, expected, found, more }.into());
         }
         found.iter().try_for_each(|(name, _)| source.check(name))?;

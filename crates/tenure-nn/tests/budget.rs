@@ -93,7 +93,8 @@ fn what_is_slow_to_move_is_computed_again_with_the_same_losses() {
     let _one = ONE.lock();
     let plain = losses(&mut trainer(3));
     let slow = |_: &Mover| {
-        let (out_bandwidth, back_bandwidth) = (1 << 20, 1 << 20);
+        let out_bandwidth = 1 << 20;
+        let back_bandwidth = 1 << 20;
         let link = Link { name: "slow".into(), capacity: None, out_bandwidth, back_bandwidth, shared_bandwidth: None };
         vec![(link, Destination::Disk)]
     };

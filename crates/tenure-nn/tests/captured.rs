@@ -138,7 +138,8 @@ fn a_replay_asks_for_no_memory_and_reports_that_of_the_step() {
         Executor::Sim(sim) => Some(sim.counters().host_syncs),
         Executor::Cuda(_) => None,
     };
-    let (before, waited) = (statistics(), waits());
+    let before = statistics();
+    let waited = waits();
     go_on(&mut run, 5);
     // One wait for each of the two losses.
     assert_eq!(waits(), waited.map(|waited| waited + 2));
@@ -266,7 +267,8 @@ fn statistics_of_batch_norm_count_in_replays() {
     let images = Tensor::randn(&[2, 3, 8, 8], DType::F32, Device::CPU, &Generator::new(2)).unwrap();
     let images = images.to_device(DEVICE).unwrap();
     let after = |momentum: Option<f64>, replays: usize| {
-        let (scope, options) = (Scope::new(&Generator::new(1)), BatchNormOptions { momentum, ..Default::default() });
+        let scope = Scope::new(&Generator::new(1));
+        let options = BatchNormOptions { momentum, ..Default::default() };
         let model = BatchNorm::<2>::with_options(&scope.with_device(DEVICE), 3, options).unwrap();
         let mut optimizer = Optimizer::new(model.parameters(), 0.01, Sgd { momentum: 0.9, ..Sgd::default() });
         let mut step = || {
@@ -307,7 +309,8 @@ fn a_captured_step_of_a_large_model_reserves_little_more_than_it_uses() {
     // A capture executes none of the work.
     let (captured, ()) = Captured::new(DEVICE, || step(128, 224)).unwrap();
     let all = memory.allocator().statistics().all;
-    let (reserved, used) = (all.reserved_bytes.peak, all.allocated_bytes.peak);
+    let reserved = all.reserved_bytes.peak;
+    let used = all.allocated_bytes.peak;
     assert!(used > 5 << 30 && reserved - used <= used / 50, "{reserved} reserved, {used} used");
     drop(captured);
 }

@@ -178,7 +178,8 @@ fn settle(disk: &Disk) {
 
 /// Returns a fault that puts another file in the place of the disk's, and its repair.
 fn instead(spill: &Spill, open: fn() -> File) -> (Trouble, Trouble) {
-    let (number, disk) = (spill.number, spill.disk.clone());
+    let number = spill.number;
+    let disk = spill.disk.clone();
     let back = Arc::<Mutex<Option<Trouble>>>::default();
     let put = Arc::clone(&back);
     let make = move || {
@@ -225,7 +226,8 @@ fn expect_refusal(layer: usize, trouble: impl Fn(&Spill) -> (Trouble, Trouble), 
 #[test]
 fn a_flipped_bit() {
     let flip = |spill: &Spill| -> (Trouble, Trouble) {
-        let (file, disk) = (spill.file(), spill.disk.clone());
+        let file = spill.file();
+        let disk = spill.disk.clone();
         let flip = move || {
             settle(&disk);
             for block in 0..2048 {
@@ -242,7 +244,9 @@ fn a_flipped_bit() {
 #[test]
 fn a_file_that_is_cut_short() {
     let cut = |spill: &Spill| -> (Trouble, Trouble) {
-        let (file, again, disk) = (spill.file(), spill.file(), spill.disk.clone());
+        let file = spill.file();
+        let again = spill.file();
+        let disk = spill.disk.clone();
         let whole = file.metadata().unwrap().len();
         let cut = move || {
             settle(&disk);

@@ -83,8 +83,8 @@ fn a_resnets_step_has_no_launch_too_many() {
 #[test]
 fn a_gpt2s_step_has_no_launch_too_many() {
     let _alone = alone();
-    let (layers, config) =
-        (2, Gpt2Config { n_embd: 32, n_head: 2, n_layer: 2, vocab_size: 56, ..Gpt2Config::default() });
+    let layers = 2;
+    let config = Gpt2Config { n_embd: 32, n_head: 2, n_layer: 2, vocab_size: 56, ..Gpt2Config::default() };
     let config = Gpt2Config { embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0, ..config };
     let mut model = Gpt2::new(&Scope::new(&Generator::new(0)), &config).unwrap();
     model.to_dtype(DType::BF16).unwrap();
@@ -95,7 +95,9 @@ fn a_gpt2s_step_has_no_launch_too_many() {
     // joined; an activation; two norms, each with a sum and conversions of gradients; two sums, whose gradients the
     // norms add to.
     let layer = 4 * (1 + 3) + (2 + 1) + 2 + 2 * (2 + 1 + 2) + 2;
-    let (embeddings, norm, head) = (2 + 6, 2 + 1 + 2, 1 + 2);
+    let embeddings = 2 + 6;
+    let norm = 2 + 1 + 2;
+    let head = 1 + 2;
     let [loss, optimizer_step] = [10, 1];
     let found = of_step(&model, &tokens, &tokens.flatten(0, -1).unwrap(), optimizer);
     assert_eq!(found, layers * layer + embeddings + norm + head + loss + optimizer_step);
@@ -116,7 +118,11 @@ fn a_llamas_step_has_no_launch_too_many() {
     // attention; gates; two norms, each with a sum and a conversion of gradients; two sums, whose gradients the norms
     // add to, as products with one input add to each other's.
     let layer = 7 * (1 + 2) + 2 * (1 + 1) + (1 + 1) + (1 + 1) + 2 * (1 + 1 + 2) + 2;
-    let (embedding, norm, head, loss, optimizer_step) = (1 + 2, 1 + 1 + 2, 1 + 2, 10, 1);
+    let embedding = 1 + 2;
+    let norm = 1 + 1 + 2;
+    let head = 1 + 2;
+    let loss = 10;
+    let optimizer_step = 1;
     assert_eq!(found, 2 * layer + embedding + norm + head + loss + optimizer_step);
 }
 

@@ -298,9 +298,10 @@ impl Partial {
     fn new(device: Device, outputs: usize, trouble: Trouble) -> Result<Self> {
         let scope = Scope::new(&Generator::new(3)).with_device(device);
         let ones = |name: &str| Parameter::new(name, Tensor::ones(&[5], DType::F32, device)?);
-        let (first, second) =
-            (Linear::new(&scope.at("first"), 5, WIDTH)?, Linear::new(&scope.at("second"), WIDTH, outputs)?);
-        let (sometimes, never) = (ones("sometimes")?, ones("never")?);
+        let first = Linear::new(&scope.at("first"), 5, WIDTH)?;
+        let second = Linear::new(&scope.at("second"), WIDTH, outputs)?;
+        let sometimes = ones("sometimes")?;
+        let never = ones("never")?;
         let mut task = Self { first, second, sometimes, never, trouble, seen: Arc::default() };
         task.to_dtype(DType::F64)?;
         let seen = Arc::clone(&task.seen);

@@ -219,7 +219,8 @@ fn step(model: &Images) {
 fn keys_say_module_and_operation_and_do_not_drift_when_something_is_added() {
     let _alone = alone();
     let record = |adds| keys(&recorded(|| step(&Images::new(adds))));
-    let (plain, longer) = (record(false), record(true));
+    let plain = record(false);
+    let longer = record(true);
     for key in [
         "features.0/parameter/weight#0",
         "features.0/conv/out#0",

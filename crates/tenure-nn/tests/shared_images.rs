@@ -90,7 +90,8 @@ impl Made {
 
     /// Adds the model on each device.
     fn add(&self, switchers: &[Switcher]) -> Vec<SwitchedModel> {
-        let (name, stored) = (self.path.to_string_lossy(), self.stored());
+        let name = self.path.to_string_lossy();
+        let stored = self.stored();
         let add = |switcher: &Switcher| switcher.add_stored(&name, Box::new(shapes()), Arc::clone(&stored)).unwrap();
         switchers.iter().map(add).collect()
     }
@@ -184,7 +185,8 @@ fn memory_for_one_image_serves_both_devices_in_turn() {
     let models = made.each_ref().map(|made| made.add(&switchers));
     for turn in 0..6 {
         // Copies of one device may still run when the other one needs room.
-        let (model, device) = (turn % 2, turn / 2 % 2);
+        let model = turn % 2;
+        let device = turn / 2 % 2;
         models[model][device].load().unwrap();
         models[1 - model][1 - device].load().unwrap();
         assert!((1..=host_bytes).contains(&image_bytes(&switchers)));
@@ -208,7 +210,8 @@ fn an_image_that_one_device_forgets_is_still_copied_by_another() {
     let switchers = switchers(memories, 1, 64 << 20);
     let models = made.add(&switchers);
     for turn in 0..6 {
-        let (one, other) = (&models[turn % 2], &models[1 - turn % 2]);
+        let one = &models[turn % 2];
+        let other = &models[1 - turn % 2];
         one.evict().unwrap();
         one.load().unwrap();
         other.forget().unwrap();
@@ -232,7 +235,9 @@ fn two_devices_that_are_asked_at_the_same_time_keep_to_one_budget() {
     let models: Vec<Vec<SwitchedModel>> = made.iter().map(|made| made.add(&switchers)).collect();
     thread::scope(|scope| {
         for device in 0..2 {
-            let (made, models, switchers) = (&made, &models, &switchers);
+            let made = &made;
+            let models = &models;
+            let switchers = &switchers;
             scope.spawn(move || {
                 let mut random = SmallRng::seed_from_u64(device as u64);
                 for _ in 0..200 {

@@ -165,7 +165,8 @@ fn network(kind: &str, scope: &Scope) -> Box<dyn Network> {
         "resnet" => images(Box::new(ResNet::new(scope, configs::RESNET_BASIC).unwrap())),
         "gpt2" => images(Box::new(Gpt2::new(scope, &configs::gpt2()).unwrap())),
         "rows" => {
-            let (table, out) = (Embedding::new(&scope.at("table"), 9000, 32), Linear::new(&scope.at("out"), 32, 5));
+            let table = Embedding::new(&scope.at("table"), 9000, 32);
+            let out = Linear::new(&scope.at("out"), 32, 5);
             Box::new(Rows { table: table.unwrap(), out: out.unwrap() })
         }
         "llama" => images(Box::new(Llama::new(scope, &configs::llama()).unwrap())),
@@ -481,7 +482,8 @@ fn a_forward_that_fails_or_panics_leaves_the_next_call_right() {
         });
         let right = inputs("chain", 2, device);
         for turn in 0..6 {
-            let (made, model) = (&made[turn % 2], &models[turn % 2]);
+            let made = &made[turn % 2];
+            let model = &models[turn % 2];
             assert!(model.forward(&[Tensor::zeros(&[1, 2], DType::F32, device).unwrap()]).is_err());
             let flat = [right[0].view(&[-1]).unwrap()];
             assert!(catch_unwind(AssertUnwindSafe(|| model.forward(&flat))).is_err());

@@ -22,7 +22,8 @@ impl Dataset for Points {
     }
 
     fn item(&self, index: usize) -> tenure_nn::data::Result<(Tensor, Tensor)> {
-        let (x, y) = ((index as f32 * 0.7).sin(), (index as f32 * 1.3).cos());
+        let x = (index as f32 * 0.7).sin();
+        let y = (index as f32 * 1.3).cos();
         Ok((Tensor::from_slice(&[x, y], &[2])?, Tensor::from_slice(&[x.hypot(y)], &[1])?))
     }
 }

@@ -68,7 +68,8 @@ pub enum BudgetProgress {
 impl Budget {
     /// Returns a budget of this amount, which spills as a [`Setup`] does by default.
     pub fn new(amount: Amount) -> Self {
-        let (setup, codec) = (Setup::default(), Choice::default());
+        let setup = Setup::default();
+        let codec = Choice::default();
         Self { amount, setup, least_bytes: None, codec, process: None, progress: None }
     }
 

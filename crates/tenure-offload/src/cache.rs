@@ -64,7 +64,9 @@ impl StepCache {
         let key = self.key_of(signature).or_else(|| self.estimate(signature, held_bytes))?;
         let step = self.steps.get_mut(&key)?;
         step.used = self.uses;
-        let (profiled, planned, is_outdated) = (Arc::clone(&step.profiled), step.planned.clone(), step.is_outdated);
+        let profiled = Arc::clone(&step.profiled);
+        let planned = step.planned.clone();
+        let is_outdated = step.is_outdated;
         Some(KnownStep { key, profiled, planned, is_outdated })
     }
 
@@ -146,7 +148,8 @@ impl StepCache {
         let part = part_of(input_bytes);
         let largest_bytes = least_of_part(part + 1) - 1;
         let is_of_use = |step: &CachedStep| {
-            let (of, profiled) = (step.signature, &step.profiled);
+            let of = step.signature;
+            let profiled = &step.profiled;
             of.kind == kind && of.input_bytes > 0 && !profiled.is_estimate && profiled.held_bytes >= held_bytes
         };
         let measured = self.steps.values().filter(|step| is_of_use(step));
@@ -201,7 +204,8 @@ mod tests {
     #[test]
     fn a_plan_goes_on_until_there_is_one_of_what_is_known_since() {
         let mut cache = StepCache::default();
-        let (first, timed) = (step_of(1), step_of(1));
+        let first = step_of(1);
+        let timed = step_of(1);
         let known = |cache: &mut StepCache| {
             let known = cache.take_up(1.into(), 0).unwrap();
             (known.planned.map(|planned| planned.needed_bytes.len()), known.is_outdated)

@@ -191,7 +191,8 @@ mod tests {
         let memory = DeviceMemory::new(driver, MemoryConfig::default()).unwrap();
         let stream = memory.streams().null();
         for (lead, times) in [(Duration::ZERO, 0), (Duration::from_millis(3), 2)] {
-            let (mut clock, since) = (Clock::with_lead(lead), Instant::now());
+            let mut clock = Clock::with_lead(lead);
+            let since = Instant::now();
             for _ in 0..2 {
                 clock.begin(Some(&stream)).unwrap();
                 clock.end(Some(&stream)).unwrap();

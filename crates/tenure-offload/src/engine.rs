@@ -247,7 +247,8 @@ impl Engine {
         name: impl FnOnce() -> String,
     ) -> Result<Option<Arc<Saved>>, OffloadError> {
         let inner = &self.inner;
-        let (bytes, id) = (storage.bytes() as u64, (storage.generation(), version));
+        let bytes = storage.bytes() as u64;
+        let id = (storage.generation(), version);
         let Some(allocator) = storage.allocator().filter(|_| bytes >= inner.options.least_bytes) else {
             return Ok(None);
         };
@@ -258,7 +259,8 @@ impl Engine {
         if matches!(ledger.course, Course::None | Course::Unwatched { .. }) {
             return Ok(None);
         }
-        let (name, event) = (ledger.planned_name().map_or_else(name, str::to_owned), Event::Save { bytes });
+        let name = ledger.planned_name().map_or_else(name, str::to_owned);
+        let event = Event::Save { bytes };
         let tag = if Purpose::current().0 == Tag::Gradient { Tag::Gradient } else { Tag::Activation };
         ledger.end_interval(&inner.memory, stream, Some(event), &name)?;
         let choice = ledger.codec;

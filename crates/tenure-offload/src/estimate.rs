@@ -73,7 +73,9 @@ mod tests {
 
     #[test]
     fn sizes_and_times_are_linear_in_what_a_step_computes_on() {
-        let (small, middle, large) = (step_of(1000), step_of(2000), step_of(4000));
+        let small = step_of(1000);
+        let middle = step_of(2000);
+        let large = step_of(4000);
         for input_bytes in [1, 500, 1500, 2000, 3000, 4999] {
             let estimate = of(&[&large, &small, &middle], input_bytes).unwrap();
             assert_eq!(
@@ -85,7 +87,8 @@ mod tests {
 
     #[test]
     fn there_is_no_estimate_of_much_more_than_was_measured_or_by_steps_that_are_not_alike() {
-        let (small, large) = (step_of(1000), step_of(2000));
+        let small = step_of(1000);
+        let large = step_of(2000);
         assert!(of(&[&small], 1100).is_none() && of(&[], 1100).is_none());
         // A step of a measured size needs no estimate.
         assert_eq!(of(&[&small], 1000).unwrap().profile, small.profile);

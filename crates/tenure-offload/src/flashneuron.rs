@@ -157,7 +157,9 @@ impl Pool {
     ) -> Result<Address, FnMemoryError> {
         let mut arena = self.arena.lock();
         allocate(&mut arena, bytes).map(|block| block.address).ok_or_else(|| {
-            let (capacity, free, largest) = (arena.bytes(), arena.free_bytes(), arena.largest_free_bytes());
+            let capacity = arena.bytes();
+            let free = arena.free_bytes();
+            let largest = arena.largest_free_bytes();
             FnMemoryError::Full { call, pool: self.name, bytes, capacity, free, largest }
         })
     }

@@ -57,7 +57,8 @@ impl Link {
     /// Returns the link whose two directions together move `together` bytes per second. If the directions are
     /// independent, that is nearly the sum of both. If it is nearer to the faster direction alone, they share it.
     fn sharing(self, together: Option<u64>) -> Self {
-        let (out, back) = (self.out_bandwidth, self.back_bandwidth);
+        let out = self.out_bandwidth;
+        let back = self.back_bandwidth;
         let shared_bandwidth = together.filter(|together| *together < out.max(back) + out.min(back) / 2);
         Self { shared_bandwidth, ..self }
     }
@@ -81,7 +82,8 @@ impl Machine {
         for (number, link) in self.links.iter().enumerate() {
             tiers.push(tier(&link.name, link.capacity, false));
             let way = |from, to, bandwidth, shared_with| problem::Link { from, to, bandwidth, shared_with };
-            let (tier, first) = (number + 1, links.len());
+            let tier = number + 1;
+            let first = links.len();
             links.extend(match link.shared_bandwidth {
                 Some(shared) => [way(0, tier, shared, None), way(tier, 0, shared, Some(first))],
                 None => [way(0, tier, link.out_bandwidth, None), way(tier, 0, link.back_bandwidth, None)],

@@ -33,9 +33,12 @@ impl Operations {
         let made_in =
             |recompute: &dyn Recompute| recompute.made_in().or_else(|| self.intervals.get(&recompute.id()).copied());
         let at = |recompute: &dyn Recompute| made_in(recompute).map(|interval| OperationAt { interval, number: 0 });
-        let (inputs, operations, sources) = (Vec::new(), vec![at(recompute)?], Vec::new());
+        let inputs = Vec::new();
+        let operations = vec![at(recompute)?];
+        let sources = Vec::new();
         let mut making = Making { inputs, operations, sources };
-        let (mut rest, mut known) = (recompute.inputs(), Vec::new());
+        let mut rest = recompute.inputs();
+        let mut known = Vec::new();
         while let Some(Input { id, here, recompute }) = rest.pop() {
             if known.contains(&id) {
                 continue;
@@ -100,8 +103,10 @@ impl Making {
         recompute: &dyn Recompute,
         saved: impl Fn(Id) -> Option<Arc<Saved>>,
     ) -> Option<HeldInputs> {
-        let (mut held, mut sources) = (HeldInputs::default(), self.sources.iter());
-        let (mut rest, mut known) = (recompute.inputs(), Vec::new());
+        let mut held = HeldInputs::default();
+        let mut sources = self.sources.iter();
+        let mut rest = recompute.inputs();
+        let mut known = Vec::new();
         while let Some(Input { id, here, recompute }) = rest.pop() {
             if known.contains(&id) {
                 continue;

@@ -52,13 +52,17 @@ impl Measured {
         clock: Clock,
         held_bytes: u64,
     ) -> Self {
-        let (mut profile, mut residents) = (Profile::new(), Vec::new());
+        let mut profile = Profile::new();
+        let mut residents = Vec::new();
         for (id, held) in of {
             profile.add_resident(&held.name, held.bytes);
             residents.push(id);
         }
-        let (events, operations) = (Vec::new(), Operations::default());
-        let (saved, recomputes, codecs) = (HashMap::new(), Vec::new(), Vec::new());
+        let events = Vec::new();
+        let operations = Operations::default();
+        let saved = HashMap::new();
+        let recomputes = Vec::new();
+        let codecs = Vec::new();
         Self {
             pass,
             profile,

@@ -90,7 +90,8 @@ pub(crate) fn part_of(bytes: u64) -> u32 {
 
 /// Returns the least number of bytes that is in a part or a later one, and `u64::MAX` after the last part.
 pub(crate) fn least_of_part(part: u32) -> u64 {
-    let (octave, within) = (part / PARTS, part % PARTS);
+    let octave = part / PARTS;
+    let within = part % PARTS;
     let least = (1_u128 << octave) + (u128::from(within) << octave).div_ceil(u128::from(PARTS));
     u64::try_from(least).unwrap_or(u64::MAX)
 }

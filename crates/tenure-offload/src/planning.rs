@@ -39,7 +39,9 @@ impl EngineInner {
             Some(planned) if !is_outdated => Ok(Arc::clone(planned)),
             Some(planned) if profiled.profile.intervals() >= MANY_INTERVALS => {
                 if !std::mem::replace(&mut self.ledger.lock().is_planning, true) {
-                    let (inner, key, profiled) = (Arc::clone(self), *key, Arc::clone(profiled));
+                    let inner = Arc::clone(self);
+                    let key = *key;
+                    let profiled = Arc::clone(profiled);
                     let make = move || {
                         // If there is no new plan, steps go on with the old one.
                         let _ = inner.make_plan(key, &profiled, budget_bytes);
@@ -80,7 +82,8 @@ impl EngineInner {
             let problem = self.problem(profile, budget_bytes, spare_bytes)?;
             let planned = Condensed::new(&**planner).plan(&problem, planning, &mut |_| ControlFlow::Continue(()));
             let planned = planned.map_err(|error| self.no_plan(error, &problem, profile, budget_bytes))?;
-            let (evaluations, plan) = (planned.evaluations, planned.plan);
+            let evaluations = planned.evaluations;
+            let plan = planned.plan;
             // A plan that cannot be simulated is followed as far as it goes.
             let outcome = simulator::simulate(&problem, &plan).ok();
             let predicted = outcome.map(|outcome| Duration::from_nanos(outcome.makespan_ns as u64));
@@ -88,7 +91,8 @@ impl EngineInner {
             let planning = Planning { operations: profile.intervals(), evaluations, elapsed: began.elapsed() };
             tracing::info!("{planning}");
             self.ledger.lock().planning = Some(planning);
-            let (repeated, needed_bytes) = (profiled.repeated(&schedule), schedule.needed_bytes(profile));
+            let repeated = profiled.repeated(&schedule);
+            let needed_bytes = schedule.needed_bytes(profile);
             let listened = profiled.asked_for(&repeated);
             Ok(Planned { schedule, predicted, repeated, listened, needed_bytes })
         };
@@ -109,7 +113,8 @@ impl EngineInner {
             Some(format!("{}{} takes {}", link.name, folders(*destination), link.capacity?))
         };
         let rooms: Vec<String> = self.options.links.iter().filter_map(room).collect();
-        let (when, saved_bytes) = (problem.kernels()[kernel].name.clone(), profile.bytes());
+        let when = problem.kernels()[kernel].name.clone();
+        let saved_bytes = profile.bytes();
         OffloadError::NoPlan { budget_bytes, when, saved_bytes, rooms: rooms.join(", ") }
     }
 
@@ -122,7 +127,8 @@ impl EngineInner {
     ) -> Result<Problem, OffloadError> {
         let Options { links, .. } = &self.options;
         // A slower link is of use only if the faster ones lead to too little room.
-        let (all_bytes, mut room) = (profile.bytes(), 0_u64);
+        let all_bytes = profile.bytes();
+        let mut room = 0_u64;
         let is_of_use = |link: &Link| {
             let before = room;
             room = room.saturating_add(link.capacity.unwrap_or(u64::MAX));
@@ -148,7 +154,8 @@ impl EngineInner {
 
     /// Returns the bytes that stay allocated between steps and that the engine does not hold, by purpose.
     fn staying(&self) -> Vec<(Tag, u64)> {
-        let (tags, ledger) = (self.memory.statistics().tags, self.ledger.lock());
+        let tags = self.memory.statistics().tags;
+        let ledger = self.ledger.lock();
         let held = |tag| ledger.held.values().filter(move |held| held.tag == tag && held.storage.is_some());
         let of = |tag: Tag| {
             let allocated = tags[tag as usize].allocated_bytes.current;

@@ -81,7 +81,8 @@ impl Profile {
 
     /// Adds a saved tensor, after an interval that needed `other_bytes` beside saved tensors.
     pub fn save(&mut self, other_bytes: u64, key: impl Into<String>, bytes: u64) -> SavedIndex {
-        let (at, key) = (self.end(other_bytes), key.into());
+        let at = self.end(other_bytes);
+        let key = key.into();
         self.saved.push(Saved { key, bytes, compression: None, recipe: None, at, needs: Vec::new(), held: Vec::new() });
         SavedIndex(self.saved.len() - 1)
     }
@@ -321,12 +322,14 @@ impl Profile {
     pub fn problem(&self, name: &str, machine: &Machine) -> Result<Problem, ProfileError> {
         let (least_bytes, interval) = self.least_bytes();
         let always_bytes = self.intervals.iter().map(|interval| interval.other_bytes).min().unwrap_or(0);
-        let (budget_bytes, aside_bytes) = (machine.budget_bytes, machine.slack_bytes);
+        let budget_bytes = machine.budget_bytes;
+        let aside_bytes = machine.slack_bytes;
         if least_bytes + aside_bytes > budget_bytes {
             let other_bytes = self.intervals.get(interval).map_or(0, |interval| interval.other_bytes);
             let used_bytes = least_bytes - other_bytes;
             let needed = Needed { known: Vec::new(), always_bytes, other_bytes, used_bytes, aside_bytes };
-            let (least_bytes, when) = (least_bytes + aside_bytes, self.name_of(interval));
+            let least_bytes = least_bytes + aside_bytes;
+            let when = self.name_of(interval);
             return Err(ProfileError::TooSmall { budget_bytes, least_bytes, when, needed });
         }
         let kernel = |(name, time_ns): (String, u64)| Kernel { name, time_ns, reads: Vec::new(), writes: Vec::new() };
@@ -351,7 +354,8 @@ impl Profile {
                 kernels[*kernel].reads.push(access);
                 kernels[*kernel].writes.push(access);
             }
-            let (key, tag) = (format!("{key}@{}", tensors.len()), Tag::OptimizerState);
+            let key = format!("{key}@{}", tensors.len());
+            let tag = Tag::OptimizerState;
             tensors.push(Tensor { key, bytes: *bytes, tag, compression: None, recompute: None });
         }
         for (interval, kernel) in kernels.iter_mut().enumerate() {

@@ -74,7 +74,8 @@ impl Profiled {
         for (index, making) in self.makings.iter().enumerate() {
             let Some(recipe) = &mut timed.profile.saved_mut(SavedIndex(index)).recipe else { continue };
             let sum = |times: &[u64]| making.as_ref().map_or(0, |making| making.time_ns(times));
-            let (before, after) = (sum(&before), sum(&least));
+            let before = sum(&before);
+            let after = sum(&least);
             recipe.time_ns = (recipe.time_ns as f64 * after as f64 / before.max(1) as f64) as u64;
         }
         timed

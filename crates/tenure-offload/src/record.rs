@@ -47,7 +47,8 @@ pub struct TierMoment {
 
 impl TierMoment {
     fn now(engine: &Engine, began: Instant) -> Self {
-        let (mover, at_us) = (engine.mover(), since(began));
+        let mover = engine.mover();
+        let at_us = since(began);
         let links = mover.links();
         let disk = |disk: &Disk| disk.capacity_bytes() - disk.statistics().free_bytes;
         Self {
@@ -76,10 +77,12 @@ impl StepRecorder {
     /// Begins a record with a sample every `interval`, or as often as the system allows. An engine has one recorder at
     /// a time: the last.
     pub fn begin(engine: &Engine, interval: Duration) -> Self {
-        let (engine, began) = (engine.clone(), Instant::now());
+        let engine = engine.clone();
+        let began = Instant::now();
         engine.note_from(began);
         let is_over = Arc::new(AtomicBool::new(false));
-        let (looked_at, until) = (engine.clone(), Arc::clone(&is_over));
+        let looked_at = engine.clone();
+        let until = Arc::clone(&is_over);
         // The thread may begin late, so the first sample is taken here.
         let moments = Arc::new(Mutex::new(vec![TierMoment::now(&engine, began)]));
         let kept = Arc::clone(&moments);
@@ -105,7 +108,8 @@ impl StepRecorder {
         self.looks.take().map(JoinHandle::join);
         self.look();
         let moments = std::mem::take(&mut *self.moments.lock());
-        let (saved, budget_bytes) = (self.engine.take_notes(), self.engine.budget_bytes());
+        let saved = self.engine.take_notes();
+        let budget_bytes = self.engine.budget_bytes();
         StepRecord { saved, moments, budget_bytes, elapsed_us }
     }
 }

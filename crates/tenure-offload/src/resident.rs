@@ -71,7 +71,8 @@ impl Engine {
     /// # Errors
     /// The bytes cannot come back.
     pub fn lend(&self, resident: &Resident, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
-        let (inner, id) = (&self.inner, resident.saved.id);
+        let inner = &self.inner;
+        let id = resident.saved.id;
         inner.pass(Event::Lend { id }, stream)?;
         let storage = inner.here(id, stream)?;
         if let Some(held) = inner.ledger.lock().held.get_mut(&id) {
@@ -93,7 +94,8 @@ impl Engine {
         storage: Storage,
         stream: Option<&Stream>,
     ) -> Result<(), OffloadError> {
-        let (inner, id) = (&self.inner, resident.saved.id);
+        let inner = &self.inner;
+        let id = resident.saved.id;
         if let Some(held) = inner.ledger.lock().held.get_mut(&id) {
             (held.storage, held.is_lent) = (Some(storage), false);
         }

@@ -62,7 +62,8 @@ impl Setup {
     /// Returns the folder that a budget of the host's memory spills to by default: the folder for temporary files, or
     /// `/var/tmp` if that is kept in memory.
     pub fn default_folder() -> PathBuf {
-        let (usual, on_disk) = (std::env::temp_dir(), PathBuf::from("/var/tmp"));
+        let usual = std::env::temp_dir();
+        let on_disk = PathBuf::from("/var/tmp");
         if Disk::is_in_memory(&usual) && on_disk.is_dir() { on_disk } else { usual }
     }
 

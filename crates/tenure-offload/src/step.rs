@@ -185,7 +185,8 @@ impl EngineInner {
     fn finish(&self) -> Result<StepReport, OffloadError> {
         let mut ledger = self.ledger.lock();
         ledger.end_interval(&self.memory, None, None, "")?;
-        let (course, signature) = (std::mem::take(&mut ledger.course), ledger.signature);
+        let course = std::mem::take(&mut ledger.course);
+        let signature = ledger.signature;
         if let Some(error) = ledger.failure.take() {
             drop(ledger);
             return Err(error);
@@ -198,7 +199,8 @@ impl EngineInner {
                 drop(ledger);
                 let Peak { allocated_bytes, reserved_bytes } = measured.peak;
                 (report.peak_bytes, report.reserved_bytes) = (Some(allocated_bytes), Some(reserved_bytes));
-                let (held_bytes, pass) = (measured.held_bytes, measured.pass);
+                let held_bytes = measured.held_bytes;
+                let pass = measured.pass;
                 let mut profiled = measured.finish()?;
                 let mut ledger = self.ledger.lock();
                 if pass == Pass::Budgeted && self.is_strict() {

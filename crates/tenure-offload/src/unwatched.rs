@@ -10,7 +10,8 @@ impl EngineInner {
     /// sizes.
     pub(crate) fn unwatched(&self, signature: Signature) -> Option<Course> {
         self.wake.lock().as_ref()?;
-        let (room_bytes, held_bytes) = (self.unwatched_bytes()?, self.held_bytes());
+        let room_bytes = self.unwatched_bytes()?;
+        let held_bytes = self.held_bytes();
         let ledger = self.ledger.lock();
         let is_too_much = ledger.woken.contains(&signature.id) || ledger.peaks.is_too_much(signature);
         if is_too_much || !ledger.residents.is_empty() {
@@ -37,7 +38,8 @@ impl EngineInner {
             return Ok(false);
         }
         ledger.course = Course::Free;
-        let (signature, limit_bytes) = (ledger.signature, ledger.limit_bytes());
+        let signature = ledger.signature;
+        let limit_bytes = ledger.limit_bytes();
         ledger.woken.insert(signature.id);
         // The next step of this kind and size is watched.
         ledger.peaks.note_too_much(signature);

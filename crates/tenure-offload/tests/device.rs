@@ -73,7 +73,8 @@ fn made(device: Device, bytes: u64) -> Result<Storage, OffloadError> {
 }
 
 fn set(device: Device, storage: &Storage, value: u8) {
-    let (start, bytes) = (storage.lock().as_ptr().addr() as u64, storage.bytes() as u64);
+    let start = storage.lock().as_ptr().addr() as u64;
+    let bytes = storage.bytes() as u64;
     device.driver().memset(start, value, bytes, device.streams().current_id()).unwrap();
 }
 

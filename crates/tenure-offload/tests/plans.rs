@@ -163,7 +163,8 @@ fn steps() -> impl Strategy<Value = Profile> {
     let saves = prop::collection::vec((1..64 * MIB, 0..2_000_000_u64, 0..64 * MIB, any::<bool>()), 1..20);
     (saves, prop::collection::vec((any::<prop::sample::Index>(), 0..2_000_000_u64, 0..64 * MIB, any::<bool>()), 0..40))
         .prop_map(|(saves, needs)| {
-            let (mut profile, mut times) = (Profile::new(), Vec::new());
+            let mut profile = Profile::new();
+            let mut times = Vec::new();
             for (number, (bytes, time_ns, other, is_cheap)) in saves.into_iter().enumerate() {
                 times.push(time_ns);
                 let saved = profile.save(other, format!("tensor {number}"), bytes);

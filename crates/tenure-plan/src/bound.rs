@@ -146,7 +146,8 @@ fn moments_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>], least_n
         }
     }
     let total_ns: f64 = least_ns.iter().sum();
-    let (mut gone, mut to_come) = (Excess::new(gone, capacity), Excess::new(to_come, capacity));
+    let mut gone = Excess::new(gone, capacity);
+    let mut to_come = Excess::new(to_come, capacity);
     let (mut before_ns, mut most_ns) = (0.0, 0.0_f64);
     for (kernel, least_ns) in least_ns.iter().enumerate() {
         let extra_ns = gone.extra_ns(kernel, &away, before_ns) + to_come.extra_ns(kernel, &back, total_ns - before_ns);
@@ -244,7 +245,8 @@ impl Excess {
     fn new(mut items: Vec<Item>, capacity: u64) -> Self {
         items.sort_by(|left, right| (left.otherwise_ns / left.bytes).total_cmp(&(right.otherwise_ns / right.bytes)));
         let kernels = items.iter().map(|item| item.kernels.end).max().unwrap_or(0);
-        let (mut begin, mut end) = (vec![Vec::new(); kernels + 1], vec![Vec::new(); kernels + 1]);
+        let mut begin = vec![Vec::new(); kernels + 1];
+        let mut end = vec![Vec::new(); kernels + 1];
         for (number, item) in items.iter().enumerate() {
             begin[item.kernels.start].push(number);
             end[item.kernels.end].push(number);
@@ -285,13 +287,15 @@ impl Excess {
         }
         let Some(least) = self.moved.keys().next().filter(|_| self.bytes > 0.0) else { return 0.0 };
         let bytes_per_ns = links.bytes_per_ns / f64::from_bits(*least);
-        let (mut left, mut extra_ns) = (self.bytes - bytes_per_ns * free_ns, 0.0);
+        let mut left = self.bytes - bytes_per_ns * free_ns;
+        let mut extra_ns = 0.0;
         if left <= 0.0 {
             return 0.0;
         }
         // Pay for the items that cost least for each byte, as many as are needed. Links carry bytes during that time.
         let gained = |sums: [f64; 2]| sums[0] + bytes_per_ns * sums[1];
-        let (mut paid, mut step) = (0, (self.sums.len() - 1).checked_ilog2().map_or(0, |bits| 1 << bits));
+        let mut paid = 0;
+        let mut step = (self.sums.len() - 1).checked_ilog2().map_or(0, |bits| 1 << bits);
         while step > 0 {
             if let Some(sums) = self.sums.get(paid + step).filter(|sums| gained(**sums) < left) {
                 (left, extra_ns, paid) = (left - gained(*sums), extra_ns + sums[1], paid + step);

@@ -20,7 +20,8 @@ impl Placement {
     /// # Panics
     /// Panics if `order` names a tensor that is not in the problem.
     pub fn first_fit(problem: &Problem, order: impl IntoIterator<Item = usize>, capacity_bytes: u64) -> Self {
-        let (tensors, kernels) = (problem.tensors().len(), problem.kernels().len());
+        let tensors = problem.tensors().len();
+        let kernels = problem.kernels().len();
         let order: Vec<usize> = order.into_iter().collect();
         let mut places = vec![None; tensors];
         let mut fill = |order: &mut dyn Iterator<Item = usize>, tiers: &mut [Room]| {

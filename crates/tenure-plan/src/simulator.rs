@@ -139,8 +139,10 @@ struct Simulation<'a> {
 
 impl<'a> Simulation<'a> {
     fn new(problem: &'a Problem, plan: &'a Plan) -> Result<Self, PlanError> {
-        let (tensors, kernels) = (problem.tensors().len(), problem.kernels().len());
-        let (tiers, links) = (problem.tiers().len(), problem.links().len());
+        let tensors = problem.tensors().len();
+        let kernels = problem.kernels().len();
+        let tiers = problem.tiers().len();
+        let links = problem.links().len();
         if tiers == 0 {
             return Err(PlanError::NoTiers);
         }
@@ -196,11 +198,13 @@ impl<'a> Simulation<'a> {
 
     /// Distributes the plan's steps to links and kernels.
     fn assign_steps(&mut self, plan: &Plan) -> Result<(), PlanError> {
-        let (problem, tiers) = (self.problem, self.problem.tiers().len());
+        let problem = self.problem;
+        let tiers = self.problem.tiers().len();
         let mut at: Vec<Option<usize>> = plan.places.iter().copied().map(Some).collect();
         // For each tensor, the kernel from which on it exists, or does not, and the number of drops so far.
         let lives = (0..at.len()).map(|tensor| problem.lifetime(tensor).map_or(0, |life| *life.start()));
-        let (mut since, mut drops) = (lives.collect::<Vec<usize>>(), vec![0; at.len()]);
+        let mut since = lives.collect::<Vec<usize>>();
+        let mut drops = vec![0; at.len()];
         for step in &plan.steps {
             let Step { tensor, kernel, action } = *step;
             if tensor >= self.states.len() || kernel >= self.recomputed.len() {
@@ -540,7 +544,8 @@ impl<'a> Simulation<'a> {
                     self.pending_moves[link].front().copied().filter(|pending| pending.kernel < self.started_kernels)
             {
                 let PendingMove { tensor, drops, .. } = pending;
-                let (from, to) = (self.problem.links()[link].from, self.problem.links()[link].to);
+                let from = self.problem.links()[link].from;
+                let to = self.problem.links()[link].to;
                 let bytes = self.problem.bytes_in(tensor, to);
                 if self.is_used_now(&self.last_write, tensor) {
                     break;

@@ -69,7 +69,8 @@ impl RequestRecord {
     }
 
     fn of(id: HeaderValue, protocol: &'static str, method: &str, path: &str) -> Arc<Self> {
-        let (method, path) = (method.into(), path.into());
+        let method = method.into();
+        let path = path.into();
         Arc::new(Self { id, protocol, method, path, arrived: Instant::now(), found: Mutex::default() })
     }
 

@@ -55,7 +55,8 @@ fn workers_answer_what_this_process_does_while_models_come_and_go() {
         let here = Served::start(folder, options, Architectures::default());
         MODELS.map(|model| ask(&here, model)).to_vec()
     };
-    let (held, free) = (memory.backing().held_bytes(), free_bytes(memory));
+    let held = memory.backing().held_bytes();
+    let free = free_bytes(memory);
     {
         let served = serve(models(), 2);
         for turn in 0..6 {
@@ -309,7 +310,8 @@ fn models_that_are_written_again_and_workers_that_are_killed_leave_nothing_open(
     MODELS.iter().for_each(|model| drop(ask(&served, model)));
     let weights = |model: &str| served.folder.path().join(model).join("model.safetensors");
     let replace = |model: &str| {
-        let (new, content) = (served.folder.path().join("new"), fs::read(weights(model)).unwrap());
+        let new = served.folder.path().join("new");
+        let content = fs::read(weights(model)).unwrap();
         fs::write(&new, content).unwrap();
         fs::rename(&new, weights(model)).unwrap();
         until("it was looked at", || served.post(&format!("/v2/repository/models/{model}/load")).0 == 200);

@@ -393,7 +393,8 @@ impl Case {
         let (asked, asked_bytes) = parts(&self.body, self.json_bytes.as_deref());
         let json_bytes = answer.headers.get("inference-header-content-length");
         let (answered, answered_bytes) = parts(&answer.body, json_bytes.map(String::as_str));
-        let (input, output) = (&asked["inputs"][0], &answered["outputs"][0]);
+        let input = &asked["inputs"][0];
+        let output = &answered["outputs"][0];
         assert_eq!(asked_bytes.len() as u64, input["parameters"]["binary_data_size"].as_u64().unwrap_or(0));
         assert_eq!(answered["id"], asked["id"]);
         assert_eq!(output["name"], "y");
@@ -402,7 +403,8 @@ impl Case {
             (Value::Null, Value::Null) => assert_eq!(asked_bytes, answered_bytes),
             (Value::Null, data) | (data, Value::Null) => assert!(data.is_array()),
             (asked, answered) => {
-                let (asked, answered) = (flat(asked), flat(answered));
+                let asked = flat(asked);
+                let answered = flat(answered);
                 let rounded = |value: &Value| value.as_f64().map(|value| value as f32);
                 let is_same = |(asked, answered): (&&Value, &&Value)| {
                     asked == answered || (output["datatype"] == "FP32" && rounded(asked) == rounded(answered))
@@ -450,7 +452,8 @@ fn try_one(served: &Served, number: u64) {
     for _ in 0..random.random_range(0..4) {
         case.mutate(&mut random);
     }
-    let (mut sent, mut second) = (case.bytes(true), None);
+    let mut sent = case.bytes(true);
+    let mut second = None;
     match random.random_range(0..6) {
         0 => {
             case.weaken(Expected::Anything);
@@ -480,7 +483,8 @@ fn try_one(served: &Served, number: u64) {
             }
         }
         let received = receive_all(stream);
-        let (mut answers, mut rest) = (Vec::new(), &received[..]);
+        let mut answers = Vec::new();
+        let mut rest = &received[..];
         while let Some((answer, end)) = Answer::parse(rest) {
             rest = &rest[end..];
             answers.extend((answer.status >= 200).then_some(answer));

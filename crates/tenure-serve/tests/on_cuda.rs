@@ -90,7 +90,8 @@ fn a_model_reads_and_writes_memory_of_a_client_on_its_device() {
     let (_alone, memory) = alone();
     let Executor::Sim(_) = memory.driver().executor() else { return };
     let served = serve(models(), 8 * CHUNK);
-    let (image, expected) = (input("digits"), ask(&served, "digits"));
+    let image = input("digits");
+    let expected = ask(&served, "digits");
     let client = SimDriver::new(SimConfig::default());
     let size = (image.bytes().len() + expected.len()) as u64;
     let address = client.malloc(size).unwrap();
@@ -101,7 +102,8 @@ fn a_model_reads_and_writes_memory_of_a_client_on_its_device() {
     assert_eq!(registered.0, 200, "{registered:?}");
     assert!(served.get("/v2").1.contains("cuda_shared_memory"));
     let place = |offset: usize, bytes: usize| json!({"shared_memory_region": "r", "shared_memory_offset": offset, "shared_memory_byte_size": bytes});
-    let (from, to) = (place(0, image.bytes().len()), place(image.bytes().len(), expected.len()));
+    let from = place(0, image.bytes().len());
+    let to = place(image.bytes().len(), expected.len());
     let body = json!({
         "inputs": [{"name": "image", "shape": [1, 1, 28, 28], "datatype": "FP32", "parameters": from}],
         "outputs": [{"name": "scores", "parameters": to}],

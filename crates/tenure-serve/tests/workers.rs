@@ -44,7 +44,8 @@ fn workers_answer_what_this_process_does_while_models_come_and_go() {
     let there = moody::serve(example_models(), 800_000);
     thread::scope(|scope| {
         for client in 0..2 {
-            let (here, there) = (&here, &there);
+            let here = &here;
+            let there = &there;
             scope.spawn(move || {
                 for seed in 0..30 {
                     let request = requests(client * 100 + seed);

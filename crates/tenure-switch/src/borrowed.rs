@@ -80,7 +80,8 @@ impl Model {
 
 impl Borrowed {
     fn map(&mut self, descriptor: &OwnedFd) -> Result<(), SwitchError> {
-        let (driver, chunk_bytes) = (self.model.memory().driver(), self.model.chunk_bytes());
+        let driver = self.model.memory().driver();
+        let chunk_bytes = self.model.chunk_bytes();
         let chunk = driver.import(descriptor.as_fd(), chunk_bytes)?;
         self.chunks.push(chunk);
         driver.map(self.model.address() + self.mapped as u64 * chunk_bytes, chunk)?;
@@ -92,7 +93,8 @@ impl Borrowed {
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        let (memory, mut residence) = (self.model.memory(), self.model.residence().lock());
+        let memory = self.model.memory();
+        let mut residence = self.model.residence().lock();
         let driver = memory.driver();
         let is_unused = match residence.used.take() {
             Some(used) => memory.backing().synchronize(used).is_ok() || driver.synchronize().is_ok(),

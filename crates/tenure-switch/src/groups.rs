@@ -102,7 +102,8 @@ fn search(layers: &[Layer], costs: &Costs) -> Groups {
         });
         std::iter::once(0.0).chain(running).collect::<Vec<f64>>()
     };
-    let (bytes, compute_us) = (sums(|layer| layer.bytes as f64), sums(|layer| layer.compute_us));
+    let bytes = sums(|layer| layer.bytes as f64);
+    let compute_us = sums(|layer| layer.compute_us);
     let copied_us = |boundary: usize, groups| bytes[boundary] / costs.bytes_per_us + groups as f64 * costs.copy_us;
     let fixed =
         [Grouping::Whole, Grouping::PerBlock, Grouping::PerLayer].map(|grouping| grouping.divide(layers, costs));
@@ -134,7 +135,8 @@ fn search(layers: &[Layer], costs: &Costs) -> Groups {
     let Some(index) = divisions[count].iter().position(|last| last.computed_us <= best.predicted_us) else {
         return best;
     };
-    let (mut ends, mut at) = (Vec::new(), (count, index));
+    let mut ends = Vec::new();
+    let mut at = (count, index);
     while at.0 > 0 {
         ends.push(at.0);
         at = divisions[at.0][at.1].before;

@@ -72,7 +72,8 @@ impl Manifest {
     pub fn new(name: &str, entries: Vec<Entry>, ends: Vec<usize>) -> Result<Self, SwitchError> {
         assert!(ends.is_sorted() && ends.last().copied().unwrap_or(0) == entries.len(), "groups are of all tensors");
         let too_large = || SwitchError::TooLarge { model: name.into() };
-        let (mut offsets, mut end) = (Vec::with_capacity(entries.len()), 0_u64);
+        let mut offsets = Vec::with_capacity(entries.len());
+        let mut end = 0_u64;
         for entry in &entries {
             let begin = end.checked_next_multiple_of(ALIGNMENT).ok_or_else(too_large)?;
             end = begin.checked_add(entry.bytes).filter(|end| *end <= isize::MAX as u64).ok_or_else(too_large)?;
@@ -135,7 +136,8 @@ impl Image {
         for (index, group) in manifest.groups.iter().enumerate() {
             let mut draft = draft.take((group.end - group.start) as usize);
             let parts = manifest.fill(index, &mut draft);
-            let (progress, manifest) = (Arc::clone(&progress), Arc::clone(manifest));
+            let progress = Arc::clone(&progress);
+            let manifest = Arc::clone(manifest);
             reader.read(&parts, draft, move |_, result| {
                 let result =
                     result.map_err(|source| SwitchError::Read { model: manifest.name.clone(), source: source.into() });
@@ -182,7 +184,8 @@ impl Image {
     pub fn storage(self: &Arc<Self>, group: usize) -> Storage {
         assert!(!self.is_pinned, "an image that is pinned for devices is not written to");
         let Range { start, end } = self.manifest.groups[group];
-        let (first, image) = (self.reading.as_ptr().wrapping_add(start as usize), Arc::clone(self));
+        let first = self.reading.as_ptr().wrapping_add(start as usize);
+        let image = Arc::clone(self);
         let data = DataPtr::foreign(first.cast_mut(), Device::CPU, move || drop(image));
         // SAFETY: mapped for reading and for this process's own writing as long as the image lives; after a group has
         // arrived, no thread of the reader writes it.

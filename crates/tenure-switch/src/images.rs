@@ -185,8 +185,10 @@ mod tests {
     }
 
     fn read(image: &Image, entry: usize) -> Vec<u8> {
-        let (manifest, group) = (image.manifest(), image.manifest().group_of(entry));
-        let (start, place) = (image.wait(group).unwrap(), manifest.place(entry));
+        let manifest = image.manifest();
+        let group = image.manifest().group_of(entry);
+        let start = image.wait(group).unwrap();
+        let place = manifest.place(entry);
         let begin = (place.start - manifest.groups()[group].start) as usize;
         // SAFETY: the group is there, and no thread writes it.
         unsafe { std::slice::from_raw_parts(start.add(begin), (place.end - place.start) as usize) }.to_vec()
@@ -238,7 +240,8 @@ mod tests {
     #[test]
     fn a_group_that_cannot_be_read_is_not_waited_for_for_ever() {
         let folder = tempfile::tempdir().unwrap();
-        let (path, contents) = (folder.path().join("weights"), vec![5; 2 << 20]);
+        let path = folder.path().join("weights");
+        let contents = vec![5; 2 << 20];
         let manifest = in_file(&path, &contents, vec![1, 3]);
         fs::File::options().write(true).open(&path).unwrap().set_len(17).unwrap();
         let image = Images::new(8 * MIB, None).unwrap().acquire(&manifest).unwrap();
@@ -292,7 +295,8 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_told_and_tried_again() {
         let folder = tempfile::tempdir().unwrap();
-        let (path, contents) = (folder.path().join("weights"), vec![5; 2 << 20]);
+        let path = folder.path().join("weights");
+        let contents = vec![5; 2 << 20];
         let manifest = in_file(&path, &contents, vec![1, 3]);
         let images = Images::new(8 * MIB, None).unwrap();
         fs::File::options().write(true).open(&path).unwrap().set_len(MIB + 17).unwrap();

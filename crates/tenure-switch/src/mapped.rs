@@ -51,7 +51,8 @@ impl Mapped {
     /// Returns the bytes of a group as a storage of the CPU, as [`Image::storage`](crate::Image::storage) does.
     pub fn storage(self: &Arc<Self>, group: usize) -> Storage {
         let Range { start, end } = self.groups[group];
-        let (first, mapped) = (self.reading.as_ptr().wrapping_add(start as usize), Arc::clone(self));
+        let first = self.reading.as_ptr().wrapping_add(start as usize);
+        let mapped = Arc::clone(self);
         let data = DataPtr::foreign(first.cast_mut(), Device::CPU, move || drop(mapped));
         // SAFETY: within memory that is mapped for reading and for this process's own writing as long as `mapped`
         // lives; a group that has arrived is no longer written, as its image's process promises.

@@ -76,7 +76,9 @@ pub(crate) struct Coming {
 impl Progress {
     pub(crate) fn new(groups: usize) -> Self {
         let took = (groups == 0).then_some(Duration::ZERO);
-        let (groups, done, watches) = (vec![Group::default(); groups], Vec::new(), Vec::new());
+        let groups = vec![Group::default(); groups];
+        let done = Vec::new();
+        let watches = Vec::new();
         let state = Mutex::new(ProgressState { groups, done, watches, took, error: None });
         Self { begun: Instant::now(), state, changed: Condvar::new(), is_stopped: AtomicBool::new(false) }
     }

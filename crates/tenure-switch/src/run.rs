@@ -79,10 +79,12 @@ impl Model {
     /// device.
     pub fn storage(self: &Arc<Self>, group: usize) -> Storage {
         let range = &self.manifest().groups()[group];
-        let (address, bytes) = (self.address() + range.start, (range.end - range.start) as usize);
+        let address = self.address() + range.start;
+        let bytes = (range.end - range.start) as usize;
         // To the host, a device's address is only a number.
         let first = std::ptr::without_provenance_mut(address as usize);
-        let (model, kept) = (Arc::clone(self), Arc::clone(self));
+        let model = Arc::clone(self);
+        let kept = Arc::clone(self);
         let data = DataPtr::foreign(first, self.device(), move || drop(kept));
         // SAFETY: the addresses belong to the model as long as `kept` lives. The bytes are there once the device has
         // passed the wait that `Arrival::wait` puts on the stream; the caller must load the model before, as for any
@@ -161,7 +163,8 @@ impl Current {
     /// Notes a use in a measured run.
     fn note(&mut self, group: usize, stream: &Stream, driver: &Arc<dyn Driver>) -> Result<(), SwitchError> {
         let (site, Some(uses)) = (Site::current(), &mut self.uses) else { return Ok(()) };
-        let (module, operation) = (site.module(), site.operation());
+        let module = site.module();
+        let operation = site.operation();
         if std::mem::replace(&mut self.is_used[group], true) {
             if let Some(used) = uses.iter_mut().find(|used| used.group == group) {
                 used.operation = used.operation.filter(|other| *other == operation);

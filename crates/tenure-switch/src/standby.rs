@@ -136,7 +136,8 @@ impl Model {
 impl Lent {
     /// Returns the description that the other process needs beside the manifest.
     pub fn terms(&self) -> Terms {
-        let (manifest, chunk_bytes) = (self.model.manifest(), self.model.chunk_bytes());
+        let manifest = self.model.manifest();
+        let chunk_bytes = self.model.chunk_bytes();
         let device = self.model.memory().driver().uuid();
         Terms { device, chunk_bytes, bytes: manifest.bytes(), layout: layout(manifest) }
     }
@@ -220,9 +221,11 @@ impl Standby {
         descriptors: impl IntoIterator<Item = OwnedFd>,
     ) -> Result<Self, SwitchError> {
         let count = terms.chunks(memory, manifest)?;
-        let (driver, bytes) = (memory.driver(), count * terms.chunk_bytes);
+        let driver = memory.driver();
+        let bytes = count * terms.chunk_bytes;
         let address = if count > 0 { driver.reserve(bytes)? } else { 0 };
-        let (manifest, used) = (Arc::clone(manifest), Mutex::default());
+        let manifest = Arc::clone(manifest);
+        let used = Mutex::default();
         // From here on, a drop undoes the mapping.
         let mut standby = Self { memory, manifest, address, bytes, chunks: Vec::new(), mapped_bytes: 0, used };
         let mut descriptors = descriptors.into_iter();
@@ -259,7 +262,8 @@ impl Standby {
     /// waits. The storage is for reading only; a write loses the context.
     pub fn storage(self: &Arc<Self>, group: usize) -> Storage {
         let range = &self.manifest.groups()[group];
-        let (address, bytes) = (self.address + range.start, (range.end - range.start) as usize);
+        let address = self.address + range.start;
+        let bytes = (range.end - range.start) as usize;
         // To the host, a device's address is only a number.
         let first = std::ptr::without_provenance_mut(address as usize);
         let kept = Arc::clone(self);
@@ -281,7 +285,8 @@ impl Standby {
 
 impl Drop for Standby {
     fn drop(&mut self) {
-        let (driver, backing) = (self.memory.driver(), self.memory.backing());
+        let driver = self.memory.driver();
+        let backing = self.memory.backing();
         let is_unused = match *self.used.get_mut() {
             Some(used) => backing.synchronize(used).is_ok() || driver.synchronize().is_ok(),
             None => true,
@@ -317,7 +322,8 @@ fn layout(manifest: &Manifest) -> u64 {
 }
 
 fn check<T: ToString>(manifest: &Manifest, what: &'static str, lent: T, known: T) -> Result<(), SwitchError> {
-    let (lent, known) = (lent.to_string(), known.to_string());
+    let lent = lent.to_string();
+    let known = known.to_string();
     if lent == known { Ok(()) } else { Err(differs(manifest, what, lent, known)) }
 }
 
@@ -327,6 +333,8 @@ pub(crate) fn differs(
     lent: impl ToString,
     known: impl ToString,
 ) -> SwitchError {
-    let (model, lent, known) = (manifest.name().into(), lent.to_string(), known.to_string());
+    let model = manifest.name().into();
+    let lent = lent.to_string();
+    let known = known.to_string();
     SwitchError::NotTheSame { model, what, lent, known }
 }

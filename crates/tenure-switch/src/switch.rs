@@ -143,7 +143,9 @@ impl Switch {
         let SwitchShared { memory, is_lending, .. } = &*self.shared;
         let gates = manifest.groups().iter().map(|_| GroupGate::new(memory, *is_lending)).collect::<Result<_, _>>()?;
         let window = state.room.reserve(manifest.bytes())?;
-        let (shared, manifest, address) = (Arc::clone(&self.shared), Arc::clone(manifest), window.address);
+        let shared = Arc::clone(&self.shared);
+        let manifest = Arc::clone(manifest);
+        let address = window.address;
         let residence = Mutex::new(Residence { window, copied: None, used: None, timed: None, lent: 0 });
         Ok(Model { shared, manifest, address, gates: Mutex::new(gates), runs: Runs::default(), residence })
     }
@@ -151,7 +153,8 @@ impl Switch {
     /// Calls `done` when all copies that are queued now are done, with the time from now until then, or with `None` if
     /// the driver does not tell. The call comes on a thread of the driver's, and must not use the device.
     pub fn when_copied(&self, done: Box<dyn FnOnce(Option<Duration>) + Send>) {
-        let (done, begun) = (Arc::new(Mutex::new(Some(done))), Instant::now());
+        let done = Arc::new(Mutex::new(Some(done)));
+        let begun = Instant::now();
         let call = move |took: Option<Duration>| {
             let done = done.lock().take();
             done.into_iter().for_each(|done| done(took));
@@ -308,7 +311,8 @@ impl Model {
 
     fn load_groups(&self, image: &Arc<Image>, groups: &[Range<u64>]) -> Result<Loaded, SwitchError> {
         assert!(Arc::ptr_eq(image.manifest(), &self.manifest), "an image of the same model");
-        let (mut residence, mut gates) = (self.residence.lock(), self.gates.lock());
+        let mut residence = self.residence.lock();
+        let mut gates = self.gates.lock();
         let missing: Vec<usize> =
             (0..residence.window.chunks.len()).filter(|slot| residence.window.chunks[*slot].is_none()).collect();
         if missing.is_empty() {
@@ -362,7 +366,8 @@ impl Model {
     ) -> Result<Loaded, SwitchError> {
         let SwitchShared { memory, copies, chunk_bytes, .. } = &*self.shared;
         let Residence { window, timed, .. } = residence;
-        let (mut loaded, mut slots) = (Loaded::default(), missing.iter().copied().peekable());
+        let mut loaded = Loaded::default();
+        let mut slots = missing.iter().copied().peekable();
         let mut piece_chunks = 1;
         for (index, group) in groups.iter().enumerate() {
             let copies_before = loaded.copies;
@@ -498,7 +503,8 @@ impl Model {
 impl Drop for Model {
     fn drop(&mut self) {
         self.evict(usize::MAX);
-        let (residence, mut state) = (self.residence.get_mut(), self.shared.state.lock());
+        let residence = self.residence.get_mut();
+        let mut state = self.shared.state.lock();
         // Addresses that the driver does not take back are never used again.
         let _ = state.room.unreserve(&residence.window);
     }

@@ -153,7 +153,8 @@ fn what_is_not_lent_so_is_not_borrowed() {
     assert!(model.lend_ahead().err().unwrap().to_string().contains("not on the device"));
     processes.load(&model);
     let lent = model.lend_ahead().unwrap();
-    let (terms, signals) = (lent.terms(), lent.signals().unwrap());
+    let terms = lent.terms();
+    let signals = lent.signals().unwrap();
     let mut fewer = descriptors(&lent);
     fewer.pop();
     assert!(said(other.borrow(&terms, &signals, fewer)).contains("chunks: 3, and here it is 4"));

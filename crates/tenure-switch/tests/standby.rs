@@ -112,7 +112,8 @@ fn open(memory: Memory, lent: &Lent) -> Standby {
 fn expect_bytes(memory: Memory, standby: &Standby) {
     let stream = memory.streams().current();
     for (index, entry) in standby.manifest().entries().iter().enumerate() {
-        let (mut bytes, mut expected) = (vec![0; entry.bytes as usize], vec![0; entry.bytes as usize]);
+        let mut bytes = vec![0; entry.bytes as usize];
+        let mut expected = vec![0; entry.bytes as usize];
         if entry.bytes > 0 {
             memory.driver().copy_from_device(&mut bytes, standby.place(index).start, stream.id()).unwrap();
         }
@@ -246,7 +247,8 @@ fn what_is_not_the_same_model_is_refused_and_leaves_nothing() {
     let Owner { switch, model, .. } = Owner::new(memory, GRANULE);
     let before = free_bytes(memory) + 4 * GRANULE;
     let lent = model.lend().unwrap();
-    let (right, known) = (lent.terms(), lent_manifest(GRANULE));
+    let right = lent.terms();
+    let known = lent_manifest(GRANULE);
     let (driver, other) = simulated();
     let reserved = || driver.calls(Some(Call::Reserve)) - driver.calls(Some(Call::Unreserve));
     let reserved_before = reserved();

@@ -148,7 +148,8 @@ fn a_captured_graph_waits_for_groups_that_come_and_stays_right_when_its_model_le
         // Drivers cannot capture a copy from where nothing is mapped.
         assert!(Graph::capture(memory, |stream| compute(memory, &models[0], stream, target)).is_err());
         let graphs = [0, 1].map(|index| {
-            let (model, other) = (&models[index], &models[1 - index]);
+            let model = &models[index];
+            let other = &models[1 - index];
             other.evict(usize::MAX);
             model.load(&images.acquire(model.manifest()).unwrap()).unwrap();
             switch.settle().unwrap();
@@ -157,7 +158,8 @@ fn a_captured_graph_waits_for_groups_that_come_and_stays_right_when_its_model_le
             captured.unwrap().0
         });
         for turn in 0..5 {
-            let (model, other) = (&models[turn % 2], &models[(turn + 1) % 2]);
+            let model = &models[turn % 2];
+            let other = &models[(turn + 1) % 2];
             other.evict(usize::MAX);
             let image = images.acquire(model.manifest()).unwrap();
             model.load(&image).unwrap();

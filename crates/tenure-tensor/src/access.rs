@@ -226,7 +226,8 @@ impl<'a> Access<'a> {
         &mut self,
     ) -> Result<Split<'_, R, W, READS, WRITES>> {
         if (self.reads.len(), self.writes.len()) != (READS, WRITES) {
-            let (reads, writes) = (self.reads.len(), self.writes.len());
+            let reads = self.reads.len();
+            let writes = self.writes.len();
             let reason = format!("{READS} read and {WRITES} written are asked for, but there are {reads} and {writes}");
             return Err(TensorError::argument(self.op, reason));
         }
@@ -261,7 +262,8 @@ impl<'a> Access<'a> {
             return Err(TensorError::argument(self.op, reason));
         }
         if !tensor.is_contiguous() {
-            let (sizes, strides) = (tensor.sizes(), tensor.strides());
+            let sizes = tensor.sizes();
+            let strides = tensor.strides();
             let reason = format!("contiguous() is needed first, got sizes {sizes:?} with strides {strides:?}");
             return Err(TensorError::argument(self.op, reason));
         }
@@ -289,6 +291,7 @@ pub(crate) fn overlap(left: &Tensor, right: &Tensor) -> bool {
         let extent = tensor.layout().extent();
         extent.start * tensor.dtype().size()..extent.end * tensor.dtype().size()
     };
-    let (a, b) = (range(left), range(right));
+    let a = range(left);
+    let b = range(right);
     a.start < b.end && b.start < a.end
 }

@@ -114,7 +114,8 @@ pub fn lower(tensor: &Tensor) -> Result<Tensor> {
     if !(tensor.is_leaf() && tensor.requires_grad() && tensor.dtype() == DType::F32) {
         return tensor.to_dtype(dtype);
     }
-    let (key, version) = ((tensor.storage().generation(), dtype, is_grad_enabled()), tensor.version());
+    let key = (tensor.storage().generation(), dtype, is_grad_enabled());
+    let version = tensor.version();
     let known = PARAMETERS.with_borrow(|parameters| parameters.get(&key).cloned());
     if let Some(known) = known.filter(|known| known.parameter.is_same(tensor) && known.version == version) {
         return Ok(known.result);

@@ -133,12 +133,14 @@ impl Collective {
     }
 
     fn check(&self, op: &'static str, tensor: &Tensor) -> Result<()> {
-        let (left, right) = (self.device(), tensor.device());
+        let left = self.device();
+        let right = tensor.device();
         if left != right {
             return Err(TensorError::Device { op, left, right });
         }
         if tensor.layout().overlap() != Overlap::No || tensor.layout().extent().len() != tensor.numel() {
-            let (sizes, strides) = (tensor.sizes(), tensor.strides());
+            let sizes = tensor.sizes();
+            let strides = tensor.strides();
             let reason = format!("contiguous() is needed first, got sizes {sizes:?} with strides {strides:?}");
             return Err(TensorError::argument(op, reason));
         }

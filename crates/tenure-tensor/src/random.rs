@@ -198,7 +198,8 @@ fn philox<const N: usize>(counters: &mut [[u32; N]; 4], mut key: [u32; 2]) {
     for _ in 0..10 {
         for lane in 0..N {
             let [a, b, c, d] = arrays::from_fn(|word| counters[word][lane]);
-            let (first, second) = (MULTIPLIERS[0] * u64::from(a), MULTIPLIERS[1] * u64::from(c));
+            let first = MULTIPLIERS[0] * u64::from(a);
+            let second = MULTIPLIERS[1] * u64::from(c);
             counters[0][lane] = (second >> 32) as u32 ^ b ^ key[0];
             counters[1][lane] = second as u32;
             counters[2][lane] = (first >> 32) as u32 ^ d ^ key[1];

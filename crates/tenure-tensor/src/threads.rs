@@ -109,7 +109,8 @@ pub fn for_each_part_with<W: Send>(
     let _context = Context::capture().divided().enter();
     let workers = threads().min(parts);
     let workspaces = (0..workers).map(|_| workspace().map(Mutex::new)).collect::<Result<Vec<_>>>()?;
-    let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+    let next = AtomicUsize::new(0);
+    let failed = Mutex::new(None);
     for_each_part(workers, |worker| {
         let mut workspace = workspaces[worker].lock();
         loop {

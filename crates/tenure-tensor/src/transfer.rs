@@ -33,7 +33,8 @@ pub(crate) fn copy_across(target: &Tensor, source: &Tensor) -> Result<()> {
 
 /// Copies the elements of a dense tensor to another dense tensor of the same dtype and layout.
 fn move_dense(out: &Tensor, dense: &Tensor) -> Result<()> {
-    let (device, from_device) = (out.device(), dense.device());
+    let device = out.device();
+    let from_device = dense.device();
     let bytes = out.numel() * out.dtype().size();
     if bytes == 0 {
         return Ok(());
@@ -42,7 +43,8 @@ fn move_dense(out: &Tensor, dense: &Tensor) -> Result<()> {
         return move_to_peer(out, dense, bytes);
     }
     let mut access = Access::on_any(OP, &[out], &[dense])?;
-    let (to, from) = (access.write_ptr(0), access.read_ptr(0));
+    let to = access.write_ptr(0);
+    let from = access.read_ptr(0);
     let there = if device.is_cpu() { from_device } else { device };
     let memory = memory::device(there.index()).map_err(|error| TensorError::memory(OP, error))?;
     let stream = memory.streams().current_id();
@@ -71,14 +73,17 @@ fn move_to_peer(out: &Tensor, dense: &Tensor, bytes: usize) -> Result<()> {
         cuda::arrive(OP, device)?;
         memory::device(device.index()).map_err(|error| TensorError::memory(OP, error))
     };
-    let (there, here) = (memory(out.device())?, memory(dense.device())?);
+    let there = memory(out.device())?;
+    let here = memory(dense.device())?;
     let mut access = Access::on_any(OP, &[out], &[dense])?;
-    let (to, from) = (there.streams().current(), here.streams().current());
+    let to = there.streams().current();
+    let from = here.streams().current();
     for (memory, stream) in [(there, &to), (here, &from)] {
         // Each device's allocator records its own storages.
         cuda::record_use(OP, memory, access.storages(), stream.id())?;
     }
-    let (target, source) = (access.write_ptr(0).addr() as u64, access.read_ptr(0).addr() as u64);
+    let target = access.write_ptr(0).addr() as u64;
+    let source = access.read_ptr(0).addr() as u64;
     let copied = from.copy_to_peer(source, &to, target, bytes as u64);
     copied.map_err(|error| TensorError::memory(OP, error.into()))
 }

@@ -48,7 +48,8 @@ fn waits(memory: &DeviceMemory) -> u64 {
 
 /// Draws in all ways from two generators: forward, recomputed and backward.
 fn draws(x: &Tensor, own: &Generator) -> Result<Vec<Tensor>> {
-    let (dtype, device) = (x.dtype(), x.device());
+    let dtype = x.dtype();
+    let device = x.device();
     let y = autograd::checkpoint(&[x], |x| {
         Ok(vec![x[0].dropout(0.5, true)?.mul(&Tensor::rand(
             x[0].sizes(),
@@ -206,7 +207,8 @@ fn a_capture_that_fails_leaves_nothing() {
 #[test]
 fn what_a_graph_uses_from_outside_is_kept_for_its_replays() {
     for (_alone, device, memory) in devices() {
-        let (main, side) = (memory.streams().current(), memory.streams().pooled(Priority::Default).unwrap());
+        let main = memory.streams().current();
+        let side = memory.streams().pooled(Priority::Default).unwrap();
         let x = Tensor::full(&[1 << 16], 3, DType::F32, device).unwrap();
         let sum = Tensor::zeros(&[1 << 16], DType::F32, device).unwrap();
         let (mut captured, ()) = Captured::new(device, || sum.add_(&x.mul(2)?)).unwrap();

@@ -77,7 +77,9 @@ fn gradients_are_the_same_bits_and_less_is_kept() {
     let expected = step(plain);
     assert_eq!(step(one_by_one), expected);
     assert_eq!(step(nested), expected);
-    let (all, two, one) = (saved_bytes(plain), saved_bytes(one_by_one), saved_bytes(nested));
+    let all = saved_bytes(plain);
+    let two = saved_bytes(one_by_one);
+    let one = saved_bytes(nested);
     assert!(two * 6 < all, "{two} of {all} bytes");
     assert_eq!((two, one), (2 * 64 * 4, 64 * 4), "the inputs of each checkpoint");
 }

@@ -31,9 +31,12 @@ fn a_batch_norm_is_three_kernels_there_and_three_back() {
         let tensor = Tensor::randn(sizes, DType::F32, Device::CPU, &generator).unwrap();
         tensor.to_dtype(DType::BF16).unwrap().to_device(CUDA).unwrap()
     };
-    let (x, grad, carried) = (random(&[2, 8, 3, 3]), random(&[2, 8, 3, 3]), random(&[2, 8, 3, 3]));
+    let x = random(&[2, 8, 3, 3]);
+    let grad = random(&[2, 8, 3, 3]);
+    let carried = random(&[2, 8, 3, 3]);
     let [weight, bias] = [0, 1].map(|_| random(&[8]).requires_grad_(true).unwrap());
-    let (mean, variance) = (random(&[8]), Tensor::ones(&[8], DType::BF16, CUDA).unwrap());
+    let mean = random(&[8]);
+    let variance = Tensor::ones(&[8], DType::BF16, CUDA).unwrap();
     let x = x.requires_grad_(true).unwrap();
     let norm = |training| BatchNorm {
         running: Some((&mean, &variance)),

@@ -25,7 +25,8 @@ fn distance(mut samples: Vec<f64>, expected: impl Fn(f64) -> f64) -> f64 {
 /// Returns the normal distribution function, by Simpson's rule.
 fn normal_below(x: f64) -> f64 {
     let density = |x: f64| (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt();
-    let (steps, width) = (64, x / 64.0);
+    let steps = 64;
+    let width = x / 64.0;
     let sum = (0..=steps).map(|i| match i {
         0 | 64 => density(f64::from(i) * width),
         i if i % 2 == 1 => 4.0 * density(f64::from(i) * width),
@@ -73,7 +74,8 @@ fn neighbours_do_not_depend_on_each_other() {
 #[test]
 fn the_mapping_is_what_is_documented() {
     let state = State::new(3, 0);
-    let (words, generator) = (state.block(1), Generator::new(3));
+    let words = state.block(1);
+    let generator = Generator::new(3);
     let f32s = Tensor::rand(&[8], DType::F32, Device::CPU, &generator).unwrap().to_vec::<f32>().unwrap();
     assert_eq!(f32s[4..], words.map(|word| (word >> 8) as f32 / 16_777_216.0));
     generator.set_state(state);
@@ -135,9 +137,10 @@ fn bernoulli_has_its_probability_and_none_is_drawn_against_0_or_1() {
 
 #[test]
 fn writes_in_place_go_by_index_whatever_the_layout() {
-    let (dense, storage) =
-        (Tensor::zeros(&[3, 5], DType::F32, Device::CPU), Tensor::zeros(&[5, 3], DType::F32, Device::CPU));
-    let (dense, turned) = (dense.unwrap(), storage.unwrap().transpose(0, 1).unwrap());
+    let dense = Tensor::zeros(&[3, 5], DType::F32, Device::CPU);
+    let storage = Tensor::zeros(&[5, 3], DType::F32, Device::CPU);
+    let dense = dense.unwrap();
+    let turned = storage.unwrap().transpose(0, 1).unwrap();
     dense.normal_(2.0, 0.5, &Generator::new(1)).unwrap();
     let version = turned.version();
     turned.normal_(2.0, 0.5, &Generator::new(1)).unwrap();
@@ -151,7 +154,8 @@ fn writes_in_place_go_by_index_whatever_the_layout() {
 
 #[test]
 fn a_leaf_that_requires_a_gradient_is_written_only_without_a_graph() {
-    let (leaf, generator) = (Tensor::zeros(&[2], DType::F32, Device::CPU).unwrap(), Generator::new(1));
+    let leaf = Tensor::zeros(&[2], DType::F32, Device::CPU).unwrap();
+    let generator = Generator::new(1);
     let leaf = leaf.requires_grad_(true).unwrap();
     assert!(leaf.uniform_(0.0, 1.0, &generator).unwrap_err().to_string().contains("no_grad()"));
     autograd::no_grad(|| leaf.uniform_(0.0, 1.0, &generator)).unwrap();
@@ -183,7 +187,8 @@ fn dropout_drops_the_gradient_where_it_dropped_the_value() {
         autograd::Options { create_graph: true, ..Default::default() },
     );
     let grad = grads.unwrap().remove(0).unwrap();
-    let (y, factor) = (values(&y.transpose(0, 1).unwrap()), 1.0 / 0.75);
+    let y = values(&y.transpose(0, 1).unwrap());
+    let factor = 1.0 / 0.75;
     for ((x, y), grad) in values(&x).into_iter().zip(&y).zip(values(&grad)) {
         assert!(*y == 0.0 && grad == 0.0 || (y - x * factor).abs() < 1e-12 && (grad - 2.0 * y * factor).abs() < 1e-12);
     }
@@ -220,10 +225,12 @@ fn a_thread_draws_from_a_generator_of_its_own() {
 
 /// Computes Philox4x32-10 as its paper defines it.
 fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
-    let (mut words, mut key) = (counter, key);
+    let mut words = counter;
+    let mut key = key;
     for _ in 0..10 {
         let product = |factor: u32, word: u32| u64::from(factor) * u64::from(word);
-        let (first, second) = (product(0xd251_1f53, words[0]), product(0xcd9e_8d57, words[2]));
+        let first = product(0xd251_1f53, words[0]);
+        let second = product(0xcd9e_8d57, words[2]);
         words = [
             (second >> 32) as u32 ^ words[1] ^ key[0],
             second as u32,
@@ -272,7 +279,8 @@ fn blocks_are_philox() {
 #[test]
 fn a_fork_goes_its_own_way() {
     let generator = Generator::new(1);
-    let (left, right) = (generator.fork(), generator.fork());
+    let left = generator.fork();
+    let right = generator.fork();
     assert_ne!(left.next_u64(), right.next_u64());
     assert_eq!(generator.state().offset, 2);
 }

@@ -79,7 +79,8 @@ fn backward_runs_on_the_streams_of_forward_with_the_waits_between() {
 #[test]
 fn backward_waits_where_gradients_change_the_device() {
     let on_the_side = |device: Device, memory: &DeviceMemory| {
-        let (side, main) = (memory.streams().pooled(Priority::Default).unwrap(), memory.streams().current());
+        let side = memory.streams().pooled(Priority::Default).unwrap();
+        let main = memory.streams().current();
         let x = numbers(100, device).requires_grad_(true).unwrap();
         lead(&main, &side);
         let y = {

@@ -38,9 +38,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut written: Vec<Spilled> = written.into_iter().map(|ticket| ticket.wait()).collect::<Result<_, _>>()?;
     written.truncate(SIDE / BYTES);
 
-    let (at_once, until) = ((depth << 20).div_ceil(BYTES), Instant::now() + Duration::from_secs(seconds as u64));
+    let at_once = (depth << 20).div_ceil(BYTES);
+    let until = Instant::now() + Duration::from_secs(seconds as u64);
     let write = || {
-        let (mut under_way, mut done) = (VecDeque::new(), 0);
+        let mut under_way = VecDeque::new();
+        let mut done = 0;
         while Instant::now() < until {
             while under_way.len() < at_once {
                 under_way.push_back(spill()?);
@@ -50,7 +52,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         Ok::<_, DiskError>(done)
     };
     let read = || {
-        let (mut under_way, mut done) = (VecDeque::new(), 0);
+        let mut under_way = VecDeque::new();
+        let mut done = 0;
         let mut buffers = vec![vec![0; BYTES]; at_once];
         let mut next = written.iter().cycle();
         while Instant::now() < until {

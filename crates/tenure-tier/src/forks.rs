@@ -52,7 +52,8 @@ impl Copied {
     pub(crate) fn new(start: *mut u8, bytes: usize, blocks: Arc<Unforked<Blocks>>) -> Self {
         static FORKS: Once = Once::new();
         FORKS.call_once(|| AtFork { before, in_parent, in_child }.register());
-        let (copy, memory) = (AtomicPtr::default(), AtomicU8::new(Memory::Own as u8));
+        let copy = AtomicPtr::default();
+        let memory = AtomicU8::new(Memory::Own as u8);
         let shared = Arc::new(CopiedTier { start, bytes, blocks, copy, memory });
         SHARED.lock().push(Arc::clone(&shared));
         Self(shared)
@@ -90,7 +91,8 @@ fn before() {
         }
         let copy = copy.cast::<u8>();
         for range in shared.blocks.lock_forking().held() {
-            let (offset, bytes) = (range.start as usize - shared.start.addr(), (range.end - range.start) as usize);
+            let offset = range.start as usize - shared.start.addr();
+            let bytes = (range.end - range.start) as usize;
             // SAFETY: both ranges are within mappings of the same length. Another thread may write to a block
             // meanwhile, as to any memory during a fork: such bytes are copied from before or after the write.
             unsafe { ptr::copy_nonoverlapping(shared.start.add(offset), copy.add(offset), bytes) };
@@ -112,7 +114,8 @@ fn in_parent() {
 fn in_child() {
     let mut all = SHARED.lock_forking();
     for shared in all.iter() {
-        let (start, bytes) = (shared.start.cast(), shared.bytes);
+        let start = shared.start.cast();
+        let bytes = shared.bytes;
         let copy = shared.copy.load(Relaxed);
         let (mapped, memory) = if copy.is_null() {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;

@@ -141,7 +141,8 @@ impl Expected {
         if let Some((expected, name)) = pairs.find(|(expected, name)| *expected != name) {
             return Err(format!("a step allocated {name:?} where the problem has {expected:?}"));
         }
-        let (found, expected) = (allocated.len(), self.keys.len());
+        let found = allocated.len();
+        let expected = self.keys.len();
         if found == expected {
             return Ok(());
         }

@@ -164,7 +164,8 @@ impl<T: Send, F: FnOnce(T, Result<(), TierError>) + Send> Load for Target<T, F> 
         // The thread that ends the last block sees all bytes that others wrote.
         if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
             let mut rest = self.rest.lock();
-            let (ended, error) = (rest.target.take(), rest.error.take());
+            let ended = rest.target.take();
+            let error = rest.error.take();
             drop(rest);
             if let Some((target, done)) = ended {
                 done(target, error.map_or(Ok(()), Err));

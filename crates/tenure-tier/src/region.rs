@@ -92,7 +92,8 @@ impl Region {
     /// Gives the whole pages of an unused range back to the system. When they are touched again, they are zeroed.
     pub(crate) fn discard(&self, range: &Range<u64>) -> io::Result<()> {
         let page = system::page_bytes();
-        let (start, end) = (range.start.next_multiple_of(page), range.end / page * page);
+        let start = range.start.next_multiple_of(page);
+        let end = range.end / page * page;
         if start >= end {
             return Ok(());
         }
@@ -167,7 +168,8 @@ impl Region {
     }
 
     fn device(medium: &Medium, path: &Path, number: u64, capacity: Option<u64>) -> Result<Self, TierError> {
-        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        let major = rustix::fs::major(number);
+        let minor = rustix::fs::minor(number);
         let device = dax::find(Path::new(dax::CHARACTER_DEVICES), major, minor);
         let device = device.ok_or_else(|| TierError::NotMemory { path: path.into() })?;
         let capacity = capacity.unwrap_or(device.bytes);

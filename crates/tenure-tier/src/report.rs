@@ -95,9 +95,11 @@ impl Report {
         let outside = outside(others);
         let tagged = tiers.iter().flat_map(|tier| &tier.tags).filter(|(tag, _)| **tag != Tag::Unknown.name());
         let sum = |bytes: fn(&TagReport) -> u64| tagged.clone().map(|(_, tag)| bytes(tag)).sum::<u64>();
-        let (bytes, verified, unmapped_bytes) =
-            (sum(|tag| tag.bytes), sum(|tag| tag.verified), sum(|tag| tag.unmapped));
-        let (mapped, outside_bytes) = (bytes - unmapped_bytes, outside.values().sum::<u64>());
+        let bytes = sum(|tag| tag.bytes);
+        let verified = sum(|tag| tag.verified);
+        let unmapped_bytes = sum(|tag| tag.unmapped);
+        let mapped = bytes - unmapped_bytes;
+        let outside_bytes = outside.values().sum::<u64>();
         let (never_came, (missed, missed_bytes)) = (placement.never_came(), placement.missed());
         let came = placement.mapping().places().count() - never_came.len();
         Self {

@@ -165,12 +165,14 @@ pub(crate) fn mapped(range: &Range<u64>) -> io::Result<Option<Mapped>> {
 
 /// Finds the mapping of a range in a list in the form of `/proc/self/maps`.
 fn mapped_in(list: &str, range: &Range<u64>) -> Option<Mapped> {
-    let (mut until, mut found) = (range.start, None);
+    let mut until = range.start;
+    let mut found = None;
     for line in list.lines() {
         let mut fields = line.split_whitespace();
         let (start, end) = fields.next()?.split_once('-')?;
         let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).ok());
-        let (start, end) = (start?, end?);
+        let start = start?;
+        let end = end?;
         if end <= until || until >= range.end {
             continue;
         }

@@ -72,7 +72,8 @@ impl Tier {
     pub fn open(name: impl Into<String>, medium: &Medium, capacity: Option<u64>) -> Result<Self, TierError> {
         let region = Region::open(medium, capacity)?;
         let addresses = region.addresses();
-        let (start, bytes) = (addresses.start, addresses.end - addresses.start);
+        let start = addresses.start;
+        let bytes = addresses.end - addresses.start;
         let arena = Arena::with_block_bytes(start, bytes, BLOCK_BYTES);
         let arena = arena.map_err(|_| TierError::TooSmall {
             what: medium.to_string(),

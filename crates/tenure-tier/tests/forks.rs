@@ -84,7 +84,8 @@ fn a_child_allocates_and_frees_for_itself() {
     // SAFETY: only this test reads and writes the blocks.
     unsafe { number(block.as_ref().unwrap()).write(1) };
     let is_well = {
-        let (block, tier) = (block.take(), &tier);
+        let block = block.take();
+        let tier = &tier;
         // SAFETY: as above. The child has only this thread.
         unsafe {
             forked(
@@ -118,7 +119,8 @@ fn a_tier_needs_no_descriptor() {
 
 #[test]
 fn children_that_are_forked_while_other_threads_allocate_never_wait_for_them() {
-    let (tier, is_over) = (in_a_file(), AtomicBool::new(false));
+    let tier = in_a_file();
+    let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {

@@ -341,7 +341,8 @@ fn the_optimizer_shares_the_end_of_a_step_with_the_last_allocation() {
     drop(block);
 
     let placement = placement(&[], Options::default());
-    let (clock, _entered) = (Clock::manual(), placement.enter());
+    let clock = Clock::manual();
+    let _entered = placement.enter();
     placement.measure(&problem, clock.clone());
     placement.begin_iteration();
     let _block = gradient();

@@ -72,7 +72,8 @@ fn pages_of_what_is_free_are_given_back() {
         unsafe { block.as_ptr().write_bytes(7, MIB as usize) };
     }
     let [_first, second, third] = <[DataPtr; 3]>::try_from(blocks).ok().unwrap();
-    let (start, kept) = (second.as_ptr(), third.as_ptr());
+    let start = second.as_ptr();
+    let kept = third.as_ptr();
     drop(second);
     tier.release_cached().unwrap();
     let mut pages = vec![1_u8; 2 * (MIB as usize / 4096)];

@@ -33,7 +33,8 @@ pub(super) fn compare(programs: &[Problem], curves: &mut Curves) -> Result<()> {
         "{:24} {:>7} {:>7} {:>6} {:>8} {:>8}  {:34} {:>6}",
         "problem", "tensors", "optimum", "marl", "ms", "density", "random, from five seeds", "half"
     );
-    let (mut is_half, mut gaps) = (Vec::new(), vec![vec![Vec::new(); POINTS.len()]; 3]);
+    let mut is_half = Vec::new();
+    let mut gaps = vec![vec![Vec::new(); POINTS.len()]; 3];
     for problem in problems(programs)? {
         let optimum = optimum(&problem)?;
         let (mut needed, mut ms) = (Vec::new(), 0.0);

@@ -33,8 +33,10 @@ fn run(name: &str, most: u64, curves: &mut Curves, problems: &dyn Fn(u64) -> Res
     let marl = Marl::trained()?;
     // For each point, the logarithms of all runs, and how often marl has the better plan.
     let points: Vec<u64> = POINTS.into_iter().filter(|point| *point <= most).collect();
-    let (mut evolution, mut density) = (vec![Vec::new(); points.len()], vec![Vec::new(); points.len()]);
-    let (mut won, mut all) = (vec![0; points.len()], 0);
+    let mut evolution = vec![Vec::new(); points.len()];
+    let mut density = vec![Vec::new(); points.len()];
+    let mut won = vec![0; points.len()];
+    let mut all = 0;
     for seed in 0..RUNS {
         let problems = problems(seed)?;
         let times: Result<Vec<Times>> = problems.iter().map(|problem| Times::of(&marl, problem, most, seed)).collect();

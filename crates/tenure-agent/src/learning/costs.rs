@@ -252,7 +252,8 @@ impl KernelAccess {
     /// Returns the additional time in ns of an access in a tier, compared with the first, as the problem says. A tier
     /// that is said to be as fast still costs a little: a cost of zero could not be corrected by a factor.
     fn told_ns(self, problem: &Problem, tier: usize) -> f64 {
-        let (fastest, tier) = (&problem.tiers()[0], &problem.tiers()[tier]);
+        let fastest = &problem.tiers()[0];
+        let tier = &problem.tiers()[tier];
         let fastest_ns = self.bytes_ns(fastest);
         let slower_ns = self.bytes_ns(tier) - fastest_ns;
         let waits_ns = tier.latency_ns.saturating_sub(fastest.latency_ns) as f64;

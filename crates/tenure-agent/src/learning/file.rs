@@ -132,7 +132,8 @@ fn written(program: &Program) -> Result<WrittenProgram, Reason> {
 fn program(written: WrittenProgram) -> Result<Program, Reason> {
     let WrittenProgram { problem, given, observations, reports } = written;
     let problem = Problem::from_json(problem.get())?;
-    let (tensors, tiers) = (problem.tensors().len(), problem.tiers().len());
+    let tensors = problem.tensors().len();
+    let tiers = problem.tiers().len();
     let mut places = given.iter().map(|given| &given.places).chain(observations.iter().map(|known| &known.places));
     let are_places = places.all(|places| places.len() == tensors && places.iter().all(|tier| *tier < tiers));
     let kernels = problem.kernels().len();

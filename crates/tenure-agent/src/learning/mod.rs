@@ -303,7 +303,8 @@ impl Observation {
 impl Times {
     /// Checks that times can be true for a problem with `kernels` kernels.
     fn check(&self, kernels: usize) -> Result<(), ReportError> {
-        let (step_ns, found) = (self.step_ns, self.kernels_ns.len());
+        let step_ns = self.step_ns;
+        let found = self.kernels_ns.len();
         if found != kernels {
             return Err(ReportError::Kernels { found, kernels });
         }
@@ -341,7 +342,8 @@ pub(crate) fn plural(number: u64) -> &'static str {
 fn is_same(left: &Problem, right: &Problem) -> bool {
     let tiers = |problem: &Problem| problem.tiers().iter().map(|tier| tier.name.clone()).collect::<Vec<_>>();
     let is_same_program = left.name() == right.name() && tiers(left) == tiers(right);
-    let (tensors, kernels) = (left.tensors().iter().zip(right.tensors()), left.kernels().iter().zip(right.kernels()));
+    let tensors = left.tensors().iter().zip(right.tensors());
+    let kernels = left.kernels().iter().zip(right.kernels());
     is_same_program
         && (left.tensors().len(), left.kernels().len()) == (right.tensors().len(), right.kernels().len())
         && tensors

@@ -80,7 +80,8 @@ impl Client {
         let keys: BTreeSet<&str> = problem.tensors().iter().map(|tensor| tensor.key.as_str()).collect();
         let unplaced = keys.iter().filter(|key| mapping.place(key).is_none()).map(ToString::to_string).collect();
         let unknown = mapping.places().filter(|(key, _)| !keys.contains(key)).map(|(key, _)| key.to_owned()).collect();
-        let (score, makespan_us) = (outcome.score(), outcome.makespan_ns / 1e3);
+        let score = outcome.score();
+        let makespan_us = outcome.makespan_ns / 1e3;
         Ok(Answer { placed, mapping, score, makespan_us, unplaced, unknown })
     }
 

@@ -106,8 +106,10 @@ impl Frame {
             }
         }
         let [m0, m1, m2, m3, v0, v1, k0, k1, l0, l1, l2, l3] = header;
-        let (found, version) = ([m0, m1, m2, m3], u16::from_le_bytes([v0, v1]));
-        let (kind, length) = (u16::from_le_bytes([k0, k1]), u32::from_le_bytes([l0, l1, l2, l3]));
+        let found = [m0, m1, m2, m3];
+        let version = u16::from_le_bytes([v0, v1]);
+        let kind = u16::from_le_bytes([k0, k1]);
+        let length = u32::from_le_bytes([l0, l1, l2, l3]);
         if found != MAGIC {
             return Err(FrameError::Magic { found });
         }

@@ -122,7 +122,8 @@ impl Server {
     /// Serves until `watch` says to stop. `watch` is called at least every 50 ms. At the end, requests being planned
     /// are answered with the best plan so far, all connections are closed, and the socket is removed.
     pub fn run(self, mut watch: impl FnMut(&Serving) -> ControlFlow<()>) {
-        let (server, stop) = (&self, AtomicBool::new(false));
+        let server = &self;
+        let stop = AtomicBool::new(false);
         thread::scope(|scope| {
             // Connections beyond the limit, kept until their other ends have read the refusal.
             let mut turned_away: Vec<Connection> = Vec::new();
@@ -292,7 +293,8 @@ fn plan(
         looked.set(Instant::now());
         if connection.is_stopped() || connection.is_gone() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let (problem, options) = (request.problem(), request.planner_options());
+    let problem = request.problem();
+    let options = request.planner_options();
     let planned = match planner {
         Chosen::Learner(learner) => learner.plan_by_times(problem, &options, &mut watch),
         Chosen::Planner(planner) => planner.plan(problem, &options, &mut watch).map(|planned| (planned, None)),

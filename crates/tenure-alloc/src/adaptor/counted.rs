@@ -62,7 +62,8 @@ impl<R: Resource> Resource for Counted<R> {
 
     fn free(&self, address: Address) -> Result<(), AllocError> {
         if let Some(freed) = self.ledger.free(&self.inner, address)? {
-            let (request, block) = (freed.request, freed.block);
+            let request = freed.request;
+            let block = freed.block;
             let mut statistics = self.statistics.lock();
             statistics.block_freed(kind(block), request.tag, block.bytes);
             statistics.block_completed(kind(block), request.tag, request.bytes, block.bytes);

@@ -48,7 +48,8 @@ impl<R: Resource> Limited<R> {
     }
 
     fn out_of_memory(&self, requested: u64, stream: StreamId, used: u64) -> AllocError {
-        let (free, limit) = (self.limit - used, self.limit);
+        let free = self.limit - used;
+        let limit = self.limit;
         AllocError::OutOfMemory {
             requested,
             stream,

@@ -102,7 +102,8 @@ mod tests {
 
     #[test]
     fn contexts_nest_and_end_with_a_panic() {
-        let (outer, inner) = (Context::new(1), Context::new(2));
+        let outer = Context::new(1);
+        let inner = Context::new(2);
         let _outer = Context::enter(Some(outer.clone()));
         let result = catch_unwind(AssertUnwindSafe(|| {
             let _inner = Context::enter(Some(inner.clone()));

@@ -95,7 +95,9 @@ pub struct Event {
 impl Event {
     /// Makes an event of the common pool. [`History::record`](super::History::record) adds the time, context and note.
     pub fn new(action: Action, address: Address, bytes: u64, stream: StreamId) -> Self {
-        let (pool, tag, key) = (PoolId::default(), Tag::Unknown, KeyId::NONE);
+        let pool = PoolId::default();
+        let tag = Tag::Unknown;
+        let key = KeyId::NONE;
         Self { action, address, bytes, stream, pool, time_us: 0, tag, key, context: None, note: None }
     }
 

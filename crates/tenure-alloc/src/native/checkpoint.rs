@@ -117,7 +117,8 @@ impl Engine {
         let Block { address: first, bytes: whole, pool, segment, .. } = self.blocks[id];
         let before = if self.blocks[id].is_split() { (1, whole) } else { (0, 0) };
         self.remove_free(id);
-        let (mut carved, mut inactive) = (id, (0, 0));
+        let mut carved = id;
+        let mut inactive = (0, 0);
         if first < address {
             carved = self.blocks.cut(id, address - first);
             self.insert_free(id);

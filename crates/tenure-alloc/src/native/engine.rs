@@ -141,8 +141,10 @@ impl Engine {
         let bytes = self.config.round(request.bytes)?;
         let info = self.backing.memory_info()?;
         let allowed = accounts.limit.bytes();
-        let (reserved, allocated) = (accounts.reserved(), accounts.statistics.all.allocated_bytes.current);
-        let (inactive, overhead) = (reserved - allocated, accounts.limit.counted_overhead(&*self.backing));
+        let reserved = accounts.reserved();
+        let allocated = accounts.statistics.all.allocated_bytes.current;
+        let inactive = reserved - allocated;
+        let overhead = accounts.limit.counted_overhead(&*self.backing);
         let requested = segment_size(bytes);
         let rejected = accounts.limit.rejects(reserved + overhead + requested);
         accounts.statistics.count_out_of_memory(rejected);

@@ -28,7 +28,8 @@ impl Engine {
     fn add_segment_of(locked: &mut impl Locked, bytes: u64, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
         source::give_back(locked);
         let (engine, accounts) = locked.engine();
-        let (limit, total) = (accounts.limit.bytes(), accounts.limit.total);
+        let limit = accounts.limit.bytes();
+        let total = accounts.limit.total;
         if limit < total && accounts.held(&*engine.backing) + bytes > limit || wanted.bytes > total {
             return Ok(None);
         }

@@ -79,7 +79,8 @@ mod tests {
     proptest! {
         #[test]
         fn finds_the_smallest_size_that_fits(operations in prop::collection::vec((1..=SIZES, any::<bool>()), 1..200)) {
-            let (mut bins, mut model) = (Bins::default(), BTreeMap::new());
+            let mut bins = Bins::default();
+            let mut model = BTreeMap::new();
             for (number, (size, fill)) in operations.into_iter().enumerate() {
                 if fill {
                     bins.set_first(size, number as u32);

@@ -82,7 +82,8 @@ impl Counters {
     /// Counts a freed block as active until [`completed`](Self::completed).
     pub(super) fn awaited(&mut self, kind: PoolKind, tag: Tag, requested: u64, bytes: u64) {
         self.awaited += 1;
-        let (pool, tag) = (self.pool(kind), tag as usize);
+        let pool = self.pool(kind);
+        let tag = tag as usize;
         pool.awaited = sum(pool.awaited, [bytes, requested, 1]);
         self.tags[tag].awaited = sum(self.tags[tag].awaited, [bytes, requested]);
     }
@@ -90,14 +91,16 @@ impl Counters {
     /// Counts an awaited block that every stream has passed.
     pub(super) fn completed(&mut self, kind: PoolKind, tag: Tag, requested: u64, bytes: u64) {
         self.awaited -= 1;
-        let (pool, tag) = (self.pool(kind), tag as usize);
+        let pool = self.pool(kind);
+        let tag = tag as usize;
         pool.awaited = difference(pool.awaited, [bytes, requested, 1]);
         self.tags[tag].awaited = difference(self.tags[tag].awaited, [bytes, requested]);
     }
 
     /// Adds these counters to an allocator's statistics.
     pub(super) fn add_to(&self, statistics: &mut Statistics) {
-        let (small_pool, large_pool) = (self.small.of_pool(), self.large.of_pool());
+        let small_pool = self.small.of_pool();
+        let large_pool = self.large.of_pool();
         let mut all = small_pool.clone();
         all.merge(&large_pool);
         // Pools need not peak together.
@@ -187,12 +190,14 @@ impl<const N: usize> Figures<N> {
     }
 
     fn live_stat(&self, index: usize) -> Stat {
-        let (current, allocated) = (self.live[index], self.added[index]);
+        let current = self.live[index];
+        let allocated = self.added[index];
         Stat { current, peak: self.peaks.live[index], allocated, freed: self.live_start[index] + allocated - current }
     }
 
     fn active_stat(&self, index: usize) -> Stat {
-        let (current, allocated) = (self.active()[index], self.added[index]);
+        let current = self.active()[index];
+        let allocated = self.added[index];
         let start = self.live_start[index] + self.awaited_start[index];
         Stat { current, peak: self.peaks.settled().active[index], allocated, freed: start + allocated - current }
     }

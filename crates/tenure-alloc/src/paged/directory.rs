@@ -46,7 +46,8 @@ impl Directory {
     pub(super) fn owner(&self, address: Address) -> Option<(u16, Lent)> {
         let (page, offset) = self.position(address)?;
         let entry = self.pages.get(page)?.load(Ordering::Acquire);
-        let (before, start) = (Half(entry & BEFORE), Half(entry >> HALF_BITS));
+        let before = Half(entry & BEFORE);
+        let start = Half(entry >> HALF_BITS);
         let (heap, lent) = if start.heap() > 0 && start.start() <= offset {
             match start.lent() {
                 Lent::Range if start.start() < offset => return None,
@@ -155,7 +156,9 @@ mod tests {
     #[test]
     fn finds_slabs_that_share_pages() {
         let directory = Directory::new(FIRST, 64 << 20);
-        let (one, two, three) = (FIRST + 512, FIRST + 512 + SLAB_BYTES, FIRST + 3 * SLAB_BYTES);
+        let one = FIRST + 512;
+        let two = FIRST + 512 + SLAB_BYTES;
+        let three = FIRST + 3 * SLAB_BYTES;
         for (slab, heap) in [(one, 3), (two, 0), (three, 9)] {
             directory.enter(slab, heap, SLAB);
         }
@@ -180,7 +183,9 @@ mod tests {
     #[test]
     fn finds_a_range_only_where_it_begins() {
         let directory = Directory::new(FIRST, 64 << 20);
-        let (slab, range, last) = (FIRST + 1024, FIRST + 1024 + SLAB_BYTES, FIRST + 4 * PAGE - 512);
+        let slab = FIRST + 1024;
+        let range = FIRST + 1024 + SLAB_BYTES;
+        let last = FIRST + 4 * PAGE - 512;
         directory.enter(slab, 3, SLAB);
         directory.enter(range, 4, RANGE);
         directory.enter(last, 5, RANGE);
@@ -206,7 +211,8 @@ mod model {
     fn neighbours_do_not_disturb_each_other() {
         loom::model(|| {
             let directory = Arc::new(Directory::new(0, 2 * SLAB_BYTES));
-            let (one, two) = (512, 512 + SLAB_BYTES);
+            let one = 512;
+            let two = 512 + SLAB_BYTES;
             let other = Arc::clone(&directory);
             let thread = loom::thread::spawn(move || {
                 other.enter(one, 1, Lent::Slab);
@@ -229,7 +235,8 @@ mod model {
         loom::model(|| {
             let directory = Arc::new(Directory::new(0, 2 * SLAB_BYTES));
             let address = Arc::new(AtomicU64::new(0));
-            let (there, sent) = (Arc::clone(&directory), Arc::clone(&address));
+            let there = Arc::clone(&directory);
+            let sent = Arc::clone(&address);
             let thread = loom::thread::spawn(move || match sent.load(Ordering::Acquire) {
                 0 => {}
                 address => assert_eq!(there.owner(address), Some((4, Lent::Slab))),

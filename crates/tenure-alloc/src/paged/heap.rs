@@ -347,7 +347,8 @@ impl Blocks {
     fn allocate_small(&mut self, request: Request, bytes: u64, history: &History) -> Option<Block> {
         let index = self.slabs.allocate(request, bytes)?;
         let entry = self.slabs.entry(index);
-        let (address, bytes) = (entry.address, entry.bytes());
+        let address = entry.address;
+        let bytes = entry.bytes();
         self.by_address.insert(address, index);
         self.counters.allocated(PoolKind::Small, request.tag, request.bytes, bytes);
         if history.is_on() {
@@ -437,8 +438,11 @@ impl Blocks {
     #[cold]
     fn record(&self, action: Action, index: u32, history: &History) {
         let entry = self.slabs.entry(index);
-        let (address, bytes, stream) = (entry.address, u64::from(entry.requested), self.stream);
-        let (tag, key) = (entry.tag, entry.key);
+        let address = entry.address;
+        let bytes = u64::from(entry.requested);
+        let stream = self.stream;
+        let tag = entry.tag;
+        let key = entry.key;
         history.record(|| Event::new(action, address, bytes, stream).with_purpose(tag, key));
     }
 }

@@ -146,7 +146,8 @@ impl PagedAllocator {
             if let Some(block) = found {
                 return Ok(block);
             }
-            let (parked, reused) = (blocks.take_parked(), blocks.take_reused());
+            let parked = blocks.take_parked();
+            let reused = blocks.take_reused();
             drop(blocks);
             self.catch_up(heap, parked, reused);
             let lend = |state: &mut MutexGuard<'_, State>, requested, effort| {
@@ -260,7 +261,9 @@ impl PagedAllocator {
             state.release_whole()?;
         }
         let free = self.backing.memory_info()?.free;
-        let (allowed, reserved, total) = (state.accounts.limit.bytes(), state.accounts.reserved(), self.total);
+        let allowed = state.accounts.limit.bytes();
+        let reserved = state.accounts.reserved();
+        let total = self.total;
         let overhead = state.accounts.limit.counted_overhead(&*self.backing);
         let rejected = state.accounts.limit.rejects(reserved + overhead + bytes);
         state.note_out_of_memory(Request { bytes, ..request }, free, rejected);
@@ -270,7 +273,8 @@ impl PagedAllocator {
         let requested = bytes;
         let seen = OutOfMemory { requested, allowed, overhead, allocated, inactive, total, free, rejected };
         self.hooks.out_of_memory(&seen);
-        let (requested, stream) = (request.bytes, request.stream);
+        let requested = request.bytes;
+        let stream = request.stream;
         let error = AllocError::OutOfMemory {
             requested,
             stream,

@@ -76,7 +76,8 @@ impl State {
         // 4. Steps 1 and 3 with memory that other streams may still work on, after a wait on the device.
         // 5. A new window, completed by as few new chunks beyond the slack as possible.
         let keeps_together = self.in_streak() && bytes != SLAB_BYTES;
-        let (space, progress) = (&mut self.space, &mut self.progress);
+        let space = &mut self.space;
+        let progress = &mut self.progress;
         let mut found = None;
         if keeps_together {
             found = space.behind_last(bytes, stream, progress)?;
@@ -103,7 +104,8 @@ impl State {
         let limit = self.accounts.limit.bytes().saturating_sub(held).min(creatable);
         let allowance = self.config.budget(peak).saturating_sub(reserved).min(limit);
         let space = &mut self.space;
-        let (mut ready, mut all_ready) = (vec![false; space.chunks.capacity()], true);
+        let mut ready = vec![false; space.chunks.capacity()];
+        let mut all_ready = true;
         for (index, chunk) in &mut space.chunks {
             ready[index] = self.progress.is_ready_for(stream, &mut chunk.uses)?;
             all_ready &= ready[index];

@@ -53,7 +53,8 @@ fn free_blocks(state: &State) -> BTreeMap<Address, SnapshotBlock> {
 }
 
 fn free(address: Address, bytes: u64) -> SnapshotBlock {
-    let (tag, key) = (Tag::Unknown, KeyId::NONE);
+    let tag = Tag::Unknown;
+    let key = KeyId::NONE;
     SnapshotBlock { address, bytes, requested: 0, state: SnapshotState::Inactive, tag, key, context: None }
 }
 

@@ -74,7 +74,8 @@ impl Slabs {
         let index = self.bins.best(usize::from(granules))?;
         self.unlink(index);
         let entry = &mut self.table[index as usize];
-        let (slab, rest) = (entry.slab as usize, entry.granules - granules);
+        let slab = entry.slab as usize;
+        let rest = entry.granules - granules;
         entry.granules = granules;
         entry.requested = request.bytes as u32;
         entry.tag = request.tag;
@@ -173,7 +174,9 @@ impl Slabs {
     #[inline]
     fn split(&mut self, index: u32, rest: u16) {
         let entry = &self.table[index as usize];
-        let (address, slab, behind) = (entry.address + entry.bytes(), entry.slab, entry.behind);
+        let address = entry.address + entry.bytes();
+        let slab = entry.slab;
+        let behind = entry.behind;
         let new = self.place(address, rest, slab);
         let entry = &mut self.table[new as usize];
         (entry.before, entry.behind) = (index, behind);
@@ -187,7 +190,8 @@ impl Slabs {
     /// Makes the block after `index` a part of `index`.
     #[inline]
     fn absorb(&mut self, index: u32, behind: u32) {
-        let (granules, next) = (self.table[behind as usize].granules, self.table[behind as usize].behind);
+        let granules = self.table[behind as usize].granules;
+        let next = self.table[behind as usize].behind;
         let entry = &mut self.table[index as usize];
         entry.granules += granules;
         entry.behind = next;

@@ -137,7 +137,8 @@ impl Space {
         if self.shown.is_noted() {
             self.note_moves(place, bytes, |home, here| (home, here));
         }
-        let (mut slot, mut changes) = (place.slot, Changes::new());
+        let mut slot = place.slot;
+        let mut changes = Changes::new();
         while let Some(piece) = self.piece(place, bytes, slot) {
             self.chunks[piece.chunk].occupy(piece.offset, piece.bytes);
             self.note_change(piece.chunk, &mut changes);
@@ -158,7 +159,8 @@ impl Space {
         if self.shown.is_noted() {
             self.note_moves(place, bytes, |home, here| (here, home));
         }
-        let (mut slot, mut changes) = (place.slot, Changes::new());
+        let mut slot = place.slot;
+        let mut changes = Changes::new();
         while let Some(piece) = self.piece(place, bytes, slot) {
             let chunk = &mut self.chunks[piece.chunk];
             chunk.uses.add(last);
@@ -382,7 +384,9 @@ impl Space {
         let mut left = self.windows.remove(mapping.window);
         let behind = left.chunks.split_off(mapping.slot + 1);
         left.chunks.pop();
-        let (first, end, until) = (left.first, left.end(), left.first + left.owned);
+        let first = left.first;
+        let end = left.end();
+        let until = left.first + left.owned;
         let start = behind.first().map_or(until, |(start, _)| *start);
         let blocks_in = |range: std::ops::Range<Address>| {
             blocks.partition_point(|block| *block < range.end) - blocks.partition_point(|block| *block < range.start)

@@ -87,7 +87,8 @@ impl Tree {
     /// Sums up the pieces from `first` to `last` again.
     #[inline]
     pub(super) fn settle(&mut self, first: usize, last: usize) {
-        let (mut first, mut last) = (self.leaves() + first, self.leaves() + last);
+        let mut first = self.leaves() + first;
+        let mut last = self.leaves() + last;
         let mut changes = true;
         while changes && first > 1 {
             (first, last, changes) = (first / 2, last / 2, false);

@@ -73,7 +73,9 @@ pub(super) struct Place {
 impl Window {
     /// Makes an empty window.
     pub(super) fn new(first: Address, owned: u64) -> Self {
-        let (chunks, tree, uses) = (Vec::new(), Tree::default(), Uses::default());
+        let chunks = Vec::new();
+        let tree = Tree::default();
+        let uses = Uses::default();
         Self { first, bytes: 0, owned, chunks, tree, is_home: true, blocks: 0, uses, used_at: 0 }
     }
 

@@ -128,7 +128,8 @@ fn statistics_equal_those_of_the_allocator_below() {
     let counted = Counted::new(Arc::clone(&allocator));
     let blocks = [100, MIB, MIB + 1, 30 * MIB].map(|bytes| alloc(&counted, bytes));
     counted.free(blocks[1]).unwrap();
-    let (above, below) = (counted.statistics(), allocator.statistics());
+    let above = counted.statistics();
+    let below = allocator.statistics();
     for (above, below) in [(&above.small_pool, &below.small_pool), (&above.large_pool, &below.large_pool)] {
         assert_eq!(above.allocation, below.allocation);
         assert_eq!(above.allocated_bytes, below.allocated_bytes);
@@ -182,7 +183,8 @@ fn a_free_that_fails_leaves_every_adaptor_as_it_was() {
     allocator.record_stream(block, StreamId(9)).unwrap();
     backing.fail_calls(0..1);
     resource.free(block).unwrap_err();
-    let (counted, limited) = (resource.inner(), resource.inner().inner());
+    let counted = resource.inner();
+    let limited = resource.inner().inner();
     assert_eq!((counted.statistics().all.allocation.current, limited.used()), (1, 512));
     assert_eq!(resource.history().events().last().map(|event| event.action), Some(Action::Alloc));
     resource.free(block).unwrap();
@@ -223,7 +225,8 @@ fn all_four_compose_and_a_callback_may_free_from_the_top() {
     let top: Arc<OnceLock<Arc<Stack>>> = Arc::default();
     let evictable = Arc::new(Mutex::new(Vec::new()));
     let callback: FailureCallback = {
-        let (top, evictable) = (Arc::clone(&top), Arc::clone(&evictable));
+        let top = Arc::clone(&top);
+        let evictable = Arc::clone(&evictable);
         Box::new(move |_| {
             let victim = evictable.lock().pop();
             victim.is_some_and(|address| top.get().unwrap().free(address).is_ok())
@@ -267,7 +270,8 @@ fn a_composition_is_exact_after_threads_have_used_it() {
             });
         }
     });
-    let (counted, limited) = (stack.inner(), stack.inner().inner());
+    let counted = stack.inner();
+    let limited = stack.inner().inner();
     assert_eq!((counted.statistics().all.allocation.allocated, limited.used()), (800, 0));
     // Every address is freed before it is allocated again.
     let mut live = std::collections::HashSet::new();

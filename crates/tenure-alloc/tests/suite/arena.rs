@@ -167,7 +167,8 @@ impl Bitmap {
     }
 
     fn allocate(&mut self, length: usize, end: End) -> Option<usize> {
-        let (limit, blocks) = (self.limit(), self.taken.len());
+        let limit = self.limit();
+        let blocks = self.taken.len();
         let first = match end {
             End::Low => (self.cursor..limit)
                 .chain(0..limit)
@@ -221,7 +222,8 @@ proptest! {
     /// are exact after every step.
     #[test]
     fn does_what_a_bitmap_does(blocks in 1_usize..80, steps in steps()) {
-        let (mut arena, mut bitmap) = (arena(blocks as u64), Bitmap::new(blocks));
+        let mut arena = arena(blocks as u64);
+        let mut bitmap = Bitmap::new(blocks);
         for step in steps {
             match step {
                 Step::Allocate(length, end) => {
@@ -247,7 +249,8 @@ proptest! {
     #[test]
     fn the_ends_do_not_fragment_each_other(steps in steps()) {
         let room = 12 * steps.len() as u64;
-        let (mut both, mut alone) = (arena(2 * room), [arena(2 * room), arena(2 * room)]);
+        let mut both = arena(2 * room);
+        let mut alone = [arena(2 * room), arena(2 * room)];
         let mut live = Vec::new();
         for step in steps {
             match step {

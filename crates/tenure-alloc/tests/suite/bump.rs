@@ -43,7 +43,8 @@ fn a_range_that_is_not_aligned_loses_its_edges() {
 #[test]
 fn a_freed_block_is_not_used_again_while_others_live() {
     let pool = pool(1 << 20);
-    let (first, _second) = (alloc(&pool, 512, A), alloc(&pool, 512, A));
+    let first = alloc(&pool, 512, A);
+    let _second = alloc(&pool, 512, A);
     free(&pool, first);
     assert_eq!(alloc(&pool, 512, A), 1024);
 }
@@ -81,7 +82,8 @@ fn a_pool_of_several_streams_starts_over_only_at_reset() {
 #[test]
 fn reset_ends_every_block() {
     let pool = pool(1 << 20);
-    let (first, second) = (alloc(&pool, 512, A), alloc(&pool, 512, A));
+    let first = alloc(&pool, 512, A);
+    let second = alloc(&pool, 512, A);
     pool.reset();
     assert_eq!((pool.live_blocks(), pool.live_bytes()), (0, 0));
     for offset in [first, second] {

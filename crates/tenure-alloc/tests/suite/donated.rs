@@ -67,8 +67,10 @@ fn large_requests_on_its_stream_are_served_from_it() {
 #[test]
 fn the_smallest_piece_that_fits_is_split_and_merged_again() {
     let f = Fixture::new();
-    let (large, small) = (f.insert(32 * MIB, A), f.insert(8 * MIB, A));
-    let (first, second) = (f.alloc(5 * MIB, A), f.alloc(4 * MIB, A));
+    let large = f.insert(32 * MIB, A);
+    let small = f.insert(8 * MIB, A);
+    let first = f.alloc(5 * MIB, A);
+    let second = f.alloc(4 * MIB, A);
     assert_eq!((first, second), (small, large));
     f.free(first);
     f.free(second);
@@ -95,7 +97,8 @@ fn ranges_that_overlap_or_do_not_fit_the_grid_are_refused() {
 #[test]
 fn clear_takes_out_one_range_and_only_when_nothing_lives_there() {
     let f = Fixture::new();
-    let (first, second) = (f.insert(8 * MIB, A), f.insert(4 * MIB, A));
+    let first = f.insert(8 * MIB, A);
+    let second = f.insert(4 * MIB, A);
     let blocks = [f.alloc(5 * MIB, A), f.alloc(4 * MIB, A)];
     assert_eq!(blocks, [first, second]);
     f.free(blocks[0]);
@@ -233,7 +236,8 @@ impl Model {
         let Fixture { backing, donated } = &self.f;
         match *op {
             Op::Insert { mib, stream } => {
-                let (bytes, stream) = (mib * MIB, StreamId(stream));
+                let bytes = mib * MIB;
+                let stream = StreamId(stream);
                 let address = backing.malloc(bytes)?;
                 donated.donated().insert(address, bytes, stream, Placement::BestFit)?;
                 self.ranges.insert(address, (bytes, stream));
@@ -363,7 +367,8 @@ fn a_range_filled_in_order_takes_every_request_and_repeats_itself() {
 #[test]
 fn where_requests_come_to_lie_is_known_before() {
     let f = Fixture::new();
-    let (range, requests) = (f.insert_as(8 * MIB, Placement::InOrder), [4, MIB, 512, 513, 1]);
+    let range = f.insert_as(8 * MIB, Placement::InOrder);
+    let requests = [4, MIB, 512, 513, 1];
     let first = requests.map(|bytes| f.alloc(bytes, A))[0];
     assert_eq!(first, range);
     assert_eq!(f.donated.donated().close(range).unwrap(), Placed::in_order(&requests));
@@ -426,7 +431,8 @@ fn what_is_recorded_must_lie_in_the_range_and_apart() {
 #[test]
 fn parameters_come_before_computation_on_the_same_stream() {
     let f = Fixture::new();
-    let (computation, parameters) = (f.insert(8 * MIB, A), f.insert_as(8 * MIB, Placement::InOrder));
+    let computation = f.insert(8 * MIB, A);
+    let parameters = f.insert_as(8 * MIB, Placement::InOrder);
     assert_eq!(f.alloc(2 * MIB, A), parameters);
     f.donated.donated().close(parameters).unwrap();
     assert_eq!(f.alloc(2 * MIB, A), computation);
@@ -469,7 +475,8 @@ impl Gate for Counting {
 
 /// Makes a gate, and a range that may be used only inside it.
 fn behind_gate(f: &Fixture, bytes: u64) -> (Arc<Counting>, u64) {
-    let (gate, address) = (Arc::new(Counting::default()), f.backing.malloc(bytes).unwrap());
+    let gate = Arc::new(Counting::default());
+    let address = f.backing.malloc(bytes).unwrap();
     f.donated.donated().insert_behind(Arc::clone(&gate) as _, address, bytes, A).unwrap();
     (gate, address)
 }

@@ -279,7 +279,8 @@ impl Mapped {
     }
 
     fn replay(&mut self, event: &Event) {
-        let (start, end) = (event.address, event.address + event.bytes);
+        let start = event.address;
+        let end = event.address + event.bytes;
         match event.action {
             Action::SegmentAlloc | Action::SegmentMap => self.add(start, end),
             Action::SegmentFree | Action::SegmentUnmap => self.cut(start, end),

@@ -66,7 +66,8 @@ fn split_at(bytes: u64) -> Config {
 #[test]
 fn small_requests_share_segments_of_2_mib() {
     let f = Fixture::new(Config::default());
-    let (one, other) = (f.alloc(1), f.alloc(513));
+    let one = f.alloc(1);
+    let other = f.alloc(513);
     assert_eq!(other, one + 512);
     assert_eq!(f.alloc(1), other + 1024);
     assert_eq!((f.calls("malloc"), f.reserved()), (1, 2 * MIB));
@@ -249,7 +250,8 @@ fn observers_of_out_of_memory_run_without_the_lock() {
     let f = Fixture::on_device(50 * MIB, Config::default());
     f.alloc(30 * MIB);
     let seen: Arc<OnceLock<(OutOfMemory, u64)>> = Arc::default();
-    let (allocator, told) = (Arc::downgrade(&f.allocator), Arc::clone(&seen));
+    let allocator = Arc::downgrade(&f.allocator);
+    let told = Arc::clone(&seen);
     f.allocator.add_out_of_memory_observer(Box::new(move |error| {
         told.set((*error, allocator.upgrade().unwrap().statistics().num_ooms)).unwrap();
     }));
@@ -289,7 +291,8 @@ fn a_recorded_stream_holds_a_freed_block_until_it_has_passed() {
 fn a_slow_stream_delays_its_own_blocks_only() {
     let f = Fixture::new(Config::default());
     f.backing.hold_streams();
-    let (slow, fast) = (f.alloc(12 * MIB), f.alloc(14 * MIB));
+    let slow = f.alloc(12 * MIB);
+    let fast = f.alloc(14 * MIB);
     f.allocator.record_stream(slow, B).unwrap();
     f.allocator.record_stream(fast, C).unwrap();
     f.free(slow);

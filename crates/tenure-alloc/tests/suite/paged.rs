@@ -77,8 +77,10 @@ fn memory_in_pieces_becomes_one_block_without_a_new_chunk_or_a_wait() {
 fn a_block_may_begin_in_one_chunk_in_use_and_end_in_another() {
     let f = Fixture::new(tight());
     // One chunk of 16 MiB has 6 MiB in use at its start, another at its end.
-    let (keep_low, drop_high) = (f.alloc(6 * MIB), f.alloc(10 * MIB));
-    let (drop_low, keep_high) = (f.alloc(10 * MIB), f.alloc(6 * MIB));
+    let keep_low = f.alloc(6 * MIB);
+    let drop_high = f.alloc(10 * MIB);
+    let drop_low = f.alloc(10 * MIB);
+    let keep_high = f.alloc(6 * MIB);
     f.free(drop_high);
     f.free(drop_low);
     assert_eq!(f.reserved(), 32 * MIB);
@@ -199,7 +201,9 @@ fn nothing_is_a_block_of_no_bytes() {
 #[test]
 fn cached_memory_goes_back_and_windows_with_blocks_stay() {
     let f = Fixture::new(tight());
-    let (first, middle, last) = (f.alloc(16 * MIB), f.alloc(16 * MIB), f.alloc(16 * MIB));
+    let first = f.alloc(16 * MIB);
+    let middle = f.alloc(16 * MIB);
+    let last = f.alloc(16 * MIB);
     f.free(middle);
     f.backing.pass(A);
     f.allocator.release_cached().unwrap();
@@ -280,7 +284,8 @@ fn without_address_space_the_request_fails_and_says_so() {
 fn a_private_pools_memory_serves_no_other_requests_until_it_is_given_up() {
     let f = Fixture::new(tight());
     f.allocator.begin_pool(POOL, PoolUse::Capture, Box::new(|stream| stream == B)).unwrap();
-    let (captured, small) = (f.try_alloc(30 * MIB, B).unwrap(), f.try_alloc(700, B).unwrap());
+    let captured = f.try_alloc(30 * MIB, B).unwrap();
+    let small = f.try_alloc(700, B).unwrap();
     f.allocator.end_pool(POOL).unwrap();
     let private = f.reserved();
     let other = f.try_alloc(700, B).unwrap();
@@ -333,8 +338,11 @@ fn a_pool_may_lend_its_free_memory_before_an_error() {
 fn a_full_device_asks_the_callbacks_then_waits_then_tells_the_observers() {
     let f = Fixture::new(tight());
     let held = f.alloc(600 * MIB);
-    let (seen, tries) = (Arc::new(OnceLock::new()), Arc::new(AtomicU64::new(0)));
-    let (observed, tried, allocator) = (Arc::clone(&seen), Arc::clone(&tries), Arc::downgrade(&f.allocator));
+    let seen = Arc::new(OnceLock::new());
+    let tries = Arc::new(AtomicU64::new(0));
+    let observed = Arc::clone(&seen);
+    let tried = Arc::clone(&tries);
+    let allocator = Arc::downgrade(&f.allocator);
     f.allocator.add_out_of_memory_observer(Box::new(move |error: &OutOfMemory| observed.set(*error).unwrap()));
     f.allocator.add_free_memory_callback(Box::new(move || {
         // It is called with no lock held, so it may use the allocator. Only the first time it has a block to free.
@@ -348,7 +356,8 @@ fn a_full_device_asks_the_callbacks_then_waits_then_tells_the_observers() {
     assert_eq!((f.statistics().num_ooms, tries.load(Ordering::Relaxed)), (0, 1));
 
     let error = f.try_alloc(500 * MIB + 1, B).unwrap_err();
-    let (free, inactive) = (GIB - f.reserved(), f.reserved() - 700 * MIB);
+    let free = GIB - f.reserved();
+    let inactive = f.reserved() - 700 * MIB;
     let expected = OutOfMemory {
         requested: 500 * MIB + 512,
         allowed: GIB,

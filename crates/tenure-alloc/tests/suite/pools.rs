@@ -192,7 +192,8 @@ fn a_pool_given_up_goes_when_its_blocks_have() {
 #[test]
 fn releasing_one_pool_leaves_the_others_and_the_common_one() {
     each(GIB, |f| {
-        let (one, other) = (PoolId(0, 1), PoolId(0, 2));
+        let one = PoolId(0, 1);
+        let other = PoolId(0, 2);
         for pool in [one, other] {
             f.within(pool, PoolUse::Eager, || f.free(f.alloc(30 * MIB)));
             f.allocator.release_pool(pool).unwrap();
@@ -458,7 +459,8 @@ impl PoolSource for Nested {
 #[test]
 fn a_source_may_allocate_in_the_allocator_that_it_is_for() {
     each(GIB, |f| {
-        let (allocator, backing) = (Arc::clone(&f.allocator), Arc::clone(&f.backing));
+        let allocator = Arc::clone(&f.allocator);
+        let backing = Arc::clone(&f.backing);
         let source = Arc::new(Nested { allocator, backing, blocks: Mutex::default() });
         f.allocator.create_pool(POOL, Some(Arc::clone(&source) as _)).unwrap();
         let block = f.within(POOL, PoolUse::Eager, || f.alloc(3 * MIB));
@@ -478,7 +480,8 @@ fn a_pool_is_set_back_to_a_checkpoint() {
     each(GIB, |f| {
         let [first, second, third] = f.capture(|| [512, 3 * MIB, 12 * MIB].map(|bytes| f.alloc(bytes)));
         f.free(second);
-        let (checkpoint, statistics) = (f.allocator.checkpoint(POOL).unwrap(), f.allocator.statistics());
+        let checkpoint = f.allocator.checkpoint(POOL).unwrap();
+        let statistics = f.allocator.statistics();
         let layout = || -> Vec<_> {
             let blocks = f.segments(POOL).into_iter().flat_map(|segment| segment.blocks);
             blocks.map(|block| (block.address, block.bytes, block.state)).collect()
@@ -587,7 +590,8 @@ fn the_chunks_under_a_block_show_it_at_the_same_offset() {
                 continue;
             };
             assert!(chunks.windows(2).all(|pair| pair[0].address + pair[0].bytes == pair[1].address));
-            let (first, last) = (chunks.first().unwrap(), chunks.last().unwrap());
+            let first = chunks.first().unwrap();
+            let last = chunks.last().unwrap();
             assert!(first.address <= address && address < first.address + first.bytes);
             assert!(last.address < address + bytes && address + bytes <= last.address + last.bytes);
             f.free(address);

@@ -169,7 +169,9 @@ impl Model {
         backing.hold_streams();
         let allocator = engine.build(&backing);
         allocator.create_pool(OWN, Some(Arc::new(Own(Arc::clone(&backing))))).unwrap();
-        let (live, order, checkpoint) = (BTreeMap::new(), Vec::new(), None);
+        let live = BTreeMap::new();
+        let order = Vec::new();
+        let checkpoint = None;
         Self { engine, backing, allocator, live, order, capturing: false, own: false, checkpoint }
     }
 
@@ -177,7 +179,8 @@ impl Model {
     fn apply(&mut self, op: &Op) -> Result<(), AllocError> {
         match *op {
             Op::Allocate { bytes, stream, tag } => {
-                let (stream, tag) = (StreamId(stream), Tag::ALL[tag]);
+                let stream = StreamId(stream);
+                let tag = Tag::ALL[tag];
                 let block = self.allocator.allocate(Request::new(bytes, stream).with_tag(tag))?;
                 assert!(block.bytes >= bytes);
                 let before = self.live.range(..block.address + block.bytes).next_back();
@@ -292,7 +295,8 @@ impl Model {
     /// Checks that the blocks of a snapshot cover their segments, and that no two free ones lie side by side.
     fn check_snapshot(&self) {
         let snapshot = self.allocator.snapshot();
-        let (mut allocated, mut requested) = (BTreeMap::new(), 0);
+        let mut allocated = BTreeMap::new();
+        let mut requested = 0;
         for segment in &snapshot.segments {
             let mut next = segment.address;
             for block in &segment.blocks {

@@ -22,7 +22,8 @@ pub(super) unsafe extern "C" fn allocate(
     address: *mut *mut c_void,
 ) -> Status {
     guarded(|| {
-        let (device, stream) = (device(number)?, stream_id(stream));
+        let device = device(number)?;
+        let stream = stream_id(stream);
         if let Some(lent) = exchange::take_lent(device.memory.device(), bytes) {
             // SAFETY: by the header, a place to write to.
             unsafe { address.write(lent.cast()) };
@@ -53,7 +54,8 @@ pub(super) extern "C" fn free(address: *mut c_void, context: Object) -> Status {
 
 pub(super) unsafe extern "C" fn record_stream(address: *mut c_void, stream: *mut c_void) -> Status {
     guarded(|| {
-        let (address, stream) = (address.addr() as Address, stream_id(stream));
+        let address = address.addr() as Address;
+        let stream = stream_id(stream);
         on_owner(address, |device| {
             // SAFETY: by the header, a stream of the block's device. Other devices only remember its name.
             unsafe { device.adopt(stream) };

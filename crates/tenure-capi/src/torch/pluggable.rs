@@ -61,7 +61,8 @@ pub(super) extern "C-unwind" fn tenure_torch_plug_memory_fraction(fraction: f64,
 /// `bytes` is null or a place to write to.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_base(address: *mut c_void, bytes: *mut usize) -> *mut c_void {
-    let (mut first, mut length) = (ptr::null_mut(), 0);
+    let mut first = ptr::null_mut();
+    let mut length = 0;
     // SAFETY: both are places to write to.
     check(unsafe { blocks::extent(address, &mut first, &mut length) });
     if !bytes.is_null() {

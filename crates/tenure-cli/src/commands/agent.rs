@@ -202,8 +202,11 @@ fn ask(args: &AskArgs) -> anyhow::Result<String> {
     // The path came as text, so nothing is lost.
     let mapping = &*placed.mapping.to_string_lossy();
     if args.json {
-        let (evaluations, seconds) = (placed.evaluations, placed.seconds);
-        let (planner, score, makespan_us) = (&*placed.planner, *score, *makespan_us);
+        let evaluations = placed.evaluations;
+        let seconds = placed.seconds;
+        let planner = &*placed.planner;
+        let score = *score;
+        let makespan_us = *makespan_us;
         let printed = Printed { mapping, planner, score, makespan_us, evaluations, seconds, unplaced, unknown };
         return Ok(serde_json::to_string(&printed)? + "\n");
     }

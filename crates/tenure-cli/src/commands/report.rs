@@ -33,7 +33,8 @@ pub(crate) fn run(args: &ReportArgs) -> ExitCode {
 /// # Errors
 /// One line if no event is left to show.
 fn page_options(args: &ReportArgs, trace: &Trace) -> anyhow::Result<PageOptions> {
-    let (from, events) = (args.from, trace.events().len());
+    let from = args.from;
+    let events = trace.events().len();
     let to = args.to.unwrap_or(events);
     if (args.from, args.to) != (0, None) && from >= to.min(events) {
         let asked = args.to.map_or_else(|| format!("--from {from}"), |to| format!("--from {from} --to {to}"));

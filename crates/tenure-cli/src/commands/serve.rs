@@ -143,12 +143,14 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let index = serving.index();
     let is_ready = |entry: &&IndexEntry| entry.state == ModelState::Ready;
     let ready: Vec<&str> = index.iter().filter(is_ready).map(|entry| &*entry.name).collect();
-    let (url, grpc) = (format!("http{secure}://{}", server.address()), server.grpc_address());
+    let url = format!("http{secure}://{}", server.address());
+    let grpc = server.grpc_address();
     let said = if args.json {
         serde_json::json!({ "url": url, "grpc": grpc.map(|address| address.to_string()), "models": ready }).to_string()
     } else {
         let grpc = grpc.map(|address| format!("grpc{secure}://{address} and ")).unwrap_or_default();
-        let (ready, count) = (ready.len(), index.len());
+        let ready = ready.len();
+        let count = index.len();
         let devices = args.device.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
         format!("serving {ready} of {count} models with {memory} of {devices} for weights at {grpc}{url}")
     };
@@ -175,7 +177,8 @@ pub(crate) fn work() -> ExitCode {
 /// Returns the notification of the first interrupt, after which requests in progress are answered; the second ends the
 /// program at once.
 fn interruption() -> anyhow::Result<Arc<Notify>> {
-    let (interrupted, was_before) = (Arc::new(Notify::new()), AtomicBool::new(false));
+    let interrupted = Arc::new(Notify::new());
+    let was_before = AtomicBool::new(false);
     let told = Arc::clone(&interrupted);
     ctrlc::set_handler(move || {
         if was_before.swap(true, Ordering::Relaxed) {

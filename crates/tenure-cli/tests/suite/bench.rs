@@ -12,8 +12,10 @@ fn switch(args: &[&str]) -> std::process::Output {
 #[test]
 fn each_model_is_a_line_whose_answers_are_its_own() {
     let folder = tempfile::tempdir().unwrap();
-    let (figure, report) = (folder.path().join("switch.svg"), folder.path().join("switch.html"));
-    let (figure, report) = (figure.to_str().unwrap(), report.to_str().unwrap());
+    let figure = folder.path().join("switch.svg");
+    let report = folder.path().join("switch.html");
+    let figure = figure.to_str().unwrap();
+    let report = report.to_str().unwrap();
     for device in [&["--device", "cpu"][..], &["--device", "cuda", "--driver", "sim"]] {
         let weights = folder.path().join("weights");
         fs::create_dir_all(&weights).unwrap();
@@ -48,7 +50,8 @@ fn serve(args: &[&str]) -> std::process::Output {
 #[test]
 fn each_request_of_a_load_is_answered_as_its_model_answers() {
     let folder = tempfile::tempdir().unwrap();
-    let (figure, report) = (folder.path().join("serve.svg"), folder.path().join("serve.html"));
+    let figure = folder.path().join("serve.svg");
+    let report = folder.path().join("serve.html");
     let weights = folder.path().join("weights");
     fs::create_dir_all(&weights).unwrap();
     for load in ["cycles", "poisson", "zipf"] {

@@ -130,7 +130,8 @@ fn without_a_capacity_the_lowest_packing_is_found() {
 fn what_is_not_known_in_time_is_null() {
     let folder = here();
     let answer = answer(&[&hard(folder.path()), "--seconds", "0"]);
-    let (height, bound) = (answer["height"].as_u64().unwrap(), answer["lower_bound"].as_u64().unwrap());
+    let height = answer["height"].as_u64().unwrap();
+    let bound = answer["lower_bound"].as_u64().unwrap();
     assert!(bound < height, "{answer}");
     let capacity = bound.to_string();
     assert_eq!(
@@ -249,7 +250,8 @@ fn json_says_what_came_of_a_plan() {
     // Accessed are 4000, 8000 and 2000 bytes of these, and 12000 of the first activation.
     let score = answer["score"].as_f64().unwrap();
     assert!((score - 14.0 / 26.0).abs() < 1e-9, "{answer}");
-    let (bound, gap) = (answer["bound"].as_f64().unwrap(), answer["gap"].as_f64().unwrap());
+    let bound = answer["bound"].as_f64().unwrap();
+    let gap = answer["gap"].as_f64().unwrap();
     assert!(bound >= score && (gap - (bound - score) / bound).abs() < 1e-12, "{answer}");
     assert!(answer["makespan_us"].as_f64() >= answer["bound_makespan_us"].as_f64());
     assert!(answer["bound_makespan_us"].as_f64().unwrap() >= 4.0);
@@ -296,7 +298,8 @@ fn all_planners_have_a_line_each() {
 #[test]
 fn problems_that_cannot_be_planned_get_one_line() {
     let folder = here();
-    let (file, path) = (layers(folder.path()), folder.path());
+    let file = layers(folder.path());
+    let path = folder.path();
     fs::write(path.join("bad.json"), "{\"name\": 3}").unwrap();
     fs::write(path.join("moves.json"), MOVES).unwrap();
     for (args, said) in [

@@ -62,7 +62,8 @@ fn every_format_holds_the_same_trace() {
         assert!(output.status.success(), "{}", stderr(&output));
         source = target.into();
     }
-    let (first, last) = (Trace::read(SAMPLE).unwrap(), Trace::read(folder.path().join("five.ttrace")).unwrap());
+    let first = Trace::read(SAMPLE).unwrap();
+    let last = Trace::read(folder.path().join("five.ttrace")).unwrap();
     assert_eq!(first.events(), last.events());
     assert_eq!(first.settings(), last.settings());
     assert_eq!(files(folder.path()).len(), 5, "nothing else is left");
@@ -429,7 +430,8 @@ fn a_reader_that_leaves_is_no_error() {
 #[test]
 fn an_interruption_leaves_no_part_of_a_file() {
     let folder = here();
-    let (large, out) = (folder.path().join("large.ttrace"), folder.path().join("out.pickle.xz"));
+    let large = folder.path().join("large.ttrace");
+    let out = folder.path().join("out.pickle.xz");
     let event = |index: u64| Event {
         time_us: index * (index % 7919),
         address: (index + 1) << 32 | index.wrapping_mul(0x9e37_79b9) & 0xffff_fe00,

@@ -414,7 +414,8 @@ fn images_have_their_own_channels_and_classes() {
 #[test]
 fn a_run_that_diverges_shows_what_it_did_and_keeps_the_checkpoint_before() {
     let folder = here();
-    let (path, before) = (folder.path(), ["--steps", "2", "--checkpoint", "run.safetensors"]);
+    let path = folder.path();
+    let before = ["--steps", "2", "--checkpoint", "run.safetensors"];
     train(path, &before);
     let checkpoint = fs::read(path.join("run.safetensors")).unwrap();
     let files = ["--resume", "run.safetensors", "--checkpoint", "run.safetensors", "--report", "run.html"];

@@ -25,7 +25,8 @@ impl Layout {
             return Err(LayoutError::IndexOutOfRange { index, dim, size });
         }
         let offset = self.offset_from(dim, index)?;
-        let (mut sizes, mut strides) = (self.sizes.clone(), self.strides.clone());
+        let mut sizes = self.sizes.clone();
+        let mut strides = self.strides.clone();
         sizes.remove(dim);
         strides.remove(dim);
         Self::checked(sizes, strides, offset)
@@ -45,7 +46,8 @@ impl Layout {
         let start = start.min(self.sizes[dim]);
         let end = end.clamp(start, self.sizes[dim]);
         let offset = self.offset_from(dim, start)?;
-        let (mut sizes, mut strides) = (self.sizes.clone(), self.strides.clone());
+        let mut sizes = self.sizes.clone();
+        let mut strides = self.strides.clone();
         sizes[dim] = (end - start).div_ceil(step);
         strides[dim] = self.fit(product(strides[dim], step))?;
         Self::checked(sizes, strides, offset)
@@ -138,7 +140,8 @@ impl Layout {
             return Err(LayoutError::DimOutOfRange { dim, rank: self.rank() + 1 });
         }
         let stride = self.fit(next_stride(&self.sizes[dim..], &self.strides[dim..]))?;
-        let (mut sizes, mut strides) = (self.sizes.clone(), self.strides.clone());
+        let mut sizes = self.sizes.clone();
+        let mut strides = self.strides.clone();
         sizes.insert(dim, 1);
         strides.insert(dim, stride);
         Self::checked(sizes, strides, self.offset)

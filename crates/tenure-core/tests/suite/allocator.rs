@@ -28,7 +28,8 @@ impl MemoryReporter for Recorder {
 }
 
 fn recorded() -> (CpuAllocator, Arc<Recorder>) {
-    let (allocator, recorder) = (CpuAllocator::new(), Arc::new(Recorder::default()));
+    let allocator = CpuAllocator::new();
+    let recorder = Arc::new(Recorder::default());
     allocator.set_reporter(Some(recorder.clone()));
     (allocator, recorder)
 }
@@ -190,7 +191,8 @@ fn memory_may_be_freed_on_another_thread() {
     let (sender, receiver) = mpsc::channel::<(DataPtr, usize)>();
     thread::scope(|scope| {
         for thread in 0..4_usize {
-            let (allocator, sender) = (&allocator, sender.clone());
+            let allocator = &allocator;
+            let sender = sender.clone();
             scope.spawn(move || {
                 for i in 0..500 {
                     let bytes = 1 + (thread * 7919 + i * 104_729) % 3000;
@@ -281,7 +283,8 @@ fn the_highest_priority_wins_whatever_the_order_of_threads() {
     let start = Barrier::new(allocators.len());
     thread::scope(|scope| {
         for (priority, allocator) in allocators.iter().enumerate() {
-            let (registry, start) = (&registry, &start);
+            let registry = &registry;
+            let start = &start;
             scope.spawn(move || {
                 start.wait();
                 registry.register(DeviceKind::Cpu, allocator.clone(), priority as u8);

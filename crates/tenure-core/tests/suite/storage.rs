@@ -259,7 +259,8 @@ fn a_failed_resize_changes_nothing() {
     let storage = Storage::new(3, allocator.clone()).unwrap();
     // SAFETY: three bytes of host memory.
     unsafe { storage.lock().as_ptr().write_bytes(b'a', 3) };
-    let (address, generation) = (storage.lock().as_ptr(), storage.generation());
+    let address = storage.lock().as_ptr();
+    let generation = storage.generation();
     for (fault, text) in [(&allocator.refuse, "out of memory on cpu"), (&allocator.fail_copy, "copy on cpu failed")] {
         fault.store(true, Ordering::Relaxed);
         assert!(storage.resize(6).unwrap_err().to_string().starts_with(text));
@@ -285,7 +286,8 @@ fn a_deleter_may_use_the_storage_it_was_replaced_in() {
     let storage = Storage::new(0, cpu()).unwrap();
     let seen = Arc::new(AtomicU32::new(0));
     let data = DataPtr::foreign(std::ptr::null_mut(), Device::CPU, {
-        let (storage, seen) = (storage.clone(), Arc::clone(&seen));
+        let storage = storage.clone();
+        let seen = Arc::clone(&seen);
         move || seen.store(storage.bytes() as u32, Ordering::Relaxed)
     });
     // SAFETY: there are no bytes.
@@ -306,7 +308,9 @@ fn a_guard_keeps_the_bytes_in_place_while_others_resize() {
         });
         while !resizer.is_finished() {
             let guard = storage.lock();
-            let (address, bytes, generation) = (guard.as_ptr(), guard.bytes(), guard.generation());
+            let address = guard.as_ptr();
+            let bytes = guard.bytes();
+            let generation = guard.generation();
             // SAFETY: the junk fill or `write` wrote every byte, and nothing writes now.
             let prefix = unsafe { &guard.as_slice()[..64] };
             assert!(prefix.iter().all(|&byte| byte == 1));
@@ -327,7 +331,8 @@ fn bytes_that_are_on_their_way_are_waited_for_by_who_uses_them_alone() {
         }
     }
     let (arrived, arrival) = mpsc::channel();
-    let (mut bytes, waits) = (vec![7_u8; 4], Arc::new(AtomicU32::new(0)));
+    let mut bytes = vec![7_u8; 4];
+    let waits = Arc::new(AtomicU32::new(0));
     let data = DataPtr::foreign(bytes.as_mut_ptr(), Device::CPU, || ());
     // SAFETY: the vector lives longer, and nothing else uses it.
     let storage = unsafe { Storage::arriving(data, 4, Coming(Mutex::new(arrival), Arc::clone(&waits))) };

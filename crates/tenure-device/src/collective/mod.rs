@@ -89,7 +89,8 @@ impl Communicator {
             _ => Group::Sim(Arc::new(sim::Meeting::new(drivers.len()))),
         });
         let communicator = |(rank, driver)| {
-            let (driver, group) = (Arc::clone(driver), Arc::clone(&group));
+            let driver = Arc::clone(driver);
+            let group = Arc::clone(&group);
             Self { driver, rank, size: drivers.len(), group }
         };
         Ok(drivers.iter().enumerate().map(communicator).collect())

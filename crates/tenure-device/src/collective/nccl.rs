@@ -130,7 +130,8 @@ impl Group {
         stream: StreamId,
     ) -> Result<(), CollectiveError> {
         let (_alive, name) = self.call(rank)?;
-        let (data, number) = (address as *mut _, number(dtype)?);
+        let data = address as *mut _;
+        let number = number(dtype)?;
         let operation = match reduction {
             Reduction::Sum => ncclRedOp_t::ncclSum,
             Reduction::Average => ncclRedOp_t::ncclAvg,

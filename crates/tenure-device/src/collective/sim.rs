@@ -140,7 +140,9 @@ fn put(
     merge: impl Fn(Vec<Vec<u8>>) -> Vec<u8> + Send + Sync + 'static,
 ) -> Result<(), CollectiveError> {
     let number = meeting.call(rank)?;
-    let (giver, waiter, taker) = (Arc::clone(meeting), Arc::clone(meeting), Arc::clone(meeting));
+    let giver = Arc::clone(meeting);
+    let waiter = Arc::clone(meeting);
+    let taker = Arc::clone(meeting);
     let give = Kernel::new(name, stream).reads(address, bytes as u64).body(move |memory| {
         let mut own = vec![0; bytes];
         memory.read(address, &mut own);

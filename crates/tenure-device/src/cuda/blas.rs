@@ -243,10 +243,12 @@ impl CudaDriver {
         operands: &Operands,
         stream: StreamId,
     ) -> Result<(), ErrorKind> {
-        let (raw, handle) = (self.stream(stream)?, self.blas()?.handle);
+        let raw = self.stream(stream)?;
+        let handle = self.blas()?.handle;
         let Operands { a, b, c, d, bias, alpha, beta, workspace } = *operands;
         let is_double = plan.product.dtype == DType::F64;
-        let (narrow, wide) = ([alpha as f32, beta as f32], [alpha, beta]);
+        let narrow = [alpha as f32, beta as f32];
+        let wide = [alpha, beta];
         let factor = |index: usize| match is_double {
             true => ptr::from_ref(&wide[index]).cast(),
             false => ptr::from_ref(&narrow[index]).cast(),
@@ -290,7 +292,8 @@ impl Plan {
 
     fn without_algorithm(product: &Product) -> Result<Self, ErrorKind> {
         let Product { m, n, k, batch, dtype, compute, a, b, c, d, epilogue } = *product;
-        let (data, scale) = (data_type(dtype)?, if dtype == DType::F64 { DType::F64 } else { DType::F32 });
+        let data = data_type(dtype)?;
+        let scale = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let compute = match (dtype, compute) {
             (DType::F64, _) => ComputeType::CUBLAS_COMPUTE_64F,
             (DType::F32, Compute::Tf32) => ComputeType::CUBLAS_COMPUTE_32F_FAST_TF32,

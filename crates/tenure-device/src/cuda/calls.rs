@@ -261,7 +261,8 @@ impl Driver for CudaDriver {
 
     fn create_stream(&self, priority: Priority) -> Result<StreamId, CallError> {
         self.in_context(Call::CreateStream, || {
-            let (flags, priority) = (CUstream_flags::CU_STREAM_NON_BLOCKING, self.priorities[priority as usize]);
+            let flags = CUstream_flags::CU_STREAM_NON_BLOCKING;
+            let priority = self.priorities[priority as usize];
             let mut stream = ptr::null_mut();
             // SAFETY: `stream` is writable, and the thread has the context.
             check(unsafe { sys::cuStreamCreateWithPriority(&mut stream, flags as c_uint, priority) })?;
@@ -398,7 +399,8 @@ impl Driver for CudaDriver {
     fn elapsed_us(&self, start: EventId, end: EventId) -> Result<f64, CallError> {
         self.in_context(Call::Elapsed, || {
             let [from, to] = [start, end].map(|event| self.event_of_kind(event, EventKind::Timing));
-            let (from, to) = (from?, to?);
+            let from = from?;
+            let to = to?;
             match elapsed_ms(from, to) {
                 // For the driver, an event that was never recorded is an invalid handle.
                 Err(kind) if matches!(kind.code(), 400 | 600) => {

@@ -146,7 +146,8 @@ impl CudaDriver {
                     self.launches.withdraw(number);
                 }
             })?;
-            let (grid, block) = (Some(grid), Some(block));
+            let grid = Some(grid);
+            let block = Some(block);
             Ok(Launch { name: function.name, stream, number, grid, block, at: Some(at) })
         })
     }

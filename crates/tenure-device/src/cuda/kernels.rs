@@ -112,7 +112,9 @@ const OPTIONS: &[&str] = &["--std=c++17", "--device-as-default-execution-space"]
 
 /// Returns a file name that depends on everything that the machine code depends on.
 fn file_name(source: &str, (major, minor): (u32, u32)) -> String {
-    let (architecture, version, options) = (format!("sm_{major}{minor}"), nvrtc::version(), OPTIONS.join(" "));
+    let architecture = format!("sm_{major}{minor}");
+    let version = nvrtc::version();
+    let options = OPTIONS.join(" ");
     cache::digest([source, &architecture, &version, &options]) + ".cubin"
 }
 

@@ -29,7 +29,8 @@ pub(super) fn processes(properties: &Properties) -> Option<Vec<ProcessMemory>> {
 
 /// Returns the link between two devices.
 pub(super) fn link(from: &Properties, to: &Properties) -> Option<Link> {
-    let (from, to) = (find(from)?, find(to)?);
+    let from = find(from)?;
+    let to = find(to)?;
     if from.p2p_status(&to, P2pCapabilitiesIndex::NvLink).is_ok_and(|status| status == P2pStatus::Ok) {
         return Some(Link::NvLink { count: nv_links(&from, &to) });
     }

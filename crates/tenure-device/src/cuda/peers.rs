@@ -64,7 +64,8 @@ impl CudaDriver {
         // If there is no direct path between the two devices, the driver copies through the host.
         let _ = peer.enable_access_of(self.device().index());
         self.in_context(Call::CopyToPeer, || {
-            let (to, from) = (peer.context().raw(), self.context().raw());
+            let to = peer.context().raw();
+            let from = self.context().raw();
             self.submit(stream, bytes, |stream| {
                 // SAFETY: both contexts are retained, and the driver checks the addresses.
                 unsafe { sys::cuMemcpyPeerAsync(target, to, source, from, bytes as usize, stream) }

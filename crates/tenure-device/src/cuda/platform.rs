@@ -40,7 +40,8 @@ impl CudaPlatform {
         if let Some(driver) = drivers.get(&device) {
             return Ok(Arc::clone(driver));
         }
-        let (ordinal, properties) = (ordinal(device)?, self.properties(device)?);
+        let ordinal = ordinal(device)?;
+        let properties = self.properties(device)?;
         let driver =
             CudaDriver::start(device, ordinal, properties).map_err(|kind| failed(Call::RetainContext, kind))?;
         let driver = Arc::new(driver);
@@ -77,7 +78,8 @@ impl Platform for CudaPlatform {
 
     fn can_access_peer(&self, device: u8, peer: u8) -> Result<bool, CallError> {
         self.start()?;
-        let (device, peer) = (ordinal(device)?, ordinal(peer)?);
+        let device = ordinal(device)?;
+        let peer = ordinal(peer)?;
         if device == peer {
             return Ok(true);
         }

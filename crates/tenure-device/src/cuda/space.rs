@@ -130,7 +130,8 @@ impl AddressSpace {
         self.check_aligned("address", address)?;
         self.check_aligned("size", bytes)?;
         let range = address..address.saturating_add(bytes);
-        let (mut at, mut count) = (range.start, 0);
+        let mut at = range.start;
+        let mut count = 0;
         while at < range.end {
             let below = self.mappings.range(..=at).next_back();
             let Some((&start, mapping)) = below.filter(|(_, mapping)| mapping.end > at) else {
@@ -203,7 +204,8 @@ mod tests {
 
     /// An address space of ten granules, and a chunk of two granules, mapped at the third.
     fn space() -> (AddressSpace, ChunkId) {
-        let (mut space, chunk) = (AddressSpace::new(GRANULE), ChunkId(7));
+        let mut space = AddressSpace::new(GRANULE);
+        let chunk = ChunkId(7);
         space.add_reservation(START, 10 * GRANULE);
         space.add_chunk(chunk, 2 * GRANULE);
         assert_eq!(space.check_map(at(2), chunk), Ok(2 * GRANULE));
@@ -233,7 +235,8 @@ mod tests {
             assert_eq!(space.check_map(outside, chunk), Err(ErrorKind::NotReserved(range)));
         }
         for taken in [at(1), at(2), at(3)] {
-            let (range, existing) = (taken..taken + 2 * GRANULE, at(2)..at(4));
+            let range = taken..taken + 2 * GRANULE;
+            let existing = at(2)..at(4);
             assert_eq!(space.check_map(taken, chunk), Err(ErrorKind::Overlap { range, existing }));
         }
         for free in [at(0), at(4), at(8)] {
@@ -249,7 +252,8 @@ mod tests {
         assert_eq!(space.whole_chunks(at(2), 6 * GRANULE), Err(ErrorKind::NotMapped(at(4)..at(6))));
         assert_eq!(space.whole_chunks(at(8), GRANULE), Err(ErrorKind::NotMapped(at(8)..at(9))));
         for start in [at(2), at(3)] {
-            let (range, mapping) = (start..start + GRANULE, at(2)..at(4));
+            let range = start..start + GRANULE;
+            let mapping = at(2)..at(4);
             assert_eq!(space.whole_chunks(start, GRANULE), Err(ErrorKind::PartialChunk { range, mapping }));
         }
         space.add_mapping(at(4), chunk);
@@ -263,7 +267,8 @@ mod tests {
         assert_eq!(space.accessible().count(), 0);
         space.note_access(at(2), 4 * GRANULE, Access::ReadWrite);
         space.note_access(at(4), 2 * GRANULE, Access::Read);
-        let (whole, read) = ((at(2), 2 * GRANULE, Access::ReadWrite), (at(4), 2 * GRANULE, Access::Read));
+        let whole = (at(2), 2 * GRANULE, Access::ReadWrite);
+        let read = (at(4), 2 * GRANULE, Access::Read);
         assert_eq!(space.accessible().collect::<Vec<_>>(), [whole, read]);
         space.remove_mappings(at(2), 2 * GRANULE);
         assert_eq!(space.accessible().collect::<Vec<_>>(), [read]);

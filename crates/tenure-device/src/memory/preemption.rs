@@ -109,7 +109,8 @@ impl Preemption {
     /// the program's, such as Python's. `clock` gives the times.
     pub fn new(around_wait: AroundWait, clock: Clock) -> Self {
         let lane = || Lane { allocations: AtomicU32::new(0), stride: AtomicU32::new(FIRST_STRIDE) };
-        let (state, changed) = (Mutex::default(), Condvar::new());
+        let state = Mutex::default();
+        let changed = Condvar::new();
         let inner = PreemptionInner { lanes: array::from_fn(|_| lane()), state, changed, clock };
         let preemption = Self { is_stopped: AtomicBool::new(false), inner: Arc::new(inner), around_wait };
         preemption.resume();

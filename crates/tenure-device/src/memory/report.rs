@@ -203,7 +203,8 @@ impl OutOfMemoryReport {
             let percent = self.allowed_bytes as f64 / self.total_bytes as f64 * 100.0;
             write!(f, ", and may use {} ({percent:.1}% of the device)", Gib(self.allowed_bytes))?;
         }
-        let (allocated, unallocated) = (Gib(self.allocated_bytes), Gib(self.unallocated_bytes()));
+        let allocated = Gib(self.allocated_bytes);
+        let unallocated = Gib(self.unallocated_bytes());
         write!(f, ". Of that {allocated} is allocated by live blocks, {unallocated} is reserved but unallocated")?;
         if self.awaited_bytes > 0 {
             write!(f, ", and {} is freed but still awaited on other streams", Gib(self.awaited_bytes))?;
@@ -256,7 +257,8 @@ impl OutOfMemoryReport {
 fn by_tag(holders: &[Holder]) -> Vec<Holder> {
     let sum = |tag| {
         let (key, of_tag) = (KeyId::NONE, || holders.iter().filter(move |holder| holder.tag == tag));
-        let (bytes, blocks) = (of_tag().map(|holder| holder.bytes).sum(), of_tag().map(|holder| holder.blocks).sum());
+        let bytes = of_tag().map(|holder| holder.bytes).sum();
+        let blocks = of_tag().map(|holder| holder.blocks).sum();
         (blocks > 0).then_some(Holder { tag, key, bytes, blocks })
     };
     let mut tags: Vec<Holder> = Tag::ALL.into_iter().filter_map(sum).collect();

@@ -66,7 +66,8 @@ unsafe impl Allocator for &'static DeviceMemory {
         let failed = |error: MemoryError| error.of_allocator(self.device, bytes);
         let stream = self.streams().current_id();
         self.record_use(source.addr() as u64, stream).map_err(failed)?;
-        let (source, target) = (source.addr() as u64, target.addr() as u64);
+        let source = source.addr() as u64;
+        let target = target.addr() as u64;
         self.driver().copy_on_device(target, source, bytes as u64, stream).map_err(|error| AllocatorError::Failed {
             device: self.device,
             call: error.call.name(),

@@ -140,7 +140,8 @@ impl PinnedPool {
     /// A setting of `config` is not valid.
     pub fn new(driver: Arc<dyn Driver>, config: PinnedConfig) -> Result<Self, PinnedError> {
         if !(1..=MAX_CHUNK_BYTES).contains(&config.chunk_bytes) {
-            let (setting, expected) = ("chunk_bytes", "it must be more than 0 and at most 256 GiB");
+            let setting = "chunk_bytes";
+            let expected = "it must be more than 0 and at most 256 GiB";
             return Err(AllocError::InvalidSetting { setting, value: config.chunk_bytes.to_string(), expected }.into());
         }
         let backing = Arc::new(HostBacking::new(driver, config));
@@ -181,7 +182,8 @@ impl PinnedPool {
     /// Returns the pool's figures.
     pub fn statistics(&self) -> PinnedStatistics {
         let Blocks { allocator, backing, .. } = self.blocks();
-        let (blocks, usage) = (allocator.statistics(), backing.usage());
+        let blocks = allocator.statistics();
+        let usage = backing.usage();
         PinnedStatistics {
             limit_bytes: usage.limit,
             pinned_bytes: usage.pinned,

@@ -130,7 +130,8 @@ impl Sealed {
     /// [`SealedError::System`]; the driver refuses.
     pub fn pin(&self, driver: Arc<dyn Driver>) -> Result<Reading, SealedError> {
         let mut reading = self.map()?;
-        let (address, bytes) = (reading.memory.as_mut_ptr(), reading.memory.len() as u64);
+        let address = reading.memory.as_mut_ptr();
+        let bytes = reading.memory.len() as u64;
         // SAFETY: `drop` unmaps the memory only once it is no longer registered.
         unsafe { driver.register_host(address, bytes, Access::Read)? };
         reading.driver = Some(driver);
@@ -221,7 +222,8 @@ mod tests {
     #[test]
     fn what_is_written_to_a_private_mapping_stays_there() {
         let (sealed, mut draft) = Sealed::new("model", 5000).unwrap();
-        let (private, other) = (sealed.map_private().unwrap(), sealed.map().unwrap());
+        let private = sealed.map_private().unwrap();
+        let other = sealed.map().unwrap();
         draft.as_mut().fill(3);
         assert_eq!(read(&private, 5000), [3; 5000]);
         // SAFETY: mapped for writing, and no thread reads it meanwhile.

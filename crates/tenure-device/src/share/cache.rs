@@ -184,7 +184,8 @@ impl WorkerCache {
         let mut inserted = self.inserted.lock();
         self.check_outstanding(&inserted)?;
         let range = RangeUse::Computation;
-        let (bytes, offset) = (self.config.computation_bytes, self.config.parameter_bytes);
+        let bytes = self.config.computation_bytes;
+        let offset = self.config.parameter_bytes;
         let view = self.view(&inserted, range, stream, offset, bytes)?;
         let awaited = inserted.iter().rev().find(|one| matches!(one.right, Right::Awaiting)).map(Inserted::awaited);
         let waits = (self.patience, self.around_wait);
@@ -220,7 +221,8 @@ impl WorkerCache {
         let mut inserted = self.inserted.lock();
         let parameters = inserted.iter_mut().find(|one| one.writes_parameters());
         let parameters = parameters.ok_or(ShareError::NotInserted("published"))?;
-        let (address, bytes) = (parameters.address(), parameters.bytes);
+        let address = parameters.address();
+        let bytes = parameters.bytes;
         let layout = self.memory.donated().close(address)?;
         Manifest::new(&layout, Some(about)).write(&**self.memory.driver(), address, bytes)?;
         if let Right::Leased(lease) | Right::Transferring(lease) = &mut parameters.right {
@@ -314,7 +316,9 @@ impl WorkerCache {
 
     /// Ends the right to a range that was taken out. `written` are the blocks that were transferred in it.
     fn give_back(&self, one: Inserted, written: &[Placed]) -> Result<(), ShareError> {
-        let (driver, address, bytes) = (&**self.memory.driver(), one.address(), one.bytes);
+        let driver = &**self.memory.driver();
+        let address = one.address();
+        let bytes = one.bytes;
         let told = match one.writes_parameters() {
             true if written.is_empty() => Manifest::wipe(driver, address, bytes),
             true => Manifest::new(written, None).write(driver, address, bytes),
@@ -334,23 +338,27 @@ impl WorkerCache {
         right: impl FnOnce(PoolLease) -> Right,
     ) -> Result<Address, ShareError> {
         let mut inserted = self.inserted.lock();
-        let (range, bytes) = (RangeUse::Parameters, self.config.parameter_bytes);
+        let range = RangeUse::Parameters;
+        let bytes = self.config.parameter_bytes;
         let lease = self.lease(&inserted, range, bytes, 0, Access::ReadWrite)?;
         Manifest::begin(&**self.memory.driver(), lease.address(), bytes)?;
-        let (view, right) = (Arc::clone(&self.pool), right(lease));
+        let view = Arc::clone(&self.pool);
+        let right = right(lease);
         let one = Inserted { view, offset: 0, bytes, range, stream, right, about: None };
         self.insert(&mut inserted, one, Placement::InOrder)
     }
 
     fn read_parameters(&self, stream: StreamId, wanted: impl Fn(&[u8]) -> bool) -> Result<Address, ShareError> {
         let mut inserted = self.inserted.lock();
-        let (range, bytes) = (RangeUse::Parameters, self.config.parameter_bytes);
+        let range = RangeUse::Parameters;
+        let bytes = self.config.parameter_bytes;
         let lease = self.lease(&inserted, range, bytes, 0, Access::Read)?;
         let (layout, about) = Manifest::read(&**self.memory.driver(), lease.address(), bytes)?;
         if !wanted(&about) {
             return Err(ShareError::OtherParameters { published: about });
         }
-        let (view, right) = (Arc::clone(&self.pool), Right::Leased(lease));
+        let view = Arc::clone(&self.pool);
+        let right = Right::Leased(lease);
         let one = Inserted { view, offset: 0, bytes, range, stream, right, about: Some(about) };
         self.insert(&mut inserted, one, Placement::Recorded(layout))
     }
@@ -398,7 +406,8 @@ impl WorkerCache {
     /// Gives a range to the allocator. The caller locks `inserted` before it takes the lease, so that other threads
     /// that insert or clear see all of the insertion or nothing.
     fn insert(&self, inserted: &mut Vec<Inserted>, one: Inserted, placement: Placement) -> Result<Address, ShareError> {
-        let (address, donated) = (one.address(), self.memory.donated());
+        let address = one.address();
+        let donated = self.memory.donated();
         match &one.right {
             Right::WhileUsed(tenancy) => {
                 donated.insert_behind(Arc::clone(tenancy) as Arc<dyn Gate>, address, one.bytes, one.stream)?;

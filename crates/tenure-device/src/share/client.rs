@@ -189,7 +189,8 @@ fn open(path: &Path) -> Result<(Socket, Terms), ShareError> {
     let none = |error: rustix::io::Errno| ShareError::NoDaemon { socket: path.into(), reason: error.into() };
     let socket = Socket::connect(path, ANSWER).map_err(none)?;
     // Any user can write to a folder for temporary files, so another user's socket may be at this path.
-    let (daemon, user) = (credentials(socket.as_fd()).map_err(none)?.uid, rustix::process::geteuid().as_raw());
+    let daemon = credentials(socket.as_fd()).map_err(none)?.uid;
+    let user = rustix::process::geteuid().as_raw();
     if daemon != user && daemon != 0 {
         return Err(ShareError::ForeignDaemon { socket: path.into(), uid: daemon, user });
     }

@@ -86,7 +86,8 @@ impl MemoryDaemon {
         };
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let stop = Arc::new(stop.map_err(|error| system("no event for stopping can be made")(error.into()))?);
-        let (socket, failed) = (config.socket.clone(), system("no thread can be started"));
+        let socket = config.socket.clone();
+        let failed = system("no thread can be started");
         let service = Service::new(listener, store, config, Arc::clone(&stop));
         let thread = thread::Builder::new().name("tenure-memory".into()).spawn(|| service.run()).map_err(failed)?;
         Ok(Self { socket, stop, thread: Some(thread) })

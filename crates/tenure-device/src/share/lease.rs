@@ -277,7 +277,8 @@ impl Leases {
                 Extent::Chunk { bytes } => (LeaseKind::Chunk, bytes),
             };
             let state = if self.is_orphaned(lease) { LeaseState::Orphaned } else { LeaseState::Held };
-            let (pid, access) = (self.pid(lease.holder), lease.access);
+            let pid = self.pid(lease.holder);
+            let access = lease.access;
             let key = (lease.holder, kind, access == Access::ReadWrite);
             let holding =
                 holdings.entry(key).or_insert(Holding { pid, kind, access, state, leases: 0, bytes: 0, oldest_ms: 0 });

@@ -102,8 +102,10 @@ fn private_folder(folder: &Path) -> Result<(), ShareError> {
         .create(folder)
         .map_err(|error| socket_error(folder, "the folder can not be made", error))?;
     let found = fs::metadata(folder).map_err(|error| socket_error(folder, "the folder can not be read", error))?;
-    let (owner, user) = (found.uid(), rustix::process::getuid().as_raw());
-    let (open, sticky) = (found.mode() & 0o022 != 0, found.mode() & 0o1000 != 0);
+    let owner = found.uid();
+    let user = rustix::process::getuid().as_raw();
+    let open = found.mode() & 0o022 != 0;
+    let sticky = found.mode() & 0o1000 != 0;
     if (owner != user && owner != 0) || (open && !sticky) {
         let reason = io::Error::new(io::ErrorKind::PermissionDenied, "other users could replace the socket in it");
         return Err(socket_error(folder, "the folder is not safe", reason));
@@ -211,7 +213,8 @@ mod tests {
     #[test]
     fn a_process_that_has_ended_is_not_named_as_the_one_that_serves() {
         let folder = tempfile::tempdir().unwrap();
-        let (path, lock) = (folder.path().join("memory.sock"), folder.path().join("memory.sock.lock"));
+        let path = folder.path().join("memory.sock");
+        let lock = folder.path().join("memory.sock.lock");
         let mut ended = std::process::Command::new("true").spawn().unwrap();
         ended.wait().unwrap();
         fs::write(&lock, ended.id().to_string()).unwrap();
@@ -234,7 +237,8 @@ mod tests {
     #[test]
     fn another_program_s_socket_and_file_are_left_alone() {
         let folder = tempfile::tempdir().unwrap();
-        let (socket, file) = (folder.path().join("other.sock"), folder.path().join("file"));
+        let socket = folder.path().join("other.sock");
+        let file = folder.path().join("file");
         let _other = UnixListener::bind(&socket).unwrap();
         fs::write(&file, "mine").unwrap();
         assert!(matches!(Listener::bind(&socket, own()), Err(ShareError::AlreadyServed { .. })));
@@ -258,7 +262,8 @@ mod tests {
             return;
         }
         let folder = tempfile::tempdir().unwrap();
-        let (path, lock) = (folder.path().join("memory.sock"), folder.path().join("memory.sock.lock"));
+        let path = folder.path().join("memory.sock");
+        let lock = folder.path().join("memory.sock.lock");
         let foreign = File::create(&lock).unwrap();
         chown(&lock, Some(Uid::from_raw(65534)), None).unwrap();
         flock(&foreign, FlockOperation::NonBlockingLockExclusive).unwrap();

@@ -81,7 +81,8 @@ impl Manifest {
     /// Encodes the list for the end of a range of `bytes` bytes. Fails if there is no room for it after the blocks.
     pub(super) fn encode(&self, bytes: u64) -> Result<Vec<u8>, ShareError> {
         let mut encoded = postcard::to_stdvec(self).map_err(|_| ShareError::PublishedUnreadable("it has no form"))?;
-        let (length, checksum) = (encoded.len() as u64, checksum(&encoded));
+        let length = encoded.len() as u64;
+        let checksum = checksum(&encoded);
         let footer = [&MAGIC[..], &VERSION.to_le_bytes(), &checksum.to_le_bytes(), &length.to_le_bytes()].concat();
         encoded.extend(footer);
         let used = self.layout.iter().map(|(offset, bytes)| offset.saturating_add(*bytes)).max().unwrap_or(0);

@@ -59,7 +59,8 @@ impl SharedCacheConfig {
         if ends.any(|end| end == self.parameter_bytes) {
             return Ok(());
         }
-        let (parameters, others) = (self.parameter_bytes, self.pool_bytes - self.parameter_bytes);
+        let parameters = self.parameter_bytes;
+        let others = self.pool_bytes - self.parameter_bytes;
         let expected = format!(
             "one of the daemon's chunks would hold parameters and memory that others write: serve them as chunks of their \
              own, with `tenure memory daemon --chunks {parameters},{others}`"

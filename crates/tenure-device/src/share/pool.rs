@@ -46,7 +46,8 @@ impl SharedPool {
         if sizes.is_empty() {
             return Err(ShareError::NoPool { socket: client.path().into() });
         }
-        let (lies_on, uuid) = (client.terms().uuid, driver.uuid());
+        let lies_on = client.terms().uuid;
+        let uuid = driver.uuid();
         if lies_on != uuid {
             return Err(ShareError::OtherDevice { device: driver.device(), uuid, lies_on });
         }

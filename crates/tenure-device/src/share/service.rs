@@ -161,7 +161,8 @@ impl Service {
             }
             Ok(peer) => {
                 if socket.send(&Reply::Welcome(self.terms()), &[]).is_ok() {
-                    let (holder, heard_ms) = (self.leases.connect(peer.pid), self.now_ms());
+                    let holder = self.leases.connect(peer.pid);
+                    let heard_ms = self.now_ms();
                     let client = Client { socket: Some(socket), peer, recalls: false, attached: false, heard_ms };
                     self.clients.insert(holder, client);
                 }
@@ -172,7 +173,8 @@ impl Service {
     fn admit(&mut self, socket: &Socket<Unforked>) -> Result<Peer, Refusal> {
         let peer = Peer::of(socket.as_fd());
         let peer = peer.map_err(|error| Refusal::Unwatched { reason: error.to_string() })?;
-        let (allowed, limit) = (self.config.uid, self.config.clients);
+        let allowed = self.config.uid;
+        let limit = self.config.clients;
         if peer.uid != allowed {
             return Err(Refusal::ForeignUser { uid: peer.uid, allowed });
         }
@@ -287,7 +289,8 @@ impl Service {
         if !self.store.is_range(offset, bytes) {
             return Err(Refusal::OutsidePool { offset, bytes, pool_bytes: self.store.pool_bytes() });
         }
-        let (extent, now_ms) = (Extent::Pool { offset, bytes }, self.now_ms());
+        let extent = Extent::Pool { offset, bytes };
+        let now_ms = self.now_ms();
         let granted = self.leases.grant(holder, extent, access, now_ms);
         match granted {
             Err(Refusal::Leased { .. }) if waits => self.leases.queue(holder, extent, access, now_ms),
@@ -370,7 +373,8 @@ impl Service {
         if self.waiting.is_empty() {
             return;
         }
-        let (now_ms, available) = (self.now_ms(), self.available());
+        let now_ms = self.now_ms();
+        let available = self.available();
         for mut waiting in std::mem::take(&mut self.waiting) {
             if waiting.available != available {
                 (waiting.available, waiting.since_ms) = (available, now_ms);
@@ -409,7 +413,8 @@ impl Service {
         if !self.leases.awaits_proof() {
             return;
         }
-        let (now_ms, store) = (self.now_ms(), &self.store);
+        let now_ms = self.now_ms();
+        let store = &self.store;
         let mut processes = None;
         let listed = |pid| {
             let processes = processes.get_or_insert_with(|| store.processes());

@@ -114,7 +114,8 @@ impl Events {
 
     /// Checks that `event` belongs to this device, so that its streams can wait for it.
     pub(super) fn check_device(&self, event: EventId) -> Result<(), ErrorKind> {
-        let (event, stream) = (Device::cuda(parts(event).device), self.device);
+        let event = Device::cuda(parts(event).device);
+        let stream = self.device;
         if event == stream { Ok(()) } else { Err(ErrorKind::OtherDevice { event, stream }) }
     }
 

@@ -120,7 +120,8 @@ impl HostMemory {
     /// Forgets this device's use of a registration. `host` is the work that the host knows to be complete here.
     pub(super) fn let_go(&mut self, range: &Range<u64>, memory: &mut Memory, host: &Clock) -> Result<(), ErrorKind> {
         let in_use = |launch: &Arc<Launch>| {
-            let (range, launch) = (range.clone(), Arc::clone(launch));
+            let range = range.clone();
+            let launch = Arc::clone(launch);
             ErrorKind::UnregisteredInUse { range, launch }
         };
         let Some(used) = self.used.get(&range.start) else { return Ok(()) };

@@ -47,7 +47,8 @@ impl Kernel {
     /// Creates a kernel that touches nothing. Errors name it by `name` and by the caller's place in the source.
     #[track_caller]
     pub fn new(name: &'static str, stream: StreamId) -> Self {
-        let (at, touches) = (Location::caller(), Touches::default());
+        let at = Location::caller();
+        let touches = Touches::default();
         Self { name, stream, at, touches, body: None }
     }
 

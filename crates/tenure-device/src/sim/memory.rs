@@ -92,7 +92,8 @@ impl Memory {
             }
             None => self.fresh_range(bytes)?,
         };
-        let (physical, access) = (self.physical.add_segment(bytes), Some(Rights::ReadWrite));
+        let physical = self.physical.add_segment(bytes);
+        let access = Some(Rights::ReadWrite);
         self.mappings.insert(address, Mapping { bytes, physical, chunk: None, access, uses: Vec::new() });
         Ok(address)
     }
@@ -119,7 +120,8 @@ impl Memory {
     /// Maps memory of another process. Returns its address and its size in bytes.
     pub(super) fn open(&mut self, handle: &MemoryHandle) -> Result<(Address, u64), ErrorKind> {
         let (physical, bytes) = self.physical.open(handle)?;
-        let (address, access) = (self.fresh_range(bytes)?, Some(Rights::ReadWrite));
+        let address = self.fresh_range(bytes)?;
+        let access = Some(Rights::ReadWrite);
         self.mappings.insert(address, Mapping { bytes, physical, chunk: None, access, uses: Vec::new() });
         self.opened.insert(address);
         Ok((address, bytes))
@@ -184,7 +186,8 @@ impl Memory {
     /// Maps host memory so that kernels can read it in place.
     pub(super) fn map_host(&mut self, start: u64, bytes: u64) -> Result<Address, ErrorKind> {
         let address = self.fresh_range(bytes)?;
-        let (physical, access) = (self.physical.add_host(start, bytes), Some(Rights::Read));
+        let physical = self.physical.add_host(start, bytes);
+        let access = Some(Rights::Read);
         self.mappings.insert(address, Mapping { bytes, physical, chunk: None, access, uses: Vec::new() });
         Ok(address)
     }
@@ -269,7 +272,8 @@ impl Memory {
                 let shadow = self.physical.shadow(piece.physical);
                 if let Some((first, bytes)) = shadow.conflict(&piece.bytes(), write, clock) {
                     let at = |offset: u64| piece.address.start + (offset - piece.offset);
-                    let (second, range) = (Arc::clone(&access.launch), at(bytes.start)..at(bytes.end));
+                    let second = Arc::clone(&access.launch);
+                    let range = at(bytes.start)..at(bytes.end);
                     return Err(ErrorKind::Race { first, second, range });
                 }
             }

@@ -60,7 +60,8 @@ fn junk(seed: u64, offset: u64, target: &mut [u8]) {
 fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {
-        let (page, within) = ((offset + done as u64) / PAGE_BYTES, (offset + done as u64) % PAGE_BYTES);
+        let page = (offset + done as u64) / PAGE_BYTES;
+        let within = (offset + done as u64) % PAGE_BYTES;
         let start = done;
         done = len.min(start + (PAGE_BYTES - within) as usize);
         (start < done).then_some((page, within as usize, start..done))

@@ -30,7 +30,9 @@ impl SimDriver {
         let Source { driver, address, stream: from } = source;
         let Executor::Sim(peer) = driver.executor() else { unreachable!("simulated devices have simulated peers") };
         let underway = Arc::new(Mutex::new(None));
-        let (giver, waiter, taker) = (Arc::clone(&underway), Arc::clone(&underway), underway);
+        let giver = Arc::clone(&underway);
+        let waiter = Arc::clone(&underway);
+        let taker = underway;
         let give = Kernel::new(name, from).reads(address, bytes).body(move |memory| {
             let mut all = vec![0; bytes as usize];
             memory.read(address, &mut all);

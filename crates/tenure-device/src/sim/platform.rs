@@ -64,7 +64,8 @@ impl SimPlatform {
     fn device(&self, call: Call, device: u8) -> Result<&(SimConfig, OnceLock<Arc<SimDriver>>), CallError> {
         let count = self.counted(call)?;
         self.devices.get(usize::from(device)).filter(|_| u32::from(device) < count).ok_or_else(|| {
-            let (name, description) = ("CUDA_ERROR_INVALID_DEVICE".into(), format!("there is no device {device}"));
+            let name = "CUDA_ERROR_INVALID_DEVICE".into();
+            let description = format!("there is no device {device}");
             CallError { call, kind: ErrorKind::Device { code: 101, name, description, in_flight: Vec::new() } }
         })
     }

@@ -201,7 +201,8 @@ impl Timeline {
         let found = self.events.get_mut(event)?;
         let published = found.publish()?;
         found.records += 1;
-        let (records, is_shared) = (found.records, published.is_some());
+        let records = found.records;
+        let is_shared = published.is_some();
         if let Some((signal, record)) = published {
             self.push(stream, Item::Signal(signal, record));
         }

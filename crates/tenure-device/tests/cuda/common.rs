@@ -86,7 +86,8 @@ pub(crate) fn argument<T>(value: &mut T) -> *mut c_void {
 
 /// Keeps `stream` busy for about `ms` milliseconds, on a device of 2 GHz.
 pub(crate) fn spin(driver: &CudaDriver, stream: StreamId, ms: i64) {
-    let (spin, mut cycles) = (kernel(driver, "spin"), ms * 2_000_000);
+    let spin = kernel(driver, "spin");
+    let mut cycles = ms * 2_000_000;
     // SAFETY: the kernel has one parameter, a 64-bit number, and touches no memory.
     unsafe { driver.launch(spin, LaunchConfig::linear(1), stream, &mut [argument(&mut cycles)]).unwrap() };
 }

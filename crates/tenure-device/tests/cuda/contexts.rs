@@ -21,8 +21,8 @@ fn current() -> CUcontext {
 fn use_it(driver: &CudaDriver) {
     let bytes = driver.granularity();
     let (address, chunk) = mapped_chunk(driver, bytes);
-    let (stream, event) =
-        (driver.create_stream(Priority::High).unwrap(), driver.create_event(EventKind::Order).unwrap());
+    let stream = driver.create_stream(Priority::High).unwrap();
+    let event = driver.create_event(EventKind::Order).unwrap();
     driver.memset(address, 1, 64, stream).unwrap();
     driver.record_event(event, stream).unwrap();
     driver.wait_event(StreamId::NULL, event).unwrap();
@@ -67,7 +67,8 @@ fn a_thread_with_another_context_keeps_it() {
 fn threads_share_a_device() {
     let Some(driver) = device() else { return };
     let work = || {
-        let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(4096).unwrap());
+        let stream = driver.create_stream(Priority::Default).unwrap();
+        let address = driver.malloc(4096).unwrap();
         for value in 0..100 {
             driver.memset(address, value, 4096, stream).unwrap();
             let mut bytes = [0; 4096];

@@ -14,8 +14,11 @@ fn a_kernel_runs_where_it_is_put() {
     const COUNT: i32 = 1000;
     let Some(driver) = device() else { return };
     let fill = kernel(&driver, "fill");
-    let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(4000).unwrap());
-    let (mut target, mut value, mut count) = (address, 2.5f32, COUNT);
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let address = driver.malloc(4000).unwrap();
+    let mut target = address;
+    let mut value = 2.5f32;
+    let mut count = COUNT;
     let mut arguments = [argument(&mut target), argument(&mut value), argument(&mut count)];
     // SAFETY: the kernel takes an address, a float and an int, and fills only the allocated memory.
     let noted = unsafe { driver.launch(fill, LaunchConfig::linear(COUNT as u32), stream, &mut arguments).unwrap() };

@@ -129,7 +129,8 @@ fn attention_and_its_gradients_are_computed() {
     {
         let (heads, length, width) = (4, 256, 64);
         let of = |heads: usize| [length * heads * width, width, heads * width];
-        let (query, key) = (of(heads), of(kv_heads));
+        let query = of(heads);
+        let key = of(kv_heads);
         let attention = Attention {
             is_backward,
             is_in_any_order,

@@ -12,13 +12,17 @@ fn two_addresses_of_a_chunk_are_coherent_in_stream_order() {
     const ROUNDS: i32 = 1000;
     let Some(driver) = device() else { return };
     let compare = kernel(&driver, "compare");
-    let (bytes, stream) = (driver.granularity(), driver.create_stream(Priority::Default).unwrap());
+    let bytes = driver.granularity();
+    let stream = driver.create_stream(Priority::Default).unwrap();
     let (first, chunk) = mapped_chunk(&*driver, bytes);
     let second = map(&*driver, chunk, bytes, Access::Read);
     let wrong = driver.malloc(4).unwrap();
     driver.memset(wrong, 0, 4, stream).unwrap();
     for round in 0..ROUNDS {
-        let (mut through, mut expected, mut count, mut target) = (second, round % 251, bytes as i32, wrong);
+        let mut through = second;
+        let mut expected = round % 251;
+        let mut count = bytes as i32;
+        let mut target = wrong;
         driver.memset(first, expected as u8, bytes, stream).unwrap();
         let mut arguments =
             [argument(&mut through), argument(&mut expected), argument(&mut count), argument(&mut target)];
@@ -37,7 +41,8 @@ fn two_addresses_of_a_chunk_are_coherent_in_stream_order() {
 #[test]
 fn mapping_calls_wait_for_no_kernel() {
     let Some(driver) = device() else { return };
-    let (stream, bytes) = (driver.create_stream(Priority::Default).unwrap(), driver.granularity());
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let bytes = driver.granularity();
     spin(&driver, stream, 200);
     let (address, chunk) = mapped_chunk(&*driver, bytes);
     unmap(&*driver, address, bytes);
@@ -53,7 +58,8 @@ fn host_functions_run_in_stream_order_and_call_no_driver() {
     let stream = driver.create_stream(Priority::Low).unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
     for i in 0..100 {
-        let (order, inner) = (Arc::clone(&order), tenure_device::cuda::platform().cuda_driver(0).unwrap());
+        let order = Arc::clone(&order);
+        let inner = tenure_device::cuda::platform().cuda_driver(0).unwrap();
         let note = move || order.lock().unwrap().push((i, inner.query_stream(stream).unwrap_err().kind));
         driver.host_function(stream, Box::new(note)).unwrap();
     }
@@ -112,7 +118,8 @@ mod foreign {
 
     /// Binds the device's primary context to this thread, as PyTorch does, and creates a stream.
     pub(super) fn create() -> StreamId {
-        let (mut context, mut stream) = (ptr::null_mut(), ptr::null_mut());
+        let mut context = ptr::null_mut();
+        let mut stream = ptr::null_mut();
         // SAFETY: the device exists, and everything written to is writable.
         unsafe {
             assert_eq!(sys::cuDevicePrimaryCtxRetain(&mut context, 0), CUresult::CUDA_SUCCESS);
@@ -133,7 +140,8 @@ fn timings_count_chunks_and_bytes() {
     let Some(driver) = device() else { return };
     let of =
         |call| driver.timings().into_iter().find(|timing| timing.call == call).map_or((0, 0), |t| (t.count, t.bytes));
-    let (granule, before) = (driver.granularity(), [Call::Map, Call::SetAccess, Call::Unmap].map(of));
+    let granule = driver.granularity();
+    let before = [Call::Map, Call::SetAccess, Call::Unmap].map(of);
     let address = driver.reserve(4 * granule).unwrap();
     let chunks = [0; 4].map(|_| driver.create(granule).unwrap());
     for (i, &chunk) in (0..).zip(&chunks) {

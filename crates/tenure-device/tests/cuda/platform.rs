@@ -8,7 +8,8 @@ use crate::common::{device, spin};
 fn the_platform_describes_its_devices() {
     let Some(driver) = device() else { return };
     let platform = cuda::platform();
-    let (count, version) = (platform.device_count().unwrap(), platform.driver_version().unwrap());
+    let count = platform.device_count().unwrap();
+    let version = platform.driver_version().unwrap();
     println!("{count} devices, the driver serves CUDA {}.{}", version / 1000, version % 1000 / 10);
     let properties = platform.properties(0).unwrap();
     println!("{properties:#?}");

@@ -108,9 +108,11 @@ fn child_that_may_only_read() {
 #[test]
 fn a_process_waits_on_the_device_for_an_event_of_another() {
     let Some(driver) = device() else { return };
-    let (bytes, stream) = (driver.granularity(), driver.create_stream(Priority::Default).unwrap());
+    let bytes = driver.granularity();
+    let stream = driver.create_stream(Priority::Default).unwrap();
     let (address, chunk) = mapped_chunk(&*driver, bytes);
-    let (event, descriptor) = (driver.create_event(EventKind::Interprocess).unwrap(), driver.export(chunk).unwrap());
+    let event = driver.create_event(EventKind::Interprocess).unwrap();
+    let descriptor = driver.export(chunk).unwrap();
     driver.memset(address, 1, bytes, stream).unwrap();
     driver.record_event(event, stream).unwrap();
     driver.synchronize_stream(stream).unwrap();
@@ -120,7 +122,8 @@ fn a_process_waits_on_the_device_for_an_event_of_another() {
     let handle = driver.export_event(event).unwrap();
     waiter.env(EVENT, handle.0.map(|byte| format!("{byte:02x}")).concat());
     let mut waiter = waiter.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let (mut go, mut lines) = (waiter.stdin.take().unwrap(), BufReader::new(waiter.stdout.take().unwrap()).lines());
+    let mut go = waiter.stdin.take().unwrap();
+    let mut lines = BufReader::new(waiter.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().contains("ready")), "the child ended early");
 
     spin(&driver, stream, 500);
@@ -141,7 +144,8 @@ fn a_process_waits_on_the_device_for_an_event_of_another() {
 #[ignore = "a child of the test above"]
 fn child_that_waits_for_an_event() {
     let Some(driver) = childs_device() else { return };
-    let (bytes, stream) = (driver.granularity(), driver.create_stream(Priority::Default).unwrap());
+    let bytes = driver.granularity();
+    let stream = driver.create_stream(Priority::Default).unwrap();
     let chunk = driver.import(inherited(), bytes).unwrap();
     let address = map(&*driver, chunk, bytes, Access::Read);
     let hex = env::var(EVENT).unwrap();
@@ -162,7 +166,8 @@ fn child_that_waits_for_an_event() {
 fn only_interprocess_events_are_exported() {
     let Some(driver) = device() else { return };
     let event = driver.create_event(EventKind::Timing).unwrap();
-    let (actual, needed) = (EventKind::Timing, EventKind::Interprocess);
+    let actual = EventKind::Timing;
+    let needed = EventKind::Interprocess;
     let error = driver.export_event(event).unwrap_err();
     assert_eq!(error.kind, ErrorKind::WrongEventKind { event: event.0, actual, needed });
     driver.destroy_event(event).unwrap();

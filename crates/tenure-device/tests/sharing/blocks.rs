@@ -69,7 +69,8 @@ fn what_one_process_writes_the_other_reads() {
         let (mut sender, before, block) = sender(bytes);
         let memory = memory(driver());
         let opened = memory.open(&block.handle).unwrap();
-        let (address, looked_at) = (opened.address() + block.offset, bytes.min(GRANULE));
+        let address = opened.address() + block.offset;
+        let looked_at = bytes.min(GRANULE);
         assert_eq!(sum(&**memory.driver(), address, looked_at), before);
         fill(&**memory.driver(), address, looked_at, 99);
         memory.driver().memset(address + bytes - 1, 7, 1, StreamId::NULL).unwrap();
@@ -213,7 +214,8 @@ fn nothing_is_unmapped_under_work_that_is_queued() {
 fn a_capture_is_not_broken_by_the_end_of_a_block() {
     let ((sender, _), (receiver, driver)) = (simulated(), simulated());
     let (_, block) = shared(&sender, GRANULE, 1);
-    let (opened, pool) = (receiver.open(&block.handle).unwrap(), PoolId(1, 0));
+    let opened = receiver.open(&block.handle).unwrap();
+    let pool = PoolId(1, 0);
     receiver.allocator().begin_pool(pool, PoolUse::Capture, Box::new(|_| true)).unwrap();
     let waits = driver.calls(Some(Call::Synchronize));
     drop(opened);
@@ -284,7 +286,8 @@ fn only_live_blocks_of_chunks_are_shared() {
 #[test]
 fn a_block_is_opened_on_the_device_that_it_lies_on() {
     let platform = SimPlatform::new(vec![SimConfig::default(); 2]);
-    let (sender, receiver) = (memory(platform.driver(0).unwrap()), memory(platform.driver(1).unwrap()));
+    let sender = memory(platform.driver(0).unwrap());
+    let receiver = memory(platform.driver(1).unwrap());
     let (_, block) = shared(&sender, SMALL, 1);
     let error = receiver.open(&block.handle).err().unwrap();
     assert!(matches!(error, ShareError::OtherDevice { .. }), "{error}");

@@ -100,7 +100,8 @@ fn a_worker_s_blocks_lie_in_what_it_inserted() {
 #[test]
 fn what_one_worker_left_the_next_finds() {
     let (owner, _folder) = serve();
-    let (first, second) = (worker(&owner), worker(&owner));
+    let first = worker(&owner);
+    let second = worker(&owner);
     let address = first.cache.insert_shared_cache(GRANULE, 2 * GRANULE, StreamId::NULL).unwrap();
     fill(&*first.driver, address, GRANULE, 3);
     let written = first.sum(address, GRANULE);
@@ -160,7 +161,8 @@ fn another_model_is_refused_before_it_computes_anything() {
 #[test]
 fn parameters_are_read_after_they_are_published_and_not_before() {
     let (owner, _folder) = serve();
-    let (writer, reader) = (worker(&owner), worker(&owner));
+    let writer = worker(&owner);
+    let reader = worker(&owner);
     let read = || reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read);
     assert!(matches!(read(), Err(ShareError::NothingPublished)));
     writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
@@ -172,13 +174,15 @@ fn parameters_are_read_after_they_are_published_and_not_before() {
 #[test]
 fn parameters_are_published_after_all_work_that_was_queued() {
     let (owner, _folder) = serve();
-    let (writer, observer) = (worker(&owner), worker(&owner));
+    let writer = worker(&owner);
+    let observer = worker(&owner);
     let parameters = writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
     let block = writer.alloc(GRANULE);
     let stream = writer.driver.create_stream(Priority::Default).unwrap();
     writer.driver.memset(block, 7, GRANULE, stream).unwrap();
     // The end of the range, which names the published parameters, as another process sees it once the work is done.
-    let (seen, end) = (Arc::new(Mutex::new(None)), observer.cache.pool().address() + SIZES.parameter_bytes - 64);
+    let seen = Arc::new(Mutex::new(None));
+    let end = observer.cache.pool().address() + SIZES.parameter_bytes - 64;
     let look = move || {
         let mut footer = [1; 64];
         observer.driver.copy_from_device(&mut footer, end, StreamId::NULL).unwrap();
@@ -201,7 +205,8 @@ fn parameters_are_published_after_all_work_that_was_queued() {
 #[test]
 fn parameters_whose_writing_fails_are_not_published() {
     let (owner, _folder) = serve();
-    let (writer, reader) = (worker(&owner), worker(&owner));
+    let writer = worker(&owner);
+    let reader = worker(&owner);
     for call in [Call::Synchronize, Call::CopyToDevice] {
         writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
         writer.driver.inject(Failure::of(call, 1));
@@ -216,7 +221,8 @@ fn parameters_whose_writing_fails_are_not_published() {
 #[test]
 fn a_writer_that_begins_takes_back_published_parameters() {
     let (owner, _folder) = serve();
-    let (first, second) = (worker(&owner), worker(&owner));
+    let first = worker(&owner);
+    let second = worker(&owner);
     first.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
     first.cache.publish_parameters(b"nothing").unwrap();
     first.cache.clear_shared_cache(StreamId::NULL).unwrap();
@@ -229,7 +235,8 @@ fn a_writer_that_begins_takes_back_published_parameters() {
 #[test]
 fn published_parameters_can_not_be_written() {
     let (owner, _folder) = serve();
-    let (writer, reader) = (worker(&owner), worker(&owner));
+    let writer = worker(&owner);
+    let reader = worker(&owner);
     let written = publish(&writer, b"");
     reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
     let block = reader.alloc(PARAMETERS[0]);
@@ -258,7 +265,8 @@ fn parameters_that_fill_their_range_can_not_be_published() {
 #[test]
 fn what_blocks_live_in_is_not_cleared() {
     let (owner, _folder) = serve();
-    let (holder, other) = (worker(&owner), worker(&owner));
+    let holder = worker(&owner);
+    let other = worker(&owner);
     holder.cache.insert_shared_cache(4 * GRANULE, GRANULE, StreamId::NULL).unwrap();
     let block = holder.memory.allocate(Request::new(3 * GRANULE, StreamId::NULL)).unwrap();
     let error = holder.cache.clear_shared_cache(StreamId::NULL).unwrap_err();
@@ -273,7 +281,8 @@ fn what_blocks_live_in_is_not_cleared() {
 #[test]
 fn a_range_in_which_blocks_live_keeps_no_other() {
     let (owner, _folder) = serve();
-    let (holder, other) = (worker(&owner), worker(&owner));
+    let holder = worker(&owner);
+    let other = worker(&owner);
     holder.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
     let block = holder.alloc(64);
     holder.cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();

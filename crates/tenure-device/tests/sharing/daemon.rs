@@ -48,8 +48,10 @@ fn a_second_daemon_takes_no_memory() {
 #[test]
 fn a_daemon_that_stops_gives_its_memory_back() {
     let daemon = Daemon::with_pool(&[1, 2]);
-    let (driver, path) = (Arc::clone(&daemon.driver), daemon.daemon.socket().to_owned());
-    let (client, free) = (daemon.client(), driver.memory_info().unwrap().free);
+    let driver = Arc::clone(&daemon.driver);
+    let path = daemon.daemon.socket().to_owned();
+    let client = daemon.client();
+    let free = driver.memory_info().unwrap().free;
     daemon.daemon.stop();
     becomes_free(&*driver, free + 3 * GRANULE);
     assert!(!path.exists());
@@ -104,7 +106,8 @@ fn a_daemon_of_another_user_is_not_believed() {
 #[test]
 fn there_are_no_more_clients_than_are_allowed() {
     let daemon = Daemon::new(DaemonConfig { clients: 2, ..quick() });
-    let (_first, second) = (daemon.client(), daemon.client());
+    let _first = daemon.client();
+    let second = daemon.client();
     let error = Client::connect(daemon.daemon.socket()).err().unwrap();
     assert!(matches!(error, ShareError::Refused(Refusal::TooManyClients { limit: 2 })), "{error}");
     drop(second);
@@ -114,8 +117,10 @@ fn there_are_no_more_clients_than_are_allowed() {
 #[test]
 fn only_who_is_idle_and_holds_nothing_makes_place_for_another() {
     let daemon = Daemon::new(DaemonConfig { clients: 4, idle: Duration::ZERO, pool: vec![GRANULE], ..quick() });
-    let (attached, idle) = (daemon.attach(), daemon.client());
-    let (lessee, recalled) = (daemon.raw(), daemon.client());
+    let attached = daemon.attach();
+    let idle = daemon.client();
+    let lessee = daemon.raw();
+    let recalled = daemon.client();
     lessee.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::Read, waits: false }).unwrap();
     // The first new connection takes the place of `idle`; this one takes that of `recalled`'s own, which holds nothing
     // either.
@@ -194,7 +199,8 @@ fn leases_of_a_closed_connection_stay_while_its_process_runs() {
 #[test]
 fn a_client_can_not_give_back_what_another_holds() {
     let daemon = Daemon::with_pool(&[4]);
-    let (holder, other) = (daemon.raw(), daemon.raw());
+    let holder = daemon.raw();
+    let other = daemon.raw();
     let Some(Reply::Leased(lease)) =
         holder.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::ReadWrite, waits: false })
     else {

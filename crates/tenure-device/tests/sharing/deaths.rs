@@ -131,7 +131,8 @@ fn a_worker_killed_in_mid_copy_loses_its_lease_and_others_lose_nothing() {
 #[test]
 fn a_killed_worker_s_range_waits_until_the_driver_no_longer_lists_it() {
     let (_folder, socket) = socket();
-    let (driver, clock) = (sim(), Clock::manual());
+    let driver = sim();
+    let clock = Clock::manual();
     let _daemon = serve_by(Arc::<SimDriver>::clone(&driver), &socket, clock.clone());
     let client = Client::connect(&socket).unwrap();
     let mut victim = Process::simulated(&format!("copy {} 0", socket.display()));

@@ -84,7 +84,8 @@ fn a_lease_that_can_not_be_written_leaves_its_chunks_as_they_were() {
 #[test]
 fn a_chunk_that_can_not_be_had_is_given_back() {
     let daemon = Daemon::with_pool(&[]);
-    let (owner, driver) = (Arc::clone(&daemon.driver), sim());
+    let owner = Arc::clone(&daemon.driver);
+    let driver = sim();
     let total = owner.memory_info().unwrap().free;
     let backing = Arc::new(LeasedBacking::new(daemon.client(), Arc::<SimDriver>::clone(&driver), Duration::ZERO));
     let allocator = paged(backing);

@@ -47,7 +47,8 @@ fn daemon(socket: &Path, chunk_bytes: u64) {
 
 /// Maps the pool a few times, sends the time of each in µs, and waits with the pool mapped.
 fn attach(socket: &Path) {
-    let (driver, client) = (driver(), Arc::new(Client::connect(socket).unwrap()));
+    let driver = driver();
+    let client = Arc::new(Client::connect(socket).unwrap());
     let mut pool = None;
     let times = [(); 3].map(|()| {
         drop(pool.take());
@@ -61,7 +62,8 @@ fn attach(socket: &Path) {
 
 /// Fills its part of the pool, and sends the part's sum at each request.
 fn sums(socket: &Path, index: u64) {
-    let (driver, client) = (driver(), Arc::new(Client::connect(socket).unwrap()));
+    let driver = driver();
+    let client = Arc::new(Client::connect(socket).unwrap());
     let pool = SharedPool::attach(client, Arc::clone(&driver)).unwrap();
     let lease = pool.lease(index * SHARE, SHARE, Access::ReadWrite).unwrap();
     fill(&*driver, lease.address(), SHARE, index);
@@ -73,7 +75,8 @@ fn sums(socket: &Path, index: u64) {
 
 /// Copies to its part of the pool, and to chunks of its own, until it is killed.
 fn copies(socket: &Path, index: u64) {
-    let (driver, client) = (driver(), Arc::new(Client::connect(socket).unwrap()));
+    let driver = driver();
+    let client = Arc::new(Client::connect(socket).unwrap());
     let pool = SharedPool::attach(Arc::clone(&client), Arc::clone(&driver)).unwrap();
     let backing: Arc<dyn Backing> = Arc::new(LeasedBacking::new(client, Arc::clone(&driver), Duration::ZERO));
     let allocator = paged(backing);
@@ -97,7 +100,8 @@ fn copies(socket: &Path, index: u64) {
 
 /// Writes to the pool without a lease for writing, and sends the result.
 fn trespasses(socket: &Path) {
-    let (driver, client) = (driver(), Arc::new(Client::connect(socket).unwrap()));
+    let driver = driver();
+    let client = Arc::new(Client::connect(socket).unwrap());
     let pool = SharedPool::attach(client, Arc::clone(&driver)).unwrap();
     let before = sum(&*driver, pool.address(), GRANULE);
     let lease = pool.lease(0, GRANULE, Access::Read).unwrap();
@@ -108,7 +112,8 @@ fn trespasses(socket: &Path) {
 
 /// Allocates and frees, which keeps memory cached, and gives that back when other processes are short of memory.
 fn hoards(socket: &Path, bytes: u64) {
-    let (driver, client) = (driver(), Arc::new(Client::connect(socket).unwrap()));
+    let driver = driver();
+    let client = Arc::new(Client::connect(socket).unwrap());
     let backing: Arc<dyn Backing> = Arc::new(LeasedBacking::new(Arc::clone(&client), driver, Duration::ZERO));
     let allocator = Arc::new(paged(backing));
     let block = allocator.allocate(Request::new(bytes, StreamId::NULL)).unwrap();

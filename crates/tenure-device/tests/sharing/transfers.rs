@@ -321,7 +321,8 @@ fn what_is_freed_in_a_capture_is_given_back_after_it() {
     let [(first, one), (second, other)] = [(); 2].map(|()| placed(&owner, SHORT, &[&[]]));
     let held = allocate(first.memory, GRANULE, one[0].computation).unwrap();
     let captured = first.driver.create_stream(Priority::Default).unwrap();
-    let (allocator, pool) = (first.memory.allocator(), PoolId(0, 7));
+    let allocator = first.memory.allocator();
+    let pool = PoolId(0, 7);
     allocator.begin_pool(pool, PoolUse::Capture, Box::new(move |stream| stream == captured)).unwrap();
     first.memory.free(held).unwrap();
     refused(second.memory, GRANULE, other[0].computation);

@@ -146,7 +146,8 @@ fn a_failed_call_of_the_backing_says_where_too() {
 #[test]
 fn what_is_held_counts_what_came_and_not_what_went() {
     let (driver, backing) = backing();
-    let (chunk, segment) = (backing.create(2 * GRANULE).unwrap(), backing.malloc(GRANULE).unwrap());
+    let chunk = backing.create(2 * GRANULE).unwrap();
+    let segment = backing.malloc(GRANULE).unwrap();
     backing.create(65 * GRANULE).unwrap_err();
     driver.create(GRANULE).unwrap();
     assert_eq!(backing.held_bytes(), 3 * GRANULE);
@@ -162,7 +163,8 @@ fn what_is_held_counts_what_came_and_not_what_went() {
 fn overhead_is_what_the_process_holds_beside_the_backing() {
     let driver = Arc::new(SimDriver::new(SimConfig { context_bytes: 500 << 20, ..SimConfig::default() }));
     let backing = || DeviceBacking::new(Arc::clone(&driver) as _);
-    let (one, other) = (backing(), backing());
+    let one = backing();
+    let other = backing();
     one.create(64 << 20).unwrap();
     assert_eq!(one.known_overhead_bytes(), Some(500 << 20));
     assert_eq!(other.overhead_bytes(), 564 << 20);

@@ -23,7 +23,8 @@ fn memory_that_was_not_written_reads_as_junk_always_the_same() {
 #[test]
 fn free_memory_is_exact() {
     let driver = sim(0);
-    let (segment, chunk) = (driver.malloc(100).unwrap(), driver.create(3 * GRANULE).unwrap());
+    let segment = driver.malloc(100).unwrap();
+    let chunk = driver.create(3 * GRANULE).unwrap();
     driver.malloc(driver.memory_info().unwrap().free + 1).unwrap_err();
     driver.create(driver.memory_info().unwrap().total + GRANULE).unwrap_err();
     assert_eq!(driver.memory_info().unwrap(), MemoryInfo { free: 61 * GRANULE - 100, total: 64 * GRANULE });
@@ -133,7 +134,8 @@ fn a_write_that_has_not_run_when_its_mapping_is_made_for_reading_is_caught_when_
 #[test]
 fn free_waits_for_work_that_uses_the_memory() {
     let driver = sim(0);
-    let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(100).unwrap());
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let address = driver.malloc(100).unwrap();
     driver.memset(address, 0, 100, stream).unwrap();
     driver.free(address).unwrap();
     driver.synchronize().unwrap();
@@ -159,8 +161,8 @@ fn unmapping_what_unfinished_work_uses_names_the_work_with_every_seed() {
 fn unmapping_is_fine_once_the_host_has_seen_the_work_pass() {
     let driver = sim(0);
     let (address, chunk) = mapped_chunk(&*driver, GRANULE);
-    let (stream, event) =
-        (driver.create_stream(Priority::Default).unwrap(), driver.create_event(EventKind::Timing).unwrap());
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let event = driver.create_event(EventKind::Timing).unwrap();
     driver.launch(Kernel::new("early", stream).writes(address, 8)).unwrap();
     driver.record_event(event, stream).unwrap();
     while !driver.query_event(event).unwrap() {}
@@ -187,7 +189,8 @@ fn chunks_and_addresses_obey_the_granularity() {
     assert!(misaligned(kind(driver.create(GRANULE + 1))));
     assert!(misaligned(kind(driver.create(0))));
     assert!(misaligned(kind(driver.reserve(1))));
-    let (address, chunk) = (driver.reserve(2 * GRANULE).unwrap(), driver.create(GRANULE).unwrap());
+    let address = driver.reserve(2 * GRANULE).unwrap();
+    let chunk = driver.create(GRANULE).unwrap();
     assert!(misaligned(kind(driver.map(address + 1, chunk))));
     driver.map(address, chunk).unwrap();
     assert!(misaligned(kind(driver.set_access(address, 1, Access::ReadWrite))));
@@ -197,7 +200,8 @@ fn chunks_and_addresses_obey_the_granularity() {
 #[test]
 fn chunks_are_mapped_in_reserved_space_only() {
     let driver = sim(0);
-    let (address, chunk) = (driver.reserve(2 * GRANULE).unwrap(), driver.create(2 * GRANULE).unwrap());
+    let address = driver.reserve(2 * GRANULE).unwrap();
+    let chunk = driver.create(2 * GRANULE).unwrap();
     let outside = address + GRANULE..address + 3 * GRANULE;
     assert_eq!(kind(driver.map(outside.start, chunk)), ErrorKind::NotReserved(outside));
 }
@@ -234,7 +238,8 @@ fn a_range_that_cuts_a_chunk_at_either_end_is_refused() {
     let driver = sim(0);
     let (address, _) = mapped_chunk(&*driver, 2 * GRANULE);
     for start in [address, address + GRANULE] {
-        let (range, mapping) = (start..start + GRANULE, address..address + 2 * GRANULE);
+        let range = start..start + GRANULE;
+        let mapping = address..address + 2 * GRANULE;
         assert_eq!(kind(driver.unmap(start, GRANULE)), ErrorKind::PartialChunk { range, mapping });
     }
 }
@@ -255,7 +260,8 @@ fn mapped_chunks_and_ranges_with_mappings_are_not_given_back() {
 
 #[test]
 fn more_than_all_addresses_are_not_reserved() {
-    let (driver, bytes) = (sim(1), 1 << 63);
+    let driver = sim(1);
+    let bytes = 1 << 63;
     driver.reserve(bytes).unwrap();
     assert!(matches!(kind(driver.reserve(bytes)), ErrorKind::OutOfMemory { requested, .. } if requested == bytes));
 }
@@ -279,8 +285,8 @@ fn segments_are_not_chunks() {
 #[test]
 fn destroyed_streams_and_events_are_not_used() {
     let driver = sim(0);
-    let (stream, event) =
-        (driver.create_stream(Priority::Default).unwrap(), driver.create_event(EventKind::Timing).unwrap());
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let event = driver.create_event(EventKind::Timing).unwrap();
     driver.destroy_stream(stream).unwrap();
     driver.destroy_event(event).unwrap();
     let next = driver.create_event(EventKind::Timing).unwrap();
@@ -375,7 +381,8 @@ fn kernels_compute_on_device_memory() {
 #[test]
 fn work_must_not_call_the_driver() {
     let driver = sim(0);
-    let (inner, seen) = (Arc::clone(&driver), Arc::new(std::sync::Mutex::new(None)));
+    let inner = Arc::clone(&driver);
+    let seen = Arc::new(std::sync::Mutex::new(None));
     let result = Arc::clone(&seen);
     driver.host_function(StreamId::NULL, Box::new(move || *result.lock().unwrap() = Some(inner.malloc(1)))).unwrap();
     driver.synchronize().unwrap();

@@ -48,7 +48,8 @@ fn mapping_calls_cost_by_the_chunk() {
 
 #[test]
 fn registering_host_memory_costs_by_its_size() {
-    let (driver, mut memory) = (sim(0), vec![0; 1 << 20]);
+    let driver = sim(0);
+    let mut memory = vec![0; 1 << 20];
     // SAFETY: the memory outlives the driver's record of it.
     unsafe { driver.register_host(memory.as_mut_ptr(), 1 << 20, Access::ReadWrite).unwrap() };
     assert_cost(driver.counters(), 113_000.0 / 1024.0);
@@ -58,8 +59,8 @@ fn registering_host_memory_costs_by_its_size() {
 #[test]
 fn a_synchronisation_costs_the_time_it_waits_and_a_constant() {
     let driver = sim(0);
-    let (stream, event) =
-        (driver.create_stream(Priority::Default).unwrap(), driver.create_event(EventKind::Timing).unwrap());
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let event = driver.create_event(EventKind::Timing).unwrap();
     driver.set_time(20);
     driver.busy_until(stream, 100).unwrap();
     driver.record_event(event, stream).unwrap();
@@ -93,8 +94,8 @@ fn the_wait_of_a_free_is_not_counted() {
 #[test]
 fn waits_between_streams_are_counted_and_waits_for_oneself_are_not() {
     let driver = sim(0);
-    let (stream, event) =
-        (driver.create_stream(Priority::Default).unwrap(), driver.create_event(EventKind::Timing).unwrap());
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let event = driver.create_event(EventKind::Timing).unwrap();
     driver.record_event(event, stream).unwrap();
     driver.wait_event(stream, event).unwrap();
     assert_eq!(driver.counters().stream_waits, 0);
@@ -140,8 +141,10 @@ fn a_scripted_address_is_kept_for_the_next_call_when_this_one_fails() {
 
 /// Makes every kind of call of the mapping interface, and some work.
 fn workload(driver: &SimDriver) -> Result<(), CallError> {
-    let (stream, event) = (driver.create_stream(Priority::Default)?, driver.create_event(EventKind::Timing)?);
-    let (address, chunk) = (driver.reserve(GRANULE)?, driver.create(GRANULE)?);
+    let stream = driver.create_stream(Priority::Default)?;
+    let event = driver.create_event(EventKind::Timing)?;
+    let address = driver.reserve(GRANULE)?;
+    let chunk = driver.create(GRANULE)?;
     driver.map(address, chunk)?;
     driver.set_access(address, GRANULE, Access::ReadWrite)?;
     driver.memset(address, 1, GRANULE, stream)?;
@@ -181,7 +184,8 @@ fn every_call_of_a_workload_can_be_made_to_fail() {
 fn the_failing_call_changes_nothing_and_the_next_one_works() {
     let driver = sim(0);
     let (address, chunk) = mapped_chunk(&*driver, GRANULE);
-    let (before, info) = (driver.counters(), driver.memory_info().unwrap());
+    let before = driver.counters();
+    let info = driver.memory_info().unwrap();
     driver.inject(Failure::of(Call::Unmap, 1));
     driver.inject(Failure::of(Call::Malloc, 1));
     assert_eq!(kind(driver.unmap(address, GRANULE)), ErrorKind::Injected);

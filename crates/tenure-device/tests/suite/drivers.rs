@@ -36,7 +36,8 @@ fn bytes_come_back_as_they_went() {
 #[test]
 fn work_of_one_stream_runs_in_order() {
     for driver in drivers() {
-        let (stream, address) = (stream(&*driver), driver.malloc(64).unwrap());
+        let stream = stream(&*driver);
+        let address = driver.malloc(64).unwrap();
         driver.memset(address, 1, 64, stream).unwrap();
         driver.memset(address, 2, 32, stream).unwrap();
         driver.copy_on_device(address + 32, address, 16, stream).unwrap();
@@ -51,7 +52,8 @@ fn work_of_one_stream_runs_in_order() {
 #[test]
 fn an_asynchronous_copy_is_done_once_its_stream_is_synchronised() {
     for driver in drivers() {
-        let (stream, address) = (stream(&*driver), driver.malloc(8).unwrap());
+        let stream = stream(&*driver);
+        let address = driver.malloc(8).unwrap();
         let source = [7u8; 8];
         let mut target = [0u8; 8];
         // SAFETY: both arrays outlive the synchronisation, and nothing touches them before.
@@ -88,7 +90,9 @@ fn streams_of_every_priority_do_their_work() {
 #[test]
 fn a_stream_that_waits_for_an_event_of_any_kind_sees_what_came_before_it() {
     for driver in drivers() {
-        let (a, b, address) = (stream(&*driver), stream(&*driver), driver.malloc(4).unwrap());
+        let a = stream(&*driver);
+        let b = stream(&*driver);
+        let address = driver.malloc(4).unwrap();
         for (value, kind) in [(5, EventKind::Order), (6, EventKind::Timing), (7, EventKind::Interprocess)] {
             let event = driver.create_event(kind).unwrap();
             driver.memset(address, value, 4, a).unwrap();
@@ -109,7 +113,8 @@ fn a_stream_that_waits_for_an_event_of_any_kind_sees_what_came_before_it() {
 #[test]
 fn a_host_function_has_run_when_its_event_is_passed() {
     for driver in drivers() {
-        let (stream, event) = (stream(&*driver), driver.create_event(EventKind::Order).unwrap());
+        let stream = stream(&*driver);
+        let event = driver.create_event(EventKind::Order).unwrap();
         let calls = Arc::new(AtomicU32::new(0));
         let counted = Arc::clone(&calls);
         driver.host_function(stream, Box::new(move || _ = counted.fetch_add(1, Ordering::SeqCst))).unwrap();
@@ -124,7 +129,8 @@ fn a_host_function_has_run_when_its_event_is_passed() {
 #[test]
 fn a_query_of_a_stream_comes_true() {
     for driver in drivers() {
-        let (stream, address) = (stream(&*driver), driver.malloc(4).unwrap());
+        let stream = stream(&*driver);
+        let address = driver.malloc(4).unwrap();
         driver.memset(address, 5, 4, stream).unwrap();
         while !driver.query_stream(stream).unwrap() {}
         driver.synchronize_stream(stream).unwrap();
@@ -193,8 +199,10 @@ fn only_interprocess_events_are_exported_and_only_other_processes_open_them() {
 #[test]
 fn free_memory_goes_down_with_malloc_and_create_and_comes_back() {
     for driver in drivers() {
-        let (before, bytes) = (driver.memory_info().unwrap(), 2 * OTHERS_BYTES);
-        let (segment, chunk) = (driver.malloc(bytes).unwrap(), driver.create(bytes).unwrap());
+        let before = driver.memory_info().unwrap();
+        let bytes = 2 * OTHERS_BYTES;
+        let segment = driver.malloc(bytes).unwrap();
+        let chunk = driver.create(bytes).unwrap();
         assert!(driver.memory_info().unwrap().free < before.free - 2 * bytes + OTHERS_BYTES);
         driver.free(segment).unwrap();
         driver.release(chunk).unwrap();
@@ -421,9 +429,11 @@ struct Page([u8; 4096]);
 #[test]
 fn copies_from_and_to_host_memory_are_the_same_whether_it_is_registered_or_not() {
     for driver in drivers() {
-        let (stream, address) = (stream(&*driver), driver.malloc(64).unwrap());
+        let stream = stream(&*driver);
+        let address = driver.malloc(64).unwrap();
         let mut page = Box::new(Page([0; 4096]));
-        let (source, target) = (page.0.as_mut_ptr(), page.0[64..].as_mut_ptr());
+        let source = page.0.as_mut_ptr();
+        let target = page.0[64..].as_mut_ptr();
         for value in 0..4 {
             let registered = value % 2 == 0;
             page.0[..64].fill(value);
@@ -449,7 +459,9 @@ fn copies_from_and_to_host_memory_are_the_same_whether_it_is_registered_or_not()
 #[test]
 fn host_memory_that_was_registered_for_reading_is_copied_from() {
     for driver in drivers() {
-        let (stream, address, mut page) = (stream(&*driver), driver.malloc(64).unwrap(), Box::new(Page([5; 4096])));
+        let stream = stream(&*driver);
+        let address = driver.malloc(64).unwrap();
+        let mut page = Box::new(Page([5; 4096]));
         let source = page.0.as_mut_ptr();
         // SAFETY: the page outlives the synchronisation, and nothing writes it before.
         unsafe {
@@ -467,7 +479,9 @@ fn host_memory_that_was_registered_for_reading_is_copied_from() {
 #[test]
 fn registered_host_memory_is_read_in_place_by_the_device() {
     for driver in drivers() {
-        let (stream, address, mut page) = (stream(&*driver), driver.malloc(64).unwrap(), Box::new(Page([5; 4096])));
+        let stream = stream(&*driver);
+        let address = driver.malloc(64).unwrap();
+        let mut page = Box::new(Page([5; 4096]));
         let source = page.0.as_mut_ptr();
         assert!(driver.host_on_device(source).is_err());
         // SAFETY: the page outlives the synchronisation.
@@ -535,7 +549,8 @@ fn handles_from_elsewhere_are_refused_and_harm_nothing() {
 #[test]
 fn a_destroyed_stream_still_does_its_work() {
     for driver in drivers() {
-        let (stream, address) = (stream(&*driver), driver.malloc(16).unwrap());
+        let stream = stream(&*driver);
+        let address = driver.malloc(16).unwrap();
         driver.memset(address, 4, 16, stream).unwrap();
         driver.destroy_stream(stream).unwrap();
         driver.synchronize().unwrap();

@@ -31,7 +31,8 @@ fn no_driver() -> ErrorKind {
 }
 
 fn unknown() -> ErrorKind {
-    let (name, description) = ("CUDA_ERROR_UNKNOWN".into(), "unknown error".into());
+    let name = "CUDA_ERROR_UNKNOWN".into();
+    let description = "unknown error".into();
     ErrorKind::Device { code: 999, name, description, in_flight: Vec::new() }
 }
 

@@ -180,7 +180,8 @@ fn memory_of_a_capture_is_the_graphs_own_until_both_are_gone() {
         let memory = memory(&driver);
         let body = |stream: &Stream| {
             let [one, two] = [0, 1].map(|_| memory.allocate(Request::new(4096, stream.id())));
-            let (one, two) = (one?.address, two?.address);
+            let one = one?.address;
+            let two = two?.address;
             memory.driver().memset(one, 9, 4096, stream.id())?;
             memory.driver().copy_on_device(two, one, 4096, stream.id())?;
             memory.free(one)?;

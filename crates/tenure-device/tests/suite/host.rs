@@ -16,12 +16,14 @@ fn register(driver: &SimDriver, memory: &mut [u8], access: Access) -> Result<(),
 
 #[test]
 fn host_memory_is_registered_once_and_unregistered_once() {
-    let (driver, mut memory) = (sim(0), [0; 64]);
+    let driver = sim(0);
+    let mut memory = [0; 64];
     let start = memory.as_ptr() as u64;
     register(&driver, &mut memory[16..48], Access::ReadWrite).unwrap();
     for (from, to) in [(16, 48), (0, 17), (47, 64), (0, 64), (20, 30)] {
         let error = kind(register(&driver, &mut memory[from..to], Access::ReadWrite));
-        let (range, existing) = (start + from as u64..start + to as u64, start + 16..start + 48);
+        let range = start + from as u64..start + to as u64;
+        let existing = start + 16..start + 48;
         assert_eq!((error.code(), error), (712, ErrorKind::HostRegistered { range, existing }));
     }
     register(&driver, &mut memory[..16], Access::Read).unwrap();
@@ -47,8 +49,10 @@ fn no_host_memory_cannot_be_registered() {
 #[test]
 fn host_memory_is_unregistered_when_the_host_has_seen_its_copies_pass() {
     for seed in 0..8 {
-        let (driver, mut memory) = (sim(seed), [0; 64]);
-        let (address, stream) = (driver.malloc(64).unwrap(), driver.create_stream(Priority::Default).unwrap());
+        let driver = sim(seed);
+        let mut memory = [0; 64];
+        let address = driver.malloc(64).unwrap();
+        let stream = driver.create_stream(Priority::Default).unwrap();
         register(&driver, &mut memory, Access::ReadWrite).unwrap();
         let start = memory.as_mut_ptr();
         for finished in [true, false] {
@@ -70,7 +74,8 @@ fn host_memory_is_unregistered_when_the_host_has_seen_its_copies_pass() {
 
 #[test]
 fn copies_of_other_host_memory_do_not_hold_a_registration() {
-    let (driver, mut memory) = (sim(0), [0; 64]);
+    let driver = sim(0);
+    let mut memory = [0; 64];
     let address = driver.malloc(64).unwrap();
     register(&driver, &mut memory[16..32], Access::ReadWrite).unwrap();
     for offset in [0, 32] {
@@ -82,7 +87,8 @@ fn copies_of_other_host_memory_do_not_hold_a_registration() {
 
 #[test]
 fn nothing_is_copied_into_host_memory_that_was_registered_for_reading() {
-    let (driver, mut memory) = (sim(0), [0; 64]);
+    let driver = sim(0);
+    let mut memory = [0; 64];
     let address = driver.malloc(64).unwrap();
     register(&driver, &mut memory, Access::Read).unwrap();
     let start = memory.as_mut_ptr();
@@ -96,10 +102,13 @@ fn nothing_is_copied_into_host_memory_that_was_registered_for_reading() {
 
 #[test]
 fn host_memory_that_the_device_reads_in_place_is_not_unregistered_meanwhile() {
-    let (driver, mut memory) = (sim(0), [3; 64]);
-    let (address, stream) = (driver.malloc(64).unwrap(), driver.create_stream(Priority::Default).unwrap());
+    let driver = sim(0);
+    let mut memory = [3; 64];
+    let address = driver.malloc(64).unwrap();
+    let stream = driver.create_stream(Priority::Default).unwrap();
     register(&driver, &mut memory, Access::ReadWrite).unwrap();
-    let (start, free) = (memory.as_mut_ptr(), driver.memory_info().unwrap().free);
+    let start = memory.as_mut_ptr();
+    let free = driver.memory_info().unwrap().free;
     let there = driver.host_on_device(start).unwrap();
     assert_eq!(driver.memory_info().unwrap().free, free, "it is on no account of the device");
     driver.copy_on_device(address, there, 64, stream).unwrap();
@@ -116,8 +125,10 @@ fn host_memory_that_the_device_reads_in_place_is_not_unregistered_meanwhile() {
 fn what_one_device_of_a_platform_registers_all_of_them_use() {
     let platform = SimPlatform::new(vec![SimConfig::default(); 2]);
     let [first, second] = [0, 1].map(|device| Arc::clone(platform.sim(device).unwrap()));
-    let (mut memory, mut back) = ([3; 64], [0; 64]);
-    let (address, start) = (second.malloc(64).unwrap(), memory.as_mut_ptr());
+    let mut memory = [3; 64];
+    let mut back = [0; 64];
+    let address = second.malloc(64).unwrap();
+    let start = memory.as_mut_ptr();
     for reads_in_place in [true, false] {
         register(&first, &mut memory, Access::Read).unwrap();
         let again = kind(register(&second, &mut memory, Access::Read));

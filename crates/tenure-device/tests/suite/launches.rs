@@ -20,7 +20,8 @@ const NAMES: [&str; 3] = ["axpy", "matmul", "softmax"];
 
 /// Records a launch in which every part shows the launch's number.
 fn record(registry: &LaunchRegistry, i: u32) -> u64 {
-    let (grid, block) = ([i, i + 1, i + 2], [i + 3, i + 4, i + 5]);
+    let grid = [i, i + 1, i + 2];
+    let block = [i + 3, i + 4, i + 5];
     registry.record(NAMES[i as usize % 3], StreamId(i.into()), grid, block, Location::caller())
 }
 
@@ -35,11 +36,14 @@ fn is_whole(launch: &Launch) -> bool {
 
 #[test]
 fn a_launch_comes_back_as_it_was_noted() {
-    let (registry, at) = (LaunchRegistry::new(), Location::caller());
+    let registry = LaunchRegistry::new();
+    let at = Location::caller();
     assert_eq!(registry.recent(10), []);
-    let (grid, block) = ([u32::MAX, 65_535, 65_534], [1024, 2, 64]);
+    let grid = [u32::MAX, 65_535, 65_534];
+    let block = [1024, 2, 64];
     let number = registry.record("axpy", StreamId(u64::MAX), grid, block, at);
-    let (grid, block) = (Some(grid), Some(block));
+    let grid = Some(grid);
+    let block = Some(block);
     let launch = Launch { name: "axpy", stream: StreamId(u64::MAX), number, grid, block, at: Some(at) };
     assert_eq!(registry.recent(10), [launch]);
 }
@@ -84,13 +88,15 @@ fn no_launch_is_torn_while_threads_go_round_the_buffer() {
 /// Returns a launch of `axpy`.
 #[track_caller]
 fn axpy(stream: StreamId) -> Launch {
-    let (grid, block) = (Some([128, 1, 1]), Some([256, 1, 1]));
+    let grid = Some([128, 1, 1]);
+    let block = Some([256, 1, 1]);
     Launch { name: "axpy", stream, number: 17, grid, block, at: Some(Location::caller()) }
 }
 
 #[test]
 fn a_launch_is_written_with_all_that_is_known_of_it() {
-    let (text, line) = (axpy(StreamId(0x10)).to_string(), line!());
+    let text = axpy(StreamId(0x10)).to_string();
+    let line = line!();
     let stream = StreamId(0x10);
     let place = format!("{}:{line}:", file!());
     assert!(text.starts_with(&format!("`axpy` (launch 17 on stream {stream}, grid 128x1x1, block 256x1x1, {place}")));
@@ -99,7 +105,8 @@ fn a_launch_is_written_with_all_that_is_known_of_it() {
 #[test]
 fn after_work_without_fault_the_launch_check_finds_nothing() {
     for driver in drivers() {
-        let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(64).unwrap());
+        let stream = driver.create_stream(Priority::Default).unwrap();
+        let address = driver.malloc(64).unwrap();
         driver.memset(address, 1, 64, stream).unwrap();
         check_launch(&*driver, &axpy(stream)).unwrap();
         driver.synchronize_stream(stream).unwrap();
@@ -125,7 +132,8 @@ fn a_launch_that_was_taken_back_is_not_shown() {
 fn the_launch_check_takes_what_a_launch_returns() {
     let driver = sim(0);
     let stream = driver.create_stream(Priority::Default).unwrap();
-    let (launch, line) = (driver.launch(Kernel::new("fine", stream)).unwrap(), line!());
+    let launch = driver.launch(Kernel::new("fine", stream)).unwrap();
+    let line = line!();
     assert_eq!((launch.name, launch.stream, launch.at.unwrap().line()), ("fine", stream, line));
     check_launch(&*driver, &launch).unwrap();
     let next = driver.launch(Kernel::new("stray", stream).body(|memory| memory.write(0x1000, &[1]))).unwrap();

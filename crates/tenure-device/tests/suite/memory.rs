@@ -161,7 +161,9 @@ fn a_storage_is_allocated_on_the_current_stream() {
 #[test]
 fn a_storage_carries_its_purpose() {
     everywhere(|_, memory| {
-        let (module, op, role) = ("encoder.0".to_owned(), "linear".to_owned(), "weight".to_owned());
+        let module = "encoder.0".to_owned();
+        let op = "linear".to_owned();
+        let role = "weight".to_owned();
         let key = KeyId::intern(Key { module, op, role, occurrence: 0 });
         let purpose = Purpose::enter(Tag::Weight, key);
         let _storage = Storage::new(4096, Arc::new(memory)).unwrap();
@@ -259,7 +261,8 @@ fn a_report_says_what_context_and_other_processes_hold() {
         assert_eq!(report.overhead_bytes, Some(100 * MIB));
         assert_eq!(report.others, [process(2, 280), process(1, 10)]);
         assert_eq!(report.elsewhere_bytes(), 300 * MIB);
-        let (advice, text) = (report.advice(), report.to_string());
+        let advice = report.advice();
+        let text = report.to_string();
         assert_eq!(advice[0], "Stop process 2, which holds 280.00 MiB, or move it to another device.");
         assert!(text.contains("not named here, hold 10.00 MiB."), "{text}");
     }

@@ -16,7 +16,8 @@ fn fault(result: Result<(), DriverError>) -> ErrorKind {
 
 #[test]
 fn opened_memory_is_read_and_written_in_place() {
-    let (exporter, importer) = (sim(0), sim(1));
+    let exporter = sim(0);
+    let importer = sim(1);
     let address = exporter.malloc(100).unwrap();
     exporter.copy_to_device(address, &[7; 100], StreamId::NULL).unwrap();
     let handle = exporter.export_memory(address).unwrap();
@@ -38,7 +39,8 @@ fn opened_memory_is_read_and_written_in_place() {
 
 #[test]
 fn bytes_outside_opened_memory_are_refused() {
-    let (exporter, importer) = (sim(0), sim(1));
+    let exporter = sim(0);
+    let importer = sim(1);
     let address = exporter.malloc(100).unwrap();
     let opened = OpenedMemory::open(importer, &exporter.export_memory(address).unwrap()).unwrap();
     for (offset, len) in [(0, 101), (100, 1), (u64::MAX, 1), (u64::MAX, 0)] {
@@ -51,7 +53,8 @@ fn bytes_outside_opened_memory_are_refused() {
 
 #[test]
 fn a_handle_names_memory_that_another_process_holds() {
-    let (exporter, importer) = (sim(0), sim(1));
+    let exporter = sim(0);
+    let importer = sim(1);
     let address = exporter.malloc(100).unwrap();
     let handle = exporter.export_memory(address).unwrap();
     assert_eq!(kind(exporter.open_memory(&handle)), ErrorKind::OwnMemory);
@@ -73,7 +76,8 @@ fn a_handle_names_memory_that_another_process_holds() {
 
 #[test]
 fn memory_in_use_is_not_closed() {
-    let (exporter, importer) = (sim(0), sim(1));
+    let exporter = sim(0);
+    let importer = sim(1);
     let address = exporter.malloc(100).unwrap();
     let (opened, bytes) = importer.open_memory(&exporter.export_memory(address).unwrap()).unwrap();
     importer.memset(opened, 1, bytes, StreamId::NULL).unwrap();

@@ -42,7 +42,8 @@ fn bytes_go_to_the_device_and_back() {
         let pool = PinnedPool::new(device.shared(), small()).unwrap();
         let stream = device.create_stream(Priority::Default).unwrap();
         let target = device.malloc(MIB).unwrap();
-        let (mut source, mut copy) = (mib(&pool, 1).unwrap(), mib(&pool, 1).unwrap());
+        let mut source = mib(&pool, 1).unwrap();
+        let mut copy = mib(&pool, 1).unwrap();
         source.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i / 3) as u8);
         // SAFETY: neither buffer is touched before the stream is synchronised.
         unsafe {

@@ -26,7 +26,8 @@ fn devices_are_numbered_from_zero() {
 #[test]
 fn a_device_has_one_driver_for_all_callers() {
     let platform = platform(2);
-    let (driver, sim) = (platform.driver(1).unwrap(), platform.sim(1).unwrap());
+    let driver = platform.driver(1).unwrap();
+    let sim = platform.sim(1).unwrap();
     driver.malloc(1000).unwrap();
     assert_eq!(sim.counters().malloc, 1);
     assert!(Arc::ptr_eq(sim, platform.sim(1).unwrap()));

@@ -31,7 +31,8 @@ struct Preempted {
 
 impl Preempted {
     fn new() -> Self {
-        let (driver, clock) = (sim(0), Clock::manual());
+        let driver = sim(0);
+        let clock = Clock::manual();
         let memory = DeviceMemory::new(Arc::clone(&driver) as _, MemoryConfig::default()).unwrap();
         let memory: &'static DeviceMemory = Box::leak(Box::new(memory));
         let preemption = Arc::new(Preemption::new(|wait| wait(), clock.clone()));
@@ -121,12 +122,15 @@ fn the_host_is_never_far_ahead_of_the_device() {
 #[test]
 fn a_process_yields_within_its_bound_and_goes_on_with_nothing_lost() {
     let device = Preempted::new();
-    let (done, is_ending) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let done = AtomicUsize::new(0);
+    let is_ending = AtomicBool::new(false);
     let (mut took, mut went_on) = (Vec::new(), Vec::new());
     thread::scope(|scope| {
         let threads: Vec<_> = [1, 2].map(|ms| (device.stream(), ms)).into();
         let threads = threads.into_iter().map(|(stream, ms)| {
-            let (device, done, is_ending) = (&device, &done, &is_ending);
+            let device = &device;
+            let done = &done;
+            let is_ending = &is_ending;
             scope.spawn(move || {
                 while !is_ending.load(Ordering::SeqCst) {
                     device.operation(stream, ms);

@@ -58,7 +58,8 @@ impl TinyAllocator {
 fn producer_and_consumer(seed: u64, record_stream: bool) -> Result<(), CallError> {
     let driver = sim(seed);
     let mut allocator = TinyAllocator::new(&driver);
-    let (compute, side) = (driver.create_stream(Priority::Default)?, driver.create_stream(Priority::Default)?);
+    let compute = driver.create_stream(Priority::Default)?;
+    let side = driver.create_stream(Priority::Default)?;
     let made = driver.create_event(EventKind::Timing)?;
     for _ in 0..10 {
         let tensor = allocator.allocate(compute);
@@ -94,7 +95,8 @@ fn with_record_stream_the_same_program_passes_with_every_seed() {
 #[test]
 fn a_race_is_reported_though_the_first_work_has_run() {
     let driver = sim(0);
-    let (a, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(16).unwrap());
+    let a = driver.create_stream(Priority::Default).unwrap();
+    let address = driver.malloc(16).unwrap();
     driver.memset(address, 0, 16, a).unwrap();
     driver.run().unwrap();
     assert!(matches!(kind(driver.memset(address + 15, 0, 1, StreamId::NULL)), ErrorKind::Race { .. }));
@@ -103,7 +105,8 @@ fn a_race_is_reported_though_the_first_work_has_run() {
 #[test]
 fn a_race_names_the_bytes_both_touch() {
     let driver = sim(0);
-    let (a, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(64).unwrap());
+    let a = driver.create_stream(Priority::Default).unwrap();
+    let address = driver.malloc(64).unwrap();
     driver.launch(Kernel::new("first", a).writes(address, 40)).unwrap();
     let error = kind(driver.launch(Kernel::new("second", StreamId::NULL).reads(address + 30, 30)));
     assert!(matches!(&error, ErrorKind::Race { range, .. } if *range == (address + 30..address + 40)), "{error}");
@@ -112,7 +115,8 @@ fn a_race_names_the_bytes_both_touch() {
 #[test]
 fn two_reads_do_not_race() {
     let driver = sim(0);
-    let (a, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(16).unwrap());
+    let a = driver.create_stream(Priority::Default).unwrap();
+    let address = driver.malloc(16).unwrap();
     for stream in [a, StreamId::NULL, a] {
         driver.launch(Kernel::new("read", stream).reads(address, 16)).unwrap();
     }
@@ -121,8 +125,10 @@ fn two_reads_do_not_race() {
 #[test]
 fn a_write_races_with_the_reads_of_every_stream() {
     let driver = sim(0);
-    let (a, b) = (driver.create_stream(Priority::Default).unwrap(), driver.create_stream(Priority::Default).unwrap());
-    let (address, event) = (driver.malloc(16).unwrap(), driver.create_event(EventKind::Timing).unwrap());
+    let a = driver.create_stream(Priority::Default).unwrap();
+    let b = driver.create_stream(Priority::Default).unwrap();
+    let address = driver.malloc(16).unwrap();
+    let event = driver.create_event(EventKind::Timing).unwrap();
     driver.launch(Kernel::new("read", a).reads(address, 16)).unwrap();
     driver.launch(Kernel::new("read", b).reads(address, 16)).unwrap();
     driver.record_event(event, b).unwrap();
@@ -134,7 +140,8 @@ fn a_write_races_with_the_reads_of_every_stream() {
 #[test]
 fn an_event_orders_only_what_came_before_its_record() {
     let driver = sim(0);
-    let (a, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(16).unwrap());
+    let a = driver.create_stream(Priority::Default).unwrap();
+    let address = driver.malloc(16).unwrap();
     let event = driver.create_event(EventKind::Timing).unwrap();
     driver.record_event(event, a).unwrap();
     driver.memset(address, 0, 16, a).unwrap();
@@ -145,8 +152,10 @@ fn an_event_orders_only_what_came_before_its_record() {
 #[test]
 fn a_wait_keeps_to_the_record_it_was_put_after() {
     let driver = sim(0);
-    let (a, b) = (driver.create_stream(Priority::Default).unwrap(), driver.create_stream(Priority::Default).unwrap());
-    let (address, event) = (driver.malloc(16).unwrap(), driver.create_event(EventKind::Timing).unwrap());
+    let a = driver.create_stream(Priority::Default).unwrap();
+    let b = driver.create_stream(Priority::Default).unwrap();
+    let address = driver.malloc(16).unwrap();
+    let event = driver.create_event(EventKind::Timing).unwrap();
     driver.memset(address, 0, 16, a).unwrap();
     driver.record_event(event, a).unwrap();
     driver.wait_event(b, event).unwrap();
@@ -160,7 +169,8 @@ fn order_passes_through_a_third_stream_and_through_the_host() {
     for seed in SEEDS {
         let driver = sim(seed);
         let streams: Vec<_> = (0..4).map(|_| driver.create_stream(Priority::Default).unwrap()).collect();
-        let (address, event) = (driver.malloc(16).unwrap(), driver.create_event(EventKind::Timing).unwrap());
+        let address = driver.malloc(16).unwrap();
+        let event = driver.create_event(EventKind::Timing).unwrap();
         driver.memset(address, 0, 16, streams[0]).unwrap();
         for hop in [0, 1] {
             driver.record_event(event, streams[hop]).unwrap();
@@ -205,7 +215,9 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Returns the index of the first step that races, by the definition: each step's set of earlier steps.
 fn first_race(steps: &[Step]) -> Option<usize> {
-    let (mut streams, mut events, mut host) = ([0u64; 3], [0u64; 2], 0u64);
+    let mut streams = [0u64; 3];
+    let mut events = [0u64; 2];
+    let mut host = 0u64;
     for (index, &step) in steps.iter().enumerate() {
         match step {
             Step::Touch { stream, start, len, write } => {

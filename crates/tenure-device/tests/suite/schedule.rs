@@ -50,7 +50,8 @@ fn seeds_reach_every_order_that_streams_and_events_allow() {
 #[test]
 fn nothing_runs_before_something_needs_it() {
     let driver = sim(0);
-    let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(4).unwrap());
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let address = driver.malloc(4).unwrap();
     driver.copy_to_device(address, &[1; 4], StreamId::NULL).unwrap();
     let mut target = [0; 4];
     // SAFETY: the array outlives the device, and is read only between steps.
@@ -76,8 +77,8 @@ fn a_query_may_answer_late_and_may_answer_at_once() {
 #[test]
 fn an_event_after_busy_time_is_passed_when_the_clock_gets_there() {
     let driver = sim(0);
-    let (stream, event) =
-        (driver.create_stream(Priority::Default).unwrap(), driver.create_event(EventKind::Timing).unwrap());
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let event = driver.create_event(EventKind::Timing).unwrap();
     driver.busy_until(stream, 100).unwrap();
     driver.record_event(event, stream).unwrap();
     driver.busy_until(stream, 200).unwrap();
@@ -93,7 +94,8 @@ fn an_event_after_busy_time_is_passed_when_the_clock_gets_there() {
 #[test]
 fn busy_time_passes_on_to_streams_that_wait() {
     let driver = sim(0);
-    let (a, b) = (driver.create_stream(Priority::Default).unwrap(), driver.create_stream(Priority::Default).unwrap());
+    let a = driver.create_stream(Priority::Default).unwrap();
+    let b = driver.create_stream(Priority::Default).unwrap();
     let event = driver.create_event(EventKind::Timing).unwrap();
     driver.busy_until(a, 100).unwrap();
     driver.record_event(event, a).unwrap();
@@ -108,7 +110,8 @@ fn busy_time_passes_on_to_streams_that_wait() {
 fn real_work_waits_for_busy_time_before_it_and_delays_busy_time_after_it() {
     for seed in 0..20 {
         let driver = sim(seed);
-        let (a, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(4).unwrap());
+        let a = driver.create_stream(Priority::Default).unwrap();
+        let address = driver.malloc(4).unwrap();
         let events: Vec<_> = (0..2).map(|_| driver.create_event(EventKind::Timing).unwrap()).collect();
         driver.busy_until(a, 100).unwrap();
         driver.memset(address, 1, 4, a).unwrap();
@@ -130,7 +133,8 @@ fn real_work_waits_for_busy_time_before_it_and_delays_busy_time_after_it() {
 #[test]
 fn synchronising_moves_the_clock_no_further_than_it_must() {
     let driver = sim(0);
-    let (a, b) = (driver.create_stream(Priority::Default).unwrap(), driver.create_stream(Priority::Default).unwrap());
+    let a = driver.create_stream(Priority::Default).unwrap();
+    let b = driver.create_stream(Priority::Default).unwrap();
     driver.busy_until(a, 50).unwrap();
     driver.busy_until(b, 70).unwrap();
     driver.synchronize_stream(a).unwrap();
@@ -150,8 +154,8 @@ fn the_clock_does_not_go_back() {
 #[test]
 fn time_is_not_known_of_events_that_are_not_passed() {
     let driver = sim(0);
-    let (start, end) =
-        (driver.create_event(EventKind::Timing).unwrap(), driver.create_event(EventKind::Timing).unwrap());
+    let start = driver.create_event(EventKind::Timing).unwrap();
+    let end = driver.create_event(EventKind::Timing).unwrap();
     driver.record_event(start, StreamId::NULL).unwrap();
     assert_eq!(kind(driver.elapsed_us(start, end)), ErrorKind::NotPassed(end.0));
     driver.busy_until(StreamId::NULL, 10).unwrap();
@@ -164,8 +168,8 @@ fn time_is_not_known_of_events_that_are_not_passed() {
 #[test]
 fn an_event_has_the_time_of_its_last_record() {
     let driver = sim(0);
-    let (stream, event) =
-        (driver.create_stream(Priority::Default).unwrap(), driver.create_event(EventKind::Timing).unwrap());
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let event = driver.create_event(EventKind::Timing).unwrap();
     let start = driver.create_event(EventKind::Timing).unwrap();
     driver.record_event(start, stream).unwrap();
     driver.host_function(stream, Box::new(|| {})).unwrap();
@@ -192,7 +196,8 @@ fn streams_of_elsewhere_keep_their_names() {
 fn threads_may_share_a_device() {
     let driver = sim(3);
     let worker = |driver: &SimDriver| {
-        let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(64).unwrap());
+        let stream = driver.create_stream(Priority::Default).unwrap();
+        let address = driver.malloc(64).unwrap();
         for value in 0..100 {
             driver.memset(address, value, 64, stream).unwrap();
             let mut bytes = [0; 64];

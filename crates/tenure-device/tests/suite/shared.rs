@@ -36,7 +36,8 @@ fn wait_until_all_is_free(driver: &SimDriver) {
 fn what_was_written_before_an_export_is_there_after_it() {
     let small = SimConfig { granularity_bytes: 4096, ..SimConfig::default() };
     for (config, bytes) in [(small, 4096), (small, 20 << 12), (SimConfig::default(), 2 << 20)] {
-        let (exporter, importer) = (SimDriver::new(config), SimDriver::new(config));
+        let exporter = SimDriver::new(config);
+        let importer = SimDriver::new(config);
         let (mine, chunk) = mapped_chunk(&exporter, bytes);
         exporter.copy_to_device(mine + bytes - 100, &[7; 100], StreamId::NULL).unwrap();
         let before = read(&exporter, mine + bytes - 200, 200);
@@ -48,7 +49,8 @@ fn what_was_written_before_an_export_is_there_after_it() {
 
 #[test]
 fn each_side_reads_what_the_other_wrote() {
-    let (exporter, importer) = (sim(0), sim(1));
+    let exporter = sim(0);
+    let importer = sim(1);
     let (mine, chunk) = mapped_chunk(&*exporter, 2 * GRANULE);
     let (theirs, _) = imported_chunk(&*importer, exporter.export(chunk).unwrap(), 2 * GRANULE);
     for value in 0..10 {
@@ -85,7 +87,8 @@ fn a_huge_shared_chunk_costs_only_what_is_written() {
 
 #[test]
 fn an_import_is_on_the_account_of_the_device_that_made_the_chunk() {
-    let (exporter, importer) = (sim(0), sim(0));
+    let exporter = sim(0);
+    let importer = sim(0);
     let chunk = exporter.create(GRANULE).unwrap();
     let descriptor = exporter.export(chunk).unwrap();
     let import = importer.import(descriptor.as_fd(), GRANULE).unwrap();
@@ -149,7 +152,8 @@ fn names_of_one_chunk_race_with_each_other() {
 
 #[test]
 fn an_import_is_released_like_any_chunk() {
-    let (exporter, importer) = (sim(0), sim(0));
+    let exporter = sim(0);
+    let importer = sim(0);
     let chunk = exporter.create(GRANULE).unwrap();
     let (address, import) = imported_chunk(&*importer, exporter.export(chunk).unwrap(), GRANULE);
     assert_eq!(kind(importer.release(import)), ErrorKind::ChunkMapped { chunk: import, count: 1 });

@@ -10,7 +10,8 @@ use crate::common::{eventually, kind, read, sim};
 
 /// Returns two processes: the event as the first created it, and as the second opened it.
 fn processes() -> [(Arc<SimDriver>, EventId); 2] {
-    let (first, second) = (sim(0), sim(1));
+    let first = sim(0);
+    let second = sim(1);
     let event = first.create_event(EventKind::Interprocess).unwrap();
     let opened = second.open_event(&first.export_event(event).unwrap()).unwrap();
     [(first, event), (second, opened)]
@@ -43,7 +44,8 @@ fn what_can_run_before_a_record_has_run_when_the_record_is_made() {
 #[test]
 fn a_stream_runs_on_only_when_the_other_process_has_passed_the_event() {
     let [(exporter, event), (importer, opened)] = processes();
-    let (stream, address) = (importer.create_stream(Priority::Default).unwrap(), importer.malloc(4).unwrap());
+    let stream = importer.create_stream(Priority::Default).unwrap();
+    let address = importer.malloc(4).unwrap();
     importer.copy_to_device(address, &[1; 4], stream).unwrap();
     exporter.busy_until(StreamId::NULL, 100).unwrap();
     exporter.record_event(event, StreamId::NULL).unwrap();
@@ -182,7 +184,8 @@ fn an_event_has_the_rights_of_its_kind() {
 fn an_interprocess_event_orders_work_of_its_own_device_like_any_other() {
     for seed in 0..8 {
         let driver = sim(seed);
-        let (stream, address) = (driver.create_stream(Priority::Default).unwrap(), driver.malloc(4).unwrap());
+        let stream = driver.create_stream(Priority::Default).unwrap();
+        let address = driver.malloc(4).unwrap();
         let event = driver.create_event(EventKind::Interprocess).unwrap();
         driver.memset(address, 1, 4, stream).unwrap();
         driver.record_event(event, stream).unwrap();

@@ -153,7 +153,8 @@ fn a_stream_that_waits_sees_what_came_before_the_event() {
     for driver in drivers() {
         let streams = Streams::new(driver.shared());
         let [first, second] = [(); 2].map(|()| streams.pooled(Priority::Default).unwrap());
-        let (address, mut event) = (driver.malloc(4).unwrap(), Event::new(driver.shared(), EventKind::Order));
+        let address = driver.malloc(4).unwrap();
+        let mut event = Event::new(driver.shared(), EventKind::Order);
         driver.memset(address, 7, 4, first.id()).unwrap();
         event.record(&first).unwrap();
         second.wait(&event).unwrap();

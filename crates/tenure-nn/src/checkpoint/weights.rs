@@ -84,7 +84,9 @@ impl Weights {
         expect_fetched(&text).map_err(CheckpointError::io(path))?;
         let index: Index =
             serde_json::from_slice(without_mark(&text)).map_err(|error| CheckpointError::format(path, error))?;
-        let (mut files, mut numbers, mut places) = (Vec::<WeightFile>::new(), HashMap::new(), BTreeMap::new());
+        let mut files = Vec::<WeightFile>::new();
+        let mut numbers = HashMap::new();
+        let mut places = BTreeMap::new();
         for (name, file) in index.weight_map {
             let number = match numbers.get(&file) {
                 Some(number) => *number,
@@ -120,7 +122,8 @@ impl Weights {
     pub fn place(&self, name: &str) -> Result<Place<'_>> {
         let (file, info, dtype) = self.find_known(name)?;
         let (from, to) = info.data_offsets;
-        let (offset, bytes) = ((file.start + from) as u64, (to - from) as u64);
+        let offset = (file.start + from) as u64;
+        let bytes = (to - from) as u64;
         Ok(Place { path: &file.path, offset, bytes, sizes: &info.shape, dtype })
     }
 
@@ -292,7 +295,8 @@ fn header(tensors: &[Entry<'_>], (key, value): (&str, &str)) -> Result<Vec<u8>, 
     let info = |Entry { name, sizes, dtype, .. }: &Entry<'_>| {
         let start = end;
         end += sizes.iter().product::<usize>() * dtype.size();
-        let (dtype, shape) = (stored(*dtype), sizes.clone());
+        let dtype = stored(*dtype);
+        let shape = sizes.clone();
         (name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
     };
     let metadata = HashMap::from([(key.to_owned(), value.to_owned())]);

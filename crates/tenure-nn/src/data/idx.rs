@@ -107,7 +107,8 @@ impl FashionMnist {
                 DataError::format(folder, reason)
             })
         };
-        let (images, labels) = (find(format!("{part}-images-idx3-ubyte"))?, find(format!("{part}-labels-idx1-ubyte"))?);
+        let images = find(format!("{part}-images-idx3-ubyte"))?;
+        let labels = find(format!("{part}-labels-idx1-ubyte"))?;
         let set = Self { images: Idx::open(&images)?, labels: Idx::open(&labels)?.data };
         let [count, _, _] = set.images.sizes[..] else {
             let reason = format!("images of three dimensions are expected, got sizes {:?}", set.images.sizes);
@@ -142,7 +143,8 @@ impl Dataset for FashionMnist {
     }
 
     fn item(&self, index: usize) -> Result<(Tensor, i64)> {
-        let (height, width) = (self.images.sizes[1], self.images.sizes[2]);
+        let height = self.images.sizes[1];
+        let width = self.images.sizes[2];
         let out_of_range = || TensorError::Index { op: "item", index: index as i64, dim: 0, size: self.len() };
         let label = *self.labels.get(index).ok_or_else(out_of_range)?;
         let pixels = &self.images.data[index * height * width..(index + 1) * height * width];

@@ -115,7 +115,8 @@ impl ImageFolder {
     }
 
     fn add_class(&mut self, folder: &Path) -> Result<()> {
-        let (before, mut left_out) = (self.images.len(), LeftOut::default());
+        let before = self.images.len();
+        let mut left_out = LeftOut::default();
         self.add_images(folder, &mut Vec::new(), &mut left_out)?;
         if self.images.len() == before {
             let reason = format!(
@@ -275,12 +276,14 @@ fn read(path: &Path, options: &ImageOptions) -> Result<Tensor> {
         let scaled = u64::from(side) * u64::from(options.resize) / u64::from(width.min(height).max(1));
         u32::try_from(scaled).unwrap_or(u32::MAX).max(options.size)
     };
-    let (width, height) = (scaled(width), scaled(height));
+    let width = scaled(width);
+    let height = scaled(height);
     let image = resize(&image, width, height, FilterType::Triangle);
     let size = options.size;
     let image = crop_imm(&image, (width - size) / 2, (height - size) / 2, size, size).to_image();
     let channel = |channel: usize| {
-        let (mean, deviation) = (options.mean[channel], options.deviation[channel]);
+        let mean = options.mean[channel];
+        let deviation = options.deviation[channel];
         image.pixels().map(move |pixel| (f32::from(pixel[channel]) / 255.0 - mean) / deviation)
     };
     let values: Vec<f32> = (0..3).flat_map(channel).collect();
@@ -295,6 +298,7 @@ fn middle(image: RgbImage) -> RgbImage {
     if width.max(height) <= longest {
         return image;
     }
-    let (kept_width, kept_height) = (width.min(longest), height.min(longest));
+    let kept_width = width.min(longest);
+    let kept_height = height.min(longest);
     crop_imm(&image, (width - kept_width) / 2, (height - kept_height) / 2, kept_width, kept_height).to_image()
 }

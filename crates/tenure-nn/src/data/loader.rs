@@ -59,7 +59,8 @@ impl Share {
 
     /// Returns the range of this part among so many examples. The first parts take the remainder, one example each.
     fn part(self, examples: usize) -> Range<usize> {
-        let (least, over) = (examples / self.of, examples % self.of);
+        let least = examples / self.of;
+        let over = examples % self.of;
         let begin = |rank: usize| rank * least + rank.min(over);
         begin(self.rank)..begin(self.rank + 1)
     }
@@ -102,7 +103,8 @@ impl<D: Dataset + 'static> DataLoader<D> {
 
     /// Returns the number of batches in an epoch.
     pub fn batches(&self) -> usize {
-        let (examples, size) = (self.dataset.len(), self.options.batch_size.max(1));
+        let examples = self.dataset.len();
+        let size = self.options.batch_size.max(1);
         if self.options.drop_last { examples / size } else { examples.div_ceil(size) }
     }
 
@@ -111,7 +113,8 @@ impl<D: Dataset + 'static> DataLoader<D> {
         let LoaderOptions { batch_size, shuffle, workers, prefetch, .. } = self.options;
         // More workers, or more batches ahead, than there are batches left are of no use.
         let left = self.batches().saturating_sub(first);
-        let (workers, prefetch) = (workers.min(left), prefetch.min(left));
+        let workers = workers.min(left);
+        let prefetch = prefetch.min(left);
         let order = order(self.dataset.len(), shuffle.map(|seed| (seed, epoch)));
         let work = Work {
             dataset: Arc::clone(&self.dataset),
@@ -126,7 +129,8 @@ impl<D: Dataset + 'static> DataLoader<D> {
         let state = State { taken: first, ahead, idle: 0, ready: BTreeMap::new(), is_over: false };
         let shared = Arc::new(Shared { work, state: Mutex::new(state), read: Condvar::new(), wanted: Condvar::new() });
         let worker = |index| {
-            let (shared, context) = (Arc::clone(&shared), Context::capture());
+            let shared = Arc::clone(&shared);
+            let context = Context::capture();
             let work = move || {
                 let _context = context.enter();
                 shared.read_ahead();
@@ -169,7 +173,8 @@ impl<D: Dataset> Epoch<D> {
         self.next += 1;
         let read = if self.workers.is_empty() { self.shared.work.read(batch) } else { self.shared.take(batch) };
         let work = &self.shared.work;
-        let (of, examples) = (work.examples(batch).len(), work.part(batch).len());
+        let of = work.examples(batch).len();
+        let examples = work.part(batch).len();
         Some(read.and_then(Ready::arrive).map(|batch| Part { batch, examples, of }))
     }
 }

@@ -45,7 +45,8 @@ impl TextWindows {
 
     /// Splits off the windows after the first `count`, such as to hold them out. Either part may be empty.
     pub fn split(mut self, count: usize) -> (Self, Self) {
-        let (length, shift) = (self.length, self.shift);
+        let length = self.length;
+        let shift = self.shift;
         let tokens = self.tokens.split(count.min(self.len()) * length);
         (self, Self { tokens, length, shift })
     }

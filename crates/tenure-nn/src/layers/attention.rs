@@ -76,11 +76,13 @@ impl MultiheadAttention {
         let bias = bias.then_some(Init::ZEROS);
         let weight =
             |name, outputs, inputs| scope.parameter(name, &[outputs, inputs], Init::XavierUniform { gain: 1.0 });
-        let (keys, values) = (key_size.unwrap_or(size), value_size.unwrap_or(size));
+        let keys = key_size.unwrap_or(size);
+        let values = value_size.unwrap_or(size);
         let in_proj_weights = if [keys, values] == [size; 2] {
             vec![weight("in_proj_weight", 3 * size, size)?]
         } else {
-            let (queries, keys) = (weight("q_proj_weight", size, size)?, weight("k_proj_weight", size, keys)?);
+            let queries = weight("q_proj_weight", size, size)?;
+            let keys = weight("k_proj_weight", size, keys)?;
             vec![queries, keys, weight("v_proj_weight", size, values)?]
         };
         Ok(Self {

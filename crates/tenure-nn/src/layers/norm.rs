@@ -112,7 +112,8 @@ impl<const D: usize> BatchNorm<D> {
             let reason = format!("{} dimensions are expected, got sizes {:?}", D + 2, input.sizes());
             return Err(TensorError::shape("batch_norm", reason));
         }
-        let (running, is_training) = (self.running.as_ref(), self.mode.is_training());
+        let running = self.running.as_ref();
+        let is_training = self.mode.is_training();
         let sees = is_training && !autograd::is_recomputing();
         let seeing = running.filter(|_| sees);
         if let Some(running) = seeing {

@@ -214,7 +214,8 @@ module!(EncoderLayer { attention, attention_output, intermediate, output });
 
 impl EncoderLayer {
     fn new(scope: &Scope, config: &BertConfig) -> Result<Self> {
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let hidden = config.hidden_size;
+        let inner = config.intermediate_size;
         Ok(Self {
             attention: SelfAttention::new(&scope.at("attention").at("self"), config)?,
             attention_output: Residual::new(&scope.at("attention").at("output"), hidden, config)?,

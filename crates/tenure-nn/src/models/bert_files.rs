@@ -23,7 +23,8 @@ impl TryFrom<ConfigFile> for BertConfig {
         file.only("is_decoder", false)?;
         file.only("add_cross_attention", false)?;
         file.no_heads_are_pruned()?;
-        let (is_mpnet, is_distilbert) = (model == "mpnet", model == "distilbert");
+        let is_mpnet = model == "mpnet";
+        let is_distilbert = model == "distilbert";
         let key = |name, of_distilbert| if is_distilbert { of_distilbert } else { name };
         let pad_token_id = file.nullable("pad_token_id", isize::from(!is_distilbert && model != "bert"))?;
         Ok(Self {

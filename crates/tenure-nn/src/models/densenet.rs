@@ -44,7 +44,8 @@ impl DenseNet {
     /// # Errors
     /// No memory.
     pub fn new(scope: &Scope, config: DenseNetConfig) -> Result<Self> {
-        let (features, mut channels) = (scope.at("features"), 2 * config.growth);
+        let features = scope.at("features");
+        let mut channels = 2 * config.growth;
         let conv0 = conv(&features.at("conv0"), config.channels, channels, 7, 2)?;
         let norm0 = BatchNorm2d::new(&features.at("norm0"), channels)?;
         let mut blocks = Vec::new();

@@ -169,7 +169,8 @@ module!(Block { ln_1, attn, ln_2, c_fc, c_proj, dropout });
 
 impl Block {
     fn new(scope: &Scope, config: &Gpt2Config, number: usize) -> Result<Self> {
-        let (size, mlp) = (config.n_embd, scope.at("mlp"));
+        let size = config.n_embd;
+        let mlp = scope.at("mlp");
         let inner = config.n_inner.unwrap_or(4 * size);
         Ok(Self {
             ln_1: config.norm(&scope.at("ln_1"))?,

@@ -145,12 +145,15 @@ impl Llama {
     /// # Errors
     /// The heads do not fit together; the positions or other numbers are invalid; no memory.
     pub fn new(scope: &Scope, config: &LlamaConfig) -> Result<Self> {
-        let (model, hidden, count) = (scope.at("model"), config.hidden_size, config.vocab_size);
+        let model = scope.at("model");
+        let hidden = config.hidden_size;
+        let count = config.vocab_size;
         let head_size = config.head_size()?;
         config.rope.check()?;
         let block = |number| Block::new(&model.at("layers").at(number), config, head_size);
         let lm_head = || config.linear(&scope.at("lm_head"), hidden, count, false);
-        let (tokens, padding) = (model.at("embed_tokens"), config.pad_token_id);
+        let tokens = model.at("embed_tokens");
+        let padding = config.pad_token_id;
         Ok(Self {
             embed_tokens: config::token_table(&tokens, count, hidden, config.init(), padding)?,
             layers: (0..config.num_hidden_layers).map(block).collect::<Result<_>>()?,
@@ -191,7 +194,9 @@ module!(Block { attention, gate_proj, up_proj, down_proj, input_layernorm, post_
 
 impl Block {
     fn new(scope: &Scope, config: &LlamaConfig, head_size: usize) -> Result<Self> {
-        let (hidden, inner, mlp) = (config.hidden_size, config.intermediate_size, scope.at("mlp"));
+        let hidden = config.hidden_size;
+        let inner = config.intermediate_size;
+        let mlp = scope.at("mlp");
         let linear = |name: &str, inputs, outputs| config.linear(&mlp.at(name), inputs, outputs, config.mlp_bias);
         let norm = |name: &str| RmsNorm::new(&scope.at(name), &[hidden], config.rms_norm_eps);
         Ok(Self {
@@ -208,7 +213,8 @@ impl Block {
     fn forward(&self, x: &Tensor, waves: &Waves) -> Result<Tensor> {
         let x = x.add(&self.attention.forward(&self.input_layernorm.forward(x)?, waves)?)?;
         let normal = self.post_attention_layernorm.forward(&x)?;
-        let (gate, inner) = (self.gate_proj.forward(&normal)?, self.up_proj.forward(&normal)?);
+        let gate = self.gate_proj.forward(&normal)?;
+        let inner = self.up_proj.forward(&normal)?;
         let inner = match self.activation {
             Activation::Silu => gate.swiglu(&inner)?,
             activation => activation.forward(&gate)?.mul(&inner)?,
@@ -231,7 +237,9 @@ module!(SelfAttention { q_proj, k_proj, v_proj, o_proj, mode });
 
 impl SelfAttention {
     fn new(scope: &Scope, config: &LlamaConfig, head_size: usize) -> Result<Self> {
-        let (hidden, heads, key_heads) = (config.hidden_size, config.num_attention_heads, config.num_key_value_heads);
+        let hidden = config.hidden_size;
+        let heads = config.num_attention_heads;
+        let key_heads = config.num_key_value_heads;
         let linear =
             |name: &str, inputs, outputs| config.linear(&scope.at(name), inputs, outputs, config.attention_bias);
         Ok(Self {

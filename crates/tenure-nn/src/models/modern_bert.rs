@@ -156,7 +156,8 @@ impl ModernBert {
     /// The heads do not divide the hidden size; a dropout is not a probability; no memory.
     pub fn new(scope: &Scope, config: &ModernBertConfig) -> Result<Self> {
         config::check_heads("ModernBert", config.num_attention_heads, config.hidden_size)?;
-        let (embeddings, layers) = (scope.at("embeddings"), scope.at("layers"));
+        let embeddings = scope.at("embeddings");
+        let layers = scope.at("layers");
         let layer =
             |(number, sight): (usize, &Sight)| EncoderLayer::new(&layers.at(number), config, *sight, number == 0);
         let tokens = embeddings.at("tok_embeddings");
@@ -220,7 +221,9 @@ module!(EncoderLayer { attn_norm, attention, mlp_norm, inner, outer, dropout });
 
 impl EncoderLayer {
     fn new(scope: &Scope, config: &ModernBertConfig, sight: Sight, is_first: bool) -> Result<Self> {
-        let (hidden, inner, mlp) = (config.hidden_size, config.intermediate_size, scope.at("mlp"));
+        let hidden = config.hidden_size;
+        let inner = config.intermediate_size;
+        let mlp = scope.at("mlp");
         Ok(Self {
             attn_norm: (!is_first).then(|| config.norm(&scope.at("attn_norm"))).transpose()?,
             attention: SelfAttention::new(&scope.at("attn"), config)?,
@@ -256,7 +259,8 @@ module!(SelfAttention { query_key_value, output, mode });
 
 impl SelfAttention {
     fn new(scope: &Scope, config: &ModernBertConfig) -> Result<Self> {
-        let (hidden, bias) = (config.hidden_size, config.attention_bias);
+        let hidden = config.hidden_size;
+        let bias = config.attention_bias;
         Ok(Self {
             query_key_value: config.linear(&scope.at("Wqkv"), hidden, 3 * hidden, bias)?,
             output: config.linear(&scope.at("Wo"), hidden, hidden, bias)?,
@@ -269,7 +273,8 @@ impl SelfAttention {
     fn forward(&self, x: &Tensor, waves: &Waves, mask: Option<&Tensor>) -> Result<Tensor> {
         let heads = |part: &Tensor| part.unflatten(-1, &[self.heads as isize, -1])?.transpose(1, 2);
         let parts = self.query_key_value.forward(x)?.chunk(3, -1)?;
-        let (queries, keys) = (waves.turn(&heads(&parts[0])?)?, waves.turn(&heads(&parts[1])?)?);
+        let queries = waves.turn(&heads(&parts[0])?)?;
+        let keys = waves.turn(&heads(&parts[1])?)?;
         let dropout = if self.mode.is_training() { self.dropout } else { 0.0 };
         let how = Attention { mask, dropout, ..Attention::default() };
         let found = queries.attention(&keys, &heads(&parts[2])?, &how)?;

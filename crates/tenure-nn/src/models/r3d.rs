@@ -37,11 +37,14 @@ impl R3d {
     /// # Errors
     /// No memory.
     pub fn new(scope: &Scope, config: R3dConfig) -> Result<Self> {
-        let (stride, padding) = ([1, 2, 2], [1, 3, 3]);
+        let stride = [1, 2, 2];
+        let padding = [1, 3, 3];
         let stem = Convolution::new(&scope.at("stem"), config.channels, config.width, [3, 7, 7], stride, padding)?;
-        let (mut stages, mut inputs) = (Vec::new(), config.width);
+        let mut stages = Vec::new();
+        let mut inputs = config.width;
         for (stage, count) in config.blocks.into_iter().enumerate() {
-            let (at, width) = (scope.at(format!("layer{}", stage + 1)), config.width << stage);
+            let at = scope.at(format!("layer{}", stage + 1));
+            let width = config.width << stage;
             let mut blocks = Vec::new();
             for block in 0..count {
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };

@@ -42,7 +42,8 @@ impl RelativePositions {
 /// query. Near distances have a bucket each; farther ones share buckets that widen with the distance.
 fn bucket(distance: i64, buckets: usize) -> i64 {
     let half = (buckets / 2) as i64;
-    let (side, distance) = (if distance > 0 { half } else { 0 }, distance.abs());
+    let side = if distance > 0 { half } else { 0 };
+    let distance = distance.abs();
     let near = half / 2;
     if distance < near {
         return side + distance;

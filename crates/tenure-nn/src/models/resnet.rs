@@ -54,9 +54,11 @@ impl ResNet {
         let expansion = if config.is_bottleneck { 4 } else { 1 };
         let conv1 = conv(&scope.at("conv1"), config.channels, config.width, 7, 2)?;
         let bn1 = BatchNorm2d::new(&scope.at("bn1"), config.width)?;
-        let (mut stages, mut inputs) = (Vec::new(), config.width);
+        let mut stages = Vec::new();
+        let mut inputs = config.width;
         for (stage, count) in config.blocks.into_iter().enumerate() {
-            let (at, width) = (scope.at(format!("layer{}", stage + 1)), config.width << stage);
+            let at = scope.at(format!("layer{}", stage + 1));
+            let width = config.width << stage;
             let mut blocks = Vec::new();
             for block in 0..count {
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };

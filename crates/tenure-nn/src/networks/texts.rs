@@ -35,7 +35,8 @@ impl Network for Encoder {
     }
 
     fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        let (tokens, mask) = (&inputs[0], &inputs[1]);
+        let tokens = &inputs[0];
+        let mask = &inputs[1];
         Ok(vec![match self.has_vectors {
             true => sentence::vectors(&self.bert, tokens, mask)?,
             false => self.bert.forward(tokens, Some(mask))?,

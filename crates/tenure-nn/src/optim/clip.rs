@@ -147,7 +147,8 @@ pub(crate) fn kind(tensor: &Tensor) -> Kind {
 
 fn scale_alike(ready: Vec<(&Parameter, Tensor)>, factor: &Tensor) -> Result<()> {
     let Some((_, first)) = ready.first() else { return Ok(()) };
-    let (device, dtype) = (first.device(), first.dtype());
+    let device = first.device();
+    let dtype = first.dtype();
     let factor = factor.to_device(device)?;
     autograd::no_grad(|| {
         if device.is_cpu() {

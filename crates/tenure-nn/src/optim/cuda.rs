@@ -78,7 +78,8 @@ fn run(
     factor: Option<&Tensor>,
     host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
-    let (values, more) = (numbers.values(), [factor, numbers.words()]);
+    let values = numbers.values();
+    let more = [factor, numbers.words()];
     let reads: Vec<&Tensor> = grads.iter().copied().chain(more.into_iter().flatten()).collect();
     let mut access = Access::new(how.op, written, &reads)?;
     let own = 1 + how.slots;
@@ -129,7 +130,8 @@ pub(super) fn sums_of_squares(
         tensors.iter().enumerate().map(|(index, tensor)| (vec![place_of(index)], tensor.numel())).collect();
     let launch = |queue: &mut Queue| {
         let chunks = Chunks::of(&list, CHUNK_OF_SUMS);
-        let (parts, mut done) = (queue.workspace(8 * chunks.blocks)?, 0);
+        let parts = queue.workspace(8 * chunks.blocks)?;
+        let mut done = 0;
         chunks.launch(dtype, |most, config, first, words| {
             let source = |total: u8| [&format!("#define TOTAL {total}\n"), &source(dtype, 1, most), SQUARES].concat();
             let mut all = vec![place + 8 * done as u64, parts + 8 * first as u64];
@@ -148,7 +150,8 @@ fn name(op: &'static str, dtype: DType, most: usize) -> KernelName {
 }
 
 fn source(dtype: DType, arrays: usize, most: usize) -> String {
-    let (stored, computed) = (cuda::stored(dtype), cuda::computed(dtype));
+    let stored = cuda::stored(dtype);
+    let computed = cuda::computed(dtype);
     format!("#define ARRAYS {arrays}\n#define MOST {most}\ntypedef {stored} T;\ntypedef {computed} C;\n{TENSORS}")
 }
 

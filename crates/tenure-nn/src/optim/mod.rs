@@ -182,7 +182,8 @@ impl Optimizer {
 
     /// Steps one parameter, as [`step`](Self::step) does, if it has a gradient.
     pub(crate) fn step_at(&mut self, place: Place) -> tenure_tensor::Result<()> {
-        let (group, scale) = (&mut self.groups[place.group], &self.lr_scale);
+        let group = &mut self.groups[place.group];
+        let scale = &self.lr_scale;
         group.check(scale)?;
         autograd::no_grad(|| group.step(scale, place.member..place.member + 1))
     }
@@ -247,12 +248,14 @@ impl Optimizer {
         let mut entries = Vec::new();
         for group in &self.groups {
             for member in group.members.iter().filter(|member| member.steps.get() > 0) {
-                let (parameter, steps) = (&member.parameter, member.steps.get() as i64);
+                let parameter = &member.parameter;
+                let steps = member.steps.get() as i64;
                 let name = parameter.name();
                 let make = Box::new(move || Ok(Tensor::from_slice(&[steps], &[])?));
                 entries.push(Entry { name: format!("{name}.step"), sizes: Vec::new(), dtype: DType::I64, make });
                 for (slot, (of, _)) in group.rule.slots().iter().enumerate() {
-                    let (name, make) = (format!("{name}.{of}"), Box::new(move || Ok(member.slot(slot)?)));
+                    let name = format!("{name}.{of}");
+                    let make = Box::new(move || Ok(member.slot(slot)?));
                     entries.push(Entry { name, sizes: parameter.sizes().to_vec(), dtype: parameter.dtype(), make });
                 }
             }
@@ -274,7 +277,8 @@ impl Optimizer {
 
     /// Reads and checks the state that [`load`](Self::load) resumes from.
     pub(crate) fn read(&self, source: &dyn Source) -> Result<OptimizerState> {
-        let (mut known, mut missing) = (HashSet::new(), Vec::new());
+        let mut known = HashSet::new();
+        let mut missing = Vec::new();
         for group in &self.groups {
             for name in group.members.iter().map(|member| member.parameter.name()) {
                 let step = format!("{name}.step");
@@ -330,7 +334,8 @@ impl Group {
 
     /// Steps the members in a range that have a gradient, as many at once as a kernel takes.
     fn step(&mut self, scale: &Rate, members: Range<usize>) -> tenure_tensor::Result<()> {
-        let (rule, rates) = (&self.rule, [&self.lr, scale]);
+        let rule = &self.rule;
+        let rates = [&self.lr, scale];
         let mut ready = Vec::new();
         for member in &mut self.members[members] {
             let Some(grad) = member.parameter.grad() else { continue };
@@ -380,12 +385,14 @@ struct Ready<'a> {
 
 impl<'a> Ready<'a> {
     fn new(member: &'a mut Member, grad: &Tensor) -> tenure_tensor::Result<Self> {
-        let (dims, is_contiguous) = (dims_in_memory(&member.parameter), member.parameter.is_contiguous());
+        let dims = dims_in_memory(&member.parameter);
+        let is_contiguous = member.parameter.is_contiguous();
         let dense = |tensor: &Tensor| match is_contiguous {
             true => tensor.contiguous(),
             false => tensor.permute(&dims)?.contiguous(),
         };
-        let (grad, parameter) = (dense(grad)?, dense(&member.parameter)?);
+        let grad = dense(grad)?;
+        let parameter = dense(&member.parameter)?;
         let slots = member.slots.here().iter().map(dense).collect::<tenure_tensor::Result<_>>()?;
         Ok(Self { member, dims, grad, parameter, slots })
     }
@@ -476,10 +483,12 @@ impl Member {
         engine: &Engine,
         piece_bytes: usize,
     ) -> tenure_tensor::Result<Parked> {
-        let (slots, dims) = (rule.slots(), dims_in_memory(&self.parameter));
+        let slots = rule.slots();
+        let dims = dims_in_memory(&self.parameter);
         let values = values.iter().map(|slot| slot.permute(&dims)?.contiguous()?.reshape(&[-1]));
         let values: Vec<Tensor> = values.collect::<tenure_tensor::Result<_>>()?;
-        let (dtype, device) = (self.parameter.dtype(), self.parameter.device());
+        let dtype = self.parameter.dtype();
+        let device = self.parameter.device();
         let fill = |slot: usize, elements: Range<usize>| match values.get(slot) {
             Some(values) => values.narrow(0, elements.start, elements.len()),
             None => Tensor::full(&[elements.len()], slots[slot].1, dtype, device),
@@ -517,7 +526,8 @@ impl Member {
             let name = format!("{name}.{slot}");
             let value = source.tensor(&name)?;
             if value.sizes() != tensor.sizes() {
-                let (expected, found) = (tensor.sizes().to_vec(), value.sizes().to_vec());
+                let expected = tensor.sizes().to_vec();
+                let found = value.sizes().to_vec();
                 return Err(StateError::Sizes { of: "optimizer", name, expected, found, more: 0 }.into());
             }
             tensor.copy_(&value)?;

@@ -36,7 +36,8 @@ impl Parked {
         piece_bytes: usize,
         fill: impl Fn(usize, Range<usize>) -> Result<Tensor>,
     ) -> Result<Self> {
-        let (dtype, device) = (parameter.dtype(), parameter.device());
+        let dtype = parameter.dtype();
+        let device = parameter.device();
         let step = (piece_bytes / (slots * dtype.size())).max(1);
         let mut parked = Self { engine: engine.clone(), dtype, device, slots, piece_bytes, pieces: Vec::new() };
         for start in (0..parameter.numel()).step_by(step) {
@@ -66,12 +67,16 @@ impl Parked {
 
     /// Steps a parameter piece by piece. Without a kernel, its pieces only come and go.
     pub(super) fn step(&self, kernel: Option<(StepKernel, &Numbers)>, parameter: &Tensor, grad: &Tensor) -> Result<()> {
-        let (parameter, grad, stream) = (parameter.reshape(&[-1])?, grad.reshape(&[-1])?, stream(self.device));
+        let parameter = parameter.reshape(&[-1])?;
+        let grad = grad.reshape(&[-1])?;
+        let stream = stream(self.device);
         for Piece { elements, resident } in &self.pieces {
             let storage = self.engine.lend(resident, stream.as_ref()).map_err(told)?;
             let stepped = kernel.map_or(Ok(()), |(kernel, numbers)| {
                 let part = |tensor: &Tensor| tensor.narrow(0, elements.start, elements.len());
-                let (parameter, grad, slots) = (part(&parameter)?, part(&grad)?, self.views(&storage, elements.len())?);
+                let parameter = part(&parameter)?;
+                let grad = part(&grad)?;
+                let slots = self.views(&storage, elements.len())?;
                 kernel(numbers, &[Stepped { parameter: &parameter, grad: &grad, slots: &slots }])
             });
             self.engine.give_back(resident, storage, stream.as_ref()).map_err(told)?;

@@ -83,7 +83,8 @@ impl Schedule {
             Self::Cosine { steps, end } => cosine(1.0, *end, part(step, *steps as f64)),
             Self::Linear { start, end, steps } => start + (end - start) * part(step, *steps as f64),
             Self::OneCycle { steps, up, div_factor, final_div_factor } => {
-                let (first, last) = (1.0 / div_factor, 1.0 / (div_factor * final_div_factor));
+                let first = 1.0 / div_factor;
+                let last = 1.0 / (div_factor * final_div_factor);
                 let top = up * *steps as f64 - 1.0;
                 let step = step as f64;
                 if step <= top {

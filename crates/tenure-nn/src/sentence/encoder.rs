@@ -66,7 +66,8 @@ impl EncoderConfig {
 impl Encoder {
     /// Opens the model of a folder.
     pub(super) fn open(folder: &Path, config: &EncoderConfig) -> Result<Self> {
-        let (weights, file) = (weights(folder)?, folder.join(WEIGHTS));
+        let weights = weights(folder)?;
+        let file = folder.join(WEIGHTS);
         Ok(match config {
             EncoderConfig::Bert(config) => {
                 let mut model = Bert::new(&scope(), config)?;

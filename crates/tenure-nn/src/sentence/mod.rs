@@ -102,7 +102,8 @@ impl SentenceEncoder {
         let sizes = [texts.len(), longest];
         let ids = Tensor::from_vec(tokens.iter().flat_map::<Vec<i64>, _>(filled).collect(), &sizes)?;
         let mask = Tensor::from_vec(tokens.iter().flat_map::<Vec<bool>, _>(is_token).collect(), &sizes)?;
-        let (ids, mask) = (ids.to_device(self.device)?, mask.to_device(self.device)?);
+        let ids = ids.to_device(self.device)?;
+        let mask = mask.to_device(self.device)?;
         Ok(autograd::no_grad(|| {
             let hidden = self.encoder.forward(&ids, &mask)?;
             self.modules.iter().try_fold(hidden, |x, module| module.forward(&x, &mask))

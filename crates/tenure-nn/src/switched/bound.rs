@@ -39,7 +39,8 @@ impl Bound {
         storage: impl Fn(usize) -> Storage,
     ) -> Result<Self> {
         let shapes: HashMap<&str, &Tensor> = network.state().into_iter().collect();
-        let (mut storages, mut tensors) = (HashMap::new(), Vec::new());
+        let mut storages = HashMap::new();
+        let mut tensors = Vec::new();
         for Placed { name, dtype, group, begin } in placed {
             let unexpected = || StateError::Names { of: "model", missing: Vec::new(), unexpected: vec![name.into()] };
             let shape = *shapes.get(name).ok_or_else(unexpected)?;

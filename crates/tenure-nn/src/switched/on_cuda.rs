@@ -115,7 +115,8 @@ impl OnCuda {
         let order = Order::recorded(&parts.stored, &beside, tables, shared.grouping, &costs);
         let arrangement = parts.stored.arrangements.record(&parts.stored, &shared.images, &parts.name, order)?;
         self.arrange(parts, shared, cuda, arrangement)?;
-        let (tensors, manifest) = (&parts.arrangement.order.as_known().tensors, parts.manifest());
+        let tensors = &parts.arrangement.order.as_known().tensors;
+        let manifest = parts.manifest();
         let mut group_us = vec![0.0; manifest.groups().len()];
         for (tensor, us) in used {
             if let Some(place) = tensors.iter().position(|other| *other == tensor) {

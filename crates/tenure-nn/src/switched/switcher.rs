@@ -52,7 +52,8 @@ impl SwitcherOptions {
     /// some 25 µs regardless of its size, and a captured model is launched after all of them are mapped.
     pub fn new(device_bytes: u64, host_bytes: u64) -> Self {
         let chunk_bytes = if device_bytes < Self::MANY_BYTES { 16 << 20 } else { 64 << 20 };
-        let (grouping, orders) = (Grouping::default(), Orders::of_user());
+        let grouping = Grouping::default();
+        let orders = Orders::of_user();
         Self { device_bytes, host_bytes, chunk_bytes, grouping, orders, is_lending: false }
     }
 }
@@ -162,7 +163,8 @@ impl Switcher {
 
     fn with_images(device: Device, cuda: Option<Cuda>, images: &Arc<HostImages>, options: SwitcherOptions) -> Self {
         let SwitcherOptions { device_bytes, grouping, orders, .. } = options;
-        let (images, turn) = (Arc::clone(images), Mutex::default());
+        let images = Arc::clone(images);
+        let turn = Mutex::default();
         Self { shared: Arc::new(Shared { device, grouping, orders, images, device_bytes, cuda, turn }) }
     }
 
@@ -202,7 +204,8 @@ impl Switcher {
 
     /// Returns the statistics so far.
     pub fn report(&self) -> SwitcherReport {
-        let (turn, images) = (self.shared.turn.lock(), self.shared.images.statistics());
+        let turn = self.shared.turn.lock();
+        let images = self.shared.images.statistics();
         SwitcherReport {
             models: turn.models.len(),
             resident_models: turn.models.values().filter(|known| known.missing_bytes() == 0).count(),

@@ -54,7 +54,9 @@ impl StoredTensors {
         let files = paths.iter().map(|path| Weights::open(path.as_ref())).collect::<Result<Vec<_>>>()?;
         let mut sources: HashMap<PathBuf, Arc<Source>> = HashMap::new();
         let prefix = state.first().map_or(String::new(), |(first, _)| prefix(&files, first));
-        let (mut tensors, mut known, mut missing) = (Vec::new(), HashSet::new(), Vec::new());
+        let mut tensors = Vec::new();
+        let mut known = HashSet::new();
+        let mut missing = Vec::new();
         for (name, shape) in state {
             if known.contains(&shape.id()) {
                 continue;
@@ -67,7 +69,8 @@ impl StoredTensors {
             let place = file.place(&full_name)?;
             known.insert(shape.id());
             if place.sizes != shape.sizes() {
-                let (expected, found) = (shape.sizes().to_vec(), place.sizes.to_vec());
+                let expected = shape.sizes().to_vec();
+                let found = place.sizes.to_vec();
                 return Err(StateError::Sizes { of: "model", name: (*name).into(), expected, found, more: 0 }.into());
             }
             if place.dtype == DType::Bool {

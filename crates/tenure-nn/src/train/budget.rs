@@ -102,20 +102,23 @@ impl Saving {
     }
 
     fn hooks(&self, book: RecipeBook) -> SavedHooks {
-        let (engine, stays) = (self.engine.clone(), Arc::clone(&self.stays));
+        let engine = self.engine.clone();
+        let stays = Arc::clone(&self.stays);
         let pack = move |tensor: &Tensor, id: SavedId| {
             let SavedId { version, .. } = id;
             let kept = || Packed::Kept { tensor: tensor.clone(), version };
             if stays.contains(&tensor.storage().rank()) {
                 return Ok(kept());
             }
-            let (device, dtype) = (tensor.device(), tensor.dtype());
+            let device = tensor.device();
+            let dtype = tensor.dtype();
             let name = || format!("{} {dtype} {:?}", Site::current(), tensor.sizes());
             let again = book.find(id).map(|recipe| Again::by(recipe, &stays));
             let saved =
                 engine.save(tensor.storage(), version, dtype, stream(device).as_ref(), again, name).map_err(told)?;
             let Some(saved) = saved else { return Ok(kept()) };
-            let (layout, writes) = (tensor.layout().clone(), tensor.writes());
+            let layout = tensor.layout().clone();
+            let writes = tensor.writes();
             Ok(Packed::Held { saved, layout, dtype, device, writes, version })
         };
         let engine = self.engine.clone();
@@ -178,7 +181,9 @@ fn check(writes: &Writes, saved: u64, dtype: DType, sizes: &[usize]) -> tenure_t
         return Ok(());
     }
     // Autograd adds the names of the node that needs the tensor and of the operation that made it.
-    let (node, origin, writer) = (String::new(), String::new(), writes.last_writer());
+    let node = String::new();
+    let origin = String::new();
+    let writer = writes.last_writer();
     Err(AutogradError::Modified { node, dtype, sizes: sizes.to_vec(), origin, writer, found, saved }.into())
 }
 

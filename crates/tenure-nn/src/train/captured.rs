@@ -30,7 +30,8 @@ pub(super) fn kind(batch: &mut impl Tensors) -> Result<Kind> {
 impl<B: Tensors> CapturedStep<B> {
     /// Copies another batch of the same kind to where replays read it.
     pub(super) fn bring(&mut self, batch: &mut B) -> Result<()> {
-        let (own, given) = (tensors(&mut self.batch)?, tensors(batch)?);
+        let own = tensors(&mut self.batch)?;
+        let given = tensors(batch)?;
         no_grad(|| own.iter().zip(&given).try_for_each(|(own, given)| own.copy_(given)))
     }
 }

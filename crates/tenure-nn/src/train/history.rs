@@ -49,6 +49,9 @@ fn from_row(number: u64, row: [f64; FIGURES]) -> Step {
     let [epoch, loss, elapsed_ms, examples, lr, peak_bytes, tags @ ..] = row;
     let bytes = |from: usize| TagBytes(array::from_fn(|tag| tags[from + tag] as u64));
     let memory = StepMemory { peak_bytes: peak_bytes as u64, tags: bytes(0), tag_peaks: bytes(TAGS) };
-    let (epoch, loss, examples, offload) = (epoch as u64, loss as f32, examples as usize, None);
+    let epoch = epoch as u64;
+    let loss = loss as f32;
+    let examples = examples as usize;
+    let offload = None;
     Step { number, epoch, loss, elapsed_ms, examples, lr, memory, offload }
 }

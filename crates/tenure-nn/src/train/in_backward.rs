@@ -26,7 +26,8 @@ pub(super) fn step(optimizer: &mut Optimizer, engine: &Engine, clip_norm: Option
         return Ok(purpose::backward(loss)?);
     };
     let gone = Arc::new(Mutex::new(BTreeMap::new()));
-    let (into, to) = (Arc::clone(&gone), engine.clone());
+    let into = Arc::clone(&gone);
+    let to = engine.clone();
     let lent = Lent::new(optimizer, move |_, place, parameter| {
         let grad = Gone::take(&to, parameter)?;
         into.lock().extend(grad.map(|grad| (place, grad)));
@@ -77,7 +78,10 @@ impl Gone {
         let dense = no_grad(|| grad.contiguous())?;
         let squares = no_grad(|| optim::squares_of_each(std::slice::from_ref(&dense)))?;
         drop(dense);
-        let (kind, device, dtype, layout) = (optim::kind(&grad), grad.device(), grad.dtype(), grad.layout().clone());
+        let kind = optim::kind(&grad);
+        let device = grad.device();
+        let dtype = grad.dtype();
+        let layout = grad.layout().clone();
         let name = || format!("the gradient of {}", parameter.name());
         let _purpose = purpose::enter(Tag::Gradient, parameter.name(), "");
         let saved =
@@ -116,7 +120,9 @@ impl<'a> Lent<'a> {
         let mut lent = Self { owner, optimizer: Arc::new(Mutex::new(Some(optimizer))), hooks: Vec::new() };
         let then = Arc::new(then);
         for (place, parameter) in places.into_iter().filter(|(_, parameter)| parameter.requires_grad()) {
-            let (optimizer, then, own) = (Arc::clone(&lent.optimizer), Arc::clone(&then), parameter.clone());
+            let optimizer = Arc::clone(&lent.optimizer);
+            let then = Arc::clone(&then);
+            let own = parameter.clone();
             let whole = move |_: &Tensor| optimizer.lock().as_mut().map_or(Ok(()), |lent| then(lent, place, &own));
             lent.hooks.push(parameter.register_post_accumulate_grad_hook(whole)?);
         }

@@ -225,7 +225,8 @@ where
 {
     /// Makes a run that has not begun. The optimizer must have the task's parameters.
     pub fn new(task: T, loader: DataLoader<D>, optimizer: Optimizer, plan: Plan) -> Self {
-        let (history, warm) = (Vec::new(), Kind::new());
+        let history = Vec::new();
+        let warm = Kind::new();
         let (step, epoch, batch, batches, captured, rank) = (0, 0, 0, None, None, None);
         let (saving, is_torn) = (None, false);
         Self {
@@ -254,7 +255,8 @@ where
     pub fn with_engine(mut self, engine: Engine) -> Result<Self> {
         const OP: &str = "Trainer::with_engine";
         self.check_budget(OP)?;
-        let (device, given) = (self.device(), engine.memory().device().map_or(Device::CPU, |memory| memory.device()));
+        let device = self.device();
+        let given = engine.memory().device().map_or(Device::CPU, |memory| memory.device());
         if device != given {
             return Err(
                 TensorError::argument(OP, format!("the model is on {device}, and the budget is of {given}")).into()
@@ -343,7 +345,9 @@ where
         let Some(saving) = &self.saving else {
             return Err(TensorError::argument("Trainer::rehearse", "there is no budget: call within() before").into());
         };
-        let (task, optimizer, clip_norm) = (&self.task, &mut self.optimizer, self.plan.clip_norm);
+        let task = &self.task;
+        let optimizer = &mut self.optimizer;
+        let clip_norm = self.plan.clip_norm;
         let rehearsed = saving.step(&mut batch, pass, |batch| {
             rehearse(|| {
                 let loss = purpose::forward(|| task.loss(batch))?;
@@ -443,7 +447,9 @@ where
         let notes = Notes { identity: self.plan.identity.clone() };
         let notes = serde_json::to_value(notes).map_err(|error| CheckpointError::format(path, error))?;
         let series = history::to_series(&self.history);
-        let (step, epoch, batch) = (self.step, self.epoch, self.batch);
+        let step = self.step;
+        let epoch = self.epoch;
+        let batch = self.batch;
         let mut progress = Progress { step, epoch, batch, notes, series, ..Progress::default() };
         progress.set_random(GENERATOR, random::default_generator().state());
         Checkpoint::save(path, self.task.model(), &self.optimizer, &progress)
@@ -500,7 +506,8 @@ where
     }
 
     fn make_step(&mut self) -> Result<Step> {
-        let (began, meter) = (Instant::now(), Meter::begin(self.device()));
+        let began = Instant::now();
+        let meter = Meter::begin(self.device());
         let part = self.next_part();
         let (loss, memory, examples, offload) = match &self.rank {
             Some(rank) => {
@@ -582,7 +589,8 @@ where
         };
         let step = self.captured.insert(step);
         step.captured.replay()?;
-        let (loss, memory) = (step.loss.clone(), step.memory);
+        let loss = step.loss.clone();
+        let memory = step.memory;
         Ok((self.value(&loss)?, memory, None))
     }
 

@@ -71,7 +71,8 @@ pub(crate) fn fill(model: &dyn Module) {
         if !tensor.dtype().is_floating() {
             continue;
         }
-        let (count, rank) = (tensor.numel(), tensor.rank());
+        let count = tensor.numel();
+        let rank = tensor.rank();
         let fan_in = if rank > 1 { (count / tensor.sizes()[0]).max(1) } else { 25 };
         let is_scale = rank == 1 && (name.ends_with("weight") || name.ends_with("running_var"));
         let base = if is_scale { 1.0 } else { 0.0 };
@@ -126,7 +127,8 @@ pub(crate) fn compare_gradients(parameters: &[Parameter], norms: &Value, toleran
     for parameter in parameters {
         let grad =
             parameter.grad().map_or(0.0, |grad| grad.mul(&grad).unwrap().sum_all().unwrap().item::<f64>().unwrap());
-        let (found, expected) = (grad.sqrt(), norms[parameter.name()].as_f64().unwrap());
+        let found = grad.sqrt();
+        let expected = norms[parameter.name()].as_f64().unwrap();
         // Gradients that are zero except for rounding are compared with the largest.
         let error = (found - expected).abs();
         assert!(error <= tolerance * (expected + 1e-3 * largest), "{}: {found}, expected {expected}", parameter.name());

@@ -104,7 +104,8 @@ fn computed(mut run: Run, short: Option<Device>) -> (Computed, Vec<StepReport>) 
     let _generator = DefaultGenerator::enter(Generator::new(0));
     let grads = Arc::<Mutex<HashMap<String, Tensor>>>::default();
     for parameter in run.task().model().parameters() {
-        let (grads, name) = (Arc::clone(&grads), parameter.name().to_owned());
+        let grads = Arc::clone(&grads);
+        let name = parameter.name().to_owned();
         let note = move |leaf: &Tensor| {
             grads.lock().insert(name.clone(), leaf.grad().unwrap().detach());
             short.into_iter().for_each(press);
@@ -142,7 +143,9 @@ fn engine(case: &Case, device: Device, disk: &Disk, part: Option<f64>) -> Engine
     let mover = Mover::new(memory.device(), options).unwrap();
     let link = |name: &str, capacity, to| {
         let bandwidth = if case.is_slow { 1 << 20 } else { 1 << 32 };
-        let (out_bandwidth, back_bandwidth, shared_bandwidth) = (bandwidth, bandwidth, None);
+        let out_bandwidth = bandwidth;
+        let back_bandwidth = bandwidth;
+        let shared_bandwidth = None;
         (Link { name: name.into(), capacity, out_bandwidth, back_bandwidth, shared_bandwidth }, to)
     };
     let host = memory.device().map(|_| link("host", Some(64 << 10), Destination::Host));
@@ -221,7 +224,8 @@ fn run(cases: u32, lengths: Range<usize>, check: impl Fn(Case) -> Result<(), Tes
 #[test]
 fn on_the_cpu_they_have_the_same_gradients() {
     let _shared = BUDGET.read();
-    let (done, disk) = (Done::default(), disk());
+    let done = Done::default();
+    let disk = disk();
     run(*CASES, 6..28, |case| check(&case, Device::CPU, &disk, &done));
     done.expect();
 }
@@ -244,7 +248,9 @@ fn devices() -> Vec<Device> {
 #[test]
 fn on_devices_they_have_the_same_gradients() {
     let _shared = BUDGET.read();
-    let (done, disk, devices) = (Done::default(), disk(), devices());
+    let done = Done::default();
+    let disk = disk();
+    let devices = devices();
     run(*CASES, 6..28, |case| {
         let device = devices[case.seed as usize % devices.len()];
         check(&case, device, &disk, &done)?;
@@ -260,7 +266,8 @@ fn on_devices_they_have_the_same_gradients() {
 #[test]
 fn in_budgets_between_the_least_and_a_plain_step_they_have_the_same_gradients() {
     let _alone = BUDGET.write();
-    let (done, disk) = (Done::default(), disk());
+    let done = Done::default();
+    let disk = disk();
     let check = |case: Case| {
         let case = Case { changes_at: usize::MAX, ..case };
         let (plain, _) = computed(trainer(&case, Device::CPU, ROWS), None);

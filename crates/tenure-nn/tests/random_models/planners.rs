@@ -39,7 +39,8 @@ pub(crate) struct Within {
 
 pub(crate) fn options(seed: u64) -> PlannerOptions {
     // The number of evaluations ends the search, not the clock.
-    let (objective, time_limit) = (Objective::Makespan, Duration::from_secs(24 * 60 * 60));
+    let objective = Objective::Makespan;
+    let time_limit = Duration::from_secs(24 * 60 * 60);
     PlannerOptions { objective, time_limit, evaluations: Some(12), seed }
 }
 

@@ -218,7 +218,8 @@ impl State<'_> {
             }
             Operation::Attention => {
                 let heads = |tensor: &Tensor| self.table(tensor)?.reshape(&[-1, 4, 4, 8])?.transpose(1, 2);
-                let (queries, keys) = (heads(a)?, heads(b)?);
+                let queries = heads(a)?;
+                let keys = heads(b)?;
                 let how = Attention { is_causal: true, dropout: 0.1, ..Attention::default() };
                 queries.attention(&keys, &keys, &how)?.transpose(1, 2)?
             }

@@ -43,7 +43,8 @@ fn step(model: &Affine, optimizer: &mut Optimizer, generator: &Generator) {
 fn a_run_goes_on_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.safetensors");
-    let (model, generator) = (affine([0.3, -0.2]), Generator::new(11));
+    let model = affine([0.3, -0.2]);
+    let generator = Generator::new(11);
     let mut optimizer = Optimizer::new(model.parameters(), 0.01, Adam::default());
     (0..5).for_each(|_| step(&model, &mut optimizer, &generator));
     let mut progress = Progress { step: 5, epoch: 1, batch: 2, ..Progress::default() };
@@ -228,7 +229,8 @@ fn a_checkpoint_of_another_run_changes_neither_model_nor_optimizer() {
 fn a_dtype_that_is_not_known_is_found_before_anything_changes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
-    let (two, seven) = (2.0_f32.to_le_bytes(), 7_i64.to_le_bytes());
+    let two = 2.0_f32.to_le_bytes();
+    let seven = 7_i64.to_le_bytes();
     let view = |dtype, shape: &[usize], bytes| safetensors::tensor::TensorView::new(dtype, shape.to_vec(), bytes);
     let tensors = [
         ("layer.scale", view(safetensors::Dtype::F32, &[1], &two).unwrap()),
@@ -321,7 +323,8 @@ fn what_is_no_file_is_not_replaced_and_a_link_leads_to_what_is() {
     assert!(error.contains("/dev/null: it is no file that can be replaced"), "{error}");
     assert!(!fs::metadata("/dev/null").unwrap().is_file());
 
-    let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+    let file = folder.path().join("file");
+    let link = folder.path().join("link");
     fs::write(&file, "old").unwrap();
     std::os::unix::fs::symlink(&file, &link).unwrap();
     write_atomically(&link, |out| out.write_all(b"new")).unwrap();
@@ -354,7 +357,8 @@ fn a_parameter_in_two_places_is_one() {
 #[test]
 fn a_number_that_could_not_be_read_again_is_not_saved() {
     let folder = tempfile::tempdir().unwrap();
-    let (path, model) = (folder.path().join("checkpoint"), affine([2.0, 1.0]));
+    let path = folder.path().join("checkpoint");
+    let model = affine([2.0, 1.0]);
     let infinite = ScalerState { scale: f64::INFINITY, steps: 0 };
     let of_scaler = Progress { scaler: Some(infinite), ..Progress::default() };
     for (lr, progress) in [(f64::NAN, Progress::default()), (0.1, of_scaler)] {
@@ -368,7 +372,8 @@ fn a_number_that_could_not_be_read_again_is_not_saved() {
 #[test]
 fn two_tensors_of_one_name_are_not_saved() {
     let folder = tempfile::tempdir().unwrap();
-    let (path, tensor) = (folder.path().join("weights"), Tensor::from_slice(&[1.0_f32], &[1]).unwrap());
+    let path = folder.path().join("weights");
+    let tensor = Tensor::from_slice(&[1.0_f32], &[1]).unwrap();
     let tensors = [("a".to_owned(), &tensor), ("a".to_owned(), &tensor)];
     let error = save(&path, tensors, ("key", "value")).unwrap_err().to_string();
     assert!(error.contains("two tensors would be named a"), "{error}");
@@ -381,7 +386,8 @@ fn where_a_tensor_is_in_its_file_is_told() {
     let path = folder.path().join("weights.safetensors");
     let model = affine([0.5, -4.0]);
     save(&path, model.state().into_iter().map(|(name, tensor)| (name.to_owned(), tensor)), ("of", "a test")).unwrap();
-    let (weights, file) = (Weights::open(&path).unwrap(), fs::read(&path).unwrap());
+    let weights = Weights::open(&path).unwrap();
+    let file = fs::read(&path).unwrap();
     for (name, tensor) in model.state() {
         let place = weights.place(name).unwrap();
         assert_eq!((place.path, place.sizes, place.dtype), (&*path, tensor.sizes(), tensor.dtype()));

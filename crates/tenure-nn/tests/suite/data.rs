@@ -125,7 +125,8 @@ fn a_packed_file_is_told_by_its_content_not_by_its_name() {
     let folder = tempfile::tempdir().unwrap();
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packed.write_all(&idx(&[2], &[3, 9])).unwrap();
-    let (packed_path, plain_path) = (folder.path().join("packed"), folder.path().join("plain.gz"));
+    let packed_path = folder.path().join("packed");
+    let plain_path = folder.path().join("plain.gz");
     fs::write(&packed_path, packed.finish().unwrap()).unwrap();
     fs::write(&plain_path, idx(&[2], &[3, 9])).unwrap();
     assert_eq!(Idx::open(&packed_path).unwrap().data, [3, 9]);

@@ -43,7 +43,8 @@ fn texts_that_a_model_has_no_positions_for_say_so() {
     let gpt2 = with_scope(|scope| Gpt2::new(scope, &configs::gpt2()).unwrap());
     let bert = with_scope(|scope| Bert::new(scope, &configs::bert()).unwrap());
     let llama = with_scope(|scope| Llama::new(scope, &configs::llama()).unwrap());
-    let (long, flat) = (zeros(&[1, 1000]), zeros(&[3]));
+    let long = zeros(&[1, 1000]);
+    let flat = zeros(&[3]);
     let positions = (configs::gpt2().n_positions, configs::bert().max_position_embeddings);
     let cases = [
         (gpt2.forward(&long), format!("a text of 1000 tokens; the model has {} positions (n_positions)", positions.0)),

@@ -116,7 +116,8 @@ fn running_averages_move_by_the_momentum_or_are_of_all_batches() {
 fn batch_normalisation_sees_what_a_checkpoint_computes_again_once() {
     let [plain, checked] = [(); 2].map(|()| Arc::new(with_scope(|scope| BatchNorm1d::new(scope, 3).unwrap())));
     let input = || images(&[4, 3]).requires_grad_(true).unwrap();
-    let (first, second) = (input(), input());
+    let first = input();
+    let second = input();
     let expected = plain.forward(&first).unwrap();
     let layer = Arc::clone(&checked);
     let found = autograd::checkpoint(&[&second], move |x| Ok(vec![layer.forward(&x[0])?])).unwrap().remove(0);
@@ -142,7 +143,8 @@ fn embeddings_are_pytorchs() {
 
 fn attention_is_pytorchs() {
     let make = |heads| with_scope(|scope| MultiheadAttention::new(scope, 6, heads, 0.0).unwrap());
-    let (x, other) = (images(&[2, 5, 6]), images(&[2, 4, 6]));
+    let x = images(&[2, 5, 6]);
+    let other = images(&[2, 4, 6]);
     let causal = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
     compare("self_attention", make(2), |layer| layer.forward(&x, &x, &x, causal));
     compare("attention", make(3), |layer| layer.forward(&x, &other, &other, AttentionOptions::default()));
@@ -156,12 +158,15 @@ fn attention_is_pytorchs() {
 
 fn attention_without_bias_or_of_other_sizes_is_pytorchs() {
     let make = |options| with_scope(|scope| MultiheadAttention::with_options(scope, 6, 2, options).unwrap());
-    let (x, other) = (images(&[2, 5, 6]), images(&[2, 4, 6]));
+    let x = images(&[2, 5, 6]);
+    let other = images(&[2, 4, 6]);
     let plain = make(MultiheadOptions { bias: false, ..MultiheadOptions::default() });
     compare("attention_plain", plain, |layer| layer.forward(&x, &other, &other, AttentionOptions::default()));
 
     let of_sizes = MultiheadOptions { key_size: Some(4), value_size: Some(5), ..MultiheadOptions::default() };
-    let (query, key, value) = (images(&[2, 3, 6]), images(&[2, 4, 4]), images(&[2, 4, 5]));
+    let query = images(&[2, 3, 6]);
+    let key = images(&[2, 4, 4]);
+    let value = images(&[2, 4, 5]);
     let is_seen: Vec<bool> = (0..12).map(|place| place % 3 != 1).collect();
     let mask = tensor(&is_seen, &[3, 4]);
     let options = AttentionOptions { mask: Some(&mask), ..AttentionOptions::default() };
@@ -174,7 +179,8 @@ fn attention_without_bias_or_of_other_sizes_is_pytorchs() {
 
 fn the_weights_of_attention_are_those_that_were_left_out_from() {
     let mut layer = with_scope(|scope| MultiheadAttention::new(scope, 4, 1, 0.5).unwrap());
-    let (x, options) = (images(&[1, 8, 4]), AttentionOptions { is_causal: true, ..AttentionOptions::default() });
+    let x = images(&[1, 8, 4]);
+    let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
     let found = |layer: &MultiheadAttention| {
         let (found, weights) = layer.forward_with_weights(&x, &x, &x, options).unwrap();
         let [weight, bias] = [&layer.in_proj_weights[0], layer.in_proj_bias.as_ref().unwrap()];
@@ -282,7 +288,8 @@ fn dropout_and_batch_normalisation_know_whether_they_are_trained() {
     let values = |model: &Sequential| model.forward(&ones).unwrap().to_vec::<f32>().unwrap();
     assert!(values(&model).iter().any(|value| *value < 0.0), "what was left out is below the mean");
     model.eval();
-    let (first, second) = (values(&model), values(&model));
+    let first = values(&model);
+    let second = values(&model);
     assert!(first.chunks(4).all(|row| row == &first[..4]) && first == second);
     model.train();
     assert_ne!(values(&model), first);

@@ -19,7 +19,8 @@ module!(Tied { first, last, twin });
 fn tied() -> Tied {
     let scope = Scope::new(&Generator::new(0));
     let make = |name: &str| Linear::without_bias(&scope.at(name), 2, 3).unwrap();
-    let (first, mut last) = (make("first"), make("last"));
+    let first = make("first");
+    let mut last = make("last");
     last.weight = first.weight.clone();
     // The same tensor with a name of its own.
     let twin = Parameter::new("twin", (*first.weight).clone()).unwrap();
@@ -40,7 +41,9 @@ fn a_parameter_in_several_places_is_one() {
 #[test]
 fn parameters_and_buffers_are_operands() {
     let tensor = |value: f32| Tensor::from_slice(&[value], &[1]).unwrap();
-    let (x, p, b) = (tensor(8.0), Parameter::new("p", tensor(2.0)).unwrap(), Buffer::new("b", tensor(4.0)));
+    let x = tensor(8.0);
+    let p = Parameter::new("p", tensor(2.0)).unwrap();
+    let b = Buffer::new("b", tensor(4.0));
     let is = |found: tenure_tensor::Result<Tensor>, expected: f32| {
         assert_eq!(found.unwrap().item::<f32>().unwrap(), expected)
     };

@@ -192,7 +192,8 @@ fn a_parameter_that_is_given_twice_is_stepped_once() {
 
 #[test]
 fn an_optimizer_goes_on_from_its_state() {
-    let (first, second) = (parameters(), parameters());
+    let first = parameters();
+    let second = parameters();
     let mut whole = Optimizer::new(first.clone(), 0.1, Adam::w());
     let mut stopped = Optimizer::new(second.clone(), 0.1, Adam::w());
     for step in 0..2 {
@@ -360,7 +361,9 @@ fn numbers_that_make_no_sense_are_refused_and_nothing_is_stepped() {
         assert!(error.contains(expected), "{error}");
         assert_eq!(parameter.to_vec::<f32>().unwrap(), [0.0]);
     }
-    let (sgd, adam, adagrad) = (Sgd::default(), Adam::default(), Adagrad::default());
+    let sgd = Sgd::default();
+    let adam = Adam::default();
+    let adagrad = Adagrad::default();
     for (lr, shown) in [(-1.0, "-1"), (f64::NAN, "NaN"), (f64::INFINITY, "inf")] {
         refused(lr, sgd, &format!("the learning rate is {shown}: a number from 0 on is expected"));
     }

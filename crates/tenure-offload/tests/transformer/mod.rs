@@ -30,7 +30,8 @@ impl Numbers {
 pub(crate) fn step(size: Size) -> Profile {
     let Size { layers, operations, saves, seed } = size;
     let mut numbers = Numbers(seed);
-    let (mut profile, mut times_ns) = (Profile::new(), Vec::new());
+    let mut profile = Profile::new();
+    let mut times_ns = Vec::new();
     let operation = |profile: &mut Profile, times_ns: &mut Vec<u64>, numbers: &mut Numbers| {
         times_ns.push(if numbers.below(8) == 0 { 400_000 } else { 10_000 + numbers.below(60_000) });
         profile.end(4096 * MIB + numbers.below(200) * MIB);

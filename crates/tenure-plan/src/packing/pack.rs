@@ -77,7 +77,8 @@ impl PackingProblem {
                 None => run.lower(),
             }
         }
-        let (packing, lower_bound_bytes) = (run.best, run.lower_bound);
+        let packing = run.best;
+        let lower_bound_bytes = run.lower_bound;
         control.look();
         PackingOutcome { packing, lower_bound_bytes, nodes: control.progress.nodes, elapsed: control.progress.elapsed }
     }
@@ -115,7 +116,8 @@ impl<'a, 'b> Run<'a, 'b> {
 
     /// Returns whether a better packing or bound may still be found.
     fn is_open(&self) -> bool {
-        let (height, bound) = (self.best.height_bytes, self.lower_bound);
+        let height = self.best.height_bytes;
+        let bound = self.lower_bound;
         let is_answered = self.capacity.is_some_and(|capacity| height <= capacity || bound > capacity);
         !is_answered && height > bound && !self.control.is_over()
     }

@@ -83,7 +83,9 @@ impl PackingState {
         let has_bytes = |&&index: &&usize| problem.buffers()[index].size_bytes > 0;
         for (item, &index) in buffers.iter().filter(has_bytes).enumerate() {
             let buffer = &problem.buffers()[index];
-            let (sections, size, alignment) = (problem.sections.range(index), buffer.size_bytes, buffer.alignment);
+            let sections = problem.sections.range(index);
+            let size = buffer.size_bytes;
+            let alignment = buffer.alignment;
             let twin = twins.insert((sections.clone(), size, alignment, buffer.offset), item);
             for bytes in &mut unplaced[sections.clone()] {
                 *bytes += size;
@@ -180,7 +182,8 @@ impl PackingState {
     /// their items; the caller then undoes the changes.
     pub(super) fn place(&mut self, item: usize, part: &UnplacedItems) -> Option<Vec<UnplacedItems>> {
         let Item { sections, size, .. } = &self.items[item];
-        let (sections, key) = (sections.clone(), self.key(item));
+        let sections = sections.clone();
+        let key = self.key(item);
         let top = key.0 + size;
         self.is_placed[item] = true;
         self.changes.push(Change::Placed { item });

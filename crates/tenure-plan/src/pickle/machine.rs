@@ -163,7 +163,8 @@ impl<R: Copy> Machine<R> {
             Op::Put(index) => self.memoize(index as usize, at, fold),
             Op::Memoize => self.memoize(self.memo.len(), at, fold),
             Op::StackGlobal => {
-                let (name, module) = (self.pop(at)?, self.pop(at)?);
+                let name = self.pop(at)?;
+                let module = self.pop(at)?;
                 Err(at.refusal(format!("would import {}.{}", self.name(module), self.name(name))))
             }
         }

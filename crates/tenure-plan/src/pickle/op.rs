@@ -218,7 +218,8 @@ impl<'i, 'a> Operations<'i, 'a> {
     fn refuse(&mut self, code: u8) -> Result<TraceError, TraceError> {
         let what = match code {
             b'c' | b'i' => {
-                let (module, name) = (self.decimal()?, self.decimal()?);
+                let module = self.decimal()?;
+                let name = self.decimal()?;
                 format!("would import {}.{}", excerpt(&module), excerpt(&name))
             }
             b'R' => "would call a function (REDUCE)".into(),

@@ -103,7 +103,9 @@ impl Groups {
         let most_ns = problem.kernels_ns() / most.max(1) as u64 * 2;
         let alone = |kernel| Room::default().with(problem, &groups, kernel);
         let most_bytes = problem.kernels().iter().map(alone).max()?;
-        let (mut begin, mut time_ns, mut room) = (0, 0, Room::default());
+        let mut begin = 0;
+        let mut time_ns = 0;
+        let mut room = Room::default();
         for (number, kernel) in problem.kernels().iter().enumerate() {
             let is_too_much = time_ns + kernel.time_ns > most_ns || room.with(problem, &groups, kernel) > most_bytes;
             if is_too_much && number > begin {

@@ -196,9 +196,11 @@ impl<'a> Decoder<'a> {
     /// Returns the cost of moving a tensor away in all gaps that are long enough: nanoseconds on each link, and the
     /// kernels during which it is in the first tier.
     pub(super) fn away(&self, tensor: usize) -> (Vec<(usize, f64)>, Vec<Range<usize>>) {
-        let (mut links, mut room) = (Vec::new(), self.stays(tensor));
+        let mut links = Vec::new();
+        let mut room = self.stays(tensor);
         let Some(away) = self.aways.first() else { return (links, room) };
-        let (out_ns, back_ns) = (self.takes_ns(tensor, away.out), self.takes_ns(tensor, away.back));
+        let out_ns = self.takes_ns(tensor, away.out);
+        let back_ns = self.takes_ns(tensor, away.back);
         let all = self.problem.kernels().len();
         for gap in self.gaps(tensor, &[]) {
             let gone = self.gone_at(gap, self.begins[gap.from] + out_ns).min(all - 1);
@@ -239,7 +241,8 @@ impl<'a> Decoder<'a> {
 
     /// Returns whether `input` exists before a kernel, with the content from which `tensor` was computed.
     pub(super) fn is_as_before(&self, input: usize, tensor: usize, kernel: usize) -> bool {
-        let (uses, computed) = (&self.uses[input], self.uses[tensor][0]);
+        let uses = &self.uses[input];
+        let computed = self.uses[tensor][0];
         // A tensor that no kernel uses may be in any tier. An input that was created before can be recomputed before.
         let is_there = uses.first().zip(uses.last()).is_some_and(|(first, last)| {
             let input = &self.problem.tensors()[input];

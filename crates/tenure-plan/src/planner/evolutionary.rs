@@ -107,7 +107,8 @@ impl Genes {
             let others = (1..TOURNAMENT).map(|_| draw());
             &others.fold(first, |best, other| if other.0 < best.0 { other } else { best }).1
         };
-        let (mother, father) = (parent(), parent());
+        let mother = parent();
+        let father = parent();
         let mut child = mother.clone();
         let share = (MUTATIONS / self.possible.len() as f64).min(1.0);
         for tensor in 0..self.possible.len() {

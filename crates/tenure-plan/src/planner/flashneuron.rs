@@ -86,7 +86,8 @@ impl Saved {
             // cannot leave before.
             let last = users.into_iter().take_while(|kernel| *kernel < backward).last();
             let life = problem.lifetime(tensor)?;
-            let (bytes, always) = (problem.tensors()[tensor].bytes, problem.tensors()[tensor].is_always_there());
+            let bytes = problem.tensors()[tensor].bytes;
+            let always = problem.tensors()[tensor].is_always_there();
             let is_saved = *life.end() >= backward && !always;
             let codec = codec(problem, tensor);
             let ratio = [1.0, 2.0, 4.0][codec as usize];
@@ -118,7 +119,9 @@ impl Saved {
     /// Runs the first phase: chooses tensors in the order in which they are saved, until enough are chosen. Also returns the
     /// number of the last.
     fn in_order(&self) -> (Vec<bool>, usize) {
-        let (mut chosen, mut excess, mut last) = (vec![false; self.candidates.len()], self.excess, 0);
+        let mut chosen = vec![false; self.candidates.len()];
+        let mut excess = self.excess;
+        let mut last = 0;
         if excess <= 0.0 {
             return (chosen, last);
         }
@@ -144,7 +147,8 @@ impl Saved {
                 return;
             };
             let least = self.candidates[dropped].codec;
-            let (mut missing, mut added) = (self.candidates[dropped].bytes, Vec::new());
+            let mut missing = self.candidates[dropped].bytes;
+            let mut added = Vec::new();
             for codec in [Codec::Sparse, Codec::Half].into_iter().filter(|codec| *codec > least) {
                 let unchosen = self.candidates.iter().enumerate().skip(last + 1).filter(|(number, _)| !chosen[*number]);
                 for (number, candidate) in unchosen.filter(|(_, candidate)| candidate.codec == codec) {

@@ -203,7 +203,8 @@ impl<'d, 'a> Schedule<'d, 'a> {
     /// wait for its room.
     fn some_away(&mut self, goes: impl Fn(&mut Self, Away) -> bool) -> bool {
         let done = self.changes.len();
-        let (decoder, tiers) = (self.decoder, self.problem.tiers());
+        let decoder = self.decoder;
+        let tiers = self.problem.tiers();
         let waited_for = |away: &&Away| !self.has_uses_first || !tiers[away.tier].is_reachable;
         let aways: Vec<Away> = decoder.aways.iter().filter(waited_for).copied().collect();
         aways.into_iter().any(|away| {
@@ -217,7 +218,8 @@ impl<'d, 'a> Schedule<'d, 'a> {
         let begins = &self.decoder.begins;
         let out = self.first_way_out(tensor, away, gap);
         let back = self.last_way_back(tensor, away, gap);
-        let (gone, comes) = (self.decoder.gone_at(gap, out.1), self.decoder.kernel_from(back.0).min(gap.to - 1));
+        let gone = self.decoder.gone_at(gap, out.1);
+        let comes = self.decoder.kernel_from(back.0).min(gap.to - 1);
         let all = self.problem.kernels().len();
         let in_time =
             if gap.is_around() { out.1 <= begins[all] && back.0 >= 0.0 } else { gone < comes && out.1 <= back.0 };
@@ -256,7 +258,8 @@ impl<'d, 'a> Schedule<'d, 'a> {
         while comes > earliest && begins[comes] > wanted && self.holds(tensor, 0, comes..comes + 1) {
             comes -= 1;
         }
-        let (slot, last) = (self.first_way_out(tensor, away, gap), gap.from - 1);
+        let slot = self.first_way_out(tensor, away, gap);
+        let last = gap.from - 1;
         self.take(away.out, slot);
         self.step(begins[last], Step { tensor, kernel: last, action: Action::Move { to: away.tier } });
         self.step(begins[comes], Step { tensor, kernel: comes, action: Action::Move { to: 0 } });

@@ -113,7 +113,8 @@ fn repeat(
     repeated.sort_by(|left, right| ns_per_byte(*left).total_cmp(&ns_per_byte(*right)));
     let mut moved = Decisions::keep(tensors.len(), &(0..tensors.len()).collect::<Vec<_>>());
     possible(Treatment::Away).for_each(|tensor| moved.treatments[tensor] = Treatment::Away);
-    let (mut best, mut around) = ((f64::INFINITY, 0), 0..=repeated.len());
+    let mut best = (f64::INFINITY, 0);
+    let mut around = 0..=repeated.len();
     loop {
         let step = ((around.end() - around.start()) / STEPS).max(1);
         for count in around.clone().step_by(step) {
@@ -139,12 +140,14 @@ fn repeat(
 /// time, which problems do not model.
 fn thin(problem: &Problem, evaluator: &mut Evaluator<'_, '_>) {
     let Some((mut cost, plan)) = evaluator.best().map(|(cost, plan)| (cost, plan.clone())) else { return };
-    let (mut plan, mut has_gained) = (plan, true);
+    let mut plan = plan;
+    let mut has_gained = true;
     while std::mem::take(&mut has_gained) {
         let mut tensors: Vec<usize> = plan.steps.iter().map(|step| step.tensor).collect();
         tensors.sort_unstable_by_key(|tensor| (problem.tensors()[*tensor].bytes, *tensor));
         tensors.dedup();
-        let (mut rest, mut count) = (tensors.as_slice(), 1);
+        let mut rest = tensors.as_slice();
+        let mut count = 1;
         while !rest.is_empty() && evaluator.may_try() {
             let (tried, later) = rest.split_at(count.min(rest.len()));
             let mut thinner = plan.clone();
@@ -215,7 +218,8 @@ impl<'a> Prices<'a> {
             paid.push(paid[paid.len() - 1] + price);
         }
         // Demand minus supply.
-        let (mut changes, mut link_excess) = (vec![0.0; self.room.len() + 1], vec![-1.0; self.links.len()]);
+        let mut changes = vec![0.0; self.room.len() + 1];
+        let mut link_excess = vec![-1.0; self.links.len()];
         let mut value = -self.room.iter().sum::<f64>() - self.links.iter().sum::<f64>();
         for (tensor, choices) in self.choices.iter().enumerate() {
             let share = self.problem.tensors()[tensor].bytes as f64 / self.capacity;

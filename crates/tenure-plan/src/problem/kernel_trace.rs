@@ -48,7 +48,8 @@ pub(super) fn from_json(text: &str) -> Result<Problem, ProblemError> {
     };
     let kernel = |launch: &Launch| {
         let all = |ids: &[u64]| ids.iter().map(|id| access(&launch.name, id)).collect::<Result<_, _>>();
-        let (reads, writes) = (all(&launch.inputs)?, all(&launch.outputs)?);
+        let reads = all(&launch.inputs)?;
+        let writes = all(&launch.outputs)?;
         Ok(Kernel { name: launch.name.clone(), time_ns: launch.time_ns, reads, writes })
     };
     let kernels = file.kernels.iter().map(kernel).collect::<Result<_, ProblemError>>()?;

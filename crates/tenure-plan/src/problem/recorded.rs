@@ -18,7 +18,8 @@ impl Problem {
     /// Sums of bytes or times exceed 64 bits.
     pub fn of_trace(trace: &Trace) -> Result<Self, ProblemError> {
         let mut parts = Parts { name: trace.source().to_owned(), source: "memory trace".into(), ..Parts::default() };
-        let (mut live, mut seen) = (HashMap::new(), HashMap::new());
+        let mut live = HashMap::new();
+        let mut seen = HashMap::new();
         let mut begun_us = 0;
         for event in trace.events() {
             match event.action {
@@ -26,8 +27,9 @@ impl Problem {
                     end_kernel(&mut parts, event.time_us - begun_us);
                     begun_us = event.time_us;
                     let occurrence = seen.entry(event.bytes).and_modify(|count| *count += 1).or_insert(0_u64);
-                    let (tensor, bytes, key) =
-                        (parts.tensors.len(), event.bytes, format!("{}#{occurrence}", event.bytes));
+                    let tensor = parts.tensors.len();
+                    let bytes = event.bytes;
+                    let key = format!("{}#{occurrence}", event.bytes);
                     live.insert(event.address, tensor);
                     // A weight for now: a free changes the tag to unknown.
                     parts.tensors.push(Tensor { key, bytes, tag: Tag::Weight, compression: None, recompute: None });

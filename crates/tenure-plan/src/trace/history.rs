@@ -55,7 +55,8 @@ impl Additions {
     /// Works in place.
     pub(super) fn add_to<T: Copy>(&self, items: &mut Vec<T>, make: impl Fn(Event) -> T) {
         let Some(&any) = self.earlier.first().or(self.inserted.first().map(|(_, event)| event)) else { return };
-        let (mut from, count) = (items.len(), self.earlier.len() + self.inserted.len());
+        let mut from = items.len();
+        let count = self.earlier.len() + self.inserted.len();
         items.reserve_exact(count);
         items.resize(from + count, make(any));
         let mut to = items.len();
@@ -246,7 +247,8 @@ impl Ranges {
     /// Adds the event's range. Returns the parts of it that were not in the set, from the last to the first.
     fn claim(&mut self, event: &Event) -> Vec<(u64, u64)> {
         let mut gaps = Vec::new();
-        let (mut merged_start, mut merged_end) = (event.address, end(event));
+        let mut merged_start = event.address;
+        let mut merged_end = end(event);
         let mut gap_end = merged_end;
         while let Some((&other_start, &other_end)) = self.0.range(..=merged_end).next_back()
             && other_end >= merged_start

@@ -14,7 +14,8 @@ proptest! {
     fn no_placement_is_better_than_the_bounds(parts in any_parts(9)) {
         let problem = Problem::new(parts).unwrap();
         let capacity = problem.tiers()[0].capacity.unwrap();
-        let (any, fixed) = (score_bound(&problem), static_score_bound(&problem));
+        let any = score_bound(&problem);
+        let fixed = static_score_bound(&problem);
         for placement in placements(&problem, capacity) {
             // Within the solver's tolerance.
             prop_assert!(placement.score(&problem) <= fixed * (1.0 + 1e-6));
@@ -28,7 +29,8 @@ proptest! {
     #[test]
     fn no_plan_is_better_than_the_bounds(parts in any_parts(9), choices in any_choices(9)) {
         let problem = Problem::new(parts).unwrap();
-        let (score, makespan_ns) = (score_bound(&problem), makespan_bound_ns(&problem));
+        let score = score_bound(&problem);
+        let makespan_ns = makespan_bound_ns(&problem);
         for plan in plans(&problem, &choices) {
             if let Ok(outcome) = simulate(&problem, &plan) {
                 prop_assert!(outcome.score() <= score * (1.0 + 1e-12));

@@ -73,7 +73,8 @@ fn a_write_that_fails_leaves_nothing() {
 #[test]
 fn a_link_leads_to_the_file_that_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
-    let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+    let file = folder.path().join("file");
+    let link = folder.path().join("link");
     fs::write(&file, "old").unwrap();
     std::os::unix::fs::symlink(&file, &link).unwrap();
     trace().write(&link, Format::Compact).unwrap();
@@ -86,7 +87,8 @@ fn a_link_leads_to_the_file_that_is_replaced() {
 fn a_new_file_can_be_read_by_those_whom_the_umask_lets() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
-    let (ours, any) = (folder.path().join("ours"), folder.path().join("any"));
+    let ours = folder.path().join("ours");
+    let any = folder.path().join("any");
     trace().write(&ours, Format::Compact).unwrap();
     fs::write(&any, "").unwrap();
     let mode = |path| fs::metadata(path).unwrap().permissions().mode();

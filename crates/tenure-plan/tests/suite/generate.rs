@@ -65,7 +65,8 @@ proptest! {
     fn the_truth_differs_in_costs_only(family in any_family(), seed in any::<u64>()) {
         let Uncertain { told, truth } = family.contended(seed).unwrap();
         prop_assert_eq!(&told, &family.contended(seed).unwrap().told);
-        let (told, truth) = (told.into_parts(), truth.into_parts());
+        let told = told.into_parts();
+        let truth = truth.into_parts();
         prop_assert_ne!(&told, &truth);
         let mut known = truth.clone();
         for (kernel, as_told) in known.kernels.iter_mut().zip(&told.kernels) {

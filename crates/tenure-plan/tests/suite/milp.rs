@@ -124,7 +124,8 @@ fn berts_optimum_is_known() {
     for (percent, expected) in [(20, 0.7047), (50, 0.8277)] {
         let Some(problem) = bert(percent) else { return };
         let planned = solve(&problem, Objective::Score).unwrap();
-        let (score, bound) = (simulate(&problem, &planned.plan).unwrap().score(), planned.bound.unwrap());
+        let score = simulate(&problem, &planned.plan).unwrap().score();
+        let bound = planned.bound.unwrap();
         let relaxed = static_score_bound(&problem);
         assert!(bound <= relaxed * (1.0 + TOLERANCE) && relaxed <= score * 1.001, "{score} {bound} {relaxed}");
         // Four digits of the expected score are known.

@@ -219,7 +219,8 @@ proptest! {
             tensor(&number.to_string(), *bytes, if number % 3 == 0 { Tag::Weight } else { Tag::Activation })
         });
         let kernels = uses.iter().map(|(from, to)| {
-            let (from, to) = (from % count, to % count);
+            let from = from % count;
+            let to = to % count;
             kernel("k", &[(from, sizes[from])], &[(to, sizes[to])])
         });
         let parts = Parts { tensors: tensors.collect(), kernels: kernels.collect(), ..Parts::default() };

@@ -45,7 +45,8 @@ fn every_protocol_says_the_same() {
     let first = read(PROTOCOLS[0]).unwrap();
     assert!(!first.stacks().is_empty());
     for (protocol, bytes) in PROTOCOLS.into_iter().enumerate() {
-        let (trace, expected) = (read(bytes).unwrap(), expected());
+        let trace = read(bytes).unwrap();
+        let expected = expected();
         assert_eq!(trace, first, "protocol {protocol}");
         assert_eq!((trace.device(), trace.settings()), (expected.device(), expected.settings()));
         assert_eq!(trace.events(), expected.events());

@@ -71,7 +71,8 @@ impl CpuBackend {
             first_run: None,
             recorded: None,
         };
-        let (images, resident) = (Arc::clone(&self.images), AtomicU64::new(0));
+        let images = Arc::clone(&self.images);
+        let resident = AtomicU64::new(0);
         Ok(OnCpu { images, bytes, resident, state: Mutex::new(state) })
     }
 }

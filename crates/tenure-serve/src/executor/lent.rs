@@ -88,7 +88,8 @@ impl Weights for OnLent {
     }
 
     fn when_loaded(&self, done: Done) {
-        let (model, begun) = (self.resident.model.clone(), Instant::now());
+        let model = self.resident.model.clone();
+        let begun = Instant::now();
         // Copies run one after the other, and so do the calls that wait for them.
         self.resident.calls.call(move || done(model.settle().ok().map(|()| begun.elapsed())));
     }

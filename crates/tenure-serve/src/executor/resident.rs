@@ -60,7 +60,8 @@ impl DeviceWeights {
     fn new(device: Device, switcher: Switcher, device_bytes: u64, host_bytes: Option<u64>) -> Result<Self, ModelError> {
         let calls = Callbacks::start("serve: copied");
         let calls = calls.map_err(|source| ModelError::Elsewhere(format!("no thread to wait for copies: {source}")))?;
-        let (resident, models) = (Arc::default(), AtomicU64::default());
+        let resident = Arc::default();
+        let models = AtomicU64::default();
         Ok(Self { name: device.to_string(), switcher, device_bytes, host_bytes, resident, models, calls })
     }
 

@@ -54,7 +54,9 @@ pub(super) struct InRoom {
 
 impl SharedRoom {
     pub(crate) fn new(capacity_bytes: u64, chunk_bytes: u64) -> Self {
-        let (bringing, state, freed) = (Mutex::default(), Mutex::default(), Condvar::new());
+        let bringing = Mutex::default();
+        let state = Mutex::default();
+        let freed = Condvar::new();
         Self { capacity_bytes, chunk_bytes, bringing, state, freed }
     }
 
@@ -64,7 +66,8 @@ impl SharedRoom {
         let end = Instant::now() + patience;
         while bytes > self.capacity_bytes.saturating_sub(state.taken_bytes) {
             if self.freed.wait_until(&mut state, end).timed_out() {
-                let (free, budget) = (self.capacity_bytes.saturating_sub(state.taken_bytes), self.capacity_bytes);
+                let free = self.capacity_bytes.saturating_sub(state.taken_bytes);
+                let budget = self.capacity_bytes;
                 return Err(SwitchError::NoDeviceRoom { model: by.name.clone(), needed: bytes, free, budget });
             }
         }
@@ -93,7 +96,9 @@ impl InRoom {
         weights: Box<dyn Weights>,
         trim_other: impl Fn() + Send + Sync + 'static,
     ) -> Self {
-        let (room, trim_other, taken_bytes) = (Arc::clone(room), Box::new(trim_other), Mutex::default());
+        let room = Arc::clone(room);
+        let trim_other = Box::new(trim_other);
+        let taken_bytes = Mutex::default();
         Self { room, name, owner, weights, trim_other, taken_bytes }
     }
 

@@ -54,7 +54,8 @@ impl RawTensor {
 
 /// Concatenates the tensors of several requests along their first dimension. There must be at least one.
 pub(super) fn join(parts: &[&protocol::Tensor]) -> Result<RawTensor, ModelError> {
-    let (first, datatype) = (parts[0], parts[0].datatype());
+    let first = parts[0];
+    let datatype = parts[0].datatype();
     let dtype = dtype(datatype).ok_or_else(|| ModelError::Datatype { name: first.name().into(), datatype })?;
     let mut sizes = first.shape().to_vec();
     if parts.len() > 1 {
@@ -84,7 +85,8 @@ pub(super) fn split(output: &RawTensor, spec: &TensorSpec, rows: &[u32]) -> Resu
     let row_bytes = bytes.len() / total as usize;
     let mut begin = 0;
     let part = |own: &u32| {
-        let (mut shape, mut end) = (sizes.clone(), bytes.len());
+        let mut shape = sizes.clone();
+        let mut end = bytes.len();
         if rows.len() > 1 {
             shape[0] = *own as usize;
             end = begin + row_bytes * shape[0];

@@ -33,7 +33,8 @@ impl WithPython {
     /// Wraps the weights of either owner, so that the other owner returns its unused memory before they are loaded.
     fn in_room(&self, owner: Owner, weights: Box<dyn Weights>, stored: &StoredModel) -> Box<dyn Weights> {
         let Some((room, _)) = &self.shared else { return weights };
-        let (native, python) = (Arc::clone(&self.native), Arc::clone(&self.python));
+        let native = Arc::clone(&self.native);
+        let python = Arc::clone(&self.python);
         let trim_other = move || match owner {
             Owner::Native => python.trim(),
             Owner::Python => native.trim(),

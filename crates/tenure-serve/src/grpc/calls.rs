@@ -167,7 +167,8 @@ impl<'a> Call<'a> {
             }
             "ModelStatistics" => {
                 let ModelStatisticsRequest { name, version } = self.message().await?;
-                let (name, version) = (said(name), said(version));
+                let name = said(name);
+                let version = said(version);
                 let statistics = self.shared.statistics(name.as_deref().map(|name| (name, version.as_deref())))?;
                 frame(&ModelStatisticsResponse { model_stats: statistics.into_iter().map(Into::into).collect() })
             }

@@ -153,7 +153,8 @@ fn tensors(
     if !raw.is_empty() && (raw.len() != here_count || form == Form::Contents) {
         return Err(ServeError::Invalid(ProtocolError::RawContents { inputs: here_count, raw: raw.len() }));
     }
-    let (mut here, mut shared) = (Vec::with_capacity(here_count), Vec::new());
+    let mut here = Vec::with_capacity(here_count);
+    let mut shared = Vec::new();
     let mut raw = raw.into_iter();
     for (input, span) in inputs.into_iter().zip(spans) {
         match span {

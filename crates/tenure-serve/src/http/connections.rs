@@ -73,7 +73,9 @@ impl Connections {
                     continue;
                 }
             };
-            let (serve, tls, mut closing) = (serve.clone(), tls.clone(), closing.clone());
+            let serve = serve.clone();
+            let tls = tls.clone();
+            let mut closing = closing.clone();
             connections.spawn(async move {
                 let _place = place;
                 let handshake = tokio::select! {

@@ -165,7 +165,9 @@ fn row(model: &ModelSnapshot) -> String {
 
 fn switch(switch: &Switch) -> String {
     let Switch { model, took, ended } = switch;
-    let (model, took, ago) = (escape(model), milliseconds(*took), ended.elapsed().as_secs());
+    let model = escape(model);
+    let took = milliseconds(*took);
+    let ago = ended.elapsed().as_secs();
     format!("<li><b>{model}</b> <span>{took}</span> <small>{ago} s ago</small></li>\n")
 }
 

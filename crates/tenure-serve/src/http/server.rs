@@ -157,7 +157,8 @@ impl Server {
                 grpc::serve(connections, shared.clone(), until_stopped()).await;
             }
         };
-        let (routes, limits) = (Arc::new(Routes::new(shared.clone())), shared.config.limits);
+        let routes = Arc::new(Routes::new(shared.clone()));
+        let limits = shared.config.limits;
         let http = connections
             .serve(until_stopped(), move |stream, peer, closing| serve(stream, peer, closing, routes.clone(), limits));
         let feed = shared.feed.run(&*shared.service, until_stopped());

@@ -92,7 +92,8 @@ impl ServerShared {
 
     /// Asks a model, until the request's timeout after `arrived`. The answer carries the request's id.
     pub(crate) async fn infer(&self, request: InferRequest, arrived: Instant) -> Result<InferResponse, ServeError> {
-        let (id, timeout) = (request.id.clone(), request.timeout);
+        let id = request.id.clone();
+        let timeout = request.timeout;
         let inferred = self.service.infer(request);
         let mut response = match timeout {
             None => inferred.await?,

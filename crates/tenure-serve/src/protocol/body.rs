@@ -101,7 +101,8 @@ pub(super) fn read(
     if let Some(twice) = tensors.iter().find(|tensor| !names.insert(&*tensor.name)) {
         return Err(ProtocolError::Twice(twice.name.clone()));
     }
-    let (mut here, mut shared) = (Vec::with_capacity(tensors.len()), Vec::new());
+    let mut here = Vec::with_capacity(tensors.len());
+    let mut shared = Vec::new();
     for tensor in tensors {
         match tensor.read(&mut binary)? {
             Read::Here(tensor) => here.push(tensor),
@@ -192,7 +193,9 @@ impl<'a> TensorOut<'a> {
     /// Describes a tensor whose elements were written to shared memory. The message does not repeat where, which the
     /// client knows: Triton's C++ client would take an output with parameters for one that is sent as bytes.
     pub(super) fn written(tensor: &'a Tensor) -> Self {
-        let (name, datatype, shape) = (tensor.name(), tensor.datatype(), tensor.shape());
+        let name = tensor.name();
+        let datatype = tensor.datatype();
+        let shape = tensor.shape();
         Self { name, datatype, shape, parameters: None, data: None }
     }
 }

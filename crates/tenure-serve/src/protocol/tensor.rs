@@ -26,7 +26,8 @@ impl Tensor {
         shape: Vec<usize>,
         bytes: impl Into<Bytes>,
     ) -> Result<Self, ProtocolError> {
-        let (name, bytes) = (name.into(), bytes.into());
+        let name = name.into();
+        let bytes = bytes.into();
         match check(datatype, &shape, &bytes) {
             Ok(()) => Ok(Self { name, datatype, shape, bytes }),
             Err(reason) => Err(reason.of(&name)),
@@ -38,7 +39,8 @@ impl Tensor {
     /// # Errors
     /// A string has 4 GiB or more.
     pub fn strings(name: impl Into<String>, strings: &[impl AsRef<[u8]>]) -> Result<Self, ProtocolError> {
-        let (name, mut bytes) = (name.into(), Vec::new());
+        let name = name.into();
+        let mut bytes = Vec::new();
         for string in strings {
             push_string(&mut bytes, string.as_ref()).map_err(|reason| reason.of(&name))?;
         }

@@ -150,7 +150,8 @@ impl Config {
         let text = folder.text(CONFIG, MAX_CONFIG_BYTES)?;
         let written: Written = toml::from_str(&text).map_err(|error| at_line(folder, &text, &error))?;
         let value = |key: &str, given: String, allowed| {
-            let (path, key) = (folder.path(CONFIG), key.into());
+            let path = folder.path(CONFIG);
+            let key = key.into();
             RepositoryError::Value { path, key, given, allowed }
         };
         let inside = |key: &str, name: String| match is_inside(&name) {

@@ -101,7 +101,8 @@ fn indexed(folder: &Folder, name: &str) -> Result<BTreeSet<String>, RepositoryEr
     let mut files = BTreeSet::new();
     for (tensor, file) in weight_map {
         if !is_inside(&file) {
-            let (key, given) = (format!("weight_map[{tensor:?}]"), format!("is {file:?}"));
+            let key = format!("weight_map[{tensor:?}]");
+            let given = format!("is {file:?}");
             return Err(value(key, given, "it must be a path inside the model's folder"));
         }
         files.extend(beside.join(file).to_str().map(String::from));

@@ -59,7 +59,8 @@ impl Changes {
 impl Repository {
     /// Creates a repository. It reads nothing before the first scan.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        let (models, broken) = (BTreeMap::new(), BTreeMap::new());
+        let models = BTreeMap::new();
+        let broken = BTreeMap::new();
         Self { root: root.into(), hugging_face: HuggingFace::default(), models, broken }
     }
 
@@ -109,7 +110,8 @@ impl Repository {
     pub fn scan(&mut self) -> Result<Changes, RepositoryError> {
         let names = self.folders().map_err(RepositoryError::io(&self.root))?;
         let mut changes = Changes::default();
-        let (mut models, mut broken) = (BTreeMap::new(), BTreeMap::new());
+        let mut models = BTreeMap::new();
+        let mut broken = BTreeMap::new();
         for name in names {
             match name.parse().and_then(|name| StoredModel::read(&self.root, name, &mut self.hugging_face)) {
                 Ok(read) => {

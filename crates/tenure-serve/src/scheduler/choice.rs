@@ -101,7 +101,8 @@ impl Scheduler {
         let served = &self.models[&model];
         let cost = |(index, device): (usize, &Device)| {
             let missing = device.residency.missing_bytes(model).filter(|_| device.residency.fits(model))?;
-            let (free, copy) = (device.free_in(now)?, self.copy_time(model, device, now));
+            let free = device.free_in(now)?;
+            let copy = self.copy_time(model, device, now);
             let mut time = if device.is_copying(model) { free.max(copy) } else { free.saturating_add(copy) };
             if !device.is_idle() {
                 let before = served.queue.batches().saturating_sub(1);

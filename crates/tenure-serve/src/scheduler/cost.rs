@@ -42,7 +42,8 @@ impl Cost {
 
     /// Returns the time to compute this many rows, from the nearest measured number of rows.
     pub(super) fn compute(&self, rows: u32) -> Duration {
-        let (mut below, mut above) = (self.compute.range(..=bucket(rows)), self.compute.range(bucket(rows)..));
+        let mut below = self.compute.range(..=bucket(rows));
+        let mut above = self.compute.range(bucket(rows)..);
         let nearest = below.next_back().or_else(|| above.next());
         nearest.map_or(self.guess, |(_, measured)| duration(measured.mean_seconds))
     }

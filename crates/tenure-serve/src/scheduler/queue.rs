@@ -82,7 +82,8 @@ impl Queue {
     pub(super) fn batch(&self, head: RequestId, requests: &HashMap<RequestId, Entry>) -> Vec<RequestId> {
         let Some(entry) = requests.get(&head) else { return Vec::new() };
         let riders = self.lanes.get(&entry.shape).into_iter().flat_map(|lane| &lane.order);
-        let (mut batch, mut rows) = (vec![head], entry.rows);
+        let mut batch = vec![head];
+        let mut rows = entry.rows;
         for id in riders.map(|(_, id)| *id).filter(|id| *id != head) {
             // The first request that does not fit ends the batch: no smaller one overtakes it.
             let more = requests.get(&id).map_or(u32::MAX, |rider| rider.rows);

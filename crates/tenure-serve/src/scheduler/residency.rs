@@ -85,7 +85,10 @@ impl Residency {
     pub fn new(capacity_bytes: u64, chunk_bytes: u64, half_life: Duration) -> Self {
         let chunk_bytes = chunk_bytes.max(1);
         let capacity_chunks = capacity_bytes / chunk_bytes;
-        let (resident_chunks, pinned_chunks, evicts_whole, models) = (0, 0, false, BTreeMap::new());
+        let resident_chunks = 0;
+        let pinned_chunks = 0;
+        let evicts_whole = false;
+        let models = BTreeMap::new();
         Self { chunk_bytes, capacity_chunks, resident_chunks, pinned_chunks, half_life, evicts_whole, models }
     }
 

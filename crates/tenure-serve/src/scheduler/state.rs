@@ -104,7 +104,8 @@ impl Scheduler {
     /// # Errors
     /// The model fits on no device, would leave another model no room, or could never run.
     pub fn add_model(&mut self, model: Model) -> Result<ModelId, RegisterError> {
-        let (max_rows, max_queued) = (model.max_rows, model.max_queued);
+        let max_rows = model.max_rows;
+        let max_queued = model.max_queued;
         if max_rows == 0 || max_queued == 0 {
             return Err(RegisterError::NoBatch { max_rows, max_queued });
         }
@@ -161,7 +162,8 @@ impl Scheduler {
         if rows > max_rows {
             return Err(Refusal::TooManyRows { rows, max_rows });
         }
-        let (left, least) = (deadline.map(|deadline| deadline.saturating_sub(now)), served.cost.least(rows));
+        let left = deadline.map(|deadline| deadline.saturating_sub(now));
+        let least = served.cost.least(rows);
         if let Some(left) = left.filter(|left| left.is_zero() || *left < least) {
             return Err(Refusal::TooLate { left, least });
         }
@@ -309,7 +311,8 @@ impl Scheduler {
     /// Makes room for a model's weights, which count as on their way from now on.
     fn copy(&mut self, device: DeviceId, model: ModelId, now: Duration) -> Result<Vec<Eviction>, NoRoom> {
         let on = &self.devices[device.0];
-        let (part, expected_end) = (self.missing_part(model, on), now.saturating_add(self.copy_time(model, on, now)));
+        let part = self.missing_part(model, on);
+        let expected_end = now.saturating_add(self.copy_time(model, on, now));
         let on = &mut self.devices[device.0];
         let evict = on.residency.admit(model, now, &self.waiting)?;
         on.residency.hold(model);
@@ -360,7 +363,8 @@ impl Scheduler {
 
 impl Served {
     fn weights(&self, is_pinned: bool) -> Weights {
-        let (bytes, reload) = (self.model.bytes, self.cost.reload());
+        let bytes = self.model.bytes;
+        let reload = self.cost.reload();
         Weights { bytes, reload, priority: clamp(self.model.priority), is_pinned }
     }
 }

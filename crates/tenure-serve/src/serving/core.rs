@@ -117,7 +117,9 @@ impl Core {
         let evict = self.leaving(state, &evict);
         self.count_queued(state, model, &running);
         let chosen = Instant::now();
-        let (is_load, inputs, rows) = (load_bytes > 0, Vec::new(), Vec::new());
+        let is_load = load_bytes > 0;
+        let inputs = Vec::new();
+        let rows = Vec::new();
         let mut run = Run { id, model, running, is_load, evict, requests, inputs, rows };
         for request in &run.requests {
             if let Some(waiting) = state.requests.get_mut(request) {

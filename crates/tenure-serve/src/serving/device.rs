@@ -92,8 +92,8 @@ impl Core {
     pub(super) fn tiers(&self) -> Vec<Tier> {
         let mut tiers: Vec<Tier> = Vec::new();
         let all: Vec<_> = self.devices.iter().map(|device| device.backend.usage()).collect();
-        let (fastest, others) =
-            (all.iter().filter_map(|tiers| tiers.first()), all.iter().flat_map(|tiers| tiers.iter().skip(1)));
+        let fastest = all.iter().filter_map(|tiers| tiers.first());
+        let others = all.iter().flat_map(|tiers| tiers.iter().skip(1));
         for Tier { name, used_bytes, capacity_bytes } in fastest.chain(others) {
             match tiers.iter_mut().find(|tier| tier.name == *name) {
                 Some(tier) => {

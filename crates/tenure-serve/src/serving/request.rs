@@ -76,7 +76,8 @@ impl Drop for Cancel<'_> {
 impl Core {
     /// Queues a request, and waits for its answer.
     pub(super) async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServeError> {
-        let (model, version) = (request.model.clone(), request.version.clone());
+        let model = request.model.clone();
+        let version = request.version.clone();
         let (id, answered) = self.submit(request)?;
         let cancel = Cancel { core: self, request: id };
         let outputs = answered.await.unwrap_or(Err(ServeError::ShuttingDown));
@@ -91,9 +92,11 @@ impl Core {
         if state.is_ending {
             return Err(ServeError::ShuttingDown);
         }
-        let (name, arrived) = (request.model.clone(), Instant::now());
+        let name = request.model.clone();
+        let arrived = Instant::now();
         let (id, model) = state.ready(&name, request.version.as_deref())?;
-        let (timeout, priority) = (request.timeout.or(model.stored().config.timeout), request.priority);
+        let timeout = request.timeout.or(model.stored().config.timeout);
+        let priority = request.priority;
         let inputs = in_order(request, &model.stored().config);
         let (rows, shape) = rows(&inputs, &model.stored().config)?;
         let now = self.now();

@@ -340,7 +340,8 @@ impl Service for Serving {
     }
 
     fn texts<'a>(&'a self, model: &'a str) -> ServiceFuture<'a, Texts> {
-        let (core, model) = (Arc::clone(&self.core), model.to_owned());
+        let core = Arc::clone(&self.core);
+        let model = model.to_owned();
         Box::pin(async move {
             let opened = spawn_blocking(move || core.texts(&model)).await;
             opened.unwrap_or_else(|error| Err(ServeError::Failed(error.to_string())))
@@ -348,7 +349,8 @@ impl Service for Serving {
     }
 
     fn load<'a>(&'a self, model: &'a str) -> ServiceFuture<'a, ()> {
-        let (core, model) = (Arc::clone(&self.core), model.to_owned());
+        let core = Arc::clone(&self.core);
+        let model = model.to_owned();
         Box::pin(async move {
             let loaded = spawn_blocking(move || core.load(&model)).await;
             loaded.unwrap_or_else(|error| Err(ServeError::Failed(error.to_string())))

@@ -92,7 +92,8 @@ impl Core {
             self.metrics.executed(model.name(), run.rows.iter().copied().map(u64::from).sum(), spent);
             let mut counted = Vec::with_capacity(answers.len());
             for (waiting, _) in answers.iter().filter(|(_, answer)| answer.is_ok()) {
-                let (queue, copy) = (waiting.chosen - waiting.arrived, begun - waiting.chosen + spent.copy);
+                let queue = waiting.chosen - waiting.arrived;
+                let copy = begun - waiting.chosen + spent.copy;
                 let phases = Phases { queue, copy, ..spent };
                 if let Some(record) = &waiting.record {
                     record.computed(waiting.rows, phases);
@@ -161,7 +162,9 @@ impl Core {
     /// Arranges to tell the scheduler when the weights that are being loaded are there, or that loading failed.
     fn tell_when_loaded(self: &Arc<Self>, device: &ServingDevice, id: ModelId, model: &Arc<Model>) {
         self.count_resident(device, model);
-        let (core, loaded, device) = (Arc::clone(self), Arc::clone(model), device.id);
+        let core = Arc::clone(self);
+        let loaded = Arc::clone(model);
+        let device = device.id;
         model.on(device).when_loaded(Box::new(move |took| {
             let mut state = core.state.lock();
             let missed = &mut state.doing[device.index()].missed;

@@ -84,7 +84,9 @@ impl RegionPart {
     /// Writes an output's bytes to the start of the part.
     pub(super) fn write(&self, output: &str, bytes: &[u8]) -> Result<(), SharedMemoryError> {
         if bytes.len() as u64 > self.byte_size {
-            let (output, bytes, room) = (output.into(), bytes.len(), self.byte_size);
+            let output = output.into();
+            let bytes = bytes.len();
+            let room = self.byte_size;
             return Err(SharedMemoryError::Room { output, bytes, room });
         }
         match &*self.region {

@@ -167,7 +167,8 @@ impl Head {
         if version != VERSION {
             return Err(MessageError::Version(version));
         }
-        let (descriptors, message) = (u16::from_le_bytes([c, d]), u32::from_le_bytes([e, f, g, h]));
+        let descriptors = u16::from_le_bytes([c, d]);
+        let message = u32::from_le_bytes([e, f, g, h]);
         if descriptors > 1 {
             return Err(MessageError::Descriptors(descriptors));
         }
@@ -245,7 +246,9 @@ impl Done {
         let (outputs, payload) = pack(outputs);
         let origin = first_uses.iter().flatten().map(|used| used.at).fold(*begun, Instant::min);
         let first_uses = first_uses.iter().map(|used| used.map(|used| (used.at - origin, used.waited))).collect();
-        let (begun, ended, measured) = (*begun - origin, *ended - origin, measured.clone());
+        let begun = *begun - origin;
+        let ended = *ended - origin;
+        let measured = measured.clone();
         (Self { outputs, begun, ended, first_uses, measured }, payload)
     }
 
@@ -311,7 +314,8 @@ mod tests {
 
     #[test]
     fn tensors_and_times_come_as_they_were() {
-        let (now, ms) = (Instant::now() + Duration::from_secs(1), Duration::from_millis);
+        let now = Instant::now() + Duration::from_secs(1);
+        let ms = Duration::from_millis;
         let parts = vec![Bytes::from(vec![1; 8]), Bytes::from(vec![2; 16])];
         let outputs = vec![
             RawTensor { dtype: DType::F32, sizes: vec![3, 2], parts },

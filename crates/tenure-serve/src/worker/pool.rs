@@ -88,8 +88,10 @@ impl Workers {
         if env::var_os(IS_WORKER).is_some() {
             return Err("this process is one: have its program call `worker::run` first".into());
         }
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        let (first, numbers) = (Order::Start { device }, AtomicU64::new(0));
+        let state = Mutex::default();
+        let changed = Condvar::new();
+        let first = Order::Start { device };
+        let numbers = AtomicU64::new(0);
         let shared = Arc::new(WorkersShared { command, first, deaths, numbers, state, changed });
         let keeping = Arc::clone(&shared);
         let keeper = thread::Builder::new().name("serve: workers".into()).spawn(move || keeping.keep());

@@ -28,7 +28,8 @@ struct Bound {
 
 impl Remote {
     pub(super) fn new(shared: Arc<WorkersShared>, stored: &StoredModel) -> Self {
-        let (model, network) = (shared.number(), Description::of(stored));
+        let model = shared.number();
+        let network = Description::of(stored);
         Self { shared, model, network, image: None, worker: Weak::new() }
     }
 
@@ -45,7 +46,8 @@ impl Remote {
         let memory = image.sealed().as_fd().try_clone_to_owned();
         let memory = memory.map_err(|error| ModelError::Elsewhere(format!("the weights cannot be sent: {error}")))?;
         worker.map(*number, &Order::Map(map), Some(memory))?;
-        let (listener, number) = (Arc::downgrade(worker), *number);
+        let listener = Arc::downgrade(worker);
+        let number = *number;
         image.watch(move |arrived| {
             let groups = arrived.iter().map(|arrived| (arrived.group as u32, arrived.is_there)).collect();
             if let Some(worker) = listener.upgrade() {

@@ -121,7 +121,9 @@ fn receive_as<M>(
     mut stream: &UnixStream,
     decode: impl FnOnce(&[u8]) -> Result<M, MessageError>,
 ) -> io::Result<Incoming<M>> {
-    let (mut head, mut descriptors, mut read) = ([0; HEAD_BYTES], Vec::new(), 0);
+    let mut head = [0; HEAD_BYTES];
+    let mut descriptors = Vec::new();
+    let mut read = 0;
     while read < HEAD_BYTES {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -29,7 +29,8 @@ struct Loan {
 
 impl LentWeights {
     pub(super) fn new(shared: Arc<WorkersShared>, stored: &StoredModel) -> Self {
-        let (model, network) = (shared.number(), Description::of(stored));
+        let model = shared.number();
+        let network = Description::of(stored);
         Self { shared, model, network, loan: None, worker: Weak::new() }
     }
 
@@ -61,7 +62,8 @@ impl LentWeights {
     fn lend(&mut self, worker: &Arc<Worker>, model: &SwitchedModel) -> Result<u64, ModelError> {
         // A previous worker that had them is gone.
         self.give_back();
-        let (loan, lent) = (self.shared.number(), model.lend()?);
+        let loan = self.shared.number();
+        let lent = model.lend()?;
         let chunks: Vec<_> = lent.chunks().collect();
         let order = Order::Lend(Box::new(Lend {
             loan,

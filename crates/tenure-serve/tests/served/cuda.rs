@@ -60,7 +60,8 @@ pub(crate) const MODELS: [&str; 4] = ["next-byte", "next-byte-2", "digits", "dig
 pub(crate) fn models() -> TempDir {
     let folder = example_models();
     for name in ["next-byte", "digits"] {
-        let (from, to) = (folder.path().join(name), folder.path().join(format!("{name}-2")));
+        let from = folder.path().join(name);
+        let to = folder.path().join(format!("{name}-2"));
         fs::create_dir(&to).unwrap();
         for file in fs::read_dir(from).unwrap().map(Result::unwrap) {
             fs::copy(file.path(), to.join(file.file_name())).unwrap();

@@ -96,9 +96,11 @@ impl Network for Probe {
 
 /// Returns a registry with only the probe architecture.
 pub(crate) fn architectures(control: &Arc<Control>) -> Architectures {
-    let (mut architectures, control) = (Architectures::none(), Arc::clone(control));
+    let mut architectures = Architectures::none();
+    let control = Arc::clone(control);
     architectures.register("probe", move |scope, _| {
-        let (weight, control) = (scope.parameter("weight", &[NUMBERS], Init::ONES)?, Arc::clone(&control));
+        let weight = scope.parameter("weight", &[NUMBERS], Init::ONES)?;
+        let control = Arc::clone(&control);
         Ok(Box::new(Probe { weight, control }))
     });
     architectures

@@ -45,9 +45,11 @@ pub(crate) fn leave_computing(served: &Served, model: &str, number: f32) {
 /// Kills this many workers while two clients ask three models, and waits for answers in between. Asserts that no answer
 /// is lost or wrong.
 pub(crate) fn kill_workers_under_load(served: &Served, names: [&'static str; 3], deaths: usize) {
-    let (is_over, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let is_over = AtomicBool::new(false);
+    let answered = AtomicUsize::new(0);
     thread::scope(|scope| {
-        let (is_over, answered) = (&is_over, &answered);
+        let is_over = &is_over;
+        let answered = &answered;
         let client = |names: [&'static str; 2]| {
             scope.spawn(move || {
                 for number in (0..).take_while(|_| !is_over.load(Ordering::Relaxed)) {

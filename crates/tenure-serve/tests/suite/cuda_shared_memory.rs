@@ -105,7 +105,8 @@ impl Allocation {
 #[test]
 fn inputs_are_read_and_outputs_are_written_where_they_are_said_to_be() {
     let Some(on_cuda) = on_cuda() else { return };
-    let (inputs, outputs) = (Allocation::new(&[0, 1, 2, 3, 4, 0]), Allocation::new(&[9; 8]));
+    let inputs = Allocation::new(&[0, 1, 2, 3, 4, 0]);
+    let outputs = Allocation::new(&[9; 8]);
     on_cuda.share("inputs", &inputs);
     assert_eq!(on_cuda.register("outputs", &outputs.handle(), 1, 7).status, 200, "of the other device");
     let answer = on_cuda.served.echo(4, &span("inputs", 1, 4), &span("outputs", 2, 5));
@@ -120,7 +121,8 @@ fn inputs_are_read_and_outputs_are_written_where_they_are_said_to_be() {
 #[test]
 fn a_tensor_may_go_from_memory_of_one_kind_to_memory_of_the_other() {
     let Some(on_cuda) = on_cuda() else { return };
-    let (device, object) = (Allocation::new(&[1, 2, 3, 4]), Object::new(&[0; 4]));
+    let device = Allocation::new(&[1, 2, 3, 4]);
+    let object = Object::new(&[0; 4]);
     on_cuda.share("device", &device);
     assert_eq!(on_cuda.served.register("system", &object.name, 0, 4).status, 200);
     assert_eq!(on_cuda.served.echo(2, &span("device", 2, 2), &span("system", 0, 2)).status, 200);
@@ -132,7 +134,8 @@ fn a_tensor_may_go_from_memory_of_one_kind_to_memory_of_the_other() {
 #[test]
 fn regions_of_both_kinds_share_names_and_are_listed_and_unregistered_apart() {
     let Some(on_cuda) = on_cuda() else { return };
-    let (device, object) = (Allocation::new(&[0; 8]), Object::new(&[0; 8]));
+    let device = Allocation::new(&[0; 8]);
+    let object = Object::new(&[0; 8]);
     let served = &on_cuda.served;
     assert_eq!(on_cuda.status("").text(), "[]");
     on_cuda.share("device", &device);
@@ -175,7 +178,8 @@ fn a_region_stays_while_a_request_uses_it() {
     let Some(on_cuda) = on_cuda() else { return };
     let device = Allocation::new(&[1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0]);
     on_cuda.share("r", &device);
-    let (fake, closed) = (&on_cuda.served.fake, on_cuda.closed(0));
+    let fake = &on_cuda.served.fake;
+    let closed = on_cuda.closed(0);
     let tensor = |name: &str, offset| {
         let spec = format!(r#""parameters": {}"#, span("r", offset, 8));
         format!(r#"{{"name": "{name}", "shape": [1, 2], "datatype": "FP32", {spec}}}"#)
@@ -222,7 +226,8 @@ fn a_region_is_inside_its_allocation_and_a_tensor_inside_its_region() {
 #[test]
 fn a_handle_is_one_of_another_process_on_a_device_that_is_served() {
     let Some(on_cuda) = on_cuda() else { return };
-    let (device, gone) = (Allocation::new(&[0; 8]), Allocation::new(&[0; 8]));
+    let device = Allocation::new(&[0; 8]);
+    let gone = Allocation::new(&[0; 8]);
     let freed = gone.handle();
     gone.driver.free(gone.address).unwrap();
     let driver = on_cuda.devices[0].driver();
@@ -255,7 +260,8 @@ fn a_handle_is_one_of_another_process_on_a_device_that_is_served() {
 #[test]
 fn regions_of_both_kinds_are_not_without_number() {
     let Some(on_cuda) = on_cuda() else { return };
-    let (device, object) = (Allocation::new(&[1; 8]), Object::new(&[1; 8]));
+    let device = Allocation::new(&[1; 8]);
+    let object = Object::new(&[1; 8]);
     for number in 0..128 {
         on_cuda.share(&format!("d{number}"), &device);
         assert_eq!(on_cuda.served.register(&format!("s{number}"), &object.name, 0, 8).status, 200);
@@ -279,7 +285,8 @@ fn the_extension_is_listed_where_there_is_a_device() {
 #[test]
 fn regions_are_the_same_over_grpc() {
     let Some(on_cuda) = on_cuda() else { return };
-    let (client, device) = (Client::new(&on_cuda.served), Allocation::new(&[1, 2, 3, 4, 9, 9, 9, 9]));
+    let client = Client::new(&on_cuda.served);
+    let device = Allocation::new(&[1, 2, 3, 4, 9, 9, 9, 9]);
     let registration = CudaRegisterRequest {
         name: "r".into(),
         raw_handle: Bytes::copy_from_slice(&device.handle()),

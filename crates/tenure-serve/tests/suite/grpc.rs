@@ -63,7 +63,8 @@ impl Reply {
 
     fn messages<M: Message + Default>(&self) -> Vec<M> {
         assert_eq!((self.code, &*self.message), (OK, ""));
-        let (mut body, mut messages) = (self.body.clone(), Vec::new());
+        let mut body = self.body.clone();
+        let mut messages = Vec::new();
         while !body.is_empty() {
             assert_eq!(body.get_u8(), 0);
             let length = body.get_u32() as usize;
@@ -267,11 +268,13 @@ fn a_server_and_its_models_say_what_they_are() {
     let extensions = ["model_repository", "model_configuration", "statistics", "system_shared_memory"];
     assert_eq!((&*server.name, &server.extensions[..]), ("tenure", &extensions.map(String::from)[..]));
 
-    let (name, version) = (String::from("echo_int8"), String::from("1"));
+    let name = String::from("echo_int8");
+    let version = String::from("1");
     let model: ModelMetadataResponse =
         client.ask("ModelMetadata", &ModelMetadataRequest { name: name.clone(), version: version.clone() });
     assert_eq!((&*model.name, &model.versions[..], &*model.platform), ("echo_int8", &["1".into()][..], "fake"));
-    let (x, y) = (&model.inputs[0], &model.outputs[0]);
+    let x = &model.inputs[0];
+    let y = &model.outputs[0];
     assert_eq!((&*x.name, &*x.datatype, &x.shape[..]), ("x", "INT8", &[-1, -1][..]));
     assert_eq!((&*y.name, &*y.datatype, &y.shape[..]), ("y", "INT8", &[-1, -1][..]));
 
@@ -663,9 +666,11 @@ fn more_connections_and_calls_than_there_are_places_for_wait() {
 #[test]
 fn a_server_that_ends_answers_what_it_has_begun() {
     let mut served = served();
-    let (stop, address) = (served.stop.take().unwrap(), served.grpc_address.unwrap());
+    let stop = served.stop.take().unwrap();
+    let address = served.grpc_address.unwrap();
     {
-        let (client, _idle) = (Client::new(&served), Client::new(&served));
+        let client = Client::new(&served);
+        let _idle = Client::new(&served);
         let silent = TcpStream::connect(address).unwrap();
         let (response, mut stream) = client.begin("ModelInfer", &[]);
         stream.send_data(framed(&request("slow")), true).unwrap();
@@ -743,7 +748,8 @@ fn whatever_is_sent_the_server_answers_the_next() {
     for case in 0..2000 {
         let mut bytes = right[case % 2].to_vec();
         for _ in 0..1 + below(3) {
-            let (at, byte) = (below(bytes.len()), below(256) as u8);
+            let at = below(bytes.len());
+            let byte = below(256) as u8;
             match below(3) {
                 0 => bytes[at] = byte,
                 1 => bytes.truncate(1 + at),

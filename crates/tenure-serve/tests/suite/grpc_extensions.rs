@@ -36,7 +36,8 @@ fn a_configuration_is_that_of_http() {
         let tensor =
             |name: &str, number, dims: &[i64]| json!({"name": name, "data_type": data_type(number), "dims": dims});
         let batching = said.dynamic_batching.unwrap();
-        let (x, y) = (&said.inputs[0], &said.outputs[0]);
+        let x = &said.inputs[0];
+        let y = &said.outputs[0];
         let found = json!({
             "name": said.name,
             "platform": said.platform,
@@ -71,12 +72,14 @@ fn statistics_are_those_of_http() {
     assert_eq!(client.infer(&request).code(), OK);
     let asked = ModelStatisticsRequest { name: "echo_int8".into(), version: String::new() };
     let mut said: ModelStatisticsResponse = client.ask("ModelStatistics", &asked);
-    let (of_http, model) = (http(&served, "/v2/models/echo_int8/stats"), said.model_stats.remove(0));
+    let of_http = http(&served, "/v2/models/echo_int8/stats");
+    let model = said.model_stats.remove(0);
     let times = |times: Option<StatisticDuration>| {
         let StatisticDuration { count, ns } = times.unwrap();
         json!({"count": count, "ns": ns})
     };
-    let (stats, batch) = (model.inference_stats.unwrap(), &model.batch_stats[0]);
+    let stats = model.inference_stats.unwrap();
+    let batch = &model.batch_stats[0];
     let found = json!({
         "name": model.name,
         "version": model.version,
@@ -122,9 +125,11 @@ fn regions(client: &Client<'_>, name: &str) -> Vec<SystemRegion> {
 
 #[test]
 fn regions_are_those_of_http() {
-    let (served, object) = (served(), Object::new(&[0; 8]));
+    let served = served();
+    let object = Object::new(&[0; 8]);
     let client = Client::new(&served);
-    let (first, second) = (registration("first", &object, 0, 4), registration("second", &object, 4, 4));
+    let first = registration("first", &object, 0, 4);
+    let second = registration("second", &object, 4, 4);
     for region in [&first, &second] {
         client.ask::<RegionResponse>("SystemSharedMemoryRegister", region);
     }
@@ -180,7 +185,8 @@ pub(crate) fn asking(from: Parameters, to: Option<Parameters>) -> ModelInferRequ
 
 #[test]
 fn inputs_are_read_and_outputs_are_written_where_they_are_said_to_be() {
-    let (served, object) = (served(), Object::new(&[0, 1, 2, 3, 4, 9, 9, 9, 9, 9]));
+    let served = served();
+    let object = Object::new(&[0, 1, 2, 3, 4, 9, 9, 9, 9, 9]);
     let client = Client::new(&served);
     client.ask::<RegionResponse>("SystemSharedMemoryRegister", &registration("r", &object, 1, 9));
     let answer: ModelInferResponse = client.ask("ModelInfer", &asking(place("r", 0, 4), Some(place("r", 5, 4))));
@@ -200,7 +206,8 @@ fn inputs_are_read_and_outputs_are_written_where_they_are_said_to_be() {
 
 #[test]
 fn a_tensor_is_in_one_place_inside_its_region() {
-    let (served, object) = (served(), Object::new(&[5; 8]));
+    let served = served();
+    let object = Object::new(&[5; 8]);
     let client = Client::new(&served);
     client.ask::<RegionResponse>("SystemSharedMemoryRegister", &registration("r", &object, 0, 8));
     let spoilt = |spoil: &dyn Fn(&mut ModelInferRequest)| {

@@ -109,7 +109,8 @@ fn bytes_of_what_says_what_there_is_are_those_of_the_public_protocol() {
     let load = repository("b", RepositoryChoice::Bytes(Bytes::from_static(b"z")));
     assert_eq!(hexadecimal(&load), "0a017212016d1a080a0162120322017a");
     assert_eq!(hexadecimal(&repository("u", RepositoryChoice::Bool(true))), "0a017212016d1a070a017512020801");
-    let (name, version) = (String::from("n"), String::from("v"));
+    let name = String::from("n");
+    let version = String::from("v");
     let ready = ModelReadyRequest { name: name.clone(), version: version.clone() };
     assert_eq!(hexadecimal(&ready), "0a016e120176");
     assert_eq!(hexadecimal(&ModelMetadataRequest { name, version }), "0a016e120176");
@@ -134,7 +135,8 @@ fn bytes_of_a_configuration_are_those_of_the_public_protocol() {
         hexadecimal(&ModelConfigResponse { config: Some(config) }),
         "0a3a0a016d1201701a061a040a02010220082a120a0178100b220bffffffffffffffffff010232080a0179100e1a01035a060a010810d00f8a010162"
     );
-    let (name, version) = (String::from("n"), String::from("v"));
+    let name = String::from("n");
+    let version = String::from("v");
     let asked = ModelConfigRequest { name: name.clone(), version: version.clone() };
     assert_eq!(hexadecimal(&asked), "0a016e120176");
     assert_eq!(hexadecimal(&ModelStatisticsRequest { name, version }), "0a016e120176");

@@ -98,8 +98,8 @@ fn read_by(mut repository: Repository, root: &Path) -> Result<Config, String> {
 
 #[test]
 fn a_llama_and_sentences_answer_the_same_without_a_configuration_of_ours() {
-    let (ids, mask) =
-        (integers("input_ids", &[2, 3], &[5, 9, 3, 7, 1, 0]), integers("attention_mask", &[2, 3], &[1; 6]));
+    let ids = integers("input_ids", &[2, 3], &[5, 9, 3, 7, 1, 0]);
+    let mask = integers("attention_mask", &[2, 3], &[1; 6]);
     let bytes = |answer: &InferResponse| answer.outputs[0].bytes().clone();
     let ours = Served::examples();
     let tokens = integers("tokens", &[1, 5], &[72, 101, 108, 108, 111]);

@@ -57,7 +57,8 @@ fn each_example_answers_what_its_model_does_bit_for_bit() {
     let expected = autograd::no_grad(|| model.forward(&tokens)).unwrap();
     assert_eq!(answer.outputs[0].bytes()[..], expected.to_bytes().unwrap());
 
-    let (ids, mask) = ([5, 9, 3, 7, 1, 0], [1, 1, 1, 1, 1, 0]);
+    let ids = [5, 9, 3, 7, 1, 0];
+    let mask = [1, 1, 1, 1, 1, 0];
     let inputs = vec![integers("attention_mask", &[2, 3], &mask), integers("input_ids", &[2, 3], &ids)];
     let answer = served.infer(&request("tiny-sentences", inputs)).unwrap();
     let config: BertConfig =
@@ -97,7 +98,10 @@ fn five_models_with_memory_for_two_answer_random_requests_of_two_clients() {
     let served = Served::new(folder, memory);
     thread::scope(|scope| {
         for client in 0..2 {
-            let (served, names, expected, image) = (&served, &names, &expected, &image);
+            let served = &served;
+            let names = &names;
+            let expected = &expected;
+            let image = &image;
             scope.spawn(move || {
                 let mut random = SmallRng::seed_from_u64(client);
                 for _ in 0..60 {
@@ -246,7 +250,8 @@ fn who_is_in_a_hurry_goes_first_and_who_waits_too_long_is_told() {
     thread::scope(|scope| {
         let asked = |number, priority| {
             let timeout = Some(Duration::from_secs(60 * 60));
-            let (served, request) = (&served, InferRequest { priority, timeout, ..ask("hurry", number) });
+            let served = &served;
+            let request = InferRequest { priority, timeout, ..ask("hurry", number) };
             scope.spawn(move || served.infer(&request))
         };
         let first = asked(1.0, 0);
@@ -364,7 +369,8 @@ fn weights_that_could_not_be_read_ahead_leave_before_their_room_is_promised() {
     // The server has opened a file that is then truncated, while a complete file takes its name.
     let path = served.folder.path().join("unread/model.safetensors");
     let opened = File::options().write(true).open(&path).unwrap();
-    let (whole, other) = (fs::read(&path).unwrap(), served.folder.path().join("unread/other"));
+    let whole = fs::read(&path).unwrap();
+    let other = served.folder.path().join("unread/other");
     fs::write(&other, whole).unwrap();
     File::options()
         .write(true)
@@ -400,7 +406,8 @@ fn files_that_change_under_the_server_are_an_error_and_then_served() {
     // There is no memory for both.
     assert!(served.infer(&ask("stays", 1.0)).is_ok());
     let file = served.folder.path().join("changes/model.safetensors");
-    let (whole, moved) = (fs::read(&file).unwrap(), served.folder.path().join("changes/moved"));
+    let whole = fs::read(&file).unwrap();
+    let moved = served.folder.path().join("changes/moved");
     fs::rename(&file, &moved).unwrap();
     let (status, reason) = served.infer(&ask("changes", 1.0)).unwrap_err();
     assert!(status == 503 && (reason.contains("it is gone") || reason.contains("No such file")), "{reason}");

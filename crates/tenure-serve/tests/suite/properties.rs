@@ -119,7 +119,9 @@ impl World {
         let mut scheduler = Scheduler::new(config);
         let devices: Vec<_> = (0..devices).map(|_| scheduler.add_device(CAPACITY)).collect();
         let places = devices.iter().map(|_| Place::default()).collect();
-        let (models, known, asked) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        let models = Vec::new();
+        let known = BTreeMap::new();
+        let asked = BTreeMap::new();
         let mut world = Self { scheduler, devices, places, models, known, asked, now: Duration::ZERO, is_orderly };
         (0..5).for_each(|index| {
             let name = world.add(index);

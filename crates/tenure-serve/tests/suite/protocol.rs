@@ -156,7 +156,8 @@ fn tensor(name: String, in_json: bool) -> impl Strategy<Value = Tensor> {
     let datatypes = Datatype::ALL.into_iter().filter(|datatype| !in_json || datatype.has_json()).collect::<Vec<_>>();
     (select(datatypes), prop::collection::vec(0usize..4, 0..4), any::<u64>()).prop_map(
         move |(datatype, shape, seed)| {
-            let (mut random, numel) = (SmallRng::seed_from_u64(seed), shape.iter().product());
+            let mut random = SmallRng::seed_from_u64(seed);
+            let numel = shape.iter().product();
             let mut bytes = Vec::new();
             for _ in 0..numel {
                 match datatype {
@@ -209,7 +210,8 @@ fn request() -> impl Strategy<Value = (InferRequest, Encoding)> {
     let timeout = prop::option::of((1..u64::MAX).prop_map(Duration::from_micros));
     (prop::option::of(any::<String>()), any::<u64>(), timeout, inputs, wanted).prop_map(
         |(id, priority, timeout, (inputs, encoding), wanted)| {
-            let (model, version) = ("m".into(), Some("1".into()));
+            let model = "m".into();
+            let version = Some("1".into());
             let shared_inputs = Vec::new();
             (InferRequest { model, version, id, priority, timeout, inputs, shared_inputs, wanted }, encoding)
         },

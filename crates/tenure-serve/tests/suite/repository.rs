@@ -231,7 +231,8 @@ fn weights_are_not_read() {
 
 #[test]
 fn links_lead_into_the_repository_or_are_a_models_folder() {
-    let (root, elsewhere) = (folder(), folder());
+    let root = folder();
+    let elsewhere = folder();
     let shared = root.path().join(".shared");
     fs::write(&shared, [0; 7]).unwrap();
     let linked = |target: &Path| {

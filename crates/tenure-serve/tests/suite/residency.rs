@@ -69,7 +69,8 @@ fn fewer_bytes_are_copied_than_by_recency_or_greedy_dual_size() {
         // The sizes are 5 to 100; popular models may be large or small.
         let sizes: Vec<u64> = (0..100).map(|_| (5.0 * 20_f64.powf(random.unit())) as u64).collect();
         let uses: Vec<usize> = (0..4000).map(|_| random.zipf(100)).collect();
-        let (lru, gds) = (least_recently_used(&sizes, 400, &uses), greedy_dual_size(&sizes, 400, &uses));
+        let lru = least_recently_used(&sizes, 400, &uses);
+        let gds = greedy_dual_size(&sizes, 400, &uses);
         let ours = ours(&sizes, 400, &uses);
         println!("copied: {ours}, by recency {lru}, by GreedyDual-Size {gds}");
         assert!(ours * 100 < lru * 80 && ours * 100 < gds * 80);
@@ -81,7 +82,8 @@ fn a_loop_over_more_than_fits_finds_most_of_it() {
     for (count, capacity) in [(11, 100), (15, 100), (20, 100)] {
         let uses: Vec<usize> = (0..1000).map(|at| at % count).collect();
         let sizes = vec![10; count];
-        let (lru, ours) = (least_recently_used(&sizes, capacity, &uses), ours(&sizes, capacity, &uses));
+        let lru = least_recently_used(&sizes, capacity, &uses);
+        let ours = ours(&sizes, capacity, &uses);
         // A round over all models but the one used last must copy at least the bytes that do not fit.
         let floor = 1000 * 10 * (count as u64 * 10 - capacity) / (count as u64 * 10 - 10);
         println!("a loop over {count}: {ours}, by recency {lru}, at least {floor}");
@@ -97,7 +99,8 @@ fn what_becomes_popular_displaces_what_was() {
         let sizes = vec![10; 40];
         // Ten other models are popular in each phase.
         let uses: Vec<usize> = (0..4 * phase).map(|at| at / phase * 10 + random.zipf(10)).collect();
-        let (lru, ours) = (least_recently_used(&sizes, 70, &uses), ours(&sizes, 70, &uses));
+        let lru = least_recently_used(&sizes, 70, &uses);
+        let ours = ours(&sizes, 70, &uses);
         println!("phases of {phase}: {ours}, by recency {lru}");
         assert!(ours * 2 < lru * 3);
     }

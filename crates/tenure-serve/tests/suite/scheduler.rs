@@ -109,7 +109,8 @@ fn a_deadline_that_cannot_be_met_is_refused_once_that_is_certain() {
     // The first run takes its weights' time, and a few more may be slow.
     (0..9).for_each(|_| warm(&mut scheduler, name, ms(2)));
     assert_eq!(scheduler.submit(by(11), ms(2)), Err(Refusal::TooLate { left: ms(9), least: COMPUTE }));
-    let (first, second) = (ask(&mut scheduler, name, ms(2)), scheduler.submit(by(14), ms(2)).unwrap());
+    let first = ask(&mut scheduler, name, ms(2));
+    let second = scheduler.submit(by(14), ms(2)).unwrap();
     // The deadline could still be met when the request was queued.
     assert_eq!(scheduler.poll(ms(5)), answer(second, Outcome::TooLate));
     assert_eq!(run(&mut scheduler, ms(5)).requests, [first]);

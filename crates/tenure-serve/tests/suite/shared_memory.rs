@@ -94,7 +94,9 @@ fn served() -> Served {
 
 #[test]
 fn inputs_are_read_and_outputs_are_written_where_they_are_said_to_be() {
-    let (served, inputs, outputs) = (served(), Object::new(&[0, 0, 1, 2, 3, 4, 0]), Object::new(&[9; 8]));
+    let served = served();
+    let inputs = Object::new(&[0, 0, 1, 2, 3, 4, 0]);
+    let outputs = Object::new(&[9; 8]);
     assert_eq!(served.register("inputs", &format!("/{}", inputs.name), 1, 6).status, 200);
     served.share("outputs", &outputs);
     let answer = served.echo(4, &span("inputs", 1, 4), &span("outputs", 2, 5));
@@ -112,7 +114,8 @@ fn inputs_are_read_and_outputs_are_written_where_they_are_said_to_be() {
 
 #[test]
 fn each_request_sees_what_is_in_its_region_at_that_time() {
-    let (served, object) = (served(), Object::new(&[1, 2]));
+    let served = served();
+    let object = Object::new(&[1, 2]);
     served.share("r", &object);
     assert!(served.echo(2, &span("r", 0, 2), "{}").text().contains("[1,2]"));
     fs::write(object.path(), [3, 4]).unwrap();
@@ -121,7 +124,8 @@ fn each_request_sees_what_is_in_its_region_at_that_time() {
 
 #[test]
 fn strings_and_half_precision_are_in_shared_memory_as_they_are_sent_as_bytes() {
-    let (served, object) = (served(), Object::new(b"\x02\0\0\0ab\x3c\0"));
+    let served = served();
+    let object = Object::new(b"\x02\0\0\0ab\x3c\0");
     served.share("r", &object);
     let ask = |model: &str, datatype: &str, offset, bytes, output: &str| {
         let span = span("r", offset, bytes);
@@ -138,7 +142,8 @@ fn strings_and_half_precision_are_in_shared_memory_as_they_are_sent_as_bytes() {
 
 #[test]
 fn regions_are_listed_until_they_are_unregistered() {
-    let (served, object) = (served(), Object::new(&[0; 8]));
+    let served = served();
+    let object = Object::new(&[0; 8]);
     assert_eq!(served.status(""), "[]");
     for (region, offset) in [("second", 4), ("first", 0)] {
         assert_eq!(served.register(region, &object.name, offset, 4).status, 200);
@@ -168,7 +173,8 @@ fn there_are_no_regions_of_a_device() {
 
 #[test]
 fn a_name_is_one_regions() {
-    let (served, object) = (served(), Object::new(&[0; 8]));
+    let served = served();
+    let object = Object::new(&[0; 8]);
     served.share("r", &object);
     let (status, error) = served.register("r", &object.name, 0, 8).error();
     assert!(status == 409 && error.starts_with("there is a region \"r\" already"), "{error}");
@@ -181,7 +187,9 @@ fn a_key_names_an_object_of_shared_memory_and_no_other_file() {
     let served = served();
     let secret = tempfile::NamedTempFile::new().unwrap();
     fs::write(secret.path(), [7; 8]).unwrap();
-    let (link, folder, pipe) = (Object::named(), Object::named(), Object::named());
+    let link = Object::named();
+    let folder = Object::named();
+    let pipe = Object::named();
     symlink(secret.path(), link.path()).unwrap();
     fs::create_dir(folder.path()).unwrap();
     let path = CString::new(pipe.path().to_str().unwrap()).unwrap();
@@ -212,7 +220,8 @@ fn a_key_names_an_object_of_shared_memory_and_no_other_file() {
 
 #[test]
 fn a_region_is_inside_its_object() {
-    let (served, object) = (served(), Object::new(&[0; 8]));
+    let served = served();
+    let object = Object::new(&[0; 8]);
     for (offset, byte_size, expected) in [
         (0, 9, "has 8 bytes, and the region would end at 9"),
         (8, 1, "has 8 bytes, and the region would end at 9"),
@@ -232,7 +241,8 @@ fn a_region_is_inside_its_object() {
 
 #[test]
 fn a_tensor_is_inside_its_region() {
-    let (served, object) = (served(), Object::new(&[5; 16]));
+    let served = served();
+    let object = Object::new(&[5; 16]);
     assert_eq!(served.register("r", &object.name, 4, 8).status, 200);
     let good = span("r", 0, 8);
     for (input, output, expected) in [
@@ -256,7 +266,8 @@ fn a_tensor_is_inside_its_region() {
 
 #[test]
 fn an_object_that_shrinks_is_an_error_of_a_request() {
-    let (served, object) = (served(), Object::new(&[1; 1 << 16]));
+    let served = served();
+    let object = Object::new(&[1; 1 << 16]);
     served.share("r", &object);
     let ask = |output: &str| served.echo(8, &span("r", 0, 8), output);
     let far = span("r", 1 << 15, 8);
@@ -273,7 +284,8 @@ fn an_object_that_shrinks_is_an_error_of_a_request() {
 
 #[test]
 fn an_object_may_change_its_size_at_any_time() {
-    let (served, object) = (served(), Object::new(&[1; 1 << 16]));
+    let served = served();
+    let object = Object::new(&[1; 1 << 16]);
     served.share("r", &object);
     let whole = span("r", 0, 1 << 16);
     let is_over = AtomicBool::new(false);
@@ -294,7 +306,8 @@ fn an_object_may_change_its_size_at_any_time() {
 
 #[test]
 fn an_object_whose_name_is_gone_is_still_used() {
-    let (served, object) = (served(), Object::new(&[1; 8]));
+    let served = served();
+    let object = Object::new(&[1; 8]);
     served.share("r", &object);
     let mut kept = File::open(object.path()).unwrap();
     fs::remove_file(object.path()).unwrap();
@@ -321,7 +334,8 @@ fn inputs_in_shared_memory_have_the_limits_of_bodies() {
 
 #[test]
 fn regions_are_not_without_number() {
-    let (served, object) = (served(), Object::new(&[1; 8]));
+    let served = served();
+    let object = Object::new(&[1; 8]);
     for number in 0..256 {
         assert_eq!(served.register(&format!("r{number}"), &object.name, 0, 8).status, 200);
     }

@@ -159,7 +159,8 @@ fn a_server_that_ends_does_not_wait_for_handshakes() {
 #[test]
 fn files_that_are_no_certificate_and_key_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let (good, other) = (write(folder.path(), "good"), write(folder.path(), "other"));
+    let good = write(folder.path(), "good");
+    let other = write(folder.path(), "other");
     let empty = folder.path().join("empty.pem");
     fs::write(&empty, "nothing\n").unwrap();
     let missing = folder.path().join("missing.pem");

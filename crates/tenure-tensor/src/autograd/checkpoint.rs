@@ -48,7 +48,8 @@ pub fn checkpoint(
         return function(&given);
     }
     let frame = Arc::new(Frame::new(&given, Box::new(function))?);
-    let (packing, unpacking) = (Arc::clone(&frame), Arc::clone(&frame));
+    let packing = Arc::clone(&frame);
+    let unpacking = Arc::clone(&frame);
     let _hooks = SavedHooks::enter(
         move |_, _| Ok(packing.slot()),
         move |slot: &Arc<Slot>| match slot.get() {
@@ -154,7 +155,8 @@ impl Frame {
             saved.unpack("checkpoint", None)?.detach().requires_grad_(*requires_grad)
         };
         let inputs = self.inputs.iter().map(input).collect::<Result<Vec<_>>>()?;
-        let (next, is_done) = (AtomicUsize::new(0), Arc::new(AtomicBool::new(false)));
+        let next = AtomicUsize::new(0);
+        let is_done = Arc::new(AtomicBool::new(false));
         let done = Arc::clone(&is_done);
         let fill = move |tensor: &Tensor, _| {
             let index = next.fetch_add(1, Ordering::Relaxed);

@@ -127,7 +127,8 @@ fn difference(
             let is_near =
                 (by_formula - by_differences).abs() <= options.absolute + options.relative * by_differences.abs();
             if !is_near {
-                let (output, input) = (position(at, output.sizes()), position(element, leaf.sizes()));
+                let output = position(at, output.sizes());
+                let input = position(element, leaf.sizes());
                 return Ok(Some(Difference { output, input, by_formula, by_differences }));
             }
         }
@@ -151,7 +152,8 @@ fn differences(function: Function<'_>, inputs: &[Tensor], index: usize, step: f6
     };
     let mut found: Vec<Vec<Vec<f64>>> = Vec::new();
     for element in 0..values.len() {
-        let (up, down) = (at(element, step)?, at(element, -step)?);
+        let up = at(element, step)?;
+        let down = at(element, -step)?;
         found.resize(up.len(), Vec::new());
         for (output, (up, down)) in found.iter_mut().zip(up.iter().zip(&down)) {
             output.push(up.iter().zip(down).map(|(up, down)| (up - down) / (2.0 * step)).collect());

@@ -55,7 +55,8 @@ impl Hooks {
         };
         for hook in hooks {
             let Some(other) = hook(&grad)? else { continue };
-            let (found, expected) = (Kind::of(&other), Kind::of(&grad));
+            let found = Kind::of(&other);
+            let expected = Kind::of(&grad);
             if found != expected {
                 let reason = format!("a hook of {} gave a gradient of {found} for one of {expected}", of());
                 return Err(AutogradError::Other { node: "register_hook".into(), reason }.into());

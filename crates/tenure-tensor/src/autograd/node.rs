@@ -245,7 +245,8 @@ impl Node {
     pub(super) fn check_root(&self, output: usize, index: usize, grad: Tensor) -> Result<Tensor> {
         let kind = &self.outputs[output];
         if grad.sizes() != &kind.sizes[..] {
-            let (found, expected) = (grad.sizes().to_vec(), kind.sizes.to_vec());
+            let found = grad.sizes().to_vec();
+            let expected = kind.sizes.to_vec();
             return Err(AutogradError::GradientSizes { node: "backward".into(), index, found, expected }.into());
         }
         fit(&self.name, output, kind, grad)
@@ -270,7 +271,8 @@ impl Node {
         let there = there.ok_or_else(|| AutogradError::Freed { node: self.name.to_string() })?;
         let given = formula(&Context { node: self, grads, sums: RefCell::new(sums), saved: &there, needs })?;
         if given.len() != self.edges.len() {
-            let (found, expected) = (given.len(), self.edges.len());
+            let found = given.len();
+            let expected = self.edges.len();
             return Err(AutogradError::GradientCount { node: self.name.to_string(), found, expected }.into());
         }
         let fitted = given.into_iter().enumerate().map(|(input, grad)| match grad {
@@ -303,7 +305,8 @@ fn fit(node: &str, index: usize, kind: &Kind, mut grad: Tensor) -> Result<Tensor
         let fits = grad.rank() >= kind.sizes.len()
             && kind.sizes.iter().rev().zip(grad.sizes().iter().rev()).all(|(to, from)| to == from || *to == 1);
         if !fits {
-            let (found, expected) = (grad.sizes().to_vec(), kind.sizes.to_vec());
+            let found = grad.sizes().to_vec();
+            let expected = kind.sizes.to_vec();
             return Err(AutogradError::GradientSizes { node: node.to_owned(), index, found, expected }.into());
         }
         grad = grad.sum_to(&kind.sizes)?;

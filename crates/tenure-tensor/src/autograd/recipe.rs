@@ -205,7 +205,8 @@ impl Recipe {
     /// The errors of [`compute`](Self::compute) and of `find`.
     pub fn compute_with(&self, find: impl Fn(SavedId) -> Result<Option<Storage>>) -> Result<Tensor> {
         // A loop rather than a recursion: a chain may be deeper than the stack.
-        let (mut next, mut waiting) = (self, Vec::new());
+        let mut next = self;
+        let mut waiting = Vec::new();
         let mut made: HashMap<SavedId, Tensor> = HashMap::new();
         loop {
             let mut inputs = Vec::with_capacity(next.inputs.len());
@@ -259,7 +260,8 @@ impl Ingredient {
     fn of(tensor: &Tensor, book: &RecipeBook) -> Self {
         /// The bytes of a number.
         const NUMBER: usize = 8;
-        let (id, storage) = (SavedId::of(tensor), tensor.storage());
+        let id = SavedId::of(tensor);
+        let storage = tensor.storage();
         let is_number = tensor.device().is_cpu() && storage.bytes() <= NUMBER;
         Self {
             id,
@@ -293,7 +295,8 @@ impl Ingredient {
     }
 
     fn why_gone(&self) -> String {
-        let (dtype, sizes) = (self.dtype, self.layout.sizes());
+        let dtype = self.dtype;
+        let sizes = self.layout.sizes();
         if self.writes.count() == self.id.version {
             return format!(
                 "an input, {dtype} {sizes:?}, is no longer in memory, and nothing says how to make it: keep it"

@@ -48,7 +48,8 @@ impl SavedTensor {
     }
 
     fn new(tensor: &Tensor, output: Option<usize>) -> Result<Self> {
-        let (kind, version) = (Kind::of(tensor), tensor.version());
+        let kind = Kind::of(tensor);
+        let version = tensor.version();
         let origin = output.map_or_else(|| Origin::Edge(tensor.gradient_edge()), Origin::Output);
         let content = match saved_hooks() {
             Some((pack, unpack)) => {
@@ -101,7 +102,8 @@ impl SavedTensor {
             return Ok(());
         }
         let Kind { sizes, dtype, .. } = &self.kind;
-        let (sizes, writer) = (sizes.to_vec(), tensor.last_writer());
+        let sizes = sizes.to_vec();
+        let writer = tensor.last_writer();
         let (node, origin) = (node.to_owned(), self.origin(node));
         Err(AutogradError::Modified { node, dtype: *dtype, sizes, origin, writer, found, saved: self.version }.into())
     }
@@ -121,7 +123,8 @@ impl SavedTensor {
             TensorError::Autograd(AutogradError::Modified { node, dtype, sizes, writer, found, saved, .. })
                 if node.is_empty() =>
             {
-                let (node, origin) = (of.to_owned(), self.origin(of));
+                let node = of.to_owned();
+                let origin = self.origin(of);
                 AutogradError::Modified { node, dtype, sizes, origin, writer, found, saved }.into()
             }
             error => error,
@@ -134,7 +137,9 @@ fn check_kept(tensor: &Tensor, version: u64) -> Result<()> {
     if tensor.version() == version {
         return Ok(());
     }
-    let (dtype, sizes, writer) = (tensor.dtype(), tensor.sizes(), tensor.last_writer());
+    let dtype = tensor.dtype();
+    let sizes = tensor.sizes();
+    let writer = tensor.last_writer();
     let reason = format!(
         "it modified in place, by {writer}, the {dtype} {sizes:?} that it was given, which is used besides: let it \
          copy() the tensor, and modify the copy"

@@ -57,7 +57,8 @@ fn attach_in_place_erased(
     let is_fixed = |tensor: &&Tensor| tensor.is_leaf() && tensor.requires_grad();
     let base = view.as_ref().map(|view| &view.base).filter(is_fixed);
     if let Some(leaf) = base.or(Some(target).filter(is_fixed)) {
-        let (dtype, sizes) = (leaf.dtype(), leaf.sizes().to_vec());
+        let dtype = leaf.dtype();
+        let sizes = leaf.sizes().to_vec();
         return Err(AutogradError::LeafModified { op, is_view: base.is_some(), dtype, sizes }.into());
     }
     if view.as_ref().is_some_and(|view| view.in_no_grad) {

@@ -136,7 +136,8 @@ fn band_backward<T: Math>(iter: &Elementwise<'_>, band: Band) -> Result<()> {
     // selects between two values, not between two code paths.
     let times = move |grad: T, slope: T| if slope == T::ZERO { T::ZERO } else { grad * slope };
     let through = move |grad: T, is_inside: bool| {
-        let (inside, outside) = (times(grad, inside), times(grad, outside));
+        let inside = times(grad, inside);
+        let outside = times(grad, outside);
         if is_inside { inside } else { outside }
     };
     if band.inclusive {

@@ -44,7 +44,8 @@ pub(super) fn for_each_line(
     let per_tile = per_line / WIDTH.min(inner).max(1);
     threads::for_each_range(outer * tiles, per_tile, |range| {
         for tile in range {
-            let (line, column) = (tile / tiles, tile % tiles * WIDTH);
+            let line = tile / tiles;
+            let column = tile % tiles * WIDTH;
             let width = WIDTH.min(inner - column);
             columns(Columns { start: line * n * inner + column, n, width, step: inner });
         }

@@ -67,25 +67,29 @@ fn attend_panels<T: Multiply + Math, const P: usize>(
 ) -> Result<()> {
     let reads: Vec<&Tensor> = [queries, keys, values].into_iter().chain(mask).collect();
     let mut access = Access::new("attention", &[out, sums], &reads)?;
-    let (to, sums) = (Heads::<T>::new(access.write_ptr(0), out), Heads::<T>::new(access.write_ptr(1), sums));
+    let to = Heads::<T>::new(access.write_ptr(0), out);
+    let sums = Heads::<T>::new(access.write_ptr(1), sums);
     let [q, k, v] = [0, 1, 2].map(|index| Heads::<T>::new(access.read_ptr(index), reads[index]));
     let mask = mask.map(|mask| Mask::new(access.read_ptr(3), mask));
     let [length, width] = [queries.sizes()[2], queries.sizes()[3]];
     let [count, value_width] = [keys.sizes()[2], values.sizes()[3]];
-    let (heads, group) = (queries.sizes()[1], queries.sizes()[1] / keys.sizes()[1].max(1));
+    let heads = queries.sizes()[1];
+    let group = queries.sizes()[1] / keys.sizes()[1].max(1);
     let panels = length.div_ceil(P);
     let dropped = weighting.dropout.map(Dropped::new);
     let workspace = || scratch(|| Tensor::empty(&[(width + KEYS + value_width) * P], T::DTYPE, Device::CPU));
     threads::for_each_part_with(queries.sizes()[0] * heads * panels, workspace, |workspace, part| {
         // The longest parts go first: with a causal mask, later queries see more keys.
-        let (head, first) = (part / panels, (panels - 1 - part % panels) * P);
+        let head = part / panels;
+        let first = (panels - 1 - part % panels) * P;
         let at = [head / heads, head % heads];
         let kv = [at[0], at[1] / group];
         let lanes = P.min(length - first);
         let mut access = Access::new("attention", &[workspace], &[])?;
         let (query, rest) = access.slice_mut::<T>(0)?.split_at_mut(width * P);
         let (scores, sum) = rest.split_at_mut(KEYS * P);
-        let (mut largest, mut total) = ([T::of(f64::NEG_INFINITY); P], [T::ZERO; P]);
+        let mut largest = [T::of(f64::NEG_INFINITY); P];
+        let mut total = [T::ZERO; P];
         sum.fill(T::ZERO);
         // SAFETY: the matrices are the queries, keys and values of a head, and panels of the workspace.
         unsafe {
@@ -134,7 +138,9 @@ fn backward<T: Multiply + Math>(
     let [queries, keys, values, ..] = inputs;
     let [length, width] = [queries.sizes()[2], queries.sizes()[3]];
     let [count, value_width] = [keys.sizes()[2], values.sizes()[3]];
-    let (batch, heads, group) = (keys.sizes()[0], keys.sizes()[1], queries.sizes()[1] / keys.sizes()[1].max(1));
+    let batch = keys.sizes()[0];
+    let heads = keys.sizes()[1];
+    let group = queries.sizes()[1] / keys.sizes()[1].max(1);
     // If there are few heads, several parts share one. Each takes every `slices`-th panel, and has its own sums.
     let slices = PARTS.div_ceil((batch * heads).max(1)).clamp(1, (group * length.div_ceil(PANEL)).max(1));
     let [to_queries, outputs @ ..] = outputs;
@@ -158,7 +164,8 @@ fn backward<T: Multiply + Math>(
     let workspace =
         || scratch(|| Tensor::empty(&[(2 * width + value_width + 2 * KEYS) * PANEL], T::DTYPE, Device::CPU));
     threads::for_each_part_with(batch * heads * slices, workspace, |workspace, part| {
-        let (slice, kv) = (part % slices, [part / slices / heads, part / slices % heads]);
+        let slice = part % slices;
+        let kv = [part / slices / heads, part / slices % heads];
         let grown = [slice * batch + kv[0], kv[1]];
         let mut access = Access::new("attention", &[workspace], &[])?;
         let (query, rest) = access.slice_mut::<T>(0)?.split_at_mut(width * PANEL);
@@ -170,12 +177,14 @@ fn backward<T: Multiply + Math>(
             let at = [kv[0], kv[1] * group + head];
             let lanes = PANEL.min(length - first);
             // Lanes without a query, and queries that see no key, have weights of zero.
-            let (mut shift, mut inner) = ([T::of(f64::INFINITY); PANEL], [T::ZERO; PANEL]);
+            let mut shift = [T::of(f64::INFINITY); PANEL];
+            let mut inner = [T::ZERO; PANEL];
             to_query.fill(T::ZERO);
             // SAFETY: the matrices are the queries, keys, values and gradients of a head, and panels of the workspace;
             // only this part writes to these queries' gradients and to its own sums.
             unsafe {
-                let (rows, rows_of_grad) = (q.head(at).at(first, 0), grad.head(at).at(first, 0));
+                let rows = q.head(at).at(first, 0);
+                let rows_of_grad = grad.head(at).at(first, 0);
                 crate::vectorized(
                     #[inline(always)]
                     || {
@@ -184,7 +193,8 @@ fn backward<T: Multiply + Math>(
                     },
                 );
                 for lane in 0..lanes {
-                    let (grad, out) = (rows_of_grad.at(lane, 0).data, out.head(at).at(first + lane, 0).data);
+                    let grad = rows_of_grad.at(lane, 0).data;
+                    let out = out.head(at).at(first + lane, 0).data;
                     let product = |i| grad.add(i).read() * out.add(i).read();
                     inner[lane] = (0..value_width).fold(T::ZERO, |sum, i| sum + product(i));
                     let sum = sums.head(at).at(first + lane, 0).data.read();
@@ -193,7 +203,8 @@ fn backward<T: Multiply + Math>(
                 let end = if weighting.is_causal { count.min(first + lanes) } else { count };
                 for key in (0..end).step_by(KEYS) {
                     let block = KEYS.min(end - key);
-                    let (keys, values) = (k.head(kv).at(key, 0), v.head(kv).at(key, 0));
+                    let keys = k.head(kv).at(key, 0);
+                    let values = v.head(kv).at(key, 0);
                     score::<T, PANEL>(query, keys, weights, [width, block], weighting.scale);
                     score::<T, PANEL>(grads, values, to_scores, [value_width, block], 1.0);
                     let scale = T::of(weighting.scale);
@@ -222,7 +233,8 @@ fn backward<T: Multiply + Math>(
                     );
                     let columns = |matrix: Matrix<T>| Matrix { row: matrix.column, column: matrix.row, ..matrix };
                     let panel = |panel: &[T]| Matrix::new(panel.as_ptr(), 1, PANEL);
-                    let (grown_k, grown_v) = (to_k.head(grown).at(key, 0), to_v.head(grown).at(key, 0));
+                    let grown_k = to_k.head(grown).at(key, 0);
+                    let grown_v = to_v.head(grown).at(key, 0);
                     let one = T::ONE;
                     let sizes = [value_width, lanes, block];
                     T::multiply(sizes, columns(grown_v), columns(rows_of_grad), panel(weights), one, one);
@@ -309,7 +321,8 @@ fn online_softmax<T: Math, const P: usize>(scores: &mut [T], largest: &mut [T; P
             now[lane] = if row[lane] > now[lane] || row[lane].is_nan() { row[lane] } else { now[lane] };
         }
     }
-    let (mut before, mut shift) = ([T::ZERO; P], [T::ZERO; P]);
+    let mut before = [T::ZERO; P];
+    let mut shift = [T::ZERO; P];
     for lane in 0..P {
         shift[lane] = if now[lane] == T::of(f64::NEG_INFINITY) { T::ZERO } else { now[lane] };
         before[lane] = (largest[lane] - shift[lane]).exp();
@@ -494,7 +507,8 @@ fn backward_halves(
     let empty = |like: &Tensor| scratch(|| Tensor::empty(like.sizes(), DType::F32, like.device()));
     // The means are computed again in `f32`: the saved ones were rounded, and small gradients are differences of
     // products with them.
-    let (out, sums) = (empty(out)?, empty(sums)?);
+    let out = empty(out)?;
+    let sums = empty(sums)?;
     attend::<f32>([&out, &sums], [&q, &k, &v], mask.as_ref(), weighting)?;
     let wide = [empty(outputs[0])?, empty(outputs[1])?, empty(outputs[2])?];
     let inputs = [&q, &k, &v, &grad, &out, &sums];

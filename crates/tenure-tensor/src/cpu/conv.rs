@@ -69,7 +69,8 @@ fn convolve<T: Multiply>(
 
 /// Calls `copy` with the taps of `to` and of `from`, for every row and channel.
 fn copy_taps<T: Number>(to: &Tensor, from: &Tensor, copy: impl Fn(&mut [T], &[T]) + Sync) -> Result<()> {
-    let (to_taps, from_taps) = (kernel(to), kernel(from));
+    let to_taps = kernel(to);
+    let from_taps = kernel(from);
     if to.numel() == 0 {
         return Ok(());
     }
@@ -101,7 +102,8 @@ fn transposed<T: Multiply>(
 
 /// Returns the weights of some taps, `(groups, output channels, input channels, taps)`, of the transposed convolution.
 fn transpose_weights<T: Number>(weight: &Tensor, taps: &[usize], groups: usize) -> Result<Tensor> {
-    let (rows, channels) = (weight.sizes()[1], weight.sizes()[0] / groups);
+    let rows = weight.sizes()[1];
+    let channels = weight.sizes()[0] / groups;
     let kernel = kernel(weight);
     let packed = scratch(|| Tensor::empty(&[groups, rows, channels, taps.len()], T::DTYPE, Device::CPU))?;
     let mut access = Access::new("conv_transpose", &[&packed], &[weight])?;
@@ -109,7 +111,8 @@ fn transpose_weights<T: Number>(weight: &Tensor, taps: &[usize], groups: usize) 
     let from = access.slice::<T>(0)?;
     let row_parts = rows.div_ceil(BLOCK);
     threads::for_each_part(groups * row_parts, |part| {
-        let (group, first) = (part / row_parts, part % row_parts * BLOCK);
+        let group = part / row_parts;
+        let first = part % row_parts * BLOCK;
         for channel in 0..channels {
             for row in first..rows.min(first + BLOCK) {
                 let source = &from[((group * channels + channel) * rows + row) * kernel..][..kernel];
@@ -143,7 +146,8 @@ fn im2col_product<T: Multiply>(
         return grid.convolve::<T>(out, input, weight, bias, [groups, rows, channels]);
     }
     let taps = im2col.numbers().len();
-    let (inner, panels) = (channels * taps, pixels.div_ceil(PANEL));
+    let inner = channels * taps;
+    let panels = pixels.div_ceil(PANEL);
     // The pixels gathered at a time stay in the cache.
     let channels_together = channels.div_ceil((inner * PANEL * size_of::<T>()).div_ceil(512 * 1024).max(1)).max(1);
     let mut rows_together = rows;
@@ -163,17 +167,20 @@ fn im2col_product<T: Multiply>(
     reads.extend(bias);
     reads.extend(&gathered);
     let mut access = Access::new("conv", &[out], &reads)?;
-    let (to, from) = (strides(out), strides(input));
+    let to = strides(out);
+    let from = strides(input);
     let target = Matrix::<T>::new(access.write_ptr(0).cast(), to.channel, 0);
-    let (source, weights) = (access.slice::<T>(0)?, access.slice::<T>(1)?);
+    let source = access.slice::<T>(0)?;
+    let weights = access.slice::<T>(1)?;
     let biases = bias.map(|_| access.slice::<T>(2)).transpose()?;
     let gathered = gathered.as_ref().map(|_| access.slice::<T>(reads.len() - 1)).transpose()?;
 
     let room = if gathered.is_some() { 0 } else { PITCH * channels_together * taps };
     let workspace = || scratch(|| Tensor::empty(&[room + PANEL * rows_together], T::DTYPE, Device::CPU));
     threads::for_each_part_with(groups * row_parts * panel_parts, workspace, |workspace, part| {
-        let (group, row_part, panel_part) =
-            (part / (row_parts * panel_parts), part / panel_parts % row_parts, part % panel_parts);
+        let group = part / (row_parts * panel_parts);
+        let row_part = part / panel_parts % row_parts;
+        let panel_part = part % panel_parts;
         let first_row = row_part * rows_together;
         let row_count = rows_together.min(rows - first_row);
         let first_panel = panel_part * panels_together;
@@ -231,7 +238,8 @@ fn im2col_product<T: Multiply>(
 
 /// Gathers the pixels that the taps read for all pixels: `(groups, panels, channels * taps, PITCH)`.
 fn gather_all<T: Number>(input: &Tensor, im2col: &Im2col, [groups, channels, pixels]: [usize; 3]) -> Result<Tensor> {
-    let (taps, panels) = (im2col.numbers().len(), pixels.div_ceil(PANEL));
+    let taps = im2col.numbers().len();
+    let panels = pixels.div_ceil(PANEL);
     let all = scratch(|| Tensor::empty(&[groups, panels, channels * taps, PITCH], T::DTYPE, Device::CPU))?;
     let mut access = Access::new("conv", &[&all], &[input])?;
     // SAFETY: `access` has locked the slice, and has checked that it is not written.
@@ -241,8 +249,10 @@ fn gather_all<T: Number>(input: &Tensor, im2col: &Im2col, [groups, channels, pix
     let together = channels.div_ceil(PARTS.div_ceil((groups * panels).max(1))).max(1);
     let channel_parts = channels.div_ceil(together);
     threads::for_each_part(groups * panels * channel_parts, |part| {
-        let (place, channel) = (part / channel_parts, part % channel_parts * together);
-        let (group, first) = (place / panels, place % panels * PANEL);
+        let place = part / channel_parts;
+        let channel = part % channel_parts * together;
+        let group = place / panels;
+        let first = place % panels * PANEL;
         let count = together.min(channels - channel);
         let runs = im2col.runs(first..pixels.min(first + PANEL));
         let start = (place * channels + channel) * taps * PITCH;
@@ -282,9 +292,12 @@ fn gradient_of_taps<T: Multiply>(
 ) -> Result<()> {
     /// The number of pixels to sum up at a time, at most.
     const PIXELS: usize = 256;
-    let (rows, channels) = (out.sizes()[0] / groups, out.sizes()[1]);
-    let (taps, pixels) = (im2col.numbers().len(), grad.sizes()[0] * im2col.pixels());
-    let (inner, blocks) = (channels * taps, pixels.div_ceil(PIXELS));
+    let rows = out.sizes()[0] / groups;
+    let channels = out.sizes()[1];
+    let taps = im2col.numbers().len();
+    let pixels = grad.sizes()[0] * im2col.pixels();
+    let inner = channels * taps;
+    let blocks = pixels.div_ceil(PIXELS);
     if let Some(grid) = Grid::new::<T>(im2col, [groups, rows, channels]).filter(|_| pixels > 0) {
         let sums = grid.weight_gradient::<T>(input, grad, [groups, rows, channels])?;
         return add_up::<T>(out, &sums, [sums.sizes()[0], groups, inner, rows]);
@@ -307,14 +320,17 @@ fn gradient_of_taps<T: Multiply>(
 
     let mut access = Access::new("conv", &[&sums], &[input, grad])?;
     let sum = Matrix::<T>::new(access.write_ptr(0).cast(), 1, rows);
-    let (source, grads) = (access.slice::<T>(0)?, access.slice::<T>(1)?);
-    let (from, to) = (strides(input), strides(grad));
+    let source = access.slice::<T>(0)?;
+    let grads = access.slice::<T>(1)?;
+    let from = strides(input);
+    let to = strides(grad);
     let gathered = pitch * channels_together * taps;
     let workspace =
         || scratch(|| Tensor::empty(&[gathered + together * rows.next_multiple_of(PANEL)], T::DTYPE, Device::CPU));
     threads::for_each_part_with(groups * channel_parts * slices, workspace, |workspace, part| {
-        let (slice, group, channel) =
-            (part / (groups * channel_parts), part / channel_parts % groups, part % channel_parts * channels_together);
+        let slice = part / (groups * channel_parts);
+        let group = part / channel_parts % groups;
+        let channel = part % channel_parts * channels_together;
         let count = channels_together.min(channels - channel);
         let mut access = Access::new("conv", &[workspace], &[])?;
         let (columns, transposed) = access.slice_mut::<T>(0)?.split_at_mut(gathered);
@@ -368,7 +384,8 @@ fn add_up<T: Number>(out: &Tensor, sums: &Tensor, [slices, groups, inner, rows]:
     let sums = access.slice::<T>(0)?;
     let row_parts = rows.div_ceil(BLOCK);
     threads::for_each_part(groups * row_parts, |part| {
-        let (group, first) = (part / row_parts, part % row_parts * BLOCK);
+        let group = part / row_parts;
+        let first = part % row_parts * BLOCK;
         let count = BLOCK.min(rows - first);
         for column in 0..inner {
             let row_of = |slice| &sums[((slice * groups + group) * inner + column) * rows + first..][..count];

@@ -71,14 +71,18 @@ fn transposed(iter: &Elementwise<'_>) -> Option<usize> {
 fn transpose<T: std::marker::Copy, const SIDE: usize>(iter: &Elementwise<'_>, across: usize) {
     const { assert!(SIDE * size_of::<T>() == LINE) };
     let [out, input] = iter.operands() else { return };
-    let (sizes, width) = (iter.sizes(), size_of::<T>());
-    let (rows, columns) = (sizes[across], sizes[0]);
-    let (down, right) = (out.strides[across], input.strides[0]);
+    let sizes = iter.sizes();
+    let width = size_of::<T>();
+    let rows = sizes[across];
+    let columns = sizes[0];
+    let down = out.strides[across];
+    let right = input.strides[0];
     let bands = rows.div_ceil(SIDE);
     let count = bands * iter.numel() / (rows * columns);
     threads::for_each_range(count, (GRAIN / (SIDE * columns)).max(1), |range| {
         for at in range {
-            let (top, mut rest) = (at % bands * SIDE, at / bands);
+            let top = at % bands * SIDE;
+            let mut rest = at / bands;
             let mut to = out.data.wrapping_add(top * down);
             let mut from = input.data.cast_const().wrapping_add(top * width);
             for dim in (1..sizes.len()).filter(|dim| *dim != across) {
@@ -88,7 +92,8 @@ fn transpose<T: std::marker::Copy, const SIDE: usize>(iter: &Elementwise<'_>, ac
             }
             let height = SIDE.min(rows - top);
             for left in (0..columns).step_by(SIDE) {
-                let (to, from) = (to.wrapping_add(left * width), from.wrapping_add(left * right));
+                let to = to.wrapping_add(left * width);
+                let from = from.wrapping_add(left * right);
                 let length = SIDE.min(columns - left);
                 // SAFETY: both places are within the sizes; each element of the output is written once, and none of it
                 // is read.

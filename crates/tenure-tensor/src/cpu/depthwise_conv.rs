@@ -42,7 +42,9 @@ impl<'a> Grid<'a> {
     /// Creates the grid for groups of `rows` rows and `channels` channels, or returns `None` if a matrix product is
     /// better.
     pub(super) fn new<T>(im2col: &'a Im2col, [groups, rows, channels]: [usize; 3]) -> Option<Self> {
-        let (taps, count, step) = (&im2col.taps, im2col.count, im2col.source_step);
+        let taps = &im2col.taps;
+        let count = im2col.count;
+        let step = im2col.source_step;
         if groups == 1 || !(1..=ROWS).contains(&rows) || channels * taps.len() == 0 || count.contains(&0) {
             return None;
         }
@@ -64,7 +66,8 @@ impl<'a> Grid<'a> {
     fn place(&self, at: [usize; 3]) -> usize {
         let step = self.im2col.source_step;
         let flat = |at: [usize; 3], sizes: [usize; 3]| (at[0] * sizes[1] + at[1]) * sizes[2] + at[2];
-        let (phase, inside) = (array::from_fn(|dim| at[dim] % step[dim]), array::from_fn(|dim| at[dim] / step[dim]));
+        let phase = array::from_fn(|dim| at[dim] % step[dim]);
+        let inside = array::from_fn(|dim| at[dim] / step[dim]);
         flat(phase, step) * self.phase() + flat(inside, self.sizes)
     }
 
@@ -113,7 +116,8 @@ impl<'a> Grid<'a> {
         let Im2col { count, start, step, target, .. } = self.im2col;
         (0..count[0]).flat_map(move |slice| {
             (0..count[1]).map(move |row| {
-                let (d, h) = (start[0] + slice * step[0], start[1] + row * step[1]);
+                let d = start[0] + slice * step[0];
+                let h = start[1] + row * step[1];
                 ((slice * self.sizes[1] + row) * self.sizes[2], (d * target[1] + h) * target[2] + start[2])
             })
         })
@@ -136,10 +140,12 @@ impl<'a> Grid<'a> {
         let (images, weights) = unsafe { (unbound(access.slice::<T>(0)?), unbound(access.slice::<T>(1)?)) };
         // SAFETY: as above.
         let biases = bias.map(|_| access.slice::<T>(2).map(|biases| unsafe { unbound(biases) })).transpose()?;
-        let (from, to) = (strides_of(input), strides_of(out));
+        let from = strides_of(input);
+        let to = strides_of(out);
         let results = DisjointSlice::new(access.slice_mut::<T>(0)?);
         let inner = channels * self.offsets.len();
-        let (places, run) = (self.places(), self.run());
+        let places = self.places();
+        let run = self.run();
         let together = (GRAIN / (rows * inner * self.length).max(1)).max(1);
         let jobs = out.sizes()[0] * groups;
         // The zeros around the images are never overwritten.
@@ -148,7 +154,8 @@ impl<'a> Grid<'a> {
             let mut access = Access::new("conv", &[workspace], &[])?;
             let (grid, sums) = access.slice_mut::<T>(0)?.split_at_mut(channels * places);
             for job in part * together..jobs.min((part + 1) * together) {
-                let (image, group) = (job / groups, job % groups);
+                let image = job / groups;
+                let group = job % groups;
                 for (channel, grid) in grid.chunks_exact_mut(places).enumerate() {
                     self.load(&images[image * from.image + (group * channels + channel) * from.channel..], grid);
                 }
@@ -156,7 +163,8 @@ impl<'a> Grid<'a> {
                 vectorized!(self.sum_up(grid, weights, sums));
                 for (row, sums) in (group * rows..).zip(sums.chunks_exact(run)) {
                     let bias = biases.map_or(T::ZERO, |biases| biases[row]);
-                    let (count, step) = (self.im2col.count[2], self.im2col.step[2]);
+                    let count = self.im2col.count[2];
+                    let step = self.im2col.step[2];
                     for (place, pixel) in self.rows() {
                         let first = image * to.image + row * to.channel + pixel;
                         // SAFETY: these are pixels of a channel of an image, which only this job writes.
@@ -214,7 +222,8 @@ impl<'a> Grid<'a> {
         grad: &Tensor,
         [groups, rows, channels]: [usize; 3],
     ) -> Result<Tensor> {
-        let (images, inner) = (grad.sizes()[0], channels * self.offsets.len());
+        let images = grad.sizes()[0];
+        let inner = channels * self.offsets.len();
         let slices = PARTS.div_ceil(groups).min(images);
         let sums = scratch(|| Tensor::empty(&[slices, groups, inner, rows], T::DTYPE, Device::CPU))?;
         let mut access = Access::new("conv", &[&sums], &[input, grad])?;
@@ -222,8 +231,10 @@ impl<'a> Grid<'a> {
         // it.
         let (sources, grads) = unsafe { (unbound(access.slice::<T>(0)?), unbound(access.slice::<T>(1)?)) };
         let to = DisjointSlice::new(access.slice_mut::<T>(0)?);
-        let (from, of_grad) = (strides_of(input), strides_of(grad));
-        let (places, run) = (self.places(), self.run());
+        let from = strides_of(input);
+        let of_grad = strides_of(grad);
+        let places = self.places();
+        let run = self.run();
         let together = (GRAIN / (images * rows * inner * self.length / slices).max(1)).max(1);
         let workspace = || scratch(|| Tensor::zeros(&[channels * places + run], T::DTYPE, Device::CPU));
         let jobs = slices * groups;
@@ -231,7 +242,8 @@ impl<'a> Grid<'a> {
             let mut access = Access::new("conv", &[workspace], &[])?;
             let (grid, grid_of_grad) = access.slice_mut::<T>(0)?.split_at_mut(channels * places);
             for job in part * together..jobs.min((part + 1) * together) {
-                let (slice, group) = (job / groups, job % groups);
+                let slice = job / groups;
+                let group = job % groups;
                 // SAFETY: these are the sums of this job.
                 let sums = unsafe { to.range(job * inner * rows..(job + 1) * inner * rows) };
                 sums.fill(T::ZERO);

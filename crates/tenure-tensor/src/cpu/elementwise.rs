@@ -132,7 +132,8 @@ pub(crate) fn for_each_block<const N: usize>(
     lanes: [DType; N],
     block: &(dyn Fn([*mut u8; N], usize) + Sync),
 ) {
-    let (sizes, operands) = (iter.sizes(), iter.operands());
+    let sizes = iter.sizes();
+    let operands = iter.operands();
     assert!(operands.len() == N, "{}: {N} operands", iter.op());
     let outputs = iter.outputs();
     let is_output = |operand: usize| {
@@ -272,7 +273,8 @@ impl<'a> Port<'a> {
 
     /// Returns the address of an element.
     fn element(&self, at: usize) -> *mut u8 {
-        let (mut rest, mut offset) = (at, 0);
+        let mut rest = at;
+        let mut offset = 0;
         for (size, stride) in self.sizes.iter().zip(&self.operand.strides) {
             offset += rest % size * stride;
             rest /= size;
@@ -360,14 +362,16 @@ impl<'a> Port<'a> {
     fn for_each_run(&self, at: usize, n: usize, mut run: impl FnMut(*mut u8, usize, usize)) {
         let strides = &self.operand.strides[..];
         let mut index: SmallVec<[usize; 5]> = SmallVec::new();
-        let (mut rest, mut offset) = (at, 0);
+        let mut rest = at;
+        let mut offset = 0;
         for (size, stride) in self.sizes.iter().zip(strides) {
             index.push(rest % size);
             offset += rest % size * stride;
             rest /= size;
         }
         let index = &mut index[..];
-        let (inner, mut along) = (self.inner(), index.first().copied().unwrap_or(0));
+        let inner = self.inner();
+        let mut along = index.first().copied().unwrap_or(0);
         let mut done = 0;
         loop {
             let length = (inner - along).min(n - done);

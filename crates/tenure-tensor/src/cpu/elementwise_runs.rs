@@ -34,7 +34,8 @@ pub(crate) fn for_each_run<const N: usize>(
                     move_on(&mut places, strides, dim, index[dim]);
                 }
                 let index = &mut index[..];
-                let (mut along, mut left) = (index.first().copied().unwrap_or(0), range.len());
+                let mut along = index.first().copied().unwrap_or(0);
+                let mut left = range.len();
                 loop {
                     let n = (inner - along).min(left);
                     run(places, steps, n);

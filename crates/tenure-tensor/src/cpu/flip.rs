@@ -14,14 +14,16 @@ pub(crate) const FLIP: &[Entry<Flip>] = on_cpu!(all: flip);
 
 fn flip(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
     let mut access = Access::new("flip", &[out], &[input])?;
-    let (length, block) = (out.sizes()[dim], out.sizes()[dim + 1..].iter().product());
+    let length = out.sizes()[dim];
+    let block = out.sizes()[dim + 1..].iter().product();
     let numel = out.numel();
     if numel == 0 {
         // An empty tensor may have no memory to point to.
         return Ok(());
     }
     with_width!(out.dtype(), T => {
-        let (to, from) = (access.write_ptr(0).cast::<T>(), access.read_ptr(0).cast::<T>());
+        let to = access.write_ptr(0).cast::<T>();
+        let from = access.read_ptr(0).cast::<T>();
         // SAFETY: these are all elements of both tensors, which are contiguous and of the same width.
         let (to, from) = unsafe { (slice::from_raw_parts_mut(to, numel), slice::from_raw_parts(from, numel)) };
         flip_blocks(to, from, length, block);
@@ -35,7 +37,8 @@ fn flip_blocks<T: Copy + Send + Sync>(to: &mut [T], from: &[T], length: usize, b
         vectorized!({
             let mut at = start;
             while !to.is_empty() {
-                let (row, along) = (at - at % (length * block), at % (length * block));
+                let row = at - at % (length * block);
+                let along = at % (length * block);
                 let n = if block == 1 { length - along } else { block - along % block }.min(to.len());
                 let (part, rest) = std::mem::take(&mut to).split_at_mut(n);
                 if block == 1 {

@@ -170,21 +170,28 @@ fn begin(out: &Tensor, base: Option<(&Tensor, Scalar)>) -> Result<Scalar> {
 fn add_product<T: Multiply>(out: &Tensor, [a, b]: [&Tensor; 2], alpha: Scalar, beta: Scalar) -> Result<()> {
     let mut access = Access::new("matmul", &[out], &[a, b])?;
     let rank = out.rank();
-    let (m, k, n) = (out.sizes()[rank - 2], a.sizes()[rank - 1], out.sizes()[rank - 1]);
+    let m = out.sizes()[rank - 2];
+    let k = a.sizes()[rank - 1];
+    let n = out.sizes()[rank - 1];
     let matrix = |data: *const u8, tensor: &Tensor| {
         Matrix::<T>::new(data.cast(), tensor.strides()[rank - 2], tensor.strides()[rank - 1])
     };
     let to = matrix(access.write_ptr(0), out);
-    let (left, right) = (matrix(access.read_ptr(0), a), matrix(access.read_ptr(1), b));
-    let (alpha, beta) = (T::from_scalar(alpha), T::from_scalar(beta));
+    let left = matrix(access.read_ptr(0), a);
+    let right = matrix(access.read_ptr(1), b);
+    let alpha = T::from_scalar(alpha);
+    let beta = T::from_scalar(beta);
 
     let batches: usize = out.sizes()[..rank - 2].iter().product();
     let (rows, columns) = tile(batches, [m, k, n]);
-    let (down, across) = (m.div_ceil(rows), n.div_ceil(columns));
+    let down = m.div_ceil(rows);
+    let across = n.div_ceil(columns);
     let together = (SMALL / (rows * columns * k).max(1)).max(1);
     threads::for_each_range(batches * down * across, together, |range| {
         for part in range {
-            let (batch, row, column) = (part / (down * across), part / across % down * rows, part % across * columns);
+            let batch = part / (down * across);
+            let row = part / across % down * rows;
+            let column = part % across * columns;
             let of = |matrix: Matrix<T>, tensor: &Tensor, row, column| {
                 let place = place(batch, &out.sizes()[..rank - 2], tensor.strides());
                 Matrix { data: matrix.data.wrapping_add(place), ..matrix }.at(row, column)
@@ -213,7 +220,8 @@ const SMALL: usize = 2 << 20;
 /// columns anew, but there are enough of them for threads to share evenly.
 fn tile(batches: usize, [m, k, n]: [usize; 3]) -> (usize, usize) {
     const PARTS: usize = 16;
-    let (mut rows, mut columns) = (m.clamp(1, 512), n.clamp(1, 512));
+    let mut rows = m.clamp(1, 512);
+    let mut columns = n.clamp(1, 512);
     // A product with a vector is limited by memory, so smaller tiles pay.
     let small = (m.min(n) * SMALL / 16).clamp(SMALL / 16, SMALL);
     while batches * m.div_ceil(rows) * n.div_ceil(columns) < PARTS && rows * columns * k > small {
@@ -240,7 +248,9 @@ fn place(mut batch: usize, sizes: &[usize], strides: &[usize]) -> usize {
 
 /// Returns one of the matrices of a tensor.
 pub(super) fn matrix_of_batch<T>(data: *const u8, tensor: &Tensor, batch: usize) -> Matrix<T> {
-    let (sizes, strides, last) = (tensor.sizes(), tensor.strides(), tensor.rank() - 1);
+    let sizes = tensor.sizes();
+    let strides = tensor.strides();
+    let last = tensor.rank() - 1;
     let place = place(batch, &sizes[..last - 1], strides);
     Matrix::new(data.cast::<T>().wrapping_add(place), strides[last - 1], strides[last])
 }

@@ -38,16 +38,23 @@ pub(super) fn is_there() -> bool {
 /// Computes [`Product`](super::gemm::Product) of `bf16`. The caller checks that the instruction [`is_there`].
 pub(super) fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta: Scalar) -> Result<()> {
     let rank = out.rank();
-    let (m, k, n) = (out.sizes()[rank - 2], a.sizes()[rank - 1], out.sizes()[rank - 1]);
+    let m = out.sizes()[rank - 2];
+    let k = a.sizes()[rank - 1];
+    let n = out.sizes()[rank - 1];
     let batches: usize = out.sizes()[..rank - 2].iter().product();
-    let (down, across, pairs) = (m.div_ceil(ROWS), n.div_ceil(COLUMNS), k.div_ceil(2));
-    let (alpha, beta) = (alpha.to_f64() as f32, beta.to_f64() as f32);
+    let down = m.div_ceil(ROWS);
+    let across = n.div_ceil(COLUMNS);
+    let pairs = k.div_ceil(2);
+    let alpha = alpha.to_f64() as f32;
+    let beta = beta.to_f64() as f32;
     let together = (TOGETHER / (m * k * n).max(1)).clamp(1, batches.max(1));
-    let (rows, columns) = (down * ROWS * pairs, across * COLUMNS * pairs);
+    let rows = down * ROWS * pairs;
+    let columns = across * COLUMNS * pairs;
     let packed = scratch(|| Tensor::empty(&[together * (rows + columns)], Pair::DTYPE, Device::CPU))?;
     let mut access = Access::new("matmul", &[out, &packed], &[a, b])?;
     let to = SharedPointer(access.write_ptr(0));
-    let (left, right) = (SharedPointer(access.read_ptr(0).cast_mut()), SharedPointer(access.read_ptr(1).cast_mut()));
+    let left = SharedPointer(access.read_ptr(0).cast_mut());
+    let right = SharedPointer(access.read_ptr(1).cast_mut());
     let packed = access.slice_mut::<Pair>(1)?;
     let (of_rows, of_columns) = packed.split_at_mut(together * rows);
     for first in (0..batches).step_by(together) {
@@ -61,14 +68,17 @@ pub(super) fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta:
         let small = GRAIN * 64 / (PART.0 * ROWS * PART.1 * COLUMNS * pairs).max(1);
         threads::for_each_range(count * parts.0 * parts.1, small, |range| {
             for part in range {
-                let (batch, part) = (part / (parts.0 * parts.1), part % (parts.0 * parts.1));
-                let (top, left) = (part / parts.1 * PART.0, part % parts.1 * PART.1);
+                let batch = part / (parts.0 * parts.1);
+                let part = part % (parts.0 * parts.1);
+                let top = part / parts.1 * PART.0;
+                let left = part % parts.1 * PART.1;
                 let to = matrix_of_batch::<bf16>(to.get(), out, first + batch);
                 for column in left..across.min(left + PART.1) {
                     let columns = &of_columns[(batch * across + column) * COLUMNS * pairs..][..COLUMNS * pairs];
                     for row in top..down.min(top + PART.0) {
                         let rows = &of_rows[(batch * down + row) * ROWS * pairs..][..ROWS * pairs];
-                        let (row, column) = (row * ROWS, column * COLUMNS);
+                        let row = row * ROWS;
+                        let column = column * COLUMNS;
                         // SAFETY: the instruction is there.
                         let sums = unsafe { multiply(rows.as_chunks().0, columns.as_chunks().0) };
                         for (row, sums) in (row..m).zip(sums) {
@@ -92,7 +102,8 @@ pub(super) fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta:
 /// Packs panels of `W` columns of a batch of matrices that have `k` rows and `n` columns: pair after pair, padded with
 /// zeros.
 fn pack<const W: usize>(packed: &mut [Pair], [count, k, n]: [usize; 3], matrix: impl Fn(usize) -> Matrix<u16> + Sync) {
-    let (panels, pairs) = (n.div_ceil(W), k.div_ceil(2));
+    let panels = n.div_ceil(W);
+    let pairs = k.div_ceil(2);
     let out = DisjointSlice::new(packed);
     threads::for_each_range(count * panels, GRAIN / (W * pairs).max(1), |range| {
         for panel in range {
@@ -102,7 +113,8 @@ fn pack<const W: usize>(packed: &mut [Pair], [count, k, n]: [usize; 3], matrix: 
             let to = unsafe { out.range(panel * W * pairs..(panel + 1) * W * pairs) };
             super::elementwise::vectorized!({
                 for (block, to) in to.as_chunks_mut::<W>().0.chunks_mut(BLOCK).enumerate() {
-                    let (from, rows) = (matrix.at(2 * block * BLOCK, 0), k - 2 * block * BLOCK);
+                    let from = matrix.at(2 * block * BLOCK, 0);
+                    let rows = k - 2 * block * BLOCK;
                     let is_whole = width == W && rows >= 2 * BLOCK && to.len() == BLOCK;
                     // SAFETY: these are elements of the matrix.
                     unsafe {

@@ -64,7 +64,8 @@ impl Im2col {
     fn without_padding_taps(mut self) -> Self {
         let reads = |tap: &[isize; 3]| {
             (0..3).all(|dim| {
-                let (step, tap) = (self.source_step[dim] as isize, tap[dim]);
+                let step = self.source_step[dim] as isize;
+                let tap = tap[dim];
                 let first = (step - 1 - tap).div_euclid(step).max(0);
                 first < self.count[dim] as isize && first * step + tap < self.source[dim] as isize
             })
@@ -121,8 +122,10 @@ impl Im2col {
         let mut runs = SmallVec::new();
         let mut pixel = pixels.start;
         while pixel < pixels.end {
-            let (row, across) = (pixel / width, pixel % width);
-            let (slice, down) = (row / height, row % height);
+            let row = pixel / width;
+            let across = pixel % width;
+            let slice = row / height;
+            let down = row % height;
             let length = (width - across).min(pixels.end - pixel);
             let at = [slice % depth, down, across];
             runs.push(PixelRun { column: pixel - pixels.start, image: slice / depth, at, length });
@@ -189,9 +192,11 @@ impl Im2col {
     /// Returns which of `length` pixels are inside the image, if the first is read at `at`.
     #[inline(always)]
     fn inside(&self, at: isize, length: usize) -> Range<usize> {
-        let (step, size) = (self.source_step[2] as isize, self.source[2] as isize);
+        let step = self.source_step[2] as isize;
+        let size = self.source[2] as isize;
         let before = |limit: isize| ((limit - at + step - 1).div_euclid(step)).clamp(0, length as isize) as usize;
-        let (start, end) = (before(0), before(size));
+        let start = before(0);
+        let end = before(size);
         start..end.max(start)
     }
 

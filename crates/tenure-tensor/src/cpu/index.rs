@@ -56,7 +56,8 @@ fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Re
     let [.., rows, columns] = out.sizes()[..] else { return Ok(()) };
     let mut access = Access::new("triangle", &[out], &[input])?;
     let width = out.dtype().size();
-    let (to, from) = (SharedPointer(access.write_ptr(0)), SharedPointer(access.read_ptr(0).cast_mut()));
+    let to = SharedPointer(access.write_ptr(0));
+    let from = SharedPointer(access.read_ptr(0).cast_mut());
     let lines = out.numel() / columns.max(1);
     threads::for_each_range(lines, (16 * 1024) / columns.max(1), |range| {
         for line in range {
@@ -66,8 +67,8 @@ fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Re
             let edge = edge.clamp(0, columns as isize) as usize * width;
             let (kept, zero) =
                 if is_lower { (0..edge, edge..columns * width) } else { (edge..columns * width, 0..edge) };
-            let (to, from) =
-                (to.get().wrapping_add(line * columns * width), from.get().wrapping_add(line * columns * width));
+            let to = to.get().wrapping_add(line * columns * width);
+            let from = from.get().wrapping_add(line * columns * width);
             // SAFETY: these are lines of contiguous tensors of the same sizes and dtype, which do not overlap; zero is
             // zero bytes in every dtype.
             unsafe {

@@ -42,13 +42,16 @@ fn cross_entropy<T: Float<Compute: Math>>(out: [&Tensor; 3], targets: Targets<'_
         None => None,
     };
     let [losses, logs, weights] = [0, 1, 2].map(|out| access.slice_mut::<T::Compute>(out).map(DisjointSlice::new));
-    let (losses, logs, weights) = (losses?, logs?, weights?);
+    let losses = losses?;
+    let logs = logs?;
+    let weights = weights?;
     let n = targets.scores.sizes()[1];
     let share = T::Compute::of(targets.smoothing / n as f64);
     let rest = T::Compute::of(1.0 - targets.smoothing);
     threads::for_each_range(classes.len(), GRAIN.checked_div(n).unwrap_or(1), |rows| {
         for row in rows {
-            let (x, class) = (&x[row * n..][..n], classes[row]);
+            let x = &x[row * n..][..n];
+            let class = classes[row];
             // SAFETY: each row is taken once.
             let [loss, log, own] = unsafe { [&losses, &logs, &weights].map(|out| &mut out.range(row..row + 1)[0]) };
             if class == targets.ignored {
@@ -109,14 +112,19 @@ fn cross_entropy_backward<T: Float<Compute: Math>>(
     threads::for_each_range(classes.len(), GRAIN.checked_div(n).unwrap_or(1), |rows| {
         for row in rows {
             // SAFETY: each row is taken once.
-            let (x, class, out) = (&x[row * n..][..n], classes[row], unsafe { out.range(row * n..(row + 1) * n) });
+            let x = &x[row * n..][..n];
+            let class = classes[row];
+            let out = unsafe { out.range(row * n..(row + 1) * n) };
             if class == targets.ignored {
                 out.fill(T::ZERO);
                 continue;
             }
-            let (class, grad, log) = (class as usize, grads[row], logs[row]);
+            let class = class as usize;
+            let grad = grads[row];
+            let log = logs[row];
             let own = rest * weight.map_or(T::Compute::ONE, |weight| weight[class]);
-            let (total, share) = (grad * (own + share * all), grad * share);
+            let total = grad * (own + share * all);
+            let share = grad * share;
             vectorized!(match weight {
                 None => {
                     for (out, x) in out.iter_mut().zip(x) {

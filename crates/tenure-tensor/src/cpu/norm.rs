@@ -76,7 +76,8 @@ fn normalize_rows<T: Float<Compute: Math>>(out: &Tensor, rows: Rows<'_>, eps: f6
         // SAFETY: as above.
         let mut means = means.as_ref().map(|means| unsafe { means.range(range.clone()) });
         vectorized!(for row in 0..range.len() {
-            let (x, out) = (&x[(range.start + row) * n..][..n], &mut out[row * n..][..n]);
+            let x = &x[(range.start + row) * n..][..n];
+            let out = &mut out[row * n..][..n];
             let (mean, rstd) = moments(x, means.is_some(), T::Compute::of(eps));
             rstds[row] = rstd;
             if let Some(means) = &mut means {
@@ -169,7 +170,8 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
         to_weight.fill(T::Compute::ZERO);
         to_bias.fill(T::Compute::ZERO);
         vectorized!(for row in range.clone() {
-            let (x, g) = (&x[row * n..][..n], &g[row * n..][..n]);
+            let x = &x[row * n..][..n];
+            let g = &g[row * n..][..n];
             let out = &mut out[(row - range.start) * n..][..n];
             let mean = means.map_or(T::Compute::ZERO, |means| means[row]);
             let by = [mean, rstds[row]];
@@ -221,7 +223,8 @@ fn row_backward<T: Float<Compute: Math>, const N: usize>(
     out: &mut [T],
 ) {
     let n = out.len();
-    let (rows, x) = (arrays::map(rows, |row| &row[..n]), &x[..n]);
+    let rows = arrays::map(rows, |row| &row[..n]);
+    let x = &x[..n];
     let count = T::Compute::of(n as f64);
     let along = sum(
         rows,
@@ -276,7 +279,8 @@ fn normalize_sums<T: Real>(
     mean: &Tensor,
     output: Option<&Tensor>,
 ) -> Result<()> {
-    let (op, products) = ("norm_backward", Products::<T>(PhantomData));
+    let op = "norm_backward";
+    let products = Products::<T>(PhantomData);
     match output {
         None => reduce(op, &products, out, [grad, input], Some(mean)),
         Some(output) => reduce(op, &products, out, [grad, input, output], Some(mean)),

@@ -86,7 +86,8 @@ fn max_pool_with<T: Float, I: Tap>(out: &Tensor, taps: &Tensor, input: &Tensor, 
                     #[inline(always)]
                     |number, first, columns, step| {
                         let number = I::new(number);
-                        let (out, numbers) = (&mut out[columns.clone()], &mut numbers[columns]);
+                        let out = &mut out[columns.clone()];
+                        let numbers = &mut numbers[columns];
                         let better = |value: T, out: &mut T, at: &mut I| {
                             // NaN counts as larger than any number, as in PyTorch.
                             #[allow(clippy::eq_op, reason = "what is no number is not equal to itself")]
@@ -115,7 +116,8 @@ fn max_pool_with<T: Float, I: Tap>(out: &Tensor, taps: &Tensor, input: &Tensor, 
 
 fn pick<T: Float>(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
     let access = Access::new("max_pool", &[], &[taps])?;
-    let (numbers, offsets) = (Numbers::new(&access, taps)?, how.offsets());
+    let numbers = Numbers::new(&access, taps)?;
+    let offsets = how.offsets();
     let [from, pixels] = how.pixels();
     for_each_plane(
         "max_pool",
@@ -133,7 +135,8 @@ fn pick<T: Float>(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Re
 
 fn put<T: Float>(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
     let access = Access::new("max_pool", &[], &[taps])?;
-    let (numbers, offsets) = (Numbers::new(&access, taps)?, how.offsets());
+    let numbers = Numbers::new(&access, taps)?;
+    let offsets = how.offsets();
     let [large, pixels] = how.pixels();
     for_each_plane(
         "max_pool",

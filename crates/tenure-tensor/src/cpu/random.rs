@@ -65,7 +65,8 @@ fn uniform<T: Float<Compute: Words>>(out: &Tensor, state: State, low: f64, high:
 
 fn normal<T: Float<Compute: Words>>(out: &Tensor, state: State, mean: f64, deviation: f64) -> Result<()> {
     let number = |value| T::Compute::from_scalar(Scalar::Float(value));
-    let (mean, deviation) = (number(mean), number(deviation));
+    let mean = number(mean);
+    let deviation = number(deviation);
     let mut access = Access::new("normal", &[out], &[])?;
     for_each_group(
         access.slice_mut::<T>(0)?,
@@ -137,7 +138,8 @@ fn bernoulli_each<T: Float>(out: &Tensor, probabilities: &Tensor, state: State) 
 }
 
 fn dropout<T: Float>(out: &Tensor, input: &Tensor, state: State, probability: f64) -> Result<()> {
-    let (limit, scale) = (limit(1.0 - probability), T::Compute::from_scalar(Scalar::Float(1.0 / (1.0 - probability))));
+    let limit = limit(1.0 - probability);
+    let scale = T::Compute::from_scalar(Scalar::Float(1.0 / (1.0 - probability)));
     let mut access = Access::new("dropout", &[out], &[input])?;
     let (from, to) = access.slices::<T, T>(0, 0)?;
     for_each_block(
@@ -158,8 +160,10 @@ fn dropout<T: Float>(out: &Tensor, input: &Tensor, state: State, probability: f6
 /// Returns which of the 32 elements from `first` on dropout keeps: one bit each, the lowest for the first.
 #[inline(always)]
 pub(super) fn kept(state: State, first: usize, limit: u64) -> u32 {
-    let (block, skipped) = ((first / 4) as u64, first % 4);
-    let (blocks, last) = (state.blocks::<8>(block), if skipped == 0 { [0; 4] } else { state.block(block + 8) });
+    let block = (first / 4) as u64;
+    let skipped = first % 4;
+    let blocks = state.blocks::<8>(block);
+    let last = if skipped == 0 { [0; 4] } else { state.block(block + 8) };
     let mut bits = 0_u64;
     for (index, block) in blocks.iter().chain([&last]).enumerate() {
         for (word, value) in block.iter().enumerate() {
@@ -174,7 +178,8 @@ fn permutation(out: &Tensor, state: State) -> Result<()> {
     let mut access = Access::new("randperm", &[out], &[])?;
     let numbers = access.slice_mut::<i64>(0)?;
     numbers.iter_mut().enumerate().for_each(|(place, number)| *number = place as i64);
-    let (mut blocks, mut group) = ([[0; 4]; LANES], usize::MAX);
+    let mut blocks = [[0; 4]; LANES];
+    let mut group = usize::MAX;
     for place in (1..numbers.len()).rev() {
         if place / (2 * LANES) != group {
             group = place / (2 * LANES);
@@ -243,9 +248,11 @@ impl Words for f64 {
 /// Returns two normal numbers for each pair of uniform ones.
 #[inline(always)]
 fn box_muller<T: Math>(u: [T; LANES], v: [T; LANES]) -> [[T; 2]; LANES] {
-    let (mut cos, mut sin) = ([T::ZERO; LANES], [T::ZERO; LANES]);
+    let mut cos = [T::ZERO; LANES];
+    let mut sin = [T::ZERO; LANES];
     for lane in 0..LANES {
-        let (radius, angle) = ((T::of(-2.0) * u[lane].log()).sqrt(), T::of(TAU) * v[lane]);
+        let radius = (T::of(-2.0) * u[lane].log()).sqrt();
+        let angle = T::of(TAU) * v[lane];
         (cos[lane], sin[lane]) = (radius * angle.cos(), radius * angle.sin());
     }
     arrays::from_fn(|lane| [cos[lane], sin[lane]])

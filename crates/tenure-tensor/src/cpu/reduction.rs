@@ -106,7 +106,8 @@ pub(crate) fn reduce<F: Reduction<N, K>, const N: usize, const K: usize>(
 }
 
 fn check(op: &'static str, outputs: &[&Tensor], inputs: &[&Tensor], parameters: Option<&Tensor>) -> Result<()> {
-    let (to, from) = (outputs[0].sizes(), inputs[0].sizes());
+    let to = outputs[0].sizes();
+    let from = inputs[0].sizes();
     let reduces = to.len() == from.len() && to.iter().zip(from).all(|(to, from)| to == from || *to == 1);
     let is_output = |tensor: &Tensor| tensor.sizes() == to && tensor.is_contiguous() && tensor.device().is_cpu();
     let is_input = |tensor: &&Tensor| tensor.sizes() == from && tensor.device().is_cpu();
@@ -311,7 +312,8 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
         let mut buffers = [const { Buffers::new() }; N];
         let mut at = range.start;
         while at < range.end {
-            let (tile, n) = (self.tile(at), (size - at % size).min(range.end - at).min(most));
+            let tile = self.tile(at);
+            let n = (size - at % size).min(range.end - at).min(most);
             let (first, pitch) = match self.is_direct(steps) {
                 true => (tile.inputs.map(<*const u8>::cast), next),
                 false => {
@@ -370,7 +372,8 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
             while gap < splits {
                 for part in (0..splits - gap).step_by(2 * gap) {
                     for column in 0..width {
-                        let (left, right) = (part * width + column, (part + gap) * width + column);
+                        let left = part * width + column;
+                        let right = (part + gap) * width + column;
                         parts[left] = self.reduction.merge(parts[left], parts[right]);
                     }
                 }
@@ -384,7 +387,8 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
         let per_row = self.columns.div_ceil(WIDTH);
         let column = number % per_row * WIDTH;
         let mut inputs = self.inputs;
-        let (mut output, mut rest) = (0, number / per_row);
+        let mut output = 0;
+        let mut rest = number / per_row;
         let mut advance = |dim: &Dim<N>, by: usize| {
             output += by * dim.output;
             inputs = arrays::from_fn(|input| inputs[input].wrapping_add(by * dim.steps[input]));
@@ -481,7 +485,8 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
     fn row_leaf(&self, tile: &Tile<N>, range: Range<usize>) -> [F::Accumulator; K] {
         let mut buffers = [const { Buffers::new() }; N];
         let first = self.load_each(&mut buffers, |input, buffers| self.load_row(tile, &range, input, buffers));
-        let (mut sums, mut parameters) = ([self.reduction.identity()], [self.no_parameter()]);
+        let mut sums = [self.reduction.identity()];
+        let mut parameters = [self.no_parameter()];
         self.load_parameters(tile.output, 0, &mut parameters);
         self.reduce_rows(first, [0; N], range.len(), range.start, &parameters, &mut sums);
         sums[0]
@@ -512,7 +517,8 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
 
     /// Returns a pointer to the input's element number `at` among those of the tile's first output.
     fn place(&self, tile: &Tile<N>, input: usize, at: usize) -> *const u8 {
-        let (mut place, mut rest) = (tile.inputs[input], at);
+        let mut place = tile.inputs[input];
+        let mut rest = at;
         for dim in &self.reduced {
             place = place.wrapping_add(rest % dim.size * dim.steps[input]);
             rest /= dim.size;
@@ -583,7 +589,8 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
         while width > 1 {
             width /= 2;
             for lane in 0..width {
-                let (left, right) = (arrays::from_fn(|k| lanes[k][lane]), arrays::from_fn(|k| lanes[k][lane + width]));
+                let left = arrays::from_fn(|k| lanes[k][lane]);
+                let right = arrays::from_fn(|k| lanes[k][lane + width]);
                 let sums = self.reduction.merge(left, right);
                 (0..K).for_each(|k| lanes[k][lane] = sums[k]);
             }
@@ -614,7 +621,8 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
                 let mut more = self.identity_columns();
                 self.reduce_columns(tile, middle..range.end, &mut more);
                 for column in 0..tile.width {
-                    let (left, right) = (arrays::from_fn(|k| sums[k][column]), arrays::from_fn(|k| more[k][column]));
+                    let left = arrays::from_fn(|k| sums[k][column]);
+                    let right = arrays::from_fn(|k| more[k][column]);
                     let merged = self.reduction.merge(left, right);
                     (0..K).for_each(|k| sums[k][column] = merged[k]);
                 }
@@ -623,7 +631,8 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
     }
 
     fn column_leaf(&self, tile: &Tile<N>, range: Range<usize>, sums: &mut Accumulators<F::Accumulator, K>) {
-        let (steps, width) = (self.kept[0].steps, tile.width);
+        let steps = self.kept[0].steps;
+        let width = tile.width;
         let below = self.reduced.first().map_or([0; N], |dim| dim.steps);
         let mut parameters = [self.no_parameter(); WIDTH];
         self.load_parameters(tile.output, self.kept[0].output, &mut parameters[..width]);

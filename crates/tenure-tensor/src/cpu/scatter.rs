@@ -51,9 +51,11 @@ fn scatter_lines<T: Copy>(
 ) -> Result<()> {
     check_apart(op, target, &[index, values])?;
     let mut access = Access::new(op, &[target], &[index, values])?;
-    let (places, size) = (Places::new(target.layout(), &[dim], size_of::<T>()), target.sizes()[dim] as u64);
+    let places = Places::new(target.layout(), &[dim], size_of::<T>());
+    let size = target.sizes()[dim] as u64;
     let sizes = index.sizes();
-    let (length, lines) = (sizes[dim], index.numel() / sizes[dim].max(1));
+    let length = sizes[dim];
+    let lines = index.numel() / sizes[dim].max(1);
     let strides = |tensor: &Tensor| tensor.strides().iter().map(|stride| stride * tensor.dtype().size()).collect();
     let (to, at, from): (Vec<usize>, Vec<usize>, Vec<usize>) = (strides(target), strides(index), strides(values));
     let begin = |line: usize, strides: &[usize]| {
@@ -65,8 +67,11 @@ fn scatter_lines<T: Copy>(
         };
         (0..sizes.len()).rev().filter(|other| *other != dim).map(along).sum::<usize>()
     };
-    let (target, index, values) = (SharedPointer(access.write_ptr(0)), access.read_ptr(0), access.read_ptr(1));
-    let (index, values) = (SharedPointer(index.cast_mut()), SharedPointer(values.cast_mut()));
+    let target = SharedPointer(access.write_ptr(0));
+    let index = access.read_ptr(0);
+    let values = access.read_ptr(1);
+    let index = SharedPointer(index.cast_mut());
+    let values = SharedPointer(values.cast_mut());
     // SAFETY: this is within the layout of the index, which is locked.
     let read = |start: usize, i: usize| unsafe { index.get().add(start + i * at[dim]).cast::<i64>().read() };
     // Lines that are neighbours in memory are walked together, as many as share cache lines.
@@ -96,8 +101,11 @@ fn scatter_lines<T: Copy>(
     });
     wrong.check(|index| places.error(op, index))?;
     for_each_bundle(&|line, n| {
-        let (target_start, index_start, start) = (begin(line, &to), begin(line, &at), begin(line, &from));
-        let (step, steps) = (to[dim], [to[last], at[last], from[last]]);
+        let target_start = begin(line, &to);
+        let index_start = begin(line, &at);
+        let start = begin(line, &from);
+        let step = to[dim];
+        let steps = [to[last], at[last], from[last]];
         for i in 0..length {
             let from = values.get().wrapping_add(start + i * from[dim]);
             for next in 0..n {
@@ -199,8 +207,8 @@ fn put_rows<T: Copy>(
     let rest = merged(&values.sizes()[1..], &others.collect::<Vec<_>>(), &values.strides()[1..]);
     let ((length, steps), outer) = rest.split_last().map_or(((1, [0; 2]), &[][..]), |(last, outer)| (*last, outer));
     let runs: usize = outer.iter().map(|(size, _)| size).product();
-    let (to, from) =
-        (SharedPointer(access.write_ptr(0).cast::<T>()), SharedPointer(access.read_ptr(0).cast::<T>().cast_mut()));
+    let to = SharedPointer(access.write_ptr(0).cast::<T>());
+    let from = SharedPointer(access.read_ptr(0).cast::<T>().cast_mut());
     let (order, _) = access.slice::<i64>(1)?.as_chunks::<2>();
     let steps = [steps[0], steps[1], values.strides()[0]];
     threads::for_each_range(order.len(), GRAIN / (runs * length).max(1), |range| {
@@ -224,7 +232,8 @@ fn put_rows<T: Copy>(
                             start = [start[0] + rest % size * steps[0], start[1] + rest % size * steps[1]];
                             rest /= size;
                         }
-                        let (to, from) = (to.get().wrapping_add(start[0]), from.get().wrapping_add(start[1]));
+                        let to = to.get().wrapping_add(start[0]);
+                        let from = from.get().wrapping_add(start[1]);
                         write(&Run { to, from, steps, length }, rows);
                     }
                 },

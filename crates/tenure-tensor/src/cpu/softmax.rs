@@ -26,7 +26,8 @@ fn softmax<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor, dim: usize, lo
         dim,
         |row| {
             // SAFETY: each row is taken once.
-            let (x, y) = (&x[row.clone()], unsafe { y.range(row) });
+            let x = &x[row.clone()];
+            let y = unsafe { y.range(row) };
             vectorized!(softmax_row(x, y, logarithmic));
         },
         |columns| {
@@ -102,7 +103,8 @@ fn softmax_columns<'a, T: Float<Compute: Math>>(
 ) {
     let mut largest = [T::Compute::of(f64::NEG_INFINITY); WIDTH];
     let mut sums = [T::Compute::ZERO; WIDTH];
-    let (largest, sums) = (&mut largest[..width], &mut sums[..width]);
+    let largest = &mut largest[..width];
+    let sums = &mut sums[..width];
     for i in 0..n {
         for (largest, x) in largest.iter_mut().zip(x(i)) {
             *largest = larger(*largest, x.widen());
@@ -140,7 +142,9 @@ fn softmax_backward<T: Float<Compute: Math>>(
         dim,
         |row| {
             // SAFETY: as in `softmax`.
-            let (g, y, out) = (&g[row.clone()], &y[row.clone()], unsafe { out.range(row) });
+            let g = &g[row.clone()];
+            let y = &y[row.clone()];
+            let out = unsafe { out.range(row) };
             vectorized!(backward_row(g, y, out, logarithmic));
         },
         |columns| {
@@ -156,7 +160,8 @@ fn softmax_backward<T: Float<Compute: Math>>(
 #[inline(always)]
 fn backward_row<T: Float<Compute: Math>>(g: &[T], y: &[T], out: &mut [T], logarithmic: bool) {
     let n = out.len();
-    let (g, y) = (&g[..n], &y[..n]);
+    let g = &g[..n];
+    let y = &y[..n];
     if logarithmic {
         let sum = sum(
             [g],
@@ -196,7 +201,8 @@ fn backward_columns<'a, T: Float<Compute: Math>>(
     }
     for i in 0..n {
         for (((out, g), y), sum) in out(i).iter_mut().zip(g(i)).zip(y(i)).zip(&*sums) {
-            let (g, y) = (g.widen(), y.widen());
+            let g = g.widen();
+            let y = y.widen();
             *out = T::narrow(if logarithmic { g - y.exp() * *sum } else { (g - *sum) * y });
         }
     }

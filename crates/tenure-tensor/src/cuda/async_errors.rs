@@ -39,7 +39,8 @@ impl Fault {
         driver.memset(fault.lock, 0, size_of::<u32>() as u64, StreamId::NULL)?;
         driver.synchronize_stream(StreamId::NULL)?;
         let fault: &'static Self = Box::leak(Box::new(fault));
-        let (first, bytes) = (std::ptr::from_ref(fault).cast_mut().cast(), size_of::<Self>() as u64);
+        let first = std::ptr::from_ref(fault).cast_mut().cast();
+        let bytes = size_of::<Self>() as u64;
         // SAFETY: the memory is leaked, so it stays valid; the host accesses the fields that kernels write only
         // atomically.
         unsafe { driver.register_host(first, bytes, Access::ReadWrite) }?;

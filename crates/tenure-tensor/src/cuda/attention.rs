@@ -61,7 +61,8 @@ fn attend(outputs: [&Tensor; 2], inputs: [&Tensor; 3], mask: Option<&Tensor>, we
         weighting,
         drawn: drawn(weighting, start.as_ref(), &access, reads.len() - 1),
     };
-    let (has_mask, state) = (mask.is_some(), start.as_ref().map(|start| start.state));
+    let has_mask = mask.is_some();
+    let state = start.as_ref().map(|start| start.state);
     queue::submit(
         &access,
         |queue| match queue.cuda() {
@@ -97,7 +98,8 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
         weighting,
         drawn: drawn(weighting, start.as_ref(), &access, reads.len() - 1),
     };
-    let (has_mask, state) = (mask.is_some(), start.as_ref().map(|start| start.state));
+    let has_mask = mask.is_some();
+    let state = start.as_ref().map(|start| start.state);
     let to = |index: usize| Some((outputs[index], written[index]));
     let all = [Some((grad, read[3])), to(0), to(1), to(2)];
     queue::submit(
@@ -133,7 +135,8 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
 /// Returns the kernel's words for dropout: the state where draws begin, the number of the 2³² words that keep a weight,
 /// and the factor of kept weights. The origin, if there is one, is read tensor `last` of `access`.
 fn drawn(weighting: Weighting, start: Option<&Start>, access: &Access<'_>, last: usize) -> Option<[u64; 5]> {
-    let (start, kept) = (start?, 1.0 - weighting.dropout?.probability);
+    let start = start?;
+    let kept = 1.0 - weighting.dropout?.probability;
     let [seed, offset, origin] = start.words(access, last);
     Some([seed, offset, origin, limit(kept), (1.0 / kept).to_bits()])
 }
@@ -237,7 +240,9 @@ impl Work<'_> {
     fn describe(&self, places: &[TensorAddress<'_>]) -> Option<Attention> {
         let [(q, _), (k, _), (v, _)] = self.inputs;
         let (&[batch, heads, queries, width], dtype) = (q.sizes(), q.dtype()) else { return None };
-        let (kv_heads, keys, value_width) = (k.sizes()[1], k.sizes()[2], v.sizes()[3]);
+        let kv_heads = k.sizes()[1];
+        let keys = k.sizes()[2];
+        let value_width = v.sizes()[3];
         let mut multiples = [width, value_width].into_iter().chain(places.iter().flat_map(|(tensor, _)| {
             tensor
                 .sizes()
@@ -299,9 +304,12 @@ impl Work<'_> {
     ) -> Result<()> {
         let [(q, _), (k, _), (v, _)] = self.inputs;
         let [batch, heads, queries, width] = std::array::from_fn(|dim| q.sizes()[dim]);
-        let (kv_heads, keys, value_width) = (k.sizes()[1], k.sizes()[2], v.sizes()[3]);
+        let kv_heads = k.sizes()[1];
+        let keys = k.sizes()[2];
+        let value_width = v.sizes()[3];
         let dtype = q.dtype();
-        let (is_half, is_matrix) = (is_half(dtype), self.is_by_matrix_units());
+        let is_half = is_half(dtype);
+        let is_matrix = self.is_by_matrix_units();
         // The number of queries and keys in a block: as many as fit into a block's shared memory.
         let block = if dtype == DType::F64 { 32 } else { 64 };
         let blocks = match part {
@@ -342,7 +350,8 @@ impl Work<'_> {
         };
         let drops = u64::from(self.drawn.is_some());
         let source = || {
-            let (stored, computed) = (stored(dtype), computed(dtype));
+            let stored = stored(dtype);
+            let computed = computed(dtype);
             let kernels = if is_matrix {
                 format!("#define HALF \"{stored}\"\n{PARAMS}{MATRIX}{HALVES}")
             } else {

@@ -53,7 +53,8 @@ fn gradients<T: Element>(gradients: ChannelGradients<'_>, count: f64) -> Result<
 
 fn gradients_as(dtype: DType, gradients: ChannelGradients<'_>, count: f64) -> Result<()> {
     let ChannelGradients { grads, products, rstd, weight, slope, shift, to_weight, to_bias } = gradients;
-    let (has_to_weight, has_to_bias) = (to_weight.is_some(), to_bias.is_some());
+    let has_to_weight = to_weight.is_some();
+    let has_to_bias = to_bias.is_some();
     let writes: Vec<&Tensor> = [slope, shift].into_iter().chain(to_weight).chain(to_bias).collect();
     let reads: Vec<&Tensor> = [grads, products, rstd].into_iter().chain(weight).collect();
     let channels = [Some(grads), Some(products), Some(rstd), weight, Some(slope), Some(shift), to_weight, to_bias];

@@ -164,7 +164,8 @@ impl Captured {
         })?;
         failed.map_or(Ok(()), Err)?;
         let kept = kept.into_values().collect();
-        let (words, next) = ((used > 0).then_some(words), vec![0; used]);
+        let words = (used > 0).then_some(words);
+        let next = vec![0; used];
         Ok((Self { graph, words, varying, origins, next, pinned, kept, written, stream: None }, made))
     }
 
@@ -362,7 +363,8 @@ impl Recorder {
         }
         match self.take(2) {
             Ok(at) => {
-                let (id, before) = (IDS.fetch_add(1, Ordering::Relaxed), *state);
+                let id = IDS.fetch_add(1, Ordering::Relaxed);
+                let before = *state;
                 state.origin = id;
                 self.origins.push(Origin { id, generator: generator.clone(), before, after: before, at: at.start });
             }

@@ -16,7 +16,9 @@ pub(crate) fn probabilities(op: &'static str, tensor: &Tensor) -> Result<()> {
         return Ok(());
     }
     let access = Access::new(op, &[], &[tensor])?;
-    let (from, dtype, count) = (access.read_ptr(0).addr(), tensor.dtype(), tensor.numel());
+    let from = access.read_ptr(0).addr();
+    let dtype = tensor.dtype();
+    let count = tensor.numel();
     let width = unit([from, count * dtype.size()]) / dtype.size();
     let launch = |queue: &mut Queue| {
         let [fault, code] = queue.fault(async_errors::PROBABILITY)?;

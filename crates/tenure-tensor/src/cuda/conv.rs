@@ -111,7 +111,8 @@ impl Work<'_> {
         let rank = self.operands[0].rank().max(4);
         // A single spatial dimension counts as the width.
         let sizes = |tensor: &Tensor| {
-            let (sizes, mut padded) = (tensor.sizes(), [1; 5]);
+            let sizes = tensor.sizes();
+            let mut padded = [1; 5];
             padded[..2].copy_from_slice(&sizes[..2]);
             padded[rank + 2 - sizes.len()..rank].copy_from_slice(&sizes[2..]);
             padded
@@ -185,7 +186,8 @@ impl Work<'_> {
         let grid = [blocks.min(i32::MAX as u64) as u32, 1, 1];
         let config = LaunchConfig { grid, block: [THREADS as u32, 1, 1], shared_bytes: 0 };
         let source = || {
-            let (stored, computed) = (stored(dtype), computed(dtype));
+            let stored = stored(dtype);
+            let computed = computed(dtype);
             format!("typedef {stored} Stored;\ntypedef {computed} T;\n#define {pass}\n{TEMPLATE}")
         };
         queue.launch(KernelName { op, variant: dtype as u64 }, source, config, &mut words)

@@ -102,7 +102,8 @@ pub(super) fn run(
     numbers: &[Scalar],
     host: impl Fn(&Elementwise<'_>) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
-    let (op, mut host) = (iter.op(), Some(host));
+    let op = iter.op();
+    let mut host = Some(host);
     run_erased(iter, compute, expression, numbers, &mut || {
         let host = host.take()?;
         Some(Box::new(move |writes, reads| host(&of_tensors(op, writes, reads)?)))
@@ -164,7 +165,8 @@ struct Shape {
 
 impl Shape {
     fn new(iter: &Elementwise<'_>, expression: &Expression) -> Self {
-        let (sizes, operands) = (iter.sizes(), iter.operands());
+        let sizes = iter.sizes();
+        let operands = iter.operands();
         debug_assert_eq!(operands.len(), expression.lanes.len());
         let mut kinds: SmallVec<[Kind; 4]> = SmallVec::new();
         let mut width = WIDEST;
@@ -212,7 +214,8 @@ impl Shape {
         expression: &'static Expression,
         numbers: &[Scalar],
     ) -> Result<()> {
-        let (sizes, operands) = (iter.sizes(), iter.operands());
+        let sizes = iter.sizes();
+        let operands = iter.operands();
         let first = sizes.first().copied().unwrap_or(1);
         let vectors = first.div_ceil(self.width) * sizes.iter().skip(1).product::<usize>();
         let mut words: SmallVec<[u64; 64]> = SmallVec::new();
@@ -257,7 +260,9 @@ impl Shape {
     }
 
     fn source(&self, operands: &[Operand], compute: DType, expression: &Expression, numbers: usize) -> String {
-        let (width, dims, index) = (self.width, self.dims, if self.is_large { "u64" } else { "u32" });
+        let width = self.width;
+        let dims = self.dims;
+        let index = if self.is_large { "u64" } else { "u32" };
         let lane = |operand: usize| expression.lanes[operand];
         let outputs = expression.values.len();
         let inputs: Vec<(usize, char)> = (outputs..operands.len()).zip('a'..).collect();

@@ -19,8 +19,10 @@ fn flip(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
         return Ok(());
     }
     let mut access = Access::new("flip", &[out], &[input])?;
-    let (to, from) = (access.write_ptr(0).addr(), access.read_ptr(0).addr());
-    let (dtype, length) = (out.dtype(), out.sizes()[dim]);
+    let to = access.write_ptr(0).addr();
+    let from = access.read_ptr(0).addr();
+    let dtype = out.dtype();
+    let length = out.sizes()[dim];
     // Blocks keep the order of their elements.
     let block = out.sizes()[dim + 1..].iter().product::<usize>() * dtype.size();
     let unit = unit([to, from, block]);

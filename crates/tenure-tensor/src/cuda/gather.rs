@@ -41,7 +41,9 @@ fn gather(iter: &Elementwise<'_>, source: &Tensor, dims: &[usize]) -> Result<()>
         };
         queue.launch(KernelName { op: "gather", variant }, source, space.config(), &mut words)
     };
-    let (op, strides, dims) = (iter.op(), base.strides.clone(), Dims::from_slice(dims));
+    let op = iter.op();
+    let strides = base.strides.clone();
+    let dims = Dims::from_slice(dims);
     let strides: Dims = strides.iter().map(|stride| stride / width).collect();
     let host = move |writes: &[Tensor], reads: &[Tensor]| {
         let [index, source] = reads else { unreachable!("an index and what is read") };
@@ -103,9 +105,11 @@ pub(super) struct Places {
 
 impl Places {
     pub(super) fn new(layout: &Layout, dims: &[usize], width: usize) -> Self {
-        let (mut sizes, mut strides) = (Dims::new(), Dims::new());
+        let mut sizes = Dims::new();
+        let mut strides = Dims::new();
         for dim in dims.iter().rev() {
-            let (size, stride) = (layout.sizes()[*dim], layout.strides()[*dim] * width);
+            let size = layout.sizes()[*dim];
+            let stride = layout.strides()[*dim] * width;
             match (sizes.last_mut(), strides.last()) {
                 (Some(inner), Some(apart)) if stride == *inner * apart => *inner *= size,
                 _ => {

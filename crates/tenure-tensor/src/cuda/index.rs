@@ -47,7 +47,8 @@ const SHARE: usize = 4096;
 
 /// Finds the true elements. It waits for the device once, to learn their number, which is the output's size.
 fn nonzero(mask: &Tensor) -> Result<Tensor> {
-    let (device, count) = (mask.device(), mask.numel());
+    let device = mask.device();
+    let count = mask.numel();
     if count == 0 {
         return Tensor::empty(&[0], DType::I64, device);
     }
@@ -98,7 +99,9 @@ fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Re
         return Ok(());
     }
     let mut access = Access::new("triangle", &[out], &[input])?;
-    let (to, from, dtype) = (access.write_ptr(0).addr(), access.read_ptr(0).addr(), out.dtype());
+    let to = access.write_ptr(0).addr();
+    let from = access.read_ptr(0).addr();
+    let dtype = out.dtype();
     let width = unit([to, from, columns * dtype.size()]) / dtype.size();
     let count = out.numel() / width;
     // Beyond the corners, all elements are on one side.

@@ -31,7 +31,8 @@ pub(super) fn add_unsorted(
         return Ok(());
     }
     let (access, starts) = write.access()?;
-    let (dtype, places) = (write.target.dtype(), &write.places);
+    let dtype = write.target.dtype();
+    let places = &write.places;
     let mut all = write.space(write.sizes.len(), &[&write.numbers()]);
     let is_large = all.is_large(places.extent());
     let [index, _, values] = write.strides.each_ref().map(|strides| strides[write.along]);
@@ -66,7 +67,9 @@ pub(super) fn add_sorted(
     }
     let (access, starts) = write.access()?;
     let [index, target, values] = starts.map(|start| start as u64);
-    let (dtype, places, length) = (write.target.dtype(), &write.places, write.sizes[0]);
+    let dtype = write.target.dtype();
+    let places = &write.places;
+    let length = write.sizes[0];
     let [_, to, from] = &write.strides;
     let value_step = from[0];
     let mut within = from.clone();
@@ -93,14 +96,16 @@ pub(super) fn add_sorted(
         words.extend([target, values, keys, numbers, positions]);
         words.extend([length, value_step, units].map(|word| word as u64));
         let shape = all.variant(is_large) << 16 | places.variant() << 8 | unit as u64;
-        let (key_bytes, number_bytes) = (source.key_bytes(), radix::number_bytes(length));
+        let key_bytes = source.key_bytes();
+        let number_bytes = radix::number_bytes(length);
         // Neighbouring threads of a long run: each takes units of a row, if a row has several.
         let lanes = if units == 1 { 1 } else { 32 };
         let kinds = [key_bytes == 8, number_bytes == 8, lanes == 1];
         let variant = kinds.into_iter().fold(shape << 4 | dtype as u64, |bits, kind| bits << 1 | u64::from(kind));
         let step = |name: &'static str, config: LaunchConfig| {
             let text = || {
-                let (key, number) = (radix::key_type(key_bytes), radix::key_type(number_bytes));
+                let key = radix::key_type(key_bytes);
+                let number = radix::key_type(number_bytes);
                 let definitions = format!(
                     "#define {}\n#define LONG {LONG}\n#define LANES {lanes}\ntypedef {key} Key;\ntypedef {number} \
                      Number;\n",
@@ -131,9 +136,11 @@ fn positions(
     start: u64,
     fault: [u64; 2],
 ) -> Result<u64> {
-    let (index, target) = (write.index, write.target);
+    let index = write.index;
+    let target = write.target;
     let bytes: Dims = index.strides().iter().map(|stride| stride * size_of::<i64>()).collect();
-    let (rows, elements) = (Layout::contiguous(index.sizes())?, Layout::contiguous(target.sizes())?);
+    let rows = Layout::contiguous(index.sizes())?;
+    let elements = Layout::contiguous(target.sizes())?;
     let places = Places::new(&elements, &[dim], 1);
     let mut lines = Dims::from_slice(elements.strides());
     lines[dim] = 0;
@@ -153,6 +160,8 @@ fn positions(
 
 /// Returns the source of a thread's sums: as many elements as a unit has.
 fn sums(dtype: DType, unit: usize) -> String {
-    let (stored, computed, width) = (stored(dtype), computed(dtype), unit / dtype.size());
+    let stored = stored(dtype);
+    let computed = computed(dtype);
+    let width = unit / dtype.size();
     format!("#define V {width}\ntypedef {stored} T;\ntypedef {computed} C;\n{SUMS}")
 }

@@ -153,7 +153,8 @@ impl<'a> IndexedWrite<'a> {
             self.line_strides.fill(0);
         }
         let more = [&self.line_strides, &self.numbers()];
-        let (claims, mut all) = (self.space(self.indexed, &more), self.space(self.sizes.len(), &more));
+        let claims = self.space(self.indexed, &more);
+        let mut all = self.space(self.sizes.len(), &more);
         let is_large = all.is_large(self.places.extent());
         let begins = starts[1..].iter().chain(&self.places.strides).copied();
         let unit = all.widen(self.target.dtype().size(), 1..3, begins);

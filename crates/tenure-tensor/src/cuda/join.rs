@@ -44,7 +44,8 @@ fn join(out: &Tensor, dim: usize, parts: &[&Tensor]) -> Result<()> {
         words.resize(4 + 3 * MOST, 0);
         let is_large = is_large(count);
         let source = || {
-            let (unit, index) = (unit_type(unit), if is_large { "u64" } else { "u32" });
+            let unit = unit_type(unit);
+            let index = if is_large { "u64" } else { "u32" };
             format!("#define MOST {MOST}\ntypedef {unit} Unit;\ntypedef {index} Index;\n{TEMPLATE}")
         };
         let name = KernelName { op: "cat", variant: (unit as u64) << 1 | u64::from(is_large) };
@@ -58,7 +59,8 @@ fn join(out: &Tensor, dim: usize, parts: &[&Tensor]) -> Result<()> {
 
 /// Returns whether a part is dense, with its dimensions in memory in the output's order.
 fn lies_as(part: &Tensor, out: &Tensor, dim: usize) -> bool {
-    let (along, length) = (out.strides()[dim], out.sizes()[dim]);
+    let along = out.strides()[dim];
+    let length = out.sizes()[dim];
     let expected = |stride: usize| if stride > along { stride / length * part.sizes()[dim] } else { stride };
     let mut strides = out.strides().iter().zip(part.strides()).zip(part.sizes());
     part.dtype() == out.dtype() && strides.all(|((whole, stride), size)| *size == 1 || *stride == expected(*whole))

@@ -61,7 +61,8 @@ fn cross_entropy_backward(out: &Tensor, grad: &Tensor, logs: &Tensor, targets: T
 
 /// Launches the kernel. `aligned` are the addresses that vectors read and write.
 fn launch(queue: &Queue, op: &'static str, targets: &Targets<'_>, places: [u64; 7], aligned: &[u64]) -> Result<()> {
-    let (rows, n) = (targets.classes.numel(), targets.scores.sizes()[1]);
+    let rows = targets.classes.numel();
+    let n = targets.scores.sizes()[1];
     if rows == 0 {
         return Ok(());
     }
@@ -82,7 +83,8 @@ fn launch(queue: &Queue, op: &'static str, targets: &Targets<'_>, places: [u64; 
 
 /// Checks that all classes are in range.
 fn expect_classes(targets: &Targets<'_>) -> Result<()> {
-    let (op, size) = ("cross_entropy", targets.scores.sizes()[1]);
+    let op = "cross_entropy";
+    let size = targets.scores.sizes()[1];
     let access = Access::new(op, &[], &[targets.classes])?;
     let is_wrong = |class: &&i64| **class != targets.ignored && !(0..size as i64).contains(*class);
     match access.slice::<i64>(0)?.iter().find(is_wrong) {

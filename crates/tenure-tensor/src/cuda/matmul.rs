@@ -30,7 +30,8 @@ fn product(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, 
     if out.numel() == 0 {
         return Ok(());
     }
-    let (dtype, beta) = (out.dtype(), base.map_or(Scalar::Int(0), |(_, beta)| beta));
+    let dtype = out.dtype();
+    let beta = base.map_or(Scalar::Int(0), |(_, beta)| beta);
     let expanded =
         |(base, _): (&Tensor, Scalar)| -> Result<Tensor> { Ok(base.alias(base.layout().expand(out.sizes())?)) };
     let base = base.map(expanded).transpose()?;
@@ -40,7 +41,8 @@ fn product(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, 
         true => tensor.contiguous(),
         false => Ok(tensor.clone()),
     };
-    let (a, b) = (taken(a)?, taken(b)?);
+    let a = taken(a)?;
+    let b = taken(b)?;
     // The library's epilogue does not support `f64`.
     let is_bias = dtype != DType::F64 && base.as_ref().is_some_and(|base| beta.to_f64() == 1.0 && is_row(base));
     let base = match base {
@@ -125,7 +127,8 @@ impl Work<'_> {
             Some(Matrix { stride: batch.strides[operand], alignment, ..lies })
         };
         let dtype = self.tensors[0].dtype();
-        let (has_c, is_bias) = (base != 0 && !self.is_bias, base != 0 && self.is_bias);
+        let has_c = base != 0 && !self.is_bias;
+        let is_bias = base != 0 && self.is_bias;
         let (Some(to), Some(left), Some(right)) = (matrix(0, d), matrix(1, a), matrix(2, b)) else { return Ok(false) };
         let description = Description {
             m,
@@ -203,7 +206,8 @@ impl Work<'_> {
         });
         let axis = uneven.next()?;
         let even = part.sizes[axis] / width * width;
-        let (mut first, mut second) = (part, part);
+        let mut first = part;
+        let mut second = part;
         (first.sizes[axis], second.sizes[axis]) = (even, part.sizes[axis] - even);
         for (operand, axes) in AXES.iter().enumerate() {
             if let Some(at) = axes.iter().position(|other| *other == axis) {
@@ -262,7 +266,9 @@ fn lie(tensor: &Tensor) -> Option<Matrix> {
 
 /// Returns whether all rows are the same memory, dense and aligned.
 fn is_row(base: &Tensor) -> bool {
-    let (sizes, strides, last) = (base.sizes(), base.strides(), base.rank() - 1);
+    let sizes = base.sizes();
+    let strides = base.strides();
+    let last = base.rank() - 1;
     let offset = base.layout().offset() * base.dtype().size();
     offset.is_multiple_of(ALIGNMENT)
         && (sizes[last] <= 1 || strides[last] == 1)

@@ -31,7 +31,8 @@ expressions! {
 }
 
 fn normalize_rows(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<()> {
-    let (count, dtype) = (rows.rstd.numel(), rows.input.dtype());
+    let count = rows.rstd.numel();
+    let dtype = rows.input.dtype();
     if out.numel() == 0 && count == 0 {
         return Ok(());
     }
@@ -39,11 +40,13 @@ fn normalize_rows(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<()> {
     let reads: Vec<&Tensor> = [rows.input].into_iter().chain(rows.weight).chain(rows.bias).collect();
     let mut access = Access::new("layer_norm", &writes, &reads)?;
     let n = out.numel() / count;
-    let (out, rstd) = (access.write_ptr(0).addr() as u64, access.write_ptr(1).addr() as u64);
+    let out = access.write_ptr(0).addr() as u64;
+    let rstd = access.write_ptr(1).addr() as u64;
     let mean = rows.mean.map_or(0, |_| access.write_ptr(2).addr() as u64);
     let read = |index: usize| access.read_ptr(index).addr() as u64;
     let input = read(0);
-    let (weight, bias) = (rows.weight.map_or(0, |_| read(1)), rows.bias.map_or(0, |_| read(reads.len() - 1)));
+    let weight = rows.weight.map_or(0, |_| read(1));
+    let bias = rows.bias.map_or(0, |_| read(reads.len() - 1));
     let launch = |queue: &mut Queue| {
         let lines = Lines::new(dtype, &[out, input, weight, bias], 1, count, n, Edges::None);
         let places = [out, input, weight, bias, mean, rstd, 0, eps.to_bits()];
@@ -77,7 +80,9 @@ fn normalize_rows_backward(
     let optional = [rows.mean, rows.weight, base];
     let reads: Vec<&Tensor> = [grad, rows.input, rows.rstd].into_iter().chain(optional.into_iter().flatten()).collect();
     let mut access = Access::new("layer_norm_backward", &[out, parts], &reads)?;
-    let (count, n, blocks) = (rows.rstd.numel(), parts.sizes()[2], parts.sizes()[0]);
+    let count = rows.rstd.numel();
+    let n = parts.sizes()[2];
+    let blocks = parts.sizes()[0];
     if n == 0 {
         return Ok(());
     }
@@ -122,7 +127,8 @@ fn normalize_sums(
 ) -> Result<()> {
     static PRODUCTS: Fold = Fold { name: "norm_sums", fold: "typedef Products Fold;", part_bytes: [8, 16] };
     static OF_RELU: Fold = Fold { name: "norm_relu_sums", ..PRODUCTS };
-    let (has_output, dtype) = (output.is_some(), input.dtype());
+    let has_output = output.is_some();
+    let dtype = input.dtype();
     let host = move |writes: &[Tensor], reads: &[Tensor]| {
         let (output, mean) = if has_output { (Some(&reads[2]), &reads[3]) } else { (None, &reads[2]) };
         let host = on_cpu(PRODUCTS.name, &[cpu::norm::NORMALIZE_SUMS], dtype)?;

@@ -20,35 +20,40 @@ pub(crate) const SPREAD: &[Entry<AvgPool>] = on_cuda!(floats: spread);
 const TEMPLATE: &str = include_str!("source/pool.cu");
 
 fn max_pool(out: &Tensor, taps: &Tensor, input: &Tensor, how: &Taps) -> Result<()> {
-    let (with, dtype) = (how.clone(), out.dtype());
+    let with = how.clone();
+    let dtype = out.dtype();
     run("max_pool", &[out, taps], &[input], Shape::of_taps(how), move |writes, reads| {
         on_cpu("max_pool", &[cpu::MAX_POOL, cpu::MAX_POOL_HALVES], dtype)?(&writes[0], &writes[1], &reads[0], &with)
     })
 }
 
 fn pick(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
-    let (with, dtype) = (how.clone(), out.dtype());
+    let with = how.clone();
+    let dtype = out.dtype();
     run("max_pool_pick", &[out], &[image, taps], Shape::of_taps(how), move |writes, reads| {
         on_cpu("max_pool_pick", &[cpu::PICK, cpu::PICK_HALVES], dtype)?(&writes[0], &reads[0], &reads[1], &with)
     })
 }
 
 fn put(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
-    let (with, dtype) = (how.clone(), out.dtype());
+    let with = how.clone();
+    let dtype = out.dtype();
     run("max_pool_put", &[out], &[image, taps], Shape::of_taps(how), move |writes, reads| {
         on_cpu("max_pool_put", &[cpu::PUT, cpu::PUT_HALVES], dtype)?(&writes[0], &reads[0], &reads[1], &with)
     })
 }
 
 fn avg_pool(out: &Tensor, input: &Tensor, windows: &Windows) -> Result<()> {
-    let (with, dtype) = (windows.clone(), out.dtype());
+    let with = windows.clone();
+    let dtype = out.dtype();
     run("avg_pool", &[out], &[input], Shape::of_windows(windows), move |writes, reads| {
         on_cpu("avg_pool", &[cpu::AVG_POOL, cpu::AVG_POOL_HALVES], dtype)?(&writes[0], &reads[0], &with)
     })
 }
 
 fn spread(out: &Tensor, image: &Tensor, windows: &Windows) -> Result<()> {
-    let (with, dtype) = (windows.clone(), out.dtype());
+    let with = windows.clone();
+    let dtype = out.dtype();
     run("avg_pool_spread", &[out], &[image], Shape::of_windows(windows), move |writes, reads| {
         on_cpu("avg_pool_spread", &[cpu::SPREAD, cpu::SPREAD_HALVES], dtype)?(&writes[0], &reads[0], &with)
     })
@@ -69,12 +74,16 @@ struct Shape {
 impl Shape {
     fn of_taps(taps: &Taps) -> Self {
         let how = [taps.kernel, taps.stride, taps.padding, taps.dilation];
-        let (source, target, format) = (taps.source, taps.target, taps.format);
+        let source = taps.source;
+        let target = taps.target;
+        let format = taps.format;
         Self { source, target, how, counts_padding: false, is_even: false, format }
     }
 
     fn of_windows(windows: &Windows) -> Self {
-        let (source, target, format) = (windows.source, windows.target, windows.format);
+        let source = windows.source;
+        let target = windows.target;
+        let format = windows.format;
         match windows.rule {
             Rule::Strided { kernel, stride, padding, counts_padding } => {
                 let how = [kernel, stride, padding, [1; 3]];
@@ -94,12 +103,14 @@ fn run(
     shape: Shape,
     host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
-    let (out, dtype) = (writes[0], writes[0].dtype());
+    let out = writes[0];
+    let dtype = writes[0].dtype();
     if out.numel() == 0 {
         return Ok(());
     }
     let mut access = Access::new(name, writes, reads)?;
-    let (to, from) = (access.write_ptr(0).addr(), access.read_ptr(0).addr());
+    let to = access.write_ptr(0).addr();
+    let from = access.read_ptr(0).addr();
     let taps = match (writes, reads) {
         ([_, taps], _) => Some((access.write_ptr(1).addr(), taps.dtype())),
         (_, [_, taps]) => Some((access.read_ptr(1).addr(), taps.dtype())),
@@ -126,7 +137,9 @@ fn run(
         let mut variant = (dtype as u64) << 8 | (width as u64) << 4;
         variant |= u64::from(tap == DType::U8) << 2 | u64::from(is_large) << 1 | u64::from(shape.is_even);
         let source = || {
-            let (stored, computed, place) = (stored(dtype), computed(dtype), if is_large { "i64" } else { "i32" });
+            let stored = stored(dtype);
+            let computed = computed(dtype);
+            let place = if is_large { "i64" } else { "i32" };
             let even = if shape.is_even { "#define EVEN\n" } else { "" };
             format!(
                 "#define {}\n{even}#define V {width}\ntypedef {stored} T;\ntypedef {computed} C;\ntypedef {place} Place;\n\

@@ -63,7 +63,8 @@ impl Sealed for Access<'_> {
     fn for_each(&self, each: &mut dyn FnMut(TensorMemory<'_>)) {
         for (tensor, data, is_written) in self.all() {
             let strides = tensor.strides().iter().map(|stride| stride * tensor.dtype().size()).collect();
-            let (dtype, device) = (tensor.dtype(), tensor.device());
+            let dtype = tensor.dtype();
+            let device = tensor.device();
             each(TensorMemory { is_written, data, sizes: tensor.sizes(), strides, dtype, device });
         }
     }
@@ -84,7 +85,9 @@ impl Sealed for Elementwise<'_> {
 
     fn for_each(&self, each: &mut dyn FnMut(TensorMemory<'_>)) {
         for (index, operand) in self.operands().iter().enumerate() {
-            let (strides, dtype, device) = (operand.strides.clone(), operand.dtype, operand.device);
+            let strides = operand.strides.clone();
+            let dtype = operand.dtype;
+            let device = operand.device;
             let is_written = index < self.outputs().len();
             each(TensorMemory { is_written, data: operand.data, sizes: self.sizes(), strides, dtype, device });
         }
@@ -109,7 +112,8 @@ pub fn submit(
     host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
     // This function is compiled for every combination of operation and dtype, so it does little.
-    let (mut device, mut host) = (Some(device), Some(host));
+    let mut device = Some(device);
+    let mut host = Some(host);
     submit_erased(touched, &mut |queue| device.take().map_or(Ok(()), |device| device(queue)), &mut || {
         Some(Box::new(host.take()?))
     })
@@ -287,7 +291,8 @@ impl Queue {
         }
         for twin in twins.iter().filter(|twin| twin.here.is_none()) {
             for run in &twin.runs {
-                let (first, bytes) = (twin.address + run.start, run.end - run.start);
+                let first = twin.address + run.start;
+                let bytes = run.end - run.start;
                 kernel = if twin.is_written { kernel.writes(first, bytes) } else { kernel.reads(first, bytes) };
             }
         }
@@ -338,7 +343,8 @@ impl Twin {
         if place.device.is_cpu() {
             let tensor = Tensor::unset(twin.layout.clone(), twin.dtype, Device::CPU)?;
             for run in &twin.runs {
-                let (from, bytes) = (place.data.wrapping_add(run.start as usize), (run.end - run.start) as usize);
+                let from = place.data.wrapping_add(run.start as usize);
+                let bytes = (run.end - run.start) as usize;
                 // SAFETY: these are elements of the place, which its guard keeps; the tensor has as many in the same
                 // layout.
                 unsafe {

@@ -92,11 +92,13 @@ pub(super) fn key_type(bytes: usize) -> &'static str {
 /// Sorts each row. If there is an `out`, the numbers are written there, as `int64`, and the keys are dropped.
 pub(super) fn sort(queue: &mut Queue, source: Source, rows: Rows, out: Option<u64>) -> Result<Sorted> {
     let Rows { from, rows, length } = rows;
-    let (key_bytes, number_bytes) = (source.key_bytes(), number_bytes(length));
+    let key_bytes = source.key_bytes();
+    let number_bytes = number_bytes(length);
     let items = if length <= SHORT { 4 } else { 16 };
     let tiles = length.div_ceil(THREADS * items);
     let mut memory = |bytes: usize| queue.workspace(rows * bytes);
-    let (counts, totals) = (memory(DIGITS * tiles * number_bytes)?, memory(DIGITS * number_bytes)?);
+    let counts = memory(DIGITS * tiles * number_bytes)?;
+    let totals = memory(DIGITS * number_bytes)?;
     let passes = source.bits().div_ceil(DIGIT_BITS);
     // Buffers for pairs of keys and numbers: one pair is read while the other is written.
     let pairs = (passes - usize::from(out.is_some())).min(2);
@@ -106,7 +108,8 @@ pub(super) fn sort(queue: &mut Queue, source: Source, rows: Rows, out: Option<u6
     }
     let mut read = [from, 0];
     for pass in 0..passes {
-        let (is_first, is_last) = (pass == 0, pass + 1 == passes && out.is_some());
+        let is_first = pass == 0;
+        let is_last = pass + 1 == passes && out.is_some();
         let written = match out {
             Some(out) if is_last => [0, out],
             _ => buffers[pass % 2],
@@ -121,7 +124,9 @@ pub(super) fn sort(queue: &mut Queue, source: Source, rows: Rows, out: Option<u6
             let variant = source.variant() << 8 | (items as u64) << 3 | (number_bytes as u64 / 8) << 2;
             let variant = variant | u64::from(is_first) << 1 | u64::from(is_last);
             let text = || {
-                let (first, last, number) = (u32::from(is_first), u32::from(is_last), key_type(number_bytes));
+                let first = u32::from(is_first);
+                let last = u32::from(is_last);
+                let number = key_type(number_bytes);
                 let definitions = source.definitions();
                 format!(
                     "{definitions}#define {}\n#define FIRST {first}\n#define LAST {last}\n#define ITEMS {items}\n\

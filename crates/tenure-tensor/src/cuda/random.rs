@@ -90,7 +90,8 @@ fn run(
     if count == 0 {
         return Ok(());
     }
-    let (dtype, has_input) = (out.dtype(), !std::ptr::eq(out, input));
+    let dtype = out.dtype();
+    let has_input = !std::ptr::eq(out, input);
     let start = Start::of(state)?;
     let reads: Vec<&Tensor> = has_input.then_some(input).into_iter().chain(&start.origin).collect();
     let mut access = Access::new(op, &[out], &reads)?;
@@ -109,7 +110,8 @@ fn run(
         _ => 24,
     };
     let source = || {
-        let (stored, computed) = (stored(dtype), computed(dtype));
+        let stored = stored(dtype);
+        let computed = computed(dtype);
         format!(
             "#define {}\n#define BLOCK {block}\n#define V {width}\n#define DIGITS {digits}\ntypedef {stored} T;\n\
              typedef {computed} C;\n{PHILOX}{TEMPLATE}",

@@ -15,7 +15,8 @@ pub(crate) const RANGES: &[Entry<RangeKernel>] = on_cuda!(numbers: range);
 const TEMPLATE: &str = include_str!("source/series.cu");
 
 fn range(op: &'static str, out: &Tensor, rule: RangeRule) -> Result<()> {
-    let (count, dtype) = (out.numel(), out.dtype());
+    let count = out.numel();
+    let dtype = out.dtype();
     if count == 0 {
         return Ok(());
     }

@@ -238,7 +238,8 @@ impl<'a> Plan<'a> {
     /// Plans a fold. It makes `kept` or `reduced` begin with a dimension of vectors.
     fn new(types: Types, pointers: &Pointers, kept: &'a mut Dims, reduced: &'a mut Dims) -> Self {
         let product = |dims: &Dims| dims.iter().map(|dim| dim.size).product::<usize>();
-        let (total, count) = (product(kept), product(reduced));
+        let total = product(kept);
+        let count = product(reduced);
         let extent = |input: usize| {
             let reach = |dim: &Dim| dim.size.saturating_sub(1) * dim.steps[input];
             kept.iter().chain(reduced.iter()).map(reach).sum::<usize>()
@@ -257,7 +258,8 @@ impl<'a> Plan<'a> {
             dim.output *= width;
             dim.steps.iter_mut().for_each(|step| *step *= width);
         }
-        let (kept_size, reduced_size) = (product(kept), product(reduced));
+        let kept_size = product(kept);
+        let reduced_size = product(reduced);
         // The number of loads that a thread has in flight.
         let unroll = if width * types.from.size() < 8 { 8 } else { 4 };
         let floor = |size: usize| 1 << size.max(1).ilog2();
@@ -338,8 +340,11 @@ impl<'a> Plan<'a> {
 
     fn source(&self, kind: Kind, how: &Fold, pointers: &Pointers) -> String {
         let Types { from, to, given } = self.types;
-        let (inputs, outputs) = (pointers.inputs.len(), pointers.outputs.len());
-        let (width, rank, index) = (self.width, self.rank, if self.is_large { "u64" } else { "u32" });
+        let inputs = pointers.inputs.len();
+        let outputs = pointers.outputs.len();
+        let width = self.width;
+        let rank = self.rank;
+        let index = if self.is_large { "u64" } else { "u32" };
         let kind = match kind {
             Kind::Rows => "ROWS",
             Kind::Columns => "COLUMNS",

@@ -40,7 +40,8 @@ fn scan(op: &'static str, out: &Tensor, input: &Tensor, dim: usize, host: &'stat
     let mut access = Access::new(op, &[out], &[input])?;
     let places = [access.write_ptr(0).addr() as u64, access.read_ptr(0).addr() as u64];
     let (outer, step) = lines::around(out.sizes(), dim);
-    let (rows, n) = (outer * step, out.sizes().get(dim).copied().unwrap_or(1));
+    let rows = outer * step;
+    let n = out.sizes().get(dim).copied().unwrap_or(1);
     let launch = |queue: &mut Queue| launch(queue, op, dtype, places, [n, rows, step]);
     queue::submit(&access, launch, move |writes, reads| on_cpu(op, host, dtype)?(&writes[0], &reads[0], dim))
 }

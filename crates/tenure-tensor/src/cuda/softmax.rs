@@ -50,7 +50,8 @@ fn run(
     let mut places = vec![access.write_ptr(0).addr() as u64];
     places.extend((0..inputs.len()).map(|input| access.read_ptr(input).addr() as u64));
     let (outer, step) = lines::around(out.sizes(), dim);
-    let (rows, n) = (outer * step, out.sizes().get(dim).copied().unwrap_or(1));
+    let rows = outer * step;
+    let n = out.sizes().get(dim).copied().unwrap_or(1);
     let is_columns = step > 1;
     let launch = |queue: &mut Queue| {
         let mut lines = Lines::new(out.dtype(), &places, inputs.len(), rows, n, Edges::Any);

@@ -25,8 +25,10 @@ fn order(out: &Tensor, input: &Tensor, count: usize, descending: bool) -> Result
         return Ok(());
     }
     let mut access = Access::new("sort", &[out], &[input])?;
-    let (to, from) = (access.write_ptr(0).addr() as u64, access.read_ptr(0).addr() as u64);
-    let (length, dtype) = (input.sizes().last().copied().unwrap_or(1), input.dtype());
+    let to = access.write_ptr(0).addr() as u64;
+    let from = access.read_ptr(0).addr() as u64;
+    let length = input.sizes().last().copied().unwrap_or(1);
+    let dtype = input.dtype();
     let source = Source::Elements { dtype, descending };
     let launch = |queue: &mut Queue| {
         if length > SHORT {

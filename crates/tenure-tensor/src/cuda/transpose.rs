@@ -36,7 +36,8 @@ pub(super) fn launch(queue: &Queue, iter: &Elementwise<'_>, across: usize) -> Re
     let space = IterationSpace::new(&others(&sizes), &[&others(&out.strides), &others(&input.strides)]);
     let is_large = space.is_large(0);
     let side = if out.dtype.size() > 2 { 32 } else { 64 };
-    let (rows, columns) = (sizes[across], sizes[0]);
+    let rows = sizes[across];
+    let columns = sizes[0];
     let mut words: SmallVec<[u64; 64]> = space.words().collect();
     words.extend([out.data, input.data].map(|data| data.addr() as u64));
     words.extend([rows, columns, out.strides[across], input.strides[0]].map(|word| word as u64));

@@ -133,18 +133,22 @@ impl Tensor {
     pub fn swiglu(&self, x: &Self) -> Result<Self> {
         let _op = entered("swiglu");
         let dtype = promoted(&[self.into(), x.into()]);
-        let (gate, x) = (&self.to_dtype(dtype)?, &x.to_dtype(dtype)?);
+        let gate = &self.to_dtype(dtype)?;
+        let x = &x.to_dtype(dtype)?;
         let out = pointwise::run(&SWIGLU, dtype, dtype, &[gate, x], |kernel, iter| kernel(iter))?;
         attach(out, SWIGLU.name(), &[gate, x], |saver| {
-            let (gate, x) = (saver.save(gate)?, saver.save_if(saver.needs(0), x)?);
+            let gate = saver.save(gate)?;
+            let x = saver.save_if(saver.needs(0), x)?;
             Ok(move |context: &Context<'_>| {
-                let (grad, gate) = (context.grad(0)?, context.unpack(gate)?);
+                let grad = context.grad(0)?;
+                let gate = context.unpack(gate)?;
                 let is_both = context.needs(0) && context.needs(1);
                 if is_grad_enabled() || !is_both {
                     let to_gate = context.give(0, || silu_backward(&grad.mul(&context.unpack(x)?)?, &gate))?;
                     return Ok([to_gate, context.give(1, || gate.swiglu(&grad))?].into_iter().collect());
                 }
-                let (x, to_gate) = (context.unpack(x)?, pointwise::output(grad.sizes(), dtype, &[&grad])?);
+                let x = context.unpack(x)?;
+                let to_gate = pointwise::output(grad.sizes(), dtype, &[&grad])?;
                 let to_x = to_gate.empty_like()?;
                 let iter = Elementwise::new(SWIGLU_BACKWARD.name(), &[&to_gate, &to_x], &[&grad, &gate, &x])?;
                 SWIGLU_BACKWARD.find(grad.device().kind(), dtype)?(&iter)?;
@@ -213,7 +217,8 @@ fn gelu_tanh_backward(grad: &Tensor, x: &Tensor) -> Result<Tensor> {
     sloped(by(&GELU_TANH_BACKWARD, grad, x)?, grad, x, gelu_tanh_backward, |grad, x| {
         // The function is x·s(v), where s is the logistic function of its argument v: s'·(2v' + x·((1 - 2s)·v'² +
         // v'')).
-        let (scale, cube) = (kernels::GELU_TANH_SCALE, kernels::GELU_TANH_CUBE);
+        let scale = kernels::GELU_TANH_SCALE;
+        let cube = kernels::GELU_TANH_CUBE;
         let square = x.square()?;
         let s = x.mul(&square.mul(cube)?.add(1)?)?.mul(scale)?.sigmoid()?;
         let slope = square.mul(3.0 * cube)?.add(1)?.mul(scale)?;
@@ -270,9 +275,11 @@ fn sloped(
     further: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
     attach(out, "slope", &[grad, x], |saver| {
-        let (grad, x) = (saver.save_if(saver.needs(1), grad)?, saver.save(x)?);
+        let grad = saver.save_if(saver.needs(1), grad)?;
+        let x = saver.save(x)?;
         Ok(move |context: &Context<'_>| {
-            let (from_above, x) = (context.grad(0)?, context.unpack(x)?);
+            let from_above = context.grad(0)?;
+            let x = context.unpack(x)?;
             let to_grad = context.give(0, || this(&from_above, &x))?;
             let to_x = context.give(1, || further(&from_above.mul(&context.unpack(grad)?)?, &x))?;
             Ok([to_grad, to_x].into_iter().collect())

@@ -112,7 +112,8 @@ impl Tensor {
         let pair = Pair::new(kernel.name(), self, other, |dtype| dtype)?;
         attach(pair.compute(kernel, pair.dtype)?, kernel.name(), &[self, &pair.b], |saver| {
             let needs = saver.needs(1);
-            let (left, right) = (saver.save_if(needs, self)?, saver.save_if(needs, &pair.b)?);
+            let left = saver.save_if(needs, self)?;
+            let right = saver.save_if(needs, &pair.b)?;
             Ok(move |context: &Context<'_>| {
                 let grad = context.grad(0)?;
                 let to_right =
@@ -142,9 +143,11 @@ impl Tensor {
     ) -> Result<Self> {
         let pair = Pair::new(kernel.name(), self, other, |dtype| dtype)?;
         attach(pair.compute(kernel, pair.dtype)?, kernel.name(), &[self, &pair.b], |saver| {
-            let (left, right) = (saver.save(self)?, saver.save(&pair.b)?);
+            let left = saver.save(self)?;
+            let right = saver.save(&pair.b)?;
             Ok(move |context: &Context<'_>| {
-                let (a, b) = (context.unpack(left)?, context.unpack(right)?);
+                let a = context.unpack(left)?;
+                let b = context.unpack(right)?;
                 let grad = context.grad(0)?;
                 let shared = a.eq(&b)?.where_(&grad.mul(0.5)?, &grad)?;
                 let to_left = context.give(0, || shared.masked_fill(&loses(&a, &b)?, 0))?;
@@ -158,9 +161,11 @@ impl Tensor {
     pub fn atan2(&self, x: &Self) -> Result<Self> {
         let pair = Pair::new("atan2", self, x.into(), floating)?;
         attach(pair.compute(&ATAN2, pair.dtype)?, "atan2", &[self, x], |saver| {
-            let (y, x) = (saver.save(self)?, saver.save(x)?);
+            let y = saver.save(self)?;
+            let x = saver.save(x)?;
             Ok(move |context: &Context<'_>| {
-                let (y, x) = (context.unpack(y)?, context.unpack(x)?);
+                let y = context.unpack(y)?;
+                let x = context.unpack(x)?;
                 let squares = y.square()?.add(&x.square()?)?;
                 let scaled = context.grad(0)?.div(&squares.masked_fill(&squares.eq(0.0)?, f64::INFINITY)?)?;
                 let to_y = context.give(0, || scaled.mul(&x))?;
@@ -218,7 +223,8 @@ pub(super) fn product(
     a: &Tensor,
     b: &Tensor,
 ) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
-    let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save_if(saver.needs(0), b)?);
+    let left = saver.save_if(saver.needs(1), a)?;
+    let right = saver.save_if(saver.needs(0), b)?;
     Ok(move |context: &Context<'_>| {
         let grad = context.grad(0)?;
         let to_left = context.give(0, || grad.mul(&context.unpack(right)?))?;
@@ -233,7 +239,8 @@ pub(super) fn quotient(
     a: &Tensor,
     b: &Tensor,
 ) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
-    let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save(b)?);
+    let left = saver.save_if(saver.needs(1), a)?;
+    let right = saver.save(b)?;
     Ok(move |context: &Context<'_>| {
         let scaled = context.grad(0)?.div(&context.unpack(right)?)?;
         let to_right = context.give(1, || {
@@ -258,10 +265,12 @@ pub(super) fn way(
     [from, to, weight]: [&Tensor; 3],
 ) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
     let needs = saver.needs(2);
-    let (from, to) = (saver.save_if(needs, from)?, saver.save_if(needs, to)?);
+    let from = saver.save_if(needs, from)?;
+    let to = saver.save_if(needs, to)?;
     let weight = saver.save(weight)?;
     Ok(move |context: &Context<'_>| {
-        let (grad, weight) = (context.grad(0)?, context.unpack(weight)?);
+        let grad = context.grad(0)?;
+        let weight = context.unpack(weight)?;
         let to_start = context.give(0, || grad.sub(&grad.mul(&weight)?))?;
         let to_end = context.give(1, || grad.mul(&weight))?;
         let to_weight = context.give(2, || grad.mul(&context.unpack(to)?.sub(&context.unpack(from)?)?))?;
@@ -276,7 +285,8 @@ pub(super) fn sum_with_product(
     b: &Tensor,
     factor: Scalar,
 ) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
-    let (a, b) = (saver.save_if(saver.needs(2), a)?, saver.save_if(saver.needs(1), b)?);
+    let a = saver.save_if(saver.needs(2), a)?;
+    let b = saver.save_if(saver.needs(1), b)?;
     Ok(move |context: &Context<'_>| {
         let grad = context.grad(0)?;
         let to_a = context.give(1, || grad.mul(&context.unpack(b)?)?.mul(factor))?;
@@ -292,9 +302,11 @@ pub(super) fn sum_with_quotient(
     b: &Tensor,
     factor: Scalar,
 ) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
-    let (a, b) = (saver.save_if(saver.needs(2), a)?, saver.save(b)?);
+    let a = saver.save_if(saver.needs(2), a)?;
+    let b = saver.save(b)?;
     Ok(move |context: &Context<'_>| {
-        let (grad, b) = (context.grad(0)?, context.unpack(b)?);
+        let grad = context.grad(0)?;
+        let b = context.unpack(b)?;
         let scaled = grad.mul(&b.reciprocal()?.mul(factor)?)?;
         let to_b = context.give(2, || scaled.mul(&context.unpack(a)?.div(&b)?)?.neg())?;
         Ok([Some(grad), Some(scaled), to_b].into_iter().collect())

@@ -96,7 +96,9 @@ impl Tensor {
             let batch: usize = sizes[..rank.saturating_sub(3)].iter().product();
             rows_dense(tensor.reshape(&signed(&[batch, heads, sizes[rank - 2], sizes[rank - 1]]))?)
         };
-        let (q, k, v) = (four(self)?, four(keys)?, four(values)?);
+        let q = four(self)?;
+        let k = four(keys)?;
+        let v = four(values)?;
         let scores = [q.sizes()[0], q.sizes()[1], q.sizes()[2], k.sizes()[2]];
         let mask = how.mask.map(|mask| four_of_mask(mask, self, keys, scores)).transpose()?;
         let width = self.sizes()[rank - 1];
@@ -151,7 +153,8 @@ fn fused(q: &Tensor, k: &Tensor, v: &Tensor, mask: Option<&Tensor>, weighting: W
     });
     attach_all(&[&out], "attention", &[q, k, v], |saver| {
         let inputs = [saver.save(q)?, saver.save(k)?, saver.save(v)?];
-        let (out, sums) = (saver.save_output(&out, 0)?, saver.save(&sums)?);
+        let out = saver.save_output(&out, 0)?;
+        let sums = saver.save(&sums)?;
         let mask = mask.map(|mask| saver.save(mask)).transpose()?;
         Ok(move |context: &Context<'_>| {
             let [q, k, v] = [context.unpack(inputs[0])?, context.unpack(inputs[1])?, context.unpack(inputs[2])?];
@@ -193,7 +196,9 @@ fn backward_of_weights(
     mask: Option<&Tensor>,
     weighting: Weighting,
 ) -> Result<crate::autograd::Grads> {
-    let (q, k, v) = (&wide(q)?, &wide(k)?, &wide(v)?);
+    let q = &wide(q)?;
+    let k = &wide(k)?;
+    let v = &wide(v)?;
     let weights = weights(q, k, sums, mask, weighting)?;
     let grad = shared(&wide(grad)?, k)?;
     let to_values = dropped(&weights, weighting)?.transpose(-2, -1)?.matmul(&grad)?;
@@ -240,6 +245,7 @@ fn dropped(weights: &Tensor, weighting: Weighting) -> Result<Tensor> {
 /// Joins the queries of heads that share keys, one after the other: `(batch, heads of keys, queries, ...)`.
 fn shared(tensor: &Tensor, k: &Tensor) -> Result<Tensor> {
     let sizes = tensor.sizes();
-    let (batch, heads) = (sizes[0], k.sizes()[1]);
+    let batch = sizes[0];
+    let heads = k.sizes()[1];
     tensor.reshape(&signed(&[batch, heads, sizes[1] * sizes[2] / heads.max(1), sizes[3]]))
 }

@@ -133,7 +133,9 @@ impl BatchNorm<'_> {
             then,
         )?;
 
-        let (eps, weight, bias) = (self.eps, self.weight, self.bias);
+        let eps = self.eps;
+        let weight = self.weight;
+        let bias = self.bias;
         recipe::note(&out, "batch_norm", [x], [weight, bias, then.carried()], || {
             let is_above = !matches!(then, Then::Nothing);
             move |[x], [weight, bias, carried]| {
@@ -142,15 +144,20 @@ impl BatchNorm<'_> {
                 norm.by_batch(x, channels, count, Then::of(is_above, carried))
             }
         });
-        let (has_weight, has_bias, bias_dtype) = (weight.is_some(), bias.is_some(), bias.map(Tensor::dtype));
+        let has_weight = weight.is_some();
+        let has_bias = bias.is_some();
+        let bias_dtype = bias.map(Tensor::dtype);
         attach(out.clone(), "batch_norm", &self.inputs(x, then), |saver| {
-            let (saved, mean, rstd) = (saver.save(x)?, saver.save(&mean)?, saver.save(&rstd)?);
+            let saved = saver.save(x)?;
+            let mean = saver.save(&mean)?;
+            let rstd = saver.save(&rstd)?;
             let scale = if has_weight { saver.save(&scale)? } else { rstd };
             let weight = weight.map(|weight| saver.save(weight)).transpose()?;
             let is_carried = matches!(then, Then::AddRelu(_));
             let y = if matches!(then, Then::Nothing) { None } else { Some(saver.save_output(&out, 0)?) };
             Ok(move |context: &Context<'_>| {
-                let (mut grad, x) = (context.grad(0)?, context.unpack(saved)?);
+                let mut grad = context.grad(0)?;
+                let x = context.unpack(saved)?;
                 let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
                 let mut y = y.map(|y| context.unpack(y)).transpose()?;
                 // If a carried tensor was added, its gradient needs the gradient of the sum too.
@@ -161,7 +168,9 @@ impl BatchNorm<'_> {
                 let mut grads = if is_grad_enabled() {
                     differentiable(&grad, &x, weight.as_ref(), has_bias, eps)?
                 } else {
-                    let (mean, rstd, scale) = (context.unpack(mean)?, context.unpack(rstd)?, context.unpack(scale)?);
+                    let mean = context.unpack(mean)?;
+                    let rstd = context.unpack(rstd)?;
+                    let scale = context.unpack(scale)?;
                     let sums = [mean.empty_like()?, mean.empty_like()?];
                     let out = [&sums[0], &sums[1]];
                     NORMALIZE_SUMS.find(x.device().kind(), x.dtype())?(out, &grad, &x, &mean, y.as_ref())?;
@@ -183,8 +192,9 @@ impl BatchNorm<'_> {
                     GRADIENTS.find(x.device().kind(), x.dtype())?(gradients, count)?;
                     let to_x = context.give(0, || {
                         let out = output(x.sizes(), x.dtype(), &[&x])?;
-                        let (scale, slope, shift) =
-                            (along_channels(&scale, &x)?, along_channels(&slope, &x)?, along_channels(&shift, &x)?);
+                        let scale = along_channels(&scale, &x)?;
+                        let slope = along_channels(&slope, &x)?;
+                        let shift = along_channels(&shift, &x)?;
                         let mut inputs = vec![&grad, &x, &mean, &scale, &slope, &shift];
                         inputs.extend(&y);
                         let kernel = if y.is_some() { &RELU_BACKWARD } else { &NORMALIZE_BACKWARD };
@@ -220,7 +230,9 @@ impl BatchNorm<'_> {
         }
         let affine = affine(x);
         let (out, mean, rstd) = self.by_scale(x, average, variance, then)?;
-        let (eps, weight, has_bias) = (self.eps, self.weight, self.bias.is_some());
+        let eps = self.eps;
+        let weight = self.weight;
+        let has_bias = self.bias.is_some();
         recipe::note(&out, "batch_norm", [x, average, variance], [weight, self.bias, then.carried()], || {
             let is_above = !matches!(then, Then::Nothing);
             move |[x, mean, variance], [weight, bias, carried]| {
@@ -230,12 +242,16 @@ impl BatchNorm<'_> {
         });
         let dims = others(x);
         attach(out.clone(), "batch_norm", &inputs, |saver| {
-            let (saved, mean, rstd) = (saver.save_if(weight.is_some(), x)?, saver.save(&mean)?, saver.save(&rstd)?);
+            let saved = saver.save_if(weight.is_some(), x)?;
+            let mean = saver.save(&mean)?;
+            let rstd = saver.save(&rstd)?;
             let weight = weight.map(|weight| saver.save(weight)).transpose()?;
             let is_carried = matches!(then, Then::AddRelu(_));
             let y = if matches!(then, Then::Nothing) { None } else { Some(saver.save_output(&out, 0)?) };
             Ok(move |context: &Context<'_>| {
-                let (mut grad, mean, rstd) = (context.grad(0)?, context.unpack(mean)?, context.unpack(rstd)?);
+                let mut grad = context.grad(0)?;
+                let mean = context.unpack(mean)?;
+                let rstd = context.unpack(rstd)?;
                 if let Some(y) = y {
                     grad = relu_backward(&grad, &context.unpack(y)?)?;
                 }
@@ -266,7 +282,8 @@ impl BatchNorm<'_> {
         variance: &Tensor,
         then: Then<'_>,
     ) -> Result<(Tensor, Tensor, Tensor)> {
-        let (compute, affine) = (computed(x.dtype()), affine(x));
+        let compute = computed(x.dtype());
+        let affine = affine(x);
         let (mean, rstd, scale) = no_grad(|| {
             let rstd = variance.to_dtype(compute)?.add(self.eps)?.rsqrt()?;
             let scale = weighted(&rstd, self.weight)?;
@@ -318,7 +335,8 @@ fn affine(x: &Tensor) -> Vec<isize> {
 /// Returns a view of one element for each channel that broadcasts to `x`. It has no gradient.
 pub(crate) fn along_channels(channels: &Tensor, x: &Tensor) -> Result<Tensor> {
     let rank = x.rank() - 1;
-    let (mut sizes, mut strides) = (vec![1; rank], vec![0; rank]);
+    let mut sizes = vec![1; rank];
+    let mut strides = vec![0; rank];
     (sizes[0], strides[0]) = (channels.sizes()[0], channels.strides()[0]);
     Ok(channels.alias(Layout::strided(&sizes, &strides, channels.layout().offset())?))
 }

@@ -64,8 +64,10 @@ impl Tensor {
         let _op = entered("conv");
         let spatial = check("conv", self, weight, bias)?;
         let geometry = geometry("conv", spatial, how)?;
-        let (channels, outputs) = (self.sizes()[1], weight.sizes()[0]);
-        let (taken, groups) = (weight.sizes()[1].saturating_mul(how.groups), how.groups);
+        let channels = self.sizes()[1];
+        let outputs = weight.sizes()[0];
+        let taken = weight.sizes()[1].saturating_mul(how.groups);
+        let groups = how.groups;
         if !outputs.is_multiple_of(groups) {
             let reason = format!("{outputs} outputs of a weight of sizes {:?} make no {groups} groups", weight.sizes());
             return Err(TensorError::shape("conv", reason));
@@ -154,7 +156,8 @@ impl Tensor {
             );
             return Err(TensorError::argument(OP, reason));
         }
-        let (images, kernel) = (&self.sizes()[2..], &weight.sizes()[2..]);
+        let images = &self.sizes()[2..];
+        let kernel = &weight.sizes()[2..];
         let sizes = (0..spatial).map(|dim| {
             let at = dim + 3 - spatial;
             let [pixels, elements] = [images[dim], kernel[dim]].map(|size| size as i128);
@@ -197,7 +200,8 @@ fn convolve(
     sizes: &[usize],
 ) -> Result<Tensor> {
     let (format, [input, weight]) = ordered([input, weight])?;
-    let (input, weight) = (&input, &weight);
+    let input = &input;
+    let weight = &weight;
     let out = output(&[&[input.sizes()[0], weight.sizes()[0]], sizes].concat(), format, input)?;
     let dense = bias.map(Tensor::contiguous).transpose()?;
     CONVOLVE.find(out.device().kind(), out.dtype())?(&out, input, weight, dense.as_ref(), &geometry)?;
@@ -209,7 +213,8 @@ fn convolve(
     let images = input.sizes()[2..].to_vec();
     let kernel = weight.sizes().to_vec();
     attach(out, "conv", &inputs, |saver| {
-        let (left, right) = (saver.save_if(saver.needs(1), input)?, saver.save_if(saver.needs(0), weight)?);
+        let left = saver.save_if(saver.needs(1), input)?;
+        let right = saver.save_if(saver.needs(0), weight)?;
         let has_bias = bias.is_some();
         Ok(move |context: &Context<'_>| {
             let grad = context.grad(0)?.contiguous_in(format)?;
@@ -230,7 +235,8 @@ fn transposed(
     sizes: &[usize],
 ) -> Result<Tensor> {
     let (format, [input, weight]) = ordered([input, weight])?;
-    let (input, weight) = (&input, &weight);
+    let input = &input;
+    let weight = &weight;
     let channels = weight.sizes()[1] * geometry.groups;
     let out = output(&[&[input.sizes()[0], channels], sizes].concat(), format, input)?;
     let dense = bias.map(Tensor::contiguous).transpose()?;
@@ -243,7 +249,8 @@ fn transposed(
     let images = input.sizes()[2..].to_vec();
     let kernel = weight.sizes().to_vec();
     attach(out, "conv_transpose", &inputs, |saver| {
-        let (left, right) = (saver.save_if(saver.needs(1), input)?, saver.save_if(saver.needs(0), weight)?);
+        let left = saver.save_if(saver.needs(1), input)?;
+        let right = saver.save_if(saver.needs(0), weight)?;
         let has_bias = bias.is_some();
         Ok(move |context: &Context<'_>| {
             let grad = context.grad(0)?.contiguous_in(format)?;
@@ -259,12 +266,15 @@ fn transposed(
 /// `grad`.
 fn weight_gradient(input: &Tensor, grad: &Tensor, geometry: Geometry, kernel: &[usize]) -> Result<Tensor> {
     let (format, [input, grad]) = ordered([input, grad])?;
-    let (input, grad) = (&input, &grad);
+    let input = &input;
+    let grad = &grad;
     let out = output(kernel, format, input)?;
     WEIGHT_GRADIENT.find(out.device().kind(), out.dtype())?(&out, input, grad, &geometry)?;
-    let (images, result) = (input.sizes()[2..].to_vec(), grad.sizes()[2..].to_vec());
+    let images = input.sizes()[2..].to_vec();
+    let result = grad.sizes()[2..].to_vec();
     attach(out, "conv_weight_gradient", &[input, grad], |saver| {
-        let (left, right) = (saver.save_if(saver.needs(1), input)?, saver.save_if(saver.needs(0), grad)?);
+        let left = saver.save_if(saver.needs(1), input)?;
+        let right = saver.save_if(saver.needs(0), grad)?;
         Ok(move |context: &Context<'_>| {
             let weight = context.grad(0)?.contiguous_in(format)?;
             let to_input = context.give(0, || transposed(&context.unpack(right)?, &weight, None, geometry, &images))?;

@@ -210,7 +210,8 @@ impl Term {
             left.labels.iter().copied().filter(in_both).partition(|label| is_needed(label));
         let only =
             |term: &Self| -> Vec<Label> { term.labels.iter().copied().filter(|label| !in_both(label)).collect() };
-        let (rows, columns) = (only(&left), only(&right));
+        let rows = only(&left);
+        let columns = only(&right);
         let sizes_of = |term: &Self, labels: &[Label]| -> Vec<usize> {
             labels.iter().filter_map(|label| size(term, label)).collect()
         };
@@ -218,8 +219,10 @@ impl Term {
         let sizes = |sizes: &[usize]| sizes.iter().map(|size| *size as isize).collect::<Vec<isize>>();
         let product = |of: &[usize]| of.iter().product::<usize>();
         let inner = product(&sizes_of(&left, &summed));
-        let (row_sizes, column_sizes) = (sizes_of(&left, &rows), sizes_of(&right, &columns));
-        let (left_batch, right_batch) = (batch_of(&left), batch_of(&right));
+        let row_sizes = sizes_of(&left, &rows);
+        let column_sizes = sizes_of(&right, &columns);
+        let left_batch = batch_of(&left);
+        let right_batch = batch_of(&right);
         let a = left.ordered(&[&batch[..], &rows, &summed].concat())?.tensor;
         let b = right.ordered(&[&batch[..], &summed, &columns].concat())?.tensor;
         let a = a.reshape(&sizes(&[&left_batch[..], &[product(&row_sizes), inner]].concat()))?;

@@ -118,7 +118,8 @@ impl Tensor {
         let out = reduced.finish(extreme(self, &reduced, largest)?, keep)?;
         let over = dims.to_vec();
         attach(out.clone(), op, &[self], |saver| {
-            let (saved, output) = (saver.save(self)?, saver.save_output(&out, 0)?);
+            let saved = saver.save(self)?;
+            let output = saver.save_output(&out, 0)?;
             Ok(move |context: &Context<'_>| {
                 let is_it = context.unpack(saved)?.eq(&context.unpack(output)?.reshape(&kept)?)?;
                 let share = context.grad(0)?.reshape(&kept)?.div(&is_it.sum(&over, true)?)?;
@@ -130,12 +131,15 @@ impl Tensor {
     fn placed_extreme(&self, op: &'static str, dim: isize, keep: bool, largest: bool) -> Result<(Self, Self)> {
         let reduced = reduced(op, self, &[dim])?;
         let (values, places) = placed(self, &reduced, largest)?;
-        let (values, places) = (reduced.finish(values, keep)?, reduced.finish(places, keep)?);
-        let (kept, from) = (signed(&reduced.sizes), self.sizes().to_vec());
+        let values = reduced.finish(values, keep)?;
+        let places = reduced.finish(places, keep)?;
+        let kept = signed(&reduced.sizes);
+        let from = self.sizes().to_vec();
         attach_all(&[&values], op, &[self], |saver| {
             let saved = saver.save(&places)?;
             Ok(move |context: &Context<'_>| {
-                let (grad, places) = (context.grad(0)?.reshape(&kept)?, context.unpack(saved)?.reshape(&kept)?);
+                let grad = context.grad(0)?.reshape(&kept)?;
+                let places = context.unpack(saved)?.reshape(&kept)?;
                 let to_input = match from.is_empty() {
                     true => grad,
                     false => Self::zeros(&from, grad.dtype(), grad.device())?.scatter(dim, &places, &grad)?,

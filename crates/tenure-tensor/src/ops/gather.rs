@@ -34,7 +34,8 @@ impl Tensor {
         let out = self.read("gather", &index, &base, &[place])?;
         recipe::note(&out, "gather", [self, &index], [], || move |[x, index], []| x.gather(dim, index));
         attach(out, "gather", &[self], |saver| {
-            let (index, from) = (saver.save(&index)?, self.sizes().to_vec());
+            let index = saver.save(&index)?;
+            let from = self.sizes().to_vec();
             Ok(move |context: &Context<'_>| {
                 let grad = context.grad(0)?;
                 let zeros = Self::zeros(&from, grad.dtype(), grad.device())?;
@@ -55,7 +56,8 @@ impl Tensor {
             let reason = format!("an index of sizes {:?} is not one for sizes {:?}", index.sizes(), self.sizes());
             return Err(TensorError::shape("take_along_dim", reason));
         }
-        let (mut own, mut others) = (signed(self.sizes()), signed(index.sizes()));
+        let mut own = signed(self.sizes());
+        let mut others = signed(index.sizes());
         for dim in (0..self.rank()).filter(|dim| *dim != place) {
             let size = if own[dim] == 1 { others[dim] } else { own[dim] };
             (own[dim], others[dim]) = (size, size);
@@ -109,7 +111,8 @@ impl Tensor {
         }
         let indices = indices.as_index("embedding")?;
         attach(self.pick("embedding", &[0], 0, &indices)?, "embedding", &[self], |saver| {
-            let (indices, sizes) = (saver.save(&indices)?, self.sizes().to_vec());
+            let indices = saver.save(&indices)?;
+            let sizes = self.sizes().to_vec();
             Ok(move |context: &Context<'_>| {
                 let grad = context.grad(0)?;
                 let zeros = Self::zeros(&sizes, grad.dtype(), grad.device())?;
@@ -162,7 +165,9 @@ impl Tensor {
     pub(crate) fn picked(&self, op: &'static str, dims: &[usize], at: usize, positions: &Self) -> Result<Self> {
         let _op = entered(op);
         attach(self.pick(op, dims, at, positions)?, op, &[self], |saver| {
-            let (positions, sizes, dims) = (saver.save(positions)?, self.sizes().to_vec(), Dims::from_slice(dims));
+            let positions = saver.save(positions)?;
+            let sizes = self.sizes().to_vec();
+            let dims = Dims::from_slice(dims);
             Ok(move |context: &Context<'_>| {
                 let grad = context.grad(0)?;
                 let zeros = Self::zeros(&sizes, grad.dtype(), grad.device())?;
@@ -174,7 +179,9 @@ impl Tensor {
 
     /// Selects as [`picked`](Self::picked) does, without a gradient.
     fn pick(&self, op: &'static str, dims: &[usize], at: usize, positions: &Self) -> Result<Self> {
-        let (mut sizes, mut base, mut index) = (Dims::new(), Dims::new(), Dims::new());
+        let mut sizes = Dims::new();
+        let mut base = Dims::new();
+        let mut index = Dims::new();
         for dim in (0..self.rank()).filter(|dim| !dims.contains(dim)) {
             sizes.push(self.sizes()[dim]);
             base.push(self.strides()[dim]);

@@ -163,7 +163,8 @@ impl Tensor {
     /// # Errors
     /// The errors of [`add_`](Self::add_).
     pub fn clamp_(&self, min: impl Into<Scalar>, max: impl Into<Scalar>) -> Result<()> {
-        let (min, max) = (min.into(), max.into());
+        let min = min.into();
+        let max = max.into();
         let dtype = pointwise::promoted(&[self.into(), min.into(), max.into()]);
         self.check_stores("clamp_", dtype)?;
         let limits = (Some(min), Some(max));

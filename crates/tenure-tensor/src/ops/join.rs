@@ -35,7 +35,8 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
             |tensor: &Tensor| (0..tensor.rank()).filter(|dim| *dim != place).map(|dim| tensor.sizes()[dim]).collect();
         let (left, right): (Vec<usize>, Vec<usize>) = (others(first), others(tensor));
         if first.rank() != tensor.rank() || left != right {
-            let (expected, found) = (first.sizes(), tensor.sizes());
+            let expected = first.sizes();
+            let found = tensor.sizes();
             let reason = format!(
                 "tensor {index} of sizes {found:?} does not continue sizes {expected:?}: they may differ in dimension \
                  {place} only"
@@ -161,8 +162,8 @@ impl Tensor {
             let length = self.sizes()[self.existing_dim("roll", *dim)?];
             if length > 0 {
                 let start = shift.rem_euclid(length as isize) as usize;
-                let (last, first) =
-                    (rolled.narrow(*dim, length - start, start)?, rolled.narrow(*dim, 0, length - start)?);
+                let last = rolled.narrow(*dim, length - start, start)?;
+                let first = rolled.narrow(*dim, 0, length - start)?;
                 rolled = cat(&[&last, &first], *dim)?;
             }
         }

@@ -256,13 +256,16 @@ impl Tensor {
         expect_probabilities(op, "target", target, "")?;
         let log = |x: Self| x.log()?.clamp_min(-100.0);
         let losses = no_grad(|| {
-            let (yes, no) = (log(self.clone())?, log(self.neg()?.add(1.0)?)?);
+            let yes = log(self.clone())?;
+            let no = log(self.neg()?.add(1.0)?)?;
             target.mul(&no.sub(&yes)?)?.sub(&no)
         })?;
         let mut losses = attach(losses, op, &[self, target], |saver| {
-            let (x, target) = (saver.save(self)?, saver.save(target)?);
+            let x = saver.save(self)?;
+            let target = saver.save(target)?;
             Ok(move |context: &Context<'_>| {
-                let (grad, x) = (context.grad(0)?, context.unpack(x)?);
+                let grad = context.grad(0)?;
+                let x = context.unpack(x)?;
                 let rest = x.neg()?.add(1.0)?;
                 let to_x = context.give(0, || {
                     let slope = x.sub(&context.unpack(target)?)?.div(&rest.mul(&x)?.clamp_min(1e-12)?)?;
@@ -335,18 +338,26 @@ impl Tensor {
 fn row_losses(rows: &Tensor, classes: &Tensor, options: &CrossEntropy<'_>) -> Result<(Tensor, Tensor)> {
     let compute = computed(rows.dtype());
     let weight = options.weight.map(|weight| weight.detach().to_dtype(compute)?.contiguous()).transpose()?;
-    let (ignored, smoothing) = (options.ignore_index, options.label_smoothing);
+    let ignored = options.ignore_index;
+    let smoothing = options.label_smoothing;
     let row = || Tensor::empty(classes.sizes(), compute, rows.device());
-    let (losses, logs, weights) = (row()?, row()?, row()?);
+    let losses = row()?;
+    let logs = row()?;
+    let weights = row()?;
     let scores = rows.detach();
     let targets = Targets { scores: &scores, classes, weight: weight.as_ref(), ignored, smoothing };
     CROSS_ENTROPY.find(rows.device().kind(), rows.dtype())?([&losses, &logs, &weights], targets)?;
     let losses = attach(losses, "cross_entropy", &[rows], |saver| {
-        let (rows, classes, logs) = (saver.save(rows)?, saver.save(classes)?, saver.save(&logs)?);
+        let rows = saver.save(rows)?;
+        let classes = saver.save(classes)?;
+        let logs = saver.save(&logs)?;
         let weight = weight.as_ref().map(|weight| saver.save(weight)).transpose()?;
         Ok(move |context: &Context<'_>| {
-            let (grad, scores, classes) = (context.grad(0)?, context.unpack(rows)?, context.unpack(classes)?);
-            let (logs, weight) = (context.unpack(logs)?, weight.map(|weight| context.unpack(weight)).transpose()?);
+            let grad = context.grad(0)?;
+            let scores = context.unpack(rows)?;
+            let classes = context.unpack(classes)?;
+            let logs = context.unpack(logs)?;
+            let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
             let targets = Targets { scores: &scores, classes: &classes, weight: weight.as_ref(), ignored, smoothing };
             let kernel = |grad: &Tensor| -> Result<Tensor> {
                 let layout = Layout::strided(scores.sizes(), scores.strides(), 0)?;
@@ -478,7 +489,8 @@ fn expect_probabilities(op: &'static str, what: &str, tensor: &Tensor, advice: &
 fn first_outside<T: Element>(elements: &[T]) -> Option<usize> {
     /// The elements that are checked before the loop may end: without an exit in between it is vectorized.
     const BLOCK: usize = 1024;
-    let (zero, one) = (T::from_scalar(Scalar::Int(0)), T::from_scalar(Scalar::Int(1)));
+    let zero = T::from_scalar(Scalar::Int(0));
+    let one = T::from_scalar(Scalar::Int(1));
     let is_outside = |element: &T| !((*element >= zero) & (*element <= one));
     let has_outside = |block: &[T]| {
         vectorized(

@@ -18,7 +18,8 @@ impl Tensor {
     /// # Errors
     /// Inner sizes that differ, batches that do not broadcast, no dimension, different dtypes or devices.
     pub fn matmul(&self, other: &Self) -> Result<Self> {
-        let (left, right) = (&lower(self)?, &lower(other)?);
+        let left = &lower(self)?;
+        let right = &lower(other)?;
         check_operands("matmul", &[left, right])?;
         left.multiplied("matmul", right)
     }
@@ -58,7 +59,8 @@ impl Tensor {
     /// # Errors
     /// Sizes that do not match; different dtypes or devices.
     pub fn bmm(&self, other: &Self) -> Result<Self> {
-        let (left, right) = (&lower(self)?, &lower(other)?);
+        let left = &lower(self)?;
+        let right = &lower(other)?;
         check_operands("bmm", &[left, right])?;
         if left.rank() != 3 || right.rank() != 3 || left.sizes()[0] != right.sizes()[0] {
             let reason = format!(
@@ -85,7 +87,8 @@ impl Tensor {
             );
             return Err(TensorError::shape("mv", reason));
         }
-        let (matrix, vector) = (&lower(self)?, &lower(vector)?);
+        let matrix = &lower(self)?;
+        let vector = &lower(vector)?;
         check_operands("mv", &[matrix, vector])?;
         matrix.multiplied("mv", vector)
     }
@@ -145,7 +148,9 @@ impl Tensor {
         beta: Scalar,
         alpha: Scalar,
     ) -> Result<Self> {
-        let (base, a, b) = (&lower(self)?, &lower(a)?, &lower(b)?);
+        let base = &lower(self)?;
+        let a = &lower(a)?;
+        let b = &lower(b)?;
         check_operands(op, &[base, a, b])?;
         if a.rank() != rank || b.rank() != rank {
             let reason =
@@ -157,7 +162,8 @@ impl Tensor {
             move |[base, a, b], []| multiply(op, Some(base), a, b, alpha, beta)
         });
         attach(out, op, &[base, a, b], |saver| {
-            let (left, right) = (saver.save_if(saver.needs(2), a)?, saver.save_if(saver.needs(1), b)?);
+            let left = saver.save_if(saver.needs(2), a)?;
+            let right = saver.save_if(saver.needs(1), b)?;
             Ok(move |context: &Context<'_>| {
                 let grad = context.grad(0)?;
                 let scaled = grad.mul(alpha)?;
@@ -211,7 +217,8 @@ impl Tensor {
             move |[x, weight, bias], []| x.transformed(weight, Some(bias))
         });
         attach(out, "linear", &[self, weight, bias], |saver| {
-            let (left, right) = (saver.save_if(saver.needs(1), self)?, saver.save_if(saver.needs(0), weight)?);
+            let left = saver.save_if(saver.needs(1), self)?;
+            let right = saver.save_if(saver.needs(0), weight)?;
             let by_columns = is_by_columns(weight);
             Ok(move |context: &Context<'_>| {
                 let grad = rows_of(&context.grad(0)?)?;
@@ -233,7 +240,8 @@ fn product_of_rows(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let out = with_leading(&out, &leading)?.detach();
     recipe::note(&out, op, [a, b], [], || move |[a, b], []| product_of_rows(op, a, b));
     attach(out, op, &[a, b], |saver| {
-        let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save_if(saver.needs(0), b)?);
+        let left = saver.save_if(saver.needs(1), a)?;
+        let right = saver.save_if(saver.needs(0), b)?;
         let by_columns = is_by_columns(b);
         Ok(move |context: &Context<'_>| {
             let grad = rows_of(&context.grad(0)?)?;
@@ -273,7 +281,8 @@ pub(super) fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor
     let out = multiply(op, None, a, b, 1.into(), 0.into())?;
     recipe::note(&out, op, [a, b], [], || move |[a, b], []| product(op, a, b));
     attach(out, op, &[a, b], |saver| {
-        let (left, right) = (saver.save_if(saver.needs(1), a)?, saver.save_if(saver.needs(0), b)?);
+        let left = saver.save_if(saver.needs(1), a)?;
+        let right = saver.save_if(saver.needs(0), b)?;
         let by_columns = [a, b].map(is_by_columns);
         Ok(move |context: &Context<'_>| {
             let grad = context.grad(0)?;

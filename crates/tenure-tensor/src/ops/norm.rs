@@ -75,11 +75,13 @@ impl Tensor {
                 format!("{channels} channels do not divide in {groups} groups"),
             ));
         }
-        let (batch, depth) = (self.sizes()[0], channels / groups);
+        let batch = self.sizes()[0];
+        let depth = channels / groups;
         let length = self.sizes()[2..].iter().product();
         let grouped = self.reshape(&signed(&[batch, groups, depth, length]))?;
         let affine = signed(&[1, groups, depth, 1]);
-        let (weight, bias) = (shaped(weight, &affine)?, shaped(bias, &affine)?);
+        let weight = shaped(weight, &affine)?;
+        let bias = shaped(bias, &affine)?;
         by_groups(&grouped, weight.as_ref(), bias.as_ref(), eps)?.reshape(&signed(self.sizes()))
     }
 
@@ -100,12 +102,16 @@ impl Tensor {
             tensor.map_or(Ok(()), |tensor| expect_sizes(op, what, tensor, normalized))?;
         }
         let has_mean = op == "layer_norm";
-        let (input, weight, bias) = (self.contiguous()?, converted(weight, self)?, converted(bias, self)?);
+        let input = self.contiguous()?;
+        let weight = converted(weight, self)?;
+        let bias = converted(bias, self)?;
         let kept = [&self.sizes()[..self.rank() - normalized.len()], &vec![1; normalized.len()]].concat();
         let statistic = || Self::empty(&kept, computed(self.dtype()), self.device());
-        let (mean, rstd) = (if has_mean { Some(statistic()?) } else { None }, statistic()?);
+        let mean = if has_mean { Some(statistic()?) } else { None };
+        let rstd = statistic()?;
         let out = Self::empty(self.sizes(), self.dtype(), self.device())?;
-        let (detached_weight, detached_bias) = (dense(&weight)?, dense(&bias)?);
+        let detached_weight = dense(&weight)?;
+        let detached_bias = dense(&bias)?;
         let rows = Rows {
             input: &input,
             weight: detached_weight.as_ref(),
@@ -121,18 +127,23 @@ impl Tensor {
         let dims: Vec<isize> = (1..=normalized.len() as isize).map(|dim| -dim).collect();
         let inputs: Vec<&Self> = [&input].into_iter().chain(&weight).chain(&bias).collect();
         attach(out, op, &inputs, |saver| {
-            let (saved, rstd) = (saver.save(&input)?, saver.save(&rstd)?);
+            let saved = saver.save(&input)?;
+            let rstd = saver.save(&rstd)?;
             let mean = mean.map(|mean| saver.save(&mean)).transpose()?;
-            let (has_weight, has_bias) = (weight.is_some(), bias.is_some());
+            let has_weight = weight.is_some();
+            let has_bias = bias.is_some();
             let weight = weight.as_ref().map(|weight| saver.save(weight)).transpose()?;
             Ok(move |context: &Context<'_>| {
-                let (grad, x, rstd) = (context.grad(0)?, context.unpack(saved)?, context.unpack(rstd)?);
+                let grad = context.grad(0)?;
+                let x = context.unpack(saved)?;
+                let rstd = context.unpack(rstd)?;
                 let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
                 if is_grad_enabled() {
                     return composed(&grad, &x, weight.as_ref(), has_bias, has_mean, &dims, eps);
                 }
                 let mean = mean.map(|mean| context.unpack(mean)).transpose()?;
-                let (grad, weight) = (grad.contiguous()?, dense(&weight)?);
+                let grad = grad.contiguous()?;
+                let weight = dense(&weight)?;
                 let rows = Rows { input: &x, weight: weight.as_ref(), bias: None, mean: mean.as_ref(), rstd: &rstd };
                 let base = context.take_sum(0).map(|base| base.contiguous()).transpose()?;
                 let to_x = Self::empty(x.sizes(), x.dtype(), x.device())?;
@@ -177,16 +188,20 @@ fn by_groups(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f6
     });
     let inputs: Vec<&Tensor> = [x].into_iter().chain(weight).chain(bias).collect();
     attach(out, "group_norm", &inputs, |saver| {
-        let (saved, mean, rstd) = (saver.save(x)?, saver.save(&mean)?, saver.save(&rstd)?);
+        let saved = saver.save(x)?;
+        let mean = saver.save(&mean)?;
+        let rstd = saver.save(&rstd)?;
         let has_bias = bias.is_some();
         let weight = weight.map(|weight| saver.save(weight)).transpose()?;
         Ok(move |context: &Context<'_>| {
-            let (grad, x) = (context.grad(0)?, context.unpack(saved)?);
+            let grad = context.grad(0)?;
+            let x = context.unpack(saved)?;
             let weight = weight.map(|weight| context.unpack(weight)).transpose()?;
             if is_grad_enabled() {
                 return composed(&grad, &x, weight.as_ref(), has_bias, true, &DIMS, eps);
             }
-            let (mean, rstd) = (context.unpack(mean)?, context.unpack(rstd)?);
+            let mean = context.unpack(mean)?;
+            let rstd = context.unpack(rstd)?;
             let [to_bias, products] = sums_of_channels(&grad, &x, &mean)?;
             let to_x = context.give(0, || {
                 let scale = weighted(&rstd, weight.as_ref())?;
@@ -195,7 +210,8 @@ fn by_groups(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f6
                 let lost = |sums: &Tensor| -> Result<Tensor> {
                     weighted(sums, weight.as_ref())?.sum_to(rstd.sizes())?.mul(&rstd)?.mul(-1.0 / count)
                 };
-                let (shift, slope) = (lost(&to_bias)?, lost(&products)?.mul(&rstd)?.mul(&rstd)?);
+                let shift = lost(&to_bias)?;
+                let slope = lost(&products)?.mul(&rstd)?.mul(&rstd)?;
                 let out = output(x.sizes(), x.dtype(), &[&x])?;
                 let inputs = [&grad, &x, &mean, &scale, &slope, &shift];
                 let iter = Elementwise::new("norm_backward", &[&out], &inputs)?;
@@ -257,7 +273,8 @@ pub(super) fn composed(
     dims: &[isize],
     eps: f64,
 ) -> Result<Grads> {
-    let (grad, x) = (wide(grad)?, wide(x)?);
+    let grad = wide(grad)?;
+    let x = wide(x)?;
     let deviations = if has_mean { x.sub(&x.mean(dims, true)?)? } else { x };
     let rstd = deviations.square()?.mean(dims, true)?.add(eps)?.rsqrt()?;
     let unit = deviations.mul(&rstd)?;

@@ -51,7 +51,8 @@ impl Tensor {
         let input = self.contiguous_in(taps.format)?;
         let (out, numbers) = largest(&input, &taps, &sizes)?;
         recipe::note(&out, "max_pool", [&input], [], || {
-            let (taps, sizes) = (taps.clone(), sizes.clone());
+            let taps = taps.clone();
+            let sizes = sizes.clone();
             move |[x], []| Ok(largest(x, &taps, &sizes)?.0)
         });
         let sizes = input.sizes().to_vec();
@@ -110,7 +111,8 @@ fn put(from: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<
     let from = from.contiguous_in(taps.format)?;
     let out = image(sizes, taps.format, &from, from.dtype())?;
     PUT.find(out.device().kind(), out.dtype())?(&out, &from, numbers, taps)?;
-    let (taps, sizes) = (taps.clone(), from.sizes().to_vec());
+    let taps = taps.clone();
+    let sizes = from.sizes().to_vec();
     attach(out, "max_pool_put", &[&from], |saver| {
         let numbers = saver.save(numbers)?;
         Ok(move |context: &Context<'_>| {
@@ -125,7 +127,8 @@ fn pick(from: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result
     let from = from.contiguous_in(taps.format)?;
     let out = image(sizes, taps.format, &from, from.dtype())?;
     PICK.find(out.device().kind(), out.dtype())?(&out, &from, numbers, taps)?;
-    let (taps, sizes) = (taps.clone(), from.sizes().to_vec());
+    let taps = taps.clone();
+    let sizes = from.sizes().to_vec();
     attach(out, "max_pool_pick", &[&from], |saver| {
         let numbers = saver.save(numbers)?;
         Ok(move |context: &Context<'_>| {
@@ -140,7 +143,8 @@ fn averaged(input: &Tensor, windows: Windows, sizes: &[usize]) -> Result<Tensor>
     let out = image(sizes, windows.format, &input, input.dtype())?;
     AVG_POOL.find(out.device().kind(), out.dtype())?(&out, &input, &windows)?;
     recipe::note(&out, "avg_pool", [&input], [], || {
-        let (windows, sizes) = (windows.clone(), sizes.to_vec());
+        let windows = windows.clone();
+        let sizes = sizes.to_vec();
         move |[x], []| averaged(x, windows.clone(), &sizes)
     });
     let sizes = input.sizes().to_vec();
@@ -156,7 +160,8 @@ fn spread(from: &Tensor, windows: &Windows, sizes: &[usize]) -> Result<Tensor> {
     let from = from.contiguous_in(windows.format)?;
     let out = image(sizes, windows.format, &from, from.dtype())?;
     SPREAD.find(out.device().kind(), out.dtype())?(&out, &from, windows)?;
-    let (windows, sizes) = (windows.clone(), from.sizes().to_vec());
+    let windows = windows.clone();
+    let sizes = from.sizes().to_vec();
     attach(out, "avg_pool_spread", &[&from], |_| {
         Ok(move |context: &Context<'_>| {
             let grad = averaged(&context.grad(0)?, windows.clone(), &sizes)?;
@@ -227,7 +232,8 @@ impl Taps {
         let mut sizes = input.sizes()[..input.rank() - dims].to_vec();
         let mut target = [1; 3];
         for dim in 3 - dims..3 {
-            let (size, stride) = (source[dim], stride[dim]);
+            let size = source[dim];
+            let stride = stride[dim];
             let padded = size + 2 * padding[dim];
             let Some(room) = padded.checked_sub(dilation[dim] * (kernel[dim] - 1) + 1) else {
                 let reason = format!(
@@ -263,7 +269,8 @@ impl Taps {
     /// between the pixels that they read.
     #[inline(always)]
     pub(crate) fn for_each_row(&self, row: usize, mut each: impl FnMut(usize, usize, Range<usize>, usize)) {
-        let (depth, height) = (row / self.target[1], row % self.target[1]);
+        let depth = row / self.target[1];
+        let height = row % self.target[1];
         let mut number = 0;
         for d in 0..self.kernel[0] {
             for h in 0..self.kernel[1] {
@@ -271,7 +278,8 @@ impl Taps {
                 for w in 0..self.kernel[2] {
                     if let Some((d, h)) = inside {
                         let ahead = w * self.dilation[2];
-                        let (step, padding) = (self.stride[2], self.padding[2]);
+                        let step = self.stride[2];
+                        let padding = self.padding[2];
                         let first = padding.saturating_sub(ahead).div_ceil(step);
                         let end = (self.source[2] + padding).saturating_sub(ahead).div_ceil(step).min(self.target[2]);
                         if first < end {
@@ -335,7 +343,8 @@ impl Rule {
     fn window(self, dim: usize, index: usize, size: usize, windows: usize) -> (Range<usize>, usize) {
         match self {
             Self::Strided { kernel, stride, padding, counts_padding } => {
-                let (first, padding) = (index * stride[dim], padding[dim]);
+                let first = index * stride[dim];
+                let padding = padding[dim];
                 let end = (first + kernel[dim]).min(size + 2 * padding);
                 let inside = first.saturating_sub(padding)..end.saturating_sub(padding).min(size);
                 let count = if counts_padding { end - first } else { inside.len() };

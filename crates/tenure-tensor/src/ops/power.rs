@@ -62,10 +62,13 @@ impl Tensor {
         let pair = Pair::new("pow", self, exponent.into(), |dtype| dtype)?;
         let power = pair.compute(&POW, pair.dtype)?;
         attach(power.clone(), "pow", &[self, exponent], |saver| {
-            let (base, exponent) = (saver.save(self)?, saver.save(exponent)?);
+            let base = saver.save(self)?;
+            let exponent = saver.save(exponent)?;
             let power = if saver.needs(1) { Some(saver.save_output(&power, 0)?) } else { None };
             Ok(move |context: &Context<'_>| {
-                let (grad, base, exponent) = (context.grad(0)?, context.unpack(base)?, context.unpack(exponent)?);
+                let grad = context.grad(0)?;
+                let base = context.unpack(base)?;
+                let exponent = context.unpack(exponent)?;
                 let to_base = context.give(0, || {
                     // Where the exponent is 0, the slope is 0 too, though the formula has 1/0 if the base is 0.
                     let slope = exponent.mul(&base.pow(&exponent.sub(1)?)?)?;

@@ -156,7 +156,9 @@ impl Tensor {
         let reduced = Reduced::new("var", self, dims)?;
         let narrow = |out: Self| reduced.finish(out.to_dtype(self.dtype())?, keep);
         let (variance, mean) = no_grad(|| Ok::<_, TensorError>((narrow(variance)?, narrow(mean)?)))?;
-        let (count, kept, from) = (reduced.count(self) as f64, signed(&reduced.sizes), signed(self.sizes()));
+        let count = reduced.count(self) as f64;
+        let kept = signed(&reduced.sizes);
+        let from = signed(self.sizes());
         let dims = dims.to_vec();
         attach_all(&[&variance, &mean], "var_mean", &[self], |saver| {
             let saved = saver.save(self)?;
@@ -190,7 +192,8 @@ impl Tensor {
         floating(op, self)?;
         let dims = Reduced::new(op, self, dims)?;
         let compute = computed(self.dtype());
-        let (mean, squares) = (dims.output(self, compute)?, dims.output(self, compute)?);
+        let mean = dims.output(self, compute)?;
+        let squares = dims.output(self, compute)?;
         MOMENTS.find(self.device().kind(), self.dtype())?(&mean, &squares, self)?;
         Ok((squares, mean))
     }
@@ -220,9 +223,11 @@ impl Tensor {
         }
         if p == 2.0 {
             let out = reduced.run(&NORM_2, self, self.dtype())?;
-            let (out, kept) = (reduced.finish(out, keep)?, signed(&reduced.sizes));
+            let out = reduced.finish(out, keep)?;
+            let kept = signed(&reduced.sizes);
             return attach(out.clone(), "norm", &[self], |saver| {
-                let (saved, norm) = (saver.save(self)?, saver.save_output(&out, 0)?);
+                let saved = saver.save(self)?;
+                let norm = saver.save_output(&out, 0)?;
                 Ok(move |context: &Context<'_>| {
                     let norm = context.unpack(norm)?;
                     // At zero the norm has no slope; the gradient is set to 0.
@@ -255,11 +260,15 @@ impl Tensor {
         };
         let out = reduced.output(self, self.dtype())?;
         LOGSUMEXP.find(self.device().kind(), self.dtype())?(&out, self, &largest)?;
-        let (out, kept, dims) = (reduced.finish(out, keep)?, signed(&reduced.sizes), dims.to_vec());
+        let out = reduced.finish(out, keep)?;
+        let kept = signed(&reduced.sizes);
+        let dims = dims.to_vec();
         attach(out.clone(), "logsumexp", &[self], |saver| {
-            let (saved, output) = (saver.save(self)?, saver.save_output(&out, 0)?);
+            let saved = saver.save(self)?;
+            let output = saver.save_output(&out, 0)?;
             Ok(move |context: &Context<'_>| {
-                let (x, output) = (context.unpack(saved)?, context.unpack(output)?);
+                let x = context.unpack(saved)?;
+                let output = context.unpack(output)?;
                 let x = wide(&x)?;
                 // An output that was rounded to 16 bits is computed again: its error would be in all weights.
                 let output = if output.dtype() == x.dtype() { output } else { x.logsumexp(&dims, true)? };
@@ -277,7 +286,8 @@ impl Tensor {
         out: Self,
         scale: impl Fn(Self) -> Result<Self> + Send + Sync + 'static,
     ) -> Result<Self> {
-        let (kept, from) = (signed(&dims.sizes), signed(self.sizes()));
+        let kept = signed(&dims.sizes);
+        let from = signed(self.sizes());
         attach(out, op, &[self], |_| {
             Ok(move |context: &Context<'_>| {
                 let grad = scale(context.grad(0)?)?.reshape(&kept)?.expand(&from)?;

@@ -41,9 +41,13 @@ impl Tensor {
         recipe::note(&out, op, [self, cos, sin], [], || move |[x, cos, sin], []| x.rotated(cos, sin, back));
         attach(out, op, &[self, cos, sin], |saver| {
             let turns = saver.needs(1) || saver.needs(2);
-            let (x, cos, sin) = (saver.save_if(turns, self)?, saver.save(cos)?, saver.save(sin)?);
+            let x = saver.save_if(turns, self)?;
+            let cos = saver.save(cos)?;
+            let sin = saver.save(sin)?;
             Ok(move |context: &Context<'_>| {
-                let (grad, cos, sin) = (context.grad(0)?, context.unpack(cos)?, context.unpack(sin)?);
+                let grad = context.grad(0)?;
+                let cos = context.unpack(cos)?;
+                let sin = context.unpack(sin)?;
                 let along = |across: bool, like: &Self| -> Result<Self> {
                     let x = context.unpack(x)?;
                     let [x, y] = [x.narrow(-1, 0, half)?, x.narrow(-1, half, half)?];

@@ -41,9 +41,12 @@ impl Tensor {
         }
         let out = self.scanned(&CUMPROD, dim)?;
         attach(out.clone(), "cumprod", &[self], |saver| {
-            let (saved, output) = (saver.save(self)?, saver.save_output(&out, 0)?);
+            let saved = saver.save(self)?;
+            let output = saver.save_output(&out, 0)?;
             Ok(move |context: &Context<'_>| {
-                let (grad, x, output) = (context.grad(0)?, context.unpack(saved)?, context.unpack(output)?);
+                let grad = context.grad(0)?;
+                let x = context.unpack(saved)?;
+                let output = context.unpack(output)?;
                 let is_zero = x.eq(0.0)?;
                 // Elements after the first zero have no effect on outputs, which are zero from there on. The first
                 // zero's slope is the product without it.

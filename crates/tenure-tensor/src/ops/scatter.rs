@@ -219,7 +219,8 @@ impl Tensor {
                 if source.rank() != index.rank()
                     || index.sizes().iter().zip(source.sizes()).any(|(own, size)| own > size)
                 {
-                    let (index, source) = (index.sizes(), source.sizes());
+                    let index = index.sizes();
+                    let source = source.sizes();
                     let reason =
                         format!("an index of sizes {index:?} needs a source at least as large, got {source:?}");
                     return Err(TensorError::shape(op, reason));
@@ -236,7 +237,8 @@ impl Tensor {
 
     /// Returns the dimension and the row indices, after checking that the source has a row for each.
     fn row_operands(&self, op: &'static str, dim: isize, index: &Self, source: Option<&Self>) -> Result<(usize, Self)> {
-        let (place, index) = (self.existing_dim(op, dim)?, index.as_vector(op)?);
+        let place = self.existing_dim(op, dim)?;
+        let index = index.as_vector(op)?;
         if let Some(source) = source {
             self.check_same_dtype(op, source)?;
             let mut expected = self.sizes().to_vec();

@@ -21,7 +21,8 @@ impl Tensor {
     /// # Errors
     /// The condition is not `bool`, sizes do not broadcast, different devices.
     pub fn where_<'a>(&'a self, a: impl Into<Value<'a>>, b: impl Into<Value<'a>>) -> Result<Self> {
-        let (a, b) = (a.into(), b.into());
+        let a = a.into();
+        let b = b.into();
         let dtype = pointwise::promoted(&[a, b]);
         self.choose("where_", a, b, dtype)
     }
@@ -49,7 +50,8 @@ impl Tensor {
 
     fn choose(&self, op: &'static str, a: Value<'_>, b: Value<'_>, dtype: DType) -> Result<Self> {
         check_condition(op, self)?;
-        let (a, b) = (pointwise::tensor(op, a, dtype)?, pointwise::tensor(op, b, dtype)?);
+        let a = pointwise::tensor(op, a, dtype)?;
+        let b = pointwise::tensor(op, b, dtype)?;
         let out = pointwise::run(&WHERE, dtype, dtype, &[self, &a, &b], |kernel, iter| kernel(iter))?;
         attach(out, op, &[&a, &b], |saver| chosen(saver, self))
     }
@@ -104,9 +106,11 @@ impl Tensor {
         keeps: impl Fn(&Self, &Self) -> Result<Self> + Send + Sync + 'static,
     ) -> Result<Self> {
         attach(which(&self.detach(), &limit.detach())?, op, &[self, limit], |saver| {
-            let (x, limit) = (saver.save(self)?, saver.save(limit)?);
+            let x = saver.save(self)?;
+            let limit = saver.save(limit)?;
             Ok(move |context: &Context<'_>| {
-                let (grad, kept) = (context.grad(0)?, keeps(&context.unpack(x)?, &context.unpack(limit)?)?);
+                let grad = context.grad(0)?;
+                let kept = keeps(&context.unpack(x)?, &context.unpack(limit)?)?;
                 let to_x = context.give(0, || kept.where_(&grad, 0))?;
                 let to_limit = context.give(1, || kept.where_(0, &grad))?;
                 Ok([to_x, to_limit].into_iter().collect())
@@ -152,7 +156,8 @@ pub(super) fn check_condition(op: &'static str, condition: &Tensor) -> Result<()
 pub(super) fn chosen(saver: &mut Saver, condition: &Tensor) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
     let condition = saver.save(condition)?;
     Ok(move |context: &Context<'_>| {
-        let (grad, condition) = (context.grad(0)?, context.unpack(condition)?);
+        let grad = context.grad(0)?;
+        let condition = context.unpack(condition)?;
         let to_a = context.give(0, || condition.where_(&grad, 0))?;
         let to_b = context.give(1, || condition.where_(0, &grad))?;
         Ok([to_a, to_b].into_iter().collect())
@@ -167,7 +172,8 @@ pub(super) fn clamped(
 ) -> Result<impl Fn(&Context<'_>) -> Result<Grads> + use<>> {
     let x = saver.save(x)?;
     let limit = |limit: Option<Scalar>, none| limit.map_or(none, Scalar::to_f64);
-    let (low, high) = (limit(min, f64::NEG_INFINITY), limit(max, f64::INFINITY));
+    let low = limit(min, f64::NEG_INFINITY);
+    let high = limit(max, f64::INFINITY);
     let band = Band { low, high, inclusive: true, inside: 1.0, outside: 0.0 };
     Ok(move |context: &Context<'_>| {
         let gradient = band_backward(&context.grad(0)?, &context.unpack(x)?, band)?;

@@ -41,7 +41,8 @@ impl Tensor {
         attach(out.clone(), op, &[self], |saver| {
             let saved = saver.save_output(&out, 0)?;
             Ok(move |context: &Context<'_>| {
-                let (grad, output) = (context.grad(0)?, context.unpack(saved)?);
+                let grad = context.grad(0)?;
+                let output = context.unpack(saved)?;
                 let to_input = if is_grad_enabled() {
                     composed(&wide(&grad)?, &wide(&output)?, dim, logarithmic)?
                 } else {
@@ -54,7 +55,8 @@ impl Tensor {
 }
 
 fn backward(grad: &Tensor, output: &Tensor, dim: usize, logarithmic: bool) -> Result<Tensor> {
-    let (grad, output) = (grad.contiguous()?, output.contiguous()?);
+    let grad = grad.contiguous()?;
+    let output = output.contiguous()?;
     let out = Tensor::empty(grad.sizes(), output.dtype(), output.device())?;
     SOFTMAX_BACKWARD.find(output.device().kind(), output.dtype())?(&out, &grad, &output, dim, logarithmic)?;
     Ok(out)

@@ -77,7 +77,8 @@ pub(super) fn of_floats(
     formula: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
     let raised = if RAISED.contains(&kernel.name()) { raise(input)? } else { input.clone() };
-    let (input, dtype) = (&raised, floating(raised.dtype()));
+    let input = &raised;
+    let dtype = floating(raised.dtype());
     let out = pointwise::run(kernel, dtype, dtype, &[input], |kernel, iter| kernel(iter))?;
     attach(out.clone(), kernel.name(), &[input], |saver| by.save(saver, input, &out, formula))
 }
@@ -89,7 +90,8 @@ pub(super) fn of_floats_in_place(
     by: By,
     formula: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<()> {
-    let (op, dtype) = (kernel.name(), floating(target.dtype()));
+    let op = kernel.name();
+    let dtype = floating(target.dtype());
     target.check_stores(op, dtype)?;
     let write = || pointwise::write(op, kernel, dtype, target, &[target], |kernel, iter| kernel(iter));
     attach_in_place(target, op, &[target], write, |saver| by.save(saver, target, target, formula))

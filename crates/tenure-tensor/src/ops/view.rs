@@ -44,7 +44,8 @@ impl Tensor {
     /// # Errors
     /// A dimension does not exist; `end` is before `start`.
     pub fn flatten(&self, start: isize, end: isize) -> Result<Self> {
-        let (first, last) = (self.dim("flatten", start)?, self.dim("flatten", end)?);
+        let first = self.dim("flatten", start)?;
+        let last = self.dim("flatten", end)?;
         if first > last {
             return Err(TensorError::shape("flatten", format!("dimension {start} comes after dimension {end}")));
         }
@@ -106,7 +107,8 @@ impl Tensor {
     /// # Errors
     /// A dimension does not exist.
     pub fn transpose(&self, a: isize, b: isize) -> Result<Self> {
-        let (from, to) = (self.dim("transpose", a)?, self.dim("transpose", b)?);
+        let from = self.dim("transpose", a)?;
+        let to = self.dim("transpose", b)?;
         if self.rank() == 0 {
             return self.view(&[]);
         }
@@ -158,7 +160,8 @@ impl Tensor {
         let wrap = |dims: &[isize]| -> Result<SmallVec<[usize; 5]>> {
             dims.iter().map(|dim| self.existing_dim("movedim", *dim)).collect()
         };
-        let (sources, places) = (wrap(from)?, wrap(to)?);
+        let sources = wrap(from)?;
+        let places = wrap(to)?;
         let mut moves: SmallVec<[(usize, usize); 5]> = places.into_iter().zip(sources.iter().copied()).collect();
         moves.sort_unstable();
         let mut order: Vec<isize> = (0..self.rank() as isize).collect();
@@ -272,7 +275,8 @@ impl Tensor {
             let reason = format!("windows of {size} at steps of {step} do not fit dimension {dim} of size {length}");
             return Err(TensorError::shape("unfold", reason));
         }
-        let (mut sizes, mut strides) = (self.sizes().to_vec(), self.strides().to_vec());
+        let mut sizes = self.sizes().to_vec();
+        let mut strides = self.strides().to_vec();
         sizes[place] = (length - size) / step + 1;
         sizes.push(size);
         strides.push(strides[place]);
@@ -287,12 +291,14 @@ impl Tensor {
     /// # Errors
     /// The dimensions do not exist, or are the same.
     pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Self> {
-        let (row, column) = (self.existing_dim("diagonal", dim1)?, self.existing_dim("diagonal", dim2)?);
+        let row = self.existing_dim("diagonal", dim1)?;
+        let column = self.existing_dim("diagonal", dim2)?;
         if row == column {
             return Err(TensorError::shape("diagonal", format!("two dimensions are needed, got {dim1} and {dim2}")));
         }
         let (down, right) = if offset < 0 { (offset.unsigned_abs(), 0) } else { (0, offset.unsigned_abs()) };
-        let (mut sizes, mut strides) = (self.sizes().to_vec(), self.strides().to_vec());
+        let mut sizes = self.sizes().to_vec();
+        let mut strides = self.strides().to_vec();
         let length = sizes[row].saturating_sub(down).min(sizes[column].saturating_sub(right));
         // Without elements, the start may lie outside the storage.
         let start = if length == 0 { 0 } else { down * strides[row] + right * strides[column] };
@@ -316,12 +322,17 @@ impl Tensor {
     pub fn as_strided(&self, sizes: &[usize], strides: &[usize], offset: usize) -> Result<Self> {
         let bytes = self.storage().bytes();
         let layout = Layout::as_strided(sizes, strides, offset, self.dtype(), bytes).map_err(of("as_strided"))?;
-        let (from, to) = (self.layout().clone(), layout.clone());
+        let from = self.layout().clone();
+        let to = layout.clone();
         self.viewed("as_strided", layout, move |grad, _| {
             // The part of the storage that either layout covers, with the gradient at the elements that were read.
-            let (read, own) = (to.extent(), from.extent());
-            let (start, end) = (read.start.min(own.start), read.end.max(own.end));
-            let (sizes, strides, offset) = (to.sizes().to_vec(), to.strides().to_vec(), to.offset() - start);
+            let read = to.extent();
+            let own = from.extent();
+            let start = read.start.min(own.start);
+            let end = read.end.max(own.end);
+            let sizes = to.sizes().to_vec();
+            let strides = to.strides().to_vec();
+            let offset = to.offset() - start;
             let storage = grad.embed(&[end - start], move |zeros| zeros.as_strided(&sizes, &strides, offset))?;
             let grad = storage.as_strided(from.sizes(), from.strides(), from.offset() - start)?;
             if from.overlap() == Overlap::No {

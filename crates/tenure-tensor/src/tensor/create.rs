@@ -115,7 +115,8 @@ impl Tensor {
                 format!("{} elements do not fill sizes {sizes:?}, which hold {}", elements.len(), layout.numel());
             return Err(TensorError::shape("from_vec", reason));
         }
-        let (first, bytes) = (elements.as_mut_ptr().cast(), size_of_val(&elements[..]));
+        let first = elements.as_mut_ptr().cast();
+        let bytes = size_of_val(&elements[..]);
         let data = DataPtr::foreign(first, Device::CPU, move || drop(elements));
         // SAFETY: these are the vector's elements, and the closure owns the vector until it is called.
         let storage = unsafe { Storage::from_data_ptr(data, bytes, None) };

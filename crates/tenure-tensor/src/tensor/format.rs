@@ -20,7 +20,8 @@ const PREFIX: &str = "tensor(";
 impl fmt::Debug for Tensor {
     /// Writes one line without the elements.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (dtype, device) = (self.dtype(), self.device());
+        let dtype = self.dtype();
+        let device = self.device();
         write!(f, "Tensor({dtype} {:?}, strides {:?}, {device})", self.sizes(), self.strides())
     }
 }
@@ -191,7 +192,9 @@ enum Notation {
 impl Style {
     /// Chooses the style for all elements. Zeros and elements that are not finite do not count.
     fn of(shown: &Shown, dtype: DType) -> Self {
-        let (mut least, mut most, mut is_whole) = (f64::INFINITY, 0.0_f64, true);
+        let mut least = f64::INFINITY;
+        let mut most = 0.0_f64;
+        let mut is_whole = true;
         shown.for_each(&mut |value| {
             let value = value.to_f64();
             if value.is_finite() && value != 0.0 {

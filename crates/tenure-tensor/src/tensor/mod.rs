@@ -249,7 +249,8 @@ impl Tensor {
     /// The gradient has other sizes, dtype or device, or is this tensor itself. Removing the gradient never fails.
     pub fn set_grad(&self, grad: Option<Self>) -> Result<Option<Self>> {
         let mistake = grad.as_ref().and_then(|grad| {
-            let (found, expected) = (Kind::of(grad), Kind::of(self));
+            let found = Kind::of(grad);
+            let expected = Kind::of(self);
             if grad.is_same(self) {
                 return Some("a tensor cannot be its own gradient".to_owned());
             }

@@ -18,15 +18,19 @@ impl Tensor {
         dtype: DType,
         device: Device,
     ) -> Result<Self> {
-        let (start, end, step) = (start.into(), end.into(), step.into());
+        let start = start.into();
+        let end = end.into();
+        let step = step.into();
         let numbers = [start, end, step].map(Scalar::to_f64);
         let (leads_away, count) = match (start, end, step) {
             (Scalar::Int(start), Scalar::Int(end), Scalar::Int(step)) if step != 0 => {
-                let (distance, step) = (i128::from(end) - i128::from(start), i128::from(step));
+                let distance = i128::from(end) - i128::from(start);
+                let step = i128::from(step);
                 (distance.signum() == -step.signum(), ((distance.abs() + step.abs() - 1) / step.abs()) as f64)
             }
             _ => {
-                let (distance, step) = (numbers[1] - numbers[0], numbers[2]);
+                let distance = numbers[1] - numbers[0];
+                let step = numbers[2];
                 (distance != 0.0 && (distance > 0.0) != (step > 0.0), (distance / step).ceil())
             }
         };

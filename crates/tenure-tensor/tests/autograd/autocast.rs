@@ -11,7 +11,8 @@ fn matrix() -> Tensor {
 
 #[test]
 fn products_are_lower_and_gradients_of_the_parameters_own_dtype() {
-    let (x, weight) = (matrix(), matrix());
+    let x = matrix();
+    let weight = matrix();
     let bias = Tensor::zeros(&[2], DType::F32, Device::CPU).unwrap().requires_grad_(true).unwrap();
     let y = {
         let _autocast = Autocast::enter(DType::BF16);
@@ -73,7 +74,8 @@ fn a_parameter_is_converted_once_until_it_changes() {
 
 #[test]
 fn gradients_of_all_uses_of_a_parameter_meet() {
-    let (x, weight) = (matrix().detach(), matrix());
+    let x = matrix().detach();
+    let weight = matrix();
     let _autocast = Autocast::enter(DType::BF16);
     let y = x.matmul(&weight).unwrap().add(&x.matmul(&weight).unwrap()).unwrap();
     y.sum_all().unwrap().backward().unwrap();
@@ -113,7 +115,8 @@ fn what_needs_precision_is_higher_and_what_takes_many_is_as_wide_as_the_widest()
 #[test]
 fn a_checkpoint_autocasts_the_same_again() {
     let gradient = |is_checkpoint: bool| {
-        let (x, weight) = (matrix(), matrix());
+        let x = matrix();
+        let weight = matrix();
         let inner = weight.clone();
         let function = move |x: &[Tensor]| {
             let hidden = x[0].matmul(&inner)?;

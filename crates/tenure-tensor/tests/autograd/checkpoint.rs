@@ -21,14 +21,16 @@ fn counted(x: &Tensor, runs: &Arc<AtomicUsize>) -> Tensor {
 
 #[test]
 fn a_function_runs_again_once() {
-    let (x, runs) = (leaf(&[2.0]), Arc::default());
+    let x = leaf(&[2.0]);
+    let runs = Arc::default();
     counted(&x, &runs).backward().unwrap();
     assert_eq!((grad(&x), runs.load(Ordering::Relaxed)), (vec![32.0], 2));
 }
 
 #[test]
 fn an_output_that_is_used_twice_or_asked_for_by_grad_is_right() {
-    let (x, runs) = (leaf(&[2.0]), Arc::default());
+    let x = leaf(&[2.0]);
+    let runs = Arc::default();
     let y = counted(&x, &runs);
     let sum = y.mul(&y).unwrap().add(&y).unwrap();
     let retain = Options { retain_graph: true, ..Options::default() };
@@ -44,14 +46,16 @@ fn an_output_that_is_used_twice_or_asked_for_by_grad_is_right() {
 
 #[test]
 fn inside_no_grad_it_is_the_function_alone() {
-    let (x, runs) = (leaf(&[2.0]), Arc::default());
+    let x = leaf(&[2.0]);
+    let runs = Arc::default();
     assert!(!autograd::no_grad(|| counted(&x, &runs)).requires_grad());
     assert_eq!(runs.load(Ordering::Relaxed), 1);
 }
 
 #[test]
 fn it_stops_as_soon_as_all_is_there() {
-    let (x, finished) = (leaf(&[2.0]), Arc::new(AtomicUsize::new(0)));
+    let x = leaf(&[2.0]);
+    let finished = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&finished);
     let y = autograd::checkpoint(&[&x], move |x| {
         let y = x[0].mul(&x[0])?;
@@ -88,7 +92,8 @@ fn inputs_that_were_modified_are_found() {
 
 #[test]
 fn a_function_that_does_something_else_is_told() {
-    let (x, first) = (leaf(&[2.0]), AtomicBool::new(true));
+    let x = leaf(&[2.0]);
+    let first = AtomicBool::new(true);
     let y = autograd::checkpoint(&[&x], move |x| {
         if first.swap(false, Ordering::Relaxed) { Ok(vec![x[0].mul(&x[0])?]) } else { Ok(vec![x[0].clone()]) }
     });

@@ -25,7 +25,9 @@ fn gradients_add_up_in_whatever_order_they_come() {
     const SIZES: [usize; 3] = [2, 3, 4];
     let random =
         |sizes: &[usize]| Tensor::randn(sizes, DType::F64, Device::CPU, &Generator::new(sizes.len() as u64)).unwrap();
-    let (x, weight, bias) = (random(&SIZES), random(&[4, 4]), random(&[4]));
+    let x = random(&SIZES);
+    let weight = random(&[4, 4]);
+    let bias = random(&[4]);
     let uses: [Use<'_>; 6] = [
         &|x| x.mul(3.0),
         &|x| x.linear(&weight, None),
@@ -57,7 +59,8 @@ fn gradients_add_up_in_whatever_order_they_come() {
 
 #[test]
 fn what_was_broadcast_is_summed_up() {
-    let (x, row) = (leaf(&[1.0, 2.0, 3.0]), leaf(&[10.0]));
+    let x = leaf(&[1.0, 2.0, 3.0]);
+    let row = leaf(&[10.0]);
     x.mul(&row).unwrap().sum_all().unwrap().backward().unwrap();
     assert_eq!(grad(&row), [6.0]);
 }
@@ -119,7 +122,8 @@ fn a_gradient_is_needed_for_more_than_one_element() {
 
 #[test]
 fn what_nothing_depends_on_has_no_gradient() {
-    let (x, unused) = (leaf(&[1.0]), leaf(&[1.0]));
+    let x = leaf(&[1.0]);
+    let unused = leaf(&[1.0]);
     let y = || x.mul(2.0).unwrap();
     let error = autograd::grad(&[&y()], &[&x, &unused], &[], Options::default()).unwrap_err().to_string();
     assert!(error.contains("input 1") && error.contains("allow_unused"), "{error}");
@@ -204,7 +208,8 @@ fn a_formula_that_forgets_an_input_is_told() {
 
 #[test]
 fn a_gradient_belongs_to_its_leaf_alone() {
-    let (x, y) = (leaf(&[1.0, 2.0]), leaf(&[3.0, 4.0]));
+    let x = leaf(&[1.0, 2.0]);
+    let y = leaf(&[3.0, 4.0]);
     x.add(&y).unwrap().sum_all().unwrap().backward().unwrap();
     x.grad().unwrap().mul_(5.0).unwrap();
     assert_eq!((grad(&x), grad(&y)), (vec![5.0; 2], vec![1.0; 2]));
@@ -262,7 +267,8 @@ fn modes_that_go_out_of_order_leave_the_others() {
         let x = leaf(&[0.0]);
         x.div(&x).unwrap().backward()
     };
-    let (first, second) = (Anomaly::detect(), Anomaly::detect());
+    let first = Anomaly::detect();
+    let second = Anomaly::detect();
     drop(first);
     makes_a_nan().unwrap_err();
     drop(second);

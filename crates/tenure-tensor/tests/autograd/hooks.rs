@@ -163,7 +163,8 @@ fn parameters_and_their_views_are_packed_and_told_by_their_storage() {
 #[test]
 fn a_pack_hook_that_fails_leaves_all_as_it_was() {
     let x = leaf(&[2.0]);
-    let (a, b) = (x.mul(2.0).unwrap(), x.mul(3.0).unwrap());
+    let a = x.mul(2.0).unwrap();
+    let b = x.mul(3.0).unwrap();
     {
         let refuse = |_: &Tensor, _| Err::<(), _>(TensorError::argument("pack", "the disk is full"));
         let _hooks = SavedHooks::enter(refuse, |()| unreachable!("nothing was packed"));
@@ -225,7 +226,8 @@ fn the_innermost_hooks_apply_and_end_with_their_scope() {
         };
         SavedHooks::enter(pack, |tensor: &Tensor| Ok(tensor.clone()))
     };
-    let (outer, inner) = (Arc::default(), Arc::default());
+    let outer = Arc::default();
+    let inner = Arc::default();
     let _outer = counted(&outer);
     {
         let _inner = counted(&inner);
@@ -269,7 +271,8 @@ fn no_graph_holds_itself() {
     let a = x.mul(2.0).unwrap();
     let part = a.narrow(0, 0, 1).unwrap();
     // Each of these saves `a` or a view of it, and then becomes an ancestor of `a`.
-    let (b, c) = (a.mul(&x).unwrap(), part.mul(&part).unwrap());
+    let b = a.mul(&x).unwrap();
+    let c = part.mul(&part).unwrap();
     a.add_(&b).unwrap();
     part.mul_(&c).unwrap();
     drop(hooks);
@@ -283,7 +286,8 @@ fn a_leaf_is_told_when_its_gradient_is_whole_while_backward_goes_on() {
     let log = Arc::<Mutex<Vec<(&str, Vec<f64>)>>>::default();
     let leaves = [("first", leaf(&[2.0])), ("last", leaf(&[3.0]))];
     for (name, leaf) in &leaves {
-        let (name, log) = (*name, Arc::clone(&log));
+        let name = *name;
+        let log = Arc::clone(&log);
         let note = move |leaf: &Tensor| {
             log.lock().unwrap().push((name, leaf.grad().unwrap().to_vec::<f64>()?));
             Ok(())
@@ -316,8 +320,12 @@ fn what_an_unpack_hook_finds_modified_is_refused_in_the_words_of_no_hooks() {
     };
     let plain = refused();
     let unpack = |packed: &Tensor| {
-        let (node, origin, writer) = (String::new(), String::new(), packed.writes().last_writer());
-        let (dtype, sizes, found) = (packed.dtype(), packed.sizes().to_vec(), packed.version());
+        let node = String::new();
+        let origin = String::new();
+        let writer = packed.writes().last_writer();
+        let dtype = packed.dtype();
+        let sizes = packed.sizes().to_vec();
+        let found = packed.version();
         Err(AutogradError::Modified { node, dtype, sizes, origin, writer, found, saved: 0 }.into())
     };
     let _hooks = SavedHooks::enter(|tensor, _| Ok(tensor.clone()), unpack);

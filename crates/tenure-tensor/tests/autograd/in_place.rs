@@ -25,7 +25,8 @@ fn a_leaf_is_written_to_inside_no_grad_only() {
 #[test]
 fn a_part_of_a_product_is_written_to() {
     let x = Tensor::ones(&[2, 3, 4], DType::F64, Device::CPU).unwrap().requires_grad_(true).unwrap();
-    let (weight, bias) = (leaf(&[1.0; 20]).view(&[5, 4]).unwrap(), leaf(&[0.5; 5]));
+    let weight = leaf(&[1.0; 20]).view(&[5, 4]).unwrap();
+    let bias = leaf(&[0.5; 5]);
     let outputs = [
         x.linear(&weight, Some(&bias)).unwrap(),
         x.linear(&weight, None).unwrap(),
@@ -58,7 +59,8 @@ fn a_write_through_a_detached_tensor_is_found() {
 
 #[test]
 fn what_is_overwritten_is_saved_as_it_was() {
-    let (x, w) = (leaf(&[3.0]), leaf(&[5.0]));
+    let x = leaf(&[3.0]);
+    let w = leaf(&[5.0]);
     let a = x.mul(2.0).unwrap();
     a.mul_(&w).unwrap();
     a.backward().unwrap();
@@ -97,7 +99,8 @@ fn a_wider_operand_is_computed_with_in_its_own_dtype() {
 
 #[test]
 fn a_view_made_inside_no_grad_is_not_written_to_outside() {
-    let (x, w) = (leaf(&[1.0, 2.0]), leaf(&[3.0]));
+    let x = leaf(&[1.0, 2.0]);
+    let w = leaf(&[3.0]);
     let base = x.mul(2.0).unwrap();
     let part = autograd::no_grad(|| base.narrow(0, 0, 1)).unwrap();
     let error = part.mul_(&w).unwrap_err().to_string();
@@ -107,7 +110,8 @@ fn a_view_made_inside_no_grad_is_not_written_to_outside() {
 #[test]
 fn a_tensor_becomes_part_of_a_graph_by_a_write() {
     let table = Tensor::zeros(&[2, 2], DType::F64, Device::CPU).unwrap();
-    let (first, second) = (table.select(0, 0).unwrap(), table.select(0, 1).unwrap());
+    let first = table.select(0, 0).unwrap();
+    let second = table.select(0, 1).unwrap();
     assert!(table.is_leaf() && !table.requires_grad());
     let x = leaf(&[1.0, 2.0]);
     first.copy_(&x).unwrap();

@@ -250,7 +250,8 @@ impl Family {
     pub(crate) fn grown(&self, sample: &Sample, size: impl Fn(usize, usize, usize) -> usize) -> Vec<Tensor> {
         let grown = |(index, input): (usize, &Input)| {
             let sizes: Vec<usize> = input.sizes.iter().enumerate().map(|(dim, has)| size(index, dim, *has)).collect();
-            let (dtype, values) = (dtype(&input.dtype), numbers(&self.input(input, None)));
+            let dtype = dtype(&input.dtype);
+            let values = numbers(&self.input(input, None));
             let count: usize = sizes.iter().product();
             let factor =
                 |at: usize| if dtype.is_floating() { 1.0 - (at as f64 * 0.618_034).fract() / 64.0 } else { 1.0 };
@@ -326,11 +327,13 @@ fn tolerance(dtype: DType) -> f64 {
 /// tensor: sums that cancel out are as exact as their terms. Integers must be equal.
 fn near(what: &str, found: &Tensor, expected: &Tensor) -> Result<(), String> {
     if (found.sizes(), found.dtype()) != (expected.sizes(), expected.dtype()) {
-        let (ours, theirs) = ((found.dtype(), found.sizes()), (expected.dtype(), expected.sizes()));
+        let ours = (found.dtype(), found.sizes());
+        let theirs = (expected.dtype(), expected.sizes());
         return Err(format!("{what} is {ours:?}, expected {theirs:?}"));
     }
     let tolerance = tolerance(expected.dtype());
-    let (found, values) = (numbers(found), numbers(expected));
+    let found = numbers(found);
+    let values = numbers(expected);
     let finite = || values.iter().filter(|value| value.is_finite()).map(|value| value.abs());
     let usual = (finite().sum::<f64>() / finite().count().max(1) as f64).clamp(0.1, 1.0);
     let is_near = |(found, expected): (&f64, &f64)| {

@@ -91,14 +91,16 @@ fn base_after_view(x: &[Tensor]) -> Result<Vec<Tensor>> {
 
 fn view_after_base(x: &[Tensor]) -> Result<Vec<Tensor>> {
     let base = x[0].mul(2)?;
-    let (first, other) = (base.select(0, 0)?, base.narrow(1, 1, 2)?);
+    let first = base.select(0, 0)?;
+    let other = base.narrow(1, 1, 2)?;
     base.mul_(&x[1])?;
     Ok(vec![first.mul(3)?, other.mul(&other)?])
 }
 
 fn view_after_other_view(x: &[Tensor]) -> Result<Vec<Tensor>> {
     let base = x[0].mul(2)?;
-    let (first, column) = (base.select(0, 0)?, base.select(1, 1)?);
+    let first = base.select(0, 0)?;
+    let column = base.select(1, 1)?;
     let repeated = base.narrow(1, 0, 1)?.expand(&[3, 4])?;
     first.mul_(&x[1])?;
     column.add_(1)?;
@@ -130,7 +132,8 @@ fn parts(x: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 fn swapped(x: &[Tensor]) -> Result<Vec<Tensor>> {
-    let (a, b) = (x[0].mul(2)?, x[1].mul(3)?);
+    let a = x[0].mul(2)?;
+    let b = x[1].mul(3)?;
     a.select(0, 0)?.copy_(&b)?;
     b.mul_(&a.select(0, 1)?.copy()?)?;
     a.select(0, 2)?.copy_(&b)?;

@@ -63,7 +63,8 @@ pub(crate) const CASES: &[Case] = &[
     }),
     ("products", |x| {
         let (x, y) = (&x[0], &x[1]);
-        let (first, second) = (y.select(1, 0)?, y.select(1, 1)?);
+        let first = y.select(1, 0)?;
+        let second = y.select(1, 1)?;
         each([x.matmul(y), x.mv(&first), x.select(0, 0)?.dot(&second), einsum("ij,jk->ik", &[x, y])])
     }),
     ("chosen", |x| each([x[1].where_(&x[0], &x[2]), x[0].masked_fill(&x[1], 7), x[0].masked_select(&x[1])])),
@@ -73,7 +74,8 @@ pub(crate) const CASES: &[Case] = &[
     }),
     ("moved", |x| {
         let (x, i, s) = (&x[0], &x[1], &x[2]);
-        let (first, second) = (i.select(1, 0)?, i.select(1, 1)?);
+        let first = i.select(1, 0)?;
+        let second = i.select(1, 1)?;
         each([x.gather(0, i), x.scatter_add(0, i, s), x.index_add(0, &first, s), x.index(&second)])
     }),
     ("shaped", |x| {

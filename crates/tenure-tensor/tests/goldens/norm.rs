@@ -14,7 +14,8 @@ fn batch(x: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 fn running(x: &[Tensor]) -> Result<Vec<Tensor>> {
-    let (mean, variance) = (x[1].copy()?, x[2].copy()?);
+    let mean = x[1].copy()?;
+    let variance = x[2].copy()?;
     let out = x[0].batch_norm(Some((&mean, &variance)), None, None, true, 0.3, 1e-5)?;
     Ok(vec![out, mean, variance])
 }
@@ -48,7 +49,8 @@ pub(crate) const CASES: &[Case] = &[
     ("batch_norm_relu", rectified),
     ("batch_norm_add_relu", rectified),
     ("batch_norm_relu_running", |x| {
-        let (mean, variance) = (x[1].copy()?, x[2].copy()?);
+        let mean = x[1].copy()?;
+        let variance = x[2].copy()?;
         let norm = BatchNorm { training: true, momentum: 0.3, ..evaluated(&mean, &variance) };
         let out = x[0].batch_norm_relu(None, &norm)?;
         Ok(vec![out, mean, variance])

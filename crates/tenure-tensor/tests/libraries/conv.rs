@@ -137,7 +137,8 @@ fn channels_stay_last() {
         let tensor = numbers(sizes, DType::BF16, 1).to_device(cuda()).unwrap();
         tensor.contiguous_in(MemoryFormat::ChannelsLast2d).unwrap()
     };
-    let (input, weight) = (there(&[2, 8, 6, 6]), there(&[16, 8, 3, 3]));
+    let input = there(&[2, 8, 6, 6]);
+    let weight = there(&[16, 8, 3, 3]);
     let out = input.conv(&weight, None, &Conv::default()).unwrap();
     assert!(out.layout().is_contiguous_in(MemoryFormat::ChannelsLast2d));
     // If one operand has its channels last, so has the result.

@@ -31,7 +31,8 @@ fn any_sizes_and_orders() {
             for transposed in 0..4 {
                 let sizes = |rows, columns, is| if is { [columns, rows] } else { [rows, columns] };
                 let is = [transposed & 1 != 0, transposed & 2 != 0];
-                let (a, b) = (numbers(&sizes(m, k, is[0]), dtype, 1), numbers(&sizes(k, n, is[1]), dtype, 2));
+                let a = numbers(&sizes(m, k, is[0]), dtype, 1);
+                let b = numbers(&sizes(k, n, is[1]), dtype, 2);
                 let view = |x: &Tensor, at: usize| if is[at] { x.transpose(0, 1).unwrap() } else { x.clone() };
                 check(&format!("{dtype} {m}x{k}x{n}, transposed {is:?}"), &a, &b, view);
             }
@@ -51,7 +52,8 @@ fn sizes_that_are_no_multiple_of_eight() {
                     let [rows, columns] = if is { [columns, rows] } else { [rows, columns] };
                     numbers(&[rows, columns.next_multiple_of(8)], dtype, seed)
                 };
-                let (a, b) = (apart(m, k, is[0], 1), apart(k, n, is[1], 2));
+                let a = apart(m, k, is[0], 1);
+                let b = apart(k, n, is[1], 2);
                 let view = |x: &Tensor, at: usize| {
                     let columns = [[k, m], [n, k]][at][usize::from(is[at])];
                     let x = x.narrow(1, 0, columns).unwrap();
@@ -71,7 +73,8 @@ fn sizes_that_are_no_multiple_of_eight() {
 #[test]
 fn parts_of_larger_matrices() {
     for dtype in DTYPES {
-        let (a, b) = (numbers(&[40, 50], dtype, 3), numbers(&[50, 60], dtype, 4));
+        let a = numbers(&[40, 50], dtype, 3);
+        let b = numbers(&[50, 60], dtype, 4);
         // These views are aligned only to an element, and their rows are further apart than they are long.
         let part = |x: &Tensor, at: usize| match at {
             0 => x.narrow(0, 3, 31).unwrap().narrow(1, 1, 37).unwrap(),
@@ -108,7 +111,8 @@ fn batches() {
 #[test]
 fn what_is_added() {
     for dtype in DTYPES {
-        let (a, b) = (numbers(&[33, 20], dtype, 1), numbers(&[20, 24], dtype, 2));
+        let a = numbers(&[33, 20], dtype, 1);
+        let b = numbers(&[20, 24], dtype, 2);
         for (name, base) in [("row", [1, 24]), ("column", [33, 1]), ("matrix", [33, 24])] {
             for (beta, alpha) in [(1, 1), (2, 3), (0, 1), (1, 2)] {
                 let base = numbers(&base, dtype, 7);
@@ -128,7 +132,8 @@ fn what_is_added() {
 fn a_layer_with_a_bias() {
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         for [rows, inputs, outputs] in [[7, 16, 24], [128, 768, 256], [3, 5, 1]] {
-            let (x, weight) = (numbers(&[2, rows, inputs], dtype, 1), numbers(&[outputs, inputs], dtype, 2));
+            let x = numbers(&[2, rows, inputs], dtype, 1);
+            let weight = numbers(&[outputs, inputs], dtype, 2);
             let bias = numbers(&[outputs], dtype, 3);
             let expected = wide(&x).linear(&wide(&weight), Some(&wide(&bias))).unwrap();
             let [x, weight, bias] = [&x, &weight, &bias].map(|tensor| tensor.to_device(cuda()).unwrap());

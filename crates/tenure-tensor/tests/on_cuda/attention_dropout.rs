@@ -18,7 +18,8 @@ fn fused([q, k, v]: &[Tensor; 3], how: &Attention<'_>) -> Result<Tensor> {
 
 /// Computes attention by operations on all weights at once.
 fn composed([q, k, v]: &[Tensor; 3], how: &Attention<'_>) -> Result<Tensor> {
-    let (group, width) = (q.sizes()[1] / k.sizes()[1], q.sizes()[3]);
+    let group = q.sizes()[1] / k.sizes()[1];
+    let width = q.sizes()[3];
     let repeated = |x: &Tensor| -> Result<Tensor> {
         let [batch, heads, keys, width] = [0, 1, 2, 3].map(|dim| x.sizes()[dim] as isize);
         x.unsqueeze(2)?.expand(&[batch, heads, group as isize, keys, width])?.flatten(1, 2)
@@ -86,7 +87,8 @@ impl Asked {
         attend: impl Fn(&[Tensor; 3], &Attention<'_>) -> Result<Tensor>,
     ) -> Vec<Vec<f64>> {
         let _numbers = DefaultGenerator::enter(Generator::new(self.seed + 2));
-        let (inputs, mask) = (self.inputs(dtype, device), self.mask(dtype, device));
+        let inputs = self.inputs(dtype, device);
+        let mask = self.mask(dtype, device);
         let how = Attention { mask: mask.as_ref(), is_causal: self.is_causal, scale: None, dropout: self.dropout };
         let out = attend(&inputs, &how).unwrap();
         let grad = Tensor::randn(out.sizes(), DType::F32, Device::CPU, &Generator::new(self.seed + 3)).unwrap();
@@ -171,7 +173,8 @@ const SOME: Asked = Asked {
 fn gradients_of_gradients_drop_the_same() {
     let run = |attend: fn(&[Tensor; 3], &Attention<'_>) -> Result<Tensor>| {
         let _numbers = DefaultGenerator::enter(Generator::new(5));
-        let (inputs, mask) = (SOME.inputs(DType::F64, Device::CPU), SOME.mask(DType::F64, Device::CPU));
+        let inputs = SOME.inputs(DType::F64, Device::CPU);
+        let mask = SOME.mask(DType::F64, Device::CPU);
         let how = Attention { mask: mask.as_ref(), is_causal: true, scale: None, dropout: 0.3 };
         let out = attend(&inputs, &how).unwrap();
         let options = Options { create_graph: true, ..Options::default() };
@@ -205,7 +208,8 @@ fn a_masks_gradient_drops_the_same() {
 #[test]
 fn what_is_computed_again_drops_the_same() {
     let checkpointed = |[q, k, v]: &[Tensor; 3], how: &Attention<'_>| {
-        let (mask, dropout) = (how.mask.cloned(), how.dropout);
+        let mask = how.mask.cloned();
+        let dropout = how.dropout;
         let attend = move |x: &[Tensor]| {
             let how = Attention { mask: mask.as_ref(), is_causal: true, scale: None, dropout };
             Ok(vec![x[0].attention(&x[1], &x[2], &how)?])
@@ -219,7 +223,8 @@ fn what_is_computed_again_drops_the_same() {
 fn a_replay_drops_what_the_work_would_have_dropped() {
     let _in_use = in_use_alone();
     let _numbers = DefaultGenerator::enter(Generator::new(3));
-    let (inputs, mask) = (SOME.inputs(DType::F32, cuda()), SOME.mask(DType::F32, cuda()));
+    let inputs = SOME.inputs(DType::F32, cuda());
+    let mask = SOME.mask(DType::F32, cuda());
     for mask in [None, mask.as_ref()] {
         let how = Attention { mask, is_causal: true, scale: None, dropout: 0.3 };
         let work = || -> Result<Vec<Tensor>> {

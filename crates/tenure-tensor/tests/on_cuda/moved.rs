@@ -12,7 +12,8 @@ const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 /// Compares the results of `make` on both devices, up to a tolerance.
 fn check(what: &str, tolerance: f64, make: impl Fn(Device) -> Result<Vec<Tensor>>) {
     let _in_use = in_use();
-    let (expected, found) = (make(Device::CPU).unwrap(), make(cuda()).unwrap());
+    let expected = make(Device::CPU).unwrap();
+    let found = make(cuda()).unwrap();
     assert_eq!(expected.len(), found.len());
     for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
         assert_eq!((expected.sizes(), expected.dtype()), (found.sizes(), found.dtype()), "{what}, {index}");
@@ -182,7 +183,8 @@ fn elements_are_found_picked_and_turned() {
         check("moved", 0.0, |device| {
             let x = integers(200, &[5, 40, 33], device)?.to_dtype(dtype)?;
             let index = integers(40, &[70], device)?;
-            let (flipped, triangle) = (x.flip(&[1])?.flip(&[2])?, x.tril(-3)?);
+            let flipped = x.flip(&[1])?.flip(&[2])?;
+            let triangle = x.tril(-3)?;
             let even = x.narrow(2, 0, 32)?.contiguous()?;
             let more = [even.flip(&[0])?, even.triu(2)?, even.index_select(1, &index)?, even.index((ELLIPSIS, 3..9))?];
             Ok([

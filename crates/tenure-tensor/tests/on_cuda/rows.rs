@@ -170,7 +170,8 @@ fn normalised_rows_agree() {
     {
         for dtype in FLOATS {
             let x = random(&[rows, n], dtype).add(0.5).unwrap();
-            let (weight, bias) = (random(&[n], dtype), random(&[n], dtype).mul(0.5).unwrap());
+            let weight = random(&[n], dtype);
+            let bias = random(&[n], dtype).mul(0.5).unwrap();
             compare("layer_norm", &[x, weight, bias], 8.0, |x| {
                 let plain = x[0].layer_norm(&[n], None, None, 1e-5)?;
                 let root = x[0].rms_norm(&[n], Some(&x[1]), 1e-6)?;
@@ -186,7 +187,9 @@ fn layers_of_one_input_agree() {
     for dtype in FLOATS {
         for sizes in [[2, 3, 8], [4, 40, 64], [1, 7, 33]] {
             let inner = sizes[2];
-            let (x, weight, bias) = (random(&sizes, dtype), random(&[24, inner], dtype), random(&[24], dtype));
+            let x = random(&sizes, dtype);
+            let weight = random(&[24, inner], dtype);
+            let bias = random(&[24], dtype);
             let scale = random(&[inner], dtype);
             compare("layers", &[x, weight, bias, scale], 8.0, |x| {
                 let plain = x[0].linear(&x[1], None)?;
@@ -203,7 +206,8 @@ fn normalised_channels_agree() {
         for dtype in [DType::F32, DType::BF16, DType::F64] {
             let x = random(&sizes, dtype);
             let last = x.permute(&[0, 2, 3, 1]).unwrap().contiguous().unwrap().permute(&[0, 3, 1, 2]).unwrap();
-            let (weight, bias) = (random(&[sizes[1]], DType::F32), random(&[sizes[1]], DType::F32));
+            let weight = random(&[sizes[1]], DType::F32);
+            let bias = random(&[sizes[1]], DType::F32);
             let averages = [random(&[sizes[1]], DType::F32), weight.abs().unwrap().detach()];
             for x in [x, last] {
                 compare("batch_norm", &[x.clone(), weight.clone(), bias.clone()], 8.0, |x| {
@@ -225,8 +229,11 @@ fn normalised_channels_agree() {
 /// Compares with the inputs: input, weight, bias, summand, and running averages.
 fn batch_norm_relu_agrees(inputs: &[Tensor; 6], training: bool, is_carried: bool) {
     let norm = |x: &[Tensor]| -> Result<[Tensor; 3]> {
-        let (mean, variance) = (x[4].detach().copy()?, x[5].detach().copy()?);
-        let (running, weight, bias) = (Some((&mean, &variance)), Some(&x[1]), Some(&x[2]));
+        let mean = x[4].detach().copy()?;
+        let variance = x[5].detach().copy()?;
+        let running = Some((&mean, &variance));
+        let weight = Some(&x[1]);
+        let bias = Some(&x[2]);
         let norm = BatchNorm { running, weight, bias, training, momentum: 0.1, eps: 1e-5 };
         Ok([x[0].batch_norm_relu(is_carried.then_some(&x[3]), &norm)?, mean, variance])
     };
@@ -242,7 +249,8 @@ fn batch_norm_relu_agrees(inputs: &[Tensor; 6], training: bool, is_carried: bool
         if !x[0].device().is_cpu() {
             return Ok(norm(x)?[..1].to_vec());
         }
-        let (mean, variance) = (x[4].detach(), x[5].detach());
+        let mean = x[4].detach();
+        let variance = x[5].detach();
         let running = (!training).then_some((&mean, &variance));
         let mut out = x[0].batch_norm(running, Some(&x[1]), Some(&x[2]), training, 0.1, 1e-5)?;
         if is_carried {

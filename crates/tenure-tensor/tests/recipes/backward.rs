@@ -29,7 +29,8 @@ fn model(device: Device, dtype: Option<DType>) -> Vec<Vec<u8>> {
         let how = Attention { is_causal: true, dropout: 0.2, ..Attention::default() };
         let a = heads[0].attention(&heads[1], &heads[2], &how)?.transpose(1, 2)?.reshape(&[3, 5, 16])?;
         let x = x.add(&a.linear(out, Some(weight))?.dropout(0.1, true)?)?;
-        let (up, down) = (up.clone(), down.clone());
+        let up = up.clone();
+        let down = down.clone();
         let mlp = move |x: &[Tensor]| {
             let hidden = x[0].layer_norm(&[16], None, None, 1e-5)?.linear(&up, None)?.gelu()?;
             Ok(vec![hidden.dropout(0.3, true)?.linear(&down, None)?])
@@ -59,7 +60,8 @@ enum Kept {
 /// Runs `body` with hooks that drop all saved tensors that can be recomputed. Returns how many those were.
 fn dropping<T>(body: impl FnOnce() -> T) -> (T, usize) {
     let count = Arc::new(Mutex::new((0, 0)));
-    let (noting, counting) = (Arc::clone(&count), Arc::clone(&count));
+    let noting = Arc::clone(&count);
+    let counting = Arc::clone(&count);
     let recipes = Recipes::enter(move |_| noting.lock().0 += 1);
     let book = recipes.book();
     let pack = move |tensor: &Tensor, id: SavedId| {
@@ -99,7 +101,8 @@ fn a_backward_pass_that_computes_again_has_the_same_gradients() {
     // Now on another stream, where the gradients are computed too.
     let expected = model(cuda(), None);
     let memory = memory::device(0).unwrap();
-    let (side, main) = (memory.streams().pooled(Priority::Default).unwrap(), memory.streams().current());
+    let side = memory.streams().pooled(Priority::Default).unwrap();
+    let main = memory.streams().current();
     main.lead_to(&side).unwrap();
     let (found, _) = {
         let _side = StreamGuard::new(&side);
@@ -113,7 +116,8 @@ fn a_backward_pass_that_computes_again_has_the_same_gradients() {
 fn a_checkpoint_that_runs_again_notes_nothing() {
     let _in_use = in_use();
     let of = Inputs::new(Device::CPU, DType::F32, Lie::Dense);
-    let (x, names) = (of.of(&[4, 9]), Arc::new(Mutex::new(Vec::new())));
+    let x = of.of(&[4, 9]);
+    let names = Arc::new(Mutex::new(Vec::new()));
     let noting = Arc::clone(&names);
     let recipes = Recipes::enter(move |recipe| noting.lock().push(recipe.name));
     let y = autograd::checkpoint(&[&x], |x| Ok(vec![x[0].exp()?.tanh()?])).unwrap().remove(0);

@@ -13,7 +13,8 @@ fn a_chain_is_computed_again_through_what_was_not_saved() {
     let _in_use = in_use();
     for device in [Device::CPU, cuda()] {
         let of = Inputs::new(device, DType::F32, Lie::Dense);
-        let (x, recipes) = (of.of(&[4, 9]), silent());
+        let x = of.of(&[4, 9]);
+        let recipes = silent();
         let y = {
             let shifted = x.add(1.0).unwrap();
             let halved = shifted.mul(0.5).unwrap();
@@ -30,7 +31,8 @@ fn a_chain_is_computed_again_through_what_was_not_saved() {
 #[test]
 fn a_chain_may_be_deeper_than_the_stack() {
     let _in_use = in_use();
-    let (x, recipes) = (Tensor::ones(&[5], DType::F32, Device::CPU).unwrap(), silent());
+    let x = Tensor::ones(&[5], DType::F32, Device::CPU).unwrap();
+    let recipes = silent();
     let mut y = x.clone();
     for _ in 0..30_000 {
         y = y.add(1.0).unwrap();
@@ -43,7 +45,8 @@ fn what_was_modified_or_is_gone_gives_an_error_and_no_wrong_bits() {
     let _in_use = in_use();
     for device in [Device::CPU, cuda()] {
         let of = Inputs::new(device, DType::F32, Lie::Dense);
-        let (x, recipes) = (of.of(&[4, 9]).detach(), silent());
+        let x = of.of(&[4, 9]).detach();
+        let recipes = silent();
         let hidden = x.exp().unwrap();
         let y = hidden.mul(&x).unwrap();
         let expected = y.to_bytes().unwrap();

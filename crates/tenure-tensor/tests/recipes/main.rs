@@ -88,7 +88,8 @@ fn silent() -> Recipes {
 
 /// Returns a copy of a tensor's whole storage, as bytes, on another storage.
 fn twin(tensor: &Tensor) -> Tensor {
-    let (storage, bytes) = (tensor.storage(), Layout::contiguous(&[tensor.storage().bytes()]).unwrap());
+    let storage = tensor.storage();
+    let bytes = Layout::contiguous(&[tensor.storage().bytes()]).unwrap();
     let twin = Tensor::from_storage(storage.clone(), bytes, DType::U8).unwrap().copy().unwrap();
     assert!(!twin.storage().is_alias_of(storage));
     twin

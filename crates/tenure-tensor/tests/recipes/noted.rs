@@ -14,7 +14,8 @@ use super::{Inputs, Lie, silent};
 fn other_inputs_and_other_precision_are_refused() {
     let _alone = in_use_alone();
     let of = Inputs::new(Device::CPU, DType::F32, Lie::Dense);
-    let (x, recipes) = (of.of(&[4, 9]), silent());
+    let x = of.of(&[4, 9]);
+    let recipes = silent();
     let recipe = recipes.find(SavedId::of(&x.softmax(1).unwrap())).unwrap();
     let turned = of.of(&[9, 4]).t().unwrap();
     for inputs in
@@ -35,7 +36,8 @@ fn other_inputs_and_other_precision_are_refused() {
 fn nothing_is_noted_outside_of_recipes() {
     let _in_use = in_use();
     let of = Inputs::new(Device::CPU, DType::F32, Lie::Dense);
-    let (x, recipes) = (of.of(&[4, 9]), silent());
+    let x = of.of(&[4, 9]);
+    let recipes = silent();
     let count = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&count);
     let inner = Recipes::enter(move |recipe| noted.lock().push(recipe.name));
@@ -81,8 +83,10 @@ fn what_a_simulated_kernel_computes_with_is_no_operation_of_the_thread_that_wait
 fn the_observer_hears_of_an_operation_before_it_saves() {
     let _in_use = in_use();
     let of = Inputs::new(Device::CPU, DType::F32, Lie::Dense);
-    let (x, heard) = (of.of(&[4, 9]), Arc::new(Mutex::new(Vec::new())));
-    let (noting, packing) = (Arc::clone(&heard), Arc::clone(&heard));
+    let x = of.of(&[4, 9]);
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let noting = Arc::clone(&heard);
+    let packing = Arc::clone(&heard);
     let recipes = Recipes::enter(move |recipe| noting.lock().push(recipe.name));
     let book = recipes.book();
     let pack = move |tensor: &Tensor, id: SavedId| {

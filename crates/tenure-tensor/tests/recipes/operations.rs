@@ -103,9 +103,11 @@ fn attention(of: &Inputs, is_masked: bool, dropout: f64) -> Result<Tensor> {
 
 /// Runs `body` with running averages, weight and bias of six channels, in training or not.
 fn with_norm<T>(of: &Inputs, training: bool, body: impl FnOnce(&BatchNorm<'_>) -> T) -> T {
-    let (mean, variance) = (of.of(&[6]).detach(), of.of(&[6]).detach());
+    let mean = of.of(&[6]).detach();
+    let variance = of.of(&[6]).detach();
     autograd::no_grad(|| variance.copy_(&variance.square().unwrap())).unwrap();
-    let (weight, bias) = (of.of(&[6]), of.of(&[6]));
+    let weight = of.of(&[6]);
+    let bias = of.of(&[6]);
     let running = Some((&mean, &variance));
     let before = [mean.version(), variance.version()];
     let result =

@@ -155,7 +155,8 @@ fn narrow_floats_convert_as_the_library_does() {
     let to_bf16 = wide_tensor.to_dtype(DType::BF16).unwrap().to_vec::<bf16>().unwrap();
     let to_f16 = wide_tensor.to_dtype(DType::F16).unwrap().to_vec::<f16>().unwrap();
     for (value, (to_bf16, to_f16)) in wide.into_iter().zip(to_bf16.into_iter().zip(to_f16)) {
-        let (bf16, f16) = (bf16::from_f32(value), f16::from_f32(value));
+        let bf16 = bf16::from_f32(value);
+        let f16 = f16::from_f32(value);
         assert!(to_bf16.to_bits() == bf16.to_bits() || (to_bf16.is_nan() && bf16.is_nan()), "{value:e}");
         assert!(to_f16.to_bits() == f16.to_bits() || (to_f16.is_nan() && f16.is_nan()), "{value:e}");
     }

@@ -26,7 +26,8 @@ fn threads_do_not_change_a_bit() {
 
 #[test]
 fn errors_say_what_does_not_fit() {
-    let (q, k) = (numbers(&[1, 3, 2, 4], 1), numbers(&[1, 2, 2, 4], 2));
+    let q = numbers(&[1, 3, 2, 4], 1);
+    let k = numbers(&[1, 2, 2, 4], 2);
     let said = |mask: &Tensor| {
         q.attention(&q, &q, &Attention { mask: Some(mask), ..Attention::default() }).err().unwrap().to_string()
     };

@@ -37,9 +37,11 @@ impl Case {
 
     /// Computes the result by definition.
     fn expected(&self, x: &[f64], w: &[f64], bias: &[f64], sizes: &[usize]) -> Vec<f64> {
-        let (outputs, channels) = (self.weight[0] / self.groups, self.weight[1]);
+        let outputs = self.weight[0] / self.groups;
+        let channels = self.weight[1];
         let sum = |at: &Vec<usize>| {
-            let (image, output) = (at[0], at[1]);
+            let image = at[0];
+            let output = at[1];
             let mut sum = bias[output];
             for tap in positions(&self.weight[1..]) {
                 let mut from = vec![image, output / outputs * channels + tap[0]];
@@ -92,7 +94,9 @@ fn close(found: &[f64], expected: &[f64]) {
 #[test]
 fn a_convolution_is_its_definition() {
     for case in cases() {
-        let (x, w, bias) = (numbers(&case.input), numbers(&case.weight), numbers(&case.weight[..1]));
+        let x = numbers(&case.input);
+        let w = numbers(&case.weight);
+        let bias = numbers(&case.weight[..1]);
         let out = x.conv(&w, Some(&bias), &case.how()).unwrap();
         let [x, w, bias] = [x, w, bias].map(|tensor| tensor.to_vec::<f64>().unwrap());
         close(&out.to_vec::<f64>().unwrap(), &case.expected(&x, &w, &bias, out.sizes()));
@@ -126,7 +130,8 @@ fn gradients_are_the_transposes() {
 
 #[test]
 fn a_transposed_convolution_has_the_sizes_asked_for() {
-    let (x, w) = (numbers(&[2, 3, 5, 4]), numbers(&[3, 2, 3, 3]));
+    let x = numbers(&[2, 3, 5, 4]);
+    let w = numbers(&[3, 2, 3, 3]);
     let how = Conv { stride: &[2], padding: &[1], ..Conv::default() };
     assert_eq!(x.conv_transpose(&w, None, &how, &[0]).unwrap().sizes(), [2, 2, 9, 7]);
     assert_eq!(x.conv_transpose(&w, None, &how, &[1, 0]).unwrap().sizes(), [2, 2, 10, 7]);

@@ -11,7 +11,8 @@ proptest! {
 
     #[test]
     fn two_operands_of_any_layout_and_dtype((_, views) in views(2)) {
-        let (a, b) = (views[0].tensor(|i| i as f32), views[1].tensor(|i| (i % 200) as i16));
+        let a = views[0].tensor(|i| i as f32);
+        let b = views[1].tensor(|i| (i % 200) as i16);
         let sum = a.add(&b).unwrap();
         let sizes = sum.sizes().to_vec();
         let expected: Vec<f32> = (0..sum.numel())
@@ -23,7 +24,8 @@ proptest! {
     #[test]
     fn a_choice_of_any_layouts((_, views) in views(3)) {
         let condition = views[0].tensor(|i| i % 3 == 0);
-        let (a, b) = (views[1].tensor(|i| i as i64), views[2].tensor(|i| -(i as i64)));
+        let a = views[1].tensor(|i| i as i64);
+        let b = views[2].tensor(|i| -(i as i64));
         let chosen = condition.where_(&a, &b).unwrap();
         let sizes = chosen.sizes().to_vec();
         let place = |view: usize, at| views[view].place(at, &sizes) as i64;
@@ -147,7 +149,8 @@ fn in_place_is_the_same_as_not() {
         (result.to_vec::<f64>().unwrap(), grads.collect::<Vec<_>>())
     };
     for (fresh, in_place) in pairs {
-        let (one, two) = (leaves(), leaves());
+        let one = leaves();
+        let two = leaves();
         let expected = result(&one, fresh(&one).unwrap());
         // The target is transposed in memory, so that the write is to a view.
         let target = two[0].transpose(0, 1).unwrap().copy().unwrap().transpose(0, 1).unwrap();

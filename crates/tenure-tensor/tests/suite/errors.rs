@@ -505,7 +505,8 @@ fn writes_in_place() {
     // torch.autograd.set_detect_anomaly(True, check_nan=False).
     says(
         {
-            let (y, w) = (leaf(&[2, 3]).neg().unwrap(), leaf(&[2, 3]));
+            let y = leaf(&[2, 3]).neg().unwrap();
+            let w = leaf(&[2, 3]);
             let z = y.mul(&w).unwrap();
             y.select(0, 1).unwrap().zero_().unwrap();
             z.sum_all().unwrap().backward()

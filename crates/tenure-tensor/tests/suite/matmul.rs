@@ -10,8 +10,10 @@ fn numbers(sizes: &[usize], seed: usize) -> Tensor {
 
 #[test]
 fn threads_do_not_change_a_bit() {
-    let (a, b) = (numbers(&[3, 200, 310], 1), numbers(&[310, 270], 2));
-    let (half, vector) = (a.to_dtype(DType::BF16).unwrap(), numbers(&[310], 3));
+    let a = numbers(&[3, 200, 310], 1);
+    let b = numbers(&[310, 270], 2);
+    let half = a.to_dtype(DType::BF16).unwrap();
+    let vector = numbers(&[310], 3);
     let run = |count| {
         threads::set_threads(count).unwrap();
         let products = [
@@ -28,10 +30,12 @@ fn threads_do_not_change_a_bit() {
 
 #[test]
 fn tiles_are_what_small_products_are() {
-    let (a, b) = (numbers(&[600, 70], 1), numbers(&[70, 900], 2));
+    let a = numbers(&[600, 70], 1);
+    let b = numbers(&[70, 900], 2);
     let whole = a.matmul(&b).unwrap().to_vec::<f32>().unwrap();
     for (row, column) in [(0, 0), (599, 899), (511, 512), (300, 64)] {
-        let (a, b) = (a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap());
+        let a = a.to_vec::<f32>().unwrap();
+        let b = b.to_vec::<f32>().unwrap();
         let sum: f64 = (0..70).map(|i| f64::from(a[row * 70 + i]) * f64::from(b[i * 900 + column])).sum();
         assert!((f64::from(whole[row * 900 + column]) - sum).abs() < 1e-3);
     }
@@ -40,7 +44,8 @@ fn tiles_are_what_small_products_are() {
 #[test]
 fn errors_say_what_does_not_fit() {
     let matrix = |sizes: &[usize]| Tensor::zeros(sizes, DType::F32, Device::CPU).unwrap();
-    let (a, b) = (matrix(&[2, 3]), matrix(&[2, 3]));
+    let a = matrix(&[2, 3]);
+    let b = matrix(&[2, 3]);
     let said = |result: Result<Tensor>| result.err().map(|error| error.to_string()).unwrap_or_default();
     assert!(said(a.matmul(&b)).contains("3 columns on the left and 2 rows on the right"));
     assert!(said(a.linear(&matrix(&[4, 2]), None)).contains("has 3 features"));

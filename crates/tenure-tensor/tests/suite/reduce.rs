@@ -37,7 +37,8 @@ fn threads_do_not_change_a_bit() {
     let last = images.contiguous_in(MemoryFormat::ChannelsLast2d).unwrap();
     let classes = Tensor::from_slice(&(0..300).map(|row| row * 3).collect::<Vec<i64>>(), &[300]).unwrap();
     let ones = |n: usize| Tensor::ones(&[n], DType::F32, Device::CPU).unwrap();
-    let (thousand, sixteen) = (ones(1000), ones(16));
+    let thousand = ones(1000);
+    let sixteen = ones(16);
     let normalized = |x: &Tensor| x.batch_norm(None, Some(&sixteen), Some(&sixteen), true, 0.1, 1e-5);
     type Function<'a> = (&'a str, &'a Tensor, &'a dyn Fn(&Tensor) -> Result<Tensor>);
     let functions: [Function<'_>; 15] = [
@@ -109,7 +110,9 @@ fn a_batch_norm_with_what_follows_is_the_same_bits() {
         for (training, around) in [(true, false), (true, true), (false, false), (false, true)] {
             let found = [false, true].map(|at_once| {
                 let [mean, variance] = [noise(&[8]), noise(&[8]).abs().unwrap()];
-                let (weight, bias, running) = (Some(weight), Some(bias), Some((&mean, &variance)));
+                let weight = Some(weight);
+                let bias = Some(bias);
+                let running = Some((&mean, &variance));
                 let norm = BatchNorm { running, weight, bias, training, momentum: 0.1, eps: 1e-5 };
                 let out = if at_once {
                     x.batch_norm_relu(around.then_some(carried), &norm).unwrap()
@@ -133,7 +136,8 @@ fn a_batch_norm_with_what_follows_is_the_same_bits() {
 #[test]
 fn errors_say_what_to_do() {
     let said = |result: Result<Tensor>| result.err().unwrap().to_string();
-    let (x, integers) = (noise(&[2, 3]), Tensor::from_slice(&[0_i64, 5], &[2]).unwrap());
+    let x = noise(&[2, 3]);
+    let integers = Tensor::from_slice(&[0_i64, 5], &[2]).unwrap();
     let error = said(integers.mean_all());
     assert!(error.contains("mean") && error.contains("to_dtype"), "{error}");
     let error = said(x.cross_entropy(&integers, &CrossEntropy::default()));
@@ -198,7 +202,8 @@ proptest! {
         let dims: Vec<isize> = (0..sizes.len()).filter(|dim| is_reduced[*dim]).map(|dim| dim as isize).collect();
         let (x, elements) = whole_numbers(&views[0], dtype);
         let kept: usize = (0..sizes.len()).filter(|dim| !is_reduced[*dim]).map(|dim| sizes[dim]).product();
-        let (mut sums, mut largest) = (vec![0.0; kept], vec![f64::NEG_INFINITY; kept]);
+        let mut sums = vec![0.0; kept];
+        let mut largest = vec![f64::NEG_INFINITY; kept];
         for (at, element) in elements.iter().enumerate() {
             let output = output(at, sizes, &is_reduced);
             sums[output] += element;

@@ -31,11 +31,13 @@ fn gradients_of_a_table_are_the_same_bits_for_any_number_of_threads() {
         table.embedding(&rows).unwrap().mul(&weights).unwrap().sum_all().unwrap().backward().unwrap();
         table.grad().unwrap().to_vec::<f32>().unwrap()
     };
-    let (one, three) = (grad(1), grad(3));
+    let one = grad(1);
+    let three = grad(3);
     assert_eq!(one, three);
 
     let mut expected = vec![0.0_f64; 50 * 96];
-    let (rows, weights) = (rows.to_vec::<i64>().unwrap(), weights.to_vec::<f32>().unwrap());
+    let rows = rows.to_vec::<i64>().unwrap();
+    let weights = weights.to_vec::<f32>().unwrap();
     for (row, weights) in rows.iter().zip(weights.chunks(96)) {
         let line = &mut expected[*row as usize * 96..][..96];
         line.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += f64::from(*weight));
@@ -46,7 +48,8 @@ fn gradients_of_a_table_are_the_same_bits_for_any_number_of_threads() {
 #[test]
 fn many_small_additions_to_a_short_float_are_not_lost() {
     // In bf16, 256 + 1 is 256.
-    let (one, places) = (Tensor::ones(&[1000], DType::BF16, CPU).unwrap(), index(&[0; 1000]));
+    let one = Tensor::ones(&[1000], DType::BF16, CPU).unwrap();
+    let places = index(&[0; 1000]);
     let sum = Tensor::zeros(&[1], DType::BF16, CPU).unwrap().index_add(0, &places, &one).unwrap();
     assert_eq!(sum.to_vec::<bf16>().unwrap(), [bf16::from_f32(1000.0)]);
 }
@@ -57,7 +60,8 @@ fn long_writes_are_those_of_one_after_the_other() {
     let places = Tensor::randint(0, 7000, &[60_000], DType::I64, CPU, &generator).unwrap();
     let values = Tensor::randint(-9, 9, &[60_000], DType::I32, CPU, &generator).unwrap();
     let zeros = Tensor::zeros(&[7000], DType::I32, CPU).unwrap();
-    let (mut sums, mut last) = (vec![0; 7000], vec![0; 7000]);
+    let mut sums = vec![0; 7000];
+    let mut last = vec![0; 7000];
     for (place, value) in places.to_vec::<i64>().unwrap().iter().zip(values.to_vec::<i32>().unwrap()) {
         sums[*place as usize] += value;
         last[*place as usize] = value;

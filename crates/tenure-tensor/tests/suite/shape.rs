@@ -47,12 +47,15 @@ type Step = (u8, usize, usize, usize);
 
 /// Applies a step to tensor and model, if the shape permits it.
 fn apply((kind, a, b, c): Step, tensor: &Tensor, model: &Model) -> Result<(Tensor, Model)> {
-    let (rank, sizes) = (model.sizes.len(), &model.sizes);
+    let rank = model.sizes.len();
+    let sizes = &model.sizes;
     if rank == 0 || model.values.is_empty() || model.values.len() > 2000 {
         return Ok((tensor.unsqueeze(0)?, Model { sizes: [&[1], &sizes[..]].concat(), ..model.clone() }));
     }
-    let (x, y) = (a % rank, b % rank);
-    let (dim, size) = (x as isize, sizes[x]);
+    let x = a % rank;
+    let y = b % rank;
+    let dim = x as isize;
+    let size = sizes[x];
     let with = |size: usize| {
         let mut sizes = sizes.clone();
         sizes[x] = size;
@@ -75,7 +78,8 @@ fn apply((kind, a, b, c): Step, tensor: &Tensor, model: &Model) -> Result<(Tenso
             (tensor.transpose(dim, y as isize - rank as isize)?, model.mapped(swapped, swap))
         }
         1 => {
-            let (start, step) = (b % (size + 1), c % 3 + 1);
+            let start = b % (size + 1);
+            let step = c % 3 + 1;
             let length = (size - start).div_ceil(step);
             let found = tensor.slice(dim, start as isize - size as isize, isize::MAX, step);
             // A start of 0 from the end means the end.
@@ -90,7 +94,8 @@ fn apply((kind, a, b, c): Step, tensor: &Tensor, model: &Model) -> Result<(Tenso
             (tensor.select(dim, at as isize - size as isize)?, model.mapped(fewer, insert))
         }
         3 => {
-            let (window, step) = (b % size + 1, c % 2 + 1);
+            let window = b % size + 1;
+            let step = c % 2 + 1;
             let mut more = with((size - window) / step + 1);
             more.push(window);
             let source = |index: &[usize]| moved(&index[..rank], index[x] * step + index[rank]);
@@ -113,7 +118,8 @@ fn apply((kind, a, b, c): Step, tensor: &Tensor, model: &Model) -> Result<(Tenso
         }
         8 if rank > 1 && x != y => {
             let offset = c as isize - 2;
-            let (down, right) = ((-offset).max(0) as usize, offset.max(0) as usize);
+            let down = (-offset).max(0) as usize;
+            let right = offset.max(0) as usize;
             let length = sizes[x].saturating_sub(down).min(sizes[y].saturating_sub(right));
             let mut kept: Vec<usize> = (0..rank).filter(|other| *other != x && *other != y).collect();
             let out: Vec<usize> = kept.iter().map(|other| sizes[*other]).chain([length]).collect();
@@ -187,7 +193,8 @@ proptest! {
                     indices.push((at as i64 - *size as i64).into());
                 }
                 1 => {
-                    let (start, end) = (a % size, size - b % (size - a % size).max(1));
+                    let start = a % size;
+                    let end = size - b % (size - a % size).max(1);
                     dims.push((Some(dim), start, end.saturating_sub(start)));
                     indices.push((start..end).into());
                 }

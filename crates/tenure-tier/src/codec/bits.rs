@@ -157,7 +157,8 @@ fn compact_each<T: Word>(elements: &[T; BLOCK], bitmap: &[u8], into: &mut [u8]) 
 /// Puts the elements of `found` where bits are set, and 0 elsewhere. `found` has as many elements as bits are set.
 #[inline(always)]
 pub(super) fn expand<T: Word>(found: &[u8], bitmap: &[u8; PLANE]) -> [T; BLOCK] {
-    let (mut elements, mut roomy) = ([T::default(); BLOCK], [T::default(); _]);
+    let mut elements = [T::default(); BLOCK];
+    let mut roomy = [T::default(); _];
     for (element, bytes) in roomy.iter_mut().zip(found.chunks_exact(T::BYTES)) {
         *element = T::from_bytes(bytes);
     }
@@ -187,7 +188,8 @@ mod tests {
         for (number, element) in elements.iter_mut().enumerate() {
             *element = T::from((number % 255) as u8 + 1);
         }
-        let (mut found, mut each) = (vec![0; ones(bitmap) * T::BYTES], vec![0; ones(bitmap) * T::BYTES]);
+        let mut found = vec![0; ones(bitmap) * T::BYTES];
+        let mut each = vec![0; ones(bitmap) * T::BYTES];
         compact(&elements, bitmap, &mut found);
         compact_each(&elements, bitmap, &mut each);
         assert_eq!(found, each);

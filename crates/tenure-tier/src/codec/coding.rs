@@ -134,7 +134,8 @@ impl Tally {
     }
 
     fn speed(&self) -> f64 {
-        let (bytes, time_ns) = (self.bytes.load(Ordering::Relaxed), self.time_ns.load(Ordering::Relaxed));
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        let time_ns = self.time_ns.load(Ordering::Relaxed);
         if bytes < Self::TRIED { f64::INFINITY } else { bytes as f64 * 1e9 / time_ns.max(1) as f64 }
     }
 }
@@ -166,7 +167,8 @@ mod tests {
 
     #[test]
     fn what_was_measured_chooses_and_nothing_lossy_ever() {
-        let (speeds, raw) = (Speeds::default(), half_zeros());
+        let speeds = Speeds::default();
+        let raw = half_zeros();
         assert_eq!(AUTO.codec(&raw, &speeds, 1e9), Codec::Zeros);
         assert_eq!(Coding { choice: Choice::Codec(Codec::Planes), ..AUTO }.codec(&raw, &speeds, 1e9), Codec::Planes);
         // Encoding takes 1 s for 8 GiB, decoding 1 s for 4e9 bytes.

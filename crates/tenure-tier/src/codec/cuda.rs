@@ -219,7 +219,8 @@ impl Place {
             // The most blocks that there can be fit in a grid.
             _ => (self.blocks() as u32, 256),
         };
-        let (codec, width) = (self.kernels_codec(), self.dtype.size());
+        let codec = self.kernels_codec();
+        let width = self.dtype.size();
         let (name, source) = kernel(pass, codec, width);
         let function = driver.kernel(name, source)?;
         let config = LaunchConfig { grid: [grid, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
@@ -240,7 +241,8 @@ impl Place {
             .writes(self.stream, self.stream_bytes as u64)
             .writes(self.status, STATUS_BYTES as u64);
         let body = move |memory: &mut KernelMemory<'_>| {
-            let (mut raw, mut stream) = (vec![0; self.raw_bytes], Vec::new());
+            let mut raw = vec![0; self.raw_bytes];
+            let mut stream = Vec::new();
             memory.read(self.raw, &mut raw);
             let encoded = encode_here(self.codec, self.dtype, &raw, &mut stream);
             let state = match encoded.codec {

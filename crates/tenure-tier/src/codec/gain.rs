@@ -23,7 +23,8 @@ impl Gain {
     /// Returns the seconds until a tensor of `bytes` bytes has passed a link. With `is_pipelined`, one part is encoded
     /// while the part before it is on the link.
     pub fn seconds(&self, bytes: f64, link_bytes_per_second: f64, is_pipelined: bool) -> f64 {
-        let (encoding, passing) = (bytes / self.bytes_per_second, self.ratio * bytes / link_bytes_per_second);
+        let encoding = bytes / self.bytes_per_second;
+        let passing = self.ratio * bytes / link_bytes_per_second;
         if is_pipelined { encoding.max(passing) } else { encoding + passing }
     }
 

@@ -16,7 +16,8 @@ pub(super) struct CsrFp16;
 
 #[inline(always)]
 fn round(block: &[u8]) -> [u16; BLOCK] {
-    let (mut singles, mut halves) = ([0.0; BLOCK], [f16::ZERO; BLOCK]);
+    let mut singles = [0.0; BLOCK];
+    let mut halves = [f16::ZERO; BLOCK];
     for (single, bytes) in singles.iter_mut().zip(block.chunks_exact(4)) {
         *single = f32::from_bits(u32::from_bytes(bytes));
     }

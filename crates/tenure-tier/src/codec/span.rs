@@ -66,7 +66,9 @@ impl Functions {
     }
 
     fn of<C: BlockCodec>(codec: Codec) -> Self {
-        let (measure, encode, decode) = (measure::<C>, encode::<C>, decode::<C>);
+        let measure = measure::<C>;
+        let encode = encode::<C>;
+        let decode = decode::<C>;
         Self { codec, width: C::WIDTH, measure, encode, decode }
     }
 
@@ -163,7 +165,8 @@ fn decode<C: BlockCodec>(bytes: &[u8], units: &mut Units<'_>, raw: &mut [u8]) ->
     vectorized(
         #[inline(always)]
         || {
-            let (mut from, mut last) = (bytes, [0; WIDEST]);
+            let mut from = bytes;
+            let mut last = [0; WIDEST];
             for (number, (block, units)) in raw.chunks_mut(block_bytes).zip(&mut *units).enumerate() {
                 let (source, rest) = from.split_at_checked(UNIT * units).ok_or(number)?;
                 from = rest;

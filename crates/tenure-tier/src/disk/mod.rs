@@ -198,7 +198,8 @@ impl Room {
     /// # Errors
     /// [`DiskError::Worn`] if the daily limit would be exceeded.
     pub(crate) fn write(self, source: impl AsRef<[u8]> + Send + 'static) -> Result<Ticket<Spilled>, DiskError> {
-        let (stored, source) = (Arc::new(self.stored), Box::new(source));
+        let stored = Arc::new(self.stored);
+        let source = Box::new(source);
         let shared = Arc::clone(&stored.shared);
         shared.wear(&stored)?;
         let start = (*source).as_ref().as_ptr().cast_mut();
@@ -274,7 +275,8 @@ impl Disk {
         let unit = (BLOCK * folders.len()) as u64;
         let each = options.capacity.checked_div(unit).ok_or(TierError::NoFolder)? * BLOCK as u64;
         if each == 0 {
-            let (capacity, alignment) = (options.capacity, unit);
+            let capacity = options.capacity;
+            let alignment = unit;
             return Err(TierError::TooSmall { what: what(), capacity, alignment });
         }
         let failed = |call| move |source| TierError::System { what: what(), call, source };
@@ -334,7 +336,8 @@ impl Disk {
     /// # Errors
     /// [`DiskError::Full`] and [`DiskError::Forked`].
     pub(crate) fn reserve(&self, name: impl Into<String>, bytes: usize, coding: Coding) -> Result<Room, DiskError> {
-        let (shared, name) = (&self.running.shared, name.into());
+        let shared = &self.running.shared;
+        let name = name.into();
         self.expect_threads(&name)?;
         let pieces = shared.take_extents(&name, bytes)?;
         Ok(Room { stored: Stored { name, bytes: bytes as u64, coding, pieces, shared: Arc::clone(shared) } })

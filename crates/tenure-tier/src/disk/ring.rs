@@ -143,7 +143,8 @@ impl Driver {
 
     fn begin(&mut self, begun: Begun) {
         let Begun { request: Request { direction, file, offset, bytes, chunk, .. }, moved } = &begun;
-        let (file, offset) = (types::Fd(file.descriptor()), offset + *moved as u64);
+        let file = types::Fd(file.descriptor());
+        let offset = offset + *moved as u64;
         let start = chunk.as_ptr().wrapping_add(*moved);
         // A chunk's length fits in 32 bits.
         let length = (bytes - moved) as u32;

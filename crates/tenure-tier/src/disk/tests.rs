@@ -81,7 +81,8 @@ impl Engine for Gated {
 pub(crate) fn gated(paths: &[PathBuf], capacity: u64) -> (Disk, Arc<Gate>) {
     let gate = Arc::<Gate>::default();
     let engine = |_: &_, _| {
-        let (engine, gate) = (Threads::start(2)?, Arc::clone(&gate));
+        let engine = Threads::start(2)?;
+        let gate = Arc::clone(&gate);
         Ok(Box::new(Gated { engine, gate }) as Box<dyn Engine>)
     };
     (Disk::with_engine(paths, options(capacity), engine).unwrap(), gate)
@@ -104,7 +105,8 @@ fn with_threads(paths: &[PathBuf], capacity: u64) -> Disk {
 /// A disk that fails the request with that number, counted from 0.
 pub(crate) fn faulty(paths: &[PathBuf], direction: Direction, number: usize, ends: bool) -> Disk {
     let engine = |_: &_, _| {
-        let (engine, left) = (Threads::start(2)?, AtomicUsize::new(number));
+        let engine = Threads::start(2)?;
+        let left = AtomicUsize::new(number);
         Ok(Box::new(Faulty { engine, direction, left, ends }) as Box<dyn Engine>)
     };
     Disk::with_engine(paths, options(64 << 20), engine).unwrap()
@@ -375,7 +377,8 @@ proptest! {
 #[test]
 fn folders_on_one_file_system_share_what_is_free() {
     let (_folders, paths) = folders(3);
-    let (one, all) = (Disk::free_bytes_in(&paths[..1]).unwrap(), Disk::free_bytes_in(&paths).unwrap());
+    let one = Disk::free_bytes_in(&paths[..1]).unwrap();
+    let all = Disk::free_bytes_in(&paths).unwrap();
     // Other processes write meanwhile.
     assert!(all > 0 && all < one + one / 2, "{all} in three, {one} in one");
     assert!(Disk::free_bytes_in(&["/does/not/exist".into()]).is_err());

@@ -184,7 +184,8 @@ impl TransferPart {
         end.error = end.error.take().or(error);
         if transfer.left.fetch_sub(1, Ordering::AcqRel) == 1 {
             end.is_over = true;
-            let (owner, then) = (end.owner.take(), end.then.take());
+            let owner = end.owner.take();
+            let then = end.then.take();
             let error = then.is_some().then(|| end.error.take()).flatten();
             transfer.ended.notify_all();
             drop((end, owner));
@@ -345,8 +346,12 @@ impl DiskShared {
     fn request(self: &Arc<Self>, state: &mut DiskState, part: TransferPart, chunk: Chunk) {
         let direction = part.transfer.direction;
         state.begin_request(direction);
-        let (piece, shared, its) = (part.piece(), Arc::clone(self), part.clone());
-        let (file, offset, bytes) = (Arc::clone(&self.files[piece.file]), piece.offset, piece.whole_blocks());
+        let piece = part.piece();
+        let shared = Arc::clone(self);
+        let its = part.clone();
+        let file = Arc::clone(&self.files[piece.file]);
+        let offset = piece.offset;
+        let bytes = piece.whole_blocks();
         let done = Box::new(move |chunk, result| shared.requested(its, chunk, result));
         if let Err(refused) = self.engine.begin(Request { direction, file, offset, bytes, chunk, done }) {
             state.end_request(direction, 0);

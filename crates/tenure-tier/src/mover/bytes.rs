@@ -63,7 +63,8 @@ impl Bytes {
 
     /// Divides the bytes into pieces of at most `piece` bytes, which share the owner.
     pub(super) fn pieces(self: Arc<Self>, piece: usize) -> impl ExactSizeIterator<Item = BytesPart> {
-        let (count, whole) = (self.count, self);
+        let count = self.count;
+        let whole = self;
         (0..count.div_ceil(piece)).map(move |number| {
             let offset = number * piece;
             BytesPart { whole: Arc::clone(&whole), offset, count: piece.min(count - offset) }

@@ -51,7 +51,8 @@ pub(super) struct Departing {
 impl MoverShared {
     /// Copies bytes from a device to the pinned memory that they stay in.
     pub(super) fn store_pinned(&self, side: &DeviceSide, name: &str, source: Bytes) -> Result<Departing, MoverError> {
-        let (ready, source) = (side.leave(name, &source)?, Arc::new(source));
+        let ready = side.leave(name, &source)?;
+        let source = Arc::new(source);
         let room = |bytes: usize| match side.pool.allocate(bytes) {
             Err(PinnedError::LimitReached { .. }) => Err(self.no_room(name, bytes, &self.leaving.lock())),
             allocated => allocated.map_err(pinned(name)),
@@ -92,9 +93,11 @@ impl MoverShared {
         source: Bytes,
         coding: Coding,
     ) -> Result<Departing, MoverError> {
-        let (ready, source) = (side.leave(name, &source)?, Arc::new(source));
+        let ready = side.leave(name, &source)?;
+        let source = Arc::new(source);
         let parts = self.with_room(disk, name, Arc::clone(&source), coding)?;
-        let (mut pieces, progress) = (Vec::with_capacity(parts.len()), Progress::new(parts.len(), None));
+        let mut pieces = Vec::with_capacity(parts.len());
+        let progress = Progress::new(parts.len(), None);
         let mut pass = |(part, room): (BytesPart, Room)| {
             let mut buffer = self.passage(side, name, part.count)?;
             let copies = [copy(&mut buffer, &part)];
@@ -103,7 +106,8 @@ impl MoverShared {
             progress.mark(&event);
             let departure = Departure::new(self, &mut self.leaving.lock(), part.count);
             let piece = Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), side.outward.stream.id())));
-            let (weak, progress) = (Arc::downgrade(&piece), Arc::clone(&progress));
+            let weak = Arc::downgrade(&piece);
+            let progress = Arc::clone(&progress);
             pieces.push(piece);
             side.departures.when_passed(event, move |passed| departure.copied(passed, &weak, progress, room));
             Ok(())
@@ -123,7 +127,8 @@ impl MoverShared {
         coding: Coding,
     ) -> Result<Departing, MoverError> {
         let parts = self.with_room(disk, name, Arc::new(source), coding)?;
-        let (mut pieces, progress) = (Vec::with_capacity(parts.len()), Progress::new(parts.len(), None));
+        let mut pieces = Vec::with_capacity(parts.len());
+        let progress = Progress::new(parts.len(), None);
         for (part, room) in parts {
             let is_full = |leaving: &mut Departures| leaving.bytes + part.count as u64 > self.memory_bytes as u64;
             let mut leaving = self.leaving.lock();
@@ -141,7 +146,8 @@ impl MoverShared {
 
     /// Allocates staging memory for a piece. Waits as long as bytes on their way to disk are about to free room.
     fn passage(&self, side: &DeviceSide, name: &str, bytes: usize) -> Result<PinnedBuffer, MoverError> {
-        let (mut leaving, mut is_settled) = (self.leaving.lock(), false);
+        let mut leaving = self.leaving.lock();
+        let mut is_settled = false;
         loop {
             match side.passage.allocate(self.piece_bytes) {
                 Ok(mut buffer) => {

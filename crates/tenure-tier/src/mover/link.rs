@@ -159,7 +159,8 @@ impl CopyStream {
             let _ = self.stream.synchronize();
             return Err(error);
         }
-        let (end, bytes) = (Arc::new(end), copies.iter().map(|copy| copy.bytes as u64).sum());
+        let end = Arc::new(end);
+        let bytes = copies.iter().map(|copy| copy.bytes as u64).sum();
         flow.bytes += bytes;
         flow.transfers += copies.len() as u64;
         flow.under_way.push_back((start, Arc::clone(&end), bytes));

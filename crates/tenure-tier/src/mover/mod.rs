@@ -176,7 +176,9 @@ impl Mover {
         };
         let lanes = if disk.is_some() { (0..LANES).map(lane).collect::<Result<_, _>>()? } else { Vec::new() };
         let reads = Mutex::new(Reads::new(lanes));
-        let (leaving, left, stalls) = (Mutex::default(), Condvar::new(), Stalls::default());
+        let leaving = Mutex::default();
+        let left = Condvar::new();
+        let stalls = Stalls::default();
         let shared = MoverShared { side, disk, piece_bytes, memory_bytes, leaving, left, reads, stalls };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -211,7 +213,9 @@ impl Mover {
         destination: Destination,
         coding: Coding,
     ) -> Result<Stored, MoverError> {
-        let (shared, name, bytes) = (&self.shared, name.into(), source.count());
+        let shared = &self.shared;
+        let name = name.into();
+        let bytes = source.count();
         shared.expect_device(&name, &source)?;
         let stored = match (destination, &shared.side, &shared.disk) {
             (Destination::Disk, _, None) => Err(MoverError::NoPlace { name: name.clone(), place: "disk" }),
@@ -234,7 +238,8 @@ impl Mover {
     /// [`MoverError::Size`], [`MoverError::OtherDevice`]; failures of the driver, and the store's error if the bytes
     /// were lost. Nothing is fetched then. The arrival returns errors of the disk.
     pub fn fetch(&self, stored: &Stored, into: Bytes, urgency: Urgency) -> Result<Arrival, MoverError> {
-        let (shared, name) = (&self.shared, stored.name());
+        let shared = &self.shared;
+        let name = stored.name();
         shared.expect_device(name, &into)?;
         if into.count() != stored.bytes() {
             return Err(MoverError::Size { name: name.into(), bytes: stored.bytes(), given: into.count() });
@@ -243,7 +248,9 @@ impl Mover {
             (Some(side), Some(stream)) => Some(side.mark(name, stream)?),
             _ => None,
         };
-        let (mut there, mut spilled, into) = (Vec::new(), Vec::new(), Arc::new(into));
+        let mut there = Vec::new();
+        let mut spilled = Vec::new();
+        let into = Arc::new(into);
         for (piece, to) in stored.inner.pieces.iter().zip(Arc::clone(&into).pieces(shared.piece_bytes)) {
             match &*piece.place.lock() {
                 PiecePlace::Memory(held) => there.push((Arc::clone(held), to)),
@@ -391,7 +398,8 @@ impl MoverShared {
     }
 
     fn expect_device(&self, name: &str, bytes: &Bytes) -> Result<(), MoverError> {
-        let (given, device) = (bytes.device(), self.device());
+        let given = bytes.device();
+        let device = self.device();
         if given == device { Ok(()) } else { Err(MoverError::OtherDevice { name: name.into(), given, device }) }
     }
 }

@@ -57,7 +57,8 @@ fn filled(memory: Memory, bytes: usize, seed: u8) -> Storage {
 
 /// Fills a storage with bytes that depend on the seed and the position, on the current stream and without waiting.
 fn fill(memory: Memory, storage: &Storage, seed: u8) {
-    let (start, bytes) = (storage.lock().as_ptr().addr() as u64, storage.bytes());
+    let start = storage.lock().as_ptr().addr() as u64;
+    let bytes = storage.bytes();
     for (value, begin) in values(bytes, seed) {
         let count = step(bytes).min(bytes - begin);
         memory.driver().memset(start + begin as u64, value, count as u64, memory.streams().current_id()).unwrap();
@@ -272,10 +273,12 @@ fn what_is_fetched_ahead_holds_back_no_memory() {
     let stored = store(&mover, memory, MIB / 2, 1, Destination::Host).unwrap();
     let target = || Storage::new(MIB / 2, Arc::new(memory)).unwrap();
     let fetch = |target: &Storage| mover.fetch(&stored, on_device(memory, target), Urgency::Ahead).unwrap();
-    let (first, second) = (target(), target());
+    let first = target();
+    let second = target();
     let arrivals = [fetch(&first), fetch(&second)];
     arrivals[0].lead_to(&memory.streams().current()).unwrap();
-    let (address, waits) = (first.lock().as_ptr(), driver.calls(Some(Call::WaitEvent)));
+    let address = first.lock().as_ptr();
+    let waits = driver.calls(Some(Call::WaitEvent));
     drop(first);
     // Its own stream gets it back at once, though the fetch after it is still on the way.
     let again = target();
@@ -307,7 +310,8 @@ fn memory_that_others_free_is_kept_until_it_is_not_used() {
         let [source, target] = [(); 2].map(|()| driver.malloc(MIB as u64).unwrap());
         let bytes = |address: u64| {
             LIVE.fetch_add(1, Ordering::Relaxed);
-            let (start, null) = (ptr::without_provenance_mut(address as usize), memory.streams().null());
+            let start = ptr::without_provenance_mut(address as usize);
+            let null = memory.streams().null();
             // SAFETY: all later work is in the order of the null stream.
             unsafe { Bytes::new(start, MIB, Some(&null), Foreign { memory, address }) }
         };
@@ -412,7 +416,8 @@ fn what_makes_no_sense_is_refused() {
     let (_folders, disk) = disk();
     assert!(matches!(Mover::new(None, MoverOptions::new(5)), Err(MoverError::TooLittle { .. })));
     let said = |result: Result<Stored, MoverError>| result.unwrap_err().to_string();
-    let (device, host) = (mover(Some(memory), None), mover(None, Some(&disk)));
+    let device = mover(Some(memory), None);
+    let host = mover(None, Some(&disk));
     assert_eq!(
         said(device.store("a", vector(vec![1]), Destination::Host)),
         "a: its bytes are on cpu, and the mover moves those on cuda:0"
@@ -591,7 +596,8 @@ fn no_failing_call_loses_bytes_or_memory() {
             let mover = mover(Some(memory), Some(&disk));
             let targets = [filled(memory, LENGTH, 1), filled(memory, LENGTH, 2)];
             driver.synchronize().unwrap();
-            let (calls, stream) = (driver.calls(None), memory.streams().current());
+            let calls = driver.calls(None);
+            let stream = memory.streams().current();
             driver.inject(Failure::of_any(call));
             let round = |seed: u8| -> Result<Vec<u8>, MoverError> {
                 let [source, target] = &targets;

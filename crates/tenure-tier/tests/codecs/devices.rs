@@ -62,7 +62,8 @@ impl<'a> Placed<'a> {
     pub(crate) fn new(driver: &'a dyn Driver, codec: Codec, dtype: DType, raw: &[u8], stream_bytes: usize) -> Self {
         let allocate = |bytes: usize| driver.malloc(bytes.max(1) as u64).unwrap();
         let stream = driver.create_stream(Priority::Default).unwrap();
-        let (start, to) = (allocate(raw.len()), allocate(stream_bytes));
+        let start = allocate(raw.len());
+        let to = allocate(stream_bytes);
         driver.copy_to_device(start, raw, stream).unwrap();
         let place = Place {
             codec,
@@ -116,7 +117,8 @@ impl Drop for Placed<'_> {
 
 /// Encodes and decodes on a device, and compares with the host.
 fn check(driver: &dyn Driver, codec: Codec, dtype: DType, raw: &[u8]) {
-    let (mut here, mut back) = (Vec::new(), vec![0; raw.len()]);
+    let mut here = Vec::new();
+    let mut back = vec![0; raw.len()];
     let expected = codec::encode(codec, dtype, raw, &mut here);
     codec::decode(&here, &mut back).unwrap();
     let placed = Placed::new(driver, codec, dtype, raw, max_bytes(dtype, raw.len()));
@@ -134,7 +136,8 @@ proptest! {
         codec in 0..Codec::ALL.len(), dtype in 0..DType::ALL.len(), kind in 0..6_usize, count in 0..9000_usize,
         cut in 0..8_usize, seed: u64,
     ) {
-        let (codec, dtype) = (Codec::ALL[codec], DType::ALL[dtype]);
+        let codec = Codec::ALL[codec];
+        let dtype = DType::ALL[dtype];
         let mut raw = tensor(dtype, kind, count, seed);
         raw.truncate(raw.len().saturating_sub(cut));
         for (driver, _alone) in drivers() {

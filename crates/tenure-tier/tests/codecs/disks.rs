@@ -72,7 +72,8 @@ proptest! {
 }
 
 fn by_itself(codec: Codec, dtype: DType, raw: &[u8]) -> Vec<u8> {
-    let (mut stream, mut back) = (Vec::new(), vec![0; raw.len()]);
+    let mut stream = Vec::new();
+    let mut back = vec![0; raw.len()];
     codec::encode(codec, dtype, raw, &mut stream);
     codec::decode(&stream, &mut back).unwrap();
     back
@@ -81,7 +82,8 @@ fn by_itself(codec: Codec, dtype: DType, raw: &[u8]) -> Vec<u8> {
 #[test]
 fn fewer_bytes_pass_and_are_counted() {
     // Half of a normal distribution is below 0.
-    let (normal, half) = (tensor(DType::BF16, 2, 4 * MIB, 1), tensor(DType::BF16, 3, 4 * MIB, 1));
+    let normal = tensor(DType::BF16, 2, 4 * MIB, 1);
+    let half = tensor(DType::BF16, 3, 4 * MIB, 1);
     // While no speeds are known, the codec with the smallest result encodes the first pieces.
     let first = half[..2 * MIB].to_vec();
     for (choice, raw, at_most) in
@@ -92,7 +94,8 @@ fn fewer_bytes_pass_and_are_counted() {
         let (back, encoded) = through(&disk, raw, by(choice.parse().unwrap(), DType::BF16));
         assert!(back == *raw);
         let after = disk.statistics();
-        let (written, read) = (after.written_bytes - before.written_bytes, after.read_bytes - before.read_bytes);
+        let written = after.written_bytes - before.written_bytes;
+        let read = after.read_bytes - before.read_bytes;
         assert_eq!((written, after.raw_bytes - before.raw_bytes), (read, raw.len() as u64));
         assert!((encoded.bytes as u64..encoded.bytes as u64 + 8 * 4096).contains(&written), "{written} {encoded:?}");
         assert!(encoded.bytes as f64 <= at_most * raw.len() as f64, "{choice}: {encoded:?}");
@@ -142,7 +145,8 @@ fn a_mover_encodes_what_goes_to_disk_of_a_device_and_of_the_host() {
             Ok(bytes) => bytes.lock().unwrap().clone(),
             Err(storage) => {
                 let mut back = vec![0; raw.len()];
-                let (start, driver) = (storage.lock().as_ptr().addr() as u64, memory.unwrap().driver());
+                let start = storage.lock().as_ptr().addr() as u64;
+                let driver = memory.unwrap().driver();
                 driver.copy_from_device(&mut back, start, memory.unwrap().streams().null().id()).unwrap();
                 back
             }

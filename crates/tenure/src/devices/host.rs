@@ -24,7 +24,8 @@ impl Host {
     /// Describes the machine that this process runs on. Facts that the system does not report are `None`.
     pub(super) fn this() -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
-        let (processors, memory) = (read("/proc/cpuinfo"), read("/proc/meminfo"));
+        let processors = read("/proc/cpuinfo");
+        let memory = read("/proc/meminfo");
         Self {
             name: field(&processors, "model name").map(Into::into),
             cores: thread::available_parallelism().ok().map(Into::into),

@@ -87,7 +87,8 @@ impl Outcome {
 /// replays.
 pub fn verdict(outcomes: &[Outcome]) -> Option<String> {
     let reserved = |kind| outcomes.iter().find(|outcome| outcome.allocator == kind).map(|o| o.peak_reserved_bytes);
-    let (native, paged) = (reserved(AllocatorKind::Native)?, reserved(AllocatorKind::Paged)?);
+    let native = reserved(AllocatorKind::Native)?;
+    let paged = reserved(AllocatorKind::Paged)?;
     let difference = native.abs_diff(paged);
     let share = Percent(if native == 0 { 0.0 } else { difference as f64 / native as f64 });
     let word = if paged <= native { "saved" } else { "more" };

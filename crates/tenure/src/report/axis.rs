@@ -152,7 +152,8 @@ mod tests {
                     let ends: Vec<(f64, f64)> = ticks
                         .iter()
                         .map(|(share, label)| {
-                            let (middle, half) = (left + (right - left) * share, text_width(label) / 2.0);
+                            let middle = left + (right - left) * share;
+                            let half = text_width(label) / 2.0;
                             (middle - half, middle + half)
                         })
                         .collect();

@@ -270,7 +270,8 @@ impl Chart {
 
     /// Returns the legend above the chart, in as many rows as needed: each series, its label, and the label's position.
     fn legend(&self, width: f64) -> Vec<(&Series, String, f64, f64)> {
-        let (mut x, mut y) = (LEGEND_LEFT, 6.0);
+        let mut x = LEGEND_LEFT;
+        let mut y = 6.0;
         let mut entries = Vec::new();
         for (index, series) in self.series.iter().enumerate() {
             let label = shortened(self.label(index, series), width - LEGEND_LEFT - LEGEND_TEXT);

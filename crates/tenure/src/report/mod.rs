@@ -136,7 +136,8 @@ impl<'a> Report<'a> {
     /// [`Error::PageTooSmall`] if its charts alone exceed the limit.
     pub fn html_with(&self, options: &PageOptions) -> Result<String, Error> {
         let page = page::page(self, options);
-        let (page_bytes, least_bytes) = (options.page_bytes, page.len() as u64);
+        let page_bytes = options.page_bytes;
+        let least_bytes = page.len() as u64;
         if least_bytes > page_bytes { Err(Error::PageTooSmall { page_bytes, least_bytes }) } else { Ok(page) }
     }
 

@@ -314,7 +314,8 @@ mod tests {
         let saved: Vec<String> =
             html.split("<tr><td>").skip(1).map(|row| row.split("</td>").next().unwrap().to_owned()).collect();
         assert_eq!(saved, ["1", "2", "3"]);
-        let (first, last) = (html.find("<td>10.0 µs</td>").unwrap(), html.find("<td>30.0 µs</td>").unwrap());
+        let first = html.find("<td>10.0 µs</td>").unwrap();
+        let last = html.find("<td>30.0 µs</td>").unwrap();
         assert!(html.find("<tr><td>1<").unwrap() < first && first < html.find("<tr><td>2<").unwrap() && first < last);
         assert!(html.find("class=\"bar\"").unwrap() < html.find("<td>1.00 MB</td>").unwrap());
     }

@@ -66,7 +66,8 @@ impl<'a> SwitchReport<'a> {
             let longest = times.iter().map(|(_, ms)| *ms).fold(f64::MIN_POSITIVE, f64::max);
             for (name, ms) in times {
                 let class = if *name == "cold" { "paged" } else { "requested" };
-                let (length, middle) = ((width - left - right) * ms / longest, top + BAR / 2.0 + 4.0);
+                let length = (width - left - right) * ms / longest;
+                let middle = top + BAR / 2.0 + 4.0;
                 svg.add(format_args!(
                     "<text class=\"tick end\" x=\"{}\" y=\"{middle}\">{name}</text><rect class=\"area {class}\" x=\"{left}\" \
                      y=\"{}\" width=\"{length:.1}\" height=\"{}\"/><text class=\"note\" x=\"{:.1}\" y=\"{middle}\">{}</text>",

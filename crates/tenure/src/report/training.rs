@@ -91,11 +91,9 @@ impl<'a> TrainingReport<'a> {
             ),
         ];
         if let Some((number, recording)) = self.recorded.as_ref().filter(|(_, recording)| recording.len() > 1) {
-            let (title, text) = (
-                format!("Memory during step {number}"),
-                "The forward pass fills memory with activations, the backward pass turns them into gradients, and the \
-                 update uses those up.",
-            );
+            let title = format!("Memory during step {number}");
+            let text = "The forward pass fills memory with activations, the backward pass turns them into gradients, and the \
+                 update uses those up.";
             sections.push(section(&title, text, &figure(&self.during(*number, recording))));
         }
         if let Some((number, record)) = &self.offload {

@@ -63,7 +63,9 @@ fn peaks_on_fine_chunks(trace: &Trace) -> (u64, u64) {
     trace.summary().streams.into_iter().for_each(|stream| driver.adopt_stream(stream));
     let backing = Arc::new(DeviceBacking::new(Arc::clone(&driver) as _));
     let allocator = PagedAllocator::new(backing, paged::Config::fine()).unwrap();
-    let (mut live, mut requested, mut peak) = (HashMap::new(), 0, 0);
+    let mut live = HashMap::new();
+    let mut requested = 0;
+    let mut peak = 0;
     for event in trace.events() {
         match event.action {
             Action::Alloc => {

@@ -154,7 +154,8 @@ enum Op {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let (tag, module) = (0..Tag::ALL.len(), 0..6_usize);
+    let tag = 0..Tag::ALL.len();
+    let module = 0..6_usize;
     prop_oneof![
         4 => (prop_oneof![1..4000_u64, 1..6 * MIB], tag.clone(), module.clone()).prop_map(|(b, t, m)| Op::Allocate(b, t, m)),
         2 => any::<usize>().prop_map(Op::Free),

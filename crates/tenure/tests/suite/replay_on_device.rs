@@ -26,7 +26,8 @@ fn memory_and_calls_are_those_that_the_driver_saw() {
     for &allocator in AllocatorKind::ALL {
         let (sim, driver) = device();
         let outcome = Replay::new(allocator).run_on(&driver, &sample(), |_| ControlFlow::Continue(())).unwrap();
-        let (calls, seen) = (outcome.driver_calls, sim.counters());
+        let calls = outcome.driver_calls;
+        let seen = sim.counters();
         assert_eq!(
             (calls.create, calls.map, calls.set_access),
             (seen.create, seen.map, seen.set_access),

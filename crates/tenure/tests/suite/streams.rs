@@ -130,7 +130,8 @@ proptest! {
                 Op::Allocate { bytes, stream } => {
                     let stream = bench.streams[stream];
                     let Ok(block) = bench.allocator.allocate(Request::new(bytes, stream)) else { continue };
-                    let (address, mark) = (block.address, (number as u64).to_le_bytes());
+                    let address = block.address;
+                    let mark = (number as u64).to_le_bytes();
                     let last = address + bytes.saturating_sub(1) / 8 * 8;
                     let kernel = Kernel::new("fill", stream).writes(address, bytes.next_multiple_of(8)).body(move |memory| {
                         memory.write(address, &mark);

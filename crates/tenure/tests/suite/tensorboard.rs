@@ -91,7 +91,8 @@ fn a_file_has_its_version_and_the_scalars_of_each_step() {
 #[test]
 fn two_writers_have_two_files() {
     let folder = tempfile::tempdir().unwrap();
-    let (first, second) = (EventWriter::create(folder.path()).unwrap(), EventWriter::create(folder.path()).unwrap());
+    let first = EventWriter::create(folder.path()).unwrap();
+    let second = EventWriter::create(folder.path()).unwrap();
     assert_ne!(first.path(), second.path());
     assert!([first, second].iter().all(|writer| writer.path().to_string_lossy().contains("tfevents")));
 }

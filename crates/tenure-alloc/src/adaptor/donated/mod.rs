@@ -49,7 +49,9 @@ impl<A> Donated<A> {
     /// Wraps `inner`, with no donated memory yet. `backing` tells whether streams that were recorded for a donated
     /// block have passed it.
     pub fn new(inner: A, backing: Arc<dyn Backing>) -> Self {
-        let (least, lowest, highest) = (AtomicU64::new(u64::MAX), AtomicU64::new(u64::MAX), AtomicU64::new(0));
+        let least = AtomicU64::new(u64::MAX);
+        let lowest = AtomicU64::new(u64::MAX);
+        let highest = AtomicU64::new(0);
         Self { inner, donated: DonatedRanges { backing, ranges: Box::default(), least, lowest, highest } }
     }
 

@@ -105,7 +105,8 @@ impl Ranges {
     pub(super) fn clear(&mut self, address: Address, backing: &dyn Backing) -> Result<(), AllocError> {
         self.settle(backing, Some(address))?;
         let range = self.ranges.get(&address).ok_or(AllocError::UnknownAddress(address))?;
-        let (bytes, stream) = (range.bytes, range.stream);
+        let bytes = range.bytes;
+        let stream = range.stream;
         let used = self.pieces.range(address..address + bytes).filter(|(_, piece)| !piece.is_free());
         let (used, blocks) = used.fold((0, 0), |(bytes, blocks), (_, piece)| (bytes + piece.bytes, blocks + 1));
         if blocks > 0 {
@@ -237,7 +238,8 @@ impl Ranges {
         let can_mark = !self.is_capturing();
         let piece = self.pieces.get_mut(&address).ok_or(AllocError::UnknownAddress(address))?;
         let PieceState::Live { request, users } = &piece.state else { return Err(AllocError::UnknownAddress(address)) };
-        let (request, mut pending) = (*request, Pending { address, users: users.clone(), marks: SmallVec::new() });
+        let request = *request;
+        let mut pending = Pending { address, users: users.clone(), marks: SmallVec::new() };
         if can_mark {
             pending.record(backing)?;
         }
@@ -376,7 +378,8 @@ impl Ranges {
         if let PieceState::Pending { request } = piece.state {
             self.statistics.block_completed(PoolKind::Large, request.tag, request.bytes, piece.bytes);
         }
-        let (mut address, mut bytes) = (address, piece.bytes);
+        let mut address = address;
+        let mut bytes = piece.bytes;
         let behind = address + bytes;
         if behind < end && self.pieces.get(&behind).is_some_and(Piece::is_free) {
             bytes += self.take_free(behind);

@@ -20,7 +20,8 @@ pub(super) struct Plain {
 
 impl Plain {
     pub(super) fn open(workload: Workload, path: &Path, device: Device) -> anyhow::Result<Self> {
-        let (mut network, weights) = (workload.network()?, Weights::open(path)?);
+        let mut network = workload.network()?;
+        let weights = Weights::open(path)?;
         let mut values = HashMap::new();
         for (name, shape) in network.state() {
             if weights.sizes(name).is_some() {

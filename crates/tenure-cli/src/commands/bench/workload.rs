@@ -110,7 +110,8 @@ impl Workload {
 
     /// Writes random weights.
     pub(super) fn write_weights(self, path: &Path, seed: u64) -> anyhow::Result<()> {
-        let (network, generator) = (self.network()?, Generator::new(seed));
+        let network = self.network()?;
+        let generator = Generator::new(seed);
         let mut known = HashSet::new();
         let mut tensors = Vec::new();
         for (name, shape) in network.state() {
@@ -144,7 +145,8 @@ impl Workload {
         };
         let drawn = Tensor::empty(&[shape.numel().min(DRAWN)], dtype, Device::CPU)?;
         drawn.uniform_(low, high, generator)?;
-        let (drawn, bytes) = (drawn.to_bytes()?, shape.numel() * dtype.size());
+        let drawn = drawn.to_bytes()?;
+        let bytes = shape.numel() * dtype.size();
         let mut repeated = drawn.repeat(bytes.div_ceil(drawn.len().max(1)));
         repeated.truncate(bytes);
         Tensor::from_bytes(&repeated, sizes, dtype)

@@ -176,7 +176,8 @@ pub(crate) struct TrainArgs {
 impl TrainArgs {
     /// Returns the devices to compute on, in order. Fails if one does not exist.
     pub(super) fn devices(&self) -> anyhow::Result<Vec<Device>> {
-        let (first, count) = (self.device, self.devices.map_or(1, NonZeroU8::get));
+        let first = self.device;
+        let count = self.devices.map_or(1, NonZeroU8::get);
         anyhow::ensure!(
             !first.is_cpu() || count == 1,
             "--devices {count}: the CPU is one device, however many processors it has; --device cuda computes on GPUs"

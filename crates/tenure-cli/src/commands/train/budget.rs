@@ -186,7 +186,8 @@ impl Offloaded {
             let together = shared_bandwidth.map_or(String::new(), |shared| format!(", {}/s together", Bytes(shared)));
             format!("{name} {}/s out, {}/s back{together}", Bytes(*out_bandwidth), Bytes(*back_bandwidth))
         };
-        let (written, daily) = (Bytes(self.written_bytes), Bytes(self.written_bytes_per_day));
+        let written = Bytes(self.written_bytes);
+        let daily = Bytes(self.written_bytes_per_day);
         facts.extend((self.written_bytes > 0).then(|| ("Written", format!("{written} to disk, {daily} a day"))));
         let recomputed = Micros(self.recomputed_us as f64);
         facts.extend((self.recomputed_us > 0).then(|| ("Recomputed", format!("what takes {recomputed} a step"))));

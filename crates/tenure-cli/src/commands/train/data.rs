@@ -139,7 +139,9 @@ fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
     }
     let all = ImageFolder::open(folder, options)?;
     expect_classes(folder, &all)?;
-    let (kind, classes, left_out) = (image_kind(&all), named(all.classes()), all.left_out().clone());
+    let kind = image_kind(&all);
+    let classes = named(all.classes());
+    let left_out = all.left_out().clone();
     let Parts { training, held_out } = every_tenth(all);
     tell(folder, [(training.len(), ""), (held_out.len(), "")], &classes, &left_out);
     Ok(Data::Images(Parts { training: Box::new(training), held_out: Box::new(held_out) }, kind))

@@ -69,7 +69,8 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
         threads::set_threads(threads.get())?;
     }
     random::manual_seed(args.seed);
-    let (devices, model) = (args.devices()?, args.model);
+    let devices = args.devices()?;
+    let model = args.model;
     match args.data.open(model, args.seed)? {
         Data::Images(parts, kind) => train_on(args, &devices, move |scope| model.for_images(scope, kind), parts),
         Data::Text(parts) => train_on(args, &devices, move |scope| model.for_text(scope), parts),
@@ -101,7 +102,8 @@ fn train_on<D: Examples>(
     let training = DataLoader::new(parts.training, LoaderOptions { shuffle: Some(args.seed), drop_last, ..options });
     let held_out = DataLoader::new(parts.held_out, options);
     let plan = plan(args, &recipe, batch_size, &training);
-    let (seed, lr) = (args.seed, args.lr.unwrap_or(recipe.lr));
+    let seed = args.seed;
+    let lr = args.lr.unwrap_or(recipe.lr);
     let watching = memory.watching();
     let replica = move |device| {
         let task = watching(model(&Scope::new(&Generator::new(seed)).with_device(device))?);
@@ -117,7 +119,8 @@ fn train_on<D: Examples>(
         run = budget.enter(args, run)?;
     }
 
-    let (before, steps) = (run.history().len(), run.plan().steps);
+    let before = run.history().len();
+    let steps = run.plan().steps;
     if before as u64 > steps {
         let _ = writeln!(io::stderr(), "tenure: the checkpoint is of step {before}, of {steps} to make: none is made");
     }

@@ -93,7 +93,8 @@ impl ModelKind {
     /// Returns an error if it cannot learn from `data`; the error says which models can.
     pub(super) fn check(self, data: &DataSpec) -> anyhow::Result<()> {
         let for_images = "resnet18, resnet34, resnet50, resnet101, resnet152, densenet121, densenet201, r3d18";
-        let (name, is_text) = (self.name(), matches!(data, DataSpec::Text(_)));
+        let name = self.name();
+        let is_text = matches!(data, DataSpec::Text(_));
         anyhow::ensure!(
             self != Self::Bert,
             "bert encodes text and does not predict what follows, so there is nothing here to train it on: a trained one is \
@@ -241,7 +242,8 @@ fn one_frame(images: &Tensor) -> tensor::Result<Tensor> {
 /// Pads images to at least 32 pixels: the network would shrink smaller ones to nothing.
 fn at_least_32(images: &Tensor) -> tensor::Result<Tensor> {
     let missing = 32_usize.saturating_sub(images.size(-1)?) as isize;
-    let (before, after) = (missing / 2, missing - missing / 2);
+    let before = missing / 2;
+    let after = missing - missing / 2;
     images.pad(&[before, after, before, after], PadMode::Constant(0.0.into()))
 }
 

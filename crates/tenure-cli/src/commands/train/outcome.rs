@@ -57,7 +57,8 @@ impl Outcome {
         let sizes = || history.iter().map(|step| step.examples);
         let batch_size = sizes().max().unwrap_or(0);
         let each = if sizes().all(|size| size == batch_size) { "" } else { "up to " };
-        let (steps, threads) = (Count(history.len() as u64), threads::threads());
+        let steps = Count(history.len() as u64);
+        let threads = threads::threads();
         let mut facts = vec![
             ("Data", args.data.to_string()),
             ("Parameters", Count(run.task().model().parameter_count() as u64).to_string()),
@@ -140,12 +141,14 @@ pub(super) fn interrupted(steps: u64, planned: u64, has_held_out: bool) -> Optio
 
 /// Describes the loss of the first step, that of the last, and the mean of the last few.
 fn loss(losses: &[f32]) -> Option<String> {
-    let (first, last) = (losses.first()?, losses.last()?);
+    let first = losses.first()?;
+    let last = losses.last()?;
     if losses.len() == 1 {
         return Some(format!("{first:.3} in the only step"));
     }
     let averaged = &losses[losses.len().saturating_sub(LAST)..];
-    let (count, mean) = (averaged.len(), averaged.iter().sum::<f32>() / averaged.len() as f32);
+    let count = averaged.len();
+    let mean = averaged.iter().sum::<f32>() / averaged.len() as f32;
     Some(format!("{first:.3} in the first step, {last:.3} in the last, {mean:.3} on average over the last {count}"))
 }
 
@@ -156,7 +159,8 @@ fn placed(report: &Report) -> String {
         format!("; {} in {} ({})", Bytes(bytes), tier.name, tier.nature)
     };
     let tiers: String = report.tiers.iter().map(tier).collect();
-    let (unmapped, never_came) = (report.keys.unmapped.len(), report.keys.never_came.len());
+    let unmapped = report.keys.unmapped.len();
+    let never_came = report.keys.never_came.len();
     let keys = match (unmapped, never_came) {
         (0, 0) => String::new(),
         _ => format!("; {unmapped} keys have no place in the mapping, {never_came} of its keys never came"),

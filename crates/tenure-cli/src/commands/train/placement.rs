@@ -68,7 +68,9 @@ impl Memory {
     pub(super) fn enter(args: &TrainArgs) -> anyhow::Result<Self> {
         let mut memory = Self::default();
         if let Some(path) = &args.problem {
-            let (recorder, path, name) = (Recorder::new()?, path.clone(), args.model.name());
+            let recorder = Recorder::new()?;
+            let path = path.clone();
+            let name = args.model.name();
             memory.recording = Some(Recording { _guard: recorder.enter(), recorder, path, name });
         }
         if let Some(path) = &args.mapping {

@@ -174,7 +174,8 @@ impl Attention {
             graph.pointwise(Pointwise::CUDNN_POINTWISE_GEN_INDEX, &[&scores], &index, DType::F32, Some(axis))?;
             Ok(index)
         };
-        let (row, column) = (index(2)?, index(3)?);
+        let row = index(2)?;
+        let column = index(3)?;
         let is_seen = graph.between(self.square(), DType::Bool)?;
         graph.pointwise(Pointwise::CUDNN_POINTWISE_CMP_GE, &[&row, &column], &is_seen, DType::Bool, None)?;
         let hidden = graph.host(f32::NEG_INFINITY)?;
@@ -227,7 +228,8 @@ impl Attention {
     /// Returns one of the tensors that have strides, with rows and columns exchanged.
     fn transposed(&self, index: usize) -> Result<Node, ErrorKind> {
         let Node { sizes: [b, h, l, w], strides: [batch, head, row, column], .. } = self.given(index)?;
-        let (sizes, strides) = ([b, h, w, l], [batch, head, column, row]);
+        let sizes = [b, h, w, l];
+        let strides = [batch, head, column, row];
         node(FIRST + index as i64, sizes, strides, self.dtype, TensorPlace::Device, self.alignment)
     }
 

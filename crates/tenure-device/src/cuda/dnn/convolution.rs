@@ -141,13 +141,15 @@ impl Convolution {
             // The order in memory: images, pixels, channels.
             order[1..].rotate_left(1);
         }
-        let (mut strides, mut stride) = (vec![0; sizes.len()], 1);
+        let mut strides = vec![0; sizes.len()];
+        let mut stride = 1;
         for dim in order.into_iter().rev() {
             strides[dim] = stride;
             stride *= sizes[dim] as i64;
         }
         let sizes: Vec<i64> = sizes.iter().map(|size| *size as i64).collect();
-        let (dtype, alignment) = (self.dtype, self.alignment);
+        let dtype = self.dtype;
+        let alignment = self.alignment;
         Tensor { id, sizes: &sizes, strides: &strides, dtype, alignment, place: TensorPlace::Device }.describe()
     }
 }

@@ -93,7 +93,8 @@ impl Descriptor {
     /// Returns the notes of an engine, as numbers, because a newer library may have notes that are not known here.
     pub(super) fn notes(&self, name: Name, kind: Type) -> Result<Vec<i32>, ErrorKind> {
         const ROOM: usize = 64;
-        let (mut notes, mut count) = ([0_i32; ROOM], 0);
+        let mut notes = [0_i32; ROOM];
+        let mut count = 0;
         let to = notes.as_mut_ptr().cast();
         // SAFETY: the descriptor is alive, and there is room for `ROOM` notes, which are C enums.
         check(unsafe { sys::cudnnBackendGetAttribute(self.0, name, kind, ROOM as i64, &mut count, to) })?;
@@ -105,7 +106,8 @@ impl Descriptor {
         let mut parts = (0..room).map(|_| Self::new(kind)).collect::<Result<Vec<_>, _>>()?;
         let mut raw: Vec<cudnnBackendDescriptor_t> = parts.iter().map(|part| part.0).collect();
         let mut count = 0;
-        let (kind, to) = (Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.as_mut_ptr().cast());
+        let kind = Type::CUDNN_TYPE_BACKEND_DESCRIPTOR;
+        let to = raw.as_mut_ptr().cast();
         // SAFETY: the descriptor is alive, and `raw` has room for `room` descriptors, which the library fills in.
         check(unsafe { sys::cudnnBackendGetAttribute(self.0, name, kind, room as i64, &mut count, to) })?;
         parts.truncate(count.max(0) as usize);

@@ -210,7 +210,8 @@ impl CudaDriver {
     ) -> Result<(), CallError> {
         let at = Location::caller();
         self.in_context(Call::RunGraph, || {
-            let (dnn, raw) = (self.dnn()?, self.stream(stream)?);
+            let dnn = self.dnn()?;
+            let raw = self.stream(stream)?;
             let handle = dnn.handle.lock();
             // SAFETY: the handle is alive, and the stream is known.
             check(unsafe { sys::cudnnSetStream(handle.0, raw.cast()) })?;

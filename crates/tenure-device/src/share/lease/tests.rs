@@ -19,7 +19,8 @@ fn reclaim(leases: &mut Leases, now_ms: u64, listed: Option<bool>) -> Vec<LeaseI
 #[test]
 fn any_number_of_readers_share_a_range_and_a_writer_has_it_alone() {
     let mut leases = Leases::new(GRACE_MS);
-    let (a, b) = (leases.connect(Some(1)), leases.connect(Some(2)));
+    let a = leases.connect(Some(1));
+    let b = leases.connect(Some(2));
     let first = leases.grant(a, pool(0, 10), READ, 0).unwrap();
     let second = leases.grant(b, pool(5, 10), READ, 0).unwrap();
     assert!(matches!(leases.grant(b, pool(9, 1), WRITE, 0), Err(Refusal::Leased { pid: Some(1), .. })));
@@ -69,7 +70,8 @@ fn who_does_not_ask_again_has_no_place_in_the_queue() {
 #[test]
 fn a_range_is_written_while_its_writer_is_connected() {
     let mut leases = Leases::new(GRACE_MS);
-    let (reader, writer) = (leases.connect(Some(1)), leases.connect(Some(2)));
+    let reader = leases.connect(Some(1));
+    let writer = leases.connect(Some(2));
     leases.grant(reader, pool(0, 10), READ, 0).unwrap();
     leases.grant(writer, pool(10, 10), WRITE, 0).unwrap();
     assert_eq!([0, 9, 10, 20].map(|offset| leases.is_written(offset, 2)), [false, true, true, false]);
@@ -80,7 +82,8 @@ fn a_range_is_written_while_its_writer_is_connected() {
 #[test]
 fn only_its_holder_gives_a_lease_back_and_once() {
     let mut leases = Leases::new(GRACE_MS);
-    let (a, b) = (leases.connect(Some(1)), leases.connect(Some(2)));
+    let a = leases.connect(Some(1));
+    let b = leases.connect(Some(2));
     let lease = leases.grant(a, pool(0, 10), WRITE, 0).unwrap();
     assert_eq!(leases.release(b, lease), Err(Refusal::UnknownLease(lease)));
     assert_eq!(leases.release(a, lease), Ok(pool(0, 10)));
@@ -159,7 +162,8 @@ fn a_process_out_of_sight_does_not_write_the_pool() {
 #[test]
 fn holdings_sum_up_the_leases_of_a_connection_by_kind() {
     let mut leases = Leases::new(GRACE_MS);
-    let (a, b) = (leases.connect(Some(1)), leases.connect(Some(2)));
+    let a = leases.connect(Some(1));
+    let b = leases.connect(Some(2));
     for (offset, now_ms) in [(0, 10), (10, 20)] {
         leases.grant(a, pool(offset, 10), WRITE, now_ms).unwrap();
     }

@@ -70,12 +70,11 @@ impl Crew {
             let device = collective.device();
             let (orders, taken) = channel();
             let (answer, answers) = channel();
-            let (replica, lockstep) = (Arc::clone(&replica), Arc::clone(lockstep));
-            let (loader, plan, expected) = (
-                first.loader.share(collective.rank(), collective.size(), device),
-                first.plan.clone(),
-                signature(first.task.model(), &first.optimizer),
-            );
+            let replica = Arc::clone(&replica);
+            let lockstep = Arc::clone(lockstep);
+            let loader = first.loader.share(collective.rank(), collective.size(), device);
+            let plan = first.plan.clone();
+            let expected = signature(first.task.model(), &first.optimizer);
             let work = move || {
                 // Each step's command brings the generator's state.
                 let generator = Generator::new(0);
@@ -137,7 +136,8 @@ impl Crew {
                 Ok(step) => steps.push(step),
                 Err(error) if is_consequence(&error) => _ = first.get_or_insert((true, error)),
                 Err(error) if first.as_ref().is_none_or(|(is_consequence, _)| *is_consequence) => {
-                    let (device, message) = (member.device, error.to_string());
+                    let device = member.device;
+                    let message = error.to_string();
                     first = Some((false, TrainError::OnDevice { device, message }.into()));
                 }
                 Err(_) => {}
@@ -206,7 +206,8 @@ type Signature = Vec<(String, Vec<usize>, Vec<usize>, DType, [bool; 2])>;
 fn signature(model: &dyn Module, optimizer: &Optimizer) -> Signature {
     let stepped: HashSet<&str> = optimizer.parameters().map(|parameter| parameter.name()).collect();
     let of = |(name, tensor): (&str, &tenure_tensor::Tensor)| {
-        let (sizes, strides) = (tensor.sizes().to_vec(), tensor.strides().to_vec());
+        let sizes = tensor.sizes().to_vec();
+        let strides = tensor.strides().to_vec();
         (name.to_owned(), sizes, strides, tensor.dtype(), [tensor.requires_grad(), stepped.contains(name)])
     };
     model.state().into_iter().map(of).collect()

@@ -140,7 +140,8 @@ where
     /// Makes a step on all devices. The first device's thread calls this.
     pub(super) fn make_step_of_all(&mut self) -> Result<Step> {
         let lrs: Vec<f64> = self.optimizer.groups().iter().map(|group| group.lr()).collect();
-        let (random, lower) = (default_generator().state(), autocast::dtype());
+        let random = default_generator().state();
+        let lower = autocast::dtype();
         let Some(crew) = self.crew() else { return self.make_step() };
         crew.tell(|| Order::Step { random, lower, lrs: lrs.clone() })?;
         let own = catch_unwind(AssertUnwindSafe(|| self.make_step()));
@@ -244,7 +245,8 @@ impl Rank {
     /// Returns the part of the batch if all devices have theirs, and begins a pass.
     pub(super) fn agree<B>(&self, part: Result<Part<B>>) -> Result<Part<B>> {
         let words = self.meet(Word::Batch(part.as_ref().ok().map(|part| part.examples)));
-        let (part, words) = (part?, words?);
+        let part = part?;
+        let words = words?;
         if !words.iter().all(|word| matches!(word, Word::Batch(Some(_)))) {
             return Err(TrainError::Apart.into());
         }

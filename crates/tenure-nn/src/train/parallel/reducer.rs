@@ -170,7 +170,8 @@ fn grad(parameter: &Parameter) -> tenure_tensor::Result<Tensor> {
 
 /// Divides parameters into buckets, in this order. Returns them and the bucket of each parameter.
 fn group(parameters: &[Parameter], order: &[usize]) -> (Vec<Vec<usize>>, Vec<usize>) {
-    let (mut buckets, mut places) = (Vec::new(), vec![0; parameters.len()]);
+    let mut buckets = Vec::new();
+    let mut places = vec![0; parameters.len()];
     let (mut bucket, mut bytes) = (Vec::new(), 0);
     for index in order {
         bucket.push(*index);

@@ -39,8 +39,8 @@ pub(super) fn decode(problem: &Problem, uses: &[Vec<Use>], joint: &Joint, values
                 at = next;
                 continue;
             }
-            let (from, to) =
-                (before.map_or(0, |(kernel, _)| kernel), after.map_or(decoder.begins.len() - 1, |(kernel, _)| kernel));
+            let from = before.map_or(0, |(kernel, _)| kernel);
+            let to = after.map_or(decoder.begins.len() - 1, |(kernel, _)| kernel);
             // A gap without a kernel in between gains nothing.
             let is_brief = next == 0 && before.is_some() && to == from + 1;
             if at == 0 && !is(gap.stays) && !is_brief {

@@ -107,7 +107,8 @@ impl<'a> Builder<'a> {
     fn new(problem: &'a Problem, capacity_bytes: u64, about_ns: f64, margins: Margins) -> Self {
         let kernels = problem.kernels().len();
         let largest = problem.tensors().iter().map(|tensor| tensor.bytes).max().unwrap_or(0);
-        let (out, back) = (Links::at(problem, |link| link.from), Links::at(problem, |link| link.to));
+        let out = Links::at(problem, |link| link.from);
+        let back = Links::at(problem, |link| link.to);
         let classes = Classes::new(problem, &out, &back);
         let none = vec![vec![Sum::new(); kernels + 1]; classes.ratios.len()];
         Self {
@@ -159,8 +160,10 @@ impl<'a> Builder<'a> {
 
     /// Adds a use, in the first tier or elsewhere. Returns its column.
     fn add_use(&mut self, a_use: &Use, bytes: f64) -> Col {
-        let (fast_ns, slow_ns) = (a_use.extra_ns[0], a_use.elsewhere_ns());
-        let (least, most) = (u8::from(slow_ns.is_infinite()), u8::from(fast_ns.is_finite()));
+        let fast_ns = a_use.extra_ns[0];
+        let slow_ns = a_use.elsewhere_ns();
+        let least = u8::from(slow_ns.is_infinite());
+        let most = u8::from(fast_ns.is_finite());
         let column = self.rows.add_integer_column(0.0, least.min(most)..=most);
         self.slow_ns[a_use.kernel] += if slow_ns.is_finite() { slow_ns } else { fast_ns };
         if slow_ns.is_finite() && fast_ns.is_finite() {

@@ -46,7 +46,8 @@ pub(super) fn solve(
     limits: &Limits,
     mut watch: impl FnMut(Option<f64>) -> ControlFlow<()>,
 ) -> Result<Solved, PlannerError> {
-    let (signals, begun) = (Signals::default(), Instant::now());
+    let signals = Signals::default();
+    let begun = Instant::now();
     // HiGHS keeps threads for each thread that calls it, as many as the first call asked for: so each search has a
     // thread of its own.
     thread::scope(|scope| {

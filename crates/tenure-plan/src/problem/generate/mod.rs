@@ -103,7 +103,8 @@ impl Family {
         let random = &mut Random::new(seed);
         let mut parts = self.draw(random);
         let program = Problem::new(parts.clone())?;
-        let (peak, seconds) = (program.peak_bytes() as f64, program.kernels_ns() as f64 / 1e9);
+        let peak = program.peak_bytes() as f64;
+        let seconds = program.kernels_ns() as f64 / 1e9;
         let needs = |kernel: &Kernel| kernel.accesses().map(|access| parts.tensors[access.tensor].bytes).sum::<u64>();
         // A tensor that always exists and is used at one end of the iteration is needed at the other end, too.
         let ends = parts.kernels.first().map_or(0, needs) + parts.kernels.last().map_or(0, needs);

@@ -40,7 +40,8 @@ impl<'a> Network<'a> {
     pub(super) fn new(name: &str, random: &'a mut Random) -> Self {
         let bytes_per_second = random.scale(3e11, 4e12);
         let flops = bytes_per_second * random.scale(20.0, 200.0);
-        let (is_fine, number) = (random.chance(0.5), random.pick(&[2, 4]));
+        let is_fine = random.chance(0.5);
+        let number = random.pick(&[2, 4]);
         let parts = Parts { name: name.into(), source: "generated".into(), ..Parts::default() };
         Self { random, parts, operations: Vec::new(), bytes_per_second, flops, is_fine, number }
     }
@@ -67,10 +68,14 @@ impl<'a> Network<'a> {
 
     /// Adds blocks of attention and two dense layers.
     pub(super) fn transformer(&mut self) {
-        let (batch, length) = (self.random.between(2, 64), 16 * self.random.between(4, 64));
-        let (heads, width) = (self.random.between(2, 16), 64 * self.random.between(2, 24));
-        let (rows, factor) = (batch * length, self.random.between(2, 5));
-        let (is_norm_first, is_flash) = (self.random.chance(0.5), self.random.chance(0.3));
+        let batch = self.random.between(2, 64);
+        let length = 16 * self.random.between(4, 64);
+        let heads = self.random.between(2, 16);
+        let width = 64 * self.random.between(2, 24);
+        let rows = batch * length;
+        let factor = self.random.between(2, 5);
+        let is_norm_first = self.random.chance(0.5);
+        let is_flash = self.random.chance(0.3);
         let mut value = self.tensor(rows * width, Tag::Input);
         for _ in 0..self.random.between(2, 16) {
             let skipped = value;
@@ -102,8 +107,10 @@ impl<'a> Network<'a> {
     /// Adds convolutions that halve the image level by level, and others that enlarge it again; each reads the output
     /// of the same level on the way down.
     pub(super) fn unet(&mut self) {
-        let (batch, levels) = (self.random.between(1, 32), self.random.between(2, 5));
-        let (mut pixels, mut channels) = (self.random.between(32, 160).pow(2), 8 * self.random.between(2, 8));
+        let batch = self.random.between(1, 32);
+        let levels = self.random.between(2, 5);
+        let mut pixels = self.random.between(32, 160).pow(2);
+        let mut channels = 8 * self.random.between(2, 8);
         let repeats = self.random.between(1, 3);
         let mut value = self.tensor(batch * pixels * 3, Tag::Input);
         let (mut before, mut kept) = (3, Vec::new());
@@ -132,7 +139,8 @@ impl<'a> Network<'a> {
 
     /// Adds layers that read the outputs of all earlier layers of their block.
     pub(super) fn dense_blocks(&mut self) {
-        let (batch, growth) = (self.random.between(4, 64), 4 * self.random.between(3, 12));
+        let batch = self.random.between(4, 64);
+        let growth = 4 * self.random.between(3, 12);
         let mut pixels = self.random.between(14, 64).pow(2);
         let mut channels = 2 * growth;
         let mut value = self.tensor(batch * pixels * channels, Tag::Input);

@@ -33,7 +33,8 @@ pub(crate) fn any_trace() -> impl Strategy<Value = Trace> {
         |(settings, source, device, start, steps)| {
             let mut events = Vec::new();
             let mut live: Vec<(Event, bool)> = Vec::new();
-            let (mut time_us, mut top) = (u64::from(start), 0x7000_0000_0000);
+            let mut time_us = u64::from(start);
+            let mut top = 0x7000_0000_0000;
             for (kind, index, number, stream, elapsed_us) in steps {
                 time_us += elapsed_us;
                 let pick = (!live.is_empty()).then(|| index.index(live.len().max(1)));

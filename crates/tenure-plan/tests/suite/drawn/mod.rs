@@ -9,7 +9,8 @@ use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor, Tier}
 use tenure_plan::{Placement, Plan, Problem};
 
 pub fn tier(name: &str, capacity: Option<u64>, is_reachable: bool, bandwidth: u64, latency_ns: u64) -> Tier {
-    let (read_bandwidth, write_bandwidth) = (bandwidth, bandwidth.div_ceil(2));
+    let read_bandwidth = bandwidth;
+    let write_bandwidth = bandwidth.div_ceil(2);
     Tier { name: name.into(), capacity, is_reachable, read_bandwidth, write_bandwidth, latency_ns, loaded: vec![] }
 }
 
@@ -96,7 +97,8 @@ prop_compose! {
 /// Returns the plans that follow from choices: the decoder's plans, and plans of the raw moves, which no planner would
 /// make.
 pub fn plans(problem: &Problem, choices: &[Choices]) -> Vec<Plan> {
-    let (count, kernels) = (problem.tensors().len(), problem.kernels().len());
+    let count = problem.tensors().len();
+    let kernels = problem.kernels().len();
     let decoder = Decoder::new(problem, Objective::Makespan);
     let of = |choices: &Choices| {
         let chosen = &choices.tensors[..count];

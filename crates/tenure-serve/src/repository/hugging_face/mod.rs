@@ -155,7 +155,8 @@ fn weights(folder: &Folder) -> Result<&'static str, RepositoryError> {
     match PICKLES.into_iter().find(|name| folder.path(name).exists()) {
         Some(pickle) => {
             let allowed = "save them as model.safetensors, as save_pretrained of transformers does";
-            let (path, given) = (folder.path(pickle), "are pickled, and no pickle is loaded".into());
+            let path = folder.path(pickle);
+            let given = "are pickled, and no pickle is loaded".into();
             Err(RepositoryError::Value { path, key: "weights".into(), given, allowed })
         }
         None => Ok(WEIGHTS),

@@ -56,10 +56,12 @@ impl Process {
     /// Starts a process. `ended` is called with the reason when it is gone, before its open calls are answered. The
     /// thread that starts the process must live as long as the process.
     pub(super) fn start(command: &WorkerCommand, ended: impl FnOnce(&str) + Send + 'static) -> io::Result<Arc<Self>> {
-        let (resident, host) = (AtomicU64::default(), AtomicU64::default());
+        let resident = AtomicU64::default();
+        let host = AtomicU64::default();
         let subprocess = Subprocess::start(command)?;
         let process = Arc::new(Self { subprocess, state: Mutex::default(), resident, host });
-        let (listening, program) = (Arc::clone(&process), command.program.display().to_string());
+        let listening = Arc::clone(&process);
+        let program = command.program.display().to_string();
         let listen = move || {
             let reason = listening.listen(&program);
             ended(&reason);
@@ -173,7 +175,8 @@ impl Process {
                 (call, Answer::Freed { resident_bytes })
             }
             Report::Computed { call, outputs, seconds, copy_seconds } => {
-                let (took, copy) = (duration(seconds), duration(copy_seconds));
+                let took = duration(seconds);
+                let copy = duration(copy_seconds);
                 (call, Answer::Computed { outputs: unpack(outputs, payload)?, took, copy })
             }
             Report::Failed { call, reason } => (call, Answer::Failed(reason)),

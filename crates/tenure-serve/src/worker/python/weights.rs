@@ -55,7 +55,8 @@ impl OnPython {
         }
         let process = self.shared.process().map_err(ModelError::NoWorker)?;
         let loading = Arc::new(Loading::new(process));
-        let (coming, calls) = (Arc::clone(&loading), self.shared.calls.clone());
+        let coming = Arc::clone(&loading);
+        let calls = self.shared.calls.clone();
         let answered = Box::new(move |answer| coming.finish(answer, &calls));
         let call = self.shared.number();
         let order = Order::Load { call, model: self.model, place: &self.place, bytes: self.bytes };

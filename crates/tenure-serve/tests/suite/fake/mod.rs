@@ -62,7 +62,8 @@ impl Fake {
             "texts" => vec![tensor("text", Datatype::Bytes, &[-1])],
             _ => return None,
         };
-        let (versions, platform) = (vec!["1".into()], "fake".into());
+        let versions = vec!["1".into()];
+        let platform = "fake".into();
         let outputs = vec![tensor("vector", Datatype::Fp32, &[-1, 3])];
         Some(Arc::new(ModelMetadata { name: model.into(), versions, platform, inputs, outputs, batching: None }))
     }

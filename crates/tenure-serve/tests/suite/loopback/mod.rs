@@ -42,7 +42,8 @@ impl Answer {
             |line: &str| line.split_once(": ").map(|(name, value)| (name.to_lowercase(), value.into())).unwrap();
         let headers: BTreeMap<String, String> = lines.map(header).collect();
         let body_bytes = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
-        let (begin, rest) = (head_bytes + 4, &bytes[head_bytes + 4..]);
+        let begin = head_bytes + 4;
+        let rest = &bytes[head_bytes + 4..];
         let body = rest[..rest.len().min(body_bytes)].to_vec();
         let end = begin + body.len();
         Some((Self { status, headers, body }, end))
@@ -73,7 +74,8 @@ impl Served {
         let runtime = Runtime::new().unwrap();
         let fake = Arc::new(fake);
         let server = runtime.block_on(Server::bind(config, fake.clone())).unwrap();
-        let (address, grpc_address) = (server.address(), server.grpc_address());
+        let address = server.address();
+        let grpc_address = server.grpc_address();
         let (stop, stopped) = oneshot::channel();
         let running = runtime.spawn(server.run(async { stopped.await.unwrap_or(()) }));
         Self { address, grpc_address, fake, stop: Some(stop), running, runtime }

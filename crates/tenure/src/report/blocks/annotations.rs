@@ -50,7 +50,8 @@ impl<'a> AnnotationSpans<'a> {
 impl<'a> AnnotationSpan<'a> {
     /// Makes the span of an annotation. An event in the same microsecond as its beginning or end counts as inside.
     fn of(trace: &Trace, annotation: &'a Annotation) -> Self {
-        let (events, earlier) = (trace.events(), trace.earlier_events());
+        let events = trace.events();
+        let earlier = trace.earlier_events();
         let first = annotation.begin_us.map_or(0, |begin| events.partition_point(|event| event.time_us < begin));
         let first = first.max(earlier);
         let end = annotation.end_us.map_or(events.len(), |end| events.partition_point(|event| event.time_us <= end));

@@ -90,8 +90,10 @@ pub(super) fn within(trace: &Trace, history: &BlockHistory, budget: usize) -> Pa
             has_small_times = true;
             continue;
         }
-        let (length, aim) = (length as f64, 0.97 * budget as f64);
-        let (segment_bytes, segment_budget) = (packed.segment_share * length, budget as f64 / SEGMENT_SHARE);
+        let length = length as f64;
+        let aim = 0.97 * budget as f64;
+        let segment_bytes = packed.segment_share * length;
+        let segment_budget = budget as f64 / SEGMENT_SHARE;
         if count == 0 {
             steps = 1;
         }

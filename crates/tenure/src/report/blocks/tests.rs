@@ -109,7 +109,8 @@ proptest! {
         prop_assert_eq!(packed.summed.blocks as u64, data.summed_blocks);
         let live = live_bytes(&trace);
         for (event, &bytes) in (0..).zip(&live) {
-            let (kept, summed) = (kept_bytes(&data, event), summed_bytes(&data, event));
+            let kept = kept_bytes(&data, event);
+            let summed = summed_bytes(&data, event);
             if packed.summed.is_exact {
                 prop_assert_eq!(kept + summed, bytes, "event {}", event);
             } else {

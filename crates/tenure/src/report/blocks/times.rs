@@ -63,7 +63,8 @@ fn told(events: &[Event], span: &Range<usize>, error_us: u64, most: usize) -> Op
     let mut anchor = span.start;
     told.push(anchor);
     // The slopes, in µs per event, of lines from the anchor that pass near all events since.
-    let (mut low, mut high) = (f64::NEG_INFINITY, f64::INFINITY);
+    let mut low = f64::NEG_INFINITY;
+    let mut high = f64::INFINITY;
     for event in span.start + 1..=last {
         let [mut length, mut rise_us] = since(events, anchor, event);
         if rise_us / length < low || rise_us / length > high {

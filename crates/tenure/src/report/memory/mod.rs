@@ -120,7 +120,8 @@ impl MemoryReport {
         let held = || held(snapshot);
         let tags = Tag::ALL.into_iter().filter_map(|tag| {
             let figures = &statistics.tags[tag as usize];
-            let (active, blocks) = (figures.active_bytes, held().filter(|(_, block)| block.tag == tag).count());
+            let active = figures.active_bytes;
+            let blocks = held().filter(|(_, block)| block.tag == tag).count();
             (active.peak > 0 || blocks > 0).then(|| TagUse {
                 tag,
                 requested_bytes: figures.requested_bytes.into(),

@@ -108,7 +108,8 @@ fn tags(report: &MemoryReport) -> String {
 fn bar(tags: &[u64; Tag::ALL.len()], whole: u64) -> String {
     let part = |tag: Tag| {
         let bytes = tags[tag as usize];
-        let (width, class) = (100.0 * share(bytes, whole), class(tag));
+        let width = 100.0 * share(bytes, whole);
+        let class = class(tag);
         format!("<i class=\"{class}\" style=\"width:{width:.2}%\" title=\"{tag}: {}\"></i>", Bytes(bytes))
     };
     let parts: String = Tag::ALL.into_iter().filter(|&tag| tags[tag as usize] > 0).map(part).collect();
@@ -244,7 +245,8 @@ fn map(segments: &[SegmentUse], width: f64) -> String {
             segment.address
         ));
         for run in &segment.runs {
-            let (x, width) = (LEFT + length * SegmentUse::share(run.start), length * SegmentUse::share(run.places));
+            let x = LEFT + length * SegmentUse::share(run.start);
+            let width = length * SegmentUse::share(run.places);
             let class = match run.content {
                 Content::Live(tag) => class(tag),
                 Content::Awaited => "awaited".into(),

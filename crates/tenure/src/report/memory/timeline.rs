@@ -52,7 +52,8 @@ fn rewind(snapshot: &Snapshot, events: &[Event], bins: &Bins) -> ([u64; Tag::ALL
             _ => None,
         };
         if let Some((tag, bytes)) = gained {
-            let (bin, gains) = (bins.of_event(index), event.action == Action::Alloc);
+            let bin = bins.of_event(index);
+            let gains = event.action == Action::Alloc;
             changes.push(Change { bin, group: tag as usize, bytes, gains });
         }
     }
@@ -78,10 +79,12 @@ mod tests {
             DeviceMemory::new(Arc::new(SimDriver::new(SimConfig::default())), MemoryConfig::default()).unwrap();
         let allocate = |bytes| memory.allocate(Request::new(bytes, StreamId::NULL)).unwrap().address;
         let retag = |address, tag| memory.allocator().retag(address, tag, KeyId::NONE).unwrap();
-        let (weight, freed_later) = (allocate(1000), allocate(2000));
+        let weight = allocate(1000);
+        let freed_later = allocate(2000);
         memory.allocator().history().start(Recording::events(100), true);
         memory.free(freed_later).unwrap();
-        let (gradient, activation) = (allocate(3000), allocate(4000));
+        let gradient = allocate(3000);
+        let activation = allocate(4000);
         retag(weight, Tag::Weight);
         retag(activation, Tag::Activation);
         memory.free(activation).unwrap();
@@ -96,7 +99,8 @@ mod tests {
         assert_eq!([Tag::Weight, Tag::Unknown].map(at_first), [1000, 2000]);
         assert_eq!(before.iter().sum::<u64>(), 3000);
         let changes: Vec<_> = changes.iter().map(|c| (Tag::ALL[c.group], c.bytes, c.gains)).collect();
-        let (unknown, activation) = ((Tag::Unknown, 2000, false), Tag::Activation);
+        let unknown = (Tag::Unknown, 2000, false);
+        let activation = Tag::Activation;
         assert_eq!(
             changes,
             [unknown, (Tag::Gradient, 3000, true), (activation, 4000, true), (activation, 4000, false)]

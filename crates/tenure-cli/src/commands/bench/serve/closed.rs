@@ -186,7 +186,9 @@ async fn turn(
     let begun = Instant::now();
     let mut senders = JoinSet::new();
     for _ in 0..connections {
-        let (client, asked, latencies) = (Arc::clone(client), Arc::clone(asked), latencies.clone());
+        let client = Arc::clone(client);
+        let asked = Arc::clone(asked);
+        let latencies = latencies.clone();
         senders.spawn(async move {
             let mut turn = Turn::default();
             let mut sent = Instant::now();

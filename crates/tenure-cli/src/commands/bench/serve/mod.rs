@@ -241,7 +241,8 @@ fn closed(
 
 fn draw(args: &BenchServeArgs, target: &Target, replayed: &Replayed, what: &str) -> anyhow::Result<()> {
     let names: Vec<&str> = target.models.iter().map(|model| &*model.name).collect();
-    let (models, switches) = (summary::by_model(&replayed.samples, &names), summary::switches(replayed));
+    let models = summary::by_model(&replayed.samples, &names);
+    let switches = summary::switches(replayed);
     let facts = [("load", args.load.name()), ("requests a second", args.rate.to_string()), ("models", what.to_owned())];
     let title = format!("{} requests: {}", replayed.samples.len(), args.load.name());
     let report = ServingReport::new(&title, &facts, &models, &switches);

@@ -77,7 +77,9 @@ fn config(workload: Workload, inputs: &[Tensor], outputs: &[Tensor], max_rows: O
     }
     for (role, tensors) in [("inputs", inputs), ("outputs", outputs)] {
         for (number, tensor) in tensors.iter().enumerate() {
-            let (name, datatype, sizes) = (name(role, number), datatype(tensor.dtype()), &tensor.sizes()[1..]);
+            let name = name(role, number);
+            let datatype = datatype(tensor.dtype());
+            let sizes = &tensor.sizes()[1..];
             let shape: String = sizes.iter().map(|size| format!(", {size}")).collect();
             write!(text, "[[{role}]]\nname = \"{name}\"\ndatatype = \"{datatype}\"\nshape = [-1{shape}]\n")
                 .expect("a string takes every character");
@@ -88,7 +90,8 @@ fn config(workload: Workload, inputs: &[Tensor], outputs: &[Tensor], max_rows: O
 }
 
 fn input((number, tensor): (usize, &Tensor)) -> anyhow::Result<protocol::Tensor> {
-    let (name, datatype) = (name("inputs", number), datatype(tensor.dtype()));
+    let name = name("inputs", number);
+    let datatype = datatype(tensor.dtype());
     Ok(protocol::Tensor::new(name, datatype, tensor.sizes().to_vec(), tensor.to_bytes()?)?)
 }
 

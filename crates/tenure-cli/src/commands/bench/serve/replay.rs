@@ -50,7 +50,8 @@ pub(super) fn replay(runtime: &Runtime, target: &Arc<Target>, arrivals: &[Arriva
             bar.set_position(begun.elapsed().as_millis() as u64);
             thread::sleep(rest.min(LOOK));
         }
-        let (target, sender) = (Arc::clone(target), sender.clone());
+        let target = Arc::clone(target);
+        let sender = sender.clone();
         runtime.spawn(async move {
             let model = &target.models[arrival.model];
             let answer = model.ask(&target.client).await;
@@ -65,7 +66,8 @@ pub(super) fn replay(runtime: &Runtime, target: &Arc<Target>, arrivals: &[Arriva
         sent += 1;
     }
     drop(sender);
-    let (mut samples, mut error) = (Vec::with_capacity(sent), None);
+    let mut samples = Vec::with_capacity(sent);
+    let mut error = None;
     while samples.len() < sent {
         match receiver.recv_timeout(LOOK) {
             Ok((sample, failure)) => {

@@ -124,7 +124,9 @@ impl Bench<'_> {
         let searched = self.switched(Grouping::Searched)?;
         let [whole, per_layer, per_block] =
             [Grouping::Whole, Grouping::PerLayer, Grouping::PerBlock].map(|grouping| self.switched(grouping));
-        let (whole, per_layer, per_block) = (whole?, per_layer?, per_block?);
+        let whole = whole?;
+        let per_layer = per_layer?;
+        let per_block = per_block?;
         let first_copy_ms = whole.copy_ms * searched.first_group_bytes as f64 / searched.bytes as f64;
         Ok(Row {
             model: self.workload.name(),
@@ -193,7 +195,8 @@ impl Bench<'_> {
         let plainly_ms = self.timed(|_| Ok(()), |_| plain.forward(&self.inputs))?;
         let Some(memory) = self.memory else {
             self.bar.inc(3);
-            let (ready_ms, compute_ms) = (plainly_ms, plainly_ms);
+            let ready_ms = plainly_ms;
+            let compute_ms = plainly_ms;
             return Ok(Ready { ready_ms, compute_ms, plainly_ms, no_pinning_ms: None, one_process_ms: None });
         };
         let mut captured =
@@ -278,11 +281,14 @@ impl Bench<'_> {
         }
         let cold_ms = median(times);
         self.equal &= is_equal;
-        let (group_bytes, table_bytes) = (models[0].group_bytes()?, models[0].table_bytes()?);
+        let group_bytes = models[0].group_bytes()?;
+        let table_bytes = models[0].table_bytes()?;
         // Weights that no operation uses are the last group.
         let times_ms = models[0].compute_times()?.unwrap_or_default().into_iter().map(|time| time.as_secs_f64() * 1e3);
         let last_compute_ms = times_ms.rev().find(|ms| *ms > 0.0);
-        let (mut resident_ms, mut no_pool_ms, mut beside_ms) = (cold_ms, None, None);
+        let mut resident_ms = cold_ms;
+        let mut no_pool_ms = None;
+        let mut beside_ms = None;
         if grouping == Grouping::Searched {
             // Load as many as fit, in turn.
             models.iter().take(count - 1).try_for_each(SwitchedModel::load)?;
