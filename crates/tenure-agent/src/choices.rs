@@ -96,12 +96,14 @@ impl Choices {
 
     /// Converts a direction of offsets to one of leanings: each member of a group takes an equal share.
     pub(crate) fn shares(&self, direction: &[f64]) -> Vec<f32> {
-        let share = |group: &usize| {
-            let all = &direction[group * LEANINGS..(group + 1) * LEANINGS];
-            let members = self.members[*group] as f64;
-            all.iter().map(move |value| (value / members) as f32)
-        };
-        self.groups.iter().flat_map(share).collect()
+        self.groups
+            .iter()
+            .flat_map(|group: &usize| {
+                let all = &direction[group * LEANINGS..(group + 1) * LEANINGS];
+                let members = self.members[*group] as f64;
+                all.iter().map(move |value| (value / members) as f32)
+            })
+            .collect()
     }
 }
 
@@ -233,10 +235,11 @@ impl<'a> Seen<'a> {
     /// Returns the time in ns to move a tensor away and back.
     fn link_ns(&self, tensor: usize) -> f64 {
         let links = self.problem.links().iter().enumerate().filter(|(_, link)| link.from == 0 || link.to == 0).take(2);
-        let ns = |(number, link): (usize, &Link)| {
-            self.problem.moved_bytes(tensor, number) as f64 * 1e9 / link.bandwidth as f64
-        };
-        links.map(ns).sum()
+        links
+            .map(|(number, link): (usize, &Link)| {
+                self.problem.moved_bytes(tensor, number) as f64 * 1e9 / link.bandwidth as f64
+            })
+            .sum()
     }
 }
 

@@ -77,10 +77,11 @@ fn smooth(values: &[f64], width: usize) -> Vec<f64> {
         sum += value;
         sums.push(sum);
     }
-    let around = |at: usize| {
-        let begin = at.saturating_sub(width);
-        let end = (at + width + 1).min(values.len());
-        (sums[end] - sums[begin]) / (end - begin) as f64
-    };
-    (0..values.len()).map(around).collect()
+    (0..values.len())
+        .map(|at| {
+            let begin = at.saturating_sub(width);
+            let end = (at + width + 1).min(values.len());
+            (sums[end] - sums[begin]) / (end - begin) as f64
+        })
+        .collect()
 }

@@ -43,20 +43,21 @@ impl<'a> Market<'a> {
     /// Creates the market of a problem. `worth` returns the gain if a tensor is in the fast tier, in any unit.
     pub(crate) fn new(problem: &'a Problem, capacity_bytes: u64, worth: impl Fn(usize) -> f64) -> Self {
         let capacity = capacity_bytes.max(1) as f64;
-        let buyer = |tensor: usize| {
-            let life = problem.lifetime(tensor)?;
-            let bytes = problem.tensors()[tensor].bytes as f64;
-            let worth = worth(tensor);
-            (worth > 0.0).then(|| Buyer {
-                tensor,
-                begin: *life.start(),
-                end: life.end() + 1,
-                size: bytes / capacity,
-                worth: worth / capacity,
-                log_worth: (worth / bytes.max(1e-9)).ln(),
+        let buyers = (0..problem.tensors().len())
+            .filter_map(|tensor| {
+                let life = problem.lifetime(tensor)?;
+                let bytes = problem.tensors()[tensor].bytes as f64;
+                let worth = worth(tensor);
+                (worth > 0.0).then(|| Buyer {
+                    tensor,
+                    begin: *life.start(),
+                    end: life.end() + 1,
+                    size: bytes / capacity,
+                    worth: worth / capacity,
+                    log_worth: (worth / bytes.max(1e-9)).ln(),
+                })
             })
-        };
-        let buyers = (0..problem.tensors().len()).filter_map(buyer).collect();
+            .collect();
         let pressure = problem.live_bytes(|_| true).into_iter().map(|bytes| bytes as f64 / capacity).collect();
         Self { problem, capacity_bytes, buyers, pressure }
     }
@@ -95,8 +96,10 @@ impl<'a> Market<'a> {
             sum += log_price.exp();
             sums.push(sum);
         }
-        let bid = |buyer: &Buyer| buyer.log_worth - (sums[buyer.end] - sums[buyer.begin]).max(1e-300).ln();
-        self.buyers.iter().map(bid).collect()
+        self.buyers
+            .iter()
+            .map(|buyer| buyer.log_worth - (sums[buyer.end] - sums[buyer.begin]).max(1e-300).ln())
+            .collect()
     }
 
     pub(crate) fn demand(&self, bids: &[f64]) -> Demand {

@@ -32,17 +32,20 @@ fn problem(read_mb: &[u64], tiers: &[(Option<u64>, u64)]) -> Problem {
         compression: None,
         recompute: None,
     };
-    let kernel = |(tensor, mb): (usize, &u64)| Kernel {
-        name: tensor.to_string(),
-        time_ns: mb * MB,
-        reads: vec![Access { tensor, bytes: mb * MB }],
-        writes: Vec::new(),
-    };
     Problem::new(Parts {
         name: "weights".into(),
         tiers: tiers.iter().enumerate().map(tier).collect(),
         tensors: (0..read_mb.len()).map(tensor).collect(),
-        kernels: read_mb.iter().enumerate().map(kernel).collect(),
+        kernels: read_mb
+            .iter()
+            .enumerate()
+            .map(|(tensor, mb)| Kernel {
+                name: tensor.to_string(),
+                time_ns: mb * MB,
+                reads: vec![Access { tensor, bytes: mb * MB }],
+                writes: Vec::new(),
+            })
+            .collect(),
         ..Parts::default()
     })
     .unwrap()

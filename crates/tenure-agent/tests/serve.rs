@@ -570,14 +570,16 @@ fn told(replies: &[Vec<u8>]) -> Vec<Result<Answer, ServeError>> {
     let listener = UnixListener::bind(&socket).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
-            let reply = |bytes: &Vec<u8>| {
-                let (mut stream, _) = listener.accept().unwrap();
-                Frame::read(&mut stream).unwrap();
-                stream.write_all(bytes).unwrap();
-                stream
-            };
             // The connections stay open until all replies are sent.
-            replies.iter().map(reply).collect::<Vec<UnixStream>>()
+            replies
+                .iter()
+                .map(|bytes| {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    Frame::read(&mut stream).unwrap();
+                    stream.write_all(bytes).unwrap();
+                    stream
+                })
+                .collect::<Vec<UnixStream>>()
         });
         let mut client = Client::connect(&Address::Unix(socket.clone())).unwrap();
         replies.iter().map(|_| client.ask(&request(Options::default()))).collect()

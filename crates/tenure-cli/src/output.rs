@@ -74,8 +74,9 @@ pub(crate) fn check(path: &Path) -> anyhow::Result<()> {
 pub(crate) fn canonical(path: &Path) -> PathBuf {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let there = fs::canonicalize(path);
-    let not_there = |_| fs::canonicalize(folder).map(|folder| folder.join(path.file_name().unwrap_or_default()));
-    there.or_else(not_there).unwrap_or_else(|_| path.to_owned())
+    there
+        .or_else(|_| fs::canonicalize(folder).map(|folder| folder.join(path.file_name().unwrap_or_default())))
+        .unwrap_or_else(|_| path.to_owned())
 }
 
 /// Returns whether the path is a device or a pipe, which is written in place.

@@ -113,8 +113,8 @@ fn folder(path: &Path) -> &Path {
 
 /// Creates a temporary file beside `target`, with the permissions of `mode` or, without it, those of `target`.
 fn begin(target: &Path, mode: Option<u32>) -> io::Result<NamedTempFile> {
-    let replaced = || fs::metadata(target).ok().map(|replaced| replaced.permissions());
-    let permissions = mode.map(Permissions::from_mode).or_else(replaced);
+    let permissions =
+        mode.map(Permissions::from_mode).or_else(|| fs::metadata(target).ok().map(|replaced| replaced.permissions()));
     let mode = permissions.as_ref().map_or(NEW_FILE_MODE, |permissions| permissions.mode() & 0o777);
     // A function of our own makes the file: then others than the owner can read it, and errors do not name a file that
     // the caller does not know.

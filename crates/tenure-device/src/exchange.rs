@@ -85,8 +85,7 @@ fn block(device: Device, address: usize, bytes: usize) -> Option<(DataPtr, Arc<d
     memory.allocator().block(address as u64).filter(|block| block.bytes >= bytes as u64)?;
     // To the host, a device's address is only a number.
     let data = std::ptr::without_provenance_mut(address);
-    let free = move || drop(memory.free(address as u64));
-    Some((DataPtr::foreign(data, device, free), Arc::new(memory)))
+    Some((DataPtr::foreign(data, device, move || drop(memory.free(address as u64))), Arc::new(memory)))
 }
 
 /// A storage that is being [lent](lend), until this is dropped.

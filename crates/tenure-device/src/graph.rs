@@ -200,8 +200,11 @@ impl<'a> Allocations<'a> {
         let memory = pool.memory();
         let asked = Arc::clone(memory.driver());
         // A side stream that joined the capture must allocate from the pool too.
-        let is_captured = move |stream| asked.is_capturing(stream).unwrap_or(false);
-        memory.allocator().begin_pool(pool.id(), PoolUse::Capture, Box::new(is_captured))?;
+        memory.allocator().begin_pool(
+            pool.id(),
+            PoolUse::Capture,
+            Box::new(move |stream| asked.is_capturing(stream).unwrap_or(false)),
+        )?;
         Ok(Self { pool })
     }
 }

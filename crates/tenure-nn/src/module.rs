@@ -222,8 +222,11 @@ impl Source for BTreeMap<String, Tensor> {
     }
 
     fn tensor(&self, name: &str) -> Result<Tensor> {
-        let missing = || StateError::Names { of: "model", missing: vec![name.to_owned()], unexpected: Vec::new() };
-        Ok(self.get(name).cloned().ok_or_else(missing)?)
+        Ok(self.get(name).cloned().ok_or_else(|| StateError::Names {
+            of: "model",
+            missing: vec![name.to_owned()],
+            unexpected: Vec::new(),
+        })?)
     }
 }
 

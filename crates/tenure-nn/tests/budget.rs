@@ -92,13 +92,15 @@ fn losses_within_a_budget_are_those_without() {
 fn what_is_slow_to_move_is_computed_again_with_the_same_losses() {
     let _one = ONE.lock();
     let plain = losses(&mut trainer(3));
-    let slow = |_: &Mover| {
-        let out_bandwidth = 1 << 20;
-        let back_bandwidth = 1 << 20;
-        let link = Link { name: "slow".into(), capacity: None, out_bandwidth, back_bandwidth, shared_bandwidth: None };
-        vec![(link, Destination::Disk)]
-    };
-    let mut run = trainer(3).with_engine(engine_over(slow)).unwrap();
+    let mut run = trainer(3)
+        .with_engine(engine_over(|_| {
+            let out_bandwidth = 1 << 20;
+            let back_bandwidth = 1 << 20;
+            let link =
+                Link { name: "slow".into(), capacity: None, out_bandwidth, back_bandwidth, shared_bandwidth: None };
+            vec![(link, Destination::Disk)]
+        }))
+        .unwrap();
     let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();
     run.engine().unwrap().set_budget(peak * 60 / 100);
     assert_eq!(losses(&mut run), plain);

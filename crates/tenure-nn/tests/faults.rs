@@ -182,11 +182,13 @@ fn instead(spill: &Spill, open: fn() -> File) -> (Trouble, Trouble) {
     let disk = spill.disk.clone();
     let back = Arc::<Mutex<Option<Trouble>>>::default();
     let put = Arc::clone(&back);
-    let make = move || {
-        settle(&disk);
-        *put.lock() = Some(Box::new(replace(number, open())));
-    };
-    (Box::new(make), Box::new(move || back.lock().take().into_iter().for_each(|back| back())))
+    (
+        Box::new(move || {
+            settle(&disk);
+            *put.lock() = Some(Box::new(replace(number, open())));
+        }),
+        Box::new(move || back.lock().take().into_iter().for_each(|back| back())),
+    )
 }
 
 /// Makes a descriptor refer to another file, until the returned function is called.
@@ -225,36 +227,46 @@ fn expect_refusal(layer: usize, trouble: impl Fn(&Spill) -> (Trouble, Trouble), 
 
 #[test]
 fn a_flipped_bit() {
-    let flip = |spill: &Spill| -> (Trouble, Trouble) {
-        let file = spill.file();
-        let disk = spill.disk.clone();
-        let flip = move || {
-            settle(&disk);
-            for block in 0..2048 {
-                let mut byte = [0];
-                file.read_exact_at(&mut byte, block * 4096 + 77).unwrap();
-                file.write_all_at(&[byte[0] ^ 4], block * 4096 + 77).unwrap();
-            }
-        };
-        (Box::new(flip), Box::new(|| ()))
-    };
-    expect_refusal(LAYERS, flip, "bytes came back changed from");
+    expect_refusal(
+        LAYERS,
+        |spill| -> (Trouble, Trouble) {
+            let file = spill.file();
+            let disk = spill.disk.clone();
+            (
+                Box::new(move || {
+                    settle(&disk);
+                    for block in 0..2048 {
+                        let mut byte = [0];
+                        file.read_exact_at(&mut byte, block * 4096 + 77).unwrap();
+                        file.write_all_at(&[byte[0] ^ 4], block * 4096 + 77).unwrap();
+                    }
+                }),
+                Box::new(|| ()),
+            )
+        },
+        "bytes came back changed from",
+    );
 }
 
 #[test]
 fn a_file_that_is_cut_short() {
-    let cut = |spill: &Spill| -> (Trouble, Trouble) {
-        let file = spill.file();
-        let again = spill.file();
-        let disk = spill.disk.clone();
-        let whole = file.metadata().unwrap().len();
-        let cut = move || {
-            settle(&disk);
-            file.set_len(70 << 10).unwrap();
-        };
-        (Box::new(cut), Box::new(move || again.set_len(whole).unwrap()))
-    };
-    expect_refusal(LAYERS, cut, "failed at byte");
+    expect_refusal(
+        LAYERS,
+        |spill| -> (Trouble, Trouble) {
+            let file = spill.file();
+            let again = spill.file();
+            let disk = spill.disk.clone();
+            let whole = file.metadata().unwrap().len();
+            (
+                Box::new(move || {
+                    settle(&disk);
+                    file.set_len(70 << 10).unwrap();
+                }),
+                Box::new(move || again.set_len(whole).unwrap()),
+            )
+        },
+        "failed at byte",
+    );
 }
 
 #[test]
@@ -264,8 +276,11 @@ fn a_disk_that_cannot_be_read() {
 
 #[test]
 fn a_disk_that_cannot_be_written() {
-    let full = |spill: &Spill| instead(spill, || File::options().read(true).write(true).open("/dev/full").unwrap());
-    expect_refusal(0, full, "No space left on device");
+    expect_refusal(
+        0,
+        |spill| instead(spill, || File::options().read(true).write(true).open("/dev/full").unwrap()),
+        "No space left on device",
+    );
 }
 
 #[test]

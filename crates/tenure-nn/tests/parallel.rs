@@ -30,10 +30,8 @@ fn alone() -> MutexGuard<'static, ()> {
 
 /// Returns devices that no other test uses. With the real driver, returns `None` if there are too few.
 fn devices(count: u8) -> Option<Vec<Device>> {
-    static PLATFORM: LazyLock<SimPlatform> = LazyLock::new(|| {
-        let config = |seed| SimConfig { seed, ..SimConfig::default() };
-        SimPlatform::new((0..100).map(config).collect())
-    });
+    static PLATFORM: LazyLock<SimPlatform> =
+        LazyLock::new(|| SimPlatform::new((0..100).map(|seed| SimConfig { seed, ..SimConfig::default() }).collect()));
     static NEXT: AtomicU8 = AtomicU8::new(0);
     if std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
         let there = cuda::platform().device_count().is_ok_and(|there| there >= count.into());
@@ -128,8 +126,10 @@ fn go_on<T: Task, D: Dataset<Item: tenure_nn::data::Collate<Batch = T::Batch>> +
 }
 
 fn numbers(parameters: &[Parameter]) -> Vec<f64> {
-    let to_vec = |parameter: &Parameter| parameter.detach().to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
-    parameters.iter().flat_map(to_vec).collect()
+    parameters
+        .iter()
+        .flat_map(|parameter| parameter.detach().to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap())
+        .collect()
 }
 
 fn bits(parameters: &[Parameter]) -> Vec<Vec<u8>> {
@@ -547,12 +547,15 @@ fn what_makes_no_group_is_refused() {
     refused(&[two[0], Device::CPU], "CUDA devices are expected");
     let error = run().on_devices(&two, |_| Err(TensorError::argument("replica", "no luck").into())).err().unwrap();
     assert_eq!(error.to_string(), format!("{}: replica: no luck", two[1]));
-    let other = |device| {
-        let mut task = Partial::new(device, 1, fine())?;
-        task.to_dtype(DType::F32)?;
-        let optimizer = Optimizer::new(task.parameters(), 1e-3, Sgd::default());
-        Ok((task, optimizer))
-    };
-    let error = run().on_devices(&two, other).err().unwrap().to_string();
+    let error = run()
+        .on_devices(&two, |device| {
+            let mut task = Partial::new(device, 1, fine())?;
+            task.to_dtype(DType::F32)?;
+            let optimizer = Optimizer::new(task.parameters(), 1e-3, Sgd::default());
+            Ok((task, optimizer))
+        })
+        .err()
+        .unwrap()
+        .to_string();
     assert!(error.contains("where the model has"), "{error}");
 }

@@ -37,8 +37,7 @@ fn alone() -> Option<(MutexGuard<'static, ()>, &'static [&'static DeviceMemory])
         }
         let config = SimConfig { granularity_bytes: CHUNK, capacity_bytes: 1 << 30, seed: 5, ..SimConfig::default() };
         let platform = SimPlatform::new(vec![config; 2]);
-        let install = |index| memory::install(platform.driver(index).unwrap(), MemoryConfig::default()).unwrap();
-        [0, 1].map(install).to_vec()
+        [0, 1].map(|index| memory::install(platform.driver(index).unwrap(), MemoryConfig::default()).unwrap()).to_vec()
     });
     let alone = ALONE.lock();
     if MEMORIES.len() < DEVICES.len() {
@@ -92,8 +91,10 @@ impl Made {
     fn add(&self, switchers: &[Switcher]) -> Vec<SwitchedModel> {
         let name = self.path.to_string_lossy();
         let stored = self.stored();
-        let add = |switcher: &Switcher| switcher.add_stored(&name, Box::new(shapes()), Arc::clone(&stored)).unwrap();
-        switchers.iter().map(add).collect()
+        switchers
+            .iter()
+            .map(|switcher| switcher.add_stored(&name, Box::new(shapes()), Arc::clone(&stored)).unwrap())
+            .collect()
     }
 }
 

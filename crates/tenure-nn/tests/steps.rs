@@ -55,8 +55,13 @@ fn labels(labels: &[i64]) -> Tensor {
 
 /// Makes tokens: with `first` 0 the inputs, with 1 the tokens that follow them.
 fn tokens(first: usize) -> Tensor {
-    let row = |row: usize| (first..first + 5).map(move |column| (7 * (row + column) + 3) as i64 % 11);
-    tensor(&[0, 6].into_iter().flat_map(row).collect::<Vec<_>>(), &[2, 5])
+    tensor(
+        &[0, 6]
+            .into_iter()
+            .flat_map(|row| (first..first + 5).map(move |column| (7 * (row + column) + 3) as i64 % 11))
+            .collect::<Vec<_>>(),
+        &[2, 5],
+    )
 }
 
 fn resnets_train_as_torchvisions() {
@@ -89,8 +94,13 @@ fn a_bert_trains_as_hugging_faces() {
 }
 
 fn a_gpt2_trains_as_hugging_faces() {
-    let model = |scope: &Scope| Gpt2::new(&scope.at("transformer"), &configs::gpt2());
-    check("gpt2", model, (predict, adamw), (tokens(0), tokens(1)), 1e-8);
+    check(
+        "gpt2",
+        |scope| Gpt2::new(&scope.at("transformer"), &configs::gpt2()),
+        (predict, adamw),
+        (tokens(0), tokens(1)),
+        1e-8,
+    );
 }
 
 fn a_gpt2_trains_in_mixed_precision_as_hugging_faces() {

@@ -357,8 +357,10 @@ fn twenty_models_of_which_three_have_room_are_switched_at_random() {
     let before = memory.backing().held_bytes();
     {
         let switcher = Switcher::new(CUDA, options(3 * chunks * chunk, chunk)).unwrap();
-        let add = |made: &Made| switcher.add(&made.path.to_string_lossy(), shapes("chain"), &[&made.path]).unwrap();
-        let models: Vec<SwitchedModel> = made.iter().map(add).collect();
+        let models: Vec<SwitchedModel> = made
+            .iter()
+            .map(|made| switcher.add(&made.path.to_string_lossy(), shapes("chain"), &[&made.path]).unwrap())
+            .collect();
         let mut random = SmallRng::seed_from_u64(3);
         while switcher.report().switches < 10_000 {
             let index = random.random_range(0..models.len());

@@ -147,8 +147,7 @@ fn what_could_not_be_read_once_is_read_by_the_next_step() {
         assert!(error.to_string().contains("the disk is away"), "{error}");
         flaky.save(&path).unwrap();
         while flaky.step().unwrap().is_some() {}
-        let losses_of = |step: &tenure_nn::train::Step| step.loss.to_bits();
-        assert_eq!(flaky.history().iter().map(losses_of).collect::<Vec<_>>(), losses(&whole));
+        assert_eq!(flaky.history().iter().map(|step| step.loss.to_bits()).collect::<Vec<_>>(), losses(&whole));
         let mut resumed = run(1e-2, plan());
         resumed.resume(&path).unwrap();
         go_on(&mut resumed, usize::MAX);

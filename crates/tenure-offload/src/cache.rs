@@ -133,9 +133,11 @@ impl StepCache {
 
     /// Returns the key of steps with a signature.
     fn key_of(&self, signature: Signature) -> Option<StepKey> {
-        let estimated = || StepKey::Estimated(signature.kind, part_of(signature.input_bytes));
         let is_estimated = || signature.input_bytes > 0 && !self.unlike.contains(&signature.id);
-        let keys = [Some(StepKey::Measured(signature.id)), is_estimated().then(estimated)];
+        let keys = [
+            Some(StepKey::Measured(signature.id)),
+            is_estimated().then(|| StepKey::Estimated(signature.kind, part_of(signature.input_bytes))),
+        ];
         keys.into_iter().flatten().find(|key| self.steps.contains_key(key))
     }
 

@@ -40,8 +40,8 @@ impl Link {
     pub fn of(mover: &Mover) -> Vec<(Self, Destination)> {
         let Links { device_to_host, host_to_device, disk_write, disk_read, disk_together } = mover.links();
         let link = |name: &str, capacity, out: LinkStatistics, back: LinkStatistics| {
-            let bandwidth = |statistics: LinkStatistics| statistics.bandwidth().unwrap_or(1e9) as u64;
-            let [out_bandwidth, back_bandwidth] = [out, back].map(bandwidth);
+            let [out_bandwidth, back_bandwidth] =
+                [out, back].map(|statistics| statistics.bandwidth().unwrap_or(1e9) as u64);
             Self { name: name.into(), capacity, out_bandwidth, back_bandwidth, shared_bandwidth: None }
         };
         let host = mover

@@ -109,10 +109,14 @@ impl EngineInner {
             (Destination::Disk, Some(disk)) => format!(" in {}", disk.folders()),
             _ => String::new(),
         };
-        let room = |(link, destination): &(Link, Destination)| {
-            Some(format!("{}{} takes {}", link.name, folders(*destination), link.capacity?))
-        };
-        let rooms: Vec<String> = self.options.links.iter().filter_map(room).collect();
+        let rooms: Vec<String> = self
+            .options
+            .links
+            .iter()
+            .filter_map(|(link, destination)| {
+                Some(format!("{}{} takes {}", link.name, folders(*destination), link.capacity?))
+            })
+            .collect();
         let when = problem.kernels()[kernel].name.clone();
         let saved_bytes = profile.bytes();
         OffloadError::NoPlan { budget_bytes, when, saved_bytes, rooms: rooms.join(", ") }
@@ -157,10 +161,11 @@ impl EngineInner {
         let tags = self.memory.statistics().tags;
         let ledger = self.ledger.lock();
         let held = |tag| ledger.held.values().filter(move |held| held.tag == tag && held.storage.is_some());
-        let of = |tag: Tag| {
-            let allocated = tags[tag as usize].allocated_bytes.current;
-            (tag, allocated.saturating_sub(held(tag).map(|held| held.bytes).sum()))
-        };
-        [Tag::Weight, Tag::Gradient, Tag::OptimizerState, Tag::Input].map(of).to_vec()
+        [Tag::Weight, Tag::Gradient, Tag::OptimizerState, Tag::Input]
+            .map(|tag| {
+                let allocated = tags[tag as usize].allocated_bytes.current;
+                (tag, allocated.saturating_sub(held(tag).map(|held| held.bytes).sum()))
+            })
+            .to_vec()
     }
 }

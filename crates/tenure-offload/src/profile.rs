@@ -181,8 +181,9 @@ impl Profile {
     pub(crate) fn resident_needed_in(&self, resident: ResidentIndex, point: usize) -> usize {
         let used = &self.residents[resident.0].used;
         let next = used.iter().find(|interval| **interval > point);
-        let in_next_step = || used.first().map(|first| first + self.intervals.len());
-        next.copied().or_else(in_next_step).map_or(usize::MAX, |interval| interval - 1 - point)
+        next.copied()
+            .or_else(|| used.first().map(|first| first + self.intervals.len()))
+            .map_or(usize::MAX, |interval| interval - 1 - point)
     }
 
     /// Returns the profile with fewer intervals: each becomes a part of the interval whose number `groups` gives, in
@@ -401,8 +402,7 @@ impl Profile {
 
 /// Returns the group of an interval. For an interval that has not begun, it is the one after all groups.
 fn group_of(groups: &[usize], interval: usize) -> usize {
-    let after = || groups.last().map_or(0, |last| last + 1);
-    groups.get(interval).copied().unwrap_or_else(after)
+    groups.get(interval).copied().unwrap_or_else(|| groups.last().map_or(0, |last| last + 1))
 }
 
 impl Saved {

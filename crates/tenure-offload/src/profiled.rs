@@ -90,11 +90,13 @@ impl Profiled {
     /// Returns the intervals in which the front end asks for operations. They begin with the interval of the operation
     /// before, because autograd saves the inputs of an operation after the front end has asked for it.
     pub(crate) fn asked_for(&self, operations: &HashSet<OperationAt>) -> HashSet<usize> {
-        let intervals = |OperationAt { interval, .. }: &OperationAt| {
-            let before = self.operated.partition_point(|operated| operated < interval).checked_sub(1);
-            before.map_or(0, |before| self.operated[before])..=*interval
-        };
-        operations.iter().flat_map(intervals).collect()
+        operations
+            .iter()
+            .flat_map(|OperationAt { interval, .. }| {
+                let before = self.operated.partition_point(|operated| operated < interval).checked_sub(1);
+                before.map_or(0, |before| self.operated[before])..=*interval
+            })
+            .collect()
     }
 
     /// Returns a schedule's actions with the identities of their tensors, in a step whose first saved tensor is

@@ -159,12 +159,14 @@ pub(crate) fn part_ahead(inner: &EngineInner) -> Result<(), OffloadError> {
         let leaving = || ledger.leaving.iter().map(|(_, stored)| stored);
         let leaving_bytes: u64 = leaving().map(Stored::bytes).sum();
         let mut excess = (needed + leaving_bytes).saturating_sub(limit - limit / SPARE_PART);
-        let is_excess = |stored: &&Stored| {
-            let is_excess = excess > 0;
-            excess = excess.saturating_sub(stored.bytes());
-            is_excess
-        };
-        leaving().take_while(is_excess).cloned().collect()
+        leaving()
+            .take_while(|stored| {
+                let is_excess = excess > 0;
+                excess = excess.saturating_sub(stored.bytes());
+                is_excess
+            })
+            .cloned()
+            .collect()
     };
     let stream = device.streams().current();
     Ok(parted.iter().try_for_each(|stored| stored.lead_to(&stream))?)

@@ -50,12 +50,11 @@ impl TierMoment {
         let mover = engine.mover();
         let at_us = since(began);
         let links = mover.links();
-        let disk = |disk: &Disk| disk.capacity_bytes() - disk.statistics().free_bytes;
         Self {
             at_us,
             memory_bytes: engine.memory().statistics().all.allocated_bytes.current,
             host_bytes: mover.pinned().map_or(0, |pinned| pinned.blocks.all.allocated_bytes.current),
-            disk_bytes: mover.disk().map_or(0, disk),
+            disk_bytes: mover.disk().map_or(0, |disk: &Disk| disk.capacity_bytes() - disk.statistics().free_bytes),
             device_to_host: links.device_to_host.bytes,
             host_to_device: links.host_to_device.bytes,
             disk_write: links.disk_write.bytes,
@@ -86,13 +85,18 @@ impl StepRecorder {
         // The thread may begin late, so the first sample is taken here.
         let moments = Arc::new(Mutex::new(vec![TierMoment::now(&engine, began)]));
         let kept = Arc::clone(&moments);
-        let look = move || {
-            while !until.load(Ordering::Relaxed) {
-                thread::sleep(interval);
-                look(&kept, &looked_at, began);
-            }
-        };
-        Self { engine, is_over, looks: Some(thread::spawn(look)), moments, began }
+        Self {
+            engine,
+            is_over,
+            looks: Some(thread::spawn(move || {
+                while !until.load(Ordering::Relaxed) {
+                    thread::sleep(interval);
+                    look(&kept, &looked_at, began);
+                }
+            })),
+            moments,
+            began,
+        }
     }
 
     /// Takes a sample now, too.

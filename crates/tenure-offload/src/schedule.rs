@@ -45,8 +45,7 @@ impl Schedule {
     pub fn of(profile: &Profile, plan: &Plan) -> Self {
         let saved = profile.saved();
         let residents = saved.len()..saved.len() + profile.residents();
-        let place = |tensor: usize| (tensor, Action::to(plan.places[tensor]));
-        let mut begin: Vec<_> = residents.clone().map(place).collect();
+        let mut begin: Vec<_> = residents.clone().map(|tensor| (tensor, Action::to(plan.places[tensor]))).collect();
         let mut points = vec![Vec::new(); profile.intervals()];
         for step in &plan.steps {
             // A kernel begins at the point before it. Its outputs are there from the point at which it ends.
@@ -110,8 +109,10 @@ impl Schedule {
 
     /// Returns the saved tensors that the schedule drops.
     pub(crate) fn dropped(&self) -> impl Iterator<Item = SavedIndex> {
-        let is_dropped = |(tensor, action): &(usize, Action)| (*action == Action::Drop).then_some(SavedIndex(*tensor));
-        self.points.iter().flatten().filter_map(is_dropped)
+        self.points
+            .iter()
+            .flatten()
+            .filter_map(|(tensor, action)| (*action == Action::Drop).then_some(SavedIndex(*tensor)))
     }
 
     /// Returns the actions at a point.

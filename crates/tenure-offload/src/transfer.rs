@@ -162,14 +162,15 @@ impl EngineInner {
         };
         let again = |reason: String| OffloadError::Again { name, reason };
         let Some(recompute) = recompute else { return Err(again("there is no recipe for it".into())) };
-        let find = |id: Id| {
-            let known = self.ledger.lock().find(id);
-            known.map(|known| self.here(known.id, home.as_ref())).transpose()
-        };
         let storage = {
             let _purpose = Purpose::enter(Tag::Activation, KeyId::NONE);
             let _stream = home.as_ref().map(StreamGuard::new);
-            recompute.run(&find).map_err(|error| again(error.to_string()))?
+            recompute
+                .run(&|id: Id| {
+                    let known = self.ledger.lock().find(id);
+                    known.map(|known| self.here(known.id, home.as_ref())).transpose()
+                })
+                .map_err(|error| again(error.to_string()))?
         };
         if let (Some(home), Some(stream)) = (&home, stream)
             && home != stream

@@ -62,8 +62,12 @@ fn layers() -> impl Strategy<Value = Vec<Layer>> {
 /// Returns the MiB that a step needs at an operation: its output and the tensors held meanwhile, or its output and the
 /// gradient of it that backward makes.
 fn needed_mib(layers: &[Layer], number: usize) -> u64 {
-    let is_held = |(earlier, layer): &(usize, &Layer)| earlier + layer.held >= number;
-    let held: u64 = layers[..number].iter().enumerate().filter(is_held).map(|(_, layer)| layer.mib).sum();
+    let held: u64 = layers[..number]
+        .iter()
+        .enumerate()
+        .filter(|(earlier, layer)| earlier + layer.held >= number)
+        .map(|(_, layer)| layer.mib)
+        .sum();
     (held + layers[number].mib).max(2 * layers[number].mib)
 }
 

@@ -246,8 +246,7 @@ impl Recompute for Filled {
     }
 
     fn inputs(&self) -> Vec<Input> {
-        let input = |(id, of): &(Id, WeakStorage)| Input { id: *id, here: of.upgrade(), recompute: None };
-        self.of.iter().map(input).collect()
+        self.of.iter().map(|(id, of)| Input { id: *id, here: of.upgrade(), recompute: None }).collect()
     }
 
     fn run(&self, _: Find<'_>) -> Result<Storage, Box<dyn Error + Send + Sync>> {
@@ -314,15 +313,16 @@ fn what_is_given_up_holds_what_it_is_made_of() {
         let mut seed = Some(storage(1).unwrap());
         let of = seed.as_ref().map(|seed| ((seed.generation(), 0), seed.downgrade()));
         seed.take_if(|_| !until_given_up);
-        let save = |number: u8| {
-            let out = storage(BYTES).unwrap();
-            fill(&out, number);
-            let id = (out.generation(), 0);
-            engine.operation(id, None);
-            let again = Some(Arc::new(Filled { id, number, of: of.clone() }) as Arc<dyn Recompute>);
-            engine.save(&out, 0, DType::U8, None, again, || format!("layer {number}")).unwrap().unwrap()
-        };
-        let mut saved: Vec<Arc<Saved>> = (0..LAYERS as u8).map(save).collect();
+        let mut saved: Vec<Arc<Saved>> = (0..LAYERS as u8)
+            .map(|number| {
+                let out = storage(BYTES).unwrap();
+                fill(&out, number);
+                let id = (out.generation(), 0);
+                engine.operation(id, None);
+                let again = Some(Arc::new(Filled { id, number, of: of.clone() }) as Arc<dyn Recompute>);
+                engine.save(&out, 0, DType::U8, None, again, || format!("layer {number}")).unwrap().unwrap()
+            })
+            .collect();
         seed.take_if(|_| !until_needed);
         for number in (0..LAYERS as u8).rev() {
             let out = engine.need(&saved.pop().unwrap(), None).unwrap();
@@ -402,8 +402,10 @@ fn where_others_take_room_what_is_needed_last_leaves_first() {
     let recorder = StepRecorder::begin(&engine, Duration::from_millis(1));
     assert!(step(7 * BYTES).unplanned > 0);
     let record = recorder.finish();
-    let first = |record: &&SavedRecord| record.spilled.map_or(u64::MAX, |(at_us, _)| at_us);
-    assert_eq!(record.saved.iter().min_by_key(first).unwrap().name, format!("state {}", LAYERS - 1));
+    assert_eq!(
+        record.saved.iter().min_by_key(|record| record.spilled.map_or(u64::MAX, |(at_us, _)| at_us)).unwrap().name,
+        format!("state {}", LAYERS - 1)
+    );
 }
 
 #[test]
@@ -446,8 +448,8 @@ fn a_record_says_what_became_of_what_was_saved_and_where_it_was() {
     let record = recorder.finish();
 
     assert_eq!((record.saved.len() as u64, record.budget_bytes), (LAYERS, Some(budget)));
-    let is_spilled = |saved: &&SavedRecord| saved.fate() == Fate::Spilled(Destination::Disk);
-    let spilled: Vec<&SavedRecord> = record.saved.iter().filter(is_spilled).collect();
+    let spilled: Vec<&SavedRecord> =
+        record.saved.iter().filter(|saved| saved.fate() == Fate::Spilled(Destination::Disk)).collect();
     assert_eq!(spilled.iter().map(|saved| saved.bytes).sum::<u64>(), report.spilled_bytes);
     for (layer, saved) in record.saved.iter().enumerate() {
         assert_eq!((saved.name.clone(), saved.bytes), (format!("layer {layer}"), BYTES));

@@ -128,8 +128,9 @@ impl Mapping {
         tiers: Vec<String>,
         places: BTreeMap<String, usize>,
     ) -> Result<Self, MappingError> {
-        let is_named = |tier: &String| !tier.is_empty() && tiers.iter().filter(|other| *other == tier).count() == 1;
-        if tiers.is_empty() || !tiers.iter().all(is_named) {
+        if tiers.is_empty()
+            || !tiers.iter().all(|tier| !tier.is_empty() && tiers.iter().filter(|other| *other == tier).count() == 1)
+        {
             return Err(MappingError::Tiers { tiers });
         }
         if let Some((key, tier)) = places.iter().find(|(_, tier)| **tier >= tiers.len()) {

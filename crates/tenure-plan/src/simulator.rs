@@ -278,13 +278,13 @@ impl<'a> Simulation<'a> {
 
     /// Waits until all moves of tensors that are always there are done, so that these are where they began.
     fn await_persistent_moves(&mut self) -> Result<(), PlanError> {
-        let unfinished = |simulation: &Self| {
+        self.wait_for(self.started_kernels, |simulation| {
             let active = simulation.active.iter().flatten().map(|transfer| transfer.tensor);
             let pending =
                 simulation.pending_moves.iter().filter_map(|moves| moves.front()).map(|pending| pending.tensor);
             Ok(active.chain(pending).next().filter(|_| simulation.persistent_moves > 0).map(Cause::Tensor))
-        };
-        self.wait_for(self.started_kernels, unfinished).map_err(|error| match error {
+        })
+        .map_err(|error| match error {
             PlanError::NeverReached { tensor, .. } => PlanError::Displaced { tensor, tier: self.places[tensor] },
             error => error,
         })
@@ -453,14 +453,16 @@ impl<'a> Simulation<'a> {
     fn duration_ns(&self, kernel: &Kernel) -> f64 {
         let tiers = self.problem.tiers();
         let taken = |bandwidth: fn(&Tier) -> u64, all: &[TierAccesses], end: fn(&Link) -> usize| -> f64 {
-            let extra = |(number, accessed): (usize, &TierAccesses)| {
-                if accessed.times == 0 {
-                    return 0.0;
-                }
-                let share = self.load(number, bandwidth(&tiers[number]), end);
-                tiers[number].extra_ns(&tiers[0], accessed.bytes, accessed.times, bandwidth, share)
-            };
-            all.iter().enumerate().map(extra).sum()
+            all.iter()
+                .enumerate()
+                .map(|(number, accessed)| {
+                    if accessed.times == 0 {
+                        return 0.0;
+                    }
+                    let share = self.load(number, bandwidth(&tiers[number]), end);
+                    tiers[number].extra_ns(&tiers[0], accessed.bytes, accessed.times, bandwidth, share)
+                })
+                .sum()
         };
         kernel.time_ns as f64
             + taken(|tier| tier.read_bandwidth, &self.reads, |link| link.from)

@@ -406,11 +406,13 @@ impl Case {
                 let asked = flat(asked);
                 let answered = flat(answered);
                 let rounded = |value: &Value| value.as_f64().map(|value| value as f32);
-                let is_same = |(asked, answered): (&&Value, &&Value)| {
-                    asked == answered || (output["datatype"] == "FP32" && rounded(asked) == rounded(answered))
-                };
                 assert_eq!(asked.len(), answered.len());
-                assert!(asked.iter().zip(&answered).all(is_same), "{asked:?} {answered:?}");
+                assert!(
+                    asked.iter().zip(&answered).all(|(asked, answered)| {
+                        asked == answered || (output["datatype"] == "FP32" && rounded(asked) == rounded(answered))
+                    }),
+                    "{asked:?} {answered:?}"
+                );
             }
         }
     }

@@ -188,8 +188,11 @@ fn two_devices_answer_clients_at_the_same_time_and_unloading_frees_both() {
 
 /// Returns the size of the largest weight file in bytes.
 fn largest_file(folder: &TempDir) -> u64 {
-    let bytes = |model| fs::metadata(folder.path().join(model).join("model.safetensors")).unwrap().len();
-    MODELS.map(bytes).into_iter().max().unwrap()
+    MODELS
+        .map(|model| fs::metadata(folder.path().join(model).join("model.safetensors")).unwrap().len())
+        .into_iter()
+        .max()
+        .unwrap()
 }
 
 #[test]
@@ -246,11 +249,10 @@ fn a_model_has_one_image_on_whichever_devices_it_was_and_none_of_files_that_were
     let aside = TempDir::new().unwrap();
     fs::write(aside.path().join("new"), bytes).unwrap();
     fs::rename(aside.path().join("new"), &path).unwrap();
-    let has_changed = || {
+    until("the new weights are served", || {
         let answer = served.infer(&request("digits-2", vec![input("digits-2")]));
         answer.is_ok_and(|answer| answer.outputs[0].bytes() != &before[..])
-    };
-    until("the new weights are served", has_changed);
+    });
     until("nothing is left of the old ones", || ask_all() == [1, 1]);
     devices.iter().for_each(|memory| expect_peace(memory));
 }

@@ -61,8 +61,7 @@ impl Grouping {
             Self::Searched => return search(layers, costs),
             Self::PerLayer => (1..=count).collect(),
             Self::PerBlock => {
-                let is_end = |end: &usize| *end == count || layers[*end].block != layers[end - 1].block;
-                (1..=count).filter(is_end).collect()
+                (1..=count).filter(|end| *end == count || layers[*end].block != layers[end - 1].block).collect()
             }
             Self::Whole => (count > 0).then_some(count).into_iter().collect(),
         };
@@ -173,8 +172,11 @@ mod tests {
                 *block += is_next;
                 Some(*block)
             });
-            let of = |(&(bytes, compute, _), block)| Layer { bytes, compute_us: f64::from(compute), block };
-            layers.iter().zip(blocks).map(of).collect()
+            layers
+                .iter()
+                .zip(blocks)
+                .map(|(&(bytes, compute, _), block)| Layer { bytes, compute_us: f64::from(compute), block })
+                .collect()
         })
     }
 
@@ -218,12 +220,13 @@ mod tests {
     /// The size and time of ResNet-152 on an H200: 241 MB, 3.9 ms, 467 layers, with most weights in the later ones.
     #[test]
     fn a_large_model_hides_what_can_be_hidden() {
-        let layer = |index: u64| Layer {
-            bytes: 241_000_000 * 2 * index / (467 * 466),
-            compute_us: 3900.0 / 467.0,
-            block: index as u32 / 9,
-        };
-        let layers: Vec<Layer> = (0..467).map(layer).collect();
+        let layers: Vec<Layer> = (0..467)
+            .map(|index| Layer {
+                bytes: 241_000_000 * 2 * index / (467 * 466),
+                compute_us: 3900.0 / 467.0,
+                block: index as u32 / 9,
+            })
+            .collect();
         // Without pruning, the search would not end.
         let found = Grouping::Searched.divide(&layers, &COSTS);
         let copy_us = 241_000_000.0 / COSTS.bytes_per_us;

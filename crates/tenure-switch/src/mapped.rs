@@ -44,8 +44,8 @@ impl Mapped {
     /// # Panics
     /// If there is no such group.
     pub fn arrived(&self, Arrived { group, is_there }: Arrived) {
-        let not_there = || SwitchError::NotSent { model: self.model.clone() };
-        self.progress.arrived(group, is_there.then_some(()).ok_or_else(not_there));
+        self.progress
+            .arrived(group, is_there.then_some(()).ok_or_else(|| SwitchError::NotSent { model: self.model.clone() }));
     }
 
     /// Returns the bytes of a group as a storage of the CPU, as [`Image::storage`](crate::Image::storage) does.

@@ -231,8 +231,7 @@ impl Standby {
         let mut descriptors = descriptors.into_iter();
         while standby.mapped_bytes < bytes {
             let come = standby.chunks.len();
-            let missing = || differs(&standby.manifest, "chunks:", come, count);
-            let descriptor = descriptors.next().ok_or_else(missing)?;
+            let descriptor = descriptors.next().ok_or_else(|| differs(&standby.manifest, "chunks:", come, count))?;
             let chunk = driver.import(descriptor.as_fd(), terms.chunk_bytes)?;
             standby.chunks.push(chunk);
             driver.map(address + standby.mapped_bytes, chunk)?;

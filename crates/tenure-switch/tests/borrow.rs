@@ -27,12 +27,21 @@ fn simulated() -> (Arc<SimDriver>, Memory) {
 
 /// Returns a manifest of three groups with a little more than three chunks; each tensor is full of one value.
 fn manifest(first: u8) -> Arc<Manifest> {
-    let entry = |(value, bytes): (u8, u64)| {
-        let origin = Origin::Made(Arc::new(move |target: &mut [u8]| target.fill(value)));
-        Entry { name: value.to_string(), bytes, origin }
-    };
     let sizes = [1, CHUNK + 17, 0, 2 * CHUNK + 300];
-    Arc::new(Manifest::new("lent", (first..).zip(sizes).map(entry).collect(), vec![1, 2, 4]).unwrap())
+    Arc::new(
+        Manifest::new(
+            "lent",
+            (first..)
+                .zip(sizes)
+                .map(|(value, bytes)| {
+                    let origin = Origin::Made(Arc::new(move |target: &mut [u8]| target.fill(value)));
+                    Entry { name: value.to_string(), bytes, origin }
+                })
+                .collect(),
+            vec![1, 2, 4],
+        )
+        .unwrap(),
+    )
 }
 
 /// A process that has models, with room for one of them, and a process that borrows.

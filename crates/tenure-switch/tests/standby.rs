@@ -71,11 +71,21 @@ fn pattern(seed: u8, bytes: &mut [u8]) {
 /// Returns a model of three groups, with a little more than three chunks.
 fn manifest(chunk: u64, names: [&str; 4]) -> Arc<Manifest> {
     let sizes = [1, chunk + 17, 0, 2 * chunk + 300];
-    let entry = |(name, bytes): (&str, u64)| {
-        let origin = Origin::Made(Arc::new(move |target: &mut [u8]| pattern(bytes as u8, target)));
-        Entry { name: name.into(), bytes, origin }
-    };
-    Arc::new(Manifest::new("lent", names.into_iter().zip(sizes).map(entry).collect(), vec![1, 2, 4]).unwrap())
+    Arc::new(
+        Manifest::new(
+            "lent",
+            names
+                .into_iter()
+                .zip(sizes)
+                .map(|(name, bytes)| {
+                    let origin = Origin::Made(Arc::new(move |target: &mut [u8]| pattern(bytes as u8, target)));
+                    Entry { name: name.into(), bytes, origin }
+                })
+                .collect(),
+            vec![1, 2, 4],
+        )
+        .unwrap(),
+    )
 }
 
 fn lent_manifest(chunk: u64) -> Arc<Manifest> {

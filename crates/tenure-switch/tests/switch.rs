@@ -41,15 +41,24 @@ fn opened(memory: Memory, chunk_bytes: u64, budget_bytes: u64) -> (Images, Switc
 
 /// Returns a model of tensors, each full of one value. `groups` has the number of tensors in each group.
 fn manifest(name: &str, tensors: &[(u64, u8)], groups: &[usize]) -> Arc<Manifest> {
-    let entry = |&(bytes, value): &(u64, u8)| {
-        let origin = Origin::Made(Arc::new(move |bytes: &mut [u8]| bytes.fill(value)));
-        Entry { name: value.to_string(), bytes, origin }
-    };
     let ends = groups.iter().scan(0, |end, count| {
         *end += count;
         Some(*end)
     });
-    Arc::new(Manifest::new(name, tensors.iter().map(entry).collect(), ends.collect()).unwrap())
+    Arc::new(
+        Manifest::new(
+            name,
+            tensors
+                .iter()
+                .map(|&(bytes, value)| {
+                    let origin = Origin::Made(Arc::new(move |bytes: &mut [u8]| bytes.fill(value)));
+                    Entry { name: value.to_string(), bytes, origin }
+                })
+                .collect(),
+            ends.collect(),
+        )
+        .unwrap(),
+    )
 }
 
 /// Returns a model of roughly `chunks` chunks, whose first tensor has the value `first`.

@@ -89,11 +89,13 @@ impl<'a> Access<'a> {
         // first.
         wanted.sort_unstable_by_key(|(storage, is_written)| (storage.rank(), !is_written));
         wanted.dedup_by_key(|(storage, _)| storage.rank());
-        let lock = |(storage, is_written): (&'a Storage, bool)| {
-            let exclusive = || Guard::Exclusive(storage.lock_exclusive());
-            (storage, if is_written { exclusive() } else { Guard::Shared(storage.lock()) })
-        };
-        let guards = wanted.into_iter().map(lock).collect();
+        let guards = wanted
+            .into_iter()
+            .map(|(storage, is_written)| {
+                let exclusive = || Guard::Exclusive(storage.lock_exclusive());
+                (storage, if is_written { exclusive() } else { Guard::Shared(storage.lock()) })
+            })
+            .collect();
         let access = Self { op, writes: writes.into(), reads: reads.into(), guards };
         for (tensor, _) in all {
             tensor.layout().check_bounds(tensor.dtype(), access.guard(tensor).bytes())?;

@@ -129,8 +129,7 @@ pub fn lower(tensor: &Tensor) -> Result<Tensor> {
 
 /// Returns whether [`raise`] would convert any of these tensors.
 pub fn raises(tensors: &[&Tensor]) -> bool {
-    let is_lower = |tensor: &&Tensor| is_eligible(tensor) && tensor.dtype() != DType::F32;
-    dtype().is_some() && tensors.iter().any(is_lower)
+    dtype().is_some() && tensors.iter().any(|tensor| is_eligible(tensor) && tensor.dtype() != DType::F32)
 }
 
 /// Converts a 16-bit float tensor to `float32`. Returns other tensors, and all tensors outside of autocast, as they

@@ -63,8 +63,10 @@ impl<'a> Elementwise<'a> {
         }
         let mut access = Access::on_any(op, outputs, inputs)?;
         let mut operands: SmallVec<[Operand; 4]> = SmallVec::new();
-        let is_flat = |tensor: &&Tensor| tensor.rank() == 0 || (tensor.is_contiguous() && tensor.sizes() == sizes);
-        let is_one_run = outputs.iter().chain(inputs).all(is_flat);
+        let is_one_run = outputs
+            .iter()
+            .chain(inputs)
+            .all(|tensor| tensor.rank() == 0 || (tensor.is_contiguous() && tensor.sizes() == sizes));
         for (index, tensor) in outputs.iter().chain(inputs).enumerate() {
             let data = match index.checked_sub(outputs.len()) {
                 None => access.write_ptr(index),

@@ -21,23 +21,26 @@ impl<T> Scopes<T> {
 
     /// Adds a setting. Returns its number, to [`leave`](Self::leave) with.
     pub(crate) fn enter(thread: &'static LocalKey<Self>, setting: T) -> u64 {
-        let enter = |scopes: &Self| {
-            let number = scopes.entered.get() + 1;
-            scopes.entered.set(number);
-            scopes.alive.borrow_mut().push((number, setting));
-            number
-        };
-        thread.try_with(enter).unwrap_or(0)
+        thread
+            .try_with(|scopes| {
+                let number = scopes.entered.get() + 1;
+                scopes.entered.set(number);
+                scopes.alive.borrow_mut().push((number, setting));
+                number
+            })
+            .unwrap_or(0)
     }
 
     /// Removes a setting and returns it. The caller should drop it while the scopes are not borrowed.
     pub(crate) fn leave(thread: &'static LocalKey<Self>, number: u64) -> Option<T> {
-        let leave = |scopes: &Self| {
-            let mut alive = scopes.alive.borrow_mut();
-            let at = alive.iter().rposition(|(other, _)| *other == number)?;
-            Some(alive.remove(at).1)
-        };
-        thread.try_with(leave).ok().flatten()
+        thread
+            .try_with(|scopes| {
+                let mut alive = scopes.alive.borrow_mut();
+                let at = alive.iter().rposition(|(other, _)| *other == number)?;
+                Some(alive.remove(at).1)
+            })
+            .ok()
+            .flatten()
     }
 
     /// Returns the setting that holds, or `None` if there is none.
@@ -45,7 +48,6 @@ impl<T> Scopes<T> {
     where
         T: Clone,
     {
-        let latest = |scopes: &Self| scopes.alive.borrow().last().map(|(_, setting)| setting.clone());
-        thread.try_with(latest).ok().flatten()
+        thread.try_with(|scopes| scopes.alive.borrow().last().map(|(_, setting)| setting.clone())).ok().flatten()
     }
 }

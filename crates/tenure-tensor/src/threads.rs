@@ -27,11 +27,13 @@ struct WorkerPool {
 
 impl WorkerPool {
     fn new(threads: usize) -> Result<Self> {
-        let name = |index| format!("tenure-cpu-{index}");
         let others = match threads {
             1 => None,
             _ => {
-                let others = ThreadPoolBuilder::new().num_threads(threads - 1).thread_name(name).build();
+                let others = ThreadPoolBuilder::new()
+                    .num_threads(threads - 1)
+                    .thread_name(|index| format!("tenure-cpu-{index}"))
+                    .build();
                 Some(others.map_err(|error| TensorError::argument("set_threads", error.to_string()))?)
             }
         };

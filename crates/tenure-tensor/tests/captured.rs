@@ -31,10 +31,12 @@ fn devices() -> impl Iterator<Item = Alone> {
         if std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
             return vec![memory::device(0).unwrap()];
         }
-        let config = |seed: u8| SimConfig { seed: u64::from(seed), ..SimConfig::default() };
-        let platform = SimPlatform::new((0..SEEDS).map(config).collect());
-        let install = |number| memory::install(platform.driver(number).unwrap(), MemoryConfig::default()).unwrap();
-        (0..SEEDS).map(install).collect()
+        let platform = SimPlatform::new(
+            (0..SEEDS).map(|seed| SimConfig { seed: u64::from(seed), ..SimConfig::default() }).collect(),
+        );
+        (0..SEEDS)
+            .map(|number| memory::install(platform.driver(number).unwrap(), MemoryConfig::default()).unwrap())
+            .collect()
     });
     MEMORIES.iter().map(|memory| (ALONE.lock(), memory.device(), *memory))
 }
@@ -186,11 +188,14 @@ fn a_capture_that_fails_leaves_nothing() {
     let failed = Captured::new(device, || Tensor::rand(&[10], DType::F32, device, &own)?.to_vec::<f32>());
     assert!(failed.is_err());
     assert_eq!(own.state(), before);
-    let panicking = || -> Result<()> {
-        Tensor::rand(&[10], DType::F32, device, &own)?;
-        panic!("on purpose");
-    };
-    assert!(catch_unwind(AssertUnwindSafe(|| Captured::new(device, panicking).map(drop))).is_err());
+    assert!(
+        catch_unwind(AssertUnwindSafe(|| Captured::new(device, || -> Result<()> {
+            Tensor::rand(&[10], DType::F32, device, &own)?;
+            panic!("on purpose");
+        })
+        .map(drop)))
+        .is_err()
+    );
     assert_eq!(own.state(), before);
     let failed = Captured::new(device, || cuda::varying(1 << 20, |_| Ok(()), || ())).map(drop).unwrap_err().to_string();
     assert!(failed.contains("words vary"), "{failed}");

@@ -15,11 +15,15 @@ fn values(tensor: &Tensor) -> Vec<f64> {
 fn distance(mut samples: Vec<f64>, expected: impl Fn(f64) -> f64) -> f64 {
     samples.sort_by(f64::total_cmp);
     let n = samples.len() as f64;
-    let at = |(index, sample): (usize, &f64)| {
-        let expected = expected(*sample);
-        (expected - index as f64 / n).abs().max(((index + 1) as f64 / n - expected).abs())
-    };
-    samples.iter().enumerate().map(at).fold(0.0, f64::max) * n.sqrt()
+    samples
+        .iter()
+        .enumerate()
+        .map(|(index, sample)| {
+            let expected = expected(*sample);
+            (expected - index as f64 / n).abs().max(((index + 1) as f64 / n - expected).abs())
+        })
+        .fold(0.0, f64::max)
+        * n.sqrt()
 }
 
 /// Returns the normal distribution function, by Simpson's rule.

@@ -24,8 +24,11 @@ fn is_real() -> bool {
 
 fn devices(test: u8) -> impl Iterator<Item = (Device, &'static DeviceMemory)> {
     static PLATFORM: LazyLock<SimPlatform> = LazyLock::new(|| {
-        let config = |number: u8| SimConfig { seed: u64::from(number % SEEDS), ..SimConfig::default() };
-        SimPlatform::new((0..TESTS * SEEDS).map(config).collect())
+        SimPlatform::new(
+            (0..TESTS * SEEDS)
+                .map(|number| SimConfig { seed: u64::from(number % SEEDS), ..SimConfig::default() })
+                .collect(),
+        )
     });
     let numbers = if is_real() { 0..1 } else { test * SEEDS..(test + 1) * SEEDS };
     numbers.map(|number| {

@@ -77,9 +77,8 @@ impl Drop for Copied {
 
 fn before() {
     let all = SHARED.lock_forking();
-    let needed = |shared: &Arc<CopiedTier>| shared.blocks.lock_forking().held_bytes();
     // A child's own writes need memory too.
-    if all.iter().map(needed).sum::<u64>() > system::available_bytes() / 2 {
+    if all.iter().map(|shared| shared.blocks.lock_forking().held_bytes()).sum::<u64>() > system::available_bytes() / 2 {
         return;
     }
     for shared in all.iter() {

@@ -48,8 +48,7 @@ impl KernelTimes {
     /// Creates the sums for a problem made by a recorder.
     pub(crate) fn new(problem: &Problem, clock: Clock) -> Self {
         let kernels = problem.kernels();
-        let is_begin = |kernel: &Kernel| kernel.name == "begin" && kernel.writes.is_empty();
-        let has_begin = kernels.first().is_some_and(is_begin);
+        let has_begin = kernels.first().is_some_and(|kernel| kernel.name == "begin" && kernel.writes.is_empty());
         let last_share = match kernels {
             [.., last, update] if update.name == "update" => {
                 let bytes = |kernel: &Kernel| kernel.accesses().map(|access| access.bytes).sum::<u64>() as f64;

@@ -104,8 +104,8 @@ impl Placement {
     /// [`TierError::Tiers`] if `tiers` are not exactly the mapping's.
     pub fn open(mapping: Mapping, tiers: Vec<Tier>, options: Options) -> Result<Self, TierError> {
         let opened = || tiers.iter().map(|tier| tier.name().to_owned()).collect::<Vec<_>>();
-        let find = |name: &String| tiers.iter().find(|tier| tier.name() == name).cloned();
-        let ordered: Option<Vec<Tier>> = mapping.tiers().iter().map(find).collect();
+        let ordered: Option<Vec<Tier>> =
+            mapping.tiers().iter().map(|name| tiers.iter().find(|tier| tier.name() == name).cloned()).collect();
         match ordered {
             Some(ordered) if ordered.len() == tiers.len() => {
                 let shared = PlacementShared {
@@ -149,8 +149,11 @@ impl Placement {
     /// [`TierError::NotMeasured`] if nothing is measured, or no step made the problem's allocations.
     pub fn kernel_times_ns(&self) -> Result<Vec<u64>, TierError> {
         self.add_step(KernelTimes::end_step);
-        let not_measured = || Err(TierError::NotMeasured { reason: "nothing is measured".into() });
-        self.shared.times.lock().as_ref().map_or_else(not_measured, KernelTimes::mean_ns)
+        self.shared
+            .times
+            .lock()
+            .as_ref()
+            .map_or_else(|| Err(TierError::NotMeasured { reason: "nothing is measured".into() }), KernelTimes::mean_ns)
     }
 
     /// Adds the times of the step that `end` ends. Names of keys have a lock of their own, so its allocations are

@@ -129,13 +129,18 @@ impl<'a> Costs<'a> {
 
     /// Returns the time in ns of a step with tensors in these tiers.
     pub(super) fn step_ns(&self, places: &[usize]) -> f64 {
-        let kernel_ns = |(number, kernel): (usize, &'a Kernel)| {
-            let own = self.value(Factor::Name(&kernel.name), 1.0) + self.value(Factor::Kernel(number), 0.0);
-            let slower = accesses(kernel).map(|access| (places[access.access.tensor], access));
-            let lost: f64 = slower.filter(|(tier, _)| *tier > 0).map(|(tier, access)| self.cost_ns(tier, access)).sum();
-            own.max(0.0) * own_ns(self.problem, kernel) + lost
-        };
-        self.problem.kernels().iter().enumerate().map(kernel_ns).sum()
+        self.problem
+            .kernels()
+            .iter()
+            .enumerate()
+            .map(|(number, kernel)| {
+                let own = self.value(Factor::Name(&kernel.name), 1.0) + self.value(Factor::Kernel(number), 0.0);
+                let slower = accesses(kernel).map(|access| (places[access.access.tensor], access));
+                let lost: f64 =
+                    slower.filter(|(tier, _)| *tier > 0).map(|(tier, access)| self.cost_ns(tier, access)).sum();
+                own.max(0.0) * own_ns(self.problem, kernel) + lost
+            })
+            .sum()
     }
 
     /// Returns the number of a factor. A new factor takes the estimate for true.
@@ -164,11 +169,12 @@ impl<'a> Costs<'a> {
     /// Returns a row for each kernel.
     fn rows(&mut self, observation: &Observation) -> Vec<Row> {
         let kernels = self.problem.kernels().iter().enumerate();
-        let row = |(number, kernel): (usize, &'a Kernel)| Row {
-            parts: self.parts(observation, number, kernel),
-            measured_ns: observation.kernel_ns(number),
-        };
-        kernels.map(row).collect()
+        kernels
+            .map(|(number, kernel)| Row {
+                parts: self.parts(observation, number, kernel),
+                measured_ns: observation.kernel_ns(number),
+            })
+            .collect()
     }
 
     /// Returns the parts whose sum is a kernel's time.

@@ -112,8 +112,8 @@ mod tests {
         net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         net::listen(&listener, 0).unwrap();
         let address = Address::Unix(path);
-        let connect = |_| Stream::connect(&address, Duration::from_millis(50));
-        let connected: io::Result<Vec<Stream>> = (0..10).map(connect).collect();
+        let connected: io::Result<Vec<Stream>> =
+            (0..10).map(|_| Stream::connect(&address, Duration::from_millis(50))).collect();
         assert_eq!(connected.unwrap_err().kind(), io::ErrorKind::WouldBlock);
     }
 }

@@ -307,8 +307,10 @@ struct ConnectionSlot<'a>(&'a AtomicUsize);
 
 impl<'a> ConnectionSlot<'a> {
     fn take(taken: &'a AtomicUsize, most: usize) -> Option<Self> {
-        let take = |taken| (taken < most).then_some(taken + 1);
-        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok().map(|_| Self(taken))
+        taken
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| (taken < most).then_some(taken + 1))
+            .ok()
+            .map(|_| Self(taken))
     }
 }
 

@@ -39,8 +39,11 @@ impl<R: Resource> Limited<R> {
 
     /// Counts `bytes` more, if the limit allows; else returns the bytes in use.
     fn claim(&self, bytes: u64) -> Result<(), u64> {
-        let within = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
-        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within).map(drop)
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                used.checked_add(bytes).filter(|&sum| sum <= self.limit)
+            })
+            .map(drop)
     }
 
     fn give_back(&self, bytes: u64) {

@@ -74,9 +74,8 @@ impl Engine {
 
     /// Completes the frees in a pool, waiting for them on the host.
     fn settle_pool(&mut self, accounts: &mut Accounts, id: PoolId, owner: usize) -> Result<(), AllocError> {
-        let is_pending = |block: &Block| block.pool.owner == owner && matches!(block.state, BlockState::Pending(_));
         self.finish_completed(accounts)?;
-        if !self.blocks.iter().any(is_pending) {
+        if !self.blocks.iter().any(|block| block.pool.owner == owner && matches!(block.state, BlockState::Pending(_))) {
             return Ok(());
         }
         if self.captures.any() {

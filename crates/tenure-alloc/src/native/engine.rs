@@ -316,8 +316,7 @@ impl Engine {
         let mut fitting = self.pools.get(wanted.pool).fitting(wanted.request.stream, wanted.bytes);
         // Blocks of expandable segments serve no request once these segments are turned off, as in PyTorch.
         let is_expandable = self.is_expandable(wanted);
-        let is_usable = |id: &BlockId| is_expandable || self.blocks[*id].segment.is_none();
-        let mut found = fitting.find(is_usable)?;
+        let mut found = fitting.find(|id| is_expandable || self.blocks[*id].segment.is_none())?;
         if self.blocks[found].segment.is_some() {
             // A block that can grow counts as large as it can become.
             for next in fitting {

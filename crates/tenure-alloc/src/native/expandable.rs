@@ -251,13 +251,14 @@ impl Engine {
         let segment = self.segment(block.segment?);
         let first = ((address - segment.base) / segment.chunk_bytes) as usize;
         let end = (address + bytes.min(block.bytes) - segment.base).div_ceil(segment.chunk_bytes) as usize;
-        let chunk = |slot| match segment.slots[slot] {
-            Slot::Mapped(chunk) => {
-                Some(MappedChunk { chunk, bytes: segment.chunk_bytes, address: segment.address_of(slot) })
-            }
-            _ => None,
-        };
-        (first..end).map(chunk).collect()
+        (first..end)
+            .map(|slot| match segment.slots[slot] {
+                Slot::Mapped(chunk) => {
+                    Some(MappedChunk { chunk, bytes: segment.chunk_bytes, address: segment.address_of(slot) })
+                }
+                _ => None,
+            })
+            .collect()
     }
 
     fn segment(&self, index: usize) -> &ExpandableSegment {

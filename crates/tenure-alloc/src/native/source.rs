@@ -64,8 +64,9 @@ pub(super) fn allocate(
 pub(crate) fn give_back(locked: &mut impl Locked) {
     let returned = std::mem::take(&mut locked.engine().0.returned);
     if !returned.is_empty() {
-        let free = |it: Returned| it.source.free(it.address, it.bytes, it.stream);
-        locked.unlocked(|| calling(|| returned.into_iter().for_each(free)));
+        locked.unlocked(|| {
+            calling(|| returned.into_iter().for_each(|it| it.source.free(it.address, it.bytes, it.stream)))
+        });
     }
 }
 

@@ -93,9 +93,8 @@ impl Directory {
 
     fn update(&self, page: usize, mask: u64, bits: u64) {
         if let Some(entry) = self.pages.get(page) {
-            let changed = |old: u64| Some(old & !mask | bits);
             // The closure never refuses.
-            let _ = entry.fetch_update(Ordering::AcqRel, Ordering::Acquire, changed);
+            let _ = entry.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| Some(old & !mask | bits));
         }
     }
 }

@@ -150,10 +150,9 @@ impl PagedAllocator {
             let reused = blocks.take_reused();
             drop(blocks);
             self.catch_up(heap, parked, reused);
-            let lend = |state: &mut MutexGuard<'_, State>, requested, effort| {
+            let loan = match self.obtain(request, |state, requested, effort| {
                 state.lend(request.stream, bytes, lent, requested, effort)
-            };
-            let loan = match self.obtain(request, lend)? {
+            })? {
                 Found::Lent(block) => return Ok(block),
                 Found::Sought(loan) => loan,
             };

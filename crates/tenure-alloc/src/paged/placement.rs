@@ -253,14 +253,19 @@ impl State {
 
 impl Plan {
     fn new_bytes(&self) -> u64 {
-        let new = |source: &Source| if let Source::New(bytes) = source { *bytes } else { 0 };
-        self.sources.iter().map(new).sum()
+        self.sources.iter().map(|source| if let Source::New(bytes) = source { *bytes } else { 0 }).sum()
     }
 
     /// Returns the existing chunks that the plan uses.
     fn chunks(&self) -> Vec<usize> {
         let suffix = if let Start::Suffix(index) = self.start { Some(index) } else { None };
-        let there = |source: &Source| if let Source::Chunk(index) = source { Some(*index) } else { None };
-        suffix.into_iter().chain(self.sources.iter().filter_map(there)).collect()
+        suffix
+            .into_iter()
+            .chain(
+                self.sources
+                    .iter()
+                    .filter_map(|source| if let Source::Chunk(index) = source { Some(*index) } else { None }),
+            )
+            .collect()
     }
 }

@@ -37,8 +37,7 @@ impl Private {
     /// See [`CachingAllocator::chunks_under`](crate::CachingAllocator::chunks_under).
     pub(super) fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
         let (segment, _) = self.engine.extent(address)?;
-        let whole = || Some(vec![self.segments.chunk(segment)?]);
-        self.engine.chunks_under(address, bytes).or_else(whole)
+        self.engine.chunks_under(address, bytes).or_else(|| Some(vec![self.segments.chunk(segment)?]))
     }
 
     /// Gives back the free memory of pools without uses: of `pool`, or of all. Waits for all streams first, because a

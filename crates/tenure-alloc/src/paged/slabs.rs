@@ -154,16 +154,18 @@ impl Slabs {
     /// Returns the blocks of the slab at `slab`, by address.
     pub(super) fn blocks_of(&self, slab: Address) -> Vec<&Entry> {
         let number = self.slabs.iter().find(|(_, candidate)| candidate.loan.address == slab).map(|(number, _)| number);
-        let in_slab = |entry: &&Entry| entry.granules > 0 && Some(entry.slab as usize) == number;
-        let mut blocks: Vec<&Entry> = self.table.iter().filter(in_slab).collect();
+        let mut blocks: Vec<&Entry> =
+            self.table.iter().filter(|entry| entry.granules > 0 && Some(entry.slab as usize) == number).collect();
         blocks.sort_unstable_by_key(|block| block.address);
         blocks
     }
 
     /// Returns the free blocks of slabs in use: their number and their bytes.
     pub(super) fn inactive_split(&self) -> (u64, u64) {
-        let split = |entry: &&Entry| entry.state == EntryState::Free && (1..WHOLE).contains(&entry.granules);
-        self.table.iter().filter(split).fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.bytes()))
+        self.table
+            .iter()
+            .filter(|entry| entry.state == EntryState::Free && (1..WHOLE).contains(&entry.granules))
+            .fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.bytes()))
     }
 
     fn is_free(&self, index: u32) -> bool {

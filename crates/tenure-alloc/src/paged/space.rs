@@ -306,8 +306,7 @@ impl Space {
         let is_unused = |window: &Window| window.blocks == 0 && !window.is_home && window.used_at <= before;
         let unused = self.windows.iter().filter(|(_, window)| is_unused(window)).map(|(index, _)| index);
         for index in unused.collect::<Vec<_>>() {
-            let is_spare = |(_, chunk): &(Address, usize)| self.chunks[*chunk].mapped_at.len() > 1;
-            if self.windows.get(index).chunks.iter().all(is_spare) {
+            if self.windows.get(index).chunks.iter().all(|(_, chunk)| self.chunks[*chunk].mapped_at.len() > 1) {
                 self.unmap(index, progress, addresses, backing)?;
             }
         }

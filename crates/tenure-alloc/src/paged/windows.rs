@@ -231,8 +231,8 @@ impl Windows {
         if !self.windows[window].tree.put(slot, free) {
             return;
         }
-        let touches = |it: &&mut Changed| it.window == window && (it.first..=it.last + 2).contains(&(slot + 1));
-        match changes.iter_mut().rev().find(touches) {
+        match changes.iter_mut().rev().find(|it| it.window == window && (it.first..=it.last + 2).contains(&(slot + 1)))
+        {
             Some(it) => (it.first, it.last) = (it.first.min(slot), it.last.max(slot)),
             None => changes.push(Changed { window, first: slot, last: slot }),
         }

@@ -185,8 +185,7 @@ impl Run {
     /// Adds the tracker's events to those that must be kept.
     fn hear(&mut self) {
         let heard = std::mem::take(&mut *self.heard.lock());
-        let makes = |event: &Event| matches!(event.action, Action::SegmentAlloc | Action::SegmentMap);
-        if heard.iter().any(makes) {
+        if heard.iter().any(|event| matches!(event.action, Action::SegmentAlloc | Action::SegmentMap)) {
             self.of_segments.insert(self.made.len() as u64 - 1);
         }
         if let Some(Recording { limit, contexts, skip }) = &self.recording {

@@ -488,8 +488,10 @@ fn threads_on_streams_of_their_own_share_an_allocator() {
                 scope.spawn(move || {
                     for round in 0..500 {
                         let sizes = [512, 4096, (round % 7 + 1) * MIB];
-                        let allocate = |bytes| allocator.allocate(Request::new(bytes, StreamId(stream))).unwrap();
-                        sizes.map(allocate).iter().for_each(|block| allocator.free(block.address).unwrap());
+                        sizes
+                            .map(|bytes| allocator.allocate(Request::new(bytes, StreamId(stream))).unwrap())
+                            .iter()
+                            .for_each(|block| allocator.free(block.address).unwrap());
                     }
                 });
             }

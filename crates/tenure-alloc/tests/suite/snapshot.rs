@@ -182,12 +182,13 @@ fn memory_viz_of_pytorch_opens_a_snapshot() {
 /// finds.
 fn memory_viz() -> Option<PathBuf> {
     let named = std::env::var_os("TENURE_MEMORY_VIZ").map(PathBuf::from);
-    let installed = || {
-        let code = "import importlib.util\n\
+    named
+        .or_else(|| {
+            let code = "import importlib.util\n\
             torch = importlib.util.find_spec('torch')\n\
             print(torch.submodule_search_locations[0] if torch else '')";
-        let torch = python(code, &[])?;
-        Some(Path::new(&torch).join("cuda/_memory_viz.py"))
-    };
-    named.or_else(installed).filter(|path| path.is_file())
+            let torch = python(code, &[])?;
+            Some(Path::new(&torch).join("cuda/_memory_viz.py"))
+        })
+        .filter(|path| path.is_file())
 }

@@ -106,10 +106,6 @@ fn recording_of(recording: &CRecording) -> Result<Recording, Failure> {
         // SAFETY: by the header, this many actions.
         count => unsafe { slice::from_raw_parts(recording.skip, count) },
     };
-    let action = |number: &c_int| {
-        let known = usize::try_from(*number).ok().and_then(|number| Action::ALL.get(number));
-        known.copied().ok_or_else(|| Failure::Invalid(format!("there is no action {number}")))
-    };
     let contexts = match recording.contexts {
         0 => KeepContexts::Never,
         1 => KeepContexts::State,
@@ -117,7 +113,17 @@ fn recording_of(recording: &CRecording) -> Result<Recording, Failure> {
         3 => KeepContexts::All,
         other => return Err(Failure::Invalid(format!("contexts = {other}: expected 0 to 3"))),
     };
-    Ok(Recording { limit: recording.limit, contexts, skip: skip.iter().map(action).collect::<Result<_, _>>()? })
+    Ok(Recording {
+        limit: recording.limit,
+        contexts,
+        skip: skip
+            .iter()
+            .map(|number| {
+                let known = usize::try_from(*number).ok().and_then(|number| Action::ALL.get(number));
+                known.copied().ok_or_else(|| Failure::Invalid(format!("there is no action {number}")))
+            })
+            .collect::<Result<_, _>>()?,
+    })
 }
 
 #[cfg(test)]

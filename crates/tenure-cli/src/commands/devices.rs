@@ -109,11 +109,14 @@ fn links(devices: &[Entry]) -> String {
         let link = way.link.as_deref().unwrap_or("unknown");
         if way.peer_access { link.into() } else { format!("{link}, no peer access") }
     };
-    let row = |(device, name): (&Entry, &String)| {
-        let cells = devices.iter().map(|other| cell(device, other));
-        std::iter::once(name.clone()).chain(cells).collect::<Vec<String>>()
-    };
-    let rows: Vec<_> = devices.iter().zip(&names).map(row).collect();
+    let rows: Vec<_> = devices
+        .iter()
+        .zip(&names)
+        .map(|(device, name)| {
+            let cells = devices.iter().map(|other| cell(device, other));
+            std::iter::once(name.clone()).chain(cells).collect::<Vec<String>>()
+        })
+        .collect();
     let heads: Vec<_> = std::iter::once("links").chain(names.iter().map(String::as_str)).collect();
     table(&heads, &rows)
 }

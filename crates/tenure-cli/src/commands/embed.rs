@@ -48,8 +48,11 @@ fn print(
         if let Some(error) = stopped.take() {
             return Some(Err(error));
         }
-        let good = |text: anyhow::Result<String>| text.map_err(|error| stopped = Some(error)).ok();
-        let batch: Vec<String> = texts.by_ref().take(batch_size).map_while(good).collect();
+        let batch: Vec<String> = texts
+            .by_ref()
+            .take(batch_size)
+            .map_while(|text| text.map_err(|error| stopped = Some(error)).ok())
+            .collect();
         if batch.is_empty() { stopped.take().map(Err) } else { Some(Ok(batch)) }
     });
     files::print_each(batches.map(|batch| {

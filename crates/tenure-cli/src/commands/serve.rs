@@ -141,8 +141,8 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let runtime = Runtime::new()?;
     let server = runtime.block_on(Server::bind(config, Arc::clone(&serving) as Arc<dyn Service>))?;
     let index = serving.index();
-    let is_ready = |entry: &&IndexEntry| entry.state == ModelState::Ready;
-    let ready: Vec<&str> = index.iter().filter(is_ready).map(|entry| &*entry.name).collect();
+    let ready: Vec<&str> =
+        index.iter().filter(|entry: &&IndexEntry| entry.state == ModelState::Ready).map(|entry| &*entry.name).collect();
     let url = format!("http{secure}://{}", server.address());
     let grpc = server.grpc_address();
     let said = if args.json {
@@ -199,10 +199,12 @@ fn tokens(file: &Path) -> anyhow::Result<Vec<String>> {
 
 /// Returns the fewest bytes of memory available to this program on any of the devices.
 fn available(devices: &[Device]) -> anyhow::Result<u64> {
-    let of = |device: &Device| match device.is_cpu() {
-        true => Ok(tier::memory_bytes()),
-        false => Ok(platform::memory(&format!("--device {device}"), *device)?.driver().memory_info()?.free),
-    };
-    let bytes = devices.iter().map(of).collect::<anyhow::Result<Vec<_>>>()?;
+    let bytes = devices
+        .iter()
+        .map(|device: &Device| match device.is_cpu() {
+            true => Ok(tier::memory_bytes()),
+            false => Ok(platform::memory(&format!("--device {device}"), *device)?.driver().memory_info()?.free),
+        })
+        .collect::<anyhow::Result<Vec<_>>>()?;
     Ok(bytes.into_iter().min().unwrap_or(0))
 }

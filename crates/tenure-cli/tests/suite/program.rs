@@ -306,8 +306,7 @@ fn help_is_wrapped_once_at_the_terminals_width() {
     assert!(pages.len() > 20, "{}", pages.len());
     for page in pages {
         let lines: Vec<&str> = page.lines().collect();
-        let is_long = |line: &&&str| line.chars().count() > 80;
-        assert_eq!(lines.iter().find(is_long), None, "{page}");
+        assert_eq!(lines.iter().find(|line| line.chars().count() > 80), None, "{page}");
         for pair in lines.windows(2) {
             let is_prose = |line: &str| line.starts_with(|c: char| c.is_alphanumeric() || c == '-' || c == '(');
             if !pair.iter().all(|line| is_prose(line)) {
@@ -432,16 +431,23 @@ fn an_interruption_leaves_no_part_of_a_file() {
     let folder = here();
     let large = folder.path().join("large.ttrace");
     let out = folder.path().join("out.pickle.xz");
-    let event = |index: u64| Event {
-        time_us: index * (index % 7919),
-        address: (index + 1) << 32 | index.wrapping_mul(0x9e37_79b9) & 0xffff_fe00,
-        bytes: 512 + index % 4093,
-        stream: StreamId::NULL,
-        action: Action::Alloc,
-    };
     // Compressing this takes seconds. If it is over before the signal comes, a larger file is next.
     for events in (1..=8).map(|times| 300_000 * times) {
-        let trace = Trace::new("large", 0, Settings::default(), (0..events).map(event).collect()).unwrap();
+        let trace = Trace::new(
+            "large",
+            0,
+            Settings::default(),
+            (0..events)
+                .map(|index| Event {
+                    time_us: index * (index % 7919),
+                    address: (index + 1) << 32 | index.wrapping_mul(0x9e37_79b9) & 0xffff_fe00,
+                    bytes: 512 + index % 4093,
+                    stream: StreamId::NULL,
+                    action: Action::Alloc,
+                })
+                .collect(),
+        )
+        .unwrap();
         trace.write(&large, Format::Compact).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_tenure"))
             .current_dir(folder.path())

@@ -47,12 +47,14 @@ impl AllocatorScope {
     /// Returns the calling thread's own allocator for a device, if it has one.
     #[inline]
     pub fn current(device: Device) -> Option<Arc<dyn Allocator>> {
-        let find = |current: &RefCell<Option<Arc<Chosen>>>| {
-            let current = current.borrow();
-            let mut all = iter::successors(current.as_deref(), |chosen| chosen.before.as_deref());
-            all.find(|chosen| chosen.allocator.device() == device).map(|chosen| Arc::clone(&chosen.allocator))
-        };
-        CURRENT.try_with(find).ok().flatten()
+        CURRENT
+            .try_with(|current| {
+                let current = current.borrow();
+                let mut all = iter::successors(current.as_deref(), |chosen| chosen.before.as_deref());
+                all.find(|chosen| chosen.allocator.device() == device).map(|chosen| Arc::clone(&chosen.allocator))
+            })
+            .ok()
+            .flatten()
     }
 
     /// Returns all allocators that the calling thread chose.

@@ -79,21 +79,26 @@ impl Communicator {
     /// [`CollectiveError::NoGroup`]; NCCL is missing, or refuses.
     pub fn group(drivers: &[Arc<dyn Driver>]) -> Result<Vec<Self>, CollectiveError> {
         let devices: Vec<Device> = drivers.iter().map(|driver| driver.device()).collect();
-        let is_twice = |(at, device): (usize, &Device)| devices[..at].contains(device);
         let simulated = drivers.iter().filter(|driver| matches!(driver.executor(), Executor::Sim(_))).count();
-        if devices.is_empty() || devices.iter().enumerate().any(is_twice) || ![0, devices.len()].contains(&simulated) {
+        if devices.is_empty()
+            || devices.iter().enumerate().any(|(at, device)| devices[..at].contains(device))
+            || ![0, devices.len()].contains(&simulated)
+        {
             return Err(CollectiveError::NoGroup { devices });
         }
         let group = Arc::new(match simulated {
             0 => Group::Nccl(nccl::Group::new(drivers)?),
             _ => Group::Sim(Arc::new(sim::Meeting::new(drivers.len()))),
         });
-        let communicator = |(rank, driver)| {
-            let driver = Arc::clone(driver);
-            let group = Arc::clone(&group);
-            Self { driver, rank, size: drivers.len(), group }
-        };
-        Ok(drivers.iter().enumerate().map(communicator).collect())
+        Ok(drivers
+            .iter()
+            .enumerate()
+            .map(|(rank, driver)| {
+                let driver = Arc::clone(driver);
+                let group = Arc::clone(&group);
+                Self { driver, rank, size: drivers.len(), group }
+            })
+            .collect())
     }
 
     /// Returns the device's place in the group, from 0.

@@ -159,7 +159,6 @@ mod tests {
 
     #[test]
     fn a_linear_launch_covers_its_threads_with_whole_blocks() {
-        let blocks = |threads| LaunchConfig::linear(threads).grid[0];
-        assert_eq!([0, 1, 256, 257, 1 << 20].map(blocks), [1, 1, 1, 2, 4096]);
+        assert_eq!([0, 1, 256, 257, 1 << 20].map(|threads| LaunchConfig::linear(threads).grid[0]), [1, 1, 1, 2, 4096]);
     }
 }

@@ -20,11 +20,12 @@ pub(super) fn processes(properties: &Properties) -> Option<Vec<ProcessMemory>> {
         UsedGpuMemory::Used(bytes) => Some(bytes),
         UsedGpuMemory::Unavailable => None,
     };
-    let process = |process: nvml_wrapper::struct_wrappers::device::ProcessInfo| ProcessMemory {
-        pid: process.pid,
-        bytes: memory(process.used_gpu_memory),
-    };
-    Some(processes.into_iter().map(process).collect())
+    Some(
+        processes
+            .into_iter()
+            .map(|process| ProcessMemory { pid: process.pid, bytes: memory(process.used_gpu_memory) })
+            .collect(),
+    )
 }
 
 /// Returns the link between two devices.

@@ -155,8 +155,7 @@ impl AddressSpace {
 
     /// Returns the first byte, the size in bytes and the access of each accessible mapping.
     pub(super) fn accessible(&self) -> impl Iterator<Item = (Address, u64, Access)> {
-        let accessible = |(&start, mapping): (&Address, &Mapping)| Some((start, mapping.end - start, mapping.access?));
-        self.mappings.iter().filter_map(accessible)
+        self.mappings.iter().filter_map(|(&start, mapping)| Some((start, mapping.end - start, mapping.access?)))
     }
 
     pub(super) fn peers(&self) -> &[CUdevice] {

@@ -97,11 +97,12 @@ mod tests {
     fn a_call_adds_what_it_was_for_and_what_it_took() {
         let timings = Timings::default();
         for count in [1, 3] {
-            let slow = || {
-                sleep(Duration::from_millis(1));
-                CUresult::CUDA_SUCCESS
-            };
-            timings.time(Call::Unmap, count, count * 100, slow).unwrap();
+            timings
+                .time(Call::Unmap, count, count * 100, || {
+                    sleep(Duration::from_millis(1));
+                    CUresult::CUDA_SUCCESS
+                })
+                .unwrap();
         }
         let [unmap] = timings.all()[..] else { panic!("{:?}", timings.all()) };
         assert_eq!((unmap.call, unmap.count, unmap.bytes), (Call::Unmap, 4, 400));

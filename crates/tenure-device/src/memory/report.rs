@@ -238,11 +238,14 @@ impl OutOfMemoryReport {
     }
 
     fn write_others(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let row = |process: &ProcessMemory| match process.bytes {
-            Some(bytes) => format!("pid {:<12} {:>11}", process.pid, Gib(bytes).to_string()),
-            None => format!("pid {:<12}  not told", process.pid),
-        };
-        write_section(f, "Other processes", self.others.iter().take(PROCESSES_SHOWN).map(row))?;
+        write_section(
+            f,
+            "Other processes",
+            self.others.iter().take(PROCESSES_SHOWN).map(|process| match process.bytes {
+                Some(bytes) => format!("pid {:<12} {:>11}", process.pid, Gib(bytes).to_string()),
+                None => format!("pid {:<12}  not told", process.pid),
+            }),
+        )?;
         let named: u64 = self.others.iter().filter_map(|process| process.bytes).sum();
         let rest = self.elsewhere_bytes().saturating_sub(named);
         match (rest, self.overhead_bytes) {
@@ -255,13 +258,15 @@ impl OutOfMemoryReport {
 
 /// Adds up the holders of each tag, over all keys.
 fn by_tag(holders: &[Holder]) -> Vec<Holder> {
-    let sum = |tag| {
-        let (key, of_tag) = (KeyId::NONE, || holders.iter().filter(move |holder| holder.tag == tag));
-        let bytes = of_tag().map(|holder| holder.bytes).sum();
-        let blocks = of_tag().map(|holder| holder.blocks).sum();
-        (blocks > 0).then_some(Holder { tag, key, bytes, blocks })
-    };
-    let mut tags: Vec<Holder> = Tag::ALL.into_iter().filter_map(sum).collect();
+    let mut tags: Vec<Holder> = Tag::ALL
+        .into_iter()
+        .filter_map(|tag| {
+            let (key, of_tag) = (KeyId::NONE, || holders.iter().filter(move |holder| holder.tag == tag));
+            let bytes = of_tag().map(|holder| holder.bytes).sum();
+            let blocks = of_tag().map(|holder| holder.blocks).sum();
+            (blocks > 0).then_some(Holder { tag, key, bytes, blocks })
+        })
+        .collect();
     tags.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
     tags
 }

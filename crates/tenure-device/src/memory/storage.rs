@@ -63,9 +63,8 @@ unsafe impl Allocator for &'static DeviceMemory {
     /// Copies on the thread's current stream. Records the source there: it may be freed, on its own stream, before the
     /// copy has run.
     unsafe fn copy(&self, source: *const u8, target: *mut u8, bytes: usize) -> Result<(), AllocatorError> {
-        let failed = |error: MemoryError| error.of_allocator(self.device, bytes);
         let stream = self.streams().current_id();
-        self.record_use(source.addr() as u64, stream).map_err(failed)?;
+        self.record_use(source.addr() as u64, stream).map_err(|error| error.of_allocator(self.device, bytes))?;
         let source = source.addr() as u64;
         let target = target.addr() as u64;
         self.driver().copy_on_device(target, source, bytes as u64, stream).map_err(|error| AllocatorError::Failed {

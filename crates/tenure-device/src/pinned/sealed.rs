@@ -107,9 +107,15 @@ impl Sealed {
     /// # Errors
     /// [`SealedError::System`].
     pub fn map(&self) -> Result<Reading, SealedError> {
-        let failed = |source| SealedError::System { bytes: self.bytes, call: "mmap", source };
         let memory = MmapOptions::new().len(self.bytes.max(1) as usize).map_raw_read_only(&*self.file);
-        Ok(Reading { memory: ManuallyDrop::new(memory.map_err(failed)?), driver: None })
+        Ok(Reading {
+            memory: ManuallyDrop::new(memory.map_err(|source| SealedError::System {
+                bytes: self.bytes,
+                call: "mmap",
+                source,
+            })?),
+            driver: None,
+        })
     }
 
     /// Maps the memory privately: writes of this process change only its own copy of the pages, which takes additional
@@ -118,10 +124,14 @@ impl Sealed {
     /// # Errors
     /// [`SealedError::System`].
     pub fn map_private(&self) -> Result<Reading, SealedError> {
-        let failed = |source| SealedError::System { bytes: self.bytes, call: "mmap", source };
         // SAFETY: the memory cannot shrink, and only its one draft can write it.
         let memory = unsafe { MmapOptions::new().len(self.bytes.max(1) as usize).map_copy(&*self.file) };
-        Ok(Reading { memory: ManuallyDrop::new(memory.map_err(failed)?.into()), driver: None })
+        Ok(Reading {
+            memory: ManuallyDrop::new(
+                memory.map_err(|source| SealedError::System { bytes: self.bytes, call: "mmap", source })?.into(),
+            ),
+            driver: None,
+        })
     }
 
     /// Maps the memory for reading, and registers it with a device's driver: 0.04 to 0.4 s for each GiB.

@@ -81,12 +81,11 @@ impl Client {
         socket.set_timeout(None).map_err(|error| failed("its time limit can not be lifted")(error.into()))?;
         let socket = Arc::new(socket);
         let receiving = Arc::clone(&socket);
-        let receive = move || {
+        let thread = thread::Builder::new().name("tenure-recalls".into()).spawn(move || {
             while let Ok((Reply::Recall(bytes), _)) = receiving.receive(0) {
                 give_back(bytes);
             }
-        };
-        let thread = thread::Builder::new().name("tenure-recalls".into()).spawn(receive);
+        });
         Ok(Recalls { socket, thread: Some(thread.map_err(failed("no thread can be started"))?) })
     }
 

@@ -147,8 +147,9 @@ impl Server {
         net::listen(&listener, CONNECTIONS as i32)?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stopped = Arc::clone(&stop);
-        let serve = move || Service { shared, listener, connections: Vec::new() }.run(&stopped);
-        let thread = thread::Builder::new().name("tenure-blocks".into()).spawn(serve)?;
+        let thread = thread::Builder::new()
+            .name("tenure-blocks".into())
+            .spawn(move || Service { shared, listener, connections: Vec::new() }.run(&stopped))?;
         Ok(Self { sender, stop, thread: Some(thread) })
     }
 }

@@ -100,8 +100,8 @@ impl Imports {
         if self.driver.synchronize().is_err() {
             return;
         }
-        let unused = |_: &BlockHandle, mapped: &mut Mapped| mapped.uses == 0 && mapped.unused_since <= now;
-        let closed: Vec<_> = self.state.lock().mapped.extract_if(unused).collect();
+        let closed: Vec<_> =
+            self.state.lock().mapped.extract_if(|_, mapped| mapped.uses == 0 && mapped.unused_since <= now).collect();
         closed.into_iter().for_each(|(_, mapped)| mapped.mapping.unmap());
     }
 }
@@ -177,8 +177,10 @@ struct Connection {
 
 impl Connection {
     fn to(sender: Sender) -> Result<Self, ShareError> {
-        let gone = |_| ShareError::SenderGone { pid: sender.pid };
-        let socket = sender.address().and_then(|address| Socket::connect_to(&address, ANSWER)).map_err(gone)?;
+        let socket = sender
+            .address()
+            .and_then(|address| Socket::connect_to(&address, ANSWER))
+            .map_err(|_| ShareError::SenderGone { pid: sender.pid })?;
         if !is_trusted(socket.as_fd()) {
             return Err(ShareError::ForeignSender);
         }

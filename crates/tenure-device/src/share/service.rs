@@ -416,11 +416,10 @@ impl Service {
         let now_ms = self.now_ms();
         let store = &self.store;
         let mut processes = None;
-        let listed = |pid| {
+        let (reclaimed, forgotten) = self.leases.reclaim(now_ms, |pid| {
             let processes = processes.get_or_insert_with(|| store.processes());
             is_listed(processes.as_deref(), std::process::id(), pid)
-        };
-        let (reclaimed, forgotten) = self.leases.reclaim(now_ms, listed);
+        });
         reclaimed.into_iter().for_each(|(lease, _)| self.store.end_lease(lease));
         forgotten.iter().for_each(|holder| drop(self.clients.remove(holder)));
     }

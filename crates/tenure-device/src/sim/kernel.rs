@@ -119,8 +119,10 @@ impl<'a> KernelMemory<'a> {
             return;
         }
         let range = address..address.saturating_add(len as u64);
-        let covered = |given: &Range<Address>| given.start <= range.start && range.end <= given.end;
-        let result = if declared.iter().any(|ranges| ranges.iter().any(covered)) {
+        let result = if declared
+            .iter()
+            .any(|ranges| ranges.iter().any(|given| given.start <= range.start && range.end <= given.end))
+        {
             action(self.memory, self.launch)
         } else {
             Err(ErrorKind::Undeclared { launch: Arc::clone(self.launch), range })

@@ -207,13 +207,15 @@ impl Memory {
     /// Makes the chunks mapped in a range accessible. Returns their sizes in bytes.
     pub(super) fn set_access(&mut self, address: Address, bytes: u64, access: Rights) -> Result<Vec<u64>, ErrorKind> {
         let mappings = self.whole_chunks(address, bytes)?;
-        let accessible = |start: Address| {
-            self.mappings.get_mut(&start).map(|mapping| {
-                mapping.access = Some(access);
-                mapping.bytes
+        Ok(mappings
+            .into_iter()
+            .filter_map(|start| {
+                self.mappings.get_mut(&start).map(|mapping| {
+                    mapping.access = Some(access);
+                    mapping.bytes
+                })
             })
-        };
-        Ok(mappings.into_iter().filter_map(accessible).collect())
+            .collect())
     }
 
     pub(super) fn enable_peer(&mut self, peer: u8) {

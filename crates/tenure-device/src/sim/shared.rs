@@ -71,8 +71,8 @@ impl SharedBytes {
 
     /// Opens the bytes of a handle, whose process must still hold them. Also returns their number.
     pub(super) fn open(handle: &MemoryHandle) -> Result<(Self, u64), ErrorKind> {
-        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| handle.0[at + i]));
-        let [process, descriptor, device, inode, bytes] = [16, 24, 32, 40, 48].map(word);
+        let [process, descriptor, device, inode, bytes] =
+            [16, 24, 32, 40, 48].map(|at| u64::from_le_bytes(std::array::from_fn(|i| handle.0[at + i])));
         let unknown = ErrorKind::UnknownHandle { what: "memory of another process", handle: inode };
         if handle.0[..MAGIC.len()] != MAGIC {
             return Err(unknown);

@@ -37,8 +37,8 @@ impl Signal {
 
     /// Opens the signal of a handle, whose process must still hold it.
     pub(super) fn open(handle: &EventHandle) -> Result<Self, ErrorKind> {
-        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| handle.0[at + i]));
-        let [process, descriptor, device, inode] = [16, 24, 32, 40].map(word);
+        let [process, descriptor, device, inode] =
+            [16, 24, 32, 40].map(|at| u64::from_le_bytes(std::array::from_fn(|i| handle.0[at + i])));
         let unknown = ErrorKind::UnknownHandle { what: "event of another process", handle: inode };
         if handle.0[..MAGIC.len()] != MAGIC {
             return Err(unknown);

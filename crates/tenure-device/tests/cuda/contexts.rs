@@ -38,12 +38,14 @@ fn use_it(driver: &CudaDriver) {
 #[test]
 fn a_thread_without_a_context_stays_without_one() {
     let Some(driver) = device() else { return };
-    let used = || {
-        assert!(current().is_null());
-        use_it(&driver);
-        current().is_null()
-    };
-    assert!(thread::scope(|scope| scope.spawn(used).join().unwrap()));
+    assert!(thread::scope(|scope| scope
+        .spawn(|| {
+            assert!(current().is_null());
+            use_it(&driver);
+            current().is_null()
+        })
+        .join()
+        .unwrap()));
 }
 
 #[test]
@@ -66,17 +68,20 @@ fn a_thread_with_another_context_keeps_it() {
 #[test]
 fn threads_share_a_device() {
     let Some(driver) = device() else { return };
-    let work = || {
-        let stream = driver.create_stream(Priority::Default).unwrap();
-        let address = driver.malloc(4096).unwrap();
-        for value in 0..100 {
-            driver.memset(address, value, 4096, stream).unwrap();
-            let mut bytes = [0; 4096];
-            driver.copy_from_device(&mut bytes, address, stream).unwrap();
-            assert_eq!(bytes, [value; 4096]);
-        }
-        driver.free(address).unwrap();
-        driver.destroy_stream(stream).unwrap();
-    };
-    thread::scope(|scope| (0..8).for_each(|_| _ = scope.spawn(work)));
+    thread::scope(|scope| {
+        (0..8).for_each(|_| {
+            _ = scope.spawn(|| {
+                let stream = driver.create_stream(Priority::Default).unwrap();
+                let address = driver.malloc(4096).unwrap();
+                for value in 0..100 {
+                    driver.memset(address, value, 4096, stream).unwrap();
+                    let mut bytes = [0; 4096];
+                    driver.copy_from_device(&mut bytes, address, stream).unwrap();
+                    assert_eq!(bytes, [value; 4096]);
+                }
+                driver.free(address).unwrap();
+                driver.destroy_stream(stream).unwrap();
+            })
+        })
+    });
 }

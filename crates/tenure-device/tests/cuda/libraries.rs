@@ -107,12 +107,14 @@ fn convolutions_are_computed() {
         driver.synchronize().unwrap();
         driver.free(workspace).unwrap();
         let mut room = 0;
-        let workspace = |bytes: usize| {
-            room = driver.malloc(bytes.max(1) as u64).unwrap();
-            Some(room)
-        };
         // SAFETY: see `convolve`.
-        let tuned = unsafe { driver.tune_convolution(&convolution, tensors, StreamId::NULL, 4, workspace) }.unwrap();
+        let tuned = unsafe {
+            driver.tune_convolution(&convolution, tensors, StreamId::NULL, 4, |bytes| {
+                room = driver.malloc(bytes.max(1) as u64).unwrap();
+                Some(room)
+            })
+        }
+        .unwrap();
         assert!(tuned.is_tuned() && driver.convolution_plan(&convolution).unwrap().is_tuned());
         driver.free(room).unwrap();
     }

@@ -60,8 +60,12 @@ fn host_functions_run_in_stream_order_and_call_no_driver() {
     for i in 0..100 {
         let order = Arc::clone(&order);
         let inner = tenure_device::cuda::platform().cuda_driver(0).unwrap();
-        let note = move || order.lock().unwrap().push((i, inner.query_stream(stream).unwrap_err().kind));
-        driver.host_function(stream, Box::new(note)).unwrap();
+        driver
+            .host_function(
+                stream,
+                Box::new(move || order.lock().unwrap().push((i, inner.query_stream(stream).unwrap_err().kind))),
+            )
+            .unwrap();
     }
     driver.synchronize_stream(stream).unwrap();
     let expected: Vec<_> = (0..100).map(|i| (i, ErrorKind::CalledFromWork)).collect();

@@ -44,8 +44,10 @@ fn spelled(block: &SharedBlock) -> String {
 
 pub(crate) fn read(spelled: &str) -> SharedBlock {
     let (offset, hex) = spelled.split_once(' ').unwrap();
-    let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
-    SharedBlock { offset: offset.parse().unwrap(), handle: (0..hex.len()).step_by(2).map(byte).collect() }
+    SharedBlock {
+        offset: offset.parse().unwrap(),
+        handle: (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect(),
+    }
 }
 
 /// Sends the handle of `block` and the sum of its content.
@@ -150,11 +152,12 @@ fn threads_that_open_a_block_at_once_have_one_mapping() {
     let (_, block) = shared(&sender, LARGE, 1);
     let start = Barrier::new(4);
     let opened: Vec<_> = thread::scope(|scope| {
-        let open = || {
-            start.wait();
-            receiver.open(&block.handle).unwrap()
-        };
-        let threads = [(); 4].map(|()| scope.spawn(open));
+        let threads = [(); 4].map(|()| {
+            scope.spawn(|| {
+                start.wait();
+                receiver.open(&block.handle).unwrap()
+            })
+        });
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     assert!(opened.iter().all(|block| block.address() == opened[0].address()));

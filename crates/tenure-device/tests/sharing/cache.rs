@@ -183,15 +183,25 @@ fn parameters_are_published_after_all_work_that_was_queued() {
     // The end of the range, which names the published parameters, as another process sees it once the work is done.
     let seen = Arc::new(Mutex::new(None));
     let end = observer.cache.pool().address() + SIZES.parameter_bytes - 64;
-    let look = move || {
-        let mut footer = [1; 64];
-        observer.driver.copy_from_device(&mut footer, end, StreamId::NULL).unwrap();
-        footer
-    };
     let told = Arc::clone(&seen);
     // Host functions may not call the driver.
-    let function = move || *told.lock().unwrap() = Some(thread::spawn(look).join().unwrap());
-    writer.driver.host_function(stream, Box::new(function)).unwrap();
+    writer
+        .driver
+        .host_function(
+            stream,
+            Box::new(move || {
+                *told.lock().unwrap() = Some(
+                    thread::spawn(move || {
+                        let mut footer = [1; 64];
+                        observer.driver.copy_from_device(&mut footer, end, StreamId::NULL).unwrap();
+                        footer
+                    })
+                    .join()
+                    .unwrap(),
+                )
+            }),
+        )
+        .unwrap();
     writer.cache.publish_parameters(b"").unwrap();
     let seen = seen.lock().unwrap().unwrap();
     assert!(seen[32..].starts_with(b"tenure unwritten"), "{seen:?}");

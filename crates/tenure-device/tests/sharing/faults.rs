@@ -36,20 +36,26 @@ fn a_daemon_that_can_not_start_leaves_nothing_behind() {
     let ((_folder, socket), driver) = (socket(), sim());
     let total = driver.memory_info().unwrap().free;
     let config = DaemonConfig { socket: socket.clone(), pool: vec![GRANULE; 3], ..quick() };
-    let start = || MemoryDaemon::start(Arc::<SimDriver>::clone(&driver), config.clone());
-    let failed = || {
-        becomes_free(&*driver, total);
-        assert!(!socket.exists());
-    };
-    assert_eq!(until_it_succeeds(&driver, start, failed), 6, "three chunks made and exported");
+    assert_eq!(
+        until_it_succeeds(
+            &driver,
+            || MemoryDaemon::start(Arc::<SimDriver>::clone(&driver), config.clone()),
+            || {
+                becomes_free(&*driver, total);
+                assert!(!socket.exists());
+            }
+        ),
+        6,
+        "three chunks made and exported"
+    );
 }
 
 #[test]
 fn a_pool_that_can_not_be_attached_is_let_go() {
     let daemon = Daemon::with_pool(&[1, 2]);
     let driver = sim();
-    let attach = || SharedPool::attach(daemon.client(), Arc::<SimDriver>::clone(&driver));
-    let failures = until_it_succeeds(&driver, attach, || {});
+    let failures =
+        until_it_succeeds(&driver, || SharedPool::attach(daemon.client(), Arc::<SimDriver>::clone(&driver)), || {});
     assert_eq!(failures, 6, "a reservation, two imports and maps, and access");
     let owner = Arc::clone(&daemon.driver);
     let free = owner.memory_info().unwrap().free;
@@ -61,8 +67,11 @@ fn a_pool_that_can_not_be_attached_is_let_go() {
 fn a_lease_that_can_not_be_written_is_given_back() {
     let daemon = Daemon::with_pool(&[1, 1]);
     let (pool, driver) = daemon.attach();
-    let lease = || pool.lease(0, 2 * GRANULE, Access::ReadWrite);
-    let failures = until_it_succeeds(&driver, lease, || assert_eq!(daemon.status().holdings, []));
+    let failures = until_it_succeeds(
+        &driver,
+        || pool.lease(0, 2 * GRANULE, Access::ReadWrite),
+        || assert_eq!(daemon.status().holdings, []),
+    );
     assert_eq!(failures, 2, "access to two chunks");
 }
 

@@ -45,14 +45,16 @@ struct Model {
 fn placed(owner: &SharedCache, patience: Duration, models: &[&[u64]]) -> (Worker, Vec<Model>) {
     let Worker { driver, memory, cache } = worker(owner);
     let cache = cache.with_patience(patience);
-    let place = |sizes: &&[u64]| {
-        let [parameters, computation] = [(); 2].map(|()| driver.create_stream(Priority::Default).unwrap());
-        cache.place_parameters(parameters).unwrap();
-        cache.insert_shared_cache_for_computation(computation).unwrap();
-        let tensors = sizes.iter().map(|&bytes| allocate(memory, bytes, parameters).unwrap()).collect();
-        Model { tensors, computation }
-    };
-    let models = models.iter().map(place).collect();
+    let models = models
+        .iter()
+        .map(|sizes| {
+            let [parameters, computation] = [(); 2].map(|()| driver.create_stream(Priority::Default).unwrap());
+            cache.place_parameters(parameters).unwrap();
+            cache.insert_shared_cache_for_computation(computation).unwrap();
+            let tensors = sizes.iter().map(|&bytes| allocate(memory, bytes, parameters).unwrap()).collect();
+            Model { tensors, computation }
+        })
+        .collect();
     (Worker { driver, memory, cache }, models)
 }
 

@@ -355,11 +355,12 @@ fn a_kernel_that_accesses_no_bytes_touches_nothing() {
     let driver = sim(0);
     let address = driver.malloc(64).unwrap();
     let kernel = Kernel::new("empty", StreamId::NULL).reads(address, 0).writes(address, 64);
-    let body = move |memory: &mut KernelMemory<'_>| {
-        memory.read(address + 128, &mut []);
-        memory.write(address + 128, &[]);
-    };
-    driver.launch(kernel.body(body)).unwrap();
+    driver
+        .launch(kernel.body(move |memory: &mut KernelMemory<'_>| {
+            memory.read(address + 128, &mut []);
+            memory.write(address + 128, &[]);
+        }))
+        .unwrap();
     driver.synchronize().unwrap();
 }
 

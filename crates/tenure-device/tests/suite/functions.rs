@@ -153,11 +153,11 @@ fn the_current_device_is_of_one_thread() {
 #[test]
 fn a_guard_restores_the_device_through_a_panic() {
     set_device(2);
-    let panics = || {
+    catch_unwind(|| {
         let _guard = DeviceGuard::new(7);
         assert_eq!(current_device(), 7);
         panic!("on purpose");
-    };
-    catch_unwind(panics).unwrap_err();
+    })
+    .unwrap_err();
     assert_eq!(current_device(), 2);
 }

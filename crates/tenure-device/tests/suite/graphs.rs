@@ -78,8 +78,7 @@ fn a_side_stream_joins_a_capture_by_its_events() {
             driver.launch_graph(graph, main).unwrap();
             let mut bytes = [0; 32];
             driver.copy_from_device(&mut bytes, address, main).unwrap();
-            let expected = |at: usize| [2, 1, 1, 1, 1, 1, 3, 3][at / 4];
-            assert_eq!(bytes, std::array::from_fn::<u8, 32, _>(expected));
+            assert_eq!(bytes, std::array::from_fn::<u8, 32, _>(|at| [2, 1, 1, 1, 1, 1, 3, 3][at / 4]));
         }
         driver.destroy_graph(graph).unwrap();
         driver.free(address).unwrap();
@@ -156,11 +155,11 @@ fn a_graph_waits_at_a_gate_for_the_last_record_before_its_launch() {
         let address = driver.malloc(16).unwrap();
         let copies = memory.streams().pooled(Priority::Default).unwrap();
         let mut gate = Gate::new(memory).unwrap();
-        let body = |stream: &Stream| {
+        let (graph, ()) = Graph::capture(memory, |stream| {
             gate.wait(stream)?;
             Ok::<_, MemoryError>(memory.driver().copy_on_device(address + 8, address, 8, stream.id())?)
-        };
-        let (graph, ()) = Graph::capture(memory, body).unwrap();
+        })
+        .unwrap();
         for round in 1..4 {
             driver.memset(address, round, 8, copies.id()).unwrap();
             gate.record(&copies).unwrap();
@@ -178,7 +177,7 @@ fn a_graph_waits_at_a_gate_for_the_last_record_before_its_launch() {
 fn memory_of_a_capture_is_the_graphs_own_until_both_are_gone() {
     for driver in drivers() {
         let memory = memory(&driver);
-        let body = |stream: &Stream| {
+        let (graph, out) = Graph::capture(memory, |stream| {
             let [one, two] = [0, 1].map(|_| memory.allocate(Request::new(4096, stream.id())));
             let one = one?.address;
             let two = two?.address;
@@ -186,8 +185,8 @@ fn memory_of_a_capture_is_the_graphs_own_until_both_are_gone() {
             memory.driver().copy_on_device(two, one, 4096, stream.id())?;
             memory.free(one)?;
             Ok::<_, MemoryError>(two)
-        };
-        let (graph, out) = Graph::capture(memory, body).unwrap();
+        })
+        .unwrap();
         // A block from outside the capture lies elsewhere, though a block of the pool is free.
         let outside = memory.allocate(Request::new(4096, StreamId::NULL)).unwrap().address;
         driver.memset(outside, 1, 4096, StreamId::NULL).unwrap();
@@ -210,12 +209,12 @@ fn memory_of_a_graph_that_is_gone_is_given_back_after_its_launches() {
         for policy in ["paged", "expandable", "native"] {
             let memory = memory_by(policy, &driver);
             let side = memory.streams().pooled(Priority::Default).unwrap();
-            let body = |stream: &Stream| {
+            let (graph, ()) = Graph::capture(memory, |stream| {
                 let block = memory.allocate(Request::new(2 << 20, stream.id()))?;
                 memory.driver().memset(block.address, 9, 2 << 20, stream.id())?;
                 memory.free(block.address)
-            };
-            let (graph, ()) = Graph::capture(memory, body).unwrap();
+            })
+            .unwrap();
             {
                 // No memory is ever allocated on it.
                 let _current = StreamGuard::new(&side);
@@ -236,15 +235,21 @@ fn others_frees_wait_for_their_streams_while_a_thread_captures() {
             let memory = memory_by(policy, &driver);
             let [own, other] = [0, 1].map(|_| memory.streams().pooled(Priority::Default).unwrap());
             let target = memory.allocate(Request::new(2 << 20, other.id())).unwrap().address;
-            let eagerly = || {
-                let block = memory.allocate(Request::new(2 << 20, own.id()))?.address;
-                memory.driver().memset(block, 3, 2 << 20, own.id())?;
-                own.lead_to(&other)?;
-                memory.driver().copy_on_device(target, block, 2 << 20, other.id())?;
-                memory.record_use(block, other.id())?;
-                memory.free(block)
-            };
-            let (graph, ()) = Graph::capture(memory, |_| thread::scope(|s| s.spawn(eagerly).join().unwrap())).unwrap();
+            let (graph, ()) = Graph::capture(memory, |_| {
+                thread::scope(|s| {
+                    s.spawn(|| {
+                        let block = memory.allocate(Request::new(2 << 20, own.id()))?.address;
+                        memory.driver().memset(block, 3, 2 << 20, own.id())?;
+                        own.lead_to(&other)?;
+                        memory.driver().copy_on_device(target, block, 2 << 20, other.id())?;
+                        memory.record_use(block, other.id())?;
+                        memory.free(block)
+                    })
+                    .join()
+                    .unwrap()
+                })
+            })
+            .unwrap();
             let again = memory.allocate(Request::new(2 << 20, own.id())).unwrap().address;
             driver.memset(again, 5, 2 << 20, own.id()).unwrap();
             driver.synchronize().unwrap();
@@ -280,12 +285,14 @@ fn a_capture_that_panics_leaves_its_stream_to_others() {
     for driver in drivers() {
         let memory = memory(&driver);
         let mut captured = None;
-        let body = |stream: &Stream| {
-            captured = Some(stream.clone());
-            memory.driver().memset(memory.allocate(Request::new(64, stream.id()))?.address, 0, 64, stream.id())?;
-            panic!("on purpose");
-        };
-        let panicked = catch_unwind(AssertUnwindSafe(|| Graph::capture::<(), MemoryError>(memory, body).map(drop)));
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            Graph::capture::<(), MemoryError>(memory, |stream| {
+                captured = Some(stream.clone());
+                memory.driver().memset(memory.allocate(Request::new(64, stream.id()))?.address, 0, 64, stream.id())?;
+                panic!("on purpose");
+            })
+            .map(drop)
+        }));
         assert!(panicked.is_err());
         let stream = captured.unwrap();
         assert!(!driver.is_capturing(stream.id()).unwrap() && !memory.allocator().is_capturing());

@@ -153,8 +153,14 @@ fn a_storage_is_allocated_on_the_current_stream() {
         let _current = StreamGuard::new(&stream);
         drop(Storage::new(4096, Arc::new(memory)).unwrap());
         let events = memory.allocator().snapshot().device_traces.concat();
-        let block = |event: &&Event| matches!(event.action, Action::Alloc | Action::FreeCompleted);
-        assert_eq!(events.iter().filter(block).map(|event| event.stream).collect::<Vec<_>>(), [stream.id(); 2]);
+        assert_eq!(
+            events
+                .iter()
+                .filter(|event: &&Event| matches!(event.action, Action::Alloc | Action::FreeCompleted))
+                .map(|event| event.stream)
+                .collect::<Vec<_>>(),
+            [stream.id(); 2]
+        );
     });
 }
 
@@ -398,11 +404,15 @@ fn what_a_host_function_frees_is_freed() {
         memory::record_stream(&storage, stream).unwrap();
         let block = memory.allocate(Request::new(4 * MIB, stream)).unwrap();
         memory.record_stream(block.address, StreamId::NULL).unwrap();
-        let free = move || {
-            drop(storage);
-            memory.free(block.address).unwrap();
-        };
-        device.host_function(stream, Box::new(free)).unwrap();
+        device
+            .host_function(
+                stream,
+                Box::new(move || {
+                    drop(storage);
+                    memory.free(block.address).unwrap();
+                }),
+            )
+            .unwrap();
         device.synchronize_stream(stream).unwrap();
         assert_eq!(memory.allocator().statistics().all.allocated_bytes.current, 0);
     });

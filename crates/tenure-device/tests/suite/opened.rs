@@ -87,8 +87,11 @@ fn memory_in_use_is_not_closed() {
 #[test]
 fn child() {
     let Ok(handle) = env::var(HANDLE) else { return };
-    let byte = |at: usize| u8::from_str_radix(&handle[2 * at..2 * at + 2], 16).unwrap();
-    let opened = OpenedMemory::open(sim(1), &MemoryHandle(std::array::from_fn(byte))).unwrap();
+    let opened = OpenedMemory::open(
+        sim(1),
+        &MemoryHandle(std::array::from_fn(|at| u8::from_str_radix(&handle[2 * at..2 * at + 2], 16).unwrap())),
+    )
+    .unwrap();
     let mut found = [0; 2];
     opened.read(2, &mut found).unwrap();
     assert_eq!(found, [7, 7]);

@@ -192,11 +192,11 @@ fn a_capture_is_never_stopped_and_a_launch_of_its_graph_is() {
     thread::scope(|scope| {
         let yielding = scope.spawn(|| device.preemption.yield_now());
         wait_for(|| device.preemption.is_stopped());
-        let work = |stream: &Stream| {
+        let (graph, ()) = Graph::capture(device.memory, |stream: &Stream| {
             (0..100).for_each(|_| device.allocate(stream.id()));
             Ok::<_, MemoryError>(())
-        };
-        let (graph, ()) = Graph::capture(device.memory, work).unwrap();
+        })
+        .unwrap();
         let launching = scope.spawn(move || graph.launch().unwrap());
         // The clock stands still, so a thread has stopped.
         wait_for(|| {

@@ -38,9 +38,12 @@ fn start_peer(driver: &SimDriver, hangs: bool) -> Peer {
 #[test]
 fn child() {
     let Ok(handle) = env::var(EVENT) else { return };
-    let byte = |at: usize| u8::from_str_radix(&handle[2 * at..2 * at + 2], 16).unwrap();
     let driver = sim(1);
-    let event = driver.open_event(&EventHandle(std::array::from_fn(byte))).unwrap();
+    let event = driver
+        .open_event(&EventHandle(std::array::from_fn(|at| {
+            u8::from_str_radix(&handle[2 * at..2 * at + 2], 16).unwrap()
+        })))
+        .unwrap();
     let chunk = driver.import(io::stdin().as_fd(), GRANULE).unwrap();
     let address = map_anywhere(&*driver, chunk, GRANULE);
     driver.wait_event(StreamId::NULL, event).unwrap();

@@ -44,12 +44,17 @@ impl TinyAllocator {
     }
 
     fn free(&mut self, address: Address, stream: StreamId) {
-        let record = |user| {
-            let event = self.driver.create_event(EventKind::Timing).unwrap();
-            self.driver.record_event(event, user).unwrap();
-            event
-        };
-        let events = self.recorded.remove(&address).unwrap_or_default().into_iter().map(record).collect();
+        let events = self
+            .recorded
+            .remove(&address)
+            .unwrap_or_default()
+            .into_iter()
+            .map(|user| {
+                let event = self.driver.create_event(EventKind::Timing).unwrap();
+                self.driver.record_event(event, user).unwrap();
+                event
+            })
+            .collect();
         self.pending.push((stream, address, events));
     }
 }
@@ -252,7 +257,7 @@ proptest! {
         let address = driver.malloc(16).unwrap();
         let streams: Vec<_> = (0..3).map(|_| driver.create_stream(Priority::Default).unwrap()).collect();
         let events: Vec<_> = (0..2).map(|_| driver.create_event(EventKind::Timing).unwrap()).collect();
-        let run = |&step: &Step| match step {
+        let failed = steps.iter().map(|&step| match step {
             Step::Touch { stream, start, len, write: true } => {
                 driver.launch(Kernel::new("write", streams[stream]).writes(address + start, len)).map(drop)
             }
@@ -262,8 +267,7 @@ proptest! {
             Step::Record { event, stream } => driver.record_event(events[event], streams[stream]),
             Step::Wait { stream, event } => driver.wait_event(streams[stream], events[event]),
             Step::Synchronize { stream } => driver.synchronize_stream(streams[stream]),
-        };
-        let failed = steps.iter().map(run).position(|result| result.is_err());
+        }).position(|result| result.is_err());
         prop_assert_eq!(failed, first_race(&steps));
     }
 }

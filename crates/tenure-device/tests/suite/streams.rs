@@ -230,11 +230,11 @@ fn a_guard_restores_stream_and_device() {
 fn a_guard_restores_through_a_panic() {
     let [(streams, stream), _] = two_devices();
     set_device(5);
-    let panics = || {
+    catch_unwind(std::panic::AssertUnwindSafe(|| {
         let _guard = StreamGuard::new(&stream);
         let _device = DeviceGuard::new(3);
         panic!("on purpose");
-    };
-    catch_unwind(std::panic::AssertUnwindSafe(panics)).unwrap_err();
+    }))
+    .unwrap_err();
     assert_eq!((current_device(), streams.current()), (5, streams.null()));
 }

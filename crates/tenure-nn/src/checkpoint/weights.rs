@@ -134,8 +134,11 @@ impl Weights {
 
     /// Finds a tensor, and fails unless its dtype is supported.
     fn find_known(&self, name: &str) -> Result<(&WeightFile, &TensorInfo, DType)> {
-        let missing = || StateError::Names { of: "model", missing: vec![name.to_owned()], unexpected: Vec::new() };
-        let (file, info) = self.find(name).ok_or_else(missing)?;
+        let (file, info) = self.find(name).ok_or_else(|| StateError::Names {
+            of: "model",
+            missing: vec![name.to_owned()],
+            unexpected: Vec::new(),
+        })?;
         let unknown =
             || CheckpointError::format(&file.path, format!("{name} is of dtype {:?}, which is not known", info.dtype));
         Ok((file, info, dtype(info.dtype).ok_or_else(unknown)?))
@@ -278,29 +281,34 @@ pub(super) fn write(path: &Path, mut tensors: Vec<Entry<'_>>, metadata: (&str, &
     tensors
         .sort_by(|left, right| stored(right.dtype).cmp(&stored(left.dtype)).then_with(|| left.name.cmp(&right.name)));
     let header = header(&tensors, metadata).map_err(|reason| CheckpointError::format(path, reason))?;
-    let write = |out: &mut dyn Write| {
+    Ok(write_atomically(path, |out: &mut dyn Write| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
         tensors.iter().try_for_each(|entry| {
             let tensor = (entry.make)().map_err(io::Error::other)?;
             tensor.with_bytes(|bytes| out.write_all(bytes)).map_err(io::Error::other)?
         })
-    };
-    Ok(write_atomically(path, write)?)
+    })?)
 }
 
 /// The header before the tensors' bytes, without its length.
 fn header(tensors: &[Entry<'_>], (key, value): (&str, &str)) -> Result<Vec<u8>, String> {
     let mut end = 0;
-    let info = |Entry { name, sizes, dtype, .. }: &Entry<'_>| {
-        let start = end;
-        end += sizes.iter().product::<usize>() * dtype.size();
-        let dtype = stored(*dtype);
-        let shape = sizes.clone();
-        (name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
-    };
     let metadata = HashMap::from([(key.to_owned(), value.to_owned())]);
-    let metadata = Metadata::new(Some(metadata), tensors.iter().map(info).collect()).map_err(|e| e.to_string())?;
+    let metadata = Metadata::new(
+        Some(metadata),
+        tensors
+            .iter()
+            .map(|Entry { name, sizes, dtype, .. }: &Entry<'_>| {
+                let start = end;
+                end += sizes.iter().product::<usize>() * dtype.size();
+                let dtype = stored(*dtype);
+                let shape = sizes.clone();
+                (name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
+            })
+            .collect(),
+    )
+    .map_err(|e| e.to_string())?;
     let mut header = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;
     header.resize(header.len().next_multiple_of(size_of::<u64>()), b' ');
     if header.len() > HEADER_LIMIT {

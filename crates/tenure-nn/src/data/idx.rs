@@ -54,9 +54,11 @@ impl Idx {
         let count = count.filter(|count| *count <= isize::MAX as usize);
         let count = count.ok_or_else(|| DataError::Bytes(format!("sizes {sizes:?} are larger than any memory")))?;
         let mut data = Vec::new();
-        let failed = |error: std::io::Error| DataError::Bytes(format!("the elements cannot be read: {error}"));
         // One byte more than announced reveals a file that is too long.
-        reader.take(count as u64 + 1).read_to_end(&mut data).map_err(failed)?;
+        reader
+            .take(count as u64 + 1)
+            .read_to_end(&mut data)
+            .map_err(|error| DataError::Bytes(format!("the elements cannot be read: {error}")))?;
         if data.len() != count {
             let found = if data.len() > count { "more".to_owned() } else { data.len().to_string() };
             return Err(DataError::Bytes(format!("sizes {sizes:?} take {count} bytes, but there are {found}")));
@@ -121,8 +123,7 @@ impl FashionMnist {
         if count == 0 {
             return Err(DataError::format(&images, "there is no image in it: give a file with at least one"));
         }
-        let is_beyond = |label: &u8| usize::from(*label) >= Self::CLASSES.len();
-        if let Some(index) = set.labels.iter().position(is_beyond) {
+        if let Some(index) = set.labels.iter().position(|label| usize::from(*label) >= Self::CLASSES.len()) {
             let reason = format!(
                 "example {index} is of class {}, but the classes are 0 to {}: data of other classes is trained on as a \
                  folder of images for each class",
@@ -145,11 +146,15 @@ impl Dataset for FashionMnist {
     fn item(&self, index: usize) -> Result<(Tensor, i64)> {
         let height = self.images.sizes[1];
         let width = self.images.sizes[2];
-        let out_of_range = || TensorError::Index { op: "item", index: index as i64, dim: 0, size: self.len() };
-        let label = *self.labels.get(index).ok_or_else(out_of_range)?;
+        let label = *self.labels.get(index).ok_or_else(|| TensorError::Index {
+            op: "item",
+            index: index as i64,
+            dim: 0,
+            size: self.len(),
+        })?;
         let pixels = &self.images.data[index * height * width..(index + 1) * height * width];
-        let normal = |pixel: &u8| (f32::from(*pixel) / 255.0 - Self::MEAN) / Self::DEVIATION;
-        let pixels: Vec<f32> = pixels.iter().map(normal).collect();
+        let pixels: Vec<f32> =
+            pixels.iter().map(|pixel| (f32::from(*pixel) / 255.0 - Self::MEAN) / Self::DEVIATION).collect();
         Ok((Tensor::from_slice(&pixels, &[1, height, width])?, label.into()))
     }
 }

@@ -223,8 +223,12 @@ impl Dataset for ImageFolder {
     }
 
     fn item(&self, index: usize) -> Result<(Tensor, i64)> {
-        let out_of_range = || TensorError::Index { op: "item", index: index as i64, dim: 0, size: self.len() };
-        let (path, label) = self.images.get(index).ok_or_else(out_of_range)?;
+        let (path, label) = self.images.get(index).ok_or_else(|| TensorError::Index {
+            op: "item",
+            index: index as i64,
+            dim: 0,
+            size: self.len(),
+        })?;
         Ok((read(path, &self.options)?, *label))
     }
 }
@@ -243,10 +247,12 @@ fn decode(path: &Path) -> Result<RgbImage> {
     if reader.format() == Some(ImageFormat::Jpeg) && !is_whole_jpeg(&bytes) {
         return Err(DataError::format(path, "the JPEG is cut off: replace it by a whole copy, or remove it"));
     }
-    let failed = |error: image::ImageError| {
-        DataError::format(path, format!("{error}: replace it by an image that can be read, or remove it"))
-    };
-    Ok(reader.decode().map_err(failed)?.into_rgb8())
+    Ok(reader
+        .decode()
+        .map_err(|error| {
+            DataError::format(path, format!("{error}: replace it by an image that can be read, or remove it"))
+        })?
+        .into_rgb8())
 }
 
 /// Returns whether a JPEG has its end marker. Without this check the decoder would invent the missing pixels. A preview
@@ -281,12 +287,13 @@ fn read(path: &Path, options: &ImageOptions) -> Result<Tensor> {
     let image = resize(&image, width, height, FilterType::Triangle);
     let size = options.size;
     let image = crop_imm(&image, (width - size) / 2, (height - size) / 2, size, size).to_image();
-    let channel = |channel: usize| {
-        let mean = options.mean[channel];
-        let deviation = options.deviation[channel];
-        image.pixels().map(move |pixel| (f32::from(pixel[channel]) / 255.0 - mean) / deviation)
-    };
-    let values: Vec<f32> = (0..3).flat_map(channel).collect();
+    let values: Vec<f32> = (0..3)
+        .flat_map(|channel| {
+            let mean = options.mean[channel];
+            let deviation = options.deviation[channel];
+            image.pixels().map(move |pixel| (f32::from(pixel[channel]) / 255.0 - mean) / deviation)
+        })
+        .collect();
     Ok(Tensor::from_slice(&values, &[3, size as usize, size as usize])?)
 }
 

@@ -131,11 +131,10 @@ impl<D: Dataset + 'static> DataLoader<D> {
         let worker = |index| {
             let shared = Arc::clone(&shared);
             let context = Context::capture();
-            let work = move || {
+            std::thread::Builder::new().name(format!("tenure-data-{index}")).spawn(move || {
                 let _context = context.enter();
                 shared.read_ahead();
-            };
-            std::thread::Builder::new().name(format!("tenure-data-{index}")).spawn(work)
+            })
         };
         // If the system refuses a thread, the other workers read its share; without any worker, the caller reads.
         let workers = (0..workers).filter_map(|index| worker(index).ok()).collect();

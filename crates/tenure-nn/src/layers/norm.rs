@@ -98,8 +98,10 @@ impl<const D: usize> BatchNorm<D> {
     /// Enters the module's path for its allocations. Returns `None` if the layer has neither a parameter nor a buffer
     /// that knows the path.
     fn enter_module(&self) -> Option<ModuleGuard> {
-        let seen = || self.running.as_ref().map(|running| running.running_mean.enter_module());
-        self.weight.as_ref().map(Parameter::enter_module).or_else(seen)
+        self.weight
+            .as_ref()
+            .map(Parameter::enter_module)
+            .or_else(|| self.running.as_ref().map(|running| running.running_mean.enter_module()))
     }
 
     /// Calls an operation with the settings for this input, and counts the batch.

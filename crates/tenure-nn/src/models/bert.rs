@@ -108,7 +108,6 @@ impl Bert {
         config::check_heads("Bert", config.num_attention_heads, config.hidden_size)?;
         let encoder = scope.at("encoder");
         let layers = encoder.at("layer");
-        let layer = |number| EncoderLayer::new(&layers.at(number), config);
         let relative_positions = |buckets| {
             RelativePositions::new(
                 &encoder.at("relative_attention_bias"),
@@ -119,7 +118,9 @@ impl Bert {
         };
         Ok(Self {
             embeddings: Embeddings::new(&scope.at("embeddings"), config)?,
-            layers: (0..config.num_hidden_layers).map(layer).collect::<Result<_>>()?,
+            layers: (0..config.num_hidden_layers)
+                .map(|number| EncoderLayer::new(&layers.at(number), config))
+                .collect::<Result<_>>()?,
             relative_positions: config.relative_attention_num_buckets.map(relative_positions).transpose()?,
             pooler: config.linear(&scope.at("pooler").at("dense"), config.hidden_size, config.hidden_size)?,
         })

@@ -51,11 +51,12 @@ impl DenseNet {
         let mut blocks = Vec::new();
         for (number, count) in config.layers.into_iter().enumerate() {
             let at = features.at(format!("denseblock{}", number + 1));
-            let layer = |layer: usize| {
-                let inputs = channels + layer * config.growth;
-                DenseLayer::new(&at.at(format!("denselayer{}", layer + 1)), inputs, config.growth)
-            };
-            let layers = (0..count).map(layer).collect::<Result<_>>()?;
+            let layers = (0..count)
+                .map(|layer| {
+                    let inputs = channels + layer * config.growth;
+                    DenseLayer::new(&at.at(format!("denselayer{}", layer + 1)), inputs, config.growth)
+                })
+                .collect::<Result<_>>()?;
             channels += count * config.growth;
             let at = features.at(format!("transition{}", number + 1));
             let transition = (number < 3).then(|| Transition::new(&at, channels)).transpose()?;

@@ -134,11 +134,12 @@ impl Gpt2 {
     pub fn new(scope: &Scope, config: &Gpt2Config) -> Result<Self> {
         config::check_heads("Gpt2", config.n_head, config.n_embd)?;
         let table = |name: &str, count| Embedding::with_init(&scope.at(name), count, config.n_embd, config.init());
-        let block = |number| Block::new(&scope.at("h").at(number), config, number);
         Ok(Self {
             wte: table("wte", config.vocab_size)?,
             wpe: table("wpe", config.n_positions)?,
-            blocks: (0..config.n_layer).map(block).collect::<Result<_>>()?,
+            blocks: (0..config.n_layer)
+                .map(|number| Block::new(&scope.at("h").at(number), config, number))
+                .collect::<Result<_>>()?,
             ln_f: config.norm(&scope.at("ln_f"))?,
             dropout: Dropout::new(config.embd_pdrop)?,
         })

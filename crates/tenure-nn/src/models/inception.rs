@@ -251,16 +251,20 @@ impl Mixed {
     }
 
     fn new(scope: &Scope, inputs: usize, branches: &[(Pool, &[Plan<'_>])]) -> Result<Self> {
-        let branch = |(pool, plans): &(Pool, &[Plan<'_>])| {
-            let mut channels = inputs;
-            let mut layers = Vec::new();
-            for plan in *plans {
-                layers.push(Convolution::planned(scope, channels, *plan)?);
-                channels = plan.1;
-            }
-            Ok(Branch { pool: *pool, layers, split: Vec::new() })
-        };
-        Ok(Self { branches: branches.iter().map(branch).collect::<Result<_>>()? })
+        Ok(Self {
+            branches: branches
+                .iter()
+                .map(|(pool, plans)| {
+                    let mut channels = inputs;
+                    let mut layers = Vec::new();
+                    for plan in *plans {
+                        layers.push(Convolution::planned(scope, channels, *plan)?);
+                        channels = plan.1;
+                    }
+                    Ok(Branch { pool: *pool, layers, split: Vec::new() })
+                })
+                .collect::<Result<_>>()?,
+        })
     }
 }
 

@@ -150,13 +150,14 @@ impl Llama {
         let count = config.vocab_size;
         let head_size = config.head_size()?;
         config.rope.check()?;
-        let block = |number| Block::new(&model.at("layers").at(number), config, head_size);
         let lm_head = || config.linear(&scope.at("lm_head"), hidden, count, false);
         let tokens = model.at("embed_tokens");
         let padding = config.pad_token_id;
         Ok(Self {
             embed_tokens: config::token_table(&tokens, count, hidden, config.init(), padding)?,
-            layers: (0..config.num_hidden_layers).map(block).collect::<Result<_>>()?,
+            layers: (0..config.num_hidden_layers)
+                .map(|number| Block::new(&model.at("layers").at(number), config, head_size))
+                .collect::<Result<_>>()?,
             norm: RmsNorm::new(&model.at("norm"), &[hidden], config.rms_norm_eps)?,
             lm_head: (!config.tie_word_embeddings).then(lm_head).transpose()?,
             rope: config.rope,

@@ -70,8 +70,12 @@ impl TryFrom<ConfigFile> for ModernBertConfig {
         file.only("model_type", "modernbert".to_owned())?;
         let count = file.required("num_hidden_layers")?;
         let every: usize = file.or("global_attn_every_n_layers", 3)?;
-        let sight = |layer: usize| if layer.is_multiple_of(every.max(1)) { Sight::All } else { Sight::Near };
-        let layers = file.or("layer_types", (0..count).map(sight).collect::<Vec<_>>())?;
+        let layers = file.or(
+            "layer_types",
+            (0..count)
+                .map(|layer: usize| if layer.is_multiple_of(every.max(1)) { Sight::All } else { Sight::Near })
+                .collect::<Vec<_>>(),
+        )?;
         if layers.len() != count {
             return Err(format!("layer_types has {}, and num_hidden_layers is {count}", layers.len()));
         }
@@ -202,8 +206,10 @@ impl ModernBert {
 
 /// Makes the mask `[length, length]` that is true where a key is at most `window` tokens from the query.
 fn near(length: usize, window: usize) -> Result<Tensor> {
-    let of_query = |query: usize| (0..length).map(move |key| key.abs_diff(query) <= window);
-    Tensor::from_vec((0..length).flat_map(of_query).collect(), &[length, length])
+    Tensor::from_vec(
+        (0..length).flat_map(|query: usize| (0..length).map(move |key| key.abs_diff(query) <= window)).collect(),
+        &[length, length],
+    )
 }
 
 struct EncoderLayer {

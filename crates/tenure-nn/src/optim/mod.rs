@@ -213,8 +213,10 @@ impl Optimizer {
 
     /// Returns the size in bytes of all slots after every parameter has been stepped.
     pub(crate) fn state_bytes(&self) -> usize {
-        let bytes = |group: &Group| group.rule.slots().len() * group.members.iter().map(Member::bytes).sum::<usize>();
-        self.groups.iter().map(bytes).sum()
+        self.groups
+            .iter()
+            .map(|group| group.rule.slots().len() * group.members.iter().map(Member::bytes).sum::<usize>())
+            .sum()
     }
 
     /// Allocates the slots that the first step would allocate.
@@ -294,8 +296,11 @@ impl Optimizer {
         if !missing.is_empty() || !unexpected.is_empty() {
             return Err(StateError::Names { of: "optimizer", missing, unexpected }.into());
         }
-        let read = |group: &Group| group.members.iter().map(|member| member.read(&*group.rule, source)).collect();
-        let state: Vec<Vec<_>> = self.groups.iter().map(read).collect::<Result<_>>()?;
+        let state: Vec<Vec<_>> = self
+            .groups
+            .iter()
+            .map(|group| group.members.iter().map(|member| member.read(&*group.rule, source)).collect())
+            .collect::<Result<_>>()?;
         Ok(OptimizerState(state.into_iter().flatten().collect()))
     }
 
@@ -489,11 +494,10 @@ impl Member {
         let values: Vec<Tensor> = values.collect::<tenure_tensor::Result<_>>()?;
         let dtype = self.parameter.dtype();
         let device = self.parameter.device();
-        let fill = |slot: usize, elements: Range<usize>| match values.get(slot) {
+        Parked::new(engine, &self.parameter, slots.len(), piece_bytes, |slot, elements| match values.get(slot) {
             Some(values) => values.narrow(0, elements.start, elements.len()),
             None => Tensor::full(&[elements.len()], slots[slot].1, dtype, device),
-        };
-        Parked::new(engine, &self.parameter, slots.len(), piece_bytes, fill)
+        })
     }
 
     fn slot(&self, slot: usize) -> tenure_tensor::Result<Tensor> {
@@ -507,11 +511,13 @@ impl Member {
     }
 
     fn make_slots(&self, rule: &dyn Rule) -> tenure_tensor::Result<Vec<Tensor>> {
-        let make = |(slot, value): (&'static str, f64)| {
-            let _purpose = purpose::enter(Tag::OptimizerState, self.parameter.name(), slot);
-            self.parameter.full_like(value)
-        };
-        rule.slots().into_iter().map(make).collect()
+        rule.slots()
+            .into_iter()
+            .map(|(slot, value)| {
+                let _purpose = purpose::enter(Tag::OptimizerState, self.parameter.name(), slot);
+                self.parameter.full_like(value)
+            })
+            .collect()
     }
 
     /// Reads the number of steps and the slots from a source.
@@ -533,8 +539,12 @@ impl Member {
             tensor.copy_(&value)?;
         }
         let made = source.tensor(&step)?.item_scalar()?.to_i64();
-        let wrong = |_| TensorError::argument("Optimizer::load", format!("{step} is {made}: no number of steps"));
-        Ok((u64::try_from(made).map_err(wrong)?, self.slots_like(rule, slots)?))
+        Ok((
+            u64::try_from(made).map_err(|_| {
+                TensorError::argument("Optimizer::load", format!("{step} is {made}: no number of steps"))
+            })?,
+            self.slots_like(rule, slots)?,
+        ))
     }
 
     /// Makes slots with these values, or without values yet, in memory or parked as the current ones are.

@@ -98,10 +98,15 @@ impl SentenceEncoder {
         }
         // The model ignores the padding.
         let filled = |tokens: &Vec<i64>| tokens.iter().copied().chain(std::iter::repeat(0)).take(longest).collect();
-        let is_token = |tokens: &Vec<i64>| (0..longest).map(|place| place < tokens.len()).collect();
         let sizes = [texts.len(), longest];
         let ids = Tensor::from_vec(tokens.iter().flat_map::<Vec<i64>, _>(filled).collect(), &sizes)?;
-        let mask = Tensor::from_vec(tokens.iter().flat_map::<Vec<bool>, _>(is_token).collect(), &sizes)?;
+        let mask = Tensor::from_vec(
+            tokens
+                .iter()
+                .flat_map::<Vec<bool>, _>(|tokens| (0..longest).map(|place| place < tokens.len()).collect())
+                .collect(),
+            &sizes,
+        )?;
         let ids = ids.to_device(self.device)?;
         let mask = mask.to_device(self.device)?;
         Ok(autograd::no_grad(|| {

@@ -178,11 +178,10 @@ fn yes() -> bool {
 impl DenseConfig {
     fn check(&self, width: usize) -> Result<(), String> {
         let names = [("module_input_name", &self.module_input_name), ("module_output_name", &self.module_output_name)];
-        let other = |(key, name): &(&str, &Option<String>)| {
+        if let Some(reason) = names.iter().find_map(|(key, name)| {
             let name = name.as_ref().filter(|name| *name != "sentence_embedding")?;
             Some(format!("{key} is {name:?}: only sentence_embedding can be computed"))
-        };
-        if let Some(reason) = names.iter().find_map(other) {
+        }) {
             return Err(reason);
         }
         if self.use_residual {

@@ -39,8 +39,8 @@ pub fn default_prompt(folder: &Path) -> Result<String> {
     }
     let Some(name) = settings.default_prompt_name else { return Ok(String::new()) };
     let known = settings.prompts.remove(&name).or_else(|| EMPTY.contains(&&*name).then(String::new));
-    let missing = || refused(format!("default_prompt_name is {name:?}, which prompts does not have"));
-    let prompt = known.ok_or_else(missing)?;
+    let prompt =
+        known.ok_or_else(|| refused(format!("default_prompt_name is {name:?}, which prompts does not have")))?;
     if !prompt.is_empty() {
         expect_pooled_prompts(folder)?;
     }

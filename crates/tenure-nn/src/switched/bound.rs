@@ -42,8 +42,11 @@ impl Bound {
         let mut storages = HashMap::new();
         let mut tensors = Vec::new();
         for Placed { name, dtype, group, begin } in placed {
-            let unexpected = || StateError::Names { of: "model", missing: Vec::new(), unexpected: vec![name.into()] };
-            let shape = *shapes.get(name).ok_or_else(unexpected)?;
+            let shape = *shapes.get(name).ok_or_else(|| StateError::Names {
+                of: "model",
+                missing: Vec::new(),
+                unexpected: vec![name.into()],
+            })?;
             let of_layout = |error| TensorError::from(tenure_core::Error::from(error));
             let layout = Layout::contiguous(shape.sizes()).map_err(of_layout)?;
             let layout = Layout::strided(layout.sizes(), layout.strides(), begin as usize / dtype.size());

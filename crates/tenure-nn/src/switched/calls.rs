@@ -100,8 +100,10 @@ impl Calls {
 
     /// Records the shapes of inputs as the most recent ones. Returns whether they were known.
     fn note_shape(&mut self, inputs: &[Tensor]) -> bool {
-        let of = |input: &Tensor| (input.dtype(), input.sizes().to_vec(), input.layout().strides().to_vec());
-        let wanted: Vec<_> = inputs.iter().map(of).collect();
+        let wanted: Vec<_> = inputs
+            .iter()
+            .map(|input| (input.dtype(), input.sizes().to_vec(), input.layout().strides().to_vec()))
+            .collect();
         if let Some(at) = self.shapes.iter().position(|shape| shape.inputs == wanted) {
             let shape = self.shapes.remove(at);
             self.shapes.push(shape);
@@ -137,8 +139,9 @@ impl Callee<'_> {
     fn compute_plainly(&self, inputs: &[Tensor], is_measured: bool) -> Result<(Vec<Tensor>, Option<Measured>)> {
         let stream = self.memory.streams().current();
         let run = if is_measured { self.model.measured_run(&stream)? } else { self.model.run(&stream) };
-        let forward = || autograd::no_grad(|| bound::own(self.bound, self.network.forward(inputs)?));
-        let answers = catch_unwind(AssertUnwindSafe(forward));
+        let answers = catch_unwind(AssertUnwindSafe(|| {
+            autograd::no_grad(|| bound::own(self.bound, self.network.forward(inputs)?))
+        }));
         self.model.used_by(&stream)?;
         let answers = answers.unwrap_or_else(|panic| resume_unwind(panic))?;
         if !is_measured {

@@ -91,8 +91,10 @@ impl LentModel {
 impl LentTerms {
     /// Returns the events to wait for the groups.
     pub(super) fn signals(&self) -> Result<Vec<EventHandle>, SwitchError> {
-        let handle = |bytes: &Vec<u8>| bytes.as_slice().try_into().map(EventHandle).map_err(|_| self.wrong("an event"));
-        self.signals.iter().map(handle).collect()
+        self.signals
+            .iter()
+            .map(|bytes| bytes.as_slice().try_into().map(EventHandle).map_err(|_| self.wrong("an event")))
+            .collect()
     }
 
     /// Returns the error of terms that no lender makes.

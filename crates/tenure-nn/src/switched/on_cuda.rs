@@ -142,8 +142,8 @@ impl OnCuda {
         self.evict(shared, u64::MAX);
         // The old image makes room: there may not be enough for both, and other devices will use the new order too.
         shared.images.forget(parts.manifest());
-        let keep = |manifest| shared.images.with(manifest, |image| Ok(Arc::clone(image)));
-        let tables = tables.as_ref().map(keep).transpose()?;
+        let tables =
+            tables.as_ref().map(|manifest| shared.images.with(manifest, |image| Ok(Arc::clone(image)))).transpose()?;
         let mut storages: Vec<Storage> = (0..manifest.groups().len()).map(|group| model.storage(group)).collect();
         if let Some(tables) = &tables {
             for table in 0..tables.manifest().groups().len() {
@@ -152,8 +152,8 @@ impl OnCuda {
         }
         let bound = std::mem::take(&mut self.bound);
         bound.unbind(&mut *parts.network)?;
-        let storage = |group: usize| storages[group].clone();
-        self.bound = Bound::bind(&mut *parts.network, parts.stored.placed(order, manifest), storage)?;
+        self.bound =
+            Bound::bind(&mut *parts.network, parts.stored.placed(order, manifest), |group| storages[group].clone())?;
         parts.arrangement = arrangement;
         (self.model, self.tables) = (model, tables);
         Ok(())

@@ -152,13 +152,16 @@ impl Switcher {
     /// # Panics
     /// `chunk_bytes` is not a multiple of a device's granularity; a device is the CPU.
     pub fn on_devices(devices: &[Device], options: SwitcherOptions) -> Result<Vec<Self>> {
-        let of_device = |device: &Device| Cuda::new(*device, &options);
-        let opened = devices.iter().map(of_device).collect::<Result<Vec<_>>>()?;
+        let opened = devices.iter().map(|device| Cuda::new(*device, &options)).collect::<Result<Vec<_>>>()?;
         let driver = opened.first().map(|cuda| Arc::clone(cuda.memory.driver()));
         let switches = opened.iter().map(|cuda| cuda.switch.clone()).collect();
         let images = Arc::new(HostImages::new(options.host_bytes, driver, switches)?);
-        let switcher = |(device, cuda)| Self::with_images(device, Some(cuda), &images, options.clone());
-        Ok(devices.iter().copied().zip(opened).map(switcher).collect())
+        Ok(devices
+            .iter()
+            .copied()
+            .zip(opened)
+            .map(|(device, cuda)| Self::with_images(device, Some(cuda), &images, options.clone()))
+            .collect())
     }
 
     fn with_images(device: Device, cuda: Option<Cuda>, images: &Arc<HostImages>, options: SwitcherOptions) -> Self {

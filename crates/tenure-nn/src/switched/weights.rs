@@ -214,11 +214,13 @@ fn used_on_host(uses: &[Option<FirstUse>], ended: Instant) -> Vec<(usize, f64)> 
     let mut used: Vec<(usize, FirstUse)> =
         uses.iter().enumerate().filter_map(|(tensor, used)| Some((tensor, (*used)?))).collect();
     used.sort_by_key(|(tensor, used)| (used.at, *tensor));
-    let compute_us = |(place, (tensor, FirstUse { at, waited })): (usize, &(usize, FirstUse))| {
-        let next = used.get(place + 1).map_or(ended, |(_, next)| next.at);
-        (*tensor, (next - *at).saturating_sub(*waited).as_secs_f64() * 1e6)
-    };
-    used.iter().enumerate().map(compute_us).collect()
+    used.iter()
+        .enumerate()
+        .map(|(place, (tensor, FirstUse { at, waited }))| {
+            let next = used.get(place + 1).map_or(ended, |(_, next)| next.at);
+            (*tensor, (next - *at).saturating_sub(*waited).as_secs_f64() * 1e6)
+        })
+        .collect()
 }
 
 /// Divides a run into layers. Returns them, and for each the place after its last tensor. A layer is a module's
@@ -286,11 +288,16 @@ mod tests {
     }
 
     fn stored(tensors: &[(&str, u64)]) -> StoredTensors {
-        let tensor = |(name, bytes): &(&str, u64)| {
-            let origin = Origin::Made(Arc::new(|_: &mut [u8]| ()));
-            StoredTensor { dtype: DType::F32, entry: Entry { name: (*name).into(), bytes: *bytes, origin } }
-        };
-        StoredTensors { tensors: tensors.iter().map(tensor).collect(), arrangements: Arrangements::default() }
+        StoredTensors {
+            tensors: tensors
+                .iter()
+                .map(|(name, bytes)| {
+                    let origin = Origin::Made(Arc::new(|_: &mut [u8]| ()));
+                    StoredTensor { dtype: DType::F32, entry: Entry { name: (*name).into(), bytes: *bytes, origin } }
+                })
+                .collect(),
+            arrangements: Arrangements::default(),
+        }
     }
 
     #[test]

@@ -112,17 +112,19 @@ impl Saving {
             }
             let device = tensor.device();
             let dtype = tensor.dtype();
-            let name = || format!("{} {dtype} {:?}", Site::current(), tensor.sizes());
             let again = book.find(id).map(|recipe| Again::by(recipe, &stays));
-            let saved =
-                engine.save(tensor.storage(), version, dtype, stream(device).as_ref(), again, name).map_err(told)?;
+            let saved = engine
+                .save(tensor.storage(), version, dtype, stream(device).as_ref(), again, || {
+                    format!("{} {dtype} {:?}", Site::current(), tensor.sizes())
+                })
+                .map_err(told)?;
             let Some(saved) = saved else { return Ok(kept()) };
             let layout = tensor.layout().clone();
             let writes = tensor.writes();
             Ok(Packed::Held { saved, layout, dtype, device, writes, version })
         };
         let engine = self.engine.clone();
-        let unpack = move |packed: &Packed| match packed {
+        SavedHooks::enter(pack, move |packed| match packed {
             Packed::Kept { tensor, version } => {
                 check(&tensor.writes(), *version, tensor.dtype(), tensor.sizes())?;
                 Ok(tensor.clone())
@@ -132,8 +134,7 @@ impl Saving {
                 let storage = engine.need(saved, stream(*device).as_ref()).map_err(told)?;
                 Tensor::with_writes(storage, layout.clone(), *dtype, writes)
             }
-        };
-        SavedHooks::enter(pack, unpack)
+        })
     }
 }
 
@@ -169,8 +170,7 @@ impl Recompute for Again {
     }
 
     fn run(&self, find: Find<'_>) -> std::result::Result<Storage, Box<dyn Error + Send + Sync>> {
-        let find = |id: SavedId| find((id.generation, id.version)).map_err(told);
-        Ok(self.recipe.compute_with(find)?.storage().clone())
+        Ok(self.recipe.compute_with(|id| find((id.generation, id.version)).map_err(told))?.storage().clone())
     }
 }
 

@@ -17,12 +17,11 @@ use crate::{Parameter, Result, purpose};
 /// Runs backward from a loss, and steps the parameters. Their gradients are freed.
 pub(super) fn step(optimizer: &mut Optimizer, engine: &Engine, clip_norm: Option<f64>, loss: &Tensor) -> Result<()> {
     let Some(max_norm) = clip_norm else {
-        let step = |optimizer: &mut Optimizer, place, parameter: &Parameter| {
+        let _lent = Lent::new(optimizer, |optimizer, place, parameter| {
             optimizer.step_at(place)?;
             parameter.set_grad(None)?;
             Ok(())
-        };
-        let _lent = Lent::new(optimizer, step)?;
+        })?;
         return Ok(purpose::backward(loss)?);
     };
     let gone = Arc::new(Mutex::new(BTreeMap::new()));
@@ -82,10 +81,12 @@ impl Gone {
         let device = grad.device();
         let dtype = grad.dtype();
         let layout = grad.layout().clone();
-        let name = || format!("the gradient of {}", parameter.name());
         let _purpose = purpose::enter(Tag::Gradient, parameter.name(), "");
-        let saved =
-            engine.save(grad.storage(), grad.version(), dtype, stream(device).as_ref(), None, name).map_err(told)?;
+        let saved = engine
+            .save(grad.storage(), grad.version(), dtype, stream(device).as_ref(), None, || {
+                format!("the gradient of {}", parameter.name())
+            })
+            .map_err(told)?;
         let saved = saved.map(|saved| (saved, layout, dtype, device));
         if saved.is_some() {
             parameter.set_grad(None)?;
@@ -123,8 +124,9 @@ impl<'a> Lent<'a> {
             let optimizer = Arc::clone(&lent.optimizer);
             let then = Arc::clone(&then);
             let own = parameter.clone();
-            let whole = move |_: &Tensor| optimizer.lock().as_mut().map_or(Ok(()), |lent| then(lent, place, &own));
-            lent.hooks.push(parameter.register_post_accumulate_grad_hook(whole)?);
+            lent.hooks.push(parameter.register_post_accumulate_grad_hook(move |_| {
+                optimizer.lock().as_mut().map_or(Ok(()), |lent| then(lent, place, &own))
+            })?);
         }
         Ok(lent)
     }

@@ -70,16 +70,18 @@ impl Recorder {
         let look = move || Moment { at_us: began.elapsed().as_micros() as u64, tags: TagBytes::now(device) };
         // The first sample is taken here, since the thread may begin late.
         let mut recording = vec![look()];
-        let record = move || {
-            loop {
-                thread::sleep(interval);
-                if until.load(Ordering::Relaxed) {
-                    return recording;
+        Self {
+            is_over,
+            thread: thread::spawn(move || {
+                loop {
+                    thread::sleep(interval);
+                    if until.load(Ordering::Relaxed) {
+                        return recording;
+                    }
+                    recording.push(look());
                 }
-                recording.push(look());
-            }
-        };
-        Self { is_over, thread: thread::spawn(record) }
+            }),
+        }
     }
 
     /// Ends the recording, and returns its samples.

@@ -320,8 +320,12 @@ where
     /// Returns the bytes in memory at the end of backward if nothing of them may leave: parameters, gradients, and the
     /// optimizer's state.
     fn stays_bytes(&self) -> u64 {
-        let bytes = |parameter: &Parameter| parameter.numel() * parameter.dtype().size();
-        (2 * self.optimizer.parameters().map(bytes).sum::<usize>() + self.optimizer.state_bytes()) as u64
+        (2 * self
+            .optimizer
+            .parameters()
+            .map(|parameter: &Parameter| parameter.numel() * parameter.dtype().size())
+            .sum::<usize>()
+            + self.optimizer.state_bytes()) as u64
     }
 
     /// Measures the step of the next batch.
@@ -677,8 +681,10 @@ fn update(optimizer: &mut Optimizer, clip_norm: Option<f64>) -> Result<()> {
 /// Fails if a saved run and a planned one differ in a property that may not differ.
 fn same_run(saved: &BTreeMap<String, String>, plan: &Plan) -> Result<(), TrainError> {
     let given = &plan.identity;
-    let is_other = |name: &&String| saved.get(*name) != given.get(*name) && !plan.may_differ.contains(*name);
-    let other = given.keys().chain(saved.keys()).find(is_other);
+    let other = given
+        .keys()
+        .chain(saved.keys())
+        .find(|name: &&String| saved.get(*name) != given.get(*name) && !plan.may_differ.contains(*name));
     let Some(name) = other else { return Ok(()) };
     let value = |of: &BTreeMap<String, String>| of.get(name).map_or("none", String::as_str).to_owned();
     Err(TrainError::OtherRun { name: name.clone(), saved: value(saved), given: value(given) })

@@ -106,12 +106,13 @@ fn computed(mut run: Run, short: Option<Device>) -> (Computed, Vec<StepReport>) 
     for parameter in run.task().model().parameters() {
         let grads = Arc::clone(&grads);
         let name = parameter.name().to_owned();
-        let note = move |leaf: &Tensor| {
-            grads.lock().insert(name.clone(), leaf.grad().unwrap().detach());
-            short.into_iter().for_each(press);
-            Ok(())
-        };
-        parameter.register_post_accumulate_grad_hook(note).unwrap();
+        parameter
+            .register_post_accumulate_grad_hook(move |leaf| {
+                grads.lock().insert(name.clone(), leaf.grad().unwrap().detach());
+                short.into_iter().for_each(press);
+                Ok(())
+            })
+            .unwrap();
     }
     let mut computed = Computed::default();
     loop {
@@ -233,8 +234,7 @@ fn on_the_cpu_they_have_the_same_gradients() {
 /// Returns simulated devices, each with another order of execution.
 fn devices() -> Vec<Device> {
     static DEVICES: LazyLock<Vec<Device>> = LazyLock::new(|| {
-        let config = |seed| SimConfig { seed, ..SimConfig::default() };
-        let platform = SimPlatform::new((0..8).map(config).collect());
+        let platform = SimPlatform::new((0..8).map(|seed| SimConfig { seed, ..SimConfig::default() }).collect());
         let device =
             |index| memory::install(platform.driver(index).unwrap(), MemoryConfig::default()).unwrap().device();
         (0..8).map(device).collect()

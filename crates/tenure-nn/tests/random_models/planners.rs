@@ -55,13 +55,17 @@ impl Planner for Within {
         options: &PlannerOptions,
         watch: &mut Watch<'_>,
     ) -> Result<Planned, PlannerError> {
-        let used = |kernel: &Kernel| {
-            let mut used: Vec<usize> = kernel.accesses().map(|access| access.tensor).collect();
-            used.sort_unstable();
-            used.dedup();
-            used.into_iter().map(|tensor| problem.tensors()[tensor].bytes).sum()
-        };
-        let least: u64 = problem.kernels().iter().map(used).max().unwrap_or(0);
+        let least: u64 = problem
+            .kernels()
+            .iter()
+            .map(|kernel: &Kernel| {
+                let mut used: Vec<usize> = kernel.accesses().map(|access| access.tensor).collect();
+                used.sort_unstable();
+                used.dedup();
+                used.into_iter().map(|tensor| problem.tensors()[tensor].bytes).sum()
+            })
+            .max()
+            .unwrap_or(0);
         let between = problem.peak_bytes().saturating_sub(least);
         let problem = match self.part {
             Some(part) => problem.clone().with_fast_bytes(least + (between as f64 * part) as u64),

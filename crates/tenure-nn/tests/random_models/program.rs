@@ -240,11 +240,11 @@ impl State<'_> {
             Operation::Checkpoint => {
                 let (weight, norm): (Tensor, Tensor) = ((*self.model.first).clone(), (**scale).clone());
                 let inputs = [&self.table(a)?, &self.table(b)?];
-                let layer = move |x: &[Tensor]| {
+                autograd::checkpoint(&inputs, move |x| {
                     let hidden = x[0].linear(&weight, None)?.gelu()?.dropout(0.2, true)?;
                     Ok(vec![hidden.rms_norm(&[WIDTH], Some(&norm), 1e-5)?.mul(&x[1])?])
-                };
-                autograd::checkpoint(&inputs, layer)?.remove(0)
+                })?
+                .remove(0)
             }
             Operation::Detach => a.detach(),
             Operation::Unrecorded => no_grad(|| a.tanh())?,

@@ -268,13 +268,12 @@ const WRITER: &str = "TENURE_TEST_WRITER";
 /// of the files that exist then.
 fn end_while_writing(test: &str, end: fn()) -> Vec<String> {
     if let Some(path) = env::var_os(WRITER) {
-        let half = |out: &mut dyn Write| {
+        let _ = write_atomically(Path::new(&path), |out: &mut dyn Write| {
             out.write_all(b"half")?;
             out.flush()?;
             end();
             std::process::exit(1)
-        };
-        let _ = write_atomically(Path::new(&path), half);
+        });
         unreachable!("it ends while it writes");
     }
     let folder = tempfile::tempdir().unwrap();

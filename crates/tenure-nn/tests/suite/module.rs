@@ -82,11 +82,14 @@ fn a_model_of_shapes_takes_no_memory_and_computes_once_it_has_values() {
         assert!(tensor.storage().bytes() <= 8, "{tensor:?}");
     }
     let values: HashMap<&str, Tensor> = model.state().into_iter().map(|(name, value)| (name, value.clone())).collect();
-    let of_shapes = |(name, shape): (&str, &Tensor)| {
-        assert_eq!(shape.sizes(), values[name].sizes());
-        (shape.id(), values[name].detach())
-    };
-    let by_shape: HashMap<usize, Tensor> = shapes.state().into_iter().map(of_shapes).collect();
+    let by_shape: HashMap<usize, Tensor> = shapes
+        .state()
+        .into_iter()
+        .map(|(name, shape)| {
+            assert_eq!(shape.sizes(), values[name].sizes());
+            (shape.id(), values[name].detach())
+        })
+        .collect();
     shapes.change(&|shape| Ok(by_shape[&shape.id()].clone())).unwrap();
     let tokens = Tensor::from_array([[1_i64, 5, 0], [7, 2, 10]]).unwrap();
     let [found, expected] = [&shapes, &model].map(|model| model.forward(&tokens, None).unwrap().to_bytes().unwrap());

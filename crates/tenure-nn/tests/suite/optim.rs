@@ -22,14 +22,17 @@ fn parameters() -> Vec<Parameter> {
 }
 
 fn parameters_on(device: Device) -> Vec<Parameter> {
-    let make = |(number, sizes): (usize, &&[usize])| {
-        let count: usize = sizes.iter().product();
-        let value = |i: usize| if count == 1 { -1.0 } else { -1.0 + 2.5 * i as f64 / (count - 1) as f64 };
-        let values: Vec<f32> = (0..count).map(|i| value(i) as f32).collect();
-        let values = Tensor::from_slice(&values, sizes).unwrap().to_device(device).unwrap();
-        Parameter::new(format!("p{number}"), values).unwrap()
-    };
-    SIZES.iter().enumerate().map(make).collect()
+    SIZES
+        .iter()
+        .enumerate()
+        .map(|(number, sizes)| {
+            let count: usize = sizes.iter().product();
+            let value = |i: usize| if count == 1 { -1.0 } else { -1.0 + 2.5 * i as f64 / (count - 1) as f64 };
+            let values: Vec<f32> = (0..count).map(|i| value(i) as f32).collect();
+            let values = Tensor::from_slice(&values, sizes).unwrap().to_device(device).unwrap();
+            Parameter::new(format!("p{number}"), values).unwrap()
+        })
+        .collect()
 }
 
 fn set_gradients(parameters: &[Parameter], step: usize) {
@@ -143,8 +146,10 @@ fn many_parameters_are_stepped_and_clipped_on_cuda_as_on_the_cpu() {
         sizes.enumerate().map(make).collect()
     }
     let values = |parameters: &[Parameter]| -> Vec<f64> {
-        let read = |parameter: &Parameter| parameter.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
-        parameters.iter().flat_map(read).collect()
+        parameters
+            .iter()
+            .flat_map(|parameter| parameter.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap())
+            .collect()
     };
     for (dtype, tolerance) in [(DType::F32, 1e-6), (DType::F64, 1e-12), (DType::BF16, 4e-3), (DType::F16, 5e-4)] {
         let [here, there] = [Device::CPU, cuda()].map(|device| {

@@ -13,9 +13,9 @@ use tenure_nn::sentence::SentenceEncoder;
 const MINILM: &str = "TENURE_MINILM";
 
 fn goldens() -> PathBuf {
-    let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
     // The variable is for machines without the sources.
-    env::var_os("TENURE_NN_GOLDENS").map_or_else(here, PathBuf::from)
+    env::var_os("TENURE_NN_GOLDENS")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens"), PathBuf::from)
 }
 
 fn tiny() -> SentenceEncoder {

@@ -50,11 +50,13 @@ pub(super) fn place(buffers: &[Buffer], order: Order, mut go_on: impl FnMut(usiz
     let mut sequence: Vec<usize> = (0..buffers.len()).filter(is_free).collect();
     sequence.sort_by_key(|&index| order.key(&buffers[index]));
     let mut offsets: Vec<u64> = buffers.iter().map(|buffer| buffer.offset.unwrap_or(0)).collect();
-    let fixed = |buffer: &Buffer| {
-        let bytes = buffer.fixed()?;
-        Some(Taken { bottom: bytes.start, top: bytes.end, start: buffer.start, end: buffer.end })
-    };
-    let mut taken: Vec<Taken> = buffers.iter().filter_map(fixed).collect();
+    let mut taken: Vec<Taken> = buffers
+        .iter()
+        .filter_map(|buffer| {
+            let bytes = buffer.fixed()?;
+            Some(Taken { bottom: bytes.start, top: bytes.end, start: buffer.start, end: buffer.end })
+        })
+        .collect();
     taken.sort_by_key(|other| other.bottom);
     for index in sequence {
         let buffer = &buffers[index];

@@ -123,8 +123,8 @@ impl PackingState {
         for item in 0..self.items.len() {
             // Twins keep their order.
             let twins = self.items[item].twin.map(|twin| self.items[twin].factors);
-            let drawn = || random.as_deref_mut().map_or(Factors::NONE, Factors::random);
-            self.items[item].factors = twins.unwrap_or_else(drawn);
+            self.items[item].factors =
+                twins.unwrap_or_else(|| random.as_deref_mut().map_or(Factors::NONE, Factors::random));
         }
         self.rank(&(0..self.items.len()).collect::<Vec<_>>());
         self.changes.clear();
@@ -304,8 +304,8 @@ impl PackingState {
 
     /// Ranks `items` among each other.
     fn rank(&mut self, items: &[usize]) {
-        let measures = |&item: &usize| (self.ranking.map(|measure| self.measure(item, measure)), item);
-        let mut measured: Vec<([f64; 3], usize)> = items.iter().map(measures).collect();
+        let mut measured: Vec<([f64; 3], usize)> =
+            items.iter().map(|&item| (self.ranking.map(|measure| self.measure(item, measure)), item)).collect();
         measured.sort_unstable_by(|a, b| ranking::compare(&a.0, &b.0).then(a.1.cmp(&b.1)));
         for (rank, (_, item)) in measured.into_iter().enumerate() {
             self.changes.push(Change::Rank { item, before: self.ranks[item] });

@@ -101,8 +101,7 @@ impl Groups {
         tensors.iter().enumerate().for_each(|(number, tensor)| numbers[*tensor] = Some(number));
         let mut groups = Self { kernels: Vec::new(), tensors, numbers };
         let most_ns = problem.kernels_ns() / most.max(1) as u64 * 2;
-        let alone = |kernel| Room::default().with(problem, &groups, kernel);
-        let most_bytes = problem.kernels().iter().map(alone).max()?;
+        let most_bytes = problem.kernels().iter().map(|kernel| Room::default().with(problem, &groups, kernel)).max()?;
         let mut begin = 0;
         let mut time_ns = 0;
         let mut room = Room::default();

@@ -130,13 +130,16 @@ impl<'a> Decoder<'a> {
             }
         }
         let changes = objective == Objective::Makespan;
-        let away = |tier| Some(Away { tier, out: problem.link(0, tier)?, back: problem.link(tier, 0)? });
-        let aways = others.filter(|_| changes).filter_map(away).collect();
+        let aways = others
+            .filter(|_| changes)
+            .filter_map(|tier| Some(Away { tier, out: problem.link(0, tier)?, back: problem.link(tier, 0)? }))
+            .collect();
         let mut made_of = vec![Vec::new(); problem.tensors().len()];
         for (number, tensor) in problem.tensors().iter().enumerate() {
-            let is_before = |input: &&usize| uses[**input].first() < uses[number].first();
             let inputs = tensor.recompute.iter().flat_map(|recompute| &recompute.inputs);
-            inputs.filter(is_before).for_each(|input| made_of[*input].push(number));
+            inputs
+                .filter(|input| uses[**input].first() < uses[number].first())
+                .for_each(|input| made_of[*input].push(number));
         }
         Self { problem, begins: problem.begins_ns(), uses, made_of, aways, slows, slower_ns, changes }
     }
@@ -235,8 +238,9 @@ impl<'a> Decoder<'a> {
     /// Returns the index of a link's timeline; links that share their bandwidth have the same.
     pub(super) fn line(&self, link: usize) -> usize {
         let links = self.problem.links();
-        let shares = |other: &usize| links[link].shared_with == Some(*other) || links[*other].shared_with == Some(link);
-        (0..link).find(shares).unwrap_or(link)
+        (0..link)
+            .find(|other| links[link].shared_with == Some(*other) || links[*other].shared_with == Some(link))
+            .unwrap_or(link)
     }
 
     /// Returns whether `input` exists before a kernel, with the content from which `tensor` was computed.
@@ -249,8 +253,11 @@ impl<'a> Decoder<'a> {
             input.is_always_there()
                 || (*first < computed || *first == computed && input.recompute.is_none()) && kernel <= *last
         });
-        let writes = |kernel: &usize| self.problem.kernels()[*kernel].writes.iter().any(|it| it.tensor == input);
-        is_there && !uses.iter().filter(|use_of| (computed + 1..kernel).contains(use_of)).any(writes)
+        is_there
+            && !uses
+                .iter()
+                .filter(|use_of| (computed + 1..kernel).contains(use_of))
+                .any(|kernel| self.problem.kernels()[*kernel].writes.iter().any(|it| it.tensor == input))
     }
 
     /// Returns the gaps between the uses of a tensor and `others`, further kernels that need it.

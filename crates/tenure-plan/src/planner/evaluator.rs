@@ -89,10 +89,9 @@ impl<'a, 'w> Evaluator<'a, 'w> {
             Err(error) => self.refused = error,
             Ok(outcome) => {
                 let moved = outcome.moved_bytes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-                let is_better = |(best, least, kept): &(f64, u64, Plan)| {
+                if self.best.as_ref().is_none_or(|(best, least, kept)| {
                     (cost, moved, plan.steps.len()) < (*best, *least, kept.steps.len())
-                };
-                if self.best.as_ref().is_none_or(is_better) {
+                }) {
                     self.best = Some((cost, moved, plan.clone()));
                 }
             }

@@ -196,11 +196,18 @@ mod tests {
 
     /// Makes candidates; writing a byte takes 1 ns.
     fn saved(excess: f64, forward_ns: f64, candidates: &[(f64, f64, Codec)]) -> Saved {
-        let candidate = |(tensor, &(saved_ns, bytes, codec)): (usize, &(f64, f64, Codec))| {
-            let write_ns = bytes / [1.0, 2.0, 4.0][codec as usize];
-            Candidate { tensor, bytes, saved_ns, write_ns, codec }
-        };
-        Saved { candidates: candidates.iter().enumerate().map(candidate).collect(), excess, forward_ns }
+        Saved {
+            candidates: candidates
+                .iter()
+                .enumerate()
+                .map(|(tensor, &(saved_ns, bytes, codec))| {
+                    let write_ns = bytes / [1.0, 2.0, 4.0][codec as usize];
+                    Candidate { tensor, bytes, saved_ns, write_ns, codec }
+                })
+                .collect(),
+            excess,
+            forward_ns,
+        }
     }
 
     #[test]

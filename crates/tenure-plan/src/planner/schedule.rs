@@ -205,8 +205,12 @@ impl<'d, 'a> Schedule<'d, 'a> {
         let done = self.changes.len();
         let decoder = self.decoder;
         let tiers = self.problem.tiers();
-        let waited_for = |away: &&Away| !self.has_uses_first || !tiers[away.tier].is_reachable;
-        let aways: Vec<Away> = decoder.aways.iter().filter(waited_for).copied().collect();
+        let aways: Vec<Away> = decoder
+            .aways
+            .iter()
+            .filter(|away| !self.has_uses_first || !tiers[away.tier].is_reachable)
+            .copied()
+            .collect();
         aways.into_iter().any(|away| {
             self.undo(done);
             goes(self, away)
@@ -340,9 +344,9 @@ impl<'d, 'a> Schedule<'d, 'a> {
         if !self.problem.tiers()[tier].is_reachable {
             return kernels.into_iter().all(|kernels| self.holds(tensor, tier, kernels));
         }
-        let is_held = |change: &Change| matches!(change, Change::Room { tier: held, .. } if *held == tier);
         let life = self.problem.lifetime(tensor).map_or(0..0, |life| *life.start()..life.end() + 1);
-        self.changes.iter().any(is_held) || self.holds(tensor, tier, life)
+        self.changes.iter().any(|change| matches!(change, Change::Room { tier: held, .. } if *held == tier))
+            || self.holds(tensor, tier, life)
     }
 
     /// Takes room in a tier during some kernels, if there is enough.

@@ -306,20 +306,21 @@ impl<'a> Prices<'a> {
 fn choices(problem: &Problem, decoder: &Decoder<'_>, objective: Objective, tensor: usize) -> Vec<Choice> {
     let Some(life) = problem.lifetime(tensor) else { return Vec::new() };
     let possible = Treatment::ALL.into_iter().filter(|treatment| decoder.is_possible(tensor, *treatment));
-    let choice = |treatment| {
-        let mut choice = Choice { treatment, cost: 0.0, links: Vec::new(), room: Vec::new() };
-        match treatment {
-            Treatment::Keep => choice.room.push(*life.start()..life.end() + 1),
-            Treatment::Away => (choice.links, choice.room) = decoder.away(tensor),
-            Treatment::Recompute => (choice.cost, choice.room) = decoder.again(tensor),
-            Treatment::Slow => {
-                choice.cost = match objective {
-                    Objective::Score => problem.accessed_bytes(tensor) as f64,
-                    Objective::Makespan => decoder.slower_ns(tensor),
+    possible
+        .map(|treatment| {
+            let mut choice = Choice { treatment, cost: 0.0, links: Vec::new(), room: Vec::new() };
+            match treatment {
+                Treatment::Keep => choice.room.push(*life.start()..life.end() + 1),
+                Treatment::Away => (choice.links, choice.room) = decoder.away(tensor),
+                Treatment::Recompute => (choice.cost, choice.room) = decoder.again(tensor),
+                Treatment::Slow => {
+                    choice.cost = match objective {
+                        Objective::Score => problem.accessed_bytes(tensor) as f64,
+                        Objective::Makespan => decoder.slower_ns(tensor),
+                    }
                 }
             }
-        }
-        choice
-    };
-    possible.map(choice).collect()
+            choice
+        })
+        .collect()
 }

@@ -111,8 +111,12 @@ fn check_tiers(parts: &Parts) -> Result<(), ProblemError> {
             return Err(error("a bandwidth is 0, and must be more"));
         }
         let is_rising = tier.loaded.windows(2).all(|pair| pair[0][0] < pair[1][0] && pair[0][1] <= pair[1][1]);
-        let is_load = |[share, factor]: &[f64; 2]| (0.0..=1.0).contains(share) && factor.is_finite() && *factor >= 1.0;
-        if !is_rising || !tier.loaded.iter().all(is_load) {
+        if !is_rising
+            || !tier
+                .loaded
+                .iter()
+                .all(|[share, factor]| (0.0..=1.0).contains(share) && factor.is_finite() && *factor >= 1.0)
+        {
             return Err(error("loaded must be pairs of a share, 0 to 1, and a factor from 1 on, both rising"));
         }
     }

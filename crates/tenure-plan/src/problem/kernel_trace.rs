@@ -46,13 +46,16 @@ pub(super) fn from_json(text: &str) -> Result<Problem, ProblemError> {
         Some(number) => Ok(Access { tensor: *number, bytes: file.tensors[*number].bytes }),
         None => Err(ProblemError::part(format!("kernel {kernel:?}"), format!("there is no tensor with the id {id}"))),
     };
-    let kernel = |launch: &Launch| {
-        let all = |ids: &[u64]| ids.iter().map(|id| access(&launch.name, id)).collect::<Result<_, _>>();
-        let reads = all(&launch.inputs)?;
-        let writes = all(&launch.outputs)?;
-        Ok(Kernel { name: launch.name.clone(), time_ns: launch.time_ns, reads, writes })
-    };
-    let kernels = file.kernels.iter().map(kernel).collect::<Result<_, ProblemError>>()?;
+    let kernels = file
+        .kernels
+        .iter()
+        .map(|launch| {
+            let all = |ids: &[u64]| ids.iter().map(|id| access(&launch.name, id)).collect::<Result<_, _>>();
+            let reads = all(&launch.inputs)?;
+            let writes = all(&launch.outputs)?;
+            Ok(Kernel { name: launch.name.clone(), time_ns: launch.time_ns, reads, writes })
+        })
+        .collect::<Result<_, ProblemError>>()?;
     let backward = file.kernels.iter().position(|launch| launch.name.ends_with("_Backward"));
     let tensors = file.tensors.iter().map(|buffer| Tensor {
         key: buffer.id.to_string(),

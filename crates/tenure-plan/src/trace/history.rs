@@ -190,8 +190,11 @@ impl Completion {
             }
             Action::SegmentMap => {
                 let unknown = self.mapped_ranges.claim(made);
-                let part = |(address, end)| Event { address, bytes: end - address, ..*made };
-                self.earlier.extend(unknown.into_iter().map(part));
+                self.earlier.extend(unknown.into_iter().map(|(address, end)| Event {
+                    address,
+                    bytes: end - address,
+                    ..*made
+                }));
             }
             _ => {}
         }

@@ -151,12 +151,11 @@ impl Records {
         if of_events.iter().all(|&stack| stack == 0) {
             return Stacks::default();
         }
-        let share = |&(name, filename, line): &FrameKey| Frame {
-            name: strings.share(name),
-            filename: strings.share(filename),
-            line,
-        };
-        let frames = self.frames.iter().map(share).collect();
+        let frames = self
+            .frames
+            .iter()
+            .map(|&(name, filename, line)| Frame { name: strings.share(name), filename: strings.share(filename), line })
+            .collect();
         Stacks { of_events, stacks: self.stacks.into_values(), frames }
     }
 

@@ -27,8 +27,13 @@ fn the_bytes_are_those_of_the_document() {
     let document = include_str!("../../../../docs/reference/trace-format.md");
     let example = document.split("```text\n").nth(1).unwrap().split("```").next().unwrap();
     // Each line has bytes, then words about them.
-    let byte = |word: &str| (word.len() == 2).then(|| u8::from_str_radix(word, 16).ok()).flatten();
-    let expected: Vec<u8> = example.lines().flat_map(|line| line.split_whitespace().map_while(byte)).collect();
+    let expected: Vec<u8> = example
+        .lines()
+        .flat_map(|line| {
+            line.split_whitespace()
+                .map_while(|word| (word.len() == 2).then(|| u8::from_str_radix(word, 16).ok()).flatten())
+        })
+        .collect();
     assert_eq!(write(&small_trace()), expected);
 }
 
@@ -85,11 +90,22 @@ fn what_follows_the_end_is_an_error() {
 
 #[test]
 fn a_trace_of_many_blocks_is_read_back() {
-    let life = |index: u64| {
-        let block = Event { time_us: index, ..event(Action::Alloc, index * 700, 700) };
-        [block, Event { action: Action::FreeRequested, ..block }, Event { action: Action::FreeCompleted, ..block }]
-    };
-    let trace = Trace::new("long", 0, Settings::default(), (0..5000).flat_map(life).collect()).unwrap();
+    let trace = Trace::new(
+        "long",
+        0,
+        Settings::default(),
+        (0..5000)
+            .flat_map(|index| {
+                let block = Event { time_us: index, ..event(Action::Alloc, index * 700, 700) };
+                [
+                    block,
+                    Event { action: Action::FreeRequested, ..block },
+                    Event { action: Action::FreeCompleted, ..block },
+                ]
+            })
+            .collect(),
+    )
+    .unwrap();
     assert_eq!(read(&write(&trace)).unwrap(), trace);
 }
 

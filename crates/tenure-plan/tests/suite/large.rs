@@ -15,13 +15,6 @@ const MANY: usize = 20_000;
 
 /// Makes a problem with two tiers; the first has room for half of the tensors.
 fn problem(kernels: Vec<Kernel>) -> Problem {
-    let tensor = |number: usize| Tensor {
-        key: number.to_string(),
-        bytes: 4096,
-        tag: if number.is_multiple_of(4) { Tag::Weight } else { Tag::Activation },
-        compression: None,
-        recompute: (number % 4 == 3).then(|| Recompute { time_ns: 1000, inputs: vec![number - 1] }),
-    };
     let tier = |name: &str, bandwidth| Tier {
         name: name.into(),
         capacity: None,
@@ -35,7 +28,15 @@ fn problem(kernels: Vec<Kernel>) -> Problem {
     let parts = Parts {
         tiers: vec![tier("fast", 100_000_000_000), tier("slow", 10_000_000_000)],
         links: vec![link(0, 1), link(1, 0)],
-        tensors: (0..MANY).map(tensor).collect(),
+        tensors: (0..MANY)
+            .map(|number| Tensor {
+                key: number.to_string(),
+                bytes: 4096,
+                tag: if number.is_multiple_of(4) { Tag::Weight } else { Tag::Activation },
+                compression: None,
+                recompute: (number % 4 == 3).then(|| Recompute { time_ns: 1000, inputs: vec![number - 1] }),
+            })
+            .collect(),
         kernels,
         ..Parts::default()
     };

@@ -238,11 +238,10 @@ proptest! {
             history.push(event(*last, place * PLACE, *held));
         }
         history.drain(..cut);
-        let segment = |(place, &(held, last)): (usize, &(u64, Action))| {
+        let segments: Vec<_> = places.iter().enumerate().map(|(place, &(held, last))| {
             let live = matches!(last, Alloc | FreeRequested);
             segment(place as u64 * PLACE, &[(held, live), (PLACE - held, false)])
-        };
-        let segments: Vec<_> = places.iter().enumerate().map(segment).collect();
+        }).collect();
         let trace = read(&snapshot(&segments, &history)).unwrap();
         let summary = trace.summary();
         prop_assert_eq!((summary.earlier_bytes, summary.peak_requested_bytes), (earlier, peak));

@@ -115,8 +115,7 @@ fn working_set(problem: &Problem) -> u64 {
         sets[0].insert(tensor);
         sets[last].insert(tensor);
     }
-    let bytes = |set: BTreeSet<usize>| set.into_iter().map(|tensor| problem.tensors()[tensor].bytes).sum();
-    sets.into_iter().map(bytes).max().unwrap_or(0)
+    sets.into_iter().map(|set| set.into_iter().map(|tensor| problem.tensors()[tensor].bytes).sum()).max().unwrap_or(0)
 }
 
 fn decisions(tensors: usize) -> impl Strategy<Value = Decisions> {
@@ -294,13 +293,15 @@ fn a_plan_has_no_steps_that_it_can_do_without() {
     let access = |number| vec![Access { tensor: number, bytes: bytes(number) }];
     let forward = (0..LAYERS).map(|number| (vec![], access(number)));
     let backward = (0..LAYERS).rev().map(|number| (access(number), vec![]));
-    let kernel = |(reads, writes)| Kernel { name: "layer".into(), time_ns: 1000, reads, writes };
     let link = |from, to| Link { from, to, bandwidth: 300_000_000, shared_with: None };
     let parts = Parts {
         tiers: vec![Tier { capacity: Some(40_000), ..tier("fast", true) }, tier("host", false)],
         links: vec![link(0, 1), link(1, 0)],
         tensors: (0..LAYERS).map(tensor).collect(),
-        kernels: forward.chain(backward).map(kernel).collect(),
+        kernels: forward
+            .chain(backward)
+            .map(|(reads, writes)| Kernel { name: "layer".into(), time_ns: 1000, reads, writes })
+            .collect(),
         backward: Some(LAYERS),
         ..Parts::default()
     };

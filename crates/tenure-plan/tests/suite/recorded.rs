@@ -36,12 +36,14 @@ fn recorded() -> Vec<(Figures, Trace)> {
         eprintln!("skipped: the recorded traces are not beside the repository");
         return Vec::new();
     }
-    let read = |figures: Figures| {
-        let path = folder.join(figures.name).with_extension("pickle.xz");
-        let trace = Trace::read(path).unwrap();
-        (figures, trace)
-    };
-    RECORDED.into_iter().map(read).collect()
+    RECORDED
+        .into_iter()
+        .map(|figures| {
+            let path = folder.join(figures.name).with_extension("pickle.xz");
+            let trace = Trace::read(path).unwrap();
+            (figures, trace)
+        })
+        .collect()
 }
 
 #[test]

@@ -41,20 +41,21 @@ impl Model {
         backends: impl Iterator<Item = &'a dyn Backend>,
     ) -> Result<(Self, oneshot::Receiver<()>), ModelError> {
         let mut found: Option<Stored> = None;
-        let open = |backend: &dyn Backend| {
-            if stored.config.python.is_some() {
-                check_datatypes(&stored.config.inputs)?;
-                check_datatypes(&stored.config.outputs)?;
-                return backend.open_python(stored);
-            }
-            let network = build(stored, architectures)?;
-            let tensors = match &found {
-                Some(tensors) => tensors,
-                None => found.insert(Stored::find(stored, &network.state())?),
-            };
-            backend.open(network, tensors)
-        };
-        let weights = backends.map(open).collect::<Result<_, _>>()?;
+        let weights = backends
+            .map(|backend| {
+                if stored.config.python.is_some() {
+                    check_datatypes(&stored.config.inputs)?;
+                    check_datatypes(&stored.config.outputs)?;
+                    return backend.open_python(stored);
+                }
+                let network = build(stored, architectures)?;
+                let tensors = match &found {
+                    Some(tensors) => tensors,
+                    None => found.insert(Stored::find(stored, &network.state())?),
+                };
+                backend.open(network, tensors)
+            })
+            .collect::<Result<_, _>>()?;
         let (_gone, gone) = oneshot::channel();
         Ok((Self { stored: Arc::clone(stored), weights, _gone }, gone))
     }

@@ -213,10 +213,12 @@ mod tests {
         let trims: Arc<AtomicU64> = Arc::default();
         let trimmed = Arc::clone(&trims);
         let fake = Box::new(Fake { bytes, resident: AtomicU64::default(), comes });
-        let trim = move || {
-            trimmed.fetch_add(1, Ordering::Relaxed);
-        };
-        (InRoom::new(room, "m".into(), owner, fake, trim), trims)
+        (
+            InRoom::new(room, "m".into(), owner, fake, move || {
+                trimmed.fetch_add(1, Ordering::Relaxed);
+            }),
+            trims,
+        )
     }
 
     fn free(room: &SharedRoom) -> u64 {

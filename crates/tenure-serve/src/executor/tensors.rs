@@ -67,13 +67,13 @@ pub(super) fn join(parts: &[&protocol::Tensor]) -> Result<RawTensor, ModelError>
 /// Splits an output into the rows of each request, or gives all of it to the only request.
 pub(super) fn split(output: &RawTensor, spec: &TensorSpec, rows: &[u32]) -> Result<Vec<protocol::Tensor>, ModelError> {
     let RawTensor { dtype: found, sizes, .. } = output;
-    let fits = |(size, dimension): (&usize, &Dimension)| match dimension {
-        Dimension::Free => true,
-        Dimension::Fixed(expected) => *size as u64 == *expected,
-    };
     let total: u32 = rows.iter().sum();
     let is_divided = rows.len() < 2 || sizes.first().is_some_and(|first| *first == total as usize);
-    let is_as_said = sizes.len() == spec.shape.len() && sizes.iter().zip(&spec.shape).all(fits);
+    let is_as_said = sizes.len() == spec.shape.len()
+        && sizes.iter().zip(&spec.shape).all(|(size, dimension)| match dimension {
+            Dimension::Free => true,
+            Dimension::Fixed(expected) => *size as u64 == *expected,
+        });
     if !is_divided || !is_as_said || dtype(spec.datatype) != Some(*found) {
         let shape: Vec<String> = spec.shape.iter().map(Dimension::to_string).collect();
         return Err(ModelError::Output {
@@ -84,16 +84,17 @@ pub(super) fn split(output: &RawTensor, spec: &TensorSpec, rows: &[u32]) -> Resu
     let bytes = output.bytes();
     let row_bytes = bytes.len() / total as usize;
     let mut begin = 0;
-    let part = |own: &u32| {
-        let mut shape = sizes.clone();
-        let mut end = bytes.len();
-        if rows.len() > 1 {
-            shape[0] = *own as usize;
-            end = begin + row_bytes * shape[0];
-        }
-        let part = bytes.slice(begin..end);
-        begin = end;
-        Ok(protocol::Tensor::new(spec.name.clone(), spec.datatype, shape, part)?)
-    };
-    rows.iter().map(part).collect()
+    rows.iter()
+        .map(|own| {
+            let mut shape = sizes.clone();
+            let mut end = bytes.len();
+            if rows.len() > 1 {
+                shape[0] = *own as usize;
+                end = begin + row_bytes * shape[0];
+            }
+            let part = bytes.slice(begin..end);
+            begin = end;
+            Ok(protocol::Tensor::new(spec.name.clone(), spec.datatype, shape, part)?)
+        })
+        .collect()
 }

@@ -35,11 +35,10 @@ impl WithPython {
         let Some((room, _)) = &self.shared else { return weights };
         let native = Arc::clone(&self.native);
         let python = Arc::clone(&self.python);
-        let trim_other = move || match owner {
+        Box::new(InRoom::new(room, stored.name.to_string(), owner, weights, move || match owner {
             Owner::Native => python.trim(),
             Owner::Python => native.trim(),
-        };
-        Box::new(InRoom::new(room, stored.name.to_string(), owner, weights, trim_other))
+        }))
     }
 }
 

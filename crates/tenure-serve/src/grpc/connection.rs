@@ -23,11 +23,12 @@ const WINDOW: u32 = 1 << 20;
 /// Serves the protocol over gRPC until `shutdown`. Calls in progress then have `Limits::drain` to end.
 pub(crate) async fn serve(connections: Connections, shared: Arc<ServerShared>, shutdown: impl Future<Output = ()>) {
     let calls = Arc::new(Semaphore::new(shared.config.limits.connections));
-    let serve = move |stream, peer, closing| {
-        let connection = Connection { shared: shared.clone(), calls: calls.clone(), peer, closing };
-        connection.serve(stream)
-    };
-    connections.serve(shutdown, serve).await;
+    connections
+        .serve(shutdown, move |stream, peer, closing| {
+            let connection = Connection { shared: shared.clone(), calls: calls.clone(), peer, closing };
+            connection.serve(stream)
+        })
+        .await;
 }
 
 /// The settings of a connection.

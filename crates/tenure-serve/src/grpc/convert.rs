@@ -121,8 +121,7 @@ fn number(parameters: &Parameters, name: &str) -> Result<Option<u64>, ServeError
         Some(ParameterChoice::Int64(number)) => u64::try_from(*number).ok(),
         _ => None,
     };
-    let malformed = || ServeError::Malformed(format!("the parameter {name:?} is not a number from 0 up"));
-    number.map(Some).ok_or_else(malformed)
+    number.map(Some).ok_or_else(|| ServeError::Malformed(format!("the parameter {name:?} is not a number from 0 up")))
 }
 
 /// Returns the span of shared memory that a tensor's parameters name, if they name one.

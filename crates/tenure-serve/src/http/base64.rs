@@ -4,16 +4,18 @@ const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 
 /// Encodes bytes as base64.
 pub(super) fn encode(bytes: &[u8]) -> String {
-    let digits = |chunk: &[u8]| {
-        let length = chunk.len();
-        let bytes = [0, 1, 2].map(|place| chunk.get(place).copied().unwrap_or(0));
-        let word = u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]]);
-        [0, 1, 2, 3].map(|place| match place > length {
-            true => '=',
-            false => char::from(DIGITS[(word >> (18 - 6 * place) & 63) as usize]),
+    bytes
+        .chunks(3)
+        .flat_map(|chunk| {
+            let length = chunk.len();
+            let bytes = [0, 1, 2].map(|place| chunk.get(place).copied().unwrap_or(0));
+            let word = u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]]);
+            [0, 1, 2, 3].map(|place| match place > length {
+                true => '=',
+                false => char::from(DIGITS[(word >> (18 - 6 * place) & 63) as usize]),
+            })
         })
-    };
-    bytes.chunks(3).flat_map(digits).collect()
+        .collect()
 }
 
 /// Decodes base64; returns `None` if the text is invalid. C++ clients insert line breaks, which are skipped.

@@ -57,8 +57,10 @@ async fn ask(
     let metadata = shared.service.metadata(&path.model, path.version.as_deref())?;
     ending.model.clone_from(&path.model);
     let body_bytes = body.len();
-    let parse = move || InferRequest::parse(path.model, path.version, body, json_bytes).map_err(ServeError::Invalid);
-    let request = aside(body_bytes, parse).await?;
+    let request = aside(body_bytes, move || {
+        InferRequest::parse(path.model, path.version, body, json_bytes).map_err(ServeError::Invalid)
+    })
+    .await?;
     let mut in_place = InPlace::find(shared, peer, &request)?;
     let request = in_place.read(shared, &mut share, body_bytes, request).await?;
     metadata.check(&request).map_err(ServeError::Invalid)?;
@@ -83,6 +85,7 @@ fn encode(response: &InferResponse, wanted: &Wanted) -> Result<Encoded, ServeErr
 fn json_length(headers: &HeaderMap) -> Result<Option<usize>, ServeError> {
     let Some(value) = headers.get(JSON_LENGTH) else { return Ok(None) };
     let length = value.to_str().ok().and_then(|value| value.parse().ok());
-    let malformed = || ServeError::Malformed(format!("Inference-Header-Content-Length is no length: {value:?}"));
-    length.map(Some).ok_or_else(malformed)
+    length
+        .map(Some)
+        .ok_or_else(|| ServeError::Malformed(format!("Inference-Header-Content-Length is no length: {value:?}")))
 }

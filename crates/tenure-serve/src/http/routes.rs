@@ -113,8 +113,11 @@ fn admit(shared: &ServerShared, method: &Method, headers: &HeaderMap) -> Result<
 
 /// Answers a liveness check in the status and in the body: clients read one or the other.
 async fn live(State(shared): Sharing) -> Result<Response, ServeError> {
-    let failed = || ServeError::Failed("the server no longer works: start it again".into());
-    shared.service.is_live().then(|| json(&serde_json::json!({ "live": true }))).ok_or_else(failed)
+    shared
+        .service
+        .is_live()
+        .then(|| json(&serde_json::json!({ "live": true })))
+        .ok_or_else(|| ServeError::Failed("the server no longer works: start it again".into()))
 }
 
 /// Answers a readiness check. The protocol's text says `live` where it means `ready`.

@@ -68,11 +68,13 @@ impl ServerShared {
         }
         let mut entries = self.service.index();
         entries.retain(|entry| model.is_none_or(|(name, _)| entry.name == name));
-        let statistics = |IndexEntry { name, version, .. }| {
-            let counted = self.service.metrics().statistics(&name);
-            ModelStatistics { name, version, ..counted }
-        };
-        Ok(entries.into_iter().map(statistics).collect())
+        Ok(entries
+            .into_iter()
+            .map(|IndexEntry { name, version, .. }| {
+                let counted = self.service.metrics().statistics(&name);
+                ModelStatistics { name, version, ..counted }
+            })
+            .collect())
     }
 
     pub(crate) fn share(&self) -> Share {

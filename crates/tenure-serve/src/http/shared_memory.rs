@@ -39,10 +39,12 @@ fn router<T: Clone + Serialize + 'static>(
     let unregister = move |State(shared): Sharing, _: Neighbour, name: RegionName| async move {
         shared.regions.unregister(kind, &name.0).await
     };
-    let unregister_all = move |State(shared): Sharing, _: Neighbour| async move { shared.regions.clear(kind).await };
     Router::new()
         .route("/status", get(all))
-        .route("/unregister", post(unregister_all))
+        .route(
+            "/unregister",
+            post(move |State(shared): Sharing, _: Neighbour| async move { shared.regions.clear(kind).await }),
+        )
         .route("/region/{region}/status", get(status))
         .route("/region/{region}/register", register)
         .route("/region/{region}/unregister", post(unregister))

@@ -83,11 +83,10 @@ impl ModelMetadata {
                 return Err(self.unknown("output", &wanted.name, &self.outputs));
             }
         }
-        let is_wanted = |output: &&TensorMetadata| {
+        for TensorMetadata { name, datatype, .. } in self.outputs.iter().filter(|output| {
             let outputs = &request.wanted.outputs;
             outputs.is_empty() || outputs.iter().any(|wanted| wanted.name == output.name)
-        };
-        for TensorMetadata { name, datatype, .. } in self.outputs.iter().filter(is_wanted) {
+        }) {
             let is_sent = request.wanted.span(name).is_none();
             if is_sent && !datatype.has_json() && request.wanted.encoding(name) == Encoding::Json {
                 return Err(TensorError::NotJson(*datatype).of(name));
@@ -108,8 +107,12 @@ impl ModelMetadata {
 
 impl TensorMetadata {
     fn check(&self, tensor: &Tensor) -> Result<(), ProtocolError> {
-        let fits = |(&size, &expected): (&usize, &i64)| expected == -1 || i64::try_from(size) == Ok(expected);
-        let has_shape = tensor.shape().len() == self.shape.len() && tensor.shape().iter().zip(&self.shape).all(fits);
+        let has_shape = tensor.shape().len() == self.shape.len()
+            && tensor
+                .shape()
+                .iter()
+                .zip(&self.shape)
+                .all(|(&size, &expected)| expected == -1 || i64::try_from(size) == Ok(expected));
         if has_shape && tensor.datatype() == self.datatype {
             return Ok(());
         }

@@ -58,8 +58,7 @@ impl InferResponse {
                 })
                 .collect(),
         };
-        let is_sent = |(output, _): &(&Tensor, Encoding)| wanted.span(output.name()).is_none();
-        Encoded::new(&message, outputs.iter().copied().filter(is_sent))
+        Encoded::new(&message, outputs.iter().copied().filter(|(output, _)| wanted.span(output.name()).is_none()))
     }
 
     /// Parses a body as an answer. The first `json_bytes` of the body are JSON; `None` if all are.

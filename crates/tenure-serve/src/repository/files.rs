@@ -58,8 +58,8 @@ impl Folder {
             return Err(RepositoryError::TooLong { path, limit });
         }
         expect_fetched(&bytes).map_err(RepositoryError::io(&path))?;
-        let invalid = |error| RepositoryError::io(path)(io::Error::new(io::ErrorKind::InvalidData, error));
-        String::from_utf8(without_mark(&bytes).to_vec()).map_err(invalid)
+        String::from_utf8(without_mark(&bytes).to_vec())
+            .map_err(|error| RepositoryError::io(path)(io::Error::new(io::ErrorKind::InvalidData, error)))
     }
 }
 

@@ -49,8 +49,8 @@ impl StoredModel {
     pub(super) fn read(root: &Path, name: ModelName, hugging_face: &mut HuggingFace) -> Result<Self, RepositoryError> {
         let folder = Folder::open(root, root.join(name.as_str()))?;
         let config = Config::read(&folder, hugging_face)?;
-        let named = |weights: &String| WeightFile::named(&folder, weights);
-        let files = config.weights.as_ref().map(named).transpose()?.unwrap_or_default();
+        let files =
+            config.weights.as_ref().map(|weights| WeightFile::named(&folder, weights)).transpose()?.unwrap_or_default();
         let weights = files.iter().map(|file| WeightFile::look(&folder, file)).collect::<Result<_, _>>()?;
         let code = config.python.as_ref().and_then(|python| python.file());
         let code = code.map(|file| WeightFile::look(&folder, file)).transpose()?;

@@ -24,9 +24,9 @@ impl FromStr for ModelName {
     type Err = RepositoryError;
 
     fn from_str(name: &str) -> Result<Self, RepositoryError> {
-        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-        let is_name =
-            (1..=Self::MAX_BYTES).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(is_allowed);
+        let is_name = (1..=Self::MAX_BYTES).contains(&name.len())
+            && !name.starts_with('.')
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
         if is_name { Ok(Self(name.into())) } else { Err(RepositoryError::Name { name: name.into() }) }
     }
 }

@@ -34,6 +34,7 @@ impl FromStr for PythonFunction {
 }
 
 fn is_identifier(name: &str) -> bool {
-    let is_letter = |letter: char| letter == '_' || letter.is_alphanumeric();
-    !name.is_empty() && name.chars().all(is_letter) && !name.starts_with(|first: char| first.is_ascii_digit())
+    !name.is_empty()
+        && name.chars().all(|letter| letter == '_' || letter.is_alphanumeric())
+        && !name.starts_with(|first: char| first.is_ascii_digit())
 }

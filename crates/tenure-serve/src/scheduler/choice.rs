@@ -57,8 +57,12 @@ impl Scheduler {
     fn choose_model(&self, device: DeviceId, now: Duration) -> Option<ModelId> {
         let on = &self.devices[device.0];
         let is_here = |model: &ModelId| on.residency.missing_bytes(*model) == Some(0);
-        let is_ready = |model: &ModelId| self.ready_at(&self.models[model], now).is_some_and(|at| at <= now);
-        let mut ready: Vec<ModelId> = self.waiting.iter().copied().filter(is_ready).collect();
+        let mut ready: Vec<ModelId> = self
+            .waiting
+            .iter()
+            .copied()
+            .filter(|model| self.ready_at(&self.models[model], now).is_some_and(|at| at <= now))
+            .collect();
         ready.retain(|model| self.best_device(*model, now) == Some(device));
         let due = |model: &ModelId| self.models[model].queue.due().filter(|due| *due <= now).map(|due| (due, *model));
         let is_owed = |model: &ModelId| is_here(model) && due(model).is_some();
@@ -99,19 +103,23 @@ impl Scheduler {
     /// takes the model.
     pub(super) fn best_device(&self, model: ModelId, now: Duration) -> Option<DeviceId> {
         let served = &self.models[&model];
-        let cost = |(index, device): (usize, &Device)| {
-            let missing = device.residency.missing_bytes(model).filter(|_| device.residency.fits(model))?;
-            let free = device.free_in(now)?;
-            let copy = self.copy_time(model, device, now);
-            let mut time = if device.is_copying(model) { free.max(copy) } else { free.saturating_add(copy) };
-            if !device.is_idle() {
-                let before = served.queue.batches().saturating_sub(1);
-                time = time.saturating_add(served.cost.compute(served.model.max_rows).saturating_mul(before));
-            }
-            let room = device.residency.free_bytes();
-            Some((time, !device.is_idle(), missing.saturating_sub(room), Reverse(room), index))
-        };
-        self.devices.iter().enumerate().filter_map(cost).min().map(|(.., index)| DeviceId(index))
+        self.devices
+            .iter()
+            .enumerate()
+            .filter_map(|(index, device)| {
+                let missing = device.residency.missing_bytes(model).filter(|_| device.residency.fits(model))?;
+                let free = device.free_in(now)?;
+                let copy = self.copy_time(model, device, now);
+                let mut time = if device.is_copying(model) { free.max(copy) } else { free.saturating_add(copy) };
+                if !device.is_idle() {
+                    let before = served.queue.batches().saturating_sub(1);
+                    time = time.saturating_add(served.cost.compute(served.model.max_rows).saturating_mul(before));
+                }
+                let room = device.residency.free_bytes();
+                Some((time, !device.is_idle(), missing.saturating_sub(room), Reverse(room), index))
+            })
+            .min()
+            .map(|(.., index)| DeviceId(index))
     }
 
     /// Returns the time until all of a model's weights are on a device.

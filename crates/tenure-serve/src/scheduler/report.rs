@@ -139,7 +139,9 @@ impl Scheduler {
     }
 
     pub(super) fn device_of(&self, batch: BatchId) -> Option<DeviceId> {
-        let runs = |device: &Device| matches!(&device.work, Work::Batch(running) if running.id == batch);
-        self.devices.iter().position(runs).map(DeviceId)
+        self.devices
+            .iter()
+            .position(|device: &Device| matches!(&device.work, Work::Batch(running) if running.id == batch))
+            .map(DeviceId)
     }
 }

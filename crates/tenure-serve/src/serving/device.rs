@@ -81,11 +81,13 @@ impl ServingDevice {
 impl Core {
     /// Returns where a model's weights are.
     pub(super) fn resident(&self, model: &Model) -> Vec<Resident> {
-        let on = |device: &ServingDevice| {
-            let bytes = model.on(device.id).resident_bytes();
-            (bytes > 0).then(|| Resident { tier: device.backend.tiers()[0].into(), bytes })
-        };
-        self.devices.iter().filter_map(on).collect()
+        self.devices
+            .iter()
+            .filter_map(|device| {
+                let bytes = model.on(device.id).resident_bytes();
+                (bytes > 0).then(|| Resident { tier: device.backend.tiers()[0].into(), bytes })
+            })
+            .collect()
     }
 
     /// Returns the memory tiers: those of all devices first, then the tiers that they share.

@@ -229,18 +229,29 @@ fn metadata(stored: &StoredModel) -> Arc<ModelMetadata> {
 
 /// Returns how requests are batched, if the first dimension of every tensor is the number of rows.
 fn batching(config: &Config) -> Option<Batching> {
-    let is_free = |spec: &TensorSpec| spec.shape.first() == Some(&Dimension::Free);
     let repository::Batching { max_rows, max_delay } = config.batching;
     let batching = Batching { max_rows: max_rows.get(), max_delay };
-    config.inputs.iter().chain(&config.outputs).all(is_free).then_some(batching)
+    config
+        .inputs
+        .iter()
+        .chain(&config.outputs)
+        .all(|spec| spec.shape.first() == Some(&Dimension::Free))
+        .then_some(batching)
 }
 
 fn tensor(spec: &TensorSpec) -> TensorMetadata {
-    let size = |dimension: &Dimension| match dimension {
-        Dimension::Free => -1,
-        Dimension::Fixed(size) => i64::try_from(*size).unwrap_or(i64::MAX),
-    };
-    TensorMetadata { name: spec.name.clone(), datatype: spec.datatype, shape: spec.shape.iter().map(size).collect() }
+    TensorMetadata {
+        name: spec.name.clone(),
+        datatype: spec.datatype,
+        shape: spec
+            .shape
+            .iter()
+            .map(|dimension| match dimension {
+                Dimension::Free => -1,
+                Dimension::Fixed(size) => i64::try_from(*size).unwrap_or(i64::MAX),
+            })
+            .collect(),
+    }
 }
 
 impl From<ModelError> for ServeError {

@@ -124,8 +124,7 @@ fn in_order(request: InferRequest, config: &Config) -> Vec<Tensor> {
 /// Returns a request's rows, and the sizes that must be equal in one batch. If the first size of an input is fixed, a
 /// request is one row.
 fn rows(inputs: &[Tensor], config: &Config) -> Result<(u32, Arc<[u64]>), ServeError> {
-    let is_free = |spec: &TensorSpec| spec.shape.first() == Some(&Dimension::Free);
-    if !config.inputs.iter().all(is_free) {
+    if !config.inputs.iter().all(|spec: &TensorSpec| spec.shape.first() == Some(&Dimension::Free)) {
         return Ok((1, inputs.iter().flat_map(Tensor::shape).map(|size| *size as u64).collect()));
     }
     let rows: Vec<usize> = inputs.iter().map(|input| input.shape()[0]).collect();

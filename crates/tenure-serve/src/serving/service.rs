@@ -370,26 +370,31 @@ impl Service for Serving {
     fn snapshot(&self) -> Snapshot {
         let metrics = &self.core.metrics;
         let state = self.core.state.lock();
-        let known = |(name, entry): (&String, &Entry)| {
-            let id = entry.id();
-            let model = id.and_then(|id| state.models.get(&id));
-            let resident = model.map(|model| self.core.resident(model)).unwrap_or_default();
-            (name.clone(), entry.state(), resident, id.map_or(0, |id| state.scheduler.queued(id) as u64))
-        };
-        let models: Vec<_> = state.entries.iter().map(known).collect();
+        let models: Vec<_> = state
+            .entries
+            .iter()
+            .map(|(name, entry): (&String, &Entry)| {
+                let id = entry.id();
+                let model = id.and_then(|id| state.models.get(&id));
+                let resident = model.map(|model| self.core.resident(model)).unwrap_or_default();
+                (name.clone(), entry.state(), resident, id.map_or(0, |id| state.scheduler.queued(id) as u64))
+            })
+            .collect();
         // Sorting latencies must not hold up other threads.
         drop(state);
-        let model = |(name, state, resident, queued): (String, ModelState, Vec<Resident>, u64)| ModelSnapshot {
-            state,
-            resident,
-            queued,
-            answered: metrics.answered(&name),
-            switches: metrics.switches(&name),
-            latency: metrics.latency(&name),
-            last_latencies: metrics.last_latencies(&name, ModelSnapshot::LATENCIES),
-            name,
-        };
-        let models = models.into_iter().map(model).collect();
+        let models = models
+            .into_iter()
+            .map(|(name, state, resident, queued): (String, ModelState, Vec<Resident>, u64)| ModelSnapshot {
+                state,
+                resident,
+                queued,
+                answered: metrics.answered(&name),
+                switches: metrics.switches(&name),
+                latency: metrics.latency(&name),
+                last_latencies: metrics.last_latencies(&name, ModelSnapshot::LATENCIES),
+                name,
+            })
+            .collect();
         Snapshot { uptime: self.core.now(), tiers: self.core.tiers(), models, switches: metrics.latest_switches() }
     }
 

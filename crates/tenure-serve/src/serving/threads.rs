@@ -232,15 +232,14 @@ impl Core {
                 (None, failed(error, run.requests.len()))
             }
             Err(_) if run.requests.len() > 1 => {
-                let alone = |(inputs, rows)| {
+                let answers = run.inputs.iter().zip(&run.rows).map(|(inputs, rows)| {
                     let answer = run.running.compute(device, slice::from_ref(inputs), slice::from_ref(rows));
                     if let Ok(Answer { copy, wait, compute, .. }) = answer {
                         let phases = Phases { queue: Duration::ZERO, copy, wait, compute };
                         self.metrics.executed(run.running.name(), u64::from(*rows), phases);
                     }
                     answer
-                };
-                let answers = run.inputs.iter().zip(&run.rows).map(alone);
+                });
                 let only = |answer: Answer| answer.outputs.into_iter().next().unwrap_or_default();
                 (None, answers.map(|answer| answer.map(only).map_err(ServeError::from)).collect())
             }

@@ -60,13 +60,13 @@ impl InPlace {
         share.grow(taken.saturating_add(bytes))?;
         let parts = mem::take(&mut self.inputs);
         let work_bytes = work_bytes(bytes, &parts);
-        let read = move || {
+        aside(work_bytes, move || {
             for (input, part) in mem::take(&mut request.shared_inputs).into_iter().zip(parts) {
                 request.inputs.push(input.with_bytes(part.read()?).map_err(ServeError::Invalid)?);
             }
             Ok(request)
-        };
-        aside(work_bytes, read).await
+        })
+        .await
     }
 
     /// Writes the outputs that belong in shared memory.

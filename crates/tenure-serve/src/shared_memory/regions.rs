@@ -56,11 +56,11 @@ impl Regions {
             return Ok(());
         }
         // Closing may have to wait for a device.
-        let close = move || {
+        aside(usize::MAX, move || {
             drop(gone);
             Ok(())
-        };
-        aside(usize::MAX, close).await
+        })
+        .await
     }
 
     /// Returns the status of a region.

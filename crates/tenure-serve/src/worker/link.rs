@@ -75,12 +75,11 @@ impl Worker {
         });
         worker.subprocess.send(first);
         let listening = Arc::clone(&worker);
-        let listen = move || {
+        let spawned = thread::Builder::new().name("serve: reports".into()).spawn(move || {
             let reason = listening.listen();
             ended(&listening, &reason);
             listening.give_up(reason);
-        };
-        let spawned = thread::Builder::new().name("serve: reports".into()).spawn(listen);
+        });
         spawned.map(|_| Arc::clone(&worker)).inspect_err(|_| drop(worker.subprocess.reap()))
     }
 
@@ -193,11 +192,10 @@ impl Worker {
 
     /// Handles reports until there are no more, and returns the reason.
     fn listen(&self) -> String {
-        let take = |incoming| {
+        let Ended { fault, status } = self.subprocess.listen(receive::<Report>, |incoming| {
             self.take(incoming);
             Ok(())
-        };
-        let Ended { fault, status } = self.subprocess.listen(receive::<Report>, take);
+        });
         fault.or(self.state.lock().last_words.take()).unwrap_or(status)
     }
 

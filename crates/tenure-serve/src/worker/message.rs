@@ -228,14 +228,16 @@ pub(super) fn pack(tensors: &[RawTensor]) -> (Vec<Sizes>, Vec<Bytes>) {
 
 /// Converts the sizes in a message and the payload to tensors.
 pub(super) fn unpack(tensors: Vec<Sizes>, mut payload: Bytes) -> Result<Vec<RawTensor>, MessageError> {
-    let tensor = |Sizes { dtype, sizes }| {
-        let sizes: Option<Vec<usize>> = sizes.into_iter().map(|size| usize::try_from(size).ok()).collect();
-        let sizes = sizes.ok_or(MessageError::Payload)?;
-        let bytes = sizes.iter().try_fold(dtype.size(), |bytes, size| bytes.checked_mul(*size));
-        let bytes = bytes.filter(|bytes| *bytes <= payload.len()).ok_or(MessageError::Payload)?;
-        Ok(RawTensor { dtype, sizes, parts: vec![payload.split_to(bytes)] })
-    };
-    let tensors = tensors.into_iter().map(tensor).collect::<Result<_, MessageError>>()?;
+    let tensors = tensors
+        .into_iter()
+        .map(|Sizes { dtype, sizes }| {
+            let sizes: Option<Vec<usize>> = sizes.into_iter().map(|size| usize::try_from(size).ok()).collect();
+            let sizes = sizes.ok_or(MessageError::Payload)?;
+            let bytes = sizes.iter().try_fold(dtype.size(), |bytes, size| bytes.checked_mul(*size));
+            let bytes = bytes.filter(|bytes| *bytes <= payload.len()).ok_or(MessageError::Payload)?;
+            Ok(RawTensor { dtype, sizes, parts: vec![payload.split_to(bytes)] })
+        })
+        .collect::<Result<_, MessageError>>()?;
     if payload.is_empty() { Ok(tensors) } else { Err(MessageError::Payload) }
 }
 
@@ -256,12 +258,15 @@ impl Done {
     pub(super) fn unpack(self, payload: Bytes) -> Result<Computed, MessageError> {
         let now = Instant::now();
         let time = |since: Duration| now.checked_add(since).unwrap_or(now);
-        let first_use = |(at, waited)| FirstUse { at: time(at), waited };
         Ok(Computed {
             outputs: unpack(self.outputs, payload)?,
             begun: time(self.begun),
             ended: time(self.ended),
-            first_uses: self.first_uses.into_iter().map(|used| used.map(first_use)).collect(),
+            first_uses: self
+                .first_uses
+                .into_iter()
+                .map(|used| used.map(|(at, waited)| FirstUse { at: time(at), waited }))
+                .collect(),
             measured: self.measured,
         })
     }

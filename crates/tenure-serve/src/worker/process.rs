@@ -37,8 +37,9 @@ pub fn run(architectures: Architectures) -> ExitCode {
 
 fn serve(architectures: Architectures) -> io::Result<()> {
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let no_server = |error| io::Error::other(format!("its standard input is no server, which starts it: {error}"));
-    stream.peer_addr().map_err(no_server)?;
+    stream
+        .peer_addr()
+        .map_err(|error| io::Error::other(format!("its standard input is no server, which starts it: {error}")))?;
     // A program may have its own handlers, which must then ignore interrupts.
     let _ = ctrlc::set_handler(|| {});
     // This works even if the worker is stopped and does not see the closed socket.

@@ -77,8 +77,11 @@ impl LentWeights {
         worker.map(loan, &order, tables)?;
         (self.loan, self.worker) = (Some(Loan { number: loan, _lent: lent }), Arc::downgrade(worker));
         for chunk in chunks {
-            let descriptor = move || chunk.descriptor().map_err(io::Error::other);
-            worker.send(&Order::Chunk { loan }, Vec::new(), Some(Descriptor::Later(Box::new(descriptor))))?;
+            worker.send(
+                &Order::Chunk { loan },
+                Vec::new(),
+                Some(Descriptor::Later(Box::new(move || chunk.descriptor().map_err(io::Error::other)))),
+            )?;
         }
         Ok(loan)
     }

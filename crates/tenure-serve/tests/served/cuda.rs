@@ -27,8 +27,7 @@ pub(crate) fn device_memories() -> &'static [&'static DeviceMemory] {
         }
         let config = SimConfig { capacity_bytes: 1 << 30, seed: 3, ..SimConfig::default() };
         let platform = SimPlatform::new(vec![config; 2]);
-        let install = |index| memory::install(platform.driver(index).unwrap(), MemoryConfig::default()).unwrap();
-        [0, 1].map(install).to_vec()
+        [0, 1].map(|index| memory::install(platform.driver(index).unwrap(), MemoryConfig::default()).unwrap()).to_vec()
     });
     &MEMORIES
 }

@@ -23,8 +23,9 @@ pub(crate) fn is_there(process: u32) -> bool {
 /// Returns whether all its threads are stopped: a signal takes effect some time after it is sent.
 pub(crate) fn is_stopped(process: u32) -> bool {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap();
-    let state = |task: io::Result<fs::DirEntry>| fs::read_to_string(task.unwrap().path().join("stat")).unwrap();
-    tasks.map(state).all(|stat| stat.rsplit(") ").next().unwrap().starts_with('T'))
+    tasks
+        .map(|task: io::Result<fs::DirEntry>| fs::read_to_string(task.unwrap().path().join("stat")).unwrap())
+        .all(|stat| stat.rsplit(") ").next().unwrap().starts_with('T'))
 }
 
 /// Returns the active worker and the standby, once there are two.

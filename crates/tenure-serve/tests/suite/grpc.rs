@@ -791,9 +791,8 @@ fn a_call_has_an_id_under_which_it_is_logged() {
     let stream = client.send("ModelStreamInfer", &[("x-request-id", "grpc-3")], messages.concat().into());
     assert_eq!((stream.code, &*stream.id), (OK, "grpc-3"));
     let events = logged("grpc-3", 3);
-    let status = |event: &Value| (event.get("model").cloned(), event["status"].clone());
     assert_eq!(
-        events.iter().map(status).collect::<Vec<_>>(),
+        events.iter().map(|event: &Value| (event.get("model").cloned(), event["status"].clone())).collect::<Vec<_>>(),
         [(Some("echo_fp32".into()), OK.into()), (None, NOT_FOUND.into()), (None, OK.into())]
     );
 }

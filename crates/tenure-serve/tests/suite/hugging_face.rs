@@ -277,8 +277,11 @@ fn words(config: &Config) -> [String; 3] {
     assert_eq!((&*python.source, &*config.architecture), ("tenure.serving.hugging_face", "pytorch"));
     let tensors = |specs: &[TensorSpec]| {
         let sizes = |spec: &TensorSpec| spec.shape.iter().map(Dimension::to_string).collect::<Vec<_>>().join(", ");
-        let words = |spec: &TensorSpec| format!("{} {} [{}]", spec.name, spec.datatype, sizes(spec));
-        specs.iter().map(words).collect::<Vec<_>>().join(", ")
+        specs
+            .iter()
+            .map(|spec| format!("{} {} [{}]", spec.name, spec.datatype, sizes(spec)))
+            .collect::<Vec<_>>()
+            .join(", ")
     };
     [python.function.clone(), tensors(&config.inputs), tensors(&config.outputs)]
 }

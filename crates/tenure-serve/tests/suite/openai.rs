@@ -141,7 +141,10 @@ fn requests_for_vectors_are_counted() {
     served.embed(&json!({ "model": "vectors", "input": "" }));
     let counted = served.ask("GET", "/metrics", &[], b"").text();
     for outcome in ["answered", "refused"] {
-        let of_model = |line: &&str| line.contains("model=\"vectors\"") && line.contains(outcome);
-        assert_eq!(counted.lines().filter(of_model).count(), 1, "{outcome}: {counted}");
+        assert_eq!(
+            counted.lines().filter(|line| line.contains("model=\"vectors\"") && line.contains(outcome)).count(),
+            1,
+            "{outcome}: {counted}"
+        );
     }
 }

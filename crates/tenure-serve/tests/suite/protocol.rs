@@ -141,9 +141,11 @@ fn a_model_is_asked_what_it_can_be_asked() {
 
 #[test]
 fn an_answer_has_what_was_asked_for_in_that_order() {
-    let output = |name: &str| Tensor::new(name, Datatype::Int8, vec![1], vec![1]).unwrap();
-    let response =
-        InferResponse { model: "m".into(), outputs: ["a", "b", "c"].map(output).into(), ..Default::default() };
+    let response = InferResponse {
+        model: "m".into(),
+        outputs: ["a", "b", "c"].map(|name| Tensor::new(name, Datatype::Int8, vec![1], vec![1]).unwrap()).into(),
+        ..Default::default()
+    };
     let named = |name: &str, encoding| WantedOutput { name: name.into(), encoding, span: None };
     let outputs = vec![named("c", Some(Encoding::Binary)), named("a", None)];
     let Encoded { body, json_bytes } = response.encode(&Wanted { outputs, encoding: Encoding::Json }).unwrap();

@@ -13,9 +13,9 @@ use crate::served::{Served, integers, request};
 
 /// Returns the folder of tenure-nn's encoders.
 fn goldens() -> PathBuf {
-    let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../tenure-nn/tests/goldens");
     // The variable names the folder on a machine without the sources.
-    env::var_os("TENURE_NN_GOLDENS").map_or_else(here, PathBuf::from)
+    env::var_os("TENURE_NN_GOLDENS")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../tenure-nn/tests/goldens"), PathBuf::from)
 }
 
 /// Returns the vector that the model `tiny` answers for a text's tokens.

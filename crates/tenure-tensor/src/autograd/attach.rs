@@ -128,8 +128,7 @@ impl Saver {
     /// # Errors
     /// The errors of [`SavedHooks`](super::SavedHooks).
     pub fn save(&mut self, tensor: &Tensor) -> Result<Saved> {
-        let overwrites = |target: &Tensor| target.storage().is_alias_of(tensor.storage());
-        let saved = if self.target.as_ref().is_some_and(overwrites) {
+        let saved = if self.target.as_ref().is_some_and(|target| target.storage().is_alias_of(tensor.storage())) {
             let copy = no_grad(|| tensor.copy())?;
             SavedTensor::input(&tensor.gradient_edge().map_or(copy.clone(), |edge| copy.with_edge(edge)))?
         } else {

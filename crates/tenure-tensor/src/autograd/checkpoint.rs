@@ -149,12 +149,14 @@ impl Frame {
 
     fn run_again(&self) -> Result<()> {
         let slots = self.slots.lock().clone();
-        let is_wanted = |slot: &Weak<Slot>| slot.upgrade().is_some_and(|slot| slot.get().is_none());
-        let Some(last) = slots.iter().rposition(is_wanted) else { return Ok(()) };
-        let input = |(saved, requires_grad): &(SavedTensor, bool)| {
-            saved.unpack("checkpoint", None)?.detach().requires_grad_(*requires_grad)
+        let Some(last) = slots.iter().rposition(|slot| slot.upgrade().is_some_and(|slot| slot.get().is_none())) else {
+            return Ok(());
         };
-        let inputs = self.inputs.iter().map(input).collect::<Result<Vec<_>>>()?;
+        let inputs = self
+            .inputs
+            .iter()
+            .map(|(saved, requires_grad)| saved.unpack("checkpoint", None)?.detach().requires_grad_(*requires_grad))
+            .collect::<Result<Vec<_>>>()?;
         let next = AtomicUsize::new(0);
         let is_done = Arc::new(AtomicBool::new(false));
         let done = Arc::clone(&is_done);

@@ -188,8 +188,8 @@ impl Pass {
                 _ => Ok(()),
             };
         }
-        let leads = |edge: &Option<Edge>| edge.as_ref().is_some_and(|edge| self.is_useful(&edge.node));
-        let needs: SmallVec<[bool; 3]> = node.edges().iter().map(leads).collect();
+        let needs: SmallVec<[bool; 3]> =
+            node.edges().iter().map(|edge| edge.as_ref().is_some_and(|edge| self.is_useful(&edge.node))).collect();
         let has_grad = grads.iter().any(Option::is_some);
         let given = if has_grad && needs.contains(&true) {
             let keeps = self.options.retain_graph || self.options.create_graph;

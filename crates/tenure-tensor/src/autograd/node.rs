@@ -290,8 +290,8 @@ impl Node {
         for (index, grad) in grads.iter().enumerate() {
             let Some(grad) = grad else { continue };
             if super::no_grad(|| grad.isnan()?.any(&[], false)?.item::<bool>())? {
-                let said = |at: &String| format!("; the operation was called at\n{at}");
-                let forward = self.forward.as_ref().map_or_else(String::new, said);
+                let forward =
+                    self.forward.as_ref().map_or_else(String::new, |at| format!("; the operation was called at\n{at}"));
                 return Err(AutogradError::NotANumber { node: self.name.to_string(), index, forward }.into());
             }
         }
@@ -335,18 +335,20 @@ impl Drop for Node {
         }
         let Work::Formula { saved, formula } = &mut self.work else { return };
         let remains = (std::mem::take(&mut self.edges), formula.take(), saved.get_mut().take());
-        let add = |waiting: &RefCell<Option<Vec<Remains>>>| match &mut *waiting.borrow_mut() {
-            Some(waiting) => {
-                waiting.push(remains);
-                false
-            }
-            waiting => {
-                *waiting = Some(vec![remains]);
-                true
-            }
-        };
         // While a thread ends, its list is gone: there, nodes are dropped recursively.
-        if REMAINS.try_with(add).unwrap_or(false) {
+        if REMAINS
+            .try_with(|waiting| match &mut *waiting.borrow_mut() {
+                Some(waiting) => {
+                    waiting.push(remains);
+                    false
+                }
+                waiting => {
+                    *waiting = Some(vec![remains]);
+                    true
+                }
+            })
+            .unwrap_or(false)
+        {
             while let Some(next) = REMAINS.with_borrow_mut(|waiting| waiting.as_mut().and_then(Vec::pop)) {
                 drop(next);
             }

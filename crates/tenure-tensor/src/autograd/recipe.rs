@@ -168,10 +168,11 @@ impl Recipe {
     /// The inputs are not as the recipe says; the precision of products ([`precision`]), or whether algorithms are
     /// measured ([`tuning`]), was changed since; the errors of the operation.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Tensor> {
-        let fits = |(input, tensor): (&Ingredient, &Tensor)| {
-            (tensor.layout(), tensor.dtype(), tensor.device()) == (&input.layout, input.dtype, input.device)
-        };
-        if inputs.len() != self.inputs.len() || !self.inputs.iter().zip(inputs).all(fits) {
+        if inputs.len() != self.inputs.len()
+            || !self.inputs.iter().zip(inputs).all(|(input, tensor)| {
+                (tensor.layout(), tensor.dtype(), tensor.device()) == (&input.layout, input.dtype, input.device)
+            })
+        {
             return Err(self.error("it was given other inputs than its recipe says"));
         }
         if self.settings != Settings::now() {

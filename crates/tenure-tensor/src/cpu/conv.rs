@@ -227,8 +227,9 @@ fn im2col_product<T: Multiply>(
                 #[inline(always)]
                 // SAFETY: these are channels of the output; only this part writes to this panel's pixels.
                 || unsafe {
-                    let bias = |row| biases.map_or(T::ZERO, |biases| biases[first + row]);
-                    im2col.scatter(&runs, (tile.as_ptr(), PANEL), images, to, row_count, bias);
+                    im2col.scatter(&runs, (tile.as_ptr(), PANEL), images, to, row_count, |row| {
+                        biases.map_or(T::ZERO, |biases| biases[first + row])
+                    });
                 },
             );
         }

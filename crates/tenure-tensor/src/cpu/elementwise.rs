@@ -140,14 +140,15 @@ pub(crate) fn for_each_block<const N: usize>(
         let data = operands[operand].data;
         operand >= outputs.len() && outputs.iter().any(|output| output.data == data)
     };
-    let dense = |operand: usize| {
+    if (0..N).all(|operand| {
         let port = &operands[operand];
         port.dtype == lanes[operand] && !is_output(operand) && is_dense(sizes, port)
-    };
-    if (0..N).all(dense) {
+    }) {
         return threads::for_each_range(iter.numel(), GRAIN, |range| {
-            let first = |operand: usize| operands[operand].data.wrapping_add(range.start * lanes[operand].size());
-            block(array::from_fn(first), range.len());
+            block(
+                array::from_fn(|operand| operands[operand].data.wrapping_add(range.start * lanes[operand].size())),
+                range.len(),
+            );
         });
     }
     let ports: [Port<'_>; N] = array::from_fn(|operand| {

@@ -105,12 +105,17 @@ impl Places {
         if let [(_, stride)] = self.dims[..] {
             return Some(rest * stride);
         }
-        let place = |(size, stride): &(usize, usize)| {
-            let along = rest % size * stride;
-            rest /= size;
-            along
-        };
-        Some(self.dims.iter().rev().map(place).sum())
+        Some(
+            self.dims
+                .iter()
+                .rev()
+                .map(|(size, stride)| {
+                    let along = rest % size * stride;
+                    rest /= size;
+                    along
+                })
+                .sum(),
+        )
     }
 
     pub(super) fn error(&self, op: &'static str, index: i64) -> TensorError {

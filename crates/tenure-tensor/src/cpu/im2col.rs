@@ -44,9 +44,6 @@ pub(super) struct ImageStrides {
 impl Im2col {
     /// Returns the mapping of a convolution of images of sizes `source`.
     pub(super) fn forward(source: [usize; 3], target: [usize; 3], kernel: [usize; 3], geometry: &Geometry) -> Self {
-        let tap = |at: [usize; 3]| {
-            std::array::from_fn(|dim| (at[dim] * geometry.dilation[dim]) as isize - geometry.padding[dim] as isize)
-        };
         Self {
             source,
             target,
@@ -54,7 +51,13 @@ impl Im2col {
             step: [1; 3],
             count: target,
             source_step: geometry.stride,
-            taps: positions(kernel).map(tap).collect(),
+            taps: positions(kernel)
+                .map(|at| {
+                    std::array::from_fn(|dim| {
+                        (at[dim] * geometry.dilation[dim]) as isize - geometry.padding[dim] as isize
+                    })
+                })
+                .collect(),
             numbers: (0..kernel.iter().product()).collect(),
         }
         .without_padding_taps()

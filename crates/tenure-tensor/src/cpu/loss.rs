@@ -111,9 +111,9 @@ fn cross_entropy_backward<T: Float<Compute: Math>>(
     };
     threads::for_each_range(classes.len(), GRAIN.checked_div(n).unwrap_or(1), |rows| {
         for row in rows {
-            // SAFETY: each row is taken once.
             let x = &x[row * n..][..n];
             let class = classes[row];
+            // SAFETY: each row is taken once.
             let out = unsafe { out.range(row * n..(row + 1) * n) };
             if class == targets.ignored {
                 out.fill(T::ZERO);

@@ -25,8 +25,8 @@ fn softmax<T: Float<Compute: Math>>(out: &Tensor, input: &Tensor, dim: usize, lo
         input.sizes(),
         dim,
         |row| {
-            // SAFETY: each row is taken once.
             let x = &x[row.clone()];
+            // SAFETY: each row is taken once.
             let y = unsafe { y.range(row) };
             vectorized!(softmax_row(x, y, logarithmic));
         },
@@ -141,9 +141,9 @@ fn softmax_backward<T: Float<Compute: Math>>(
         grad.sizes(),
         dim,
         |row| {
-            // SAFETY: as in `softmax`.
             let g = &g[row.clone()];
             let y = &y[row.clone()];
+            // SAFETY: as in `softmax`.
             let out = unsafe { out.range(row) };
             vectorized!(backward_row(g, y, out, logarithmic));
         },

@@ -92,11 +92,10 @@ fn launch(
     let access = Access::new(op, writes, reads)?;
     let mut words = Vec::new();
     for tensor in channels {
-        let place = |tensor: &Tensor| {
+        words.extend(tensor.map_or([0; 2], |tensor| {
             let found = access.all().find(|(other, ..)| std::ptr::eq(*other, tensor));
             [found.map_or(0, |(_, data, _)| data.addr() as u64), tensor.strides()[0] as u64]
-        };
-        words.extend(tensor.map_or([0; 2], place));
+        }));
     }
     words.push(count as u64);
     words.extend(numbers.iter().map(|number| number.to_bits()));

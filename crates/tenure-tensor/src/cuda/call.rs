@@ -62,8 +62,13 @@ impl CapturedCall {
     /// # Errors
     /// The inputs have other sizes or dtypes than the captured ones; out of memory; a driver call failed.
     pub fn call(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        let is_alike = |(own, given): (&Tensor, &Tensor)| own.sizes() == given.sizes() && own.dtype() == given.dtype();
-        if inputs.len() != self.inputs.len() || !self.inputs.iter().zip(inputs).all(is_alike) {
+        if inputs.len() != self.inputs.len()
+            || !self
+                .inputs
+                .iter()
+                .zip(inputs)
+                .all(|(own, given)| own.sizes() == given.sizes() && own.dtype() == given.dtype())
+        {
             return Err(TensorError::argument(
                 OP,
                 "its inputs have other sizes or dtypes than those it was captured with",

@@ -23,9 +23,13 @@ pub(crate) fn probabilities(op: &'static str, tensor: &Tensor) -> Result<()> {
     let launch = |queue: &mut Queue| {
         let [fault, code] = queue.fault(async_errors::PROBABILITY)?;
         let mut words = [from as u64, (count / width) as u64, fault, code];
-        let source = || format!("#define V {width}\ntypedef {} T;\n{TEMPLATE}", stored(dtype));
         let name = KernelName { op: "check_probabilities", variant: (width << 4) as u64 | dtype as u64 };
-        queue.launch(name, source, linear(count / width), &mut words)
+        queue.launch(
+            name,
+            || format!("#define V {width}\ntypedef {} T;\n{TEMPLATE}", stored(dtype)),
+            linear(count / width),
+            &mut words,
+        )
     };
     queue::submit(&access, launch, move |_, reads| {
         let elements = no_grad(|| reads[0].to_dtype(DType::F64))?.to_vec::<f64>()?;

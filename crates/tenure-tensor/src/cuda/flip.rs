@@ -29,8 +29,12 @@ fn flip(out: &Tensor, input: &Tensor, dim: usize) -> Result<()> {
     let count = out.numel() * dtype.size() / unit;
     let launch = |queue: &mut Queue| {
         let mut words = [to, from, count, length, block / unit].map(|word| word as u64);
-        let source = || format!("typedef {} Unit;\n{TEMPLATE}", unit_type(unit));
-        queue.launch(KernelName { op: "flip", variant: unit as u64 }, source, linear(count), &mut words)
+        queue.launch(
+            KernelName { op: "flip", variant: unit as u64 },
+            || format!("typedef {} Unit;\n{TEMPLATE}", unit_type(unit)),
+            linear(count),
+            &mut words,
+        )
     };
     queue::submit(&access, launch, move |writes, reads| {
         on_cpu("flip", &[cpu::flip::FLIP], dtype)?(&writes[0], &reads[0], dim)

@@ -45,13 +45,12 @@ fn gather(iter: &Elementwise<'_>, source: &Tensor, dims: &[usize]) -> Result<()>
     let strides = base.strides.clone();
     let dims = Dims::from_slice(dims);
     let strides: Dims = strides.iter().map(|stride| stride / width).collect();
-    let host = move |writes: &[Tensor], reads: &[Tensor]| {
+    queue::submit(&Gathered { iter, source }, launch, move |writes, reads| {
         let [index, source] = reads else { unreachable!("an index and what is read") };
         let base = source.alias(Layout::strided(index.sizes(), &strides, source.layout().offset())?);
         let iter = Elementwise::new(op, &[&writes[0]], &[index, &base])?;
         on_cpu(op, &[cpu::gather::GATHER], source.dtype())?(&iter, source, &dims)
-    };
-    queue::submit(&Gathered { iter, source }, launch, host)
+    })
 }
 
 /// The output and the index of an iterator, and all of the source, since any of it may be read.

@@ -55,9 +55,13 @@ fn nonzero(mask: &Tensor) -> Result<Tensor> {
     let blocks = count.div_ceil(SHARE);
     let found = Tensor::empty(&[blocks + 1], DType::I64, device)?;
     let launch = |queue: &Queue, name: &'static str, grid: usize, threads: u32, words: [u64; 5]| {
-        let source = || format!("#define {}\n{BEFORE}{NONZERO_SOURCE}", name.to_uppercase());
         let config = LaunchConfig { grid: [grid as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
-        queue.launch(KernelName { op: name, variant: 0 }, source, config, &mut words.clone())
+        queue.launch(
+            KernelName { op: name, variant: 0 },
+            || format!("#define {}\n{BEFORE}{NONZERO_SOURCE}", name.to_uppercase()),
+            config,
+            &mut words.clone(),
+        )
     };
 
     let mut access = Access::new("nonzero", &[&found], &[mask])?;
@@ -85,10 +89,11 @@ fn nonzero(mask: &Tensor) -> Result<Tensor> {
     }
     let mut access = Access::new("nonzero", &[&out], &[mask, &found])?;
     let words = [access.read_ptr(0).addr(), count, access.read_ptr(1).addr(), blocks, access.write_ptr(0).addr()];
-    let written = |queue: &mut Queue| launch(queue, "nonzero", blocks, 256, words.map(|word| word as u64));
-    queue::submit(&access, written, |writes, reads| {
-        writes[0].copy_raw(&on_cpu("nonzero", &[cpu::index::NONZERO], DType::Bool)?(&reads[0])?)
-    })?;
+    queue::submit(
+        &access,
+        |queue| launch(queue, "nonzero", blocks, 256, words.map(|word| word as u64)),
+        |writes, reads| writes[0].copy_raw(&on_cpu("nonzero", &[cpu::index::NONZERO], DType::Bool)?(&reads[0])?),
+    )?;
     drop(access);
     Ok(out)
 }

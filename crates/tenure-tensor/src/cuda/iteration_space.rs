@@ -60,8 +60,12 @@ impl IterationSpace {
 
     /// Returns whether indices need 64 bits, if an operand reaches `beyond` more bytes.
     pub(super) fn is_large(&self, beyond: usize) -> bool {
-        let extent = |strides: &Dims| self.sizes.iter().zip(strides).map(|(size, stride)| size * stride).sum::<usize>();
-        let largest = self.operands.iter().map(extent).max().unwrap_or(0);
+        let largest = self
+            .operands
+            .iter()
+            .map(|strides| self.sizes.iter().zip(strides).map(|(size, stride)| size * stride).sum::<usize>())
+            .max()
+            .unwrap_or(0);
         is_large((largest + beyond).max(self.count()))
     }
 

@@ -25,15 +25,18 @@ fn cross_entropy(out: [&Tensor; 3], targets: Targets<'_>) -> Result<()> {
     let read = |index: usize| access.read_ptr(index).addr() as u64;
     let weight = targets.weight.map_or(0, |_| read(2));
     let places = [losses, read(0), read(1), weight, logs, weights, 0];
-    let launch = |queue: &mut Queue| launch(queue, "cross_entropy", &targets, places, &[places[1]]);
     let (dtype, Targets { ignored, smoothing, .. }) = (targets.scores.dtype(), targets);
-    queue::submit(&access, launch, move |writes, reads| {
-        let scores = reads[0].contiguous()?;
-        let targets = Targets { scores: &scores, classes: &reads[1], weight: reads.get(2), ignored, smoothing };
-        expect_classes(&targets)?;
-        let host = on_cpu("cross_entropy", &[cpu::loss::CROSS_ENTROPY], dtype)?;
-        host([&writes[0], &writes[1], &writes[2]], targets)
-    })
+    queue::submit(
+        &access,
+        |queue| launch(queue, "cross_entropy", &targets, places, &[places[1]]),
+        move |writes, reads| {
+            let scores = reads[0].contiguous()?;
+            let targets = Targets { scores: &scores, classes: &reads[1], weight: reads.get(2), ignored, smoothing };
+            expect_classes(&targets)?;
+            let host = on_cpu("cross_entropy", &[cpu::loss::CROSS_ENTROPY], dtype)?;
+            host([&writes[0], &writes[1], &writes[2]], targets)
+        },
+    )
 }
 
 fn cross_entropy_backward(out: &Tensor, grad: &Tensor, logs: &Tensor, targets: Targets<'_>) -> Result<()> {
@@ -43,20 +46,23 @@ fn cross_entropy_backward(out: &Tensor, grad: &Tensor, logs: &Tensor, targets: T
     let read = |index: usize| access.read_ptr(index).addr() as u64;
     let weight = targets.weight.map_or(0, |_| read(4));
     let places = [out, read(0), read(1), weight, read(3), 0, read(2)];
-    let launch = |queue: &mut Queue| launch(queue, "cross_entropy_backward", &targets, places, &[out, places[1]]);
     let (dtype, Targets { ignored, smoothing, .. }) = (targets.scores.dtype(), targets);
-    queue::submit(&access, launch, move |writes, reads| {
-        let scores = reads[0].contiguous()?;
-        let targets = Targets { scores: &scores, classes: &reads[1], weight: reads.get(4), ignored, smoothing };
-        // The forward pass has reported the error.
-        if expect_classes(&targets).is_err() {
-            return Ok(());
-        }
-        let dense = Tensor::empty(scores.sizes(), scores.dtype(), scores.device())?;
-        let host = on_cpu("cross_entropy_backward", &[cpu::loss::CROSS_ENTROPY_BACKWARD], dtype)?;
-        host(&dense, &reads[2], &reads[3], targets)?;
-        writes[0].copy_raw(&dense)
-    })
+    queue::submit(
+        &access,
+        |queue| launch(queue, "cross_entropy_backward", &targets, places, &[out, places[1]]),
+        move |writes, reads| {
+            let scores = reads[0].contiguous()?;
+            let targets = Targets { scores: &scores, classes: &reads[1], weight: reads.get(4), ignored, smoothing };
+            // The forward pass has reported the error.
+            if expect_classes(&targets).is_err() {
+                return Ok(());
+            }
+            let dense = Tensor::empty(scores.sizes(), scores.dtype(), scores.device())?;
+            let host = on_cpu("cross_entropy_backward", &[cpu::loss::CROSS_ENTROPY_BACKWARD], dtype)?;
+            host(&dense, &reads[2], &reads[3], targets)?;
+            writes[0].copy_raw(&dense)
+        },
+    )
 }
 
 /// Launches the kernel. `aligned` are the addresses that vectors read and write.
@@ -86,8 +92,8 @@ fn expect_classes(targets: &Targets<'_>) -> Result<()> {
     let op = "cross_entropy";
     let size = targets.scores.sizes()[1];
     let access = Access::new(op, &[], &[targets.classes])?;
-    let is_wrong = |class: &&i64| **class != targets.ignored && !(0..size as i64).contains(*class);
-    match access.slice::<i64>(0)?.iter().find(is_wrong) {
+    match access.slice::<i64>(0)?.iter().find(|class| **class != targets.ignored && !(0..size as i64).contains(*class))
+    {
         Some(&index) => Err(TensorError::Index { op, index, dim: 1, size }),
         None => Ok(()),
     }

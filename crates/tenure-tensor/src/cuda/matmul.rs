@@ -238,8 +238,12 @@ impl Work<'_> {
             block: [THREADS, 1, 1],
             shared_bytes: 0,
         };
-        let source = || format!("typedef {} Stored;\ntypedef {compute} T;\n{TEMPLATE}", stored(dtype));
-        queue.launch(KernelName { op: "matmul", variant: dtype as u64 }, source, config, &mut words)
+        queue.launch(
+            KernelName { op: "matmul", variant: dtype as u64 },
+            || format!("typedef {} Stored;\ntypedef {compute} T;\n{TEMPLATE}", stored(dtype)),
+            config,
+            &mut words,
+        )
     }
 }
 

@@ -51,8 +51,12 @@ fn normalize_rows(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<()> {
         let lines = Lines::new(dtype, &[out, input, weight, bias], 1, count, n, Edges::None);
         let places = [out, input, weight, bias, mean, rstd, 0, eps.to_bits()];
         let name = KernelName { op: "layer_norm", variant: lines.variant() };
-        let source = || lines.source(&[("BACKWARD", 0)], TEMPLATE);
-        queue.launch(name, source, lines.config(count), &mut lines::words(&places, [n, count, 1, lines.lanes]))
+        queue.launch(
+            name,
+            || lines.source(&[("BACKWARD", 0)], TEMPLATE),
+            lines.config(count),
+            &mut lines::words(&places, [n, count, 1, lines.lanes]),
+        )
     };
     let [has_mean, has_weight, has_bias] = [rows.mean, rows.weight, rows.bias].map(|tensor| tensor.is_some());
     queue::submit(&access, launch, move |writes, reads| {
@@ -99,14 +103,18 @@ fn normalize_rows_backward(
         let places: SmallVec<[u64; 10]> =
             [out].into_iter().chain(arrays).chain([weight, 0, mean, rstd, parts, 0]).collect();
         let name = KernelName { op: "layer_norm_backward", variant: lines.variant() };
-        let source = || lines.source(&[("BACKWARD", 1)], TEMPLATE);
         let sums = if lines.items > 0 && lines.threads > lines.lanes { 2 * n * rows.rstd.dtype().size() } else { 0 };
         let config = LaunchConfig {
             grid: [blocks as u32, 1, 1],
             block: [lines.threads as u32, 1, 1],
             shared_bytes: sums as u32,
         };
-        queue.launch(name, source, config, &mut lines::words(&places, [n, count, length, lines.lanes]))
+        queue.launch(
+            name,
+            || lines.source(&[("BACKWARD", 1)], TEMPLATE),
+            config,
+            &mut lines::words(&places, [n, count, length, lines.lanes]),
+        )
     };
     let is_there = optional.map(|tensor| tensor.is_some());
     queue::submit(&access, launch, move |writes, reads| {

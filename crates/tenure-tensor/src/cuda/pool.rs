@@ -152,8 +152,10 @@ fn run(
     };
     queue::submit(&access, launch, move |writes, reads| {
         no_grad(|| {
-            let fresh = |tensor: &Tensor| Tensor::empty(tensor.sizes(), tensor.dtype(), tensor.device());
-            let made = writes.iter().map(fresh).collect::<Result<Vec<_>>>()?;
+            let made = writes
+                .iter()
+                .map(|tensor| Tensor::empty(tensor.sizes(), tensor.dtype(), tensor.device()))
+                .collect::<Result<Vec<_>>>()?;
             host(&made, &reads.iter().map(Tensor::contiguous).collect::<Result<Vec<_>>>()?)?;
             writes.iter().zip(&made).try_for_each(|(to, made)| to.copy_raw(made))
         })

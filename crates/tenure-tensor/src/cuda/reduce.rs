@@ -240,11 +240,16 @@ impl<'a> Plan<'a> {
         let product = |dims: &Dims| dims.iter().map(|dim| dim.size).product::<usize>();
         let total = product(kept);
         let count = product(reduced);
-        let extent = |input: usize| {
-            let reach = |dim: &Dim| dim.size.saturating_sub(1) * dim.steps[input];
-            kept.iter().chain(reduced.iter()).map(reach).sum::<usize>()
-        };
-        let largest = (0..pointers.inputs.len()).map(extent).max().unwrap_or(0).max(total * count);
+        let largest = (0..pointers.inputs.len())
+            .map(|input| {
+                kept.iter()
+                    .chain(reduced.iter())
+                    .map(|dim| dim.size.saturating_sub(1) * dim.steps[input])
+                    .sum::<usize>()
+            })
+            .max()
+            .unwrap_or(0)
+            .max(total * count);
         let is_columns = match (kept.first(), reduced.first()) {
             // Rows of few elements are read by one thread each.
             (Some(kept), Some(reduced)) => kept.steps[0] < reduced.steps[0] || count < WIDEST,

@@ -42,8 +42,11 @@ fn scan(op: &'static str, out: &Tensor, input: &Tensor, dim: usize, host: &'stat
     let (outer, step) = lines::around(out.sizes(), dim);
     let rows = outer * step;
     let n = out.sizes().get(dim).copied().unwrap_or(1);
-    let launch = |queue: &mut Queue| launch(queue, op, dtype, places, [n, rows, step]);
-    queue::submit(&access, launch, move |writes, reads| on_cpu(op, host, dtype)?(&writes[0], &reads[0], dim))
+    queue::submit(
+        &access,
+        |queue| launch(queue, op, dtype, places, [n, rows, step]),
+        move |writes, reads| on_cpu(op, host, dtype)?(&writes[0], &reads[0], dim),
+    )
 }
 
 fn launch(

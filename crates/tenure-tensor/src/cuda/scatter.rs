@@ -19,10 +19,9 @@ pub(crate) const PUT_ADD: &[Entry<Put>] = on_cuda!(numbers: put_add);
 const FEW: usize = 64;
 
 fn scatter(op: &'static str, target: &Tensor, index: &Tensor, values: &Tensor, dim: usize) -> Result<()> {
-    let host = move |target: &Tensor, index: &Tensor, values: &Tensor| {
+    IndexedWrite::lines(op, target, index, values, dim).write(move |target, index, values| {
         on_cpu(op, &[cpu::scatter::SCATTER], target.dtype())?(op, target, index, values, dim)
-    };
-    IndexedWrite::lines(op, target, index, values, dim).write(host)
+    })
 }
 
 fn scatter_add(op: &'static str, target: &Tensor, index: &Tensor, values: &Tensor, dim: usize) -> Result<()> {
@@ -38,10 +37,9 @@ fn scatter_add(op: &'static str, target: &Tensor, index: &Tensor, values: &Tenso
 
 fn put(op: &'static str, target: &Tensor, positions: &Tensor, values: &Tensor, dims: &[usize]) -> Result<()> {
     let along = Dims::from_slice(dims);
-    let host = move |target: &Tensor, positions: &Tensor, values: &Tensor| {
+    IndexedWrite::rows(op, target, positions, values, dims).write(move |target, positions, values| {
         on_cpu(op, &[cpu::scatter::PUT], target.dtype())?(op, target, positions, values, &along)
-    };
-    IndexedWrite::rows(op, target, positions, values, dims).write(host)
+    })
 }
 
 fn put_add(op: &'static str, target: &Tensor, positions: &Tensor, values: &Tensor, dims: &[usize]) -> Result<()> {

@@ -36,9 +36,8 @@ fn order(out: &Tensor, input: &Tensor, count: usize, descending: bool) -> Result
             return radix::sort(queue, source, rows, Some(to)).map(drop);
         }
         let mut words = [to, from, out.numel() as u64, length as u64];
-        let text = || source.definitions() + RANK;
         let name = KernelName { op: "rank", variant: source.variant() };
-        queue.launch(name, text, linear(out.numel()), &mut words)
+        queue.launch(name, || source.definitions() + RANK, linear(out.numel()), &mut words)
     };
     queue::submit(&access, launch, move |writes, reads| {
         let dtype = if dtype.is_floating() { dtype } else { DType::I64 };

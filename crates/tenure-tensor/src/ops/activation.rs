@@ -76,14 +76,12 @@ impl Tensor {
 
     /// Computes x above 0, and `slope`·x below.
     pub fn leaky_relu(&self, slope: f64) -> Result<Self> {
-        let formula = move |grad: &Self, x: &Self| band_backward(grad, x, slope_above(0.0, slope));
-        self.curve(&LEAKY_RELU, [slope], formula)
+        self.curve(&LEAKY_RELU, [slope], move |grad, x| band_backward(grad, x, slope_above(0.0, slope)))
     }
 
     /// Computes x above `threshold`, else `value`.
     pub fn threshold(&self, threshold: f64, value: f64) -> Result<Self> {
-        let formula = move |grad: &Self, x: &Self| band_backward(grad, x, slope_above(threshold, 0.0));
-        self.curve(&THRESHOLD, [threshold, value], formula)
+        self.curve(&THRESHOLD, [threshold, value], move |grad, x| band_backward(grad, x, slope_above(threshold, 0.0)))
     }
 
     /// Clamps x to the range from `min` to `max`. Clamped elements have no gradient.
@@ -191,8 +189,7 @@ pub(super) fn tanh_backward(grad: &Tensor, y: &Tensor) -> Result<Tensor> {
 }
 
 fn sigmoid_backward(grad: &Tensor, y: &Tensor) -> Result<Tensor> {
-    let further = |grad: &Tensor, y: &Tensor| grad.sub(&grad.mul(y)?.mul(2)?);
-    sloped(by(&SIGMOID_BACKWARD, grad, y)?, grad, y, sigmoid_backward, further)
+    sloped(by(&SIGMOID_BACKWARD, grad, y)?, grad, y, sigmoid_backward, |grad, y| grad.sub(&grad.mul(y)?.mul(2)?))
 }
 
 fn silu_backward(grad: &Tensor, x: &Tensor) -> Result<Tensor> {
@@ -236,9 +233,14 @@ fn hardswish_backward(grad: &Tensor, x: &Tensor) -> Result<Tensor> {
 fn elu_backward(grad: &Tensor, x: &Tensor, numbers: [f64; 3]) -> Result<Tensor> {
     let dtype = grad.dtype();
     let out = pointwise::run(&ELU_BACKWARD, dtype, dtype, &[grad, x], move |kernel, iter| kernel(iter, numbers))?;
-    let this = move |grad: &Tensor, x: &Tensor| elu_backward(grad, x, numbers);
     let [below, _, input] = numbers;
-    sloped(out, grad, x, this, move |grad, x| elu_backward(grad, x, [below * input, 0.0, input]))
+    sloped(
+        out,
+        grad,
+        x,
+        move |grad, x| elu_backward(grad, x, numbers),
+        move |grad, x| elu_backward(grad, x, [below * input, 0.0, input]),
+    )
 }
 
 /// Returns `grad` where `y`, the output of [`relu`](Tensor::relu), is above 0, else 0.

@@ -104,8 +104,12 @@ impl Tensor {
         let width = self.sizes()[rank - 1];
         let scale = how.scale.unwrap_or_else(|| 1.0 / (width.max(1) as f64).sqrt());
         let count = scores.iter().product();
-        let draw = || Dropping { probability: how.dropout, state: default_generator().reserve(blocks(count)) };
-        let weighting = Weighting { scale, is_causal: how.is_causal, dropout: (how.dropout > 0.0).then(draw) };
+        let weighting = Weighting {
+            scale,
+            is_causal: how.is_causal,
+            dropout: (how.dropout > 0.0)
+                .then(|| Dropping { probability: how.dropout, state: default_generator().reserve(blocks(count)) }),
+        };
         let needs_weights = is_grad_enabled() && mask.as_ref().is_some_and(Self::requires_grad);
         let out = if needs_weights {
             let (_, sums) = attend(&q, &k, &v, mask.as_ref(), Weighting { dropout: None, ..weighting })?;

@@ -292,8 +292,8 @@ fn ordered(tensors: [&Tensor; 2]) -> Result<(MemoryFormat, [Tensor; 2])> {
         5 => MemoryFormat::ChannelsLast3d,
         _ => MemoryFormat::Contiguous,
     };
-    let is_last = |tensor: &&Tensor| !tensor.is_contiguous() && tensor.layout().is_contiguous_in(last);
-    let has_last = !tensors[0].device().is_cpu() && tensors.iter().any(is_last);
+    let has_last = !tensors[0].device().is_cpu()
+        && tensors.iter().any(|tensor| !tensor.is_contiguous() && tensor.layout().is_contiguous_in(last));
     let format = if has_last { last } else { MemoryFormat::Contiguous };
     Ok((format, [tensors[0].contiguous_in(format)?, tensors[1].contiguous_in(format)?]))
 }

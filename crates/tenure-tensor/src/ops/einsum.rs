@@ -94,11 +94,14 @@ impl Equation {
             None => {
                 let mut counts: BTreeMap<Label, usize> = BTreeMap::new();
                 inputs.iter().flatten().for_each(|label| *counts.entry(*label).or_default() += 1);
-                let once = |(label, count): (Label, usize)| match label {
-                    Label::Letter(_) => (count == 1).then_some(label),
-                    Label::Ellipsis(_) => None,
-                };
-                (0..ellipsis).rev().map(Label::Ellipsis).chain(counts.into_iter().filter_map(once)).collect()
+                (0..ellipsis)
+                    .rev()
+                    .map(Label::Ellipsis)
+                    .chain(counts.into_iter().filter_map(|(label, count)| match label {
+                        Label::Letter(_) => (count == 1).then_some(label),
+                        Label::Ellipsis(_) => None,
+                    }))
+                    .collect()
             }
         };
         for (index, label) in output.iter().enumerate() {
@@ -235,8 +238,8 @@ impl Term {
 
     /// Sums over all dimensions except the ones with a label that `keeps` accepts.
     fn sum_but(&self, keeps: impl Fn(&Label) -> bool) -> Result<Self> {
-        let dropped = |dim: &usize| !keeps(&self.labels[*dim]);
-        let dims: Vec<isize> = (0..self.labels.len()).filter(dropped).map(|dim| dim as isize).collect();
+        let dims: Vec<isize> =
+            (0..self.labels.len()).filter(|dim| !keeps(&self.labels[*dim])).map(|dim| dim as isize).collect();
         let tensor = if dims.is_empty() { self.tensor.clone() } else { self.tensor.sum(&dims, false)? };
         Ok(Self { tensor, labels: self.labels.iter().copied().filter(|label| keeps(label)).collect() })
     }

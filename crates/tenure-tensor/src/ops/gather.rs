@@ -240,8 +240,9 @@ impl Tensor {
     /// in the other dimensions.
     pub(crate) fn index_dim(&self, op: &'static str, dim: isize, index: &Self) -> Result<usize> {
         let place = self.dim(op, dim)?;
-        let fits = |other: usize| other == place || index.sizes()[other] <= self.sizes()[other];
-        if self.rank() == index.rank() && (0..self.rank()).all(fits) {
+        if self.rank() == index.rank()
+            && (0..self.rank()).all(|other| other == place || index.sizes()[other] <= self.sizes()[other])
+        {
             return Ok(place);
         }
         let reason = format!(

@@ -35,8 +35,13 @@ impl Tensor {
     /// # Errors
     /// The errors of [`add_`](Self::add_).
     pub fn mul_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
-        let save = |saver: &mut Saver, other: &Self| arithmetic::product(saver, self, other);
-        self.computed("mul_", &MUL, other.into(), |dtype| dtype, save)
+        self.computed(
+            "mul_",
+            &MUL,
+            other.into(),
+            |dtype| dtype,
+            |saver: &mut Saver, other: &Self| arithmetic::product(saver, self, other),
+        )
     }
 
     /// Divides by a tensor or number, broadcast and converted.
@@ -44,8 +49,9 @@ impl Tensor {
     /// # Errors
     /// The errors of [`add_`](Self::add_); this is an integer tensor.
     pub fn div_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
-        let save = |saver: &mut Saver, other: &Self| arithmetic::quotient(saver, self, other);
-        self.computed("div_", &DIV, other.into(), pointwise::floating, save)
+        self.computed("div_", &DIV, other.into(), pointwise::floating, |saver: &mut Saver, other: &Self| {
+            arithmetic::quotient(saver, self, other)
+        })
     }
 
     /// Adds `alpha` times another tensor, in one pass. PyTorch's `add_(other, alpha=alpha)`.
@@ -63,8 +69,9 @@ impl Tensor {
     /// The errors of [`add_`](Self::add_).
     pub fn addcmul_(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<()> {
         let factor = factor.into();
-        let save = |saver: &mut Saver| arithmetic::sum_with_product(saver, a, b, factor);
-        self.scaled("addcmul_", &ADDCMUL, &[self, a, b], factor, save)
+        self.scaled("addcmul_", &ADDCMUL, &[self, a, b], factor, |saver: &mut Saver| {
+            arithmetic::sum_with_product(saver, a, b, factor)
+        })
     }
 
     /// Adds `factor` · `a` / `b`, in one pass.
@@ -73,8 +80,9 @@ impl Tensor {
     /// The errors of [`add_`](Self::add_).
     pub fn addcdiv_(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<()> {
         let factor = factor.into();
-        let save = |saver: &mut Saver| arithmetic::sum_with_quotient(saver, a, b, factor);
-        self.scaled("addcdiv_", &ADDCDIV, &[self, a, b], factor, save)
+        self.scaled("addcdiv_", &ADDCDIV, &[self, a, b], factor, |saver: &mut Saver| {
+            arithmetic::sum_with_quotient(saver, a, b, factor)
+        })
     }
 
     /// Interpolates linearly towards `end`: a `weight` of 0 changes nothing, a weight of 1 gives `end`.
@@ -87,8 +95,13 @@ impl Tensor {
         self.check_stores("lerp_", dtype)?;
         let weight = pointwise::tensor("lerp_", weight, dtype)?;
         let inputs = [self, end, &*weight];
-        let write = || pointwise::write("lerp_", &LERP, dtype, self, &inputs, |kernel, iter| kernel(iter));
-        attach_in_place(self, "lerp_", &inputs, write, |saver| arithmetic::way(saver, inputs))
+        attach_in_place(
+            self,
+            "lerp_",
+            &inputs,
+            || pointwise::write("lerp_", &LERP, dtype, self, &inputs, |kernel, iter| kernel(iter)),
+            |saver| arithmetic::way(saver, inputs),
+        )
     }
 
     /// Sets every element to this number.
@@ -133,12 +146,17 @@ impl Tensor {
         pointwise::check_writes("copy_", self, source.sizes())?;
         let back = source.device();
         let is_here = back == self.device() || (source.rank() == 0 && back.is_cpu());
-        let write = || if is_here { self.copy_raw(source) } else { transfer::copy_across(self, source) };
         let formula = move |context: &Context<'_>| {
             let to_source = if is_here { context.grad(0)? } else { context.grad(0)?.to_device(back)? };
             Ok([context.zeros(0)?, Some(to_source)].into_iter().collect())
         };
-        attach_in_place(self, "copy_", &[self, source], write, |_| Ok(formula))
+        attach_in_place(
+            self,
+            "copy_",
+            &[self, source],
+            || if is_here { self.copy_raw(source) } else { transfer::copy_across(self, source) },
+            |_| Ok(formula),
+        )
     }
 
     /// Sets elements to `value` where `mask`, of `bool` and broadcast, is true.
@@ -168,9 +186,17 @@ impl Tensor {
         let dtype = pointwise::promoted(&[self.into(), min.into(), max.into()]);
         self.check_stores("clamp_", dtype)?;
         let limits = (Some(min), Some(max));
-        let call = |kernel: Clamp, iter: &Elementwise<'_>| kernel(iter, limits.0, limits.1);
-        let write = || pointwise::write("clamp_", &CLAMP, dtype, self, &[self], call);
-        attach_in_place(self, "clamp_", &[self], write, |saver| select::clamped(saver, self, limits))
+        attach_in_place(
+            self,
+            "clamp_",
+            &[self],
+            || {
+                pointwise::write("clamp_", &CLAMP, dtype, self, &[self], |kernel: Clamp, iter: &Elementwise<'_>| {
+                    kernel(iter, limits.0, limits.1)
+                })
+            },
+            |saver| select::clamped(saver, self, limits),
+        )
     }
 
     /// Writes a kernel's result on this tensor and another operand. `compute` maps the dtype that they promote to, to
@@ -185,8 +211,13 @@ impl Tensor {
     ) -> Result<()> {
         let pair = Pair::new(op, self, other, compute)?;
         self.check_stores(op, pair.dtype)?;
-        let write = || pointwise::write(op, kernel, pair.dtype, self, &[self, &pair.b], |kernel, iter| kernel(iter));
-        attach_in_place(self, op, &[self, &pair.b], write, |saver| save(saver, &pair.b))
+        attach_in_place(
+            self,
+            op,
+            &[self, &pair.b],
+            || pointwise::write(op, kernel, pair.dtype, self, &[self, &pair.b], |kernel, iter| kernel(iter)),
+            |saver| save(saver, &pair.b),
+        )
     }
 
     /// Writes a kernel's result on these inputs and a number.
@@ -202,8 +233,13 @@ impl Tensor {
         let dtype = pointwise::promoted(&operands);
         arithmetic::check_factor(op, factor, dtype)?;
         self.check_stores(op, dtype)?;
-        let write = || pointwise::write(op, kernel, dtype, self, inputs, |kernel, iter| kernel(iter, factor));
-        attach_in_place(self, op, inputs, write, save)
+        attach_in_place(
+            self,
+            op,
+            inputs,
+            || pointwise::write(op, kernel, dtype, self, inputs, |kernel, iter| kernel(iter, factor)),
+            save,
+        )
     }
 
     /// Checks that a result of `dtype` can be written to this tensor, by PyTorch's rules.

@@ -59,11 +59,14 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
             tensors.iter().zip(starts).map(|(tensor, start)| (start, tensor.sizes()[place])).collect();
         Ok(move |context: &Context<'_>| {
             let grad = context.grad(0)?;
-            let part = |(input, (start, length)): (usize, &(Option<usize>, usize))| match start {
-                Some(start) => context.give(input, || grad.narrow(dim, *start, *length)),
-                None => context.zeros(input),
-            };
-            parts.iter().enumerate().map(part).collect()
+            parts
+                .iter()
+                .enumerate()
+                .map(|(input, (start, length))| match start {
+                    Some(start) => context.give(input, || grad.narrow(dim, *start, *length)),
+                    None => context.zeros(input),
+                })
+                .collect()
         })
     })
 }
@@ -95,12 +98,15 @@ pub fn meshgrid(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
         return Err(TensorError::shape("meshgrid", reason));
     }
     let sizes: Vec<isize> = tensors.iter().map(|tensor| tensor.numel() as isize).collect();
-    let grid = |(dim, tensor): (usize, &&Tensor)| {
-        let mut own = vec![1; sizes.len()];
-        own[dim] = sizes[dim];
-        tensor.view(&own)?.expand(&sizes)
-    };
-    tensors.iter().enumerate().map(grid).collect()
+    tensors
+        .iter()
+        .enumerate()
+        .map(|(dim, tensor)| {
+            let mut own = vec![1; sizes.len()];
+            own[dim] = sizes[dim];
+            tensor.view(&own)?.expand(&sizes)
+        })
+        .collect()
 }
 
 impl Tensor {

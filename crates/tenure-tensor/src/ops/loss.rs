@@ -430,8 +430,7 @@ fn expect_classes(op: &'static str, scores: &Tensor, target: &Tensor, ignored: i
     }
     let target = no_grad(|| target.to_dtype(DType::I64)?.contiguous())?;
     let access = Access::new(op, &[], &[&target])?;
-    let is_wrong = |class: &&i64| **class != ignored && !(0..classes as i64).contains(*class);
-    match access.slice::<i64>(0)?.iter().find(is_wrong) {
+    match access.slice::<i64>(0)?.iter().find(|class| **class != ignored && !(0..classes as i64).contains(*class)) {
         Some(&class) => {
             let reason = format!(
                 "the target has class {class}, but scores of sizes {:?} have classes 0 to {}, and what is ignored is \
@@ -492,12 +491,11 @@ fn first_outside<T: Element>(elements: &[T]) -> Option<usize> {
     let zero = T::from_scalar(Scalar::Int(0));
     let one = T::from_scalar(Scalar::Int(1));
     let is_outside = |element: &T| !((*element >= zero) & (*element <= one));
-    let has_outside = |block: &[T]| {
+    let first = elements.chunks(BLOCK).position(|block| {
         vectorized(
             #[inline(always)]
             || block.iter().fold(false, |found, element| found | is_outside(element)),
         )
-    };
-    let first = elements.chunks(BLOCK).position(has_outside)? * BLOCK;
+    })? * BLOCK;
     elements[first..].iter().position(is_outside).map(|at| first + at)
 }

@@ -62,10 +62,9 @@ impl Tensor {
         let places: Vec<(usize, usize)> =
             widths.iter().zip(self.sizes()).map(|(width, size)| (width[0], *size)).collect();
         let inside = move |whole: &Self| {
-            let narrow = |whole: Self, (dim, (start, size)): (usize, &(usize, usize))| {
+            places.iter().enumerate().try_fold(whole.clone(), |whole, (dim, (start, size))| {
                 if whole.sizes()[dim] == *size { Ok(whole) } else { whole.narrow(dim as isize, *start, *size) }
-            };
-            places.iter().enumerate().try_fold(whole.clone(), narrow)
+            })
         };
         inside(&out)?.copy_raw(self)?;
         recipe::note(&out, "pad", [self], [], || {

@@ -30,12 +30,12 @@ pub(crate) fn broadcast(op: &'static str, left: &[usize], right: &[usize]) -> Re
 
 /// Returns the dtype that operands are computed in, promoted as in PyTorch.
 pub(crate) fn promoted(operands: &[Value<'_>]) -> DType {
-    let operand = |value: &Value<'_>| match value {
+    result_type(operands.iter().map(|value| match value {
         Value::Tensor(tensor) if tensor.rank() == 0 => Operand::ZeroDim(tensor.dtype()),
         Value::Tensor(tensor) => Operand::Tensor(tensor.dtype()),
         Value::Number(number) => Operand::Number(number.dtype()),
-    };
-    result_type(operands.iter().map(operand)).unwrap_or(DType::F32)
+    }))
+    .unwrap_or(DType::F32)
 }
 
 /// Allocates the result of these inputs, on their device. Its memory order is that of the first input that has the

@@ -314,11 +314,12 @@ impl Taps {
     /// Returns the distance of each element of a window from the first element, by index.
     pub(crate) fn offsets(&self) -> Vec<isize> {
         let [depth, height, width] = self.kernel;
-        let offset = |number: usize| {
-            let at = [number / width / height, number / width % height, number % width];
-            (0..3).fold(0, |place, dim| place * self.source[dim] + at[dim] * self.dilation[dim]) as isize
-        };
-        (0..depth * height * width).map(offset).collect()
+        (0..depth * height * width)
+            .map(|number| {
+                let at = [number / width / height, number / width % height, number % width];
+                (0..3).fold(0, |place, dim| place * self.source[dim] + at[dim] * self.dilation[dim]) as isize
+            })
+            .collect()
     }
 
     /// Returns the place of a window's element along a dimension, if it is inside the image.

@@ -90,8 +90,9 @@ impl Tensor {
     /// The dtype is not floating; an element is no probability.
     pub fn bernoulli(&self, generator: &Generator) -> Result<Self> {
         let dense = self.detach().contiguous()?;
-        let draw = |kernel: BernoulliEach, out: &Self, state| kernel(out, &dense, state);
-        drawn(&BERNOULLI_EACH, self.sizes(), self.dtype(), self.device(), generator, draw)
+        drawn(&BERNOULLI_EACH, self.sizes(), self.dtype(), self.device(), generator, |kernel, out, state| {
+            kernel(out, &dense, state)
+        })
     }
 
     /// Replaces all elements by 1 with this probability, and by 0 otherwise.

@@ -339,8 +339,12 @@ impl Reduced {
 
     fn of(tensor: &Tensor, is_reduced: impl Fn(usize) -> bool) -> Self {
         let is_reduced: Vec<bool> = (0..tensor.rank()).map(is_reduced).collect();
-        let size = |(size, is_reduced): (&usize, &bool)| if *is_reduced { 1 } else { *size };
-        let sizes = tensor.sizes().iter().zip(&is_reduced).map(size).collect();
+        let sizes = tensor
+            .sizes()
+            .iter()
+            .zip(&is_reduced)
+            .map(|(size, is_reduced)| if *is_reduced { 1 } else { *size })
+            .collect();
         Self { sizes, is_reduced }
     }
 

@@ -54,10 +54,13 @@ impl Tensor {
     /// The errors of [`scatter_add`](Self::scatter_add), and of every write in place.
     pub fn scatter_add_(&self, dim: isize, index: &Self, source: &Self) -> Result<()> {
         let (index, source) = self.scatter_operands("scatter_add_", index, source.into())?;
-        let write = || self.scatter_raw("scatter_add_", dim, &index, &source, true);
-        attach_in_place(self, "scatter_add_", &[self, &source], write, |saver| {
-            scatter_formula(saver, dim, &index, true)
-        })
+        attach_in_place(
+            self,
+            "scatter_add_",
+            &[self, &source],
+            || self.scatter_raw("scatter_add_", dim, &index, &source, true),
+            |saver| scatter_formula(saver, dim, &index, true),
+        )
     }
 
     /// Returns a copy with the entries at indices of a dimension replaced by `source`.
@@ -179,8 +182,13 @@ impl Tensor {
         values: &Self,
         adds: bool,
     ) -> Result<()> {
-        let write = || self.put_raw(op, dims, at, positions, values, adds);
-        attach_in_place(self, op, &[self, values], write, |saver| put_formula(saver, dims, at, positions, adds))
+        attach_in_place(
+            self,
+            op,
+            &[self, values],
+            || self.put_raw(op, dims, at, positions, values, adds),
+            |saver| put_formula(saver, dims, at, positions, adds),
+        )
     }
 
     fn put_raw(

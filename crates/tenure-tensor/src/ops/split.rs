@@ -31,11 +31,17 @@ impl Tensor {
             return Err(TensorError::shape("split", reason));
         }
         let mut start = 0;
-        let part = |size: &usize| {
-            start += size;
-            Ok(self.alias(self.layout().narrow(place, start - size, *size)?))
-        };
-        self.viewed_in_parts("split", sizes.iter().map(part).collect::<Result<_>>()?, move |grads| cat(grads, dim))
+        self.viewed_in_parts(
+            "split",
+            sizes
+                .iter()
+                .map(|size| {
+                    start += size;
+                    Ok(self.alias(self.layout().narrow(place, start - size, *size)?))
+                })
+                .collect::<Result<_>>()?,
+            move |grads| cat(grads, dim),
+        )
     }
 
     /// Splits a dimension into at most `chunks` parts, of the same size except the last.
@@ -59,8 +65,9 @@ impl Tensor {
     /// The dimension does not exist.
     pub fn unbind(&self, dim: isize) -> Result<Vec<Self>> {
         let place = self.existing_dim("unbind", dim)?;
-        let part = |index| Ok(self.alias(self.layout().select(place, index)?));
-        let parts = (0..self.sizes()[place]).map(part).collect::<Result<_>>()?;
+        let parts = (0..self.sizes()[place])
+            .map(|index| Ok(self.alias(self.layout().select(place, index)?)))
+            .collect::<Result<_>>()?;
         self.viewed_in_parts("unbind", parts, move |grads| stack(grads, dim))
     }
 

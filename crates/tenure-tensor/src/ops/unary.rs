@@ -93,8 +93,13 @@ pub(super) fn of_floats_in_place(
     let op = kernel.name();
     let dtype = floating(target.dtype());
     target.check_stores(op, dtype)?;
-    let write = || pointwise::write(op, kernel, dtype, target, &[target], |kernel, iter| kernel(iter));
-    attach_in_place(target, op, &[target], write, |saver| by.save(saver, target, target, formula))
+    attach_in_place(
+        target,
+        op,
+        &[target],
+        || pointwise::write(op, kernel, dtype, target, &[target], |kernel, iter| kernel(iter)),
+        |saver| by.save(saver, target, target, formula),
+    )
 }
 
 impl By {

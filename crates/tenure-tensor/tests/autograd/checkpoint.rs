@@ -11,12 +11,13 @@ use super::{grad, leaf, values};
 /// Computes x⁴ in a checkpoint that counts its runs.
 fn counted(x: &Tensor, runs: &Arc<AtomicUsize>) -> Tensor {
     let runs = Arc::clone(runs);
-    let function = move |x: &[Tensor]| {
+    autograd::checkpoint(&[x], move |x| {
         runs.fetch_add(1, Ordering::Relaxed);
         let square = x[0].mul(&x[0])?;
         Ok(vec![square.mul(&square)?])
-    };
-    autograd::checkpoint(&[x], function).unwrap().remove(0)
+    })
+    .unwrap()
+    .remove(0)
 }
 
 #[test]

@@ -16,11 +16,12 @@ fn hooks_run_in_order_and_replace_the_gradient() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     for (tensor, factor) in [(&middle, 10.0), (&middle, 3.0), (&x, 7.0)] {
         let seen = Arc::clone(&seen);
-        let hook = move |grad: &Tensor| {
-            seen.lock().unwrap().push(values(grad)[0]);
-            grad.mul(factor).map(Some)
-        };
-        tensor.register_hook(hook).unwrap();
+        tensor
+            .register_hook(move |grad| {
+                seen.lock().unwrap().push(values(grad)[0]);
+                grad.mul(factor).map(Some)
+            })
+            .unwrap();
     }
     middle.backward().unwrap();
     assert_eq!(*seen.lock().unwrap(), [1.0, 10.0, 60.0]);
@@ -32,12 +33,13 @@ fn a_hook_gets_the_sum_over_all_uses_once() {
     let x = leaf(&[1.0]);
     let calls = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&calls);
-    let count = move |grad: &Tensor| {
-        counter.fetch_add(1, Ordering::Relaxed);
-        assert_eq!(values(grad), [5.0]);
-        Ok(None)
-    };
-    let handle = x.register_hook(count).unwrap();
+    let handle = x
+        .register_hook(move |grad| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(values(grad), [5.0]);
+            Ok(None)
+        })
+        .unwrap();
     let step = || x.mul(2.0).unwrap().add(&x.mul(3.0).unwrap()).unwrap().backward().unwrap();
     step();
     handle.remove();
@@ -64,7 +66,6 @@ fn a_hook_that_fails_ends_the_way_back() {
 #[test]
 fn a_hook_that_changes_the_kind_of_a_gradient_is_told() {
     let larger = |grad: &Tensor| grad.expand(&[2, 3]).map(Some);
-    let other_dtype = |grad: &Tensor| grad.to_dtype(DType::F32).map(Some);
     let x = leaf(&[1.0, 2.0, 3.0]);
     let say = |tensor: &Tensor| tensor.sum_all().unwrap().backward().unwrap_err().to_string();
     let middle = x.mul(2.0).unwrap();
@@ -73,7 +74,7 @@ fn a_hook_that_changes_the_kind_of_a_gradient_is_told() {
         say(&middle),
         "register_hook: a hook of output 0 of mul gave a gradient of float64 [2, 3] on cpu for one of float64 [3] on cpu"
     );
-    x.register_hook(other_dtype).unwrap();
+    x.register_hook(|grad| grad.to_dtype(DType::F32).map(Some)).unwrap();
     assert_eq!(
         say(&x),
         "register_hook: a hook of a leaf gave a gradient of float32 [3] on cpu for one of float64 [3] on cpu"
@@ -166,8 +167,10 @@ fn a_pack_hook_that_fails_leaves_all_as_it_was() {
     let a = x.mul(2.0).unwrap();
     let b = x.mul(3.0).unwrap();
     {
-        let refuse = |_: &Tensor, _| Err::<(), _>(TensorError::argument("pack", "the disk is full"));
-        let _hooks = SavedHooks::enter(refuse, |()| unreachable!("nothing was packed"));
+        let _hooks = SavedHooks::enter(
+            |_, _| Err::<(), _>(TensorError::argument("pack", "the disk is full")),
+            |()| unreachable!("nothing was packed"),
+        );
         assert_eq!(a.mul(&b).unwrap_err().to_string(), "pack: the disk is full");
         assert_eq!(a.mul_(&b).unwrap_err().to_string(), "pack: the disk is full");
     }
@@ -265,8 +268,10 @@ fn hooks_that_go_out_of_order_leave_the_others() {
 fn no_graph_holds_itself() {
     let token = Arc::new(());
     let packed = Arc::clone(&token);
-    let keep = move |tensor: &Tensor, _| Ok((tensor.clone(), Arc::clone(&packed)));
-    let hooks = SavedHooks::enter(keep, |(tensor, _): &(Tensor, Arc<()>)| Ok(tensor.clone()));
+    let hooks = SavedHooks::enter(
+        move |tensor, _| Ok((tensor.clone(), Arc::clone(&packed))),
+        |(tensor, _): &(Tensor, Arc<()>)| Ok(tensor.clone()),
+    );
     let x = leaf(&[2.0, 3.0]);
     let a = x.mul(2.0).unwrap();
     let part = a.narrow(0, 0, 1).unwrap();
@@ -288,11 +293,11 @@ fn a_leaf_is_told_when_its_gradient_is_whole_while_backward_goes_on() {
     for (name, leaf) in &leaves {
         let name = *name;
         let log = Arc::clone(&log);
-        let note = move |leaf: &Tensor| {
+        leaf.register_post_accumulate_grad_hook(move |leaf| {
             log.lock().unwrap().push((name, leaf.grad().unwrap().to_vec::<f64>()?));
             Ok(())
-        };
-        leaf.register_post_accumulate_grad_hook(note).unwrap();
+        })
+        .unwrap();
     }
     let [(_, first), (_, last)] = &leaves;
     // Each leaf is used twice. The last gets its gradient before the pass reaches the nodes that lead to the first.
@@ -319,15 +324,17 @@ fn what_an_unpack_hook_finds_modified_is_refused_in_the_words_of_no_hooks() {
         z.sum_all().unwrap().backward().unwrap_err().to_string()
     };
     let plain = refused();
-    let unpack = |packed: &Tensor| {
-        let node = String::new();
-        let origin = String::new();
-        let writer = packed.writes().last_writer();
-        let dtype = packed.dtype();
-        let sizes = packed.sizes().to_vec();
-        let found = packed.version();
-        Err(AutogradError::Modified { node, dtype, sizes, origin, writer, found, saved: 0 }.into())
-    };
-    let _hooks = SavedHooks::enter(|tensor, _| Ok(tensor.clone()), unpack);
+    let _hooks = SavedHooks::enter(
+        |tensor, _| Ok(tensor.clone()),
+        |packed| {
+            let node = String::new();
+            let origin = String::new();
+            let writer = packed.writes().last_writer();
+            let dtype = packed.dtype();
+            let sizes = packed.sizes().to_vec();
+            let found = packed.version();
+            Err(AutogradError::Modified { node, dtype, sizes, origin, writer, found, saved: 0 }.into())
+        },
+    );
     assert_eq!(refused(), plain);
 }

@@ -142,17 +142,19 @@ pub(crate) fn calls(family: &str, cases: &[Case]) -> BTreeMap<&'static str, BTre
             (text.chars().take_while(|letter| is_of_word(*letter)).collect(), text.split("\n}\n").next().unwrap())
         })
         .collect();
-    let of_case = |(name, _): &Case| {
-        let start = source.find(&format!("(\"{name}\", ")).unwrap() + name.len() + 4;
-        let closure = source[start..].split("\n    (\"").next().unwrap().split("\n];").next().unwrap();
-        let mut names = words(closure);
-        for _ in 0..2 {
-            let used = helpers.iter().filter(|(helper, _)| names.contains(helper));
-            names.extend(used.flat_map(|(_, body)| words(body)).collect::<Vec<_>>());
-        }
-        (*name, names)
-    };
-    cases.iter().map(of_case).collect()
+    cases
+        .iter()
+        .map(|(name, _)| {
+            let start = source.find(&format!("(\"{name}\", ")).unwrap() + name.len() + 4;
+            let closure = source[start..].split("\n    (\"").next().unwrap().split("\n];").next().unwrap();
+            let mut names = words(closure);
+            for _ in 0..2 {
+                let used = helpers.iter().filter(|(helper, _)| names.contains(helper));
+                names.extend(used.flat_map(|(_, body)| words(body)).collect::<Vec<_>>());
+            }
+            (*name, names)
+        })
+        .collect()
 }
 
 fn words(source: &str) -> BTreeSet<String> {

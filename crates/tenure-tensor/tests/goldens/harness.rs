@@ -139,9 +139,9 @@ impl Family {
     }
 
     pub(crate) fn open(name: &str) -> Self {
-        let here = || Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens");
         // The folder is given on a machine without the sources.
-        let folder = std::env::var_os("TENURE_GOLDENS").map_or_else(here, PathBuf::from);
+        let folder = std::env::var_os("TENURE_GOLDENS")
+            .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens"), PathBuf::from);
         let path = folder.join(format!("{name}.safetensors"));
         let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
@@ -248,18 +248,23 @@ impl Family {
     /// Returns the inputs of a sample with the sizes `size(input, dimension, original size)`. Their values are
     /// repeated; floats are varied, so that no two are equal.
     pub(crate) fn grown(&self, sample: &Sample, size: impl Fn(usize, usize, usize) -> usize) -> Vec<Tensor> {
-        let grown = |(index, input): (usize, &Input)| {
-            let sizes: Vec<usize> = input.sizes.iter().enumerate().map(|(dim, has)| size(index, dim, *has)).collect();
-            let dtype = dtype(&input.dtype);
-            let values = numbers(&self.input(input, None));
-            let count: usize = sizes.iter().product();
-            let factor =
-                |at: usize| if dtype.is_floating() { 1.0 - (at as f64 * 0.618_034).fract() / 64.0 } else { 1.0 };
-            let values: Vec<f64> = (0..count).map(|at| values[at % values.len()] * factor(at)).collect();
-            let tensor = Tensor::from_slice(&values, &sizes).unwrap().to_dtype(dtype).unwrap();
-            tensor.requires_grad_(input.grad).unwrap()
-        };
-        sample.inputs.iter().enumerate().map(grown).collect()
+        sample
+            .inputs
+            .iter()
+            .enumerate()
+            .map(|(index, input)| {
+                let sizes: Vec<usize> =
+                    input.sizes.iter().enumerate().map(|(dim, has)| size(index, dim, *has)).collect();
+                let dtype = dtype(&input.dtype);
+                let values = numbers(&self.input(input, None));
+                let count: usize = sizes.iter().product();
+                let factor =
+                    |at: usize| if dtype.is_floating() { 1.0 - (at as f64 * 0.618_034).fract() / 64.0 } else { 1.0 };
+                let values: Vec<f64> = (0..count).map(|at| values[at % values.len()] * factor(at)).collect();
+                let tensor = Tensor::from_slice(&values, &sizes).unwrap().to_dtype(dtype).unwrap();
+                tensor.requires_grad_(input.grad).unwrap()
+            })
+            .collect()
     }
 
     fn tensor(&self, place: &Place) -> Tensor {

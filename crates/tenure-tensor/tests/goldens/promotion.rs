@@ -35,8 +35,11 @@ fn results_have_the_dtypes_of_pytorch() {
                     "tensor and 0-d" | "both 0-d" => Some(ones(right, &[])),
                     _ => None,
                 };
-                let b = || tensor.as_ref().map_or_else(|| Value::Number(number(right)), Value::Tensor);
-                for (operation, found, expected) in results(&a, &b, dtype(expected)) {
+                for (operation, found, expected) in results(
+                    &a,
+                    &|| tensor.as_ref().map_or_else(|| Value::Number(number(right)), Value::Tensor),
+                    dtype(expected),
+                ) {
                     let found = found.map(|tensor| tensor.dtype());
                     if found.as_ref().ok() != Some(&expected) {
                         wrong

@@ -33,8 +33,9 @@ fn any_sizes_and_orders() {
                 let is = [transposed & 1 != 0, transposed & 2 != 0];
                 let a = numbers(&sizes(m, k, is[0]), dtype, 1);
                 let b = numbers(&sizes(k, n, is[1]), dtype, 2);
-                let view = |x: &Tensor, at: usize| if is[at] { x.transpose(0, 1).unwrap() } else { x.clone() };
-                check(&format!("{dtype} {m}x{k}x{n}, transposed {is:?}"), &a, &b, view);
+                check(&format!("{dtype} {m}x{k}x{n}, transposed {is:?}"), &a, &b, |x, at| {
+                    if is[at] { x.transpose(0, 1).unwrap() } else { x.clone() }
+                });
             }
         }
     }
@@ -54,15 +55,14 @@ fn sizes_that_are_no_multiple_of_eight() {
                 };
                 let a = apart(m, k, is[0], 1);
                 let b = apart(k, n, is[1], 2);
-                let view = |x: &Tensor, at: usize| {
-                    let columns = [[k, m], [n, k]][at][usize::from(is[at])];
-                    let x = x.narrow(1, 0, columns).unwrap();
-                    if is[at] { x.transpose(0, 1).unwrap() } else { x }
-                };
                 // A simulated device has no algorithms to measure.
                 for measures in [false, true].into_iter().filter(|measures| !measures || simulated().is_none()) {
                     tuning::measure_algorithms(measures);
-                    check(&format!("{dtype} {m}x{k}x{n}, transposed {is:?}, measured {measures}"), &a, &b, view);
+                    check(&format!("{dtype} {m}x{k}x{n}, transposed {is:?}, measured {measures}"), &a, &b, |x, at| {
+                        let columns = [[k, m], [n, k]][at][usize::from(is[at])];
+                        let x = x.narrow(1, 0, columns).unwrap();
+                        if is[at] { x.transpose(0, 1).unwrap() } else { x }
+                    });
                 }
                 tuning::measure_algorithms(false);
             }
@@ -76,16 +76,19 @@ fn parts_of_larger_matrices() {
         let a = numbers(&[40, 50], dtype, 3);
         let b = numbers(&[50, 60], dtype, 4);
         // These views are aligned only to an element, and their rows are further apart than they are long.
-        let part = |x: &Tensor, at: usize| match at {
+        check(&format!("{dtype}, parts"), &a, &b, |x, at| match at {
             0 => x.narrow(0, 3, 31).unwrap().narrow(1, 1, 37).unwrap(),
             _ => x.narrow(0, 5, 37).unwrap().narrow(1, 3, 41).unwrap(),
-        };
-        check(&format!("{dtype}, parts"), &a, &b, part);
+        });
         // These views have every other element, which the library does not support.
         let a = numbers(&[30, 20, 2], dtype, 5);
         let b = numbers(&[20, 8], dtype, 6);
-        let some = |x: &Tensor, at: usize| if at == 0 { x.select(2, 1).unwrap() } else { x.clone() };
-        check(&format!("{dtype}, every other"), &a, &b, some);
+        check(
+            &format!("{dtype}, every other"),
+            &a,
+            &b,
+            |x, at| if at == 0 { x.select(2, 1).unwrap() } else { x.clone() },
+        );
     }
 }
 

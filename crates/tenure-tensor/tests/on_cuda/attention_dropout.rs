@@ -179,8 +179,11 @@ fn gradients_of_gradients_drop_the_same() {
         let out = attend(&inputs, &how).unwrap();
         let options = Options { create_graph: true, ..Options::default() };
         let grads = autograd::grad(&[&out.mul(&out).unwrap()], &inputs.each_ref(), &[Some(&out)], options).unwrap();
-        let square = |grad: Option<Tensor>| grad.as_ref().unwrap().mul(grad.as_ref().unwrap())?.sum_all();
-        let sums = grads.into_iter().map(square).collect::<Result<Vec<_>>>().unwrap();
+        let sums = grads
+            .into_iter()
+            .map(|grad| grad.as_ref().unwrap().mul(grad.as_ref().unwrap())?.sum_all())
+            .collect::<Result<Vec<_>>>()
+            .unwrap();
         let grads = autograd::grad(&sums.iter().collect::<Vec<_>>(), &inputs.each_ref(), &[], Options::default());
         grads.unwrap().into_iter().flat_map(|grad| numbers(&grad.unwrap())).collect::<Vec<_>>()
     };
@@ -207,16 +210,18 @@ fn a_masks_gradient_drops_the_same() {
 
 #[test]
 fn what_is_computed_again_drops_the_same() {
-    let checkpointed = |[q, k, v]: &[Tensor; 3], how: &Attention<'_>| {
-        let mask = how.mask.cloned();
-        let dropout = how.dropout;
-        let attend = move |x: &[Tensor]| {
-            let how = Attention { mask: mask.as_ref(), is_causal: true, scale: None, dropout };
-            Ok(vec![x[0].attention(&x[1], &x[2], &how)?])
-        };
-        Ok(autograd::checkpoint(&[q, k, v], attend)?.remove(0))
-    };
-    assert_eq!(SOME.run(DType::F32, Device::CPU, checkpointed), SOME.run(DType::F32, Device::CPU, fused));
+    assert_eq!(
+        SOME.run(DType::F32, Device::CPU, |[q, k, v], how| {
+            let mask = how.mask.cloned();
+            let dropout = how.dropout;
+            Ok(autograd::checkpoint(&[q, k, v], move |x| {
+                let how = Attention { mask: mask.as_ref(), is_causal: true, scale: None, dropout };
+                Ok(vec![x[0].attention(&x[1], &x[2], &how)?])
+            })?
+            .remove(0))
+        }),
+        SOME.run(DType::F32, Device::CPU, fused)
+    );
 }
 
 #[test]

@@ -90,13 +90,12 @@ fn random_bits_are_those_of_the_cpu() {
             });
         }
         for dtype in [DType::U8, DType::I32, DType::I64, DType::F32, DType::Bool] {
-            let draw = |device| {
+            check("randint", 0.0, |device| {
                 let drawn = Tensor::randint(0, 2, &[count], dtype, device, &Generator::new(1))?;
                 let written = Tensor::zeros(&[count + 1], dtype, device)?.narrow(0, 1, count)?;
                 written.bernoulli_(0.25, &Generator::new(2))?;
                 Ok(vec![drawn, written])
-            };
-            check("randint", 0.0, draw);
+            });
         }
         check("randperm", 0.0, |device| Ok(vec![Tensor::randperm(count, device, &Generator::new(9))?]));
     }

@@ -31,12 +31,14 @@ fn precision(dtype: DType) -> f64 {
 fn compare(what: &str, inputs: &[Tensor], tolerance: f64, function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) {
     let _in_use = in_use();
     let run = |device: Device, with_grads: bool| {
-        let place = |input: &Tensor| {
-            let input = input.detach().to_device(device).unwrap();
-            let wants = with_grads && input.dtype().is_floating();
-            if wants { input.requires_grad_(true).unwrap() } else { input }
-        };
-        let inputs: Vec<Tensor> = inputs.iter().map(place).collect();
+        let inputs: Vec<Tensor> = inputs
+            .iter()
+            .map(|input| {
+                let input = input.detach().to_device(device).unwrap();
+                let wants = with_grads && input.dtype().is_floating();
+                if wants { input.requires_grad_(true).unwrap() } else { input }
+            })
+            .collect();
         let mut found = function(&inputs).unwrap_or_else(|error| panic!("{what}: {error}"));
         let leaves: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
         if !leaves.is_empty() {

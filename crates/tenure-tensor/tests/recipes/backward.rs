@@ -70,7 +70,7 @@ fn dropping<T>(body: impl FnOnce() -> T) -> (T, usize) {
             None => Kept::Tensor(tensor.clone()),
         })
     };
-    let unpack = move |kept: &Kept| match kept {
+    let hooks = SavedHooks::enter(pack, move |kept| match kept {
         Kept::Tensor(tensor) => Ok(tensor.clone()),
         Kept::Recipe(recipe, layout) => {
             let noted = counting.lock().0;
@@ -79,8 +79,7 @@ fn dropping<T>(body: impl FnOnce() -> T) -> (T, usize) {
             counting.lock().1 += 1;
             Tensor::from_storage(made.storage().clone(), layout.clone(), made.dtype())
         }
-    };
-    let hooks = SavedHooks::enter(pack, unpack);
+    });
     let result = body();
     drop((hooks, recipes));
     let count = count.lock().1;

@@ -168,8 +168,14 @@ fn recipes_hold_no_memory_but_of_numbers() {
             drop((of, out));
             assert!(storage.upgrade().is_none(), "{}", recipe.name);
             for input in &recipe.inputs {
-                let is_number = |storage: Storage| storage.device().is_cpu() && storage.bytes() <= 8;
-                assert!(input.storage.upgrade().is_none_or(is_number), "{}", recipe.name);
+                assert!(
+                    input
+                        .storage
+                        .upgrade()
+                        .is_none_or(|storage: Storage| storage.device().is_cpu() && storage.bytes() <= 8),
+                    "{}",
+                    recipe.name
+                );
             }
         }
     }

@@ -39,24 +39,26 @@ impl Case {
     fn expected(&self, x: &[f64], w: &[f64], bias: &[f64], sizes: &[usize]) -> Vec<f64> {
         let outputs = self.weight[0] / self.groups;
         let channels = self.weight[1];
-        let sum = |at: &Vec<usize>| {
-            let image = at[0];
-            let output = at[1];
-            let mut sum = bias[output];
-            for tap in positions(&self.weight[1..]) {
-                let mut from = vec![image, output / outputs * channels + tap[0]];
-                for dim in 0..self.stride.len() {
-                    let place = at[dim + 2] * self.stride[dim] + tap[dim + 1] * self.dilation[dim];
-                    from.push(place.wrapping_sub(self.padding[dim]));
+        positions(sizes)
+            .iter()
+            .map(|at| {
+                let image = at[0];
+                let output = at[1];
+                let mut sum = bias[output];
+                for tap in positions(&self.weight[1..]) {
+                    let mut from = vec![image, output / outputs * channels + tap[0]];
+                    for dim in 0..self.stride.len() {
+                        let place = at[dim + 2] * self.stride[dim] + tap[dim + 1] * self.dilation[dim];
+                        from.push(place.wrapping_sub(self.padding[dim]));
+                    }
+                    if from[2..].iter().zip(&self.input[2..]).all(|(at, size)| at < size) {
+                        let weight = [&[output], &tap[..]].concat();
+                        sum += x[index(&self.input, &from)] * w[index(&self.weight, &weight)];
+                    }
                 }
-                if from[2..].iter().zip(&self.input[2..]).all(|(at, size)| at < size) {
-                    let weight = [&[output], &tap[..]].concat();
-                    sum += x[index(&self.input, &from)] * w[index(&self.weight, &weight)];
-                }
-            }
-            sum
-        };
-        positions(sizes).iter().map(sum).collect()
+                sum
+            })
+            .collect()
     }
 }
 

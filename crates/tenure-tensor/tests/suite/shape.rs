@@ -70,12 +70,14 @@ fn apply((kind, a, b, c): Step, tensor: &Tensor, model: &Model) -> Result<(Tenso
         0 => {
             let mut swapped = sizes.clone();
             swapped.swap(x, y);
-            let swap = |index: &[usize]| {
-                let mut index = index.to_vec();
-                index.swap(x, y);
-                index
-            };
-            (tensor.transpose(dim, y as isize - rank as isize)?, model.mapped(swapped, swap))
+            (
+                tensor.transpose(dim, y as isize - rank as isize)?,
+                model.mapped(swapped, |index| {
+                    let mut index = index.to_vec();
+                    index.swap(x, y);
+                    index
+                }),
+            )
         }
         1 => {
             let start = b % (size + 1);
@@ -90,8 +92,10 @@ fn apply((kind, a, b, c): Step, tensor: &Tensor, model: &Model) -> Result<(Tenso
             let mut fewer = sizes.clone();
             fewer.remove(x);
             let at = b % size;
-            let insert = |index: &[usize]| [&index[..x], &[at], &index[x..]].concat();
-            (tensor.select(dim, at as isize - size as isize)?, model.mapped(fewer, insert))
+            (
+                tensor.select(dim, at as isize - size as isize)?,
+                model.mapped(fewer, |index| [&index[..x], &[at], &index[x..]].concat()),
+            )
         }
         3 => {
             let window = b % size + 1;
@@ -124,17 +128,20 @@ fn apply((kind, a, b, c): Step, tensor: &Tensor, model: &Model) -> Result<(Tenso
             let mut kept: Vec<usize> = (0..rank).filter(|other| *other != x && *other != y).collect();
             let out: Vec<usize> = kept.iter().map(|other| sizes[*other]).chain([length]).collect();
             kept.push(rank);
-            let source = |index: &[usize]| {
-                let along = index[index.len() - 1];
-                let other = |place: usize| index[kept.iter().position(|kept| *kept == place).unwrap()];
-                let at = |place| match place {
-                    place if place == x => along + down,
-                    place if place == y => along + right,
-                    place => other(place),
-                };
-                (0..rank).map(at).collect()
-            };
-            (tensor.diagonal(offset, dim, y as isize)?, model.mapped(out, source))
+            (
+                tensor.diagonal(offset, dim, y as isize)?,
+                model.mapped(out, |index| {
+                    let along = index[index.len() - 1];
+                    let other = |place: usize| index[kept.iter().position(|kept| *kept == place).unwrap()];
+                    (0..rank)
+                        .map(|place| match place {
+                            place if place == x => along + down,
+                            place if place == y => along + right,
+                            place => other(place),
+                        })
+                        .collect()
+                }),
+            )
         }
         9 => {
             let target = with(2 * size);
@@ -222,7 +229,7 @@ proptest! {
         if let Some(at) = at {
             out.insert(at, 2);
         }
-        let source = |index: &[usize]| {
+        let expected = model.mapped(out.clone(), |index| {
             let mut rest = index.to_vec();
             let pick = at.map(|at| rest.remove(at));
             let mut place: Vec<usize> = fixed.iter().map(|at| at.unwrap_or(0)).collect();
@@ -235,8 +242,7 @@ proptest! {
                 place[dims[*dim].0.unwrap()] = places[pick.unwrap()] as usize;
             }
             place
-        };
-        let expected = model.mapped(out.clone(), source);
+        });
         prop_assert_eq!(&Model::of(&tensor.index(indices.clone()).unwrap()), &expected);
 
         // Now the elements that were read are written.

@@ -177,11 +177,10 @@ fn kernel(pass: Pass, codec: Codec, width: usize) -> (KernelName, impl FnOnce() 
     // One offsets kernel serves all codecs and widths.
     let (codec, width) = if pass == Pass::Offsets { (Codec::None, 1) } else { (codec, width) };
     let variant = (codec as u64) << 8 | width as u64;
-    let source = move || {
+    (KernelName { op: pass.name(), variant }, move || {
         let pass = pass.name().trim_start_matches("codec_").to_uppercase();
         format!("#define {pass} 1\n#define CODEC {}\n#define WIDTH {width}\n{SOURCE}", codec as u8)
-    };
-    (KernelName { op: pass.name(), variant }, source)
+    })
 }
 
 impl Place {
@@ -240,7 +239,7 @@ impl Place {
             .reads(self.raw, self.raw_bytes as u64)
             .writes(self.stream, self.stream_bytes as u64)
             .writes(self.status, STATUS_BYTES as u64);
-        let body = move |memory: &mut KernelMemory<'_>| {
+        sim.launch(kernel.body(move |memory| {
             let mut raw = vec![0; self.raw_bytes];
             let mut stream = Vec::new();
             memory.read(self.raw, &mut raw);
@@ -254,8 +253,8 @@ impl Place {
                 memory.write(self.stream, &stream);
             }
             memory.write(self.status, &status(encoded.bytes, state));
-        };
-        sim.launch(kernel.body(body)).map_err(KernelError::Driver)?;
+        }))
+        .map_err(KernelError::Driver)?;
         Ok(())
     }
 

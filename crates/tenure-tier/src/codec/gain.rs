@@ -68,8 +68,7 @@ impl Gain {
 /// ```
 pub fn choose(measured: &[Gain], link_bytes_per_second: f64, is_pipelined: bool) -> Codec {
     let seconds = |gain: &Gain| gain.seconds(1.0, link_bytes_per_second, is_pipelined);
-    let soonest = |best: Gain, next: &Gain| if seconds(next) < seconds(&best) { *next } else { best };
-    measured.iter().fold(Gain::NONE, soonest).codec
+    measured.iter().fold(Gain::NONE, |best, next| if seconds(next) < seconds(&best) { *next } else { best }).codec
 }
 
 #[cfg(test)]

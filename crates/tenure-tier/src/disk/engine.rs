@@ -60,16 +60,17 @@ impl Threads {
     pub(super) fn start(count: usize) -> io::Result<Self> {
         let (requests, queue) = mpsc::channel::<Request>();
         let queue = Arc::new(Mutex::new(queue));
-        let start = |number| {
-            let queue = Arc::clone(&queue);
-            let next = move || queue.lock().recv();
-            thread::Builder::new().name(format!("tenure-disk-{number}")).spawn(move || {
-                while let Ok(request) = next() {
-                    carry_out(request);
-                }
+        let threads = (0..count)
+            .map(|number| {
+                let queue = Arc::clone(&queue);
+                let next = move || queue.lock().recv();
+                thread::Builder::new().name(format!("tenure-disk-{number}")).spawn(move || {
+                    while let Ok(request) = next() {
+                        carry_out(request);
+                    }
+                })
             })
-        };
-        let threads = (0..count).map(start).collect::<io::Result<_>>()?;
+            .collect::<io::Result<_>>()?;
         Ok(Self { requests: Some(requests), threads })
     }
 }

@@ -80,12 +80,15 @@ impl Engine for Gated {
 /// A disk with a gate that can be closed.
 pub(crate) fn gated(paths: &[PathBuf], capacity: u64) -> (Disk, Arc<Gate>) {
     let gate = Arc::<Gate>::default();
-    let engine = |_: &_, _| {
-        let engine = Threads::start(2)?;
-        let gate = Arc::clone(&gate);
-        Ok(Box::new(Gated { engine, gate }) as Box<dyn Engine>)
-    };
-    (Disk::with_engine(paths, options(capacity), engine).unwrap(), gate)
+    (
+        Disk::with_engine(paths, options(capacity), |_, _| {
+            let engine = Threads::start(2)?;
+            let gate = Arc::clone(&gate);
+            Ok(Box::new(Gated { engine, gate }) as Box<dyn Engine>)
+        })
+        .unwrap(),
+        gate,
+    )
 }
 
 pub(crate) fn folders(count: usize) -> (Vec<TempDir>, Vec<PathBuf>) {
@@ -104,12 +107,12 @@ fn with_threads(paths: &[PathBuf], capacity: u64) -> Disk {
 
 /// A disk that fails the request with that number, counted from 0.
 pub(crate) fn faulty(paths: &[PathBuf], direction: Direction, number: usize, ends: bool) -> Disk {
-    let engine = |_: &_, _| {
+    Disk::with_engine(paths, options(64 << 20), |_, _| {
         let engine = Threads::start(2)?;
         let left = AtomicUsize::new(number);
         Ok(Box::new(Faulty { engine, direction, left, ends }) as Box<dyn Engine>)
-    };
-    Disk::with_engine(paths, options(64 << 20), engine).unwrap()
+    })
+    .unwrap()
 }
 
 pub(crate) fn some_bytes(seed: u64, length: usize) -> Vec<u8> {

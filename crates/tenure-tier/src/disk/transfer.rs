@@ -310,8 +310,11 @@ fn unlock(mut state: MutexGuard<'_, DiskState>) {
 impl DiskShared {
     pub(super) fn begin(self: &Arc<Self>, transfer: &Arc<Transfer>, stored: &Arc<Stored>) {
         let pieces = stored.pieces.len();
-        let part = |number| TransferPart { transfer: Arc::clone(transfer), stored: Arc::clone(stored), number };
-        let parts = (0..pieces).map(part);
+        let parts = (0..pieces).map(|number| TransferPart {
+            transfer: Arc::clone(transfer),
+            stored: Arc::clone(stored),
+            number,
+        });
         let mut state = self.state.lock();
         state.waiting[transfer.direction as usize].extend(parts);
         state.unfinished += pieces;

@@ -57,9 +57,10 @@ impl MoverShared {
             Err(PinnedError::LimitReached { .. }) => Err(self.no_room(name, bytes, &self.leaving.lock())),
             allocated => allocated.map_err(pinned(name)),
         };
-        let with_room = |part: BytesPart| Ok((room(part.count)?, part));
-        let mut parts =
-            Arc::clone(&source).pieces(self.piece_bytes).map(with_room).collect::<Result<Vec<_>, MoverError>>()?;
+        let mut parts = Arc::clone(&source)
+            .pieces(self.piece_bytes)
+            .map(|part| Ok((room(part.count)?, part)))
+            .collect::<Result<Vec<_>, MoverError>>()?;
         let copies: Vec<Copy> = parts.iter_mut().map(|(buffer, part)| copy(buffer, part)).collect();
         // SAFETY: nothing else uses the buffers, and both ends are kept until the stream has passed.
         let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
@@ -80,8 +81,11 @@ impl MoverShared {
         source: Arc<Bytes>,
         coding: Coding,
     ) -> Result<Vec<(BytesPart, Room)>, MoverError> {
-        let with_room = |part: BytesPart| disk.reserve(name, part.count, coding).map(|room| (part, room));
-        source.pieces(self.piece_bytes).map(with_room).collect::<Result<_, _>>().map_err(MoverError::disk)
+        source
+            .pieces(self.piece_bytes)
+            .map(|part| disk.reserve(name, part.count, coding).map(|room| (part, room)))
+            .collect::<Result<_, _>>()
+            .map_err(MoverError::disk)
     }
 
     /// Copies bytes from a device through pinned memory to a disk, piece by piece.

@@ -170,11 +170,16 @@ impl Mover {
         let passage_bytes = if disk.is_some() { (LANES + PASSAGE) * piece_bytes } else { 0 };
         let side = |memory| DeviceSide::new(memory, [memory_bytes - passage_bytes, passage_bytes], numa_node);
         let side = memory.map(side).transpose()?;
-        let lane = |_| match &side {
-            Some(side) => side.passage.allocate(piece_bytes).map(Some).map_err(pinned("the mover")),
-            None => Ok(None),
+        let lanes = if disk.is_some() {
+            (0..LANES)
+                .map(|_| match &side {
+                    Some(side) => side.passage.allocate(piece_bytes).map(Some).map_err(pinned("the mover")),
+                    None => Ok(None),
+                })
+                .collect::<Result<_, _>>()?
+        } else {
+            Vec::new()
         };
-        let lanes = if disk.is_some() { (0..LANES).map(lane).collect::<Result<_, _>>()? } else { Vec::new() };
         let reads = Mutex::new(Reads::new(lanes));
         let leaving = Mutex::default();
         let left = Condvar::new();
@@ -267,8 +272,7 @@ impl Mover {
             target: Mutex::new(Some(into)),
             progress: Progress::new(spilled.len(), event),
         });
-        let read = |(spilled, to)| Read { spilled, to, coming: Arc::clone(&coming) };
-        shared.read(spilled.into_iter().map(read));
+        shared.read(spilled.into_iter().map(|(spilled, to)| Read { spilled, to, coming: Arc::clone(&coming) }));
         Ok(Arrival { coming })
     }
 

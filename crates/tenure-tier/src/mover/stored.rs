@@ -45,11 +45,14 @@ impl Stored {
     /// Returns the number of bytes that are in host memory: those that stay there, wait to be written, or could not be
     /// written.
     pub fn host_bytes(&self) -> u64 {
-        let of = |piece: &Arc<Piece>| match &*piece.place.lock() {
-            PiecePlace::Memory(held) => held.count() as u64,
-            PiecePlace::Disk(_) | PiecePlace::Lost(_) => 0,
-        };
-        self.inner.pieces.iter().map(of).sum()
+        self.inner
+            .pieces
+            .iter()
+            .map(|piece| match &*piece.place.lock() {
+                PiecePlace::Memory(held) => held.count() as u64,
+                PiecePlace::Disk(_) | PiecePlace::Lost(_) => 0,
+            })
+            .sum()
     }
 
     /// Returns how the pieces on a disk were encoded.
@@ -76,10 +79,11 @@ impl Stored {
     /// Returns whether the mover still keeps the source. On a device it does until [`lead_to`](Self::lead_to) is called
     /// with the source's stream or [`wait`](Self::wait) returns; on the host, until the bytes are out.
     pub fn keeps_source(&self) -> bool {
-        let is_host = |piece: &Arc<Piece>| matches!(piece.held().as_deref(), Some(Held::Host(_)));
         let StoredInner { source, pieces, progress, .. } = &*self.inner;
         source.is_kept.load(Ordering::Acquire)
-            || progress.event().is_none() && (!progress.is_over() || pieces.iter().any(is_host))
+            || progress.event().is_none()
+                && (!progress.is_over()
+                    || pieces.iter().any(|piece| matches!(piece.held().as_deref(), Some(Held::Host(_)))))
     }
 
     /// Returns whether all bytes are at their destination and there was no error on the way.

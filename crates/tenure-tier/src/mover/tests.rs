@@ -476,8 +476,7 @@ fn host_memory_goes_to_disk_and_is_freed_there() {
 fn what_a_thread_waits_for_is_read_before_what_is_fetched_ahead() {
     let (_folders, disk) = disk();
     let mover = mover(None, Some(&disk));
-    let put = |name| mover.store(name, vector(vec![1; MIB]), Destination::Disk).unwrap();
-    let [a, b, c] = ["a", "b", "c"].map(put);
+    let [a, b, c] = ["a", "b", "c"].map(|name| mover.store(name, vector(vec![1; MIB]), Destination::Disk).unwrap());
     [&a, &b, &c].iter().for_each(|stored| stored.wait().unwrap());
     let order = || {
         let reads = mover.shared.reads.lock();
@@ -702,8 +701,7 @@ proptest! {
     ) {
         let (_folders, disk) = disk();
         let is_real = env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda");
-        let memory = || if is_real { memories()[0] } else { simulated(seed).1 };
-        many_threads(has_device.then(memory), &steps, &disk);
+        many_threads(has_device.then(|| if is_real { memories()[0] } else { simulated(seed).1 }), &steps, &disk);
         // Bytes that were dropped on their way out are still written, and then free their room.
         eventually(|| disk.statistics().free_bytes == disk.capacity_bytes());
     }

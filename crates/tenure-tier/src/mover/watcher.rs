@@ -19,12 +19,11 @@ pub(super) struct Watcher {
 impl Watcher {
     pub(super) fn start(name: &str) -> io::Result<Self> {
         let (events, queue) = mpsc::channel::<(Arc<Event>, Then)>();
-        let watch = move || {
+        let thread = thread::Builder::new().name(name.into()).spawn(move || {
             for (event, then) in queue {
                 then(event.synchronize());
             }
-        };
-        let thread = thread::Builder::new().name(name.into()).spawn(watch)?;
+        })?;
         Ok(Self { events: Some(events), thread: Some(thread) })
     }
 

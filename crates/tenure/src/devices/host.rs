@@ -50,8 +50,17 @@ fn bytes(text: &str, name: &str) -> Option<u64> {
 
 fn numa_nodes() -> Option<usize> {
     let entries = fs::read_dir("/sys/devices/system/node").ok()?;
-    let is_node = |name: &str| name.strip_prefix("node").is_some_and(|number| number.parse::<u32>().is_ok());
-    Some(entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_node)).count())
+    Some(
+        entries
+            .flatten()
+            .filter(|entry| {
+                entry
+                    .file_name()
+                    .to_str()
+                    .is_some_and(|name| name.strip_prefix("node").is_some_and(|number| number.parse::<u32>().is_ok()))
+            })
+            .count(),
+    )
 }
 
 #[cfg(test)]

@@ -77,13 +77,17 @@ impl Metered {
 
     /// Returns every kind of call that was made.
     pub(super) fn calls(&self) -> Vec<MeasuredCall> {
-        let measured = |(&call, tally): (&Call, &Tally)| MeasuredCall {
-            call: call.name(),
-            count: tally.count,
-            measured_us: tally.measured.as_secs_f64() * 1e6,
-            modelled_us: model(call).map(|_| tally.modelled_us),
-        };
-        self.meter.lock().tallies.iter().map(measured).collect()
+        self.meter
+            .lock()
+            .tallies
+            .iter()
+            .map(|(&call, tally)| MeasuredCall {
+                call: call.name(),
+                count: tally.count,
+                measured_us: tally.measured.as_secs_f64() * 1e6,
+                modelled_us: model(call).map(|_| tally.modelled_us),
+            })
+            .collect()
     }
 
     /// Makes a call that involves no memory, and counts it once.

@@ -102,11 +102,15 @@ pub(super) fn horizontal(span: Span, pixels: f64) -> (Vec<(f64, String)>, &'stat
     };
     let most = (pixels / BETWEEN).clamp(1.0, 8.0);
     let step = nice_step((length / unit / most).max(finest)) * unit;
-    let label = |index: u32| {
-        let value = f64::from(index) * step;
-        (value / length, ((value / unit * 10.0).round() / 10.0).to_string())
-    };
-    ((0..=(length / step) as u32).map(label).collect(), name)
+    (
+        (0..=(length / step) as u32)
+            .map(|index| {
+                let value = f64::from(index) * step;
+                (value / length, ((value / unit * 10.0).round() / 10.0).to_string())
+            })
+            .collect(),
+        name,
+    )
 }
 
 /// Returns the first number not below `least` that is 1, 2 or 5 times a power of ten.

@@ -174,8 +174,9 @@ impl Chart {
 
     /// Returns the highest point of any series, stacks included.
     fn highest(&self) -> f64 {
-        let stack = |bin| self.series.iter().filter(|s| s.draw == Draw::Stacked).map(|s| s.values[bin]).sum::<f64>();
-        let stacked = (0..BINS).map(stack).fold(0.0, f64::max);
+        let stacked = (0..BINS)
+            .map(|bin| self.series.iter().filter(|s| s.draw == Draw::Stacked).map(|s| s.values[bin]).sum::<f64>())
+            .fold(0.0, f64::max);
         self.series.iter().map(Series::peak).fold(stacked, f64::max)
     }
 
@@ -236,10 +237,15 @@ impl Chart {
     /// Returns the attribute that dashes a line, so that it shows the lines below that it would hide.
     fn dashes(&self, index: usize, frame: &Frame, scale: &Scale) -> String {
         let hides = |a: &Series, b: &Series| {
-            let is_hidden = |(a, b): &(&f64, &f64)| {
-                **a > 0.0 && **b > 0.0 && (frame.y(scale, **a) - frame.y(scale, **b)).abs() < HIDING
-            };
-            a.draw == b.draw && a.values.iter().zip(&b.values).filter(is_hidden).count() >= HIDING_BINS
+            a.draw == b.draw
+                && a.values
+                    .iter()
+                    .zip(&b.values)
+                    .filter(|(a, b)| {
+                        **a > 0.0 && **b > 0.0 && (frame.y(scale, **a) - frame.y(scale, **b)).abs() < HIDING
+                    })
+                    .count()
+                    >= HIDING_BINS
         };
         let (below, rest) = self.series.split_at(index);
         let Some((series, above)) = rest.split_first().filter(|_| self.unit == Unit::Bytes) else {
@@ -406,15 +412,19 @@ mod tests {
 
     #[test]
     fn a_legend_of_many_rows_ends_above_the_figures() {
-        let series = |index| {
-            Series::new(
-                format!("{index} {}", "a model with a long name ".repeat(index)),
-                "size0",
-                Draw::Line,
-                vec![1; BINS],
-            )
-        };
-        let chart = chart(Unit::Number, (0..9).map(series).collect());
+        let chart = chart(
+            Unit::Number,
+            (0..9)
+                .map(|index| {
+                    Series::new(
+                        format!("{index} {}", "a model with a long name ".repeat(index)),
+                        "size0",
+                        Draw::Line,
+                        vec![1; BINS],
+                    )
+                })
+                .collect(),
+        );
         for width in [NARROW, WIDE] {
             let top = chart.frame(width, &chart.scale()).top;
             assert!(

@@ -171,8 +171,7 @@ impl Composition {
     }
 
     pub(super) fn into_series(self) -> Vec<Series> {
-        let series = |group: Group| Series::new(group.name, group.class, Draw::Stacked, group.values);
-        self.groups.into_iter().map(series).collect()
+        self.groups.into_iter().map(|group| Series::new(group.name, group.class, Draw::Stacked, group.values)).collect()
     }
 }
 

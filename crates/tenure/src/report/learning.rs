@@ -62,14 +62,15 @@ impl<'a> LearningReport<'a> {
 /// Returns a value for each bin of the steps up to the last: linear interpolation between `points`, which are in order.
 fn joined(points: &[(u64, f64)]) -> Vec<f64> {
     let end = points.last().map_or(0, |(step, _)| *step) as f64;
-    let at = |bin: usize| {
-        let step = end * bin as f64 / (BINS - 1) as f64;
-        let next = points.partition_point(|&(other, _)| other as f64 <= step).min(points.len() - 1);
-        let ((before, from), (after, to)) = (points[next.saturating_sub(1)], points[next]);
-        let share = (step - before as f64) / (after.saturating_sub(before)).max(1) as f64;
-        from + (to - from) * share.clamp(0.0, 1.0)
-    };
-    (0..BINS).map(at).collect()
+    (0..BINS)
+        .map(|bin| {
+            let step = end * bin as f64 / (BINS - 1) as f64;
+            let next = points.partition_point(|&(other, _)| other as f64 <= step).min(points.len() - 1);
+            let ((before, from), (after, to)) = (points[next.saturating_sub(1)], points[next]);
+            let share = (step - before as f64) / (after.saturating_sub(before)).max(1) as f64;
+            from + (to - from) * share.clamp(0.0, 1.0)
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -91,12 +91,20 @@ fn links(title: &str, number: u64, span: Span, moments: &[TierMoment]) -> Chart 
     let series = links.into_iter().filter_map(|(name, class, bytes)| {
         let passed = binned(moments, bytes);
         let first = moments.first().map_or(0, bytes);
-        let rate = |bin: usize| {
-            let before = bin.checked_sub(MEAN).map_or(first, |before| passed[before]);
-            (passed[bin] - before) as f64 / (bin_us * MEAN.min(bin + 1) as f64) * 1e6
-        };
         let is_used = passed.last().is_some_and(|last| *last > first);
-        is_used.then(|| Series::of_numbers(name, class, Draw::Line, (0..BINS).map(rate).collect()))
+        is_used.then(|| {
+            Series::of_numbers(
+                name,
+                class,
+                Draw::Line,
+                (0..BINS)
+                    .map(|bin| {
+                        let before = bin.checked_sub(MEAN).map_or(first, |before| passed[before]);
+                        (passed[bin] - before) as f64 / (bin_us * MEAN.min(bin + 1) as f64) * 1e6
+                    })
+                    .collect(),
+            )
+        })
     });
     Chart {
         title: format!("Links during step {number}: {title}"),
@@ -111,12 +119,13 @@ fn links(title: &str, number: u64, span: Span, moments: &[TierMoment]) -> Chart 
 /// Returns a figure for each bin: the last one seen before its end.
 fn binned(moments: &[TierMoment], figure: impl Fn(&TierMoment) -> u64) -> Vec<u64> {
     let end_us = moments.last().map_or(0, |last| last.at_us).max(1);
-    let seen = |bin: usize| {
-        let us = end_us * (bin as u64 + 1) / BINS as u64;
-        let next = moments.partition_point(|moment| moment.at_us <= us);
-        moments.get(next.saturating_sub(1)).map_or(0, &figure)
-    };
-    (0..BINS).map(seen).collect()
+    (0..BINS)
+        .map(|bin| {
+            let us = end_us * (bin as u64 + 1) / BINS as u64;
+            let next = moments.partition_point(|moment| moment.at_us <= us);
+            moments.get(next.saturating_sub(1)).map_or(0, &figure)
+        })
+        .collect()
 }
 
 /// Returns the table of saved tensors by fate: their number, bytes, share and waits.

@@ -126,10 +126,13 @@ impl<'a> ServingReport<'a> {
 
 /// Returns a line for each group.
 fn lines(groups: Vec<(String, Vec<SentRequest>)>, of: impl Fn(&[SentRequest]) -> Vec<f64>) -> Vec<Series> {
-    let line = |(number, (name, requests)): (usize, (String, Vec<SentRequest>))| {
-        Series::of_numbers(name, format!("stream{number}"), Draw::Line, of(&requests))
-    };
-    groups.into_iter().enumerate().map(line).collect()
+    groups
+        .into_iter()
+        .enumerate()
+        .map(|(number, (name, requests))| {
+            Series::of_numbers(name, format!("stream{number}"), Draw::Line, of(&requests))
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -137,11 +140,17 @@ mod tests {
     use super::*;
 
     fn model(name: &str, took_ms: &[u64]) -> ModelLatencies {
-        let request = |(number, ms): (usize, &u64)| SentRequest {
-            sent: Duration::from_secs(number as u64),
-            took: Duration::from_millis(*ms),
-        };
-        ModelLatencies { model: name.into(), requests: took_ms.iter().enumerate().map(request).collect() }
+        ModelLatencies {
+            model: name.into(),
+            requests: took_ms
+                .iter()
+                .enumerate()
+                .map(|(number, ms)| SentRequest {
+                    sent: Duration::from_secs(number as u64),
+                    took: Duration::from_millis(*ms),
+                })
+                .collect(),
+        }
     }
 
     #[test]

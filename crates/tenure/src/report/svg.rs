@@ -13,14 +13,15 @@ pub(super) struct Steps(String);
 /// Returns an upper bound on the width of text in a chart's font, in pixels: systems have different fonts, and none is
 /// available here.
 pub(super) fn text_width(text: &str) -> f64 {
-    let width = |character| match character {
-        ' ' | '.' | ',' | ':' | '/' | '(' | ')' | 'i' | 'l' | 'j' | 't' | 'f' => 5.0,
-        'M' | 'W' | 'm' | 'w' | '%' => 12.0,
-        'A'..='Z' | '_' => 9.5,
-        character if character.is_ascii() => 8.0,
-        _ => 12.5,
-    };
-    text.chars().map(width).sum()
+    text.chars()
+        .map(|character| match character {
+            ' ' | '.' | ',' | ':' | '/' | '(' | ')' | 'i' | 'l' | 'j' | 't' | 'f' => 5.0,
+            'M' | 'W' | 'm' | 'w' | '%' => 12.0,
+            'A'..='Z' | '_' => 9.5,
+            character if character.is_ascii() => 8.0,
+            _ => 12.5,
+        })
+        .sum()
 }
 
 impl Svg {

@@ -129,11 +129,12 @@ impl<'a> TrainingReport<'a> {
     }
 
     fn memory(&self) -> Chart {
-        let fullest = |bin: usize| {
-            let steps = &self.steps[range(bin, self.steps.len())];
-            steps.iter().max_by_key(|step| step.memory.peak_bytes).map(|step| step.memory).unwrap_or_default()
-        };
-        let bins: Vec<_> = (0..BINS).map(fullest).collect();
+        let bins: Vec<_> = (0..BINS)
+            .map(|bin| {
+                let steps = &self.steps[range(bin, self.steps.len())];
+                steps.iter().max_by_key(|step| step.memory.peak_bytes).map(|step| step.memory).unwrap_or_default()
+            })
+            .collect();
         let mut series = stacked(bins.iter().map(|memory| memory.tags).collect());
         let peaks = bins.iter().map(|memory| memory.peak_bytes).collect();
         series.push(Series::new("most at any moment", "most", Draw::Line, peaks));
@@ -147,16 +148,19 @@ impl<'a> TrainingReport<'a> {
     fn during(&self, number: u64, recording: &Recording) -> Chart {
         let end_us = recording.last().map_or(0, |moment| moment.at_us).max(1);
         // The last value seen before the point.
-        let at = |bin: usize| {
-            let us = end_us * (bin as u64 + 1) / BINS as u64;
-            let next = recording.partition_point(|moment: &Moment| moment.at_us <= us);
-            recording[next.saturating_sub(1)].tags
-        };
         Chart {
             title: format!("Memory during step {number}: {}", self.title),
             description: "Bytes that tensors held over one step, stacked by what they were for.".into(),
             span: Span::Us(end_us),
-            ..self.chart(stacked((0..BINS).map(at).collect()))
+            ..self.chart(stacked(
+                (0..BINS)
+                    .map(|bin| {
+                        let us = end_us * (bin as u64 + 1) / BINS as u64;
+                        let next = recording.partition_point(|moment: &Moment| moment.at_us <= us);
+                        recording[next.saturating_sub(1)].tags
+                    })
+                    .collect(),
+            ))
         }
     }
 
@@ -201,21 +205,24 @@ fn thinned(values: &[f64]) -> Vec<f64> {
 fn smooth(values: &[f64]) -> Vec<f64> {
     let keep = 1.0 - 2.0 / ((values.len() as f64 / 30.0).max(5.0) + 1.0);
     let (mut sum, mut weight) = (0.0, 0.0);
-    let mean = |value: &f64| {
-        (sum, weight) = (sum * keep + value, weight * keep + 1.0);
-        sum / weight
-    };
-    values.iter().map(mean).collect()
+    values
+        .iter()
+        .map(|value| {
+            (sum, weight) = (sum * keep + value, weight * keep + 1.0);
+            sum / weight
+        })
+        .collect()
 }
 
 /// Returns tags as stacked areas, without tags that were never used.
 fn stacked(bins: Vec<TagBytes>) -> Vec<Series> {
-    let series = |(tag, name): (Tag, &str)| {
-        let values: Vec<u64> = bins.iter().map(|tags| tags.of(tag)).collect();
-        let is_used = values.iter().any(|bytes| *bytes > 0);
-        is_used.then(|| Series::new(name, format!("tag-{tag}"), Draw::Stacked, values))
-    };
-    TAGS.into_iter().filter_map(series).collect()
+    TAGS.into_iter()
+        .filter_map(|(tag, name)| {
+            let values: Vec<u64> = bins.iter().map(|tags| tags.of(tag)).collect();
+            let is_used = values.iter().any(|bytes| *bytes > 0);
+            is_used.then(|| Series::new(name, format!("tag-{tag}"), Draw::Stacked, values))
+        })
+        .collect()
 }
 
 #[cfg(test)]

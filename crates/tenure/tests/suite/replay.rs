@@ -166,11 +166,12 @@ fn observers_see_every_event_of_every_pass() {
     let trace = trace(&[(0, "alloc", GIB, 1000, 0), (1, "free", GIB, 1000, 0)]);
     let mut seen = Vec::new();
     let replay = Replay { repeat: 2, ..Replay::new(AllocatorKind::Native) };
-    let observe = |progress| {
-        seen.push(progress);
-        ControlFlow::Continue(())
-    };
-    replay.run_observed(&trace, observe).unwrap();
+    replay
+        .run_observed(&trace, |progress| {
+            seen.push(progress);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
     let at = |pass, event, requested_bytes, allocated_bytes| Progress {
         pass,
         event,
@@ -187,11 +188,12 @@ fn an_observer_can_stop_a_replay() {
     let trace = trace(&[(0, "alloc", GIB, 1000, 0), (1, "free", GIB, 1000, 0)]);
     for &allocator in AllocatorKind::ALL {
         let mut seen = 0;
-        let observe = |progress: Progress| {
-            seen += 1;
-            if progress.event == 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
-        let error = Replay::new(allocator).run_observed(&trace, observe).unwrap_err();
+        let error = Replay::new(allocator)
+            .run_observed(&trace, |progress| {
+                seen += 1;
+                if progress.event == 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })
+            .unwrap_err();
         assert!(matches!(error, Error::Stopped { event: 1 }), "{error}");
         assert_eq!(seen, 2, "it is not begun again");
     }

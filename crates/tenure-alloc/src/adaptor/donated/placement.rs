@@ -37,12 +37,14 @@ impl Placed {
     /// Returns the places that [`Placement::InOrder`] gives these requests in an empty range that has room for all of
     /// them.
     pub fn in_order(requests: &[u64]) -> Vec<Self> {
-        let place = |end: &mut u64, &bytes: &u64| {
-            let offset = *end;
-            *end = end.saturating_add(bytes.checked_next_multiple_of(GRANULE).unwrap_or(u64::MAX));
-            Some(Self { offset, bytes })
-        };
-        requests.iter().scan(0, place).collect()
+        requests
+            .iter()
+            .scan(0, |end: &mut u64, &bytes: &u64| {
+                let offset = *end;
+                *end = end.saturating_add(bytes.checked_next_multiple_of(GRANULE).unwrap_or(u64::MAX));
+                Some(Self { offset, bytes })
+            })
+            .collect()
     }
 }
 

@@ -219,14 +219,16 @@ impl Ranges {
         let range = &self.ranges[&start];
         let recorded = range.rule.recorded(requested)?.map(|offset| start + offset);
         let mut free = self.pieces.range(start..start + range.bytes).filter(|(_, piece)| piece.is_free());
-        let fits = |&(&at, piece): &(&Address, &Piece)| {
-            let from = recorded.unwrap_or(at);
-            at <= from && from + bytes <= at + piece.bytes
-        };
-        free.clone().find(fits).map(|(&at, _)| (at, recorded.unwrap_or(at))).ok_or_else(|| {
-            let free = free.by_ref().map(|(_, piece)| piece.bytes).sum();
-            AllocError::RangeFull { requested, bytes: range.bytes, free }
-        })
+        free.clone()
+            .find(|&(&at, piece)| {
+                let from = recorded.unwrap_or(at);
+                at <= from && from + bytes <= at + piece.bytes
+            })
+            .map(|(&at, _)| (at, recorded.unwrap_or(at)))
+            .ok_or_else(|| {
+                let free = free.by_ref().map(|(_, piece)| piece.bytes).sum();
+                AllocError::RangeFull { requested, bytes: range.bytes, free }
+            })
     }
 
     /// Frees a block. Returns its range's gate, which the caller must leave once it holds no lock.
@@ -429,10 +431,9 @@ fn lie_apart(blocks: &[Placed], bytes: u64) -> bool {
     let end = |block: &Placed| block.offset.checked_add(block.bytes.checked_next_multiple_of(GRANULE)?);
     let mut sorted: Vec<&Placed> = blocks.iter().collect();
     sorted.sort_unstable_by_key(|block| block.offset);
-    let fits = |block: &&Placed| {
+    sorted.iter().all(|block| {
         block.bytes > 0 && block.offset.is_multiple_of(GRANULE) && end(block).is_some_and(|end| end <= bytes)
-    };
-    sorted.iter().all(fits) && sorted.windows(2).all(|pair| end(pair[0]).is_some_and(|end| end <= pair[1].offset))
+    }) && sorted.windows(2).all(|pair| end(pair[0]).is_some_and(|end| end <= pair[1].offset))
 }
 
 impl Piece {

@@ -261,18 +261,20 @@ fn text(problem: &Problem, answers: &[Answer]) -> String {
         ("no plan takes less than", Micros(bound_us).to_string()),
     ];
     let facts: String = facts.iter().map(|(name, value)| format!("  {name:<24} {value}\n")).collect();
-    let row = |answer: &Answer| {
-        [
-            answer.planner.clone(),
-            format!("{:.4}", answer.score),
-            Percent(answer.gap).to_string(),
-            Micros(answer.makespan_us).to_string(),
-            Bytes(answer.peak_fast_bytes).to_string(),
-            Count(answer.evaluations).to_string(),
-            Micros(answer.seconds * 1e6).to_string(),
-        ]
-    };
-    let rows: Vec<_> = answers.iter().map(row).collect();
+    let rows: Vec<_> = answers
+        .iter()
+        .map(|answer| {
+            [
+                answer.planner.clone(),
+                format!("{:.4}", answer.score),
+                Percent(answer.gap).to_string(),
+                Micros(answer.makespan_us).to_string(),
+                Bytes(answer.peak_fast_bytes).to_string(),
+                Count(answer.evaluations).to_string(),
+                Micros(answer.seconds * 1e6).to_string(),
+            ]
+        })
+        .collect();
     let heads = ["planner", "score", "below bound", "takes", "peak", "plans tried", "in"];
     format!("{}\n{facts}\n{}", problem.name(), table(&heads, &rows))
 }

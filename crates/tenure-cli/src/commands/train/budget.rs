@@ -182,10 +182,6 @@ impl Offloaded {
             .extend(self.resident_bytes.map(|bytes| ("Resident memory", format!("{} more than before", Bytes(bytes)))));
         let stalled = Micros(self.stall_us as f64);
         facts.push(("Spilled", format!("{} a step, for which it waits {stalled}", Bytes(self.spilled_bytes))));
-        let tier = |(name, TierUse { out_bandwidth, back_bandwidth, shared_bandwidth }): (&String, &TierUse)| {
-            let together = shared_bandwidth.map_or(String::new(), |shared| format!(", {}/s together", Bytes(shared)));
-            format!("{name} {}/s out, {}/s back{together}", Bytes(*out_bandwidth), Bytes(*back_bandwidth))
-        };
         let written = Bytes(self.written_bytes);
         let daily = Bytes(self.written_bytes_per_day);
         facts.extend((self.written_bytes > 0).then(|| ("Written", format!("{written} to disk, {daily} a day"))));
@@ -199,7 +195,18 @@ impl Offloaded {
             facts.push(("Unplanned", format!("{} moves, since there was no room otherwise", self.unplanned)));
         }
         facts.extend(self.disk.iter().map(|disk| ("Disk", disk.clone())));
-        facts.push(("Spilled to", self.tiers.iter().map(tier).collect::<Vec<_>>().join("; ")));
+        facts.push((
+            "Spilled to",
+            self.tiers
+                .iter()
+                .map(|(name, TierUse { out_bandwidth, back_bandwidth, shared_bandwidth })| {
+                    let together =
+                        shared_bandwidth.map_or(String::new(), |shared| format!(", {}/s together", Bytes(shared)));
+                    format!("{name} {}/s out, {}/s back{together}", Bytes(*out_bandwidth), Bytes(*back_bandwidth))
+                })
+                .collect::<Vec<_>>()
+                .join("; "),
+        ));
         facts
     }
 }

@@ -198,8 +198,8 @@ fn plain_part(folder: &str) -> String {
     let mut name = lower.as_str();
     loop {
         let trimmed = name.trim_end_matches(|last: char| last.is_ascii_digit()).trim_matches(['_', '-']);
-        let without = |word| trimmed.strip_suffix(word).or_else(|| trimmed.strip_prefix(word));
-        match AROUND_PART.into_iter().find_map(without) {
+        match AROUND_PART.into_iter().find_map(|word| trimmed.strip_suffix(word).or_else(|| trimmed.strip_prefix(word)))
+        {
             Some(shorter) => name = shorter,
             None if trimmed == name => return name.to_owned(),
             None => name = trimmed,

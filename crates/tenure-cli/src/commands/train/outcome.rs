@@ -83,10 +83,16 @@ impl Outcome {
         if let Some(accuracy) = accuracy {
             facts.push(("Accuracy", format!("{:.2}% of what was held out", accuracy * 100.0)));
         }
-        let peak = |(device, peak): &(Device, u64)| format!("{} on {device}", Bytes(*peak));
         facts.push(match peaks {
             [] => ("Peak memory", Bytes(peak_bytes).to_string()),
-            peaks => ("Peak memory", peaks.iter().map(peak).collect::<Vec<_>>().join(", ")),
+            peaks => (
+                "Peak memory",
+                peaks
+                    .iter()
+                    .map(|(device, peak): &(Device, u64)| format!("{} on {device}", Bytes(*peak)))
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            ),
         });
         facts.extend(offloaded.iter().flat_map(Offloaded::facts));
         facts.extend(placement.iter().map(|report| ("Placement", placed(report))));
@@ -154,11 +160,14 @@ fn loss(losses: &[f32]) -> Option<String> {
 
 /// Describes the contents of each tier.
 fn placed(report: &Report) -> String {
-    let tier = |tier: &TierReport| {
-        let bytes = tier.tags.values().map(|tag| tag.bytes).sum();
-        format!("; {} in {} ({})", Bytes(bytes), tier.name, tier.nature)
-    };
-    let tiers: String = report.tiers.iter().map(tier).collect();
+    let tiers: String = report
+        .tiers
+        .iter()
+        .map(|tier: &TierReport| {
+            let bytes = tier.tags.values().map(|tag| tag.bytes).sum();
+            format!("; {} in {} ({})", Bytes(bytes), tier.name, tier.nature)
+        })
+        .collect();
     let unmapped = report.keys.unmapped.len();
     let never_came = report.keys.never_came.len();
     let keys = match (unmapped, never_came) {
@@ -195,8 +204,7 @@ pub(super) fn command_to_resume(path: &Path) -> String {
 
 /// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
+    if !word.is_empty() && word.chars().all(|c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c)) {
         word.to_owned()
     } else {
         format!("'{}'", word.replace('\'', "'\\''"))

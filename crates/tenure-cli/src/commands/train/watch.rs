@@ -46,12 +46,15 @@ pub(super) struct Watch {
 
 impl Watch {
     pub(super) fn new(args: &TrainArgs, done: u64, steps: u64) -> anyhow::Result<Self> {
-        let create = |folder: &PathBuf| EventWriter::create(folder).map_err(|error| files::about(folder, error));
         Ok(Self {
             bar: progress::steps(done, steps),
             steps: 0,
             smooth_loss: None,
-            events: args.tensorboard.as_ref().map(create).transpose()?,
+            events: args
+                .tensorboard
+                .as_ref()
+                .map(|folder| EventWriter::create(folder).map_err(|error| files::about(folder, error)))
+                .transpose()?,
             report: args.report.clone(),
             device: args.device,
             recorder: None,

@@ -156,8 +156,11 @@ pub(super) fn plans(
             break;
         }
     }
-    let none = || ErrorKind::Library { code: 3000, name: "no engine computes that".to_owned() };
-    if plans.is_empty() { Err(last.unwrap_or_else(none)) } else { Ok(plans) }
+    if plans.is_empty() {
+        Err(last.unwrap_or_else(|| ErrorKind::Library { code: 3000, name: "no engine computes that".to_owned() }))
+    } else {
+        Ok(plans)
+    }
 }
 
 fn is_taken(configuration: &Descriptor, taken: Engines) -> Result<bool, ErrorKind> {

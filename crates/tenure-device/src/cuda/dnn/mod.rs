@@ -176,11 +176,13 @@ impl CudaDriver {
             convolution.plans(&Target::Device(handle.0), candidates)
         })?;
         let most = plans.iter().map(|plan| plan.workspace_bytes).max().unwrap_or(0);
-        let tuned = |mut plan: Plan| {
-            plan.is_tuned = true;
-            DnnPlan(Arc::new(plan))
-        };
-        let candidates: Vec<DnnPlan> = plans.into_iter().map(tuned).collect();
+        let candidates: Vec<DnnPlan> = plans
+            .into_iter()
+            .map(|mut plan| {
+                plan.is_tuned = true;
+                DnnPlan(Arc::new(plan))
+            })
+            .collect();
         // There is at least one candidate.
         let first = candidates[0].clone();
         let fastest = match workspace(most) {

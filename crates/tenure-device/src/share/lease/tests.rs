@@ -336,8 +336,7 @@ proptest! {
                 }
                 Step::Pass { ms } => model.now_ms += ms,
             }
-            let listed = |pid: u32| tells.then(|| model.processes[pid as usize].listed);
-            let (reclaimed, _) = leases.reclaim(model.now_ms, listed);
+            let (reclaimed, _) = leases.reclaim(model.now_ms, |pid| tells.then(|| model.processes[pid as usize].listed));
             let over: Vec<_> = model
                 .live
                 .iter()

@@ -80,12 +80,11 @@ impl Crew {
                 let generator = Generator::new(0);
                 let _own = DefaultGenerator::enter(generator.clone());
                 let rank = collective.rank();
-                let make = || {
+                let mut trainer = match caught(|| {
                     let (task, optimizer) = replica(device)?;
                     same(&expected, &signature(task.model(), &optimizer))?;
                     Trainer::new(task, loader, optimizer, plan).of_rank(collective, lockstep)
-                };
-                let mut trainer = match caught(make) {
+                }) {
                     Ok(trainer) => trainer,
                     Err(error) => return drop(answer.send(Err(error))),
                 };
@@ -205,12 +204,15 @@ type Signature = Vec<(String, Vec<usize>, Vec<usize>, DType, [bool; 2])>;
 
 fn signature(model: &dyn Module, optimizer: &Optimizer) -> Signature {
     let stepped: HashSet<&str> = optimizer.parameters().map(|parameter| parameter.name()).collect();
-    let of = |(name, tensor): (&str, &tenure_tensor::Tensor)| {
-        let sizes = tensor.sizes().to_vec();
-        let strides = tensor.strides().to_vec();
-        (name.to_owned(), sizes, strides, tensor.dtype(), [tensor.requires_grad(), stepped.contains(name)])
-    };
-    model.state().into_iter().map(of).collect()
+    model
+        .state()
+        .into_iter()
+        .map(|(name, tensor)| {
+            let sizes = tensor.sizes().to_vec();
+            let strides = tensor.strides().to_vec();
+            (name.to_owned(), sizes, strides, tensor.dtype(), [tensor.requires_grad(), stepped.contains(name)])
+        })
+        .collect()
 }
 
 fn same(expected: &Signature, found: &Signature) -> Result<()> {

@@ -260,11 +260,15 @@ impl Rank {
     /// Ends a backward pass. Afterwards the thread's stream has the averaged gradients and the loss over all devices.
     fn finish(&self, loss: Option<Tensor>) -> Result<Tensor> {
         let words = self.meet(Word::Gradients(self.reducer.arrived()))?;
-        let arrived = |word: &Word| match word {
-            Word::Gradients(arrived) => arrived.clone(),
-            Word::Batch(_) | Word::Sent => Vec::new(),
-        };
-        self.reducer.finish(&words.iter().map(arrived).collect::<Vec<_>>())?;
+        self.reducer.finish(
+            &words
+                .iter()
+                .map(|word| match word {
+                    Word::Gradients(arrived) => arrived.clone(),
+                    Word::Batch(_) | Word::Sent => Vec::new(),
+                })
+                .collect::<Vec<_>>(),
+        )?;
         let loss = loss.map_or_else(|| Tensor::zeros(&[], DType::F64, self.collective.device()), Ok)?;
         self.collective.all_reduce(std::slice::from_ref(&loss), Reduction::Average)?;
         self.collective.join()?;

@@ -60,13 +60,17 @@ impl Reducer {
         let (buckets, places) = group(&parameters, &order);
         let state = Mutex::new(State { buckets, places, is_ordered: false, pass: None });
         let shared = Arc::new(Shared { collective, parameters, state });
-        let hook = |(index, parameter): (usize, &Parameter)| {
-            let shared: Weak<Shared> = Arc::downgrade(&shared);
-            parameter.register_post_accumulate_grad_hook(move |_| {
-                shared.upgrade().map_or(Ok(()), |shared| shared.arrived(index))
+        let hooks = shared
+            .parameters
+            .iter()
+            .enumerate()
+            .map(|(index, parameter)| {
+                let shared: Weak<Shared> = Arc::downgrade(&shared);
+                parameter.register_post_accumulate_grad_hook(move |_| {
+                    shared.upgrade().map_or(Ok(()), |shared| shared.arrived(index))
+                })
             })
-        };
-        let hooks = shared.parameters.iter().enumerate().map(hook).collect::<tenure_tensor::Result<_>>()?;
+            .collect::<tenure_tensor::Result<_>>()?;
         Ok(Self { shared, hooks })
     }
 

@@ -118,6 +118,7 @@ impl<'a> Decoder<'a> {
 /// Returns the tier where kernels use a tensor that is not in the first tier; any other tier if no kernel uses it.
 pub(super) fn slow_tier(problem: &Problem, uses: &[Use]) -> Option<usize> {
     let all_ns = |tier: usize| uses.iter().map(|a_use| a_use.extra_ns[tier]).sum::<f64>();
-    let is_possible = |tier: &usize| uses.is_empty() || problem.tiers()[*tier].is_reachable;
-    (1..problem.tiers().len()).filter(is_possible).min_by(|left, right| all_ns(*left).total_cmp(&all_ns(*right)))
+    (1..problem.tiers().len())
+        .filter(|tier| uses.is_empty() || problem.tiers()[*tier].is_reachable)
+        .min_by(|left, right| all_ns(*left).total_cmp(&all_ns(*right)))
 }

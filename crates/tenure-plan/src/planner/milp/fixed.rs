@@ -52,11 +52,13 @@ impl<'a> Fixed<'a> {
         let divisor = tensors.iter().map(|tensor| bytes(*tensor)).fold(0, greatest_common_divisor).max(1);
         let unit = ((capacity_bytes.min(problem.peak_bytes()) / divisor) as f64 / 1e9).max(1.0);
         let mut rows = RowProblem::new();
-        let column = |tensor: &usize| match worth(*tensor) {
-            f64::INFINITY => rows.add_column(0.0, 1..=1),
-            worth => rows.add_column_with_integrality(worth * SCALE, 0..=1, kind == Columns::Whole),
-        };
-        let columns: Vec<Col> = tensors.iter().map(column).collect();
+        let columns: Vec<Col> = tensors
+            .iter()
+            .map(|tensor| match worth(*tensor) {
+                f64::INFINITY => rows.add_column(0.0, 1..=1),
+                worth => rows.add_column_with_integrality(worth * SCALE, 0..=1, kind == Columns::Whole),
+            })
+            .collect();
         for set in largest_sets(problem, &tensors) {
             let all: u128 = set.iter().map(|index| u128::from(bytes(tensors[*index]))).sum();
             if all > u128::from(capacity_bytes) {
@@ -78,8 +80,7 @@ impl<'a> Fixed<'a> {
         let greedy = Placement::first_fit(self.problem, density.iter().copied(), self.capacity_bytes);
         let start: Vec<f64> = self.tensors.iter().map(|tensor| f64::from(u8::from(greedy.is_fast(*tensor)))).collect();
         let worth = |objective: f64| self.free + objective / SCALE;
-        let watch = |best: Option<f64>| watch(best.map(worth));
-        let solved = solver::solve(self.rows, Sense::Maximise, Some(&start), limits, watch)?;
+        let solved = solver::solve(self.rows, Sense::Maximise, Some(&start), limits, |best| watch(best.map(worth)))?;
         let columns = solved.columns.unwrap_or(start);
         let mut is_chosen = vec![false; self.problem.tensors().len()];
         for (tensor, column) in self.tensors.iter().zip(columns) {

@@ -149,8 +149,10 @@ impl Search<'_, '_> {
     fn makespan_of_fixed(&mut self) -> Result<f64, PlannerError> {
         let least_ns = self.problem.kernels_ns() as f64 + self.uses.iter().flatten().map(Use::least_ns).sum::<f64>();
         let penalty_ns = |tensor: usize| self.uses[tensor].iter().map(Use::penalty_ns).sum::<f64>();
-        let finite = |tensor: usize| Some(penalty_ns(tensor)).filter(|ns| ns.is_finite());
-        let most_ns = least_ns + (0..self.uses.len()).filter_map(finite).sum::<f64>();
+        let most_ns = least_ns
+            + (0..self.uses.len())
+                .filter_map(|tensor| Some(penalty_ns(tensor)).filter(|ns| ns.is_finite()))
+                .sum::<f64>();
         let unit = most_ns.max(1.0);
         let fixed = Fixed::new(self.problem, self.capacity_bytes, |tensor| penalty_ns(tensor) / unit, Columns::Whole);
         let limits = self.limits(GAP);

@@ -100,23 +100,25 @@ pub fn plans(problem: &Problem, choices: &[Choices]) -> Vec<Plan> {
     let count = problem.tensors().len();
     let kernels = problem.kernels().len();
     let decoder = Decoder::new(problem, Objective::Makespan);
-    let of = |choices: &Choices| {
-        let chosen = &choices.tensors[..count];
-        let decoded = decoder.decode(&Decisions {
-            priorities: chosen.iter().map(|(priority, ..)| *priority).collect(),
-            treatments: chosen.iter().map(|(_, treatment, _)| Treatment::ALL[*treatment]).collect(),
-        });
-        let places: Vec<usize> = chosen.iter().map(|(.., place)| *place).collect();
-        let mut moves = choices.moves.clone();
-        moves.sort_by_key(|(_, kernel)| kernel % kernels);
-        let mut at = places.clone();
-        let steps = moves.into_iter().map(|(tensor, kernel)| {
-            let at = &mut at[tensor % count];
-            *at = 1 - *at;
-            Step { tensor: tensor % count, kernel: kernel % kernels, action: Action::Move { to: *at } }
-        });
-        let steps = steps.collect();
-        [decoded, Plan { places, steps }]
-    };
-    choices.iter().flat_map(of).collect()
+    choices
+        .iter()
+        .flat_map(|choices| {
+            let chosen = &choices.tensors[..count];
+            let decoded = decoder.decode(&Decisions {
+                priorities: chosen.iter().map(|(priority, ..)| *priority).collect(),
+                treatments: chosen.iter().map(|(_, treatment, _)| Treatment::ALL[*treatment]).collect(),
+            });
+            let places: Vec<usize> = chosen.iter().map(|(.., place)| *place).collect();
+            let mut moves = choices.moves.clone();
+            moves.sort_by_key(|(_, kernel)| kernel % kernels);
+            let mut at = places.clone();
+            let steps = moves.into_iter().map(|(tensor, kernel)| {
+                let at = &mut at[tensor % count];
+                *at = 1 - *at;
+                Step { tensor: tensor % count, kernel: kernel % kernels, action: Action::Move { to: *at } }
+            });
+            let steps = steps.collect();
+            [decoded, Plan { places, steps }]
+        })
+        .collect()
 }

@@ -91,7 +91,6 @@ impl HuggingFace {
                 (PYTORCH, Some(PythonFunction { source: LOADERS.into(), function: function.into() }))
             }
         };
-        let output = |(name, shape): (&str, _)| TensorSpec { name: name.into(), datatype, shape };
         Ok(Config {
             architecture: architecture.into(),
             python,
@@ -99,7 +98,11 @@ impl HuggingFace {
             weights: Some(weights),
             dtype: None,
             inputs: described.inputs,
-            outputs: described.outputs.into_iter().map(output).collect(),
+            outputs: described
+                .outputs
+                .into_iter()
+                .map(|(name, shape)| TensorSpec { name: name.into(), datatype, shape })
+                .collect(),
             batching: Batching { max_rows: MAX_ROWS, max_delay: Duration::ZERO },
             priority: 0,
             is_pinned: false,
@@ -166,8 +169,10 @@ fn weights(folder: &Folder) -> Result<&'static str, RepositoryError> {
 /// Returns inputs of tokens, of shape `[rows, length]`.
 fn tokens(names: &[&str]) -> Vec<TensorSpec> {
     let shape = vec![Dimension::Free, Dimension::Free];
-    let tokens = |name: &&str| TensorSpec { name: (*name).into(), datatype: Datatype::Int64, shape: shape.clone() };
-    names.iter().map(tokens).collect()
+    names
+        .iter()
+        .map(|name| TensorSpec { name: (*name).into(), datatype: Datatype::Int64, shape: shape.clone() })
+        .collect()
 }
 
 /// Returns the class name of the stored model, if there is one.

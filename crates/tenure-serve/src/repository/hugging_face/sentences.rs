@@ -88,10 +88,9 @@ impl Pooling {
     fn read(folder: &Folder, module: &ListedModule) -> Result<Self, RepositoryError> {
         let file = config_of(module);
         let said: Map<String, Value> = json(folder, &file)?;
-        let unknown = |given: String| {
+        let modes = PoolingMode::read(&said).map_err(|given| {
             refusal(folder, &file, "the pooling", format!("is {given}, which is unknown"), WRITE_CONFIG)
-        };
-        let modes = PoolingMode::read(&said).map_err(unknown)?;
+        })?;
         let width = token_width(&said).map(|(key, value)| size(folder, &file, key, value)).transpose()?;
         Ok(Self { file, modes, width })
     }

@@ -115,11 +115,10 @@ impl Programs {
         drop(connected);
         changed();
         let programs = Arc::clone(self);
-        let listen = move || {
+        let spawned = thread::Builder::new().name("serve: background".into()).spawn(move || {
             programs.follow(number, &stream);
             changed();
-        };
-        let spawned = thread::Builder::new().name("serve: background".into()).spawn(listen);
+        });
         spawned.map(drop).inspect_err(|_| self.remove(number))
     }
 
@@ -228,10 +227,11 @@ mod tests {
             let programs = Arc::new(Programs::listen(&folder.path().join("socket")).unwrap());
             let (changed, changes) = mpsc::channel();
             let accepting = Arc::clone(&programs);
-            let changed = move || {
-                let _ = changed.send(());
-            };
-            let accepting = Some(thread::spawn(move || accepting.accept(changed)));
+            let accepting = Some(thread::spawn(move || {
+                accepting.accept(move || {
+                    let _ = changed.send(());
+                })
+            }));
             Self { folder, programs, changes, accepting }
         }
 

@@ -62,12 +62,11 @@ impl Process {
         let process = Arc::new(Self { subprocess, state: Mutex::default(), resident, host });
         let listening = Arc::clone(&process);
         let program = command.program.display().to_string();
-        let listen = move || {
+        let spawned = thread::Builder::new().name("serve: python".into()).spawn(move || {
             let reason = listening.listen(&program);
             ended(&reason);
             listening.give_up(&reason);
-        };
-        let spawned = thread::Builder::new().name("serve: python".into()).spawn(listen);
+        });
         spawned.map(|_| Arc::clone(&process)).inspect_err(|_| drop(process.subprocess.reap()))
     }
 

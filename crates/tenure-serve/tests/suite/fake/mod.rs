@@ -118,11 +118,12 @@ impl Service for Fake {
     }
 
     fn index(&self) -> Vec<IndexEntry> {
-        let entry = |name: String| {
-            let state = self.state(&name);
-            IndexEntry { name, version: "1".into(), state, reason: String::new() }
-        };
-        Self::models().map(entry).collect()
+        Self::models()
+            .map(|name| {
+                let state = self.state(&name);
+                IndexEntry { name, version: "1".into(), state, reason: String::new() }
+            })
+            .collect()
     }
 
     fn metadata(&self, model: &str, version: Option<&str>) -> Result<Arc<ModelMetadata>, ServeError> {
@@ -186,14 +187,17 @@ impl Service for Fake {
 
     /// Returns a tokenizer for which each byte is a token; a tilde is an error.
     fn texts<'a>(&'a self, model: &'a str) -> ServiceFuture<'a, Texts> {
-        let tokenize = |text: &str| match text.contains('~') {
-            true => Err("a tilde is no token".into()),
-            false => Ok(text.bytes().map(u32::from).collect()),
-        };
         Box::pin(async move {
             self.metadata(model, None)?;
             let texts = Texts::new(2);
-            Ok(if model == "vectors" { texts.with_tokenizer(Arc::new(tokenize)) } else { texts })
+            Ok(if model == "vectors" {
+                texts.with_tokenizer(Arc::new(|text| match text.contains('~') {
+                    true => Err("a tilde is no token".into()),
+                    false => Ok(text.bytes().map(u32::from).collect()),
+                }))
+            } else {
+                texts
+            })
         })
     }
 
@@ -216,21 +220,22 @@ impl Service for Fake {
 
     fn snapshot(&self) -> Snapshot {
         let resident = || vec![Resident { tier: "host".into(), bytes: 1_500_000 }];
-        let model = |name: String| ModelSnapshot {
-            state: self.state(&name),
-            resident: resident(),
-            queued: 0,
-            answered: self.metrics.answered(&name),
-            switches: self.metrics.switches(&name),
-            latency: self.metrics.latency(&name),
-            last_latencies: self.metrics.last_latencies(&name, ModelSnapshot::LATENCIES),
-            name,
-        };
         let tiers = vec![Tier { name: "host".into(), used_bytes: 27_000_000, capacity_bytes: 64_000_000 }];
         Snapshot {
             uptime: Duration::from_secs(83),
             tiers,
-            models: Self::models().map(model).collect(),
+            models: Self::models()
+                .map(|name| ModelSnapshot {
+                    state: self.state(&name),
+                    resident: resident(),
+                    queued: 0,
+                    answered: self.metrics.answered(&name),
+                    switches: self.metrics.switches(&name),
+                    latency: self.metrics.latency(&name),
+                    last_latencies: self.metrics.last_latencies(&name, ModelSnapshot::LATENCIES),
+                    name,
+                })
+                .collect(),
             switches: self.metrics.latest_switches(),
         }
     }

@@ -149,8 +149,7 @@ impl BlockHistory {
 
 /// Merges every `together` steps into one. A step's value holds until the next begins.
 fn merged(steps: &[(usize, u64)], together: usize) -> Vec<(usize, u64)> {
-    let highest = |steps: &[(usize, u64)]| (steps[0].0, steps.iter().map(|step| step.1).max().unwrap_or(0));
-    steps.chunks(together).map(highest).collect()
+    steps.chunks(together).map(|steps| (steps[0].0, steps.iter().map(|step| step.1).max().unwrap_or(0))).collect()
 }
 
 /// Ranges of segments by their first bytes.

@@ -59,8 +59,9 @@ fn packed(trace: &Trace, from: usize, to: usize, budget: usize) -> (Packed, Unpa
 
 /// Returns the tag, the compile context and the pool of a label.
 fn texts(data: &Unpacked, label: Option<u64>) -> [Option<&str>; 3] {
-    let text = |text: Option<u64>| text.map(|text| &*data.strings[text as usize]);
-    label.map_or([None; 3], |label| data.labels[label as usize].map(text))
+    label.map_or([None; 3], |label| {
+        data.labels[label as usize].map(|text| text.map(|text| &*data.strings[text as usize]))
+    })
 }
 
 fn spans(data: &Unpacked) -> Vec<(&str, u64, u64)> {

@@ -135,8 +135,7 @@ proptest! {
         for (index, event) in allocations {
             let block = blocks.next().unwrap();
             prop_assert_eq!((block.born, block.bytes, block.address), (index as u64, event.bytes, event.address));
-            let is_end = |other: &Event| other.action == Action::FreeCompleted && other.address == event.address;
-            prop_assert_eq!(block.died, trace.events().iter().position(is_end).map(|end| end as u64));
+            prop_assert_eq!(block.died, trace.events().iter().position(|other| other.action == Action::FreeCompleted && other.address == event.address).map(|end| end as u64));
             let stream = &data.strings[data.streams[block.stream as usize] as usize];
             prop_assert_eq!(stream, &format!("{:#x}", event.stream.0));
             let [name, file, line] = data.frames[data.stacks[block.stack.unwrap() as usize][0] as usize];

@@ -148,16 +148,17 @@ impl Columns<'_> {
         let address = self.signed_sums(count);
         let high = self.column(count);
         let stream = self.column(count);
-        let row = |index: usize| Row {
-            born: born[index],
-            died: lived[index].checked_sub(1).map(|lived| born[index] + lived),
-            bytes: bytes[index],
-            address: high[index] << 52 | address[index],
-            stream: stream[index],
-            stack: None,
-            label: None,
-        };
-        (0..count as usize).map(row).collect()
+        (0..count as usize)
+            .map(|index| Row {
+                born: born[index],
+                died: lived[index].checked_sub(1).map(|lived| born[index] + lived),
+                bytes: bytes[index],
+                address: high[index] << 52 | address[index],
+                stream: stream[index],
+                stack: None,
+                label: None,
+            })
+            .collect()
     }
 }
 

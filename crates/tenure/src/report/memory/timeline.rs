@@ -95,8 +95,7 @@ mod tests {
         let bins = Bins::new(events.iter().map(|event| event.time_us));
         let (before, mut changes) = rewind(&snapshot, events, &bins);
         changes.reverse();
-        let at_first = |tag: Tag| before[tag as usize];
-        assert_eq!([Tag::Weight, Tag::Unknown].map(at_first), [1000, 2000]);
+        assert_eq!([Tag::Weight, Tag::Unknown].map(|tag| before[tag as usize]), [1000, 2000]);
         assert_eq!(before.iter().sum::<u64>(), 3000);
         let changes: Vec<_> = changes.iter().map(|c| (Tag::ALL[c.group], c.bytes, c.gains)).collect();
         let unknown = (Tag::Unknown, 2000, false);

@@ -134,26 +134,30 @@ impl Rates {
 
     /// Returns a table of the rates.
     pub(super) fn describe(all: &[Self]) -> String {
-        let row = |rates: &Self| {
-            let time = |ms: Option<f64>| ms.map_or_else(|| "never".to_owned(), |ms| format!("{ms:.2}"));
-            let [begin, middle, end] = rates.resident_bytes.map(|bytes| Bytes(bytes).to_string());
-            [
-                rates.encoding.to_owned(),
-                format!("{:.0}", rates.per_second),
-                format!("{:.0}", rates.bare_per_second),
-                Percent(rates.ratio).to_string(),
-                format!("{:.0}", rates.cpu_us),
-                format!("{:.0}", rates.bare_cpu_us),
-                time(rates.p50_ms),
-                time(rates.p99_ms),
-                rates.unanswered.to_string(),
-                rates.wrong.to_string(),
-                format!("{begin}, {middle}, {end}"),
-            ]
-        };
         let heads =
             ["as", "a second", "bare", "ratio", "CPU µs", "bare", "p50 ms", "p99 ms", "unanswered", "wrong", "memory"];
-        table(&heads, &all.iter().map(row).collect::<Vec<_>>())
+        table(
+            &heads,
+            &all.iter()
+                .map(|rates| {
+                    let time = |ms: Option<f64>| ms.map_or_else(|| "never".to_owned(), |ms| format!("{ms:.2}"));
+                    let [begin, middle, end] = rates.resident_bytes.map(|bytes| Bytes(bytes).to_string());
+                    [
+                        rates.encoding.to_owned(),
+                        format!("{:.0}", rates.per_second),
+                        format!("{:.0}", rates.bare_per_second),
+                        Percent(rates.ratio).to_string(),
+                        format!("{:.0}", rates.cpu_us),
+                        format!("{:.0}", rates.bare_cpu_us),
+                        time(rates.p50_ms),
+                        time(rates.p99_ms),
+                        rates.unanswered.to_string(),
+                        rates.wrong.to_string(),
+                        format!("{begin}, {middle}, {end}"),
+                    ]
+                })
+                .collect::<Vec<_>>(),
+        )
     }
 }
 

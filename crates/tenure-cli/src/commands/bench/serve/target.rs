@@ -97,8 +97,11 @@ impl Asked {
             _ => return Outcome::Failed,
         }
         let Ok(answer) = InferResponse::parse(answer.body, answer.json_bytes) else { return Outcome::Wrong };
-        let is_it = |expected: &Vec<Bytes>| answer.outputs.iter().map(Tensor::bytes).eq(expected);
-        if self.expected.as_ref().is_none_or(is_it) { Outcome::Answered } else { Outcome::Wrong }
+        if self.expected.as_ref().is_none_or(|expected| answer.outputs.iter().map(Tensor::bytes).eq(expected)) {
+            Outcome::Answered
+        } else {
+            Outcome::Wrong
+        }
     }
 }
 
