@@ -137,6 +137,7 @@ lint:
     cargo fmt --manifest-path fuzz/Cargo.toml --check
     scripts/clocks
     scripts/prose
+    scripts/idioms
     cargo clippy --workspace --all-targets --features "{{ features }}" -- -D warnings
     cargo clippy --package tenure-plan --package tenure-cli --all-targets -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
