@@ -174,8 +174,7 @@ impl Budget {
             folders.push(Setup::default_folder());
         }
         let setup = Setup { folders, disk_bytes, daily_bytes, pinned_bytes, planner, ..Setup::default() };
-        let open = || setup.engine(memory).map_err(|error| error.to_string());
-        let engine = py.detach(open).map_err(complaint)?;
+        let engine = py.detach(|| setup.engine(memory).map_err(|error| error.to_string())).map_err(complaint)?;
         engine.set_strict();
         let on_host = device.is_cpu().then(OnHostMemory::enter).flatten();
         let state = Mutex::new(State { on_host, ..State::default() });
@@ -194,10 +193,13 @@ impl Budget {
         self.inner.engine.on_wake(move || {
             let Some(inner) = inner.upgrade() else { return };
             Python::attach(|py| {
-                let wake = |owner: Bound<'_, PyAny>| owner.call_method0(intern!(py, "_wake"))?.extract();
+                let wakes = owner_of(&owner, py).and_then(|owner| {
+                    let Some(owner) = owner else { return Ok(false) };
+                    owner.call_method0(intern!(py, "_wake"))?.extract()
+                });
                 // An error cannot be reported to the code that allocates. Without its hooks, the step has the room
                 // there is.
-                if owner_of(&owner, py).and_then(|owner| owner.map_or(Ok(false), wake)).unwrap_or(false) {
+                if wakes.unwrap_or(false) {
                     inner.enter(Phase::Watched);
                 }
             });

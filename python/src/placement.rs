@@ -83,16 +83,17 @@ impl Placement {
         is_strict: bool,
         may_miss: bool,
     ) -> PyResult<Self> {
-        let open = || -> Result<_, String> {
-            let mapping = Mapping::read(mapping).map_err(|error| error.to_string())?;
-            let when_full = if may_miss { WhenFull::Miss } else { WhenFull::Refuse };
-            let mut opened = Vec::new();
-            open_all(mapping, tiers, Options { is_strict, when_full }, &mut opened).map_err(|error| {
-                opened.into_iter().for_each(Tier::discard);
-                error.to_string()
+        let placement = py
+            .detach(|| -> Result<_, String> {
+                let mapping = Mapping::read(mapping).map_err(|error| error.to_string())?;
+                let when_full = if may_miss { WhenFull::Miss } else { WhenFull::Refuse };
+                let mut opened = Vec::new();
+                open_all(mapping, tiers, Options { is_strict, when_full }, &mut opened).map_err(|error| {
+                    opened.into_iter().for_each(Tier::discard);
+                    error.to_string()
+                })
             })
-        };
-        let placement = py.detach(open).map_err(complaint)?;
+            .map_err(complaint)?;
         Ok(Self { placement, number: next_number() })
     }
 

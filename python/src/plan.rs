@@ -109,13 +109,16 @@ pub(crate) fn plan(
     let mut interrupt = Interrupt::new();
     let mut raised = None;
     let planned = py.detach(|| {
-        let mut watch = |found: &tenure::plan::planner::PlannerProgress| {
-            interrupt.ask()?;
-            let Some(progress) = &progress else { return ControlFlow::Continue(()) };
-            raised = Python::attach(|py| progress.call1(py, (found.evaluations, found.best))).err();
-            if raised.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
-        planner.plan(request.problem(), &request.planner_options(), &mut watch)
+        planner.plan(
+            request.problem(),
+            &request.planner_options(),
+            &mut |found: &tenure::plan::planner::PlannerProgress| {
+                interrupt.ask()?;
+                let Some(progress) = &progress else { return ControlFlow::Continue(()) };
+                raised = Python::attach(|py| progress.call1(py, (found.evaluations, found.best))).err();
+                if raised.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            },
+        )
     });
     let planned = interrupt.result(raised.map_or_else(|| planned.map_err(said), Err))?;
     let outcome = simulate(request.problem(), &planned.plan).map_err(said)?;

@@ -186,8 +186,12 @@ impl Switcher {
         self.switch.settle().map_err(told)?;
         let remade = ordered.zip(order).map(|(before, entry)| {
             let contents = Arc::clone(&contents);
-            let make = move |bytes: &mut [u8]| bytes.copy_from_slice(&std::mem::take(&mut *lock(&contents[entry])));
-            Entry { origin: Origin::Made(Arc::new(make)), ..before }
+            Entry {
+                origin: Origin::Made(Arc::new(move |bytes: &mut [u8]| {
+                    bytes.copy_from_slice(&std::mem::take(&mut *lock(&contents[entry])))
+                })),
+                ..before
+            }
         });
         self.weights(name, remade.collect(), ends, false).map_err(told)
     }

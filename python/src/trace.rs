@@ -29,12 +29,13 @@ impl Trace {
     fn load(py: Python<'_>, path: PathBuf, device: Option<u32>) -> PyResult<Self> {
         let mut interrupt = Interrupt::new();
         let trace = py.detach(|| {
-            let mut read = || {
-                let reader = Interruptible { reader: File::open(&path)?, interrupt: &mut interrupt };
+            let file = File::open(&path).map_err(TraceError::from);
+            let trace = file.and_then(|reader| {
+                let reader = Interruptible { reader, interrupt: &mut interrupt };
                 let options = ReadOptions { device, ..ReadOptions::default() };
                 plan::Trace::read_from(reader, &plan::Trace::source_of(&path), &options)
-            };
-            read().map_err(|error: TraceError| exception(error.in_file(&path)))
+            });
+            trace.map_err(|error| exception(error.in_file(&path)))
         });
         interrupt.result(trace.map(Self))
     }

@@ -92,8 +92,9 @@ impl<'a> Access<'a> {
         let guards = wanted
             .into_iter()
             .map(|(storage, is_written)| {
-                let exclusive = || Guard::Exclusive(storage.lock_exclusive());
-                (storage, if is_written { exclusive() } else { Guard::Shared(storage.lock()) })
+                let guard =
+                    if is_written { Guard::Exclusive(storage.lock_exclusive()) } else { Guard::Shared(storage.lock()) };
+                (storage, guard)
             })
             .collect();
         let access = Self { op, writes: writes.into(), reads: reads.into(), guards };

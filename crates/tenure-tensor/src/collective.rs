@@ -41,14 +41,22 @@ impl Collective {
         let memories = memories.map_err(|error| TensorError::memory(OP, error))?;
         let drivers: Vec<_> = memories.iter().map(|memory| memory.driver().clone()).collect();
         let group = Communicator::group(&drivers).map_err(|error| TensorError::collective(OP, error))?;
-        let part = |(communicator, memory): (_, &'static DeviceMemory)| {
-            // High priority, so that exchanges go before computation: the other devices wait for them.
-            let stream = memory.streams().pooled(Priority::High);
-            let stream = stream.map_err(|error| TensorError::memory(OP, error.into()))?;
-            let event = Event::new(memory.driver().clone(), EventKind::Order);
-            Ok(Self { communicator, memory, stream, state: Mutex::new(CollectiveState { event, tensors: Vec::new() }) })
-        };
-        group.into_iter().zip(memories).map(part).collect()
+        group
+            .into_iter()
+            .zip(memories)
+            .map(|(communicator, memory): (_, &'static DeviceMemory)| {
+                // High priority, so that exchanges go before computation: the other devices wait for them.
+                let stream = memory.streams().pooled(Priority::High);
+                let stream = stream.map_err(|error| TensorError::memory(OP, error.into()))?;
+                let event = Event::new(memory.driver().clone(), EventKind::Order);
+                Ok(Self {
+                    communicator,
+                    memory,
+                    stream,
+                    state: Mutex::new(CollectiveState { event, tensors: Vec::new() }),
+                })
+            })
+            .collect()
     }
 
     /// Returns the device's rank in the group, from 0.
@@ -124,8 +132,10 @@ impl Collective {
         // The tensors' memory may belong to another stream than the one that joins.
         cuda::record_use(op, self.memory, access.storages(), self.stream.id())?;
         state.tensors.extend(tensors.iter().cloned());
-        let each = || addresses.iter().zip(tensors).filter(|(_, tensor)| tensor.numel() > 0);
-        let put = self.communicator.together(|| each().try_for_each(|(address, tensor)| call(*address, tensor)));
+        let put = self.communicator.together(|| {
+            let mut filled = addresses.iter().zip(tensors).filter(|(_, tensor)| tensor.numel() > 0);
+            filled.try_for_each(|(address, tensor)| call(*address, tensor))
+        });
         put.map_err(|error| TensorError::collective(op, error))?;
         drop(access);
         tensors.iter().for_each(|tensor| tensor.bump_version(op));

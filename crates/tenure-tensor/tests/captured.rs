@@ -135,16 +135,19 @@ fn replays_queue_up_with_their_own_words_on_any_stream() {
     for (_alone, device, memory) in devices() {
         let sum = Tensor::zeros(&[2], DType::I64, device).unwrap();
         let mut next = 0;
-        let work = || {
-            let fill = move |words: &mut [u64]| {
-                next += 1;
-                words.copy_from_slice(&[next, 100 * next]);
-                Ok(())
-            };
-            let words = cuda::varying(2, fill, || ())?;
+        let (mut captured, ()) = Captured::new(device, || {
+            let words = cuda::varying(
+                2,
+                move |words: &mut [u64]| {
+                    next += 1;
+                    words.copy_from_slice(&[next, 100 * next]);
+                    Ok(())
+                },
+                || (),
+            )?;
             sum.add_(&words.expect("it is captured"))
-        };
-        let (mut captured, ()) = Captured::new(device, work).unwrap();
+        })
+        .unwrap();
         let side = memory.streams().pooled(Priority::Default).unwrap();
         let main = memory.streams().current();
         let before = waits(memory);

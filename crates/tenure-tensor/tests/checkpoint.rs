@@ -62,11 +62,13 @@ fn step(function: Checkpointed) -> [Vec<u32>; 4] {
 fn saved_bytes(function: Checkpointed) -> usize {
     let total = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&total);
-    let pack = move |tensor: &Tensor, _| {
-        count.fetch_add(tensor.storage().bytes(), Ordering::Relaxed);
-        Ok(tensor.clone())
-    };
-    let _hooks = SavedHooks::enter(pack, |tensor: &Tensor| Ok(tensor.clone()));
+    let _hooks = SavedHooks::enter(
+        move |tensor: &Tensor, _| {
+            count.fetch_add(tensor.storage().bytes(), Ordering::Relaxed);
+            Ok(tensor.clone())
+        },
+        |tensor: &Tensor| Ok(tensor.clone()),
+    );
     let (x, weight) = tensors();
     function(&x, &weight).unwrap();
     total.load(Ordering::Relaxed)

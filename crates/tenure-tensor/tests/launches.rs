@@ -47,9 +47,13 @@ fn a_batch_norm_is_three_kernels_there_and_three_back() {
         eps: 1e-5,
     };
 
-    let plain = || x.batch_norm(Some((&mean, &variance)), Some(&weight), Some(&bias), true, 0.1, 1e-5);
     for relu in [false, true] {
-        let forward = || if relu { x.batch_norm_relu(None, &norm(true)) } else { plain() };
+        let forward = || {
+            if relu {
+                return x.batch_norm_relu(None, &norm(true));
+            }
+            x.batch_norm(Some((&mean, &variance)), Some(&weight), Some(&bias), true, 0.1, 1e-5)
+        };
         assert_eq!(count(&|| forward().map(drop)), 3);
         let out = forward().unwrap();
         [&x, &weight, &bias].iter().for_each(|leaf| drop(leaf.set_grad(None).unwrap()));

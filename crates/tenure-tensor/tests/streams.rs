@@ -117,7 +117,7 @@ fn what_a_checkpoint_computes_again_is_waited_for() {
     for (device, memory) in devices(14) {
         let side = memory.streams().pooled(Priority::Default).unwrap();
         let x = numbers(100, device).requires_grad_(true).unwrap();
-        let branches = move |x: &[Tensor]| -> Result<Vec<Tensor>, TensorError> {
+        let squares = autograd::checkpoint(&[&x], move |x: &[Tensor]| -> Result<Vec<Tensor>, TensorError> {
             lead(&memory.streams().current(), &side);
             let on_the_side = |work: &dyn Fn() -> Result<Tensor, TensorError>| {
                 let _side = StreamGuard::new(&side);
@@ -128,8 +128,8 @@ fn what_a_checkpoint_computes_again_is_waited_for() {
             let squares = vec![second.mul(&second)?, on_the_side(&|| third.mul(&third))?];
             lead(&side, &memory.streams().current());
             Ok(squares)
-        };
-        let squares = autograd::checkpoint(&[&x], branches).unwrap();
+        })
+        .unwrap();
         backward(&squares[0].add(&squares[1]).unwrap()).unwrap();
         let found = x.grad().unwrap().to_vec::<f32>().unwrap();
         assert!(found.iter().enumerate().all(|(number, found)| *found == 26.0 * number as f32));
@@ -200,13 +200,13 @@ fn a_captured_step_is_launched_with_new_inputs() {
     for (device, memory) in devices(4) {
         let input = Tensor::zeros(&[10], DType::F32, device).unwrap();
         let weight = numbers(10, device).requires_grad_(true).unwrap();
-        let step = |_: &Stream| {
+        let (graph, (loss, grad)) = Graph::capture(memory, |_: &Stream| {
             let loss = input.mul(&weight)?.square()?;
             backward(&loss)?;
             let grad = weight.set_grad(None)?.expect("it requires one");
             Ok::<_, TensorError>((loss, grad))
-        };
-        let (graph, (loss, grad)) = Graph::capture(memory, step).unwrap();
+        })
+        .unwrap();
         for round in 1..4_i16 {
             input.fill_(i32::from(round)).unwrap();
             graph.launch().unwrap();

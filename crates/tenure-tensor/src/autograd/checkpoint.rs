@@ -160,20 +160,22 @@ impl Frame {
         let next = AtomicUsize::new(0);
         let is_done = Arc::new(AtomicBool::new(false));
         let done = Arc::clone(&is_done);
-        let fill = move |tensor: &Tensor, _| {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if let Some(slot) = slots.get(index).and_then(Weak::upgrade) {
-                // A slot that is full already has the same values.
-                let _full = slot.set((tensor.clone(), Lane::current(tensor.device())));
-            }
-            if index < last {
-                return Ok(tensor.clone());
-            }
-            done.store(true, Ordering::Relaxed);
-            let reason = "all that is wanted was computed again".to_owned();
-            Err(AutogradError::Other { node: "checkpoint".into(), reason }.into())
-        };
-        let _hooks = SavedHooks::enter(fill, |tensor: &Tensor| Ok(tensor.clone()));
+        let _hooks = SavedHooks::enter(
+            move |tensor: &Tensor, _| {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if let Some(slot) = slots.get(index).and_then(Weak::upgrade) {
+                    // A slot that is full already has the same values.
+                    let _full = slot.set((tensor.clone(), Lane::current(tensor.device())));
+                }
+                if index < last {
+                    return Ok(tensor.clone());
+                }
+                done.store(true, Ordering::Relaxed);
+                let reason = "all that is wanted was computed again".to_owned();
+                Err(AutogradError::Other { node: "checkpoint".into(), reason }.into())
+            },
+            |tensor: &Tensor| Ok(tensor.clone()),
+        );
         let _replay = Replay::enter(self.random);
         let _autocast = Autocast::enter(self.autocast);
         let result = with_grad(|| (self.function)(&inputs));

@@ -64,18 +64,22 @@ pub fn gradgradcheck(
     });
     let upstream = upstream.collect::<Result<Vec<_>>>()?;
     let all: Vec<Tensor> = inputs.iter().chain(&upstream).cloned().collect();
-    let backward = |all: &[Tensor]| {
-        let (given, upstream) = all.split_at(inputs.len());
-        with_grad(|| {
-            // Fresh leaves, so that they have a gradient also where differences are taken.
-            let given: Vec<Tensor> =
-                given.iter().zip(inputs).map(|(tensor, input)| required(tensor, input)).collect::<Result<_>>()?;
-            let outputs = differentiable(&function, &given)?;
-            let wanted: Vec<&Tensor> = given.iter().filter(|tensor| tensor.requires_grad()).collect();
-            gradients(&outputs, &wanted, upstream)
-        })
-    };
-    check("gradgradcheck", &backward, &all, options)
+    check(
+        "gradgradcheck",
+        &|all: &[Tensor]| {
+            let (given, upstream) = all.split_at(inputs.len());
+            with_grad(|| {
+                // Fresh leaves, so that they have a gradient also where differences are taken.
+                let given: Vec<Tensor> =
+                    given.iter().zip(inputs).map(|(tensor, input)| required(tensor, input)).collect::<Result<_>>()?;
+                let outputs = differentiable(&function, &given)?;
+                let wanted: Vec<&Tensor> = given.iter().filter(|tensor| tensor.requires_grad()).collect();
+                gradients(&outputs, &wanted, upstream)
+            })
+        },
+        &all,
+        options,
+    )
 }
 
 type Function<'a> = &'a dyn Fn(&[Tensor]) -> Result<Vec<Tensor>>;

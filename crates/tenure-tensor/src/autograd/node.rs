@@ -335,20 +335,18 @@ impl Drop for Node {
         }
         let Work::Formula { saved, formula } = &mut self.work else { return };
         let remains = (std::mem::take(&mut self.edges), formula.take(), saved.get_mut().take());
+        let is_first = REMAINS.try_with(|waiting| match &mut *waiting.borrow_mut() {
+            Some(waiting) => {
+                waiting.push(remains);
+                false
+            }
+            waiting => {
+                *waiting = Some(vec![remains]);
+                true
+            }
+        });
         // While a thread ends, its list is gone: there, nodes are dropped recursively.
-        if REMAINS
-            .try_with(|waiting| match &mut *waiting.borrow_mut() {
-                Some(waiting) => {
-                    waiting.push(remains);
-                    false
-                }
-                waiting => {
-                    *waiting = Some(vec![remains]);
-                    true
-                }
-            })
-            .unwrap_or(false)
-        {
+        if is_first.unwrap_or(false) {
             while let Some(next) = REMAINS.with_borrow_mut(|waiting| waiting.as_mut().and_then(Vec::pop)) {
                 drop(next);
             }

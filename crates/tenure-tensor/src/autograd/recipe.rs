@@ -168,11 +168,10 @@ impl Recipe {
     /// The inputs are not as the recipe says; the precision of products ([`precision`]), or whether algorithms are
     /// measured ([`tuning`]), was changed since; the errors of the operation.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Tensor> {
-        if inputs.len() != self.inputs.len()
-            || !self.inputs.iter().zip(inputs).all(|(input, tensor)| {
-                (tensor.layout(), tensor.dtype(), tensor.device()) == (&input.layout, input.dtype, input.device)
-            })
-        {
+        let fits = self.inputs.iter().zip(inputs).all(|(input, tensor)| {
+            (tensor.layout(), tensor.dtype(), tensor.device()) == (&input.layout, input.dtype, input.device)
+        });
+        if inputs.len() != self.inputs.len() || !fits {
             return Err(self.error("it was given other inputs than its recipe says"));
         }
         if self.settings != Settings::now() {
@@ -385,8 +384,10 @@ impl Scope {
     #[cold]
     fn add(&self, out: &Tensor, name: &'static str, inputs: &[&Tensor], again: Again) {
         let id = SavedId::of(out);
-        let is_shared = |input: &&Tensor| input.storage().is_alias_of(out.storage());
-        if out.layout().offset() > 0 || out.view_of().is_some() || inputs.iter().any(is_shared) {
+        if out.layout().offset() > 0
+            || out.view_of().is_some()
+            || inputs.iter().any(|input| input.storage().is_alias_of(out.storage()))
+        {
             return;
         }
         let recipe = Arc::new(Recipe {

@@ -116,8 +116,8 @@ impl ViewLayouts {
     fn formula(self) -> impl Fn(&Context<'_>) -> Result<Grads> + Send + Sync {
         move |context| {
             let grad = context.grad(0)?;
-            let zero = || Tensor::zeros(&[], grad.dtype(), grad.device());
-            let to_whole = context.give(0, || self.replace(&grad, &zero()?))?;
+            let to_whole =
+                context.give(0, || self.replace(&grad, &Tensor::zeros(&[], grad.dtype(), grad.device())?))?;
             let to_part = context.give(1, || {
                 let laid_out = grad.copied("contiguous", self.base.clone(), grad.dtype())?;
                 laid_out.as_strided(self.view.sizes(), self.view.strides(), self.view.offset())

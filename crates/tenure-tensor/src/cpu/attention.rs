@@ -195,8 +195,7 @@ fn backward<T: Multiply + Math>(
                 for lane in 0..lanes {
                     let grad = rows_of_grad.at(lane, 0).data;
                     let out = out.head(at).at(first + lane, 0).data;
-                    let product = |i| grad.add(i).read() * out.add(i).read();
-                    inner[lane] = (0..value_width).fold(T::ZERO, |sum, i| sum + product(i));
+                    inner[lane] = (0..value_width).fold(T::ZERO, |sum, i| sum + grad.add(i).read() * out.add(i).read());
                     let sum = sums.head(at).at(first + lane, 0).data.read();
                     shift[lane] = if sum == T::of(f64::NEG_INFINITY) { T::of(f64::INFINITY) } else { sum };
                 }

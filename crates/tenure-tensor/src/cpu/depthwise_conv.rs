@@ -55,8 +55,8 @@ impl<'a> Grid<'a> {
             count[dim] + reach / step[dim]
         });
         let mut grid = Self { im2col, first, sizes, offsets: Vec::new(), length: 0 };
-        let offset = |tap: &[isize; 3]| grid.place(array::from_fn(|dim| (tap[dim] - first[dim]) as usize));
-        grid.offsets = taps.iter().map(offset).collect();
+        grid.offsets =
+            taps.iter().map(|tap| grid.place(array::from_fn(|dim| (tap[dim] - first[dim]) as usize))).collect();
         grid.length = ((count[0] - 1) * sizes[1] + count[1] - 1) * sizes[2] + count[2];
         let bytes = (channels * grid.places() + rows * grid.run()) * size_of::<T>();
         (bytes <= GRID_BYTES).then_some(grid)

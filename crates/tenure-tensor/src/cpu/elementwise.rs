@@ -140,10 +140,11 @@ pub(crate) fn for_each_block<const N: usize>(
         let data = operands[operand].data;
         operand >= outputs.len() && outputs.iter().any(|output| output.data == data)
     };
-    if (0..N).all(|operand| {
+    let is_one_run = (0..N).all(|operand| {
         let port = &operands[operand];
         port.dtype == lanes[operand] && !is_output(operand) && is_dense(sizes, port)
-    }) {
+    });
+    if is_one_run {
         return threads::for_each_range(iter.numel(), GRAIN, |range| {
             block(
                 array::from_fn(|operand| operands[operand].data.wrapping_add(range.start * lanes[operand].size())),

@@ -65,17 +65,19 @@ impl Im2col {
 
     /// Drops the taps that read zeros for every pixel: the kernel's outer taps, if an image is small.
     fn without_padding_taps(mut self) -> Self {
-        let reads = |tap: &[isize; 3]| {
-            (0..3).all(|dim| {
-                let step = self.source_step[dim] as isize;
-                let tap = tap[dim];
-                let first = (step - 1 - tap).div_euclid(step).max(0);
-                first < self.count[dim] as isize && first * step + tap < self.source[dim] as isize
-            })
-        };
-        let met = self.taps.iter().zip(&self.numbers).filter(|(tap, _)| reads(tap));
+        let met = self.taps.iter().zip(&self.numbers).filter(|(tap, _)| self.reads_a_pixel(tap));
         (self.taps, self.numbers) = met.map(|(tap, number)| (*tap, *number)).unzip();
         self
+    }
+
+    /// Returns whether this tap reads an element of the image for any pixel.
+    fn reads_a_pixel(&self, tap: &[isize; 3]) -> bool {
+        (0..3).all(|dim| {
+            let step = self.source_step[dim] as isize;
+            let tap = tap[dim];
+            let first = (step - 1 - tap).div_euclid(step).max(0);
+            first < self.count[dim] as isize && first * step + tap < self.source[dim] as isize
+        })
     }
 
     /// Returns the mappings of the transposed convolution. A pixel of the result meets the taps that are a multiple of

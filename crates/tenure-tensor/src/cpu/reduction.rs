@@ -109,11 +109,10 @@ fn check(op: &'static str, outputs: &[&Tensor], inputs: &[&Tensor], parameters: 
     let to = outputs[0].sizes();
     let from = inputs[0].sizes();
     let reduces = to.len() == from.len() && to.iter().zip(from).all(|(to, from)| to == from || *to == 1);
-    let is_output = |tensor: &Tensor| tensor.sizes() == to && tensor.is_contiguous() && tensor.device().is_cpu();
-    if reduces
-        && outputs.iter().copied().chain(parameters).all(is_output)
-        && inputs.iter().all(|tensor| tensor.sizes() == from && tensor.device().is_cpu())
-    {
+    let mut written = outputs.iter().copied().chain(parameters);
+    let fits_outputs = written.all(|tensor| tensor.sizes() == to && tensor.is_contiguous() && tensor.device().is_cpu());
+    let fits_inputs = inputs.iter().all(|tensor| tensor.sizes() == from && tensor.device().is_cpu());
+    if reduces && fits_outputs && fits_inputs {
         return Ok(());
     }
     Err(TensorError::shape(op, format!("sizes {from:?} cannot be folded to {to:?} of these layouts")))

@@ -60,12 +60,15 @@ fn scatter_lines<T: Copy>(
     let (to, at, from): (Vec<usize>, Vec<usize>, Vec<usize>) = (strides(target), strides(index), strides(values));
     let begin = |line: usize, strides: &[usize]| {
         let mut rest = line;
-        let along = |other: usize| {
-            let place = rest % sizes[other] * strides[other];
-            rest /= sizes[other];
-            place
-        };
-        (0..sizes.len()).rev().filter(|other| *other != dim).map(along).sum::<usize>()
+        (0..sizes.len())
+            .rev()
+            .filter(|other| *other != dim)
+            .map(|other| {
+                let place = rest % sizes[other] * strides[other];
+                rest /= sizes[other];
+                place
+            })
+            .sum::<usize>()
     };
     let target = SharedPointer(access.write_ptr(0));
     let index = access.read_ptr(0);

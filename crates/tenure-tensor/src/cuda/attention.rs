@@ -204,14 +204,12 @@ impl Work<'_> {
         if tuning::sums_in_any_order() {
             ways.reverse();
         }
-        // The sums of each part must begin at an aligned address.
-        let is_aligned = |some: &Attention| {
-            let is_all = (some.batch, some.heads) == (all.batch, all.heads);
-            is_all || (some.heads * some.queries * size_of::<f32>()).is_multiple_of(ALIGNMENT)
-        };
         let mut found = None;
-        for some in ways.into_iter().filter(is_aligned) {
-            if found.is_none() {
+        for some in ways {
+            // The sums of each part must begin at an aligned address.
+            let is_all = (some.batch, some.heads) == (all.batch, all.heads);
+            let is_aligned = is_all || (some.heads * some.queries * size_of::<f32>()).is_multiple_of(ALIGNMENT);
+            if is_aligned && found.is_none() {
                 found = plan(queue, driver, &some)?.map(|plan| (plan, some));
             }
         }
@@ -267,8 +265,8 @@ impl Work<'_> {
         for (to, (tensor, _)) in strides.iter_mut().zip(places) {
             // A dimension of size 1 has no neighbours: its stride is set as if the tensor were dense.
             let [sizes, given] = [tensor.sizes(), tensor.strides()];
-            let dense = |dim: usize| sizes[dim + 1..].iter().product();
-            *to = std::array::from_fn(|dim| if sizes[dim] > 1 { given[dim] } else { dense(dim) });
+            *to =
+                std::array::from_fn(|dim| if sizes[dim] > 1 { given[dim] } else { sizes[dim + 1..].iter().product() });
         }
         Some(Attention {
             is_backward: places.len() == 8,
@@ -340,8 +338,7 @@ impl Work<'_> {
             Some((mask, _)) if mask.dtype() == DType::Bool => 1,
             Some(_) => 2,
         };
-        let class = |width: usize| width.max(32).next_power_of_two();
-        let [width, value_width] = [width, value_width].map(class);
+        let [width, value_width] = [width, value_width].map(|width| width.max(32).next_power_of_two());
         let (op, name) = match part {
             AttentionKernel::Attend => ("attention", "ATTEND"),
             AttentionKernel::Inner => ("attention_inner", if is_half { "EXACT_INNER" } else { "INNER" }),
@@ -349,24 +346,29 @@ impl Work<'_> {
             AttentionKernel::ToKeys => ("attention_to_keys", "TO_KEYS"),
         };
         let drops = u64::from(self.drawn.is_some());
-        let source = || {
-            let stored = stored(dtype);
-            let computed = computed(dtype);
-            let kernels = if is_matrix {
-                format!("#define HALF \"{stored}\"\n{PARAMS}{MATRIX}{HALVES}")
-            } else {
-                format!("#define BLOCK {block}\n{PARAMS}{PRODUCTS}{TEMPLATE}")
-            };
-            format!(
-                "typedef {stored} Stored;\ntypedef {computed} T;\n#define {name}\n#define WIDTH {width}\n\
-                 #define VALUE_WIDTH {value_width}\n#define MASK {mask}\n#define DROPS {drops}\n{PHILOX}{kernels}"
-            )
-        };
         let bits_of = |size: usize| u64::from(size.trailing_zeros());
         let variant = ((dtype as u64) << 3 | drops << 2 | mask) << 16 | bits_of(width) << 8 | bits_of(value_width);
         let threads = if is_matrix { THREADS_OF_HALVES } else { THREADS };
         let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
-        queue.launch(KernelName { op, variant }, source, config, &mut words)
+        queue.launch(
+            KernelName { op, variant },
+            || {
+                let stored = stored(dtype);
+                let computed = computed(dtype);
+                let kernels = if is_matrix {
+                    format!("#define HALF \"{stored}\"\n{PARAMS}{MATRIX}{HALVES}")
+                } else {
+                    format!("#define BLOCK {block}\n{PARAMS}{PRODUCTS}{TEMPLATE}")
+                };
+                format!(
+                    "typedef {stored} Stored;\ntypedef {computed} T;\n#define {name}\n#define WIDTH {width}\n\
+                     #define VALUE_WIDTH {value_width}\n#define MASK {mask}\n#define DROPS {drops}\n\
+                     {PHILOX}{kernels}"
+                )
+            },
+            config,
+            &mut words,
+        )
     }
 }
 

@@ -101,13 +101,28 @@ fn launch(
     words.extend(numbers.iter().map(|number| number.to_bits()));
     let dtypes = dtypes.map(|tensor| tensor.map_or(dtype, Tensor::dtype));
     let variant = dtypes.iter().fold(dtype as u64, |variant, dtype| variant << 4 | *dtype as u64);
-    let source = || {
-        let names = ["Weight", "Mean", "Variance", "Bias"].into_iter().zip(dtypes);
-        let types: String = names.map(|(name, dtype)| format!("typedef {} {name};\n", stored(dtype))).collect();
-        format!("#define BACKWARD {}\ntypedef {} C;\n{types}{TEMPLATE}", u8::from(is_backward), computed(dtype))
-    };
     let name = KernelName { op: if is_backward { "channel_gradients" } else { "channel_statistics" }, variant };
-    queue::submit(&access, |queue: &mut Queue| queue.launch(name, source, linear(count), &mut words), host)
+    queue::submit(
+        &access,
+        |queue: &mut Queue| {
+            queue.launch(
+                name,
+                || {
+                    let names = ["Weight", "Mean", "Variance", "Bias"].into_iter().zip(dtypes);
+                    let types: String =
+                        names.map(|(name, dtype)| format!("typedef {} {name};\n", stored(dtype))).collect();
+                    format!(
+                        "#define BACKWARD {}\ntypedef {} C;\n{types}{TEMPLATE}",
+                        u8::from(is_backward),
+                        computed(dtype)
+                    )
+                },
+                linear(count),
+                &mut words,
+            )
+        },
+        host,
+    )
 }
 
 /// Defines expressions of the normalised value: plain, with ReLU, and with ReLU after adding another tensor.

@@ -308,8 +308,10 @@ pub(crate) fn keep(held: &Held<'_>) {
 /// Records in this thread's capture, if any, that `op` writes in place to a tensor made outside the capture.
 pub(crate) fn note_write(tensor: &Tensor, op: &'static str) {
     RECORDER.with_borrow_mut(|recorder| {
-        let is_outside = |recorder: &&mut Recorder| tensor.storage().generation() < recorder.begun;
-        let Some(recorder) = recorder.as_mut().filter(is_outside) else { return };
+        let Some(recorder) = recorder else { return };
+        if tensor.storage().generation() >= recorder.begun {
+            return;
+        }
         match recorder.written.iter_mut().find(|(known, _)| known.shares_version(tensor)) {
             Some((_, last)) => *last = op,
             None => recorder.written.push((tensor.detach(), op)),

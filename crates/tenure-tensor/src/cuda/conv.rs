@@ -185,12 +185,16 @@ impl Work<'_> {
         };
         let grid = [blocks.min(i32::MAX as u64) as u32, 1, 1];
         let config = LaunchConfig { grid, block: [THREADS as u32, 1, 1], shared_bytes: 0 };
-        let source = || {
-            let stored = stored(dtype);
-            let computed = computed(dtype);
-            format!("typedef {stored} Stored;\ntypedef {computed} T;\n#define {pass}\n{TEMPLATE}")
-        };
-        queue.launch(KernelName { op, variant: dtype as u64 }, source, config, &mut words)
+        queue.launch(
+            KernelName { op, variant: dtype as u64 },
+            || {
+                let stored = stored(dtype);
+                let computed = computed(dtype);
+                format!("typedef {stored} Stored;\ntypedef {computed} T;\n#define {pass}\n{TEMPLATE}")
+            },
+            config,
+            &mut words,
+        )
     }
 }
 

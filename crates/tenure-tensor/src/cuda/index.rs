@@ -66,20 +66,23 @@ fn nonzero(mask: &Tensor) -> Result<Tensor> {
 
     let mut access = Access::new("nonzero", &[&found], &[mask])?;
     let words = [access.read_ptr(0).addr(), count, access.write_ptr(0).addr(), blocks, 0].map(|word| word as u64);
-    let counted = |queue: &mut Queue| {
-        launch(queue, "nonzero_count", blocks, 256, words)?;
-        launch(queue, "nonzero_scan", 1, 1024, words)
-    };
-    queue::submit(&access, counted, |writes, reads| {
-        let mut access = Access::new("nonzero", &[&writes[0]], &[&reads[0]])?;
-        let (mask, found) = access.slices::<bool, i64>(0, 0)?;
-        let mut sum = 0;
-        for (block, found) in found.iter_mut().enumerate() {
-            *found = sum;
-            sum += mask.iter().skip(block * SHARE).take(SHARE).filter(|is_set| **is_set).count() as i64;
-        }
-        Ok(())
-    })?;
+    queue::submit(
+        &access,
+        |queue: &mut Queue| {
+            launch(queue, "nonzero_count", blocks, 256, words)?;
+            launch(queue, "nonzero_scan", 1, 1024, words)
+        },
+        |writes, reads| {
+            let mut access = Access::new("nonzero", &[&writes[0]], &[&reads[0]])?;
+            let (mask, found) = access.slices::<bool, i64>(0, 0)?;
+            let mut sum = 0;
+            for (block, found) in found.iter_mut().enumerate() {
+                *found = sum;
+                sum += mask.iter().skip(block * SHARE).take(SHARE).filter(|is_set| **is_set).count() as i64;
+            }
+            Ok(())
+        },
+    )?;
     drop(access);
     let total = found.narrow(0, blocks, 1)?.item::<i64>()?;
 
@@ -115,12 +118,16 @@ fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Re
         let sizes = [to, from, count, rows, columns / width].map(|word| word as u64);
         let [to, from, count, rows, columns] = sizes;
         let mut words = [to, from, count, rows, columns, edge as u64, u64::from(is_lower)];
-        let source = || {
-            let unit = unit_type(dtype.size());
-            format!("#define V {width}\ntypedef {unit} Unit;\n{TRIANGLE_SOURCE}")
-        };
         let variant = (width << 8 | dtype.size()) as u64;
-        queue.launch(KernelName { op: "triangle", variant }, source, linear(count as usize), &mut words)
+        queue.launch(
+            KernelName { op: "triangle", variant },
+            || {
+                let unit = unit_type(dtype.size());
+                format!("#define V {width}\ntypedef {unit} Unit;\n{TRIANGLE_SOURCE}")
+            },
+            linear(count as usize),
+            &mut words,
+        )
     };
     queue::submit(&access, launch, move |writes, reads| {
         on_cpu("triangle", &[cpu::index::TRIANGLE], dtype)?(&writes[0], &reads[0], diagonal, is_lower)

@@ -103,17 +103,21 @@ pub(super) fn add_sorted(
         let kinds = [key_bytes == 8, number_bytes == 8, lanes == 1];
         let variant = kinds.into_iter().fold(shape << 4 | dtype as u64, |bits, kind| bits << 1 | u64::from(kind));
         let step = |name: &'static str, config: LaunchConfig| {
-            let text = || {
-                let key = radix::key_type(key_bytes);
-                let number = radix::key_type(number_bytes);
-                let definitions = format!(
-                    "#define {}\n#define LONG {LONG}\n#define LANES {lanes}\ntypedef {key} Key;\ntypedef {number} \
-                     Number;\n",
-                    name.to_uppercase()
-                );
-                [&definitions, &sums(dtype, unit), &all.source(is_large), &places.source(), SORTED].concat()
-            };
-            queue.launch(KernelName { op: name, variant }, text, config, &mut words.clone())
+            queue.launch(
+                KernelName { op: name, variant },
+                || {
+                    let key = radix::key_type(key_bytes);
+                    let number = radix::key_type(number_bytes);
+                    let definitions = format!(
+                        "#define {}\n#define LONG {LONG}\n#define LANES {lanes}\ntypedef {key} Key;\n\
+                         typedef {number} Number;\n",
+                        name.to_uppercase()
+                    );
+                    [&definitions, &sums(dtype, unit), &all.source(is_large), &places.source(), SORTED].concat()
+                },
+                config,
+                &mut words.clone(),
+            )
         };
         step("add_runs", all.config())?;
         if length <= LONG {
@@ -149,12 +153,16 @@ fn positions(
     let keys = queue.workspace(index.numel() * source.key_bytes())?;
     let mut words: SmallVec<[u64; 64]> = space.words().chain(places.words(fault)).collect();
     words.extend([keys, start, target.numel() as u64]);
-    let text = || {
-        let key = radix::key_type(source.key_bytes());
-        [&format!("typedef {key} Key;\n"), &space.source(is_large), &places.source(), KEYS].concat()
-    };
     let variant = space.variant(is_large) << 4 | source.key_bytes() as u64;
-    queue.launch(KernelName { op: "scatter_positions", variant }, text, space.config(), &mut words)?;
+    queue.launch(
+        KernelName { op: "scatter_positions", variant },
+        || {
+            let key = radix::key_type(source.key_bytes());
+            [&format!("typedef {key} Key;\n"), &space.source(is_large), &places.source(), KEYS].concat()
+        },
+        space.config(),
+        &mut words,
+    )?;
     Ok(keys)
 }
 

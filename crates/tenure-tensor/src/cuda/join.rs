@@ -43,14 +43,18 @@ fn join(out: &Tensor, dim: usize, parts: &[&Tensor]) -> Result<()> {
         }
         words.resize(4 + 3 * MOST, 0);
         let is_large = is_large(count);
-        let source = || {
-            let unit = unit_type(unit);
-            let index = if is_large { "u64" } else { "u32" };
-            format!("#define MOST {MOST}\ntypedef {unit} Unit;\ntypedef {index} Index;\n{TEMPLATE}")
-        };
         let name = KernelName { op: "cat", variant: (unit as u64) << 1 | u64::from(is_large) };
         let config: LaunchConfig = linear(count);
-        queue.launch(name, source, config, &mut words)
+        queue.launch(
+            name,
+            || {
+                let unit = unit_type(unit);
+                let index = if is_large { "u64" } else { "u32" };
+                format!("#define MOST {MOST}\ntypedef {unit} Unit;\ntypedef {index} Index;\n{TEMPLATE}")
+            },
+            config,
+            &mut words,
+        )
     };
     queue::submit(&access, launch, move |writes, reads| {
         cpu::join::join(&writes[0], dim, &reads.iter().collect::<Vec<_>>())
@@ -61,7 +65,9 @@ fn join(out: &Tensor, dim: usize, parts: &[&Tensor]) -> Result<()> {
 fn lies_as(part: &Tensor, out: &Tensor, dim: usize) -> bool {
     let along = out.strides()[dim];
     let length = out.sizes()[dim];
-    let expected = |stride: usize| if stride > along { stride / length * part.sizes()[dim] } else { stride };
     let mut strides = out.strides().iter().zip(part.strides()).zip(part.sizes());
-    part.dtype() == out.dtype() && strides.all(|((whole, stride), size)| *size == 1 || *stride == expected(*whole))
+    part.dtype() == out.dtype()
+        && strides.all(|((whole, stride), size)| {
+            *size == 1 || *stride == if *whole > along { whole / length * part.sizes()[dim] } else { *whole }
+        })
 }

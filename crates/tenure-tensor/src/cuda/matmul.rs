@@ -308,9 +308,13 @@ impl Batches {
         let batch = largest.map_or(Dim { size: 1, strides: [0; OPERANDS] }, |dim| self.0.remove(dim));
         let mut starts: SmallVec<[(Dim, [usize; OPERANDS]); 1]> = SmallVec::from_elem((batch, [0; OPERANDS]), 1);
         for dim in self.0 {
-            let moved = |start: [usize; OPERANDS], at: usize| std::array::from_fn(|i| start[i] + at * dim.strides[i]);
-            let all = starts.iter().flat_map(|(batch, start)| (0..dim.size).map(move |at| (*batch, moved(*start, at))));
-            starts = all.collect();
+            let mut all = SmallVec::with_capacity(starts.len() * dim.size);
+            for (batch, start) in &starts {
+                for at in 0..dim.size {
+                    all.push((*batch, std::array::from_fn(|i| start[i] + at * dim.strides[i])));
+                }
+            }
+            starts = all;
         }
         starts
     }

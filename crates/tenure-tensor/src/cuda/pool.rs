@@ -136,19 +136,23 @@ fn run(
         words.push(u64::from(shape.counts_padding));
         let mut variant = (dtype as u64) << 8 | (width as u64) << 4;
         variant |= u64::from(tap == DType::U8) << 2 | u64::from(is_large) << 1 | u64::from(shape.is_even);
-        let source = || {
-            let stored = stored(dtype);
-            let computed = computed(dtype);
-            let place = if is_large { "i64" } else { "i32" };
-            let even = if shape.is_even { "#define EVEN\n" } else { "" };
-            format!(
-                "#define {}\n{even}#define V {width}\ntypedef {stored} T;\ntypedef {computed} C;\ntypedef {place} Place;\n\
-                 typedef {} Tap;\n{TEMPLATE}",
-                name.to_uppercase(),
-                self::stored(tap)
-            )
-        };
-        queue.launch(KernelName { op: name, variant }, source, linear(count), &mut words)
+        queue.launch(
+            KernelName { op: name, variant },
+            || {
+                let stored = stored(dtype);
+                let computed = computed(dtype);
+                let place = if is_large { "i64" } else { "i32" };
+                let even = if shape.is_even { "#define EVEN\n" } else { "" };
+                format!(
+                    "#define {}\n{even}#define V {width}\ntypedef {stored} T;\ntypedef {computed} C;\n\
+                     typedef {place} Place;\ntypedef {} Tap;\n{TEMPLATE}",
+                    name.to_uppercase(),
+                    self::stored(tap)
+                )
+            },
+            linear(count),
+            &mut words,
+        )
     };
     queue::submit(&access, launch, move |writes, reads| {
         no_grad(|| {

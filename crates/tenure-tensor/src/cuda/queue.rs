@@ -184,8 +184,11 @@ impl Queue {
     /// capture.
     pub(crate) fn candidates(&self) -> Option<usize> {
         const CANDIDATES: usize = 8;
-        let is_captured = || self.memory.driver().is_capturing(self.stream).unwrap_or(true);
-        (tuning::measures_algorithms() && !is_captured()).then_some(CANDIDATES)
+        if !tuning::measures_algorithms() {
+            return None;
+        }
+        let is_captured = self.memory.driver().is_capturing(self.stream).unwrap_or(true);
+        (!is_captured).then_some(CANDIDATES)
     }
 
     /// Returns the two words that are passed to a kernel so that it can report an error.
@@ -224,8 +227,12 @@ impl Queue {
         words: &mut [u64],
     ) -> Result<()> {
         let mut source = Some(source);
-        let mut text = || source.take().map_or_else(String::new, |source| [super::PRELUDE, &source()].concat());
-        self.launch_erased(name, &mut text, config, words)
+        self.launch_erased(
+            name,
+            &mut || source.take().map_or_else(String::new, |source| [super::PRELUDE, &source()].concat()),
+            config,
+            words,
+        )
     }
 
     /// Launches like [`launch`](Self::launch); asks for the source at most once.
@@ -298,15 +305,15 @@ impl Queue {
         }
         let memory = self.memory;
         let kernel = kernel.body(move |device| {
-            let run = |device: &mut KernelMemory<'_>| -> Result<()> {
+            // This runs on a thread that waits for the device, or queries it. The kernel's computation is no operation
+            // of that thread: a hook that recorded it might call the driver.
+            let result = no_grad(|| {
                 let tensors = twins.iter().map(|twin| twin.load(device)).collect::<Result<Vec<_>>>()?;
                 let writes = twins.iter().filter(|twin| twin.is_written).count();
                 host(&tensors[..writes], &tensors[writes..])?;
                 twins[..writes].iter().zip(&tensors).try_for_each(|(twin, tensor)| twin.store(tensor, device))
-            };
-            // This runs on a thread that waits for the device, or queries it. The kernel's computation is no operation
-            // of that thread: a hook that recorded it might call the driver.
-            if let Err(error) = no_grad(|| run(device)) {
+            });
+            if let Err(error) = result {
                 async_errors::report(memory, error);
             }
         });

@@ -123,19 +123,23 @@ pub(super) fn sort(queue: &mut Queue, source: Source, rows: Rows, out: Option<u6
         let step = |name: &'static str, blocks: usize| {
             let variant = source.variant() << 8 | (items as u64) << 3 | (number_bytes as u64 / 8) << 2;
             let variant = variant | u64::from(is_first) << 1 | u64::from(is_last);
-            let text = || {
-                let first = u32::from(is_first);
-                let last = u32::from(is_last);
-                let number = key_type(number_bytes);
-                let definitions = source.definitions();
-                format!(
-                    "{definitions}#define {}\n#define FIRST {first}\n#define LAST {last}\n#define ITEMS {items}\n\
-                     typedef {number} Number;\n{BEFORE}{TEMPLATE}",
-                    name.to_uppercase()
-                )
-            };
             let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [THREADS as u32, 1, 1], shared_bytes: 0 };
-            queue.launch(KernelName { op: name, variant }, text, config, &mut words.clone())
+            queue.launch(
+                KernelName { op: name, variant },
+                || {
+                    let first = u32::from(is_first);
+                    let last = u32::from(is_last);
+                    let number = key_type(number_bytes);
+                    let definitions = source.definitions();
+                    format!(
+                        "{definitions}#define {}\n#define FIRST {first}\n#define LAST {last}\n\
+                         #define ITEMS {items}\ntypedef {number} Number;\n{BEFORE}{TEMPLATE}",
+                        name.to_uppercase()
+                    )
+                },
+                config,
+                &mut words.clone(),
+            )
         };
         step("sort_count", tiles * rows)?;
         if tiles > 1 {

@@ -109,15 +109,6 @@ fn run(
         DType::F16 => 11,
         _ => 24,
     };
-    let source = || {
-        let stored = stored(dtype);
-        let computed = computed(dtype);
-        format!(
-            "#define {}\n#define BLOCK {block}\n#define V {width}\n#define DIGITS {digits}\ntypedef {stored} T;\n\
-             typedef {computed} C;\n{PHILOX}{TEMPLATE}",
-            draw.name.to_uppercase()
-        )
-    };
     let launch = |queue: &mut queue::Queue| {
         let [fault, code] = draw.fault.map_or(Ok([0; 2]), |code| queue.fault(code))?;
         let [first, second] = draw.numbers;
@@ -125,7 +116,20 @@ fn run(
         let mut words = [to, from, count as u64, seed, offset, origin, first, second, fault, code];
         let grid = [count.div_ceil(width * THREADS) as u32, 1, 1];
         let config = LaunchConfig { grid, block: [THREADS as u32, 1, 1], shared_bytes: 0 };
-        queue.launch(KernelName { op: draw.name, variant: dtype as u64 }, source, config, &mut words)
+        queue.launch(
+            KernelName { op: draw.name, variant: dtype as u64 },
+            || {
+                let stored = stored(dtype);
+                let computed = computed(dtype);
+                format!(
+                    "#define {}\n#define BLOCK {block}\n#define V {width}\n#define DIGITS {digits}\n\
+                     typedef {stored} T;\ntypedef {computed} C;\n{PHILOX}{TEMPLATE}",
+                    draw.name.to_uppercase()
+                )
+            },
+            config,
+            &mut words,
+        )
     };
     let state = start.state;
     queue::submit(&access, launch, move |writes, reads| {

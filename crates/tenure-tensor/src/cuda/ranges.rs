@@ -32,12 +32,16 @@ fn range(op: &'static str, out: &Tensor, rule: RangeRule) -> Result<()> {
         let [first, second, third] = numbers;
         let mut words = [to, count as u64, first, second, third];
         let is_floating = i32::from(dtype.is_floating());
-        let source = || {
-            let stored = stored(dtype);
-            format!("#define {rule_name}\n#define IS_FLOATING {is_floating}\ntypedef {stored} T;\n{TEMPLATE}")
-        };
         let variant = (dtype as u64) << 1 | u64::from(rule_name == "FLOATS");
-        queue.launch(KernelName { op, variant }, source, linear(count), &mut words)
+        queue.launch(
+            KernelName { op, variant },
+            || {
+                let stored = stored(dtype);
+                format!("#define {rule_name}\n#define IS_FLOATING {is_floating}\ntypedef {stored} T;\n{TEMPLATE}")
+            },
+            linear(count),
+            &mut words,
+        )
     };
     queue::submit(&access, launch, move |writes, _| on_cpu(op, &[cpu::ranges::RANGES], dtype)?(op, &writes[0], rule))
 }

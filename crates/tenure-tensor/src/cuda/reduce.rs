@@ -267,10 +267,9 @@ impl<'a> Plan<'a> {
         let reduced_size = product(reduced);
         // The number of loads that a thread has in flight.
         let unroll = if width * types.from.size() < 8 { 8 } else { 4 };
-        let floor = |size: usize| 1 << size.max(1).ilog2();
         let (lanes, blocks, threads) = if is_columns {
             let side_by_side = kept_size.next_power_of_two().min(WARP);
-            let below = floor(reduced_size / unroll).min(THREADS / side_by_side);
+            let below = (1 << (reduced_size / unroll).max(1).ilog2()).min(THREADS / side_by_side);
             let lanes = THREADS / below;
             (lanes, kept_size.div_ceil(lanes), below)
         } else {

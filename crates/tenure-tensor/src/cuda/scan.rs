@@ -76,17 +76,22 @@ fn launch(
     let run = |only_totals: bool| {
         let flags = [is_columns, is_aligned, only_totals].map(u64::from);
         let variant = flags.into_iter().fold(dtype as u64, |variant, flag| variant << 1 | flag);
-        let source = || {
-            let product = u64::from(op == "cumprod");
-            let [is_columns, is_aligned, only_totals] = flags;
-            format!(
-                "#define PRODUCT {product}\n#define V {width}\n#define COLUMNS {is_columns}\n#define ALIGNED {is_aligned}\n\
-                 #define TOTALS {only_totals}\ntypedef {} T;\ntypedef {compute} C;\n{TEMPLATE}",
-                stored(dtype)
-            )
-        };
         let mut words = lines::words(&[places[0], places[1], totals], [n, rows, step, length]);
-        queue.launch(KernelName { op, variant }, source, config, &mut words)
+        queue.launch(
+            KernelName { op, variant },
+            || {
+                let product = u64::from(op == "cumprod");
+                let [is_columns, is_aligned, only_totals] = flags;
+                format!(
+                    "#define PRODUCT {product}\n#define V {width}\n#define COLUMNS {is_columns}\n\
+                     #define ALIGNED {is_aligned}\n#define TOTALS {only_totals}\n\
+                     typedef {} T;\ntypedef {compute} C;\n{TEMPLATE}",
+                    stored(dtype)
+                )
+            },
+            config,
+            &mut words,
+        )
     };
     if parts > 1 {
         run(true)?;

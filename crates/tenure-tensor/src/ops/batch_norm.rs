@@ -66,10 +66,11 @@ impl Tensor {
     /// # Errors
     /// The errors of `batch_norm` and [`add`](Self::add).
     pub fn batch_norm_relu(&self, carried: Option<&Self>, norm: &BatchNorm<'_>) -> Result<Self> {
-        let fits = |carried: &Self| carried.sizes() == self.sizes() && carried.dtype() == self.dtype();
         match carried {
             None => norm.apply(self, Then::Relu),
-            Some(carried) if fits(carried) => norm.apply(self, Then::AddRelu(carried)),
+            Some(carried) if carried.sizes() == self.sizes() && carried.dtype() == self.dtype() => {
+                norm.apply(self, Then::AddRelu(carried))
+            }
             Some(carried) => norm.apply(self, Then::Nothing)?.add(carried)?.relu(),
         }
     }

@@ -176,11 +176,7 @@ struct Term {
 impl Term {
     /// Replaces dimensions of one label by their diagonal.
     fn diagonals(mut self) -> Result<Self> {
-        let repeated = |labels: &[Label]| {
-            let second = (0..labels.len()).find(|at| labels[..*at].contains(&labels[*at]))?;
-            Some((labels.iter().position(|label| *label == labels[second])?, second))
-        };
-        while let Some((first, second)) = repeated(&self.labels) {
+        while let Some((first, second)) = self.repeated_label() {
             let sizes = self.tensor.sizes();
             if sizes[first] != sizes[second] {
                 let label = self.labels[first];
@@ -244,10 +240,19 @@ impl Term {
         Ok(Self { tensor, labels: self.labels.iter().copied().filter(|label| keeps(label)).collect() })
     }
 
+    /// Returns two dimensions of the same label.
+    fn repeated_label(&self) -> Option<(usize, usize)> {
+        let labels = &self.labels;
+        let second = (0..labels.len()).find(|at| labels[..*at].contains(&labels[*at]))?;
+        Some((labels.iter().position(|label| *label == labels[second])?, second))
+    }
+
     /// Permutes the dimensions into this order.
     fn ordered(&self, labels: &[Label]) -> Result<Self> {
-        let place = |label: &Label| self.labels.iter().position(|own| own == label).map(|dim| dim as isize);
-        let order: Vec<isize> = labels.iter().filter_map(place).collect();
+        let order: Vec<isize> = labels
+            .iter()
+            .filter_map(|label| self.labels.iter().position(|own| own == label).map(|dim| dim as isize))
+            .collect();
         Ok(Self { tensor: self.tensor.permute(&order)?, labels: labels.to_vec() })
     }
 }

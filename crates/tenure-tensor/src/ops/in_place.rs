@@ -111,8 +111,13 @@ impl Tensor {
     /// `no_grad`.
     pub fn fill_(&self, value: impl Into<Scalar>) -> Result<()> {
         let value = value.into();
-        let formula = |context: &Context<'_>| Ok([context.zeros(0)?].into_iter().collect());
-        attach_in_place(self, "fill_", &[self], || self.fill_raw("fill_", value), |_| Ok(formula))
+        attach_in_place(
+            self,
+            "fill_",
+            &[self],
+            || self.fill_raw("fill_", value),
+            |_| Ok(|context: &Context<'_>| Ok([context.zeros(0)?].into_iter().collect())),
+        )
     }
 
     /// Sets every element to 0.
@@ -146,16 +151,17 @@ impl Tensor {
         pointwise::check_writes("copy_", self, source.sizes())?;
         let back = source.device();
         let is_here = back == self.device() || (source.rank() == 0 && back.is_cpu());
-        let formula = move |context: &Context<'_>| {
-            let to_source = if is_here { context.grad(0)? } else { context.grad(0)?.to_device(back)? };
-            Ok([context.zeros(0)?, Some(to_source)].into_iter().collect())
-        };
         attach_in_place(
             self,
             "copy_",
             &[self, source],
             || if is_here { self.copy_raw(source) } else { transfer::copy_across(self, source) },
-            |_| Ok(formula),
+            |_| {
+                Ok(move |context: &Context<'_>| {
+                    let to_source = if is_here { context.grad(0)? } else { context.grad(0)?.to_device(back)? };
+                    Ok([context.zeros(0)?, Some(to_source)].into_iter().collect())
+                })
+            },
         )
     }
 

@@ -183,8 +183,10 @@ fn format(input: &Tensor, dims: usize) -> MemoryFormat {
         (5, 3) => MemoryFormat::ChannelsLast3d,
         _ => MemoryFormat::Contiguous,
     };
-    let is_so = || !input.is_contiguous() && input.layout().is_contiguous_in(format);
-    if !input.device().is_cpu() && is_so() { format } else { MemoryFormat::Contiguous }
+    if input.device().is_cpu() || input.is_contiguous() || !input.layout().is_contiguous_in(format) {
+        return MemoryFormat::Contiguous;
+    }
+    format
 }
 
 /// Windows whose elements are told apart by their index in the window.

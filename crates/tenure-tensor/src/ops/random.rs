@@ -171,17 +171,21 @@ impl Tensor {
     ) -> Result<()> {
         let _op = entered(op);
         let kernel = kernel.find(self.device().kind(), self.dtype())?;
-        let write = || {
-            let state = generator.reserve(blocks(self.numel()));
-            if self.is_contiguous() {
-                return draw(kernel, self, state);
-            }
-            let fresh = Self::empty(self.sizes(), self.dtype(), self.device())?;
-            draw(kernel, &fresh, state)?;
-            self.copy_raw(&fresh)
-        };
-        let formula = |context: &Context<'_>| Ok([context.zeros(0)?].into_iter().collect());
-        attach_in_place(self, op, &[self], write, |_| Ok(formula))
+        attach_in_place(
+            self,
+            op,
+            &[self],
+            || {
+                let state = generator.reserve(blocks(self.numel()));
+                if self.is_contiguous() {
+                    return draw(kernel, self, state);
+                }
+                let fresh = Self::empty(self.sizes(), self.dtype(), self.device())?;
+                draw(kernel, &fresh, state)?;
+                self.copy_raw(&fresh)
+            },
+            |_| Ok(|context: &Context<'_>| Ok([context.zeros(0)?].into_iter().collect())),
+        )
     }
 }
 

@@ -56,13 +56,14 @@ impl Tensor {
             return Ok(self.clone());
         }
         let added = self.rank().checked_sub(sizes.len());
-        let fits = |added: usize| sizes.iter().zip(&self.sizes()[added..]).all(|(to, from)| to == from || *to == 1);
-        let Some(added) = added.filter(|added| fits(*added)) else {
+        let Some(added) = added.filter(|added| {
+            let mut pairs = sizes.iter().zip(&self.sizes()[*added..]);
+            pairs.all(|(to, from)| to == from || *to == 1)
+        }) else {
             let reason = format!("sizes {sizes:?} do not broadcast to {:?}", self.sizes());
             return Err(TensorError::shape("sum_to", reason));
         };
-        let is_kept = |dim: usize| dim >= added && sizes[dim - added] == self.sizes()[dim];
-        let dims = Reduced::of(self, |dim| !is_kept(dim));
+        let dims = Reduced::of(self, |dim| dim < added || sizes[dim - added] != self.sizes()[dim]);
         let out = dims.run(&SUM, self, summed(self.dtype()))?;
         self.spread("sum_to", &dims, out.alias(out.layout().view(sizes)?), Ok)
     }

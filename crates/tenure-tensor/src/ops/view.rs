@@ -77,20 +77,22 @@ impl Tensor {
     /// A size is neither 1 nor the same; -1 for a new dimension.
     pub fn expand(&self, sizes: &[isize]) -> Result<Self> {
         let added = sizes.len().saturating_sub(self.rank());
-        let keep = |(dim, size): (usize, &isize)| match (usize::try_from(*size), dim.checked_sub(added)) {
-            (Ok(size), _) => Ok(size),
-            (Err(_), Some(own)) if *size == -1 && own < self.rank() => Ok(self.sizes()[own]),
-            _ => {
-                let reason = format!(
-                    "sizes {sizes:?} do not say what dimension {dim} is: -1 keeps a size of {:?}, and new dimensions \
-                     have none",
-                    self.sizes()
-                );
-                Err(TensorError::shape("expand", reason))
-            }
-        };
-        let sizes = sizes.iter().enumerate().map(keep).collect::<Result<Vec<usize>>>()?;
-        let layout = self.layout().expand(&sizes).map_err(of("expand"))?;
+        let mut expanded = Vec::with_capacity(sizes.len());
+        for (dim, size) in sizes.iter().enumerate() {
+            expanded.push(match (usize::try_from(*size), dim.checked_sub(added)) {
+                (Ok(size), _) => size,
+                (Err(_), Some(own)) if *size == -1 && own < self.rank() => self.sizes()[own],
+                _ => {
+                    let reason = format!(
+                        "sizes {sizes:?} do not say what dimension {dim} is: -1 keeps a size of {:?}, and new \
+                         dimensions have none",
+                        self.sizes()
+                    );
+                    return Err(TensorError::shape("expand", reason));
+                }
+            });
+        }
+        let layout = self.layout().expand(&expanded).map_err(of("expand"))?;
         self.viewed("expand", layout, |grad, from| grad.sum_to(from))
     }
 

@@ -30,8 +30,11 @@ impl fmt::Display for Tensor {
     /// Writes the tensor as PyTorch prints it, except that `grad_fn` has the name of the operation.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_whole = self.numel() <= THRESHOLD;
-        let here = || if is_whole { self.to_device(Device::CPU) } else { self.cut()?.to_device(Device::CPU) };
-        let shown = match no_grad(|| Shown::of(&here()?, is_whole)) {
+        let shown = no_grad(|| {
+            let part = if is_whole { self.clone() } else { self.cut()? };
+            Shown::of(&part.to_device(Device::CPU)?, is_whole)
+        });
+        let shown = match shown {
             Ok(shown) => shown,
             Err(error) => return write!(f, "{self:?}: {error}"),
         };
@@ -142,10 +145,6 @@ impl Shown {
             Self::Many(parts, has_gap) => (parts, *has_gap),
         };
         let per_line = if rank == 1 { (LINE.saturating_sub(indent) / (style.width + 2)).max(1) } else { 1 };
-        let new_line = |text: &mut String| {
-            text.extend(std::iter::repeat_n('\n', (rank - 1).max(1)));
-            text.extend(std::iter::repeat_n(' ', indent + 1));
-        };
         let mut count = 0;
         let mut separate = |text: &mut String| {
             match count {
@@ -153,7 +152,8 @@ impl Shown {
                 count if count % per_line > 0 => text.push_str(", "),
                 _ => {
                     text.push(',');
-                    new_line(text);
+                    text.extend(std::iter::repeat_n('\n', (rank - 1).max(1)));
+                    text.extend(std::iter::repeat_n(' ', indent + 1));
                 }
             }
             count += 1;

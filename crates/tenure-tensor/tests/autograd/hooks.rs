@@ -65,11 +65,10 @@ fn a_hook_that_fails_ends_the_way_back() {
 
 #[test]
 fn a_hook_that_changes_the_kind_of_a_gradient_is_told() {
-    let larger = |grad: &Tensor| grad.expand(&[2, 3]).map(Some);
     let x = leaf(&[1.0, 2.0, 3.0]);
     let say = |tensor: &Tensor| tensor.sum_all().unwrap().backward().unwrap_err().to_string();
     let middle = x.mul(2.0).unwrap();
-    middle.register_hook(larger).unwrap();
+    middle.register_hook(|grad: &Tensor| grad.expand(&[2, 3]).map(Some)).unwrap();
     assert_eq!(
         say(&middle),
         "register_hook: a hook of output 0 of mul gave a gradient of float64 [2, 3] on cpu for one of float64 [3] on cpu"
@@ -144,12 +143,14 @@ fn parameters_and_their_views_are_packed_and_told_by_their_storage() {
     let x = Tensor::from_slice(&[1.0, 1.0], &[1, 2]).unwrap().requires_grad_(true).unwrap();
     let packed: Arc<Mutex<HashMap<_, Vec<Layout>>>> = Arc::default();
     let seen = Arc::clone(&packed);
-    let record = move |tensor: &Tensor, id| {
-        assert!(!tensor.requires_grad());
-        seen.lock().unwrap().entry(id).or_default().push(tensor.layout().clone());
-        Ok(tensor.clone())
-    };
-    let hooks = SavedHooks::enter(record, |tensor: &Tensor| Ok(tensor.clone()));
+    let hooks = SavedHooks::enter(
+        move |tensor: &Tensor, id| {
+            assert!(!tensor.requires_grad());
+            seen.lock().unwrap().entry(id).or_default().push(tensor.layout().clone());
+            Ok(tensor.clone())
+        },
+        |tensor: &Tensor| Ok(tensor.clone()),
+    );
     let y = x.mul(&weight.transpose(0, 1).unwrap()).unwrap().mul(&weight).unwrap();
     drop(hooks);
     let packed = packed.lock().unwrap();
@@ -184,23 +185,27 @@ fn a_pack_hook_that_modifies_what_it_is_given_is_an_error_that_names_it() {
     let x = leaf(&[2.0, 3.0]);
     let y = x.mul(1.0).unwrap();
     {
-        let scale = |tensor: &Tensor, _| {
-            tensor.mul_(2.0)?;
-            Ok(tensor.clone())
-        };
-        let _hooks = SavedHooks::enter(scale, |tensor: &Tensor| Ok(tensor.clone()));
+        let _hooks = SavedHooks::enter(
+            |tensor: &Tensor, _| {
+                tensor.mul_(2.0)?;
+                Ok(tensor.clone())
+            },
+            |tensor: &Tensor| Ok(tensor.clone()),
+        );
         let said = "pack hook of saved tensors: it modified in place, by mul_, the float64 [2] that it was given, which is \
                     used besides: let it copy() the tensor, and modify the copy";
         assert_eq!(y.mul(&y).unwrap_err().to_string(), said);
     }
     // A copy belongs to the hook, which may modify it.
     let quantized = {
-        let round = |tensor: &Tensor, _| {
-            let copy = tensor.copy()?;
-            copy.fill_(5.0)?;
-            Ok(copy)
-        };
-        let _hooks = SavedHooks::enter(round, |tensor: &Tensor| Ok(tensor.clone()));
+        let _hooks = SavedHooks::enter(
+            |tensor: &Tensor, _| {
+                let copy = tensor.copy()?;
+                copy.fill_(5.0)?;
+                Ok(copy)
+            },
+            |tensor: &Tensor| Ok(tensor.clone()),
+        );
         x.square().unwrap().sum_all().unwrap()
     };
     quantized.backward().unwrap();
@@ -223,11 +228,13 @@ fn the_innermost_hooks_apply_and_end_with_their_scope() {
     let x = leaf(&[2.0]);
     let counted = |count: &Arc<AtomicUsize>| {
         let count = Arc::clone(count);
-        let pack = move |tensor: &Tensor, _| {
-            count.fetch_add(1, Ordering::Relaxed);
-            Ok(tensor.clone())
-        };
-        SavedHooks::enter(pack, |tensor: &Tensor| Ok(tensor.clone()))
+        SavedHooks::enter(
+            move |tensor: &Tensor, _| {
+                count.fetch_add(1, Ordering::Relaxed);
+                Ok(tensor.clone())
+            },
+            |tensor: &Tensor| Ok(tensor.clone()),
+        )
     };
     let outer = Arc::default();
     let inner = Arc::default();
@@ -245,11 +252,13 @@ fn hooks_that_go_out_of_order_leave_the_others() {
     let x = leaf(&[2.0]);
     let keep = |name: &'static str, log: &Arc<Mutex<Vec<&'static str>>>| {
         let log = Arc::clone(log);
-        let pack = move |tensor: &Tensor, _| {
-            log.lock().unwrap().push(name);
-            Ok(tensor.clone())
-        };
-        SavedHooks::enter(pack, |tensor: &Tensor| Ok(tensor.clone()))
+        SavedHooks::enter(
+            move |tensor: &Tensor, _| {
+                log.lock().unwrap().push(name);
+                Ok(tensor.clone())
+            },
+            |tensor: &Tensor| Ok(tensor.clone()),
+        )
     };
     let log = Arc::default();
     let first = keep("first", &log);

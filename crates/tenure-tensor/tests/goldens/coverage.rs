@@ -67,15 +67,17 @@ fn every_operation_has_goldens() {
                 lacks("whose second derivatives are checked by differences");
             }
         }
-        let applies = |variant: &str| match variant {
-            _ if !shown.takes_tensors => false,
-            "zero-size" => !NEVER_EMPTY.contains(&&operation[..]),
-            "0-d" => !NEVER_SCALAR.iter().any(|names| names.contains(&&operation[..])),
-            _ => true,
-        };
-        let variants = ["transposed", "sliced", "expanded", "zero-size", "0-d"];
-        let missing = variants.iter().filter(|variant| applies(variant) && !shown.variants.contains(**variant));
-        missing.for_each(|variant| lacks(&format!("that is {variant}")));
+        for variant in ["transposed", "sliced", "expanded", "zero-size", "0-d"] {
+            let applies = match variant {
+                _ if !shown.takes_tensors => false,
+                "zero-size" => !NEVER_EMPTY.contains(&&operation[..]),
+                "0-d" => !NEVER_SCALAR.iter().any(|names| names.contains(&&operation[..])),
+                _ => true,
+            };
+            if applies && !shown.variants.contains(variant) {
+                lacks(&format!("that is {variant}"));
+            }
+        }
     }
     assert!(missing.is_empty(), "{} gaps:\n{}", missing.len(), missing.join("\n"));
 }

@@ -341,11 +341,14 @@ fn near(what: &str, found: &Tensor, expected: &Tensor) -> Result<(), String> {
     let values = numbers(expected);
     let finite = || values.iter().filter(|value| value.is_finite()).map(|value| value.abs());
     let usual = (finite().sum::<f64>() / finite().count().max(1) as f64).clamp(0.1, 1.0);
-    let is_near = |(found, expected): (&f64, &f64)| {
+    let mut far = Vec::new();
+    for (at, (found, expected)) in found.iter().zip(&values).enumerate() {
         let is_close = (found - expected).abs() <= tolerance * expected.abs().max(usual);
-        found == expected || (found.is_nan() && expected.is_nan()) || (expected.is_finite() && is_close)
-    };
-    let far: Vec<usize> = (0..values.len()).filter(|at| !is_near((&found[*at], &values[*at]))).collect();
+        let is_near = found == expected || (found.is_nan() && expected.is_nan()) || (expected.is_finite() && is_close);
+        if !is_near {
+            far.push(at);
+        }
+    }
     let Some(first) = far.first() else { return Ok(()) };
     let mut said = format!("{what} differs in {} of {} elements", far.len(), values.len());
     let position = position(*first, expected.sizes());

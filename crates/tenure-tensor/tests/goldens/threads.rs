@@ -31,8 +31,9 @@ fn threads_do_not_change_a_bit() {
             if calls[name].is_disjoint(&left) {
                 continue;
             }
-            let is_it = |sample: &&Sample| sample.case == *name && sample.dtype == "f32";
-            let Some(sample) = golden.samples.iter().find(is_it) else { continue };
+            let mut samples = golden.samples.iter();
+            let sample = samples.find(|sample| sample.case == *name && sample.dtype == "f32");
+            let Some(sample) = sample else { continue };
             let grown = GROWTHS.iter().find_map(|growth| large(&golden, sample, *function, *growth));
             let Some(inputs) = grown else { continue };
             let results = [1, 2, 3, 8].map(|count| {

@@ -49,8 +49,11 @@ fn compare(what: &str, inputs: &[Tensor], tolerance: f64, function: impl Fn(&[Te
             let options = Options { allow_unused: true, ..Options::default() };
             found.extend(autograd::grad(&roots, &leaves, &upstream, options).unwrap().into_iter().flatten());
         }
-        let read = |tensor: Tensor| tensor.detach().to_device(Device::CPU)?.to_dtype(DType::F64)?.to_vec::<f64>();
-        found.into_iter().map(|tensor| read(tensor).unwrap()).collect::<Vec<_>>()
+        let found = found.into_iter().map(|tensor| {
+            let here = tensor.detach().to_device(Device::CPU).unwrap();
+            here.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap()
+        });
+        found.collect::<Vec<_>>()
     };
     let precision = inputs.iter().map(|input| precision(input.dtype())).fold(0.0, f64::max) * tolerance;
     let with_grads = !what.starts_with("forward");

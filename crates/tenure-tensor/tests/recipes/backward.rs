@@ -31,11 +31,11 @@ fn model(device: Device, dtype: Option<DType>) -> Vec<Vec<u8>> {
         let x = x.add(&a.linear(out, Some(weight))?.dropout(0.1, true)?)?;
         let up = up.clone();
         let down = down.clone();
-        let mlp = move |x: &[Tensor]| {
+        let mlp = autograd::checkpoint(&[&x], move |x: &[Tensor]| {
             let hidden = x[0].layer_norm(&[16], None, None, 1e-5)?.linear(&up, None)?.gelu()?;
             Ok(vec![hidden.dropout(0.3, true)?.linear(&down, None)?])
-        };
-        let x = x.add(&autograd::checkpoint(&[&x], mlp)?[0])?;
+        })?;
+        let x = x.add(&mlp[0])?;
         let images = x.reshape(&[1, 3, 5, 16])?.conv(kernel, None, &Conv::default())?;
         let images = images.batch_norm(Some((&running[0], &running[1])), None, None, true, 0.1, 1e-5)?.relu()?;
         let pooled = images.max_pool(&Pool { kernel: &[2, 2], ..Pool::default() })?;
@@ -64,22 +64,24 @@ fn dropping<T>(body: impl FnOnce() -> T) -> (T, usize) {
     let counting = Arc::clone(&count);
     let recipes = Recipes::enter(move |_| noting.lock().0 += 1);
     let book = recipes.book();
-    let pack = move |tensor: &Tensor, id: SavedId| {
-        Ok(match book.find(id) {
-            Some(recipe) => Kept::Recipe(recipe, tensor.layout().clone()),
-            None => Kept::Tensor(tensor.clone()),
-        })
-    };
-    let hooks = SavedHooks::enter(pack, move |kept| match kept {
-        Kept::Tensor(tensor) => Ok(tensor.clone()),
-        Kept::Recipe(recipe, layout) => {
-            let noted = counting.lock().0;
-            let made = recipe.compute()?;
-            assert_eq!(counting.lock().0, noted, "what is computed again notes nothing");
-            counting.lock().1 += 1;
-            Tensor::from_storage(made.storage().clone(), layout.clone(), made.dtype())
-        }
-    });
+    let hooks = SavedHooks::enter(
+        move |tensor: &Tensor, id: SavedId| {
+            Ok(match book.find(id) {
+                Some(recipe) => Kept::Recipe(recipe, tensor.layout().clone()),
+                None => Kept::Tensor(tensor.clone()),
+            })
+        },
+        move |kept| match kept {
+            Kept::Tensor(tensor) => Ok(tensor.clone()),
+            Kept::Recipe(recipe, layout) => {
+                let noted = counting.lock().0;
+                let made = recipe.compute()?;
+                assert_eq!(counting.lock().0, noted, "what is computed again notes nothing");
+                counting.lock().1 += 1;
+                Tensor::from_storage(made.storage().clone(), layout.clone(), made.dtype())
+            }
+        },
+    );
     let result = body();
     drop((hooks, recipes));
     let count = count.lock().1;

@@ -89,11 +89,13 @@ fn the_observer_hears_of_an_operation_before_it_saves() {
     let packing = Arc::clone(&heard);
     let recipes = Recipes::enter(move |recipe| noting.lock().push(recipe.name));
     let book = recipes.book();
-    let pack = move |tensor: &Tensor, id: SavedId| {
-        packing.lock().push(if book.find(id).is_some() { "saves what has one" } else { "saves" });
-        Ok(tensor.clone())
-    };
-    let _hooks = SavedHooks::enter(pack, |tensor: &Tensor| Ok(tensor.clone()));
+    let _hooks = SavedHooks::enter(
+        move |tensor: &Tensor, id: SavedId| {
+            packing.lock().push(if book.find(id).is_some() { "saves what has one" } else { "saves" });
+            Ok(tensor.clone())
+        },
+        |tensor: &Tensor| Ok(tensor.clone()),
+    );
     x.exp().unwrap().gelu().unwrap();
     assert_eq!(*heard.lock(), ["exp", "saves what has one", "gelu", "saves what has one"]);
 }

@@ -72,10 +72,12 @@ const POINTS: usize = 20_000;
 
 /// Returns evenly spaced numbers of a range, and ever smaller ones around zero.
 fn points(range: Range<f32>) -> Vec<f32> {
-    let even = |i: usize| range.start + (range.end - range.start) * (i as f32 / (POINTS / 2) as f32);
-    let small = |i: usize| range.end.min(1.0) * 0.999_f32.powi(i as i32) * if i.is_multiple_of(2) { 1.0 } else { -1.0 };
-    let mut points: Vec<f32> = (0..POINTS / 2).map(even).collect();
-    points.extend((0..POINTS / 2).map(|i| small(i).max(range.start)));
+    let mut points: Vec<f32> =
+        (0..POINTS / 2).map(|i| range.start + (range.end - range.start) * (i as f32 / (POINTS / 2) as f32)).collect();
+    points.extend((0..POINTS / 2).map(|i| {
+        let sign = if i.is_multiple_of(2) { 1.0 } else { -1.0 };
+        (range.end.min(1.0) * 0.999_f32.powi(i as i32) * sign).max(range.start)
+    }));
     points
 }
 

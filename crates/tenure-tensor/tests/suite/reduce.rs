@@ -9,12 +9,11 @@ use crate::views::{View, views};
 /// Returns numbers without a pattern.
 fn noise(sizes: &[usize]) -> Tensor {
     let mut state = 1_u64;
-    let mut next = || {
+    let values = (0..sizes.iter().product()).map(|_| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    let values: Vec<f32> = (0..sizes.iter().product()).map(|_| next()).collect();
-    Tensor::from_slice(&values, sizes).unwrap()
+    });
+    Tensor::from_slice(&values.collect::<Vec<f32>>(), sizes).unwrap()
 }
 
 fn bits(tensor: &Tensor) -> Vec<u32> {

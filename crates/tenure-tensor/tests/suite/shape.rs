@@ -102,14 +102,20 @@ fn apply((kind, a, b, c): Step, tensor: &Tensor, model: &Model) -> Result<(Tenso
             let step = c % 2 + 1;
             let mut more = with((size - window) / step + 1);
             more.push(window);
-            let source = |index: &[usize]| moved(&index[..rank], index[x] * step + index[rank]);
-            (tensor.unfold(dim, window, step)?, model.mapped(more, source))
+            (
+                tensor.unfold(dim, window, step)?,
+                model.mapped(more, |index: &[usize]| moved(&index[..rank], index[x] * step + index[rank])),
+            )
         }
         4 => (tensor.flip(&[dim])?, model.mapped(sizes.clone(), |index| moved(index, size - 1 - index[x]))),
         5 => {
             let shift = b as isize - 7;
-            let source = |index: &[usize]| moved(index, (index[x] as isize - shift).rem_euclid(size as isize) as usize);
-            (tensor.roll(&[shift], &[dim])?, model.mapped(sizes.clone(), source))
+            (
+                tensor.roll(&[shift], &[dim])?,
+                model.mapped(sizes.clone(), |index: &[usize]| {
+                    moved(index, (index[x] as isize - shift).rem_euclid(size as isize) as usize)
+                }),
+            )
         }
         6 => {
             let flat = Model { sizes: vec![model.values.len()], ..model.clone() };
@@ -132,12 +138,11 @@ fn apply((kind, a, b, c): Step, tensor: &Tensor, model: &Model) -> Result<(Tenso
                 tensor.diagonal(offset, dim, y as isize)?,
                 model.mapped(out, |index| {
                     let along = index[index.len() - 1];
-                    let other = |place: usize| index[kept.iter().position(|kept| *kept == place).unwrap()];
                     (0..rank)
                         .map(|place| match place {
                             place if place == x => along + down,
                             place if place == y => along + right,
-                            place => other(place),
+                            place => index[kept.iter().position(|kept| *kept == place).unwrap()],
                         })
                         .collect()
                 }),
