@@ -23,7 +23,7 @@ use tenure_device::host::OnHostMemory;
 use tenure_device::{Stream, exchange};
 
 use crate::errors::complaint;
-use crate::operations::{Bytes, Call, Listen, Look, Recorder, Saved, Shim, Tensor};
+use crate::operations::{Bytes, Call, Listen, OperationRecorder, SavedFacts, SavedTensor, Shim, Tensor};
 use crate::purpose::module_of_key;
 use crate::recipe::{Ingredient, Recipe};
 
@@ -39,9 +39,9 @@ thread_local! {
 }
 
 /// A tensor that autograd has saved: either whole, or with its bytes in the engine's care.
-#[pyclass(frozen, module = "tenure._native")]
-pub(crate) struct Packed {
-    tensor: Saved,
+#[pyclass(frozen, module = "tenure._native", name = "Packed")]
+pub(crate) struct PackedTensor {
+    tensor: SavedTensor,
     held: Option<Arc<offload::Saved>>,
     /// The mark of the step's first saved tensor, if this is it.
     _first: Option<FirstSaved>,
@@ -59,7 +59,7 @@ enum Phase {
 
 /// A mark on the first tensor that a step saves: when backward frees it, the step is over.
 struct FirstSaved {
-    inner: Arc<Inner>,
+    inner: Arc<BudgetInner>,
     step: u64,
 }
 
@@ -74,9 +74,9 @@ impl Drop for FirstSaved {
 /// A budget of one device's memory, or of the host's.
 #[pyclass(frozen, module = "tenure._native")]
 pub(crate) struct Budget {
-    inner: Arc<Inner>,
+    inner: Arc<BudgetInner>,
     shim: Shim,
-    recorder: Recorder,
+    recorder: OperationRecorder,
     /// Whether backward needed a saved tensor since the step began.
     is_needed: AtomicBool,
     /// A weak reference to Python's budget.
@@ -84,10 +84,10 @@ pub(crate) struct Budget {
 }
 
 /// The part of a budget that its recorder's listener shares.
-struct Inner {
+struct BudgetInner {
     engine: Engine,
     device: Device,
-    state: Mutex<State>,
+    state: Mutex<BudgetState>,
     /// A [`Phase`].
     phase: AtomicU8,
     /// The number of steps begun.
@@ -97,13 +97,13 @@ struct Inner {
 }
 
 #[derive(Default)]
-struct State {
+struct BudgetState {
     /// The budget in percent of the plain peak, while that is not known.
     percent: Option<f64>,
     plain_bytes: u64,
     step: Option<OpenStep>,
     /// Facts about steps, by signature.
-    kinds: HashMap<u64, Kind>,
+    kinds: HashMap<u64, StepFacts>,
     passes: u64,
     /// The recipe of each result of the step.
     book: HashMap<Id, Arc<Recipe>>,
@@ -123,7 +123,7 @@ struct OpenStep {
 
 /// Facts about the steps of one signature.
 #[derive(Default)]
-struct Kind {
+struct StepFacts {
     /// The number of times they were measured.
     passes: u64,
     /// The number of times their measurements became useless. Each time they get another signature in the engine.
@@ -177,10 +177,10 @@ impl Budget {
         let engine = py.detach(|| setup.engine(memory).map_err(|error| error.to_string())).map_err(complaint)?;
         engine.set_strict();
         let on_host = device.is_cpu().then(OnHostMemory::enter).flatten();
-        let state = Mutex::new(State { on_host, ..State::default() });
+        let state = Mutex::new(BudgetState { on_host, ..BudgetState::default() });
         let (phase, steps, has_first) = Default::default();
-        let inner = Arc::new(Inner { engine, device, state, phase, steps, has_first });
-        let recorder = Recorder::new(shim, device, Arc::clone(&inner) as Arc<dyn Listen>)?;
+        let inner = Arc::new(BudgetInner { engine, device, state, phase, steps, has_first });
+        let recorder = OperationRecorder::new(shim, device, Arc::clone(&inner) as Arc<dyn Listen>)?;
         Ok(Self { inner, shim, recorder, is_needed: AtomicBool::new(false), owner: Arc::default() })
     }
 
@@ -361,7 +361,7 @@ impl Budget {
     }
 
     /// Saves a tensor for backward, in the engine's care if the budget gains by it.
-    fn pack(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Packed> {
+    fn pack(&self, tensor: &Bound<'_, PyAny>) -> PyResult<PackedTensor> {
         let py = tensor.py();
         if self.inner.is(Phase::Between)
             && let Some(owner) = owner_of(&self.owner, py)?
@@ -371,7 +371,7 @@ impl Budget {
         // A subclass of `torch.Tensor` may hold more than its bytes.
         let is_plain = tensor.get_type().is(type_of_tensors(py)?);
         let tensor = Tensor::of(tensor)?;
-        let look = if self.inner.is(Phase::Watched) { self.recorder.look(tensor) } else { Look::default() };
+        let look = if self.inner.is(Phase::Watched) { self.recorder.look(tensor) } else { SavedFacts::default() };
         let held = if is_plain && look.may_go && look.bytes.bytes as u64 >= self.inner.engine.least_bytes() {
             let name = || {
                 let module = module_of_key(Purpose::current().1.to_raw());
@@ -385,11 +385,11 @@ impl Budget {
         } else {
             None
         };
-        Ok(Packed { tensor: Saved::new(self.shim, tensor, held.is_some())?, held, _first: self.first() })
+        Ok(PackedTensor { tensor: SavedTensor::new(self.shim, tensor, held.is_some())?, held, _first: self.first() })
     }
 
     /// Returns a saved tensor to backward.
-    fn unpack<'py>(&self, py: Python<'py>, packed: &Packed) -> PyResult<Bound<'py, PyAny>> {
+    fn unpack<'py>(&self, py: Python<'py>, packed: &PackedTensor) -> PyResult<Bound<'py, PyAny>> {
         self.is_needed.store(true, Ordering::Relaxed);
         if let Some(words) = packed.tensor.modified() {
             return Err(PyRuntimeError::new_err(words));
@@ -419,7 +419,7 @@ impl Budget {
     }
 }
 
-impl Inner {
+impl BudgetInner {
     fn is(&self, phase: Phase) -> bool {
         self.phase.load(Ordering::Relaxed) == phase as u8
     }
@@ -428,7 +428,7 @@ impl Inner {
         self.phase.store(phase as u8, Ordering::Relaxed);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BudgetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -463,7 +463,7 @@ impl Inner {
 
     /// Saves a tensor's bytes. Returns `None` if they stay in memory: moving them gains nothing, or they are not
     /// Tenure's.
-    fn save(&self, look: Look, stream: usize, name: String) -> Result<Option<Arc<offload::Saved>>, OffloadError> {
+    fn save(&self, look: SavedFacts, stream: usize, name: String) -> Result<Option<Arc<offload::Saved>>, OffloadError> {
         let Bytes { address, bytes, version } = look.bytes;
         let stream = self.stream(stream);
         if stream.as_ref().is_some_and(is_captured) {
@@ -499,7 +499,7 @@ impl Inner {
         self.interrupt();
         let mut state = self.state();
         state.given.retain(|_, given| given.strong_count() > 0);
-        let State { percent, plain_bytes, kinds, passes, .. } = &mut *state;
+        let BudgetState { percent, plain_bytes, kinds, passes, .. } = &mut *state;
         if kinds.len() == MOST_KINDS {
             kinds.clear();
             self.engine.forget();
@@ -562,7 +562,7 @@ impl Inner {
     }
 }
 
-impl Listen for Inner {
+impl Listen for BudgetInner {
     /// Returns false for operations that are captured into a CUDA graph: they are no part of the step.
     fn wishes(&self, stream: usize) -> bool {
         self.engine.repeats_next() && !self.stream(stream).as_ref().is_some_and(is_captured)

@@ -35,7 +35,7 @@ mod _native {
     #[pymodule_export]
     use crate::amount::parse_amount;
     #[pymodule_export]
-    use crate::budget::{Budget, Packed};
+    use crate::budget::{Budget, PackedTensor};
     #[pymodule_export]
     use crate::devices::devices;
     #[pymodule_export]

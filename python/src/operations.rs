@@ -36,14 +36,14 @@ pub(crate) trait Listen: Send + Sync {
 /// The facts about a tensor that is about to be saved.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Look {
+pub(crate) struct SavedFacts {
     /// Whether the tensor may leave the device's memory. If not, the other fields are not set.
     pub(crate) may_go: bool,
     scalar_type: u8,
     pub(crate) bytes: Bytes,
 }
 
-impl Look {
+impl SavedFacts {
     /// Returns the element type. Types that Tenure does not have count as bytes.
     pub(crate) fn dtype(self) -> DType {
         match self.scalar_type {
@@ -78,7 +78,7 @@ struct Listener {
 }
 
 #[repr(C)]
-struct Table {
+struct ShimTable {
     size: usize,
     last_error: extern "C" fn() -> *const c_char,
     new_recorder: extern "C" fn(c_int, Listener) -> Option<NonNull<c_void>>,
@@ -88,7 +88,7 @@ struct Table {
     run: unsafe extern "C" fn(NonNull<c_void>, usize, *const NonNull<c_void>, *mut Bytes) -> Option<NonNull<c_void>>,
     drop_call: unsafe extern "C" fn(NonNull<c_void>),
     drop_tensor: unsafe extern "C" fn(NonNull<c_void>),
-    look: unsafe extern "C" fn(NonNull<c_void>, NonNull<c_void>) -> Look,
+    look: unsafe extern "C" fn(NonNull<c_void>, NonNull<c_void>) -> SavedFacts,
     name: unsafe extern "C" fn(NonNull<c_void>) -> *const c_char,
     save: unsafe extern "C" fn(NonNull<c_void>, bool) -> Option<NonNull<c_void>>,
     modified: unsafe extern "C" fn(NonNull<c_void>) -> *const c_char,
@@ -101,7 +101,7 @@ struct Table {
 
 /// The shim, as its table of functions.
 #[derive(Clone, Copy)]
-pub(crate) struct Shim(&'static Table);
+pub(crate) struct Shim(&'static ShimTable);
 
 impl Shim {
     /// Returns the shim whose table is at `address`.
@@ -110,8 +110,8 @@ impl Shim {
     /// `address` is that of a shim's table, which lives as long as the process.
     pub(crate) unsafe fn at(address: usize) -> PyResult<Self> {
         // SAFETY: by the function's contract.
-        let table = unsafe { &*std::ptr::with_exposed_provenance::<Table>(address) };
-        if table.size == size_of::<Table>() {
+        let table = unsafe { &*std::ptr::with_exposed_provenance::<ShimTable>(address) };
+        if table.size == size_of::<ShimTable>() {
             Ok(Self(table))
         } else {
             Err(complaint("the shim and Tenure are of different versions: build the shim again".into()))
@@ -165,12 +165,12 @@ impl<'py> Tensor<'py> {
 }
 
 /// A tensor that autograd has saved.
-pub(crate) struct Saved {
+pub(crate) struct SavedTensor {
     shim: Shim,
     owned: Owned,
 }
 
-impl Saved {
+impl SavedTensor {
     /// Saves the tensor, with or without its bytes.
     pub(crate) fn new(shim: Shim, tensor: Tensor<'_>, is_without_bytes: bool) -> PyResult<Self> {
         // SAFETY: the object owns the tensor.
@@ -201,12 +201,12 @@ impl Saved {
 }
 
 /// A recorder: reports to a listener the operations that threads run on a device.
-pub(crate) struct Recorder {
+pub(crate) struct OperationRecorder {
     shim: Shim,
     owned: Owned,
 }
 
-impl Recorder {
+impl OperationRecorder {
     pub(crate) fn new(shim: Shim, device: Device, listener: Arc<dyn Listen>) -> PyResult<Self> {
         let user = Box::into_raw(Box::new(User { shim, listener })).cast();
         let listener = Listener { user, drop: dropped, wishes, operation };
@@ -222,7 +222,7 @@ impl Recorder {
     }
 
     /// Returns the facts about a tensor that is about to be saved.
-    pub(crate) fn look(&self, tensor: Tensor<'_>) -> Look {
+    pub(crate) fn look(&self, tensor: Tensor<'_>) -> SavedFacts {
         // SAFETY: both are alive.
         unsafe { (self.shim.0.look)(self.owned.handle, tensor.handle) }
     }

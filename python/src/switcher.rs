@@ -42,13 +42,13 @@ pub(crate) struct SwitchedWeights {
 /// Weights in one order.
 #[derive(Clone)]
 struct Arranged {
-    inner: Arc<Inner>,
+    inner: Arc<SwitchedInner>,
     /// The place of each tensor in the order.
     places: Arc<[usize]>,
 }
 
 /// The weights' memory and model. PyTorch's tensors keep it alive, so that their addresses are not reused.
-pub(crate) struct Inner {
+pub(crate) struct SwitchedInner {
     memory: WeightsMemory,
     images: Arc<Images>,
     switch: Switch,
@@ -66,7 +66,7 @@ enum Home {
 
 /// The location of a tensor's bytes before there is an image.
 #[derive(FromPyObject)]
-pub(crate) enum Place {
+pub(crate) enum BytesPlace {
     /// A file, and the offset of the first byte.
     File((PathBuf, u64)),
     /// An address, valid until the image is made.
@@ -100,7 +100,7 @@ impl Switcher {
         &self,
         py: Python<'_>,
         name: &str,
-        tensors: Vec<(String, u64, Place)>,
+        tensors: Vec<(String, u64, BytesPlace)>,
         order: Vec<usize>,
         ends: Vec<usize>,
     ) -> PyResult<SwitchedWeights> {
@@ -168,8 +168,8 @@ impl Switcher {
 }
 
 impl Switcher {
-    fn arranged(&self, before: &Arranged, order: &[usize], ends: Vec<usize>) -> PyResult<Arc<Inner>> {
-        let Inner { model, source, .. } = &*before.inner;
+    fn arranged(&self, before: &Arranged, order: &[usize], ends: Vec<usize>) -> PyResult<Arc<SwitchedInner>> {
+        let SwitchedInner { model, source, .. } = &*before.inner;
         let name = model.manifest().name();
         let entries = model.manifest().entries();
         let order = order.iter().map(|&entry| before.places[entry]);
@@ -202,7 +202,7 @@ impl Switcher {
         entries: Vec<Entry>,
         ends: Vec<usize>,
         is_remade: bool,
-    ) -> Result<Arc<Inner>, SwitchError> {
+    ) -> Result<Arc<SwitchedInner>, SwitchError> {
         let manifest = Arc::new(Manifest::new(name, entries, ends)?);
         let model = self.switch.register(&manifest)?;
         let image = acquire(&self.images, &self.switch, &manifest)?;
@@ -211,7 +211,7 @@ impl Switcher {
         let source = if is_remade { Home::Files } else { Home::Kept(Mutex::new(Some(image))) };
         let images = Arc::clone(&self.images);
         let switch = self.switch.clone();
-        Ok(Arc::new(Inner { memory: self.memory.clone(), images, switch, model, source }))
+        Ok(Arc::new(SwitchedInner { memory: self.memory.clone(), images, switch, model, source }))
     }
 }
 
@@ -221,7 +221,7 @@ impl SwitchedWeights {
     /// model is on the device.
     fn bytes(&self, py: Python<'_>) -> PyResult<Py<PyCapsule>> {
         let inner = self.arranged().inner;
-        let Inner { model, memory, .. } = &*inner;
+        let SwitchedInner { model, memory, .. } = &*inner;
         // A model without tensors has no address.
         let address = if model.manifest().bytes() > 0 { model.place(0).start } else { 0 };
         dlpack::bytes(py, address, model.manifest().bytes(), memory.memory.device().index(), Arc::clone(&inner))
@@ -250,7 +250,7 @@ impl SwitchedWeights {
     #[getter]
     fn room_bytes(&self) -> u64 {
         let inner = self.arranged().inner;
-        let Inner { model, switch, .. } = &*inner;
+        let SwitchedInner { model, switch, .. } = &*inner;
         let bytes: u64 = model.manifest().entries().iter().map(|entry| entry.bytes.next_multiple_of(ALIGNMENT)).sum();
         bytes.next_multiple_of(switch.chunk_bytes())
     }
@@ -271,7 +271,7 @@ impl SwitchedWeights {
     fn load(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| {
             let inner = self.arranged().inner;
-            let Inner { images, switch, model, source, .. } = &*inner;
+            let SwitchedInner { images, switch, model, source, .. } = &*inner;
             let image = match source {
                 Home::Files => acquire(images, switch, model.manifest()).map_err(told)?,
                 Home::Kept(image) => lock(image).clone().ok_or_else(|| lost(model))?,
@@ -301,7 +301,7 @@ impl SwitchedWeights {
     /// with the least worth is evicted first.
     fn worth(&self, uses: u64, priority: i32) -> i64 {
         let inner = self.arranged().inner;
-        let Inner { model, images, source, .. } = &*inner;
+        let SwitchedInner { model, images, source, .. } = &*inner;
         let has_image = matches!(source, Home::Kept(_)) || images.has(model.manifest());
         lock(&self.demand).worth(uses, model.manifest().bytes(), has_image, priority)
     }
@@ -310,7 +310,7 @@ impl SwitchedWeights {
     /// freed.
     fn evict(&self, bytes: u64) -> u64 {
         let inner = self.arranged().inner;
-        let Inner { model, switch, .. } = &*inner;
+        let SwitchedInner { model, switch, .. } = &*inner;
         model.evict(bytes.div_ceil(switch.chunk_bytes()) as usize)
     }
 }
@@ -321,7 +321,7 @@ impl SwitchedWeights {
     }
 }
 
-impl Inner {
+impl SwitchedInner {
     fn stream(&self, handle: usize) -> PyResult<tenure_device::Stream> {
         let memory = &self.memory;
         // SAFETY: the handle is the null stream or one of PyTorch's, which PyTorch never destroys.
@@ -330,7 +330,7 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for SwitchedInner {
     fn drop(&mut self) {
         self.images.forget(self.model.manifest());
     }
@@ -383,13 +383,13 @@ fn places(order: &[usize]) -> Arc<[usize]> {
 }
 
 /// Returns the tensors as entries of a manifest, and whether their image can be made again.
-fn entries(tensors: Vec<(String, u64, Place)>) -> PyResult<(Vec<Entry>, bool)> {
+fn entries(tensors: Vec<(String, u64, BytesPlace)>) -> PyResult<(Vec<Entry>, bool)> {
     let mut sources: HashMap<PathBuf, Arc<Source>> = HashMap::new();
-    let is_remade = tensors.iter().any(|(.., place)| matches!(place, Place::File(_)));
+    let is_remade = tensors.iter().any(|(.., place)| matches!(place, BytesPlace::File(_)));
     let mut entries = Vec::with_capacity(tensors.len());
     for (name, bytes, place) in tensors {
         let origin = match place {
-            Place::File((path, begin)) => {
+            BytesPlace::File((path, begin)) => {
                 let source = match sources.entry(path) {
                     Slot::Occupied(opened) => Arc::clone(opened.get()),
                     Slot::Vacant(slot) => {
@@ -399,7 +399,7 @@ fn entries(tensors: Vec<(String, u64, Place)>) -> PyResult<(Vec<Entry>, bool)> {
                 };
                 Origin::File(source, begin)
             }
-            Place::Memory(address) => {
+            BytesPlace::Memory(address) => {
                 let read = move || match bytes {
                     // A tensor without elements has no address.
                     0 => &[][..],

@@ -42,7 +42,7 @@ pub(crate) fn backward_by(loss: &Tensor, grad: f64) -> Result<()> {
     let _site = Site::default().enter_backward(Name::of("backward"));
     let _purpose = Purpose::enter(Tag::Gradient, KeyId::NONE);
     let grad = autograd::no_grad(|| loss.full_like(grad))?;
-    autograd::backward(&[loss], &[Some(&grad)], autograd::Options::default())
+    autograd::backward(&[loss], &[Some(&grad)], autograd::BackwardOptions::default())
 }
 
 /// Marks this thread's allocations as `tag` of the parameter or buffer `name`, for the operation `op`.

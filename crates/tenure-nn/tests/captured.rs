@@ -58,7 +58,7 @@ fn go_on(run: &mut Run, steps: usize) {
 }
 
 /// Returns the results of a run, bit for bit.
-fn outcome(run: &Run) -> (Vec<(u32, u64)>, Vec<Vec<u8>>, random::State) {
+fn outcome(run: &Run) -> (Vec<(u32, u64)>, Vec<Vec<u8>>, random::GeneratorState) {
     let losses = run.history().iter().map(|step| (step.loss.to_bits(), step.lr.to_bits())).collect();
     let model = run.task().model().state().into_iter().map(|(_, tensor)| tensor.clone());
     let optimizer = run.optimizer().state().unwrap().into_iter().map(|(_, tensor)| tensor);
@@ -66,7 +66,7 @@ fn outcome(run: &Run) -> (Vec<(u32, u64)>, Vec<Vec<u8>>, random::State) {
     (losses, bytes, random::default_generator().state())
 }
 
-fn whole(rule: impl Rule + 'static, is_captured: bool) -> (Vec<(u32, u64)>, Vec<Vec<u8>>, random::State) {
+fn whole(rule: impl Rule + 'static, is_captured: bool) -> (Vec<(u32, u64)>, Vec<Vec<u8>>, random::GeneratorState) {
     let mut run = run(rule, is_captured);
     go_on(&mut run, usize::MAX);
     outcome(&run)

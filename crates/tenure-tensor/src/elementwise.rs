@@ -14,7 +14,7 @@ pub(crate) type Dims = SmallVec<[usize; 5]>;
 pub struct Elementwise<'a> {
     op: &'static str,
     sizes: Dims,
-    operands: SmallVec<[Operand; 4]>,
+    operands: SmallVec<[ElementwiseOperand; 4]>,
     outputs: usize,
     device: Device,
     /// Holds the locks that keep the pointers valid.
@@ -23,7 +23,7 @@ pub struct Elementwise<'a> {
 
 /// A tensor's place in memory.
 #[derive(Clone, Debug)]
-pub struct Operand {
+pub struct ElementwiseOperand {
     /// A pointer to its first element.
     pub data: *mut u8,
     /// The distance in bytes between neighbours along each dimension; 0 where the operand is broadcast.
@@ -35,9 +35,9 @@ pub struct Operand {
 }
 
 // SAFETY: the pointers are valid on any thread; the code that uses them answers for what it reads and writes where.
-unsafe impl Send for Operand {}
+unsafe impl Send for ElementwiseOperand {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Operand {}
+unsafe impl Sync for ElementwiseOperand {}
 
 impl<'a> Elementwise<'a> {
     /// Prepares the operands of the operation `op`. The caller makes sure that outputs have no element in common.
@@ -62,7 +62,7 @@ impl<'a> Elementwise<'a> {
             }
         }
         let mut access = Access::on_any(op, outputs, inputs)?;
-        let mut operands: SmallVec<[Operand; 4]> = SmallVec::new();
+        let mut operands: SmallVec<[ElementwiseOperand; 4]> = SmallVec::new();
         let is_one_run = outputs
             .iter()
             .chain(inputs)
@@ -78,7 +78,7 @@ impl<'a> Elementwise<'a> {
             } else {
                 tensor.layout().expand(sizes)?.strides().iter().map(|stride| stride * dtype.size()).collect()
             };
-            operands.push(Operand { data, strides, dtype, device: tensor.device() });
+            operands.push(ElementwiseOperand { data, strides, dtype, device: tensor.device() });
         }
         let sizes = match is_one_run {
             true => Dims::from_elem(first.numel(), sizes.len().min(1)),
@@ -118,12 +118,12 @@ impl<'a> Elementwise<'a> {
     }
 
     /// Returns the outputs, then the inputs.
-    pub fn operands(&self) -> &[Operand] {
+    pub fn operands(&self) -> &[ElementwiseOperand] {
         &self.operands
     }
 
     /// Returns the outputs.
-    pub fn outputs(&self) -> &[Operand] {
+    pub fn outputs(&self) -> &[ElementwiseOperand] {
         &self.operands[..self.outputs]
     }
 }

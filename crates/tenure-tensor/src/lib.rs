@@ -52,7 +52,7 @@ mod upload;
 
 pub use access::Access;
 pub use element::{Element, Float, Number};
-pub use elementwise::{Elementwise, Operand};
+pub use elementwise::{Elementwise, ElementwiseOperand};
 pub use error::{AutogradError, Result, TensorError};
 pub use kernel::{Entry, Kernel};
 pub use ops::{Attention, Conv, Pool, einsum};

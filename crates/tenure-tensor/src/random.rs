@@ -2,7 +2,8 @@
 //!
 //! A [`Generator`] is only a seed and a counter. The numbers are Philox4x32-10 (Salmon et al., "Parallel random
 //! numbers: as easy as 1, 2, 3", SC 2011): a *block* of four 32-bit words is a function of the seed and of the block's
-//! place in the sequence. So any thread can compute any block, and past draws can be computed again from a [`State`].
+//! place in the sequence. So any thread can compute any block, and past draws can be computed again from a
+//! [`GeneratorState`].
 //!
 //! Element `i`, counted in the order of dimensions, comes from word `i % 4` of block `offset + i / 4`. An element that
 //! takes 64 bits (`float64`, integers) comes from block `offset + i / 2`, words `i % 2 * 2` (low) and the next (high).
@@ -42,12 +43,12 @@ use crate::scopes::Scopes;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Generator {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<GeneratorState>>,
 }
 
 /// A place in a seed's sequence of blocks: two numbers that a checkpoint can store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct State {
+pub struct GeneratorState {
     /// The seed of the sequence.
     pub seed: u64,
     /// The number of the next block.
@@ -66,26 +67,26 @@ impl Generator {
 
     /// Creates a generator that the thread's current capture does not record.
     fn unnoted(seed: u64) -> Self {
-        Self { state: Arc::new(Mutex::new(State::new(seed, 0))) }
+        Self { state: Arc::new(Mutex::new(GeneratorState::new(seed, 0))) }
     }
 
     /// Moves to the beginning of a seed's sequence.
     pub fn manual_seed(&self, seed: u64) {
-        self.set_state(State::new(seed, 0));
+        self.set_state(GeneratorState::new(seed, 0));
     }
 
     /// Returns the current state.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> GeneratorState {
         *self.lock()
     }
 
     /// Moves to a state, of this generator or of another.
-    pub fn set_state(&self, state: State) {
+    pub fn set_state(&self, state: GeneratorState) {
         *self.lock() = state;
     }
 
     /// Reserves `blocks` blocks for the caller alone; they begin at the returned state.
-    pub fn reserve(&self, blocks: u64) -> State {
+    pub fn reserve(&self, blocks: u64) -> GeneratorState {
         let mut state = self.lock();
         let first = *state;
         *state = first.advanced(blocks);
@@ -107,14 +108,14 @@ impl Generator {
         Arc::ptr_eq(&self.state, &other.state)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, GeneratorState> {
         let mut state = self.state.lock();
         captured::join(self, &mut state);
         state
     }
 }
 
-impl State {
+impl GeneratorState {
     /// Returns the state at block number `offset` of a seed's sequence.
     pub const fn new(seed: u64, offset: u64) -> Self {
         Self { seed, offset, origin: 0 }

@@ -10,7 +10,7 @@ use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimPlatform};
 use tenure_device::{Event, EventKind, Executor, Platform, Priority, StreamGuard};
 use tenure_tensor::autocast::Autocast;
-use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::autograd::{self, BackwardOptions};
 use tenure_tensor::cuda::{self, Captured};
 use tenure_tensor::random::{self, Generator};
 use tenure_tensor::{DType, Device, Result, Tensor, TensorError};
@@ -61,7 +61,7 @@ fn draws(x: &Tensor, own: &Generator) -> Result<Vec<Tensor>> {
         )?)?])
     })?;
     let y = y[0].dropout(0.25, true)?;
-    autograd::backward(&[&y], &[Some(&y.ones_like()?)], Options::default())?;
+    autograd::backward(&[&y], &[Some(&y.ones_like()?)], BackwardOptions::default())?;
     let grad = x.set_grad(None)?.expect("it requires one");
     Ok(vec![
         y.detach(),
@@ -261,7 +261,7 @@ fn what_a_replay_writes_is_seen_by_what_comes_after() -> Result<()> {
         // The same holds for tensors that are saved for backward.
         let product = x.mul(&x.mul(&weights)?)?.mul(&weights)?;
         step.replay()?;
-        let error = autograd::backward(&[&product.sum_all()?], &[None], Options::default()).unwrap_err();
+        let error = autograd::backward(&[&product.sum_all()?], &[None], BackwardOptions::default()).unwrap_err();
         assert!(error.to_string().contains("add_"), "{error}");
         // A capture converts what it uses each time, and other work does not use its conversions.
         let warm = x.matmul(&weights)?;

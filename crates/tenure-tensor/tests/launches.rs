@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use tenure_device::memory::{self, MemoryConfig};
 use tenure_device::sim::{Kernel, SimConfig, SimDriver};
-use tenure_tensor::autograd::{self, Options, no_grad};
-use tenure_tensor::ops::BatchNorm;
+use tenure_tensor::autograd::{self, BackwardOptions, no_grad};
+use tenure_tensor::ops::BatchNormParameters;
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Result, Tensor};
 
@@ -38,7 +38,7 @@ fn a_batch_norm_is_three_kernels_there_and_three_back() {
     let mean = random(&[8]);
     let variance = Tensor::ones(&[8], DType::BF16, CUDA).unwrap();
     let x = x.requires_grad_(true).unwrap();
-    let norm = |training| BatchNorm {
+    let norm = |training| BatchNormParameters {
         running: Some((&mean, &variance)),
         weight: Some(&weight),
         bias: Some(&bias),
@@ -57,7 +57,7 @@ fn a_batch_norm_is_three_kernels_there_and_three_back() {
         assert_eq!(count(&|| forward().map(drop)), 3);
         let out = forward().unwrap();
         [&x, &weight, &bias].iter().for_each(|leaf| drop(leaf.set_grad(None).unwrap()));
-        assert_eq!(count(&|| autograd::backward(&[&out], &[Some(&grad)], Options::default())), 3);
+        assert_eq!(count(&|| autograd::backward(&[&out], &[Some(&grad)], BackwardOptions::default())), 3);
     }
     assert_eq!(count(&|| x.batch_norm_relu(Some(&carried), &norm(true)).map(drop)), 3);
     assert_eq!(count(&|| no_grad(|| x.batch_norm_relu(Some(&carried), &norm(false))).map(drop)), 1);

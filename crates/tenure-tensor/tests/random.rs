@@ -1,7 +1,7 @@
 //! Tests of random tensors: their statistics, and that they can be drawn again.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use tenure_tensor::random::{Generator, State};
+use tenure_tensor::random::{Generator, GeneratorState};
 use tenure_tensor::{DType, Device, Tensor, autograd, random, threads};
 
 const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
@@ -77,7 +77,7 @@ fn neighbours_do_not_depend_on_each_other() {
 
 #[test]
 fn the_mapping_is_what_is_documented() {
-    let state = State::new(3, 0);
+    let state = GeneratorState::new(3, 0);
     let words = state.block(1);
     let generator = Generator::new(3);
     let f32s = Tensor::rand(&[8], DType::F32, Device::CPU, &generator).unwrap().to_vec::<f32>().unwrap();
@@ -188,7 +188,7 @@ fn dropout_drops_the_gradient_where_it_dropped_the_value() {
         &[&y.mul(&y).unwrap().sum_all().unwrap()],
         &[&x],
         &[],
-        autograd::Options { create_graph: true, ..Default::default() },
+        autograd::BackwardOptions { create_graph: true, ..Default::default() },
     );
     let grad = grads.unwrap().remove(0).unwrap();
     let y = values(&y.transpose(0, 1).unwrap());
@@ -265,7 +265,7 @@ fn blocks_are_philox() {
         |seed: u64, block: u64| philox([block as u32, (block >> 32) as u32, 0, 0], [seed as u32, (seed >> 32) as u32]);
     // The second seed's blocks carry from the counter's low word to the next.
     for (seed, offset) in [(0, 0), (0x0123_4567_89ab_cdef, u64::from(u32::MAX) - 20), (u64::MAX, u64::MAX - 20)] {
-        let state = State::new(seed, offset);
+        let state = GeneratorState::new(seed, offset);
         for index in 0..40 {
             assert_eq!(state.block(index), expected(seed, offset.wrapping_add(index)));
         }

@@ -10,7 +10,7 @@ use tenure_device::memory::{self, DeviceMemory, MemoryConfig, MemoryError};
 use tenure_device::pinned::PinnedError;
 use tenure_device::sim::{Failure, SimConfig, SimPlatform};
 use tenure_device::{Call, Executor, Platform, Priority, Stream, StreamGuard};
-use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::autograd::{self, BackwardOptions};
 use tenure_tensor::collective::{Collective, Reduction};
 use tenure_tensor::{DType, Device, Tensor, TensorError, Uploader};
 
@@ -47,7 +47,7 @@ fn waits(memory: &DeviceMemory) -> u64 {
 
 /// Runs backward from a tensor, with a gradient of ones.
 fn backward(tensor: &Tensor) -> Result<(), TensorError> {
-    autograd::backward(&[tensor], &[Some(&tensor.ones_like()?)], Options::default())
+    autograd::backward(&[tensor], &[Some(&tensor.ones_like()?)], BackwardOptions::default())
 }
 
 fn lead(from: &Stream, to: &Stream) {

@@ -9,7 +9,7 @@ use tenure_nn::optim::{Adam, Optimizer};
 use tenure_nn::{Module, Scope};
 use tenure_tensor::autocast::Autocast;
 use tenure_tensor::autograd::{self, Gradcheck, SavedHooks};
-use tenure_tensor::ops::Reduction;
+use tenure_tensor::ops::LossReduction;
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, DeviceKind, Result, Tensor};
 
@@ -33,7 +33,8 @@ fn inputs(batch: usize, state: usize, dtype: DType) -> [Tensor; 2] {
 fn results(function: impl Fn(&Tensor, &Tensor) -> Result<(Tensor, Tensor)>, inputs: &[Tensor; 2]) -> [Vec<f64>; 4] {
     let (hidden, cell) = function(&inputs[0], &inputs[1]).unwrap();
     let loss = hidden.mul(2.0).unwrap().add(&cell.mul(&cell).unwrap()).unwrap().sum_all().unwrap();
-    let grads = autograd::grad(&[&loss], &[&inputs[0], &inputs[1]], &[None], autograd::Options::default()).unwrap();
+    let grads =
+        autograd::grad(&[&loss], &[&inputs[0], &inputs[1]], &[None], autograd::BackwardOptions::default()).unwrap();
     let all = [&hidden, &cell, grads[0].as_ref().unwrap(), grads[1].as_ref().unwrap()];
     all.map(|tensor| tensor.to_dtype(DType::F64).unwrap().to_vec().unwrap())
 }
@@ -146,7 +147,7 @@ fn a_layer_of_it_learns() {
     let mut losses = Vec::new();
     for _ in 0..30 {
         layer.zero_grad();
-        let loss = read(&layer, &sequence).unwrap().mse_loss(&target, Reduction::Mean).unwrap();
+        let loss = read(&layer, &sequence).unwrap().mse_loss(&target, LossReduction::Mean).unwrap();
         loss.backward().unwrap();
         optimizer.step().unwrap();
         losses.push(loss.item::<f32>().unwrap());

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use tenure_tensor::Tensor;
-use tenure_tensor::random::State;
+use tenure_tensor::random::GeneratorState;
 
 use super::weights::{Entry, write};
 use super::{CheckpointError, Under, Weights};
@@ -87,13 +87,13 @@ pub struct Progress {
 
 impl Progress {
     /// Records the state of a generator.
-    pub fn set_random(&mut self, name: &str, state: State) {
+    pub fn set_random(&mut self, name: &str, state: GeneratorState) {
         self.random.insert(name.to_owned(), (state.seed, state.offset));
     }
 
     /// Returns the recorded state of a generator.
-    pub fn random(&self, name: &str) -> Option<State> {
-        self.random.get(name).map(|(seed, offset)| State::new(*seed, *offset))
+    pub fn random(&self, name: &str) -> Option<GeneratorState> {
+        self.random.get(name).map(|(seed, offset)| GeneratorState::new(*seed, *offset))
     }
 }
 

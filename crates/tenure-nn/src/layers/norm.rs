@@ -108,7 +108,7 @@ impl<const D: usize> BatchNorm<D> {
     fn normalise(
         &self,
         input: &Tensor,
-        operation: impl FnOnce(ops::BatchNorm<'_>) -> Result<Tensor>,
+        operation: impl FnOnce(ops::BatchNormParameters<'_>) -> Result<Tensor>,
     ) -> Result<Tensor> {
         if input.rank() != D + 2 && !(D == 1 && input.rank() == 2) {
             let reason = format!("{} dimensions are expected, got sizes {:?}", D + 2, input.sizes());
@@ -129,7 +129,7 @@ impl<const D: usize> BatchNorm<D> {
         };
         let averages = running.filter(|_| sees || !is_training);
         let averages = averages.map(|running| (&*running.running_mean, &*running.running_var));
-        let output = operation(ops::BatchNorm {
+        let output = operation(ops::BatchNormParameters {
             running: own.as_ref().map(|(_, mean, variance)| (mean, variance)).or(averages),
             weight: self.weight.as_deref(),
             bias: self.bias.as_deref(),
@@ -168,7 +168,7 @@ macro_rules! layers {
             fn forward(&self, input: &Tensor) -> Result<Tensor> {
                 let _module = self.enter_module();
                 self.normalise(input, |settings| {
-                    let ops::BatchNorm { running, weight, bias, training, momentum, eps } = settings;
+                    let ops::BatchNormParameters { running, weight, bias, training, momentum, eps } = settings;
                     input.batch_norm(running, weight, bias, training, momentum, eps)
                 })
             }

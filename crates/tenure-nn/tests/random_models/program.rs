@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tenure_nn::train::{Score, Task};
 use tenure_nn::{Module, Parameter, module};
 use tenure_tensor::autocast::Autocast;
-use tenure_tensor::autograd::{self, Options, no_grad};
+use tenure_tensor::autograd::{self, BackwardOptions, no_grad};
 use tenure_tensor::ops::{Attention, Conv, cat};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Result, Tensor, TensorError};
@@ -254,7 +254,8 @@ impl State<'_> {
             }
             Operation::Penalty { is_second } => {
                 if a.requires_grad() {
-                    let options = Options { create_graph: true, allow_unused: true, ..Options::default() };
+                    let options =
+                        BackwardOptions { create_graph: true, allow_unused: true, ..BackwardOptions::default() };
                     let weight: &Tensor = self.model.weight(is_second);
                     let found = autograd::grad(&[&a.tanh()?.sum_all()?], &[weight], &[], options)?.remove(0);
                     self.losses.extend(found.map(|grad| grad.tanh()?.square()?.mean_all()).transpose()?);

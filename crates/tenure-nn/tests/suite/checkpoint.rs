@@ -9,7 +9,7 @@ use std::{env, fs};
 use tenure_nn::checkpoint::{Checkpoint, Progress, Weights, abandon_writes, check_writable, save, write_atomically};
 use tenure_nn::optim::{Adagrad, Adam, Optimizer, ScalerState, Schedule, Sgd};
 use tenure_nn::{Buffer, Error, Module, Parameter, Source, StateError, module};
-use tenure_tensor::random::{Generator, State};
+use tenure_tensor::random::{Generator, GeneratorState};
 use tenure_tensor::{DType, Device, Tensor};
 
 /// The model y = scale x + shift.
@@ -73,7 +73,7 @@ fn a_run_goes_on_bit_for_bit() {
 #[test]
 fn progress_survives_the_largest_numbers() {
     let mut progress = Progress { step: u64::MAX, ..Progress::default() };
-    progress.set_random("a", State::new(u64::MAX, u64::MAX - 1));
+    progress.set_random("a", GeneratorState::new(u64::MAX, u64::MAX - 1));
     let text = serde_json::to_string(&progress).unwrap();
     assert_eq!(serde_json::from_str::<Progress>(&text).unwrap(), progress);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::meta::Kind;
+use super::meta::TensorKind;
 use super::mode::{is_grad_enabled, no_grad};
 use super::node::{Context, Edge, Formula, Grads, Inputs, Node};
 use super::saved::SavedTensor;
@@ -90,7 +90,7 @@ fn attach_erased(outputs: &[&Tensor], name: Cow<'static, str>, inputs: &[&Tensor
     if !is_grad_enabled() || !inputs.iter().any(|input| input.requires_grad()) {
         return Ok(());
     }
-    let node = Draft::new(name, inputs, None, save)?.finish(outputs)?;
+    let node = NodeDraft::new(name, inputs, None, save)?.finish(outputs)?;
     for (output, tensor) in outputs.iter().enumerate().filter(|(_, tensor)| tensor.dtype().is_floating()) {
         tensor.set_edge(Edge { node: Arc::clone(&node), output });
     }
@@ -99,9 +99,9 @@ fn attach_erased(outputs: &[&Tensor], name: Cow<'static, str>, inputs: &[&Tensor
 
 /// A handle to a saved tensor: its number at the node.
 #[derive(Clone, Copy, Debug)]
-pub struct Saved(usize);
+pub struct SavedHandle(usize);
 
-impl Saved {
+impl SavedHandle {
     pub(super) fn number(self) -> usize {
         self.0
     }
@@ -127,7 +127,7 @@ impl Saver {
     ///
     /// # Errors
     /// The errors of [`SavedHooks`](super::SavedHooks).
-    pub fn save(&mut self, tensor: &Tensor) -> Result<Saved> {
+    pub fn save(&mut self, tensor: &Tensor) -> Result<SavedHandle> {
         let saved = if self.target.as_ref().is_some_and(|target| target.storage().is_alias_of(tensor.storage())) {
             let copy = no_grad(|| tensor.copy())?;
             SavedTensor::input(&tensor.gradient_edge().map_or(copy.clone(), |edge| copy.with_edge(edge)))?
@@ -135,14 +135,14 @@ impl Saver {
             SavedTensor::input(tensor)?
         };
         self.saved.push(Some(saved));
-        Ok(Saved(self.saved.len() - 1))
+        Ok(SavedHandle(self.saved.len() - 1))
     }
 
     /// Saves a tensor if `is_needed`.
     ///
     /// # Errors
     /// The errors of [`SavedHooks`](super::SavedHooks).
-    pub fn save_if(&mut self, is_needed: bool, tensor: &Tensor) -> Result<Option<Saved>> {
+    pub fn save_if(&mut self, is_needed: bool, tensor: &Tensor) -> Result<Option<SavedHandle>> {
         if is_needed { self.save(tensor).map(Some) } else { Ok(None) }
     }
 
@@ -150,23 +150,23 @@ impl Saver {
     ///
     /// # Errors
     /// The errors of [`SavedHooks`](super::SavedHooks).
-    pub fn save_output(&mut self, tensor: &Tensor, output: usize) -> Result<Saved> {
+    pub fn save_output(&mut self, tensor: &Tensor, output: usize) -> Result<SavedHandle> {
         let is_written = self.target.is_none();
         let saved = if is_written { Some(SavedTensor::output(tensor, output)?) } else { None };
         self.saved.push(saved);
-        Ok(Saved(self.saved.len() - 1))
+        Ok(SavedHandle(self.saved.len() - 1))
     }
 }
 
 /// A node whose outputs are still to be written.
-pub(super) struct Draft {
+pub(super) struct NodeDraft {
     name: Cow<'static, str>,
     inputs: Inputs,
     saver: Saver,
     formula: Formula,
 }
 
-impl Draft {
+impl NodeDraft {
     /// Saves the tensors that the formula needs. The operation will write to `target` in place.
     pub(super) fn new(
         name: Cow<'static, str>,
@@ -178,7 +178,7 @@ impl Draft {
         let needs = edges.iter().map(Option::is_some).collect();
         let mut saver = Saver { saved: Vec::new(), needs, target: target.cloned() };
         let formula = save(&mut saver)?;
-        let kinds = inputs.iter().map(|input| Kind::of(input)).collect();
+        let kinds = inputs.iter().map(|input| TensorKind::of(input)).collect();
         Ok(Self { name, inputs: (edges, kinds), saver, formula })
     }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::Mutex;
 
 use super::hooks::SavedHooks;
-use super::lane::Lane;
+use super::lane::DeviceStream;
 use super::mode::{is_grad_enabled, with_grad};
 use super::saved::SavedTensor;
 use crate::autocast::{self, Autocast};
@@ -47,12 +47,12 @@ pub fn checkpoint(
     if !is_grad_enabled() {
         return function(&given);
     }
-    let frame = Arc::new(Frame::new(&given, Box::new(function))?);
+    let frame = Arc::new(CheckpointRun::new(&given, Box::new(function))?);
     let packing = Arc::clone(&frame);
     let unpacking = Arc::clone(&frame);
     let _hooks = SavedHooks::enter(
         move |_, _| Ok(packing.slot()),
-        move |slot: &Arc<Slot>| match slot.get() {
+        move |slot: &Arc<SavedSlot>| match slot.get() {
             Some(filled) => arrive(filled),
             None => unpacking.fill(slot),
         },
@@ -69,7 +69,7 @@ pub fn is_recomputing() -> bool {
 /// generator is reset afterwards.
 pub fn rehearse<R>(function: impl FnOnce() -> R) -> R {
     struct Rehearsal {
-        random: random::State,
+        random: random::GeneratorState,
         rehearsing: bool,
     }
     impl Drop for Rehearsal {
@@ -94,30 +94,30 @@ thread_local! {
 }
 
 /// A tensor that the function saved. It is empty until the function has run again.
-type Slot = OnceLock<(Tensor, Lane)>;
-type Function = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
+type SavedSlot = OnceLock<(Tensor, DeviceStream)>;
+type CheckpointFunction = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
 
 /// Returns the tensor after the thread's stream waits for the lane that computed it again.
-fn arrive((tensor, lane): &(Tensor, Lane)) -> Result<Tensor> {
+fn arrive((tensor, lane): &(Tensor, DeviceStream)) -> Result<Tensor> {
     lane.lead_here()?;
     Ok(tensor.clone())
 }
 
 /// One run of a function.
-struct Frame {
-    function: Function,
+struct CheckpointRun {
+    function: CheckpointFunction,
     /// The inputs, and whether each requires a gradient. They go through saved-tensor hooks themselves: inputs of a
     /// checkpoint inside another are computed again too.
     inputs: Vec<(SavedTensor, bool)>,
-    random: random::State,
+    random: random::GeneratorState,
     autocast: Option<DType>,
     /// The slots, in the order in which they were saved.
-    slots: Mutex<Vec<Weak<Slot>>>,
+    slots: Mutex<Vec<Weak<SavedSlot>>>,
     running: Mutex<()>,
 }
 
-impl Frame {
-    fn new(inputs: &[Tensor], function: Function) -> Result<Self> {
+impl CheckpointRun {
+    fn new(inputs: &[Tensor], function: CheckpointFunction) -> Result<Self> {
         let saved = inputs.iter().map(|input| Ok((SavedTensor::input(&input.detach())?, input.requires_grad())));
         Ok(Self {
             function,
@@ -129,14 +129,14 @@ impl Frame {
         })
     }
 
-    fn slot(&self) -> Arc<Slot> {
+    fn slot(&self) -> Arc<SavedSlot> {
         let slot = Arc::default();
         self.slots.lock().push(Arc::downgrade(&slot));
         slot
     }
 
     /// Returns the tensor of a slot, and runs the function again if the slot is empty.
-    fn fill(&self, slot: &Slot) -> Result<Tensor> {
+    fn fill(&self, slot: &SavedSlot) -> Result<Tensor> {
         let _one = self.running.lock();
         if slot.get().is_none() {
             self.run_again()?;
@@ -165,7 +165,7 @@ impl Frame {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 if let Some(slot) = slots.get(index).and_then(Weak::upgrade) {
                     // A slot that is full already has the same values.
-                    let _full = slot.set((tensor.clone(), Lane::current(tensor.device())));
+                    let _full = slot.set((tensor.clone(), DeviceStream::current(tensor.device())));
                 }
                 if index < last {
                     return Ok(tensor.clone());
@@ -176,7 +176,7 @@ impl Frame {
             },
             |tensor: &Tensor| Ok(tensor.clone()),
         );
-        let _replay = Replay::enter(self.random);
+        let _replay = RecomputeScope::enter(self.random);
         let _autocast = Autocast::enter(self.autocast);
         let result = with_grad(|| (self.function)(&inputs));
         if is_done.load(Ordering::Relaxed) { Ok(()) } else { result.map(drop) }
@@ -184,20 +184,20 @@ impl Frame {
 }
 
 /// A scope that puts the default generator back to an earlier state.
-struct Replay {
-    random: random::State,
+struct RecomputeScope {
+    random: random::GeneratorState,
     recomputing: bool,
 }
 
-impl Replay {
-    fn enter(state: random::State) -> Self {
+impl RecomputeScope {
+    fn enter(state: random::GeneratorState) -> Self {
         let random = random::default_generator().state();
         random::default_generator().set_state(state);
         Self { random, recomputing: RECOMPUTING.replace(true) }
     }
 }
 
-impl Drop for Replay {
+impl Drop for RecomputeScope {
     fn drop(&mut self) {
         random::default_generator().set_state(self.random);
         RECOMPUTING.set(self.recomputing);

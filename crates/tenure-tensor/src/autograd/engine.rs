@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tenure_core::Site;
 
 use super::accumulate::add_to;
-use super::lane::Lane;
+use super::lane::DeviceStream;
 use super::mode::GradMode;
 use super::node::{Edge, Grads, Node};
 use crate::autocast::Autocast;
@@ -16,7 +16,7 @@ use crate::{Result, Tensor};
 
 /// Options of a backward pass.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
+pub struct BackwardOptions {
     /// Whether the saved tensors are kept, so that another backward pass can go through the same graph.
     pub retain_graph: bool,
     /// Whether the gradients are differentiable themselves. Retains the graph too.
@@ -31,7 +31,7 @@ pub struct Options {
 /// # Errors
 /// An output does not depend on a tensor that requires a gradient; a gradient has other sizes; saved tensors were freed
 /// or modified; a formula or a hook fails. Leaves may have got their gradients by then.
-pub fn backward(outputs: &[&Tensor], grads: &[Option<&Tensor>], options: Options) -> Result<()> {
+pub fn backward(outputs: &[&Tensor], grads: &[Option<&Tensor>], options: BackwardOptions) -> Result<()> {
     Pass::new(roots(outputs, grads, options)?, None, options).run().map(drop)
 }
 
@@ -44,7 +44,7 @@ pub fn grad(
     outputs: &[&Tensor],
     inputs: &[&Tensor],
     grads: &[Option<&Tensor>],
-    options: Options,
+    options: BackwardOptions,
 ) -> Result<Vec<Option<Tensor>>> {
     let mut wanted = Vec::new();
     for (index, input) in inputs.iter().enumerate() {
@@ -64,7 +64,7 @@ pub fn grad(
     Ok(found)
 }
 
-fn roots(outputs: &[&Tensor], grads: &[Option<&Tensor>], options: Options) -> Result<Vec<(Edge, Tensor)>> {
+fn roots(outputs: &[&Tensor], grads: &[Option<&Tensor>], options: BackwardOptions) -> Result<Vec<(Edge, Tensor)>> {
     let mut roots = Vec::with_capacity(outputs.len());
     for (index, output) in outputs.iter().enumerate() {
         let edge = output.gradient_edge().ok_or(AutogradError::NoGraph { index })?;
@@ -87,7 +87,7 @@ struct Pass {
     roots: Vec<(Edge, Tensor)>,
     /// The edges whose gradients are returned. If `None`, gradients are added to the leaves.
     wanted: Option<Vec<Edge>>,
-    options: Options,
+    options: BackwardOptions,
     /// The number of edges into a node that have not been visited yet.
     awaited: HashMap<Id, usize>,
     /// The gradients of a node's outputs that have arrived so far.
@@ -100,7 +100,7 @@ struct Pass {
 }
 
 impl Pass {
-    fn new(roots: Vec<(Edge, Tensor)>, wanted: Option<Vec<Edge>>, options: Options) -> Self {
+    fn new(roots: Vec<(Edge, Tensor)>, wanted: Option<Vec<Edge>>, options: BackwardOptions) -> Self {
         let mut pass = Self {
             roots,
             wanted,
@@ -149,7 +149,7 @@ impl Pass {
         let mut captured: Vec<Option<Tensor>> = vec![None; self.wanted.as_ref().map_or(0, Vec::len)];
         for (edge, grad) in std::mem::take(&mut self.roots) {
             let id = Arc::as_ptr(&edge.node);
-            let given_on = Lane::current(grad.device());
+            let given_on = DeviceStream::current(grad.device());
             self.add(&edge, grad, &given_on)?;
             if self.awaited.get(&id).copied().unwrap_or(0) == 0 {
                 self.make_ready(edge.node);
@@ -172,12 +172,12 @@ impl Pass {
             }
             self.step(&node, grads, &lane)?;
         }
-        leading.iter().try_for_each(Lane::lead_here)?;
+        leading.iter().try_for_each(DeviceStream::lead_here)?;
         Ok(captured)
     }
 
     /// Runs a node and passes its gradients on to the next nodes.
-    fn step(&mut self, node: &Arc<Node>, grads: SmallVec<[Option<Tensor>; 2]>, lane: &Lane) -> Result<()> {
+    fn step(&mut self, node: &Arc<Node>, grads: SmallVec<[Option<Tensor>; 2]>, lane: &DeviceStream) -> Result<()> {
         let _site = node.enter_site();
         if let Some(leaf) = node.leaf() {
             return match grads.into_iter().next().flatten() {
@@ -217,7 +217,7 @@ impl Pass {
 
     /// Takes the gradients that have arrived where this node's gradients go, so that the node can add to them. It takes
     /// only gradients on the node's own lane.
-    fn lend(&mut self, node: &Node, needs: &[bool], from: &Lane) -> Grads {
+    fn lend(&mut self, node: &Node, needs: &[bool], from: &DeviceStream) -> Grads {
         if self.options.create_graph {
             return Grads::from_elem(None, needs.len());
         }
@@ -244,7 +244,7 @@ impl Pass {
     }
 
     /// Adds a gradient that was computed on the lane `from` to the gradients of the node that uses it.
-    fn add(&mut self, edge: &Edge, grad: Tensor, from: &Lane) -> Result<()> {
+    fn add(&mut self, edge: &Edge, grad: Tensor, from: &DeviceStream) -> Result<()> {
         let lane = self.lane(&edge.node);
         from.giving_to(&lane).lead_to(&lane)?;
         let arrived = self.arrived.entry(Arc::as_ptr(&edge.node)).or_default();
@@ -263,9 +263,9 @@ impl Pass {
     /// Returns the lane where a node's gradients are needed: the lane that its operation ran on. Gradients that no
     /// further gradient is computed from are added up on the lane that is current where the pass was called. So no
     /// other stream has work left after the pass, and a graph capture of the pass stays on its stream.
-    fn lane(&self, node: &Node) -> Lane {
+    fn lane(&self, node: &Node) -> DeviceStream {
         match node.leaf() {
-            Some(leaf) => Lane::current(leaf.device()),
+            Some(leaf) => DeviceStream::current(leaf.device()),
             None if node.edges().iter().flatten().any(|edge| self.is_useful(&edge.node)) => node.lane().clone(),
             None => node.lane().here(),
         }

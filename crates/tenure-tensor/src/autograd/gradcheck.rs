@@ -1,6 +1,6 @@
 //! Checks of gradients against finite differences. PyTorch's `gradcheck`.
 
-use super::{Options, grad, no_grad, with_grad};
+use super::{BackwardOptions, grad, no_grad, with_grad};
 use crate::error::AutogradError;
 use crate::{DType, Result, Tensor};
 
@@ -82,9 +82,9 @@ pub fn gradgradcheck(
     )
 }
 
-type Function<'a> = &'a dyn Fn(&[Tensor]) -> Result<Vec<Tensor>>;
+type CheckedFunction<'a> = &'a dyn Fn(&[Tensor]) -> Result<Vec<Tensor>>;
 
-fn check(op: &'static str, function: Function<'_>, inputs: &[Tensor], options: Gradcheck) -> Result<()> {
+fn check(op: &'static str, function: CheckedFunction<'_>, inputs: &[Tensor], options: Gradcheck) -> Result<()> {
     let fails = |reason: String| Err(AutogradError::Other { node: op.to_owned(), reason }.into());
     if !inputs.iter().any(Tensor::requires_grad) {
         return fails("no input requires a gradient".to_owned());
@@ -142,7 +142,12 @@ fn difference(
 
 /// Returns the central difference of each floating output with respect to each element of an input: `[output][element
 /// of the input]`, each with a number for each element of the output.
-fn differences(function: Function<'_>, inputs: &[Tensor], index: usize, step: f64) -> Result<Vec<Vec<Vec<f64>>>> {
+fn differences(
+    function: CheckedFunction<'_>,
+    inputs: &[Tensor],
+    index: usize,
+    step: f64,
+) -> Result<Vec<Vec<Vec<f64>>>> {
     let values = inputs[index].to_vec::<f64>()?;
     let at = |element: usize, step: f64| {
         let mut values = values.clone();
@@ -174,7 +179,7 @@ fn row(output: &Tensor, leaf: &Tensor, at: usize) -> Result<Vec<f64>> {
     let mut one = vec![0.0; output.numel()];
     one[at] = 1.0;
     let one = Tensor::from_slice(&one, output.sizes())?.to_dtype(output.dtype())?.to_device(output.device())?;
-    let options = Options { retain_graph: true, allow_unused: true, ..Options::default() };
+    let options = BackwardOptions { retain_graph: true, allow_unused: true, ..BackwardOptions::default() };
     match grad(&[output], &[leaf], &[Some(&one)], options)?.remove(0) {
         Some(grad) => grad.to_vec(),
         None => Ok(vec![0.0; leaf.numel()]),
@@ -185,13 +190,13 @@ fn row(output: &Tensor, leaf: &Tensor, at: usize) -> Result<Vec<f64>> {
 fn gradients(outputs: &[Tensor], inputs: &[&Tensor], upstream: &[Tensor]) -> Result<Vec<Tensor>> {
     let outputs: Vec<&Tensor> = outputs.iter().collect();
     let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
-    let options = Options { create_graph: true, allow_unused: true, ..Options::default() };
+    let options = BackwardOptions { create_graph: true, allow_unused: true, ..BackwardOptions::default() };
     let found = grad(&outputs, inputs, &upstream, options)?;
     let zeros = |input: &Tensor| Tensor::zeros(input.sizes(), input.dtype(), input.device());
     found.into_iter().zip(inputs).map(|(grad, input)| grad.map_or_else(|| zeros(input), Ok)).collect()
 }
 
-fn differentiable(function: Function<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+fn differentiable(function: CheckedFunction<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     Ok(function(inputs)?.into_iter().filter(Tensor::requires_grad).collect())
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::meta::Kind;
+use super::meta::TensorKind;
 use crate::error::AutogradError;
 use crate::scopes::Scopes;
 use crate::{Result, Tensor};
@@ -55,8 +55,8 @@ impl Hooks {
         };
         for hook in hooks {
             let Some(other) = hook(&grad)? else { continue };
-            let found = Kind::of(&other);
-            let expected = Kind::of(&grad);
+            let found = TensorKind::of(&other);
+            let expected = TensorKind::of(&grad);
             if found != expected {
                 let reason = format!("a hook of {} gave a gradient of {found} for one of {expected}", of());
                 return Err(AutogradError::Other { node: "register_hook".into(), reason }.into());

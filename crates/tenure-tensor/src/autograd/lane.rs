@@ -8,13 +8,13 @@ use crate::{Result, TensorError};
 
 /// A device and one of its streams. The gradient of an operation is computed on the lane of the operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Lane {
+pub(super) struct DeviceStream {
     device: Device,
     /// `None` on the CPU, and where no stream but the null stream has been current: then there is nothing to order.
     stream: Option<Stream>,
 }
 
-impl Lane {
+impl DeviceStream {
     /// Returns the calling thread's lane on a device.
     pub(super) fn current(device: Device) -> Self {
         let memory = memory_of(device).filter(|memory| !memory.streams().is_single());

@@ -50,19 +50,19 @@ pub(crate) struct View {
 
 /// The sizes, dtype and device of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
+pub(crate) struct TensorKind {
     pub(crate) sizes: SmallVec<[usize; 5]>,
     pub(crate) dtype: DType,
     pub(crate) device: Device,
 }
 
-impl Kind {
+impl TensorKind {
     pub(crate) fn of(tensor: &Tensor) -> Self {
         Self { sizes: tensor.sizes().into(), dtype: tensor.dtype(), device: tensor.device() }
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for TensorKind {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(to, "{} {:?} on {}", self.dtype, self.sizes, self.device)
     }

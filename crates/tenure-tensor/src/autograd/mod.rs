@@ -6,7 +6,7 @@
 //! [`Tensor::grad`](crate::Tensor::grad). [`backward`] visits the nodes from last to first.
 //!
 //! Formulas call the same operations, so that they have gradients themselves if the graph is kept
-//! ([`Options::create_graph`]). Nothing here is `unsafe`.
+//! ([`BackwardOptions::create_graph`]). Nothing here is `unsafe`.
 //!
 //! The behaviour is that of PyTorch's `torch/csrc/autograd`, on one thread: the caller of `backward`. On a device, a
 //! node's formula runs on the stream that its operation ran on. Where a gradient goes from one stream to another, the
@@ -28,12 +28,12 @@ mod saved;
 mod views;
 
 pub(crate) use accumulate::{add_to, own};
-pub use attach::{Saved, Saver, attach, attach_all};
+pub use attach::{SavedHandle, Saver, attach, attach_all};
 pub use checkpoint::{checkpoint, is_recomputing, rehearse};
-pub use engine::{Options, backward, grad};
+pub use engine::{BackwardOptions, backward, grad};
 pub use gradcheck::{Gradcheck, gradcheck, gradgradcheck};
 pub use hooks::{HookHandle, SavedHooks, SavedId};
-pub(crate) use meta::{Kind, Meta, View};
+pub(crate) use meta::{Meta, TensorKind, View};
 pub use mode::{Anomaly, GradMode, is_grad_enabled, no_grad, with_grad};
 pub(crate) use node::Edge;
 pub use node::{Context, Grads, Node};

@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use tenure_core::{Name, Site, SiteGuard};
 
-use super::attach::Saved;
+use super::attach::SavedHandle;
 use super::hooks::Hooks;
-use super::lane::Lane;
-use super::meta::Kind;
+use super::lane::DeviceStream;
+use super::meta::TensorKind;
 use super::mode::Anomaly;
 use super::saved::SavedTensor;
 use crate::error::AutogradError;
@@ -27,14 +27,14 @@ pub struct Node {
     name: Cow<'static, str>,
     /// A number that grows from node to node; a leaf's is the largest.
     sequence: u64,
-    edges: Edges,
-    inputs: SmallVec<[Kind; 2]>,
-    outputs: SmallVec<[Kind; 1]>,
+    edges: InputEdges,
+    inputs: SmallVec<[TensorKind; 2]>,
+    outputs: SmallVec<[TensorKind; 1]>,
     /// The lane that the operation ran on.
-    lane: Lane,
+    lane: DeviceStream,
     /// The place in the program where the operation was called.
     site: Site,
-    work: Work,
+    work: NodeWork,
     /// The hooks of output tensors, each with the output's number.
     hooks: Mutex<OutputHooks>,
     /// The backtrace of the call that made the node, in anomaly mode.
@@ -48,13 +48,13 @@ pub(crate) struct Edge {
     pub(crate) output: usize,
 }
 
-type Edges = SmallVec<[Option<Edge>; 2]>;
+type InputEdges = SmallVec<[Option<Edge>; 2]>;
 /// The edges that the gradients of inputs go to, and the kinds of the inputs.
-pub(super) type Inputs = (Edges, SmallVec<[Kind; 2]>);
+pub(super) type Inputs = (InputEdges, SmallVec<[TensorKind; 2]>);
 type OutputHooks = SmallVec<[(usize, Arc<Hooks>); 1]>;
 pub(super) type Formula = Box<dyn Fn(&Context<'_>) -> Result<Grads> + Send + Sync>;
 
-enum Work {
+enum NodeWork {
     /// Adds the gradients that arrive to a leaf's gradient.
     Accumulate(Tensor),
     Formula {
@@ -88,7 +88,7 @@ impl Context<'_> {
         match &self.grads[output] {
             Some(grad) => Ok(grad.clone()),
             None => {
-                let Kind { sizes, dtype, device } = &self.node.outputs[output];
+                let TensorKind { sizes, dtype, device } = &self.node.outputs[output];
                 Tensor::zeros(sizes, *dtype, *device)
             }
         }
@@ -118,7 +118,7 @@ impl Context<'_> {
     /// # Errors
     /// No memory is left for the zeros.
     pub fn zeros(&self, input: usize) -> Result<Option<Tensor>> {
-        let Kind { sizes, dtype, device } = &self.node.inputs[input];
+        let TensorKind { sizes, dtype, device } = &self.node.inputs[input];
         self.give(input, || Tensor::zeros(sizes, *dtype, *device))
     }
 
@@ -127,7 +127,7 @@ impl Context<'_> {
     /// # Errors
     /// The tensor was modified since ([`Modified`](AutogradError::Modified)); the errors of
     /// [`SavedHooks`](super::SavedHooks).
-    pub fn unpack(&self, saved: impl Into<Option<Saved>>) -> Result<Tensor> {
+    pub fn unpack(&self, saved: impl Into<Option<SavedHandle>>) -> Result<Tensor> {
         let Some(saved) = saved.into() else {
             let reason = "a tensor is needed that was not saved".to_owned();
             return Err(AutogradError::Other { node: self.node.name.to_string(), reason }.into());
@@ -155,10 +155,10 @@ impl Node {
             sequence: u64::MAX,
             edges: SmallVec::new(),
             inputs: SmallVec::new(),
-            outputs: std::iter::once(Kind::of(leaf)).collect(),
-            lane: Lane::current(leaf.device()),
+            outputs: std::iter::once(TensorKind::of(leaf)).collect(),
+            lane: DeviceStream::current(leaf.device()),
             site: Site::current(),
-            work: Work::Accumulate(leaf.clone()),
+            work: NodeWork::Accumulate(leaf.clone()),
             hooks: Mutex::default(),
             forward: None,
         })
@@ -179,10 +179,10 @@ impl Node {
             sequence: SEQUENCE.fetch_add(1, Ordering::Relaxed),
             edges,
             inputs,
-            outputs: outputs.iter().map(|output| Kind::of(output)).collect(),
-            lane: Lane::current(outputs.first().map_or(Device::CPU, |output| output.device())),
+            outputs: outputs.iter().map(|output| TensorKind::of(output)).collect(),
+            lane: DeviceStream::current(outputs.first().map_or(Device::CPU, |output| output.device())),
             site: Site::current(),
-            work: Work::Formula { saved: Mutex::new(Some(Arc::new(saved))), formula: Some(formula) },
+            work: NodeWork::Formula { saved: Mutex::new(Some(Arc::new(saved))), formula: Some(formula) },
             hooks: Mutex::default(),
             forward: Anomaly::is_on().then(|| std::backtrace::Backtrace::force_capture().to_string()),
         })
@@ -201,7 +201,7 @@ impl Node {
     }
 
     /// Returns the lane that the operation ran on; for a leaf, the lane where its node was made.
-    pub(super) fn lane(&self) -> &Lane {
+    pub(super) fn lane(&self) -> &DeviceStream {
         &self.lane
     }
 
@@ -217,8 +217,8 @@ impl Node {
     /// Returns the leaf, if this is the node of one.
     pub(super) fn leaf(&self) -> Option<&Tensor> {
         match &self.work {
-            Work::Accumulate(leaf) => Some(leaf),
-            Work::Formula { .. } => None,
+            NodeWork::Accumulate(leaf) => Some(leaf),
+            NodeWork::Formula { .. } => None,
         }
     }
 
@@ -261,7 +261,7 @@ impl Node {
         needs: &[bool],
         keeps: bool,
     ) -> Result<Grads> {
-        let Work::Formula { saved, formula: Some(formula) } = &self.work else { return Ok(Grads::new()) };
+        let NodeWork::Formula { saved, formula: Some(formula) } = &self.work else { return Ok(Grads::new()) };
         let there = {
             let mut saved = saved.lock();
             // A node without saved tensors can run any number of times.
@@ -300,7 +300,7 @@ impl Node {
 }
 
 /// Converts a gradient to the sizes and dtype of the tensor it belongs to: dimensions that were broadcast are summed.
-fn fit(node: &str, index: usize, kind: &Kind, mut grad: Tensor) -> Result<Tensor> {
+fn fit(node: &str, index: usize, kind: &TensorKind, mut grad: Tensor) -> Result<Tensor> {
     if grad.sizes() != &kind.sizes[..] {
         let fits = grad.rank() >= kind.sizes.len()
             && kind.sizes.iter().rev().zip(grad.sizes().iter().rev()).all(|(to, from)| to == from || *to == 1);
@@ -325,7 +325,7 @@ fn fit(node: &str, index: usize, kind: &Kind, mut grad: Tensor) -> Result<Tensor
 }
 
 /// The edges, formula and saved tensors of a node that was dropped.
-type Remains = (Edges, Option<Formula>, Option<Arc<Vec<SavedTensor>>>);
+type Remains = (InputEdges, Option<Formula>, Option<Arc<Vec<SavedTensor>>>);
 
 impl Drop for Node {
     /// Drops nodes one after the other rather than recursively: a graph may be deeper than the stack.
@@ -333,7 +333,7 @@ impl Drop for Node {
         thread_local! {
             static REMAINS: RefCell<Option<Vec<Remains>>> = const { RefCell::new(None) };
         }
-        let Work::Formula { saved, formula } = &mut self.work else { return };
+        let NodeWork::Formula { saved, formula } = &mut self.work else { return };
         let remains = (std::mem::take(&mut self.edges), formula.take(), saved.get_mut().take());
         let is_first = REMAINS.try_with(|waiting| match &mut *waiting.borrow_mut() {
             Some(waiting) => {

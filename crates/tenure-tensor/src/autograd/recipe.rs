@@ -26,7 +26,7 @@ use crate::scopes::Scopes;
 use crate::{Result, Tensor, TensorError, Writes, precision, tuning};
 
 /// A function that makes an output from the kernel's input tensors.
-type Again = Box<dyn Fn(&[&Tensor]) -> Result<Tensor> + Send + Sync>;
+type Recompute = Box<dyn Fn(&[&Tensor]) -> Result<Tensor> + Send + Sync>;
 type Observer = Box<dyn Fn(&Arc<Recipe>) + Send + Sync>;
 
 /// A scope in which this thread's operations outside of [`no_grad`] note how their output is computed again:
@@ -119,7 +119,7 @@ pub struct Recipe {
     pub id: SavedId,
     /// The inputs of the kernel, after autocast's conversions.
     pub inputs: Vec<Ingredient>,
-    again: Again,
+    again: Recompute,
     output: Output,
     settings: Settings,
 }
@@ -382,7 +382,7 @@ fn scope() -> Option<Arc<Scope>> {
 
 impl Scope {
     #[cold]
-    fn add(&self, out: &Tensor, name: &'static str, inputs: &[&Tensor], again: Again) {
+    fn add(&self, out: &Tensor, name: &'static str, inputs: &[&Tensor], again: Recompute) {
         let id = SavedId::of(out);
         if out.layout().offset() > 0
             || out.view_of().is_some()

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use super::hooks::{SavedId, Unpack, saved_hooks};
-use super::meta::Kind;
+use super::meta::TensorKind;
 use super::node::{Edge, Node};
 use crate::error::AutogradError;
 use crate::{Result, Tensor, TensorError, autograd};
@@ -12,11 +12,11 @@ use crate::{Result, Tensor, TensorError, autograd};
 /// A tensor as it was when it was saved. PyTorch's `SavedVariable`.
 pub(crate) struct SavedTensor {
     content: Content,
-    kind: Kind,
+    kind: TensorKind,
     /// The storage's version when the tensor was saved.
     version: u64,
     /// The edge that its gradient goes to.
-    origin: Origin,
+    origin: SavedOrigin,
 }
 
 enum Content {
@@ -29,7 +29,7 @@ enum Content {
     },
 }
 
-enum Origin {
+enum SavedOrigin {
     /// The edge of an input, or `None` if it needs no gradient.
     Edge(Option<Edge>),
     /// The number of the output of the node that saves it. The node is not referred to, so that it does not own itself.
@@ -48,9 +48,9 @@ impl SavedTensor {
     }
 
     fn new(tensor: &Tensor, output: Option<usize>) -> Result<Self> {
-        let kind = Kind::of(tensor);
+        let kind = TensorKind::of(tensor);
         let version = tensor.version();
-        let origin = output.map_or_else(|| Origin::Edge(tensor.gradient_edge()), Origin::Output);
+        let origin = output.map_or_else(|| SavedOrigin::Edge(tensor.gradient_edge()), SavedOrigin::Output);
         let content = match saved_hooks() {
             Some((pack, unpack)) => {
                 let packed = autograd::no_grad(|| pack(&tensor.detach(), SavedId::of(tensor)))?;
@@ -87,8 +87,8 @@ impl SavedTensor {
             }
         };
         let edge = match &self.origin {
-            Origin::Edge(edge) => edge.clone(),
-            Origin::Output(output) => itself.map(|node| Edge { node: Arc::clone(node), output: *output }),
+            SavedOrigin::Edge(edge) => edge.clone(),
+            SavedOrigin::Output(output) => itself.map(|node| Edge { node: Arc::clone(node), output: *output }),
         };
         Ok(match edge {
             Some(edge) => tensor.with_edge(edge),
@@ -101,7 +101,7 @@ impl SavedTensor {
         if found == self.version {
             return Ok(());
         }
-        let Kind { sizes, dtype, .. } = &self.kind;
+        let TensorKind { sizes, dtype, .. } = &self.kind;
         let sizes = sizes.to_vec();
         let writer = tensor.last_writer();
         let (node, origin) = (node.to_owned(), self.origin(node));
@@ -111,9 +111,11 @@ impl SavedTensor {
     /// Returns a phrase about the operation that made the tensor, or an empty string.
     fn origin(&self, node: &str) -> String {
         match &self.origin {
-            Origin::Output(output) => format!(", output {output} of {node},"),
-            Origin::Edge(Some(edge)) if edge.node.leaf().is_none() => format!(", which {} made,", edge.node.name()),
-            Origin::Edge(_) => String::new(),
+            SavedOrigin::Output(output) => format!(", output {output} of {node},"),
+            SavedOrigin::Edge(Some(edge)) if edge.node.leaf().is_none() => {
+                format!(", which {} made,", edge.node.name())
+            }
+            SavedOrigin::Edge(_) => String::new(),
         }
     }
 

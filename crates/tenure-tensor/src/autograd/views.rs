@@ -7,7 +7,7 @@
 
 use std::borrow::Cow;
 
-use super::attach::{Draft, Save, Saver, attach, erased};
+use super::attach::{NodeDraft, Save, Saver, attach, erased};
 use super::mode::{is_grad_enabled, with_grad};
 use super::node::{Context, Edge, Grads};
 use crate::error::AutogradError;
@@ -66,14 +66,14 @@ fn attach_in_place_erased(
                       the gradient: make the view outside, or write inside";
         return Err(AutogradError::Other { node: op.to_owned(), reason: reason.to_owned() }.into());
     }
-    let draft = Draft::new(Cow::Borrowed(op), inputs, Some(target), save)?;
+    let draft = NodeDraft::new(Cow::Borrowed(op), inputs, Some(target), save)?;
     write()?;
     target.bump_version(op);
     target.set_edge(Edge { node: draft.finish(&[target])?, output: 0 });
     let Some(base) = view.map(|view| view.base) else { return Ok(()) };
     let place = ViewLayouts::of(target, &base);
     let save = &mut erased(|_| Ok(place.formula()));
-    let replaced = Draft::new(Cow::Borrowed("copy_slices"), &[&base, target], None, save)?;
+    let replaced = NodeDraft::new(Cow::Borrowed("copy_slices"), &[&base, target], None, save)?;
     base.set_edge(Edge { node: replaced.finish(&[&base])?, output: 0 });
     Ok(())
 }

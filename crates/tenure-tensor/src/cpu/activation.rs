@@ -2,10 +2,10 @@
 
 use std::f64::consts::FRAC_1_SQRT_2;
 
-use super::binary::{Binary, binary};
+use super::binary::{BinaryKernel, binary};
 use super::elementwise::{self, block_of, for_each_block, vectorized};
 use super::math::Math;
-use super::unary::{Unary, unary};
+use super::unary::{UnaryKernel, unary};
 use crate::kernel::on_cpu;
 use crate::{Elementwise, Entry, Result};
 
@@ -58,7 +58,7 @@ binary! {
 }
 
 /// The gradients of [`SWIGLU`]'s inputs, from the output's gradient and the inputs.
-pub(crate) const SWIGLU_BACKWARD: &[Entry<Binary>] = on_cpu!(lanes of floats: swiglu_backward::<T>);
+pub(crate) const SWIGLU_BACKWARD: &[Entry<BinaryKernel>] = on_cpu!(lanes of floats: swiglu_backward::<T>);
 
 fn swiglu_backward<T: Math>(iter: &Elementwise<'_>) -> Result<()> {
     for_each_block(iter, [T::DTYPE; 5], &|[to_gate, to_x, inputs @ ..], n| {

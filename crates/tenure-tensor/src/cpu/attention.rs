@@ -12,7 +12,7 @@ use super::scratch;
 use crate::element::Element;
 use crate::kernel::on_cpu;
 use crate::ops::{Dropping, Weighting};
-use crate::random::State;
+use crate::random::GeneratorState;
 use crate::{Access, DType, Device, Entry, Result, Tensor, arrays, threads};
 
 /// A kernel that writes the weighted means of values, and the logarithms of the sums of weights, `(batch, heads,
@@ -382,7 +382,7 @@ unsafe fn hide<T: Math, const P: usize>(
 /// Dropout of attention weights.
 #[derive(Clone, Copy)]
 struct Dropped {
-    state: State,
+    state: GeneratorState,
     limit: u64,
     /// The factor of the weights that are kept.
     scale: f64,

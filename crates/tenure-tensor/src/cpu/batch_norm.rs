@@ -9,7 +9,7 @@ use crate::{Element, Elementwise, Entry, Float, Result, Tensor};
 
 /// The statistics of each channel, and the factors that [`SETTLE`] computes from them. All are `[channels]`.
 #[derive(Clone, Copy)]
-pub(crate) struct Settled<'a> {
+pub(crate) struct ChannelStatistics<'a> {
     /// The mean, in the dtype to compute in, as are `squares`, `rstd` and `scale`.
     pub(crate) mean: &'a Tensor,
     /// The sum of squared deviations.
@@ -42,7 +42,7 @@ pub(crate) struct ChannelGradients<'a> {
 
 /// The coefficients of each channel's normalisation `(x - mean) * scale + shift`, of sizes that broadcast.
 #[derive(Clone, Copy)]
-pub(crate) struct By<'a> {
+pub(crate) struct ChannelCoefficients<'a> {
     pub(crate) mean: &'a Tensor,
     pub(crate) scale: Scale<'a>,
     pub(crate) shift: &'a Tensor,
@@ -61,7 +61,7 @@ pub(crate) enum Scale<'a> {
 
 /// The function applied to the normalised value.
 #[derive(Clone, Copy)]
-pub(crate) enum Then<'a> {
+pub(crate) enum FusedActivation<'a> {
     Nothing,
     /// ReLU.
     Relu,
@@ -69,7 +69,7 @@ pub(crate) enum Then<'a> {
     AddRelu(&'a Tensor),
 }
 
-impl<'a> Then<'a> {
+impl<'a> FusedActivation<'a> {
     pub(crate) fn of(is_above: bool, carried: Option<&'a Tensor>) -> Self {
         match carried {
             Some(carried) => Self::AddRelu(carried),
@@ -83,20 +83,20 @@ impl<'a> Then<'a> {
     }
 }
 
-/// A kernel that computes [`Settled`], from the number of elements in a channel, the momentum, and the number added to
-/// variances.
-pub(crate) type Settle = fn(Settled<'_>, f64, f64, f64) -> Result<()>;
+/// A kernel that computes [`ChannelStatistics`], from the number of elements in a channel, the momentum, and the number
+/// added to variances.
+pub(crate) type Settle = fn(ChannelStatistics<'_>, f64, f64, f64) -> Result<()>;
 /// A kernel that writes the normalised input, with the function applied after it.
-pub(crate) type Normalize = fn(&Tensor, &Tensor, By<'_>, Then<'_>) -> Result<()>;
+pub(crate) type NormalizeChannels = fn(&Tensor, &Tensor, ChannelCoefficients<'_>, FusedActivation<'_>) -> Result<()>;
 /// A kernel that computes [`ChannelGradients`], from the number of elements in a channel.
 pub(crate) type Gradients = fn(ChannelGradients<'_>, f64) -> Result<()>;
 
 pub(crate) const SETTLE: &[Entry<Settle>] = on_cpu!(floats: settle);
-pub(crate) const NORMALIZE: &[Entry<Normalize>] = on_cpu!(floats: normalize_channels::<T>);
+pub(crate) const NORMALIZE: &[Entry<NormalizeChannels>] = on_cpu!(floats: normalize_channels::<T>);
 pub(crate) const GRADIENTS: &[Entry<Gradients>] = on_cpu!(floats: gradients);
 
-fn settle(settled: Settled<'_>, count: f64, momentum: f64, eps: f64) -> Result<()> {
-    let Settled { mean, squares, weight, running, rstd, scale } = settled;
+fn settle(settled: ChannelStatistics<'_>, count: f64, momentum: f64, eps: f64) -> Result<()> {
+    let ChannelStatistics { mean, squares, weight, running, rstd, scale } = settled;
     no_grad(|| {
         let variance = squares.div(count)?;
         rstd.copy_raw(&variance.add(eps)?.rsqrt()?)?;
@@ -112,7 +112,12 @@ fn settle(settled: Settled<'_>, count: f64, momentum: f64, eps: f64) -> Result<(
     })
 }
 
-fn normalize_channels<T: Float<Compute: Math>>(out: &Tensor, x: &Tensor, by: By<'_>, then: Then<'_>) -> Result<()> {
+fn normalize_channels<T: Float<Compute: Math>>(
+    out: &Tensor,
+    x: &Tensor,
+    by: ChannelCoefficients<'_>,
+    then: FusedActivation<'_>,
+) -> Result<()> {
     let compute = <T::Compute as Element>::DTYPE;
     no_grad(|| {
         let scale = match by.scale {
@@ -123,10 +128,10 @@ fn normalize_channels<T: Float<Compute: Math>>(out: &Tensor, x: &Tensor, by: By<
         };
         let mean = by.mean.to_dtype(compute)?;
         normalize::<T::Compute>(&Elementwise::new("batch_norm", &[out], &[x, &mean, &scale, by.shift])?)?;
-        if let Then::AddRelu(carried) = then {
+        if let FusedActivation::AddRelu(carried) = then {
             out.add_raw(carried)?;
         }
-        if matches!(then, Then::Nothing) { Ok(()) } else { out.relu_() }
+        if matches!(then, FusedActivation::Nothing) { Ok(()) } else { out.relu_() }
     })
 }
 

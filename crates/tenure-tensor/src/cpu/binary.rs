@@ -9,7 +9,7 @@ use crate::kernel::on_cpu;
 use crate::{DType, DeviceKind, Element, Elementwise, Entry, Number, Result, Scalar, TensorError};
 
 /// A kernel that writes a function of two inputs, computed in the dtype of its entry.
-pub(crate) type Binary = fn(&Elementwise<'_>) -> Result<()>;
+pub(crate) type BinaryKernel = fn(&Elementwise<'_>) -> Result<()>;
 
 /// A kernel that writes a function of the inputs and one scalar.
 pub(crate) type Scaled = fn(&Elementwise<'_>, Scalar) -> Result<()>;
@@ -17,7 +17,7 @@ pub(crate) type Scaled = fn(&Elementwise<'_>, Scalar) -> Result<()>;
 /// Defines a kernel that writes an expression of two elements.
 macro_rules! binary {
     ($($name:ident: $bound:ident ($($dtypes:tt)*), |$a:ident, $b:ident| $value:expr;)*) => {$(
-        pub(crate) const $name: &[Entry<Binary>] = {
+        pub(crate) const $name: &[Entry<BinaryKernel>] = {
             fn kernel<T: $bound>(iter: &Elementwise<'_>) -> Result<()> {
                 elementwise::binary(
                     iter,
@@ -50,11 +50,11 @@ binary! {
 }
 
 /// The sum of `bool` is `or`, and the product is `and`.
-pub(crate) const ADD_BOOL: &[Entry<Binary>] = &[(DeviceKind::Cpu, DType::Bool, |iter| {
+pub(crate) const ADD_BOOL: &[Entry<BinaryKernel>] = &[(DeviceKind::Cpu, DType::Bool, |iter| {
     elementwise::binary(iter, |a: bool, b: bool| a | b);
     Ok(())
 })];
-pub(crate) const MUL_BOOL: &[Entry<Binary>] = &[(DeviceKind::Cpu, DType::Bool, |iter| {
+pub(crate) const MUL_BOOL: &[Entry<BinaryKernel>] = &[(DeviceKind::Cpu, DType::Bool, |iter| {
     elementwise::binary(iter, |a: bool, b: bool| a & b);
     Ok(())
 })];
@@ -62,7 +62,7 @@ pub(crate) const MUL_BOOL: &[Entry<Binary>] = &[(DeviceKind::Cpu, DType::Bool, |
 /// Defines a kernel that divides. Division of integers by zero is an error.
 macro_rules! division {
     ($($name:ident: $op:ident;)*) => {$(
-        pub(crate) const $name: &[Entry<Binary>] = {
+        pub(crate) const $name: &[Entry<BinaryKernel>] = {
             fn kernel<T: Division>(iter: &Elementwise<'_>) -> Result<()> {
                 let by_zero = AtomicBool::new(false);
                 elementwise::binary(
@@ -100,7 +100,7 @@ pub(crate) const ADDCMUL: &[Entry<Scaled>] = on_cpu!(lanes of numbers: addcmul::
 /// a + number · b / c
 pub(crate) const ADDCDIV: &[Entry<Scaled>] = on_cpu!(lanes of floats: addcdiv::<T>);
 /// a + c · (b - a)
-pub(crate) const LERP: &[Entry<Binary>] = on_cpu!(lanes of floats: lerp::<T>);
+pub(crate) const LERP: &[Entry<BinaryKernel>] = on_cpu!(lanes of floats: lerp::<T>);
 
 fn add_scaled<T: Number>(iter: &Elementwise<'_>, factor: Scalar) -> Result<()> {
     let factor = T::from_scalar(factor);

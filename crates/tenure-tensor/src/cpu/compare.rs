@@ -1,6 +1,6 @@
 //! Kernels for comparisons and logic.
 
-use super::binary::{Binary, binary};
+use super::binary::{BinaryKernel, binary};
 use super::elementwise;
 use crate::kernel::on_cpu;
 use crate::{Element, Elementwise, Entry, Result};

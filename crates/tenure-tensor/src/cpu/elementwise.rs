@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::cast::{self, Cast};
 use super::strided::strided;
-use crate::elementwise::{Elementwise, Operand};
+use crate::elementwise::{Elementwise, ElementwiseOperand};
 use crate::{DType, Element, threads};
 
 /// The number of elements that a thread takes at a time: enough to be worth waking it.
@@ -159,7 +159,7 @@ pub(crate) fn for_each_block<const N: usize>(
 }
 
 /// Returns whether elements are contiguous in the order of `sizes`.
-fn is_dense(sizes: &[usize], operand: &Operand) -> bool {
+fn is_dense(sizes: &[usize], operand: &ElementwiseOperand) -> bool {
     let mut expected = operand.dtype.size();
     sizes.iter().zip(&operand.strides).all(|(size, stride)| {
         let is_next = *stride == expected;
@@ -174,7 +174,7 @@ fn through_buffers<const N: usize>(
     range: std::ops::Range<usize>,
     block: &(dyn Fn([*mut u8; N], usize) + Sync),
 ) {
-    let mut buffers: [Buffers; N] = array::from_fn(|_| Buffers::new());
+    let mut buffers: [BlockBuffers; N] = array::from_fn(|_| BlockBuffers::new());
     let inner = ports[0].inner();
     // Within a run along the densest dimension, more operands can be used in place. If all can, the run is one block.
     let longest = if inner >= BLOCK && ports.iter().all(Port::is_run) { inner } else { BLOCK };
@@ -198,19 +198,19 @@ fn through_buffers<const N: usize>(
 }
 
 /// An operand's memory for a block: its elements, and the same converted to the lane's type.
-struct Buffers {
-    elements: MaybeUninit<Buffer>,
-    lane: MaybeUninit<Buffer>,
+struct BlockBuffers {
+    elements: MaybeUninit<BlockBuffer>,
+    lane: MaybeUninit<BlockBuffer>,
     /// The address of the one value that the buffers are filled with, if they are, and how often.
     repeated: (*mut u8, usize),
 }
 
 #[repr(align(64))]
-struct Buffer {
+struct BlockBuffer {
     _bytes: [u8; BLOCK * size_of::<u64>()],
 }
 
-impl Buffers {
+impl BlockBuffers {
     #[inline(always)]
     fn new() -> Self {
         Self { elements: MaybeUninit::uninit(), lane: MaybeUninit::uninit(), repeated: (std::ptr::null_mut(), 0) }
@@ -237,7 +237,7 @@ enum OperandLayout {
 /// The way of an operand's elements into a block or out of it.
 struct Port<'a> {
     sizes: &'a [usize],
-    operand: &'a Operand,
+    operand: &'a ElementwiseOperand,
     place: OperandLayout,
     width: usize,
     /// The conversion to the lane's type, or from it for an output.
@@ -247,7 +247,13 @@ struct Port<'a> {
 }
 
 impl<'a> Port<'a> {
-    fn new(sizes: &'a [usize], operand: &'a Operand, lane: DType, is_written: bool, is_output: bool) -> Self {
+    fn new(
+        sizes: &'a [usize],
+        operand: &'a ElementwiseOperand,
+        lane: DType,
+        is_written: bool,
+        is_output: bool,
+    ) -> Self {
         let place = match () {
             () if is_dense(sizes, operand) => OperandLayout::Dense,
             () if operand.strides.iter().all(|stride| *stride == 0) => OperandLayout::Constant,
@@ -305,7 +311,7 @@ impl<'a> Port<'a> {
     }
 
     /// Returns elements `at..at + n` of an input as the lane's type.
-    fn load(&self, at: usize, n: usize, buffers: &mut Buffers) -> *mut u8 {
+    fn load(&self, at: usize, n: usize, buffers: &mut BlockBuffers) -> *mut u8 {
         let buffer = buffers.elements();
         if let Some(place) = self.repeated(at, n) {
             let (before, length) = buffers.repeated;
@@ -338,12 +344,12 @@ impl<'a> Port<'a> {
     }
 
     /// Returns where to write elements `at..at + n` of the output, as the lane's type.
-    fn target(&self, at: usize, n: usize, buffers: &mut Buffers) -> *mut u8 {
+    fn target(&self, at: usize, n: usize, buffers: &mut BlockBuffers) -> *mut u8 {
         if self.cast.is_some() { buffers.lane() } else { self.in_place(at, n).unwrap_or(buffers.elements()) }
     }
 
     /// Moves elements that were written to [`target`](Self::target) to the output's memory.
-    fn store(&self, at: usize, n: usize, buffers: &mut Buffers) {
+    fn store(&self, at: usize, n: usize, buffers: &mut BlockBuffers) {
         let run = self.in_place(at, n);
         let elements = run.unwrap_or(buffers.elements());
         if let Some(cast) = self.cast {

@@ -25,7 +25,7 @@ const BLOCK: usize = 16;
 const GRAIN: usize = 32 * 1024;
 
 /// Two neighbours along the inner dimension; the first is in the low half.
-type Pair = i32;
+type Bf16Pair = i32;
 
 /// Returns whether the processor has the instruction.
 pub(super) fn is_there() -> bool {
@@ -50,12 +50,12 @@ pub(super) fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta:
     let together = (TOGETHER / (m * k * n).max(1)).clamp(1, batches.max(1));
     let rows = down * ROWS * pairs;
     let columns = across * COLUMNS * pairs;
-    let packed = scratch(|| Tensor::empty(&[together * (rows + columns)], Pair::DTYPE, Device::CPU))?;
+    let packed = scratch(|| Tensor::empty(&[together * (rows + columns)], Bf16Pair::DTYPE, Device::CPU))?;
     let mut access = Access::new("matmul", &[out, &packed], &[a, b])?;
     let to = SharedPointer(access.write_ptr(0));
     let left = SharedPointer(access.read_ptr(0).cast_mut());
     let right = SharedPointer(access.read_ptr(1).cast_mut());
-    let packed = access.slice_mut::<Pair>(1)?;
+    let packed = access.slice_mut::<Bf16Pair>(1)?;
     let (of_rows, of_columns) = packed.split_at_mut(together * rows);
     for first in (0..batches).step_by(together) {
         let count = together.min(batches - first);
@@ -101,7 +101,11 @@ pub(super) fn product(out: &Tensor, a: &Tensor, b: &Tensor, alpha: Scalar, beta:
 
 /// Packs panels of `W` columns of a batch of matrices that have `k` rows and `n` columns: pair after pair, padded with
 /// zeros.
-fn pack<const W: usize>(packed: &mut [Pair], [count, k, n]: [usize; 3], matrix: impl Fn(usize) -> Matrix<u16> + Sync) {
+fn pack<const W: usize>(
+    packed: &mut [Bf16Pair],
+    [count, k, n]: [usize; 3],
+    matrix: impl Fn(usize) -> Matrix<u16> + Sync,
+) {
     let panels = n.div_ceil(W);
     let pairs = k.div_ceil(2);
     let out = DisjointSlice::new(packed);
@@ -142,7 +146,7 @@ fn pack<const W: usize>(packed: &mut [Pair], [count, k, n]: [usize; 3], matrix: 
 
 /// Packs pairs of dense rows.
 #[inline(always)]
-unsafe fn interleave<const W: usize>(from: *const u16, row: usize, to: &mut [[Pair; W]]) {
+unsafe fn interleave<const W: usize>(from: *const u16, row: usize, to: &mut [[Bf16Pair; W]]) {
     for (pair, to) in to.iter_mut().enumerate() {
         // SAFETY: these are two rows of the matrix, as the caller promises.
         let [low, high] = arrays::map([2 * pair, 2 * pair + 1], |at| unsafe {
@@ -154,19 +158,19 @@ unsafe fn interleave<const W: usize>(from: *const u16, row: usize, to: &mut [[Pa
 
 /// Packs pairs of dense columns.
 #[inline(always)]
-unsafe fn transpose<const W: usize>(from: *const u16, column: usize, to: &mut [[Pair; W]]) {
-    let lines: [[Pair; BLOCK]; W] =
+unsafe fn transpose<const W: usize>(from: *const u16, column: usize, to: &mut [[Bf16Pair; W]]) {
+    let lines: [[Bf16Pair; BLOCK]; W] =
         // SAFETY: this is a column of the matrix, as the caller promises. On this processor, two neighbours in memory
         // are a pair.
-        arrays::from_fn(|at| unsafe { from.add(at * column).cast::<[Pair; BLOCK]>().read_unaligned() });
+        arrays::from_fn(|at| unsafe { from.add(at * column).cast::<[Bf16Pair; BLOCK]>().read_unaligned() });
     for (pair, to) in to.iter_mut().enumerate().take(BLOCK) {
         *to = arrays::from_fn(|column| lines[column][pair]);
     }
 }
 
 #[inline(always)]
-fn pair_of(low: u16, high: u16) -> Pair {
-    (u32::from(low) | u32::from(high) << 16) as Pair
+fn pair_of(low: u16, high: u16) -> Bf16Pair {
+    (u32::from(low) | u32::from(high) << 16) as Bf16Pair
 }
 
 /// Multiplies a panel of rows with a panel of columns.
@@ -175,13 +179,13 @@ fn pair_of(low: u16, high: u16) -> Pair {
 /// The instruction [`is_there`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn multiply(rows: &[[Pair; ROWS]], columns: &[[Pair; COLUMNS]]) -> [[f32; COLUMNS]; ROWS] {
+unsafe fn multiply(rows: &[[Bf16Pair; ROWS]], columns: &[[Bf16Pair; COLUMNS]]) -> [[f32; COLUMNS]; ROWS] {
     use std::arch::x86_64::{__m512bh, __m512i, _mm512_dpbf16_ps, _mm512_set1_epi32, _mm512_setzero_ps};
     use std::mem::transmute;
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
     for (row, column) in rows.iter().zip(columns) {
         // SAFETY: both are vectors of the same size in bytes, for which every bit pattern is valid.
-        let halves = unsafe { transmute::<[Pair; COLUMNS], [__m512bh; 2]>(*column) };
+        let halves = unsafe { transmute::<[Bf16Pair; COLUMNS], [__m512bh; 2]>(*column) };
         for (sums, pair) in sums.iter_mut().zip(row) {
             // SAFETY: as above.
             let pair = unsafe { transmute::<__m512i, __m512bh>(_mm512_set1_epi32(*pair)) };
@@ -196,6 +200,6 @@ unsafe fn multiply(rows: &[[Pair; ROWS]], columns: &[[Pair; COLUMNS]]) -> [[f32;
 
 /// Panics: other processors do not have the instruction, so it is never called.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn multiply(_: &[[Pair; ROWS]], _: &[[Pair; COLUMNS]]) -> [[f32; COLUMNS]; ROWS] {
+unsafe fn multiply(_: &[[Bf16Pair; ROWS]], _: &[[Bf16Pair; COLUMNS]]) -> [[f32; COLUMNS]; ROWS] {
     unreachable!("the instruction is another processor's")
 }

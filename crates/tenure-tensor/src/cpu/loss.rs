@@ -23,12 +23,12 @@ pub(crate) struct Targets<'a> {
 }
 
 /// A kernel that writes each row's loss, logarithm of the sum of exponentials, and weight, in the dtype to compute in.
-pub(crate) type CrossEntropy = fn([&Tensor; 3], Targets<'_>) -> Result<()>;
+pub(crate) type CrossEntropyKernel = fn([&Tensor; 3], Targets<'_>) -> Result<()>;
 /// A kernel that writes the gradient of the scores, from the gradients of the losses and the logarithms of
-/// [`CrossEntropy`].
+/// [`CrossEntropyKernel`].
 pub(crate) type CrossEntropyBackward = fn(&Tensor, &Tensor, &Tensor, Targets<'_>) -> Result<()>;
 
-pub(crate) const CROSS_ENTROPY: &[Entry<CrossEntropy>] = on_cpu!(floats: cross_entropy::<T>);
+pub(crate) const CROSS_ENTROPY: &[Entry<CrossEntropyKernel>] = on_cpu!(floats: cross_entropy::<T>);
 pub(crate) const CROSS_ENTROPY_BACKWARD: &[Entry<CrossEntropyBackward>] = on_cpu!(floats: cross_entropy_backward::<T>);
 
 fn cross_entropy<T: Float<Compute: Math>>(out: [&Tensor; 3], targets: Targets<'_>) -> Result<()> {

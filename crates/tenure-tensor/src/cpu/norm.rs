@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::disjoint_slice::{DisjointSlice, unbound};
 use super::elementwise::{GRAIN, block_of, for_each_block, vectorized};
 use super::math::Math;
-use super::reduction::{Reduction, reduce};
+use super::reduction::{ElementReduction, reduce};
 use super::row_reduction::sum;
 use crate::element::Real;
 use crate::kernel::on_cpu;
@@ -13,7 +13,7 @@ use crate::{Access, Elementwise, Entry, Float, Number, Result, Tensor, arrays, t
 
 /// The operands of a normalisation of rows.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a> {
+pub(crate) struct NormRows<'a> {
     /// The rows, contiguous.
     pub(crate) input: &'a Tensor,
     /// A factor for each element of a row.
@@ -28,13 +28,13 @@ pub(crate) struct Rows<'a> {
 
 /// A kernel that writes the mean and `rstd` of each row, and the normalised row: less its mean, times `rstd`, times the
 /// weight, plus the bias. The last argument is added to variances.
-pub(crate) type NormalizeRows = fn(&Tensor, Rows<'_>, f64) -> Result<()>;
+pub(crate) type NormalizeRows = fn(&Tensor, NormRows<'_>, f64) -> Result<()>;
 /// A kernel that writes the gradient of [`NormalizeRows`]'s input, plus the last tensor if it is given, from the
 /// output's gradient. It also writes partial sums of the gradients of weight and bias: sizes `[parts, 2, elements of a
 /// row]`, in the dtype to compute in.
-pub(crate) type NormalizeRowsBackward = fn(&Tensor, &Tensor, &Tensor, Rows<'_>, Option<&Tensor>) -> Result<()>;
+pub(crate) type NormalizeRowsBackward = fn(&Tensor, &Tensor, &Tensor, NormRows<'_>, Option<&Tensor>) -> Result<()>;
 /// A kernel that writes `(x - mean) * scale + shift`.
-pub(crate) type Normalize = fn(&Elementwise<'_>) -> Result<()>;
+pub(crate) type NormalizeKernel = fn(&Elementwise<'_>) -> Result<()>;
 /// A kernel that writes `grad * scale + (x - mean) * slope + shift`. If an output is given as the last input, the
 /// gradient counts as 0 where the output is not above 0.
 pub(crate) type NormalizeBackward = fn(&Elementwise<'_>) -> Result<()>;
@@ -45,13 +45,13 @@ pub(crate) type NormalizeSums = fn([&Tensor; 2], &Tensor, &Tensor, &Tensor, Opti
 pub(crate) const NORMALIZE_ROWS: &[Entry<NormalizeRows>] = on_cpu!(floats: normalize_rows::<T>);
 pub(crate) const NORMALIZE_ROWS_BACKWARD: &[Entry<NormalizeRowsBackward>] =
     on_cpu!(floats: normalize_rows_backward::<T>);
-pub(crate) const NORMALIZE: &[Entry<Normalize>] = on_cpu!(lanes of floats: normalize::<T>);
+pub(crate) const NORMALIZE: &[Entry<NormalizeKernel>] = on_cpu!(lanes of floats: normalize::<T>);
 pub(crate) const NORMALIZE_BACKWARD: &[Entry<NormalizeBackward>] = on_cpu!(lanes of floats: normalize_backward::<T>);
 pub(crate) const NORMALIZE_RELU_BACKWARD: &[Entry<NormalizeBackward>] =
     on_cpu!(lanes of floats: normalize_relu_backward::<T>);
 pub(crate) const NORMALIZE_SUMS: &[Entry<NormalizeSums>] = on_cpu!(lanes of floats: normalize_sums::<T>);
 
-fn normalize_rows<T: Float<Compute: Math>>(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<()> {
+fn normalize_rows<T: Float<Compute: Math>>(out: &Tensor, rows: NormRows<'_>, eps: f64) -> Result<()> {
     let writes: Vec<&Tensor> = [out, rows.rstd].into_iter().chain(rows.mean).collect();
     let reads: Vec<&Tensor> = [rows.input].into_iter().chain(rows.weight).chain(rows.bias).collect();
     let mut access = Access::new("layer_norm", &writes, &reads)?;
@@ -131,7 +131,7 @@ fn normalize_rows_backward<T: Float<Compute: Math>>(
     out: &Tensor,
     parts: &Tensor,
     grad: &Tensor,
-    rows: Rows<'_>,
+    rows: NormRows<'_>,
     base: Option<&Tensor>,
 ) -> Result<()> {
     let optional = [rows.mean, rows.weight, base];
@@ -290,7 +290,7 @@ fn normalize_sums<T: Real>(
 /// The reduction of a gradient and an input, and of an output if there are three inputs.
 struct Products<T>(PhantomData<fn(T)>);
 
-impl<T: Real, const N: usize> Reduction<N, 2> for Products<T> {
+impl<T: Real, const N: usize> ElementReduction<N, 2> for Products<T> {
     type Input = T;
     type Accumulator = T;
     type Output = T;

@@ -5,24 +5,24 @@ use std::f64::consts::TAU;
 use super::elementwise::vectorized;
 use super::math::Math;
 use crate::kernel::on_cpu;
-use crate::random::{State, low_and_high};
+use crate::random::{GeneratorState, low_and_high};
 use crate::{
     Access, DType, DeviceKind, Element, Entry, Float, Number, Result, Scalar, Tensor, TensorError, arrays, threads,
 };
 
 /// A kernel that writes numbers between the first and the second number, or normal numbers of this mean and deviation.
 /// The output is contiguous, here and below.
-pub(crate) type Reals = fn(&Tensor, State, f64, f64) -> Result<()>;
+pub(crate) type Reals = fn(&Tensor, GeneratorState, f64, f64) -> Result<()>;
 /// A kernel that writes integers from the first number on; the second is the count of different ones.
-pub(crate) type Integers = fn(&Tensor, State, i64, u64) -> Result<()>;
+pub(crate) type Integers = fn(&Tensor, GeneratorState, i64, u64) -> Result<()>;
 /// A kernel that writes 1 with this probability, and 0 otherwise.
-pub(crate) type Bernoulli = fn(&Tensor, State, f64) -> Result<()>;
+pub(crate) type Bernoulli = fn(&Tensor, GeneratorState, f64) -> Result<()>;
 /// A kernel that writes 1 with a probability for each element, of the output's dtype, and 0 otherwise.
-pub(crate) type BernoulliEach = fn(&Tensor, &Tensor, State) -> Result<()>;
+pub(crate) type BernoulliEach = fn(&Tensor, &Tensor, GeneratorState) -> Result<()>;
 /// A kernel that writes 0 with probability p, and otherwise the input divided by 1 - p.
-pub(crate) type Dropout = fn(&Tensor, &Tensor, State, f64) -> Result<()>;
+pub(crate) type Dropout = fn(&Tensor, &Tensor, GeneratorState, f64) -> Result<()>;
 /// A kernel that writes the numbers below the count of elements, in a random order.
-pub(crate) type Permutation = fn(&Tensor, State) -> Result<()>;
+pub(crate) type Permutation = fn(&Tensor, GeneratorState) -> Result<()>;
 
 pub(crate) const UNIFORM: &[Entry<Reals>] = on_cpu!(floats: uniform::<T>);
 pub(crate) const NORMAL: &[Entry<Reals>] = on_cpu!(floats: normal::<T>);
@@ -37,7 +37,7 @@ const LANES: usize = 16;
 /// The number of elements that a thread takes at a time: a multiple of the elements of all lanes.
 const GRAIN: usize = 16 * 1024;
 
-fn uniform<T: Float<Compute: Words>>(out: &Tensor, state: State, low: f64, high: f64) -> Result<()> {
+fn uniform<T: Float<Compute: Words>>(out: &Tensor, state: GeneratorState, low: f64, high: f64) -> Result<()> {
     let number = |value| T::Compute::from_scalar(Scalar::Float(value));
     let (low, range) = (number(low), number(high - low));
     let high = T::narrow(low.plus(range));
@@ -63,7 +63,7 @@ fn uniform<T: Float<Compute: Words>>(out: &Tensor, state: State, low: f64, high:
     )
 }
 
-fn normal<T: Float<Compute: Words>>(out: &Tensor, state: State, mean: f64, deviation: f64) -> Result<()> {
+fn normal<T: Float<Compute: Words>>(out: &Tensor, state: GeneratorState, mean: f64, deviation: f64) -> Result<()> {
     let number = |value| T::Compute::from_scalar(Scalar::Float(value));
     let mean = number(mean);
     let deviation = number(deviation);
@@ -84,7 +84,7 @@ fn normal<T: Float<Compute: Words>>(out: &Tensor, state: State, mean: f64, devia
     Ok(())
 }
 
-fn integers<T: Element>(out: &Tensor, state: State, first: i64, count: u64) -> Result<()> {
+fn integers<T: Element>(out: &Tensor, state: GeneratorState, first: i64, count: u64) -> Result<()> {
     fill::<T>(
         "randint",
         out,
@@ -99,7 +99,7 @@ fn integers<T: Element>(out: &Tensor, state: State, first: i64, count: u64) -> R
     )
 }
 
-fn bernoulli<T: Element>(out: &Tensor, state: State, probability: f64) -> Result<()> {
+fn bernoulli<T: Element>(out: &Tensor, state: GeneratorState, probability: f64) -> Result<()> {
     let limit = limit(probability);
     fill::<T>(
         "bernoulli",
@@ -115,7 +115,7 @@ fn bernoulli<T: Element>(out: &Tensor, state: State, probability: f64) -> Result
     )
 }
 
-fn bernoulli_each<T: Float>(out: &Tensor, probabilities: &Tensor, state: State) -> Result<()> {
+fn bernoulli_each<T: Float>(out: &Tensor, probabilities: &Tensor, state: GeneratorState) -> Result<()> {
     let mut access = Access::new("bernoulli", &[out], &[probabilities])?;
     let (from, to) = access.slices::<T, T>(0, 0)?;
     let number = |probability: &T| probability.to_scalar().to_f64();
@@ -137,7 +137,7 @@ fn bernoulli_each<T: Float>(out: &Tensor, probabilities: &Tensor, state: State) 
     Ok(())
 }
 
-fn dropout<T: Float>(out: &Tensor, input: &Tensor, state: State, probability: f64) -> Result<()> {
+fn dropout<T: Float>(out: &Tensor, input: &Tensor, state: GeneratorState, probability: f64) -> Result<()> {
     let limit = limit(1.0 - probability);
     let scale = T::Compute::from_scalar(Scalar::Float(1.0 / (1.0 - probability)));
     let mut access = Access::new("dropout", &[out], &[input])?;
@@ -159,7 +159,7 @@ fn dropout<T: Float>(out: &Tensor, input: &Tensor, state: State, probability: f6
 
 /// Returns which of the 32 elements from `first` on dropout keeps: one bit each, the lowest for the first.
 #[inline(always)]
-pub(super) fn kept(state: State, first: usize, limit: u64) -> u32 {
+pub(super) fn kept(state: GeneratorState, first: usize, limit: u64) -> u32 {
     let block = (first / 4) as u64;
     let skipped = first % 4;
     let blocks = state.blocks::<8>(block);
@@ -174,7 +174,7 @@ pub(super) fn kept(state: State, first: usize, limit: u64) -> u32 {
 }
 
 /// Shuffles with Durstenfeld's algorithm: each place, from the last on, gets an element from before it or its own.
-fn permutation(out: &Tensor, state: State) -> Result<()> {
+fn permutation(out: &Tensor, state: GeneratorState) -> Result<()> {
     let mut access = Access::new("randperm", &[out], &[])?;
     let numbers = access.slice_mut::<i64>(0)?;
     numbers.iter_mut().enumerate().for_each(|(place, number)| *number = place as i64);
@@ -274,7 +274,7 @@ pub(crate) fn limit(probability: f64) -> u64 {
 fn fill<T: Element>(
     op: &'static str,
     out: &Tensor,
-    state: State,
+    state: GeneratorState,
     per_block: usize,
     write: impl Fn(&mut [T], [u32; 4]) + Sync,
 ) -> Result<()> {
@@ -292,7 +292,7 @@ fn fill<T: Element>(
 /// Calls `write(index of the first element, elements, block)` for each block.
 fn for_each_block<T: Element>(
     out: &mut [T],
-    state: State,
+    state: GeneratorState,
     per_block: usize,
     write: impl Fn(usize, &mut [T], [u32; 4]) + Sync,
 ) {
@@ -312,7 +312,7 @@ fn for_each_block<T: Element>(
 /// Calls `write(index of the first element, elements, blocks)` for each group of blocks that are computed side by side.
 fn for_each_group<T: Element>(
     out: &mut [T],
-    state: State,
+    state: GeneratorState,
     per_block: usize,
     write: impl Fn(usize, &mut [T], [[u32; 4]; LANES]) + Sync,
 ) {

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::math::Math;
-use super::reduction::{Reduction, reduce};
+use super::reduction::{ElementReduction, reduce};
 use super::row_reduction::larger;
 use crate::element::Real;
 use crate::kernel::on_cpu;
@@ -132,7 +132,7 @@ struct MapReduce<T, A, O, M, G, F> {
     types: PhantomData<fn(T) -> O>,
 }
 
-impl<T, A, O, M, G, F> Reduction<1, 1> for MapReduce<T, A, O, M, G, F>
+impl<T, A, O, M, G, F> ElementReduction<1, 1> for MapReduce<T, A, O, M, G, F>
 where
     T: Element,
     A: Copy + Send + Sync,
@@ -170,7 +170,7 @@ where
 /// The position of the first element that equals the parameter.
 struct FirstPosition<T>(PhantomData<fn(T)>);
 
-impl<T: Element> Reduction<1, 1> for FirstPosition<T> {
+impl<T: Element> ElementReduction<1, 1> for FirstPosition<T> {
     type Input = T;
     type Accumulator = i64;
     type Output = i64;
@@ -202,7 +202,7 @@ impl<T: Element> Reduction<1, 1> for FirstPosition<T> {
 /// The logarithm of the sum of exponentials. The parameter is the largest element.
 struct LogSumExp<T>(PhantomData<fn(T)>);
 
-impl<T: Math> Reduction<1, 1> for LogSumExp<T> {
+impl<T: Math> ElementReduction<1, 1> for LogSumExp<T> {
     type Input = T;
     type Accumulator = T;
     type Output = T;
@@ -239,7 +239,7 @@ fn finite<T: Math>(largest: T) -> T {
 /// The sum of squared deviations from the parameter, the mean.
 struct SquaredDeviations<T>(PhantomData<fn(T)>);
 
-impl<T: Real> Reduction<1, 1> for SquaredDeviations<T> {
+impl<T: Real> ElementReduction<1, 1> for SquaredDeviations<T> {
     type Input = T;
     type Accumulator = T;
     type Output = T;

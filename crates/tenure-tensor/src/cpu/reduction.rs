@@ -22,7 +22,7 @@ use crate::{Access, DType, Element, Result, Scalar, Tensor, TensorError, arrays,
 
 /// A reduction of the elements of `N` inputs to `K` outputs. Each output may have a parameter: a row's mean, for
 /// example.
-pub(crate) trait Reduction<const N: usize, const K: usize>: Sync {
+pub(crate) trait ElementReduction<const N: usize, const K: usize>: Sync {
     /// The type that elements of the inputs are converted to.
     type Input: Element;
     /// The type of the accumulators.
@@ -69,7 +69,7 @@ const ROWS: usize = 32;
 
 /// Reduces `inputs`, all of the same sizes, to `outputs`. Outputs and `parameters` are contiguous, with size 1 where
 /// dimensions are reduced.
-pub(crate) fn reduce<F: Reduction<N, K>, const N: usize, const K: usize>(
+pub(crate) fn reduce<F: ElementReduction<N, K>, const N: usize, const K: usize>(
     op: &'static str,
     reduction: &F,
     outputs: [&Tensor; K],
@@ -119,7 +119,7 @@ fn check(op: &'static str, outputs: &[&Tensor], inputs: &[&Tensor], parameters: 
 }
 
 /// A dimension of all inputs, or several that can be walked as one.
-struct Dim<const N: usize> {
+struct ReductionDim<const N: usize> {
     size: usize,
     /// The distance of neighbours in each input, in bytes.
     steps: [usize; N],
@@ -127,13 +127,13 @@ struct Dim<const N: usize> {
     output: usize,
 }
 
-type Dims<const N: usize> = SmallVec<[Dim<N>; 4]>;
+type ReductionDims<const N: usize> = SmallVec<[ReductionDim<N>; 4]>;
 
 /// Returns the kept and the reduced dimensions, densest first.
-fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (Dims<N>, Dims<N>) {
+fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (ReductionDims<N>, ReductionDims<N>) {
     let sizes = inputs[0].sizes();
     let is_reduced = |dim: &usize| output.sizes()[*dim] == 1;
-    let dim = |dim: usize| Dim {
+    let dim = |dim: usize| ReductionDim {
         size: sizes[dim],
         steps: arrays::from_fn(|input| inputs[input].strides()[dim] * inputs[input].dtype().size()),
         output: if is_reduced(&dim) { 0 } else { output.strides()[dim] },
@@ -143,10 +143,10 @@ fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (Dims<N>
     (coalesce(all().filter(|dim| !is_reduced(dim)).map(dim)), coalesce(all().filter(is_reduced).map(dim)))
 }
 
-fn coalesce<const N: usize>(dims: impl Iterator<Item = Dim<N>>) -> Dims<N> {
-    let mut dims: Dims<N> = dims.collect();
+fn coalesce<const N: usize>(dims: impl Iterator<Item = ReductionDim<N>>) -> ReductionDims<N> {
+    let mut dims: ReductionDims<N> = dims.collect();
     dims.sort_by_key(|dim| (dim.steps, dim.output));
-    let mut merged: Dims<N> = Dims::new();
+    let mut merged: ReductionDims<N> = ReductionDims::new();
     for dim in dims {
         match merged.last_mut() {
             Some(last)
@@ -185,7 +185,7 @@ impl Conversion {
     ///
     /// # Safety
     /// The elements must be at `place`, and `n` must be at most [`LEAF`].
-    unsafe fn load(&self, place: *const u8, step: usize, n: usize, buffers: &mut Buffers) -> *const u8 {
+    unsafe fn load(&self, place: *const u8, step: usize, n: usize, buffers: &mut ReductionBuffers) -> *const u8 {
         if n == 0 {
             // A tensor without elements may have no memory.
             return place;
@@ -208,7 +208,7 @@ impl Conversion {
     /// # Safety
     /// The elements must be at `values`, their places at `place`, and `n` must be at most [`LEAF`].
     unsafe fn store(&self, values: *const u8, place: *mut u8, step: usize, n: usize) {
-        let mut buffers = Buffers::new();
+        let mut buffers = ReductionBuffers::new();
         // SAFETY: as the caller promises; a buffer has room for `LEAF` elements.
         unsafe {
             let mut elements = values;
@@ -222,17 +222,17 @@ impl Conversion {
 }
 
 /// Memory for a leaf: its contiguous elements, and the same after conversion.
-struct Buffers {
-    elements: MaybeUninit<Buffer>,
-    converted: MaybeUninit<Buffer>,
+struct ReductionBuffers {
+    elements: MaybeUninit<LeafBuffer>,
+    converted: MaybeUninit<LeafBuffer>,
 }
 
 #[repr(align(64))]
-struct Buffer {
+struct LeafBuffer {
     _bytes: [u8; LEAF * size_of::<u64>()],
 }
 
-impl Buffers {
+impl ReductionBuffers {
     const fn new() -> Self {
         Self { elements: MaybeUninit::uninit(), converted: MaybeUninit::uninit() }
     }
@@ -247,15 +247,15 @@ impl Buffers {
 }
 
 /// A reduction of some tensors, divided into tiles.
-struct Reducer<'a, F: Reduction<N, K>, const N: usize, const K: usize> {
+struct Reducer<'a, F: ElementReduction<N, K>, const N: usize, const K: usize> {
     reduction: &'a F,
     inputs: [*const u8; N],
     readers: [Conversion; N],
     outputs: [*mut u8; K],
     writers: [Conversion; K],
     parameters: Option<(*const u8, Conversion)>,
-    kept: Dims<N>,
-    reduced: Dims<N>,
+    kept: ReductionDims<N>,
+    reduced: ReductionDims<N>,
     /// The number of elements that make one output.
     count: usize,
     /// The number of outputs along the first kept dimension, if they are accumulated at once.
@@ -266,7 +266,7 @@ struct Reducer<'a, F: Reduction<N, K>, const N: usize, const K: usize> {
 }
 
 // SAFETY: threads read the inputs, and no two threads write the same outputs.
-unsafe impl<F: Reduction<N, K>, const N: usize, const K: usize> Sync for Reducer<'_, F, N, K> {}
+unsafe impl<F: ElementReduction<N, K>, const N: usize, const K: usize> Sync for Reducer<'_, F, N, K> {}
 
 /// Some neighbouring outputs.
 struct Tile<const N: usize> {
@@ -278,7 +278,7 @@ struct Tile<const N: usize> {
 /// The accumulators of a tile's outputs.
 type Accumulators<S, const K: usize> = [[S; WIDTH]; K];
 
-impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
+impl<F: ElementReduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
     fn run(&self) {
         let tiles = self.outer * self.columns.div_ceil(WIDTH);
         let elements = self.outer * self.columns * self.count;
@@ -310,7 +310,7 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
         };
         let mut sums = [self.reduction.identity(); ROWS];
         let mut parameters = [self.no_parameter(); ROWS];
-        let mut buffers = [const { Buffers::new() }; N];
+        let mut buffers = [const { ReductionBuffers::new() }; N];
         let mut at = range.start;
         while at < range.end {
             let tile = self.tile(at);
@@ -318,7 +318,7 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
             let (first, pitch) = match self.is_direct(steps) {
                 true => (tile.inputs.map(<*const u8>::cast), next),
                 false => {
-                    let load = |input: usize, buffers: &mut Buffers| {
+                    let load = |input: usize, buffers: &mut ReductionBuffers| {
                         // SAFETY: these are `n` rows of the input, which are one run if there is more than one.
                         unsafe {
                             self.readers[input].load(tile.inputs[input], steps[input], n * self.count, buffers).cast()
@@ -390,7 +390,7 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
         let mut inputs = self.inputs;
         let mut output = 0;
         let mut rest = number / per_row;
-        let mut advance = |dim: &Dim<N>, by: usize| {
+        let mut advance = |dim: &ReductionDim<N>, by: usize| {
             output += by * dim.output;
             inputs = arrays::from_fn(|input| inputs[input].wrapping_add(by * dim.steps[input]));
         };
@@ -437,7 +437,7 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
     /// Loads the parameters of outputs that are `step` elements apart.
     fn load_parameters(&self, output: usize, step: usize, parameters: &mut [F::Parameter]) {
         let Some((first, reader)) = self.parameters else { return };
-        let mut buffers = Buffers::new();
+        let mut buffers = ReductionBuffers::new();
         let place = first.wrapping_add(output * reader.from);
         // SAFETY: there is one value for each output, contiguous as the outputs are; a tile has no more outputs than a
         // leaf has elements.
@@ -463,8 +463,8 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
     /// Returns the results of `load` for each input with its buffers.
     fn load_each(
         &self,
-        buffers: &mut [Buffers; N],
-        load: impl Fn(usize, &mut Buffers) -> *const F::Input,
+        buffers: &mut [ReductionBuffers; N],
+        load: impl Fn(usize, &mut ReductionBuffers) -> *const F::Input,
     ) -> [*const F::Input; N] {
         let mut loaded = [std::ptr::null(); N];
         for (input, (loaded, buffers)) in loaded.iter_mut().zip(buffers).enumerate() {
@@ -484,7 +484,7 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
     }
 
     fn row_leaf(&self, tile: &Tile<N>, range: Range<usize>) -> [F::Accumulator; K] {
-        let mut buffers = [const { Buffers::new() }; N];
+        let mut buffers = [const { ReductionBuffers::new() }; N];
         let first = self.load_each(&mut buffers, |input, buffers| self.load_row(tile, &range, input, buffers));
         let mut sums = [self.reduction.identity()];
         let mut parameters = [self.no_parameter()];
@@ -494,7 +494,13 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
     }
 
     /// Returns elements of a row, contiguous and converted.
-    fn load_row(&self, tile: &Tile<N>, range: &Range<usize>, input: usize, buffers: &mut Buffers) -> *const F::Input {
+    fn load_row(
+        &self,
+        tile: &Tile<N>,
+        range: &Range<usize>,
+        input: usize,
+        buffers: &mut ReductionBuffers,
+    ) -> *const F::Input {
         if range.is_empty() {
             return tile.inputs[input].cast();
         }
@@ -639,7 +645,7 @@ impl<F: Reduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N, K> {
         self.load_parameters(tile.output, self.kept[0].output, &mut parameters[..width]);
         let is_direct = self.is_direct(steps);
         let is_one_run = (0..N).all(|input| below[input] == width * steps[input]);
-        let mut buffers = [const { Buffers::new() }; N];
+        let mut buffers = [const { ReductionBuffers::new() }; N];
         self.for_each_run(&range, |at, n| {
             if is_direct {
                 let first = arrays::from_fn(|input| self.place(tile, input, at).cast());

@@ -6,12 +6,12 @@ use crate::kernel::on_cpu;
 use crate::{DType, DeviceKind, Element, Elementwise, Entry, Number, Result};
 
 /// A kernel that writes a function of one input, computed in the dtype of its entry.
-pub(crate) type Unary = fn(&Elementwise<'_>) -> Result<()>;
+pub(crate) type UnaryKernel = fn(&Elementwise<'_>) -> Result<()>;
 
 /// Defines a kernel that writes an expression of one element.
 macro_rules! unary {
     ($($name:ident: $bound:ident ($($dtypes:tt)*), |$x:ident| $value:expr;)*) => {$(
-        pub(crate) const $name: &[Entry<Unary>] = {
+        pub(crate) const $name: &[Entry<UnaryKernel>] = {
             fn kernel<T: $bound>(iter: &Elementwise<'_>) -> Result<()> {
                 elementwise::unary(
                     iter,
@@ -73,7 +73,7 @@ unary! {
 /// Defines a kernel for a function of angles. It uses a slow version for angles that are too large for the fast one.
 macro_rules! angles {
     ($($name:ident: $function:ident;)*) => {$(
-        pub(crate) const $name: &[Entry<Unary>] = {
+        pub(crate) const $name: &[Entry<UnaryKernel>] = {
             fn single(iter: &Elementwise<'_>) -> Result<()> {
                 elementwise::slices(
                     iter,

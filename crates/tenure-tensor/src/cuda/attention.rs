@@ -13,7 +13,7 @@ use crate::cpu::attention::{self, Attend, AttendBackward};
 use crate::cpu::random::limit;
 use crate::kernel::on_cuda;
 use crate::ops::{Dropping, Weighting};
-use crate::random::State;
+use crate::random::GeneratorState;
 use crate::{Access, DType, Entry, Result, Scalar, Tensor, tuning};
 
 pub(crate) const ATTEND: &[Entry<Attend>] = on_cuda!(floats: attend);
@@ -53,7 +53,7 @@ fn attend(outputs: [&Tensor; 2], inputs: [&Tensor; 3], mask: Option<&Tensor>, we
     let written = [0, 1].map(|index| access.write_ptr(index).addr() as u64);
     let read: SmallVec<[u64; 5]> = (0..reads.len()).map(|index| access.read_ptr(index).addr() as u64).collect();
     let at = |index: usize| (inputs[index], read[index]);
-    let work = Work {
+    let work = AttentionCall {
         inputs: [at(0), at(1), at(2)],
         out: (out, written[0]),
         sums: written[1],
@@ -90,7 +90,7 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
     let mut access = Access::new("attention_backward", &outputs, &reads)?;
     let written = [0, 1, 2].map(|index| access.write_ptr(index).addr() as u64);
     let read: SmallVec<[u64; 8]> = (0..reads.len()).map(|index| access.read_ptr(index).addr() as u64).collect();
-    let work = Work {
+    let work = AttentionCall {
         inputs: [(q, read[0]), (k, read[1]), (v, read[2])],
         out: (out, read[4]),
         sums: read[5],
@@ -142,7 +142,7 @@ fn drawn(weighting: Weighting, start: Option<&Start>, access: &Access<'_>, last:
 }
 
 /// Returns the weighting on the host, with `state` resolved if it counts from an origin.
-fn begun(weighting: Weighting, state: Option<State>, origin: &[Tensor]) -> Result<Weighting> {
+fn begun(weighting: Weighting, state: Option<GeneratorState>, origin: &[Tensor]) -> Result<Weighting> {
     let (Some(dropping), Some(state)) = (weighting.dropout, state) else { return Ok(weighting) };
     Ok(Weighting { dropout: Some(Dropping { state: placed(state, origin)?, ..dropping }), ..weighting })
 }
@@ -159,7 +159,7 @@ enum AttentionKernel {
     ToKeys,
 }
 
-struct Work<'a> {
+struct AttentionCall<'a> {
     /// Queries, keys and values.
     inputs: [TensorAddress<'a>; 3],
     /// The weighted means.
@@ -170,7 +170,7 @@ struct Work<'a> {
     drawn: Option<[u64; 5]>,
 }
 
-impl Work<'_> {
+impl AttentionCall<'_> {
     /// Computes by the library. Returns `false` if the library is missing or does not support the case.
     fn attend_by_library(&self, queue: &mut Queue, driver: &CudaDriver) -> Result<bool> {
         let [q, k, v] = self.inputs;

@@ -7,7 +7,10 @@ use super::iteration_space::linear;
 use super::queue::{self, Queue};
 use super::{computed, on_cpu, stored};
 use crate::cpu;
-use crate::cpu::batch_norm::{By, ChannelGradients, Gradients, Normalize, Scale, Settle, Settled, Then};
+use crate::cpu::batch_norm::{
+    ChannelCoefficients, ChannelGradients, ChannelStatistics, FusedActivation, Gradients, NormalizeChannels, Scale,
+    Settle,
+};
 use crate::element;
 use crate::kernel::on_cuda;
 use crate::{Access, DType, Element, Elementwise, Entry, Result, Scalar, Tensor};
@@ -15,15 +18,15 @@ use crate::{Access, DType, Element, Elementwise, Entry, Result, Scalar, Tensor};
 const TEMPLATE: &str = include_str!("source/channels.cu");
 
 pub(crate) const SETTLE: &[Entry<Settle>] = on_cuda!(floats: settle::<T>);
-pub(crate) const NORMALIZE: &[Entry<Normalize>] = on_cuda!(floats: normalize);
+pub(crate) const NORMALIZE: &[Entry<NormalizeChannels>] = on_cuda!(floats: normalize);
 pub(crate) const GRADIENTS: &[Entry<Gradients>] = on_cuda!(floats: gradients::<T>);
 
-fn settle<T: Element>(settled: Settled<'_>, count: f64, momentum: f64, eps: f64) -> Result<()> {
+fn settle<T: Element>(settled: ChannelStatistics<'_>, count: f64, momentum: f64, eps: f64) -> Result<()> {
     settle_as(T::DTYPE, settled, count, momentum, eps)
 }
 
-fn settle_as(dtype: DType, settled: Settled<'_>, count: f64, momentum: f64, eps: f64) -> Result<()> {
-    let Settled { mean, squares, weight, running, rstd, scale } = settled;
+fn settle_as(dtype: DType, settled: ChannelStatistics<'_>, count: f64, momentum: f64, eps: f64) -> Result<()> {
+    let ChannelStatistics { mean, squares, weight, running, rstd, scale } = settled;
     let averages = running.map_or([None; 2], |(mean, variance)| [Some(mean), Some(variance)]);
     let has_running = running.is_some();
     let scales = weight.map(|weight| [weight, scale]);
@@ -35,7 +38,7 @@ fn settle_as(dtype: DType, settled: Settled<'_>, count: f64, momentum: f64, eps:
     let dtypes = [weight, averages[0], averages[1], None];
     launch(false, dtype, [&writes, &reads], &channels, dtypes, &numbers, move |writes, reads| {
         let (running, rest) = writes.split_at(if has_running { 2 } else { 0 });
-        let settled = Settled {
+        let settled = ChannelStatistics {
             mean: &reads[0],
             squares: &reads[1],
             weight: reads.get(2),
@@ -145,7 +148,7 @@ macro_rules! expressions {
     }};
 }
 
-fn normalize(out: &Tensor, x: &Tensor, by: By<'_>, then: Then<'_>) -> Result<()> {
+fn normalize(out: &Tensor, x: &Tensor, by: ChannelCoefficients<'_>, then: FusedActivation<'_>) -> Result<()> {
     let dtype = x.dtype();
     let mut inputs = vec![x, by.mean];
     let (expressions, eps) = match by.scale {
@@ -166,9 +169,9 @@ fn normalize(out: &Tensor, x: &Tensor, by: By<'_>, then: Then<'_>) -> Result<()>
     };
     inputs.push(by.shift);
     let which = match then {
-        Then::Nothing => 0,
-        Then::Relu => 1,
-        Then::AddRelu(carried) => {
+        FusedActivation::Nothing => 0,
+        FusedActivation::Relu => 1,
+        FusedActivation::AddRelu(carried) => {
             inputs.push(carried);
             2
         }
@@ -181,11 +184,11 @@ fn normalize(out: &Tensor, x: &Tensor, by: By<'_>, then: Then<'_>) -> Result<()>
             Some(eps) => (Scale::Of { variance: &reads[2], weight: &reads[3], eps }, 4),
         };
         let then = match which {
-            0 => Then::Nothing,
-            1 => Then::Relu,
-            _ => Then::AddRelu(&reads[shift + 1]),
+            0 => FusedActivation::Nothing,
+            1 => FusedActivation::Relu,
+            _ => FusedActivation::AddRelu(&reads[shift + 1]),
         };
-        let by = By { mean: &reads[1], scale, shift: &reads[shift] };
+        let by = ChannelCoefficients { mean: &reads[1], scale, shift: &reads[shift] };
         on_cpu("batch_norm", &[cpu::batch_norm::NORMALIZE], dtype)?(&writes[0], &reads[0], by, then)
     })
 }

@@ -25,7 +25,7 @@ use tenure_device::pinned::{PinnedConfig, PinnedPool};
 use tenure_device::{Event, EventKind, Stream};
 
 use crate::access::Held;
-use crate::random::{Generator, State};
+use crate::random::{Generator, GeneratorState};
 use crate::{Access, DType, Device, Result, Tensor, TensorError, autocast};
 
 const OP: &str = "Captured";
@@ -63,7 +63,7 @@ pub struct Captured {
     /// The words, or `None` if nothing varies.
     words: Option<Tensor>,
     varying: Vec<Varying>,
-    origins: Vec<Origin>,
+    origins: Vec<CapturedGenerator>,
     /// The values of the words for the next replay.
     next: Vec<u64>,
     pinned: PinnedPool,
@@ -79,31 +79,31 @@ pub struct Captured {
 /// Some words, and the closures that fill them.
 struct Varying {
     at: Range<usize>,
-    fill: Fill,
+    fill: WordsFill,
     take_back: Box<dyn FnMut() + Send>,
 }
 
-type Fill = Box<dyn FnMut(&mut [u64]) -> Result<()> + Send>;
+type WordsFill = Box<dyn FnMut(&mut [u64]) -> Result<()> + Send>;
 
 /// A generator that the capture uses.
-struct Origin {
+struct CapturedGenerator {
     /// The mark of states that count from this origin.
     id: u64,
     generator: Generator,
-    before: State,
-    after: State,
+    before: GeneratorState,
+    after: GeneratorState,
     /// The number of its first word.
     at: usize,
 }
 
 /// The state of a capture in progress.
-struct Recorder {
+struct CaptureState {
     words: Tensor,
     /// The generation at the capture's beginning: older storages are from outside.
     begun: Generation,
     used: usize,
     varying: Vec<Varying>,
-    origins: Vec<Origin>,
+    origins: Vec<CapturedGenerator>,
     /// The generators that the work made. Each replay resets them to their beginning.
     made: Vec<Generator>,
     /// The storages from outside.
@@ -118,7 +118,7 @@ struct Recorder {
 }
 
 thread_local! {
-    static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
+    static RECORDER: RefCell<Option<CaptureState>> = const { RefCell::new(None) };
 }
 
 impl Captured {
@@ -154,10 +154,10 @@ impl Captured {
         let pinned = PinnedConfig { chunk_bytes: 2 << 20, ..PinnedConfig::new(PINNED_BYTES) };
         let pinned = PinnedPool::new(memory.driver().clone(), pinned);
         let pinned = pinned.map_err(|error| TensorError::memory(OP, error.into()))?;
-        let recording = Recording::begin(device)?;
+        let recording = CaptureGuard::begin(device)?;
         memory.allocator().release_cached().map_err(|error| TensorError::memory(OP, error.into()))?;
         let captured = Graph::capture_in(pool, |_| work().map_err(Failure::Work));
-        let Recorder { words, used, varying, origins, kept, written, failed, .. } = recording.end();
+        let CaptureState { words, used, varying, origins, kept, written, failed, .. } = recording.end();
         let (graph, made) = captured.map_err(|failure| match failure {
             Failure::Memory(error) => TensorError::memory(OP, error).into(),
             Failure::Work(error) => error,
@@ -181,7 +181,7 @@ impl Captured {
         }
         let memory = self.graph.memory();
         super::arrive(OP, memory.device())?;
-        let begun: Vec<State> = self.origins.iter().map(|origin| origin.generator.state()).collect();
+        let begun: Vec<GeneratorState> = self.origins.iter().map(|origin| origin.generator.state()).collect();
         for (origin, state) in self.origins.iter().zip(&begun) {
             self.next[origin.at..origin.at + 2].copy_from_slice(&[state.seed, state.offset]);
         }
@@ -244,7 +244,7 @@ impl Captured {
     }
 
     /// Translates a state of the capture to a replay that began with the generators at `begun`.
-    fn resolve(&self, state: State, begun: &[State]) -> State {
+    fn resolve(&self, state: GeneratorState, begun: &[GeneratorState]) -> GeneratorState {
         let origin = self.origins.iter().zip(begun).find(|(origin, _)| origin.id == state.origin);
         origin.map_or(state, |(origin, begun)| begun.advanced(state.offset.wrapping_sub(origin.before.offset)))
     }
@@ -321,7 +321,7 @@ pub(crate) fn note_write(tensor: &Tensor, op: &'static str) {
 
 /// Adds a generator, which is at `state`, to this thread's capture, if any.
 #[inline]
-pub(crate) fn join(generator: &Generator, state: &mut State) {
+pub(crate) fn join(generator: &Generator, state: &mut GeneratorState) {
     RECORDER.with_borrow_mut(|recorder| {
         if let Some(recorder) = recorder {
             recorder.join(generator, state);
@@ -331,22 +331,22 @@ pub(crate) fn join(generator: &Generator, state: &mut State) {
 
 /// Returns, for a draw in this thread's capture, its distance from its generator's origin, and the words of that
 /// origin.
-pub(crate) fn origin(state: State) -> Result<Option<(State, Tensor)>> {
+pub(crate) fn origin(state: GeneratorState) -> Result<Option<(GeneratorState, Tensor)>> {
     RECORDER.with_borrow(|recorder| {
         let Some(recorder) = recorder else { return Ok(None) };
         let Some(origin) = recorder.origins.iter().find(|origin| origin.id == state.origin) else { return Ok(None) };
-        let distance = State::new(0, state.offset.wrapping_sub(origin.before.offset));
+        let distance = GeneratorState::new(0, state.offset.wrapping_sub(origin.before.offset));
         Ok(Some((distance, recorder.words.narrow(0, origin.at, 2)?)))
     })
 }
 
 /// Returns the state of a draw at `distance` from the origin in `words`.
-pub(crate) fn placed(distance: State, words: &Tensor) -> Result<State> {
+pub(crate) fn placed(distance: GeneratorState, words: &Tensor) -> Result<GeneratorState> {
     let words = words.to_vec::<i64>()?;
-    Ok(State::new(words[0] as u64, words[1] as u64).advanced(distance.offset))
+    Ok(GeneratorState::new(words[0] as u64, words[1] as u64).advanced(distance.offset))
 }
 
-impl Recorder {
+impl CaptureState {
     fn take(&mut self, count: usize) -> Result<Range<usize>> {
         let at = self.used..self.used + count;
         if at.end > MOST_WORDS {
@@ -357,7 +357,7 @@ impl Recorder {
         Ok(at)
     }
 
-    fn join(&mut self, generator: &Generator, state: &mut State) {
+    fn join(&mut self, generator: &Generator, state: &mut GeneratorState) {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let mut known = self.origins.iter().map(|origin| &origin.generator).chain(&self.made);
         if known.any(|known| known.is(generator)) {
@@ -368,7 +368,13 @@ impl Recorder {
                 let id = IDS.fetch_add(1, Ordering::Relaxed);
                 let before = *state;
                 state.origin = id;
-                self.origins.push(Origin { id, generator: generator.clone(), before, after: before, at: at.start });
+                self.origins.push(CapturedGenerator {
+                    id,
+                    generator: generator.clone(),
+                    before,
+                    after: before,
+                    at: at.start,
+                });
             }
             Err(error) => _ = self.failed.get_or_insert(error),
         }
@@ -376,9 +382,9 @@ impl Recorder {
 }
 
 /// A guard: its thread captures while it lives.
-struct Recording;
+struct CaptureGuard;
 
-impl Recording {
+impl CaptureGuard {
     fn begin(device: Device) -> Result<Self> {
         if is_capturing() {
             return Err(TensorError::argument(OP, "this thread captures already"));
@@ -386,7 +392,7 @@ impl Recording {
         let _purpose = Purpose::enter(Tag::Workspace, Purpose::current().1);
         let words = Tensor::empty(&[MOST_WORDS], DType::I64, device)?;
         let begun = words.storage().generation();
-        RECORDER.set(Some(Recorder {
+        RECORDER.set(Some(CaptureState {
             words,
             begun,
             used: 0,
@@ -401,12 +407,12 @@ impl Recording {
         Ok(Self)
     }
 
-    fn end(self) -> Recorder {
+    fn end(self) -> CaptureState {
         Self::stop().expect("it lives")
     }
 
     /// Ends the capture, and sets its generators back to where they were.
-    fn stop() -> Option<Recorder> {
+    fn stop() -> Option<CaptureState> {
         let mut recorder = RECORDER.take()?;
         for origin in &mut recorder.origins {
             origin.after = origin.generator.state();
@@ -416,7 +422,7 @@ impl Recording {
     }
 }
 
-impl Drop for Recording {
+impl Drop for CaptureGuard {
     fn drop(&mut self) {
         Self::stop();
     }

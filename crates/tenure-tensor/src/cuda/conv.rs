@@ -21,7 +21,7 @@ const THREADS: u64 = 256;
 
 fn convolve(out: &Tensor, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, geometry: &Geometry) -> Result<()> {
     let there = *geometry;
-    let work = Work { pass: Pass::Forward, operands: [input, weight, out], geometry };
+    let work = ConvCall { pass: Pass::Forward, operands: [input, weight, out], geometry };
     work.submit("conv", bias, move |out, [a, b], bias| {
         let host = on_cpu("conv", &[cpu::conv::CONVOLVE, cpu::conv::CONVOLVE_HALVES], out.dtype())?;
         host(out, a, b, bias, &there)
@@ -30,7 +30,7 @@ fn convolve(out: &Tensor, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>
 
 fn transposed(out: &Tensor, input: &Tensor, weight: &Tensor, bias: Option<&Tensor>, geometry: &Geometry) -> Result<()> {
     let there = *geometry;
-    let work = Work { pass: Pass::DataGradient, operands: [out, weight, input], geometry };
+    let work = ConvCall { pass: Pass::DataGradient, operands: [out, weight, input], geometry };
     work.submit("conv_transpose", bias, move |out, [a, b], bias| {
         let host = on_cpu("conv_transpose", &[cpu::conv::TRANSPOSED, cpu::conv::TRANSPOSED_HALVES], out.dtype())?;
         host(out, b, a, bias, &there)
@@ -39,7 +39,7 @@ fn transposed(out: &Tensor, input: &Tensor, weight: &Tensor, bias: Option<&Tenso
 
 fn weight_gradient(out: &Tensor, input: &Tensor, grad: &Tensor, geometry: &Geometry) -> Result<()> {
     let there = *geometry;
-    let work = Work { pass: Pass::WeightGradient, operands: [input, out, grad], geometry };
+    let work = ConvCall { pass: Pass::WeightGradient, operands: [input, out, grad], geometry };
     work.submit("conv_weight_gradient", None, move |out, [a, b], _| {
         let lists = [cpu::conv::WEIGHT_GRADIENT, cpu::conv::WEIGHT_GRADIENT_HALVES];
         on_cpu("conv_weight_gradient", &lists, out.dtype())?(out, a, b, &there)
@@ -48,13 +48,13 @@ fn weight_gradient(out: &Tensor, input: &Tensor, grad: &Tensor, geometry: &Geome
 
 /// A convolution: images, weight and result, one of which is computed from the two others. All three are contiguous, or
 /// all have their channels last.
-struct Work<'a> {
+struct ConvCall<'a> {
     pass: Pass,
     operands: [&'a Tensor; 3],
     geometry: &'a Geometry,
 }
 
-impl Work<'_> {
+impl ConvCall<'_> {
     /// Computes the convolution and adds the bias. `host` does both with contiguous tensors: the written one, and the
     /// others in order.
     fn submit(

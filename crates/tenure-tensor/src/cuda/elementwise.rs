@@ -6,7 +6,7 @@ use tenure_device::cuda::{KernelName, LaunchConfig};
 use super::iteration_space::is_large;
 use super::queue::{self, Host, Queue};
 use super::{computed, stored};
-use crate::elementwise::Operand;
+use crate::elementwise::ElementwiseOperand;
 use crate::{Element, Elementwise, Result, Scalar, Tensor};
 use tenure_core::DType;
 
@@ -67,28 +67,28 @@ macro_rules! expressions {
     (@fault) => { None };
     (@fault $fault:expr) => { Some($fault) };
     (@numbers) => { [] };
-    (@numbers $given:ident) => { elementwise::Given::numbers($given) };
+    (@numbers $given:ident) => { elementwise::KernelArguments::numbers($given) };
 }
 pub(super) use expressions;
 
 /// The arguments of a function besides tensors, as numbers of an expression.
-pub(super) trait Given<const N: usize> {
+pub(super) trait KernelArguments<const N: usize> {
     fn numbers(self) -> [Scalar; N];
 }
 
-impl Given<1> for Scalar {
+impl KernelArguments<1> for Scalar {
     fn numbers(self) -> [Scalar; 1] {
         [self]
     }
 }
 
-impl Given<1> for f64 {
+impl KernelArguments<1> for f64 {
     fn numbers(self) -> [Scalar; 1] {
         [Scalar::Float(self)]
     }
 }
 
-impl<const N: usize> Given<N> for [f64; N] {
+impl<const N: usize> KernelArguments<N> for [f64; N] {
     fn numbers(self) -> [Scalar; N] {
         self.map(Scalar::Float)
     }
@@ -138,13 +138,13 @@ fn run_erased(
     if iter.numel() == 0 {
         return Ok(());
     }
-    let shape = Shape::new(iter, expression);
+    let shape = ElementwiseShape::new(iter, expression);
     queue::submit_erased(iter, &mut |queue| shape.launch(queue, iter, compute, expression, numbers), host)
 }
 
 /// The way to read an operand.
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum OperandReading {
     /// Its elements are contiguous along the first dimension.
     Dense,
     /// It has one element along the first dimension, or each thread has one.
@@ -154,36 +154,36 @@ enum Kind {
 }
 
 /// The properties that a kernel is compiled for, besides the dtypes.
-struct Shape {
+struct ElementwiseShape {
     /// The number of elements of a thread.
     width: usize,
     dims: usize,
     /// Whether indices need 64 bits.
     is_large: bool,
-    kinds: SmallVec<[Kind; 4]>,
+    kinds: SmallVec<[OperandReading; 4]>,
 }
 
-impl Shape {
+impl ElementwiseShape {
     fn new(iter: &Elementwise<'_>, expression: &Expression) -> Self {
         let sizes = iter.sizes();
         let operands = iter.operands();
         debug_assert_eq!(operands.len(), expression.lanes.len());
-        let mut kinds: SmallVec<[Kind; 4]> = SmallVec::new();
+        let mut kinds: SmallVec<[OperandReading; 4]> = SmallVec::new();
         let mut width = WIDEST;
         for operand in operands {
             let size = operand.dtype.size();
             let inner = operand.strides.first().copied().unwrap_or(0);
             let kind = match () {
-                () if operand.device.is_cpu() => Kind::Host,
-                () if inner == size && sizes.first().is_some_and(|size| *size > 1) => Kind::Dense,
-                () => Kind::One,
+                () if operand.device.is_cpu() => OperandReading::Host,
+                () if inner == size && sizes.first().is_some_and(|size| *size > 1) => OperandReading::Dense,
+                () => OperandReading::One,
             };
             kinds.push(kind);
             match kind {
-                Kind::Host => {}
-                Kind::One if inner == 0 => {}
-                Kind::One => width = 1,
-                Kind::Dense => {
+                OperandReading::Host => {}
+                OperandReading::One if inner == 0 => {}
+                OperandReading::One => width = 1,
+                OperandReading::Dense => {
                     width = width.min(VECTOR_BYTES / size);
                     let places = operand.strides[1..].iter().copied().chain([operand.data.addr()]);
                     while places.clone().any(|place| !place.is_multiple_of(width * size)) {
@@ -192,15 +192,16 @@ impl Shape {
                 }
             }
         }
-        if kinds[..expression.values.len()].iter().any(|kind| *kind != Kind::Dense) {
+        if kinds[..expression.values.len()].iter().any(|kind| *kind != OperandReading::Dense) {
             width = 1;
         }
         // A single dimension may end within a vector.
         while sizes.len() > 1 && !sizes[0].is_multiple_of(width) {
             width /= 2;
         }
-        let extent =
-            |operand: &Operand| sizes.iter().zip(&operand.strides).map(|(size, stride)| size * stride).sum::<usize>();
+        let extent = |operand: &ElementwiseOperand| {
+            sizes.iter().zip(&operand.strides).map(|(size, stride)| size * stride).sum::<usize>()
+        };
         let largest = operands.iter().map(extent).max().unwrap_or(0).max(iter.numel());
         let dims = RANKS.into_iter().find(|rank| *rank >= sizes.len()).unwrap_or(sizes.len());
         Self { width, dims, is_large: is_large(largest), kinds }
@@ -225,7 +226,9 @@ impl Shape {
         words.extend((0..self.dims).map(|dim| size(dim) as u64));
         for (index, operand) in operands.iter().enumerate() {
             words.push(match self.kinds[index] {
-                Kind::Host => bits(host_value(operand), &expression.lanes[index].replace('T', computed(compute))),
+                OperandReading::Host => {
+                    bits(host_value(operand), &expression.lanes[index].replace('T', computed(compute)))
+                }
                 _ => operand.data.addr() as u64,
             });
             let stride =
@@ -246,7 +249,7 @@ impl Shape {
     }
 
     /// Returns the number of this variant: it covers all that the source depends on.
-    fn variant(&self, operands: &[Operand], compute: DType) -> u64 {
+    fn variant(&self, operands: &[ElementwiseOperand], compute: DType) -> u64 {
         let mut variant = compute as u64;
         let mut push = |value: u64, bits: u32| variant = variant << bits | value;
         push(u64::from(self.width.trailing_zeros()), 2);
@@ -259,7 +262,13 @@ impl Shape {
         variant
     }
 
-    fn source(&self, operands: &[Operand], compute: DType, expression: &Expression, numbers: usize) -> String {
+    fn source(
+        &self,
+        operands: &[ElementwiseOperand],
+        compute: DType,
+        expression: &Expression,
+        numbers: usize,
+    ) -> String {
         let width = self.width;
         let dims = self.dims;
         let index = if self.is_large { "u64" } else { "u32" };
@@ -310,9 +319,9 @@ impl Shape {
         line(format_args!("at = rest; }}"));
         for (operand, name) in &inputs {
             let kind = match self.kinds[*operand] {
-                Kind::Dense => "DENSE",
-                Kind::One => "ONE",
-                Kind::Host => "HOST",
+                OperandReading::Dense => "DENSE",
+                OperandReading::One => "ONE",
+                OperandReading::Host => "HOST",
             };
             let lane = lane(*operand);
             let from = in_memory(operands[*operand].dtype, lane);
@@ -348,7 +357,7 @@ fn in_memory(dtype: DType, lane: &'static str) -> &'static str {
 pub(super) const MATH: &str = include_str!("source/math.cu");
 
 /// Returns the only element of an operand on the CPU.
-fn host_value(operand: &Operand) -> Scalar {
+fn host_value(operand: &ElementwiseOperand) -> Scalar {
     crate::element::with_element!(operand.dtype, E => {
         // SAFETY: this is one element of this dtype, locked by the `Elementwise`.
         unsafe { operand.data.cast::<E>().read() }.to_scalar()

@@ -24,7 +24,7 @@ fn gather(iter: &Elementwise<'_>, source: &Tensor, dims: &[usize]) -> Result<()>
         return Ok(());
     }
     let width = source.dtype().size();
-    let places = Places::new(source.layout(), dims, width);
+    let places = IndexedPlaces::new(source.layout(), dims, width);
     let [out, index, base] = iter.operands() else { unreachable!("one output, an index and what is read") };
     let mut space = IterationSpace::new(iter.sizes(), &[&out.strides, &base.strides, &index.strides]);
     let starts = [out.data.addr(), base.data.addr()].into_iter().chain(places.strides.iter().copied());
@@ -92,7 +92,7 @@ impl Sealed for Gathered<'_, '_> {
 
 /// The places of the elements of some dimensions, counted by one index, the last dimension fastest: see
 /// `source/places.cu`.
-pub(super) struct Places {
+pub(super) struct IndexedPlaces {
     pub(super) count: usize,
     /// The number of the first of the dimensions.
     first: usize,
@@ -102,7 +102,7 @@ pub(super) struct Places {
     pub(super) strides: Dims,
 }
 
-impl Places {
+impl IndexedPlaces {
     pub(super) fn new(layout: &Layout, dims: &[usize], width: usize) -> Self {
         let mut sizes = Dims::new();
         let mut strides = Dims::new();
@@ -138,7 +138,7 @@ impl Places {
         format!("#define PLACES {}\n{}", self.dims(), include_str!("source/places.cu"))
     }
 
-    /// Returns the words of a `Places` that reports an index out of range to `fault`.
+    /// Returns the words of an `IndexedPlaces` that reports an index out of range to `fault`.
     pub(super) fn words(&self, fault: [u64; 2]) -> impl Iterator<Item = u64> {
         let padded = |numbers: &Dims, rest: usize| {
             let numbers = numbers.clone();

@@ -4,11 +4,11 @@
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
-use super::gather::Places;
+use super::gather::IndexedPlaces;
 use super::indexed_write::IndexedWrite;
 use super::iteration_space::IterationSpace;
 use super::queue::{self, Queue};
-use super::radix::{self, Rows, Sorted, Source};
+use super::radix::{self, SortRows, Sorted, Source};
 use super::{async_errors, computed, stored};
 use crate::elementwise::Dims;
 use crate::{DType, Layout, Result, Tensor};
@@ -81,14 +81,14 @@ pub(super) fn add_sorted(
     let unit = all.widen(dtype.size(), 1..3, begins.chain([value_step]));
     let units = all.count() / length;
     let launch = |queue: &mut Queue| {
-        let rows = Rows { from: index, rows: 1, length };
+        let rows = SortRows { from: index, rows: 1, length };
         let fault = queue.fault(async_errors::INDEX)?;
         let (source, rows, positions) = match dim {
             None => (Source::Positions { limit: places.count }, rows, index),
             Some(dim) => {
                 let source = Source::Keys { limit: places.count };
                 let keys = positions(queue, &write, dim, source, index, fault)?;
-                (source, Rows { from: keys, ..rows }, 0)
+                (source, SortRows { from: keys, ..rows }, 0)
             }
         };
         let Sorted { keys, numbers } = radix::sort(queue, source, rows, None)?;
@@ -145,7 +145,7 @@ fn positions(
     let bytes: Dims = index.strides().iter().map(|stride| stride * size_of::<i64>()).collect();
     let rows = Layout::contiguous(index.sizes())?;
     let elements = Layout::contiguous(target.sizes())?;
-    let places = Places::new(&elements, &[dim], 1);
+    let places = IndexedPlaces::new(&elements, &[dim], 1);
     let mut lines = Dims::from_slice(elements.strides());
     lines[dim] = 0;
     let space = IterationSpace::new(index.sizes(), &[rows.strides(), &bytes, &lines]);

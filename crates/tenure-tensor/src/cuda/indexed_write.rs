@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 use tenure_device::cuda::KernelName;
 
 use super::async_errors;
-use super::gather::Places;
+use super::gather::IndexedPlaces;
 use super::iteration_space::{IterationSpace, unit_type};
 use super::queue::{self, Queue};
 use crate::cpu::scatter::check_apart;
@@ -20,7 +20,7 @@ pub(super) struct IndexedWrite<'a> {
     pub(super) target: &'a Tensor,
     pub(super) index: &'a Tensor,
     pub(super) values: &'a Tensor,
-    pub(super) places: Places,
+    pub(super) places: IndexedPlaces,
     pub(super) sizes: Dims,
     /// The dimension along which lines run.
     pub(super) along: usize,
@@ -43,7 +43,7 @@ impl<'a> IndexedWrite<'a> {
         dim: usize,
     ) -> Self {
         let width = target.dtype().size();
-        let places = Places::new(target.layout(), &[dim], width);
+        let places = IndexedPlaces::new(target.layout(), &[dim], width);
         let bytes = |strides: &[usize], width: usize| -> Dims { strides.iter().map(|stride| stride * width).collect() };
         let mut to = bytes(target.strides(), width);
         to[dim] = 0;
@@ -78,7 +78,7 @@ impl<'a> IndexedWrite<'a> {
         dims: &[usize],
     ) -> Self {
         let width = target.dtype().size();
-        let places = Places::new(target.layout(), dims, width);
+        let places = IndexedPlaces::new(target.layout(), dims, width);
         let sizes = Dims::from_slice(values.sizes());
         let mut index = Dims::from_elem(0, sizes.len());
         index[0] = size_of::<i64>();
@@ -106,7 +106,7 @@ impl<'a> IndexedWrite<'a> {
     pub(super) fn elements(op: &'static str, target: &'a Tensor, index: &'a Tensor, values: &'a Tensor) -> Self {
         let width = target.dtype().size();
         let dims: Dims = (0..target.rank()).collect();
-        let places = Places::new(target.layout(), &dims, width);
+        let places = IndexedPlaces::new(target.layout(), &dims, width);
         let (sizes, one) = (Dims::from_elem(values.numel(), 1), |stride| Dims::from_elem(stride, 1));
         let strides = [one(0), one(0), one(width)];
         let line_strides = one(0);

@@ -35,7 +35,7 @@ pub(super) struct Lines {
 
 /// The alignment of rows.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Edges {
+pub(super) enum RowAlignment {
     /// Rows may begin anywhere, with elements before the first whole vector.
     Any,
     /// Rows begin with a whole vector, because another array is read by the same vectors in all rows.
@@ -44,14 +44,14 @@ pub(super) enum Edges {
 
 impl Lines {
     /// Divides `rows` rows of `n` elements, of arrays that begin at `places`. The first `arrays` of them are read.
-    pub(super) fn new(dtype: DType, places: &[u64], arrays: usize, rows: usize, n: usize, edges: Edges) -> Self {
+    pub(super) fn new(dtype: DType, places: &[u64], arrays: usize, rows: usize, n: usize, edges: RowAlignment) -> Self {
         let size = dtype.size();
         let mut width = VECTOR_BYTES / size;
         while places.iter().any(|place| !place.is_multiple_of((width * size) as u64)) {
             width /= 2;
         }
         // Each of at least a warp's threads has at most one element of the edges.
-        while !n.is_multiple_of(width) && (edges == Edges::None || n < WARP * width * 2) {
+        while !n.is_multiple_of(width) && (edges == RowAlignment::None || n < WARP * width * 2) {
             width /= 2;
         }
         let vectors = n.div_ceil(width);

@@ -2,18 +2,18 @@
 
 use tenure_device::cuda::KernelName;
 
-use super::lines::{self, Edges, Lines};
+use super::lines::{self, Lines, RowAlignment};
 use super::queue::{self, Queue};
 use super::softmax::EXPONENTIALS;
 use super::{async_errors, on_cpu};
 use crate::cpu;
-use crate::cpu::loss::{CrossEntropy, CrossEntropyBackward, Targets};
+use crate::cpu::loss::{CrossEntropyBackward, CrossEntropyKernel, Targets};
 use crate::kernel::on_cuda;
 use crate::{Access, Entry, Result, Tensor, TensorError};
 
 const TEMPLATE: &str = include_str!("source/loss.cu");
 
-pub(crate) const CROSS_ENTROPY: &[Entry<CrossEntropy>] = on_cuda!(floats: cross_entropy);
+pub(crate) const CROSS_ENTROPY: &[Entry<CrossEntropyKernel>] = on_cuda!(floats: cross_entropy);
 pub(crate) const CROSS_ENTROPY_BACKWARD: &[Entry<CrossEntropyBackward>] = on_cuda!(floats: cross_entropy_backward);
 
 /// Computes the cross entropy. A class out of range is an error that the device reports later, and its row does not
@@ -72,7 +72,7 @@ fn launch(queue: &Queue, op: &'static str, targets: &Targets<'_>, places: [u64; 
     if rows == 0 {
         return Ok(());
     }
-    let lines = Lines::new(targets.scores.dtype(), aligned, 1, rows, n, Edges::Any);
+    let lines = Lines::new(targets.scores.dtype(), aligned, 1, rows, n, RowAlignment::Any);
     let flags = [aligned.len() == 2, targets.weight.is_some(), targets.smoothing != 0.0].map(u64::from);
     let variant = flags.into_iter().fold(lines.variant(), |variant, flag| variant << 1 | flag);
     let source = || {

@@ -58,7 +58,7 @@ fn product(out: &Tensor, [a, b]: [&Tensor; 2], base: Option<(&Tensor, Scalar)>, 
         data[3] = access.read_ptr(2).addr();
     }
     let tensors = [out, &a, &b, base.as_ref().unwrap_or(out)];
-    let work = Work { tensors, data, alpha, beta, is_bias };
+    let work = MatmulCall { tensors, data, alpha, beta, is_bias };
     queue::submit(
         &access,
         |queue| {
@@ -87,7 +87,7 @@ struct ProductPart {
     is_added: bool,
 }
 
-struct Work<'a> {
+struct MatmulCall<'a> {
     tensors: [&'a Tensor; OPERANDS],
     /// The first element of each operand; 0 if there is no summand.
     data: [usize; OPERANDS],
@@ -97,7 +97,7 @@ struct Work<'a> {
     is_bias: bool,
 }
 
-impl Work<'_> {
+impl MatmulCall<'_> {
     /// Returns rows, columns, and the length of the sums.
     fn sizes(&self) -> [usize; 3] {
         let size = |tensor: &Tensor, from_end: usize| tensor.sizes()[tensor.rank() - from_end];
@@ -116,7 +116,7 @@ impl Work<'_> {
     }
 
     /// Computes by the library. Returns `false` if the library is missing or does not support the case.
-    fn multiply(&self, queue: &mut Queue, driver: &CudaDriver, batch: Dim, part: ProductPart) -> Result<bool> {
+    fn multiply(&self, queue: &mut Queue, driver: &CudaDriver, batch: BatchDim, part: ProductPart) -> Result<bool> {
         if let Some([first, second]) = self.split(part) {
             return Ok(self.multiply(queue, driver, batch, first)? && self.multiply(queue, driver, batch, second)?);
         }
@@ -223,7 +223,7 @@ impl Work<'_> {
     }
 
     /// Computes by the tiled kernel.
-    fn multiply_tiles(&self, queue: &Queue, batch: Dim, offsets: [usize; OPERANDS]) -> Result<()> {
+    fn multiply_tiles(&self, queue: &Queue, batch: BatchDim, offsets: [usize; OPERANDS]) -> Result<()> {
         let ([m, n, k], dtype) = (self.sizes(), self.tensors[0].dtype());
         let mut words: SmallVec<[u64; 24]> = [m, n, k, batch.size].into_iter().map(|size| size as u64).collect();
         for (operand, address) in self.addresses(offsets).into_iter().enumerate() {
@@ -280,33 +280,33 @@ fn is_row(base: &Tensor) -> bool {
 }
 
 /// The leading dimensions of all operands; those that are contiguous are merged.
-struct Batches(SmallVec<[Dim; 3]>);
+struct Batches(SmallVec<[BatchDim; 3]>);
 
 #[derive(Clone, Copy)]
-struct Dim {
+struct BatchDim {
     size: usize,
     strides: [usize; OPERANDS],
 }
 
 impl Batches {
     fn new(tensors: &[&Tensor; OPERANDS]) -> Self {
-        let mut dims: SmallVec<[Dim; 3]> = SmallVec::new();
+        let mut dims: SmallVec<[BatchDim; 3]> = SmallVec::new();
         for (dim, &size) in tensors[0].sizes()[..tensors[0].rank() - 2].iter().enumerate().rev() {
             let strides = tensors.map(|tensor| tensor.strides()[dim]);
             match dims.last_mut() {
                 _ if size == 1 => {}
                 Some(inner) if (0..OPERANDS).all(|i| strides[i] == inner.size * inner.strides[i]) => inner.size *= size,
-                _ => dims.push(Dim { size, strides }),
+                _ => dims.push(BatchDim { size, strides }),
             }
         }
         Self(dims)
     }
 
     /// Returns the largest dimension, with the starts for each index into the others.
-    fn split(mut self) -> SmallVec<[(Dim, [usize; OPERANDS]); 1]> {
+    fn split(mut self) -> SmallVec<[(BatchDim, [usize; OPERANDS]); 1]> {
         let largest = (0..self.0.len()).max_by_key(|dim| self.0[*dim].size);
-        let batch = largest.map_or(Dim { size: 1, strides: [0; OPERANDS] }, |dim| self.0.remove(dim));
-        let mut starts: SmallVec<[(Dim, [usize; OPERANDS]); 1]> = SmallVec::from_elem((batch, [0; OPERANDS]), 1);
+        let batch = largest.map_or(BatchDim { size: 1, strides: [0; OPERANDS] }, |dim| self.0.remove(dim));
+        let mut starts: SmallVec<[(BatchDim, [usize; OPERANDS]); 1]> = SmallVec::from_elem((batch, [0; OPERANDS]), 1);
         for dim in self.0 {
             let mut all = SmallVec::with_capacity(starts.len() * dim.size);
             for (batch, start) in &starts {

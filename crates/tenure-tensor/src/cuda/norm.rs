@@ -4,12 +4,12 @@ use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
 use super::elementwise::expressions;
-use super::lines::{self, Edges, Lines};
+use super::lines::{self, Lines, RowAlignment};
 use super::on_cpu;
 use super::queue::{self, Queue};
 use super::reduce::{Fold, fold};
 use crate::cpu;
-use crate::cpu::norm::{NormalizeRows, NormalizeRowsBackward, NormalizeSums, Rows};
+use crate::cpu::norm::{NormRows, NormalizeRows, NormalizeRowsBackward, NormalizeSums};
 use crate::kernel::on_cuda;
 use crate::{Access, Entry, Result, Tensor};
 
@@ -30,7 +30,7 @@ expressions! {
         "(g <= (T)0 ? (T)0 : a) * d + (b - c) * e + f";
 }
 
-fn normalize_rows(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<()> {
+fn normalize_rows(out: &Tensor, rows: NormRows<'_>, eps: f64) -> Result<()> {
     let count = rows.rstd.numel();
     let dtype = rows.input.dtype();
     if out.numel() == 0 && count == 0 {
@@ -48,7 +48,7 @@ fn normalize_rows(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<()> {
     let weight = rows.weight.map_or(0, |_| read(1));
     let bias = rows.bias.map_or(0, |_| read(reads.len() - 1));
     let launch = |queue: &mut Queue| {
-        let lines = Lines::new(dtype, &[out, input, weight, bias], 1, count, n, Edges::None);
+        let lines = Lines::new(dtype, &[out, input, weight, bias], 1, count, n, RowAlignment::None);
         let places = [out, input, weight, bias, mean, rstd, 0, eps.to_bits()];
         let name = KernelName { op: "layer_norm", variant: lines.variant() };
         queue.launch(
@@ -60,7 +60,7 @@ fn normalize_rows(out: &Tensor, rows: Rows<'_>, eps: f64) -> Result<()> {
     };
     let [has_mean, has_weight, has_bias] = [rows.mean, rows.weight, rows.bias].map(|tensor| tensor.is_some());
     queue::submit(&access, launch, move |writes, reads| {
-        let rows = Rows {
+        let rows = NormRows {
             input: &reads[0],
             weight: has_weight.then(|| &reads[1]),
             bias: has_bias.then(|| &reads[1 + usize::from(has_weight)]),
@@ -75,7 +75,7 @@ fn normalize_rows_backward(
     out: &Tensor,
     parts: &Tensor,
     grad: &Tensor,
-    rows: Rows<'_>,
+    rows: NormRows<'_>,
     base: Option<&Tensor>,
 ) -> Result<()> {
     /// The largest block: a thread needs registers both for its elements and for its sums.
@@ -98,7 +98,8 @@ fn normalize_rows_backward(
     let launch = |queue: &mut Queue| {
         let arrays: SmallVec<[u64; 3]> = [grad].into_iter().chain((base != 0).then_some(base)).chain([input]).collect();
         let places = [out, grad, input, weight, base];
-        let lines = Lines::new(dtype, &places, arrays.len(), count, n, Edges::None).in_blocks_of(MOST_THREADS, n);
+        let lines =
+            Lines::new(dtype, &places, arrays.len(), count, n, RowAlignment::None).in_blocks_of(MOST_THREADS, n);
         let length = count.div_ceil(blocks);
         let places: SmallVec<[u64; 10]> =
             [out].into_iter().chain(arrays).chain([weight, 0, mean, rstd, parts, 0]).collect();
@@ -120,7 +121,7 @@ fn normalize_rows_backward(
     queue::submit(&access, launch, move |writes, reads| {
         let mut next = reads[3..].iter();
         let [mean, weight, base] = is_there.map(|is_there| if is_there { next.next() } else { None });
-        let rows = Rows { input: &reads[1], weight, bias: None, mean, rstd: &reads[2] };
+        let rows = NormRows { input: &reads[1], weight, bias: None, mean, rstd: &reads[2] };
         let host = on_cpu("layer_norm_backward", &[cpu::norm::NORMALIZE_ROWS_BACKWARD], dtype)?;
         host(&writes[0], &writes[1], &reads[0], rows, base)
     })

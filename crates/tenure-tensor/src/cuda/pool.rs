@@ -22,7 +22,7 @@ const TEMPLATE: &str = include_str!("source/pool.cu");
 fn max_pool(out: &Tensor, taps: &Tensor, input: &Tensor, how: &Taps) -> Result<()> {
     let with = how.clone();
     let dtype = out.dtype();
-    run("max_pool", &[out, taps], &[input], Shape::of_taps(how), move |writes, reads| {
+    run("max_pool", &[out, taps], &[input], PoolShape::of_taps(how), move |writes, reads| {
         on_cpu("max_pool", &[cpu::MAX_POOL, cpu::MAX_POOL_HALVES], dtype)?(&writes[0], &writes[1], &reads[0], &with)
     })
 }
@@ -30,7 +30,7 @@ fn max_pool(out: &Tensor, taps: &Tensor, input: &Tensor, how: &Taps) -> Result<(
 fn pick(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
     let with = how.clone();
     let dtype = out.dtype();
-    run("max_pool_pick", &[out], &[image, taps], Shape::of_taps(how), move |writes, reads| {
+    run("max_pool_pick", &[out], &[image, taps], PoolShape::of_taps(how), move |writes, reads| {
         on_cpu("max_pool_pick", &[cpu::PICK, cpu::PICK_HALVES], dtype)?(&writes[0], &reads[0], &reads[1], &with)
     })
 }
@@ -38,7 +38,7 @@ fn pick(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
 fn put(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
     let with = how.clone();
     let dtype = out.dtype();
-    run("max_pool_put", &[out], &[image, taps], Shape::of_taps(how), move |writes, reads| {
+    run("max_pool_put", &[out], &[image, taps], PoolShape::of_taps(how), move |writes, reads| {
         on_cpu("max_pool_put", &[cpu::PUT, cpu::PUT_HALVES], dtype)?(&writes[0], &reads[0], &reads[1], &with)
     })
 }
@@ -46,7 +46,7 @@ fn put(out: &Tensor, image: &Tensor, taps: &Tensor, how: &Taps) -> Result<()> {
 fn avg_pool(out: &Tensor, input: &Tensor, windows: &Windows) -> Result<()> {
     let with = windows.clone();
     let dtype = out.dtype();
-    run("avg_pool", &[out], &[input], Shape::of_windows(windows), move |writes, reads| {
+    run("avg_pool", &[out], &[input], PoolShape::of_windows(windows), move |writes, reads| {
         on_cpu("avg_pool", &[cpu::AVG_POOL, cpu::AVG_POOL_HALVES], dtype)?(&writes[0], &reads[0], &with)
     })
 }
@@ -54,13 +54,13 @@ fn avg_pool(out: &Tensor, input: &Tensor, windows: &Windows) -> Result<()> {
 fn spread(out: &Tensor, image: &Tensor, windows: &Windows) -> Result<()> {
     let with = windows.clone();
     let dtype = out.dtype();
-    run("avg_pool_spread", &[out], &[image], Shape::of_windows(windows), move |writes, reads| {
+    run("avg_pool_spread", &[out], &[image], PoolShape::of_windows(windows), move |writes, reads| {
         on_cpu("avg_pool_spread", &[cpu::SPREAD, cpu::SPREAD_HALVES], dtype)?(&writes[0], &reads[0], &with)
     })
 }
 
 /// The sizes of images and windows.
-struct Shape {
+struct PoolShape {
     source: [usize; 3],
     target: [usize; 3],
     /// The sizes of kernel, stride, padding and dilation.
@@ -71,7 +71,7 @@ struct Shape {
     format: MemoryFormat,
 }
 
-impl Shape {
+impl PoolShape {
     fn of_taps(taps: &Taps) -> Self {
         let how = [taps.kernel, taps.stride, taps.padding, taps.dilation];
         let source = taps.source;
@@ -100,7 +100,7 @@ fn run(
     name: &'static str,
     writes: &[&Tensor],
     reads: &[&Tensor],
-    shape: Shape,
+    shape: PoolShape,
     host: impl Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
     let out = writes[0];

@@ -66,7 +66,7 @@ impl Source {
 
 /// Rows of the same length, one after the other from an address.
 #[derive(Clone, Copy)]
-pub(super) struct Rows {
+pub(super) struct SortRows {
     pub(super) from: u64,
     pub(super) rows: usize,
     pub(super) length: usize,
@@ -90,8 +90,8 @@ pub(super) fn key_type(bytes: usize) -> &'static str {
 }
 
 /// Sorts each row. If there is an `out`, the numbers are written there, as `int64`, and the keys are dropped.
-pub(super) fn sort(queue: &mut Queue, source: Source, rows: Rows, out: Option<u64>) -> Result<Sorted> {
-    let Rows { from, rows, length } = rows;
+pub(super) fn sort(queue: &mut Queue, source: Source, rows: SortRows, out: Option<u64>) -> Result<Sorted> {
+    let SortRows { from, rows, length } = rows;
     let key_bytes = source.key_bytes();
     let number_bytes = number_bytes(length);
     let items = if length <= SHORT { 4 } else { 16 };

@@ -5,7 +5,7 @@ use tenure_device::cuda::{KernelName, LaunchConfig};
 use super::{async_errors, captured, computed, on_cpu, queue, stored};
 use crate::cpu::random::{self as cpu, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
 use crate::kernel::on_cuda;
-use crate::random::State;
+use crate::random::GeneratorState;
 use crate::{Access, DType, DeviceKind, Entry, Result, Tensor};
 
 pub(crate) const UNIFORM: &[Entry<Reals>] = on_cuda!(floats: uniform);
@@ -29,7 +29,7 @@ struct Draw {
     fault: Option<u64>,
 }
 
-fn uniform(out: &Tensor, state: State, low: f64, high: f64) -> Result<()> {
+fn uniform(out: &Tensor, state: GeneratorState, low: f64, high: f64) -> Result<()> {
     let draw = Draw { name: "uniform", numbers: [low, high - low].map(f64::to_bits), fault: None };
     let dtype = out.dtype();
     run("uniform", [out, out], state, &draw, move |[out, _], state| {
@@ -37,7 +37,7 @@ fn uniform(out: &Tensor, state: State, low: f64, high: f64) -> Result<()> {
     })
 }
 
-fn normal(out: &Tensor, state: State, mean: f64, deviation: f64) -> Result<()> {
+fn normal(out: &Tensor, state: GeneratorState, mean: f64, deviation: f64) -> Result<()> {
     let draw = Draw { name: "normal", numbers: [mean, deviation].map(f64::to_bits), fault: None };
     let dtype = out.dtype();
     run("normal", [out, out], state, &draw, move |[out, _], state| {
@@ -45,7 +45,7 @@ fn normal(out: &Tensor, state: State, mean: f64, deviation: f64) -> Result<()> {
     })
 }
 
-fn integers(out: &Tensor, state: State, first: i64, count: u64) -> Result<()> {
+fn integers(out: &Tensor, state: GeneratorState, first: i64, count: u64) -> Result<()> {
     let draw = Draw { name: "randint", numbers: [first as u64, count], fault: None };
     let dtype = out.dtype();
     run("randint", [out, out], state, &draw, move |[out, _], state| {
@@ -53,7 +53,7 @@ fn integers(out: &Tensor, state: State, first: i64, count: u64) -> Result<()> {
     })
 }
 
-fn bernoulli(out: &Tensor, state: State, probability: f64) -> Result<()> {
+fn bernoulli(out: &Tensor, state: GeneratorState, probability: f64) -> Result<()> {
     let draw = Draw { name: "bernoulli", numbers: [cpu::limit(probability), 0], fault: None };
     let dtype = out.dtype();
     run("bernoulli", [out, out], state, &draw, move |[out, _], state| {
@@ -61,7 +61,7 @@ fn bernoulli(out: &Tensor, state: State, probability: f64) -> Result<()> {
     })
 }
 
-fn bernoulli_each(out: &Tensor, probabilities: &Tensor, state: State) -> Result<()> {
+fn bernoulli_each(out: &Tensor, probabilities: &Tensor, state: GeneratorState) -> Result<()> {
     let draw = Draw { name: "bernoulli_each", numbers: [0; 2], fault: Some(async_errors::PROBABILITY) };
     let dtype = probabilities.dtype();
     run("bernoulli", [out, probabilities], state, &draw, move |[out, input], state| {
@@ -69,7 +69,7 @@ fn bernoulli_each(out: &Tensor, probabilities: &Tensor, state: State) -> Result<
     })
 }
 
-fn dropout(out: &Tensor, input: &Tensor, state: State, probability: f64) -> Result<()> {
+fn dropout(out: &Tensor, input: &Tensor, state: GeneratorState, probability: f64) -> Result<()> {
     let kept = 1.0 - probability;
     let draw = Draw { name: "dropout", numbers: [cpu::limit(kept), (1.0 / kept).to_bits()], fault: None };
     let dtype = input.dtype();
@@ -82,9 +82,9 @@ fn dropout(out: &Tensor, input: &Tensor, state: State, probability: f64) -> Resu
 fn run(
     op: &'static str,
     [out, input]: [&Tensor; 2],
-    state: State,
+    state: GeneratorState,
     draw: &Draw,
-    host: impl Fn([&Tensor; 2], State) -> Result<()> + Send + Sync + 'static,
+    host: impl Fn([&Tensor; 2], GeneratorState) -> Result<()> + Send + Sync + 'static,
 ) -> Result<()> {
     let count = out.numel();
     if count == 0 {
@@ -140,13 +140,13 @@ fn run(
 
 /// The place where draws begin.
 pub(super) struct Start {
-    pub(super) state: State,
+    pub(super) state: GeneratorState,
     /// The origin that the state counts from, in a capture.
     pub(super) origin: Option<Tensor>,
 }
 
 impl Start {
-    pub(super) fn of(state: State) -> Result<Self> {
+    pub(super) fn of(state: GeneratorState) -> Result<Self> {
         Ok(match captured::origin(state)? {
             Some((state, origin)) => Self { state, origin: Some(origin) },
             None => Self { state, origin: None },
@@ -161,11 +161,11 @@ impl Start {
 }
 
 /// Returns the state where draws begin, counted from an origin if there is one.
-pub(super) fn placed(state: State, origin: &[Tensor]) -> Result<State> {
+pub(super) fn placed(state: GeneratorState, origin: &[Tensor]) -> Result<GeneratorState> {
     origin.first().map_or(Ok(state), |origin| captured::placed(state, origin))
 }
 
-fn permutation(out: &Tensor, state: State) -> Result<()> {
+fn permutation(out: &Tensor, state: GeneratorState) -> Result<()> {
     let count = out.numel();
     if count == 0 {
         return Ok(());

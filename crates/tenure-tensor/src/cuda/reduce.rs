@@ -151,7 +151,7 @@ pub(super) fn fold<const N: usize, const K: usize>(
     };
     let [from, to] = [inputs[0].dtype(), outputs[0].dtype()];
     let types = Types { from, to, given: given.map_or(from, Tensor::dtype) };
-    let plan = Plan::new(types, &pointers, &mut kept, &mut reduced);
+    let plan = FoldPlan::new(types, &pointers, &mut kept, &mut reduced);
     queue::submit(&access, |queue| plan.launch(queue, how, &pointers, total), host)
 }
 
@@ -169,7 +169,7 @@ struct Types {
 }
 
 /// A dimension of all inputs, or several that can be walked as one.
-struct Dim {
+struct FoldDim {
     size: usize,
     /// The distance of neighbours in each input, in bytes.
     steps: SmallVec<[usize; 2]>,
@@ -177,13 +177,13 @@ struct Dim {
     output: usize,
 }
 
-type Dims = SmallVec<[Dim; 4]>;
+type FoldDims = SmallVec<[FoldDim; 4]>;
 
 /// Returns the kept and the reduced dimensions, densest first.
-fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (Dims, Dims) {
+fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (FoldDims, FoldDims) {
     let sizes = inputs[0].sizes();
     let is_reduced = |dim: &usize| output.sizes()[*dim] == 1;
-    let dim = |dim: usize| Dim {
+    let dim = |dim: usize| FoldDim {
         size: sizes[dim],
         steps: inputs.iter().map(|input| input.strides()[dim] * input.dtype().size()).collect(),
         output: if is_reduced(&dim) { 0 } else { output.strides()[dim] },
@@ -193,10 +193,10 @@ fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (Dims, D
     (coalesce(all().filter(|dim| !is_reduced(dim)).map(dim)), coalesce(all().filter(is_reduced).map(dim)))
 }
 
-fn coalesce(dims: impl Iterator<Item = Dim>) -> Dims {
-    let mut dims: Dims = dims.collect();
+fn coalesce(dims: impl Iterator<Item = FoldDim>) -> FoldDims {
+    let mut dims: FoldDims = dims.collect();
     dims.sort_by(|left, right| (&left.steps, left.output).cmp(&(&right.steps, right.output)));
-    let mut merged = Dims::new();
+    let mut merged = FoldDims::new();
     for dim in dims {
         match merged.last_mut() {
             Some(last)
@@ -212,7 +212,7 @@ fn coalesce(dims: impl Iterator<Item = Dim>) -> Dims {
 }
 
 /// The division of a fold among threads.
-struct Plan<'a> {
+struct FoldPlan<'a> {
     types: Types,
     is_columns: bool,
     /// The number of neighbours that are read at once.
@@ -230,14 +230,14 @@ struct Plan<'a> {
     /// The number of blocks that share outputs, and the length of each along the reduced size.
     parts: usize,
     length: usize,
-    kept: &'a Dims,
-    reduced: &'a Dims,
+    kept: &'a FoldDims,
+    reduced: &'a FoldDims,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> FoldPlan<'a> {
     /// Plans a fold. It makes `kept` or `reduced` begin with a dimension of vectors.
-    fn new(types: Types, pointers: &Pointers, kept: &'a mut Dims, reduced: &'a mut Dims) -> Self {
-        let product = |dims: &Dims| dims.iter().map(|dim| dim.size).product::<usize>();
+    fn new(types: Types, pointers: &Pointers, kept: &'a mut FoldDims, reduced: &'a mut FoldDims) -> Self {
+        let product = |dims: &FoldDims| dims.iter().map(|dim| dim.size).product::<usize>();
         let total = product(kept);
         let count = product(reduced);
         let largest = (0..pointers.inputs.len())
@@ -303,7 +303,7 @@ impl<'a> Plan<'a> {
     fn launch(&self, queue: &mut Queue, how: &'static Fold, pointers: &Pointers, total: usize) -> Result<()> {
         let part_bytes = how.part_bytes[usize::from(matches!(summed(self.types.from), "double" | "i64"))];
         let workspace = if self.parts > 1 { queue.workspace(self.parts * total * part_bytes)? } else { 0 };
-        let run = |kind: Kind, [reduced_size, lanes]: [usize; 2], grid: [u32; 3]| {
+        let run = |kind: FoldLayout, [reduced_size, lanes]: [usize; 2], grid: [u32; 3]| {
             let mut words: SmallVec<[u64; 64]> = SmallVec::new();
             words.extend(pointers.inputs.iter().chain(&pointers.outputs).copied());
             words.extend([pointers.given, workspace]);
@@ -320,18 +320,18 @@ impl<'a> Plan<'a> {
             let name = KernelName { op: how.name, variant: self.variant(kind) };
             queue.launch(name, || self.source(kind, how, pointers), config, &mut words)
         };
-        let kind = if self.is_columns { Kind::Columns } else { Kind::Rows };
+        let kind = if self.is_columns { FoldLayout::Columns } else { FoldLayout::Rows };
         run(kind, [self.reduced_size, self.lanes], [self.blocks as u32, self.parts as u32, 1])?;
         if self.parts > 1 {
             // If there are few outputs, there are many parts.
             let lanes = (total / OUTPUTS_PER_BLOCK).clamp(1, WARP).next_power_of_two();
-            run(Kind::Parts, [self.parts, lanes], [total.div_ceil(lanes) as u32, 1, 1])?;
+            run(FoldLayout::Parts, [self.parts, lanes], [total.div_ceil(lanes) as u32, 1, 1])?;
         }
         Ok(())
     }
 
     /// Returns the number of this variant: it covers all that the source depends on.
-    fn variant(&self, kind: Kind) -> u64 {
+    fn variant(&self, kind: FoldLayout) -> u64 {
         let Types { from, to, given } = self.types;
         let mut variant = kind as u64;
         let mut push = |value: u64, bits: u32| variant = variant << bits | value;
@@ -342,7 +342,7 @@ impl<'a> Plan<'a> {
         variant
     }
 
-    fn source(&self, kind: Kind, how: &Fold, pointers: &Pointers) -> String {
+    fn source(&self, kind: FoldLayout, how: &Fold, pointers: &Pointers) -> String {
         let Types { from, to, given } = self.types;
         let inputs = pointers.inputs.len();
         let outputs = pointers.outputs.len();
@@ -350,9 +350,9 @@ impl<'a> Plan<'a> {
         let rank = self.rank;
         let index = if self.is_large { "u64" } else { "u32" };
         let kind = match kind {
-            Kind::Rows => "ROWS",
-            Kind::Columns => "COLUMNS",
-            Kind::Parts => "PARTS",
+            FoldLayout::Rows => "ROWS",
+            FoldLayout::Columns => "COLUMNS",
+            FoldLayout::Parts => "PARTS",
         };
         let compute = summed(self.types.from);
         let [from, to, given] = [from, to, given].map(stored);
@@ -365,14 +365,14 @@ impl<'a> Plan<'a> {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum FoldLayout {
     Rows,
     Columns,
     Parts,
 }
 
 /// Returns how many neighbours are contiguous in all inputs, wherever a row of them begins.
-fn width(size: usize, pointers: &Pointers, kept: &Dims, reduced: &Dims, is_columns: bool) -> usize {
+fn width(size: usize, pointers: &Pointers, kept: &FoldDims, reduced: &FoldDims, is_columns: bool) -> usize {
     let (along, across) = if is_columns { (kept, reduced) } else { (reduced, kept) };
     let Some((dense, others)) = along.split_first() else { return 1 };
     if dense.steps.iter().any(|step| *step != size) {

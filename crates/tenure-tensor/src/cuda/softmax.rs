@@ -2,7 +2,7 @@
 
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
-use super::lines::{self, Edges, Lines};
+use super::lines::{self, Lines, RowAlignment};
 use super::on_cpu;
 use super::queue::{self, Queue};
 use crate::cpu;
@@ -54,7 +54,7 @@ fn run(
     let n = out.sizes().get(dim).copied().unwrap_or(1);
     let is_columns = step > 1;
     let launch = |queue: &mut Queue| {
-        let mut lines = Lines::new(out.dtype(), &places, inputs.len(), rows, n, Edges::Any);
+        let mut lines = Lines::new(out.dtype(), &places, inputs.len(), rows, n, RowAlignment::Any);
         let mut config = lines.config(rows);
         if is_columns {
             let below = 1 << (n / 4).max(1).ilog2();

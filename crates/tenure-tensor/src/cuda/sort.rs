@@ -5,7 +5,7 @@ use tenure_device::cuda::KernelName;
 use super::iteration_space::linear;
 use super::on_cpu;
 use super::queue::{self, Queue};
-use super::radix::{self, Rows, Source};
+use super::radix::{self, SortRows, Source};
 use crate::autograd::no_grad;
 use crate::cpu;
 use crate::cpu::sort::Order;
@@ -32,7 +32,7 @@ fn order(out: &Tensor, input: &Tensor, count: usize, descending: bool) -> Result
     let source = Source::Elements { dtype, descending };
     let launch = |queue: &mut Queue| {
         if length > SHORT {
-            let rows = Rows { from, rows: out.numel() / length, length };
+            let rows = SortRows { from, rows: out.numel() / length, length };
             return radix::sort(queue, source, rows, Some(to)).map(drop);
         }
         let mut words = [to, from, out.numel() as u64, length as u64];

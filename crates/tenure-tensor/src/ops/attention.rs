@@ -11,7 +11,7 @@ use crate::autocast::lower;
 use crate::autograd::{Context, attach_all, is_grad_enabled, recipe};
 use crate::cpu::attention::{Attend, AttendBackward};
 use crate::element::computed;
-use crate::random::{State, default_generator};
+use crate::random::{GeneratorState, default_generator};
 use crate::{DType, Kernel, Result, Tensor, TensorError, cpu, cuda};
 
 static ATTEND: Kernel<Attend> =
@@ -50,7 +50,7 @@ pub(crate) struct Weighting {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dropping {
     pub(crate) probability: f64,
-    pub(crate) state: State,
+    pub(crate) state: GeneratorState,
 }
 
 impl Tensor {

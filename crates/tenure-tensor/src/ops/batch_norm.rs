@@ -8,13 +8,16 @@ use super::norm::{NORMALIZE_BACKWARD, NORMALIZE_SUMS, channels, composed, expect
 use super::pointwise::output;
 use super::view::signed;
 use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad, recipe};
-use crate::cpu::batch_norm::{By, ChannelGradients, Gradients, Normalize, Scale, Settle, Settled, Then};
+use crate::cpu::batch_norm::{
+    ChannelCoefficients, ChannelGradients, ChannelStatistics, FusedActivation, Gradients, NormalizeChannels, Scale,
+    Settle,
+};
 use crate::cpu::norm::NormalizeBackward;
 use crate::element::computed;
 use crate::{Device, Elementwise, Kernel, Layout, Result, Tensor, TensorError, cpu, cuda};
 
 static SETTLE: Kernel<Settle> = Kernel::new("batch_norm", &[cpu::batch_norm::SETTLE, cuda::batch_norm::SETTLE]);
-static NORMALIZE: Kernel<Normalize> =
+static NORMALIZE: Kernel<NormalizeChannels> =
     Kernel::new("batch_norm", &[cpu::batch_norm::NORMALIZE, cuda::batch_norm::NORMALIZE]);
 static GRADIENTS: Kernel<Gradients> =
     Kernel::new("batch_norm_backward", &[cpu::batch_norm::GRADIENTS, cuda::batch_norm::GRADIENTS]);
@@ -23,7 +26,7 @@ static RELU_BACKWARD: Kernel<NormalizeBackward> =
 
 /// The parameters of batch normalisation: see [`Tensor::batch_norm`].
 #[derive(Clone, Copy, Debug)]
-pub struct BatchNorm<'a> {
+pub struct BatchNormParameters<'a> {
     /// The running means and variances, `[channels]` each.
     pub running: Option<(&'a Tensor, &'a Tensor)>,
     /// The scale of each channel, `[channels]`.
@@ -56,7 +59,7 @@ impl Tensor {
         momentum: f64,
         eps: f64,
     ) -> Result<Self> {
-        BatchNorm { running, weight, bias, training, momentum, eps }.apply(self, Then::Nothing)
+        BatchNormParameters { running, weight, bias, training, momentum, eps }.apply(self, FusedActivation::Nothing)
     }
 
     /// Computes the ReLU of [`batch_norm`](Self::batch_norm) of this tensor. If `carried` is given, it is added before
@@ -65,19 +68,19 @@ impl Tensor {
     ///
     /// # Errors
     /// The errors of `batch_norm` and [`add`](Self::add).
-    pub fn batch_norm_relu(&self, carried: Option<&Self>, norm: &BatchNorm<'_>) -> Result<Self> {
+    pub fn batch_norm_relu(&self, carried: Option<&Self>, norm: &BatchNormParameters<'_>) -> Result<Self> {
         match carried {
-            None => norm.apply(self, Then::Relu),
+            None => norm.apply(self, FusedActivation::Relu),
             Some(carried) if carried.sizes() == self.sizes() && carried.dtype() == self.dtype() => {
-                norm.apply(self, Then::AddRelu(carried))
+                norm.apply(self, FusedActivation::AddRelu(carried))
             }
-            Some(carried) => norm.apply(self, Then::Nothing)?.add(carried)?.relu(),
+            Some(carried) => norm.apply(self, FusedActivation::Nothing)?.add(carried)?.relu(),
         }
     }
 }
 
-impl BatchNorm<'_> {
-    fn apply(&self, x: &Tensor, then: Then<'_>) -> Result<Tensor> {
+impl BatchNormParameters<'_> {
+    fn apply(&self, x: &Tensor, then: FusedActivation<'_>) -> Result<Tensor> {
         let _op = entered("batch_norm");
         let op = "batch_norm";
         let channels = channels(op, x, self.weight, self.bias)?;
@@ -88,7 +91,7 @@ impl BatchNorm<'_> {
                 return Err(TensorError::Overlap { op, reason: reason.to_owned() });
             }
         }
-        if let Then::AddRelu(carried) = then
+        if let FusedActivation::AddRelu(carried) = then
             && carried.device() != x.device()
         {
             return Err(TensorError::Device { op, left: x.device(), right: carried.device() });
@@ -108,14 +111,14 @@ impl BatchNorm<'_> {
     }
 
     /// Normalises by the input's own statistics.
-    fn by_batch(&self, x: &Tensor, channels: usize, count: f64, then: Then<'_>) -> Result<Tensor> {
+    fn by_batch(&self, x: &Tensor, channels: usize, count: f64, then: FusedActivation<'_>) -> Result<Tensor> {
         let dims = others(x);
         let (squares, mean) = no_grad(|| x.squared_deviations("batch_norm", &dims))?;
         let flat = Layout::contiguous(&[channels])?;
         let statistic = || Tensor::empty(&[channels], mean.dtype(), x.device());
         let rstd = statistic()?;
         let scale = if self.weight.is_some() { statistic()? } else { rstd.clone() };
-        let settled = Settled {
+        let settled = ChannelStatistics {
             mean: &mean.alias(flat.clone()),
             squares: &squares.alias(flat),
             weight: self.weight,
@@ -138,11 +141,11 @@ impl BatchNorm<'_> {
         let weight = self.weight;
         let bias = self.bias;
         recipe::note(&out, "batch_norm", [x], [weight, bias, then.carried()], || {
-            let is_above = !matches!(then, Then::Nothing);
+            let is_above = !matches!(then, FusedActivation::Nothing);
             move |[x], [weight, bias, carried]| {
                 // The running averages are left out: they have moved.
-                let norm = BatchNorm { running: None, weight, bias, training: true, momentum: 0.0, eps };
-                norm.by_batch(x, channels, count, Then::of(is_above, carried))
+                let norm = BatchNormParameters { running: None, weight, bias, training: true, momentum: 0.0, eps };
+                norm.by_batch(x, channels, count, FusedActivation::of(is_above, carried))
             }
         });
         let has_weight = weight.is_some();
@@ -154,8 +157,8 @@ impl BatchNorm<'_> {
             let rstd = saver.save(&rstd)?;
             let scale = if has_weight { saver.save(&scale)? } else { rstd };
             let weight = weight.map(|weight| saver.save(weight)).transpose()?;
-            let is_carried = matches!(then, Then::AddRelu(_));
-            let y = if matches!(then, Then::Nothing) { None } else { Some(saver.save_output(&out, 0)?) };
+            let is_carried = matches!(then, FusedActivation::AddRelu(_));
+            let y = if matches!(then, FusedActivation::Nothing) { None } else { Some(saver.save_output(&out, 0)?) };
             Ok(move |context: &Context<'_>| {
                 let mut grad = context.grad(0)?;
                 let x = context.unpack(saved)?;
@@ -215,7 +218,13 @@ impl BatchNorm<'_> {
     }
 
     /// Normalises by averages that do not depend on the input.
-    fn by_averages(&self, x: &Tensor, average: &Tensor, variance: &Tensor, then: Then<'_>) -> Result<Tensor> {
+    fn by_averages(
+        &self,
+        x: &Tensor,
+        average: &Tensor,
+        variance: &Tensor,
+        then: FusedActivation<'_>,
+    ) -> Result<Tensor> {
         let inputs = self.inputs(x, then);
         if !is_grad_enabled() || !inputs.iter().any(|input| input.requires_grad()) {
             let one;
@@ -235,10 +244,10 @@ impl BatchNorm<'_> {
         let weight = self.weight;
         let has_bias = self.bias.is_some();
         recipe::note(&out, "batch_norm", [x, average, variance], [weight, self.bias, then.carried()], || {
-            let is_above = !matches!(then, Then::Nothing);
+            let is_above = !matches!(then, FusedActivation::Nothing);
             move |[x, mean, variance], [weight, bias, carried]| {
-                let norm = BatchNorm { running: None, weight, bias, training: false, momentum: 0.0, eps };
-                Ok(norm.by_scale(x, mean, variance, Then::of(is_above, carried))?.0)
+                let norm = BatchNormParameters { running: None, weight, bias, training: false, momentum: 0.0, eps };
+                Ok(norm.by_scale(x, mean, variance, FusedActivation::of(is_above, carried))?.0)
             }
         });
         let dims = others(x);
@@ -247,8 +256,8 @@ impl BatchNorm<'_> {
             let mean = saver.save(&mean)?;
             let rstd = saver.save(&rstd)?;
             let weight = weight.map(|weight| saver.save(weight)).transpose()?;
-            let is_carried = matches!(then, Then::AddRelu(_));
-            let y = if matches!(then, Then::Nothing) { None } else { Some(saver.save_output(&out, 0)?) };
+            let is_carried = matches!(then, FusedActivation::AddRelu(_));
+            let y = if matches!(then, FusedActivation::Nothing) { None } else { Some(saver.save_output(&out, 0)?) };
             Ok(move |context: &Context<'_>| {
                 let mut grad = context.grad(0)?;
                 let mean = context.unpack(mean)?;
@@ -281,7 +290,7 @@ impl BatchNorm<'_> {
         x: &Tensor,
         mean: &Tensor,
         variance: &Tensor,
-        then: Then<'_>,
+        then: FusedActivation<'_>,
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let compute = computed(x.dtype());
         let affine = affine(x);
@@ -294,17 +303,22 @@ impl BatchNorm<'_> {
     }
 
     /// Returns the inputs that may have a gradient.
-    fn inputs<'b>(&'b self, x: &'b Tensor, then: Then<'b>) -> Vec<&'b Tensor> {
+    fn inputs<'b>(&'b self, x: &'b Tensor, then: FusedActivation<'b>) -> Vec<&'b Tensor> {
         [x].into_iter().chain(self.weight).chain(self.bias).chain(then.carried()).collect()
     }
 
-    fn normalize(&self, x: &Tensor, mean: &Tensor, scale: Scale<'_>, then: Then<'_>) -> Result<Tensor> {
+    fn normalize(&self, x: &Tensor, mean: &Tensor, scale: Scale<'_>, then: FusedActivation<'_>) -> Result<Tensor> {
         let shift = match self.bias {
             Some(bias) => along_channels(bias, x)?,
             None => Tensor::zeros(&[], computed(x.dtype()), Device::CPU)?,
         };
         let out = output(x.sizes(), x.dtype(), &[x])?;
-        NORMALIZE.find(x.device().kind(), x.dtype())?(&out, x, By { mean, scale, shift: &shift }, then)?;
+        NORMALIZE.find(x.device().kind(), x.dtype())?(
+            &out,
+            x,
+            ChannelCoefficients { mean, scale, shift: &shift },
+            then,
+        )?;
         Ok(out)
     }
 }

@@ -9,18 +9,18 @@ use super::view::signed;
 use crate::autocast::{raise, raises};
 use crate::autograd::{Context, attach, is_grad_enabled, no_grad};
 use crate::cpu;
-use crate::cpu::loss::{CrossEntropy as Forward, CrossEntropyBackward as Backward, Targets};
+use crate::cpu::loss::{CrossEntropyBackward, CrossEntropyKernel, Targets};
 use crate::element::{computed, with_element};
 use crate::{Access, Element, Kernel, Layout, Result, Scalar, Tensor, TensorError, cuda, vectorized};
 
-static CROSS_ENTROPY: Kernel<Forward> =
+static CROSS_ENTROPY: Kernel<CrossEntropyKernel> =
     Kernel::new("cross_entropy", &[cpu::loss::CROSS_ENTROPY, cuda::loss::CROSS_ENTROPY]);
-static CROSS_ENTROPY_BACKWARD: Kernel<Backward> =
+static CROSS_ENTROPY_BACKWARD: Kernel<CrossEntropyBackward> =
     Kernel::new("cross_entropy_backward", &[cpu::loss::CROSS_ENTROPY_BACKWARD, cuda::loss::CROSS_ENTROPY_BACKWARD]);
 
 /// The reduction of the losses of elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reduction {
+pub enum LossReduction {
     /// No reduction: one loss for each element.
     None,
     /// The mean of the losses; the weighted mean if they have weights.
@@ -30,7 +30,7 @@ pub enum Reduction {
     Sum,
 }
 
-impl Reduction {
+impl LossReduction {
     fn apply(self, losses: Tensor) -> Result<Tensor> {
         match self {
             Self::None => Ok(losses),
@@ -57,12 +57,12 @@ pub struct CrossEntropy<'a> {
     /// The fraction of each target that is spread over all classes.
     pub label_smoothing: f64,
     /// The reduction of the losses.
-    pub reduction: Reduction,
+    pub reduction: LossReduction,
 }
 
 impl Default for CrossEntropy<'_> {
     fn default() -> Self {
-        Self { weight: None, ignore_index: -100, label_smoothing: 0.0, reduction: Reduction::Mean }
+        Self { weight: None, ignore_index: -100, label_smoothing: 0.0, reduction: LossReduction::Mean }
     }
 }
 
@@ -131,7 +131,7 @@ impl Tensor {
         }
         let losses = self.log_softmax(dim)?.mul(&weights)?.sum(&[dim], false)?.neg()?;
         match options.reduction {
-            Reduction::Mean => {
+            LossReduction::Mean => {
                 let count = losses.numel() as f64;
                 losses.sum_all()?.div(count)
             }
@@ -149,7 +149,7 @@ impl Tensor {
         target: &Self,
         weight: Option<&Self>,
         ignore_index: i64,
-        reduction: Reduction,
+        reduction: LossReduction,
     ) -> Result<Self> {
         let _op = entered("nll_loss");
         if raises(&[self]) {
@@ -178,7 +178,7 @@ impl Tensor {
     ///
     /// # Errors
     /// A target of other sizes, an integer dtype.
-    pub fn mse_loss(&self, target: &Self, reduction: Reduction) -> Result<Self> {
+    pub fn mse_loss(&self, target: &Self, reduction: LossReduction) -> Result<Self> {
         let _op = entered("mse_loss");
         if raises(&[self, target]) {
             return raise(self)?.mse_loss(&raise(target)?, reduction);
@@ -191,7 +191,7 @@ impl Tensor {
     ///
     /// # Errors
     /// A target of other sizes, an integer dtype.
-    pub fn l1_loss(&self, target: &Self, reduction: Reduction) -> Result<Self> {
+    pub fn l1_loss(&self, target: &Self, reduction: LossReduction) -> Result<Self> {
         let _op = entered("l1_loss");
         if raises(&[self, target]) {
             return raise(self)?.l1_loss(&raise(target)?, reduction);
@@ -205,7 +205,7 @@ impl Tensor {
     ///
     /// # Errors
     /// A target of other sizes, an integer dtype, a negative `beta`.
-    pub fn smooth_l1_loss(&self, target: &Self, beta: f64, reduction: Reduction) -> Result<Self> {
+    pub fn smooth_l1_loss(&self, target: &Self, beta: f64, reduction: LossReduction) -> Result<Self> {
         let _op = entered("smooth_l1_loss");
         if raises(&[self, target]) {
             return raise(self)?.smooth_l1_loss(&raise(target)?, beta, reduction);
@@ -227,12 +227,12 @@ impl Tensor {
     ///
     /// # Errors
     /// A target of other sizes, an integer dtype, a `delta` that is not positive.
-    pub fn huber_loss(&self, target: &Self, delta: f64, reduction: Reduction) -> Result<Self> {
+    pub fn huber_loss(&self, target: &Self, delta: f64, reduction: LossReduction) -> Result<Self> {
         let _op = entered("huber_loss");
         if delta <= 0.0 || delta.is_nan() {
             return Err(TensorError::argument("huber_loss", format!("delta must be positive, got {delta}")));
         }
-        reduction.apply(self.smooth_l1_loss(target, delta, Reduction::None)?.mul(delta)?)
+        reduction.apply(self.smooth_l1_loss(target, delta, LossReduction::None)?.mul(delta)?)
     }
 
     /// Computes the cross entropy of probabilities and targets from 0 to 1. Logarithms are limited to at least -100, in
@@ -241,7 +241,7 @@ impl Tensor {
     /// # Errors
     /// A target of other sizes, a weight that does not broadcast to them, an integer dtype, elements that are not from
     /// 0 to 1.
-    pub fn binary_cross_entropy(&self, target: &Self, weight: Option<&Self>, reduction: Reduction) -> Result<Self> {
+    pub fn binary_cross_entropy(&self, target: &Self, weight: Option<&Self>, reduction: LossReduction) -> Result<Self> {
         let _op = entered("binary_cross_entropy");
         if raises(&[self, target]) {
             return raise(self)?.binary_cross_entropy(&raise(target)?, weight, reduction);
@@ -291,7 +291,7 @@ impl Tensor {
         target: &Self,
         weight: Option<&Self>,
         pos_weight: Option<&Self>,
-        reduction: Reduction,
+        reduction: LossReduction,
     ) -> Result<Self> {
         let _op = entered("binary_cross_entropy_with_logits");
         if raises(&[self, target]) {
@@ -319,7 +319,7 @@ impl Tensor {
     ///
     /// # Errors
     /// A target of other sizes, an integer dtype.
-    pub fn kl_div(&self, target: &Self, log_target: bool, reduction: Reduction) -> Result<Self> {
+    pub fn kl_div(&self, target: &Self, log_target: bool, reduction: LossReduction) -> Result<Self> {
         let _op = entered("kl_div");
         if raises(&[self, target]) {
             return raise(self)?.kl_div(&raise(target)?, log_target, reduction);

@@ -38,14 +38,14 @@ use tenure_core::{Name, Site, SiteGuard};
 
 pub use attention::Attention;
 pub(crate) use attention::{Dropping, Weighting};
-pub use batch_norm::BatchNorm;
+pub use batch_norm::BatchNormParameters;
 pub(crate) use batch_norm::along_channels;
 pub use conv::Conv;
 pub(crate) use conv::Geometry;
 pub use einsum::einsum;
 pub use index::{ELLIPSIS, Index, Indices, NEW};
 pub use join::{cat, meshgrid, stack};
-pub use loss::{CrossEntropy, Reduction};
+pub use loss::{CrossEntropy, LossReduction};
 pub(crate) use norm::weighted;
 pub use pad::PadMode;
 pub use pool::Pool;

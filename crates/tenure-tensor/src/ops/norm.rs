@@ -9,7 +9,9 @@ use super::view::signed;
 use crate::autocast::{raise, raises};
 use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad, recipe};
 use crate::cpu;
-use crate::cpu::norm::{Normalize, NormalizeBackward, NormalizeRows, NormalizeRowsBackward, NormalizeSums, Rows};
+use crate::cpu::norm::{
+    NormRows, NormalizeBackward, NormalizeKernel, NormalizeRows, NormalizeRowsBackward, NormalizeSums,
+};
 use crate::element::computed;
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError, cuda};
 
@@ -17,7 +19,7 @@ static NORMALIZE_ROWS: Kernel<NormalizeRows> =
     Kernel::new("layer_norm", &[cpu::norm::NORMALIZE_ROWS, cuda::norm::NORMALIZE_ROWS]);
 static NORMALIZE_ROWS_BACKWARD: Kernel<NormalizeRowsBackward> =
     Kernel::new("layer_norm_backward", &[cpu::norm::NORMALIZE_ROWS_BACKWARD, cuda::norm::NORMALIZE_ROWS_BACKWARD]);
-static NORMALIZE: Kernel<Normalize> = Kernel::new("norm", &[cpu::norm::NORMALIZE, cuda::norm::NORMALIZE]);
+static NORMALIZE: Kernel<NormalizeKernel> = Kernel::new("norm", &[cpu::norm::NORMALIZE, cuda::norm::NORMALIZE]);
 pub(super) static NORMALIZE_BACKWARD: Kernel<NormalizeBackward> =
     Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_BACKWARD, cuda::norm::NORMALIZE_BACKWARD]);
 pub(super) static NORMALIZE_SUMS: Kernel<NormalizeSums> =
@@ -112,7 +114,7 @@ impl Tensor {
         let out = Self::empty(self.sizes(), self.dtype(), self.device())?;
         let detached_weight = dense(&weight)?;
         let detached_bias = dense(&bias)?;
-        let rows = Rows {
+        let rows = NormRows {
             input: &input,
             weight: detached_weight.as_ref(),
             bias: detached_bias.as_ref(),
@@ -144,7 +146,8 @@ impl Tensor {
                 let mean = mean.map(|mean| context.unpack(mean)).transpose()?;
                 let grad = grad.contiguous()?;
                 let weight = dense(&weight)?;
-                let rows = Rows { input: &x, weight: weight.as_ref(), bias: None, mean: mean.as_ref(), rstd: &rstd };
+                let rows =
+                    NormRows { input: &x, weight: weight.as_ref(), bias: None, mean: mean.as_ref(), rstd: &rstd };
                 let base = context.take_sum(0).map(|base| base.contiguous()).transpose()?;
                 let to_x = Self::empty(x.sizes(), x.dtype(), x.device())?;
                 let normalized = &x.sizes()[x.rank() - dims.len()..];

@@ -66,9 +66,9 @@ pub(crate) fn dense_like(sizes: &[usize], like: Option<&Layout>) -> Result<Layou
 }
 
 /// A kernel of one input.
-pub(crate) type Unary = Kernel<cpu::unary::Unary>;
+pub(crate) type Unary = Kernel<cpu::unary::UnaryKernel>;
 /// A kernel of two inputs.
-pub(crate) type Binary = Kernel<cpu::binary::Binary>;
+pub(crate) type Binary = Kernel<cpu::binary::BinaryKernel>;
 
 /// Two operands, and the dtype that they are computed in. They keep their own dtypes: kernels convert as they read.
 pub(crate) struct Pair<'a> {

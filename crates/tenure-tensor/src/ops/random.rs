@@ -4,7 +4,7 @@ use super::entered;
 use super::reduce::floating;
 use crate::autograd::{Context, attach, attach_in_place, recipe};
 use crate::cpu::random::{self as kernels, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
-use crate::random::{Generator, State, default_generator};
+use crate::random::{Generator, GeneratorState, default_generator};
 use crate::scalar::integers;
 use crate::{DType, Device, Kernel, Result, Tensor, TensorError, cuda};
 
@@ -148,7 +148,7 @@ impl Tensor {
     }
 
     /// Applies dropout by the random numbers from `state`. It saves no mask: the gradient draws the same numbers again.
-    pub(super) fn dropped(&self, probability: f64, state: State) -> Result<Self> {
+    pub(super) fn dropped(&self, probability: f64, state: GeneratorState) -> Result<Self> {
         let _op = entered("dropout");
         let dense = self.contiguous()?;
         let out = Self::empty(self.sizes(), self.dtype(), self.device())?;
@@ -167,7 +167,7 @@ impl Tensor {
         op: &'static str,
         kernel: &'static Kernel<F>,
         generator: &Generator,
-        draw: impl FnOnce(F, &Self, State) -> Result<()>,
+        draw: impl FnOnce(F, &Self, GeneratorState) -> Result<()>,
     ) -> Result<()> {
         let _op = entered(op);
         let kernel = kernel.find(self.device().kind(), self.dtype())?;
@@ -210,7 +210,7 @@ fn drawn<F: Copy>(
     dtype: DType,
     device: Device,
     generator: &Generator,
-    draw: impl FnOnce(F, &Tensor, State) -> Result<()>,
+    draw: impl FnOnce(F, &Tensor, GeneratorState) -> Result<()>,
 ) -> Result<Tensor> {
     let _op = entered(kernel.name());
     let out = Tensor::empty(sizes, dtype, device)?;

@@ -25,7 +25,7 @@ macro_rules! functions {
             pub fn $name(&self) -> $crate::Result<Self> {
                 static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($name), &[$crate::cpu::$room::$kernel, $crate::cuda::$room::$kernel]);
                 let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
-                $crate::ops::unary::of_floats(&KERNEL, self, $crate::ops::unary::By::$saved, formula)
+                $crate::ops::unary::of_floats(&KERNEL, self, $crate::ops::unary::SavedOperand::$saved, formula)
             }
 
             $(
@@ -36,7 +36,8 @@ macro_rules! functions {
                 pub fn $in_place(&self) -> $crate::Result<()> {
                     static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($in_place), &[$crate::cpu::$room::$kernel, $crate::cuda::$room::$kernel]);
                     let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
-                    $crate::ops::unary::of_floats_in_place(&KERNEL, self, $crate::ops::unary::By::$saved, formula)
+                    let saved = $crate::ops::unary::SavedOperand::$saved;
+                    $crate::ops::unary::of_floats_in_place(&KERNEL, self, saved, formula)
                 }
             )?
         )*}
@@ -64,7 +65,7 @@ const RAISED: [&str; 14] = [
 
 /// The tensor that a formula needs.
 #[expect(non_camel_case_types, reason = "words of `functions!`")]
-pub(super) enum By {
+pub(super) enum SavedOperand {
     input,
     output,
 }
@@ -73,7 +74,7 @@ pub(super) enum By {
 pub(super) fn of_floats(
     kernel: &'static Unary,
     input: &Tensor,
-    by: By,
+    by: SavedOperand,
     formula: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
     let raised = if RAISED.contains(&kernel.name()) { raise(input)? } else { input.clone() };
@@ -87,7 +88,7 @@ pub(super) fn of_floats(
 pub(super) fn of_floats_in_place(
     kernel: &'static Unary,
     target: &Tensor,
-    by: By,
+    by: SavedOperand,
     formula: impl Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<()> {
     let op = kernel.name();
@@ -102,7 +103,7 @@ pub(super) fn of_floats_in_place(
     )
 }
 
-impl By {
+impl SavedOperand {
     fn save<F: Fn(&Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static>(
         self,
         saver: &mut Saver,

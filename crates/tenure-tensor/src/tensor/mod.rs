@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tenure_core::{DType, Device, Layout, Storage};
 
-use crate::autograd::{self, Edge, HookHandle, Kind, Meta, Node, View};
+use crate::autograd::{self, Edge, HookHandle, Meta, Node, TensorKind, View};
 use crate::error::AutogradError;
 use crate::{Result, TensorError, cuda};
 
@@ -249,8 +249,8 @@ impl Tensor {
     /// The gradient has other sizes, dtype or device, or is this tensor itself. Removing the gradient never fails.
     pub fn set_grad(&self, grad: Option<Self>) -> Result<Option<Self>> {
         let mistake = grad.as_ref().and_then(|grad| {
-            let found = Kind::of(grad);
-            let expected = Kind::of(self);
+            let found = TensorKind::of(grad);
+            let expected = TensorKind::of(self);
             if grad.is_same(self) {
                 return Some("a tensor cannot be its own gradient".to_owned());
             }
@@ -272,7 +272,7 @@ impl Tensor {
     /// # Errors
     /// The errors of [`autograd::backward`].
     pub fn backward(&self) -> Result<()> {
-        autograd::backward(&[self], &[], autograd::Options::default())
+        autograd::backward(&[self], &[], autograd::BackwardOptions::default())
     }
 
     /// Calls `hook` with every gradient with respect to this tensor; the hook may return another in its place.

@@ -19,49 +19,51 @@ use crate::ops::pointwise::floating;
 use crate::{Result, Value};
 
 /// An operand of an operator: a tensor, a number, or the result of another operator.
-enum Operand {
+enum OperatorOperand {
     Tensor(Result<Tensor>),
     Number(f64),
 }
 
-impl From<&Tensor> for Operand {
+impl From<&Tensor> for OperatorOperand {
     fn from(tensor: &Tensor) -> Self {
         Self::Tensor(Ok(tensor.clone()))
     }
 }
 
-impl From<Tensor> for Operand {
+impl From<Tensor> for OperatorOperand {
     fn from(tensor: Tensor) -> Self {
         Self::Tensor(Ok(tensor))
     }
 }
 
-impl From<Result<Tensor>> for Operand {
+impl From<Result<Tensor>> for OperatorOperand {
     fn from(tensor: Result<Tensor>) -> Self {
         Self::Tensor(tensor)
     }
 }
 
-impl From<f64> for Operand {
+impl From<f64> for OperatorOperand {
     fn from(number: f64) -> Self {
         Self::Number(number)
     }
 }
 
 fn apply(
-    left: impl Into<Operand>,
-    right: impl Into<Operand>,
+    left: impl Into<OperatorOperand>,
+    right: impl Into<OperatorOperand>,
     operation: impl for<'a> Fn(&'a Tensor, Value<'a>) -> Result<Tensor>,
 ) -> Result<Tensor> {
     match (left.into(), right.into()) {
-        (Operand::Tensor(left), Operand::Tensor(right)) => operation(&left?, (&right?).into()),
-        (Operand::Tensor(left), Operand::Number(right)) => operation(&left?, right.into()),
-        (Operand::Number(left), Operand::Tensor(right)) => {
+        (OperatorOperand::Tensor(left), OperatorOperand::Tensor(right)) => operation(&left?, (&right?).into()),
+        (OperatorOperand::Tensor(left), OperatorOperand::Number(right)) => operation(&left?, right.into()),
+        (OperatorOperand::Number(left), OperatorOperand::Tensor(right)) => {
             let right = right?;
             operation(&Tensor::scalar(left, floating(right.dtype()))?, (&right).into())
         }
         // No operator is declared between two numbers.
-        (Operand::Number(left), Operand::Number(right)) => operation(&Tensor::scalar(left, DType::F32)?, right.into()),
+        (OperatorOperand::Number(left), OperatorOperand::Number(right)) => {
+            operation(&Tensor::scalar(left, DType::F32)?, right.into())
+        }
     }
 }
 

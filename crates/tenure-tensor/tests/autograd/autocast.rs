@@ -2,7 +2,7 @@
 
 use tenure_tensor::autocast::{self, Autocast};
 use tenure_tensor::autograd;
-use tenure_tensor::ops::Reduction;
+use tenure_tensor::ops::LossReduction;
 use tenure_tensor::{Conv, DType, Device, Tensor};
 
 fn matrix() -> Tensor {
@@ -102,7 +102,8 @@ fn what_needs_precision_is_higher_and_what_takes_many_is_as_wide_as_the_widest()
     let _autocast = Autocast::enter(DType::BF16);
     assert_eq!(autocast::raise(&half).unwrap().dtype(), DType::F32);
     let functions = [half.exp(), half.pow(2), half.softmax(0), half.softplus(1.0, 20.0)];
-    let others = [half.layer_norm(&[2], None, None, 1e-5), half.mse_loss(&x, Reduction::Mean), half.sum(&[0], false)];
+    let others =
+        [half.layer_norm(&[2], None, None, 1e-5), half.mse_loss(&x, LossReduction::Mean), half.sum(&[0], false)];
     for raised in functions.into_iter().chain(others) {
         assert_eq!(raised.unwrap().dtype(), DType::F32);
     }

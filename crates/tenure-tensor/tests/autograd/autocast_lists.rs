@@ -2,7 +2,7 @@
 //! additions.
 
 use tenure_tensor::autocast::Autocast;
-use tenure_tensor::ops::{self, CrossEntropy, Reduction, einsum};
+use tenure_tensor::ops::{self, CrossEntropy, LossReduction, einsum};
 use tenure_tensor::{Attention, Conv, DType, Result, Tensor};
 
 struct Given {
@@ -64,16 +64,16 @@ const RAISED: &[Operation] = &[
     ("prod", |g| g.half.prod(&[0], false)),
     ("cumsum", |g| g.half.cumsum(0)),
     ("cumprod", |g| g.half.cumprod(0)),
-    ("nll_loss", |g| g.half.nll_loss(&g.rows, None, -100, Reduction::Mean)),
+    ("nll_loss", |g| g.half.nll_loss(&g.rows, None, -100, LossReduction::Mean)),
     ("cross_entropy", |g| g.half.cross_entropy(&g.rows, &CrossEntropy::default())),
-    ("mse_loss", |g| g.half.mse_loss(&g.half, Reduction::Mean)),
-    ("l1_loss", |g| g.half.l1_loss(&g.half, Reduction::Mean)),
-    ("smooth_l1_loss", |g| g.half.smooth_l1_loss(&g.half, 1.0, Reduction::Mean)),
-    ("huber_loss", |g| g.half.huber_loss(&g.half, 1.0, Reduction::Mean)),
-    ("kl_div", |g| g.half.kl_div(&g.half, false, Reduction::Mean)),
-    ("binary_cross_entropy", |g| g.half.binary_cross_entropy(&g.half, None, Reduction::Mean)),
+    ("mse_loss", |g| g.half.mse_loss(&g.half, LossReduction::Mean)),
+    ("l1_loss", |g| g.half.l1_loss(&g.half, LossReduction::Mean)),
+    ("smooth_l1_loss", |g| g.half.smooth_l1_loss(&g.half, 1.0, LossReduction::Mean)),
+    ("huber_loss", |g| g.half.huber_loss(&g.half, 1.0, LossReduction::Mean)),
+    ("kl_div", |g| g.half.kl_div(&g.half, false, LossReduction::Mean)),
+    ("binary_cross_entropy", |g| g.half.binary_cross_entropy(&g.half, None, LossReduction::Mean)),
     ("binary_cross_entropy_with_logits", |g| {
-        g.half.binary_cross_entropy_with_logits(&g.half, None, None, Reduction::Mean)
+        g.half.binary_cross_entropy_with_logits(&g.half, None, None, LossReduction::Mean)
     }),
 ];
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tenure_tensor::Tensor;
-use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::autograd::{self, BackwardOptions};
 
 use super::{grad, leaf, values};
 
@@ -34,12 +34,12 @@ fn an_output_that_is_used_twice_or_asked_for_by_grad_is_right() {
     let runs = Arc::default();
     let y = counted(&x, &runs);
     let sum = y.mul(&y).unwrap().add(&y).unwrap();
-    let retain = Options { retain_graph: true, ..Options::default() };
+    let retain = BackwardOptions { retain_graph: true, ..BackwardOptions::default() };
     for _ in 0..2 {
         let found = autograd::grad(&[&sum], &[&x], &[], retain).unwrap().remove(0).unwrap();
         assert_eq!(values(&found), [2.0 * 16.0 * 32.0 + 32.0]);
     }
-    let create = Options { create_graph: true, ..Options::default() };
+    let create = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
     let first = autograd::grad(&[&y], &[&x], &[], create).unwrap().remove(0).unwrap();
     first.backward().unwrap();
     assert_eq!(grad(&x), [48.0]);

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tenure_tensor::autocast::Autocast;
-use tenure_tensor::autograd::{self, Anomaly, Context, GradMode, Gradcheck, Options, SavedHooks};
+use tenure_tensor::autograd::{self, Anomaly, BackwardOptions, Context, GradMode, Gradcheck, SavedHooks};
 use tenure_tensor::random::{self, Generator};
 use tenure_tensor::{DType, Device, Result, Tensor};
 
@@ -44,7 +44,7 @@ fn gradients_add_up_in_whatever_order_they_come() {
         let outputs: Vec<&Tensor> = outputs.iter().collect();
         let given = random(&SIZES);
         let grads = vec![Some(&given); outputs.len()];
-        values(&autograd::grad(&outputs, &[&x], &grads, Options::default()).unwrap().remove(0).unwrap())
+        values(&autograd::grad(&outputs, &[&x], &grads, BackwardOptions::default()).unwrap().remove(0).unwrap())
     };
     let alone: Vec<Vec<f64>> = uses.iter().map(|used| grad(&[*used])).collect();
     let sum: Vec<f64> = (0..24).map(|at| alone.iter().map(|grad| grad[at]).sum()).collect();
@@ -69,10 +69,10 @@ fn what_was_broadcast_is_summed_up() {
 fn gradients_have_gradients() {
     let x = leaf(&[3.0]);
     let cube = x.mul(&x).unwrap().mul(&x).unwrap();
-    let options = Options { create_graph: true, ..Options::default() };
+    let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
     let first = autograd::grad(&[&cube], &[&x], &[], options).unwrap().remove(0).unwrap();
     let second = autograd::grad(&[&first], &[&x], &[], options).unwrap().remove(0).unwrap();
-    let third = autograd::grad(&[&second], &[&x], &[], Options::default()).unwrap().remove(0).unwrap();
+    let third = autograd::grad(&[&second], &[&x], &[], BackwardOptions::default()).unwrap().remove(0).unwrap();
     assert_eq!([values(&first), values(&second), values(&third)], [[27.0], [18.0], [6.0]]);
     assert!(x.grad().is_none());
 }
@@ -107,7 +107,7 @@ fn threads_do_not_change_a_bit() {
 fn a_graph_that_is_retained_can_be_gone_through_again() {
     let x = leaf(&[3.0]);
     let y = x.mul(&x).unwrap();
-    let retain = Options { retain_graph: true, ..Options::default() };
+    let retain = BackwardOptions { retain_graph: true, ..BackwardOptions::default() };
     autograd::backward(&[&y], &[], retain).unwrap();
     y.backward().unwrap();
     assert_eq!(grad(&x), [12.0]);
@@ -125,9 +125,9 @@ fn what_nothing_depends_on_has_no_gradient() {
     let x = leaf(&[1.0]);
     let unused = leaf(&[1.0]);
     let y = || x.mul(2.0).unwrap();
-    let error = autograd::grad(&[&y()], &[&x, &unused], &[], Options::default()).unwrap_err().to_string();
+    let error = autograd::grad(&[&y()], &[&x, &unused], &[], BackwardOptions::default()).unwrap_err().to_string();
     assert!(error.contains("input 1") && error.contains("allow_unused"), "{error}");
-    let options = Options { allow_unused: true, ..Options::default() };
+    let options = BackwardOptions { allow_unused: true, ..BackwardOptions::default() };
     let found = autograd::grad(&[&y()], &[&x, &unused], &[], options).unwrap();
     assert!(found[0].is_some() && found[1].is_none());
 }
@@ -137,7 +137,7 @@ fn gradients_of_what_lies_between_can_be_asked_for() {
     let x = leaf(&[3.0]);
     let middle = x.mul(2.0).unwrap();
     let y = middle.mul(&middle).unwrap();
-    let found = autograd::grad(&[&y], &[&middle], &[], Options::default()).unwrap().remove(0).unwrap();
+    let found = autograd::grad(&[&y], &[&middle], &[], BackwardOptions::default()).unwrap().remove(0).unwrap();
     assert_eq!(values(&found), [12.0]);
     assert!(x.grad().is_none() && middle.grad().is_none());
 }
@@ -221,7 +221,7 @@ fn a_gradient_that_was_given_is_not_written_to() {
     let given = Tensor::from_slice(&[1.0, 1.0], &[2]).unwrap();
     for _ in 0..2 {
         let y = x.mul(1.0).unwrap().add(&x).unwrap().view(&[2]).unwrap();
-        autograd::backward(&[&y], &[Some(&given)], Options::default()).unwrap();
+        autograd::backward(&[&y], &[Some(&given)], BackwardOptions::default()).unwrap();
     }
     assert_eq!((grad(&x), values(&given)), (vec![4.0; 2], vec![1.0; 2]));
 }

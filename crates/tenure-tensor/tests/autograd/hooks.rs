@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use tenure_tensor::autograd::{self, Options, SavedHooks};
+use tenure_tensor::autograd::{self, BackwardOptions, SavedHooks};
 use tenure_tensor::{AutogradError, DType, Layout, Tensor, TensorError};
 
 use super::{grad, leaf, values};
@@ -126,12 +126,12 @@ fn packed_tensors_give_the_same_gradients_as_often_as_they_are_needed() {
         let _hooks = pack_values();
         x.mul(&x).unwrap().mul(&x).unwrap().sum_all().unwrap()
     };
-    let retain = Options { retain_graph: true, ..Options::default() };
+    let retain = BackwardOptions { retain_graph: true, ..BackwardOptions::default() };
     for _ in 0..2 {
         let found = autograd::grad(&[&y], &[&x], &[], retain).unwrap().remove(0).unwrap();
         assert_eq!(values(&found), [12.0, 27.0]);
     }
-    let create = Options { create_graph: true, ..Options::default() };
+    let create = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
     let first = autograd::grad(&[&y], &[&x], &[], create).unwrap().remove(0).unwrap();
     let second = autograd::grad(&[&first.sum_all().unwrap()], &[&x], &[], retain).unwrap().remove(0).unwrap();
     assert_eq!(values(&second), [12.0, 18.0]);
@@ -317,7 +317,7 @@ fn a_leaf_is_told_when_its_gradient_is_whole_while_backward_goes_on() {
     handle.remove();
     // A gradient that `grad` returns is not added to the leaf.
     let y = first.square().unwrap();
-    autograd::grad(&[&y], &[first], &[], Options::default()).unwrap();
+    autograd::grad(&[&y], &[first], &[], BackwardOptions::default()).unwrap();
     assert!(log.lock().unwrap().is_empty());
     y.register_post_accumulate_grad_hook(|_| Ok(())).unwrap_err();
     first.detach().register_post_accumulate_grad_hook(|_| Ok(())).unwrap_err();

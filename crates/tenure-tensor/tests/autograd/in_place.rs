@@ -34,7 +34,8 @@ fn a_part_of_a_product_is_written_to() {
     ];
     for output in outputs {
         output.narrow(0, 0, 1).unwrap().mul_(2.0).unwrap();
-        let found = autograd::grad(&[&output.sum_all().unwrap()], &[&x], &[], autograd::Options::default()).unwrap();
+        let found =
+            autograd::grad(&[&output.sum_all().unwrap()], &[&x], &[], autograd::BackwardOptions::default()).unwrap();
         assert_eq!(values(found[0].as_ref().unwrap()), [[10.0; 12], [5.0; 12]].concat());
     }
 }

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use tenure_device::sim::SimDriver;
-use tenure_tensor::autograd::{self, Gradcheck, Options};
+use tenure_tensor::autograd::{self, BackwardOptions, Gradcheck};
 use tenure_tensor::{DType, Device, Layout, Result, Tensor, precision, tuning};
 
 use crate::common::{self, in_use};
@@ -179,7 +179,7 @@ impl Family {
         }
         // Differentiable gradients come first, since other formulas may compute them; they keep the graph.
         for (kind, create_graph) in [("differentiable gradient", true), ("gradient", false)] {
-            let options = Options { create_graph, allow_unused: true, ..Options::default() };
+            let options = BackwardOptions { create_graph, allow_unused: true, ..BackwardOptions::default() };
             let found = autograd::grad(&roots, &leaves, &upstream, options).map_err(text)?;
             let indices = (0..inputs.len()).filter(|index| inputs[*index].requires_grad());
             for (index, grad) in indices.zip(found) {
@@ -209,7 +209,12 @@ impl Family {
         let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
         let leaves: Vec<&Tensor> = inputs.iter().filter(|input| input.requires_grad()).collect();
         if !roots.is_empty() && !leaves.is_empty() {
-            autograd::grad(&roots, &leaves, &upstream, Options { allow_unused: true, ..Options::default() })?;
+            autograd::grad(
+                &roots,
+                &leaves,
+                &upstream,
+                BackwardOptions { allow_unused: true, ..BackwardOptions::default() },
+            )?;
         }
         Ok(driver.counters().host_syncs - before)
     }

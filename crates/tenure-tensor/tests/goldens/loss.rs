@@ -1,6 +1,6 @@
 //! Losses compared with PyTorch.
 
-use tenure_tensor::ops::{CrossEntropy, Reduction};
+use tenure_tensor::ops::{CrossEntropy, LossReduction};
 use tenure_tensor::{Result, Tensor};
 
 use crate::harness::Case;
@@ -11,13 +11,13 @@ fn entropy(x: &[Tensor], options: CrossEntropy<'_>) -> Result<Vec<Tensor>> {
 
 pub(crate) const CASES: &[Case] = &[
     ("cross_entropy", |x| entropy(x, CrossEntropy::default())),
-    ("cross_entropy_none", |x| entropy(x, CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() })),
+    ("cross_entropy_none", |x| entropy(x, CrossEntropy { reduction: LossReduction::None, ..CrossEntropy::default() })),
     ("cross_entropy_weight", |x| entropy(x, CrossEntropy::default())),
     ("cross_entropy_all", |x| {
         entropy(x, CrossEntropy { ignore_index: 1, label_smoothing: 0.2, ..CrossEntropy::default() })
     }),
     ("cross_entropy_smooth", |x| {
-        let reduction = Reduction::Sum;
+        let reduction = LossReduction::Sum;
         entropy(x, CrossEntropy { label_smoothing: 0.1, reduction, ..CrossEntropy::default() })
     }),
     ("cross_entropy_pixels", |x| entropy(x, CrossEntropy { ignore_index: 2, ..CrossEntropy::default() })),
@@ -26,21 +26,21 @@ pub(crate) const CASES: &[Case] = &[
         let options = CrossEntropy { weight: Some(&x[2]), label_smoothing: 0.1, ..CrossEntropy::default() };
         Ok(vec![x[0].cross_entropy(&x[1].softmax(1)?, &options)?])
     }),
-    ("nll_loss", |x| Ok(vec![x[0].nll_loss(&x[1], Some(&x[2]), 3, Reduction::Mean)?])),
-    ("nll_loss_pixels", |x| Ok(vec![x[0].nll_loss(&x[1], None, -100, Reduction::None)?])),
-    ("nll_loss_one", |x| Ok(vec![x[0].nll_loss(&x[1], None, -100, Reduction::Mean)?])),
-    ("mse_loss", |x| Ok(vec![x[0].mse_loss(&x[1], Reduction::Mean)?])),
-    ("mse_loss_none", |x| Ok(vec![x[0].mse_loss(&x[1], Reduction::None)?])),
-    ("l1_loss", |x| Ok(vec![x[0].l1_loss(&x[1], Reduction::Mean)?])),
-    ("smooth_l1_loss", |x| Ok(vec![x[0].smooth_l1_loss(&x[1], 0.7, Reduction::Mean)?])),
-    ("huber_loss", |x| Ok(vec![x[0].huber_loss(&x[1], 0.7, Reduction::Sum)?])),
-    ("binary_cross_entropy", |x| Ok(vec![x[0].binary_cross_entropy(&x[1], None, Reduction::Mean)?])),
-    ("binary_cross_entropy_sum", |x| Ok(vec![x[0].binary_cross_entropy(&x[1], None, Reduction::Sum)?])),
-    ("binary_cross_entropy_sure", |x| Ok(vec![x[0].binary_cross_entropy(&x[1], None, Reduction::None)?])),
-    ("bce_with_logits", |x| Ok(vec![x[0].binary_cross_entropy_with_logits(&x[1], None, None, Reduction::Mean)?])),
+    ("nll_loss", |x| Ok(vec![x[0].nll_loss(&x[1], Some(&x[2]), 3, LossReduction::Mean)?])),
+    ("nll_loss_pixels", |x| Ok(vec![x[0].nll_loss(&x[1], None, -100, LossReduction::None)?])),
+    ("nll_loss_one", |x| Ok(vec![x[0].nll_loss(&x[1], None, -100, LossReduction::Mean)?])),
+    ("mse_loss", |x| Ok(vec![x[0].mse_loss(&x[1], LossReduction::Mean)?])),
+    ("mse_loss_none", |x| Ok(vec![x[0].mse_loss(&x[1], LossReduction::None)?])),
+    ("l1_loss", |x| Ok(vec![x[0].l1_loss(&x[1], LossReduction::Mean)?])),
+    ("smooth_l1_loss", |x| Ok(vec![x[0].smooth_l1_loss(&x[1], 0.7, LossReduction::Mean)?])),
+    ("huber_loss", |x| Ok(vec![x[0].huber_loss(&x[1], 0.7, LossReduction::Sum)?])),
+    ("binary_cross_entropy", |x| Ok(vec![x[0].binary_cross_entropy(&x[1], None, LossReduction::Mean)?])),
+    ("binary_cross_entropy_sum", |x| Ok(vec![x[0].binary_cross_entropy(&x[1], None, LossReduction::Sum)?])),
+    ("binary_cross_entropy_sure", |x| Ok(vec![x[0].binary_cross_entropy(&x[1], None, LossReduction::None)?])),
+    ("bce_with_logits", |x| Ok(vec![x[0].binary_cross_entropy_with_logits(&x[1], None, None, LossReduction::Mean)?])),
     ("bce_with_logits_weights", |x| {
-        Ok(vec![x[0].binary_cross_entropy_with_logits(&x[1], Some(&x[2]), Some(&x[3]), Reduction::Mean)?])
+        Ok(vec![x[0].binary_cross_entropy_with_logits(&x[1], Some(&x[2]), Some(&x[3]), LossReduction::Mean)?])
     }),
-    ("kl_div", |x| Ok(vec![x[0].kl_div(&x[1], false, Reduction::Sum)?])),
-    ("kl_div_log", |x| Ok(vec![x[0].kl_div(&x[1], true, Reduction::Mean)?])),
+    ("kl_div", |x| Ok(vec![x[0].kl_div(&x[1], false, LossReduction::Sum)?])),
+    ("kl_div_log", |x| Ok(vec![x[0].kl_div(&x[1], true, LossReduction::Mean)?])),
 ];

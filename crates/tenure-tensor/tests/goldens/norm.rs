@@ -1,6 +1,6 @@
 //! Normalisation, scans and sorting compared with PyTorch.
 
-use tenure_tensor::ops::BatchNorm;
+use tenure_tensor::ops::BatchNormParameters;
 use tenure_tensor::{Result, Tensor};
 
 use crate::harness::Case;
@@ -21,15 +21,21 @@ fn running(x: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 fn rectified(x: &[Tensor]) -> Result<Vec<Tensor>> {
-    let norm =
-        BatchNorm { running: None, weight: Some(&x[1]), bias: Some(&x[2]), training: true, momentum: 0.1, eps: 1e-5 };
+    let norm = BatchNormParameters {
+        running: None,
+        weight: Some(&x[1]),
+        bias: Some(&x[2]),
+        training: true,
+        momentum: 0.1,
+        eps: 1e-5,
+    };
     Ok(vec![x[0].batch_norm_relu(x.get(3), &norm)?])
 }
 
 /// Returns a batch normalisation by running averages.
-fn evaluated<'a>(mean: &'a Tensor, variance: &'a Tensor) -> BatchNorm<'a> {
+fn evaluated<'a>(mean: &'a Tensor, variance: &'a Tensor) -> BatchNormParameters<'a> {
     let running = Some((mean, variance));
-    BatchNorm { running, weight: None, bias: None, training: false, momentum: 0.1, eps: 1e-5 }
+    BatchNormParameters { running, weight: None, bias: None, training: false, momentum: 0.1, eps: 1e-5 }
 }
 
 pub(crate) const CASES: &[Case] = &[
@@ -51,12 +57,12 @@ pub(crate) const CASES: &[Case] = &[
     ("batch_norm_relu_running", |x| {
         let mean = x[1].copy()?;
         let variance = x[2].copy()?;
-        let norm = BatchNorm { training: true, momentum: 0.3, ..evaluated(&mean, &variance) };
+        let norm = BatchNormParameters { training: true, momentum: 0.3, ..evaluated(&mean, &variance) };
         let out = x[0].batch_norm_relu(None, &norm)?;
         Ok(vec![out, mean, variance])
     }),
     ("batch_norm_relu_evaluated", |x| {
-        let norm = BatchNorm { weight: Some(&x[1]), bias: Some(&x[2]), ..evaluated(&x[3], &x[4]) };
+        let norm = BatchNormParameters { weight: Some(&x[1]), bias: Some(&x[2]), ..evaluated(&x[3], &x[4]) };
         Ok(vec![x[0].batch_norm_relu(None, &norm)?])
     }),
     ("batch_norm_add_relu_evaluated", |x| Ok(vec![x[0].batch_norm_relu(Some(&x[1]), &evaluated(&x[2], &x[3]))?])),

@@ -1,6 +1,6 @@
 //! Special values (NaN, infinities, zeros, large and missing ones) and integers that overflow, compared with PyTorch.
 
-use tenure_tensor::ops::{CrossEntropy, Reduction};
+use tenure_tensor::ops::{CrossEntropy, LossReduction};
 use tenure_tensor::{DType, Result, Tensor};
 
 use crate::harness::Case;
@@ -84,7 +84,7 @@ pub(crate) const CASES: &[Case] = &[
     ("softmax_columns", |x| each([x[0].softmax(0)])),
     ("logsumexp", |x| each([x[0].logsumexp(&[1], false)])),
     ("cross_entropy", |x| {
-        let options = CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() };
+        let options = CrossEntropy { reduction: LossReduction::None, ..CrossEntropy::default() };
         each([x[0].cross_entropy(&classes(&x[0])?, &options)])
     }),
     ("extremes", |x| {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::autograd::{self, BackwardOptions};
 use tenure_tensor::{Result, Tensor, threads};
 
 use crate::coverage::{apart, calls, operations};
@@ -83,7 +83,7 @@ fn bits(function: Function, inputs: &[Tensor]) -> Result<Vec<Vec<u8>>> {
     if !roots.is_empty() && !leaves.is_empty() {
         let ones = roots.iter().map(|root| upstream(root)).collect::<Result<Vec<_>>>()?;
         let ones: Vec<Option<&Tensor>> = ones.iter().map(Some).collect();
-        let options = Options { allow_unused: true, ..Options::default() };
+        let options = BackwardOptions { allow_unused: true, ..BackwardOptions::default() };
         all.extend(autograd::grad(&roots, &leaves, &ones, options)?.into_iter().flatten());
     }
     all.iter().map(|tensor| tensor.detach().contiguous()?.to_bytes()).collect()

@@ -1,6 +1,6 @@
 //! Tests of attention and its gradients.
 
-use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::autograd::{self, BackwardOptions};
 use tenure_tensor::{Attention, DType, Device, Tensor};
 
 use crate::common::{cuda, simulated};
@@ -32,7 +32,7 @@ fn all(inputs: [&Tensor; 3], how: &Attention<'_>) -> Vec<Tensor> {
     let out = leaves[0].attention(&leaves[1], &leaves[2], how).unwrap();
     let grad = numbers(out.sizes(), DType::BF16, 9).to_dtype(out.dtype()).unwrap().to_device(out.device()).unwrap();
     let leaves: Vec<&Tensor> = leaves.iter().collect();
-    let grads = autograd::grad(&[&out], &leaves, &[Some(&grad)], Options::default()).unwrap();
+    let grads = autograd::grad(&[&out], &leaves, &[Some(&grad)], BackwardOptions::default()).unwrap();
     [out].into_iter().chain(grads.into_iter().flatten()).collect()
 }
 

@@ -1,6 +1,6 @@
 //! Tests of convolutions.
 
-use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::autograd::{self, BackwardOptions};
 use tenure_tensor::{Conv, DType, MemoryFormat, Result, Tensor, precision};
 
 use crate::common::cuda;
@@ -66,7 +66,7 @@ fn all(function: impl Fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>, inputs: &
     let out = function(&leaves[0], &leaves[1], &leaves[2]).unwrap();
     // The numbers are the same for all dtypes and devices.
     let grad = numbers(out.sizes(), DType::BF16, seed).to_dtype(out.dtype()).unwrap().to_device(out.device()).unwrap();
-    let grads = autograd::grad(&[&out], &[&leaves[0], &leaves[1]], &[Some(&grad)], Options::default()).unwrap();
+    let grads = autograd::grad(&[&out], &[&leaves[0], &leaves[1]], &[Some(&grad)], BackwardOptions::default()).unwrap();
     [out].into_iter().chain(grads.into_iter().flatten()).collect()
 }
 

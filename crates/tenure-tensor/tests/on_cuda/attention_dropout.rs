@@ -7,7 +7,7 @@ use crate::common::{cuda, in_use, in_use_alone};
 use proptest::prelude::*;
 use tenure_core::{AllocatorScope, CpuAllocator, MemoryReporter, MemoryUse, OutOfMemory};
 use tenure_device::memory;
-use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::autograd::{self, BackwardOptions};
 use tenure_tensor::cuda::Captured;
 use tenure_tensor::random::{DefaultGenerator, Generator};
 use tenure_tensor::{Attention, DType, Device, Result, Tensor};
@@ -93,7 +93,7 @@ impl Asked {
         let out = attend(&inputs, &how).unwrap();
         let grad = Tensor::randn(out.sizes(), DType::F32, Device::CPU, &Generator::new(self.seed + 3)).unwrap();
         let grad = grad.to_dtype(DType::BF16).unwrap().to_dtype(dtype).unwrap().to_device(device).unwrap();
-        let grads = autograd::grad(&[&out], &inputs.each_ref(), &[Some(&grad)], Options::default()).unwrap();
+        let grads = autograd::grad(&[&out], &inputs.each_ref(), &[Some(&grad)], BackwardOptions::default()).unwrap();
         let all = [Some(out)].into_iter().chain(grads);
         all.map(|tensor| numbers(&tensor.unwrap())).collect()
     }
@@ -177,14 +177,15 @@ fn gradients_of_gradients_drop_the_same() {
         let mask = SOME.mask(DType::F64, Device::CPU);
         let how = Attention { mask: mask.as_ref(), is_causal: true, scale: None, dropout: 0.3 };
         let out = attend(&inputs, &how).unwrap();
-        let options = Options { create_graph: true, ..Options::default() };
+        let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
         let grads = autograd::grad(&[&out.mul(&out).unwrap()], &inputs.each_ref(), &[Some(&out)], options).unwrap();
         let sums = grads
             .into_iter()
             .map(|grad| grad.as_ref().unwrap().mul(grad.as_ref().unwrap())?.sum_all())
             .collect::<Result<Vec<_>>>()
             .unwrap();
-        let grads = autograd::grad(&sums.iter().collect::<Vec<_>>(), &inputs.each_ref(), &[], Options::default());
+        let grads =
+            autograd::grad(&sums.iter().collect::<Vec<_>>(), &inputs.each_ref(), &[], BackwardOptions::default());
         grads.unwrap().into_iter().flat_map(|grad| numbers(&grad.unwrap())).collect::<Vec<_>>()
     };
     for (found, expected) in run(fused).iter().zip(run(composed)) {
@@ -200,7 +201,7 @@ fn a_masks_gradient_drops_the_same() {
         let mask = asked.mask(DType::F64, Device::CPU).unwrap().requires_grad_(true).unwrap();
         let how = Attention { mask: Some(&mask), dropout: 0.3, ..Attention::default() };
         let out = attend(&asked.inputs(DType::F64, Device::CPU), &how).unwrap();
-        let grads = autograd::grad(&[&out], &[&mask], &[Some(&out.detach())], Options::default()).unwrap();
+        let grads = autograd::grad(&[&out], &[&mask], &[Some(&out.detach())], BackwardOptions::default()).unwrap();
         numbers(grads[0].as_ref().unwrap())
     };
     for (found, expected) in run(fused).iter().zip(run(composed)) {
@@ -234,7 +235,8 @@ fn a_replay_drops_what_the_work_would_have_dropped() {
         let how = Attention { mask, is_causal: true, scale: None, dropout: 0.3 };
         let work = || -> Result<Vec<Tensor>> {
             let out = fused(&inputs, &how)?;
-            let grads = autograd::grad(&[&out], &inputs.each_ref(), &[Some(&out.detach())], Options::default())?;
+            let grads =
+                autograd::grad(&[&out], &inputs.each_ref(), &[Some(&out.detach())], BackwardOptions::default())?;
             Ok([Some(out.detach())].into_iter().chain(grads).flatten().collect())
         };
         let all = |tensors: &[Tensor]| tensors.iter().map(numbers).collect::<Vec<_>>();
@@ -278,7 +280,7 @@ fn bytes(dtype: DType, device: Device, dropout: f64) -> [usize; 2] {
     let before = now();
     let out = fused(&inputs, &Attention { is_causal: true, dropout, ..Attention::default() }).unwrap();
     let held = now() - before;
-    drop(autograd::grad(&[&out], &inputs.each_ref(), &[Some(&out.detach())], Options::default()).unwrap());
+    drop(autograd::grad(&[&out], &inputs.each_ref(), &[Some(&out.detach())], BackwardOptions::default()).unwrap());
     let peak = if device.is_cpu() { peak.0.load(Ordering::Relaxed) } else { statistics().peak as usize };
     [held, peak - before]
 }

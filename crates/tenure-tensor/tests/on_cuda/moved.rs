@@ -1,6 +1,6 @@
 //! Tests of operations that move elements, on CUDA against the CPU, with sizes for each case that kernels distinguish.
 
-use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::autograd::{self, BackwardOptions};
 use tenure_tensor::ops::{ELLIPSIS, cat};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, MemoryFormat, Pool, Result, Tensor, TensorError};
@@ -142,7 +142,7 @@ fn sums_by_index_are_those_of_the_cpu() {
                 let table = normal(&[rows, width], dtype, device)?.requires_grad_(true)?;
                 let found = table.embedding(&integers(rows as i64, &[count], device)?)?;
                 let weight = normal(found.sizes(), dtype, device)?;
-                let grads = autograd::grad(&[&found], &[&table], &[Some(&weight)], Options::default())?;
+                let grads = autograd::grad(&[&found], &[&table], &[Some(&weight)], BackwardOptions::default())?;
                 Ok([vec![found.detach()], grads.into_iter().flatten().collect()].concat())
             });
             check("scatter_add", tolerance, |device| {
@@ -230,7 +230,7 @@ fn images_are_pooled_as_they_lie() {
                         assert!(y.layout().is_contiguous_in(format), "{format}: {y:?}");
                     }
                     let weight = normal(y.sizes(), dtype, device)?;
-                    let grads = autograd::grad(&[&y], &[&x], &[Some(&weight)], Options::default())?;
+                    let grads = autograd::grad(&[&y], &[&x], &[Some(&weight)], BackwardOptions::default())?;
                     found.extend(grads.into_iter().flatten());
                     found.push(y.detach());
                 }

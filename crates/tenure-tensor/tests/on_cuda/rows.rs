@@ -2,8 +2,8 @@
 //! and for many elements. The device is a simulated one, where the CPU computes instead of the kernels, unless
 //! `TENURE_TEST_DRIVER` is `cuda`.
 
-use tenure_tensor::autograd::{self, Options};
-use tenure_tensor::ops::{BatchNorm, CrossEntropy, Reduction};
+use tenure_tensor::autograd::{self, BackwardOptions};
+use tenure_tensor::ops::{BatchNormParameters, CrossEntropy, LossReduction};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Result, Tensor};
 
@@ -46,7 +46,7 @@ fn compare(what: &str, inputs: &[Tensor], tolerance: f64, function: impl Fn(&[Te
             let upstream: Vec<Tensor> =
                 roots.iter().map(|root| random(root.sizes(), root.dtype()).to_device(device).unwrap()).collect();
             let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
-            let options = Options { allow_unused: true, ..Options::default() };
+            let options = BackwardOptions { allow_unused: true, ..BackwardOptions::default() };
             found.extend(autograd::grad(&roots, &leaves, &upstream, options).unwrap().into_iter().flatten());
         }
         let found = found.into_iter().map(|tensor| {
@@ -239,7 +239,7 @@ fn batch_norm_relu_agrees(inputs: &[Tensor; 6], training: bool, is_carried: bool
         let running = Some((&mean, &variance));
         let weight = Some(&x[1]);
         let bias = Some(&x[2]);
-        let norm = BatchNorm { running, weight, bias, training, momentum: 0.1, eps: 1e-5 };
+        let norm = BatchNormParameters { running, weight, bias, training, momentum: 0.1, eps: 1e-5 };
         Ok([x[0].batch_norm_relu(is_carried.then_some(&x[3]), &norm)?, mean, variance])
     };
     compare("forward batch_norm_relu", inputs, 8.0, |x| Ok(norm(x)?.to_vec()));
@@ -278,7 +278,7 @@ fn cross_entropy_agrees() {
                 let mut found = Vec::new();
                 for (weight, label_smoothing) in [(None, 0.0), (None, 0.1), (Some(&x[2]), 0.0), (Some(&x[2]), 0.2)] {
                     let weight = weight.map(Tensor::detach);
-                    let reduction = if label_smoothing > 0.0 { Reduction::Mean } else { Reduction::None };
+                    let reduction = if label_smoothing > 0.0 { LossReduction::Mean } else { LossReduction::None };
                     let weight = weight.as_ref();
                     let options = CrossEntropy { weight, label_smoothing, reduction, ..CrossEntropy::default() };
                     found.push(x[0].cross_entropy(&x[1], &options)?);

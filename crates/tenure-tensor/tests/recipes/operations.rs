@@ -3,7 +3,7 @@
 use tenure_core::Storage;
 use tenure_tensor::autocast::Autocast;
 use tenure_tensor::autograd::{self, SavedId};
-use tenure_tensor::ops::{BatchNorm, PadMode, cat};
+use tenure_tensor::ops::{BatchNormParameters, PadMode, cat};
 use tenure_tensor::random::{DefaultGenerator, Generator, default_generator};
 use tenure_tensor::{Attention, Conv, DType, Device, Pool, Result, Tensor};
 
@@ -102,7 +102,7 @@ fn attention(of: &Inputs, is_masked: bool, dropout: f64) -> Result<Tensor> {
 }
 
 /// Runs `body` with running averages, weight and bias of six channels, in training or not.
-fn with_norm<T>(of: &Inputs, training: bool, body: impl FnOnce(&BatchNorm<'_>) -> T) -> T {
+fn with_norm<T>(of: &Inputs, training: bool, body: impl FnOnce(&BatchNormParameters<'_>) -> T) -> T {
     let mean = of.of(&[6]).detach();
     let variance = of.of(&[6]).detach();
     autograd::no_grad(|| variance.copy_(&variance.square().unwrap())).unwrap();
@@ -110,8 +110,14 @@ fn with_norm<T>(of: &Inputs, training: bool, body: impl FnOnce(&BatchNorm<'_>) -
     let bias = of.of(&[6]);
     let running = Some((&mean, &variance));
     let before = [mean.version(), variance.version()];
-    let result =
-        body(&BatchNorm { running, weight: Some(&weight), bias: Some(&bias), training, momentum: 0.1, eps: 1e-5 });
+    let result = body(&BatchNormParameters {
+        running,
+        weight: Some(&weight),
+        bias: Some(&bias),
+        training,
+        momentum: 0.1,
+        eps: 1e-5,
+    });
     assert_eq!([mean.version(), variance.version()], before.map(|version| version + u64::from(training)));
     result
 }

@@ -1,6 +1,6 @@
 //! Tests of attention with any number of threads, with extreme scores, and of its errors.
 
-use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::autograd::{self, BackwardOptions};
 use tenure_tensor::{Attention, DType, Tensor, threads};
 
 fn numbers(sizes: &[usize], seed: usize) -> Tensor {
@@ -16,7 +16,7 @@ fn threads_do_not_change_a_bit() {
     let run = |count| {
         threads::set_threads(count).unwrap();
         let out = q.attention(k, v, &Attention { is_causal: true, ..Attention::default() }).unwrap();
-        let grads = autograd::grad(&[&out], &[q, k, v], &[Some(&out)], Options::default()).unwrap();
+        let grads = autograd::grad(&[&out], &[q, k, v], &[Some(&out)], BackwardOptions::default()).unwrap();
         let all = [Some(out)].into_iter().chain(grads);
         all.flat_map(|tensor| tensor.unwrap().to_vec::<f32>().unwrap()).map(f32::to_bits).collect::<Vec<_>>()
     };
@@ -46,7 +46,7 @@ fn masked_scores_may_be_as_large_as_they_like() {
     for (mask, dropout, create_graph) in [(None, 1e-300, false), (Some(&mask), 1e-300, false), (None, 0.0, true)] {
         let out = q.attention(&k, &v, &Attention { mask, is_causal: mask.is_none(), dropout, ..Attention::default() });
         let out = out.unwrap().narrow(2, 0, 1).unwrap().sum_all().unwrap();
-        let options = Options { create_graph, ..Options::default() };
+        let options = BackwardOptions { create_graph, ..BackwardOptions::default() };
         let grads = autograd::grad(&[&out], &[&q, &k, &v], &[], options).unwrap();
         for grad in grads {
             assert!(grad.unwrap().to_vec::<f64>().unwrap().iter().all(|value| value.is_finite()), "{dropout}");

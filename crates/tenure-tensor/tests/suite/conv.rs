@@ -1,6 +1,6 @@
 //! Tests of convolutions against their definition, and of their gradients against each other.
 
-use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::autograd::{self, BackwardOptions};
 use tenure_tensor::{Conv, DType, Tensor, threads};
 
 /// Returns numbers with a very long period.
@@ -115,7 +115,7 @@ fn gradients_are_the_transposes() {
         let w = numbers(&case.weight).requires_grad_(true).unwrap();
         let out = x.conv(&w, None, &case.how()).unwrap();
         let g = numbers(out.sizes()).add(0.25).unwrap().requires_grad_(true).unwrap();
-        let options = Options { create_graph: true, ..Options::default() };
+        let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
         let grads = autograd::grad(&[&out], &[&x, &w], &[Some(&g)], options).unwrap();
         let [dx, dw] = [0, 1].map(|index| grads[index].clone().unwrap());
         let expected = dot(&out, &g);
@@ -147,7 +147,7 @@ fn threads_do_not_change_a_bit() {
     let run = |count| {
         threads::set_threads(count).unwrap();
         let out = x.conv(&w, None, &Conv { stride: &[2], padding: &[1], ..Conv::default() }).unwrap();
-        let grads = autograd::grad(&[&out], &[&x, &w], &[Some(&out)], Options::default()).unwrap();
+        let grads = autograd::grad(&[&out], &[&x, &w], &[Some(&out)], BackwardOptions::default()).unwrap();
         let all = [Some(out), grads[0].clone(), grads[1].clone()];
         all.map(|tensor| tensor.unwrap().to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()).collect::<Vec<_>>())
     };

@@ -2,7 +2,7 @@
 //! if that refuses it too.
 
 use tenure_core::{DataPtr, Storage};
-use tenure_tensor::ops::{self, CrossEntropy, Reduction};
+use tenure_tensor::ops::{self, CrossEntropy, LossReduction};
 use tenure_tensor::{Attention, Conv, DType, Device, Layout, Pool, Result, Tensor, autograd, einsum, random};
 
 fn of(dtype: DType, sizes: &[usize]) -> Tensor {
@@ -175,12 +175,12 @@ fn sizes_that_do_not_go_together() {
     says(ones(&[0, 3]).norm(f64::INFINITY, &[0], false), "norm: sizes [0, 3] have no element to find along [0]");
     // output with shape [2] doesn't match the broadcast shape [3, 2]
     says(
-        ones(&[2]).binary_cross_entropy_with_logits(&ones(&[2]), Some(&ones(&[3, 1])), None, Reduction::Mean),
+        ones(&[2]).binary_cross_entropy_with_logits(&ones(&[2]), Some(&ones(&[3, 1])), None, LossReduction::Mean),
         "binary_cross_entropy_with_logits: a weight of sizes [3, 1] does not broadcast to losses of sizes [2]",
     );
     // The size of tensor a (2) must match the size of tensor b (3) at non-singleton dimension 0
     says(
-        ones(&[2]).binary_cross_entropy(&ones(&[2]), Some(&ones(&[3])), Reduction::Mean),
+        ones(&[2]).binary_cross_entropy(&ones(&[2]), Some(&ones(&[3])), LossReduction::Mean),
         "binary_cross_entropy: a weight of sizes [3] does not broadcast to losses of sizes [2]",
     );
     // The expanded size of the tensor (2) must match the existing size (3) at non-singleton dimension 0.  Target sizes:
@@ -250,7 +250,7 @@ fn sizes_that_do_not_go_together() {
         "einsum: 'j' has size 3 in one operand and 4 in another",
     );
     says(
-        ones(&[2, 3]).mse_loss(&ones(&[3]), Reduction::Mean),
+        ones(&[2, 3]).mse_loss(&ones(&[3]), LossReduction::Mean),
         "mse_loss: sizes [2, 3] need a target of the same, got [3]",
     );
     // Expected input batch_size (2) to match target batch_size (3).
@@ -333,7 +333,7 @@ fn what_is_out_of_range() {
     );
     // all elements of input should be between 0 and 1
     says(
-        ones(&[2]).mul(1.5).unwrap().binary_cross_entropy(&ones(&[2]), None, Reduction::Mean),
+        ones(&[2]).mul(1.5).unwrap().binary_cross_entropy(&ones(&[2]), None, LossReduction::Mean),
         "binary_cross_entropy: all elements of the input must be between 0 and 1, but at [0] is 1.5: of scores, \
          sigmoid() makes probabilities, and binary_cross_entropy_with_logits() takes them as they are",
     );
@@ -342,7 +342,7 @@ fn what_is_out_of_range() {
         {
             let target = ones(&[2, 3000]);
             target.index_put_((1, 2000), &ones(&[]).mul(f32::NAN).unwrap(), false).unwrap();
-            ones(&[2, 3000]).binary_cross_entropy(&target, None, Reduction::Mean)
+            ones(&[2, 3000]).binary_cross_entropy(&target, None, LossReduction::Mean)
         },
         "binary_cross_entropy: all elements of the target must be between 0 and 1, but at [1, 2000] is NaN",
     );
@@ -394,7 +394,7 @@ fn dtypes() {
     );
     // Found dtype Long but expected Float
     says(
-        ones(&[2]).binary_cross_entropy(&integers(&[0, 1]), None, Reduction::Mean),
+        ones(&[2]).binary_cross_entropy(&integers(&[0, 1]), None, LossReduction::Mean),
         "binary_cross_entropy: got int64, but a floating dtype is needed: convert first with to_dtype(DType::F32)",
     );
     // expected m1 and m2 to have the same dtype, but got: float != long int
@@ -576,7 +576,7 @@ fn backward() {
     );
     // element 1 of tensors does not require grad and does not have a grad_fn
     says(
-        autograd::backward(&[&leaf(&[1]), &ones(&[1])], &[], autograd::Options::default()),
+        autograd::backward(&[&leaf(&[1]), &ones(&[1])], &[], autograd::BackwardOptions::default()),
         "backward: output 1 does not require a gradient and has no grad_fn: nothing it was computed from requires one, \
          or it was computed inside no_grad()",
     );
@@ -585,7 +585,7 @@ fn backward() {
         autograd::backward(
             &[&leaf(&[2]), &leaf(&[2])],
             &[Some(&ones(&[2])), Some(&ones(&[3]))],
-            autograd::Options::default(),
+            autograd::BackwardOptions::default(),
         ),
         "backward: gradient 1 has sizes [3], expected [2]",
     );
@@ -609,7 +609,11 @@ fn backward() {
     );
     // Mismatch in shape: grad_output[0] has a shape of torch.Size([3]) and output[0] has a shape of torch.Size([2]).
     says(
-        autograd::backward(&[&leaf(&[2]).mul(2.0).unwrap()], &[Some(&ones(&[3]))], autograd::Options::default()),
+        autograd::backward(
+            &[&leaf(&[2]).mul(2.0).unwrap()],
+            &[Some(&ones(&[3]))],
+            autograd::BackwardOptions::default(),
+        ),
         "backward: gradient 0 has sizes [3], expected [2]",
     );
     // you can only change requires_grad flags of leaf variables. If you want to use a computed variable in a subgraph
@@ -621,7 +625,12 @@ fn backward() {
     // One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if this is
     // the desired behavior.
     says(
-        autograd::grad(&[&leaf(&[2]).sum_all().unwrap()], &[&leaf(&[2])], &[None], autograd::Options::default()),
+        autograd::grad(
+            &[&leaf(&[2]).sum_all().unwrap()],
+            &[&leaf(&[2])],
+            &[None],
+            autograd::BackwardOptions::default(),
+        ),
         "grad: input 0 is not used by the outputs: allow_unused gives none for it",
     );
     // One of the differentiated Tensors does not require grad
@@ -630,7 +639,7 @@ fn backward() {
             &[&leaf(&[2]).sum_all().unwrap()],
             &[&ones(&[2])],
             &[None],
-            autograd::Options { allow_unused: true, ..autograd::Options::default() },
+            autograd::BackwardOptions { allow_unused: true, ..autograd::BackwardOptions::default() },
         ),
         "grad: input 0 does not require a gradient: say requires_grad_(true) before the outputs are computed of it",
     );

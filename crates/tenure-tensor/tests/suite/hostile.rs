@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tenure_tensor::ops::{CrossEntropy, PadMode, Reduction};
+use tenure_tensor::ops::{CrossEntropy, LossReduction, PadMode};
 use tenure_tensor::{Attention, Conv, DType, Device, Pool, Result, Scalar, Tensor, random};
 
 const CPU: Device = Device::CPU;
@@ -140,7 +140,7 @@ const SIGNED: &[Operation<isize>] = &[
     ("randint", |i| Tensor::randint(i as i64, i64::MAX, &[3], DType::I64, CPU, &random::default_generator())),
     ("nll_loss", |i| {
         let target = Tensor::from_slice(&[i as i64, 1], &[2])?;
-        numbers(&[2, 3])?.nll_loss(&target, None, -100, Reduction::Mean)
+        numbers(&[2, 3])?.nll_loss(&target, None, -100, LossReduction::Mean)
     }),
     ("cross_entropy", |i| {
         let target = Tensor::from_slice(&[i as i64, 1], &[2])?;
@@ -171,8 +171,8 @@ const FACTORS: &[Operation<f64>] = &[
     ("arange", |x| Tensor::arange(0.0, 3.0, x, F32, CPU)),
     ("arange to", |x| Tensor::arange(0.0, x, 1.0, F32, CPU)),
     ("arange of integers", |x| Tensor::arange(0.0, x, 1.0, DType::I64, CPU)),
-    ("smooth_l1_loss", |x| numbers(&[2])?.smooth_l1_loss(&numbers(&[2])?, x, Reduction::Mean)),
-    ("huber_loss", |x| numbers(&[2])?.huber_loss(&numbers(&[2])?, x, Reduction::Mean)),
+    ("smooth_l1_loss", |x| numbers(&[2])?.smooth_l1_loss(&numbers(&[2])?, x, LossReduction::Mean)),
+    ("huber_loss", |x| numbers(&[2])?.huber_loss(&numbers(&[2])?, x, LossReduction::Mean)),
     ("var", |x| numbers(&[2, 3])?.var(&[1], x, false)),
     ("norm", |x| numbers(&[2, 3])?.norm(x, &[1], false)),
     ("celu", |x| numbers(&[2, 3])?.celu(x)),

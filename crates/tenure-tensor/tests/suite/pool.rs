@@ -1,6 +1,6 @@
 //! Tests of pooling, against results of PyTorch 2.11, and of its gradients.
 
-use tenure_tensor::autograd::{self, Options};
+use tenure_tensor::autograd::{self, BackwardOptions};
 use tenure_tensor::{DType, Pool, Tensor, threads};
 
 fn numbers(sizes: &[usize]) -> Tensor {
@@ -36,7 +36,7 @@ fn nan_and_infinity_are_elements_too() {
     let out = x.max_pool(&Pool { kernel: &[2], ..Pool::default() }).unwrap();
     assert!(values(&out)[0].is_nan() && values(&out)[1] == f64::NEG_INFINITY);
     let ones = Tensor::from_slice(&[1.0, 1.0], &[1, 2]).unwrap();
-    autograd::backward(&[&out], &[Some(&ones)], Options::default()).unwrap();
+    autograd::backward(&[&out], &[Some(&ones)], BackwardOptions::default()).unwrap();
     assert_eq!(values(&x.grad().unwrap()), [0.0, 1.0, 1.0, 0.0]);
 }
 
@@ -47,7 +47,7 @@ fn a_dilated_window_over_the_padding_alone_is_of_nothing() {
     let how = Pool { kernel: &[2], stride: &[1], padding: &[1], dilation: &[2], ..Pool::default() };
     let out = x.max_pool(&how).unwrap();
     assert_eq!(values(&out), [f64::NEG_INFINITY]);
-    let options = Options { create_graph: true, ..Options::default() };
+    let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
     let weight = Tensor::from_slice(&[3.0], &[1, 1]).unwrap().requires_grad_(true).unwrap();
     let grad = autograd::grad(&[&out], &[&x], &[Some(&weight)], options).unwrap().remove(0).unwrap();
     assert_eq!(values(&grad), [0.0]);
@@ -86,7 +86,7 @@ fn gradients_are_the_transposes() {
         let x = numbers(sizes).requires_grad_(true).unwrap();
         let out = pooling(&x);
         let g = numbers(out.sizes()).requires_grad_(true).unwrap();
-        let options = Options { create_graph: true, ..Options::default() };
+        let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
         let dx = autograd::grad(&[&out], &[&x], &[Some(&g)], options).unwrap().remove(0).unwrap();
         let expected = dot(&out, &g);
         assert!((dot(&x, &dx) - expected).abs() < 1e-9 * expected.abs());

@@ -1,7 +1,7 @@
 //! Tests of reductions, norms and losses, for their guarantees besides values.
 
 use proptest::prelude::*;
-use tenure_tensor::ops::{BatchNorm, CrossEntropy};
+use tenure_tensor::ops::{BatchNormParameters, CrossEntropy};
 use tenure_tensor::{DType, Device, MemoryFormat, Result, Tensor, autograd, threads};
 
 use crate::views::{View, views};
@@ -25,7 +25,7 @@ fn run(x: &Tensor, function: &dyn Fn(&Tensor) -> Result<Tensor>) -> Vec<Vec<u32>
     let x = x.detach().requires_grad_(true).unwrap();
     let y = function(&x).unwrap();
     let upstream = noise(y.sizes());
-    let grad = autograd::grad(&[&y], &[&x], &[Some(&upstream)], autograd::Options::default()).unwrap();
+    let grad = autograd::grad(&[&y], &[&x], &[Some(&upstream)], autograd::BackwardOptions::default()).unwrap();
     vec![bits(&y), bits(grad[0].as_ref().unwrap())]
 }
 
@@ -112,7 +112,7 @@ fn a_batch_norm_with_what_follows_is_the_same_bits() {
                 let weight = Some(weight);
                 let bias = Some(bias);
                 let running = Some((&mean, &variance));
-                let norm = BatchNorm { running, weight, bias, training, momentum: 0.1, eps: 1e-5 };
+                let norm = BatchNormParameters { running, weight, bias, training, momentum: 0.1, eps: 1e-5 };
                 let out = if at_once {
                     x.batch_norm_relu(around.then_some(carried), &norm).unwrap()
                 } else {
@@ -123,7 +123,8 @@ fn a_batch_norm_with_what_follows_is_the_same_bits() {
                 assert!(training || bits(&without) == bits(&out));
                 let inputs = if around { &leaves[..] } else { &leaves[..3] };
                 let inputs: Vec<&Tensor> = inputs.iter().collect();
-                let mut found = autograd::grad(&[&out], &inputs, &[Some(&grad)], autograd::Options::default()).unwrap();
+                let mut found =
+                    autograd::grad(&[&out], &inputs, &[Some(&grad)], autograd::BackwardOptions::default()).unwrap();
                 found.extend([Some(out.detach()), Some(mean.clone()), Some(variance.clone())]);
                 found.into_iter().map(|tensor| bits(&tensor.unwrap())).collect::<Vec<_>>()
             });

@@ -10,7 +10,7 @@ use tenure_core::{DType, Device};
 use tenure_tensor::TensorError;
 use tenure_tensor::autocast::Autocast;
 use tenure_tensor::collective::Collective;
-use tenure_tensor::random::{DefaultGenerator, Generator, State};
+use tenure_tensor::random::{DefaultGenerator, Generator, GeneratorState};
 
 use super::lockstep::Lockstep;
 use super::{OP, Word, generator_state, is_consequence};
@@ -26,7 +26,7 @@ pub(super) enum Order {
     /// Makes the same step as the first device.
     Step {
         /// The state of the first device's random generator.
-        random: State,
+        random: GeneratorState,
         /// The lower dtype of the first device's autocast.
         lower: Option<DType>,
         /// The learning rate of each group of parameters.

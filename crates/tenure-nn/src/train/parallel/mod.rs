@@ -13,7 +13,7 @@ use tenure_core::Device;
 use tenure_device::collective::CollectiveError;
 use tenure_tensor::autocast;
 use tenure_tensor::collective::{Collective, Reduction};
-use tenure_tensor::random::{State, default_generator};
+use tenure_tensor::random::{GeneratorState, default_generator};
 use tenure_tensor::{DType, Tensor, TensorError};
 
 use self::crew::{Crew, Order};
@@ -313,7 +313,7 @@ fn is_consequence(error: &crate::Error) -> bool {
 }
 
 /// Returns the generator's state of a rank for the first device's state. It differs from rank to rank.
-fn generator_state(rank: usize, first: State) -> State {
+fn generator_state(rank: usize, first: GeneratorState) -> GeneratorState {
     let mut state = first;
     state.seed ^= (rank as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     state
