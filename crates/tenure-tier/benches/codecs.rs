@@ -26,15 +26,17 @@ fn rate(driver: &dyn Driver, stream: StreamId, mut body: impl FnMut()) -> f64 {
 /// Returns random numbers around 0 or, with `has_zeros`, those above 0 and zeros in place of the others.
 fn tensor(dtype: DType, has_zeros: bool) -> Vec<u8> {
     let mut state = 1_u64;
-    let mut uniform = move || {
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-    };
-    let mut normal = move || (0..4).map(|_| uniform()).sum::<f32>();
+    let mut normal = move || (0..4).map(|_| uniform(&mut state)).sum::<f32>();
     let values = (0..(1 << 20) / dtype.size()).map(|_| if has_zeros { normal().max(0.0) } else { normal() });
     // A bf16 is the upper half of an f32.
     let some: Vec<u8> = values.flat_map(|value| value.to_le_bytes()[4 - dtype.size()..].to_vec()).collect();
     some.repeat(BYTES / some.len())
+}
+
+/// Returns the next of uniformly distributed numbers from -0.5 to 0.5.
+fn uniform(state: &mut u64) -> f32 {
+    *state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+    (*state >> 40) as f32 / (1 << 24) as f32 - 0.5
 }
 
 fn main() {

@@ -77,14 +77,16 @@ impl Drop for Copied {
 
 fn before() {
     let all = SHARED.lock_forking();
+    let needed: u64 = all.iter().map(|shared| shared.blocks.lock_forking().held_bytes()).sum();
     // A child's own writes need memory too.
-    if all.iter().map(|shared| shared.blocks.lock_forking().held_bytes()).sum::<u64>() > system::available_bytes() / 2 {
+    if needed > system::available_bytes() / 2 {
         return;
     }
     for shared in all.iter() {
-        let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: the system chooses the address.
-        let copy = unsafe { libc::mmap(ptr::null_mut(), shared.bytes, access, flags | libc::MAP_NORESERVE, -1, 0) };
+        let copy = unsafe { libc::mmap(ptr::null_mut(), shared.bytes, access, flags, -1, 0) };
         if copy == libc::MAP_FAILED {
             continue;
         }

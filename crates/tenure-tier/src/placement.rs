@@ -104,9 +104,8 @@ impl Placement {
     /// [`TierError::Tiers`] if `tiers` are not exactly the mapping's.
     pub fn open(mapping: Mapping, tiers: Vec<Tier>, options: Options) -> Result<Self, TierError> {
         let opened = || tiers.iter().map(|tier| tier.name().to_owned()).collect::<Vec<_>>();
-        let ordered: Option<Vec<Tier>> =
-            mapping.tiers().iter().map(|name| tiers.iter().find(|tier| tier.name() == name).cloned()).collect();
-        match ordered {
+        let ordered = mapping.tiers().iter().map(|name| tiers.iter().find(|tier| tier.name() == name).cloned());
+        match ordered.collect::<Option<Vec<Tier>>>() {
             Some(ordered) if ordered.len() == tiers.len() => {
                 let shared = PlacementShared {
                     mapping,
@@ -149,11 +148,10 @@ impl Placement {
     /// [`TierError::NotMeasured`] if nothing is measured, or no step made the problem's allocations.
     pub fn kernel_times_ns(&self) -> Result<Vec<u64>, TierError> {
         self.add_step(KernelTimes::end_step);
-        self.shared
-            .times
-            .lock()
-            .as_ref()
-            .map_or_else(|| Err(TierError::NotMeasured { reason: "nothing is measured".into() }), KernelTimes::mean_ns)
+        match &*self.shared.times.lock() {
+            Some(times) => times.mean_ns(),
+            None => Err(TierError::NotMeasured { reason: "nothing is measured".into() }),
+        }
     }
 
     /// Adds the times of the step that `end` ends. Names of keys have a lock of their own, so its allocations are

@@ -329,7 +329,8 @@ mod tests {
         ) {
             let (_folder, path, contents) = file(bytes);
             let source = Arc::new(Source::open(&path).unwrap());
-            let (mut parts, mut expected) = (Vec::new(), Vec::new());
+            let mut parts = Vec::new();
+            let mut expected = Vec::new();
             for (from, length, gap) in cuts {
                 let offset = from.index(bytes);
                 let length = length.min(bytes - offset);

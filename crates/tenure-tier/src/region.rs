@@ -34,6 +34,13 @@ struct Named {
     inode: u64,
 }
 
+impl Named {
+    /// Returns whether the file is still there under its name.
+    fn is_there(&self) -> bool {
+        self.path.metadata().is_ok_and(|now| (now.dev(), now.ino()) == (self.device, self.inode))
+    }
+}
+
 // SAFETY: this is a range of addresses, which its owner hands out; nothing here reads or writes its contents.
 unsafe impl Send for Region {}
 // SAFETY: as above.
@@ -126,10 +133,7 @@ impl Region {
 
     /// Removes the file, if it has a name and is still the one that was created.
     pub(crate) fn remove_file(&self) {
-        let is_same = |named: &&Named| {
-            named.path.metadata().is_ok_and(|now| (now.dev(), now.ino()) == (named.device, named.inode))
-        };
-        if let Some(named) = self.named.as_ref().filter(is_same) {
+        if let Some(named) = self.named.as_ref().filter(|named| named.is_there()) {
             // The caller already returns an error.
             let _ = fs::remove_file(&named.path);
         }
@@ -137,7 +141,8 @@ impl Region {
 
     fn anonymous(medium: &Medium, nature: Nature, capacity: u64) -> Result<Self, TierError> {
         let bytes = whole(medium, capacity, system::page_bytes())?;
-        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: the system chooses the address.
         let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes as usize, access, flags) };
         let mapped = mapped.map_err(|error| failed(medium, "mmap", error.into()))?;

@@ -70,10 +70,16 @@ impl Coding {
     /// Returns the codec for some bytes: the one chosen, or the one with which they pass a link of this bandwidth
     /// soonest.
     pub(crate) fn codec(&self, raw: &[u8], speeds: &Speeds, link_bytes_per_second: f64) -> Codec {
-        let gain = |codec| Gain { codec, ratio: self.sampled_ratio(codec, raw), bytes_per_second: speeds.of(codec) };
         match self.choice {
             Choice::Codec(codec) => codec,
-            Choice::Auto => choose(&LOSSLESS.map(gain), link_bytes_per_second, self.is_beside),
+            Choice::Auto => {
+                let gains = LOSSLESS.map(|codec| Gain {
+                    codec,
+                    ratio: self.sampled_ratio(codec, raw),
+                    bytes_per_second: speeds.of(codec),
+                });
+                choose(&gains, link_bytes_per_second, self.is_beside)
+            }
         }
     }
 

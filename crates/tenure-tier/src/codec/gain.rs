@@ -43,7 +43,8 @@ impl Gain {
         let Some(functions) = Functions::new(codec, dtype) else { return 1.0 };
         let mut units = [0];
         let all = raw.len().div_ceil(BLOCK * dtype.size());
-        let (mut before, mut after) = (0, 0);
+        let mut before = 0;
+        let mut after = 0;
         for block in raw.chunks(functions.block_bytes()).step_by(all.div_ceil(blocks.max(1)).max(1)) {
             (functions.measure)(block, &mut units);
             before += block.len();

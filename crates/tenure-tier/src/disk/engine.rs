@@ -63,15 +63,20 @@ impl Threads {
         let threads = (0..count)
             .map(|number| {
                 let queue = Arc::clone(&queue);
-                let next = move || queue.lock().recv();
-                thread::Builder::new().name(format!("tenure-disk-{number}")).spawn(move || {
-                    while let Ok(request) = next() {
-                        carry_out(request);
-                    }
-                })
+                thread::Builder::new().name(format!("tenure-disk-{number}")).spawn(move || carry_out_all(&queue))
             })
             .collect::<io::Result<_>>()?;
         Ok(Self { requests: Some(requests), threads })
+    }
+}
+
+/// Carries out requests of the queue until it has no sender any more.
+fn carry_out_all(queue: &Mutex<mpsc::Receiver<Request>>) {
+    loop {
+        // Unlocked again when this statement ends, so that the other threads take requests meanwhile.
+        let request = queue.lock().recv();
+        let Ok(request) = request else { return };
+        carry_out(request);
     }
 }
 

@@ -240,13 +240,12 @@ impl Disk {
     /// [`TierError`] if a folder does not exist.
     pub fn free_bytes_in(folders: &[PathBuf]) -> Result<u64, TierError> {
         let systems = folders.iter().map(|folder| file::system_of(folder)).collect::<Result<Vec<_>, _>>()?;
-        let share = |folder: &PathBuf, system| {
-            let sharing = systems.iter().filter(|other| **other == system).count() as u64;
-            Ok::<_, TierError>(file::free_bytes(folder)? / sharing)
-        };
-        let shares = folders.iter().zip(&systems).map(|(folder, system)| share(folder, *system));
-        let least = shares.collect::<Result<Vec<_>, _>>()?.into_iter().min().unwrap_or(0);
-        Ok(least * folders.len() as u64)
+        let mut shares = Vec::with_capacity(folders.len());
+        for (folder, system) in folders.iter().zip(&systems) {
+            let sharing = systems.iter().filter(|other| *other == system).count() as u64;
+            shares.push(file::free_bytes(folder)? / sharing);
+        }
+        Ok(shares.into_iter().min().unwrap_or(0) * folders.len() as u64)
     }
 
     /// Returns whether a folder is on a file system in memory, so that spilling to it saves no memory.
@@ -378,12 +377,7 @@ impl Disk {
     /// # Errors
     /// The errors of [`write`](Self::write), [`read`](Self::read) and their tickets.
     pub(crate) fn probe_codecs(&self, name: &str) -> Result<(), DiskError> {
-        let sparse = |number: u32| {
-            let mixed = number.wrapping_mul(0x9e37_79b9);
-            // Half of the values are 0, the others between 1 and 2.
-            if mixed >> 31 == 0 { 0.0_f32 } else { 1.0 + (mixed & 0xff_ffff) as f32 / (1 << 24) as f32 }
-        };
-        let raw: Arc<[u8]> = (0..2 * CHUNK as u32 / 4).flat_map(|number| sparse(number).to_le_bytes()).collect();
+        let raw: Arc<[u8]> = (0..2 * CHUNK as u32 / 4).flat_map(|number| half_zero(number).to_le_bytes()).collect();
         for codec in LOSSLESS {
             let coding = Coding { choice: Choice::Codec(codec), dtype: DType::F32, is_beside: true };
             let spilled = self.write_encoded(name, Arc::clone(&raw), coding)?.wait()?;
@@ -439,6 +433,12 @@ impl Disk {
             today_bytes,
         }
     }
+}
+
+/// Returns one of some numbers of which half are 0 and the others between 1 and 2.
+fn half_zero(number: u32) -> f32 {
+    let mixed = number.wrapping_mul(0x9e37_79b9);
+    if mixed >> 31 == 0 { 0.0 } else { 1.0 + (mixed & 0xff_ffff) as f32 / (1 << 24) as f32 }
 }
 
 impl fmt::Debug for Disk {

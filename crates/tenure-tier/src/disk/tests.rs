@@ -80,15 +80,12 @@ impl Engine for Gated {
 /// A disk with a gate that can be closed.
 pub(crate) fn gated(paths: &[PathBuf], capacity: u64) -> (Disk, Arc<Gate>) {
     let gate = Arc::<Gate>::default();
-    (
-        Disk::with_engine(paths, options(capacity), |_, _| {
-            let engine = Threads::start(2)?;
-            let gate = Arc::clone(&gate);
-            Ok(Box::new(Gated { engine, gate }) as Box<dyn Engine>)
-        })
-        .unwrap(),
-        gate,
-    )
+    let disk = Disk::with_engine(paths, options(capacity), |_, _| {
+        let engine = Threads::start(2)?;
+        let gate = Arc::clone(&gate);
+        Ok(Box::new(Gated { engine, gate }) as Box<dyn Engine>)
+    });
+    (disk.unwrap(), gate)
 }
 
 pub(crate) fn folders(count: usize) -> (Vec<TempDir>, Vec<PathBuf>) {

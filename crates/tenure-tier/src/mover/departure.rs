@@ -102,24 +102,37 @@ impl MoverShared {
         let parts = self.with_room(disk, name, Arc::clone(&source), coding)?;
         let mut pieces = Vec::with_capacity(parts.len());
         let progress = Progress::new(parts.len(), None);
-        let mut pass = |(part, room): (BytesPart, Room)| {
-            let mut buffer = self.passage(side, name, part.count)?;
-            let copies = [copy(&mut buffer, &part)];
-            // SAFETY: nothing else uses the buffer, and both ends are kept until the stream has passed.
-            let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
-            progress.mark(&event);
-            let departure = Departure::new(self, &mut self.leaving.lock(), part.count);
-            let piece = Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), side.outward.stream.id())));
-            let weak = Arc::downgrade(&piece);
-            let progress = Arc::clone(&progress);
-            pieces.push(piece);
-            side.departures.when_passed(event, move |passed| departure.copied(passed, &weak, progress, room));
+        let begun = parts.into_iter().try_for_each(|(part, room)| {
+            pieces.push(self.store_piece(side, name, &ready, &part, room, &progress)?);
             Ok(())
-        };
-        let passed = parts.into_iter().try_for_each(&mut pass);
+        });
         // Copies may be under way even if a later piece failed.
         let source = progress.event().map(|event| side.keep(source, &event)).unwrap_or_default();
-        passed.map(|()| Departing { pieces, progress, source })
+        begun.map(|()| Departing { pieces, progress, source })
+    }
+
+    /// Begins to copy a part of the source, after the event `ready`, to staging memory, from where it is written to
+    /// disk.
+    fn store_piece(
+        self: &Arc<Self>,
+        side: &DeviceSide,
+        name: &str,
+        ready: &Event,
+        part: &BytesPart,
+        room: Room,
+        progress: &Arc<Progress>,
+    ) -> Result<Arc<Piece>, MoverError> {
+        let mut buffer = self.passage(side, name, part.count)?;
+        let copies = [copy(&mut buffer, part)];
+        // SAFETY: nothing else uses the buffer, and both ends are kept until the stream has passed.
+        let event = unsafe { side.outward.copy(&[ready], &copies) }.map_err(MoverError::driver(name))?;
+        progress.mark(&event);
+        let departure = Departure::new(self, &mut self.leaving.lock(), part.count);
+        let piece = Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), side.outward.stream.id())));
+        let weak = Arc::downgrade(&piece);
+        let progress = Arc::clone(progress);
+        side.departures.when_passed(event, move |passed| departure.copied(passed, &weak, progress, room));
+        Ok(piece)
     }
 
     /// Writes bytes from host memory to a disk.

@@ -147,14 +147,13 @@ impl CopyStream {
         let [mut start, mut end] =
             [(); 2].map(|()| flow.spare.pop().unwrap_or_else(|| Event::new(Arc::clone(driver), EventKind::Timing)));
         start.record(&self.stream)?;
-        let put = |&Copy { host, device, bytes }: &Copy| match self.way {
+        let queued = copies.iter().try_for_each(|&Copy { host, device, bytes }| match self.way {
             // SAFETY: the caller's promise.
             Way::Out => unsafe { driver.copy_from_device_async(host, device, bytes as u64, self.stream.id()) },
             // SAFETY: the caller's promise.
             Way::In => unsafe { driver.copy_to_device_async(device, host, bytes as u64, self.stream.id()) },
-        };
-        let done = copies.iter().try_for_each(put).map_err(DriverError::from).and_then(|()| end.record(&self.stream));
-        if let Err(error) = done {
+        });
+        if let Err(error) = queued.map_err(DriverError::from).and_then(|()| end.record(&self.stream)) {
             // If this failed too, the context and its work would be lost.
             let _ = self.stream.synchronize();
             return Err(error);

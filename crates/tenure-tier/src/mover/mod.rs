@@ -170,16 +170,13 @@ impl Mover {
         let passage_bytes = if disk.is_some() { (LANES + PASSAGE) * piece_bytes } else { 0 };
         let side = |memory| DeviceSide::new(memory, [memory_bytes - passage_bytes, passage_bytes], numa_node);
         let side = memory.map(side).transpose()?;
-        let lanes = if disk.is_some() {
-            (0..LANES)
-                .map(|_| match &side {
-                    Some(side) => side.passage.allocate(piece_bytes).map(Some).map_err(pinned("the mover")),
-                    None => Ok(None),
-                })
-                .collect::<Result<_, _>>()?
-        } else {
-            Vec::new()
-        };
+        let mut lanes = Vec::new();
+        if disk.is_some() {
+            for _ in 0..LANES {
+                let buffer = side.as_ref().map(|side| side.passage.allocate(piece_bytes)).transpose();
+                lanes.push(buffer.map_err(pinned("the mover"))?);
+            }
+        }
         let reads = Mutex::new(Reads::new(lanes));
         let leaving = Mutex::default();
         let left = Condvar::new();

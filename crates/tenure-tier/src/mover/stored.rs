@@ -81,9 +81,7 @@ impl Stored {
     pub fn keeps_source(&self) -> bool {
         let StoredInner { source, pieces, progress, .. } = &*self.inner;
         source.is_kept.load(Ordering::Acquire)
-            || progress.event().is_none()
-                && (!progress.is_over()
-                    || pieces.iter().any(|piece| matches!(piece.held().as_deref(), Some(Held::Host(_)))))
+            || progress.event().is_none() && (!progress.is_over() || pieces.iter().any(|piece| piece.is_source()))
     }
 
     /// Returns whether all bytes are at their destination and there was no error on the way.
@@ -171,6 +169,11 @@ impl Piece {
             PiecePlace::Memory(held) => Some(Arc::clone(held)),
             PiecePlace::Disk(_) | PiecePlace::Lost(_) => None,
         }
+    }
+
+    /// Returns whether the piece is still a part of the source, in host memory.
+    fn is_source(&self) -> bool {
+        matches!(self.held().as_deref(), Some(Held::Host(_)))
     }
 
     pub(super) fn set(&self, place: PiecePlace) {
@@ -292,8 +295,9 @@ impl Progress {
 
     fn is_settled(&self) -> bool {
         let state = self.state.lock();
-        let is_passed = || state.event.as_ref().is_none_or(|event| matches!(event.query(), Ok(true)));
-        state.left == 0 && state.error.is_none() && is_passed()
+        state.left == 0
+            && state.error.is_none()
+            && state.event.as_ref().is_none_or(|event| matches!(event.query(), Ok(true)))
     }
 
     /// Returns the event after all queued copies, if there are any. Errors do not change it.

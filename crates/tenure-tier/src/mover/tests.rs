@@ -701,7 +701,8 @@ proptest! {
     ) {
         let (_folders, disk) = disk();
         let is_real = env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda");
-        many_threads(has_device.then(|| if is_real { memories()[0] } else { simulated(seed).1 }), &steps, &disk);
+        let memory = has_device.then(|| if is_real { memories()[0] } else { simulated(seed).1 });
+        many_threads(memory, &steps, &disk);
         // Bytes that were dropped on their way out are still written, and then free their room.
         eventually(|| disk.statistics().free_bytes == disk.capacity_bytes());
     }

@@ -41,8 +41,10 @@ fn of_width(bytes: usize) -> DType {
 pub(crate) fn drivers() -> Vec<(Arc<dyn Driver>, Option<File>)> {
     let chosen = env::var("TENURE_TEST_DRIVER").unwrap_or_else(|_| "all".to_owned());
     let seeds = if chosen == "cuda" { 0..0 } else { 0..2 };
-    let sim = |seed| Arc::new(SimDriver::new(SimConfig { seed, ..SimConfig::default() })) as Arc<dyn Driver>;
-    let mut drivers: Vec<_> = seeds.map(|seed| (sim(seed), None)).collect();
+    let mut drivers: Vec<(Arc<dyn Driver>, _)> = Vec::new();
+    for seed in seeds {
+        drivers.push((Arc::new(SimDriver::new(SimConfig { seed, ..SimConfig::default() })), None));
+    }
     if chosen == "cuda" || chosen == "all" && cuda::platform().device_count().is_ok() {
         let alone = File::create(env::temp_dir().join("tenure-cuda-tests.lock")).unwrap();
         alone.lock().unwrap();

@@ -11,16 +11,9 @@ use tenure_core::DType;
 /// special values, or half zeros.
 pub(crate) fn tensor(dtype: DType, kind: usize, count: usize, seed: u64) -> Vec<u8> {
     let mut state = seed;
-    let mut random = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    };
-    let mut normal = || (0..4).map(|_| (random() >> 40) as f32 / (1 << 24) as f32 - 0.5).sum::<f32>();
     let mut bits = Vec::new();
     for number in 0..count {
-        let value = normal();
+        let value: f32 = (0..4).map(|_| (random(&mut state) >> 40) as f32 / (1 << 24) as f32 - 0.5).sum();
         let value = match kind {
             0 => f32::from_bits(value.to_bits().wrapping_mul(0x9e37_79b9)),
             1 => 0.0,
@@ -46,4 +39,12 @@ pub(crate) fn tensor(dtype: DType, kind: usize, count: usize, seed: u64) -> Vec<
         );
     }
     bits
+}
+
+/// Returns the next of random numbers.
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
 }
