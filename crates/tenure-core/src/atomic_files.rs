@@ -83,8 +83,9 @@ fn target(path: &Path) -> io::Result<PathBuf> {
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file that can be replaced"));
     }
-    let no_name = || io::Error::new(io::ErrorKind::InvalidInput, "it is no file's name");
-    let name = path.file_name().ok_or_else(no_name)?;
+    let Some(name) = path.file_name() else {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file's name"));
+    };
     let target = match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => linked(folder(path).join(name))?,
         target => target?,
@@ -116,11 +117,12 @@ fn begin(target: &Path, mode: Option<u32>) -> io::Result<NamedTempFile> {
     let permissions =
         mode.map(Permissions::from_mode).or_else(|| fs::metadata(target).ok().map(|replaced| replaced.permissions()));
     let mode = permissions.as_ref().map_or(NEW_FILE_MODE, |permissions| permissions.mode() & 0o777);
+    let mut unfinished = UNFINISHED.lock();
     // A function of our own makes the file: then others than the owner can read it, and errors do not name a file that
     // the caller does not know.
-    let make = |path: &Path| File::options().write(true).create_new(true).mode(mode).open(path);
-    let mut unfinished = UNFINISHED.lock();
-    let file = tempfile::Builder::new().prefix(".tenure-").make_in(folder(target), make)?;
+    let file = tempfile::Builder::new()
+        .prefix(".tenure-")
+        .make_in(folder(target), |path| File::options().write(true).create_new(true).mode(mode).open(path))?;
     unfinished.push(file.path().to_owned());
     drop(unfinished);
     match permissions.map_or(Ok(()), |permissions| file.as_file().set_permissions(permissions)) {

@@ -154,7 +154,9 @@ pub enum Operand {
 /// assert_eq!(result_type(int_times_half), Some(DType::F32));
 /// ```
 pub fn result_type(operands: impl IntoIterator<Item = Operand>) -> Option<DType> {
-    let (mut tensors, mut zero_dims, mut numbers) = (None, None, None);
+    let mut tensors = None;
+    let mut zero_dims = None;
+    let mut numbers = None;
     for operand in operands {
         let (category, dtype) = match operand {
             Operand::Tensor(dtype) => (&mut tensors, dtype),
