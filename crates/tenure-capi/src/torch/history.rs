@@ -113,17 +113,14 @@ fn recording_of(recording: &CRecording) -> Result<Recording, Failure> {
         3 => KeepContexts::All,
         other => return Err(Failure::Invalid(format!("contexts = {other}: expected 0 to 3"))),
     };
-    Ok(Recording {
-        limit: recording.limit,
-        contexts,
-        skip: skip
-            .iter()
-            .map(|number| {
-                let known = usize::try_from(*number).ok().and_then(|number| Action::ALL.get(number));
-                known.copied().ok_or_else(|| Failure::Invalid(format!("there is no action {number}")))
-            })
-            .collect::<Result<_, _>>()?,
-    })
+    let skip = skip.iter().copied().map(action).collect::<Result<_, _>>()?;
+    Ok(Recording { limit: recording.limit, contexts, skip })
+}
+
+/// Returns the action with this number.
+fn action(number: c_int) -> Result<Action, Failure> {
+    let known = usize::try_from(number).ok().and_then(|number| Action::ALL.get(number));
+    known.copied().ok_or_else(|| Failure::Invalid(format!("there is no action {number}")))
 }
 
 #[cfg(test)]

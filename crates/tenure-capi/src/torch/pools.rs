@@ -72,11 +72,8 @@ pub(super) unsafe extern "C" fn pool_uses(number: c_int, pool: Pool, uses: *mut 
 pub(super) extern "C" fn begin_pool(number: c_int, pool: Pool, captures: bool, filter: Filter, user: Object) -> Status {
     guarded(|| {
         // SAFETY: the filter was handed over with its object, which lives as long as this closure.
-        Ok(device(number)?.memory.allocator().begin_pool(
-            pool.into(),
-            purpose(captures),
-            Box::new(move |stream| unsafe { filter(user.pointer(), pointer(stream.0)) }),
-        )?)
+        let filter = Box::new(move |stream: StreamId| unsafe { filter(user.pointer(), pointer(stream.0)) });
+        Ok(device(number)?.memory.allocator().begin_pool(pool.into(), purpose(captures), filter)?)
     })
 }
 
