@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 /// The clock by which time limits are measured: the system's, or one that a test sets.
 #[derive(Clone, Debug, Default)]
-pub struct Clock(Source);
+pub struct Clock(ClockSource);
 
 #[derive(Clone, Debug, Default)]
-enum Source {
+enum ClockSource {
     #[default]
     System,
     /// The time in ns.
@@ -19,12 +19,12 @@ enum Source {
 impl Clock {
     /// Returns a clock that stands still until it is [advanced](Self::advance). Its clones advance with it.
     pub fn manual() -> Self {
-        Self(Source::Manual(Arc::default()))
+        Self(ClockSource::Manual(Arc::default()))
     }
 
     /// Advances a [manual](Self::manual) clock. Has no effect on the system's clock.
     pub fn advance(&self, by: Duration) {
-        if let Source::Manual(now_ns) = &self.0 {
+        if let ClockSource::Manual(now_ns) = &self.0 {
             now_ns.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
         }
     }
@@ -33,8 +33,8 @@ impl Clock {
     pub fn now(&self) -> Duration {
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
         match &self.0 {
-            Source::System => START.elapsed(),
-            Source::Manual(now_ns) => Duration::from_nanos(now_ns.load(Ordering::SeqCst)),
+            ClockSource::System => START.elapsed(),
+            ClockSource::Manual(now_ns) => Duration::from_nanos(now_ns.load(Ordering::SeqCst)),
         }
     }
 }
@@ -43,8 +43,8 @@ impl Clock {
 impl PartialEq for Clock {
     fn eq(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
-            (Source::System, Source::System) => true,
-            (Source::Manual(one), Source::Manual(other)) => Arc::ptr_eq(one, other),
+            (ClockSource::System, ClockSource::System) => true,
+            (ClockSource::Manual(one), ClockSource::Manual(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
     }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::allocator::Chosen;
-use crate::purpose::Said;
-use crate::site::{Here, SiteGuard};
+use crate::allocator::ChosenAllocator;
+use crate::purpose::PurposeParts;
+use crate::site::{SiteGuard, ThreadSite};
 use crate::{AllocatorScope, Purpose};
 
 /// The context in which a thread allocates: its [`Purpose`], its [`Site`](crate::Site), and its
@@ -23,9 +23,9 @@ use crate::{AllocatorScope, Purpose};
 /// ```
 #[derive(Clone)]
 pub struct Context {
-    purpose: Said,
-    here: Here,
-    allocators: Option<Arc<Chosen>>,
+    purpose: PurposeParts,
+    here: ThreadSite,
+    allocators: Option<Arc<ChosenAllocator>>,
 }
 
 /// A guard that keeps a thread in another context. When it is dropped, the thread is back in its own.
@@ -40,7 +40,7 @@ pub struct ContextGuard {
 impl Context {
     /// Returns the calling thread's context.
     pub fn capture() -> Self {
-        Self { purpose: Purpose::said(), here: Here::current(), allocators: AllocatorScope::chosen() }
+        Self { purpose: Purpose::parts(), here: ThreadSite::current(), allocators: AllocatorScope::chosen() }
     }
 
     /// Returns the context for threads among which one operation is divided. They run in any order, so all their

@@ -6,10 +6,10 @@ use std::marker::PhantomData;
 use crate::{KeyId, Site, Span, Tag};
 
 /// A purpose, and how long it holds.
-pub(crate) type Said = (Tag, KeyId, Span);
+pub(crate) type PurposeParts = (Tag, KeyId, Span);
 
 thread_local! {
-    static CURRENT: Cell<Said> = const { Cell::new((Tag::Unknown, KeyId::NONE, Span::ENDLESS)) };
+    static CURRENT: Cell<PurposeParts> = const { Cell::new((Tag::Unknown, KeyId::NONE, Span::ENDLESS)) };
 }
 
 /// The purpose of the calling thread's allocations: storages that are allocated while it lives have this tag and key.
@@ -26,7 +26,7 @@ thread_local! {
 #[must_use = "it holds for as long as it lives"]
 #[derive(Debug)]
 pub struct Purpose {
-    previous: Said,
+    previous: PurposeParts,
     /// Makes the purpose belong to the thread that entered it.
     thread: PhantomData<*const ()>,
 }
@@ -60,12 +60,12 @@ impl Purpose {
     }
 
     /// Returns the purpose that was set, to be [resumed](Self::resume) on another thread.
-    pub(crate) fn said() -> Said {
+    pub(crate) fn parts() -> PurposeParts {
         CURRENT.get()
     }
 
-    pub(crate) fn resume(said: Said) -> Self {
-        Self { previous: CURRENT.replace(said), thread: PhantomData }
+    pub(crate) fn resume(parts: PurposeParts) -> Self {
+        Self { previous: CURRENT.replace(parts), thread: PhantomData }
     }
 }
 

@@ -85,14 +85,14 @@ pub struct Site {
 
 /// The site of a thread, and the number of scopes that it is in.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Here {
+pub(crate) struct ThreadSite {
     site: Site,
     depth: u32,
 }
 
 /// The keys that were given out at a site.
 #[derive(Default)]
-struct Given {
+struct SiteKeys {
     /// The pass in which keys were counted last.
     pass: u64,
     count: u32,
@@ -101,17 +101,17 @@ struct Given {
 }
 
 thread_local! {
-    static HERE: Cell<Here> = const { Cell::new(Here { site: Site::NOWHERE, depth: 0 }) };
+    static THREAD_SITE: Cell<ThreadSite> = const { Cell::new(ThreadSite { site: Site::NOWHERE, depth: 0 }) };
     /// The number of the current pass. Counting begins anew with each pass.
     static PASS: Cell<u64> = const { Cell::new(1) };
-    static GIVEN: RefCell<HashMap<Site, Given>> = RefCell::default();
+    static SITE_KEYS: RefCell<HashMap<Site, SiteKeys>> = RefCell::default();
 }
 
 /// A guard that keeps a thread at a site. When it is dropped, the thread is back where it was.
 #[must_use = "it holds for as long as it lives"]
 #[derive(Debug)]
 pub struct SiteGuard {
-    previous: Here,
+    previous: ThreadSite,
     /// The module that is left when the guard is dropped, if no other module is around it.
     left: Option<Name>,
     /// Makes the guard belong to the thread that entered the site.
@@ -131,7 +131,7 @@ impl Site {
     /// Returns the calling thread's site.
     #[inline]
     pub fn current() -> Self {
-        HERE.get().site
+        THREAD_SITE.get().site
     }
 
     /// Returns the module's path, which is empty outside all modules.
@@ -147,24 +147,24 @@ impl Site {
     /// Begins a pass, such as the forward pass of a step: occurrences are counted from 0. Inside another pass or a
     /// module, it is a part of that.
     pub fn begin_pass() -> SiteGuard {
-        let here = HERE.get();
+        let here = THREAD_SITE.get();
         let site = if here.depth == 0 { Self::NOWHERE } else { here.site };
-        Here::enter(site, None)
+        ThreadSite::enter(site, None)
     }
 
     /// Enters the module with this path. Outside all passes and modules, this also begins a pass.
     pub fn enter_module(path: Name) -> SiteGuard {
-        let is_inside = HERE.get().site.is_inside_module();
+        let is_inside = THREAD_SITE.get().site.is_inside_module();
         let left = (!is_inside && !path.0.is_empty()).then_some(path);
-        Here::enter(Self { module: path, ..Self::NOWHERE }, left)
+        ThreadSite::enter(Self { module: path, ..Self::NOWHERE }, left)
     }
 
     /// Enters an operation. Operations that it consists of are part of it.
     #[inline]
     pub fn enter_operation(op: Name) -> SiteGuard {
-        let previous = HERE.get();
+        let previous = THREAD_SITE.get();
         if previous.site.op.0.is_empty() {
-            HERE.set(Here { site: Self { op, ..previous.site }, ..previous });
+            THREAD_SITE.set(ThreadSite { site: Self { op, ..previous.site }, ..previous });
         }
         SiteGuard { previous, left: None, thread: PhantomData }
     }
@@ -172,16 +172,16 @@ impl Site {
     /// Marks the thread's allocations as scratch memory to compute in.
     #[inline]
     pub fn enter_scratch() -> SiteGuard {
-        let previous = HERE.get();
+        let previous = THREAD_SITE.get();
         if previous.site.role != Role::Part {
-            HERE.set(Here { site: Self { role: Role::Scratch, ..previous.site }, ..previous });
+            THREAD_SITE.set(ThreadSite { site: Self { role: Role::Scratch, ..previous.site }, ..previous });
         }
         SiteGuard { previous, left: None, thread: PhantomData }
     }
 
     /// Enters the backward pass of the operation `op`, whose forward pass ran at this site.
     pub fn enter_backward(self, op: Name) -> SiteGuard {
-        Here::enter(Self { op, role: Role::Grad, ..self }, None)
+        ThreadSite::enter(Self { op, role: Role::Grad, ..self }, None)
     }
 
     fn is_inside_module(self) -> bool {
@@ -190,12 +190,12 @@ impl Site {
 
     /// Returns the key of the next allocation here, or [`KeyId::NONE`] outside all passes and modules.
     pub(crate) fn next_key() -> KeyId {
-        let Here { site, depth } = HERE.get();
+        let ThreadSite { site, depth } = THREAD_SITE.get();
         if depth == 0 {
             return KeyId::NONE;
         }
         // A thread that is ending has no keys any more.
-        GIVEN.try_with(|given| given.borrow_mut().entry(site).or_default().next(site)).unwrap_or(KeyId::NONE)
+        SITE_KEYS.try_with(|keys| keys.borrow_mut().entry(site).or_default().next(site)).unwrap_or(KeyId::NONE)
     }
 
     fn key(self, occurrence: u32) -> Key {
@@ -212,7 +212,7 @@ impl Site {
     }
 }
 
-impl Given {
+impl SiteKeys {
     fn next(&mut self, site: Site) -> KeyId {
         let pass = PASS.get();
         if self.pass != pass {
@@ -230,10 +230,10 @@ impl Given {
     }
 }
 
-impl Here {
+impl ThreadSite {
     #[inline]
     pub(crate) fn current() -> Self {
-        HERE.get()
+        THREAD_SITE.get()
     }
 
     /// Returns the site for one of the threads among which an operation is divided.
@@ -244,15 +244,15 @@ impl Here {
     /// Puts the calling thread at this site until the guard is dropped.
     #[inline]
     pub(crate) fn resume(self) -> SiteGuard {
-        SiteGuard { previous: HERE.replace(self), left: None, thread: PhantomData }
+        SiteGuard { previous: THREAD_SITE.replace(self), left: None, thread: PhantomData }
     }
 
     fn enter(site: Site, left: Option<Name>) -> SiteGuard {
-        let previous = HERE.get();
+        let previous = THREAD_SITE.get();
         if previous.depth == 0 && site.role == Role::Out {
             PASS.set(PASS.get() + 1);
         }
-        HERE.set(Self { site, depth: previous.depth + 1 });
+        THREAD_SITE.set(Self { site, depth: previous.depth + 1 });
         SiteGuard { previous, left, thread: PhantomData }
     }
 }
@@ -264,7 +264,7 @@ impl Drop for SiteGuard {
         if let Some(module) = self.left {
             here.site = Site { module, is_after: true, ..here.site };
         }
-        HERE.set(here);
+        THREAD_SITE.set(here);
     }
 }
 
@@ -367,7 +367,7 @@ mod tests {
     fn parts_of_an_operation_share_a_key() {
         let _pass = Site::begin_pass();
         let _op = Site::enter_operation(Name::of("conv"));
-        let _part = Here::current().part().resume();
+        let _part = ThreadSite::current().part().resume();
         let _scratch = Site::enter_scratch();
         assert_eq!([key(), key()], ["/conv/part#0", "/conv/part#0"]);
     }

@@ -33,22 +33,22 @@ use crate::{Allocator, DataPtr, Device, StorageError};
 /// ```
 #[derive(Clone)]
 pub struct Storage {
-    shared: Arc<Shared>,
+    shared: Arc<StorageInner>,
 }
 
 /// A handle that does not keep the bytes alive.
 #[derive(Clone)]
 pub struct WeakStorage {
-    shared: Weak<Shared>,
+    shared: Weak<StorageInner>,
 }
 
-struct Shared {
-    state: RwLock<State>,
+struct StorageInner {
+    state: RwLock<StorageState>,
     allocator: Option<Arc<dyn Allocator>>,
     arrival: Option<Box<dyn Arrival>>,
 }
 
-struct State {
+struct StorageState {
     data: DataPtr,
     bytes: usize,
     generation: Generation,
@@ -103,8 +103,8 @@ impl Storage {
         allocator: Option<Arc<dyn Allocator>>,
         arrival: Option<Box<dyn Arrival>>,
     ) -> Self {
-        let state = State { data, bytes, generation: Generation::next(), resizable: allocator.is_some() };
-        Self { shared: Arc::new(Shared { state: RwLock::new(state), allocator, arrival }) }
+        let state = StorageState { data, bytes, generation: Generation::next(), resizable: allocator.is_some() };
+        Self { shared: Arc::new(StorageInner { state: RwLock::new(state), allocator, arrival }) }
     }
 
     fn arrive(&self) {
@@ -217,7 +217,7 @@ impl Storage {
     /// [`StorageError::NotResizable`]; [`StorageError::DeviceMismatch`] if the bytes are not on the allocator's device;
     /// the errors of [`Allocator::allocate`] and [`Allocator::copy`]. The storage is then as it was.
     pub fn resize(&self, bytes: usize) -> Result<(), StorageError> {
-        let refuse = |state: &State| StorageError::NotResizable { bytes: state.bytes, requested: bytes };
+        let refuse = |state: &StorageState| StorageError::NotResizable { bytes: state.bytes, requested: bytes };
         let allocator = match &self.shared.allocator {
             Some(allocator) if self.is_resizable() => allocator,
             _ => return Err(refuse(&self.state().state)),
@@ -266,7 +266,7 @@ impl WeakStorage {
     }
 }
 
-impl State {
+impl StorageState {
     fn replace(&mut self, data: DataPtr, bytes: usize) -> DataPtr {
         self.bytes = bytes;
         self.generation = Generation::next();
@@ -295,7 +295,7 @@ impl fmt::Debug for Storage {
 
 /// A guard of a storage that has no other guard meanwhile.
 pub struct ExclusiveGuard<'a> {
-    state: RwLockWriteGuard<'a, State>,
+    state: RwLockWriteGuard<'a, StorageState>,
 }
 
 impl ExclusiveGuard<'_> {
@@ -318,7 +318,7 @@ impl ExclusiveGuard<'_> {
 
 /// A guard that keeps a storage's bytes where they are. Holders of other guards can still write to the bytes.
 pub struct StorageGuard<'a> {
-    state: RwLockReadGuard<'a, State>,
+    state: RwLockReadGuard<'a, StorageState>,
 }
 
 impl StorageGuard<'_> {

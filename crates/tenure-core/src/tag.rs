@@ -83,12 +83,12 @@ impl fmt::Display for Key {
 pub struct KeyId(u32);
 
 #[derive(Default)]
-struct Interner {
+struct KeyInterner {
     ids: HashMap<Arc<Key>, u32>,
     keys: Vec<Arc<Key>>,
 }
 
-static INTERNER: LazyLock<RwLock<Interner>> = LazyLock::new(RwLock::default);
+static INTERNER: LazyLock<RwLock<KeyInterner>> = LazyLock::new(RwLock::default);
 
 impl KeyId {
     /// The id for allocations without a key.

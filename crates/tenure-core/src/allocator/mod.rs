@@ -17,7 +17,7 @@ pub use self::numa::{NumaMove, move_to_numa_node};
 pub use self::registry::AllocatorRegistry;
 pub use self::report::{MemoryReporter, MemoryUse, OutOfMemory};
 pub use self::scope::AllocatorScope;
-pub(crate) use self::scope::Chosen;
+pub(crate) use self::scope::ChosenAllocator;
 use crate::{AllocatorError, DataPtr, Deleter, Device};
 
 /// An allocator of memory on one device. c10's `Allocator`.

@@ -9,13 +9,13 @@ use super::Allocator;
 use crate::Device;
 
 thread_local! {
-    static CURRENT: RefCell<Option<Arc<Chosen>>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<Arc<ChosenAllocator>>> = const { RefCell::new(None) };
 }
 
 /// An allocator that a thread chose, and those that it chose before.
-pub(crate) struct Chosen {
+pub(crate) struct ChosenAllocator {
     allocator: Arc<dyn Allocator>,
-    before: Option<Arc<Chosen>>,
+    before: Option<Arc<ChosenAllocator>>,
 }
 
 /// A scope in which the calling thread's tensors on one device get memory from another allocator than the registered
@@ -33,7 +33,7 @@ pub(crate) struct Chosen {
 /// ```
 #[must_use = "it holds for as long as it lives"]
 pub struct AllocatorScope {
-    previous: Option<Arc<Chosen>>,
+    previous: Option<Arc<ChosenAllocator>>,
     /// Makes the scope belong to the thread that entered it.
     thread: PhantomData<*const ()>,
 }
@@ -41,7 +41,7 @@ pub struct AllocatorScope {
 impl AllocatorScope {
     /// Enters a scope: memory on the allocator's device comes from `allocator` from now on.
     pub fn enter(allocator: Arc<dyn Allocator>) -> Self {
-        Self::replace(Some(Arc::new(Chosen { allocator, before: Self::chosen() })))
+        Self::replace(Some(Arc::new(ChosenAllocator { allocator, before: Self::chosen() })))
     }
 
     /// Returns the calling thread's own allocator for a device, if it has one.
@@ -58,12 +58,12 @@ impl AllocatorScope {
     }
 
     /// Returns all allocators that the calling thread chose.
-    pub(crate) fn chosen() -> Option<Arc<Chosen>> {
+    pub(crate) fn chosen() -> Option<Arc<ChosenAllocator>> {
         // A thread that is ending has none any more.
         CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
     }
 
-    pub(crate) fn replace(chosen: Option<Arc<Chosen>>) -> Self {
+    pub(crate) fn replace(chosen: Option<Arc<ChosenAllocator>>) -> Self {
         let previous = CURRENT.try_with(|current| current.replace(chosen)).ok().flatten();
         Self { previous, thread: PhantomData }
     }
