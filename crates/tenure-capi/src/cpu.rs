@@ -13,7 +13,7 @@ use crate::failure::{Failure, Status, guarded};
 
 /// `tenure_cpu_api` of `tenure_cpu.h`.
 #[repr(C)]
-pub struct Table {
+pub struct CpuTable {
     size: usize,
     abi: u32,
     last_error: extern "C" fn() -> *const c_char,
@@ -22,12 +22,12 @@ pub struct Table {
     free: extern "C" fn(*mut c_void) -> bool,
 }
 
-static TABLE: Table =
-    Table { size: size_of::<Table>(), abi: 1, last_error: crate::tenure_last_error, is_chosen, allocate, free };
+static TABLE: CpuTable =
+    CpuTable { size: size_of::<CpuTable>(), abi: 1, last_error: crate::tenure_last_error, is_chosen, allocate, free };
 
 /// Returns the table.
 #[unsafe(no_mangle)]
-pub extern "C" fn tenure_cpu_table() -> *const Table {
+pub extern "C" fn tenure_cpu_table() -> *const CpuTable {
     &TABLE
 }
 

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 /// The number of streams remembered at a time. A power of two.
 const STREAMS: usize = 256;
 
-static DEVICES: [OnceLock<Device>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
+static DEVICES: [OnceLock<OpenDevice>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
 
 /// One more than the highest number of an open device.
 static END: AtomicI32 = AtomicI32::new(0);
@@ -24,7 +24,7 @@ static END: AtomicI32 = AtomicI32::new(0);
 static OPENING: Mutex<()> = Mutex::new(());
 
 /// An open device.
-pub(crate) struct Device {
+pub(crate) struct OpenDevice {
     pub(crate) memory: &'static DeviceMemory,
     driver: DeviceDriver,
     /// The streams that the driver knows, each in a slot computed from its handle. A stream that another one displaced
@@ -38,7 +38,7 @@ pub(crate) enum DeviceDriver {
     Sim(Arc<SimDriver>),
 }
 
-impl Device {
+impl OpenDevice {
     /// Opens device number `number`.
     pub(crate) fn open(number: c_int, driver: DeviceDriver, config: MemoryConfig) -> Result<(), Failure> {
         let shared: Arc<dyn Driver> = match &driver {
@@ -87,7 +87,7 @@ impl Device {
 
 impl DeviceDriver {
     /// # Safety
-    /// As [`Device::adopt`].
+    /// As [`OpenDevice::adopt`].
     #[cold]
     unsafe fn adopt(&self, stream: StreamId) {
         match self {

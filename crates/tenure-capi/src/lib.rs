@@ -12,9 +12,9 @@ pub mod torch;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
 
-use device::Device;
+use device::OpenDevice;
 use failure::{Failure, Status, guarded, last_error};
-use options::Options;
+use options::DeviceOptions;
 use tenure_alloc::Request;
 use tenure_core::StreamId;
 
@@ -44,8 +44,8 @@ pub unsafe extern "C" fn tenure_open(device: c_int, options: *const c_char) -> S
         // SAFETY: by the function's contract.
         let text = if options.is_null() { c"" } else { unsafe { CStr::from_ptr(options) } };
         let text = text.to_str().map_err(|_| Failure::Invalid("options must be UTF-8".into()))?;
-        let options: Options = text.parse()?;
-        Device::open(device, options.driver(device)?, options.memory)
+        let options: DeviceOptions = text.parse()?;
+        OpenDevice::open(device, options.driver(device)?, options.memory)
     })
 }
 
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn tenure_alloc(
         if block.is_null() {
             return Err(Failure::null("block"));
         }
-        let device = Device::get(device)?;
+        let device = OpenDevice::get(device)?;
         let stream = stream_id(stream);
         // SAFETY: by the function's contract.
         unsafe { device.adopt(stream) };
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn tenure_alloc(
 /// See `tenure.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_free(device: c_int, block: *mut c_void) -> Status {
-    guarded(|| Ok(Device::get(device)?.memory.free(block.addr() as u64)?))
+    guarded(|| Ok(OpenDevice::get(device)?.memory.free(block.addr() as u64)?))
 }
 
 /// See `tenure.h`.
@@ -88,7 +88,7 @@ pub extern "C" fn tenure_free(device: c_int, block: *mut c_void) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_record_stream(device: c_int, block: *mut c_void, stream: *mut c_void) -> Status {
     guarded(|| {
-        let device = Device::get(device)?;
+        let device = OpenDevice::get(device)?;
         let stream = stream_id(stream);
         // SAFETY: by the function's contract.
         unsafe { device.adopt(stream) };
@@ -99,13 +99,13 @@ pub unsafe extern "C" fn tenure_record_stream(device: c_int, block: *mut c_void,
 /// See `tenure.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_empty_cache(device: c_int) -> Status {
-    guarded(|| Ok(Device::get(device)?.memory.allocator().release_cached()?))
+    guarded(|| Ok(OpenDevice::get(device)?.memory.allocator().release_cached()?))
 }
 
 /// See `tenure.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_set_memory_fraction(device: c_int, fraction: f64) -> Status {
-    guarded(|| Ok(Device::get(device)?.memory.allocator().set_memory_fraction(fraction)?))
+    guarded(|| Ok(OpenDevice::get(device)?.memory.allocator().set_memory_fraction(fraction)?))
 }
 
 /// See `tenure.h`.
@@ -115,7 +115,7 @@ pub extern "C" fn tenure_set_memory_fraction(device: c_int, fraction: f64) -> St
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_stats_json(device: c_int, json: *mut *mut c_char, bytes: *mut usize) -> Status {
     guarded(|| {
-        let memory = Device::get(device)?.memory;
+        let memory = OpenDevice::get(device)?.memory;
         let flat = memory.allocator().statistics().flat();
         let mut figures: serde_json::Map<_, _> = flat.into_iter().map(|(name, value)| (name, value.into())).collect();
         // Null if the system does not report it.
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn tenure_stats_json(device: c_int, json: *mut *mut c_char
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_reset_peak_stats(device: c_int) -> Status {
     guarded(|| {
-        Device::get(device)?.memory.allocator().reset_peak_statistics();
+        OpenDevice::get(device)?.memory.allocator().reset_peak_statistics();
         Ok(())
     })
 }
@@ -142,7 +142,7 @@ pub extern "C" fn tenure_reset_peak_stats(device: c_int) -> Status {
 pub unsafe extern "C" fn tenure_snapshot(device: c_int, pickle: *mut *mut c_char, bytes: *mut usize) -> Status {
     guarded(|| {
         let mut out = Vec::new();
-        let written = Device::get(device)?.memory.allocator().snapshot().write_pickle(&mut out);
+        let written = OpenDevice::get(device)?.memory.allocator().snapshot().write_pickle(&mut out);
         written.map_err(|error| Failure::Invalid(format!("the snapshot cannot be written: {error}")))?;
         // SAFETY: by the function's contract.
         unsafe { hand_over(out, pickle, bytes) }

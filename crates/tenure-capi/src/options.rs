@@ -13,7 +13,7 @@ use crate::failure::Failure;
 
 /// The parsed options of `tenure_open`.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Options {
+pub(crate) struct DeviceOptions {
     kind: DriverKind,
     /// The size in bytes of a simulated device, if not the default.
     capacity: Option<u64>,
@@ -27,7 +27,7 @@ enum DriverKind {
     Sim,
 }
 
-impl FromStr for Options {
+impl FromStr for DeviceOptions {
     type Err = Failure;
 
     fn from_str(text: &str) -> Result<Self, Failure> {
@@ -52,7 +52,7 @@ impl FromStr for Options {
     }
 }
 
-impl Options {
+impl DeviceOptions {
     /// Makes the driver of device number `device`.
     pub(crate) fn driver(&self, device: c_int) -> Result<DeviceDriver, Failure> {
         match self.kind {
@@ -97,12 +97,12 @@ mod tests {
 
     #[test]
     fn no_options_are_the_defaults() {
-        assert_eq!("".parse::<Options>().unwrap(), Options::default());
+        assert_eq!("".parse::<DeviceOptions>().unwrap(), DeviceOptions::default());
     }
 
     #[test]
     fn options_are_read_by_name() {
-        let options: Options = "driver=sim, allocator=native,fraction=0.5,capacity=4096".parse().unwrap();
+        let options: DeviceOptions = "driver=sim, allocator=native,fraction=0.5,capacity=4096".parse().unwrap();
         assert_eq!((options.kind, options.capacity), (DriverKind::Sim, Some(4096)));
         assert_eq!(options.memory.fraction, 0.5);
         assert!(matches!(options.memory.policy, Policy::Native(_)));
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_named() {
-        let message = |text: &str| text.parse::<Options>().unwrap_err().to_string();
+        let message = |text: &str| text.parse::<DeviceOptions>().unwrap_err().to_string();
         assert_eq!(message("speed"), "option `speed`: expected NAME=VALUE");
         assert_eq!(message("speed=9"), "option `speed=9`: expected driver, allocator, fraction or capacity");
         assert_eq!(message("driver=rocm"), "option `driver=rocm`: the driver is cuda or sim");

@@ -10,7 +10,7 @@ use tenure_device::memory::MemoryError;
 
 use super::devices::device;
 use super::object::Object;
-use crate::device::Device;
+use crate::device::OpenDevice;
 use crate::failure::{Failure, Status, guarded};
 use crate::stream_id;
 
@@ -129,11 +129,11 @@ fn in_pytorch(error: MemoryError) -> Failure {
 
 /// Runs `call` on the device that owns `address`. If no range of addresses tells, asks one device after the other.
 #[inline]
-fn on_owner(address: Address, call: impl Fn(&Device) -> Result<(), MemoryError>) -> Result<(), Failure> {
-    if let Some((_, owner)) = Device::all().find(|(_, device)| device.memory.owns(address)) {
+fn on_owner(address: Address, call: impl Fn(&OpenDevice) -> Result<(), MemoryError>) -> Result<(), Failure> {
+    if let Some((_, owner)) = OpenDevice::all().find(|(_, device)| device.memory.owns(address)) {
         return Ok(call(owner)?);
     }
-    for (_, device) in Device::all() {
+    for (_, device) in OpenDevice::all() {
         match call(device) {
             Err(MemoryError::Allocator(AllocError::UnknownAddress(_))) => {}
             result => return Ok(result?),

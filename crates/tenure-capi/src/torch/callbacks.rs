@@ -10,7 +10,7 @@ use crate::failure::{Status, guarded};
 /// `tenure_out_of_memory` of `tenure_torch.h`.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct OutOfMemory {
+pub(super) struct COutOfMemory {
     device: c_int,
     requested: u64,
     allowed: u64,
@@ -20,7 +20,7 @@ pub(super) struct OutOfMemory {
     rejected: bool,
 }
 
-pub(super) type Observer = unsafe extern "C" fn(*mut c_void, *const OutOfMemory);
+pub(super) type Observer = unsafe extern "C" fn(*mut c_void, *const COutOfMemory);
 pub(super) type FreeMemory = unsafe extern "C" fn(*mut c_void) -> bool;
 
 pub(super) extern "C" fn add_out_of_memory_observer(observer: Observer, user: Object) -> Status {
@@ -30,7 +30,7 @@ pub(super) extern "C" fn add_out_of_memory_observer(observer: Observer, user: Ob
             let user = Arc::clone(&user);
             allocator.add_out_of_memory_observer(Box::new(move |error| {
                 let tenure_alloc::OutOfMemory { requested, allowed, allocated, total, free, rejected, .. } = *error;
-                let error = OutOfMemory { device, requested, allowed, allocated, total, free, rejected };
+                let error = COutOfMemory { device, requested, allowed, allocated, total, free, rejected };
                 // SAFETY: the observer was handed over with its object, which lives as long as this closure.
                 unsafe { observer(user.pointer(), &error) }
             }));

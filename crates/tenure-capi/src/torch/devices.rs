@@ -4,13 +4,13 @@ use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tenure_alloc::{CachingAllocator, Tuning, paged};
-use tenure_core::StreamId;
+use tenure_core::{Device, StreamId};
 use tenure_device::Stream;
 use tenure_device::memory::{MemoryError, Policy};
 
-use crate::device::Device;
+use crate::device::OpenDevice;
 use crate::failure::{Failure, Status, guarded};
-use crate::options::Options;
+use crate::options::DeviceOptions;
 
 /// A configuration step for every device, also for those opened later.
 type Wish = Box<dyn Fn(c_int, &dyn CachingAllocator) -> Result<(), Failure> + Send>;
@@ -27,7 +27,7 @@ static SETUP: Mutex<Setup> = Mutex::new(Setup { options: None, wishes: Vec::new(
 
 /// The options for opening devices, and the wishes so far.
 struct Setup {
-    options: Option<Options>,
+    options: Option<DeviceOptions>,
     wishes: Vec<(Option<Topic>, Wish)>,
 }
 
@@ -43,7 +43,7 @@ pub(super) unsafe extern "C" fn configure(options: *const c_char) -> Status {
 pub(super) fn configure_from(options: &str) -> Result<(), Failure> {
     let options = options.parse()?;
     let mut setup = setup();
-    if let Some((_, open)) = Device::all().next() {
+    if let Some((_, open)) = OpenDevice::all().next() {
         return Err(MemoryError::AlreadyInstalled { device: open.memory.device() }.into());
     }
     setup.options = Some(options);
@@ -56,21 +56,21 @@ pub(super) fn is_configured() -> bool {
 }
 
 pub(super) extern "C" fn is_open(number: c_int) -> bool {
-    Device::get(number).is_ok()
+    OpenDevice::get(number).is_ok()
 }
 
 /// Returns device number `number`, which is opened if this is its first use.
 #[inline]
-pub(super) fn device(number: c_int) -> Result<&'static Device, Failure> {
-    Device::get(number).or_else(|_| open(number))
+pub(super) fn device(number: c_int) -> Result<&'static OpenDevice, Failure> {
+    OpenDevice::get(number).or_else(|_| open(number))
 }
 
 /// Returns the stream that PyTorch knows as `handle`, if the device is open.
 ///
 /// # Safety
 /// The handle is null, or a stream of the device that exists for as long as it is in use, as PyTorch's do.
-pub unsafe fn stream(device: tenure_core::Device, handle: usize) -> Option<Stream> {
-    let device = Device::get(device.index().into()).ok()?;
+pub unsafe fn stream(device: Device, handle: usize) -> Option<Stream> {
+    let device = OpenDevice::get(device.index().into()).ok()?;
     let id = StreamId(handle as u64);
     // SAFETY: by the function's contract.
     unsafe { device.adopt(id) };
@@ -84,7 +84,7 @@ pub(super) fn tell_all(
     wish: impl Fn(c_int, &dyn CachingAllocator) -> Result<(), Failure> + Send + 'static,
 ) -> Result<(), Failure> {
     let mut setup = setup();
-    Device::all().try_for_each(|(number, device)| wish(number, device.memory.allocator()))?;
+    OpenDevice::all().try_for_each(|(number, device)| wish(number, device.memory.allocator()))?;
     setup.wishes.retain(|(earlier, _)| topic.is_none() || *earlier != topic);
     setup.wishes.push((topic, Box::new(wish)));
     Ok(())
@@ -107,18 +107,18 @@ pub(super) fn applies(tuning: &Tuning) -> bool {
 }
 
 #[cold]
-fn open(number: c_int) -> Result<&'static Device, Failure> {
+fn open(number: c_int) -> Result<&'static OpenDevice, Failure> {
     let setup = setup();
     // Another thread may have opened it first.
-    if let Ok(device) = Device::get(number) {
+    if let Ok(device) = OpenDevice::get(number) {
         return Ok(device);
     }
     let mut options = setup.options.clone().unwrap_or_default();
     if let Policy::Paged(config) = &mut options.memory.policy {
         *config = paged::Config::fine();
     }
-    Device::open(number, options.driver(number)?, options.memory)?;
-    let device = Device::get(number)?;
+    OpenDevice::open(number, options.driver(number)?, options.memory)?;
+    let device = OpenDevice::get(number)?;
     setup.wishes.iter().try_for_each(|(_, wish)| wish(number, device.memory.allocator()))?;
     Ok(device)
 }

@@ -8,7 +8,7 @@ use tenure_alloc::{Action, Context, Event, KeepContexts, Recording};
 
 use super::devices::{Topic, device, tell_all};
 use super::object::Object;
-use super::pools::Pool;
+use super::pools::CPool;
 use crate::failure::{Failure, Status, guarded};
 
 /// `tenure_event` of `tenure_torch.h`.
@@ -20,7 +20,7 @@ pub(super) struct CEvent {
     address: u64,
     bytes: u64,
     stream: *mut c_void,
-    pool: Pool,
+    pool: CPool,
     time_us: i64,
     context: *mut c_void,
     note: *mut c_void,

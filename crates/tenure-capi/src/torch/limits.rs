@@ -6,7 +6,7 @@ use std::slice;
 use tenure_alloc::{CachingAllocator, Divisions, Tuning};
 
 use super::devices::{Topic, applies, device, fraction_at_first, set_fraction_at_first, tell_all};
-use crate::device::Device;
+use crate::device::OpenDevice;
 use crate::failure::{Failure, Status, guarded};
 
 /// The number that stands for every device.
@@ -30,7 +30,7 @@ pub(super) extern "C" fn set_memory_fraction(number: c_int, fraction: f64) -> St
 
 pub(super) unsafe extern "C" fn memory_fraction(number: c_int, fraction: *mut f64) -> Status {
     guarded(|| {
-        let set = Device::get(number).map_or_else(|_| fraction_at_first(), of);
+        let set = OpenDevice::get(number).map_or_else(|_| fraction_at_first(), of);
         // SAFETY: by the header, a place to write to.
         unsafe { fraction.write(set) };
         Ok(())
@@ -39,10 +39,10 @@ pub(super) unsafe extern "C" fn memory_fraction(number: c_int, fraction: *mut f6
 
 /// Returns the least fraction of the open devices. If none is open, returns the one they are opened with.
 pub(super) fn least_memory_fraction() -> f64 {
-    Device::all().map(|(_, device)| of(device)).reduce(f64::min).unwrap_or_else(fraction_at_first)
+    OpenDevice::all().map(|(_, device)| of(device)).reduce(f64::min).unwrap_or_else(fraction_at_first)
 }
 
-fn of(device: &Device) -> f64 {
+fn of(device: &OpenDevice) -> f64 {
     device.memory.allocator().memory_fraction()
 }
 

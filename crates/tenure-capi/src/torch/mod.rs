@@ -22,7 +22,7 @@ use callbacks::{FreeMemory, Observer};
 pub use devices::stream;
 use history::{CRecording, Tracker};
 use object::Object;
-use pools::{Filter, Pool, Source, Visit};
+use pools::{AddressVisit, CPool, CPoolSource, StreamFilter};
 pub use sharing::run_waits_in;
 use sharing::{Imported, Tell};
 use snapshot::Visitor;
@@ -30,7 +30,7 @@ use statistics::{CStatistics, PoolVisit};
 
 /// `tenure_torch_api` of `tenure_torch.h`.
 #[repr(C)]
-pub struct Table {
+pub struct TorchTable {
     size: usize,
     abi: u32,
     last_error: extern "C" fn() -> *const c_char,
@@ -57,28 +57,28 @@ pub struct Table {
     set_note: extern "C" fn(Object),
     annotate: unsafe extern "C" fn(c_int, *const *const c_char, usize) -> Status,
     add_tracker: extern "C" fn(Tracker, Object) -> Status,
-    snapshot: unsafe extern "C" fn(c_int, Pool, bool, *const Visitor) -> Status,
-    create_pool: unsafe extern "C" fn(c_int, Pool, *mut Source) -> Status,
-    release_pool: extern "C" fn(c_int, Pool) -> Status,
-    pool_uses: unsafe extern "C" fn(c_int, Pool, *mut usize) -> Status,
-    begin_pool: extern "C" fn(c_int, Pool, bool, Filter, Object) -> Status,
-    set_capturing: extern "C" fn(c_int, Pool, bool) -> Status,
-    end_pool: extern "C" fn(c_int, Pool) -> Status,
-    use_pool_on_oom: extern "C" fn(c_int, Pool, bool) -> Status,
-    set_no_split: extern "C" fn(c_int, Pool) -> Status,
-    release_cached: extern "C" fn(c_int, Pool, Object) -> Status,
-    live_blocks: unsafe extern "C" fn(c_int, Pool, Visit, *mut c_void) -> Status,
-    checkpoint: unsafe extern "C" fn(c_int, Pool, *mut *mut PoolCheckpoint) -> Status,
+    snapshot: unsafe extern "C" fn(c_int, CPool, bool, *const Visitor) -> Status,
+    create_pool: unsafe extern "C" fn(c_int, CPool, *mut CPoolSource) -> Status,
+    release_pool: extern "C" fn(c_int, CPool) -> Status,
+    pool_uses: unsafe extern "C" fn(c_int, CPool, *mut usize) -> Status,
+    begin_pool: extern "C" fn(c_int, CPool, bool, StreamFilter, Object) -> Status,
+    set_capturing: extern "C" fn(c_int, CPool, bool) -> Status,
+    end_pool: extern "C" fn(c_int, CPool) -> Status,
+    use_pool_on_oom: extern "C" fn(c_int, CPool, bool) -> Status,
+    set_no_split: extern "C" fn(c_int, CPool) -> Status,
+    release_cached: extern "C" fn(c_int, CPool, Object) -> Status,
+    live_blocks: unsafe extern "C" fn(c_int, CPool, AddressVisit, *mut c_void) -> Status,
+    checkpoint: unsafe extern "C" fn(c_int, CPool, *mut *mut PoolCheckpoint) -> Status,
     drop_checkpoint: unsafe extern "C" fn(*mut PoolCheckpoint),
-    restore: unsafe extern "C" fn(c_int, *const PoolCheckpoint, Visit, Visit, *mut c_void) -> Status,
+    restore: unsafe extern "C" fn(c_int, *const PoolCheckpoint, AddressVisit, AddressVisit, *mut c_void) -> Status,
     enable_peer: extern "C" fn(c_int, c_int) -> Status,
     share: unsafe extern "C" fn(*mut c_void, *mut usize, Tell, *mut c_void) -> Status,
     open_shared: unsafe extern "C" fn(c_int, *const c_char, usize, *mut *mut c_void, *mut *mut Imported) -> Status,
     close_shared: unsafe extern "C" fn(*mut Imported),
 }
 
-static TABLE: Table = Table {
-    size: size_of::<Table>(),
+static TABLE: TorchTable = TorchTable {
+    size: size_of::<TorchTable>(),
     abi: 4,
     last_error: crate::tenure_last_error,
     configure: devices::configure,
@@ -126,7 +126,7 @@ static TABLE: Table = Table {
 
 /// Returns the table.
 #[unsafe(no_mangle)]
-pub extern "C" fn tenure_torch_table() -> *const Table {
+pub extern "C" fn tenure_torch_table() -> *const TorchTable {
     &TABLE
 }
 

@@ -8,9 +8,9 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
 
 use super::object::Object;
-use super::pools::Pool;
+use super::pools::CPool;
 use super::{blocks, limits, pools};
-use crate::device::Device;
+use crate::device::OpenDevice;
 use crate::failure::{Status, last_error};
 
 /// Allocates a block, or throws an exception with the text of the error: PyTorch does not check for null.
@@ -46,7 +46,7 @@ pub(super) extern "C-unwind" fn tenure_torch_plug_init(_: c_int) {}
 /// Releases the cached memory of all devices: `empty_cache`.
 #[unsafe(no_mangle)]
 pub(super) extern "C-unwind" fn tenure_torch_plug_reset() {
-    Device::all().for_each(|(device, _)| check(pools::release_cached(device, Pool::COMMON, Object::NOTHING)));
+    OpenDevice::all().for_each(|(device, _)| check(pools::release_cached(device, CPool::COMMON, Object::NOTHING)));
 }
 
 /// Limits the memory that this process may hold.
@@ -91,7 +91,7 @@ pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_record_stream(address: 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_begin_pool(
     device: c_int,
-    pool: Pool,
+    pool: CPool,
     filter: *const StdFunction,
 ) {
     // SAFETY: by the function's contract.
@@ -102,13 +102,13 @@ pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_begin_pool(
 
 /// Ends the use of a pool that [`tenure_torch_plug_begin_pool`] began.
 #[unsafe(no_mangle)]
-pub(super) extern "C-unwind" fn tenure_torch_plug_end_pool(device: c_int, pool: Pool) {
+pub(super) extern "C-unwind" fn tenure_torch_plug_end_pool(device: c_int, pool: CPool) {
     check(pools::end_pool(device, pool));
 }
 
 /// Gives up one use of a private pool.
 #[unsafe(no_mangle)]
-pub(super) extern "C-unwind" fn tenure_torch_plug_release_pool(device: c_int, pool: Pool) {
+pub(super) extern "C-unwind" fn tenure_torch_plug_release_pool(device: c_int, pool: CPool) {
     check(pools::release_pool(device, pool));
 }
 

@@ -14,7 +14,7 @@ use crate::failure::{Status, guarded};
 /// `tenure_pool` of `tenure_torch.h`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Pool {
+pub(super) struct CPool {
     first: u64,
     second: u64,
 }
@@ -22,33 +22,33 @@ pub(super) struct Pool {
 /// `tenure_pool_source`.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Source {
+pub(super) struct CPoolSource {
     user: Object,
     allocate: unsafe extern "C" fn(*mut c_void, usize, *mut c_void) -> *mut c_void,
     free: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, *mut c_void),
 }
 
-pub(super) type Visit = unsafe extern "C" fn(*mut c_void, *mut c_void);
-pub(super) type Filter = unsafe extern "C" fn(*mut c_void, *mut c_void) -> bool;
+pub(super) type AddressVisit = unsafe extern "C" fn(*mut c_void, *mut c_void);
+pub(super) type StreamFilter = unsafe extern "C" fn(*mut c_void, *mut c_void) -> bool;
 
-impl Pool {
+impl CPool {
     /// The memory outside of private pools.
     pub(super) const COMMON: Self = Self { first: 0, second: 0 };
 }
 
-impl From<Pool> for PoolId {
-    fn from(pool: Pool) -> Self {
+impl From<CPool> for PoolId {
+    fn from(pool: CPool) -> Self {
         Self(pool.first, pool.second)
     }
 }
 
-impl From<PoolId> for Pool {
+impl From<PoolId> for CPool {
     fn from(pool: PoolId) -> Self {
         Self { first: pool.0, second: pool.1 }
     }
 }
 
-pub(super) unsafe extern "C" fn create_pool(number: c_int, pool: Pool, source: *mut Source) -> Status {
+pub(super) unsafe extern "C" fn create_pool(number: c_int, pool: CPool, source: *mut CPoolSource) -> Status {
     guarded(|| {
         // SAFETY: by the header, null, or a source whose object is handed over.
         let source = (!source.is_null()).then(|| Arc::new(unsafe { source.read() }) as Arc<dyn PoolSource>);
@@ -56,11 +56,11 @@ pub(super) unsafe extern "C" fn create_pool(number: c_int, pool: Pool, source: *
     })
 }
 
-pub(super) extern "C" fn release_pool(number: c_int, pool: Pool) -> Status {
+pub(super) extern "C" fn release_pool(number: c_int, pool: CPool) -> Status {
     guarded(|| Ok(device(number)?.memory.allocator().release_pool(pool.into())?))
 }
 
-pub(super) unsafe extern "C" fn pool_uses(number: c_int, pool: Pool, uses: *mut usize) -> Status {
+pub(super) unsafe extern "C" fn pool_uses(number: c_int, pool: CPool, uses: *mut usize) -> Status {
     guarded(|| {
         let count = device(number)?.memory.allocator().pool_uses(pool.into());
         // SAFETY: by the header, a place to write to.
@@ -69,7 +69,13 @@ pub(super) unsafe extern "C" fn pool_uses(number: c_int, pool: Pool, uses: *mut 
     })
 }
 
-pub(super) extern "C" fn begin_pool(number: c_int, pool: Pool, captures: bool, filter: Filter, user: Object) -> Status {
+pub(super) extern "C" fn begin_pool(
+    number: c_int,
+    pool: CPool,
+    captures: bool,
+    filter: StreamFilter,
+    user: Object,
+) -> Status {
     guarded(|| {
         // SAFETY: the filter was handed over with its object, which lives as long as this closure.
         let filter = Box::new(move |stream: StreamId| unsafe { filter(user.pointer(), pointer(stream.0)) });
@@ -77,33 +83,38 @@ pub(super) extern "C" fn begin_pool(number: c_int, pool: Pool, captures: bool, f
     })
 }
 
-pub(super) extern "C" fn set_capturing(number: c_int, pool: Pool, captures: bool) -> Status {
+pub(super) extern "C" fn set_capturing(number: c_int, pool: CPool, captures: bool) -> Status {
     guarded(|| {
         device(number)?.memory.allocator().set_pool_use(pool.into(), purpose(captures));
         Ok(())
     })
 }
 
-pub(super) extern "C" fn end_pool(number: c_int, pool: Pool) -> Status {
+pub(super) extern "C" fn end_pool(number: c_int, pool: CPool) -> Status {
     guarded(|| Ok(device(number)?.memory.allocator().end_pool(pool.into())?))
 }
 
-pub(super) extern "C" fn use_pool_on_oom(number: c_int, pool: Pool, on: bool) -> Status {
+pub(super) extern "C" fn use_pool_on_oom(number: c_int, pool: CPool, on: bool) -> Status {
     guarded(|| Ok(device(number)?.memory.allocator().use_pool_on_oom(pool.into(), on)?))
 }
 
-pub(super) extern "C" fn set_no_split(number: c_int, pool: Pool) -> Status {
+pub(super) extern "C" fn set_no_split(number: c_int, pool: CPool) -> Status {
     guarded(|| Ok(device(number)?.memory.allocator().set_no_split(pool.into())?))
 }
 
-pub(super) extern "C" fn release_cached(number: c_int, pool: Pool, context: Object) -> Status {
+pub(super) extern "C" fn release_cached(number: c_int, pool: CPool, context: Object) -> Status {
     guarded(|| {
         let _context = context.enter();
         Ok(device(number)?.memory.allocator().release_cached_in(pool.into())?)
     })
 }
 
-pub(super) unsafe extern "C" fn live_blocks(number: c_int, pool: Pool, visit: Visit, user: *mut c_void) -> Status {
+pub(super) unsafe extern "C" fn live_blocks(
+    number: c_int,
+    pool: CPool,
+    visit: AddressVisit,
+    user: *mut c_void,
+) -> Status {
     guarded(|| {
         let blocks = device(number)?.memory.allocator().live_blocks(pool.into())?;
         // SAFETY: by the header, a function and its object.
@@ -112,7 +123,7 @@ pub(super) unsafe extern "C" fn live_blocks(number: c_int, pool: Pool, visit: Vi
     })
 }
 
-pub(super) unsafe extern "C" fn checkpoint(number: c_int, pool: Pool, place: *mut *mut PoolCheckpoint) -> Status {
+pub(super) unsafe extern "C" fn checkpoint(number: c_int, pool: CPool, place: *mut *mut PoolCheckpoint) -> Status {
     guarded(|| {
         let checkpoint = device(number)?.memory.allocator().checkpoint(pool.into())?;
         // SAFETY: by the header, a place to write to.
@@ -129,8 +140,8 @@ pub(super) unsafe extern "C" fn drop_checkpoint(checkpoint: *mut PoolCheckpoint)
 pub(super) unsafe extern "C" fn restore(
     number: c_int,
     checkpoint: *const PoolCheckpoint,
-    freed: Visit,
-    allocated: Visit,
+    freed: AddressVisit,
+    allocated: AddressVisit,
     user: *mut c_void,
 ) -> Status {
     guarded(|| {
@@ -145,7 +156,7 @@ pub(super) unsafe extern "C" fn restore(
     })
 }
 
-impl PoolSource for Source {
+impl PoolSource for CPoolSource {
     fn allocate(&self, bytes: u64, stream: StreamId) -> Result<Address, BackingError> {
         // SAFETY: the function was handed over with its object.
         let address = unsafe { (self.allocate)(self.user.pointer(), bytes as usize, pointer(stream.0)) };
@@ -163,7 +174,7 @@ impl PoolSource for Source {
 
 /// # Safety
 /// `visit` may be called with `user`.
-unsafe fn visit_all(addresses: &[Address], visit: Visit, user: *mut c_void) {
+unsafe fn visit_all(addresses: &[Address], visit: AddressVisit, user: *mut c_void) {
     // SAFETY: by the function's contract.
     addresses.iter().for_each(|&address| unsafe { visit(user, pointer(address)) });
 }

@@ -5,12 +5,12 @@ use std::sync::OnceLock;
 use std::{ptr, slice};
 
 use tenure_alloc::Address;
-use tenure_core::Device as DeviceId;
+use tenure_core::Device;
 use tenure_device::memory::ImportedBlock;
 use tenure_device::share::ShareError;
 
 use super::devices::device;
-use crate::device::Device;
+use crate::device::OpenDevice;
 use crate::failure::{Failure, Status, guarded};
 
 pub(super) type Tell = unsafe extern "C" fn(*mut c_void, *const c_char, usize);
@@ -39,7 +39,7 @@ fn waited<T: Send>(mut wait: impl FnMut() -> T + Send) -> T {
 pub(super) extern "C" fn enable_peer(number: c_int, peer: c_int) -> Status {
     guarded(|| {
         let peer = u8::try_from(peer).map_err(|_| Failure::NotOpen { device: peer })?;
-        Ok(device(number)?.memory.enable_peer(DeviceId::cuda(peer))?)
+        Ok(device(number)?.memory.enable_peer(Device::cuda(peer))?)
     })
 }
 
@@ -52,7 +52,7 @@ pub(super) unsafe extern "C" fn share(
     guarded(|| {
         let address = address.addr() as Address;
         // A device that does not have the block answers `NotShareable`.
-        let shared = Device::all().map(|(_, device)| device.memory.share(address));
+        let shared = OpenDevice::all().map(|(_, device)| device.memory.share(address));
         let answer =
             shared.reduce(
                 |earlier, next| if matches!(earlier, Err(ShareError::NotShareable { .. })) { next } else { earlier },

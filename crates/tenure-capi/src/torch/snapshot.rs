@@ -9,7 +9,7 @@ use tenure_alloc::{PoolId, PoolKind};
 use super::devices::device;
 use super::history::CEvent;
 use super::object::Object;
-use super::pools::Pool;
+use super::pools::CPool;
 use crate::failure::{Status, guarded};
 
 /// `tenure_segment` of `tenure_torch.h`.
@@ -22,7 +22,7 @@ pub(super) struct CSegment {
     made: u64,
     address: u64,
     stream: *mut c_void,
-    pool: Pool,
+    pool: CPool,
     context: *mut c_void,
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Visitor {
     annotation: unsafe extern "C" fn(*mut c_void, *const CAnnotation),
 }
 
-pub(super) unsafe extern "C" fn snapshot(number: c_int, pool: Pool, traces: bool, visitor: *const Visitor) -> Status {
+pub(super) unsafe extern "C" fn snapshot(number: c_int, pool: CPool, traces: bool, visitor: *const Visitor) -> Status {
     guarded(|| {
         // SAFETY: by the header, a visitor.
         let visitor = unsafe { &*visitor };

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use tenure_alloc::{PoolStatistics, Stat, Statistics};
 
 use super::devices::device;
-use super::pools::Pool;
+use super::pools::CPool;
 use crate::failure::{Status, guarded};
 
 pub(super) unsafe extern "C" fn statistics(number: c_int, statistics: *mut CStatistics) -> Status {
@@ -17,7 +17,7 @@ pub(super) unsafe extern "C" fn statistics(number: c_int, statistics: *mut CStat
     })
 }
 
-pub(super) type PoolVisit = unsafe extern "C" fn(*mut c_void, Pool, *const CStat);
+pub(super) type PoolVisit = unsafe extern "C" fn(*mut c_void, CPool, *const CStat);
 
 pub(super) unsafe extern "C" fn private_pools(number: c_int, visit: PoolVisit, user: *mut c_void) -> Status {
     guarded(|| {
