@@ -49,7 +49,7 @@ fn move_dense(out: &Tensor, dense: &Tensor) -> Result<()> {
     let memory = memory::device(there.index()).map_err(|error| TensorError::memory(OP, error))?;
     let stream = memory.streams().current_id();
     let copied = if device.is_cpu() {
-        cuda::arrive(OP, there)?;
+        cuda::check_earlier_errors(OP, there)?;
         // SAFETY: the tensor is dense, so it has this many bytes from its first element on; its lock is exclusive.
         let to = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
         memory.driver().copy_from_device(to, from.addr() as u64, stream)
@@ -62,7 +62,7 @@ fn move_dense(out: &Tensor, dense: &Tensor) -> Result<()> {
     drop(access);
     if device.is_cpu() {
         // Reports errors that the device found while it computed these values.
-        cuda::arrive(OP, there)?;
+        cuda::check_earlier_errors(OP, there)?;
     }
     Ok(())
 }
@@ -70,7 +70,7 @@ fn move_dense(out: &Tensor, dense: &Tensor) -> Result<()> {
 /// Copies between two CUDA devices, in the order of the thread's streams on both. The host does not wait.
 fn move_to_peer(out: &Tensor, dense: &Tensor, bytes: usize) -> Result<()> {
     let memory = |device: Device| {
-        cuda::arrive(OP, device)?;
+        cuda::check_earlier_errors(OP, device)?;
         memory::device(device.index()).map_err(|error| TensorError::memory(OP, error))
     };
     let there = memory(out.device())?;

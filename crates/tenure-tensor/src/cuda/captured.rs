@@ -150,7 +150,7 @@ impl Captured {
     ) -> Result<(Self, T), E> {
         let memory = pool.memory();
         let device = memory.device();
-        super::arrive(OP, device)?;
+        super::check_earlier_errors(OP, device)?;
         let pinned = PinnedConfig { chunk_bytes: 2 << 20, ..PinnedConfig::new(PINNED_BYTES) };
         let pinned = PinnedPool::new(memory.driver().clone(), pinned);
         let pinned = pinned.map_err(|error| TensorError::memory(OP, error.into()))?;
@@ -180,7 +180,7 @@ impl Captured {
             return Err(TensorError::argument(OP, "a replay cannot be captured itself"));
         }
         let memory = self.graph.memory();
-        super::arrive(OP, memory.device())?;
+        super::check_earlier_errors(OP, memory.device())?;
         let begun: Vec<GeneratorState> = self.origins.iter().map(|origin| origin.generator.state()).collect();
         for (origin, state) in self.origins.iter().zip(&begun) {
             self.next[origin.at..origin.at + 2].copy_from_slice(&[state.seed, state.offset]);

@@ -81,7 +81,7 @@ pub use captured::{Captured, is_capturing, varying};
 pub(crate) use check::probabilities;
 pub use opened::{OpenedMemory, open_memory};
 pub use queue::{Queue, Touched, submit};
-pub(crate) use queue::{arrive, record_use};
+pub(crate) use queue::{check_earlier_errors, record_use};
 pub use tenure_device::cuda::{KernelName, LaunchConfig};
 
 use crate::kernel::{self, Entry};

@@ -157,7 +157,7 @@ pub(crate) fn record_use<'a>(
 }
 
 /// Returns an error of earlier operations on the device, if there is one.
-pub(crate) fn arrive(op: &'static str, device: Device) -> Result<()> {
+pub(crate) fn check_earlier_errors(op: &'static str, device: Device) -> Result<()> {
     Queue::new(op, device).map(drop)
 }
 
