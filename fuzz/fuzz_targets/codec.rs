@@ -4,10 +4,10 @@
 
 use libfuzzer_sys::fuzz_target;
 use tenure_core::DType;
-use tenure_tier::codec::{Codec, Reader, decode, encode, sequential};
+use tenure_tier::codec::{Codec, StreamReader, decode, encode, sequential};
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Ok(reader) = Reader::new(bytes) {
+    if let Ok(reader) = StreamReader::new(bytes) {
         let raw_bytes = reader.encoded().raw_bytes;
         // Zeros are encoded in nearly no bytes, so a large size needs a limit.
         if raw_bytes <= 64 << 20 {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use pyo3::prelude::*;
 use tenure::core::Tag;
 use tenure_plan::Mapping;
-use tenure_tier::{Medium, Options, PlacementGuard, RecorderGuard, Tier, TierError, WhenFull};
+use tenure_tier::{Medium, PlacementGuard, PlacementOptions, RecorderGuard, Tier, TierError, WhenFull};
 
 use crate::errors::complaint;
 use crate::json;
@@ -88,7 +88,7 @@ impl Placement {
                 let mapping = Mapping::read(mapping).map_err(|error| error.to_string())?;
                 let when_full = if may_miss { WhenFull::Miss } else { WhenFull::Refuse };
                 let mut opened = Vec::new();
-                open_all(mapping, tiers, Options { is_strict, when_full }, &mut opened).map_err(|error| {
+                open_all(mapping, tiers, PlacementOptions { is_strict, when_full }, &mut opened).map_err(|error| {
                     opened.into_iter().for_each(Tier::discard);
                     error.to_string()
                 })
@@ -151,7 +151,7 @@ impl Placement {
 fn open_all(
     mapping: Mapping,
     tiers: Vec<(String, String)>,
-    options: Options,
+    options: PlacementOptions,
     opened: &mut Vec<Tier>,
 ) -> Result<tenure_tier::Placement, TierError> {
     for (name, medium) in tiers {

@@ -8,7 +8,7 @@ use std::{ptr, slice};
 
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
-use tenure::tier::Source;
+use tenure::tier::SourceFile;
 use tenure_switch::groups::{Costs, Grouping, Layer};
 use tenure_switch::residency::Demand;
 use tenure_switch::{
@@ -384,7 +384,7 @@ fn places(order: &[usize]) -> Arc<[usize]> {
 
 /// Returns the tensors as entries of a manifest, and whether their image can be made again.
 fn entries(tensors: Vec<(String, u64, BytesPlace)>) -> PyResult<(Vec<Entry>, bool)> {
-    let mut sources: HashMap<PathBuf, Arc<Source>> = HashMap::new();
+    let mut sources: HashMap<PathBuf, Arc<SourceFile>> = HashMap::new();
     let is_remade = tensors.iter().any(|(.., place)| matches!(place, BytesPlace::File(_)));
     let mut entries = Vec::with_capacity(tensors.len());
     for (name, bytes, place) in tensors {
@@ -393,7 +393,7 @@ fn entries(tensors: Vec<(String, u64, BytesPlace)>) -> PyResult<(Vec<Entry>, boo
                 let source = match sources.entry(path) {
                     Slot::Occupied(opened) => Arc::clone(opened.get()),
                     Slot::Vacant(slot) => {
-                        let source = Source::open(slot.key()).map_err(|error| complaint(error.to_string()))?;
+                        let source = SourceFile::open(slot.key()).map_err(|error| complaint(error.to_string()))?;
                         Arc::clone(slot.insert(Arc::new(source)))
                     }
                 };

@@ -16,7 +16,7 @@ use tenure_plan::{Mapping, Placement as PlannedPlacement, Rule};
 use tenure_tensor::ops::CrossEntropy;
 use tenure_tensor::random::{self, Generator};
 use tenure_tensor::{DType, Device, Tensor, threads};
-use tenure_tier::{Medium, Options, Placement, Recorder, Report, Tier};
+use tenure_tier::{Medium, Placement, PlacementOptions, Recorder, Report, Tier};
 
 const STEPS: u64 = 5;
 const WINDOW: usize = 16;
@@ -125,7 +125,7 @@ fn a_training_run_follows_its_mapping_to_the_last_byte_and_learns_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mapping.json");
     Mapping::of_plan(&problem, &plan).unwrap().write(&path).unwrap();
-    let options = Options { is_strict: true, ..Options::default() };
+    let options = PlacementOptions { is_strict: true, ..PlacementOptions::default() };
     let placement = Placement::open(Mapping::read(&path).unwrap(), tiers(), options).unwrap();
     let (placed, seen, placed_memory) = {
         let _entered = placement.enter();
@@ -243,7 +243,7 @@ fn a_mapping_for_a_changed_program_is_matched_by_key_and_what_does_not_match_is_
     let _alone = alone();
     let problem = recorded(|| step(&Images::new(true)));
     let mapping = Mapping::of_plan(&problem, &Rule::Density.place(&problem, 0).plan()).unwrap();
-    let placement = Placement::open(mapping, tiers(), Options::default()).unwrap();
+    let placement = Placement::open(mapping, tiers(), PlacementOptions::default()).unwrap();
     {
         let _entered = placement.enter();
         step(&Images::new(false));
@@ -261,7 +261,7 @@ fn empty_tensors_take_tag_and_key() {
     let key = Key { module: "cache".into(), op: "keys".into(), role: "out".into(), occurrence: 0 };
     let places = BTreeMap::from([(key.to_string(), 1)]);
     let mapping = Mapping::new("cache", vec!["DRAM".into(), "PM".into()], places).unwrap();
-    let placement = Placement::open(mapping, tiers(), Options::default()).unwrap();
+    let placement = Placement::open(mapping, tiers(), PlacementOptions::default()).unwrap();
     let _entered = placement.enter();
     let kept = {
         let _purpose = Purpose::enter(Tag::Activation, KeyId::intern(key));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenure_core::{Allocator, DType, Storage, Tag, WeakStorage};
 use tenure_device::Stream;
-use tenure_tier::{Arrival, Stored};
+use tenure_tier::{PendingFetch, Stored};
 
 use crate::identity::HeldId;
 use crate::recompute::Recompute;
@@ -54,7 +54,7 @@ pub(crate) struct Held {
     pub(crate) source: Option<WeakStorage>,
     pub(crate) storage: Option<Storage>,
     /// The arrival to wait for, while bytes are on their way into `storage`.
-    pub(crate) arrival: Option<Arc<Arrival>>,
+    pub(crate) arrival: Option<Arc<PendingFetch>>,
     pub(crate) stored: Option<Stored>,
     /// Whether a caller has borrowed this resident.
     pub(crate) is_lent: bool,

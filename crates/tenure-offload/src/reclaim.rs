@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenure_tier::{Arrival, Stored};
+use tenure_tier::{PendingFetch, Stored};
 
 use crate::course::Course;
 use crate::error::OffloadError;
@@ -185,7 +185,7 @@ enum Going {
     Gone,
     Leaving,
     /// The tensor was fetched too early, and is still arriving.
-    Coming(HeldId, Arc<Arrival>),
+    Coming(HeldId, Arc<PendingFetch>),
 }
 
 /// Lets go of a tensor. Returns None if there is none to let go of.

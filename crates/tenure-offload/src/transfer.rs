@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tenure_core::{DType, KeyId, Purpose, Storage, Tag};
 use tenure_device::{Stream, StreamGuard};
 use tenure_tier::codec::{Choice, Coding};
-use tenure_tier::{Bytes, Urgency};
+use tenure_tier::{MovableBytes, Urgency};
 
 use crate::error::OffloadError;
 use crate::identity::HeldId;
@@ -64,7 +64,7 @@ impl EngineInner {
         for (_, destination) in self.options.links.iter().skip(link) {
             // SAFETY: a front end refuses to use saved bytes after they are written to, so bytes that were read during
             // such a write are not used either. A device's bytes are read in the order of its stream.
-            let source = unsafe { Bytes::of(&storage, held.stream.as_ref()) };
+            let source = unsafe { MovableBytes::of(&storage, held.stream.as_ref()) };
             let coding = Coding { choice, dtype: held.dtype, is_beside: self.memory.device().is_some() };
             match self.mover.store_encoded(&held.name, source, *destination, coding) {
                 Ok(stored) => {
@@ -113,7 +113,7 @@ impl EngineInner {
         let Some(held) = held.get_mut(&id) else { return Ok(()) };
         let (Some(stored), None) = (&held.stored, &held.storage) else { return Ok(()) };
         // SAFETY: the storage is fresh, and the engine hands it out only after the bytes have arrived.
-        let target = unsafe { Bytes::of(&storage, held.stream.as_ref()) };
+        let target = unsafe { MovableBytes::of(&storage, held.stream.as_ref()) };
         held.arrival = Some(Arc::new(self.mover.fetch(stored, target, urgency)?));
         let encoded = Some(stored.encoded()).filter(|encoded| encoded.raw_bytes as u64 == bytes);
         held.storage = Some(storage);

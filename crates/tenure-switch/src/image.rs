@@ -7,7 +7,7 @@ use std::time::Duration;
 use tenure_core::{DataPtr, Device, Storage};
 use tenure_device::Driver;
 use tenure_device::pinned::{Draft, Reading, Sealed};
-use tenure_tier::{Part, Reader, Source};
+use tenure_tier::{FilePart, FileReader, SourceFile};
 
 use crate::SwitchError;
 use crate::progress::{Arrived, Coming, FirstUse, Progress};
@@ -22,7 +22,7 @@ pub type Make = Arc<dyn Fn(&mut [u8]) + Send + Sync>;
 #[derive(Clone)]
 pub enum Origin {
     /// A file, and the offset in it.
-    File(Arc<Source>, u64),
+    File(Arc<SourceFile>, u64),
     /// A function that writes them.
     Made(Make),
 }
@@ -124,7 +124,7 @@ impl Image {
     /// There is no memory; the driver does not pin it. If a file cannot be read, [`wait`](Self::wait) reports it.
     pub fn load(
         manifest: &Arc<Manifest>,
-        reader: &Reader,
+        reader: &FileReader,
         driver: Option<&Arc<dyn Driver>>,
     ) -> Result<Self, SwitchError> {
         let (sealed, mut draft) = Sealed::new(&manifest.name, manifest.bytes())?;
@@ -243,7 +243,7 @@ impl Image {
 impl Manifest {
     /// Writes those tensors of a group whose bytes come from functions, and returns the parts whose bytes come from
     /// files.
-    fn fill(&self, group: usize, draft: &mut Draft) -> Vec<Part> {
+    fn fill(&self, group: usize, draft: &mut Draft) -> Vec<FilePart> {
         let start = self.groups[group].start;
         let begin = group.checked_sub(1).map_or(0, |before| self.ends[before]);
         let mut parts = Vec::new();
@@ -251,7 +251,9 @@ impl Manifest {
             let place = self.place(index);
             let to = (place.start - start) as usize..(place.end - start) as usize;
             match &self.entries[index].origin {
-                Origin::File(source, offset) => parts.push(Part { source: Arc::clone(source), offset: *offset, to }),
+                Origin::File(source, offset) => {
+                    parts.push(FilePart { source: Arc::clone(source), offset: *offset, to })
+                }
                 Origin::Made(make) => make(&mut draft.as_mut()[to]),
             }
         }

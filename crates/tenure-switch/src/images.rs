@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use tenure_device::Driver;
-use tenure_tier::Reader;
+use tenure_tier::FileReader;
 
 use crate::{Image, Manifest, SwitchError};
 
 /// A cache of images in memory. When other images need room, unused images leave, the least recently used first. Images
 /// are never written, so an image that left is loaded again from its origin.
 pub struct Images {
-    reader: Reader,
+    reader: FileReader,
     /// The driver that pins the images.
     driver: Option<Arc<dyn Driver>>,
     budget_bytes: u64,
@@ -57,7 +57,7 @@ impl Images {
     /// # Errors
     /// No threads can be started to read files.
     pub fn new(budget_bytes: u64, driver: Option<Arc<dyn Driver>>) -> Result<Self, SwitchError> {
-        let reader = Reader::start().map_err(|source| SwitchError::Reader { source: Arc::new(source) })?;
+        let reader = FileReader::start().map_err(|source| SwitchError::Reader { source: Arc::new(source) })?;
         Ok(Self { reader, driver, budget_bytes, kept: Mutex::default(), freed: Condvar::new() })
     }
 
@@ -158,7 +158,7 @@ mod tests {
 
     use tenure_core::Storage;
     use tenure_device::sim::{SimConfig, SimDriver};
-    use tenure_tier::Source;
+    use tenure_tier::SourceFile;
 
     use super::*;
     use crate::{Entry, Origin};
@@ -173,7 +173,7 @@ mod tests {
 
     fn in_file(path: &Path, contents: &[u8], ends: Vec<usize>) -> Arc<Manifest> {
         fs::write(path, contents).unwrap();
-        let source = Arc::new(Source::open(path).unwrap());
+        let source = Arc::new(SourceFile::open(path).unwrap());
         // In a different order than in the file.
         let entry = |begin: usize, end: usize| {
             let origin = Origin::File(Arc::clone(&source), begin as u64);

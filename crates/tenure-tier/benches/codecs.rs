@@ -4,7 +4,7 @@
 use tenure_core::{DType, StreamId};
 use tenure_device::cuda;
 use tenure_device::{Driver, EventKind, Platform, Priority};
-use tenure_tier::codec::cuda::{Place, STATUS_BYTES, decode, encode, encoded};
+use tenure_tier::codec::cuda::{CodecBuffers, STATUS_BYTES, decode, encode, encoded};
 use tenure_tier::codec::{Codec, max_bytes};
 
 const BYTES: usize = 256 << 20;
@@ -58,14 +58,14 @@ fn main() {
         let stream_bytes = max_bytes(dtype, BYTES);
         let [raw, to, status] = [BYTES, stream_bytes, STATUS_BYTES].map(|bytes| driver.malloc(bytes as u64).unwrap());
         driver.copy_to_device(raw, &tensor(dtype, has_zeros), stream).unwrap();
-        let place = Place { codec, dtype, raw, raw_bytes: BYTES, stream: to, stream_bytes, status };
+        let buffers = CodecBuffers { codec, dtype, raw, raw_bytes: BYTES, stream: to, stream_bytes, status };
         // SAFETY: this function owns the memory until the end.
-        let encoding = rate(&*driver, stream, || unsafe { encode(&*driver, stream, &place).unwrap() });
+        let encoding = rate(&*driver, stream, || unsafe { encode(&*driver, stream, &buffers).unwrap() });
         let mut told = [0; STATUS_BYTES];
         driver.copy_from_device(&mut told, status, stream).unwrap();
-        let ratio = encoded(&place, told).unwrap().bytes as f64 / BYTES as f64;
+        let ratio = encoded(&buffers, told).unwrap().bytes as f64 / BYTES as f64;
         // SAFETY: as above.
-        let decoding = rate(&*driver, stream, || unsafe { decode(&*driver, stream, &place).unwrap() });
+        let decoding = rate(&*driver, stream, || unsafe { decode(&*driver, stream, &buffers).unwrap() });
         let copying = rate(&*driver, stream, || driver.copy_on_device(to, raw, BYTES as u64, stream).unwrap());
         println!(
             "{codec:>9} {dtype:>9} ratio {ratio:.3}: encoded at {encoding:.0} GB/s, decoded at {decoding:.0}, \

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use tenure_core::DType;
-use tenure_tier::codec::{Codec, CodecError, Reader, Writer, sequential};
+use tenure_tier::codec::{Codec, CodecError, StreamReader, StreamWriter, sequential};
 
 /// Larger than the caches of a core.
 const BYTES: usize = 256 << 20;
@@ -31,11 +31,11 @@ fn main() -> Result<(), CodecError> {
         (Codec::CsrFp16, DType::F32, "half zeros", |x| x.max(0.0)),
     ] {
         let raw = tensor(dtype, of);
-        let mut stream = vec![1; Writer::new(codec, dtype, &raw, &sequential).encoded().bytes];
-        let writer = Writer::new(codec, dtype, &raw, &sequential);
-        let measure = best(|| drop(black_box(Writer::new(codec, dtype, black_box(&raw), &sequential))));
+        let mut stream = vec![1; StreamWriter::new(codec, dtype, &raw, &sequential).encoded().bytes];
+        let writer = StreamWriter::new(codec, dtype, &raw, &sequential);
+        let measure = best(|| drop(black_box(StreamWriter::new(codec, dtype, black_box(&raw), &sequential))));
         let write = best(|| writer.write(black_box(&mut stream), &sequential));
-        let reader = Reader::new(&stream)?;
+        let reader = StreamReader::new(&stream)?;
         let mut read_result = Ok(());
         let read = best(|| read_result = reader.read(black_box(&mut into), &sequential));
         read_result?;

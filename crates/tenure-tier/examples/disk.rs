@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Staging memory for the requests of both directions, and as many pieces that are being copied.
     let staging_bytes = (4 * depth) << 20;
     let disk = Disk::open(&folders, DiskOptions { staging_bytes, ..DiskOptions::new(2 * SIDE as u64) })?;
-    println!("{}", disk.nature());
+    println!("{}", disk.description());
     // A file system does extra work for the first write to each block, so all blocks are written once before measuring.
     let bytes: Arc<[u8]> = noise();
     let written: Vec<_> = (0..2 * SIDE / BYTES).map(|_| spill(&disk, &bytes)).collect::<Result<_, _>>()?;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Once};
 use tenure_core::{AtFork, Unforked};
 
 use crate::system;
-use crate::tier::Blocks;
+use crate::tier::TierBlocks;
 
 /// The tiers that are shared with children.
 static SHARED: Unforked<Vec<Arc<CopiedTier>>> = Unforked::new(Vec::new());
@@ -21,7 +21,7 @@ static SHARED: Unforked<Vec<Arc<CopiedTier>>> = Unforked::new(Vec::new());
 struct CopiedTier {
     start: *mut u8,
     bytes: usize,
-    blocks: Arc<Unforked<Blocks>>,
+    blocks: Arc<Unforked<TierBlocks>>,
     /// The copy while the process forks: as many bytes, with the contents of the blocks. Null if memory was short.
     copy: AtomicPtr<u8>,
     memory: AtomicU8,
@@ -35,7 +35,7 @@ unsafe impl Sync for CopiedTier {}
 /// The memory that a process has in a tier's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Memory {
+pub(crate) enum TierMemory {
     /// The tier itself.
     Own,
     /// In a child: a copy of the blocks in ordinary memory.
@@ -49,22 +49,22 @@ pub(crate) struct Copied(Arc<CopiedTier>);
 
 impl Copied {
     /// Registers `blocks`, which are in the mapping of `bytes` bytes at `start`.
-    pub(crate) fn new(start: *mut u8, bytes: usize, blocks: Arc<Unforked<Blocks>>) -> Self {
+    pub(crate) fn new(start: *mut u8, bytes: usize, blocks: Arc<Unforked<TierBlocks>>) -> Self {
         static FORKS: Once = Once::new();
         FORKS.call_once(|| AtFork { before, in_parent, in_child }.register());
         let copy = AtomicPtr::default();
-        let memory = AtomicU8::new(Memory::Own as u8);
+        let memory = AtomicU8::new(TierMemory::Own as u8);
         let shared = Arc::new(CopiedTier { start, bytes, blocks, copy, memory });
         SHARED.lock().push(Arc::clone(&shared));
         Self(shared)
     }
 
     /// Returns the memory that this process has.
-    pub(crate) fn memory(&self) -> Memory {
+    pub(crate) fn memory(&self) -> TierMemory {
         match self.0.memory.load(Relaxed) {
-            own if own == Memory::Own as u8 => Memory::Own,
-            copied if copied == Memory::Copied as u8 => Memory::Copied,
-            _ => Memory::Absent,
+            own if own == TierMemory::Own as u8 => TierMemory::Own,
+            copied if copied == TierMemory::Copied as u8 => TierMemory::Copied,
+            _ => TierMemory::Absent,
         }
     }
 }
@@ -121,11 +121,11 @@ fn in_child() {
         let (mapped, memory) = if copy.is_null() {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
             // SAFETY: replaces the tier's mapping by one of the same length. This only makes a system call.
-            (unsafe { libc::mmap(start, bytes, libc::PROT_NONE, flags, -1, 0) }, Memory::Absent)
+            (unsafe { libc::mmap(start, bytes, libc::PROT_NONE, flags, -1, 0) }, TierMemory::Absent)
         } else {
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
             // SAFETY: as above; the contents stay the same, and the child's only thread is here.
-            (unsafe { libc::mremap(copy.cast(), bytes, bytes, flags, start) }, Memory::Copied)
+            (unsafe { libc::mremap(copy.cast(), bytes, bytes, flags, start) }, TierMemory::Copied)
         };
         if mapped == libc::MAP_FAILED {
             // Ending is better than writing to the parent's memory.

@@ -5,7 +5,7 @@
 //! [`Mapping`](tenure_plan::Mapping) has for its key, and reports where everything is, verified. A [`Recorder`] records
 //! a program's allocations and makes the problem from which a mapping is planned. A [`Disk`] writes bytes to files and
 //! reads them back. A [`Mover`] moves tensors of a device or of the host to a disk or to pinned memory, and back before
-//! they are needed. A [`codec`] makes them smaller on the way. A [`Reader`] reads existing files, such as weights.
+//! they are needed. A [`codec`] makes them smaller on the way. A [`FileReader`] reads existing files, such as weights.
 //!
 //! ```
 //! use tenure_core::{KeyId, Tag};
@@ -39,10 +39,12 @@ mod tier;
 pub use disk::{Disk, DiskError, DiskOptions, DiskStatistics, GpuDirect, Spilled, Ticket};
 pub use error::TierError;
 pub use medium::{Medium, Nature};
-pub use mover::{Arrival, Bytes, Destination, LinkStatistics, Links, Mover, MoverError, MoverOptions, Stored, Urgency};
-pub use placement::{Options, Placement, PlacementGuard, WhenFull};
-pub use reader::{Part, Reader, Source};
-pub use recorder::{Event, Recorder, RecorderGuard};
+pub use mover::{
+    Destination, LinkStatistics, Links, MovableBytes, Mover, MoverError, MoverOptions, PendingFetch, Stored, Urgency,
+};
+pub use placement::{Placement, PlacementGuard, PlacementOptions, WhenFull};
+pub use reader::{FilePart, FileReader, SourceFile};
+pub use recorder::{RecordedEvent, Recorder, RecorderGuard};
 pub use report::{KeyReport, Report, TagReport, TierReport};
 pub use system::{available_bytes, memory_bytes};
 pub use tier::Tier;

@@ -15,7 +15,7 @@ use crate::{Report, Tier, TierError};
 
 /// Settings of a [`Placement`]: how strictly the mapping is followed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct PlacementOptions {
     /// Whether an allocation whose key has no place is an error. If not, it goes to the first tier and is reported.
     pub is_strict: bool,
     /// The action if a tier is full.
@@ -42,7 +42,7 @@ pub enum WhenFull {
 /// use std::collections::BTreeMap;
 /// use tenure_core::{AllocatorScope, Device, Name, Purpose, Site};
 /// use tenure_plan::Mapping;
-/// use tenure_tier::{Medium, Options, Placement, Tier};
+/// use tenure_tier::{Medium, Placement, PlacementOptions, Tier};
 ///
 /// let tiers = vec![
 ///     Tier::open("DRAM", &Medium::Dram, Some(1 << 20))?,
@@ -51,7 +51,7 @@ pub enum WhenFull {
 /// let slow = tiers[1].clone();
 /// let places = BTreeMap::from([("fc/linear/out#0".to_owned(), 1)]);
 /// let mapping = Mapping::new("example", vec!["DRAM".into(), "PM".into()], places)?;
-/// let placement = Placement::open(mapping, tiers, Options::default())?;
+/// let placement = Placement::open(mapping, tiers, PlacementOptions::default())?;
 ///
 /// let _entered = placement.enter();
 /// let _module = Site::enter_module(Name::of("fc"));
@@ -70,7 +70,7 @@ pub struct Placement {
 struct PlacementShared {
     mapping: Mapping,
     tiers: Vec<Tier>,
-    options: Options,
+    options: PlacementOptions,
     /// The number of the tier of each key that came, if it has one.
     places: Unforked<FxHashMap<KeyId, Option<usize>>>,
     /// The keys placed in another tier because theirs was full, and the bytes of these allocations.
@@ -102,7 +102,7 @@ impl Placement {
     ///
     /// # Errors
     /// [`TierError::Tiers`] if `tiers` are not exactly the mapping's.
-    pub fn open(mapping: Mapping, tiers: Vec<Tier>, options: Options) -> Result<Self, TierError> {
+    pub fn open(mapping: Mapping, tiers: Vec<Tier>, options: PlacementOptions) -> Result<Self, TierError> {
         let opened = || tiers.iter().map(|tier| tier.name().to_owned()).collect::<Vec<_>>();
         let ordered = mapping.tiers().iter().map(|name| tiers.iter().find(|tier| tier.name() == name).cloned());
         match ordered.collect::<Option<Vec<Tier>>>() {

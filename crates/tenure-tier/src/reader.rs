@@ -15,20 +15,20 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::TierError;
-use crate::disk::{BLOCK, CHUNK, Chunk, Memory, end};
+use crate::disk::{CHUNK, Chunk, DISK_BLOCK, StagingMemory, end};
 
 /// The number of requests at once: a disk reaches full speed with a few of 1 MiB.
 const THREADS: usize = 8;
 
 /// A file to read in parts.
 #[derive(Debug)]
-pub struct Source {
+pub struct SourceFile {
     file: File,
     path: PathBuf,
     bytes: u64,
 }
 
-impl Source {
+impl SourceFile {
     /// Opens a file, bypassing the system's page cache if its file system can do that: weights that are kept in memory
     /// need not be there twice.
     ///
@@ -83,9 +83,9 @@ impl Source {
 
 /// A part of a file, and the place in memory that it goes to.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct FilePart {
     /// The file.
-    pub source: Arc<Source>,
+    pub source: Arc<SourceFile>,
     /// The offset of the first byte in the file.
     pub offset: u64,
     /// The range of bytes in the target.
@@ -94,7 +94,7 @@ pub struct Part {
 
 /// Reads parts of files into memory, in the order of the requests, on threads of its own. Dropping it finishes all
 /// requests.
-pub struct Reader {
+pub struct FileReader {
     shared: Arc<ReaderShared>,
     threads: Vec<thread::JoinHandle<()>>,
 }
@@ -106,14 +106,14 @@ struct ReaderShared {
 
 #[derive(Default)]
 struct Queue {
-    blocks: VecDeque<Block>,
+    blocks: VecDeque<FileBlock>,
     is_ending: bool,
 }
 
 /// The bytes that one thread reads at once.
-struct Block {
+struct FileBlock {
     load: Arc<dyn Load>,
-    source: Arc<Source>,
+    source: Arc<SourceFile>,
     offset: u64,
     to: Range<usize>,
 }
@@ -127,7 +127,7 @@ trait Load: Send + Sync {
     fn end(&self, result: Result<(), TierError>);
 }
 
-struct Target<T, F> {
+struct ReadTarget<T, F> {
     /// The start of the target's bytes, which do not move.
     start: *mut u8,
     missing: AtomicUsize,
@@ -142,13 +142,13 @@ struct Rest<T, F> {
 
 // SAFETY: the pointer is to bytes of a target that may be sent to other threads. Blocks do not overlap, so no two
 // threads write to the same byte. The last thread takes the target out when all others are done.
-unsafe impl<T: Send, F: Send> Send for Target<T, F> {}
+unsafe impl<T: Send, F: Send> Send for ReadTarget<T, F> {}
 // SAFETY: as above.
-unsafe impl<T: Send, F: Send> Sync for Target<T, F> {}
+unsafe impl<T: Send, F: Send> Sync for ReadTarget<T, F> {}
 
-impl<T: Send, F: FnOnce(T, Result<(), TierError>) + Send> Load for Target<T, F> {
+impl<T: Send, F: FnOnce(T, Result<(), TierError>) + Send> Load for ReadTarget<T, F> {
     fn put(&self, at: usize, bytes: &[u8]) {
-        // SAFETY: `Reader::read` has checked that the range is within the target's bytes and overlaps no other. The
+        // SAFETY: `FileReader::read` has checked that the range is within the target's bytes and overlaps no other. The
         // target lives until the last block ends.
         unsafe { self.start.add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
     }
@@ -174,7 +174,7 @@ impl<T: Send, F: FnOnce(T, Result<(), TierError>) + Send> Load for Target<T, F> 
     }
 }
 
-impl Reader {
+impl FileReader {
     /// Starts a reader's threads.
     ///
     /// # Errors
@@ -182,7 +182,7 @@ impl Reader {
     pub fn start() -> Result<Self, TierError> {
         let failed = |call| move |source| TierError::System { what: "reading files".into(), call, source };
         let shared = Arc::new(ReaderShared { queue: Mutex::default(), work: Condvar::new() });
-        let chunks = Memory::chunks(THREADS).map_err(failed("mmap"))?;
+        let chunks = StagingMemory::chunks(THREADS).map_err(failed("mmap"))?;
         let mut reader = Self { shared, threads: Vec::new() };
         for (number, chunk) in chunks.into_iter().enumerate() {
             let shared = Arc::clone(&reader.shared);
@@ -201,7 +201,7 @@ impl Reader {
     /// If the parts are not in the order of their places in the target, overlap, or are not within it.
     pub fn read<T: AsMut<[u8]> + Send + 'static>(
         &self,
-        parts: &[Part],
+        parts: &[FilePart],
         mut target: T,
         done: impl FnOnce(T, Result<(), TierError>) + Send + 'static,
     ) {
@@ -213,7 +213,7 @@ impl Reader {
         }
         assert!(end <= bytes.len(), "parts are within the target");
         let cut = parts.iter().find(|part| part.offset.saturating_add(part.to.len() as u64) > part.source.bytes());
-        if let Some(Part { source, offset, to }) = cut {
+        if let Some(FilePart { source, offset, to }) = cut {
             let needed = offset.saturating_add(to.len() as u64);
             return done(target, Err(TierError::Cut { path: source.path.clone(), needed, bytes: source.bytes }));
         }
@@ -223,11 +223,11 @@ impl Reader {
             return done(target, Ok(()));
         }
         let rest = Mutex::new(Rest { target: Some((target, done)), error: None });
-        let load: Arc<dyn Load> = Arc::new(Target { start, missing: AtomicUsize::new(pieces.len()), rest });
+        let load: Arc<dyn Load> = Arc::new(ReadTarget { start, missing: AtomicUsize::new(pieces.len()), rest });
         let mut queue = self.shared.queue.lock();
         queue.blocks.extend(pieces.into_iter().map(|(source, offset, to)| {
             let load = Arc::clone(&load);
-            Block { load, source, offset, to }
+            FileBlock { load, source, offset, to }
         }));
         drop(queue);
         self.shared.work.notify_all();
@@ -235,12 +235,12 @@ impl Reader {
 }
 
 /// Divides a part into pieces that fit in a chunk together with the rest of their first block.
-fn pieces(part: &Part) -> impl Iterator<Item = (Arc<Source>, u64, Range<usize>)> {
-    let Part { source, offset, to } = part.clone();
+fn pieces(part: &FilePart) -> impl Iterator<Item = (Arc<SourceFile>, u64, Range<usize>)> {
+    let FilePart { source, offset, to } = part.clone();
     let mut at = to.start;
     std::iter::from_fn(move || {
         let from = offset + (at - to.start) as u64;
-        let room = CHUNK - (from % BLOCK as u64) as usize;
+        let room = CHUNK - (from % DISK_BLOCK as u64) as usize;
         let begin = at;
         at = (begin + room).min(to.end);
         (begin < to.end).then(|| (Arc::clone(&source), from, begin..at))
@@ -267,11 +267,11 @@ impl ReaderShared {
     }
 }
 
-impl Block {
+impl FileBlock {
     fn read(&self, chunk: &mut [u8]) -> Result<(), TierError> {
-        let before = (self.offset % BLOCK as u64) as usize;
+        let before = (self.offset % DISK_BLOCK as u64) as usize;
         let needed = before + self.to.len();
-        let whole = needed.next_multiple_of(BLOCK);
+        let whole = needed.next_multiple_of(DISK_BLOCK);
         self.source.read_blocks(self.offset - before as u64, &mut chunk[..whole], needed).map_err(|error| {
             let path = &self.source.path;
             match error.kind() {
@@ -288,7 +288,7 @@ impl Block {
     }
 }
 
-impl Drop for Reader {
+impl Drop for FileReader {
     fn drop(&mut self) {
         self.shared.queue.lock().is_ending = true;
         self.shared.work.notify_all();
@@ -314,7 +314,7 @@ mod tests {
         (folder, path, contents)
     }
 
-    fn read(reader: &Reader, parts: &[Part], bytes: usize) -> (Vec<u8>, Result<(), TierError>) {
+    fn read(reader: &FileReader, parts: &[FilePart], bytes: usize) -> (Vec<u8>, Result<(), TierError>) {
         let (sender, receiver) = mpsc::channel();
         reader.read(parts, vec![7; bytes], move |target, result| sender.send((target, result)).unwrap());
         receiver.recv().unwrap()
@@ -328,7 +328,7 @@ mod tests {
             cuts in prop::collection::vec((any::<prop::sample::Index>(), 0_usize..700_000, 0_usize..5000), 0..6),
         ) {
             let (_folder, path, contents) = file(bytes);
-            let source = Arc::new(Source::open(&path).unwrap());
+            let source = Arc::new(SourceFile::open(&path).unwrap());
             let mut parts = Vec::new();
             let mut expected = Vec::new();
             for (from, length, gap) in cuts {
@@ -337,9 +337,9 @@ mod tests {
                 expected.resize(expected.len() + gap, 7);
                 let to = expected.len()..expected.len() + length;
                 expected.extend(&contents[offset..offset + length]);
-                parts.push(Part { source: Arc::clone(&source), offset: offset as u64, to });
+                parts.push(FilePart { source: Arc::clone(&source), offset: offset as u64, to });
             }
-            let reader = Reader::start().unwrap();
+            let reader = FileReader::start().unwrap();
             let (read, result) = read(&reader, &parts, expected.len());
             prop_assert!(result.is_ok() && read == expected);
         }
@@ -348,10 +348,10 @@ mod tests {
     #[test]
     fn a_file_that_is_cut_or_gone_is_an_error_that_names_it() {
         let (_folder, path, _) = file(3 << 20);
-        let source = Arc::new(Source::open(&path).unwrap());
-        let reader = Reader::start().unwrap();
-        let part = |offset, length| Part { source: Arc::clone(&source), offset, to: 0..length };
-        let said = |parts: &[Part], bytes| read(&reader, parts, bytes).1.unwrap_err().to_string();
+        let source = Arc::new(SourceFile::open(&path).unwrap());
+        let reader = FileReader::start().unwrap();
+        let part = |offset, length| FilePart { source: Arc::clone(&source), offset, to: 0..length };
+        let said = |parts: &[FilePart], bytes| read(&reader, parts, bytes).1.unwrap_err().to_string();
         let behind = said(&[part(3 << 20, 1)], 1);
         assert!(behind.contains("model.safetensors") && behind.contains("3145728 bytes"), "{behind}");
         File::options().write(true).open(&path).unwrap().set_len((2 << 20) + 5).unwrap();
@@ -359,17 +359,17 @@ mod tests {
         assert!(cut.contains("model.safetensors") && cut.contains("2097157 bytes"), "{cut}");
         // The next request is not affected.
         assert!(read(&reader, &[part(1, 1 << 20)], 1 << 20).1.is_ok());
-        assert!(Source::open(path.parent().unwrap()).is_err() && Source::open(&path.join("no")).is_err());
+        assert!(SourceFile::open(path.parent().unwrap()).is_err() && SourceFile::open(&path.join("no")).is_err());
     }
 
     #[test]
     fn what_was_asked_for_is_read_before_the_reader_ends() {
         let (_folder, path, contents) = file(1 << 20);
-        let source = Arc::new(Source::open(&path).unwrap());
+        let source = Arc::new(SourceFile::open(&path).unwrap());
         let (sender, receiver) = mpsc::channel();
-        let reader = Reader::start().unwrap();
+        let reader = FileReader::start().unwrap();
         for offset in 0..20 {
-            let part = Part { source: Arc::clone(&source), offset, to: 0..1000 };
+            let part = FilePart { source: Arc::clone(&source), offset, to: 0..1000 };
             let sender = sender.clone();
             reader.read(&[part], vec![0; 1000], move |target, result| {
                 result.unwrap();

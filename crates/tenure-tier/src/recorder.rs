@@ -26,7 +26,7 @@ pub struct Recorder {
 struct Recording {
     began: Instant,
     below: Arc<dyn Allocator>,
-    events: Unforked<Vec<Event>>,
+    events: Unforked<Vec<RecordedEvent>>,
 }
 
 impl Recording {
@@ -37,7 +37,7 @@ impl Recording {
 
 /// An event in a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum RecordedEvent {
     /// Bytes were allocated.
     Allocated {
         /// The time in nanoseconds since the recorder was created.
@@ -80,18 +80,18 @@ impl Recorder {
 
     /// Records the calling thread.
     pub fn enter(&self) -> RecorderGuard {
-        RecorderGuard { _scope: AllocatorScope::enter(Arc::new(Recorded(Arc::clone(&self.recording)))) }
+        RecorderGuard { _scope: AllocatorScope::enter(Arc::new(RecordingAllocator(Arc::clone(&self.recording)))) }
     }
 
     /// Begins another iteration of the program. Problems describe the last iteration, and tensors held at its start
     /// exist from its beginning. Without any iteration, the whole recording is one.
     pub fn begin_iteration(&self) {
         let mut events = self.recording.events.lock();
-        events.push(Event::Iteration { at_ns: self.recording.now_ns() });
+        events.push(RecordedEvent::Iteration { at_ns: self.recording.now_ns() });
     }
 
     /// Returns the events so far, in order.
-    pub fn events(&self) -> Vec<Event> {
+    pub fn events(&self) -> Vec<RecordedEvent> {
         self.recording.events.lock().clone()
     }
 
@@ -177,9 +177,9 @@ impl Draft {
         weights.map(|weight| Access { tensor: *weight, bytes: self.held[*weight] }).collect()
     }
 
-    fn add(&mut self, event: Event) {
+    fn add(&mut self, event: RecordedEvent) {
         let came = match event {
-            Event::Allocated { at_ns, tag, key, bytes } => key.key().map(|name| {
+            RecordedEvent::Allocated { at_ns, tag, key, bytes } => key.key().map(|name| {
                 if let Some(before) = self.kernels.last_mut() {
                     before.time_ns = at_ns - self.last_ns;
                 }
@@ -209,7 +209,7 @@ impl Draft {
                 self.kernels.push(Kernel { name: name.to_string(), time_ns: 0, reads, writes });
                 (tensor, bytes)
             }),
-            Event::Freed { allocation } => {
+            RecordedEvent::Freed { allocation } => {
                 if let Some((tensor, bytes)) = self.came[allocation] {
                     self.held[tensor] -= bytes;
                     if let Some(kernel) = self.kernels.last_mut() {
@@ -218,7 +218,7 @@ impl Draft {
                 }
                 None
             }
-            Event::Iteration { at_ns } => {
+            RecordedEvent::Iteration { at_ns } => {
                 self.last_ns = at_ns;
                 let begin = Kernel { name: "begin".into(), time_ns: 0, reads: Vec::new(), writes: Vec::new() };
                 (self.kernels, self.backward) = (vec![begin], None);
@@ -231,10 +231,10 @@ impl Draft {
 }
 
 /// The allocator of recorded threads. It records and forwards.
-struct Recorded(Arc<Recording>);
+struct RecordingAllocator(Arc<Recording>);
 
 // SAFETY: this hands out the other allocator's memory as that gives it.
-unsafe impl Allocator for Recorded {
+unsafe impl Allocator for RecordingAllocator {
     fn device(&self) -> Device {
         Device::CPU
     }
@@ -249,12 +249,12 @@ unsafe impl Allocator for Recorded {
             let mut events = self.0.events.lock();
             // Reads the clock under the lock, so that times of events never go back.
             let at_ns = self.0.now_ns();
-            events.push(Event::Allocated { at_ns, tag, key, bytes: bytes as u64 });
+            events.push(RecordedEvent::Allocated { at_ns, tag, key, bytes: bytes as u64 });
             events.len() - 1
         };
         let recording = Arc::clone(&self.0);
         Ok(DataPtr::foreign(data.as_ptr(), Device::CPU, move || {
-            recording.events.lock().push(Event::Freed { allocation });
+            recording.events.lock().push(RecordedEvent::Freed { allocation });
             drop(data);
         }))
     }

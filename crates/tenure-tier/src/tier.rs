@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use tenure_alloc::{Address, Arena, PoolKind, Statistics};
 use tenure_core::{Allocator, AllocatorError, DataPtr, Device, KeyId, Purpose, Tag, Unforked};
 
-use crate::forks::{Copied, Memory};
+use crate::forks::{Copied, TierMemory};
 use crate::region::Region;
 use crate::{Medium, Nature, TierError};
 
@@ -41,10 +41,10 @@ struct TierShared {
     /// Set if the memory is shared with forked children and must be copied for them. Dropped before the region.
     copied: Option<Copied>,
     region: Region,
-    blocks: Arc<Unforked<Blocks>>,
+    blocks: Arc<Unforked<TierBlocks>>,
 }
 
-pub(crate) struct Blocks {
+pub(crate) struct TierBlocks {
     arena: Arena,
     live: FxHashMap<Address, Live>,
     statistics: Statistics,
@@ -80,7 +80,7 @@ impl Tier {
             capacity: bytes,
             alignment: BLOCK_BYTES,
         })?;
-        let blocks = Blocks { arena, live: FxHashMap::default(), statistics: Statistics::default(), peak_bytes: 0 };
+        let blocks = TierBlocks { arena, live: FxHashMap::default(), statistics: Statistics::default(), peak_bytes: 0 };
         let blocks = Arc::new(Unforked::new(blocks));
         let copied =
             region.is_shared().then(|| Copied::new(region.pointer(start), bytes as usize, Arc::clone(&blocks)));
@@ -147,7 +147,7 @@ impl Tier {
         if bytes == 0 {
             return Ok(DataPtr::null(Device::CPU));
         }
-        if self.memory() == Memory::Absent {
+        if self.memory() == TierMemory::Absent {
             let reason =
                 format!("tier {:?} is not there in this forked child: memory was too short for a copy", self.name());
             return Err(AllocatorError::Failed { device: Device::CPU, call: "allocate", reason });
@@ -197,15 +197,15 @@ impl Tier {
     /// Returns the reason why the tier cannot be relied on, if there is one.
     pub(crate) fn trouble(&self) -> Option<String> {
         match self.memory() {
-            Memory::Own => self.shared.region.trouble(),
-            Memory::Copied => Some("a forked child has ordinary memory in its place".into()),
-            Memory::Absent => Some("it is not there in this forked child".into()),
+            TierMemory::Own => self.shared.region.trouble(),
+            TierMemory::Copied => Some("a forked child has ordinary memory in its place".into()),
+            TierMemory::Absent => Some("it is not there in this forked child".into()),
         }
     }
 
     /// Returns the memory that this process has in the tier's place.
-    fn memory(&self) -> Memory {
-        self.shared.copied.as_ref().map_or(Memory::Own, Copied::memory)
+    fn memory(&self) -> TierMemory {
+        self.shared.copied.as_ref().map_or(TierMemory::Own, Copied::memory)
     }
 
     #[cold]
@@ -224,7 +224,7 @@ impl Tier {
     }
 }
 
-impl Blocks {
+impl TierBlocks {
     /// Returns the allocated bytes of all blocks in use.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.live.values().map(|live| live.held).sum()

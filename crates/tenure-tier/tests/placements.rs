@@ -10,7 +10,7 @@ use std::time::Duration;
 use tenure_core::{AllocatorError, AllocatorScope, Clock, Context, DataPtr, Device, KeyId, Name, Purpose, Site, Tag};
 use tenure_plan::problem::{Kernel, Parts, Tier as PlannedTier};
 use tenure_plan::{Mapping, Problem, Rule};
-use tenure_tier::{Event, Medium, Options, Placement, Recorder, TagReport, Tier, TierError, WhenFull};
+use tenure_tier::{Medium, Placement, PlacementOptions, RecordedEvent, Recorder, TagReport, Tier, TierError, WhenFull};
 
 const MIB: u64 = 1 << 20;
 
@@ -26,7 +26,7 @@ fn tiers() -> Vec<Tier> {
     ]
 }
 
-fn placement(places: &[(&str, usize)], options: Options) -> Placement {
+fn placement(places: &[(&str, usize)], options: PlacementOptions) -> Placement {
     Placement::open(mapping(places), tiers(), options).unwrap()
 }
 
@@ -56,7 +56,7 @@ fn is_in(tier: &Tier, block: &DataPtr) -> bool {
 
 #[test]
 fn every_key_lives_in_its_tier_and_what_has_no_place_in_the_first() {
-    let placement = placement(&[("a/linear/out#0", 1), ("b/linear/out#0", 0)], Options::default());
+    let placement = placement(&[("a/linear/out#0", 1), ("b/linear/out#0", 0)], PlacementOptions::default());
     let _entered = placement.enter();
     let [fast, slow] = placement.tiers() else { panic!("two tiers") };
     let blocks =
@@ -76,7 +76,7 @@ fn every_key_lives_in_its_tier_and_what_has_no_place_in_the_first() {
 
 #[test]
 fn a_thread_that_did_not_enter_is_not_placed() {
-    let placement = placement(&[], Options::default());
+    let placement = placement(&[], PlacementOptions::default());
     assert!(AllocatorScope::current(Device::CPU).is_none());
     let entered = placement.enter();
     std::thread::scope(|scope| {
@@ -93,7 +93,7 @@ fn a_thread_that_did_not_enter_is_not_placed() {
 
 #[test]
 fn the_slow_tier_is_labelled_in_every_output() {
-    let placement = placement(&[], Options::default());
+    let placement = placement(&[], PlacementOptions::default());
     if !placement.tiers()[1].nature().is_emulated() {
         eprintln!("skipped: {} is persistent memory", std::env::temp_dir().display());
         return;
@@ -111,12 +111,12 @@ fn the_slow_tier_is_labelled_in_every_output() {
 #[test]
 fn a_full_tier_is_an_error_unless_misses_are_allowed_and_then_they_are_reported() {
     let places = [("a/linear/out#0", 1)];
-    let strict = placement(&places, Options::default());
+    let strict = placement(&places, PlacementOptions::default());
     let entered = strict.enter();
     assert!(result("a", "linear", 2 << 20).unwrap_err().to_string().contains("tier \"slow\""));
     drop(entered);
 
-    let lax = placement(&places, Options { when_full: WhenFull::Miss, ..Options::default() });
+    let lax = placement(&places, PlacementOptions { when_full: WhenFull::Miss, ..PlacementOptions::default() });
     let _entered = lax.enter();
     let _first = result("a", "linear", 600 << 10).unwrap();
     let second = result("a", "linear", 600 << 10).unwrap();
@@ -132,7 +132,8 @@ fn a_full_tier_is_an_error_unless_misses_are_allowed_and_then_they_are_reported(
 
 #[test]
 fn a_strict_placement_refuses_a_key_without_a_place_and_keys_that_never_came() {
-    let placement = placement(&[("a/linear/out#0", 1)], Options { is_strict: true, ..Options::default() });
+    let placement =
+        placement(&[("a/linear/out#0", 1)], PlacementOptions { is_strict: true, ..PlacementOptions::default() });
     let _entered = placement.enter();
     let error = result("a", "gelu", 8).unwrap_err().to_string();
     assert!(error.contains("\"test\" has no place for \"a/gelu/out#0\""), "{error}");
@@ -147,11 +148,11 @@ fn a_strict_placement_refuses_a_key_without_a_place_and_keys_that_never_came() {
 #[test]
 fn tiers_and_mapping_go_together() {
     let one = tiers().into_iter().take(1).collect();
-    let error = Placement::open(mapping(&[]), one, Options::default()).err().unwrap();
+    let error = Placement::open(mapping(&[]), one, PlacementOptions::default()).err().unwrap();
     assert!(matches!(error, TierError::Tiers { .. }));
     assert!(error.to_string().contains(r#"["fast", "slow"], and ["fast"] were opened"#), "{error}");
     let reversed = tiers().into_iter().rev().collect();
-    assert_eq!(Placement::open(mapping(&[]), reversed, Options::default()).unwrap().tiers()[0].name(), "fast");
+    assert_eq!(Placement::open(mapping(&[]), reversed, PlacementOptions::default()).unwrap().tiers()[0].name(), "fast");
 }
 
 #[test]
@@ -160,7 +161,8 @@ fn a_file_that_was_cut_is_told_and_nothing_in_it_counts_as_verified() {
     let path = folder.path().join("tier");
     let slow = Tier::open("slow", &Medium::Path(path.clone()), Some(MIB)).unwrap();
     let fast = Tier::open("fast", &Medium::Dram, Some(MIB)).unwrap();
-    let placement = Placement::open(mapping(&[("a/linear/out#0", 1)]), vec![fast, slow], Options::default()).unwrap();
+    let placement =
+        Placement::open(mapping(&[("a/linear/out#0", 1)]), vec![fast, slow], PlacementOptions::default()).unwrap();
     let _entered = placement.enter();
     let _block = result("a", "linear", 100).unwrap();
     assert_eq!(placement.report().of("slow", Tag::Activation).verified, 100);
@@ -183,7 +185,7 @@ fn pages_of_a_node_are_looked_at() {
     };
     let places = BTreeMap::from([("a/linear/out#0".to_owned(), 0)]);
     let mapping = Mapping::new("test", vec!["near".into()], places).unwrap();
-    let placement = Placement::open(mapping, vec![near], Options::default()).unwrap();
+    let placement = Placement::open(mapping, vec![near], PlacementOptions::default()).unwrap();
     let _entered = placement.enter();
     let block = result("a", "linear", 100_000).unwrap();
     // SAFETY: the block has at least these bytes.
@@ -237,7 +239,7 @@ fn a_recording_becomes_a_problem_and_its_plan_a_mapping() {
     let second = result("a", "relu", 300).unwrap();
     let unnamed = allocate(50).unwrap();
     drop((second, unnamed, guard, weight));
-    assert_eq!(recorder.events().iter().filter(|event| matches!(event, Event::Freed { .. })).count(), 4);
+    assert_eq!(recorder.events().iter().filter(|event| matches!(event, RecordedEvent::Freed { .. })).count(), 4);
 
     let tier = |name: &str, capacity| PlannedTier {
         name: name.into(),
@@ -277,7 +279,7 @@ fn kernels_of_the_recorded_problem_are_measured_in_steps_that_allocate_the_same(
     drop((blocks, guard));
     let problem = recorder.problem("test", Vec::new(), Vec::new()).unwrap();
 
-    let placement = placement(&[("a/linear/out#0", 1)], Options::default());
+    let placement = placement(&[("a/linear/out#0", 1)], PlacementOptions::default());
     let clock = Clock::manual();
     let step = |begin_ns, kernels: &[(&'static str, u64)]| {
         let _entered = placement.enter();
@@ -308,7 +310,7 @@ fn an_allocation_while_another_thread_begins_a_step_belongs_to_one_of_both() {
     let kernel = Kernel { name: "a/backward/weight#0".into(), time_ns: 1, reads: Vec::new(), writes: Vec::new() };
     let kernels = vec![kernel; ALLOCATIONS];
     let problem = Problem::new(Parts { name: "test".into(), kernels, ..Parts::default() }).unwrap();
-    let placement = placement(&[], Options::default());
+    let placement = placement(&[], PlacementOptions::default());
     for _ in 0..50 {
         placement.measure(&problem, Clock::manual());
         let _entered = placement.enter();
@@ -340,7 +342,7 @@ fn the_optimizer_shares_the_end_of_a_step_with_the_last_allocation() {
     let problem = recorder.problem("test", Vec::new(), Vec::new()).unwrap();
     drop(block);
 
-    let placement = placement(&[], Options::default());
+    let placement = placement(&[], PlacementOptions::default());
     let clock = Clock::manual();
     let _entered = placement.enter();
     placement.measure(&problem, clock.clone());

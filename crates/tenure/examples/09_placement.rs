@@ -12,7 +12,7 @@ use tenure::plan::planner::{Objective, Planner, PlannerOptions, Scheduled};
 use tenure::plan::{Mapping, problem};
 use tenure::prelude::*;
 use tenure::tensor::random::manual_seed;
-use tenure::tier::{Medium, Options, Placement, Recorder, Tier};
+use tenure::tier::{Medium, Placement, PlacementOptions, Recorder, Tier};
 use tenure::units::{Bytes, Percent};
 
 /// Trains three steps and calls `before_step` before each. Returns the last loss.
@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Tier::open("DRAM", &Medium::Dram, Some(256 << 20))?,
         Tier::open("PM", &Medium::Path(std::env::temp_dir()), Some(256 << 20))?,
     ];
-    let placement = Placement::open(mapping, tiers, Options::default())?;
+    let placement = Placement::open(mapping, tiers, PlacementOptions::default())?;
     let entered = placement.enter();
     let mut report = placement.report();
     let placed_loss = train(|| report = placement.report())?;

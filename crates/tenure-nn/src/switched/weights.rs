@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tenure_switch::groups::{Costs, Grouping, Layer};
 use tenure_switch::{Entry, FirstUse, KnownOrder, Manifest, OrderKey, Origin, SwitchError};
 use tenure_tensor::{DType, Tensor};
-use tenure_tier::Source;
+use tenure_tier::SourceFile;
 
 use super::Placed;
 use super::arrangement::Arrangements;
@@ -52,7 +52,7 @@ impl StoredTensors {
     /// A file cannot be read; a tensor is missing, has other sizes, or is of `bool`, whose bytes may be invalid values.
     pub fn find<P: AsRef<Path>>(paths: &[P], state: &[(&str, &Tensor)]) -> Result<Self> {
         let files = paths.iter().map(|path| Weights::open(path.as_ref())).collect::<Result<Vec<_>>>()?;
-        let mut sources: HashMap<PathBuf, Arc<Source>> = HashMap::new();
+        let mut sources: HashMap<PathBuf, Arc<SourceFile>> = HashMap::new();
         let prefix = state.first().map_or(String::new(), |(first, _)| prefix(&files, first));
         let mut tensors = Vec::new();
         let mut known = HashSet::new();
@@ -78,7 +78,7 @@ impl StoredTensors {
                 return Err(CheckpointError::format(place.path, reason).into());
             }
             if !sources.contains_key(place.path) {
-                sources.insert(place.path.to_owned(), Arc::new(Source::open(place.path)?));
+                sources.insert(place.path.to_owned(), Arc::new(SourceFile::open(place.path)?));
             }
             let origin = Origin::File(Arc::clone(&sources[place.path]), place.offset);
             let entry = Entry { name: (*name).into(), bytes: place.bytes, origin };

@@ -94,12 +94,12 @@ impl Coding {
 #[derive(Default)]
 pub(crate) struct Speeds {
     /// Encoding and decoding of each codec.
-    both: [[Tally; 2]; Codec::ALL.len()],
+    both: [[CodecTimes; 2]; Codec::ALL.len()],
 }
 
 /// Bytes of tensors, and the time that they took.
 #[derive(Default)]
-struct Tally {
+struct CodecTimes {
     bytes: AtomicU64,
     time_ns: AtomicU64,
 }
@@ -123,7 +123,7 @@ impl Speeds {
     }
 }
 
-impl Tally {
+impl CodecTimes {
     /// The bytes after which a measurement counts.
     const TRIED: u64 = 2 << 20;
 

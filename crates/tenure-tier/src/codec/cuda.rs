@@ -23,7 +23,7 @@ pub const STATUS_BYTES: usize = 16;
 
 /// The device addresses and sizes of a tensor and its encoded stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct CodecBuffers {
     /// The codec.
     pub codec: Codec,
     /// The dtype of the elements, which are contiguous.
@@ -44,7 +44,7 @@ pub struct Place {
 /// The reason why no kernel was launched.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum PlaceError {
+pub enum CodecLaunchError {
     /// An address is not aligned.
     #[error("a kernel cannot reach {what} at {address:#x}: it must be a multiple of {alignment}")]
     Alignment {
@@ -78,13 +78,13 @@ pub enum PlaceError {
 ///
 /// # Errors
 /// [`CodecError::Room`]: nothing of the stream was written.
-pub fn encoded(place: &Place, status: [u8; STATUS_BYTES]) -> Result<Encoded, CodecError> {
+pub fn encoded(buffers: &CodecBuffers, status: [u8; STATUS_BYTES]) -> Result<Encoded, CodecError> {
     let (bytes, state) = words(status);
-    let codec = if state == RAW { Codec::None } else { place.kernels_codec() };
+    let codec = if state == RAW { Codec::None } else { buffers.kernels_codec() };
     let bytes = bytes as usize;
     match state {
-        OVERFLOW => Err(CodecError::Room { bytes, given: place.stream_bytes }),
-        _ => Ok(Encoded { codec, raw_bytes: place.raw_bytes, bytes }),
+        OVERFLOW => Err(CodecError::Room { bytes, given: buffers.stream_bytes }),
+        _ => Ok(Encoded { codec, raw_bytes: buffers.raw_bytes, bytes }),
     }
 }
 
@@ -115,19 +115,19 @@ fn status(bytes: usize, state: u64) -> [u8; STATUS_BYTES] {
 /// [`encoded`] reads the status.
 ///
 /// # Errors
-/// [`PlaceError`].
+/// [`CodecLaunchError`].
 ///
 /// # Safety
-/// The memory at the place's addresses must stay valid until the stream has passed, and nothing else may touch it out
-/// of order.
-pub unsafe fn encode(driver: &dyn Driver, on: StreamId, place: &Place) -> Result<(), PlaceError> {
-    place.check()?;
+/// The memory at the addresses in `buffers` must stay valid until the stream has passed, and nothing else may touch it
+/// out of order.
+pub unsafe fn encode(driver: &dyn Driver, on: StreamId, buffers: &CodecBuffers) -> Result<(), CodecLaunchError> {
+    buffers.check()?;
     match driver.executor() {
-        Executor::Sim(sim) => place.simulate_encode(sim, on),
+        Executor::Sim(sim) => buffers.simulate_encode(sim, on),
         Executor::Cuda(driver) => {
             for pass in [Pass::Measure, Pass::Offsets, Pass::Write] {
                 // SAFETY: the caller's promise.
-                unsafe { place.launch(driver, on, pass)? };
+                unsafe { buffers.launch(driver, on, pass)? };
             }
             Ok(())
         }
@@ -138,17 +138,17 @@ pub unsafe fn encode(driver: &dyn Driver, on: StreamId, place: &Place) -> Result
 /// [`decoded`] reads the status. `codec` and `dtype` must be those that the tensor was encoded with.
 ///
 /// # Errors
-/// [`PlaceError`].
+/// [`CodecLaunchError`].
 ///
 /// # Safety
 /// As for [`encode`].
-pub unsafe fn decode(driver: &dyn Driver, on: StreamId, place: &Place) -> Result<(), PlaceError> {
-    place.check()?;
-    driver.memset(place.status, 0, STATUS_BYTES as u64, on).map_err(KernelError::Driver)?;
+pub unsafe fn decode(driver: &dyn Driver, on: StreamId, buffers: &CodecBuffers) -> Result<(), CodecLaunchError> {
+    buffers.check()?;
+    driver.memset(buffers.status, 0, STATUS_BYTES as u64, on).map_err(KernelError::Driver)?;
     match driver.executor() {
-        Executor::Sim(sim) => place.simulate_decode(sim, on),
+        Executor::Sim(sim) => buffers.simulate_decode(sim, on),
         // SAFETY: the caller's promise.
-        Executor::Cuda(driver) => unsafe { place.launch(driver, on, Pass::Read) },
+        Executor::Cuda(driver) => unsafe { buffers.launch(driver, on, Pass::Read) },
     }
 }
 
@@ -183,19 +183,19 @@ fn kernel(pass: Pass, codec: Codec, width: usize) -> (KernelName, impl FnOnce() 
     })
 }
 
-impl Place {
-    fn check(&self) -> Result<(), PlaceError> {
+impl CodecBuffers {
+    fn check(&self) -> Result<(), CodecLaunchError> {
         let starts = [("a tensor", self.raw, self.dtype.size()), ("its stream", self.stream, UNIT)];
         for (what, address, alignment) in starts.into_iter().chain([("its status", self.status, 8)]) {
             if !address.is_multiple_of(alignment as u64) {
-                return Err(PlaceError::Alignment { what, address, alignment });
+                return Err(CodecLaunchError::Alignment { what, address, alignment });
             }
         }
         if self.raw_bytes > MOST_BYTES {
-            return Err(PlaceError::TooLarge { raw_bytes: self.raw_bytes });
+            return Err(CodecLaunchError::TooLarge { raw_bytes: self.raw_bytes });
         }
         if self.stream_bytes < HEADER + table_bytes(self.blocks()) {
-            return Err(PlaceError::Room { raw_bytes: self.raw_bytes, given: self.stream_bytes });
+            return Err(CodecLaunchError::Room { raw_bytes: self.raw_bytes, given: self.stream_bytes });
         }
         Ok(())
     }
@@ -211,7 +211,7 @@ impl Place {
 
     /// # Safety
     /// As for [`encode`].
-    unsafe fn launch(&self, driver: &CudaDriver, on: StreamId, pass: Pass) -> Result<(), PlaceError> {
+    unsafe fn launch(&self, driver: &CudaDriver, on: StreamId, pass: Pass) -> Result<(), CodecLaunchError> {
         let (grid, threads) = match pass {
             Pass::Offsets => (1, 1024),
             _ if self.raw_bytes == 0 => return Ok(()),
@@ -234,7 +234,7 @@ impl Place {
         Ok(())
     }
 
-    fn simulate_encode(self, sim: &SimDriver, on: StreamId) -> Result<(), PlaceError> {
+    fn simulate_encode(self, sim: &SimDriver, on: StreamId) -> Result<(), CodecLaunchError> {
         let kernel = Kernel::new("codec_encode", on)
             .reads(self.raw, self.raw_bytes as u64)
             .writes(self.stream, self.stream_bytes as u64)
@@ -258,7 +258,7 @@ impl Place {
         Ok(())
     }
 
-    fn simulate_decode(self, sim: &SimDriver, on: StreamId) -> Result<(), PlaceError> {
+    fn simulate_decode(self, sim: &SimDriver, on: StreamId) -> Result<(), CodecLaunchError> {
         let kernel = Kernel::new("codec_decode", on)
             .reads(self.stream, self.stream_bytes as u64)
             .writes(self.raw, self.raw_bytes as u64)

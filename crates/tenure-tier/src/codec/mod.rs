@@ -36,7 +36,7 @@ pub use coding::{Choice, Coding};
 pub(crate) use coding::{LOSSLESS, Speeds};
 pub use error::{CodecError, UnknownCodec};
 pub use gain::{Gain, choose};
-pub use stream::{Jobs, Reader, Writer, max_bytes, sequential};
+pub use stream::{Jobs, StreamReader, StreamWriter, max_bytes, sequential};
 
 /// The number of elements of a block.
 pub const BLOCK: usize = 1024;
@@ -130,7 +130,8 @@ impl Encoded {
     }
 }
 
-/// Encodes a tensor and appends it, on the calling thread. [`Writer`] uses more threads, and writes to any memory.
+/// Encodes a tensor and appends it, on the calling thread. [`StreamWriter`] uses more threads, and writes to any
+/// memory.
 ///
 /// ```
 /// use tenure_core::DType;
@@ -146,19 +147,19 @@ impl Encoded {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn encode(codec: Codec, dtype: DType, raw: &[u8], into: &mut Vec<u8>) -> Encoded {
-    let writer = Writer::new(codec, dtype, raw, &sequential);
+    let writer = StreamWriter::new(codec, dtype, raw, &sequential);
     let start = into.len();
     into.resize(start + writer.encoded().bytes, 0);
     writer.write(&mut into[start..], &sequential);
     writer.encoded()
 }
 
-/// Decodes a whole stream on the calling thread. [`Reader`] uses more threads.
+/// Decodes a whole stream on the calling thread. [`StreamReader`] uses more threads.
 ///
 /// # Errors
 /// [`CodecError`]: `stream` is not a stream, is not whole, or has a tensor of another size. `into` is then unspecified.
 pub fn decode(stream: &[u8], into: &mut [u8]) -> Result<Encoded, CodecError> {
-    let reader = Reader::new(stream)?;
+    let reader = StreamReader::new(stream)?;
     reader.read(into, &sequential)?;
     Ok(reader.encoded())
 }

@@ -24,14 +24,14 @@ const MOST_BITS: u8 = 7;
 pub(super) struct Planes<T>(PhantomData<T>);
 
 /// An element that can be split into two parts.
-pub(super) trait Float: Word {
+pub(super) trait SplitFloat: Word {
     /// Returns the bf16 and the bits below it.
     fn split(self) -> (u16, u16);
 
     fn join(high: u16, low: u16) -> Self;
 }
 
-impl Float for u16 {
+impl SplitFloat for u16 {
     #[inline(always)]
     fn split(self) -> (u16, u16) {
         (self, 0)
@@ -43,7 +43,7 @@ impl Float for u16 {
     }
 }
 
-impl Float for u32 {
+impl SplitFloat for u32 {
     #[inline(always)]
     fn split(self) -> (u16, u16) {
         ((self >> 16) as u16, self as u16)
@@ -56,7 +56,7 @@ impl Float for u32 {
 }
 
 /// The code for a block's exponents.
-struct Code {
+struct ExponentCode {
     floor: u8,
     bits: u8,
     exceptions: usize,
@@ -67,7 +67,7 @@ const fn highest(bits: u8) -> u8 {
     (1 << bits) - 1
 }
 
-impl Code {
+impl ExponentCode {
     /// Chooses the shortest code; among equals, the one with the fewest bits.
     #[inline(always)]
     fn choose(exponents: &[u8; BLOCK]) -> Self {
@@ -104,7 +104,7 @@ impl Code {
 }
 
 #[inline(always)]
-fn exponents<T: Float>(elements: &[T; BLOCK]) -> [u8; BLOCK] {
+fn exponents<T: SplitFloat>(elements: &[T; BLOCK]) -> [u8; BLOCK] {
     let mut exponents = [0; BLOCK];
     for (exponent, element) in exponents.iter_mut().zip(elements) {
         *exponent = (element.split().0 >> 7) as u8;
@@ -113,23 +113,23 @@ fn exponents<T: Float>(elements: &[T; BLOCK]) -> [u8; BLOCK] {
 }
 
 /// Returns the bytes in a block of everything but exponents.
-const fn rest_bytes<T: Float>() -> usize {
+const fn rest_bytes<T: SplitFloat>() -> usize {
     BLOCK * (T::BYTES - 1)
 }
 
-impl<T: Float> BlockCodec for Planes<T> {
+impl<T: SplitFloat> BlockCodec for Planes<T> {
     const WIDTH: usize = T::BYTES;
 
     #[inline(always)]
     fn measure(block: &[u8]) -> usize {
-        HEAD + rest_bytes::<T>() + Code::choose(&exponents(&load::<T>(block))).bytes()
+        HEAD + rest_bytes::<T>() + ExponentCode::choose(&exponents(&load::<T>(block))).bytes()
     }
 
     #[inline(always)]
     fn encode(block: &[u8], into: &mut [u8]) {
         let elements = load::<T>(block);
         let mut codes = exponents(&elements);
-        let code = Code::choose(&codes);
+        let code = ExponentCode::choose(&codes);
         let (head, into) = into.split_at_mut(HEAD);
         head.copy_from_slice(&code.head());
         let (rest, into) = into.split_at_mut(rest_bytes::<T>());
@@ -160,7 +160,7 @@ impl<T: Float> BlockCodec for Planes<T> {
     #[inline(always)]
     fn decode(bytes: &[u8], block: &mut [u8]) -> Option<usize> {
         let (head, from) = bytes.split_at_checked(HEAD)?;
-        let code = Code::from_head(head)?;
+        let code = ExponentCode::from_head(head)?;
         let (rest, from) = from.split_at_checked(rest_bytes::<T>())?;
         let (planes, from) = from.split_at_checked(PLANE * usize::from(code.bits))?;
         let found = from.get(..code.exceptions)?;

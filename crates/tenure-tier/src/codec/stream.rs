@@ -45,41 +45,41 @@ pub(super) const fn table_bytes(blocks: usize) -> usize {
 ///
 /// ```
 /// use tenure_core::DType;
-/// use tenure_tier::codec::{Codec, Reader, Writer};
+/// use tenure_tier::codec::{Codec, StreamReader, StreamWriter};
 ///
 /// // As many threads as there are jobs; a program has its own.
 /// let threads = |count: usize, job: &(dyn Fn(usize) + Sync)| {
 ///     std::thread::scope(|scope| (0..count).for_each(|number| drop(scope.spawn(move || job(number)))));
 /// };
 /// let tensor = vec![0_u8; 1 << 20];
-/// let writer = Writer::new(Codec::Zeros, DType::BF16, &tensor, &threads);
+/// let writer = StreamWriter::new(Codec::Zeros, DType::BF16, &tensor, &threads);
 /// let mut stream = vec![1; writer.encoded().bytes];
 /// writer.write(&mut stream, &threads);
 /// let mut back = vec![1; 1 << 20];
-/// Reader::new(&stream)?.read(&mut back, &threads)?;
+/// StreamReader::new(&stream)?.read(&mut back, &threads)?;
 /// assert_eq!(back, tensor);
 /// # Ok::<(), tenure_tier::codec::CodecError>(())
 /// ```
-pub struct Writer<'a> {
+pub struct StreamWriter<'a> {
     raw: &'a [u8],
     encoded: Encoded,
     /// The bytes of an element.
     width: usize,
-    blocks: Option<Blocks>,
+    blocks: Option<EncodedBlocks>,
 }
 
 /// The blocks of an encoded stream.
-struct Blocks {
+struct EncodedBlocks {
     functions: Functions,
     /// The end of each block in the payload, in units.
     ends: Vec<u32>,
 }
 
-impl<'a> Writer<'a> {
+impl<'a> StreamWriter<'a> {
     /// Measures the blocks of a tensor.
     pub fn new(codec: Codec, dtype: DType, raw: &'a [u8], jobs: &Jobs<'_>) -> Self {
         let functions = Functions::new(codec, dtype).filter(|_| raw.len() <= MOST_BYTES);
-        let blocks = functions.map(|functions| Blocks::measure(functions, raw, jobs));
+        let blocks = functions.map(|functions| EncodedBlocks::measure(functions, raw, jobs));
         let blocks = blocks.filter(|blocks| blocks.stream_bytes() < HEADER + raw.len());
         let (codec, bytes) = match &blocks {
             Some(blocks) => (blocks.functions.codec, blocks.stream_bytes()),
@@ -125,13 +125,13 @@ impl<'a> Writer<'a> {
 }
 
 /// An encoded tensor whose header and table are valid for the whole stream.
-pub struct Reader<'a> {
+pub struct StreamReader<'a> {
     encoded: Encoded,
-    blocks: Option<Blocks>,
+    blocks: Option<EncodedBlocks>,
     payload: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> StreamReader<'a> {
     /// Checks the header and the table.
     ///
     /// # Errors
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
         let count = raw_bytes.div_ceil(functions.block_bytes());
         let (table, payload) = rest.split_at_checked(table_bytes(count)).ok_or(cut(HEADER + table_bytes(count)))?;
         let ends = table.chunks_exact(4).take(count).map(|end| end.try_into().map_or(u32::MAX, u32::from_le_bytes));
-        let blocks = Blocks { functions, ends: ends.collect() };
+        let blocks = EncodedBlocks { functions, ends: ends.collect() };
         if let Some(block) = (1..count).find(|block| blocks.ends[block - 1] > blocks.ends[*block]) {
             return Err(CodecError::Block { block });
         }
@@ -205,7 +205,7 @@ fn part(raw: &[u8], span: usize, functions: Functions) -> &[u8] {
     &raw[span * bytes..raw.len().min((span + 1) * bytes)]
 }
 
-impl Blocks {
+impl EncodedBlocks {
     fn measure(functions: Functions, raw: &[u8], jobs: &Jobs<'_>) -> Self {
         let mut ends = vec![0; raw.len().div_ceil(functions.block_bytes())];
         let spans = Mutex::new(ends.chunks_mut(SPAN).map(Some).collect::<Vec<_>>());

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, stat, statvfs};
 use rustix::io::Errno;
 
-use super::staging::{BLOCK, Chunk};
+use super::staging::{Chunk, DISK_BLOCK};
 use crate::TierError;
 
 /// A file without a name, allocated in full when it is created. It is gone when the process ends, however it ends.
@@ -49,7 +49,7 @@ impl ExtentFile {
 /// can.
 fn make_direct(file: &File, chunk: &Chunk) -> io::Result<bool> {
     let flags = fcntl_getfl(file)?;
-    if fcntl_setfl(file, flags | OFlags::DIRECT).is_ok() && file.write_all_at(&chunk.bytes()[..BLOCK], 0).is_ok() {
+    if fcntl_setfl(file, flags | OFlags::DIRECT).is_ok() && file.write_all_at(&chunk.bytes()[..DISK_BLOCK], 0).is_ok() {
         return Ok(true);
     }
     fcntl_setfl(file, flags)?;

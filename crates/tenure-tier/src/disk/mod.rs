@@ -30,8 +30,8 @@ pub(crate) use engine::{Direction, end};
 use engine::{Engine, Threads};
 use file::ExtentFile;
 use ring::Ring;
-pub(crate) use staging::{BLOCK, CHUNK, Chunk, Memory};
-use transfer::{DiskState, Transfer};
+pub(crate) use staging::{CHUNK, Chunk, DISK_BLOCK, StagingMemory};
+use transfer::{DiskState, DiskTransfer};
 
 /// The length of a day for [`DiskOptions::daily_bytes`].
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -110,7 +110,7 @@ struct Extents {
 }
 
 /// A piece of some written bytes.
-struct Piece {
+struct SpilledPiece {
     file: usize,
     offset: u64,
     /// The number of bytes before encoding.
@@ -127,29 +127,29 @@ struct Written {
     checksum: u32,
 }
 
-impl Piece {
+impl SpilledPiece {
     /// Returns the number of bytes that the piece takes in the file, rounded up to whole blocks. An encoded piece is
     /// shorter than the room set aside for it.
-    fn whole_blocks(&self) -> usize {
-        self.written.get().map_or(self.bytes, |written| written.bytes).next_multiple_of(BLOCK)
+    fn bytes_in_file(&self) -> usize {
+        self.written.get().map_or(self.bytes, |written| written.bytes).next_multiple_of(DISK_BLOCK)
     }
 }
 
 /// Bytes on disk, under the name that errors use. Clones share them; dropping the last clone frees their room.
 #[derive(Clone)]
 pub struct Spilled {
-    stored: Arc<Stored>,
+    stored: Arc<SpilledInner>,
 }
 
-struct Stored {
+struct SpilledInner {
     name: String,
     bytes: u64,
     coding: Coding,
-    pieces: Vec<Piece>,
+    pieces: Vec<SpilledPiece>,
     shared: Arc<DiskShared>,
 }
 
-impl Drop for Stored {
+impl Drop for SpilledInner {
     fn drop(&mut self) {
         self.shared.extents.lock().give_back(&self.pieces);
     }
@@ -183,7 +183,7 @@ impl fmt::Debug for Spilled {
 
 /// Reserved room for bytes that will be written.
 pub(crate) struct Room {
-    stored: Stored,
+    stored: SpilledInner,
 }
 
 impl Room {
@@ -201,9 +201,9 @@ impl Room {
         let stored = Arc::new(self.stored);
         let source = Box::new(source);
         let shared = Arc::clone(&stored.shared);
-        shared.wear(&stored)?;
+        shared.count_daily_write(&stored)?;
         let start = (*source).as_ref().as_ptr().cast_mut();
-        let transfer = Transfer::new(Direction::Out, &stored, start, source);
+        let transfer = DiskTransfer::new(Direction::Out, &stored, start, source);
         shared.begin(&transfer, &stored);
         Ok(Ticket::new(transfer, Arc::new(Mutex::new(Some(Spilled { stored })))))
     }
@@ -268,11 +268,11 @@ impl Disk {
     fn with_engine(
         folders: &[PathBuf],
         options: DiskOptions,
-        engine: impl FnOnce(&Arc<Memory>, usize) -> std::io::Result<Box<dyn Engine>>,
+        engine: impl FnOnce(&Arc<StagingMemory>, usize) -> std::io::Result<Box<dyn Engine>>,
     ) -> Result<Self, TierError> {
         let what = || folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ");
-        let unit = (BLOCK * folders.len()) as u64;
-        let each = options.capacity.checked_div(unit).ok_or(TierError::NoFolder)? * BLOCK as u64;
+        let unit = (DISK_BLOCK * folders.len()) as u64;
+        let each = options.capacity.checked_div(unit).ok_or(TierError::NoFolder)? * DISK_BLOCK as u64;
         if each == 0 {
             let capacity = options.capacity;
             let alignment = unit;
@@ -280,7 +280,7 @@ impl Disk {
         }
         let failed = |call| move |source| TierError::System { what: what(), call, source };
         let count = (options.staging_bytes / CHUNK).clamp(2, 96);
-        let chunks = Memory::chunks(count).map_err(failed("mmap"))?;
+        let chunks = StagingMemory::chunks(count).map_err(failed("mmap"))?;
         let files = folders.iter().map(|folder| ExtentFile::create(folder, each, &chunks[0]).map(Arc::new));
         let files: Vec<_> = files.collect::<Result<_, _>>()?;
         let engine = engine(chunks[0].memory(), count).map_err(failed("starting"))?;
@@ -339,7 +339,7 @@ impl Disk {
         let name = name.into();
         self.expect_threads(&name)?;
         let pieces = shared.take_extents(&name, bytes)?;
-        Ok(Room { stored: Stored { name, bytes: bytes as u64, coding, pieces, shared: Arc::clone(shared) } })
+        Ok(Room { stored: SpilledInner { name, bytes: bytes as u64, coding, pieces, shared: Arc::clone(shared) } })
     }
 
     /// Begins to read spilled bytes into a buffer of the same size, which the ticket returns. Does not wait. Reads go
@@ -358,7 +358,7 @@ impl Disk {
         if given != spilled.bytes() {
             return Err(DiskError::Size { name: spilled.name().into(), bytes: spilled.bytes(), given });
         }
-        let transfer = Transfer::new(Direction::In, &spilled.stored, start, Box::new(Arc::clone(&buffer)));
+        let transfer = DiskTransfer::new(Direction::In, &spilled.stored, start, Box::new(Arc::clone(&buffer)));
         self.running.shared.begin(&transfer, &spilled.stored);
         Ok(Ticket::new(transfer, buffer))
     }
@@ -395,8 +395,8 @@ impl Disk {
         self.running.shared.folders()
     }
 
-    /// Describes the tier: its folders, how they are accessed, and the state of GPUDirect Storage.
-    pub fn nature(&self) -> String {
+    /// Returns a description of the tier: its folders, how they are accessed, and the state of GPUDirect Storage.
+    pub fn description(&self) -> String {
         let DiskShared { files, engine, .. } = &*self.running.shared;
         let direct =
             if files.iter().all(|file| file.is_direct) { "direct access" } else { "through the system's cache" };
@@ -443,7 +443,7 @@ fn half_zero(number: u32) -> f32 {
 
 impl fmt::Debug for Disk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Disk({})", self.nature())
+        write!(f, "Disk({})", self.description())
     }
 }
 
@@ -465,13 +465,15 @@ impl DiskShared {
     }
 
     /// Takes room for `bytes` bytes, in pieces, from the files in turn.
-    fn take_extents(&self, name: &str, bytes: usize) -> Result<Vec<Piece>, DiskError> {
+    fn take_extents(&self, name: &str, bytes: usize) -> Result<Vec<SpilledPiece>, DiskError> {
         let mut extents = self.extents.lock();
         let mut pieces = Vec::with_capacity(bytes.div_ceil(CHUNK));
         for begin in (0..bytes).step_by(CHUNK) {
             let count = (bytes - begin).min(CHUNK);
             match extents.take(count) {
-                Some((file, offset)) => pieces.push(Piece { file, offset, bytes: count, written: OnceLock::new() }),
+                Some((file, offset)) => {
+                    pieces.push(SpilledPiece { file, offset, bytes: count, written: OnceLock::new() })
+                }
                 None => {
                     extents.give_back(&pieces);
                     let free = extents.free.iter().map(Arena::free_bytes).sum();
@@ -479,7 +481,7 @@ impl DiskShared {
                     return Err(DiskError::Full {
                         name: name.into(),
                         folders: self.folders(),
-                        bytes: bytes.next_multiple_of(BLOCK) as u64,
+                        bytes: bytes.next_multiple_of(DISK_BLOCK) as u64,
                         free,
                         capacity,
                     });
@@ -490,8 +492,8 @@ impl DiskShared {
     }
 
     /// Adds a write to the bytes of the day, or returns an error if it would exceed the limit.
-    fn wear(&self, stored: &Stored) -> Result<(), DiskError> {
-        let whole = stored.bytes.next_multiple_of(BLOCK as u64);
+    fn count_daily_write(&self, stored: &SpilledInner) -> Result<(), DiskError> {
+        let whole = stored.bytes.next_multiple_of(DISK_BLOCK as u64);
         let mut extents = self.extents.lock();
         if extents.day.0.elapsed() > DAY {
             extents.day = (Instant::now(), 0);
@@ -508,14 +510,14 @@ impl Extents {
     /// Takes room for a piece and returns its file and offset.
     fn take(&mut self, bytes: usize) -> Option<(usize, u64)> {
         let files = self.free.len();
-        let found = (0..files)
-            .map(|next| (self.turn + next) % files)
-            .find_map(|file| Some((file, self.free[file].allocate_low(bytes.next_multiple_of(BLOCK) as u64)?.address)));
+        let found = (0..files).map(|next| (self.turn + next) % files).find_map(|file| {
+            Some((file, self.free[file].allocate_low(bytes.next_multiple_of(DISK_BLOCK) as u64)?.address))
+        });
         self.turn = found.map_or(self.turn, |(file, _)| (file + 1) % files);
         found
     }
 
-    fn give_back(&mut self, pieces: &[Piece]) {
+    fn give_back(&mut self, pieces: &[SpilledPiece]) {
         for piece in pieces {
             // This cannot fail: each piece is in use and is given back once, by its owner.
             let _ = self.free[piece.file].free(piece.offset);

@@ -10,7 +10,7 @@ use io_uring::{IoUring, opcode, types};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::engine::{self, Direction, Engine, Request};
-use super::staging::{BLOCK, Memory};
+use super::staging::{DISK_BLOCK, StagingMemory};
 
 /// The capacity of the submission queue: requests in the kernel at once, including the read that wakes the thread.
 const DEPTH: u32 = 256;
@@ -23,7 +23,7 @@ pub(super) struct Ring {
     wake: Arc<OwnedFd>,
     thread: Option<thread::JoinHandle<()>>,
     /// The kernel uses this memory as long as the ring exists.
-    _memory: Arc<Memory>,
+    _memory: Arc<StagingMemory>,
 }
 
 /// A request that the kernel has.
@@ -34,7 +34,7 @@ struct Begun {
 }
 
 /// The state of the engine's thread.
-struct Driver {
+struct RingThread {
     ring: IoUring,
     requests: mpsc::Receiver<Request>,
     wake: Arc<OwnedFd>,
@@ -53,7 +53,7 @@ impl Ring {
     ///
     /// # Errors
     /// The system has no `io_uring`, or does not let this process use it.
-    pub(super) fn start(memory: &Arc<Memory>) -> io::Result<Self> {
+    pub(super) fn start(memory: &Arc<StagingMemory>) -> io::Result<Self> {
         let ring = IoUring::new(DEPTH)?;
         let mut probe = io_uring::Probe::new();
         ring.submitter().register_probe(&mut probe)?;
@@ -69,7 +69,7 @@ impl Ring {
         let is_registered = unsafe { ring.submitter().register_buffers(&buffers) }.is_ok();
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let (requests, queue) = mpsc::channel();
-        let driver = Driver {
+        let state = RingThread {
             ring,
             requests: queue,
             wake: Arc::clone(&wake),
@@ -79,7 +79,7 @@ impl Ring {
             next: 0,
             is_registered,
         };
-        let thread = thread::Builder::new().name("tenure-disk".into()).spawn(move || driver.run())?;
+        let thread = thread::Builder::new().name("tenure-disk".into()).spawn(move || state.run())?;
         Ok(Self { requests: Some(requests), wake, thread: Some(thread), _memory: Arc::clone(memory) })
     }
 
@@ -109,7 +109,7 @@ impl Drop for Ring {
     }
 }
 
-impl Driver {
+impl RingThread {
     fn run(mut self) {
         loop {
             let is_open = self.take();
@@ -194,7 +194,7 @@ impl Driver {
             return begun.request.end(Ok(()));
         }
         // Direct access continues at a whole block.
-        let moved = moved / BLOCK * BLOCK;
+        let moved = moved / DISK_BLOCK * DISK_BLOCK;
         if moved == 0 {
             let is_read = begun.request.direction == Direction::In;
             let kind = if is_read { io::ErrorKind::UnexpectedEof } else { io::ErrorKind::WriteZero };

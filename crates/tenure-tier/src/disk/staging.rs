@@ -7,29 +7,29 @@ use std::sync::Arc;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 /// Addresses, offsets and lengths of direct access are multiples of this: the largest block of common disks.
-pub(crate) const BLOCK: usize = 4096;
+pub(crate) const DISK_BLOCK: usize = 4096;
 
 /// The largest number of bytes in one request.
 pub(crate) const CHUNK: usize = 1 << 20;
 
 /// A buffer of `CHUNK` bytes, aligned for direct access, with one owner.
 pub(crate) struct Chunk {
-    memory: Arc<Memory>,
+    memory: Arc<StagingMemory>,
     index: usize,
 }
 
 /// The memory mapping that chunks are parts of.
-pub(crate) struct Memory {
+pub(crate) struct StagingMemory {
     start: NonNull<u8>,
     bytes: usize,
 }
 
 // SAFETY: this is a range of addresses; its contents belong to the chunks, which do not overlap.
-unsafe impl Send for Memory {}
+unsafe impl Send for StagingMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for StagingMemory {}
 
-impl Memory {
+impl StagingMemory {
     /// Maps memory for `count` chunks and returns each once. All of it is resident from the start, so that a process's
     /// memory use does not depend on how far a disk lags behind.
     pub(crate) fn chunks(count: usize) -> io::Result<Vec<Chunk>> {
@@ -49,7 +49,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for StagingMemory {
     fn drop(&mut self) {
         // SAFETY: `chunks` mapped this range, and no chunk is left. A failure would only waste addresses.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
@@ -57,7 +57,7 @@ impl Drop for Memory {
 }
 
 impl Chunk {
-    pub(super) fn memory(&self) -> &Arc<Memory> {
+    pub(super) fn memory(&self) -> &Arc<StagingMemory> {
         &self.memory
     }
 

@@ -134,8 +134,8 @@ fn read(disk: &Disk, spilled: &Spilled) -> Result<Vec<u8>, DiskError> {
 fn what_goes_out_comes_back_whatever_its_size() {
     let (_folders, paths) = folders(2);
     for disk in [Disk::open(&paths, options(32 << 20)).unwrap(), with_threads(&paths, 32 << 20)] {
-        println!("{}", disk.nature());
-        for length in [0, 1, BLOCK - 1, BLOCK, CHUNK - 1, CHUNK, CHUNK + 1, 7 * CHUNK + 5] {
+        println!("{}", disk.description());
+        for length in [0, 1, DISK_BLOCK - 1, DISK_BLOCK, CHUNK - 1, CHUNK, CHUNK + 1, 7 * CHUNK + 5] {
             let bytes = some_bytes(length as u64, length);
             let spilled = write(&disk, "a", &bytes).unwrap();
             assert_eq!((spilled.name(), spilled.bytes()), ("a", length as u64));
@@ -205,12 +205,12 @@ fn a_changed_bit_is_an_error_that_names_the_tensor_and_the_folder() {
     let (_folders, paths) = folders(1);
     let disk = with_threads(&paths, 8 << 20);
     let spilled = write(&disk, "layer.1/out#0", &some_bytes(3, 2 * CHUNK)).unwrap();
-    let Piece { offset, .. } = spilled.stored.pieces[1];
+    let SpilledPiece { offset, .. } = spilled.stored.pieces[1];
     let file = &disk.running.shared.files[0];
-    let mut block = Memory::chunks(1).unwrap().remove(0);
-    file.file.read_exact_at(&mut block.bytes_mut()[..BLOCK], offset).unwrap();
+    let mut block = StagingMemory::chunks(1).unwrap().remove(0);
+    file.file.read_exact_at(&mut block.bytes_mut()[..DISK_BLOCK], offset).unwrap();
     block.bytes_mut()[77] ^= 4;
-    file.file.write_all_at(&block.bytes()[..BLOCK], offset).unwrap();
+    file.file.write_all_at(&block.bytes()[..DISK_BLOCK], offset).unwrap();
     let error = read(&disk, &spilled).unwrap_err();
     assert!(matches!(error, DiskError::Changed { .. }));
     let said = error.to_string();
@@ -227,11 +227,11 @@ fn a_changed_bit_of_what_was_encoded_is_an_error_too() {
     assert_eq!(spilled.encoded().codec, Codec::Zeros);
     let offset = spilled.stored.pieces[1].offset;
     let file = &disk.running.shared.files[0];
-    let mut block = Memory::chunks(1).unwrap().remove(0);
+    let mut block = StagingMemory::chunks(1).unwrap().remove(0);
     for place in [2, 77, 2000] {
-        file.file.read_exact_at(&mut block.bytes_mut()[..BLOCK], offset).unwrap();
+        file.file.read_exact_at(&mut block.bytes_mut()[..DISK_BLOCK], offset).unwrap();
         block.bytes_mut()[place] ^= 4;
-        file.file.write_all_at(&block.bytes()[..BLOCK], offset).unwrap();
+        file.file.write_all_at(&block.bytes()[..DISK_BLOCK], offset).unwrap();
         assert!(matches!(read(&disk, &spilled).unwrap_err(), DiskError::Changed { .. }));
     }
 }
@@ -241,7 +241,7 @@ fn a_file_that_was_cut_is_an_error() {
     let (_folders, paths) = folders(1);
     for disk in [Disk::open(&paths, options(8 << 20)).unwrap(), with_threads(&paths, 8 << 20)] {
         let spilled = write(&disk, "a", &some_bytes(3, 2 * CHUNK)).unwrap();
-        disk.running.shared.files[0].file.set_len(CHUNK as u64 + BLOCK as u64 + 100).unwrap();
+        disk.running.shared.files[0].file.set_len(CHUNK as u64 + DISK_BLOCK as u64 + 100).unwrap();
         let error = read(&disk, &spilled).unwrap_err();
         assert!(
             matches!(&error, DiskError::Io { source, .. } if source.kind() == io::ErrorKind::UnexpectedEof),
@@ -368,7 +368,7 @@ proptest! {
                 }
                 _ => drop(kept.swap_remove(seed as usize % kept.len())),
             }
-            let held: u64 = kept.iter().map(|(spilled, _)| spilled.bytes().next_multiple_of(BLOCK as u64)).sum();
+            let held: u64 = kept.iter().map(|(spilled, _)| spilled.bytes().next_multiple_of(DISK_BLOCK as u64)).sum();
             prop_assert_eq!(disk.statistics().free_bytes, disk.capacity_bytes() - held);
         }
     }
@@ -397,7 +397,7 @@ fn a_folder_in_memory_is_told_from_one_on_a_disk() {
 #[test]
 fn staging_memory_is_resident_from_the_start() {
     const COUNT: usize = 32;
-    let chunks = Memory::chunks(COUNT).unwrap();
+    let chunks = StagingMemory::chunks(COUNT).unwrap();
     let address = chunks[0].as_ptr().addr();
     let maps = fs::read_to_string("/proc/self/smaps").unwrap();
     let mut lines = maps.lines().skip_while(|line| {

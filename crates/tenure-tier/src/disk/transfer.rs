@@ -9,24 +9,24 @@ use std::{fmt, io, mem, slice};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::engine::{Direction, Request};
-use super::staging::{BLOCK, CHUNK, Chunk};
-use super::{DiskError, DiskShared, Piece, Stored, Written};
-use crate::codec::{self, Codec, Speeds, Writer, sequential};
+use super::staging::{CHUNK, Chunk, DISK_BLOCK};
+use super::{DiskError, DiskShared, SpilledInner, SpilledPiece, Written};
+use crate::codec::{self, Codec, Speeds, StreamWriter, sequential};
 
-/// A transfer of all bytes of one [`Stored`].
-pub(super) struct Transfer {
+/// A transfer of all bytes of one [`SpilledInner`].
+pub(super) struct DiskTransfer {
     name: String,
     direction: Direction,
     /// The start of the bytes in memory.
     start: *mut u8,
     /// The number of pieces that are not done.
     left: AtomicUsize,
-    end: Mutex<End>,
+    end: Mutex<TransferEnd>,
     ended: Condvar,
 }
 
 /// The end of a transfer: its result, and the function to call then.
-struct End {
+struct TransferEnd {
     is_over: bool,
     /// The first error.
     error: Option<DiskError>,
@@ -37,14 +37,15 @@ struct End {
 }
 
 // SAFETY: the bytes at `start` are kept until the transfer is over, and one thread at a time touches each piece.
-unsafe impl Send for Transfer {}
+unsafe impl Send for DiskTransfer {}
 // SAFETY: as above.
-unsafe impl Sync for Transfer {}
+unsafe impl Sync for DiskTransfer {}
 
-impl Transfer {
-    pub(super) fn new(direction: Direction, stored: &Stored, start: *mut u8, owner: Box<dyn Send>) -> Arc<Self> {
+impl DiskTransfer {
+    pub(super) fn new(direction: Direction, stored: &SpilledInner, start: *mut u8, owner: Box<dyn Send>) -> Arc<Self> {
         let left = AtomicUsize::new(stored.pieces.len());
-        let end = Mutex::new(End { is_over: stored.pieces.is_empty(), error: None, owner: Some(owner), then: None });
+        let end =
+            Mutex::new(TransferEnd { is_over: stored.pieces.is_empty(), error: None, owner: Some(owner), then: None });
         Arc::new(Self { name: stored.name.clone(), direction, start, left, end, ended: Condvar::new() })
     }
 }
@@ -52,13 +53,13 @@ impl Transfer {
 /// A transfer that is under way. If this is dropped, the transfer goes on, but its result is lost.
 #[must_use = "waiting for it tells what the disk said"]
 pub struct Ticket<T> {
-    transfer: Arc<Transfer>,
+    transfer: Arc<DiskTransfer>,
     result: Arc<Mutex<Option<T>>>,
 }
 
 impl<T> Ticket<T> {
     /// Returns a ticket for `transfer`. It yields the value in `result` if there was no error.
-    pub(super) fn new(transfer: Arc<Transfer>, result: Arc<Mutex<Option<T>>>) -> Self {
+    pub(super) fn new(transfer: Arc<DiskTransfer>, result: Arc<Mutex<Option<T>>>) -> Self {
         Self { transfer, result }
     }
 
@@ -112,14 +113,14 @@ impl<T> fmt::Debug for Ticket<T> {
 /// A piece of a transfer.
 #[derive(Clone)]
 struct TransferPart {
-    transfer: Arc<Transfer>,
+    transfer: Arc<DiskTransfer>,
     /// Keeps the piece's room on disk until the transfer of the piece is done.
-    stored: Arc<Stored>,
+    stored: Arc<SpilledInner>,
     number: usize,
 }
 
 impl TransferPart {
-    fn piece(&self) -> &Piece {
+    fn piece(&self) -> &SpilledPiece {
         &self.stored.pieces[self.number]
     }
 
@@ -139,9 +140,9 @@ impl TransferPart {
         let codec = match coding.codec(raw, speeds, link_bytes_per_second) {
             Codec::None => None,
             codec => speeds.encode(codec, raw.len(), || {
-                let writer = Writer::new(codec, coding.dtype, raw, &sequential);
+                let writer = StreamWriter::new(codec, coding.dtype, raw, &sequential);
                 let bytes = writer.encoded().bytes;
-                let is_smaller = bytes.next_multiple_of(BLOCK) < raw.len();
+                let is_smaller = bytes.next_multiple_of(DISK_BLOCK) < raw.len();
                 is_smaller.then(|| writer.write(&mut chunk.bytes_mut()[..bytes], &sequential)).map(|()| (codec, bytes))
             }),
         };
@@ -150,7 +151,7 @@ impl TransferPart {
             (Codec::None, raw.len())
         });
         let checksum = crc32fast::hash(&chunk.bytes()[..bytes]);
-        chunk.bytes_mut()[bytes..bytes.next_multiple_of(BLOCK)].fill(0);
+        chunk.bytes_mut()[bytes..bytes.next_multiple_of(DISK_BLOCK)].fill(0);
         // A piece is filled once.
         let _ = piece.written.set(Written { codec, bytes, checksum });
     }
@@ -210,9 +211,9 @@ pub(super) struct DiskState {
     unfinished: usize,
     /// Whether the engine has stopped.
     is_broken: bool,
-    flows: [Flow; 2],
+    traffic: [DiskTraffic; 2],
     /// Traffic in both directions while both were under way.
-    together: Flow,
+    together: DiskTraffic,
     /// Bytes saved by encoding, in whole blocks.
     pub(super) saved_bytes: u64,
     /// Whether no more requests will come.
@@ -221,7 +222,7 @@ pub(super) struct DiskState {
 
 /// The traffic in one direction.
 #[derive(Clone, Copy, Default)]
-struct Flow {
+struct DiskTraffic {
     bytes: u64,
     /// The number of requests under way.
     begun: usize,
@@ -229,7 +230,7 @@ struct Flow {
     busy: Duration,
 }
 
-impl Flow {
+impl DiskTraffic {
     fn begin(&mut self) {
         self.begun += 1;
         self.since.get_or_insert_with(Instant::now);
@@ -257,25 +258,25 @@ impl DiskState {
             done: Vec::new(),
             unfinished: 0,
             is_broken: false,
-            flows: Default::default(),
-            together: Flow::default(),
+            traffic: Default::default(),
+            together: DiskTraffic::default(),
             saved_bytes: 0,
             is_closed: false,
         }
     }
 
     pub(super) fn begin_request(&mut self, direction: Direction) {
-        self.flows[direction as usize].begin();
-        if self.flows.iter().all(|flow| flow.begun > 0) && self.together.begun == 0 {
+        self.traffic[direction as usize].begin();
+        if self.traffic.iter().all(|traffic| traffic.begun > 0) && self.together.begun == 0 {
             self.together.begin();
         }
     }
 
     pub(super) fn end_request(&mut self, direction: Direction, bytes: usize) {
-        self.flows[direction as usize].end(bytes);
+        self.traffic[direction as usize].end(bytes);
         if self.together.begun > 0 {
             self.together.bytes += bytes as u64;
-            if self.flows.iter().any(|flow| flow.begun == 0) {
+            if self.traffic.iter().any(|traffic| traffic.begun == 0) {
                 self.together.end(0);
             }
         }
@@ -283,7 +284,7 @@ impl DiskState {
 
     /// Returns the bytes read and the bytes written, each with the time that it took.
     pub(super) fn moved(&self) -> [(u64, Duration); 2] {
-        self.flows.each_ref().map(Flow::moved)
+        self.traffic.each_ref().map(DiskTraffic::moved)
     }
 
     /// Returns the bytes moved in either direction while both were under way, and that time.
@@ -308,7 +309,7 @@ fn unlock(mut state: MutexGuard<'_, DiskState>) {
 }
 
 impl DiskShared {
-    pub(super) fn begin(self: &Arc<Self>, transfer: &Arc<Transfer>, stored: &Arc<Stored>) {
+    pub(super) fn begin(self: &Arc<Self>, transfer: &Arc<DiskTransfer>, stored: &Arc<SpilledInner>) {
         let pieces = stored.pieces.len();
         let parts = (0..pieces).map(|number| TransferPart {
             transfer: Arc::clone(transfer),
@@ -354,7 +355,7 @@ impl DiskShared {
         let its = part.clone();
         let file = Arc::clone(&self.files[piece.file]);
         let offset = piece.offset;
-        let bytes = piece.whole_blocks();
+        let bytes = piece.bytes_in_file();
         let done = Box::new(move |chunk, result| shared.requested(its, chunk, result));
         if let Err(refused) = self.engine.begin(Request { direction, file, offset, bytes, chunk, done }) {
             state.end_request(direction, 0);
@@ -368,10 +369,10 @@ impl DiskShared {
     fn requested(self: &Arc<Self>, part: TransferPart, chunk: Option<Chunk>, result: io::Result<()>) {
         let direction = part.transfer.direction;
         let mut state = self.state.lock();
-        let moved = if result.is_ok() { part.piece().whole_blocks() } else { 0 };
+        let moved = if result.is_ok() { part.piece().bytes_in_file() } else { 0 };
         state.end_request(direction, moved);
         if direction == Direction::Out && moved > 0 {
-            state.saved_bytes += (part.piece().bytes.next_multiple_of(BLOCK) - moved) as u64;
+            state.saved_bytes += (part.piece().bytes.next_multiple_of(DISK_BLOCK) - moved) as u64;
         }
         match (direction, result, chunk) {
             (Direction::In, Ok(()), Some(chunk)) => {

@@ -6,7 +6,7 @@ use tenure_core::{Device, Storage};
 use tenure_device::Stream;
 
 /// Bytes on a device or on the host, with the owner that keeps them alive.
-pub struct Bytes {
+pub struct MovableBytes {
     start: *mut u8,
     count: usize,
     /// The stream of bytes on a device: they are moved after the work queued on it so far.
@@ -15,11 +15,11 @@ pub struct Bytes {
 }
 
 // SAFETY: this is an address and its owner; the safety contract of `new` says who may touch the bytes when.
-unsafe impl Send for Bytes {}
+unsafe impl Send for MovableBytes {}
 // SAFETY: as above; the owner is only dropped.
-unsafe impl Sync for Bytes {}
+unsafe impl Sync for MovableBytes {}
 
-impl Bytes {
+impl MovableBytes {
     /// Returns `count` bytes from `start` on. With a stream they are on its device and used in its order, otherwise on
     /// the host.
     ///
@@ -72,10 +72,10 @@ impl Bytes {
     }
 }
 
-/// A part of some [`Bytes`]. The owner is dropped with the last part.
+/// A part of some [`MovableBytes`]. The owner is dropped with the last part.
 #[derive(Clone)]
 pub(super) struct BytesPart {
-    whole: Arc<Bytes>,
+    whole: Arc<MovableBytes>,
     offset: usize,
     pub(super) count: usize,
 }

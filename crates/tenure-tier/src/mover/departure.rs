@@ -5,9 +5,9 @@ use std::sync::{Arc, Weak};
 use tenure_device::pinned::{PinnedBuffer, PinnedError};
 use tenure_device::{DriverError, Event};
 
-use super::bytes::{Bytes, BytesPart};
-use super::link::Copy;
-use super::stored::{Held, Piece, PiecePlace, Pinned, Progress, Source};
+use super::bytes::{BytesPart, MovableBytes};
+use super::link::DeviceCopy;
+use super::stored::{HostBytes, KeptSource, PiecePlace, Pinned, Progress, StoredPiece};
 use super::{DeviceSide, MoverError, MoverShared, pinned};
 use crate::codec::Coding;
 use crate::disk::Room;
@@ -43,14 +43,19 @@ impl Drop for Departure {
 
 /// The parts of a [`Stored`](super::Stored) whose store has begun.
 pub(super) struct Departing {
-    pub(super) pieces: Vec<Arc<Piece>>,
+    pub(super) pieces: Vec<Arc<StoredPiece>>,
     pub(super) progress: Arc<Progress>,
-    pub(super) source: Arc<Source>,
+    pub(super) source: Arc<KeptSource>,
 }
 
 impl MoverShared {
     /// Copies bytes from a device to the pinned memory that they stay in.
-    pub(super) fn store_pinned(&self, side: &DeviceSide, name: &str, source: Bytes) -> Result<Departing, MoverError> {
+    pub(super) fn store_pinned(
+        &self,
+        side: &DeviceSide,
+        name: &str,
+        source: MovableBytes,
+    ) -> Result<Departing, MoverError> {
         let ready = side.leave(name, &source)?;
         let source = Arc::new(source);
         let room = |bytes: usize| match side.pool.allocate(bytes) {
@@ -61,13 +66,13 @@ impl MoverShared {
             .pieces(self.piece_bytes)
             .map(|part| Ok((room(part.count)?, part)))
             .collect::<Result<Vec<_>, MoverError>>()?;
-        let copies: Vec<Copy> = parts.iter_mut().map(|(buffer, part)| copy(buffer, part)).collect();
+        let copies: Vec<DeviceCopy> = parts.iter_mut().map(|(buffer, part)| copy(buffer, part)).collect();
         // SAFETY: nothing else uses the buffers, and both ends are kept until the stream has passed.
         let event = unsafe { side.outward.copy(&[&ready], &copies) }.map_err(MoverError::driver(name))?;
         let stream = side.outward.stream.id();
         let pieces = parts
             .into_iter()
-            .map(|(buffer, _)| Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), stream))))
+            .map(|(buffer, _)| StoredPiece::new(HostBytes::Pinned(Pinned::new(buffer, Arc::clone(&event), stream))))
             .collect();
         let source = side.keep(source, &event);
         Ok(Departing { pieces, progress: Progress::new(0, Some(event)), source })
@@ -78,7 +83,7 @@ impl MoverShared {
         &self,
         disk: &Disk,
         name: &str,
-        source: Arc<Bytes>,
+        source: Arc<MovableBytes>,
         coding: Coding,
     ) -> Result<Vec<(BytesPart, Room)>, MoverError> {
         source
@@ -94,7 +99,7 @@ impl MoverShared {
         side: &DeviceSide,
         disk: &Disk,
         name: &str,
-        source: Bytes,
+        source: MovableBytes,
         coding: Coding,
     ) -> Result<Departing, MoverError> {
         let ready = side.leave(name, &source)?;
@@ -121,14 +126,15 @@ impl MoverShared {
         part: &BytesPart,
         room: Room,
         progress: &Arc<Progress>,
-    ) -> Result<Arc<Piece>, MoverError> {
-        let mut buffer = self.passage(side, name, part.count)?;
+    ) -> Result<Arc<StoredPiece>, MoverError> {
+        let mut buffer = self.staging_buffer(side, name, part.count)?;
         let copies = [copy(&mut buffer, part)];
         // SAFETY: nothing else uses the buffer, and both ends are kept until the stream has passed.
         let event = unsafe { side.outward.copy(&[ready], &copies) }.map_err(MoverError::driver(name))?;
         progress.mark(&event);
         let departure = Departure::new(self, &mut self.leaving.lock(), part.count);
-        let piece = Piece::new(Held::Pinned(Pinned::new(buffer, Arc::clone(&event), side.outward.stream.id())));
+        let piece =
+            StoredPiece::new(HostBytes::Pinned(Pinned::new(buffer, Arc::clone(&event), side.outward.stream.id())));
         let weak = Arc::downgrade(&piece);
         let progress = Arc::clone(progress);
         side.departures.when_passed(event, move |passed| departure.copied(passed, &weak, progress, room));
@@ -140,7 +146,7 @@ impl MoverShared {
         self: &Arc<Self>,
         disk: &Disk,
         name: &str,
-        source: Bytes,
+        source: MovableBytes,
         coding: Coding,
     ) -> Result<Departing, MoverError> {
         let parts = self.with_room(disk, name, Arc::new(source), coding)?;
@@ -154,7 +160,7 @@ impl MoverShared {
             }
             let departure = Departure::new(self, &mut leaving, part.count);
             drop(leaving);
-            let piece = Piece::new(Held::Host(part));
+            let piece = StoredPiece::new(HostBytes::Host(part));
             pieces.push(Arc::clone(&piece));
             departure.write(piece, Arc::clone(&progress), room);
         }
@@ -162,11 +168,11 @@ impl MoverShared {
     }
 
     /// Allocates staging memory for a piece. Waits as long as bytes on their way to disk are about to free room.
-    fn passage(&self, side: &DeviceSide, name: &str, bytes: usize) -> Result<PinnedBuffer, MoverError> {
+    fn staging_buffer(&self, side: &DeviceSide, name: &str, bytes: usize) -> Result<PinnedBuffer, MoverError> {
         let mut leaving = self.leaving.lock();
         let mut is_settled = false;
         loop {
-            match side.passage.allocate(self.piece_bytes) {
+            match side.staging.allocate(self.piece_bytes) {
                 Ok(mut buffer) => {
                     buffer.truncate(bytes);
                     return Ok(buffer);
@@ -193,15 +199,15 @@ impl MoverShared {
 
 impl DeviceSide {
     /// Records the event after which the source may be copied out.
-    fn leave(&self, name: &str, source: &Bytes) -> Result<Event, MoverError> {
+    fn leave(&self, name: &str, source: &MovableBytes) -> Result<Event, MoverError> {
         let Some(stream) = source.stream() else { unreachable!("bytes on a device have a stream") };
         self.mark(name, stream)
     }
 
     /// Keeps the source until it is [released](super::Stored::lead_to), or, if the `Stored` is dropped before, until
     /// `event` has passed.
-    fn keep(&self, source: Arc<Bytes>, event: &Arc<Event>) -> Arc<Source> {
-        Arc::new(Source::new(source, Arc::clone(event), Arc::downgrade(&self.departures)))
+    fn keep(&self, source: Arc<MovableBytes>, event: &Arc<Event>) -> Arc<KeptSource> {
+        Arc::new(KeptSource::new(source, Arc::clone(event), Arc::downgrade(&self.departures)))
     }
 }
 
@@ -214,7 +220,7 @@ impl DeviceSide {
 
 impl Departure {
     /// Writes a piece that the device has copied out, unless it has been dropped meanwhile.
-    fn copied(self, passed: Result<(), DriverError>, piece: &Weak<Piece>, progress: Arc<Progress>, room: Room) {
+    fn copied(self, passed: Result<(), DriverError>, piece: &Weak<StoredPiece>, progress: Arc<Progress>, room: Room) {
         match (piece.upgrade(), passed) {
             (Some(piece), Ok(())) => self.write(piece, progress, room),
             (Some(piece), Err(error)) => {
@@ -227,7 +233,7 @@ impl Departure {
     }
 
     /// Begins to write a piece. It stays in memory if that fails.
-    fn write(self, piece: Arc<Piece>, progress: Arc<Progress>, room: Room) {
+    fn write(self, piece: Arc<StoredPiece>, progress: Arc<Progress>, room: Room) {
         let Some(held) = piece.held() else { unreachable!("only what is in memory goes to a disk") };
         self.shared.stalls.disk_write.add_transfer();
         let written = move |result: Result<_, DiskError>| {
@@ -257,6 +263,6 @@ impl Departure {
 }
 
 /// Returns the copy of a part out to a buffer.
-fn copy(buffer: &mut PinnedBuffer, part: &BytesPart) -> Copy {
-    Copy { host: buffer.as_mut_ptr(), device: part.address(), bytes: part.count }
+fn copy(buffer: &mut PinnedBuffer, part: &BytesPart) -> DeviceCopy {
+    DeviceCopy { host: buffer.as_mut_ptr(), device: part.address(), bytes: part.count }
 }

@@ -58,14 +58,14 @@ pub struct Links {
 
 /// Counts transfers and the time that threads waited, for links without counters of their own.
 #[derive(Default)]
-pub(super) struct Tally {
+pub(super) struct StallCounter {
     stalled_ns: AtomicU64,
     transfers: AtomicU64,
     #[cfg(test)]
     waiting: AtomicU64,
 }
 
-impl Tally {
+impl StallCounter {
     pub(super) fn add_transfer(&self) {
         self.transfers.fetch_add(1, Ordering::Relaxed);
     }
@@ -96,13 +96,13 @@ impl Tally {
 
 /// The direction of copies.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum CopyDirection {
     Out,
     In,
 }
 
 /// A copy between the host and a device.
-pub(super) struct Copy {
+pub(super) struct DeviceCopy {
     pub(super) host: *mut u8,
     pub(super) device: u64,
     pub(super) bytes: usize,
@@ -111,12 +111,12 @@ pub(super) struct Copy {
 /// A stream for copies in one direction.
 pub(super) struct CopyStream {
     pub(super) stream: Stream,
-    way: Way,
-    flow: Mutex<Flow>,
+    direction: CopyDirection,
+    traffic: Mutex<CopyTraffic>,
 }
 
 #[derive(Default)]
-struct Flow {
+struct CopyTraffic {
     bytes: u64,
     transfers: u64,
     /// The time in µs that `timed_bytes` took.
@@ -129,8 +129,8 @@ struct Flow {
 }
 
 impl CopyStream {
-    pub(super) fn new(stream: Stream, way: Way) -> Self {
-        Self { stream, way, flow: Mutex::default() }
+    pub(super) fn new(stream: Stream, direction: CopyDirection) -> Self {
+        Self { stream, direction, traffic: Mutex::default() }
     }
 
     /// Queues copies on the stream after the given events, and records an event after them. If that fails, none of them
@@ -138,20 +138,22 @@ impl CopyStream {
     ///
     /// # Safety
     /// As for the copies of [`Driver`](tenure_device::Driver), until the returned event has passed.
-    pub(super) unsafe fn copy(&self, after: &[&Event], copies: &[Copy]) -> Result<Arc<Event>, DriverError> {
-        let mut flow = self.flow.lock();
+    pub(super) unsafe fn copy(&self, after: &[&Event], copies: &[DeviceCopy]) -> Result<Arc<Event>, DriverError> {
+        let mut traffic = self.traffic.lock();
         for event in after {
             event.wait(&self.stream)?;
         }
         let driver = self.stream.driver();
         let [mut start, mut end] =
-            [(); 2].map(|()| flow.spare.pop().unwrap_or_else(|| Event::new(Arc::clone(driver), EventKind::Timing)));
+            [(); 2].map(|()| traffic.spare.pop().unwrap_or_else(|| Event::new(Arc::clone(driver), EventKind::Timing)));
         start.record(&self.stream)?;
-        let queued = copies.iter().try_for_each(|&Copy { host, device, bytes }| match self.way {
+        let queued = copies.iter().try_for_each(|&DeviceCopy { host, device, bytes }| match self.direction {
             // SAFETY: the caller's promise.
-            Way::Out => unsafe { driver.copy_from_device_async(host, device, bytes as u64, self.stream.id()) },
+            CopyDirection::Out => unsafe {
+                driver.copy_from_device_async(host, device, bytes as u64, self.stream.id())
+            },
             // SAFETY: the caller's promise.
-            Way::In => unsafe { driver.copy_to_device_async(device, host, bytes as u64, self.stream.id()) },
+            CopyDirection::In => unsafe { driver.copy_to_device_async(device, host, bytes as u64, self.stream.id()) },
         });
         if let Err(error) = queued.map_err(DriverError::from).and_then(|()| end.record(&self.stream)) {
             // If this failed too, the context and its work would be lost.
@@ -160,26 +162,26 @@ impl CopyStream {
         }
         let end = Arc::new(end);
         let bytes = copies.iter().map(|copy| copy.bytes as u64).sum();
-        flow.bytes += bytes;
-        flow.transfers += copies.len() as u64;
-        flow.under_way.push_back((start, Arc::clone(&end), bytes));
-        if flow.under_way.len() > TIMED {
-            flow.settle();
+        traffic.bytes += bytes;
+        traffic.transfers += copies.len() as u64;
+        traffic.under_way.push_back((start, Arc::clone(&end), bytes));
+        if traffic.under_way.len() > TIMED {
+            traffic.settle();
         }
         Ok(end)
     }
 
     pub(super) fn statistics(&self) -> LinkStatistics {
-        let mut flow = self.flow.lock();
-        flow.settle();
+        let mut traffic = self.traffic.lock();
+        traffic.settle();
         // Assumes that untimed copies take as long per byte.
-        let share = if flow.timed_bytes == 0 { 0.0 } else { flow.bytes as f64 / flow.timed_bytes as f64 };
-        let busy = Duration::from_secs_f64(flow.busy_us * share / 1e6);
-        LinkStatistics { bytes: flow.bytes, transfers: flow.transfers, busy, stalled: Duration::ZERO }
+        let share = if traffic.timed_bytes == 0 { 0.0 } else { traffic.bytes as f64 / traffic.timed_bytes as f64 };
+        let busy = Duration::from_secs_f64(traffic.busy_us * share / 1e6);
+        LinkStatistics { bytes: traffic.bytes, transfers: traffic.transfers, busy, stalled: Duration::ZERO }
     }
 }
 
-impl Flow {
+impl CopyTraffic {
     /// Adds up the time of batches that are done.
     fn settle(&mut self) {
         while let Some((start, end, bytes)) = self.under_way.front() {

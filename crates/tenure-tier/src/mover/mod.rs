@@ -1,9 +1,9 @@
 //! The mover: copies bytes from a device or from host memory to another tier, and back.
 
-mod arrival;
 mod bytes;
 mod departure;
 mod error;
+mod fetch;
 mod link;
 mod stored;
 #[cfg(test)]
@@ -20,17 +20,17 @@ use tenure_device::memory::{DeviceMemory, MemoryError};
 use tenure_device::pinned::{PinnedConfig, PinnedError, PinnedPool, PinnedStatistics};
 use tenure_device::{DriverError, Event, EventKind, Priority, Stream};
 
-pub use arrival::Arrival;
-pub use bytes::Bytes;
+pub use bytes::MovableBytes;
 pub use error::MoverError;
+pub use fetch::PendingFetch;
 pub use link::{LinkStatistics, Links};
 pub use stored::Stored;
 
 use crate::Disk;
 use crate::codec::Coding;
-use arrival::{Coming, Read, Reads};
 use departure::{Departing, Departures};
-use link::{CopyStream, Tally, Way};
+use fetch::{FetchState, PieceRead, ReadQueue};
+use link::{CopyDirection, CopyStream, StallCounter};
 use stored::{PiecePlace, Progress, StoredInner};
 use watcher::Watcher;
 
@@ -38,12 +38,12 @@ use watcher::Watcher;
 /// as a link allows.
 const MAX_PIECE: usize = 4 << 20;
 /// The number of pieces read from disk at a time.
-const LANES: usize = 8;
+const READS_AT_ONCE: usize = 8;
 /// The number of pieces on their way to disk at a time.
-const PASSAGE: usize = 4;
+const WRITES_AT_ONCE: usize = 4;
 /// The least number of pieces that the memory holds: three quarters of them serve as staging on the way to and from
 /// disk.
-const PIECES: usize = 2 * LANES;
+const PIECES: usize = 2 * READS_AT_ONCE;
 /// The least memory of a mover in bytes.
 const LEAST_MEMORY: usize = 8 << 20;
 
@@ -95,7 +95,7 @@ pub enum Urgency {
 /// use tenure_device::memory::{DeviceMemory, MemoryConfig};
 /// use tenure_device::sim::{SimConfig, SimDriver};
 /// use tenure_core::Storage;
-/// use tenure_tier::{Bytes, Destination, Mover, MoverOptions, Urgency};
+/// use tenure_tier::{Destination, MovableBytes, Mover, MoverOptions, Urgency};
 ///
 /// let driver = Arc::new(SimDriver::new(SimConfig::default()));
 /// let memory: &'static DeviceMemory = Box::leak(Box::new(DeviceMemory::new(driver, MemoryConfig::default())?));
@@ -104,13 +104,13 @@ pub enum Urgency {
 ///
 /// let storage = Storage::new(1 << 20, Arc::new(memory))?;
 /// // SAFETY: nothing writes to it any more.
-/// let source = unsafe { Bytes::of(&storage, Some(&compute)) };
+/// let source = unsafe { MovableBytes::of(&storage, Some(&compute)) };
 /// let stored = mover.store("encoder.0/linear/out#0", source, Destination::Host)?;
 /// drop(storage); // its memory is used again as soon as the device has copied it
 ///
 /// let storage = Storage::new(1 << 20, Arc::new(memory))?;
 /// // SAFETY: it is used only after its arrival.
-/// let target = unsafe { Bytes::of(&storage, Some(&compute)) };
+/// let target = unsafe { MovableBytes::of(&storage, Some(&compute)) };
 /// mover.fetch(&stored, target, Urgency::Ahead)?.lead_to(&compute)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -127,7 +127,7 @@ struct MoverShared {
     leaving: Mutex<Departures>,
     /// Signals that fewer bytes are on their way to disk.
     left: Condvar,
-    reads: Mutex<Reads>,
+    reads: Mutex<ReadQueue>,
     stalls: Stalls,
 }
 
@@ -141,7 +141,7 @@ struct DeviceSide {
     pool: PinnedPool,
     /// The staging memory for bytes on their way to disk or back. All its pieces have one size, so that each freed
     /// piece has room for any other.
-    passage: PinnedPool,
+    staging: PinnedPool,
     outward: CopyStream,
     /// The streams to the device, one per urgency, since copies of one stream wait for each other.
     inward: [CopyStream; 2],
@@ -149,9 +149,9 @@ struct DeviceSide {
 
 #[derive(Default)]
 struct Stalls {
-    host_to_device: Tally,
-    disk_write: Tally,
-    disk_read: Tally,
+    host_to_device: StallCounter,
+    disk_write: StallCounter,
+    disk_read: StallCounter,
 }
 
 impl Mover {
@@ -167,17 +167,17 @@ impl Mover {
         }
         // A power of two: whatever amount of memory is pinned at once holds a whole number of pieces.
         let piece_bytes = 1 << MAX_PIECE.min(memory_bytes / PIECES).ilog2();
-        let passage_bytes = if disk.is_some() { (LANES + PASSAGE) * piece_bytes } else { 0 };
-        let side = |memory| DeviceSide::new(memory, [memory_bytes - passage_bytes, passage_bytes], numa_node);
+        let staging_bytes = if disk.is_some() { (READS_AT_ONCE + WRITES_AT_ONCE) * piece_bytes } else { 0 };
+        let side = |memory| DeviceSide::new(memory, [memory_bytes - staging_bytes, staging_bytes], numa_node);
         let side = memory.map(side).transpose()?;
         let mut lanes = Vec::new();
         if disk.is_some() {
-            for _ in 0..LANES {
-                let buffer = side.as_ref().map(|side| side.passage.allocate(piece_bytes)).transpose();
+            for _ in 0..READS_AT_ONCE {
+                let buffer = side.as_ref().map(|side| side.staging.allocate(piece_bytes)).transpose();
                 lanes.push(buffer.map_err(pinned("the mover"))?);
             }
         }
-        let reads = Mutex::new(Reads::new(lanes));
+        let reads = Mutex::new(ReadQueue::new(lanes));
         let leaving = Mutex::default();
         let left = Condvar::new();
         let stalls = Stalls::default();
@@ -197,7 +197,7 @@ impl Mover {
     pub fn store(
         &self,
         name: impl Into<String>,
-        source: Bytes,
+        source: MovableBytes,
         destination: Destination,
     ) -> Result<Stored, MoverError> {
         self.store_encoded(name, source, destination, Coding::NONE)
@@ -211,7 +211,7 @@ impl Mover {
     pub fn store_encoded(
         &self,
         name: impl Into<String>,
-        source: Bytes,
+        source: MovableBytes,
         destination: Destination,
         coding: Coding,
     ) -> Result<Stored, MoverError> {
@@ -238,8 +238,8 @@ impl Mover {
     ///
     /// # Errors
     /// [`MoverError::Size`], [`MoverError::OtherDevice`]; failures of the driver, and the store's error if the bytes
-    /// were lost. Nothing is fetched then. The arrival returns errors of the disk.
-    pub fn fetch(&self, stored: &Stored, into: Bytes, urgency: Urgency) -> Result<Arrival, MoverError> {
+    /// were lost. Nothing is fetched then. The pending fetch returns errors of the disk.
+    pub fn fetch(&self, stored: &Stored, into: MovableBytes, urgency: Urgency) -> Result<PendingFetch, MoverError> {
         let shared = &self.shared;
         let name = stored.name();
         shared.expect_device(name, &into)?;
@@ -261,7 +261,7 @@ impl Mover {
             }
         }
         let event = shared.fetch_held(name, urgency, ready.as_ref(), &there)?;
-        let coming = Arc::new(Coming {
+        let fetch = Arc::new(FetchState {
             shared: Arc::clone(shared),
             name: name.into(),
             urgency,
@@ -269,8 +269,8 @@ impl Mover {
             target: Mutex::new(Some(into)),
             progress: Progress::new(spilled.len(), event),
         });
-        shared.read(spilled.into_iter().map(|(spilled, to)| Read { spilled, to, coming: Arc::clone(&coming) }));
-        Ok(Arrival { coming })
+        shared.read(spilled.into_iter().map(|(spilled, to)| PieceRead { spilled, to, fetch: Arc::clone(&fetch) }));
+        Ok(PendingFetch { fetch })
     }
 
     /// Moves some bytes out and back, so that [`links`](Self::links) knows bandwidths before the first real transfer.
@@ -295,20 +295,22 @@ impl Mover {
 
     /// Returns scratch bytes for [`probe`](Self::probe), at most a quarter of the disk, so that two such stores fit on
     /// it.
-    fn scratch(&self, name: &str) -> Result<Bytes, MoverError> {
+    fn scratch(&self, name: &str) -> Result<MovableBytes, MoverError> {
         let MoverShared { side, piece_bytes, disk, .. } = &*self.shared;
         let room = disk.as_ref().map_or(usize::MAX, |disk| disk.capacity_bytes() as usize / 4);
-        let count = (piece_bytes * LANES).min(room);
+        let count = (piece_bytes * READS_AT_ONCE).min(room);
         let Some(DeviceSide { memory, .. }) = side else {
             let mut bytes = vec![0_u8; count];
             // SAFETY: a vector's bytes stay where they are when it is moved.
-            return Ok(unsafe { Bytes::new(bytes.as_mut_ptr(), count, None, bytes) });
+            return Ok(unsafe { MovableBytes::new(bytes.as_mut_ptr(), count, None, bytes) });
         };
         let stream = memory.streams().null();
         let block = memory.allocate(Request::new(count as u64, stream.id())).map_err(memory_error(name))?;
         let scratch = Scratch { memory, address: block.address };
         // SAFETY: the block is freed with its owner, and nothing else uses it.
-        Ok(unsafe { Bytes::new(ptr::without_provenance_mut(block.address as usize), count, Some(&stream), scratch) })
+        Ok(unsafe {
+            MovableBytes::new(ptr::without_provenance_mut(block.address as usize), count, Some(&stream), scratch)
+        })
     }
 
     /// Returns the device whose memory this mover moves, or [`Device::CPU`].
@@ -364,10 +366,10 @@ impl DeviceSide {
             let config = PinnedConfig { numa_node, ..PinnedConfig::new(bytes as u64) };
             PinnedPool::new(Arc::clone(memory.driver()), config).map_err(pinned("the mover"))
         };
-        let [pool, passage] = [pool(bytes[0])?, pool(bytes[1])?];
-        let copies = |priority, way| {
+        let [pool, staging] = [pool(bytes[0])?, pool(bytes[1])?];
+        let copies = |priority, direction| {
             let stream = memory.streams().pooled(priority).map_err(MoverError::driver("the mover"))?;
-            Ok::<_, MoverError>(CopyStream::new(stream, way))
+            Ok::<_, MoverError>(CopyStream::new(stream, direction))
         };
         let watcher = |name| Watcher::start(name).map_err(|error| MoverError::Threads(Arc::new(error)));
         Ok(Self {
@@ -375,9 +377,9 @@ impl DeviceSide {
             arrivals: watcher("tenure-in")?,
             memory,
             pool,
-            passage,
-            outward: copies(Priority::Default, Way::Out)?,
-            inward: [copies(Priority::High, Way::In)?, copies(Priority::Default, Way::In)?],
+            staging,
+            outward: copies(Priority::Default, CopyDirection::Out)?,
+            inward: [copies(Priority::High, CopyDirection::In)?, copies(Priority::Default, CopyDirection::In)?],
         })
     }
 
@@ -398,7 +400,7 @@ impl MoverShared {
         self.side.as_ref().map_or(Device::CPU, |side| side.memory.device())
     }
 
-    fn expect_device(&self, name: &str, bytes: &Bytes) -> Result<(), MoverError> {
+    fn expect_device(&self, name: &str, bytes: &MovableBytes) -> Result<(), MoverError> {
         let given = bytes.device();
         let device = self.device();
         if given == device { Ok(()) } else { Err(MoverError::OtherDevice { name: name.into(), given, device }) }

@@ -10,7 +10,7 @@ use tenure_device::pinned::PinnedBuffer;
 use tenure_device::{Event, Stream};
 
 use super::MoverError;
-use super::bytes::{Bytes, BytesPart, Raw};
+use super::bytes::{BytesPart, MovableBytes, Raw};
 use super::watcher::Watcher;
 use crate::Spilled;
 use crate::codec::Encoded;
@@ -25,10 +25,10 @@ pub struct Stored {
 pub(super) struct StoredInner {
     pub(super) name: String,
     pub(super) bytes: u64,
-    pub(super) pieces: Vec<Arc<Piece>>,
+    pub(super) pieces: Vec<Arc<StoredPiece>>,
     /// The progress of the pieces that go to disk.
     pub(super) progress: Arc<Progress>,
-    pub(super) source: Arc<Source>,
+    pub(super) source: Arc<KeptSource>,
 }
 
 impl Stored {
@@ -105,21 +105,21 @@ impl Stored {
 /// Source bytes on a device, kept until the program has waited for their copy, on its stream or on the host. Since the
 /// program's own calls free them, each of its steps finds the same memory free, however long the copies take.
 #[derive(Default)]
-pub(super) struct Source {
-    bytes: Mutex<Option<Arc<Bytes>>>,
+pub(super) struct KeptSource {
+    bytes: Mutex<Option<Arc<MovableBytes>>>,
     /// Whether the bytes are kept; set to `false` once they have been freed, if this was the last owner.
     is_kept: AtomicBool,
     /// The event after which the bytes are out, and the thread that waits for it if this is dropped before.
     out: Option<(Arc<Event>, Weak<Watcher>)>,
 }
 
-impl Source {
-    pub(super) fn new(bytes: Arc<Bytes>, event: Arc<Event>, watcher: Weak<Watcher>) -> Self {
+impl KeptSource {
+    pub(super) fn new(bytes: Arc<MovableBytes>, event: Arc<Event>, watcher: Weak<Watcher>) -> Self {
         Self { bytes: Mutex::new(Some(bytes)), is_kept: AtomicBool::new(true), out: Some((event, watcher)) }
     }
 
     /// Lets the bytes go if `is_behind` says that their owner may now free them: its frees come after the copies.
-    pub(super) fn release(&self, is_behind: impl FnOnce(&Bytes) -> bool) {
+    pub(super) fn release(&self, is_behind: impl FnOnce(&MovableBytes) -> bool) {
         let Some(bytes) = self.bytes.lock().take_if(|bytes| is_behind(bytes)) else { return };
         // This may free them, so it happens when nothing is locked.
         drop(bytes);
@@ -127,7 +127,7 @@ impl Source {
     }
 }
 
-impl Drop for Source {
+impl Drop for KeptSource {
     fn drop(&mut self) {
         let (Some(bytes), Some((event, watcher))) = (self.bytes.get_mut().take(), self.out.take()) else { return };
         if matches!(event.query(), Ok(true)) {
@@ -148,23 +148,23 @@ impl fmt::Debug for Stored {
 }
 
 /// A piece of a [`Stored`], which goes to disk and comes back on its own.
-pub(super) struct Piece {
+pub(super) struct StoredPiece {
     pub(super) place: Mutex<PiecePlace>,
 }
 
 pub(super) enum PiecePlace {
-    Memory(Arc<Held>),
+    Memory(Arc<HostBytes>),
     Disk(Spilled),
     /// The device failed before the bytes were out.
     Lost(MoverError),
 }
 
-impl Piece {
-    pub(super) fn new(held: Held) -> Arc<Self> {
+impl StoredPiece {
+    pub(super) fn new(held: HostBytes) -> Arc<Self> {
         Arc::new(Self { place: Mutex::new(PiecePlace::Memory(Arc::new(held))) })
     }
 
-    pub(super) fn held(&self) -> Option<Arc<Held>> {
+    pub(super) fn held(&self) -> Option<Arc<HostBytes>> {
         match &*self.place.lock() {
             PiecePlace::Memory(held) => Some(Arc::clone(held)),
             PiecePlace::Disk(_) | PiecePlace::Lost(_) => None,
@@ -173,7 +173,7 @@ impl Piece {
 
     /// Returns whether the piece is still a part of the source, in host memory.
     fn is_source(&self) -> bool {
-        matches!(self.held().as_deref(), Some(Held::Host(_)))
+        matches!(self.held().as_deref(), Some(HostBytes::Host(_)))
     }
 
     pub(super) fn set(&self, place: PiecePlace) {
@@ -184,13 +184,13 @@ impl Piece {
 }
 
 /// Bytes in host memory.
-pub(super) enum Held {
+pub(super) enum HostBytes {
     /// A source in host memory, which is not copied.
     Host(BytesPart),
     Pinned(Pinned),
 }
 
-impl Held {
+impl HostBytes {
     fn count(&self) -> usize {
         match self {
             Self::Host(part) => part.count,

@@ -85,9 +85,9 @@ fn read(memory: Memory, storage: &Storage) -> Vec<u8> {
     bytes
 }
 
-fn on_device(memory: Memory, storage: &Storage) -> Bytes {
+fn on_device(memory: Memory, storage: &Storage) -> MovableBytes {
     // SAFETY: tests write stored bytes and touch fetched ones only in the order of the stream.
-    unsafe { Bytes::of(storage, Some(&memory.streams().current())) }
+    unsafe { MovableBytes::of(storage, Some(&memory.streams().current())) }
 }
 
 fn store(mover: &Mover, memory: Memory, bytes: usize, seed: u8, to: Destination) -> Result<Stored, MoverError> {
@@ -102,16 +102,16 @@ fn fetch(mover: &Mover, memory: Memory, stored: &Stored, urgency: Urgency) -> Re
 }
 
 /// Returns bytes in host memory.
-fn vector(mut bytes: Vec<u8>) -> Bytes {
+fn vector(mut bytes: Vec<u8>) -> MovableBytes {
     // SAFETY: nothing else uses the vector.
-    unsafe { Bytes::new(bytes.as_mut_ptr(), bytes.len(), None, bytes) }
+    unsafe { MovableBytes::new(bytes.as_mut_ptr(), bytes.len(), None, bytes) }
 }
 
 fn fetch_host(mover: &Mover, stored: &Stored, urgency: Urgency) -> Result<Vec<u8>, MoverError> {
     let target = Arc::new(Mutex::new(vec![0; stored.bytes() as usize]));
     let start = target.lock().as_mut_ptr();
     // SAFETY: the target is read only after the bytes have arrived.
-    let bytes = unsafe { Bytes::new(start, stored.bytes() as usize, None, Arc::clone(&target)) };
+    let bytes = unsafe { MovableBytes::new(start, stored.bytes() as usize, None, Arc::clone(&target)) };
     mover.fetch(stored, bytes, urgency)?.wait()?;
     Ok(std::mem::take(&mut *target.lock()))
 }
@@ -313,7 +313,7 @@ fn memory_that_others_free_is_kept_until_it_is_not_used() {
             let start = ptr::without_provenance_mut(address as usize);
             let null = memory.streams().null();
             // SAFETY: all later work is in the order of the null stream.
-            unsafe { Bytes::new(start, MIB, Some(&null), Foreign { memory, address }) }
+            unsafe { MovableBytes::new(start, MIB, Some(&null), Foreign { memory, address }) }
         };
         let read = |address| {
             let mut bytes = vec![0; MIB];
@@ -438,7 +438,7 @@ fn a_capture_is_refused_and_goes_on() {
     let stream = memory.streams().pooled(Priority::Default).unwrap();
     driver.begin_capture(stream.id()).unwrap();
     // SAFETY: the store is refused.
-    let bytes = unsafe { Bytes::of(&storage, Some(&stream)) };
+    let bytes = unsafe { MovableBytes::of(&storage, Some(&stream)) };
     assert!(matches!(mover.store("a", bytes, Destination::Host), Err(MoverError::Captured { .. })));
     driver.destroy_graph(driver.end_capture(stream.id()).unwrap()).unwrap();
 }
@@ -457,7 +457,7 @@ fn host_memory_goes_to_disk_and_is_freed_there() {
     let bytes = some_bytes(1, 17 * MIB + 5);
     let mut owner = Owner(bytes.clone(), Arc::clone(&freed));
     // SAFETY: nothing writes to the vector.
-    let source = unsafe { Bytes::new(owner.0.as_mut_ptr(), bytes.len(), None, owner) };
+    let source = unsafe { MovableBytes::new(owner.0.as_mut_ptr(), bytes.len(), None, owner) };
     let stored = mover.store("a", source, Destination::Disk).unwrap();
     // At least half of the bytes had to be on disk.
     assert!(stored.host_bytes() <= SMALL as u64);
@@ -480,7 +480,7 @@ fn what_a_thread_waits_for_is_read_before_what_is_fetched_ahead() {
     [&a, &b, &c].iter().for_each(|stored| stored.wait().unwrap());
     let order = || {
         let reads = mover.shared.reads.lock();
-        reads.waiting.iter().flatten().map(|read| read.coming.name.clone()).collect::<String>()
+        reads.waiting.iter().flatten().map(|read| read.fetch.name.clone()).collect::<String>()
     };
     // Nothing is read while there are no lanes.
     let lanes = std::mem::take(&mut mover.shared.reads.lock().lanes);

@@ -13,8 +13,8 @@ use tenure_core::{DType, StreamId};
 use tenure_device::cuda::{self, KernelError};
 use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_device::{Driver, ErrorKind, Executor, Platform, Priority};
-use tenure_tier::codec::cuda::{Place, PlaceError, STATUS_BYTES, decode, decoded, encode, encoded};
-use tenure_tier::codec::{self, BLOCK, Codec, CodecError, Encoded, Writer, max_bytes, sequential};
+use tenure_tier::codec::cuda::{CodecBuffers, CodecLaunchError, STATUS_BYTES, decode, decoded, encode, encoded};
+use tenure_tier::codec::{self, BLOCK, Codec, CodecError, Encoded, StreamWriter, max_bytes, sequential};
 
 use crate::tensor;
 
@@ -57,7 +57,7 @@ pub(crate) fn drivers() -> Vec<(Arc<dyn Driver>, Option<File>)> {
 pub(crate) struct Placed<'a> {
     pub(crate) driver: &'a dyn Driver,
     pub(crate) stream: StreamId,
-    pub(crate) place: Place,
+    pub(crate) buffers: CodecBuffers,
 }
 
 impl<'a> Placed<'a> {
@@ -67,7 +67,7 @@ impl<'a> Placed<'a> {
         let start = allocate(raw.len());
         let to = allocate(stream_bytes);
         driver.copy_to_device(start, raw, stream).unwrap();
-        let place = Place {
+        let buffers = CodecBuffers {
             codec,
             dtype,
             raw: start,
@@ -76,7 +76,7 @@ impl<'a> Placed<'a> {
             stream_bytes,
             status: allocate(STATUS_BYTES),
         };
-        Self { driver, stream, place }
+        Self { driver, stream, buffers }
     }
 
     fn read(&self, address: Address, bytes: usize) -> Vec<u8> {
@@ -86,22 +86,22 @@ impl<'a> Placed<'a> {
     }
 
     fn status(&self) -> [u8; STATUS_BYTES] {
-        self.read(self.place.status, STATUS_BYTES).try_into().unwrap()
+        self.read(self.buffers.status, STATUS_BYTES).try_into().unwrap()
     }
 
     pub(crate) fn encode(&self) -> Result<Encoded, CodecError> {
         // SAFETY: the test owns the memory until the end.
-        unsafe { encode(self.driver, self.stream, &self.place).unwrap() };
-        encoded(&self.place, self.status())
+        unsafe { encode(self.driver, self.stream, &self.buffers).unwrap() };
+        encoded(&self.buffers, self.status())
     }
 
     pub(crate) fn decode(&self, stream: &[u8]) -> Result<Vec<u8>, CodecError> {
-        self.driver.memset(self.place.raw, 0xee, self.place.raw_bytes as u64, self.stream).unwrap();
-        self.driver.copy_to_device(self.place.stream, stream, self.stream).unwrap();
+        self.driver.memset(self.buffers.raw, 0xee, self.buffers.raw_bytes as u64, self.stream).unwrap();
+        self.driver.copy_to_device(self.buffers.stream, stream, self.stream).unwrap();
         // SAFETY: as above.
-        unsafe { decode(self.driver, self.stream, &self.place).unwrap() };
+        unsafe { decode(self.driver, self.stream, &self.buffers).unwrap() };
         decoded(self.status())?;
-        Ok(self.read(self.place.raw, self.place.raw_bytes))
+        Ok(self.read(self.buffers.raw, self.buffers.raw_bytes))
     }
 }
 
@@ -110,7 +110,7 @@ impl Drop for Placed<'_> {
         if thread::panicking() {
             return;
         }
-        for address in [self.place.raw, self.place.stream, self.place.status] {
+        for address in [self.buffers.raw, self.buffers.stream, self.buffers.status] {
             self.driver.free(address).unwrap();
         }
         self.driver.destroy_stream(self.stream).unwrap();
@@ -125,7 +125,7 @@ fn check(driver: &dyn Driver, codec: Codec, dtype: DType, raw: &[u8]) {
     codec::decode(&here, &mut back).unwrap();
     let placed = Placed::new(driver, codec, dtype, raw, max_bytes(dtype, raw.len()));
     assert_eq!(placed.encode(), Ok(expected));
-    let there = placed.read(placed.place.stream, expected.bytes);
+    let there = placed.read(placed.buffers.stream, expected.bytes);
     assert!(there == here, "{codec} of {dtype}: the device encodes otherwise");
     assert!(placed.decode(&here).unwrap() == back, "{codec} of {dtype}: the device decodes otherwise");
 }
@@ -204,22 +204,22 @@ fn tensors_of_many_blocks_are_the_same_on_a_device() {
 #[test]
 fn a_stream_that_does_not_fit_is_told_and_nothing_is_written_beyond() {
     let raw = tensor(DType::F32, 2, 5000, 1);
-    let needed = Writer::new(Codec::Planes, DType::F32, &raw, &sequential).encoded().bytes;
+    let needed = StreamWriter::new(Codec::Planes, DType::F32, &raw, &sequential).encoded().bytes;
     for (driver, _alone) in drivers() {
         let mut placed = Placed::new(&*driver, Codec::Planes, DType::F32, &raw, needed);
-        driver.memset(placed.place.stream, 0xcd, needed as u64, placed.stream).unwrap();
-        placed.place.stream_bytes = needed - 1;
+        driver.memset(placed.buffers.stream, 0xcd, needed as u64, placed.stream).unwrap();
+        placed.buffers.stream_bytes = needed - 1;
         assert_eq!(placed.encode(), Err(CodecError::Room { bytes: needed, given: needed - 1 }));
-        assert_eq!(placed.read(placed.place.stream, needed)[needed - 1], 0xcd);
-        placed.place.stream_bytes = needed;
+        assert_eq!(placed.read(placed.buffers.stream, needed)[needed - 1], 0xcd);
+        placed.buffers.stream_bytes = needed;
         assert_eq!(placed.encode().unwrap().bytes, needed);
     }
 }
 
 #[test]
-fn a_place_where_no_kernel_can_work_is_refused() {
+fn buffers_that_no_kernel_can_use_are_refused() {
     let driver = SimDriver::new(SimConfig::default());
-    let place = Place {
+    let buffers = CodecBuffers {
         codec: Codec::Zeros,
         dtype: DType::F32,
         raw: 4,
@@ -229,11 +229,11 @@ fn a_place_where_no_kernel_can_work_is_refused() {
         status: 8,
     };
     for (wrong, message) in [
-        (Place { raw: 2, ..place }, "cannot reach a tensor at 0x2: it must be a multiple of 4"),
-        (Place { stream: 8, ..place }, "cannot reach its stream at 0x8: it must be a multiple of 16"),
-        (Place { status: 4, ..place }, "cannot reach its status at 0x4: it must be a multiple of 8"),
-        (Place { stream_bytes: 100, ..place }, "100 bytes are too few for any stream of 1048576"),
-        (Place { raw_bytes: 1 << 40, ..place }, "a tensor of 1099511627776 bytes is encoded in parts"),
+        (CodecBuffers { raw: 2, ..buffers }, "cannot reach a tensor at 0x2: it must be a multiple of 4"),
+        (CodecBuffers { stream: 8, ..buffers }, "cannot reach its stream at 0x8: it must be a multiple of 16"),
+        (CodecBuffers { status: 4, ..buffers }, "cannot reach its status at 0x4: it must be a multiple of 8"),
+        (CodecBuffers { stream_bytes: 100, ..buffers }, "100 bytes are too few for any stream of 1048576"),
+        (CodecBuffers { raw_bytes: 1 << 40, ..buffers }, "a tensor of 1099511627776 bytes is encoded in parts"),
     ] {
         // SAFETY: nothing is launched.
         let results = unsafe { [encode(&driver, StreamId::NULL, &wrong), decode(&driver, StreamId::NULL, &wrong)] };
@@ -249,7 +249,7 @@ fn a_refused_launch_is_an_error() {
     let driver = SimDriver::new(SimConfig::default());
     let placed = Placed::new(&driver, Codec::Zeros, DType::F32, &[0; 64], 128);
     // SAFETY: the test owns the memory.
-    let error = unsafe { encode(&driver, StreamId(0xdead), &placed.place).unwrap_err() };
-    let PlaceError::Kernel(KernelError::Driver(error)) = error else { panic!("{error}") };
+    let error = unsafe { encode(&driver, StreamId(0xdead), &placed.buffers).unwrap_err() };
+    let CodecLaunchError::Kernel(KernelError::Driver(error)) = error else { panic!("{error}") };
     assert!(matches!(error.kind, ErrorKind::UnknownHandle { .. }), "{error}");
 }

@@ -8,7 +8,7 @@ use tenure_core::DType;
 use tenure_device::memory::{DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_tier::codec::{self, Choice, Codec, Coding, Encoded};
-use tenure_tier::{Bytes, Destination, Disk, DiskOptions, Mover, MoverOptions, Urgency};
+use tenure_tier::{Destination, Disk, DiskOptions, MovableBytes, Mover, MoverOptions, Urgency};
 
 use crate::tensor;
 
@@ -123,14 +123,14 @@ fn a_mover_encodes_what_goes_to_disk_of_a_device_and_of_the_host() {
                     (bytes.as_mut_ptr(), bytes.len())
                 };
                 // SAFETY: the test reads the bytes only after they have arrived.
-                (unsafe { Bytes::new(start, count, None, Arc::clone(&bytes)) }, Ok(bytes))
+                (unsafe { MovableBytes::new(start, count, None, Arc::clone(&bytes)) }, Ok(bytes))
             }
             Some(memory) => {
                 let storage = tenure_core::Storage::new(bytes.len(), Arc::new(memory)).unwrap();
                 let start = storage.lock().as_ptr().addr() as u64;
                 memory.driver().copy_to_device(start, &bytes, memory.streams().null().id()).unwrap();
                 // SAFETY: as above.
-                (unsafe { Bytes::of(&storage, Some(&memory.streams().null())) }, Err(storage))
+                (unsafe { MovableBytes::of(&storage, Some(&memory.streams().null())) }, Err(storage))
             }
         };
         let stored = mover.store_encoded("a", place(raw.clone()).0, Destination::Disk, coding).unwrap();

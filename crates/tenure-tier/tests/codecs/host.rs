@@ -5,7 +5,7 @@ use std::thread;
 use half::f16;
 use proptest::prelude::*;
 use tenure_core::DType;
-use tenure_tier::codec::{Codec, CodecError, Encoded, Reader, Writer, decode, encode, max_bytes};
+use tenure_tier::codec::{Codec, CodecError, Encoded, StreamReader, StreamWriter, decode, encode, max_bytes};
 
 use crate::tensor;
 
@@ -43,12 +43,12 @@ fn check(codec: Codec, dtype: DType, raw: &[u8]) {
     assert_eq!(decode(stream, &mut back), Ok(encoded));
     assert!(back == expected(encoded.codec, raw), "{codec} of {dtype}");
 
-    let writer = Writer::new(codec, dtype, raw, &threads);
+    let writer = StreamWriter::new(codec, dtype, raw, &threads);
     let mut by_threads = vec![9; writer.encoded().bytes];
     writer.write(&mut by_threads, &threads);
     assert!(by_threads == stream);
     back.fill(2);
-    Reader::new(stream).unwrap().read(&mut back, &threads).unwrap();
+    StreamReader::new(stream).unwrap().read(&mut back, &threads).unwrap();
     assert!(back == expected(encoded.codec, raw));
 }
 

@@ -168,7 +168,7 @@ impl RunBudget {
             codec,
             is_lossy: codec.is_lossy(),
             compression: if written_bytes == 0 { 1.0 } else { raw_bytes as f64 / written_bytes as f64 },
-            disk: engine.mover().disk().map(Disk::nature),
+            disk: engine.mover().disk().map(Disk::description),
             tiers: tiers.collect(),
         }
     }

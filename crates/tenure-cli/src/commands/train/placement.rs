@@ -9,7 +9,7 @@ use tenure::nn::train::{Score, Task};
 use tenure::nn::{self, Module};
 use tenure::plan::Mapping;
 use tenure::tensor::Tensor;
-use tenure::tier::{Medium, Options, Placement, PlacementGuard, Recorder, RecorderGuard, Report, Tier};
+use tenure::tier::{Medium, Placement, PlacementGuard, PlacementOptions, Recorder, RecorderGuard, Report, Tier};
 
 use super::args::TrainArgs;
 use super::models::{AnyTask, Batch};
@@ -77,7 +77,7 @@ impl Memory {
             let mapping = Mapping::read(path)?;
             let open = |TierSpec { name, medium, capacity }: &TierSpec| Tier::open(name, medium, *capacity);
             let tiers = args.tiers.iter().map(open).collect::<Result<_, _>>()?;
-            let placement = Placement::open(mapping, tiers, Options::default())?;
+            let placement = Placement::open(mapping, tiers, PlacementOptions::default())?;
             let guard = placement.enter();
             let look = Arc::new(Look { placement, passes: AtomicUsize::new(0), seen: OnceLock::new() });
             memory.placed = Some(Placed { look, _guard: guard });

@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 use tenure_device::pinned::PinnedBuffer;
 use tenure_device::{Event, Stream};
 
-use super::bytes::{Bytes, BytesPart, Raw};
-use super::link::Copy;
-use super::stored::{Held, Progress};
+use super::bytes::{BytesPart, MovableBytes, Raw};
+use super::link::DeviceCopy;
+use super::stored::{HostBytes, Progress};
 use super::{MoverError, MoverShared, Urgency};
 use crate::Spilled;
 
@@ -20,32 +20,32 @@ use crate::Spilled;
 /// returns. From then on it may be freed in the order of that stream, whatever else the mover's stream still has to do:
 /// a fetch ahead holds back no memory.
 #[must_use = "bytes may be used only behind their arrival"]
-pub struct Arrival {
-    pub(super) coming: Arc<Coming>,
+pub struct PendingFetch {
+    pub(super) fetch: Arc<FetchState>,
 }
 
-/// The state of a fetch. It lives as long as its [`Arrival`] or any piece that is still to be read.
-pub(super) struct Coming {
+/// The state of a fetch. It lives as long as its [`PendingFetch`] or any piece that is still to be read.
+pub(super) struct FetchState {
     pub(super) shared: Arc<MoverShared>,
     pub(super) name: String,
     pub(super) urgency: Urgency,
     /// On a device: the event after which the target may be written.
     pub(super) ready: Option<Event>,
     /// The target, until its stream or the host has waited for the copies.
-    pub(super) target: Mutex<Option<Arc<Bytes>>>,
+    pub(super) target: Mutex<Option<Arc<MovableBytes>>>,
     pub(super) progress: Arc<Progress>,
 }
 
-impl Coming {
+impl FetchState {
     /// Lets the target go if `is_behind` says that its owner may now free it: its frees come after the copies.
-    fn release(&self, is_behind: impl FnOnce(&Bytes) -> bool) {
+    fn release(&self, is_behind: impl FnOnce(&MovableBytes) -> bool) {
         let target = self.target.lock().take_if(|target| is_behind(target));
         // The drop may free it, so it happens when nothing is locked.
         drop(target);
     }
 }
 
-impl Drop for Coming {
+impl Drop for FetchState {
     /// Keeps the target until the copies on the mover's stream are done, if neither a stream nor the host has waited
     /// for them.
     fn drop(&mut self) {
@@ -59,7 +59,7 @@ impl Drop for Coming {
     }
 }
 
-impl Arrival {
+impl PendingFetch {
     /// Makes later work of a stream wait, on the device, until the bytes are there. The host waits only for bytes from
     /// a disk whose copy to the device is not queued yet. These bytes then go before those that no thread waits for.
     ///
@@ -67,8 +67,8 @@ impl Arrival {
     /// The first error on the way, each time it is called. The contents of the target are then unspecified.
     pub fn lead_to(&self, stream: &Stream) -> Result<(), MoverError> {
         if let Some(event) = self.behind()? {
-            event.wait(stream).map_err(MoverError::driver(&self.coming.name))?;
-            self.coming.release(|target| target.stream() == Some(stream));
+            event.wait(stream).map_err(MoverError::driver(&self.fetch.name))?;
+            self.fetch.release(|target| target.stream() == Some(stream));
         }
         Ok(())
     }
@@ -79,56 +79,56 @@ impl Arrival {
     /// The errors of [`lead_to`](Self::lead_to).
     pub fn wait(&self) -> Result<(), MoverError> {
         if let Some(event) = self.behind()? {
-            let stalls = &self.coming.shared.stalls.host_to_device;
-            stalls.wait(|| event.synchronize()).map_err(MoverError::driver(&self.coming.name))?;
+            let stalls = &self.fetch.shared.stalls.host_to_device;
+            stalls.wait(|| event.synchronize()).map_err(MoverError::driver(&self.fetch.name))?;
         }
-        self.coming.release(|_| true);
+        self.fetch.release(|_| true);
         Ok(())
     }
 
     /// Returns the event after which the bytes are there, if they are on a device. Waits until all copies are queued.
     fn behind(&self) -> Result<Option<Arc<Event>>, MoverError> {
-        let Coming { shared, progress, .. } = &*self.coming;
+        let FetchState { shared, progress, .. } = &*self.fetch;
         if progress.is_over() {
             return progress.wait();
         }
-        shared.hurry(&self.coming);
+        shared.hurry(&self.fetch);
         shared.stalls.disk_read.wait(|| progress.wait())
     }
 }
 
-impl fmt::Debug for Arrival {
+impl fmt::Debug for PendingFetch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = if self.coming.progress.is_over() { "on its way" } else { "to be read" };
-        write!(f, "Arrival({:?}, {state})", self.coming.name)
+        let state = if self.fetch.progress.is_over() { "on its way" } else { "to be read" };
+        write!(f, "PendingFetch({:?}, {state})", self.fetch.name)
     }
 }
 
 /// The staging buffer for a piece that is read: pinned memory for a device, `None` where the piece is read in place.
-pub(super) type Lane = Option<PinnedBuffer>;
+pub(super) type ReadLane = Option<PinnedBuffer>;
 
 /// A piece to be read from disk.
-pub(super) struct Read {
+pub(super) struct PieceRead {
     pub(super) spilled: Spilled,
     pub(super) to: BytesPart,
-    pub(super) coming: Arc<Coming>,
+    pub(super) fetch: Arc<FetchState>,
 }
 
 /// The pieces that wait for lanes.
-pub(super) struct Reads {
-    pub(super) lanes: Vec<Lane>,
+pub(super) struct ReadQueue {
+    pub(super) lanes: Vec<ReadLane>,
     /// The queue of each urgency.
-    pub(super) waiting: [VecDeque<Read>; 2],
+    pub(super) waiting: [VecDeque<PieceRead>; 2],
     /// Whether a thread is already giving lanes to waiting reads.
     is_pumped: bool,
 }
 
-impl Reads {
-    pub(super) fn new(lanes: Vec<Lane>) -> Self {
+impl ReadQueue {
+    pub(super) fn new(lanes: Vec<ReadLane>) -> Self {
         Self { lanes, waiting: Default::default(), is_pumped: false }
     }
 
-    fn next(&mut self) -> Option<(Lane, Read)> {
+    fn next(&mut self) -> Option<(ReadLane, PieceRead)> {
         let [now, ahead] = &mut self.waiting;
         let lane = self.lanes.pop()?;
         match now.pop_front().or_else(|| ahead.pop_front()) {
@@ -148,20 +148,20 @@ impl MoverShared {
         name: &str,
         urgency: Urgency,
         ready: Option<&Event>,
-        held: &[(Arc<Held>, BytesPart)],
+        held: &[(Arc<HostBytes>, BytesPart)],
     ) -> Result<Option<Arc<Event>>, MoverError> {
         let mut after: Vec<&Event> = ready.into_iter().collect();
         let mut copies = Vec::with_capacity(held.len());
         for (from, to) in held {
             match &**from {
-                Held::Pinned(pinned) => {
+                HostBytes::Pinned(pinned) => {
                     if !after.last().is_some_and(|last| ptr::eq(*last, &*pinned.copied)) {
                         after.push(&pinned.copied);
                     }
-                    copies.push(Copy { host: from.raw().start, device: to.address(), bytes: to.count });
+                    copies.push(DeviceCopy { host: from.raw().start, device: to.address(), bytes: to.count });
                 }
                 // SAFETY: both ends have the same length, do not overlap, and are kept.
-                Held::Host(_) => unsafe { from.raw().start.copy_to_nonoverlapping(to.start(), to.count) },
+                HostBytes::Host(_) => unsafe { from.raw().start.copy_to_nonoverlapping(to.start(), to.count) },
             }
         }
         let Some(side) = self.side.as_ref().filter(|_| !copies.is_empty()) else { return Ok(None) };
@@ -169,7 +169,7 @@ impl MoverShared {
         // SAFETY: the buffers record this use, and the target is kept until its owner has waited for the event.
         let event = unsafe { inward.copy(&after, &copies) }.map_err(MoverError::driver(name))?;
         for (from, _) in held {
-            if let Held::Pinned(pinned) = &**from {
+            if let HostBytes::Pinned(pinned) = &**from {
                 pinned.used(&event, inward.stream.id());
             }
         }
@@ -177,18 +177,18 @@ impl MoverShared {
     }
 
     /// Queues pieces that are on disk. Each is read as soon as there is a lane.
-    pub(super) fn read(self: &Arc<Self>, reads: impl Iterator<Item = Read>) {
+    pub(super) fn read(self: &Arc<Self>, reads: impl Iterator<Item = PieceRead>) {
         let mut waiting = self.reads.lock();
-        reads.for_each(|read| waiting.waiting[read.coming.urgency as usize].push_back(read));
+        reads.for_each(|read| waiting.waiting[read.fetch.urgency as usize].push_back(read));
         drop(waiting);
         self.pump();
     }
 
     /// Moves the waiting reads of a fetch before those that no thread waits for.
-    fn hurry(&self, coming: &Arc<Coming>) {
+    fn hurry(&self, fetch: &Arc<FetchState>) {
         let reads = &mut *self.reads.lock();
         let [now, ahead] = &mut reads.waiting;
-        let (hurried, others) = ahead.drain(..).partition(|read| Arc::ptr_eq(&read.coming, coming));
+        let (hurried, others) = ahead.drain(..).partition(|read| Arc::ptr_eq(&read.fetch, fetch));
         *ahead = others;
         now.extend::<VecDeque<_>>(hurried);
     }
@@ -208,7 +208,7 @@ impl MoverShared {
         reads.is_pumped = false;
     }
 
-    fn begin(self: &Arc<Self>, mut lane: Lane, read: Read) {
+    fn begin(self: &Arc<Self>, mut lane: ReadLane, read: PieceRead) {
         let Some(disk) = &self.disk else { unreachable!("what is on disk came there by one") };
         self.stalls.disk_read.add_transfer();
         let target = match &mut lane {
@@ -225,22 +225,22 @@ impl MoverShared {
     }
 
     /// Copies a piece that was read from disk to the device, or records why it was not read.
-    fn arrived(self: &Arc<Self>, mut lane: Lane, read: Read, result: Result<(), MoverError>) {
-        let Read { to, coming, spilled } = read;
+    fn arrived(self: &Arc<Self>, mut lane: ReadLane, read: PieceRead, result: Result<(), MoverError>) {
+        let PieceRead { to, fetch, spilled } = read;
         drop(spilled);
         let (Some(side), Some(buffer), Ok(())) = (&self.side, &mut lane, &result) else {
             drop(to);
-            coming.progress.step(|| result.map(|()| None));
+            fetch.progress.step(|| result.map(|()| None));
             return self.free(lane);
         };
-        let copy = Copy { host: buffer.as_mut_ptr(), device: to.address(), bytes: to.count };
-        let after: Vec<&Event> = coming.ready.iter().collect();
-        let event = coming.progress.step(|| {
+        let copy = DeviceCopy { host: buffer.as_mut_ptr(), device: to.address(), bytes: to.count };
+        let after: Vec<&Event> = fetch.ready.iter().collect();
+        let event = fetch.progress.step(|| {
             // SAFETY: the lane is used by nothing else until the event has passed, and the target is kept until its
             // owner has waited for it.
-            let event = unsafe { side.inward[coming.urgency as usize].copy(&after, &[copy]) };
+            let event = unsafe { side.inward[fetch.urgency as usize].copy(&after, &[copy]) };
             drop(to);
-            event.map(Some).map_err(MoverError::driver(&coming.name))
+            event.map(Some).map_err(MoverError::driver(&fetch.name))
         });
         let shared = Arc::clone(self);
         match event {
@@ -249,7 +249,7 @@ impl MoverShared {
         }
     }
 
-    fn free(self: &Arc<Self>, lane: Lane) {
+    fn free(self: &Arc<Self>, lane: ReadLane) {
         self.reads.lock().lanes.push(lane);
         self.pump();
     }
