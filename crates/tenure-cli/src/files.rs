@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use tenure::plan::{ReadOptions, Trace, TraceError};
 
-use crate::args::Source;
 use crate::progress;
+use crate::values::TraceSource;
 
 /// The exit code for bad input, the same as clap's for bad usage.
 pub(crate) const BAD_INPUT: u8 = 2;
@@ -50,7 +50,7 @@ pub(crate) fn print_each(made: impl IntoIterator<Item = anyhow::Result<String>>)
 ///
 /// # Errors
 /// One line that names the file.
-pub(crate) fn read(path: &Path, source: &Source) -> Result<Trace, TraceError> {
+pub(crate) fn read(path: &Path, source: &TraceSource) -> Result<Trace, TraceError> {
     let options = ReadOptions { device: source.device, ..ReadOptions::default() };
     let name = Trace::source_of(path);
     let read = || {

@@ -12,10 +12,12 @@ mod documents;
 mod files;
 mod logging;
 mod output;
+mod planners;
 mod platform;
 mod progress;
 mod resident;
 mod table;
+mod values;
 
 use std::process::ExitCode;
 

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, IsTerminal, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,6 +38,11 @@ pub(crate) fn note_interrupts(then: &'static str) {
 /// Returns whether the program was asked to end.
 pub(crate) fn is_interrupted() -> bool {
     WAS_INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// Returns whether a search goes on, which the user may interrupt.
+pub(crate) fn going_on() -> ControlFlow<()> {
+    if is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
 fn handle_interrupts(handler: impl FnMut() + Send + 'static) {

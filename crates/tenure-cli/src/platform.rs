@@ -9,7 +9,7 @@ use tenure_device::memory::{self, DeviceMemory, MemoryConfig, MemoryError};
 use tenure_device::sim::SimPlatform;
 use tenure_device::{Platform, cuda};
 
-use crate::args::DriverKind;
+use crate::values::DriverKind;
 
 /// Returns the platform of a driver.
 pub(crate) fn platform(driver: DriverKind) -> &'static dyn Platform {

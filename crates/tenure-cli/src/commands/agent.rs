@@ -14,15 +14,15 @@ use tenure::units::{Amount, Count, Micros};
 use tenure_agent::serve::{Address, Answer, Client, Options, Request, ServeError, Server, ServerConfig};
 use tenure_agent::{Learner, Marl};
 
-use super::plan::PlannerName;
-use crate::{files, output, progress};
+use crate::values::PlannerName;
+use crate::{files, output, planners, progress};
 
 /// The time between updates of the status line on a terminal.
 const UPDATE: Duration = Duration::from_millis(100);
 
 #[derive(Subcommand)]
 pub(crate) enum AgentCommand {
-    Serve(ServeArgs),
+    Serve(AgentServeArgs),
     Ask(AskArgs),
 }
 
@@ -43,9 +43,9 @@ Examples:
   tenure agent serve --socket /run/user/1000/agent.sock \\
     --results /dev/shm/mappings
   tenure agent serve --tcp 127.0.0.1:7007 --results /dev/shm/mappings")]
-pub(crate) struct ServeArgs {
+pub(crate) struct AgentServeArgs {
     #[command(flatten)]
-    place: Place,
+    address: AddressArgs,
     /// The folder for mappings, which must exist; best in memory, as under /dev/shm
     #[arg(long, value_name = "DIR")]
     results: PathBuf,
@@ -78,7 +78,7 @@ pub(crate) struct AskArgs {
     #[arg(value_name = "FILE.json")]
     file: PathBuf,
     #[command(flatten)]
-    place: Place,
+    address: AddressArgs,
     /// The planner [default: the agent's preferred one]
     #[arg(long, value_name = "NAME")]
     planner: Option<String>,
@@ -102,7 +102,7 @@ pub(crate) struct AskArgs {
 /// The options that give the agent's address.
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
-struct Place {
+struct AddressArgs {
     /// Its socket, open to this user's processes
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -111,8 +111,8 @@ struct Place {
     tcp: Option<SocketAddr>,
 }
 
-impl Place {
-    fn address(&self) -> Address {
+impl AddressArgs {
+    fn parsed(&self) -> Address {
         match (&self.socket, self.tcp) {
             (_, Some(address)) => Address::Tcp(address),
             (path, None) => Address::Unix(path.clone().unwrap_or_default()),
@@ -130,9 +130,9 @@ pub(crate) fn run(command: &AgentCommand) -> ExitCode {
     }
 }
 
-fn serve(args: &ServeArgs) -> ExitCode {
+fn serve(args: &AgentServeArgs) -> ExitCode {
     output::note_interrupts("ends when what is being planned is answered");
-    let mut planners = match PlannerName::All.planners(None) {
+    let mut planners = match planners::named(PlannerName::All, None) {
         Ok(planners) => planners,
         Err(error) => return files::print(Err(error)),
     };
@@ -160,12 +160,12 @@ fn serve(args: &ServeArgs) -> ExitCode {
 
 /// Starts to listen, with the learned times from the file if there is one.
 fn bind(
-    args: &ServeArgs,
+    args: &AgentServeArgs,
     config: ServerConfig,
     planners: Vec<Box<dyn Planner + Send + Sync>>,
 ) -> anyhow::Result<Server> {
     let learner = args.learn.as_ref().map(|path| anyhow::Ok(Learner::open(Marl::trained()?, path)?)).transpose()?;
-    let server = Server::bind(&args.place.address(), config, planners)?;
+    let server = Server::bind(&args.address.parsed(), config, planners)?;
     Ok(match learner {
         Some(learner) => server.with_learner(learner),
         None => server,
@@ -197,7 +197,7 @@ fn ask(args: &AskArgs) -> anyhow::Result<String> {
         fast_bytes: args.fast_bytes.map(|fast_bytes| fast_bytes.of(problem.peak_bytes())),
     };
     let request = Request::new(problem, options)?;
-    let answer = wait(&request, &args.place.address())?;
+    let answer = wait(&request, &args.address.parsed())?;
     let Answer { placed, score, makespan_us, unplaced, unknown, .. } = &answer;
     // The path came as text, so nothing is lost.
     let mapping = &*placed.mapping.to_string_lossy();

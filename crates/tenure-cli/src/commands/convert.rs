@@ -1,14 +1,32 @@
 //! `tenure trace convert`: writes a trace in another format.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use tenure::plan::Format;
 use tenure::units::{Bytes, Count};
 
-use crate::args::ConvertArgs;
+use crate::values::TraceSource;
 use crate::{files, output};
+
+/// Write a trace in another format: PyTorch's, or Tenure's compact one
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  tenure trace convert snapshot.pickle -o small.ttrace
+  tenure trace convert small.ttrace -o for_memory_viz.pickle")]
+pub(crate) struct ConvertArgs {
+    /// A PyTorch memory snapshot or a compact trace
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// The file to write; its extension chooses the format: .ttrace, .pickle, .pickle.xz or .pickle.gz
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+    #[command(flatten)]
+    source: TraceSource,
+}
 
 pub(crate) fn run(args: &ConvertArgs) -> ExitCode {
     files::for_each(std::slice::from_ref(&args.file), |path| {

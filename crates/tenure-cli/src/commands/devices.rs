@@ -5,10 +5,28 @@ use std::process::{self, ExitCode};
 use tenure::devices::{Entry, Facts, Host, Listing, State};
 use tenure::units::{Bytes, Count};
 
-use crate::args::{DevicesArgs, DriverKind};
 use crate::files;
 use crate::platform::platform;
 use crate::table::table;
+use crate::values::DriverKind;
+
+/// List the devices, or say why there are none
+#[derive(clap::Args)]
+#[command(after_help = "\
+Memory and processes are listed for devices that could be started; starting one takes a moment and some of its \
+memory.
+
+Examples:
+  tenure devices
+  tenure devices --json")]
+pub(crate) struct DevicesArgs {
+    /// The driver whose devices are listed
+    #[arg(long, value_enum, default_value_t = DriverKind::Cuda, value_name = "NAME")]
+    driver: DriverKind,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
 
 pub(crate) fn run(args: &DevicesArgs) -> ExitCode {
     let listing = match args.driver {

@@ -1,14 +1,41 @@
 //! `tenure embed`: prints a vector for each text.
 
 use std::io::{self, IsTerminal};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
 use indicatif::ProgressBar;
+use tenure::tensor::Device;
 use tenure_nn::sentence::SentenceEncoder;
 
-use crate::args::EmbedArgs;
 use crate::{files, platform, progress};
+
+/// Print a vector for each text: one JSON list of numbers per line
+#[derive(clap::Args)]
+#[command(after_help = "\
+DIR is a sentence encoder in Hugging Face's layout: config.json, tokenizer.json, model.safetensors. The model is a \
+BERT, RoBERTa, XLM-RoBERTa, CamemBERT, MPNet, DistilBERT or ModernBERT. modules.json says how the vectors of tokens \
+become the vector of a text. Without it the mean is taken and scaled to length 1, so that the product of two vectors \
+measures how similar the texts are.
+
+Examples:
+  tenure embed --weights all-MiniLM-L6-v2 \"a cat on a mat\" \"a dog on a rug\"
+  tenure embed --weights all-MiniLM-L6-v2 <sentences.txt >vectors.jsonl")]
+pub(crate) struct EmbedArgs {
+    /// The encoder's folder
+    #[arg(long, value_name = "DIR")]
+    weights: PathBuf,
+    /// Texts [default: the lines of standard input]
+    #[arg(value_name = "TEXT")]
+    texts: Vec<String>,
+    /// The device to compute on: cpu, cuda, or cuda:N
+    #[arg(long, default_value_t = Device::CPU, value_name = "DEVICE")]
+    device: Device,
+    /// The number of texts to compute at once
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
+    batch_size: u16,
+}
 
 pub(crate) fn run(args: EmbedArgs) -> ExitCode {
     let encoder = match open(&args) {

@@ -1,13 +1,25 @@
 //! `tenure trace info`: summarizes a trace.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use tenure::plan::{Summary, Trace};
 use tenure::units::{Bytes, Count, Micros};
 
-use crate::args::InfoArgs;
 use crate::files;
 use crate::table::table;
+use crate::values::TraceSource;
+
+/// Summarize a trace: counts, the peak, sizes
+#[derive(clap::Args)]
+#[command(after_help = "Example:\n  tenure trace info snapshot.pickle.xz")]
+pub(crate) struct InfoArgs {
+    /// PyTorch memory snapshots (.pickle, also as .xz or .gz) or compact traces (.ttrace), detected by content
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    #[command(flatten)]
+    source: TraceSource,
+}
 
 pub(crate) fn run(args: &InfoArgs) -> ExitCode {
     files::for_each(&args.files, |path| Ok(describe(&files::read(path, &args.source)?)))

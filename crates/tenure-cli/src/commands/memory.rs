@@ -14,11 +14,11 @@ use tenure_device::share::{
     Client, DaemonConfig, Holding, LeaseKind, LeaseState, MemoryDaemon, Status, default_socket,
 };
 
-use crate::args::DriverKind;
 use crate::files;
 use crate::platform::device;
 use crate::progress;
 use crate::table::table;
+use crate::values::DriverKind;
 
 /// The time between updates of the status line on a terminal.
 const UPDATE: Duration = Duration::from_secs(1);
@@ -71,7 +71,7 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_enum, default_value_t = DriverKind::Cuda, value_name = "NAME")]
     driver: DriverKind,
     #[command(flatten)]
-    place: Place,
+    chosen: DaemonChoice,
 }
 
 impl DaemonArgs {
@@ -93,12 +93,12 @@ pub(crate) struct StatusArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    place: Place,
+    chosen: DaemonChoice,
 }
 
 /// The options that choose a daemon.
 #[derive(clap::Args)]
-struct Place {
+struct DaemonChoice {
     /// The device
     #[arg(long, default_value_t = 0, value_name = "N")]
     device: u8,
@@ -108,7 +108,7 @@ struct Place {
     socket: Option<PathBuf>,
 }
 
-impl Place {
+impl DaemonChoice {
     fn socket(&self) -> PathBuf {
         self.socket.clone().unwrap_or_else(|| default_socket(self.device))
     }
@@ -129,14 +129,14 @@ fn serve(args: &DaemonArgs) -> anyhow::Result<()> {
         let _ = interrupted.send(());
     })?;
     let config = DaemonConfig {
-        socket: args.place.socket(),
+        socket: args.chosen.socket(),
         pool: args.pool(),
         chunk_limit_bytes: args.lease_bytes,
         grace: Duration::from_millis(args.grace_ms),
         clients: args.clients,
         ..DaemonConfig::default()
     };
-    let daemon = MemoryDaemon::start(device(args.driver, args.place.device)?, config)?;
+    let daemon = MemoryDaemon::start(device(args.driver, args.chosen.device)?, config)?;
     let client = Client::connect(daemon.socket())?;
     // A program that waits for this line can connect. If the line cannot be written, the daemon serves all the same.
     let _ = writeln!(io::stdout(), "serving {} at {}", offer(&client.status()?), daemon.socket().display());
@@ -150,7 +150,7 @@ fn serve(args: &DaemonArgs) -> anyhow::Result<()> {
 }
 
 fn status(args: &StatusArgs) -> anyhow::Result<String> {
-    let status = Client::connect(&args.place.socket())?.status()?;
+    let status = Client::connect(&args.chosen.socket())?.status()?;
     Ok(if args.json { serde_json::to_string(&status)? + "\n" } else { describe(&status) })
 }
 

@@ -1,6 +1,7 @@
 //! `tenure replay`: replays traces on other allocators.
 
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -10,11 +11,51 @@ use tenure::plan::Trace;
 use tenure::replay::{self, AllocatorKind, OnDevice, Outcome, Replay};
 use tenure::units::{Bytes, Count, Micros, Nanos, Percent};
 
-use crate::args::{DriverKind, ReplayArgs};
 use crate::files;
 use crate::platform;
 use crate::progress::Replaying;
 use crate::table::table;
+use crate::values::{Allocators, DriverKind, TraceSource};
+
+/// Replay a trace's allocations on another allocator, and report the memory and time
+#[derive(clap::Args)]
+#[command(after_help = "\
+After each pass the blocks still live are freed in address order, and all streams complete.
+
+On a real device (--driver cuda) memory and mappings are real: every block is written at both ends, the allocator's \
+calls are timed and compared with the model, and the device's own count of used memory is compared with the \
+allocator's. Use a device that no other process uses: its allocations and frees would be counted too. The device \
+chooses the addresses of blocks, so they are not compared with the recorded ones.
+
+Examples:
+  tenure replay snapshot.pickle
+  tenure replay *.pickle.xz --allocator paged --repeat 3 --lag-us 10000 --json
+  tenure replay snapshot.pickle --driver cuda --allocator paged")]
+pub(crate) struct ReplayArgs {
+    /// PyTorch memory snapshots (.pickle, also as .xz or .gz) or compact traces (.ttrace), detected by content
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The allocator to replay on
+    #[arg(long, value_enum, default_value_t = Allocators::All, value_name = "NAME")]
+    allocator: Allocators,
+    /// The number of times to play each trace, one after the other on the same allocator
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "N")]
+    repeat: u32,
+    /// The time after a block's free at which the simulated device completes its work on the block, in µs of the trace
+    #[arg(long, default_value_t = 0, value_name = "L")]
+    lag_us: u64,
+    /// The driver to use
+    #[arg(long, value_enum, default_value_t = DriverKind::Sim, value_name = "NAME")]
+    driver: DriverKind,
+    /// The number of the device to replay on, with --driver cuda
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    on_device: u8,
+    /// Print one JSON object per line for each file and allocator
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    source: TraceSource,
+}
 
 pub(crate) fn run(args: &ReplayArgs) -> ExitCode {
     let device = match real_device(args) {

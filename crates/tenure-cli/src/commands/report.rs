@@ -9,11 +9,46 @@ use tenure::Error;
 use tenure::plan::Trace;
 use tenure::replay::AllocatorKind;
 use tenure::report::{PageOptions, Report};
-use tenure::units::Bytes;
+use tenure::units::{Bytes, parse_bytes};
 
-use crate::args::ReportArgs;
 use crate::progress::Replaying;
+use crate::values::TraceSource;
 use crate::{files, output};
+
+/// Draw a trace, and every allocator's replay of it, as one HTML file
+#[derive(clap::Args)]
+#[command(after_help = "\
+The page shows every block over time with its stack, and the segments at any moment. It works in any browser of 2023 \
+or later, without a network. Stacks are those of PyTorch snapshots; compact traces have none. If the blocks do not \
+fit into the page, those with most bytes × events are shown one by one, and the others are summed.
+
+Examples:
+  tenure trace report snapshot.pickle
+  tenure trace report snapshot.pickle -o report.html --svg comparison.svg
+  tenure trace report snapshot.pickle --from 1000000 --to 1200000")]
+pub(crate) struct ReportArgs {
+    /// A PyTorch memory snapshot or a compact trace
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// The file to write [default: FILE's name with .html, in the current directory]
+    #[arg(short, long, value_name = "OUT.html")]
+    output: Option<PathBuf>,
+    /// Also write the chart that compares the allocators, as a separate picture
+    #[arg(long, value_name = "OUT.svg")]
+    svg: Option<PathBuf>,
+    /// Show blocks from this event on. The first event of the trace is 0; if blocks or segments existed before the
+    /// history, the events that recreate them come first and count
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_name = "EVENT")]
+    from: usize,
+    /// Show blocks before this event [default: to the end]
+    #[arg(long, allow_negative_numbers = true, value_name = "EVENT")]
+    to: Option<usize>,
+    /// The largest size of the page; charts and tables take up to half a megabyte of it
+    #[arg(long, default_value = "4MB", value_parser = parse_bytes, value_name = "SIZE")]
+    page_size: u64,
+    #[command(flatten)]
+    source: TraceSource,
+}
 
 pub(crate) fn run(args: &ReportArgs) -> ExitCode {
     files::for_each(std::slice::from_ref(&args.file), |path| {

@@ -6,11 +6,11 @@ use tenure::bench::{Bench, Case, Figure};
 
 use tenure::units::{Count, Micros};
 
-use crate::args::{Allocators, DriverKind};
 use crate::files;
 use crate::platform::device;
 use crate::progress;
 use crate::table::table;
+use crate::values::{Allocators, DriverKind};
 
 /// Measure the time of an allocation and a free that need no driver call
 #[derive(clap::Args)]

@@ -7,12 +7,12 @@ use serde::Serialize;
 use tenure::plan::packing::{PackingOptions, PackingOutcome, PackingProblem, PackingProgress};
 use tenure::units::{Bytes, Count, Micros, Percent};
 
-use super::{PlanArgs, going_on};
+use super::args::PlanArgs;
 use crate::{files, output, progress};
 
 /// The JSON output.
 #[derive(Serialize)]
-struct Answer {
+struct PackingAnswer {
     feasible: Option<bool>,
     height: u64,
     seconds: f64,
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &PlanArgs) -> ExitCode {
         Ok(packed) => packed,
         Err(error) => return files::print(Err(error)),
     };
-    let answer = Answer {
+    let answer = PackingAnswer {
         feasible: args.capacity.map_or(Some(true), |capacity| outcome.is_feasible(capacity)),
         height: outcome.packing.height_bytes(),
         seconds: outcome.elapsed.as_secs_f64(),
@@ -65,7 +65,7 @@ fn pack(args: &PlanArgs) -> anyhow::Result<(PackingProblem, PackingOutcome)> {
     let outcome = problem.pack(&options, |progress| {
         line.set_message(describe_progress(progress));
         line.tick();
-        going_on()
+        output::going_on()
     });
     line.finish_and_clear();
     Ok((problem, outcome))
@@ -76,7 +76,7 @@ fn describe_progress(progress: &PackingProgress) -> String {
     format!("{} places tried, {} found, {} needed", Count(nodes), Bytes(height_bytes), Bytes(lower_bound_bytes))
 }
 
-fn text(args: &PlanArgs, answer: &Answer, outcome: &PackingOutcome) -> anyhow::Result<String> {
+fn text(args: &PlanArgs, answer: &PackingAnswer, outcome: &PackingOutcome) -> anyhow::Result<String> {
     if args.json {
         return Ok(serde_json::to_string(answer)? + "\n");
     }

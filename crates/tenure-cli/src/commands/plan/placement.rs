@@ -5,88 +5,20 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
-use tenure::agent::Policy;
 use tenure::plan::bound;
-use tenure::plan::planner::{self, Objective, Planned, PlannerError, PlannerOptions};
+use tenure::plan::planner::{Objective, Planned, PlannerOptions};
 use tenure::plan::simulator::Outcome;
 use tenure::plan::{Mapping, Planner, Problem, simulate};
 use tenure::units::{Bytes, Count, Micros, Percent};
 
-use super::{PlanArgs, going_on};
+use super::args::PlanArgs;
 use crate::table::table;
-use crate::{files, output, progress};
-
-/// The objective of a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum ObjectiveName {
-    /// The share of accessed bytes that the first tier serves; tensors stay where they are
-    Score,
-    /// The time that an iteration takes
-    Time,
-}
-
-/// A planner, or a rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum PlannerName {
-    /// Tensors in the order in which they are created
-    FirstTouch,
-    /// Weights first, then the others in the order in which they are created
-    WeightsFirst,
-    /// The others first, then weights
-    ActivationsFirst,
-    /// The most accessed bytes per byte first
-    Hotness,
-    /// The most accessed bytes per byte and kernel of the lifetime first
-    Density,
-    /// FlashNeuron's two phases
-    Flashneuron,
-    /// Tenure's own planner: prices of room and links, then evolution
-    Scheduled,
-    /// A mixed-integer program, solved by HiGHS, in a build with the feature `milp`
-    Milp,
-    /// Evolutionary search
-    Evolutionary,
-    /// Neural networks that learned to plan on other programs
-    Marl,
-    /// All of them, one after the other
-    All,
-}
-
-/// A planner that threads may share.
-type AnyPlanner = Box<dyn Planner + Send + Sync>;
-
-impl PlannerName {
-    /// Returns the planners, in the order in which reports list them.
-    pub(crate) fn planners(self, policy: Option<&Path>) -> anyhow::Result<Vec<AnyPlanner>> {
-        if self == Self::Milp {
-            return Ok(vec![milp()?]);
-        }
-        let policy = match policy {
-            Some(path) => Policy::read(path).map_err(|error| files::about(path, error))?,
-            None => Policy::trained()?,
-        };
-        let name = clap::ValueEnum::to_possible_value(&self);
-        let is_wanted = |planner: &AnyPlanner| {
-            self == Self::All || name.as_ref().is_some_and(|name| name.get_name() == planner.name())
-        };
-        let all = tenure::agent::planners(policy).into_iter().map(|(planner, _)| planner);
-        Ok(all.filter(is_wanted).collect())
-    }
-}
-
-/// Returns the planner `milp`; in a build without it, an error that says how to get one with it.
-pub(crate) fn milp() -> anyhow::Result<AnyPlanner> {
-    or_how_to_get_it(planner::milp())
-}
-
-fn or_how_to_get_it(milp: Result<AnyPlanner, PlannerError>) -> anyhow::Result<AnyPlanner> {
-    let install = "`cargo install --path crates/tenure-cli --features milp` installs a program that has it";
-    milp.map_err(|error| anyhow::anyhow!("--planner milp: {error}: {install}"))
-}
+use crate::values::{ObjectiveName, PlannerName};
+use crate::{files, output, planners, progress};
 
 /// The JSON output.
 #[derive(Serialize)]
-struct Answer {
+struct PlacementAnswer {
     problem: String,
     planner: String,
     capacity_bytes: Option<u64>,
@@ -142,7 +74,7 @@ fn prepare(
 fn print(args: &PlanArgs, problem: &Problem, objective: Objective) -> ExitCode {
     let mut bounds = Bounds::of(problem);
     let mut all_found = Vec::new();
-    let planners = match args.planner.unwrap_or(PlannerName::Scheduled).planners(args.policy.as_deref()) {
+    let planners = match planners::named(args.planner.unwrap_or(PlannerName::Scheduled), args.policy.as_deref()) {
         Ok(planners) => planners,
         Err(error) => return files::print(Err(error)),
     };
@@ -161,8 +93,9 @@ fn print(args: &PlanArgs, problem: &Problem, objective: Objective) -> ExitCode {
     if all_found.is_empty() {
         return ExitCode::from(files::BAD_INPUT);
     }
-    let answers = all_found.iter().map(|(planner, found)| Answer::new(problem, planner.name(), found, &bounds));
-    let answers: Vec<Answer> = answers.collect();
+    let answers =
+        all_found.iter().map(|(planner, found)| PlacementAnswer::new(problem, planner.name(), found, &bounds));
+    let answers: Vec<PlacementAnswer> = answers.collect();
     if args.json {
         return files::print_each(answers.iter().map(|answer| Ok(serde_json::to_string(answer)? + "\n")));
     }
@@ -186,7 +119,7 @@ fn plan(
         });
         line.set_message(format!("{}: {} plans tried{best}", planner.name(), Count(progress.evaluations)));
         line.tick();
-        going_on()
+        output::going_on()
     });
     line.finish_and_clear();
     let planned = planned?;
@@ -224,7 +157,7 @@ impl Bounds {
     }
 }
 
-impl Answer {
+impl PlacementAnswer {
     fn new(problem: &Problem, planner: &str, (planned, outcome): &(Planned, Outcome), bounds: &Bounds) -> Self {
         let score = outcome.score();
         let bound = if planned.plan.steps.is_empty() { bounds.fixed_score } else { bounds.score };
@@ -246,7 +179,7 @@ impl Answer {
     }
 }
 
-fn text(problem: &Problem, answers: &[Answer]) -> String {
+fn text(problem: &Problem, answers: &[PlacementAnswer]) -> String {
     let ideal_us = problem.kernels_ns() as f64 / 1e3;
     let capacity = problem.tiers()[0].capacity.map_or_else(|| "no limit".into(), |bytes| Bytes(bytes).to_string());
     let bound_us = answers.iter().map(|answer| answer.bound_makespan_us).fold(0.0, f64::max);
@@ -277,19 +210,4 @@ fn text(problem: &Problem, answers: &[Answer]) -> String {
         .collect();
     let heads = ["planner", "score", "below bound", "takes", "peak", "plans tried", "in"];
     format!("{}\n{facts}\n{}", problem.name(), table(&heads, &rows))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_build_without_milp_says_how_to_get_one_with_it() {
-        assert_eq!(milp().is_ok(), cfg!(feature = "milp"));
-        // The error of a build without the feature, made here because CI builds with it.
-        let Err(error) = or_how_to_get_it(Err(PlannerError::NoMilp)) else { panic!("there is no planner") };
-        // The error as it is printed.
-        let said = error.to_string();
-        assert!(said.contains("cargo install") && said.contains("--features milp") && said.contains("cmake"), "{said}");
-    }
 }

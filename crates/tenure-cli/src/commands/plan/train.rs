@@ -9,7 +9,6 @@ use tenure::agent::train::{Stage, TrainOptions, TrainProgress, Trained, train};
 use tenure::report::LearningReport;
 use tenure::units::{Count, Micros};
 
-use super::going_on;
 use crate::{files, output, progress};
 
 /// Train the policy of the planner marl on synthetic problems
@@ -55,14 +54,14 @@ pub(super) struct PlanTrainArgs {
 
 /// The JSON output.
 #[derive(Serialize)]
-struct Answer {
+struct PolicyAnswer {
     policy: String,
     seconds: f64,
-    curve: Vec<Point>,
+    curve: Vec<CurvePoint>,
 }
 
 #[derive(Serialize)]
-struct Point {
+struct CurvePoint {
     stage: &'static str,
     step: u64,
     validation: f64,
@@ -87,7 +86,7 @@ fn learn(args: &PlanTrainArgs) -> anyhow::Result<String> {
         let before = if point.stage == Stage::Prices { 0 } else { price_steps };
         bar.set_position(before + point.step);
         bar.set_message(describe(point));
-        going_on()
+        output::going_on()
     })?;
     bar.finish_and_clear();
     policy.write(&args.output)?;
@@ -99,9 +98,9 @@ fn learn(args: &PlanTrainArgs) -> anyhow::Result<String> {
     }
     if args.json {
         let point =
-            |point: &TrainProgress| Point { stage: name(point.stage), step: point.step, validation: shown(point) };
+            |point: &TrainProgress| CurvePoint { stage: name(point.stage), step: point.step, validation: shown(point) };
         let policy = args.output.display().to_string();
-        let answer = Answer { policy, seconds: elapsed.as_secs_f64(), curve: curve.iter().map(point).collect() };
+        let answer = PolicyAnswer { policy, seconds: elapsed.as_secs_f64(), curve: curve.iter().map(point).collect() };
         return Ok(serde_json::to_string(&answer)? + "\n");
     }
     let facts: String = facts.iter().map(|(name, value)| format!("  {name:<12} {value}\n")).collect();

@@ -2,17 +2,13 @@
 
 use std::num::{NonZeroU8, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use tenure::tensor::Device;
-use tenure::tier::codec::Choice;
-use tenure::units::{Amount, parse_bytes};
 
-use super::budget::PlannerName;
-use super::data::DataSpec;
+use super::budget::BudgetArgs;
+use super::data;
 use super::models::ModelKind;
-use super::placement::TierSpec;
-use crate::args::DriverKind;
+use crate::values::{DataSpec, DriverKind, TierSpec, parse_above_zero, parse_positive, parse_seed};
 use crate::{output, platform};
 
 /// Train a model
@@ -88,7 +84,7 @@ pub(crate) struct TrainArgs {
     pub(super) device: Device,
     /// The number of devices to compute on, from that of --device on: each holds the model, and computes a part of each
     /// batch
-    #[arg(long, value_parser = above_zero::<NonZeroU8>, allow_negative_numbers = true, value_name = "N")]
+    #[arg(long, value_parser = parse_above_zero::<NonZeroU8>, allow_negative_numbers = true, value_name = "N")]
     pub(super) devices: Option<NonZeroU8>,
     /// The driver; simulated devices are for tests
     #[arg(long, value_enum, default_value_t = DriverKind::Cuda, hide = true, value_name = "NAME")]
@@ -98,23 +94,23 @@ pub(crate) struct TrainArgs {
     #[arg(long)]
     pub(super) captured: bool,
     /// The number of examples in a step [default: by model and data]
-    #[arg(long, value_parser = above_zero::<NonZeroUsize>, allow_negative_numbers = true, value_name = "N")]
+    #[arg(long, value_parser = parse_above_zero::<NonZeroUsize>, allow_negative_numbers = true, value_name = "N")]
     pub(super) batch_size: Option<NonZeroUsize>,
     /// The number of passes over the data [default: by model and data]
-    #[arg(long, conflicts_with = "steps", value_parser = above_zero::<NonZeroU64>, allow_negative_numbers = true, value_name = "N")]
+    #[arg(long, conflicts_with = "steps", value_parser = parse_above_zero::<NonZeroU64>, allow_negative_numbers = true, value_name = "N")]
     pub(super) epochs: Option<NonZeroU64>,
     /// The number of steps [default: by model and data]
-    #[arg(long, value_parser = above_zero::<NonZeroU64>, allow_negative_numbers = true, value_name = "N")]
+    #[arg(long, value_parser = parse_above_zero::<NonZeroU64>, allow_negative_numbers = true, value_name = "N")]
     pub(super) steps: Option<NonZeroU64>,
     /// The seed of the parameters, the order of the examples, and dropout
-    #[arg(long, default_value_t = 0, value_parser = seed, allow_negative_numbers = true, value_name = "N")]
+    #[arg(long, default_value_t = 0, value_parser = parse_seed, allow_negative_numbers = true, value_name = "N")]
     pub(super) seed: u64,
     /// The number of threads [default: one for each processor]
-    #[arg(long, value_parser = above_zero::<NonZeroUsize>, allow_negative_numbers = true, value_name = "N")]
+    #[arg(long, value_parser = parse_above_zero::<NonZeroUsize>, allow_negative_numbers = true, value_name = "N")]
     pub(super) threads: Option<NonZeroUsize>,
     /// The largest learning rate; the schedule rises to it and falls again [default: the checkpoint's with --resume,
     /// else by model and data]
-    #[arg(long, value_parser = positive, allow_negative_numbers = true, value_name = "X")]
+    #[arg(long, value_parser = parse_positive, allow_negative_numbers = true, value_name = "X")]
     pub(super) lr: Option<f64>,
     /// Continue from a checkpoint of a run with the same model, data, batch size and seed
     #[arg(long, value_name = "FILE")]
@@ -131,30 +127,8 @@ pub(crate) struct TrainArgs {
     /// traffic on links, and the tensors that were kept, recomputed and spilled
     #[arg(long, value_name = "FILE.html")]
     pub(super) report: Option<PathBuf>,
-    /// Keep within this much device memory, everything included, such as 12GiB, or within a share of a step's memory
-    /// without a budget (P%), which is measured first. Tensors saved for backward are spilled; the losses are the same
-    #[arg(long, conflicts_with_all = ["mapping", "problem"], value_name = "SIZE|P%")]
-    pub(super) budget: Option<Amount>,
-    /// A folder to spill to, on a disk; several share the load [default: the folder for temporary files, or /var/tmp if
-    /// that is in memory]
-    #[arg(long, requires = "budget", value_name = "DIR")]
-    pub(super) spill: Vec<PathBuf>,
-    /// The bytes to use on those disks together, allocated at the start [default: half of the free bytes, at most 64
-    /// GiB]
-    #[arg(long, requires = "budget", value_parser = size, allow_negative_numbers = true, value_name = "SIZE")]
-    pub(super) spill_bytes: Option<NonZeroU64>,
-    /// The most bytes that this run may write to them in 24 hours, as disks wear out. Counts bytes before encoding, and
-    /// the writes that measure the disks first; a write beyond the limit ends the run [default: no limit]
-    #[arg(long, requires = "budget", value_parser = size, allow_negative_numbers = true, value_name = "SIZE")]
-    pub(super) spill_daily_bytes: Option<NonZeroU64>,
-    /// The planner that decides which tensors are spilled, and when
-    #[arg(long, requires = "budget", value_enum, default_value_t = PlannerName::Scheduled, value_name = "NAME")]
-    pub(super) planner: PlannerName,
-    /// The codec of tensors on their way to a disk: none; zeros or planes, which are lossless; auto, which picks one of
-    /// these if measurements say that it saves time; or fp16 or csr-fp16, which round f32 to f16 and so change the
-    /// losses
-    #[arg(long, requires = "budget", default_value_t = Choice::Auto, value_name = "NAME")]
-    pub(super) codec: Choice,
+    #[command(flatten)]
+    pub(super) budget: BudgetArgs,
     /// On the CPU, write the allocations of a step as a problem, for `tenure plan`
     #[arg(long, value_name = "FILE.json")]
     pub(super) problem: Option<PathBuf>,
@@ -202,18 +176,17 @@ impl TrainArgs {
     pub(super) fn check_files(&self) -> anyhow::Result<()> {
         let written = [("--report", &self.report), ("--checkpoint", &self.checkpoint), ("--problem", &self.problem)];
         for (option, path) in written {
-            if let Some(path) = path.as_ref().filter(|path| self.data.has(path)) {
+            if let Some(path) = path.as_ref().filter(|path| data::contains(&self.data, path)) {
                 anyhow::bail!("{option} {}: it is of --data, and would be written over: name another", path.display());
             }
         }
         for (option, path) in [written[0], written[2]] {
             let Some(path) = path else { continue };
-            let is_it = |other: &Option<PathBuf>| {
-                other.as_ref().is_some_and(|other| output::canonical(other) == output::canonical(path))
-            };
-            let others = written.into_iter().chain([("--resume", &self.resume)]);
-            if let Some((other, _)) = others.filter(|(other, _)| *other != option).find(|(_, file)| is_it(file)) {
-                anyhow::bail!("{option} {}: it is the file of {other} too: name another", path.display());
+            for (other, file) in written.into_iter().chain([("--resume", &self.resume)]) {
+                let is_same = file.as_ref().is_some_and(|file| output::canonical(file) == output::canonical(path));
+                if other != option && is_same {
+                    anyhow::bail!("{option} {}: it is the file of {other} too: name another", path.display());
+                }
             }
         }
         Ok(())
@@ -224,23 +197,4 @@ impl TrainArgs {
         let given = self.checkpoint.as_ref().or(self.resume.as_ref());
         given.cloned().unwrap_or_else(|| format!("{}-step{steps}.safetensors", self.model.name()).into())
     }
-}
-
-fn above_zero<T: FromStr>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| "expected a whole number above 0".to_owned())
-}
-
-/// Parses a size above zero, in bytes.
-fn size(text: &str) -> Result<NonZeroU64, String> {
-    let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
-    NonZeroU64::new(bytes).ok_or_else(|| "expected a size above 0".to_owned())
-}
-
-fn seed(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("expected a whole number from 0 to {}", u64::MAX))
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
-    if number.is_finite() && number > 0.0 { Ok(number) } else { Err("expected a number above 0".into()) }
 }

@@ -2,49 +2,59 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::{Serialize, Serializer};
 use tenure::nn::train::{Budget, BudgetProgress, ProcessMemory, Step, Trainer};
 use tenure::offload::{Engine, Link, Memory, Setup};
-use tenure::plan::Planner;
-use tenure::plan::planner::{Evolutionary, FlashNeuron, Scheduled};
+use tenure::tensor::Device;
 use tenure::tier::codec::Choice;
 use tenure::tier::{Disk, DiskStatistics};
 use tenure::units::{Amount, Bytes, Micros};
 
-use super::Examples;
-use super::args::TrainArgs;
+use super::data::Examples;
+use super::median::median;
 use super::models::AnyTask;
-use super::outcome::median;
-use crate::commands::plan::milp;
-use crate::resident;
+use crate::values::{PlannerName, parse_size_above_zero};
+use crate::{planners, resident};
 
 /// The period for the daily write limit of disks.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The planner that decides which tensors are kept, spilled and recomputed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum PlannerName {
-    /// FlashNeuron's two phases
-    Flashneuron,
-    /// Tenure's own planner: prices of room and links, then evolution
-    Scheduled,
-    /// Evolutionary search from random plans
-    Evolutionary,
-    /// A mixed-integer program, solved by HiGHS, in a build with the feature `milp`
-    Milp,
+/// The options of a run within a budget.
+#[derive(clap::Args)]
+pub(super) struct BudgetArgs {
+    /// Keep within this much device memory, everything included, such as 12GiB, or within a share of a step's memory
+    /// without a budget (P%), which is measured first. Tensors saved for backward are spilled; the losses are the same
+    #[arg(id = "budget", long = "budget", conflicts_with_all = ["mapping", "problem"], value_name = "SIZE|P%")]
+    pub(super) amount: Option<Amount>,
+    /// A folder to spill to, on a disk; several share the load [default: the folder for temporary files, or /var/tmp if
+    /// that is in memory]
+    #[arg(long, requires = "budget", value_name = "DIR")]
+    spill: Vec<PathBuf>,
+    /// The bytes to use on those disks together, allocated at the start [default: half of the free bytes, at most 64
+    /// GiB]
+    #[arg(long, requires = "budget", value_parser = parse_size_above_zero, allow_negative_numbers = true, value_name = "SIZE")]
+    spill_bytes: Option<NonZeroU64>,
+    /// The most bytes that this run may write to them in 24 hours, as disks wear out. Counts bytes before encoding, and
+    /// the writes that measure the disks first; a write beyond the limit ends the run [default: no limit]
+    #[arg(long, requires = "budget", value_parser = parse_size_above_zero, allow_negative_numbers = true, value_name = "SIZE")]
+    spill_daily_bytes: Option<NonZeroU64>,
+    /// The planner that decides which tensors are spilled, and when
+    #[arg(long, requires = "budget", value_parser = PlannerName::of_a_budget(), default_value = "scheduled", value_name = "NAME")]
+    planner: PlannerName,
+    /// The codec of tensors on their way to a disk: none; zeros or planes, which are lossless; auto, which picks one of
+    /// these if measurements say that it saves time; or fp16 or csr-fp16, which round f32 to f16 and so change the
+    /// losses
+    #[arg(long, requires = "budget", default_value_t = Choice::Auto, value_name = "NAME")]
+    codec: Choice,
 }
 
-impl PlannerName {
-    fn planner(self) -> anyhow::Result<Box<dyn Planner + Send + Sync>> {
-        Ok(match self {
-            Self::Flashneuron => Box::new(FlashNeuron),
-            Self::Scheduled => Box::new(Scheduled),
-            Self::Evolutionary => Box::new(Evolutionary::default()),
-            Self::Milp => milp()?,
-        })
+impl BudgetArgs {
+    fn folders(&self) -> Vec<PathBuf> {
+        if self.spill.is_empty() { vec![Setup::default_folder()] } else { self.spill.clone() }
     }
 }
 
@@ -111,15 +121,11 @@ struct TierUse {
 
 impl RunBudget {
     /// Opens the budget that the options ask for, before the model is made.
-    pub(super) fn open(args: &TrainArgs) -> anyhow::Result<Option<Self>> {
-        let Some(amount) = args.budget else { return Ok(None) };
+    pub(super) fn open(args: &BudgetArgs, device: Device) -> anyhow::Result<Option<Self>> {
+        let Some(amount) = args.amount else { return Ok(None) };
         let resident_bytes = resident::now().unwrap_or(0);
-        anyhow::ensure!(
-            Memory::of(args.device).is_some(),
-            "--budget: Tenure does not manage the memory of {}",
-            args.device
-        );
-        for folder in folders(args).iter().filter(|folder| args.device.is_cpu() && Disk::is_in_memory(folder)) {
+        anyhow::ensure!(Memory::of(device).is_some(), "--budget: Tenure does not manage the memory of {device}");
+        for folder in args.folders().iter().filter(|folder| device.is_cpu() && Disk::is_in_memory(folder)) {
             let folder = folder.display();
             say(&format!("{folder} is in memory itself: what is spilled there takes some; --spill a folder on a disk"));
         }
@@ -129,12 +135,14 @@ impl RunBudget {
     /// Makes a run keep to the budget.
     pub(super) fn enter<D: Examples>(
         &mut self,
-        args: &TrainArgs,
+        args: &BudgetArgs,
+        seed: u64,
         run: Trainer<AnyTask, D>,
     ) -> anyhow::Result<Trainer<AnyTask, D>> {
-        let budget = Budget::new(self.amount).planner(args.planner.planner()?).seed(args.seed).codec(args.codec);
+        let budget =
+            Budget::new(self.amount).planner(planners::of_a_budget(args.planner)?).seed(seed).codec(args.codec);
         let budget = budget.process(Growth { before_bytes: self.resident_bytes }).on_progress(tell);
-        let budget = folders(args).into_iter().fold(budget, Budget::spill);
+        let budget = args.folders().into_iter().fold(budget, Budget::spill);
         let budget = args.spill_bytes.into_iter().fold(budget, |budget, bytes| budget.spill_bytes(bytes.get()));
         let daily = args.spill_daily_bytes.into_iter();
         let run = run.within(daily.fold(budget, |budget, bytes| budget.spill_daily_bytes(bytes.get())))?;
@@ -209,10 +217,6 @@ impl Offloaded {
         ));
         facts
     }
-}
-
-fn folders(args: &TrainArgs) -> Vec<PathBuf> {
-    if args.spill.is_empty() { vec![Setup::default_folder()] } else { args.spill.clone() }
 }
 
 fn disk_now(engine: &Engine) -> DiskStatistics {

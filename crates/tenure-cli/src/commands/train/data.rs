@@ -1,111 +1,68 @@
 //! The training data: names, folders and files.
 
-use std::path::{Component, Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 use std::sync::Arc;
-use std::{fmt, fs, io};
+use std::{fs, io};
 
-use tenure::nn::data::{Dataset, FashionMnist, ImageFolder, ImageOptions, LeftOut, Subset, TextWindows};
+use tenure::nn::data::{Collate, Dataset, FashionMnist, ImageFolder, ImageOptions, LeftOut, Subset, TextWindows};
 use tenure::tensor::Tensor;
 
-use super::models::ModelKind;
+use super::models::{Batch, ImageKind, ModelKind};
+use crate::values::DataSpec;
 use crate::{files, output};
 
 /// The folder in which Debian's package installs Fashion-MNIST.
 const FASHION_MNIST: &str = "/usr/share/datasets/fashion-mnist";
 /// Names of a folder of images to train on, the preferred ones first. See [`plain_part`].
-const TRAINING: [&str; 2] = ["train", "training"];
+const TRAINING_FOLDERS: [&str; 2] = ["train", "training"];
 /// Names of a folder of images that are held out.
-const HELD_OUT_PART: [&str; 8] = ["val", "valid", "validation", "dev", "eval", "evaluation", "test", "testing"];
+const HELD_OUT_FOLDERS: [&str; 8] = ["val", "valid", "validation", "dev", "eval", "evaluation", "test", "testing"];
 /// Words that may come before or after those names, as in `train_images`.
-const AROUND_PART: [&str; 3] = ["set", "images", "data"];
+const WORDS_AROUND: [&str; 3] = ["set", "images", "data"];
 /// One in this many examples is held out if the data does not say which.
-const HELD_OUT: usize = 10;
+const HELD_OUT_EVERY: usize = 10;
 /// The most classes whose names are shown.
 const SHOWN_CLASSES: usize = 10;
 
-/// The data that the user named.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum DataSpec {
-    FashionMnist(Option<PathBuf>),
-    Images(PathBuf),
-    Text(PathBuf),
-}
-
 /// The data that was found.
 pub(super) enum Data {
-    Images(Parts<Images>, ImageKind),
-    Text(Parts<TextWindows>),
+    Images(DataSplit<LabelledImages>, ImageKind),
+    Text(DataSplit<TextWindows>),
 }
 
+/// A dataset of inputs and classes.
+pub(super) trait Examples: Dataset<Item: Collate<Batch = Batch>> + 'static {}
+impl<D: Dataset<Item: Collate<Batch = Batch>> + 'static> Examples for D {}
+
 /// The examples to train on, and those held out to measure accuracy.
-pub(super) struct Parts<D> {
+pub(super) struct DataSplit<D> {
     pub(super) training: D,
     pub(super) held_out: D,
 }
 
-pub(super) type Images = Box<dyn Dataset<Item = (Tensor, i64)>>;
+/// Images of any format, and their classes.
+pub(super) type LabelledImages = Box<dyn Dataset<Item = (Tensor, i64)>>;
 
-/// The number of channels and of classes of the images for which a model is made.
-#[derive(Clone, Copy)]
-pub(super) struct ImageKind {
-    pub(super) channels: usize,
-    pub(super) classes: usize,
-}
-
-impl FromStr for DataSpec {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (kind, path) = text.split_once(':').map_or((text, None), |(kind, path)| (kind, Some(path)));
-        match (kind, path.filter(|path| !path.is_empty()).map(plain)) {
-            ("fashion-mnist", folder) => Ok(Self::FashionMnist(folder)),
-            ("images", Some(folder)) => Ok(Self::Images(folder)),
-            ("text", Some(file)) => Ok(Self::Text(file)),
-            _ => Err("expected fashion-mnist, fashion-mnist:DIR, images:DIR or text:FILE".into()),
+/// Returns whether a file belongs to the data, or would if it existed.
+pub(super) fn contains(data: &DataSpec, file: &Path) -> bool {
+    let file = output::canonical(file);
+    match data {
+        DataSpec::FashionMnist(folder) => {
+            let folder = folder.as_deref().unwrap_or(Path::new(FASHION_MNIST));
+            FashionMnist::reads(&file) && file.starts_with(output::canonical(folder))
         }
+        DataSpec::Images(folder) => ImageFolder::reads(&file) && file.starts_with(output::canonical(folder)),
+        DataSpec::Text(text) => file == output::canonical(text),
     }
 }
 
-impl fmt::Display for DataSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::FashionMnist(None) => f.write_str("fashion-mnist"),
-            Self::FashionMnist(Some(folder)) => write!(f, "fashion-mnist:{}", folder.display()),
-            Self::Images(folder) => write!(f, "images:{}", folder.display()),
-            Self::Text(file) => write!(f, "text:{}", file.display()),
-        }
+/// Finds the data, in the form that `model` needs.
+pub(super) fn open(data: &DataSpec, model: ModelKind, seed: u64) -> anyhow::Result<Data> {
+    match data {
+        DataSpec::FashionMnist(folder) => open_fashion_mnist(folder.as_deref()),
+        DataSpec::Images(folder) => open_images(folder, model.image_options()),
+        DataSpec::Text(file) => open_text(file, model.window(), seed),
     }
-}
-
-impl DataSpec {
-    /// Returns whether a file belongs to the data, or would if it existed.
-    pub(super) fn has(&self, file: &Path) -> bool {
-        let file = output::canonical(file);
-        match self {
-            Self::FashionMnist(folder) => {
-                let folder = folder.as_deref().unwrap_or(Path::new(FASHION_MNIST));
-                FashionMnist::reads(&file) && file.starts_with(output::canonical(folder))
-            }
-            Self::Images(folder) => ImageFolder::reads(&file) && file.starts_with(output::canonical(folder)),
-            Self::Text(text) => file == output::canonical(text),
-        }
-    }
-
-    /// Finds the data, in the form that `model` needs.
-    pub(super) fn open(&self, model: ModelKind, seed: u64) -> anyhow::Result<Data> {
-        match self {
-            Self::FashionMnist(folder) => open_fashion_mnist(folder.as_deref()),
-            Self::Images(folder) => open_images(folder, model.image_options()),
-            Self::Text(file) => open_text(file, model.window(), seed),
-        }
-    }
-}
-
-/// Removes `./`, so that `./images` and `images` are the same data to a checkpoint.
-fn plain(path: &str) -> PathBuf {
-    let parts: PathBuf = Path::new(path).components().filter(|part| *part != Component::CurDir).collect();
-    if parts.as_os_str().is_empty() { ".".into() } else { parts }
 }
 
 fn open_fashion_mnist(given: Option<&Path>) -> anyhow::Result<Data> {
@@ -117,15 +74,15 @@ fn open_fashion_mnist(given: Option<&Path>) -> anyhow::Result<Data> {
         folder.display()
     );
     let open = |part| Ok::<_, tenure::nn::Error>(Box::new(FashionMnist::open(folder, part)?));
-    let parts = Parts { training: open("train")? as Images, held_out: open("t10k")? as Images };
+    let parts = DataSplit { training: open("train")? as LabelledImages, held_out: open("t10k")? as LabelledImages };
     Ok(Data::Images(parts, ImageKind { channels: 1, classes: FashionMnist::CLASSES.len() }))
 }
 
 fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
     // An error of reading the folder is reported by ImageFolder below.
     let names = subfolders(folder).unwrap_or_default();
-    let training = part_named(&names, &TRAINING);
-    if let (Some(training), Some(held_out)) = (training, part_named(&names, &HELD_OUT_PART)) {
+    let training = part_named(&names, &TRAINING_FOLDERS);
+    if let (Some(training), Some(held_out)) = (training, part_named(&names, &HELD_OUT_FOLDERS)) {
         return open_parts(folder, [training, held_out], options);
     }
     if let ([_], Some(training)) = (&names[..], training) {
@@ -133,7 +90,7 @@ fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
             "{}: there is a folder {training}, but none that is held out ({}) beside it: add one, or name {} to hold out \
              every tenth image there",
             folder.display(),
-            HELD_OUT_PART.join(", "),
+            HELD_OUT_FOLDERS.join(", "),
             folder.join(training).display()
         );
     }
@@ -142,9 +99,9 @@ fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
     let kind = image_kind(&all);
     let classes = named(all.classes());
     let left_out = all.left_out().clone();
-    let Parts { training, held_out } = every_tenth(all);
+    let DataSplit { training, held_out } = every_tenth(all);
     tell(folder, [(training.len(), ""), (held_out.len(), "")], &classes, &left_out);
-    Ok(Data::Images(Parts { training: Box::new(training), held_out: Box::new(held_out) }, kind))
+    Ok(Data::Images(DataSplit { training: Box::new(training), held_out: Box::new(held_out) }, kind))
 }
 
 /// Opens the folders of images to train on and of images that are held out.
@@ -167,7 +124,7 @@ fn open_parts(folder: &Path, names: [&str; 2], options: ImageOptions) -> anyhow:
     left_out.extend(held_out.left_out().clone());
     let counts = [(training.len(), training_name), (held_out.len(), held_out_name)];
     tell(folder, counts, &named(training.classes()), &left_out);
-    Ok(Data::Images(Parts { training: Box::new(training), held_out: Box::new(held_out) }, kind))
+    Ok(Data::Images(DataSplit { training: Box::new(training), held_out: Box::new(held_out) }, kind))
 }
 
 /// Returns the names of the folders in a folder, in order, without hidden ones.
@@ -198,7 +155,9 @@ fn plain_part(folder: &str) -> String {
     let mut name = lower.as_str();
     loop {
         let trimmed = name.trim_end_matches(|last: char| last.is_ascii_digit()).trim_matches(['_', '-']);
-        match AROUND_PART.into_iter().find_map(|word| trimmed.strip_suffix(word).or_else(|| trimmed.strip_prefix(word)))
+        match WORDS_AROUND
+            .into_iter()
+            .find_map(|word| trimmed.strip_suffix(word).or_else(|| trimmed.strip_prefix(word)))
         {
             Some(shorter) => name = shorter,
             None if trimmed == name => return name.to_owned(),
@@ -243,19 +202,17 @@ fn expect_classes(folder: &Path, images: &ImageFolder) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn every_tenth<D: Dataset>(all: D) -> Parts<Subset<D>> {
+fn every_tenth<D: Dataset>(all: D) -> DataSplit<Subset<D>> {
     let all = Arc::new(all);
-    let is_held_out = |index: &usize| index % HELD_OUT == HELD_OUT - 1;
-    let part = |held_out| {
-        let indices = (0..all.len()).filter(|index| is_held_out(index) == held_out);
-        Subset::new(Arc::clone(&all), indices)
-    };
-    Parts { training: part(false), held_out: part(true) }
+    let last = HELD_OUT_EVERY - 1;
+    let training = (0..all.len()).filter(|index| index % HELD_OUT_EVERY != last);
+    let held_out = (0..all.len()).filter(|index| index % HELD_OUT_EVERY == last);
+    DataSplit { training: Subset::new(Arc::clone(&all), training), held_out: Subset::new(Arc::clone(&all), held_out) }
 }
 
 fn open_text(file: &Path, window: usize, seed: u64) -> anyhow::Result<Data> {
     let windows = TextWindows::open_bytes(file, window)?;
     let count = windows.len();
-    let (training, held_out) = windows.split(count - count / HELD_OUT);
-    Ok(Data::Text(Parts { training: training.shifted(seed), held_out }))
+    let (training, held_out) = windows.split(count - count / HELD_OUT_EVERY);
+    Ok(Data::Text(DataSplit { training: training.shifted(seed), held_out }))
 }

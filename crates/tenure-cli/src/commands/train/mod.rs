@@ -3,10 +3,12 @@
 mod args;
 mod budget;
 mod data;
+mod median;
 mod models;
 mod outcome;
 mod placement;
 mod recipe;
+
 mod watch;
 
 use std::io::{self, Write};
@@ -14,7 +16,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::ExitCode;
 
-use tenure::nn::data::{Collate, DataLoader, Dataset, LoaderOptions};
+use tenure::nn::data::{DataLoader, Dataset, LoaderOptions};
 use tenure::nn::train::{Plan, TrainError, Trainer};
 use tenure::nn::{self, Scope, checkpoint};
 use tenure::tensor::random::{self, Generator};
@@ -24,20 +26,16 @@ pub(crate) use args::TrainArgs;
 
 use crate::{files, output};
 use budget::RunBudget;
-use data::{Data, Parts};
-use models::{AnyTask, Batch};
-use outcome::Outcome;
-use placement::Memory;
+use data::{Data, DataSplit, Examples};
+use models::AnyTask;
+use outcome::RunOutcome;
+use placement::RunPlacement;
 use recipe::{Length, Recipe};
 use watch::Watch;
 
 /// The names of fields in a run's identity.
 const EXAMPLES: &str = "examples to train on";
 const BATCHES: &str = "steps of an epoch";
-
-/// A dataset of inputs and classes.
-trait Examples: Dataset<Item: Collate<Batch = Batch>> + 'static {}
-impl<D: Dataset<Item: Collate<Batch = Batch>> + 'static> Examples for D {}
 
 pub(crate) fn run(args: &TrainArgs) -> ExitCode {
     output::note_interrupts("ends after this step");
@@ -53,7 +51,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     if args.captured && args.devices.is_some_and(|devices| devices.get() > 1) {
         anyhow::bail!("--captured: steps are captured on one device: leave out --devices");
     }
-    if args.budget.is_some() && (args.captured || args.devices.is_some_and(|devices| devices.get() > 1)) {
+    if args.budget.amount.is_some() && (args.captured || args.devices.is_some_and(|devices| devices.get() > 1)) {
         anyhow::bail!(
             "--budget: it is kept on one device, by steps that are not captured: leave out --captured and --devices"
         );
@@ -71,7 +69,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     random::manual_seed(args.seed);
     let devices = args.devices()?;
     let model = args.model;
-    match args.data.open(model, args.seed)? {
+    match data::open(&args.data, model, args.seed)? {
         Data::Images(parts, kind) => train_on(args, &devices, move |scope| model.for_images(scope, kind), parts),
         Data::Text(parts) => train_on(args, &devices, move |scope| model.for_text(scope), parts),
     }
@@ -82,10 +80,16 @@ fn train_on<D: Examples>(
     args: &TrainArgs,
     devices: &[Device],
     model: impl Fn(&Scope) -> nn::Result<AnyTask> + Send + Sync + 'static,
-    parts: Parts<D>,
+    parts: DataSplit<D>,
 ) -> anyhow::Result<ExitCode> {
-    let mut memory = Memory::enter(args)?;
-    let mut budget = RunBudget::open(args)?;
+    let mut memory = RunPlacement::default();
+    if let Some(path) = &args.problem {
+        memory.record(path, args.model.name())?;
+    }
+    if let Some(mapping) = &args.mapping {
+        memory.place(mapping, &args.tiers)?;
+    }
+    let mut budget = RunBudget::open(&args.budget, args.device)?;
     let recipe = Recipe::new(args.model, &args.data);
     let batch_size = args.batch_size.map_or(recipe.batch_size, NonZeroUsize::get);
     let options = LoaderOptions { batch_size, device: args.device, ..LoaderOptions::default() };
@@ -113,10 +117,10 @@ fn train_on<D: Examples>(
     let (task, optimizer) = replica(args.device)?;
     let mut run = Trainer::new(task, training, optimizer, plan).on_devices(devices, replica)?;
     if let Some(path) = &args.resume {
-        resume(&mut run, path, args)?;
+        resume(&mut run, path, args.lr)?;
     }
     if let Some(budget) = &mut budget {
-        run = budget.enter(args, run)?;
+        run = budget.enter(&args.budget, args.seed, run)?;
     }
 
     let before = run.history().len();
@@ -124,8 +128,9 @@ fn train_on<D: Examples>(
     if before as u64 > steps {
         let _ = writeln!(io::stderr(), "tenure: the checkpoint is of step {before}, of {steps} to make: none is made");
     }
-    let mut watch = Watch::new(args, before as u64, steps)?;
-    match make_steps(args, &mut run, &mut watch, &mut memory) {
+    let mut watch =
+        Watch::new((before as u64, steps), args.device, args.tensorboard.as_deref(), args.report.as_deref())?;
+    match make_steps(args.checkpoint.as_deref(), &mut run, &mut watch, &mut memory) {
         // No step was made, so there is nothing to report.
         Err(error) if run.history().len() == before => Err(explain(error, &run, batch_size)),
         made => Ok(finish(args, run, watch, (memory, budget), &held_out, made.err(), batch_size)),
@@ -134,10 +139,10 @@ fn train_on<D: Examples>(
 
 /// Makes steps until all planned ones are done, or the user interrupts.
 fn make_steps<D: Examples>(
-    args: &TrainArgs,
+    checkpoint: Option<&Path>,
     run: &mut Trainer<AnyTask, D>,
     watch: &mut Watch,
-    memory: &mut Memory,
+    memory: &mut RunPlacement,
 ) -> nn::Result<()> {
     while !output::is_interrupted() {
         let Some(step) = run.step()? else { break };
@@ -145,7 +150,7 @@ fn make_steps<D: Examples>(
         if let Err(error) = memory.step() {
             watch.complain(&error);
         }
-        if let Some(path) = &args.checkpoint
+        if let Some(path) = checkpoint
             && run.is_at_end_of_epoch()
             && step.number < run.plan().steps
         {
@@ -161,7 +166,7 @@ fn finish<D: Examples>(
     args: &TrainArgs,
     mut run: Trainer<AnyTask, D>,
     mut watch: Watch,
-    (mut memory, budget): (Memory, Option<RunBudget>),
+    (mut memory, budget): (RunPlacement, Option<RunBudget>),
     held_out: &DataLoader<D>,
     stopped: Option<nn::Error>,
     batch_size: usize,
@@ -190,7 +195,7 @@ fn finish<D: Examples>(
 
     watch.clear();
     let offloaded = budget.zip(run.engine()).map(|(budget, engine)| budget.offloaded(engine, run.history()));
-    let mut outcome = Outcome::new(args, &run, accuracy, memory.report(), offloaded);
+    let mut outcome = RunOutcome::new(args, &run, accuracy, memory.report(), offloaded);
     outcome.unfinished = match &stopped {
         Some(error) => Some(outcome::stopped(steps as u64, run.plan().steps, error)),
         // An interrupt after everything was done ended nothing.
@@ -222,9 +227,9 @@ fn finish<D: Examples>(
 }
 
 /// Continues from a checkpoint, with its learning rate or the requested one.
-fn resume<D: Examples>(run: &mut Trainer<AnyTask, D>, path: &Path, args: &TrainArgs) -> anyhow::Result<()> {
+fn resume<D: Examples>(run: &mut Trainer<AnyTask, D>, path: &Path, lr: Option<f64>) -> anyhow::Result<()> {
     run.resume(path).map_err(|error| about_checkpoint(path, error))?;
-    let Some(lr) = args.lr else { return Ok(()) };
+    let Some(lr) = lr else { return Ok(()) };
     for group in run.optimizer_mut().groups_mut() {
         if group.lr() != lr {
             let _ = writeln!(io::stderr(), "tenure: goes on with --lr {lr:?}; it was {:?} before", group.lr());
@@ -245,7 +250,7 @@ fn plan<D: Dataset + 'static>(args: &TrainArgs, recipe: &Recipe, batch_size: usi
         Length::Epochs(epochs) => epochs.saturating_mul(training.batches() as u64),
     };
     let identity = [
-        ("--model", args.model.name()),
+        ("--model", args.model.name().to_owned()),
         ("--data", args.data.to_string()),
         ("--batch-size", batch_size.to_string()),
         ("--seed", args.seed.to_string()),

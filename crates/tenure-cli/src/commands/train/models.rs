@@ -1,6 +1,7 @@
 //! Models by name, and the default recipe of each.
 
 use clap::ValueEnum;
+use clap::builder::PossibleValue;
 use tenure::nn::data::ImageOptions;
 use tenure::nn::layers::Layer;
 use tenure::nn::models::{
@@ -12,7 +13,7 @@ use tenure::nn::{self, Module, Scope, module};
 use tenure::tensor::ops::{CrossEntropy, PadMode};
 use tenure::tensor::{self, Tensor};
 
-use super::data::{DataSpec, ImageKind};
+use crate::values::DataSpec;
 
 /// Inputs, and their correct classes.
 pub(super) type Batch = (Tensor, Tensor);
@@ -23,28 +24,22 @@ pub(super) type AnyTask = Box<dyn Task<Batch = Batch>>;
 /// The number of tokens: bytes are tokens.
 const VOCABULARY: usize = 256;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum ModelKind {
-    Resnet18,
-    Resnet34,
-    Resnet50,
-    Resnet101,
-    Resnet152,
-    Densenet121,
-    Densenet201,
-    #[value(name = "inception_v3")]
-    InceptionV3,
-    R3d18,
-    Gpt2Mini,
-    Gpt2,
-    LlamaMini,
-    Llama,
-    /// A known name, so that the error can say which command uses it.
-    #[value(hide = true)]
-    Bert,
+/// The number of channels and of classes of the images for which a model is made.
+#[derive(Clone, Copy)]
+pub(super) struct ImageKind {
+    pub(super) channels: usize,
+    pub(super) classes: usize,
 }
 
-/// A network that a model can be.
+/// A model by name.
+#[derive(Clone, Copy)]
+pub(super) struct ModelKind {
+    name: &'static str,
+    network: Network,
+}
+
+/// A network, with its sizes if several models differ in them alone.
+#[derive(Clone, Copy)]
 pub(super) enum Network {
     ResNet(ResNetConfig),
     DenseNet(DenseNetConfig),
@@ -54,37 +49,51 @@ pub(super) enum Network {
     Gpt2,
     LlamaMini,
     Llama,
+    /// The network of a known name, so that the error can say which command uses it.
     Bert,
 }
 
-impl ModelKind {
-    /// Returns the network of the model, with its sizes if it has several. Other choices among models go by it.
-    pub(super) fn network(self) -> Network {
-        match self {
-            Self::Resnet18 => Network::ResNet(ResNetConfig::RESNET18),
-            Self::Resnet34 => Network::ResNet(ResNetConfig::RESNET34),
-            Self::Resnet50 => Network::ResNet(ResNetConfig::RESNET50),
-            Self::Resnet101 => Network::ResNet(ResNetConfig::RESNET101),
-            Self::Resnet152 => Network::ResNet(ResNetConfig::RESNET152),
-            Self::Densenet121 => Network::DenseNet(DenseNetConfig::DENSENET121),
-            Self::Densenet201 => Network::DenseNet(DenseNetConfig::DENSENET201),
-            Self::InceptionV3 => Network::InceptionV3,
-            Self::R3d18 => Network::R3d18,
-            Self::Gpt2Mini => Network::Gpt2Mini,
-            Self::Gpt2 => Network::Gpt2,
-            Self::LlamaMini => Network::LlamaMini,
-            Self::Llama => Network::Llama,
-            Self::Bert => Network::Bert,
-        }
+/// All models, in the order in which the program lists them.
+static MODELS: [ModelKind; 14] = [
+    ModelKind { name: "resnet18", network: Network::ResNet(ResNetConfig::RESNET18) },
+    ModelKind { name: "resnet34", network: Network::ResNet(ResNetConfig::RESNET34) },
+    ModelKind { name: "resnet50", network: Network::ResNet(ResNetConfig::RESNET50) },
+    ModelKind { name: "resnet101", network: Network::ResNet(ResNetConfig::RESNET101) },
+    ModelKind { name: "resnet152", network: Network::ResNet(ResNetConfig::RESNET152) },
+    ModelKind { name: "densenet121", network: Network::DenseNet(DenseNetConfig::DENSENET121) },
+    ModelKind { name: "densenet201", network: Network::DenseNet(DenseNetConfig::DENSENET201) },
+    ModelKind { name: "inception_v3", network: Network::InceptionV3 },
+    ModelKind { name: "r3d18", network: Network::R3d18 },
+    ModelKind { name: "gpt2-mini", network: Network::Gpt2Mini },
+    ModelKind { name: "gpt2", network: Network::Gpt2 },
+    ModelKind { name: "llama-mini", network: Network::LlamaMini },
+    ModelKind { name: "llama", network: Network::Llama },
+    ModelKind { name: "bert", network: Network::Bert },
+];
+
+impl ValueEnum for ModelKind {
+    fn value_variants<'a>() -> &'a [Self] {
+        &MODELS
     }
 
-    pub(super) fn name(self) -> String {
-        self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name).hide(matches!(self.network, Network::Bert)))
+    }
+}
+
+impl ModelKind {
+    pub(super) fn name(self) -> &'static str {
+        self.name
+    }
+
+    /// Returns the network of the model. Choices among models go by it.
+    pub(super) fn network(self) -> Network {
+        self.network
     }
 
     /// Returns whether it predicts the next token of a text, rather than the class of an image.
     pub(super) fn is_for_text(self) -> bool {
-        match self.network() {
+        match self.network {
             Network::Gpt2Mini | Network::Gpt2 | Network::LlamaMini | Network::Llama => true,
             Network::ResNet(_) | Network::DenseNet(_) | Network::InceptionV3 | Network::R3d18 | Network::Bert => false,
         }
@@ -93,15 +102,15 @@ impl ModelKind {
     /// Returns an error if it cannot learn from `data`; the error says which models can.
     pub(super) fn check(self, data: &DataSpec) -> anyhow::Result<()> {
         let for_images = "resnet18, resnet34, resnet50, resnet101, resnet152, densenet121, densenet201, r3d18";
-        let name = self.name();
+        let name = self.name;
         let is_text = matches!(data, DataSpec::Text(_));
         anyhow::ensure!(
-            self != Self::Bert,
+            !matches!(self.network, Network::Bert),
             "bert encodes text and does not predict what follows, so there is nothing here to train it on: a trained one is \
              used by `tenure embed`; for --data text:FILE there are gpt2-mini, gpt2, llama-mini and llama"
         );
         anyhow::ensure!(
-            !(self == Self::InceptionV3 && matches!(data, DataSpec::FashionMnist(_))),
+            !matches!((self.network, data), (Network::InceptionV3, DataSpec::FashionMnist(_))),
             "inception_v3 takes images of three channels and 299 pixels, as of images:DIR, not {data}, which goes with \
              {for_images}"
         );
@@ -123,12 +132,12 @@ impl ModelKind {
     /// # Panics
     /// As [`for_images`](Self::for_images).
     pub(super) fn image_options(self) -> ImageOptions {
-        match self.network() {
+        match self.network {
             Network::InceptionV3 => ImageOptions { size: 299, resize: 342, ..ImageOptions::default() },
             Network::R3d18 => ImageOptions { size: 112, resize: 128, ..ImageOptions::default() },
             Network::ResNet(_) | Network::DenseNet(_) => ImageOptions::default(),
             Network::Gpt2Mini | Network::Gpt2 | Network::LlamaMini | Network::Llama | Network::Bert => {
-                unreachable!("{} does not take images", self.name())
+                unreachable!("{} does not take images", self.name)
             }
         }
     }
@@ -138,11 +147,11 @@ impl ModelKind {
     /// # Panics
     /// As [`for_text`](Self::for_text).
     pub(super) fn window(self) -> usize {
-        match self.network() {
+        match self.network {
             Network::Gpt2 | Network::Llama => 256,
             Network::Gpt2Mini | Network::LlamaMini => 128,
             Network::ResNet(_) | Network::DenseNet(_) | Network::InceptionV3 | Network::R3d18 | Network::Bert => {
-                unreachable!("{} does not take text", self.name())
+                unreachable!("{} does not take text", self.name)
             }
         }
     }
@@ -153,7 +162,7 @@ impl ModelKind {
     /// The model is not for images: [`check`](Self::check) refuses it first.
     pub(super) fn for_images(self, scope: &Scope, kind: ImageKind) -> nn::Result<AnyTask> {
         let ImageKind { channels, classes } = kind;
-        Ok(match self.network() {
+        Ok(match self.network {
             Network::ResNet(config) => classify(ResNet::new(scope, ResNetConfig { channels, classes, ..config })?),
             Network::DenseNet(config) => {
                 let model = DenseNet::new(scope, DenseNetConfig { channels, classes, ..config })?;
@@ -168,7 +177,7 @@ impl ModelKind {
                 classify(Prepared { prepare: one_frame, model: Box::new(model) })
             }
             Network::Gpt2Mini | Network::Gpt2 | Network::LlamaMini | Network::Llama | Network::Bert => {
-                unreachable!("{} does not take images", self.name())
+                unreachable!("{} does not take images", self.name)
             }
         })
     }
@@ -179,7 +188,7 @@ impl ModelKind {
     /// The model is not for text: [`check`](Self::check) refuses it first.
     pub(super) fn for_text(self, scope: &Scope) -> nn::Result<AnyTask> {
         let vocab_size = VOCABULARY;
-        Ok(match self.network() {
+        Ok(match self.network {
             Network::Llama => classify(Llama::new(scope, &LlamaConfig { vocab_size, ..LlamaConfig::default() })?),
             Network::LlamaMini => {
                 let config = LlamaConfig {
@@ -195,23 +204,22 @@ impl ModelKind {
             }
             Network::Gpt2 => classify(Gpt2::new(scope, &Gpt2Config { vocab_size, ..Gpt2Config::default() })?),
             Network::Gpt2Mini => {
-                // No dropout: so few steps are not enough to memorise a text.
-                let (embd_pdrop, attn_pdrop, resid_pdrop) = (0.0, 0.0, 0.0);
                 let config = Gpt2Config {
                     vocab_size,
                     n_positions: self.window(),
                     n_embd: 128,
                     n_layer: 4,
                     n_head: 4,
-                    embd_pdrop,
-                    attn_pdrop,
-                    resid_pdrop,
+                    // No dropout: so few steps are not enough to memorise a text.
+                    embd_pdrop: 0.0,
+                    attn_pdrop: 0.0,
+                    resid_pdrop: 0.0,
                     ..Gpt2Config::default()
                 };
                 classify(Gpt2::new(scope, &config)?)
             }
             Network::ResNet(_) | Network::DenseNet(_) | Network::InceptionV3 | Network::R3d18 | Network::Bert => {
-                unreachable!("{} does not take text", self.name())
+                unreachable!("{} does not take text", self.name)
             }
         })
     }

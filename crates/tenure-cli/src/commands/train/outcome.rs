@@ -9,16 +9,17 @@ use tenure::tensor::{Device, threads};
 use tenure::tier::{Report, TierReport};
 use tenure::units::{Bytes, Count, Micros, Percent};
 
-use super::Examples;
 use super::args::TrainArgs;
 use super::budget::Offloaded;
+use super::data::Examples;
+use super::median::median;
 use super::models::AnyTask;
 
 /// The number of steps at the end whose losses are averaged, since losses of single batches vary by chance.
 const LAST: usize = 20;
 
 #[derive(Serialize)]
-pub(super) struct Outcome {
+pub(super) struct RunOutcome {
     model: String,
     device: String,
     devices: usize,
@@ -39,7 +40,7 @@ pub(super) struct Outcome {
     pub(super) unfinished: Option<String>,
 }
 
-impl Outcome {
+impl RunOutcome {
     pub(super) fn new<D: Examples>(
         args: &TrainArgs,
         run: &Trainer<AnyTask, D>,
@@ -96,7 +97,7 @@ impl Outcome {
         });
         facts.extend(offloaded.iter().flat_map(Offloaded::facts));
         facts.extend(placement.iter().map(|report| ("Placement", placed(report))));
-        let model = args.model.name();
+        let model = args.model.name().to_owned();
         Self {
             model,
             device: args.device.to_string(),
@@ -177,16 +178,6 @@ fn placed(report: &Report) -> String {
     format!("{} verified{tiers}{keys}", Percent(report.verified_share))
 }
 
-pub(super) fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => 0.0,
-        count if count % 2 == 0 => (values[middle - 1] + values[middle]) / 2.0,
-        _ => values[middle],
-    }
-}
-
 /// Returns this program's command line, with another checkpoint to resume from.
 pub(super) fn command_to_resume(path: &Path) -> String {
     let mut words = vec!["tenure".to_owned()];
@@ -216,11 +207,6 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
     use super::*;
-
-    #[test]
-    fn a_median_is_in_the_middle() {
-        assert_eq!([vec![], vec![3.0], vec![4.0, 1.0], vec![9.0, 1.0, 2.0]].map(median), [0.0, 3.0, 2.5, 2.0]);
-    }
 
     #[test]
     fn an_interrupted_run_says_after_how_many_steps_of_how_many() {

@@ -1,7 +1,6 @@
 //! Placement of tensors on the CPU: records them as a problem for `tenure plan`, or places them by a mapping.
 
-use std::path::PathBuf;
-use std::str::FromStr;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -9,41 +8,23 @@ use tenure::nn::train::{Score, Task};
 use tenure::nn::{self, Module};
 use tenure::plan::Mapping;
 use tenure::tensor::Tensor;
-use tenure::tier::{Medium, Placement, PlacementGuard, PlacementOptions, Recorder, RecorderGuard, Report, Tier};
+use tenure::tier::{Placement, PlacementGuard, PlacementOptions, Recorder, RecorderGuard, Report, Tier};
 
-use super::args::TrainArgs;
 use super::models::{AnyTask, Batch};
+use crate::values::TierSpec;
 
 /// The step of this process that is recorded or inspected: by then the optimizer has its state.
 const STEP: usize = 3;
 
-/// A tier of a mapping, and its medium.
-#[derive(Clone, Debug)]
-pub(super) struct TierSpec {
-    name: String,
-    medium: Medium,
-    capacity: Option<u64>,
-}
-
-impl FromStr for TierSpec {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (name, medium) = text.split_once('=').ok_or("expected NAME=MEDIUM, as in DRAM=dram@8GiB")?;
-        let (medium, capacity) = Medium::with_capacity(medium).map_err(|error| error.to_string())?;
-        Ok(Self { name: name.to_owned(), medium, capacity })
-    }
-}
-
 /// The memory settings of a run's training thread: a recorder, or a mapping.
 #[derive(Default)]
-pub(super) struct Memory {
-    recording: Option<Recording>,
+pub(super) struct RunPlacement {
+    recording: Option<ProblemRecording>,
     placed: Option<Placed>,
     steps: usize,
 }
 
-struct Recording {
+struct ProblemRecording {
     recorder: Recorder,
     /// Records until the step is over.
     _guard: RecorderGuard,
@@ -52,37 +33,35 @@ struct Recording {
 }
 
 struct Placed {
-    look: Arc<Look>,
+    look: Arc<PlacementLook>,
     _guard: PlacementGuard,
 }
 
 /// Inspects the tensors' tiers when the forward pass of one step is over.
-struct Look {
+struct PlacementLook {
     placement: Placement,
     passes: AtomicUsize,
     seen: OnceLock<Report>,
 }
 
-impl Memory {
-    /// Sets up the calling thread as the options say.
-    pub(super) fn enter(args: &TrainArgs) -> anyhow::Result<Self> {
-        let mut memory = Self::default();
-        if let Some(path) = &args.problem {
-            let recorder = Recorder::new()?;
-            let path = path.clone();
-            let name = args.model.name();
-            memory.recording = Some(Recording { _guard: recorder.enter(), recorder, path, name });
-        }
-        if let Some(path) = &args.mapping {
-            let mapping = Mapping::read(path)?;
-            let open = |TierSpec { name, medium, capacity }: &TierSpec| Tier::open(name, medium, *capacity);
-            let tiers = args.tiers.iter().map(open).collect::<Result<_, _>>()?;
-            let placement = Placement::open(mapping, tiers, PlacementOptions::default())?;
-            let guard = placement.enter();
-            let look = Arc::new(Look { placement, passes: AtomicUsize::new(0), seen: OnceLock::new() });
-            memory.placed = Some(Placed { look, _guard: guard });
-        }
-        Ok(memory)
+impl RunPlacement {
+    /// Records the calling thread's tensors as the problem `name`, to be written to `path`.
+    pub(super) fn record(&mut self, path: &Path, name: &str) -> anyhow::Result<()> {
+        let recorder = Recorder::new()?;
+        let path = path.to_owned();
+        self.recording = Some(ProblemRecording { _guard: recorder.enter(), recorder, path, name: name.to_owned() });
+        Ok(())
+    }
+
+    /// Places the calling thread's tensors in `tiers` by a mapping, which is a file.
+    pub(super) fn place(&mut self, mapping: &Path, tiers: &[TierSpec]) -> anyhow::Result<()> {
+        let mapping = Mapping::read(mapping)?;
+        let tiers = tiers.iter().map(|TierSpec { name, medium, capacity }| Tier::open(name, medium, *capacity));
+        let placement = Placement::open(mapping, tiers.collect::<Result<_, _>>()?, PlacementOptions::default())?;
+        let guard = placement.enter();
+        let look = Arc::new(PlacementLook { placement, passes: AtomicUsize::new(0), seen: OnceLock::new() });
+        self.placed = Some(Placed { look, _guard: guard });
+        Ok(())
     }
 
     /// Returns a function that wraps a task so that it is inspected, if there is anything to inspect.
@@ -107,7 +86,7 @@ impl Memory {
 
     /// Writes the recorded problem unless that is done, and stops recording.
     pub(super) fn write(&mut self) -> anyhow::Result<()> {
-        let Some(Recording { recorder, path, name, .. }) = self.recording.take() else { return Ok(()) };
+        let Some(ProblemRecording { recorder, path, name, .. }) = self.recording.take() else { return Ok(()) };
         Ok(recorder.problem(&name, Vec::new(), Vec::new())?.write(path)?)
     }
 
@@ -120,7 +99,7 @@ impl Memory {
 
 struct Watched {
     task: AnyTask,
-    look: Arc<Look>,
+    look: Arc<PlacementLook>,
 }
 
 impl Task for Watched {
@@ -140,7 +119,7 @@ impl Task for Watched {
 
     fn loss(&self, batch: &Batch) -> nn::Result<Tensor> {
         let loss = self.task.loss(batch)?;
-        let Look { placement, passes, seen } = &*self.look;
+        let PlacementLook { placement, passes, seen } = &*self.look;
         if passes.fetch_add(1, Ordering::Relaxed) + 1 == STEP {
             seen.get_or_init(|| placement.report());
         }

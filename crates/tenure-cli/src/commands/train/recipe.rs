@@ -3,8 +3,8 @@
 use tenure::nn::Parameter;
 use tenure::nn::optim::{Adam, Optimizer, Schedule, Sgd};
 
-use super::data::DataSpec;
 use super::models::{ModelKind, Network};
+use crate::values::DataSpec;
 
 /// The default settings for a kind of model and its data.
 #[derive(Clone, Copy)]

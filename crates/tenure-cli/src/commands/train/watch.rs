@@ -12,10 +12,9 @@ use tenure::tensor::Device;
 use tenure::tensorboard::EventWriter;
 use tenure::units::Bytes;
 
-use super::Examples;
-use super::args::TrainArgs;
+use super::data::Examples;
 use super::models::AnyTask;
-use super::outcome::Outcome;
+use super::outcome::RunOutcome;
 use crate::{files, output, progress};
 
 /// The step of this process in which memory is recorded: by then the optimizer has its state.
@@ -45,18 +44,23 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn new(args: &TrainArgs, done: u64, steps: u64) -> anyhow::Result<Self> {
+    /// Shows `steps` steps on `device`, of which `done` are made; writes events for TensorBoard into a folder, and a
+    /// report at the end.
+    pub(super) fn new(
+        (done, steps): (u64, u64),
+        device: Device,
+        tensorboard: Option<&Path>,
+        report: Option<&Path>,
+    ) -> anyhow::Result<Self> {
         Ok(Self {
             bar: progress::steps(done, steps),
             steps: 0,
             smooth_loss: None,
-            events: args
-                .tensorboard
-                .as_ref()
+            events: tensorboard
                 .map(|folder| EventWriter::create(folder).map_err(|error| files::about(folder, error)))
                 .transpose()?,
-            report: args.report.clone(),
-            device: args.device,
+            report: report.map(Path::to_owned),
+            device,
             recorder: None,
             recording: None,
             offload_recorder: None,
@@ -122,7 +126,7 @@ impl Watch {
     }
 
     /// Writes the results of the run.
-    pub(super) fn write(&mut self, outcome: &Outcome, history: &[Step]) {
+    pub(super) fn write(&mut self, outcome: &RunOutcome, history: &[Step]) {
         if let (Some(accuracy), Some(last)) = (outcome.accuracy, history.last()) {
             self.scalars(last.number, &[("accuracy".to_owned(), accuracy)]);
         }

@@ -15,7 +15,7 @@ use tenure_serve::protocol::JSON_LENGTH;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-use super::client::Answer;
+use super::client::HttpAnswer;
 
 /// A bare server, which runs until it is dropped.
 pub(super) struct BareServer {
@@ -25,11 +25,11 @@ pub(super) struct BareServer {
 
 impl BareServer {
     /// Starts a server that answers every request with `answer`, copied from another server.
-    pub(super) fn start(answer: Answer) -> anyhow::Result<Self> {
+    pub(super) fn start(answer: HttpAnswer) -> anyhow::Result<Self> {
         let runtime = Runtime::new()?;
         let listener = runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))?;
         let url = format!("http://{}", listener.local_addr()?);
-        let Answer { json_bytes, body, .. } = answer;
+        let HttpAnswer { json_bytes, body, .. } = answer;
         runtime.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let _ = stream.set_nodelay(true);

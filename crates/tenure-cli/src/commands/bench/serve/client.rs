@@ -20,7 +20,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 type Connection = SendRequest<Full<Bytes>>;
 
 /// A client of one server.
-pub(super) struct Client {
+pub(super) struct HttpClient {
     /// The address as HOST:PORT.
     address: String,
     host: HeaderValue,
@@ -28,14 +28,14 @@ pub(super) struct Client {
 }
 
 /// The server's answer.
-pub(super) struct Answer {
+pub(super) struct HttpAnswer {
     pub(super) status: StatusCode,
     /// The number of JSON bytes in the body, if not all are JSON.
     pub(super) json_bytes: Option<usize>,
     pub(super) body: Bytes,
 }
 
-impl Client {
+impl HttpClient {
     /// Makes a client of the server at http://HOST:PORT. It sends nothing yet.
     pub(super) fn new(url: &str) -> anyhow::Result<Self> {
         let address = url.strip_prefix("http://").map(|address| address.trim_end_matches('/'));
@@ -46,12 +46,12 @@ impl Client {
     }
 
     /// Sends a GET and returns the answer.
-    pub(super) async fn get(&self, path: &str) -> anyhow::Result<Answer> {
+    pub(super) async fn get(&self, path: &str) -> anyhow::Result<HttpAnswer> {
         self.send(Request::get(path).body(Full::default())?).await
     }
 
     /// Sends a POST and returns the answer.
-    pub(super) async fn post(&self, path: &str, sent: &Encoded) -> anyhow::Result<Answer> {
+    pub(super) async fn post(&self, path: &str, sent: &Encoded) -> anyhow::Result<HttpAnswer> {
         let mut request = Request::post(path).body(Full::new(sent.body.clone()))?;
         if let Some(json_bytes) = sent.json_bytes {
             request.headers_mut().insert(JSON_LENGTH, json_bytes.into());
@@ -59,7 +59,7 @@ impl Client {
         self.send(request).await
     }
 
-    async fn send(&self, mut request: Request<Full<Bytes>>) -> anyhow::Result<Answer> {
+    async fn send(&self, mut request: Request<Full<Bytes>>) -> anyhow::Result<HttpAnswer> {
         request.headers_mut().insert(HOST, self.host.clone());
         let answered = timeout(PATIENCE, async {
             let mut connection = self.connection().await?;
@@ -68,7 +68,7 @@ impl Client {
             let json_bytes = answer.headers().get(JSON_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
             let body = answer.into_body().collect().await?.to_bytes();
             self.idle().push(connection);
-            anyhow::Ok(Answer { status, json_bytes, body })
+            anyhow::Ok(HttpAnswer { status, json_bytes, body })
         });
         answered.await.with_context(|| format!("{}: no answer in {PATIENCE:?}", self.address))?
     }

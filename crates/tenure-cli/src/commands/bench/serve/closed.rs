@@ -13,9 +13,9 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use super::bare::BareServer;
-use super::client::{Client, PATIENCE};
+use super::client::{HttpClient, PATIENCE};
 use super::own::OwnServer;
-use super::target::{Asked, Outcome};
+use super::target::{Asked, RequestOutcome};
 use crate::output;
 use crate::table::table;
 
@@ -78,16 +78,16 @@ pub(super) fn measure(
 ) -> anyhow::Result<Vec<Rates>> {
     let mut rates = Vec::new();
     for (encoding, asked) in requests {
-        let client = Arc::new(Client::new(&server.url)?);
+        let client = Arc::new(HttpClient::new(&server.url)?);
         let answer = runtime.block_on(asked.ask(&client))?;
         let text = String::from_utf8_lossy(&answer.body);
         anyhow::ensure!(answer.status.is_success(), "the model does not answer: {text}");
         let bare = BareServer::start(answer)?;
-        let bare_client = Arc::new(Client::new(&bare.url)?);
+        let bare_client = Arc::new(HttpClient::new(&bare.url)?);
         let asked = Arc::new(asked);
         let turn_time = load.time / (TURNS * 4);
         let [warm_up, latencies, bare_latencies] = [Latencies::new()?, Latencies::new()?, Latencies::new()?];
-        let turn = |client: &Arc<Client>, latencies: &Latencies| {
+        let turn = |client: &Arc<HttpClient>, latencies: &Latencies| {
             runtime.block_on(turn(client, &asked, load.connections, turn_time.mul_f64(WARM_UP), &warm_up));
             let before = cpu_us(server);
             let turn = runtime.block_on(turn(client, &asked, load.connections, turn_time, latencies));
@@ -181,7 +181,7 @@ impl Latencies {
 
 /// Sends over this many connections for this time.
 async fn turn(
-    client: &Arc<Client>,
+    client: &Arc<HttpClient>,
     asked: &Arc<Asked>,
     connections: usize,
     time: Duration,
@@ -200,11 +200,11 @@ async fn turn(
                 let answer = asked.ask(&client).await;
                 let answered = Instant::now();
                 match answer.map(|answer| asked.outcome(answer)) {
-                    Ok(Outcome::Answered) => {
+                    Ok(RequestOutcome::Answered) => {
                         turn.answered += 1;
                         latencies.record(answered - sent);
                     }
-                    Ok(Outcome::Wrong) => turn.wrong += 1,
+                    Ok(RequestOutcome::Wrong) => turn.wrong += 1,
                     _ => turn.unanswered += 1,
                 }
                 sent = answered;

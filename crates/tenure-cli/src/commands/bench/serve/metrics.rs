@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::client::Client;
+use super::client::HttpClient;
 
 /// The phases of a request's time, with the server's names.
 pub(super) const PHASES: [&str; 4] = ["queue", "copy", "wait", "compute"];
@@ -26,7 +26,7 @@ pub(super) struct Split {
 
 impl Counted {
     /// Reads the server's current counters; zeros if it does not report them.
-    pub(super) async fn ask(client: &Client) -> Self {
+    pub(super) async fn ask(client: &HttpClient) -> Self {
         match client.get("/metrics").await {
             Ok(answer) if answer.status.is_success() => Self::parse(&String::from_utf8_lossy(&answer.body)),
             _ => Self::default(),

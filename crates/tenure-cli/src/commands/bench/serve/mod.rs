@@ -25,15 +25,15 @@ use tenure::units::{Bytes, parse_bytes};
 use tokio::runtime::{Builder, Runtime};
 
 use super::workload::Workload;
-use crate::args::DriverKind;
+use crate::values::{DriverKind, parse_up_to_a_billion};
 use crate::{files, output, platform, progress};
 use arrivals::{Arrival, Pattern, arrivals};
-use client::Client;
+use client::HttpClient;
 use closed::{Closed, Rates};
 use own::{OwnModels, OwnServer};
 use replay::{Replayed, replay};
 use summary::Summary;
-use target::{Asked, Target};
+use target::{Asked, ServerUnderTest};
 
 /// Measure a server's latency and throughput under load
 #[derive(clap::Args)]
@@ -59,8 +59,8 @@ Examples:
   tenure bench serve --load closed --connections 64")]
 pub(crate) struct BenchServeArgs {
     /// The pattern of requests
-    #[arg(long, value_enum, default_value_t = Load::Zipf, value_name = "NAME")]
-    load: Load,
+    #[arg(long, value_enum, default_value_t = LoadName::Zipf, value_name = "NAME")]
+    load: LoadName,
     /// The number of models to ask [default: 4, or all of --url]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
     models: Option<u16>,
@@ -68,22 +68,22 @@ pub(crate) struct BenchServeArgs {
     #[arg(long, value_enum, value_name = "NAME", conflicts_with = "url")]
     model: Vec<Workload>,
     /// The mean number of requests per second
-    #[arg(long, default_value = "20", value_parser = positive, value_name = "R")]
+    #[arg(long, default_value = "20", value_parser = parse_up_to_a_billion, value_name = "R")]
     rate: f64,
     /// The seconds for which requests are sent
-    #[arg(long, default_value = "10", value_parser = positive, value_name = "S")]
+    #[arg(long, default_value = "10", value_parser = parse_up_to_a_billion, value_name = "S")]
     seconds: f64,
     /// The seconds of a model's turn, with --load cycles
-    #[arg(long, default_value = "1", value_parser = positive, value_name = "S")]
+    #[arg(long, default_value = "1", value_parser = parse_up_to_a_billion, value_name = "S")]
     cycle: f64,
     /// The exponent of Zipf's law, with --load zipf: a higher one favours the first models more
-    #[arg(long, default_value = "1", value_parser = positive, value_name = "X")]
+    #[arg(long, default_value = "1", value_parser = parse_up_to_a_billion, value_name = "X")]
     exponent: f64,
     /// The number of connections, with --load closed
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..1024), value_name = "N")]
     connections: u16,
     /// The time in ms after which an answer is late
-    #[arg(long, default_value = "1000", value_parser = positive, value_name = "T")]
+    #[arg(long, default_value = "1000", value_parser = parse_up_to_a_billion, value_name = "T")]
     deadline_ms: f64,
     /// The seed of random times and models
     #[arg(long, default_value_t = 0, value_name = "N")]
@@ -118,7 +118,7 @@ pub(crate) struct BenchServeArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Load {
+enum LoadName {
     Cycles,
     Poisson,
     Zipf,
@@ -138,7 +138,7 @@ pub(crate) fn run(args: &BenchServeArgs) -> ExitCode {
 }
 
 fn measure(args: &BenchServeArgs) -> anyhow::Result<String> {
-    let is_closed = args.load == Load::Closed;
+    let is_closed = args.load == LoadName::Closed;
     anyhow::ensure!(!is_closed || args.url.is_none(), "--load closed serves a model of its own: leave --url out");
     anyhow::ensure!(
         !is_closed || (args.figure.is_none() && args.report.is_none()),
@@ -150,7 +150,7 @@ fn measure(args: &BenchServeArgs) -> anyhow::Result<String> {
     // One thread sends, so that the other cores are left to the server; the same for all servers.
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     if let Some(url) = &args.url {
-        let target = runtime.block_on(Target::at(url, args.models.map(usize::from)))?;
+        let target = runtime.block_on(ServerUnderTest::at(url, args.models.map(usize::from)))?;
         return open(args, &runtime, target, format!("models of {url}"));
     }
     if !args.device.is_cpu() {
@@ -189,15 +189,15 @@ fn measure(args: &BenchServeArgs) -> anyhow::Result<String> {
     }
     let asked = models.asked.into_iter().map(|[binary, _]| binary).collect();
     // The server ends before the folder of its models is removed.
-    open(args, &runtime, Target { client: Client::new(&server.url)?, models: asked }, what)
+    open(args, &runtime, ServerUnderTest { client: HttpClient::new(&server.url)?, models: asked }, what)
 }
 
 /// Measures an open load, which does not wait for answers.
-fn open(args: &BenchServeArgs, runtime: &Runtime, target: Target, what: String) -> anyhow::Result<String> {
+fn open(args: &BenchServeArgs, runtime: &Runtime, target: ServerUnderTest, what: String) -> anyhow::Result<String> {
     let pattern = match args.load {
-        Load::Cycles => Pattern::Cycles(args.cycle),
-        Load::Zipf => Pattern::Poisson { exponent: args.exponent },
-        Load::Poisson | Load::Closed => Pattern::Poisson { exponent: 0.0 },
+        LoadName::Cycles => Pattern::Cycles(args.cycle),
+        LoadName::Zipf => Pattern::Poisson { exponent: args.exponent },
+        LoadName::Poisson | LoadName::Closed => Pattern::Poisson { exponent: 0.0 },
     };
     let target = Arc::new(target);
     let arrivals: Vec<Arrival> = arrivals(pattern, target.models.len(), args.rate, args.seconds, args.seed);
@@ -239,7 +239,7 @@ fn closed(
     Ok(format!("{} connections\n\n{}", load.connections, Rates::describe(&rates)))
 }
 
-fn draw(args: &BenchServeArgs, target: &Target, replayed: &Replayed, what: &str) -> anyhow::Result<()> {
+fn draw(args: &BenchServeArgs, target: &ServerUnderTest, replayed: &Replayed, what: &str) -> anyhow::Result<()> {
     let names: Vec<&str> = target.models.iter().map(|model| &*model.name).collect();
     let models = summary::by_model(&replayed.samples, &names);
     let switches = summary::switches(replayed);
@@ -254,14 +254,8 @@ fn draw(args: &BenchServeArgs, target: &Target, replayed: &Replayed, what: &str)
     Ok(())
 }
 
-impl Load {
+impl LoadName {
     fn name(self) -> String {
         self.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned())
     }
-}
-
-/// Parses a number above 0 that is not too large for a time in seconds.
-fn positive(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1e9);
-    number.ok_or_else(|| "expected a number above 0, of at most a billion".into())
 }

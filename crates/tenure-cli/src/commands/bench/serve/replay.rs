@@ -9,7 +9,7 @@ use tokio::runtime::Runtime;
 
 use super::arrivals::Arrival;
 use super::metrics::Counted;
-use super::target::{Outcome, Target};
+use super::target::{RequestOutcome, ServerUnderTest};
 use crate::output;
 
 /// The time between two checks for an interrupt, and between two reads of the server's metrics.
@@ -22,7 +22,7 @@ pub(super) struct Sample {
     pub(super) arrival: Arrival,
     /// The time from when the request was due until the whole answer arrived.
     pub(super) took: Duration,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: RequestOutcome,
 }
 
 /// The results of a replay.
@@ -35,7 +35,12 @@ pub(super) struct Replayed {
 }
 
 /// Sends requests until the last is answered or the user interrupts; requests without an answer by then do not count.
-pub(super) fn replay(runtime: &Runtime, target: &Arc<Target>, arrivals: &[Arrival], bar: &ProgressBar) -> Replayed {
+pub(super) fn replay(
+    runtime: &Runtime,
+    target: &Arc<ServerUnderTest>,
+    arrivals: &[Arrival],
+    bar: &ProgressBar,
+) -> Replayed {
     let (sender, receiver) = mpsc::channel();
     let mut counted = vec![(Duration::ZERO, runtime.block_on(Counted::ask(&target.client)))];
     let begun = Instant::now();
@@ -58,7 +63,7 @@ pub(super) fn replay(runtime: &Runtime, target: &Arc<Target>, arrivals: &[Arriva
             let took = begun.elapsed().saturating_sub(arrival.at);
             let (outcome, error) = match answer {
                 Ok(answer) => (model.outcome(answer), None),
-                Err(error) => (Outcome::Failed, Some(format!("{error:#}"))),
+                Err(error) => (RequestOutcome::Failed, Some(format!("{error:#}"))),
             };
             // The receiver is gone after an interrupt.
             let _ = sender.send((Sample { arrival, took, outcome }, error));
@@ -86,7 +91,7 @@ pub(super) fn replay(runtime: &Runtime, target: &Arc<Target>, arrivals: &[Arriva
 }
 
 /// Reads the server's counters again and again, and sends them.
-async fn read(target: Arc<Target>, begun: Instant, sender: mpsc::Sender<(Duration, Counted)>) {
+async fn read(target: Arc<ServerUnderTest>, begun: Instant, sender: mpsc::Sender<(Duration, Counted)>) {
     loop {
         tokio::time::sleep(READ).await;
         let counted = Counted::ask(&target.client).await;

@@ -9,7 +9,7 @@ use tenure::units::Percent;
 
 use super::metrics::{PHASES, Split};
 use super::replay::{Replayed, Sample};
-use super::target::Outcome;
+use super::target::RequestOutcome;
 use crate::table::table;
 
 /// The figures of an open load. Times are in ms, from when a request was due. Requests that were not answered count as
@@ -53,7 +53,7 @@ impl Summary {
         let samples = &replayed.samples;
         let count = |is_it: &dyn Fn(&Sample) -> bool| samples.iter().filter(|sample| is_it(sample)).count();
         let of = |outcome| count(&|sample| sample.outcome == outcome);
-        let late = count(&|sample| sample.outcome == Outcome::Answered && sample.took > deadline);
+        let late = count(&|sample| sample.outcome == RequestOutcome::Answered && sample.took > deadline);
         let (before, after) = match &replayed.counted[..] {
             [(_, first), .., (_, last)] => (first, last),
             _ => {
@@ -69,13 +69,13 @@ impl Summary {
         let mut sorted: Vec<f64> = samples.iter().map(milliseconds).collect();
         sorted.sort_by(f64::total_cmp);
         let [p50_ms, p90_ms, p99_ms, max_ms] = [0.5, 0.9, 0.99, 1.0].map(|share| quantile(&sorted, share));
-        let answered = of(Outcome::Answered);
+        let answered = of(RequestOutcome::Answered);
         Self {
             requests: samples.len(),
             answered,
-            refused: of(Outcome::Refused),
-            failed: of(Outcome::Failed),
-            wrong: of(Outcome::Wrong),
+            refused: of(RequestOutcome::Refused),
+            failed: of(RequestOutcome::Failed),
+            wrong: of(RequestOutcome::Wrong),
             late,
             seconds,
             goodput: (answered - late) as f64 / seconds.max(f64::MIN_POSITIVE),
@@ -146,8 +146,8 @@ impl From<Split> for Phases {
 /// Returns the time that a request took in ms; infinite if it was not answered.
 fn milliseconds(sample: &Sample) -> f64 {
     match sample.outcome {
-        Outcome::Answered | Outcome::Wrong => sample.took.as_secs_f64() * 1e3,
-        Outcome::Refused | Outcome::Failed => f64::INFINITY,
+        RequestOutcome::Answered | RequestOutcome::Wrong => sample.took.as_secs_f64() * 1e3,
+        RequestOutcome::Refused | RequestOutcome::Failed => f64::INFINITY,
     }
 }
 
@@ -178,14 +178,14 @@ mod tests {
     use super::super::arrivals::Arrival;
     use super::*;
 
-    fn sample(took_ms: u64, outcome: Outcome) -> Sample {
+    fn sample(took_ms: u64, outcome: RequestOutcome) -> Sample {
         Sample { arrival: Arrival { at: Duration::ZERO, model: 0 }, took: Duration::from_millis(took_ms), outcome }
     }
 
     #[test]
     fn a_request_that_is_not_answered_takes_for_ever() {
-        let answered = (1..=98).map(|ms| sample(ms, Outcome::Answered));
-        let samples = answered.chain([sample(1, Outcome::Refused), sample(1, Outcome::Failed)]).collect();
+        let answered = (1..=98).map(|ms| sample(ms, RequestOutcome::Answered));
+        let samples = answered.chain([sample(1, RequestOutcome::Refused), sample(1, RequestOutcome::Failed)]).collect();
         let replayed = Replayed { samples, counted: Vec::new(), error: None };
         let summary = Summary::of(&replayed, Duration::from_millis(90));
         let counts = [summary.requests, summary.answered, summary.late, summary.refused, summary.failed, summary.wrong];

@@ -6,14 +6,14 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tenure_serve::protocol::{Datatype, Encoded, Encoding, InferRequest, InferResponse, Tensor, Wanted};
 
-use super::client::{Answer, Client};
+use super::client::{HttpAnswer, HttpClient};
 
 /// The size used for a dimension that a model leaves free, except the first, which is 1.
 const FREE: usize = 16;
 
 /// A server, and the models to ask.
-pub(super) struct Target {
-    pub(super) client: Client,
+pub(super) struct ServerUnderTest {
+    pub(super) client: HttpClient,
     pub(super) models: Vec<Asked>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Asked {
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum RequestOutcome {
     Answered,
     /// The answer was not the expected one.
     Wrong,
@@ -54,10 +54,10 @@ struct Input {
     shape: Vec<i64>,
 }
 
-impl Target {
+impl ServerUnderTest {
     /// Returns the models that are ready at `url`, at most `count` of them.
     pub(super) async fn at(url: &str, count: Option<usize>) -> anyhow::Result<Self> {
-        let client = Client::new(url)?;
+        let client = HttpClient::new(url)?;
         let body = Encoded { body: Bytes::from_static(br#"{"ready": true}"#), json_bytes: None };
         let index: Vec<Named> = read(&client.post("/v2/repository/index", &body).await?)?;
         let mut models = Vec::new();
@@ -85,22 +85,22 @@ impl Asked {
     }
 
     /// Sends the request and returns the server's answer.
-    pub(super) async fn ask(&self, client: &Client) -> anyhow::Result<Answer> {
+    pub(super) async fn ask(&self, client: &HttpClient) -> anyhow::Result<HttpAnswer> {
         client.post(&self.path, &self.sent).await
     }
 
     /// Classifies an answer.
-    pub(super) fn outcome(&self, answer: Answer) -> Outcome {
+    pub(super) fn outcome(&self, answer: HttpAnswer) -> RequestOutcome {
         match answer.status.as_u16() {
             200 => {}
-            429 | 503 => return Outcome::Refused,
-            _ => return Outcome::Failed,
+            429 | 503 => return RequestOutcome::Refused,
+            _ => return RequestOutcome::Failed,
         }
-        let Ok(answer) = InferResponse::parse(answer.body, answer.json_bytes) else { return Outcome::Wrong };
+        let Ok(answer) = InferResponse::parse(answer.body, answer.json_bytes) else { return RequestOutcome::Wrong };
         if self.expected.as_ref().is_none_or(|expected| answer.outputs.iter().map(Tensor::bytes).eq(expected)) {
-            Outcome::Answered
+            RequestOutcome::Answered
         } else {
-            Outcome::Wrong
+            RequestOutcome::Wrong
         }
     }
 }
@@ -125,7 +125,7 @@ impl Input {
 }
 
 /// Parses the JSON of an answer.
-fn read<T: DeserializeOwned>(answer: &Answer) -> anyhow::Result<T> {
+fn read<T: DeserializeOwned>(answer: &HttpAnswer) -> anyhow::Result<T> {
     let text = String::from_utf8_lossy(&answer.body);
     anyhow::ensure!(answer.status.is_success(), "the server answered {}: {text}", answer.status);
     serde_json::from_slice(&answer.body).with_context(|| format!("the server's answer is not the protocol's: {text}"))

@@ -28,7 +28,7 @@ const CHUNK_BYTES: u64 = 64 << 20;
 
 /// The figures of a model. Times are medians.
 #[derive(Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct SwitchTimes {
     pub(super) model: String,
     pub(super) device: String,
     pub(super) bytes: u64,
@@ -60,7 +60,7 @@ pub(super) struct Row {
     one_process_ms: Option<f64>,
 }
 
-impl Row {
+impl SwitchTimes {
     /// Returns the times from a request to its answer.
     pub(super) fn times(&self) -> Vec<(&'static str, f64)> {
         let always = [
@@ -78,7 +78,7 @@ impl Row {
 }
 
 /// A model, and the state that its measurements share.
-struct Bench<'a> {
+struct SwitchBench<'a> {
     workload: Workload,
     device: Device,
     memory: Option<&'static DeviceMemory>,
@@ -98,7 +98,7 @@ pub(super) fn measure(
     repeats: u32,
     folder: &Path,
     bar: &ProgressBar,
-) -> anyhow::Result<Option<Row>> {
+) -> anyhow::Result<Option<SwitchTimes>> {
     bar.set_message(format!("{}: weights", workload.name()));
     let paths: Vec<PathBuf> =
         (0..workload.models()).map(|seed| folder.join(format!("{}-{seed}.safetensors", workload.name()))).collect();
@@ -109,7 +109,8 @@ pub(super) fn measure(
     let option = format!("--device {device}");
     let memory = (!device.is_cpu()).then(|| platform::memory(&option, device)).transpose()?;
     let inputs = workload.inputs(device)?;
-    let mut bench = Bench { workload, device, memory, repeats, inputs, paths, expected: Vec::new(), equal: true, bar };
+    let mut bench =
+        SwitchBench { workload, device, memory, repeats, inputs, paths, expected: Vec::new(), equal: true, bar };
     let row = bench.row();
     for path in &bench.paths {
         // Remove the file in any case; the folder is removed too.
@@ -118,8 +119,8 @@ pub(super) fn measure(
     if output::is_interrupted() { Ok(None) } else { row.map(Some) }
 }
 
-impl Bench<'_> {
-    fn row(&mut self) -> anyhow::Result<Row> {
+impl SwitchBench<'_> {
+    fn row(&mut self) -> anyhow::Result<SwitchTimes> {
         let Ready { ready_ms, compute_ms, plainly_ms, no_pinning_ms, one_process_ms } = self.ready()?;
         let searched = self.switched(Grouping::Searched)?;
         let [whole, per_layer, per_block] =
@@ -128,7 +129,7 @@ impl Bench<'_> {
         let per_layer = per_layer?;
         let per_block = per_block?;
         let first_copy_ms = whole.copy_ms * searched.first_group_bytes as f64 / searched.bytes as f64;
-        Ok(Row {
+        Ok(SwitchTimes {
             model: self.workload.name(),
             device: self.device.to_string(),
             bytes: searched.bytes,

@@ -11,10 +11,10 @@ use tenure::tensor::Device;
 use tenure::units::Bytes;
 
 use super::workload::Workload;
-use crate::args::DriverKind;
 use crate::table::table;
+use crate::values::DriverKind;
 use crate::{files, output, platform, progress};
-use measure::Row;
+use measure::SwitchTimes;
 
 /// Measure how soon a model answers whose weights are not on the device
 #[derive(clap::Args)]
@@ -107,7 +107,7 @@ fn measure(args: &BenchSwitchArgs) -> anyhow::Result<String> {
     Ok(describe(&rows))
 }
 
-fn draw(args: &BenchSwitchArgs, rows: &[Row]) -> anyhow::Result<()> {
+fn draw(args: &BenchSwitchArgs, rows: &[SwitchTimes]) -> anyhow::Result<()> {
     let models: Vec<ModelTimes> = rows
         .iter()
         .map(|row| ModelTimes { model: format!("{}, {}", row.model, Bytes(row.bytes)), times: row.times() })
@@ -122,7 +122,7 @@ fn draw(args: &BenchSwitchArgs, rows: &[Row]) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn describe(rows: &[Row]) -> String {
+fn describe(rows: &[SwitchTimes]) -> String {
     let mut text = String::new();
     for row in rows {
         let times = row.times();
