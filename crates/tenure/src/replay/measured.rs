@@ -1,8 +1,6 @@
 //! Measurements of a replay on a real device.
 
-use serde::Serialize;
-
-use super::outcome::to_nanoseconds;
+use serde::{Serialize, Serializer};
 
 /// The measurements that a real device adds to a replay.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -61,4 +59,9 @@ impl Held {
     pub fn difference_bytes(&self) -> i64 {
         self.used_bytes.cast_signed() - self.reserved_bytes.cast_signed()
     }
+}
+
+/// Rounds to nanoseconds: finer digits are rounding errors of a sum.
+pub(super) fn to_nanoseconds<S: Serializer>(us: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64((us * 1e3).round() / 1e3)
 }

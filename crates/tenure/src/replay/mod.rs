@@ -21,6 +21,7 @@ pub use kind::AllocatorKind;
 pub use measured::{Held, MeasuredCall, OnDevice};
 pub use outcome::{DriverCalls, Outcome, before_history, recorded, verdict};
 use player::Player;
+pub use player::Progress;
 use real::Real;
 use simulated::Simulated;
 
@@ -46,21 +47,6 @@ pub struct Replay {
     /// The time after a block's free at which the simulated device completes its work on the block, in µs of the trace.
     /// A real device has its own work.
     pub lag_us: u64,
-}
-
-/// The progress of a replay, after each event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// The pass, from 0.
-    pub pass: u32,
-    /// The event, from 0.
-    pub event: usize,
-    /// Bytes requested and live.
-    pub requested_bytes: u64,
-    /// Bytes in live blocks.
-    pub allocated_bytes: u64,
-    /// Bytes of the device that the allocator holds.
-    pub reserved_bytes: u64,
 }
 
 impl Replay {
@@ -91,7 +77,7 @@ impl Replay {
         let summary = trace.summary();
         let mut play = |script: Vec<_>| {
             let machine = Simulated::new(&summary, self.lag_us, script);
-            Player::new(self, trace, &summary, Box::new(machine))?.play(&mut observe)
+            Player::new(self.allocator, self.repeat, trace, &summary, Box::new(machine))?.play(&mut observe)
         };
         if self.allocator == AllocatorKind::Native && player::has_native_addresses(trace) {
             // Segments get the addresses that they had when the trace was recorded.
@@ -124,6 +110,6 @@ impl Replay {
     ) -> Result<Outcome, Error> {
         let summary = trace.summary();
         let machine = Real::new(&summary, Arc::clone(driver))?;
-        Player::new(self, trace, &summary, Box::new(machine))?.play(&mut observe)
+        Player::new(self.allocator, self.repeat, trace, &summary, Box::new(machine))?.play(&mut observe)
     }
 }

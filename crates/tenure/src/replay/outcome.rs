@@ -1,9 +1,10 @@
 //! The outcome of a replay, and sentences that summarize it.
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use tenure_device::Counters;
 
-use super::{AllocatorKind, OnDevice};
+use super::kind::AllocatorKind;
+use super::measured::{OnDevice, to_nanoseconds};
 use crate::units::{Bytes, Percent};
 
 /// The outcome of a replay. Serialises to one JSON object whose keys are the fields, in this order.
@@ -144,9 +145,4 @@ impl From<Counters> for DriverCalls {
         let Counters { malloc, free, create, map, set_access, unmap, release, .. } = counters;
         Self { malloc, free, create, map, set_access, unmap, release }
     }
-}
-
-/// Rounds to nanoseconds: finer digits are rounding errors of a sum.
-pub(super) fn to_nanoseconds<S: Serializer>(us: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64((us * 1e3).round() / 1e3)
 }

@@ -7,14 +7,31 @@ use tenure_alloc::{Address, AllocError, CachingAllocator, Request};
 use tenure_device::Counters;
 use tenure_plan::{Action, Event, Summary, Trace};
 
+use super::kind::AllocatorKind;
 use super::latency::Latencies;
 use super::machine::{Live, Machine};
-use super::{AllocatorKind, DriverCalls, Outcome, Progress, Replay};
+use super::outcome::{DriverCalls, Outcome};
 use crate::Error;
+
+/// The progress of a replay, after each event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// The pass, from 0.
+    pub pass: u32,
+    /// The event, from 0.
+    pub event: usize,
+    /// Bytes requested and live.
+    pub requested_bytes: u64,
+    /// Bytes in live blocks.
+    pub allocated_bytes: u64,
+    /// Bytes of the device that the allocator holds.
+    pub reserved_bytes: u64,
+}
 
 /// A replay in progress.
 pub(super) struct Player<'a> {
-    replay: &'a Replay,
+    kind: AllocatorKind,
+    repeat: u32,
     trace: &'a Trace,
     summary: &'a Summary,
     // Declared before the machine, which destroys the streams that it made.
@@ -50,15 +67,17 @@ impl Gauge {
 
 impl<'a> Player<'a> {
     pub(super) fn new(
-        replay: &'a Replay,
+        kind: AllocatorKind,
+        repeat: u32,
         trace: &'a Trace,
         summary: &'a Summary,
         machine: Box<dyn Machine>,
     ) -> Result<Self, Error> {
-        let allocator = replay.allocator.build(trace.settings(), trace.device(), machine.backing())?;
-        let samples = summary.allocations * replay.repeat.max(1) as usize;
+        let allocator = kind.build(trace.settings(), trace.device(), machine.backing())?;
+        let samples = summary.allocations * repeat.max(1) as usize;
         Ok(Self {
-            replay,
+            kind,
+            repeat,
             trace,
             summary,
             allocator,
@@ -77,7 +96,7 @@ impl<'a> Player<'a> {
 
     pub(super) fn play(mut self, observe: &mut impl FnMut(Progress) -> ControlFlow<()>) -> Result<Outcome, Error> {
         let mut last_pass = Counters::default();
-        for pass in 0..self.replay.repeat.max(1) {
+        for pass in 0..self.repeat.max(1) {
             let before = self.machine.counters();
             self.pass(pass, observe)?;
             last_pass = self.machine.counters() - before;
@@ -164,7 +183,7 @@ impl<'a> Player<'a> {
     }
 
     fn refused(&self, source: AllocError) -> Error {
-        Error::Replay { event: self.event, allocator: self.replay.allocator, source }
+        Error::Replay { event: self.event, allocator: self.kind, source }
     }
 
     fn outcome(mut self, last_pass: Counters) -> Result<Outcome, Error> {
@@ -173,10 +192,10 @@ impl<'a> Player<'a> {
         let peak_segments = self.allocator.statistics().all.segment.peak;
         let device = self.machine.finish(&*self.allocator)?;
         // A real device chooses its own addresses.
-        let compares = self.replay.allocator == AllocatorKind::Native && device.is_none();
+        let compares = self.kind == AllocatorKind::Native && device.is_none();
         Ok(Outcome {
             trace: self.trace.source().to_owned(),
-            allocator: self.replay.allocator,
+            allocator: self.kind,
             events: self.summary.events,
             earlier_bytes: self.summary.earlier_bytes,
             recorded_reserved_bytes: self.summary.peak_segment_bytes,

@@ -9,8 +9,8 @@ use tenure_device::{CallError, Counters, DeviceBacking, Driver, Priority};
 use tenure_plan::Summary;
 
 use super::machine::{Live, Machine};
+use super::measured::{Held, OnDevice};
 use super::metered::Metered;
-use super::{Held, OnDevice};
 use crate::Error;
 
 /// The bytes that are written at each end of a block.

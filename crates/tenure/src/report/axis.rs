@@ -1,9 +1,10 @@
 //! The axes of charts, and the area between them.
 
-use super::chart::{Span, Unit};
-use super::history::BINS;
 use super::svg::text_width;
+use crate::units::{Bytes, Micros};
 
+/// The number of points in a chart from left to right.
+pub(super) const BINS: usize = 400;
 /// The width of charts on a desktop, in pixels.
 pub(super) const WIDE: f64 = 960.0;
 /// The width of charts on a phone, in pixels.
@@ -19,6 +20,58 @@ const GAP: f64 = 8.0;
 const MARGIN: f64 = 4.0;
 /// The least distance between labels of the horizontal axis, in pixels.
 const BETWEEN: f64 = 80.0;
+
+/// The length of the horizontal axis.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Span {
+    Us(u64),
+    Events(u64),
+    Steps(u64),
+}
+
+/// The unit of the vertical axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    Bytes,
+    /// Bytes per second.
+    Bandwidth,
+    Ms,
+    /// A number without a unit.
+    Number,
+}
+
+impl Unit {
+    /// Formats a value.
+    pub(super) fn show(self, value: f64) -> String {
+        match self {
+            Self::Bytes => Bytes(value as u64).to_string(),
+            Self::Bandwidth => format!("{}/s", Bytes(value as u64)),
+            Self::Ms => Micros(value * 1e3).to_string(),
+            Self::Number => format!("{value:.3}"),
+        }
+    }
+
+    /// Returns the factors and names of its scaled units, the largest first.
+    fn scales(self) -> &'static [(f64, &'static str)] {
+        match self {
+            Self::Bytes => {
+                &[(1e18, " EB"), (1e15, " PB"), (1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"), (1.0, " B")]
+            }
+            Self::Bandwidth => &[(1e12, " TB/s"), (1e9, " GB/s"), (1e6, " MB/s"), (1e3, " kB/s"), (1.0, " B/s")],
+            Self::Ms => &[(1e3, " s"), (1.0, " ms"), (1e-3, " µs")],
+            Self::Number => &[(1.0, "")],
+        }
+    }
+
+    /// Returns the finest step of an axis.
+    fn finest(self) -> f64 {
+        match self {
+            Self::Bytes | Self::Bandwidth => 1.0,
+            Self::Ms => 1e-3,
+            Self::Number => 1e-6,
+        }
+    }
+}
 
 /// The plot area of a chart in its drawing.
 pub(super) struct Frame {

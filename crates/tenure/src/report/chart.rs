@@ -2,11 +2,10 @@
 
 use std::fmt::Write;
 
-use super::axis::{Frame, Scale, WIDE, horizontal};
-use super::history::BINS;
-use super::html::escape;
+use super::axis::{BINS, Frame, Scale, Span, Unit, WIDE, horizontal};
+use super::escape::escape;
 use super::svg::{Steps, Svg, text_width};
-use crate::units::{Bytes, Micros};
+use crate::units::Micros;
 
 /// Colours and strokes of charts.
 pub(super) const STYLE: &str = include_str!("chart.css");
@@ -35,25 +34,6 @@ pub(super) struct Chart {
     /// The series, drawn one over the other, the first at the bottom.
     pub(super) series: Vec<Series>,
     pub(super) marker: Option<Marker>,
-}
-
-/// The length of the horizontal axis.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Span {
-    Us(u64),
-    Events(u64),
-    Steps(u64),
-}
-
-/// The unit of the vertical axis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unit {
-    Bytes,
-    /// Bytes per second.
-    Bandwidth,
-    Ms,
-    /// A number without a unit.
-    Number,
 }
 
 /// A figure over time.
@@ -94,39 +74,6 @@ impl Series {
 
     fn peak(&self) -> f64 {
         self.values.iter().copied().fold(0.0, f64::max)
-    }
-}
-
-impl Unit {
-    /// Formats a value.
-    fn show(self, value: f64) -> String {
-        match self {
-            Self::Bytes => Bytes(value as u64).to_string(),
-            Self::Bandwidth => format!("{}/s", Bytes(value as u64)),
-            Self::Ms => Micros(value * 1e3).to_string(),
-            Self::Number => format!("{value:.3}"),
-        }
-    }
-
-    /// Returns the factors and names of its scaled units, the largest first.
-    pub(super) fn scales(self) -> &'static [(f64, &'static str)] {
-        match self {
-            Self::Bytes => {
-                &[(1e18, " EB"), (1e15, " PB"), (1e12, " TB"), (1e9, " GB"), (1e6, " MB"), (1e3, " kB"), (1.0, " B")]
-            }
-            Self::Bandwidth => &[(1e12, " TB/s"), (1e9, " GB/s"), (1e6, " MB/s"), (1e3, " kB/s"), (1.0, " B/s")],
-            Self::Ms => &[(1e3, " s"), (1.0, " ms"), (1e-3, " µs")],
-            Self::Number => &[(1.0, "")],
-        }
-    }
-
-    /// Returns the finest step of an axis.
-    pub(super) fn finest(self) -> f64 {
-        match self {
-            Self::Bytes | Self::Bandwidth => 1.0,
-            Self::Ms => 1e-3,
-            Self::Number => 1e-6,
-        }
     }
 }
 

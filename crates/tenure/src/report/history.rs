@@ -4,10 +4,8 @@ use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
 use tenure_plan::{Action, Event, Trace};
 
-use super::chart::{Draw, Series, Span};
-
-/// The number of points in a chart from left to right.
-pub(super) const BINS: usize = 400;
+use super::axis::{BINS, Span};
+use super::chart::{Draw, Series};
 
 /// The position of events in a chart: by time, or by number if the recorder had no clock.
 pub(super) struct Bins {

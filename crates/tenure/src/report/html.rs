@@ -1,9 +1,10 @@
 //! The HTML of which reports consist.
 
-use std::fmt::{Display, Write};
+use std::fmt::Display;
 
 use super::axis::{NARROW, WIDE};
 use super::chart::{Chart, STYLE};
+use super::escape::escape;
 
 const PAGE_STYLE: &str = include_str!("page.css");
 
@@ -59,23 +60,4 @@ pub(super) fn table(heads: &[&str], rows: impl Iterator<Item = String>) -> Strin
 pub(super) fn row(name: impl Display, cells: &[&dyn Display]) -> String {
     let cells: String = cells.iter().map(|cell| format!("<td>{cell}</td>")).collect();
     format!("<tr><th scope=\"row\">{name}</th>{cells}</tr>\n")
-}
-
-/// Escapes `text` for HTML or XML.
-pub(super) fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            // XML does not allow other control characters.
-            character if character.is_control() && character != '\n' => {
-                write!(escaped, "\\u{{{:x}}}", character as u32).expect("a string takes every character");
-            }
-            character => escaped.push(character),
-        }
-    }
-    escaped
 }

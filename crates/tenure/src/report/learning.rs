@@ -2,8 +2,8 @@
 
 use tenure_agent::train::{Stage, TrainProgress};
 
-use super::chart::{Chart, Draw, Series, Span, Unit};
-use super::history::BINS;
+use super::axis::{BINS, Span, Unit};
+use super::chart::{Chart, Draw, Series};
 use super::html::{self, document, figure, section};
 
 /// A report on the training of the planner marl's policy: one HTML file with its learning curves.

@@ -9,6 +9,7 @@ mod axis;
 mod blocks;
 #[cfg_attr(not(feature = "nn"), expect(dead_code, reason = "what the reports of training show"))]
 mod chart;
+mod escape;
 mod history;
 mod html;
 #[cfg(feature = "nn")]
@@ -39,7 +40,8 @@ pub use training::TrainingReport;
 use crate::Error;
 use crate::replay::{AllocatorKind, Outcome, Progress, Replay};
 use crate::units::Bytes;
-use chart::{Chart, Draw, Marker, Series, Unit};
+use axis::Unit;
+use chart::{Chart, Draw, Marker, Series};
 use history::{Bins, Composition, Envelope};
 
 /// The report of a trace that was replayed once on every allocator.
@@ -123,22 +125,6 @@ impl<'a> Report<'a> {
     /// Returns the outcome of each replay.
     pub fn outcomes(&self) -> &[Outcome] {
         &self.outcomes
-    }
-
-    /// Returns the whole report: one HTML file.
-    pub fn html(&self) -> String {
-        page::page(self, &PageOptions::default())
-    }
-
-    /// Returns the report like [`html`](Self::html); `options` limit its size and choose the blocks that it shows.
-    ///
-    /// # Errors
-    /// [`Error::PageTooSmall`] if its charts alone exceed the limit.
-    pub fn html_with(&self, options: &PageOptions) -> Result<String, Error> {
-        let page = page::page(self, options);
-        let page_bytes = options.page_bytes;
-        let least_bytes = page.len() as u64;
-        if least_bytes > page_bytes { Err(Error::PageTooSmall { page_bytes, least_bytes }) } else { Ok(page) }
     }
 
     /// Returns the chart that compares the allocators: one SVG file.

@@ -6,9 +6,10 @@ use tenure_offload::{Fate, SavedRecord, StepRecord, TierMoment};
 use tenure_tier::Destination;
 use tenure_tier::codec::{Codec, Encoded};
 
-use super::chart::{Chart, Draw, Series, Span, Unit};
-use super::history::BINS;
-use super::html::{escape, figure, row, section, table};
+use super::axis::{BINS, Span, Unit};
+use super::chart::{Chart, Draw, Series};
+use super::escape::escape;
+use super::html::{figure, row, section, table};
 use crate::units::{Bytes, Count, Micros, Percent};
 
 /// The number of saved tensors that are listed one by one; if there are more, the largest.

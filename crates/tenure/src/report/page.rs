@@ -4,13 +4,32 @@ use super::Report;
 use super::blocks::{self, PageOptions};
 use super::history::Holders;
 use super::html::{self, document, figure, remark, row, section, table};
+use crate::Error;
 use crate::replay::{Outcome, before_history, recorded, verdict};
 use crate::units::{Bytes, Count, Micros, Percent};
 
 /// The number of groups of equal blocks that the peak's table lists one by one.
 const HOLDERS: usize = 15;
 
-pub(super) fn page(report: &Report<'_>, options: &PageOptions) -> String {
+impl Report<'_> {
+    /// Returns the whole report: one HTML file.
+    pub fn html(&self) -> String {
+        page(self, &PageOptions::default())
+    }
+
+    /// Returns the report like [`html`](Self::html); `options` limit its size and choose the blocks that it shows.
+    ///
+    /// # Errors
+    /// [`Error::PageTooSmall`] if its charts alone exceed the limit.
+    pub fn html_with(&self, options: &PageOptions) -> Result<String, Error> {
+        let page = page(self, options);
+        let page_bytes = options.page_bytes;
+        let least_bytes = page.len() as u64;
+        if least_bytes > page_bytes { Err(Error::PageTooSmall { page_bytes, least_bytes }) } else { Ok(page) }
+    }
+}
+
+fn page(report: &Report<'_>, options: &PageOptions) -> String {
     let header = header(report);
     let sections = [
         section(

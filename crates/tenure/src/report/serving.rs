@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::chart::{Chart, Draw, Series, Span, Unit, column};
-use super::history::BINS;
+use super::axis::{BINS, Span, Unit};
+use super::chart::{Chart, Draw, Series, column};
 use super::html::{self, document, figure, section};
 
 /// The most models that have a line of their own; the others share one.

@@ -2,7 +2,8 @@
 
 use super::axis::WIDE;
 use super::chart::STYLE;
-use super::html::{self, document, drawings, escape, section};
+use super::escape::escape;
+use super::html::{self, document, drawings, section};
 use super::svg::{Svg, text_width};
 
 /// A report on the time that models take to answer: one HTML file, or its figure alone.

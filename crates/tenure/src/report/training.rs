@@ -4,8 +4,8 @@ use tenure_core::Tag;
 use tenure_nn::train::{Moment, Recording, Step, TagBytes};
 use tenure_offload::StepRecord;
 
-use super::chart::{Chart, Draw, Series, Span, Unit};
-use super::history::BINS;
+use super::axis::{BINS, Span, Unit};
+use super::chart::{Chart, Draw, Series};
 use super::html::{self, document, figure, remark, row, section, table};
 use super::offload;
 use crate::units::{Bytes, Percent};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use rustc_hash::FxHashSet;
 use tenure_plan::{Annotation, Trace};
 
-use super::pack::MOST_CHARACTERS;
+use super::tables::MOST_CHARACTERS;
 
 /// The most annotations that are shown; a browser draws each of them.
 const MOST_SPANS: usize = 20_000;

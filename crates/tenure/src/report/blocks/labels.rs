@@ -3,8 +3,9 @@
 use rustc_hash::FxHashMap;
 use tenure_plan::{MemoryPool, Trace};
 
+use super::columns::{put, put_column};
 use super::history::{BlockHistory, Life};
-use super::pack::{Tables, put, put_column};
+use super::tables::Tables;
 
 /// Distinct labels. Each is three numbers: tag, compile context, pool; 0 for none, or the number of its string plus
 /// one.

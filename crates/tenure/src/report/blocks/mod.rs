@@ -5,6 +5,7 @@
 //! has a size limit: the blocks with most bytes × events are kept whole, and the others are summed.
 
 mod annotations;
+mod columns;
 mod history;
 #[cfg(test)]
 mod label_tests;
@@ -12,6 +13,7 @@ mod labels;
 mod overview;
 mod pack;
 mod page;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod times;

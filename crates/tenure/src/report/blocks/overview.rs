@@ -7,8 +7,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use super::columns::{deflated, put};
 use super::history::{BlockHistory, Life};
-use super::pack::{deflated, put};
 use crate::report::history::size_class;
 
 const COLUMNS: usize = 600;

@@ -18,17 +18,14 @@
 //! | annotations | count; events since the one before began; events it lasted; name (string) |
 //! | labels | count; tag (string + 1); compile context (string + 1); pool (string + 1); if there are any, label + 1 of each block and then of each segment |
 
-use std::io::Write;
-
-use flate2::Compression;
-use flate2::write::DeflateEncoder;
-use rustc_hash::FxHashMap;
-use tenure_plan::{Frame, Trace};
+use tenure_plan::Trace;
 
 use super::annotations::AnnotationSpans;
+use super::columns::{deflated, differences, put, put_column, signed_differences};
 use super::history::{BlockHistory, Life, Summed};
 use super::labels::Labels;
 use super::overview::{Colors, overview};
+use super::tables::Tables;
 use super::times::Times;
 
 /// The most blocks: the browser sorts them by a number of 53 bits, 32 of an event and 21 of a block.
@@ -41,8 +38,6 @@ const TIME_SHARE: usize = 8;
 const SMALL_TIME_SHARE: usize = 32;
 /// Annotations may take the size limit divided by this.
 const ANNOTATION_SHARE: usize = 16;
-/// The most characters in a frame's text.
-pub(super) const MOST_CHARACTERS: usize = 400;
 /// The most characters of a tag that a mark shows, since a page has up to a thousand marks.
 const MOST_MARK_CHARACTERS: usize = 40;
 /// Integers are exact in the browser below 2^53. Real sizes are smaller; addresses are written in two parts.
@@ -193,128 +188,4 @@ fn mark(trace: &Trace, event: usize) -> String {
         Some(tag) => format!("{action} {}", tag.chars().take(MOST_MARK_CHARACTERS).collect::<String>()),
         None => action.to_owned(),
     }
-}
-
-/// Returns all `parts`, deflated, in base64.
-pub(super) fn deflated(parts: &[&[u8]]) -> String {
-    let mut encoder = DeflateEncoder::new(Vec::new(), Compression::default());
-    let written = parts.iter().try_for_each(|part| encoder.write_all(part)).and_then(|()| encoder.finish());
-    base64(&written.expect("a vector takes every byte"))
-}
-
-/// Texts, frames, stacks and streams, each distinct one stored once.
-#[derive(Default)]
-pub(super) struct Tables {
-    strings: Vec<String>,
-    string_numbers: FxHashMap<String, u64>,
-    /// Function, file and line.
-    frames: Vec<[u64; 3]>,
-    frame_numbers: FxHashMap<Frame, u64>,
-    stacks: Vec<Vec<u64>>,
-    /// For each stack number of the trace, its number here plus one.
-    stack_numbers: FxHashMap<u32, u64>,
-    streams: Vec<u64>,
-    stream_numbers: FxHashMap<u64, u64>,
-}
-
-impl Tables {
-    pub(super) fn string(&mut self, text: &str) -> u64 {
-        let text: String = text.chars().take(MOST_CHARACTERS).collect();
-        let Self { strings, string_numbers, .. } = self;
-        *string_numbers.entry(text).or_insert_with_key(|text| {
-            strings.push(text.clone());
-            strings.len() as u64 - 1
-        })
-    }
-
-    /// Returns the number of an event's stack plus one, or 0.
-    fn stack(&mut self, trace: &Trace, event: usize) -> u64 {
-        let stack = trace.stacks().number_of_event(event);
-        if stack == 0 {
-            return 0;
-        }
-        if let Some(&number) = self.stack_numbers.get(&stack) {
-            return number;
-        }
-        let frames = trace.stacks().frames(stack).map(|frame| self.frame(frame)).collect();
-        self.stacks.push(frames);
-        self.stack_numbers.insert(stack, self.stacks.len() as u64);
-        self.stacks.len() as u64
-    }
-
-    fn frame(&mut self, frame: &Frame) -> u64 {
-        if let Some(&known) = self.frame_numbers.get(frame) {
-            return known;
-        }
-        let packed = [self.string(&frame.name), self.string(&frame.filename), frame.line.into()];
-        self.frames.push(packed);
-        self.frame_numbers.insert(frame.clone(), self.frames.len() as u64 - 1);
-        self.frames.len() as u64 - 1
-    }
-
-    fn stream(&mut self, stream: u64) -> u64 {
-        if let Some(&number) = self.stream_numbers.get(&stream) {
-            return number;
-        }
-        let text = self.string(&format!("{stream:#x}"));
-        self.streams.push(text);
-        self.stream_numbers.insert(stream, self.streams.len() as u64 - 1);
-        self.streams.len() as u64 - 1
-    }
-
-    fn put(&self, out: &mut Vec<u8>) {
-        put(out, self.strings.len() as u64);
-        for text in &self.strings {
-            put(out, text.len() as u64);
-            out.extend(text.as_bytes());
-        }
-        put(out, self.frames.len() as u64);
-        (0..3).for_each(|column| put_column(out, self.frames.iter().map(|frame| frame[column])));
-        put(out, self.stacks.len() as u64);
-        put_column(out, self.stacks.iter().map(|stack| stack.len() as u64));
-        put_column(out, self.stacks.iter().flatten().copied());
-        put(out, self.streams.len() as u64);
-        put_column(out, self.streams.iter().copied());
-    }
-}
-
-/// Returns the differences of numbers that do not descend.
-pub(super) fn differences(numbers: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
-    numbers.scan(0, |before, number| Some(number - std::mem::replace(before, number)))
-}
-
-/// Returns the zigzag-encoded differences of numbers below 2^52.
-fn signed_differences(numbers: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
-    numbers.scan(0, |before, number| {
-        let difference = number as i64 - std::mem::replace(before, number) as i64;
-        Some((difference << 1 ^ difference >> 63) as u64)
-    })
-}
-
-pub(super) fn put_column(out: &mut Vec<u8>, numbers: impl Iterator<Item = u64>) {
-    numbers.for_each(|number| put(out, number));
-}
-
-/// Writes seven bits per byte, lowest first; the top bit says that more follow (LEB128).
-pub(super) fn put(out: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        out.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    out.push(number as u8);
-}
-
-/// Encodes in base64 (RFC 4648, section 4).
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let byte = |index: usize| u32::from(group.get(index).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for digit in 0..4 {
-            let value = bits >> (18 - 6 * digit) & 0x3f;
-            text.push(if digit <= group.len() { char::from(DIGITS[value as usize]) } else { '=' });
-        }
-    }
-    text
 }

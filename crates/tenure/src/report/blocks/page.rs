@@ -4,7 +4,8 @@ use tenure_plan::Trace;
 
 use super::history::BlockHistory;
 use super::pack::Packed;
-use crate::report::html::{escape, row, section as titled, table};
+use crate::report::escape::escape;
+use crate::report::html::{row, section as titled, table};
 use crate::units::{Bytes, Count};
 
 const STYLE: &str = include_str!("viewer/viewer.css");

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tenure_plan::Event;
 
-use super::pack::{deflated, differences, put, put_column};
+use super::columns::{deflated, differences, put, put_column};
 
 /// The events whose times the page stores, and the largest error of an interpolated time.
 #[derive(Debug)]

@@ -157,11 +157,6 @@ impl MemoryReport {
         self.device = Some(device);
         self
     }
-
-    /// Returns the whole report: one HTML file.
-    pub fn html(&self) -> String {
-        page::page(self)
-    }
 }
 
 impl BlockUse {

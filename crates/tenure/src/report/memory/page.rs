@@ -5,7 +5,8 @@ use tenure_core::Tag;
 use super::segments::{Content, SegmentUse};
 use super::timeline::class;
 use super::{MemoryReport, Module};
-use crate::report::html::{self, document, drawings, escape, figure, row, section, table};
+use crate::report::escape::escape;
+use crate::report::html::{self, document, drawings, figure, row, section, table};
 use crate::report::svg::Svg;
 use crate::units::{Bytes, Count, Percent};
 
@@ -14,7 +15,14 @@ const SMALLEST_SHARE: f64 = 0.002;
 /// The number of segments that are drawn.
 const SEGMENTS: usize = 32;
 
-pub(super) fn page(report: &MemoryReport) -> String {
+impl MemoryReport {
+    /// Returns the whole report: one HTML file.
+    pub fn html(&self) -> String {
+        page(self)
+    }
+}
+
+fn page(report: &MemoryReport) -> String {
     let timeline = match &report.timeline {
         Some(chart) => figure(chart),
         None => "<p>No history was recorded. <code>torch.cuda.memory._record_memory_history()</code> begins one.</p>\n"

@@ -9,7 +9,8 @@ use tenure_alloc::snapshot::SnapshotState;
 use tenure_alloc::{Action, Address, Event, Snapshot};
 use tenure_core::Tag;
 
-use crate::report::chart::{Chart, Unit};
+use crate::report::axis::Unit;
+use crate::report::chart::Chart;
 use crate::report::history::{Bins, Change, Composition};
 
 /// Returns the chart of the history in `snapshot`; `None` if it has none.
