@@ -53,16 +53,18 @@ pub(crate) fn print_each(made: impl IntoIterator<Item = anyhow::Result<String>>)
 pub(crate) fn read(path: &Path, source: &TraceSource) -> Result<Trace, TraceError> {
     let options = ReadOptions { device: source.device, ..ReadOptions::default() };
     let name = Trace::source_of(path);
-    let read = || {
-        let file = File::open(path)?;
-        let bar = progress::bytes(file.metadata()?.len(), format!("reading {name}"));
-        Trace::read_from(bar.wrap_read(file), &name, &options)
-    };
-    let trace = read().map_err(|error| error.in_file(path))?;
+    let trace = read_with_bar(path, &name, &options).map_err(|error| error.in_file(path))?;
     for note in trace.notes() {
         complain(&format!("{}: {note}", path.display()));
     }
     Ok(trace)
+}
+
+/// Reads the trace called `name`, with a progress bar.
+fn read_with_bar(path: &Path, name: &str, options: &ReadOptions) -> Result<Trace, TraceError> {
+    let file = File::open(path)?;
+    let bar = progress::bytes(file.metadata()?.len(), format!("reading {name}"));
+    Trace::read_from(bar.wrap_read(file), name, options)
 }
 
 /// Returns the error of a library call, prefixed with the file that it concerns.

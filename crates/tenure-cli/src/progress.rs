@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
-use tenure::replay::Progress;
+use tenure::replay::ReplayProgress;
 
 /// Events between two updates.
 const EVENTS: usize = 4096;
@@ -49,7 +49,7 @@ impl Replaying {
     }
 
     /// Moves the bar; `earlier` passes came before.
-    pub(crate) fn update(&self, earlier: u64, progress: Progress) {
+    pub(crate) fn update(&self, earlier: u64, progress: ReplayProgress) {
         if progress.event.is_multiple_of(EVENTS) {
             let passes = earlier + u64::from(progress.pass);
             self.bar.set_position(passes * self.events as u64 + progress.event as u64);

@@ -111,7 +111,7 @@ fn allocators() -> [(&'static str, Arc<dyn CachingAllocator>); 2] {
 }
 
 /// Live blocks of a stream, each of 1 to `largest` bytes.
-struct Churn<'a> {
+struct BlockChurn<'a> {
     allocator: &'a dyn CachingAllocator,
     stream: StreamId,
     largest: u64,
@@ -119,7 +119,7 @@ struct Churn<'a> {
     live: Vec<u64>,
 }
 
-impl<'a> Churn<'a> {
+impl<'a> BlockChurn<'a> {
     fn new(allocator: &'a dyn CachingAllocator, stream: u64, blocks: usize, largest: u64) -> Self {
         let random = SmallRng::seed_from_u64(stream);
         let mut churn = Self { allocator, stream: StreamId(stream), largest, random, live: Vec::new() };
@@ -148,7 +148,7 @@ impl<'a> Churn<'a> {
     }
 }
 
-impl Drop for Churn<'_> {
+impl Drop for BlockChurn<'_> {
     fn drop(&mut self) {
         self.live.drain(..).for_each(|address| self.allocator.free(address).expect("the block is live"));
     }
@@ -176,7 +176,7 @@ fn churn(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group(group);
         for blocks in [100, 1_000, 10_000] {
             for (name, allocator) in allocators() {
-                let mut churn = Churn::new(&*allocator, 1, blocks, largest);
+                let mut churn = BlockChurn::new(&*allocator, 1, blocks, largest);
                 group.bench_function(BenchmarkId::new(blocks.to_string(), name), |bencher| {
                     bencher.iter_custom(|iterations| churn.time(iterations));
                 });
@@ -193,7 +193,7 @@ fn together(allocator: &dyn CachingAllocator, threads: u64, iterations: u64) -> 
         let workers = (1..=threads).map(|stream| {
             let barrier = &barrier;
             scope.spawn(move || {
-                let mut churn = Churn::new(allocator, stream, 200, MIB);
+                let mut churn = BlockChurn::new(allocator, stream, 200, MIB);
                 barrier.wait();
                 churn.time(iterations)
             })

@@ -42,10 +42,9 @@ impl EventWriter {
     pub fn create(folder: &Path) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let seconds = wall_time() as u64;
-        let name = |number: u32| format!("events.out.tfevents.{seconds}.tenure.{}.{number}", process::id());
-        let mut number = 0;
+        let mut number = 0_u32;
         let (path, file) = loop {
-            let path = folder.join(name(number));
+            let path = folder.join(format!("events.out.tfevents.{seconds}.tenure.{}.{number}", process::id()));
             match File::options().write(true).create_new(true).open(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
                 opened => break (path, opened?),

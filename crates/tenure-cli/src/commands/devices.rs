@@ -2,7 +2,7 @@
 
 use std::process::{self, ExitCode};
 
-use tenure::devices::{Entry, Facts, Host, Listing, State};
+use tenure::devices::{DeviceEntry, DeviceFacts, DeviceState, Host, Listing};
 use tenure::units::{Bytes, Count};
 
 use crate::files;
@@ -72,7 +72,7 @@ fn host(host: &Host) -> Vec<(&'static str, String)> {
     facts.into_iter().filter_map(|(what, value)| Some((what, value?))).collect()
 }
 
-fn device(entry: &Entry) -> String {
+fn device(entry: &DeviceEntry) -> String {
     let mut lines = Vec::new();
     lines.extend(entry.error.iter().map(|reason| ("not usable", reason.clone())));
     lines.extend(entry.state.as_ref().map(|state| ("memory", memory(state.free_bytes, state.total_bytes))));
@@ -82,7 +82,7 @@ fn device(entry: &Entry) -> String {
     block(&format!("cuda:{}", entry.number), name, &lines)
 }
 
-fn facts(facts: &Facts) -> [(&'static str, String); 4] {
+fn facts(facts: &DeviceFacts) -> [(&'static str, String); 4] {
     let sharing = match (facts.has_virtual_memory, facts.shares_descriptors) {
         (true, true) => "yes, in chunks that processes can share",
         (true, false) => "yes, in chunks that processes can not share",
@@ -108,7 +108,7 @@ fn memory(free: u64, total: u64) -> String {
     format!("{} free of {}", Bytes(free), Bytes(total))
 }
 
-fn processes(state: &State) -> String {
+fn processes(state: &DeviceState) -> String {
     let Some(processes) = &state.processes else { return "the system does not tell".into() };
     let described = processes.iter().map(|process| {
         let bytes = process.bytes.map_or("?".into(), |bytes| Bytes(bytes).to_string());
@@ -119,19 +119,21 @@ fn processes(state: &State) -> String {
     if described.is_empty() { "none".into() } else { described.join(", ") }
 }
 
+/// Formats the link from a device to another.
+fn link(device: &DeviceEntry, other: &DeviceEntry) -> String {
+    let Some(link) = device.links.iter().find(|link| link.to == other.number) else { return "-".into() };
+    let name = link.link.as_deref().unwrap_or("unknown");
+    if link.peer_access { name.into() } else { format!("{name}, no peer access") }
+}
+
 /// Formats the links between devices, a row for each.
-fn links(devices: &[Entry]) -> String {
+fn links(devices: &[DeviceEntry]) -> String {
     let names: Vec<_> = devices.iter().map(|device| format!("cuda:{}", device.number)).collect();
-    let cell = |device: &Entry, other: &Entry| {
-        let Some(way) = device.links.iter().find(|way| way.to == other.number) else { return "-".into() };
-        let link = way.link.as_deref().unwrap_or("unknown");
-        if way.peer_access { link.into() } else { format!("{link}, no peer access") }
-    };
     let rows: Vec<_> = devices
         .iter()
         .zip(&names)
         .map(|(device, name)| {
-            let cells = devices.iter().map(|other| cell(device, other));
+            let cells = devices.iter().map(|other| link(device, other));
             std::iter::once(name.clone()).chain(cells).collect::<Vec<String>>()
         })
         .collect();

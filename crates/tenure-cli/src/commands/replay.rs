@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tenure::Error;
 use tenure::device::Driver;
 use tenure::plan::Trace;
-use tenure::replay::{self, AllocatorKind, OnDevice, Outcome, Replay};
+use tenure::replay::{self, AllocatorKind, OnDevice, Replay, ReplayOutcome};
 use tenure::units::{Bytes, Count, Micros, Nanos, Percent};
 
 use crate::files;
@@ -65,7 +65,8 @@ pub(crate) fn run(args: &ReplayArgs) -> ExitCode {
     files::for_each(&args.files, |path| {
         let trace = files::read(path, &args.source)?;
         let outcomes = args.allocator.kinds().into_iter().map(|kind| replay_on(device.as_ref(), kind, &trace, args));
-        let outcomes: Vec<Outcome> = outcomes.collect::<Result<_, _>>().map_err(|error| files::about(path, error))?;
+        let outcomes: Vec<ReplayOutcome> =
+            outcomes.collect::<Result<_, _>>().map_err(|error| files::about(path, error))?;
         if args.json {
             let lines = outcomes.iter().map(|outcome| Ok(serde_json::to_string(outcome)? + "\n"));
             return lines.collect();
@@ -93,7 +94,7 @@ fn replay_on(
     allocator: AllocatorKind,
     trace: &Trace,
     args: &ReplayArgs,
-) -> Result<Outcome, Error> {
+) -> Result<ReplayOutcome, Error> {
     let bar = Replaying::new(
         trace.events().len(),
         u64::from(args.repeat),
@@ -110,7 +111,7 @@ fn replay_on(
     }
 }
 
-fn describe(outcomes: &[Outcome], repeat: u32) -> String {
+fn describe(outcomes: &[ReplayOutcome], repeat: u32) -> String {
     let Some(first) = outcomes.first() else { return String::new() };
     let title = format!(
         "{}: {} events in {}, {} requested at the peak",
@@ -163,7 +164,7 @@ fn describe(outcomes: &[Outcome], repeat: u32) -> String {
 }
 
 /// Returns a table of the time of each kind of call on a real device, next to the model's.
-fn call_times(outcome: &Outcome, device: &OnDevice) -> String {
+fn call_times(outcome: &ReplayOutcome, device: &OnDevice) -> String {
     let each = |us: f64, count: u64| Micros(us / count.max(1) as f64).to_string();
     let rows: Vec<_> = device
         .calls
@@ -182,7 +183,7 @@ fn call_times(outcome: &Outcome, device: &OnDevice) -> String {
 }
 
 /// Compares the memory of a real device with the requested bytes, and with the allocator's own count.
-fn on_device(outcome: &Outcome) -> Option<String> {
+fn on_device(outcome: &ReplayOutcome) -> Option<String> {
     let device = outcome.device.as_ref()?;
     let [peak, end] = [device.at_peak, device.at_end].map(|held| {
         let difference = held.difference_bytes();
@@ -204,7 +205,7 @@ fn on_device(outcome: &Outcome) -> Option<String> {
 }
 
 /// Says whether PyTorch's allocator chose the same addresses as in the recording.
-fn addresses(outcome: &Outcome) -> Option<String> {
+fn addresses(outcome: &ReplayOutcome) -> Option<String> {
     Some(match outcome.mismatched_addresses? {
         0 => format!("{}: every block is at the address that PyTorch gave it", outcome.allocator),
         count => format!(

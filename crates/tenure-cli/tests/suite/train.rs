@@ -328,8 +328,8 @@ fn a_killed_run_leaves_nothing_where_it_spilled() {
     let mut child = program(folder.path(), &[&run[..], &budget[..]].concat()).spawn().unwrap();
     wait_for_first_step(folder.path(), &mut child);
     let opened = files(Path::new(&format!("/proc/{}/fd", child.id())));
-    let is_spilled_to = |link: &PathBuf| fs::read_link(link).is_ok_and(|file| file.starts_with(&spill));
-    assert_eq!(opened.iter().filter(|link| is_spilled_to(link)).count(), 1);
+    let spilled = opened.iter().filter(|link| fs::read_link(link).is_ok_and(|file| file.starts_with(&spill)));
+    assert_eq!(spilled.count(), 1);
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(files(&spill), Vec::<PathBuf>::new());
@@ -356,9 +356,8 @@ fn an_interrupted_run_leaves_a_checkpoint_and_goes_on_bit_for_bit() {
         fs::remove_dir_all(folder.path().join("events")).unwrap();
         output
     };
-    let steps_of = |output: &Output| last_line(output)["steps"].as_u64().unwrap();
     // A run that made all its steps before the signal came is made again.
-    let caught = (0..50).map(|_| interrupted()).find(|output| steps_of(output) < 5);
+    let caught = (0..50).map(|_| interrupted()).find(|output| last_line(output)["steps"].as_u64().unwrap() < 5);
     let output = caught.expect("it is never caught in the middle");
     assert_eq!(output.status.code(), Some(130));
     let partly: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -48,7 +48,7 @@ pub enum Case {
 
 /// The result of a case. Serialises to one JSON object whose keys are the fields, in this order.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Figure {
+pub struct BenchFigure {
     /// The case, serialised as its name.
     #[serde(serialize_with = "to_text")]
     pub case: Case,
@@ -119,14 +119,14 @@ impl Bench {
     ///
     /// # Errors
     /// A stream could not be created, or the allocator returned an error, such as a full device.
-    pub fn run(&self, case: Case, allocator: AllocatorKind, driver: &Arc<dyn Driver>) -> Result<Figure, Error> {
+    pub fn run(&self, case: Case, allocator: AllocatorKind, driver: &Arc<dyn Driver>) -> Result<BenchFigure, Error> {
         let streams = Streams::new(Arc::clone(driver), case.streams())?;
         let backing = Arc::new(DeviceBacking::new(Arc::clone(driver)));
         let built = allocator.build(&Settings::default(), 0, backing)?;
         let (times, pairs) = self.measure(case, &*built, &streams.ids)?;
         built.release_cached()?;
         let ns = |index: usize| times[index].as_nanos() as f64 / pairs as f64;
-        Ok(Figure {
+        Ok(BenchFigure {
             case,
             allocator,
             median_ns: ns(times.len() / 2),

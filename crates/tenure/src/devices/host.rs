@@ -21,7 +21,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Describes the machine that this process runs on. Facts that the system does not report are `None`.
+    /// Describes the machine that this process runs on. DeviceFacts that the system does not report are `None`.
     pub(super) fn this() -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let processors = read("/proc/cpuinfo");

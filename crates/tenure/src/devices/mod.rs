@@ -21,29 +21,29 @@ pub struct Listing {
     /// The reason why there are no devices.
     pub unavailable: Option<String>,
     /// An entry for each device, in the order of their numbers.
-    pub devices: Vec<Entry>,
+    pub devices: Vec<DeviceEntry>,
 }
 
 /// A device: its properties and state, or the reason why they are unknown.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Entry {
+pub struct DeviceEntry {
     /// Its number, from 0.
     pub number: u8,
     /// The reason why its properties are unknown, or why it does not start.
     pub error: Option<String>,
     /// Its properties, if known.
     #[serde(flatten)]
-    pub facts: Option<Facts>,
+    pub facts: Option<DeviceFacts>,
     /// Its state, if it started.
     #[serde(flatten)]
-    pub state: Option<State>,
+    pub state: Option<DeviceState>,
     /// The links to the other devices.
-    pub links: Vec<Way>,
+    pub links: Vec<DeviceLink>,
 }
 
 /// The properties of a device: [`Properties`] with the names that listings use.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Facts {
+pub struct DeviceFacts {
     /// The product name.
     pub name: String,
     /// The UUID, in the form that `nvidia-smi` prints.
@@ -68,7 +68,7 @@ pub struct Facts {
 
 /// The state of a device that was started.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct State {
+pub struct DeviceState {
     /// Free memory, in bytes.
     pub free_bytes: u64,
     /// The memory of the device, in bytes.
@@ -88,7 +88,7 @@ pub struct Process {
 
 /// The link to another device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Way {
+pub struct DeviceLink {
     /// The other device's number.
     pub to: u8,
     /// The kind of connection, if the system reports it.
@@ -113,21 +113,21 @@ impl Listing {
             driver_version: None,
             cuda_version: version.map(|version| format!("{}.{}", version / 1000, version % 1000 / 10)),
             unavailable: counted.err().map(|error| error.kind.to_string()),
-            devices: (0..count).map(|number| Entry::new(platform, number, count)).collect(),
+            devices: (0..count).map(|number| DeviceEntry::new(platform, number, count)).collect(),
         }
     }
 }
 
-impl Entry {
+impl DeviceEntry {
     fn new(platform: &dyn Platform, number: u8, count: u8) -> Self {
-        let facts = platform.properties(number).map(Facts::from);
+        let facts = platform.properties(number).map(DeviceFacts::from);
         let state = platform.driver(number).and_then(|driver| {
             let info = driver.memory_info()?;
-            Ok(State { free_bytes: info.free, total_bytes: info.total, processes: processes(&*driver) })
+            Ok(DeviceState { free_bytes: info.free, total_bytes: info.total, processes: processes(&*driver) })
         });
         let error = facts.as_ref().err().or(state.as_ref().err()).map(|error| error.kind.to_string());
         let others = (0..count).filter(|&other| other != number);
-        let links = others.map(|other| Way {
+        let links = others.map(|other| DeviceLink {
             to: other,
             link: platform.link(number, other).map(link_name),
             peer_access: platform.can_access_peer(number, other).unwrap_or(false),
@@ -136,7 +136,7 @@ impl Entry {
     }
 }
 
-impl From<Properties> for Facts {
+impl From<Properties> for DeviceFacts {
     fn from(properties: Properties) -> Self {
         let (major, minor) = properties.compute_capability;
         Self {

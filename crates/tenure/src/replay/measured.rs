@@ -6,22 +6,22 @@ use serde::{Serialize, Serializer};
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OnDevice {
     /// The measured time of the calls that the cost model covers, over all passes, in µs; compare with
-    /// [`modelled_driver_us`](super::Outcome::modelled_driver_us).
+    /// [`modelled_driver_us`](super::ReplayOutcome::modelled_driver_us).
     #[serde(serialize_with = "to_nanoseconds")]
     pub measured_driver_us: f64,
     /// Every kind of call that the allocator made, over all passes.
     pub calls: Vec<MeasuredCall>,
     /// The memory held when most was reserved, as far as seen between two events.
-    pub at_peak: Held,
+    pub at_peak: HeldMemory,
     /// The memory held after the last pass, with everything freed and released.
-    pub at_end: Held,
+    pub at_end: HeldMemory,
     /// The number of blocks that were read before their free and held what was written to them.
     pub blocks_checked: u64,
 }
 
 /// The memory that the allocator holds, by its own count and by the device's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Held {
+pub struct HeldMemory {
     /// The bytes that the allocator got from the device and did not return.
     pub reserved_bytes: u64,
     /// The bytes in use by the device's count, minus those in use before the first allocation.
@@ -43,7 +43,7 @@ pub struct MeasuredCall {
 }
 
 impl OnDevice {
-    pub(super) fn new(calls: Vec<MeasuredCall>, at_peak: Held, at_end: Held, blocks_checked: u64) -> Self {
+    pub(super) fn new(calls: Vec<MeasuredCall>, at_peak: HeldMemory, at_end: HeldMemory, blocks_checked: u64) -> Self {
         let modelled = calls.iter().filter(|call| call.modelled_us.is_some());
         Self { measured_driver_us: modelled.map(|call| call.measured_us).sum(), calls, at_peak, at_end, blocks_checked }
     }
@@ -54,7 +54,7 @@ impl OnDevice {
     }
 }
 
-impl Held {
+impl HeldMemory {
     /// Returns the bytes by which the device's count exceeds the allocator's; negative if it is lower.
     pub fn difference_bytes(&self) -> i64 {
         self.used_bytes.cast_signed() - self.reserved_bytes.cast_signed()

@@ -18,10 +18,10 @@ use tenure_device::Driver;
 use tenure_plan::{Action, Trace};
 
 pub use kind::AllocatorKind;
-pub use measured::{Held, MeasuredCall, OnDevice};
-pub use outcome::{DriverCalls, Outcome, before_history, recorded, verdict};
+pub use measured::{HeldMemory, MeasuredCall, OnDevice};
+pub use outcome::{DriverCalls, ReplayOutcome, before_history, recorded, verdict};
 use player::Player;
-pub use player::Progress;
+pub use player::ReplayProgress;
 use real::Real;
 use simulated::Simulated;
 
@@ -60,7 +60,7 @@ impl Replay {
     /// # Errors
     /// The event at which the allocator returned an error, or a setting of the trace that the allocator does not
     /// support.
-    pub fn run(&self, trace: &Trace) -> Result<Outcome, Error> {
+    pub fn run(&self, trace: &Trace) -> Result<ReplayOutcome, Error> {
         self.run_observed(trace, |_| ControlFlow::Continue(()))
     }
 
@@ -72,8 +72,8 @@ impl Replay {
     pub fn run_observed(
         &self,
         trace: &Trace,
-        mut observe: impl FnMut(Progress) -> ControlFlow<()>,
-    ) -> Result<Outcome, Error> {
+        mut observe: impl FnMut(ReplayProgress) -> ControlFlow<()>,
+    ) -> Result<ReplayOutcome, Error> {
         let summary = trace.summary();
         let mut play = |script: Vec<_>| {
             let machine = Simulated::new(&summary, self.lag_us, script);
@@ -106,8 +106,8 @@ impl Replay {
         &self,
         driver: &Arc<dyn Driver>,
         trace: &Trace,
-        mut observe: impl FnMut(Progress) -> ControlFlow<()>,
-    ) -> Result<Outcome, Error> {
+        mut observe: impl FnMut(ReplayProgress) -> ControlFlow<()>,
+    ) -> Result<ReplayOutcome, Error> {
         let summary = trace.summary();
         let machine = Real::new(&summary, Arc::clone(driver))?;
         Player::new(self.allocator, self.repeat, trace, &summary, Box::new(machine))?.play(&mut observe)

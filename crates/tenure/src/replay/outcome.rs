@@ -9,7 +9,7 @@ use crate::units::{Bytes, Percent};
 
 /// The outcome of a replay. Serialises to one JSON object whose keys are the fields, in this order.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Outcome {
+pub struct ReplayOutcome {
     /// The trace's source: usually the name of its file.
     pub trace: String,
     /// The allocator.
@@ -67,7 +67,7 @@ pub struct Outcome {
     pub device: Option<OnDevice>,
 }
 
-impl Outcome {
+impl ReplayOutcome {
     /// Returns the reserved bytes beyond the requested bytes at the peaks, as a share of the peak requested.
     pub fn overhead(&self) -> f64 {
         if self.peak_requested_bytes == 0 {
@@ -86,7 +86,7 @@ impl Outcome {
 
 /// Returns a sentence that compares the paged allocator with the model of PyTorch's default one; `None` without both
 /// replays.
-pub fn verdict(outcomes: &[Outcome]) -> Option<String> {
+pub fn verdict(outcomes: &[ReplayOutcome]) -> Option<String> {
     let reserved = |kind| outcomes.iter().find(|outcome| outcome.allocator == kind).map(|o| o.peak_reserved_bytes);
     let native = reserved(AllocatorKind::Native)?;
     let paged = reserved(AllocatorKind::Paged)?;
@@ -102,8 +102,8 @@ pub fn verdict(outcomes: &[Outcome]) -> Option<String> {
 }
 
 /// Returns a sentence about PyTorch's segments in the trace; `None` if it records none.
-pub fn recorded(outcome: &Outcome) -> Option<String> {
-    let &Outcome { recorded_reserved_bytes: peak, recorded_reserved_end_bytes: end, .. } = outcome;
+pub fn recorded(outcome: &ReplayOutcome) -> Option<String> {
+    let &ReplayOutcome { recorded_reserved_bytes: peak, recorded_reserved_end_bytes: end, .. } = outcome;
     let at_most = if peak == end { ", its peak".to_owned() } else { format!(", and {} at its peak", Bytes(peak)) };
     (peak > 0).then(|| format!("The recording itself has {} reserved by PyTorch at its end{at_most}", Bytes(end)))
 }

@@ -10,12 +10,12 @@ use tenure_plan::{Action, Event, Summary, Trace};
 use super::kind::AllocatorKind;
 use super::latency::Latencies;
 use super::machine::{Live, Machine};
-use super::outcome::{DriverCalls, Outcome};
+use super::outcome::{DriverCalls, ReplayOutcome};
 use crate::Error;
 
 /// The progress of a replay, after each event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct ReplayProgress {
     /// The pass, from 0.
     pub pass: u32,
     /// The event, from 0.
@@ -94,7 +94,10 @@ impl<'a> Player<'a> {
         })
     }
 
-    pub(super) fn play(mut self, observe: &mut impl FnMut(Progress) -> ControlFlow<()>) -> Result<Outcome, Error> {
+    pub(super) fn play(
+        mut self,
+        observe: &mut impl FnMut(ReplayProgress) -> ControlFlow<()>,
+    ) -> Result<ReplayOutcome, Error> {
         let mut last_pass = Counters::default();
         for pass in 0..self.repeat.max(1) {
             let before = self.machine.counters();
@@ -104,7 +107,7 @@ impl<'a> Player<'a> {
         self.outcome(last_pass)
     }
 
-    fn pass(&mut self, pass: u32, observe: &mut impl FnMut(Progress) -> ControlFlow<()>) -> Result<(), Error> {
+    fn pass(&mut self, pass: u32, observe: &mut impl FnMut(ReplayProgress) -> ControlFlow<()>) -> Result<(), Error> {
         let trace = self.trace;
         let first_us = trace.events().first().map_or(0, |event| event.time_us);
         let mut emptied = false;
@@ -129,7 +132,7 @@ impl<'a> Player<'a> {
                 _ => emptied,
             };
             self.machine.replayed()?;
-            let seen = observe(Progress {
+            let seen = observe(ReplayProgress {
                 pass,
                 event: index,
                 requested_bytes: self.requested.current,
@@ -186,14 +189,14 @@ impl<'a> Player<'a> {
         Error::Replay { event: self.event, allocator: self.kind, source }
     }
 
-    fn outcome(mut self, last_pass: Counters) -> Result<Outcome, Error> {
+    fn outcome(mut self, last_pass: Counters) -> Result<ReplayOutcome, Error> {
         let counters = self.machine.counters();
         let peak_reserved_bytes = self.machine.peak_reserved_bytes();
         let peak_segments = self.allocator.statistics().all.segment.peak;
         let device = self.machine.finish(&*self.allocator)?;
         // A real device chooses its own addresses.
         let compares = self.kind == AllocatorKind::Native && device.is_none();
-        Ok(Outcome {
+        Ok(ReplayOutcome {
             trace: self.trace.source().to_owned(),
             allocator: self.kind,
             events: self.summary.events,

@@ -9,7 +9,7 @@ use tenure_device::{CallError, Counters, DeviceBacking, Driver, Priority};
 use tenure_plan::Summary;
 
 use super::machine::{Live, Machine};
-use super::measured::{Held, OnDevice};
+use super::measured::{HeldMemory, OnDevice};
 use super::metered::Metered;
 use crate::Error;
 
@@ -28,7 +28,7 @@ pub(super) struct Real {
     streams: FxHashMap<StreamId, StreamId>,
     /// The bytes in use before the first allocation, by all processes.
     baseline_bytes: u64,
-    at_peak: Held,
+    at_peak: HeldMemory,
     blocks_checked: u64,
 }
 
@@ -40,7 +40,7 @@ impl Real {
             backing,
             streams: FxHashMap::default(),
             baseline_bytes: 0,
-            at_peak: Held::default(),
+            at_peak: HeldMemory::default(),
             blocks_checked: 0,
         };
         for &stream in &summary.streams {
@@ -62,9 +62,9 @@ impl Real {
     }
 
     /// Returns the memory held, by the allocator's count and by the device's.
-    fn held(&self) -> Result<Held, CallError> {
+    fn held(&self) -> Result<HeldMemory, CallError> {
         let used_bytes = self.used_bytes()?.saturating_sub(self.baseline_bytes);
-        Ok(Held { reserved_bytes: self.backing.held_bytes(), used_bytes })
+        Ok(HeldMemory { reserved_bytes: self.backing.held_bytes(), used_bytes })
     }
 
     fn check(&mut self, block: &Live) -> Result<(), Error> {
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn what_was_in_use_before_is_not_counted() {
         let (machine, _) = machine();
-        assert_eq!(machine.held().unwrap(), Held::default());
+        assert_eq!(machine.held().unwrap(), HeldMemory::default());
     }
 
     #[test]

@@ -74,7 +74,7 @@ impl Unit {
 }
 
 /// The plot area of a chart in its drawing.
-pub(super) struct Frame {
+pub(super) struct PlotFrame {
     pub(super) left: f64,
     pub(super) right: f64,
     pub(super) top: f64,
@@ -83,9 +83,9 @@ pub(super) struct Frame {
     pub(super) height: f64,
 }
 
-impl Frame {
+impl PlotFrame {
     /// Makes the frame in a drawing of this width, below a legend, with room for every label of its axes.
-    pub(super) fn new(width: f64, legend: f64, scale: &Scale, span: Span) -> Self {
+    pub(super) fn new(width: f64, legend: f64, scale: &ValueAxis, span: Span) -> Self {
         let longest = scale.ticks().map(|(_, label)| text_width(&label)).fold(0.0, f64::max);
         let left = MARGIN + longest + GAP;
         let (ticks, _) = horizontal(span, width - left);
@@ -103,19 +103,19 @@ impl Frame {
     }
 
     /// Returns the vertical position of a value.
-    pub(super) fn y(&self, scale: &Scale, value: f64) -> f64 {
+    pub(super) fn y(&self, scale: &ValueAxis, value: f64) -> f64 {
         self.bottom - (self.bottom - self.top) * value / scale.end()
     }
 }
 
 /// The vertical axis, from 0.
-pub(super) struct Scale {
+pub(super) struct ValueAxis {
     step: f64,
     ticks: u32,
     unit: Unit,
 }
 
-impl Scale {
+impl ValueAxis {
     /// Returns the shortest axis of whole steps that holds `highest`.
     pub(super) fn up_to(highest: f64, unit: Unit) -> Self {
         let highest = highest.max(unit.finest());
@@ -179,15 +179,16 @@ mod tests {
     #[test]
     fn axes_have_round_steps() {
         assert_eq!([0.15, 1.0, 1.1, 3.0, 70.0, 1.2e9].map(nice_step), [0.2, 1.0, 2.0, 5.0, 100.0, 2e9]);
-        let labels = |highest, unit| Scale::up_to(highest, unit).ticks().map(|(_, label)| label).collect::<Vec<_>>();
+        let labels =
+            |highest, unit| ValueAxis::up_to(highest, unit).ticks().map(|(_, label)| label).collect::<Vec<_>>();
         assert_eq!(labels(7_493_124_096.0, Unit::Bytes), ["0", "2 GB", "4 GB", "6 GB", "8 GB"]);
         assert_eq!(labels(3.0, Unit::Bytes), ["0", "1 B", "2 B", "3 B"]);
         assert_eq!(labels(0.57, Unit::Number), ["0", "0.2", "0.4", "0.6"]);
         assert_eq!(labels(1400.0, Unit::Ms), ["0", "0.5 s", "1 s", "1.5 s"]);
         for unit in [Unit::Bytes, Unit::Ms, Unit::Number] {
             let y = |highest, value| {
-                let scale = Scale::up_to(highest, unit);
-                let frame = Frame::new(WIDE, 0.0, &scale, Span::Steps(1));
+                let scale = ValueAxis::up_to(highest, unit);
+                let frame = PlotFrame::new(WIDE, 0.0, &scale, Span::Steps(1));
                 (frame.y(&scale, value), frame)
             };
             let ((zero, empty), (most, full)) = (y(0.0, 0.0), y(1.8e19, 1.8e19));
@@ -200,10 +201,10 @@ mod tests {
         for (highest, unit) in
             [(9.9e8, Unit::Bandwidth), (3.5e9, Unit::Bandwidth), (3.0, Unit::Bytes), (0.1, Unit::Number)]
         {
-            let scale = Scale::up_to(highest, unit);
+            let scale = ValueAxis::up_to(highest, unit);
             for width in [NARROW, WIDE] {
                 for span in [Span::Steps(100_000), Span::Us(1_999_999), Span::Events(7)] {
-                    let Frame { left, right, .. } = Frame::new(width, 0.0, &scale, span);
+                    let PlotFrame { left, right, .. } = PlotFrame::new(width, 0.0, &scale, span);
                     assert!(scale.ticks().all(|(_, label)| left - GAP - text_width(&label) >= 0.0));
                     let (ticks, _) = horizontal(span, right - left);
                     let ends: Vec<(f64, f64)> = ticks

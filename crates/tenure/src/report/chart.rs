@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::axis::{BINS, Frame, Scale, Span, Unit, WIDE, horizontal};
+use super::axis::{BINS, PlotFrame, Span, Unit, ValueAxis, WIDE, horizontal};
 use super::escape::escape;
 use super::svg::{Steps, Svg, text_width};
 use crate::units::Micros;
@@ -41,14 +41,14 @@ pub(super) struct Series {
     name: String,
     /// Its class in the style sheet.
     class: String,
-    draw: Draw,
+    draw: DrawnAs,
     /// A value for each bin.
     values: Vec<f64>,
 }
 
 /// The way in which a series is drawn.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Draw {
+pub(super) enum DrawnAs {
     Line,
     Area,
     /// An area on top of the stacked ones before it.
@@ -63,12 +63,17 @@ pub(super) struct Marker {
 }
 
 impl Series {
-    pub(super) fn new(name: impl Into<String>, class: impl Into<String>, draw: Draw, values: Vec<u64>) -> Self {
+    pub(super) fn new(name: impl Into<String>, class: impl Into<String>, draw: DrawnAs, values: Vec<u64>) -> Self {
         Self::of_numbers(name, class, draw, values.into_iter().map(|value| value as f64).collect())
     }
 
     /// Makes a series of values that are not bytes.
-    pub(super) fn of_numbers(name: impl Into<String>, class: impl Into<String>, draw: Draw, values: Vec<f64>) -> Self {
+    pub(super) fn of_numbers(
+        name: impl Into<String>,
+        class: impl Into<String>,
+        draw: DrawnAs,
+        values: Vec<f64>,
+    ) -> Self {
         Self { name: name.into(), class: class.into(), draw, values }
     }
 
@@ -109,26 +114,26 @@ impl Chart {
         svg.finish()
     }
 
-    fn scale(&self) -> Scale {
-        Scale::up_to(self.highest(), self.unit)
+    fn scale(&self) -> ValueAxis {
+        ValueAxis::up_to(self.highest(), self.unit)
     }
 
     /// Returns the plot area, between the legend and the axes.
-    fn frame(&self, width: f64, scale: &Scale) -> Frame {
+    fn frame(&self, width: f64, scale: &ValueAxis) -> PlotFrame {
         let legend = self.legend(width).last().map_or(0.0, |(.., y)| y + LEGEND_ROW);
-        Frame::new(width, legend, scale, self.span)
+        PlotFrame::new(width, legend, scale, self.span)
     }
 
     /// Returns the highest point of any series, stacks included.
     fn highest(&self) -> f64 {
         let stacked = (0..BINS)
-            .map(|bin| self.series.iter().filter(|s| s.draw == Draw::Stacked).map(|s| s.values[bin]).sum::<f64>())
+            .map(|bin| self.series.iter().filter(|s| s.draw == DrawnAs::Stacked).map(|s| s.values[bin]).sum::<f64>())
             .fold(0.0, f64::max);
         self.series.iter().map(Series::peak).fold(stacked, f64::max)
     }
 
-    fn draw_axes(&self, svg: &mut Svg, frame: &Frame, scale: &Scale) {
-        let &Frame { left, right, bottom, .. } = frame;
+    fn draw_axes(&self, svg: &mut Svg, frame: &PlotFrame, scale: &ValueAxis) {
+        let &PlotFrame { left, right, bottom, .. } = frame;
         for (value, label) in scale.ticks() {
             let y = frame.y(scale, value);
             svg.add(format_args!("<path class=\"grid\" d=\"M{left:.1} {y:.1}H{right:.1}\"/>"));
@@ -147,7 +152,7 @@ impl Chart {
         svg.add(format_args!("<text class=\"tick middle\" x=\"{middle:.1}\" y=\"{:.1}\">{name}</text>", bottom + 36.0));
     }
 
-    fn draw_series(&self, svg: &mut Svg, frame: &Frame, scale: &Scale) {
+    fn draw_series(&self, svg: &mut Svg, frame: &PlotFrame, scale: &ValueAxis) {
         let x = |bin| frame.x(bin);
         let heights = |values: &[f64]| values.iter().map(|&value| frame.y(scale, value)).collect::<Vec<_>>();
         let mut ground = vec![0.0; BINS];
@@ -155,18 +160,18 @@ impl Chart {
             let mut path = Steps::default();
             let mut dashes = String::new();
             let kind = match draw {
-                Draw::Line => {
+                DrawnAs::Line => {
                     path.right(&heights(values), x);
                     dashes = self.dashes(index, frame, scale);
                     "line"
                 }
-                Draw::Area => {
+                DrawnAs::Area => {
                     path.right(&heights(values), x);
                     path.left(&heights(&[0.0; BINS]), x);
                     path.close();
                     "area"
                 }
-                Draw::Stacked => {
+                DrawnAs::Stacked => {
                     let top: Vec<f64> = ground.iter().zip(values).map(|(ground, value)| ground + value).collect();
                     path.right(&heights(&top), x);
                     path.left(&heights(&ground), x);
@@ -177,12 +182,12 @@ impl Chart {
             };
             svg.add(format_args!("<path class=\"{kind} {class}\"{dashes} d=\"{}\"/>", path.finish()));
         }
-        let &Frame { left, right, bottom, .. } = frame;
+        let &PlotFrame { left, right, bottom, .. } = frame;
         svg.add(format_args!("<path class=\"axis\" d=\"M{left:.1} {bottom:.1}H{right:.1}\"/>"));
     }
 
     /// Returns the attribute that dashes a line, so that it shows the lines below that it would hide.
-    fn dashes(&self, index: usize, frame: &Frame, scale: &Scale) -> String {
+    fn dashes(&self, index: usize, frame: &PlotFrame, scale: &ValueAxis) -> String {
         let hides = |a: &Series, b: &Series| {
             a.draw == b.draw
                 && a.values
@@ -206,9 +211,9 @@ impl Chart {
         format!(" stroke-dasharray=\"{} {}\"", DASH * (above + 1), DASH * below)
     }
 
-    fn draw_marker(&self, svg: &mut Svg, frame: &Frame) {
+    fn draw_marker(&self, svg: &mut Svg, frame: &PlotFrame) {
         let Some(Marker { bin, text }) = &self.marker else { return };
-        let &Frame { top, bottom, .. } = frame;
+        let &PlotFrame { top, bottom, .. } = frame;
         let at = (frame.x(*bin) + frame.x(*bin + 1)) / 2.0;
         let (class, text_x) = if *bin < BINS / 2 { ("start", at + 6.0) } else { ("end", at - 6.0) };
         for class in ["halo", "marker"] {
@@ -241,12 +246,13 @@ impl Chart {
     /// Returns the label of a series. A line that covers an equal one says so.
     fn label(&self, index: usize, series: &Series) -> String {
         let mut label = series.name.clone();
-        if series.draw != Draw::Stacked && matches!(self.unit, Unit::Bytes | Unit::Bandwidth) {
+        if series.draw != DrawnAs::Stacked && matches!(self.unit, Unit::Bytes | Unit::Bandwidth) {
             write!(label, ", peak {}", self.unit.show(series.peak())).expect("a string takes every character");
         }
-        let is_equal = |other: &&Series| other.draw == Draw::Line && other.values == series.values;
-        let is_line = series.draw == Draw::Line && self.unit == Unit::Bytes;
-        if let Some(other) = self.series[..index].iter().find(is_equal).filter(|_| is_line) {
+        let mut lines = self.series[..index].iter().filter(|other| other.draw == DrawnAs::Line);
+        let equal = lines.find(|other| other.values == series.values);
+        let is_line = series.draw == DrawnAs::Line && self.unit == Unit::Bytes;
+        if let Some(other) = equal.filter(|_| is_line) {
             write!(label, " (equal to {})", other.name).expect("a string takes every character");
         }
         label
@@ -265,8 +271,8 @@ impl Chart {
     }
 
     /// Draws an invisible stripe for each bin, with the values as hover text.
-    fn draw_hover(&self, svg: &mut Svg, frame: &Frame) {
-        let &Frame { top, bottom, .. } = frame;
+    fn draw_hover(&self, svg: &mut Svg, frame: &PlotFrame) {
+        let &PlotFrame { top, bottom, .. } = frame;
         let width = frame.x(1) - frame.x(0);
         svg.add(format_args!("<g class=\"hover\">"));
         for bin in 0..BINS {
@@ -326,12 +332,12 @@ mod tests {
 
     #[test]
     fn a_stack_ends_at_the_sum() {
-        let series = |name: &str, value| Series::new(name, "size0", Draw::Stacked, vec![value; BINS]);
+        let series = |name: &str, value| Series::new(name, "size0", DrawnAs::Stacked, vec![value; BINS]);
         let chart = chart(Unit::Bytes, vec![series("low", 40), series("high", 60)]);
         assert_eq!(chart.highest(), 100.0);
         let svg = chart.standalone();
         // 100 B is the top of the axis: the upper area goes from there down to the lower one.
-        let Frame { left, right, top, bottom, .. } = chart.frame(WIDE, &chart.scale());
+        let PlotFrame { left, right, top, bottom, .. } = chart.frame(WIDE, &chart.scale());
         let lower = bottom - (bottom - top) * 0.4;
         assert!(svg.contains(&format!("M{left:.1} {top:.1}H{right:.1}L{right:.1} {lower:.1}H{left:.1}Z")), "{svg}");
         assert!(svg.contains("a &lt; b") && svg.contains("high: 60 B\nlow: 40 B"));
@@ -339,7 +345,7 @@ mod tests {
 
     #[test]
     fn equal_lines_are_all_seen_and_said_to_be_equal() {
-        let line = |name: &str, value| Series::new(name, name, Draw::Line, vec![value; BINS]);
+        let line = |name: &str, value| Series::new(name, name, DrawnAs::Line, vec![value; BINS]);
         let series = vec![line("native", 80), line("expandable", 80), line("paged", 80), line("other", 40)];
         let svg = chart(Unit::Bytes, series).inline(WIDE);
         assert!(svg.contains("line native\" d=") && svg.contains("line other\" d="), "{svg}");
@@ -352,7 +358,7 @@ mod tests {
     fn lines_that_are_equal_for_a_while_are_dashed_without_being_called_equal() {
         let values = |later: u64| (0..BINS).map(|bin| if bin < BINS / 4 { 80 } else { later }).collect();
         let lines = ["native", "paged"].into_iter().zip([80, 40]);
-        let lines = lines.map(|(name, later)| Series::new(name, name, Draw::Line, values(later)));
+        let lines = lines.map(|(name, later)| Series::new(name, name, DrawnAs::Line, values(later)));
         let svg = chart(Unit::Bytes, lines.collect()).inline(WIDE);
         assert!(svg.contains("line paged\" stroke-dasharray=\"6 6\"") && !svg.contains("equal to"), "{svg}");
     }
@@ -366,7 +372,7 @@ mod tests {
                     Series::new(
                         format!("{index} {}", "a model with a long name ".repeat(index)),
                         "size0",
-                        Draw::Line,
+                        DrawnAs::Line,
                         vec![1; BINS],
                     )
                 })

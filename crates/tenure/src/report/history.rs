@@ -5,7 +5,7 @@ use tenure_core::StreamId;
 use tenure_plan::{Action, Event, Trace};
 
 use super::axis::{BINS, Span};
-use super::chart::{Draw, Series};
+use super::chart::{DrawnAs, Series};
 
 /// The position of events in a chart: by time, or by number if the recorder had no clock.
 pub(super) struct Bins {
@@ -169,7 +169,10 @@ impl Composition {
     }
 
     pub(super) fn into_series(self) -> Vec<Series> {
-        self.groups.into_iter().map(|group| Series::new(group.name, group.class, Draw::Stacked, group.values)).collect()
+        self.groups
+            .into_iter()
+            .map(|group| Series::new(group.name, group.class, DrawnAs::Stacked, group.values))
+            .collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use tenure_agent::train::{Stage, TrainProgress};
 
 use super::axis::{BINS, Span, Unit};
-use super::chart::{Chart, Draw, Series};
+use super::chart::{Chart, DrawnAs, Series};
 use super::html::{self, document, figure, section};
 
 /// A report on the training of the planner marl's policy: one HTML file with its learning curves.
@@ -39,17 +39,17 @@ impl<'a> LearningReport<'a> {
         for (stage, title, text) in stages {
             let points: Vec<&TrainProgress> = self.curve.iter().filter(|point| point.stage == stage).collect();
             if let Some(last) = points.last() {
-                let shown = |point: &&TrainProgress| match stage {
-                    Stage::Prices => point.validation,
-                    Stage::Leanings => point.validation.exp(),
-                };
-                let values: Vec<(u64, f64)> = points.iter().map(|point| (point.step, shown(point))).collect();
+                let values = points.iter().map(|point| match stage {
+                    Stage::Prices => (point.step, point.validation),
+                    Stage::Leanings => (point.step, point.validation.exp()),
+                });
+                let values: Vec<(u64, f64)> = values.collect();
                 let chart = Chart {
                     title: format!("{title}: {}", self.title),
                     description: format!("{title} over the steps of training."),
                     span: Span::Steps(last.step.max(1)),
                     unit: Unit::Number,
-                    series: vec![Series::of_numbers("validation", "smooth", Draw::Line, joined(&values))],
+                    series: vec![Series::of_numbers("validation", "smooth", DrawnAs::Line, joined(&values))],
                     marker: None,
                 };
                 sections.push(section(title, text, &figure(&chart)));

@@ -31,24 +31,24 @@ use tenure_plan::{Summary, Trace};
 pub use blocks::PageOptions;
 #[cfg(feature = "nn")]
 pub use learning::LearningReport;
-pub use memory::{BlockUse, DeviceUse, Figure, MemoryReport, Module, SegmentUse, TagUse};
+pub use memory::{BlockUse, DeviceUse, MemoryFigure, MemoryReport, ModuleUse, SegmentUse, TagUse};
 pub use serving::{ModelLatencies, SentRequest, ServingReport};
 pub use switching::{ModelTimes, SwitchReport};
 #[cfg(feature = "nn")]
 pub use training::TrainingReport;
 
 use crate::Error;
-use crate::replay::{AllocatorKind, Outcome, Progress, Replay};
+use crate::replay::{AllocatorKind, Replay, ReplayOutcome, ReplayProgress};
 use crate::units::Bytes;
 use axis::Unit;
-use chart::{Chart, Draw, Marker, Series};
+use chart::{Chart, DrawnAs, Marker, Series};
 use history::{Bins, Composition, Envelope};
 
 /// The report of a trace that was replayed once on every allocator.
 pub struct Report<'a> {
     trace: &'a Trace,
     summary: Summary,
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<ReplayOutcome>,
     comparison: Chart,
     by_size: Chart,
     by_stream: Option<Chart>,
@@ -69,7 +69,7 @@ impl<'a> Report<'a> {
     /// The errors of [`Replay::run_observed`].
     pub fn observed(
         trace: &'a Trace,
-        mut observe: impl FnMut(AllocatorKind, Progress) -> ControlFlow<()>,
+        mut observe: impl FnMut(AllocatorKind, ReplayProgress) -> ControlFlow<()>,
     ) -> Result<Self, Error> {
         let bins = Bins::of(trace);
         let mut outcomes = Vec::new();
@@ -88,10 +88,10 @@ impl<'a> Report<'a> {
                 reserved.set(bin, progress.reserved_bytes);
                 observe(allocator, progress)
             })?;
-            series.push(Series::new(allocator.name(), allocator.name(), Draw::Line, reserved.finish()));
+            series.push(Series::new(allocator.name(), allocator.name(), DrawnAs::Line, reserved.finish()));
             outcomes.push(outcome);
         }
-        series.insert(0, Series::new("requested", "requested", Draw::Area, requested.finish()));
+        series.insert(0, Series::new("requested", "requested", DrawnAs::Area, requested.finish()));
 
         let comparison = Chart {
             title: format!("Memory held over time: {}", trace.source()),
@@ -123,7 +123,7 @@ impl<'a> Report<'a> {
     }
 
     /// Returns the outcome of each replay.
-    pub fn outcomes(&self) -> &[Outcome] {
+    pub fn outcomes(&self) -> &[ReplayOutcome] {
         &self.outcomes
     }
 

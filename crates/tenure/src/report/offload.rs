@@ -7,7 +7,7 @@ use tenure_tier::Destination;
 use tenure_tier::codec::{Codec, Encoded};
 
 use super::axis::{BINS, Span, Unit};
-use super::chart::{Chart, Draw, Series};
+use super::chart::{Chart, DrawnAs, Series};
 use super::escape::escape;
 use super::html::{figure, row, section, table};
 use crate::units::{Bytes, Count, Micros, Percent};
@@ -30,7 +30,7 @@ const MEMORY: &str = "tag-activation";
 const HOST: &str = "stream1";
 const DISK: &str = "stream4";
 
-type Figure = fn(&TierMoment) -> u64;
+type TierBytes = fn(&TierMoment) -> u64;
 
 /// Returns the sections of a report on a step.
 pub(super) fn sections(title: &str, number: u64, record: &StepRecord) -> Vec<String> {
@@ -60,17 +60,17 @@ pub(super) fn sections(title: &str, number: u64, record: &StepRecord) -> Vec<Str
 }
 
 fn tiers(title: &str, number: u64, span: Span, record: &StepRecord) -> Chart {
-    let of = |bytes: Figure| binned(&record.moments, bytes);
-    let mut series = vec![Series::new("in memory", MEMORY, Draw::Area, of(|moment| moment.memory_bytes))];
-    let tiers: [(_, _, Figure); 2] =
+    let of = |bytes: TierBytes| binned(&record.moments, bytes);
+    let mut series = vec![Series::new("in memory", MEMORY, DrawnAs::Area, of(|moment| moment.memory_bytes))];
+    let tiers: [(_, _, TierBytes); 2] =
         [("pinned memory", HOST, |moment| moment.host_bytes), ("disk", DISK, |moment| moment.disk_bytes)];
     for (name, class, bytes) in tiers {
         let values = of(bytes);
         if values.iter().any(|bytes| *bytes > 0) {
-            series.push(Series::new(name, class, Draw::Line, values));
+            series.push(Series::new(name, class, DrawnAs::Line, values));
         }
     }
-    series.extend(record.budget_bytes.map(|bytes| Series::new("limit", "most", Draw::Line, vec![bytes; BINS])));
+    series.extend(record.budget_bytes.map(|bytes| Series::new("limit", "most", DrawnAs::Line, vec![bytes; BINS])));
     Chart {
         title: format!("Memory by tier during step {number}: {title}"),
         description: "Bytes in each tier over one step.".into(),
@@ -82,7 +82,7 @@ fn tiers(title: &str, number: u64, span: Span, record: &StepRecord) -> Chart {
 }
 
 fn links(title: &str, number: u64, span: Span, moments: &[TierMoment]) -> Chart {
-    let links: [(_, _, Figure); 4] = [
+    let links: [(_, _, TierBytes); 4] = [
         ("device to host", HOST, |moment| moment.device_to_host),
         ("host to device", "stream0", |moment| moment.host_to_device),
         ("written to disk", DISK, |moment| moment.disk_write),
@@ -97,7 +97,7 @@ fn links(title: &str, number: u64, span: Span, moments: &[TierMoment]) -> Chart 
             Series::of_numbers(
                 name,
                 class,
-                Draw::Line,
+                DrawnAs::Line,
                 (0..BINS)
                     .map(|bin| {
                         let before = bin.checked_sub(MEAN).map_or(first, |before| passed[before]);
@@ -216,7 +216,8 @@ fn life(saved: &SavedRecord, away: &str, elapsed_us: u64) -> String {
     let needed = saved.needed_us.unwrap_or(elapsed_us);
     let left = saved.spilled.map(|(us, _)| us).or(saved.dropped_us).unwrap_or(needed);
     let back = saved.fetched_us.or(saved.recomputed_us).unwrap_or(needed);
-    let (mut bars, mut at) = (String::new(), 0);
+    let mut bars = String::new();
+    let mut at = 0;
     let parts = if back < left {
         [(away, back), (MEMORY, left), (away, needed)]
     } else {

@@ -5,7 +5,7 @@ use super::blocks::{self, PageOptions};
 use super::history::Holders;
 use super::html::{self, document, figure, remark, row, section, table};
 use crate::Error;
-use crate::replay::{Outcome, before_history, recorded, verdict};
+use crate::replay::{ReplayOutcome, before_history, recorded, verdict};
 use crate::units::{Bytes, Count, Micros, Percent};
 
 /// The number of groups of equal blocks that the peak's table lists one by one.
@@ -91,7 +91,7 @@ fn duration(us: u64) -> String {
     if us == 0 { "not recorded".into() } else { Micros(us as f64).to_string() }
 }
 
-fn outcomes(outcomes: &[Outcome]) -> String {
+fn outcomes(outcomes: &[ReplayOutcome]) -> String {
     let rows = outcomes.iter().map(|outcome| {
         row(
             format_args!("<span class=\"swatch {0}\"></span>{0}", outcome.allocator),
@@ -120,7 +120,7 @@ fn outcomes(outcomes: &[Outcome]) -> String {
 }
 
 /// Returns the number of segments; PyTorch counts none where they grow in place.
-fn segments(outcome: &Outcome) -> String {
+fn segments(outcome: &ReplayOutcome) -> String {
     if outcome.peak_segments == 0 { "–".into() } else { Count(outcome.peak_segments).to_string() }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::axis::{BINS, Span, Unit};
-use super::chart::{Chart, Draw, Series, column};
+use super::chart::{Chart, DrawnAs, Series, column};
 use super::html::{self, document, figure, section};
 
 /// The most models that have a line of their own; the others share one.
@@ -91,7 +91,7 @@ impl<'a> ServingReport<'a> {
             (0..BINS).map(of).collect()
         };
         let mut series = lines(self.groups(), share);
-        series.push(Series::of_numbers("all", "most", Draw::Line, share(&all)));
+        series.push(Series::of_numbers("all", "most", DrawnAs::Line, share(&all)));
         self.chart("Latency", "The share of answers that took no longer.", Span::Us(longest_us), Unit::Number, series)
     }
 
@@ -114,7 +114,7 @@ impl<'a> ServingReport<'a> {
         for at in self.switches {
             switches[bin(*at)] = highest.unwrap_or_default().as_secs_f64() * 1e3;
         }
-        series.insert(0, Series::of_numbers("switches", "requested", Draw::Area, switches));
+        series.insert(0, Series::of_numbers("switches", "requested", DrawnAs::Area, switches));
         self.chart("Latency over time", "The longest latency at a time.", Span::Us(end_us), Unit::Ms, series)
     }
 
@@ -130,7 +130,7 @@ fn lines(groups: Vec<(String, Vec<SentRequest>)>, of: impl Fn(&[SentRequest]) ->
         .into_iter()
         .enumerate()
         .map(|(number, (name, requests))| {
-            Series::of_numbers(name, format!("stream{number}"), Draw::Line, of(&requests))
+            Series::of_numbers(name, format!("stream{number}"), DrawnAs::Line, of(&requests))
         })
         .collect()
 }

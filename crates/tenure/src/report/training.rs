@@ -5,7 +5,7 @@ use tenure_nn::train::{Moment, Recording, Step, TagBytes};
 use tenure_offload::StepRecord;
 
 use super::axis::{BINS, Span, Unit};
-use super::chart::{Chart, Draw, Series};
+use super::chart::{Chart, DrawnAs, Series};
 use super::html::{self, document, figure, remark, row, section, table};
 use super::offload;
 use crate::units::{Bytes, Percent};
@@ -114,7 +114,9 @@ impl<'a> TrainingReport<'a> {
             title: format!("Loss: {}", self.title),
             description: "Loss over the steps.".into(),
             unit: Unit::Number,
-            ..self.chart(series.map(|(name, class, values)| Series::of_numbers(name, class, Draw::Line, values)).into())
+            ..self.chart(
+                series.map(|(name, class, values)| Series::of_numbers(name, class, DrawnAs::Line, values)).into(),
+            )
         }
     }
 
@@ -124,7 +126,7 @@ impl<'a> TrainingReport<'a> {
             title: format!("Step time: {}", self.title),
             description: "Time of each step.".into(),
             unit: Unit::Ms,
-            ..self.chart(vec![Series::of_numbers("of each step", "smooth", Draw::Line, thinned(&times))])
+            ..self.chart(vec![Series::of_numbers("of each step", "smooth", DrawnAs::Line, thinned(&times))])
         }
     }
 
@@ -137,7 +139,7 @@ impl<'a> TrainingReport<'a> {
             .collect();
         let mut series = stacked(bins.iter().map(|memory| memory.tags).collect());
         let peaks = bins.iter().map(|memory| memory.peak_bytes).collect();
-        series.push(Series::new("most at any moment", "most", Draw::Line, peaks));
+        series.push(Series::new("most at any moment", "most", DrawnAs::Line, peaks));
         Chart {
             title: format!("Memory over the run: {}", self.title),
             description: "Bytes that tensors held in each step, stacked by what they were for.".into(),
@@ -204,7 +206,8 @@ fn thinned(values: &[f64]) -> Vec<f64> {
 /// Returns an exponential moving mean, weighted like a mean over a 30th of the steps, but at least five.
 fn smooth(values: &[f64]) -> Vec<f64> {
     let keep = 1.0 - 2.0 / ((values.len() as f64 / 30.0).max(5.0) + 1.0);
-    let (mut sum, mut weight) = (0.0, 0.0);
+    let mut sum = 0.0;
+    let mut weight = 0.0;
     values
         .iter()
         .map(|value| {
@@ -220,7 +223,7 @@ fn stacked(bins: Vec<TagBytes>) -> Vec<Series> {
         .filter_map(|(tag, name)| {
             let values: Vec<u64> = bins.iter().map(|tags| tags.of(tag)).collect();
             let is_used = values.iter().any(|bytes| *bytes > 0);
-            is_used.then(|| Series::new(name, format!("tag-{tag}"), Draw::Stacked, values))
+            is_used.then(|| Series::new(name, format!("tag-{tag}"), DrawnAs::Stacked, values))
         })
         .collect()
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tenure::alloc::{Request, Resource};
 use tenure::device::sim::{SimConfig, SimDriver};
 use tenure::plan::Trace;
-use tenure::replay::{AllocatorKind, Outcome, Replay};
+use tenure::replay::{AllocatorKind, Replay, ReplayOutcome};
 use tenure_alloc::{PagedAllocator, paged};
 use tenure_device::DeviceBacking;
 use tenure_plan::Action;
@@ -15,7 +15,7 @@ use tenure_plan::Action;
 const TRACES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces");
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz");
 
-fn replay(trace: &Trace, allocator: AllocatorKind, repeat: u32, lag_us: u64) -> Outcome {
+fn replay(trace: &Trace, allocator: AllocatorKind, repeat: u32, lag_us: u64) -> ReplayOutcome {
     Replay { allocator, repeat, lag_us }.run(trace).unwrap()
 }
 

@@ -9,7 +9,7 @@ use tenure::alloc::Request;
 use tenure::core::{Key, KeyId, StreamId, Tag};
 use tenure::device::memory::{DeviceMemory, MemoryConfig};
 use tenure::device::sim::{SimConfig, SimDriver};
-use tenure::report::{DeviceUse, MemoryReport, Module};
+use tenure::report::{DeviceUse, MemoryReport, ModuleUse};
 use tenure_alloc::Recording;
 
 const A: StreamId = StreamId::NULL;
@@ -43,7 +43,7 @@ fn model() -> DeviceMemory {
     memory
 }
 
-fn child<'a>(module: &'a Module, name: &str) -> &'a Module {
+fn child<'a>(module: &'a ModuleUse, name: &str) -> &'a ModuleUse {
     module.children.iter().find(|child| child.name == name).unwrap()
 }
 
@@ -52,7 +52,7 @@ fn a_module_counts_what_the_modules_in_it_hold() {
     let program = report(&model()).modules;
     let encoder = child(&program, "encoder");
     let layers = child(encoder, "layer");
-    let held = |module: &Module, tag: Tag| module.tags[tag as usize];
+    let held = |module: &ModuleUse, tag: Tag| module.tags[tag as usize];
     assert_eq!((program.bytes(), program.blocks), (98 * MIB + 1024, 5));
     assert_eq!((encoder.bytes(), held(encoder, Tag::Activation)), (98 * MIB, 28 * MIB));
     let names: Vec<&str> = layers.children.iter().map(|layer| layer.name.as_str()).collect();
@@ -147,23 +147,23 @@ fn programs_read_the_same_figures_as_json() {
 
 /// An operation: allocates, frees or retags.
 #[derive(Clone, Debug)]
-enum Op {
+enum MemoryOp {
     Allocate(u64, usize, usize),
     Free(usize),
     Retag(usize, usize, usize),
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = MemoryOp> {
     let tag = 0..Tag::ALL.len();
     let module = 0..6_usize;
     prop_oneof![
-        4 => (prop_oneof![1..4000_u64, 1..6 * MIB], tag.clone(), module.clone()).prop_map(|(b, t, m)| Op::Allocate(b, t, m)),
-        2 => any::<usize>().prop_map(Op::Free),
-        2 => (any::<usize>(), tag, module).prop_map(|(index, tag, module)| Op::Retag(index, tag, module)),
+        4 => (prop_oneof![1..4000_u64, 1..6 * MIB], tag.clone(), module.clone()).prop_map(|(b, t, m)| MemoryOp::Allocate(b, t, m)),
+        2 => any::<usize>().prop_map(MemoryOp::Free),
+        2 => (any::<usize>(), tag, module).prop_map(|(index, tag, module)| MemoryOp::Retag(index, tag, module)),
     ]
 }
 
-fn sums_are_whole(module: &Module) {
+fn sums_are_whole(module: &ModuleUse) {
     let inner = |tag: usize| module.children.iter().map(|child| child.tags[tag]).sum::<u64>();
     assert!((0..Tag::ALL.len()).all(|tag| inner(tag) <= module.tags[tag]));
     assert!(module.children.is_sorted_by_key(|child| std::cmp::Reverse(child.bytes())));
@@ -183,17 +183,17 @@ proptest! {
                 memory.allocator().history().start(Recording::events(20), true);
             }
             match *op {
-                Op::Allocate(bytes, tag, module) => {
+                MemoryOp::Allocate(bytes, tag, module) => {
                     live.push(allocate(&memory, bytes, Tag::ALL[tag], key(MODULES[module], "out")));
                 }
-                Op::Free(index) if !live.is_empty() => {
+                MemoryOp::Free(index) if !live.is_empty() => {
                     memory.free(live.swap_remove(index % live.len())).unwrap();
                 }
-                Op::Retag(index, tag, module) if !live.is_empty() => {
+                MemoryOp::Retag(index, tag, module) if !live.is_empty() => {
                     let key = key(MODULES[module], "other");
                     memory.allocator().retag(live[index % live.len()], Tag::ALL[tag], key).unwrap();
                 }
-                Op::Free(_) | Op::Retag(..) => {}
+                MemoryOp::Free(_) | MemoryOp::Retag(..) => {}
             }
         }
         let statistics = memory.allocator().statistics();

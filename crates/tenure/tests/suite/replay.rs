@@ -6,7 +6,7 @@ use std::path::Path;
 use tenure::Error;
 use tenure::core::StreamId;
 use tenure::plan::{Action, Event, Settings, Trace};
-use tenure::replay::{AllocatorKind, Progress, Replay};
+use tenure::replay::{AllocatorKind, Replay, ReplayProgress};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -172,7 +172,7 @@ fn observers_see_every_event_of_every_pass() {
             ControlFlow::Continue(())
         })
         .unwrap();
-    let at = |pass, event, requested_bytes, allocated_bytes| Progress {
+    let at = |pass, event, requested_bytes, allocated_bytes| ReplayProgress {
         pass,
         event,
         requested_bytes,

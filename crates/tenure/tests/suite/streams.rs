@@ -23,13 +23,13 @@ enum Engine {
 const ENGINES: [Engine; 3] = [Engine::Native, Engine::Expandable, Engine::Paged];
 
 /// A device, three streams, and an allocator on it.
-struct Bench {
+struct StreamBench {
     sim: Arc<SimDriver>,
     allocator: Arc<dyn CachingAllocator>,
     streams: Vec<StreamId>,
 }
 
-impl Bench {
+impl StreamBench {
     fn new(engine: Engine, seed: u64, slack_bytes: u64) -> Self {
         let config = SimConfig { capacity_bytes: 256 * MIB, seed, ..SimConfig::default() };
         let sim = Arc::new(SimDriver::new(config));
@@ -60,7 +60,7 @@ impl Bench {
 
 /// A block is written on one stream, read on another and freed; its memory is then used again on the first.
 fn produce_and_consume(engine: Engine, seed: u64, record: bool) -> Result<(), String> {
-    let bench = Bench::new(engine, seed, 0);
+    let bench = StreamBench::new(engine, seed, 0);
     let [producer, consumer, _] = bench.streams[..] else { unreachable!() };
     let bytes = 4 * MIB;
     let block = bench.allocate(bytes, producer);
@@ -92,7 +92,7 @@ fn a_recorded_stream_is_waited_for_with_every_schedule() {
 }
 
 #[derive(Clone, Debug)]
-enum Op {
+enum StreamOp {
     Allocate { bytes: u64, stream: usize },
     Use { block: usize, stream: usize },
     Free { block: usize },
@@ -100,14 +100,14 @@ enum Op {
     ReleaseCached,
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = StreamOp> {
     let bytes = prop_oneof![1..3000_u64, 1..MIB, 1..16 * MIB, MIB..70 * MIB];
     prop_oneof![
-        8 => (bytes, 0..3_usize).prop_map(|(bytes, stream)| Op::Allocate { bytes, stream }),
-        3 => (any::<usize>(), 0..3_usize).prop_map(|(block, stream)| Op::Use { block, stream }),
-        7 => any::<usize>().prop_map(|block| Op::Free { block }),
-        2 => (0..9_usize).prop_map(|steps| Op::Run { steps }),
-        1 => Just(Op::ReleaseCached),
+        8 => (bytes, 0..3_usize).prop_map(|(bytes, stream)| StreamOp::Allocate { bytes, stream }),
+        3 => (any::<usize>(), 0..3_usize).prop_map(|(block, stream)| StreamOp::Use { block, stream }),
+        7 => any::<usize>().prop_map(|block| StreamOp::Free { block }),
+        2 => (0..9_usize).prop_map(|steps| StreamOp::Run { steps }),
+        1 => Just(StreamOp::ReleaseCached),
     ]
 }
 
@@ -123,11 +123,11 @@ proptest! {
         slack in prop::sample::select(vec![0, 62 * MIB]),
         ops in prop::collection::vec(op(), 1..80),
     ) {
-        let bench = Bench::new(engine, seed, slack);
+        let bench = StreamBench::new(engine, seed, slack);
         let mut live: Vec<(u64, u64, StreamId)> = Vec::new();
         for (number, op) in ops.into_iter().enumerate() {
             match op {
-                Op::Allocate { bytes, stream } => {
+                StreamOp::Allocate { bytes, stream } => {
                     let stream = bench.streams[stream];
                     let Ok(block) = bench.allocator.allocate(Request::new(bytes, stream)) else { continue };
                     let address = block.address;
@@ -140,14 +140,14 @@ proptest! {
                     bench.sim.launch(kernel).unwrap();
                     live.push((address, number as u64, stream));
                 }
-                Op::Use { block, stream } if !live.is_empty() => {
+                StreamOp::Use { block, stream } if !live.is_empty() => {
                     let (address, _, owner) = live[block % live.len()];
                     let stream = bench.streams[stream];
                     bench.follow(stream, owner);
                     bench.allocator.record_stream(address, stream).unwrap();
                     bench.sim.launch(Kernel::new("use", stream).reads(address, 1)).unwrap();
                 }
-                Op::Free { block } if !live.is_empty() => {
+                StreamOp::Free { block } if !live.is_empty() => {
                     let (address, number, stream) = live.swap_remove(block % live.len());
                     let check = Kernel::new("check", stream).reads(address, 8).body(move |memory| {
                         let mut bytes = [0; 8];
@@ -157,9 +157,9 @@ proptest! {
                     bench.sim.launch(check).unwrap();
                     bench.allocator.free(address).unwrap();
                 }
-                Op::Run { steps } => (0..steps).for_each(|_| { bench.sim.step().unwrap(); }),
-                Op::ReleaseCached => bench.allocator.release_cached().unwrap(),
-                Op::Use { .. } | Op::Free { .. } => {}
+                StreamOp::Run { steps } => (0..steps).for_each(|_| { bench.sim.step().unwrap(); }),
+                StreamOp::ReleaseCached => bench.allocator.release_cached().unwrap(),
+                StreamOp::Use { .. } | StreamOp::Free { .. } => {}
             }
             prop_assert!(bench.sim.fault().is_none(), "{:?}", bench.sim.fault());
         }

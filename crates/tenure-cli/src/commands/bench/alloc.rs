@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use tenure::bench::{Bench, Case, Figure};
+use tenure::bench::{Bench, BenchFigure, Case};
 
 use tenure::units::{Count, Micros};
 
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &BenchAllocArgs) -> ExitCode {
     }))
 }
 
-fn measure(args: &BenchAllocArgs) -> anyhow::Result<Vec<Figure>> {
+fn measure(args: &BenchAllocArgs) -> anyhow::Result<Vec<BenchFigure>> {
     let device = device(args.driver, args.device)?;
     let allocators: Vec<_> = args.allocator.iter().flat_map(|allocators| allocators.kinds()).collect();
     let threads: Vec<_> = args.threads.iter().copied().map(usize::from).collect();
@@ -73,7 +73,7 @@ fn measure(args: &BenchAllocArgs) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-fn describe(figures: &[Figure]) -> String {
+fn describe(figures: &[BenchFigure]) -> String {
     let rows: Vec<_> = figures
         .iter()
         .map(|figure| {

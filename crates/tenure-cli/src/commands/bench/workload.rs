@@ -93,7 +93,6 @@ impl Workload {
         let images = |count, size| Tensor::randn(&[count, 3, size, size], DType::F32, Device::CPU, &generator);
         let tokens =
             |count, length, below| Tensor::randint(0, below, &[count, length], DType::I64, Device::CPU, &generator);
-        let row = |size| Tensor::randn(&[1, size], DType::F32, Device::CPU, &generator);
         let inputs = match self {
             Self::Resnet152 => vec![images(8, 224)?],
             Self::InceptionV3 => vec![images(8, 299)?],
@@ -102,7 +101,7 @@ impl Workload {
             Self::Resnet18 => vec![images(1, 224)?],
             Self::Gpt2 => vec![tokens(1, 128, 50_257)?],
             Self::Tiny => vec![images(1, 32)?],
-            Self::Mlp => vec![row(1024)?],
+            Self::Mlp => vec![Tensor::randn(&[1, 1024], DType::F32, Device::CPU, &generator)?],
             Self::Linear => vec![whole(&[1, 16], &generator)?],
         };
         inputs.iter().map(|input| input.to_device(device)).collect()

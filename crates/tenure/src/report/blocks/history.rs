@@ -106,13 +106,12 @@ impl BlockHistory {
 
     /// Returns the numbers of `lives`, ordered by bytes × events in the span, the highest first.
     pub(super) fn by_weight(&self, lives: &[Life]) -> Vec<u32> {
-        let weight = |number: &u32| {
+        let mut numbers: Vec<u32> = (0..lives.len() as u32).collect();
+        numbers.sort_by_cached_key(|number| {
             let life = &lives[*number as usize];
             let events = self.clipped(life.died) - self.clipped(Some(life.born));
             Reverse(u128::from(life.bytes) * events as u128)
-        };
-        let mut numbers: Vec<u32> = (0..lives.len() as u32).collect();
-        numbers.sort_by_cached_key(weight);
+        });
         numbers
     }
 

@@ -13,10 +13,10 @@ pub(super) struct Unpacked {
     pub(super) frames: Vec<[u64; 3]>,
     pub(super) stacks: Vec<Vec<u64>>,
     pub(super) streams: Vec<u64>,
-    pub(super) blocks: Vec<Row>,
+    pub(super) blocks: Vec<UnpackedLife>,
     pub(super) summed_blocks: u64,
     pub(super) summed: Vec<(u64, u64)>,
-    pub(super) segments: Vec<Row>,
+    pub(super) segments: Vec<UnpackedLife>,
     pub(super) times: Vec<(u64, u64)>,
     pub(super) marks: Vec<(u64, u64)>,
     /// First event, events, name.
@@ -26,7 +26,7 @@ pub(super) struct Unpacked {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Row {
+pub(super) struct UnpackedLife {
     pub(super) born: u64,
     pub(super) died: Option<u64>,
     pub(super) bytes: u64,
@@ -140,7 +140,7 @@ impl Columns<'_> {
         self.column(count).into_iter().map(|code| (sum += difference(code), sum as u64).1).collect()
     }
 
-    fn lives(&mut self) -> Vec<Row> {
+    fn lives(&mut self) -> Vec<UnpackedLife> {
         let count = self.number();
         let born = self.sums(count);
         let lived = self.column(count);
@@ -149,7 +149,7 @@ impl Columns<'_> {
         let high = self.column(count);
         let stream = self.column(count);
         (0..count as usize)
-            .map(|index| Row {
+            .map(|index| UnpackedLife {
                 born: born[index],
                 died: lived[index].checked_sub(1).map(|lived| born[index] + lived),
                 bytes: bytes[index],

@@ -13,7 +13,7 @@ use tenure_alloc::snapshot::{Setting, SnapshotBlock, SnapshotState};
 use tenure_alloc::{Snapshot, Stat, Statistics};
 use tenure_core::Tag;
 
-pub use modules::Module;
+pub use modules::ModuleUse;
 pub use segments::SegmentUse;
 
 use super::chart::Chart;
@@ -33,17 +33,17 @@ pub struct MemoryReport {
     /// The device's own figures, if they were given.
     pub device: Option<DeviceUse>,
     /// Bytes that the program requested and has not freed.
-    pub requested_bytes: Figure,
+    pub requested_bytes: MemoryFigure,
     /// Bytes allocated for them, rounded.
-    pub allocated_bytes: Figure,
+    pub allocated_bytes: MemoryFigure,
     /// Allocated bytes plus the bytes of freed blocks that other streams may still use.
-    pub active_bytes: Figure,
+    pub active_bytes: MemoryFigure,
     /// Device bytes that the allocator holds.
-    pub reserved_bytes: Figure,
+    pub reserved_bytes: MemoryFigure,
     /// The tags that were ever used.
     pub tags: Vec<TagUse>,
     /// The whole program, divided into its modules.
-    pub modules: Module,
+    pub modules: ModuleUse,
     /// The largest blocks, the first the largest.
     pub largest: Vec<BlockUse>,
     /// Every segment, the first the largest.
@@ -59,7 +59,7 @@ pub struct MemoryReport {
 
 /// A figure: its current and its highest value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Figure {
+pub struct MemoryFigure {
     /// The current value.
     pub current: u64,
     /// The highest value since peaks were reset. If the allocator keeps counters for each stream, an upper bound.
@@ -82,11 +82,11 @@ pub struct TagUse {
     #[serde(serialize_with = "by_name")]
     pub tag: Tag,
     /// The part of [`MemoryReport::requested_bytes`] that has this tag.
-    pub requested_bytes: Figure,
+    pub requested_bytes: MemoryFigure,
     /// The part of [`MemoryReport::allocated_bytes`] that has this tag.
-    pub allocated_bytes: Figure,
+    pub allocated_bytes: MemoryFigure,
     /// The part of [`MemoryReport::active_bytes`] that has this tag.
-    pub active_bytes: Figure,
+    pub active_bytes: MemoryFigure,
     /// The number of blocks that hold them.
     pub blocks: usize,
 }
@@ -141,7 +141,7 @@ impl MemoryReport {
             active_bytes: all.active_bytes.into(),
             reserved_bytes: all.reserved_bytes.into(),
             tags: tags.collect(),
-            modules: Module::of_blocks(held().map(|(_, block)| block)),
+            modules: ModuleUse::of_blocks(held().map(|(_, block)| block)),
             largest: largest.into_iter().map(|(stream, block)| BlockUse::new(stream, block)).collect(),
             segments: segments::of(snapshot),
             statistics: statistics.flat().into_iter().collect(),
@@ -173,7 +173,7 @@ impl BlockUse {
     }
 }
 
-impl From<Stat> for Figure {
+impl From<Stat> for MemoryFigure {
     fn from(Stat { current, peak, .. }: Stat) -> Self {
         Self { current, peak }
     }

@@ -14,7 +14,7 @@ const DEEPEST: usize = 64;
 /// A module of the program, and the memory that it holds, including its child modules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Module {
+pub struct ModuleUse {
     /// Its name in its parent module; empty for the whole program.
     pub name: String,
     /// Bytes held by tag: `tags[tag as usize]`.
@@ -23,7 +23,7 @@ pub struct Module {
     /// The number of blocks that hold them.
     pub blocks: usize,
     /// Its child modules, ordered by the bytes they hold, the most first.
-    pub children: Vec<Module>,
+    pub children: Vec<ModuleUse>,
 }
 
 /// A module whose children are found by name.
@@ -34,7 +34,7 @@ struct Node {
     children: BTreeMap<String, Node>,
 }
 
-impl Module {
+impl ModuleUse {
     /// Divides blocks by the module paths of their keys. Blocks without one belong to the program itself.
     pub(super) fn of_blocks<'a>(blocks: impl Iterator<Item = &'a SnapshotBlock>) -> Self {
         let mut held: BTreeMap<KeyId, Node> = BTreeMap::new();
@@ -75,12 +75,12 @@ impl Node {
         self.blocks += other.blocks;
     }
 
-    fn into_module(self, name: String) -> Module {
+    fn into_module(self, name: String) -> ModuleUse {
         let Self { tags, blocks, children } = self;
-        let mut children: Vec<Module> = children.into_iter().map(|(name, child)| child.into_module(name)).collect();
+        let mut children: Vec<ModuleUse> = children.into_iter().map(|(name, child)| child.into_module(name)).collect();
         // The sort is stable: modules with equal bytes stay in the order of their names.
         children.sort_by_key(|child| Reverse(child.bytes()));
-        Module { name, tags, blocks, children }
+        ModuleUse { name, tags, blocks, children }
     }
 }
 

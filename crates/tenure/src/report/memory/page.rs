@@ -4,7 +4,7 @@ use tenure_core::Tag;
 
 use super::segments::{Content, SegmentUse};
 use super::timeline::class;
-use super::{MemoryReport, Module};
+use super::{MemoryReport, ModuleUse};
 use crate::report::escape::escape;
 use crate::report::html::{self, document, drawings, figure, row, section, table};
 use crate::report::svg::Svg;
@@ -114,14 +114,14 @@ fn tags(report: &MemoryReport) -> String {
 
 /// Returns a bar of all tags side by side, as long as its share of `whole`. The table has the same figures as text.
 fn bar(tags: &[u64; Tag::ALL.len()], whole: u64) -> String {
-    let part = |tag: Tag| {
+    let used = Tag::ALL.into_iter().filter(|&tag| tags[tag as usize] > 0);
+    let parts = used.map(|tag| {
         let bytes = tags[tag as usize];
         let width = 100.0 * share(bytes, whole);
         let class = class(tag);
         format!("<i class=\"{class}\" style=\"width:{width:.2}%\" title=\"{tag}: {}\"></i>", Bytes(bytes))
-    };
-    let parts: String = Tag::ALL.into_iter().filter(|&tag| tags[tag as usize] > 0).map(part).collect();
-    format!("<div class=\"stack\">{parts}</div>\n")
+    });
+    format!("<div class=\"stack\">{}</div>\n", parts.collect::<String>())
 }
 
 fn modules(report: &MemoryReport) -> String {
@@ -129,7 +129,7 @@ fn modules(report: &MemoryReport) -> String {
     let mut rows = Vec::new();
     add_module(&mut rows, &report.modules, "the whole program", 0, whole);
     let used: Vec<Tag> = Tag::ALL.into_iter().filter(|&tag| report.modules.tags[tag as usize] > 0).collect();
-    let rows = rows.into_iter().map(|Row { name, depth, tags, blocks }| {
+    let rows = rows.into_iter().map(|ModuleRow { name, depth, tags, blocks }| {
         let cells: String = used.iter().map(|&tag| format!("<td>{}</td>", Bytes(tags[tag as usize]))).collect();
         format!(
             "<tr><th scope=\"row\" style=\"padding-left:{depth}em\">{}</th><td>{}</td>{cells}<td>{}</td>\
@@ -146,7 +146,7 @@ fn modules(report: &MemoryReport) -> String {
 }
 
 /// A row of the table of modules.
-struct Row {
+struct ModuleRow {
     name: String,
     depth: usize,
     tags: [u64; Tag::ALL.len()],
@@ -154,20 +154,19 @@ struct Row {
 }
 
 /// Adds a module and its children, and a row for its own blocks if it has both; small modules are summed.
-fn add_module(rows: &mut Vec<Row>, module: &Module, name: &str, depth: usize, whole: u64) {
-    let &Module { tags, blocks, ref children, .. } = module;
-    rows.push(Row { name: name.to_owned(), depth, tags, blocks });
-    let is_small = |child: &&Module| share(child.bytes(), whole) < SMALLEST_SHARE;
+fn add_module(rows: &mut Vec<ModuleRow>, module: &ModuleUse, name: &str, depth: usize, whole: u64) {
+    let &ModuleUse { tags, blocks, ref children, .. } = module;
+    rows.push(ModuleRow { name: name.to_owned(), depth, tags, blocks });
     // The largest come first.
-    let (shown, small) =
-        children.split_at(children.iter().position(|child| is_small(&child)).unwrap_or(children.len()));
+    let first_small = children.iter().position(|child| share(child.bytes(), whole) < SMALLEST_SHARE);
+    let (shown, small) = children.split_at(first_small.unwrap_or(children.len()));
     shown.iter().for_each(|child| add_module(rows, child, &child.name, depth + 1, whole));
     let mut add_together = |name: String, tags: [u64; Tag::ALL.len()], blocks: usize| {
         if blocks > 0 {
-            rows.push(Row { name, depth: depth + 1, tags, blocks });
+            rows.push(ModuleRow { name, depth: depth + 1, tags, blocks });
         }
     };
-    let sum = |modules: &[Module]| {
+    let sum = |modules: &[ModuleUse]| {
         let tags = Tag::ALL.map(|tag| modules.iter().map(|module| module.tags[tag as usize]).sum());
         (tags, modules.iter().map(|module| module.blocks).sum::<usize>())
     };

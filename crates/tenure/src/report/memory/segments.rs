@@ -30,12 +30,12 @@ pub struct SegmentUse {
     pub pool: (u64, u64),
     /// The contents from left to right, for the picture.
     #[serde(skip)]
-    pub(super) runs: Vec<Run>,
+    pub(super) runs: Vec<ContentRun>,
 }
 
 /// A stretch of a segment with one kind of content in most bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct ContentRun {
     pub(super) content: Content,
     /// Its place and its length, in [`PLACES`] of the segment.
     pub(super) start: u64,
@@ -84,8 +84,8 @@ impl SegmentUse {
 }
 
 /// Returns the blocks as stretches of whole places; a place is of the kind of most of its bytes.
-fn runs(segment: &Segment) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+fn runs(segment: &Segment) -> Vec<ContentRun> {
+    let mut runs: Vec<ContentRun> = Vec::new();
     let total = u128::from(segment.bytes());
     let mut blocks = segment.blocks.iter().peekable();
     // The remaining bytes of the first block.
@@ -110,7 +110,7 @@ fn runs(segment: &Segment) -> Vec<Run> {
         }
         match runs.last_mut().filter(|run| run.content == most.1) {
             Some(run) => run.places += 1,
-            None => runs.push(Run { content: most.1, start: place, places: 1 }),
+            None => runs.push(ContentRun { content: most.1, start: place, places: 1 }),
         }
     }
     runs

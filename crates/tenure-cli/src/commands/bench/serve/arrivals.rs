@@ -38,7 +38,8 @@ pub(super) fn arrivals(pattern: Pattern, models: usize, rate: f64, seconds: f64,
             .collect(),
         Pattern::Poisson { exponent } => {
             let shares = cumulative(models, exponent);
-            let (mut at, mut arrivals) = (0.0, Vec::new());
+            let mut at = 0.0;
+            let mut arrivals = Vec::new();
             loop {
                 at -= (1.0 - unit(&generator)).ln() / rate;
                 if at >= seconds {

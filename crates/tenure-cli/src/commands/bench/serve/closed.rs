@@ -93,7 +93,8 @@ pub(super) fn measure(
             let turn = runtime.block_on(turn(client, &asked, load.connections, turn_time, latencies));
             Turn { cpu_us: (cpu_us(server) - before) / turn.answered as f64, ..turn }
         };
-        let (mut ours, mut bares) = (Vec::new(), Vec::new());
+        let mut ours = Vec::new();
+        let mut bares = Vec::new();
         let mut resident = Vec::new();
         for _ in 0..TURNS {
             bar.set_message(format!("{encoding}, Tenure"));

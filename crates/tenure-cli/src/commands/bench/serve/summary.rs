@@ -100,16 +100,19 @@ impl Summary {
             ("failed", failed),
             ("wrong", wrong),
         ];
-        let share = |count: usize| Percent(count as f64 / (*requests).max(1) as f64).to_string();
-        let rows: Vec<_> =
-            counts.into_iter().map(|(name, count)| [name.to_owned(), count.to_string(), share(*count)]).collect();
+        let rows = counts.map(|(name, count)| {
+            let share = Percent(*count as f64 / (*requests).max(1) as f64);
+            [name.to_owned(), count.to_string(), share.to_string()]
+        });
         let mut text = format!(
             "{requests} requests in {seconds:.1} s; {goodput:.1} a second were answered rightly and in time\n\n{}\n",
             table(&["requests", "", ""], &rows)
         );
         let times = [("p50", self.p50_ms), ("p90", self.p90_ms), ("p99", self.p99_ms), ("max", self.max_ms)];
-        let time = |ms: Option<f64>| ms.map_or_else(|| "never".to_owned(), |ms| format!("{ms:.2}"));
-        let rows: Vec<_> = times.into_iter().map(|(name, ms)| [name.to_owned(), time(ms)]).collect();
+        let rows = times.map(|(name, ms)| {
+            let time = ms.map_or_else(|| "never".to_owned(), |ms| format!("{ms:.2}"));
+            [name.to_owned(), time]
+        });
         text += &format!("{}\n", table(&["latency", "ms"], &rows));
         text += &format!(
             "{} switches; {} of the requests that were computed waited for one\n\n",

@@ -264,7 +264,9 @@ impl SwitchBench<'_> {
                 }
             }
         }
-        let (mut copies, mut times, mut is_equal) = (Vec::new(), Vec::new(), true);
+        let mut copies = Vec::new();
+        let mut times = Vec::new();
+        let mut is_equal = true;
         for turn in 0..self.repeats as usize {
             anyhow::ensure!(!output::is_interrupted(), "interrupted");
             let model = &models[turn % count];
