@@ -72,7 +72,9 @@ impl Grouping {
 /// Returns the time of a cold start, from the begin of the first copy to the end of the last kernel, in µs. Groups are
 /// copied one after the other. Each is computed when it is there and the group before it is done.
 pub fn predict(layers: &[Layer], costs: &Costs, ends: &[usize]) -> f64 {
-    let (mut begin, mut copied_us, mut computed_us) = (0, 0.0, 0.0_f64);
+    let mut begin = 0;
+    let mut copied_us = 0.0;
+    let mut computed_us = 0.0_f64;
     for &end in ends {
         let group = &layers[begin..end];
         let bytes: u64 = group.iter().map(|layer| layer.bytes).sum();
@@ -85,7 +87,7 @@ pub fn predict(layers: &[Layer], costs: &Costs, ends: &[usize]) -> f64 {
 }
 
 /// A division of the layers before a boundary.
-struct Division {
+struct PartialDivision {
     groups: usize,
     computed_us: f64,
     /// The previous boundary, and the index of its division.
@@ -103,27 +105,27 @@ fn search(layers: &[Layer], costs: &Costs) -> Groups {
     };
     let bytes = sums(|layer| layer.bytes as f64);
     let compute_us = sums(|layer| layer.compute_us);
-    let copied_us = |boundary: usize, groups| bytes[boundary] / costs.bytes_per_us + groups as f64 * costs.copy_us;
     let fixed =
         [Grouping::Whole, Grouping::PerBlock, Grouping::PerLayer].map(|grouping| grouping.divide(layers, costs));
     let best = fixed.into_iter().min_by(|a, b| a.predicted_us.total_cmp(&b.predicted_us));
     let mut best = best.expect("there are three");
     // The divisions of each boundary, by their number of groups; each one ends earlier than the one before.
-    let mut divisions: Vec<Vec<Division>> = (0..=count).map(|_| Vec::new()).collect();
-    divisions[0].push(Division { groups: 0, computed_us: 0.0, before: (0, 0) });
+    let mut divisions: Vec<Vec<PartialDivision>> = (0..=count).map(|_| Vec::new()).collect();
+    divisions[0].push(PartialDivision { groups: 0, computed_us: 0.0, before: (0, 0) });
     for begin in 0..count {
         let (known, later) = divisions.split_at_mut(begin + 1);
         for (index, division) in known[begin].iter().enumerate() {
             let groups = division.groups + 1;
             for end in begin + 1..=count {
-                let ready_us = division.computed_us.max(copied_us(end, groups)) + costs.wait_us;
+                let copied_us = bytes[end] / costs.bytes_per_us + groups as f64 * costs.copy_us;
+                let ready_us = division.computed_us.max(copied_us) + costs.wait_us;
                 // The layers from `begin` on take at least their compute time after the copy, and more layers in the
                 // group only delay it.
                 if ready_us + compute_us[count] - compute_us[begin] >= best.predicted_us {
                     break;
                 }
                 let computed_us = ready_us + compute_us[end] - compute_us[begin];
-                insert(&mut later[end - begin - 1], Division { groups, computed_us, before: (begin, index) });
+                insert(&mut later[end - begin - 1], PartialDivision { groups, computed_us, before: (begin, index) });
             }
         }
         // Only the divisions at the last boundary cover all layers.
@@ -146,9 +148,9 @@ fn search(layers: &[Layer], costs: &Costs) -> Groups {
 
 /// Adds a division to those of its boundary, unless a known one is at least as good in both respects. Removes those
 /// that it is at least as good as.
-fn insert(divisions: &mut Vec<Division>, new: Division) {
+fn insert(divisions: &mut Vec<PartialDivision>, new: PartialDivision) {
     let at = divisions.partition_point(|known| known.groups < new.groups);
-    let is_better = |known: &Division| known.groups <= new.groups && known.computed_us <= new.computed_us;
+    let is_better = |known: &PartialDivision| known.groups <= new.groups && known.computed_us <= new.computed_us;
     if at.checked_sub(1).is_some_and(|before| is_better(&divisions[before])) || divisions.get(at).is_some_and(is_better)
     {
         return;

@@ -16,7 +16,7 @@ use crate::progress::{Arrived, Coming, FirstUse, Progress};
 pub const ALIGNMENT: u64 = 256;
 
 /// A function that writes all of a tensor's bytes.
-pub type Make = Arc<dyn Fn(&mut [u8]) + Send + Sync>;
+pub type WriteTensor = Arc<dyn Fn(&mut [u8]) + Send + Sync>;
 
 /// The origin of a tensor's bytes.
 #[derive(Clone)]
@@ -24,7 +24,7 @@ pub enum Origin {
     /// A file, and the offset in it.
     File(Arc<SourceFile>, u64),
     /// A function that writes them.
-    Made(Make),
+    Made(WriteTensor),
 }
 
 /// A tensor of a model.

@@ -17,13 +17,13 @@ pub struct Images {
     /// The driver that pins the images.
     driver: Option<Arc<dyn Driver>>,
     budget_bytes: u64,
-    kept: Mutex<Kept>,
+    kept: Mutex<KeptImages>,
     /// Signalled when an image was forgotten.
     freed: Condvar,
 }
 
 #[derive(Default)]
-struct Kept {
+struct KeptImages {
     /// The images, by the address of their manifest, which the image keeps.
     images: HashMap<usize, Used>,
     bytes: u64,
@@ -118,7 +118,7 @@ impl Images {
     }
 }
 
-impl Kept {
+impl KeptImages {
     fn remove(&mut self, key: usize) -> Option<u64> {
         let bytes = self.images.remove(&key)?.image.manifest().bytes();
         self.bytes -= bytes;

@@ -49,7 +49,7 @@ mod switch;
 
 pub use borrowed::{Borrowed, PinnedTables};
 pub use error::SwitchError;
-pub use image::{ALIGNMENT, Entry, Image, Make, Manifest, Origin};
+pub use image::{ALIGNMENT, Entry, Image, Manifest, Origin, WriteTensor};
 pub use images::{ImageStatistics, Images};
 pub use mapped::Mapped;
 pub use orders::{KnownOrder, OrderKey, Orders};

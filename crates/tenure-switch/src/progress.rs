@@ -47,7 +47,7 @@ type Done = Box<dyn FnOnce(Result<Duration, SwitchError>) + Send>;
 type Watch = Box<dyn FnMut(&[Arrived]) + Send>;
 
 struct ProgressState {
-    groups: Vec<Group>,
+    groups: Vec<GroupProgress>,
     /// The functions to call when loading is over.
     done: Vec<Done>,
     /// The functions to call for each group until then.
@@ -59,7 +59,7 @@ struct ProgressState {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Group {
+struct GroupProgress {
     is_there: bool,
     /// Whether the group's loading is over, with or without success.
     is_over: bool,
@@ -76,7 +76,7 @@ pub(crate) struct Coming {
 impl Progress {
     pub(crate) fn new(groups: usize) -> Self {
         let took = (groups == 0).then_some(Duration::ZERO);
-        let groups = vec![Group::default(); groups];
+        let groups = vec![GroupProgress::default(); groups];
         let done = Vec::new();
         let watches = Vec::new();
         let state = Mutex::new(ProgressState { groups, done, watches, took, error: None });
@@ -87,7 +87,7 @@ impl Progress {
     pub(crate) fn arrived(&self, group: usize, result: Result<(), SwitchError>) {
         let mut state = self.state.lock();
         let is_there = result.is_ok();
-        state.groups[group] = Group { is_there, is_over: true, ..state.groups[group] };
+        state.groups[group] = GroupProgress { is_there, is_over: true, ..state.groups[group] };
         if let Err(error) = result {
             state.error.get_or_insert(error);
         }
@@ -128,7 +128,8 @@ impl Progress {
     pub(crate) fn watch(&self, mut watch: impl FnMut(&[Arrived]) + Send + 'static) {
         let mut state = self.state.lock();
         let over = state.groups.iter().enumerate().filter(|(_, group)| group.is_over);
-        let over: Vec<_> = over.map(|(group, Group { is_there, .. })| Arrived { group, is_there: *is_there }).collect();
+        let over: Vec<_> =
+            over.map(|(group, GroupProgress { is_there, .. })| Arrived { group, is_there: *is_there }).collect();
         if !over.is_empty() {
             watch(&over);
         }

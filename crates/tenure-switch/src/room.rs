@@ -11,7 +11,7 @@ use tenure_device::memory::DeviceMemory;
 use crate::SwitchError;
 
 /// The chunks of a device, and their owners.
-pub(crate) struct Room {
+pub(crate) struct ChunkRoom {
     memory: &'static DeviceMemory,
     chunk_bytes: u64,
     /// The number of chunks that may still be created.
@@ -37,13 +37,13 @@ struct Stale {
 }
 
 /// The addresses of a model's weights, and the chunks mapped there.
-pub(crate) struct Window {
+pub(crate) struct ModelWindow {
     pub(crate) address: Address,
     /// The chunks, in the order of addresses.
     pub(crate) chunks: Vec<Option<ChunkId>>,
 }
 
-impl Room {
+impl ChunkRoom {
     pub(crate) fn new(memory: &'static DeviceMemory, chunk_bytes: u64, budget_bytes: u64) -> Self {
         let unmade = (budget_bytes / chunk_bytes) as usize;
         Self { memory, chunk_bytes, unmade, made: 0, peak: 0, free: Vec::new(), stale: Vec::new() }
@@ -61,17 +61,17 @@ impl Room {
     }
 
     /// Reserves addresses for `bytes` bytes.
-    pub(crate) fn reserve(&self, bytes: u64) -> Result<Window, SwitchError> {
+    pub(crate) fn reserve(&self, bytes: u64) -> Result<ModelWindow, SwitchError> {
         let count = bytes.div_ceil(self.chunk_bytes);
         let address = match count {
             0 => 0,
             _ => self.memory.backing().reserve(count * self.chunk_bytes)?,
         };
-        Ok(Window { address, chunks: vec![None; count as usize] })
+        Ok(ModelWindow { address, chunks: vec![None; count as usize] })
     }
 
     /// Takes chunks for empty places of a window, so that no other model gets them. There must be enough free chunks.
-    pub(crate) fn take(&mut self, window: &Window, slots: &[usize]) -> Result<Vec<Free>, SwitchError> {
+    pub(crate) fn take(&mut self, window: &ModelWindow, slots: &[usize]) -> Result<Vec<Free>, SwitchError> {
         for slot in slots {
             // The chunk was evicted, and its place is needed again before the old mapping is removed.
             let address = window.place(*slot, self.chunk_bytes);
@@ -96,7 +96,7 @@ impl Room {
     }
 
     /// Takes a window's chunk away, if there is one. Work up to the marks used it.
-    pub(crate) fn empty(&mut self, window: &mut Window, slot: usize, copied: Option<Mark>, used: Option<Mark>) {
+    pub(crate) fn empty(&mut self, window: &mut ModelWindow, slot: usize, copied: Option<Mark>, used: Option<Mark>) {
         if let Some(chunk) = window.chunks[slot].take() {
             // Copies run one after the other, so they need no mark here.
             self.free.push(Free { chunk, used });
@@ -113,7 +113,7 @@ impl Room {
     }
 
     /// Gives back addresses, after a wait for the work that uses them.
-    pub(crate) fn unreserve(&mut self, window: &Window) -> Result<(), SwitchError> {
+    pub(crate) fn unreserve(&mut self, window: &ModelWindow) -> Result<(), SwitchError> {
         let bytes = window.chunks.len() as u64 * self.chunk_bytes;
         let range = window.address..window.address + bytes;
         while let Some(index) = self.stale.iter().position(|stale| range.contains(&stale.address)) {
@@ -157,14 +157,14 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for ChunkRoom {
     fn drop(&mut self) {
         // Chunks that the driver does not take back stay until the process ends.
         let _ = self.trim();
     }
 }
 
-impl Window {
+impl ModelWindow {
     fn place(&self, slot: usize, chunk_bytes: u64) -> Address {
         self.address + slot as u64 * chunk_bytes
     }

@@ -12,7 +12,7 @@ use tenure_device::memory::DeviceMemory;
 use tenure_device::{Event, EventKind, Priority, Stream};
 
 use crate::gate::GroupGate;
-use crate::room::{Free, Room, Window};
+use crate::room::{ChunkRoom, Free, ModelWindow};
 use crate::run::Runs;
 use crate::{Image, Manifest, SwitchError};
 
@@ -57,7 +57,7 @@ struct SwitchShared {
 }
 
 struct SwitchState {
-    room: Room,
+    room: ChunkRoom,
     /// The images of running copies, kept until the device has passed them.
     sources: Vec<(Mark, Arc<Image>)>,
     statistics: SwitchStatistics,
@@ -92,7 +92,7 @@ pub struct Model {
 }
 
 pub(crate) struct Residence {
-    pub(crate) window: Window,
+    pub(crate) window: ModelWindow,
     /// A mark after the last copies to it.
     copied: Option<Mark>,
     /// A mark after the last work that computes with it.
@@ -125,7 +125,7 @@ impl Switch {
         let granularity = memory.driver().granularity();
         assert!(chunk_bytes > 0 && chunk_bytes.is_multiple_of(granularity), "chunks are multiples of {granularity}");
         let copies = memory.streams().pooled(Priority::High)?;
-        let room = Room::new(memory, chunk_bytes, budget_bytes);
+        let room = ChunkRoom::new(memory, chunk_bytes, budget_bytes);
         let state = Mutex::new(SwitchState { room, sources: Vec::new(), statistics: SwitchStatistics::default() });
         Ok(Self { shared: Arc::new(SwitchShared { memory, copies, chunk_bytes, budget_bytes, is_lending, state }) })
     }
@@ -209,7 +209,7 @@ impl Switch {
 }
 
 impl SwitchShared {
-    fn no_room(&self, manifest: &Manifest, needed: u64, room: &Room) -> SwitchError {
+    fn no_room(&self, manifest: &Manifest, needed: u64, room: &ChunkRoom) -> SwitchError {
         let free = room.free_chunks() as u64 * self.chunk_bytes;
         SwitchError::NoDeviceRoom { model: manifest.name().into(), needed, free, budget: self.budget_bytes }
     }
