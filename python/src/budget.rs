@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use tenure::core::{Device, Purpose, Storage};
-use tenure::offload::{self, Engine, Id, Memory, OffloadError, Pass, Recompute, Setup, Signature};
+use tenure::offload::{self, Engine, Memory, OffloadError, Pass, Recomputation, SavedBytesId, Setup, Signature};
 use tenure::plan::Planner;
 use tenure::plan::planner::{self, Evolutionary, FlashNeuron, Scheduled};
 use tenure::tier::Disk;
@@ -42,7 +42,7 @@ thread_local! {
 #[pyclass(frozen, module = "tenure._native", name = "Packed")]
 pub(crate) struct PackedTensor {
     tensor: SavedTensor,
-    held: Option<Arc<offload::Saved>>,
+    held: Option<Arc<offload::SavedHandle>>,
     /// The mark of the step's first saved tensor, if this is it.
     _first: Option<FirstSaved>,
 }
@@ -106,16 +106,16 @@ struct BudgetState {
     kinds: HashMap<u64, StepFacts>,
     passes: u64,
     /// The recipe of each result of the step.
-    book: HashMap<Id, Arc<Recipe>>,
+    book: HashMap<SavedBytesId, Arc<Recipe>>,
     /// Saved tensors that backward has used: autograd saves them again where backward itself is differentiated, and
     /// where a reentrant checkpoint recomputes.
-    given: HashMap<Id, Weak<offload::Saved>>,
+    given: HashMap<SavedBytesId, Weak<offload::SavedHandle>>,
     on_host: Option<OnHostMemory>,
 }
 
 /// The step that is running.
 struct OpenStep {
-    step: offload::Step,
+    step: offload::OffloadStep,
     pass: Pass,
     /// The step's signature, if the step counts as measured.
     measures: Option<u64>,
@@ -258,7 +258,7 @@ impl Budget {
     /// The smallest budget in bytes that the measured steps can keep to, if any was measured.
     #[getter]
     fn least_bytes(&self) -> Option<u64> {
-        self.inner.engine.needed_bytes()
+        self.inner.engine.least_budget_bytes()
     }
 
     /// The phase of the step, as a number.
@@ -347,7 +347,7 @@ impl Budget {
         py.detach(|| {
             drop(self.inner.end());
             drop(self.inner.state().on_host.take());
-            self.inner.engine.lift()
+            self.inner.engine.remove_budget()
         })
         .map_err(told)
     }
@@ -372,7 +372,7 @@ impl Budget {
         let is_plain = tensor.get_type().is(type_of_tensors(py)?);
         let tensor = Tensor::of(tensor)?;
         let look = if self.inner.is(Phase::Watched) { self.recorder.look(tensor) } else { SavedFacts::default() };
-        let held = if is_plain && look.may_go && look.bytes.bytes as u64 >= self.inner.engine.least_bytes() {
+        let held = if is_plain && look.may_go && look.bytes.bytes as u64 >= self.inner.engine.min_tensor_bytes() {
             let name = || {
                 let module = module_of_key(Purpose::current().1.to_raw());
                 format!("{module} {}", tensor.name(self.shim)).trim_start().to_owned()
@@ -463,7 +463,7 @@ impl BudgetInner {
 
     /// Saves a tensor's bytes. Returns `None` if they stay in memory: moving them gains nothing, or they are not
     /// Tenure's.
-    fn save(&self, look: SavedFacts, stream: usize, name: String) -> Result<Option<Arc<offload::Saved>>, OffloadError> {
+    fn save(&self, look: SavedFacts, stream: usize, name: String) -> Result<Option<Arc<offload::SavedHandle>>, OffloadError> {
         let Bytes { address, bytes, version } = look.bytes;
         let stream = self.stream(stream);
         if stream.as_ref().is_some_and(is_captured) {
@@ -481,12 +481,12 @@ impl BudgetInner {
             // If the saved tensor is gone, or was written to, these bytes are no longer the ones it saved.
             return Ok(given.upgrade().filter(|_| version == 0));
         }
-        let recipe = recipe.map(|recipe| recipe as Arc<dyn Recompute>);
+        let recipe = recipe.map(|recipe| recipe as Arc<dyn Recomputation>);
         self.engine.save(&storage, version, look.dtype(), stream.as_ref(), recipe, || name)
     }
 
     /// Returns the storage of saved bytes.
-    fn need(&self, held: &Arc<offload::Saved>, stream: usize) -> Result<Storage, OffloadError> {
+    fn need(&self, held: &Arc<offload::SavedHandle>, stream: usize) -> Result<Storage, OffloadError> {
         let storage = self.engine.need(held, self.stream(stream).as_ref())?;
         self.state().given.insert((storage.generation(), 0), Arc::downgrade(held));
         Ok(storage)
@@ -506,7 +506,8 @@ impl BudgetInner {
         }
         let kind = kinds.entry(signature.id).or_default();
         // A step that holds more each time is measured less and less often.
-        let tolerance = (self.engine.least_bytes() + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);
+        let tolerance =
+            (self.engine.min_tensor_bytes() + (kind.held_bytes >> 8)) << kind.passes.saturating_sub(1).min(16);
         let is_plain_known = *passes >= PASSES;
         let is_renewed = !is_plain_known || (kind.passes > 0 && held_bytes > kind.held_bytes + tolerance);
         kind.renewals += u64::from(is_renewed);
@@ -532,7 +533,7 @@ impl BudgetInner {
     }
 
     /// Returns the identity of bytes, if they are Tenure's.
-    fn id(&self, bytes: &Bytes) -> Option<Id> {
+    fn id(&self, bytes: &Bytes) -> Option<SavedBytesId> {
         // SAFETY: the caller owns the storage.
         let storage = unsafe { exchange::share(self.device, bytes.address, bytes.bytes) };
         storage.map(|storage| (storage.generation(), bytes.version))
@@ -565,22 +566,24 @@ impl BudgetInner {
 impl Listen for BudgetInner {
     /// Returns false for operations that are captured into a CUDA graph: they are no part of the step.
     fn wishes(&self, stream: usize) -> bool {
-        self.engine.repeats_next() && !self.stream(stream).as_ref().is_some_and(is_captured)
+        self.engine.count_next_operation() && !self.stream(stream).as_ref().is_some_and(is_captured)
     }
 
     fn operation(&self, stream: usize, made: &[Bytes], inputs: &[Bytes], call: Option<Call>) {
-        let ids: Vec<Option<Id>> = made.iter().map(|made| self.id(made)).collect();
+        let ids: Vec<Option<SavedBytesId>> = made.iter().map(|made| self.id(made)).collect();
         let stream = self.stream(stream);
         match ids.iter().flatten().next() {
             Some(id) => self.engine.operation(*id, stream.as_ref()),
-            None => self.engine.point(stream.as_ref()),
+            None => self.engine.begin_operation(stream.as_ref()),
         }
         let Some(call) = call.map(Arc::new) else { return };
         let made_in = self.engine.interval().and_then(|now| now.checked_sub(1));
-        let Some(inputs) = inputs.iter().map(|input| self.id(input)).collect::<Option<Vec<Id>>>() else { return };
+        let Some(inputs) = inputs.iter().map(|input| self.id(input)).collect::<Option<Vec<SavedBytesId>>>() else {
+            return;
+        };
         let mut state = self.state();
         let inputs: Vec<Ingredient> = inputs.into_iter().map(|id| (id, state.book.get(&id).cloned())).collect();
-        let recipe = |(number, (id, made)): (usize, (Option<Id>, &Bytes))| {
+        let recipe = |(number, (id, made)): (usize, (Option<SavedBytesId>, &Bytes))| {
             let inputs = inputs.clone();
             let call = Arc::clone(&call);
             let device = self.device;

@@ -5,17 +5,17 @@ use std::error::Error;
 use std::sync::Arc;
 
 use tenure::core::{Device, Storage};
-use tenure::offload::{Find, Id, Input, Recompute};
+use tenure::offload::{FindSaved, Recomputation, RecomputeInput, SavedBytesId};
 use tenure_device::host::OnHostMemory;
 
 use crate::operations::Call;
 
 /// An input of a recipe: the identity of its bytes, and the recipe that makes them, if known.
-pub(crate) type Ingredient = (Id, Option<Arc<Recipe>>);
+pub(crate) type Ingredient = (SavedBytesId, Option<Arc<Recipe>>);
 
 /// The operation, inputs and result number that make one storage again.
 pub(crate) struct Recipe {
-    pub(crate) id: Id,
+    pub(crate) id: SavedBytesId,
     pub(crate) inputs: Vec<Ingredient>,
     pub(crate) made_in: Option<usize>,
     pub(crate) bytes: usize,
@@ -25,15 +25,18 @@ pub(crate) struct Recipe {
     pub(crate) number: usize,
 }
 
-impl Recompute for Recipe {
-    fn id(&self) -> Id {
+impl Recomputation for Recipe {
+    fn id(&self) -> SavedBytesId {
         self.id
     }
 
-    fn inputs(&self) -> Vec<Input> {
-        let recompute = |recipe: &Arc<Self>| Arc::clone(recipe) as Arc<dyn Recompute>;
-        let input =
-            |(id, recipe): &Ingredient| Input { id: *id, here: None, recompute: recipe.as_ref().map(recompute) };
+    fn inputs(&self) -> Vec<RecomputeInput> {
+        let recompute = |recipe: &Arc<Self>| Arc::clone(recipe) as Arc<dyn Recomputation>;
+        let input = |(id, recipe): &Ingredient| RecomputeInput {
+            id: *id,
+            here: None,
+            recompute: recipe.as_ref().map(recompute),
+        };
         self.inputs.iter().map(input).collect()
     }
 
@@ -41,7 +44,7 @@ impl Recompute for Recipe {
         self.made_in
     }
 
-    fn run(&self, find: Find<'_>) -> Result<Storage, Failure> {
+    fn run(&self, find: FindSaved<'_>) -> Result<Storage, Failure> {
         // On the host also after the budget has been closed.
         let _on_host = self.device.is_cpu().then(OnHostMemory::enter);
         // A loop instead of recursion: a chain of recipes may be deeper than the stack.

@@ -12,7 +12,7 @@ use tenure_device::cuda::Timing;
 use tenure_device::memory::DeviceMemory;
 use tenure_nn::data::{DataLoader, LoaderOptions};
 use tenure_nn::train::{Budget, Plan, StepReport, Trainer};
-use tenure_offload::Link;
+use tenure_offload::SpillLink;
 
 use crate::Arguments;
 use crate::workloads::{self, Numbers, Trained};
@@ -85,7 +85,7 @@ pub(crate) fn run(
         "report": reports.last(),
         "unplanned": reports.iter().filter_map(|report| report["unplanned"].as_u64()).sum::<u64>(),
         "driver_ms": driver_ms(&before, &timings(memory)),
-        "links": Link::of(engine.mover()).iter().map(|(link, _)| link_told(link)).collect::<Vec<_>>(),
+        "links": SpillLink::of(engine.mover()).iter().map(|(link, _)| link_told(link)).collect::<Vec<_>>(),
     });
     println!("{figures}");
     Ok(())
@@ -118,6 +118,6 @@ fn told(report: StepReport) -> Value {
     })
 }
 
-fn link_told(link: &Link) -> Value {
+fn link_told(link: &SpillLink) -> Value {
     json!({ "name": link.name, "out": link.out_bandwidth, "back": link.back_bandwidth })
 }

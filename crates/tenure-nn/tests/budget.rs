@@ -14,7 +14,7 @@ use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adam, Optimizer, Schedule};
 use tenure_nn::train::{Classification, Pass, Plan, Step, Trainer};
 use tenure_nn::{Module, Scope, Source};
-use tenure_offload::{Engine, Link, Memory, Options};
+use tenure_offload::{Engine, EngineOptions, Memory, SpillLink};
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
 use tenure_tensor::random::{self, Generator};
 use tenure_tier::{Destination, Disk, DiskOptions, Mover, MoverOptions};
@@ -22,10 +22,10 @@ use tenure_tier::{Destination, Disk, DiskOptions, Mover, MoverOptions};
 static ONE: Mutex<()> = Mutex::new(());
 
 fn engine() -> Engine {
-    engine_over(Link::of)
+    engine_over(SpillLink::of)
 }
 
-fn engine_over(links: impl Fn(&Mover) -> Vec<(Link, Destination)>) -> Engine {
+fn engine_over(links: impl Fn(&Mover) -> Vec<(SpillLink, Destination)>) -> Engine {
     let disk = Disk::open(&[std::env::temp_dir()], DiskOptions::new(256 << 20)).unwrap();
     let mover = Mover::new(None, MoverOptions { disk: Some(disk), ..MoverOptions::new(1 << 30) }).unwrap();
     mover.probe().unwrap();
@@ -36,7 +36,8 @@ fn engine_over(links: impl Fn(&Mover) -> Vec<(Link, Destination)>) -> Engine {
         evaluations: Some(20),
         seed: 0,
     };
-    let options = Options { least_bytes: 64 << 10, links: links(&mover), planner: Box::new(Scheduled), planning };
+    let options =
+        EngineOptions { min_tensor_bytes: 64 << 10, links: links(&mover), planner: Box::new(Scheduled), planning };
     Engine::new(Memory::of(Device::CPU).unwrap(), mover, options)
 }
 
@@ -96,8 +97,13 @@ fn what_is_slow_to_move_is_computed_again_with_the_same_losses() {
         .with_engine(engine_over(|_| {
             let out_bandwidth = 1 << 20;
             let back_bandwidth = 1 << 20;
-            let link =
-                Link { name: "slow".into(), capacity: None, out_bandwidth, back_bandwidth, shared_bandwidth: None };
+            let link = SpillLink {
+                name: "slow".into(),
+                capacity: None,
+                out_bandwidth,
+                back_bandwidth,
+                shared_bandwidth: None,
+            };
             vec![(link, Destination::Disk)]
         }))
         .unwrap();

@@ -20,7 +20,7 @@ use tenure_nn::layers::{Layer, Linear};
 use tenure_nn::optim::{Optimizer, Sgd};
 use tenure_nn::train::{Pass, Plan, Score, Task, Trainer};
 use tenure_nn::{Module, Result, Scope, module};
-use tenure_offload::{Engine, Link, Memory, Options};
+use tenure_offload::{Engine, EngineOptions, Memory, SpillLink};
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Tensor};
@@ -140,8 +140,12 @@ impl Spill {
             evaluations: Some(20),
             seed: 0,
         };
-        let options =
-            Options { least_bytes: 64 << 10, links: Link::of(&mover), planner: Box::new(Scheduled), planning };
+        let options = EngineOptions {
+            min_tensor_bytes: 64 << 10,
+            links: SpillLink::of(&mover),
+            planner: Box::new(Scheduled),
+            planning,
+        };
         let mut run = run.with_engine(Engine::new(Memory::of(Device::CPU).unwrap(), mover, options)).unwrap();
         let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();
         run.engine().unwrap().set_budget(peak * 3 / 4);

@@ -108,7 +108,7 @@ impl Case {
 
 fn budget(bytes: u64, spill_bytes: u64) -> Budget {
     let budget = Budget::bytes(bytes).spill(std::env::temp_dir()).spill_bytes(spill_bytes).pinned_bytes(64 * MIB);
-    budget.least_bytes(16 << 10).planner(Box::new(Quick))
+    budget.min_tensor_bytes(16 << 10).planner(Box::new(Quick))
 }
 
 /// Returns the bits of all losses.

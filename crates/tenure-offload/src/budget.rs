@@ -30,14 +30,14 @@ pub struct Budget {
     amount: Amount,
     setup: Setup,
     /// The default for the memory if None.
-    least_bytes: Option<u64>,
+    min_tensor_bytes: Option<u64>,
     codec: Choice,
-    process: Option<Box<dyn ProcessMemory>>,
+    process: Option<Box<dyn ProcessMeter>>,
     progress: Option<Box<dyn Fn(BudgetProgress) + Send + Sync>>,
 }
 
 /// Measures the memory of a process, tensors included, for a budget of the host's memory that covers all of it.
-pub trait ProcessMemory: Send + Sync {
+pub trait ProcessMeter: Send + Sync {
     /// Resets the peak, so that it covers only what follows.
     fn reset_peak(&self);
 
@@ -70,7 +70,7 @@ impl Budget {
     pub fn new(amount: Amount) -> Self {
         let setup = Setup::default();
         let codec = Choice::default();
-        Self { amount, setup, least_bytes: None, codec, process: None, progress: None }
+        Self { amount, setup, min_tensor_bytes: None, codec, process: None, progress: None }
     }
 
     /// Returns a budget of `bytes` bytes.
@@ -114,8 +114,8 @@ impl Budget {
     }
 
     /// Keeps saved tensors smaller than this in memory. Default: 1 MiB on a device, 128 KiB in the host's memory.
-    pub fn least_bytes(mut self, bytes: u64) -> Self {
-        self.least_bytes = Some(bytes);
+    pub fn min_tensor_bytes(mut self, bytes: u64) -> Self {
+        self.min_tensor_bytes = Some(bytes);
         self
     }
 
@@ -138,7 +138,7 @@ impl Budget {
     }
 
     /// Makes a budget of the host's memory cover the rest of the process, too.
-    pub fn process(mut self, process: impl ProcessMemory + 'static) -> Self {
+    pub fn process(mut self, process: impl ProcessMeter + 'static) -> Self {
         self.process = Some(Box::new(process));
         self
     }
@@ -155,13 +155,13 @@ impl Budget {
     /// # Errors
     /// See [`Setup::engine`].
     pub fn open(self, memory: Memory) -> Result<OpenBudget, OffloadError> {
-        let Self { amount, mut setup, least_bytes, codec, process, progress } = self;
+        let Self { amount, mut setup, min_tensor_bytes, codec, process, progress } = self;
         let is_on_host = memory.device().is_none();
         if is_on_host && setup.folders.is_empty() {
             setup.folders.push(Setup::default_folder());
         }
-        let default = if is_on_host { LEAST_BYTES_ON_HOST } else { setup.least_bytes };
-        setup.least_bytes = least_bytes.unwrap_or(default);
+        let default = if is_on_host { LEAST_BYTES_ON_HOST } else { setup.min_tensor_bytes };
+        setup.min_tensor_bytes = min_tensor_bytes.unwrap_or(default);
         let engine = setup.engine(memory)?;
         engine.set_codec(codec);
         Ok(OpenBudget { amount, engine, process: process.filter(|_| is_on_host), progress })
@@ -185,7 +185,7 @@ pub struct OpenBudget {
     /// The engine, which has no budget yet.
     pub engine: Engine,
     /// The measure of the process, if the budget covers it. None for a device's memory.
-    pub process: Option<Box<dyn ProcessMemory>>,
+    pub process: Option<Box<dyn ProcessMeter>>,
     /// The callback for progress.
     pub progress: Option<Box<dyn Fn(BudgetProgress) + Send + Sync>>,
 }

@@ -44,6 +44,16 @@ struct CachedStep {
     used: u64,
 }
 
+impl CachedStep {
+    /// Returns whether the step was measured, is of a kind, and began with at least `held_bytes` held, so that it can
+    /// serve to estimate steps of other sizes.
+    fn can_be_scaled(&self, kind: u64, held_bytes: u64) -> bool {
+        let Signature { kind: own_kind, input_bytes, .. } = self.signature;
+        let profiled = &self.profiled;
+        own_kind == kind && input_bytes > 0 && !profiled.is_estimate && profiled.held_bytes >= held_bytes
+    }
+}
+
 /// A step's profile, and its plan if one was made.
 #[derive(Clone)]
 pub(crate) struct KnownStep {
@@ -133,10 +143,10 @@ impl StepCache {
 
     /// Returns the key of steps with a signature.
     fn key_of(&self, signature: Signature) -> Option<StepKey> {
-        let is_estimated = || signature.input_bytes > 0 && !self.unlike.contains(&signature.id);
+        let may_estimate = signature.input_bytes > 0 && !self.unlike.contains(&signature.id);
         let keys = [
             Some(StepKey::Measured(signature.id)),
-            is_estimated().then(|| StepKey::Estimated(signature.kind, part_of(signature.input_bytes))),
+            may_estimate.then(|| StepKey::Estimated(signature.kind, part_of(signature.input_bytes))),
         ];
         keys.into_iter().flatten().find(|key| self.steps.contains_key(key))
     }
@@ -149,12 +159,7 @@ impl StepCache {
         }
         let part = part_of(input_bytes);
         let largest_bytes = least_of_part(part + 1) - 1;
-        let is_of_use = |step: &CachedStep| {
-            let of = step.signature;
-            let profiled = &step.profiled;
-            of.kind == kind && of.input_bytes > 0 && !profiled.is_estimate && profiled.held_bytes >= held_bytes
-        };
-        let measured = self.steps.values().filter(|step| is_of_use(step));
+        let measured = self.steps.values().filter(|step| step.can_be_scaled(kind, held_bytes));
         let measured: Vec<_> = measured.map(|step| (step.signature.input_bytes, &*step.profiled)).collect();
         let profiled = estimated(&measured, largest_bytes)?;
         let key = StepKey::Estimated(kind, part);
@@ -184,10 +189,10 @@ impl StepCache {
 #[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
     use super::*;
-    use crate::profiled::Event;
+    use crate::profiled::StepEvent;
 
     fn step_of(events: usize) -> Arc<Profiled> {
-        Arc::new(Profiled { events: vec![Event::Operation; events], ..Profiled::default() })
+        Arc::new(Profiled { events: vec![StepEvent::Operation; events], ..Profiled::default() })
     }
 
     #[test]

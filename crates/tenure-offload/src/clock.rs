@@ -13,7 +13,7 @@ pub(crate) const LEAD: Duration = Duration::from_millis(20);
 pub(crate) type HostTime = Arc<dyn Fn() -> Instant + Send + Sync>;
 
 /// Measures intervals of time, each from one mark to another.
-pub(crate) struct Clock {
+pub(crate) struct IntervalClock {
     /// Spans of time, each with the number of its interval.
     spans: Vec<(usize, Mark, Mark)>,
     /// The nanoseconds that the host took to ask for the work of each interval. Empty without a lead.
@@ -27,7 +27,7 @@ pub(crate) struct Clock {
     host_time: HostTime,
 }
 
-impl Default for Clock {
+impl Default for IntervalClock {
     fn default() -> Self {
         Self::with_host_time(Arc::new(Instant::now))
     }
@@ -39,7 +39,7 @@ enum Mark {
     Device(Arc<Event>),
 }
 
-impl Clock {
+impl IntervalClock {
     /// Returns a clock that measures intervals on the host by `host_time`.
     pub(crate) fn with_host_time(host_time: HostTime) -> Self {
         Self {
@@ -62,9 +62,8 @@ impl Clock {
 
     /// Begins an interval.
     pub(crate) fn begin(&mut self, stream: Option<&Stream>) -> Result<(), DriverError> {
-        let is_idle = || self.spans.last().map_or(Ok(true), |(.., end)| end.is_passed());
         if let (Some(stream), false) = (stream, self.lead.is_zero())
-            && is_idle()?
+            && self.is_idle()?
         {
             let lead = self.lead;
             stream.host_function(move || thread::sleep(lead))?;
@@ -72,6 +71,11 @@ impl Clock {
         self.began = Some(self.now(stream)?);
         self.asking = (!self.lead.is_zero()).then(|| (self.host_time)());
         Ok(())
+    }
+
+    /// Returns whether the device has passed the end of the last interval.
+    fn is_idle(&self) -> Result<bool, DriverError> {
+        self.spans.last().map_or(Ok(true), |(.., end)| end.is_passed())
     }
 
     /// Ends the interval.
@@ -139,7 +143,8 @@ impl Clock {
 /// Returns the nanoseconds that intervals take if a host asks for one after the other: an interval cannot end before
 /// the host has asked for it.
 fn paced(times_ns: &[u64], asked_ns: &[u64]) -> Vec<u64> {
-    let (mut asked, mut done) = (0, 0);
+    let mut asked = 0;
+    let mut done = 0;
     let asked_ns = asked_ns.iter().copied().chain(std::iter::repeat(0));
     let pace = times_ns.iter().zip(asked_ns).map(|(time_ns, asked_ns)| {
         asked += asked_ns;
@@ -191,7 +196,7 @@ mod tests {
         let memory = DeviceMemory::new(driver, MemoryConfig::default()).unwrap();
         let stream = memory.streams().null();
         for (lead, times) in [(Duration::ZERO, 0), (Duration::from_millis(3), 2)] {
-            let mut clock = Clock::with_lead(lead);
+            let mut clock = IntervalClock::with_lead(lead);
             let since = Instant::now();
             for _ in 0..2 {
                 clock.begin(Some(&stream)).unwrap();
@@ -204,7 +209,7 @@ mod tests {
         // A pause does not count in its interval.
         let now = Arc::new(parking_lot::Mutex::new(Instant::now()));
         let time = Arc::clone(&now);
-        let mut clock = Clock::with_host_time(Arc::new(move || *time.lock()));
+        let mut clock = IntervalClock::with_host_time(Arc::new(move || *time.lock()));
         let pass = |ms| *now.lock() += Duration::from_millis(ms);
         clock.begin(None).unwrap();
         pass(1);
@@ -215,7 +220,7 @@ mod tests {
         clock.end(None).unwrap();
         assert_eq!(clock.finish().unwrap(), [3_000_000]);
         // A host never waits for itself, which here would take a day.
-        let mut clock = Clock::with_lead(Duration::from_secs(24 * 3600));
+        let mut clock = IntervalClock::with_lead(Duration::from_secs(24 * 3600));
         clock.begin(None).unwrap();
         clock.end(None).unwrap();
     }

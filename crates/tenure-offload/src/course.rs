@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use tenure_tier::codec::Choice;
 
-use crate::clock::Clock;
+use crate::clock::IntervalClock;
 use crate::identity::{HeldId, ResidentIndex, SavedIndex};
 use crate::making::{Making, OperationAt};
 use crate::measured::Measured;
-use crate::profiled::{Event, Profiled};
-use crate::schedule::{Action, Schedule};
+use crate::profiled::{Profiled, StepEvent};
+use crate::schedule::{OffloadAction, Schedule};
 
 /// The course of a step: it gives the actions at each point.
 #[derive(Default)]
@@ -28,7 +28,7 @@ pub(crate) enum Course {
         /// The number of operations since the last event.
         operations: usize,
         /// The clock, if the intervals are to be timed.
-        clock: Option<Clock>,
+        clock: Option<IntervalClock>,
     },
     /// The step is known to fit into the budget without any moves.
     Unwatched {
@@ -99,7 +99,7 @@ impl Course {
     }
 
     /// Counts an operation that the front end asks for now. Returns whether it may be repeated.
-    pub(crate) fn repeats_next(&mut self) -> bool {
+    pub(crate) fn count_next_operation(&mut self) -> bool {
         match self {
             Self::Measured(_) => true,
             Self::Planned { planned, events, operations, .. } => {
@@ -112,7 +112,7 @@ impl Course {
     }
 
     /// Returns the clock, if the current interval is timed.
-    pub(crate) fn clock(&mut self) -> Option<&mut Clock> {
+    pub(crate) fn clock(&mut self) -> Option<&mut IntervalClock> {
         match self {
             Self::Measured(measured) => Some(&mut measured.clock),
             Self::Planned { profiled, events, clock, .. } if *events < profiled.events.len() => clock.as_mut(),
@@ -134,11 +134,11 @@ impl Course {
     }
 
     /// Returns the actions that follow an event.
-    pub(crate) fn next(&mut self, event: Event, first: HeldId) -> Vec<(HeldId, Action)> {
+    pub(crate) fn next_actions(&mut self, event: StepEvent, first: HeldId) -> Vec<(HeldId, OffloadAction)> {
         let Self::Planned { profiled, planned, events, operations, .. } = self else { return Vec::new() };
         let point = *events;
         (*events, *operations) = (point + 1, 0);
-        if point >= profiled.events.len() && !matches!(event, Event::Need { .. }) {
+        if point >= profiled.events.len() && !matches!(event, StepEvent::Need { .. }) {
             // All measured events have happened. Later ones, such as those of an update, are no part of the plan.
             return Vec::new();
         }

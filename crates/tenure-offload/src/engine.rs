@@ -14,16 +14,16 @@ use tenure_tier::codec::Choice;
 use crate::clock::HostTime;
 use crate::course::Course;
 use crate::error::{OffloadError, ProfileError};
-use crate::held::{Held, HeldInputs, Keeper, Saved};
-use crate::inner::{EngineInner, Options};
+use crate::held::{HeldInputs, HeldTensor, Keeper, SavedHandle};
+use crate::inner::{EngineInner, EngineOptions};
 use crate::memory::Memory;
 use crate::notes::SavedRecord;
-use crate::profiled::Event;
+use crate::profiled::StepEvent;
 use crate::reclaim;
-use crate::recompute::{Id, Recompute};
+use crate::recompute::{Recomputation, SavedBytesId};
 use crate::report::Planning;
 use crate::signature::{Pass, Signature};
-use crate::step::Step;
+use crate::step::OffloadStep;
 
 /// The offload engine: keeps steps within a memory budget. Saved tensors leave that memory and come back in time.
 ///
@@ -35,7 +35,7 @@ pub struct Engine {
 
 impl Engine {
     /// Creates an engine for a memory, whose bytes `mover` moves. The engine has no budget yet.
-    pub fn new(memory: Memory, mover: Mover, options: Options) -> Self {
+    pub fn new(memory: Memory, mover: Mover, options: EngineOptions) -> Self {
         let host_time = Mutex::new(Arc::new(Instant::now) as HostTime);
         let (wake, is_strict, moves_all, limit, ledger) = Default::default();
         let inner = EngineInner { memory, mover, options, host_time, wake, is_strict, moves_all, limit, ledger };
@@ -116,7 +116,7 @@ impl Engine {
     ///
     /// # Errors
     /// The limit cannot be removed.
-    pub fn lift(&self) -> Result<(), OffloadError> {
+    pub fn remove_budget(&self) -> Result<(), OffloadError> {
         self.inner.ledger.lock().budget_bytes = None;
         self.inner.set_limit(None)
     }
@@ -127,8 +127,8 @@ impl Engine {
     }
 
     /// Returns the size in bytes below which saved tensors stay in memory.
-    pub fn least_bytes(&self) -> u64 {
-        self.inner.options.least_bytes
+    pub fn min_tensor_bytes(&self) -> u64 {
+        self.inner.options.min_tensor_bytes
     }
 
     /// Returns the problem that the last step's planner was asked to solve, for comparisons with other planners.
@@ -146,9 +146,9 @@ impl Engine {
 
     /// Returns the least budget in bytes that all measured steps can keep to, by the bytes that they use at once.
     /// Returns None if no step was measured.
-    pub fn needed_bytes(&self) -> Option<u64> {
+    pub fn least_budget_bytes(&self) -> Option<u64> {
         let ledger = self.inner.ledger.lock();
-        ledger.needed_bytes().map(|bytes| bytes + ledger.aside_bytes + self.inner.memory.slack_bytes())
+        ledger.measured_need_bytes().map(|bytes| bytes + ledger.aside_bytes + self.inner.memory.slack_bytes())
     }
 
     /// Checks whether a plan can keep to the budget, by the measurement of the last step. The caller learns this before
@@ -202,7 +202,7 @@ impl Engine {
     }
 
     /// Begins to note what becomes of each tensor that is held now or saved later.
-    pub(crate) fn note_from(&self, began: Instant) {
+    pub(crate) fn record_since(&self, began: Instant) {
         self.inner.ledger.lock().begin_notes(began);
     }
 
@@ -226,8 +226,8 @@ impl Engine {
     ///
     /// # Errors
     /// No plan for the measured step keeps to the budget; the limit cannot be set; the device fails.
-    pub fn begin(&self, signature: impl Into<Signature>, pass: Pass) -> Result<Step, OffloadError> {
-        Step::begin(&self.inner, signature.into(), pass)
+    pub fn begin(&self, signature: impl Into<Signature>, pass: Pass) -> Result<OffloadStep, OffloadError> {
+        OffloadStep::begin(&self.inner, signature.into(), pass)
     }
 
     /// Saves the bytes of a storage, elements of `dtype`, as they are when the work that is on `stream` so far is done.
@@ -243,13 +243,13 @@ impl Engine {
         version: u64,
         dtype: DType,
         stream: Option<&Stream>,
-        recompute: Option<Arc<dyn Recompute>>,
+        recompute: Option<Arc<dyn Recomputation>>,
         name: impl FnOnce() -> String,
-    ) -> Result<Option<Arc<Saved>>, OffloadError> {
+    ) -> Result<Option<Arc<SavedHandle>>, OffloadError> {
         let inner = &self.inner;
         let bytes = storage.bytes() as u64;
         let id = (storage.generation(), version);
-        let Some(allocator) = storage.allocator().filter(|_| bytes >= inner.options.least_bytes) else {
+        let Some(allocator) = storage.allocator().filter(|_| bytes >= inner.options.min_tensor_bytes) else {
             return Ok(None);
         };
         let mut ledger = inner.ledger.lock();
@@ -260,7 +260,7 @@ impl Engine {
             return Ok(None);
         }
         let name = ledger.planned_name().map_or_else(name, str::to_owned);
-        let event = Event::Save { bytes };
+        let event = StepEvent::Save { bytes };
         let tag = if Purpose::current().0 == Tag::Gradient { Tag::Gradient } else { Tag::Activation };
         ledger.end_interval(&inner.memory, stream, Some(event), &name)?;
         let choice = ledger.codec;
@@ -268,7 +268,7 @@ impl Engine {
             let (codec, compression) = inner.codec(storage, dtype, choice);
             measured.add(id, recompute.clone(), codec, compression);
         }
-        let held = ledger.add(Held {
+        let held = ledger.add(HeldTensor {
             name,
             bytes,
             tag,
@@ -283,8 +283,8 @@ impl Engine {
             recompute,
             inputs: HeldInputs::default(),
         });
-        let saved = Arc::new(Saved { keeper: Arc::clone(inner) as Arc<dyn Keeper>, id: held });
-        ledger.know(id, &saved);
+        let saved = Arc::new(SavedHandle { keeper: Arc::clone(inner) as Arc<dyn Keeper>, id: held });
+        ledger.remember(id, &saved);
         let actions = ledger.next_actions(event);
         inner.act(ledger, actions)?;
         inner.move_fresh(held)?;
@@ -299,16 +299,16 @@ impl Engine {
 
     /// Notes that the front end has asked for an operation which makes the bytes of `id`, and which can be repeated. If
     /// this fails, the next call that can return an error returns that error.
-    pub fn operation(&self, id: Id, stream: Option<&Stream>) {
+    pub fn operation(&self, id: SavedBytesId, stream: Option<&Stream>) {
         if let Err(error) = self.inner.operation(Some(id), stream) {
             self.inner.ledger.lock().fail(error);
         }
     }
 
     /// Notes that the front end is about to ask for an operation: an interval ends, and another begins. For front ends
-    /// that learn only later what an operation makes, and report it by [`Recompute::made_in`]. The next call that can
-    /// return an error returns an error of this one.
-    pub fn point(&self, stream: Option<&Stream>) {
+    /// that learn only later what an operation makes, and report it by [`Recomputation::made_in`]. The next call that
+    /// can return an error returns an error of this one.
+    pub fn begin_operation(&self, stream: Option<&Stream>) {
         if let Err(error) = self.inner.operation(None, stream) {
             self.inner.ledger.lock().fail(error);
         }
@@ -321,10 +321,10 @@ impl Engine {
     }
 
     /// Counts the operation that the front end asks for next. Returns whether it may be repeated: if so, the front end
-    /// reports it by [`operation`](Self::operation) or [`point`](Self::point). A front end that calls this does so for
-    /// each operation while the engine [listens](Self::listens).
-    pub fn repeats_next(&self) -> bool {
-        self.inner.ledger.lock().course.repeats_next()
+    /// reports it by [`operation`](Self::operation) or [`begin_operation`](Self::begin_operation). A front end that
+    /// calls this does so for each operation while the engine [listens](Self::listens).
+    pub fn count_next_operation(&self) -> bool {
+        self.inner.ledger.lock().course.count_next_operation()
     }
 
     /// Returns the number of the current interval, in a step that is measured.
@@ -339,7 +339,7 @@ impl Engine {
     ///
     /// # Errors
     /// The bytes cannot come back.
-    pub fn need(&self, saved: &Saved, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
+    pub fn need(&self, saved: &SavedHandle, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         let inner = &self.inner;
         let index = {
             let mut ledger = inner.ledger.lock();
@@ -347,7 +347,7 @@ impl Engine {
             ledger.index(saved.id)
         };
         if let Some(index) = index {
-            inner.pass(Event::Need { index }, stream)?;
+            inner.pass(StepEvent::Need { index }, stream)?;
         }
         let storage = inner.here(saved.id, stream)?;
         inner.begin_interval(stream)?;

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use crate::profiled::{Event, Profiled};
+use crate::profiled::{Profiled, StepEvent};
 
 /// The largest size of an estimate, as a multiple of the largest measured size.
 const MOST_GROWTH: f64 = 1.25;
@@ -40,9 +40,11 @@ pub(crate) fn estimated(measured: &[Measurement<'_>], input_bytes: u64) -> Optio
 }
 
 /// Returns the event between two that are alike, or None if they are not.
-fn between(near: &Event, other: &Event, linear: impl Fn(u64, u64) -> u64) -> Option<Event> {
+fn between(near: &StepEvent, other: &StepEvent, linear: impl Fn(u64, u64) -> u64) -> Option<StepEvent> {
     match (near, other) {
-        (Event::Save { bytes }, Event::Save { bytes: other }) => Some(Event::Save { bytes: linear(*bytes, *other) }),
+        (StepEvent::Save { bytes }, StepEvent::Save { bytes: other }) => {
+            Some(StepEvent::Save { bytes: linear(*bytes, *other) })
+        }
         _ => (near == other).then_some(*near),
     }
 }
@@ -61,7 +63,7 @@ mod tests {
         profile.need(100, saved);
         profile.end(150 + bytes);
         profile.set_times([10 * bytes, 7, bytes]);
-        let events = vec![Event::Save { bytes }, Event::Need { index: SavedIndex(0) }];
+        let events = vec![StepEvent::Save { bytes }, StepEvent::Need { index: SavedIndex(0) }];
         Profiled { events, profile, ..Profiled::default() }
     }
 

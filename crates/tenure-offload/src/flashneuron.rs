@@ -27,11 +27,11 @@ use tenure_core::Storage;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct FnMemory {
-    device: Pool,
-    p2p: Pool,
+    device: FnPool,
+    p2p: FnPool,
 }
 
-struct Pool {
+struct FnPool {
     name: &'static str,
     arena: Mutex<Arena>,
     /// The storage that the arena hands out, kept alive.
@@ -74,7 +74,7 @@ pub enum FnMemoryError {
 impl FnMemory {
     /// Creates a manager that hands out the memory of two storages, which nothing else may use.
     pub fn new(device: Storage, p2p: Storage) -> Self {
-        Self { device: Pool::new("device", device), p2p: Pool::new("p2p", p2p) }
+        Self { device: FnPool::new("device", device), p2p: FnPool::new("p2p", p2p) }
     }
 
     /// Allocates `bytes` at the low end, and returns their address. Zero bytes get address 0.
@@ -143,7 +143,7 @@ impl FnMemory {
     }
 }
 
-impl Pool {
+impl FnPool {
     fn new(name: &'static str, storage: Storage) -> Self {
         let start = storage.lock().as_ptr().expose_provenance() as Address;
         Self { name, arena: Mutex::new(Arena::new(start, storage.bytes() as u64)), _storage: storage }

@@ -7,10 +7,10 @@ use tenure_device::Stream;
 use tenure_tier::{PendingFetch, Stored};
 
 use crate::identity::HeldId;
-use crate::recompute::Recompute;
+use crate::recompute::Recomputation;
 
 /// A handle of a saved tensor, which the engine keeps as long as there is a handle.
-pub struct Saved {
+pub struct SavedHandle {
     pub(crate) keeper: Arc<dyn Keeper>,
     pub(crate) id: HeldId,
 }
@@ -19,10 +19,10 @@ pub struct Saved {
 /// engine.
 pub(crate) trait Keeper: Send + Sync {
     /// Removes a tensor whose last handle is dropped. Returns None if it is not kept.
-    fn remove(&self, id: HeldId) -> Option<Held>;
+    fn remove(&self, id: HeldId) -> Option<HeldTensor>;
 }
 
-impl Drop for Saved {
+impl Drop for SavedHandle {
     fn drop(&mut self) {
         let mut inputs = self.remove();
         // A loop, not a recursion: a chain of inputs may be deeper than the stack.
@@ -32,7 +32,7 @@ impl Drop for Saved {
     }
 }
 
-impl Saved {
+impl SavedHandle {
     /// Removes the tensor. Returns the tensors from which it would have been recomputed.
     fn remove(&self) -> Vec<Arc<Self>> {
         let Some(mut held) = self.keeper.remove(self.id) else { return Vec::new() };
@@ -42,7 +42,7 @@ impl Saved {
 }
 
 /// A saved tensor or a resident. Its bytes are in memory, stored, both, or on their way.
-pub(crate) struct Held {
+pub(crate) struct HeldTensor {
     pub(crate) name: String,
     pub(crate) bytes: u64,
     pub(crate) tag: Tag,
@@ -58,12 +58,12 @@ pub(crate) struct Held {
     pub(crate) stored: Option<Stored>,
     /// Whether a caller has borrowed this resident.
     pub(crate) is_lent: bool,
-    pub(crate) recompute: Option<Arc<dyn Recompute>>,
+    pub(crate) recompute: Option<Arc<dyn Recomputation>>,
     /// The inputs from which the bytes are recomputed, once they are dropped.
     pub(crate) inputs: HeldInputs,
 }
 
-impl Held {
+impl HeldTensor {
     /// Returns the storage that was saved, if others still have it.
     pub(crate) fn of_others(&self) -> Option<Storage> {
         self.source.as_ref()?.upgrade()
@@ -96,8 +96,18 @@ impl Held {
         }
     }
 
+    /// Returns whether the tensor is in memory, and no caller uses it.
+    pub(crate) fn is_idle(&self) -> bool {
+        match (&self.storage, &self.arrival) {
+            // A caller that needs the tensor has a handle.
+            (Some(_), Some(arrival)) => Arc::strong_count(arrival) == 1,
+            (Some(storage), None) => storage.handles() == 1,
+            (None, _) => false,
+        }
+    }
+
     /// Returns whether others have the bytes in memory.
-    pub(crate) fn is_elsewhere(&self) -> bool {
+    pub(crate) fn held_by_others(&self) -> bool {
         match &self.storage {
             Some(storage) => storage.handles() > 1,
             None => self.of_others().is_some(),
@@ -109,6 +119,6 @@ impl Held {
 /// them.
 #[derive(Default)]
 pub(crate) struct HeldInputs {
-    pub(crate) saved: Vec<Arc<Saved>>,
+    pub(crate) saved: Vec<Arc<SavedHandle>>,
     pub(crate) staying: Vec<Storage>,
 }

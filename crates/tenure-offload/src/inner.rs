@@ -11,18 +11,18 @@ use tenure_tier::{Destination, Mover};
 
 use crate::clock::HostTime;
 use crate::error::OffloadError;
-use crate::held::{Held, Keeper};
+use crate::held::{HeldTensor, Keeper};
 use crate::identity::HeldId;
 use crate::ledger::Ledger;
-use crate::machine::Link;
+use crate::machine::SpillLink;
 use crate::memory::Memory;
 
 /// Settings of an [`Engine`](crate::Engine).
-pub struct Options {
+pub struct EngineOptions {
     /// The size in bytes below which saved tensors stay in memory.
-    pub least_bytes: u64,
+    pub min_tensor_bytes: u64,
     /// The destinations of spills, the fastest first.
-    pub links: Vec<(Link, Destination)>,
+    pub links: Vec<(SpillLink, Destination)>,
     /// The planner.
     pub planner: Box<dyn Planner + Send + Sync>,
     /// The planner's objective and limits.
@@ -33,7 +33,7 @@ pub struct Options {
 pub(crate) struct EngineInner {
     pub(crate) memory: Memory,
     pub(crate) mover: Mover,
-    pub(crate) options: Options,
+    pub(crate) options: EngineOptions,
     pub(crate) host_time: Mutex<HostTime>,
     pub(crate) wake: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
     pub(crate) is_strict: AtomicBool,
@@ -53,7 +53,7 @@ impl Drop for EngineInner {
 }
 
 impl Keeper for EngineInner {
-    fn remove(&self, id: HeldId) -> Option<Held> {
+    fn remove(&self, id: HeldId) -> Option<HeldTensor> {
         // The caller drops the tensor after the lock is released.
         self.ledger.lock().remove(id)
     }

@@ -13,36 +13,36 @@ use tenure_tier::codec::Choice;
 use crate::cache::StepCache;
 use crate::course::Course;
 use crate::error::OffloadError;
-use crate::held::{Held, Saved};
+use crate::held::{HeldTensor, SavedHandle};
 use crate::identity::{HeldId, SavedIndex};
 use crate::memory::Memory;
 use crate::notes::{Notes, SavedRecord};
-use crate::peaks::Peaks;
-use crate::profiled::{Event, Profiled};
-use crate::recompute::Id;
+use crate::peaks::StepPeaks;
+use crate::profiled::{Profiled, StepEvent};
+use crate::recompute::SavedBytesId;
 use crate::report::{Planning, StepReport};
-use crate::schedule::Action;
+use crate::schedule::OffloadAction;
 use crate::signature::Signature;
 
 /// The mutable state of an engine, guarded by one lock.
 #[derive(Default)]
 pub(crate) struct Ledger {
     /// All saved tensors and residents, in the order in which they were added.
-    pub(crate) held: BTreeMap<HeldId, Held>,
+    pub(crate) held: BTreeMap<HeldId, HeldTensor>,
     /// The saved tensors, by storage and version.
-    known: HashMap<Id, Weak<Saved>>,
+    known: HashMap<SavedBytesId, Weak<SavedHandle>>,
     /// The identity of the next tensor.
-    next: HeldId,
+    next_id: HeldId,
     /// The tensors that stay from step to step.
     pub(crate) residents: Vec<HeldId>,
     /// The identity of this step's first saved tensor.
-    first: HeldId,
+    first_of_step: HeldId,
     /// The tensors that are being spilled, in the order in which they began.
     pub(crate) leaving: VecDeque<(HeldId, Stored)>,
     pub(crate) course: Course,
     pub(crate) signature: Signature,
     /// Peaks of steps, beyond the bytes that were held when they began.
-    pub(crate) peaks: Peaks,
+    pub(crate) peaks: StepPeaks,
     /// Signatures of steps that were not watched and found no room.
     pub(crate) woken: HashSet<u64>,
     pub(crate) budget_bytes: Option<u64>,
@@ -99,7 +99,7 @@ impl Ledger {
     }
 
     /// Returns the least bytes that are enough for every measured step.
-    pub(crate) fn needed_bytes(&self) -> Option<u64> {
+    pub(crate) fn measured_need_bytes(&self) -> Option<u64> {
         self.steps.all_measured().map(|profiled| profiled.profile.least_bytes().0).max()
     }
 
@@ -136,7 +136,7 @@ impl Ledger {
     }
 
     /// Makes the next plan leave more bytes free, if this step had less room than its plan counted on.
-    pub(crate) fn learn(&mut self, report: &StepReport) {
+    pub(crate) fn raise_spare_bytes(&mut self, report: &StepReport) {
         let budget = self.budget_bytes.unwrap_or(0);
         if report.unplanned > 0 && self.spare_bytes < budget / 8 {
             self.spare_bytes += budget / 32;
@@ -148,7 +148,7 @@ impl Ledger {
     pub(crate) fn begin_step(&mut self, signature: Signature, course: Course) -> Course {
         let before = std::mem::replace(&mut self.course, course);
         let report = StepReport { codec: self.codec, ..StepReport::default() };
-        (self.signature, self.first, self.report) = (signature, self.next, report);
+        (self.signature, self.first_of_step, self.report) = (signature, self.next_id, report);
         (self.failure, self.no_room) = (None, None);
         self.known.retain(|_, saved| saved.strong_count() > 0);
         before
@@ -160,12 +160,12 @@ impl Ledger {
     }
 
     /// Finds the saved tensor of a storage at a version, if it may still be needed.
-    pub(crate) fn find(&self, id: Id) -> Option<Arc<Saved>> {
+    pub(crate) fn find(&self, id: SavedBytesId) -> Option<Arc<SavedHandle>> {
         self.known.get(&id).and_then(Weak::upgrade)
     }
 
     /// Lets [`find`](Self::find) find a saved tensor.
-    pub(crate) fn know(&mut self, id: Id, saved: &Arc<Saved>) {
+    pub(crate) fn remember(&mut self, id: SavedBytesId, saved: &Arc<SavedHandle>) {
         self.known.insert(id, Arc::downgrade(saved));
     }
 
@@ -175,9 +175,9 @@ impl Ledger {
     }
 
     /// Adds a saved tensor or a resident.
-    pub(crate) fn add(&mut self, held: Held) -> HeldId {
-        let id = self.next;
-        self.next = id.next();
+    pub(crate) fn add(&mut self, held: HeldTensor) -> HeldId {
+        let id = self.next_id;
+        self.next_id = id.next();
         if let Some(notes) = &mut self.notes {
             notes.add(id, &held);
         }
@@ -186,49 +186,44 @@ impl Ledger {
     }
 
     /// Removes a saved tensor or a resident that is not needed any more.
-    pub(crate) fn remove(&mut self, id: HeldId) -> Option<Held> {
+    pub(crate) fn remove(&mut self, id: HeldId) -> Option<HeldTensor> {
         self.residents.retain(|resident| *resident != id);
         self.held.remove(&id)
     }
 
     /// Returns the tensors in memory that are not in use, the one that is needed last first.
     pub(crate) fn idle(&self) -> Vec<HeldId> {
-        let is_idle = |held: &Held| match (&held.storage, &held.arrival) {
-            // A caller that needs the tensor has a handle.
-            (Some(_), Some(arrival)) => Arc::strong_count(arrival) == 1,
-            (Some(storage), None) => storage.handles() == 1,
-            (None, _) => false,
-        };
-        let mut idle: Vec<HeldId> = self.held.iter().filter(|(_, held)| is_idle(held)).map(|(id, _)| *id).collect();
-        idle.sort_by_cached_key(|id| Reverse(self.course.needed_in(*id, self.first)));
+        let idle = self.held.iter().filter(|(_, held)| held.is_idle());
+        let mut idle: Vec<HeldId> = idle.map(|(id, _)| *id).collect();
+        idle.sort_by_cached_key(|id| Reverse(self.course.needed_in(*id, self.first_of_step)));
         idle
     }
 
     /// Returns the index of a tensor that this step saved. Returns None for an earlier one.
     pub(crate) fn index(&self, id: HeldId) -> Option<SavedIndex> {
-        id.index_in_step(self.first)
+        id.index_in_step(self.first_of_step)
     }
 
     /// Returns the plan's name for the next saved tensor.
     pub(crate) fn planned_name(&self) -> Option<&str> {
         let Course::Planned { profiled, .. } = &self.course else { return None };
-        Some(&profiled.profile.saved().get(self.index(self.next)?.0)?.key)
+        Some(&profiled.profile.saved().get(self.index(self.next_id)?.0)?.key)
     }
 
     /// Returns the plan's actions before the first event.
-    pub(crate) fn first_actions(&self) -> Vec<(HeldId, Action)> {
+    pub(crate) fn first_actions(&self) -> Vec<(HeldId, OffloadAction)> {
         let Course::Planned { profiled, planned, .. } = &self.course else { return Vec::new() };
-        profiled.ids(planned.schedule.at_begin(), self.first)
+        profiled.ids(planned.schedule.at_begin(), self.first_of_step)
     }
 
     /// Returns the plan's actions after an event.
-    pub(crate) fn next_actions(&mut self, event: Event) -> Vec<(HeldId, Action)> {
-        self.course.next(event, self.first)
+    pub(crate) fn next_actions(&mut self, event: StepEvent) -> Vec<(HeldId, OffloadAction)> {
+        self.course.next_actions(event, self.first_of_step)
     }
 
     /// Returns the codec for a tensor: the one that was found best when the step was measured. Only tensors that are
     /// saved for backward may be encoded with loss.
-    pub(crate) fn choice(&self, id: HeldId) -> Choice {
+    pub(crate) fn codec_of(&self, id: HeldId) -> Choice {
         let index = self.index(id);
         let choice = index.and_then(|index| self.course.codec(index)).unwrap_or(self.codec);
         let may_lose = index.is_some() && self.held.get(&id).is_some_and(|held| held.tag == Tag::Activation);
@@ -238,11 +233,11 @@ impl Ledger {
     /// Begins an interval, in which the device or the host computes.
     pub(crate) fn begin_interval(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<(), OffloadError> {
         self.count_here(memory);
-        let Self { held, first, course, .. } = self;
+        let Self { held, first_of_step: first, course, .. } = self;
         if let Course::Measured(measured) = course {
             // Room that was made before the interval began does not count in it.
             (measured.other_bytes, measured.left_bytes) = (0, 0);
-            let elsewhere = held.range(*first..).filter(|(_, held)| held.is_elsewhere());
+            let elsewhere = held.range(*first..).filter(|(_, held)| held.held_by_others());
             measured.elsewhere = elsewhere.map(|(id, _)| *id).collect();
             let indices = measured.elsewhere.iter().filter_map(|id| id.index_in_step(*first));
             indices.for_each(|index| measured.profile.hold(index));
@@ -254,14 +249,14 @@ impl Ledger {
     pub(crate) fn operation(
         &mut self,
         memory: &Memory,
-        made: Option<Id>,
+        made: Option<SavedBytesId>,
         stream: Option<&Stream>,
     ) -> Result<(), OffloadError> {
         let Self { held, course, .. } = self;
         let Course::Measured(measured) = course else { return Ok(()) };
         let mut left_bytes = 0;
         measured.elsewhere.retain(|id| match held.get(id) {
-            Some(held) if !held.is_elsewhere() => {
+            Some(held) if !held.held_by_others() => {
                 left_bytes += held.bytes;
                 false
             }
@@ -283,7 +278,7 @@ impl Ledger {
         &mut self,
         memory: &Memory,
         stream: Option<&Stream>,
-        event: Option<Event>,
+        event: Option<StepEvent>,
         name: &str,
     ) -> Result<(), OffloadError> {
         if let Some(error) = self.failure.take() {
@@ -296,11 +291,11 @@ impl Ledger {
         let other = measured.other_bytes(memory.take_peak());
         match event {
             // The tensor was made in this interval, or is already counted in it.
-            Some(Event::Save { bytes }) => drop(measured.profile.save(other.saturating_sub(bytes), name, bytes)),
-            Some(Event::Need { index }) => measured.profile.need(other, index),
-            Some(Event::Lend { id }) => measured.lend(other, id),
-            Some(Event::GiveBack { id }) => measured.give_back(other, id),
-            Some(Event::Operation) | None => drop(measured.profile.end(other)),
+            Some(StepEvent::Save { bytes }) => drop(measured.profile.save(other.saturating_sub(bytes), name, bytes)),
+            Some(StepEvent::Need { index }) => measured.profile.need(other, index),
+            Some(StepEvent::Lend { id }) => measured.lend(other, id),
+            Some(StepEvent::GiveBack { id }) => measured.give_back(other, id),
+            Some(StepEvent::Operation) | None => drop(measured.profile.end(other)),
         }
         measured.events.extend(event);
         Ok(())

@@ -5,7 +5,7 @@ use tenure_tier::{Destination, LinkStatistics, Links, Mover};
 
 /// A tier to spill to, and the transfers there and back.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Link {
+pub struct SpillLink {
     /// The tier's name.
     pub name: String,
     /// The bytes of the tier. None if there is no limit.
@@ -31,10 +31,10 @@ pub struct Machine {
     /// have nothing else to do meanwhile.
     pub launch_ns: u64,
     /// The tiers to spill to, the fastest first.
-    pub links: Vec<Link>,
+    pub links: Vec<SpillLink>,
 }
 
-impl Link {
+impl SpillLink {
     /// Returns the links of a mover, the fastest first, with their measured bandwidths. The mover must have moved
     /// something or be [probed](Mover::probe): a bandwidth that was not measured counts as 1 GB/s.
     pub fn of(mover: &Mover) -> Vec<(Self, Destination)> {
@@ -97,9 +97,9 @@ impl Machine {
 mod tests {
     use super::*;
 
-    fn link(together: Option<u64>) -> Link {
+    fn link(together: Option<u64>) -> SpillLink {
         let (out_bandwidth, back_bandwidth) = (2_000, 900);
-        Link { name: "disk".into(), capacity: None, out_bandwidth, back_bandwidth, shared_bandwidth: None }
+        SpillLink { name: "disk".into(), capacity: None, out_bandwidth, back_bandwidth, shared_bandwidth: None }
             .sharing(together)
     }
 

@@ -3,20 +3,20 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::held::{HeldInputs, Saved};
+use crate::held::{HeldInputs, SavedHandle};
 use crate::identity::SavedIndex;
 use crate::profile::Recipe;
-use crate::recompute::{Id, Input, Recompute};
+use crate::recompute::{Recomputation, RecomputeInput, SavedBytesId};
 
 /// The operations of a measured step.
 #[derive(Default)]
 pub(crate) struct Operations {
     /// The interval of each operation, by the bytes that it made.
-    intervals: HashMap<Id, usize>,
+    intervals: HashMap<SavedBytesId, usize>,
 }
 
 impl Operations {
-    pub(crate) fn add(&mut self, id: Id, interval: usize) {
+    pub(crate) fn add(&mut self, id: SavedBytesId, interval: usize) {
         self.intervals.insert(id, interval);
     }
 
@@ -24,22 +24,23 @@ impl Operations {
     /// saved themselves. Returns None if an input is nowhere to be found, or there are too many.
     pub(crate) fn making(
         &self,
-        recompute: &dyn Recompute,
+        recompute: &dyn Recomputation,
         index: SavedIndex,
-        saved: &HashMap<Id, SavedIndex>,
+        saved: &HashMap<SavedBytesId, SavedIndex>,
     ) -> Option<Making> {
         /// The most inputs to look at: with more, recomputing is not worth it.
         const MOST: usize = 64;
-        let made_in =
-            |recompute: &dyn Recompute| recompute.made_in().or_else(|| self.intervals.get(&recompute.id()).copied());
-        let at = |recompute: &dyn Recompute| made_in(recompute).map(|interval| OperationAt { interval, number: 0 });
+        let made_in = |recompute: &dyn Recomputation| {
+            recompute.made_in().or_else(|| self.intervals.get(&recompute.id()).copied())
+        };
+        let at = |recompute: &dyn Recomputation| made_in(recompute).map(|interval| OperationAt { interval, number: 0 });
         let inputs = Vec::new();
         let operations = vec![at(recompute)?];
         let sources = Vec::new();
         let mut making = Making { inputs, operations, sources };
         let mut rest = recompute.inputs();
         let mut known = Vec::new();
-        while let Some(Input { id, here, recompute }) = rest.pop() {
+        while let Some(RecomputeInput { id, here, recompute }) = rest.pop() {
             if known.contains(&id) {
                 continue;
             }
@@ -47,15 +48,15 @@ impl Operations {
             let source = match saved.get(&id) {
                 Some(input) if *input != index => {
                     making.inputs.push(*input);
-                    Source::Saved
+                    InputSource::Saved
                 }
                 Some(_) => return None,
-                None if here.is_some() => Source::Stays,
+                None if here.is_some() => InputSource::Stays,
                 None => {
                     let recompute = recompute?;
                     making.operations.push(at(&*recompute)?);
                     rest.extend(recompute.inputs());
-                    Source::Made
+                    InputSource::Made
                 }
             };
             making.sources.push(source);
@@ -85,11 +86,11 @@ pub(crate) struct Making {
     /// The operations that make the tensor, and its inputs that were not saved.
     pub(crate) operations: Vec<OperationAt>,
     /// The source of each input, in the order in which the inputs are looked at.
-    pub(crate) sources: Vec<Source>,
+    pub(crate) sources: Vec<InputSource>,
 }
 
 /// The source of an input.
-pub(crate) enum Source {
+pub(crate) enum InputSource {
     Saved,
     Stays,
     Made,
@@ -100,22 +101,22 @@ impl Making {
     /// step was measured: a step that does something else may never save it.
     pub(crate) fn hold(
         &self,
-        recompute: &dyn Recompute,
-        saved: impl Fn(Id) -> Option<Arc<Saved>>,
+        recompute: &dyn Recomputation,
+        saved: impl Fn(SavedBytesId) -> Option<Arc<SavedHandle>>,
     ) -> Option<HeldInputs> {
         let mut held = HeldInputs::default();
         let mut sources = self.sources.iter();
         let mut rest = recompute.inputs();
         let mut known = Vec::new();
-        while let Some(Input { id, here, recompute }) = rest.pop() {
+        while let Some(RecomputeInput { id, here, recompute }) = rest.pop() {
             if known.contains(&id) {
                 continue;
             }
             known.push(id);
             match sources.next()? {
-                Source::Saved => held.saved.push(saved(id)?),
-                Source::Stays => held.staying.push(here?),
-                Source::Made => rest.extend(recompute?.inputs()),
+                InputSource::Saved => held.saved.push(saved(id)?),
+                InputSource::Stays => held.staying.push(here?),
+                InputSource::Made => rest.extend(recompute?.inputs()),
             }
         }
         sources.next().is_none().then_some(held)

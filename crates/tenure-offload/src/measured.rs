@@ -6,30 +6,30 @@ use std::sync::Arc;
 use tenure_device::{DriverError, Stream};
 use tenure_tier::codec::Choice;
 
-use crate::clock::Clock;
+use crate::clock::IntervalClock;
 use crate::error::OffloadError;
-use crate::held::Held;
+use crate::held::HeldTensor;
 use crate::identity::{HeldId, ResidentIndex, SavedIndex};
 use crate::making::{Making, OperationAt, Operations};
 use crate::memory::Peak;
 use crate::profile::Profile;
-use crate::profiled::{Event, Profiled};
-use crate::recompute::{Id, Recompute};
+use crate::profiled::{Profiled, StepEvent};
+use crate::recompute::{Recomputation, SavedBytesId};
 use crate::signature::Pass;
 
 /// The measurements of a step.
 pub(crate) struct Measured {
     pub(crate) pass: Pass,
     pub(crate) profile: Profile,
-    pub(crate) clock: Clock,
-    pub(crate) events: Vec<Event>,
+    pub(crate) clock: IntervalClock,
+    pub(crate) events: Vec<StepEvent>,
     pub(crate) operations: Operations,
     /// The indices of the saved tensors.
-    pub(crate) saved: HashMap<Id, SavedIndex>,
+    pub(crate) saved: HashMap<SavedBytesId, SavedIndex>,
     /// The residents, by their index.
     pub(crate) residents: Vec<HeldId>,
     /// The way to recompute each saved tensor, by index.
-    pub(crate) recomputes: Vec<Option<Arc<dyn Recompute>>>,
+    pub(crate) recomputes: Vec<Option<Arc<dyn Recomputation>>>,
     /// The codec of each saved tensor, by index.
     pub(crate) codecs: Vec<Choice>,
     /// The bytes that were held when the step began.
@@ -48,8 +48,8 @@ pub(crate) struct Measured {
 impl Measured {
     pub(crate) fn new<'a>(
         pass: Pass,
-        of: impl Iterator<Item = (HeldId, &'a Held)>,
-        clock: Clock,
+        of: impl Iterator<Item = (HeldId, &'a HeldTensor)>,
+        clock: IntervalClock,
         held_bytes: u64,
     ) -> Self {
         let mut profile = Profile::new();
@@ -85,8 +85,8 @@ impl Measured {
     /// Adds the tensor that the profile's last point saved.
     pub(crate) fn add(
         &mut self,
-        id: Id,
-        recompute: Option<Arc<dyn Recompute>>,
+        id: SavedBytesId,
+        recompute: Option<Arc<dyn Recomputation>>,
         codec: Choice,
         compression: Option<f64>,
     ) {
@@ -98,14 +98,14 @@ impl Measured {
     }
 
     /// Notes that the front end has asked for an operation, and that it made the bytes `made`, if given.
-    pub(crate) fn operation(&mut self, made: Option<Id>, stream: Option<&Stream>) -> Result<(), DriverError> {
+    pub(crate) fn operation(&mut self, made: Option<SavedBytesId>, stream: Option<&Stream>) -> Result<(), DriverError> {
         self.clock.split(stream)?;
         if let Some(made) = made {
             self.operations.add(made, self.events.len());
         }
         // The next save or need tells the bytes that the interval needs, for all operations since the last one.
         self.profile.end(0);
-        self.events.push(Event::Operation);
+        self.events.push(StepEvent::Operation);
         Ok(())
     }
 
@@ -132,7 +132,7 @@ impl Measured {
 
     /// Returns whether a saved tensor has been needed.
     pub(crate) fn is_backward(&self) -> bool {
-        self.events.iter().any(|event| matches!(event, Event::Need { .. }))
+        self.events.iter().any(|event| matches!(event, StepEvent::Need { .. }))
     }
 
     /// Returns the most bytes beside saved tensors in the interval so far, whose last part had this peak.
@@ -153,23 +153,21 @@ impl Measured {
         for (index, making) in makings.iter().enumerate() {
             profile.saved_mut(SavedIndex(index)).recipe = making.as_ref().map(|making| making.recipe(&times_ns));
         }
-        let ends = events.iter().map(|event| usize::from(*event != Event::Operation));
+        let ends = events.iter().map(|event| usize::from(*event != StepEvent::Operation));
         let count = |group: &mut usize, end| {
             *group += end;
             Some(*group)
         };
         let groups: Vec<usize> = std::iter::once(0).chain(ends).scan(0, count).collect();
         let profile = profile.merged(&groups);
-        let operated = events.iter().zip(&groups).filter(|(event, _)| **event == Event::Operation);
+        let operated = events.iter().zip(&groups).filter(|(event, _)| **event == StepEvent::Operation);
         let operated = operated.map(|(_, group)| *group).collect();
-        let merged = |OperationAt { interval, .. }: OperationAt| {
-            let before = events[..interval].iter().rev().take_while(|event| **event == Event::Operation).count();
-            OperationAt { interval: groups[interval], number: before }
-        };
-        for making in makings.iter_mut().flatten() {
-            making.operations.iter_mut().for_each(|operation| *operation = merged(*operation));
+        for operation in makings.iter_mut().flatten().flat_map(|making| &mut making.operations) {
+            let interval = operation.interval;
+            let before = events[..interval].iter().rev().take_while(|event| **event == StepEvent::Operation).count();
+            *operation = OperationAt { interval: groups[interval], number: before };
         }
-        let events = events.into_iter().filter(|event| *event != Event::Operation).collect();
+        let events = events.into_iter().filter(|event| *event != StepEvent::Operation).collect();
         let makings = makings.into_iter().map(|making| making.map(Arc::new)).collect();
         Ok(Profiled { events, profile, operated, makings, residents, codecs, held_bytes, ..Profiled::default() })
     }
@@ -188,17 +186,18 @@ mod tests {
     fn measured() -> Measured {
         let now = std::sync::Arc::new(parking_lot::Mutex::new(std::time::Instant::now()));
         let time = Arc::clone(&now);
-        let clock = Clock::with_host_time(Arc::new(move || *time.lock()));
+        let clock = IntervalClock::with_host_time(Arc::new(move || *time.lock()));
         let mut measured = Measured::new(Pass::Plain, std::iter::empty(), clock, 0);
-        let save = Event::Save { bytes: 1 };
-        let events = [(save, 50), (Event::Operation, 5), (Event::Operation, 6), (Event::Operation, 7), (save, 2)];
-        for (event, ms) in events.into_iter().chain([(Event::Need { index: SavedIndex(1) }, 9)]) {
+        let save = StepEvent::Save { bytes: 1 };
+        let events =
+            [(save, 50), (StepEvent::Operation, 5), (StepEvent::Operation, 6), (StepEvent::Operation, 7), (save, 2)];
+        for (event, ms) in events.into_iter().chain([(StepEvent::Need { index: SavedIndex(1) }, 9)]) {
             measured.clock.begin(None).unwrap();
             *now.lock() += Duration::from_millis(ms);
             measured.clock.end(None).unwrap();
             match event {
-                Event::Save { bytes } => drop(measured.profile.save(ms, "saved", bytes)),
-                Event::Need { index } => measured.profile.need(ms, index),
+                StepEvent::Save { bytes } => drop(measured.profile.save(ms, "saved", bytes)),
+                StepEvent::Need { index } => measured.profile.need(ms, index),
                 _ => drop(measured.profile.end(ms)),
             }
             measured.events.push(event);

@@ -6,7 +6,7 @@ use std::time::Instant;
 use tenure_tier::Destination;
 use tenure_tier::codec::Encoded;
 
-use crate::held::Held;
+use crate::held::HeldTensor;
 use crate::identity::HeldId;
 
 /// The record of a saved tensor. Times are in microseconds since the record began.
@@ -68,7 +68,7 @@ impl Notes {
     }
 
     /// Adds a tensor that is held from now on.
-    pub(crate) fn add(&mut self, id: HeldId, held: &Held) {
+    pub(crate) fn add(&mut self, id: HeldId, held: &HeldTensor) {
         let record = SavedRecord {
             name: held.name.clone(),
             bytes: held.bytes,

@@ -17,11 +17,11 @@ const MOST_KINDS: usize = 256;
 ///
 /// It stays bounded even if every step is of another kind: a new kind beyond `MOST_KINDS` makes it forget all others.
 #[derive(Debug, Default)]
-pub(crate) struct Peaks {
+pub(crate) struct StepPeaks {
     kinds: HashMap<u64, PeaksOfKind>,
 }
 
-impl Peaks {
+impl StepPeaks {
     /// Notes that a step took `bytes`, beyond what was held when it began.
     pub(crate) fn note(&mut self, signature: Signature, bytes: u64) {
         if self.kinds.len() == MOST_KINDS && !self.kinds.contains_key(&signature.kind) {
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn kinds_are_told_apart() {
-        let mut peaks = Peaks::default();
+        let mut peaks = StepPeaks::default();
         let step = |kind, input_bytes| Signature { id: 0, kind, input_bytes };
         peaks.note(step(1, 2000), 70);
         assert_eq!((peaks.predict(step(1, 2000)), peaks.predict(step(2, 2000))), (Some(70), None));

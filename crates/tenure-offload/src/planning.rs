@@ -13,8 +13,8 @@ use tenure_tier::Destination;
 use crate::cache::{KnownStep, StepKey};
 use crate::course::Planned;
 use crate::error::{OffloadError, ProfileError};
-use crate::inner::{EngineInner, Options};
-use crate::machine::{Link, Machine};
+use crate::inner::{EngineInner, EngineOptions};
+use crate::machine::{Machine, SpillLink};
 use crate::profile::Profile;
 use crate::profiled::Profiled;
 use crate::report::Planning;
@@ -42,12 +42,12 @@ impl EngineInner {
                     let inner = Arc::clone(self);
                     let key = *key;
                     let profiled = Arc::clone(profiled);
-                    let make = move || {
+                    let spawned = thread::Builder::new().name("tenure-plan".into()).spawn(move || {
                         // If there is no new plan, steps go on with the old one.
                         let _ = inner.make_plan(key, &profiled, budget_bytes);
                         inner.ledger.lock().is_planning = false;
-                    };
-                    if thread::Builder::new().name("tenure-plan".into()).spawn(make).is_err() {
+                    });
+                    if spawned.is_err() {
                         self.ledger.lock().is_planning = false;
                     }
                 }
@@ -75,7 +75,7 @@ impl EngineInner {
 
     /// Makes a plan for steps that do what was measured.
     fn plan(&self, profiled: &Profiled, budget_bytes: u64) -> Result<Planned, OffloadError> {
-        let Options { planner, planning, .. } = &self.options;
+        let EngineOptions { planner, planning, .. } = &self.options;
         let profile = &profiled.profile;
         let plan = |spare_bytes| {
             let began = Instant::now();
@@ -129,16 +129,19 @@ impl EngineInner {
         budget_bytes: u64,
         spare_bytes: u64,
     ) -> Result<Problem, OffloadError> {
-        let Options { links, .. } = &self.options;
+        let EngineOptions { links, .. } = &self.options;
         // A slower link is of use only if the faster ones lead to too little room.
         let all_bytes = profile.bytes();
         let mut room = 0_u64;
-        let is_of_use = |link: &Link| {
-            let before = room;
+        let mut useful = Vec::new();
+        for (link, _) in links {
+            if room >= all_bytes {
+                break;
+            }
             room = room.saturating_add(link.capacity.unwrap_or(u64::MAX));
-            before < all_bytes
-        };
-        let links: Vec<Link> = links.iter().map(|(link, _)| link.clone()).take_while(is_of_use).collect();
+            useful.push(link.clone());
+        }
+        let links: Vec<SpillLink> = useful;
         // A disk reserves room as if the codec made nothing smaller. So compression does not count where the room may
         // be too little.
         let is_scarce = links.iter().any(|link| link.capacity.is_some_and(|capacity| capacity < all_bytes));

@@ -12,14 +12,14 @@ use crate::machine::Machine;
 /// point and the next lies an *interval*, in which the device computes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
-    saved: Vec<Saved>,
+    saved: Vec<ProfiledTensor>,
     residents: Vec<Resident>,
     intervals: Vec<Interval>,
 }
 
 /// A saved tensor: bytes that a forward pass saved.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Saved {
+pub struct ProfiledTensor {
     /// The name of the tensor, which is the same in each step.
     pub key: String,
     /// The size of the tensor in bytes.
@@ -83,7 +83,15 @@ impl Profile {
     pub fn save(&mut self, other_bytes: u64, key: impl Into<String>, bytes: u64) -> SavedIndex {
         let at = self.end(other_bytes);
         let key = key.into();
-        self.saved.push(Saved { key, bytes, compression: None, recipe: None, at, needs: Vec::new(), held: Vec::new() });
+        self.saved.push(ProfiledTensor {
+            key,
+            bytes,
+            compression: None,
+            recipe: None,
+            at,
+            needs: Vec::new(),
+            held: Vec::new(),
+        });
         SavedIndex(self.saved.len() - 1)
     }
 
@@ -214,7 +222,7 @@ impl Profile {
     /// Returns the profile with other sizes and times: each is what `of` makes of this one's and the other's. Returns
     /// None if the other step did not do the same.
     pub(crate) fn between(&self, other: &Self, of: impl Fn(u64, u64) -> u64) -> Option<Self> {
-        let uses = |saved: &Saved| (saved.at, saved.needs.clone());
+        let uses = |saved: &ProfiledTensor| (saved.at, saved.needs.clone());
         let are_alike = self.saved.iter().map(uses).eq(other.saved.iter().map(uses))
             && self.residents == other.residents
             && self.intervals.len() == other.intervals.len();
@@ -241,7 +249,7 @@ impl Profile {
     }
 
     /// Returns the saved tensors, by index.
-    pub fn saved(&self) -> &[Saved] {
+    pub fn saved(&self) -> &[ProfiledTensor] {
         &self.saved
     }
 
@@ -249,7 +257,7 @@ impl Profile {
     ///
     /// # Panics
     /// The index does not exist.
-    pub fn saved_mut(&mut self, index: SavedIndex) -> &mut Saved {
+    pub fn saved_mut(&mut self, index: SavedIndex) -> &mut ProfiledTensor {
         &mut self.saved[index.0]
     }
 
@@ -261,8 +269,11 @@ impl Profile {
 
     /// Returns about the most bytes that recomputing a tensor takes beside the tensor itself, for intermediate results.
     pub(crate) fn repeating_bytes(&self) -> u64 {
-        let on_the_way = |saved: &Saved| saved.recipe.as_ref().map_or(0, |recipe| recipe.operations.saturating_sub(1));
-        self.saved.iter().map(|saved| saved.bytes * on_the_way(saved)).max().unwrap_or(0)
+        let intermediate_bytes = self.saved.iter().filter_map(|saved| {
+            let recipe = saved.recipe.as_ref()?;
+            Some(saved.bytes * recipe.operations.saturating_sub(1))
+        });
+        intermediate_bytes.max().unwrap_or(0)
     }
 
     /// Forgets that codecs make tensors smaller.
@@ -387,10 +398,10 @@ impl Profile {
                 name.get_or_insert_with(words);
             }
         };
-        for Saved { key, at, .. } in &self.saved {
+        for ProfiledTensor { key, at, .. } in &self.saved {
             name(*at, &|| format!("until {key} is saved"));
         }
-        for Saved { key, needs, .. } in &self.saved {
+        for ProfiledTensor { key, needs, .. } in &self.saved {
             needs.iter().for_each(|point| name(point + 1, &|| format!("when {key} is needed")));
         }
         for Resident { key, used, .. } in &self.residents {
@@ -405,7 +416,7 @@ fn group_of(groups: &[usize], interval: usize) -> usize {
     groups.get(interval).copied().unwrap_or_else(|| groups.last().map_or(0, |last| last + 1))
 }
 
-impl Saved {
+impl ProfiledTensor {
     /// Returns the point at which the tensor was saved.
     pub fn at(&self) -> usize {
         self.at

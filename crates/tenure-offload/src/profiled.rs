@@ -8,11 +8,11 @@ use tenure_tier::codec::Choice;
 use crate::identity::{HeldId, SavedIndex};
 use crate::making::{Making, OperationAt};
 use crate::profile::Profile;
-use crate::schedule::{Action, Schedule};
+use crate::schedule::{OffloadAction, Schedule};
 
 /// An event that ends an interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum StepEvent {
     Save {
         bytes: u64,
     },
@@ -34,7 +34,7 @@ pub(crate) enum Event {
 /// The events and the profile of steps of a signature.
 #[derive(Clone, Default)]
 pub(crate) struct Profiled {
-    pub(crate) events: Vec<Event>,
+    pub(crate) events: Vec<StepEvent>,
     pub(crate) profile: Profile,
     /// The intervals that had operations, in order.
     pub(crate) operated: Vec<usize>,
@@ -54,9 +54,9 @@ pub(crate) struct Profiled {
 
 impl Profiled {
     /// Returns whether an event is the one that was measured at a point, or is like the one that was estimated.
-    pub(crate) fn expects(&self, point: usize, event: Event) -> bool {
+    pub(crate) fn expects(&self, point: usize, event: StepEvent) -> bool {
         match (self.events.get(point), event) {
-            (Some(Event::Save { bytes: expected }), Event::Save { bytes }) if self.is_estimate => {
+            (Some(StepEvent::Save { bytes: expected }), StepEvent::Save { bytes }) if self.is_estimate => {
                 (expected / 2..=2 * expected).contains(&bytes)
             }
             (expected, event) => expected == Some(&event),
@@ -101,12 +101,15 @@ impl Profiled {
 
     /// Returns a schedule's actions with the identities of their tensors, in a step whose first saved tensor is
     /// `first`.
-    pub(crate) fn ids(&self, actions: &[(usize, Action)], first: HeldId) -> Vec<(HeldId, Action)> {
-        let saved = self.profile.saved().len();
-        let id = |tensor: usize| match tensor.checked_sub(saved) {
+    pub(crate) fn ids(&self, actions: &[(usize, OffloadAction)], first: HeldId) -> Vec<(HeldId, OffloadAction)> {
+        actions.iter().map(|(tensor, action)| (self.id(*tensor, first), *action)).collect()
+    }
+
+    /// Returns the identity of a tensor of the problem, in a step whose first saved tensor is `first`.
+    fn id(&self, tensor: usize, first: HeldId) -> HeldId {
+        match tensor.checked_sub(self.profile.saved().len()) {
             None => HeldId::in_step(first, SavedIndex(tensor)),
             Some(resident) => self.residents[resident],
-        };
-        actions.iter().map(|(tensor, action)| (id(*tensor), *action)).collect()
+        }
     }
 }

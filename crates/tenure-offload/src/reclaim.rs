@@ -6,7 +6,7 @@ use tenure_tier::{PendingFetch, Stored};
 
 use crate::course::Course;
 use crate::error::OffloadError;
-use crate::held::Held;
+use crate::held::HeldTensor;
 use crate::identity::HeldId;
 use crate::inner::EngineInner;
 use crate::ledger::Ledger;
@@ -193,8 +193,8 @@ fn let_go(inner: &EngineInner, ledger: &mut Ledger) -> Option<Going> {
     let is_planned = !matches!(ledger.course, Course::Measured(_));
     for id in ledger.idle() {
         let going = match &ledger.held[&id] {
-            Held { arrival: Some(arrival), .. } => return Some(Going::Coming(id, Arc::clone(arrival))),
-            Held { stored: Some(_), .. } => Going::Gone,
+            HeldTensor { arrival: Some(arrival), .. } => return Some(Going::Coming(id, Arc::clone(arrival))),
+            HeldTensor { stored: Some(_), .. } => Going::Gone,
             _ => Going::Leaving,
         };
         if let Err(error) = inner.spill(ledger, id, 0) {

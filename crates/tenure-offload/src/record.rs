@@ -78,7 +78,7 @@ impl StepRecorder {
     pub fn begin(engine: &Engine, interval: Duration) -> Self {
         let engine = engine.clone();
         let began = Instant::now();
-        engine.note_from(began);
+        engine.record_since(began);
         let is_over = Arc::new(AtomicBool::new(false));
         let looked_at = engine.clone();
         let until = Arc::clone(&is_over);

@@ -6,13 +6,13 @@ use tenure_device::Stream;
 
 use crate::engine::Engine;
 use crate::error::OffloadError;
-use crate::held::{Held, HeldInputs, Saved};
-use crate::profiled::Event;
+use crate::held::{HeldInputs, HeldTensor, SavedHandle};
+use crate::profiled::StepEvent;
 use crate::reclaim;
 
 /// Bytes that the engine keeps as long as this handle lives. They leave memory between their uses where a plan says so.
 pub struct Resident {
-    saved: Saved,
+    saved: SavedHandle,
 }
 
 impl Engine {
@@ -35,7 +35,7 @@ impl Engine {
         name: impl Into<String>,
     ) -> Result<Resident, OffloadError> {
         let Some(allocator) = storage.allocator().cloned() else { panic!("a resident's storage has an allocator") };
-        let held = Held {
+        let held = HeldTensor {
             name: name.into(),
             bytes: storage.bytes() as u64,
             tag: Tag::OptimizerState,
@@ -55,7 +55,7 @@ impl Engine {
         let id = ledger.add(held);
         ledger.residents.push(id);
         drop(ledger);
-        let resident = Resident { saved: Saved { keeper: self.inner.clone(), id } };
+        let resident = Resident { saved: SavedHandle { keeper: self.inner.clone(), id } };
         let allocated = self.inner.memory.statistics().all.allocated_bytes.current;
         let limit = self.inner.ledger.lock().limit_bytes();
         if limit.is_some_and(|limit| allocated > limit) {
@@ -73,7 +73,7 @@ impl Engine {
     pub fn lend(&self, resident: &Resident, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         let inner = &self.inner;
         let id = resident.saved.id;
-        inner.pass(Event::Lend { id }, stream)?;
+        inner.pass(StepEvent::Lend { id }, stream)?;
         let storage = inner.here(id, stream)?;
         if let Some(held) = inner.ledger.lock().held.get_mut(&id) {
             // The caller is about to overwrite the bytes, so the stored copy becomes outdated.
@@ -99,7 +99,7 @@ impl Engine {
         if let Some(held) = inner.ledger.lock().held.get_mut(&id) {
             (held.storage, held.is_lent) = (Some(storage), false);
         }
-        inner.pass(Event::GiveBack { id }, stream)?;
+        inner.pass(StepEvent::GiveBack { id }, stream)?;
         inner.begin_interval(stream)
     }
 

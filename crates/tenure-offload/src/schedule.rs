@@ -9,7 +9,7 @@ use crate::profile::Profile;
 
 /// An action on a saved tensor or a resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum OffloadAction {
     /// Begins to spill the tensor to a link's tier.
     Spill {
         /// The index of the link among the machine's links.
@@ -21,7 +21,7 @@ pub enum Action {
     Drop,
 }
 
-impl Action {
+impl OffloadAction {
     /// Returns the action that brings a tensor to a tier. Tier 0 is the budget's memory, and tier `n + 1` belongs to
     /// link `n`.
     fn to(tier: usize) -> Self {
@@ -34,9 +34,9 @@ impl Action {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Schedule {
     /// The actions before the first point, which place the residents.
-    begin: Vec<(usize, Action)>,
+    begin: Vec<(usize, OffloadAction)>,
     /// The actions by point. A tensor's number is that in the problem: saved tensors by index, then residents.
-    points: Vec<Vec<(usize, Action)>>,
+    points: Vec<Vec<(usize, OffloadAction)>>,
 }
 
 impl Schedule {
@@ -45,7 +45,8 @@ impl Schedule {
     pub fn of(profile: &Profile, plan: &Plan) -> Self {
         let saved = profile.saved();
         let residents = saved.len()..saved.len() + profile.residents();
-        let mut begin: Vec<_> = residents.clone().map(|tensor| (tensor, Action::to(plan.places[tensor]))).collect();
+        let mut begin: Vec<_> =
+            residents.clone().map(|tensor| (tensor, OffloadAction::to(plan.places[tensor]))).collect();
         let mut points = vec![Vec::new(); profile.intervals()];
         for step in &plan.steps {
             // A kernel begins at the point before it. Its outputs are there from the point at which it ends.
@@ -57,8 +58,8 @@ impl Schedule {
                 None => continue,
             };
             let (point, action) = match step.action {
-                plan::Action::Move { to } => (begins, Action::to(to)),
-                plan::Action::Drop => (Some(step.kernel), Action::Drop),
+                plan::Action::Move { to } => (begins, OffloadAction::to(to)),
+                plan::Action::Drop => (Some(step.kernel), OffloadAction::Drop),
                 plan::Action::Recompute { .. } => continue,
             };
             point.map_or(&mut begin, |point| &mut points[point]).push((step.tensor, action));
@@ -67,7 +68,7 @@ impl Schedule {
     }
 
     /// Returns the actions before the first point.
-    pub fn at_begin(&self) -> &[(usize, Action)] {
+    pub fn at_begin(&self) -> &[(usize, OffloadAction)] {
         &self.begin
     }
 
@@ -83,8 +84,8 @@ impl Schedule {
         let later = points.flat_map(|(point, actions)| actions.iter().map(move |action| (point + 1, action)));
         for (interval, (tensor, action)) in begin.chain(later) {
             match action {
-                Action::Fetch => drop(since[*tensor].get_or_insert(interval)),
-                Action::Spill { .. } | Action::Drop => {
+                OffloadAction::Fetch => drop(since[*tensor].get_or_insert(interval)),
+                OffloadAction::Spill { .. } | OffloadAction::Drop => {
                     here[*tensor].extend(since[*tensor].take().map(|since| since..interval));
                 }
             }
@@ -98,8 +99,8 @@ impl Schedule {
                 needed.len()
             };
             ranges.extend(since.map(|since| since..end));
-            let is_here = |interval: &usize| ranges.iter().any(|range| range.contains(interval));
-            let used = used.iter().copied().filter(|interval| !is_here(interval)).collect::<Vec<_>>();
+            let mut used = used;
+            used.retain(|interval| !ranges.iter().any(|range| range.contains(interval)));
             for interval in ranges.into_iter().flatten().chain(used) {
                 needed.get_mut(interval).into_iter().for_each(|needed| *needed += bytes);
             }
@@ -112,11 +113,11 @@ impl Schedule {
         self.points
             .iter()
             .flatten()
-            .filter_map(|(tensor, action)| (*action == Action::Drop).then_some(SavedIndex(*tensor)))
+            .filter_map(|(tensor, action)| (*action == OffloadAction::Drop).then_some(SavedIndex(*tensor)))
     }
 
     /// Returns the actions at a point.
-    pub fn at(&self, point: usize) -> &[(usize, Action)] {
+    pub fn at(&self, point: usize) -> &[(usize, OffloadAction)] {
         self.points.get(point).map_or(&[], Vec::as_slice)
     }
 }
@@ -133,15 +134,15 @@ mod tests {
         profile.need(9, second);
         profile.need(5, first);
         profile.end(0);
-        let schedule = |actions: &[(usize, Action)]| {
+        let schedule = |actions: &[(usize, OffloadAction)]| {
             let mut points = vec![Vec::new(); 5];
             actions.iter().for_each(|(point, action)| points[*point].push((first.0, *action)));
             Schedule { begin: Vec::new(), points }
         };
-        let spill = Action::Spill { link: 0 };
+        let spill = OffloadAction::Spill { link: 0 };
         assert_eq!(schedule(&[]).needed_bytes(&profile), [60, 21, 23, 19, 10]);
-        assert_eq!(schedule(&[(1, spill), (2, Action::Fetch)]).needed_bytes(&profile), [60, 21, 13, 19, 10]);
+        assert_eq!(schedule(&[(1, spill), (2, OffloadAction::Fetch)]).needed_bytes(&profile), [60, 21, 13, 19, 10]);
         // A dropped tensor is recomputed where it is needed.
-        assert_eq!(schedule(&[(1, Action::Drop)]).needed_bytes(&profile), [60, 21, 13, 9, 10]);
+        assert_eq!(schedule(&[(1, OffloadAction::Drop)]).needed_bytes(&profile), [60, 21, 13, 9, 10]);
     }
 }

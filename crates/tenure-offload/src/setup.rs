@@ -9,8 +9,8 @@ use tenure_tier::{self as tier, Disk, DiskOptions, Mover, MoverOptions, TierErro
 
 use crate::engine::Engine;
 use crate::error::OffloadError;
-use crate::inner::Options;
-use crate::machine::Link;
+use crate::inner::EngineOptions;
+use crate::machine::SpillLink;
 use crate::memory::Memory;
 
 /// The size in bytes of the buffers through which the host's bytes pass on their way to a disk. They are a part of a
@@ -35,7 +35,7 @@ pub struct Setup {
     /// Bytes of pinned memory to spill a device's bytes to. Default: half of the available memory.
     pub pinned_bytes: Option<u64>,
     /// The size in bytes below which saved tensors stay in memory.
-    pub least_bytes: u64,
+    pub min_tensor_bytes: u64,
     /// The planner.
     pub planner: Box<dyn Planner + Send + Sync>,
     /// The seed of planners that try at random.
@@ -51,7 +51,7 @@ impl Default for Setup {
             disk_bytes: None,
             daily_bytes: None,
             pinned_bytes: None,
-            least_bytes: 1 << 20,
+            min_tensor_bytes: 1 << 20,
             planner,
             seed: 0,
         }
@@ -81,9 +81,9 @@ impl Setup {
         };
         let mover = Mover::new(memory.device(), MoverOptions { disk, ..MoverOptions::new(memory_bytes) })?;
         mover.probe()?;
-        let Self { least_bytes, planner, seed, .. } = self;
+        let Self { min_tensor_bytes, planner, seed, .. } = self;
         let planning = PlannerOptions { objective: Objective::Makespan, time_limit: PLANNING, evaluations: None, seed };
-        let options = Options { least_bytes, links: Link::of(&mover), planner, planning };
+        let options = EngineOptions { min_tensor_bytes, links: SpillLink::of(&mover), planner, planning };
         let is_on_host = memory.device().is_none();
         let engine = Engine::new(memory, mover, options);
         if is_on_host && engine.mover().disk().is_some() {

@@ -8,7 +8,7 @@ use parking_lot::MutexGuard;
 use tenure_device::Stream;
 use tenure_tier::Urgency;
 
-use crate::clock::{Clock, LEAD};
+use crate::clock::{IntervalClock, LEAD};
 use crate::course::Course;
 use crate::error::OffloadError;
 use crate::identity::HeldId;
@@ -16,20 +16,20 @@ use crate::inner::EngineInner;
 use crate::ledger::Ledger;
 use crate::measured::Measured;
 use crate::memory::Peak;
-use crate::profiled::Event;
+use crate::profiled::StepEvent;
 use crate::reclaim;
-use crate::recompute::Id;
+use crate::recompute::SavedBytesId;
 use crate::report::StepReport;
-use crate::schedule::Action;
+use crate::schedule::OffloadAction;
 use crate::signature::{Pass, Signature};
 
 /// A step that is under way. If it is dropped before it is [finished](Self::finish), the engine learns nothing from it.
 #[must_use = "it holds for as long as it lives"]
-pub struct Step {
+pub struct OffloadStep {
     inner: Arc<EngineInner>,
 }
 
-impl Step {
+impl OffloadStep {
     /// See [`Engine::begin`](crate::Engine::begin).
     pub(crate) fn begin(inner: &Arc<EngineInner>, signature: Signature, pass: Pass) -> Result<Self, OffloadError> {
         let course = match pass {
@@ -73,7 +73,7 @@ impl Step {
     }
 }
 
-impl Drop for Step {
+impl Drop for OffloadStep {
     fn drop(&mut self) {
         let course = std::mem::take(&mut self.inner.ledger.lock().course);
         // The ledger is not locked, as where a step is finished.
@@ -85,7 +85,7 @@ impl Drop for Step {
 
 impl EngineInner {
     fn measured(&self, pass: Pass) -> Course {
-        let clock = Clock::with_host_time(Arc::clone(&self.host_time.lock()));
+        let clock = IntervalClock::with_host_time(Arc::clone(&self.host_time.lock()));
         let ledger = self.ledger.lock();
         let residents = ledger.residents.iter().map(|id| (*id, &ledger.held[id]));
         Course::Measured(Box::new(Measured::new(pass, residents, clock, self.held_bytes())))
@@ -110,12 +110,12 @@ impl EngineInner {
         let profiled = known.profiled;
         let lead = if self.memory.is_simulated() { Duration::ZERO } else { LEAD };
         let is_timed_now = self.memory.device().is_some() && !profiled.is_timed;
-        let clock = is_timed_now.then(|| Clock::with_lead(lead));
+        let clock = is_timed_now.then(|| IntervalClock::with_lead(lead));
         Ok(Course::Planned { profiled, planned, events: 0, operations: 0, clock })
     }
 
     /// Passes an event: takes the actions that are due after it.
-    pub(crate) fn pass(&self, event: Event, stream: Option<&Stream>) -> Result<(), OffloadError> {
+    pub(crate) fn pass(&self, event: StepEvent, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let mut ledger = self.ledger.lock();
         ledger.end_interval(&self.memory, stream, Some(event), "")?;
         let actions = ledger.next_actions(event);
@@ -129,8 +129,8 @@ impl EngineInner {
         self.act(ledger, actions)
     }
 
-    /// See [`Engine::operation`] and [`Engine::point`].
-    pub(crate) fn operation(&self, id: Option<Id>, stream: Option<&Stream>) -> Result<(), OffloadError> {
+    /// See [`Engine::operation`] and [`Engine::begin_operation`].
+    pub(crate) fn operation(&self, id: Option<SavedBytesId>, stream: Option<&Stream>) -> Result<(), OffloadError> {
         self.ledger.lock().operation(&self.memory, id, stream)
     }
 
@@ -143,18 +143,19 @@ impl EngineInner {
     pub(crate) fn act<'a>(
         &'a self,
         mut ledger: MutexGuard<'a, Ledger>,
-        actions: Vec<(HeldId, Action)>,
+        actions: Vec<(HeldId, OffloadAction)>,
     ) -> Result<(), OffloadError> {
-        let (fetched, gone): (Vec<_>, Vec<_>) = actions.into_iter().partition(|(_, action)| *action == Action::Fetch);
+        let (fetched, gone): (Vec<_>, Vec<_>) =
+            actions.into_iter().partition(|(_, action)| *action == OffloadAction::Fetch);
         for (id, action) in gone {
             match action {
-                Action::Spill { link } => self.spill(&mut ledger, id, link)?,
-                Action::Drop => {
+                OffloadAction::Spill { link } => self.spill(&mut ledger, id, link)?,
+                OffloadAction::Drop => {
                     drop(ledger);
                     self.give_up(id);
                     ledger = self.ledger.lock();
                 }
-                Action::Fetch => {}
+                OffloadAction::Fetch => {}
             }
         }
         drop(ledger);
@@ -181,7 +182,7 @@ impl EngineInner {
         reclaim::wait_for_all(self)
     }
 
-    /// See [`Step::finish`].
+    /// See [`OffloadStep::finish`].
     fn finish(&self) -> Result<StepReport, OffloadError> {
         let mut ledger = self.ledger.lock();
         ledger.end_interval(&self.memory, None, None, "")?;
@@ -215,7 +216,7 @@ impl EngineInner {
             Course::Planned { profiled, planned, events, clock, .. } if profiled.events.len() <= events => {
                 (report.is_planned, report.predicted) = (true, planned.predicted);
                 if !profiled.is_estimate {
-                    ledger.learn(&report);
+                    ledger.raise_spare_bytes(&report);
                 } else if report.unplanned > 0 {
                     ledger.steps.remove_unlike(signature);
                 }

@@ -13,7 +13,7 @@ use crate::identity::HeldId;
 use crate::inner::EngineInner;
 use crate::ledger::Ledger;
 use crate::memory::Memory;
-use crate::recompute::Id;
+use crate::recompute::SavedBytesId;
 
 impl EngineInner {
     /// Drops a tensor's bytes, to be recomputed later, and returns whether it did: they stay if there is no recipe.
@@ -52,7 +52,7 @@ impl EngineInner {
     /// Begins to spill a tensor over link `link`, or over the next slower one whose tier has room. The tensor stays if
     /// there is none. The engine releases the storage at once: the mover holds it as long as it must.
     pub(crate) fn spill(&self, ledger: &mut Ledger, id: HeldId, link: usize) -> Result<(), OffloadError> {
-        let choice = ledger.choice(id);
+        let choice = ledger.codec_of(id);
         // Tensors that have come back since then free their room on the tier.
         ledger.forget_gone();
         let Ledger { held, report, leaving, no_room, .. } = ledger;
@@ -166,7 +166,7 @@ impl EngineInner {
             let _purpose = Purpose::enter(Tag::Activation, KeyId::NONE);
             let _stream = home.as_ref().map(StreamGuard::new);
             recompute
-                .run(&|id: Id| {
+                .run(&|id: SavedBytesId| {
                     let known = self.ledger.lock().find(id);
                     known.map(|known| self.here(known.id, home.as_ref())).transpose()
                 })

@@ -11,7 +11,7 @@ use tenure_alloc::Request;
 use tenure_core::{DType, Storage};
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_offload::{Engine, Link, Memory, OffloadError, Options, Pass, Saved, StepReport};
+use tenure_offload::{Engine, EngineOptions, Memory, OffloadError, Pass, SavedHandle, SpillLink, StepReport};
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
 use tenure_tier::{Disk, DiskOptions, Mover, MoverOptions};
 
@@ -41,7 +41,8 @@ fn engine(device: Device, pinned_bytes: u64) -> Engine {
         evaluations: Some(8),
         seed: 0,
     };
-    let options = Options { least_bytes: MIB, links: Link::of(&mover), planner: Box::new(Scheduled), planning };
+    let options =
+        EngineOptions { min_tensor_bytes: MIB, links: SpillLink::of(&mover), planner: Box::new(Scheduled), planning };
     Engine::new(Memory::Device(device), mover, options)
 }
 
@@ -92,7 +93,7 @@ fn check(device: Device, storage: &Storage, value: u8) {
 fn step(engine: &Engine, device: Device, layers: &[Layer], pass: Pass) -> Result<StepReport, OffloadError> {
     let stream = device.streams().current();
     let step = engine.begin(1, pass)?;
-    let (mut saved, mut held): (Vec<Arc<Saved>>, Vec<(usize, Storage)>) = Default::default();
+    let (mut saved, mut held): (Vec<Arc<SavedHandle>>, Vec<(usize, Storage)>) = Default::default();
     for (number, layer) in layers.iter().enumerate() {
         let out = made(device, layer.mib * MIB)?;
         set(device, &out, number as u8);

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tenure_core::{AllocatorRegistry, DType, Device, DeviceKind, Storage, WeakStorage};
 use tenure_offload::{
-    Engine, Fate, Find, Id, Input, Link, Memory, OffloadError, Options, Pass, ProfileError, Recompute, Resident, Saved,
-    SavedRecord, Signature, StepRecorder, StepReport, TierMoment,
+    Engine, EngineOptions, Fate, FindSaved, Memory, OffloadError, Pass, ProfileError, Recomputation, RecomputeInput,
+    Resident, SavedBytesId, SavedHandle, SavedRecord, Signature, SpillLink, StepRecorder, StepReport, TierMoment,
 };
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
 use tenure_tier::codec::{Choice, Codec};
@@ -36,7 +36,7 @@ fn compute(time: Duration) {
 fn engine(budget_bytes: u64, capacity: u64) -> Engine {
     let disk = Disk::open(&[std::env::temp_dir()], DiskOptions::new(capacity)).unwrap();
     let mover = Mover::new(None, MoverOptions { disk: Some(disk), ..MoverOptions::new(1 << 30) }).unwrap();
-    let link = Link {
+    let link = SpillLink {
         name: "disk".into(),
         capacity: Some(capacity),
         out_bandwidth: 1 << 30,
@@ -51,7 +51,7 @@ fn engine(budget_bytes: u64, capacity: u64) -> Engine {
         seed: 0,
     };
     let links = vec![(link, Destination::Disk)];
-    let options = Options { least_bytes: MIB, links, planner: Box::new(Scheduled), planning };
+    let options = EngineOptions { min_tensor_bytes: MIB, links, planner: Box::new(Scheduled), planning };
     let engine = Engine::new(Memory::of(Device::CPU).unwrap(), mover, options);
     engine.set_host_time(|| *NOW.lock());
     engine.set_budget(budget_bytes);
@@ -82,7 +82,7 @@ fn step_back_to(
     look: impl FnOnce(),
 ) -> Result<StepReport, OffloadError> {
     let step = engine.begin(layers, pass)?;
-    let mut saved: Vec<Arc<Saved>> = Vec::new();
+    let mut saved: Vec<Arc<SavedHandle>> = Vec::new();
     for layer in 0..layers {
         let out = storage(BYTES)?;
         fill(&out, layer as u8);
@@ -93,7 +93,7 @@ fn step_back_to(
             &engine.save(&out, 0, DType::U8, None, None, String::new)?.unwrap()
         ));
         drop(out);
-        engine.point(None);
+        engine.begin_operation(None);
     }
     look();
     for layer in (last..layers).rev() {
@@ -235,21 +235,21 @@ fn steps_that_fit_are_not_watched_until_one_finds_no_room() {
 
 /// The recipe of a layer that is filled with its number, if its input is still there.
 struct Filled {
-    id: Id,
+    id: SavedBytesId,
     number: u8,
-    of: Option<(Id, WeakStorage)>,
+    of: Option<(SavedBytesId, WeakStorage)>,
 }
 
-impl Recompute for Filled {
-    fn id(&self) -> Id {
+impl Recomputation for Filled {
+    fn id(&self) -> SavedBytesId {
         self.id
     }
 
-    fn inputs(&self) -> Vec<Input> {
-        self.of.iter().map(|(id, of)| Input { id: *id, here: of.upgrade(), recompute: None }).collect()
+    fn inputs(&self) -> Vec<RecomputeInput> {
+        self.of.iter().map(|(id, of)| RecomputeInput { id: *id, here: of.upgrade(), recompute: None }).collect()
     }
 
-    fn run(&self, _: Find<'_>) -> Result<Storage, Box<dyn Error + Send + Sync>> {
+    fn run(&self, _: FindSaved<'_>) -> Result<Storage, Box<dyn Error + Send + Sync>> {
         if self.of.as_ref().is_some_and(|(_, of)| of.upgrade().is_none()) {
             return Err("what it is made of is gone".into());
         }
@@ -271,10 +271,10 @@ fn operations_are_told_of_that_a_plan_repeats_and_no_others() {
             fill(&out, layer);
             let id = (out.generation(), 0);
             let [is_other_told, is_repeated] = [None, Some(id)].map(|made| {
-                let is_told = engine.listens() && engine.repeats_next();
+                let is_told = engine.listens() && engine.count_next_operation();
                 match made {
                     Some(id) if is_told => engine.operation(id, None),
-                    _ if is_told => engine.point(None),
+                    _ if is_told => engine.begin_operation(None),
                     _ => {}
                 }
                 is_told
@@ -282,7 +282,7 @@ fn operations_are_told_of_that_a_plan_repeats_and_no_others() {
             repeated += u64::from(is_repeated);
             // Nothing that the other operation makes is saved.
             assert_eq!(is_other_told, number == 0);
-            let again = is_repeated.then(|| Arc::new(Filled { id, number: layer, of: None }) as Arc<dyn Recompute>);
+            let again = is_repeated.then(|| Arc::new(Filled { id, number: layer, of: None }) as Arc<dyn Recomputation>);
             saved.push(engine.save(&out, 0, DType::U8, None, again, || format!("layer {layer}")).unwrap().unwrap());
         }
         for layer in (0..LAYERS as u8).rev() {
@@ -313,13 +313,13 @@ fn what_is_given_up_holds_what_it_is_made_of() {
         let mut seed = Some(storage(1).unwrap());
         let of = seed.as_ref().map(|seed| ((seed.generation(), 0), seed.downgrade()));
         seed.take_if(|_| !until_given_up);
-        let mut saved: Vec<Arc<Saved>> = (0..LAYERS as u8)
+        let mut saved: Vec<Arc<SavedHandle>> = (0..LAYERS as u8)
             .map(|number| {
                 let out = storage(BYTES).unwrap();
                 fill(&out, number);
                 let id = (out.generation(), 0);
                 engine.operation(id, None);
-                let again = Some(Arc::new(Filled { id, number, of: of.clone() }) as Arc<dyn Recompute>);
+                let again = Some(Arc::new(Filled { id, number, of: of.clone() }) as Arc<dyn Recomputation>);
                 engine.save(&out, 0, DType::U8, None, again, || format!("layer {number}")).unwrap().unwrap()
             })
             .collect();
@@ -489,7 +489,7 @@ fn sparse_step(engine: &Engine, pass: Pass, check: impl Fn(f32, f32)) -> StepRep
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), out.lock().as_ptr(), bytes.len()) };
         engine.save(&out, 0, DType::F32, None, None, || format!("layer {layer}")).unwrap().unwrap()
     };
-    let saved: Vec<Arc<Saved>> = (0..SPARSE).map(save).collect();
+    let saved: Vec<Arc<SavedHandle>> = (0..SPARSE).map(save).collect();
     for (layer, token) in saved.into_iter().enumerate().rev() {
         let out = engine.need(&token, None).unwrap();
         let out = out.lock();

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tenure_offload::{Action, Link, Machine, Profile, ProfileError, Recipe, SavedIndex, Schedule};
+use tenure_offload::{Machine, OffloadAction, Profile, ProfileError, Recipe, SavedIndex, Schedule, SpillLink};
 use tenure_plan::planner::{Condensed, Objective, Planned, PlannerError, PlannerOptions, Scheduled, Watch};
 use tenure_plan::{Plan, Planner, Problem, simulate};
 
@@ -17,7 +17,7 @@ mod transformer;
 const MIB: u64 = 1 << 20;
 
 fn machine(budget_bytes: u64) -> Machine {
-    let host = Link {
+    let host = SpillLink {
         name: "host".into(),
         capacity: None,
         out_bandwidth: 10 << 30,
@@ -69,7 +69,7 @@ fn most_bytes(profile: &Profile, schedule: &Schedule) -> u64 {
             here[number] |= saved.at() == point;
         }
         for (number, action) in schedule.at(point) {
-            here[*number] = matches!(action, Action::Fetch);
+            here[*number] = matches!(action, OffloadAction::Fetch);
         }
         most =
             most.max(profile.saved().iter().zip(&here).filter(|(_, here)| **here).map(|(saved, _)| saved.bytes).sum());
@@ -97,12 +97,12 @@ fn what_does_not_fit_is_spilled_or_computed_again_and_costs_little() {
     assert!(outcome.makespan_ns < 1.05 * problem.kernels_ns() as f64, "{}", outcome.makespan_ns);
     assert!(outcome.peak_bytes[0] <= 100 * MIB);
     let schedule = Schedule::of(&profile, &plan);
-    let actions = |is_it: fn(&Action) -> bool| {
+    let actions = |is_it: fn(&OffloadAction) -> bool| {
         (0..profile.intervals()).flat_map(|point| schedule.at(point)).filter(|(_, action)| is_it(action)).count()
     };
-    let spilled = actions(|action| matches!(action, Action::Spill { link: 0 }));
-    assert_eq!(spilled, actions(|action| *action == Action::Fetch));
-    assert!(spilled + actions(|action| *action == Action::Drop) > 0);
+    let spilled = actions(|action| matches!(action, OffloadAction::Spill { link: 0 }));
+    assert_eq!(spilled, actions(|action| *action == OffloadAction::Fetch));
+    assert!(spilled + actions(|action| *action == OffloadAction::Drop) > 0);
     assert!(most_bytes(&profile, &schedule) < 8 * 24 * MIB);
 }
 
@@ -203,8 +203,8 @@ proptest! {
             let mut is_out = false;
             for point in saved.at()..profile.intervals() {
                 for (_, action) in schedule.at(point).iter().filter(|(other, _)| *other == number) {
-                    prop_assert!(*action == Action::Drop || is_out == (*action == Action::Fetch));
-                    is_out = matches!(action, Action::Spill { .. });
+                    prop_assert!(*action == OffloadAction::Drop || is_out == (*action == OffloadAction::Fetch));
+                    is_out = matches!(action, OffloadAction::Spill { .. });
                 }
             }
         }

@@ -6,7 +6,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use tenure_core::{Layout, Site, Storage};
-use tenure_offload::{Engine, Find, Id, Input, OffloadError, Pass, ProfileError, Recompute, Saved, StepReport};
+use tenure_offload::{
+    Engine, FindSaved, OffloadError, Pass, ProfileError, Recomputation, RecomputeInput, SavedBytesId, SavedHandle,
+    StepReport,
+};
 use tenure_tensor::autograd::{Ingredient, Recipe, RecipeBook, Recipes, SavedHooks, SavedId};
 use tenure_tensor::{AutogradError, DType, Device, Tensor, TensorError, Writes};
 
@@ -35,7 +38,7 @@ enum Packed {
     /// A tensor that stays in memory.
     Kept { tensor: Tensor, version: u64 },
     /// A tensor that the engine holds.
-    Held { saved: Arc<Saved>, layout: Layout, dtype: DType, device: Device, writes: Writes, version: u64 },
+    Held { saved: Arc<SavedHandle>, layout: Layout, dtype: DType, device: Device, writes: Writes, version: u64 },
 }
 
 impl Saving {
@@ -51,7 +54,7 @@ impl Saving {
     /// Lets the optimizer's state leave memory too, from now on. The pieces do not depend on the budget, so a step
     /// within another budget takes as much.
     pub(super) fn spill_state(&mut self, optimizer: &mut Optimizer, stays_bytes: u64) -> Result<()> {
-        let least = self.engine.least_bytes();
+        let least = self.engine.min_tensor_bytes();
         optimizer.spill(&self.engine, least as usize, least.max(stays_bytes / PIECES) as usize)?;
         self.spills_state = true;
         Ok(())
@@ -145,22 +148,22 @@ struct Again {
 }
 
 impl Again {
-    fn by(recipe: Arc<Recipe>, stays: &Arc<HashSet<usize>>) -> Arc<dyn Recompute> {
+    fn by(recipe: Arc<Recipe>, stays: &Arc<HashSet<usize>>) -> Arc<dyn Recomputation> {
         Arc::new(Self { recipe, stays: Arc::clone(stays) })
     }
 }
 
-impl Recompute for Again {
-    fn id(&self) -> Id {
+impl Recomputation for Again {
+    fn id(&self) -> SavedBytesId {
         (self.recipe.id.generation, self.recipe.id.version)
     }
 
-    fn inputs(&self) -> Vec<Input> {
+    fn inputs(&self) -> Vec<RecomputeInput> {
         let input = |ingredient: &Ingredient| {
             // A tensor of the model counts as present even if it was written to, since parameters may be stepped before
             // the step ends.
             let of_model = ingredient.storage.upgrade().filter(|storage| self.stays.contains(&storage.rank()));
-            Input {
+            RecomputeInput {
                 id: (ingredient.id.generation, ingredient.id.version),
                 here: of_model.or_else(|| Some(ingredient.alive()?.storage().clone())),
                 recompute: ingredient.recipe.clone().map(|recipe| Self::by(recipe, &self.stays)),
@@ -169,7 +172,7 @@ impl Recompute for Again {
         self.recipe.inputs.iter().map(input).collect()
     }
 
-    fn run(&self, find: Find<'_>) -> std::result::Result<Storage, Box<dyn Error + Send + Sync>> {
+    fn run(&self, find: FindSaved<'_>) -> std::result::Result<Storage, Box<dyn Error + Send + Sync>> {
         Ok(self.recipe.compute_with(|id| find((id.generation, id.version)).map_err(told))?.storage().clone())
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tenure_core::{Layout, Tag};
-use tenure_offload::{Engine, OffloadError, Saved};
+use tenure_offload::{Engine, OffloadError, SavedHandle};
 use tenure_tensor::autograd::{HookHandle, no_grad};
 use tenure_tensor::{DType, Device, Tensor, TensorError};
 
@@ -67,7 +67,7 @@ struct Gone {
     squares: Tensor,
     kind: optim::Kind,
     /// The offloaded gradient; `None` if the parameter still has it.
-    saved: Option<(Arc<Saved>, Layout, DType, Device)>,
+    saved: Option<(Arc<SavedHandle>, Layout, DType, Device)>,
 }
 
 impl Gone {

@@ -32,7 +32,7 @@ use crate::data::{Collate, DataLoader, Dataset, Epoch, Part};
 use crate::optim::{Optimizer, Schedule, clip_grad_norm};
 use crate::{Parameter, Result, purpose};
 
-pub use tenure_offload::{Budget, BudgetProgress, Pass, ProcessMemory, StepReport};
+pub use tenure_offload::{Budget, BudgetProgress, Pass, ProcessMeter, StepReport};
 
 /// The name of the default generator in a checkpoint.
 const GENERATOR: &str = "default";

@@ -112,7 +112,7 @@ where
     /// effect, except that the optimizer's state does not return to memory once it has left.
     fn keep_to(&mut self, budget_bytes: u64, spare_bytes: u64) -> Result<(), Unkept> {
         let engine = &self.open.engine;
-        engine.lift()?;
+        engine.remove_budget()?;
         engine.set_budget(budget_bytes);
         if self.run.stays_bytes() > budget_bytes {
             self.run.spill_state()?;

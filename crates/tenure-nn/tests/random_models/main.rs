@@ -27,7 +27,7 @@ use tenure_nn::Error;
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::optim::{Optimizer, Sgd};
 use tenure_nn::train::{Pass, Plan, Task, TrainError, Trainer};
-use tenure_offload::{Engine, Link, Memory, OffloadError, Options, ProfileError, StepReport};
+use tenure_offload::{Engine, EngineOptions, Memory, OffloadError, ProfileError, SpillLink, StepReport};
 use tenure_tensor::Tensor;
 use tenure_tensor::random::{DefaultGenerator, Generator};
 use tenure_tier::{Destination, Disk, DiskOptions, Mover, MoverOptions};
@@ -147,13 +147,13 @@ fn engine(case: &Case, device: Device, disk: &Disk, part: Option<f64>) -> Engine
         let out_bandwidth = bandwidth;
         let back_bandwidth = bandwidth;
         let shared_bandwidth = None;
-        (Link { name: name.into(), capacity, out_bandwidth, back_bandwidth, shared_bandwidth }, to)
+        (SpillLink { name: name.into(), capacity, out_bandwidth, back_bandwidth, shared_bandwidth }, to)
     };
     let host = memory.device().map(|_| link("host", Some(64 << 10), Destination::Host));
     let links = host.into_iter().chain([link("disk", None, Destination::Disk)]).collect();
     let planner = Box::new(Within { who: case.who, part, seed: case.seed });
     let planning = planners::options(case.seed);
-    let engine = Engine::new(memory, mover, Options { least_bytes: 512, links, planner, planning });
+    let engine = Engine::new(memory, mover, EngineOptions { min_tensor_bytes: 512, links, planner, planning });
     engine.set_budget(1 << 40);
     engine
 }

@@ -1,7 +1,7 @@
 //! A made-up training step of a transformer, as it is profiled on a device: thousands of operations, some hundreds of
 //! which save a large tensor.
 
-use tenure_offload::{Link, Machine, Profile, Recipe, SavedIndex};
+use tenure_offload::{Machine, Profile, Recipe, SavedIndex, SpillLink};
 
 const MIB: u64 = 1 << 20;
 
@@ -73,7 +73,7 @@ pub(crate) fn step(size: Size) -> Profile {
 /// Returns a device whose budget has room for `percent` of the saved bytes, with links of 20 GB/s to pinned memory and
 /// 3 GB/s to a disk.
 pub(crate) fn machine(profile: &Profile, percent: u64) -> Machine {
-    let link = |name: &str, capacity, bandwidth| Link {
+    let link = |name: &str, capacity, bandwidth| SpillLink {
         name: name.into(),
         capacity,
         out_bandwidth: bandwidth,

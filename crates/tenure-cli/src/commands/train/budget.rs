@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde::{Serialize, Serializer};
-use tenure::nn::train::{Budget, BudgetProgress, ProcessMemory, Step, Trainer};
-use tenure::offload::{Engine, Link, Memory, Setup};
+use tenure::nn::train::{Budget, BudgetProgress, ProcessMeter, Step, Trainer};
+use tenure::offload::{Engine, Memory, Setup, SpillLink};
 use tenure::tensor::Device;
 use tenure::tier::codec::Choice;
 use tenure::tier::{Disk, DiskStatistics};
@@ -72,7 +72,7 @@ struct Growth {
     before_bytes: u64,
 }
 
-impl ProcessMemory for Growth {
+impl ProcessMeter for Growth {
     fn reset_peak(&self) {
         resident::forget_most();
     }
@@ -159,8 +159,8 @@ impl RunBudget {
         let ((began, before), after, codec) = (self.began, disk_now(engine), engine.codec());
         let [written_bytes, raw_bytes] =
             [after.written_bytes - before.written_bytes, after.raw_bytes - before.raw_bytes];
-        let tiers = Link::of(engine.mover()).into_iter().map(|(link, _)| {
-            let Link { name, out_bandwidth, back_bandwidth, shared_bandwidth, .. } = link;
+        let tiers = SpillLink::of(engine.mover()).into_iter().map(|(link, _)| {
+            let SpillLink { name, out_bandwidth, back_bandwidth, shared_bandwidth, .. } = link;
             (name, TierUse { out_bandwidth, back_bandwidth, shared_bandwidth })
         });
         Offloaded {
