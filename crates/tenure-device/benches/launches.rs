@@ -14,16 +14,20 @@ use tenure_device::LaunchRegistry;
 fn record(threads: usize, count: u64) -> Duration {
     let registry = LaunchRegistry::new();
     let start = Barrier::new(threads);
-    let one = |stream: usize| {
-        start.wait();
-        let from = Instant::now();
-        for _ in 0..count {
-            registry.record("axpy", StreamId(stream as u64), [1024, 1, 1], [256, 1, 1], Location::caller());
-        }
-        from.elapsed()
-    };
     thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads).map(|stream| scope.spawn(move || one(stream))).collect();
+        let mut handles = Vec::new();
+        for stream in 0..threads {
+            let registry = &registry;
+            let start = &start;
+            handles.push(scope.spawn(move || {
+                start.wait();
+                let from = Instant::now();
+                for _ in 0..count {
+                    registry.record("axpy", StreamId(stream as u64), [1024, 1, 1], [256, 1, 1], Location::caller());
+                }
+                from.elapsed()
+            }));
+        }
         handles.into_iter().filter_map(|handle| handle.join().ok()).max().unwrap_or_default()
     })
 }

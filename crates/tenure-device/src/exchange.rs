@@ -130,8 +130,8 @@ pub fn take_lent(device: Device, bytes: usize) -> Option<*mut u8> {
 
 #[cold]
 fn taken(device: Device, bytes: usize) -> Option<*mut u8> {
-    let fits = |storage: &mut Storage| storage.bytes() == bytes && storage.device() == device;
-    let storage = LENT.with_borrow_mut(|lent| lent.take_if(fits))?;
+    let storage =
+        LENT.with_borrow_mut(|lent| lent.take_if(|storage| storage.bytes() == bytes && storage.device() == device))?;
     let address = storage.lock().as_ptr();
     let mut shared = SHARED.lock();
     if let Some(known) = shared.get_mut(&address.addr()) {

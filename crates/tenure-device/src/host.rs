@@ -244,8 +244,8 @@ impl HostMemory {
     fn free_small(&self, tag: Tag, bytes: u64) {
         let mut small = self.small.lock();
         small.count_freed(tag, bytes);
-        let is_much = || small.room_bytes.saturating_sub(small.allocated_bytes()) >= 2 * ROOM_STEP_BYTES;
-        if self.limit().is_some() && is_much() {
+        let room = small.room_bytes.saturating_sub(small.allocated_bytes());
+        if self.limit().is_some() && room >= 2 * ROOM_STEP_BYTES {
             self.limit_heap(&mut small, ROOM_STEP_BYTES);
         }
     }
@@ -356,8 +356,8 @@ unsafe fn free(context: *mut c_void) {
 
 impl Mapping {
     fn new() -> Result<Self, BackingError> {
-        let map = |bytes| MmapOptions::new().len(bytes).no_reserve_swap().map_anon();
-        let mapped = ADDRESS_SPACE.into_iter().find_map(|bytes| map(bytes).ok());
+        let mapped =
+            ADDRESS_SPACE.into_iter().find_map(|bytes| MmapOptions::new().len(bytes).no_reserve_swap().map_anon().ok());
         let memory = mapped.ok_or_else(|| BackingError::Failed {
             call: "mmap",
             reason: format!("the system gives no {} GiB of address space", ADDRESS_SPACE[2] >> 30),

@@ -140,9 +140,13 @@ impl Space {
                 let bytes = window.free_suffix(&self.chunks);
                 let fits =
                     (1..need.bytes).contains(&bytes) && window.room(need.granularity) >= need.bytes - bytes + reach;
-                let place = || self.windows.place(window.end() - bytes);
-                let is_ready = || self.pieces(place(), bytes).all(|piece| (need.ready)(piece.chunk));
-                (fits && is_ready()).then_some(Open { window: index, address: window.end() - bytes, bytes })
+                if !fits {
+                    return None;
+                }
+                let address = window.end() - bytes;
+                let mut pieces = self.pieces(self.windows.place(address), bytes);
+                let is_ready = pieces.all(|piece| (need.ready)(piece.chunk));
+                is_ready.then_some(Open { window: index, address, bytes })
             })
             .collect();
         open.sort_by_key(|open| std::cmp::Reverse(open.bytes));
@@ -212,11 +216,10 @@ impl Space {
                 MAPPING_BYTES + piece_cost(self.chunks[index].free_suffix() - have) - piece_cost(have)
             }
             Start::Open { address, .. } => {
-                let partial = |chunk: usize| !self.chunks[chunk].is_whole();
                 // If no bytes are free there, the address may not be mapped yet.
                 let place = (have > 0).then(|| self.windows.place(address));
                 let pieces = place.into_iter().flat_map(|place| self.pieces(place, have));
-                pieces.filter(|piece| partial(piece.chunk)).map(|piece| -piece_cost(piece.bytes)).sum()
+                pieces.filter(|piece| !self.chunks[piece.chunk].is_whole()).map(|piece| -piece_cost(piece.bytes)).sum()
             }
         }
     }

@@ -72,8 +72,7 @@ impl Parked {
     /// Takes the parked memory that the state, at `now`, would find for a request of `bytes` bytes, if it is parked.
     #[inline]
     pub(super) fn take(&mut self, bytes: u64, lent: Lent, now: u64) -> Option<Loan> {
-        let fits = |top: &Loan| top.bytes == bytes && top.lent == lent && self.since == now;
-        self.loans.pop_if(|top| fits(top))
+        self.loans.pop_if(|top| top.bytes == bytes && top.lent == lent && self.since == now)
     }
 
     /// Returns whether a loan did not continue the stack.

@@ -112,8 +112,7 @@ impl State {
         }
         let granularity = self.granularity;
         let chunk_bytes = self.config.chunk_bytes(bytes, reserved, chunks_for, granularity);
-        let is_ready = |index: usize| ready[index];
-        let need = Need { bytes, ready: &is_ready, allowance, chunk_bytes, granularity };
+        let need = Need { bytes, ready: &|index| ready[index], allowance, chunk_bytes, granularity };
         if let Some(plan) = space.plan_growth(&need) {
             return Ok(self.execute(plan, bytes)?);
         }
@@ -259,13 +258,10 @@ impl Plan {
     /// Returns the existing chunks that the plan uses.
     fn chunks(&self) -> Vec<usize> {
         let suffix = if let Start::Suffix(index) = self.start { Some(index) } else { None };
-        suffix
-            .into_iter()
-            .chain(
-                self.sources
-                    .iter()
-                    .filter_map(|source| if let Source::Chunk(index) = source { Some(*index) } else { None }),
-            )
-            .collect()
+        let whole = self.sources.iter().filter_map(|source| match source {
+            Source::Chunk(index) => Some(*index),
+            Source::New(_) => None,
+        });
+        suffix.into_iter().chain(whole).collect()
     }
 }

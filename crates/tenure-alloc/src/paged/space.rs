@@ -303,9 +303,10 @@ impl Space {
             return Ok(());
         }
         let before = self.cycles.pop_front().unwrap_or(0);
-        let is_unused = |window: &Window| window.blocks == 0 && !window.is_home && window.used_at <= before;
-        let unused = self.windows.iter().filter(|(_, window)| is_unused(window)).map(|(index, _)| index);
-        for index in unused.collect::<Vec<_>>() {
+        let unused =
+            self.windows.iter().filter(|(_, window)| window.blocks == 0 && !window.is_home && window.used_at <= before);
+        let unused: Vec<usize> = unused.map(|(index, _)| index).collect();
+        for index in unused {
             if self.windows.get(index).chunks.iter().all(|(_, chunk)| self.chunks[*chunk].mapped_at.len() > 1) {
                 self.unmap(index, progress, addresses, backing)?;
             }

@@ -182,14 +182,8 @@ fn write_segment<W: io::Write>(writer: &mut Writer<W>, segment: &Segment) -> io:
         writer.entry("total_size", segment.bytes())?;
         writer.entry("allocated_size", segment.bytes_where(|state| state == SnapshotState::Allocated))?;
         writer.entry("active_size", segment.bytes_where(|state| state != SnapshotState::Inactive))?;
-        writer.entry(
-            "requested_size",
-            segment
-                .blocks
-                .iter()
-                .map(|block| if block.state == SnapshotState::Inactive { 0 } else { block.requested })
-                .sum::<u64>(),
-        )?;
+        let held = segment.blocks.iter().filter(|block| block.state != SnapshotState::Inactive);
+        writer.entry("requested_size", held.map(|block| block.requested).sum::<u64>())?;
         writer.entry("stream", segment.stream.0)?;
         writer.text_entry("segment_type", if segment.kind == PoolKind::Small { "small" } else { "large" })?;
         writer.text("segment_pool_id")?;

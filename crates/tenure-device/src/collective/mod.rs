@@ -80,25 +80,20 @@ impl Communicator {
     pub fn group(drivers: &[Arc<dyn Driver>]) -> Result<Vec<Self>, CollectiveError> {
         let devices: Vec<Device> = drivers.iter().map(|driver| driver.device()).collect();
         let simulated = drivers.iter().filter(|driver| matches!(driver.executor(), Executor::Sim(_))).count();
-        if devices.is_empty()
-            || devices.iter().enumerate().any(|(at, device)| devices[..at].contains(device))
-            || ![0, devices.len()].contains(&simulated)
-        {
+        let is_repeated = devices.iter().enumerate().any(|(at, device)| devices[..at].contains(device));
+        if devices.is_empty() || is_repeated || ![0, devices.len()].contains(&simulated) {
             return Err(CollectiveError::NoGroup { devices });
         }
         let group = Arc::new(match simulated {
             0 => Group::Nccl(nccl::Group::new(drivers)?),
             _ => Group::Sim(Arc::new(sim::Meeting::new(drivers.len()))),
         });
-        Ok(drivers
-            .iter()
-            .enumerate()
-            .map(|(rank, driver)| {
-                let driver = Arc::clone(driver);
-                let group = Arc::clone(&group);
-                Self { driver, rank, size: drivers.len(), group }
-            })
-            .collect())
+        let communicators = drivers.iter().enumerate().map(|(rank, driver)| {
+            let driver = Arc::clone(driver);
+            let group = Arc::clone(&group);
+            Self { driver, rank, size: drivers.len(), group }
+        });
+        Ok(communicators.collect())
     }
 
     /// Returns the device's place in the group, from 0.

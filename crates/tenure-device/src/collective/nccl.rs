@@ -81,8 +81,10 @@ impl Group {
 
     /// Turns the result of a call into an error; one of an ended group is [`CollectiveError::Alone`].
     fn check(&self, call: &'static str, result: ncclResult_t) -> Result<(), CollectiveError> {
-        let is_given_up = || self.is_over.load(Ordering::Acquire);
-        check(call, result).map_err(|error| if is_given_up() { CollectiveError::Alone } else { error })
+        check(call, result).map_err(|error| match self.is_over.load(Ordering::Acquire) {
+            true => CollectiveError::Alone,
+            false => error,
+        })
     }
 
     pub(super) fn together(

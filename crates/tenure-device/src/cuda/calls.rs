@@ -81,9 +81,10 @@ impl Driver for CudaDriver {
         self.call(Call::Unreserve, || {
             let mut space = self.space.lock();
             space.check_unreserve(address, bytes)?;
-            // SAFETY: the range is a whole reservation, and nothing is mapped in it.
-            let unreserve = || unsafe { sys::cuMemAddressFree(address, bytes as usize) };
-            self.timings.time(Call::Unreserve, 1, bytes, unreserve)?;
+            self.timings.time(Call::Unreserve, 1, bytes, || {
+                // SAFETY: the range is a whole reservation, and nothing is mapped in it.
+                unsafe { sys::cuMemAddressFree(address, bytes as usize) }
+            })?;
             space.remove_reservation(address);
             Ok(())
         })
@@ -117,9 +118,10 @@ impl Driver for CudaDriver {
         self.call(Call::Map, || {
             let mut space = self.space.lock();
             let bytes = space.check_map(address, chunk)?;
-            // SAFETY: the chunk's handle is alive, and the range is reserved and free.
-            let map = || unsafe { sys::cuMemMap(address, bytes as usize, 0, chunk.0, 0) };
-            self.timings.time(Call::Map, 1, bytes, map)?;
+            self.timings.time(Call::Map, 1, bytes, || {
+                // SAFETY: the chunk's handle is alive, and the range is reserved and free.
+                unsafe { sys::cuMemMap(address, bytes as usize, 0, chunk.0, 0) }
+            })?;
             space.add_mapping(address, chunk);
             Ok(())
         })
@@ -313,9 +315,10 @@ impl Driver for CudaDriver {
     }
 
     fn synchronize(&self) -> Result<(), CallError> {
-        // SAFETY: the thread has the context.
-        let wait = || unsafe { sys::cuCtxSynchronize() };
-        self.in_context(Call::Synchronize, || self.timings.time(Call::Synchronize, 1, 0, wait))
+        self.in_context(Call::Synchronize, || {
+            // SAFETY: the thread has the context.
+            self.timings.time(Call::Synchronize, 1, 0, || unsafe { sys::cuCtxSynchronize() })
+        })
     }
 
     fn create_event(&self, kind: EventKind) -> Result<EventId, CallError> {

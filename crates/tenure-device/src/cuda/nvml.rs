@@ -16,16 +16,14 @@ const MAX_LINKS: u32 = 18;
 /// processes outside the container may be missing.
 pub(super) fn processes(properties: &Properties) -> Option<Vec<ProcessMemory>> {
     let processes = find(properties)?.running_compute_processes().ok()?;
-    let memory = |used| match used {
-        UsedGpuMemory::Used(bytes) => Some(bytes),
-        UsedGpuMemory::Unavailable => None,
-    };
-    Some(
-        processes
-            .into_iter()
-            .map(|process| ProcessMemory { pid: process.pid, bytes: memory(process.used_gpu_memory) })
-            .collect(),
-    )
+    let processes = processes.into_iter().map(|process| {
+        let bytes = match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        };
+        ProcessMemory { pid: process.pid, bytes }
+    });
+    Some(processes.collect())
 }
 
 /// Returns the link between two devices.

@@ -104,13 +104,14 @@ fn failed(call: Call, kind: ErrorKind) -> CallError {
 }
 
 fn start() -> Result<(), CallError> {
-    let start = || {
-        find_library()?;
-        check_version(version()?)?;
-        // SAFETY: the library is loaded.
-        started(unsafe { sys::cuInit(0) })
-    };
-    start().map_err(|kind| failed(Call::Start, kind))
+    load_and_start().map_err(|kind| failed(Call::Start, kind))
+}
+
+fn load_and_start() -> Result<(), ErrorKind> {
+    find_library()?;
+    check_version(version()?)?;
+    // SAFETY: the library is loaded.
+    started(unsafe { sys::cuInit(0) })
 }
 
 /// Checks that the driver library can be loaded. Without it, every call to it would panic.

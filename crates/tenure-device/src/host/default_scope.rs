@@ -24,11 +24,15 @@ impl OnHostMemory {
         static LISTENING: Once = Once::new();
         HostMemory::installed()?;
         LISTENING.call_once(|| {
-            let in_child = || {
-                ENTERED.store(0, Ordering::Relaxed);
-                IS_FORKED.store(true, Ordering::Relaxed);
+            let handlers = AtFork {
+                before: || (),
+                in_parent: || (),
+                in_child: || {
+                    ENTERED.store(0, Ordering::Relaxed);
+                    IS_FORKED.store(true, Ordering::Relaxed);
+                },
             };
-            AtFork { before: || (), in_parent: || (), in_child }.register();
+            handlers.register();
         });
         ENTERED.fetch_add(1, Ordering::Relaxed);
         Some(Self(()))

@@ -108,10 +108,8 @@ impl Preemption {
     /// Creates the preemption of a process that may run. Threads wait within `around_wait`, which can release a lock of
     /// the program's, such as Python's. `clock` gives the times.
     pub fn new(around_wait: AroundWait, clock: Clock) -> Self {
-        let lane = || Lane { allocations: AtomicU32::new(0), stride: AtomicU32::new(FIRST_STRIDE) };
-        let state = Mutex::default();
-        let changed = Condvar::new();
-        let inner = PreemptionInner { lanes: array::from_fn(|_| lane()), state, changed, clock };
+        let lanes = array::from_fn(|_| Lane { allocations: AtomicU32::new(0), stride: AtomicU32::new(FIRST_STRIDE) });
+        let inner = PreemptionInner { lanes, state: Mutex::default(), changed: Condvar::new(), clock };
         let preemption = Self { is_stopped: AtomicBool::new(false), inner: Arc::new(inner), around_wait };
         preemption.resume();
         preemption

@@ -238,14 +238,11 @@ impl OutOfMemoryReport {
     }
 
     fn write_others(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_section(
-            f,
-            "Other processes",
-            self.others.iter().take(PROCESSES_SHOWN).map(|process| match process.bytes {
-                Some(bytes) => format!("pid {:<12} {:>11}", process.pid, Gib(bytes).to_string()),
-                None => format!("pid {:<12}  not told", process.pid),
-            }),
-        )?;
+        let rows = self.others.iter().take(PROCESSES_SHOWN).map(|process| match process.bytes {
+            Some(bytes) => format!("pid {:<12} {:>11}", process.pid, Gib(bytes).to_string()),
+            None => format!("pid {:<12}  not told", process.pid),
+        });
+        write_section(f, "Other processes", rows)?;
         let named: u64 = self.others.iter().filter_map(|process| process.bytes).sum();
         let rest = self.elsewhere_bytes().saturating_sub(named);
         match (rest, self.overhead_bytes) {
@@ -258,15 +255,15 @@ impl OutOfMemoryReport {
 
 /// Adds up the holders of each tag, over all keys.
 fn by_tag(holders: &[Holder]) -> Vec<Holder> {
-    let mut tags: Vec<Holder> = Tag::ALL
-        .into_iter()
-        .filter_map(|tag| {
-            let (key, of_tag) = (KeyId::NONE, || holders.iter().filter(move |holder| holder.tag == tag));
-            let bytes = of_tag().map(|holder| holder.bytes).sum();
-            let blocks = of_tag().map(|holder| holder.blocks).sum();
-            (blocks > 0).then_some(Holder { tag, key, bytes, blocks })
-        })
-        .collect();
+    let sums = Tag::ALL.into_iter().map(|tag| {
+        let mut sum = Holder { tag, key: KeyId::NONE, bytes: 0, blocks: 0 };
+        for holder in holders.iter().filter(|holder| holder.tag == tag) {
+            sum.bytes += holder.bytes;
+            sum.blocks += holder.blocks;
+        }
+        sum
+    });
+    let mut tags: Vec<Holder> = sums.filter(|sum| sum.blocks > 0).collect();
     tags.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
     tags
 }

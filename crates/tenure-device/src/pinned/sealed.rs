@@ -108,14 +108,8 @@ impl Sealed {
     /// [`SealedError::System`].
     pub fn map(&self) -> Result<Reading, SealedError> {
         let memory = MmapOptions::new().len(self.bytes.max(1) as usize).map_raw_read_only(&*self.file);
-        Ok(Reading {
-            memory: ManuallyDrop::new(memory.map_err(|source| SealedError::System {
-                bytes: self.bytes,
-                call: "mmap",
-                source,
-            })?),
-            driver: None,
-        })
+        let memory = memory.map_err(|source| self.not_mapped(source))?;
+        Ok(Reading { memory: ManuallyDrop::new(memory), driver: None })
     }
 
     /// Maps the memory privately: writes of this process change only its own copy of the pages, which takes additional
@@ -126,12 +120,12 @@ impl Sealed {
     pub fn map_private(&self) -> Result<Reading, SealedError> {
         // SAFETY: the memory cannot shrink, and only its one draft can write it.
         let memory = unsafe { MmapOptions::new().len(self.bytes.max(1) as usize).map_copy(&*self.file) };
-        Ok(Reading {
-            memory: ManuallyDrop::new(
-                memory.map_err(|source| SealedError::System { bytes: self.bytes, call: "mmap", source })?.into(),
-            ),
-            driver: None,
-        })
+        let memory = memory.map_err(|source| self.not_mapped(source))?;
+        Ok(Reading { memory: ManuallyDrop::new(memory.into()), driver: None })
+    }
+
+    fn not_mapped(&self, source: io::Error) -> SealedError {
+        SealedError::System { bytes: self.bytes, call: "mmap", source }
     }
 
     /// Maps the memory for reading, and registers it with a device's driver: 0.04 to 0.4 s for each GiB.

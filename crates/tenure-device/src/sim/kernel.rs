@@ -119,10 +119,8 @@ impl<'a> KernelMemory<'a> {
             return;
         }
         let range = address..address.saturating_add(len as u64);
-        let result = if declared
-            .iter()
-            .any(|ranges| ranges.iter().any(|given| given.start <= range.start && range.end <= given.end))
-        {
+        let mut given = declared.iter().flat_map(|ranges| ranges.iter());
+        let result = if given.any(|given| given.start <= range.start && range.end <= given.end) {
             action(self.memory, self.launch)
         } else {
             Err(ErrorKind::Undeclared { launch: Arc::clone(self.launch), range })

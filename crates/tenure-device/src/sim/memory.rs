@@ -106,9 +106,10 @@ impl Memory {
     }
 
     pub(super) fn check_segment(&self, address: Address) -> Result<(), ErrorKind> {
-        let is_own = |mapping: &&Mapping| mapping.chunk.is_none() && !self.opened.contains(&address);
-        let mapping = self.mappings.get(&address).filter(is_own);
-        mapping.map(|_| ()).ok_or(ErrorKind::UnknownHandle { what: "segment", handle: address })
+        match self.mappings.get(&address) {
+            Some(mapping) if mapping.chunk.is_none() && !self.opened.contains(&address) => Ok(()),
+            _ => Err(ErrorKind::UnknownHandle { what: "segment", handle: address }),
+        }
     }
 
     /// Returns the name of a segment. Its bytes are shared from now on.
@@ -207,15 +208,14 @@ impl Memory {
     /// Makes the chunks mapped in a range accessible. Returns their sizes in bytes.
     pub(super) fn set_access(&mut self, address: Address, bytes: u64, access: Rights) -> Result<Vec<u64>, ErrorKind> {
         let mappings = self.whole_chunks(address, bytes)?;
-        Ok(mappings
-            .into_iter()
-            .filter_map(|start| {
-                self.mappings.get_mut(&start).map(|mapping| {
-                    mapping.access = Some(access);
-                    mapping.bytes
-                })
-            })
-            .collect())
+        let mut bytes = Vec::with_capacity(mappings.len());
+        for start in mappings {
+            if let Some(mapping) = self.mappings.get_mut(&start) {
+                mapping.access = Some(access);
+                bytes.push(mapping.bytes);
+            }
+        }
+        Ok(bytes)
     }
 
     pub(super) fn enable_peer(&mut self, peer: u8) {
@@ -224,12 +224,11 @@ impl Memory {
 
     /// Returns whether a peer has `access` to a whole range.
     pub(super) fn lets(&self, peer: u8, access: Rights, range: Range<Address>) -> bool {
-        let may = |allowed| allowed == Some(Rights::ReadWrite) || allowed == Some(access);
         let mut at = range.start;
         while at < range.end {
-            let below = self.mappings.range(..=at).next_back();
-            let Some((start, mapping)) = below.filter(|(_, mapping)| may(mapping.access)) else { return false };
-            if at >= start + mapping.bytes {
+            let Some((start, mapping)) = self.mappings.range(..=at).next_back() else { return false };
+            let is_allowed = mapping.access == Some(Rights::ReadWrite) || mapping.access == Some(access);
+            if !is_allowed || at >= start + mapping.bytes {
                 return false;
             }
             at = start + mapping.bytes;

@@ -50,12 +50,14 @@ impl SimDriver {
         })?;
         peer.launch(give)?;
         let giving = Arc::clone(&driver);
-        let has_arrived = move || match giving.executor() {
-            // Perhaps no other thread runs the source's stream.
-            Executor::Sim(peer) if waiter.lock().is_none() => peer.run_if_free() || waiter.lock().is_some(),
-            _ => true,
-        };
-        self.wait_outside(stream, Box::new(has_arrived))?;
+        self.wait_outside(
+            stream,
+            Box::new(move || match giving.executor() {
+                // Perhaps no other thread runs the source's stream.
+                Executor::Sim(peer) if waiter.lock().is_none() => peer.run_if_free() || waiter.lock().is_some(),
+                _ => true,
+            }),
+        )?;
         self.launch(take).map(drop)
     }
 

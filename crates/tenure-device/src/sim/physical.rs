@@ -156,10 +156,7 @@ impl PhysicalMemory {
     /// Opens memory that another device made. Returns its allocation and size.
     pub(super) fn open(&mut self, handle: &MemoryHandle) -> Result<(u64, u64), ErrorKind> {
         let (shared, bytes) = SharedBytes::open(handle)?;
-        let same = |known: &Allocation| matches!(&known.data, Data::Shared(other) if shared.is(other));
-        let known = self.allocations.iter().find(|(_, known)| same(known));
-        let known = known.map(|(&id, allocation)| (id, allocation.own));
-        match known {
+        match self.known(&shared).map(|id| (id, self.allocations[&id].own)) {
             Some((_, true)) => Err(ErrorKind::OwnMemory),
             Some((id, false)) => {
                 self.allocation_mut(id).handles += 1;
@@ -193,8 +190,7 @@ impl PhysicalMemory {
     /// Adds another handle of an allocation that was made here, or a handle of one that was made elsewhere.
     pub(super) fn import(&mut self, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<ChunkId, ErrorKind> {
         let shared = SharedBytes::import(descriptor, bytes)?;
-        let same = |known: &Allocation| matches!(&known.data, Data::Shared(other) if shared.is(other));
-        let known = self.allocations.iter().find(|(_, known)| same(known)).map(|(&id, _)| id);
+        let known = self.known(&shared);
         let chunk = ChunkId(self.name());
         match known {
             Some(id) => self.allocation_mut(id).handles += 1,
@@ -202,6 +198,12 @@ impl PhysicalMemory {
         }
         self.chunks.insert(chunk, Chunk { allocation: known.unwrap_or(chunk.0), mapped: 0 });
         Ok(chunk)
+    }
+
+    /// Returns the allocation that already has these bytes, if there is one.
+    fn known(&self, shared: &SharedBytes) -> Option<u64> {
+        let mut allocations = self.allocations.iter();
+        allocations.find(|(_, known)| matches!(&known.data, Data::Shared(other) if shared.is(other))).map(|(&id, _)| id)
     }
 
     /// Returns the allocation of a chunk, and its size.

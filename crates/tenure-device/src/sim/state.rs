@@ -90,14 +90,11 @@ impl SimState {
     pub(super) fn launch(&mut self, kernel: Kernel) -> Result<Launch, ErrorKind> {
         let Kernel { name, stream, at, touches, body } = kernel;
         let launch = Launch { name, stream, number: self.launches, grid: None, block: None, at: Some(at) };
-        self.submit(
-            launch,
-            touches,
-            Arc::new(move |memory, launch, touches| match &body {
-                Some(body) => KernelMemory::run(memory, launch, touches, body),
-                None => Ok(()),
-            }),
-        )?;
+        let action: Action = Arc::new(move |memory, launch, touches| match &body {
+            Some(body) => KernelMemory::run(memory, launch, touches, body),
+            None => Ok(()),
+        });
+        self.submit(launch, touches, action)?;
         Ok(launch)
     }
 

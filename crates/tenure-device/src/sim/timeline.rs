@@ -244,8 +244,9 @@ impl Timeline {
     /// Takes the first item of a random stream whose first item may run now. Returns `None` if there is none, and
     /// `Some(None)` if the item was no work.
     pub(super) fn step(&mut self) -> Option<Option<Work>> {
-        let starts = |&stream: &usize| self.starts_us(stream).is_some_and(|us| us <= self.now_us);
-        let runnable: Vec<usize> = (0..self.streams.len()).filter(starts).collect();
+        let runnable: Vec<usize> = (0..self.streams.len())
+            .filter(|&stream| self.starts_us(stream).is_some_and(|us| us <= self.now_us))
+            .collect();
         if runnable.is_empty() {
             return None;
         }

@@ -51,18 +51,20 @@ fn a_thread_without_a_context_stays_without_one() {
 #[test]
 fn a_thread_with_another_context_keeps_it() {
     let Some(driver) = device() else { return };
-    let used = || {
-        let mut other = ptr::null_mut();
-        // SAFETY: `other` is writable, and device 0 exists.
-        let created = unsafe { sys::cuCtxCreate_v4(&mut other, ptr::null_mut(), 0, 0) };
-        assert_eq!(created, CUresult::CUDA_SUCCESS);
-        assert_eq!(current(), other);
-        use_it(&driver);
-        assert_eq!(current(), other);
-        // SAFETY: the context was created above, and nothing uses it.
-        assert_eq!(unsafe { sys::cuCtxDestroy_v2(other) }, CUresult::CUDA_SUCCESS);
-    };
-    thread::scope(|scope| scope.spawn(used).join().unwrap());
+    thread::scope(|scope| {
+        let used = scope.spawn(|| {
+            let mut other = ptr::null_mut();
+            // SAFETY: `other` is writable, and device 0 exists.
+            let created = unsafe { sys::cuCtxCreate_v4(&mut other, ptr::null_mut(), 0, 0) };
+            assert_eq!(created, CUresult::CUDA_SUCCESS);
+            assert_eq!(current(), other);
+            use_it(&driver);
+            assert_eq!(current(), other);
+            // SAFETY: the context was created above, and nothing uses it.
+            assert_eq!(unsafe { sys::cuCtxDestroy_v2(other) }, CUresult::CUDA_SUCCESS);
+        });
+        used.join().unwrap();
+    });
 }
 
 #[test]

@@ -282,20 +282,20 @@ fn computations_of_many_threads_keep_each_other_out() {
     let (owner, _folder) = serve();
     let workers = [(); 2].map(|()| placed(&owner, PATIENCE, &[&[], &[]]));
     let computing = AtomicUsize::new(0);
-    let compute = |memory: &DeviceMemory, stream| {
-        for bytes in (1..=20).map(|round| (1 + round % 3) * GRANULE) {
-            let blocks = [bytes, GRANULE].map(|bytes| allocate(memory, bytes, stream).unwrap());
-            assert_eq!(computing.fetch_add(1, Ordering::SeqCst), 0);
-            memory.free(blocks[0]).unwrap();
-            thread::yield_now();
-            assert_eq!(computing.fetch_sub(1, Ordering::SeqCst), 1);
-            memory.free(blocks[1]).unwrap();
-        }
-    };
     thread::scope(|scope| {
         for (worker, models) in &workers {
             for model in models {
-                scope.spawn(|| compute(worker.memory, model.computation));
+                scope.spawn(|| {
+                    for bytes in (1..=20).map(|round| (1 + round % 3) * GRANULE) {
+                        let blocks =
+                            [bytes, GRANULE].map(|bytes| allocate(worker.memory, bytes, model.computation).unwrap());
+                        assert_eq!(computing.fetch_add(1, Ordering::SeqCst), 0);
+                        worker.memory.free(blocks[0]).unwrap();
+                        thread::yield_now();
+                        assert_eq!(computing.fetch_sub(1, Ordering::SeqCst), 1);
+                        worker.memory.free(blocks[1]).unwrap();
+                    }
+                });
             }
         }
     });

@@ -134,12 +134,11 @@ fn what_one_device_of_a_platform_registers_all_of_them_use() {
         let again = kind(register(&second, &mut memory, Access::Read));
         assert!(matches!(again, ErrorKind::HostRegistered { .. }), "{again}");
         let there = second.host_on_device(start).unwrap();
-        let copy = || match reads_in_place {
+        match reads_in_place {
             true => second.copy_on_device(address, there, 64, StreamId::NULL).unwrap(),
             // SAFETY: the array outlives the devices, and nothing writes it.
             false => unsafe { second.copy_to_device_async(address, start, 64, StreamId::NULL).unwrap() },
-        };
-        copy();
+        }
         second.copy_from_device(&mut back, address, StreamId::NULL).unwrap();
         assert_eq!(back, [3; 64]);
         first.unregister_host(start).unwrap();

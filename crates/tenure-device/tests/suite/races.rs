@@ -31,8 +31,10 @@ impl TinyAllocator {
 
     fn allocate(&mut self, stream: StreamId) -> Address {
         let driver = &self.driver;
-        let passed = |events: &Vec<EventId>| events.iter().all(|&event| driver.query_event(event).unwrap());
-        for (stream, address, _) in self.pending.extract_if(.., |(_, _, events)| passed(events)) {
+        let passed = self
+            .pending
+            .extract_if(.., |(_, _, events)| events.iter().all(|&event| driver.query_event(event).unwrap()));
+        for (stream, address, _) in passed {
             self.free.entry(stream).or_default().push(address);
         }
         let block = self.free.entry(stream).or_default().pop();

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use tenure_core::StreamId;
-use tenure_device::sim::SimDriver;
 use tenure_device::{Driver, ErrorKind, EventKind, Priority};
 
 use crate::common::{kind, read, sim};
@@ -195,16 +194,19 @@ fn streams_of_elsewhere_keep_their_names() {
 #[test]
 fn threads_may_share_a_device() {
     let driver = sim(3);
-    let worker = |driver: &SimDriver| {
-        let stream = driver.create_stream(Priority::Default).unwrap();
-        let address = driver.malloc(64).unwrap();
-        for value in 0..100 {
-            driver.memset(address, value, 64, stream).unwrap();
-            let mut bytes = [0; 64];
-            driver.copy_from_device(&mut bytes, address, stream).unwrap();
-            assert_eq!(bytes, [value; 64]);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let stream = driver.create_stream(Priority::Default).unwrap();
+                let address = driver.malloc(64).unwrap();
+                for value in 0..100 {
+                    driver.memset(address, value, 64, stream).unwrap();
+                    let mut bytes = [0; 64];
+                    driver.copy_from_device(&mut bytes, address, stream).unwrap();
+                    assert_eq!(bytes, [value; 64]);
+                }
+                driver.free(address).unwrap();
+            });
         }
-        driver.free(address).unwrap();
-    };
-    std::thread::scope(|scope| (0..4).for_each(|_| _ = scope.spawn(|| worker(&driver))));
+    });
 }

@@ -43,9 +43,10 @@ fn a_pool_hands_out_its_streams_in_turn() {
 fn no_two_streams_of_the_pools_are_one() {
     for driver in drivers() {
         let streams = Streams::new(driver.shared());
-        let ask = |priority| (0..STREAMS_PER_POOL).map(move |_| priority);
-        let mut ids: Vec<_> =
-            Priority::ALL.into_iter().flat_map(ask).map(|priority| streams.pooled(priority).unwrap().id()).collect();
+        let mut ids = Vec::new();
+        for priority in Priority::ALL {
+            ids.extend((0..STREAMS_PER_POOL).map(|_| streams.pooled(priority).unwrap().id()));
+        }
         ids.push(streams.null().id());
         ids.sort_unstable();
         ids.dedup();

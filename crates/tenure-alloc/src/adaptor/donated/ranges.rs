@@ -218,17 +218,15 @@ impl Ranges {
     fn place(&self, start: Address, requested: u64, bytes: u64) -> Result<(Address, Address), AllocError> {
         let range = &self.ranges[&start];
         let recorded = range.rule.recorded(requested)?.map(|offset| start + offset);
-        let mut free = self.pieces.range(start..start + range.bytes).filter(|(_, piece)| piece.is_free());
-        free.clone()
-            .find(|&(&at, piece)| {
-                let from = recorded.unwrap_or(at);
-                at <= from && from + bytes <= at + piece.bytes
-            })
-            .map(|(&at, _)| (at, recorded.unwrap_or(at)))
-            .ok_or_else(|| {
-                let free = free.by_ref().map(|(_, piece)| piece.bytes).sum();
-                AllocError::RangeFull { requested, bytes: range.bytes, free }
-            })
+        let free = self.pieces.range(start..start + range.bytes).filter(|(_, piece)| piece.is_free());
+        for (&at, piece) in free.clone() {
+            let from = recorded.unwrap_or(at);
+            if at <= from && from + bytes <= at + piece.bytes {
+                return Ok((at, from));
+            }
+        }
+        let free = free.map(|(_, piece)| piece.bytes).sum();
+        Err(AllocError::RangeFull { requested, bytes: range.bytes, free })
     }
 
     /// Frees a block. Returns its range's gate, which the caller must leave once it holds no lock.
@@ -431,9 +429,10 @@ fn lie_apart(blocks: &[Placed], bytes: u64) -> bool {
     let end = |block: &Placed| block.offset.checked_add(block.bytes.checked_next_multiple_of(GRANULE)?);
     let mut sorted: Vec<&Placed> = blocks.iter().collect();
     sorted.sort_unstable_by_key(|block| block.offset);
-    sorted.iter().all(|block| {
+    let are_inside = sorted.iter().all(|block| {
         block.bytes > 0 && block.offset.is_multiple_of(GRANULE) && end(block).is_some_and(|end| end <= bytes)
-    }) && sorted.windows(2).all(|pair| end(pair[0]).is_some_and(|end| end <= pair[1].offset))
+    });
+    are_inside && sorted.windows(2).all(|pair| end(pair[0]).is_some_and(|end| end <= pair[1].offset))
 }
 
 impl Piece {
