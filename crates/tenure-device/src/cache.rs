@@ -1,16 +1,18 @@
 //! Files in the user's cache: results that take long to compute again.
 
 use std::path::{Path, PathBuf};
-use std::{env, fs, io, process};
+use std::{env, fs, io};
 
 use sha2::{Digest, Sha256};
+use tenure_core::atomic_files::write_atomically;
 
 /// Returns the folder for results of a kind: in `$TENURE_CACHE`, or `$XDG_CACHE_HOME/tenure`, or `$HOME/.cache/tenure`.
 /// Returns `None` if none of these is set to an absolute path.
 pub fn folder(kind: &str) -> Option<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let user = || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-    let folder = set("TENURE_CACHE").or_else(|| Some(user()?.join("tenure")))?;
+    let folder = set("TENURE_CACHE")
+        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("tenure")))
+        .or_else(|| Some(set("HOME")?.join(".cache/tenure")))?;
     folder.is_absolute().then(|| folder.join(kind))
 }
 
@@ -30,12 +32,5 @@ pub fn digest<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
 /// The file cannot be written. No partial file is left then.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::create_dir_all(path.parent().unwrap_or(Path::new(".")))?;
-    let thread = format!("{:?}", std::thread::current().id());
-    let number: String = thread.chars().filter(char::is_ascii_digit).collect();
-    let draft = path.with_extension(format!("{}-{number}", process::id()));
-    let written = fs::write(&draft, bytes).and_then(|()| fs::rename(&draft, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&draft);
-    }
-    written
+    write_atomically(path, |file| file.write_all(bytes))
 }
