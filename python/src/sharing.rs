@@ -12,9 +12,9 @@ use tenure::core::StreamId;
 
 use tenure_device::memory::{self, DeviceMemory, MAX_DEVICES};
 use tenure_device::share::{
-    Client, DaemonConfig, ShareError, SharedCache, SharedCacheConfig, WorkerCache, default_socket,
+    DaemonClient, DaemonConfig, ShareError, SharedCache, SharedCacheConfig, WorkerCache, default_socket,
 };
-use tenure_device::{Access, Priority};
+use tenure_device::{AccessMode, Priority};
 
 use crate::errors::{complaint, device_complaint};
 use crate::memory::not_open;
@@ -42,7 +42,7 @@ impl Caches {
     fn join(
         &mut self,
         device: u8,
-        client: Client,
+        client: DaemonClient,
         parameter_bytes: Option<u64>,
         computation_bytes: Option<u64>,
         patience: Duration,
@@ -124,7 +124,7 @@ pub(crate) fn join_own_shared_cache(py: Python<'_>, device: u8, socket: PathBuf,
         owned
             .send_shared_cache(DaemonConfig { socket: socket.clone(), ..DaemonConfig::default() })
             .map_err(exception)?;
-        caches.join(device, Client::connect(&socket).map_err(exception)?, None, None, patience)
+        caches.join(device, DaemonClient::connect(&socket).map_err(exception)?, None, None, patience)
     })
 }
 
@@ -149,8 +149,8 @@ pub(crate) fn recv_shared_cache(
 pub(crate) fn insert_shared_parameters(py: Python<'_>, device: u8, stream: u64, purpose: &str) -> PyResult<()> {
     let stream = StreamId(stream);
     with_cache(py, device, |cache| match purpose {
-        "read" => cache.insert_shared_cache_for_parameter(stream, Access::Read),
-        "write" => cache.insert_shared_cache_for_parameter(stream, Access::ReadWrite),
+        "read" => cache.insert_shared_cache_for_parameter(stream, AccessMode::Read),
+        "write" => cache.insert_shared_cache_for_parameter(stream, AccessMode::ReadWrite),
         "transfer" => cache.transfer_parameters(stream),
         _ => cache.place_parameters(stream),
     })?;
@@ -262,10 +262,10 @@ fn with_cache<T: Send>(
 }
 
 /// Connects to the daemon at `socket`. Waits up to `wait` for it to start.
-fn connect(py: Python<'_>, socket: &Path, wait: Duration) -> PyResult<Client> {
+fn connect(py: Python<'_>, socket: &Path, wait: Duration) -> PyResult<DaemonClient> {
     let start = Instant::now();
     loop {
-        match py.detach(|| Client::connect(socket)) {
+        match py.detach(|| DaemonClient::connect(socket)) {
             Err(ShareError::NoDaemon { .. }) if start.elapsed() < wait => {
                 py.check_signals()?;
                 py.detach(|| std::thread::sleep(RETRY));

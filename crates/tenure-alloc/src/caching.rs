@@ -47,11 +47,11 @@ pub type Divisions = [u64; 16];
 pub enum Tuning {
     /// The rounding of requests.
     Rounding(Divisions),
-    /// See [`native::Config::max_split_size`](crate::native::Config::max_split_size).
+    /// See [`NativeConfig::max_split_size`](crate::NativeConfig::max_split_size).
     MaxSplitSize(Option<u64>),
-    /// See [`native::Config::garbage_collection_threshold`](crate::native::Config::garbage_collection_threshold).
+    /// See [`NativeConfig::garbage_collection_threshold`](crate::NativeConfig::garbage_collection_threshold).
     GarbageCollectionThreshold(f64),
-    /// See [`native::Config::expandable_segments`](crate::native::Config::expandable_segments). It holds for segments
+    /// See [`NativeConfig::expandable_segments`](crate::NativeConfig::expandable_segments). It holds for segments
     /// made from now on. Existing segments serve only blocks of their kind.
     ExpandableSegments(bool),
     /// The fraction of the device, 0 to 1, beyond which requests are refused; `None` for no such limit. It applies in
@@ -178,7 +178,7 @@ pub trait CachingAllocator: Resource {
     fn set_no_split(&self, pool: PoolId) -> Result<(), AllocError>;
 
     /// Makes the segments of `pool` expandable from now on, whatever the settings are:
-    /// [`native::Config::expandable_segments`](crate::native::Config::expandable_segments).
+    /// [`NativeConfig::expandable_segments`](crate::NativeConfig::expandable_segments).
     fn set_expandable(&self, pool: PoolId) -> Result<(), AllocError>;
 
     /// Gives back the memory of a private pool that no block uses, if the pool has no uses left. Does nothing if it

@@ -41,10 +41,13 @@ pub use backing::{Address, Backing, BackingError, ChunkId, MappedChunk, Mark, Me
 pub use bump::BumpPool;
 pub use caching::{CachingAllocator, Divisions, FreeMemoryCallback, OutOfMemory, OutOfMemoryObserver, Tuning};
 pub use error::AllocError;
-pub use history::{Action, Clock, Context, ContextGuard, Event, History, KeepContexts, Recording, Tracker};
-pub use native::NativeAllocator;
-pub use paged::PagedAllocator;
-pub use pages::PageHeap;
+pub use history::{
+    History, HistoryAction, HistoryClock, HistoryContext, HistoryContextGuard, HistoryEvent, KeepContexts, Recording,
+    Tracker,
+};
+pub use native::{NativeAllocator, NativeConfig};
+pub use paged::{PagedAllocator, PagedConfig};
+pub use pages::{PageHeap, PageHeapConfig};
 pub use private::{PoolCheckpoint, PoolSource, PoolUse, Restored, StreamFilter};
 pub use resource::{Block, PoolId, Request, Resource};
 pub use snapshot::Snapshot;

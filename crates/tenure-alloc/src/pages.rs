@@ -30,7 +30,7 @@ pub trait Pages: Send + Sync {
 
 /// Settings of a [`PageHeap`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Config {
+pub struct PageHeapConfig {
     /// The memory that may be held beyond the most bytes that were ever allocated at once, as a fraction of these, but
     /// at least [`slack_bytes`](Self::slack_bytes).
     pub slack: f64,
@@ -40,7 +40,7 @@ pub struct Config {
     pub limit_bytes: u64,
 }
 
-impl Default for Config {
+impl Default for PageHeapConfig {
     fn default() -> Self {
         Self { slack: 0.01, slack_bytes: 16 << 20, limit_bytes: u64::MAX }
     }
@@ -48,12 +48,13 @@ impl Default for Config {
 
 /// A heap that hands out blocks of address space, and keeps the pages of freed blocks for the next ones. The system
 /// need not fault in and clear pages that are reused. Address space costs nothing, and pages do: where free pages fit
-/// no request, new ones are touched, and free ones are given back so that no more are held than [`Config`] allows.
+/// no request, new ones are touched, and free ones are given back so that no more are held than [`PageHeapConfig`]
+/// allows.
 ///
 /// It is for large blocks: each is a multiple of 4 KiB.
 pub struct PageHeap<P> {
     pages: P,
-    config: Config,
+    config: PageHeapConfig,
     state: Mutex<PageHeapState>,
     live_bytes: AtomicU64,
     hooks: Hooks,
@@ -75,7 +76,7 @@ struct PageHeapState {
 
 impl<P: Pages> PageHeap<P> {
     /// Makes a heap that holds no page yet.
-    pub fn new(pages: P, config: Config) -> Self {
+    pub fn new(pages: P, config: PageHeapConfig) -> Self {
         let mut state = PageHeapState { limit: config.limit_bytes, ..PageHeapState::default() };
         let Range { start, end } = pages.addresses();
         let start = start.next_multiple_of(HUGE_PAGE_BYTES);
@@ -310,7 +311,7 @@ mod tests {
     #[test]
     fn freed_pages_are_used_again() {
         let fake = Fake::default();
-        let heap = PageHeap::new(&fake, Config::default());
+        let heap = PageHeap::new(&fake, PageHeapConfig::default());
         let first = heap.allocate(request(5 * MIB)).unwrap();
         // A huge page exists as a whole once it is touched.
         assert_eq!(heap.statistics().all.reserved_bytes.current, 6 * MIB);
@@ -323,7 +324,7 @@ mod tests {
     #[test]
     fn free_pages_that_fit_nothing_are_given_back_for_new_ones() {
         let fake = Fake::default();
-        let heap = PageHeap::new(&fake, Config { slack: 0.0, slack_bytes: 0, ..Config::default() });
+        let heap = PageHeap::new(&fake, PageHeapConfig { slack: 0.0, slack_bytes: 0, ..PageHeapConfig::default() });
         let blocks: Vec<_> = (0..8).map(|_| heap.allocate(request(4 * MIB)).unwrap().address).collect();
         blocks.iter().step_by(2).for_each(|address| heap.free(*address).unwrap());
         heap.allocate(request(16 * MIB)).unwrap();
@@ -335,7 +336,7 @@ mod tests {
     #[test]
     fn what_the_limit_or_the_system_refuses_changes_nothing() {
         let fake = Fake::default();
-        let heap = PageHeap::new(&fake, Config { limit_bytes: 8 * MIB, ..Config::default() });
+        let heap = PageHeap::new(&fake, PageHeapConfig { limit_bytes: 8 * MIB, ..PageHeapConfig::default() });
         let block = heap.allocate(request(6 * MIB)).unwrap();
         assert!(
             matches!(heap.allocate(request(4 * MIB)), Err(AllocError::OutOfMemory { allocated, .. }) if allocated == 6 * MIB)
@@ -352,7 +353,7 @@ mod tests {
     #[test]
     fn who_hears_that_the_limit_leaves_no_room_can_make_some() {
         let fake: &'static Fake = Box::leak(Box::default());
-        let heap = std::sync::Arc::new(PageHeap::new(fake, Config::default()));
+        let heap = std::sync::Arc::new(PageHeap::new(fake, PageHeapConfig::default()));
         let blocks = Mutex::new(vec![heap.allocate(request(6 * MIB)).unwrap().address; 1]);
         let weak = std::sync::Arc::downgrade(&heap);
         heap.add_free_memory_callback(Box::new(move || {
@@ -376,7 +377,7 @@ mod tests {
             limit_bytes in prop_oneof![Just(u64::MAX), 64 * MIB..512 * MIB],
         ) {
             let fake = Fake::default();
-            let config = Config { slack_bytes, limit_bytes, ..Config::default() };
+            let config = PageHeapConfig { slack_bytes, limit_bytes, ..PageHeapConfig::default() };
             let heap = PageHeap::new(&fake, config.clone());
             let (mut live, mut peak): (Vec<Block>, u64) = (Vec::new(), 0);
             for (frees, which, bytes) in steps {

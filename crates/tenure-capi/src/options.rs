@@ -91,7 +91,7 @@ fn invalid(option: &str, reason: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use tenure_device::memory::Policy;
+    use tenure_device::memory::AllocatorPolicy;
 
     use super::*;
 
@@ -105,7 +105,7 @@ mod tests {
         let options: DeviceOptions = "driver=sim, allocator=native,fraction=0.5,capacity=4096".parse().unwrap();
         assert_eq!((options.kind, options.capacity), (DriverKind::Sim, Some(4096)));
         assert_eq!(options.memory.fraction, 0.5);
-        assert!(matches!(options.memory.policy, Policy::Native(_)));
+        assert!(matches!(options.memory.policy, AllocatorPolicy::Native(_)));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use common::{argument, device, kernel};
 use tenure_alloc::ChunkId;
 use tenure_core::StreamId;
 use tenure_device::cuda::LaunchConfig;
-use tenure_device::{Access, Driver, EventKind, Priority, cost};
+use tenure_device::{AccessMode, Driver, EventKind, Priority, cost};
 
 fn main() {
     small_calls();
@@ -86,7 +86,7 @@ fn copies_from_and_to_registered_memory() {
     copies("pageable", &mut host);
     let begin = Instant::now();
     // SAFETY: `host` stays where it is until it is unregistered.
-    unsafe { driver.register_host(host.as_mut_ptr(), BYTES as u64, Access::ReadWrite).unwrap() };
+    unsafe { driver.register_host(host.as_mut_ptr(), BYTES as u64, AccessMode::ReadWrite).unwrap() };
     println!("registering 256 MiB takes {:?}", begin.elapsed());
     copies("registered", &mut host);
     driver.unregister_host(host.as_mut_ptr()).unwrap();
@@ -119,7 +119,7 @@ fn memory_calls_beside_their_model() {
             time(&mut || driver.free(segment).unwrap());
             time(&mut || chunk = driver.create(bytes).unwrap());
             time(&mut || driver.map(range, chunk).unwrap());
-            time(&mut || driver.set_access(range, bytes, Access::ReadWrite).unwrap());
+            time(&mut || driver.set_access(range, bytes, AccessMode::ReadWrite).unwrap());
             time(&mut || driver.unmap(range, bytes).unwrap());
             time(&mut || driver.release(chunk).unwrap());
             driver.unreserve(range, bytes).unwrap();

@@ -39,7 +39,7 @@ impl Background for Arc<Preemption> {
 
 /// A connection to a server.
 #[derive(Debug)]
-pub struct Server {
+pub struct BackgroundServer {
     stream: UnixStream,
     socket: PathBuf,
 }
@@ -48,15 +48,15 @@ pub struct Server {
 ///
 /// # Errors
 /// No server is there.
-pub fn connect(socket: &Path) -> io::Result<Server> {
+pub fn connect(socket: &Path) -> io::Result<BackgroundServer> {
     let connected = UnixStream::connect(socket).map_err(|error| {
         let advice = "start `tenure serve --background` with this path first";
         io::Error::new(error.kind(), format!("{}: {error}: {advice}", socket.display()))
     });
-    Ok(Server { stream: connected?, socket: socket.into() })
+    Ok(BackgroundServer { stream: connected?, socket: socket.into() })
 }
 
-impl Server {
+impl BackgroundServer {
     /// Makes `program` yield to the server, for the rest of the process, on a thread of its own. When the server is
     /// gone, the thread looks for another one at the same path.
     ///

@@ -10,7 +10,7 @@ use tenure_alloc::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
 use tenure_core::StreamId;
 
 use crate::share::Exports;
-use crate::{Access, CallError, Clock, Driver, ErrorKind, EventId, EventKind};
+use crate::{AccessMode, CallError, Clock, Driver, ErrorKind, EventId, EventKind};
 
 /// The age up to which a measured overhead is used again. Asking the system takes about a millisecond, and contexts and
 /// libraries change slowly.
@@ -27,7 +27,7 @@ const PENDING_MARKS: usize = 64;
 pub struct DeviceBacking {
     driver: Arc<dyn Driver>,
     marks: Mutex<Marks>,
-    held: Mutex<Held>,
+    held: Mutex<HeldMemory>,
     /// The time of the last measurement, and its result.
     overhead: Mutex<Option<(Duration, Option<u64>)>>,
     clock: Clock,
@@ -96,7 +96,7 @@ impl DeviceBacking {
         &self,
         bytes: u64,
         call: impl FnOnce() -> Result<T, CallError>,
-        name: fn(T) -> Memory,
+        name: fn(T) -> MemoryId,
     ) -> Result<T, BackingError> {
         self.held.lock().call_begins();
         let taken = call();
@@ -110,7 +110,7 @@ impl DeviceBacking {
 
     /// Forgets `memory` before `call` frees it: after the call, another thread may get the same name.
     #[track_caller]
-    fn give_back(&self, memory: Memory, call: impl FnOnce() -> Result<(), CallError>) -> Result<(), BackingError> {
+    fn give_back(&self, memory: MemoryId, call: impl FnOnce() -> Result<(), CallError>) -> Result<(), BackingError> {
         let forgotten = {
             let mut held = self.held.lock();
             held.call_begins();
@@ -154,11 +154,11 @@ impl Backing for DeviceBacking {
     }
 
     fn malloc(&self, bytes: u64) -> Result<Address, BackingError> {
-        self.take(bytes, || self.driver.malloc(bytes), Memory::Segment)
+        self.take(bytes, || self.driver.malloc(bytes), MemoryId::Segment)
     }
 
     fn free(&self, address: Address) -> Result<(), BackingError> {
-        self.give_back(Memory::Segment(address), || self.driver.free(address))
+        self.give_back(MemoryId::Segment(address), || self.driver.free(address))
     }
 
     fn reserve(&self, bytes: u64) -> Result<Address, BackingError> {
@@ -170,12 +170,12 @@ impl Backing for DeviceBacking {
     }
 
     fn create(&self, bytes: u64) -> Result<ChunkId, BackingError> {
-        self.take(bytes, || self.driver.create(bytes), Memory::Chunk)
+        self.take(bytes, || self.driver.create(bytes), MemoryId::Chunk)
     }
 
     fn release(&self, chunk: ChunkId) -> Result<(), BackingError> {
         self.exports.forget(chunk);
-        self.give_back(Memory::Chunk(chunk), || self.driver.release(chunk))
+        self.give_back(MemoryId::Chunk(chunk), || self.driver.release(chunk))
     }
 
     fn map(&self, address: Address, chunk: ChunkId) -> Result<(), BackingError> {
@@ -183,7 +183,7 @@ impl Backing for DeviceBacking {
     }
 
     fn set_access(&self, address: Address, bytes: u64) -> Result<(), BackingError> {
-        Ok(self.driver.set_access(address, bytes, Access::ReadWrite)?)
+        Ok(self.driver.set_access(address, bytes, AccessMode::ReadWrite)?)
     }
 
     fn unmap(&self, address: Address, bytes: u64) -> Result<(), BackingError> {
@@ -238,8 +238,8 @@ impl Backing for DeviceBacking {
 
 /// The physical memory that a backing holds.
 #[derive(Default)]
-struct Held {
-    sizes: FxHashMap<Memory, u64>,
+struct HeldMemory {
+    sizes: FxHashMap<MemoryId, u64>,
     bytes: u64,
     /// Driver calls that allocate or free memory and have not returned.
     underway: usize,
@@ -255,12 +255,12 @@ struct Settled {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Memory {
+enum MemoryId {
     Segment(Address),
     Chunk(ChunkId),
 }
 
-impl Held {
+impl HeldMemory {
     fn call_begins(&mut self) {
         self.underway += 1;
     }
@@ -274,12 +274,12 @@ impl Held {
         (self.underway == 0).then_some(Settled { bytes: self.bytes, ended: self.ended })
     }
 
-    fn take(&mut self, memory: Memory, bytes: u64) {
+    fn take(&mut self, memory: MemoryId, bytes: u64) {
         self.sizes.insert(memory, bytes);
         self.bytes += bytes;
     }
 
-    fn forget(&mut self, memory: Memory) -> Option<u64> {
+    fn forget(&mut self, memory: MemoryId) -> Option<u64> {
         let bytes = self.sizes.remove(&memory)?;
         self.bytes -= bytes;
         Some(bytes)

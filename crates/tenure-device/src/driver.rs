@@ -57,7 +57,7 @@ impl Priority {
 /// The accesses that a mapping allows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Access {
+pub enum AccessMode {
     /// Reads; a write loses the context.
     Read,
     /// Reads and writes.
@@ -67,7 +67,7 @@ pub enum Access {
 
 /// A process that holds memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProcessMemory {
+pub struct DeviceProcess {
     /// The process's number in this process's namespace.
     pub pid: u32,
     /// Bytes of device memory that it holds, its context included; `None` where the driver does not say.
@@ -121,7 +121,7 @@ pub trait Driver: Any + Send + Sync {
     fn map(&self, address: Address, chunk: ChunkId) -> Result<(), CallError>;
 
     /// Makes whole mapped chunks, without a gap, accessible. `access` replaces what was allowed before.
-    fn set_access(&self, address: Address, bytes: u64, access: Access) -> Result<(), CallError>;
+    fn set_access(&self, address: Address, bytes: u64, access: AccessMode) -> Result<(), CallError>;
 
     /// Gives device number `peer` the same access as this device to its accessible memory: memory of
     /// [`malloc`](Self::malloc) and every mapping, present and future. Nothing happens if it has that already.
@@ -151,11 +151,11 @@ pub trait Driver: Any + Send + Sync {
     fn close_memory(&self, address: Address) -> Result<(), CallError>;
 
     /// Pins host memory: makes it fast to copy from and to, for all devices of this process, and keeps it from being
-    /// swapped out. With `Access::Read` the memory may be mapped read-only.
+    /// swapped out. With `AccessMode::Read` the memory may be mapped read-only.
     ///
     /// # Safety
     /// `address..address + bytes` stays mapped until [`unregister_host`](Self::unregister_host).
-    unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: Access) -> Result<(), CallError>;
+    unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: AccessMode) -> Result<(), CallError>;
 
     /// Returns the address at which kernels of this device read registered host memory in place, whichever driver
     /// registered it. They read at the speed of the link, and need no copy on the device. The address holds until the
@@ -168,7 +168,7 @@ pub trait Driver: Any + Send + Sync {
 
     /// Returns the processes that hold memory of the device, this one included, or `None` where the system does not
     /// tell.
-    fn processes(&self) -> Option<Vec<ProcessMemory>>;
+    fn processes(&self) -> Option<Vec<DeviceProcess>>;
 
     /// Creates a stream.
     fn create_stream(&self, priority: Priority) -> Result<StreamId, CallError>;

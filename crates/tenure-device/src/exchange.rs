@@ -90,26 +90,26 @@ fn block(device: Device, address: usize, bytes: usize) -> Option<(DataPtr, Arc<d
 
 /// A storage that is being [lent](lend), until this is dropped.
 #[must_use = "the storage is lent until this is dropped"]
-pub struct Lent {
+pub struct LentStorage {
     /// Keeps it on the thread that lends.
     thread: PhantomData<*const ()>,
 }
 
 /// Lends a storage: the library's next allocation of as many bytes, on this thread and the storage's device, finds it.
-pub fn lend(storage: Storage) -> Lent {
+pub fn lend(storage: Storage) -> LentStorage {
     LENDING.fetch_add(1, Ordering::Relaxed);
     LENT.set(Some(storage));
-    Lent { thread: PhantomData }
+    LentStorage { thread: PhantomData }
 }
 
-impl Lent {
+impl LentStorage {
     /// Returns whether an allocation has found the storage.
     pub fn is_taken(&self) -> bool {
         LENT.with_borrow(Option::is_none)
     }
 }
 
-impl Drop for Lent {
+impl Drop for LentStorage {
     fn drop(&mut self) {
         drop(LENT.take());
         LENDING.fetch_sub(1, Ordering::Relaxed);

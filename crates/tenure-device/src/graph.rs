@@ -78,7 +78,7 @@ impl Graph {
         work: impl FnOnce(&Stream) -> Result<T, E>,
     ) -> Result<(Self, T), E> {
         let allocations = Allocations::begin(pool)?;
-        let capture = Capture::begin(pool.memory())?;
+        let capture = StreamCapture::begin(pool.memory())?;
         let made = {
             let _current = StreamGuard::new(&capture.stream);
             work(&capture.stream)?
@@ -157,12 +157,12 @@ impl Drop for Graph {
 }
 
 /// A stream that is captured while this lives; the capture ends even if the thread panics.
-struct Capture {
+struct StreamCapture {
     stream: CaptureStream,
     is_open: bool,
 }
 
-impl Capture {
+impl StreamCapture {
     fn begin(memory: &DeviceMemory) -> Result<Self, MemoryError> {
         let stream = memory.streams().for_capture()?;
         memory.driver().begin_capture(stream.id())?;
@@ -177,7 +177,7 @@ impl Capture {
     }
 }
 
-impl Drop for Capture {
+impl Drop for StreamCapture {
     fn drop(&mut self) {
         if !self.is_open {
             return;
@@ -218,12 +218,13 @@ impl Drop for Allocations<'_> {
     }
 }
 
-/// A point outside a graph that the graph waits for: each launch waits for the last [`record`](Gate::record) before it.
-pub struct Gate {
+/// A point outside a graph that the graph waits for: each launch waits for the last [`record`](GraphGate::record)
+/// before it.
+pub struct GraphGate {
     event: Event,
 }
 
-impl Gate {
+impl GraphGate {
     /// Creates a gate of a device, open until it is first recorded.
     ///
     /// # Errors

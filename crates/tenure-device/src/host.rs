@@ -2,7 +2,7 @@
 //!
 //! The system clears every page that it gives, and faults pages in one by one. A tensor of some megabytes that is
 //! allocated and freed pays for that each time. This allocator takes a tensor's pages from earlier tensors instead,
-//! makes them huge where the system has huge pages, and holds no more of them than [`pages::Config`] allows beyond the
+//! makes them huge where the system has huge pages, and holds no more of them than [`PageHeapConfig`] allows beyond the
 //! most ever in use at once.
 
 mod default_scope;
@@ -18,9 +18,10 @@ use std::sync::{Arc, LazyLock};
 use memmap2::Advice;
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use parking_lot::Mutex;
-use tenure_alloc::pages::{self, PageHeap, Pages};
+use tenure_alloc::pages::Pages;
 use tenure_alloc::{
-    Address, AllocError, BackingError, FreeMemoryCallback, PoolKind, Request, Resource, Stat, Statistics,
+    Address, AllocError, BackingError, FreeMemoryCallback, PageHeap, PageHeapConfig, PoolKind, Request, Resource, Stat,
+    Statistics,
 };
 use tenure_core::{
     Allocator, AllocatorError, AllocatorRegistry, DataPtr, Deleter, Device, DeviceKind, Purpose, StreamId, Tag,
@@ -48,7 +49,7 @@ static FREE: Deleter = free;
 
 /// Host memory for tensors on the CPU. A process has one.
 pub struct HostMemory {
-    heap: PageHeap<Mapping>,
+    heap: PageHeap<HostMapping>,
     small: Mutex<Small>,
     /// The most bytes of live blocks at once.
     peak: AtomicU64,
@@ -75,7 +76,7 @@ struct Header {
 const _: () = assert!(size_of::<Header>() == ALIGNMENT && align_of::<Header>() == ALIGNMENT);
 
 /// Address space whose pages are created at the first touch.
-struct Mapping {
+struct HostMapping {
     memory: MmapRaw,
 }
 
@@ -106,7 +107,7 @@ impl HostMemory {
     }
 
     fn new() -> Result<Arc<Self>, BackingError> {
-        let heap = PageHeap::new(Mapping::new()?, pages::Config::default());
+        let heap = PageHeap::new(HostMapping::new()?, PageHeapConfig::default());
         let small = Mutex::default();
         let peak = AtomicU64::new(0);
         let limit = AtomicU64::new(u64::MAX);
@@ -354,7 +355,7 @@ unsafe fn free(context: *mut c_void) {
     }
 }
 
-impl Mapping {
+impl HostMapping {
     fn new() -> Result<Self, BackingError> {
         let mapped =
             ADDRESS_SPACE.into_iter().find_map(|bytes| MmapOptions::new().len(bytes).no_reserve_swap().map_anon().ok());
@@ -380,7 +381,7 @@ impl Mapping {
     }
 }
 
-impl Pages for Mapping {
+impl Pages for HostMapping {
     fn addresses(&self) -> Range<Address> {
         self.start()..self.start() + self.memory.len() as Address
     }

@@ -59,14 +59,14 @@ pub use call::Call;
 pub use check::{LaunchError, check_launch, check_warn};
 pub use cost::Counters;
 pub use driver::{
-    Access, Driver, EventHandle, EventId, EventKind, GraphId, HostFunction, MemoryHandle, Priority, ProcessMemory,
+    AccessMode, DeviceProcess, Driver, EventHandle, EventId, EventKind, GraphId, HostFunction, MemoryHandle, Priority,
 };
 pub use error::{CallError, DriverError, ErrorKind, Launch};
 pub use event::Event;
 pub use executor::Executor;
 pub use launches::{LaunchRegistry, RECENT_LAUNCHES};
 pub use opened::OpenedMemory;
-pub use platform::{Link, Platform, Properties};
+pub use platform::{DeviceLink, Platform, Properties};
 pub use stream::{Stream, StreamGuard, StreamKind};
 pub use streams::{STREAMS_PER_POOL, Streams};
 pub use tenure_core::Clock;

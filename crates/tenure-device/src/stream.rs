@@ -112,7 +112,7 @@ impl Stream {
                 self.lead_to(peer)
             }
             (Executor::Sim(_), Executor::Sim(sim)) => {
-                let source = sim::Source { driver: Arc::clone(self.driver()), address: source, stream: self.id() };
+                let source = sim::PeerSource { driver: Arc::clone(self.driver()), address: source, stream: self.id() };
                 Ok(sim.copy_from_peer(target, source, bytes, peer.id())?)
             }
             _ => {

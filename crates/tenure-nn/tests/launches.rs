@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tenure_device::memory::{self, MemoryConfig};
-use tenure_device::sim::{Kernel, SimConfig, SimDriver};
+use tenure_device::sim::{SimConfig, SimDriver, SimKernel};
 use tenure_nn::layers::Layer;
 use tenure_nn::models::{Gpt2, Gpt2Config, InceptionConfig, InceptionV3, Llama, LlamaConfig, ResNet, ResNetConfig};
 use tenure_nn::optim::{Adam, Optimizer, Sgd};
@@ -34,7 +34,7 @@ fn alone() -> MutexGuard<'static, ()> {
 
 fn count(work: impl FnOnce() -> Result<()>) -> u64 {
     let stream = memory::device(0).unwrap().streams().current_id();
-    let number = || driver().launch(Kernel::new("mark", stream)).unwrap().number;
+    let number = || driver().launch(SimKernel::new("mark", stream)).unwrap().number;
     let before = number();
     work().unwrap();
     number() - before - 1

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tenure_alloc::{Backing, ChunkId};
 use tenure_core::{DataPtr, Storage};
 use tenure_device::pinned::{Reading, Sealed};
-use tenure_device::{Access, Driver, EventHandle};
+use tenure_device::{AccessMode, Driver, EventHandle};
 
 use crate::standby::differs;
 use crate::{Model, SwitchError, Terms};
@@ -70,7 +70,7 @@ impl Model {
             borrowed.map(&descriptor)?;
         }
         if count > 0 {
-            self.memory().driver().set_access(self.address(), count * self.chunk_bytes(), Access::Read)?;
+            self.memory().driver().set_access(self.address(), count * self.chunk_bytes(), AccessMode::Read)?;
         }
         let mut gates = self.gates().lock();
         gates.iter_mut().zip(signals).try_for_each(|(gate, signal)| gate.follow(signal, self.copies()))?;

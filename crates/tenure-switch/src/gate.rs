@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenure_device::graph::Gate;
+use tenure_device::graph::GraphGate;
 use tenure_device::memory::DeviceMemory;
 use tenure_device::{Event, EventHandle, EventKind, Stream};
 
@@ -10,7 +10,7 @@ use crate::SwitchError;
 
 /// The end of the last copy of a group: a gate for this process, and an event that several processes can wait for.
 pub(crate) struct GroupGate {
-    gate: Gate,
+    gate: GraphGate,
     /// This process's event if its models are lent, or the lender's if the model is borrowed.
     signal: Option<Event>,
 }
@@ -19,7 +19,7 @@ impl GroupGate {
     /// Creates an open gate.
     pub(crate) fn new(memory: &DeviceMemory, is_lending: bool) -> Result<Self, SwitchError> {
         let signal = is_lending.then(|| Event::new(Arc::clone(memory.driver()), EventKind::Interprocess));
-        Ok(Self { gate: Gate::new(memory)?, signal })
+        Ok(Self { gate: GraphGate::new(memory)?, signal })
     }
 
     /// Makes work that is launched from now on wait until `copies` has passed what is on it now.

@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 use tenure_alloc::{Address, Backing, ChunkId, Mark};
 use tenure_core::{DataPtr, Storage};
 use tenure_device::memory::DeviceMemory;
-use tenure_device::{Access, EventHandle, Stream};
+use tenure_device::{AccessMode, EventHandle, Stream};
 
 use crate::switch::mark_use;
 use crate::{Manifest, Model, SwitchError};
@@ -241,7 +241,7 @@ impl Standby {
             return Err(differs(&standby.manifest, "chunks:", "more", count));
         }
         if bytes > 0 {
-            driver.set_access(address, bytes, Access::Read)?;
+            driver.set_access(address, bytes, AccessMode::Read)?;
         }
         Ok(standby)
     }

@@ -6,7 +6,7 @@ use tenure_device::collective::{CollectiveError, Communicator};
 use tenure_device::memory::{self, DeviceMemory};
 use tenure_device::{Event, EventKind, Priority, Stream};
 
-pub use tenure_device::collective::Reduction;
+pub use tenure_device::collective::ReduceOp;
 
 use crate::{Access, Device, Result, Tensor, TensorError, cuda};
 
@@ -80,7 +80,7 @@ impl Collective {
     ///
     /// # Errors
     /// A tensor is on another device, has gaps, or has a dtype that cannot be exchanged; the group has ended.
-    pub fn all_reduce(&self, tensors: &[Tensor], reduction: Reduction) -> Result<()> {
+    pub fn all_reduce(&self, tensors: &[Tensor], reduction: ReduceOp) -> Result<()> {
         self.put("all_reduce", tensors, |address, tensor| {
             self.communicator.all_reduce(address, tensor.numel(), tensor.dtype(), reduction, self.stream.id())
         })

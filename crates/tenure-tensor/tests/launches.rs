@@ -7,7 +7,7 @@ mod runs;
 use std::sync::Arc;
 
 use tenure_device::memory::{self, MemoryConfig};
-use tenure_device::sim::{Kernel, SimConfig, SimDriver};
+use tenure_device::sim::{SimConfig, SimDriver, SimKernel};
 use tenure_tensor::autograd::{self, BackwardOptions, no_grad};
 use tenure_tensor::ops::BatchNormParameters;
 use tenure_tensor::random::Generator;
@@ -21,7 +21,7 @@ fn a_batch_norm_is_three_kernels_there_and_three_back() {
     memory::install(driver.clone(), MemoryConfig::default()).unwrap();
     let count = |work: &dyn Fn() -> Result<()>| {
         let stream = memory::device(0).unwrap().streams().current_id();
-        let number = || driver.launch(Kernel::new("mark", stream)).unwrap().number;
+        let number = || driver.launch(SimKernel::new("mark", stream)).unwrap().number;
         let before = number();
         work().unwrap();
         number() - before - 1

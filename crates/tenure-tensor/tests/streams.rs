@@ -11,7 +11,7 @@ use tenure_device::pinned::PinnedError;
 use tenure_device::sim::{Failure, SimConfig, SimPlatform};
 use tenure_device::{Call, Executor, Platform, Priority, Stream, StreamGuard};
 use tenure_tensor::autograd::{self, BackwardOptions};
-use tenure_tensor::collective::{Collective, Reduction};
+use tenure_tensor::collective::{Collective, ReduceOp};
 use tenure_tensor::{DType, Device, Tensor, TensorError, Uploader};
 
 /// The number of simulated devices of each test, which differ in the order in which they run kernels that are ready.
@@ -313,7 +313,7 @@ fn devices_exchange_tensors_beside_what_they_compute() {
                     let rank = part.rank() as f32;
                     let ours = |rank: f32| Tensor::full(&[100], rank, DType::F32, part.device()).unwrap();
                     let [sum, root, left] = [rank, rank, rank].map(ours);
-                    part.all_reduce(std::slice::from_ref(&sum), Reduction::Sum).unwrap();
+                    part.all_reduce(std::slice::from_ref(&sum), ReduceOp::Sum).unwrap();
                     part.broadcast(std::slice::from_ref(&root), 1).unwrap();
                     let beside = left.add(1.0).unwrap();
                     part.join().unwrap();
@@ -321,11 +321,11 @@ fn devices_exchange_tensors_beside_what_they_compute() {
                     assert_eq!(sums, [2.0; 100]);
                     assert_eq!(beside.to_vec::<f32>().unwrap(), [rank + 1.0; 100]);
                     // A tensor in an exchange may be dropped, and its memory allocated again.
-                    part.all_reduce(&[left], Reduction::Average).unwrap();
+                    part.all_reduce(&[left], ReduceOp::Average).unwrap();
                     part.join().unwrap();
                     assert_eq!(ours(7.0).to_vec::<f32>().unwrap(), [7.0; 100]);
                     let gaps = ours(1.0).slice(0, 0, 100, 2).unwrap();
-                    part.all_reduce(&[gaps], Reduction::Sum).unwrap_err();
+                    part.all_reduce(&[gaps], ReduceOp::Sum).unwrap_err();
                 });
             }
         });
@@ -341,12 +341,12 @@ fn what_is_used_before_it_is_joined_is_found() {
     let mut group = Collective::group(&pair).unwrap().into_iter();
     let part = group.next().unwrap();
     let x = Tensor::full(&[64], 1, DType::F32, part.device()).unwrap();
-    part.all_reduce(std::slice::from_ref(&x), Reduction::Sum).unwrap();
+    part.all_reduce(std::slice::from_ref(&x), ReduceOp::Sum).unwrap();
     let error = x.add(1).map(drop).unwrap_err().to_string();
     assert!(error.contains("race") && error.contains("all_reduce"), "{error}");
     part.abort();
     let other = group.next().unwrap();
     let x = Tensor::full(&[64], 1, DType::F32, other.device()).unwrap();
-    let error = other.all_reduce(&[x], Reduction::Sum).unwrap_err().to_string();
+    let error = other.all_reduce(&[x], ReduceOp::Sum).unwrap_err().to_string();
     assert!(error.starts_with("all_reduce: another device of the group"), "{error}");
 }

@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use tenure_alloc::native::{self, NativeAllocator};
-use tenure_alloc::paged::{self, PagedAllocator};
-use tenure_alloc::{Address, Backing, BackingError, CachingAllocator, ChunkId, Mark, MemoryInfo, Request};
+use tenure_alloc::{
+    Address, Backing, BackingError, CachingAllocator, ChunkId, Mark, MemoryInfo, NativeAllocator, NativeConfig,
+    PagedAllocator, PagedConfig, Request,
+};
 use tenure_core::StreamId;
 
 const KIB: u64 = 1 << 10;
@@ -105,8 +106,8 @@ impl Backing for NullBacking {
 
 fn allocators() -> [(&'static str, Arc<dyn CachingAllocator>); 2] {
     let backing = || Arc::new(NullBacking::default());
-    let native = NativeAllocator::new(backing(), native::Config::default()).expect("the defaults are valid");
-    let paged = PagedAllocator::new(backing(), paged::Config::default()).expect("the defaults are valid");
+    let native = NativeAllocator::new(backing(), NativeConfig::default()).expect("the defaults are valid");
+    let paged = PagedAllocator::new(backing(), PagedConfig::default()).expect("the defaults are valid");
     [("paged", Arc::new(paged)), ("native", Arc::new(native))]
 }
 

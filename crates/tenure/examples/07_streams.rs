@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tenure::alloc::{CachingAllocator, NativeAllocator, Request, Resource};
 use tenure::core::StreamId;
-use tenure::device::sim::{Kernel, SimConfig, SimDriver};
+use tenure::device::sim::{SimConfig, SimDriver, SimKernel};
 use tenure::device::{DeviceBacking, Driver, Priority};
 
 const BYTES: u64 = 1 << 20;
@@ -20,14 +20,14 @@ fn main() -> Result<(), tenure::Error> {
         let side = device.create_stream(Priority::Default)?;
 
         let block = allocator.allocate(Request::new(BYTES, StreamId::NULL))?;
-        device.launch(Kernel::new("reader", side).reads(block.address, BYTES))?;
+        device.launch(SimKernel::new("reader", side).reads(block.address, BYTES))?;
         if is_recorded {
             allocator.record_stream(block.address, side)?;
         }
         allocator.free(block.address)?;
         // The same stream gets the same memory again, unless the allocator knows that the reader may still run.
         let again = allocator.allocate(Request::new(BYTES, StreamId::NULL))?;
-        let write = Kernel::new("writer", StreamId::NULL).writes(again.address, BYTES);
+        let write = SimKernel::new("writer", StreamId::NULL).writes(again.address, BYTES);
         let fault = device.launch(write).and_then(|_| device.synchronize()).err();
 
         println!("record_stream: {is_recorded}, same address: {}", block.address == again.address);

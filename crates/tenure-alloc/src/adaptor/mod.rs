@@ -15,7 +15,7 @@ mod on_failure;
 mod recorded;
 
 pub use counted::Counted;
-pub use donated::{Donated, DonatedRanges, Gate, Placed, Placement};
+pub use donated::{Donated, DonatedRanges, PlacedBlock, RangeGate, RangePlacement};
 pub use limited::Limited;
 pub use on_failure::{FailureCallback, OnFailure};
 pub use recorded::Recorded;

@@ -1,7 +1,7 @@
 //! [`Recorded`]: an adaptor that records allocations and frees in a history.
 
-use super::ledger::{Entry, Ledger};
-use crate::{Action, Address, AllocError, Block, Event, History, Request, Resource};
+use super::ledger::{Ledger, LedgerEntry};
+use crate::{Address, AllocError, Block, History, HistoryAction, HistoryEvent, Request, Resource};
 
 /// An adaptor that records allocations and frees, so that a trace of any resource can be saved.
 ///
@@ -30,14 +30,14 @@ impl<R: Resource> Recorded<R> {
         &self.history
     }
 
-    fn record(&self, action: Action, address: Address, request: Request) {
+    fn record(&self, action: HistoryAction, address: Address, request: Request) {
         let Request { bytes, stream, tag, key } = request;
-        self.history.record(|| Event::new(action, address, bytes, stream).with_purpose(tag, key));
+        self.history.record(|| HistoryEvent::new(action, address, bytes, stream).with_purpose(tag, key));
     }
 
     fn enter(&self, request: Request, block: Block) {
         self.ledger.enter(request, block);
-        self.record(Action::Alloc, block.address, request);
+        self.record(HistoryAction::Alloc, block.address, request);
     }
 }
 
@@ -45,7 +45,7 @@ impl<R: Resource> Resource for Recorded<R> {
     fn allocate(&self, request: Request) -> Result<Block, AllocError> {
         let block = self.inner.allocate(request).inspect_err(|error| {
             if let AllocError::OutOfMemory { free, .. } = *error {
-                self.record(Action::OutOfMemory, free, request);
+                self.record(HistoryAction::OutOfMemory, free, request);
             }
         })?;
         if block.address != 0 && self.history.is_on() {
@@ -55,12 +55,12 @@ impl<R: Resource> Resource for Recorded<R> {
     }
 
     fn free(&self, address: Address) -> Result<(), AllocError> {
-        let Some(Entry { request, block }) = self.ledger.strike(address) else {
+        let Some(LedgerEntry { request, block }) = self.ledger.strike(address) else {
             return self.inner.free(address);
         };
         // Recorded before the free: after it, the next owner's allocation might be recorded first.
-        self.record(Action::FreeRequested, address, request);
-        self.record(Action::FreeCompleted, address, request);
+        self.record(HistoryAction::FreeRequested, address, request);
+        self.record(HistoryAction::FreeCompleted, address, request);
         self.inner.free(address).inspect_err(|_| self.enter(request, block))
     }
 }

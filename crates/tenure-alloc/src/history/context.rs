@@ -7,8 +7,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 thread_local! {
-    static CONTEXT: RefCell<Option<Context>> = const { RefCell::new(None) };
-    static NOTE: RefCell<Option<Context>> = const { RefCell::new(None) };
+    static CONTEXT: RefCell<Option<HistoryContext>> = const { RefCell::new(None) };
+    static NOTE: RefCell<Option<HistoryContext>> = const { RefCell::new(None) };
 }
 
 /// A value that the program wants kept with an event or a block, such as a stack trace (PyTorch's `GatheredContext`).
@@ -17,17 +17,17 @@ thread_local! {
 /// allocator.
 ///
 /// ```
-/// use tenure_alloc::Context;
+/// use tenure_alloc::HistoryContext;
 ///
-/// let guard = Context::enter(Some(Context::new("forward")));
-/// assert_eq!(Context::current().unwrap().downcast::<&str>(), Some(&"forward"));
+/// let guard = HistoryContext::enter(Some(HistoryContext::new("forward")));
+/// assert_eq!(HistoryContext::current().unwrap().downcast::<&str>(), Some(&"forward"));
 /// drop(guard);
-/// assert_eq!(Context::current(), None);
+/// assert_eq!(HistoryContext::current(), None);
 /// ```
 #[derive(Clone)]
-pub struct Context(Arc<dyn Any + Send + Sync>);
+pub struct HistoryContext(Arc<dyn Any + Send + Sync>);
 
-impl Context {
+impl HistoryContext {
     /// Makes a context of `value`.
     pub fn new<T: Any + Send + Sync>(value: T) -> Self {
         Self(Arc::new(value))
@@ -41,38 +41,38 @@ impl Context {
     /// Makes `context` the context of the calling thread's requests to allocators while the guard lives.
     ///
     /// Gathering a context takes time: [`History::wants`](super::History::wants) says when it would be kept.
-    pub fn enter(context: Option<Context>) -> ContextGuard {
-        ContextGuard { previous: CONTEXT.replace(context), thread: PhantomData }
+    pub fn enter(context: Option<HistoryContext>) -> HistoryContextGuard {
+        HistoryContextGuard { previous: CONTEXT.replace(context), thread: PhantomData }
     }
 
     /// Returns the calling thread's context.
-    pub fn current() -> Option<Context> {
+    pub fn current() -> Option<HistoryContext> {
         CONTEXT.with_borrow(Clone::clone)
     }
 
     /// Keeps `note` with every event that the calling thread causes from now on, whichever contexts are kept. PyTorch's
     /// compile context and user metadata.
-    pub fn set_note(note: Option<Context>) {
+    pub fn set_note(note: Option<HistoryContext>) {
         // The old note is dropped after the borrow has ended: its drop may call `note`.
         drop(NOTE.replace(note));
     }
 
     /// Returns the calling thread's note.
-    pub fn note() -> Option<Context> {
+    pub fn note() -> Option<HistoryContext> {
         NOTE.with_borrow(Clone::clone)
     }
 }
 
 /// Two contexts are equal if they are the same one; equal values do not suffice.
-impl PartialEq for Context {
+impl PartialEq for HistoryContext {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Context {}
+impl Eq for HistoryContext {}
 
-impl fmt::Debug for Context {
+impl fmt::Debug for HistoryContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Context").field(&Arc::as_ptr(&self.0)).finish()
     }
@@ -82,13 +82,13 @@ impl fmt::Debug for Context {
 /// before.
 #[must_use = "it holds for as long as it lives"]
 #[derive(Debug)]
-pub struct ContextGuard {
-    previous: Option<Context>,
+pub struct HistoryContextGuard {
+    previous: Option<HistoryContext>,
     /// Keeps the guard on the thread that entered the context.
     thread: PhantomData<*const ()>,
 }
 
-impl Drop for ContextGuard {
+impl Drop for HistoryContextGuard {
     fn drop(&mut self) {
         drop(CONTEXT.replace(self.previous.take()));
     }
@@ -102,35 +102,35 @@ mod tests {
 
     #[test]
     fn contexts_nest_and_end_with_a_panic() {
-        let outer = Context::new(1);
-        let inner = Context::new(2);
-        let _outer = Context::enter(Some(outer.clone()));
+        let outer = HistoryContext::new(1);
+        let inner = HistoryContext::new(2);
+        let _outer = HistoryContext::enter(Some(outer.clone()));
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let _inner = Context::enter(Some(inner.clone()));
-            assert_eq!(Context::current(), Some(inner.clone()));
-            let _none = Context::enter(None);
-            assert_eq!(Context::current(), None);
+            let _inner = HistoryContext::enter(Some(inner.clone()));
+            assert_eq!(HistoryContext::current(), Some(inner.clone()));
+            let _none = HistoryContext::enter(None);
+            assert_eq!(HistoryContext::current(), None);
             panic!("on purpose");
         }));
         assert!(result.is_err());
-        assert_eq!(Context::current(), Some(outer));
+        assert_eq!(HistoryContext::current(), Some(outer));
     }
 
     #[test]
     fn contexts_and_notes_are_their_threads_own() {
-        let _here = Context::enter(Some(Context::new(())));
-        Context::set_note(Some(Context::new(())));
-        let there = std::thread::spawn(|| (Context::current(), Context::note())).join().unwrap();
+        let _here = HistoryContext::enter(Some(HistoryContext::new(())));
+        HistoryContext::set_note(Some(HistoryContext::new(())));
+        let there = std::thread::spawn(|| (HistoryContext::current(), HistoryContext::note())).join().unwrap();
         assert_eq!(there, (None, None));
-        Context::set_note(None);
-        assert_eq!(Context::note(), None);
+        HistoryContext::set_note(None);
+        assert_eq!(HistoryContext::note(), None);
     }
 
     #[test]
     fn a_context_equals_itself_alone() {
-        let context = Context::new(7);
+        let context = HistoryContext::new(7);
         assert_eq!(context, context.clone());
-        assert_ne!(context, Context::new(7));
+        assert_ne!(context, HistoryContext::new(7));
         assert_eq!((context.downcast::<i32>(), context.downcast::<u32>()), (Some(&7), None));
     }
 }

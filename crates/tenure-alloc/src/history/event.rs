@@ -1,13 +1,13 @@
-//! [`Event`]: one entry of a history, and the [`Action`]s that entries record.
+//! [`HistoryEvent`]: one entry of a history, and the [`HistoryAction`]s that entries record.
 
 use tenure_core::{KeyId, StreamId, Tag};
 
-use super::Context;
+use super::HistoryContext;
 use crate::{Address, PoolId};
 
 /// The kind of an event. PyTorch's `TraceEntry::Action`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Action {
+pub enum HistoryAction {
     /// A block was allocated.
     Alloc,
     /// A block's owner freed it.
@@ -30,7 +30,7 @@ pub enum Action {
     Annotate,
 }
 
-impl Action {
+impl HistoryAction {
     /// Every action.
     pub const ALL: [Self; 10] = [
         Self::Alloc,
@@ -69,10 +69,10 @@ impl Action {
 
 /// An event of an allocator's history. PyTorch's `TraceEntry`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Event {
+pub struct HistoryEvent {
     /// The kind of the event.
-    pub action: Action,
-    /// The first address of the block or segment; see [`Action`] for exceptions.
+    pub action: HistoryAction,
+    /// The first address of the block or segment; see [`HistoryAction`] for exceptions.
     pub address: Address,
     /// Bytes; for a block, the bytes requested.
     pub bytes: u64,
@@ -87,14 +87,14 @@ pub struct Event {
     /// The block's key.
     pub key: KeyId,
     /// The context in which the program caused it, if that is kept: see [`KeepContexts`](super::KeepContexts).
-    pub context: Option<Context>,
-    /// The note of the thread that caused it: see [`Context::set_note`].
-    pub note: Option<Context>,
+    pub context: Option<HistoryContext>,
+    /// The note of the thread that caused it: see [`HistoryContext::set_note`].
+    pub note: Option<HistoryContext>,
 }
 
-impl Event {
+impl HistoryEvent {
     /// Makes an event of the common pool. [`History::record`](super::History::record) adds the time, context and note.
-    pub fn new(action: Action, address: Address, bytes: u64, stream: StreamId) -> Self {
+    pub fn new(action: HistoryAction, address: Address, bytes: u64, stream: StreamId) -> Self {
         let pool = PoolId::default();
         let tag = Tag::Unknown;
         let key = KeyId::NONE;

@@ -11,19 +11,19 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
-pub use context::{Context, ContextGuard};
-pub use event::{Action, Event};
+pub use context::{HistoryContext, HistoryContextGuard};
+pub use event::{HistoryAction, HistoryEvent};
 
 use crate::Address;
-use crate::snapshot::{Annotation, Segment};
+use crate::snapshot::{Segment, SnapshotAnnotation};
 use contexts::Contexts;
 use ring::Ring;
 
 /// A clock that returns the time in µs.
-pub type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
+pub type HistoryClock = Box<dyn Fn() -> u64 + Send + Sync>;
 
 /// A callback that is given each event as it happens.
-pub type Tracker = Box<dyn Fn(&Event) + Send + Sync>;
+pub type Tracker = Box<dyn Fn(&HistoryEvent) + Send + Sync>;
 
 /// The level of contexts to keep. PyTorch's `RecordContext`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,7 +47,7 @@ pub struct Recording {
     /// The contexts to keep.
     pub contexts: KeepContexts,
     /// The actions to leave out of the events kept.
-    pub skip: Vec<Action>,
+    pub skip: Vec<HistoryAction>,
 }
 
 impl Recording {
@@ -72,7 +72,7 @@ pub struct History {
     reasons: AtomicU8,
     /// The recording's [`KeepContexts`].
     contexts: AtomicU8,
-    clock: Clock,
+    clock: HistoryClock,
     records: Mutex<Records>,
 }
 
@@ -87,15 +87,15 @@ const HELD: u8 = 4;
 struct Records {
     /// The recording underway.
     recording: Option<Recording>,
-    events: Ring<Event>,
-    annotations: Ring<Annotation>,
+    events: Ring<HistoryEvent>,
+    annotations: Ring<SnapshotAnnotation>,
     contexts: Contexts,
     trackers: Vec<Tracker>,
 }
 
 impl History {
     /// Makes a history that is off. It takes the times of events from `clock`.
-    pub fn new(clock: Clock) -> Self {
+    pub fn new(clock: HistoryClock) -> Self {
         Self { reasons: AtomicU8::new(0), contexts: AtomicU8::new(0), clock, records: Mutex::default() }
     }
 
@@ -156,13 +156,13 @@ impl History {
         if self.is_recording() {
             let mut records = self.records.lock();
             let time_us = (self.clock)();
-            records.annotations.push(Annotation { device, time_us, metadata });
+            records.annotations.push(SnapshotAnnotation { device, time_us, metadata });
         }
     }
 
     /// Records the event that `event` makes, with time, context and note. Calls `event` only if the history is on.
     #[inline]
-    pub fn record(&self, event: impl FnOnce() -> Event) {
+    pub fn record(&self, event: impl FnOnce() -> HistoryEvent) {
         if self.is_on() {
             self.push(event);
         }
@@ -170,29 +170,29 @@ impl History {
 
     /// Records that a segment's bytes moved to another address, as two events; both have the context that the segment
     /// had.
-    pub(crate) fn record_move(&self, events: impl FnOnce() -> (Event, Event)) {
+    pub(crate) fn record_move(&self, events: impl FnOnce() -> (HistoryEvent, HistoryEvent)) {
         if self.is_on() {
             let records = &mut *self.records.lock();
             let (from, to) = events();
             let context = records.contexts.move_segment(&from, &to, records.kept());
             for event in [from, to] {
-                self.add(records, Event { context: context.clone(), ..event });
+                self.add(records, HistoryEvent { context: context.clone(), ..event });
             }
         }
     }
 
     /// Returns the events kept, oldest first.
-    pub fn events(&self) -> Vec<Event> {
+    pub fn events(&self) -> Vec<HistoryEvent> {
         self.records.lock().events.to_vec()
     }
 
     /// Returns the annotations kept, oldest first.
-    pub fn annotations(&self) -> Vec<Annotation> {
+    pub fn annotations(&self) -> Vec<SnapshotAnnotation> {
         self.records.lock().annotations.to_vec()
     }
 
     /// Returns the context of the block at `address`, which is live, or freed but not yet reusable.
-    pub fn context_of(&self, address: Address) -> Option<Context> {
+    pub fn context_of(&self, address: Address) -> Option<HistoryContext> {
         self.records.lock().contexts.of_block(address)
     }
 
@@ -208,7 +208,7 @@ impl History {
     }
 
     #[cold]
-    fn push(&self, event: impl FnOnce() -> Event) {
+    fn push(&self, event: impl FnOnce() -> HistoryEvent) {
         let event = event();
         let only_held = self.reasons.load(Ordering::Relaxed) == HELD;
         if only_held && !event.action.gives_back() {
@@ -216,16 +216,16 @@ impl History {
         }
         let records = &mut *self.records.lock();
         let context = records.contexts.note(&event, records.kept());
-        self.add(records, Event { context, ..event });
+        self.add(records, HistoryEvent { context, ..event });
         self.update(records);
     }
 
     /// Adds an event. Takes its time under the lock, so that events are in the order of their times.
-    fn add(&self, records: &mut Records, event: Event) {
+    fn add(&self, records: &mut Records, event: HistoryEvent) {
         if records.recording.is_none() && records.trackers.is_empty() {
             return;
         }
-        let event = Event { time_us: (self.clock)(), note: Context::note(), ..event };
+        let event = HistoryEvent { time_us: (self.clock)(), note: HistoryContext::note(), ..event };
         records.trackers.iter().for_each(|tracker| tracker(&event));
         if records.recording.as_ref().is_some_and(|recording| !recording.skip.contains(&event.action)) {
             records.events.push(event);
@@ -277,8 +277,8 @@ mod tests {
 
     use super::*;
 
-    fn event(address: Address) -> impl Fn() -> Event {
-        move || Event::new(Action::Alloc, address, 1, StreamId::NULL)
+    fn event(address: Address) -> impl Fn() -> HistoryEvent {
+        move || HistoryEvent::new(HistoryAction::Alloc, address, 1, StreamId::NULL)
     }
 
     fn addresses(history: &History) -> Vec<Address> {

@@ -6,7 +6,7 @@ use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{Address, PoolKind};
 
-/// The index of a block in [`Blocks`].
+/// The index of a block in [`BlockTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct BlockId(u32);
 
@@ -32,7 +32,7 @@ pub(super) enum BlockState {
 
 /// A stream other than the block's own that used the block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Use {
+pub(super) struct StreamUse {
     pub(super) stream: StreamId,
     /// Whether it was recorded only while the stream was captured.
     pub(super) only_in_capture: bool,
@@ -56,7 +56,7 @@ pub(super) struct Block {
     pub(super) segment: Option<usize>,
     /// The number of its segment, in the order in which segments were made.
     pub(super) made: u64,
-    pub(super) uses: Vec<Use>,
+    pub(super) uses: Vec<StreamUse>,
     /// The pool's lookup count at the time when it became free.
     pub(super) free_since: u64,
     pub(super) tag: Tag,
@@ -91,12 +91,12 @@ impl Block {
 
 /// Every block of an allocator.
 #[derive(Debug, Default)]
-pub(super) struct Blocks {
+pub(super) struct BlockTable {
     slots: Vec<Option<Block>>,
     vacant: Vec<BlockId>,
 }
 
-impl Blocks {
+impl BlockTable {
     pub(super) fn insert(&mut self, block: Block) -> BlockId {
         if let Some(id) = self.vacant.pop() {
             self.slots[id.0 as usize] = Some(block);
@@ -166,7 +166,7 @@ impl Blocks {
     }
 }
 
-impl Index<BlockId> for Blocks {
+impl Index<BlockId> for BlockTable {
     type Output = Block;
 
     #[inline]
@@ -175,7 +175,7 @@ impl Index<BlockId> for Blocks {
     }
 }
 
-impl IndexMut<BlockId> for Blocks {
+impl IndexMut<BlockId> for BlockTable {
     #[inline]
     fn index_mut(&mut self, id: BlockId) -> &mut Block {
         self.slots[id.0 as usize].as_mut().expect("an id is forgotten with its block")

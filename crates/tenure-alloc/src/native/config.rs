@@ -18,7 +18,7 @@ const SEGMENT_ROUNDING: u64 = 2 << 20;
 
 /// Settings of a [`NativeAllocator`](super::NativeAllocator): PyTorch's `PYTORCH_CUDA_ALLOC_CONF`.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Config {
+pub struct NativeConfig {
     /// The device's number in snapshots.
     pub device: u32,
     /// The size in bytes from which blocks are neither split nor given to smaller requests; more than 20 MiB. `None`
@@ -36,7 +36,7 @@ pub struct Config {
     pub shrink_segments: bool,
 }
 
-impl Config {
+impl NativeConfig {
     /// Returns the settings of PyTorch's `expandable_segments:True`.
     pub fn expandable() -> Self {
         Self { expandable_segments: true, ..Self::default() }
@@ -134,14 +134,14 @@ mod tests {
 
     #[test]
     fn sizes_round_to_512_bytes() {
-        let config = Config::default();
+        let config = NativeConfig::default();
         assert_eq!([1, 511, 512, 513, 1 << 20].map(|n| config.round(n).unwrap()), [512, 512, 512, 1024, 1 << 20]);
         assert_eq!(config.round(u64::MAX), Err(AllocError::TooLarge(u64::MAX)));
     }
 
     #[test]
     fn sizes_round_to_steps_between_powers_of_two() {
-        let config = Config { roundup_power2_divisions: [4; 16], ..Config::default() };
+        let config = NativeConfig { roundup_power2_divisions: [4; 16], ..NativeConfig::default() };
         // With divisions of at most 512 bytes, sizes still round to 512.
         assert_eq!([1200, 2048, 2049].map(|n| config.round(n).unwrap()), [1536, 2048, 2560]);
         let mib = 1 << 20;
@@ -152,7 +152,7 @@ mod tests {
     fn divisions_are_chosen_by_size_class() {
         let mut divisions = [0; 16];
         divisions[3] = 2;
-        let config = Config { roundup_power2_divisions: divisions, ..Config::default() };
+        let config = NativeConfig { roundup_power2_divisions: divisions, ..NativeConfig::default() };
         let mib = 1 << 20;
         assert_eq!(config.round(7 * mib + 1).unwrap(), 7 * mib + 512);
         assert_eq!(config.round(8 * mib + 1).unwrap(), 12 * mib);
@@ -170,9 +170,9 @@ mod tests {
 
     #[test]
     fn settings_that_make_no_sense_are_refused() {
-        let small = Config { max_split_size: Some(LARGE_SEGMENT), ..Config::default() };
-        let odd = Config { roundup_power2_divisions: [3; 16], ..Config::default() };
-        let full = Config { garbage_collection_threshold: 1.0, ..Config::default() };
+        let small = NativeConfig { max_split_size: Some(LARGE_SEGMENT), ..NativeConfig::default() };
+        let odd = NativeConfig { roundup_power2_divisions: [3; 16], ..NativeConfig::default() };
+        let full = NativeConfig { garbage_collection_threshold: 1.0, ..NativeConfig::default() };
         for config in [small, odd, full] {
             assert!(matches!(config.validate(SMALL_SEGMENT), Err(AllocError::InvalidSetting { .. })));
         }

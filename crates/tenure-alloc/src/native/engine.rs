@@ -5,29 +5,30 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use tenure_core::{KeyId, StreamId, Tag};
 
-use super::blocks::{Block, BlockId, BlockState, Blocks, PoolRef, Use};
-use super::config::{Config, LARGE_SEGMENT, MIN_BLOCK, SMALL_LIMIT, pool_kind, segment_size};
+use super::blocks::{Block, BlockId, BlockState, BlockTable, PoolRef, StreamUse};
+use super::config::{LARGE_SEGMENT, MIN_BLOCK, NativeConfig, SMALL_LIMIT, pool_kind, segment_size};
 use super::expandable::ExpandableSegment;
-use super::pending::Pending;
+use super::pending::PendingBlocks;
 use super::pool::Pools;
 use super::private::Captures;
 use super::source::{self, Locked, Returned};
 use crate::accounts::Accounts;
 use crate::{
-    Action, Address, AllocError, Backing, Event, History, MemoryInfo, OutOfMemory, PoolId, PoolKind, Request, Tuning,
+    Address, AllocError, Backing, History, HistoryAction, HistoryEvent, MemoryInfo, OutOfMemory, PoolId, PoolKind,
+    Request, Tuning,
 };
 
 /// Blocks, pools and segments. The allocator that owns the engine also owns the [`Accounts`], and lends them to each
 /// call that changes or reads them.
 pub(crate) struct Engine {
-    pub(crate) config: Config,
+    pub(crate) config: NativeConfig,
     pub(super) backing: Arc<dyn Backing>,
     pub(super) history: Arc<History>,
-    pub(super) blocks: Blocks,
+    pub(super) blocks: BlockTable,
     pub(super) pools: Pools,
     /// Live blocks, by address.
     pub(super) live: FxHashMap<Address, BlockId>,
-    pub(super) pending: Pending,
+    pub(super) pending: PendingBlocks,
     pub(crate) captures: Captures,
     pub(super) segments: Vec<Option<ExpandableSegment>>,
     /// The number of segments ever made.
@@ -45,16 +46,20 @@ pub(super) struct Wanted {
 }
 
 impl Engine {
-    pub(crate) fn new(backing: Arc<dyn Backing>, config: Config, history: Arc<History>) -> Result<Self, AllocError> {
+    pub(crate) fn new(
+        backing: Arc<dyn Backing>,
+        config: NativeConfig,
+        history: Arc<History>,
+    ) -> Result<Self, AllocError> {
         config.validate(backing.granularity())?;
         Ok(Self {
             config,
             backing,
             history,
-            blocks: Blocks::default(),
+            blocks: BlockTable::default(),
             pools: Pools::default(),
             live: FxHashMap::default(),
-            pending: Pending::default(),
+            pending: PendingBlocks::default(),
             captures: Captures::default(),
             segments: Vec::new(),
             made: 0,
@@ -151,8 +156,9 @@ impl Engine {
         let Request { stream, tag, key, .. } = request;
         let address = info.free;
         let pool = self.pool_for(stream);
-        self.history
-            .record(|| Event::new(Action::OutOfMemory, address, bytes, stream).with_purpose(tag, key).in_pool(pool));
+        self.history.record(|| {
+            HistoryEvent::new(HistoryAction::OutOfMemory, address, bytes, stream).with_purpose(tag, key).in_pool(pool)
+        });
         let MemoryInfo { free, total } = info;
         let seen = OutOfMemory { requested, allowed, overhead, allocated, inactive, total, free, rejected };
         let error = AllocError::OutOfMemory {
@@ -181,7 +187,7 @@ impl Engine {
         if self.config.is_oversize(block.bytes) {
             accounts.statistics.oversize_allocations.decrease(1);
         }
-        self.record_block(Action::FreeRequested, id);
+        self.record_block(HistoryAction::FreeRequested, id);
         if !must_wait {
             self.complete(accounts, id);
         } else if capturing {
@@ -198,7 +204,7 @@ impl Engine {
         if stream != block.stream {
             match block.uses.iter_mut().find(|known| known.stream == stream) {
                 Some(known) => known.only_in_capture &= in_capture,
-                None => block.uses.push(Use { stream, only_in_capture: in_capture }),
+                None => block.uses.push(StreamUse { stream, only_in_capture: in_capture }),
             }
         }
         Ok(())
@@ -222,7 +228,7 @@ impl Engine {
     /// Records that the program annotated a live block.
     pub(crate) fn annotate(&self, address: Address) -> Result<(), AllocError> {
         let id = *self.live.get(&address).ok_or(AllocError::UnknownAddress(address))?;
-        self.record_block(Action::Annotate, id);
+        self.record_block(HistoryAction::Annotate, id);
         Ok(())
     }
 
@@ -255,7 +261,7 @@ impl Engine {
 
     /// Returns to its pool a freed block that every stream has passed, merged with its free neighbours.
     pub(super) fn complete(&mut self, accounts: &mut Accounts, id: BlockId) {
-        self.record_block(Action::FreeCompleted, id);
+        self.record_block(HistoryAction::FreeCompleted, id);
         let block = &mut self.blocks[id];
         block.state = BlockState::Free;
         let Block { pool, requested, bytes, tag, segment, .. } = *block;
@@ -364,7 +370,7 @@ impl Engine {
         if self.config.is_oversize(bytes) {
             accounts.statistics.oversize_allocations.increase(1);
         }
-        self.record_block(Action::Alloc, id);
+        self.record_block(HistoryAction::Alloc, id);
         crate::Block { address, bytes }
     }
 
@@ -405,15 +411,23 @@ impl Engine {
         Ok(Wanted { request, bytes, pool })
     }
 
-    pub(super) fn record_segment(&self, action: Action, address: Address, bytes: u64, stream: StreamId, pool: PoolRef) {
-        self.history.record(|| Event::new(action, address, bytes, stream).in_pool(self.pools.pair(pool.owner).id));
+    pub(super) fn record_segment(
+        &self,
+        action: HistoryAction,
+        address: Address,
+        bytes: u64,
+        stream: StreamId,
+        pool: PoolRef,
+    ) {
+        self.history
+            .record(|| HistoryEvent::new(action, address, bytes, stream).in_pool(self.pools.pair(pool.owner).id));
     }
 
-    fn record_block(&self, action: Action, id: BlockId) {
+    fn record_block(&self, action: HistoryAction, id: BlockId) {
         self.history.record(|| {
             let Block { address, requested, stream, pool, tag, key, .. } = self.blocks[id];
             let pool = self.pools.pair(pool.owner).id;
-            Event::new(action, address, requested, stream).with_purpose(tag, key).in_pool(pool)
+            HistoryEvent::new(action, address, requested, stream).with_purpose(tag, key).in_pool(pool)
         });
     }
 }

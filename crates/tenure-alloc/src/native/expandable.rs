@@ -9,7 +9,7 @@ use super::blocks::{Block, BlockId, BlockState, PoolRef};
 use super::config::chunk_size;
 use super::engine::{Engine, Wanted};
 use crate::accounts::Accounts;
-use crate::{Action, Address, AllocError, Backing, BackingError, ChunkId, MappedChunk};
+use crate::{Address, AllocError, Backing, BackingError, ChunkId, HistoryAction, MappedChunk};
 
 /// A reserved range, divided into slots of one chunk each.
 #[derive(Debug)]
@@ -211,7 +211,7 @@ impl Engine {
         let slots = self.segment(index).slots_of(address, bytes);
         self.on_segment(accounts, index, pool, |segment, backing| segment.map(backing, slots))?;
         accounts.statistics.num_device_alloc += 1;
-        self.record_segment(Action::SegmentMap, address, bytes, stream, pool);
+        self.record_segment(HistoryAction::SegmentMap, address, bytes, stream, pool);
 
         self.pools.get_mut(pool).remove_unmapped(&self.blocks[id]);
         if bytes < available {
@@ -242,7 +242,7 @@ impl Engine {
         self.merge(unmapped);
         self.pools.get_mut(pool).insert_unmapped(unmapped, &self.blocks[unmapped]);
         accounts.statistics.num_device_free += 1;
-        self.record_segment(Action::SegmentUnmap, first, bytes, stream, pool);
+        self.record_segment(HistoryAction::SegmentUnmap, first, bytes, stream, pool);
     }
 
     /// See [`CachingAllocator::chunks_under`](crate::CachingAllocator::chunks_under).

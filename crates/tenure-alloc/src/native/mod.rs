@@ -23,7 +23,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tenure_core::{KeyId, StreamId, Tag};
 
-pub use config::Config;
+pub use config::NativeConfig;
 
 use crate::accounts::Accounts;
 use crate::hooks::Hooks;
@@ -57,12 +57,12 @@ impl NativeAllocator {
     ///
     /// # Errors
     /// A setting of `config` makes no sense, or the backing cannot report its memory.
-    pub fn new(backing: Arc<dyn Backing>, config: Config) -> Result<Self, AllocError> {
+    pub fn new(backing: Arc<dyn Backing>, config: NativeConfig) -> Result<Self, AllocError> {
         Self::with_history(backing, config, History::default())
     }
 
     /// Makes an allocator that records in `history`, which has its own clock.
-    pub fn with_history(backing: Arc<dyn Backing>, config: Config, history: History) -> Result<Self, AllocError> {
+    pub fn with_history(backing: Arc<dyn Backing>, config: NativeConfig, history: History) -> Result<Self, AllocError> {
         let history = Arc::new(history);
         let max_split_size = config.max_split_size;
         let engine = Engine::new(Arc::clone(&backing), config, Arc::clone(&history))?;

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, VecDeque};
 
 use tenure_core::StreamId;
 
-use super::blocks::{BlockId, BlockState, Use};
+use super::blocks::{BlockId, BlockState, StreamUse};
 use super::engine::Engine;
 use crate::accounts::Accounts;
 use crate::{AllocError, BackingError, Mark};
 
 /// Freed blocks that wait for streams.
 #[derive(Debug, Default)]
-pub(super) struct Pending {
+pub(super) struct PendingBlocks {
     /// Marks by stream, in the order in which they were recorded, so that a slow stream delays only its own blocks.
     awaited: BTreeMap<StreamId, VecDeque<(Mark, BlockId)>>,
     /// Blocks freed during a capture, when recording and querying marks would break the capture.
@@ -71,7 +71,7 @@ impl Engine {
 
     /// Makes `id` wait for every stream that used it and passes `filter`; returns how many. If it fails, nothing has
     /// changed.
-    pub(super) fn await_streams(&mut self, id: BlockId, filter: fn(&Use) -> bool) -> Result<u32, BackingError> {
+    pub(super) fn await_streams(&mut self, id: BlockId, filter: fn(&StreamUse) -> bool) -> Result<u32, BackingError> {
         let uses = self.blocks[id].uses.iter().filter(|used| filter(used));
         let marks: Vec<Mark> = uses.map(|used| self.backing.record(used.stream)).collect::<Result<_, _>>()?;
         self.blocks[id].uses.clear();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_core::StreamId;
 
 use super::blocks::{BlockId, BlockState, PoolRef};
-use super::config::{Config, invalid};
+use super::config::{NativeConfig, invalid};
 use super::engine::{Engine, Wanted};
 use super::pool::COMMON;
 use super::source;
@@ -144,7 +144,7 @@ impl Engine {
 
     pub(crate) fn set_expandable(&mut self, id: PoolId) -> Result<(), AllocError> {
         let owner = self.find_pool(id)?;
-        Config { expandable_segments: true, ..self.config.clone() }.validate(self.backing.granularity())?;
+        NativeConfig { expandable_segments: true, ..self.config.clone() }.validate(self.backing.granularity())?;
         self.pools.pair_mut(owner).is_expandable = true;
         Ok(())
     }

@@ -5,7 +5,7 @@ use super::config::segment_size;
 use super::engine::{Engine, Wanted};
 use super::source::{self, Locked, Returned};
 use crate::accounts::Accounts;
-use crate::{Action, Address, AllocError, BackingError, PoolKind};
+use crate::{Address, AllocError, BackingError, HistoryAction, PoolKind};
 
 impl Engine {
     /// Makes a new segment, or a larger one, with a block for `wanted` that is in no set. Returns `None` if memory is
@@ -53,7 +53,7 @@ impl Engine {
             accounts.statistics.oversize_segments.increase(1);
         }
         accounts.statistics.num_device_alloc += 1;
-        self.record_segment(Action::SegmentAlloc, address, bytes, request.stream, pool);
+        self.record_segment(HistoryAction::SegmentAlloc, address, bytes, request.stream, pool);
         id
     }
 
@@ -85,7 +85,7 @@ impl Engine {
             accounts.statistics.oversize_segments.decrease(1);
         }
         accounts.statistics.num_device_free += 1;
-        self.record_segment(Action::SegmentFree, address, bytes, stream, pool);
+        self.record_segment(HistoryAction::SegmentFree, address, bytes, stream, pool);
         Ok(())
     }
 }

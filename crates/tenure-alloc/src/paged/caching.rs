@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use super::heap::Heap;
-use super::state::State;
+use super::state::PagedState;
 use super::{PagedAllocator, report};
 use crate::native::Engine;
 use crate::sync::Ordering;
@@ -102,7 +102,7 @@ impl CachingAllocator for PagedAllocator {
             return Ok(false);
         }
         {
-            let State { private, accounts, .. } = &mut *self.state.lock();
+            let PagedState { private, accounts, .. } = &mut *self.state.lock();
             private.engine.tune(accounts, tuning)?;
         }
         if let Tuning::Rounding(divisions) = tuning {
@@ -185,12 +185,12 @@ impl CachingAllocator for PagedAllocator {
     }
 
     fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocError> {
-        let State { private, accounts, .. } = &mut *self.state.lock();
+        let PagedState { private, accounts, .. } = &mut *self.state.lock();
         private.engine.checkpoint(accounts, pool)
     }
 
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError> {
-        let State { private, accounts, .. } = &mut *self.state.lock();
+        let PagedState { private, accounts, .. } = &mut *self.state.lock();
         private.engine.restore(accounts, checkpoint)
     }
 
@@ -218,7 +218,7 @@ impl CachingAllocator for PagedAllocator {
 impl PagedAllocator {
     /// Changes which private pools allocations go to, and for what.
     fn change_captures<T>(&self, change: impl FnOnce(&mut Engine) -> T) -> T {
-        let State { private, progress, .. } = &mut *self.state.lock();
+        let PagedState { private, progress, .. } = &mut *self.state.lock();
         let changed = change(&mut private.engine);
         progress.set_capturing(private.engine.captures.any());
         self.filters.store(private.engine.captures.underway() as u64, Ordering::Release);

@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
-use super::progress::Uses;
-use super::tree::Free;
+use super::progress::EpochUses;
+use super::tree::FreeSummary;
 use crate::{Address, ChunkId};
 
 /// A chunk of physical memory.
@@ -13,11 +13,11 @@ pub(super) struct Chunk {
     /// Its free ranges, by offset; merged where they touch.
     pub(super) free: SmallVec<[Extent; 2]>,
     /// The summary of its free ranges.
-    pub(super) sum: Free,
+    pub(super) sum: FreeSummary,
     /// The places where it is mapped, in the order of mapping. The first is its *home*.
     pub(super) mapped_at: SmallVec<[Mapping; 4]>,
     /// Work that may still touch its free bytes.
-    pub(super) uses: Uses,
+    pub(super) uses: EpochUses,
     /// Whether more of it is free than windows may know: see Note [Windows].
     pub(super) is_stale: bool,
 }
@@ -49,8 +49,8 @@ impl Chunk {
     /// Makes a chunk that is all free and not mapped anywhere.
     pub(super) fn new(id: ChunkId, bytes: u64) -> Self {
         let free = SmallVec::from_slice(&[Extent { offset: 0, bytes }]);
-        let sum = Free { total: bytes, prefix: bytes, suffix: bytes, longest: bytes };
-        Self { id, bytes, free, sum, mapped_at: SmallVec::new(), uses: Uses::default(), is_stale: false }
+        let sum = FreeSummary { total: bytes, prefix: bytes, suffix: bytes, longest: bytes };
+        Self { id, bytes, free, sum, mapped_at: SmallVec::new(), uses: EpochUses::default(), is_stale: false }
     }
 
     pub(super) fn is_whole(&self) -> bool {

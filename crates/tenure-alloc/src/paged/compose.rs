@@ -10,14 +10,14 @@ use crate::Address;
 
 /// A plan: the chunks to map side by side.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Plan {
-    pub(super) start: Start,
-    pub(super) sources: Vec<Source>,
+pub(super) struct MappingPlan {
+    pub(super) start: BlockStart,
+    pub(super) sources: Vec<ChunkSource>,
 }
 
 /// The place where the block begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Start {
+pub(super) enum BlockStart {
     /// The first chunk of a new window.
     Fresh,
     /// The free end of this chunk, mapped first in a new window.
@@ -28,7 +28,7 @@ pub(super) enum Start {
 
 /// The source of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum ChunkSource {
     /// An existing chunk, by index.
     Chunk(usize),
     /// A chunk to be created, of this many bytes.
@@ -50,22 +50,22 @@ pub(super) struct Need<'a> {
 }
 
 /// The cost of one more mapping: as much as 1 MiB of free bytes left in chunks partly in use. (A mapping takes 25 µs.)
-const MAPPING_BYTES: i64 = 1 << 20;
+const MAPPING_COST: i64 = 1 << 20;
 /// The cost, in bytes, of one more free range in chunks partly in use: pieces are harder to use.
-const PIECE_BYTES: i64 = 2 << 20;
+const PIECE_COST: i64 = 2 << 20;
 /// The number of longest runs at ends of windows that are considered; each takes a look at all its window's chunks.
 const OPEN_RUNS: usize = 8;
 
-struct Open {
+struct OpenRun {
     window: usize,
     address: Address,
     bytes: u64,
 }
 
-struct Candidate {
+struct CandidatePlan {
     /// The cost of the candidate: (bytes beyond the allowance, cost in bytes).
     cost: (u64, i64),
-    start: Start,
+    start: BlockStart,
     chunks: Vec<usize>,
     new_bytes: u64,
     last: Option<usize>,
@@ -74,68 +74,69 @@ struct Candidate {
 impl Space {
     /// Plans new chunks after the longest free run at the end of a window that can grow by the rest of the block: the
     /// cheapest way to more memory. Returns `None` if that would exceed the allowance.
-    pub(super) fn plan_growth(&self, need: &Need<'_>) -> Option<Plan> {
+    pub(super) fn plan_growth(&self, need: &Need<'_>) -> Option<MappingPlan> {
         let open = self.open_runs(need).into_iter().next().or_else(|| self.longest_window(need));
-        let start = open.as_ref().map_or(Start::Fresh, |o| Start::Open { window: o.window, address: o.address });
+        let start =
+            open.as_ref().map_or(BlockStart::Fresh, |o| BlockStart::Open { window: o.window, address: o.address });
         let rest = need.bytes - open.map_or(0, |open| open.bytes);
         let exact = rest.next_multiple_of(need.granularity);
         // A chunk larger than needed is left open for the next blocks, as long as the allowance permits.
         let full = rest.next_multiple_of(need.chunk_bytes);
         let bytes = if full <= need.allowance { full } else { exact };
-        (bytes <= need.allowance).then(|| Plan { start, sources: new_chunks(bytes, need.chunk_bytes).collect() })
+        (bytes <= need.allowance).then(|| MappingPlan { start, sources: new_chunks(bytes, need.chunk_bytes).collect() })
     }
 
     /// Plans the best combination of free memory and, where that is not enough, of new chunks. Returns `None` only if
-    /// new chunks would exceed the allowance and `beyond` is not set.
-    pub(super) fn plan_composition(&self, need: &Need<'_>, beyond: bool) -> Option<Plan> {
+    /// new chunks would exceed the allowance and `may_exceed` is not set.
+    pub(super) fn plan_composition(&self, need: &Need<'_>, may_exceed: bool) -> Option<MappingPlan> {
         let wholes: Vec<(u64, usize)> = self.wholes().into_iter().rev().filter(|w| (need.ready)(w.1)).collect();
         let partial = || self.chunks.iter().filter(|(index, chunk)| !chunk.is_whole() && (need.ready)(*index));
         let mut prefixes: Vec<(u64, usize)> =
             partial().map(|(index, chunk)| (chunk.free_prefix(), index)).filter(|prefix| prefix.0 > 0).collect();
         prefixes.sort_unstable();
 
-        let mut best: Option<Candidate> = None;
-        let mut consider = |candidate: Candidate| {
+        let mut best: Option<CandidatePlan> = None;
+        let mut consider = |candidate: CandidatePlan| {
             if best.as_ref().is_none_or(|best| candidate.cost < best.cost) {
                 best = Some(candidate);
             }
         };
-        self.complete(need, Start::Fresh, 0, &wholes, &prefixes, &mut consider);
+        self.complete(need, BlockStart::Fresh, 0, &wholes, &prefixes, &mut consider);
         for (index, chunk) in partial().filter(|(_, chunk)| chunk.free_suffix() > 0) {
             let bytes = chunk.free_suffix().min(need.bytes);
-            self.complete(need, Start::Suffix(index), bytes, &wholes, &prefixes, &mut consider);
+            self.complete(need, BlockStart::Suffix(index), bytes, &wholes, &prefixes, &mut consider);
         }
         let mut shown = vec![false; self.chunks.capacity()];
         for open in self.open_runs(need).into_iter().take(OPEN_RUNS) {
             // A window must not show a chunk twice.
             shown.fill(false);
             self.windows.get(open.window).chunks.iter().for_each(|(_, index)| shown[*index] = true);
-            let start = Start::Open { window: open.window, address: open.address };
+            let start = BlockStart::Open { window: open.window, address: open.address };
             let other = |chunks: &[(u64, usize)]| -> Vec<_> {
                 chunks.iter().copied().filter(|(_, index)| !shown[*index]).collect()
             };
             self.complete(need, start, open.bytes, &other(&wholes), &other(&prefixes), &mut consider);
         }
-        let best = best.filter(|best| beyond || best.cost.0 == 0)?;
-        let sources = best.chunks.into_iter().map(Source::Chunk);
+        let best = best.filter(|best| may_exceed || best.cost.0 == 0)?;
+        let sources = best.chunks.into_iter().map(ChunkSource::Chunk);
         let sources = sources.chain(new_chunks(best.new_bytes, need.chunk_bytes));
-        Some(Plan { start: best.start, sources: sources.chain(best.last.map(Source::Chunk)).collect() })
+        Some(MappingPlan { start: best.start, sources: sources.chain(best.last.map(ChunkSource::Chunk)).collect() })
     }
 
     /// Returns the end of the longest window that can grow by the block: ranges side by side make longer runs later.
-    fn longest_window(&self, need: &Need<'_>) -> Option<Open> {
+    fn longest_window(&self, need: &Need<'_>) -> Option<OpenRun> {
         let grown = need.bytes + 2 * need.chunk_bytes;
         let can_grow = self.windows.iter().filter(|(_, window)| window.room(need.granularity) >= grown);
         let (window, longest) = can_grow.max_by_key(|(_, window)| window.bytes)?;
-        Some(Open { window, address: longest.end(), bytes: 0 })
+        Some(OpenRun { window, address: longest.end(), bytes: 0 })
     }
 
     /// Returns free runs at ends of windows, longest first. Each is shorter than the block, its window can grow to hold
     /// the block, and the stream may touch it without a wait.
-    fn open_runs(&self, need: &Need<'_>) -> Vec<Open> {
+    fn open_runs(&self, need: &Need<'_>) -> Vec<OpenRun> {
         // The last chunk mapped may reach beyond the block.
         let reach = 2 * self.chunks.iter().map(|(_, chunk)| chunk.bytes).max().unwrap_or(0).max(need.chunk_bytes);
-        let mut open: Vec<Open> = (self.windows.iter())
+        let mut open: Vec<OpenRun> = (self.windows.iter())
             .filter_map(|(index, window)| {
                 let bytes = window.free_suffix(&self.chunks);
                 let fits =
@@ -146,7 +147,7 @@ impl Space {
                 let address = window.end() - bytes;
                 let mut pieces = self.pieces(self.windows.place(address), bytes);
                 let is_ready = pieces.all(|piece| (need.ready)(piece.chunk));
-                is_ready.then_some(Open { window: index, address, bytes })
+                is_ready.then_some(OpenRun { window: index, address, bytes })
             })
             .collect();
         open.sort_by_key(|open| std::cmp::Reverse(open.bytes));
@@ -159,11 +160,11 @@ impl Space {
     fn complete(
         &self,
         need: &Need<'_>,
-        start: Start,
+        start: BlockStart,
         have: u64,
         wholes: &[(u64, usize)],
         prefixes: &[(u64, usize)],
-        consider: &mut impl FnMut(Candidate),
+        consider: &mut impl FnMut(CandidatePlan),
     ) {
         let mut rest = need.bytes - have;
         let mut taken = Vec::new();
@@ -173,21 +174,21 @@ impl Space {
                 taken.push(index);
             }
         }
-        let begun = self.start_cost(start, have) + MAPPING_BYTES * count(&taken);
+        let begun = self.start_cost(start, have) + MAPPING_COST * count(&taken);
         let mut offer = |extra: Option<usize>, new_bytes: u64, last: Option<usize>, left: i64| {
             let mappings =
                 new_bytes.div_ceil(need.chunk_bytes) + u64::from(extra.is_some()) + u64::from(last.is_some());
-            let cost = begun + MAPPING_BYTES * signed(mappings) + left;
-            let beyond = new_bytes.saturating_sub(need.allowance);
+            let cost = begun + MAPPING_COST * signed(mappings) + left;
+            let excess = new_bytes.saturating_sub(need.allowance);
             let chunks = taken.iter().copied().chain(extra).collect();
-            consider(Candidate { cost: (beyond, cost), start, chunks, new_bytes, last });
+            consider(CandidatePlan { cost: (excess, cost), start, chunks, new_bytes, last });
         };
         if rest == 0 {
             return offer(None, 0, None, 0);
         }
-        let usable = |index: usize| start != Start::Suffix(index);
-        let longer = prefixes.partition_point(|(bytes, _)| *bytes < rest);
-        if let Some(&(bytes, index)) = prefixes[longer..].iter().find(|(_, index)| usable(*index)) {
+        let usable = |index: usize| start != BlockStart::Suffix(index);
+        let enough = prefixes.partition_point(|(bytes, _)| *bytes < rest);
+        if let Some(&(bytes, index)) = prefixes[enough..].iter().find(|(_, index)| usable(*index)) {
             offer(None, 0, Some(index), piece_cost(bytes - rest) - piece_cost(bytes));
         }
         let smallest = wholes.iter().rev().find(|(bytes, index)| *bytes >= rest && !taken.contains(index));
@@ -198,10 +199,10 @@ impl Space {
         offer(None, new_bytes, None, piece_cost(new_bytes - rest));
         // New chunks can come before the start of a chunk in use. The longest start sets how few new bytes suffice, and
         // the shortest start that suffices with them is taken.
-        if let Some(&(longest, _)) = prefixes[..longer].iter().rev().find(|(_, index)| usable(*index)) {
+        if let Some(&(longest, _)) = prefixes[..enough].iter().rev().find(|(_, index)| usable(*index)) {
             let new_bytes = (rest - longest).next_multiple_of(need.granularity);
             let shortest = prefixes.partition_point(|(bytes, _)| bytes + new_bytes < rest);
-            if let Some(&(bytes, index)) = prefixes[shortest..longer].iter().find(|(_, index)| usable(*index)) {
+            if let Some(&(bytes, index)) = prefixes[shortest..enough].iter().find(|(_, index)| usable(*index)) {
                 let left = piece_cost(bytes + new_bytes - rest) - piece_cost(bytes);
                 offer(None, new_bytes, Some(index), left);
             }
@@ -209,13 +210,13 @@ impl Space {
     }
 
     /// Returns the cost of a block's beginning. The pieces of free memory that it uses up lower the cost.
-    fn start_cost(&self, start: Start, have: u64) -> i64 {
+    fn start_cost(&self, start: BlockStart, have: u64) -> i64 {
         match start {
-            Start::Fresh => 0,
-            Start::Suffix(index) => {
-                MAPPING_BYTES + piece_cost(self.chunks[index].free_suffix() - have) - piece_cost(have)
+            BlockStart::Fresh => 0,
+            BlockStart::Suffix(index) => {
+                MAPPING_COST + piece_cost(self.chunks[index].free_suffix() - have) - piece_cost(have)
             }
-            Start::Open { address, .. } => {
+            BlockStart::Open { address, .. } => {
                 // If no bytes are free there, the address may not be mapped yet.
                 let place = (have > 0).then(|| self.windows.place(address));
                 let pieces = place.into_iter().flat_map(|place| self.pieces(place, have));
@@ -227,13 +228,13 @@ impl Space {
 
 /// Returns the cost of a free range of `bytes` in a chunk partly in use.
 fn piece_cost(bytes: u64) -> i64 {
-    if bytes == 0 { 0 } else { signed(bytes) + PIECE_BYTES }
+    if bytes == 0 { 0 } else { signed(bytes) + PIECE_COST }
 }
 
 /// Returns new chunks of `bytes` bytes together.
-fn new_chunks(bytes: u64, chunk_bytes: u64) -> impl Iterator<Item = Source> {
+fn new_chunks(bytes: u64, chunk_bytes: u64) -> impl Iterator<Item = ChunkSource> {
     let sizes = std::iter::repeat_n(chunk_bytes, (bytes / chunk_bytes) as usize);
-    sizes.chain(Some(bytes % chunk_bytes).filter(|rest| *rest > 0)).map(Source::New)
+    sizes.chain(Some(bytes % chunk_bytes).filter(|rest| *rest > 0)).map(ChunkSource::New)
 }
 
 fn signed(value: u64) -> i64 {

@@ -15,7 +15,7 @@ const MAX_DEVICES: u32 = 128;
 
 /// Settings of a [`PagedAllocator`](super::PagedAllocator).
 #[derive(Clone, Debug, PartialEq)]
-pub struct Config {
+pub struct PagedConfig {
     /// The device's number in snapshots.
     pub device: u32,
     /// The memory that may be reserved beyond the most bytes that were ever requested at once, as a fraction of these,
@@ -51,7 +51,7 @@ pub(super) struct ChunksFor {
     pub(super) is_limited: bool,
 }
 
-impl Default for Config {
+impl Default for PagedConfig {
     fn default() -> Self {
         Self {
             device: 0,
@@ -68,7 +68,7 @@ impl Default for Config {
     }
 }
 
-impl Config {
+impl PagedConfig {
     /// Returns settings with more and finer chunks than the default's, and less slack. Until a program repeats itself,
     /// they take seven to twenty times the modelled driver time of `cudaMalloc`, at most a third of a second in all on
     /// the recorded programs. Every recorded program stays within 1 % or 64 MiB of the bytes it requests. For programs

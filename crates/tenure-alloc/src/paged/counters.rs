@@ -8,11 +8,11 @@ use crate::{PoolKind, PoolStatistics, Stat, Statistics, TagStatistics};
 /// Counters of the blocks of one heap.
 #[derive(Default)]
 pub(super) struct Counters {
-    small: Figures<3>,
-    large: Figures<3>,
-    tags: [Figures<2>; Tag::ALL.len()],
+    small: CounterFigures<3>,
+    large: CounterFigures<3>,
+    tags: [CounterFigures<2>; Tag::ALL.len()],
     /// The peaks of both pools together.
-    peaks: Peaks<3>,
+    peaks: CounterPeaks<3>,
     /// Freed blocks that other streams still use.
     awaited: u64,
 }
@@ -27,7 +27,7 @@ const BLOCKS: usize = 2;
 
 /// The [`Stat`]s of a part of the blocks, without the values that follow from the others.
 #[derive(Clone, Copy)]
-struct Figures<const N: usize> {
+struct CounterFigures<const N: usize> {
     /// Blocks allocated and not freed.
     live: Amounts<N>,
     /// Freed blocks that other streams still use. They and the live blocks are the active ones.
@@ -36,11 +36,11 @@ struct Figures<const N: usize> {
     added: Amounts<N>,
     live_start: Amounts<N>,
     awaited_start: Amounts<N>,
-    peaks: Peaks<N>,
+    peaks: CounterPeaks<N>,
 }
 
 #[derive(Clone, Copy)]
-struct Peaks<const N: usize> {
+struct CounterPeaks<const N: usize> {
     live: Amounts<N>,
     /// The peak of active blocks at the times when some were awaited. At other times the active blocks are the live
     /// ones.
@@ -104,7 +104,7 @@ impl Counters {
         let mut all = small_pool.clone();
         all.merge(&large_pool);
         // Pools need not peak together.
-        let Peaks { live, active } = self.peaks.settled();
+        let CounterPeaks { live, active } = self.peaks.settled();
         (all.allocation.peak, all.allocated_bytes.peak) = (live[BLOCKS], live[BYTES]);
         (all.active.peak, all.active_bytes.peak) = (active[BLOCKS], active[BYTES]);
         all.requested_bytes.peak = active[REQUESTED];
@@ -115,15 +115,15 @@ impl Counters {
     pub(super) fn reset_peaks(&mut self) {
         self.small.reset_peaks();
         self.large.reset_peaks();
-        self.tags.iter_mut().for_each(Figures::reset_peaks);
+        self.tags.iter_mut().for_each(CounterFigures::reset_peaks);
         let live = sum(self.small.live, self.large.live);
-        self.peaks = Peaks { live, active: sum(live, sum(self.small.awaited, self.large.awaited)) };
+        self.peaks = CounterPeaks { live, active: sum(live, sum(self.small.awaited, self.large.awaited)) };
     }
 
     pub(super) fn reset_accumulated(&mut self) {
         self.small.reset_accumulated();
         self.large.reset_accumulated();
-        self.tags.iter_mut().for_each(Figures::reset_accumulated);
+        self.tags.iter_mut().for_each(CounterFigures::reset_accumulated);
     }
 
     /// Raises the peaks of active blocks after an increase, while some block is awaited.
@@ -136,7 +136,7 @@ impl Counters {
     }
 
     #[inline]
-    fn pool(&mut self, kind: PoolKind) -> &mut Figures<3> {
+    fn pool(&mut self, kind: PoolKind) -> &mut CounterFigures<3> {
         match kind {
             PoolKind::Small => &mut self.small,
             PoolKind::Large => &mut self.large,
@@ -144,7 +144,7 @@ impl Counters {
     }
 }
 
-impl Figures<3> {
+impl CounterFigures<3> {
     fn of_pool(&self) -> PoolStatistics {
         PoolStatistics {
             allocation: self.live_stat(BLOCKS),
@@ -157,7 +157,7 @@ impl Figures<3> {
     }
 }
 
-impl Figures<2> {
+impl CounterFigures<2> {
     fn of_tag(&self) -> TagStatistics {
         TagStatistics {
             requested_bytes: self.active_stat(REQUESTED),
@@ -167,7 +167,7 @@ impl Figures<2> {
     }
 }
 
-impl<const N: usize> Figures<N> {
+impl<const N: usize> CounterFigures<N> {
     #[inline]
     fn add(&mut self, amounts: Amounts<N>) {
         self.live = sum(self.live, amounts);
@@ -203,7 +203,7 @@ impl<const N: usize> Figures<N> {
     }
 
     fn reset_peaks(&mut self) {
-        self.peaks = Peaks { live: self.live, active: self.active() };
+        self.peaks = CounterPeaks { live: self.live, active: self.active() };
     }
 
     fn reset_accumulated(&mut self) {
@@ -211,7 +211,7 @@ impl<const N: usize> Figures<N> {
     }
 }
 
-impl<const N: usize> Peaks<N> {
+impl<const N: usize> CounterPeaks<N> {
     /// Returns the peaks with that of active blocks at all times.
     fn settled(mut self) -> Self {
         raise(&mut self.active, self.live);
@@ -219,15 +219,15 @@ impl<const N: usize> Peaks<N> {
     }
 }
 
-impl<const N: usize> Default for Figures<N> {
+impl<const N: usize> Default for CounterFigures<N> {
     fn default() -> Self {
         let none = [0; N];
-        let peaks = Peaks::default();
+        let peaks = CounterPeaks::default();
         Self { live: none, awaited: none, added: none, live_start: none, awaited_start: none, peaks }
     }
 }
 
-impl<const N: usize> Default for Peaks<N> {
+impl<const N: usize> Default for CounterPeaks<N> {
     fn default() -> Self {
         Self { live: [0; N], active: [0; N] }
     }

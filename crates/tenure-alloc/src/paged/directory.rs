@@ -20,7 +20,7 @@ pub(super) struct Directory {
 
 /// The kind of a loan at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lent {
+pub(super) enum LoanKind {
     /// A slab, which the address lies in.
     Slab,
     /// A larger block's range, whose first byte is at the address.
@@ -43,18 +43,18 @@ impl Directory {
 
     /// Returns the heap that the memory at `address` is lent to, and the kind of the loan.
     #[inline]
-    pub(super) fn owner(&self, address: Address) -> Option<(u16, Lent)> {
+    pub(super) fn owner(&self, address: Address) -> Option<(u16, LoanKind)> {
         let (page, offset) = self.position(address)?;
         let entry = self.pages.get(page)?.load(Ordering::Acquire);
         let before = Half(entry & BEFORE);
         let start = Half(entry >> HALF_BITS);
         let (heap, lent) = if start.heap() > 0 && start.start() <= offset {
             match start.lent() {
-                Lent::Range if start.start() < offset => return None,
+                LoanKind::Range if start.start() < offset => return None,
                 lent => (start.heap(), lent),
             }
         } else if offset < before.end() {
-            (before.heap(), Lent::Slab)
+            (before.heap(), LoanKind::Slab)
         } else {
             return None;
         };
@@ -62,20 +62,20 @@ impl Directory {
     }
 
     /// Enters a loan to `heap`.
-    pub(super) fn enter(&self, address: Address, heap: u16, lent: Lent) {
+    pub(super) fn enter(&self, address: Address, heap: u16, lent: LoanKind) {
         self.set(address, lent, |place| Half::new(heap, place, lent));
     }
 
     /// Removes a loan.
-    pub(super) fn remove(&self, address: Address, lent: Lent) {
+    pub(super) fn remove(&self, address: Address, lent: LoanKind) {
         self.set(address, lent, |_| Half(0));
     }
 
     /// Sets the halves of the entries of every page that a loan lies in. `half` makes a half from a place.
-    fn set(&self, address: Address, lent: Lent, half: impl Fn(u64) -> Half) {
+    fn set(&self, address: Address, lent: LoanKind, half: impl Fn(u64) -> Half) {
         let Some((page, start)) = self.position(address) else { return };
         self.update(page, START, half(start).0 << HALF_BITS);
-        if lent == Lent::Slab {
+        if lent == LoanKind::Slab {
             let behind_last = if start > 0 { SLAB_PAGES + 1 } else { SLAB_PAGES };
             for step in 1..behind_last {
                 let end = if step < SLAB_PAGES { PAGE / GRANULE } else { start };
@@ -107,8 +107,8 @@ const HEAP_BITS: u32 = 16;
 const RANGE: u64 = 1 << (HALF_BITS - 1);
 
 impl Half {
-    fn new(heap: u16, place: u64, lent: Lent) -> Self {
-        let kind = if lent == Lent::Range { RANGE } else { 0 };
+    fn new(heap: u16, place: u64, lent: LoanKind) -> Self {
+        let kind = if lent == LoanKind::Range { RANGE } else { 0 };
         Self(kind | place << HEAP_BITS | (u64::from(heap) + 1))
     }
 
@@ -126,8 +126,8 @@ impl Half {
         (self.0 & !RANGE) >> HEAP_BITS
     }
 
-    fn lent(&self) -> Lent {
-        if self.0 & RANGE == 0 { Lent::Slab } else { Lent::Range }
+    fn lent(&self) -> LoanKind {
+        if self.0 & RANGE == 0 { LoanKind::Slab } else { LoanKind::Range }
     }
 }
 
@@ -149,8 +149,8 @@ mod tests {
     use super::*;
 
     const FIRST: Address = 7 << 40;
-    const SLAB: Lent = Lent::Slab;
-    const RANGE: Lent = Lent::Range;
+    const SLAB: LoanKind = LoanKind::Slab;
+    const RANGE: LoanKind = LoanKind::Range;
 
     #[test]
     fn finds_slabs_that_share_pages() {
@@ -214,15 +214,15 @@ mod model {
             let two = 512 + SLAB_BYTES;
             let other = Arc::clone(&directory);
             let thread = loom::thread::spawn(move || {
-                other.enter(one, 1, Lent::Slab);
-                assert_eq!(other.owner(one), Some((1, Lent::Slab)));
-                assert_eq!(other.owner(two - 512), Some((1, Lent::Slab)));
-                other.remove(one, Lent::Slab);
+                other.enter(one, 1, LoanKind::Slab);
+                assert_eq!(other.owner(one), Some((1, LoanKind::Slab)));
+                assert_eq!(other.owner(two - 512), Some((1, LoanKind::Slab)));
+                other.remove(one, LoanKind::Slab);
                 assert_eq!(other.owner(two - 512), None);
             });
-            directory.enter(two, 2, Lent::Slab);
-            assert_eq!(directory.owner(two), Some((2, Lent::Slab)));
-            directory.remove(two, Lent::Slab);
+            directory.enter(two, 2, LoanKind::Slab);
+            assert_eq!(directory.owner(two), Some((2, LoanKind::Slab)));
+            directory.remove(two, LoanKind::Slab);
             assert_eq!(directory.owner(two), None);
             thread.join().unwrap();
         });
@@ -238,9 +238,9 @@ mod model {
             let sent = Arc::clone(&address);
             let thread = loom::thread::spawn(move || match sent.load(Ordering::Acquire) {
                 0 => {}
-                address => assert_eq!(there.owner(address), Some((4, Lent::Slab))),
+                address => assert_eq!(there.owner(address), Some((4, LoanKind::Slab))),
             });
-            directory.enter(SLAB_BYTES, 4, Lent::Slab);
+            directory.enter(SLAB_BYTES, 4, LoanKind::Slab);
             address.store(SLAB_BYTES, Ordering::Release);
             thread.join().unwrap();
         });

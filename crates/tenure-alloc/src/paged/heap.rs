@@ -9,15 +9,18 @@ use tenure_core::{KeyId, StreamId, Tag};
 
 use super::config::SLAB_BYTES;
 use super::counters::Counters;
-use super::directory::Lent;
+use super::directory::LoanKind;
 use super::large::{LargeBlock, LargeBlocks};
 use super::latch::{Latch, LatchGuard};
-use super::parked::{Loan, Loans, Parked};
-use super::progress::{Progress, Uses};
-use super::slabs::{EntryState, Slabs};
-use super::state::State;
+use super::parked::{Loan, Loans, ParkedLoans};
+use super::progress::{DeviceProgress, EpochUses};
+use super::slabs::{SlabBlockState, Slabs};
+use super::state::PagedState;
 use crate::sync::{AtomicU64, Ordering};
-use crate::{Action, Address, AllocError, BackingError, Block, Event, History, PoolId, PoolKind, Request, Statistics};
+use crate::{
+    Address, AllocError, BackingError, Block, History, HistoryAction, HistoryEvent, PoolId, PoolKind, Request,
+    Statistics,
+};
 
 /// The heap of a stream. It has cache lines of its own, so that heaps of different streams do not slow each other down.
 #[repr(align(128))]
@@ -25,11 +28,11 @@ pub(super) struct Heap {
     pub(super) stream: StreamId,
     /// Bytes requested from this heap and not freed. Exact when read with the heap locked.
     requested: AtomicU64,
-    blocks: Latch<Blocks>,
+    blocks: Latch<HeapBlocks>,
 }
 
 /// The state under a heap's lock.
-pub(super) struct Blocks {
+pub(super) struct HeapBlocks {
     stream: StreamId,
     /// The number of the state's last placement or return: see Note [Parking].
     clock: Arc<AtomicU64>,
@@ -39,9 +42,9 @@ pub(super) struct Blocks {
     /// Other streams that use a block in a slab, by the block's number.
     users: FxHashMap<u32, SmallVec<[StreamId; 1]>>,
     /// Freed blocks in slabs that other streams may still use.
-    pending: Vec<(u32, Uses)>,
+    pending: Vec<(u32, EpochUses)>,
     large: LargeBlocks,
-    parked: Parked,
+    parked: ParkedLoans,
     /// Whether the only slab is empty and parked. It stays in `slabs` meanwhile, for a block that comes and goes.
     is_idle: bool,
     /// The most bytes requested at a time when parked memory was reused, if not reported to the state yet.
@@ -53,7 +56,7 @@ pub(super) struct Blocks {
 pub(super) enum Freed {
     /// The block is free.
     Done,
-    /// The block is free, and the caller must give [the parked memory](Blocks::take_ended) back to the state.
+    /// The block is free, and the caller must give [the parked memory](HeapBlocks::take_ended) back to the state.
     Ended,
     /// The block is not freed yet: other streams use it.
     InUse,
@@ -61,7 +64,7 @@ pub(super) enum Freed {
 
 impl Heap {
     pub(super) fn new(stream: StreamId, clock: Arc<AtomicU64>) -> Self {
-        let blocks = Blocks {
+        let blocks = HeapBlocks {
             stream,
             clock,
             slabs: Slabs::default(),
@@ -69,7 +72,7 @@ impl Heap {
             users: FxHashMap::default(),
             pending: Vec::new(),
             large: LargeBlocks::default(),
-            parked: Parked::default(),
+            parked: ParkedLoans::default(),
             is_idle: false,
             reused: None,
             counters: Counters::default(),
@@ -82,7 +85,7 @@ impl Heap {
         self.requested.load(Ordering::Relaxed)
     }
 
-    pub(super) fn lock(&self) -> LatchGuard<'_, Blocks> {
+    pub(super) fn lock(&self) -> LatchGuard<'_, HeapBlocks> {
         self.blocks.lock()
     }
 
@@ -90,14 +93,14 @@ impl Heap {
     #[inline]
     pub(super) fn allocate_small(
         &self,
-        blocks: &mut Blocks,
+        blocks: &mut HeapBlocks,
         request: Request,
         bytes: u64,
         history: &History,
     ) -> Option<Block> {
         let was_idle = blocks.is_idle;
         if was_idle {
-            blocks.parked.take(SLAB_BYTES, Lent::Slab, blocks.now())?;
+            blocks.parked.take(SLAB_BYTES, LoanKind::Slab, blocks.now())?;
             blocks.is_idle = false;
         }
         let mut block = blocks.allocate_small(request, bytes, history);
@@ -105,7 +108,7 @@ impl Heap {
             blocks.note_reused();
         }
         if block.is_none() {
-            let slab = blocks.parked.take(SLAB_BYTES, Lent::Slab, blocks.now())?;
+            let slab = blocks.parked.take(SLAB_BYTES, LoanKind::Slab, blocks.now())?;
             blocks.slabs.add(slab);
             block = blocks.allocate_small(request, bytes, history);
             blocks.note_reused();
@@ -119,23 +122,23 @@ impl Heap {
     #[inline]
     pub(super) fn allocate_parked(
         &self,
-        blocks: &mut Blocks,
+        blocks: &mut HeapBlocks,
         request: Request,
         bytes: u64,
         history: &History,
     ) -> Option<Block> {
-        let range = blocks.parked.take(bytes, Lent::Range, blocks.now())?;
+        let range = blocks.parked.take(bytes, LoanKind::Range, blocks.now())?;
         let block = self.place(blocks, request, range, history);
         blocks.note_reused();
         Some(block)
     }
 
     /// Makes a block of a range lent by the state.
-    pub(super) fn place(&self, blocks: &mut Blocks, request: Request, range: Loan, history: &History) -> Block {
+    pub(super) fn place(&self, blocks: &mut HeapBlocks, request: Request, range: Loan, history: &History) -> Block {
         let Loan { address, bytes, .. } = range;
         let block = blocks.large.insert(request, range);
         if history.is_on() {
-            block.record(Action::Alloc, address, PoolId::default(), history);
+            block.record(HistoryAction::Alloc, address, PoolId::default(), history);
         }
         blocks.counters.allocated(PoolKind::Large, request.tag, request.bytes, bytes);
         self.publish(blocks);
@@ -163,7 +166,7 @@ impl Heap {
         let Some(block) = blocks.large.take(address)? else { return Ok(Freed::InUse) };
         blocks.counters.freed(PoolKind::Large, block.tag, block.requested, block.bytes);
         if history.is_on() {
-            block.record(Action::FreeRequested, address, PoolId::default(), history);
+            block.record(HistoryAction::FreeRequested, address, PoolId::default(), history);
         }
         let freed = blocks.complete_large(address, &block, history);
         self.publish(blocks);
@@ -174,19 +177,19 @@ impl Heap {
     pub(super) fn free_in_use(
         &self,
         address: Address,
-        state: &Mutex<State>,
+        state: &Mutex<PagedState>,
         history: &History,
     ) -> Result<(), AllocError> {
         let blocks = &mut *self.blocks.lock();
         let progress = &mut state.lock().progress;
         if let Some(&index) = blocks.by_address.get(&address) {
-            let mut uses = Uses::default();
+            let mut uses = EpochUses::default();
             for &user in blocks.users.get(&index).into_iter().flatten() {
                 uses.add(progress.mark_now(user)?);
             }
             blocks.users.remove(&index);
             blocks.by_address.remove(&address);
-            blocks.slabs.entry_mut(index).state = EntryState::Pending;
+            blocks.slabs.entry_mut(index).state = SlabBlockState::Pending;
             blocks.pending.push((index, uses));
             blocks.note_freed(index, history);
             let entry = blocks.slabs.entry(index);
@@ -195,19 +198,19 @@ impl Heap {
             let block = blocks.large.free(address, progress)?;
             blocks.counters.freed(PoolKind::Large, block.tag, block.requested, block.bytes);
             blocks.counters.awaited(PoolKind::Large, block.tag, block.requested, block.bytes);
-            block.record(Action::FreeRequested, address, PoolId::default(), history);
+            block.record(HistoryAction::FreeRequested, address, PoolId::default(), history);
         }
         self.publish(blocks);
         Ok(())
     }
 
     #[inline]
-    fn publish(&self, blocks: &Blocks) {
+    fn publish(&self, blocks: &HeapBlocks) {
         self.requested.store(blocks.counters.requested(), Ordering::Relaxed);
     }
 }
 
-impl Blocks {
+impl HeapBlocks {
     #[inline]
     pub(super) fn has_pending(&self) -> bool {
         !self.pending.is_empty() || self.large.has_pending()
@@ -249,12 +252,12 @@ impl Blocks {
     /// Records that the program annotated a live block.
     pub(super) fn annotate(&self, address: Address, history: &History) -> Result<(), AllocError> {
         if let Some(&index) = self.by_address.get(&address) {
-            self.record(Action::Annotate, index, history);
+            self.record(HistoryAction::Annotate, index, history);
             return Ok(());
         }
         let block = self.large.get(address).filter(|block| !block.is_freed);
         let block = block.ok_or(AllocError::UnknownAddress(address))?;
-        block.record(Action::Annotate, address, PoolId::default(), history);
+        block.record(HistoryAction::Annotate, address, PoolId::default(), history);
         Ok(())
     }
 
@@ -270,7 +273,7 @@ impl Blocks {
     /// an error, the caller must give back [the memory that is no longer parked](Self::take_ended).
     pub(super) fn settle(
         &mut self,
-        progress: &mut Progress,
+        progress: &mut DeviceProgress,
         wait: bool,
         history: &History,
     ) -> Result<(), BackingError> {
@@ -352,7 +355,7 @@ impl Blocks {
         self.by_address.insert(address, index);
         self.counters.allocated(PoolKind::Small, request.tag, request.bytes, bytes);
         if history.is_on() {
-            self.record(Action::Alloc, index, history);
+            self.record(HistoryAction::Alloc, index, history);
         }
         Some(Block { address, bytes })
     }
@@ -363,7 +366,7 @@ impl Blocks {
         let entry = self.slabs.entry(index);
         self.counters.freed(PoolKind::Small, entry.tag, u64::from(entry.requested), entry.bytes());
         if history.is_on() {
-            self.record(Action::FreeRequested, index, history);
+            self.record(HistoryAction::FreeRequested, index, history);
         }
     }
 
@@ -371,7 +374,7 @@ impl Blocks {
     #[inline]
     fn complete_small(&mut self, index: u32, history: &History) -> Freed {
         if history.is_on() {
-            self.record(Action::FreeCompleted, index, history);
+            self.record(HistoryAction::FreeCompleted, index, history);
         }
         if self.slabs.free(index) { self.park_empty() } else { Freed::Done }
     }
@@ -405,10 +408,10 @@ impl Blocks {
     #[inline]
     fn complete_large(&mut self, address: Address, block: &LargeBlock, history: &History) -> Freed {
         if history.is_on() {
-            block.record(Action::FreeCompleted, address, PoolId::default(), history);
+            block.record(HistoryAction::FreeCompleted, address, PoolId::default(), history);
         }
         let LargeBlock { bytes, number, is_made, .. } = *block;
-        self.park(Loan { address, bytes, lent: Lent::Range, number, is_made })
+        self.park(Loan { address, bytes, lent: LoanKind::Range, number, is_made })
     }
 
     /// Notes that parked memory was reused.
@@ -436,13 +439,13 @@ impl Blocks {
     }
 
     #[cold]
-    fn record(&self, action: Action, index: u32, history: &History) {
+    fn record(&self, action: HistoryAction, index: u32, history: &History) {
         let entry = self.slabs.entry(index);
         let address = entry.address;
         let bytes = u64::from(entry.requested);
         let stream = self.stream;
         let tag = entry.tag;
         let key = entry.key;
-        history.record(|| Event::new(action, address, bytes, stream).with_purpose(tag, key));
+        history.record(|| HistoryEvent::new(action, address, bytes, stream).with_purpose(tag, key));
     }
 }

@@ -7,15 +7,15 @@ use smallvec::SmallVec;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use super::parked::Loan;
-use super::progress::{Progress, Uses};
-use crate::{Action, Address, AllocError, BackingError, Event, History, PoolId, Request};
+use super::progress::{DeviceProgress, EpochUses};
+use crate::{Address, AllocError, BackingError, History, HistoryAction, HistoryEvent, PoolId, Request};
 
 /// The blocks of a heap, or of streams without one. The owner counts them.
 #[derive(Default)]
 pub(super) struct LargeBlocks {
     /// Blocks in use, and freed ones that other streams may still use.
     blocks: FxHashMap<Address, LargeBlock>,
-    pending: Vec<(Address, Uses)>,
+    pending: Vec<(Address, EpochUses)>,
 }
 
 /// A block that is not in a slab.
@@ -90,10 +90,10 @@ impl LargeBlocks {
 
     /// Marks a block that other streams use as freed. It is taken out when they have finished the work put on them so
     /// far.
-    pub(super) fn free(&mut self, address: Address, progress: &mut Progress) -> Result<&LargeBlock, AllocError> {
+    pub(super) fn free(&mut self, address: Address, progress: &mut DeviceProgress) -> Result<&LargeBlock, AllocError> {
         let block = self.blocks.get_mut(&address).filter(|block| !block.is_freed);
         let block = block.ok_or(AllocError::UnknownAddress(address))?;
-        let mut uses = Uses::default();
+        let mut uses = EpochUses::default();
         for &user in &block.users {
             uses.add(progress.mark_now(user)?);
         }
@@ -106,7 +106,7 @@ impl LargeBlocks {
     /// `done`, also before an error.
     pub(super) fn settle(
         &mut self,
-        progress: &mut Progress,
+        progress: &mut DeviceProgress,
         wait: bool,
         done: &mut Vec<(Address, LargeBlock)>,
     ) -> Result<(), BackingError> {
@@ -130,8 +130,8 @@ impl LargeBlocks {
 impl LargeBlock {
     /// Records an event of the block at `address`, which is of `pool`.
     #[cold]
-    pub(super) fn record(&self, action: Action, address: Address, pool: PoolId, history: &History) {
+    pub(super) fn record(&self, action: HistoryAction, address: Address, pool: PoolId, history: &History) {
         let Self { requested, stream, tag, key, .. } = *self;
-        history.record(|| Event::new(action, address, requested, stream).with_purpose(tag, key).in_pool(pool));
+        history.record(|| HistoryEvent::new(action, address, requested, stream).with_purpose(tag, key).in_pool(pool));
     }
 }

@@ -36,7 +36,7 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-pub use config::Config;
+pub use config::PagedConfig;
 
 use crate::accounts::Accounts;
 use crate::hooks::Hooks;
@@ -48,13 +48,13 @@ use crate::{
 };
 use address_space::AddressSpace;
 use config::{SLAB_BYTES, SMALL_LIMIT, round};
-use directory::{Directory, Lent};
-use heap::{Blocks, Freed, Heap};
+use directory::{Directory, LoanKind};
+use heap::{Freed, Heap, HeapBlocks};
 use heaps::Heaps;
 use latch::LatchGuard;
 use parked::Loans;
 use private::Private;
-use state::{Effort, Refusal, State};
+use state::{Effort, NoBlock, PagedState};
 
 /// The most times that callbacks are called to make room for one request. It stops a callback that always says it has
 /// made some.
@@ -75,7 +75,7 @@ pub struct PagedAllocator {
     rounds: AtomicU64,
     divisions: RwLock<Divisions>,
     /// It is boxed, so that its lock shares no cache line with data that every allocation reads.
-    state: Box<Mutex<State>>,
+    state: Box<Mutex<PagedState>>,
     history: Arc<History>,
     hooks: Hooks,
     backing: Arc<dyn Backing>,
@@ -88,7 +88,7 @@ impl PagedAllocator {
     ///
     /// # Errors
     /// A setting of `config` makes no sense, or the backing refuses the address space.
-    pub fn new(backing: Arc<dyn Backing>, config: Config) -> Result<Self, AllocError> {
+    pub fn new(backing: Arc<dyn Backing>, config: PagedConfig) -> Result<Self, AllocError> {
         Self::with_history(backing, config, History::default())
     }
 
@@ -96,7 +96,7 @@ impl PagedAllocator {
     ///
     /// # Errors
     /// The same as for [`new`](Self::new).
-    pub fn with_history(backing: Arc<dyn Backing>, config: Config, history: History) -> Result<Self, AllocError> {
+    pub fn with_history(backing: Arc<dyn Backing>, config: PagedConfig, history: History) -> Result<Self, AllocError> {
         config.validate()?;
         let total = backing.memory_info()?.total;
         let granularity = backing.granularity();
@@ -107,7 +107,7 @@ impl PagedAllocator {
         let bytes = wanted.next_multiple_of(granularity);
         let first = backing.reserve(bytes)?;
         let addresses = AddressSpace::new(first, bytes, granularity);
-        let state = State::new(Arc::clone(&backing), config, addresses, private, accounts, Arc::clone(&history));
+        let state = PagedState::new(Arc::clone(&backing), config, addresses, private, accounts, Arc::clone(&history));
         Ok(Self {
             heaps: Heaps::new(Arc::clone(&state.clock)),
             directory: Directory::new(first, bytes),
@@ -133,15 +133,16 @@ impl PagedAllocator {
     #[inline]
     fn allocate_in(&self, heap: &Heap, number: u16, request: Request) -> Result<Block, AllocError> {
         let rounded = self.round(request.bytes)?;
-        let (bytes, lent) = if rounded <= SMALL_LIMIT { (SLAB_BYTES, Lent::Slab) } else { (rounded, Lent::Range) };
+        let (bytes, lent) =
+            if rounded <= SMALL_LIMIT { (SLAB_BYTES, LoanKind::Slab) } else { (rounded, LoanKind::Range) };
         loop {
             let mut blocks = heap.lock();
             if blocks.has_pending() {
                 self.settle(&mut blocks, false)?;
             }
             let found = match lent {
-                Lent::Slab => heap.allocate_small(&mut blocks, request, rounded, &self.history),
-                Lent::Range => heap.allocate_parked(&mut blocks, request, bytes, &self.history),
+                LoanKind::Slab => heap.allocate_small(&mut blocks, request, rounded, &self.history),
+                LoanKind::Range => heap.allocate_parked(&mut blocks, request, bytes, &self.history),
             };
             if let Some(block) = found {
                 return Ok(block);
@@ -153,14 +154,14 @@ impl PagedAllocator {
             let loan = match self.obtain(request, |state, requested, effort| {
                 state.lend(request.stream, bytes, lent, requested, effort)
             })? {
-                Found::Lent(block) => return Ok(block),
-                Found::Sought(loan) => loan,
+                FoundMemory::Lent(block) => return Ok(block),
+                FoundMemory::Sought(loan) => loan,
             };
             self.directory.enter(loan.address, number, lent);
             let mut blocks = heap.lock();
             match lent {
-                Lent::Slab => blocks.add_slab(loan),
-                Lent::Range => return Ok(heap.place(&mut blocks, request, loan, &self.history)),
+                LoanKind::Slab => blocks.add_slab(loan),
+                LoanKind::Range => return Ok(heap.place(&mut blocks, request, loan, &self.history)),
             }
         }
     }
@@ -182,7 +183,7 @@ impl PagedAllocator {
     /// Allocates a block in a private pool, or for a stream that has no heap.
     fn allocate_apart(&self, request: Request) -> Result<Block, AllocError> {
         let bytes = self.round(request.bytes)?;
-        let attempt = |state: &mut MutexGuard<'_, State>, requested, effort| {
+        let attempt = |state: &mut MutexGuard<'_, PagedState>, requested, effort| {
             if state.private.engine.captures.diverts(request.stream) {
                 return private::allocate(state, request, effort);
             }
@@ -190,7 +191,7 @@ impl PagedAllocator {
             Ok(Block { address, bytes })
         };
         Ok(match self.obtain(request, attempt)? {
-            Found::Sought(block) | Found::Lent(block) => block,
+            FoundMemory::Sought(block) | FoundMemory::Lent(block) => block,
         })
     }
 
@@ -199,16 +200,16 @@ impl PagedAllocator {
     fn obtain<T>(
         &self,
         request: Request,
-        attempt: impl Fn(&mut MutexGuard<'_, State>, u64, Effort) -> Result<T, Refusal>,
-    ) -> Result<Found<T>, AllocError> {
-        let try_once = |state: &mut MutexGuard<'_, State>, effort| match attempt(
+        attempt: impl Fn(&mut MutexGuard<'_, PagedState>, u64, Effort) -> Result<T, NoBlock>,
+    ) -> Result<FoundMemory<T>, AllocError> {
+        let try_once = |state: &mut MutexGuard<'_, PagedState>, effort| match attempt(
             state,
             self.heaps.requested() + state.requested + request.bytes,
             effort,
         ) {
-            Ok(found) => Ok(Some(Found::Sought(found))),
-            Err(Refusal::Full) => Ok(None),
-            Err(Refusal::Failed(error)) => Err(error),
+            Ok(found) => Ok(Some(FoundMemory::Sought(found))),
+            Err(NoBlock::Full) => Ok(None),
+            Err(NoBlock::Failed(error)) => Err(error),
         };
         if let Some(found) = try_once(&mut self.state.lock(), Effort::Free)? {
             return Ok(found);
@@ -233,8 +234,8 @@ impl PagedAllocator {
     fn obtain_at_last<T>(
         &self,
         request: Request,
-        try_once: impl Fn(&mut MutexGuard<'_, State>) -> Result<Option<Found<T>>, AllocError>,
-    ) -> Result<Found<T>, AllocError> {
+        try_once: impl Fn(&mut MutexGuard<'_, PagedState>) -> Result<Option<FoundMemory<T>>, AllocError>,
+    ) -> Result<FoundMemory<T>, AllocError> {
         // The host cannot wait for a stream that is being captured.
         if !self.state.lock().progress.is_capturing() {
             self.settle_all()?;
@@ -251,9 +252,9 @@ impl PagedAllocator {
         }
         let mut state = self.state.lock();
         let bytes = self.round(request.bytes)?;
-        let State { private, accounts, .. } = &mut *state;
+        let PagedState { private, accounts, .. } = &mut *state;
         if let Some(block) = private.engine.borrow(accounts, request)? {
-            return Ok(Found::Lent(block));
+            return Ok(FoundMemory::Lent(block));
         }
         // Libraries and other processes may use the memory that does not serve this request, as in PyTorch.
         if !state.progress.is_capturing() {
@@ -289,7 +290,7 @@ impl PagedAllocator {
     }
 
     /// Completes the frees of a heap that every stream has passed; waits for all of them if `wait`.
-    fn settle(&self, blocks: &mut LatchGuard<'_, Blocks>, wait: bool) -> Result<(), AllocError> {
+    fn settle(&self, blocks: &mut LatchGuard<'_, HeapBlocks>, wait: bool) -> Result<(), AllocError> {
         let mut state = self.state.lock();
         let settled = blocks.settle(&mut state.progress, wait, &self.history);
         self.take_back(&mut state, blocks.take_ended());
@@ -307,14 +308,14 @@ impl PagedAllocator {
         let mut state = self.state.lock();
         state.accounts.statistics.num_sync_all_streams += 1;
         state.settle(true)?;
-        let State { private, accounts, .. } = &mut *state;
+        let PagedState { private, accounts, .. } = &mut *state;
         private.engine.finish(accounts, true)
     }
 
     /// Gives back the memory of private pools without uses: of `pool`, or of all.
     fn release_given_up(&self, pool: Option<PoolId>) -> Result<(), AllocError> {
         let mut state = self.state.lock();
-        let State { private, accounts, .. } = &mut *state;
+        let PagedState { private, accounts, .. } = &mut *state;
         let released = private.release_given_up(accounts, pool);
         give_back(&mut state);
         released
@@ -332,7 +333,7 @@ impl PagedAllocator {
     }
 
     /// Takes back memory that a heap gave up.
-    fn take_back(&self, state: &mut State, loans: Loans) {
+    fn take_back(&self, state: &mut PagedState, loans: Loans) {
         for loan in loans {
             self.directory.remove(loan.address, loan.lent);
             state.take_back(loan);
@@ -354,14 +355,14 @@ impl PagedAllocator {
 
     /// Returns the heap that the memory at an address is lent to, and the kind of the loan.
     #[inline]
-    fn owner(&self, address: Address) -> Option<(&Heap, Lent)> {
+    fn owner(&self, address: Address) -> Option<(&Heap, LoanKind)> {
         let (number, lent) = self.directory.owner(address)?;
         Some((self.heaps.numbered(number)?, lent))
     }
 }
 
 /// The memory found for a request.
-enum Found<T> {
+enum FoundMemory<T> {
     /// The result of the attempt.
     Sought(T),
     /// A block of a private pool that lends its free memory.
@@ -391,8 +392,8 @@ impl Resource for PagedAllocator {
         }
         let Some((heap, lent)) = self.owner(address) else { return self.state.lock().free(address) };
         let freed = match lent {
-            Lent::Slab => heap.free_small(address, &self.history)?,
-            Lent::Range => heap.free_large(address, &self.history)?,
+            LoanKind::Slab => heap.free_small(address, &self.history)?,
+            LoanKind::Range => heap.free_large(address, &self.history)?,
         };
         match freed {
             Freed::Done => {}

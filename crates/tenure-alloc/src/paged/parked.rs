@@ -19,7 +19,7 @@
 
 use smallvec::SmallVec;
 
-use super::directory::Lent;
+use super::directory::LoanKind;
 use crate::Address;
 
 /// Memory lent to a heap.
@@ -27,7 +27,7 @@ use crate::Address;
 pub(super) struct Loan {
     pub(super) address: Address,
     pub(super) bytes: u64,
-    pub(super) lent: Lent,
+    pub(super) lent: LoanKind,
     /// The number of its placement; [`NEVER_PARKED`] if it would be placed elsewhere after a free.
     pub(super) number: u64,
     /// Whether free memory was made for it: giving it back then leaves more free than before.
@@ -42,7 +42,7 @@ pub(super) const NEVER_PARKED: u64 = u64::MAX;
 
 /// The parked memory of a heap.
 #[derive(Default)]
-pub(super) struct Parked {
+pub(super) struct ParkedLoans {
     loans: Vec<Loan>,
     /// The state's number when the last loan was parked; it must not change while the stack lasts.
     since: u64,
@@ -50,7 +50,7 @@ pub(super) struct Parked {
     ended: Vec<Loan>,
 }
 
-impl Parked {
+impl ParkedLoans {
     /// Parks `loan`, while the state is at `now`. Returns whether it continues the stack; if not, the caller must give
     /// [everything](Self::take_all) back.
     #[inline]
@@ -71,7 +71,7 @@ impl Parked {
 
     /// Takes the parked memory that the state, at `now`, would find for a request of `bytes` bytes, if it is parked.
     #[inline]
-    pub(super) fn take(&mut self, bytes: u64, lent: Lent, now: u64) -> Option<Loan> {
+    pub(super) fn take(&mut self, bytes: u64, lent: LoanKind, now: u64) -> Option<Loan> {
         self.loans.pop_if(|top| top.bytes == bytes && top.lent == lent && self.since == now)
     }
 
@@ -91,24 +91,24 @@ mod tests {
     use super::*;
 
     fn loan(number: u64) -> Loan {
-        Loan { address: number << 30, bytes: 1 << 30, lent: Lent::Range, number, is_made: false }
+        Loan { address: number << 30, bytes: 1 << 30, lent: LoanKind::Range, number, is_made: false }
     }
 
     #[test]
     fn what_was_placed_last_is_parked_and_found_again() {
-        let mut parked = Parked::default();
+        let mut parked = ParkedLoans::default();
         assert!(parked.park(loan(7), 7));
         assert!(parked.park(loan(6), 7));
-        assert_eq!(parked.take(1 << 30, Lent::Range, 7), Some(loan(6)));
-        assert_eq!(parked.take(1 << 29, Lent::Range, 7), None, "another size");
-        assert_eq!(parked.take(1 << 30, Lent::Slab, 7), None, "another kind");
-        assert_eq!(parked.take(1 << 30, Lent::Range, 8), None, "the state has changed");
-        assert_eq!(parked.take(1 << 30, Lent::Range, 7), Some(loan(7)));
+        assert_eq!(parked.take(1 << 30, LoanKind::Range, 7), Some(loan(6)));
+        assert_eq!(parked.take(1 << 29, LoanKind::Range, 7), None, "another size");
+        assert_eq!(parked.take(1 << 30, LoanKind::Slab, 7), None, "another kind");
+        assert_eq!(parked.take(1 << 30, LoanKind::Range, 8), None, "the state has changed");
+        assert_eq!(parked.take(1 << 30, LoanKind::Range, 7), Some(loan(7)));
     }
 
     #[test]
     fn what_does_not_continue_the_stack_ends_it() {
-        let mut parked = Parked::default();
+        let mut parked = ParkedLoans::default();
         assert!(!parked.park(loan(6), 7));
         assert!(!parked.park(loan(7), 7), "before the first is given back");
         assert_eq!(parked.take_all()[..], [loan(6), loan(7)]);
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(parked.take_all()[..], [loan(7), loan(5)]);
         assert!(parked.park(loan(7), 7));
         assert!(!parked.park(loan(6), 8));
-        assert_eq!(parked.take(1 << 30, Lent::Range, 8), None);
+        assert_eq!(parked.take(1 << 30, LoanKind::Range, 8), None);
         assert_eq!(parked.take_all()[..], [loan(7), loan(6)]);
         assert!(parked.take_all().is_empty());
     }

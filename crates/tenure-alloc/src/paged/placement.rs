@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tenure_core::StreamId;
 
-use super::compose::{Need, Plan, Source, Start};
+use super::compose::{BlockStart, ChunkSource, MappingPlan, Need};
 use super::config::{ChunksFor, SLAB_BYTES};
-use super::state::{Effort, Refusal, State};
+use super::state::{Effort, NoBlock, PagedState};
 use crate::{Address, BackingError};
 
 /// Allocations without a free beyond which a streak begins.
@@ -14,7 +14,7 @@ const STREAK: u32 = 8;
 /// The number of blocks that must fit the range to which a streak moves.
 const STREAK_BLOCKS: u64 = 4;
 
-impl State {
+impl PagedState {
     /// Finds free memory for a block, or makes it: see Note [Where a block goes]. `requested` bytes are requested in
     /// all, with this block. Returns the block's address, and whether its memory had to be made.
     pub(super) fn find(
@@ -23,26 +23,26 @@ impl State {
         stream: StreamId,
         requested: u64,
         effort: Effort,
-    ) -> Result<(Address, bool), Refusal> {
+    ) -> Result<(Address, bool), NoBlock> {
         if bytes > self.accounts.limit.total {
-            return Err(Refusal::Full);
+            return Err(NoBlock::Full);
         }
         // Near its limit, a program may run out of memory at every other allocation: this check spares it the search.
         let free = self.space.free_bytes();
         if bytes > free
             && bytes > free.saturating_add(self.accounts.limit.bytes().saturating_sub(self.accounts.reserved()))
         {
-            return Err(Refusal::Full);
+            return Err(NoBlock::Full);
         }
         let peak = self.peak_requested.max(requested);
         let found = match self.find_free(bytes, stream)? {
             Some(address) => (address, false),
-            None if effort == Effort::Free => return Err(Refusal::Full),
+            None if effort == Effort::Free => return Err(NoBlock::Full),
             None => {
                 let made = match self.make(bytes, stream, peak, u64::MAX) {
                     // The device may have less than it seemed to have: the request must do with the memory that is
                     // there.
-                    Err(Refusal::Full) => {
+                    Err(NoBlock::Full) => {
                         let free = self.backing.memory_info()?.free;
                         self.make(bytes, stream, peak, free / self.granularity * self.granularity)
                     }
@@ -96,7 +96,7 @@ impl State {
 
     /// Makes memory for a block that no free range can hold. At most `creatable` bytes can be created; at most `peak`
     /// bytes were ever requested at once.
-    fn make(&mut self, bytes: u64, stream: StreamId, peak: u64, creatable: u64) -> Result<Address, Refusal> {
+    fn make(&mut self, bytes: u64, stream: StreamId, peak: u64, creatable: u64) -> Result<Address, NoBlock> {
         let chunks_for = ChunksFor { in_streak: self.in_streak(), is_limited: self.accounts.limit.fraction() < 1.0 };
         let held = self.accounts.held(&*self.backing);
         // The slack is that of the common space.
@@ -123,7 +123,7 @@ impl State {
         // A wait would break a capture.
         if all_ready || self.progress.is_capturing() {
             let plan = space.plan_composition(&need, true).filter(|plan| plan.new_bytes() <= limit);
-            return Ok(self.execute(plan.ok_or(Refusal::Full)?, bytes)?);
+            return Ok(self.execute(plan.ok_or(NoBlock::Full)?, bytes)?);
         }
         let space = &mut self.space;
         if let Some(place) = space.first_range(bytes, 0) {
@@ -133,11 +133,11 @@ impl State {
         }
         let need = Need { ready: &|_| true, ..need };
         let plan = space.plan_composition(&need, true).filter(|plan| plan.new_bytes() <= limit);
-        let plan = plan.ok_or(Refusal::Full)?;
+        let plan = plan.ok_or(NoBlock::Full)?;
         for index in plan.chunks() {
             self.progress.wait(stream, &space.chunks[index].uses)?;
         }
-        if let Start::Open { window, address } = plan.start
+        if let BlockStart::Open { window, address } = plan.start
             && let open = space.windows.get(window).free_suffix(&space.chunks)
             && open > 0
         {
@@ -151,17 +151,17 @@ impl State {
     /// # Errors
     /// The error of the backing. Chunks made so far are released; a chunk that the backing does not release stays as
     /// free memory.
-    fn execute(&mut self, plan: Plan, bytes: u64) -> Result<Address, BackingError> {
+    fn execute(&mut self, plan: MappingPlan, bytes: u64) -> Result<Address, BackingError> {
         let backing = Arc::clone(&self.backing);
         let mut made = Vec::new();
         let mut chunks = Vec::with_capacity(plan.sources.len() + 1);
-        if let Start::Suffix(index) = plan.start {
+        if let BlockStart::Suffix(index) = plan.start {
             chunks.push(index);
         }
         let result = plan.sources.iter().try_for_each(|source| {
             chunks.push(match *source {
-                Source::Chunk(index) => index,
-                Source::New(bytes) => {
+                ChunkSource::Chunk(index) => index,
+                ChunkSource::New(bytes) => {
                     let index = self.space.create(bytes, &*backing)?;
                     self.count_created(bytes);
                     made.push(index);
@@ -184,9 +184,9 @@ impl State {
     }
 
     /// Maps the chunks of a plan; returns the address where its block begins.
-    fn show(&mut self, plan: &Plan, chunks: &[usize]) -> Result<Address, BackingError> {
+    fn show(&mut self, plan: &MappingPlan, chunks: &[usize]) -> Result<Address, BackingError> {
         let backing = Arc::clone(&self.backing);
-        if let Start::Open { window, address } = plan.start {
+        if let BlockStart::Open { window, address } = plan.start {
             let first = self.space.windows.get(window).first;
             self.space.map(first, 0, chunks, &*backing)?;
             return Ok(address);
@@ -201,7 +201,7 @@ impl State {
             return Err(error);
         }
         Ok(match plan.start {
-            Start::Suffix(index) => {
+            BlockStart::Suffix(index) => {
                 let chunk = &self.space.chunks[index];
                 first + chunk.bytes - chunk.free_suffix()
             }
@@ -250,17 +250,17 @@ impl State {
     }
 }
 
-impl Plan {
+impl MappingPlan {
     fn new_bytes(&self) -> u64 {
-        self.sources.iter().map(|source| if let Source::New(bytes) = source { *bytes } else { 0 }).sum()
+        self.sources.iter().map(|source| if let ChunkSource::New(bytes) = source { *bytes } else { 0 }).sum()
     }
 
     /// Returns the existing chunks that the plan uses.
     fn chunks(&self) -> Vec<usize> {
-        let suffix = if let Start::Suffix(index) = self.start { Some(index) } else { None };
+        let suffix = if let BlockStart::Suffix(index) = self.start { Some(index) } else { None };
         let whole = self.sources.iter().filter_map(|source| match source {
-            Source::Chunk(index) => Some(*index),
-            Source::New(_) => None,
+            ChunkSource::Chunk(index) => Some(*index),
+            ChunkSource::New(_) => None,
         });
         suffix.into_iter().chain(whole).collect()
     }

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use parking_lot::MutexGuard;
 
 use super::segments::Segments;
-use super::state::{Effort, Refusal, State};
+use super::state::{Effort, NoBlock, PagedState};
 use crate::accounts::Accounts;
-use crate::native::{Config, Engine, Locked};
+use crate::native::{Engine, Locked, NativeConfig};
 use crate::{Address, AllocError, Backing, Block, History, MappedChunk, PoolId, PoolKind, Request};
 
 /// The private pools of an allocator.
@@ -30,7 +30,7 @@ impl Private {
     pub(super) fn new(backing: Arc<dyn Backing>, device: u32, history: Arc<History>) -> Result<Self, AllocError> {
         let segments = Arc::new(Segments::new(backing));
         let backing = Arc::clone(&segments) as Arc<dyn Backing>;
-        let engine = Engine::new(backing, Config { device, ..Config::default() }, history)?;
+        let engine = Engine::new(backing, NativeConfig { device, ..NativeConfig::default() }, history)?;
         Ok(Self { engine, segments, leftover: 0 })
     }
 
@@ -66,9 +66,9 @@ impl Private {
     }
 }
 
-impl Locked for MutexGuard<'_, State> {
+impl Locked for MutexGuard<'_, PagedState> {
     fn engine(&mut self) -> (&mut Engine, &mut Accounts) {
-        let State { private, accounts, .. } = &mut **self;
+        let PagedState { private, accounts, .. } = &mut **self;
         (&mut private.engine, accounts)
     }
 
@@ -78,15 +78,19 @@ impl Locked for MutexGuard<'_, State> {
 }
 
 /// Allocates a block in the private pool that allocations on the request's stream go to.
-pub(super) fn allocate(state: &mut MutexGuard<'_, State>, request: Request, effort: Effort) -> Result<Block, Refusal> {
+pub(super) fn allocate(
+    state: &mut MutexGuard<'_, PagedState>,
+    request: Request,
+    effort: Effort,
+) -> Result<Block, NoBlock> {
     let (engine, accounts) = state.engine();
     engine.finish_completed(accounts)?;
     let found = engine.allocate_free(accounts, request)?;
     if found.is_some() || effort == Effort::Free {
-        return found.ok_or(Refusal::Full);
+        return found.ok_or(NoBlock::Full);
     }
     let made = Engine::allocate_segment(state, request);
-    let State { private, accounts, .. } = &mut **state;
+    let PagedState { private, accounts, .. } = &mut **state;
     private.count_leftovers(accounts);
-    made?.ok_or(Refusal::Full)
+    made?.ok_or(NoBlock::Full)
 }

@@ -11,18 +11,18 @@ use crate::{Backing, BackingError, Mark};
 
 /// A use of memory on `stream` until the end of its `epoch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Use {
+pub(super) struct EpochUse {
     stream: StreamId,
     epoch: u64,
 }
 
 /// The last use of some memory by each stream.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Uses(SmallVec<[Use; 2]>);
+pub(super) struct EpochUses(SmallVec<[EpochUse; 2]>);
 
-impl Uses {
+impl EpochUses {
     /// Notes that the memory was used until now.
-    pub(super) fn add(&mut self, new: Use) {
+    pub(super) fn add(&mut self, new: EpochUse) {
         match self.0.iter_mut().find(|old| old.stream == new.stream) {
             Some(old) => old.epoch = new.epoch,
             None => self.0.push(new),
@@ -34,9 +34,9 @@ impl Uses {
 ///
 /// Marks are recorded only when another stream, or an unmapping, needs memory. Work that stays on its own stream costs
 /// no event.
-pub(super) struct Progress {
+pub(super) struct DeviceProgress {
     backing: Arc<dyn Backing>,
-    streams: FxHashMap<StreamId, Stream>,
+    streams: FxHashMap<StreamId, StreamEpochs>,
     /// Waits by `(waiter, awaited)`: the waiter runs after every epoch of the awaited stream below the value.
     waited: FxHashMap<(StreamId, StreamId), u64>,
     /// Whether a stream is captured into a graph. The backing is not queried then, because a query would break the
@@ -45,7 +45,7 @@ pub(super) struct Progress {
 }
 
 #[derive(Default)]
-struct Stream {
+struct StreamEpochs {
     /// The current epoch.
     epoch: u64,
     /// The first epoch that may not have completed; every epoch below has.
@@ -57,16 +57,16 @@ struct Stream {
 /// The number of unfinished marks on a stream from which on queries record no more, until the first mark completes.
 const MARKS: usize = 8;
 
-impl Stream {
+impl StreamEpochs {
     /// Returns the first recorded mark after a use.
-    fn covering(&self, used: Use) -> Option<(u64, Mark)> {
+    fn covering(&self, used: EpochUse) -> Option<(u64, Mark)> {
         // Epochs of marks are consecutive.
         let oldest = self.marks.front()?.0;
         self.marks.get(usize::try_from(used.epoch.saturating_sub(oldest)).ok()?).copied()
     }
 }
 
-impl Progress {
+impl DeviceProgress {
     pub(super) fn new(backing: Arc<dyn Backing>) -> Self {
         Self { backing, streams: FxHashMap::default(), waited: FxHashMap::default(), is_capturing: false }
     }
@@ -80,12 +80,12 @@ impl Progress {
     }
 
     /// Returns a use of memory by `stream` that ends now.
-    pub(super) fn use_now(&mut self, stream: StreamId) -> Use {
-        Use { stream, epoch: self.streams.entry(stream).or_default().epoch }
+    pub(super) fn use_now(&mut self, stream: StreamId) -> EpochUse {
+        EpochUse { stream, epoch: self.streams.entry(stream).or_default().epoch }
     }
 
     /// Returns the same use, and records a mark at once, for memory that its own stream will want back soon.
-    pub(super) fn mark_now(&mut self, stream: StreamId) -> Result<Use, BackingError> {
+    pub(super) fn mark_now(&mut self, stream: StreamId) -> Result<EpochUse, BackingError> {
         let now = self.use_now(stream);
         if !self.is_capturing {
             self.mark_after(now)?;
@@ -94,19 +94,19 @@ impl Progress {
     }
 
     /// Returns whether `stream` may touch the memory without a wait.
-    pub(super) fn is_ready_for(&mut self, stream: StreamId, uses: &mut Uses) -> Result<bool, BackingError> {
+    pub(super) fn is_ready_for(&mut self, stream: StreamId, uses: &mut EpochUses) -> Result<bool, BackingError> {
         self.retain_unfinished(uses, |other| other == stream)?;
         Ok(uses.0.iter().all(|unfinished| self.runs_behind(stream, *unfinished)))
     }
 
     /// Returns whether the device has finished with the memory.
-    pub(super) fn is_finished(&mut self, uses: &mut Uses) -> Result<bool, BackingError> {
+    pub(super) fn is_finished(&mut self, uses: &mut EpochUses) -> Result<bool, BackingError> {
         self.retain_unfinished(uses, |_| false)?;
         Ok(uses.0.is_empty())
     }
 
     /// Makes `stream` run after every use of the memory. The host does not wait.
-    pub(super) fn wait(&mut self, stream: StreamId, uses: &Uses) -> Result<(), BackingError> {
+    pub(super) fn wait(&mut self, stream: StreamId, uses: &EpochUses) -> Result<(), BackingError> {
         for awaited in uses.0.iter().filter(|awaited| awaited.stream != stream) {
             if self.runs_behind(stream, *awaited) {
                 continue;
@@ -119,7 +119,7 @@ impl Progress {
     }
 
     /// Blocks the host until the device has finished with the memory.
-    pub(super) fn synchronize(&mut self, uses: &mut Uses) -> Result<(), BackingError> {
+    pub(super) fn synchronize(&mut self, uses: &mut EpochUses) -> Result<(), BackingError> {
         for unfinished in uses.0.clone() {
             if self.completed(unfinished)? {
                 continue;
@@ -133,7 +133,7 @@ impl Progress {
         Ok(())
     }
 
-    fn retain_unfinished(&mut self, uses: &mut Uses, keep: impl Fn(StreamId) -> bool) -> Result<(), BackingError> {
+    fn retain_unfinished(&mut self, uses: &mut EpochUses, keep: impl Fn(StreamId) -> bool) -> Result<(), BackingError> {
         let mut error = None;
         uses.0.retain(|old| {
             keep(old.stream)
@@ -146,11 +146,11 @@ impl Progress {
         error.map_or(Ok(()), Err)
     }
 
-    fn runs_behind(&self, stream: StreamId, used: Use) -> bool {
+    fn runs_behind(&self, stream: StreamId, used: EpochUse) -> bool {
         used.stream == stream || self.waited.get(&(stream, used.stream)).is_some_and(|&epoch| epoch > used.epoch)
     }
 
-    fn completed(&mut self, used: Use) -> Result<bool, BackingError> {
+    fn completed(&mut self, used: EpochUse) -> Result<bool, BackingError> {
         let stream = self.streams.entry(used.stream).or_default();
         if used.epoch < stream.completed {
             return Ok(true);
@@ -173,7 +173,7 @@ impl Progress {
     }
 
     /// Returns the first mark after a use, and records it if there is none yet; the mark's epoch ends with it.
-    fn mark_after(&mut self, used: Use) -> Result<(u64, Mark), BackingError> {
+    fn mark_after(&mut self, used: EpochUse) -> Result<(u64, Mark), BackingError> {
         let stream = self.streams.entry(used.stream).or_default();
         if let Some(found) = stream.covering(used) {
             return Ok(found);

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use super::PagedAllocator;
-use super::directory::Lent;
+use super::directory::LoanKind;
 use super::large::LargeBlock;
-use super::slabs::{Entry, EntryState};
-use super::state::State;
+use super::slabs::{SlabBlock, SlabBlockState};
+use super::state::PagedState;
 use crate::snapshot::{Segment, Setting, SnapshotBlock, SnapshotState};
 use crate::{Address, PoolId, PoolKind, Snapshot};
 
@@ -24,8 +24,8 @@ pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces:
     for (&address, (stream, loan)) in &state.loans {
         let Some((_, heap)) = heaps.iter().find(|(owner, _)| owner == stream) else { continue };
         let mut shown: Vec<SnapshotBlock> = match loan.lent {
-            Lent::Slab => heap.slabs().blocks_of(address).into_iter().map(small).collect(),
-            Lent::Range => heap.large().get(address).map(|block| large(address, block)).into_iter().collect(),
+            LoanKind::Slab => heap.slabs().blocks_of(address).into_iter().map(small).collect(),
+            LoanKind::Range => heap.large().get(address).map(|block| large(address, block)).into_iter().collect(),
         };
         if shown.is_empty() {
             // It is parked, or on its way to or from the heap.
@@ -40,7 +40,7 @@ pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces:
 }
 
 /// Returns the free bytes of the common space's chunks, each at its chunk's first mapping.
-fn free_blocks(state: &State) -> BTreeMap<Address, SnapshotBlock> {
+fn free_blocks(state: &PagedState) -> BTreeMap<Address, SnapshotBlock> {
     let mut blocks = BTreeMap::new();
     for (_, chunk) in &state.space.chunks {
         let Some(home) = chunk.mapped_at.first() else { continue };
@@ -64,13 +64,13 @@ fn large(address: Address, block: &LargeBlock) -> SnapshotBlock {
     SnapshotBlock { address, bytes, requested, state, tag, key, context: None }
 }
 
-fn small(entry: &Entry) -> SnapshotBlock {
+fn small(entry: &SlabBlock) -> SnapshotBlock {
     let state = match entry.state {
-        EntryState::Live => SnapshotState::Allocated,
-        EntryState::Pending => SnapshotState::PendingFree,
-        EntryState::Free => SnapshotState::Inactive,
+        SlabBlockState::Live => SnapshotState::Allocated,
+        SlabBlockState::Pending => SnapshotState::PendingFree,
+        SlabBlockState::Free => SnapshotState::Inactive,
     };
-    let Entry { address, requested, tag, key, .. } = *entry;
+    let SlabBlock { address, requested, tag, key, .. } = *entry;
     SnapshotBlock { address, bytes: entry.bytes(), requested: u64::from(requested), state, tag, key, context: None }
 }
 
@@ -102,7 +102,7 @@ fn join(blocks: BTreeMap<Address, SnapshotBlock>, device: u32) -> Vec<Segment> {
     segments
 }
 
-fn settings(state: &State) -> Vec<(&'static str, Setting)> {
+fn settings(state: &PagedState) -> Vec<(&'static str, Setting)> {
     let config = &state.config;
     let bytes = |bytes: u64| Setting::Integer(i64::try_from(bytes).unwrap_or(i64::MAX));
     vec![

@@ -2,9 +2,9 @@
 
 use tenure_core::StreamId;
 
-use super::progress::Progress;
+use super::progress::DeviceProgress;
 use super::space::Space;
-use super::windows::Place;
+use super::windows::MappedAddress;
 use crate::{Address, BackingError};
 
 impl Space {
@@ -15,8 +15,8 @@ impl Space {
         bytes: u64,
         least: u64,
         stream: StreamId,
-        progress: &mut Progress,
-    ) -> Result<Option<Place>, BackingError> {
+        progress: &mut DeviceProgress,
+    ) -> Result<Option<MappedAddress>, BackingError> {
         let mut from = 0;
         while let Some(mut place) = self.first_range(least, from) {
             let mut unready = self.behind_unready(place, bytes, stream, progress)?;
@@ -37,13 +37,13 @@ impl Space {
 
     /// Returns the first free range of at least `bytes` bytes that begins at or after `from`. No free range may lie
     /// across `from`.
-    pub(super) fn first_range(&mut self, bytes: u64, from: Address) -> Option<Place> {
+    pub(super) fn first_range(&mut self, bytes: u64, from: Address) -> Option<MappedAddress> {
         let found = self.seek(bytes, from);
         debug_assert_eq!(found.map(|place| place.address), self.seek_plainly(bytes, from));
         found
     }
 
-    fn seek(&mut self, bytes: u64, from: Address) -> Option<Place> {
+    fn seek(&mut self, bytes: u64, from: Address) -> Option<MappedAddress> {
         for rank in self.windows.rank(from)..self.windows.len() {
             let window = self.windows.ranked(rank);
             if !self.stale.is_empty() && !self.windows.is_kept(window) {
@@ -91,8 +91,8 @@ impl Space {
         &mut self,
         bytes: u64,
         stream: StreamId,
-        progress: &mut Progress,
-    ) -> Result<Option<Place>, BackingError> {
+        progress: &mut DeviceProgress,
+    ) -> Result<Option<MappedAddress>, BackingError> {
         let Some(place) = self.windows.free_range_at(self.end_of_last, &self.chunks) else { return Ok(None) };
         let fits = self.free_until(place) - place.address >= bytes;
         Ok((fits && self.behind_unready(place, bytes, stream, progress)?.is_none()).then_some(place))
@@ -101,10 +101,10 @@ impl Space {
     /// Returns the end of the first chunk in a range that `stream` may not touch without a wait.
     fn behind_unready(
         &mut self,
-        place: Place,
+        place: MappedAddress,
         bytes: u64,
         stream: StreamId,
-        progress: &mut Progress,
+        progress: &mut DeviceProgress,
     ) -> Result<Option<Address>, BackingError> {
         let end = place.address + bytes;
         for &(start, index) in &self.windows.get(place.window).chunks[place.slot..] {
@@ -142,7 +142,7 @@ impl Space {
     }
 
     /// Returns the end of the free range that begins at `place`.
-    fn free_until(&mut self, place: Place) -> Address {
+    fn free_until(&mut self, place: MappedAddress) -> Address {
         self.sum_up(place.window);
         self.windows.free_until(place, &self.chunks)
     }

@@ -14,18 +14,18 @@ use crate::{Address, Backing, BackingError, ChunkId, MappedChunk, Mark, MemoryIn
 /// A backing whose `malloc` maps a chunk. A segment is freed only when no stream has unfinished work on it.
 pub(super) struct Segments {
     inner: Arc<dyn Backing>,
-    state: Mutex<State>,
+    state: Mutex<SegmentsState>,
 }
 
 #[derive(Default)]
-struct State {
-    segments: FxHashMap<Address, Segment>,
+struct SegmentsState {
+    segments: FxHashMap<Address, PrivateSegment>,
     /// Memory that the backing refused to take back, to be offered again.
-    leftovers: Vec<Segment>,
+    leftovers: Vec<PrivateSegment>,
 }
 
 #[derive(Clone, Copy)]
-struct Segment {
+struct PrivateSegment {
     bytes: u64,
     range: Option<Address>,
     chunk: Option<ChunkId>,
@@ -39,7 +39,7 @@ impl Segments {
 
     /// Returns the chunk of the segment at an address.
     pub(super) fn chunk(&self, address: Address) -> Option<MappedChunk> {
-        let Segment { bytes, chunk, .. } = *self.state.lock().segments.get(&address)?;
+        let PrivateSegment { bytes, chunk, .. } = *self.state.lock().segments.get(&address)?;
         Some(MappedChunk { chunk: chunk?, bytes, address })
     }
 
@@ -59,14 +59,14 @@ impl Segments {
         Ok(())
     }
 
-    fn give_up(&self, mut segment: Segment) {
+    fn give_up(&self, mut segment: PrivateSegment) {
         if segment.undo(&*self.inner).is_err() {
             self.state.lock().leftovers.push(segment);
         }
     }
 }
 
-impl Segment {
+impl PrivateSegment {
     fn make(&mut self, backing: &dyn Backing) -> Result<Address, BackingError> {
         let range = backing.reserve(self.bytes)?;
         self.range = Some(range);
@@ -98,7 +98,7 @@ impl Segment {
 
 impl Backing for Segments {
     fn malloc(&self, bytes: u64) -> Result<Address, BackingError> {
-        let mut segment = Segment { bytes, range: None, chunk: None, is_mapped: false };
+        let mut segment = PrivateSegment { bytes, range: None, chunk: None, is_mapped: false };
         match segment.make(&*self.inner) {
             Ok(address) => {
                 self.state.lock().segments.insert(address, segment);

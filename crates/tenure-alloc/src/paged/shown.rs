@@ -14,12 +14,12 @@ use std::sync::Arc;
 
 use tenure_core::StreamId;
 
-use crate::{Action, Address, Event, History};
+use crate::{Address, History, HistoryAction, HistoryEvent};
 
 /// Records in the history where a space's bytes are shown.
-pub(super) struct Shown(Arc<History>);
+pub(super) struct MappingRecorder(Arc<History>);
 
-impl Shown {
+impl MappingRecorder {
     pub(super) fn new(history: Arc<History>) -> Self {
         Self(history)
     }
@@ -32,20 +32,22 @@ impl Shown {
 
     /// Records bytes that were not shown anywhere before.
     pub(super) fn appears(&self, address: Address, bytes: u64) {
-        self.0.record(|| event(Action::SegmentMap, address, bytes));
+        self.0.record(|| event(HistoryAction::SegmentMap, address, bytes));
     }
 
     /// Records bytes that are not shown anywhere any more.
     pub(super) fn vanishes(&self, address: Address, bytes: u64) {
-        self.0.record(|| event(Action::SegmentUnmap, address, bytes));
+        self.0.record(|| event(HistoryAction::SegmentUnmap, address, bytes));
     }
 
     /// Records bytes that are shown elsewhere from now on.
     pub(super) fn moves(&self, from: Address, to: Address, bytes: u64) {
-        self.0.record_move(|| (event(Action::SegmentUnmap, from, bytes), event(Action::SegmentMap, to, bytes)));
+        self.0.record_move(|| {
+            (event(HistoryAction::SegmentUnmap, from, bytes), event(HistoryAction::SegmentMap, to, bytes))
+        });
     }
 }
 
-fn event(action: Action, address: Address, bytes: u64) -> Event {
-    Event::new(action, address, bytes, StreamId::NULL)
+fn event(action: HistoryAction, address: Address, bytes: u64) -> HistoryEvent {
+    HistoryEvent::new(action, address, bytes, StreamId::NULL)
 }

@@ -15,7 +15,7 @@ const WHOLE: u16 = (SLAB_BYTES / GRANULE) as u16;
 pub(super) struct Slabs {
     slabs: Slots<Slab>,
     /// Blocks in use and free ones. The other entries form a list of unused places.
-    table: Vec<Entry>,
+    table: Vec<SlabBlock>,
     unused: u32,
     bins: Bins,
     /// The number of slabs with no block in use.
@@ -29,12 +29,12 @@ struct Slab {
 }
 
 /// A block of a slab, free or in use.
-pub(super) struct Entry {
+pub(super) struct SlabBlock {
     pub(super) address: Address,
     pub(super) requested: u32,
     granules: u16,
     pub(super) tag: Tag,
-    pub(super) state: EntryState,
+    pub(super) state: SlabBlockState,
     pub(super) key: KeyId,
     slab: u32,
     /// The neighbours in the slab.
@@ -46,7 +46,7 @@ pub(super) struct Entry {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EntryState {
+pub(super) enum SlabBlockState {
     Live,
     Pending,
     Free,
@@ -80,7 +80,7 @@ impl Slabs {
         entry.requested = request.bytes as u32;
         entry.tag = request.tag;
         entry.key = request.key;
-        entry.state = EntryState::Live;
+        entry.state = SlabBlockState::Live;
         if rest > 0 {
             self.split(index, rest);
         }
@@ -94,8 +94,8 @@ impl Slabs {
     #[inline]
     pub(super) fn free(&mut self, index: u32) -> bool {
         let entry = &mut self.table[index as usize];
-        entry.state = EntryState::Free;
-        let Entry { granules, slab, before, behind, .. } = *entry;
+        entry.state = SlabBlockState::Free;
+        let SlabBlock { granules, slab, before, behind, .. } = *entry;
         let mut index = index;
         if self.is_free(behind) {
             self.unlink(behind);
@@ -115,11 +115,11 @@ impl Slabs {
     }
 
     #[inline]
-    pub(super) fn entry(&self, index: u32) -> &Entry {
+    pub(super) fn entry(&self, index: u32) -> &SlabBlock {
         &self.table[index as usize]
     }
 
-    pub(super) fn entry_mut(&mut self, index: u32) -> &mut Entry {
+    pub(super) fn entry_mut(&mut self, index: u32) -> &mut SlabBlock {
         &mut self.table[index as usize]
     }
 
@@ -152,9 +152,9 @@ impl Slabs {
     }
 
     /// Returns the blocks of the slab at `slab`, by address.
-    pub(super) fn blocks_of(&self, slab: Address) -> Vec<&Entry> {
+    pub(super) fn blocks_of(&self, slab: Address) -> Vec<&SlabBlock> {
         let number = self.slabs.iter().find(|(_, candidate)| candidate.loan.address == slab).map(|(number, _)| number);
-        let mut blocks: Vec<&Entry> =
+        let mut blocks: Vec<&SlabBlock> =
             self.table.iter().filter(|entry| entry.granules > 0 && Some(entry.slab as usize) == number).collect();
         blocks.sort_unstable_by_key(|block| block.address);
         blocks
@@ -164,12 +164,12 @@ impl Slabs {
     pub(super) fn inactive_split(&self) -> (u64, u64) {
         self.table
             .iter()
-            .filter(|entry| entry.state == EntryState::Free && (1..WHOLE).contains(&entry.granules))
+            .filter(|entry| entry.state == SlabBlockState::Free && (1..WHOLE).contains(&entry.granules))
             .fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.bytes()))
     }
 
     fn is_free(&self, index: u32) -> bool {
-        index != NONE && self.table[index as usize].state == EntryState::Free
+        index != NONE && self.table[index as usize].state == SlabBlockState::Free
     }
 
     /// Cuts the last `rest` granules off the range that a block had, as a free block after it.
@@ -206,12 +206,12 @@ impl Slabs {
     /// Enters a free block without neighbours in the table; returns its number.
     #[inline]
     fn place(&mut self, address: Address, granules: u16, slab: u32) -> u32 {
-        let entry = Entry {
+        let entry = SlabBlock {
             address,
             requested: 0,
             granules,
             tag: Tag::Unknown,
-            state: EntryState::Free,
+            state: SlabBlockState::Free,
             key: KeyId::NONE,
             slab,
             before: NONE,
@@ -252,7 +252,7 @@ impl Slabs {
 
     #[inline]
     fn unlink(&mut self, index: u32) {
-        let Entry { granules, previous, next, .. } = self.table[index as usize];
+        let SlabBlock { granules, previous, next, .. } = self.table[index as usize];
         if next != NONE {
             self.table[next as usize].previous = previous;
         }
@@ -264,7 +264,7 @@ impl Slabs {
     }
 }
 
-impl Entry {
+impl SlabBlock {
     #[inline]
     pub(super) fn bytes(&self) -> u64 {
         u64::from(self.granules) * GRANULE

@@ -22,9 +22,9 @@ use tenure_core::StreamId;
 
 use super::address_space::AddressSpace;
 use super::chunk::{Chunk, Mapping};
-use super::progress::{Progress, Use};
-use super::shown::Shown;
-use super::windows::{Changes, Place, Window, Windows};
+use super::progress::{DeviceProgress, EpochUse};
+use super::shown::MappingRecorder;
+use super::windows::{MappedAddress, Window, WindowChanges, Windows};
 use crate::{Address, Backing, BackingError, MappedChunk};
 
 /// The number of cycles for which a window is kept without a use. The places of blocks differ a little from cycle to
@@ -50,12 +50,12 @@ pub(super) struct Space {
     clock: u64,
     /// The clock at the beginning of each of the last [`CYCLES`] cycles.
     cycles: VecDeque<u64>,
-    shown: Shown,
+    shown: MappingRecorder,
 }
 
 /// A part of an address range that lies in one chunk.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+pub(super) struct ChunkPiece {
     pub(super) chunk: usize,
     pub(super) offset: u64,
     pub(super) bytes: u64,
@@ -63,7 +63,7 @@ pub(super) struct Piece {
 
 impl Space {
     /// Makes an empty space.
-    pub(super) fn new(shown: Shown) -> Self {
+    pub(super) fn new(shown: MappingRecorder) -> Self {
         Self {
             chunks: Slab::new(),
             windows: Windows::default(),
@@ -100,17 +100,17 @@ impl Space {
 
     /// Returns the parts of a mapped range, in address order.
     #[inline]
-    pub(super) fn pieces(&self, place: Place, bytes: u64) -> impl Iterator<Item = Piece> + '_ {
+    pub(super) fn pieces(&self, place: MappedAddress, bytes: u64) -> impl Iterator<Item = ChunkPiece> + '_ {
         (place.slot..).map_while(move |slot| self.piece(place, bytes, slot))
     }
 
     /// Returns the part of a mapped range in a slot of its window.
     #[inline]
-    fn piece(&self, place: Place, bytes: u64, slot: usize) -> Option<Piece> {
+    fn piece(&self, place: MappedAddress, bytes: u64, slot: usize) -> Option<ChunkPiece> {
         let &(start, chunk) = self.windows.get(place.window).chunks.get(slot)?;
         let begin = place.address.max(start);
         let end = (place.address + bytes).min(start + self.chunks[chunk].bytes);
-        (begin < end).then(|| Piece { chunk, offset: begin - start, bytes: end - begin })
+        (begin < end).then(|| ChunkPiece { chunk, offset: begin - start, bytes: end - begin })
     }
 
     /// Returns the chunks under a range that a block is in.
@@ -133,12 +133,12 @@ impl Space {
     }
 
     /// Takes a free range into use by a block that starts at `place`.
-    pub(super) fn occupy(&mut self, place: Place, bytes: u64) {
+    pub(super) fn occupy(&mut self, place: MappedAddress, bytes: u64) {
         if self.shown.is_noted() {
             self.note_moves(place, bytes, |home, here| (home, here));
         }
         let mut slot = place.slot;
-        let mut changes = Changes::new();
+        let mut changes = WindowChanges::new();
         while let Some(piece) = self.piece(place, bytes, slot) {
             self.chunks[piece.chunk].occupy(piece.offset, piece.bytes);
             self.note_change(piece.chunk, &mut changes);
@@ -154,13 +154,13 @@ impl Space {
     }
 
     /// Frees the range of a block, last used as `last` says.
-    pub(super) fn vacate(&mut self, address: Address, bytes: u64, last: Use) {
+    pub(super) fn vacate(&mut self, address: Address, bytes: u64, last: EpochUse) {
         let place = self.windows.place(address);
         if self.shown.is_noted() {
             self.note_moves(place, bytes, |home, here| (here, home));
         }
         let mut slot = place.slot;
-        let mut changes = Changes::new();
+        let mut changes = WindowChanges::new();
         while let Some(piece) = self.piece(place, bytes, slot) {
             let chunk = &mut self.chunks[piece.chunk];
             chunk.uses.add(last);
@@ -181,10 +181,10 @@ impl Space {
     /// Makes `stream` run after all work on the range.
     pub(super) fn wait(
         &self,
-        place: Place,
+        place: MappedAddress,
         bytes: u64,
         stream: StreamId,
-        progress: &mut Progress,
+        progress: &mut DeviceProgress,
     ) -> Result<(), BackingError> {
         self.pieces(place, bytes).try_for_each(|piece| progress.wait(stream, &self.chunks[piece.chunk].uses))
     }
@@ -278,7 +278,7 @@ impl Space {
     /// Returns whether it did.
     pub(super) fn retire_window(
         &mut self,
-        progress: &mut Progress,
+        progress: &mut DeviceProgress,
         addresses: &mut AddressSpace,
         backing: &dyn Backing,
     ) -> Result<bool, BackingError> {
@@ -294,7 +294,7 @@ impl Space {
     /// mapped elsewhere.
     pub(super) fn begin_cycle(
         &mut self,
-        progress: &mut Progress,
+        progress: &mut DeviceProgress,
         addresses: &mut AddressSpace,
         backing: &dyn Backing,
     ) -> Result<(), BackingError> {
@@ -318,7 +318,7 @@ impl Space {
     fn unmap(
         &mut self,
         index: usize,
-        progress: &mut Progress,
+        progress: &mut DeviceProgress,
         addresses: &mut AddressSpace,
         backing: &dyn Backing,
     ) -> Result<bool, BackingError> {
@@ -352,7 +352,7 @@ impl Space {
     /// Records where the bytes of a block are shown from now on: `direction` orders (at home, in the block) as (from,
     /// to).
     #[cold]
-    fn note_moves(&self, place: Place, bytes: u64, direction: impl Fn(Address, Address) -> (Address, Address)) {
+    fn note_moves(&self, place: MappedAddress, bytes: u64, direction: impl Fn(Address, Address) -> (Address, Address)) {
         let starts = self.windows.get(place.window).chunks[place.slot..].iter().map(|(start, _)| *start);
         for (piece, start) in self.pieces(place, bytes).zip(starts) {
             let home = self.chunks[piece.chunk].mapped_at[0].address;
@@ -366,7 +366,7 @@ impl Space {
     /// Passes a chunk's summary on to the windows that are kept up to date; they are summed up once all changes of a
     /// block are known. Returns whether other windows show the chunk.
     #[inline]
-    fn note_change(&mut self, index: usize, changes: &mut Changes) -> bool {
+    fn note_change(&mut self, index: usize, changes: &mut WindowChanges) -> bool {
         let chunk = &self.chunks[index];
         let mut has_others = false;
         for mapping in &chunk.mapped_at {

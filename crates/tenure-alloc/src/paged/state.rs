@@ -6,28 +6,28 @@ use rustc_hash::FxHashMap;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use super::address_space::AddressSpace;
-use super::config::Config;
-use super::directory::Lent;
+use super::config::PagedConfig;
+use super::directory::LoanKind;
 use super::large::{LargeBlock, LargeBlocks};
 use super::parked::{Loan, NEVER_PARKED};
 use super::private::Private;
-use super::progress::Progress;
-use super::shown::Shown;
+use super::progress::DeviceProgress;
+use super::shown::MappingRecorder;
 use super::space::Space;
 use crate::accounts::Accounts;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{
-    Action, Address, AllocError, Backing, BackingError, Block, Event, History, MappedChunk, PoolId, PoolKind, Request,
-    Statistics,
+    Address, AllocError, Backing, BackingError, Block, History, HistoryAction, HistoryEvent, MappedChunk, PoolId,
+    PoolKind, Request, Statistics,
 };
 
-pub(super) struct State {
+pub(super) struct PagedState {
     pub(super) backing: Arc<dyn Backing>,
     pub(super) history: Arc<History>,
-    pub(super) config: Config,
+    pub(super) config: PagedConfig,
     pub(super) granularity: u64,
     pub(super) addresses: AddressSpace,
-    pub(super) progress: Progress,
+    pub(super) progress: DeviceProgress,
     pub(super) space: Space,
     pub(super) private: Private,
     /// The counters of all reserved memory, of the blocks here and of those of private pools; and the limit.
@@ -61,14 +61,14 @@ pub(super) enum Effort {
 
 /// The reason for which there is no block.
 #[derive(Debug)]
-pub(super) enum Refusal {
+pub(super) enum NoBlock {
     /// The device is full, or the limit is reached, or more [`Effort`] is needed.
     Full,
     /// Another error.
     Failed(AllocError),
 }
 
-impl From<BackingError> for Refusal {
+impl From<BackingError> for NoBlock {
     fn from(error: BackingError) -> Self {
         match error {
             BackingError::OutOfMemory { .. } => Self::Full,
@@ -77,25 +77,25 @@ impl From<BackingError> for Refusal {
     }
 }
 
-impl From<AllocError> for Refusal {
+impl From<AllocError> for NoBlock {
     fn from(error: AllocError) -> Self {
         Self::Failed(error)
     }
 }
 
-impl State {
+impl PagedState {
     pub(super) fn new(
         backing: Arc<dyn Backing>,
-        config: Config,
+        config: PagedConfig,
         addresses: AddressSpace,
         private: Private,
         accounts: Accounts,
         history: Arc<History>,
     ) -> Self {
-        let space = Space::new(Shown::new(Arc::clone(&history)));
+        let space = Space::new(MappingRecorder::new(Arc::clone(&history)));
         Self {
             granularity: backing.granularity(),
-            progress: Progress::new(Arc::clone(&backing)),
+            progress: DeviceProgress::new(Arc::clone(&backing)),
             backing,
             history,
             config,
@@ -119,17 +119,17 @@ impl State {
         &mut self,
         stream: StreamId,
         bytes: u64,
-        lent: Lent,
+        lent: LoanKind,
         requested: u64,
         effort: Effort,
-    ) -> Result<Loan, Refusal> {
+    ) -> Result<Loan, NoBlock> {
         // A free ends a streak, and placement after it follows other rules.
         let in_streak = self.in_streak();
         let (address, is_made) = self.find(bytes, stream, requested, effort)?;
         let number = if in_streak { NEVER_PARKED } else { self.clock.load(Ordering::Relaxed) };
         let loan = Loan { address, bytes, lent, number, is_made };
         self.loans.insert(address, (stream, loan));
-        if lent == Lent::Slab {
+        if lent == LoanKind::Slab {
             self.accounts.statistics.large_pool.reserved_bytes.decrease(bytes);
             self.accounts.statistics.small_pool.reserved_bytes.increase(bytes);
         }
@@ -142,7 +142,7 @@ impl State {
         let Some((stream, _)) = self.loans.remove(&address) else { return };
         self.streak = 0;
         self.vacate(address, bytes, stream);
-        if lent == Lent::Slab {
+        if lent == LoanKind::Slab {
             self.accounts.statistics.small_pool.reserved_bytes.decrease(bytes);
             self.accounts.statistics.large_pool.reserved_bytes.increase(bytes);
         }
@@ -156,7 +156,7 @@ impl State {
         bytes: u64,
         requested: u64,
         effort: Effort,
-    ) -> Result<Address, Refusal> {
+    ) -> Result<Address, NoBlock> {
         self.settle(false)?;
         let (address, _) = self.find(bytes, request.stream, requested, effort)?;
         self.register(request, bytes, address);
@@ -175,7 +175,7 @@ impl State {
         };
         self.requested -= block.requested;
         self.accounts.statistics.block_freed(PoolKind::Large, block.tag, block.bytes);
-        block.record(Action::FreeRequested, address, PoolId::default(), &self.history);
+        block.record(HistoryAction::FreeRequested, address, PoolId::default(), &self.history);
         if let Some(block) = taken {
             self.complete(address, &block);
         }
@@ -199,7 +199,7 @@ impl State {
     /// Records that the program annotated a live block that belongs to no heap.
     pub(super) fn annotate(&self, address: Address) -> Result<(), AllocError> {
         match self.blocks.get(address).filter(|block| !block.is_freed) {
-            Some(block) => block.record(Action::Annotate, address, PoolId::default(), &self.history),
+            Some(block) => block.record(HistoryAction::Annotate, address, PoolId::default(), &self.history),
             None => self.private.engine.annotate(address)?,
         }
         Ok(())
@@ -259,8 +259,9 @@ impl State {
         self.accounts.statistics.count_out_of_memory(rejected);
         let Request { bytes, stream, tag, key } = request;
         let pool = self.private.engine.pool_for(stream);
-        self.history
-            .record(|| Event::new(Action::OutOfMemory, free, bytes, stream).with_purpose(tag, key).in_pool(pool));
+        self.history.record(|| {
+            HistoryEvent::new(HistoryAction::OutOfMemory, free, bytes, stream).with_purpose(tag, key).in_pool(pool)
+        });
     }
 
     /// Returns the counters of everything except the blocks of heaps, with the free bytes of chunks partly in use.
@@ -285,9 +286,9 @@ impl State {
     }
 
     fn register(&mut self, request: Request, bytes: u64, address: Address) {
-        let range = Loan { address, bytes, lent: Lent::Range, number: NEVER_PARKED, is_made: false };
+        let range = Loan { address, bytes, lent: LoanKind::Range, number: NEVER_PARKED, is_made: false };
         let block = self.blocks.insert(request, range);
-        block.record(Action::Alloc, address, PoolId::default(), &self.history);
+        block.record(HistoryAction::Alloc, address, PoolId::default(), &self.history);
         self.requested += request.bytes;
         self.accounts.statistics.block_allocated(PoolKind::Large, request.tag, request.bytes, bytes);
     }
@@ -296,7 +297,7 @@ impl State {
     fn complete(&mut self, address: Address, block: &LargeBlock) {
         self.streak = 0;
         // Recorded before its bytes go home: see Note [Where bytes are shown].
-        block.record(Action::FreeCompleted, address, PoolId::default(), &self.history);
+        block.record(HistoryAction::FreeCompleted, address, PoolId::default(), &self.history);
         self.vacate(address, block.bytes, block.stream);
         let LargeBlock { tag, requested, bytes, .. } = *block;
         self.accounts.statistics.block_completed(PoolKind::Large, tag, requested, bytes);

@@ -3,7 +3,7 @@
 
 /// A summary of the free bytes in some memory: at its start, at its end, and in its longest range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Free {
+pub(super) struct FreeSummary {
     /// The size of the memory in bytes.
     pub(super) total: u64,
     pub(super) prefix: u64,
@@ -11,7 +11,7 @@ pub(super) struct Free {
     pub(super) longest: u64,
 }
 
-impl Free {
+impl FreeSummary {
     pub(super) fn is_whole(&self) -> bool {
         self.prefix == self.total
     }
@@ -47,24 +47,24 @@ impl Free {
 /// A tree over a row of pieces. The children of node `n` are `2n` and `2n + 1`, and the leaves are the second half.
 #[derive(Debug)]
 pub(super) struct Tree {
-    nodes: Vec<Free>,
+    nodes: Vec<FreeSummary>,
 }
 
 impl Default for Tree {
     fn default() -> Self {
-        Self { nodes: vec![Free::default(); 2] }
+        Self { nodes: vec![FreeSummary::default(); 2] }
     }
 }
 
 impl Tree {
     /// Replaces all pieces.
-    pub(super) fn sum_up(&mut self, pieces: impl ExactSizeIterator<Item = Free>) {
+    pub(super) fn sum_up(&mut self, pieces: impl ExactSizeIterator<Item = FreeSummary>) {
         // The leaves beyond the last piece are empty.
         let leaves = pieces.len().next_power_of_two();
         self.nodes.clear();
-        self.nodes.resize(leaves, Free::default());
+        self.nodes.resize(leaves, FreeSummary::default());
         self.nodes.extend(pieces);
-        self.nodes.resize(2 * leaves, Free::default());
+        self.nodes.resize(2 * leaves, FreeSummary::default());
         for node in (1..leaves).rev() {
             self.nodes[node] = self.nodes[2 * node].join(&self.nodes[2 * node + 1]);
         }
@@ -72,14 +72,14 @@ impl Tree {
 
     /// Returns the summary of all pieces.
     #[inline]
-    pub(super) fn sum(&self) -> &Free {
+    pub(super) fn sum(&self) -> &FreeSummary {
         &self.nodes[1]
     }
 
     /// Changes the summary of the piece at `at`, but not the sums above it: see [`settle`](Self::settle). Returns
     /// whether it differs.
     #[inline]
-    pub(super) fn put(&mut self, at: usize, free: &Free) -> bool {
+    pub(super) fn put(&mut self, at: usize, free: &FreeSummary) -> bool {
         let leaf = self.leaves() + at;
         self.nodes[leaf].replace(free)
     }
@@ -103,7 +103,7 @@ impl Tree {
     /// `skips` is called from left to right, on the sum of several pieces where possible. It must accept a sum if it
     /// accepts each of its pieces in turn.
     #[inline]
-    pub(super) fn skip_while(&self, from: usize, mut skips: impl FnMut(&Free) -> bool) -> usize {
+    pub(super) fn skip_while(&self, from: usize, mut skips: impl FnMut(&FreeSummary) -> bool) -> usize {
         let leaves = self.leaves();
         if from >= leaves {
             return from;
@@ -138,11 +138,11 @@ mod tests {
     use super::*;
 
     /// Returns a piece of 4 cells.
-    fn piece(cells: u8) -> Free {
+    fn piece(cells: u8) -> FreeSummary {
         let runs = (0..4).map(|from| (from..4).take_while(|cell| cells >> cell & 1 == 1).count() as u64);
         let runs: Vec<u64> = runs.collect();
         let suffix = runs.iter().copied().zip((1..=4).rev()).find(|(run, rest)| run == rest).map_or(0, |(run, _)| run);
-        Free { total: 4, prefix: runs[0], suffix, longest: runs.iter().copied().max().unwrap_or(0) }
+        FreeSummary { total: 4, prefix: runs[0], suffix, longest: runs.iter().copied().max().unwrap_or(0) }
     }
 
     proptest! {
@@ -164,7 +164,7 @@ mod tests {
                     pieces[place] = cells;
                 }
                 tree.settle(at, last);
-                let sum = pieces.iter().fold(Free::default(), |sum, cells| sum.join(&piece(*cells)));
+                let sum = pieces.iter().fold(FreeSummary::default(), |sum, cells| sum.join(&piece(*cells)));
                 prop_assert_eq!(*tree.sum(), sum);
 
                 // The expected piece is the one in which the first run from `at` on reaches the wanted length.
@@ -183,7 +183,7 @@ mod tests {
                 });
                 prop_assert_eq!(Some(found).filter(|found| *found < pieces.len()), expected);
                 let whole = pieces[at..].iter().take_while(|cells| **cells == 15).count();
-                prop_assert_eq!(tree.skip_while(at, Free::is_whole).min(pieces.len()), at + whole);
+                prop_assert_eq!(tree.skip_while(at, FreeSummary::is_whole).min(pieces.len()), at + whole);
             }
         }
     }

@@ -4,8 +4,8 @@ use slab::Slab;
 use smallvec::SmallVec;
 
 use super::chunk::Chunk;
-use super::progress::Uses;
-use super::tree::{Free, Tree};
+use super::progress::EpochUses;
+use super::tree::{FreeSummary, Tree};
 use crate::Address;
 
 /// A maximal range of addresses with chunks mapped side by side.
@@ -24,7 +24,7 @@ pub(super) struct Window {
     /// The number of live blocks that start in it.
     pub(super) blocks: usize,
     /// Work that may still use its addresses.
-    pub(super) uses: Uses,
+    pub(super) uses: EpochUses,
     pub(super) used_at: u64,
 }
 
@@ -35,12 +35,12 @@ pub(super) struct Windows {
     /// The windows' (first address, index), by address.
     order: Vec<(Address, usize)>,
     /// The heads of the windows, by index. They are kept apart, because a search reads many.
-    heads: Vec<Head>,
+    heads: Vec<WindowHead>,
 }
 
 /// The part of a window that a search reads first.
 #[derive(Clone, Copy, Default)]
-struct Head {
+struct WindowHead {
     /// An upper bound on the free ranges of the window, in bytes.
     longest: u64,
     /// Whether its tree is kept up to date: see Note [Windows].
@@ -48,21 +48,21 @@ struct Head {
 }
 
 /// Slots side by side whose free bytes have changed since they were summed up.
-pub(super) struct Changed {
+pub(super) struct ChangedSlots {
     window: usize,
     first: usize,
     last: usize,
 }
 
 /// Changes in each window. They are few: a block's chunks mostly lie side by side in their home, too.
-pub(super) type Changes = SmallVec<[Changed; 4]>;
+pub(super) type WindowChanges = SmallVec<[ChangedSlots; 4]>;
 
 /// The number of chunks beyond which a window is always kept up to date.
 const SHORT: usize = 32;
 
 /// A mapped address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct MappedAddress {
     pub(super) address: Address,
     /// The window, by index.
     pub(super) window: usize,
@@ -75,7 +75,7 @@ impl Window {
     pub(super) fn new(first: Address, owned: u64) -> Self {
         let chunks = Vec::new();
         let tree = Tree::default();
-        let uses = Uses::default();
+        let uses = EpochUses::default();
         Self { first, bytes: 0, owned, chunks, tree, is_home: true, blocks: 0, uses, used_at: 0 }
     }
 
@@ -110,7 +110,7 @@ impl Window {
         let before = sum(slot.checked_sub(1)).filter(|_| free.prefix > 0).unwrap_or_default();
         let after = sum(slot.checked_add(1)).filter(|_| free.suffix > 0).unwrap_or_default();
         // Following whole neighbours further is not worth the time: the bound is then the whole window.
-        let goes_on = |free: &Free| free.total > 0 && free.is_whole();
+        let goes_on = |free: &FreeSummary| free.total > 0 && free.is_whole();
         if goes_on(&before) || goes_on(&after) { self.bytes } else { before.join(&free).join(&after).longest }
     }
 
@@ -170,7 +170,7 @@ impl Window {
     }
 
     /// Returns the end of the free range that `place` lies in.
-    fn free_until(&self, place: Place, chunks: &Slab<Chunk>) -> Address {
+    fn free_until(&self, place: MappedAddress, chunks: &Slab<Chunk>) -> Address {
         let (start, index) = self.chunks[place.slot];
         let free = &chunks[index].free;
         let at = free.partition_point(|extent| start + extent.offset <= place.address);
@@ -178,7 +178,7 @@ impl Window {
         if end < start + chunks[index].bytes {
             return end;
         }
-        let slot = self.tree.skip_while(place.slot + 1, Free::is_whole);
+        let slot = self.tree.skip_while(place.slot + 1, FreeSummary::is_whole);
         self.chunks.get(slot).map_or(self.end(), |&(start, index)| start + chunks[index].sum.prefix)
     }
 }
@@ -203,9 +203,9 @@ impl Windows {
 
     /// Returns the place of a mapped address.
     #[inline]
-    pub(super) fn place(&self, address: Address) -> Place {
+    pub(super) fn place(&self, address: Address) -> MappedAddress {
         let (_, window) = self.order[self.order.partition_point(|(first, _)| *first <= address) - 1];
-        Place { address, window, slot: self.windows[window].slot_of(address) }
+        MappedAddress { address, window, slot: self.windows[window].slot_of(address) }
     }
 
     /// Returns whether a window's summary is kept up to date; if not, it must be [summed up](Self::sum_up) before use.
@@ -227,20 +227,20 @@ impl Windows {
 
     /// Changes the summary of a slot of a window that is kept up to date, and notes the change in `changes`.
     #[inline]
-    pub(super) fn put(&mut self, window: usize, slot: usize, free: &Free, changes: &mut Changes) {
+    pub(super) fn put(&mut self, window: usize, slot: usize, free: &FreeSummary, changes: &mut WindowChanges) {
         if !self.windows[window].tree.put(slot, free) {
             return;
         }
         match changes.iter_mut().rev().find(|it| it.window == window && (it.first..=it.last + 2).contains(&(slot + 1)))
         {
             Some(it) => (it.first, it.last) = (it.first.min(slot), it.last.max(slot)),
-            None => changes.push(Changed { window, first: slot, last: slot }),
+            None => changes.push(ChangedSlots { window, first: slot, last: slot }),
         }
     }
 
     /// Sums up the changes.
     #[inline]
-    pub(super) fn settle(&mut self, changes: &Changes) {
+    pub(super) fn settle(&mut self, changes: &WindowChanges) {
         for it in changes {
             let tree = &mut self.windows[it.window].tree;
             tree.settle(it.first, it.last);
@@ -268,7 +268,7 @@ impl Windows {
         let index = self.windows.insert(window);
         let at = self.order.partition_point(|(other, _)| *other < first);
         self.order.insert(at, (first, index));
-        self.heads.resize(self.windows.capacity(), Head::default());
+        self.heads.resize(self.windows.capacity(), WindowHead::default());
         index
     }
 
@@ -282,9 +282,9 @@ impl Windows {
     pub(super) fn sum_up(&mut self, index: usize, chunks: &Slab<Chunk>) {
         let window = &mut self.windows[index];
         window.tree.sum_up(window.chunks.iter().map(|(_, chunk)| chunks[*chunk].sum));
-        let Free { total, longest, .. } = *window.tree.sum();
+        let FreeSummary { total, longest, .. } = *window.tree.sum();
         window.bytes = total;
-        self.heads[index] = Head { longest, is_kept: window.is_home || window.chunks.len() > SHORT };
+        self.heads[index] = WindowHead { longest, is_kept: window.is_home || window.chunks.len() > SHORT };
     }
 
     /// Returns the position, in address order, of the window with which a search from an address begins.
@@ -300,19 +300,25 @@ impl Windows {
 
     /// Returns the first free range of at least `bytes` bytes in a window that begins at or after `from`. No free range
     /// may lie across `from`.
-    pub(super) fn first_fit(&self, window: usize, bytes: u64, from: Address, chunks: &Slab<Chunk>) -> Option<Place> {
+    pub(super) fn first_fit(
+        &self,
+        window: usize,
+        bytes: u64,
+        from: Address,
+        chunks: &Slab<Chunk>,
+    ) -> Option<MappedAddress> {
         let (address, slot) = self.windows[window].first_fit(bytes, from, chunks)?;
-        Some(Place { address, window, slot })
+        Some(MappedAddress { address, window, slot })
     }
 
     /// Returns the place of an address, if a free range begins there.
-    pub(super) fn free_range_at(&self, address: Address, chunks: &Slab<Chunk>) -> Option<Place> {
+    pub(super) fn free_range_at(&self, address: Address, chunks: &Slab<Chunk>) -> Option<MappedAddress> {
         let &(_, window) = self.order.get(self.rank(address))?;
         self.windows[window].begins_free_range(address, chunks).then(|| self.place(address))
     }
 
     /// Returns the end of the free range that begins at `place`.
-    pub(super) fn free_until(&self, place: Place, chunks: &Slab<Chunk>) -> Address {
+    pub(super) fn free_until(&self, place: MappedAddress, chunks: &Slab<Chunk>) -> Address {
         self.windows[place.window].free_until(place, chunks)
     }
 }

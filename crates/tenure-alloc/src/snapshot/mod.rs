@@ -7,9 +7,9 @@ use std::io;
 
 use tenure_core::{KeyId, StreamId, Tag};
 
-use crate::{Action, Address, Context, Event, History, PoolId, PoolKind};
+use crate::{Address, History, HistoryAction, HistoryContext, HistoryEvent, PoolId, PoolKind};
 pub use holders::Holder;
-use pickle::Writer;
+use pickle::PickleWriter;
 
 /// A snapshot: all memory that an allocator holds, and its history.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,11 +17,11 @@ pub struct Snapshot {
     /// Every segment, by address.
     pub segments: Vec<Segment>,
     /// The history of each device, oldest event first: `device_traces[device]`.
-    pub device_traces: Vec<Vec<Event>>,
+    pub device_traces: Vec<Vec<HistoryEvent>>,
     /// The allocator's settings, by PyTorch's names where they are PyTorch's.
     pub settings: Vec<(&'static str, Setting)>,
     /// The annotations that the program added to the history.
-    pub annotations: Vec<Annotation>,
+    pub annotations: Vec<SnapshotAnnotation>,
 }
 
 /// A run of memory held from the backing.
@@ -46,7 +46,7 @@ pub struct Segment {
     /// contain this.
     pub is_external: bool,
     /// The context of the allocation for which it was made, if that is kept.
-    pub context: Option<Context>,
+    pub context: Option<HistoryContext>,
     /// Its blocks, by address. They cover it without a gap.
     pub blocks: Vec<SnapshotBlock>,
 }
@@ -67,7 +67,7 @@ pub struct SnapshotBlock {
     /// The block's identity.
     pub key: KeyId,
     /// The context of its allocation, while it is in use and if that is kept.
-    pub context: Option<Context>,
+    pub context: Option<HistoryContext>,
 }
 
 /// The state of a block in a snapshot.
@@ -98,7 +98,7 @@ pub enum Setting {
 
 /// An annotation that the program added to the history. PyTorch's `AnnotationEntry`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Annotation {
+pub struct SnapshotAnnotation {
     /// The number of the device that was current.
     pub device: u32,
     /// The time by the history's clock, in µs.
@@ -152,7 +152,7 @@ impl Snapshot {
         let active = |segment: &Segment| segment.bytes_where(|state| state != SnapshotState::Inactive);
         history.record(|| {
             let active = segments.iter().map(active).sum();
-            Event::new(Action::Snapshot, 0, active, StreamId::NULL).in_pool(pool)
+            HistoryEvent::new(HistoryAction::Snapshot, 0, active, StreamId::NULL).in_pool(pool)
         });
         Self { segments, device_traces, settings, annotations }
     }
@@ -160,7 +160,7 @@ impl Snapshot {
     /// Writes the snapshot as the pickle that `torch.cuda.memory._dump_snapshot` writes, for PyTorch's tools to open.
     /// The tag and the key of an event go where PyTorch puts the program's own metadata.
     pub fn write_pickle<W: io::Write>(&self, out: W) -> io::Result<()> {
-        let mut writer = Writer::new(out)?;
+        let mut writer = PickleWriter::new(out)?;
         writer.dict(|writer| {
             writer.text("segments")?;
             writer.list(|writer| self.segments.iter().try_for_each(|segment| write_segment(writer, segment)))?;
@@ -175,7 +175,7 @@ impl Snapshot {
     }
 }
 
-fn write_segment<W: io::Write>(writer: &mut Writer<W>, segment: &Segment) -> io::Result<()> {
+fn write_segment<W: io::Write>(writer: &mut PickleWriter<W>, segment: &Segment) -> io::Result<()> {
     writer.dict(|writer| {
         writer.entry("device", segment.device)?;
         writer.entry("address", segment.address)?;
@@ -197,7 +197,7 @@ fn write_segment<W: io::Write>(writer: &mut Writer<W>, segment: &Segment) -> io:
     })
 }
 
-fn write_block<W: io::Write>(writer: &mut Writer<W>, block: &SnapshotBlock) -> io::Result<()> {
+fn write_block<W: io::Write>(writer: &mut PickleWriter<W>, block: &SnapshotBlock) -> io::Result<()> {
     writer.dict(|writer| {
         writer.entry("address", block.address)?;
         writer.entry("size", block.bytes)?;
@@ -208,14 +208,14 @@ fn write_block<W: io::Write>(writer: &mut Writer<W>, block: &SnapshotBlock) -> i
     })
 }
 
-fn write_trace<W: io::Write>(writer: &mut Writer<W>, trace: &[Event]) -> io::Result<()> {
+fn write_trace<W: io::Write>(writer: &mut PickleWriter<W>, trace: &[HistoryEvent]) -> io::Result<()> {
     writer.list(|writer| trace.iter().try_for_each(|event| write_event(writer, event)))
 }
 
-fn write_event<W: io::Write>(writer: &mut Writer<W>, event: &Event) -> io::Result<()> {
+fn write_event<W: io::Write>(writer: &mut PickleWriter<W>, event: &HistoryEvent) -> io::Result<()> {
     writer.dict(|writer| {
         writer.text_entry("action", event.action.name())?;
-        writer.entry(if event.action == Action::OutOfMemory { "device_free" } else { "addr" }, event.address)?;
+        writer.entry(if event.action == HistoryAction::OutOfMemory { "device_free" } else { "addr" }, event.address)?;
         writer.entry("size", event.bytes)?;
         writer.entry("stream", event.stream.0)?;
         writer.entry("time_us", event.time_us)?;
@@ -226,7 +226,7 @@ fn write_event<W: io::Write>(writer: &mut Writer<W>, event: &Event) -> io::Resul
     })
 }
 
-fn write_setting<W: io::Write>(writer: &mut Writer<W>, (name, value): &(&str, Setting)) -> io::Result<()> {
+fn write_setting<W: io::Write>(writer: &mut PickleWriter<W>, (name, value): &(&str, Setting)) -> io::Result<()> {
     writer.text(name)?;
     match value {
         Setting::Flag(value) => writer.flag(*value),
@@ -239,7 +239,7 @@ fn write_setting<W: io::Write>(writer: &mut Writer<W>, (name, value): &(&str, Se
     }
 }
 
-fn write_annotation<W: io::Write>(writer: &mut Writer<W>, mark: &Annotation) -> io::Result<()> {
+fn write_annotation<W: io::Write>(writer: &mut PickleWriter<W>, mark: &SnapshotAnnotation) -> io::Result<()> {
     writer.dict(|writer| {
         mark.metadata.iter().try_for_each(|(name, value)| writer.text_entry(name, value))?;
         writer.entry("device", mark.device)?;

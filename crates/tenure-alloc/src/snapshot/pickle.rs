@@ -38,12 +38,12 @@ const MOST_SHARED: usize = 4096;
 /// One call writes one value. A call for a dict or a list takes a closure that writes the contents: keys and values in
 /// turn, or items.
 #[derive(Debug)]
-pub struct Writer<W> {
+pub struct PickleWriter<W> {
     out: W,
     shared: FxHashMap<Box<str>, u32>,
 }
 
-impl<W: Write> Writer<W> {
+impl<W: Write> PickleWriter<W> {
     /// Begins a pickle.
     pub fn new(mut out: W) -> io::Result<Self> {
         out.write_all(&[PROTO, PROTOCOL])?;
@@ -162,8 +162,8 @@ mod tests {
     use super::*;
 
     /// Returns the bytes between the header and the final stop.
-    fn written(write: impl FnOnce(&mut Writer<Vec<u8>>) -> io::Result<()>) -> Vec<u8> {
-        let mut writer = Writer::new(Vec::new()).unwrap();
+    fn written(write: impl FnOnce(&mut PickleWriter<Vec<u8>>) -> io::Result<()>) -> Vec<u8> {
+        let mut writer = PickleWriter::new(Vec::new()).unwrap();
         write(&mut writer).unwrap();
         let bytes = writer.finish().unwrap();
         assert_eq!((&bytes[..2], bytes[bytes.len() - 1]), (&[0x80, 4][..], b'.'));

@@ -7,8 +7,10 @@ use std::thread;
 use crate::common::{FakeBacking, GIB, MIB};
 use parking_lot::Mutex;
 use tenure_alloc::adaptor::{Counted, FailureCallback, Limited, OnFailure, Recorded};
-use tenure_alloc::native::{Config, NativeAllocator};
-use tenure_alloc::{Action, AllocError, BumpPool, CachingAllocator, History, Recording, Request, Resource, Stat};
+use tenure_alloc::{
+    AllocError, BumpPool, CachingAllocator, History, HistoryAction, NativeAllocator, NativeConfig, Recording, Request,
+    Resource, Stat,
+};
 use tenure_core::{StreamId, Tag};
 
 const BASE: u64 = 1 << 40;
@@ -20,7 +22,7 @@ fn bump(bytes: u64) -> Arc<BumpPool> {
 
 fn native(device_bytes: u64) -> (Arc<FakeBacking>, Arc<NativeAllocator>) {
     let backing = Arc::new(FakeBacking::new(device_bytes));
-    let allocator = NativeAllocator::new(Arc::clone(&backing) as _, Config::default()).unwrap();
+    let allocator = NativeAllocator::new(Arc::clone(&backing) as _, NativeConfig::default()).unwrap();
     (backing, Arc::new(allocator))
 }
 
@@ -44,7 +46,7 @@ fn history() -> History {
     history
 }
 
-fn actions(history: &History) -> Vec<(Action, u64)> {
+fn actions(history: &History) -> Vec<(HistoryAction, u64)> {
     history.events().iter().map(|event| (event.action, event.address)).collect()
 }
 
@@ -146,7 +148,7 @@ fn a_recorder_writes_what_the_allocator_below_writes() {
     let block = recorded.allocate(Request::new(100, A).with_tag(Tag::Input)).unwrap();
     recorded.free(block.address).unwrap();
     let mut below = allocator.snapshot().device_traces.remove(0);
-    below.retain(|event| event.action != Action::SegmentAlloc && event.action != Action::Snapshot);
+    below.retain(|event| event.action != HistoryAction::SegmentAlloc && event.action != HistoryAction::Snapshot);
     let above = recorded.history().events();
     assert_eq!(above.len(), 3);
     for (above, below) in above.iter().zip(&below) {
@@ -159,7 +161,7 @@ fn a_recorder_writes_what_the_allocator_below_writes() {
 fn an_out_of_memory_error_is_recorded_with_what_was_free() {
     let recorded = Recorded::new(bump(1024), history());
     out_of_memory(&recorded, 2048);
-    assert_eq!(actions(recorded.history()), [(Action::OutOfMemory, 1024)]);
+    assert_eq!(actions(recorded.history()), [(HistoryAction::OutOfMemory, 1024)]);
 }
 
 #[test]
@@ -170,8 +172,8 @@ fn the_free_of_a_block_from_before_the_recording_is_not_recorded() {
     let after = alloc(&recorded, 1);
     recorded.free(before).unwrap();
     recorded.free(after).unwrap();
-    let freed = [(Action::FreeRequested, after), (Action::FreeCompleted, after)];
-    assert_eq!(actions(recorded.history()), [&[(Action::Alloc, after)][..], &freed].concat());
+    let freed = [(HistoryAction::FreeRequested, after), (HistoryAction::FreeCompleted, after)];
+    assert_eq!(actions(recorded.history()), [&[(HistoryAction::Alloc, after)][..], &freed].concat());
 }
 
 #[test]
@@ -186,7 +188,7 @@ fn a_free_that_fails_leaves_every_adaptor_as_it_was() {
     let counted = resource.inner();
     let limited = resource.inner().inner();
     assert_eq!((counted.statistics().all.allocation.current, limited.used()), (1, 512));
-    assert_eq!(resource.history().events().last().map(|event| event.action), Some(Action::Alloc));
+    assert_eq!(resource.history().events().last().map(|event| event.action), Some(HistoryAction::Alloc));
     resource.free(block).unwrap();
     assert_eq!((counted.statistics().all.allocation.current, limited.used()), (0, 0));
 }
@@ -243,8 +245,8 @@ fn all_four_compose_and_a_callback_may_free_from_the_top() {
     assert_eq!(stack.inner().inner().inner().used(), 512);
     let statistics = stack.inner().statistics();
     assert_eq!((statistics.all.allocated_bytes.current, statistics.num_ooms), (512, 0));
-    let freed = [(Action::FreeRequested, first), (Action::FreeCompleted, first)];
-    let expected = [&[(Action::Alloc, first)][..], &freed, &[(Action::Alloc, second)]].concat();
+    let freed = [(HistoryAction::FreeRequested, first), (HistoryAction::FreeCompleted, first)];
+    let expected = [&[(HistoryAction::Alloc, first)][..], &freed, &[(HistoryAction::Alloc, second)]].concat();
     assert_eq!(actions(stack.history()), expected);
 
     assert_eq!(out_of_memory(&*stack, 1024), (512, 1024));
@@ -277,8 +279,8 @@ fn a_composition_is_exact_after_threads_have_used_it() {
     let mut live = std::collections::HashSet::new();
     for event in stack.history().events() {
         match event.action {
-            Action::Alloc => assert!(live.insert(event.address), "{:#x} is handed out twice", event.address),
-            Action::FreeRequested => assert!(live.remove(&event.address), "{:#x} is freed twice", event.address),
+            HistoryAction::Alloc => assert!(live.insert(event.address), "{:#x} is handed out twice", event.address),
+            HistoryAction::FreeRequested => assert!(live.remove(&event.address), "{:#x} is freed twice", event.address),
             _ => {}
         }
     }

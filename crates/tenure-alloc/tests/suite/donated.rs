@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::{FakeBacking, GIB, MIB};
 use proptest::prelude::*;
-use tenure_alloc::adaptor::{Donated, Gate, Placed, Placement};
-use tenure_alloc::native::{self, NativeAllocator};
+use tenure_alloc::adaptor::{Donated, PlacedBlock, RangeGate, RangePlacement};
 use tenure_alloc::snapshot::SnapshotState;
-use tenure_alloc::{AllocError, Backing, BackingError, CachingAllocator, PoolId, PoolUse, Request, Resource};
+use tenure_alloc::{
+    AllocError, Backing, BackingError, CachingAllocator, NativeAllocator, NativeConfig, PoolId, PoolUse, Request,
+    Resource,
+};
 use tenure_core::{StreamId, Tag};
 
 const A: StreamId = StreamId(1);
@@ -25,7 +27,7 @@ impl Fixture {
     fn new() -> Self {
         let backing = Arc::new(FakeBacking::new(GIB));
         backing.hold_streams();
-        let inner = NativeAllocator::new(Arc::clone(&backing) as _, native::Config::default()).unwrap();
+        let inner = NativeAllocator::new(Arc::clone(&backing) as _, NativeConfig::default()).unwrap();
         let donated = Donated::new(inner, Arc::clone(&backing) as _);
         Self { backing, donated }
     }
@@ -33,12 +35,12 @@ impl Fixture {
     /// Gives `bytes` bytes to `stream`; returns their address.
     fn insert(&self, bytes: u64, stream: StreamId) -> u64 {
         let address = self.backing.malloc(bytes).unwrap();
-        self.donated.donated().insert(address, bytes, stream, Placement::BestFit).unwrap();
+        self.donated.donated().insert(address, bytes, stream, RangePlacement::BestFit).unwrap();
         address
     }
 
     /// Gives `bytes` bytes to stream A with a placement; returns their address.
-    fn insert_as(&self, bytes: u64, placement: Placement) -> u64 {
+    fn insert_as(&self, bytes: u64, placement: RangePlacement) -> u64 {
         let address = self.backing.malloc(bytes).unwrap();
         self.donated.donated().insert(address, bytes, A, placement).unwrap();
         address
@@ -82,16 +84,16 @@ fn ranges_that_overlap_or_do_not_fit_the_grid_are_refused() {
     let f = Fixture::new();
     let range = f.insert(8 * MIB, A);
     for (address, bytes) in [(range + MIB, 512), (range - 512, 1024), (range - 512, 16 * MIB)] {
-        let error = f.donated.donated().insert(address, bytes, B, Placement::BestFit).unwrap_err();
+        let error = f.donated.donated().insert(address, bytes, B, RangePlacement::BestFit).unwrap_err();
         assert!(error.to_string().contains("overlaps"), "{error}");
     }
     for (address, bytes) in [(1, 512), (512, 511), (512, 0), (0, 512), (u64::MAX - 511, 1024)] {
         assert!(matches!(
-            f.donated.donated().insert(address, bytes, B, Placement::BestFit),
+            f.donated.donated().insert(address, bytes, B, RangePlacement::BestFit),
             Err(AllocError::InvalidSetting { .. })
         ));
     }
-    f.donated.donated().insert(range - 512, 512, B, Placement::BestFit).unwrap();
+    f.donated.donated().insert(range - 512, 512, B, RangePlacement::BestFit).unwrap();
 }
 
 #[test]
@@ -108,7 +110,7 @@ fn clear_takes_out_one_range_and_only_when_nothing_lives_there() {
     f.free(blocks[1]);
     assert_eq!(f.donated.donated().clear(first), Err(AllocError::UnknownAddress(first)));
     assert_eq!(f.alloc(2 * MIB, A), second);
-    f.donated.donated().insert(first, 8 * MIB, B, Placement::BestFit).unwrap();
+    f.donated.donated().insert(first, 8 * MIB, B, RangePlacement::BestFit).unwrap();
     assert_eq!(f.alloc(2 * MIB, B), first);
 }
 
@@ -239,7 +241,7 @@ impl Model {
                 let bytes = mib * MIB;
                 let stream = StreamId(stream);
                 let address = backing.malloc(bytes)?;
-                donated.donated().insert(address, bytes, stream, Placement::BestFit)?;
+                donated.donated().insert(address, bytes, stream, RangePlacement::BestFit)?;
                 self.ranges.insert(address, (bytes, stream));
             }
             Op::Clear { index } => {
@@ -355,7 +357,7 @@ proptest! {
 fn a_range_filled_in_order_takes_every_request_and_repeats_itself() {
     let places = [0; 2].map(|_| {
         let f = Fixture::new();
-        let range = f.insert_as(8 * MIB, Placement::InOrder);
+        let range = f.insert_as(8 * MIB, RangePlacement::InOrder);
         let blocks = [4, MIB, 100, 2 * MIB].map(|bytes| f.alloc(bytes, A));
         f.free(blocks[1]);
         (blocks.map(|block| block - range), f.alloc(512, A) - range)
@@ -367,18 +369,18 @@ fn a_range_filled_in_order_takes_every_request_and_repeats_itself() {
 #[test]
 fn where_requests_come_to_lie_is_known_before() {
     let f = Fixture::new();
-    let range = f.insert_as(8 * MIB, Placement::InOrder);
+    let range = f.insert_as(8 * MIB, RangePlacement::InOrder);
     let requests = [4, MIB, 512, 513, 1];
     let first = requests.map(|bytes| f.alloc(bytes, A))[0];
     assert_eq!(first, range);
-    assert_eq!(f.donated.donated().close(range).unwrap(), Placed::in_order(&requests));
-    assert_eq!(Placed::in_order(&[u64::MAX, 1])[1].offset, u64::MAX, "more than there is of anything");
+    assert_eq!(f.donated.donated().close(range).unwrap(), PlacedBlock::in_order(&requests));
+    assert_eq!(PlacedBlock::in_order(&[u64::MAX, 1])[1].offset, u64::MAX, "more than there is of anything");
 }
 
 #[test]
 fn a_range_filled_in_order_refuses_what_it_has_no_place_for() {
     let f = Fixture::new();
-    f.insert_as(8 * MIB, Placement::InOrder);
+    f.insert_as(8 * MIB, RangePlacement::InOrder);
     f.alloc(7 * MIB, A);
     let error = f.donated.allocate(Request::new(2 * MIB, A)).unwrap_err();
     assert_eq!(error, AllocError::RangeFull { requested: 2 * MIB, bytes: 8 * MIB, free: MIB });
@@ -388,16 +390,16 @@ fn a_range_filled_in_order_refuses_what_it_has_no_place_for() {
 #[test]
 fn what_a_closed_range_held_leads_the_same_requests_to_the_same_places() {
     let f = Fixture::new();
-    let range = f.insert_as(8 * MIB, Placement::InOrder);
+    let range = f.insert_as(8 * MIB, RangePlacement::InOrder);
     let blocks = [4, MIB, 100].map(|bytes| f.alloc(bytes, A));
     f.free(blocks[0]);
     let layout = f.donated.donated().close(range).unwrap();
-    assert_eq!(layout, [(512, MIB), (512 + MIB, 100)].map(|(offset, bytes)| Placed { offset, bytes }));
+    assert_eq!(layout, [(512, MIB), (512 + MIB, 100)].map(|(offset, bytes)| PlacedBlock { offset, bytes }));
     assert!(!(range..range + 8 * MIB).contains(&f.alloc(2 * MIB, A)), "it takes nothing more");
     assert_eq!(f.donated.donated().close(range).unwrap(), layout);
 
     let f = Fixture::new();
-    let range = f.insert_as(8 * MIB, Placement::Recorded(layout));
+    let range = f.insert_as(8 * MIB, RangePlacement::Recorded(layout));
     assert_eq!(f.donated.donated().outstanding(range), 2);
     let error = f.donated.allocate(Request::new(100, A)).unwrap_err();
     assert_eq!(error, AllocError::LayoutDiffers { index: 0, requested: 100, recorded: MIB });
@@ -410,7 +412,7 @@ fn what_a_closed_range_held_leads_the_same_requests_to_the_same_places() {
 fn what_is_recorded_must_lie_in_the_range_and_apart() {
     let f = Fixture::new();
     let address = f.backing.malloc(MIB).unwrap();
-    let placed = |offset, bytes| Placed { offset, bytes };
+    let placed = |offset, bytes| PlacedBlock { offset, bytes };
     for layout in [
         vec![placed(MIB, 1)],
         vec![placed(0, MIB + 1)],
@@ -420,19 +422,19 @@ fn what_is_recorded_must_lie_in_the_range_and_apart() {
         vec![placed(u64::MAX - 511, 1)],
         vec![placed(0, u64::MAX)],
     ] {
-        let inserted = f.donated.donated().insert(address, MIB, A, Placement::Recorded(layout.clone()));
+        let inserted = f.donated.donated().insert(address, MIB, A, RangePlacement::Recorded(layout.clone()));
         assert!(matches!(inserted, Err(AllocError::InvalidSetting { .. })), "{layout:?}");
     }
-    f.donated.donated().insert(address, MIB, A, Placement::InOrder).unwrap();
+    f.donated.donated().insert(address, MIB, A, RangePlacement::InOrder).unwrap();
     let other = f.backing.malloc(MIB).unwrap();
-    assert!(f.donated.donated().insert(other, MIB, A, Placement::InOrder).is_err(), "which of them?");
+    assert!(f.donated.donated().insert(other, MIB, A, RangePlacement::InOrder).is_err(), "which of them?");
 }
 
 #[test]
 fn parameters_come_before_computation_on_the_same_stream() {
     let f = Fixture::new();
     let computation = f.insert(8 * MIB, A);
-    let parameters = f.insert_as(8 * MIB, Placement::InOrder);
+    let parameters = f.insert_as(8 * MIB, RangePlacement::InOrder);
     assert_eq!(f.alloc(2 * MIB, A), parameters);
     f.donated.donated().close(parameters).unwrap();
     assert_eq!(f.alloc(2 * MIB, A), computation);
@@ -449,7 +451,7 @@ struct Counting {
     frees: Mutex<Option<(Arc<Donated<NativeAllocator>>, u64)>>,
 }
 
-impl Gate for Counting {
+impl RangeGate for Counting {
     fn enter(&self) -> Result<bool, BackingError> {
         if let Some((donated, block)) = self.frees.lock().unwrap().take() {
             donated.free(block).unwrap();
@@ -563,9 +565,9 @@ fn a_gate_is_entered_under_no_lock_and_the_place_found_again() {
 #[test]
 fn what_was_placed_in_order_is_remembered_until_it_is_overlapped() {
     let f = Fixture::new();
-    let range = f.insert_as(8 * MIB, Placement::InOrder);
+    let range = f.insert_as(8 * MIB, RangePlacement::InOrder);
     let donated = f.donated.donated();
-    let sizes = |placed: Vec<Placed>| placed.into_iter().map(|placed| placed.bytes).collect::<Vec<_>>();
+    let sizes = |placed: Vec<PlacedBlock>| placed.into_iter().map(|placed| placed.bytes).collect::<Vec<_>>();
     let blocks = [1000, 2000, 3000].map(|bytes| f.alloc(bytes, A));
     f.free(blocks[0]);
     f.free(blocks[1]);

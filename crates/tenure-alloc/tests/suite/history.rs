@@ -6,8 +6,8 @@ use crate::common::{FakeBacking, GIB, MIB};
 use parking_lot::Mutex;
 use tenure_alloc::snapshot::SnapshotState;
 use tenure_alloc::{
-    Action, CachingAllocator, Context, Event, KeepContexts, NativeAllocator, PagedAllocator, PoolId, PoolUse,
-    Recording, Request, Resource, native, paged,
+    CachingAllocator, HistoryAction, HistoryContext, HistoryEvent, KeepContexts, NativeAllocator, NativeConfig,
+    PagedAllocator, PagedConfig, PoolId, PoolUse, Recording, Request, Resource,
 };
 use tenure_core::StreamId;
 
@@ -23,9 +23,9 @@ fn allocators() -> [Arc<dyn CachingAllocator>; 3] {
         backing
     };
     [
-        Arc::new(NativeAllocator::new(backing(), native::Config::default()).unwrap()),
-        Arc::new(NativeAllocator::new(backing(), native::Config::expandable()).unwrap()),
-        Arc::new(PagedAllocator::new(backing(), paged::Config::default()).unwrap()),
+        Arc::new(NativeAllocator::new(backing(), NativeConfig::default()).unwrap()),
+        Arc::new(NativeAllocator::new(backing(), NativeConfig::expandable()).unwrap()),
+        Arc::new(PagedAllocator::new(backing(), PagedConfig::default()).unwrap()),
     ]
 }
 
@@ -35,21 +35,21 @@ fn keep(contexts: KeepContexts) -> Recording {
 
 /// Allocates in a context of its own.
 fn alloc(allocator: &dyn CachingAllocator, bytes: u64, context: &'static str) -> u64 {
-    let _context = Context::enter(Some(Context::new(context)));
+    let _context = HistoryContext::enter(Some(HistoryContext::new(context)));
     allocator.allocate(Request::new(bytes, A)).unwrap().address
 }
 
 fn free(allocator: &dyn CachingAllocator, address: u64, context: &'static str) {
-    let _context = Context::enter(Some(Context::new(context)));
+    let _context = HistoryContext::enter(Some(HistoryContext::new(context)));
     allocator.free(address).unwrap();
 }
 
-fn words(context: Option<&Context>) -> &'static str {
+fn words(context: Option<&HistoryContext>) -> &'static str {
     context.map_or("", |context| context.downcast::<&'static str>().unwrap())
 }
 
 /// Returns the contexts of the events of an action.
-fn contexts_of(allocator: &dyn CachingAllocator, action: Action) -> Vec<&'static str> {
+fn contexts_of(allocator: &dyn CachingAllocator, action: HistoryAction) -> Vec<&'static str> {
     let events = allocator.history().events();
     events.iter().filter(|event| event.action == action).map(|event| words(event.context.as_ref())).collect()
 }
@@ -85,15 +85,15 @@ fn contexts_are_kept_as_far_as_was_asked() {
             assert_eq!(contexts_held(allocator), (vec![of_block], vec![at_alloc]), "{kept:?}");
             free(allocator, block, "give");
             {
-                let _context = Context::enter(Some(Context::new("empty")));
+                let _context = HistoryContext::enter(Some(HistoryContext::new("empty")));
                 allocator.release_cached().unwrap();
             }
-            assert_eq!(contexts_of(allocator, Action::Alloc), [at_alloc], "{kept:?}");
-            assert_eq!(contexts_of(allocator, Action::FreeRequested), [at_free], "{kept:?}");
-            assert_eq!(contexts_of(allocator, Action::FreeCompleted), [at_free], "{kept:?}");
+            assert_eq!(contexts_of(allocator, HistoryAction::Alloc), [at_alloc], "{kept:?}");
+            assert_eq!(contexts_of(allocator, HistoryAction::FreeRequested), [at_free], "{kept:?}");
+            assert_eq!(contexts_of(allocator, HistoryAction::FreeCompleted), [at_free], "{kept:?}");
             let events = history.events();
             let last = events.last().unwrap();
-            assert!(matches!(last.action, Action::SegmentFree | Action::SegmentUnmap), "{last:?}");
+            assert!(matches!(last.action, HistoryAction::SegmentFree | HistoryAction::SegmentUnmap), "{last:?}");
             assert_eq!(words(last.context.as_ref()), if kept == All { "empty" } else { at_alloc }, "{kept:?}");
         }
     }
@@ -109,7 +109,7 @@ fn the_pending_free_of_a_block_keeps_its_context() {
         free(allocator, block, "give");
         assert_eq!(contexts_held(allocator).0, ["take"]);
         allocator.release_cached().unwrap();
-        assert_eq!(contexts_of(allocator, Action::FreeCompleted), ["take"]);
+        assert_eq!(contexts_of(allocator, HistoryAction::FreeCompleted), ["take"]);
         assert_eq!(contexts_held(allocator).0, [""; 0]);
     }
 }
@@ -144,7 +144,7 @@ fn stopping_forgets_events_and_live_blocks_keep_their_contexts_until_they_are_fr
         assert!(!history.is_on(), "nothing is left to look after");
         history.start(Recording::default(), false);
         alloc(allocator, 5 * MIB, "again");
-        assert_eq!(contexts_of(allocator, Action::Alloc), ["again"]);
+        assert_eq!(contexts_of(allocator, HistoryAction::Alloc), ["again"]);
     }
 }
 
@@ -153,7 +153,7 @@ fn starting_again_keeps_the_events_unless_told_to_clear_them() {
     for allocator in allocators() {
         let allocator = &*allocator;
         let history = allocator.history();
-        let allocs = || history.events().iter().filter(|event| event.action == Action::Alloc).count();
+        let allocs = || history.events().iter().filter(|event| event.action == HistoryAction::Alloc).count();
         history.start(Recording::default(), true);
         alloc(allocator, 5 * MIB, "");
         history.start(Recording::default(), false);
@@ -182,15 +182,19 @@ fn actions_can_be_left_out_of_the_events_and_trackers_hear_of_them_all_the_same(
         let allocator = &*allocator;
         let history = allocator.history();
         let hearing = Arc::clone(&heard);
-        history.add_tracker(Box::new(move |event: &Event| hearing.lock().push(event.action)));
+        history.add_tracker(Box::new(move |event: &HistoryEvent| hearing.lock().push(event.action)));
         let block = alloc(allocator, 1000, "");
         assert_eq!(history.events(), [], "a tracker does not make the history record");
-        history.start(Recording { skip: vec![Action::FreeCompleted, Action::Snapshot], ..Recording::default() }, true);
+        history.start(
+            Recording { skip: vec![HistoryAction::FreeCompleted, HistoryAction::Snapshot], ..Recording::default() },
+            true,
+        );
         free(allocator, block, "");
         allocator.snapshot();
-        let kept: Vec<Action> = history.events().iter().map(|event| event.action).collect();
-        assert_eq!(kept, [Action::FreeRequested]);
-        let all = [Action::Alloc, Action::FreeRequested, Action::FreeCompleted, Action::Snapshot];
+        let kept: Vec<HistoryAction> = history.events().iter().map(|event| event.action).collect();
+        assert_eq!(kept, [HistoryAction::FreeRequested]);
+        let all =
+            [HistoryAction::Alloc, HistoryAction::FreeRequested, HistoryAction::FreeCompleted, HistoryAction::Snapshot];
         let heard = heard.lock();
         assert_eq!(heard.iter().filter(|action| all.contains(action)).copied().collect::<Vec<_>>(), all);
     }
@@ -201,16 +205,16 @@ fn a_note_is_kept_with_every_event_whatever_contexts_are_kept() {
     for allocator in allocators() {
         let allocator = &*allocator;
         allocator.history().start(keep(KeepContexts::Never), true);
-        Context::set_note(Some(Context::new("step 1")));
+        HistoryContext::set_note(Some(HistoryContext::new("step 1")));
         let block = alloc(allocator, 5 * MIB, "");
         free(allocator, block, "");
         allocator.release_cached().unwrap();
-        Context::set_note(None);
+        HistoryContext::set_note(None);
         allocator.snapshot();
         let events = allocator.history().events();
         let (last, rest) = events.split_last().unwrap();
         assert!(rest.iter().all(|event| words(event.note.as_ref()) == "step 1"));
-        assert_eq!((last.action, &last.note), (Action::Snapshot, &None));
+        assert_eq!((last.action, &last.note), (HistoryAction::Snapshot, &None));
     }
 }
 
@@ -258,7 +262,7 @@ fn a_snapshot_may_be_of_one_pool_and_without_the_events() {
         let taken = allocator.history().events();
         let taken = taken.iter().map(|event| (event.action, event.pool, event.bytes));
         let bytes = [6 * MIB, 11 * MIB, 0].into_iter().zip([POOL, PoolId(0, 0), PoolId(0, 8)]);
-        assert!(taken.eq(bytes.map(|(bytes, pool)| (Action::Snapshot, pool, bytes))));
+        assert!(taken.eq(bytes.map(|(bytes, pool)| (HistoryAction::Snapshot, pool, bytes))));
     }
 }
 
@@ -282,11 +286,11 @@ fn events_carry_the_pool_of_their_memory() {
 fn an_out_of_memory_error_is_an_event_with_the_context_of_the_request() {
     for allocator in allocators() {
         allocator.history().start(Recording::default(), true);
-        let _context = Context::enter(Some(Context::new("too much")));
+        let _context = HistoryContext::enter(Some(HistoryContext::new("too much")));
         allocator.allocate(Request::new(2 * GIB, A)).unwrap_err();
         let events = allocator.history().events();
         let event = events.last().unwrap();
-        assert_eq!((event.action, event.address, event.bytes), (Action::OutOfMemory, GIB, 2 * GIB));
+        assert_eq!((event.action, event.address, event.bytes), (HistoryAction::OutOfMemory, GIB, 2 * GIB));
         assert_eq!(words(event.context.as_ref()), "too much");
     }
 }

@@ -8,13 +8,13 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use tenure_alloc::snapshot::SnapshotState;
 use tenure_alloc::{
-    Action, CachingAllocator, Context, Event, KeepContexts, NativeAllocator, PagedAllocator, PoolId, PoolUse,
-    Recording, Request, Resource, Snapshot, native, paged,
+    CachingAllocator, HistoryAction, HistoryContext, HistoryEvent, KeepContexts, NativeAllocator, NativeConfig,
+    PagedAllocator, PagedConfig, PoolId, PoolUse, Recording, Request, Resource, Snapshot,
 };
 use tenure_core::StreamId;
 
 const POOL: PoolId = PoolId(1, 0);
-const ACTIONS: [Action; 10] = Action::ALL;
+const ACTIONS: [HistoryAction; 10] = HistoryAction::ALL;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -67,12 +67,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 fn allocator(kind: usize, backing: Arc<FakeBacking>) -> Arc<dyn CachingAllocator> {
     match kind {
-        0 => Arc::new(NativeAllocator::new(backing, native::Config::default()).unwrap()),
-        1 => Arc::new(NativeAllocator::new(backing, native::Config::expandable()).unwrap()),
+        0 => Arc::new(NativeAllocator::new(backing, NativeConfig::default()).unwrap()),
+        1 => Arc::new(NativeAllocator::new(backing, NativeConfig::expandable()).unwrap()),
         // Without slack and with few mappings, memory is pieced together, and windows come and go.
         _ => {
-            let config = paged::Config { slack: 0.0, slack_bytes: 0, min_chunk_bytes: 2 * MIB, ..Default::default() };
-            let config = paged::Config { mappings_per_chunk: 1, ..config };
+            let config = PagedConfig { slack: 0.0, slack_bytes: 0, min_chunk_bytes: 2 * MIB, ..Default::default() };
+            let config = PagedConfig { mappings_per_chunk: 1, ..config };
             Arc::new(PagedAllocator::new(backing, config).unwrap())
         }
     }
@@ -84,9 +84,9 @@ struct Run {
     allocator: Arc<dyn CachingAllocator>,
     live: Vec<u64>,
     /// The events that a tracker got in this step.
-    heard: Arc<Mutex<Vec<Event>>>,
+    heard: Arc<Mutex<Vec<HistoryEvent>>>,
     /// The events that the ring must hold.
-    kept: Vec<Event>,
+    kept: Vec<HistoryEvent>,
     recording: Option<Recording>,
     /// The number of the context that each live block must have, by address, if it must have one.
     contexts: BTreeMap<u64, u64>,
@@ -120,15 +120,15 @@ impl Run {
     }
 
     /// Makes a context that contains its number, and is dropped with its last holder.
-    fn context(&mut self) -> Context {
+    fn context(&mut self) -> HistoryContext {
         let number = Arc::new(self.made.len() as u64);
         self.made.push(Arc::downgrade(&number));
-        Context::new(number)
+        HistoryContext::new(number)
     }
 
     fn step(&mut self, step: &Step) {
         let context = self.context();
-        let _context = Context::enter(Some(context));
+        let _context = HistoryContext::enter(Some(context));
         let history = self.allocator.history();
         match *step {
             Step::Alloc { bytes, stream, is_private, failing } => {
@@ -185,7 +185,7 @@ impl Run {
     /// Adds the tracker's events to those that must be kept.
     fn hear(&mut self) {
         let heard = std::mem::take(&mut *self.heard.lock());
-        if heard.iter().any(|event| matches!(event.action, Action::SegmentAlloc | Action::SegmentMap)) {
+        if heard.iter().any(|event| matches!(event.action, HistoryAction::SegmentAlloc | HistoryAction::SegmentMap)) {
             self.of_segments.insert(self.made.len() as u64 - 1);
         }
         if let Some(Recording { limit, contexts, skip }) = &self.recording {
@@ -201,7 +201,7 @@ impl Run {
     fn check(&mut self) -> Snapshot {
         let snapshot = self.allocator.snapshot();
         let taken = self.heard.lock().pop().unwrap();
-        assert_eq!(taken.action, Action::Snapshot);
+        assert_eq!(taken.action, HistoryAction::Snapshot);
         self.hear();
         assert_eq!(snapshot.device_traces.concat(), self.kept, "events up to the snapshot, without it");
         self.heard.lock().push(taken);
@@ -234,7 +234,7 @@ impl Run {
     }
 }
 
-fn number(context: &Context) -> u64 {
+fn number(context: &HistoryContext) -> u64 {
     **context.downcast::<Arc<u64>>().unwrap()
 }
 
@@ -277,16 +277,16 @@ impl Mapped {
         (end <= until).then_some((first, until))
     }
 
-    fn replay(&mut self, event: &Event) {
+    fn replay(&mut self, event: &HistoryEvent) {
         let start = event.address;
         let end = event.address + event.bytes;
         match event.action {
-            Action::SegmentAlloc | Action::SegmentMap => self.add(start, end),
-            Action::SegmentFree | Action::SegmentUnmap => self.cut(start, end),
-            Action::Alloc | Action::FreeRequested | Action::FreeCompleted => {
+            HistoryAction::SegmentAlloc | HistoryAction::SegmentMap => self.add(start, end),
+            HistoryAction::SegmentFree | HistoryAction::SegmentUnmap => self.cut(start, end),
+            HistoryAction::Alloc | HistoryAction::FreeRequested | HistoryAction::FreeCompleted => {
                 assert!(self.around(start, end).is_some(), "{event:?} lies in no segment");
             }
-            Action::Snapshot | Action::OutOfMemory | Action::Annotate => {}
+            HistoryAction::Snapshot | HistoryAction::OutOfMemory | HistoryAction::Annotate => {}
         }
     }
 

@@ -3,10 +3,8 @@
 use std::sync::Arc;
 
 use crate::common::{FakeBacking, GIB, MIB};
-use tenure_alloc::native::{self, NativeAllocator};
-use tenure_alloc::paged::{self, PagedAllocator};
 use tenure_alloc::snapshot::Holder;
-use tenure_alloc::{CachingAllocator, Request};
+use tenure_alloc::{CachingAllocator, NativeAllocator, NativeConfig, PagedAllocator, PagedConfig, Request};
 use tenure_core::{Key, KeyId, StreamId, Tag};
 
 const A: StreamId = StreamId(1);
@@ -15,8 +13,8 @@ const B: StreamId = StreamId(2);
 fn each_allocator(check: impl Fn(&FakeBacking, &dyn CachingAllocator)) {
     let backing = Arc::new(FakeBacking::new(GIB));
     backing.hold_streams();
-    check(&backing, &NativeAllocator::new(Arc::clone(&backing) as _, native::Config::default()).unwrap());
-    check(&backing, &PagedAllocator::new(Arc::clone(&backing) as _, paged::Config::default()).unwrap());
+    check(&backing, &NativeAllocator::new(Arc::clone(&backing) as _, NativeConfig::default()).unwrap());
+    check(&backing, &PagedAllocator::new(Arc::clone(&backing) as _, PagedConfig::default()).unwrap());
 }
 
 #[test]

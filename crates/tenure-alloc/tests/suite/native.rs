@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::common::{FakeBacking, GIB, MIB};
-use tenure_alloc::native::{Config, NativeAllocator};
-use tenure_alloc::{AllocError, CachingAllocator, OutOfMemory, PoolId, PoolUse, Request, Resource, Stat, Statistics};
+use tenure_alloc::{
+    AllocError, CachingAllocator, NativeAllocator, NativeConfig, OutOfMemory, PoolId, PoolUse, Request, Resource, Stat,
+    Statistics,
+};
 use tenure_core::StreamId;
 
 const A: StreamId = StreamId(0);
@@ -18,11 +20,11 @@ struct Fixture {
 }
 
 impl Fixture {
-    fn new(config: Config) -> Self {
+    fn new(config: NativeConfig) -> Self {
         Self::on_device(GIB, config)
     }
 
-    fn on_device(total: u64, config: Config) -> Self {
+    fn on_device(total: u64, config: NativeConfig) -> Self {
         let backing = Arc::new(FakeBacking::new(total));
         let allocator = Arc::new(NativeAllocator::new(Arc::clone(&backing) as _, config).unwrap());
         Self { backing, allocator }
@@ -59,13 +61,13 @@ impl Fixture {
     }
 }
 
-fn split_at(bytes: u64) -> Config {
-    Config { max_split_size: Some(bytes), ..Config::default() }
+fn split_at(bytes: u64) -> NativeConfig {
+    NativeConfig { max_split_size: Some(bytes), ..NativeConfig::default() }
 }
 
 #[test]
 fn small_requests_share_segments_of_2_mib() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     let one = f.alloc(1);
     let other = f.alloc(513);
     assert_eq!(other, one + 512);
@@ -75,7 +77,7 @@ fn small_requests_share_segments_of_2_mib() {
 
 #[test]
 fn requests_below_10_mib_share_segments_of_20_mib_and_larger_ones_have_their_own() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     let one = f.alloc(2 * MIB);
     assert_eq!(f.alloc(9 * MIB), one + 2 * MIB);
     assert_eq!(f.reserved(), 20 * MIB);
@@ -85,7 +87,7 @@ fn requests_below_10_mib_share_segments_of_20_mib_and_larger_ones_have_their_own
 
 #[test]
 fn the_smallest_block_that_fits_wins_and_then_the_lowest_address() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     let blocks = [4096, 512, 1024, 512, 1024, 512].map(|bytes| f.alloc(bytes));
     for freed in [4, 2, 0] {
         f.free(blocks[freed]);
@@ -97,7 +99,7 @@ fn the_smallest_block_that_fits_wins_and_then_the_lowest_address() {
 
 #[test]
 fn a_freed_block_merges_with_free_neighbours() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     let blocks = [512, 512, 512, 512].map(|bytes| f.alloc(bytes));
     f.free(blocks[0]);
     f.free(blocks[2]);
@@ -107,7 +109,7 @@ fn a_freed_block_merges_with_free_neighbours() {
 
 #[test]
 fn a_large_block_is_not_split_for_a_rest_of_up_to_1_mib() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     f.cache(&[20 * MIB]);
     let block = f.allocator.allocate(Request::new(19 * MIB, A)).unwrap();
     assert_eq!(block.bytes, 20 * MIB);
@@ -118,7 +120,7 @@ fn a_large_block_is_not_split_for_a_rest_of_up_to_1_mib() {
 
 #[test]
 fn a_block_is_reused_on_its_own_stream_only() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     let block = f.alloc(5 * MIB);
     f.free(block);
     assert_ne!(f.try_alloc(5 * MIB, B).unwrap(), block);
@@ -127,7 +129,7 @@ fn a_block_is_reused_on_its_own_stream_only() {
 
 #[test]
 fn zero_bytes_are_address_zero_and_what_is_not_live_is_refused() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     assert_eq!(f.alloc(0), 0);
     f.free(0);
     let block = f.alloc(1);
@@ -163,7 +165,7 @@ fn with_a_split_limit_only_enough_oversize_segments_are_released_before_a_retry(
 
 #[test]
 fn everything_cached_is_released_before_the_last_retry() {
-    let f = Fixture::on_device(100 * MIB, Config::default());
+    let f = Fixture::on_device(100 * MIB, NativeConfig::default());
     let kept = f.alloc(12 * MIB);
     f.cache(&[40 * MIB, 30 * MIB]);
     f.alloc(60 * MIB);
@@ -175,7 +177,7 @@ fn everything_cached_is_released_before_the_last_retry() {
 
 #[test]
 fn garbage_collection_releases_segments_of_at_least_mean_age() {
-    let f = Fixture::new(Config { garbage_collection_threshold: 0.5, ..Config::default() });
+    let f = Fixture::new(NativeConfig { garbage_collection_threshold: 0.5, ..NativeConfig::default() });
     f.allocator.set_memory_fraction(0.25).unwrap();
     f.cache(&[30 * MIB, 40 * MIB]);
     (0..10).for_each(|_| f.cache(&[60 * MIB]));
@@ -186,7 +188,7 @@ fn garbage_collection_releases_segments_of_at_least_mean_age() {
 
 #[test]
 fn segments_grow_old_only_while_less_than_the_device_may_be_held() {
-    let f = Fixture::new(Config { garbage_collection_threshold: 0.5, ..Config::default() });
+    let f = Fixture::new(NativeConfig { garbage_collection_threshold: 0.5, ..NativeConfig::default() });
     f.allocator.set_memory_fraction(1.0).unwrap();
     f.cache(&[30 * MIB, 40 * MIB]);
     (0..10).for_each(|_| f.cache(&[60 * MIB]));
@@ -197,7 +199,7 @@ fn segments_grow_old_only_while_less_than_the_device_may_be_held() {
 
 #[test]
 fn a_memory_fraction_limits_what_is_held() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     f.allocator.set_memory_fraction(0.5).unwrap();
     f.alloc(500 * MIB);
     let error = f.try_alloc(30 * MIB, B).unwrap_err();
@@ -219,7 +221,7 @@ fn a_memory_fraction_limits_what_is_held() {
 
 #[test]
 fn what_the_process_holds_otherwise_counts_against_the_fraction() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     f.allocator.set_memory_fraction(0.5).unwrap();
     f.backing.set_overhead(100 * MIB);
     f.alloc(400 * MIB);
@@ -231,7 +233,7 @@ fn what_the_process_holds_otherwise_counts_against_the_fraction() {
 
 #[test]
 fn callbacks_free_memory_before_new_segments_are_made() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     let spare = f.alloc(12 * MIB);
     let allocator = Arc::downgrade(&f.allocator);
     let freed = AtomicU64::new(spare);
@@ -247,7 +249,7 @@ fn callbacks_free_memory_before_new_segments_are_made() {
 
 #[test]
 fn observers_of_out_of_memory_run_without_the_lock() {
-    let f = Fixture::on_device(50 * MIB, Config::default());
+    let f = Fixture::on_device(50 * MIB, NativeConfig::default());
     f.alloc(30 * MIB);
     let seen: Arc<OnceLock<(OutOfMemory, u64)>> = Arc::default();
     let allocator = Arc::downgrade(&f.allocator);
@@ -271,7 +273,7 @@ fn observers_of_out_of_memory_run_without_the_lock() {
 
 #[test]
 fn a_recorded_stream_holds_a_freed_block_until_it_has_passed() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     f.backing.hold_streams();
     let block = f.alloc(12 * MIB);
     f.allocator.record_stream(block, A).unwrap();
@@ -289,7 +291,7 @@ fn a_recorded_stream_holds_a_freed_block_until_it_has_passed() {
 
 #[test]
 fn a_slow_stream_delays_its_own_blocks_only() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     f.backing.hold_streams();
     let slow = f.alloc(12 * MIB);
     let fast = f.alloc(14 * MIB);
@@ -303,7 +305,7 @@ fn a_slow_stream_delays_its_own_blocks_only() {
 
 #[test]
 fn release_waits_for_pending_blocks() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     f.backing.hold_streams();
     let block = f.alloc(12 * MIB);
     f.allocator.record_stream(block, B).unwrap();
@@ -314,7 +316,7 @@ fn release_waits_for_pending_blocks() {
 
 #[test]
 fn a_private_pool_shares_no_memory_until_it_is_released() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     f.cache(&[12 * MIB]);
     let pool = PoolId(0, 1);
     f.allocator.begin_pool(pool, PoolUse::Capture, Box::new(|stream| stream == B)).unwrap();
@@ -336,7 +338,7 @@ fn a_private_pool_shares_no_memory_until_it_is_released() {
 
 #[test]
 fn the_pool_begun_last_is_asked_first() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     for id in [1, 2] {
         f.allocator.begin_pool(PoolId(0, id), PoolUse::Capture, Box::new(|_| true)).unwrap();
     }
@@ -348,7 +350,7 @@ fn the_pool_begun_last_is_asked_first() {
 
 #[test]
 fn a_block_freed_in_a_capture_waits_for_its_end_and_for_uses_outside_it() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     f.backing.hold_streams();
     let [before, during] = [12 * MIB, 14 * MIB].map(|bytes| f.alloc(bytes));
     f.allocator.record_stream(before, B).unwrap();
@@ -369,7 +371,7 @@ fn a_block_freed_in_a_capture_waits_for_its_end_and_for_uses_outside_it() {
 
 #[test]
 fn a_use_outside_a_capture_counts_even_if_it_was_recorded_in_one_before() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     f.backing.hold_streams();
     let block = f.alloc(12 * MIB);
     let capture = |inside: &dyn Fn()| {
@@ -387,7 +389,7 @@ fn a_use_outside_a_capture_counts_even_if_it_was_recorded_in_one_before() {
 
 #[test]
 fn a_pool_may_be_opened_to_others_before_an_out_of_memory_error() {
-    let f = Fixture::on_device(40 * MIB, Config::default());
+    let f = Fixture::on_device(40 * MIB, NativeConfig::default());
     let pool = PoolId(0, 3);
     assert_eq!(f.allocator.use_pool_on_oom(pool, true), Err(AllocError::UnknownPool(pool)));
     f.allocator.begin_pool(pool, PoolUse::Capture, Box::new(|_| true)).unwrap();
@@ -401,7 +403,7 @@ fn a_pool_may_be_opened_to_others_before_an_out_of_memory_error() {
 
 #[test]
 fn inactive_split_counts_free_blocks_of_segments_in_use() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(NativeConfig::default());
     let inactive = |f: &Fixture| {
         let small = f.statistics().small_pool;
         (small.inactive_split.current, small.inactive_split_bytes.current)
@@ -418,7 +420,7 @@ fn inactive_split_counts_free_blocks_of_segments_in_use() {
 
 #[test]
 fn an_expandable_segment_grows_in_place() {
-    let f = Fixture::new(Config::expandable());
+    let f = Fixture::new(NativeConfig::expandable());
     let one = f.alloc(30 * MIB);
     assert_eq!(f.reserved(), 40 * MIB);
     assert_eq!(f.alloc(30 * MIB), one + 30 * MIB);
@@ -429,7 +431,7 @@ fn an_expandable_segment_grows_in_place() {
 
 #[test]
 fn a_free_block_that_could_grow_is_kept_for_larger_requests() {
-    let f = Fixture::new(Config::expandable());
+    let f = Fixture::new(NativeConfig::expandable());
     let blocks = [30 * MIB, 25 * MIB, 3 * MIB].map(|bytes| f.alloc(bytes));
     f.free(blocks[1]);
     // The 2 MiB at the end would fit better, but unmapped addresses follow them.
@@ -438,7 +440,7 @@ fn a_free_block_that_could_grow_is_kept_for_larger_requests() {
 
 #[test]
 fn unmapped_gaps_of_an_expandable_segment_are_filled_first() {
-    let f = Fixture::new(Config::expandable());
+    let f = Fixture::new(NativeConfig::expandable());
     let blocks = [20 * MIB, 40 * MIB, 20 * MIB].map(|bytes| f.alloc(bytes));
     f.free(blocks[1]);
     f.allocator.release_cached().unwrap();
@@ -449,7 +451,7 @@ fn unmapped_gaps_of_an_expandable_segment_are_filled_first() {
 
 #[test]
 fn chunks_are_unmapped_after_their_stream_has_passed() {
-    let f = Fixture::new(Config::expandable());
+    let f = Fixture::new(NativeConfig::expandable());
     f.backing.hold_streams();
     let block = f.try_alloc(30 * MIB, B).unwrap();
     // The backing would panic if this work were still running when its chunks are unmapped.
@@ -461,7 +463,7 @@ fn chunks_are_unmapped_after_their_stream_has_passed() {
 
 #[test]
 fn only_whole_free_chunks_are_unmapped() {
-    let f = Fixture::new(Config::expandable());
+    let f = Fixture::new(NativeConfig::expandable());
     let blocks = [30 * MIB, 30 * MIB].map(|bytes| f.alloc(bytes));
     f.free(blocks[0]);
     f.allocator.release_cached().unwrap();
@@ -473,13 +475,13 @@ fn only_whole_free_chunks_are_unmapped() {
 
 #[test]
 fn a_failing_call_of_a_mapping_leaves_no_memory_held() {
-    let f = Fixture::new(Config::expandable());
+    let f = Fixture::new(NativeConfig::expandable());
     let before = f.backing.call_count();
     f.alloc(50 * MIB);
     let needed = f.backing.call_count() - before;
     assert_eq!(needed, 1 + 3 + 3 + 1, "reserve, create, map, set access");
     for failing in 0..needed {
-        let f = Fixture::new(Config::expandable());
+        let f = Fixture::new(NativeConfig::expandable());
         f.backing.fail_calls(failing..failing + 1);
         assert!(matches!(f.try_alloc(50 * MIB, A), Err(AllocError::Backing(_))));
         assert_eq!((f.backing.used(), f.reserved()), (0, 0));
@@ -489,7 +491,7 @@ fn a_failing_call_of_a_mapping_leaves_no_memory_held() {
 
 #[test]
 fn what_a_failed_mapping_cannot_give_back_is_counted_and_used_next() {
-    let f = Fixture::new(Config::expandable());
+    let f = Fixture::new(NativeConfig::expandable());
     // Creating the second chunk fails, and then so does giving back the first.
     f.backing.fail_calls(2..4);
     f.try_alloc(40 * MIB, A).unwrap_err();

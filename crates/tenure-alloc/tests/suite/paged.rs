@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::common::{FakeBacking, GIB, MIB};
-use tenure_alloc::paged::{Config, PagedAllocator};
 use tenure_alloc::snapshot::Segment;
 use tenure_alloc::{
-    AllocError, Backing, CachingAllocator, OutOfMemory, PoolId, PoolUse, Request, Resource, Statistics,
+    AllocError, Backing, CachingAllocator, OutOfMemory, PagedAllocator, PagedConfig, PoolId, PoolUse, Request,
+    Resource, Statistics,
 };
 use tenure_core::StreamId;
 
@@ -21,12 +21,18 @@ struct Fixture {
 }
 
 /// Returns settings with no slack and chunks of 16 MiB: requests must make do with existing memory where they can.
-fn tight() -> Config {
-    Config { slack: 0.0, slack_bytes: 0, min_chunk_bytes: 16 * MIB, max_chunk_bytes: 16 * MIB, ..Config::default() }
+fn tight() -> PagedConfig {
+    PagedConfig {
+        slack: 0.0,
+        slack_bytes: 0,
+        min_chunk_bytes: 16 * MIB,
+        max_chunk_bytes: 16 * MIB,
+        ..PagedConfig::default()
+    }
 }
 
 impl Fixture {
-    fn new(config: Config) -> Self {
+    fn new(config: PagedConfig) -> Self {
         let backing = Arc::new(FakeBacking::new(GIB));
         backing.hold_streams();
         let allocator = Arc::new(PagedAllocator::new(Arc::clone(&backing) as _, config).unwrap());
@@ -110,7 +116,8 @@ fn what_repeats_itself_makes_no_driver_call() {
 
 #[test]
 fn blocks_made_in_a_row_are_kept_together_and_a_slab_fills_a_hole() {
-    let f = Fixture::new(Config { slack_bytes: GIB, min_chunk_bytes: 64 * MIB, max_chunk_bytes: 64 * MIB, ..tight() });
+    let f =
+        Fixture::new(PagedConfig { slack_bytes: GIB, min_chunk_bytes: 64 * MIB, max_chunk_bytes: 64 * MIB, ..tight() });
     let (hole, _) = (f.alloc(4 * MIB), f.alloc(3 * MIB));
     f.free(hole);
     let row: Vec<u64> = (0..9).map(|_| f.alloc(5 * MIB)).collect();
@@ -140,7 +147,7 @@ fn another_streams_memory_needs_no_wait_once_its_work_is_done() {
 
 #[test]
 fn within_the_slack_a_new_chunk_is_better_than_a_wait() {
-    let f = Fixture::new(Config { slack_bytes: 64 * MIB, ..tight() });
+    let f = Fixture::new(PagedConfig { slack_bytes: 64 * MIB, ..tight() });
     let block = f.alloc(32 * MIB);
     f.free(block);
     f.try_alloc(32 * MIB, B).unwrap();
@@ -219,7 +226,7 @@ fn cached_memory_goes_back_and_windows_with_blocks_stay() {
 
 #[test]
 fn windows_that_hold_no_block_are_unmapped_when_there_are_too_many() {
-    let f = Fixture::new(Config { mappings_per_chunk: 1, ..tight() });
+    let f = Fixture::new(PagedConfig { mappings_per_chunk: 1, ..tight() });
     let blocks: Vec<u64> = (0..8).map(|_| f.alloc(16 * MIB)).collect();
     [0, 2].into_iter().for_each(|index: usize| f.free(blocks[index]));
     let pair = f.alloc(32 * MIB);
@@ -261,7 +268,8 @@ fn windows_that_cycles_did_not_use_are_unmapped_unless_chunks_are_only_there() {
 #[test]
 fn chunks_are_larger_while_there_is_a_limit() {
     let created = |coarseness, fraction| {
-        let config = Config { min_chunk_bytes: 2 * MIB, block_chunks: 16, limited_coarseness: coarseness, ..tight() };
+        let config =
+            PagedConfig { min_chunk_bytes: 2 * MIB, block_chunks: 16, limited_coarseness: coarseness, ..tight() };
         let f = Fixture::new(config);
         f.allocator.set_memory_fraction(fraction).unwrap();
         f.alloc(64 * MIB);
@@ -272,7 +280,7 @@ fn chunks_are_larger_while_there_is_a_limit() {
 
 #[test]
 fn without_address_space_the_request_fails_and_says_so() {
-    let f = Fixture::new(Config { address_space_bytes: Some(64 * MIB), ..tight() });
+    let f = Fixture::new(PagedConfig { address_space_bytes: Some(64 * MIB), ..tight() });
     let block = f.alloc(40 * MIB);
     let error = f.try_alloc(40 * MIB, A).unwrap_err().to_string();
     assert!(error.contains("address space"), "{error}");
@@ -377,7 +385,7 @@ fn a_full_device_asks_the_callbacks_then_waits_then_tells_the_observers() {
 
 #[test]
 fn a_memory_fraction_limits_what_is_reserved() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(PagedConfig::default());
     f.allocator.set_memory_fraction(0.25).unwrap();
     f.alloc(200 * MIB);
     assert!(matches!(f.try_alloc(100 * MIB, A), Err(AllocError::OutOfMemory { allowed, .. }) if allowed == GIB / 4));
@@ -388,7 +396,7 @@ fn a_memory_fraction_limits_what_is_reserved() {
 
 #[test]
 fn what_the_process_holds_otherwise_counts_against_the_fraction() {
-    let f = Fixture::new(Config::default());
+    let f = Fixture::new(PagedConfig::default());
     f.allocator.set_memory_fraction(0.5).unwrap();
     f.backing.set_overhead(100 * MIB);
     f.alloc(400 * MIB);
@@ -417,16 +425,16 @@ fn a_snapshot_shows_each_byte_once_and_every_block() {
 #[test]
 fn settings_that_make_no_sense_are_refused() {
     let wrong = [
-        (Config { slack: -0.1, ..tight() }, "slack"),
-        (Config { chunk_share: f64::NAN, ..tight() }, "chunk_share"),
-        (Config { min_chunk_bytes: 0, ..tight() }, "min_chunk_bytes"),
-        (Config { min_chunk_bytes: 99 * MIB, ..tight() }, "min_chunk_bytes"),
-        (Config { max_chunk_bytes: u64::MAX, ..tight() }, "max_chunk_bytes"),
-        (Config { mappings_per_chunk: 0, ..tight() }, "mappings_per_chunk"),
-        (Config { limited_coarseness: 0, ..tight() }, "limited_coarseness"),
-        (Config { address_space_bytes: Some(0), ..tight() }, "address_space_bytes"),
-        (Config { address_space_bytes: Some(u64::MAX), ..tight() }, "address_space_bytes"),
-        (Config { device: 128, ..tight() }, "device"),
+        (PagedConfig { slack: -0.1, ..tight() }, "slack"),
+        (PagedConfig { chunk_share: f64::NAN, ..tight() }, "chunk_share"),
+        (PagedConfig { min_chunk_bytes: 0, ..tight() }, "min_chunk_bytes"),
+        (PagedConfig { min_chunk_bytes: 99 * MIB, ..tight() }, "min_chunk_bytes"),
+        (PagedConfig { max_chunk_bytes: u64::MAX, ..tight() }, "max_chunk_bytes"),
+        (PagedConfig { mappings_per_chunk: 0, ..tight() }, "mappings_per_chunk"),
+        (PagedConfig { limited_coarseness: 0, ..tight() }, "limited_coarseness"),
+        (PagedConfig { address_space_bytes: Some(0), ..tight() }, "address_space_bytes"),
+        (PagedConfig { address_space_bytes: Some(u64::MAX), ..tight() }, "address_space_bytes"),
+        (PagedConfig { device: 128, ..tight() }, "device"),
     ];
     for (config, name) in wrong {
         let backing = Arc::new(FakeBacking::new(GIB));
@@ -485,7 +493,7 @@ fn a_streams_peaks_are_exact_though_its_pools_peak_apart() {
 
 #[test]
 fn free_memory_is_used_when_others_hold_the_rest_of_the_device() {
-    let f = Fixture::new(Config { slack_bytes: 62 * MIB, ..tight() });
+    let f = Fixture::new(PagedConfig { slack_bytes: 62 * MIB, ..tight() });
     let others = f.backing.create(512 * MIB).unwrap();
     let blocks: Vec<u64> = (0..8).map(|_| f.alloc(64 * MIB)).collect();
     blocks.iter().step_by(2).for_each(|&address| f.free(address));
@@ -543,7 +551,7 @@ fn slabs_emptied_before_an_error_are_not_lost() {
 
 #[test]
 fn addresses_of_a_private_pool_stay_mapped() {
-    let f = Fixture::new(Config { mappings_per_chunk: 1, ..tight() });
+    let f = Fixture::new(PagedConfig { mappings_per_chunk: 1, ..tight() });
     for _ in 0..3 {
         f.allocator.begin_pool(POOL, PoolUse::Capture, Box::new(|stream| stream == B)).unwrap();
         for mib in [16, 33, 50, 18, 70] {

@@ -5,12 +5,10 @@ use std::sync::Arc;
 
 use crate::common::{FakeBacking, GIB, MIB};
 use parking_lot::Mutex;
-use tenure_alloc::native::{self, NativeAllocator};
-use tenure_alloc::paged::{self, PagedAllocator};
 use tenure_alloc::snapshot::{Segment, SnapshotState};
 use tenure_alloc::{
-    Address, AllocError, Backing, BackingError, CachingAllocator, OutOfMemory, PoolId, PoolSource, PoolUse, Request,
-    Tuning,
+    Address, AllocError, Backing, BackingError, CachingAllocator, NativeAllocator, NativeConfig, OutOfMemory,
+    PagedAllocator, PagedConfig, PoolId, PoolSource, PoolUse, Request, Tuning,
 };
 use tenure_core::StreamId;
 
@@ -32,10 +30,10 @@ fn each(total: u64, test: impl Fn(&Fixture)) {
         test(&Fixture { name, backing, allocator });
     };
     let native =
-        |config: native::Config| move |backing| Arc::new(NativeAllocator::new(backing, config.clone()).unwrap()) as _;
-    fixture("native", &native(native::Config::default()));
-    fixture("expandable", &native(native::Config::expandable()));
-    let paged = |backing| PagedAllocator::new(backing, paged::Config::default()).unwrap();
+        |config: NativeConfig| move |backing| Arc::new(NativeAllocator::new(backing, config.clone()).unwrap()) as _;
+    fixture("native", &native(NativeConfig::default()));
+    fixture("expandable", &native(NativeConfig::expandable()));
+    let paged = |backing| PagedAllocator::new(backing, PagedConfig::default()).unwrap();
     fixture("paged", &|backing| Arc::new(paged(backing)));
     fixture("paged, pools expandable", &|backing| {
         let allocator = paged(backing);
@@ -421,7 +419,7 @@ fn a_source_without_memory_is_an_out_of_memory_error_of_its_pool() {
 
 #[test]
 fn a_source_gets_back_what_a_request_released_and_did_not_fit_in() {
-    let config = native::Config { max_split_size: Some(24 * MIB), ..native::Config::default() };
+    let config = NativeConfig { max_split_size: Some(24 * MIB), ..NativeConfig::default() };
     let backing = Arc::new(FakeBacking::new(256 * MIB));
     let allocator = Arc::new(NativeAllocator::new(Arc::clone(&backing) as _, config).unwrap());
     let f = Fixture { name: "native", backing: Arc::clone(&backing), allocator };
@@ -676,7 +674,7 @@ fn what_only_the_rejection_limit_refuses_is_counted_and_told_apart() {
 #[test]
 fn expandable_segments_turned_off_serve_no_request_until_they_are_turned_on_again() {
     let backing = Arc::new(FakeBacking::new(GIB));
-    let allocator = NativeAllocator::new(Arc::clone(&backing) as _, native::Config::expandable()).unwrap();
+    let allocator = NativeAllocator::new(Arc::clone(&backing) as _, NativeConfig::expandable()).unwrap();
     let alloc = || tenure_alloc::Resource::allocate(&allocator, Request::new(30 * MIB, A)).unwrap().address;
     let expandable = alloc();
     tenure_alloc::Resource::free(&allocator, expandable).unwrap();

@@ -5,12 +5,10 @@ use std::sync::Arc;
 
 use crate::common::{FakeBacking, MIB};
 use proptest::prelude::*;
-use tenure_alloc::native::{self, NativeAllocator};
-use tenure_alloc::paged::{self, PagedAllocator};
 use tenure_alloc::snapshot::SnapshotState;
 use tenure_alloc::{
-    AllocError, Backing, BackingError, CachingAllocator, PoolCheckpoint, PoolId, PoolSource, PoolStatistics, PoolUse,
-    Request, Tuning,
+    AllocError, Backing, BackingError, CachingAllocator, NativeAllocator, NativeConfig, PagedAllocator, PagedConfig,
+    PoolCheckpoint, PoolId, PoolSource, PoolStatistics, PoolUse, Request, Tuning,
 };
 use tenure_core::{KeyId, StreamId, Tag};
 
@@ -59,9 +57,9 @@ fn op() -> impl Strategy<Value = Op> {
 /// An allocator and its settings.
 #[derive(Clone, Debug)]
 enum Engine {
-    Native(native::Config),
+    Native(NativeConfig),
     /// The paged allocator; the flag turns on expandable segments in private pools.
-    Paged(paged::Config, bool),
+    Paged(PagedConfig, bool),
 }
 
 impl Engine {
@@ -100,12 +98,12 @@ fn native() -> impl Strategy<Value = Engine> {
     let thresholds = prop_oneof![Just(0.0), Just(0.3)];
     (any::<bool>(), limits, prop_oneof![Just(0), Just(8)], thresholds).prop_map(
         |(expandable_segments, max_split_size, divisions, garbage_collection_threshold)| {
-            Engine::Native(native::Config {
+            Engine::Native(NativeConfig {
                 expandable_segments,
                 max_split_size,
                 roundup_power2_divisions: [divisions; 16],
                 garbage_collection_threshold,
-                ..native::Config::default()
+                ..NativeConfig::default()
             })
         },
     )
@@ -117,13 +115,13 @@ fn paged() -> impl Strategy<Value = Engine> {
     let slack = prop_oneof![Just(0), Just(8 * MIB), Just(62 * MIB)];
     let flags = (any::<bool>(), any::<bool>());
     (slack, 1..6_u64, 1..3_usize, flags).prop_map(|(slack_bytes, chunk, mappings_per_chunk, (crowded, expandable))| {
-        let config = paged::Config {
+        let config = PagedConfig {
             slack_bytes,
             min_chunk_bytes: chunk * 2 * MIB,
             max_chunk_bytes: chunk * 4 * MIB,
             mappings_per_chunk,
             address_space_bytes: crowded.then_some(2048 * MIB),
-            ..paged::Config::default()
+            ..PagedConfig::default()
         };
         Engine::Paged(config, expandable)
     })
@@ -461,25 +459,25 @@ fn survives_every_failure(engine: &Engine) {
 
 #[test]
 fn any_failing_call_leaves_the_native_allocator_usable_and_exact() {
-    survives_every_failure(&Engine::Native(native::Config::default()));
+    survives_every_failure(&Engine::Native(NativeConfig::default()));
 }
 
 #[test]
 fn any_failing_call_leaves_the_expandable_allocator_usable_and_exact() {
-    survives_every_failure(&Engine::Native(native::Config::expandable()));
+    survives_every_failure(&Engine::Native(NativeConfig::expandable()));
 }
 
 #[test]
 fn any_failing_call_leaves_the_paged_allocator_usable_and_exact() {
     for (slack_bytes, expandable) in [(0, true), (62 * MIB, false)] {
-        let config = paged::Config { slack_bytes, ..paged::Config::default() };
+        let config = PagedConfig { slack_bytes, ..PagedConfig::default() };
         survives_every_failure(&Engine::Paged(config, expandable));
     }
 }
 
 #[test]
 fn threads_on_streams_of_their_own_share_an_allocator() {
-    for engine in [Engine::Native(native::Config::default()), Engine::Paged(paged::Config::default(), false)] {
+    for engine in [Engine::Native(NativeConfig::default()), Engine::Paged(PagedConfig::default(), false)] {
         let backing = Arc::new(FakeBacking::new(512 * MIB));
         let allocator = engine.build(&backing);
         std::thread::scope(|scope| {

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use crate::common::{FakeBacking, GIB, MIB};
-use tenure_alloc::adaptor::{Donated, Placement};
-use tenure_alloc::native::{self, NativeAllocator};
-use tenure_alloc::paged::{self, PagedAllocator};
-use tenure_alloc::{AllocError, Backing, CachingAllocator, PoolId, PoolUse, Request, Stat};
+use tenure_alloc::adaptor::{Donated, RangePlacement};
+use tenure_alloc::{
+    AllocError, Backing, CachingAllocator, NativeAllocator, NativeConfig, PagedAllocator, PagedConfig, PoolId, PoolUse,
+    Request, Stat,
+};
 use tenure_core::{Key, KeyId, StreamId, Tag};
 
 const A: StreamId = StreamId(0);
@@ -22,16 +23,16 @@ fn each_allocator(check: impl Fn(&FakeBacking, &dyn CachingAllocator)) {
         backing.hold_streams();
         backing
     };
-    for config in [native::Config::default(), native::Config::expandable()] {
+    for config in [NativeConfig::default(), NativeConfig::expandable()] {
         let backing = fake();
         check(&backing, &NativeAllocator::new(Arc::clone(&backing) as _, config).unwrap());
     }
     let backing = fake();
-    check(&backing, &PagedAllocator::new(Arc::clone(&backing) as _, paged::Config::default()).unwrap());
+    check(&backing, &PagedAllocator::new(Arc::clone(&backing) as _, PagedConfig::default()).unwrap());
     let backing = fake();
-    let inner = NativeAllocator::new(Arc::clone(&backing) as _, native::Config::default()).unwrap();
+    let inner = NativeAllocator::new(Arc::clone(&backing) as _, NativeConfig::default()).unwrap();
     let donated = Donated::new(inner, Arc::clone(&backing) as _);
-    donated.donated().insert(backing.malloc(64 * MIB).unwrap(), 64 * MIB, A, Placement::BestFit).unwrap();
+    donated.donated().insert(backing.malloc(64 * MIB).unwrap(), 64 * MIB, A, RangePlacement::BestFit).unwrap();
     check(&backing, &donated);
 }
 

@@ -6,9 +6,10 @@ use std::process::Command;
 use std::sync::Arc;
 
 use crate::common::{FakeBacking, MIB};
-use tenure_alloc::native::{Config, NativeAllocator};
-use tenure_alloc::snapshot::pickle::Writer;
-use tenure_alloc::{CachingAllocator, History, PagedAllocator, Recording, Request, paged};
+use tenure_alloc::snapshot::pickle::PickleWriter;
+use tenure_alloc::{
+    CachingAllocator, History, NativeAllocator, NativeConfig, PagedAllocator, PagedConfig, Recording, Request,
+};
 use tenure_core::{Key, KeyId, StreamId, Tag};
 
 /// Returns the output of `python3 -c code`, or `None` without Python.
@@ -52,7 +53,7 @@ fn history() -> History {
     History::new(Box::new(|| 1_700_000_000_000_000))
 }
 
-fn native(config: Config) -> NativeAllocator {
+fn native(config: NativeConfig) -> NativeAllocator {
     NativeAllocator::with_history(backing(), config, history()).unwrap()
 }
 
@@ -85,7 +86,7 @@ fn dump(allocator: &dyn CachingAllocator) -> Vec<u8> {
 
 #[test]
 fn python_reads_back_every_kind_of_value() {
-    let mut writer = Writer::new(Vec::new()).unwrap();
+    let mut writer = PickleWriter::new(Vec::new()).unwrap();
     let integers = [0, 255, 256, -1, i128::from(i32::MIN), 1 << 31, i128::from(u64::MAX), i128::from(i64::MIN)];
     writer
         .dict(|writer| {
@@ -116,7 +117,7 @@ fn python_reads_back_every_kind_of_value() {
 
 #[test]
 fn a_snapshot_has_the_shape_of_pytorchs() {
-    let allocator = native(Config::default());
+    let allocator = native(NativeConfig::default());
     use_everything(&allocator);
     let file = Pickle::new("shape", &dump(&allocator));
     let code = "import pickle, sys\n\
@@ -164,8 +165,9 @@ fn memory_viz_of_pytorch_opens_a_snapshot() {
         pages = [viz.trace_plot(d), viz.segment_plot(d), viz.segments(d, str), viz.memory(d, str), viz.trace(d)]\n\
         assert all(pages), pages\n\
         print(viz.segsum(d))";
-    let paged = PagedAllocator::with_history(backing(), paged::Config::default(), history()).unwrap();
-    let allocators: [&dyn CachingAllocator; 3] = [&native(Config::default()), &native(Config::expandable()), &paged];
+    let paged = PagedAllocator::with_history(backing(), PagedConfig::default(), history()).unwrap();
+    let allocators: [&dyn CachingAllocator; 3] =
+        [&native(NativeConfig::default()), &native(NativeConfig::expandable()), &paged];
     for allocator in allocators {
         use_everything(allocator);
         let reserved = allocator.statistics().all.reserved_bytes.current / MIB;

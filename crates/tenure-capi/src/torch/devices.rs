@@ -3,10 +3,10 @@
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use tenure_alloc::{CachingAllocator, Tuning, paged};
+use tenure_alloc::{CachingAllocator, PagedConfig, Tuning};
 use tenure_core::{Device, StreamId};
 use tenure_device::Stream;
-use tenure_device::memory::{MemoryError, Policy};
+use tenure_device::memory::{AllocatorPolicy, MemoryError};
 
 use crate::device::OpenDevice;
 use crate::failure::{Failure, Status, guarded};
@@ -103,7 +103,10 @@ pub(super) fn set_fraction_at_first(fraction: f64) {
 /// Returns whether a setting has an effect on the allocator with which devices are opened.
 pub(super) fn applies(tuning: &Tuning) -> bool {
     let policy = setup().options.as_ref().map(|options| options.memory.policy.clone()).unwrap_or_default();
-    !matches!((policy, tuning), (Policy::Paged(_), Tuning::MaxSplitSize(_) | Tuning::GarbageCollectionThreshold(_)))
+    !matches!(
+        (policy, tuning),
+        (AllocatorPolicy::Paged(_), Tuning::MaxSplitSize(_) | Tuning::GarbageCollectionThreshold(_))
+    )
 }
 
 #[cold]
@@ -114,8 +117,8 @@ fn open(number: c_int) -> Result<&'static OpenDevice, Failure> {
         return Ok(device);
     }
     let mut options = setup.options.clone().unwrap_or_default();
-    if let Policy::Paged(config) = &mut options.memory.policy {
-        *config = paged::Config::fine();
+    if let AllocatorPolicy::Paged(config) = &mut options.memory.policy {
+        *config = PagedConfig::fine();
     }
     OpenDevice::open(number, options.driver(number)?, options.memory)?;
     let device = OpenDevice::get(number)?;

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 use std::{ptr, slice};
 
-use tenure_alloc::{Action, Context, Event, KeepContexts, Recording};
+use tenure_alloc::{HistoryAction, HistoryContext, HistoryEvent, KeepContexts, Recording};
 
 use super::devices::{Topic, device, tell_all};
 use super::object::Object;
@@ -55,7 +55,7 @@ pub(super) unsafe extern "C" fn record_history(recording: *const CRecording, cle
 pub(super) extern "C" fn set_note(note: Object) {
     // This cannot fail. A thread that is ending causes no further events.
     let _ = guarded(|| {
-        Context::set_note(note.into_context());
+        HistoryContext::set_note(note.into_context());
         Ok(())
     });
 }
@@ -85,7 +85,7 @@ pub(super) extern "C" fn add_tracker(tracker: Tracker, user: Object) -> Status {
 }
 
 impl CEvent {
-    pub(super) fn new(device: c_int, event: &Event) -> Self {
+    pub(super) fn new(device: c_int, event: &HistoryEvent) -> Self {
         Self {
             action: event.action as c_int,
             device,
@@ -118,8 +118,8 @@ fn recording_of(recording: &CRecording) -> Result<Recording, Failure> {
 }
 
 /// Returns the action with this number.
-fn action(number: c_int) -> Result<Action, Failure> {
-    let known = usize::try_from(number).ok().and_then(|number| Action::ALL.get(number));
+fn action(number: c_int) -> Result<HistoryAction, Failure> {
+    let known = usize::try_from(number).ok().and_then(|number| HistoryAction::ALL.get(number));
     known.copied().ok_or_else(|| Failure::Invalid(format!("there is no action {number}")))
 }
 
@@ -129,10 +129,10 @@ mod tests {
 
     #[test]
     fn actions_are_numbered_as_pytorch_does() {
-        // c10/core/CachingDeviceAllocator.h, TraceEntry::Action.
-        assert!(Action::ALL.iter().enumerate().all(|(number, &action)| action as usize == number));
-        assert_eq!(Action::ALL[8].name(), "oom");
-        assert_eq!(Action::ALL[9].name(), "annotate");
-        assert_eq!(Action::ALL[3].name(), "segment_alloc");
+        // c10/core/CachingDeviceAllocator.h, TraceEntry::HistoryAction.
+        assert!(HistoryAction::ALL.iter().enumerate().all(|(number, &action)| action as usize == number));
+        assert_eq!(HistoryAction::ALL[8].name(), "oom");
+        assert_eq!(HistoryAction::ALL[9].name(), "annotate");
+        assert_eq!(HistoryAction::ALL[3].name(), "segment_alloc");
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use tenure_alloc::{Context, ContextGuard};
+use tenure_alloc::{HistoryContext, HistoryContextGuard};
 
 /// `tenure_object` of `tenure_torch.h`.
 #[derive(Debug)]
@@ -28,13 +28,13 @@ impl Object {
     }
 
     /// Returns the pointer of the object that a context was made of; null if it was made of anything else.
-    pub(super) fn of(context: Option<&Context>) -> *mut c_void {
-        context.and_then(Context::downcast::<Self>).map_or(ptr::null_mut(), Self::pointer)
+    pub(super) fn of(context: Option<&HistoryContext>) -> *mut c_void {
+        context.and_then(HistoryContext::downcast::<Self>).map_or(ptr::null_mut(), Self::pointer)
     }
 
     /// Makes the object a context. Returns `None` if there is no object.
-    pub(super) fn into_context(self) -> Option<Context> {
-        (!self.pointer.is_null()).then(|| Context::new(self))
+    pub(super) fn into_context(self) -> Option<HistoryContext> {
+        (!self.pointer.is_null()).then(|| HistoryContext::new(self))
     }
 
     /// Returns the pointer to pass to the object's functions.
@@ -44,8 +44,8 @@ impl Object {
 
     /// Makes the object the context of the thread's calls while the guard lives. Without an object, nothing changes.
     #[inline]
-    pub(super) fn enter(self) -> Option<ContextGuard> {
-        self.into_context().map(|context| Context::enter(Some(context)))
+    pub(super) fn enter(self) -> Option<HistoryContextGuard> {
+        self.into_context().map(|context| HistoryContext::enter(Some(context)))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr;
 
-use tenure_alloc::snapshot::{Annotation, Segment, SnapshotBlock, SnapshotState};
+use tenure_alloc::snapshot::{Segment, SnapshotAnnotation, SnapshotBlock, SnapshotState};
 use tenure_alloc::{PoolId, PoolKind};
 
 use super::devices::device;
@@ -105,7 +105,7 @@ impl Visitor {
         unsafe { (self.block)(self.user, &shown) }
     }
 
-    fn show_annotation(&self, annotation: &Annotation) {
+    fn show_annotation(&self, annotation: &SnapshotAnnotation) {
         let text = |text: &String| CString::new(text.replace('\0', " ")).unwrap_or_default();
         let owned: Vec<CString> =
             annotation.metadata.iter().flat_map(|(name, value)| [text(name), text(value)]).collect();

@@ -9,9 +9,9 @@ use std::time::Duration;
 use clap::Subcommand;
 
 use tenure::units::{Bytes, Count, Micros, parse_bytes};
-use tenure_device::Access;
+use tenure_device::AccessMode;
 use tenure_device::share::{
-    Client, DaemonConfig, Holding, LeaseKind, LeaseState, MemoryDaemon, Status, default_socket,
+    DaemonClient, DaemonConfig, DaemonStatus, Holding, LeaseKind, LeaseState, MemoryDaemon, default_socket,
 };
 
 use crate::files;
@@ -137,7 +137,7 @@ fn serve(args: &DaemonArgs) -> anyhow::Result<()> {
         ..DaemonConfig::default()
     };
     let daemon = MemoryDaemon::start(device(args.driver, args.chosen.device)?, config)?;
-    let client = Client::connect(daemon.socket())?;
+    let client = DaemonClient::connect(daemon.socket())?;
     // A program that waits for this line can connect. If the line cannot be written, the daemon serves all the same.
     let _ = writeln!(io::stdout(), "serving {} at {}", offer(&client.status()?), daemon.socket().display());
     let line = progress::line();
@@ -150,7 +150,7 @@ fn serve(args: &DaemonArgs) -> anyhow::Result<()> {
 }
 
 fn status(args: &StatusArgs) -> anyhow::Result<String> {
-    let status = Client::connect(&args.chosen.socket())?.status()?;
+    let status = DaemonClient::connect(&args.chosen.socket())?.status()?;
     Ok(if args.json { serde_json::to_string(&status)? + "\n" } else { describe(&status) })
 }
 
@@ -162,7 +162,7 @@ fn equal_chunks(pool_bytes: u64, chunk_bytes: u64) -> Vec<u64> {
 }
 
 /// Describes the memory that the daemon offers.
-fn offer(status: &Status) -> String {
+fn offer(status: &DaemonStatus) -> String {
     let pool = match status.terms.pool.len() {
         0 => "no pool".to_owned(),
         1 => format!("a pool of {}", Bytes(status.terms.pool[0])),
@@ -176,7 +176,7 @@ fn offer(status: &Status) -> String {
 }
 
 /// Describes the current connections and leases in one line.
-fn activity(status: &Status) -> String {
+fn activity(status: &DaemonStatus) -> String {
     let orphans = status.holdings.iter().filter(|holding| holding.state == LeaseState::Orphaned).count();
     let pool = status.holdings.iter().filter(|holding| holding.kind == LeaseKind::Pool);
     let mut line = format!(
@@ -192,7 +192,7 @@ fn activity(status: &Status) -> String {
     line
 }
 
-fn describe(status: &Status) -> String {
+fn describe(status: &DaemonStatus) -> String {
     let uptime = Micros(status.uptime_ms as f64 * 1e3);
     let mut text = format!("process {}, for {uptime}, serves {}\n", status.pid, offer(status).trim_end_matches(','));
     text += &format!("{} leased in chunks\n", Bytes(status.chunk_bytes));
@@ -224,8 +224,8 @@ fn row(holding: &Holding) -> [String; 7] {
             LeaseKind::Chunk => "chunk".into(),
         },
         match holding.access {
-            Access::Read => "reading".into(),
-            Access::ReadWrite => "writing".into(),
+            AccessMode::Read => "reading".into(),
+            AccessMode::ReadWrite => "writing".into(),
         },
         Bytes(holding.bytes).to_string(),
         Micros(holding.oldest_ms as f64 * 1e3).to_string(),

@@ -6,9 +6,9 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use tenure_device::share::{Client, SharedPool};
+use tenure_device::share::{DaemonClient, SharedPool};
 use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_device::{Access, Driver};
+use tenure_device::{AccessMode, Driver};
 
 /// The program's daemon. Dropped, it is killed.
 struct Daemon {
@@ -62,10 +62,10 @@ fn a_daemon_says_what_it_serves_and_status_who_has_it() {
     assert!(text(&daemon.status(&[])).ends_with("no leases\n"));
 
     let driver: Arc<dyn Driver> = Arc::new(SimDriver::new(SimConfig::default()));
-    let pool = SharedPool::attach(Arc::new(Client::connect(&daemon.socket).unwrap()), driver).unwrap();
+    let pool = SharedPool::attach(Arc::new(DaemonClient::connect(&daemon.socket).unwrap()), driver).unwrap();
     let mapped = format!("pool mapped by processes {}\n", std::process::id());
     assert!(text(&daemon.status(&[])).contains(&mapped));
-    let _lease = pool.lease(0, 1 << 30, Access::ReadWrite).unwrap();
+    let _lease = pool.lease(0, 1 << 30, AccessMode::ReadWrite).unwrap();
     let status = daemon.status(&[]);
     let pid = std::process::id().to_string();
     let row = text(&status).lines().find(|line| line.starts_with(&pid)).unwrap();
@@ -87,7 +87,7 @@ fn a_daemon_says_what_it_serves_and_status_who_has_it() {
 fn a_pool_has_the_chunks_that_were_asked_for_and_a_daemon_as_many_clients() {
     let daemon = Daemon::start(&["--chunks", "2MiB,6MiB", "--clients", "2", "--grace-ms", &u64::MAX.to_string()]);
     // The daemon's own client has the other place.
-    let client = Client::connect(&daemon.socket).unwrap();
+    let client = DaemonClient::connect(&daemon.socket).unwrap();
     assert_eq!(client.terms().pool, [2 << 20, 6 << 20]);
     let refused = daemon.status(&[]);
     assert_eq!(refused.status.code(), Some(2));

@@ -12,7 +12,7 @@ use crate::{CallError, Driver, Executor};
 
 /// The operation that combines the numbers of several devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reduction {
+pub enum ReduceOp {
     /// Their sum.
     Sum,
     /// Their mean.
@@ -68,7 +68,7 @@ pub struct Communicator {
 }
 
 enum Group {
-    Nccl(nccl::Group),
+    Nccl(nccl::NcclGroup),
     Sim(Arc<sim::Meeting>),
 }
 
@@ -85,7 +85,7 @@ impl Communicator {
             return Err(CollectiveError::NoGroup { devices });
         }
         let group = Arc::new(match simulated {
-            0 => Group::Nccl(nccl::Group::new(drivers)?),
+            0 => Group::Nccl(nccl::NcclGroup::new(drivers)?),
             _ => Group::Sim(Arc::new(sim::Meeting::new(drivers.len()))),
         });
         let communicators = drivers.iter().enumerate().map(|(rank, driver)| {
@@ -120,7 +120,7 @@ impl Communicator {
         address: Address,
         count: usize,
         dtype: DType,
-        reduction: Reduction,
+        reduction: ReduceOp,
         stream: StreamId,
     ) -> Result<(), CollectiveError> {
         match (&*self.group, self.driver.executor()) {

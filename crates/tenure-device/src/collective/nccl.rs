@@ -18,12 +18,12 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tenure_alloc::Address;
 use tenure_core::{DType, StreamId};
 
-use super::{CollectiveError, Reduction};
+use super::{CollectiveError, ReduceOp};
 use crate::cuda::CudaDriver;
 use crate::{Call, Driver, Executor};
 
 /// A group of devices.
-pub(super) struct Group {
+pub(super) struct NcclGroup {
     /// The members, by rank.
     members: Vec<Member>,
     is_over: AtomicBool,
@@ -45,7 +45,7 @@ unsafe impl Send for Member {}
 // SAFETY: see `Send`.
 unsafe impl Sync for Member {}
 
-impl Group {
+impl NcclGroup {
     /// Creates a group of CUDA devices.
     pub(super) fn new(drivers: &[Arc<dyn Driver>]) -> Result<Self, CollectiveError> {
         // SAFETY: loading a library runs its initialisers; this one is NVIDIA's.
@@ -128,16 +128,16 @@ impl Group {
         address: Address,
         count: usize,
         dtype: DType,
-        reduction: Reduction,
+        reduction: ReduceOp,
         stream: StreamId,
     ) -> Result<(), CollectiveError> {
         let (_alive, name) = self.call(rank)?;
         let data = address as *mut _;
         let number = number(dtype)?;
         let operation = match reduction {
-            Reduction::Sum => ncclRedOp_t::ncclSum,
-            Reduction::Average => ncclRedOp_t::ncclAvg,
-            Reduction::Max => ncclRedOp_t::ncclMax,
+            ReduceOp::Sum => ncclRedOp_t::ncclSum,
+            ReduceOp::Average => ncclRedOp_t::ncclAvg,
+            ReduceOp::Max => ncclRedOp_t::ncclMax,
         };
         let put = driver.library_call_on(Call::Collective, stream, |stream| {
             // SAFETY: the communicator is alive, and the stream known; the device checks the addresses.
@@ -167,7 +167,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for NcclGroup {
     fn drop(&mut self) {
         self.end(0);
     }

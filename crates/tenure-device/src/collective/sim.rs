@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use tenure_alloc::Address;
 use tenure_core::{DType, StreamId};
 
-use super::{CollectiveError, Reduction};
-use crate::sim::{Kernel, SimDriver};
+use super::{CollectiveError, ReduceOp};
+use crate::sim::{SimDriver, SimKernel};
 
 /// The longest time that a device waits for the others.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -103,7 +103,7 @@ pub(super) fn all_reduce(
     address: Address,
     count: usize,
     dtype: DType,
-    reduction: Reduction,
+    reduction: ReduceOp,
     stream: StreamId,
 ) -> Result<(), CollectiveError> {
     if matches!(dtype, DType::Bool | DType::I16) {
@@ -143,12 +143,12 @@ fn put(
     let giver = Arc::clone(meeting);
     let waiter = Arc::clone(meeting);
     let taker = Arc::clone(meeting);
-    let give = Kernel::new(name, stream).reads(address, bytes as u64).body(move |memory| {
+    let give = SimKernel::new(name, stream).reads(address, bytes as u64).body(move |memory| {
         let mut own = vec![0; bytes];
         memory.read(address, &mut own);
         giver.give(number, rank, own);
     });
-    let take = Kernel::new(name, stream).writes(address, bytes as u64).body(move |memory| {
+    let take = SimKernel::new(name, stream).writes(address, bytes as u64).body(move |memory| {
         if let Some(result) = taker.take(number, &merge) {
             memory.write(address, &result);
         }
@@ -161,7 +161,7 @@ fn put(
 }
 
 /// Reduces the numbers of all devices to one device's.
-fn reduce(given: Vec<Vec<u8>>, dtype: DType, reduction: Reduction) -> Vec<u8> {
+fn reduce(given: Vec<Vec<u8>>, dtype: DType, reduction: ReduceOp) -> Vec<u8> {
     let size = given.len() as f64;
     let width = dtype.size();
     let count = given.first().map_or(0, |bytes| bytes.len() / width);
@@ -169,9 +169,9 @@ fn reduce(given: Vec<Vec<u8>>, dtype: DType, reduction: Reduction) -> Vec<u8> {
     for at in 0..count {
         let numbers = given.iter().map(|bytes| number(dtype, &bytes[at * width..][..width]));
         let reduced = match reduction {
-            Reduction::Sum => numbers.sum(),
-            Reduction::Average => numbers.sum::<f64>() / size,
-            Reduction::Max => numbers.fold(f64::NEG_INFINITY, f64::max),
+            ReduceOp::Sum => numbers.sum(),
+            ReduceOp::Average => numbers.sum::<f64>() / size,
+            ReduceOp::Max => numbers.fold(f64::NEG_INFINITY, f64::max),
         };
         push(dtype, reduced, &mut result);
     }

@@ -111,7 +111,7 @@ pub struct Operands {
 
 /// A plan by which a product is computed on a device. It never becomes invalid.
 #[derive(Clone)]
-pub struct ProductPlan(Arc<Plan>);
+pub struct ProductPlan(Arc<BlasPlan>);
 
 impl ProductPlan {
     /// Returns how many bytes [`Operands::workspace`] must have.
@@ -137,7 +137,7 @@ unsafe impl Send for Blas {}
 // SAFETY: cuBLASLt's handle may be used by several threads at once.
 unsafe impl Sync for Blas {}
 
-struct Plan {
+struct BlasPlan {
     product: Product,
     a: Layout,
     b: Layout,
@@ -159,7 +159,7 @@ impl CudaDriver {
             return plan;
         }
         let blas = self.in_context(Call::PlanProduct, || self.blas())?;
-        let plan = self.in_context(Call::PlanProduct, || Ok(ProductPlan(Arc::new(Plan::new(blas, product)?))));
+        let plan = self.in_context(Call::PlanProduct, || Ok(ProductPlan(Arc::new(BlasPlan::new(blas, product)?))));
         blas.plans.write().entry(*product).or_insert(plan).clone()
     }
 
@@ -205,7 +205,7 @@ impl CudaDriver {
         })?;
         let chosen = chosen.unwrap_or(plan.0.chosen);
         self.in_context(Call::PlanProduct, || {
-            let plan = Plan { chosen, is_tuned: true, ..Plan::without_algorithm(product)? };
+            let plan = BlasPlan { chosen, is_tuned: true, ..BlasPlan::without_algorithm(product)? };
             let plan = ProductPlan(Arc::new(plan));
             self.blas()?.plans.write().insert(*product, Ok(plan.clone()));
             Ok(plan)
@@ -238,7 +238,7 @@ impl CudaDriver {
     /// The same as for [`multiply`](Self::multiply).
     unsafe fn run_product(
         &self,
-        plan: &Plan,
+        plan: &BlasPlan,
         chosen: &Heuristic,
         operands: &Operands,
         stream: StreamId,
@@ -283,7 +283,7 @@ impl CudaDriver {
     }
 }
 
-impl Plan {
+impl BlasPlan {
     fn new(blas: &Blas, product: &Product) -> Result<Self, ErrorKind> {
         let plan = Self::without_algorithm(product)?;
         let best = plan.candidates(blas, 1)?.into_iter().next();

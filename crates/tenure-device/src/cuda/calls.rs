@@ -18,8 +18,8 @@ use super::error::{check, completed, system_failure};
 use super::nvml;
 use crate::deferred::InHostFunction;
 use crate::{
-    Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, GraphId, HostFunction, MemoryHandle,
-    Priority, ProcessMemory,
+    AccessMode, Call, CallError, DeviceProcess, Driver, ErrorKind, EventHandle, EventId, EventKind, GraphId,
+    HostFunction, MemoryHandle, Priority,
 };
 
 impl Driver for CudaDriver {
@@ -127,7 +127,7 @@ impl Driver for CudaDriver {
         })
     }
 
-    fn set_access(&self, address: Address, bytes: u64, access: Access) -> Result<(), CallError> {
+    fn set_access(&self, address: Address, bytes: u64, access: AccessMode) -> Result<(), CallError> {
         self.make_accessible(address, bytes, access)
     }
 
@@ -224,12 +224,12 @@ impl Driver for CudaDriver {
         })
     }
 
-    unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: Access) -> Result<(), CallError> {
+    unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: AccessMode) -> Result<(), CallError> {
         self.in_context(Call::RegisterHost, || {
             let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
             let flags = match access {
-                Access::Read => flags | sys::CU_MEMHOSTREGISTER_READ_ONLY,
-                Access::ReadWrite => flags,
+                AccessMode::Read => flags | sys::CU_MEMHOSTREGISTER_READ_ONLY,
+                AccessMode::ReadWrite => flags,
             };
             let _relaxed = RelaxedCapture::enter()?;
             // SAFETY: the caller keeps the range mapped.
@@ -257,7 +257,7 @@ impl Driver for CudaDriver {
         })
     }
 
-    fn processes(&self) -> Option<Vec<ProcessMemory>> {
+    fn processes(&self) -> Option<Vec<DeviceProcess>> {
         nvml::processes(&self.properties)
     }
 

@@ -9,29 +9,29 @@ use tenure_core::StreamId;
 
 use super::CudaDriver;
 use super::error::check;
-use super::nvrtc::{self, CompileError, Image};
+use super::nvrtc::{self, CompileError, KernelImage};
 use crate::{Call, CallError, ErrorKind, Launch};
 
 /// Kernels that a device has loaded. They stay loaded until the process ends, so that no running kernel can lose its
 /// code.
 #[derive(Clone, Copy, Debug)]
-pub struct Module(CUmodule);
+pub struct KernelModule(CUmodule);
 
 // SAFETY: a module is a handle, valid until the process ends; the driver synchronises access to what it refers to.
-unsafe impl Send for Module {}
+unsafe impl Send for KernelModule {}
 // SAFETY: see `Send`.
-unsafe impl Sync for Module {}
+unsafe impl Sync for KernelModule {}
 
-/// A kernel of a [`Module`].
+/// A kernel of a [`KernelModule`].
 #[derive(Clone, Copy, Debug)]
 pub struct Function {
     raw: CUfunction,
     name: &'static str,
 }
 
-// SAFETY: see `Module`.
+// SAFETY: see `KernelModule`.
 unsafe impl Send for Function {}
-// SAFETY: see `Module`.
+// SAFETY: see `KernelModule`.
 unsafe impl Sync for Function {}
 
 /// The number of blocks and threads that run a kernel.
@@ -57,7 +57,7 @@ impl CudaDriver {
     ///
     /// # Errors
     /// There is no NVRTC, or the source is wrong: the error shows the compiler's log.
-    pub fn compile(&self, source: &str, options: &[&str]) -> Result<Image, CompileError> {
+    pub fn compile(&self, source: &str, options: &[&str]) -> Result<KernelImage, CompileError> {
         nvrtc::compile(source, self.properties().compute_capability, options)
     }
 
@@ -65,12 +65,12 @@ impl CudaDriver {
     ///
     /// # Errors
     /// The driver's error: the image is for another kind of device, or there is no memory for it.
-    pub fn load_module(&self, image: &Image) -> Result<Module, CallError> {
+    pub fn load_module(&self, image: &KernelImage) -> Result<KernelModule, CallError> {
         self.in_context(Call::LoadModule, || {
             let mut module = ptr::null_mut();
             // SAFETY: `module` is writable, and the image is a complete one that the compiler made.
             check(unsafe { sys::cuModuleLoadData(&mut module, image.as_bytes().as_ptr().cast()) })?;
-            Ok(Module(module))
+            Ok(KernelModule(module))
         })
     }
 
@@ -78,14 +78,14 @@ impl CudaDriver {
     ///
     /// # Errors
     /// The module has no kernel of that name.
-    pub fn function(&self, module: Module, name: &'static str) -> Result<Function, CallError> {
+    pub fn function(&self, module: KernelModule, name: &'static str) -> Result<Function, CallError> {
         self.function_called(module, name, name)
     }
 
     /// Returns the kernel with that symbol. Errors call it `name`.
     pub(super) fn function_called(
         &self,
-        module: Module,
+        module: KernelModule,
         symbol: &str,
         name: &'static str,
     ) -> Result<Function, CallError> {

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::CudaDriver;
 use super::kernel::Function;
-use super::nvrtc::{self, CompileError, Image};
+use super::nvrtc::{self, CompileError, KernelImage};
 use crate::{CallError, cache};
 
 /// The name of the kernel in its source: the only one there, and `extern "C"`. The compiled kernel has the operation's
@@ -70,7 +70,11 @@ impl CudaDriver {
 ///
 /// # Errors
 /// There is no NVRTC, or the source is wrong: the error shows the compiler's log.
-pub fn compile_cached(name: KernelName, source: &str, compute_capability: (u32, u32)) -> Result<Image, CompileError> {
+pub fn compile_cached(
+    name: KernelName,
+    source: &str,
+    compute_capability: (u32, u32),
+) -> Result<KernelImage, CompileError> {
     let source = &format!("#define {ENTRY} {}\n{source}", symbol(name));
     let Some(path) = cache::folder(KIND).map(|folder| folder.join(file_name(source, compute_capability))) else {
         return nvrtc::compile(source, compute_capability, OPTIONS);
@@ -119,13 +123,13 @@ fn file_name(source: &str, (major, minor): (u32, u32)) -> String {
 }
 
 /// Reads a cached image; `None` if it is missing or damaged.
-fn read(path: &Path) -> Option<Image> {
+fn read(path: &Path) -> Option<KernelImage> {
     let mut bytes = fs::read(path).ok()?;
     let digest = bytes.split_off(bytes.len().checked_sub(DIGEST)?);
-    (Sha256::digest(&bytes)[..] == digest).then(|| Image::from_bytes(bytes))
+    (Sha256::digest(&bytes)[..] == digest).then(|| KernelImage::from_bytes(bytes))
 }
 
-fn write(path: &Path, image: &Image) -> io::Result<()> {
+fn write(path: &Path, image: &KernelImage) -> io::Result<()> {
     let bytes = image.as_bytes();
     cache::replace(path, &[bytes, &Sha256::digest(bytes)].concat())
 }
@@ -139,7 +143,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kernels/some.cubin");
         assert!(read(&path).is_none());
-        write(&path, &Image::from_bytes(vec![1, 2, 3])).unwrap();
+        write(&path, &KernelImage::from_bytes(vec![1, 2, 3])).unwrap();
         assert_eq!(read(&path).unwrap().as_bytes(), [1, 2, 3]);
         let whole = fs::read(&path).unwrap();
         for cut in [&whole[..0], &whole[..2], &whole[..whole.len() - 1], &[&[9], &whole[1..]].concat()] {

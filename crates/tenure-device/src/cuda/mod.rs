@@ -41,10 +41,10 @@ mod timing;
 mod tune;
 
 pub use self::blas::{Compute, Epilogue, Matrix, Operands, Product, ProductPlan, TUNING_WORKSPACE};
-pub use self::dnn::{Attention, Convolution, ConvolutionPass, DnnPlan};
+pub use self::dnn::{ConvolutionPass, DnnAttention, DnnConvolution, DnnPlan};
 pub use self::driver::CudaDriver;
-pub use self::kernel::{Function, LaunchConfig, Module};
+pub use self::kernel::{Function, KernelModule, LaunchConfig};
 pub use self::kernels::{KernelError, KernelName, check_cached, compile_cached};
-pub use self::nvrtc::{CompileError, Image};
+pub use self::nvrtc::{CompileError, KernelImage};
 pub use self::platform::{CudaPlatform, platform};
 pub use self::timing::Timing;

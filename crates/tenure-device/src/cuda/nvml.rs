@@ -7,36 +7,36 @@ use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, Topol
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::{Device, Nvml};
 
-use crate::{Link, ProcessMemory, Properties};
+use crate::{DeviceLink, DeviceProcess, Properties};
 
 /// The largest number of NVLinks on a device (`NVML_NVLINK_MAX_LINKS`).
 const MAX_LINKS: u32 = 18;
 
 /// Returns the processes that compute on a device. In a container, the process numbers may be those of the host, and
 /// processes outside the container may be missing.
-pub(super) fn processes(properties: &Properties) -> Option<Vec<ProcessMemory>> {
+pub(super) fn processes(properties: &Properties) -> Option<Vec<DeviceProcess>> {
     let processes = find(properties)?.running_compute_processes().ok()?;
     let processes = processes.into_iter().map(|process| {
         let bytes = match process.used_gpu_memory {
             UsedGpuMemory::Used(bytes) => Some(bytes),
             UsedGpuMemory::Unavailable => None,
         };
-        ProcessMemory { pid: process.pid, bytes }
+        DeviceProcess { pid: process.pid, bytes }
     });
     Some(processes.collect())
 }
 
 /// Returns the link between two devices.
-pub(super) fn link(from: &Properties, to: &Properties) -> Option<Link> {
+pub(super) fn link(from: &Properties, to: &Properties) -> Option<DeviceLink> {
     let from = find(from)?;
     let to = find(to)?;
     if from.p2p_status(&to, P2pCapabilitiesIndex::NvLink).is_ok_and(|status| status == P2pStatus::Ok) {
-        return Some(Link::NvLink { count: nv_links(&from, &to) });
+        return Some(DeviceLink::NvLink { count: nv_links(&from, &to) });
     }
     Some(match from.topology_common_ancestor(to).ok()? {
-        TopologyLevel::Internal | TopologyLevel::Single | TopologyLevel::Multiple => Link::PciSwitch,
-        TopologyLevel::HostBridge => Link::HostBridge,
-        TopologyLevel::Node | TopologyLevel::System => Link::System,
+        TopologyLevel::Internal | TopologyLevel::Single | TopologyLevel::Multiple => DeviceLink::PciSwitch,
+        TopologyLevel::HostBridge => DeviceLink::HostBridge,
+        TopologyLevel::Node | TopologyLevel::System => DeviceLink::System,
     })
 }
 

@@ -7,7 +7,7 @@ use cudarc::nvrtc::sys::{self, nvrtcProgram};
 
 /// The machine code of one or several kernels, for one kind of device.
 #[derive(Clone)]
-pub struct Image(Vec<u8>);
+pub struct KernelImage(Vec<u8>);
 
 /// The reason why a kernel was not compiled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,9 +33,13 @@ pub enum CompileError {
 }
 
 /// Compiles CUDA C++ for devices of `compute_capability`.
-pub(super) fn compile(source: &str, compute_capability: (u32, u32), options: &[&str]) -> Result<Image, CompileError> {
+pub(super) fn compile(
+    source: &str,
+    compute_capability: (u32, u32),
+    options: &[&str],
+) -> Result<KernelImage, CompileError> {
     let program = compiled(source, "sm", compute_capability, options)?;
-    program.image().map(Image).map_err(|error| failed(error, String::new()))
+    program.image().map(KernelImage).map_err(|error| failed(error, String::new()))
 }
 
 /// Checks CUDA C++ with the compiler's front end.
@@ -75,7 +79,7 @@ pub(super) fn version() -> String {
     found.map_or_else(|_| String::new(), |()| format!("{major}.{minor}"))
 }
 
-impl Image {
+impl KernelImage {
     pub(super) fn from_bytes(bytes: Vec<u8>) -> Self {
         Self(bytes)
     }
@@ -140,7 +144,7 @@ mod tests {
     }"#;
 
     /// Compiles for an H200. Returns `None` on a machine without the compiler.
-    fn compile_here(source: &str) -> Option<Result<Image, CompileError>> {
+    fn compile_here(source: &str) -> Option<Result<KernelImage, CompileError>> {
         match compile(source, (9, 0), &["--std=c++17"]) {
             Err(CompileError::NoCompiler) => {
                 eprintln!("skipped: there is no NVRTC");

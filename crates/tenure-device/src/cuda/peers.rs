@@ -7,7 +7,7 @@ use tenure_core::StreamId;
 use super::driver::location;
 use super::error::check;
 use super::{CudaDriver, platform};
-use crate::{Access, Call, CallError, Driver, ErrorKind, Platform};
+use crate::{AccessMode, Call, CallError, Driver, ErrorKind, Platform};
 
 impl CudaDriver {
     /// Lets `peer` access memory from `malloc` (enabled once for the context) and mapped memory (enabled for each
@@ -75,7 +75,7 @@ impl CudaDriver {
     }
 
     /// Makes whole mapped chunks accessible to this device and its peers.
-    pub(super) fn make_accessible(&self, address: Address, bytes: u64, access: Access) -> Result<(), CallError> {
+    pub(super) fn make_accessible(&self, address: Address, bytes: u64, access: AccessMode) -> Result<(), CallError> {
         self.call(Call::SetAccess, || {
             let mut space = self.space.lock();
             let count = space.whole_chunks(address, bytes)?;
@@ -98,9 +98,9 @@ fn right(device: CUdevice, flags: Flags) -> CUmemAccessDesc {
     CUmemAccessDesc { location: location(device), flags }
 }
 
-fn flags(access: Access) -> Flags {
+fn flags(access: AccessMode) -> Flags {
     match access {
-        Access::Read => Flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
-        Access::ReadWrite => Flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        AccessMode::Read => Flags::CU_MEM_ACCESS_FLAGS_PROT_READ,
+        AccessMode::ReadWrite => Flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     }
 }

@@ -7,7 +7,7 @@ use cudarc::driver::sys::CUdevice;
 use rustc_hash::FxHashMap;
 use tenure_alloc::{Address, ChunkId};
 
-use crate::{Access, ErrorKind};
+use crate::{AccessMode, ErrorKind};
 
 /// Chunks, reserved address space, and the address at which each chunk is mapped.
 ///
@@ -19,20 +19,20 @@ pub(super) struct AddressSpace {
     /// Reserved ranges: first byte and end.
     reservations: BTreeMap<Address, Address>,
     /// Mapped chunks, by address.
-    mappings: BTreeMap<Address, Mapping>,
-    chunks: FxHashMap<ChunkId, Chunk>,
+    mappings: BTreeMap<Address, ChunkMapping>,
+    chunks: FxHashMap<ChunkId, CudaChunk>,
     /// The other devices that have the same access as this one.
     peers: Vec<CUdevice>,
 }
 
-struct Mapping {
+struct ChunkMapping {
     end: Address,
     chunk: ChunkId,
     /// The access that was granted; `None` before it is set.
-    access: Option<Access>,
+    access: Option<AccessMode>,
 }
 
-struct Chunk {
+struct CudaChunk {
     bytes: u64,
     /// The number of addresses at which the chunk is mapped.
     mapped: usize,
@@ -77,7 +77,7 @@ impl AddressSpace {
     }
 
     pub(super) fn add_chunk(&mut self, chunk: ChunkId, bytes: u64) {
-        self.chunks.entry(chunk).or_insert(Chunk { bytes, mapped: 0, names: 0 }).names += 1;
+        self.chunks.entry(chunk).or_insert(CudaChunk { bytes, mapped: 0, names: 0 }).names += 1;
     }
 
     /// Returns the size of a chunk, in bytes.
@@ -88,8 +88,8 @@ impl AddressSpace {
     /// Returns the size of a chunk, in bytes, if it may be released.
     pub(super) fn check_release(&self, chunk: ChunkId) -> Result<u64, ErrorKind> {
         match *self.chunk(chunk)? {
-            Chunk { mapped: count, names: 1, .. } if count > 0 => Err(ErrorKind::ChunkMapped { chunk, count }),
-            Chunk { bytes, .. } => Ok(bytes),
+            CudaChunk { mapped: count, names: 1, .. } if count > 0 => Err(ErrorKind::ChunkMapped { chunk, count }),
+            CudaChunk { bytes, .. } => Ok(bytes),
         }
     }
 
@@ -121,7 +121,7 @@ impl AddressSpace {
     pub(super) fn add_mapping(&mut self, address: Address, chunk: ChunkId) {
         if let Some(known) = self.chunks.get_mut(&chunk) {
             known.mapped += 1;
-            self.mappings.insert(address, Mapping { end: address + known.bytes, chunk, access: None });
+            self.mappings.insert(address, ChunkMapping { end: address + known.bytes, chunk, access: None });
         }
     }
 
@@ -147,14 +147,14 @@ impl AddressSpace {
     }
 
     /// Records the access to a range of [`whole_chunks`](Self::whole_chunks).
-    pub(super) fn note_access(&mut self, address: Address, bytes: u64, access: Access) {
+    pub(super) fn note_access(&mut self, address: Address, bytes: u64, access: AccessMode) {
         for (_, mapping) in self.mappings.range_mut(address..address + bytes) {
             mapping.access = Some(access);
         }
     }
 
     /// Returns the first byte, the size in bytes and the access of each accessible mapping.
-    pub(super) fn accessible(&self) -> impl Iterator<Item = (Address, u64, Access)> {
+    pub(super) fn accessible(&self) -> impl Iterator<Item = (Address, u64, AccessMode)> {
         self.mappings.iter().filter_map(|(&start, mapping)| Some((start, mapping.end - start, mapping.access?)))
     }
 
@@ -175,7 +175,7 @@ impl AddressSpace {
         }
     }
 
-    fn chunk(&self, chunk: ChunkId) -> Result<&Chunk, ErrorKind> {
+    fn chunk(&self, chunk: ChunkId) -> Result<&CudaChunk, ErrorKind> {
         self.chunks.get(&chunk).ok_or(ErrorKind::UnknownHandle { what: "chunk", handle: chunk.0 })
     }
 
@@ -264,10 +264,10 @@ mod tests {
         let (mut space, chunk) = space();
         space.add_mapping(at(4), chunk);
         assert_eq!(space.accessible().count(), 0);
-        space.note_access(at(2), 4 * GRANULE, Access::ReadWrite);
-        space.note_access(at(4), 2 * GRANULE, Access::Read);
-        let whole = (at(2), 2 * GRANULE, Access::ReadWrite);
-        let read = (at(4), 2 * GRANULE, Access::Read);
+        space.note_access(at(2), 4 * GRANULE, AccessMode::ReadWrite);
+        space.note_access(at(4), 2 * GRANULE, AccessMode::Read);
+        let whole = (at(2), 2 * GRANULE, AccessMode::ReadWrite);
+        let read = (at(4), 2 * GRANULE, AccessMode::Read);
         assert_eq!(space.accessible().collect::<Vec<_>>(), [whole, read]);
         space.remove_mappings(at(2), 2 * GRANULE);
         assert_eq!(space.accessible().collect::<Vec<_>>(), [read]);

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use tenure_alloc::{native, paged};
+use tenure_alloc::{NativeConfig, PagedConfig};
 
 use super::MemoryError;
 
@@ -10,7 +10,7 @@ use super::MemoryError;
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryConfig {
     /// The allocator and its settings. The device's number is filled in.
-    pub policy: Policy,
+    pub policy: AllocatorPolicy,
     /// The largest share of the device, from 0 to 1, that this process may hold.
     pub fraction: f64,
 }
@@ -18,35 +18,35 @@ pub struct MemoryConfig {
 /// An allocator and its settings.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Policy {
+pub enum AllocatorPolicy {
     /// Tenure's allocator.
-    Paged(paged::Config),
+    Paged(PagedConfig),
     /// PyTorch's allocator, with expandable segments if its settings say so.
-    Native(native::Config),
+    Native(NativeConfig),
 }
 
 impl Default for MemoryConfig {
     /// Returns Tenure's allocator, and the whole device.
     fn default() -> Self {
-        Self { policy: Policy::default(), fraction: 1.0 }
+        Self { policy: AllocatorPolicy::default(), fraction: 1.0 }
     }
 }
 
-impl Default for Policy {
+impl Default for AllocatorPolicy {
     fn default() -> Self {
-        Self::Paged(paged::Config::default())
+        Self::Paged(PagedConfig::default())
     }
 }
 
 /// Parses a policy's name, `paged`, `native` or `expandable`, and gives it default settings.
-impl FromStr for Policy {
+impl FromStr for AllocatorPolicy {
     type Err = MemoryError;
 
     fn from_str(name: &str) -> Result<Self, MemoryError> {
         match name {
             "paged" => Ok(Self::default()),
-            "native" => Ok(Self::Native(native::Config::default())),
-            "expandable" => Ok(Self::Native(native::Config::expandable())),
+            "native" => Ok(Self::Native(NativeConfig::default())),
+            "expandable" => Ok(Self::Native(NativeConfig::expandable())),
             _ => Err(MemoryError::UnknownPolicy { name: name.to_owned() }),
         }
     }

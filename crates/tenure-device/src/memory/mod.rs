@@ -31,7 +31,7 @@ use tenure_alloc::{Address, AllocError, Block, CachingAllocator, NativeAllocator
 use tenure_core::{Device, StreamId};
 
 pub use blocks::{ImportedBlock, SharedBlock};
-pub use config::{MemoryConfig, Policy};
+pub use config::{AllocatorPolicy, MemoryConfig};
 pub use devices::{MAX_DEVICES, allocator, device, install, installed, preempt};
 pub use error::MemoryError;
 pub use preemption::{AroundWait, Preemption};
@@ -80,12 +80,12 @@ impl DeviceMemory {
         let streams = Streams::new(Arc::clone(&driver));
         let backing = Arc::new(DeviceBacking::new(driver));
         let allocator = match config.policy {
-            Policy::Paged(mut config) => {
+            AllocatorPolicy::Paged(mut config) => {
                 config.device = device.index().into();
                 let allocator = PagedAllocator::new(Arc::clone(&backing) as _, config)?;
                 Allocator::Paged(Donated::new(allocator, Arc::clone(&backing) as _))
             }
-            Policy::Native(mut config) => {
+            AllocatorPolicy::Native(mut config) => {
                 config.device = device.index().into();
                 let allocator = NativeAllocator::new(Arc::clone(&backing) as _, config)?;
                 Allocator::Native(Box::new(Donated::new(allocator, Arc::clone(&backing) as _)))

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::OutOfMemoryReport;
 use super::report::Gib;
-use crate::ProcessMemory;
+use crate::DeviceProcess;
 
 /// PyTorch's advice.
 const ADVICE: &str = "If reserved but unallocated memory is large try setting \
@@ -26,8 +26,8 @@ impl OutOfMemoryReport {
             write!(f, "Including non-PyTorch memory, this process has {} memory in use. ", Gib(self.in_use_bytes()))?;
         }
         self.others.iter().try_for_each(|process| match *process {
-            ProcessMemory { pid, bytes: Some(bytes) } => write!(f, "Process {pid} has {} memory in use. ", Gib(bytes)),
-            ProcessMemory { bytes: None, .. } => Ok(()),
+            DeviceProcess { pid, bytes: Some(bytes) } => write!(f, "Process {pid} has {} memory in use. ", Gib(bytes)),
+            DeviceProcess { bytes: None, .. } => Ok(()),
         })
     }
 }

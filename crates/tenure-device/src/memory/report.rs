@@ -7,7 +7,7 @@ use tenure_alloc::{AllocError, Backing, MemoryInfo, PoolId, Request};
 use tenure_core::{Device, KeyId, StreamId, Tag};
 
 use super::DeviceMemory;
-use crate::ProcessMemory;
+use crate::DeviceProcess;
 
 /// The most keys named in the text.
 const KEYS_SHOWN: usize = 5;
@@ -45,7 +45,7 @@ pub struct OutOfMemoryReport {
     /// The holders of the blocks that have a key, the largest first.
     pub keys: Vec<Holder>,
     /// Other processes that the system names, the largest first.
-    pub others: Vec<ProcessMemory>,
+    pub others: Vec<DeviceProcess>,
 }
 
 impl std::error::Error for OutOfMemoryReport {}
@@ -133,10 +133,10 @@ impl OutOfMemoryReport {
             return None;
         }
         Some(match self.others.first() {
-            Some(ProcessMemory { pid, bytes: Some(bytes) }) if *bytes >= missing => {
+            Some(DeviceProcess { pid, bytes: Some(bytes) }) if *bytes >= missing => {
                 format!("Stop process {pid}, which holds {}, or move it to another device.", Gib(*bytes))
             }
-            Some(ProcessMemory { pid, .. }) => {
+            Some(DeviceProcess { pid, .. }) => {
                 format!("Other processes hold most of what is missing, process {pid} among them: stop some of them.")
             }
             None => "Look for other processes on the device (`nvidia-smi`), and stop those not needed.".into(),
@@ -223,7 +223,12 @@ impl OutOfMemoryReport {
         let held: u64 = self.tags.iter().map(|holder| holder.bytes).sum();
         let rows = self.tags.iter().map(|holder| {
             let share = holder.bytes as f64 / held.max(1) as f64 * 100.0;
-            format!("{:<16} {:>11} {share:>5.1}%  {}", holder.tag.name(), Gib(holder.bytes).to_string(), Blocks(holder))
+            format!(
+                "{:<16} {:>11} {share:>5.1}%  {}",
+                holder.tag.name(),
+                Gib(holder.bytes).to_string(),
+                BlockCount(holder)
+            )
         });
         write_section(f, "Held, by tag", rows)
     }
@@ -232,7 +237,7 @@ impl OutOfMemoryReport {
         let named = self.keys.iter().filter_map(|holder| Some((holder, holder.key.key()?)));
         let rows = named.take(KEYS_SHOWN).map(|(holder, key)| {
             let tag = holder.tag.name();
-            format!("{tag:<16} {:>11}  {}  {key}", Gib(holder.bytes).to_string(), Blocks(holder))
+            format!("{tag:<16} {:>11}  {}  {key}", Gib(holder.bytes).to_string(), BlockCount(holder))
         });
         write_section(f, "Held, by key", rows)
     }
@@ -299,9 +304,9 @@ impl fmt::Display for Gib {
 }
 
 /// A number of blocks, shown as `1 block` or `20 blocks`.
-struct Blocks<'a>(&'a Holder);
+struct BlockCount<'a>(&'a Holder);
 
-impl fmt::Display for Blocks<'_> {
+impl fmt::Display for BlockCount<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.0.blocks, if self.0.blocks == 1 { "block" } else { "blocks" })
     }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use tenure_alloc::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
 use tenure_core::StreamId;
 
-use super::chunk::Chunk;
+use super::chunk::PinnedChunk;
 use super::{MAX_CHUNK_BYTES, PinnedConfig};
 use crate::{Call, DeviceBacking, Driver};
 
@@ -20,27 +20,27 @@ pub(super) struct HostBacking {
     /// The marks of the device's streams.
     marks: DeviceBacking,
     config: PinnedConfig,
-    chunks: Mutex<Chunks>,
+    chunks: Mutex<PinnedChunks>,
 }
 
 #[derive(Default)]
-struct Chunks {
+struct PinnedChunks {
     /// The chunks, by address.
-    chunks: BTreeMap<Address, Cut>,
+    chunks: BTreeMap<Address, CutChunk>,
     pinned: u64,
     peak: u64,
 }
 
 /// A chunk, and the segments cut from it.
-struct Cut {
-    chunk: Chunk,
+struct CutChunk {
+    chunk: PinnedChunk,
     bytes: u64,
     /// The size in bytes of each segment, by offset.
     segments: BTreeMap<u64, u64>,
 }
 
 /// The bytes pinned, and their limit and peak.
-pub(super) struct Usage {
+pub(super) struct PinnedUsage {
     pub(super) limit: u64,
     pub(super) pinned: u64,
     pub(super) peak: u64,
@@ -53,13 +53,13 @@ impl HostBacking {
         Self { driver, marks, config, chunks: Mutex::default() }
     }
 
-    pub(super) fn usage(&self) -> Usage {
-        let Chunks { chunks, pinned, peak } = &*self.chunks.lock();
-        Usage { limit: self.config.limit_bytes, pinned: *pinned, peak: *peak, chunks: chunks.len() }
+    pub(super) fn usage(&self) -> PinnedUsage {
+        let PinnedChunks { chunks, pinned, peak } = &*self.chunks.lock();
+        PinnedUsage { limit: self.config.limit_bytes, pinned: *pinned, peak: *peak, chunks: chunks.len() }
     }
 
     /// Pins a chunk with room for `bytes`: a whole one, or as much of it as the limit allows.
-    fn add_chunk(&self, chunks: &mut Chunks, bytes: u64) -> Result<Address, BackingError> {
+    fn add_chunk(&self, chunks: &mut PinnedChunks, bytes: u64) -> Result<Address, BackingError> {
         let left = self.config.limit_bytes - chunks.pinned;
         if bytes > left {
             let call = Call::RegisterHost.name();
@@ -67,16 +67,16 @@ impl HostBacking {
         }
         let whole = bytes.max(self.config.chunk_bytes).next_multiple_of(ROUNDING).min(MAX_CHUNK_BYTES);
         let bytes = if whole <= left { whole } else { bytes };
-        let chunk = Chunk::new(Arc::clone(&self.driver), bytes, self.config.numa_node)?;
+        let chunk = PinnedChunk::new(Arc::clone(&self.driver), bytes, self.config.numa_node)?;
         let address = chunk.address();
-        chunks.chunks.insert(address, Cut { chunk, bytes, segments: BTreeMap::new() });
+        chunks.chunks.insert(address, CutChunk { chunk, bytes, segments: BTreeMap::new() });
         chunks.pinned += bytes;
         chunks.peak = chunks.peak.max(chunks.pinned);
         Ok(address)
     }
 }
 
-impl Cut {
+impl CutChunk {
     /// Returns the first offset where `bytes` fit.
     fn room(&self, bytes: u64) -> Option<u64> {
         let ends = self.segments.iter().map(|(&offset, &bytes)| offset + bytes);
@@ -93,7 +93,7 @@ impl Backing for HostBacking {
 
     /// Returns the figures of the limit, not of the host.
     fn memory_info(&self) -> Result<MemoryInfo, BackingError> {
-        let Usage { limit, pinned, .. } = self.usage();
+        let PinnedUsage { limit, pinned, .. } = self.usage();
         Ok(MemoryInfo { free: limit - pinned, total: limit })
     }
 

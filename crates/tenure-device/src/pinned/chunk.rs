@@ -9,7 +9,7 @@ use memmap2::{MmapMut, MmapRaw};
 use tenure_alloc::{Address, BackingError};
 use tenure_core::move_to_numa_node;
 
-use crate::{Access, CallError, Driver};
+use crate::{AccessMode, CallError, Driver};
 
 /// The fewest bytes for which a thread is started to touch them.
 const BYTES_PER_THREAD: usize = 32 << 20;
@@ -19,14 +19,14 @@ const MAX_THREADS: usize = 8;
 const PAGE_BYTES: usize = 4096;
 
 /// A mapping of this process, registered with a driver.
-pub(super) struct Chunk {
+pub(super) struct PinnedChunk {
     driver: Arc<dyn Driver>,
     /// Must not be unmapped while it is registered.
     memory: ManuallyDrop<MmapRaw>,
     is_pinned: bool,
 }
 
-impl Chunk {
+impl PinnedChunk {
     /// Maps, touches and registers `bytes` bytes. A failure leaves nothing mapped.
     pub(super) fn new(driver: Arc<dyn Driver>, bytes: u64, numa_node: Option<u32>) -> Result<Self, BackingError> {
         let failed = |call, reason: &dyn ToString| BackingError::Failed { call, reason: reason.to_string() };
@@ -43,7 +43,7 @@ impl Chunk {
         touch(&mut memory);
         let memory = MmapRaw::from(memory);
         // SAFETY: `drop` unmaps the memory only once it is no longer registered.
-        unsafe { driver.register_host(memory.as_mut_ptr(), bytes, Access::ReadWrite)? };
+        unsafe { driver.register_host(memory.as_mut_ptr(), bytes, AccessMode::ReadWrite)? };
         Ok(Self { driver, memory: ManuallyDrop::new(memory), is_pinned: true })
     }
 
@@ -63,7 +63,7 @@ impl Chunk {
     }
 }
 
-impl Drop for Chunk {
+impl Drop for PinnedChunk {
     /// Unmaps the memory. If the driver does not unregister it, it stays mapped.
     fn drop(&mut self) {
         if self.unpin().is_ok() {

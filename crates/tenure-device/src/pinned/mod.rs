@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread;
 
-use tenure_alloc::{AllocError, CachingAllocator, NativeAllocator, Request, Resource, Statistics, native};
+use tenure_alloc::{AllocError, CachingAllocator, NativeAllocator, NativeConfig, Request, Resource, Statistics};
 use tenure_core::StreamId;
 
 use crate::deferred::{DeferredFrees, in_host_function};
@@ -80,10 +80,10 @@ pub struct PinnedPool {
 }
 
 struct PinnedShared {
-    blocks: Arc<Blocks>,
+    blocks: Arc<PinnedBlocks>,
 }
 
-struct Blocks {
+struct PinnedBlocks {
     allocator: NativeAllocator,
     backing: Arc<HostBacking>,
     /// Frees of buffers dropped in host functions.
@@ -146,9 +146,9 @@ impl PinnedPool {
         }
         let backing = Arc::new(HostBacking::new(driver, config));
         // The limit may leave less than a segment of the usual size.
-        let config = native::Config { shrink_segments: true, ..native::Config::default() };
+        let config = NativeConfig { shrink_segments: true, ..NativeConfig::default() };
         let allocator = NativeAllocator::new(Arc::clone(&backing) as _, config)?;
-        let blocks = Blocks { allocator, backing, deferred: DeferredFrees::default() };
+        let blocks = PinnedBlocks { allocator, backing, deferred: DeferredFrees::default() };
         Ok(Self { shared: Arc::new(PinnedShared { blocks: Arc::new(blocks) }) })
     }
 
@@ -181,7 +181,7 @@ impl PinnedPool {
 
     /// Returns the pool's figures.
     pub fn statistics(&self) -> PinnedStatistics {
-        let Blocks { allocator, backing, .. } = self.blocks();
+        let PinnedBlocks { allocator, backing, .. } = self.blocks();
         let blocks = allocator.statistics();
         let usage = backing.usage();
         PinnedStatistics {
@@ -194,7 +194,7 @@ impl PinnedPool {
     }
 
     /// Returns the blocks, after it frees those that host functions dropped.
-    fn blocks(&self) -> &Blocks {
+    fn blocks(&self) -> &PinnedBlocks {
         self.shared.blocks.settle();
         &self.shared.blocks
     }
@@ -206,7 +206,7 @@ impl PinnedPool {
     }
 }
 
-impl Blocks {
+impl PinnedBlocks {
     fn settle(&self) {
         self.deferred.settle(|address| self.allocator.free(address));
     }

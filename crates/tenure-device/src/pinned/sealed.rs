@@ -10,7 +10,7 @@ use std::sync::Arc;
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, memfd_create};
 
-use crate::{Access, CallError, Driver};
+use crate::{AccessMode, CallError, Driver};
 
 /// The forbidden changes: not even the creator of the memory can map it for writing again.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
@@ -137,7 +137,7 @@ impl Sealed {
         let address = reading.memory.as_mut_ptr();
         let bytes = reading.memory.len() as u64;
         // SAFETY: `drop` unmaps the memory only once it is no longer registered.
-        unsafe { driver.register_host(address, bytes, Access::Read)? };
+        unsafe { driver.register_host(address, bytes, AccessMode::Read)? };
         reading.driver = Some(driver);
         Ok(reading)
     }

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use tenure_alloc::{Address, Backing, BackingError, CachingAllocator, ChunkId, Mark, MemoryInfo};
 use tenure_core::StreamId;
 
-use super::{Client, LeaseId, Recalls, Refusal, ShareError};
+use super::{DaemonClient, DaemonRefusal, LeaseId, Recalls, ShareError};
 use crate::{DeviceBacking, Driver};
 
 /// The backing of an allocator whose chunks belong to a memory daemon.
@@ -20,7 +20,7 @@ use crate::{DeviceBacking, Driver};
 ///
 /// [`serve`](Self::serve) lets the allocator wait for memory that others return, and return what it can spare.
 pub struct LeasedBacking {
-    client: Arc<Client>,
+    client: Arc<DaemonClient>,
     device: DeviceBacking,
     /// How long other processes are given to return memory before an allocation fails.
     wait: Duration,
@@ -61,7 +61,7 @@ impl LeasedBacking {
     /// Creates a backing on chunks of `client`'s daemon, mapped through `driver`, which must be of the same device.
     /// When the daemon has no memory left, [`make_room`](Self::make_room) gives other processes `wait` to return some,
     /// at most a minute.
-    pub fn new(client: Arc<Client>, driver: Arc<dyn Driver>, wait: Duration) -> Self {
+    pub fn new(client: Arc<DaemonClient>, driver: Arc<dyn Driver>, wait: Duration) -> Self {
         Self { client, device: DeviceBacking::new(driver), wait, books: Mutex::default() }
     }
 
@@ -72,19 +72,19 @@ impl LeasedBacking {
     /// ```
     /// # use std::sync::Arc;
     /// # use std::time::Duration;
-    /// # use tenure_alloc::{PagedAllocator, paged};
+    /// # use tenure_alloc::{PagedAllocator, PagedConfig};
     /// # use tenure_device::Driver;
-    /// # use tenure_device::share::{Client, LeasedBacking, Recalls};
-    /// # fn shared(client: Arc<Client>, driver: Arc<dyn Driver>) -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tenure_device::share::{DaemonClient, LeasedBacking, Recalls};
+    /// # fn shared(client: Arc<DaemonClient>, driver: Arc<dyn Driver>) -> Result<(), Box<dyn std::error::Error>> {
     /// let backing = Arc::new(LeasedBacking::new(client, driver, Duration::from_millis(500)));
-    /// let allocator = Arc::new(PagedAllocator::new(backing.clone(), paged::Config::default())?);
+    /// let allocator = Arc::new(PagedAllocator::new(backing.clone(), PagedConfig::default())?);
     /// let _recalls = backing.serve(&allocator)?;
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
-    /// The same as [`Client::on_recall`].
+    /// The same as [`DaemonClient::on_recall`].
     pub fn serve<A: CachingAllocator + ?Sized + 'static>(
         self: &Arc<Self>,
         allocator: &Arc<A>,
@@ -117,7 +117,7 @@ impl LeasedBacking {
     }
 
     /// Returns the connection to the daemon.
-    pub fn client(&self) -> &Arc<Client> {
+    pub fn client(&self) -> &Arc<DaemonClient> {
         &self.client
     }
 
@@ -125,7 +125,7 @@ impl LeasedBacking {
         let leased = self.client.lease_chunk(bytes);
         {
             let mut books = self.books.lock();
-            let full = matches!(leased, Err(ShareError::Refused(Refusal::Full { .. })));
+            let full = matches!(leased, Err(ShareError::Refused(DaemonRefusal::Full { .. })));
             books.wanted = full.then(|| books.held.saturating_add(bytes));
         }
         let (lease, descriptor) = leased?;

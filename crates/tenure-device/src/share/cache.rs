@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tenure_alloc::adaptor::{Gate, Placed, Placement};
+use tenure_alloc::adaptor::{PlacedBlock, RangeGate, RangePlacement};
 use tenure_alloc::{Address, AllocError};
 use tenure_core::StreamId;
 
 use super::inserted::{Inserted, Right};
 use super::manifest::Manifest;
 use super::tenancy::{AroundWait, Tenancy};
-use super::{Client, PoolLease, RangeUse, ShareError, SharedCacheConfig, SharedPool};
-use crate::Access;
+use super::{DaemonClient, PoolLease, RangeUse, ShareError, SharedCacheConfig, SharedPool};
+use crate::AccessMode;
 use crate::memory::DeviceMemory;
 
 /// The default time to wait for ranges that others use.
@@ -55,7 +55,7 @@ impl WorkerCache {
     /// The sizes do not fit together; a driver call failed; or the daemon is gone, has no cache of this size, has it on
     /// another device, or has a chunk that holds parameters and other memory.
     pub fn recv_shared_cache(
-        client: Arc<Client>,
+        client: Arc<DaemonClient>,
         memory: &'static DeviceMemory,
         config: SharedCacheConfig,
     ) -> Result<Self, ShareError> {
@@ -111,10 +111,10 @@ impl WorkerCache {
     pub fn insert_shared_cache(&self, bytes: u64, offset: u64, stream: StreamId) -> Result<Address, ShareError> {
         let mut inserted = self.inserted.lock();
         let range = RangeUse::Computation;
-        let right = Right::Leased(self.lease(&inserted, range, bytes, offset, Access::ReadWrite)?);
+        let right = Right::Leased(self.lease(&inserted, range, bytes, offset, AccessMode::ReadWrite)?);
         let view = Arc::clone(&self.pool);
         let one = Inserted { view, offset, bytes, range, stream, right, about: None };
-        self.insert(&mut inserted, one, Placement::BestFit)
+        self.insert(&mut inserted, one, RangePlacement::BestFit)
     }
 
     /// Gives the range for parameters to every allocation on `stream`, whatever its size. For writing, each allocation
@@ -124,10 +124,14 @@ impl WorkerCache {
     /// # Errors
     /// This process has inserted the range already; another process writes it, or uses it (if it is to be written); no
     /// readable parameters are published; the daemon is gone; a driver call failed.
-    pub fn insert_shared_cache_for_parameter(&self, stream: StreamId, access: Access) -> Result<Address, ShareError> {
+    pub fn insert_shared_cache_for_parameter(
+        &self,
+        stream: StreamId,
+        access: AccessMode,
+    ) -> Result<Address, ShareError> {
         match access {
-            Access::Read => self.read_parameters(stream, |_| true),
-            Access::ReadWrite => self.write_parameters(stream, Right::Leased),
+            AccessMode::Read => self.read_parameters(stream, |_| true),
+            AccessMode::ReadWrite => self.write_parameters(stream, Right::Leased),
         }
     }
 
@@ -166,7 +170,7 @@ impl WorkerCache {
         let mut inserted = self.inserted.lock();
         let view = self.view(&inserted, range, stream, 0, bytes)?;
         let one = Inserted { view, offset: 0, bytes, range, stream, right: Right::Awaiting, about: None };
-        self.insert(&mut inserted, one, Placement::InOrder)
+        self.insert(&mut inserted, one, RangePlacement::InOrder)
     }
 
     /// Gives the range for computation to large blocks on `stream`. The stream has the range alone while blocks are in
@@ -192,7 +196,7 @@ impl WorkerCache {
         let tenancy = Tenancy::new(Arc::clone(&view), (offset, bytes), self.memory, awaited, waits);
         let right = Right::WhileUsed(Arc::new(tenancy));
         let one = Inserted { view, offset, bytes, range, stream, right, about: None };
-        let address = self.insert(&mut inserted, one, Placement::BestFit)?;
+        let address = self.insert(&mut inserted, one, RangePlacement::BestFit)?;
         for one in inserted.iter() {
             let awaits = matches!(one.right, Right::Awaiting) && one.stream == stream;
             if awaits || one.writes_parameters() {
@@ -208,7 +212,7 @@ impl WorkerCache {
     /// # Errors
     /// [`ShareError::ParametersTooLarge`], with the figures.
     pub fn check_room(&self, requests: &[u64], about: &[u8]) -> Result<(), ShareError> {
-        Manifest::new(&Placed::in_order(requests), Some(about)).encode(self.config.parameter_bytes).map(drop)
+        Manifest::new(&PlacedBlock::in_order(requests), Some(about)).encode(self.config.parameter_bytes).map(drop)
     }
 
     /// Publishes the parameters and ends their writing. From now on other workers can read the live blocks that were
@@ -301,7 +305,7 @@ impl WorkerCache {
     }
 
     /// Takes a range out of the allocator. Returns the blocks that were transferred in it.
-    fn take_out(&self, one: &Inserted) -> Result<Vec<Placed>, ShareError> {
+    fn take_out(&self, one: &Inserted) -> Result<Vec<PlacedBlock>, ShareError> {
         let donated = self.memory.donated();
         let written = match one.right {
             Right::Transferring(_) => donated.placed(one.address())?,
@@ -315,7 +319,7 @@ impl WorkerCache {
     }
 
     /// Ends the right to a range that was taken out. `written` are the blocks that were transferred in it.
-    fn give_back(&self, one: Inserted, written: &[Placed]) -> Result<(), ShareError> {
+    fn give_back(&self, one: Inserted, written: &[PlacedBlock]) -> Result<(), ShareError> {
         let driver = &**self.memory.driver();
         let address = one.address();
         let bytes = one.bytes;
@@ -340,19 +344,19 @@ impl WorkerCache {
         let mut inserted = self.inserted.lock();
         let range = RangeUse::Parameters;
         let bytes = self.config.parameter_bytes;
-        let lease = self.lease(&inserted, range, bytes, 0, Access::ReadWrite)?;
+        let lease = self.lease(&inserted, range, bytes, 0, AccessMode::ReadWrite)?;
         Manifest::begin(&**self.memory.driver(), lease.address(), bytes)?;
         let view = Arc::clone(&self.pool);
         let right = right(lease);
         let one = Inserted { view, offset: 0, bytes, range, stream, right, about: None };
-        self.insert(&mut inserted, one, Placement::InOrder)
+        self.insert(&mut inserted, one, RangePlacement::InOrder)
     }
 
     fn read_parameters(&self, stream: StreamId, wanted: impl Fn(&[u8]) -> bool) -> Result<Address, ShareError> {
         let mut inserted = self.inserted.lock();
         let range = RangeUse::Parameters;
         let bytes = self.config.parameter_bytes;
-        let lease = self.lease(&inserted, range, bytes, 0, Access::Read)?;
+        let lease = self.lease(&inserted, range, bytes, 0, AccessMode::Read)?;
         let (layout, about) = Manifest::read(&**self.memory.driver(), lease.address(), bytes)?;
         if !wanted(&about) {
             return Err(ShareError::OtherParameters { published: about });
@@ -360,7 +364,7 @@ impl WorkerCache {
         let view = Arc::clone(&self.pool);
         let right = Right::Leased(lease);
         let one = Inserted { view, offset: 0, bytes, range, stream, right, about: Some(about) };
-        self.insert(&mut inserted, one, Placement::Recorded(layout))
+        self.insert(&mut inserted, one, RangePlacement::Recorded(layout))
     }
 
     fn lease(
@@ -369,7 +373,7 @@ impl WorkerCache {
         range: RangeUse,
         bytes: u64,
         offset: u64,
-        access: Access,
+        access: AccessMode,
     ) -> Result<PoolLease, ShareError> {
         if bytes == 0 {
             return Err(ShareError::NoRange(range));
@@ -405,12 +409,17 @@ impl WorkerCache {
 
     /// Gives a range to the allocator. The caller locks `inserted` before it takes the lease, so that other threads
     /// that insert or clear see all of the insertion or nothing.
-    fn insert(&self, inserted: &mut Vec<Inserted>, one: Inserted, placement: Placement) -> Result<Address, ShareError> {
+    fn insert(
+        &self,
+        inserted: &mut Vec<Inserted>,
+        one: Inserted,
+        placement: RangePlacement,
+    ) -> Result<Address, ShareError> {
         let address = one.address();
         let donated = self.memory.donated();
         match &one.right {
             Right::WhileUsed(tenancy) => {
-                donated.insert_behind(Arc::clone(tenancy) as Arc<dyn Gate>, address, one.bytes, one.stream)?;
+                donated.insert_behind(Arc::clone(tenancy) as Arc<dyn RangeGate>, address, one.bytes, one.stream)?;
             }
             _ => donated.insert(address, one.bytes, one.stream, placement)?,
         }

@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 
 use super::liveness::credentials;
 use super::socket::{Socket, SocketError};
-use super::wire::{DESCRIPTORS, Reply, Request, Status, Terms};
+use super::wire::{DESCRIPTORS, DaemonReply, DaemonRequest, DaemonStatus, DaemonTerms};
 use super::{LeaseId, ShareError};
-use crate::Access;
+use crate::AccessMode;
 
 /// The longest time that a daemon may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -24,14 +24,14 @@ pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(60);
 ///
 /// Leases belong to the connection. Leases that were not given back when the client is dropped stay with the process
 /// until it exits.
-pub struct Client {
+pub struct DaemonClient {
     path: PathBuf,
-    terms: Terms,
+    terms: DaemonTerms,
     /// `None` once an exchange has failed: the next message could be the late answer to an earlier request.
     socket: Mutex<Option<Socket>>,
 }
 
-impl Client {
+impl DaemonClient {
     /// Connects to the daemon that listens at `path`.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl Client {
     }
 
     /// Returns the daemon's device and pool.
-    pub fn terms(&self) -> &Terms {
+    pub fn terms(&self) -> &DaemonTerms {
         &self.terms
     }
 
@@ -56,9 +56,9 @@ impl Client {
     ///
     /// # Errors
     /// The daemon is gone.
-    pub fn status(&self) -> Result<Status, ShareError> {
-        match self.request(&Request::Status, 0)? {
-            (Reply::Status(status), _) => Ok(status),
+    pub fn status(&self) -> Result<DaemonStatus, ShareError> {
+        match self.request(&DaemonRequest::Status, 0)? {
+            (DaemonReply::Status(status), _) => Ok(status),
             _ => Err(ShareError::Unexpected),
         }
     }
@@ -73,8 +73,8 @@ impl Client {
     /// The daemon is gone, or takes no more connections (this call opens one of its own).
     pub fn on_recall(&self, give_back: impl Fn(u64) + Send + 'static) -> Result<Recalls, ShareError> {
         let (socket, _) = open(&self.path)?;
-        match exchange(&self.path, &socket, &Request::Recalls, 0, ANSWER)? {
-            (Reply::Done, _) => {}
+        match exchange(&self.path, &socket, &DaemonRequest::Recalls, 0, ANSWER)? {
+            (DaemonReply::Done, _) => {}
             _ => return Err(ShareError::Unexpected),
         }
         let failed = |doing| move |reason| ShareError::Socket { path: self.path.clone(), doing, reason };
@@ -82,7 +82,7 @@ impl Client {
         let socket = Arc::new(socket);
         let receiving = Arc::clone(&socket);
         let thread = thread::Builder::new().name("tenure-recalls".into()).spawn(move || {
-            while let Ok((Reply::Recall(bytes), _)) = receiving.receive(0) {
+            while let Ok((DaemonReply::Recall(bytes), _)) = receiving.receive(0) {
                 give_back(bytes);
             }
         });
@@ -91,8 +91,8 @@ impl Client {
 
     /// Returns a descriptor for each chunk of the pool.
     pub(super) fn attach(&self) -> Result<Vec<OwnedFd>, ShareError> {
-        match self.request(&Request::Attach, DESCRIPTORS)? {
-            (Reply::Attached, descriptors) if descriptors.len() == self.terms.pool.len() => Ok(descriptors),
+        match self.request(&DaemonRequest::Attach, DESCRIPTORS)? {
+            (DaemonReply::Attached, descriptors) if descriptors.len() == self.terms.pool.len() => Ok(descriptors),
             _ => Err(ShareError::Unexpected),
         }
     }
@@ -101,28 +101,28 @@ impl Client {
         &self,
         offset: u64,
         bytes: u64,
-        access: Access,
+        access: AccessMode,
         waits: bool,
     ) -> Result<LeaseId, ShareError> {
-        match self.request(&Request::LeasePool { offset, bytes, access, waits }, 0)? {
-            (Reply::Leased(lease), _) => Ok(lease),
+        match self.request(&DaemonRequest::LeasePool { offset, bytes, access, waits }, 0)? {
+            (DaemonReply::Leased(lease), _) => Ok(lease),
             _ => Err(ShareError::Unexpected),
         }
     }
 
     /// Returns whether a process that is still connected may write a part of a range of the pool.
     pub(super) fn is_written(&self, offset: u64, bytes: u64) -> Result<bool, ShareError> {
-        match self.request(&Request::IsWritten { offset, bytes }, 0)? {
-            (Reply::Written(is_written), _) => Ok(is_written),
+        match self.request(&DaemonRequest::IsWritten { offset, bytes }, 0)? {
+            (DaemonReply::Written(is_written), _) => Ok(is_written),
             _ => Err(ShareError::Unexpected),
         }
     }
 
     /// Leases a chunk of `bytes` bytes. If there is not enough memory, the daemon asks other processes to return some.
     pub(super) fn lease_chunk(&self, bytes: u64) -> Result<(LeaseId, OwnedFd), ShareError> {
-        let (reply, mut descriptors) = self.request(&Request::LeaseChunk { bytes }, 1)?;
+        let (reply, mut descriptors) = self.request(&DaemonRequest::LeaseChunk { bytes }, 1)?;
         match (reply, descriptors.pop()) {
-            (Reply::Leased(lease), Some(descriptor)) => Ok((lease, descriptor)),
+            (DaemonReply::Leased(lease), Some(descriptor)) => Ok((lease, descriptor)),
             _ => Err(ShareError::Unexpected),
         }
     }
@@ -132,28 +132,28 @@ impl Client {
     pub(super) fn wait_for_room(&self, bytes: u64, wait: Duration) -> Result<(), ShareError> {
         let (socket, _) = open(&self.path)?;
         let wait = wait.min(LONGEST_WAIT);
-        let request = Request::Room { bytes, wait_ms: wait.as_millis() as u32 };
+        let request = DaemonRequest::Room { bytes, wait_ms: wait.as_millis() as u32 };
         match exchange(&self.path, &socket, &request, 0, ANSWER + wait)? {
-            (Reply::Done, _) => Ok(()),
+            (DaemonReply::Done, _) => Ok(()),
             _ => Err(ShareError::Unexpected),
         }
     }
 
     pub(super) fn release(&self, lease: LeaseId) -> Result<(), ShareError> {
-        match self.request(&Request::Release(lease), 0)? {
-            (Reply::Done, _) => Ok(()),
+        match self.request(&DaemonRequest::Release(lease), 0)? {
+            (DaemonReply::Done, _) => Ok(()),
             _ => Err(ShareError::Unexpected),
         }
     }
 
     pub(super) fn lower(&self, lease: LeaseId) -> Result<(), ShareError> {
-        match self.request(&Request::Lower(lease), 0)? {
-            (Reply::Done, _) => Ok(()),
+        match self.request(&DaemonRequest::Lower(lease), 0)? {
+            (DaemonReply::Done, _) => Ok(()),
             _ => Err(ShareError::Unexpected),
         }
     }
 
-    fn request(&self, request: &Request, descriptors: usize) -> Result<(Reply, Vec<OwnedFd>), ShareError> {
+    fn request(&self, request: &DaemonRequest, descriptors: usize) -> Result<(DaemonReply, Vec<OwnedFd>), ShareError> {
         let mut connected = self.socket.lock();
         let Some(socket) = &*connected else { return Err(ShareError::DaemonGone { socket: self.path.clone() }) };
         let answer = exchange(&self.path, socket, request, descriptors, ANSWER);
@@ -184,7 +184,7 @@ impl Drop for Recalls {
 }
 
 /// Opens a connection to the daemon at `path` and waits until it is accepted.
-fn open(path: &Path) -> Result<(Socket, Terms), ShareError> {
+fn open(path: &Path) -> Result<(Socket, DaemonTerms), ShareError> {
     let none = |error: rustix::io::Errno| ShareError::NoDaemon { socket: path.into(), reason: error.into() };
     let socket = Socket::connect(path, ANSWER).map_err(none)?;
     // Any user can write to a folder for temporary files, so another user's socket may be at this path.
@@ -194,8 +194,8 @@ fn open(path: &Path) -> Result<(Socket, Terms), ShareError> {
         return Err(ShareError::ForeignDaemon { socket: path.into(), uid: daemon, user });
     }
     match socket.receive(0).map_err(|error| lost(path, error, ANSWER))? {
-        (Reply::Welcome(terms), _) => Ok((socket, terms)),
-        (Reply::Refused(refusal), _) => Err(refusal.into()),
+        (DaemonReply::Welcome(terms), _) => Ok((socket, terms)),
+        (DaemonReply::Refused(refusal), _) => Err(refusal.into()),
         _ => Err(ShareError::Unexpected),
     }
 }
@@ -204,16 +204,16 @@ fn open(path: &Path) -> Result<(Socket, Terms), ShareError> {
 fn exchange(
     path: &Path,
     socket: &Socket,
-    request: &Request,
+    request: &DaemonRequest,
     descriptors: usize,
     longest: Duration,
-) -> Result<(Reply, Vec<OwnedFd>), ShareError> {
+) -> Result<(DaemonReply, Vec<OwnedFd>), ShareError> {
     // If the time limit can not be set, the call may wait for ever; nothing else is lost.
     let _ = socket.set_timeout(Some(longest));
     let lost = |error| lost(path, error, longest);
     socket.send(request, &[]).map_err(lost)?;
     match socket.receive(descriptors).map_err(lost)? {
-        (Reply::Refused(refusal), _) => Err(refusal.into()),
+        (DaemonReply::Refused(refusal), _) => Err(refusal.into()),
         answer => Ok(answer),
     }
 }

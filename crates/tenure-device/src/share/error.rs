@@ -11,7 +11,7 @@ use tenure_core::Device;
 
 use super::wire::WireError;
 use super::{HandleError, LeaseId};
-use crate::{Access, CallError, DriverError};
+use crate::{AccessMode, CallError, DriverError};
 
 /// The reason why memory could not be shared.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +70,7 @@ pub enum ShareError {
     },
     /// The daemon refused the request.
     #[error("the memory daemon refused: {0}")]
-    Refused(#[from] Refusal),
+    Refused(#[from] DaemonRefusal),
     /// The bytes received are not a message.
     #[error("the other process's message can not be read: {0}")]
     Wire(#[from] WireError),
@@ -311,7 +311,7 @@ impl From<ShareError> for BackingError {
         const CALL: &str = "lease from the memory daemon";
         match error {
             ShareError::Driver(error) => error.into(),
-            ShareError::Refused(Refusal::Full { requested, available }) => {
+            ShareError::Refused(DaemonRefusal::Full { requested, available }) => {
                 Self::OutOfMemory { call: CALL, requested, free: available }
             }
             error => Self::Failed { call: CALL, reason: error.to_string() },
@@ -322,7 +322,7 @@ impl From<ShareError> for BackingError {
 /// The reason for which a daemon refused a request. It is sent between processes, so it holds only words and numbers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum DaemonRefusal {
     /// The daemon does not serve the user of the connecting process.
     #[error("it serves user {allowed} only, and this process belongs to user {uid}")]
     ForeignUser {
@@ -378,7 +378,7 @@ pub enum Refusal {
         /// The process that holds the other lease, if the daemon can see it.
         pid: Option<u32>,
         /// The access that the other lease gives.
-        access: Access,
+        access: AccessMode,
     },
     /// The connecting process may not write the pool, as its exit can not be watched.
     #[error(
@@ -414,10 +414,10 @@ fn holder(pid: &Option<u32>) -> String {
     pid.map_or_else(|| "a process out of sight".to_owned(), |pid| format!("process {pid}"))
 }
 
-fn use_of(access: &Access) -> &'static str {
+fn use_of(access: &AccessMode) -> &'static str {
     match access {
-        Access::Read => "reading",
-        Access::ReadWrite => "writing",
+        AccessMode::Read => "reading",
+        AccessMode::ReadWrite => "writing",
     }
 }
 

@@ -51,16 +51,16 @@ pub(super) enum ChunkReply {
 pub(crate) struct Exports {
     shared: Arc<ExportsShared>,
     /// The thread that serves receivers; started when the first block is shared.
-    server: Mutex<Option<Server>>,
+    server: Mutex<Option<ExportServer>>,
 }
 
 struct ExportsShared {
     driver: Arc<dyn Driver>,
-    chunks: Mutex<Chunks>,
+    chunks: Mutex<ExportedChunks>,
 }
 
 #[derive(Default)]
-struct Chunks {
+struct ExportedChunks {
     numbers: FxHashMap<ChunkId, u64>,
     chunks: FxHashMap<u64, ChunkId>,
     next: u64,
@@ -93,7 +93,7 @@ impl Exports {
         let mut server = self.server.lock();
         let running = match &mut *server {
             Some(running) => running,
-            none => none.insert(Server::start(Arc::clone(&self.shared)).map_err(ShareError::NotServed)?),
+            none => none.insert(ExportServer::start(Arc::clone(&self.shared)).map_err(ShareError::NotServed)?),
         };
         if running.sender.pid != std::process::id() {
             return Err(ShareError::Forked { parent: running.sender.pid });
@@ -102,7 +102,7 @@ impl Exports {
     }
 }
 
-impl Chunks {
+impl ExportedChunks {
     fn number(&mut self, chunk: ChunkId) -> u64 {
         *self.numbers.entry(chunk).or_insert_with(|| {
             self.next += 1;
@@ -129,14 +129,14 @@ impl ExportsShared {
 }
 
 /// The thread that answers receivers. It stops when dropped.
-struct Server {
+struct ExportServer {
     sender: Sender,
     /// Wakes up the thread so that it ends.
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Server {
+impl ExportServer {
     fn start(shared: Arc<ExportsShared>) -> std::io::Result<Self> {
         let mut token = [0; 16];
         getrandom(&mut token, GetRandomFlags::empty())?;
@@ -149,12 +149,12 @@ impl Server {
         let stopped = Arc::clone(&stop);
         let thread = thread::Builder::new()
             .name("tenure-blocks".into())
-            .spawn(move || Service { shared, listener, connections: Vec::new() }.run(&stopped))?;
+            .spawn(move || ExportService { shared, listener, connections: Vec::new() }.run(&stopped))?;
         Ok(Self { sender, stop, thread: Some(thread) })
     }
 }
 
-impl Drop for Server {
+impl Drop for ExportServer {
     fn drop(&mut self) {
         // A forked child does not have this thread.
         if let Some(thread) = self.thread.take()
@@ -169,13 +169,13 @@ impl Drop for Server {
 }
 
 /// The loop that the server thread runs. It waits for no receiver: one that does not take its answer is disconnected.
-struct Service {
+struct ExportService {
     shared: Arc<ExportsShared>,
     listener: Unforked,
     connections: Vec<Socket<Unforked>>,
 }
 
-impl Service {
+impl ExportService {
     fn run(mut self, stop: &OwnedFd) {
         loop {
             let mut polled = vec![PollFd::new(stop, PollFlags::IN)];

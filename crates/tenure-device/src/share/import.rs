@@ -18,7 +18,7 @@ use super::export::{ChunkReply, ChunkRequest, is_trusted};
 use super::handle::{BlockHandle, Sender, SharedChunk};
 use super::socket::{Socket, SocketError};
 use super::wire::DESCRIPTORS;
-use crate::{Access, Driver};
+use crate::{AccessMode, Driver};
 
 /// The longest time that a sender may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ struct ImportsState {
 
 /// Chunks mapped side by side, and how they are used.
 struct Mapped {
-    mapping: Mapping,
+    mapping: ImportMapping,
     uses: usize,
     /// The time of the last use, if it is not in use now.
     unused_since: u64,
@@ -64,7 +64,7 @@ impl Imports {
         }
         // Not under the lock: a silent sender then delays only its own receivers, not threads that open or close other
         // blocks.
-        let mapping = Mapping::of(handle, Arc::clone(&self.driver))?;
+        let mapping = ImportMapping::of(handle, Arc::clone(&self.driver))?;
         match self.state.lock().mapped.entry(handle.clone()) {
             Entry::Occupied(mut meanwhile) => {
                 mapping.unmap();
@@ -121,7 +121,7 @@ impl Drop for Imports {
 }
 
 /// Imported chunks, mapped side by side.
-struct Mapping {
+struct ImportMapping {
     driver: Arc<dyn Driver>,
     address: Address,
     /// The size of the reserved address space, in bytes.
@@ -131,7 +131,7 @@ struct Mapping {
     mapped_bytes: u64,
 }
 
-impl Mapping {
+impl ImportMapping {
     fn of(handle: &BlockHandle, driver: Arc<dyn Driver>) -> Result<Self, ShareError> {
         let sender = Connection::to(handle.sender)?;
         let bytes = handle.chunks.iter().map(|chunk| chunk.bytes).sum();
@@ -156,7 +156,7 @@ impl Mapping {
                 self.mapped_bytes += chunk.bytes;
             }
         }
-        Ok(self.driver.set_access(self.address, self.bytes, Access::ReadWrite)?)
+        Ok(self.driver.set_access(self.address, self.bytes, AccessMode::ReadWrite)?)
     }
 
     /// Unmaps and releases everything. No work may use the memory any more.

@@ -7,7 +7,7 @@ use tenure_core::StreamId;
 
 use super::tenancy::{Awaited, Tenancy};
 use super::{PoolLease, RangeUse, SharedPool};
-use crate::Access;
+use crate::AccessMode;
 
 /// A range of the shared cache that the allocator may place blocks in.
 pub(super) struct Inserted {
@@ -47,7 +47,7 @@ impl Inserted {
 
     pub(super) fn writes_parameters(&self) -> bool {
         let (Right::Leased(lease) | Right::Transferring(lease)) = &self.right else { return false };
-        self.range == RangeUse::Parameters && lease.access() == Access::ReadWrite
+        self.range == RangeUse::Parameters && lease.access() == AccessMode::ReadWrite
     }
 
     pub(super) fn awaited(&self) -> Awaited {

@@ -6,9 +6,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::Refusal;
+use super::DaemonRefusal;
 use super::wire::{Holding, LeaseKind, LeaseState};
-use crate::Access;
+use crate::AccessMode;
 
 /// The most leases that a daemon gives at once.
 const LEASES: usize = 1 << 16;
@@ -59,8 +59,8 @@ impl Extent {
 }
 
 /// Returns whether two uses of the pool can not be granted at the same time.
-fn excludes((one, use_of_one): (Extent, Access), (other, use_of_other): (Extent, Access)) -> bool {
-    one.overlaps(other) && (use_of_one == Access::ReadWrite || use_of_other == Access::ReadWrite)
+fn excludes((one, use_of_one): (Extent, AccessMode), (other, use_of_other): (Extent, AccessMode)) -> bool {
+    one.overlaps(other) && (use_of_one == AccessMode::ReadWrite || use_of_other == AccessMode::ReadWrite)
 }
 
 /// All leases of a daemon.
@@ -104,7 +104,7 @@ enum Life {
 struct Lease {
     holder: HolderId,
     extent: Extent,
-    access: Access,
+    access: AccessMode,
     since_ms: u64,
 }
 
@@ -112,7 +112,7 @@ struct Lease {
 struct Queued {
     holder: HolderId,
     extent: Extent,
-    access: Access,
+    access: AccessMode,
     asked_ms: u64,
 }
 
@@ -143,15 +143,15 @@ impl Leases {
         &mut self,
         holder: HolderId,
         extent: Extent,
-        access: Access,
+        access: AccessMode,
         now_ms: u64,
-    ) -> Result<LeaseId, Refusal> {
+    ) -> Result<LeaseId, DaemonRefusal> {
         if self.leases.len() >= LEASES {
-            return Err(Refusal::TooManyLeases { limit: LEASES as u32 });
+            return Err(DaemonRefusal::TooManyLeases { limit: LEASES as u32 });
         }
         let out_of_sight = self.holders.get(&holder).is_none_or(|holder| holder.pid.is_none());
-        if out_of_sight && matches!(extent, Extent::Pool { .. }) && access == Access::ReadWrite {
-            return Err(Refusal::OutOfSight);
+        if out_of_sight && matches!(extent, Extent::Pool { .. }) && access == AccessMode::ReadWrite {
+            return Err(DaemonRefusal::OutOfSight);
         }
         self.queue.retain(|queued| now_ms < queued.asked_ms + QUEUED_MS);
         if let Some(refusal) = self.conflict(extent, access).or_else(|| self.ahead(holder, extent, access)) {
@@ -169,7 +169,7 @@ impl Leases {
     }
 
     /// Notes that a holder that was refused `extent` will ask for it again soon: others get it after this holder.
-    pub(super) fn queue(&mut self, holder: HolderId, extent: Extent, access: Access, now_ms: u64) {
+    pub(super) fn queue(&mut self, holder: HolderId, extent: Extent, access: AccessMode, now_ms: u64) {
         match self.queue.iter_mut().find(|queued| queued.holder == holder && queued.extent == extent) {
             Some(queued) => queued.asked_ms = now_ms,
             None => self.queue.push(Queued { holder, extent, access, asked_ms: now_ms }),
@@ -184,23 +184,23 @@ impl Leases {
     /// Returns whether a holder that is still connected may write a part of a range of the pool.
     pub(super) fn is_written(&self, offset: u64, bytes: u64) -> bool {
         let range = Extent::Pool { offset, bytes };
-        self.leases
-            .values()
-            .any(|lease| lease.access == Access::ReadWrite && range.overlaps(lease.extent) && !self.is_orphaned(lease))
+        self.leases.values().any(|lease| {
+            lease.access == AccessMode::ReadWrite && range.overlaps(lease.extent) && !self.is_orphaned(lease)
+        })
     }
 
     /// Ends a lease of `holder`. Returns the memory that was leased.
-    pub(super) fn release(&mut self, holder: HolderId, id: LeaseId) -> Result<Extent, Refusal> {
+    pub(super) fn release(&mut self, holder: HolderId, id: LeaseId) -> Result<Extent, DaemonRefusal> {
         if self.leases.get(&id).is_none_or(|lease| lease.holder != holder) {
-            return Err(Refusal::UnknownLease(id));
+            return Err(DaemonRefusal::UnknownLease(id));
         }
-        self.end(id).ok_or(Refusal::UnknownLease(id))
+        self.end(id).ok_or(DaemonRefusal::UnknownLease(id))
     }
 
     /// Turns a lease of `holder` into one for reading.
-    pub(super) fn lower(&mut self, holder: HolderId, id: LeaseId) -> Result<(), Refusal> {
+    pub(super) fn lower(&mut self, holder: HolderId, id: LeaseId) -> Result<(), DaemonRefusal> {
         let lease = self.leases.get_mut(&id).filter(|lease| lease.holder == holder);
-        lease.ok_or(Refusal::UnknownLease(id))?.access = Access::Read;
+        lease.ok_or(DaemonRefusal::UnknownLease(id))?.access = AccessMode::Read;
         Ok(())
     }
 
@@ -279,7 +279,7 @@ impl Leases {
             let state = if self.is_orphaned(lease) { LeaseState::Orphaned } else { LeaseState::Held };
             let pid = self.pid(lease.holder);
             let access = lease.access;
-            let key = (lease.holder, kind, access == Access::ReadWrite);
+            let key = (lease.holder, kind, access == AccessMode::ReadWrite);
             let holding =
                 holdings.entry(key).or_insert(Holding { pid, kind, access, state, leases: 0, bytes: 0, oldest_ms: 0 });
             holding.leases += 1;
@@ -290,10 +290,10 @@ impl Leases {
     }
 
     /// Returns the refusal of `extent`, if another lease forbids it.
-    fn conflict(&self, extent: Extent, access: Access) -> Option<Refusal> {
+    fn conflict(&self, extent: Extent, access: AccessMode) -> Option<DaemonRefusal> {
         self.leases.values().find_map(|lease| {
             let Extent::Pool { offset, bytes } = lease.extent else { return None };
-            excludes((extent, access), (lease.extent, lease.access)).then(|| Refusal::Leased {
+            excludes((extent, access), (lease.extent, lease.access)).then(|| DaemonRefusal::Leased {
                 offset,
                 bytes,
                 pid: self.pid(lease.holder),
@@ -303,12 +303,12 @@ impl Leases {
     }
 
     /// Returns the refusal of `extent`, if a holder in the queue is to have it before `holder`.
-    fn ahead(&self, holder: HolderId, extent: Extent, access: Access) -> Option<Refusal> {
+    fn ahead(&self, holder: HolderId, extent: Extent, access: AccessMode) -> Option<DaemonRefusal> {
         let before = self.queue.iter().take_while(|queued| queued.holder != holder || queued.extent != extent);
         let mut before = before.filter(|queued| queued.holder != holder);
         before.find_map(|queued| {
             let Extent::Pool { offset, bytes } = queued.extent else { return None };
-            excludes((extent, access), (queued.extent, queued.access)).then(|| Refusal::Leased {
+            excludes((extent, access), (queued.extent, queued.access)).then(|| DaemonRefusal::Leased {
                 offset,
                 bytes,
                 pid: self.pid(queued.holder),

@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::ProcessMemory;
+use crate::DeviceProcess;
 
 /// The process that opened a connection.
 pub(super) struct Peer {
@@ -39,7 +39,7 @@ impl Peer {
 
 /// Returns whether process `pid` still holds memory of the device, by the driver's list. `None` if the list proves
 /// nothing: there is no list, or it lacks even this process (`own`), as in some containers.
-pub(super) fn is_listed(processes: Option<&[ProcessMemory]>, own: u32, pid: u32) -> Option<bool> {
+pub(super) fn is_listed(processes: Option<&[DeviceProcess]>, own: u32, pid: u32) -> Option<bool> {
     let lists = |pid| processes.map(|processes| processes.iter().any(|process| process.pid == pid));
     lists(own).filter(|&trusted| trusted).and_then(|_| lists(pid))
 }
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_list_without_this_process_proves_nothing() {
-        let process = |pid| ProcessMemory { pid, bytes: None };
+        let process = |pid| DeviceProcess { pid, bytes: None };
         assert_eq!(is_listed(None, 1, 2), None);
         assert_eq!(is_listed(Some(&[]), 1, 2), None);
         assert_eq!(is_listed(Some(&[process(2)]), 1, 2), None);

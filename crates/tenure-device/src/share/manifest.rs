@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 use tenure_alloc::Address;
-use tenure_alloc::adaptor::Placed;
+use tenure_alloc::adaptor::PlacedBlock;
 use tenure_core::StreamId;
 
 use super::ShareError;
@@ -46,7 +46,7 @@ pub(super) enum Content {
 }
 
 impl Manifest {
-    pub(super) fn new(layout: &[Placed], about: Option<&[u8]>) -> Self {
+    pub(super) fn new(layout: &[PlacedBlock], about: Option<&[u8]>) -> Self {
         Self {
             layout: layout.iter().map(|placed| (placed.offset, placed.bytes)).collect(),
             about: about.map(<[u8]>::to_vec),
@@ -57,7 +57,7 @@ impl Manifest {
     ///
     /// PipeSwitch writes many tensors at once, as one block in which each is padded to 512 bytes, so tensors may divide
     /// a block.
-    pub(super) fn difference(&self, placed: &[Placed]) -> Option<ShareError> {
+    pub(super) fn difference(&self, placed: &[PlacedBlock]) -> Option<ShareError> {
         let mut blocks = self.layout.iter();
         // The part of the current block that no tensor has taken yet.
         let mut rest = 0..0;
@@ -102,10 +102,10 @@ impl Manifest {
         driver: &dyn Driver,
         address: Address,
         bytes: u64,
-    ) -> Result<(Vec<Placed>, Vec<u8>), ShareError> {
+    ) -> Result<(Vec<PlacedBlock>, Vec<u8>), ShareError> {
         match Self::look(driver, address, bytes)? {
             Content::Parameters(Self { layout, about: Some(about) }) => {
-                Ok((layout.into_iter().map(|(offset, bytes)| Placed { offset, bytes }).collect(), about))
+                Ok((layout.into_iter().map(|(offset, bytes)| PlacedBlock { offset, bytes }).collect(), about))
             }
             _ => Err(ShareError::NothingPublished),
         }
@@ -188,11 +188,11 @@ mod tests {
         Manifest::begin(&driver, address, BYTES).unwrap();
         assert_eq!(holds(), Content::Unfinished);
         for about in [Some(&b"weights"[..]), None] {
-            let manifest = || Manifest::new(&[Placed { offset: 512, bytes: 4 }], about);
+            let manifest = || Manifest::new(&[PlacedBlock { offset: 512, bytes: 4 }], about);
             manifest().write(&driver, address, BYTES).unwrap();
             assert_eq!(holds(), Content::Parameters(manifest()));
             let read = Manifest::read(&driver, address, BYTES).ok();
-            assert_eq!(read, about.map(|about| (vec![Placed { offset: 512, bytes: 4 }], about.to_vec())));
+            assert_eq!(read, about.map(|about| (vec![PlacedBlock { offset: 512, bytes: 4 }], about.to_vec())));
         }
         Manifest::wipe(&driver, address, BYTES).unwrap();
         assert_eq!(holds(), Content::Nothing);
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn what_was_overwritten_in_part_is_not_believed() {
         let (driver, address) = range();
-        let manifest = Manifest::new(&[Placed { offset: 0, bytes: 4 }; 20], Some(b"weights"));
+        let manifest = Manifest::new(&[PlacedBlock { offset: 0, bytes: 4 }; 20], Some(b"weights"));
         manifest.write(&driver, address, BYTES).unwrap();
         let mut whole = vec![0; 256];
         driver.copy_from_device(&mut whole, address + BYTES - 256, StreamId::NULL).unwrap();
@@ -217,14 +217,14 @@ mod tests {
     #[test]
     fn blocks_are_not_written_over() {
         let (driver, address) = range();
-        let manifest = Manifest::new(&[Placed { offset: 0, bytes: BYTES - 16 }], None);
+        let manifest = Manifest::new(&[PlacedBlock { offset: 0, bytes: BYTES - 16 }], None);
         let error = manifest.write(&driver, address, BYTES).unwrap_err();
         assert!(matches!(error, ShareError::ParametersTooLarge { bytes: BYTES, .. }), "{error}");
     }
 
     #[test]
     fn tensors_that_divide_what_was_written_are_the_same_and_others_are_not() {
-        let placed = |tensors: &[u64]| Placed::in_order(tensors);
+        let placed = |tensors: &[u64]| PlacedBlock::in_order(tensors);
         let differs = |written: &[u64], tensors: &[u64]| match Manifest::new(&placed(written), None)
             .difference(&placed(tensors))
         {

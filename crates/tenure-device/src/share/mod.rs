@@ -1,8 +1,8 @@
 //! Device memory shared between processes.
 //!
 //! A [`MemoryDaemon`] owns memory of one device and leases it to other processes over a Unix socket, as file
-//! descriptors of its chunks. It never looks at the bytes. A process connects with a [`Client`] and gets memory in one
-//! of two ways:
+//! descriptors of its chunks. It never looks at the bytes. A process connects with a [`DaemonClient`] and gets memory
+//! in one of two ways:
 //!
 //! - the **pool**: a few large chunks that the daemon takes when it starts. [`SharedPool::attach`] maps all of it for
 //!   reading, at an address of the process's own choosing, in less than a millisecond; [`SharedPool::lease`] gives the
@@ -16,7 +16,7 @@
 //! ```
 //! # use std::sync::Arc;
 //! # use tenure_device::sim::{SimConfig, SimDriver};
-//! use tenure_device::share::{Client, DaemonConfig, MemoryDaemon, SharedPool};
+//! use tenure_device::share::{DaemonClient, DaemonConfig, MemoryDaemon, SharedPool};
 //! use tenure_device::{Access, Driver};
 //!
 //! # let folder = tempfile::tempdir()?;
@@ -27,7 +27,7 @@
 //! let daemon = MemoryDaemon::start(device(), config)?;
 //!
 //! // In any other process of the same user:
-//! let client = Arc::new(Client::connect(daemon.socket())?);
+//! let client = Arc::new(DaemonClient::connect(daemon.socket())?);
 //! let pool = SharedPool::attach(client, device())?;
 //! let lease = pool.lease(0, 2 << 20, Access::ReadWrite)?;
 //! assert!(pool.lease(0, 2 << 20, Access::Read).is_err(), "a writer is alone");
@@ -70,9 +70,9 @@ pub mod wire;
 
 pub use backing::LeasedBacking;
 pub use cache::WorkerCache;
-pub use client::{Client, Recalls};
+pub use client::{DaemonClient, Recalls};
 pub use daemon::{DaemonConfig, MemoryDaemon};
-pub use error::{RangeUse, Refusal, ShareError};
+pub use error::{DaemonRefusal, RangeUse, ShareError};
 pub(crate) use export::Exports;
 pub(crate) use handle::BlockHandle;
 pub use handle::HandleError;
@@ -81,4 +81,4 @@ pub use lease::LeaseId;
 pub use listener::default_socket;
 pub use owner::{SharedCache, SharedCacheConfig};
 pub use pool::{PoolLease, SharedPool};
-pub use wire::{Holding, LeaseKind, LeaseState, Status, Terms};
+pub use wire::{DaemonStatus, DaemonTerms, Holding, LeaseKind, LeaseState};

@@ -7,29 +7,29 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tenure_alloc::{Address, ChunkId};
 
-use super::{Client, LeaseId, ShareError};
-use crate::{Access, CallError, Driver};
+use super::{DaemonClient, LeaseId, ShareError};
+use crate::{AccessMode, CallError, Driver};
 
 /// A daemon's pool, mapped in this process at an address of the process's own choosing.
 ///
 /// All of it may be read at any time, but its bytes mean something only where a lease says so. A range may be written
-/// under a [`PoolLease`] of [`Access::ReadWrite`]. The device protects whole chunks: a lease for writing makes each
+/// under a [`PoolLease`] of [`AccessMode::ReadWrite`]. The device protects whole chunks: a lease for writing makes each
 /// chunk that it touches writable for this process.
 ///
 /// On drop, it waits for the device and unmaps the pool.
 pub struct SharedPool {
-    client: Arc<Client>,
+    client: Arc<DaemonClient>,
     driver: Arc<dyn Driver>,
     address: Address,
     bytes: u64,
-    chunks: Vec<Chunk>,
+    chunks: Vec<AttachedChunk>,
     /// Chunks below this offset are mapped: all of them, once the pool is attached.
     mapped_bytes: u64,
     /// The number of leases that write each chunk.
     writers: Mutex<Vec<u32>>,
 }
 
-struct Chunk {
+struct AttachedChunk {
     chunk: ChunkId,
     /// The chunk's range of offsets in the pool.
     range: Range<u64>,
@@ -41,7 +41,7 @@ impl SharedPool {
     /// # Errors
     /// The daemon is gone, has no pool, or has its pool on another device; a driver call failed. Nothing is left
     /// mapped.
-    pub fn attach(client: Arc<Client>, driver: Arc<dyn Driver>) -> Result<Arc<Self>, ShareError> {
+    pub fn attach(client: Arc<DaemonClient>, driver: Arc<dyn Driver>) -> Result<Arc<Self>, ShareError> {
         let sizes = client.terms().pool.clone();
         if sizes.is_empty() {
             return Err(ShareError::NoPool { socket: client.path().into() });
@@ -60,11 +60,11 @@ impl SharedPool {
         for (descriptor, bytes) in descriptors.iter().zip(sizes) {
             let chunk = pool.driver.import(descriptor.as_fd(), bytes)?;
             let range = pool.mapped_bytes..pool.mapped_bytes + bytes;
-            pool.chunks.push(Chunk { chunk, range: range.clone() });
+            pool.chunks.push(AttachedChunk { chunk, range: range.clone() });
             pool.driver.map(address + range.start, chunk)?;
             pool.mapped_bytes = range.end;
         }
-        pool.driver.set_access(address, bytes, Access::Read)?;
+        pool.driver.set_access(address, bytes, AccessMode::Read)?;
         Ok(Arc::new(pool))
     }
 
@@ -89,7 +89,7 @@ impl SharedPool {
     /// # Errors
     /// Another lease on a part of the range forbids it; the range is not inside the pool; the daemon is gone; a driver
     /// call failed.
-    pub fn lease(self: &Arc<Self>, offset: u64, bytes: u64, access: Access) -> Result<PoolLease, ShareError> {
+    pub fn lease(self: &Arc<Self>, offset: u64, bytes: u64, access: AccessMode) -> Result<PoolLease, ShareError> {
         self.lease_in_turn(offset, bytes, access, false)
     }
 
@@ -99,11 +99,11 @@ impl SharedPool {
         self: &Arc<Self>,
         offset: u64,
         bytes: u64,
-        access: Access,
+        access: AccessMode,
         waits: bool,
     ) -> Result<PoolLease, ShareError> {
         let id = self.client.lease_pool(offset, bytes, access, waits)?;
-        if access == Access::ReadWrite
+        if access == AccessMode::ReadWrite
             && let Err(error) = self.begin_writing(offset, bytes)
         {
             // If the daemon is gone too, there is no lease left to give back.
@@ -124,11 +124,11 @@ impl SharedPool {
         let touched = self.touched(offset, bytes);
         for index in touched.clone() {
             if writers[index] == 0
-                && let Err(error) = self.allow(index, Access::ReadWrite)
+                && let Err(error) = self.allow(index, AccessMode::ReadWrite)
             {
                 // The chunks were readable before; if the driver now refuses to make one read-only, it stays writable.
                 let raised = (touched.start..index).filter(|&index| writers[index] == 0);
-                raised.for_each(|index| drop(self.allow(index, Access::Read)));
+                raised.for_each(|index| drop(self.allow(index, AccessMode::Read)));
                 return Err(error);
             }
         }
@@ -143,13 +143,13 @@ impl SharedPool {
         for index in self.touched(offset, bytes) {
             writers[index] -= 1;
             if writers[index] == 0 {
-                result = result.and(self.allow(index, Access::Read));
+                result = result.and(self.allow(index, AccessMode::Read));
             }
         }
         result
     }
 
-    fn allow(&self, index: usize, access: Access) -> Result<(), CallError> {
+    fn allow(&self, index: usize, access: AccessMode) -> Result<(), CallError> {
         let range = &self.chunks[index].range;
         self.driver.set_access(self.address + range.start, range.end - range.start, access)
     }
@@ -181,7 +181,7 @@ pub struct PoolLease {
     id: LeaseId,
     offset: u64,
     bytes: u64,
-    access: Access,
+    access: AccessMode,
     ended: bool,
 }
 
@@ -202,7 +202,7 @@ impl PoolLease {
     }
 
     /// Returns whether the range may be read only or also written.
-    pub fn access(&self) -> Access {
+    pub fn access(&self) -> AccessMode {
         self.access
     }
 
@@ -227,10 +227,10 @@ impl PoolLease {
     /// The context is lost; the daemon is gone; a driver call failed. If only the daemon is gone, this process can not
     /// write the range any more, as after success.
     pub fn lower(&mut self) -> Result<(), ShareError> {
-        if self.access == Access::ReadWrite {
+        if self.access == AccessMode::ReadWrite {
             self.pool.driver.synchronize()?;
             self.pool.end_writing(self.offset, self.bytes)?;
-            self.access = Access::Read;
+            self.access = AccessMode::Read;
             self.pool.client.lower(self.id)?;
         }
         Ok(())
@@ -242,8 +242,8 @@ impl PoolLease {
         }
         self.pool.driver.synchronize()?;
         let lowered = match self.access {
-            Access::ReadWrite => self.pool.end_writing(self.offset, self.bytes),
-            Access::Read => Ok(()),
+            AccessMode::ReadWrite => self.pool.end_writing(self.offset, self.bytes),
+            AccessMode::Read => Ok(()),
         };
         self.pool.client.release(self.id)?;
         Ok(lowered?)

@@ -17,9 +17,9 @@ use super::liveness::{Peer, is_listed};
 use super::socket::{Socket, SocketError};
 use super::store::Store;
 use super::unforked::Unforked;
-use super::wire::{Reply, Request, Status, Terms};
-use super::{LeaseId, Refusal};
-use crate::Access;
+use super::wire::{DaemonReply, DaemonRequest, DaemonStatus, DaemonTerms};
+use super::{DaemonRefusal, LeaseId};
+use crate::AccessMode;
 
 /// The interval at which to check conditions that no descriptor signals.
 const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -40,9 +40,9 @@ pub(super) struct Service {
     listener: Listener,
     stop: Arc<OwnedFd>,
     leases: Leases,
-    clients: BTreeMap<HolderId, Client>,
+    clients: BTreeMap<HolderId, Connected>,
     /// The clients that wait for memory.
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingClient>,
     /// The time when it started, by the configured clock.
     started: Duration,
     /// Set if a connection could not be accepted for want of descriptors or memory: the next tick tries again.
@@ -50,7 +50,7 @@ pub(super) struct Service {
 }
 
 /// A connection, or what is left of one while its leases are orphaned.
-struct Client {
+struct Connected {
     socket: Option<Socket<Unforked>>,
     peer: Peer,
     /// Whether it is asked to give memory back when memory runs short.
@@ -61,7 +61,7 @@ struct Client {
     heard_ms: u64,
 }
 
-struct Waiting {
+struct WaitingClient {
     holder: HolderId,
     bytes: u64,
     until_ms: u64,
@@ -72,7 +72,7 @@ struct Waiting {
 
 /// The reason for which the thread woke up.
 #[derive(Clone, Copy)]
-enum Event {
+enum Wakeup {
     Stop,
     Connection,
     Message(HolderId),
@@ -101,10 +101,10 @@ impl Service {
         loop {
             for event in self.wait() {
                 match event {
-                    Event::Stop => return,
-                    Event::Connection => self.accept(),
-                    Event::Message(holder) => self.serve(holder),
-                    Event::Exit(holder) => self.exited(holder),
+                    Wakeup::Stop => return,
+                    Wakeup::Connection => self.accept(),
+                    Wakeup::Message(holder) => self.serve(holder),
+                    Wakeup::Exit(holder) => self.exited(holder),
                 }
             }
             self.reclaim();
@@ -114,20 +114,20 @@ impl Service {
     }
 
     /// Waits until there is something to do, and returns it.
-    fn wait(&mut self) -> Vec<Event> {
-        let mut events = vec![Event::Stop];
+    fn wait(&mut self) -> Vec<Wakeup> {
+        let mut events = vec![Wakeup::Stop];
         let mut polled = vec![PollFd::new(&*self.stop, PollFlags::IN)];
         if !self.out_of_descriptors {
-            events.push(Event::Connection);
+            events.push(Wakeup::Connection);
             polled.push(PollFd::new(&self.listener, PollFlags::IN));
         }
         for (&holder, client) in &self.clients {
             if let Some(socket) = &client.socket {
-                events.push(Event::Message(holder));
+                events.push(Wakeup::Message(holder));
                 polled.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
             }
             if let Some(exit) = &client.peer.exit {
-                events.push(Event::Exit(holder));
+                events.push(Wakeup::Exit(holder));
                 polled.push(PollFd::new(exit, PollFlags::IN));
             }
         }
@@ -157,30 +157,30 @@ impl Service {
         match self.admit(&socket) {
             Err(refusal) => {
                 // A client that does not take the refusal is gone; no error needs handling.
-                let _ = socket.send(&Reply::Refused(refusal), &[]);
+                let _ = socket.send(&DaemonReply::Refused(refusal), &[]);
             }
             Ok(peer) => {
-                if socket.send(&Reply::Welcome(self.terms()), &[]).is_ok() {
+                if socket.send(&DaemonReply::Welcome(self.terms()), &[]).is_ok() {
                     let holder = self.leases.connect(peer.pid);
                     let heard_ms = self.now_ms();
-                    let client = Client { socket: Some(socket), peer, recalls: false, attached: false, heard_ms };
+                    let client = Connected { socket: Some(socket), peer, recalls: false, attached: false, heard_ms };
                     self.clients.insert(holder, client);
                 }
             }
         }
     }
 
-    fn admit(&mut self, socket: &Socket<Unforked>) -> Result<Peer, Refusal> {
+    fn admit(&mut self, socket: &Socket<Unforked>) -> Result<Peer, DaemonRefusal> {
         let peer = Peer::of(socket.as_fd());
-        let peer = peer.map_err(|error| Refusal::Unwatched { reason: error.to_string() })?;
+        let peer = peer.map_err(|error| DaemonRefusal::Unwatched { reason: error.to_string() })?;
         let allowed = self.config.uid;
         let limit = self.config.clients;
         if peer.uid != allowed {
-            return Err(Refusal::ForeignUser { uid: peer.uid, allowed });
+            return Err(DaemonRefusal::ForeignUser { uid: peer.uid, allowed });
         }
         // A client that has disconnected but has orphaned leases counts too.
         if self.clients.len() >= limit as usize && !self.disconnect_idle() {
-            return Err(Refusal::TooManyClients { limit });
+            return Err(DaemonRefusal::TooManyClients { limit });
         }
         Ok(peer)
     }
@@ -189,7 +189,7 @@ impl Service {
     /// closed one.
     fn disconnect_idle(&mut self) -> bool {
         let until_ms = u128::from(self.now_ms()).checked_sub(self.config.idle.as_millis());
-        let idle = |(holder, client): &(&HolderId, &Client)| {
+        let idle = |(holder, client): &(&HolderId, &Connected)| {
             until_ms.is_some_and(|until_ms| u128::from(client.heard_ms) <= until_ms)
                 && !client.recalls
                 && !client.attached
@@ -204,12 +204,12 @@ impl Service {
     /// Answers one message of a client.
     fn serve(&mut self, holder: HolderId) {
         let Some(socket) = self.clients.get(&holder).and_then(|client| client.socket.as_ref()) else { return };
-        let request = match socket.receive::<Request>(0) {
+        let request = match socket.receive::<DaemonRequest>(0) {
             Ok((request, _)) => request,
             Err(SocketError::Waiting) => return,
             Err(SocketError::Closed) => return self.disconnect(holder),
             Err(SocketError::Wire(error)) => {
-                let refusal = Reply::Refused(Refusal::Unreadable { reason: error.to_string() });
+                let refusal = DaemonReply::Refused(DaemonRefusal::Unreadable { reason: error.to_string() });
                 // A client with another protocol gets one answer, if it takes it.
                 let _ = socket.send(&refusal, &[]);
                 return self.disconnect(holder);
@@ -224,36 +224,36 @@ impl Service {
             client.heard_ms = now_ms;
         }
         match request {
-            Request::Attach => self.answer_with_pool(holder),
-            Request::LeasePool { offset, bytes, access, waits } => {
-                let reply = self.lease_pool(holder, offset, bytes, access, waits).map(Reply::Leased);
+            DaemonRequest::Attach => self.answer_with_pool(holder),
+            DaemonRequest::LeasePool { offset, bytes, access, waits } => {
+                let reply = self.lease_pool(holder, offset, bytes, access, waits).map(DaemonReply::Leased);
                 self.answer(holder, reply, None);
             }
-            Request::IsWritten { offset, bytes } => {
-                let reply = Reply::Written(self.leases.is_written(offset, bytes));
+            DaemonRequest::IsWritten { offset, bytes } => {
+                let reply = DaemonReply::Written(self.leases.is_written(offset, bytes));
                 self.answer(holder, Ok(reply), None);
             }
-            Request::LeaseChunk { bytes } => self.lease_chunk_or_recall(holder, bytes),
-            Request::Room { bytes, wait_ms } => self.wait_for_room(holder, bytes, wait_ms.into()),
-            Request::Release(lease) => {
-                let reply = self.leases.release(holder, lease).map(|_| Reply::Done);
+            DaemonRequest::LeaseChunk { bytes } => self.lease_chunk_or_recall(holder, bytes),
+            DaemonRequest::Room { bytes, wait_ms } => self.wait_for_room(holder, bytes, wait_ms.into()),
+            DaemonRequest::Release(lease) => {
+                let reply = self.leases.release(holder, lease).map(|_| DaemonReply::Done);
                 if reply.is_ok() {
                     self.store.end_lease(lease);
                 }
                 self.answer(holder, reply, None);
             }
-            Request::Lower(lease) => {
-                let reply = self.leases.lower(holder, lease).map(|()| Reply::Done);
+            DaemonRequest::Lower(lease) => {
+                let reply = self.leases.lower(holder, lease).map(|()| DaemonReply::Done);
                 self.answer(holder, reply, None);
             }
-            Request::Recalls => {
+            DaemonRequest::Recalls => {
                 if let Some(client) = self.clients.get_mut(&holder) {
                     client.recalls = true;
                 }
-                self.answer(holder, Ok(Reply::Done), None);
+                self.answer(holder, Ok(DaemonReply::Done), None);
             }
-            Request::Status => {
-                let reply = Reply::Status(self.status());
+            DaemonRequest::Status => {
+                let reply = DaemonReply::Status(self.status());
                 self.answer(holder, Ok(reply), None);
             }
         }
@@ -261,16 +261,16 @@ impl Service {
 
     fn answer_with_pool(&mut self, holder: HolderId) {
         let Some(socket) = self.clients.get(&holder).and_then(|client| client.socket.as_ref()) else { return };
-        if socket.send(&Reply::Attached, &self.store.pool_descriptors()).is_err() {
+        if socket.send(&DaemonReply::Attached, &self.store.pool_descriptors()).is_err() {
             self.disconnect(holder);
         } else if let Some(client) = self.clients.get_mut(&holder) {
             client.attached = true;
         }
     }
 
-    fn answer(&mut self, holder: HolderId, reply: Result<Reply, Refusal>, descriptor: Option<OwnedFd>) {
+    fn answer(&mut self, holder: HolderId, reply: Result<DaemonReply, DaemonRefusal>, descriptor: Option<OwnedFd>) {
         let Some(socket) = self.clients.get(&holder).and_then(|client| client.socket.as_ref()) else { return };
-        let reply = reply.unwrap_or_else(Reply::Refused);
+        let reply = reply.unwrap_or_else(DaemonReply::Refused);
         let descriptors: Vec<_> = descriptor.iter().map(AsFd::as_fd).collect();
         // A client that does not take its answers is disconnected, not waited for.
         if socket.send(&reply, &descriptors).is_err() {
@@ -283,17 +283,17 @@ impl Service {
         holder: HolderId,
         offset: u64,
         bytes: u64,
-        access: Access,
+        access: AccessMode,
         waits: bool,
-    ) -> Result<LeaseId, Refusal> {
+    ) -> Result<LeaseId, DaemonRefusal> {
         if !self.store.is_range(offset, bytes) {
-            return Err(Refusal::OutsidePool { offset, bytes, pool_bytes: self.store.pool_bytes() });
+            return Err(DaemonRefusal::OutsidePool { offset, bytes, pool_bytes: self.store.pool_bytes() });
         }
         let extent = Extent::Pool { offset, bytes };
         let now_ms = self.now_ms();
         let granted = self.leases.grant(holder, extent, access, now_ms);
         match granted {
-            Err(Refusal::Leased { .. }) if waits => self.leases.queue(holder, extent, access, now_ms),
+            Err(DaemonRefusal::Leased { .. }) if waits => self.leases.queue(holder, extent, access, now_ms),
             _ => self.leases.leave_queue(holder, extent),
         }
         granted
@@ -301,9 +301,9 @@ impl Service {
 
     fn lease_chunk_or_recall(&mut self, holder: HolderId, bytes: u64) {
         match self.lease_chunk(holder, bytes) {
-            Ok((lease, descriptor)) => self.answer(holder, Ok(Reply::Leased(lease)), Some(descriptor)),
+            Ok((lease, descriptor)) => self.answer(holder, Ok(DaemonReply::Leased(lease)), Some(descriptor)),
             Err(refusal) => {
-                if let Refusal::Full { available, .. } = refusal
+                if let DaemonRefusal::Full { available, .. } = refusal
                     && self.may_ever_have(bytes)
                 {
                     self.recall(holder, bytes.saturating_sub(available));
@@ -321,11 +321,11 @@ impl Service {
     fn wait_for_room(&mut self, holder: HolderId, bytes: u64, wait_ms: u64) {
         let available = self.available();
         if !self.may_ever_have(bytes) {
-            return self.answer(holder, Err(Refusal::Full { requested: bytes, available }), None);
+            return self.answer(holder, Err(DaemonRefusal::Full { requested: bytes, available }), None);
         }
         let since_ms = self.now_ms();
         let until_ms = since_ms + wait_ms.min(LONGEST_WAIT.as_millis() as u64);
-        self.waiting.push(Waiting { holder, bytes, until_ms, available, since_ms });
+        self.waiting.push(WaitingClient { holder, bytes, until_ms, available, since_ms });
     }
 
     /// Returns how many bytes of chunks can be leased now.
@@ -334,15 +334,15 @@ impl Service {
         limit.saturating_sub(self.leases.chunk_bytes()).min(self.store.free())
     }
 
-    fn lease_chunk(&mut self, holder: HolderId, bytes: u64) -> Result<(LeaseId, OwnedFd), Refusal> {
+    fn lease_chunk(&mut self, holder: HolderId, bytes: u64) -> Result<(LeaseId, OwnedFd), DaemonRefusal> {
         if let Some(limit) = self.config.chunk_limit_bytes {
             let available = limit.saturating_sub(self.leases.chunk_bytes());
             if bytes > available {
-                return Err(Refusal::Full { requested: bytes, available });
+                return Err(DaemonRefusal::Full { requested: bytes, available });
             }
         }
         let (chunk, descriptor) = self.store.create(bytes)?;
-        match self.leases.grant(holder, Extent::Chunk { bytes }, Access::ReadWrite, self.now_ms()) {
+        match self.leases.grant(holder, Extent::Chunk { bytes }, AccessMode::ReadWrite, self.now_ms()) {
             Ok(lease) => {
                 self.store.lease(lease, chunk);
                 Ok((lease, descriptor))
@@ -363,7 +363,7 @@ impl Service {
                 && (asking.is_none() || client.peer.pid != asking)
             {
                 // A client that has not read the last recall yet needs no other.
-                let _ = socket.send(&Reply::Recall(bytes), &[]);
+                let _ = socket.send(&DaemonReply::Recall(bytes), &[]);
             }
         }
     }
@@ -381,8 +381,8 @@ impl Service {
             }
             let enough = available >= waiting.bytes;
             if now_ms >= waiting.until_ms || enough && now_ms - waiting.since_ms >= QUIET_MS {
-                let refusal = Refusal::Full { requested: waiting.bytes, available };
-                self.answer(waiting.holder, if enough { Ok(Reply::Done) } else { Err(refusal) }, None);
+                let refusal = DaemonRefusal::Full { requested: waiting.bytes, available };
+                self.answer(waiting.holder, if enough { Ok(DaemonReply::Done) } else { Err(refusal) }, None);
             } else {
                 self.waiting.push(waiting);
             }
@@ -424,18 +424,18 @@ impl Service {
         forgotten.iter().for_each(|holder| drop(self.clients.remove(holder)));
     }
 
-    fn terms(&self) -> Terms {
-        Terms { device: self.store.device(), uuid: self.store.uuid(), pool: self.store.pool() }
+    fn terms(&self) -> DaemonTerms {
+        DaemonTerms { device: self.store.device(), uuid: self.store.uuid(), pool: self.store.pool() }
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> DaemonStatus {
         let now_ms = self.now_ms();
         let mut holdings = self.leases.holdings(now_ms);
         let left_out = holdings.len().saturating_sub(HOLDINGS) as u32;
         holdings.truncate(HOLDINGS);
         let attached = self.clients.values().filter(|client| client.attached && client.socket.is_some());
         let attached: BTreeSet<u32> = attached.filter_map(|client| client.peer.pid).collect();
-        Status {
+        DaemonStatus {
             terms: self.terms(),
             pid: std::process::id(),
             uptime_ms: now_ms,

@@ -152,7 +152,7 @@ fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, SocketError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::share::wire::{Reply, Request};
+    use crate::share::wire::{DaemonReply, DaemonRequest};
 
     fn pair() -> (Socket, Socket) {
         let (a, b) = net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
@@ -162,9 +162,9 @@ mod tests {
     #[test]
     fn a_message_arrives_with_its_descriptors() {
         let (a, b) = pair();
-        a.send(&Reply::Attached, &[a.as_fd(), b.as_fd()]).unwrap();
-        let (reply, descriptors) = b.receive::<Reply>(2).unwrap();
-        assert_eq!((reply, descriptors.len()), (Reply::Attached, 2));
+        a.send(&DaemonReply::Attached, &[a.as_fd(), b.as_fd()]).unwrap();
+        let (reply, descriptors) = b.receive::<DaemonReply>(2).unwrap();
+        assert_eq!((reply, descriptors.len()), (DaemonReply::Attached, 2));
     }
 
     #[test]
@@ -172,11 +172,11 @@ mod tests {
         let (a, b) = pair();
         for allowed in [0, 1] {
             let (sent, other_end) = pair();
-            a.send(&Request::Status, &[sent.as_fd(), sent.as_fd()]).unwrap();
+            a.send(&DaemonRequest::Status, &[sent.as_fd(), sent.as_fd()]).unwrap();
             drop(sent);
-            let error = b.receive::<Request>(allowed).unwrap_err();
+            let error = b.receive::<DaemonRequest>(allowed).unwrap_err();
             assert!(matches!(error, SocketError::Wire(WireError::Descriptors)), "{error:?}");
-            assert!(matches!(other_end.receive::<Reply>(0), Err(SocketError::Closed)));
+            assert!(matches!(other_end.receive::<DaemonReply>(0), Err(SocketError::Closed)));
         }
     }
 
@@ -184,7 +184,7 @@ mod tests {
     fn a_frame_that_is_too_long_is_no_message() {
         let (a, b) = pair();
         a.send_bytes(&vec![1; FRAME_BYTES + 1], &[]).unwrap();
-        let error = b.receive::<Request>(0).unwrap_err();
+        let error = b.receive::<DaemonRequest>(0).unwrap_err();
         assert!(matches!(error, SocketError::Wire(WireError::TooLong)), "{error:?}");
     }
 
@@ -192,7 +192,7 @@ mod tests {
     fn an_empty_frame_is_no_message_and_no_end() {
         let (a, b) = pair();
         a.send_bytes(&[], &[]).unwrap();
-        let error = b.receive::<Request>(0).unwrap_err();
+        let error = b.receive::<DaemonRequest>(0).unwrap_err();
         assert!(matches!(error, SocketError::Wire(WireError::Short(0))), "{error:?}");
     }
 
@@ -200,9 +200,9 @@ mod tests {
     fn a_closed_connection_is_told_from_a_silent_one() {
         let (a, b) = pair();
         b.set_timeout(Some(Duration::from_millis(1))).unwrap();
-        assert!(matches!(b.receive::<Reply>(0), Err(SocketError::Waiting)));
+        assert!(matches!(b.receive::<DaemonReply>(0), Err(SocketError::Waiting)));
         drop(a);
-        assert!(matches!(b.receive::<Reply>(0), Err(SocketError::Closed)));
-        assert!(matches!(b.send(&Request::Status, &[]), Err(SocketError::Closed)));
+        assert!(matches!(b.receive::<DaemonReply>(0), Err(SocketError::Closed)));
+        assert!(matches!(b.send(&DaemonRequest::Status, &[]), Err(SocketError::Closed)));
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use tenure_alloc::ChunkId;
 
 use super::wire::DESCRIPTORS;
-use super::{LeaseId, Refusal, ShareError};
-use crate::{CallError, Driver, ErrorKind, ProcessMemory};
+use super::{DaemonRefusal, LeaseId, ShareError};
+use crate::{CallError, DeviceProcess, Driver, ErrorKind};
 
 /// Chunks of one device. On drop, it gives all of them back; a process that maps one keeps its memory.
 pub(super) struct Store {
@@ -60,10 +60,10 @@ impl Store {
 
     /// Creates a chunk and a descriptor of it. The caller hands the chunk to [`lease`](Self::lease) or to
     /// [`give_back`](Self::give_back).
-    pub(super) fn create(&mut self, bytes: u64) -> Result<(ChunkId, OwnedFd), Refusal> {
+    pub(super) fn create(&mut self, bytes: u64) -> Result<(ChunkId, OwnedFd), DaemonRefusal> {
         self.exported(bytes).map_err(|error| match error.kind {
-            ErrorKind::OutOfMemory { requested, free } => Refusal::Full { requested, available: free },
-            _ => Refusal::Driver(error.to_string()),
+            ErrorKind::OutOfMemory { requested, free } => DaemonRefusal::Full { requested, available: free },
+            _ => DaemonRefusal::Driver(error.to_string()),
         })
     }
 
@@ -97,7 +97,7 @@ impl Store {
     }
 
     /// Returns the processes that the driver lists.
-    pub(super) fn processes(&self) -> Option<Vec<ProcessMemory>> {
+    pub(super) fn processes(&self) -> Option<Vec<DeviceProcess>> {
         self.driver.processes()
     }
 

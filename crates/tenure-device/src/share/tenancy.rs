@@ -6,12 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tenure_alloc::adaptor::Gate;
+use tenure_alloc::adaptor::RangeGate;
 use tenure_alloc::{Address, BackingError};
 
 use super::manifest::{Content, Manifest};
-use super::{PoolLease, Refusal, ShareError, SharedPool};
-use crate::Access;
+use super::{DaemonRefusal, PoolLease, ShareError, SharedPool};
+use crate::AccessMode;
 use crate::memory::DeviceMemory;
 
 /// The pause between two attempts to enter a range that other processes use.
@@ -88,7 +88,7 @@ impl Tenancy {
             state.is_checked = self.check()?;
         }
         if state.lease.is_none() && state.blocks == 0 {
-            let lease = self.view.lease_in_turn(self.offset, self.bytes, Access::ReadWrite, waits)?;
+            let lease = self.view.lease_in_turn(self.offset, self.bytes, AccessMode::ReadWrite, waits)?;
             state.lease = Some(lease);
         }
         state.blocks += 1;
@@ -114,7 +114,7 @@ impl Tenancy {
     }
 }
 
-impl Gate for Tenancy {
+impl RangeGate for Tenancy {
     /// Without a daemon the range can not be leased: this process then goes on with memory of its own.
     fn enter(&self) -> Result<bool, BackingError> {
         if self.enter_at_once() {
@@ -190,7 +190,7 @@ impl Awaited {
 fn may_pass(error: &ShareError) -> bool {
     matches!(
         error,
-        ShareError::Refused(Refusal::Leased { .. })
+        ShareError::Refused(DaemonRefusal::Leased { .. })
             | ShareError::NothingPublished
             | ShareError::Incomplete
             | ShareError::PublishedUnreadable(_)

@@ -2,14 +2,14 @@
 //!
 //! A frame is one message of a `SOCK_SEQPACKET` socket: the version (two bytes, little endian), then the message in
 //! postcard. The kernel keeps frames apart, so half a frame never arrives, and descriptors belong to the frame that
-//! they came with. The daemon speaks first, with [`Reply::Welcome`] or [`Reply::Refused`]; after that each request has
-//! one reply. After [`Request::Recalls`] only the daemon sends on that connection.
+//! they came with. The daemon speaks first, with [`DaemonReply::Welcome`] or [`DaemonReply::Refused`]; after that each
+//! request has one reply. After [`DaemonRequest::Recalls`] only the daemon sends on that connection.
 
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{LeaseId, Refusal};
-use crate::Access;
+use super::{DaemonRefusal, LeaseId};
+use crate::AccessMode;
 
 /// The version of every frame. A frame of any other version is refused.
 pub const VERSION: u16 = 1;
@@ -22,7 +22,7 @@ pub const DESCRIPTORS: usize = 64;
 
 /// A message from a client to the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Request {
+pub enum DaemonRequest {
     /// Asks for a descriptor of each chunk of the pool.
     Attach,
     /// Leases a range of the pool.
@@ -32,7 +32,7 @@ pub enum Request {
         /// The size in bytes.
         bytes: u64,
         /// The use of the range: reading only, or also writing.
-        access: Access,
+        access: AccessMode,
         /// Whether the client asks again and again until the range is free. Other clients then get the range after this
         /// one.
         waits: bool,
@@ -61,7 +61,7 @@ pub enum Request {
     /// Turns a lease for writing into one for reading. All writes must have completed. Other clients may read from now
     /// on, and none wrote in between.
     Lower(LeaseId),
-    /// Sends [`Reply::Recall`]s over this connection from now on.
+    /// Sends [`DaemonReply::Recall`]s over this connection from now on.
     Recalls,
     /// Asks for a report of all leases and their holders.
     Status,
@@ -69,9 +69,9 @@ pub enum Request {
 
 /// A message from the daemon to a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Reply {
+pub enum DaemonReply {
     /// The connection is accepted.
-    Welcome(Terms),
+    Welcome(DaemonTerms),
     /// The pool's descriptors come with this, in order.
     Attached,
     /// The lease is granted. A chunk's descriptor comes with this.
@@ -83,14 +83,14 @@ pub enum Reply {
     /// Memory runs short: the client is asked to give back about this many bytes of chunks, if it can spare them.
     Recall(u64),
     /// A report of all leases and their holders.
-    Status(Status),
+    Status(DaemonStatus),
     /// The request was refused. Nothing was changed.
-    Refused(Refusal),
+    Refused(DaemonRefusal),
 }
 
 /// The device and the pool that a daemon offers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Terms {
+pub struct DaemonTerms {
     /// The device, such as `cuda:0`, as the daemon numbers it.
     pub device: String,
     /// The UUID of the device, the same in every process.
@@ -101,7 +101,7 @@ pub struct Terms {
     pub pool: Vec<u64>,
 }
 
-impl Terms {
+impl DaemonTerms {
     /// Returns the pool's size in bytes.
     pub fn pool_bytes(&self) -> u64 {
         self.pool.iter().sum()
@@ -117,9 +117,9 @@ fn pool<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error
 
 /// A report on a daemon: its memory, its leases and their holders.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
+pub struct DaemonStatus {
     /// The device and the pool that the daemon offers.
-    pub terms: Terms,
+    pub terms: DaemonTerms,
     /// The number of the daemon's process.
     pub pid: u32,
     /// The time since the daemon started, in ms.
@@ -143,7 +143,7 @@ pub struct Status {
     pub left_out: u32,
 }
 
-impl Status {
+impl DaemonStatus {
     /// Returns how many bytes the limit leaves for chunks; the device may have less.
     pub fn available_bytes(&self) -> u64 {
         self.chunk_limit_bytes.unwrap_or(u64::MAX).saturating_sub(self.chunk_bytes)
@@ -158,7 +158,7 @@ pub struct Holding {
     /// Whether these are ranges of the pool or chunks.
     pub kind: LeaseKind,
     /// The use of the memory: reading only, or also writing.
-    pub access: Access,
+    pub access: AccessMode,
     /// Whether its holder is still there.
     pub state: LeaseState,
     /// The number of leases.

@@ -7,20 +7,20 @@ use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
 
 use super::kernel::Touches;
-use super::memory::Memory;
+use super::memory::SimMemory;
 use super::state::SimState;
 use crate::{ErrorKind, EventId, EventKind, GraphId, Launch, Priority};
 
 /// The effect of a piece of work, each time it runs.
-pub(super) type Action = Arc<dyn Fn(&mut Memory, &Arc<Launch>, &Touches) -> Result<(), ErrorKind> + Send + Sync>;
+pub(super) type WorkAction = Arc<dyn Fn(&mut SimMemory, &Arc<Launch>, &Touches) -> Result<(), ErrorKind> + Send + Sync>;
 
 /// A captured call. Streams are given by their index, events by the number of their record in the capture.
-enum Step {
+enum CapturedStep {
     Work {
         stream: usize,
         launch: Launch,
         touches: Touches,
-        action: Action,
+        action: WorkAction,
     },
     Record {
         stream: usize,
@@ -41,10 +41,10 @@ enum Step {
 type Known = FxHashMap<usize, usize>;
 
 /// A capture in progress.
-pub(super) struct Capture {
+pub(super) struct SimCapture {
     origin: usize,
     thread: ThreadId,
-    steps: Vec<Step>,
+    steps: Vec<CapturedStep>,
     /// The streams in the capture.
     streams: FxHashMap<usize, Known>,
     /// The last record of each event in the capture.
@@ -55,8 +55,8 @@ pub(super) struct Capture {
 }
 
 /// A captured graph.
-pub(super) struct Graph {
-    steps: Vec<Step>,
+pub(super) struct SimGraph {
+    steps: Vec<CapturedStep>,
     /// The streams that its steps run on; `None` stands for the stream on which it is launched.
     streams: FxHashMap<usize, Option<StreamId>>,
     /// The events of its records.
@@ -65,21 +65,21 @@ pub(super) struct Graph {
     ends: [EventId; 2],
 }
 
-impl Capture {
-    fn step(&mut self, stream: usize, step: Step) {
+impl SimCapture {
+    fn step(&mut self, stream: usize, step: CapturedStep) {
         self.steps.push(step);
         *self.streams.entry(stream).or_default().entry(stream).or_default() += 1;
     }
 
-    pub(super) fn work(&mut self, stream: usize, launch: Launch, touches: Touches, action: Action) {
-        self.step(stream, Step::Work { stream, launch, touches, action });
+    pub(super) fn work(&mut self, stream: usize, launch: Launch, touches: Touches, action: WorkAction) {
+        self.step(stream, CapturedStep::Work { stream, launch, touches, action });
     }
 
     pub(super) fn record(&mut self, stream: usize, event: EventId) {
         let record = self.records.len();
         self.events.insert(event, record);
         self.records.push(self.streams[&stream].clone());
-        self.steps.push(Step::Record { stream, record });
+        self.steps.push(CapturedStep::Record { stream, record });
     }
 
     /// Returns whether the last record of an event is in the capture.
@@ -95,7 +95,7 @@ impl Capture {
             let knows = known.entry(*other).or_default();
             *knows = (*knows).max(*steps);
         }
-        self.steps.push(Step::Wait { stream, record });
+        self.steps.push(CapturedStep::Wait { stream, record });
     }
 
     /// Forgets an event, which was recorded elsewhere.
@@ -104,7 +104,7 @@ impl Capture {
     }
 
     pub(super) fn wait_outside(&mut self, stream: usize, event: EventId) {
-        self.step(stream, Step::WaitOutside { stream, event });
+        self.step(stream, CapturedStep::WaitOutside { stream, event });
     }
 
     /// Returns whether the first stream waits for all others in the end.
@@ -123,7 +123,7 @@ impl SimState {
         if self.captures.iter().any(|capture| capture.streams.contains_key(&origin)) {
             return Err(capture_error("the stream is captured already"));
         }
-        self.captures.push(Capture {
+        self.captures.push(SimCapture {
             origin,
             thread: thread::current().id(),
             steps: Vec::new(),
@@ -157,7 +157,7 @@ impl SimState {
         let events = capture.records.iter().map(|_| events.create(EventKind::Order)).collect::<Result<_, _>>()?;
         self.last_graph += 1;
         let id = GraphId(self.last_graph);
-        self.graphs.insert(id, Arc::new(Graph { steps: capture.steps, streams, events, ends }));
+        self.graphs.insert(id, Arc::new(SimGraph { steps: capture.steps, streams, events, ends }));
         Ok(id)
     }
 
@@ -173,13 +173,13 @@ impl SimState {
         let at = |index: &usize| graph.streams[index].unwrap_or(stream);
         for step in &graph.steps {
             match step {
-                Step::Work { stream, launch, touches, action } => {
+                CapturedStep::Work { stream, launch, touches, action } => {
                     let launch = Launch { stream: at(stream), number: self.launches, ..*launch };
                     self.submit(launch, touches.clone(), Arc::clone(action))?;
                 }
-                Step::Record { stream, record } => self.record_event(graph.events[*record], at(stream))?,
-                Step::Wait { stream, record } => self.wait_event(at(stream), graph.events[*record])?,
-                Step::WaitOutside { stream, event } => self.wait_event(at(stream), *event)?,
+                CapturedStep::Record { stream, record } => self.record_event(graph.events[*record], at(stream))?,
+                CapturedStep::Wait { stream, record } => self.wait_event(at(stream), graph.events[*record])?,
+                CapturedStep::WaitOutside { stream, event } => self.wait_event(at(stream), *event)?,
             }
         }
         self.record_event(end, stream)
@@ -192,12 +192,12 @@ impl SimState {
         graph.events.iter().chain(&graph.ends).try_for_each(|event| self.timeline.events.destroy(*event))
     }
 
-    fn graph(&self, graph: GraphId) -> Result<&Arc<Graph>, ErrorKind> {
+    fn graph(&self, graph: GraphId) -> Result<&Arc<SimGraph>, ErrorKind> {
         self.graphs.get(&graph).ok_or(ErrorKind::UnknownHandle { what: "graph", handle: graph.0 })
     }
 
     /// Returns the capture that a stream belongs to.
-    pub(super) fn capture_of(&mut self, stream: usize) -> Option<&mut Capture> {
+    pub(super) fn capture_of(&mut self, stream: usize) -> Option<&mut SimCapture> {
         self.captures.iter_mut().find(|capture| capture.streams.contains_key(&stream))
     }
 
@@ -215,7 +215,7 @@ impl SimState {
     }
 }
 
-impl Capture {
+impl SimCapture {
     pub(super) fn break_by(&mut self, reason: &'static str) -> Result<(), ErrorKind> {
         self.broken.get_or_insert(reason);
         Err(capture_error(reason))

@@ -9,12 +9,12 @@ use tenure_core::{Device, StreamId};
 
 use super::SimDriver;
 use super::kernel::Touches;
-use super::memory::Memory;
+use super::memory::SimMemory;
 use super::platform::uuid;
 use super::state::SimState;
 use crate::{
-    Access, Call, CallError, Driver, ErrorKind, EventHandle, EventId, EventKind, GraphId, HostFunction, Launch,
-    MemoryHandle, Priority, ProcessMemory, cost,
+    AccessMode, Call, CallError, DeviceProcess, Driver, ErrorKind, EventHandle, EventId, EventKind, GraphId,
+    HostFunction, Launch, MemoryHandle, Priority, cost,
 };
 
 impl Driver for SimDriver {
@@ -95,7 +95,7 @@ impl Driver for SimDriver {
         })
     }
 
-    fn set_access(&self, address: Address, bytes: u64, access: Access) -> Result<(), CallError> {
+    fn set_access(&self, address: Address, bytes: u64, access: AccessMode) -> Result<(), CallError> {
         self.call(Call::SetAccess, |state| {
             for bytes in state.memory.set_access(address, bytes, access)? {
                 state.counters.set_access += 1;
@@ -149,7 +149,7 @@ impl Driver for SimDriver {
         self.call(Call::CloseMemory, |state| state.memory.close(address, state.order.host()))
     }
 
-    unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: Access) -> Result<(), CallError> {
+    unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: AccessMode) -> Result<(), CallError> {
         self.call(Call::RegisterHost, |state| {
             state.host.register(address as u64, bytes, access)?;
             state.counters.register_host += 1;
@@ -180,7 +180,7 @@ impl Driver for SimDriver {
         Ok(())
     }
 
-    fn processes(&self) -> Option<Vec<ProcessMemory>> {
+    fn processes(&self) -> Option<Vec<DeviceProcess>> {
         self.state.try_enter()?.processes()
     }
 
@@ -431,7 +431,7 @@ impl HostTarget {
 }
 
 fn copy(
-    memory: &mut Memory,
+    memory: &mut SimMemory,
     target: Address,
     source: Address,
     bytes: u64,

@@ -11,13 +11,13 @@ use crate::{ErrorKind, EventHandle, EventId, EventKind};
 
 pub(super) struct Events {
     device: Device,
-    slots: Vec<Event>,
+    slots: Vec<SimEvent>,
     /// Unused slots.
     spare: Vec<u32>,
 }
 
 #[derive(Default)]
-pub(super) struct Event {
+pub(super) struct SimEvent {
     /// Grows when the slot is reused, so that an old handle is recognised.
     generation: u32,
     live: bool,
@@ -64,7 +64,7 @@ impl Events {
 
     pub(super) fn destroy(&mut self, event: EventId) -> Result<(), ErrorKind> {
         let slot = self.get_mut(event)?;
-        *slot = Event { generation: slot.generation, ..Event::default() };
+        *slot = SimEvent { generation: slot.generation, ..SimEvent::default() };
         self.spare.push(parts(event).index as u32);
         Ok(())
     }
@@ -98,14 +98,14 @@ impl Events {
         Ok(event.point.map_or(Recorded::Nowhere, |point| Recorded::Here(point, &event.stamp)))
     }
 
-    pub(super) fn get(&self, event: EventId) -> Result<&Event, ErrorKind> {
+    pub(super) fn get(&self, event: EventId) -> Result<&SimEvent, ErrorKind> {
         let Parts { generation, device, index } = parts(event);
         let slot = self.slots.get(index).filter(|slot| slot.live && slot.generation == generation);
         let slot = slot.filter(|_| device == self.device.index());
         slot.ok_or_else(|| unknown("event", event.0))
     }
 
-    pub(super) fn get_mut(&mut self, event: EventId) -> Result<&mut Event, ErrorKind> {
+    pub(super) fn get_mut(&mut self, event: EventId) -> Result<&mut SimEvent, ErrorKind> {
         let Parts { generation, device, index } = parts(event);
         let slot = self.slots.get_mut(index).filter(|slot| slot.live && slot.generation == generation);
         let slot = slot.filter(|_| device == self.device.index());
@@ -121,18 +121,18 @@ impl Events {
 
     fn add(&mut self, kind: EventKind, shared: Option<SharedEvent>) -> EventId {
         let index = self.spare.pop().unwrap_or_else(|| {
-            self.slots.push(Event::default());
+            self.slots.push(SimEvent::default());
             let index = self.slots.len() - 1;
             assert!(index < 1 << INDEX_BITS, "no program has {index} events at once");
             index as u32
         });
         let slot = &mut self.slots[index as usize];
-        *slot = Event { generation: slot.generation + 1, live: true, kind, shared, ..Event::default() };
+        *slot = SimEvent { generation: slot.generation + 1, live: true, kind, shared, ..SimEvent::default() };
         EventId(u64::from(slot.generation) << 32 | u64::from(self.device.index()) << INDEX_BITS | u64::from(index))
     }
 }
 
-impl Event {
+impl SimEvent {
     /// Tells other processes, if they may see the event, that it is recorded. Returns the signal to pass, and the
     /// record's number.
     pub(super) fn publish(&mut self) -> Result<Option<(Arc<Signal>, u64)>, ErrorKind> {

@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 use tenure_alloc::Address;
 
 use super::SimDriver;
-use super::memory::Memory;
+use super::memory::SimMemory;
 use super::race::{Access, Clock};
-use crate::{Access as Rights, ErrorKind, Launch};
+use crate::{AccessMode, ErrorKind, Launch};
 
 /// Registered host memory. All devices of a platform use it, whichever of them registered it.
 #[derive(Default)]
@@ -23,11 +23,11 @@ pub(super) struct Registrations {
 #[derive(Clone, Copy)]
 struct Registration {
     end: u64,
-    access: Rights,
+    access: AccessMode,
 }
 
 /// A device's use of host memory.
-pub(super) struct HostMemory {
+pub(super) struct SimHostMemory {
     registrations: Arc<Registrations>,
     /// The uses, by the first byte of the registration.
     used: BTreeMap<u64, Used>,
@@ -67,12 +67,12 @@ impl Registrations {
     }
 }
 
-impl HostMemory {
+impl SimHostMemory {
     pub(super) fn new(registrations: Arc<Registrations>) -> Self {
         Self { registrations, used: BTreeMap::new() }
     }
 
-    pub(super) fn register(&mut self, address: u64, bytes: u64, access: Rights) -> Result<(), ErrorKind> {
+    pub(super) fn register(&mut self, address: u64, bytes: u64, access: AccessMode) -> Result<(), ErrorKind> {
         for (what, value) in [("address", address), ("size", bytes)] {
             if value == 0 {
                 return Err(ErrorKind::Misaligned { what, value, granularity: 1 });
@@ -90,7 +90,7 @@ impl HostMemory {
     }
 
     /// Returns the address at which kernels find the memory registered at `address`.
-    pub(super) fn on_device(&mut self, address: u64, memory: &mut Memory) -> Result<Address, ErrorKind> {
+    pub(super) fn on_device(&mut self, address: u64, memory: &mut SimMemory) -> Result<Address, ErrorKind> {
         let found = self.registrations.overlapping(&(address..address.saturating_add(1)));
         let &[(start, registration)] = &found[..] else { return Err(ErrorKind::HostNotRegistered(address)) };
         let used = self.used.entry(start).or_default();
@@ -107,7 +107,7 @@ impl HostMemory {
     pub(super) fn unregister(
         &mut self,
         address: u64,
-        memory: &mut Memory,
+        memory: &mut SimMemory,
         host: &Clock,
     ) -> Result<Range<u64>, ErrorKind> {
         let registration = self.registrations.ranges.lock().get(&address).copied();
@@ -118,7 +118,7 @@ impl HostMemory {
     }
 
     /// Forgets this device's use of a registration. `host` is the work that the host knows to be complete here.
-    pub(super) fn let_go(&mut self, range: &Range<u64>, memory: &mut Memory, host: &Clock) -> Result<(), ErrorKind> {
+    pub(super) fn let_go(&mut self, range: &Range<u64>, memory: &mut SimMemory, host: &Clock) -> Result<(), ErrorKind> {
         let in_use = |launch: &Arc<Launch>| {
             let range = range.clone();
             let launch = Arc::clone(launch);
@@ -138,7 +138,7 @@ impl HostMemory {
     /// Refuses a copy into memory that was registered for reading only.
     pub(super) fn check(&self, used: &HostUse, launch: &Arc<Launch>) -> Result<(), ErrorKind> {
         let overlapping = self.registrations.overlapping(&used.range);
-        match overlapping.iter().find(|(_, registration)| registration.access == Rights::Read) {
+        match overlapping.iter().find(|(_, registration)| registration.access == AccessMode::Read) {
             Some((start, registration)) if used.write => {
                 Err(ErrorKind::ReadOnly { launch: Arc::clone(launch), range: *start..registration.end })
             }

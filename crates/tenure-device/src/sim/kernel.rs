@@ -8,13 +8,13 @@ use tenure_alloc::Address;
 use tenure_core::StreamId;
 
 use super::host::HostUse;
-use super::memory::Memory;
+use super::memory::SimMemory;
 use crate::{ErrorKind, Launch};
 
 pub(super) type Body = Arc<dyn Fn(&mut KernelMemory<'_>) + Send + Sync>;
 
 /// A kernel of the simulated device: a closure, and the device memory it declares to read and write.
-pub struct Kernel {
+pub struct SimKernel {
     pub(super) name: &'static str,
     pub(super) stream: StreamId,
     pub(super) at: &'static Location<'static>,
@@ -43,7 +43,7 @@ impl Touches {
     }
 }
 
-impl Kernel {
+impl SimKernel {
     /// Creates a kernel that touches nothing. Errors name it by `name` and by the caller's place in the source.
     #[track_caller]
     pub fn new(name: &'static str, stream: StreamId) -> Self {
@@ -77,7 +77,7 @@ impl Kernel {
 /// An access must lie within one declared range. An undeclared access does nothing, and ends the context when the
 /// kernel ends; the call that made the kernel run reports it.
 pub struct KernelMemory<'a> {
-    memory: &'a mut Memory,
+    memory: &'a mut SimMemory,
     launch: &'a Arc<Launch>,
     touches: &'a Touches,
     fault: Option<ErrorKind>,
@@ -86,7 +86,7 @@ pub struct KernelMemory<'a> {
 impl<'a> KernelMemory<'a> {
     /// Runs `body`, and reports the first undeclared access.
     pub(super) fn run(
-        memory: &'a mut Memory,
+        memory: &'a mut SimMemory,
         launch: &'a Arc<Launch>,
         touches: &'a Touches,
         body: &Body,
@@ -113,7 +113,7 @@ impl<'a> KernelMemory<'a> {
         address: Address,
         len: usize,
         declared: &[&Vec<Range<Address>>],
-        action: impl FnOnce(&mut Memory, &Arc<Launch>) -> Result<(), ErrorKind>,
+        action: impl FnOnce(&mut SimMemory, &Arc<Launch>) -> Result<(), ErrorKind>,
     ) {
         if len == 0 {
             return;

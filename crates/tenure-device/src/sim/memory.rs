@@ -9,13 +9,13 @@ use tenure_alloc::{Address, ChunkId};
 use super::kernel::Touches;
 use super::physical::PhysicalMemory;
 use super::race::{Access, Clock};
-use crate::{Access as Rights, ErrorKind, Launch, MemoryHandle};
+use crate::{AccessMode, ErrorKind, Launch, MemoryHandle};
 
 /// The first address of device 0. Each further device begins one `ADDRESSES` higher.
 const FIRST_ADDRESS: Address = 0x10_0000_0000;
 const ADDRESSES: Address = 1 << 50;
 
-pub(super) struct Memory {
+pub(super) struct SimMemory {
     granularity: u64,
     pub(super) physical: PhysicalMemory,
     /// The addresses for the next segments.
@@ -25,40 +25,40 @@ pub(super) struct Memory {
     /// Reserved ranges: their first byte, and their end.
     reservations: BTreeMap<Address, Address>,
     /// Mapped chunks in reservations, and segments outside of them, by address.
-    mappings: BTreeMap<Address, Mapping>,
+    mappings: BTreeMap<Address, SimMapping>,
     /// The addresses at which memory of other processes is mapped.
     opened: BTreeSet<Address>,
     /// Other devices with the same access as this one.
     peers: BTreeSet<u8>,
 }
 
-struct Mapping {
+struct SimMapping {
     bytes: u64,
     physical: u64,
     /// The handle that was mapped; a segment has none.
     chunk: Option<ChunkId>,
     /// The accesses allowed to work, once they were set.
-    access: Option<Rights>,
+    access: Option<AccessMode>,
     /// The last work of each stream through this address.
     uses: Vec<Access>,
 }
 
 /// A part of an accessed range that lies on one physical allocation.
-struct Piece {
+struct AccessedPart {
     address: Range<Address>,
     mapping: Address,
     physical: u64,
     offset: u64,
 }
 
-impl Piece {
+impl AccessedPart {
     /// Returns the range in the physical allocation.
     fn bytes(&self) -> Range<u64> {
         self.offset..self.offset + (self.address.end - self.address.start)
     }
 }
 
-impl Memory {
+impl SimMemory {
     pub(super) fn new(device: u8, granularity: u64, physical: PhysicalMemory) -> Self {
         Self {
             granularity,
@@ -93,8 +93,8 @@ impl Memory {
             None => self.fresh_range(bytes)?,
         };
         let physical = self.physical.add_segment(bytes);
-        let access = Some(Rights::ReadWrite);
-        self.mappings.insert(address, Mapping { bytes, physical, chunk: None, access, uses: Vec::new() });
+        let access = Some(AccessMode::ReadWrite);
+        self.mappings.insert(address, SimMapping { bytes, physical, chunk: None, access, uses: Vec::new() });
         Ok(address)
     }
 
@@ -122,8 +122,8 @@ impl Memory {
     pub(super) fn open(&mut self, handle: &MemoryHandle) -> Result<(Address, u64), ErrorKind> {
         let (physical, bytes) = self.physical.open(handle)?;
         let address = self.fresh_range(bytes)?;
-        let access = Some(Rights::ReadWrite);
-        self.mappings.insert(address, Mapping { bytes, physical, chunk: None, access, uses: Vec::new() });
+        let access = Some(AccessMode::ReadWrite);
+        self.mappings.insert(address, SimMapping { bytes, physical, chunk: None, access, uses: Vec::new() });
         self.opened.insert(address);
         Ok((address, bytes))
     }
@@ -180,7 +180,8 @@ impl Memory {
             return Err(ErrorKind::Overlap { range, existing });
         }
         self.physical.note_mapped(chunk)?;
-        self.mappings.insert(address, Mapping { bytes, physical, chunk: Some(chunk), access: None, uses: Vec::new() });
+        self.mappings
+            .insert(address, SimMapping { bytes, physical, chunk: Some(chunk), access: None, uses: Vec::new() });
         Ok(bytes)
     }
 
@@ -188,8 +189,8 @@ impl Memory {
     pub(super) fn map_host(&mut self, start: u64, bytes: u64) -> Result<Address, ErrorKind> {
         let address = self.fresh_range(bytes)?;
         let physical = self.physical.add_host(start, bytes);
-        let access = Some(Rights::Read);
-        self.mappings.insert(address, Mapping { bytes, physical, chunk: None, access, uses: Vec::new() });
+        let access = Some(AccessMode::Read);
+        self.mappings.insert(address, SimMapping { bytes, physical, chunk: None, access, uses: Vec::new() });
         Ok(address)
     }
 
@@ -206,7 +207,12 @@ impl Memory {
     }
 
     /// Makes the chunks mapped in a range accessible. Returns their sizes in bytes.
-    pub(super) fn set_access(&mut self, address: Address, bytes: u64, access: Rights) -> Result<Vec<u64>, ErrorKind> {
+    pub(super) fn set_access(
+        &mut self,
+        address: Address,
+        bytes: u64,
+        access: AccessMode,
+    ) -> Result<Vec<u64>, ErrorKind> {
         let mappings = self.whole_chunks(address, bytes)?;
         let mut bytes = Vec::with_capacity(mappings.len());
         for start in mappings {
@@ -223,11 +229,11 @@ impl Memory {
     }
 
     /// Returns whether a peer has `access` to a whole range.
-    pub(super) fn lets(&self, peer: u8, access: Rights, range: Range<Address>) -> bool {
+    pub(super) fn lets(&self, peer: u8, access: AccessMode, range: Range<Address>) -> bool {
         let mut at = range.start;
         while at < range.end {
             let Some((start, mapping)) = self.mappings.range(..=at).next_back() else { return false };
-            let is_allowed = mapping.access == Some(Rights::ReadWrite) || mapping.access == Some(access);
+            let is_allowed = mapping.access == Some(AccessMode::ReadWrite) || mapping.access == Some(access);
             if !is_allowed || at >= start + mapping.bytes {
                 return false;
             }
@@ -249,7 +255,7 @@ impl Memory {
         }
         let mut sizes = Vec::with_capacity(mappings.len());
         for start in mappings {
-            if let Some(Mapping { bytes, chunk: Some(chunk), .. }) = self.mappings.remove(&start) {
+            if let Some(SimMapping { bytes, chunk: Some(chunk), .. }) = self.mappings.remove(&start) {
                 self.physical.note_unmapped(chunk)?;
                 sizes.push(bytes);
             }
@@ -309,7 +315,12 @@ impl Memory {
 
     /// Returns the physical pieces under `range`, in order. Fails if any of them may not be read, or may not be written
     /// if `write` is set.
-    fn resolve(&self, range: &Range<Address>, write: bool, launch: &Arc<Launch>) -> Result<Vec<Piece>, ErrorKind> {
+    fn resolve(
+        &self,
+        range: &Range<Address>,
+        write: bool,
+        launch: &Arc<Launch>,
+    ) -> Result<Vec<AccessedPart>, ErrorKind> {
         let mut pieces = Vec::new();
         let mut at = range.start;
         while at < range.end {
@@ -321,7 +332,7 @@ impl Memory {
             let end = start + mapping.bytes;
             match mapping.access {
                 None => return Err(ErrorKind::NoAccess { launch: Arc::clone(launch), range: start..end }),
-                Some(Rights::Read) if write => {
+                Some(AccessMode::Read) if write => {
                     return Err(ErrorKind::ReadOnly { launch: Arc::clone(launch), range: start..end });
                 }
                 Some(_) => {}
@@ -329,7 +340,7 @@ impl Memory {
             let address = at..end.min(range.end);
             at = address.end;
             let offset = address.start - start;
-            pieces.push(Piece { address, mapping: start, physical: mapping.physical, offset });
+            pieces.push(AccessedPart { address, mapping: start, physical: mapping.physical, offset });
         }
         Ok(pieces)
     }

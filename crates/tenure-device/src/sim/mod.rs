@@ -66,12 +66,12 @@ use tenure_core::{Device, StreamId};
 
 pub use self::fault::Failure;
 use self::host::Registrations;
-pub use self::kernel::{Kernel, KernelMemory};
-pub(crate) use self::peers::Source;
+pub use self::kernel::{KernelMemory, SimKernel};
+pub(crate) use self::peers::PeerSource;
 pub use self::platform::SimPlatform;
 use self::state::{Guarded, SimState};
 use self::timeline::Condition;
-use crate::{Access, Call, CallError, Counters, Launch, Priority, ProcessMemory};
+use crate::{AccessMode, Call, CallError, Counters, DeviceProcess, Launch, Priority};
 
 /// Settings of a simulated device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,8 @@ impl Default for SimConfig {
 
 /// The simulated driver.
 ///
-/// Beside the calls of [`Driver`](crate::Driver) it runs [`Kernel`]s, keeps a clock, counts calls, and fails on demand.
+/// Beside the calls of [`Driver`](crate::Driver) it runs [`SimKernel`]s, keeps a clock, counts calls, and fails on
+/// demand.
 ///
 /// # Panics
 /// The methods of this type that return no error panic when a [`HostFunction`](crate::HostFunction) or kernel calls
@@ -133,7 +134,7 @@ impl SimDriver {
     ///
     /// # Errors
     /// The stream does not exist, memory that the kernel declares is not accessible, or it races with work before it.
-    pub fn launch(&self, kernel: Kernel) -> Result<Launch, CallError> {
+    pub fn launch(&self, kernel: SimKernel) -> Result<Launch, CallError> {
         self.call(Call::Launch, |state| state.launch(kernel))
     }
 
@@ -215,7 +216,7 @@ impl SimDriver {
     }
 
     /// Returns whether device number `peer` has `access` to all of `address..address + bytes`.
-    pub fn lets(&self, peer: u8, access: Access, address: Address, bytes: u64) -> bool {
+    pub fn lets(&self, peer: u8, access: AccessMode, address: Address, bytes: u64) -> bool {
         self.state.lock().memory.lets(peer, access, address..address.saturating_add(bytes))
     }
 
@@ -232,7 +233,7 @@ impl SimDriver {
 
     /// Makes [`processes`](crate::Driver::processes) return this list. Without it, the call reports this process alone,
     /// with the memory of the driver and the context.
-    pub fn set_processes(&self, processes: Option<Vec<ProcessMemory>>) {
+    pub fn set_processes(&self, processes: Option<Vec<DeviceProcess>>) {
         self.state.lock().processes = Some(processes);
     }
 

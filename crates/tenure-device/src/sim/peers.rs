@@ -6,11 +6,11 @@ use parking_lot::Mutex;
 use tenure_alloc::Address;
 use tenure_core::StreamId;
 
-use super::{Kernel, SimDriver};
+use super::{SimDriver, SimKernel};
 use crate::{Call, CallError, Driver, Executor};
 
 /// The source of a copy, on another device.
-pub(crate) struct Source {
+pub(crate) struct PeerSource {
     pub(crate) driver: Arc<dyn Driver>,
     pub(crate) address: Address,
     pub(crate) stream: StreamId,
@@ -22,23 +22,23 @@ impl SimDriver {
     pub(crate) fn copy_from_peer(
         &self,
         target: Address,
-        source: Source,
+        source: PeerSource,
         bytes: u64,
         stream: StreamId,
     ) -> Result<(), CallError> {
         let name = Call::CopyToPeer.name();
-        let Source { driver, address, stream: from } = source;
+        let PeerSource { driver, address, stream: from } = source;
         let Executor::Sim(peer) = driver.executor() else { unreachable!("simulated devices have simulated peers") };
         let underway = Arc::new(Mutex::new(None));
         let giver = Arc::clone(&underway);
         let waiter = Arc::clone(&underway);
         let taker = underway;
-        let give = Kernel::new(name, from).reads(address, bytes).body(move |memory| {
+        let give = SimKernel::new(name, from).reads(address, bytes).body(move |memory| {
             let mut all = vec![0; bytes as usize];
             memory.read(address, &mut all);
             *giver.lock() = Some(all);
         });
-        let take = Kernel::new(name, stream).writes(target, bytes).body(move |memory| {
+        let take = SimKernel::new(name, stream).writes(target, bytes).body(move |memory| {
             if let Some(all) = taker.lock().take() {
                 memory.write(target, &all);
             }

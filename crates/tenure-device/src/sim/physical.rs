@@ -20,7 +20,7 @@ pub(super) struct PhysicalMemory {
     peak_bytes: u64,
     next: u64,
     allocations: FxHashMap<u64, Allocation>,
-    chunks: FxHashMap<ChunkId, Chunk>,
+    chunks: FxHashMap<ChunkId, SimChunk>,
     /// Allocations released here that other processes may still hold, with their sizes.
     abandoned: Vec<(Abandoned, u64)>,
 }
@@ -43,7 +43,7 @@ enum Data {
     Host(u64),
 }
 
-struct Chunk {
+struct SimChunk {
     allocation: u64,
     /// The number of addresses at which it is mapped.
     mapped: usize,
@@ -127,13 +127,13 @@ impl PhysicalMemory {
     pub(super) fn create(&mut self, bytes: u64) -> Result<ChunkId, ErrorKind> {
         self.check_room(bytes)?;
         let allocation = self.add_segment(bytes);
-        self.chunks.insert(ChunkId(allocation), Chunk { allocation, mapped: 0 });
+        self.chunks.insert(ChunkId(allocation), SimChunk { allocation, mapped: 0 });
         Ok(ChunkId(allocation))
     }
 
     /// Releases a chunk that is mapped nowhere. Returns its size.
     pub(super) fn release(&mut self, chunk: ChunkId) -> Result<u64, ErrorKind> {
-        let &mut Chunk { allocation, mapped } = self.chunk(chunk)?;
+        let &mut SimChunk { allocation, mapped } = self.chunk(chunk)?;
         if mapped > 0 {
             return Err(ErrorKind::ChunkMapped { chunk, count: mapped });
         }
@@ -196,7 +196,7 @@ impl PhysicalMemory {
             Some(id) => self.allocation_mut(id).handles += 1,
             None => self.add(chunk.0, bytes, false, Data::Shared(shared)),
         }
-        self.chunks.insert(chunk, Chunk { allocation: known.unwrap_or(chunk.0), mapped: 0 });
+        self.chunks.insert(chunk, SimChunk { allocation: known.unwrap_or(chunk.0), mapped: 0 });
         Ok(chunk)
     }
 
@@ -251,7 +251,7 @@ impl PhysicalMemory {
         &mut self.allocation_mut(id).shadow
     }
 
-    fn chunk(&mut self, chunk: ChunkId) -> Result<&mut Chunk, ErrorKind> {
+    fn chunk(&mut self, chunk: ChunkId) -> Result<&mut SimChunk, ErrorKind> {
         self.chunks.get_mut(&chunk).ok_or(ErrorKind::UnknownHandle { what: "chunk", handle: chunk.0 })
     }
 

@@ -45,12 +45,12 @@ pub(super) type Stamp = Option<Arc<Clock>>;
 ///
 /// The host is one actor: what one of its threads has seen, all have seen.
 #[derive(Default)]
-pub(super) struct Order {
+pub(super) struct StreamOrder {
     streams: Vec<Stamp>,
     host: Clock,
 }
 
-impl Order {
+impl StreamOrder {
     /// Returns the work known to be complete at the current end of `stream`.
     pub(super) fn stamp(&self, stream: usize) -> Stamp {
         self.streams.get(stream).cloned().flatten()

@@ -9,20 +9,20 @@ use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 use tenure_core::{Device, StreamId};
 
-use super::capture::{Action, Capture, Graph, capture_error};
+use super::capture::{SimCapture, SimGraph, WorkAction, capture_error};
 use super::events::Recorded;
 use super::fault::Failures;
-use super::host::{HostMemory, Registrations};
-use super::kernel::{Kernel, KernelMemory, Touches};
-use super::memory::Memory;
+use super::host::{Registrations, SimHostMemory};
+use super::kernel::{KernelMemory, SimKernel, Touches};
+use super::memory::SimMemory;
 use super::physical::PhysicalMemory;
-use super::race::{Order, Stamp};
+use super::race::{Stamp, StreamOrder};
 use super::signal::Signal;
 use super::timeline::{Point, Timeline};
 use super::{SimConfig, SimDriver};
 use crate::cost::HOST_SYNC_US;
 use crate::deferred::{InHostFunction, in_host_function};
-use crate::{Call, CallError, Counters, ErrorKind, EventId, GraphId, Launch, ProcessMemory};
+use crate::{Call, CallError, Counters, DeviceProcess, ErrorKind, EventId, GraphId, Launch};
 
 /// The interval at which the host checks whether another process has passed an event that it waits for.
 const POLL: Duration = Duration::from_micros(50);
@@ -39,16 +39,16 @@ pub(super) enum Goal {
 
 /// The whole state of a device.
 pub(super) struct SimState {
-    pub(super) memory: Memory,
-    pub(super) host: HostMemory,
+    pub(super) memory: SimMemory,
+    pub(super) host: SimHostMemory,
     pub(super) timeline: Timeline,
-    pub(super) order: Order,
+    pub(super) order: StreamOrder,
     pub(super) failures: Failures,
     pub(super) counters: Counters,
     /// The scripted list of processes, if there is one.
-    pub(super) processes: Option<Option<Vec<ProcessMemory>>>,
-    pub(super) captures: Vec<Capture>,
-    pub(super) graphs: FxHashMap<GraphId, Arc<Graph>>,
+    pub(super) processes: Option<Option<Vec<DeviceProcess>>>,
+    pub(super) captures: Vec<SimCapture>,
+    pub(super) graphs: FxHashMap<GraphId, Arc<SimGraph>>,
     pub(super) last_graph: u64,
     context_bytes: u64,
     pub(super) launches: u64,
@@ -59,10 +59,10 @@ impl SimState {
     pub(super) fn new(config: SimConfig, device: Device, registrations: Arc<Registrations>) -> Self {
         let physical = PhysicalMemory::new(config.capacity_bytes, config.other_bytes + config.context_bytes);
         Self {
-            memory: Memory::new(device.index(), config.granularity_bytes, physical),
-            host: HostMemory::new(registrations),
+            memory: SimMemory::new(device.index(), config.granularity_bytes, physical),
+            host: SimHostMemory::new(registrations),
             timeline: Timeline::new(device, config.seed),
-            order: Order::default(),
+            order: StreamOrder::default(),
             failures: Failures::default(),
             counters: Counters::default(),
             processes: None,
@@ -80,17 +80,17 @@ impl SimState {
     }
 
     /// Returns the processes that hold memory of the device: the scripted list, or this process.
-    pub(super) fn processes(&self) -> Option<Vec<ProcessMemory>> {
+    pub(super) fn processes(&self) -> Option<Vec<DeviceProcess>> {
         self.processes.clone().unwrap_or_else(|| {
             let bytes = Some(self.context_bytes + self.memory.physical.held_bytes());
-            Some(vec![ProcessMemory { pid: std::process::id(), bytes }])
+            Some(vec![DeviceProcess { pid: std::process::id(), bytes }])
         })
     }
 
-    pub(super) fn launch(&mut self, kernel: Kernel) -> Result<Launch, ErrorKind> {
-        let Kernel { name, stream, at, touches, body } = kernel;
+    pub(super) fn launch(&mut self, kernel: SimKernel) -> Result<Launch, ErrorKind> {
+        let SimKernel { name, stream, at, touches, body } = kernel;
         let launch = Launch { name, stream, number: self.launches, grid: None, block: None, at: Some(at) };
-        let action: Action = Arc::new(move |memory, launch, touches| match &body {
+        let action: WorkAction = Arc::new(move |memory, launch, touches| match &body {
             Some(body) => KernelMemory::run(memory, launch, touches, body),
             None => Ok(()),
         });
@@ -104,7 +104,7 @@ impl SimState {
         call: Call,
         stream: StreamId,
         touches: Touches,
-        work: impl Fn(&mut Memory, &Arc<Launch>) -> Result<(), ErrorKind> + Send + Sync + 'static,
+        work: impl Fn(&mut SimMemory, &Arc<Launch>) -> Result<(), ErrorKind> + Send + Sync + 'static,
     ) -> Result<(), ErrorKind> {
         let launch = Launch { name: call.name(), stream, number: self.launches, grid: None, block: None, at: None };
         let index = self.timeline.stream(stream)?;
@@ -118,7 +118,7 @@ impl SimState {
         self.submit(launch, touches, Arc::new(move |memory, launch, _| work(memory, launch)))
     }
 
-    pub(super) fn submit(&mut self, launch: Launch, mut touches: Touches, action: Action) -> Result<(), ErrorKind> {
+    pub(super) fn submit(&mut self, launch: Launch, mut touches: Touches, action: WorkAction) -> Result<(), ErrorKind> {
         let stream = self.timeline.stream(launch.stream)?;
         if let Some(capture) = self.capture_of(stream) {
             capture.work(stream, launch, touches, action);

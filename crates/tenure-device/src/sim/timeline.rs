@@ -7,14 +7,14 @@ use rustc_hash::FxHashMap;
 use tenure_core::{Device, StreamId};
 
 use super::events::Events;
-use super::memory::Memory;
+use super::memory::SimMemory;
 use super::race::Stamp;
 use super::random::Random;
 use super::signal::Signal;
 use crate::{ErrorKind, EventId, EventKind, Priority};
 
 /// Work that reads and writes real bytes.
-pub(super) type Work = Box<dyn FnOnce(&mut Memory) -> Result<(), ErrorKind> + Send>;
+pub(super) type Work = Box<dyn FnOnce(&mut SimMemory) -> Result<(), ErrorKind> + Send>;
 
 /// A condition outside the device. Returns whether it holds.
 pub(crate) type Condition = Box<dyn Fn() -> bool + Send>;
@@ -39,7 +39,7 @@ impl Point {
     }
 }
 
-enum Item {
+enum QueueItem {
     Work(Work),
     /// A wait for a point of another stream.
     Wait(Point),
@@ -57,10 +57,10 @@ enum Item {
 
 /// One stream. Programs that only measure time never queue anything: `ready_us` is then the whole state.
 #[derive(Default)]
-struct Stream {
+struct SimStream {
     /// Kept only to be queried: every order that events allow may run, so the priority decides nothing.
     priority: Priority,
-    queue: VecDeque<Item>,
+    queue: VecDeque<QueueItem>,
     executed: u64,
     /// The earliest time at which queued items start, in µs.
     ready_us: u64,
@@ -68,7 +68,7 @@ struct Stream {
 
 pub(super) struct Timeline {
     now_us: u64,
-    streams: Vec<Stream>,
+    streams: Vec<SimStream>,
     by_id: FxHashMap<StreamId, usize>,
     next_stream: u64,
     pub(super) events: Events,
@@ -81,7 +81,7 @@ impl Timeline {
     pub(super) fn new(device: Device, seed: u64) -> Self {
         Self {
             now_us: 0,
-            streams: vec![Stream::default()],
+            streams: vec![SimStream::default()],
             by_id: FxHashMap::from_iter([(StreamId::NULL, 0)]),
             next_stream: FIRST_STREAM,
             events: Events::new(device),
@@ -110,7 +110,7 @@ impl Timeline {
 
     pub(super) fn adopt_stream(&mut self, stream: StreamId, priority: Priority) {
         self.by_id.entry(stream).or_insert_with(|| {
-            self.streams.push(Stream { priority, ..Stream::default() });
+            self.streams.push(SimStream { priority, ..SimStream::default() });
             self.streams.len() - 1
         });
     }
@@ -133,7 +133,7 @@ impl Timeline {
 
     /// Returns the current end of a stream.
     pub(super) fn tail(&self, stream: usize) -> Point {
-        let Stream { queue, executed, ready_us, .. } = &self.streams[stream];
+        let SimStream { queue, executed, ready_us, .. } = &self.streams[stream];
         Point { stream, position: executed + queue.len() as u64, at_us: *ready_us }
     }
 
@@ -147,7 +147,7 @@ impl Timeline {
     }
 
     pub(super) fn push_work(&mut self, stream: usize, work: Work) {
-        self.push(stream, Item::Work(work));
+        self.push(stream, QueueItem::Work(work));
     }
 
     /// Keeps `stream` busy until the clock reaches `until_us`.
@@ -157,7 +157,7 @@ impl Timeline {
             let ready_us = &mut self.streams[stream].ready_us;
             *ready_us = until_us.max(*ready_us);
         } else if until_us > self.now_us {
-            self.push(stream, Item::Busy(until_us));
+            self.push(stream, QueueItem::Busy(until_us));
         }
     }
 
@@ -169,23 +169,23 @@ impl Timeline {
         if self.streams[point.stream].executed >= point.position {
             self.push_busy(stream, point.at_us);
         } else {
-            self.push(stream, Item::Wait(point));
+            self.push(stream, QueueItem::Wait(point));
         }
     }
 
     /// Makes `stream` wait until another process has passed a record.
     pub(super) fn push_wait_elsewhere(&mut self, stream: usize, signal: Arc<Signal>, record: u64) {
         if !signal.has_passed(record) {
-            self.push(stream, Item::WaitElsewhere(signal, record));
+            self.push(stream, QueueItem::WaitElsewhere(signal, record));
         }
     }
 
     /// Makes `stream` wait for a condition outside the device.
     pub(super) fn push_wait_outside(&mut self, stream: usize, condition: Condition) {
-        self.push(stream, Item::WaitOutside(condition));
+        self.push(stream, QueueItem::WaitOutside(condition));
     }
 
-    fn push(&mut self, stream: usize, item: Item) {
+    fn push(&mut self, stream: usize, item: QueueItem) {
         self.streams[stream].queue.push_back(item);
         self.queued += 1;
     }
@@ -204,13 +204,13 @@ impl Timeline {
         let records = found.records;
         let is_shared = published.is_some();
         if let Some((signal, record)) = published {
-            self.push(stream, Item::Signal(signal, record));
+            self.push(stream, QueueItem::Signal(signal, record));
         }
         let mut passed_us = None;
         if self.streams[stream].queue.is_empty() {
             passed_us = Some(self.streams[stream].ready_us.max(self.now_us));
         } else {
-            self.push(stream, Item::Note(event, records));
+            self.push(stream, QueueItem::Note(event, records));
         }
         let point = self.tail(stream);
         let found = self.events.get_mut(event)?;
@@ -255,16 +255,16 @@ impl Timeline {
         stream.executed += 1;
         self.queued -= 1;
         match item {
-            Item::Work(work) => return Some(Some(work)),
-            Item::Note(event, record) => {
+            QueueItem::Work(work) => return Some(Some(work)),
+            QueueItem::Note(event, record) => {
                 if let Ok(event) = self.events.get_mut(event)
                     && event.records == record
                 {
                     event.passed_us = Some(self.now_us);
                 }
             }
-            Item::Signal(signal, record) => signal.pass(record),
-            Item::Wait(_) | Item::Busy(_) | Item::WaitElsewhere(..) | Item::WaitOutside(_) => {}
+            QueueItem::Signal(signal, record) => signal.pass(record),
+            QueueItem::Wait(_) | QueueItem::Busy(_) | QueueItem::WaitElsewhere(..) | QueueItem::WaitOutside(_) => {}
         }
         Some(None)
     }
@@ -276,8 +276,9 @@ impl Timeline {
         let passes = (self.streams[point.stream].executed >= point.position).then_some(point.at_us);
         let Some(next) = starts.chain(passes).min() else {
             // A wait is for a point recorded before it, so the oldest item of all can run once its time has come.
-            let elsewhere =
-                |stream: &Stream| matches!(stream.queue.front(), Some(Item::WaitElsewhere(..) | Item::WaitOutside(_)));
+            let elsewhere = |stream: &SimStream| {
+                matches!(stream.queue.front(), Some(QueueItem::WaitElsewhere(..) | QueueItem::WaitOutside(_)))
+            };
             assert!(self.streams.iter().any(elsewhere), "waits form no circle");
             return false;
         };
@@ -289,11 +290,11 @@ impl Timeline {
     fn starts_us(&self, stream: usize) -> Option<u64> {
         let stream = &self.streams[stream];
         let own_us = match stream.queue.front()? {
-            Item::Work(_) | Item::Note(..) | Item::Signal(..) => 0,
-            Item::WaitElsewhere(signal, record) => signal.has_passed(*record).then_some(0)?,
-            Item::WaitOutside(condition) => condition().then_some(0)?,
-            Item::Busy(until_us) => *until_us,
-            Item::Wait(point) => {
+            QueueItem::Work(_) | QueueItem::Note(..) | QueueItem::Signal(..) => 0,
+            QueueItem::WaitElsewhere(signal, record) => signal.has_passed(*record).then_some(0)?,
+            QueueItem::WaitOutside(condition) => condition().then_some(0)?,
+            QueueItem::Busy(until_us) => *until_us,
+            QueueItem::Wait(point) => {
                 let ran = self.streams[point.stream].executed >= point.position;
                 ran.then_some(point.at_us)?
             }

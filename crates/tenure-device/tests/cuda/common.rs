@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 
 use tenure_alloc::{Address, ChunkId};
 use tenure_core::StreamId;
-use tenure_device::cuda::{self, CudaDriver, Function, LaunchConfig, Module};
-use tenure_device::{Access, Driver, Platform};
+use tenure_device::cuda::{self, CudaDriver, Function, KernelModule, LaunchConfig};
+use tenure_device::{AccessMode, Driver, Platform};
 
 /// The environment variable that tells a process that it is a child, and for which test.
 const CHILD: &str = "TENURE_TEST_CHILD";
@@ -71,7 +71,7 @@ pub(crate) fn output_of(mut child: Command) -> String {
 
 /// Returns a kernel of `kernels.cu`.
 pub(crate) fn kernel(driver: &CudaDriver, name: &'static str) -> Function {
-    static MODULE: OnceLock<Module> = OnceLock::new();
+    static MODULE: OnceLock<KernelModule> = OnceLock::new();
     let module = MODULE.get_or_init(|| {
         let image = driver.compile(include_str!("kernels.cu"), &[]).unwrap_or_else(|error| panic!("{error}"));
         driver.load_module(&image).unwrap()
@@ -104,11 +104,11 @@ pub(crate) fn poke(driver: &CudaDriver, mut target: Address, stream: StreamId) {
 /// Creates a chunk and maps it at a new address.
 pub(crate) fn mapped_chunk(driver: &dyn Driver, bytes: u64) -> (Address, ChunkId) {
     let chunk = driver.create(bytes).unwrap();
-    (map(driver, chunk, bytes, Access::ReadWrite), chunk)
+    (map(driver, chunk, bytes, AccessMode::ReadWrite), chunk)
 }
 
 /// Maps a chunk at a new address.
-pub(crate) fn map(driver: &dyn Driver, chunk: ChunkId, bytes: u64, access: Access) -> Address {
+pub(crate) fn map(driver: &dyn Driver, chunk: ChunkId, bytes: u64, access: AccessMode) -> Address {
     let address = driver.reserve(bytes).unwrap();
     driver.map(address, chunk).unwrap();
     driver.set_access(address, bytes, access).unwrap();

@@ -2,7 +2,7 @@
 
 use tenure_core::StreamId;
 use tenure_device::cuda::{CudaDriver, LaunchConfig};
-use tenure_device::{Access, Driver, ErrorKind, HostFunction};
+use tenure_device::{AccessMode, Driver, ErrorKind, HostFunction};
 
 use crate::common::{child, childs_device, device, kernel, map, mapped_chunk, output_of, poke, read};
 
@@ -85,7 +85,7 @@ fn child_that_writes_what_it_may_read() {
     let Some(driver) = childs_device() else { return };
     let bytes = driver.granularity();
     let (writable, chunk) = mapped_chunk(&*driver, bytes);
-    let readable = map(&*driver, chunk, bytes, Access::Read);
+    let readable = map(&*driver, chunk, bytes, AccessMode::Read);
     poke(&driver, writable, StreamId::NULL);
     assert_eq!(read(&*driver, readable, 1), [1]);
     poke(&driver, readable, StreamId::NULL);

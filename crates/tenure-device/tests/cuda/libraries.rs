@@ -3,7 +3,7 @@
 use tenure_core::{DType, StreamId};
 use tenure_device::Driver;
 use tenure_device::cuda::{
-    Attention, Compute, Convolution, ConvolutionPass, Epilogue, Matrix, Operands, Product, TUNING_WORKSPACE,
+    Compute, ConvolutionPass, DnnAttention, DnnConvolution, Epilogue, Matrix, Operands, Product, TUNING_WORKSPACE,
 };
 
 use crate::common::device;
@@ -86,7 +86,7 @@ fn convolutions_are_computed() {
         (DType::F32, ConvolutionPass::Forward),
         (DType::F64, ConvolutionPass::WeightGradient),
     ] {
-        let convolution = Convolution {
+        let convolution = DnnConvolution {
             pass,
             dtype,
             compute: Compute::Full,
@@ -133,7 +133,7 @@ fn attention_and_its_gradients_are_computed() {
         let of = |heads: usize| [length * heads * width, width, heads * width];
         let query = of(heads);
         let key = of(kv_heads);
-        let attention = Attention {
+        let attention = DnnAttention {
             is_backward,
             is_in_any_order,
             dtype: DType::BF16,

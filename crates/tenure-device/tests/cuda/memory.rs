@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use tenure_device::cuda::LaunchConfig;
-use tenure_device::{Access, Call, Driver, ErrorKind, EventKind, Priority};
+use tenure_device::{AccessMode, Call, Driver, ErrorKind, EventKind, Priority};
 
 use crate::common::{argument, device, kernel, map, mapped_chunk, read, spin, unmap};
 
@@ -15,7 +15,7 @@ fn two_addresses_of_a_chunk_are_coherent_in_stream_order() {
     let bytes = driver.granularity();
     let stream = driver.create_stream(Priority::Default).unwrap();
     let (first, chunk) = mapped_chunk(&*driver, bytes);
-    let second = map(&*driver, chunk, bytes, Access::Read);
+    let second = map(&*driver, chunk, bytes, AccessMode::Read);
     let wrong = driver.malloc(4).unwrap();
     driver.memset(wrong, 0, 4, stream).unwrap();
     for round in 0..ROUNDS {
@@ -151,7 +151,7 @@ fn timings_count_chunks_and_bytes() {
     for (i, &chunk) in (0..).zip(&chunks) {
         driver.map(address + i * granule, chunk).unwrap();
     }
-    driver.set_access(address, 4 * granule, Access::ReadWrite).unwrap();
+    driver.set_access(address, 4 * granule, AccessMode::ReadWrite).unwrap();
     driver.unmap(address, 4 * granule).unwrap();
     for chunk in chunks {
         driver.release(chunk).unwrap();

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use tenure_core::StreamId;
-use tenure_device::{Access, Driver, ErrorKind, EventHandle, EventKind, Priority};
+use tenure_device::{AccessMode, Driver, ErrorKind, EventHandle, EventKind, Priority};
 
 use crate::common::{child, childs_device, device, map, mapped_chunk, output_of, poke, read, spin, unmap};
 
@@ -38,7 +38,7 @@ fn a_chunk_of_16_gib_is_mapped_by_another_process_in_less_than_a_millisecond() {
     let created = start.elapsed();
     let descriptor = driver.export(chunk).unwrap();
     println!("create {created:?}, export {:?}", start.elapsed() - created);
-    let address = map(&*driver, chunk, HUGE, Access::ReadWrite);
+    let address = map(&*driver, chunk, HUGE, AccessMode::ReadWrite);
     driver.memset(address + HUGE - 8, 5, 8, StreamId::NULL).unwrap();
     driver.synchronize().unwrap();
     let mut importer = child("sharing::child_that_maps_16_gib");
@@ -62,7 +62,7 @@ fn child_that_maps_16_gib() {
             let start = Instant::now();
             driver.map(address, chunk).unwrap();
             let mapped = start.elapsed();
-            driver.set_access(address, HUGE, Access::ReadWrite).unwrap();
+            driver.set_access(address, HUGE, AccessMode::ReadWrite).unwrap();
             let accessible = start.elapsed();
             println!("map {mapped:?}, with access {accessible:?}");
             assert_eq!(read(&*driver, address + HUGE - 8, 8), [5; 8]);
@@ -71,7 +71,7 @@ fn child_that_maps_16_gib() {
         })
         .min();
     assert!(best.unwrap().as_micros() < 1000, "{best:?}");
-    let address = map(&*driver, chunk, HUGE, Access::ReadWrite);
+    let address = map(&*driver, chunk, HUGE, AccessMode::ReadWrite);
     poke(&driver, address, StreamId::NULL);
     driver.synchronize().unwrap();
 }
@@ -98,7 +98,7 @@ fn child_that_may_only_read() {
     let Some(driver) = childs_device() else { return };
     let bytes = driver.granularity();
     let chunk = driver.import(inherited(), bytes).unwrap();
-    let address = map(&*driver, chunk, bytes, Access::Read);
+    let address = map(&*driver, chunk, bytes, AccessMode::Read);
     assert_eq!(read(&*driver, address, 4), [3; 4]);
     poke(&driver, address, StreamId::NULL);
     let error = driver.synchronize().unwrap_err();
@@ -147,7 +147,7 @@ fn child_that_waits_for_an_event() {
     let bytes = driver.granularity();
     let stream = driver.create_stream(Priority::Default).unwrap();
     let chunk = driver.import(inherited(), bytes).unwrap();
-    let address = map(&*driver, chunk, bytes, Access::Read);
+    let address = map(&*driver, chunk, bytes, AccessMode::Read);
     let hex = env::var(EVENT).unwrap();
     let handle = std::array::from_fn(|i| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).unwrap());
     let event = driver.open_event(&EventHandle(handle)).unwrap();
@@ -180,7 +180,7 @@ fn a_chunk_imported_where_it_was_made_is_the_same_memory() {
     let (first, chunk) = mapped_chunk(&*driver, bytes);
     let import = driver.import(driver.export(chunk).unwrap().as_fd(), bytes).unwrap();
     println!("created as {:#x}, imported as {:#x}", chunk.0, import.0);
-    let second = map(&*driver, import, bytes, Access::ReadWrite);
+    let second = map(&*driver, import, bytes, AccessMode::ReadWrite);
     driver.memset(first, 8, 16, StreamId::NULL).unwrap();
     assert_eq!(read(&*driver, second, 16), [8; 16]);
     unmap(&*driver, first, bytes);

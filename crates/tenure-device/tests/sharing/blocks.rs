@@ -4,9 +4,9 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use rustix::process::Uid;
-use tenure_alloc::{PoolId, PoolUse, Request, paged};
+use tenure_alloc::{PagedConfig, PoolId, PoolUse, Request};
 use tenure_core::StreamId;
-use tenure_device::memory::{DeviceMemory, MemoryConfig, Policy, SharedBlock};
+use tenure_device::memory::{AllocatorPolicy, DeviceMemory, MemoryConfig, SharedBlock};
 use tenure_device::share::{HandleError, ShareError};
 use tenure_device::sim::{Failure, SimConfig, SimDriver, SimPlatform};
 use tenure_device::{Call, Driver, Platform, Priority};
@@ -20,8 +20,9 @@ const SMALL: u64 = 4096;
 
 /// Returns the memory of a process, in chunks of one granule.
 pub(crate) fn memory(driver: Arc<dyn Driver>) -> DeviceMemory {
-    let config = paged::Config { min_chunk_bytes: GRANULE, max_chunk_bytes: GRANULE, ..paged::Config::default() };
-    DeviceMemory::new(driver, MemoryConfig { policy: Policy::Paged(config), ..MemoryConfig::default() }).unwrap()
+    let config = PagedConfig { min_chunk_bytes: GRANULE, max_chunk_bytes: GRANULE, ..PagedConfig::default() };
+    DeviceMemory::new(driver, MemoryConfig { policy: AllocatorPolicy::Paged(config), ..MemoryConfig::default() })
+        .unwrap()
 }
 
 fn simulated() -> (DeviceMemory, Arc<SimDriver>) {

@@ -10,10 +10,10 @@ use tenure_alloc::{Address, AllocError, Request};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
 use tenure_device::share::{
-    Client, DaemonConfig, RangeUse, Refusal, ShareError, SharedCache, SharedCacheConfig, WorkerCache,
+    DaemonClient, DaemonConfig, DaemonRefusal, RangeUse, ShareError, SharedCache, SharedCacheConfig, WorkerCache,
 };
 use tenure_device::sim::{Failure, SimConfig, SimDriver, SimPlatform};
-use tenure_device::{Access, Call, Clock, Driver, ErrorKind, Platform, Priority};
+use tenure_device::{AccessMode, Call, Clock, Driver, ErrorKind, Platform, Priority};
 
 use crate::common::{Daemon, GRANULE, fill, quick, sim, socket, sum};
 
@@ -41,8 +41,8 @@ pub(crate) struct Worker {
     pub(crate) cache: WorkerCache,
 }
 
-pub(crate) fn connect(owner: &SharedCache) -> Arc<Client> {
-    Arc::new(Client::connect(owner.socket().unwrap()).unwrap())
+pub(crate) fn connect(owner: &SharedCache) -> Arc<DaemonClient> {
+    Arc::new(DaemonClient::connect(owner.socket().unwrap()).unwrap())
 }
 
 impl Worker {
@@ -70,7 +70,7 @@ pub(crate) fn worker(owner: &SharedCache) -> Worker {
 
 /// Writes parameters and publishes them. Returns their sums.
 fn publish(writer: &Worker, about: &[u8]) -> [u64; 4] {
-    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::ReadWrite).unwrap();
     let blocks = PARAMETERS.map(|bytes| (writer.alloc(bytes), bytes.next_multiple_of(8)));
     blocks.iter().for_each(|&(address, bytes)| fill(&*writer.driver, address, bytes, address));
     writer.cache.publish_parameters(about).unwrap();
@@ -82,7 +82,7 @@ fn a_worker_s_blocks_lie_in_what_it_inserted() {
     let (owner, _folder) = serve();
     let worker = worker(&owner);
     let Worker { driver, memory, cache } = &worker;
-    let parameters = cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    let parameters = cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::ReadWrite).unwrap();
     assert_eq!(parameters, cache.pool().address());
     let weights = [GRANULE, 4].map(|bytes| worker.alloc(bytes));
     let computation = cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
@@ -106,7 +106,7 @@ fn what_one_worker_left_the_next_finds() {
     fill(&*first.driver, address, GRANULE, 3);
     let written = first.sum(address, GRANULE);
     let error = second.cache.insert_shared_cache(GRANULE, 2 * GRANULE, StreamId::NULL).unwrap_err();
-    assert!(matches!(error, ShareError::Refused(Refusal::Leased { .. })), "{error}");
+    assert!(matches!(error, ShareError::Refused(DaemonRefusal::Leased { .. })), "{error}");
     first.cache.clear_shared_cache(StreamId::NULL).unwrap();
     let address = second.cache.insert_shared_cache(GRANULE, 2 * GRANULE, StreamId::NULL).unwrap();
     assert_eq!(second.sum(address, GRANULE), written);
@@ -119,7 +119,7 @@ fn published_parameters_are_read_by_all_and_copied_by_none() {
     let written = publish(&writer, b"a model");
     assert_eq!(writer.cache.about_parameters().as_deref(), Some(&b"a model"[..]));
     for reader in [worker(&owner), worker(&owner)] {
-        reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
+        reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::Read).unwrap();
         let read = PARAMETERS.map(|bytes| reader.sum(reader.alloc(bytes), bytes.next_multiple_of(8)));
         assert_eq!(read, written);
         assert_eq!(reader.cache.about_parameters().as_deref(), Some(&b"a model"[..]));
@@ -134,7 +134,7 @@ fn parameters_outlive_their_writer() {
     let Worker { driver, memory, cache } = worker(&owner);
     let written = publish(&Worker { driver, memory, cache }, b"");
     let reader = worker(&owner);
-    reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
+    reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::Read).unwrap();
     drop(owner);
     let read = PARAMETERS.map(|bytes| reader.sum(reader.alloc(bytes), bytes.next_multiple_of(8)));
     assert_eq!(read, written);
@@ -149,7 +149,7 @@ fn another_model_is_refused_before_it_computes_anything() {
     let (owner, _folder) = serve();
     publish(&worker(&owner), b"");
     let reader = worker(&owner);
-    reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
+    reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::Read).unwrap();
     let error = reader.memory.allocate(Request::new(64, StreamId::NULL)).unwrap_err();
     let differs = AllocError::LayoutDiffers { index: 0, requested: 64, recorded: 3 << 20 };
     assert_eq!(error, MemoryError::Allocator(differs));
@@ -163,10 +163,10 @@ fn parameters_are_read_after_they_are_published_and_not_before() {
     let (owner, _folder) = serve();
     let writer = worker(&owner);
     let reader = worker(&owner);
-    let read = || reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read);
+    let read = || reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::Read);
     assert!(matches!(read(), Err(ShareError::NothingPublished)));
-    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
-    assert!(matches!(read(), Err(ShareError::Refused(Refusal::Leased { .. }))));
+    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::ReadWrite).unwrap();
+    assert!(matches!(read(), Err(ShareError::Refused(DaemonRefusal::Leased { .. }))));
     writer.cache.publish_parameters(b"").unwrap();
     read().unwrap();
 }
@@ -176,7 +176,7 @@ fn parameters_are_published_after_all_work_that_was_queued() {
     let (owner, _folder) = serve();
     let writer = worker(&owner);
     let observer = worker(&owner);
-    let parameters = writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    let parameters = writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::ReadWrite).unwrap();
     let block = writer.alloc(GRANULE);
     let stream = writer.driver.create_stream(Priority::Default).unwrap();
     writer.driver.memset(block, 7, GRANULE, stream).unwrap();
@@ -206,7 +206,7 @@ fn parameters_are_published_after_all_work_that_was_queued() {
     let seen = seen.lock().unwrap().unwrap();
     assert!(seen[32..].starts_with(b"tenure unwritten"), "{seen:?}");
     let reader = worker(&owner);
-    let read = reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
+    let read = reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::Read).unwrap();
     let mut bytes = vec![0; GRANULE as usize];
     reader.driver.copy_from_device(&mut bytes, read + (block - parameters), StreamId::NULL).unwrap();
     assert!(bytes.iter().all(|&byte| byte == 7));
@@ -218,12 +218,12 @@ fn parameters_whose_writing_fails_are_not_published() {
     let writer = worker(&owner);
     let reader = worker(&owner);
     for call in [Call::Synchronize, Call::CopyToDevice] {
-        writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+        writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::ReadWrite).unwrap();
         writer.driver.inject(Failure::of(call, 1));
         let error = writer.cache.publish_parameters(b"").unwrap_err();
         assert!(matches!(error, ShareError::Driver(_)), "{error}");
         writer.cache.clear_shared_cache(StreamId::NULL).unwrap();
-        let read = reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read);
+        let read = reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::Read);
         assert!(matches!(read, Err(ShareError::NothingPublished)), "{call}");
     }
 }
@@ -233,12 +233,12 @@ fn a_writer_that_begins_takes_back_published_parameters() {
     let (owner, _folder) = serve();
     let first = worker(&owner);
     let second = worker(&owner);
-    first.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    first.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::ReadWrite).unwrap();
     first.cache.publish_parameters(b"nothing").unwrap();
     first.cache.clear_shared_cache(StreamId::NULL).unwrap();
-    second.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    second.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::ReadWrite).unwrap();
     second.cache.clear_shared_cache(StreamId::NULL).unwrap();
-    let read = first.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read);
+    let read = first.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::Read);
     assert!(matches!(read, Err(ShareError::NothingPublished)));
 }
 
@@ -248,7 +248,7 @@ fn published_parameters_can_not_be_written() {
     let writer = worker(&owner);
     let reader = worker(&owner);
     let written = publish(&writer, b"");
-    reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
+    reader.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::Read).unwrap();
     let block = reader.alloc(PARAMETERS[0]);
     let error = reader.driver.memset(block, 1, 1, StreamId::NULL).and_then(|()| reader.driver.synchronize());
     assert!(matches!(error.unwrap_err().kind, ErrorKind::ReadOnly { .. }));
@@ -264,7 +264,7 @@ fn parameters_that_fill_their_range_can_not_be_published() {
     let writer = worker(&owner);
     let error = writer.cache.publish_parameters(b"").unwrap_err();
     assert!(matches!(error, ShareError::NotInserted(_)), "{error}");
-    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::ReadWrite).unwrap();
     writer.alloc(SIZES.parameter_bytes);
     let error = writer.memory.allocate(Request::new(4, StreamId::NULL)).unwrap_err();
     assert!(matches!(error, MemoryError::Allocator(AllocError::RangeFull { .. })), "not from elsewhere: {error}");
@@ -293,7 +293,7 @@ fn a_range_in_which_blocks_live_keeps_no_other() {
     let (owner, _folder) = serve();
     let holder = worker(&owner);
     let other = worker(&owner);
-    holder.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    holder.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::ReadWrite).unwrap();
     let block = holder.alloc(64);
     holder.cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
     let error = holder.cache.clear_shared_cache(StreamId::NULL).unwrap_err();
@@ -310,7 +310,7 @@ fn the_range_for_parameters_is_taken_out_under_a_computation() {
     let Worker { memory, cache, .. } = &worker(&owner);
     let computation = cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
     let activation = memory.allocate(Request::new(GRANULE, StreamId::NULL)).unwrap();
-    cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read).unwrap();
+    cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::Read).unwrap();
     cache.clear_parameters().unwrap();
     cache.check_parameters().unwrap();
     assert_eq!(activation.address, computation);
@@ -321,9 +321,9 @@ fn the_range_for_parameters_is_taken_out_under_a_computation() {
 fn a_range_is_inserted_once_and_the_error_says_which() {
     let (owner, _folder) = serve();
     let Worker { cache, .. } = &worker(&owner);
-    cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::ReadWrite).unwrap();
     cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap();
-    for access in [Access::Read, Access::ReadWrite] {
+    for access in [AccessMode::Read, AccessMode::ReadWrite] {
         let error = cache.insert_shared_cache_for_parameter(StreamId::NULL, access).unwrap_err();
         assert!(matches!(error, ShareError::AlreadyInserted(RangeUse::Parameters)), "{error}");
     }
@@ -357,7 +357,7 @@ fn whether_parameters_fit_is_known_before_any_is_written() {
     assert!(bytes == SIZES.parameter_bytes && needed > GRANULE + 512 + fits, "{needed}");
     assert!(room(u64::MAX).is_err());
     assert_eq!(writer.cache.streams(), []);
-    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::ReadWrite).unwrap();
     let blocks = [GRANULE, 3, fits].map(|bytes| writer.alloc(bytes));
     assert_eq!(blocks[0], writer.cache.pool().address());
     writer.cache.publish_parameters(b"about").unwrap();
@@ -371,7 +371,7 @@ fn a_range_that_the_cache_was_received_without_is_told() {
     let cache = WorkerCache::recv_shared_cache(connect(&owner), memory, sizes).unwrap();
     let error = cache.insert_shared_cache_for_computation(StreamId::NULL).unwrap_err();
     assert!(matches!(error, ShareError::NoRange(RangeUse::Computation)), "{error}");
-    cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::ReadWrite).unwrap();
 }
 
 #[test]
@@ -395,7 +395,7 @@ fn a_dropped_cache_keeps_what_blocks_live_in() {
     let (owner, _folder) = serve();
     let worker = worker(&owner);
     let stream = worker.driver.create_stream(Priority::Default).unwrap();
-    worker.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    worker.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::ReadWrite).unwrap();
     let block = worker.alloc(GRANULE);
     worker.cache.insert_shared_cache_for_computation(stream).unwrap();
     let Worker { driver, cache, .. } = worker;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tenure_alloc::{AllocError, Backing, BackingError, CachingAllocator, Request, Resource};
 use tenure_core::StreamId;
-use tenure_device::share::{DaemonConfig, LeaseKind, LeasedBacking, Refusal, wire};
+use tenure_device::share::{DaemonConfig, DaemonRefusal, LeaseKind, LeasedBacking, wire};
 use tenure_device::sim::SimDriver;
 use tenure_device::{Call, Clock};
 
@@ -168,15 +168,15 @@ fn who_waits_for_more_than_there_is_waits_on() {
     let (holder, _driver) = backing(&daemon, Duration::ZERO);
     holder.create(2 * GRANULE).unwrap();
     let waiting = daemon.raw();
-    waiting.send(&wire::encode(&wire::Request::Room { bytes: 2 * GRANULE, wait_ms: 100 }).unwrap());
+    waiting.send(&wire::encode(&wire::DaemonRequest::Room { bytes: 2 * GRANULE, wait_ms: 100 }).unwrap());
     eventually("it waits", || daemon.status().waiting == 1);
     clock.advance(Duration::from_millis(99));
     settle(&daemon.client());
     assert_eq!(daemon.status().waiting, 1);
     clock.advance(Duration::from_millis(1));
     let reply = waiting.receive();
-    let full = Refusal::Full { requested: 2 * GRANULE, available: GRANULE };
-    assert_eq!(format!("{reply:?}"), format!("{:?}", Some(wire::Reply::Refused(full))));
+    let full = DaemonRefusal::Full { requested: 2 * GRANULE, available: GRANULE };
+    assert_eq!(format!("{reply:?}"), format!("{:?}", Some(wire::DaemonReply::Refused(full))));
 }
 
 #[test]
@@ -184,12 +184,15 @@ fn what_can_never_be_had_is_refused_at_once() {
     let daemon = limited(1);
     let hasty = daemon.raw();
     // The daemon would disconnect a client that sends a second request while the first one waits.
-    for request in [wire::Request::Room { bytes: 2 * GRANULE, wait_ms: 60_000 }, wire::Request::Status] {
+    for request in [wire::DaemonRequest::Room { bytes: 2 * GRANULE, wait_ms: 60_000 }, wire::DaemonRequest::Status] {
         hasty.send(&wire::encode(&request).unwrap());
     }
     let replies = [(); 2].map(|()| hasty.receive());
     assert!(
-        matches!(replies, [Some(wire::Reply::Refused(Refusal::Full { .. })), Some(wire::Reply::Status(_))]),
+        matches!(
+            replies,
+            [Some(wire::DaemonReply::Refused(DaemonRefusal::Full { .. })), Some(wire::DaemonReply::Status(_))]
+        ),
         "{replies:?}"
     );
     let (backing, _driver) = backing(&daemon, WAIT);

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use tempfile::TempDir;
-use tenure_alloc::{Address, Backing, PagedAllocator, paged};
+use tenure_alloc::{Address, Backing, PagedAllocator, PagedConfig};
 use tenure_core::StreamId;
-use tenure_device::share::wire::{self, FRAME_BYTES, Reply, Request};
-use tenure_device::share::{Client, DaemonConfig, MemoryDaemon, SharedPool, Status};
+use tenure_device::share::wire::{self, DaemonReply, DaemonRequest, FRAME_BYTES};
+use tenure_device::share::{DaemonClient, DaemonConfig, DaemonStatus, MemoryDaemon, SharedPool};
 use tenure_device::sim::{SimConfig, SimDriver};
 use tenure_device::{Driver, Platform, cuda};
 
@@ -76,8 +76,8 @@ impl Daemon {
         Self { driver, daemon, _folder: folder }
     }
 
-    pub(crate) fn client(&self) -> Arc<Client> {
-        Arc::new(Client::connect(self.daemon.socket()).unwrap())
+    pub(crate) fn client(&self) -> Arc<DaemonClient> {
+        Arc::new(DaemonClient::connect(self.daemon.socket()).unwrap())
     }
 
     /// Returns the pool as a process with a device of its own sees it.
@@ -90,14 +90,14 @@ impl Daemon {
         Raw::connect(self.daemon.socket())
     }
 
-    pub(crate) fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> DaemonStatus {
         self.client().status().unwrap()
     }
 }
 
 /// Creates an allocator with chunks of one granule.
 pub(crate) fn paged(backing: Arc<dyn Backing>) -> PagedAllocator {
-    let config = paged::Config { min_chunk_bytes: GRANULE, max_chunk_bytes: GRANULE, ..paged::Config::default() };
+    let config = PagedConfig { min_chunk_bytes: GRANULE, max_chunk_bytes: GRANULE, ..PagedConfig::default() };
     PagedAllocator::new(backing, config).unwrap()
 }
 
@@ -114,11 +114,11 @@ impl Raw {
         let socket = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
         let raw = Self(socket);
-        assert!(matches!(raw.receive(), Some(Reply::Welcome(_))));
+        assert!(matches!(raw.receive(), Some(DaemonReply::Welcome(_))));
         raw
     }
 
-    pub(crate) fn ask(&self, request: &Request) -> Option<Reply> {
+    pub(crate) fn ask(&self, request: &DaemonRequest) -> Option<DaemonReply> {
         self.send(&wire::encode(request).unwrap());
         self.receive()
     }
@@ -128,7 +128,7 @@ impl Raw {
     }
 
     /// Returns the next reply; `None` if the daemon has closed the connection.
-    pub(crate) fn receive(&self) -> Option<Reply> {
+    pub(crate) fn receive(&self) -> Option<DaemonReply> {
         let mut frame = [MaybeUninit::uninit(); FRAME_BYTES];
         let received = net::recv(&self.0, &mut frame[..], RecvFlags::empty());
         match received {
@@ -154,7 +154,7 @@ pub(crate) fn becomes_free(driver: &dyn Driver, bytes: u64) {
 }
 
 /// Returns after the daemon has acted on all messages sent before, and on the time of its clock.
-pub(crate) fn settle(client: &Client) {
+pub(crate) fn settle(client: &DaemonClient) {
     // The daemon looks at its clock after it has answered, so the second answer comes after that.
     for _ in 0..2 {
         client.status().unwrap();

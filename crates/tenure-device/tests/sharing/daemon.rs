@@ -10,10 +10,10 @@ use rustix::net::{
     sendmsg,
 };
 use rustix::process::Uid;
-use tenure_device::share::wire::{FRAME_BYTES, Reply, Request, encode};
-use tenure_device::share::{Client, DaemonConfig, LeaseState, MemoryDaemon, Refusal, ShareError};
+use tenure_device::share::wire::{DaemonReply, DaemonRequest, FRAME_BYTES, encode};
+use tenure_device::share::{DaemonClient, DaemonConfig, DaemonRefusal, LeaseState, MemoryDaemon, ShareError};
 use tenure_device::sim::SimDriver;
-use tenure_device::{Access, Clock, Driver};
+use tenure_device::{AccessMode, Clock, Driver};
 
 use crate::common::{Daemon, GRANULE, Raw, becomes_free, eventually, quick, settle, sim, socket};
 
@@ -30,7 +30,7 @@ fn a_client_is_told_what_is_offered() {
 #[test]
 fn without_a_daemon_the_error_says_how_to_start_one() {
     let (_folder, path) = socket();
-    let error = Client::connect(&path).err().unwrap();
+    let error = DaemonClient::connect(&path).err().unwrap();
     assert!(matches!(error, ShareError::NoDaemon { .. }));
     assert!(error.to_string().contains(&format!("tenure memory daemon --socket {}", path.display())));
 }
@@ -77,8 +77,8 @@ fn another_user_is_refused_and_told_why() {
         return;
     }
     let daemon = Daemon::new(DaemonConfig { uid: 65534, ..quick() });
-    let error = Client::connect(daemon.daemon.socket()).err().unwrap();
-    assert!(matches!(error, ShareError::Refused(Refusal::ForeignUser { uid: 0, allowed: 65534 })), "{error}");
+    let error = DaemonClient::connect(daemon.daemon.socket()).err().unwrap();
+    assert!(matches!(error, ShareError::Refused(DaemonRefusal::ForeignUser { uid: 0, allowed: 65534 })), "{error}");
     let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(daemon.daemon.socket()).unwrap());
     assert_eq!(owner, 65534);
 }
@@ -99,7 +99,7 @@ fn a_daemon_of_another_user_is_not_believed() {
             net::listen(&listener, 1).unwrap();
         });
     });
-    let error = Client::connect(&path).err().unwrap();
+    let error = DaemonClient::connect(&path).err().unwrap();
     assert!(matches!(error, ShareError::ForeignDaemon { uid: 65534, user: 0, .. }), "{error}");
 }
 
@@ -108,10 +108,10 @@ fn there_are_no_more_clients_than_are_allowed() {
     let daemon = Daemon::new(DaemonConfig { clients: 2, ..quick() });
     let _first = daemon.client();
     let second = daemon.client();
-    let error = Client::connect(daemon.daemon.socket()).err().unwrap();
-    assert!(matches!(error, ShareError::Refused(Refusal::TooManyClients { limit: 2 })), "{error}");
+    let error = DaemonClient::connect(daemon.daemon.socket()).err().unwrap();
+    assert!(matches!(error, ShareError::Refused(DaemonRefusal::TooManyClients { limit: 2 })), "{error}");
     drop(second);
-    eventually("its place is free", || Client::connect(daemon.daemon.socket()).is_ok());
+    eventually("its place is free", || DaemonClient::connect(daemon.daemon.socket()).is_ok());
 }
 
 #[test]
@@ -121,15 +121,17 @@ fn only_who_is_idle_and_holds_nothing_makes_place_for_another() {
     let idle = daemon.client();
     let lessee = daemon.raw();
     let recalled = daemon.client();
-    lessee.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::Read, waits: false }).unwrap();
+    lessee
+        .ask(&DaemonRequest::LeasePool { offset: 0, bytes: GRANULE, access: AccessMode::Read, waits: false })
+        .unwrap();
     // The first new connection takes the place of `idle`; this one takes that of `recalled`'s own, which holds nothing
     // either.
     let _recalls = recalled.on_recall(|_| {}).unwrap();
     assert!(matches!(idle.status(), Err(ShareError::DaemonGone { .. })));
     let status = daemon.status();
     assert_eq!((status.connections, status.attached), (4, vec![std::process::id()]));
-    attached.0.lease(0, GRANULE, Access::Read).unwrap();
-    assert_eq!(lessee.ask(&Request::Attach), Some(Reply::Attached));
+    attached.0.lease(0, GRANULE, AccessMode::Read).unwrap();
+    assert_eq!(lessee.ask(&DaemonRequest::Attach), Some(DaemonReply::Attached));
 }
 
 #[test]
@@ -142,7 +144,7 @@ fn what_is_no_message_ends_its_connection_and_no_other() {
         let hostile = daemon.raw();
         hostile.send(&frame);
         let reply = hostile.receive();
-        assert!(matches!(reply, Some(Reply::Refused(Refusal::Unreadable { .. }))), "{reply:?}");
+        assert!(matches!(reply, Some(DaemonReply::Refused(DaemonRefusal::Unreadable { .. }))), "{reply:?}");
         assert_eq!(hostile.receive(), None);
         other.status().unwrap();
     }
@@ -156,9 +158,9 @@ fn descriptors_are_not_taken() {
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors = [hostile.0.as_fd()];
     assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-    let frame = encode(&Request::Status).unwrap();
+    let frame = encode(&DaemonRequest::Status).unwrap();
     sendmsg(&hostile.0, &[std::io::IoSlice::new(&frame)], &mut control, SendFlags::empty()).unwrap();
-    assert!(matches!(hostile.receive(), Some(Reply::Refused(Refusal::Unreadable { .. }))));
+    assert!(matches!(hostile.receive(), Some(DaemonReply::Refused(DaemonRefusal::Unreadable { .. }))));
 }
 
 #[test]
@@ -166,7 +168,7 @@ fn a_client_that_takes_no_answers_delays_no_other() {
     let daemon = Daemon::with_pool(&[1]);
     let deaf = daemon.raw();
     let asking = thread::spawn(move || {
-        let frame = encode(&Request::Status).unwrap();
+        let frame = encode(&DaemonRequest::Status).unwrap();
         // The loop ends when the daemon has dropped the connection.
         while rustix::net::send(&deaf.0, &frame, SendFlags::NOSIGNAL).is_ok() {}
     });
@@ -183,8 +185,9 @@ fn leases_of_a_closed_connection_stay_while_its_process_runs() {
     let clock = Clock::manual();
     let daemon = Daemon::new(DaemonConfig { pool: vec![4 * GRANULE], clock: clock.clone(), ..quick() });
     let raw = daemon.raw();
-    let lease = raw.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::ReadWrite, waits: false });
-    assert!(matches!(lease, Some(Reply::Leased(_))));
+    let lease =
+        raw.ask(&DaemonRequest::LeasePool { offset: 0, bytes: GRANULE, access: AccessMode::ReadWrite, waits: false });
+    assert!(matches!(lease, Some(DaemonReply::Leased(_))));
     assert_eq!(daemon.status().holdings[0].state, LeaseState::Held);
     drop(raw);
     eventually("it is noticed", || daemon.status().holdings[0].state == LeaseState::Orphaned);
@@ -192,7 +195,7 @@ fn leases_of_a_closed_connection_stay_while_its_process_runs() {
     settle(&daemon.client());
     assert_eq!(daemon.status().holdings[0].bytes, GRANULE);
     let (pool, _driver) = daemon.attach();
-    let error = pool.lease(0, GRANULE, Access::Read).err().unwrap();
+    let error = pool.lease(0, GRANULE, AccessMode::Read).err().unwrap();
     assert!(error.to_string().contains(&format!("process {} for writing", std::process::id())), "{error}");
 }
 
@@ -201,24 +204,27 @@ fn a_client_can_not_give_back_what_another_holds() {
     let daemon = Daemon::with_pool(&[4]);
     let holder = daemon.raw();
     let other = daemon.raw();
-    let Some(Reply::Leased(lease)) =
-        holder.ask(&Request::LeasePool { offset: 0, bytes: GRANULE, access: Access::ReadWrite, waits: false })
-    else {
+    let Some(DaemonReply::Leased(lease)) = holder.ask(&DaemonRequest::LeasePool {
+        offset: 0,
+        bytes: GRANULE,
+        access: AccessMode::ReadWrite,
+        waits: false,
+    }) else {
         panic!("no lease")
     };
-    let refused = Some(Reply::Refused(Refusal::UnknownLease(lease)));
-    assert_eq!(other.ask(&Request::Release(lease)), refused);
-    assert_eq!(holder.ask(&Request::Release(lease)), Some(Reply::Done));
-    assert_eq!(holder.ask(&Request::Release(lease)), refused);
+    let refused = Some(DaemonReply::Refused(DaemonRefusal::UnknownLease(lease)));
+    assert_eq!(other.ask(&DaemonRequest::Release(lease)), refused);
+    assert_eq!(holder.ask(&DaemonRequest::Release(lease)), Some(DaemonReply::Done));
+    assert_eq!(holder.ask(&DaemonRequest::Release(lease)), refused);
 }
 
 #[test]
 fn who_asks_again_before_it_has_its_answer_is_dropped() {
     let daemon = Daemon::new(DaemonConfig { chunk_limit_bytes: Some(GRANULE), ..quick() });
     let (holder, hasty): (Raw, Raw) = (daemon.raw(), daemon.raw());
-    holder.send(&encode(&Request::LeaseChunk { bytes: GRANULE }).unwrap());
-    hasty.send(&encode(&Request::Room { bytes: GRANULE, wait_ms: 60_000 }).unwrap());
-    hasty.send(&encode(&Request::Status).unwrap());
+    holder.send(&encode(&DaemonRequest::LeaseChunk { bytes: GRANULE }).unwrap());
+    hasty.send(&encode(&DaemonRequest::Room { bytes: GRANULE, wait_ms: 60_000 }).unwrap());
+    hasty.send(&encode(&DaemonRequest::Status).unwrap());
     assert_eq!(hasty.receive(), None);
     eventually("nothing waits", || daemon.status().connections == 2);
 }

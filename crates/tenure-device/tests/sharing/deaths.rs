@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tenure_alloc::Backing;
-use tenure_device::share::{Client, DaemonConfig, LeaseState, LeasedBacking, MemoryDaemon, ShareError, SharedPool};
+use tenure_device::share::{
+    DaemonClient, DaemonConfig, LeaseState, LeasedBacking, MemoryDaemon, ShareError, SharedPool,
+};
 use tenure_device::sim::SimDriver;
-use tenure_device::{Access, Clock, Driver, ProcessMemory};
+use tenure_device::{AccessMode, Clock, DeviceProcess, Driver};
 
 use crate::common::{
     Footprint, GRANULE, PATIENCE, alone, driver, eventually, fill, is_cuda, quick, settle, sim, socket, sum,
@@ -54,8 +56,8 @@ fn a_write_through_a_mapping_for_reading_is_refused() {
     let (_folder, socket) = socket();
     let driver = driver();
     let _daemon = serve(Arc::clone(&driver), &socket);
-    let pool = SharedPool::attach(Arc::new(Client::connect(&socket).unwrap()), Arc::clone(&driver)).unwrap();
-    let lease = pool.lease(GRANULE, GRANULE, Access::ReadWrite).unwrap();
+    let pool = SharedPool::attach(Arc::new(DaemonClient::connect(&socket).unwrap()), Arc::clone(&driver)).unwrap();
+    let lease = pool.lease(GRANULE, GRANULE, AccessMode::ReadWrite).unwrap();
     fill(&*driver, lease.address(), GRANULE, 1);
     let before = sum(&*driver, pool.address(), 2 * GRANULE);
     let mut worker = Process::start(&format!("trespass {}", socket.display()));
@@ -83,7 +85,7 @@ fn a_daemon_whose_process_was_forked_dies_with_it() {
     let (_folder, socket) = socket();
     let mut daemon = Process::simulated(&format!("fork {}", socket.display()));
     let child = daemon.hear().parse().unwrap();
-    let client = Client::connect(&socket).unwrap();
+    let client = DaemonClient::connect(&socket).unwrap();
     daemon.kill();
     let status = client.status().map(drop);
     let mut next = Err(ShareError::Unexpected);
@@ -104,7 +106,7 @@ fn a_worker_killed_in_mid_copy_loses_its_lease_and_others_lose_nothing() {
     alone();
     let (_folder, socket) = socket();
     let _daemon = serve(driver(), &socket);
-    let client = Client::connect(&socket).unwrap();
+    let client = DaemonClient::connect(&socket).unwrap();
     let mut other = Process::start(&format!("sum {} 1", socket.display()));
     let before = other.hear();
     let mut victim = Process::start(&format!("copy {} 0", socket.display()));
@@ -134,10 +136,10 @@ fn a_killed_worker_s_range_waits_until_the_driver_no_longer_lists_it() {
     let driver = sim();
     let clock = Clock::manual();
     let _daemon = serve_by(Arc::<SimDriver>::clone(&driver), &socket, clock.clone());
-    let client = Client::connect(&socket).unwrap();
+    let client = DaemonClient::connect(&socket).unwrap();
     let mut victim = Process::simulated(&format!("copy {} 0", socket.display()));
     assert_eq!(victim.hear(), "copying");
-    let process = |pid| ProcessMemory { pid, bytes: None };
+    let process = |pid| DeviceProcess { pid, bytes: None };
     driver.set_processes(Some(vec![process(std::process::id()), process(victim.id())]));
     victim.kill();
     eventually("its chunk comes back", || client.status().unwrap().chunk_bytes == 0);
@@ -156,9 +158,9 @@ fn memory_outlives_a_killed_daemon() {
     let mut daemon = Process::start(&format!("daemon {} {CHUNK}", socket.display()));
     assert_eq!(daemon.hear(), "serving");
     let driver = driver();
-    let client = Arc::new(Client::connect(&socket).unwrap());
+    let client = Arc::new(DaemonClient::connect(&socket).unwrap());
     let pool = SharedPool::attach(Arc::clone(&client), Arc::clone(&driver)).unwrap();
-    let lease = pool.lease(CHUNK - SHARE, 2 * SHARE, Access::ReadWrite).unwrap();
+    let lease = pool.lease(CHUNK - SHARE, 2 * SHARE, AccessMode::ReadWrite).unwrap();
     fill(&*driver, lease.address(), 2 * SHARE, 1);
     let backing = LeasedBacking::new(Arc::clone(&client), Arc::clone(&driver), Duration::ZERO);
     let chunk = backing.create(GRANULE).unwrap();
@@ -181,7 +183,7 @@ fn memory_outlives_a_killed_daemon() {
     let mut daemon = Process::start(&format!("daemon {} {CHUNK}", socket.display()));
     assert_eq!(daemon.hear(), "serving");
     assert_eq!(sum(&*driver, pool.address() + CHUNK - SHARE, 2 * SHARE), before);
-    assert_eq!(Client::connect(&socket).unwrap().status().unwrap().holdings, []);
+    assert_eq!(DaemonClient::connect(&socket).unwrap().status().unwrap().holdings, []);
     daemon.finish();
 }
 
@@ -200,7 +202,7 @@ pub(crate) fn supervise(rounds: u64) {
     let (_folder, socket) = socket();
     let driver = driver();
     let daemon = serve(Arc::clone(&driver), &socket);
-    let client = Client::connect(&socket).unwrap();
+    let client = DaemonClient::connect(&socket).unwrap();
     let batch = |batch: u64, count: u64| {
         let mut workers: Vec<_> =
             (0..count).map(|index| Process::start(&format!("copy {} {index}", socket.display()))).collect();

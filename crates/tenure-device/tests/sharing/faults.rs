@@ -8,7 +8,7 @@ use tenure_alloc::{AllocError, CachingAllocator, Request, Resource};
 use tenure_core::StreamId;
 use tenure_device::share::{DaemonConfig, LeasedBacking, MemoryDaemon, SharedPool};
 use tenure_device::sim::{Failure, SimDriver};
-use tenure_device::{Access, Call, Driver, ErrorKind};
+use tenure_device::{AccessMode, Call, Driver, ErrorKind};
 
 use crate::common::{Daemon, GRANULE, becomes_free, eventually, paged, quick, sim, socket};
 
@@ -69,7 +69,7 @@ fn a_lease_that_can_not_be_written_is_given_back() {
     let (pool, driver) = daemon.attach();
     let failures = until_it_succeeds(
         &driver,
-        || pool.lease(0, 2 * GRANULE, Access::ReadWrite),
+        || pool.lease(0, 2 * GRANULE, AccessMode::ReadWrite),
         || assert_eq!(daemon.status().holdings, []),
     );
     assert_eq!(failures, 2, "access to two chunks");
@@ -79,10 +79,10 @@ fn a_lease_that_can_not_be_written_is_given_back() {
 fn a_lease_that_can_not_be_written_leaves_its_chunks_as_they_were() {
     let daemon = Daemon::with_pool(&[2, 1, 1]);
     let (pool, driver) = daemon.attach();
-    let beside = pool.lease(0, GRANULE, Access::ReadWrite).unwrap();
+    let beside = pool.lease(0, GRANULE, AccessMode::ReadWrite).unwrap();
     // The first chunk is writable already; the second becomes writable, and the third fails.
     driver.inject(Failure::of(Call::SetAccess, 2));
-    pool.lease(GRANULE, 3 * GRANULE, Access::ReadWrite).err().unwrap();
+    pool.lease(GRANULE, 3 * GRANULE, AccessMode::ReadWrite).err().unwrap();
     driver.clear_failures();
     driver.memset(beside.address(), 1, GRANULE, StreamId::NULL).and_then(|()| driver.synchronize()).unwrap();
     let written = driver.memset(pool.address() + 2 * GRANULE, 1, GRANULE, StreamId::NULL);
@@ -147,7 +147,7 @@ fn what_the_driver_does_not_take_back_is_offered_again() {
 fn a_lost_context_keeps_its_leases() {
     let daemon = Daemon::with_pool(&[2]);
     let (pool, driver) = daemon.attach();
-    let lease = pool.lease(0, GRANULE, Access::ReadWrite).unwrap();
+    let lease = pool.lease(0, GRANULE, AccessMode::ReadWrite).unwrap();
     driver.memset(0x42, 1, 1, StreamId::NULL).unwrap_err();
     assert!(driver.fault().is_some());
     lease.release().unwrap_err();

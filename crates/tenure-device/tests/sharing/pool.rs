@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use tenure_core::StreamId;
-use tenure_device::share::{Refusal, ShareError, SharedPool};
+use tenure_device::share::{DaemonRefusal, ShareError, SharedPool};
 use tenure_device::sim::SimDriver;
-use tenure_device::{Access, Driver, ErrorKind, Priority};
+use tenure_device::{AccessMode, Driver, ErrorKind, Priority};
 
 use crate::common::{Daemon, GRANULE, becomes_free, fill, sim, sum};
 
@@ -15,11 +15,11 @@ fn what_one_writes_another_reads() {
     let ((writer, here), (reader, there)) = (daemon.attach(), daemon.attach());
     assert_eq!(writer.bytes(), 4 * GRANULE);
     // The range crosses the border of two chunks.
-    let lease = writer.lease(0, 2 * GRANULE, Access::ReadWrite).unwrap();
+    let lease = writer.lease(0, 2 * GRANULE, AccessMode::ReadWrite).unwrap();
     fill(&*here, lease.address(), 2 * GRANULE, 5);
     let written = sum(&*here, lease.address(), 2 * GRANULE);
     lease.release().unwrap();
-    let lease = reader.lease(0, 2 * GRANULE, Access::Read).unwrap();
+    let lease = reader.lease(0, 2 * GRANULE, AccessMode::Read).unwrap();
     assert_eq!(sum(&*there, lease.address(), 2 * GRANULE), written);
 }
 
@@ -27,16 +27,16 @@ fn what_one_writes_another_reads() {
 fn a_writer_is_alone_and_readers_are_not() {
     let daemon = Daemon::with_pool(&[4]);
     let ((a, _a), (b, _b)) = (daemon.attach(), daemon.attach());
-    let reading = a.lease(0, 2 * GRANULE, Access::Read).unwrap();
-    let beside = b.lease(GRANULE, GRANULE, Access::Read).unwrap();
+    let reading = a.lease(0, 2 * GRANULE, AccessMode::Read).unwrap();
+    let beside = b.lease(GRANULE, GRANULE, AccessMode::Read).unwrap();
     for pool in [&a, &b] {
-        let error = pool.lease(0, GRANULE, Access::ReadWrite).err().unwrap();
-        assert!(matches!(error, ShareError::Refused(Refusal::Leased { .. })), "{error}");
+        let error = pool.lease(0, GRANULE, AccessMode::ReadWrite).err().unwrap();
+        assert!(matches!(error, ShareError::Refused(DaemonRefusal::Leased { .. })), "{error}");
     }
     drop((reading, beside));
-    let _writing = b.lease(0, GRANULE, Access::ReadWrite).unwrap();
-    assert!(a.lease(0, 4 * GRANULE, Access::Read).is_err());
-    a.lease(GRANULE, GRANULE, Access::Read).unwrap();
+    let _writing = b.lease(0, GRANULE, AccessMode::ReadWrite).unwrap();
+    assert!(a.lease(0, 4 * GRANULE, AccessMode::Read).is_err());
+    a.lease(GRANULE, GRANULE, AccessMode::Read).unwrap();
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn only_a_lease_to_write_makes_its_chunks_writable_and_only_while_it_lasts() {
     let writes = |leased: bool, offset: u64| {
         let daemon = Daemon::with_pool(&[2, 2]);
         let (pool, driver) = daemon.attach();
-        let lease = pool.lease(0, GRANULE, Access::ReadWrite).unwrap();
+        let lease = pool.lease(0, GRANULE, AccessMode::ReadWrite).unwrap();
         let kept = leased.then_some(lease);
         let result = driver.memset(pool.address() + offset, 1, GRANULE, StreamId::NULL);
         let result = result.and_then(|()| driver.synchronize());
@@ -60,8 +60,8 @@ fn only_a_lease_to_write_makes_its_chunks_writable_and_only_while_it_lasts() {
 fn a_chunk_stays_writable_until_its_last_writer_is_done() {
     let daemon = Daemon::with_pool(&[2]);
     let (pool, driver) = daemon.attach();
-    let first = pool.lease(0, GRANULE, Access::ReadWrite).unwrap();
-    let second = pool.lease(GRANULE, GRANULE, Access::ReadWrite).unwrap();
+    let first = pool.lease(0, GRANULE, AccessMode::ReadWrite).unwrap();
+    let second = pool.lease(GRANULE, GRANULE, AccessMode::ReadWrite).unwrap();
     first.release().unwrap();
     fill(&*driver, second.address(), GRANULE, 1);
     second.release().unwrap();
@@ -74,8 +74,8 @@ fn a_range_that_is_none_is_refused() {
     let (pool, _driver) = daemon.attach();
     let ranges = [(0, 0), (1, GRANULE), (0, GRANULE + 1), (0, 5 * GRANULE), (4 * GRANULE, GRANULE)];
     for (offset, bytes) in ranges.into_iter().chain([(u64::MAX - GRANULE + 1, GRANULE)]) {
-        let error = pool.lease(offset, bytes, Access::Read).err().unwrap();
-        assert!(matches!(error, ShareError::Refused(Refusal::OutsidePool { .. })), "{error}");
+        let error = pool.lease(offset, bytes, AccessMode::Read).err().unwrap();
+        assert!(matches!(error, ShareError::Refused(DaemonRefusal::OutsidePool { .. })), "{error}");
     }
 }
 
@@ -103,7 +103,7 @@ fn memory_is_the_device_s_again_when_the_last_of_all_lets_go() {
 fn a_pool_that_is_dropped_waits_for_work_that_uses_it() {
     let daemon = Daemon::with_pool(&[4]);
     let (pool, driver) = daemon.attach();
-    let lease = pool.lease(0, GRANULE, Access::ReadWrite).unwrap();
+    let lease = pool.lease(0, GRANULE, AccessMode::ReadWrite).unwrap();
     driver.memset(lease.address(), 1, GRANULE, StreamId::NULL).unwrap();
     drop((lease, pool));
     assert!(driver.fault().is_none());
@@ -114,12 +114,12 @@ fn a_pool_that_is_dropped_waits_for_work_that_uses_it() {
 fn a_range_is_kept_for_reading_when_the_work_on_it_is_done() {
     let daemon = Daemon::with_pool(&[4]);
     let ((writer, here), (reader, there)) = (daemon.attach(), daemon.attach());
-    let mut lease = writer.lease(0, GRANULE, Access::ReadWrite).unwrap();
+    let mut lease = writer.lease(0, GRANULE, AccessMode::ReadWrite).unwrap();
     let stream = here.create_stream(Priority::Default).unwrap();
     here.memset(lease.address(), 1, GRANULE, stream).unwrap();
     lease.lower().unwrap();
     let mut bytes = vec![0; GRANULE as usize];
-    let read = reader.lease(0, GRANULE, Access::Read).unwrap();
+    let read = reader.lease(0, GRANULE, AccessMode::Read).unwrap();
     there.copy_from_device(&mut bytes, read.address(), StreamId::NULL).unwrap();
     assert!(bytes.iter().all(|&byte| byte == 1));
     here.synchronize().unwrap();
@@ -129,11 +129,11 @@ fn a_range_is_kept_for_reading_when_the_work_on_it_is_done() {
 fn a_range_is_given_back_when_the_work_on_it_is_done() {
     let daemon = Daemon::with_pool(&[4]);
     let ((writer, here), (reader, there)) = (daemon.attach(), daemon.attach());
-    let lease = writer.lease(0, GRANULE, Access::ReadWrite).unwrap();
+    let lease = writer.lease(0, GRANULE, AccessMode::ReadWrite).unwrap();
     // The simulated driver leaves this work unfinished until a caller waits for the stream.
     here.memset(lease.address(), 1, GRANULE, StreamId::NULL).unwrap();
     lease.release().unwrap();
-    let lease = reader.lease(0, GRANULE, Access::Read).unwrap();
+    let lease = reader.lease(0, GRANULE, AccessMode::Read).unwrap();
     let mut bytes = vec![0; GRANULE as usize];
     there.copy_from_device(&mut bytes, lease.address(), StreamId::NULL).unwrap();
     assert!(bytes.iter().all(|&byte| byte == 1));

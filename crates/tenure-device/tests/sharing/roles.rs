@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tenure_alloc::{Backing, CachingAllocator, Request, Resource};
 use tenure_core::StreamId;
-use tenure_device::share::{Client, DaemonConfig, LeasedBacking, MemoryDaemon, SharedPool};
-use tenure_device::{Access, Priority};
+use tenure_device::share::{DaemonClient, DaemonConfig, LeasedBacking, MemoryDaemon, SharedPool};
+use tenure_device::{AccessMode, Priority};
 
 use crate::common::{GRANULE, driver, fill, paged, quick, sum};
 use crate::process::{listen, tell};
@@ -48,7 +48,7 @@ fn daemon(socket: &Path, chunk_bytes: u64) {
 /// Maps the pool a few times, sends the time of each in µs, and waits with the pool mapped.
 fn attach(socket: &Path) {
     let driver = driver();
-    let client = Arc::new(Client::connect(socket).unwrap());
+    let client = Arc::new(DaemonClient::connect(socket).unwrap());
     let mut pool = None;
     let times = [(); 3].map(|()| {
         drop(pool.take());
@@ -63,9 +63,9 @@ fn attach(socket: &Path) {
 /// Fills its part of the pool, and sends the part's sum at each request.
 fn sums(socket: &Path, index: u64) {
     let driver = driver();
-    let client = Arc::new(Client::connect(socket).unwrap());
+    let client = Arc::new(DaemonClient::connect(socket).unwrap());
     let pool = SharedPool::attach(client, Arc::clone(&driver)).unwrap();
-    let lease = pool.lease(index * SHARE, SHARE, Access::ReadWrite).unwrap();
+    let lease = pool.lease(index * SHARE, SHARE, AccessMode::ReadWrite).unwrap();
     fill(&*driver, lease.address(), SHARE, index);
     tell(sum(&*driver, lease.address(), SHARE));
     while listen().is_some() {
@@ -76,13 +76,13 @@ fn sums(socket: &Path, index: u64) {
 /// Copies to its part of the pool, and to chunks of its own, until it is killed.
 fn copies(socket: &Path, index: u64) {
     let driver = driver();
-    let client = Arc::new(Client::connect(socket).unwrap());
+    let client = Arc::new(DaemonClient::connect(socket).unwrap());
     let pool = SharedPool::attach(Arc::clone(&client), Arc::clone(&driver)).unwrap();
     let backing: Arc<dyn Backing> = Arc::new(LeasedBacking::new(client, Arc::clone(&driver), Duration::ZERO));
     let allocator = paged(backing);
     let stream = driver.create_stream(Priority::Default).unwrap();
     let block = allocator.allocate(Request::new(SHARE, stream)).unwrap();
-    let lease = pool.lease(index * SHARE, SHARE, Access::ReadWrite).unwrap();
+    let lease = pool.lease(index * SHARE, SHARE, AccessMode::ReadWrite).unwrap();
     let source = vec![0xa5; SHARE as usize];
     for round in 0u64.. {
         // SAFETY: `source` is never written, and the process is killed before it is freed.
@@ -101,10 +101,10 @@ fn copies(socket: &Path, index: u64) {
 /// Writes to the pool without a lease for writing, and sends the result.
 fn trespasses(socket: &Path) {
     let driver = driver();
-    let client = Arc::new(Client::connect(socket).unwrap());
+    let client = Arc::new(DaemonClient::connect(socket).unwrap());
     let pool = SharedPool::attach(client, Arc::clone(&driver)).unwrap();
     let before = sum(&*driver, pool.address(), GRANULE);
-    let lease = pool.lease(0, GRANULE, Access::Read).unwrap();
+    let lease = pool.lease(0, GRANULE, AccessMode::Read).unwrap();
     assert_eq!(sum(&*driver, lease.address(), GRANULE), before);
     let written = driver.memset(lease.address(), 1, GRANULE, StreamId::NULL).and_then(|()| driver.synchronize());
     tell(written.map_or_else(|error| format!("{}", error.kind.code()), |()| "written".into()));
@@ -113,7 +113,7 @@ fn trespasses(socket: &Path) {
 /// Allocates and frees, which keeps memory cached, and gives that back when other processes are short of memory.
 fn hoards(socket: &Path, bytes: u64) {
     let driver = driver();
-    let client = Arc::new(Client::connect(socket).unwrap());
+    let client = Arc::new(DaemonClient::connect(socket).unwrap());
     let backing: Arc<dyn Backing> = Arc::new(LeasedBacking::new(Arc::clone(&client), driver, Duration::ZERO));
     let allocator = Arc::new(paged(backing));
     let block = allocator.allocate(Request::new(bytes, StreamId::NULL)).unwrap();

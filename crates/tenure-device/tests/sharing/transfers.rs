@@ -10,8 +10,8 @@ use std::time::Duration;
 use tenure_alloc::{Address, BackingError, PoolId, PoolUse, Request};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryError};
-use tenure_device::share::{Client, RangeUse, ShareError, SharedCache, WorkerCache};
-use tenure_device::{Access, Call, Clock, Driver, ErrorKind, Priority};
+use tenure_device::share::{DaemonClient, RangeUse, ShareError, SharedCache, WorkerCache};
+use tenure_device::{AccessMode, Call, Clock, Driver, ErrorKind, Priority};
 
 use crate::cache::{SIZES, Worker, connect, memory, serve, serve_by, worker};
 use crate::common::{GRANULE, PATIENCE, eventually, fill, sim};
@@ -147,7 +147,7 @@ fn nothing_is_computed_before_anything_is_transferred() {
     assert!(matches!(cache.check_parameters(), Err(ShareError::NothingPublished)));
     // The same holds for parameters that were written in part and given up.
     let writer = worker(&owner);
-    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::ReadWrite).unwrap();
+    writer.cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::ReadWrite).unwrap();
     writer.cache.clear_shared_cache(StreamId::NULL).unwrap();
     refused(memory, GRANULE, models[0].computation);
     allocate(memory, GRANULE, StreamId::NULL).unwrap();
@@ -171,7 +171,7 @@ fn a_computation_waits_for_its_parameters() {
 /// Begins a transfer that never ends.
 pub(crate) fn transfer_in_part(socket: &Path) {
     let memory = memory(sim());
-    let client = Arc::new(Client::connect(socket).unwrap());
+    let client = Arc::new(DaemonClient::connect(socket).unwrap());
     let cache = WorkerCache::recv_shared_cache(client, memory, SIZES).unwrap();
     cache.transfer_parameters(StreamId::NULL).unwrap();
     allocate(memory, MODELS[0][0], StreamId::NULL).unwrap();
@@ -393,7 +393,7 @@ fn published_parameters_are_read_as_they_were_published() {
 fn what_was_transferred_is_not_published() {
     let (owner, _folder) = serve();
     transfer(&worker(&owner), MODELS[0], 1);
-    let read = worker(&owner).cache.insert_shared_cache_for_parameter(StreamId::NULL, Access::Read);
+    let read = worker(&owner).cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::Read);
     assert!(matches!(read, Err(ShareError::NothingPublished)));
 }
 

@@ -1,36 +1,32 @@
 //! Tests of frames: every message survives encoding and decoding, and bytes that are not a frame are refused.
 
 use proptest::prelude::*;
-use tenure_device::Access;
-use tenure_device::share::wire::{FRAME_BYTES, Reply, Request, VERSION, WireError, decode, encode};
-use tenure_device::share::{Holding, LeaseId, LeaseKind, LeaseState, Refusal, Status, Terms};
+use tenure_device::AccessMode;
+use tenure_device::share::wire::{DaemonReply, DaemonRequest, FRAME_BYTES, VERSION, WireError, decode, encode};
+use tenure_device::share::{DaemonRefusal, DaemonStatus, DaemonTerms, Holding, LeaseId, LeaseKind, LeaseState};
 
-fn access() -> impl Strategy<Value = Access> {
-    prop_oneof![Just(Access::Read), Just(Access::ReadWrite)]
+fn access() -> impl Strategy<Value = AccessMode> {
+    prop_oneof![Just(AccessMode::Read), Just(AccessMode::ReadWrite)]
 }
 
-fn request() -> impl Strategy<Value = Request> {
+fn request() -> impl Strategy<Value = DaemonRequest> {
     prop_oneof![
-        Just(Request::Attach),
-        (any::<[u64; 2]>(), access(), any::<bool>()).prop_map(|([offset, bytes], access, waits)| Request::LeasePool {
-            offset,
-            bytes,
-            access,
-            waits
-        }),
-        any::<[u64; 2]>().prop_map(|[offset, bytes]| Request::IsWritten { offset, bytes }),
-        any::<u64>().prop_map(|bytes| Request::LeaseChunk { bytes }),
-        (any::<u64>(), any::<u32>()).prop_map(|(bytes, wait_ms)| Request::Room { bytes, wait_ms }),
-        any::<u64>().prop_map(|lease| Request::Release(LeaseId(lease))),
-        any::<u64>().prop_map(|lease| Request::Lower(LeaseId(lease))),
-        Just(Request::Recalls),
-        Just(Request::Status),
+        Just(DaemonRequest::Attach),
+        (any::<[u64; 2]>(), access(), any::<bool>())
+            .prop_map(|([offset, bytes], access, waits)| DaemonRequest::LeasePool { offset, bytes, access, waits }),
+        any::<[u64; 2]>().prop_map(|[offset, bytes]| DaemonRequest::IsWritten { offset, bytes }),
+        any::<u64>().prop_map(|bytes| DaemonRequest::LeaseChunk { bytes }),
+        (any::<u64>(), any::<u32>()).prop_map(|(bytes, wait_ms)| DaemonRequest::Room { bytes, wait_ms }),
+        any::<u64>().prop_map(|lease| DaemonRequest::Release(LeaseId(lease))),
+        any::<u64>().prop_map(|lease| DaemonRequest::Lower(LeaseId(lease))),
+        Just(DaemonRequest::Recalls),
+        Just(DaemonRequest::Status),
     ]
 }
 
-fn terms() -> impl Strategy<Value = Terms> {
+fn terms() -> impl Strategy<Value = DaemonTerms> {
     let pool = prop::collection::vec(0..u64::MAX / 64, 0..64);
-    (".*", any::<[u8; 16]>(), pool).prop_map(|(device, uuid, pool)| Terms { device, uuid, pool })
+    (".*", any::<[u8; 16]>(), pool).prop_map(|(device, uuid, pool)| DaemonTerms { device, uuid, pool })
 }
 
 fn holding() -> impl Strategy<Value = Holding> {
@@ -49,12 +45,12 @@ fn holding() -> impl Strategy<Value = Holding> {
     )
 }
 
-fn status() -> impl Strategy<Value = Status> {
+fn status() -> impl Strategy<Value = DaemonStatus> {
     let holdings = (prop::collection::vec(any::<u32>(), 0..100), prop::collection::vec(holding(), 0..100));
     (terms(), any::<[u32; 5]>(), any::<[u64; 2]>(), any::<Option<u64>>(), holdings).prop_map(
         |(terms, counts, [uptime_ms, chunk_bytes], limit, (attached, holdings))| {
             let [pid, connections, unreleased, waiting, left_out] = counts;
-            Status {
+            DaemonStatus {
                 terms,
                 pid,
                 uptime_ms,
@@ -71,93 +67,93 @@ fn status() -> impl Strategy<Value = Status> {
     )
 }
 
-fn refusal() -> impl Strategy<Value = Refusal> {
+fn refusal() -> impl Strategy<Value = DaemonRefusal> {
     prop_oneof![
-        any::<(u32, u32)>().prop_map(|(uid, allowed)| Refusal::ForeignUser { uid, allowed }),
-        any::<u32>().prop_map(|limit| Refusal::TooManyClients { limit }),
-        any::<(u64, u64)>().prop_map(|(requested, available)| Refusal::Full { requested, available }),
-        (any::<(u64, u64, Option<u32>)>(), access()).prop_map(|((offset, bytes, pid), access)| Refusal::Leased {
+        any::<(u32, u32)>().prop_map(|(uid, allowed)| DaemonRefusal::ForeignUser { uid, allowed }),
+        any::<u32>().prop_map(|limit| DaemonRefusal::TooManyClients { limit }),
+        any::<(u64, u64)>().prop_map(|(requested, available)| DaemonRefusal::Full { requested, available }),
+        (any::<(u64, u64, Option<u32>)>(), access()).prop_map(|((offset, bytes, pid), access)| DaemonRefusal::Leased {
             offset,
             bytes,
             pid,
             access
         }),
-        Just(Refusal::OutOfSight),
-        ".*".prop_map(|reason| Refusal::Unwatched { reason }),
-        ".*".prop_map(Refusal::Driver),
+        Just(DaemonRefusal::OutOfSight),
+        ".*".prop_map(|reason| DaemonRefusal::Unwatched { reason }),
+        ".*".prop_map(DaemonRefusal::Driver),
     ]
 }
 
-fn reply() -> impl Strategy<Value = Reply> {
+fn reply() -> impl Strategy<Value = DaemonReply> {
     prop_oneof![
-        terms().prop_map(Reply::Welcome),
-        Just(Reply::Attached),
-        any::<u64>().prop_map(|lease| Reply::Leased(LeaseId(lease))),
-        any::<u64>().prop_map(Reply::Recall),
-        any::<bool>().prop_map(Reply::Written),
-        status().prop_map(Reply::Status),
-        refusal().prop_map(Reply::Refused),
+        terms().prop_map(DaemonReply::Welcome),
+        Just(DaemonReply::Attached),
+        any::<u64>().prop_map(|lease| DaemonReply::Leased(LeaseId(lease))),
+        any::<u64>().prop_map(DaemonReply::Recall),
+        any::<bool>().prop_map(DaemonReply::Written),
+        status().prop_map(DaemonReply::Status),
+        refusal().prop_map(DaemonReply::Refused),
     ]
 }
 
 proptest! {
     #[test]
     fn requests_come_out_as_they_went_in(request in request()) {
-        prop_assert_eq!(decode::<Request>(&encode(&request).unwrap()), Ok(request));
+        prop_assert_eq!(decode::<DaemonRequest>(&encode(&request).unwrap()), Ok(request));
     }
 
     #[test]
     fn replies_come_out_as_they_went_in(reply in reply()) {
-        prop_assert_eq!(decode::<Reply>(&encode(&reply).unwrap()), Ok(reply));
+        prop_assert_eq!(decode::<DaemonReply>(&encode(&reply).unwrap()), Ok(reply));
     }
 
     #[test]
     fn a_part_of_a_frame_is_none(reply in reply(), at: prop::sample::Index) {
         let frame = encode(&reply).unwrap();
         let part = &frame[..at.index(frame.len())];
-        prop_assert!(decode::<Reply>(part).is_err());
+        prop_assert!(decode::<DaemonReply>(part).is_err());
     }
 
     #[test]
     fn a_frame_with_something_behind_it_is_none(request in request(), more in 1..9usize) {
         let mut frame = encode(&request).unwrap();
         frame.extend(vec![0; more]);
-        prop_assert_eq!(decode::<Request>(&frame), Err(WireError::Trailing(more)));
+        prop_assert_eq!(decode::<DaemonRequest>(&frame), Err(WireError::Trailing(more)));
     }
 
     #[test]
     fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let frame = [&VERSION.to_le_bytes(), &bytes[..]].concat();
-        if let Ok(request) = decode::<Request>(&frame) {
+        if let Ok(request) = decode::<DaemonRequest>(&frame) {
             prop_assert_eq!(decode(&encode(&request).unwrap()), Ok(request));
         }
         // This checks only that decoding returns.
-        let _ = decode::<Reply>(&frame);
+        let _ = decode::<DaemonReply>(&frame);
     }
 }
 
 #[test]
 fn another_version_is_named() {
-    let mut frame = encode(&Request::Status).unwrap();
+    let mut frame = encode(&DaemonRequest::Status).unwrap();
     frame[..2].copy_from_slice(&7u16.to_le_bytes());
-    let error = decode::<Request>(&frame).unwrap_err();
+    let error = decode::<DaemonRequest>(&frame).unwrap_err();
     assert_eq!(error, WireError::Version { theirs: 7 });
     assert!(error.to_string().contains("same release"));
 }
 
 #[test]
 fn a_message_has_a_longest_length() {
-    let long = Reply::Refused(Refusal::Driver("x".repeat(FRAME_BYTES)));
+    let long = DaemonReply::Refused(DaemonRefusal::Driver("x".repeat(FRAME_BYTES)));
     assert_eq!(encode(&long), Err(WireError::TooLong));
-    assert_eq!(decode::<Reply>(&vec![1; FRAME_BYTES + 1]), Err(WireError::TooLong));
+    assert_eq!(decode::<DaemonReply>(&vec![1; FRAME_BYTES + 1]), Err(WireError::TooLong));
 }
 
 #[test]
 fn a_pool_that_has_no_size_is_no_offer() {
-    let terms = |pool| Reply::Welcome(Terms { device: "cuda:0".into(), uuid: [0; 16], pool });
+    let terms = |pool| DaemonReply::Welcome(DaemonTerms { device: "cuda:0".into(), uuid: [0; 16], pool });
     let largest = terms(vec![u64::MAX - 1, 1]);
     assert_eq!(decode(&encode(&largest).unwrap()), Ok(largest));
-    let error = decode::<Reply>(&encode(&terms(vec![u64::MAX, 1])).unwrap()).unwrap_err();
+    let error = decode::<DaemonReply>(&encode(&terms(vec![u64::MAX, 1])).unwrap()).unwrap_err();
     assert!(matches!(error, WireError::Malformed(_)), "{error}");
 }
 
@@ -167,14 +163,14 @@ fn the_longest_status_fits() {
     let holding = Holding {
         pid: Some(u32::MAX),
         kind: LeaseKind::Chunk,
-        access: Access::ReadWrite,
+        access: AccessMode::ReadWrite,
         state: LeaseState::Orphaned,
         leases: u32::MAX,
         bytes: u64::MAX,
         oldest_ms: u64::MAX,
     };
-    let status = Status {
-        terms: Terms { device: "cuda:255".into(), uuid: [255; 16], pool: vec![u64::MAX; 64] },
+    let status = DaemonStatus {
+        terms: DaemonTerms { device: "cuda:255".into(), uuid: [255; 16], pool: vec![u64::MAX; 64] },
         pid: u32::MAX,
         uptime_ms: u64::MAX,
         connections: u32::MAX,
@@ -186,5 +182,5 @@ fn the_longest_status_fits() {
         holdings: vec![holding; 1000],
         left_out: u32::MAX,
     };
-    assert!(encode(&Reply::Status(status)).is_ok());
+    assert!(encode(&DaemonReply::Status(status)).is_ok());
 }

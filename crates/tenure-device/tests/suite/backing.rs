@@ -8,7 +8,7 @@ use std::time::Duration;
 use tenure_alloc::{Backing, BackingError, Mark};
 use tenure_core::StreamId;
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
-use tenure_device::{Call, Clock, DeviceBacking, Driver, DriverError, Priority, ProcessMemory};
+use tenure_device::{Call, Clock, DeviceBacking, DeviceProcess, Driver, DriverError, Priority};
 
 use crate::common::{GRANULE, sim};
 
@@ -176,7 +176,7 @@ fn overhead_is_asked_for_rarely() {
     let clock = Clock::manual();
     let backing = DeviceBacking::new(Arc::clone(&driver) as _).with_clock(clock.clone());
     assert_eq!(backing.overhead_bytes(), 500 << 20);
-    driver.set_processes(Some(vec![ProcessMemory { pid: std::process::id(), bytes: Some(600 << 20) }]));
+    driver.set_processes(Some(vec![DeviceProcess { pid: std::process::id(), bytes: Some(600 << 20) }]));
     clock.advance(Duration::from_millis(99));
     assert_eq!(backing.overhead_bytes(), 500 << 20, "known a moment ago");
     clock.advance(Duration::from_millis(1));
@@ -185,8 +185,8 @@ fn overhead_is_asked_for_rarely() {
 
 #[test]
 fn overhead_that_the_system_does_not_tell_counts_as_none() {
-    let own = |bytes| Some(vec![ProcessMemory { pid: std::process::id(), bytes }]);
-    let other = vec![ProcessMemory { pid: 1, bytes: Some(1 << 30) }];
+    let own = |bytes| Some(vec![DeviceProcess { pid: std::process::id(), bytes }]);
+    let other = vec![DeviceProcess { pid: 1, bytes: Some(1 << 30) }];
     for processes in [None, own(None), Some(other)] {
         let (driver, backing) = backing();
         driver.set_processes(processes);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tenure_alloc::MemoryInfo;
 use tenure_core::StreamId;
-use tenure_device::sim::{Kernel, KernelMemory, SimConfig, SimDriver};
-use tenure_device::{Access, CallError, Driver, ErrorKind, EventKind, Priority, ProcessMemory};
+use tenure_device::sim::{KernelMemory, SimConfig, SimDriver, SimKernel};
+use tenure_device::{AccessMode, CallError, DeviceProcess, Driver, ErrorKind, EventKind, Priority};
 
 use crate::common::{GRANULE, kind, mapped_chunk, read, sim};
 
@@ -97,12 +97,14 @@ fn nothing_writes_through_a_mapping_for_reading() {
             unsafe { driver.copy_to_device_async(address, [0].as_ptr(), 1, StreamId::NULL) }
         }),
         ("copy on the device", |driver, address| driver.copy_on_device(address, address + 8, 1, StreamId::NULL)),
-        ("kernel", |driver, address| driver.launch(Kernel::new("write", StreamId::NULL).writes(address, 1)).map(drop)),
+        ("kernel", |driver, address| {
+            driver.launch(SimKernel::new("write", StreamId::NULL).writes(address, 1)).map(drop)
+        }),
     ];
     for (name, write) in writes {
         let driver = sim(0);
         let (address, _) = mapped_chunk(&*driver, GRANULE);
-        driver.set_access(address, GRANULE, Access::Read).unwrap();
+        driver.set_access(address, GRANULE, AccessMode::Read).unwrap();
         let error = kind(write(&driver, address));
         let whole = address..address + GRANULE;
         assert!(matches!(&error, ErrorKind::ReadOnly { range, .. } if *range == whole), "{name}: {error}");
@@ -114,7 +116,7 @@ fn nothing_writes_through_a_mapping_for_reading() {
 fn a_write_that_crosses_into_a_mapping_for_reading_writes_nothing() {
     let driver = sim(0);
     let address = driver.reserve(2 * GRANULE).unwrap();
-    for (at, access) in [(address, Access::ReadWrite), (address + GRANULE, Access::Read)] {
+    for (at, access) in [(address, AccessMode::ReadWrite), (address + GRANULE, AccessMode::Read)] {
         driver.map(at, driver.create(GRANULE).unwrap()).unwrap();
         driver.set_access(at, GRANULE, access).unwrap();
     }
@@ -127,7 +129,7 @@ fn a_write_that_has_not_run_when_its_mapping_is_made_for_reading_is_caught_when_
     let driver = sim(0);
     let (address, _) = mapped_chunk(&*driver, GRANULE);
     driver.memset(address, 0, 1, StreamId::NULL).unwrap();
-    driver.set_access(address, GRANULE, Access::Read).unwrap();
+    driver.set_access(address, GRANULE, AccessMode::Read).unwrap();
     assert!(matches!(kind(driver.synchronize()), ErrorKind::ReadOnly { .. }));
 }
 
@@ -147,7 +149,7 @@ fn unmapping_what_unfinished_work_uses_names_the_work_with_every_seed() {
         let driver = sim(seed);
         let (address, _) = mapped_chunk(&*driver, GRANULE);
         let stream = driver.create_stream(Priority::Default).unwrap();
-        driver.launch(Kernel::new("late", stream).reads(address, 8)).unwrap();
+        driver.launch(SimKernel::new("late", stream).reads(address, 8)).unwrap();
         driver.run().unwrap();
         let error = driver.unmap(address, GRANULE).unwrap_err();
         let ErrorKind::UnmappedInUse { range, launch } = &error.kind else { panic!("{error}") };
@@ -163,7 +165,7 @@ fn unmapping_is_fine_once_the_host_has_seen_the_work_pass() {
     let (address, chunk) = mapped_chunk(&*driver, GRANULE);
     let stream = driver.create_stream(Priority::Default).unwrap();
     let event = driver.create_event(EventKind::Timing).unwrap();
-    driver.launch(Kernel::new("early", stream).writes(address, 8)).unwrap();
+    driver.launch(SimKernel::new("early", stream).writes(address, 8)).unwrap();
     driver.record_event(event, stream).unwrap();
     while !driver.query_event(event).unwrap() {}
     driver.unmap(address, GRANULE).unwrap();
@@ -177,8 +179,8 @@ fn one_address_of_a_chunk_can_go_while_work_uses_another() {
     let (old, chunk) = mapped_chunk(&*driver, GRANULE);
     let new = driver.reserve(GRANULE).unwrap();
     driver.map(new, chunk).unwrap();
-    driver.set_access(new, GRANULE, Access::ReadWrite).unwrap();
-    driver.launch(Kernel::new("through the new address", StreamId::NULL).writes(new, GRANULE)).unwrap();
+    driver.set_access(new, GRANULE, AccessMode::ReadWrite).unwrap();
+    driver.launch(SimKernel::new("through the new address", StreamId::NULL).writes(new, GRANULE)).unwrap();
     driver.unmap(old, GRANULE).unwrap();
 }
 
@@ -193,7 +195,7 @@ fn chunks_and_addresses_obey_the_granularity() {
     let chunk = driver.create(GRANULE).unwrap();
     assert!(misaligned(kind(driver.map(address + 1, chunk))));
     driver.map(address, chunk).unwrap();
-    assert!(misaligned(kind(driver.set_access(address, 1, Access::ReadWrite))));
+    assert!(misaligned(kind(driver.set_access(address, 1, AccessMode::ReadWrite))));
     assert!(misaligned(kind(driver.unmap(address + 1, GRANULE))));
 }
 
@@ -227,7 +229,7 @@ fn a_range_with_a_gap_is_neither_made_accessible_nor_unmapped() {
         driver.map(at, driver.create(GRANULE).unwrap()).unwrap();
     }
     let gap = address + GRANULE..address + 2 * GRANULE;
-    assert_eq!(kind(driver.set_access(address, 3 * GRANULE, Access::ReadWrite)), ErrorKind::NotMapped(gap.clone()));
+    assert_eq!(kind(driver.set_access(address, 3 * GRANULE, AccessMode::ReadWrite)), ErrorKind::NotMapped(gap.clone()));
     assert_eq!(kind(driver.unmap(address, 3 * GRANULE)), ErrorKind::NotMapped(gap));
     let first = driver.memset(address, 0, 1, StreamId::NULL);
     assert!(matches!(kind(first), ErrorKind::NoAccess { .. }), "a refused call made a part accessible");
@@ -298,7 +300,7 @@ fn destroyed_streams_and_events_are_not_used() {
         kind(driver.destroy_event(event)),
         kind(driver.destroy_stream(stream)),
         kind(driver.destroy_stream(StreamId::NULL)),
-        kind(driver.launch(Kernel::new("nowhere", stream))),
+        kind(driver.launch(SimKernel::new("nowhere", stream))),
     ] {
         assert!(matches!(error, ErrorKind::UnknownHandle { .. }), "{error}");
     }
@@ -319,7 +321,7 @@ fn streams_keep_their_priority() {
 fn this_process_holds_what_its_context_and_its_driver_hold() {
     let config = SimConfig { other_bytes: 5 << 30, context_bytes: 500 << 20, ..SimConfig::default() };
     let driver = SimDriver::new(config);
-    let mine = |bytes| Some(vec![ProcessMemory { pid: std::process::id(), bytes: Some(bytes) }]);
+    let mine = |bytes| Some(vec![DeviceProcess { pid: std::process::id(), bytes: Some(bytes) }]);
     assert_eq!(driver.processes(), mine(500 << 20));
     assert_eq!(driver.memory_info().unwrap().free, config.capacity_bytes - (5 << 30) - (500 << 20));
     driver.malloc(1 << 20).unwrap();
@@ -330,7 +332,7 @@ fn this_process_holds_what_its_context_and_its_driver_hold() {
 #[test]
 fn what_processes_hold_can_be_scripted() {
     let driver = sim(0);
-    let others = vec![ProcessMemory { pid: 1, bytes: Some(GRANULE) }, ProcessMemory { pid: 2, bytes: None }];
+    let others = vec![DeviceProcess { pid: 1, bytes: Some(GRANULE) }, DeviceProcess { pid: 2, bytes: None }];
     driver.set_processes(Some(others.clone()));
     assert_eq!(driver.processes(), Some(others));
     driver.set_processes(None);
@@ -341,7 +343,7 @@ fn what_processes_hold_can_be_scripted() {
 fn a_kernel_that_touches_what_it_did_not_declare_is_caught_when_it_runs() {
     let driver = sim(0);
     let address = driver.malloc(64).unwrap();
-    let kernel = Kernel::new("stray", StreamId::NULL).reads(address, 64).writes(address, 32);
+    let kernel = SimKernel::new("stray", StreamId::NULL).reads(address, 64).writes(address, 32);
     driver.launch(kernel.body(move |memory| memory.write(address + 30, &[0; 4]))).unwrap();
     let error = driver.synchronize().unwrap_err();
     assert!(
@@ -354,7 +356,7 @@ fn a_kernel_that_touches_what_it_did_not_declare_is_caught_when_it_runs() {
 fn a_kernel_that_accesses_no_bytes_touches_nothing() {
     let driver = sim(0);
     let address = driver.malloc(64).unwrap();
-    let kernel = Kernel::new("empty", StreamId::NULL).reads(address, 0).writes(address, 64);
+    let kernel = SimKernel::new("empty", StreamId::NULL).reads(address, 0).writes(address, 64);
     driver
         .launch(kernel.body(move |memory: &mut KernelMemory<'_>| {
             memory.read(address + 128, &mut []);
@@ -369,7 +371,7 @@ fn kernels_compute_on_device_memory() {
     let driver = sim(0);
     let address = driver.malloc(8).unwrap();
     driver.copy_to_device(address, &[1, 2, 3, 4], StreamId::NULL).unwrap();
-    let kernel = Kernel::new("double", StreamId::NULL).reads(address, 4).writes(address + 4, 4);
+    let kernel = SimKernel::new("double", StreamId::NULL).reads(address, 4).writes(address + 4, 4);
     let body = kernel.body(move |memory| {
         let mut bytes = [0; 4];
         memory.read(address, &mut bytes);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use std::{env, thread};
 
 use tenure_core::{DType, StreamId};
-use tenure_device::collective::{CollectiveError, Communicator, Reduction};
+use tenure_device::collective::{CollectiveError, Communicator, ReduceOp};
 use tenure_device::sim::{SimConfig, SimPlatform};
 use tenure_device::{Call, Driver, Executor, Platform, cuda};
 
@@ -50,14 +50,14 @@ fn all_devices_have_the_sum_the_average_or_the_largest() {
             let rank = communicator.rank() as f32;
             let address = driver.malloc(4000).unwrap();
             let all: f32 = (0..communicator.size()).map(|rank| rank as f32).sum();
-            let expected = [(Reduction::Sum, all), (Reduction::Average, all / size), (Reduction::Max, size - 1.0)];
+            let expected = [(ReduceOp::Sum, all), (ReduceOp::Average, all / size), (ReduceOp::Max, size - 1.0)];
             for (reduction, expected) in expected {
                 let own: Vec<u8> = (0..1000).flat_map(|i| (rank + i as f32).to_le_bytes()).collect();
                 driver.copy_to_device(address, &own, StreamId::NULL).unwrap();
                 communicator.all_reduce(address, 1000, DType::F32, reduction, StreamId::NULL).unwrap();
                 let mut bytes = vec![0; 4000];
                 driver.copy_from_device(&mut bytes, address, StreamId::NULL).unwrap();
-                let weight = if reduction == Reduction::Sum { size } else { 1.0 };
+                let weight = if reduction == ReduceOp::Sum { size } else { 1.0 };
                 let expected: Vec<f32> = (0..1000).map(|i| expected + weight * i as f32).collect();
                 assert_eq!(floats(&bytes), expected, "{reduction:?}");
             }
@@ -97,7 +97,7 @@ fn a_device_that_ends_the_group_leaves_none_waiting() {
     for drivers in groups() {
         each(&drivers, |driver, communicator| {
             let address = driver.malloc(4000).unwrap();
-            let sum = || communicator.all_reduce(address, 1000, DType::F32, Reduction::Sum, StreamId::NULL);
+            let sum = || communicator.all_reduce(address, 1000, DType::F32, ReduceOp::Sum, StreamId::NULL);
             if communicator.rank() == 0 {
                 // The others are in their first call, in which they connect to this device.
                 drivers[1..].iter().for_each(|other| waits_for_others(&**other));

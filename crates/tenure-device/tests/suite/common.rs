@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tenure_alloc::{Address, ChunkId};
 use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_device::{Access, Driver, ErrorKind, Platform, cuda};
+use tenure_device::{AccessMode, Driver, ErrorKind, Platform, cuda};
 
 /// A device under test.
 pub(crate) struct Tested {
@@ -76,7 +76,7 @@ pub(crate) fn mapped_chunk(driver: &dyn Driver, bytes: u64) -> (Address, ChunkId
 pub(crate) fn map_anywhere(driver: &dyn Driver, chunk: ChunkId, bytes: u64) -> Address {
     let address = driver.reserve(bytes).unwrap();
     driver.map(address, chunk).unwrap();
-    driver.set_access(address, bytes, Access::ReadWrite).unwrap();
+    driver.set_access(address, bytes, AccessMode::ReadWrite).unwrap();
     address
 }
 

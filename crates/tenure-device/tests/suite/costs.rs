@@ -2,7 +2,7 @@
 
 use tenure_core::StreamId;
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
-use tenure_device::{Access, Call, CallError, Counters, Driver, ErrorKind, EventKind, Priority, cost};
+use tenure_device::{AccessMode, Call, CallError, Counters, Driver, ErrorKind, EventKind, Priority, cost};
 
 use crate::common::{GRANULE, kind, mapped_chunk, sim};
 
@@ -35,7 +35,7 @@ fn mapping_calls_cost_by_the_chunk() {
     for (at, chunk) in (address..).step_by(GIB as usize).zip(chunks) {
         driver.map(at, chunk).unwrap();
     }
-    driver.set_access(address, 4 * GIB, Access::ReadWrite).unwrap();
+    driver.set_access(address, 4 * GIB, AccessMode::ReadWrite).unwrap();
     driver.unmap(address, 4 * GIB).unwrap();
     let mapped = driver.counters() - created;
     assert_cost(mapped, 4.0 * 1.0 + 4.0 * (22.0 + 28.0) + 4.0 * (15.0 + 11.0));
@@ -51,7 +51,7 @@ fn registering_host_memory_costs_by_its_size() {
     let driver = sim(0);
     let mut memory = vec![0; 1 << 20];
     // SAFETY: the memory outlives the driver's record of it.
-    unsafe { driver.register_host(memory.as_mut_ptr(), 1 << 20, Access::ReadWrite).unwrap() };
+    unsafe { driver.register_host(memory.as_mut_ptr(), 1 << 20, AccessMode::ReadWrite).unwrap() };
     assert_cost(driver.counters(), 113_000.0 / 1024.0);
     assert_eq!((driver.counters().register_host, driver.counters().memory_calls()), (1, 0));
 }
@@ -146,7 +146,7 @@ fn workload(driver: &SimDriver) -> Result<(), CallError> {
     let address = driver.reserve(GRANULE)?;
     let chunk = driver.create(GRANULE)?;
     driver.map(address, chunk)?;
-    driver.set_access(address, GRANULE, Access::ReadWrite)?;
+    driver.set_access(address, GRANULE, AccessMode::ReadWrite)?;
     driver.memset(address, 1, GRANULE, stream)?;
     driver.record_event(event, stream)?;
     driver.synchronize_event(event)?;

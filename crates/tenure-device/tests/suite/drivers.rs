@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use proptest::prelude::*;
 use tenure_alloc::ChunkId;
 use tenure_core::StreamId;
-use tenure_device::{Access, Driver, ErrorKind, EventId, EventKind, Priority};
+use tenure_device::{AccessMode, Driver, ErrorKind, EventId, EventKind, Priority};
 
 use crate::common::{drivers, kind, map_anywhere, mapped_chunk, read, unmap_again};
 
@@ -270,7 +270,7 @@ fn a_mapping_for_reading_shows_what_is_written_through_another() {
         let bytes = driver.granularity();
         let (write, chunk) = mapped_chunk(&*driver, bytes);
         let read_only = map_anywhere(&*driver, chunk, bytes);
-        driver.set_access(read_only, bytes, Access::Read).unwrap();
+        driver.set_access(read_only, bytes, AccessMode::Read).unwrap();
         let copy = driver.malloc(64).unwrap();
         for value in 0..10 {
             driver.memset(write, value, 64, StreamId::NULL).unwrap();
@@ -293,9 +293,9 @@ fn a_mapping_for_reading_can_be_made_writable_again() {
         let (address, chunk) = mapped_chunk(&*driver, bytes);
         driver.memset(address, 1, 64, StreamId::NULL).unwrap();
         driver.synchronize_stream(StreamId::NULL).unwrap();
-        driver.set_access(address, bytes, Access::Read).unwrap();
+        driver.set_access(address, bytes, AccessMode::Read).unwrap();
         assert_eq!(read(&*driver, address, 64), [1; 64]);
-        driver.set_access(address, bytes, Access::ReadWrite).unwrap();
+        driver.set_access(address, bytes, AccessMode::ReadWrite).unwrap();
         driver.memset(address, 2, 64, StreamId::NULL).unwrap();
         assert_eq!(read(&*driver, address, 64), [2; 64]);
         unmap_again(&*driver, address, bytes);
@@ -313,7 +313,7 @@ fn work_may_cross_from_chunk_to_chunk() {
             driver.map(at, chunk).unwrap();
             chunk
         });
-        driver.set_access(address, 2 * bytes, Access::ReadWrite).unwrap();
+        driver.set_access(address, 2 * bytes, AccessMode::ReadWrite).unwrap();
         driver.memset(address + bytes - 10, 9, 20, StreamId::NULL).unwrap();
         assert_eq!(read(&*driver, address + bytes - 10, 20), [9; 20]);
         unmap_again(&*driver, address, 2 * bytes);
@@ -328,7 +328,7 @@ fn a_part_of_a_chunk_cannot_be_made_accessible_or_unmapped() {
     for driver in drivers() {
         let bytes = 4 * driver.granularity();
         let (address, chunk) = mapped_chunk(&*driver, bytes);
-        driver.set_access(address, driver.granularity(), Access::ReadWrite).unwrap_err();
+        driver.set_access(address, driver.granularity(), AccessMode::ReadWrite).unwrap_err();
         driver.unmap(address, driver.granularity()).unwrap_err();
         driver.memset(address, 1, bytes, StreamId::NULL).unwrap();
         driver.synchronize_stream(StreamId::NULL).unwrap();
@@ -401,7 +401,7 @@ fn an_import_can_be_mapped_for_reading() {
         let (mine, chunk) = mapped_chunk(&*driver, bytes);
         let import = driver.import(driver.export(chunk).unwrap().as_fd(), bytes).unwrap();
         let theirs = map_anywhere(&*driver, import, bytes);
-        driver.set_access(theirs, bytes, Access::Read).unwrap();
+        driver.set_access(theirs, bytes, AccessMode::Read).unwrap();
         driver.copy_to_device(mine, &[9; 64], StreamId::NULL).unwrap();
         assert_eq!(read(&*driver, theirs, 64), [9; 64]);
         for address in [mine, theirs] {
@@ -440,7 +440,7 @@ fn copies_from_and_to_host_memory_are_the_same_whether_it_is_registered_or_not()
             // SAFETY: the page outlives the synchronisation, and nothing else touches it before.
             unsafe {
                 if registered {
-                    driver.register_host(source, 4096, Access::ReadWrite).unwrap();
+                    driver.register_host(source, 4096, AccessMode::ReadWrite).unwrap();
                 }
                 driver.copy_to_device_async(address, source, 64, stream).unwrap();
                 driver.copy_from_device_async(target, address, 64, stream).unwrap();
@@ -465,7 +465,7 @@ fn host_memory_that_was_registered_for_reading_is_copied_from() {
         let source = page.0.as_mut_ptr();
         // SAFETY: the page outlives the synchronisation, and nothing writes it before.
         unsafe {
-            driver.register_host(source, 4096, Access::Read).unwrap();
+            driver.register_host(source, 4096, AccessMode::Read).unwrap();
             driver.copy_to_device_async(address, source, 64, stream).unwrap();
         }
         driver.synchronize_stream(stream).unwrap();
@@ -485,7 +485,7 @@ fn registered_host_memory_is_read_in_place_by_the_device() {
         let source = page.0.as_mut_ptr();
         assert!(driver.host_on_device(source).is_err());
         // SAFETY: the page outlives the synchronisation.
-        unsafe { driver.register_host(source, 4096, Access::Read).unwrap() };
+        unsafe { driver.register_host(source, 4096, AccessMode::Read).unwrap() };
         let there = driver.host_on_device(source).unwrap();
         assert_eq!(driver.host_on_device(source.wrapping_add(100)).unwrap(), there + 100);
         // The device reads the bytes that are there at the time of the read.
@@ -506,7 +506,7 @@ fn host_memory_is_registered_and_unregistered_once() {
         let mut pages = vec![Page([0; 4096]); 2];
         let address = pages.as_mut_ptr().cast();
         // SAFETY: the pages stay until they are unregistered.
-        let register = |bytes| unsafe { driver.register_host(address, bytes, Access::ReadWrite) };
+        let register = |bytes| unsafe { driver.register_host(address, bytes, AccessMode::ReadWrite) };
         register(0).unwrap_err();
         register(4096).unwrap();
         assert_eq!(kind(register(8192)).code(), 712);
@@ -595,7 +595,7 @@ proptest! {
                 driver.map(at, chunk).unwrap();
                 chunk
             });
-            driver.set_access(address, 2 * granule, Access::ReadWrite).unwrap();
+            driver.set_access(address, 2 * granule, AccessMode::ReadWrite).unwrap();
             let first = address + granule - SIDE as u64;
             let at = |offset: usize| first + offset as u64;
             let mut expected = vec![0; 2 * SIDE];

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use tenure_alloc::adaptor::{Donated, Placement};
-use tenure_alloc::{Backing, CachingAllocator, NativeAllocator, PoolId, PoolUse, Request, Resource, native};
+use tenure_alloc::adaptor::{Donated, RangePlacement};
+use tenure_alloc::{Backing, CachingAllocator, NativeAllocator, NativeConfig, PoolId, PoolUse, Request, Resource};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
@@ -82,10 +82,10 @@ fn donated_memory_used_by_a_stream_that_is_gone_comes_back() {
     let (driver, user) = device();
     let owner = driver.create_stream(Priority::Default).unwrap();
     let backing: Arc<dyn Backing> = Arc::new(DeviceBacking::new(Arc::clone(&driver) as _));
-    let inner = NativeAllocator::new(Arc::clone(&backing), native::Config::default()).unwrap();
+    let inner = NativeAllocator::new(Arc::clone(&backing), NativeConfig::default()).unwrap();
     let donated = Donated::new(inner, backing);
     let range = driver.malloc(8 * MIB).unwrap();
-    donated.donated().insert(range, 8 * MIB, owner, Placement::BestFit).unwrap();
+    donated.donated().insert(range, 8 * MIB, owner, RangePlacement::BestFit).unwrap();
     let block = donated.allocate(Request::new(8 * MIB, owner)).unwrap();
     donated.record_stream(block.address, user).unwrap();
     donated.begin_pool(PoolId(1, 1), PoolUse::Capture, Box::new(|_| false)).unwrap();

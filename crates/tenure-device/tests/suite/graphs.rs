@@ -5,7 +5,7 @@ use std::thread;
 
 use tenure_alloc::Request;
 use tenure_core::StreamId;
-use tenure_device::graph::{Gate, Graph};
+use tenure_device::graph::{Graph, GraphGate};
 use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
 use tenure_device::{Call, Driver, EventKind, Priority, STREAMS_PER_POOL, Stream, StreamGuard, StreamKind};
 
@@ -154,7 +154,7 @@ fn a_graph_waits_at_a_gate_for_the_last_record_before_its_launch() {
         let memory = memory(&driver);
         let address = driver.malloc(16).unwrap();
         let copies = memory.streams().pooled(Priority::Default).unwrap();
-        let mut gate = Gate::new(memory).unwrap();
+        let mut gate = GraphGate::new(memory).unwrap();
         let (graph, ()) = Graph::capture(memory, |stream| {
             gate.wait(stream)?;
             Ok::<_, MemoryError>(memory.driver().copy_on_device(address + 8, address, 8, stream.id())?)

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use tenure_core::StreamId;
 use tenure_device::sim::{SimConfig, SimDriver, SimPlatform};
-use tenure_device::{Access, CallError, Driver, ErrorKind, Priority};
+use tenure_device::{AccessMode, CallError, Driver, ErrorKind, Priority};
 
 use crate::common::{kind, sim};
 
 /// Registers `memory`, which the caller keeps for as long as the driver.
-fn register(driver: &SimDriver, memory: &mut [u8], access: Access) -> Result<(), CallError> {
+fn register(driver: &SimDriver, memory: &mut [u8], access: AccessMode) -> Result<(), CallError> {
     // SAFETY: the tests keep the memory, and the simulated device only records it.
     unsafe { driver.register_host(memory.as_mut_ptr(), memory.len() as u64, access) }
 }
@@ -19,15 +19,15 @@ fn host_memory_is_registered_once_and_unregistered_once() {
     let driver = sim(0);
     let mut memory = [0; 64];
     let start = memory.as_ptr() as u64;
-    register(&driver, &mut memory[16..48], Access::ReadWrite).unwrap();
+    register(&driver, &mut memory[16..48], AccessMode::ReadWrite).unwrap();
     for (from, to) in [(16, 48), (0, 17), (47, 64), (0, 64), (20, 30)] {
-        let error = kind(register(&driver, &mut memory[from..to], Access::ReadWrite));
+        let error = kind(register(&driver, &mut memory[from..to], AccessMode::ReadWrite));
         let range = start + from as u64..start + to as u64;
         let existing = start + 16..start + 48;
         assert_eq!((error.code(), error), (712, ErrorKind::HostRegistered { range, existing }));
     }
-    register(&driver, &mut memory[..16], Access::Read).unwrap();
-    register(&driver, &mut memory[48..], Access::ReadWrite).unwrap();
+    register(&driver, &mut memory[..16], AccessMode::Read).unwrap();
+    register(&driver, &mut memory[48..], AccessMode::ReadWrite).unwrap();
     let address = memory[16..].as_mut_ptr();
     driver.unregister_host(address).unwrap();
     let error = kind(driver.unregister_host(address));
@@ -39,10 +39,10 @@ fn host_memory_is_registered_once_and_unregistered_once() {
 #[test]
 fn no_host_memory_cannot_be_registered() {
     let driver = sim(0);
-    let empty = register(&driver, &mut [], Access::ReadWrite);
+    let empty = register(&driver, &mut [], AccessMode::ReadWrite);
     assert!(matches!(kind(empty), ErrorKind::Misaligned { what: "size", .. }));
     // SAFETY: nothing is read or written through the address.
-    let null = unsafe { driver.register_host(std::ptr::null_mut(), 8, Access::ReadWrite) };
+    let null = unsafe { driver.register_host(std::ptr::null_mut(), 8, AccessMode::ReadWrite) };
     assert!(matches!(kind(null), ErrorKind::Misaligned { what: "address", .. }));
 }
 
@@ -53,7 +53,7 @@ fn host_memory_is_unregistered_when_the_host_has_seen_its_copies_pass() {
         let mut memory = [0; 64];
         let address = driver.malloc(64).unwrap();
         let stream = driver.create_stream(Priority::Default).unwrap();
-        register(&driver, &mut memory, Access::ReadWrite).unwrap();
+        register(&driver, &mut memory, AccessMode::ReadWrite).unwrap();
         let start = memory.as_mut_ptr();
         for finished in [true, false] {
             // SAFETY: the array outlives the device, and nothing else touches it.
@@ -61,7 +61,7 @@ fn host_memory_is_unregistered_when_the_host_has_seen_its_copies_pass() {
             if finished {
                 driver.synchronize_stream(stream).unwrap();
                 driver.unregister_host(start).unwrap();
-                register(&driver, &mut memory, Access::ReadWrite).unwrap();
+                register(&driver, &mut memory, AccessMode::ReadWrite).unwrap();
             }
         }
         driver.run().unwrap();
@@ -77,7 +77,7 @@ fn copies_of_other_host_memory_do_not_hold_a_registration() {
     let driver = sim(0);
     let mut memory = [0; 64];
     let address = driver.malloc(64).unwrap();
-    register(&driver, &mut memory[16..32], Access::ReadWrite).unwrap();
+    register(&driver, &mut memory[16..32], AccessMode::ReadWrite).unwrap();
     for offset in [0, 32] {
         // SAFETY: the array outlives the device, and nothing else touches it.
         unsafe { driver.copy_from_device_async(memory[offset..].as_mut_ptr(), address, 16, StreamId::NULL).unwrap() };
@@ -90,7 +90,7 @@ fn nothing_is_copied_into_host_memory_that_was_registered_for_reading() {
     let driver = sim(0);
     let mut memory = [0; 64];
     let address = driver.malloc(64).unwrap();
-    register(&driver, &mut memory, Access::Read).unwrap();
+    register(&driver, &mut memory, AccessMode::Read).unwrap();
     let start = memory.as_mut_ptr();
     // SAFETY: the array outlives the device, and nothing else touches it.
     unsafe { driver.copy_to_device_async(address, start, 64, StreamId::NULL).unwrap() };
@@ -106,7 +106,7 @@ fn host_memory_that_the_device_reads_in_place_is_not_unregistered_meanwhile() {
     let mut memory = [3; 64];
     let address = driver.malloc(64).unwrap();
     let stream = driver.create_stream(Priority::Default).unwrap();
-    register(&driver, &mut memory, Access::ReadWrite).unwrap();
+    register(&driver, &mut memory, AccessMode::ReadWrite).unwrap();
     let start = memory.as_mut_ptr();
     let free = driver.memory_info().unwrap().free;
     let there = driver.host_on_device(start).unwrap();
@@ -114,7 +114,7 @@ fn host_memory_that_the_device_reads_in_place_is_not_unregistered_meanwhile() {
     driver.copy_on_device(address, there, 64, stream).unwrap();
     driver.synchronize_stream(stream).unwrap();
     driver.unregister_host(start).unwrap();
-    register(&driver, &mut memory, Access::ReadWrite).unwrap();
+    register(&driver, &mut memory, AccessMode::ReadWrite).unwrap();
     let again = driver.host_on_device(start).unwrap();
     driver.copy_on_device(address, again, 64, stream).unwrap();
     let error = kind(driver.unregister_host(start));
@@ -130,8 +130,8 @@ fn what_one_device_of_a_platform_registers_all_of_them_use() {
     let address = second.malloc(64).unwrap();
     let start = memory.as_mut_ptr();
     for reads_in_place in [true, false] {
-        register(&first, &mut memory, Access::Read).unwrap();
-        let again = kind(register(&second, &mut memory, Access::Read));
+        register(&first, &mut memory, AccessMode::Read).unwrap();
+        let again = kind(register(&second, &mut memory, AccessMode::Read));
         assert!(matches!(again, ErrorKind::HostRegistered { .. }), "{again}");
         let there = second.host_on_device(start).unwrap();
         match reads_in_place {
@@ -144,7 +144,7 @@ fn what_one_device_of_a_platform_registers_all_of_them_use() {
         first.unregister_host(start).unwrap();
         assert_eq!(kind(second.host_on_device(start)), ErrorKind::HostNotRegistered(start as u64));
     }
-    register(&first, &mut memory, Access::Read).unwrap();
+    register(&first, &mut memory, AccessMode::Read).unwrap();
     // SAFETY: the array outlives the devices, and nothing writes it.
     unsafe { second.copy_to_device_async(address, start, 64, StreamId::NULL).unwrap() };
     let error = kind(first.unregister_host(start));

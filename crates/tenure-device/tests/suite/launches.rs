@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use tenure_core::StreamId;
-use tenure_device::sim::Kernel;
+use tenure_device::sim::SimKernel;
 use tenure_device::{
     Call, CallError, Driver, ErrorKind, Launch, LaunchRegistry, Priority, RECENT_LAUNCHES, check_launch, check_warn,
 };
@@ -132,11 +132,11 @@ fn a_launch_that_was_taken_back_is_not_shown() {
 fn the_launch_check_takes_what_a_launch_returns() {
     let driver = sim(0);
     let stream = driver.create_stream(Priority::Default).unwrap();
-    let launch = driver.launch(Kernel::new("fine", stream)).unwrap();
+    let launch = driver.launch(SimKernel::new("fine", stream)).unwrap();
     let line = line!();
     assert_eq!((launch.name, launch.stream, launch.at.unwrap().line()), ("fine", stream, line));
     check_launch(&*driver, &launch).unwrap();
-    let next = driver.launch(Kernel::new("stray", stream).body(|memory| memory.write(0x1000, &[1]))).unwrap();
+    let next = driver.launch(SimKernel::new("stray", stream).body(|memory| memory.write(0x1000, &[1]))).unwrap();
     assert!(next.number > launch.number);
     driver.run().unwrap_err();
     let error = check_launch(&*driver, &next).unwrap_err();
@@ -147,7 +147,7 @@ fn the_launch_check_takes_what_a_launch_returns() {
 fn the_launch_check_does_not_tell_the_host_that_work_has_passed() {
     let driver = sim(0);
     let (address, _) = mapped_chunk(&*driver, GRANULE);
-    let launch = driver.launch(Kernel::new("late", StreamId::NULL).reads(address, 8)).unwrap();
+    let launch = driver.launch(SimKernel::new("late", StreamId::NULL).reads(address, 8)).unwrap();
     driver.run().unwrap();
     check_launch(&*driver, &launch).unwrap();
     assert!(matches!(kind(driver.unmap(address, GRANULE)), ErrorKind::UnmappedInUse { .. }));
@@ -157,7 +157,7 @@ fn the_launch_check_does_not_tell_the_host_that_work_has_passed() {
 fn the_launch_check_names_the_launch_and_the_error_and_its_own_place() {
     let driver = sim(0);
     let stream = driver.create_stream(Priority::Default).unwrap();
-    let stray = Kernel::new("stray", stream).body(|memory| memory.write(0x1000, &[1]));
+    let stray = SimKernel::new("stray", stream).body(|memory| memory.write(0x1000, &[1]));
     driver.launch(stray).unwrap();
     driver.run().unwrap_err();
     let error = check_launch(&*driver, &axpy(stream)).unwrap_err();

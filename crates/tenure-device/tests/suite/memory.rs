@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use tenure_alloc::snapshot::Holder;
-use tenure_alloc::{Action, AllocError, Event, Recording, Request, native};
+use tenure_alloc::{AllocError, HistoryAction, HistoryEvent, NativeConfig, Recording, Request};
 use tenure_core::{Allocator, AllocatorError, Device, Key, KeyId, Purpose, Storage, StreamId, Tag};
-use tenure_device::memory::{self, DeviceMemory, MemoryConfig, MemoryError, OutOfMemoryReport, Policy};
+use tenure_device::memory::{self, AllocatorPolicy, DeviceMemory, MemoryConfig, MemoryError, OutOfMemoryReport};
 use tenure_device::sim::{SimConfig, SimDriver, SimPlatform};
-use tenure_device::{Driver, Platform, Priority, ProcessMemory, StreamGuard};
+use tenure_device::{DeviceProcess, Driver, Platform, Priority, StreamGuard};
 
 use crate::common::{Tested, drivers, read};
 
@@ -19,7 +19,7 @@ fn gibibyte() -> Arc<SimDriver> {
     Arc::new(SimDriver::new(SimConfig { capacity_bytes: GIB, ..SimConfig::default() }))
 }
 
-fn policies() -> [Policy; 3] {
+fn policies() -> [AllocatorPolicy; 3] {
     ["paged", "native", "expandable"].map(|name| name.parse().unwrap())
 }
 
@@ -28,7 +28,7 @@ fn memory(driver: &Arc<SimDriver>, config: MemoryConfig) -> DeviceMemory {
 }
 
 /// Returns memory that lives as long as the test process, as storages need it.
-fn lasting(driver: Arc<dyn Driver>, policy: Policy) -> &'static DeviceMemory {
+fn lasting(driver: Arc<dyn Driver>, policy: AllocatorPolicy) -> &'static DeviceMemory {
     let config = MemoryConfig { policy, ..MemoryConfig::default() };
     Box::leak(Box::new(DeviceMemory::new(driver, config).unwrap()))
 }
@@ -71,7 +71,7 @@ fn every_policy_allocates_and_frees() {
 
 #[test]
 fn an_unknown_policy_is_named() {
-    let error = "best".parse::<Policy>().unwrap_err();
+    let error = "best".parse::<AllocatorPolicy>().unwrap_err();
     assert_eq!(error.to_string(), "unknown allocator \"best\": expected \"paged\", \"native\" or \"expandable\"");
 }
 
@@ -156,7 +156,10 @@ fn a_storage_is_allocated_on_the_current_stream() {
         assert_eq!(
             events
                 .iter()
-                .filter(|event: &&Event| matches!(event.action, Action::Alloc | Action::FreeCompleted))
+                .filter(|event: &&HistoryEvent| matches!(
+                    event.action,
+                    HistoryAction::Alloc | HistoryAction::FreeCompleted
+                ))
                 .map(|event| event.stream)
                 .collect::<Vec<_>>(),
             [stream.id(); 2]
@@ -210,14 +213,14 @@ fn foreign_bytes_are_not_recorded() {
 
 #[test]
 fn no_bytes_are_a_null_pointer_on_the_device() {
-    let memory = lasting(gibibyte(), Policy::default());
+    let memory = lasting(gibibyte(), AllocatorPolicy::default());
     let data = Allocator::allocate(&memory, 0).unwrap();
     assert!(data.is_null() && data.device() == Device::cuda(0));
 }
 
 #[test]
 fn an_error_of_the_allocator_trait_carries_the_report() {
-    let memory = lasting(gibibyte(), Policy::default());
+    let memory = lasting(gibibyte(), AllocatorPolicy::default());
     let AllocatorError::DeviceOutOfMemory { device, requested, report } =
         Allocator::allocate(&memory, 2 << 30).unwrap_err()
     else {
@@ -260,8 +263,8 @@ fn a_report_says_what_context_and_other_processes_hold() {
         let memory = memory(&driver, MemoryConfig { policy, ..MemoryConfig::default() });
         memory.allocate(Request::new(200 * MIB, StreamId::NULL)).unwrap();
         let held = memory.backing().held_bytes();
-        let process = |pid, mib| ProcessMemory { pid, bytes: Some(mib * MIB) };
-        let own = ProcessMemory { pid: std::process::id(), bytes: Some(100 * MIB + held) };
+        let process = |pid, mib| DeviceProcess { pid, bytes: Some(mib * MIB) };
+        let own = DeviceProcess { pid: std::process::id(), bytes: Some(100 * MIB + held) };
         driver.set_processes(Some(vec![process(1, 10), own, process(2, 280)]));
         let report = report(memory.allocate(Request::new(600 * MIB, StreamId::NULL)).unwrap_err());
         assert_eq!(report.overhead_bytes, Some(100 * MIB));
@@ -285,7 +288,7 @@ fn an_allocation_after_an_out_of_memory_error_works() {
 
 #[test]
 fn bad_settings_are_refused() {
-    let policy = Policy::Native(native::Config { max_split_size: Some(1), ..native::Config::default() });
+    let policy = AllocatorPolicy::Native(NativeConfig { max_split_size: Some(1), ..NativeConfig::default() });
     let config = MemoryConfig { policy, ..MemoryConfig::default() };
     let error = DeviceMemory::new(gibibyte(), config).err().unwrap();
     assert!(matches!(error, MemoryError::Allocator(AllocError::InvalidSetting { .. })), "{error}");
@@ -314,7 +317,7 @@ fn sample() -> OutOfMemoryReport {
             holder(Tag::Weight, key("embedding"), 20 * GIB, 1),
             holder(Tag::Activation, key("encoder.layer.3"), 3 * GIB, 24),
         ],
-        others: vec![ProcessMemory { pid: 4711, bytes: Some(20 * GIB) }, ProcessMemory { pid: 4712, bytes: None }],
+        others: vec![DeviceProcess { pid: 4711, bytes: Some(20 * GIB) }, DeviceProcess { pid: 4712, bytes: None }],
     }
 }
 

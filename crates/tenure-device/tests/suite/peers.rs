@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tenure_alloc::Request;
 use tenure_core::{Device, StreamId};
 use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
-use tenure_device::sim::{Failure, Kernel, SimConfig, SimDriver, SimPlatform};
-use tenure_device::{Access, Call, Driver, ErrorKind, Platform, Priority, Streams, cuda};
+use tenure_device::sim::{Failure, SimConfig, SimDriver, SimKernel, SimPlatform};
+use tenure_device::{AccessMode, Call, Driver, ErrorKind, Platform, Priority, Streams, cuda};
 
 use crate::common::{kind, map_anywhere, read};
 
@@ -24,18 +24,21 @@ fn a_peer_reaches_what_is_there_and_what_comes_as_the_device_itself_does() {
     let [driver, _] = devices();
     let chunk = driver.create(2 * MIB).unwrap();
     let take = || [driver.malloc(2 * MIB).unwrap(), map_anywhere(&*driver, chunk, 2 * MIB)];
-    let reached = |addresses: [u64; 2]| addresses.map(|at| driver.lets(OTHER, Access::ReadWrite, at, 2 * MIB));
+    let reached = |addresses: [u64; 2]| addresses.map(|at| driver.lets(OTHER, AccessMode::ReadWrite, at, 2 * MIB));
     let before = take();
     assert_eq!(reached(before), [false, false]);
     driver.enable_peer(OTHER).unwrap();
     assert_eq!((reached(before), reached(take())), ([true, true], [true, true]));
     let [segment, mapping] = before;
-    driver.set_access(mapping, 2 * MIB, Access::Read).unwrap();
-    assert_eq!([Access::Read, Access::ReadWrite].map(|access| driver.lets(OTHER, access, mapping, MIB)), [true, false]);
+    driver.set_access(mapping, 2 * MIB, AccessMode::Read).unwrap();
+    assert_eq!(
+        [AccessMode::Read, AccessMode::ReadWrite].map(|access| driver.lets(OTHER, access, mapping, MIB)),
+        [true, false]
+    );
     driver.unmap(mapping, 2 * MIB).unwrap();
     driver.free(segment).unwrap();
     assert_eq!(reached(before), [false, false]);
-    assert!(!driver.lets(2, Access::Read, segment, 1), "another device was not let");
+    assert!(!driver.lets(2, AccessMode::Read, segment, 1), "another device was not let");
 }
 
 #[test]
@@ -44,7 +47,7 @@ fn one_direction_is_not_the_other() {
     driver.enable_peer(OTHER).unwrap();
     driver.enable_peer(OTHER).unwrap();
     let address = other.malloc(MIB).unwrap();
-    assert!(!other.lets(0, Access::Read, address, MIB));
+    assert!(!other.lets(0, AccessMode::Read, address, MIB));
 }
 
 #[test]
@@ -75,7 +78,7 @@ fn every_block_of_a_memory_is_in_the_reach_of_its_peer() {
         let MemoryError::Driver(error) = memory.enable_peer(Device::cuda(OTHER)).unwrap_err() else { panic!() };
         assert_eq!(error.error.kind, ErrorKind::Injected);
         let is_reached =
-            |block: &tenure_alloc::Block| driver.lets(OTHER, Access::ReadWrite, block.address, block.bytes);
+            |block: &tenure_alloc::Block| driver.lets(OTHER, AccessMode::ReadWrite, block.address, block.bytes);
         assert!(!early.iter().any(is_reached), "{policy}: a failed call changed nothing");
         memory.enable_peer(Device::cuda(OTHER)).unwrap();
         assert!(early.iter().chain(&alloc()).all(is_reached), "{policy}");
@@ -143,7 +146,7 @@ fn a_copy_to_a_peer_that_no_stream_waits_for_is_a_race() {
     let side = drivers.each_ref().map(|driver| driver.create_stream(Priority::Default).unwrap());
     drivers[0].memset(source, 1, 64, from.id()).unwrap();
     from.copy_to_peer(source, &to, target, 64).unwrap();
-    let read = |address| Kernel::new("read", side[1]).reads(address, 64);
+    let read = |address| SimKernel::new("read", side[1]).reads(address, 64);
     assert!(drivers[1].launch(read(target)).is_err(), "it is not there yet");
     let late = drivers[0].memset(source, 2, 64, side[0]);
     assert!(late.is_err(), "it is not read yet");

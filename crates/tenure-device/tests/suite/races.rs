@@ -6,8 +6,8 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tenure_alloc::Address;
 use tenure_core::StreamId;
-use tenure_device::sim::{Kernel, SimDriver};
-use tenure_device::{Access, CallError, Driver, ErrorKind, EventId, EventKind, Priority};
+use tenure_device::sim::{SimDriver, SimKernel};
+use tenure_device::{AccessMode, CallError, Driver, ErrorKind, EventId, EventKind, Priority};
 
 use crate::common::{GRANULE, kind, mapped_chunk, sim};
 
@@ -70,10 +70,10 @@ fn producer_and_consumer(seed: u64, record_stream: bool) -> Result<(), CallError
     let made = driver.create_event(EventKind::Timing)?;
     for _ in 0..10 {
         let tensor = allocator.allocate(compute);
-        driver.launch(Kernel::new("produce", compute).writes(tensor, TinyAllocator::BLOCK))?;
+        driver.launch(SimKernel::new("produce", compute).writes(tensor, TinyAllocator::BLOCK))?;
         driver.record_event(made, compute)?;
         driver.wait_event(side, made)?;
-        driver.launch(Kernel::new("consume", side).reads(tensor, TinyAllocator::BLOCK))?;
+        driver.launch(SimKernel::new("consume", side).reads(tensor, TinyAllocator::BLOCK))?;
         if record_stream {
             allocator.record_stream(tensor, side);
         }
@@ -114,8 +114,8 @@ fn a_race_names_the_bytes_both_touch() {
     let driver = sim(0);
     let a = driver.create_stream(Priority::Default).unwrap();
     let address = driver.malloc(64).unwrap();
-    driver.launch(Kernel::new("first", a).writes(address, 40)).unwrap();
-    let error = kind(driver.launch(Kernel::new("second", StreamId::NULL).reads(address + 30, 30)));
+    driver.launch(SimKernel::new("first", a).writes(address, 40)).unwrap();
+    let error = kind(driver.launch(SimKernel::new("second", StreamId::NULL).reads(address + 30, 30)));
     assert!(matches!(&error, ErrorKind::Race { range, .. } if *range == (address + 30..address + 40)), "{error}");
 }
 
@@ -125,7 +125,7 @@ fn two_reads_do_not_race() {
     let a = driver.create_stream(Priority::Default).unwrap();
     let address = driver.malloc(16).unwrap();
     for stream in [a, StreamId::NULL, a] {
-        driver.launch(Kernel::new("read", stream).reads(address, 16)).unwrap();
+        driver.launch(SimKernel::new("read", stream).reads(address, 16)).unwrap();
     }
 }
 
@@ -136,11 +136,11 @@ fn a_write_races_with_the_reads_of_every_stream() {
     let b = driver.create_stream(Priority::Default).unwrap();
     let address = driver.malloc(16).unwrap();
     let event = driver.create_event(EventKind::Timing).unwrap();
-    driver.launch(Kernel::new("read", a).reads(address, 16)).unwrap();
-    driver.launch(Kernel::new("read", b).reads(address, 16)).unwrap();
+    driver.launch(SimKernel::new("read", a).reads(address, 16)).unwrap();
+    driver.launch(SimKernel::new("read", b).reads(address, 16)).unwrap();
     driver.record_event(event, b).unwrap();
     driver.wait_event(StreamId::NULL, event).unwrap();
-    let error = kind(driver.launch(Kernel::new("write", StreamId::NULL).writes(address, 16)));
+    let error = kind(driver.launch(SimKernel::new("write", StreamId::NULL).writes(address, 16)));
     assert!(matches!(&error, ErrorKind::Race { first, .. } if first.stream == a), "{error}");
 }
 
@@ -195,7 +195,7 @@ fn addresses_of_one_chunk_race_with_each_other() {
     let (first, chunk) = mapped_chunk(&*driver, GRANULE);
     let second = driver.reserve(GRANULE).unwrap();
     driver.map(second, chunk).unwrap();
-    driver.set_access(second, GRANULE, Access::ReadWrite).unwrap();
+    driver.set_access(second, GRANULE, AccessMode::ReadWrite).unwrap();
     let a = driver.create_stream(Priority::Default).unwrap();
     driver.memset(first, 0, 16, a).unwrap();
     assert!(matches!(kind(driver.memset(second + 8, 0, 1, StreamId::NULL)), ErrorKind::Race { .. }));
@@ -261,10 +261,10 @@ proptest! {
         let events: Vec<_> = (0..2).map(|_| driver.create_event(EventKind::Timing).unwrap()).collect();
         let failed = steps.iter().map(|&step| match step {
             Step::Touch { stream, start, len, write: true } => {
-                driver.launch(Kernel::new("write", streams[stream]).writes(address + start, len)).map(drop)
+                driver.launch(SimKernel::new("write", streams[stream]).writes(address + start, len)).map(drop)
             }
             Step::Touch { stream, start, len, write: false } => {
-                driver.launch(Kernel::new("read", streams[stream]).reads(address + start, len)).map(drop)
+                driver.launch(SimKernel::new("read", streams[stream]).reads(address + start, len)).map(drop)
             }
             Step::Record { event, stream } => driver.record_event(events[event], streams[stream]),
             Step::Wait { stream, event } => driver.wait_event(streams[stream], events[event]),

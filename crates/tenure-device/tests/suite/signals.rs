@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tenure_core::StreamId;
-use tenure_device::sim::{Kernel, SimDriver};
+use tenure_device::sim::{SimDriver, SimKernel};
 use tenure_device::{Call, Driver, ErrorKind, EventHandle, EventId, EventKind, Priority};
 
 use crate::common::{eventually, kind, read, sim};
@@ -129,7 +129,7 @@ fn an_event_of_a_process_that_died_is_never_passed() {
 fn an_event_of_a_process_that_lost_its_context_is_never_passed() {
     let [(exporter, event), (importer, opened)] = processes();
     let address = exporter.malloc(4).unwrap();
-    let stray = Kernel::new("stray", StreamId::NULL).body(move |memory| memory.write(address, &[0]));
+    let stray = SimKernel::new("stray", StreamId::NULL).body(move |memory| memory.write(address, &[0]));
     exporter.launch(stray).unwrap();
     exporter.record_event(event, StreamId::NULL).unwrap_err();
     assert!(!importer.query_event(opened).unwrap());

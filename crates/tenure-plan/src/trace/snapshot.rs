@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
-use tenure_alloc::snapshot::pickle::Writer;
+use tenure_alloc::snapshot::pickle::PickleWriter;
 
 use super::annotations::{self, Annotation};
 use super::history::{self, Additions};
@@ -398,7 +398,7 @@ fn not_a_snapshot(reason: &str) -> TraceError {
 /// Writes a snapshot that holds `trace` as its device's history, which begins with the earlier state. It has no
 /// segments: a snapshot lists those of the end, which a trace does not know.
 pub(super) fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
-    let mut writer = Writer::new(out)?;
+    let mut writer = PickleWriter::new(out)?;
     writer.dict(|writer| {
         writer.text("segments")?;
         writer.list(|_| Ok(()))?;
@@ -416,7 +416,7 @@ pub(super) fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
     writer.finish()?.flush()
 }
 
-fn write_event<W: Write>(writer: &mut Writer<W>, event: &Event) -> io::Result<()> {
+fn write_event<W: Write>(writer: &mut PickleWriter<W>, event: &Event) -> io::Result<()> {
     writer.dict(|writer| {
         writer.text_entry("action", event.action.name())?;
         writer.entry(if event.action == Action::Oom { "device_free" } else { "addr" }, event.address)?;
@@ -429,7 +429,7 @@ fn write_event<W: Write>(writer: &mut Writer<W>, event: &Event) -> io::Result<()
     })
 }
 
-fn write_settings<W: Write>(writer: &mut Writer<W>, settings: &Settings) -> io::Result<()> {
+fn write_settings<W: Write>(writer: &mut PickleWriter<W>, settings: &Settings) -> io::Result<()> {
     writer.text_entry("PYTORCH_CUDA_ALLOC_CONF", &settings.conf)?;
     match settings.max_split_size_bytes {
         Some(bytes) => writer.entry("max_split_size", bytes)?,

@@ -1,10 +1,10 @@
 //! Tests of a snapshot's tags, compile contexts, pools and annotations.
 
 use crate::common::read;
-use tenure_alloc::snapshot::pickle::Writer;
+use tenure_alloc::snapshot::pickle::PickleWriter;
 use tenure_plan::{EventLabel, Trace};
 
-type Out = Writer<Vec<u8>>;
+type Out = PickleWriter<Vec<u8>>;
 
 /// An event with the labels that a snapshot records.
 #[derive(Clone, Copy, Default)]
@@ -58,7 +58,7 @@ fn snapshot(events: &[Recorded], segments: &[(u64, (u64, u64), &[u64])]) -> Trac
             })
         })
     };
-    let mut writer = Writer::new(Vec::new()).unwrap();
+    let mut writer = PickleWriter::new(Vec::new()).unwrap();
     let written = writer.dict(|writer| {
         writer.text("segments")?;
         writer.list(|writer| {
@@ -171,7 +171,7 @@ fn blocks_from_before_the_history_have_their_segments_pool_and_shift_no_label() 
 
 /// Reads annotations: name, stage, time, device.
 fn annotated(records: &[(&str, &str, u64, u64)]) -> Trace {
-    let mut writer = Writer::new(Vec::new()).unwrap();
+    let mut writer = PickleWriter::new(Vec::new()).unwrap();
     let written = writer.dict(|writer| {
         writer.text("device_traces")?;
         writer.list(|writer| {

@@ -2,7 +2,7 @@
 
 use crate::common::{event, read};
 use proptest::prelude::*;
-use tenure_alloc::snapshot::pickle::Writer;
+use tenure_alloc::snapshot::pickle::PickleWriter;
 use tenure_plan::{Action, Event, Format, Trace};
 
 use Action::*;
@@ -24,7 +24,7 @@ fn segment(address: u64, blocks: &[(u64, bool)]) -> Segment {
 
 /// Makes a snapshot of device 0 in PyTorch's format.
 fn snapshot(segments: &[Segment], events: &[Event]) -> Vec<u8> {
-    let mut writer = Writer::new(Vec::new()).unwrap();
+    let mut writer = PickleWriter::new(Vec::new()).unwrap();
     writer
         .dict(|writer| {
             writer.text("segments")?;

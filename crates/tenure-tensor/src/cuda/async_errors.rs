@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MAX_DEVICES};
-use tenure_device::{Access, CallError, Executor};
+use tenure_device::{AccessMode, CallError, Executor};
 
 use crate::{Result, TensorError};
 
@@ -43,7 +43,7 @@ impl Fault {
         let bytes = size_of::<Self>() as u64;
         // SAFETY: the memory is leaked, so it stays valid; the host accesses the fields that kernels write only
         // atomically.
-        unsafe { driver.register_host(first, bytes, Access::ReadWrite) }?;
+        unsafe { driver.register_host(first, bytes, AccessMode::ReadWrite) }?;
         Ok(fault)
     }
 }

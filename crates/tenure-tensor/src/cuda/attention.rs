@@ -3,7 +3,7 @@
 //! So does dropout: it draws the random numbers that a tensor of all weights would get, and cuDNN draws others.
 
 use smallvec::SmallVec;
-use tenure_device::cuda::{Attention, CudaDriver, DnnPlan, KernelName, LaunchConfig};
+use tenure_device::cuda::{CudaDriver, DnnAttention, DnnPlan, KernelName, LaunchConfig};
 
 use super::elementwise::bits;
 use super::queue::{self, Queue};
@@ -200,7 +200,7 @@ impl AttentionCall<'_> {
         let Some(all) = self.describe(&places) else { return Ok(false) };
         let group = all.heads / all.kv_heads;
         // For long sequences, the weights of even one head are too many to store: then sums are in any order.
-        let mut ways = [together(&all), Attention { is_in_any_order: true, ..all }];
+        let mut ways = [together(&all), DnnAttention { is_in_any_order: true, ..all }];
         if tuning::sums_in_any_order() {
             ways.reverse();
         }
@@ -235,7 +235,7 @@ impl AttentionCall<'_> {
 
     /// Returns the description for the library, or `None` if the library cannot be used. It takes 16-bit floats with
     /// aligned rows, without a mask, and without dropout, whose random numbers are ours.
-    fn describe(&self, places: &[TensorAddress<'_>]) -> Option<Attention> {
+    fn describe(&self, places: &[TensorAddress<'_>]) -> Option<DnnAttention> {
         let [(q, _), (k, _), (v, _)] = self.inputs;
         let (&[batch, heads, queries, width], dtype) = (q.sizes(), q.dtype()) else { return None };
         let kv_heads = k.sizes()[1];
@@ -268,7 +268,7 @@ impl AttentionCall<'_> {
             *to =
                 std::array::from_fn(|dim| if sizes[dim] > 1 { given[dim] } else { sizes[dim + 1..].iter().product() });
         }
-        Some(Attention {
+        Some(DnnAttention {
             is_backward: places.len() == 8,
             is_in_any_order: false,
             dtype,
@@ -374,7 +374,7 @@ impl AttentionCall<'_> {
 
 /// Returns as large a part of the batches, or of one batch's heads, as may be differentiated together: the library
 /// needs two bytes for each pair of a query and a key.
-fn together(all: &Attention) -> Attention {
+fn together(all: &DnnAttention) -> DnnAttention {
     /// The largest workspace in bytes, if there are several parts.
     const MOST: usize = 512 << 20;
     let of_head = all.queries.next_multiple_of(64) * all.keys.next_multiple_of(64) * 2 * (all.heads / all.kv_heads);
@@ -384,7 +384,7 @@ fn together(all: &Attention) -> Attention {
     };
     let batch = largest(all.batch, of_head * all.kv_heads);
     let kv_heads = if batch > 1 { all.kv_heads } else { largest(all.kv_heads, of_head) };
-    Attention { batch, kv_heads, heads: all.heads / all.kv_heads * kv_heads, ..*all }
+    DnnAttention { batch, kv_heads, heads: all.heads / all.kv_heads * kv_heads, ..*all }
 }
 
 fn is_half(dtype: DType) -> bool {
@@ -392,7 +392,7 @@ fn is_half(dtype: DType) -> bool {
 }
 
 /// Returns the library's plan, or `None` if it does not support the case.
-fn plan(queue: &Queue, driver: &CudaDriver, attention: &Attention) -> Result<Option<DnnPlan>> {
+fn plan(queue: &Queue, driver: &CudaDriver, attention: &DnnAttention) -> Result<Option<DnnPlan>> {
     match driver.attention_plan(attention) {
         Err(error) if error.kind.is_unsupported() => Ok(None),
         plan => queue.driver_result(plan).map(Some),

@@ -1,7 +1,7 @@
 //! Convolutions by cuDNN, or by a kernel of one thread or block for each element if cuDNN does not support the case.
 
 use smallvec::SmallVec;
-use tenure_device::cuda::{Compute, Convolution, ConvolutionPass as Pass, CudaDriver, KernelName, LaunchConfig};
+use tenure_device::cuda::{Compute, ConvolutionPass as Pass, CudaDriver, DnnConvolution, KernelName, LaunchConfig};
 
 use super::binary::ADD;
 use super::queue::{self, Queue};
@@ -119,7 +119,7 @@ impl ConvCall<'_> {
         };
         let Geometry { stride, padding, dilation, .. } = *self.geometry;
         let alignment = data.iter().map(|address| address.trailing_zeros()).min().unwrap_or(0);
-        let convolution = Convolution {
+        let convolution = DnnConvolution {
             pass: self.pass,
             dtype: self.operands[0].dtype(),
             compute: if precision::tf32_in_convolutions() { Compute::Tf32 } else { Compute::Full },

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tenure_core::{DType, Device, Layout, Purpose, StreamId, Tag};
 use tenure_device::cuda::{CudaDriver, KernelName, LaunchConfig};
 use tenure_device::memory::DeviceMemory;
-use tenure_device::sim::{Kernel, KernelMemory, SimDriver};
+use tenure_device::sim::{KernelMemory, SimDriver, SimKernel};
 use tenure_device::{Executor, memory};
 
 use super::runs::runs;
@@ -291,7 +291,7 @@ impl Queue {
         let mut twins = Vec::new();
         touched.for_each(&mut |place| twins.push(Twin::new(&place)));
         let twins = twins.into_iter().collect::<Result<Vec<_>>>()?;
-        let mut kernel = Kernel::new(self.op, self.stream);
+        let mut kernel = SimKernel::new(self.op, self.stream);
         for workspace in &self.workspaces {
             let guard = workspace.storage().lock();
             kernel = kernel.writes(guard.as_ptr().addr() as u64, guard.bytes() as u64);

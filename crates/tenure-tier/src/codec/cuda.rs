@@ -9,7 +9,7 @@ use std::ffi::c_void;
 use tenure_alloc::Address;
 use tenure_core::{DType, StreamId};
 use tenure_device::cuda::{CudaDriver, KernelError, KernelName, LaunchConfig};
-use tenure_device::sim::{Kernel, KernelMemory, SimDriver};
+use tenure_device::sim::{KernelMemory, SimDriver, SimKernel};
 use tenure_device::{Driver, Executor};
 
 use super::span::{Functions, UNIT};
@@ -235,7 +235,7 @@ impl CodecBuffers {
     }
 
     fn simulate_encode(self, sim: &SimDriver, on: StreamId) -> Result<(), CodecLaunchError> {
-        let kernel = Kernel::new("codec_encode", on)
+        let kernel = SimKernel::new("codec_encode", on)
             .reads(self.raw, self.raw_bytes as u64)
             .writes(self.stream, self.stream_bytes as u64)
             .writes(self.status, STATUS_BYTES as u64);
@@ -259,7 +259,7 @@ impl CodecBuffers {
     }
 
     fn simulate_decode(self, sim: &SimDriver, on: StreamId) -> Result<(), CodecLaunchError> {
-        let kernel = Kernel::new("codec_decode", on)
+        let kernel = SimKernel::new("codec_decode", on)
             .reads(self.stream, self.stream_bytes as u64)
             .writes(self.raw, self.raw_bytes as u64)
             .writes(self.status, STATUS_BYTES as u64);

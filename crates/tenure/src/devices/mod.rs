@@ -5,7 +5,7 @@ mod host;
 use std::fs;
 
 use serde::Serialize;
-use tenure_device::{Driver, Link, Platform, Properties, cuda};
+use tenure_device::{DeviceLink, Driver, Platform, Properties, cuda};
 
 pub use host::Host;
 
@@ -171,13 +171,13 @@ fn uuid(bytes: [u8; 16]) -> String {
     text
 }
 
-fn link_name(link: Link) -> String {
+fn link_name(link: DeviceLink) -> String {
     match link {
-        Link::NvLink { count: 1 } => "1 NVLink".into(),
-        Link::NvLink { count } => format!("{count} NVLinks"),
-        Link::PciSwitch => "PCI switch".into(),
-        Link::HostBridge => "host bridge".into(),
-        Link::System => "across processors".into(),
+        DeviceLink::NvLink { count: 1 } => "1 NVLink".into(),
+        DeviceLink::NvLink { count } => format!("{count} NVLinks"),
+        DeviceLink::PciSwitch => "PCI switch".into(),
+        DeviceLink::HostBridge => "host bridge".into(),
+        DeviceLink::System => "across processors".into(),
         link => format!("{link:?}"),
     }
 }

@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde::Serialize;
-use tenure_alloc::native::{Config, NativeAllocator};
-use tenure_alloc::{AllocError, Backing, CachingAllocator, PagedAllocator, paged};
+use tenure_alloc::{AllocError, Backing, CachingAllocator, NativeAllocator, NativeConfig, PagedAllocator, PagedConfig};
 use tenure_plan::Settings;
 
 /// An allocator to replay a trace on.
@@ -42,14 +41,14 @@ impl AllocatorKind {
         backing: Arc<dyn Backing>,
     ) -> Result<Box<dyn CachingAllocator>, AllocError> {
         let native = |expandable_segments| {
-            let config = Config { device, expandable_segments, ..pytorch_config(settings) };
+            let config = NativeConfig { device, expandable_segments, ..pytorch_config(settings) };
             Ok(Box::new(NativeAllocator::new(Arc::clone(&backing), config)?) as Box<dyn CachingAllocator>)
         };
         match self {
             Self::Native => native(false),
             Self::Expandable => native(true),
             Self::Paged => {
-                let config = paged::Config { device, ..paged::Config::default() };
+                let config = PagedConfig { device, ..PagedConfig::default() };
                 Ok(Box::new(PagedAllocator::new(backing, config)?))
             }
         }
@@ -63,11 +62,11 @@ impl fmt::Display for AllocatorKind {
 }
 
 /// Returns the configuration of PyTorch's allocator for `settings`, without the parts that the caller sets.
-fn pytorch_config(settings: &Settings) -> Config {
-    Config {
+fn pytorch_config(settings: &Settings) -> NativeConfig {
+    NativeConfig {
         max_split_size: settings.max_split_size_bytes,
         roundup_power2_divisions: settings.roundup_power2_divisions.map(u64::from),
         garbage_collection_threshold: settings.garbage_collection_threshold,
-        ..Config::default()
+        ..NativeConfig::default()
     }
 }

@@ -8,7 +8,7 @@ use tenure::alloc::{Request, Resource};
 use tenure::device::sim::{SimConfig, SimDriver};
 use tenure::plan::Trace;
 use tenure::replay::{AllocatorKind, Replay, ReplayOutcome};
-use tenure_alloc::{PagedAllocator, paged};
+use tenure_alloc::{PagedAllocator, PagedConfig};
 use tenure_device::DeviceBacking;
 use tenure_plan::Action;
 
@@ -62,7 +62,7 @@ fn peaks_on_fine_chunks(trace: &Trace) -> (u64, u64) {
     let driver = Arc::new(SimDriver::new(SimConfig { capacity_bytes: 64 << 30, ..SimConfig::default() }));
     trace.summary().streams.into_iter().for_each(|stream| driver.adopt_stream(stream));
     let backing = Arc::new(DeviceBacking::new(Arc::clone(&driver) as _));
-    let allocator = PagedAllocator::new(backing, paged::Config::fine()).unwrap();
+    let allocator = PagedAllocator::new(backing, PagedConfig::fine()).unwrap();
     let mut live = HashMap::new();
     let mut requested = 0;
     let mut peak = 0;

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::backing::{FakeBacking, MIB};
-use tenure_alloc::native::{Config, NativeAllocator};
-use tenure_alloc::{CachingAllocator, Request, Resource, Statistics};
+use tenure_alloc::{CachingAllocator, NativeAllocator, NativeConfig, Request, Resource, Statistics};
 use tenure_plan::{Action, Trace};
 
 /// The memory of the recording machine's device.
@@ -78,7 +77,7 @@ impl Recorded {
 }
 
 /// Replays a trace. Returns the figures, and the number of blocks that were not at their recorded address.
-fn replay(trace: &Trace, config: Config) -> (Statistics, usize) {
+fn replay(trace: &Trace, config: NativeConfig) -> (Statistics, usize) {
     let backing = Arc::new(FakeBacking::new(DEVICE_BYTES));
     let segments = trace.events().iter().filter(|event| event.action == Action::SegmentAlloc);
     backing.give_addresses(segments.map(|event| event.address));
@@ -104,7 +103,7 @@ fn replay(trace: &Trace, config: Config) -> (Statistics, usize) {
 fn native_puts_every_block_where_pytorch_did() {
     for recorded in RECORDED {
         let Some(trace) = recorded.read() else { continue };
-        let (statistics, misplaced) = replay(&trace, Config::default());
+        let (statistics, misplaced) = replay(&trace, NativeConfig::default());
         assert_eq!(misplaced, 0, "{}", recorded.trace);
         assert_eq!(statistics.all.requested_bytes.peak, recorded.requested, "{}", recorded.trace);
         assert_eq!(statistics.all.allocated_bytes.peak, recorded.allocated, "{}", recorded.trace);
@@ -118,7 +117,7 @@ fn native_puts_every_block_where_pytorch_did() {
 fn expandable_reserves_what_pytorch_did() {
     for recorded in RECORDED {
         let Some(trace) = recorded.read() else { continue };
-        let (statistics, _) = replay(&trace, Config::expandable());
+        let (statistics, _) = replay(&trace, NativeConfig::expandable());
         assert_eq!(statistics.all.reserved_bytes.peak, recorded.expandable_reserved, "{}", recorded.trace);
     }
 }

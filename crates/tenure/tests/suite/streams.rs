@@ -4,11 +4,9 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use tenure_alloc::native::{self, NativeAllocator};
-use tenure_alloc::paged::{self, PagedAllocator};
-use tenure_alloc::{CachingAllocator, Request};
+use tenure_alloc::{CachingAllocator, NativeAllocator, NativeConfig, PagedAllocator, PagedConfig, Request};
 use tenure_core::StreamId;
-use tenure_device::sim::{Kernel, SimConfig, SimDriver};
+use tenure_device::sim::{SimConfig, SimDriver, SimKernel};
 use tenure_device::{DeviceBacking, Driver, EventKind, Priority};
 
 const MIB: u64 = 1 << 20;
@@ -36,10 +34,10 @@ impl StreamBench {
         let streams = (0..3).map(|_| sim.create_stream(Priority::Default).unwrap()).collect();
         let backing = Arc::new(DeviceBacking::new(Arc::clone(&sim) as Arc<dyn Driver>));
         let allocator: Arc<dyn CachingAllocator> = match engine {
-            Engine::Native => Arc::new(NativeAllocator::new(backing, native::Config::default()).unwrap()),
-            Engine::Expandable => Arc::new(NativeAllocator::new(backing, native::Config::expandable()).unwrap()),
+            Engine::Native => Arc::new(NativeAllocator::new(backing, NativeConfig::default()).unwrap()),
+            Engine::Expandable => Arc::new(NativeAllocator::new(backing, NativeConfig::expandable()).unwrap()),
             Engine::Paged => {
-                let config = paged::Config { slack_bytes, mappings_per_chunk: 2, ..paged::Config::default() };
+                let config = PagedConfig { slack_bytes, mappings_per_chunk: 2, ..PagedConfig::default() };
                 Arc::new(PagedAllocator::new(backing, config).unwrap())
             }
         };
@@ -64,15 +62,15 @@ fn produce_and_consume(engine: Engine, seed: u64, record: bool) -> Result<(), St
     let [producer, consumer, _] = bench.streams[..] else { unreachable!() };
     let bytes = 4 * MIB;
     let block = bench.allocate(bytes, producer);
-    bench.sim.launch(Kernel::new("produce", producer).writes(block, bytes)).unwrap();
+    bench.sim.launch(SimKernel::new("produce", producer).writes(block, bytes)).unwrap();
     bench.follow(consumer, producer);
-    bench.sim.launch(Kernel::new("consume", consumer).reads(block, bytes)).unwrap();
+    bench.sim.launch(SimKernel::new("consume", consumer).reads(block, bytes)).unwrap();
     if record {
         bench.allocator.record_stream(block, consumer).unwrap();
     }
     bench.allocator.free(block).unwrap();
     let next = bench.allocate(bytes, producer);
-    bench.sim.launch(Kernel::new("overwrite", producer).writes(next, bytes)).map_err(|error| error.to_string())?;
+    bench.sim.launch(SimKernel::new("overwrite", producer).writes(next, bytes)).map_err(|error| error.to_string())?;
     bench.sim.run().map_err(|error| error.to_string())
 }
 
@@ -133,7 +131,7 @@ proptest! {
                     let address = block.address;
                     let mark = (number as u64).to_le_bytes();
                     let last = address + bytes.saturating_sub(1) / 8 * 8;
-                    let kernel = Kernel::new("fill", stream).writes(address, bytes.next_multiple_of(8)).body(move |memory| {
+                    let kernel = SimKernel::new("fill", stream).writes(address, bytes.next_multiple_of(8)).body(move |memory| {
                         memory.write(address, &mark);
                         memory.write(last, &mark);
                     });
@@ -145,11 +143,11 @@ proptest! {
                     let stream = bench.streams[stream];
                     bench.follow(stream, owner);
                     bench.allocator.record_stream(address, stream).unwrap();
-                    bench.sim.launch(Kernel::new("use", stream).reads(address, 1)).unwrap();
+                    bench.sim.launch(SimKernel::new("use", stream).reads(address, 1)).unwrap();
                 }
                 StreamOp::Free { block } if !live.is_empty() => {
                     let (address, number, stream) = live.swap_remove(block % live.len());
-                    let check = Kernel::new("check", stream).reads(address, 8).body(move |memory| {
+                    let check = SimKernel::new("check", stream).reads(address, 8).body(move |memory| {
                         let mut bytes = [0; 8];
                         memory.read(address, &mut bytes);
                         assert_eq!(u64::from_le_bytes(bytes), number, "the block was overwritten");

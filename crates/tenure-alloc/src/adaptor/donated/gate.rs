@@ -1,4 +1,4 @@
-//! [`Gate`]: the right to use a donated range that other processes use too.
+//! [`RangeGate`]: the right to use a donated range that other processes use too.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::BackingError;
 ///
 /// The allocator calls no method with one of its locks held: each may wait, for the present user of the range or for
 /// the device.
-pub trait Gate: Send + Sync {
+pub trait RangeGate: Send + Sync {
     /// Enters the gate, before a block is placed in the range. Returns whether the block may be placed; if not, the
     /// request is served from elsewhere.
     ///
@@ -27,15 +27,15 @@ pub trait Gate: Send + Sync {
 }
 
 /// A gate that was entered for a block. Leaves the gate when dropped.
-pub(super) struct Entered(Option<Arc<dyn Gate>>);
+pub(super) struct Entered(Option<Arc<dyn RangeGate>>);
 
 impl Entered {
     /// Enters the gate; returns `None` if the range may not be used.
-    pub(super) fn new(gate: Arc<dyn Gate>) -> Result<Option<Self>, BackingError> {
+    pub(super) fn new(gate: Arc<dyn RangeGate>) -> Result<Option<Self>, BackingError> {
         Ok(gate.enter()?.then(|| Self(Some(gate))))
     }
 
-    pub(super) fn is_of(&self, gate: &Arc<dyn Gate>) -> bool {
+    pub(super) fn is_of(&self, gate: &Arc<dyn RangeGate>) -> bool {
         self.0.as_ref().is_some_and(|entered| std::ptr::addr_eq(Arc::as_ptr(entered), Arc::as_ptr(gate)))
     }
 

@@ -17,13 +17,13 @@ use crate::{
     Statistics, StreamFilter, Tuning,
 };
 use gate::Entered;
-pub use gate::Gate;
-pub use placement::{Placed, Placement};
+pub use gate::RangeGate;
+pub use placement::{PlacedBlock, RangePlacement};
 use ranges::Ranges;
 
 /// An allocator that is given further memory for a while. Requests on the memory's stream are served from that memory
-/// first, as its [`Placement`] says, and then by the allocator below. Without such memory an allocation costs one more
-/// load and branch.
+/// first, as its [`RangePlacement`] says, and then by the allocator below. Without such memory an allocation costs one
+/// more load and branch.
 ///
 /// Streams that are captured into a private pool get no donated memory. Donated memory counts as reserved; its bytes
 /// are in the statistics and the snapshot of the whole. A peak of the whole is the sum of the peaks of both parts, an
@@ -80,24 +80,24 @@ impl DonatedRanges {
         address: Address,
         bytes: u64,
         stream: StreamId,
-        placement: Placement,
+        placement: RangePlacement,
     ) -> Result<(), AllocError> {
         self.insert_range(address, bytes, stream, placement, None)
     }
 
     /// Gives memory that may be used only while `gate` is entered; otherwise the same as [`insert`](Self::insert) with
-    /// [`Placement::BestFit`].
+    /// [`RangePlacement::BestFit`].
     ///
     /// # Errors
     /// The same as for [`insert`](Self::insert).
     pub fn insert_behind(
         &self,
-        gate: Arc<dyn Gate>,
+        gate: Arc<dyn RangeGate>,
         address: Address,
         bytes: u64,
         stream: StreamId,
     ) -> Result<(), AllocError> {
-        self.insert_range(address, bytes, stream, Placement::BestFit, Some(gate))
+        self.insert_range(address, bytes, stream, RangePlacement::BestFit, Some(gate))
     }
 
     fn insert_range(
@@ -105,8 +105,8 @@ impl DonatedRanges {
         address: Address,
         bytes: u64,
         stream: StreamId,
-        placement: Placement,
-        gate: Option<Arc<dyn Gate>>,
+        placement: RangePlacement,
+        gate: Option<Arc<dyn RangeGate>>,
     ) -> Result<(), AllocError> {
         let mut ranges = self.ranges.lock();
         ranges.insert(address, bytes, stream, placement, gate)?;
@@ -129,25 +129,25 @@ impl DonatedRanges {
         cleared
     }
 
-    /// Ends allocation in the range at `address`, which was given with [`Placement::InOrder`], unless it has ended
+    /// Ends allocation in the range at `address`, which was given with [`RangePlacement::InOrder`], unless it has ended
     /// already. Returns its live blocks in the order in which they were allocated. A range of the same size that is
-    /// given with these blocks as [`Placement::Recorded`] places the same requests at the same offsets.
+    /// given with these blocks as [`RangePlacement::Recorded`] places the same requests at the same offsets.
     ///
     /// # Errors
     /// [`AllocError::UnknownAddress`] if there is no such range.
-    pub fn close(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
+    pub fn close(&self, address: Address) -> Result<Vec<PlacedBlock>, AllocError> {
         let mut ranges = self.ranges.lock();
         let placed = ranges.close(address);
         self.least.store(ranges.least(), Ordering::Release);
         placed
     }
 
-    /// Returns the live blocks of the range at `address`, which was given with [`Placement::InOrder`], in the order in
-    /// which they were allocated.
+    /// Returns the live blocks of the range at `address`, which was given with [`RangePlacement::InOrder`], in the
+    /// order in which they were allocated.
     ///
     /// # Errors
     /// [`AllocError::UnknownAddress`] if there is no such range.
-    pub fn live(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
+    pub fn live(&self, address: Address) -> Result<Vec<PlacedBlock>, AllocError> {
         self.ranges.lock().live(address)
     }
 
@@ -156,7 +156,7 @@ impl DonatedRanges {
     ///
     /// # Errors
     /// The same as for [`live`](Self::live).
-    pub fn placed(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
+    pub fn placed(&self, address: Address) -> Result<Vec<PlacedBlock>, AllocError> {
         self.ranges.lock().placed(address)
     }
 

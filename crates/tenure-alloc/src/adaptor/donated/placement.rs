@@ -1,4 +1,4 @@
-//! [`Placement`]: the requests that a donated range serves, and the place of each.
+//! [`RangePlacement`]: the requests that a donated range serves, and the place of each.
 
 use crate::{Address, AllocError};
 
@@ -10,7 +10,7 @@ const SMALL_LIMIT: u64 = 1 << 20;
 
 /// The rule by which a donated range serves requests and places their blocks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Placement {
+pub enum RangePlacement {
     /// Serves requests of more than 1 MiB, each in the smallest free piece that fits. The allocator below serves the
     /// others.
     #[default]
@@ -21,21 +21,21 @@ pub enum Placement {
     InOrder,
     /// Serves exactly these requests, in this order, each at its place. Any other request is refused. After the last
     /// one, the range serves no more.
-    Recorded(Vec<Placed>),
+    Recorded(Vec<PlacedBlock>),
 }
 
 /// A block in a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placed {
+pub struct PlacedBlock {
     /// The offset of its first byte from the start of the range, in bytes.
     pub offset: u64,
     /// The bytes requested.
     pub bytes: u64,
 }
 
-impl Placed {
-    /// Returns the places that [`Placement::InOrder`] gives these requests in an empty range that has room for all of
-    /// them.
+impl PlacedBlock {
+    /// Returns the places that [`RangePlacement::InOrder`] gives these requests in an empty range that has room for all
+    /// of them.
     pub fn in_order(requests: &[u64]) -> Vec<Self> {
         requests
             .iter()
@@ -58,17 +58,17 @@ pub(super) enum Rule {
         is_open: bool,
     },
     Recorded {
-        requests: Vec<Placed>,
+        requests: Vec<PlacedBlock>,
         served: usize,
     },
 }
 
 impl Rule {
-    pub(super) fn new(placement: Placement) -> Self {
+    pub(super) fn new(placement: RangePlacement) -> Self {
         match placement {
-            Placement::BestFit => Self::BestFit,
-            Placement::InOrder => Self::InOrder { placed: Vec::new(), is_open: true },
-            Placement::Recorded(requests) => Self::Recorded { requests, served: 0 },
+            RangePlacement::BestFit => Self::BestFit,
+            RangePlacement::InOrder => Self::InOrder { placed: Vec::new(), is_open: true },
+            RangePlacement::Recorded(requests) => Self::Recorded { requests, served: 0 },
         }
     }
 

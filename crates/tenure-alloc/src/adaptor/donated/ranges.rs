@@ -7,33 +7,33 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tenure_core::{KeyId, StreamId, Tag};
 
-use super::gate::Gate;
-use super::placement::{GRANULE, Placed, Placement, Rule};
+use super::gate::RangeGate;
+use super::placement::{GRANULE, PlacedBlock, RangePlacement, Rule};
 use crate::snapshot::{Segment, SnapshotBlock, SnapshotState};
 use crate::{Address, AllocError, Backing, BackingError, Block, Mark, PoolId, PoolKind, PoolUse, Request, Statistics};
 
-type Filter = Arc<dyn Fn(StreamId) -> bool + Send + Sync>;
+type SharedFilter = Arc<dyn Fn(StreamId) -> bool + Send + Sync>;
 
 /// The state under the adaptor's lock.
 #[derive(Default)]
 pub(super) struct Ranges {
-    ranges: BTreeMap<Address, Range>,
+    ranges: BTreeMap<Address, DonatedRange>,
     /// Every piece, by address. The pieces cover the ranges without a gap, and none spans two ranges.
-    pieces: BTreeMap<Address, Piece>,
+    pieces: BTreeMap<Address, RangePiece>,
     /// The free pieces of the best-fit ranges.
     free: BTreeSet<(StreamId, u64, Address)>,
     /// Freed pieces that other streams may still use.
-    pending: Vec<Pending>,
+    pending: Vec<PendingPiece>,
     /// The private pools that allocations go to now.
-    pools: Vec<(PoolId, PoolUse, Filter)>,
+    pools: Vec<(PoolId, PoolUse, SharedFilter)>,
     statistics: Statistics,
 }
 
-struct Range {
+struct DonatedRange {
     bytes: u64,
     stream: StreamId,
     rule: Rule,
-    gate: Option<Arc<dyn Gate>>,
+    gate: Option<Arc<dyn RangeGate>>,
 }
 
 /// The place found for a request.
@@ -44,7 +44,7 @@ pub(super) struct DonatedPlace {
     bytes: u64,
 }
 
-struct Piece {
+struct RangePiece {
     bytes: u64,
     state: PieceState,
 }
@@ -55,7 +55,7 @@ enum PieceState {
     Pending { request: Request },
 }
 
-struct Pending {
+struct PendingPiece {
     address: Address,
     /// Streams to be passed that have no mark yet: a mark can be recorded only outside captures.
     users: SmallVec<[StreamId; 1]>,
@@ -68,8 +68,8 @@ impl Ranges {
         address: Address,
         bytes: u64,
         stream: StreamId,
-        placement: Placement,
-        gate: Option<Arc<dyn Gate>>,
+        placement: RangePlacement,
+        gate: Option<Arc<dyn RangeGate>>,
     ) -> Result<(), AllocError> {
         let refuse = |expected| {
             let value = format!("{bytes} bytes at {address:#x}");
@@ -85,15 +85,15 @@ impl Ranges {
         if before.is_some_and(|(start, range)| start + range.bytes > address) {
             return refuse("it overlaps a range given before: clear that first");
         }
-        if let Placement::Recorded(requests) = &placement
+        if let RangePlacement::Recorded(requests) = &placement
             && !lie_apart(requests, bytes)
         {
             return refuse("what is recorded must lie in it, each block apart from the others");
         }
-        if placement != Placement::BestFit && self.ranges.values().any(|range| range.takes_all_of(stream)) {
+        if placement != RangePlacement::BestFit && self.ranges.values().any(|range| range.takes_all_of(stream)) {
             return refuse("one range of a stream takes every request: close or clear that first");
         }
-        self.ranges.insert(address, Range { bytes, stream, rule: Rule::new(placement), gate });
+        self.ranges.insert(address, DonatedRange { bytes, stream, rule: Rule::new(placement), gate });
         self.put_free(address, bytes);
         for pool in self.statistics.both(PoolKind::Large) {
             pool.reserved_bytes.increase(bytes);
@@ -138,7 +138,7 @@ impl Ranges {
     }
 
     /// Ends allocation in a range that is filled in order; returns its live blocks.
-    pub(super) fn close(&mut self, address: Address) -> Result<Vec<Placed>, AllocError> {
+    pub(super) fn close(&mut self, address: Address) -> Result<Vec<PlacedBlock>, AllocError> {
         let range = self.ranges.get_mut(&address).ok_or(AllocError::UnknownAddress(address))?;
         let Rule::InOrder { is_open, .. } = &mut range.rule else { return Err(AllocError::UnknownAddress(address)) };
         *is_open = false;
@@ -146,17 +146,17 @@ impl Ranges {
     }
 
     /// Returns the live blocks of a range that is filled in order.
-    pub(super) fn live(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
+    pub(super) fn live(&self, address: Address) -> Result<Vec<PlacedBlock>, AllocError> {
         let mut placed = self.placed(address)?;
         placed.retain(|placed| self.live_bytes(address + placed.offset).is_some());
         Ok(placed)
     }
 
     /// Returns the live blocks of a range that is filled in order, and the freed ones that no later one overlaps.
-    pub(super) fn placed(&self, address: Address) -> Result<Vec<Placed>, AllocError> {
+    pub(super) fn placed(&self, address: Address) -> Result<Vec<PlacedBlock>, AllocError> {
         match self.ranges.get(&address).map(|range| &range.rule) {
             Some(Rule::InOrder { placed, .. }) => {
-                Ok(placed.iter().map(|&(at, bytes)| Placed { offset: at - address, bytes }).collect())
+                Ok(placed.iter().map(|&(at, bytes)| PlacedBlock { offset: at - address, bytes }).collect())
             }
             _ => Err(AllocError::UnknownAddress(address)),
         }
@@ -186,7 +186,7 @@ impl Ranges {
     }
 
     /// Returns the gate that must be entered before a block is placed there.
-    pub(super) fn gate(&self, place: &DonatedPlace) -> Option<Arc<dyn Gate>> {
+    pub(super) fn gate(&self, place: &DonatedPlace) -> Option<Arc<dyn RangeGate>> {
         self.range_of(place.address)?.1.gate.clone()
     }
 
@@ -200,7 +200,7 @@ impl Ranges {
             }
         }
         let state = PieceState::Live { request, users: SmallVec::new() };
-        self.pieces.insert(address, Piece { bytes, state });
+        self.pieces.insert(address, RangePiece { bytes, state });
         if let Some((_, range)) = self.ranges.range_mut(..=address).next_back() {
             range.rule.note_allocated(address, request.bytes);
         }
@@ -234,12 +234,12 @@ impl Ranges {
         &mut self,
         address: Address,
         backing: &dyn Backing,
-    ) -> Result<Option<Arc<dyn Gate>>, AllocError> {
+    ) -> Result<Option<Arc<dyn RangeGate>>, AllocError> {
         let can_mark = !self.is_capturing();
         let piece = self.pieces.get_mut(&address).ok_or(AllocError::UnknownAddress(address))?;
         let PieceState::Live { request, users } = &piece.state else { return Err(AllocError::UnknownAddress(address)) };
         let request = *request;
-        let mut pending = Pending { address, users: users.clone(), marks: SmallVec::new() };
+        let mut pending = PendingPiece { address, users: users.clone(), marks: SmallVec::new() };
         if can_mark {
             pending.record(backing)?;
         }
@@ -278,13 +278,13 @@ impl Ranges {
         Ok(())
     }
 
-    pub(super) fn begin_pool(&mut self, pool: PoolId, purpose: PoolUse, filter: Filter) {
+    pub(super) fn begin_pool(&mut self, pool: PoolId, purpose: PoolUse, filter: SharedFilter) {
         self.pools.push((pool, purpose, filter));
     }
 
     /// Ends allocation to a pool. Returns the gates that the caller must tell, once it holds no lock, that no stream is
     /// captured any more.
-    pub(super) fn end_pool(&mut self, pool: PoolId) -> Vec<Arc<dyn Gate>> {
+    pub(super) fn end_pool(&mut self, pool: PoolId) -> Vec<Arc<dyn RangeGate>> {
         let was_capturing = self.is_capturing();
         if let Some(at) = self.pools.iter().rposition(|(id, ..)| *id == pool) {
             drop(self.pools.remove(at));
@@ -293,7 +293,7 @@ impl Ranges {
     }
 
     /// Changes the use of a pool. Returns the same gates as [`end_pool`](Self::end_pool).
-    pub(super) fn set_pool_use(&mut self, pool: PoolId, purpose: PoolUse) -> Vec<Arc<dyn Gate>> {
+    pub(super) fn set_pool_use(&mut self, pool: PoolId, purpose: PoolUse) -> Vec<Arc<dyn RangeGate>> {
         let was_capturing = self.is_capturing();
         if let Some((_, known, _)) = self.pools.iter_mut().rfind(|(id, ..)| *id == pool) {
             *known = purpose;
@@ -301,7 +301,7 @@ impl Ranges {
         self.gates_after_captures(was_capturing)
     }
 
-    fn gates_after_captures(&self, was_capturing: bool) -> Vec<Arc<dyn Gate>> {
+    fn gates_after_captures(&self, was_capturing: bool) -> Vec<Arc<dyn RangeGate>> {
         let is_over = was_capturing && !self.is_capturing();
         self.ranges.values().filter(|_| is_over).filter_map(|range| range.gate.clone()).collect()
     }
@@ -381,7 +381,7 @@ impl Ranges {
         let mut address = address;
         let mut bytes = piece.bytes;
         let behind = address + bytes;
-        if behind < end && self.pieces.get(&behind).is_some_and(Piece::is_free) {
+        if behind < end && self.pieces.get(&behind).is_some_and(RangePiece::is_free) {
             bytes += self.take_free(behind);
         }
         let before = self.pieces.range(start..address).next_back();
@@ -393,7 +393,7 @@ impl Ranges {
     }
 
     fn put_free(&mut self, address: Address, bytes: u64) {
-        self.pieces.insert(address, Piece { bytes, state: PieceState::Free });
+        self.pieces.insert(address, RangePiece { bytes, state: PieceState::Free });
         self.free.extend(self.best_fit_stream(address).map(|stream| (stream, bytes, address)));
     }
 
@@ -412,12 +412,12 @@ impl Ranges {
         matches!(range.rule, Rule::BestFit).then_some(range.stream)
     }
 
-    fn range_of(&self, address: Address) -> Option<(&Address, &Range)> {
+    fn range_of(&self, address: Address) -> Option<(&Address, &DonatedRange)> {
         self.ranges.range(..=address).next_back().filter(|(start, range)| address < **start + range.bytes)
     }
 }
 
-impl Range {
+impl DonatedRange {
     /// Returns whether each request of `stream` is served here or refused.
     fn takes_all_of(&self, stream: StreamId) -> bool {
         self.stream == stream && self.rule.takes_all()
@@ -425,9 +425,9 @@ impl Range {
 }
 
 /// Returns whether the blocks lie in a range of `bytes` bytes and do not overlap.
-fn lie_apart(blocks: &[Placed], bytes: u64) -> bool {
-    let end = |block: &Placed| block.offset.checked_add(block.bytes.checked_next_multiple_of(GRANULE)?);
-    let mut sorted: Vec<&Placed> = blocks.iter().collect();
+fn lie_apart(blocks: &[PlacedBlock], bytes: u64) -> bool {
+    let end = |block: &PlacedBlock| block.offset.checked_add(block.bytes.checked_next_multiple_of(GRANULE)?);
+    let mut sorted: Vec<&PlacedBlock> = blocks.iter().collect();
     sorted.sort_unstable_by_key(|block| block.offset);
     let are_inside = sorted.iter().all(|block| {
         block.bytes > 0 && block.offset.is_multiple_of(GRANULE) && end(block).is_some_and(|end| end <= bytes)
@@ -435,7 +435,7 @@ fn lie_apart(blocks: &[Placed], bytes: u64) -> bool {
     are_inside && sorted.windows(2).all(|pair| end(pair[0]).is_some_and(|end| end <= pair[1].offset))
 }
 
-impl Piece {
+impl RangePiece {
     fn is_free(&self) -> bool {
         matches!(self.state, PieceState::Free)
     }
@@ -453,7 +453,7 @@ impl Piece {
     }
 }
 
-impl Pending {
+impl PendingPiece {
     /// Records a mark on every stream to be passed.
     fn record(&mut self, backing: &dyn Backing) -> Result<(), BackingError> {
         while let Some(&user) = self.users.last() {

@@ -7,13 +7,13 @@ use cudarc::cudnn::sys::{
 use tenure_core::DType;
 
 use super::descriptor::Descriptor;
-use super::graph::{self, Engines, Plan, Target, Tensor, TensorPlace, data_type};
+use super::graph::{self, EnginePlan, Engines, PlanTarget, Tensor, TensorPlace, data_type};
 use crate::ErrorKind;
 
 /// Attention with queries `(batch, heads, queries, width)`, keys `(batch, kv_heads, keys, width)`, and values with a
 /// width of their own. Several heads of queries share one head of keys and values. Widths are dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Attention {
+pub struct DnnAttention {
     /// Whether the gradients are computed.
     pub is_backward: bool,
     /// Whether the gradients of queries are added up in the order in which their parts finish: their bits then differ
@@ -58,7 +58,7 @@ const TO_QUERIES: i64 = 11;
 const BETWEEN: i64 = 100;
 
 /// A graph, and the values of its host tensors by their ids.
-struct Graph {
+struct AttentionGraph {
     operations: Vec<Descriptor>,
     constants: Vec<(i64, Box<f32>)>,
     alignment: usize,
@@ -72,8 +72,8 @@ struct Node {
     strides: [i64; 4],
 }
 
-impl Attention {
-    pub(super) fn plan(&self, target: &Target) -> Result<Plan, ErrorKind> {
+impl DnnAttention {
+    pub(super) fn plan(&self, target: &PlanTarget) -> Result<EnginePlan, ErrorKind> {
         let graph = self.graph()?;
         let engines = if self.is_in_any_order { Engines::All } else { Engines::Repeatable };
         let mut plan = graph::plans(target, &graph.operations, engines, MOST_WORKSPACE, 1)?.swap_remove(0);
@@ -88,14 +88,14 @@ impl Attention {
         Ok(plan)
     }
 
-    fn graph(&self) -> Result<Graph, ErrorKind> {
+    fn graph(&self) -> Result<AttentionGraph, ErrorKind> {
         let mut graph =
-            Graph { operations: Vec::new(), constants: Vec::new(), alignment: self.alignment, last: BETWEEN };
+            AttentionGraph { operations: Vec::new(), constants: Vec::new(), alignment: self.alignment, last: BETWEEN };
         if self.is_backward { self.backward(&mut graph) } else { self.forward(&mut graph) }?;
         Ok(graph)
     }
 
-    fn forward(&self, graph: &mut Graph) -> Result<(), ErrorKind> {
+    fn forward(&self, graph: &mut AttentionGraph) -> Result<(), ErrorKind> {
         let [q, keys, v, out] = [self.given(0)?, self.transposed(1)?, self.given(2)?, self.given(3)?];
         let sums = graph.tensor(SUMS, self.rows(), contiguous(self.rows()), DType::F32, TensorPlace::Device)?;
         let scores = self.scores(graph, &q, &keys)?;
@@ -112,7 +112,7 @@ impl Attention {
         graph.multiply(&shares, &v, &out)
     }
 
-    fn backward(&self, graph: &mut Graph) -> Result<(), ErrorKind> {
+    fn backward(&self, graph: &mut AttentionGraph) -> Result<(), ErrorKind> {
         let [q, keys, values] = [self.given(0)?, self.transposed(1)?, self.transposed(2)?];
         let [out, grad, to_q, to_k, to_v] =
             [self.given(3)?, self.given(4)?, self.given(5)?, self.given(6)?, self.given(7)?];
@@ -157,7 +157,7 @@ impl Attention {
         graph.pointwise(Pointwise::CUDNN_POINTWISE_IDENTITY, &[&sums], &to_q, DType::F32, None)
     }
 
-    fn scores(&self, graph: &mut Graph, q: &Node, keys: &Node) -> Result<Node, ErrorKind> {
+    fn scores(&self, graph: &mut AttentionGraph, q: &Node, keys: &Node) -> Result<Node, ErrorKind> {
         let products = graph.between(self.square(), DType::F32)?;
         graph.multiply(q, keys, &products)?;
         let scale = graph.host(f32::from_bits(self.scale))?;
@@ -165,7 +165,7 @@ impl Attention {
     }
 
     /// Sets the scores of keys that a query does not see to minus infinity.
-    fn hidden(&self, graph: &mut Graph, scores: Node) -> Result<Node, ErrorKind> {
+    fn hidden(&self, graph: &mut AttentionGraph, scores: Node) -> Result<Node, ErrorKind> {
         if !self.is_causal {
             return Ok(scores);
         }
@@ -186,7 +186,7 @@ impl Attention {
     }
 
     /// Returns the transpose of all weights.
-    fn turned(&self, graph: &mut Graph, weights: &Node) -> Result<Node, ErrorKind> {
+    fn turned(&self, graph: &mut AttentionGraph, weights: &Node) -> Result<Node, ErrorKind> {
         let [b, h, q, k] = self.square();
         let id = graph.next();
         let turned = graph.tensor(id, [b, h, k, q], [h * q * k, q * k, 1, k], self.dtype, TensorPlace::Between)?;
@@ -197,7 +197,7 @@ impl Attention {
     /// Multiplies, and adds up the products of heads that share keys.
     fn sum_of_heads(
         &self,
-        graph: &mut Graph,
+        graph: &mut AttentionGraph,
         weights: &Node,
         rows: &Node,
         to: &Node,
@@ -258,7 +258,7 @@ fn node(
     Ok(Node { descriptor: tensor.describe()?, sizes, strides })
 }
 
-impl Graph {
+impl AttentionGraph {
     fn next(&mut self) -> i64 {
         self.last += 1;
         self.last

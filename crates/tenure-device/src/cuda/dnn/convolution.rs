@@ -6,7 +6,7 @@ use cudarc::cudnn::sys::{
 use tenure_core::DType;
 
 use super::descriptor::Descriptor;
-use super::graph::{self, Engines, Plan, Target, Tensor, TensorPlace, data_type};
+use super::graph::{self, EnginePlan, Engines, PlanTarget, Tensor, TensorPlace, data_type};
 use crate::ErrorKind;
 use crate::cuda::Compute;
 
@@ -14,7 +14,7 @@ use crate::cuda::Compute;
 /// gradients. The weight is `(outputs, channels / groups, ...)`: the number of groups follows from its number of
 /// channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Convolution {
+pub struct DnnConvolution {
     /// The tensor that is computed.
     pub pass: ConvolutionPass,
     /// The dtype of all tensors.
@@ -62,9 +62,9 @@ pub(super) const INPUT: i64 = 1;
 pub(super) const WEIGHT: i64 = 2;
 pub(super) const OUTPUT: i64 = 3;
 
-impl Convolution {
+impl DnnConvolution {
     /// Returns ways to compute the convolution, from one to `count`, in the library's ranking from best to worst.
-    pub(super) fn plans(&self, target: &Target, count: usize) -> Result<Vec<Plan>, ErrorKind> {
+    pub(super) fn plans(&self, target: &PlanTarget, count: usize) -> Result<Vec<EnginePlan>, ErrorKind> {
         graph::plans(target, &self.operations()?, self.engines(), MOST_WORKSPACE, count)
     }
 

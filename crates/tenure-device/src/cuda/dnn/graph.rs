@@ -63,7 +63,7 @@ pub(super) enum Engines {
 }
 
 /// A plan by which a graph is computed.
-pub(super) struct Plan {
+pub(super) struct EnginePlan {
     plan: Descriptor,
     /// The size of the workspace in bytes, including the tensors placed in it.
     pub(super) workspace_bytes: usize,
@@ -75,7 +75,7 @@ pub(super) struct Plan {
 }
 
 /// The device that plans are made for.
-pub(super) enum Target {
+pub(super) enum PlanTarget {
     /// The device of a handle.
     Device(cudnnHandle_t),
     /// A device that may not exist here, described by its properties.
@@ -83,7 +83,7 @@ pub(super) enum Target {
     Described(Descriptor),
 }
 
-impl Target {
+impl PlanTarget {
     fn of_graph(&self, graph: Descriptor) -> Result<Descriptor, ErrorKind> {
         match self {
             Self::Device(handle) => graph.set(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, &[*handle]),
@@ -112,12 +112,12 @@ impl Target {
 /// Returns plans for a graph, from one to `count`, in the library's ranking from best to worst. Each takes a workspace
 /// of at most `most_workspace` bytes.
 pub(super) fn plans(
-    target: &Target,
+    target: &PlanTarget,
     operations: &[Descriptor],
     engines: Engines,
     most_workspace: usize,
     count: usize,
-) -> Result<Vec<Plan>, ErrorKind> {
+) -> Result<Vec<EnginePlan>, ErrorKind> {
     let operations: Vec<&Descriptor> = operations.iter().collect();
     let graph = Descriptor::new(Kind::CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?
         .refer(Name::CUDNN_ATTR_OPERATIONGRAPH_OPS, &operations)?;
@@ -145,7 +145,7 @@ pub(super) fn plans(
             if !is_taken(&configuration, engines)? {
                 continue;
             }
-            match Plan::new(target, &configuration) {
+            match EnginePlan::new(target, &configuration) {
                 Ok(plan) if plan.workspace_bytes <= most_workspace => plans.push(plan),
                 Ok(_) => {}
                 // Some configurations that the library suggests can not compute the graph after all.
@@ -177,8 +177,8 @@ fn is_taken(configuration: &Descriptor, taken: Engines) -> Result<bool, ErrorKin
     })
 }
 
-impl Plan {
-    fn new(target: &Target, configuration: &Descriptor) -> Result<Self, ErrorKind> {
+impl EnginePlan {
+    fn new(target: &PlanTarget, configuration: &Descriptor) -> Result<Self, ErrorKind> {
         let plan = Descriptor::new(Kind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?
             .refer(Name::CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, &[configuration])?;
         let plan = target.of_plan(plan)?.finish()?;

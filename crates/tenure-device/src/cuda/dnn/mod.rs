@@ -22,16 +22,16 @@ use rustc_hash::FxHashMap;
 use tenure_alloc::Address;
 use tenure_core::StreamId;
 
-pub use self::attention::Attention;
-pub use self::convolution::{Convolution, ConvolutionPass};
+pub use self::attention::DnnAttention;
+pub use self::convolution::{ConvolutionPass, DnnConvolution};
 use self::descriptor::check;
-use self::graph::{Plan, Target};
+use self::graph::{EnginePlan, PlanTarget};
 use super::CudaDriver;
 use crate::{Call, CallError, ErrorKind};
 
 /// A plan by which cuDNN computes something on a device. It never becomes invalid.
 #[derive(Clone)]
-pub struct DnnPlan(Arc<Plan>);
+pub struct DnnPlan(Arc<EnginePlan>);
 
 impl DnnPlan {
     /// Returns how many bytes the workspace must have.
@@ -55,8 +55,8 @@ pub(super) struct Dnn {
 /// A computation for which there may be a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Description {
-    Convolution(Convolution),
-    Attention(Attention),
+    Convolution(DnnConvolution),
+    Attention(DnnAttention),
 }
 
 struct Handle(cudnnHandle_t);
@@ -78,24 +78,24 @@ impl CudaDriver {
     ///
     /// # Errors
     /// There is no cuDNN, or it can not compute this convolution.
-    pub fn convolution_plan(&self, convolution: &Convolution) -> Result<DnnPlan, CallError> {
+    pub fn convolution_plan(&self, convolution: &DnnConvolution) -> Result<DnnPlan, CallError> {
         self.plan(Description::Convolution(*convolution), |target| Ok(convolution.plans(target, 1)?.swap_remove(0)))
     }
 
     /// Returns the plan for attention or its gradients: the same one every time. Gradients that are not [in any
-    /// order](Attention::is_in_any_order) need a workspace of two bytes for each pair of a query and a key, so that
+    /// order](DnnAttention::is_in_any_order) need a workspace of two bytes for each pair of a query and a key, so that
     /// their bits are the same every time. Computing batches or heads in several calls needs less.
     ///
     /// # Errors
     /// There is no cuDNN, or it can not compute this attention.
-    pub fn attention_plan(&self, attention: &Attention) -> Result<DnnPlan, CallError> {
+    pub fn attention_plan(&self, attention: &DnnAttention) -> Result<DnnPlan, CallError> {
         self.plan(Description::Attention(*attention), |target| attention.plan(target))
     }
 
     fn plan(
         &self,
         description: Description,
-        make: impl FnOnce(&Target) -> Result<Plan, ErrorKind>,
+        make: impl FnOnce(&PlanTarget) -> Result<EnginePlan, ErrorKind>,
     ) -> Result<DnnPlan, CallError> {
         if let Some(plan) = self.dnn.get().and_then(|dnn| dnn.plans.read().get(&description).cloned()) {
             return plan;
@@ -103,7 +103,7 @@ impl CudaDriver {
         let dnn = self.in_context(Call::PlanGraph, || self.dnn())?;
         let plan = self.in_context(Call::PlanGraph, || {
             let handle = dnn.handle.lock();
-            Ok(DnnPlan(Arc::new(make(&Target::Device(handle.0))?)))
+            Ok(DnnPlan(Arc::new(make(&PlanTarget::Device(handle.0))?)))
         });
         dnn.plans.write().entry(description).or_insert(plan).clone()
     }
@@ -165,7 +165,7 @@ impl CudaDriver {
     /// The same as for [`convolve`](Self::convolve).
     pub unsafe fn tune_convolution(
         &self,
-        convolution: &Convolution,
+        convolution: &DnnConvolution,
         operands: [Address; 3],
         stream: StreamId,
         candidates: usize,
@@ -173,7 +173,7 @@ impl CudaDriver {
     ) -> Result<DnnPlan, CallError> {
         let plans = self.in_context(Call::PlanGraph, || {
             let handle = self.dnn()?.handle.lock();
-            convolution.plans(&Target::Device(handle.0), candidates)
+            convolution.plans(&PlanTarget::Device(handle.0), candidates)
         })?;
         let most = plans.iter().map(|plan| plan.workspace_bytes).max().unwrap_or(0);
         let candidates: Vec<DnnPlan> = plans

@@ -6,8 +6,8 @@ use cudarc::cudnn::sys::{cudnnBackendAttributeName_t as Name, cudnnBackendDescri
 use tenure_core::DType;
 
 use super::descriptor::Descriptor;
-use super::graph::Target;
-use super::{Attention, Convolution, ConvolutionPass, is_there};
+use super::graph::PlanTarget;
+use super::{ConvolutionPass, DnnAttention, DnnConvolution, is_there};
 use crate::cuda::Compute;
 
 const H200: &str = r#"{"deviceName": "NVIDIA H200", "totalGlobalMem": 150754820096, "regsPerBlock": 65536,
@@ -19,7 +19,7 @@ const H200: &str = r#"{"deviceName": "NVIDIA H200", "totalGlobalMem": 1507548200
 "supportCoopLaunch": 1}"#;
 
 /// Describes an H200 to the library. Returns `None` on a machine without the library.
-fn h200() -> Option<Target> {
+fn h200() -> Option<PlanTarget> {
     if !is_there() {
         eprintln!("skipped: there is no cuDNN");
         return None;
@@ -27,11 +27,11 @@ fn h200() -> Option<Target> {
     let json: Vec<c_char> = H200.bytes().map(|byte| byte as c_char).collect();
     let properties = Descriptor::new(Kind::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR).unwrap();
     let properties = properties.set(Name::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, &json).unwrap();
-    Some(Target::Described(properties.finish().unwrap()))
+    Some(PlanTarget::Described(properties.finish().unwrap()))
 }
 
-fn convolution(dtype: DType, compute: Compute, pass: ConvolutionPass, is_channels_last: bool) -> Convolution {
-    Convolution {
+fn convolution(dtype: DType, compute: Compute, pass: ConvolutionPass, is_channels_last: bool) -> DnnConvolution {
+    DnnConvolution {
         pass,
         dtype,
         compute,
@@ -61,8 +61,8 @@ fn every_pass_has_a_plan_in_every_dtype_and_order() {
         for pass in [ConvolutionPass::Forward, ConvolutionPass::DataGradient, ConvolutionPass::WeightGradient] {
             for is_channels_last in [false, true] {
                 let plain = convolution(dtype, compute, pass, is_channels_last);
-                let grouped = Convolution { weight: [128, 16, 3, 3, 0], ..plain };
-                let deep = Convolution {
+                let grouped = DnnConvolution { weight: [128, 16, 3, 3, 0], ..plain };
+                let deep = DnnConvolution {
                     spatial: 3,
                     input: [4, 16, 9, 20, 20],
                     weight: [32, 16, 3, 3, 3],
@@ -82,9 +82,9 @@ fn every_pass_has_a_plan_in_every_dtype_and_order() {
     }
 }
 
-fn attention(is_backward: bool) -> Attention {
+fn attention(is_backward: bool) -> DnnAttention {
     let (heads, length, width) = (16, 1024, 64);
-    Attention {
+    DnnAttention {
         is_backward,
         is_in_any_order: false,
         dtype: DType::BF16,
@@ -109,8 +109,8 @@ fn attention_and_its_gradients_have_plans() {
     let has_driver = unsafe { cudarc::driver::sys::is_culib_present() };
     for is_backward in [false, true] {
         let plain = attention(is_backward);
-        let grouped = Attention { kv_heads: 4, ..plain };
-        let wide = Attention {
+        let grouped = DnnAttention { kv_heads: 4, ..plain };
+        let wide = DnnAttention {
             width: 128,
             value_width: 128,
             heads: 32,
@@ -121,8 +121,8 @@ fn attention_and_its_gradients_have_plans() {
             strides: [[2048 * 32 * 128, 128, 32 * 128]; 8],
             ..plain
         };
-        let odd = Attention { queries: 1000, keys: 777, is_causal: false, ..plain };
-        let wider = Attention {
+        let odd = DnnAttention { queries: 1000, keys: 777, is_causal: false, ..plain };
+        let wider = DnnAttention {
             heads: 2,
             kv_heads: 2,
             width: 256,
@@ -130,8 +130,8 @@ fn attention_and_its_gradients_have_plans() {
             strides: [[1024 * 512, 256, 512]; 8],
             ..plain
         };
-        let halves = Attention { dtype: DType::F16, ..plain };
-        let unordered = Attention { is_in_any_order: true, ..grouped };
+        let halves = DnnAttention { dtype: DType::F16, ..plain };
+        let unordered = DnnAttention { is_in_any_order: true, ..grouped };
         for (name, attention) in [
             ("plain", plain),
             ("grouped", grouped),

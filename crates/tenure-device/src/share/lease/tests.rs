@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 
 const GRACE_MS: u64 = 100;
-const READ: Access = Access::Read;
-const WRITE: Access = Access::ReadWrite;
+const READ: AccessMode = AccessMode::Read;
+const WRITE: AccessMode = AccessMode::ReadWrite;
 
 fn pool(offset: u64, bytes: u64) -> Extent {
     Extent::Pool { offset, bytes }
@@ -23,11 +23,11 @@ fn any_number_of_readers_share_a_range_and_a_writer_has_it_alone() {
     let b = leases.connect(Some(2));
     let first = leases.grant(a, pool(0, 10), READ, 0).unwrap();
     let second = leases.grant(b, pool(5, 10), READ, 0).unwrap();
-    assert!(matches!(leases.grant(b, pool(9, 1), WRITE, 0), Err(Refusal::Leased { pid: Some(1), .. })));
+    assert!(matches!(leases.grant(b, pool(9, 1), WRITE, 0), Err(DaemonRefusal::Leased { pid: Some(1), .. })));
     leases.release(a, first).unwrap();
     leases.release(b, second).unwrap();
     leases.grant(b, pool(5, 10), WRITE, 0).unwrap();
-    assert!(matches!(leases.grant(a, pool(14, 1), READ, 0), Err(Refusal::Leased { pid: Some(2), .. })));
+    assert!(matches!(leases.grant(a, pool(14, 1), READ, 0), Err(DaemonRefusal::Leased { pid: Some(2), .. })));
     leases.grant(a, pool(15, 1), WRITE, 0).unwrap();
     leases.grant(a, pool(0, 5), WRITE, 0).unwrap();
 }
@@ -42,12 +42,12 @@ fn who_waits_for_a_range_gets_it_before_who_asks_later() {
         leases.queue(waiting, pool(0, 10), WRITE, 0);
     }
     leases.release(a, held).unwrap();
-    assert!(matches!(leases.grant(a, pool(5, 10), READ, 1), Err(Refusal::Leased { pid: Some(2), .. })));
+    assert!(matches!(leases.grant(a, pool(5, 10), READ, 1), Err(DaemonRefusal::Leased { pid: Some(2), .. })));
     leases.grant(a, pool(10, 10), WRITE, 1).unwrap();
     assert!(leases.grant(c, pool(0, 10), WRITE, 1).is_err());
     let second = leases.grant(b, pool(0, 10), WRITE, 1).unwrap();
     leases.release(b, second).unwrap();
-    assert!(matches!(leases.grant(b, pool(0, 10), WRITE, 2), Err(Refusal::Leased { pid: Some(3), .. })));
+    assert!(matches!(leases.grant(b, pool(0, 10), WRITE, 2), Err(DaemonRefusal::Leased { pid: Some(3), .. })));
     leases.grant(c, pool(0, 10), WRITE, 2).unwrap();
 }
 
@@ -85,9 +85,9 @@ fn only_its_holder_gives_a_lease_back_and_once() {
     let a = leases.connect(Some(1));
     let b = leases.connect(Some(2));
     let lease = leases.grant(a, pool(0, 10), WRITE, 0).unwrap();
-    assert_eq!(leases.release(b, lease), Err(Refusal::UnknownLease(lease)));
+    assert_eq!(leases.release(b, lease), Err(DaemonRefusal::UnknownLease(lease)));
     assert_eq!(leases.release(a, lease), Ok(pool(0, 10)));
-    assert_eq!(leases.release(a, lease), Err(Refusal::UnknownLease(lease)));
+    assert_eq!(leases.release(a, lease), Err(DaemonRefusal::UnknownLease(lease)));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_process_out_of_sight_has_the_grace_period_after_its_connection() {
 fn a_process_out_of_sight_does_not_write_the_pool() {
     let mut leases = Leases::new(GRACE_MS);
     let hidden = leases.connect(None);
-    assert_eq!(leases.grant(hidden, pool(0, 10), WRITE, 0), Err(Refusal::OutOfSight));
+    assert_eq!(leases.grant(hidden, pool(0, 10), WRITE, 0), Err(DaemonRefusal::OutOfSight));
     leases.grant(hidden, pool(0, 10), READ, 0).unwrap();
     leases.grant(hidden, Extent::Chunk { bytes: 7 }, WRITE, 0).unwrap();
 }
@@ -237,7 +237,7 @@ struct Live {
     id: LeaseId,
     process: usize,
     extent: Extent,
-    access: Access,
+    access: AccessMode,
 }
 
 #[derive(Default)]
@@ -260,7 +260,7 @@ impl Model {
         }
     }
 
-    fn conflicts(&self, extent: Extent, access: Access) -> bool {
+    fn conflicts(&self, extent: Extent, access: AccessMode) -> bool {
         let range = |extent| match extent {
             Extent::Pool { offset, bytes } => offset..offset + bytes,
             Extent::Chunk { .. } => 0..0,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tenure_core::Device;
 use tenure_device::collective::CollectiveError;
 use tenure_tensor::autocast;
-use tenure_tensor::collective::{Collective, Reduction};
+use tenure_tensor::collective::{Collective, ReduceOp};
 use tenure_tensor::random::{GeneratorState, default_generator};
 use tenure_tensor::{DType, Tensor, TensorError};
 
@@ -235,7 +235,7 @@ impl Rank {
         // NCCL uses other connections for many bytes than for few. Both are set up here rather than in the first step.
         for elements in [1, reducer::BUCKET_BYTES / size_of::<f32>()] {
             let zeros = Tensor::zeros(&[elements], DType::F32, self.collective.device())?;
-            self.collective.all_reduce(std::slice::from_ref(&zeros), Reduction::Average)?;
+            self.collective.all_reduce(std::slice::from_ref(&zeros), ReduceOp::Average)?;
             self.collective.join()?;
             zeros.narrow(0, 0, 1)?.to_vec::<f32>()?;
         }
@@ -251,8 +251,8 @@ impl Rank {
             return Err(TrainError::Apart.into());
         }
         self.is_exchanging.store(true, Ordering::Relaxed);
-        // A device without examples sends its zeros at the end of the pass. The others' gradients would wait for them, so
-        // gradients leave early only if all devices have examples.
+        // A device without examples sends its zeros at the end of the pass. The others' gradients would wait for them,
+        // so gradients leave early only if all devices have examples.
         self.reducer.begin(words.iter().all(|word| matches!(word, Word::Batch(Some(1..)))));
         Ok(part)
     }
@@ -270,7 +270,7 @@ impl Rank {
                 .collect::<Vec<_>>(),
         )?;
         let loss = loss.map_or_else(|| Tensor::zeros(&[], DType::F64, self.collective.device()), Ok)?;
-        self.collective.all_reduce(std::slice::from_ref(&loss), Reduction::Average)?;
+        self.collective.all_reduce(std::slice::from_ref(&loss), ReduceOp::Average)?;
         self.collective.join()?;
         // A device steps only when all devices have sent their gradients.
         self.meet(Word::Sent)?;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use tenure_core::{KeyId, Purpose, Tag};
 use tenure_tensor::autograd::{HookHandle, no_grad};
-use tenure_tensor::collective::{Collective, Reduction};
+use tenure_tensor::collective::{Collective, ReduceOp};
 use tenure_tensor::{Tensor, TensorError};
 
 use crate::{Module, Parameter, Result};
@@ -144,7 +144,7 @@ impl Shared {
         let _purpose = Purpose::enter(Tag::Gradient, KeyId::NONE);
         let grads = bucket.iter().map(|index| grad(&self.parameters[*index]));
         let grads = no_grad(|| grads.collect::<tenure_tensor::Result<Vec<_>>>())?;
-        self.collective.all_reduce(&grads, Reduction::Average)
+        self.collective.all_reduce(&grads, ReduceOp::Average)
     }
 }
 

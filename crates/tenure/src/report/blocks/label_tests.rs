@@ -2,7 +2,7 @@
 
 use std::io;
 
-use tenure_alloc::snapshot::pickle::Writer;
+use tenure_alloc::snapshot::pickle::PickleWriter;
 use tenure_plan::{ReadOptions, Trace};
 
 use super::history::BlockHistory;
@@ -10,7 +10,7 @@ use super::pack::{Packed, within};
 use super::unpack::{Unpacked, unpack};
 use super::{PageOptions, section};
 
-type Out = Writer<Vec<u8>>;
+type Out = PickleWriter<Vec<u8>>;
 
 /// Action, address, tag, compile context, pool. Every block and segment has 64 bytes; event `n` is at `n` µs.
 type Recorded = (&'static str, u64, &'static str, &'static str, u64);
@@ -38,7 +38,7 @@ fn recorded(events: &[Recorded], annotations: &[Annotated<'_>]) -> Trace {
             writer.entry("time_us", time_us)
         })
     };
-    let mut writer = Writer::new(Vec::new()).unwrap();
+    let mut writer = PickleWriter::new(Vec::new()).unwrap();
     let written: io::Result<()> = writer.dict(|writer| {
         writer.text("device_traces")?;
         writer.list(|writer| {

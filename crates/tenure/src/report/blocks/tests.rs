@@ -1,7 +1,7 @@
 //! Tests that the page's data agrees with the trace.
 
 use proptest::prelude::*;
-use tenure_alloc::snapshot::pickle::Writer;
+use tenure_alloc::snapshot::pickle::PickleWriter;
 use tenure_core::StreamId;
 use tenure_plan::{Action, Event, ReadOptions, Settings, Trace};
 
@@ -12,7 +12,7 @@ use super::{PageOptions, section};
 
 /// Makes a trace of `events`, read from a snapshot that gives each allocation one frame: function, file and line.
 fn recorded(events: &[Event], frame: impl Fn(&Event) -> (String, String, u32)) -> Trace {
-    let event = |writer: &mut Writer<_>, event: &Event| {
+    let event = |writer: &mut PickleWriter<_>, event: &Event| {
         writer.dict(|writer| {
             writer.text_entry("action", event.action.name())?;
             let numbers = [("addr", event.address), ("size", event.bytes), ("time_us", event.time_us)];
@@ -32,7 +32,7 @@ fn recorded(events: &[Event], frame: impl Fn(&Event) -> (String, String, u32)) -
             })
         })
     };
-    let mut writer = Writer::new(Vec::new()).unwrap();
+    let mut writer = PickleWriter::new(Vec::new()).unwrap();
     let written = writer.dict(|writer| {
         writer.text("device_traces")?;
         writer.list(|writer| writer.list(|writer| events.iter().try_for_each(|made| event(writer, made))))

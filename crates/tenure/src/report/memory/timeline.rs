@@ -6,7 +6,7 @@
 
 use rustc_hash::FxHashMap;
 use tenure_alloc::snapshot::SnapshotState;
-use tenure_alloc::{Action, Address, Event, Snapshot};
+use tenure_alloc::{Address, HistoryAction, HistoryEvent, Snapshot};
 use tenure_core::Tag;
 
 use crate::report::axis::Unit;
@@ -35,7 +35,7 @@ pub(super) fn class(tag: Tag) -> String {
 }
 
 /// Returns the live bytes by tag before the first event, and every later change, the last first.
-fn rewind(snapshot: &Snapshot, events: &[Event], bins: &Bins) -> ([u64; Tag::ALL.len()], Vec<Change>) {
+fn rewind(snapshot: &Snapshot, events: &[HistoryEvent], bins: &Bins) -> ([u64; Tag::ALL.len()], Vec<Change>) {
     let blocks = snapshot.segments.iter().flat_map(|segment| &segment.blocks);
     let mut live: FxHashMap<Address, (Tag, u64)> = blocks
         .filter(|block| block.state != SnapshotState::Inactive)
@@ -44,8 +44,8 @@ fn rewind(snapshot: &Snapshot, events: &[Event], bins: &Bins) -> ([u64; Tag::ALL
     let mut changes = Vec::new();
     for (index, event) in events.iter().enumerate().rev() {
         let gained = match event.action {
-            Action::Alloc => live.remove(&event.address),
-            Action::FreeCompleted => {
+            HistoryAction::Alloc => live.remove(&event.address),
+            HistoryAction::FreeCompleted => {
                 let purpose = (event.tag, event.bytes);
                 live.insert(event.address, purpose);
                 Some(purpose)
@@ -54,7 +54,7 @@ fn rewind(snapshot: &Snapshot, events: &[Event], bins: &Bins) -> ([u64; Tag::ALL
         };
         if let Some((tag, bytes)) = gained {
             let bin = bins.of_event(index);
-            let gains = event.action == Action::Alloc;
+            let gains = event.action == HistoryAction::Alloc;
             changes.push(Change { bin, group: tag as usize, bytes, gains });
         }
     }
