@@ -95,8 +95,8 @@ fn axpy(stream: StreamId) -> Launch {
 
 #[test]
 fn a_launch_is_written_with_all_that_is_known_of_it() {
+    let line = line!() + 1;
     let text = axpy(StreamId(0x10)).to_string();
-    let line = line!();
     let stream = StreamId(0x10);
     let place = format!("{}:{line}:", file!());
     assert!(text.starts_with(&format!("`axpy` (launch 17 on stream {stream}, grid 128x1x1, block 256x1x1, {place}")));
@@ -132,8 +132,8 @@ fn a_launch_that_was_taken_back_is_not_shown() {
 fn the_launch_check_takes_what_a_launch_returns() {
     let driver = sim(0);
     let stream = driver.create_stream(Priority::Default).unwrap();
+    let line = line!() + 1;
     let launch = driver.launch(SimKernel::new("fine", stream)).unwrap();
-    let line = line!();
     assert_eq!((launch.name, launch.stream, launch.at.unwrap().line()), ("fine", stream, line));
     check_launch(&*driver, &launch).unwrap();
     let next = driver.launch(SimKernel::new("stray", stream).body(|memory| memory.write(0x1000, &[1]))).unwrap();
