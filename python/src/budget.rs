@@ -463,7 +463,12 @@ impl BudgetInner {
 
     /// Saves a tensor's bytes. Returns `None` if they stay in memory: moving them gains nothing, or they are not
     /// Tenure's.
-    fn save(&self, look: SavedFacts, stream: usize, name: String) -> Result<Option<Arc<offload::SavedHandle>>, OffloadError> {
+    fn save(
+        &self,
+        look: SavedFacts,
+        stream: usize,
+        name: String,
+    ) -> Result<Option<Arc<offload::SavedHandle>>, OffloadError> {
         let Bytes { address, bytes, version } = look.bytes;
         let stream = self.stream(stream);
         if stream.as_ref().is_some_and(is_captured) {

@@ -66,7 +66,7 @@ pub use event::Event;
 pub use executor::Executor;
 pub use launches::{LaunchRegistry, RECENT_LAUNCHES};
 pub use opened::OpenedMemory;
-pub use platform::{DeviceLink, Platform, Properties};
+pub use platform::{LinkKind, Platform, Properties};
 pub use stream::{Stream, StreamGuard, StreamKind};
 pub use streams::{STREAMS_PER_POOL, Streams};
 pub use tenure_core::Clock;

@@ -21,7 +21,7 @@ pub trait Platform: Send + Sync {
     fn can_access_peer(&self, device: u8, peer: u8) -> Result<bool, CallError>;
 
     /// Returns how `device` reaches `peer`, or `None` where the system does not tell.
-    fn link(&self, device: u8, peer: u8) -> Option<DeviceLink>;
+    fn link(&self, device: u8, peer: u8) -> Option<LinkKind>;
 
     /// Returns the driver of a device: started on the first call, and the same one at every later call.
     fn driver(&self, device: u8) -> Result<Arc<dyn Driver>, CallError>;
@@ -57,7 +57,7 @@ pub struct Properties {
 /// The fastest way from one device to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum DeviceLink {
+pub enum LinkKind {
     /// NVLink connections between the two devices.
     NvLink {
         /// The number of links.

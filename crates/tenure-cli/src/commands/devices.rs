@@ -146,7 +146,7 @@ fn links(devices: &[DeviceEntry]) -> String {
 mod tests {
     use tenure::device::sim::SimConfig;
     use tenure_device::sim::SimPlatform;
-    use tenure_device::{DeviceLink, ErrorKind};
+    use tenure_device::{ErrorKind, LinkKind};
 
     use super::*;
 
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn links_are_a_matrix() {
-        let platform = platform(3).with_link(0, 2, Some(DeviceLink::PciSwitch), true).with_link(1, 2, None, false);
+        let platform = platform(3).with_link(0, 2, Some(LinkKind::PciSwitch), true).with_link(1, 2, None, false);
         let text = text(&Listing::new(&platform));
         let matrix = "\
 links       cuda:0                   cuda:1                   cuda:2

@@ -7,7 +7,7 @@ use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus, Topol
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::{Device, Nvml};
 
-use crate::{DeviceLink, DeviceProcess, Properties};
+use crate::{DeviceProcess, LinkKind, Properties};
 
 /// The largest number of NVLinks on a device (`NVML_NVLINK_MAX_LINKS`).
 const MAX_LINKS: u32 = 18;
@@ -27,16 +27,16 @@ pub(super) fn processes(properties: &Properties) -> Option<Vec<DeviceProcess>> {
 }
 
 /// Returns the link between two devices.
-pub(super) fn link(from: &Properties, to: &Properties) -> Option<DeviceLink> {
+pub(super) fn link(from: &Properties, to: &Properties) -> Option<LinkKind> {
     let from = find(from)?;
     let to = find(to)?;
     if from.p2p_status(&to, P2pCapabilitiesIndex::NvLink).is_ok_and(|status| status == P2pStatus::Ok) {
-        return Some(DeviceLink::NvLink { count: nv_links(&from, &to) });
+        return Some(LinkKind::NvLink { count: nv_links(&from, &to) });
     }
     Some(match from.topology_common_ancestor(to).ok()? {
-        TopologyLevel::Internal | TopologyLevel::Single | TopologyLevel::Multiple => DeviceLink::PciSwitch,
-        TopologyLevel::HostBridge => DeviceLink::HostBridge,
-        TopologyLevel::Node | TopologyLevel::System => DeviceLink::System,
+        TopologyLevel::Internal | TopologyLevel::Single | TopologyLevel::Multiple => LinkKind::PciSwitch,
+        TopologyLevel::HostBridge => LinkKind::HostBridge,
+        TopologyLevel::Node | TopologyLevel::System => LinkKind::System,
     })
 }
 

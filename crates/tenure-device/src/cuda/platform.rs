@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::error::{check, started};
 use super::{CudaDriver, nvml};
-use crate::{Call, CallError, DeviceLink, Driver, ErrorKind, Platform, Properties};
+use crate::{Call, CallError, Driver, ErrorKind, LinkKind, Platform, Properties};
 
 /// The oldest CUDA version that has every driver function used here: `cuEventElapsedTime_v2` came with 12.8.
 const NEEDED_VERSION: u32 = 12_080;
@@ -90,7 +90,7 @@ impl Platform for CudaPlatform {
         Ok(can != 0)
     }
 
-    fn link(&self, device: u8, peer: u8) -> Option<DeviceLink> {
+    fn link(&self, device: u8, peer: u8) -> Option<LinkKind> {
         nvml::link(&self.properties(device).ok()?, &self.properties(peer).ok()?)
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::host::Registrations;
 use super::{SimConfig, SimDriver};
-use crate::{Call, CallError, DeviceLink, Driver, ErrorKind, Platform, Properties};
+use crate::{Call, CallError, Driver, ErrorKind, LinkKind, Platform, Properties};
 
 /// The CUDA version that simulated devices report.
 const VERSION: u32 = 13_000;
@@ -21,7 +21,7 @@ pub struct SimPlatform {
 }
 
 struct Pair {
-    link: Option<DeviceLink>,
+    link: Option<LinkKind>,
     peer_access: bool,
 }
 
@@ -40,7 +40,7 @@ impl SimPlatform {
     }
 
     /// Sets how `a` and `b` reach each other.
-    pub fn with_link(mut self, a: u8, b: u8, link: Option<DeviceLink>, peer_access: bool) -> Self {
+    pub fn with_link(mut self, a: u8, b: u8, link: Option<LinkKind>, peer_access: bool) -> Self {
         self.pairs.insert((a.min(b), a.max(b)), Pair { link, peer_access });
         self
     }
@@ -76,7 +76,7 @@ impl SimPlatform {
 
     /// Returns the connection of two devices, or `None` for a device and itself.
     fn pair(&self, device: u8, peer: u8) -> Option<&Pair> {
-        const DEFAULT: Pair = Pair { link: Some(DeviceLink::NvLink { count: 18 }), peer_access: true };
+        const DEFAULT: Pair = Pair { link: Some(LinkKind::NvLink { count: 18 }), peer_access: true };
         let pair = (device.min(peer), device.max(peer));
         (device != peer).then(|| self.pairs.get(&pair).unwrap_or(&DEFAULT))
     }
@@ -118,7 +118,7 @@ impl Platform for SimPlatform {
         Ok(self.pair(device, peer).is_some_and(|pair| pair.peer_access))
     }
 
-    fn link(&self, device: u8, peer: u8) -> Option<DeviceLink> {
+    fn link(&self, device: u8, peer: u8) -> Option<LinkKind> {
         self.pair(device, peer)?.link
     }
 

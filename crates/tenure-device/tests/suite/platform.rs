@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenure_core::Device;
 use tenure_device::sim::{SimConfig, SimPlatform};
-use tenure_device::{DeviceLink, ErrorKind, Platform};
+use tenure_device::{ErrorKind, LinkKind, Platform};
 
 use crate::common::kind;
 
@@ -47,11 +47,11 @@ fn properties_tell_devices_apart() {
 
 #[test]
 fn devices_reach_each_other_as_was_said() {
-    let platform = platform(3).with_link(2, 0, Some(DeviceLink::System), false).with_link(1, 2, None, true);
+    let platform = platform(3).with_link(2, 0, Some(LinkKind::System), false).with_link(1, 2, None, true);
     let ways = |a, b| (platform.link(a, b), platform.can_access_peer(a, b).unwrap());
     for (a, b, expected) in [
-        (0, 1, (Some(DeviceLink::NvLink { count: 18 }), true)),
-        (0, 2, (Some(DeviceLink::System), false)),
+        (0, 1, (Some(LinkKind::NvLink { count: 18 }), true)),
+        (0, 2, (Some(LinkKind::System), false)),
         (1, 2, (None, true)),
     ] {
         assert_eq!((ways(a, b), ways(b, a)), (expected, expected));

@@ -5,7 +5,7 @@ mod host;
 use std::fs;
 
 use serde::Serialize;
-use tenure_device::{DeviceLink, Driver, Platform, Properties, cuda};
+use tenure_device::{Driver, LinkKind, Platform, Properties, cuda};
 
 pub use host::Host;
 
@@ -171,13 +171,13 @@ fn uuid(bytes: [u8; 16]) -> String {
     text
 }
 
-fn link_name(link: DeviceLink) -> String {
+fn link_name(link: LinkKind) -> String {
     match link {
-        DeviceLink::NvLink { count: 1 } => "1 NVLink".into(),
-        DeviceLink::NvLink { count } => format!("{count} NVLinks"),
-        DeviceLink::PciSwitch => "PCI switch".into(),
-        DeviceLink::HostBridge => "host bridge".into(),
-        DeviceLink::System => "across processors".into(),
+        LinkKind::NvLink { count: 1 } => "1 NVLink".into(),
+        LinkKind::NvLink { count } => format!("{count} NVLinks"),
+        LinkKind::PciSwitch => "PCI switch".into(),
+        LinkKind::HostBridge => "host bridge".into(),
+        LinkKind::System => "across processors".into(),
         link => format!("{link:?}"),
     }
 }
