@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use tenure_agent::Measured;
-use tenure_agent::serve::Request;
+use tenure_agent::serve::AgentRequest;
 use tenure_agent::serve::frame::{Frame, Kind, MAGIC, VERSION};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -22,10 +22,10 @@ fuzz_target!(|bytes: &[u8]| {
         let again = measured.to_json().expect("it came as JSON");
         assert_eq!(Measured::from_json(&again).expect("it was valid"), measured);
     }
-    match Request::from_json(&frame.body) {
+    match AgentRequest::from_json(&frame.body) {
         Ok(request) => {
             let again = request.to_json().expect("it came as JSON");
-            assert_eq!(Request::from_json(&again).expect("it was valid"), request);
+            assert_eq!(AgentRequest::from_json(&again).expect("it was valid"), request);
         }
         Err(error) => assert_eq!(error.to_string().lines().count(), 1),
     }

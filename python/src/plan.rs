@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde_json::json;
-use tenure::agent::serve::{Address, Client, Options, Request, plan_of};
+use tenure::agent::serve::{self, Address, AgentOptions, AgentRequest, plan_of};
 use tenure::agent::{Measured, Policy};
 use tenure::plan::planner::{Planner, Scheduled};
 use tenure::plan::{bound, simulate};
@@ -158,7 +158,7 @@ pub(crate) fn simulate_mapping(py: Python<'_>, problem: &Problem, mapping: &Mapp
 
 /// A connection to an agent.
 #[pyclass(frozen, module = "tenure._native")]
-pub(crate) struct AgentClient(Mutex<Client>);
+pub(crate) struct AgentClient(Mutex<serve::AgentClient>);
 
 #[pymethods]
 impl AgentClient {
@@ -168,7 +168,7 @@ impl AgentClient {
             Ok(address) => Address::Tcp(address),
             Err(_) => Address::Unix(address.into()),
         };
-        py.detach(|| Client::connect(&address)).map(|client| Self(Mutex::new(client))).map_err(said)
+        py.detach(|| serve::AgentClient::connect(&address)).map(|client| Self(Mutex::new(client))).map_err(said)
     }
 
     /// Asks the agent for a plan. Returns the mapping, its file, and facts about it as JSON.
@@ -197,18 +197,19 @@ impl AgentClient {
 
 impl AgentClient {
     /// Calls the agent. Threads take turns.
-    fn client<T, E: ToString>(&self, call: impl FnOnce(&mut Client) -> Result<T, E>) -> PyResult<T> {
+    fn client<T, E: ToString>(&self, call: impl FnOnce(&mut serve::AgentClient) -> Result<T, E>) -> PyResult<T> {
         let mut client = self.0.lock().map_err(said)?;
         call(&mut client).map_err(said)
     }
 }
 
-fn request(problem: &Problem, options: &str) -> PyResult<Request> {
-    let options: Options = serde_json::from_str(options).map_err(|error| PyValueError::new_err(error.to_string()))?;
+fn request(problem: &Problem, options: &str) -> PyResult<AgentRequest> {
+    let options: AgentOptions =
+        serde_json::from_str(options).map_err(|error| PyValueError::new_err(error.to_string()))?;
     if problem.0.tiers().is_empty() && options.fast_bytes.is_none() {
         return Err(complaint("the problem names no tiers: give fast_bytes, or a problem with tiers".into()));
     }
-    Request::new(problem.0.clone(), options).map_err(|error| PyValueError::new_err(error.to_string()))
+    AgentRequest::new(problem.0.clone(), options).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 fn said(error: impl ToString) -> PyErr {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use tenure_core::Tag;
 use tenure_plan::Problem;
 use tenure_plan::planner::{Decisions, Decoder, Treatment};
-use tenure_plan::problem::{Link, Tensor};
+use tenure_plan::problem::{ProblemLink, ProblemTensor};
 
 use crate::market::Market;
 use crate::marl::ROUNDS;
@@ -117,7 +117,7 @@ fn group(problem: &Problem) -> (Vec<usize>, Vec<usize>) {
     }
     let mut numbers = HashMap::new();
     let mut members = Vec::new();
-    let mut group = |(tensor, maker): (&Tensor, &str)| {
+    let mut group = |(tensor, maker): (&ProblemTensor, &str)| {
         let size = tensor.bytes.max(1).ilog2() / 2;
         let group = *numbers.entry((tensor.tag, maker.to_owned(), size)).or_insert(members.len());
         if group == members.len() {
@@ -236,7 +236,7 @@ impl<'a> Seen<'a> {
     fn link_ns(&self, tensor: usize) -> f64 {
         let links = self.problem.links().iter().enumerate().filter(|(_, link)| link.from == 0 || link.to == 0).take(2);
         links
-            .map(|(number, link): (usize, &Link)| {
+            .map(|(number, link): (usize, &ProblemLink)| {
                 self.problem.moved_bytes(tensor, number) as f64 * 1e9 / link.bandwidth as f64
             })
             .sum()
@@ -260,7 +260,7 @@ fn log(value: f64) -> f64 {
 mod tests {
     use tenure_plan::planner::{Decoder, Objective};
     use tenure_plan::problem::generate::Family;
-    use tenure_plan::problem::{Problem, Recompute};
+    use tenure_plan::problem::{Problem, ProblemRecompute};
 
     use super::Choices;
     use crate::policy::Policy;
@@ -270,7 +270,7 @@ mod tests {
         let mut parts = Family::Layered.contended(3).unwrap().told.into_parts();
         // There is nothing to move and nothing to recompute.
         for tensor in parts.tensors.iter_mut().filter(|tensor| tensor.recompute.is_some()) {
-            (tensor.bytes, tensor.recompute) = (0, Some(Recompute { time_ns: 0, inputs: vec![] }));
+            (tensor.bytes, tensor.recompute) = (0, Some(ProblemRecompute { time_ns: 0, inputs: vec![] }));
         }
         let problem = Problem::new(parts).unwrap();
         let choices =

@@ -1,6 +1,6 @@
 //! The market: prices of room, the tensors' bids at these prices, and the room that they get.
 
-use tenure_plan::{Placement, Problem};
+use tenure_plan::{FixedPlacement, Problem};
 
 /// A problem as sellers and buyers see it. It depends neither on the unit of bytes nor on the number of kernels.
 pub(crate) struct Market<'a> {
@@ -123,16 +123,16 @@ impl<'a> Market<'a> {
 
     /// Gives room to buyers in the order of their bids, each if it fits, and the rest to tensors that gain nothing from
     /// it.
-    pub(crate) fn place(&self, bids: &[f64]) -> Placement {
+    pub(crate) fn place(&self, bids: &[f64]) -> FixedPlacement {
         let mut order: Vec<usize> = (0..bids.len()).collect();
         order.sort_by(|left, right| bids[*right].total_cmp(&bids[*left]));
         let order = order.into_iter().map(|buyer| self.buyers[buyer].tensor);
         let others = 0..self.problem.tensors().len();
-        Placement::first_fit(self.problem, order.chain(others), self.capacity_bytes)
+        FixedPlacement::first_fit(self.problem, order.chain(others), self.capacity_bytes)
     }
 
     /// Returns the bytes taken at each kernel, divided by the capacity.
-    pub(crate) fn taken(&self, placement: &Placement) -> Vec<f64> {
+    pub(crate) fn taken(&self, placement: &FixedPlacement) -> Vec<f64> {
         let live = self.problem.live_bytes(|tensor| placement.is_fast(tensor));
         live.into_iter().map(|bytes| bytes as f64 / self.capacity()).collect()
     }

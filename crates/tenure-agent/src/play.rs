@@ -1,6 +1,6 @@
 //! Rounds of the market.
 
-use tenure_plan::Placement;
+use tenure_plan::FixedPlacement;
 use tenure_tensor::{Tensor, autograd};
 
 use crate::features::Scene;
@@ -69,14 +69,14 @@ impl<'a> Play<'a> {
     }
 
     /// Gives room to the highest bids.
-    pub(crate) fn place(&mut self, bids: &[f64]) -> Placement {
+    pub(crate) fn place(&mut self, bids: &[f64]) -> FixedPlacement {
         let placement = self.market.place(bids);
         self.taken = self.market.taken(&placement);
         placement
     }
 
     /// Plays a round by the policy.
-    pub(crate) fn round(&mut self, policy: &Policy) -> tenure_tensor::Result<Placement> {
+    pub(crate) fn round(&mut self, policy: &Policy) -> tenure_tensor::Result<FixedPlacement> {
         let changes = autograd::no_grad(|| self.changes_by(policy)?.to_vec::<f32>())?;
         let bids = self.change(changes.into_iter().map(f64::from).collect());
         Ok(self.place(&bids))

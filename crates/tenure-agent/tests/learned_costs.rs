@@ -8,7 +8,7 @@ use std::time::Duration;
 use tenure_agent::{Learner, Marl, Measured};
 use tenure_core::Tag;
 use tenure_plan::planner::{Objective, Planned, PlannerOptions};
-use tenure_plan::problem::{Access, Kernel, Parts, Tensor, Tier};
+use tenure_plan::problem::{ProblemAccess, ProblemKernel, ProblemParts, ProblemTensor, ProblemTier};
 use tenure_plan::{Plan, Planner, Problem};
 
 const MB: u64 = 1_000_000;
@@ -16,7 +16,7 @@ const MB: u64 = 1_000_000;
 /// Returns a problem with tensors of 90 MB. For each tensor, one kernel reads `read_mb` of it. Each tier has a capacity
 /// in MB and a time in ns for each byte.
 fn problem(read_mb: &[u64], tiers: &[(Option<u64>, u64)]) -> Problem {
-    let tier = |(number, (capacity_mb, byte_ns)): (usize, &(Option<u64>, u64))| Tier {
+    let tier = |(number, (capacity_mb, byte_ns)): (usize, &(Option<u64>, u64))| ProblemTier {
         name: number.to_string(),
         capacity: capacity_mb.map(|mb| mb * MB),
         is_reachable: true,
@@ -25,28 +25,28 @@ fn problem(read_mb: &[u64], tiers: &[(Option<u64>, u64)]) -> Problem {
         latency_ns: 0,
         loaded: Vec::new(),
     };
-    let tensor = |number: usize| Tensor {
+    let tensor = |number: usize| ProblemTensor {
         key: number.to_string(),
         bytes: 90 * MB,
         tag: Tag::Weight,
         compression: None,
         recompute: None,
     };
-    Problem::new(Parts {
+    Problem::new(ProblemParts {
         name: "weights".into(),
         tiers: tiers.iter().enumerate().map(tier).collect(),
         tensors: (0..read_mb.len()).map(tensor).collect(),
         kernels: read_mb
             .iter()
             .enumerate()
-            .map(|(tensor, mb)| Kernel {
+            .map(|(tensor, mb)| ProblemKernel {
                 name: tensor.to_string(),
                 time_ns: mb * MB,
-                reads: vec![Access { tensor, bytes: mb * MB }],
+                reads: vec![ProblemAccess { tensor, bytes: mb * MB }],
                 writes: Vec::new(),
             })
             .collect(),
-        ..Parts::default()
+        ..ProblemParts::default()
     })
     .unwrap()
 }

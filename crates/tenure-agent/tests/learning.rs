@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tenure_agent::{Learner, Marl, Measured};
 use tenure_plan::planner::{Objective, PlannerOptions};
-use tenure_plan::problem::Tier;
+use tenure_plan::problem::ProblemTier;
 use tenure_plan::problem::generate::{Family, Uncertain};
 use tenure_plan::{Plan, Planner, Problem};
 
@@ -47,7 +47,7 @@ impl Virtual {
     fn memory_bound(family: Family, seed: u64) -> Self {
         let mut parts = family.program(seed);
         let peak = Problem::new(parts.clone()).unwrap().peak_bytes();
-        let tier = |name: &str, capacity, bandwidth| Tier {
+        let tier = |name: &str, capacity, bandwidth| ProblemTier {
             name: name.into(),
             capacity,
             is_reachable: true,

@@ -10,7 +10,7 @@ use tenure_agent::{Marl, Policy};
 use tenure_core::Tag;
 use tenure_plan::planner::{Evaluator, Objective, Planned, PlannerError, PlannerOptions};
 use tenure_plan::problem::generate::Family;
-use tenure_plan::problem::{Access, Kernel, Parts, Tensor, Tier};
+use tenure_plan::problem::{ProblemAccess, ProblemKernel, ProblemParts, ProblemTensor, ProblemTier};
 use tenure_plan::{PlanError, Planner, Problem, Rule, simulate};
 
 fn options(objective: Objective, evaluations: u64, seed: u64) -> PlannerOptions {
@@ -31,7 +31,7 @@ fn density_score(problem: &Problem) -> f64 {
 
 /// Returns the problem with two tiers, of which the fast one has `bytes` bytes.
 fn with_capacity(problem: &Problem, bytes: u64) -> Problem {
-    let tier = |name: &str, capacity| Tier {
+    let tier = |name: &str, capacity| ProblemTier {
         name: name.into(),
         capacity,
         is_reachable: true,
@@ -126,7 +126,7 @@ fn limits_are_kept() {
 
 #[test]
 fn what_holds_nothing_is_planned_too() {
-    let parts = with_capacity(&Problem::new(Parts::default()).unwrap(), 10).into_parts();
+    let parts = with_capacity(&Problem::new(ProblemParts::default()).unwrap(), 10).into_parts();
     for objective in [Objective::Score, Objective::Makespan] {
         let nothing = Problem::new(parts.clone()).unwrap();
         assert!(plan(Policy::trained().unwrap(), &nothing, &options(objective, 3, 0)).plan.places.is_empty());
@@ -134,7 +134,7 @@ fn what_holds_nothing_is_planned_too() {
         let planned = plan(Policy::trained().unwrap(), &everything, &options(objective, 3, 0));
         assert_eq!(score(&everything, &planned), 1.0);
     }
-    let bare = Problem::new(Parts::default()).unwrap();
+    let bare = Problem::new(ProblemParts::default()).unwrap();
     let refused =
         Marl::trained().unwrap().plan(&bare, &options(Objective::Score, 3, 0), &mut |_| ControlFlow::Continue(()));
     assert_eq!(refused.unwrap_err(), PlannerError::Plan(PlanError::NoTiers));
@@ -157,7 +157,7 @@ proptest! {
 
 #[test]
 fn what_wins_nothing_has_the_room_that_is_left() {
-    let tier = |name: &str, is_reachable, capacity| Tier {
+    let tier = |name: &str, is_reachable, capacity| ProblemTier {
         name: name.into(),
         capacity,
         is_reachable,
@@ -166,11 +166,12 @@ fn what_wins_nothing_has_the_room_that_is_left() {
         latency_ns: 0,
         loaded: Vec::new(),
     };
-    let tensor = |key: &str, tag| Tensor { key: key.into(), bytes: 100, tag, compression: None, recompute: None };
-    let access = |tensor, bytes| vec![Access { tensor, bytes }];
-    let kernel = |reads, writes| Kernel { name: "k".into(), time_ns: 100, reads, writes };
+    let tensor =
+        |key: &str, tag| ProblemTensor { key: key.into(), bytes: 100, tag, compression: None, recompute: None };
+    let access = |tensor, bytes| vec![ProblemAccess { tensor, bytes }];
+    let kernel = |reads, writes| ProblemKernel { name: "k".into(), time_ns: 100, reads, writes };
     for others in [vec![], vec![tier("disk", false, None)], vec![tier("slow", true, None)]] {
-        let parts = Parts {
+        let parts = ProblemParts {
             tiers: std::iter::once(tier("fast", true, Some(1000))).chain(others).collect(),
             tensors: vec![
                 tensor("a", Tag::Activation),
@@ -179,7 +180,7 @@ fn what_wins_nothing_has_the_room_that_is_left() {
                 tensor("untouched", Tag::Activation),
             ],
             kernels: vec![kernel(vec![], access(0, 100)), kernel(access(0, 100), access(2, 0))],
-            ..Parts::default()
+            ..ProblemParts::default()
         };
         let problem = Problem::new(parts).unwrap();
         let planned = |objective| plan(Policy::trained().unwrap(), &problem, &options(objective, 20, 0));

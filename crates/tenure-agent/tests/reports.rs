@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use tenure_agent::serve::frame::{Frame, Kind};
-use tenure_agent::serve::{Address, Client, Learned, Options, Request, ServeError, Server, ServerConfig};
+use tenure_agent::serve::{
+    Address, AgentClient, AgentOptions, AgentRequest, AgentServer, Learned, ServeError, ServerConfig,
+};
 use tenure_agent::{Learner, Marl, Measured};
 use tenure_plan::Rule;
 
@@ -20,15 +22,15 @@ fn example(number: usize) -> &'static str {
     document.split("```json\n").nth(number + 1).unwrap().split("```").next().unwrap()
 }
 
-fn request() -> Request {
-    Request::from_json(example(0).as_bytes()).unwrap()
+fn request() -> AgentRequest {
+    AgentRequest::from_json(example(0).as_bytes()).unwrap()
 }
 
 /// Calls `client` while an agent serves.
-fn serve(learner: Option<Learner>, client: impl FnOnce(Client)) {
+fn serve(learner: Option<Learner>, client: impl FnOnce(AgentClient)) {
     let results = tempfile::tempdir().unwrap();
     let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
-    let server = Server::bind(&address, ServerConfig::new(results.path()), vec![Box::new(Rule::Density)]).unwrap();
+    let server = AgentServer::bind(&address, ServerConfig::new(results.path()), vec![Box::new(Rule::Density)]).unwrap();
     let server = match learner {
         Some(learner) => server.with_learner(learner),
         None => server,
@@ -42,7 +44,7 @@ fn serve(learner: Option<Learner>, client: impl FnOnce(Client)) {
             )
         });
         let _ends = Ends(&is_done);
-        client(Client::connect(&address).unwrap());
+        client(AgentClient::connect(&address).unwrap());
     });
 }
 
@@ -73,8 +75,8 @@ fn a_report_is_answered_as_the_documentation_says() {
 fn the_time_of_an_answer_follows_what_was_reported() {
     let folder = tempfile::tempdir().unwrap();
     serve(Some(learner(&folder.path().join("learned.json"))), |mut client| {
-        let options = Options { planner: None, ..request().options().clone() };
-        let request = Request::new(request().problem().clone(), options).unwrap();
+        let options = AgentOptions { planner: None, ..request().options().clone() };
+        let request = AgentRequest::new(request().problem().clone(), options).unwrap();
         let first = client.ask(&request).unwrap().placed;
         assert_eq!(first.makespan_us, 400.0, "as it was told");
         client.report(&Measured { mapping: first.mapping, step_ns: 900_000, kernels_ns: vec![900_000] }).unwrap();
@@ -151,7 +153,7 @@ fn refused_and_closed(report: &Measured, read: usize) -> [Result<Learned, ServeE
             drop(stream);
             answer(&mut listener.accept().unwrap().0, Kind::Learned, example(3));
         });
-        let mut client = Client::connect(&address).unwrap();
+        let mut client = AgentClient::connect(&address).unwrap();
         [client.report(report), client.report(report)]
     })
 }

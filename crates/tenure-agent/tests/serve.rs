@@ -20,7 +20,8 @@ use proptest::test_runner::{Config, TestRunner};
 use tempfile::TempDir;
 use tenure_agent::serve::frame::{Frame, Kind, MAX_BODY_BYTES};
 use tenure_agent::serve::{
-    Address, Answer, Client, MAX_SECONDS, Options, Placed, Refusal, Request, ServeError, Server, ServerConfig, Serving,
+    Address, AgentClient, AgentOptions, AgentRefusal, AgentRequest, AgentServer, Answer, MAX_SECONDS, Placed,
+    ServeError, ServerConfig, Serving,
 };
 use tenure_core::Clock;
 use tenure_plan::planner::{Evolutionary, Planned, PlannerError, PlannerOptions, Watch};
@@ -105,7 +106,7 @@ fn serve<T>(change: impl FnOnce(&mut ServerConfig), client: impl FnOnce(&Agent) 
     let restless = Restless::default();
     let planners: Vec<Box<dyn Planner + Send + Sync>> =
         vec![Box::new(Rule::Density), Box::new(Rule::Hotness), Box::new(restless.clone()), Box::new(Faulty)];
-    let server = Server::bind(&Address::Unix(socket.clone()), config, planners).unwrap();
+    let server = AgentServer::bind(&Address::Unix(socket.clone()), config, planners).unwrap();
     let agent = Agent { socket, results, restless, is_done: AtomicBool::new(false), _folder: folder };
     thread::scope(|scope| {
         scope.spawn(|| server.run(until(&agent.is_done)));
@@ -136,8 +137,8 @@ impl Drop for Ends<'_> {
 }
 
 impl Agent {
-    fn client(&self) -> Client {
-        Client::connect(&Address::Unix(self.socket.clone())).unwrap()
+    fn client(&self) -> AgentClient {
+        AgentClient::connect(&Address::Unix(self.socket.clone())).unwrap()
     }
 
     fn connect(&self) -> UnixStream {
@@ -147,13 +148,13 @@ impl Agent {
     }
 
     /// Returns the refusal that these bytes get. Checks that nothing follows and that the connection is closed.
-    fn refusal(&self, bytes: &[u8]) -> Refusal {
+    fn refusal(&self, bytes: &[u8]) -> AgentRefusal {
         let mut stream = self.connect();
         stream.write_all(bytes).unwrap();
         let frame = Frame::read(&mut stream).unwrap().expect("an answer");
         assert_eq!(frame.kind, Kind::Refused);
         assert!(Frame::read(&mut stream).unwrap().is_none(), "it is closed");
-        let refusal: Refusal = serde_json::from_slice(&frame.body).unwrap();
+        let refusal: AgentRefusal = serde_json::from_slice(&frame.body).unwrap();
         assert_eq!(refusal.message.lines().count(), 1);
         refusal
     }
@@ -164,12 +165,12 @@ impl Agent {
     }
 }
 
-fn request(options: Options) -> Request {
-    Request::new(Problem::from_json(PROBLEM).unwrap(), options).unwrap()
+fn request(options: AgentOptions) -> AgentRequest {
+    AgentRequest::new(Problem::from_json(PROBLEM).unwrap(), options).unwrap()
 }
 
-fn with_planner(planner: &str) -> Options {
-    Options { planner: Some(planner.into()), ..Options::default() }
+fn with_planner(planner: &str) -> AgentOptions {
+    AgentOptions { planner: Some(planner.into()), ..AgentOptions::default() }
 }
 
 fn frame(kind: Kind, body: &[u8]) -> Vec<u8> {
@@ -179,12 +180,12 @@ fn frame(kind: Kind, body: &[u8]) -> Vec<u8> {
 }
 
 /// Returns options of a search that goes on until it is ended.
-fn endless() -> Options {
-    Options { seconds: MAX_SECONDS, fast_bytes: Some(60), ..with_planner("restless") }
+fn endless() -> AgentOptions {
+    AgentOptions { seconds: MAX_SECONDS, fast_bytes: Some(60), ..with_planner("restless") }
 }
 
 fn proper() -> Vec<u8> {
-    frame(Kind::Place, &request(Options::default()).to_json().unwrap())
+    frame(Kind::Place, &request(AgentOptions::default()).to_json().unwrap())
 }
 
 #[test]
@@ -192,7 +193,7 @@ fn a_request_is_answered_with_a_mapping_that_every_process_can_read() {
     serve(
         |_| {},
         |agent| {
-            let answer = agent.client().ask(&request(Options::default())).unwrap();
+            let answer = agent.client().ask(&request(AgentOptions::default())).unwrap();
             assert_eq!(answer.placed.planner, "density", "the first is the default");
             assert_eq!((answer.placed.score, answer.placed.makespan_us), (answer.score, answer.makespan_us));
             assert_eq!(agent.files(), BTreeSet::from([answer.placed.mapping.clone()]));
@@ -220,11 +221,11 @@ fn a_request_is_answered_with_a_mapping_that_every_process_can_read() {
 fn the_examples_of_the_documentation_are_what_is_spoken() {
     let document = include_str!("../../../docs/reference/agent-protocol.md");
     let example = |number: usize| document.split("```json\n").nth(number + 1).unwrap().split("```").next().unwrap();
-    let asked = Request::from_json(example(0).as_bytes()).unwrap();
-    let options = Options { evaluations: Some(4000), fast_bytes: Some(100_000_000), ..with_planner("density") };
+    let asked = AgentRequest::from_json(example(0).as_bytes()).unwrap();
+    let options = AgentOptions { evaluations: Some(4000), fast_bytes: Some(100_000_000), ..with_planner("density") };
     assert_eq!(*asked.options(), options);
     let placed: Placed = serde_json::from_str(example(1)).unwrap();
-    let refusal: Refusal = serde_json::from_str(example(4)).unwrap();
+    let refusal: AgentRefusal = serde_json::from_str(example(4)).unwrap();
     assert_eq!(refusal.code, "planner");
     serve(
         |_| {},
@@ -243,13 +244,13 @@ fn options_are_followed() {
         |_| {},
         |agent| {
             let mut client = agent.client();
-            let all = Options { fast_bytes: Some(1000), ..with_planner("hotness") };
+            let all = AgentOptions { fast_bytes: Some(1000), ..with_planner("hotness") };
             let answer = client.ask(&request(all)).unwrap();
             assert_eq!((answer.placed.planner.as_str(), answer.score), ("hotness", 1.0));
-            let some = Options { evaluations: Some(77), seconds: MAX_SECONDS, ..with_planner("restless") };
+            let some = AgentOptions { evaluations: Some(77), seconds: MAX_SECONDS, ..with_planner("restless") };
             assert_eq!(client.ask(&request(some)).unwrap().placed.evaluations, 77);
             // Without the limit it would go on until the client gives up.
-            let answer = client.ask(&request(Options { seconds: 0.2, ..endless() })).unwrap();
+            let answer = client.ask(&request(AgentOptions { seconds: 0.2, ..endless() })).unwrap();
             assert!(answer.placed.seconds >= 0.2, "{answer:?}");
         },
     );
@@ -274,7 +275,7 @@ fn what_cannot_be_planned_is_refused_and_the_connection_goes_on() {
                 }
             }
             assert!(agent.files().is_empty());
-            client.ask(&request(Options::default())).unwrap();
+            client.ask(&request(AgentOptions::default())).unwrap();
         },
     );
 }
@@ -298,7 +299,7 @@ fn what_is_no_request_is_refused_and_the_connection_closed() {
             assert_eq!(agent.refusal(&frame(Kind::Placed, b"{}")).code, "kind");
             assert_eq!(agent.refusal(&frame(Kind::Place, b"\xff")).code, "body");
             assert_eq!(agent.refusal(&frame(Kind::Place, br#"{"problem": {}, "results": "/etc"}"#)).code, "body");
-            agent.client().ask(&request(Options::default())).unwrap();
+            agent.client().ask(&request(AgentOptions::default())).unwrap();
         },
     );
 }
@@ -310,7 +311,7 @@ fn no_name_in_a_request_leads_out_of_the_folder() {
         |agent| {
             let hostile = PROBLEM.replace("small", "../../escaped").replace("a/linear/out#0", "/etc/../escaped\\u0000");
             let problem = Problem::from_json(&hostile).unwrap();
-            let answer = agent.client().ask(&Request::new(problem, Options::default()).unwrap()).unwrap();
+            let answer = agent.client().ask(&AgentRequest::new(problem, AgentOptions::default()).unwrap()).unwrap();
             assert_eq!(answer.placed.mapping.parent().unwrap(), fs::canonicalize(&agent.results).unwrap());
             assert_eq!(answer.mapping.program(), "../../escaped");
             assert_eq!(agent.files().len(), 1);
@@ -329,7 +330,7 @@ fn two_clients_are_planned_for_at_once_and_silent_ones_block_no_other() {
                 let ends = Ends(&agent.restless.is_enough);
                 let slow = scope.spawn(|| agent.client().ask(&request(endless())));
                 agent.restless.wait();
-                agent.client().ask(&request(Options::default())).unwrap();
+                agent.client().ask(&request(AgentOptions::default())).unwrap();
                 assert!(!slow.is_finished());
                 drop(ends);
                 slow.join().unwrap().unwrap();
@@ -352,7 +353,7 @@ fn a_client_that_is_silent_for_too_long_is_told_and_makes_place() {
         slow.write_all(&proper()[..30]).unwrap();
         let mut client = agent.connect();
         let busy = Frame::read(&mut client).unwrap().unwrap();
-        assert_eq!(serde_json::from_slice::<Refusal>(&busy.body).unwrap().code, "busy");
+        assert_eq!(serde_json::from_slice::<AgentRefusal>(&busy.body).unwrap().code, "busy");
         // A connection's time may begin after the clock was first set forward, so it is set forward again.
         let told = thread::scope(|scope| {
             let told = scope.spawn(|| Frame::read(&mut slow));
@@ -362,9 +363,9 @@ fn a_client_that_is_silent_for_too_long_is_told_and_makes_place() {
             });
             told.join().unwrap().unwrap().unwrap()
         });
-        assert_eq!(serde_json::from_slice::<Refusal>(&told.body).unwrap().code, "time");
+        assert_eq!(serde_json::from_slice::<AgentRefusal>(&told.body).unwrap().code, "time");
         drop(slow);
-        eventually(|| agent.client().ask(&request(Options::default())).is_ok());
+        eventually(|| agent.client().ask(&request(AgentOptions::default())).is_ok());
     });
 }
 
@@ -376,9 +377,9 @@ fn a_client_that_goes_away_ends_its_planning_and_leaves_no_file() {
             let mut gone = agent.connect();
             gone.write_all(&frame(Kind::Place, &request(endless()).to_json().unwrap())).unwrap();
             agent.restless.wait();
-            assert!(agent.client().ask(&request(Options::default())).is_err(), "it is planned");
+            assert!(agent.client().ask(&request(AgentOptions::default())).is_err(), "it is planned");
             drop(gone);
-            eventually(|| agent.client().ask(&request(Options::default())).is_ok());
+            eventually(|| agent.client().ask(&request(AgentOptions::default())).is_ok());
             assert_eq!(agent.files().len(), 1);
         },
     );
@@ -415,13 +416,13 @@ fn eventually(mut happens: impl FnMut() -> bool) {
 fn an_agent_listens_on_the_loopback_too() {
     let results = tempfile::tempdir().unwrap();
     let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
-    let server = Server::bind(&address, ServerConfig::new(results.path()), vec![Box::new(Rule::Density)]).unwrap();
+    let server = AgentServer::bind(&address, ServerConfig::new(results.path()), vec![Box::new(Rule::Density)]).unwrap();
     let address = server.address().clone();
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| server.run(until(&is_done)));
         let _ends = Ends(&is_done);
-        let answer = Client::connect(&address).unwrap().ask(&request(Options::default())).unwrap();
+        let answer = AgentClient::connect(&address).unwrap().ask(&request(AgentOptions::default())).unwrap();
         assert!(answer.placed.mapping.starts_with(fs::canonicalize(results.path()).unwrap()));
     });
 }
@@ -431,18 +432,18 @@ fn a_client_beyond_the_limit_reads_why_whatever_was_sent() {
     let results = tempfile::tempdir().unwrap();
     let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
     let config = ServerConfig { connections: 1, patience: LONG, ..ServerConfig::new(results.path()) };
-    let server = Server::bind(&address, config, vec![Box::new(Rule::Density)]).unwrap();
+    let server = AgentServer::bind(&address, config, vec![Box::new(Rule::Density)]).unwrap();
     let address = server.address().clone();
     let is_done = AtomicBool::new(false);
     let mut problem = Problem::from_json(PROBLEM).unwrap().into_parts();
     problem.source = "long ".repeat(200_000);
-    let request = Request::new(Problem::new(problem).unwrap(), Options::default()).unwrap();
+    let request = AgentRequest::new(Problem::new(problem).unwrap(), AgentOptions::default()).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| server.run(until(&is_done)));
         let _ends = Ends(&is_done);
-        let _served = Client::connect(&address).unwrap();
+        let _served = AgentClient::connect(&address).unwrap();
         for _ in 0..20 {
-            let refused = Client::connect(&address).unwrap().ask(&request);
+            let refused = AgentClient::connect(&address).unwrap().ask(&request);
             assert!(
                 matches!(&refused, Err(ServeError::Refused { refusal, .. }) if refusal.code == "busy"),
                 "{refused:?}"
@@ -456,16 +457,16 @@ fn a_server_needs_a_folder_and_a_planner() {
     let folder = tempfile::tempdir().unwrap();
     let address = Address::Unix(folder.path().join("agent.sock"));
     let missing = ServerConfig::new(folder.path().join("missing"));
-    let error = Server::bind(&address, missing, vec![Box::new(Rule::Density)]).err().unwrap();
+    let error = AgentServer::bind(&address, missing, vec![Box::new(Rule::Density)]).err().unwrap();
     assert!(matches!(error, ServeError::Results { .. }), "{error}");
-    let error = Server::bind(&address, ServerConfig::new(folder.path()), vec![]).err().unwrap();
+    let error = AgentServer::bind(&address, ServerConfig::new(folder.path()), vec![]).err().unwrap();
     assert!(matches!(error, ServeError::NoPlanners), "{error}");
 }
 
 /// Generates hostile messages: arbitrary bytes, a frame with an arbitrary body, a request that is cut off, and one with
 /// some bytes changed.
 fn hostile() -> impl Strategy<Value = Vec<u8>> {
-    let body = request(Options::default()).to_json().unwrap();
+    let body = request(AgentOptions::default()).to_json().unwrap();
     let length = body.len() + 12;
     let changes = prop::collection::vec((0..length, any::<u8>()), 1..4);
     let mutated = |(changes, body): (Vec<(usize, u8)>, Vec<u8>)| {
@@ -512,7 +513,7 @@ fn ten_thousand_hostile_messages_leave_the_agent_as_it_was() {
                 }
             }
             assert!(refused > MESSAGES / 2, "{refused} were refused");
-            let answer = agent.client().ask(&request(Options::default())).unwrap();
+            let answer = agent.client().ask(&request(AgentOptions::default())).unwrap();
             answered.insert(answer.placed.mapping);
             assert_eq!(agent.files(), answered, "nothing else was written");
         },
@@ -542,9 +543,9 @@ fn another_programs_agent_takes_its_place() {
     let _agent = Example(python.spawn().unwrap());
     eventually(|| UnixStream::connect(&socket).is_ok());
     assert!(!python.status().unwrap().success(), "another does not take its socket");
-    let mut client = Client::connect(&Address::Unix(socket.clone())).unwrap();
-    let small = Options { fast_bytes: Some(60), ..Options::default() };
-    for options in [Options::default(), small] {
+    let mut client = AgentClient::connect(&Address::Unix(socket.clone())).unwrap();
+    let small = AgentOptions { fast_bytes: Some(60), ..AgentOptions::default() };
+    for options in [AgentOptions::default(), small] {
         let request = request(options);
         let answer = client.ask(&request).unwrap();
         let capacity = request.problem().tiers()[0].capacity.unwrap();
@@ -558,7 +559,7 @@ fn another_programs_agent_takes_its_place() {
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.write_all(b"TNAG\x02\0\x01\0\0\0\0\0").unwrap();
     let refused = Frame::read(&mut stream).unwrap().unwrap();
-    assert_eq!(serde_json::from_slice::<Refusal>(&refused.body).unwrap().code, "version");
+    assert_eq!(serde_json::from_slice::<AgentRefusal>(&refused.body).unwrap().code, "version");
     assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it is closed");
 }
 
@@ -581,8 +582,8 @@ fn told(replies: &[Vec<u8>]) -> Vec<Result<Answer, ServeError>> {
                 })
                 .collect::<Vec<UnixStream>>()
         });
-        let mut client = Client::connect(&Address::Unix(socket.clone())).unwrap();
-        replies.iter().map(|_| client.ask(&request(Options::default()))).collect()
+        let mut client = AgentClient::connect(&Address::Unix(socket.clone())).unwrap();
+        replies.iter().map(|_| client.ask(&request(AgentOptions::default()))).collect()
     })
 }
 

@@ -11,8 +11,8 @@ use tenure_nn::models::{Bert, BertConfig, Gpt2, Gpt2Config, ResNet, ResNetConfig
 use tenure_nn::optim::{Adam, Optimizer};
 use tenure_nn::train::{Classification, Plan, Score, StepMemory, Task, Trainer};
 use tenure_nn::{Module, Scope, module, purpose};
-use tenure_plan::problem::{Problem, Tier as PlannedTier};
-use tenure_plan::{Mapping, Placement as PlannedPlacement, Rule};
+use tenure_plan::problem::{Problem, ProblemTier};
+use tenure_plan::{FixedPlacement, Mapping, Rule};
 use tenure_tensor::ops::CrossEntropy;
 use tenure_tensor::random::{self, Generator};
 use tenure_tensor::{DType, Device, Tensor, threads};
@@ -79,8 +79,8 @@ fn train(placement: Option<&Placement>, steps: u64) -> (Vec<u32>, Vec<Report>, S
     (losses, trainer.task().seen.lock().clone(), memory)
 }
 
-fn planned(name: &str, capacity: Option<u64>) -> PlannedTier {
-    PlannedTier {
+fn planned(name: &str, capacity: Option<u64>) -> ProblemTier {
+    ProblemTier {
         name: name.into(),
         capacity,
         is_reachable: true,
@@ -119,7 +119,7 @@ fn a_training_run_follows_its_mapping_to_the_last_byte_and_learns_the_same() {
     let problem = recorded(|| drop(train(None, 2)));
     // Every other tensor, as far as they fit: neither all weights nor all activations.
     let order = (0..problem.tensors().len()).step_by(2);
-    let plan = PlannedPlacement::first_fit(&problem, order, problem.tiers()[0].capacity.unwrap()).plan();
+    let plan = FixedPlacement::first_fit(&problem, order, problem.tiers()[0].capacity.unwrap()).plan();
 
     // The mapping goes through a file, as between processes.
     let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! The machine of a step: the memory it runs in, and the tiers that it can spill to.
 
-use tenure_plan::problem::{self, Tier};
+use tenure_plan::problem::{self, ProblemTier};
 use tenure_tier::{Destination, LinkStatistics, Links, Mover};
 
 /// A tier to spill to, and the transfers there and back.
@@ -67,8 +67,8 @@ impl SpillLink {
 impl Machine {
     /// Returns the tiers and links of a problem whose first tier has `bytes` bytes. Links lead from that tier to each
     /// other one and back.
-    pub(crate) fn tiers(&self, bytes: u64) -> (Vec<Tier>, Vec<problem::Link>) {
-        let tier = |name: &str, capacity, is_reachable| Tier {
+    pub(crate) fn tiers(&self, bytes: u64) -> (Vec<ProblemTier>, Vec<problem::ProblemLink>) {
+        let tier = |name: &str, capacity, is_reachable| ProblemTier {
             name: name.into(),
             capacity,
             is_reachable,
@@ -81,7 +81,7 @@ impl Machine {
         let mut links = Vec::new();
         for (number, link) in self.links.iter().enumerate() {
             tiers.push(tier(&link.name, link.capacity, false));
-            let way = |from, to, bandwidth, shared_with| problem::Link { from, to, bandwidth, shared_with };
+            let way = |from, to, bandwidth, shared_with| problem::ProblemLink { from, to, bandwidth, shared_with };
             let tier = number + 1;
             let first = links.len();
             links.extend(match link.shared_bandwidth {

@@ -232,7 +232,8 @@ mod tests {
         profiled.makings = vec![making(4), making(5)];
         profiled.operated = vec![0, 2, 4, 5];
         let drops = |number| {
-            let step = tenure_plan::plan::Step { tensor: number, kernel: 2, action: tenure_plan::plan::Action::Drop };
+            let step =
+                tenure_plan::plan::PlanStep { tensor: number, kernel: 2, action: tenure_plan::plan::PlanAction::Drop };
             Schedule::of(&profiled.profile, &tenure_plan::Plan { places: vec![0, 0], steps: vec![step] })
         };
         let repeated = [0, 1].map(|number| profiled.repeated(&drops(number)));

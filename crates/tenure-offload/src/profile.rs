@@ -2,7 +2,7 @@
 
 use tenure_core::Tag;
 use tenure_plan::Problem;
-use tenure_plan::problem::{Access, Kernel, Parts, Recompute, Tensor};
+use tenure_plan::problem::{ProblemAccess, ProblemKernel, ProblemParts, ProblemRecompute, ProblemTensor};
 
 use crate::error::{Needed, ProfileError};
 use crate::identity::{ResidentIndex, SavedIndex};
@@ -59,9 +59,9 @@ pub struct Recipe {
 impl Recipe {
     /// Returns the recipe for the profile's problem, whose first tensors are the saved ones. Each operation takes the
     /// host `launch_ns` more.
-    fn recompute(&self, launch_ns: u64) -> Recompute {
+    fn recompute(&self, launch_ns: u64) -> ProblemRecompute {
         let time_ns = self.time_ns + self.operations * launch_ns;
-        Recompute { time_ns, inputs: self.inputs.iter().map(|input| input.0).collect() }
+        ProblemRecompute { time_ns, inputs: self.inputs.iter().map(|input| input.0).collect() }
     }
 }
 
@@ -344,15 +344,16 @@ impl Profile {
             let when = self.name_of(interval);
             return Err(ProfileError::TooSmall { budget_bytes, least_bytes, when, needed });
         }
-        let kernel = |(name, time_ns): (String, u64)| Kernel { name, time_ns, reads: Vec::new(), writes: Vec::new() };
-        let mut kernels: Vec<Kernel> = self.names().into_iter().zip(self.times()).map(kernel).collect();
+        let kernel =
+            |(name, time_ns): (String, u64)| ProblemKernel { name, time_ns, reads: Vec::new(), writes: Vec::new() };
+        let mut kernels: Vec<ProblemKernel> = self.names().into_iter().zip(self.times()).map(kernel).collect();
         let mut tensors = Vec::with_capacity(self.saved.len());
         for (tensor, saved) in self.saved.iter().enumerate() {
-            let access = Access { tensor, bytes: saved.bytes };
+            let access = ProblemAccess { tensor, bytes: saved.bytes };
             kernels[saved.at].writes.push(access);
             let later = saved.at + 1..kernels.len();
             saved.used_in().filter(|used| later.contains(used)).for_each(|used| kernels[used].reads.push(access));
-            tensors.push(Tensor {
+            tensors.push(ProblemTensor {
                 key: format!("{}@{tensor}", saved.key),
                 bytes: saved.bytes,
                 tag: Tag::Activation,
@@ -361,28 +362,28 @@ impl Profile {
             });
         }
         for Resident { key, bytes, used } in &self.residents {
-            let access = Access { tensor: tensors.len(), bytes: *bytes };
+            let access = ProblemAccess { tensor: tensors.len(), bytes: *bytes };
             for kernel in used.iter().filter(|used| **used < self.intervals.len()) {
                 kernels[*kernel].reads.push(access);
                 kernels[*kernel].writes.push(access);
             }
             let key = format!("{key}@{}", tensors.len());
             let tag = Tag::OptimizerState;
-            tensors.push(Tensor { key, bytes: *bytes, tag, compression: None, recompute: None });
+            tensors.push(ProblemTensor { key, bytes: *bytes, tag, compression: None, recompute: None });
         }
         for (interval, kernel) in kernels.iter_mut().enumerate() {
             let bytes = self.intervals[interval].other_bytes - always_bytes;
             if bytes > 0 {
-                kernel.writes.push(Access { tensor: tensors.len(), bytes: 0 });
+                kernel.writes.push(ProblemAccess { tensor: tensors.len(), bytes: 0 });
                 let key = format!("interval {interval}");
-                tensors.push(Tensor { key, bytes, tag: Tag::Workspace, compression: None, recompute: None });
+                tensors.push(ProblemTensor { key, bytes, tag: Tag::Workspace, compression: None, recompute: None });
             }
         }
         let (tiers, links) = machine.tiers(budget_bytes - aside_bytes - always_bytes);
         let backward = self.saved.iter().flat_map(|saved| saved.needs.first()).min().map(|point| point + 1);
         let backward = backward.filter(|kernel| *kernel < kernels.len());
         let source = "a profiled training step".into();
-        Ok(Problem::new(Parts { name: name.into(), source, tiers, links, tensors, kernels, backward })?)
+        Ok(Problem::new(ProblemParts { name: name.into(), source, tiers, links, tensors, kernels, backward })?)
     }
 
     /// Returns the name of an interval, in words.

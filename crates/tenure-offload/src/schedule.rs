@@ -58,9 +58,9 @@ impl Schedule {
                 None => continue,
             };
             let (point, action) = match step.action {
-                plan::Action::Move { to } => (begins, OffloadAction::to(to)),
-                plan::Action::Drop => (Some(step.kernel), OffloadAction::Drop),
-                plan::Action::Recompute { .. } => continue,
+                plan::PlanAction::Move { to } => (begins, OffloadAction::to(to)),
+                plan::PlanAction::Drop => (Some(step.kernel), OffloadAction::Drop),
+                plan::PlanAction::Recompute { .. } => continue,
             };
             point.map_or(&mut begin, |point| &mut points[point]).push((step.tensor, action));
         }

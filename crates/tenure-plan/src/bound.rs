@@ -10,13 +10,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::Problem;
-use crate::problem::Link;
+use crate::problem::ProblemLink;
 use crate::uses::{Use, uses};
 
 /// Returns an upper bound on the share of accessed bytes that the first tier serves in any valid plan, with moves and
 /// recomputation: 0 to 1. It is 1 if the problem has no tiers.
 pub fn score_bound(problem: &Problem) -> f64 {
-    capacity(problem).map_or(1.0, |capacity| kernels_score(problem, &Room::new(problem, capacity)))
+    capacity(problem).map_or(1.0, |capacity| kernels_score(problem, &MovableRoom::new(problem, capacity)))
 }
 
 /// Returns an upper bound, 0 to 1, on the share of accessed bytes that the first tier serves if tensors stay where they
@@ -48,7 +48,11 @@ pub(crate) fn joined_score_bound(problem: &Problem, capacity: u64) -> f64 {
     });
     let all = problem.all_accessed_bytes() as f64;
     let fast = worth(capacity as f64 * full as f64, items.collect());
-    if all == 0.0 { 1.0 } else { (fast / all).min(1.0).min(kernels_score(problem, &Room::whole(problem, capacity))) }
+    if all == 0.0 {
+        1.0
+    } else {
+        (fast / all).min(1.0).min(kernels_score(problem, &MovableRoom::whole(problem, capacity)))
+    }
 }
 
 /// Returns the least time in nanoseconds that a plan can take in the simulator, with moves and recomputation. Infinite
@@ -75,7 +79,7 @@ fn capacity(problem: &Problem) -> Option<u64> {
 
 /// Returns the share of accessed bytes that the first tier serves if each kernel finds there the tensors of most worth
 /// to it.
-fn kernels_score(problem: &Problem, room: &Room) -> f64 {
+fn kernels_score(problem: &Problem, room: &MovableRoom) -> f64 {
     let mut fast = 0.0;
     for (number, kernel) in problem.kernels().iter().enumerate() {
         let mut accesses: Vec<(usize, u64)> = kernel.accesses().map(|access| (access.tensor, access.bytes)).collect();
@@ -97,7 +101,7 @@ fn kernels_score(problem: &Problem, room: &Room) -> f64 {
 
 /// Returns the sum over kernels of the least extra time for the bytes that have no room in the first tier.
 fn kernels_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>]) -> f64 {
-    let room = Room::new(problem, capacity);
+    let room = MovableRoom::new(problem, capacity);
     // For each kernel: the tensors that gain from the first tier, and the bytes that must be in it.
     let mut items: Vec<Vec<(f64, f64)>> = vec![Vec::new(); problem.kernels().len()];
     let mut needed = vec![0.0; problem.kernels().len()];
@@ -125,7 +129,7 @@ fn moments_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>], least_n
     let back = Links::at(problem, |link| link.to);
     let (mut gone, mut to_come) = (Vec::new(), Vec::new());
     for (number, tensor) in problem.tensors().iter().enumerate().filter(|(_, tensor)| tensor.bytes > 0) {
-        let item = |kernels, links: &Links, otherwise_ns| Item {
+        let item = |kernels, links: &Links, otherwise_ns| IdleTensor {
             kernels,
             bytes: tensor.bytes as f64,
             moved: links.moved_bytes(problem, number) as f64 / tensor.bytes as f64,
@@ -158,12 +162,12 @@ fn moments_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>], least_n
 }
 
 /// Room of the first tier for tensors that can be elsewhere.
-struct Room {
+struct MovableRoom {
     is_stuck: Vec<bool>,
     left: Vec<f64>,
 }
 
-impl Room {
+impl MovableRoom {
     fn new(problem: &Problem, capacity: u64) -> Self {
         let has_a_way_out = problem.tiers()[1..].iter().any(|tier| tier.is_reachable)
             || problem.links().iter().any(|link| link.from == 0);
@@ -199,7 +203,7 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    pub(crate) fn at(problem: &Problem, end: fn(&Link) -> usize) -> Self {
+    pub(crate) fn at(problem: &Problem, end: fn(&ProblemLink) -> usize) -> Self {
         let links = problem.links().iter().enumerate().filter(|(_, link)| end(link) == 0);
         let (numbers, bandwidths): (Vec<usize>, Vec<f64>) =
             links.map(|(number, link)| (number, link.bandwidth as f64)).unzip();
@@ -214,7 +218,7 @@ impl Links {
 }
 
 /// A tensor between two of its uses.
-struct Item {
+struct IdleTensor {
     /// The kernels at whose beginning it exists.
     kernels: Range<usize>,
     bytes: f64,
@@ -227,13 +231,13 @@ struct Item {
 /// The items that exist when a kernel begins; the first tier has room for a part of them. Kernels are visited in order.
 struct Excess {
     /// The items, sorted by their cost per byte, ascending.
-    items: Vec<Item>,
+    items: Vec<IdleTensor>,
     /// For each kernel, the items that exist from it on, and the items that existed until it.
     begin: Vec<Vec<usize>>,
     end: Vec<Vec<usize>>,
     /// Bytes of the existing items, minus the capacity.
     bytes: f64,
-    /// The number of existing items for each value of [`Item::moved`], keyed by its bits. No value is negative, so the
+    /// The number of existing items for each value of [`IdleTensor::moved`], keyed by its bits. No value is negative, so the
     /// bits sort like the values.
     moved: BTreeMap<u64, usize>,
     /// Sums of bytes and costs of the existing items, as a Fenwick tree: entry i covers the last items before i, as
@@ -242,7 +246,7 @@ struct Excess {
 }
 
 impl Excess {
-    fn new(mut items: Vec<Item>, capacity: u64) -> Self {
+    fn new(mut items: Vec<IdleTensor>, capacity: u64) -> Self {
         items.sort_by(|left, right| (left.otherwise_ns / left.bytes).total_cmp(&(right.otherwise_ns / right.bytes)));
         let kernels = items.iter().map(|item| item.kernels.end).max().unwrap_or(0);
         let mut begin = vec![Vec::new(); kernels + 1];
@@ -256,7 +260,7 @@ impl Excess {
     }
 
     fn add(&mut self, number: usize, sign: f64) {
-        let Item { bytes, moved, otherwise_ns, .. } = self.items[number];
+        let IdleTensor { bytes, moved, otherwise_ns, .. } = self.items[number];
         self.bytes += sign * bytes;
         let alike = self.moved.entry(moved.to_bits()).or_default();
         if sign > 0.0 {

@@ -3,8 +3,8 @@
 //! A [`Trace`] records everything that one device's allocator did while a program ran. It is read from a PyTorch memory
 //! snapshot or from Tenure's own compact format, and is validated once.
 //!
-//! A [`Problem`] describes one iteration of a program and the tiers of memory for it; a [`Rule`] makes a [`Placement`]
-//! for it. In a [`Plan`] tensors move and are recomputed; [`simulate`] computes the time and memory that a plan takes.
+//! A [`Problem`] describes one iteration of a program and the tiers of memory for it; a [`Rule`] makes a
+//! [`FixedPlacement`] for it. In a [`Plan`] tensors move and are recomputed; [`simulate`] computes the time and memory that a plan takes.
 //! A [`Planner`] searches for the best plan, and no plan surpasses [a bound](bound).
 //!
 //! ```
@@ -42,13 +42,13 @@ mod trace;
 mod uses;
 
 pub use mapping::{Mapping, MappingError};
-pub use placement::Placement;
+pub use placement::FixedPlacement;
 pub use plan::{Plan, PlanError};
 pub use planner::Planner;
 pub use problem::{Problem, ProblemError};
 pub use rule::Rule;
 pub use simulator::simulate;
 pub use trace::{
-    Action, Annotation, Event, EventError, EventLabel, EventLabels, Format, Frame, LiveBlock, MemoryPool, ReadOptions,
-    Settings, SizeClass, SizeClassSummary, Stacks, Summary, Trace, TraceError,
+    Annotation, EventError, EventLabel, EventLabels, Format, LiveBlock, MemoryPool, ReadOptions, Settings, SizeClass,
+    SizeClassSummary, StackFrame, Stacks, Summary, Trace, TraceAction, TraceError, TraceEvent,
 };

@@ -90,14 +90,14 @@ pub enum MappingError {
 
 /// The fields that are read first: the file's format and version.
 #[derive(Deserialize)]
-struct Head {
+struct MappingHead {
     format: String,
     version: u64,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Read {
+struct ReadMapping {
     #[serde(rename = "format")]
     _format: IgnoredAny,
     #[serde(rename = "version")]
@@ -110,7 +110,7 @@ struct Read {
 }
 
 #[derive(Serialize)]
-struct Written<'a> {
+struct WrittenMapping<'a> {
     format: &'static str,
     version: u64,
     #[serde(flatten)]
@@ -192,14 +192,14 @@ impl Mapping {
     /// The same as of [`read`](Self::read), without the file's name.
     pub fn from_json(text: &str) -> Result<Self, MappingError> {
         let text = text_without_mark(text);
-        let Head { format, version } = serde_json::from_str(text)?;
+        let MappingHead { format, version } = serde_json::from_str(text)?;
         if format != FORMAT {
             return Err(MappingError::Format { found: format });
         }
         if version != VERSION {
             return Err(MappingError::Version { found: version });
         }
-        let Read { program, tiers, places, .. } = serde_json::from_str(text)?;
+        let ReadMapping { program, tiers, places, .. } = serde_json::from_str(text)?;
         Self::new(program, tiers, places)
     }
 
@@ -210,7 +210,7 @@ impl Mapping {
     /// The file system's error, with the path.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), MappingError> {
         let path = path.as_ref();
-        let all = Written { format: FORMAT, version: VERSION, mapping: self };
+        let all = WrittenMapping { format: FORMAT, version: VERSION, mapping: self };
         write_json(path, &all).map_err(|error| MappingError::Io(error).in_file(path))
     }
 }

@@ -6,12 +6,12 @@ use crate::{Plan, Problem};
 
 /// A tier for every tensor of a problem, for the tensor's whole lifetime: the fast tier or a slower one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct FixedPlacement {
     /// The number of each tensor's tier.
     places: Vec<usize>,
 }
 
-impl Placement {
+impl FixedPlacement {
     /// Puts the tensors of `order` into the fast tier, each if it fits in its turn: if the tensors before it leave room
     /// during every kernel of its lifetime. The others, in the same order and then those not in `order`, each go to the
     /// first slower tier that kernels reach and that has room. If none has room, they go to the second tier, and the
@@ -24,16 +24,17 @@ impl Placement {
         let kernels = problem.kernels().len();
         let order: Vec<usize> = order.into_iter().collect();
         let mut places = vec![None; tensors];
-        let mut fill = |order: &mut dyn Iterator<Item = usize>, tiers: &mut [Room]| {
+        let mut fill = |order: &mut dyn Iterator<Item = usize>, tiers: &mut [TierRoom]| {
             for tensor in order {
                 let Some(life) = problem.lifetime(tensor).filter(|_| places[tensor].is_none()) else { continue };
                 let bytes = problem.tensors()[tensor].bytes;
                 places[tensor] = tiers.iter_mut().find_map(|room| room.holds(life.clone(), bytes).then_some(room.tier));
             }
         };
-        fill(&mut order.iter().copied(), &mut [Room::new(0, Some(capacity_bytes), kernels)]);
+        fill(&mut order.iter().copied(), &mut [TierRoom::new(0, Some(capacity_bytes), kernels)]);
         let slower = problem.tiers().iter().enumerate().skip(1).filter(|(_, tier)| tier.is_reachable);
-        let mut slower: Vec<Room> = slower.map(|(number, tier)| Room::new(number, tier.capacity, kernels)).collect();
+        let mut slower: Vec<TierRoom> =
+            slower.map(|(number, tier)| TierRoom::new(number, tier.capacity, kernels)).collect();
         fill(&mut order.iter().copied().chain(0..tensors), &mut slower);
         // If there is no other tier, all tensors are in this one.
         let next = slower.first().map_or(usize::from(problem.tiers().len() != 1), |room| room.tier);
@@ -66,14 +67,14 @@ impl Placement {
 }
 
 /// The free room of a tier.
-struct Room {
+struct TierRoom {
     tier: usize,
     capacity: Option<u64>,
     /// Bytes taken during each kernel.
     used: Vec<u64>,
 }
 
-impl Room {
+impl TierRoom {
     fn new(tier: usize, capacity: Option<u64>, kernels: usize) -> Self {
         Self { tier, capacity, used: vec![0; kernels] }
     }

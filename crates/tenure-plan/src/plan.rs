@@ -9,25 +9,25 @@ pub struct Plan {
     /// The number of the tier in which each tensor is created.
     pub places: Vec<usize>,
     /// The steps of tensors, in the order in which they are requested.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PlanStep>,
 }
 
 /// One action on a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Step {
+pub struct PlanStep {
     /// The tensor's number.
     pub tensor: usize,
     /// The number of the kernel at which it happens.
     pub kernel: usize,
     /// The action.
-    pub action: Action,
+    pub action: PlanAction,
 }
 
 /// An action on a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Action {
+pub enum PlanAction {
     /// Moves it to a tier: it is copied, then freed where it was. The copy starts as soon as the kernel has begun,
     /// earlier moves on the same link are done, and there is room. Until it ends, kernels read the tensor where it was.
     Move {

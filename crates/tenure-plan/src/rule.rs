@@ -2,7 +2,7 @@
 
 use tenure_core::Tag;
 
-use crate::{Placement, Problem};
+use crate::{FixedPlacement, Problem};
 
 /// A rule: the order in which tensors get room in the fast tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,8 +60,8 @@ impl Rule {
     }
 
     /// Returns the placement of the rule for a fast tier of `capacity_bytes`.
-    pub fn place(self, problem: &Problem, capacity_bytes: u64) -> Placement {
-        Placement::first_fit(problem, self.order(problem), capacity_bytes)
+    pub fn place(self, problem: &Problem, capacity_bytes: u64) -> FixedPlacement {
+        FixedPlacement::first_fit(problem, self.order(problem), capacity_bytes)
     }
 }
 

@@ -6,8 +6,8 @@
 
 use std::collections::VecDeque;
 
-use crate::plan::{Action, Plan, Step};
-use crate::problem::{Access, Kernel, Link, Tier};
+use crate::plan::{Plan, PlanAction, PlanStep};
+use crate::problem::{ProblemAccess, ProblemKernel, ProblemLink, ProblemTier};
 use crate::{PlanError, Problem};
 
 /// The outcome of a plan.
@@ -206,15 +206,15 @@ impl<'a> Simulation<'a> {
         let mut since = lives.collect::<Vec<usize>>();
         let mut drops = vec![0; at.len()];
         for step in &plan.steps {
-            let Step { tensor, kernel, action } = *step;
+            let PlanStep { tensor, kernel, action } = *step;
             if tensor >= self.states.len() || kernel >= self.recomputed.len() {
                 return Err(PlanError::Step { tensor, kernel });
             }
             match (action, at[tensor]) {
-                (Action::Move { to } | Action::Recompute { to }, _) if to >= tiers => {
+                (PlanAction::Move { to } | PlanAction::Recompute { to }, _) if to >= tiers => {
                     return Err(PlanError::Tier { tier: to, tiers });
                 }
-                (Action::Move { to }, Some(from)) => {
+                (PlanAction::Move { to }, Some(from)) => {
                     let link = problem.link(from, to).ok_or(PlanError::NoLink { tensor, from, to })?;
                     self.pending_moves[link].push_back(PendingMove {
                         tensor,
@@ -224,17 +224,17 @@ impl<'a> Simulation<'a> {
                     self.persistent_moves += usize::from(problem.tensors()[tensor].is_always_there());
                     at[tensor] = Some(to);
                 }
-                (Action::Drop, Some(_)) if kernel >= since[tensor] => {
+                (PlanAction::Drop, Some(_)) if kernel >= since[tensor] => {
                     self.dropped[kernel].push(tensor);
                     drops[tensor] += 1;
                     (at[tensor], since[tensor]) = (None, kernel + 1);
                 }
-                (Action::Recompute { to }, None) if kernel >= since[tensor] => {
+                (PlanAction::Recompute { to }, None) if kernel >= since[tensor] => {
                     self.recomputed[kernel].push((tensor, to));
                     (at[tensor], since[tensor]) = (Some(to), kernel);
                 }
-                (Action::Move { .. } | Action::Drop, _) => return Err(PlanError::Nowhere { tensor, kernel }),
-                (Action::Recompute { .. }, _) => return Err(PlanError::StillThere { tensor, kernel }),
+                (PlanAction::Move { .. } | PlanAction::Drop, _) => return Err(PlanError::Nowhere { tensor, kernel }),
+                (PlanAction::Recompute { .. }, _) => return Err(PlanError::StillThere { tensor, kernel }),
             }
         }
         let first_and_last = plan.places.iter().zip(at).enumerate();
@@ -291,7 +291,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Runs a kernel or a recomputation from beginning to end.
-    fn execute(&mut self, kernel: &Kernel) {
+    fn execute(&mut self, kernel: &ProblemKernel) {
         self.count_accesses(kernel);
         self.is_running = true;
         self.run_for(|simulation| simulation.duration_ns(kernel));
@@ -299,7 +299,7 @@ impl<'a> Simulation<'a> {
         self.advance(0.0);
     }
 
-    fn count_accesses(&mut self, kernel: &Kernel) {
+    fn count_accesses(&mut self, kernel: &ProblemKernel) {
         self.executions += 1;
         for (list, all) in [(&kernel.reads, &mut self.reads), (&kernel.writes, &mut self.writes)] {
             all.fill(TierAccesses::default());
@@ -332,10 +332,10 @@ impl<'a> Simulation<'a> {
             Ok((!simulation.has_room(to, bytes)).then_some(Cause::Room(to)))
         })?;
         self.allocate(tensor, to, kernel)?;
-        let whole = |tensor: usize| Access { tensor, bytes: self.problem.tensors()[tensor].bytes };
+        let whole = |tensor: usize| ProblemAccess { tensor, bytes: self.problem.tensors()[tensor].bytes };
         let reads = again.inputs.iter().map(|input| whole(*input)).collect();
         let writes = vec![whole(tensor)];
-        self.execute(&Kernel { name: String::new(), time_ns: again.time_ns, reads, writes });
+        self.execute(&ProblemKernel { name: String::new(), time_ns: again.time_ns, reads, writes });
         Ok(())
     }
 
@@ -364,7 +364,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Returns the reason why a kernel cannot begin now.
-    fn start_obstacle(&self, number: usize, kernel: &Kernel) -> Result<Option<Cause>, PlanError> {
+    fn start_obstacle(&self, number: usize, kernel: &ProblemKernel) -> Result<Option<Cause>, PlanError> {
         let is_allocated_here = |tensor: usize| {
             let life = self.problem.lifetime(tensor).filter(|life| *life.start() == number);
             life.is_some() && self.states[tensor] == TensorState::Unallocated
@@ -450,9 +450,9 @@ impl<'a> Simulation<'a> {
     }
 
     /// Returns the nanoseconds that a whole kernel takes at the current rates of transfers.
-    fn duration_ns(&self, kernel: &Kernel) -> f64 {
+    fn duration_ns(&self, kernel: &ProblemKernel) -> f64 {
         let tiers = self.problem.tiers();
-        let taken = |bandwidth: fn(&Tier) -> u64, all: &[TierAccesses], end: fn(&Link) -> usize| -> f64 {
+        let taken = |bandwidth: fn(&ProblemTier) -> u64, all: &[TierAccesses], end: fn(&ProblemLink) -> usize| -> f64 {
             all.iter()
                 .enumerate()
                 .map(|(number, accessed)| {
@@ -470,7 +470,7 @@ impl<'a> Simulation<'a> {
     }
 
     /// Returns the share of a tier's bandwidth that transfers take at one end of their links.
-    fn load(&self, tier: usize, bandwidth: u64, end: fn(&Link) -> usize) -> f64 {
+    fn load(&self, tier: usize, bandwidth: u64, end: fn(&ProblemLink) -> usize) -> f64 {
         let links = self.problem.links().iter().enumerate();
         let rates = links.filter(|(_, link)| end(link) == tier).map(|(number, _)| self.rate(number));
         (rates.sum::<f64>() / bandwidth as f64).min(1.0)
@@ -581,7 +581,7 @@ impl Transfer {
     }
 }
 
-impl Tier {
+impl ProblemTier {
     /// Returns the extra nanoseconds of accesses to this tier. A kernel's own time assumes that all its accesses are to
     /// the fastest tier. `share` of the bandwidth is taken by transfers.
     pub(crate) fn extra_ns(

@@ -1,7 +1,7 @@
 //! The uses of tensors by kernels, and the extra time of each in every tier.
 
 use crate::Problem;
-use crate::problem::{Access, Tier};
+use crate::problem::{ProblemAccess, ProblemTier};
 
 /// The use of one tensor by one kernel.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ impl Use {
 pub(crate) fn uses(problem: &Problem) -> Vec<Vec<Use>> {
     let tiers = problem.tiers();
     let mut uses: Vec<Vec<Use>> = vec![Vec::new(); problem.tensors().len()];
-    let mut note = |kernel: usize, access: &Access, bandwidth: fn(&Tier) -> u64| {
+    let mut note = |kernel: usize, access: &ProblemAccess, bandwidth: fn(&ProblemTier) -> u64| {
         let uses = &mut uses[access.tensor];
         if uses.last().is_none_or(|last| last.kernel != kernel) {
             let nothing = tiers.iter().map(|tier| if tier.is_reachable { 0.0 } else { f64::INFINITY });

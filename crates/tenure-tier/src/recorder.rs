@@ -11,7 +11,9 @@ use tenure_core::{
 };
 use tenure_device::host::HostMemory;
 use tenure_plan::Problem;
-use tenure_plan::problem::{Access, Kernel, Link, Parts, ProblemError, Tensor, Tier};
+use tenure_plan::problem::{
+    ProblemAccess, ProblemError, ProblemKernel, ProblemLink, ProblemParts, ProblemTensor, ProblemTier,
+};
 
 /// Records every allocation of the threads that [entered](Self::enter) it, and of those that work for them. The memory
 /// still comes from the same allocator as without it.
@@ -106,14 +108,19 @@ impl Recorder {
     ///
     /// # Errors
     /// The tiers or links are invalid.
-    pub fn problem(&self, name: &str, tiers: Vec<Tier>, links: Vec<Link>) -> Result<Problem, ProblemError> {
+    pub fn problem(
+        &self,
+        name: &str,
+        tiers: Vec<ProblemTier>,
+        links: Vec<ProblemLink>,
+    ) -> Result<Problem, ProblemError> {
         let mut draft = Draft::default();
         for event in self.events() {
             draft.add(event);
         }
         draft.update();
         draft.hold();
-        let parts = Parts {
+        let parts = ProblemParts {
             name: name.into(),
             source: "allocations of a program".into(),
             tiers,
@@ -129,8 +136,8 @@ impl Recorder {
 /// A problem under construction.
 #[derive(Default)]
 struct Draft {
-    tensors: Vec<Tensor>,
-    kernels: Vec<Kernel>,
+    tensors: Vec<ProblemTensor>,
+    kernels: Vec<ProblemKernel>,
     numbers: HashMap<KeyId, usize>,
     /// The bytes of each tensor that are held now.
     held: Vec<u64>,
@@ -150,31 +157,31 @@ impl Draft {
     fn hold(&mut self) {
         let Some(kernel) = self.kernels.last_mut() else { return };
         let held = self.held.iter().enumerate().filter(|(_, bytes)| **bytes > 0);
-        kernel.reads.extend(held.map(|(tensor, _)| Access { tensor, bytes: 0 }));
+        kernel.reads.extend(held.map(|(tensor, _)| ProblemAccess { tensor, bytes: 0 }));
     }
 
     /// Adds the optimizer's kernel, if the program is training.
     fn update(&mut self) {
-        let whole = |is_it: fn(Tag) -> bool| -> Vec<Access> {
+        let whole = |is_it: fn(Tag) -> bool| -> Vec<ProblemAccess> {
             let held = self.tensors.iter().enumerate().filter(|(number, _)| self.held[*number] > 0);
             let its = held.filter(|(_, it)| is_it(it.tag));
-            its.map(|(tensor, it)| Access { tensor, bytes: it.bytes }).collect()
+            its.map(|(tensor, it)| ProblemAccess { tensor, bytes: it.bytes }).collect()
         };
         if self.backward.is_some() {
             let reads = whole(|tag| matches!(tag, Tag::Weight | Tag::OptimizerState | Tag::Gradient));
             let writes = whole(|tag| matches!(tag, Tag::Weight | Tag::OptimizerState));
-            self.kernels.push(Kernel { name: "update".into(), time_ns: 0, reads, writes });
+            self.kernels.push(ProblemKernel { name: "update".into(), time_ns: 0, reads, writes });
         }
     }
 
     /// Returns the accesses to a module's weights by its next kernel.
-    fn weights_of(&mut self, module: &str) -> Vec<Access> {
+    fn weights_of(&mut self, module: &str) -> Vec<ProblemAccess> {
         if self.module == module {
             return Vec::new();
         }
         self.module = module.to_owned();
         let weights = self.weights.get(module).into_iter().flatten();
-        weights.map(|weight| Access { tensor: *weight, bytes: self.held[*weight] }).collect()
+        weights.map(|weight| ProblemAccess { tensor: *weight, bytes: self.held[*weight] }).collect()
     }
 
     fn add(&mut self, event: RecordedEvent) {
@@ -185,7 +192,7 @@ impl Draft {
                 }
                 self.last_ns = at_ns;
                 let tensor = *self.numbers.entry(key).or_insert_with(|| {
-                    self.tensors.push(Tensor {
+                    self.tensors.push(ProblemTensor {
                         key: name.to_string(),
                         bytes: 0,
                         tag,
@@ -205,22 +212,22 @@ impl Draft {
                     self.backward.get_or_insert(self.kernels.len());
                 }
                 let reads = if tag == Tag::Weight { Vec::new() } else { self.weights_of(&name.module) };
-                let writes = vec![Access { tensor, bytes }];
-                self.kernels.push(Kernel { name: name.to_string(), time_ns: 0, reads, writes });
+                let writes = vec![ProblemAccess { tensor, bytes }];
+                self.kernels.push(ProblemKernel { name: name.to_string(), time_ns: 0, reads, writes });
                 (tensor, bytes)
             }),
             RecordedEvent::Freed { allocation } => {
                 if let Some((tensor, bytes)) = self.came[allocation] {
                     self.held[tensor] -= bytes;
                     if let Some(kernel) = self.kernels.last_mut() {
-                        kernel.reads.push(Access { tensor, bytes });
+                        kernel.reads.push(ProblemAccess { tensor, bytes });
                     }
                 }
                 None
             }
             RecordedEvent::Iteration { at_ns } => {
                 self.last_ns = at_ns;
-                let begin = Kernel { name: "begin".into(), time_ns: 0, reads: Vec::new(), writes: Vec::new() };
+                let begin = ProblemKernel { name: "begin".into(), time_ns: 0, reads: Vec::new(), writes: Vec::new() };
                 (self.kernels, self.backward) = (vec![begin], None);
                 self.hold();
                 None

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use tenure_core::{AllocatorError, AllocatorScope, Clock, Context, DataPtr, Device, KeyId, Name, Purpose, Site, Tag};
-use tenure_plan::problem::{Kernel, Parts, Tier as PlannedTier};
+use tenure_plan::problem::{ProblemKernel, ProblemParts, ProblemTier};
 use tenure_plan::{Mapping, Problem, Rule};
 use tenure_tier::{Medium, Placement, PlacementOptions, RecordedEvent, Recorder, TagReport, Tier, TierError, WhenFull};
 
@@ -241,7 +241,7 @@ fn a_recording_becomes_a_problem_and_its_plan_a_mapping() {
     drop((second, unnamed, guard, weight));
     assert_eq!(recorder.events().iter().filter(|event| matches!(event, RecordedEvent::Freed { .. })).count(), 4);
 
-    let tier = |name: &str, capacity| PlannedTier {
+    let tier = |name: &str, capacity| ProblemTier {
         name: name.into(),
         capacity,
         is_reachable: true,
@@ -307,9 +307,10 @@ fn kernels_of_the_recorded_problem_are_measured_in_steps_that_allocate_the_same(
 #[test]
 fn an_allocation_while_another_thread_begins_a_step_belongs_to_one_of_both() {
     const ALLOCATIONS: usize = 1000;
-    let kernel = Kernel { name: "a/backward/weight#0".into(), time_ns: 1, reads: Vec::new(), writes: Vec::new() };
+    let kernel =
+        ProblemKernel { name: "a/backward/weight#0".into(), time_ns: 1, reads: Vec::new(), writes: Vec::new() };
     let kernels = vec![kernel; ALLOCATIONS];
-    let problem = Problem::new(Parts { name: "test".into(), kernels, ..Parts::default() }).unwrap();
+    let problem = Problem::new(ProblemParts { name: "test".into(), kernels, ..ProblemParts::default() }).unwrap();
     let placement = placement(&[], PlacementOptions::default());
     for _ in 0..50 {
         placement.measure(&problem, Clock::manual());

@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plain_loss = train(|| recorder.begin_iteration())?;
     drop(recording);
 
-    let tier = |name: &str, gigabytes_per_second: u64| problem::Tier {
+    let tier = |name: &str, gigabytes_per_second: u64| problem::ProblemTier {
         name: name.into(),
         capacity: None,
         is_reachable: true,

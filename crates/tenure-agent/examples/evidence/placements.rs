@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tenure_agent::{Marl, Policy};
 use tenure_plan::planner::{Milp, Objective};
-use tenure_plan::problem::Tier;
+use tenure_plan::problem::ProblemTier;
 use tenure_plan::problem::generate::Family;
 use tenure_plan::{Planner, Problem, simulate};
 
@@ -102,8 +102,8 @@ fn problems(programs: &[Problem]) -> Result<Vec<Problem>> {
     Ok(problems)
 }
 
-fn tier(capacity: Option<u64>) -> Tier {
-    Tier {
+fn tier(capacity: Option<u64>) -> ProblemTier {
+    ProblemTier {
         name: if capacity.is_some() { "fast" } else { "slow" }.into(),
         capacity,
         is_reachable: true,

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use tenure_plan::problem::{Access, Kernel, Tier};
+use tenure_plan::problem::{ProblemAccess, ProblemKernel, ProblemTier};
 use tenure_plan::{Problem, ProblemError};
 
 use super::Observation;
@@ -178,7 +178,7 @@ impl<'a> Costs<'a> {
     }
 
     /// Returns the parts whose sum is a kernel's time.
-    fn parts(&mut self, observation: &Observation, number: usize, kernel: &'a Kernel) -> Vec<(usize, f64)> {
+    fn parts(&mut self, observation: &Observation, number: usize, kernel: &'a ProblemKernel) -> Vec<(usize, f64)> {
         let own_ns = own_ns(self.problem, kernel);
         let mut parts =
             vec![(self.number(Factor::Name(&kernel.name)), own_ns), (self.number(Factor::Kernel(number)), own_ns)];
@@ -207,7 +207,7 @@ impl<'a> Costs<'a> {
 
 /// Returns a kernel's time in ns in the fastest tier, as the problem says: no less than its accesses take there, since
 /// recordings do not know the time of a step's last kernel.
-fn own_ns(problem: &Problem, kernel: &Kernel) -> f64 {
+fn own_ns(problem: &Problem, kernel: &ProblemKernel) -> f64 {
     let fastest = &problem.tiers()[0];
     let accesses_ns = accesses(kernel).map(|access| access.bytes_ns(fastest)).fold(0.0, f64::max);
     accesses_ns.max(kernel.time_ns as f64).max(1.0)
@@ -238,18 +238,18 @@ impl Row {
 /// An access and its direction.
 #[derive(Clone, Copy)]
 struct KernelAccess {
-    access: Access,
+    access: ProblemAccess,
     is_write: bool,
 }
 
-fn accesses(kernel: &Kernel) -> impl Iterator<Item = KernelAccess> {
+fn accesses(kernel: &ProblemKernel) -> impl Iterator<Item = KernelAccess> {
     let reads = kernel.reads.iter().map(|access| KernelAccess { access: *access, is_write: false });
     reads.chain(kernel.writes.iter().map(|access| KernelAccess { access: *access, is_write: true }))
 }
 
 impl KernelAccess {
     fn factors<'a>(self, tier: usize) -> [Factor<'a>; 2] {
-        let Access { tensor, bytes } = self.access;
+        let ProblemAccess { tensor, bytes } = self.access;
         let size = bytes.max(1).ilog2();
         let is_write = self.is_write;
         [Factor::Accesses { tier, is_write, size }, Factor::Tensor { tier, is_write, tensor }]
@@ -266,7 +266,7 @@ impl KernelAccess {
         slower_ns.max(0.1 * fastest_ns) + waits_ns
     }
     /// Returns the time in ns that its bytes take at a tier's bandwidth.
-    fn bytes_ns(self, tier: &Tier) -> f64 {
+    fn bytes_ns(self, tier: &ProblemTier) -> f64 {
         let bandwidth = if self.is_write { tier.write_bandwidth } else { tier.read_bandwidth };
         self.access.bytes as f64 * 1e9 / bandwidth as f64
     }

@@ -16,7 +16,7 @@ use tenure_plan::{Mapping, Plan, Problem, simulate};
 use super::address::Stream;
 use super::connection::Connection;
 use super::frame::{Frame, FrameError, Kind, MAX_BODY_BYTES};
-use super::{Address, Learned, Placed, Refusal, Request, ServeError};
+use super::{Address, AgentRefusal, AgentRequest, Learned, Placed, ServeError};
 use crate::Measured;
 
 /// The time that an answer may take beyond the requested search time.
@@ -32,7 +32,7 @@ const ACCEPTS: Duration = Duration::from_secs(10);
 static GOES_ON: AtomicBool = AtomicBool::new(false);
 
 /// A connection to an agent.
-pub struct Client {
+pub struct AgentClient {
     address: Address,
     /// `None` after an error on the connection: a late answer would be taken for that of the next request.
     connection: Option<Connection<'static>>,
@@ -55,7 +55,7 @@ pub struct Answer {
     pub unknown: Vec<String>,
 }
 
-impl Client {
+impl AgentClient {
     /// Connects to the agent at `address`.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl Client {
     /// # Errors
     /// The agent refused, or does not answer within a minute beyond the request's time. Its mapping cannot be read, has
     /// other tiers than the problem, or needs more room than they have.
-    pub fn ask(&mut self, request: &Request) -> Result<Answer, ServeError> {
+    pub fn ask(&mut self, request: &AgentRequest) -> Result<Answer, ServeError> {
         let asked = Frame { kind: Kind::Place, body: request.to_json()? };
         let body = self.exchange(&asked, Kind::Placed, request.time_limit() + GRACE)?;
         let placed = self.placed(&body)?;
@@ -111,8 +111,8 @@ impl Client {
         match frame.kind {
             kind if kind == expected => Ok(frame.body),
             Kind::Refused => {
-                let Refusal { code, message } = self.parse(&frame.body)?;
-                let refusal = Refusal { code: one_line(&code), message: one_line(&message) };
+                let AgentRefusal { code, message } = self.parse(&frame.body)?;
+                let refusal = AgentRefusal { code: one_line(&code), message: one_line(&message) };
                 Err(ServeError::Refused { address: self.address.clone(), refusal })
             }
             kind => Err(self.nonsense(&format!("it is a frame of kind {}", kind.number()))),

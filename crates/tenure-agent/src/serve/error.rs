@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use tenure_plan::PlanError;
 
 use super::frame::FrameError;
-use super::{Address, MessageError, Refusal};
+use super::{Address, AgentRefusal, MessageError};
 
 /// The reason why an agent does not serve, or a client has no answer. Its message is one line.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ pub enum ServeError {
         /// The agent's address.
         address: Address,
         /// The agent's reason.
-        refusal: Refusal,
+        refusal: AgentRefusal,
     },
     /// The request is invalid.
     #[error(transparent)]

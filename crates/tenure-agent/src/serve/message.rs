@@ -17,7 +17,7 @@ pub const MAX_SECONDS: f64 = 3600.0;
 /// How to plan a problem.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Options {
+pub struct AgentOptions {
     /// The name of the planner, or `None` for the agent's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub planner: Option<String>,
@@ -33,7 +33,7 @@ pub struct Options {
     pub fast_bytes: Option<u64>,
 }
 
-impl Default for Options {
+impl Default for AgentOptions {
     /// The agent's default planner, for ten seconds.
     fn default() -> Self {
         Self { planner: None, seconds: 10.0, seed: 0, evaluations: None, fast_bytes: None }
@@ -42,9 +42,9 @@ impl Default for Options {
 
 /// A problem, and how to plan it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Request {
+pub struct AgentRequest {
     problem: Problem,
-    options: Options,
+    options: AgentOptions,
     time_limit: Duration,
 }
 
@@ -79,7 +79,7 @@ pub struct Learned {
 
 /// The reason why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
+pub struct AgentRefusal {
     /// The code for programs, one of those in `docs/reference/agent-protocol.md`.
     pub code: String,
     /// The message for users, in one line.
@@ -105,17 +105,17 @@ pub enum MessageError {
 #[serde(deny_unknown_fields)]
 struct Body<'a> {
     #[serde(default)]
-    options: Options,
+    options: AgentOptions,
     #[serde(borrow)]
     problem: &'a RawValue,
 }
 
-impl Request {
+impl AgentRequest {
     /// Creates a request to plan `problem`, with the first tier's size from the options.
     ///
     /// # Errors
     /// [`MessageError::Seconds`] if the search time is out of range.
-    pub fn new(problem: Problem, options: Options) -> Result<Self, MessageError> {
+    pub fn new(problem: Problem, options: AgentOptions) -> Result<Self, MessageError> {
         let known = (0.0..=MAX_SECONDS).contains(&options.seconds);
         let time_limit = known.then(|| Duration::from_secs_f64(options.seconds));
         let time_limit = time_limit.ok_or(MessageError::Seconds(options.seconds))?;
@@ -150,7 +150,7 @@ impl Request {
     }
 
     /// Returns the options.
-    pub fn options(&self) -> &Options {
+    pub fn options(&self) -> &AgentOptions {
         &self.options
     }
 
@@ -161,7 +161,7 @@ impl Request {
 
     /// Returns options for a planner. Tensors stay where they are, as in a mapping.
     pub fn planner_options(&self) -> PlannerOptions {
-        let Options { seed, evaluations, .. } = self.options;
+        let AgentOptions { seed, evaluations, .. } = self.options;
         PlannerOptions { objective: Objective::Score, time_limit: self.time_limit, evaluations, seed }
     }
 }
@@ -184,13 +184,13 @@ impl Measured {
     }
 }
 
-impl Refusal {
+impl AgentRefusal {
     pub(super) fn new(code: &str, reason: impl ToString) -> Self {
         Self { code: code.into(), message: reason.to_string().replace(['\n', '\r'], " ") }
     }
 }
 
-impl From<FrameError> for Refusal {
+impl From<FrameError> for AgentRefusal {
     fn from(error: FrameError) -> Self {
         let code = match error {
             FrameError::Magic { .. } => "magic",
@@ -204,7 +204,7 @@ impl From<FrameError> for Refusal {
     }
 }
 
-impl From<ReportError> for Refusal {
+impl From<ReportError> for AgentRefusal {
     fn from(error: ReportError) -> Self {
         let code = match error {
             ReportError::File(_) => "results",
@@ -221,22 +221,22 @@ mod tests {
     const TRACE: &str = r#"{"name": "small", "source": "", "tensors": [{"id": 7, "bytes": 10, "role": "weight"}],
         "kernels": [{"name": "k", "time_ns": 1, "inputs": [7], "outputs": []}]}"#;
 
-    fn request(options: &str) -> Result<Request, MessageError> {
-        Request::from_json(format!(r#"{{"options": {options}, "problem": {TRACE}}}"#).as_bytes())
+    fn request(options: &str) -> Result<AgentRequest, MessageError> {
+        AgentRequest::from_json(format!(r#"{{"options": {options}, "problem": {TRACE}}}"#).as_bytes())
     }
 
     #[test]
     fn a_request_is_read_as_it_was_written() {
-        let options = Options { planner: Some("density".into()), fast_bytes: Some(10), ..Options::default() };
-        let request = Request::new(Problem::from_json(TRACE).unwrap(), options).unwrap();
-        assert_eq!(Request::from_json(&request.to_json().unwrap()).unwrap(), request);
+        let options = AgentOptions { planner: Some("density".into()), fast_bytes: Some(10), ..AgentOptions::default() };
+        let request = AgentRequest::new(Problem::from_json(TRACE).unwrap(), options).unwrap();
+        assert_eq!(AgentRequest::from_json(&request.to_json().unwrap()).unwrap(), request);
     }
 
     #[test]
     fn options_may_be_left_out_and_may_not_be_misspelt() {
-        let without = Request::from_json(format!(r#"{{"problem": {TRACE}}}"#).as_bytes()).unwrap();
+        let without = AgentRequest::from_json(format!(r#"{{"problem": {TRACE}}}"#).as_bytes()).unwrap();
         assert_eq!(without, request("{}").unwrap());
-        assert_eq!(*without.options(), Options::default());
+        assert_eq!(*without.options(), AgentOptions::default());
         assert!(request(r#"{"sed": 1}"#).unwrap_err().to_string().contains("unknown field `sed`"));
     }
 
@@ -252,7 +252,7 @@ mod tests {
     fn what_is_said_of_hostile_names_is_one_line() {
         let of_options = request(r#"{"a\nb": 1}"#).unwrap_err();
         let problem = TRACE.replace("\"bytes\"", r#""a\nb""#);
-        let of_problem = Request::from_json(format!(r#"{{"problem": {problem}}}"#).as_bytes()).unwrap_err();
+        let of_problem = AgentRequest::from_json(format!(r#"{{"problem": {problem}}}"#).as_bytes()).unwrap_err();
         for error in [of_options, of_problem] {
             assert_eq!(error.to_string().lines().count(), 1, "{error}");
         }
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn a_bad_problem_is_named() {
-        let error = Request::from_json(br#"{"problem": {"name": 1}}"#).unwrap_err().to_string();
+        let error = AgentRequest::from_json(br#"{"problem": {"name": 1}}"#).unwrap_err().to_string();
         assert!(error.starts_with("the request's problem: "), "{error}");
     }
 }

@@ -17,7 +17,7 @@ use tenure_plan::{Mapping, Planner, simulate};
 use super::connection::{Connection, TICK};
 use super::frame::{Frame, Kind};
 use super::listener::Listener;
-use super::{Address, Learned, Placed, Refusal, Request, ServeError};
+use super::{Address, AgentRefusal, AgentRequest, Learned, Placed, ServeError};
 use crate::learning::plural;
 use crate::{Learner, Measured, ReportError};
 
@@ -30,7 +30,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// The most connections beyond the limit that stay open until their clients have read the refusal.
 const TURNED_AWAY: usize = 64;
 
-/// Settings of a [`Server`].
+/// Settings of an [`AgentServer`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
     /// The folder for mappings, in files that the server names. It must exist, and the server removes nothing from it.
@@ -60,7 +60,7 @@ pub struct Serving {
 }
 
 /// An agent that plans requests of clients.
-pub struct Server {
+pub struct AgentServer {
     listener: Listener,
     config: ServerConfig,
     planners: Vec<Box<dyn Planner + Send + Sync>>,
@@ -72,7 +72,7 @@ pub struct Server {
     files: AtomicU64,
 }
 
-impl Server {
+impl AgentServer {
     /// Starts to listen. Requests that name no planner use the first of `planners`.
     ///
     /// # Errors
@@ -140,7 +140,7 @@ impl Server {
                 let Some(place) = ConnectionSlot::take(&server.connections, server.config.connections) else {
                     let message =
                         format!("{} connections are served, and no more: try again", server.config.connections);
-                    let is_sent = connection.send(Kind::Refused, &Refusal::new("busy", message)).is_ok();
+                    let is_sent = connection.send(Kind::Refused, &AgentRefusal::new("busy", message)).is_ok();
                     if is_sent && turned_away.len() < TURNED_AWAY && connection.begin_to_close(*patience) {
                         turned_away.push(connection);
                     }
@@ -168,8 +168,8 @@ impl Server {
             let (refusal, goes_on) = match connection.receive(self.config.patience) {
                 Ok(None) => return,
                 Err(error) => (error.into(), false),
-                Ok(Some(Frame { kind: Kind::Place, body })) => match Request::from_json(&body) {
-                    Err(error) => (Refusal::new("body", error), false),
+                Ok(Some(Frame { kind: Kind::Place, body })) => match AgentRequest::from_json(&body) {
+                    Err(error) => (AgentRefusal::new("body", error), false),
                     Ok(request) => match self.answer(&request, &connection) {
                         Err(refusal) => (refusal, true),
                         Ok(None) => return,
@@ -183,7 +183,7 @@ impl Server {
                     },
                 },
                 Ok(Some(Frame { kind: Kind::Report, body })) => match Measured::from_json(&body) {
-                    Err(error) => (Refusal::new("body", error), false),
+                    Err(error) => (AgentRefusal::new("body", error), false),
                     Ok(measured) => match self.learn(&measured) {
                         Err(error) => (error.into(), true),
                         Ok(learned) => {
@@ -195,7 +195,7 @@ impl Server {
                     },
                 },
                 Ok(Some(frame)) => {
-                    (Refusal::new("kind", format!("an agent is not told of kind {}", frame.kind.number())), false)
+                    (AgentRefusal::new("kind", format!("an agent is not told of kind {}", frame.kind.number())), false)
                 }
             };
             if connection.send(Kind::Refused, &refusal).is_err() {
@@ -208,22 +208,22 @@ impl Server {
     }
 
     /// Plans a request and writes the mapping. Returns `None` if the client has disconnected.
-    fn answer(&self, request: &Request, connection: &Connection<'_>) -> Result<Option<Placed>, Refusal> {
+    fn answer(&self, request: &AgentRequest, connection: &Connection<'_>) -> Result<Option<Placed>, AgentRefusal> {
         let planner = self.planner(request.options().planner.as_deref())?;
         let begun = Instant::now();
         // A panic of a planner fails one request only, not the agent.
         let planned = catch_unwind(AssertUnwindSafe(|| plan(planner, request, connection)));
-        let (planned, step_ns) =
-            planned.map_err(|_| Refusal::new("plan", "the planner failed: tell who made it of this problem"))??;
+        let (planned, step_ns) = planned
+            .map_err(|_| AgentRefusal::new("plan", "the planner failed: tell who made it of this problem"))??;
         if connection.is_gone() {
             return Ok(None);
         }
-        let outcome = simulate(request.problem(), &planned.plan).map_err(|error| Refusal::new("plan", error))?;
+        let outcome = simulate(request.problem(), &planned.plan).map_err(|error| AgentRefusal::new("plan", error))?;
         let mapping =
-            Mapping::of_plan(request.problem(), &planned.plan).map_err(|error| Refusal::new("plan", error))?;
+            Mapping::of_plan(request.problem(), &planned.plan).map_err(|error| AgentRefusal::new("plan", error))?;
         let name = format!("mapping-{:016x}-{}.json", self.run, self.files.fetch_add(1, Ordering::Relaxed));
         let path = self.config.results.join(name);
-        mapping.write(&path).map_err(|error| Refusal::new("results", error))?;
+        mapping.write(&path).map_err(|error| AgentRefusal::new("results", error))?;
         if let Some(learner) = &self.learner {
             learner.remember(request.problem(), &path, &planned.plan);
         }
@@ -248,7 +248,7 @@ impl Server {
         Ok(Learned { learns: true, reports, message })
     }
 
-    fn planner(&self, name: Option<&str>) -> Result<Chosen<'_>, Refusal> {
+    fn planner(&self, name: Option<&str>) -> Result<Chosen<'_>, AgentRefusal> {
         let is_named = |planner: &str| name.is_none_or(|name| name == planner);
         if let Some(learner) = self.learner.as_ref().filter(|learner| is_named(learner.name())) {
             return Ok(Chosen::Learner(learner));
@@ -257,7 +257,7 @@ impl Server {
         planner.map(|planner| Chosen::Planner(&**planner)).ok_or_else(|| {
             let names: Vec<&str> = self.planners.iter().map(|planner| planner.name()).collect();
             let name = name.unwrap_or_default();
-            Refusal::new("planner", format!("there is no planner {name:?}: there are {}", names.join(", ")))
+            AgentRefusal::new("planner", format!("there is no planner {name:?}: there are {}", names.join(", ")))
         })
     }
 }
@@ -282,9 +282,9 @@ impl Chosen<'_> {
 /// step in ns, if it was learned.
 fn plan(
     planner: Chosen<'_>,
-    request: &Request,
+    request: &AgentRequest,
     connection: &Connection<'_>,
-) -> Result<(Planned, Option<f64>), Refusal> {
+) -> Result<(Planned, Option<f64>), AgentRefusal> {
     let looked = Cell::new(Instant::now());
     let mut watch = |_: &PlannerProgress| {
         if looked.get().elapsed() < LOOK {
@@ -299,7 +299,7 @@ fn plan(
         Chosen::Learner(learner) => learner.plan_by_times(problem, &options, &mut watch),
         Chosen::Planner(planner) => planner.plan(problem, &options, &mut watch).map(|planned| (planned, None)),
     };
-    planned.map_err(|error| Refusal::new("plan", error))
+    planned.map_err(|error| AgentRefusal::new("plan", error))
 }
 
 /// One of the limited connections. Dropping it makes room for another.

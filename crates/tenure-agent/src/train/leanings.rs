@@ -28,14 +28,14 @@ const SCALE: f64 = 0.05;
 /// The gain of a plan that cannot be simulated, because its moves wait for each other under the true times.
 const UNPLAYABLE: f64 = -2.0;
 
-struct Lesson {
+struct LeaningLesson {
     problem: Uncertain,
     choices: Choices,
     /// The time in ns that the density rule's plan takes.
     density_ns: f64,
 }
 
-impl Lesson {
+impl LeaningLesson {
     /// Returns the logarithm of the density rule's time over the plan's time, both by true times.
     fn gain(&self, decoder: &Decoder<'_>, leanings: &[f32], offsets: &[f64]) -> f64 {
         let plan = decoder.decode(&self.choices.decide(&self.choices.offset(leanings, offsets)));
@@ -52,7 +52,7 @@ pub(super) fn learn(run: &mut Run<'_>, options: &TrainOptions) -> Result<Control
         let density_ns = simulate(&problem.truth, &density.plan())?.makespan_ns;
         let decoder = Decoder::new(&problem.told, Objective::Makespan);
         let choices = Choices::new(&problem.told, &decoder, policy)?;
-        Ok(Lesson { choices, density_ns, problem })
+        Ok(LeaningLesson { choices, density_ns, problem })
     })?;
     let steps = options.leaning_steps;
     let mut optimizer = Optimizer::new(run.policy.leanings.parameters(), LEARNING_RATE, Adam::w());
@@ -76,7 +76,7 @@ pub(super) fn learn(run: &mut Run<'_>, options: &TrainOptions) -> Result<Control
 }
 
 /// Returns the mean gain of the plans without a search.
-fn validate(policy: &Policy, lessons: &[Lesson]) -> Result<f64, TrainError> {
+fn validate(policy: &Policy, lessons: &[LeaningLesson]) -> Result<f64, TrainError> {
     let mut sum = 0.0;
     for lesson in lessons {
         let leanings = autograd::no_grad(|| policy.leanings(&lesson.choices.features)?.to_vec::<f32>())?;
@@ -88,7 +88,7 @@ fn validate(policy: &Policy, lessons: &[Lesson]) -> Result<f64, TrainError> {
 
 /// Returns a tensor whose gradient leads towards the better samples of a problem. The offsets of a group's leanings are
 /// normally distributed, so the gradient of their log-probability is proportional to the offsets.
-fn loss(policy: &Policy, lesson: &Lesson, generator: &Generator) -> Result<Tensor, TrainError> {
+fn loss(policy: &Policy, lesson: &LeaningLesson, generator: &Generator) -> Result<Tensor, TrainError> {
     let choices = &lesson.choices;
     let leanings = policy.leanings(&choices.features)?;
     let values = leanings.detach().to_vec::<f32>()?;

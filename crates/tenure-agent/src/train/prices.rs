@@ -21,13 +21,13 @@ const TEACHER_ROUNDS: usize = 200;
 /// The relative distance to the lowest known bound within which bounds count as equal.
 const MARGIN: f64 = 2e-3;
 
-struct Lesson {
+struct PriceLesson {
     problem: Problem,
     /// The lowest known bound.
     bound: f64,
 }
 
-impl Lesson {
+impl PriceLesson {
     fn market(&self) -> Market<'_> {
         let capacity = self.problem.tiers()[0].capacity.unwrap_or(u64::MAX);
         Market::new(&self.problem, capacity, |tensor| self.problem.accessed_bytes(tensor) as f64)
@@ -36,7 +36,7 @@ impl Lesson {
 
 pub(super) fn learn(run: &mut Run<'_>, options: &TrainOptions) -> Result<ControlFlow<()>, TrainError> {
     let (validation, lessons) = lessons(options, |family, seed| {
-        let mut lesson = Lesson { problem: family.fixed(seed)?, bound: 1.0 };
+        let mut lesson = PriceLesson { problem: family.fixed(seed)?, bound: 1.0 };
         lesson.bound = lowest_bound(&lesson.market());
         Ok(lesson)
     })?;
@@ -68,7 +68,7 @@ pub(super) fn learn(run: &mut Run<'_>, options: &TrainOptions) -> Result<Control
 }
 
 /// Returns the mean of the lowest known bound divided by the bound that the policy's prices give.
-fn validate(policy: &Policy, lessons: &[Lesson]) -> Result<f64, TrainError> {
+fn validate(policy: &Policy, lessons: &[PriceLesson]) -> Result<f64, TrainError> {
     let mut sum = 0.0;
     for lesson in lessons {
         let market = lesson.market();

@@ -11,7 +11,9 @@ use serde::Serialize;
 use tenure::plan::planner::Scheduled;
 use tenure::plan::{Planner, Problem};
 use tenure::units::{Amount, Count, Micros};
-use tenure_agent::serve::{Address, Answer, Client, Options, Request, ServeError, Server, ServerConfig};
+use tenure_agent::serve::{
+    Address, AgentClient, AgentOptions, AgentRequest, AgentServer, Answer, ServeError, ServerConfig,
+};
 use tenure_agent::{Learner, Marl};
 
 use crate::values::PlannerName;
@@ -163,9 +165,9 @@ fn bind(
     args: &AgentServeArgs,
     config: ServerConfig,
     planners: Vec<Box<dyn Planner + Send + Sync>>,
-) -> anyhow::Result<Server> {
+) -> anyhow::Result<AgentServer> {
     let learner = args.learn.as_ref().map(|path| anyhow::Ok(Learner::open(Marl::trained()?, path)?)).transpose()?;
-    let server = Server::bind(&args.address.parsed(), config, planners)?;
+    let server = AgentServer::bind(&args.address.parsed(), config, planners)?;
     Ok(match learner {
         Some(learner) => server.with_learner(learner),
         None => server,
@@ -189,14 +191,14 @@ fn ask(args: &AskArgs) -> anyhow::Result<String> {
     let problem = Problem::read(&args.file)?;
     let named = args.fast_bytes.is_some() || !problem.tiers().is_empty();
     anyhow::ensure!(named, "{}: it names no tiers: say with --fast-bytes how large the first is", args.file.display());
-    let options = Options {
+    let options = AgentOptions {
         planner: args.planner.clone(),
         seconds: args.seconds,
         seed: args.seed,
         evaluations: args.evaluations,
         fast_bytes: args.fast_bytes.map(|fast_bytes| fast_bytes.of(problem.peak_bytes())),
     };
-    let request = Request::new(problem, options)?;
+    let request = AgentRequest::new(problem, options)?;
     let answer = wait(&request, &args.address.parsed())?;
     let Answer { placed, score, makespan_us, unplaced, unknown, .. } = &answer;
     // The path came as text, so nothing is lost.
@@ -227,11 +229,11 @@ fn ask(args: &AskArgs) -> anyhow::Result<String> {
 }
 
 /// Sends the request, and shows on a terminal that the answer is awaited.
-fn wait(request: &Request, address: &Address) -> Result<Answer, ServeError> {
+fn wait(request: &AgentRequest, address: &Address) -> Result<Answer, ServeError> {
     let line = progress::line();
     line.set_message(format!("asking the agent at {address}"));
     line.enable_steady_tick(UPDATE);
-    let answer = Client::connect(address).and_then(|mut client| client.ask(request));
+    let answer = AgentClient::connect(address).and_then(|mut client| client.ask(request));
     line.finish_and_clear();
     answer
 }

@@ -221,18 +221,18 @@ fn addresses(outcome: &ReplayOutcome) -> Option<String> {
 mod tests {
     use tenure::core::StreamId;
     use tenure::device::sim::{SimConfig, SimDriver};
-    use tenure::plan::{Action, Event, Settings};
+    use tenure::plan::{Settings, TraceAction, TraceEvent};
 
     use super::*;
 
     #[test]
     fn what_a_device_says_is_shown() {
-        let event = |time_us, name| Event {
+        let event = |time_us, name| TraceEvent {
             time_us,
             address: 1 << 30,
             bytes: 1 << 30,
             stream: StreamId::NULL,
-            action: Action::from_name(name).unwrap(),
+            action: TraceAction::from_name(name).unwrap(),
         };
         let events = vec![event(0, "alloc"), event(1, "free_requested"), event(2, "free_completed")];
         let trace = Trace::new("made", 0, Settings::default(), events).unwrap();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tenure::core::StreamId;
-use tenure::plan::{Action, Event, Format, Settings, Trace};
+use tenure::plan::{Format, Settings, Trace, TraceAction, TraceEvent};
 use tenure::replay::AllocatorKind;
 
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz");
@@ -242,12 +242,12 @@ fn a_bad_file_gets_one_line_and_no_output() {
 #[test]
 fn an_event_that_an_allocator_refuses_is_named_with_its_file() {
     let folder = here();
-    let event = |index, bytes| Event {
+    let event = |index, bytes| TraceEvent {
         time_us: index,
         address: index << 60,
         bytes,
         stream: StreamId::NULL,
-        action: Action::Alloc,
+        action: TraceAction::Alloc,
     };
     let trace = Trace::new("huge", 0, Settings::default(), vec![event(1, 512), event(2, 5 << 61)]).unwrap();
     trace.write(folder.path().join("huge.ttrace"), Format::Compact).unwrap();
@@ -438,12 +438,12 @@ fn an_interruption_leaves_no_part_of_a_file() {
             0,
             Settings::default(),
             (0..events)
-                .map(|index| Event {
+                .map(|index| TraceEvent {
                     time_us: index * (index % 7919),
                     address: (index + 1) << 32 | index.wrapping_mul(0x9e37_79b9) & 0xffff_fe00,
                     bytes: 512 + index % 4093,
                     stream: StreamId::NULL,
-                    action: Action::Alloc,
+                    action: TraceAction::Alloc,
                 })
                 .collect(),
         )

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use tenure_plan::Problem;
-use tenure_plan::plan::Action;
+use tenure_plan::plan::PlanAction;
 use tenure_plan::planner::{
     Decisions, Decoder, Evolutionary, FlashNeuron, Objective, Planned, Planner, PlannerError, PlannerOptions,
     Scheduled, Treatment, Watch,
 };
-use tenure_plan::problem::Kernel;
+use tenure_plan::problem::ProblemKernel;
 use tenure_tensor::random::Generator;
 
 /// The kinds of planners.
@@ -58,7 +58,7 @@ impl Planner for Within {
         let least: u64 = problem
             .kernels()
             .iter()
-            .map(|kernel: &Kernel| {
+            .map(|kernel: &ProblemKernel| {
                 let mut used: Vec<usize> = kernel.accesses().map(|access| access.tensor).collect();
                 used.sort_unstable();
                 used.dedup();
@@ -96,7 +96,7 @@ impl Within {
         };
         let mut plan = Decoder::new(problem, Objective::Makespan).decode(&decisions);
         if matches!(self.who, Who::Anytime) {
-            plan.steps.retain(|step| matches!(step.action, Action::Move { .. }) && below(8) > 0);
+            plan.steps.retain(|step| matches!(step.action, PlanAction::Move { .. }) && below(8) > 0);
             let others = plan.steps.clone();
             plan.steps.extend(others.into_iter().filter(|_| below(8) == 0));
             plan.steps

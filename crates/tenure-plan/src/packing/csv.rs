@@ -28,7 +28,7 @@ enum Column {
 }
 
 /// The columns that the first line names.
-struct Header {
+struct CsvHeader {
     columns: Vec<Column>,
     /// Whether the end column holds the last moment of a lifetime, not the first after it.
     ends_are_inclusive: bool,
@@ -51,7 +51,8 @@ pub(super) fn parse(content: &[u8]) -> Result<PackingProblem, PackingError> {
     let Some((number, first)) = lines.next() else {
         return Err(PackingError::Line { line: 1, reason: format!("there is nothing: {NEEDED}") });
     };
-    let header = text(first).and_then(Header::parse).map_err(|reason| PackingError::Line { line: number, reason })?;
+    let header =
+        text(first).and_then(CsvHeader::parse).map_err(|reason| PackingError::Line { line: number, reason })?;
     let (mut buffers, mut numbers) = (Vec::new(), Vec::new());
     for (number, line) in lines {
         let buffer = text(line).and_then(|line| header.buffer(line));
@@ -90,7 +91,7 @@ pub(super) fn write(buffers: &[Buffer], offsets: &[u64], mut out: impl Write) ->
     out.flush()
 }
 
-impl Header {
+impl CsvHeader {
     fn parse(line: &str) -> Result<Self, String> {
         let mut header = Self { columns: Vec::new(), ends_are_inclusive: false };
         for name in line.split(',').map(str::trim) {

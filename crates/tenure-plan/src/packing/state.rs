@@ -47,7 +47,7 @@ impl UnplacedItems {
 }
 
 /// A change that can be undone.
-enum Change {
+enum PackingChange {
     Lowest { item: usize, before: u64 },
     Placed { item: usize },
     Rank { item: usize, before: usize },
@@ -65,7 +65,7 @@ pub(super) struct PackingState {
     ranks: Vec<usize>,
     /// For each section: unplaced bytes.
     unplaced: Vec<u64>,
-    changes: Vec<Change>,
+    changes: Vec<PackingChange>,
     /// Scratch space: for each section, the lowest possible end of the unplaced items.
     ends: Vec<u64>,
     /// Scratch space: unplaced items, by their lowest possible offset.
@@ -151,9 +151,9 @@ impl PackingState {
     pub(super) fn undo(&mut self, mark: usize) {
         for change in self.changes.drain(mark..).rev() {
             match change {
-                Change::Lowest { item, before } => self.lowest[item] = before,
-                Change::Rank { item, before } => self.ranks[item] = before,
-                Change::Placed { item } => {
+                PackingChange::Lowest { item, before } => self.lowest[item] = before,
+                PackingChange::Rank { item, before } => self.ranks[item] = before,
+                PackingChange::Placed { item } => {
                     self.is_placed[item] = false;
                     let Item { sections, size, .. } = &self.items[item];
                     for bytes in &mut self.unplaced[sections.clone()] {
@@ -186,7 +186,7 @@ impl PackingState {
         let key = self.key(item);
         let top = key.0 + size;
         self.is_placed[item] = true;
-        self.changes.push(Change::Placed { item });
+        self.changes.push(PackingChange::Placed { item });
         let mut highest = top;
         for bytes in &mut self.unplaced[sections.clone()] {
             *bytes -= size;
@@ -204,7 +204,7 @@ impl PackingState {
                 if *is_fixed {
                     return None;
                 }
-                self.changes.push(Change::Lowest { item: other, before: self.lowest[other] });
+                self.changes.push(PackingChange::Lowest { item: other, before: self.lowest[other] });
                 self.lowest[other] = align_up(top, *alignment);
             }
         }
@@ -308,7 +308,7 @@ impl PackingState {
             items.iter().map(|&item| (self.ranking.map(|measure| self.measure(item, measure)), item)).collect();
         measured.sort_unstable_by(|a, b| ranking::compare(&a.0, &b.0).then(a.1.cmp(&b.1)));
         for (rank, (_, item)) in measured.into_iter().enumerate() {
-            self.changes.push(Change::Rank { item, before: self.ranks[item] });
+            self.changes.push(PackingChange::Rank { item, before: self.ranks[item] });
             self.ranks[item] = rank;
         }
     }

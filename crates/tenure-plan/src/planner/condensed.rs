@@ -10,8 +10,8 @@ use rustc_hash::FxHashSet;
 use tenure_core::Tag;
 
 use super::{Planned, Planner, PlannerError, PlannerOptions, Watch};
-use crate::plan::{Action, Plan, Step};
-use crate::problem::{Access, Kernel, Parts, Problem, Recompute, Tensor};
+use crate::plan::{Plan, PlanAction, PlanStep};
+use crate::problem::{Problem, ProblemAccess, ProblemKernel, ProblemParts, ProblemRecompute, ProblemTensor};
 use crate::simulate;
 
 /// A planner that condenses a problem of many kernels and asks another planner about it. The resulting plan is expanded
@@ -101,21 +101,22 @@ impl Groups {
         tensors.iter().enumerate().for_each(|(number, tensor)| numbers[*tensor] = Some(number));
         let mut groups = Self { kernels: Vec::new(), tensors, numbers };
         let most_ns = problem.kernels_ns() / most.max(1) as u64 * 2;
-        let most_bytes = problem.kernels().iter().map(|kernel| Room::default().with(problem, &groups, kernel)).max()?;
+        let most_bytes =
+            problem.kernels().iter().map(|kernel| GroupRoom::default().with(problem, &groups, kernel)).max()?;
         let mut begin = 0;
         let mut time_ns = 0;
-        let mut room = Room::default();
+        let mut room = GroupRoom::default();
         for (number, kernel) in problem.kernels().iter().enumerate() {
             let is_too_much = time_ns + kernel.time_ns > most_ns || room.with(problem, &groups, kernel) > most_bytes;
             if is_too_much && number > begin {
                 groups.kernels.push(begin..number);
-                (begin, time_ns, room) = (number, 0, Room::default());
+                (begin, time_ns, room) = (number, 0, GroupRoom::default());
                 room.with(problem, &groups, kernel);
             }
             time_ns += kernel.time_ns;
             if kernel.writes.iter().any(|access| groups.numbers[access.tensor].is_some()) {
                 groups.kernels.push(begin..number + 1);
-                (begin, time_ns, room) = (number + 1, 0, Room::default());
+                (begin, time_ns, room) = (number + 1, 0, GroupRoom::default());
             }
         }
         let rest = begin..problem.kernels().len();
@@ -126,7 +127,7 @@ impl Groups {
     /// Makes the problem whose kernels are the groups. Each group has one workspace, as large as the largest of its
     /// kernels' workspaces.
     fn condense(&self, problem: &Problem) -> Option<Problem> {
-        let mut parts = Parts {
+        let mut parts = ProblemParts {
             name: problem.name().into(),
             source: problem.source().into(),
             tiers: problem.tiers().to_vec(),
@@ -136,9 +137,9 @@ impl Groups {
             backward: problem.backward().map(|first| self.kernels.partition_point(|kernels| kernels.end <= first)),
         };
         for kernels in &self.kernels {
-            let mut room = Room::default();
+            let mut room = GroupRoom::default();
             let name = problem.kernels()[kernels.start].name.clone();
-            let mut merged = Kernel { name, time_ns: 0, reads: Vec::new(), writes: Vec::new() };
+            let mut merged = ProblemKernel { name, time_ns: 0, reads: Vec::new(), writes: Vec::new() };
             for kernel in &problem.kernels()[kernels.clone()] {
                 room.with(problem, self, kernel);
                 merged.time_ns += kernel.time_ns;
@@ -146,8 +147,8 @@ impl Groups {
                 merged.writes.extend(self.accesses(&kernel.writes));
             }
             if room.workspace_bytes > 0 {
-                merged.writes.push(Access { tensor: parts.tensors.len(), bytes: 0 });
-                parts.tensors.push(Tensor {
+                merged.writes.push(ProblemAccess { tensor: parts.tensors.len(), bytes: 0 });
+                parts.tensors.push(ProblemTensor {
                     key: format!("workspace of kernels {}..{}", kernels.start, kernels.end),
                     bytes: room.workspace_bytes,
                     tag: Tag::Workspace,
@@ -162,16 +163,18 @@ impl Groups {
     }
 
     /// Returns a tensor of the condensed problem. It cannot be recomputed if its inputs include a workspace.
-    fn tensor(&self, tensor: &Tensor) -> Tensor {
-        let recompute = tensor.recompute.as_ref().and_then(|Recompute { time_ns, inputs }| {
+    fn tensor(&self, tensor: &ProblemTensor) -> ProblemTensor {
+        let recompute = tensor.recompute.as_ref().and_then(|ProblemRecompute { time_ns, inputs }| {
             let inputs = inputs.iter().map(|input| self.numbers[*input]).collect::<Option<Vec<usize>>>()?;
-            Some(Recompute { time_ns: *time_ns, inputs })
+            Some(ProblemRecompute { time_ns: *time_ns, inputs })
         });
-        Tensor { recompute, ..tensor.clone() }
+        ProblemTensor { recompute, ..tensor.clone() }
     }
 
-    fn accesses(&self, accesses: &[Access]) -> impl Iterator<Item = Access> {
-        accesses.iter().filter_map(|access| Some(Access { tensor: self.numbers[access.tensor]?, bytes: access.bytes }))
+    fn accesses(&self, accesses: &[ProblemAccess]) -> impl Iterator<Item = ProblemAccess> {
+        accesses
+            .iter()
+            .filter_map(|access| Some(ProblemAccess { tensor: self.numbers[access.tensor]?, bytes: access.bytes }))
     }
 
     /// Expands a plan of the condensed problem to the whole problem. A tensor returns at the first kernel of a group,
@@ -183,16 +186,16 @@ impl Groups {
         let steps = plan.steps.iter().filter_map(|step| {
             let (tensor, Range { start, end }) = (*self.tensors.get(step.tensor)?, self.kernels[step.kernel].clone());
             let kernel = match step.action {
-                Action::Drop => end - 1,
-                Action::Move { to: 0 } if is_late => end - 1,
-                Action::Move { to: 0 } | Action::Recompute { .. } => start,
+                PlanAction::Drop => end - 1,
+                PlanAction::Move { to: 0 } if is_late => end - 1,
+                PlanAction::Move { to: 0 } | PlanAction::Recompute { .. } => start,
                 // At the earliest at the last kernel of the group that uses the tensor.
-                Action::Move { .. } => {
+                PlanAction::Move { .. } => {
                     let used = users[tensor].partition_point(|kernel| *kernel < end);
                     users[tensor][..used].last().map_or(start, |last| start.max(*last))
                 }
             };
-            Some(Step { tensor, kernel, action: step.action })
+            Some(PlanStep { tensor, kernel, action: step.action })
         });
         Plan { places, steps: steps.collect() }
     }
@@ -200,17 +203,17 @@ impl Groups {
 
 /// The room that kernels of a group need in the first tier.
 #[derive(Default)]
-struct Room {
+struct GroupRoom {
     tensors: FxHashSet<usize>,
     tensors_bytes: u64,
     workspace_bytes: u64,
 }
 
-impl Room {
+impl GroupRoom {
     /// Adds a kernel. Returns the bytes of all kernels added so far.
-    fn with(&mut self, problem: &Problem, groups: &Groups, kernel: &Kernel) -> u64 {
+    fn with(&mut self, problem: &Problem, groups: &Groups, kernel: &ProblemKernel) -> u64 {
         let mut workspace_bytes = 0;
-        for Access { tensor, .. } in kernel.accesses() {
+        for ProblemAccess { tensor, .. } in kernel.accesses() {
             let bytes = problem.tensors()[*tensor].bytes;
             if groups.numbers[*tensor].is_none() {
                 workspace_bytes += bytes;

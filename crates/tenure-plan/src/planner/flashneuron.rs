@@ -38,7 +38,7 @@ impl FlashNeuron {
     /// Decides: the tensors that stay get room first.
     pub(super) fn decide(problem: &Problem) -> Decisions {
         let mut decisions = Decisions::keep(problem.tensors().len(), &[]);
-        for tensor in Saved::of(problem).choose() {
+        for tensor in OffloadCandidates::of(problem).choose() {
             (decisions.treatments[tensor], decisions.priorities[tensor]) = (Treatment::Away, -1.0);
         }
         decisions
@@ -68,7 +68,7 @@ enum Codec {
 }
 
 /// The tensors from which the scheduler chooses.
-struct Saved {
+struct OffloadCandidates {
     /// The tensors, in the order in which they are saved.
     candidates: Vec<Candidate>,
     /// Bytes that must be offloaded.
@@ -76,7 +76,7 @@ struct Saved {
     forward_ns: f64,
 }
 
-impl Saved {
+impl OffloadCandidates {
     fn of(problem: &Problem) -> Self {
         let backward = problem.backward().unwrap_or_else(|| fullest_kernel(problem));
         let begins = problem.begins_ns();
@@ -192,11 +192,11 @@ fn codec(problem: &Problem, tensor: usize) -> Codec {
 
 #[cfg(test)]
 mod tests {
-    use super::{Candidate, Codec, Saved};
+    use super::{Candidate, Codec, OffloadCandidates};
 
     /// Makes candidates; writing a byte takes 1 ns.
-    fn saved(excess: f64, forward_ns: f64, candidates: &[(f64, f64, Codec)]) -> Saved {
-        Saved {
+    fn saved(excess: f64, forward_ns: f64, candidates: &[(f64, f64, Codec)]) -> OffloadCandidates {
+        OffloadCandidates {
             candidates: candidates
                 .iter()
                 .enumerate()

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::decoder::{Away, Decoder, Gap, Treatment};
 use super::timeline::Timeline;
-use crate::plan::{Action, Plan, Step};
+use crate::plan::{Plan, PlanAction, PlanStep};
 use crate::problem::Problem;
 
 /// The way in which a tensor spends a gap.
@@ -33,7 +33,7 @@ impl Treatment {
 }
 
 /// A change of a schedule that can be undone.
-enum Change {
+enum ScheduleChange {
     Room {
         tier: usize,
         kernels: Range<usize>,
@@ -63,12 +63,12 @@ pub(super) struct Schedule<'d, 'a> {
     is_treated: Vec<bool>,
     places: Vec<usize>,
     /// The steps, each with the time at which it is to begin.
-    steps: Vec<(f64, Step)>,
+    steps: Vec<(f64, PlanStep)>,
     /// The gaps of each tensor in which kernels do not reach it.
     absent: Vec<Vec<Gap>>,
     /// For each tensor, the kernels before which it is needed to recompute others.
     needed: Vec<Vec<usize>>,
-    changes: Vec<Change>,
+    changes: Vec<ScheduleChange>,
 }
 
 impl<'d, 'a> Schedule<'d, 'a> {
@@ -265,8 +265,8 @@ impl<'d, 'a> Schedule<'d, 'a> {
         let slot = self.first_way_out(tensor, away, gap);
         let last = gap.from - 1;
         self.take(away.out, slot);
-        self.step(begins[last], Step { tensor, kernel: last, action: Action::Move { to: away.tier } });
-        self.step(begins[comes], Step { tensor, kernel: comes, action: Action::Move { to: 0 } });
+        self.step(begins[last], PlanStep { tensor, kernel: last, action: PlanAction::Move { to: away.tier } });
+        self.step(begins[comes], PlanStep { tensor, kernel: comes, action: PlanAction::Move { to: 0 } });
         // It may leave as soon as the last kernel that uses it has begun.
         let [after, before] = gap.kernels(self.problem.kernels().len());
         let fits = self.holds_away(tensor, away.tier, [last..after.end, before]);
@@ -298,10 +298,10 @@ impl<'d, 'a> Schedule<'d, 'a> {
         }
         for input in needed {
             self.needed[input].push(gap.to);
-            self.changes.push(Change::Needed { tensor: input });
+            self.changes.push(ScheduleChange::Needed { tensor: input });
         }
-        self.step(self.decoder.begins[gap.from], Step { tensor, kernel: gap.from - 1, action: Action::Drop });
-        let recompute = Step { tensor, kernel: gap.to, action: Action::Recompute { to: 0 } };
+        self.step(self.decoder.begins[gap.from], PlanStep { tensor, kernel: gap.from - 1, action: PlanAction::Drop });
+        let recompute = PlanStep { tensor, kernel: gap.to, action: PlanAction::Recompute { to: 0 } };
         self.step(self.decoder.begins[gap.to], recompute);
         true
     }
@@ -324,18 +324,18 @@ impl<'d, 'a> Schedule<'d, 'a> {
         let to = self.problem.links()[link].to;
         // It comes before all moves that are requested later.
         let begin = slot.0.min(self.decoder.begins[kernel + 1]);
-        self.step(begin, Step { tensor, kernel, action: Action::Move { to } });
+        self.step(begin, PlanStep { tensor, kernel, action: PlanAction::Move { to } });
     }
 
     fn take(&mut self, link: usize, slot: (f64, f64)) {
         let line = self.decoder.line(link);
         self.links[line].take(slot);
-        self.changes.push(Change::Link { line, slot });
+        self.changes.push(ScheduleChange::Link { line, slot });
     }
 
-    fn step(&mut self, ns: f64, step: Step) {
+    fn step(&mut self, ns: f64, step: PlanStep) {
         self.steps.push((ns, step));
-        self.changes.push(Change::Step);
+        self.changes.push(ScheduleChange::Step);
     }
 
     /// Takes room in another tier while a tensor is away, if there is enough. If kernels reach that tier they do not
@@ -345,7 +345,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
             return kernels.into_iter().all(|kernels| self.holds(tensor, tier, kernels));
         }
         let life = self.problem.lifetime(tensor).map_or(0..0, |life| *life.start()..life.end() + 1);
-        self.changes.iter().any(|change| matches!(change, Change::Room { tier: held, .. } if *held == tier))
+        self.changes.iter().any(|change| matches!(change, ScheduleChange::Room { tier: held, .. } if *held == tier))
             || self.holds(tensor, tier, life)
     }
 
@@ -367,19 +367,19 @@ impl<'d, 'a> Schedule<'d, 'a> {
     fn hold(&mut self, tensor: usize, tier: usize, kernels: Range<usize>) {
         let bytes = self.problem.bytes_in(tensor, tier);
         self.held[tier][kernels.clone()].iter_mut().for_each(|held| *held += bytes);
-        self.changes.push(Change::Room { tier, kernels, bytes });
+        self.changes.push(ScheduleChange::Room { tier, kernels, bytes });
     }
 
     /// Undoes the changes after the first `done`.
     fn undo(&mut self, done: usize) {
         for change in self.changes.split_off(done).into_iter().rev() {
             match change {
-                Change::Room { tier, kernels, bytes } => {
+                ScheduleChange::Room { tier, kernels, bytes } => {
                     self.held[tier][kernels].iter_mut().for_each(|held| *held -= bytes);
                 }
-                Change::Needed { tensor } => _ = self.needed[tensor].pop(),
-                Change::Link { line, slot } => self.links[line].give_back(slot),
-                Change::Step => _ = self.steps.pop(),
+                ScheduleChange::Needed { tensor } => _ = self.needed[tensor].pop(),
+                ScheduleChange::Link { line, slot } => self.links[line].give_back(slot),
+                ScheduleChange::Step => _ = self.steps.pop(),
             }
         }
     }
@@ -387,7 +387,7 @@ impl<'d, 'a> Schedule<'d, 'a> {
     pub(super) fn into_plan(self) -> Plan {
         let mut steps = self.steps;
         // Tensors that are recomputed before the same kernel come in the order in which they were first created.
-        let order = |step: &Step| (step.kernel, self.problem.lifetime(step.tensor).map(|life| *life.start()));
+        let order = |step: &PlanStep| (step.kernel, self.problem.lifetime(step.tensor).map(|life| *life.start()));
         steps.sort_by(|(left, a), (right, b)| left.total_cmp(right).then_with(|| order(a).cmp(&order(b))));
         Plan { places: self.places, steps: steps.into_iter().map(|(_, step)| step).collect() }
     }

@@ -76,7 +76,7 @@ impl Planner for Scheduled {
             population.push((cost, decisions));
         }
         if options.objective == Objective::Makespan {
-            repeat(problem, &decoder, &mut evaluator, &mut population);
+            try_recomputing(problem, &decoder, &mut evaluator, &mut population);
         }
         population.sort_by(|left, right| left.0.total_cmp(&right.0));
         population.truncate(SURVIVORS);
@@ -96,7 +96,7 @@ impl Planner for Scheduled {
 /// Tries to recompute more and more tensors, those of least time for their bytes first, and to move the others away;
 /// then tries neighbours of the best of these plans. Prices do not see that the inputs of a recomputation must exist at
 /// that time.
-fn repeat(
+fn try_recomputing(
     problem: &Problem,
     decoder: &Decoder<'_>,
     evaluator: &mut Evaluator<'_, '_>,
@@ -109,20 +109,20 @@ fn repeat(
         again.map_or(f64::INFINITY, |again| again.time_ns as f64 / tensors[tensor].bytes.max(1) as f64)
     };
     let possible = |treatment| (0..tensors.len()).filter(move |tensor| decoder.is_possible(*tensor, treatment));
-    let mut repeated: Vec<usize> = possible(Treatment::Recompute).collect();
-    repeated.sort_by(|left, right| ns_per_byte(*left).total_cmp(&ns_per_byte(*right)));
+    let mut recomputed: Vec<usize> = possible(Treatment::Recompute).collect();
+    recomputed.sort_by(|left, right| ns_per_byte(*left).total_cmp(&ns_per_byte(*right)));
     let mut moved = Decisions::keep(tensors.len(), &(0..tensors.len()).collect::<Vec<_>>());
     possible(Treatment::Away).for_each(|tensor| moved.treatments[tensor] = Treatment::Away);
     let mut best = (f64::INFINITY, 0);
-    let mut around = 0..=repeated.len();
+    let mut counts = 0..=recomputed.len();
     loop {
-        let step = ((around.end() - around.start()) / STEPS).max(1);
-        for count in around.clone().step_by(step) {
+        let step = ((counts.end() - counts.start()) / STEPS).max(1);
+        for count in counts.clone().step_by(step) {
             if !evaluator.may_go_on() {
                 return;
             }
             let mut decisions = moved.clone();
-            repeated[..count].iter().for_each(|tensor| decisions.treatments[*tensor] = Treatment::Recompute);
+            recomputed[..count].iter().for_each(|tensor| decisions.treatments[*tensor] = Treatment::Recompute);
             let cost = evaluator.cost(&decoder.decode(&decisions));
             if cost < best.0 {
                 best = (cost, count);
@@ -132,7 +132,7 @@ fn repeat(
         if step == 1 {
             return;
         }
-        around = best.1.saturating_sub(step)..=(best.1 + step).min(repeated.len());
+        counts = best.1.saturating_sub(step)..=(best.1 + step).min(recomputed.len());
     }
 }
 
@@ -170,9 +170,9 @@ struct Choice {
     /// Nanoseconds, or bytes that the first tier does not serve.
     cost: f64,
     /// Nanoseconds on each link.
-    links: Vec<(usize, f64)>,
+    link_ns: Vec<(usize, f64)>,
     /// The kernels during which it is in the first tier.
-    room: Vec<Range<usize>>,
+    resident: Vec<Range<usize>>,
 }
 
 struct Prices<'a> {
@@ -180,9 +180,9 @@ struct Prices<'a> {
     choices: Vec<Vec<Choice>>,
     capacity: f64,
     /// The price of all of the first tier during each kernel.
-    room: Vec<f64>,
+    room_prices: Vec<f64>,
     /// The price of all of each link's time.
-    links: Vec<f64>,
+    link_prices: Vec<f64>,
     makespan_ns: f64,
     /// A lower bound on the cost.
     bound: f64,
@@ -199,8 +199,8 @@ impl<'a> Prices<'a> {
             problem,
             choices: tensors.map(|tensor| choices(problem, decoder, objective, tensor)).collect(),
             capacity: problem.tiers()[0].capacity.map_or(f64::INFINITY, |capacity| capacity.max(1) as f64),
-            room: vec![0.0; problem.kernels().len()],
-            links: vec![0.0; problem.links().len()],
+            room_prices: vec![0.0; problem.kernels().len()],
+            link_prices: vec![0.0; problem.links().len()],
             makespan_ns,
             bound: f64::NEG_INFINITY,
             step: 1.0,
@@ -213,29 +213,35 @@ impl<'a> Prices<'a> {
     /// far.
     fn decide(&mut self, best: f64) -> Decisions {
         let mut decisions = Decisions::keep(self.choices.len(), &[]);
-        let mut paid = vec![0.0];
-        for price in &self.room {
-            paid.push(paid[paid.len() - 1] + price);
+        let mut price_sums = vec![0.0];
+        for price in &self.room_prices {
+            price_sums.push(price_sums[price_sums.len() - 1] + price);
         }
         // Demand minus supply.
-        let mut changes = vec![0.0; self.room.len() + 1];
-        let mut link_excess = vec![-1.0; self.links.len()];
-        let mut value = -self.room.iter().sum::<f64>() - self.links.iter().sum::<f64>();
+        let mut changes = vec![0.0; self.room_prices.len() + 1];
+        let mut link_excess = vec![-1.0; self.link_prices.len()];
+        let mut value = -self.room_prices.iter().sum::<f64>() - self.link_prices.iter().sum::<f64>();
         for (tensor, choices) in self.choices.iter().enumerate() {
             let share = self.problem.tensors()[tensor].bytes as f64 / self.capacity;
             let link_price = |choice: &Choice| -> f64 {
-                choice.links.iter().map(|(link, ns)| self.links[*link] * ns / self.makespan_ns).sum()
+                choice.link_ns.iter().map(|(link, ns)| self.link_prices[*link] * ns / self.makespan_ns).sum()
             };
-            let room_price =
-                |choice: &Choice| share * choice.room.iter().map(|room| paid[room.end] - paid[room.start]).sum::<f64>();
+            let room_price = |choice: &Choice| {
+                share
+                    * choice
+                        .resident
+                        .iter()
+                        .map(|kernels| price_sums[kernels.end] - price_sums[kernels.start])
+                        .sum::<f64>()
+            };
             let all = |choice: &Choice| choice.cost + link_price(choice) + room_price(choice);
             let Some(chosen) = choices.iter().min_by(|left, right| all(left).total_cmp(&all(right))) else { continue };
             value += all(chosen);
-            for room in &chosen.room {
-                changes[room.start] += share;
-                changes[room.end] -= share;
+            for kernels in &chosen.resident {
+                changes[kernels.start] += share;
+                changes[kernels.end] -= share;
             }
-            for (link, ns) in &chosen.links {
+            for (link, ns) in &chosen.link_ns {
                 link_excess[*link] += ns / self.makespan_ns;
             }
             // The last choice takes the least room. Of the others, the best is tried; a tensor comes the earlier the
@@ -250,7 +256,7 @@ impl<'a> Prices<'a> {
             }
         }
         let mut held = -1.0;
-        let room_excess: Vec<f64> = changes[..self.room.len()]
+        let room_excess: Vec<f64> = changes[..self.room_prices.len()]
             .iter()
             .map(|change| {
                 held += change;
@@ -273,13 +279,13 @@ impl<'a> Prices<'a> {
             let counted = prices.iter().zip(excess).filter(|(price, excess)| **price > 0.0 || **excess > 0.0);
             counted.map(|(_, excess)| excess * excess).sum()
         };
-        let length = of_prices(&self.room, room_excess) + of_prices(&self.links, link_excess);
+        let length = of_prices(&self.room_prices, room_excess) + of_prices(&self.link_prices, link_excess);
         let target = self.cost_beyond_kernels(best);
         if length == 0.0 || !target.is_finite() {
             return;
         }
         let step = self.step * (target - value).max(1e-6 * target.abs()) / length;
-        let prices = self.room.iter_mut().chain(&mut self.links);
+        let prices = self.room_prices.iter_mut().chain(&mut self.link_prices);
         for (price, excess) in prices.zip(room_excess.iter().chain(link_excess)) {
             *price = (*price + step * excess).max(0.0);
         }
@@ -308,11 +314,11 @@ fn choices(problem: &Problem, decoder: &Decoder<'_>, objective: Objective, tenso
     let possible = Treatment::ALL.into_iter().filter(|treatment| decoder.is_possible(tensor, *treatment));
     possible
         .map(|treatment| {
-            let mut choice = Choice { treatment, cost: 0.0, links: Vec::new(), room: Vec::new() };
+            let mut choice = Choice { treatment, cost: 0.0, link_ns: Vec::new(), resident: Vec::new() };
             match treatment {
-                Treatment::Keep => choice.room.push(*life.start()..life.end() + 1),
-                Treatment::Away => (choice.links, choice.room) = decoder.away(tensor),
-                Treatment::Recompute => (choice.cost, choice.room) = decoder.again(tensor),
+                Treatment::Keep => choice.resident.push(*life.start()..life.end() + 1),
+                Treatment::Away => (choice.link_ns, choice.resident) = decoder.away(tensor),
+                Treatment::Recompute => (choice.cost, choice.resident) = decoder.again(tensor),
                 Treatment::Slow => {
                     choice.cost = match objective {
                         Objective::Score => problem.accessed_bytes(tensor) as f64,

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
 
-use super::{Access, Parts};
+use super::{ProblemAccess, ProblemParts};
 use crate::file::one_line;
 
 /// The reason why a problem could not be read or made. Always one line.
@@ -54,13 +54,13 @@ impl ProblemError {
 }
 
 /// Checks everything that [`Problem`](super::Problem) guarantees.
-pub(super) fn check(parts: &Parts) -> Result<(), ProblemError> {
+pub(super) fn check(parts: &ProblemParts) -> Result<(), ProblemError> {
     check_tensors(parts)?;
     check_kernels(parts)?;
     check_tiers(parts)
 }
 
-fn check_tensors(parts: &Parts) -> Result<(), ProblemError> {
+fn check_tensors(parts: &ProblemParts) -> Result<(), ProblemError> {
     let mut keys = HashSet::new();
     let mut bytes = 0_u64;
     for (number, tensor) in parts.tensors.iter().enumerate() {
@@ -83,12 +83,12 @@ fn check_tensors(parts: &Parts) -> Result<(), ProblemError> {
     Ok(())
 }
 
-fn check_kernels(parts: &Parts) -> Result<(), ProblemError> {
+fn check_kernels(parts: &ProblemParts) -> Result<(), ProblemError> {
     let (mut time, mut bytes) = (0_u64, 0_u64);
     for (number, kernel) in parts.kernels.iter().enumerate() {
         let error = |reason: String| ProblemError::part(format!("kernel {number}, {:?}", kernel.name), reason);
         time = time.checked_add(kernel.time_ns).ok_or_else(|| error("times of all kernels pass 64 bits".into()))?;
-        for Access { tensor, bytes: accessed } in kernel.accesses() {
+        for ProblemAccess { tensor, bytes: accessed } in kernel.accesses() {
             if *tensor >= parts.tensors.len() {
                 return Err(error(format!("there is no tensor {tensor}: there are {}", parts.tensors.len())));
             }
@@ -104,7 +104,7 @@ fn check_kernels(parts: &Parts) -> Result<(), ProblemError> {
     Ok(())
 }
 
-fn check_tiers(parts: &Parts) -> Result<(), ProblemError> {
+fn check_tiers(parts: &ProblemParts) -> Result<(), ProblemError> {
     for (number, tier) in parts.tiers.iter().enumerate() {
         let error = |reason: &str| ProblemError::part(format!("tier {number}, {:?}", tier.name), reason);
         if tier.read_bandwidth == 0 || tier.write_bandwidth == 0 {

@@ -6,7 +6,9 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use tenure_core::user_files::text_without_mark;
 
-use super::{Kernel, Link, Parts, Problem, ProblemError, Tensor, Tier, kernel_trace};
+use super::{
+    Problem, ProblemError, ProblemKernel, ProblemLink, ProblemParts, ProblemTensor, ProblemTier, kernel_trace,
+};
 use crate::file::{read_text, write_json};
 
 const FORMAT: &str = "tenure-problem";
@@ -14,14 +16,14 @@ const VERSION: u64 = 1;
 
 /// The fields that are read first: the file's format and version.
 #[derive(Deserialize)]
-struct Head {
+struct ProblemHead {
     format: Option<String>,
     version: Option<u64>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Read {
+struct ReadProblem {
     #[serde(rename = "format")]
     _format: IgnoredAny,
     #[serde(rename = "version")]
@@ -30,20 +32,20 @@ struct Read {
     #[serde(default)]
     source: String,
     #[serde(default)]
-    tiers: Vec<Tier>,
+    tiers: Vec<ProblemTier>,
     #[serde(default)]
-    links: Vec<Link>,
-    tensors: Vec<Tensor>,
-    kernels: Vec<Kernel>,
+    links: Vec<ProblemLink>,
+    tensors: Vec<ProblemTensor>,
+    kernels: Vec<ProblemKernel>,
     backward: Option<usize>,
 }
 
 #[derive(Serialize)]
-struct Written<'a> {
+struct WrittenProblem<'a> {
     format: &'static str,
     version: u64,
     #[serde(flatten)]
-    parts: &'a Parts,
+    parts: &'a ProblemParts,
 }
 
 impl Problem {
@@ -64,7 +66,7 @@ impl Problem {
     /// The same as of [`read`](Self::read), without the file's name.
     pub fn from_json(text: &str) -> Result<Self, ProblemError> {
         let text = text_without_mark(text);
-        let head: Head = serde_json::from_str(text)?;
+        let head: ProblemHead = serde_json::from_str(text)?;
         if head.format.as_deref() != Some(FORMAT) {
             return kernel_trace::from_json(text);
         }
@@ -72,8 +74,8 @@ impl Problem {
             Some(VERSION) => {}
             found => return Err(ProblemError::Version { found: found.unwrap_or(0), known: VERSION }),
         }
-        let Read { name, source, tiers, links, tensors, kernels, backward, .. } = serde_json::from_str(text)?;
-        Self::new(Parts { name, source, tiers, links, tensors, kernels, backward })
+        let ReadProblem { name, source, tiers, links, tensors, kernels, backward, .. } = serde_json::from_str(text)?;
+        Self::new(ProblemParts { name, source, tiers, links, tensors, kernels, backward })
     }
 
     /// Returns the problem as JSON text.
@@ -81,7 +83,7 @@ impl Problem {
     /// # Errors
     /// No known case: JSON can express every problem.
     pub fn to_json(&self) -> Result<String, ProblemError> {
-        Ok(serde_json::to_string(&Written { format: FORMAT, version: VERSION, parts: &self.parts })?)
+        Ok(serde_json::to_string(&WrittenProblem { format: FORMAT, version: VERSION, parts: &self.parts })?)
     }
 
     /// Writes the problem as JSON. The file is replaced atomically.
@@ -90,7 +92,7 @@ impl Problem {
     /// The file system's error, with the path.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), ProblemError> {
         let path = path.as_ref();
-        let all = Written { format: FORMAT, version: VERSION, parts: &self.parts };
+        let all = WrittenProblem { format: FORMAT, version: VERSION, parts: &self.parts };
         write_json(path, &all).map_err(|error| ProblemError::Io(error).in_file(path))
     }
 }

@@ -3,21 +3,21 @@
 use serde::Deserialize;
 use tenure_core::Tag;
 
-use super::{Access, Kernel, Parts, Problem, ProblemError, Tensor, tag_name};
+use super::{Problem, ProblemAccess, ProblemError, ProblemKernel, ProblemParts, ProblemTensor, tag_name};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct KernelTraceFile {
     name: String,
     #[serde(default)]
     source: String,
-    tensors: Vec<Buffer>,
-    kernels: Vec<Launch>,
+    tensors: Vec<TracedBuffer>,
+    kernels: Vec<TracedLaunch>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Buffer {
+struct TracedBuffer {
     id: u64,
     bytes: u64,
     #[serde(with = "tag_name")]
@@ -26,7 +26,7 @@ struct Buffer {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Launch {
+struct TracedLaunch {
     name: String,
     time_ns: u64,
     inputs: Vec<u64>,
@@ -35,7 +35,7 @@ struct Launch {
 
 /// Reads a kernel trace. Each tensor is read or written whole as often as a kernel names it.
 pub(super) fn from_json(text: &str) -> Result<Problem, ProblemError> {
-    let file: File = serde_json::from_str(text)?;
+    let file: KernelTraceFile = serde_json::from_str(text)?;
     let mut numbers = std::collections::HashMap::new();
     for (number, buffer) in file.tensors.iter().enumerate() {
         if numbers.insert(buffer.id, number).is_some() {
@@ -43,7 +43,7 @@ pub(super) fn from_json(text: &str) -> Result<Problem, ProblemError> {
         }
     }
     let access = |kernel: &str, id: &u64| match numbers.get(id) {
-        Some(number) => Ok(Access { tensor: *number, bytes: file.tensors[*number].bytes }),
+        Some(number) => Ok(ProblemAccess { tensor: *number, bytes: file.tensors[*number].bytes }),
         None => Err(ProblemError::part(format!("kernel {kernel:?}"), format!("there is no tensor with the id {id}"))),
     };
     let kernels = file
@@ -53,11 +53,11 @@ pub(super) fn from_json(text: &str) -> Result<Problem, ProblemError> {
             let all = |ids: &[u64]| ids.iter().map(|id| access(&launch.name, id)).collect::<Result<_, _>>();
             let reads = all(&launch.inputs)?;
             let writes = all(&launch.outputs)?;
-            Ok(Kernel { name: launch.name.clone(), time_ns: launch.time_ns, reads, writes })
+            Ok(ProblemKernel { name: launch.name.clone(), time_ns: launch.time_ns, reads, writes })
         })
         .collect::<Result<_, ProblemError>>()?;
     let backward = file.kernels.iter().position(|launch| launch.name.ends_with("_Backward"));
-    let tensors = file.tensors.iter().map(|buffer| Tensor {
+    let tensors = file.tensors.iter().map(|buffer| ProblemTensor {
         key: buffer.id.to_string(),
         bytes: buffer.bytes,
         tag: buffer.role,
@@ -65,5 +65,12 @@ pub(super) fn from_json(text: &str) -> Result<Problem, ProblemError> {
         recompute: None,
     });
     let tensors = tensors.collect();
-    Problem::new(Parts { name: file.name, source: file.source, tensors, kernels, backward, ..Parts::default() })
+    Problem::new(ProblemParts {
+        name: file.name,
+        source: file.source,
+        tensors,
+        kernels,
+        backward,
+        ..ProblemParts::default()
+    })
 }

@@ -22,7 +22,7 @@ pub use error::ProblemError;
 /// 64 bits, and no tensor is recomputed from itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
-    parts: Parts,
+    parts: ProblemParts,
     /// For each tensor, the first and the last kernel of its lifetime.
     lifetimes: Vec<Option<(usize, usize)>>,
     /// For each tensor, the bytes read and written by all kernels.
@@ -31,19 +31,19 @@ pub struct Problem {
 
 /// The parts of a [`Problem`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Parts {
+pub struct ProblemParts {
     /// The program's name.
     pub name: String,
     /// The machine or program on which it was recorded, in words.
     pub source: String,
     /// Tiers of memory, the fastest first. The caller of a planner may replace them.
-    pub tiers: Vec<Tier>,
+    pub tiers: Vec<ProblemTier>,
     /// Links between tiers.
-    pub links: Vec<Link>,
+    pub links: Vec<ProblemLink>,
     /// The tensors.
-    pub tensors: Vec<Tensor>,
+    pub tensors: Vec<ProblemTensor>,
     /// The kernels, in the order in which they run.
-    pub kernels: Vec<Kernel>,
+    pub kernels: Vec<ProblemKernel>,
     /// The first kernel of the backward pass; `None` if this is not training.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backward: Option<usize>,
@@ -52,7 +52,7 @@ pub struct Parts {
 /// A tensor: bytes that are placed as one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tensor {
+pub struct ProblemTensor {
     /// Its key: it stays the same as long as the program uses the tensor in the same way, even if other tensors are
     /// added.
     pub key: String,
@@ -68,10 +68,10 @@ pub struct Tensor {
     pub compression: Option<f64>,
     /// The way to recompute it; `None` if that is not possible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub recompute: Option<Recompute>,
+    pub recompute: Option<ProblemRecompute>,
 }
 
-impl Tensor {
+impl ProblemTensor {
     /// Returns whether it exists from the first kernel to the last, whichever kernels touch it.
     pub fn is_always_there(&self) -> bool {
         matches!(self.tag, Tag::Weight | Tag::OptimizerState)
@@ -81,7 +81,7 @@ impl Tensor {
 /// The cost of recomputing a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Recompute {
+pub struct ProblemRecompute {
     /// Nanoseconds.
     pub time_ns: u64,
     /// The tensors that must exist.
@@ -91,20 +91,20 @@ pub struct Recompute {
 /// A kernel: a unit of work that runs alone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Kernel {
+pub struct ProblemKernel {
     /// Its name.
     pub name: String,
     /// Its nanoseconds, with all its tensors in the fastest tier.
     pub time_ns: u64,
     /// Its reads.
-    pub reads: Vec<Access>,
+    pub reads: Vec<ProblemAccess>,
     /// Its writes.
-    pub writes: Vec<Access>,
+    pub writes: Vec<ProblemAccess>,
 }
 
-impl Kernel {
+impl ProblemKernel {
     /// Returns its reads, then its writes.
-    pub fn accesses(&self) -> impl Iterator<Item = &Access> {
+    pub fn accesses(&self) -> impl Iterator<Item = &ProblemAccess> {
         self.reads.iter().chain(&self.writes)
     }
 }
@@ -112,7 +112,7 @@ impl Kernel {
 /// The bytes of a tensor that a kernel reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Access {
+pub struct ProblemAccess {
     /// The tensor's number.
     pub tensor: usize,
     /// Bytes that cross the memory bus, more than the tensor's size if the kernel makes several passes.
@@ -122,7 +122,7 @@ pub struct Access {
 /// A tier: a kind of memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Tier {
+pub struct ProblemTier {
     /// Its name.
     pub name: String,
     /// Its capacity in bytes; `None` if it is unlimited.
@@ -147,7 +147,7 @@ pub struct Tier {
 /// A link from one tier to another.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Link {
+pub struct ProblemLink {
     /// The number of the tier at which it begins.
     pub from: usize,
     /// The number of the tier to which it leads.
@@ -164,7 +164,7 @@ impl Problem {
     ///
     /// # Errors
     /// An error for the first part that is not valid.
-    pub fn new(parts: Parts) -> Result<Self, ProblemError> {
+    pub fn new(parts: ProblemParts) -> Result<Self, ProblemError> {
         error::check(&parts)?;
         let mut lifetimes = vec![None; parts.tensors.len()];
         let mut accessed = vec![0_u64; parts.tensors.len()];
@@ -196,12 +196,12 @@ impl Problem {
     }
 
     /// Returns the tensors.
-    pub fn tensors(&self) -> &[Tensor] {
+    pub fn tensors(&self) -> &[ProblemTensor] {
         &self.parts.tensors
     }
 
     /// Returns the kernels, in the order in which they run.
-    pub fn kernels(&self) -> &[Kernel] {
+    pub fn kernels(&self) -> &[ProblemKernel] {
         &self.parts.kernels
     }
 
@@ -211,12 +211,12 @@ impl Problem {
     }
 
     /// Returns the tiers of memory, the fastest first.
-    pub fn tiers(&self) -> &[Tier] {
+    pub fn tiers(&self) -> &[ProblemTier] {
         &self.parts.tiers
     }
 
     /// Returns the links between tiers.
-    pub fn links(&self) -> &[Link] {
+    pub fn links(&self) -> &[ProblemLink] {
         &self.parts.links
     }
 
@@ -266,7 +266,7 @@ impl Problem {
     }
 
     /// Returns the parts, to make another problem.
-    pub fn into_parts(self) -> Parts {
+    pub fn into_parts(self) -> ProblemParts {
         self.parts
     }
 
@@ -287,7 +287,7 @@ impl Problem {
 
     /// Returns the bytes that cross a link when a tensor moves: its size at the end where it is smaller.
     pub fn moved_bytes(&self, tensor: usize, link: usize) -> u64 {
-        let Link { from, to, .. } = self.parts.links[link];
+        let ProblemLink { from, to, .. } = self.parts.links[link];
         self.bytes_in(tensor, from).min(self.bytes_in(tensor, to))
     }
 

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use tenure_core::Tag;
 
-use super::{Access, Kernel, Parts, Problem, ProblemError, Tensor};
-use crate::{Action, Trace};
+use super::{Problem, ProblemAccess, ProblemError, ProblemKernel, ProblemParts, ProblemTensor};
+use crate::{Trace, TraceAction};
 
 impl Problem {
     /// Makes a problem of the program that a trace recorded. An allocator sees allocations and frees, but no kernels:
@@ -17,13 +17,14 @@ impl Problem {
     /// # Errors
     /// Sums of bytes or times exceed 64 bits.
     pub fn of_trace(trace: &Trace) -> Result<Self, ProblemError> {
-        let mut parts = Parts { name: trace.source().to_owned(), source: "memory trace".into(), ..Parts::default() };
+        let mut parts =
+            ProblemParts { name: trace.source().to_owned(), source: "memory trace".into(), ..ProblemParts::default() };
         let mut live = HashMap::new();
         let mut seen = HashMap::new();
         let mut begun_us = 0;
         for event in trace.events() {
             match event.action {
-                Action::Alloc => {
+                TraceAction::Alloc => {
                     end_kernel(&mut parts, event.time_us - begun_us);
                     begun_us = event.time_us;
                     let occurrence = seen.entry(event.bytes).and_modify(|count| *count += 1).or_insert(0_u64);
@@ -32,14 +33,25 @@ impl Problem {
                     let key = format!("{}#{occurrence}", event.bytes);
                     live.insert(event.address, tensor);
                     // A weight for now: a free changes the tag to unknown.
-                    parts.tensors.push(Tensor { key, bytes, tag: Tag::Weight, compression: None, recompute: None });
-                    let writes = vec![Access { tensor, bytes }];
-                    parts.kernels.push(Kernel { name: "allocation".into(), time_ns: 0, reads: Vec::new(), writes });
+                    parts.tensors.push(ProblemTensor {
+                        key,
+                        bytes,
+                        tag: Tag::Weight,
+                        compression: None,
+                        recompute: None,
+                    });
+                    let writes = vec![ProblemAccess { tensor, bytes }];
+                    parts.kernels.push(ProblemKernel {
+                        name: "allocation".into(),
+                        time_ns: 0,
+                        reads: Vec::new(),
+                        writes,
+                    });
                 }
-                Action::FreeRequested => {
+                TraceAction::FreeRequested => {
                     if let (Some(tensor), Some(kernel)) = (live.remove(&event.address), parts.kernels.last_mut()) {
                         parts.tensors[tensor].tag = Tag::Unknown;
-                        kernel.reads.push(Access { tensor, bytes: event.bytes });
+                        kernel.reads.push(ProblemAccess { tensor, bytes: event.bytes });
                     }
                 }
                 _ => {}
@@ -51,7 +63,7 @@ impl Problem {
     }
 }
 
-fn end_kernel(parts: &mut Parts, elapsed_us: u64) {
+fn end_kernel(parts: &mut ProblemParts, elapsed_us: u64) {
     if let Some(kernel) = parts.kernels.last_mut() {
         kernel.time_ns = elapsed_us.saturating_mul(1000);
     }

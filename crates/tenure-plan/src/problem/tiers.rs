@@ -1,12 +1,12 @@
 //! Default tiers, for problems that name none.
 
-use super::{Link, Tier};
+use super::{ProblemLink, ProblemTier};
 
 /// Returns the memory of an NVIDIA H200 and pinned host memory, with measured bandwidths: 4.2 TB/s for copies within
 /// the device, reads plus writes; between the two 55 GB/s each way, and 102 GB/s both ways at once, which counts as not
 /// shared.
-pub(super) fn device_and_host() -> (Vec<Tier>, Vec<Link>) {
-    let tier = |name: &str, bandwidth, latency_ns| Tier {
+pub(super) fn device_and_host() -> (Vec<ProblemTier>, Vec<ProblemLink>) {
+    let tier = |name: &str, bandwidth, latency_ns| ProblemTier {
         name: name.into(),
         capacity: None,
         is_reachable: true,
@@ -15,7 +15,7 @@ pub(super) fn device_and_host() -> (Vec<Tier>, Vec<Link>) {
         latency_ns,
         loaded: Vec::new(),
     };
-    let link = |from, to| Link { from, to, bandwidth: HOST_BANDWIDTH, shared_with: None };
+    let link = |from, to| ProblemLink { from, to, bandwidth: HOST_BANDWIDTH, shared_with: None };
     (vec![tier("device", DEVICE_BANDWIDTH, 0), tier("host", HOST_BANDWIDTH, 1000)], vec![link(0, 1), link(1, 0)])
 }
 

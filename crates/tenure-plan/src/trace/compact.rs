@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
 
 use super::history::Additions;
-use super::{Action, Event, Input, ReadOptions, Settings, Trace, TraceError};
+use super::{Input, ReadOptions, Settings, Trace, TraceAction, TraceError, TraceEvent};
 
 pub(super) const MAGIC: [u8; 8] = *b"\x89TTRACE\n";
 const VERSION: u16 = 1;
@@ -43,7 +43,7 @@ pub(super) fn write(trace: &Trace, mut out: impl Write) -> io::Result<()> {
     start.extend(header);
     write_checked(&mut out, &start)?;
 
-    let mut previous = Event::before_first();
+    let mut previous = TraceEvent::before_first();
     for events in trace.events.chunks(BLOCK_EVENTS) {
         let mut payload = Vec::with_capacity(events.len() * 8);
         for event in events {
@@ -64,7 +64,7 @@ pub(super) fn read(input: &mut Input<'_>, options: &ReadOptions) -> Result<Trace
         return Err(TraceError::NoTrace { reason });
     }
     let mut events = Vec::new();
-    let mut previous = Event::before_first();
+    let mut previous = TraceEvent::before_first();
     let mut payload = Vec::new();
     loop {
         let start = input.offset();
@@ -76,7 +76,7 @@ pub(super) fn read(input: &mut Input<'_>, options: &ReadOptions) -> Result<Trace
             let reason = format!("it ends {} events, and the header promises {}", events.len(), header.events);
             return Err(TraceError::Compact { offset: start, reason });
         }
-        if ((events.len() + count) * size_of::<Event>()) as u64 > options.memory_bytes {
+        if ((events.len() + count) * size_of::<TraceEvent>()) as u64 > options.memory_bytes {
             return Err(TraceError::TooLarge { offset: start, what: "events", limit: options.memory_bytes });
         }
         let mut fields = Fields { bytes: &payload, block: start };
@@ -94,10 +94,10 @@ pub(super) fn read(input: &mut Input<'_>, options: &ReadOptions) -> Result<Trace
     Trace::completed(header.source, header.device, header.settings, events, &additions)
 }
 
-impl Event {
+impl TraceEvent {
     /// Returns the values to which the first event is relative.
     fn before_first() -> Self {
-        Self { time_us: 0, address: 0, bytes: 0, stream: StreamId::NULL, action: Action::Alloc }
+        Self { time_us: 0, address: 0, bytes: 0, stream: StreamId::NULL, action: TraceAction::Alloc }
     }
 }
 
@@ -108,7 +108,7 @@ struct StreamTable {
 }
 
 impl StreamTable {
-    fn of(events: &[Event]) -> Self {
+    fn of(events: &[TraceEvent]) -> Self {
         let mut table = Self { ids: Vec::new(), indices: FxHashMap::default() };
         for event in events {
             table.indices.entry(event.stream).or_insert_with(|| {
@@ -120,7 +120,7 @@ impl StreamTable {
     }
 }
 
-struct Header {
+struct TraceHeader {
     device: u32,
     source: String,
     settings: Settings,
@@ -161,7 +161,7 @@ fn encode_header(trace: &Trace, streams: &[StreamId]) -> Vec<u8> {
     out
 }
 
-fn read_header(input: &mut Input<'_>) -> Result<Header, TraceError> {
+fn read_header(input: &mut Input<'_>) -> Result<TraceHeader, TraceError> {
     let mut checked = input.array::<8>()?.to_vec();
     let version = input.array()?;
     if u16::from_le_bytes(version) != VERSION {
@@ -209,10 +209,10 @@ fn read_header(input: &mut Input<'_>) -> Result<Header, TraceError> {
         expandable_segments: flags & EXPANDABLE != 0,
         roundup_power2_divisions,
     };
-    Ok(Header { device, source, settings, streams, events, earlier })
+    Ok(TraceHeader { device, source, settings, streams, events, earlier })
 }
 
-fn encode_event(out: &mut Vec<u8>, streams: &StreamTable, previous: &Event, event: &Event) {
+fn encode_event(out: &mut Vec<u8>, streams: &StreamTable, previous: &TraceEvent, event: &TraceEvent) {
     let mut head = event.action as u8;
     let delta = event.address.wrapping_sub(previous.address) as i64;
     let same_range = event.address == previous.address && event.bytes == previous.bytes;
@@ -232,9 +232,13 @@ fn encode_event(out: &mut Vec<u8>, streams: &StreamTable, previous: &Event, even
     }
 }
 
-fn decode_event(fields: &mut Fields<'_>, streams: &[StreamId], previous: &Event) -> Result<Event, TraceError> {
+fn decode_event(
+    fields: &mut Fields<'_>,
+    streams: &[StreamId],
+    previous: &TraceEvent,
+) -> Result<TraceEvent, TraceError> {
     let head = fields.byte()?;
-    let action = Action::ALL.get(usize::from(head & ACTION_MASK)).copied();
+    let action = TraceAction::ALL.get(usize::from(head & ACTION_MASK)).copied();
     let action = action.ok_or_else(|| fields.error("unknown action"))?;
     let legal_flags = SAME_STREAM | if head & SAME_RANGE != 0 { SAME_RANGE } else { ALIGNED };
     if head & !ACTION_MASK & !legal_flags != 0 {
@@ -256,7 +260,7 @@ fn decode_event(fields: &mut Fields<'_>, streams: &[StreamId], previous: &Event)
         let delta = if head & ALIGNED != 0 { delta.wrapping_mul(ALIGNMENT) } else { delta };
         (previous.address.wrapping_add(delta as u64), fields.varint()?)
     };
-    Ok(Event { time_us, address, bytes, stream, action })
+    Ok(TraceEvent { time_us, address, bytes, stream, action })
 }
 
 fn write_block(out: &mut impl Write, count: usize, payload: &[u8]) -> io::Result<()> {

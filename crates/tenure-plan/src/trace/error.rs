@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::Action;
+use super::TraceAction;
 
 /// The reason why a trace could not be read or written. Always one line.
 ///
@@ -143,7 +143,7 @@ pub enum EventError {
     #[error("{action} of {bytes} bytes at {address:#x} passes the end of the address space")]
     Overflow {
         /// The event's action.
-        action: Action,
+        action: TraceAction,
         /// The event's address.
         address: u64,
         /// The event's size.
@@ -156,7 +156,7 @@ pub enum EventError {
     )]
     Overlap {
         /// The event's action.
-        action: Action,
+        action: TraceAction,
         /// The event's address.
         address: u64,
         /// The event's size.
@@ -175,7 +175,7 @@ pub enum EventError {
     )]
     UnknownAddress {
         /// The event's action.
-        action: Action,
+        action: TraceAction,
         /// The event's address.
         address: u64,
     },
@@ -183,7 +183,7 @@ pub enum EventError {
     #[error("{action} of {bytes} bytes at {address:#x}, where {live_bytes} bytes are live since {}", since(*made_index))]
     SizeMismatch {
         /// The event's action.
-        action: Action,
+        action: TraceAction,
         /// The event's address.
         address: u64,
         /// The event's size.
@@ -197,7 +197,7 @@ pub enum EventError {
     #[error("{action} of {address:#x}, whose free was {state}")]
     FreeOrder {
         /// The event's action.
-        action: Action,
+        action: TraceAction,
         /// The event's address.
         address: u64,
         /// The state of its free.

@@ -6,20 +6,20 @@ use tenure_core::StreamId;
 
 /// One action of an allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Event {
+pub struct TraceEvent {
     /// The time, in microseconds of the recorder's clock (PyTorch: since 1970). Zero if the recorder had no clock.
     pub time_us: u64,
-    /// The first byte of the block or segment. For an [`Action::Oom`]: the bytes that were free on the device.
+    /// The first byte of the block or segment. For a [`TraceAction::Oom`]: the bytes that were free on the device.
     pub address: u64,
     /// The bytes of the block, as requested and not yet rounded, or of the segment.
     pub bytes: u64,
     /// The stream that the block belongs to.
     pub stream: StreamId,
     /// The action.
-    pub action: Action,
+    pub action: TraceAction,
 }
 
-impl Event {
+impl TraceEvent {
     /// Returns the first byte after the block or segment; `None` past the end of the address space.
     pub fn end(&self) -> Option<u64> {
         self.address.checked_add(self.bytes)
@@ -29,7 +29,7 @@ impl Event {
 /// An allocator's action: PyTorch's `TraceEntry::Action` (`c10/cuda/CUDACachingAllocator.h`), with its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Action {
+pub enum TraceAction {
     /// A block was allocated.
     Alloc = 0,
     /// The program freed a block. Other streams may still be using it.
@@ -54,8 +54,8 @@ pub enum Action {
     Annotate = 10,
 }
 
-impl Action {
-    /// Every action, in declaration order: `Action::ALL[action as usize] == action`.
+impl TraceAction {
+    /// Every action, in declaration order: `TraceAction::ALL[action as usize] == action`.
     pub const ALL: [Self; 11] = [
         Self::Alloc,
         Self::FreeRequested,
@@ -98,7 +98,7 @@ impl Action {
     }
 }
 
-impl fmt::Display for Action {
+impl fmt::Display for TraceAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{Action, Event};
+use super::{TraceAction, TraceEvent};
 
 /// Events that a recorded history lacks in order to begin with an empty device.
 #[derive(Default)]
 pub(super) struct Additions {
     /// Events before the history that recreate the earlier state.
-    earlier: Vec<Event>,
+    earlier: Vec<TraceEvent>,
     /// The number of the history's own events that recreate the earlier state, in a file that says so.
     recorded_earlier: usize,
     /// Events that the recorder left out, each with the number of recorded events before it, ascending.
-    inserted: Vec<(usize, Event)>,
+    inserted: Vec<(usize, TraceEvent)>,
 }
 
 impl Additions {
@@ -38,7 +38,7 @@ impl Additions {
     }
 
     /// Returns the whole history: `recorded` and all additions.
-    pub(super) fn merged(&self, recorded: &[Event]) -> impl Iterator<Item = Event> {
+    pub(super) fn merged(&self, recorded: &[TraceEvent]) -> impl Iterator<Item = TraceEvent> {
         let mut inserted = self.inserted.iter().peekable();
         let mut recorded = recorded.iter().enumerate().peekable();
         let rest = std::iter::from_fn(move || {
@@ -53,7 +53,7 @@ impl Additions {
 
     /// Inserts into `items`, which has one item per recorded event, the items that `make` makes of the added events.
     /// Works in place.
-    pub(super) fn add_to<T: Copy>(&self, items: &mut Vec<T>, make: impl Fn(Event) -> T) {
+    pub(super) fn add_to<T: Copy>(&self, items: &mut Vec<T>, make: impl Fn(TraceEvent) -> T) {
         let Some(&any) = self.earlier.first().or(self.inserted.first().map(|(_, event)| event)) else { return };
         let mut from = items.len();
         let count = self.earlier.len() + self.inserted.len();
@@ -83,7 +83,7 @@ impl Additions {
 /// `_record_memory_history(skip_actions=...)` leaves actions out. A free that completes unrequested was requested at
 /// that moment. If no free ever completes, each completes when it is requested, unless the snapshot still lists its
 /// block as live. Histories that lack nothing get no additions.
-pub(super) fn complete(history: &[Event], at_end: &[Event]) -> Additions {
+pub(super) fn complete(history: &[TraceEvent], at_end: &[TraceEvent]) -> Additions {
     let completed = completed_when_requested(history, at_end);
     let mut completion = Completion::default();
     for (position, event) in history.iter().enumerate() {
@@ -100,18 +100,18 @@ pub(super) fn complete(history: &[Event], at_end: &[Event]) -> Additions {
 
 /// Returns the positions of the requests whose frees complete at that moment. There are none if the history has any
 /// completed free.
-fn completed_when_requested(history: &[Event], at_end: &[Event]) -> FxHashSet<usize> {
+fn completed_when_requested(history: &[TraceEvent], at_end: &[TraceEvent]) -> FxHashSet<usize> {
     let mut positions = FxHashSet::default();
-    if history.iter().any(|event| event.action == Action::FreeCompleted) {
+    if history.iter().any(|event| event.action == TraceAction::FreeCompleted) {
         return positions;
     }
-    let blocks = at_end.iter().filter(|event| event.action == Action::Alloc);
+    let blocks = at_end.iter().filter(|event| event.action == TraceAction::Alloc);
     let live: FxHashMap<_, _> = blocks.map(|block| (block.address, block.bytes)).collect();
     let mut reused = Ranges::default();
     for (position, event) in history.iter().enumerate().rev() {
         match event.action {
-            Action::Alloc => drop(reused.claim(event)),
-            Action::FreeRequested if reused.overlap(event) || live.get(&event.address) != Some(&event.bytes) => {
+            TraceAction::Alloc => drop(reused.claim(event)),
+            TraceAction::FreeRequested if reused.overlap(event) || live.get(&event.address) != Some(&event.bytes) => {
                 positions.insert(position);
             }
             _ => {}
@@ -129,68 +129,70 @@ struct Completion {
     block_ranges: Ranges,
     segment_ranges: Ranges,
     mapped_ranges: Ranges,
-    earlier: Vec<Event>,
+    earlier: Vec<TraceEvent>,
     /// The number of recorded events so far.
     recorded: usize,
-    inserted: Vec<(usize, Event)>,
+    inserted: Vec<(usize, TraceEvent)>,
 }
 
 impl Completion {
-    fn step(&mut self, event: &Event) {
-        let &Event { action, address, .. } = event;
+    fn step(&mut self, event: &TraceEvent) {
+        let &TraceEvent { action, address, .. } = event;
         match action {
-            Action::Alloc => {
+            TraceAction::Alloc => {
                 self.block_ranges.claim(event);
                 self.blocks.insert(address, false);
             }
-            Action::FreeRequested => {
-                self.find(&Event { action: Action::Alloc, ..*event });
+            TraceAction::FreeRequested => {
+                self.find(&TraceEvent { action: TraceAction::Alloc, ..*event });
                 self.blocks.entry(address).and_modify(|requested| *requested = true);
             }
-            Action::FreeCompleted => {
-                self.find(&Event { action: Action::Alloc, ..*event });
+            TraceAction::FreeCompleted => {
+                self.find(&TraceEvent { action: TraceAction::Alloc, ..*event });
                 if self.blocks.remove(&address) == Some(false) {
-                    self.insert(Event { action: Action::FreeRequested, ..*event });
+                    self.insert(TraceEvent { action: TraceAction::FreeRequested, ..*event });
                 }
             }
-            Action::SegmentAlloc => {
+            TraceAction::SegmentAlloc => {
                 self.free_segments_under(event);
                 self.segment_ranges.claim(event);
                 self.segments.insert(address, end(event));
             }
-            Action::SegmentFree => {
-                self.find(&Event { action: Action::SegmentAlloc, ..*event });
+            TraceAction::SegmentFree => {
+                self.find(&TraceEvent { action: TraceAction::SegmentAlloc, ..*event });
                 self.segments.remove(&address);
             }
-            Action::SegmentMap => drop(self.mapped_ranges.claim(event)),
-            Action::SegmentUnmap => self.find(&Event { action: Action::SegmentMap, ..*event }),
-            Action::Snapshot | Action::Oom | Action::UserDefined | Action::Annotate => {}
+            TraceAction::SegmentMap => drop(self.mapped_ranges.claim(event)),
+            TraceAction::SegmentUnmap => self.find(&TraceEvent { action: TraceAction::SegmentMap, ..*event }),
+            TraceAction::Snapshot | TraceAction::Oom | TraceAction::UserDefined | TraceAction::Annotate => {}
         }
         self.recorded += 1;
     }
 
     /// Completes the free that `request` requests, at once.
-    fn complete_free(&mut self, request: &Event) {
+    fn complete_free(&mut self, request: &TraceEvent) {
         self.blocks.remove(&request.address);
-        self.insert(Event { action: Action::FreeCompleted, ..*request });
+        self.insert(TraceEvent { action: TraceAction::FreeCompleted, ..*request });
     }
 
     /// Adds the event `made` to the earlier state, unless the history made the block or segment itself.
     /// See Note \[What was there before\].
-    fn find(&mut self, made: &Event) {
+    fn find(&mut self, made: &TraceEvent) {
         let address = made.address;
         match made.action {
-            Action::Alloc if !self.blocks.contains_key(&address) && self.block_ranges.claim_whole(made) => {
+            TraceAction::Alloc if !self.blocks.contains_key(&address) && self.block_ranges.claim_whole(made) => {
                 self.blocks.insert(address, false);
                 self.earlier.push(*made);
             }
-            Action::SegmentAlloc if !self.segments.contains_key(&address) && self.segment_ranges.claim_whole(made) => {
+            TraceAction::SegmentAlloc
+                if !self.segments.contains_key(&address) && self.segment_ranges.claim_whole(made) =>
+            {
                 self.segments.insert(address, end(made));
                 self.earlier.push(*made);
             }
-            Action::SegmentMap => {
+            TraceAction::SegmentMap => {
                 let unknown = self.mapped_ranges.claim(made);
-                self.earlier.extend(unknown.into_iter().map(|(address, end)| Event {
+                self.earlier.extend(unknown.into_iter().map(|(address, end)| TraceEvent {
                     address,
                     bytes: end - address,
                     ..*made
@@ -201,31 +203,31 @@ impl Completion {
     }
 
     /// Frees live segments that overlap `event`'s: the history lacks their `segment_free`.
-    fn free_segments_under(&mut self, event: &Event) {
+    fn free_segments_under(&mut self, event: &TraceEvent) {
         while let Some((&address, &other_end)) = self.segments.range(..end(event)).next_back()
             && other_end > event.address
         {
             self.segments.remove(&address);
             let bytes = other_end - address;
-            self.insert(Event { action: Action::SegmentFree, address, bytes, ..*event });
+            self.insert(TraceEvent { action: TraceAction::SegmentFree, address, bytes, ..*event });
         }
     }
 
-    fn insert(&mut self, event: Event) {
+    fn insert(&mut self, event: TraceEvent) {
         self.inserted.push((self.recorded, event));
     }
 
     fn finish(self, first_us: u64) -> Additions {
         let Self { mut earlier, inserted, .. } = self;
         // Segment by segment, each before its blocks.
-        earlier.sort_unstable_by_key(|event| (event.address, event.action == Action::Alloc));
+        earlier.sort_unstable_by_key(|event| (event.address, event.action == TraceAction::Alloc));
         earlier.iter_mut().for_each(|event| event.time_us = first_us);
         Additions { earlier, recorded_earlier: 0, inserted }
     }
 }
 
 /// Returns the first byte after the event's range. An empty block still has an address of its own.
-fn end(event: &Event) -> u64 {
+fn end(event: &TraceEvent) -> u64 {
     event.address.saturating_add(event.bytes.max(1))
 }
 
@@ -234,12 +236,12 @@ fn end(event: &Event) -> u64 {
 struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
-    fn overlap(&self, event: &Event) -> bool {
+    fn overlap(&self, event: &TraceEvent) -> bool {
         self.0.range(..end(event)).next_back().is_some_and(|(_, &other_end)| other_end > event.address)
     }
 
     /// Adds the event's range if no byte of it is in the set. Returns whether it was added.
-    fn claim_whole(&mut self, event: &Event) -> bool {
+    fn claim_whole(&mut self, event: &TraceEvent) -> bool {
         let free = !self.overlap(event);
         if free {
             self.claim(event);
@@ -248,7 +250,7 @@ impl Ranges {
     }
 
     /// Adds the event's range. Returns the parts of it that were not in the set, from the last to the first.
-    fn claim(&mut self, event: &Event) -> Vec<(u64, u64)> {
+    fn claim(&mut self, event: &TraceEvent) -> Vec<(u64, u64)> {
         let mut gaps = Vec::new();
         let mut merged_start = event.address;
         let mut merged_end = end(event);
@@ -279,8 +281,8 @@ mod tests {
 
     use super::*;
 
-    fn at(time_us: u64) -> Event {
-        Event { time_us, address: 0, bytes: 0, stream: StreamId::NULL, action: Action::UserDefined }
+    fn at(time_us: u64) -> TraceEvent {
+        TraceEvent { time_us, address: 0, bytes: 0, stream: StreamId::NULL, action: TraceAction::UserDefined }
     }
 
     proptest! {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::{Action, Event};
+use super::{TraceAction, TraceEvent};
 
 /// The number of a memory pool, like PyTorch's `MempoolId_t`. The default pool is `(0, 0)`.
 pub type MemoryPool = (u32, u32);
@@ -16,7 +16,7 @@ pub(super) const DEFAULT_POOL: MemoryPool = (0, 0);
 /// A label of events.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct EventLabel {
-    /// PyTorch's `user_metadata`: the program's current activity or, for an [`Action::Annotate`], the block's name.
+    /// PyTorch's `user_metadata`: the program's current activity or, for a [`TraceAction::Annotate`], the block's name.
     pub tag: Option<Arc<str>>,
     /// PyTorch's `compile_context`: the part of the compiler or the compiled graph that ran.
     pub compile_context: Option<Arc<str>>,
@@ -85,7 +85,7 @@ pub(super) fn complete(
     mut of_events: Vec<u32>,
     mut labels: Vec<EventLabel>,
     pools: PoolsAtEnd,
-    events: &[Event],
+    events: &[TraceEvent],
 ) -> EventLabels {
     if pools.has_private() {
         let mut in_pools = FxHashMap::default();
@@ -101,7 +101,7 @@ pub(super) fn complete(
     }
     // A free has the label of the event before it, so that labels rarely change.
     for event in 1..events.len() {
-        if matches!(events[event].action, Action::FreeRequested | Action::FreeCompleted) {
+        if matches!(events[event].action, TraceAction::FreeRequested | TraceAction::FreeCompleted) {
             of_events[event] = of_events[event - 1];
         }
     }
@@ -127,10 +127,10 @@ impl PoolsAtEnd {
 
     /// Returns the events whose blocks or segments lie in memory that exists until the end, the last first, with their
     /// pools.
-    pub(super) fn of_events(mut self, events: &[Event]) -> impl Iterator<Item = (usize, MemoryPool)> {
+    pub(super) fn of_events(mut self, events: &[TraceEvent]) -> impl Iterator<Item = (usize, MemoryPool)> {
         events.iter().enumerate().rev().filter_map(move |(index, event)| match event.action {
-            Action::Alloc => Some((index, self.find(event.address)?)),
-            Action::SegmentAlloc | Action::SegmentMap => {
+            TraceAction::Alloc => Some((index, self.find(event.address)?)),
+            TraceAction::SegmentAlloc | TraceAction::SegmentMap => {
                 let pool = self.find(event.address);
                 // Before this event the memory did not belong to the segment.
                 self.cut(event.address, event.address.saturating_add(event.bytes));

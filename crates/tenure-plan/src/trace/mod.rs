@@ -20,13 +20,13 @@ use std::path::Path;
 
 pub use annotations::Annotation;
 pub use error::{EventError, TraceError};
-pub use event::{Action, Event};
+pub use event::{TraceAction, TraceEvent};
 pub use file::Format;
 use history::Additions;
 pub(crate) use input::Input;
 pub use labels::{EventLabel, EventLabels, MemoryPool};
 pub use settings::Settings;
-pub use stacks::{Frame, Stacks};
+pub use stacks::{StackFrame, Stacks};
 pub use summary::{LiveBlock, SizeClass, SizeClassSummary, Summary};
 
 /// Everything that one device's allocator did, starting with an empty device.
@@ -41,7 +41,7 @@ pub struct Trace {
     source: String,
     device: u32,
     settings: Settings,
-    events: Vec<Event>,
+    events: Vec<TraceEvent>,
     earlier_events: usize,
     notes: Vec<String>,
     stacks: Stacks,
@@ -63,7 +63,7 @@ impl Trace {
         source: impl Into<String>,
         device: u32,
         settings: Settings,
-        events: Vec<Event>,
+        events: Vec<TraceEvent>,
     ) -> Result<Self, TraceError> {
         Self::completed(source.into(), device, settings, events, &Additions::default())
     }
@@ -73,7 +73,7 @@ impl Trace {
         source: String,
         device: u32,
         settings: Settings,
-        mut events: Vec<Event>,
+        mut events: Vec<TraceEvent>,
         additions: &Additions,
     ) -> Result<Self, TraceError> {
         if device >= Self::DEVICES {
@@ -158,7 +158,7 @@ impl Trace {
     }
 
     /// Returns the events, in the order in which they happened.
-    pub fn events(&self) -> &[Event] {
+    pub fn events(&self) -> &[TraceEvent] {
         &self.events
     }
 

@@ -7,14 +7,14 @@ use tenure_core::StreamId;
 
 use super::annotations::{Annotation, Stage};
 use super::labels::{DEFAULT_POOL, EventLabel, MemoryPool};
-use super::stacks::{Frame, Stacks};
-use super::{Action, Event, EventError, TraceError};
+use super::stacks::{StackFrame, Stacks};
+use super::{EventError, TraceAction, TraceError, TraceEvent};
 use crate::interner::Interner;
 use crate::pickle::{Dict, Fold, StringId, Strings, Value};
 
 /// A dict or list that a snapshot's reader needs, by its number in [`Records`].
 #[derive(Clone, Copy)]
-pub(super) enum Record {
+pub(super) enum SnapshotRecord {
     Event(u32),
     /// An event with an unknown action, by the action's name.
     Skipped(StringId),
@@ -68,7 +68,7 @@ type FrameKey = (StringId, StringId, u32);
 
 /// The parts of a snapshot, folded as they are read.
 pub(super) struct Records {
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<TraceEvent>,
     /// The stack of each event.
     pub(super) stacks_of_events: Vec<u32>,
     pub(super) segments: Vec<Segment>,
@@ -93,7 +93,7 @@ const LABEL_BYTES: usize = 2 * size_of::<LabelKey>() + size_of::<EventLabel>() +
 /// Bytes of an annotation's record, and of the annotation made of it.
 const ANNOTATION_BYTES: usize =
     size_of::<AnnotationRecord>() + size_of::<(u64, Stage, Arc<str>)>() + size_of::<Annotation>();
-const EVENT_BYTES: usize = size_of::<Event>() + size_of::<u32>();
+const EVENT_BYTES: usize = size_of::<TraceEvent>() + size_of::<u32>();
 
 impl Records {
     pub(super) fn new() -> Self {
@@ -154,12 +154,16 @@ impl Records {
         let frames = self
             .frames
             .iter()
-            .map(|&(name, filename, line)| Frame { name: strings.share(name), filename: strings.share(filename), line })
+            .map(|&(name, filename, line)| StackFrame {
+                name: strings.share(name),
+                filename: strings.share(filename),
+                line,
+            })
             .collect();
         Stacks { of_events, stacks: self.stacks.into_values(), frames }
     }
 
-    fn event(&mut self, dict: &Dict<'_, Record>, index: usize) -> Result<Option<Record>, TraceError> {
+    fn event(&mut self, dict: &Dict<'_, SnapshotRecord>, index: usize) -> Result<Option<SnapshotRecord>, TraceError> {
         let (mut action, mut address, mut bytes, mut stream, mut time_us) = (None, None, None, None, None);
         let (mut frames, mut tag, mut context, mut pool) = (None, None, None, None);
         for (key, value) in dict.iter() {
@@ -180,13 +184,13 @@ impl Records {
         let Some(action) = action else { return Ok(None) };
         let mut event = || {
             let Value::Str(action) = action else { return Err(EventError::NotAnEvent) };
-            let Some(action) = Action::from_name(dict.strings().resolve(action)) else {
-                return Ok(Record::Skipped(action));
+            let Some(action) = TraceAction::from_name(dict.strings().resolve(action)) else {
+                return Ok(SnapshotRecord::Skipped(action));
             };
             let field = |name, value: Option<Value>| value.and_then(Value::as_u64).ok_or(EventError::BadField(name));
-            self.events.push(Event {
+            self.events.push(TraceEvent {
                 action,
-                address: field(if action == Action::Oom { "device_free" } else { "addr" }, address)?,
+                address: field(if action == TraceAction::Oom { "device_free" } else { "addr" }, address)?,
                 bytes: field("size", bytes)?,
                 stream: StreamId(field("stream", stream)?),
                 // PyTorch before 2.2 had no clock.
@@ -194,15 +198,15 @@ impl Records {
             });
             self.stacks_of_events.push(stack_of(dict, frames));
             self.held_bytes += EVENT_BYTES;
-            if !matches!(action, Action::FreeRequested | Action::FreeCompleted) {
+            if !matches!(action, TraceAction::FreeRequested | TraceAction::FreeCompleted) {
                 self.label((tag, context, pool));
             }
-            Ok(Record::Event(self.events.len() as u32 - 1))
+            Ok(SnapshotRecord::Event(self.events.len() as u32 - 1))
         };
         event().map(Some).map_err(|reason| TraceError::Event { index, reason })
     }
 
-    fn frame(&mut self, dict: &Dict<'_, Record>) -> Option<Record> {
+    fn frame(&mut self, dict: &Dict<'_, SnapshotRecord>) -> Option<SnapshotRecord> {
         let Value::Str(filename) = dict.find("filename")? else { return None };
         let Value::Str(name) = dict.find("name")? else { return None };
         // An invalid line number counts as missing.
@@ -213,10 +217,10 @@ impl Records {
             self.frames.push(frame);
             self.frames.len() as u32 - 1
         });
-        Some(Record::Frame(number))
+        Some(SnapshotRecord::Frame(number))
     }
 
-    fn segment(&mut self, dict: &Dict<'_, Record>) -> Option<Record> {
+    fn segment(&mut self, dict: &Dict<'_, SnapshotRecord>) -> Option<SnapshotRecord> {
         let field = |name| dict.find(name).and_then(Value::as_u64);
         self.segments.push(Segment {
             blocks: dict.find("blocks")?,
@@ -228,10 +232,10 @@ impl Records {
             pool: dict.find("segment_pool_id").and_then(pool_of).unwrap_or(DEFAULT_POOL),
         });
         self.held_bytes += size_of::<Segment>();
-        Some(Record::Segment(self.segments.len() as u32 - 1))
+        Some(SnapshotRecord::Segment(self.segments.len() as u32 - 1))
     }
 
-    fn block(&mut self, dict: &Dict<'_, Record>) -> Option<Record> {
+    fn block(&mut self, dict: &Dict<'_, SnapshotRecord>) -> Option<SnapshotRecord> {
         let Value::Str(state) = dict.find("state")? else { return None };
         let field = |name| dict.find(name).and_then(Value::as_u64);
         let bytes = field("size")?;
@@ -244,10 +248,10 @@ impl Records {
             stack: stack_of(dict, dict.find("frames")),
         });
         self.held_bytes += size_of::<Block>();
-        Some(Record::Block(self.blocks.len() as u32 - 1))
+        Some(SnapshotRecord::Block(self.blocks.len() as u32 - 1))
     }
 
-    fn annotation(&mut self, dict: &Dict<'_, Record>) -> Option<Record> {
+    fn annotation(&mut self, dict: &Dict<'_, SnapshotRecord>) -> Option<SnapshotRecord> {
         let Value::Str(name) = dict.find("name")? else { return None };
         let time_us = dict.find("time_us")?.as_u64()?;
         let stage = match dict.find("stage") {
@@ -257,12 +261,12 @@ impl Records {
         let device = dict.find("device").and_then(Value::as_u64);
         self.annotations.push(AnnotationRecord { name, stage, time_us, device });
         self.held_bytes += ANNOTATION_BYTES;
-        Some(Record::Annotation(self.annotations.len() as u32 - 1))
+        Some(SnapshotRecord::Annotation(self.annotations.len() as u32 - 1))
     }
 }
 
 /// Returns a text unless it is empty: PyTorch writes an empty one or `N/A` if the program gave none.
-fn said(dict: &Dict<'_, Record>, value: Value) -> Option<StringId> {
+fn said(dict: &Dict<'_, SnapshotRecord>, value: Value) -> Option<StringId> {
     match value {
         Value::Str(text) => Some(text).filter(|&text| !matches!(dict.strings().resolve(text), "" | "N/A")),
         _ => None,
@@ -277,23 +281,23 @@ fn pool_of(value: Value) -> Option<MemoryPool> {
 }
 
 /// Returns the number of the stack that a dict's `frames` were folded into; 0 if there are none.
-fn stack_of(dict: &Dict<'_, Record>, frames: Option<Value>) -> u32 {
+fn stack_of(dict: &Dict<'_, SnapshotRecord>, frames: Option<Value>) -> u32 {
     match frames.and_then(|frames| dict.record(frames)) {
-        Some(Record::Stack(stack)) => stack,
+        Some(SnapshotRecord::Stack(stack)) => stack,
         _ => 0,
     }
 }
 
 impl Fold for Records {
-    type Record = Record;
+    type Record = SnapshotRecord;
 
-    fn list(&mut self, key: &str, records: impl Iterator<Item = Record>) -> Option<Record> {
+    fn list(&mut self, key: &str, records: impl Iterator<Item = SnapshotRecord>) -> Option<SnapshotRecord> {
         if key != "frames" {
             return None;
         }
         self.stack.clear();
         self.stack.extend(records.filter_map(|record| match record {
-            Record::Frame(frame) => Some(frame),
+            SnapshotRecord::Frame(frame) => Some(frame),
             _ => None,
         }));
         let stack = self.stack.as_slice();
@@ -301,10 +305,10 @@ impl Fold for Records {
             self.held_bytes += size_of_val(stack) + Interner::<[u32]>::ENTRY_BYTES;
             self.stacks.add(Arc::<[u32]>::from(stack))
         });
-        Some(Record::Stack(number))
+        Some(SnapshotRecord::Stack(number))
     }
 
-    fn dict(&mut self, dict: &Dict<'_, Record>, position: usize) -> Result<Option<Record>, TraceError> {
+    fn dict(&mut self, dict: &Dict<'_, SnapshotRecord>, position: usize) -> Result<Option<SnapshotRecord>, TraceError> {
         let record = self.event(dict, position)?;
         let record = record.or_else(|| self.frame(dict));
         let record = record.or_else(|| self.segment(dict)).or_else(|| self.block(dict));

@@ -12,8 +12,8 @@ use tenure_alloc::snapshot::pickle::PickleWriter;
 use super::annotations::{self, Annotation};
 use super::history::{self, Additions};
 use super::labels::{self, EventLabels, PoolsAtEnd};
-use super::records::{Record, Records, Segment};
-use super::{Action, Event, EventError, Input, ReadOptions, Settings, Trace, TraceError};
+use super::records::{Records, Segment, SnapshotRecord};
+use super::{EventError, Input, ReadOptions, Settings, Trace, TraceAction, TraceError, TraceEvent};
 use crate::pickle::{Dict, Machine, Value, excerpt};
 
 /// A key that marks the snapshots written by [`write`], which are complete.
@@ -45,7 +45,7 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
     let mut events = order.take(&mut records.events);
     let mut stacks = order.take(&mut records.stacks_of_events);
     additions.add_to(&mut stacks, |event| match event.action {
-        Action::Alloc => kept.get(&event.address).copied().unwrap_or(0),
+        TraceAction::Alloc => kept.get(&event.address).copied().unwrap_or(0),
         _ => 0,
     });
     let stacks = records.into_stacks(stacks, machine.strings());
@@ -63,15 +63,15 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
 
 /// The histories of a snapshot, one for each device.
 struct Snapshot<'a> {
-    machine: &'a Machine<Record>,
+    machine: &'a Machine<SnapshotRecord>,
     records: &'a Records,
-    root: Dict<'a, Record>,
+    root: Dict<'a, SnapshotRecord>,
     traces: Vec<Value>,
 }
 
 /// The history of a device.
 struct History {
-    order: Order,
+    order: EventOrder,
     /// The events that it lacks.
     additions: Additions,
     /// Notes about skipped events.
@@ -79,14 +79,14 @@ struct History {
 }
 
 /// The events of a snapshot that make a device's history, in order.
-enum Order {
+enum EventOrder {
     /// Consecutive events, as a pickler writes them.
     Range(Range<usize>),
     /// Events by their numbers.
     Numbers(Vec<u32>),
 }
 
-impl Order {
+impl EventOrder {
     fn of(numbers: impl Iterator<Item = u32>) -> Self {
         let mut order = Self::Range(0..0);
         for number in numbers {
@@ -181,17 +181,17 @@ impl Snapshot<'_> {
     }
 
     /// Returns the stacks of blocks that are live at the end and that the history never freed, by their addresses.
-    fn stacks_of_kept_blocks(&self, device: u64, order: &Order) -> FxHashMap<u64, u32> {
+    fn stacks_of_kept_blocks(&self, device: u64, order: &EventOrder) -> FxHashMap<u64, u32> {
         let segments = self.root.find("segments").and_then(|segments| self.machine.list(segments));
         let mut stacks = FxHashMap::default();
         for segment in segments.into_iter().flat_map(|(segments, _)| segments) {
-            let Some(Record::Segment(segment)) = self.machine.record(segment) else { continue };
+            let Some(SnapshotRecord::Segment(segment)) = self.machine.record(segment) else { continue };
             let segment = &self.records.segments[segment as usize];
             let Some((blocks, _)) = self.machine.list(segment.blocks).filter(|_| segment.device == device) else {
                 continue;
             };
             for block in blocks {
-                let Some(Record::Block(block)) = self.machine.record(block) else { continue };
+                let Some(SnapshotRecord::Block(block)) = self.machine.record(block) else { continue };
                 let block = &self.records.blocks[block as usize];
                 // Before version 2.1, PyTorch gives blocks no address.
                 if let Some(address) = block.address.filter(|_| block.live && block.stack > 0) {
@@ -201,7 +201,7 @@ impl Snapshot<'_> {
         }
         if !stacks.is_empty() {
             for event in order.of_all(&self.records.events).iter() {
-                if matches!(event.action, Action::FreeRequested | Action::FreeCompleted) {
+                if matches!(event.action, TraceAction::FreeRequested | TraceAction::FreeCompleted) {
                     stacks.remove(&event.address);
                 }
             }
@@ -214,7 +214,7 @@ impl Snapshot<'_> {
         let mut pools = PoolsAtEnd::default();
         let segments = self.root.find("segments").and_then(|segments| self.machine.list(segments));
         for segment in segments.into_iter().flat_map(|(segments, _)| segments) {
-            let Some(Record::Segment(segment)) = self.machine.record(segment) else { continue };
+            let Some(SnapshotRecord::Segment(segment)) = self.machine.record(segment) else { continue };
             let segment = &self.records.segments[segment as usize];
             if segment.device == device {
                 pools.add(segment.address, segment.bytes, segment.pool);
@@ -227,7 +227,7 @@ impl Snapshot<'_> {
     fn annotations(&self, device: u64) -> Vec<Annotation> {
         let list = self.root.find("external_annotations").and_then(|list| self.machine.list(list));
         let records = list.into_iter().flat_map(|(list, _)| list).filter_map(|item| match self.machine.record(item) {
-            Some(Record::Annotation(record)) => {
+            Some(SnapshotRecord::Annotation(record)) => {
                 let record = &self.records.annotations[record as usize];
                 let is_of_device = record.device.is_none_or(|other| other == device);
                 is_of_device.then(|| (record.time_us, record.stage, self.machine.strings().share(record.name)))
@@ -238,13 +238,13 @@ impl Snapshot<'_> {
     }
 
     /// Returns events that make the segments of `device` and their live blocks.
-    fn live_at_end(&self, segments: Option<Value>, device: u64) -> Result<Vec<Event>, TraceError> {
+    fn live_at_end(&self, segments: Option<Value>, device: u64) -> Result<Vec<TraceEvent>, TraceError> {
         let Some(segments) = segments else { return Ok(Vec::new()) };
         let (segments, left_out) =
             self.machine.list(segments).ok_or_else(|| not_a_snapshot("segments is not a list"))?;
         let mut events = Vec::new();
         for segment in segments {
-            let Some(Record::Segment(segment)) = self.machine.record(segment) else {
+            let Some(SnapshotRecord::Segment(segment)) = self.machine.record(segment) else {
                 return Err(not_a_snapshot("segments holds something that is not a segment"));
             };
             let segment = &self.records.segments[segment as usize];
@@ -258,26 +258,26 @@ impl Snapshot<'_> {
         Ok(events)
     }
 
-    fn add_segment(&self, segment: &Segment, events: &mut Vec<Event>) -> Result<(), TraceError> {
+    fn add_segment(&self, segment: &Segment, events: &mut Vec<TraceEvent>) -> Result<(), TraceError> {
         let wrong = || not_a_snapshot(&format!("the segment at {:#x} has strange blocks", segment.address));
         let (blocks, left_out) = self.machine.list(segment.blocks).ok_or_else(wrong)?;
         if left_out.is_some() {
             return Err(wrong());
         }
-        let action = if segment.expandable { Action::SegmentMap } else { Action::SegmentAlloc };
+        let action = if segment.expandable { TraceAction::SegmentMap } else { TraceAction::SegmentAlloc };
         let mut add = |action, address: u64, bytes: u64| {
-            let event = Event { time_us: 0, address, bytes, stream: segment.stream, action };
+            let event = TraceEvent { time_us: 0, address, bytes, stream: segment.stream, action };
             events.push(event);
             event.end().ok_or_else(wrong)
         };
         add(action, segment.address, segment.bytes)?;
         let mut next = segment.address;
         for block in blocks {
-            let Some(Record::Block(block)) = self.machine.record(block) else { return Err(wrong()) };
+            let Some(SnapshotRecord::Block(block)) = self.machine.record(block) else { return Err(wrong()) };
             let block = &self.records.blocks[block as usize];
             let address = block.address.unwrap_or(next);
             if block.live {
-                add(Action::Alloc, address, block.requested_bytes)?;
+                add(TraceAction::Alloc, address, block.requested_bytes)?;
             }
             next = address.checked_add(block.bytes).ok_or_else(wrong)?;
         }
@@ -285,7 +285,7 @@ impl Snapshot<'_> {
     }
 
     /// Collects the events of a device, and a note of the skipped ones.
-    fn collect(&self, trace: Value) -> Result<(Order, Vec<String>), TraceError> {
+    fn collect(&self, trace: Value) -> Result<(EventOrder, Vec<String>), TraceError> {
         let (items, left_out) =
             self.machine.list(trace).ok_or_else(|| not_a_snapshot("device_traces is not a list of lists"))?;
         let stray = |index| TraceError::Event { index, reason: EventError::NotAnEvent };
@@ -294,9 +294,9 @@ impl Snapshot<'_> {
         }
         let mut skipped = BTreeMap::new();
         let mut wrong = None;
-        let order = Order::of(items.enumerate().filter_map(|(index, item)| match self.machine.record(item) {
-            Some(Record::Event(number)) => Some(number),
-            Some(Record::Skipped(name)) => {
+        let order = EventOrder::of(items.enumerate().filter_map(|(index, item)| match self.machine.record(item) {
+            Some(SnapshotRecord::Event(number)) => Some(number),
+            Some(SnapshotRecord::Skipped(name)) => {
                 *skipped.entry(self.machine.strings().resolve(name)).or_insert(0) += 1;
                 None
             }
@@ -313,12 +313,12 @@ impl Snapshot<'_> {
 }
 
 /// Returns the most bytes live at once. The events may not have been validated.
-fn peak_bytes(events: impl Iterator<Item = Event>) -> u64 {
+fn peak_bytes(events: impl Iterator<Item = TraceEvent>) -> u64 {
     let (mut live, mut peak) = (0_u64, 0);
     for event in events {
         match event.action {
-            Action::Alloc => live = live.saturating_add(event.bytes),
-            Action::FreeCompleted => live = live.saturating_sub(event.bytes),
+            TraceAction::Alloc => live = live.saturating_add(event.bytes),
+            TraceAction::FreeCompleted => live = live.saturating_sub(event.bytes),
             _ => {}
         }
         peak = peak.max(live);
@@ -351,7 +351,7 @@ fn note_of_skipped(skipped: &BTreeMap<&str, usize>) -> Option<String> {
     (count > 0).then(|| format!("{count} events skipped, whose actions a later PyTorch recorded: {names}"))
 }
 
-fn read_settings(machine: &Machine<Record>, value: Value) -> Result<Settings, TraceError> {
+fn read_settings(machine: &Machine<SnapshotRecord>, value: Value) -> Result<Settings, TraceError> {
     let dict = machine.dict(value).ok_or_else(|| not_a_snapshot("allocator_settings is not a dict"))?;
     let mut settings = Settings::default();
     for (key, value) in dict.iter() {
@@ -416,10 +416,10 @@ pub(super) fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
     writer.finish()?.flush()
 }
 
-fn write_event<W: Write>(writer: &mut PickleWriter<W>, event: &Event) -> io::Result<()> {
+fn write_event<W: Write>(writer: &mut PickleWriter<W>, event: &TraceEvent) -> io::Result<()> {
     writer.dict(|writer| {
         writer.text_entry("action", event.action.name())?;
-        writer.entry(if event.action == Action::Oom { "device_free" } else { "addr" }, event.address)?;
+        writer.entry(if event.action == TraceAction::Oom { "device_free" } else { "addr" }, event.address)?;
         writer.entry("size", event.bytes)?;
         writer.entry("stream", event.stream.0)?;
         writer.entry("time_us", event.time_us)?;

@@ -9,12 +9,12 @@ pub struct Stacks {
     pub(super) of_events: Vec<u32>,
     /// The distinct stacks, by the numbers of their frames. The first is empty.
     pub(super) stacks: Vec<Arc<[u32]>>,
-    pub(super) frames: Vec<Frame>,
+    pub(super) frames: Vec<StackFrame>,
 }
 
 /// A function that was running when an event was recorded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Frame {
+pub struct StackFrame {
     /// The function's name.
     pub name: Arc<str>,
     /// The file that it is in.
@@ -25,7 +25,7 @@ pub struct Frame {
 
 impl Stacks {
     /// Returns the stack of the event at `index`, the innermost frame first. Empty if the recorder kept none.
-    pub fn of_event(&self, index: usize) -> impl ExactSizeIterator<Item = &Frame> {
+    pub fn of_event(&self, index: usize) -> impl ExactSizeIterator<Item = &StackFrame> {
         self.frames(self.number_of_event(index))
     }
 
@@ -36,7 +36,7 @@ impl Stacks {
     }
 
     /// Returns the frames of the stack with this number, the innermost first.
-    pub fn frames(&self, number: u32) -> impl ExactSizeIterator<Item = &Frame> {
+    pub fn frames(&self, number: u32) -> impl ExactSizeIterator<Item = &StackFrame> {
         let stack = self.stacks.get(number as usize).map_or(&[][..], |stack| &**stack);
         stack.iter().map(|&frame| &self.frames[frame as usize])
     }

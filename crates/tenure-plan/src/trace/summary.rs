@@ -6,7 +6,7 @@ use std::fmt;
 use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
 
-use super::{Action, Event};
+use super::{TraceAction, TraceEvent};
 
 /// Counts and peaks of a trace, and the blocks live at the peak. Bytes are as requested, not rounded; a block is live
 /// until its free completes.
@@ -99,7 +99,7 @@ pub struct SizeClassSummary {
 }
 
 /// Summarizes a valid trace's events.
-pub(super) fn summarize(events: &[Event], earlier: usize) -> Summary {
+pub(super) fn summarize(events: &[TraceEvent], earlier: usize) -> Summary {
     let mut summary = Summary { events: events.len() - earlier, ..Summary::default() };
     let earlier_blocks = live_after(&events[..earlier]);
     summary.earlier_blocks = earlier_blocks.len();
@@ -110,7 +110,7 @@ pub(super) fn summarize(events: &[Event], earlier: usize) -> Summary {
     let mut live = 0u64;
     for (index, event) in events.iter().enumerate() {
         match event.action {
-            Action::Alloc => {
+            TraceAction::Alloc => {
                 summary.allocations += 1;
                 streams.insert(event.stream);
                 live += event.bytes;
@@ -128,9 +128,9 @@ pub(super) fn summarize(events: &[Event], earlier: usize) -> Summary {
                 entry.allocations += 1;
                 entry.bytes = entry.bytes.saturating_add(event.bytes);
             }
-            Action::FreeCompleted => live -= event.bytes,
-            Action::SegmentAlloc => summary.segments += 1,
-            Action::Oom => summary.ooms += 1,
+            TraceAction::FreeCompleted => live -= event.bytes,
+            TraceAction::SegmentAlloc => summary.segments += 1,
+            TraceAction::Oom => summary.ooms += 1,
             _ => {}
         }
     }
@@ -152,18 +152,18 @@ pub(super) fn summarize(events: &[Event], earlier: usize) -> Summary {
 }
 
 /// Returns the most bytes in segments at once, and the bytes after the last event.
-fn segment_bytes(events: &[Event]) -> (u64, u64) {
+fn segment_bytes(events: &[TraceEvent]) -> (u64, u64) {
     let mut live = FxHashMap::default();
     let (mut bytes, mut peak) = (0_u64, 0);
     for event in events {
         match event.action {
-            Action::SegmentAlloc => {
+            TraceAction::SegmentAlloc => {
                 live.insert(event.address, event.bytes);
                 bytes = bytes.saturating_add(event.bytes);
             }
-            Action::SegmentFree => bytes -= live.remove(&event.address).unwrap_or(0),
-            Action::SegmentMap => bytes = bytes.saturating_add(event.bytes),
-            Action::SegmentUnmap => bytes = bytes.saturating_sub(event.bytes),
+            TraceAction::SegmentFree => bytes -= live.remove(&event.address).unwrap_or(0),
+            TraceAction::SegmentMap => bytes = bytes.saturating_add(event.bytes),
+            TraceAction::SegmentUnmap => bytes = bytes.saturating_sub(event.bytes),
             _ => {}
         }
         peak = peak.max(bytes);
@@ -171,14 +171,14 @@ fn segment_bytes(events: &[Event]) -> (u64, u64) {
     (peak, bytes)
 }
 
-fn live_after(events: &[Event]) -> Vec<LiveBlock> {
+fn live_after(events: &[TraceEvent]) -> Vec<LiveBlock> {
     let mut live = FxHashMap::default();
-    for (event, &Event { action, address, bytes, stream, .. }) in events.iter().enumerate() {
+    for (event, &TraceEvent { action, address, bytes, stream, .. }) in events.iter().enumerate() {
         match action {
-            Action::Alloc => {
+            TraceAction::Alloc => {
                 live.insert(address, LiveBlock { event, address, bytes, stream });
             }
-            Action::FreeCompleted => {
+            TraceAction::FreeCompleted => {
                 live.remove(&address);
             }
             _ => {}

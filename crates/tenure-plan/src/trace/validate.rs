@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Action, Event, EventError, TraceError};
+use super::{EventError, TraceAction, TraceError, TraceEvent};
 
 /// Raises every time to at least its predecessor's.
-pub(super) fn order_times(events: &mut [Event]) {
+pub(super) fn order_times(events: &mut [TraceEvent]) {
     let mut latest = 0;
     for event in events {
         latest = event.time_us.max(latest);
@@ -17,7 +17,7 @@ pub(super) fn order_times(events: &mut [Event]) {
 /// before it.
 ///
 /// Errors count recorded events only: the events at the positions `inserted`, which ascend, have no number.
-pub(super) fn check(events: &[Event], inserted: &[usize]) -> Result<(), TraceError> {
+pub(super) fn check(events: &[TraceEvent], inserted: &[usize]) -> Result<(), TraceError> {
     let mut blocks = Live::default();
     let mut segments = Live::default();
     for (position, event) in events.iter().enumerate() {
@@ -29,14 +29,14 @@ pub(super) fn check(events: &[Event], inserted: &[usize]) -> Result<(), TraceErr
     Ok(())
 }
 
-fn step(blocks: &mut Live, segments: &mut Live, index: Option<usize>, event: &Event) -> Result<(), EventError> {
-    let &Event { action, address, bytes, .. } = event;
+fn step(blocks: &mut Live, segments: &mut Live, index: Option<usize>, event: &TraceEvent) -> Result<(), EventError> {
+    let &TraceEvent { action, address, bytes, .. } = event;
     if action.has_range() && event.end().is_none() {
         return Err(EventError::Overflow { action, address, bytes });
     }
     match action {
-        Action::Alloc => blocks.insert(index, event),
-        Action::FreeRequested => {
+        TraceAction::Alloc => blocks.insert(index, event),
+        TraceAction::FreeRequested => {
             let block = blocks.find(event)?;
             if block.free_requested {
                 return Err(EventError::FreeOrder { action, address, state: "already requested" });
@@ -44,24 +44,24 @@ fn step(blocks: &mut Live, segments: &mut Live, index: Option<usize>, event: &Ev
             block.free_requested = true;
             Ok(())
         }
-        Action::FreeCompleted => {
+        TraceAction::FreeCompleted => {
             if !blocks.find(event)?.free_requested {
                 return Err(EventError::FreeOrder { action, address, state: "not requested" });
             }
             blocks.0.remove(&address);
             Ok(())
         }
-        Action::SegmentAlloc => segments.insert(index, event),
+        TraceAction::SegmentAlloc => segments.insert(index, event),
         // A history that begins late may not have seen the segment, and nothing else depends on it.
-        Action::SegmentFree if !segments.0.contains_key(&address) => Ok(()),
-        Action::SegmentFree => {
+        TraceAction::SegmentFree if !segments.0.contains_key(&address) => Ok(()),
+        TraceAction::SegmentFree => {
             segments.find(event)?;
             segments.0.remove(&address);
             Ok(())
         }
         // Expandable segments map and unmap any of their parts, in pieces that need not match.
-        Action::SegmentMap | Action::SegmentUnmap => Ok(()),
-        Action::Snapshot | Action::Oom | Action::UserDefined | Action::Annotate => Ok(()),
+        TraceAction::SegmentMap | TraceAction::SegmentUnmap => Ok(()),
+        TraceAction::Snapshot | TraceAction::Oom | TraceAction::UserDefined | TraceAction::Annotate => Ok(()),
     }
 }
 
@@ -77,7 +77,7 @@ struct LiveRange {
 }
 
 impl Live {
-    fn insert(&mut self, index: Option<usize>, event: &Event) -> Result<(), EventError> {
+    fn insert(&mut self, index: Option<usize>, event: &TraceEvent) -> Result<(), EventError> {
         // An empty block still has an address of its own.
         let last = event.address.saturating_add(event.bytes.max(1) - 1);
         if let Some((&other_address, other)) = self.0.range(..=last).next_back()
@@ -96,8 +96,8 @@ impl Live {
         Ok(())
     }
 
-    fn find(&mut self, event: &Event) -> Result<&mut LiveRange, EventError> {
-        let &Event { action, address, bytes, .. } = event;
+    fn find(&mut self, event: &TraceEvent) -> Result<&mut LiveRange, EventError> {
+        let &TraceEvent { action, address, bytes, .. } = event;
         let range = self.0.get_mut(&address).ok_or(EventError::UnknownAddress { action, address })?;
         if range.bytes != bytes {
             let LiveRange { bytes: live_bytes, since: made_index, .. } = *range;

@@ -4,7 +4,7 @@ use crate::drawn::{any_choices, any_parts, placements, plans, tier};
 use proptest::prelude::*;
 use tenure_core::Tag;
 use tenure_plan::bound::{makespan_bound_ns, score_bound, static_score_bound};
-use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor};
+use tenure_plan::problem::{ProblemAccess, ProblemKernel, ProblemLink, ProblemParts, ProblemRecompute, ProblemTensor};
 use tenure_plan::{Problem, simulate};
 
 proptest! {
@@ -44,7 +44,7 @@ proptest! {
 fn nothing_takes_no_time() {
     let tiers = vec![tier("fast", Some(1), true, 1, 0)];
     for tiers in [vec![], tiers] {
-        let problem = Problem::new(Parts { tiers, ..Parts::default() }).unwrap();
+        let problem = Problem::new(ProblemParts { tiers, ..ProblemParts::default() }).unwrap();
         // Positive zero, not negative zero.
         assert_eq!(makespan_bound_ns(&problem).to_bits(), 0.0_f64.to_bits());
         assert_eq!((score_bound(&problem), static_score_bound(&problem)), (1.0, 1.0));
@@ -56,25 +56,30 @@ fn what_links_cannot_carry_costs_time() {
     // Two tensors of 100 bytes are written, then read; the first tier has room for one. A byte takes 4 ns on a link,
     // kernels take 100 ns.
     let kernel = |reads: &[usize], writes: &[usize]| {
-        let all = |list: &[usize]| list.iter().map(|tensor| Access { tensor: *tensor, bytes: 100 }).collect();
-        Kernel { name: "k".into(), time_ns: 100, reads: all(reads), writes: all(writes) }
+        let all = |list: &[usize]| list.iter().map(|tensor| ProblemAccess { tensor: *tensor, bytes: 100 }).collect();
+        ProblemKernel { name: "k".into(), time_ns: 100, reads: all(reads), writes: all(writes) }
     };
-    let tensor =
-        |key: &str| Tensor { key: key.into(), bytes: 100, tag: Tag::Activation, compression: None, recompute: None };
-    let link = |from, to| Link { from, to, bandwidth: 250_000_000, shared_with: None };
-    let mut parts = Parts {
+    let tensor = |key: &str| ProblemTensor {
+        key: key.into(),
+        bytes: 100,
+        tag: Tag::Activation,
+        compression: None,
+        recompute: None,
+    };
+    let link = |from, to| ProblemLink { from, to, bandwidth: 250_000_000, shared_with: None };
+    let mut parts = ProblemParts {
         tiers: vec![tier("fast", Some(100), true, 1_000_000_000, 0), tier("disk", None, false, 1_000_000_000, 0)],
         links: vec![link(0, 1), link(1, 0)],
         tensors: vec![tensor("a"), tensor("b")],
         kernels: vec![kernel(&[], &[0]), kernel(&[], &[1]), kernel(&[0], &[]), kernel(&[1], &[])],
-        ..Parts::default()
+        ..ProblemParts::default()
     };
     // When the second kernel begins, the first tensor has been leaving for 400 ns, of which a kernel hides 100. It
     // returns for as long, of which the later kernels may hide 300.
     assert_eq!(makespan_bound_ns(&Problem::new(parts.clone()).unwrap()), 400.0 + 300.0 + 100.0);
     // Recomputing it takes less time.
-    parts.tensors[0].recompute = Some(Recompute { time_ns: 40, inputs: vec![] });
-    parts.tensors[1].recompute = Some(Recompute { time_ns: 30, inputs: vec![] });
+    parts.tensors[0].recompute = Some(ProblemRecompute { time_ns: 40, inputs: vec![] });
+    parts.tensors[1].recompute = Some(ProblemRecompute { time_ns: 30, inputs: vec![] });
     assert!(makespan_bound_ns(&Problem::new(parts.clone()).unwrap()) < 430.0);
     // A kernel does not find enough room for its tensors.
     parts.tiers[0].capacity = Some(99);

@@ -1,7 +1,7 @@
 //! Tests of call stacks: each is stored once, however the snapshot writes it, and no dict is kept longer than needed.
 
 use crate::common::{read, refusal};
-use tenure_plan::{Action, Event, ReadOptions, Trace};
+use tenure_plan::{ReadOptions, Trace, TraceAction, TraceEvent};
 
 /// The number of events that share a stack.
 const EVENTS_OF_A_STACK: usize = 50;
@@ -128,7 +128,7 @@ fn stacks_are_the_same_whether_frames_are_shared_or_written_again() {
 
 #[test]
 fn an_event_takes_few_bytes_and_its_stack_none_that_another_has() {
-    assert!(size_of::<Event>() <= 40);
+    assert!(size_of::<TraceEvent>() <= 40);
     // Memory that does not grow with the events: a batch of open dicts and its stack of values.
     let fixed_bytes = 2 << 20;
     for (frames, bytes_of_event) in [(Frames::Shared, 150), (Frames::Written, 150 + FRAMES * 36)] {
@@ -188,7 +188,7 @@ fn a_block_that_was_there_before_the_history_has_the_stack_that_its_segment_give
     let freed = "(dVaction\nVfree_completed\nsVaddr\nI4104\nsVsize\nI8\nsVstream\nI0\nsVframes\n(lsa";
     let bytes = format!("(dVsegments\n(l{segment}sVdevice_traces\n(l(l{freed}as.");
     let trace = read(bytes.as_bytes()).unwrap();
-    let blocks = trace.events().iter().enumerate().filter(|(_, event)| event.action == Action::Alloc);
+    let blocks = trace.events().iter().enumerate().filter(|(_, event)| event.action == TraceAction::Alloc);
     let stacks = blocks.map(|(index, event)| (event.address, trace.stacks().of_event(index).len()));
     assert_eq!(stacks.collect::<Vec<_>>(), [(4096, 1), (4104, 0)]);
 }

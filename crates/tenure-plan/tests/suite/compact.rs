@@ -3,7 +3,7 @@
 use crate::common::{any_trace, event, read, refusal};
 use proptest::prelude::*;
 use tenure_core::StreamId;
-use tenure_plan::{Action, Event, Format, Settings, Trace};
+use tenure_plan::{Format, Settings, Trace, TraceAction, TraceEvent};
 
 fn write(trace: &Trace) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -13,11 +13,11 @@ fn write(trace: &Trace) -> Vec<u8> {
 
 fn small_trace() -> Trace {
     let events = vec![
-        Event { time_us: 1000, ..event(Action::SegmentAlloc, 0x2000, 4096) },
-        Event { time_us: 1001, stream: StreamId(3), ..event(Action::Alloc, 0x2000, 300) },
-        Event { time_us: 1001, stream: StreamId(3), ..event(Action::FreeRequested, 0x2000, 300) },
-        Event { time_us: 1300, stream: StreamId(3), ..event(Action::FreeCompleted, 0x2000, 300) },
-        Event { time_us: 1301, ..event(Action::Oom, 7, 1) },
+        TraceEvent { time_us: 1000, ..event(TraceAction::SegmentAlloc, 0x2000, 4096) },
+        TraceEvent { time_us: 1001, stream: StreamId(3), ..event(TraceAction::Alloc, 0x2000, 300) },
+        TraceEvent { time_us: 1001, stream: StreamId(3), ..event(TraceAction::FreeRequested, 0x2000, 300) },
+        TraceEvent { time_us: 1300, stream: StreamId(3), ..event(TraceAction::FreeCompleted, 0x2000, 300) },
+        TraceEvent { time_us: 1301, ..event(TraceAction::Oom, 7, 1) },
     ];
     Trace::new("small", 1, Settings::default(), events).unwrap()
 }
@@ -96,11 +96,11 @@ fn a_trace_of_many_blocks_is_read_back() {
         Settings::default(),
         (0..5000)
             .flat_map(|index| {
-                let block = Event { time_us: index, ..event(Action::Alloc, index * 700, 700) };
+                let block = TraceEvent { time_us: index, ..event(TraceAction::Alloc, index * 700, 700) };
                 [
                     block,
-                    Event { action: Action::FreeRequested, ..block },
-                    Event { action: Action::FreeCompleted, ..block },
+                    TraceEvent { action: TraceAction::FreeRequested, ..block },
+                    TraceEvent { action: TraceAction::FreeCompleted, ..block },
                 ]
             })
             .collect(),

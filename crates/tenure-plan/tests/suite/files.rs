@@ -3,10 +3,10 @@
 use std::fs;
 
 use crate::common::event;
-use tenure_plan::{Action, Format, Settings, Trace};
+use tenure_plan::{Format, Settings, Trace, TraceAction};
 
 fn trace() -> Trace {
-    Trace::new("model", 0, Settings::default(), vec![event(Action::Alloc, 512, 8)]).unwrap()
+    Trace::new("model", 0, Settings::default(), vec![event(TraceAction::Alloc, 512, 8)]).unwrap()
 }
 
 #[test]

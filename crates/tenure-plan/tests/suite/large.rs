@@ -7,15 +7,17 @@ use std::time::Duration;
 use tenure_core::Tag;
 use tenure_plan::bound::{makespan_bound_ns, score_bound};
 use tenure_plan::planner::{Evolutionary, FlashNeuron, Objective, PlannerOptions, Scheduled};
-use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor, Tier};
+use tenure_plan::problem::{
+    ProblemAccess, ProblemKernel, ProblemLink, ProblemParts, ProblemRecompute, ProblemTensor, ProblemTier,
+};
 use tenure_plan::{Planner, Problem, Rule, simulate};
 
 /// The number of tensors, and of kernels.
 const MANY: usize = 20_000;
 
 /// Makes a problem with two tiers; the first has room for half of the tensors.
-fn problem(kernels: Vec<Kernel>) -> Problem {
-    let tier = |name: &str, bandwidth| Tier {
+fn problem(kernels: Vec<ProblemKernel>) -> Problem {
+    let tier = |name: &str, bandwidth| ProblemTier {
         name: name.into(),
         capacity: None,
         is_reachable: true,
@@ -24,30 +26,35 @@ fn problem(kernels: Vec<Kernel>) -> Problem {
         latency_ns: 0,
         loaded: vec![],
     };
-    let link = |from, to| Link { from, to, bandwidth: 5_000_000_000, shared_with: None };
-    let parts = Parts {
+    let link = |from, to| ProblemLink { from, to, bandwidth: 5_000_000_000, shared_with: None };
+    let parts = ProblemParts {
         tiers: vec![tier("fast", 100_000_000_000), tier("slow", 10_000_000_000)],
         links: vec![link(0, 1), link(1, 0)],
         tensors: (0..MANY)
-            .map(|number| Tensor {
+            .map(|number| ProblemTensor {
                 key: number.to_string(),
                 bytes: 4096,
                 tag: if number.is_multiple_of(4) { Tag::Weight } else { Tag::Activation },
                 compression: None,
-                recompute: (number % 4 == 3).then(|| Recompute { time_ns: 1000, inputs: vec![number - 1] }),
+                recompute: (number % 4 == 3).then(|| ProblemRecompute { time_ns: 1000, inputs: vec![number - 1] }),
             })
             .collect(),
         kernels,
-        ..Parts::default()
+        ..ProblemParts::default()
     };
     let problem = Problem::new(parts).unwrap();
     let half = problem.peak_bytes() / 2;
     problem.with_fast_bytes(half)
 }
 
-fn kernel(reads: impl Iterator<Item = usize>, writes: impl Iterator<Item = usize>) -> Kernel {
-    let access = |tensor| Access { tensor, bytes: 4096 };
-    Kernel { name: "k".into(), time_ns: 1000, reads: reads.map(access).collect(), writes: writes.map(access).collect() }
+fn kernel(reads: impl Iterator<Item = usize>, writes: impl Iterator<Item = usize>) -> ProblemKernel {
+    let access = |tensor| ProblemAccess { tensor, bytes: 4096 };
+    ProblemKernel {
+        name: "k".into(),
+        time_ns: 1000,
+        reads: reads.map(access).collect(),
+        writes: writes.map(access).collect(),
+    }
 }
 
 /// Returns the seconds of processor time that this thread has used: they do not depend on how busy the machine is.

@@ -3,9 +3,9 @@
 use crate::common::{event, read};
 use proptest::prelude::*;
 use tenure_alloc::snapshot::pickle::PickleWriter;
-use tenure_plan::{Action, Event, Format, Trace};
+use tenure_plan::{Format, Trace, TraceAction, TraceEvent};
 
-use Action::*;
+use TraceAction::*;
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
@@ -23,7 +23,7 @@ fn segment(address: u64, blocks: &[(u64, bool)]) -> Segment {
 }
 
 /// Makes a snapshot of device 0 in PyTorch's format.
-fn snapshot(segments: &[Segment], events: &[Event]) -> Vec<u8> {
+fn snapshot(segments: &[Segment], events: &[TraceEvent]) -> Vec<u8> {
     let mut writer = PickleWriter::new(Vec::new()).unwrap();
     writer
         .dict(|writer| {

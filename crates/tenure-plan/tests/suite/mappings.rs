@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use proptest::prelude::*;
-use tenure_plan::plan::{Action, Step};
+use tenure_plan::plan::{PlanAction, PlanStep};
 use tenure_plan::{Mapping, Problem, Rule};
 
 const EXAMPLE: &str = include_str!("../../../../docs/reference/problem-format.md");
@@ -34,7 +34,7 @@ fn a_mapping_is_made_of_a_problem_and_a_plan_by_key() {
 fn a_plan_that_a_mapping_cannot_say_is_refused() {
     let problem = Problem::from_json(example(EXAMPLE)).unwrap();
     let mut plan = Rule::WeightsFirst.place(&problem, 70_000_000).plan();
-    plan.steps.push(Step { tensor: 1, kernel: 0, action: Action::Move { to: 0 } });
+    plan.steps.push(PlanStep { tensor: 1, kernel: 0, action: PlanAction::Move { to: 0 } });
     let error = Mapping::of_plan(&problem, &plan).unwrap_err().to_string();
     assert!(error.contains("\"hidden\" does not stay"), "{error}");
     plan.places.pop();

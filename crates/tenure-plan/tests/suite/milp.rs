@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tenure_core::Tag;
 use tenure_plan::bound::{makespan_bound_ns, static_score_bound};
 use tenure_plan::planner::{Milp, Objective, Planned, Planner, PlannerError, PlannerOptions};
-use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor};
+use tenure_plan::problem::{ProblemAccess, ProblemKernel, ProblemLink, ProblemParts, ProblemRecompute, ProblemTensor};
 use tenure_plan::{PlanError, Problem, Rule, simulate};
 
 /// The relative error of an objective that the solver's tolerances and gaps may cause.
@@ -114,7 +114,7 @@ fn no_room_and_all_room_take_no_search() {
         assert_eq!(planned.bound, Some(expected));
         assert_eq!(simulate(&problem, &planned.plan).unwrap().makespan_ns, kernels_ns as f64);
     }
-    let bare = Problem::new(Parts::default()).unwrap();
+    let bare = Problem::new(ProblemParts::default()).unwrap();
     assert_eq!(solve(&bare, Objective::Score).unwrap_err(), PlannerError::Plan(PlanError::NoTiers));
 }
 
@@ -137,17 +137,17 @@ fn berts_optimum_is_known() {
 fn what_links_cannot_carry_is_computed_again() {
     // Two tensors of 100 bytes are written, then read; the first tier has room for one. A byte takes 4 ns on a link,
     // kernels take 100 ns.
-    let access = |tensor| vec![Access { tensor, bytes: 100 }];
-    let kernel = |reads, writes| Kernel { name: "k".into(), time_ns: 100, reads, writes };
-    let tensor = |key: &str, time_ns| Tensor {
+    let access = |tensor| vec![ProblemAccess { tensor, bytes: 100 }];
+    let kernel = |reads, writes| ProblemKernel { name: "k".into(), time_ns: 100, reads, writes };
+    let tensor = |key: &str, time_ns| ProblemTensor {
         key: key.into(),
         bytes: 100,
         tag: Tag::Activation,
         compression: None,
-        recompute: Some(Recompute { time_ns, inputs: vec![] }),
+        recompute: Some(ProblemRecompute { time_ns, inputs: vec![] }),
     };
-    let link = |from, to| Link { from, to, bandwidth: 250_000_000, shared_with: None };
-    let mut parts = Parts {
+    let link = |from, to| ProblemLink { from, to, bandwidth: 250_000_000, shared_with: None };
+    let mut parts = ProblemParts {
         tiers: vec![tier("fast", Some(100), true, 1_000_000_000, 0), tier("disk", None, false, 1_000_000_000, 0)],
         links: vec![link(0, 1), link(1, 0)],
         tensors: vec![tensor("a", 40), tensor("b", 30)],
@@ -157,9 +157,9 @@ fn what_links_cannot_carry_is_computed_again() {
             kernel(access(0), vec![]),
             kernel(access(1), vec![]),
         ],
-        ..Parts::default()
+        ..ProblemParts::default()
     };
-    let found = |parts: &Parts| {
+    let found = |parts: &ProblemParts| {
         let problem = Problem::new(parts.clone()).unwrap();
         let planned = solve(&problem, Objective::Makespan).unwrap();
         (simulate(&problem, &planned.plan).unwrap().makespan_ns, planned.bound.unwrap())

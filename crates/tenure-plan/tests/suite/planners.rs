@@ -10,7 +10,9 @@ use tenure_plan::planner::{
     Decisions, Decoder, Evolutionary, FlashNeuron, Objective, Planned, PlannerError, PlannerOptions, Scheduled,
     Treatment,
 };
-use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor, Tier};
+use tenure_plan::problem::{
+    ProblemAccess, ProblemKernel, ProblemLink, ProblemParts, ProblemRecompute, ProblemTensor, ProblemTier,
+};
 use tenure_plan::{Plan, PlanError, Planner, Problem, Rule, simulate};
 
 const OPTIONS: PlannerOptions = PlannerOptions {
@@ -25,8 +27,8 @@ fn plan(planner: &dyn Planner, problem: &Problem, options: &PlannerOptions) -> R
     planner.plan(problem, options, &mut |_| ControlFlow::Continue(()))
 }
 
-fn tier(name: &str, is_reachable: bool) -> Tier {
-    Tier {
+fn tier(name: &str, is_reachable: bool) -> ProblemTier {
+    ProblemTier {
         name: name.into(),
         capacity: None,
         is_reachable,
@@ -52,28 +54,28 @@ fn problem() -> impl Strategy<Value = Problem> {
     (tensors, kernels, links, any::<bool>(), between, 0..500_u64).prop_map(
         |(tensors, kernels, (out, back, shared), reach, between, spare)| {
             let count = tensors.len();
-            let tensors: Vec<Tensor> = tensors
+            let tensors: Vec<ProblemTensor> = tensors
                 .into_iter()
                 .enumerate()
                 .map(|(number, (bytes, tag, again, compression))| {
                     // It is recomputed from the tensor before it, which may have been dropped.
                     let recompute = again.filter(|_| number > 0 && tag == Tag::Activation);
-                    let recompute = recompute.map(|time_ns| Recompute { time_ns, inputs: vec![number - 1] });
-                    Tensor { key: number.to_string(), bytes, tag, compression, recompute }
+                    let recompute = recompute.map(|time_ns| ProblemRecompute { time_ns, inputs: vec![number - 1] });
+                    ProblemTensor { key: number.to_string(), bytes, tag, compression, recompute }
                 })
                 .collect();
-            let kernels: Vec<Kernel> = kernels
+            let kernels: Vec<ProblemKernel> = kernels
                 .into_iter()
                 .map(|(time_ns, uses)| {
                     let access =
-                        |tensor: usize| Access { tensor: tensor % count, bytes: tensors[tensor % count].bytes };
+                        |tensor: usize| ProblemAccess { tensor: tensor % count, bytes: tensors[tensor % count].bytes };
                     let (writes, reads) = uses.split_at(1);
                     let all = |uses: &[usize]| uses.iter().map(|tensor| access(*tensor)).collect();
-                    Kernel { name: "k".into(), time_ns, reads: all(reads), writes: all(writes) }
+                    ProblemKernel { name: "k".into(), time_ns, reads: all(reads), writes: all(writes) }
                 })
                 .collect();
-            let slow = Tier { read_bandwidth: 300_000_000, write_bandwidth: 100_000_000, ..tier("slow", reach) };
-            let link = |from, to, bandwidth: u64, shared_with| Link {
+            let slow = ProblemTier { read_bandwidth: 300_000_000, write_bandwidth: 100_000_000, ..tier("slow", reach) };
+            let link = |from, to, bandwidth: u64, shared_with| ProblemLink {
                 from,
                 to,
                 bandwidth: bandwidth * 100_000_000,
@@ -83,17 +85,17 @@ fn problem() -> impl Strategy<Value = Problem> {
             let mut tiers = vec![tier("fast", true), slow];
             let mut links = vec![link(0, last, out, None), link(last, 0, back, shared.then_some(0))];
             if let Some((capacity, reach, (out, back, shared))) = between {
-                tiers.insert(1, Tier { capacity: Some(capacity), ..tier("between", reach) });
+                tiers.insert(1, ProblemTier { capacity: Some(capacity), ..tier("between", reach) });
                 links.extend([link(0, 1, out, None), link(1, 0, back, shared.then_some(2))]);
             }
-            let parts = Parts {
+            let parts = ProblemParts {
                 name: "any".into(),
                 tiers,
                 links,
                 backward: Some(kernels.len() / 2),
                 tensors,
                 kernels,
-                ..Parts::default()
+                ..ProblemParts::default()
             };
             let most = working_set(&Problem::new(parts.clone()).unwrap());
             Problem::new(parts).unwrap().with_fast_bytes(most + spare)
@@ -104,7 +106,7 @@ fn problem() -> impl Strategy<Value = Problem> {
 /// Returns the most bytes that a kernel needs at once. A tensor that always exists and is used by the last kernel is
 /// still in the first tier when the first kernel begins, and the other way round.
 fn working_set(problem: &Problem) -> u64 {
-    let used = |kernel: &Kernel| {
+    let used = |kernel: &ProblemKernel| {
         let accesses = kernel.reads.iter().chain(&kernel.writes);
         accesses.map(|access| access.tensor).collect::<BTreeSet<usize>>()
     };
@@ -216,25 +218,30 @@ proptest! {
 
 /// Makes two layers: `x` is written by the first kernel and read by the last, `y` by the kernels between.
 fn layers(fast_bytes: u64) -> Problem {
-    let access = |tensor| Access { tensor, bytes: 100 };
-    let kernel = |reads: &[usize], writes: &[usize]| Kernel {
+    let access = |tensor| ProblemAccess { tensor, bytes: 100 };
+    let kernel = |reads: &[usize], writes: &[usize]| ProblemKernel {
         name: "k".into(),
         time_ns: 1000,
         reads: reads.iter().copied().map(access).collect(),
         writes: writes.iter().copied().map(access).collect(),
     };
-    let tensor =
-        |key: &str| Tensor { key: key.into(), bytes: 100, tag: Tag::Activation, compression: None, recompute: None };
-    let parts = Parts {
+    let tensor = |key: &str| ProblemTensor {
+        key: key.into(),
+        bytes: 100,
+        tag: Tag::Activation,
+        compression: None,
+        recompute: None,
+    };
+    let parts = ProblemParts {
         name: "layers".into(),
         tiers: vec![tier("fast", true), tier("disk", false)],
         links: vec![
-            Link { from: 0, to: 1, bandwidth: 200_000_000, shared_with: None },
-            Link { from: 1, to: 0, bandwidth: 200_000_000, shared_with: None },
+            ProblemLink { from: 0, to: 1, bandwidth: 200_000_000, shared_with: None },
+            ProblemLink { from: 1, to: 0, bandwidth: 200_000_000, shared_with: None },
         ],
         tensors: vec![tensor("x"), tensor("y")],
         kernels: vec![kernel(&[], &[0]), kernel(&[], &[]), kernel(&[], &[1]), kernel(&[1], &[]), kernel(&[0], &[])],
-        ..Parts::default()
+        ..ProblemParts::default()
     };
     Problem::new(parts).unwrap().with_fast_bytes(fast_bytes)
 }
@@ -255,24 +262,24 @@ fn what_does_not_fit_goes_and_comes_back_while_others_compute() {
 #[test]
 fn chains_are_computed_again_as_a_whole() {
     const LAYERS: usize = 30;
-    let tensors: Vec<Tensor> = (0..LAYERS)
+    let tensors: Vec<ProblemTensor> = (0..LAYERS)
         .map(|number| {
-            let recompute = (number % 3 > 0).then(|| Recompute { time_ns: 10, inputs: vec![number - 1] });
-            Tensor { key: number.to_string(), bytes: 1000, tag: Tag::Activation, compression: None, recompute }
+            let recompute = (number % 3 > 0).then(|| ProblemRecompute { time_ns: 10, inputs: vec![number - 1] });
+            ProblemTensor { key: number.to_string(), bytes: 1000, tag: Tag::Activation, compression: None, recompute }
         })
         .collect();
-    let access = |tensor| Access { tensor, bytes: 1000 };
+    let access = |tensor| ProblemAccess { tensor, bytes: 1000 };
     let forward = (0..LAYERS).map(|number| (vec![], vec![access(number)]));
     let backward = (0..LAYERS).rev().map(|number| (vec![access(number)], vec![]));
     let kernels = forward
         .chain(backward)
-        .map(|(reads, writes)| Kernel { name: "layer".into(), time_ns: 100, reads, writes })
+        .map(|(reads, writes)| ProblemKernel { name: "layer".into(), time_ns: 100, reads, writes })
         .collect();
-    let tiers = vec![Tier { capacity: Some(13_000), ..tier("fast", true) }, tier("slow", false)];
-    let link = |from, to| Link { from, to, bandwidth: 100_000_000, shared_with: None };
+    let tiers = vec![ProblemTier { capacity: Some(13_000), ..tier("fast", true) }, tier("slow", false)];
+    let link = |from, to| ProblemLink { from, to, bandwidth: 100_000_000, shared_with: None };
     let links = vec![link(0, 1), link(1, 0)];
     let (name, source) = (String::new(), String::new());
-    let parts = Parts { name, source, tiers, links, tensors, kernels, backward: Some(LAYERS) };
+    let parts = ProblemParts { name, source, tiers, links, tensors, kernels, backward: Some(LAYERS) };
     let problem = Problem::new(parts).unwrap();
     let planned = plan(&Scheduled, &problem, &OPTIONS).unwrap();
     let outcome = simulate(&problem, &planned.plan).unwrap();
@@ -287,23 +294,29 @@ fn a_plan_has_no_steps_that_it_can_do_without() {
     const LAYERS: usize = 120;
     let bytes = |number: usize| [100, 400, 1600][number % 3];
     let tensor = |number: usize| {
-        let recompute = (number % 2 == 1).then(|| Recompute { time_ns: 30, inputs: vec![] });
-        Tensor { key: number.to_string(), bytes: bytes(number), tag: Tag::Activation, compression: None, recompute }
+        let recompute = (number % 2 == 1).then(|| ProblemRecompute { time_ns: 30, inputs: vec![] });
+        ProblemTensor {
+            key: number.to_string(),
+            bytes: bytes(number),
+            tag: Tag::Activation,
+            compression: None,
+            recompute,
+        }
     };
-    let access = |number| vec![Access { tensor: number, bytes: bytes(number) }];
+    let access = |number| vec![ProblemAccess { tensor: number, bytes: bytes(number) }];
     let forward = (0..LAYERS).map(|number| (vec![], access(number)));
     let backward = (0..LAYERS).rev().map(|number| (access(number), vec![]));
-    let link = |from, to| Link { from, to, bandwidth: 300_000_000, shared_with: None };
-    let parts = Parts {
-        tiers: vec![Tier { capacity: Some(40_000), ..tier("fast", true) }, tier("host", false)],
+    let link = |from, to| ProblemLink { from, to, bandwidth: 300_000_000, shared_with: None };
+    let parts = ProblemParts {
+        tiers: vec![ProblemTier { capacity: Some(40_000), ..tier("fast", true) }, tier("host", false)],
         links: vec![link(0, 1), link(1, 0)],
         tensors: (0..LAYERS).map(tensor).collect(),
         kernels: forward
             .chain(backward)
-            .map(|(reads, writes)| Kernel { name: "layer".into(), time_ns: 1000, reads, writes })
+            .map(|(reads, writes)| ProblemKernel { name: "layer".into(), time_ns: 1000, reads, writes })
             .collect(),
         backward: Some(LAYERS),
-        ..Parts::default()
+        ..ProblemParts::default()
     };
     let problem = Problem::new(parts).unwrap();
     let options = PlannerOptions { evaluations: Some(2000), ..OPTIONS };
@@ -326,7 +339,7 @@ fn too_little_memory_is_an_error_that_says_where() {
         let error = plan(planner, &layers(99), &OPTIONS).unwrap_err();
         assert_eq!(error, PlannerError::Plan(PlanError::NoRoom { tier: 0, kernel: 0 }));
     }
-    let bare = Problem::new(Parts { tiers: vec![], links: vec![], ..layers(100).into_parts() }).unwrap();
+    let bare = Problem::new(ProblemParts { tiers: vec![], links: vec![], ..layers(100).into_parts() }).unwrap();
     let error = plan(&Scheduled, &bare, &OPTIONS).unwrap_err();
     assert_eq!(error, PlannerError::Plan(PlanError::NoTiers));
 }

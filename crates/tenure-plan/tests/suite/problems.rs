@@ -4,26 +4,29 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use tenure_core::{StreamId, Tag};
-use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor, Tier};
-use tenure_plan::{Action, Event, Placement, Problem, Rule, Settings, Trace};
+use tenure_plan::problem::{
+    ProblemAccess, ProblemKernel, ProblemLink, ProblemParts, ProblemRecompute, ProblemTensor, ProblemTier,
+};
+use tenure_plan::{FixedPlacement, Problem, Rule, Settings, Trace, TraceAction, TraceEvent};
 
-fn tensor(key: &str, bytes: u64, tag: Tag) -> Tensor {
-    Tensor { key: key.into(), bytes, tag, compression: None, recompute: None }
+fn tensor(key: &str, bytes: u64, tag: Tag) -> ProblemTensor {
+    ProblemTensor { key: key.into(), bytes, tag, compression: None, recompute: None }
 }
 
-fn kernel(name: &str, reads: &[(usize, u64)], writes: &[(usize, u64)]) -> Kernel {
-    let all =
-        |list: &[(usize, u64)]| list.iter().map(|(tensor, bytes)| Access { tensor: *tensor, bytes: *bytes }).collect();
-    Kernel { name: name.into(), time_ns: 100, reads: all(reads), writes: all(writes) }
+fn kernel(name: &str, reads: &[(usize, u64)], writes: &[(usize, u64)]) -> ProblemKernel {
+    let all = |list: &[(usize, u64)]| {
+        list.iter().map(|(tensor, bytes)| ProblemAccess { tensor: *tensor, bytes: *bytes }).collect()
+    };
+    ProblemKernel { name: name.into(), time_ns: 100, reads: all(reads), writes: all(writes) }
 }
 
 /// Makes a weight that is read twice, and two activations, one after the other.
-fn parts() -> Parts {
-    Parts {
+fn parts() -> ProblemParts {
+    ProblemParts {
         name: "small".into(),
         source: "by hand".into(),
         tiers: vec![
-            Tier {
+            ProblemTier {
                 name: "fast".into(),
                 capacity: Some(100),
                 is_reachable: true,
@@ -32,7 +35,7 @@ fn parts() -> Parts {
                 latency_ns: 3,
                 loaded: vec![[0.5, 1.0], [1.0, 2.5]],
             },
-            Tier {
+            ProblemTier {
                 name: "slow".into(),
                 capacity: None,
                 is_reachable: false,
@@ -43,15 +46,15 @@ fn parts() -> Parts {
             },
         ],
         links: vec![
-            Link { from: 0, to: 1, bandwidth: 7, shared_with: None },
-            Link { from: 1, to: 0, bandwidth: 7, shared_with: Some(0) },
+            ProblemLink { from: 0, to: 1, bandwidth: 7, shared_with: None },
+            ProblemLink { from: 1, to: 0, bandwidth: 7, shared_with: Some(0) },
         ],
         tensors: vec![
             tensor("weight", 60, Tag::Weight),
             tensor("first", 40, Tag::Activation),
-            Tensor {
+            ProblemTensor {
                 compression: Some(2.0),
-                recompute: Some(Recompute { time_ns: 50, inputs: vec![0, 1] }),
+                recompute: Some(ProblemRecompute { time_ns: 50, inputs: vec![0, 1] }),
                 ..tensor("second", 30, Tag::Activation)
             },
             tensor("unused", 5, Tag::Unknown),
@@ -97,7 +100,7 @@ fn rules_fill_the_fast_tier() {
 #[test]
 fn what_has_no_room_goes_to_the_next_tier_that_kernels_reach() {
     let mut parts = parts();
-    let tier = |name: &str, capacity| Tier { name: name.into(), capacity, ..parts.tiers[0].clone() };
+    let tier = |name: &str, capacity| ProblemTier { name: name.into(), capacity, ..parts.tiers[0].clone() };
     let more = [tier("beside", Some(60)), tier("far", None)];
     parts.tiers.extend(more);
     let problem = Problem::new(parts).unwrap();
@@ -120,7 +123,7 @@ fn a_file_says_all_and_appears_whole() {
 
 #[test]
 fn what_cannot_be_is_refused_with_its_place() {
-    let refused = |change: &dyn Fn(&mut Parts), expected: &[&str]| {
+    let refused = |change: &dyn Fn(&mut ProblemParts), expected: &[&str]| {
         let mut parts = parts();
         change(&mut parts);
         let error = Problem::new(parts).unwrap_err().to_string();
@@ -182,7 +185,7 @@ fn the_documented_example_is_a_problem() {
     let problem = Problem::from_json(example).unwrap();
     assert_eq!((problem.name(), problem.tiers().len(), problem.links()[1].shared_with), ("small", 2, Some(0)));
     assert_eq!((problem.peak_bytes(), problem.all_accessed_bytes()), (100_000_000, 200_000_000));
-    assert_eq!(problem.tensors()[1].recompute, Some(Recompute { time_ns: 50_000, inputs: vec![0] }));
+    assert_eq!(problem.tensors()[1].recompute, Some(ProblemRecompute { time_ns: 50_000, inputs: vec![0] }));
 }
 
 /// Compares with the scores in the table of the placement specification.
@@ -223,9 +226,9 @@ proptest! {
             let to = to % count;
             kernel("k", &[(from, sizes[from])], &[(to, sizes[to])])
         });
-        let parts = Parts { tensors: tensors.collect(), kernels: kernels.collect(), ..Parts::default() };
+        let parts = ProblemParts { tensors: tensors.collect(), kernels: kernels.collect(), ..ProblemParts::default() };
         let problem = Problem::new(parts).unwrap();
-        let placement = Placement::first_fit(&problem, order.iter().map(|number| number % count), capacity);
+        let placement = FixedPlacement::first_fit(&problem, order.iter().map(|number| number % count), capacity);
         prop_assert!(placement.peak_bytes(&problem) <= capacity);
         prop_assert!((0.0..=1.0).contains(&placement.score(&problem)));
         // Every tensor that was left out did not fit.
@@ -241,16 +244,16 @@ proptest! {
 
 #[test]
 fn a_trace_tells_when_blocks_are_there() {
-    let event = |time_us, action, address, bytes| Event { time_us, address, bytes, stream: StreamId(0), action };
+    let event = |time_us, action, address, bytes| TraceEvent { time_us, address, bytes, stream: StreamId(0), action };
     let events = vec![
-        event(10, Action::SegmentAlloc, 0, 4096),
-        event(20, Action::Alloc, 0, 100),
-        event(25, Action::Alloc, 512, 300),
-        event(30, Action::Alloc, 1024, 100),
-        event(31, Action::FreeRequested, 512, 300),
-        event(31, Action::FreeCompleted, 512, 300),
-        event(40, Action::Alloc, 512, 300),
-        event(47, Action::FreeRequested, 1024, 100),
+        event(10, TraceAction::SegmentAlloc, 0, 4096),
+        event(20, TraceAction::Alloc, 0, 100),
+        event(25, TraceAction::Alloc, 512, 300),
+        event(30, TraceAction::Alloc, 1024, 100),
+        event(31, TraceAction::FreeRequested, 512, 300),
+        event(31, TraceAction::FreeCompleted, 512, 300),
+        event(40, TraceAction::Alloc, 512, 300),
+        event(47, TraceAction::FreeRequested, 1024, 100),
     ];
     let trace = Trace::new("steps", 0, Settings::default(), events).unwrap();
     let problem = Problem::of_trace(&trace).unwrap();
@@ -262,7 +265,7 @@ fn a_trace_tells_when_blocks_are_there() {
     assert_eq!(lives, [Some(0..=3), Some(1..=2), Some(2..=3), Some(0..=3)]);
     let times: Vec<u64> = problem.kernels().iter().map(|kernel| kernel.time_ns).collect();
     assert_eq!(times, [5000, 5000, 10_000, 7000]);
-    assert_eq!(problem.kernels()[3].reads, [Access { tensor: 2, bytes: 100 }]);
+    assert_eq!(problem.kernels()[3].reads, [ProblemAccess { tensor: 2, bytes: 100 }]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tenure_plan::{Action, Format, ReadOptions, Trace};
+use tenure_plan::{Format, ReadOptions, Trace, TraceAction};
 
 struct Figures {
     name: &'static str,
@@ -55,7 +55,7 @@ fn summaries_equal_pytorchs_figures() {
         assert_eq!(summary.streams.len(), figures.streams, "{}", figures.name);
         assert_eq!(summary.segments, figures.segments, "{}", figures.name);
         assert_eq!(summary.peak_requested_bytes, figures.peak_requested_bytes, "{}", figures.name);
-        assert_eq!(trace.events()[0].action, Action::SegmentAlloc);
+        assert_eq!(trace.events()[0].action, TraceAction::SegmentAlloc);
     }
 }
 

@@ -1,8 +1,10 @@
 //! Tests of the simulator with plans whose times were computed by hand.
 
 use tenure_core::Tag;
-use tenure_plan::plan::{Action, Step};
-use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor, Tier};
+use tenure_plan::plan::{PlanAction, PlanStep};
+use tenure_plan::problem::{
+    ProblemAccess, ProblemKernel, ProblemLink, ProblemParts, ProblemRecompute, ProblemTensor, ProblemTier,
+};
 use tenure_plan::simulator::{Cause, Outcome, Stall};
 use tenure_plan::{Plan, PlanError, Problem, simulate};
 
@@ -10,8 +12,8 @@ use tenure_plan::{Plan, PlanError, Problem, simulate};
 /// on a link.
 const GIGA: u64 = 1_000_000_000;
 
-fn tier(name: &str, capacity: Option<u64>, read: u64, write: u64) -> Tier {
-    Tier {
+fn tier(name: &str, capacity: Option<u64>, read: u64, write: u64) -> ProblemTier {
+    ProblemTier {
         name: name.into(),
         capacity,
         is_reachable: true,
@@ -22,31 +24,31 @@ fn tier(name: &str, capacity: Option<u64>, read: u64, write: u64) -> Tier {
     }
 }
 
-fn link(from: usize, to: usize, shared_with: Option<usize>) -> Link {
-    Link { from, to, bandwidth: GIGA / 4, shared_with }
+fn link(from: usize, to: usize, shared_with: Option<usize>) -> ProblemLink {
+    ProblemLink { from, to, bandwidth: GIGA / 4, shared_with }
 }
 
-fn tensor(key: &str, bytes: u64, tag: Tag) -> Tensor {
-    Tensor { key: key.into(), bytes, tag, compression: None, recompute: None }
+fn tensor(key: &str, bytes: u64, tag: Tag) -> ProblemTensor {
+    ProblemTensor { key: key.into(), bytes, tag, compression: None, recompute: None }
 }
 
-fn kernel(time_ns: u64, reads: &[usize], writes: &[usize]) -> Kernel {
-    let all = |list: &[usize]| list.iter().map(|tensor| Access { tensor: *tensor, bytes: 100 }).collect();
-    Kernel { name: "k".into(), time_ns, reads: all(reads), writes: all(writes) }
+fn kernel(time_ns: u64, reads: &[usize], writes: &[usize]) -> ProblemKernel {
+    let all = |list: &[usize]| list.iter().map(|tensor| ProblemAccess { tensor: *tensor, bytes: 100 }).collect();
+    ProblemKernel { name: "k".into(), time_ns, reads: all(reads), writes: all(writes) }
 }
 
 /// Makes two layers forward, two backward: `a` and `b` are saved for backward, `c` and `d` are gradients.
-fn parts() -> Parts {
+fn parts() -> ProblemParts {
     let [a, b, c, d, weight] = [0, 1, 2, 3, 4];
-    Parts {
+    ProblemParts {
         name: "layers".into(),
         source: String::new(),
         tiers: vec![tier("fast", None, GIGA, GIGA), tier("slow", None, GIGA / 2, GIGA / 5)],
         links: vec![link(0, 1, None), link(1, 0, None)],
         tensors: vec![
             tensor("a", 100, Tag::Activation),
-            Tensor {
-                recompute: Some(Recompute { time_ns: 300, inputs: vec![a] }),
+            ProblemTensor {
+                recompute: Some(ProblemRecompute { time_ns: 300, inputs: vec![a] }),
                 ..tensor("b", 100, Tag::Activation)
             },
             tensor("c", 100, Tag::Gradient),
@@ -63,13 +65,14 @@ fn parts() -> Parts {
     }
 }
 
-fn play(parts: &Parts, places: [usize; 5], steps: &[(usize, usize, Action)]) -> Result<Outcome, PlanError> {
-    let steps = steps.iter().map(|(tensor, kernel, action)| Step { tensor: *tensor, kernel: *kernel, action: *action });
+fn play(parts: &ProblemParts, places: [usize; 5], steps: &[(usize, usize, PlanAction)]) -> Result<Outcome, PlanError> {
+    let steps =
+        steps.iter().map(|(tensor, kernel, action)| PlanStep { tensor: *tensor, kernel: *kernel, action: *action });
     simulate(&Problem::new(parts.clone()).unwrap(), &Plan { places: places.to_vec(), steps: steps.collect() })
 }
 
-const TO_SLOW: Action = Action::Move { to: 1 };
-const TO_FAST: Action = Action::Move { to: 0 };
+const TO_SLOW: PlanAction = PlanAction::Move { to: 1 };
+const TO_FAST: PlanAction = PlanAction::Move { to: 0 };
 
 #[test]
 fn all_in_the_fast_tier_takes_the_kernels_times() {
@@ -185,12 +188,12 @@ fn what_moves_takes_bandwidth_of_kernels() {
 
 #[test]
 fn what_is_dropped_is_computed_again() {
-    let drop_and_again = [(1, 1, Action::Drop), (1, 2, Action::Recompute { to: 0 })];
+    let drop_and_again = [(1, 1, PlanAction::Drop), (1, 2, PlanAction::Recompute { to: 0 })];
     let outcome = play(&parts(), [0; 5], &drop_and_again).unwrap();
     assert_eq!((outcome.makespan_ns, outcome.busy_ns), (4300.0, 4300.0));
     assert_eq!(play(&parts(), [0; 5], &drop_and_again[..1]), Err(PlanError::Gone { tensor: 1, kernel: 2 }));
     // The inputs of a recomputation must exist.
-    let mut steps = vec![(0, 1, Action::Drop)];
+    let mut steps = vec![(0, 1, PlanAction::Drop)];
     steps.extend(drop_and_again);
     assert_eq!(play(&parts(), [0; 5], &steps), Err(PlanError::Gone { tensor: 0, kernel: 2 }));
     // A tensor that is dropped during its move frees the link, and its room.
@@ -199,7 +202,7 @@ fn what_is_dropped_is_computed_again() {
     parts.links[0].bandwidth = GIGA / 16;
     parts.kernels[3].reads.remove(0);
     parts.kernels[3].time_ns = 2000;
-    let outcome = play(&parts, [0; 5], &[(1, 2, TO_SLOW), (1, 2, Action::Drop), (2, 2, TO_SLOW)]).unwrap();
+    let outcome = play(&parts, [0; 5], &[(1, 2, TO_SLOW), (1, 2, PlanAction::Drop), (2, 2, TO_SLOW)]).unwrap();
     assert_eq!((outcome.makespan_ns, outcome.moved_bytes), (5000.0, vec![100, 0]));
     assert_eq!(outcome.peak_bytes[1], 100);
 }
@@ -207,7 +210,7 @@ fn what_is_dropped_is_computed_again() {
 #[test]
 fn computing_again_takes_bandwidth_of_the_tiers_that_it_reads_and_writes() {
     // Written in the slow tier, each byte takes 4 ns longer; read there, 1 ns.
-    let outcome = play(&parts(), [0; 5], &[(1, 1, Action::Drop), (1, 2, Action::Recompute { to: 1 })]).unwrap();
+    let outcome = play(&parts(), [0; 5], &[(1, 1, PlanAction::Drop), (1, 2, PlanAction::Recompute { to: 1 })]).unwrap();
     assert_eq!(outcome.makespan_ns, 2000.0 + (300.0 + 400.0) + (1000.0 + 100.0) + 1000.0);
     // Only the bytes that kernels read and write count.
     assert_eq!(outcome.accessed_bytes, [700 + 400, 100]);
@@ -215,24 +218,27 @@ fn computing_again_takes_bandwidth_of_the_tiers_that_it_reads_and_writes() {
 
 #[test]
 fn what_is_computed_from_stays_until_that_is_over() {
-    let parts = Parts {
-        tiers: vec![tier("fast", None, GIGA, GIGA), Tier { is_reachable: false, ..tier("disk", None, GIGA, GIGA) }],
+    let parts = ProblemParts {
+        tiers: vec![
+            tier("fast", None, GIGA, GIGA),
+            ProblemTier { is_reachable: false, ..tier("disk", None, GIGA, GIGA) },
+        ],
         links: vec![
-            Link { bandwidth: GIGA / 16, ..link(0, 1, None) },
-            Link { bandwidth: GIGA / 16, ..link(1, 0, None) },
+            ProblemLink { bandwidth: GIGA / 16, ..link(0, 1, None) },
+            ProblemLink { bandwidth: GIGA / 16, ..link(1, 0, None) },
         ],
         tensors: vec![
             tensor("a", 100, Tag::Activation),
-            Tensor {
-                recompute: Some(Recompute { time_ns: 2000, inputs: vec![0] }),
+            ProblemTensor {
+                recompute: Some(ProblemRecompute { time_ns: 2000, inputs: vec![0] }),
                 ..tensor("b", 100, Tag::Activation)
             },
         ],
         kernels: vec![kernel(100, &[], &[0, 1]), kernel(100, &[], &[]), kernel(100, &[1], &[]), kernel(100, &[0], &[])],
-        ..Parts::default()
+        ..ProblemParts::default()
     };
-    let steps = [(1, 0, Action::Drop), (1, 2, Action::Recompute { to: 0 }), (0, 1, TO_SLOW), (0, 2, TO_FAST)];
-    let steps = steps.map(|(tensor, kernel, action)| Step { tensor, kernel, action });
+    let steps = [(1, 0, PlanAction::Drop), (1, 2, PlanAction::Recompute { to: 0 }), (0, 1, TO_SLOW), (0, 2, TO_FAST)];
+    let steps = steps.map(|(tensor, kernel, action)| PlanStep { tensor, kernel, action });
     let plan = Plan { places: vec![0; 2], steps: steps.to_vec() };
     let outcome = simulate(&Problem::new(parts).unwrap(), &plan).unwrap();
     // `b` is recomputed from 200 to 2200; `a`, which was in transfer from 100 to 1700, leaves then and is back at 3800.
@@ -246,7 +252,7 @@ fn what_was_asked_before_a_drop_is_not_done_after_it() {
     parts.links[0].bandwidth = GIGA / 16;
     // While `a` is on the link, from 1000 to 2600, `b` waits for it, is dropped, and is recomputed.
     let moves = [(0, 1, TO_SLOW), (1, 1, TO_SLOW)];
-    let again = [(1, 1, Action::Drop), (1, 2, Action::Recompute { to: 0 })];
+    let again = [(1, 1, PlanAction::Drop), (1, 2, PlanAction::Recompute { to: 0 })];
     let outcome = play(&parts, [0; 5], &[&moves[..], &again[..]].concat()).unwrap();
     assert_eq!(outcome.moved_bytes, [100, 0]);
     // Requested again, it moves after it has been recomputed and read, though the request came sooner: at 3300 + 1000.
@@ -257,7 +263,7 @@ fn what_was_asked_before_a_drop_is_not_done_after_it() {
 #[test]
 fn what_is_there_all_the_time_ends_where_it_begins() {
     // The weight, of 50 bytes, takes 200 ns each way.
-    let weight = |steps: &[(usize, usize, Action)]| play(&parts(), [0; 5], steps);
+    let weight = |steps: &[(usize, usize, PlanAction)]| play(&parts(), [0; 5], steps);
     let displaced = Err(PlanError::Displaced { tensor: 4, tier: 0 });
     assert_eq!(weight(&[(4, 0, TO_SLOW)]), displaced);
     assert_eq!(weight(&[(4, 0, TO_SLOW), (4, 2, TO_FAST)]).unwrap().moved_bytes, [50, 50]);
@@ -272,23 +278,23 @@ fn what_is_there_all_the_time_ends_where_it_begins() {
 
 #[test]
 fn plans_that_cannot_be_are_refused() {
-    let refused = |steps: &[(usize, usize, Action)], expected: &str| {
+    let refused = |steps: &[(usize, usize, PlanAction)], expected: &str| {
         let error = play(&parts(), [0; 5], steps).unwrap_err().to_string();
         assert!(error.contains(expected) && error.lines().count() == 1, "{error}");
     };
-    refused(&[(5, 0, Action::Drop)], "no such tensor or kernel");
-    refused(&[(0, 4, Action::Drop)], "no such tensor or kernel");
-    refused(&[(0, 1, Action::Move { to: 2 })], "no tier 2: there are 2");
-    refused(&[(0, 1, Action::Move { to: 0 })], "from tier 0 to 0: no link");
-    refused(&[(1, 1, Action::Drop), (1, 2, Action::Drop)], "is not there: it was dropped");
-    refused(&[(1, 2, Action::Recompute { to: 0 })], "was not dropped");
+    refused(&[(5, 0, PlanAction::Drop)], "no such tensor or kernel");
+    refused(&[(0, 4, PlanAction::Drop)], "no such tensor or kernel");
+    refused(&[(0, 1, PlanAction::Move { to: 2 })], "no tier 2: there are 2");
+    refused(&[(0, 1, PlanAction::Move { to: 0 })], "from tier 0 to 0: no link");
+    refused(&[(1, 1, PlanAction::Drop), (1, 2, PlanAction::Drop)], "is not there: it was dropped");
+    refused(&[(1, 2, PlanAction::Recompute { to: 0 })], "was not dropped");
     // In the order in which they are listed and played.
-    let again = Action::Recompute { to: 0 };
-    refused(&[(1, 2, Action::Drop), (1, 2, again)], "before kernel 2, and was not dropped before");
-    refused(&[(1, 1, Action::Drop), (1, 3, again), (1, 2, Action::Drop)], "at kernel 2, and is not there");
-    refused(&[(1, 0, Action::Drop), (1, 1, again)], "at kernel 0, and is not there");
-    refused(&[(0, 1, Action::Drop), (0, 3, Action::Recompute { to: 0 })], "does not say how");
-    refused(&[(4, 3, Action::Drop)], "is there all the time");
+    let again = PlanAction::Recompute { to: 0 };
+    refused(&[(1, 2, PlanAction::Drop), (1, 2, again)], "before kernel 2, and was not dropped before");
+    refused(&[(1, 1, PlanAction::Drop), (1, 3, again), (1, 2, PlanAction::Drop)], "at kernel 2, and is not there");
+    refused(&[(1, 0, PlanAction::Drop), (1, 1, again)], "at kernel 0, and is not there");
+    refused(&[(0, 1, PlanAction::Drop), (0, 3, PlanAction::Recompute { to: 0 })], "does not say how");
+    refused(&[(4, 3, PlanAction::Drop)], "is there all the time");
     let problem = Problem::new(parts()).unwrap();
     let error = simulate(&problem, &Plan::default()).unwrap_err();
     assert_eq!(error, PlanError::Places { found: 0, tensors: 5 });

@@ -3,7 +3,7 @@
 use crate::common::{any_trace, read, refusal};
 use proptest::prelude::*;
 use tenure_core::StreamId;
-use tenure_plan::{Action, Event, Format, ReadOptions, Settings, Trace};
+use tenure_plan::{Format, ReadOptions, Settings, Trace, TraceAction, TraceEvent};
 
 /// The same snapshot in every protocol: no events on device 0, five on device 1 (see `data/README.md`).
 const PROTOCOLS: [&[u8]; 6] = [
@@ -16,7 +16,7 @@ const PROTOCOLS: [&[u8]; 6] = [
 ];
 
 fn expected() -> Trace {
-    let at = |time: u64, action, bytes| Event {
+    let at = |time: u64, action, bytes| TraceEvent {
         time_us: 1795224635308556 + time,
         address: 0x7f00_0000_0000,
         bytes,
@@ -24,11 +24,11 @@ fn expected() -> Trace {
         action,
     };
     let events = vec![
-        at(0, Action::SegmentAlloc, 2097152),
-        at(1, Action::Alloc, 1000),
-        at(2, Action::FreeRequested, 1000),
-        at(3, Action::FreeCompleted, 1000),
-        Event { address: (1 << 63) + 5, ..at(4, Action::Oom, 1 << 40) },
+        at(0, TraceAction::SegmentAlloc, 2097152),
+        at(1, TraceAction::Alloc, 1000),
+        at(2, TraceAction::FreeRequested, 1000),
+        at(3, TraceAction::FreeCompleted, 1000),
+        TraceEvent { address: (1 << 63) + 5, ..at(4, TraceAction::Oom, 1 << 40) },
     ];
     let settings = Settings {
         conf: "max_split_size_mb:200".into(),
@@ -134,7 +134,7 @@ fn a_setting_of_the_wrong_type_is_named() {
 #[test]
 fn an_annotation_is_read() {
     let trace = read(include_bytes!("../data/annotate.pickle")).unwrap();
-    assert_eq!(trace.events().iter().filter(|event| event.action == Action::Annotate).count(), 1);
+    assert_eq!(trace.events().iter().filter(|event| event.action == TraceAction::Annotate).count(), 1);
     assert_eq!((trace.summary().peak_requested_bytes, trace.notes().len()), (5 * (1 << 20) + 3000, 0));
 }
 

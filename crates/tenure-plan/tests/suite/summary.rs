@@ -3,20 +3,20 @@
 use crate::common::{any_trace, event};
 use proptest::prelude::*;
 use tenure_core::StreamId;
-use tenure_plan::{Action, Event, Settings, SizeClass, Trace};
+use tenure_plan::{Settings, SizeClass, Trace, TraceAction, TraceEvent};
 
-use Action::*;
+use TraceAction::*;
 
 fn small_trace() -> Trace {
     let events = vec![
-        Event { time_us: 10, ..event(SegmentAlloc, 0, 1 << 20) },
-        Event { time_us: 11, stream: StreamId(7), ..event(Alloc, 0, 1000) },
-        Event { time_us: 12, ..event(Alloc, 1024, 600) },
-        Event { time_us: 13, ..event(FreeRequested, 1024, 600) },
-        Event { time_us: 14, ..event(Alloc, 2048, 5) },
-        Event { time_us: 15, ..event(FreeCompleted, 1024, 600) },
-        Event { time_us: 16, ..event(Alloc, 4096, 600) },
-        Event { time_us: 30, ..event(Oom, 100, 1 << 40) },
+        TraceEvent { time_us: 10, ..event(SegmentAlloc, 0, 1 << 20) },
+        TraceEvent { time_us: 11, stream: StreamId(7), ..event(Alloc, 0, 1000) },
+        TraceEvent { time_us: 12, ..event(Alloc, 1024, 600) },
+        TraceEvent { time_us: 13, ..event(FreeRequested, 1024, 600) },
+        TraceEvent { time_us: 14, ..event(Alloc, 2048, 5) },
+        TraceEvent { time_us: 15, ..event(FreeCompleted, 1024, 600) },
+        TraceEvent { time_us: 16, ..event(Alloc, 4096, 600) },
+        TraceEvent { time_us: 30, ..event(Oom, 100, 1 << 40) },
     ];
     Trace::new("small", 0, Settings::default(), events).unwrap()
 }

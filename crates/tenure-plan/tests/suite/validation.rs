@@ -1,16 +1,16 @@
 //! Tests of validation: which events make a trace, and which give an error that names the first invalid one.
 
 use crate::common::event;
-use tenure_plan::{Action, Event, Settings, Trace};
+use tenure_plan::{Settings, Trace, TraceAction, TraceEvent};
 
-use Action::*;
+use TraceAction::*;
 
-fn new(events: &[Event]) -> Result<Trace, String> {
+fn new(events: &[TraceEvent]) -> Result<Trace, String> {
     Trace::new("test", 0, Settings::default(), events.to_vec()).map_err(|error| error.to_string())
 }
 
 #[track_caller]
-fn assert_refused(events: &[Event], message: &str) {
+fn assert_refused(events: &[TraceEvent], message: &str) {
     assert_eq!(new(events).unwrap_err(), message);
 }
 
@@ -122,7 +122,7 @@ fn a_segment_that_is_not_known_may_be_freed() {
 
 #[test]
 fn a_clock_that_is_set_back_stands_still() {
-    let at = |time_us| Event { time_us, ..event(UserDefined, 0, 0) };
+    let at = |time_us| TraceEvent { time_us, ..event(UserDefined, 0, 0) };
     let trace = new(&[at(5), at(3), at(6), at(0)]).unwrap();
     assert_eq!(trace.events().iter().map(|event| event.time_us).collect::<Vec<_>>(), [5, 5, 6, 6]);
 }

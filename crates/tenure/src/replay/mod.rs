@@ -15,7 +15,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use tenure_device::Driver;
-use tenure_plan::{Action, Trace};
+use tenure_plan::{Trace, TraceAction};
 
 pub use kind::AllocatorKind;
 pub use measured::{HeldMemory, MeasuredCall, OnDevice};
@@ -81,7 +81,7 @@ impl Replay {
         };
         if self.allocator == AllocatorKind::Native && player::has_native_addresses(trace) {
             // Segments get the addresses that they had when the trace was recorded.
-            let segments = trace.events().iter().filter(|event| event.action == Action::SegmentAlloc);
+            let segments = trace.events().iter().filter(|event| event.action == TraceAction::SegmentAlloc);
             let scripted = play(segments.map(|event| event.address).collect());
             // Some recordings cannot be followed, such as those of graph captures or of a full device: they give a
             // segment the address of one that is still held here. Then the driver chooses the addresses.

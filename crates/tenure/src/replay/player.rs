@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use rustc_hash::FxHashMap;
 use tenure_alloc::{Address, AllocError, CachingAllocator, Request};
 use tenure_device::Counters;
-use tenure_plan::{Action, Event, Summary, Trace};
+use tenure_plan::{Summary, Trace, TraceAction, TraceEvent};
 
 use super::kind::AllocatorKind;
 use super::latency::Latencies;
@@ -116,19 +116,19 @@ impl<'a> Player<'a> {
             self.event = index;
             self.machine.set_time(event.time_us - first_us);
             match event.action {
-                Action::Alloc => self.allocate(pass, event)?,
+                TraceAction::Alloc => self.allocate(pass, event)?,
                 // The trace's program may have freed the block long before and used it on another stream
                 // (`record_stream`); a trace does not name that stream. It does say when PyTorch knew the block to be
                 // reusable. The block's lifetime ends there, and every allocator can be asked to do no worse.
-                Action::FreeCompleted => self.free(event.address)?,
-                Action::SegmentFree | Action::SegmentUnmap if !emptied => {
+                TraceAction::FreeCompleted => self.free(event.address)?,
+                TraceAction::SegmentFree | TraceAction::SegmentUnmap if !emptied => {
                     self.allocator.release_cached().map_err(|source| self.refused(source))?;
                 }
                 _ => {}
             }
             emptied = match event.action {
-                Action::SegmentFree | Action::SegmentUnmap => true,
-                Action::Alloc | Action::FreeRequested | Action::FreeCompleted => false,
+                TraceAction::SegmentFree | TraceAction::SegmentUnmap => true,
+                TraceAction::Alloc | TraceAction::FreeRequested | TraceAction::FreeCompleted => false,
                 _ => emptied,
             };
             self.machine.replayed()?;
@@ -147,7 +147,7 @@ impl<'a> Player<'a> {
         self.machine.end_pass()
     }
 
-    fn allocate(&mut self, pass: u32, event: &Event) -> Result<(), Error> {
+    fn allocate(&mut self, pass: u32, event: &TraceEvent) -> Result<(), Error> {
         let request = Request::new(event.bytes, self.machine.stream(event.stream));
         let block = self.allocs.time(|| self.allocator.allocate(request)).map_err(|source| self.refused(source))?;
         self.operations += 1;
@@ -237,5 +237,5 @@ impl Drop for Player<'_> {
 /// Returns whether `trace` says where the segments of PyTorch's native allocator were, starting with an empty device.
 pub(super) fn has_native_addresses(trace: &Trace) -> bool {
     let complete = trace.earlier_events() == 0 && !trace.settings().expandable_segments;
-    complete && trace.events().iter().any(|event| event.action == Action::SegmentAlloc)
+    complete && trace.events().iter().any(|event| event.action == TraceAction::SegmentAlloc)
 }

@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
-use tenure_plan::{Action, Event, Trace};
+use tenure_plan::{Trace, TraceAction, TraceEvent};
 
 use super::axis::{BINS, Span};
 use super::chart::{DrawnAs, Series};
@@ -109,7 +109,7 @@ const STREAMS: usize = 8;
 impl Composition {
     pub(super) fn by_size(trace: &Trace, bins: &Bins) -> Self {
         let names = SIZES.iter().map(|(_, name)| (*name).to_owned()).collect();
-        let size = |event: &Event| size_class(event.bytes);
+        let size = |event: &TraceEvent| size_class(event.bytes);
         Self::of(trace, bins, names, "size", size)
     }
 
@@ -119,18 +119,26 @@ impl Composition {
         if let Some(last) = names.last_mut().filter(|_| streams.len() > STREAMS) {
             *last = "other streams".into();
         }
-        let stream = |event: &Event| streams.binary_search(&event.stream).unwrap_or(STREAMS).min(STREAMS - 1);
+        let stream = |event: &TraceEvent| streams.binary_search(&event.stream).unwrap_or(STREAMS).min(STREAMS - 1);
         Self::of(trace, bins, names, "stream", stream)
     }
 
-    fn of(trace: &Trace, bins: &Bins, names: Vec<String>, class: &str, group_of: impl Fn(&Event) -> usize) -> Self {
+    fn of(
+        trace: &Trace,
+        bins: &Bins,
+        names: Vec<String>,
+        class: &str,
+        group_of: impl Fn(&TraceEvent) -> usize,
+    ) -> Self {
         let groups = (0..).zip(names).map(|(index, name)| (name, format!("{class}{index}"), 0)).collect();
         // A block leaves the group that it joined, whatever stream its free names.
         let mut live = FxHashMap::default();
         let changes = trace.events().iter().enumerate().filter_map(|(index, event)| {
             let (gains, (group, bytes)) = match event.action {
-                Action::Alloc => (true, *live.entry(event.address).insert_entry((group_of(event), event.bytes)).get()),
-                Action::FreeCompleted => (false, live.remove(&event.address)?),
+                TraceAction::Alloc => {
+                    (true, *live.entry(event.address).insert_entry((group_of(event), event.bytes)).get())
+                }
+                TraceAction::FreeCompleted => (false, live.remove(&event.address)?),
                 _ => return None,
             };
             Some(Change { bin: bins.of_event(index), group, bytes, gains })
@@ -207,8 +215,8 @@ mod tests {
 
     use super::*;
 
-    fn event(time_us: u64, action: Action, address: u64, bytes: u64) -> Event {
-        Event { time_us, address, bytes, stream: StreamId::NULL, action }
+    fn event(time_us: u64, action: TraceAction, address: u64, bytes: u64) -> TraceEvent {
+        TraceEvent { time_us, address, bytes, stream: StreamId::NULL, action }
     }
 
     #[test]
@@ -224,11 +232,11 @@ mod tests {
     #[test]
     fn a_composition_is_of_the_moment_when_its_bin_was_fullest() {
         let events = vec![
-            event(0, Action::Alloc, 1 << 40, 100),
-            event(0, Action::Alloc, 1 << 41, 2 << 20),
-            event(0, Action::FreeRequested, 1 << 41, 2 << 20),
-            event(0, Action::FreeCompleted, 1 << 41, 2 << 20),
-            event(1000, Action::Alloc, 1 << 42, 100),
+            event(0, TraceAction::Alloc, 1 << 40, 100),
+            event(0, TraceAction::Alloc, 1 << 41, 2 << 20),
+            event(0, TraceAction::FreeRequested, 1 << 41, 2 << 20),
+            event(0, TraceAction::FreeCompleted, 1 << 41, 2 << 20),
+            event(1000, TraceAction::Alloc, 1 << 42, 100),
         ];
         let trace = Trace::new("small", 0, Settings::default(), events).unwrap();
         let composition = Composition::by_size(&trace, &Bins::of(&trace));
@@ -242,7 +250,7 @@ mod tests {
 
     #[test]
     fn without_a_clock_events_are_counted() {
-        let events = (0..10).map(|index| event(0, Action::Alloc, 1 + index * 16, 1)).collect();
+        let events = (0..10).map(|index| event(0, TraceAction::Alloc, 1 + index * 16, 1)).collect();
         let bins = Bins::of(&Trace::new("timeless", 0, Settings::default(), events).unwrap());
         assert!(matches!(bins.span(), Span::Events(10)));
         assert_eq!((bins.of_event(0), bins.of_event(5)), (0, BINS * 5 / 11));

@@ -10,7 +10,7 @@ use tenure::plan::Trace;
 use tenure::replay::{AllocatorKind, Replay, ReplayOutcome};
 use tenure_alloc::{PagedAllocator, PagedConfig};
 use tenure_device::DeviceBacking;
-use tenure_plan::Action;
+use tenure_plan::TraceAction;
 
 const TRACES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces");
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz");
@@ -68,13 +68,13 @@ fn peaks_on_fine_chunks(trace: &Trace) -> (u64, u64) {
     let mut peak = 0;
     for event in trace.events() {
         match event.action {
-            Action::Alloc => {
+            TraceAction::Alloc => {
                 let block = allocator.allocate(Request::new(event.bytes, event.stream)).unwrap();
                 live.insert(event.address, (block.address, event.bytes));
                 requested += event.bytes;
                 peak = u64::max(peak, requested);
             }
-            Action::FreeCompleted => {
+            TraceAction::FreeCompleted => {
                 let (address, bytes) = live.remove(&event.address).unwrap();
                 allocator.free(address).unwrap();
                 requested -= bytes;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::backing::{FakeBacking, MIB};
 use tenure_alloc::{CachingAllocator, NativeAllocator, NativeConfig, Request, Resource, Statistics};
-use tenure_plan::{Action, Trace};
+use tenure_plan::{Trace, TraceAction};
 
 /// The memory of the recording machine's device.
 const DEVICE_BYTES: u64 = 143_771 * MIB;
@@ -79,7 +79,7 @@ impl Recorded {
 /// Replays a trace. Returns the figures, and the number of blocks that were not at their recorded address.
 fn replay(trace: &Trace, config: NativeConfig) -> (Statistics, usize) {
     let backing = Arc::new(FakeBacking::new(DEVICE_BYTES));
-    let segments = trace.events().iter().filter(|event| event.action == Action::SegmentAlloc);
+    let segments = trace.events().iter().filter(|event| event.action == TraceAction::SegmentAlloc);
     backing.give_addresses(segments.map(|event| event.address));
     let allocator = NativeAllocator::new(backing, config).unwrap();
 
@@ -87,12 +87,12 @@ fn replay(trace: &Trace, config: NativeConfig) -> (Statistics, usize) {
     let mut misplaced = 0;
     for event in trace.events() {
         match event.action {
-            Action::Alloc => {
+            TraceAction::Alloc => {
                 let block = allocator.allocate(Request::new(event.bytes, event.stream)).unwrap();
                 misplaced += usize::from(block.address != event.address);
                 live.insert(event.address, block.address);
             }
-            Action::FreeRequested => allocator.free(live.remove(&event.address).unwrap()).unwrap(),
+            TraceAction::FreeRequested => allocator.free(live.remove(&event.address).unwrap()).unwrap(),
             _ => {}
         }
     }

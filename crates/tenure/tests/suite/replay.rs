@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tenure::Error;
 use tenure::core::StreamId;
-use tenure::plan::{Action, Event, Settings, Trace};
+use tenure::plan::{Settings, Trace, TraceAction, TraceEvent};
 use tenure::replay::{AllocatorKind, Replay, ReplayProgress};
 
 const MIB: u64 = 1 << 20;
@@ -20,12 +20,12 @@ fn trace(events: &[(u64, &str, u64, u64, u64)]) -> Trace {
     let mut recorded = Vec::new();
     for &(time_us, name, address, bytes, stream) in events {
         let actions = if name == "free" { vec!["free_requested", "free_completed"] } else { vec![name] };
-        recorded.extend(actions.into_iter().map(|name| Event {
+        recorded.extend(actions.into_iter().map(|name| TraceEvent {
             time_us,
             address,
             bytes,
             stream: StreamId(stream),
-            action: Action::from_name(name).unwrap(),
+            action: TraceAction::from_name(name).unwrap(),
         }));
     }
     Trace::new("made", 0, Settings::default(), recorded).unwrap()

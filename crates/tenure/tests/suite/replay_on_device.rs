@@ -7,7 +7,7 @@ use tenure::Error;
 use tenure::core::StreamId;
 use tenure::device::Driver;
 use tenure::device::sim::{SimConfig, SimDriver};
-use tenure::plan::{Action, Event, Settings, Trace};
+use tenure::plan::{Settings, Trace, TraceAction, TraceEvent};
 use tenure::replay::{AllocatorKind, Replay};
 
 const MIB: u64 = 1 << 20;
@@ -70,12 +70,12 @@ fn measured_time_stands_beside_the_model() {
 
 #[test]
 fn blocks_of_several_streams_are_written_without_a_race() {
-    let event = |time_us, name, address, stream| Event {
+    let event = |time_us, name, address, stream| TraceEvent {
         time_us,
         address,
         bytes: 30 * MIB,
         stream: StreamId(stream),
-        action: Action::from_name(name).unwrap(),
+        action: TraceAction::from_name(name).unwrap(),
     };
     let mut events = Vec::new();
     for round in 0..50 {

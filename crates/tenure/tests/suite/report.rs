@@ -1,7 +1,7 @@
 //! Tests that reports are complete, safe and small.
 
 use tenure::core::StreamId;
-use tenure::plan::{Action, Event, Settings, Trace};
+use tenure::plan::{Settings, Trace, TraceAction, TraceEvent};
 use tenure::report::{PageOptions, Report};
 
 use crate::common::assert_self_contained;
@@ -14,12 +14,12 @@ fn sample() -> Trace {
 
 /// Makes a trace of `source` that allocates each block of `bytes` on a stream, and frees none.
 fn small(source: &str, blocks: &[(u64, u64)]) -> Trace {
-    let blocks = (1..).zip(blocks).map(|(index, &(bytes, stream))| Event {
+    let blocks = (1..).zip(blocks).map(|(index, &(bytes, stream))| TraceEvent {
         time_us: index,
         address: index << 32,
         bytes,
         stream: StreamId(stream),
-        action: Action::Alloc,
+        action: TraceAction::Alloc,
     });
     Trace::new(source, 0, Settings::default(), blocks.collect()).unwrap()
 }
@@ -56,14 +56,14 @@ fn a_report_names_every_allocator_and_the_peak() {
 
 #[test]
 fn a_page_says_what_the_recording_itself_reserved_and_calls_a_replay_a_model() {
-    let event = |action, address: u64, bytes| Event { time_us: 0, address, bytes, stream: StreamId(0), action };
+    let event = |action, address: u64, bytes| TraceEvent { time_us: 0, address, bytes, stream: StreamId(0), action };
     let events = [
-        event(Action::SegmentAlloc, 1 << 32, 20 << 20),
-        event(Action::SegmentAlloc, 2 << 32, 50_000_000),
-        event(Action::Alloc, 1 << 32, 512),
-        event(Action::SegmentFree, 2 << 32, 50_000_000),
+        event(TraceAction::SegmentAlloc, 1 << 32, 20 << 20),
+        event(TraceAction::SegmentAlloc, 2 << 32, 50_000_000),
+        event(TraceAction::Alloc, 1 << 32, 512),
+        event(TraceAction::SegmentFree, 2 << 32, 50_000_000),
     ];
-    let page = |events: &[Event]| {
+    let page = |events: &[TraceEvent]| {
         let trace = Trace::new("segments", 0, Settings::default(), events.to_vec()).unwrap();
         Report::new(&trace).unwrap().html()
     };
@@ -86,8 +86,13 @@ fn names_from_a_trace_are_text() {
 
 #[test]
 fn a_block_counts_for_the_stream_that_it_was_allocated_on() {
-    let actions = [(Action::Alloc, 0), (Action::Alloc, 1), (Action::FreeRequested, 9), (Action::FreeCompleted, 9)];
-    let events = actions.map(|(action, stream)| Event {
+    let actions = [
+        (TraceAction::Alloc, 0),
+        (TraceAction::Alloc, 1),
+        (TraceAction::FreeRequested, 9),
+        (TraceAction::FreeCompleted, 9),
+    ];
+    let events = actions.map(|(action, stream)| TraceEvent {
         time_us: stream,
         address: if stream == 1 { 2 << 32 } else { 1 << 32 },
         bytes: 512,
@@ -123,26 +128,26 @@ fn long_history(events: usize) -> Trace {
         random >> 33
     };
     let mut history = Vec::with_capacity(events + 2);
-    let mut live: Vec<Event> = Vec::new();
+    let mut live: Vec<TraceEvent> = Vec::new();
     let mut time_us = 0;
     while history.len() < events {
         time_us += 1 + next() % 20;
         if live.len() < 200 || (live.len() < 5000 && next() % 2 == 0) {
             let class = next() % 16;
             let bytes = (512 << class) + next() % 512;
-            let event = Event {
+            let event = TraceEvent {
                 time_us,
                 address: (history.len() as u64 + 1) << 26,
                 bytes,
                 stream: StreamId(0),
-                action: Action::Alloc,
+                action: TraceAction::Alloc,
             };
             live.push(event);
             history.push(event);
         } else {
             let block = live.swap_remove((next() % live.len() as u64) as usize);
-            for action in [Action::FreeRequested, Action::FreeCompleted] {
-                history.push(Event { time_us, action, ..block });
+            for action in [TraceAction::FreeRequested, TraceAction::FreeCompleted] {
+                history.push(TraceEvent { time_us, action, ..block });
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Turns a solution of the joint problem into a plan.
 
-use super::joint::{Gap, Joint};
+use super::joint::{GapColumns, Joint};
 use crate::Problem;
-use crate::plan::{Action, Plan, Step};
+use crate::plan::{Plan, PlanAction, PlanStep};
 use crate::uses::Use;
 
 /// Returns the plan that the columns' values describe. A tensor leaves as soon as it may, in the order of last uses,
@@ -10,7 +10,7 @@ use crate::uses::Use;
 /// would have to go.
 pub(super) fn decode(problem: &Problem, uses: &[Vec<Use>], joint: &Joint, values: &[f64]) -> Option<Plan> {
     let is = |column: highs::Col| values[column.index()] > 0.5;
-    let decoder = Decoder::new(problem, joint, values);
+    let decoder = SolutionDecoder::new(problem, joint, values);
     let mut places = vec![0; problem.tensors().len()];
     let (mut steps, mut returns) = (Vec::new(), Vec::new());
     for (tensor, columns) in joint.tensors.iter().enumerate() {
@@ -25,17 +25,17 @@ pub(super) fn decode(problem: &Problem, uses: &[Vec<Use>], joint: &Joint, values
         }?;
         places[tensor] = at;
         for gap in &columns.gaps {
-            let Gap { before, after, .. } = *gap;
+            let GapColumns { before, after, .. } = *gap;
             let next = match after {
                 Some((_, index)) => place(index)?,
                 // It ends in the tier where it begins.
                 None => places[tensor],
             };
-            let step = |kernel, action| Step { tensor, kernel, action };
+            let step = |kernel, action| PlanStep { tensor, kernel, action };
             let begin = |kernel: usize| decoder.begins[kernel];
             if let (Some((from, _)), Some((to, _)), true) = (before, after, gap.again.is_some_and(is)) {
-                steps.push((begin(from), step(from, Action::Drop)));
-                steps.push((begin(to), step(to, Action::Recompute { to: next })));
+                steps.push((begin(from), step(from, PlanAction::Drop)));
+                steps.push((begin(to), step(to, PlanAction::Recompute { to: next })));
                 at = next;
                 continue;
             }
@@ -46,19 +46,19 @@ pub(super) fn decode(problem: &Problem, uses: &[Vec<Use>], joint: &Joint, values
             if at == 0 && !is(gap.stays) && !is_brief {
                 let tier = if next == 0 { decoder.away(slow)? } else { next };
                 decoder.link(0, tier)?;
-                steps.push((begin(from), step(from, Action::Move { to: tier })));
+                steps.push((begin(from), step(from, PlanAction::Move { to: tier })));
                 at = tier;
             }
             if at != next {
                 let link = decoder.link(at, next)?;
-                returns.push(Return { link, from, to, step: step(from, Action::Move { to: next }) });
+                returns.push(Return { link, from, to, step: step(from, PlanAction::Move { to: next }) });
                 at = next;
             }
         }
     }
     decoder.schedule(&mut steps, returns);
     // Tensors that are recomputed before the same kernel come in the order in which they were first created.
-    let born = |step: &Step| problem.lifetime(step.tensor).map(|life| *life.start());
+    let born = |step: &PlanStep| problem.lifetime(step.tensor).map(|life| *life.start());
     steps.sort_by(|(left, a), (right, b)| left.total_cmp(right).then_with(|| born(a).cmp(&born(b))));
     Some(Plan { places, steps: steps.into_iter().map(|(_, step)| step).collect() })
 }
@@ -69,16 +69,16 @@ struct Return {
     /// The kernel at which the move may begin at the earliest, and then the kernel that needs it.
     from: usize,
     to: usize,
-    step: Step,
+    step: PlanStep,
 }
 
-struct Decoder<'a> {
+struct SolutionDecoder<'a> {
     problem: &'a Problem,
     /// The time at which each kernel begins, and the time at which the last ends.
     begins: Vec<f64>,
 }
 
-impl<'a> Decoder<'a> {
+impl<'a> SolutionDecoder<'a> {
     fn new(problem: &'a Problem, joint: &Joint, values: &[f64]) -> Self {
         let mut now = 0.0;
         let ends = joint.times.iter().map(|time| {
@@ -100,7 +100,7 @@ impl<'a> Decoder<'a> {
 
     /// Finds when each return begins, the last first: in time for its kernel, and before its link is needed for the
     /// next return.
-    fn schedule(&self, steps: &mut Vec<(f64, Step)>, mut returns: Vec<Return>) {
+    fn schedule(&self, steps: &mut Vec<(f64, PlanStep)>, mut returns: Vec<Return>) {
         returns.sort_by_key(|it| std::cmp::Reverse(it.to));
         let mut free_until = vec![f64::INFINITY; self.problem.links().len()];
         for Return { link, from, to, step } in returns {
@@ -110,7 +110,7 @@ impl<'a> Decoder<'a> {
             let begin = end - takes_ns;
             free_until[link] = begin;
             let kernel = self.begins.partition_point(|at| *at <= begin).saturating_sub(1).clamp(from, to - 1);
-            steps.push((begin.max(self.begins[from]), Step { kernel, ..step }));
+            steps.push((begin.max(self.begins[from]), PlanStep { kernel, ..step }));
         }
     }
 }

@@ -6,7 +6,7 @@ use highs::{Col, RowProblem, Sense};
 
 use super::solver::{self, Limits};
 use crate::planner::PlannerError;
-use crate::{Placement, Problem, Rule};
+use crate::{FixedPlacement, Problem, Rule};
 
 /// A column for each tensor that may be in the fast tier or not, and a row for each maximal set of these tensors that
 /// exist at once.
@@ -29,7 +29,7 @@ pub(super) enum Columns {
 
 /// The result of a search.
 pub(super) struct Found {
-    pub(super) placement: Placement,
+    pub(super) placement: FixedPlacement,
     /// An upper bound on the worth of the tensors in the fast tier.
     pub(super) bound: f64,
 }
@@ -77,7 +77,7 @@ impl<'a> Fixed<'a> {
         mut watch: impl FnMut(Option<f64>) -> ControlFlow<()>,
     ) -> Result<Found, PlannerError> {
         let density = Rule::Density.order(self.problem);
-        let greedy = Placement::first_fit(self.problem, density.iter().copied(), self.capacity_bytes);
+        let greedy = FixedPlacement::first_fit(self.problem, density.iter().copied(), self.capacity_bytes);
         let start: Vec<f64> = self.tensors.iter().map(|tensor| f64::from(u8::from(greedy.is_fast(*tensor)))).collect();
         let worth = |objective: f64| self.free + objective / SCALE;
         let solved = solver::solve(self.rows, Sense::Maximise, Some(&start), limits, |best| watch(best.map(worth)))?;
@@ -88,7 +88,7 @@ impl<'a> Fixed<'a> {
         }
         // Leave out what rounding made too much, and add what still has room.
         let (chosen, others): (Vec<usize>, Vec<usize>) = density.into_iter().partition(|tensor| is_chosen[*tensor]);
-        let placement = Placement::first_fit(self.problem, chosen.into_iter().chain(others), self.capacity_bytes);
+        let placement = FixedPlacement::first_fit(self.problem, chosen.into_iter().chain(others), self.capacity_bytes);
         Ok(Found { placement, bound: worth(solved.bound) })
     }
 }

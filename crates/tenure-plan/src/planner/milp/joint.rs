@@ -4,7 +4,7 @@ use highs::{Col, RowProblem};
 
 use crate::Problem;
 use crate::bound::Links;
-use crate::problem::Tensor;
+use crate::problem::ProblemTensor;
 use crate::uses::Use;
 
 /// Reserves that a problem leaves unused, so that there is room for the effects that it does not model.
@@ -41,11 +41,11 @@ pub(super) struct Tensors {
     pub(super) begins_fast: Option<Col>,
     /// For each use, whether the tensor is in the first tier.
     pub(super) is_fast: Vec<Col>,
-    pub(super) gaps: Vec<Gap>,
+    pub(super) gaps: Vec<GapColumns>,
 }
 
 /// The gap from a use, or the beginning, to the next use, or the end.
-pub(super) struct Gap {
+pub(super) struct GapColumns {
     /// The kernel that used the tensor before, and the index of that use.
     pub(super) before: Option<(usize, usize)>,
     /// The kernel that uses it next, and the index of that use.
@@ -185,7 +185,7 @@ impl<'a> Builder<'a> {
         is_fast: [Col; 2],
         before: Option<(usize, usize)>,
         after: Option<(usize, usize)>,
-    ) -> Gap {
+    ) -> GapColumns {
         let tensor = &self.problem.tensors()[number];
         let bytes = tensor.bytes as f64 / self.byte_unit;
         let class = self.classes.of[number];
@@ -207,7 +207,7 @@ impl<'a> Builder<'a> {
         self.leaving[class][leaves].push((crosses, bytes));
         let crosses = self.crosses(is_fast[1], stays, again, self.back.ns(moved));
         self.due[class][closes].push((crosses, bytes));
-        Gap { before, after, stays, again }
+        GapColumns { before, after, stays, again }
     }
 
     /// Adds the column that says whether a tensor crosses a link at one end of a gap: if it is in the first tier there,
@@ -235,7 +235,7 @@ impl<'a> Builder<'a> {
                 if !is_there {
                     self.rows.add_row(..=0.0, [(again, 1.0)]);
                 }
-                let is_around = |other: &&Gap| {
+                let is_around = |other: &&GapColumns| {
                     other.before.is_none_or(|(before, _)| before < kernel)
                         && other.after.is_none_or(|(after, _)| after > kernel)
                 };
@@ -359,7 +359,7 @@ impl Classes {
     const MOST: usize = 4;
 
     fn new(problem: &Problem, out: &Links, back: &Links) -> Self {
-        let ratio = |(number, tensor): (usize, &Tensor)| {
+        let ratio = |(number, tensor): (usize, &ProblemTensor)| {
             let moved = out.moved_bytes(problem, number).min(back.moved_bytes(problem, number));
             if tensor.bytes == 0 { 1.0 } else { moved as f64 / tensor.bytes as f64 }
         };

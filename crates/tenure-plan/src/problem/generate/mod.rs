@@ -6,7 +6,7 @@ mod random;
 use network::Network;
 use random::Random;
 
-use super::{Kernel, Link, Parts, Problem, ProblemError, Tier};
+use super::{Problem, ProblemError, ProblemKernel, ProblemLink, ProblemParts, ProblemTier};
 
 /// The kind of network that a synthetic program trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,11 +40,11 @@ impl Uncertain {
     ///
     /// # Errors
     /// [`ProblemError`] if the program is not a valid problem.
-    pub fn of(program: Parts, seed: u64) -> Result<Self, ProblemError> {
+    pub fn of(program: ProblemParts, seed: u64) -> Result<Self, ProblemError> {
         Self::draw(program, &mut Random::new(seed))
     }
 
-    fn draw(mut parts: Parts, random: &mut Random) -> Result<Self, ProblemError> {
+    fn draw(mut parts: ProblemParts, random: &mut Random) -> Result<Self, ProblemError> {
         let program = Problem::new(parts.clone())?;
         let peak = program.peak_bytes() as f64;
         let seconds = parts.kernels.iter().map(|kernel| kernel.time_ns).sum::<u64>() as f64 / 1e9;
@@ -59,8 +59,8 @@ impl Uncertain {
         let link = (peak / seconds * random.scale(0.3, 4.0)).min(slow.write_bandwidth as f64) as u64 + 1;
         let shared_with = random.chance(0.5).then_some(0);
         parts.links = vec![
-            Link { from: 0, to: 1, bandwidth: link, shared_with: None },
-            Link { from: 1, to: 0, bandwidth: link, shared_with },
+            ProblemLink { from: 0, to: 1, bandwidth: link, shared_with: None },
+            ProblemLink { from: 1, to: 0, bandwidth: link, shared_with },
         ];
         parts.tiers = vec![fast, slow];
         let mut truth = parts.clone();
@@ -75,7 +75,7 @@ impl Family {
 
     /// Makes a program of the family, without tiers: one iteration, usually of training. The same seed gives the same
     /// program on every machine.
-    pub fn program(self, seed: u64) -> Parts {
+    pub fn program(self, seed: u64) -> ProblemParts {
         self.draw(&mut Random::new(seed))
     }
 
@@ -105,16 +105,18 @@ impl Family {
         let program = Problem::new(parts.clone())?;
         let peak = program.peak_bytes() as f64;
         let seconds = program.kernels_ns() as f64 / 1e9;
-        let needs = |kernel: &Kernel| kernel.accesses().map(|access| parts.tensors[access.tensor].bytes).sum::<u64>();
+        let needs =
+            |kernel: &ProblemKernel| kernel.accesses().map(|access| parts.tensors[access.tensor].bytes).sum::<u64>();
         // A tensor that always exists and is used at one end of the iteration is needed at the other end, too.
         let ends = parts.kernels.first().map_or(0, needs) + parts.kernels.last().map_or(0, needs);
         let needed = parts.kernels.iter().map(needs).max().unwrap_or(0) + ends;
         let fast = ((peak * random.scale(0.2, 0.5)) as u64).max(needed);
         let beside = (peak * random.scale(0.1, 0.3)) as u64;
-        let disk = Tier { is_reachable: false, ..tier("disk", None, 1e10) };
+        let disk = ProblemTier { is_reachable: false, ..tier("disk", None, 1e10) };
         parts.tiers = vec![tier("fast", Some(fast), 1e12), tier("beside", Some(beside), 1e11), disk];
         let bandwidth = peak / seconds * random.scale(0.3, 4.0);
-        let link = |from, to, bandwidth: f64| Link { from, to, bandwidth: bandwidth as u64 + 1, shared_with: None };
+        let link =
+            |from, to, bandwidth: f64| ProblemLink { from, to, bandwidth: bandwidth as u64 + 1, shared_with: None };
         parts.links = [(1, bandwidth), (2, bandwidth / 4.0)]
             .map(|(to, bandwidth)| [link(0, to, bandwidth), link(to, 0, bandwidth)])
             .concat();
@@ -131,7 +133,7 @@ impl Family {
         Uncertain::draw(program, random)
     }
 
-    fn draw(self, random: &mut Random) -> Parts {
+    fn draw(self, random: &mut Random) -> ProblemParts {
         let name = match self {
             Self::Layered => "layered",
             Self::Transformer => "transformer",
@@ -149,9 +151,9 @@ impl Family {
     }
 }
 
-fn tier(name: &str, capacity: Option<u64>, bandwidth: f64) -> Tier {
+fn tier(name: &str, capacity: Option<u64>, bandwidth: f64) -> ProblemTier {
     let bandwidth = bandwidth as u64 + 1;
-    Tier {
+    ProblemTier {
         name: name.into(),
         capacity,
         is_reachable: true,
@@ -168,7 +170,7 @@ fn loaded(random: &mut Random) -> Vec<[f64; 2]> {
 }
 
 /// Changes the estimated costs at random, to make the true ones.
-fn disturb(parts: &mut Parts, random: &mut Random) {
+fn disturb(parts: &mut ProblemParts, random: &mut Random) {
     let mut factors = std::collections::HashMap::new();
     for kernel in &mut parts.kernels {
         let factor = *factors.entry(kernel.name.clone()).or_insert_with(|| random.scale(0.5, 2.0));

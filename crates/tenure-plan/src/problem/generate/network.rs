@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use tenure_core::Tag;
 
 use super::random::Random;
-use crate::problem::{Access, Kernel, Parts, Recompute, Tensor};
+use crate::problem::{ProblemAccess, ProblemKernel, ProblemParts, ProblemRecompute, ProblemTensor};
 
 /// The tensors that an operation's backward reads besides the gradient.
 #[derive(Clone, Copy)]
-enum Saved {
+enum BackwardReads {
     Inputs,
     Output,
     Nothing,
@@ -19,14 +19,14 @@ struct Operation {
     inputs: Vec<usize>,
     weight: Option<usize>,
     output: usize,
-    saved: Saved,
+    backward_reads: BackwardReads,
     flops: f64,
 }
 
 /// A network under construction, operation by operation.
 pub(super) struct Network<'a> {
     random: &'a mut Random,
-    parts: Parts,
+    parts: ProblemParts,
     operations: Vec<Operation>,
     bytes_per_second: f64,
     flops: f64,
@@ -42,7 +42,7 @@ impl<'a> Network<'a> {
         let flops = bytes_per_second * random.scale(20.0, 200.0);
         let is_fine = random.chance(0.5);
         let number = random.pick(&[2, 4]);
-        let parts = Parts { name: name.into(), source: "generated".into(), ..Parts::default() };
+        let parts = ProblemParts { name: name.into(), source: "generated".into(), ..ProblemParts::default() };
         Self { random, parts, operations: Vec::new(), bytes_per_second, flops, is_fine, number }
     }
 
@@ -58,9 +58,9 @@ impl<'a> Network<'a> {
             if self.random.chance(0.6) {
                 value = self.norm(value, next);
             }
-            value = self.pointwise(&[value], Saved::Output);
+            value = self.pointwise(&[value], BackwardReads::Output);
             if next == width && self.random.chance(0.4) {
-                value = self.pointwise(&[skipped, value], Saved::Nothing);
+                value = self.pointwise(&[skipped, value], BackwardReads::Nothing);
             }
             width = next;
         }
@@ -85,22 +85,22 @@ impl<'a> Network<'a> {
             let [query, key, values] = [(); 3].map(|()| self.dense(value, width, width, rows));
             let flops = 2.0 * (rows * length * width) as f64;
             value = if is_flash {
-                self.operation("attention", &[query, key, values], 0, rows * width, Saved::Inputs, 2.0 * flops)
+                self.operation("attention", &[query, key, values], 0, rows * width, BackwardReads::Inputs, 2.0 * flops)
             } else {
                 let scores = batch * heads * length * length;
-                let scores = self.operation("scores", &[query, key], 0, scores, Saved::Inputs, flops);
-                let scores = self.pointwise(&[scores], Saved::Output);
+                let scores = self.operation("scores", &[query, key], 0, scores, BackwardReads::Inputs, flops);
+                let scores = self.pointwise(&[scores], BackwardReads::Output);
                 let rows_width = rows * width;
-                self.operation("context", &[scores, values], 0, rows_width, Saved::Inputs, flops)
+                self.operation("context", &[scores, values], 0, rows_width, BackwardReads::Inputs, flops)
             };
             value = self.dense(value, width, width, rows);
-            value = self.pointwise(&[skipped, value], Saved::Nothing);
+            value = self.pointwise(&[skipped, value], BackwardReads::Nothing);
             let skipped = value;
             value = self.norm(value, width);
             value = self.dense(value, width, factor * width, rows);
-            value = self.pointwise(&[value], Saved::Inputs);
+            value = self.pointwise(&[value], BackwardReads::Inputs);
             value = self.dense(value, factor * width, width, rows);
-            value = self.pointwise(&[skipped, value], Saved::Nothing);
+            value = self.pointwise(&[skipped, value], BackwardReads::Nothing);
         }
     }
 
@@ -121,14 +121,14 @@ impl<'a> Network<'a> {
             }
             kept.push((value, pixels, channels));
             pixels = (pixels / 4).max(1);
-            value = self.operation("pool", &[value], 0, batch * pixels * channels, Saved::Inputs, 0.0);
+            value = self.operation("pool", &[value], 0, batch * pixels * channels, BackwardReads::Inputs, 0.0);
             channels *= 2;
         }
         value = self.convolution(value, before, channels, batch * pixels);
         while let Some((skipped, pixels, narrower)) = kept.pop() {
-            value = self.operation("grow", &[value], 0, batch * pixels * channels, Saved::Nothing, 0.0);
+            value = self.operation("grow", &[value], 0, batch * pixels * channels, BackwardReads::Nothing, 0.0);
             let both = batch * pixels * (channels + narrower);
-            value = self.operation("join", &[value, skipped], 0, both, Saved::Nothing, 0.0);
+            value = self.operation("join", &[value, skipped], 0, both, BackwardReads::Nothing, 0.0);
             value = self.convolution(value, channels + narrower, narrower, batch * pixels);
             for _ in 1..repeats {
                 value = self.convolution(value, narrower, narrower, batch * pixels);
@@ -148,20 +148,20 @@ impl<'a> Network<'a> {
             let mut made = vec![value];
             for _ in 0..self.random.between(3, 12) {
                 let all = batch * pixels * channels;
-                let joined = self.operation("join", &made, 0, all, Saved::Nothing, 0.0);
+                let joined = self.operation("join", &made, 0, all, BackwardReads::Nothing, 0.0);
                 made.push(self.convolution(joined, channels, growth, batch * pixels));
                 channels += growth;
             }
-            value = self.operation("join", &made, 0, batch * pixels * channels, Saved::Nothing, 0.0);
+            value = self.operation("join", &made, 0, batch * pixels * channels, BackwardReads::Nothing, 0.0);
             value = self.convolution(value, channels, channels / 2, batch * pixels);
             (channels, pixels) = (channels / 2, (pixels / 4).max(1));
-            value = self.operation("pool", &[value], 0, batch * pixels * channels, Saved::Inputs, 0.0);
+            value = self.operation("pool", &[value], 0, batch * pixels * channels, BackwardReads::Inputs, 0.0);
         }
     }
 
     /// Completes the iteration: forward only, or with backward and an optimizer that keeps up to two states for each
     /// weight.
-    pub(super) fn finish(mut self) -> Parts {
+    pub(super) fn finish(mut self) -> ProblemParts {
         if self.random.chance(0.85) {
             self.backward();
         }
@@ -169,38 +169,48 @@ impl<'a> Network<'a> {
     }
 
     fn dense(&mut self, input: usize, from: u64, to: u64, rows: u64) -> usize {
-        let output =
-            self.operation("matmul", &[input], from * to, rows * to, Saved::Inputs, 2.0 * (rows * from * to) as f64);
-        if self.is_fine { self.operation("bias", &[output], to, rows * to, Saved::Nothing, 0.0) } else { output }
+        let output = self.operation(
+            "matmul",
+            &[input],
+            from * to,
+            rows * to,
+            BackwardReads::Inputs,
+            2.0 * (rows * from * to) as f64,
+        );
+        if self.is_fine {
+            self.operation("bias", &[output], to, rows * to, BackwardReads::Nothing, 0.0)
+        } else {
+            output
+        }
     }
 
     fn convolution(&mut self, input: usize, from: u64, to: u64, pixels: u64) -> usize {
         let flops = 18.0 * (pixels * from * to) as f64;
-        let output = self.operation("convolution", &[input], 9 * from * to, pixels * to, Saved::Inputs, flops);
+        let output = self.operation("convolution", &[input], 9 * from * to, pixels * to, BackwardReads::Inputs, flops);
         let output = self.norm(output, to);
-        self.pointwise(&[output], Saved::Output)
+        self.pointwise(&[output], BackwardReads::Output)
     }
 
     /// Adds a normalization: one kernel, or as many as its formula has parts.
     fn norm(&mut self, input: usize, width: u64) -> usize {
         let numbers = self.numbers(input);
         if !self.is_fine {
-            return self.operation("norm", &[input], 2 * width, numbers, Saved::Inputs, 0.0);
+            return self.operation("norm", &[input], 2 * width, numbers, BackwardReads::Inputs, 0.0);
         }
         let rows = (numbers / width).max(1);
-        let mean = self.operation("mean", &[input], 0, rows, Saved::Nothing, 0.0);
-        let centred = self.pointwise(&[input, mean], Saved::Nothing);
-        let squared = self.pointwise(&[centred], Saved::Inputs);
-        let variance = self.operation("mean", &[squared], 0, rows, Saved::Nothing, 0.0);
-        let root = self.pointwise(&[variance], Saved::Output);
-        let scaled = self.pointwise(&[centred, root], Saved::Inputs);
-        self.operation("affine", &[scaled], 2 * width, numbers, Saved::Inputs, 0.0)
+        let mean = self.operation("mean", &[input], 0, rows, BackwardReads::Nothing, 0.0);
+        let centred = self.pointwise(&[input, mean], BackwardReads::Nothing);
+        let squared = self.pointwise(&[centred], BackwardReads::Inputs);
+        let variance = self.operation("mean", &[squared], 0, rows, BackwardReads::Nothing, 0.0);
+        let root = self.pointwise(&[variance], BackwardReads::Output);
+        let scaled = self.pointwise(&[centred, root], BackwardReads::Inputs);
+        self.operation("affine", &[scaled], 2 * width, numbers, BackwardReads::Inputs, 0.0)
     }
 
     /// Adds a pointwise operation, with an output as large as the first input.
-    fn pointwise(&mut self, inputs: &[usize], saved: Saved) -> usize {
+    fn pointwise(&mut self, inputs: &[usize], backward_reads: BackwardReads) -> usize {
         let numbers = self.numbers(inputs[0]);
-        self.operation("pointwise", inputs, 0, numbers, saved, 0.0)
+        self.operation("pointwise", inputs, 0, numbers, backward_reads, 0.0)
     }
 
     fn operation(
@@ -209,15 +219,15 @@ impl<'a> Network<'a> {
         inputs: &[usize],
         weight_numbers: u64,
         numbers: u64,
-        saved: Saved,
+        backward_reads: BackwardReads,
         flops: f64,
     ) -> usize {
         let weight = (weight_numbers > 0).then(|| self.tensor(weight_numbers, Tag::Weight));
         let output = self.tensor(numbers, Tag::Activation);
         let read: Vec<usize> = inputs.iter().copied().chain(weight).collect();
         let time_ns = self.kernel(name, &read, &[output], flops);
-        self.parts.tensors[output].recompute = Some(Recompute { time_ns, inputs: read });
-        self.operations.push(Operation { inputs: inputs.to_vec(), weight, output, saved, flops });
+        self.parts.tensors[output].recompute = Some(ProblemRecompute { time_ns, inputs: read });
+        self.operations.push(Operation { inputs: inputs.to_vec(), weight, output, backward_reads, flops });
         output
     }
 
@@ -226,7 +236,8 @@ impl<'a> Network<'a> {
         let is_at_the_end = self.random.chance(0.5);
         let mut gradients = HashMap::new();
         let mut steps = Vec::new();
-        for Operation { inputs, weight, output, saved, flops } in std::mem::take(&mut self.operations).into_iter().rev()
+        for Operation { inputs, weight, output, backward_reads, flops } in
+            std::mem::take(&mut self.operations).into_iter().rev()
         {
             let gradient = match gradients.remove(&output) {
                 Some(gradient) => gradient,
@@ -237,10 +248,10 @@ impl<'a> Network<'a> {
                     gradient
                 }
             };
-            let saved = match saved {
-                Saved::Inputs => inputs.clone(),
-                Saved::Output => vec![output],
-                Saved::Nothing => Vec::new(),
+            let saved = match backward_reads {
+                BackwardReads::Inputs => inputs.clone(),
+                BackwardReads::Output => vec![output],
+                BackwardReads::Nothing => Vec::new(),
             };
             if let Some(weight) = weight {
                 let made = self.tensor(self.numbers(weight), Tag::Gradient);
@@ -280,7 +291,7 @@ impl<'a> Network<'a> {
     fn tensor(&mut self, numbers: u64, tag: Tag) -> usize {
         let key = self.parts.tensors.len().to_string();
         let bytes = numbers * self.number;
-        self.parts.tensors.push(Tensor { key, bytes, tag, compression: None, recompute: None });
+        self.parts.tensors.push(ProblemTensor { key, bytes, tag, compression: None, recompute: None });
         self.parts.tensors.len() - 1
     }
 
@@ -290,13 +301,13 @@ impl<'a> Network<'a> {
 
     /// Adds a kernel that accesses each tensor whole; returns its nanoseconds.
     fn kernel(&mut self, name: &str, reads: &[usize], writes: &[usize], flops: f64) -> u64 {
-        let access = |tensor: &usize| Access { tensor: *tensor, bytes: self.parts.tensors[*tensor].bytes };
-        let reads: Vec<Access> = reads.iter().map(access).collect();
-        let writes: Vec<Access> = writes.iter().map(access).collect();
+        let access = |tensor: &usize| ProblemAccess { tensor: *tensor, bytes: self.parts.tensors[*tensor].bytes };
+        let reads: Vec<ProblemAccess> = reads.iter().map(access).collect();
+        let writes: Vec<ProblemAccess> = writes.iter().map(access).collect();
         let bytes: u64 = reads.iter().chain(&writes).map(|access| access.bytes).sum();
         let seconds = (bytes as f64 / self.bytes_per_second).max(flops / self.flops) / self.random.uniform(0.4, 1.0);
         let time_ns = 2000 + (seconds * 1e9) as u64;
-        self.parts.kernels.push(Kernel { name: name.into(), time_ns, reads, writes });
+        self.parts.kernels.push(ProblemKernel { name: name.into(), time_ns, reads, writes });
         time_ns
     }
 }

@@ -2,11 +2,11 @@
 
 use proptest::prelude::*;
 use tenure_core::StreamId;
-use tenure_plan::{Action, Event, ReadOptions, Settings, Trace, TraceError};
+use tenure_plan::{ReadOptions, Settings, Trace, TraceAction, TraceError, TraceEvent};
 
 /// Returns an event on stream 0 at time `index`.
-pub(crate) fn event(action: Action, address: u64, bytes: u64) -> Event {
-    Event { time_us: 0, address, bytes, stream: StreamId::NULL, action }
+pub(crate) fn event(action: TraceAction, address: u64, bytes: u64) -> TraceEvent {
+    TraceEvent { time_us: 0, address, bytes, stream: StreamId::NULL, action }
 }
 
 pub(crate) fn read(bytes: &[u8]) -> Result<Trace, TraceError> {
@@ -32,32 +32,32 @@ pub(crate) fn any_trace() -> impl Strategy<Value = Trace> {
     (any_settings(), "[a-z ä/]{0,12}", 0..Trace::DEVICES, any::<u32>(), prop::collection::vec(step, 0..200)).prop_map(
         |(settings, source, device, start, steps)| {
             let mut events = Vec::new();
-            let mut live: Vec<(Event, bool)> = Vec::new();
+            let mut live: Vec<(TraceEvent, bool)> = Vec::new();
             let mut time_us = u64::from(start);
             let mut top = 0x7000_0000_0000;
             for (kind, index, number, stream, elapsed_us) in steps {
                 time_us += elapsed_us;
                 let pick = (!live.is_empty()).then(|| index.index(live.len().max(1)));
-                let at = |action, address, bytes, stream| Event { time_us, address, bytes, stream, action };
+                let at = |action, address, bytes, stream| TraceEvent { time_us, address, bytes, stream, action };
                 let stream = StreamId(stream * 0x1234_5678_9abc);
                 match (kind, pick) {
                     (0..=2, Some(pick)) if live[pick].1 => {
                         let (block, _) = live.swap_remove(pick);
-                        events.push(Event { time_us, action: Action::FreeCompleted, ..block });
+                        events.push(TraceEvent { time_us, action: TraceAction::FreeCompleted, ..block });
                     }
                     (0..=2, Some(pick)) => {
                         live[pick].1 = true;
-                        events.push(Event { time_us, action: Action::FreeRequested, ..live[pick].0 });
+                        events.push(TraceEvent { time_us, action: TraceAction::FreeRequested, ..live[pick].0 });
                     }
                     (0..=4, _) => {
-                        let block = at(Action::Alloc, top, number % 100_000, stream);
+                        let block = at(TraceAction::Alloc, top, number % 100_000, stream);
                         top += (number % 100_000).max(1).next_multiple_of(if kind == 4 { 512 } else { 1 });
                         live.push((block, false));
                         events.push(block);
                     }
-                    (5, _) => events.push(at(Action::SegmentMap, number, number, stream)),
-                    (6, _) => events.push(at(Action::Oom, u64::MAX - number, u64::MAX, stream)),
-                    _ => events.push(at(Action::UserDefined, 0, number, stream)),
+                    (5, _) => events.push(at(TraceAction::SegmentMap, number, number, stream)),
+                    (6, _) => events.push(at(TraceAction::Oom, u64::MAX - number, u64::MAX, stream)),
+                    _ => events.push(at(TraceAction::UserDefined, 0, number, stream)),
                 }
             }
             Trace::new(source, device, settings, events).unwrap()

@@ -3,15 +3,25 @@
 
 use proptest::prelude::*;
 use tenure_core::Tag;
-use tenure_plan::plan::{Action, Step};
+use tenure_plan::plan::{PlanAction, PlanStep};
 use tenure_plan::planner::{Decisions, Decoder, Objective, Treatment};
-use tenure_plan::problem::{Access, Kernel, Link, Parts, Recompute, Tensor, Tier};
-use tenure_plan::{Placement, Plan, Problem};
+use tenure_plan::problem::{
+    ProblemAccess, ProblemKernel, ProblemLink, ProblemParts, ProblemRecompute, ProblemTensor, ProblemTier,
+};
+use tenure_plan::{FixedPlacement, Plan, Problem};
 
-pub fn tier(name: &str, capacity: Option<u64>, is_reachable: bool, bandwidth: u64, latency_ns: u64) -> Tier {
+pub fn tier(name: &str, capacity: Option<u64>, is_reachable: bool, bandwidth: u64, latency_ns: u64) -> ProblemTier {
     let read_bandwidth = bandwidth;
     let write_bandwidth = bandwidth.div_ceil(2);
-    Tier { name: name.into(), capacity, is_reachable, read_bandwidth, write_bandwidth, latency_ns, loaded: vec![] }
+    ProblemTier {
+        name: name.into(),
+        capacity,
+        is_reachable,
+        read_bandwidth,
+        write_bandwidth,
+        latency_ns,
+        loaded: vec![],
+    }
 }
 
 prop_compose! {
@@ -23,28 +33,28 @@ prop_compose! {
         capacity in 0_u64..300,
         (reach, links, shared) in (0..4, 0_u64..3, any::<bool>()),
         bandwidth in 1_u64..4,
-    ) -> Parts {
+    ) -> ProblemParts {
         let count = sizes.len();
         let tensor = |number: usize| {
             let (bytes, kind, again, compression) = sizes[number];
-            Tensor {
+            ProblemTensor {
                 key: number.to_string(),
                 bytes,
                 tag: if kind == 0 { Tag::Weight } else { Tag::Activation },
                 compression,
-                recompute: again.filter(|_| kind > 1).map(|time_ns| Recompute { time_ns, inputs: (0..number.min(1)).collect() }),
+                recompute: again.filter(|_| kind > 1).map(|time_ns| ProblemRecompute { time_ns, inputs: (0..number.min(1)).collect() }),
             }
         };
-        let access = |tensor: usize, times: u64| Access { tensor: tensor % count, bytes: sizes[tensor % count].0 * times };
-        let kernel = |(time_ns, reads, write): &(u64, Vec<(usize, u64)>, usize)| Kernel {
+        let access = |tensor: usize, times: u64| ProblemAccess { tensor: tensor % count, bytes: sizes[tensor % count].0 * times };
+        let kernel = |(time_ns, reads, write): &(u64, Vec<(usize, u64)>, usize)| ProblemKernel {
             name: "k".into(),
             time_ns: *time_ns,
             reads: reads.iter().map(|(tensor, times)| access(*tensor, *times)).collect(),
             writes: vec![access(*write, 1)],
         };
-        let link = |from: usize, to: usize, shared_with| Link { from, to, bandwidth: links * 1_000_000_000, shared_with };
+        let link = |from: usize, to: usize, shared_with| ProblemLink { from, to, bandwidth: links * 1_000_000_000, shared_with };
         let both = vec![link(0, 1, None), link(1, 0, shared.then_some(0))];
-        Parts {
+        ProblemParts {
             name: "any".into(),
             tiers: vec![
                 tier("fast", Some(capacity), true, 4_000_000_000, 1),
@@ -53,18 +63,18 @@ prop_compose! {
             links: if links > 0 { both } else { vec![] },
             tensors: (0..count).map(tensor).collect(),
             kernels: kernels.iter().map(kernel).collect(),
-            ..Parts::default()
+            ..ProblemParts::default()
         }
     }
 }
 
 /// Returns every placement that fits.
-pub fn placements(problem: &Problem, capacity: u64) -> Vec<Placement> {
+pub fn placements(problem: &Problem, capacity: u64) -> Vec<FixedPlacement> {
     let count = problem.tensors().len();
     (0..1_usize << count)
         .filter_map(|set| {
             let chosen: Vec<usize> = (0..count).filter(|tensor| set >> tensor & 1 == 1).collect();
-            let placement = Placement::first_fit(problem, chosen.iter().copied(), capacity);
+            let placement = FixedPlacement::first_fit(problem, chosen.iter().copied(), capacity);
             let fits = chosen.iter().all(|tensor| placement.is_fast(*tensor) || problem.lifetime(*tensor).is_none());
             fits.then_some(placement)
         })
@@ -115,7 +125,7 @@ pub fn plans(problem: &Problem, choices: &[Choices]) -> Vec<Plan> {
             let steps = moves.into_iter().map(|(tensor, kernel)| {
                 let at = &mut at[tensor % count];
                 *at = 1 - *at;
-                Step { tensor: tensor % count, kernel: kernel % kernels, action: Action::Move { to: *at } }
+                PlanStep { tensor: tensor % count, kernel: kernel % kernels, action: PlanAction::Move { to: *at } }
             });
             let steps = steps.collect();
             [decoded, Plan { places, steps }]

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
-use tenure_plan::{Action, Event, Trace};
+use tenure_plan::{Trace, TraceAction, TraceEvent};
 
 /// A block, or a range of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(super) struct Summed {
 }
 
 impl Life {
-    fn new(event: usize, made: &Event) -> Self {
+    fn new(event: usize, made: &TraceEvent) -> Self {
         Self { born: event, made: event, died: None, address: made.address, bytes: made.bytes, stream: made.stream }
     }
 
@@ -74,28 +74,28 @@ impl BlockHistory {
         let mut names = FxHashMap::default();
         for (index, event) in trace.events().iter().enumerate() {
             match event.action {
-                Action::Alloc => {
+                TraceAction::Alloc => {
                     live.insert(event.address, blocks.len());
                     blocks.push(Life::new(index, event));
                 }
-                Action::FreeCompleted => {
+                TraceAction::FreeCompleted => {
                     if let Some(block) = live.remove(&event.address) {
                         blocks[block].died = Some(index);
                     }
                 }
-                Action::SegmentAlloc | Action::SegmentMap => segments.add(index, event),
-                Action::SegmentFree | Action::SegmentUnmap => segments.remove(index, event),
-                Action::Snapshot | Action::Oom | Action::UserDefined | Action::Annotate => {
+                TraceAction::SegmentAlloc | TraceAction::SegmentMap => segments.add(index, event),
+                TraceAction::SegmentFree | TraceAction::SegmentUnmap => segments.remove(index, event),
+                TraceAction::Snapshot | TraceAction::Oom | TraceAction::UserDefined | TraceAction::Annotate => {
                     if span.contains(&index) && marks.len() < MARKS {
                         marks.push(index);
                     }
-                    if event.action == Action::Annotate
+                    if event.action == TraceAction::Annotate
                         && let Some(&block) = live.get(&event.address)
                     {
                         names.insert(blocks[block].made, index);
                     }
                 }
-                Action::FreeRequested => {}
+                TraceAction::FreeRequested => {}
             }
         }
         blocks.retain(|block| block.lives_in(&span));
@@ -159,14 +159,14 @@ struct SegmentLives {
 }
 
 impl SegmentLives {
-    fn add(&mut self, index: usize, event: &Event) {
+    fn add(&mut self, index: usize, event: &TraceEvent) {
         // Memory may be mapped where some of it was already mapped.
         self.remove(index, event);
         self.live.insert(event.address, Life::new(index, event));
     }
 
     /// Ends the parts of segments in the event's range. The parts around it stay alive.
-    fn remove(&mut self, index: usize, event: &Event) {
+    fn remove(&mut self, index: usize, event: &TraceEvent) {
         let end = event.address.saturating_add(event.bytes);
         let first = self.live.range(..=event.address).next_back().map_or(event.address, |(&address, _)| address);
         let met: Vec<u64> = self.live.range(first..end).map(|(&address, _)| address).collect();

@@ -1,7 +1,7 @@
 //! The tables of a page: texts, frames, stacks and streams.
 
 use rustc_hash::FxHashMap;
-use tenure_plan::{Frame, Trace};
+use tenure_plan::{StackFrame, Trace};
 
 use super::columns::{put, put_column};
 
@@ -15,7 +15,7 @@ pub(super) struct Tables {
     string_numbers: FxHashMap<String, u64>,
     /// Function, file and line.
     frames: Vec<[u64; 3]>,
-    frame_numbers: FxHashMap<Frame, u64>,
+    frame_numbers: FxHashMap<StackFrame, u64>,
     pub(super) stacks: Vec<Vec<u64>>,
     /// For each stack number of the trace, its number here plus one.
     stack_numbers: FxHashMap<u32, u64>,
@@ -48,7 +48,7 @@ impl Tables {
         self.stacks.len() as u64
     }
 
-    fn frame(&mut self, frame: &Frame) -> u64 {
+    fn frame(&mut self, frame: &StackFrame) -> u64 {
         if let Some(&known) = self.frame_numbers.get(frame) {
             return known;
         }

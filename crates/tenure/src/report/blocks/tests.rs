@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tenure_alloc::snapshot::pickle::PickleWriter;
 use tenure_core::StreamId;
-use tenure_plan::{Action, Event, ReadOptions, Settings, Trace};
+use tenure_plan::{ReadOptions, Settings, Trace, TraceAction, TraceEvent};
 
 use super::history::BlockHistory;
 use super::pack::{Packed, within};
@@ -11,14 +11,14 @@ use super::unpack::{Unpacked, unpack, unpack_overview};
 use super::{PageOptions, section};
 
 /// Makes a trace of `events`, read from a snapshot that gives each allocation one frame: function, file and line.
-fn recorded(events: &[Event], frame: impl Fn(&Event) -> (String, String, u32)) -> Trace {
-    let event = |writer: &mut PickleWriter<_>, event: &Event| {
+fn recorded(events: &[TraceEvent], frame: impl Fn(&TraceEvent) -> (String, String, u32)) -> Trace {
+    let event = |writer: &mut PickleWriter<_>, event: &TraceEvent| {
         writer.dict(|writer| {
             writer.text_entry("action", event.action.name())?;
             let numbers = [("addr", event.address), ("size", event.bytes), ("time_us", event.time_us)];
             numbers.into_iter().try_for_each(|(key, number)| writer.entry(key, number))?;
             writer.entry("stream", event.stream.0)?;
-            if event.action != Action::Alloc {
+            if event.action != TraceAction::Alloc {
                 return Ok(());
             }
             let (name, file, line) = frame(event);
@@ -43,20 +43,25 @@ fn recorded(events: &[Event], frame: impl Fn(&Event) -> (String, String, u32)) -
 
 /// Makes a trace. Each choice allocates a block of so many bytes, or frees the live block of that number.
 fn trace_of(choices: &[(bool, u16)]) -> Trace {
-    let mut events: Vec<Event> = Vec::new();
-    let mut live: Vec<Event> = Vec::new();
+    let mut events: Vec<TraceEvent> = Vec::new();
+    let mut live: Vec<TraceEvent> = Vec::new();
     for (index, &(allocates, number)) in choices.iter().enumerate() {
         let stream = StreamId(u64::from(number % 3));
         if allocates || live.is_empty() {
             let address = (index as u64 + 1) << 20;
-            let event =
-                Event { time_us: index as u64 * 7, address, bytes: number.into(), stream, action: Action::Alloc };
+            let event = TraceEvent {
+                time_us: index as u64 * 7,
+                address,
+                bytes: number.into(),
+                stream,
+                action: TraceAction::Alloc,
+            };
             live.push(event);
             events.push(event);
         } else {
             let block = live.swap_remove(usize::from(number) % live.len());
-            for action in [Action::FreeRequested, Action::FreeCompleted] {
-                events.push(Event { action, time_us: index as u64 * 7, ..block });
+            for action in [TraceAction::FreeRequested, TraceAction::FreeCompleted] {
+                events.push(TraceEvent { action, time_us: index as u64 * 7, ..block });
             }
         }
     }
@@ -71,8 +76,8 @@ fn live_bytes(trace: &Trace) -> Vec<u64> {
     let mut live = 0;
     let after = trace.events().iter().map(|event| {
         match event.action {
-            Action::Alloc => live += event.bytes,
-            Action::FreeCompleted => live -= event.bytes,
+            TraceAction::Alloc => live += event.bytes,
+            TraceAction::FreeCompleted => live -= event.bytes,
             _ => {}
         }
         live
@@ -130,12 +135,12 @@ proptest! {
         let trace = trace_of(&choices);
         let (packed, data) = packed(&trace, 1 << 20);
         prop_assert_eq!(packed.summed.blocks, 0);
-        let allocations = trace.events().iter().enumerate().filter(|(_, event)| event.action == Action::Alloc);
+        let allocations = trace.events().iter().enumerate().filter(|(_, event)| event.action == TraceAction::Alloc);
         let mut blocks = data.blocks.iter();
         for (index, event) in allocations {
             let block = blocks.next().unwrap();
             prop_assert_eq!((block.born, block.bytes, block.address), (index as u64, event.bytes, event.address));
-            prop_assert_eq!(block.died, trace.events().iter().position(|other| other.action == Action::FreeCompleted && other.address == event.address).map(|end| end as u64));
+            prop_assert_eq!(block.died, trace.events().iter().position(|other| other.action == TraceAction::FreeCompleted && other.address == event.address).map(|end| end as u64));
             let stream = &data.strings[data.streams[block.stream as usize] as usize];
             prop_assert_eq!(stream, &format!("{:#x}", event.stream.0));
             let [name, file, line] = data.frames[data.stacks[block.stack.unwrap() as usize][0] as usize];
@@ -194,13 +199,13 @@ fn the_blocks_with_most_bytes_and_events_are_kept() {
 
 #[test]
 fn segments_live_until_they_are_freed_and_may_be_unmapped_in_parts() {
-    let event = |action, address: u64, bytes| Event { time_us: 0, address, bytes, stream: StreamId(0), action };
+    let event = |action, address: u64, bytes| TraceEvent { time_us: 0, address, bytes, stream: StreamId(0), action };
     let events = vec![
-        event(Action::SegmentAlloc, 1 << 30, 64),
-        event(Action::SegmentMap, 2 << 30, 100),
-        event(Action::SegmentUnmap, (2 << 30) + 20, 30),
-        event(Action::SegmentFree, 1 << 30, 64),
-        event(Action::Oom, 0, 64),
+        event(TraceAction::SegmentAlloc, 1 << 30, 64),
+        event(TraceAction::SegmentMap, 2 << 30, 100),
+        event(TraceAction::SegmentUnmap, (2 << 30) + 20, 30),
+        event(TraceAction::SegmentFree, 1 << 30, 64),
+        event(TraceAction::Oom, 0, 64),
     ];
     let trace = Trace::new("segments", 0, Settings::default(), events).unwrap();
     let (_, data) = packed(&trace, 1 << 20);
@@ -216,13 +221,18 @@ fn segments_live_until_they_are_freed_and_may_be_unmapped_in_parts() {
 
 #[test]
 fn the_segments_with_most_bytes_and_events_are_kept_where_they_are_too_many() {
-    let event =
-        |action, number: u64, bytes| Event { time_us: 0, address: number << 32, bytes, stream: StreamId(0), action };
+    let event = |action, number: u64, bytes| TraceEvent {
+        time_us: 0,
+        address: number << 32,
+        bytes,
+        stream: StreamId(0),
+        action,
+    };
     let pairs = (1..10_000).flat_map(|number| {
         let bytes = 64 + number * number * 7919 % 100_003;
-        [Action::SegmentMap, Action::SegmentUnmap].map(|action| event(action, number, bytes))
+        [TraceAction::SegmentMap, TraceAction::SegmentUnmap].map(|action| event(action, number, bytes))
     });
-    let events: Vec<_> = [event(Action::SegmentAlloc, 50_000, 1 << 30)].into_iter().chain(pairs).collect();
+    let events: Vec<_> = [event(TraceAction::SegmentAlloc, 50_000, 1 << 30)].into_iter().chain(pairs).collect();
     let trace = Trace::new("segments", 0, Settings::default(), events).unwrap();
     let (packed, data) = packed(&trace, 10_000);
     assert!(packed.text.len() + packed.overview.len() <= 10_000);
@@ -248,7 +258,7 @@ fn events_from_before_the_history_are_counted() {
 #[test]
 fn addresses_of_64_bits_stay_whole() {
     let address = (1 << 63) + (5 << 40) + 3;
-    let event = Event { time_us: 0, address, bytes: 64, stream: StreamId(0), action: Action::Alloc };
+    let event = TraceEvent { time_us: 0, address, bytes: 64, stream: StreamId(0), action: TraceAction::Alloc };
     let trace = Trace::new("high", 0, Settings::default(), vec![event]).unwrap();
     assert_eq!(packed(&trace, 1 << 20).1.blocks[0].address, address);
 }

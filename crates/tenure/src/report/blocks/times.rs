@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use tenure_plan::Event;
+use tenure_plan::TraceEvent;
 
 use super::columns::{deflated, differences, put, put_column};
 
@@ -17,7 +17,7 @@ pub(super) struct Times {
 
 impl Times {
     /// Chooses as many times as fit into `bytes` of the page, but at least two, of the events in `span`.
-    pub(super) fn within(events: &[Event], span: &Range<usize>, bytes: usize) -> Self {
+    pub(super) fn within(events: &[TraceEvent], span: &Range<usize>, bytes: usize) -> Self {
         // Times of a repetitive program take less than a byte each.
         let mut most = 4 * bytes;
         loop {
@@ -33,7 +33,7 @@ impl Times {
     }
 
     /// Writes the table of times, in µs since the first of all `events`.
-    pub(super) fn put(&self, out: &mut Vec<u8>, events: &[Event]) {
+    pub(super) fn put(&self, out: &mut Vec<u8>, events: &[TraceEvent]) {
         let first_us = events.first().map_or(0, |event| event.time_us);
         put(out, self.error_us);
         put(out, self.told.len() as u64);
@@ -42,7 +42,7 @@ impl Times {
     }
 
     /// Chooses at most `most` times, but at least two, of the events in `span`, as exact as possible.
-    fn of(events: &[Event], span: &Range<usize>, most: usize) -> Self {
+    fn of(events: &[TraceEvent], span: &Range<usize>, most: usize) -> Self {
         let mut error_us = 0;
         loop {
             match told(events, span, error_us, most.max(2)) {
@@ -56,7 +56,7 @@ impl Times {
 
 /// Returns the first event of each stretch that a line fits with an error of at most `error_us`, and the last event;
 /// `None` if these are more than `most`.
-fn told(events: &[Event], span: &Range<usize>, error_us: u64, most: usize) -> Option<Vec<usize>> {
+fn told(events: &[TraceEvent], span: &Range<usize>, error_us: u64, most: usize) -> Option<Vec<usize>> {
     let allowed_us = (error_us as f64).max(0.49);
     let mut told = Vec::new();
     let Some(last) = span.end.checked_sub(1).filter(|last| span.contains(last)) else { return Some(told) };
@@ -86,7 +86,7 @@ fn told(events: &[Event], span: &Range<usize>, error_us: u64, most: usize) -> Op
 }
 
 /// Returns the events and µs from `anchor` to `event`.
-fn since(events: &[Event], anchor: usize, event: usize) -> [f64; 2] {
+fn since(events: &[TraceEvent], anchor: usize, event: usize) -> [f64; 2] {
     [(event - anchor) as f64, (events[event].time_us - events[anchor].time_us) as f64]
 }
 
@@ -94,19 +94,21 @@ fn since(events: &[Event], anchor: usize, event: usize) -> [f64; 2] {
 mod tests {
     use proptest::prelude::*;
     use tenure_core::StreamId;
-    use tenure_plan::Action;
+    use tenure_plan::TraceAction;
 
     use super::*;
 
-    fn events(gaps_us: &[u64]) -> Vec<Event> {
+    fn events(gaps_us: &[u64]) -> Vec<TraceEvent> {
         let times = gaps_us.iter().scan(0, |time_us, gap_us| {
             *time_us += gap_us;
             Some(*time_us)
         });
-        times.map(|time_us| Event { time_us, address: 0, bytes: 0, stream: StreamId(0), action: Action::Oom }).collect()
+        times
+            .map(|time_us| TraceEvent { time_us, address: 0, bytes: 0, stream: StreamId(0), action: TraceAction::Oom })
+            .collect()
     }
 
-    fn interpolated_us(events: &[Event], told: &[usize], event: usize) -> f64 {
+    fn interpolated_us(events: &[TraceEvent], told: &[usize], event: usize) -> f64 {
         let next = told.partition_point(|&other| other < event);
         if told[next] == event {
             return events[event].time_us as f64;
