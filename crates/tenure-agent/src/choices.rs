@@ -77,20 +77,19 @@ impl Choices {
     pub(crate) fn decide(&self, leanings: &[f64]) -> Decisions {
         let lean = |tensor: usize, to: usize| leanings[tensor * LEANINGS + to];
         let turn = LEANINGS - 1;
-        let treatment = |tensor: usize| {
+        let tensors = 0..self.bids.len();
+        let priorities = tensors.clone().map(|tensor| self.bids[tensor] + lean(tensor, turn)).collect();
+        let treatments = tensors.map(|tensor| {
             let possible = (0..turn).rev().filter(|number| self.possible[tensor][*number]);
             let most = possible.max_by(|left, right| lean(tensor, *left).total_cmp(&lean(tensor, *right)));
             Treatment::ALL[most.unwrap_or(0)]
-        };
-        let tensors = 0..self.bids.len();
-        let priorities = tensors.clone().map(|tensor| self.bids[tensor] + lean(tensor, turn)).collect();
-        Decisions { priorities, treatments: tensors.map(treatment).collect() }
+        });
+        Decisions { priorities, treatments: treatments.collect() }
     }
 
     /// Adds to each tensor's leanings the offsets of its group.
     pub(crate) fn offset(&self, leanings: &[f32], offsets: &[f64]) -> Vec<f64> {
-        let own = |group: &usize| &offsets[group * LEANINGS..(group + 1) * LEANINGS];
-        let offsets = self.groups.iter().flat_map(own);
+        let offsets = self.groups.iter().flat_map(|group| &offsets[group * LEANINGS..(group + 1) * LEANINGS]);
         leanings.iter().zip(offsets).map(|(leaning, offset)| f64::from(*leaning) + offset).collect()
     }
 

@@ -128,11 +128,9 @@ impl Policy {
     /// [`PolicyError`].
     pub fn read(path: impl AsRef<Path>) -> Result<Self, PolicyError> {
         let path = path.as_ref();
-        let fetched = || {
-            let bytes = fs::read(path)?;
-            expect_fetched(&bytes).map(|()| bytes)
-        };
-        let bytes = fetched().map_err(|source| PolicyError::Io { path: path.to_owned(), source })?;
+        let bytes = fs::read(path)
+            .and_then(|bytes| expect_fetched(&bytes).map(|()| bytes))
+            .map_err(|source| PolicyError::Io { path: path.to_owned(), source })?;
         Self::from_bytes(&bytes)
     }
 

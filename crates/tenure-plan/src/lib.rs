@@ -4,7 +4,8 @@
 //! snapshot or from Tenure's own compact format, and is validated once.
 //!
 //! A [`Problem`] describes one iteration of a program and the tiers of memory for it; a [`Rule`] makes a
-//! [`FixedPlacement`] for it. In a [`Plan`] tensors move and are recomputed; [`simulate`] computes the time and memory that a plan takes.
+//! [`FixedPlacement`] for it. In a [`Plan`] tensors move and are recomputed; [`simulate`] computes the time and memory
+//! that a plan takes.
 //! A [`Planner`] searches for the best plan, and no plan surpasses [a bound](bound).
 //!
 //! ```

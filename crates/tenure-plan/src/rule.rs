@@ -40,19 +40,22 @@ impl Rule {
         let tensors = problem.tensors();
         let users = problem.users();
         let first_use = |tensor: usize| users[tensor].first().copied().unwrap_or(usize::MAX);
-        let born = |tensor: usize| problem.lifetime(tensor).map_or(0, |life| *life.start());
         let is_weight = |tensor: usize| tensors[tensor].tag == Tag::Weight;
         let mut order: Vec<usize> = (0..tensors.len()).filter(|tensor| problem.lifetime(*tensor).is_some()).collect();
         match self {
-            Self::FirstTouch => order.sort_by_key(|tensor| born(*tensor)),
+            Self::FirstTouch => {
+                order.sort_by_key(|tensor| problem.lifetime(*tensor).map_or(0, |life| *life.start()));
+            }
             Self::WeightsFirst => order.sort_by_key(|tensor| (!is_weight(*tensor), first_use(*tensor))),
             Self::ActivationsFirst => order.sort_by_key(|tensor| (is_weight(*tensor), first_use(*tensor))),
             Self::Hotness | Self::Density => {
-                let kernels = |tensor: usize| match self {
-                    Self::Hotness => 1,
-                    _ => problem.lifetime(tensor).map_or(1, Iterator::count),
+                let value = |tensor: &usize| {
+                    let kernels = match self {
+                        Self::Hotness => 1,
+                        _ => problem.lifetime(*tensor).map_or(1, Iterator::count),
+                    };
+                    accessed_for_each(problem, *tensor, kernels)
                 };
-                let value = |tensor: &usize| accessed_for_each(problem, *tensor, kernels(*tensor));
                 order.sort_by(|left, right| value(right).total_cmp(&value(left)));
             }
         }

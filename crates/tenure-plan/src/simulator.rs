@@ -365,11 +365,14 @@ impl<'a> Simulation<'a> {
 
     /// Returns the reason why a kernel cannot begin now.
     fn start_obstacle(&self, number: usize, kernel: &ProblemKernel) -> Result<Option<Cause>, PlanError> {
-        let is_allocated_here = |tensor: usize| {
-            let life = self.problem.lifetime(tensor).filter(|life| *life.start() == number);
-            life.is_some() && self.states[tensor] == TensorState::Unallocated
-        };
-        for access in kernel.accesses().filter(|access| !is_allocated_here(access.tensor)) {
+        for access in kernel.accesses() {
+            let life = self.problem.lifetime(access.tensor);
+            if life.is_some_and(|life| *life.start() == number)
+                && self.states[access.tensor] == TensorState::Unallocated
+            {
+                // This kernel allocates it.
+                continue;
+            }
             if let Some(cause) = self.reach_obstacle(access.tensor, number)? {
                 return Ok(Some(cause));
             }
@@ -482,10 +485,10 @@ impl<'a> Simulation<'a> {
             return 0.0;
         }
         let links = self.problem.links();
-        let shares = |other: usize| {
+        let users = (0..links.len()).filter(|&other| self.is_moving(other)).filter(|&other| {
             links[number].shared_with == Some(other) || links[other].shared_with == Some(number) || other == number
-        };
-        let users = (0..links.len()).filter(|other| self.is_moving(*other) && shares(*other)).count();
+        });
+        let users = users.count();
         links[number].bandwidth as f64 / users as f64
     }
 
@@ -495,8 +498,10 @@ impl<'a> Simulation<'a> {
 
     /// Returns the nanoseconds until the next transfer arrives.
     fn next_arrival_ns(&self) -> Option<f64> {
-        let left = |link: usize| self.active[link].filter(|transfer| !transfer.has_arrived());
-        let arrivals = (0..self.active.len()).filter_map(|link| Some(left(link)?.left_bytes * 1e9 / self.rate(link)));
+        let arrivals = (0..self.active.len()).filter_map(|link| {
+            let transfer = self.active[link].filter(|transfer| !transfer.has_arrived())?;
+            Some(transfer.left_bytes * 1e9 / self.rate(link))
+        });
         arrivals.min_by(f64::total_cmp)
     }
 

@@ -46,8 +46,8 @@ struct Taken {
 /// Returns the offset of every buffer. Calls `go_on` with the number of buffers that it is about to examine; returns
 /// `None` if `go_on` returns `false`.
 pub(super) fn place(buffers: &[Buffer], order: Order, mut go_on: impl FnMut(usize) -> bool) -> Option<Vec<u64>> {
-    let is_free = |&index: &usize| buffers[index].size_bytes > 0 && buffers[index].offset.is_none();
-    let mut sequence: Vec<usize> = (0..buffers.len()).filter(is_free).collect();
+    let mut sequence: Vec<usize> =
+        (0..buffers.len()).filter(|&index| buffers[index].size_bytes > 0 && buffers[index].offset.is_none()).collect();
     sequence.sort_by_key(|&index| order.key(&buffers[index]));
     let mut offsets: Vec<u64> = buffers.iter().map(|buffer| buffer.offset.unwrap_or(0)).collect();
     let mut taken: Vec<Taken> = buffers

@@ -80,8 +80,8 @@ impl PackingState {
         let mut lowest = Vec::with_capacity(buffers.len());
         let mut unplaced = vec![0; count];
         let mut twins = rustc_hash::FxHashMap::default();
-        let has_bytes = |&&index: &&usize| problem.buffers()[index].size_bytes > 0;
-        for (item, &index) in buffers.iter().filter(has_bytes).enumerate() {
+        let with_bytes = buffers.iter().filter(|&&index| problem.buffers()[index].size_bytes > 0);
+        for (item, &index) in with_bytes.enumerate() {
             let buffer = &problem.buffers()[index];
             let sections = problem.sections.range(index);
             let size = buffer.size_bytes;
@@ -169,11 +169,12 @@ impl PackingState {
         let left = || part.items.iter().copied().filter(|&item| !self.is_placed[item]);
         // Above this limit an item leaves a gap in which another could be lower than it will be.
         let limit = left().map(|item| self.lowest[item] + self.items[item].size).min().unwrap_or(0);
-        let may_be_next = |&item: &usize| {
-            let key = self.key(item);
-            key >= part.after && key.0 < limit && self.items[item].twin.is_none_or(|twin| self.is_placed[twin])
-        };
-        let mut candidates: Vec<usize> = left().filter(may_be_next).collect();
+        let mut candidates: Vec<usize> = left()
+            .filter(|&item| {
+                let key = self.key(item);
+                key >= part.after && key.0 < limit && self.items[item].twin.is_none_or(|twin| self.is_placed[twin])
+            })
+            .collect();
         candidates.sort_unstable_by_key(|&item| std::cmp::Reverse(self.key(item)));
         candidates
     }

@@ -92,11 +92,8 @@ impl Groups {
         if problem.tiers().iter().skip(1).any(|tier| tier.is_reachable) {
             return None;
         }
-        let is_workspace = |tensor: usize| {
-            let life = problem.lifetime(tensor);
-            problem.tensors()[tensor].tag == Tag::Workspace && life.is_some_and(|life| life.start() == life.end())
-        };
-        let tensors: Vec<usize> = (0..problem.tensors().len()).filter(|tensor| !is_workspace(*tensor)).collect();
+        let tensors: Vec<usize> =
+            (0..problem.tensors().len()).filter(|tensor| !is_workspace(problem, *tensor)).collect();
         let mut numbers = vec![None; problem.tensors().len()];
         tensors.iter().enumerate().for_each(|(number, tensor)| numbers[*tensor] = Some(number));
         let mut groups = Self { kernels: Vec::new(), tensors, numbers };
@@ -199,6 +196,12 @@ impl Groups {
         });
         Plan { places, steps: steps.collect() }
     }
+}
+
+/// Returns whether a tensor is a workspace that only one kernel uses.
+fn is_workspace(problem: &Problem, tensor: usize) -> bool {
+    let life = problem.lifetime(tensor);
+    problem.tensors()[tensor].tag == Tag::Workspace && life.is_some_and(|life| life.start() == life.end())
 }
 
 /// The room that kernels of a group need in the first tier.

@@ -42,12 +42,13 @@ impl<'a> Fixed<'a> {
     /// worth must be there.
     pub(super) fn new(problem: &'a Problem, capacity_bytes: u64, worth: impl Fn(usize) -> f64, kind: Columns) -> Self {
         let bytes = |tensor: usize| problem.tensors()[tensor].bytes;
-        let is_there = |tensor: &usize| problem.lifetime(*tensor).is_some();
-        let (free, others): (Vec<usize>, Vec<usize>) =
-            (0..problem.tensors().len()).filter(is_there).partition(|tensor| bytes(*tensor) == 0);
-        let must = |tensor: usize| worth(tensor).is_infinite();
-        let fits = |tensor: &usize| bytes(*tensor) <= capacity_bytes || must(*tensor);
-        let tensors: Vec<usize> = others.into_iter().filter(fits).collect();
+        let (free, others): (Vec<usize>, Vec<usize>) = (0..problem.tensors().len())
+            .filter(|tensor| problem.lifetime(*tensor).is_some())
+            .partition(|tensor| bytes(*tensor) == 0);
+        let tensors: Vec<usize> = others
+            .into_iter()
+            .filter(|tensor| bytes(*tensor) <= capacity_bytes || worth(*tensor).is_infinite())
+            .collect();
         // Whole numbers, as far as they are exact: the tolerances of a millionth are then below one unit.
         let divisor = tensors.iter().map(|tensor| bytes(*tensor)).fold(0, greatest_common_divisor).max(1);
         let unit = ((capacity_bytes.min(problem.peak_bytes()) / divisor) as f64 / 1e9).max(1.0);

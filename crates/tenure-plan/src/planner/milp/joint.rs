@@ -235,11 +235,12 @@ impl<'a> Builder<'a> {
                 if !is_there {
                     self.rows.add_row(..=0.0, [(again, 1.0)]);
                 }
-                let is_around = |other: &&GapColumns| {
-                    other.before.is_none_or(|(before, _)| before < kernel)
-                        && other.after.is_none_or(|(after, _)| after > kernel)
-                };
-                for other in tensors[input].gaps.iter().filter(is_around) {
+                for other in &tensors[input].gaps {
+                    if other.before.is_some_and(|(before, _)| before >= kernel)
+                        || other.after.is_some_and(|(after, _)| after <= kernel)
+                    {
+                        continue;
+                    }
                     let is_fast = other.before.or(other.after).map(|(_, index)| (tensors[input].is_fast[index], 1.0));
                     let row = [(again, 1.0), (other.stays, -1.0)].into_iter().chain(is_fast);
                     self.rows.add_row(..=1.0, row);
