@@ -80,7 +80,9 @@ fn compare(folder: &Path, name: &str, dtype: DType) -> Result<bool> {
         inputs = inputs.to_dtype(dtype)?;
     }
     println!("{name}, {dtype}");
-    let (mut losses, mut seconds, mut is_close) = (Vec::new(), Vec::new(), true);
+    let mut losses = Vec::new();
+    let mut seconds = Vec::new();
+    let mut is_close = true;
     for step in 0..golden.losses[&dtype.to_string()].len() {
         let start = Instant::now();
         losses.push(training.step(&inputs.select(0, step as isize)?, &targets.select(0, step as isize)?)?);
@@ -112,9 +114,14 @@ fn training(name: &str, scope: &Scope, weights: &Weights) -> Result<Training> {
             Training::new(loaded(Bert::new(scope, &config)?, weights)?, classify_text, adamw)
         }
         "gpt2_12x1024" => {
-            let (embd_pdrop, attn_pdrop, resid_pdrop) = (0.0, 0.0, 0.0);
-            let config =
-                Gpt2Config { n_embd: 1024, n_head: 16, embd_pdrop, attn_pdrop, resid_pdrop, ..Gpt2Config::default() };
+            let config = Gpt2Config {
+                n_embd: 1024,
+                n_head: 16,
+                embd_pdrop: 0.0,
+                attn_pdrop: 0.0,
+                resid_pdrop: 0.0,
+                ..Gpt2Config::default()
+            };
             Training::new(loaded(Gpt2::new(&scope.at("transformer"), &config)?, weights)?, predict, adamw)
         }
         "llama_8x1024" => {

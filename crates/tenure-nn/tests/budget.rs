@@ -123,15 +123,17 @@ fn where_activations_are_not_enough_gradients_and_the_optimizers_state_leave_wit
     let _one = ONE.lock();
     for clip_norm in [None, Some(1.0)] {
         // Weights, gradients and Adam's two moments are nearly all of the memory.
-        let config = || Gpt2Config {
-            vocab_size: 64,
-            n_positions: 8,
-            n_embd: 256,
-            n_layer: 4,
-            n_head: 2,
-            ..Gpt2Config::default()
+        let trainer = |steps| {
+            let config = Gpt2Config {
+                vocab_size: 64,
+                n_positions: 8,
+                n_embd: 256,
+                n_layer: 4,
+                n_head: 2,
+                ..Gpt2Config::default()
+            };
+            trainer_of(config, 1, clip_norm, steps)
         };
-        let trainer = |steps| trainer_of(config(), 1, clip_norm, steps);
         let folder = tempfile::tempdir().unwrap();
         let [within, without] = ["within", "without"].map(|name| folder.path().join(name));
         let expected = {

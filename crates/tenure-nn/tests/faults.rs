@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -118,8 +118,9 @@ impl Spill {
         let options = DiskOptions { staging_bytes: 4 << 20, ..DiskOptions::new(capacity) };
         let disk = Disk::open(&[folder.path().to_owned()], options).unwrap();
         let numbers = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
-        let is_in = |number: &PathBuf| fs::read_link(number).is_ok_and(|link| link.starts_with(folder.path()));
-        let number = numbers.filter(is_in).map(|path| path.file_name().unwrap().to_str().unwrap().parse().unwrap());
+        let number = numbers
+            .filter(|number| fs::read_link(number).is_ok_and(|link| link.starts_with(folder.path())))
+            .map(|path| path.file_name().unwrap().to_str().unwrap().parse().unwrap());
         let [number] = number.collect::<Vec<_>>()[..] else { panic!("there is one file") };
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "a file has a name");
         Self { folder, disk, number }

@@ -304,9 +304,8 @@ fn every_allocation_of_a_step_is_an_operations() {
         }),
     ];
     for problem in problems {
-        let is_unknown = |key: &str| key.split('/').nth(1) == Some("empty");
         let keys = problem.tensors().iter().map(|tensor| &*tensor.key);
-        let unknown: Vec<&str> = keys.filter(|key| is_unknown(key)).collect();
+        let unknown: Vec<&str> = keys.filter(|key| key.split('/').nth(1) == Some("empty")).collect();
         assert_eq!(unknown, [""; 0]);
         assert!(problem.backward().is_some() && problem.tensors().len() > 30);
     }

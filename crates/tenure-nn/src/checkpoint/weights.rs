@@ -294,21 +294,15 @@ pub(super) fn write(path: &Path, mut tensors: Vec<Entry<'_>>, metadata: (&str, &
 /// The header before the tensors' bytes, without its length.
 fn header(tensors: &[Entry<'_>], (key, value): (&str, &str)) -> Result<Vec<u8>, String> {
     let mut end = 0;
+    let mut infos = Vec::new();
+    for Entry { name, sizes, dtype, .. } in tensors {
+        let start = end;
+        end += sizes.iter().product::<usize>() * dtype.size();
+        let dtype = stored(*dtype);
+        infos.push((name.clone(), TensorInfo { dtype, shape: sizes.clone(), data_offsets: (start, end) }));
+    }
     let metadata = HashMap::from([(key.to_owned(), value.to_owned())]);
-    let metadata = Metadata::new(
-        Some(metadata),
-        tensors
-            .iter()
-            .map(|Entry { name, sizes, dtype, .. }: &Entry<'_>| {
-                let start = end;
-                end += sizes.iter().product::<usize>() * dtype.size();
-                let dtype = stored(*dtype);
-                let shape = sizes.clone();
-                (name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
-            })
-            .collect(),
-    )
-    .map_err(|e| e.to_string())?;
+    let metadata = Metadata::new(Some(metadata), infos).map_err(|error| error.to_string())?;
     let mut header = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;
     header.resize(header.len().next_multiple_of(size_of::<u64>()), b' ');
     if header.len() > HEADER_LIMIT {

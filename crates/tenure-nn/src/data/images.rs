@@ -234,8 +234,8 @@ impl Dataset for ImageFolder {
 }
 
 fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
-    let read = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
-    let mut entries = read().map_err(DataError::io(folder))?;
+    let read = fs::read_dir(folder).and_then(|found| found.map(|entry| Ok(entry?.path())).collect());
+    let mut entries: Vec<PathBuf> = read.map_err(DataError::io(folder))?;
     entries.sort();
     Ok(entries)
 }

@@ -394,12 +394,13 @@ mod tests {
         for taken in 1..=5 {
             epoch.next().unwrap().unwrap();
             let begun = Instant::now();
-            let is_idle = || {
+            loop {
                 let state = epoch.shared.state.lock();
                 // A woken worker counts as idle until it runs, and may then read a batch that no worker has begun.
-                state.idle == WORKERS && state.taken >= state.ahead
-            };
-            while !is_idle() {
+                if state.idle == WORKERS && state.taken >= state.ahead {
+                    break;
+                }
+                drop(state);
                 assert!(begun.elapsed() < Duration::from_secs(300), "workers do not end: {read:?}");
                 thread::yield_now();
             }

@@ -19,8 +19,12 @@ impl<D: Dataset> Subset<D> {
 
     /// Returns the number, in the whole data set, of the subset's example `index`.
     fn index(&self, index: usize) -> Result<usize> {
-        let out_of_range = || TensorError::Index { op: "item", index: index as i64, dim: 0, size: self.indices.len() };
-        Ok(*self.indices.get(index).ok_or_else(out_of_range)?)
+        Ok(*self.indices.get(index).ok_or_else(|| TensorError::Index {
+            op: "item",
+            index: index as i64,
+            dim: 0,
+            size: self.indices.len(),
+        })?)
     }
 }
 

@@ -251,20 +251,17 @@ impl Mixed {
     }
 
     fn new(scope: &Scope, inputs: usize, branches: &[(Pool, &[Plan<'_>])]) -> Result<Self> {
-        Ok(Self {
-            branches: branches
-                .iter()
-                .map(|(pool, plans)| {
-                    let mut channels = inputs;
-                    let mut layers = Vec::new();
-                    for plan in *plans {
-                        layers.push(Convolution::planned(scope, channels, *plan)?);
-                        channels = plan.1;
-                    }
-                    Ok(Branch { pool: *pool, layers, split: Vec::new() })
-                })
-                .collect::<Result<_>>()?,
-        })
+        let mut mixed = Self { branches: Vec::new() };
+        for (pool, plans) in branches {
+            let mut channels = inputs;
+            let mut layers = Vec::new();
+            for plan in *plans {
+                layers.push(Convolution::planned(scope, channels, *plan)?);
+                channels = plan.1;
+            }
+            mixed.branches.push(Branch { pool: *pool, layers, split: Vec::new() });
+        }
+        Ok(mixed)
     }
 }
 

@@ -70,12 +70,10 @@ impl TryFrom<ConfigFile> for ModernBertConfig {
         file.only("model_type", "modernbert".to_owned())?;
         let count = file.required("num_hidden_layers")?;
         let every: usize = file.or("global_attn_every_n_layers", 3)?;
-        let layers = file.or(
-            "layer_types",
-            (0..count)
-                .map(|layer: usize| if layer.is_multiple_of(every.max(1)) { Sight::All } else { Sight::Near })
-                .collect::<Vec<_>>(),
-        )?;
+        let alternating = (0_usize..count)
+            .map(|layer| if layer.is_multiple_of(every.max(1)) { Sight::All } else { Sight::Near })
+            .collect::<Vec<_>>();
+        let layers = file.or("layer_types", alternating)?;
         if layers.len() != count {
             return Err(format!("layer_types has {}, and num_hidden_layers is {count}", layers.len()));
         }

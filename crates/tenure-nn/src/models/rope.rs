@@ -61,11 +61,10 @@ impl LastWaves {
     /// `like`.
     pub(super) fn get(&self, rope: &Rope, length: usize, size: usize, like: &Tensor) -> Result<Waves> {
         let mut last = self.0.lock();
-        let fits = |waves: &&Waves| {
-            (waves.cos.sizes(), waves.cos.dtype(), waves.cos.device())
+        if let Some(waves) = &*last
+            && (waves.cos.sizes(), waves.cos.dtype(), waves.cos.device())
                 == (&[length, size / 2], like.dtype(), like.device())
-        };
-        if let Some(waves) = last.as_ref().filter(fits) {
+        {
             return Ok(waves.clone());
         }
         let Waves { cos, sin } = rope.waves(length, size, like.dtype())?;

@@ -125,9 +125,11 @@ pub(super) fn sums_of_squares(
     let op = "sums_of_squares";
     let mut access = Access::new(op, &[sums], tensors)?;
     let place = access.write_ptr(0).addr() as u64;
-    let place_of = |index: usize| access.read_ptr(index).addr() as u64;
-    let list: Vec<_> =
-        tensors.iter().enumerate().map(|(index, tensor)| (vec![place_of(index)], tensor.numel())).collect();
+    let list: Vec<_> = tensors
+        .iter()
+        .enumerate()
+        .map(|(index, tensor)| (vec![access.read_ptr(index).addr() as u64], tensor.numel()))
+        .collect();
     let launch = |queue: &mut Queue| {
         let chunks = Chunks::of(&list, CHUNK_OF_SUMS);
         let parts = queue.workspace(8 * chunks.blocks)?;

@@ -539,12 +539,11 @@ impl Member {
             tensor.copy_(&value)?;
         }
         let made = source.tensor(&step)?.item_scalar()?.to_i64();
-        Ok((
-            u64::try_from(made).map_err(|_| {
-                TensorError::argument("Optimizer::load", format!("{step} is {made}: no number of steps"))
-            })?,
-            self.slots_like(rule, slots)?,
-        ))
+        let Ok(steps) = u64::try_from(made) else {
+            let reason = format!("{step} is {made}: no number of steps");
+            return Err(TensorError::argument("Optimizer::load", reason).into());
+        };
+        Ok((steps, self.slots_like(rule, slots)?))
     }
 
     /// Makes slots with these values, or without values yet, in memory or parked as the current ones are.

@@ -44,14 +44,17 @@ impl Numbers {
         let values = rule.numbers(1, 0.0);
         let rule = Arc::clone(rule);
         let counted = members.clone();
-        let fill = move |words: &mut [u64]| {
-            let lr = rates.iter().map(Rate::get).product();
-            not_negative("Optimizer::step", [("the learning rate", lr)])?;
-            let numbers = rule.numbers(count(&members)?, lr);
-            words.iter_mut().zip(numbers).for_each(|(word, number)| *word = number.to_bits());
-            Ok(())
-        };
-        let words = varying(values.len(), fill, move || uncount(&counted))?;
+        let words = varying(
+            values.len(),
+            move |words| {
+                let lr = rates.iter().map(Rate::get).product();
+                not_negative("Optimizer::step", [("the learning rate", lr)])?;
+                let numbers = rule.numbers(count(&members)?, lr);
+                words.iter_mut().zip(numbers).for_each(|(word, number)| *word = number.to_bits());
+                Ok(())
+            },
+            move || uncount(&counted),
+        )?;
         Ok(Self { values, words })
     }
 

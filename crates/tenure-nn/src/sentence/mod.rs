@@ -96,19 +96,17 @@ impl SentenceEncoder {
         if longest == 0 {
             return Ok(Tensor::zeros(&[texts.len(), self.width], DType::F32, self.device)?);
         }
-        // The model ignores the padding.
-        let filled = |tokens: &Vec<i64>| tokens.iter().copied().chain(std::iter::repeat(0)).take(longest).collect();
+        let mut ids: Vec<i64> = Vec::new();
+        let mut mask = Vec::new();
+        for tokens in &tokens {
+            ids.extend(tokens);
+            mask.extend((0..longest).map(|place| place < tokens.len()));
+            // The model ignores the padding.
+            ids.resize(mask.len(), 0);
+        }
         let sizes = [texts.len(), longest];
-        let ids = Tensor::from_vec(tokens.iter().flat_map::<Vec<i64>, _>(filled).collect(), &sizes)?;
-        let mask = Tensor::from_vec(
-            tokens
-                .iter()
-                .flat_map::<Vec<bool>, _>(|tokens| (0..longest).map(|place| place < tokens.len()).collect())
-                .collect(),
-            &sizes,
-        )?;
-        let ids = ids.to_device(self.device)?;
-        let mask = mask.to_device(self.device)?;
+        let ids = Tensor::from_vec(ids, &sizes)?.to_device(self.device)?;
+        let mask = Tensor::from_vec(mask, &sizes)?.to_device(self.device)?;
         Ok(autograd::no_grad(|| {
             let hidden = self.encoder.forward(&ids, &mask)?;
             self.modules.iter().try_fold(hidden, |x, module| module.forward(&x, &mask))

@@ -80,9 +80,9 @@ impl PoolingMode {
 
     fn of_older_release(config: &Map<String, Value>) -> Result<Vec<Self>, String> {
         let is_on = |key: &str| config.get(key) == Some(&Value::Bool(true));
-        let is_unknown = |key: &str| key.starts_with("pooling_mode_") && Self::ALL.iter().all(|(.., old)| key != *old);
-        if let Some(key) = config.keys().find(|key| is_unknown(key) && is_on(key)) {
-            return Err(key.clone());
+        let mut given = config.keys().filter(|key| key.starts_with("pooling_mode_") && is_on(key));
+        if let Some(unknown) = given.find(|key| Self::ALL.iter().all(|(.., known)| key != known)) {
+            return Err(unknown.clone());
         }
         let modes: Vec<Self> = Self::ALL.into_iter().filter(|(.., key)| is_on(key)).map(|(mode, ..)| mode).collect();
         Ok(if modes.is_empty() { vec![Self::Mean] } else { modes })

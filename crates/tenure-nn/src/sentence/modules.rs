@@ -178,11 +178,10 @@ fn yes() -> bool {
 impl DenseConfig {
     fn check(&self, width: usize) -> Result<(), String> {
         let names = [("module_input_name", &self.module_input_name), ("module_output_name", &self.module_output_name)];
-        if let Some(reason) = names.iter().find_map(|(key, name)| {
-            let name = name.as_ref().filter(|name| *name != "sentence_embedding")?;
-            Some(format!("{key} is {name:?}: only sentence_embedding can be computed"))
-        }) {
-            return Err(reason);
+        for (key, name) in names {
+            if let Some(name) = name.as_ref().filter(|name| *name != "sentence_embedding") {
+                return Err(format!("{key} is {name:?}: only sentence_embedding can be computed"));
+            }
         }
         if self.use_residual {
             return Err("use_residual is true: only a Dense without it can be computed".into());

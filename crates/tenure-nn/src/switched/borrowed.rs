@@ -185,17 +185,11 @@ impl BorrowedNetwork {
 
 /// Makes a manifest of the other process's image, which is never built here.
 fn manifest_of(model: &str, tensors: &[LentTensor], ends: Vec<usize>) -> Result<Arc<Manifest>, SwitchError> {
-    Ok(Arc::new(Manifest::new(
-        model,
-        tensors
-            .iter()
-            .map(|LentTensor { name, bytes, .. }| {
-                let origin = Origin::Made(Arc::new(|_: &mut [u8]| ()));
-                Entry { name: name.clone(), bytes: *bytes, origin }
-            })
-            .collect(),
-        ends,
-    )?))
+    let entries = tensors.iter().map(|LentTensor { name, bytes, .. }| {
+        let origin = Origin::Made(Arc::new(|_: &mut [u8]| ()));
+        Entry { name: name.clone(), bytes: *bytes, origin }
+    });
+    Ok(Arc::new(Manifest::new(model, entries.collect(), ends)?))
 }
 
 fn dtype(terms: &LentTerms, tensor: &LentTensor) -> Result<DType, SwitchError> {

@@ -50,12 +50,16 @@ impl LentModel {
             // The other process cannot wait for tables that are still being read.
             tables.wait_for_all()?;
         }
-        let tensor = |StoredTensor { dtype, entry }: &StoredTensor| LentTensor {
-            name: entry.name.clone(),
-            dtype: dtype.to_string(),
-            bytes: entry.bytes,
+        let tensors = |indices: &[usize]| {
+            let stored = indices.iter().map(|index| &parts.stored.tensors()[*index]);
+            stored
+                .map(|StoredTensor { dtype, entry }| LentTensor {
+                    name: entry.name.clone(),
+                    dtype: dtype.to_string(),
+                    bytes: entry.bytes,
+                })
+                .collect()
         };
-        let tensors = |indices: &[usize]| indices.iter().map(|index| tensor(&parts.stored.tensors()[*index])).collect();
         let order = parts.arrangement.order.as_known();
         let terms = LentTerms {
             model: parts.name.clone(),

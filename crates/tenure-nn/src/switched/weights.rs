@@ -228,7 +228,9 @@ fn used_on_host(uses: &[Option<FirstUse>], ended: Instant) -> Vec<(usize, f64)> 
 fn layers(stored: &StoredTensors, uses: &[(usize, f64)], grouping: Grouping) -> (Vec<Layer>, Vec<usize>) {
     let name = |place: usize| &*stored.tensors[uses[place].0].entry.name;
     let least_bytes = if grouping == Grouping::PerLayer { 0 } else { LAYER_BYTES };
-    let (mut layers, mut ends, mut block) = (Vec::new(), Vec::new(), 0);
+    let mut layers = Vec::new();
+    let mut ends = Vec::new();
+    let mut block = 0;
     let mut layer = Layer { bytes: 0, compute_us: 0.0, block };
     for (place, (tensor, compute_us)) in uses.iter().enumerate() {
         layer.bytes += stored.tensors[*tensor].entry.bytes;

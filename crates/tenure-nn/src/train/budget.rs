@@ -10,7 +10,7 @@ use tenure_offload::{
     Engine, FindSaved, OffloadError, Pass, ProfileError, Recomputation, RecomputeInput, SavedBytesId, SavedHandle,
     StepReport,
 };
-use tenure_tensor::autograd::{Ingredient, Recipe, RecipeBook, Recipes, SavedHooks, SavedId};
+use tenure_tensor::autograd::{Recipe, RecipeBook, Recipes, SavedHooks, SavedId};
 use tenure_tensor::{AutogradError, DType, Device, Tensor, TensorError, Writes};
 
 use super::{TrainError, captured};
@@ -159,17 +159,19 @@ impl Recomputation for Again {
     }
 
     fn inputs(&self) -> Vec<RecomputeInput> {
-        let input = |ingredient: &Ingredient| {
-            // A tensor of the model counts as present even if it was written to, since parameters may be stepped before
-            // the step ends.
-            let of_model = ingredient.storage.upgrade().filter(|storage| self.stays.contains(&storage.rank()));
-            RecomputeInput {
-                id: (ingredient.id.generation, ingredient.id.version),
-                here: of_model.or_else(|| Some(ingredient.alive()?.storage().clone())),
-                recompute: ingredient.recipe.clone().map(|recipe| Self::by(recipe, &self.stays)),
-            }
-        };
-        self.recipe.inputs.iter().map(input).collect()
+        let ingredients = self.recipe.inputs.iter();
+        ingredients
+            .map(|ingredient| {
+                // A tensor of the model counts as present even if it was written to, since parameters may be stepped before
+                // the step ends.
+                let of_model = ingredient.storage.upgrade().filter(|storage| self.stays.contains(&storage.rank()));
+                RecomputeInput {
+                    id: (ingredient.id.generation, ingredient.id.version),
+                    here: of_model.or_else(|| Some(ingredient.alive()?.storage().clone())),
+                    recompute: ingredient.recipe.clone().map(|recipe| Self::by(recipe, &self.stays)),
+                }
+            })
+            .collect()
     }
 
     fn run(&self, find: FindSaved<'_>) -> std::result::Result<Storage, Box<dyn Error + Send + Sync>> {

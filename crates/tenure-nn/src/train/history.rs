@@ -13,8 +13,8 @@ const FIGURES: usize = 6 + 2 * TAGS;
 /// Converts steps to series, by the figures' names.
 pub(super) fn to_series(history: &[Step]) -> BTreeMap<String, Vec<f64>> {
     let rows: Vec<[f64; FIGURES]> = history.iter().map(to_row).collect();
-    let series = |figure: usize| rows.iter().map(|row| row[figure]).collect();
-    names().into_iter().enumerate().map(|(figure, name)| (name, series(figure))).collect()
+    let names = names().into_iter().enumerate();
+    names.map(|(figure, name)| (name, rows.iter().map(|row| row[figure]).collect())).collect()
 }
 
 /// Restores the steps, or returns the reason why it cannot.
@@ -25,8 +25,7 @@ pub(super) fn from_series(series: &BTreeMap<String, Vec<f64>>) -> Result<Vec<Ste
     if let Some(other) = columns.iter().find(|column| column.len() != steps) {
         return Err(format!("it tells one thing of {steps} steps, and another of {}", other.len()));
     }
-    let row = |step: usize| array::from_fn(|figure| columns[figure][step]);
-    Ok((0..steps).map(|step| from_row(step as u64 + 1, row(step))).collect())
+    Ok((0..steps).map(|step| from_row(step as u64 + 1, array::from_fn(|figure| columns[figure][step]))).collect())
 }
 
 fn names() -> Vec<String> {

@@ -30,7 +30,7 @@ pub use task::{Classification, Score, Task};
 use crate::checkpoint::{Checkpoint, CheckpointError, Progress};
 use crate::data::{Collate, DataLoader, Dataset, Epoch, Part};
 use crate::optim::{Optimizer, Schedule, clip_grad_norm};
-use crate::{Parameter, Result, purpose};
+use crate::{Result, purpose};
 
 pub use tenure_offload::{Budget, BudgetProgress, Pass, ProcessMeter, StepReport};
 
@@ -225,25 +225,21 @@ where
 {
     /// Makes a run that has not begun. The optimizer must have the task's parameters.
     pub fn new(task: T, loader: DataLoader<D>, optimizer: Optimizer, plan: Plan) -> Self {
-        let history = Vec::new();
-        let warm = Kind::new();
-        let (step, epoch, batch, batches, captured, rank) = (0, 0, 0, None, None, None);
-        let (saving, is_torn) = (None, false);
         Self {
             task,
             loader,
             optimizer,
             plan,
-            step,
-            epoch,
-            batch,
-            batches,
-            history,
-            warm,
-            captured,
-            rank,
-            saving,
-            is_torn,
+            step: 0,
+            epoch: 0,
+            batch: 0,
+            batches: None,
+            history: Vec::new(),
+            warm: Kind::new(),
+            captured: None,
+            rank: None,
+            saving: None,
+            is_torn: false,
         }
     }
 
@@ -320,12 +316,9 @@ where
     /// Returns the bytes in memory at the end of backward if nothing of them may leave: parameters, gradients, and the
     /// optimizer's state.
     fn stays_bytes(&self) -> u64 {
-        (2 * self
-            .optimizer
-            .parameters()
-            .map(|parameter: &Parameter| parameter.numel() * parameter.dtype().size())
-            .sum::<usize>()
-            + self.optimizer.state_bytes()) as u64
+        let parameters = self.optimizer.parameters().map(|parameter| parameter.numel() * parameter.dtype().size());
+        let bytes = 2 * parameters.sum::<usize>() + self.optimizer.state_bytes();
+        bytes as u64
     }
 
     /// Measures the step of the next batch.

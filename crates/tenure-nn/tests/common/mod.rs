@@ -76,8 +76,8 @@ pub(crate) fn fill(model: &dyn Module) {
         let fan_in = if rank > 1 { (count / tensor.sizes()[0]).max(1) } else { 25 };
         let is_scale = rank == 1 && (name.ends_with("weight") || name.ends_with("running_var"));
         let base = if is_scale { 1.0 } else { 0.0 };
-        let value = |i: usize| (1.0 + 0.7 * k as f64 + 1.3 * i as f64).sin() / (fan_in as f64).sqrt() + base;
-        let values: Vec<f64> = (0..count).map(value).collect();
+        let values: Vec<f64> =
+            (0..count).map(|i| (1.0 + 0.7 * k as f64 + 1.3 * i as f64).sin() / (fan_in as f64).sqrt() + base).collect();
         let values = self::tensor(&values, tensor.sizes());
         autograd::no_grad(|| tensor.copy_(&values)).unwrap();
     }

@@ -138,8 +138,10 @@ fn weights_may_be_in_several_files() {
 fn wrong_names_and_sizes_are_said_and_nothing_changes() {
     let model = affine([1.0, 2.0]);
     let of = |names: &[(&str, usize)]| {
-        let tensor = |size| Tensor::zeros(&[size], DType::F32, Device::CPU).unwrap();
-        names.iter().map(|(name, size)| ((*name).to_owned(), tensor(*size))).collect::<BTreeMap<_, _>>()
+        names
+            .iter()
+            .map(|(name, size)| ((*name).to_owned(), Tensor::zeros(&[*size], DType::F32, Device::CPU).unwrap()))
+            .collect::<BTreeMap<_, _>>()
     };
     let error = model.load(&of(&[("layer.scale", 1), ("layer.bias", 1)])).unwrap_err();
     assert_eq!(error.to_string(), "the names are not the model's; missing: layer.shift, seen; unexpected: layer.bias");

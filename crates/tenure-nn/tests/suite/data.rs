@@ -336,8 +336,9 @@ fn of_a_long_strip_the_middle_is_scaled() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("strip")).unwrap();
     // The whole strip, scaled, would take 16 GB.
-    let colour = |y| if (14_999..=15_001).contains(&y) { image::Rgb([255, 0, 0]) } else { image::Rgb([0, 0, 0]) };
-    let image = image::RgbImage::from_fn(1, 30_001, |_, y| colour(y));
+    let image = image::RgbImage::from_fn(1, 30_001, |_, y| {
+        if (14_999..=15_001).contains(&y) { image::Rgb([255, 0, 0]) } else { image::Rgb([0, 0, 0]) }
+    });
     image.save(folder.path().join("strip/long.png")).unwrap();
     let options = ImageOptions { size: 400, resize: 400, mean: [0.0; 3], deviation: [1.0; 3] };
     let (strip, _) = ImageFolder::open(folder.path(), options).unwrap().item(0).unwrap();
@@ -399,9 +400,8 @@ fn a_packed_text_is_unpacked_and_one_that_is_no_utf_8_is_refused() {
 
 #[test]
 fn windows_begin_elsewhere_in_each_epoch_and_the_same_in_the_same() {
-    let tokens = || (0..103).collect::<Vec<u32>>();
     let with = |seed, workers| {
-        let set = TextWindows::of_tokens(tokens(), 10).unwrap().shifted(seed);
+        let set = TextWindows::of_tokens((0..103).collect(), 10).unwrap().shifted(seed);
         assert_eq!(set.len(), 9);
         DataLoader::new(set, LoaderOptions { batch_size: 4, shuffle: Some(1), workers, ..LoaderOptions::default() })
     };

@@ -220,11 +220,14 @@ fn convolutions_that_cannot_be_are_refused_when_they_are_made() {
 fn pooling_is_pytorchs() {
     let max = MaxPool(PoolOptions { stride: [2, 2], padding: [1, 1], ..PoolOptions::new([3, 3]) });
     let mean = AvgPool(PoolOptions { ceil: true, ..PoolOptions::new([2, 2]) });
-    let make = |scope: &Scope| {
-        let layers = Sequential::default().then(scope, |_| Ok(max))?.then(scope, |_| Ok(mean))?;
-        layers.then(scope, |_| Ok(AdaptiveAvgPool([2, 3])))
-    };
-    compare_layer("pools", make, &images(&[2, 2, 17, 19]));
+    compare_layer(
+        "pools",
+        |scope| {
+            let layers = Sequential::default().then(scope, |_| Ok(max))?.then(scope, |_| Ok(mean))?;
+            layers.then(scope, |_| Ok(AdaptiveAvgPool([2, 3])))
+        },
+        &images(&[2, 2, 17, 19]),
+    );
 }
 
 fn windows_with_gaps_or_without_their_padding_are_pytorchs() {

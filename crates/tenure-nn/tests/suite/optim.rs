@@ -27,8 +27,9 @@ fn parameters_on(device: Device) -> Vec<Parameter> {
         .enumerate()
         .map(|(number, sizes)| {
             let count: usize = sizes.iter().product();
-            let value = |i: usize| if count == 1 { -1.0 } else { -1.0 + 2.5 * i as f64 / (count - 1) as f64 };
-            let values: Vec<f32> = (0..count).map(|i| value(i) as f32).collect();
+            let values: Vec<f32> = (0..count)
+                .map(|i| if count == 1 { -1.0 } else { (-1.0 + 2.5 * i as f64 / (count - 1) as f64) as f32 })
+                .collect();
             let values = Tensor::from_slice(&values, sizes).unwrap().to_device(device).unwrap();
             Parameter::new(format!("p{number}"), values).unwrap()
         })

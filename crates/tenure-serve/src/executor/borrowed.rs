@@ -48,17 +48,15 @@ impl Loan {
         chunks: impl IntoIterator<Item = OwnedFd>,
     ) {
         let mut network = self.network.lock();
-        match catch_unwind(AssertUnwindSafe(|| {
+        let borrowed = catch_unwind(AssertUnwindSafe(|| {
             if network.is_none() {
                 *network = Some(BorrowedNetwork::new(build()?)?);
             }
             let Some(network) = &mut *network else { return Ok(None) };
             network.borrow(device, terms, tables, chunks)?;
             Ok::<_, ModelError>(network.model().cloned())
-        }))
-        .map_err(unwound)
-        .flatten()
-        {
+        }));
+        match borrowed.map_err(unwound).flatten() {
             Ok(model) => {
                 let mut stop = self.stop.lock();
                 model.iter().filter(|_| stop.is_stopped).for_each(|model| model.stop());

@@ -273,10 +273,9 @@ mod tests {
             let state = model.state.lock();
             state.manifest.entries().iter().map(|entry| entry.name.clone()).collect::<Vec<_>>()
         };
-        let place = |names: &[String], name: &str| names.iter().position(|other| other.ends_with(name)).unwrap();
         let is_in_order = |names: &[String]| {
             let used = ["embed_tokens.weight", "layers.0.input_layernorm.weight", "layers.0.self_attn.q_proj.weight"];
-            used.map(|name| place(names, name)).is_sorted()
+            used.map(|name| names.iter().position(|other| other.ends_with(name)).unwrap()).is_sorted()
         };
         assert!(!is_in_order(&names(&model)));
         // A run that ends early does not determine the rest of the order.

@@ -101,9 +101,10 @@ impl Model {
         requests: &[Vec<protocol::Tensor>],
         rows: &[u32],
     ) -> Result<Answer, ModelError> {
-        let input = |index: usize| tensors::join(&requests.iter().map(|inputs| &inputs[index]).collect::<Vec<_>>());
         let specs = &self.stored.config;
-        let inputs = (0..specs.inputs.len()).map(input).collect::<Result<Vec<_>, _>>()?;
+        let inputs = (0..specs.inputs.len())
+            .map(|index| tensors::join(&requests.iter().map(|inputs| &inputs[index]).collect::<Vec<_>>()))
+            .collect::<Result<Vec<_>, _>>()?;
         let Timed { outputs, copy, wait, compute } = self.on(device).compute(&inputs)?;
         let mut answers = vec![Vec::new(); requests.len()];
         for (output, spec) in outputs.iter().zip(&specs.outputs) {

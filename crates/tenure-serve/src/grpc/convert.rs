@@ -166,16 +166,12 @@ fn tensors(
 
 fn tensor(input: InferTensor, raw: Option<Bytes>) -> Result<Tensor, ProtocolError> {
     let InferTensor { name, datatype, shape, contents, .. } = input;
-    let elements = || {
-        let (datatype, shape) = typed(&datatype, shape)?;
-        let bytes = match (raw, contents) {
-            (Some(raw), _) => raw,
-            (None, Some(contents)) => contents::read(contents, datatype)?.into(),
-            (None, None) => Bytes::new(),
-        };
-        Ok((datatype, shape, bytes))
+    let (datatype, shape) = typed(&datatype, shape).map_err(|error| error.of(&name))?;
+    let bytes = match (raw, contents) {
+        (Some(raw), _) => raw,
+        (None, Some(contents)) => contents::read(contents, datatype).map_err(|error| error.of(&name))?.into(),
+        (None, None) => Bytes::new(),
     };
-    let (datatype, shape, bytes) = elements().map_err(|error: TensorError| error.of(&name))?;
     Tensor::new(name, datatype, shape, bytes)
 }
 
@@ -232,9 +228,11 @@ pub(super) fn infer_response(
             .collect::<Option<Vec<Option<InferTensorContents>>>>(),
     };
     // There is one entry for each output, since clients count them.
-    let raw = |output: &Tensor| if is_sent(output) { output.bytes().clone() } else { Bytes::new() };
     let raw_output_contents = match &contents {
-        None => outputs.iter().map(|(output, _)| raw(output)).collect(),
+        None => outputs
+            .iter()
+            .map(|(output, _)| if is_sent(output) { output.bytes().clone() } else { Bytes::new() })
+            .collect(),
         Some(_) => Vec::new(),
     };
     let mut contents = contents.into_iter().flatten();

@@ -32,21 +32,24 @@ const ENCODINGS: HeaderValue = HeaderValue::from_static("identity,gzip,deflate")
 /// The header has another form.
 pub(super) fn time_limit(headers: &HeaderMap) -> Result<Option<Duration>, ServeError> {
     let Some(value) = headers.get("grpc-timeout") else { return Ok(None) };
-    let limit = || {
-        let (digits, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;
-        let is_number = digits.len() <= 8 && digits.bytes().all(|digit| digit.is_ascii_digit());
-        let number: u64 = digits.parse().ok().filter(|_| is_number)?;
-        Some(match unit {
-            "H" => Duration::from_secs(number * 3600),
-            "M" => Duration::from_secs(number * 60),
-            "S" => Duration::from_secs(number),
-            "m" => Duration::from_millis(number),
-            "u" => Duration::from_micros(number),
-            "n" => Duration::from_nanos(number),
-            _ => return None,
-        })
-    };
-    limit().map(Some).ok_or_else(|| ServeError::Malformed(format!("grpc-timeout is no time: {value:?}")))
+    let limit = value.to_str().ok().and_then(duration);
+    limit.map(Some).ok_or_else(|| ServeError::Malformed(format!("grpc-timeout is no time: {value:?}")))
+}
+
+/// Parses at most eight digits and a unit.
+fn duration(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let is_number = digits.len() <= 8 && digits.bytes().all(|digit| digit.is_ascii_digit());
+    let number: u64 = digits.parse().ok().filter(|_| is_number)?;
+    Some(match unit {
+        "H" => Duration::from_secs(number * 3600),
+        "M" => Duration::from_secs(number * 60),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
 }
 
 /// The compression of a call's messages.

@@ -117,7 +117,6 @@ enum Input {
 
 impl Input {
     fn parse(json: &str) -> Result<Self, Refused> {
-        let malformed = |error: serde_json::Error| Refused::of("input", format!("{INPUT}: {error}"));
         let first = json.strip_prefix('[').and_then(|rest| rest.trim_start().chars().next());
         let input = match first {
             None => serde_json::from_str(json).map(|text| Self::Texts(vec![text])),
@@ -125,7 +124,7 @@ impl Input {
             Some('[') => serde_json::from_str(json).map(Self::Tokens),
             Some(_) => serde_json::from_str(json).map(|tokens| Self::Tokens(vec![tokens])),
         };
-        let input = input.map_err(malformed)?;
+        let input = input.map_err(|error: serde_json::Error| Refused::of("input", format!("{INPUT}: {error}")))?;
         let (count, has_empty) = match &input {
             Self::Texts(texts) => (texts.len(), texts.iter().any(String::is_empty)),
             Self::Tokens(lists) => (lists.len(), lists.iter().any(Vec::is_empty)),
@@ -214,8 +213,8 @@ async fn answer(
 ) -> Result<Response, Refused> {
     let mut share = shared.share();
     let body = receive(headers, body, &shared.config.limits, &mut share).await?;
-    let malformed = |error| ServeError::Malformed(format!("the body is no request for embeddings: {error}"));
-    let request: EmbeddingsRequest = serde_json::from_slice(&body).map_err(malformed)?;
+    let request: EmbeddingsRequest = serde_json::from_slice(&body)
+        .map_err(|error| ServeError::Malformed(format!("the body is no request for embeddings: {error}")))?;
     let metadata = shared.service.metadata(&request.model, None)?;
     known.clone_from(&request.model);
     let format = Format::parse(request.encoding_format.as_deref())?;
@@ -324,22 +323,24 @@ impl Encoder {
         if reader(output.datatype).is_none() || output.shape.len() != 2 || output.name == "logits" {
             return Err(other());
         }
-        let is_text = |input: &TensorMetadata| {
-            input.datatype == Datatype::Bytes && matches!(input.shape[..], [-1] | [-1, 1 | -1])
-        };
-        let is_tokens = |input: &TensorMetadata| {
-            input.shape == [-1, -1]
-                && matches!(input.datatype, Datatype::Int64 | Datatype::Int32)
-                && matches!(&*input.name, "input_ids" | "attention_mask" | "token_type_ids")
-        };
         let takes = match &metadata.inputs[..] {
-            [input] if is_text(input) => Takes::Texts(input.clone()),
-            inputs if inputs.iter().any(|input| input.name == "input_ids") && inputs.iter().all(is_tokens) => {
+            [input] if Self::has_texts(input) => Takes::Texts(input.clone()),
+            inputs if inputs.iter().any(|input| input.name == "input_ids") && inputs.iter().all(Self::has_tokens) => {
                 Takes::Tokens(inputs.to_vec())
             }
             _ => return Err(other()),
         };
         Ok(Self { takes, output: output.name.clone() })
+    }
+
+    fn has_texts(input: &TensorMetadata) -> bool {
+        input.datatype == Datatype::Bytes && matches!(input.shape[..], [-1] | [-1, 1 | -1])
+    }
+
+    fn has_tokens(input: &TensorMetadata) -> bool {
+        input.shape == [-1, -1]
+            && matches!(input.datatype, Datatype::Int64 | Datatype::Int32)
+            && matches!(&*input.name, "input_ids" | "attention_mask" | "token_type_ids")
     }
 
     /// Returns the inputs for some rows, in the order of `places`.
@@ -398,12 +399,15 @@ async fn vectors(
     let mut places: Vec<usize> = (0..lengths.len()).collect();
     places.sort_by_key(|place| lengths[*place]);
     let mut vectors = vec![Vec::new(); places.len()];
-    // A few long rows must not pad many short ones to their length.
-    let goes_with = |rows: usize, place: usize| rows < max_rows && (rows + 1) * lengths[place] <= MAX_FILLED;
     let mut rest = &places[..];
     while !rest.is_empty() {
-        let more = rest.iter().enumerate().skip(1).take_while(|(rows, place)| goes_with(*rows, **place)).count();
-        let (places, others) = rest.split_at(1 + more);
+        // A few long rows must not pad many short ones to their length.
+        let more = rest
+            .iter()
+            .enumerate()
+            .skip(1)
+            .take_while(|(rows, place)| *rows < max_rows && (rows + 1) * lengths[**place] <= MAX_FILLED);
+        let (places, others) = rest.split_at(1 + more.count());
         rest = others;
         let inputs = encoder.inputs(rows, places)?;
         // JSON cannot express half precision.

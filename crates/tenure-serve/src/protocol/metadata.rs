@@ -83,11 +83,10 @@ impl ModelMetadata {
                 return Err(self.unknown("output", &wanted.name, &self.outputs));
             }
         }
-        for TensorMetadata { name, datatype, .. } in self.outputs.iter().filter(|output| {
-            let outputs = &request.wanted.outputs;
-            outputs.is_empty() || outputs.iter().any(|wanted| wanted.name == output.name)
-        }) {
-            let is_sent = request.wanted.span(name).is_none();
+        let wanted = &request.wanted.outputs;
+        for TensorMetadata { name, datatype, .. } in &self.outputs {
+            let is_wanted = wanted.is_empty() || wanted.iter().any(|wanted| wanted.name == *name);
+            let is_sent = is_wanted && request.wanted.span(name).is_none();
             if is_sent && !datatype.has_json() && request.wanted.encoding(name) == Encoding::Json {
                 return Err(TensorError::NotJson(*datatype).of(name));
             }

@@ -101,8 +101,11 @@ impl<'a> Iterator for Strings<'a> {
 
 /// Appends a string after its length.
 pub(crate) fn push_string(bytes: &mut Vec<u8>, string: &[u8]) -> Result<(), TensorError> {
-    let strings = |reason| TensorError::Strings { shape: vec![1], expected: 1, reason };
-    let length = u32::try_from(string.len()).map_err(|_| strings("a string of 4 GiB or more has no length"))?;
+    let length = u32::try_from(string.len()).map_err(|_| TensorError::Strings {
+        shape: vec![1],
+        expected: 1,
+        reason: "a string of 4 GiB or more has no length",
+    })?;
     bytes.extend(length.to_le_bytes());
     bytes.extend(string);
     Ok(())

@@ -201,8 +201,7 @@ impl Config {
             if let Some(twice) = tensors.iter().find(|tensor| !names.insert(&tensor.name)) {
                 return Err(value(key, format!("has {:?} twice", twice.name), "names must differ"));
             }
-            let is_batched = |tensor: &&TensorSpec| tensor.shape.first() == Some(&Dimension::Free);
-            let fixed = tensors.iter().find(|tensor| !is_batched(tensor));
+            let fixed = tensors.iter().find(|tensor| tensor.shape.first() != Some(&Dimension::Free));
             if let Some(tensor) = fixed.filter(|_| written.batching.max_rows > NonZeroU32::MIN) {
                 let given = format!("has {:?} of a first size that is not -1", tensor.name);
                 return Err(value(key, given, "it must be, or max_rows 1, for rows are batched along it"));

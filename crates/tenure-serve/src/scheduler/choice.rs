@@ -16,9 +16,13 @@ impl Scheduler {
         if !to.copies.is_empty() || matches!(to.work, Work::Lost) {
             return None;
         }
-        let absent = |model: &ModelId| to.residency.missing_bytes(*model).is_some_and(|bytes| bytes > 0);
-        let here = self.waiting.iter().filter(|model| absent(model) && self.best_device(**model, now) == Some(device));
-        here.copied().min_by_key(|model| self.models[model].queue.due())
+        let absent = self
+            .waiting
+            .iter()
+            .copied()
+            .filter(|model| to.residency.missing_bytes(*model).is_some_and(|bytes| bytes > 0))
+            .filter(|model| self.best_device(*model, now) == Some(device));
+        absent.min_by_key(|model| self.models[model].queue.due())
     }
 
     /// Returns whether a device's background work is in the way of a request. Then its user must stop that work and
@@ -56,7 +60,6 @@ impl Scheduler {
 
     fn choose_model(&self, device: DeviceId, now: Duration) -> Option<ModelId> {
         let on = &self.devices[device.0];
-        let is_here = |model: &ModelId| on.residency.missing_bytes(*model) == Some(0);
         let mut ready: Vec<ModelId> = self
             .waiting
             .iter()
@@ -65,7 +68,7 @@ impl Scheduler {
             .collect();
         ready.retain(|model| self.best_device(*model, now) == Some(device));
         let due = |model: &ModelId| self.models[model].queue.due().filter(|due| *due <= now).map(|due| (due, *model));
-        let is_owed = |model: &ModelId| is_here(model) && due(model).is_some();
+        let is_owed = |model: &ModelId| on.residency.missing_bytes(*model) == Some(0) && due(model).is_some();
         if !on.debt.is_zero() && ready.iter().any(is_owed) {
             ready.retain(is_owed);
         }

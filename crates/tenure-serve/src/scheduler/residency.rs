@@ -189,8 +189,11 @@ impl Residency {
         if needed == 0 {
             return Ok(Vec::new());
         }
-        let may_leave = |kept: &Kept| kept.resident > 0 && kept.users == 0 && !kept.weights.is_pinned;
-        let mut leaving: Vec<_> = self.models.iter().filter(|(_, kept)| may_leave(kept)).collect();
+        let mut leaving: Vec<_> = self
+            .models
+            .iter()
+            .filter(|(_, kept)| kept.resident > 0 && kept.users == 0 && !kept.weights.is_pinned)
+            .collect();
         leaving.sort_by_cached_key(|(model, kept)| (wanted.contains(model), kept.worth(now), Reverse(**model)));
         let mut evictions = Vec::new();
         for (model, kept) in leaving {

@@ -233,15 +233,13 @@ impl Core {
             }
             Err(_) if run.requests.len() > 1 => {
                 let answers = run.inputs.iter().zip(&run.rows).map(|(inputs, rows)| {
-                    let answer = run.running.compute(device, slice::from_ref(inputs), slice::from_ref(rows));
-                    if let Ok(Answer { copy, wait, compute, .. }) = answer {
-                        let phases = Phases { queue: Duration::ZERO, copy, wait, compute };
-                        self.metrics.executed(run.running.name(), u64::from(*rows), phases);
-                    }
-                    answer
+                    let Answer { outputs, copy, wait, compute } =
+                        run.running.compute(device, slice::from_ref(inputs), slice::from_ref(rows))?;
+                    let phases = Phases { queue: Duration::ZERO, copy, wait, compute };
+                    self.metrics.executed(run.running.name(), u64::from(*rows), phases);
+                    Ok(outputs.into_iter().next().unwrap_or_default())
                 });
-                let only = |answer: Answer| answer.outputs.into_iter().next().unwrap_or_default();
-                (None, answers.map(|answer| answer.map(only).map_err(ServeError::from)).collect())
+                (None, answers.collect())
             }
             Err(error) => (None, failed(error, 1)),
         }

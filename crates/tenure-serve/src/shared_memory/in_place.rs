@@ -92,6 +92,8 @@ impl InPlace {
 /// Returns the number of bytes that could be copied in memory while `bytes` are copied to or from the parts. A copy
 /// to or from a device always counts as long.
 fn work_bytes<'a>(bytes: usize, parts: impl IntoIterator<Item = &'a RegionPart>) -> usize {
-    let call_bytes = |part: &RegionPart| if part.is_on_device() { usize::MAX } else { CALL_BYTES };
-    parts.into_iter().fold(bytes, |sum, part| sum.saturating_add(call_bytes(part)))
+    parts
+        .into_iter()
+        .map(|part| if part.is_on_device() { usize::MAX } else { CALL_BYTES })
+        .fold(bytes, usize::saturating_add)
 }

@@ -53,11 +53,11 @@ impl Control {
 
     /// Waits until a call may go on.
     fn pass(&self) {
-        let is_held = |allowed: &mut Option<usize>| *allowed == Some(0);
         let allowed = self.allowed.lock().unwrap();
         // A failed test would hold it forever.
+        let limit = Duration::from_secs(300);
         let (mut allowed, waited) =
-            self.changed.wait_timeout_while(allowed, Duration::from_secs(300), is_held).unwrap();
+            self.changed.wait_timeout_while(allowed, limit, |allowed| *allowed == Some(0)).unwrap();
         assert!(!waited.timed_out(), "held for too long");
         *allowed = allowed.map(|calls| calls - 1);
     }

@@ -297,8 +297,11 @@ impl World {
         let Some(model) = self.scheduler.upcoming(device, self.now) else { return };
         assert!(self.waiting().any(|(_, asked)| asked.request.model == model));
         if let Ok(Some(load)) = self.scheduler.prefetch(device, model, self.now) {
-            let wanted = |model| self.waiting().any(|(_, asked)| asked.request.model == model);
-            assert!(load.evict.iter().all(|eviction| !wanted(eviction.model)));
+            assert!(
+                load.evict
+                    .iter()
+                    .all(|eviction| !self.waiting().any(|(_, asked)| asked.request.model == eviction.model))
+            );
             self.copy(
                 index,
                 model,

@@ -80,11 +80,12 @@ impl Crew {
                 let generator = Generator::new(0);
                 let _own = DefaultGenerator::enter(generator.clone());
                 let rank = collective.rank();
-                let mut trainer = match caught(|| {
+                let made = caught(|| {
                     let (task, optimizer) = replica(device)?;
                     same(&expected, &signature(task.model(), &optimizer))?;
                     Trainer::new(task, loader, optimizer, plan).of_rank(collective, lockstep)
-                }) {
+                });
+                let mut trainer = match made {
                     Ok(trainer) => trainer,
                     Err(error) => return drop(answer.send(Err(error))),
                 };

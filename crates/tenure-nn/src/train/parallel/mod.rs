@@ -260,15 +260,11 @@ impl Rank {
     /// Ends a backward pass. Afterwards the thread's stream has the averaged gradients and the loss over all devices.
     fn finish(&self, loss: Option<Tensor>) -> Result<Tensor> {
         let words = self.meet(Word::Gradients(self.reducer.arrived()))?;
-        self.reducer.finish(
-            &words
-                .iter()
-                .map(|word| match word {
-                    Word::Gradients(arrived) => arrived.clone(),
-                    Word::Batch(_) | Word::Sent => Vec::new(),
-                })
-                .collect::<Vec<_>>(),
-        )?;
+        let arrived = words.iter().map(|word| match word {
+            Word::Gradients(arrived) => arrived.clone(),
+            Word::Batch(_) | Word::Sent => Vec::new(),
+        });
+        self.reducer.finish(&arrived.collect::<Vec<_>>())?;
         let loss = loss.map_or_else(|| Tensor::zeros(&[], DType::F64, self.collective.device()), Ok)?;
         self.collective.all_reduce(std::slice::from_ref(&loss), ReduceOp::Average)?;
         self.collective.join()?;
@@ -304,10 +300,9 @@ impl Drop for Rank {
 /// Returns whether an error is only the consequence of one on another device.
 fn is_consequence(error: &crate::Error) -> bool {
     use crate::Error::{Tensor, Train};
-    let is_alone = |error: &CollectiveError| matches!(error, CollectiveError::Alone);
     match error {
         Train(TrainError::Apart) => true,
-        Tensor(TensorError::Collective { error, .. }) => is_alone(error),
+        Tensor(TensorError::Collective { error, .. }) => matches!(**error, CollectiveError::Alone),
         _ => false,
     }
 }

@@ -100,8 +100,7 @@ impl Reducer {
         if !state.is_ordered
             && let Some(order) = arrived.first().filter(|order| !order.is_empty())
         {
-            let came = |index: &usize| order.contains(index);
-            let never = (0..has_grad.len()).rev().filter(|index| !came(index));
+            let never = (0..has_grad.len()).rev().filter(|index| !order.contains(index));
             let order: Vec<usize> = order.iter().copied().chain(never).collect();
             (state.buckets, state.places) = group(&self.shared.parameters, &order);
             state.is_ordered = true;
@@ -176,7 +175,8 @@ fn grad(parameter: &Parameter) -> tenure_tensor::Result<Tensor> {
 fn group(parameters: &[Parameter], order: &[usize]) -> (Vec<Vec<usize>>, Vec<usize>) {
     let mut buckets = Vec::new();
     let mut places = vec![0; parameters.len()];
-    let (mut bucket, mut bytes) = (Vec::new(), 0);
+    let mut bucket = Vec::new();
+    let mut bytes = 0;
     for index in order {
         bucket.push(*index);
         places[*index] = buckets.len();

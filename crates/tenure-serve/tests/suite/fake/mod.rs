@@ -130,9 +130,10 @@ impl Service for Fake {
         if let Some(encoder) = Self::encoder(model) {
             return Ok(encoder);
         }
-        let unknown = || ServeError::UnknownModel { model: model.into(), version: version.map(String::from) };
         let known = version.is_none_or(|version| version == "1");
-        let datatype = Self::datatype(model).filter(|_| known).ok_or_else(unknown)?;
+        let datatype = Self::datatype(model)
+            .filter(|_| known)
+            .ok_or_else(|| ServeError::UnknownModel { model: model.into(), version: version.map(String::from) })?;
         let tensor = |name: &str| vec![TensorMetadata { name: name.into(), datatype, shape: vec![-1, -1] }];
         Ok(Arc::new(ModelMetadata {
             name: model.into(),
