@@ -154,7 +154,7 @@ class _DeviceModule:
 
     def bring(self) -> Callable[[], float]:
         with self._memory.switcher._lock:
-            copied = self._copied = self._model._bring()
+            copied = self._copied = self._model._start_copies()
         return lambda: _seconds(copied)
 
     def evict(self, bytes: int) -> int:

@@ -35,10 +35,10 @@ def tell_in_backward(tensor: Tensor, key: int) -> None:
     # A module may return the result of an inner module, which has marked the node as its own.
     if node is not None and _TOLD not in node.metadata:
         node.metadata[_TOLD] = True
-        node.register_prehook(_Reached(key))
+        node.register_prehook(_NodeHook(key))
 
 
-class _Reached:
+class _NodeHook:
     """A hook that runs when backward reaches a node."""
 
     def __init__(self, key: int) -> None:

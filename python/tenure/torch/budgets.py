@@ -40,7 +40,7 @@ Codec = Literal["auto", "none", "zeros", "planes", "fp16", "csr-fp16"]
 
 #: The values of `_native.Budget.phase`: no step is open; the open step reports all saved tensors to the budget; or
 #: none.
-_BETWEEN, _WATCHED, _UNWATCHED = range(3)
+_NO_STEP, _WATCHED, _UNWATCHED = range(3)
 
 #: All open budgets, by device index; None is the CPU.
 _open: weakref.WeakValueDictionary[int | None, Budget] = weakref.WeakValueDictionary()
@@ -75,7 +75,7 @@ class StepReport:
     codec: str
 
 
-class _Threads(threading.local):
+class _ThreadState(threading.local):
     """The state of one thread in a budget."""
 
     def __init__(self) -> None:
@@ -120,13 +120,13 @@ class Budget:
         self._module = module
         self._native = native
         self._device = device
-        self._threads = _Threads()
+        self._threads = _ThreadState()
         self._entering = threading.Lock()
         self._entered = 0
-        self._is_over = False
-        self._is_told = False
+        self._is_closed = False
+        self._is_marked = False
         self._report: StepReport | None = None
-        self._entries = Entries(module, _BeforeModel(self), _BehindModel(self))
+        self._entries = Entries(module, _BeforeModel(self), _AfterModel(self))
         #: A parameter that is trained, and how often it had been written to when the step began.
         self._parameter = next((each for each in module.parameters() if each.requires_grad), None)
         self._writes = 0
@@ -155,14 +155,14 @@ class Budget:
         has freed the first tensor that the step saved, or where the model is called after its parameters were changed.
         """
         self._end()
-        self._is_told = True
+        self._is_marked = True
         try:
             yield
         except BaseException as error:
             self._fail(error)
             raise
         finally:
-            self._is_told = False
+            self._is_marked = False
         self._end()
 
     def report(self) -> StepReport | None:
@@ -173,7 +173,7 @@ class Budget:
         StepReport or None
             None if there was none.
         """
-        if (self._native.is_needed or self._native.phase == _UNWATCHED) and not self._is_told:
+        if (self._native.is_needed or self._native.phase == _UNWATCHED) and not self._is_marked:
             self._end()
         return self._report
 
@@ -196,16 +196,16 @@ class Budget:
     def close(self) -> None:
         """Ends the budget and its limit. Saved tensors can still be used."""
         with _opening:
-            if self._is_over:
+            if self._is_closed:
                 return
-            self._is_over = True
+            self._is_closed = True
             self._leave_model(all_calls=True)
             self._entries.remove()
             self._native.close()
             _open.pop(self._device.index, None)
 
     def __enter__(self) -> Self:
-        if self._is_over:
+        if self._is_closed:
             raise Error("this budget is over: make another by tenure.torch.budget()")
         self._native.enforce()
         _nested.entered.append(self)
@@ -247,29 +247,29 @@ class Budget:
         is_entered = self._threads.calls == 1
         if is_entered:
             self._entries.enter(module)
-        if self._is_between(is_entered):
+        if self._begins_step(is_entered):
             # An earlier call may have been interrupted, and interrupts do not reach hooks.
             self._threads.calls = 1
             self._begin(*self._signature(module, args, kwargs))
-            self._follow()
+            self._set_hooks()
         if self._native.phase == _WATCHED:
             if self not in _nested.noting:
                 _nested.noting.append(self)
             self._native.listen(True)
 
-    def _is_between(self, is_entered: bool) -> bool:
+    def _begins_step(self, is_entered: bool) -> bool:
         """Returns whether a step begins at this call of the model."""
         phase = self._native.phase
-        if phase == _BETWEEN:
+        if phase == _NO_STEP:
             return True
-        if self._is_told:
+        if self._is_marked:
             return False
         has_learned = self._parameter is not None and self._parameter._version != self._writes
         return has_learned or (phase == _UNWATCHED and is_entered)
 
     def _begin_by_saving(self, tensor: Tensor) -> None:
         """Begins a step when a tensor is saved while none is open. The native budget calls this."""
-        if self._is_over or torch._C._current_graph_task_id() != -1:
+        if self._is_closed or torch._C._current_graph_task_id() != -1:
             return
         self._entries.watch()
         self._begin((tensor.dtype, tensor.dim()), tensor.shape, tensor.nbytes)
@@ -279,13 +279,13 @@ class Budget:
         if self._parameter is not None:
             self._writes = self._parameter._version
         signature = (_number(kind, sizes), _number(kind), input_bytes)
-        is_unwatched = self._native.begin(signature, self._is_told)
+        is_unwatched = self._native.begin(signature, self._is_marked)
         if planning := self._native.take_planning():
             _LOG.info("budget of %s: %s", self._device, planning)
         if not is_unwatched:
             self._native.stay(self._staying())
 
-    def _follow(self) -> None:
+    def _set_hooks(self) -> None:
         """Sets this thread's hooks if the step is watched, else removes them.
 
         The hooks are also set if several threads are in this budget, or if this thread is in several budgets.
@@ -380,7 +380,7 @@ class _BeforeModel(Hook):
             budget._enter_model(module, args, kwargs)
 
 
-class _BehindModel(Hook):
+class _AfterModel(Hook):
     """A hook after each such call."""
 
     def __init__(self, budget: Budget) -> None:

@@ -259,7 +259,7 @@ class GraphPool:
                     _check_answer(leaf)
             # The memory that the capture allocated is free for the next one: each replay overwrites that of other
             # graphs.
-            captured = CapturedCall(self, graph, [_there(tensor) for tensor in static], _Answers(leaves, spec))
+            captured = CapturedCall(self, graph, [_alias(tensor) for tensor in static], _Answers(leaves, spec))
         self._alive.add(captured)
         return captured
 
@@ -349,7 +349,7 @@ class CapturedCall:
         """Replays the graph on the current stream. The caller owns the answers."""
         with self._pool.turn():
             for static, tensor in zip(self._static, call.tensors, strict=True):
-                _once(static).copy_(_once(tensor), non_blocking=True)
+                _without_expanded(static).copy_(_without_expanded(tensor), non_blocking=True)
             self._graph.replay()
             return self._answers.copied()
 
@@ -372,7 +372,7 @@ class _Answers:
                 continue
             number = numbers.setdefault(id(leaf), len(self._tensors))
             if number == len(self._tensors):
-                there = _there(leaf)
+                there = _alias(leaf)
                 flat = there.as_strided((_reach(leaf),), (1,))
                 self._tensors.append((flat, leaf.shape, leaf.stride()))
             self._leaves.append(None)
@@ -495,7 +495,7 @@ def _like(tensor: Tensor, storage: Any) -> Tensor:
     return empty.set_(made, offset, tensor.shape, tensor.stride())
 
 
-def _there(tensor: Tensor) -> Tensor:
+def _alias(tensor: Tensor) -> Tensor:
     """Returns a tensor at another's address that does not keep its memory."""
     there = torch._C._construct_storage_from_data_pointer(
         tensor.data_ptr(), tensor.device, _reach(tensor) * tensor.itemsize
@@ -503,7 +503,7 @@ def _there(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(there, 0, tensor.shape, tensor.stride())
 
 
-def _once(tensor: Tensor) -> Tensor:
+def _without_expanded(tensor: Tensor) -> Tensor:
     """Returns a tensor with each element in memory once, without the expanded dimensions."""
     for dim, (length, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if step == 0 and length > 1:

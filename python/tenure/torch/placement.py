@@ -29,7 +29,7 @@ _installing = threading.Lock()
 _shim: ctypes.CDLL | None = None
 
 
-class _Threads(threading.local):
+class _ThreadTokens(threading.local):
     """The tokens of a thread's open `with` blocks."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class _Entered:
 
     def __init__(self, native: _native.Placement | _native.Recorder) -> None:
         self._enter = native.enter
-        self._threads = _Threads()
+        self._threads = _ThreadTokens()
 
     def __enter__(self) -> Self:
         self._threads.tokens.append(self._enter())

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_flatten
 
 __all__ = ["Probe", "Refusal", "told"]
 
-#: A lock that a forward holds while it gets values from `_Told`.
-_ONE_TOLD = threading.Lock()
+#: A lock that a forward holds while it gets values from `_KnownValues`.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class Refusal(Exception):
@@ -105,7 +105,7 @@ class Probe(TorchDispatchMode):
         raise Refusal(reason)
 
 
-class _Told(TorchDispatchMode):
+class _KnownValues(TorchDispatchMode):
     """Gives a captured forward the values that its host code reads, since a capture cannot read them."""
 
     def __init__(self, constants: list[Any]) -> None:
@@ -133,11 +133,11 @@ def told(constants: list[Any]) -> Iterator[None]:
     if not constants:
         yield
         return
-    with _ONE_TOLD:
+    with _ONE_AT_A_TIME:
         ask, thread = torch.cuda.is_current_stream_capturing, threading.get_ident()
         torch.cuda.is_current_stream_capturing = lambda: threading.get_ident() != thread and ask()
         try:
-            with _Told(constants):
+            with _KnownValues(constants):
                 yield
         finally:
             torch.cuda.is_current_stream_capturing = ask

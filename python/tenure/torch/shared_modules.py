@@ -162,10 +162,10 @@ def _difference(published: bytes, described: bytes) -> str:
         return "the shared parameters were not published by share_module(): allocate them as their publisher did"
     tensors = (json.loads(about.removeprefix(_MODULE)) for about in (published, described))
     theirs, ours = next(pair for pair in zip_longest(*tensors) if pair[0] != pair[1])
-    return f"another module was shared: it has {_told(theirs)} where this one has {_told(ours)}"
+    return f"another module was shared: it has {_in_words(theirs)} where this one has {_in_words(ours)}"
 
 
-def _told(tensor: list[Any] | None) -> str:
+def _in_words(tensor: list[Any] | None) -> str:
     if tensor is None:
         return "nothing more"
     name, dtype, shape, strides, first = tensor

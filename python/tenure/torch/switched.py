@@ -141,7 +141,7 @@ class SwitchedModel:
         """
         with self._switcher._lock:
             self._check_there()
-            self._bring()
+            self._start_copies()
 
     def evict(self, bytes: int | None = None) -> None:
         """Evicts it from the device, so that others have room. It comes back when it is called.
@@ -183,7 +183,7 @@ class SwitchedModel:
                     yield self._module
                 return
             self._check_unwritten()
-            self._bring()
+            self._start_copies()
             self._depth, self._outermost = 1, stream.cuda_stream
             try:
                 self._open(stream.cuda_stream)
@@ -220,7 +220,7 @@ class SwitchedModel:
 
     def _call(self, stream: torch.cuda.Stream, inputs: Any, kwargs: Any) -> Any:
         self._check_unwritten()
-        self._bring()
+        self._start_copies()
         try:
             known = None if self._graphs is None else self._graphs.shape_of(inputs, kwargs)
             if self._graphs is None or known is None:
@@ -261,7 +261,7 @@ class SwitchedModel:
         is_measured = not self._is_learned and self._calls >= _PLAIN_CALLS
         self._depth, self._outermost = 1, stream.cuda_stream
         if self._ready != stream.cuda_stream or is_measured:
-            self._come(stream.cuda_stream)
+            self._wait_when_taken(stream.cuda_stream)
         else:
             for layer in self._layers:
                 layer.open()
@@ -286,12 +286,12 @@ class SwitchedModel:
         """Calls the module on a stream. If the stream is captured, each replay waits where layers are taken."""
         self._depth, self._outermost = 1, stream.cuda_stream
         try:
-            self._come(stream.cuda_stream)
+            self._wait_when_taken(stream.cuda_stream)
             return self._module(*inputs, **kwargs)
         finally:
             # A wait that was captured runs in replays only, so the stream itself has not waited.
             self._ready = None
-            self._shut()
+            self._close_layers()
             self._depth = 0
 
     def _is_weight(self, tensor: Tensor) -> bool:
@@ -316,7 +316,7 @@ class SwitchedModel:
     def _leave(self, stream: int) -> None:
         """Ends a call or a block: the module refuses access again."""
         self._measured = None
-        self._shut()
+        self._close_layers()
         try:
             self._native.used_by(stream)
         finally:
@@ -328,11 +328,11 @@ class SwitchedModel:
         if self._depth:
             self._leave(stream)
 
-    def _shut(self) -> None:
+    def _close_layers(self) -> None:
         for layer in self._layers:
             layer.leave()
 
-    def _bring(self) -> tuple[torch.cuda.Event, torch.cuda.Event] | None:
+    def _start_copies(self) -> tuple[torch.cuda.Event, torch.cuda.Event] | None:
         """Starts the copies of what is missing, if anything. Returns an event before the copies and one after them."""
         self._switcher._uses += 1
         self._used_at = self._switcher._uses
@@ -346,7 +346,7 @@ class SwitchedModel:
         self._ready = None
         return self._switcher._load(self)
 
-    def _come(self, stream: int) -> None:
+    def _wait_when_taken(self, stream: int) -> None:
         """Makes a stream wait for layers when they are taken; for all of them now if their order is not known."""
         self._stream = stream
         self._waited = self._opened = 0
