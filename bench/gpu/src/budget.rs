@@ -11,7 +11,7 @@ use tenure_device::Executor;
 use tenure_device::cuda::Timing;
 use tenure_device::memory::DeviceMemory;
 use tenure_nn::data::{DataLoader, LoaderOptions};
-use tenure_nn::train::{Budget, Plan, StepReport, Trainer};
+use tenure_nn::train::{Budget, StepReport, Trainer, TrainerOptions};
 use tenure_offload::SpillLink;
 
 use crate::Arguments;
@@ -47,7 +47,7 @@ pub(crate) fn run(
     let options = &arguments.budget;
     let (task, optimizer) = workloads::training(trained, memory.device())?;
     let loader = DataLoader::new(Numbers, LoaderOptions { batch_size: 1, ..LoaderOptions::default() });
-    let plan = Plan { steps: u64::MAX, ..Plan::default() };
+    let plan = TrainerOptions { steps: u64::MAX, ..TrainerOptions::default() };
     let budget = Budget::new(budget).spill_bytes(options.spill_gib << 30).pinned_bytes(options.host_gib << 30);
     let budget = options.spill.iter().fold(budget, Budget::spill);
     let began = Instant::now();

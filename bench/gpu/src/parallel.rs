@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::Result;
 use serde_json::json;
 use tenure_nn::data::{DataLoader, LoaderOptions};
-use tenure_nn::train::{Plan, Trainer};
+use tenure_nn::train::{Trainer, TrainerOptions};
 use tenure_tensor::Device;
 
 use crate::Arguments;
@@ -17,7 +17,7 @@ pub(crate) fn run(arguments: &Arguments, trained: Trained, count: u8) -> Result<
     let (task, optimizer) = workloads::training(trained, devices[0])?;
     let examples = task.examples() * devices.len();
     let loader = DataLoader::new(Numbers, LoaderOptions { batch_size: devices.len(), ..LoaderOptions::default() });
-    let plan = Plan { steps: u64::MAX, ..Plan::default() };
+    let plan = TrainerOptions { steps: u64::MAX, ..TrainerOptions::default() };
     let run = Trainer::new(task, loader, optimizer, plan);
     let mut run = run.on_devices(&devices, move |device| workloads::training(trained, device))?;
     let loss = run.step()?.map(|step| step.loss);

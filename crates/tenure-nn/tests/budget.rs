@@ -12,7 +12,7 @@ use tenure_nn::checkpoint::{Checkpoint, Weights};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adam, Optimizer, Schedule};
-use tenure_nn::train::{Classification, Pass, Plan, Step, Trainer};
+use tenure_nn::train::{Classification, Pass, Step, Trainer, TrainerOptions};
 use tenure_nn::{Module, Scope, Source};
 use tenure_offload::{Engine, EngineOptions, Memory, SpillLink};
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
@@ -58,7 +58,7 @@ fn trainer_of(config: Gpt2Config, batch_size: usize, clip_norm: Option<f64>, ste
     let tokens = (0..20_000).map(|index| index * 7 % 61).collect();
     let data = TextWindows::of_tokens(tokens, config.n_positions).unwrap();
     let loader = DataLoader::new(data, LoaderOptions { batch_size, shuffle: Some(0), ..LoaderOptions::default() });
-    let plan = Plan { steps, schedule: Schedule::Constant, clip_norm, ..Plan::default() };
+    let plan = TrainerOptions { steps, schedule: Schedule::Constant, clip_norm, ..TrainerOptions::default() };
     Trainer::new(Classification(model), loader, optimizer, plan)
 }
 

@@ -12,7 +12,7 @@ use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::layers::{BatchNorm, BatchNormOptions, Layer};
 use tenure_nn::models::{Gpt2, Gpt2Config, ResNet, ResNetConfig};
 use tenure_nn::optim::{Adagrad, Adam, GradScaler, Optimizer, Rule, Schedule, Sgd, clip_grad_norm};
-use tenure_nn::train::{Classification, Plan, Task, Trainer};
+use tenure_nn::train::{Classification, Task, Trainer, TrainerOptions};
 use tenure_nn::{Module, Parameter, Scope};
 use tenure_tensor::autocast::Autocast;
 use tenure_tensor::cuda::Captured;
@@ -49,7 +49,8 @@ fn run(rule: impl Rule + 'static, is_captured: bool) -> Run {
     let data = (0..=22 * WINDOW).map(|index| (index * index % 5) as u32).collect();
     let loader = DataLoader::new(TextWindows::of_tokens(data, WINDOW).unwrap(), options);
     let schedule = Schedule::Cosine { steps: STEPS, end: 0.1 }.with_warmup(2);
-    let plan = Plan { steps: STEPS, schedule, clip_norm: Some(1.0), is_captured, ..Plan::default() };
+    let plan =
+        TrainerOptions { steps: STEPS, schedule, clip_norm: Some(1.0), is_captured, ..TrainerOptions::default() };
     Trainer::new(Classification(model), loader, optimizer, plan)
 }
 

@@ -9,7 +9,7 @@ use tenure_device::cost::Counters;
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adam, Optimizer, Schedule};
-use tenure_nn::train::{Classification, Plan, Trainer};
+use tenure_nn::train::{Classification, Trainer, TrainerOptions};
 use tenure_nn::{Module, Scope};
 use tenure_tensor::random::Generator;
 
@@ -37,7 +37,8 @@ fn a_step_that_is_warm_allocates_nothing_from_the_driver_and_waits_once() {
         let options = LoaderOptions { batch_size: 4, shuffle: Some(3), device: cuda(), ..LoaderOptions::default() };
         let loader = DataLoader::new(TextWindows::of_tokens(tokens, WINDOW).unwrap(), options);
         let schedule = Schedule::Cosine { steps: STEPS, end: 0.1 };
-        let plan = Plan { steps: STEPS, schedule, clip_norm: Some(1.0), is_captured, ..Plan::default() };
+        let plan =
+            TrainerOptions { steps: STEPS, schedule, clip_norm: Some(1.0), is_captured, ..TrainerOptions::default() };
         let optimizer = Optimizer::new(model.parameters(), 1e-3, Adam::w());
         let mut run = Trainer::new(Classification(model), loader, optimizer, plan);
         let mut asked = Vec::new();

@@ -18,7 +18,7 @@ use tenure_core::Device;
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::layers::{Layer, Linear};
 use tenure_nn::optim::{Optimizer, Sgd};
-use tenure_nn::train::{Pass, Plan, Score, Task, Trainer};
+use tenure_nn::train::{Pass, Score, Task, Trainer, TrainerOptions};
 use tenure_nn::{Module, Result, Scope, module};
 use tenure_offload::{Engine, EngineOptions, Memory, SpillLink};
 use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
@@ -93,7 +93,7 @@ fn trainer() -> Run {
     let tokens = (0..=ROWS * WIDTH).map(|index| (index * index % 61) as u32).collect();
     let options = LoaderOptions { batch_size: ROWS, workers: 0, ..LoaderOptions::default() };
     let loader = DataLoader::new(TextWindows::of_tokens(tokens, WIDTH).unwrap(), options);
-    Trainer::new(task, loader, optimizer, Plan { steps: STEPS, ..Plan::default() })
+    Trainer::new(task, loader, optimizer, TrainerOptions { steps: STEPS, ..TrainerOptions::default() })
 }
 
 /// Finishes a run, and returns its losses and its last weights, as bits.

@@ -11,7 +11,7 @@ use tenure_device::sim::{SimConfig, SimPlatform};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adam, Optimizer, Schedule, Sgd};
-use tenure_nn::train::{Budget, Classification, Plan, TrainError, Trainer};
+use tenure_nn::train::{Budget, Classification, TrainError, Trainer, TrainerOptions};
 use tenure_nn::{Error, Module, Scope};
 use tenure_offload::{OffloadError, ProfileError};
 use tenure_plan::Problem;
@@ -86,7 +86,12 @@ impl Case {
         let data = TextWindows::of_tokens(tokens, self.config.n_positions).unwrap();
         let options =
             LoaderOptions { batch_size: self.batch_size, shuffle: Some(0), device, ..LoaderOptions::default() };
-        let plan = Plan { steps: STEPS, schedule: Schedule::Constant, clip_norm: self.clip_norm, ..Plan::default() };
+        let plan = TrainerOptions {
+            steps: STEPS,
+            schedule: Schedule::Constant,
+            clip_norm: self.clip_norm,
+            ..TrainerOptions::default()
+        };
         Trainer::new(Classification(model), DataLoader::new(data, options), optimizer, plan)
     }
 

@@ -13,7 +13,7 @@ use tenure_nn::data::{DataError, DataLoader, Dataset, LoaderOptions, TextWindows
 use tenure_nn::layers::{Layer, Linear};
 use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adam, Optimizer, Schedule, Sgd};
-use tenure_nn::train::{Classification, Plan, Score, Task, TrainError, Trainer};
+use tenure_nn::train::{Classification, Score, Task, TrainError, Trainer, TrainerOptions};
 use tenure_nn::{Error, Module, Parameter, Result, Scope, module};
 use tenure_tensor::autocast::{self, Autocast};
 use tenure_tensor::random::{self, Generator};
@@ -89,9 +89,9 @@ fn loader<D: Dataset + 'static>(data: D, device: Device) -> DataLoader<D> {
     DataLoader::new(data, LoaderOptions { batch_size: 4, shuffle: Some(3), device, ..LoaderOptions::default() })
 }
 
-fn plan(steps: u64) -> Plan {
+fn plan(steps: u64) -> TrainerOptions {
     let schedule = Schedule::Cosine { steps: 20, end: 0.1 }.with_warmup(2);
-    Plan { steps, schedule, clip_norm: Some(0.5), ..Plan::default() }
+    TrainerOptions { steps, schedule, clip_norm: Some(0.5), ..TrainerOptions::default() }
 }
 
 type Replicas = Arc<Mutex<Vec<Vec<Parameter>>>>;
@@ -379,7 +379,12 @@ fn partial_of<D: Dataset<Item = (Vec<i64>, Vec<i64>)> + 'static>(
     };
     let task = Partial::new(devices[0], outputs, Arc::clone(trouble)).unwrap();
     let first = optimizer(&task);
-    let run = Trainer::new(task, loader(data, devices[0]), first, Plan { steps: STEPS, ..Plan::default() });
+    let run = Trainer::new(
+        task,
+        loader(data, devices[0]),
+        first,
+        TrainerOptions { steps: STEPS, ..TrainerOptions::default() },
+    );
     let trouble = Arc::clone(trouble);
     let run = run.on_devices(devices, move |device| {
         let task = Partial::new(device, outputs, Arc::clone(&trouble))?;

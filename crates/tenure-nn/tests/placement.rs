@@ -9,7 +9,7 @@ use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::layers::{Activation, BatchNorm2d, Conv2d, ConvOptions, Flatten, Layer, Linear, Sequential};
 use tenure_nn::models::{Bert, BertConfig, Gpt2, Gpt2Config, ResNet, ResNetConfig};
 use tenure_nn::optim::{Adam, Optimizer};
-use tenure_nn::train::{Classification, Plan, Score, StepMemory, Task, Trainer};
+use tenure_nn::train::{Classification, Score, StepMemory, Task, Trainer, TrainerOptions};
 use tenure_nn::{Module, Scope, module, purpose};
 use tenure_plan::problem::{Problem, ProblemTier};
 use tenure_plan::{FixedPlacement, Mapping, Rule};
@@ -72,7 +72,7 @@ fn train(placement: Option<&Placement>, steps: u64) -> (Vec<u32>, Vec<Report>, S
     let options = LoaderOptions { batch_size: 4, shuffle: Some(3), workers: 2, ..LoaderOptions::default() };
     let loader = DataLoader::new(TextWindows::of_tokens(tokens, WINDOW).unwrap(), options);
     let task = Watched { task: Classification(model), placement: placement.cloned(), seen: Mutex::default() };
-    let mut trainer = Trainer::new(task, loader, optimizer, Plan { steps, ..Plan::default() });
+    let mut trainer = Trainer::new(task, loader, optimizer, TrainerOptions { steps, ..TrainerOptions::default() });
     while trainer.step().unwrap().is_some() {}
     let losses = trainer.history().iter().map(|step| step.loss.to_bits()).collect();
     let memory = trainer.history().last().unwrap().memory;

@@ -12,7 +12,7 @@ use tenure_nn::checkpoint::{Checkpoint, Progress};
 use tenure_nn::data::{DataError, DataLoader, Dataset, LoaderOptions, Subset, TextWindows};
 use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adam, Optimizer, Schedule};
-use tenure_nn::train::{Classification, Plan, Recorder, Score, Task, TrainError, Trainer};
+use tenure_nn::train::{Classification, Recorder, Score, Task, TrainError, Trainer, TrainerOptions};
 use tenure_nn::{Error, Module, Scope};
 use tenure_tensor::random::{self, Generator};
 use tenure_tensor::{DType, Device, Tensor};
@@ -39,18 +39,22 @@ fn text(windows: usize) -> TextWindows {
     TextWindows::of_tokens((0..=windows * WINDOW).map(|index| (index * index % 5) as u32).collect(), WINDOW).unwrap()
 }
 
-fn plan() -> Plan {
+fn plan() -> TrainerOptions {
     let identity = [("--seed".to_owned(), "3".to_owned())].into();
     let schedule = Schedule::Cosine { steps: STEPS, end: 0.1 }.with_warmup(2);
-    Plan { steps: STEPS, schedule, clip_norm: Some(1.0), identity, ..Plan::default() }
+    TrainerOptions { steps: STEPS, schedule, clip_norm: Some(1.0), identity, ..TrainerOptions::default() }
 }
 
 /// Makes a run with dropout, and with an epoch of six batches, the last of which is not full.
-fn run(lr: f64, plan: Plan) -> Run {
+fn run(lr: f64, plan: TrainerOptions) -> Run {
     run_on(text(22), lr, plan)
 }
 
-fn run_on<D: Dataset<Item = Window> + 'static>(data: D, lr: f64, plan: Plan) -> Trainer<Classification<Gpt2>, D> {
+fn run_on<D: Dataset<Item = Window> + 'static>(
+    data: D,
+    lr: f64,
+    plan: TrainerOptions,
+) -> Trainer<Classification<Gpt2>, D> {
     random::manual_seed(7);
     let model = model();
     let optimizer = Optimizer::new(model.parameters(), lr, Adam::w());
@@ -178,25 +182,25 @@ fn a_checkpoint_of_another_run_is_refused_and_nothing_changes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.safetensors");
     run(1e-2, plan()).save(&path).unwrap();
-    let mut other = run(1e-2, Plan { identity: [("--seed".to_owned(), "4".to_owned())].into(), ..plan() });
+    let mut other = run(1e-2, TrainerOptions { identity: [("--seed".to_owned(), "4".to_owned())].into(), ..plan() });
     go_on(&mut other, 1);
     let before = bytes(&other);
     let error = other.resume(&path).unwrap_err();
     assert_eq!(error.to_string(), "the checkpoint is of a run with --seed 3, not 4");
     assert_eq!(bytes(&other), before);
-    let mut other = run(1e-2, Plan { identity: [].into(), ..plan() });
+    let mut other = run(1e-2, TrainerOptions { identity: [].into(), ..plan() });
     let error = other.resume(&path).unwrap_err();
     assert_eq!(error.to_string(), "the checkpoint is of a run with --seed 3, not none");
     let error = other.resume(Path::new("missing")).unwrap_err();
     assert!(error.to_string().starts_with("missing: "), "{error}");
     // If the property may differ, the run resumes, and its own checkpoints have its current properties.
     let may_differ: std::collections::BTreeSet<_> = ["--seed".to_owned()].into();
-    let now = Plan { identity: [("--seed".to_owned(), "4".to_owned())].into(), may_differ, ..plan() };
+    let now = TrainerOptions { identity: [("--seed".to_owned(), "4".to_owned())].into(), may_differ, ..plan() };
     let mut other = run(1e-2, now.clone());
     other.resume(&path).unwrap();
     go_on(&mut other, 1);
     other.save(&path).unwrap();
-    run(1e-2, Plan { may_differ: Default::default(), ..now }).resume(&path).unwrap();
+    run(1e-2, TrainerOptions { may_differ: Default::default(), ..now }).resume(&path).unwrap();
 }
 
 #[test]
@@ -246,7 +250,7 @@ fn a_long_history_does_not_fill_the_header_of_a_checkpoint() {
 #[test]
 fn a_loss_that_is_no_number_ends_the_run() {
     let _alone = alone();
-    let mut run = run(1e30, Plan { clip_norm: None, schedule: Schedule::Constant, ..plan() });
+    let mut run = run(1e30, TrainerOptions { clip_norm: None, schedule: Schedule::Constant, ..plan() });
     let error = std::iter::from_fn(|| Some(run.step())).find_map(Result::err).unwrap();
     assert!(matches!(error, Error::Train(TrainError::Diverged { step: 2.., .. })), "{error}");
     assert!(error.to_string().contains("a smaller learning rate"), "{error}");

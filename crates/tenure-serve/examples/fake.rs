@@ -10,18 +10,18 @@ use std::error::Error;
 use std::future::pending;
 use std::sync::Arc;
 
-use tenure_serve::http::{Config, Server};
+use tenure_serve::http::{InferenceServer, InferenceServerConfig};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let mut config = Config::default();
+    let mut config = InferenceServerConfig::default();
     if let Some(port) = env::args().nth(1) {
         config.address.set_port(port.parse()?);
     }
     if let Some(port) = env::args().nth(2) {
         config.grpc = Some((config.address.ip(), port.parse()?).into());
     }
-    let server = Server::bind(config, Arc::new(fake::Fake::default())).await?;
+    let server = InferenceServer::bind(config, Arc::new(fake::Fake::default())).await?;
     if let Some(address) = server.grpc_address() {
         println!("grpc://{address}");
     }

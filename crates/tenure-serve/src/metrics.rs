@@ -55,7 +55,7 @@ type PhaseTime = fn(&Phases) -> Duration;
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RequestOutcome {
     /// It was answered.
     Answered,
     /// The request was malformed, unknown or not allowed.
@@ -70,7 +70,7 @@ pub enum Outcome {
     Failed,
 }
 
-impl Outcome {
+impl RequestOutcome {
     /// Returns the label in the metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -86,14 +86,14 @@ impl Outcome {
 
 /// The place where a request found its model's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum WeightsFound {
     /// On the device.
     Resident,
     /// Elsewhere: they were loaded for the request's batch.
     Switched,
 }
 
-impl Found {
+impl WeightsFound {
     /// Returns the label in the metrics.
     pub fn name(self) -> &'static str {
         match self {
@@ -228,22 +228,22 @@ impl Default for Metrics {
 
 impl Metrics {
     /// Counts a request that ended after `took`. The server calls this.
-    pub fn ended(&self, model: &str, outcome: Outcome, took: Duration) {
+    pub fn ended(&self, model: &str, outcome: RequestOutcome, took: Duration) {
         self.requests.get_or_create(&OfOutcome { model: model.into(), outcome: outcome.name() }).inc();
         self.count(model, |counted| match outcome {
-            Outcome::Answered => counted.inference_stats.success.add(took),
+            RequestOutcome::Answered => counted.inference_stats.success.add(took),
             _ => counted.inference_stats.fail.add(took),
         });
         self.changed();
     }
 
     /// Counts a computed request. The service that computes calls this.
-    pub fn computed(&self, model: &str, phases: Phases, found: Found) {
+    pub fn computed(&self, model: &str, phases: Phases, found: WeightsFound) {
         self.all_computed(model, &[phases], found);
     }
 
     /// Counts requests that were computed together, looking up their metrics once.
-    pub(crate) fn all_computed(&self, model: &str, requests: &[Phases], found: Found) {
+    pub(crate) fn all_computed(&self, model: &str, requests: &[Phases], found: WeightsFound) {
         let times: [(_, PhaseTime); 4] = [
             ("queue", |phases| phases.queue),
             ("copy", |phases| phases.copy),
@@ -357,7 +357,7 @@ impl Metrics {
 
     /// Returns how many requests for a model were answered.
     pub fn answered(&self, model: &str) -> u64 {
-        let labels = OfOutcome { model: model.into(), outcome: Outcome::Answered.name() };
+        let labels = OfOutcome { model: model.into(), outcome: RequestOutcome::Answered.name() };
         self.requests.get(&labels).map_or(0, |counter| counter.get())
     }
 
@@ -397,15 +397,19 @@ mod tests {
     #[test]
     fn prometheus_reads_what_was_counted() {
         let metrics = Metrics::default();
-        metrics.ended("a\"b", Outcome::Answered, Duration::ZERO);
-        metrics.ended("a\"b", Outcome::Answered, Duration::ZERO);
+        metrics.ended("a\"b", RequestOutcome::Answered, Duration::ZERO);
+        metrics.ended("a\"b", RequestOutcome::Answered, Duration::ZERO);
         metrics.switched("resnet", Duration::ZERO);
         metrics.copied("pinned", "cuda:0", 300);
         metrics.resident("resnet", "cuda:0", 200);
         metrics.resident("resnet", "cuda:0", 0);
         metrics.queued("resnet", 3);
         let ms = Duration::from_millis;
-        metrics.computed("resnet", Phases { queue: ms(1), copy: ms(2), wait: ms(0), compute: ms(4) }, Found::Switched);
+        metrics.computed(
+            "resnet",
+            Phases { queue: ms(1), copy: ms(2), wait: ms(0), compute: ms(4) },
+            WeightsFound::Switched,
+        );
         let text = metrics.to_text();
         for line in [
             r#"tenure_requests_total{model="a\"b",outcome="answered"} 2"#,
@@ -427,7 +431,7 @@ mod tests {
         let metrics = Metrics::default();
         assert_eq!(metrics.latency("m"), None);
         let ms = Duration::from_millis;
-        let computed = |compute| metrics.computed("m", Phases { compute, ..Phases::default() }, Found::Resident);
+        let computed = |compute| metrics.computed("m", Phases { compute, ..Phases::default() }, WeightsFound::Resident);
         computed(ms(7));
         assert_eq!(metrics.latency("m"), Some(Latency { median: ms(7), p99: ms(7) }));
         (0..RECENT).for_each(|_| computed(ms(1)));
@@ -445,7 +449,7 @@ mod tests {
         assert_eq!(took, (2..SWITCHES + 2).rev().map(ms).collect::<Vec<_>>());
         assert_eq!(metrics.last_latencies("m", 2), []);
         (1..4).for_each(|number| {
-            metrics.computed("m", Phases { compute: ms(number), ..Phases::default() }, Found::Resident)
+            metrics.computed("m", Phases { compute: ms(number), ..Phases::default() }, WeightsFound::Resident)
         });
         assert_eq!(metrics.last_latencies("m", 2), [ms(2), ms(3)]);
         assert_eq!(metrics.last_latencies("m", 5).len(), 3);
@@ -461,7 +465,7 @@ mod tests {
             |metrics| metrics.queued("m", 0),
             |metrics| metrics.resident("m", "host", 1),
             |metrics| metrics.switched("m", Duration::ZERO),
-            |metrics| metrics.ended("m", Outcome::Answered, Duration::ZERO),
+            |metrics| metrics.ended("m", RequestOutcome::Answered, Duration::ZERO),
         ];
         for count in counts {
             count(&metrics);

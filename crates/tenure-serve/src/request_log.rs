@@ -5,7 +5,7 @@
 //! | `id` | the header `X-Request-Id`: the client's, or one that the server makes |
 //! | `protocol`, `method`, `path` | `http` or `grpc`, and the request's method and path |
 //! | `model`, `rows` | the requested model, if it exists, and the number of rows that were computed |
-//! | `status`, `outcome` | the HTTP status or gRPC code, and an [`Outcome`] |
+//! | `status`, `outcome` | the HTTP status or gRPC code, and a [`RequestOutcome`] |
 //! | `queue_ms`, `copy_ms`, `wait_ms`, `compute_ms` | the [`Phases`] of a request that was computed |
 //! | `total_ms` | the time from the arrival of the request's head until there was an answer |
 //! | `bytes_in`, `bytes_out` | the bytes of the bodies, without their heads, as they were sent |
@@ -22,7 +22,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::metrics::{Outcome, Phases, milliseconds};
+use crate::metrics::{Phases, RequestOutcome, milliseconds};
 
 /// The target of the events.
 pub const TARGET: &str = "tenure_serve::request";
@@ -44,12 +44,12 @@ pub(crate) struct RequestRecord {
     method: String,
     path: String,
     arrived: Instant,
-    found: Mutex<Found>,
+    found: Mutex<RequestFacts>,
 }
 
 /// Facts about a request that become known while it is answered.
 #[derive(Default)]
-struct Found {
+struct RequestFacts {
     model: Option<String>,
     rows: Option<u64>,
     phases: Option<Phases>,
@@ -111,7 +111,7 @@ pub(crate) fn current() -> Option<Arc<RequestRecord>> {
 /// away.
 pub(crate) struct RequestEvent {
     record: Arc<RequestRecord>,
-    outcome: Outcome,
+    outcome: RequestOutcome,
     status: Option<u16>,
     bytes_out: Option<u64>,
 }
@@ -119,7 +119,7 @@ pub(crate) struct RequestEvent {
 impl RequestEvent {
     /// Creates the event of a request that is not answered yet.
     pub(crate) fn new(record: Arc<RequestRecord>) -> Self {
-        Self { record, outcome: Outcome::Cancelled, status: None, bytes_out: None }
+        Self { record, outcome: RequestOutcome::Cancelled, status: None, bytes_out: None }
     }
 
     /// Returns the request's record.
@@ -128,7 +128,7 @@ impl RequestEvent {
     }
 
     /// Records the answer, with its number of bytes if that is known.
-    pub(crate) fn answered(&mut self, outcome: Outcome, status: u16, bytes_out: Option<u64>) {
+    pub(crate) fn answered(&mut self, outcome: RequestOutcome, status: u16, bytes_out: Option<u64>) {
         (self.outcome, self.status, self.bytes_out) = (outcome, Some(status), bytes_out);
     }
 }

@@ -23,7 +23,7 @@ use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
-use tenure_serve::http::{Config, Limits};
+use tenure_serve::http::{InferenceServerConfig, Limits};
 
 const CLIENTS: u64 = 8;
 
@@ -533,7 +533,7 @@ fn resident_kib() -> i64 {
 fn whatever_is_sent_the_server_answers_the_next() {
     let cases = 10_000 * env::var("TENURE_TEST_FACTOR").map_or(1, |factor| factor.parse::<u64>().unwrap());
     let limits = Limits { receive: Duration::from_secs(1), ..Limits::default() };
-    let mut served = Served::with(Config { limits, ..Config::default() });
+    let mut served = Served::with(InferenceServerConfig { limits, ..InferenceServerConfig::default() });
     served.fake.permits.add_permits(1 << 30);
     let before = descriptors();
     let request = r#"{"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.5, 2]}]}"#;

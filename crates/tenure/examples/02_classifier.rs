@@ -37,7 +37,7 @@ fn main() -> Result<(), tenure::Error> {
     let loader =
         |shuffle| DataLoader::new(Moons(512), LoaderOptions { batch_size: 64, shuffle, ..LoaderOptions::default() });
 
-    let plan = Plan { steps: 400, ..Plan::default() };
+    let plan = TrainerOptions { steps: 400, ..TrainerOptions::default() };
     let mut trainer = Trainer::new(Classification(model), loader(Some(0)), optimizer, plan);
     while let Some(step) = trainer.step()? {
         if step.number % 100 == 0 {

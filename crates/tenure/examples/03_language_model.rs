@@ -22,7 +22,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let data = TextWindows::of_tokens(text.iter().map(|&byte| byte.into()).collect(), WINDOW)?;
     let loader = DataLoader::new(data, LoaderOptions { batch_size: 8, shuffle: Some(0), ..LoaderOptions::default() });
 
-    let mut trainer = Trainer::new(Classification(model), loader, optimizer, Plan { steps: 120, ..Plan::default() });
+    let mut trainer = Trainer::new(
+        Classification(model),
+        loader,
+        optimizer,
+        TrainerOptions { steps: 120, ..TrainerOptions::default() },
+    );
     while let Some(step) = trainer.step()? {
         if step.number % 20 == 0 {
             println!("step {}: loss {:.3}", step.number, step.loss);

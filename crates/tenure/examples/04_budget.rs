@@ -19,7 +19,7 @@ fn trainer() -> Result<Run, tenure::Error> {
     let tokens = (0..8000).map(|index| index * index % 61).collect();
     let data = TextWindows::of_tokens(tokens, config.n_positions)?;
     let loader = DataLoader::new(data, LoaderOptions { batch_size: 16, ..LoaderOptions::default() });
-    Ok(Trainer::new(Classification(model), loader, optimizer, Plan { steps: 4, ..Plan::default() }))
+    Ok(Trainer::new(Classification(model), loader, optimizer, TrainerOptions { steps: 4, ..TrainerOptions::default() }))
 }
 
 fn main() -> Result<(), tenure::Error> {

@@ -16,7 +16,12 @@ fn trainer() -> Result<Trainer<Classification<Gpt2>, TextWindows>, tenure::Error
     let tokens = (0..2000).map(|index| index * 7 % 13).collect();
     let data = TextWindows::of_tokens(tokens, config.n_positions)?;
     let loader = DataLoader::new(data, LoaderOptions { batch_size: 4, shuffle: Some(1), ..LoaderOptions::default() });
-    Ok(Trainer::new(Classification(model), loader, optimizer, Plan { steps: 20, ..Plan::default() }))
+    Ok(Trainer::new(
+        Classification(model),
+        loader,
+        optimizer,
+        TrainerOptions { steps: 20, ..TrainerOptions::default() },
+    ))
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

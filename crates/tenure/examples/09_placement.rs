@@ -24,7 +24,12 @@ fn train(mut before_step: impl FnMut()) -> Result<f32, Box<dyn std::error::Error
     let optimizer = Optimizer::new(model.parameters(), 1e-3, Adam::w());
     let data = TextWindows::of_tokens((0..2000).map(|index| index * 5 % 31).collect(), config.n_positions)?;
     let loader = DataLoader::new(data, LoaderOptions { batch_size: 8, ..LoaderOptions::default() });
-    let mut trainer = Trainer::new(Classification(model), loader, optimizer, Plan { steps: 3, ..Plan::default() });
+    let mut trainer = Trainer::new(
+        Classification(model),
+        loader,
+        optimizer,
+        TrainerOptions { steps: 3, ..TrainerOptions::default() },
+    );
     let mut loss = 0.0;
     for _ in 0..3 {
         before_step();

@@ -6,7 +6,7 @@ pub use tenure_nn::{
     data::{DataLoader, Dataset, LoaderOptions},
     layers::Layer,
     optim::{Adam, Optimizer, Schedule, Sgd},
-    train::{Classification, Plan, Task, Trainer},
+    train::{Classification, Task, Trainer, TrainerOptions},
 };
 #[cfg(feature = "nn")]
 pub use tenure_tensor::{Tensor, autograd::no_grad, random::Generator};

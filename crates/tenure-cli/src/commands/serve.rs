@@ -14,7 +14,7 @@ use tenure::units::{Amount, Bytes, parse_bytes};
 use tenure_core::user_files::text_without_mark;
 
 use tenure_nn::networks::Architectures;
-use tenure_serve::http::{Config, Limits, Server, Service, TlsFiles};
+use tenure_serve::http::{InferenceServer, InferenceServerConfig, Limits, Service, TlsFiles};
 use tenure_serve::protocol::{IndexEntry, ModelState};
 use tenure_serve::serving::{Serving, ServingOptions};
 use tenure_serve::worker::{self, WorkerCommand};
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &ServeArgs) -> ExitCode {
 
 fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let interrupted = interruption()?;
-    let mut config = Config { address: args.listen, ..Config::default() };
+    let mut config = InferenceServerConfig { address: args.listen, ..InferenceServerConfig::default() };
     config.grpc = args.grpc_port.map(|port| SocketAddr::new(args.listen.ip(), port));
     config.limits.body_bytes = usize::try_from(args.max_body)?;
     config.limits.all_body_bytes = Limits::default().all_body_bytes.max(config.limits.body_bytes);
@@ -139,7 +139,7 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let memory = Bytes(options.memory_bytes);
     let serving = Arc::new(Serving::start(options, Architectures::default())?);
     let runtime = Runtime::new()?;
-    let server = runtime.block_on(Server::bind(config, Arc::clone(&serving) as Arc<dyn Service>))?;
+    let server = runtime.block_on(InferenceServer::bind(config, Arc::clone(&serving) as Arc<dyn Service>))?;
     let index = serving.index();
     let ready: Vec<&str> =
         index.iter().filter(|entry: &&IndexEntry| entry.state == ModelState::Ready).map(|entry| &*entry.name).collect();

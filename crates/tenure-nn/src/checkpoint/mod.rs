@@ -11,7 +11,7 @@ use tenure_core::atomic_files;
 pub use run::{Checkpoint, Progress};
 pub use tenure_core::atomic_files::abandon_writes;
 pub(crate) use weights::Entry;
-pub use weights::{Place, Under, Weights, save};
+pub use weights::{FilePlace, Under, Weights, save};
 
 #[cfg(target_endian = "big")]
 compile_error!("safetensors are little-endian, and are read as they are");

@@ -51,7 +51,7 @@ struct Header<P> {
 
 /// The format number in a header of any version.
 #[derive(Deserialize)]
-struct Format {
+struct HeaderFormat {
     #[serde(default)]
     format: u32,
 }
@@ -129,7 +129,7 @@ impl Checkpoint {
         let said = weights.metadata(KEY).ok_or_else(|| {
             CheckpointError::format(path, "weights, but no checkpoint: nothing says how far a run was")
         })?;
-        let Format { format } = parse(path, said)?;
+        let HeaderFormat { format } = parse(path, said)?;
         if format != FORMAT {
             let reason = format!(
                 "a checkpoint of format {format}, where this version of Tenure reads format {FORMAT}: go on with the \

@@ -41,7 +41,7 @@ struct WeightFile {
 /// The location of a tensor's bytes, for callers that read them in their own way. The bytes are in the machine's byte
 /// order, the last dimension densest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place<'a> {
+pub struct FilePlace<'a> {
     /// The file.
     pub path: &'a Path,
     /// The offset of the first byte in the file.
@@ -119,12 +119,12 @@ impl Weights {
     ///
     /// # Errors
     /// The tensor is missing, or its dtype is not supported.
-    pub fn place(&self, name: &str) -> Result<Place<'_>> {
+    pub fn place(&self, name: &str) -> Result<FilePlace<'_>> {
         let (file, info, dtype) = self.find_known(name)?;
         let (from, to) = info.data_offsets;
         let offset = (file.start + from) as u64;
         let bytes = (to - from) as u64;
-        Ok(Place { path: &file.path, offset, bytes, sizes: &info.shape, dtype })
+        Ok(FilePlace { path: &file.path, offset, bytes, sizes: &info.shape, dtype })
     }
 
     fn find(&self, name: &str) -> Option<(&WeightFile, &TensorInfo)> {

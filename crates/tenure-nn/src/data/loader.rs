@@ -43,18 +43,18 @@ impl Default for LoaderOptions {
 pub struct DataLoader<D> {
     dataset: Arc<D>,
     options: LoaderOptions,
-    share: Share,
+    share: BatchShare,
     bridge: Arc<Bridge>,
 }
 
 /// The part of each batch that a loader reads. A batch has `of` consecutive parts of about the same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Share {
+struct BatchShare {
     rank: usize,
     of: usize,
 }
 
-impl Share {
+impl BatchShare {
     const WHOLE: Self = Self { rank: 0, of: 1 };
 
     /// Returns the range of this part among so many examples. The first parts take the remainder, one example each.
@@ -86,14 +86,14 @@ impl<B> Part<B> {
 impl<D: Dataset + 'static> DataLoader<D> {
     /// Makes a loader of this data set.
     pub fn new(dataset: D, options: LoaderOptions) -> Self {
-        Self { dataset: Arc::new(dataset), share: Share::WHOLE, bridge: Bridge::to(options.device), options }
+        Self { dataset: Arc::new(dataset), share: BatchShare::WHOLE, bridge: Bridge::to(options.device), options }
     }
 
     /// Makes a loader of one part of each batch, for another device. Its batches may be empty: read them with
     /// [`next_part`](Epoch::next_part).
     pub(crate) fn share(&self, rank: usize, of: usize, device: Device) -> Self {
         let options = LoaderOptions { device, ..self.options };
-        Self { dataset: Arc::clone(&self.dataset), options, share: Share { rank, of }, bridge: Bridge::to(device) }
+        Self { dataset: Arc::clone(&self.dataset), options, share: BatchShare { rank, of }, bridge: Bridge::to(device) }
     }
 
     /// Returns the data set.
@@ -126,8 +126,9 @@ impl<D: Dataset + 'static> DataLoader<D> {
             bridge: Arc::clone(&self.bridge),
         };
         let ahead = first + workers * prefetch.max(1);
-        let state = State { taken: first, ahead, idle: 0, ready: BTreeMap::new(), is_over: false };
-        let shared = Arc::new(Shared { work, state: Mutex::new(state), read: Condvar::new(), wanted: Condvar::new() });
+        let state = LoaderState { taken: first, ahead, idle: 0, ready: BTreeMap::new(), is_over: false };
+        let shared =
+            Arc::new(LoaderShared { work, state: Mutex::new(state), read: Condvar::new(), wanted: Condvar::new() });
         let worker = |index| {
             let shared = Arc::clone(&shared);
             let context = Context::capture();
@@ -144,7 +145,7 @@ impl<D: Dataset + 'static> DataLoader<D> {
 
 /// An iterator over the batches of one epoch, in order.
 pub struct Epoch<D: Dataset> {
-    shared: Arc<Shared<D>>,
+    shared: Arc<LoaderShared<D>>,
     workers: Vec<JoinHandle<()>>,
     next: usize,
 }
@@ -174,7 +175,7 @@ impl<D: Dataset> Epoch<D> {
         let work = &self.shared.work;
         let of = work.examples(batch).len();
         let examples = work.part(batch).len();
-        Some(read.and_then(Ready::arrive).map(|batch| Part { batch, examples, of }))
+        Some(read.and_then(ReadyBatch::arrive).map(|batch| Part { batch, examples, of }))
     }
 }
 
@@ -194,7 +195,7 @@ struct Work<D> {
     order: Vec<usize>,
     batch_size: usize,
     batches: usize,
-    share: Share,
+    share: BatchShare,
     bridge: Arc<Bridge>,
 }
 
@@ -213,7 +214,7 @@ impl Bridge {
         Arc::new(Self { device, uploader: OnceLock::new() })
     }
 
-    fn send<B: Tensors>(&self, mut batch: B) -> Result<Ready<B>> {
+    fn send<B: Tensors>(&self, mut batch: B) -> Result<ReadyBatch<B>> {
         let mut uploads = Vec::new();
         if !self.device.is_cpu() {
             let uploader = match self.uploader.get() {
@@ -231,18 +232,18 @@ impl Bridge {
                 Ok(())
             })?;
         }
-        Ok(Ready { batch: Some(batch), uploads })
+        Ok(ReadyBatch { batch: Some(batch), uploads })
     }
 }
 
 /// A batch that was read and may still be in transfer.
-struct Ready<B> {
+struct ReadyBatch<B> {
     /// The batch; `None` if it has no example.
     batch: Option<B>,
     uploads: Vec<Upload>,
 }
 
-impl<B> Ready<B> {
+impl<B> ReadyBatch<B> {
     /// Makes the calling thread's stream wait for the transfers, and returns the batch.
     fn arrive(self) -> Result<Option<B>> {
         self.uploads.into_iter().try_for_each(|upload| upload.take().map(drop))?;
@@ -263,10 +264,10 @@ impl<D: Dataset> Work<D> {
         &examples[self.share.part(examples.len())]
     }
 
-    fn read(&self, batch: usize) -> Result<Ready<<D::Item as Collate>::Batch>> {
+    fn read(&self, batch: usize) -> Result<ReadyBatch<<D::Item as Collate>::Batch>> {
         let part = self.part(batch);
         if part.is_empty() {
-            return Ok(Ready { batch: None, uploads: Vec::new() });
+            return Ok(ReadyBatch { batch: None, uploads: Vec::new() });
         }
         let examples = part.iter().map(|index| self.dataset.item_of_epoch(*index, self.epoch));
         let examples = examples.collect::<Result<Vec<_>>>()?;
@@ -274,32 +275,32 @@ impl<D: Dataset> Work<D> {
     }
 
     /// Reads a batch, and turns a panic into an error, so that a worker goes on.
-    fn read_caught(&self, batch: usize) -> Result<Ready<<D::Item as Collate>::Batch>> {
+    fn read_caught(&self, batch: usize) -> Result<ReadyBatch<<D::Item as Collate>::Batch>> {
         caught(|| self.read(batch)).unwrap_or_else(|message| Err(DataError::Panicked { batch, message }))
     }
 }
 
-struct Shared<D: Dataset> {
+struct LoaderShared<D: Dataset> {
     work: Work<D>,
-    state: Mutex<State<<D::Item as Collate>::Batch>>,
+    state: Mutex<LoaderState<<D::Item as Collate>::Batch>>,
     /// Signals that a batch is ready.
     read: Condvar,
     /// Signals that another batch may be read, or that the epoch is over.
     wanted: Condvar,
 }
 
-struct State<B> {
+struct LoaderState<B> {
     /// The first batch that no worker has begun.
     taken: usize,
     /// The first batch that no worker may begin yet.
     ahead: usize,
     /// The number of workers that wait until a batch may be read.
     idle: usize,
-    ready: BTreeMap<usize, Result<Ready<B>>>,
+    ready: BTreeMap<usize, Result<ReadyBatch<B>>>,
     is_over: bool,
 }
 
-impl<D: Dataset> Shared<D> {
+impl<D: Dataset> LoaderShared<D> {
     /// Runs a worker: reads batches until none is left or the epoch is over.
     fn read_ahead(&self) {
         let mut state = self.state.lock();
@@ -321,7 +322,7 @@ impl<D: Dataset> Shared<D> {
     }
 
     /// Waits for a batch that a worker reads.
-    fn take(&self, batch: usize) -> Result<Ready<<D::Item as Collate>::Batch>> {
+    fn take(&self, batch: usize) -> Result<ReadyBatch<<D::Item as Collate>::Batch>> {
         let mut state = self.state.lock();
         loop {
             if let Some(result) = state.ready.remove(&batch) {
@@ -368,9 +369,9 @@ mod tests {
     use super::*;
 
     /// A data set that counts the examples that were read.
-    struct Counted(Arc<AtomicUsize>);
+    struct CountingSet(Arc<AtomicUsize>);
 
-    impl Dataset for Counted {
+    impl Dataset for CountingSet {
         type Item = i64;
 
         fn len(&self) -> usize {
@@ -388,7 +389,7 @@ mod tests {
         const WORKERS: usize = 3;
         let read = Arc::new(AtomicUsize::new(0));
         let options = LoaderOptions { batch_size: 4, workers: WORKERS, prefetch: 2, ..LoaderOptions::default() };
-        let loader = DataLoader::new(Counted(Arc::clone(&read)), options);
+        let loader = DataLoader::new(CountingSet(Arc::clone(&read)), options);
         let mut epoch = loader.epoch(0, 0);
         let ahead = WORKERS * 2;
         for taken in 1..=5 {

@@ -19,7 +19,7 @@ impl<D: Dataset> Subset<D> {
 
     /// Returns the number, in the whole data set, of the subset's example `index`.
     fn index(&self, index: usize) -> Result<usize> {
-        Ok(*self.indices.get(index).ok_or_else(|| TensorError::Index {
+        Ok(*self.indices.get(index).ok_or(TensorError::Index {
             op: "item",
             index: index as i64,
             dim: 0,

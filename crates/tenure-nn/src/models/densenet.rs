@@ -32,7 +32,7 @@ impl DenseNetConfig {
 pub struct DenseNet {
     conv0: Conv2d,
     norm0: BatchNorm2d,
-    blocks: Vec<Block>,
+    blocks: Vec<DenseBlock>,
     norm5: BatchNorm2d,
     classifier: Linear,
 }
@@ -63,7 +63,7 @@ impl DenseNet {
             if number < 3 {
                 channels /= 2;
             }
-            blocks.push(Block { layers, transition });
+            blocks.push(DenseBlock { layers, transition });
         }
         let norm5 = BatchNorm2d::new(&features.at("norm5"), channels)?;
         let at = scope.at("classifier");
@@ -82,14 +82,14 @@ impl Layer for DenseNet {
     }
 }
 
-struct Block {
+struct DenseBlock {
     layers: Vec<DenseLayer>,
     /// The transition to the next block.
     transition: Option<Transition>,
 }
-module!(Block { layers, transition });
+module!(DenseBlock { layers, transition });
 
-impl Layer for Block {
+impl Layer for DenseBlock {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let mut parts = vec![input.clone()];
         for layer in &self.layers {

@@ -120,7 +120,7 @@ impl Gpt2Config {
 pub struct Gpt2 {
     wte: Embedding,
     wpe: Embedding,
-    blocks: Vec<Block>,
+    blocks: Vec<Gpt2Block>,
     ln_f: LayerNorm,
     dropout: Dropout,
 }
@@ -138,7 +138,7 @@ impl Gpt2 {
             wte: table("wte", config.vocab_size)?,
             wpe: table("wpe", config.n_positions)?,
             blocks: (0..config.n_layer)
-                .map(|number| Block::new(&scope.at("h").at(number), config, number))
+                .map(|number| Gpt2Block::new(&scope.at("h").at(number), config, number))
                 .collect::<Result<_>>()?,
             ln_f: config.norm(&scope.at("ln_f"))?,
             dropout: Dropout::new(config.embd_pdrop)?,
@@ -157,7 +157,7 @@ impl Layer for Gpt2 {
     }
 }
 
-struct Block {
+struct Gpt2Block {
     ln_1: LayerNorm,
     attn: SelfAttention,
     ln_2: LayerNorm,
@@ -166,9 +166,9 @@ struct Block {
     c_proj: Projection,
     dropout: Dropout,
 }
-module!(Block { ln_1, attn, ln_2, c_fc, c_proj, dropout });
+module!(Gpt2Block { ln_1, attn, ln_2, c_fc, c_proj, dropout });
 
-impl Block {
+impl Gpt2Block {
     fn new(scope: &Scope, config: &Gpt2Config, number: usize) -> Result<Self> {
         let size = config.n_embd;
         let mlp = scope.at("mlp");
@@ -185,7 +185,7 @@ impl Block {
     }
 }
 
-impl Layer for Block {
+impl Layer for Gpt2Block {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let x = x.add(&self.dropout.forward(&self.attn.forward(&self.ln_1.forward(x)?)?)?)?;
         let inner = self.activation.forward(&self.c_fc.forward(&self.ln_2.forward(&x)?)?)?;

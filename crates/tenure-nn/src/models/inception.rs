@@ -124,7 +124,7 @@ module!(Mixed { branches });
 
 /// A chain of convolutions.
 struct Branch {
-    pool: Pool,
+    pool: BranchPool,
     layers: Vec<Convolution>,
     /// The convolutions that all take the last layer's output.
     split: Vec<Convolution>,
@@ -133,14 +133,14 @@ module!(Branch { layers, split });
 
 /// The pooling at the beginning of a branch.
 #[derive(Clone, Copy, PartialEq)]
-enum Pool {
+enum BranchPool {
     None,
     Mean,
     Max,
 }
 
 /// A convolution of a branch: its name, output channels, kernel and stride. The stride decides the padding.
-type Plan<'a> = (&'a str, usize, [usize; 2], usize);
+type ConvolutionSpec<'a> = (&'a str, usize, [usize; 2], usize);
 
 impl Mixed {
     fn a(scope: &Scope, inputs: usize, pooled: usize) -> Result<Self> {
@@ -148,17 +148,17 @@ impl Mixed {
             scope,
             inputs,
             &[
-                (Pool::None, &[("branch1x1", 64, [1, 1], 1)]),
-                (Pool::None, &[("branch5x5_1", 48, [1, 1], 1), ("branch5x5_2", 64, [5, 5], 1)]),
+                (BranchPool::None, &[("branch1x1", 64, [1, 1], 1)]),
+                (BranchPool::None, &[("branch5x5_1", 48, [1, 1], 1), ("branch5x5_2", 64, [5, 5], 1)]),
                 (
-                    Pool::None,
+                    BranchPool::None,
                     &[
                         ("branch3x3dbl_1", 64, [1, 1], 1),
                         ("branch3x3dbl_2", 96, [3, 3], 1),
                         ("branch3x3dbl_3", 96, [3, 3], 1),
                     ],
                 ),
-                (Pool::Mean, &[("branch_pool", pooled, [1, 1], 1)]),
+                (BranchPool::Mean, &[("branch_pool", pooled, [1, 1], 1)]),
             ],
         )
     }
@@ -168,16 +168,16 @@ impl Mixed {
             scope,
             inputs,
             &[
-                (Pool::None, &[("branch3x3", 384, [3, 3], 2)]),
+                (BranchPool::None, &[("branch3x3", 384, [3, 3], 2)]),
                 (
-                    Pool::None,
+                    BranchPool::None,
                     &[
                         ("branch3x3dbl_1", 64, [1, 1], 1),
                         ("branch3x3dbl_2", 96, [3, 3], 1),
                         ("branch3x3dbl_3", 96, [3, 3], 2),
                     ],
                 ),
-                (Pool::Max, &[]),
+                (BranchPool::Max, &[]),
             ],
         )
     }
@@ -187,9 +187,9 @@ impl Mixed {
             scope,
             inputs,
             &[
-                (Pool::None, &[("branch1x1", 192, [1, 1], 1)]),
+                (BranchPool::None, &[("branch1x1", 192, [1, 1], 1)]),
                 (
-                    Pool::None,
+                    BranchPool::None,
                     &[
                         ("branch7x7_1", width, [1, 1], 1),
                         ("branch7x7_2", width, [1, 7], 1),
@@ -197,7 +197,7 @@ impl Mixed {
                     ],
                 ),
                 (
-                    Pool::None,
+                    BranchPool::None,
                     &[
                         ("branch7x7dbl_1", width, [1, 1], 1),
                         ("branch7x7dbl_2", width, [7, 1], 1),
@@ -206,7 +206,7 @@ impl Mixed {
                         ("branch7x7dbl_5", 192, [1, 7], 1),
                     ],
                 ),
-                (Pool::Mean, &[("branch_pool", 192, [1, 1], 1)]),
+                (BranchPool::Mean, &[("branch_pool", 192, [1, 1], 1)]),
             ],
         )
     }
@@ -216,9 +216,9 @@ impl Mixed {
             scope,
             inputs,
             &[
-                (Pool::None, &[("branch3x3_1", 192, [1, 1], 1), ("branch3x3_2", 320, [3, 3], 2)]),
+                (BranchPool::None, &[("branch3x3_1", 192, [1, 1], 1), ("branch3x3_2", 320, [3, 3], 2)]),
                 (
-                    Pool::None,
+                    BranchPool::None,
                     &[
                         ("branch7x7x3_1", 192, [1, 1], 1),
                         ("branch7x7x3_2", 192, [1, 7], 1),
@@ -226,7 +226,7 @@ impl Mixed {
                         ("branch7x7x3_4", 192, [3, 3], 2),
                     ],
                 ),
-                (Pool::Max, &[]),
+                (BranchPool::Max, &[]),
             ],
         )
     }
@@ -236,10 +236,10 @@ impl Mixed {
             scope,
             inputs,
             &[
-                (Pool::None, &[("branch1x1", 320, [1, 1], 1)]),
-                (Pool::None, &[("branch3x3_1", 384, [1, 1], 1)]),
-                (Pool::None, &[("branch3x3dbl_1", 448, [1, 1], 1), ("branch3x3dbl_2", 384, [3, 3], 1)]),
-                (Pool::Mean, &[("branch_pool", 192, [1, 1], 1)]),
+                (BranchPool::None, &[("branch1x1", 320, [1, 1], 1)]),
+                (BranchPool::None, &[("branch3x3_1", 384, [1, 1], 1)]),
+                (BranchPool::None, &[("branch3x3dbl_1", 448, [1, 1], 1), ("branch3x3dbl_2", 384, [3, 3], 1)]),
+                (BranchPool::Mean, &[("branch_pool", 192, [1, 1], 1)]),
             ],
         )?;
         for (branch, names) in [(1, ["branch3x3_2a", "branch3x3_2b"]), (2, ["branch3x3dbl_3a", "branch3x3dbl_3b"])] {
@@ -250,7 +250,7 @@ impl Mixed {
         Ok(mixed)
     }
 
-    fn new(scope: &Scope, inputs: usize, branches: &[(Pool, &[Plan<'_>])]) -> Result<Self> {
+    fn new(scope: &Scope, inputs: usize, branches: &[(BranchPool, &[ConvolutionSpec<'_>])]) -> Result<Self> {
         let mut mixed = Self { branches: Vec::new() };
         for (pool, plans) in branches {
             let mut channels = inputs;
@@ -270,9 +270,9 @@ impl Layer for Mixed {
         let mut parts = Vec::new();
         for branch in &self.branches {
             let x = match branch.pool {
-                Pool::None => input.clone(),
-                Pool::Mean => SMOOTH.forward(input)?,
-                Pool::Max => SHRINK.forward(input)?,
+                BranchPool::None => input.clone(),
+                BranchPool::Mean => SMOOTH.forward(input)?,
+                BranchPool::Max => SHRINK.forward(input)?,
             };
             let x = branch.layers.iter().try_fold(x, |x, layer| layer.forward(&x))?;
             if branch.split.is_empty() {
@@ -336,7 +336,7 @@ impl Convolution {
     }
 
     /// Makes a convolution by a plan. It is padded to keep the height and width if the stride is 1.
-    fn planned(scope: &Scope, inputs: usize, (name, outputs, kernel, stride): Plan<'_>) -> Result<Self> {
+    fn planned(scope: &Scope, inputs: usize, (name, outputs, kernel, stride): ConvolutionSpec<'_>) -> Result<Self> {
         let padding = if stride == 1 { kernel.map(|size| size / 2) } else { [0, 0] };
         Self::new(&scope.at(name), inputs, outputs, kernel, [stride; 2], padding)
     }

@@ -130,7 +130,7 @@ impl LlamaConfig {
 /// A decoder: computes scores of the next token after each token.
 pub struct Llama {
     embed_tokens: Embedding,
-    layers: Vec<Block>,
+    layers: Vec<LlamaBlock>,
     norm: RmsNorm,
     lm_head: Option<Linear>,
     rope: Rope,
@@ -156,7 +156,7 @@ impl Llama {
         Ok(Self {
             embed_tokens: config::token_table(&tokens, count, hidden, config.init(), padding)?,
             layers: (0..config.num_hidden_layers)
-                .map(|number| Block::new(&model.at("layers").at(number), config, head_size))
+                .map(|number| LlamaBlock::new(&model.at("layers").at(number), config, head_size))
                 .collect::<Result<_>>()?,
             norm: RmsNorm::new(&model.at("norm"), &[hidden], config.rms_norm_eps)?,
             lm_head: (!config.tie_word_embeddings).then(lm_head).transpose()?,
@@ -182,7 +182,7 @@ impl Layer for Llama {
     }
 }
 
-struct Block {
+struct LlamaBlock {
     input_layernorm: RmsNorm,
     attention: SelfAttention,
     post_attention_layernorm: RmsNorm,
@@ -191,9 +191,9 @@ struct Block {
     down_proj: Linear,
     activation: Activation,
 }
-module!(Block { attention, gate_proj, up_proj, down_proj, input_layernorm, post_attention_layernorm });
+module!(LlamaBlock { attention, gate_proj, up_proj, down_proj, input_layernorm, post_attention_layernorm });
 
-impl Block {
+impl LlamaBlock {
     fn new(scope: &Scope, config: &LlamaConfig, head_size: usize) -> Result<Self> {
         let hidden = config.hidden_size;
         let inner = config.intermediate_size;

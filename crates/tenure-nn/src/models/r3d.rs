@@ -26,7 +26,7 @@ impl R3dConfig {
 /// A classifier of videos `[batch, channels, frames, height, width]`. It returns scores `[batch, classes]`.
 pub struct R3d {
     stem: Convolution,
-    stages: Vec<Vec<Block>>,
+    stages: Vec<Vec<R3dBlock>>,
     fc: Linear,
 }
 module!(R3d { stem, stages, fc });
@@ -48,7 +48,7 @@ impl R3d {
             let mut blocks = Vec::new();
             for block in 0..count {
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };
-                blocks.push(Block::new(&at.at(block), inputs, width, stride)?);
+                blocks.push(R3dBlock::new(&at.at(block), inputs, width, stride)?);
                 inputs = width;
             }
             stages.push(blocks);
@@ -68,15 +68,15 @@ impl Layer for R3d {
 }
 
 /// A residual block of two convolutions.
-struct Block {
+struct R3dBlock {
     conv1: Convolution,
     conv2: Convolution,
     /// The projection of the input, where the sizes change.
     downsample: Option<Convolution>,
 }
-module!(Block { conv1, conv2, downsample });
+module!(R3dBlock { conv1, conv2, downsample });
 
-impl Block {
+impl R3dBlock {
     fn new(scope: &Scope, inputs: usize, width: usize, stride: usize) -> Result<Self> {
         let downsample = || Convolution::new(&scope.at("downsample"), inputs, width, [1; 3], [stride; 3], [0; 3]);
         Ok(Self {
@@ -87,7 +87,7 @@ impl Block {
     }
 }
 
-impl Layer for Block {
+impl Layer for R3dBlock {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let x = self.conv1.forward_relu(input, None)?;
         let carried = self.downsample.as_ref().map(|downsample| downsample.forward(input)).transpose()?;

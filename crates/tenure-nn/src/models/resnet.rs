@@ -40,7 +40,7 @@ impl ResNetConfig {
 pub struct ResNet {
     conv1: Conv2d,
     bn1: BatchNorm2d,
-    stages: Vec<Vec<Block>>,
+    stages: Vec<Vec<ResNetBlock>>,
     fc: Linear,
 }
 module!(ResNet { conv1, bn1, stages, fc });
@@ -62,7 +62,7 @@ impl ResNet {
             let mut blocks = Vec::new();
             for block in 0..count {
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };
-                blocks.push(Block::new(&at.at(block), inputs, width, width * expansion, stride)?);
+                blocks.push(ResNetBlock::new(&at.at(block), inputs, width, width * expansion, stride)?);
                 inputs = width * expansion;
             }
             stages.push(blocks);
@@ -81,7 +81,7 @@ impl Layer for ResNet {
 }
 
 /// A residual block of two or three convolutions.
-struct Block {
+struct ResNetBlock {
     conv1: Conv2d,
     bn1: BatchNorm2d,
     conv2: Conv2d,
@@ -91,7 +91,7 @@ struct Block {
     /// The projection of the input, where the sizes change.
     downsample: Option<Sequential>,
 }
-module!(Block { conv1, bn1, conv2, bn2, third, downsample });
+module!(ResNetBlock { conv1, bn1, conv2, bn2, third, downsample });
 
 struct Third {
     conv3: Conv2d,
@@ -106,7 +106,7 @@ impl Third {
     }
 }
 
-impl Block {
+impl ResNetBlock {
     fn new(scope: &Scope, inputs: usize, width: usize, outputs: usize, stride: usize) -> Result<Self> {
         let is_bottleneck = width != outputs;
         let (kernel1, strides) = if is_bottleneck { (1, [1, stride]) } else { (3, [stride, 1]) };
@@ -125,7 +125,7 @@ impl Block {
     }
 }
 
-impl Layer for Block {
+impl Layer for ResNetBlock {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let x = self.conv2.forward(&self.bn1.forward_relu(&self.conv1.forward(input)?, None)?)?;
         let (x, norm) = match &self.third {

@@ -139,9 +139,9 @@ fn scale_grads_by<'a>(parameters: impl IntoIterator<Item = &'a Parameter>, facto
 }
 
 /// The properties that all tensors of a launch share: the device and the dtype.
-pub(crate) type Kind = (bool, u8, u8);
+pub(crate) type LaunchKind = (bool, u8, u8);
 
-pub(crate) fn kind(tensor: &Tensor) -> Kind {
+pub(crate) fn kind(tensor: &Tensor) -> LaunchKind {
     (tensor.device().is_cpu(), tensor.device().index(), tensor.dtype() as u8)
 }
 

@@ -24,7 +24,7 @@ use tenure_tensor::{DType, Device, Kernel, Tensor, TensorError, autograd};
 
 pub use adagrad::{ADAGRAD, Adagrad};
 pub use adam::{ADAM, Adam};
-pub(crate) use clip::{Clip, Kind, kind, squares_of_each, total_of};
+pub(crate) use clip::{Clip, LaunchKind, kind, squares_of_each, total_of};
 pub use clip::{SUMS_OF_SQUARES, SumsOfSquares, clip_grad_norm, clip_grad_value};
 pub use numbers::Numbers;
 pub use scaler::{GradScaler, ScalerState};
@@ -97,13 +97,13 @@ pub struct Optimizer {
 pub struct Group {
     lr: Rate,
     rule: Arc<dyn Rule>,
-    members: Vec<Member>,
+    members: Vec<GroupMember>,
 }
 
 /// The steps and slots of each parameter.
 pub(crate) struct OptimizerState(Vec<(u64, Slots)>);
 
-struct Member {
+struct GroupMember {
     parameter: Parameter,
     /// The number of steps made.
     steps: Steps,
@@ -119,7 +119,7 @@ enum Slots {
 
 /// The place of a parameter in an optimizer: its group, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct ParameterPlace {
     group: usize,
     member: usize,
 }
@@ -135,8 +135,9 @@ impl Optimizer {
     pub fn with_group(mut self, parameters: Vec<Parameter>, lr: f64, rule: impl Rule + 'static) -> Self {
         let mut known: HashSet<usize> = self.parameters().map(|known| known.id()).collect();
         let fresh = parameters.into_iter().filter(|parameter| known.insert(parameter.id()));
-        let members =
-            fresh.map(|parameter| Member { parameter, steps: Steps::new(0), slots: Slots::Here(Vec::new()) }).collect();
+        let members = fresh
+            .map(|parameter| GroupMember { parameter, steps: Steps::new(0), slots: Slots::Here(Vec::new()) })
+            .collect();
         self.groups.push(Group { lr: Rate::new(lr), rule: Arc::new(rule), members });
         self
     }
@@ -181,7 +182,7 @@ impl Optimizer {
     }
 
     /// Steps one parameter, as [`step`](Self::step) does, if it has a gradient.
-    pub(crate) fn step_at(&mut self, place: Place) -> tenure_tensor::Result<()> {
+    pub(crate) fn step_at(&mut self, place: ParameterPlace) -> tenure_tensor::Result<()> {
         let group = &mut self.groups[place.group];
         let scale = &self.lr_scale;
         group.check(scale)?;
@@ -189,9 +190,9 @@ impl Optimizer {
     }
 
     /// Returns all parameters with their places.
-    pub(crate) fn places(&self) -> impl Iterator<Item = (Place, &Parameter)> {
+    pub(crate) fn places(&self) -> impl Iterator<Item = (ParameterPlace, &Parameter)> {
         self.groups.iter().enumerate().flat_map(|(group, of)| {
-            of.members.iter().enumerate().map(move |(member, of)| (Place { group, member }, &of.parameter))
+            of.members.iter().enumerate().map(move |(member, of)| (ParameterPlace { group, member }, &of.parameter))
         })
     }
 
@@ -215,7 +216,7 @@ impl Optimizer {
     pub(crate) fn state_bytes(&self) -> usize {
         self.groups
             .iter()
-            .map(|group| group.rule.slots().len() * group.members.iter().map(Member::bytes).sum::<usize>())
+            .map(|group| group.rule.slots().len() * group.members.iter().map(GroupMember::bytes).sum::<usize>())
             .sum()
     }
 
@@ -311,7 +312,7 @@ impl Optimizer {
         }
     }
 
-    fn members(&self) -> impl Iterator<Item = &Member> {
+    fn members(&self) -> impl Iterator<Item = &GroupMember> {
         self.groups.iter().flat_map(|group| &group.members)
     }
 }
@@ -347,9 +348,9 @@ impl Group {
             if member.steps.get() == 0 {
                 member.begin(&**rule)?;
             }
-            ready.push(Ready::new(member, &grad)?);
+            ready.push(ReadyMember::new(member, &grad)?);
         }
-        while let Some(kind) = ready.first().map(Ready::kind) {
+        while let Some(kind) = ready.first().map(ReadyMember::kind) {
             let (batch, rest): (Vec<_>, Vec<_>) = ready.into_iter().partition(|ready| ready.kind() == kind);
             ready = rest;
             let (here, parked): (Vec<_>, Vec<_>) = batch.iter().partition(|ready| ready.parked().is_none());
@@ -367,18 +368,18 @@ impl Group {
             };
             let kernel = rule.kernel().find(device.kind(), dtype)?;
             if !here.is_empty() {
-                kernel(&numbers, &here.into_iter().map(Ready::stepped).collect::<Vec<_>>())?;
+                kernel(&numbers, &here.into_iter().map(ReadyMember::stepped).collect::<Vec<_>>())?;
             }
             parked.into_iter().try_for_each(|ready| ready.step_parked(Some((kernel, &numbers))))?;
-            batch.into_iter().try_for_each(Ready::finish)?;
+            batch.into_iter().try_for_each(ReadyMember::finish)?;
         }
         Ok(())
     }
 }
 
 /// A member that is ready to be stepped, with contiguous tensors.
-struct Ready<'a> {
-    member: &'a mut Member,
+struct ReadyMember<'a> {
+    member: &'a mut GroupMember,
     /// The order of the dimensions in the parameter's memory. The tensors here have this order.
     dims: Vec<isize>,
     grad: Tensor,
@@ -388,8 +389,8 @@ struct Ready<'a> {
     slots: Vec<Tensor>,
 }
 
-impl<'a> Ready<'a> {
-    fn new(member: &'a mut Member, grad: &Tensor) -> tenure_tensor::Result<Self> {
+impl<'a> ReadyMember<'a> {
+    fn new(member: &'a mut GroupMember, grad: &Tensor) -> tenure_tensor::Result<Self> {
         let dims = dims_in_memory(&member.parameter);
         let is_contiguous = member.parameter.is_contiguous();
         let dense = |tensor: &Tensor| match is_contiguous {
@@ -441,7 +442,7 @@ impl<'a> Ready<'a> {
     }
 }
 
-impl Member {
+impl GroupMember {
     /// Makes the rule's slots, unless they exist.
     fn begin(&mut self, rule: &dyn Rule) -> tenure_tensor::Result<()> {
         if is_capturing() && !rule.slots().is_empty() {

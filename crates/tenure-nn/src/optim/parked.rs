@@ -18,11 +18,11 @@ pub(super) struct Parked {
     /// The number of slots for each element.
     slots: usize,
     piece_bytes: usize,
-    pieces: Vec<Piece>,
+    pieces: Vec<SlotRange>,
 }
 
 /// A range of elements of all slots, slot after slot, in the order of the parameter's memory.
-struct Piece {
+struct SlotRange {
     elements: Range<usize>,
     resident: Resident,
 }
@@ -51,7 +51,7 @@ impl Parked {
             let storage = piece.storage().clone();
             drop(piece);
             let resident = engine.keep(storage, dtype, stream(device).as_ref(), name).map_err(told)?;
-            parked.pieces.push(Piece { elements, resident });
+            parked.pieces.push(SlotRange { elements, resident });
         }
         Ok(parked)
     }
@@ -70,7 +70,7 @@ impl Parked {
         let parameter = parameter.reshape(&[-1])?;
         let grad = grad.reshape(&[-1])?;
         let stream = stream(self.device);
-        for Piece { elements, resident } in &self.pieces {
+        for SlotRange { elements, resident } in &self.pieces {
             let storage = self.engine.lend(resident, stream.as_ref()).map_err(told)?;
             let stepped = kernel.map_or(Ok(()), |(kernel, numbers)| {
                 let part = |tensor: &Tensor| tensor.narrow(0, elements.start, elements.len());
@@ -89,7 +89,7 @@ impl Parked {
     pub(super) fn whole(&self, slot: usize) -> Result<Tensor> {
         let count = self.pieces.last().map_or(0, |last| last.elements.end);
         let whole = Tensor::empty(&[count], self.dtype, self.device)?;
-        for Piece { elements, resident } in &self.pieces {
+        for SlotRange { elements, resident } in &self.pieces {
             let storage = self.engine.look_at(resident, stream(self.device).as_ref()).map_err(told)?;
             let to = whole.narrow(0, elements.start, elements.len())?;
             to.copy_(&self.views(&storage, elements.len())?[slot])?;

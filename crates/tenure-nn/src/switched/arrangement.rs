@@ -7,11 +7,11 @@ use parking_lot::Mutex;
 use tenure_switch::{Manifest, SwitchError};
 
 use super::host_images::HostImages;
-use super::{Order, StoredTensors};
+use super::{StoredTensors, WeightOrder};
 
 /// An order of a network's tensors. When the last device that uses it drops it, its images leave the host's memory.
 pub(super) struct Arrangement {
-    pub(super) order: Order,
+    pub(super) order: WeightOrder,
     /// The manifest of the tensors in groups.
     pub(super) manifest: Arc<Manifest>,
     /// The manifest of the [tables](Order::has_tables).
@@ -37,7 +37,7 @@ impl Arrangement {
         stored: &StoredTensors,
         images: &Arc<HostImages>,
         name: &str,
-        order: Order,
+        order: WeightOrder,
     ) -> Result<Arc<Self>, SwitchError> {
         let manifest = stored.manifest(name, &order)?;
         let tables = order.has_tables().then(|| stored.tables(name, &order)).transpose()?;
@@ -64,7 +64,7 @@ impl Arrangements {
         if let Some(unknown) = shared(&latest.unknown, images) {
             return Ok(unknown);
         }
-        let unknown = Arrangement::new(stored, images, name, Order::unknown(stored.tensors().len()))?;
+        let unknown = Arrangement::new(stored, images, name, WeightOrder::unknown(stored.tensors().len()))?;
         latest.unknown = Arc::downgrade(&unknown);
         Ok(unknown)
     }
@@ -80,7 +80,7 @@ impl Arrangements {
         stored: &StoredTensors,
         images: &Arc<HostImages>,
         name: &str,
-        order: Order,
+        order: WeightOrder,
     ) -> Result<Arc<Arrangement>, SwitchError> {
         let mut latest = self.latest.lock();
         if let Some(recorded) = shared(&latest.recorded, images) {

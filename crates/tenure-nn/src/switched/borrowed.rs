@@ -9,8 +9,8 @@ use tenure_device::memory::{self, DeviceMemory};
 use tenure_switch::{Borrowed, Entry, Manifest, Model, Origin, PinnedTables, Switch, SwitchError, SwitchOptions};
 use tenure_tensor::{DType, Device, Tensor};
 
-use super::bound::{Bound, Placed};
-use super::calls::{Callee, Calls, Measured};
+use super::bound::{BoundTensors, Placed};
+use super::calls::{CallHistory, Callee, Measured};
 use super::lent::{LentTensor, LentTerms};
 use crate::Result;
 use crate::networks::Network;
@@ -31,7 +31,7 @@ pub struct Borrower {
 /// A network that computes with borrowed weights, once they are borrowed.
 pub struct BorrowedNetwork {
     network: Box<dyn Network>,
-    calls: Calls,
+    calls: CallHistory,
     arranged: Option<Arranged>,
     borrowed: Option<Borrowed>,
 }
@@ -40,7 +40,7 @@ pub struct BorrowedNetwork {
 struct Arranged {
     terms: LentTerms,
     model: Arc<Model>,
-    bound: Bound,
+    bound: BoundTensors,
 }
 
 impl Borrower {
@@ -75,7 +75,7 @@ impl BorrowedNetwork {
     pub fn new(mut network: Box<dyn Network>) -> Result<Self> {
         network.eval();
         network.set_requires_grad(false)?;
-        Ok(Self { network, calls: Calls::default(), arranged: None, borrowed: None })
+        Ok(Self { network, calls: CallHistory::default(), arranged: None, borrowed: None })
     }
 
     /// Returns whether the weights are borrowed.
@@ -177,7 +177,7 @@ impl BorrowedNetwork {
             let group = groups + table;
             placed.push(Placed { name: &tensor.name, dtype: dtype(terms, tensor)?, group, begin: 0 });
         }
-        let bound = Bound::bind(&mut *self.network, placed, |group| storages[group].clone())?;
+        let bound = BoundTensors::bind(&mut *self.network, placed, |group| storages[group].clone())?;
         self.arranged = Some(Arranged { terms: terms.clone(), model, bound });
         Ok(())
     }

@@ -23,12 +23,12 @@ pub struct Placed<'a> {
 
 /// The tensors that replace a network's tensors without values.
 #[derive(Default)]
-pub struct Bound {
+pub struct BoundTensors {
     /// Pairs of a tensor without values and its replacement.
     tensors: Vec<(Tensor, Tensor)>,
 }
 
-impl Bound {
+impl BoundTensors {
     /// Replaces tensors without values by views of groups.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Bound {
 }
 
 /// Copies outputs that are views of weights, since the weights may leave memory.
-pub(super) fn own(bound: &Bound, answers: Vec<Tensor>) -> Result<Vec<Tensor>> {
+pub(super) fn own(bound: &BoundTensors, answers: Vec<Tensor>) -> Result<Vec<Tensor>> {
     let is_weight =
         |answer: &Tensor| bound.tensors.iter().any(|(_, view)| view.storage().is_alias_of(answer.storage()));
     let owned = answers.into_iter().map(|answer| if is_weight(&answer) { answer.copy() } else { Ok(answer) });

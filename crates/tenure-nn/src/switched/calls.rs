@@ -13,7 +13,7 @@ use tenure_switch::{DeviceUse, Model};
 use tenure_tensor::cuda::CapturedCall;
 use tenure_tensor::{DType, Tensor, autograd};
 
-use super::bound::{self, Bound};
+use super::bound::{self, BoundTensors};
 use crate::Result;
 use crate::networks::Network;
 
@@ -25,7 +25,7 @@ const MOST_CAPTURES: usize = 16;
 
 /// The calls that a model has had.
 #[derive(Default)]
-pub(super) struct Calls {
+pub(super) struct CallHistory {
     /// The input shapes, the most recently used last.
     shapes: Vec<Shape>,
 }
@@ -41,7 +41,7 @@ struct Shape {
 /// A model to be called, whose weights are in memory or in transfer, and its device.
 pub(super) struct Callee<'a> {
     pub(super) network: &'a dyn Network,
-    pub(super) bound: &'a Bound,
+    pub(super) bound: &'a BoundTensors,
     pub(super) model: &'a Arc<Model>,
     pub(super) memory: &'static DeviceMemory,
     pub(super) pool: &'a GraphPool,
@@ -67,7 +67,7 @@ pub(super) struct MeasuredUse {
     pub(super) reads_rows: bool,
 }
 
-impl Calls {
+impl CallHistory {
     /// Returns the number of captured input shapes.
     pub(super) fn captures(&self) -> usize {
         self.shapes.iter().filter(|shape| shape.call.is_some()).count()

@@ -10,13 +10,13 @@ use tenure_tensor::Tensor;
 use super::arrangement::Arrangement;
 use super::on_cpu::OnCpu;
 use super::on_cuda::OnCuda;
-use super::switcher::Shared;
-use super::{LentModel, Measured, Order, StoredTensors, SwitchedError};
+use super::switcher::SwitcherShared;
+use super::{LentModel, Measured, StoredTensors, SwitchedError, WeightOrder};
 use crate::Result;
 use crate::networks::Network;
 
 /// A model of a switcher.
-pub(super) struct Known {
+pub(super) struct KnownModel {
     number: u64,
     pub(super) demand: Demand,
     pub(super) priority: i32,
@@ -24,7 +24,7 @@ pub(super) struct Known {
     /// Whether a kept order has been looked for.
     is_recalled: bool,
     parts: Parts,
-    weights: Weights,
+    weights: SwitchedWeights,
 }
 
 /// The parts of a model.
@@ -36,7 +36,7 @@ pub(super) struct Parts {
 }
 
 /// The state of a model's weights, by the kind of device that computes it.
-enum Weights {
+enum SwitchedWeights {
     Cpu(OnCpu),
     Cuda(OnCuda),
 }
@@ -47,9 +47,9 @@ impl Parts {
     }
 }
 
-impl Known {
+impl KnownModel {
     pub(super) fn new(
-        shared: &Shared,
+        shared: &SwitcherShared,
         number: u64,
         name: &str,
         network: Box<dyn Network>,
@@ -58,12 +58,12 @@ impl Known {
         let arrangement = match &shared.cuda {
             Some(_) => stored.arrangements.unknown(&stored, &shared.images, name)?,
             // On the CPU each model computes with an image of its own.
-            None => Arrangement::new(&stored, &shared.images, name, Order::unknown(stored.tensors().len()))?,
+            None => Arrangement::new(&stored, &shared.images, name, WeightOrder::unknown(stored.tensors().len()))?,
         };
         let mut parts = Parts { name: name.into(), network, stored, arrangement };
         let weights = match &shared.cuda {
-            Some(cuda) => Weights::Cuda(OnCuda::new(cuda, &mut parts)?),
-            None => Weights::Cpu(OnCpu::default()),
+            Some(cuda) => SwitchedWeights::Cuda(OnCuda::new(cuda, &mut parts)?),
+            None => SwitchedWeights::Cpu(OnCpu::default()),
         };
         Ok(Self { number, demand: Demand::new(), priority: 0, is_pinned: false, is_recalled: false, parts, weights })
     }
@@ -78,37 +78,37 @@ impl Known {
 
     pub(super) fn resident_bytes(&self) -> u64 {
         match &self.weights {
-            Weights::Cpu(weights) => weights.resident_bytes(&self.parts),
-            Weights::Cuda(weights) => weights.model().resident_bytes(),
+            SwitchedWeights::Cpu(weights) => weights.resident_bytes(&self.parts),
+            SwitchedWeights::Cuda(weights) => weights.model().resident_bytes(),
         }
     }
 
     pub(super) fn missing_bytes(&self) -> u64 {
         match &self.weights {
-            Weights::Cpu(weights) => self.parts.manifest().bytes() - weights.resident_bytes(&self.parts),
-            Weights::Cuda(weights) => weights.model().missing_bytes(),
+            SwitchedWeights::Cpu(weights) => self.parts.manifest().bytes() - weights.resident_bytes(&self.parts),
+            SwitchedWeights::Cuda(weights) => weights.model().missing_bytes(),
         }
     }
 
     pub(super) fn compute_times(&self) -> Option<Vec<Duration>> {
         match &self.weights {
-            Weights::Cpu(_) => None,
-            Weights::Cuda(weights) => weights.compute_times(),
+            SwitchedWeights::Cpu(_) => None,
+            SwitchedWeights::Cuda(weights) => weights.compute_times(),
         }
     }
 
     pub(super) fn captures(&self) -> usize {
         match &self.weights {
-            Weights::Cpu(_) => 0,
-            Weights::Cuda(weights) => weights.captures(),
+            SwitchedWeights::Cpu(_) => 0,
+            SwitchedWeights::Cuda(weights) => weights.captures(),
         }
     }
 
     /// Returns whether the model holds memory that other models may take.
     pub(super) fn can_leave(&self) -> bool {
         let is_lent = match &self.weights {
-            Weights::Cpu(_) => false,
-            Weights::Cuda(weights) => weights.model().is_lent(),
+            SwitchedWeights::Cpu(_) => false,
+            SwitchedWeights::Cuda(weights) => weights.model().is_lent(),
         };
         !self.is_pinned && !is_lent && self.resident_bytes() > 0
     }
@@ -116,8 +116,8 @@ impl Known {
     /// Returns a function that waits for the weights in transfer.
     pub(super) fn arriving(&self) -> Box<dyn FnOnce() -> Result<(), SwitchError>> {
         match &self.weights {
-            Weights::Cpu(weights) => weights.arriving(),
-            Weights::Cuda(weights) => {
+            SwitchedWeights::Cpu(weights) => weights.arriving(),
+            SwitchedWeights::Cuda(weights) => {
                 let model = Arc::clone(weights.model());
                 Box::new(move || model.settle())
             }
@@ -127,16 +127,16 @@ impl Known {
     /// Lends the model to another process.
     pub(super) fn lend(&self) -> Result<LentModel> {
         match &self.weights {
-            Weights::Cpu(_) => Err(SwitchedError::OnCpu { name: self.parts.name.clone() }.into()),
-            Weights::Cuda(weights) => weights.lend(&self.parts),
+            SwitchedWeights::Cpu(_) => Err(SwitchedError::OnCpu { name: self.parts.name.clone() }.into()),
+            SwitchedWeights::Cuda(weights) => weights.lend(&self.parts),
         }
     }
 
     /// Arranges the model by another process's measurements.
-    pub(super) fn learn(&mut self, shared: &Shared, measured: &Measured) -> Result<()> {
+    pub(super) fn learn(&mut self, shared: &SwitcherShared, measured: &Measured) -> Result<()> {
         let Self { parts, weights, .. } = self;
         match (weights, &shared.cuda) {
-            (Weights::Cuda(weights), Some(cuda)) if !parts.arrangement.order.is_recorded() => {
+            (SwitchedWeights::Cuda(weights), Some(cuda)) if !parts.arrangement.order.is_recorded() => {
                 weights.learn(parts, shared, cuda, measured)
             }
             _ => Ok(()),
@@ -144,14 +144,14 @@ impl Known {
     }
 
     /// Returns the worth of the model's bytes on the device, after `uses` uses of all models.
-    pub(super) fn worth(&self, shared: &Shared, uses: u64) -> i64 {
+    pub(super) fn worth(&self, shared: &SwitcherShared, uses: u64) -> i64 {
         let manifest = self.parts.manifest();
         self.demand.worth(uses, manifest.bytes(), shared.images.has(manifest), self.priority)
     }
 
     /// Arranges the model by an order that another device learned, or that was kept for it, unless the model has
     /// learned one already.
-    pub(super) fn recall(&mut self, shared: &Shared) -> Result<()> {
+    pub(super) fn recall(&mut self, shared: &SwitcherShared) -> Result<()> {
         let Self { parts, weights, is_recalled, .. } = self;
         if parts.arrangement.order.is_recorded() {
             return Ok(());
@@ -163,8 +163,8 @@ impl Known {
         };
         match (weights, &shared.cuda) {
             // The borrowing process relies on the current arrangement.
-            (Weights::Cuda(weights), Some(_)) if weights.model().is_lent() => {}
-            (Weights::Cuda(weights), Some(cuda)) => {
+            (SwitchedWeights::Cuda(weights), Some(_)) if weights.model().is_lent() => {}
+            (SwitchedWeights::Cuda(weights), Some(cuda)) => {
                 let record =
                     |order| parts.stored.arrangements.record(&parts.stored, &shared.images, &parts.name, order);
                 if let Some(arrangement) = learned.map_or_else(|| kept.map(record).transpose(), |it| Ok(Some(it)))? {
@@ -182,8 +182,8 @@ impl Known {
     }
 
     /// Drops an image that could not be read, so that it is read again.
-    pub(super) fn forget_failure(&mut self, shared: &Shared) {
-        if let Weights::Cpu(weights) = &mut self.weights
+    pub(super) fn forget_failure(&mut self, shared: &SwitcherShared) {
+        if let SwitchedWeights::Cpu(weights) = &mut self.weights
             && weights.has_failed()
         {
             weights.evict(&mut self.parts, shared);
@@ -191,45 +191,45 @@ impl Known {
     }
 
     /// Loads the missing weights, for which there must be room.
-    pub(super) fn load(&mut self, shared: &Shared) -> Result<()> {
+    pub(super) fn load(&mut self, shared: &SwitcherShared) -> Result<()> {
         let Self { parts, weights, .. } = self;
         let manifest = Arc::clone(parts.manifest());
         shared.images.with(&manifest, |image| match weights {
-            Weights::Cpu(weights) => weights.bind(parts, Arc::clone(image)),
-            Weights::Cuda(weights) => {
+            SwitchedWeights::Cpu(weights) => weights.bind(parts, Arc::clone(image)),
+            SwitchedWeights::Cuda(weights) => {
                 weights.model().load(image)?;
                 Ok(())
             }
         })
     }
 
-    pub(super) fn when_loaded(&self, shared: &Shared, done: Box<dyn FnOnce(Option<Duration>) + Send>) {
+    pub(super) fn when_loaded(&self, shared: &SwitcherShared, done: Box<dyn FnOnce(Option<Duration>) + Send>) {
         match (&self.weights, &shared.cuda) {
-            (Weights::Cuda(_), Some(cuda)) => cuda.switch.when_copied(done),
-            (Weights::Cpu(weights), _) => weights.when_loaded(done),
-            (Weights::Cuda(_), None) => done(None),
+            (SwitchedWeights::Cuda(_), Some(cuda)) => cuda.switch.when_copied(done),
+            (SwitchedWeights::Cpu(weights), _) => weights.when_loaded(done),
+            (SwitchedWeights::Cuda(_), None) => done(None),
         }
     }
 
     pub(super) fn copy_time(&self) -> Result<Option<Duration>, SwitchError> {
         match &self.weights {
-            Weights::Cpu(weights) => weights.copy_time(),
-            Weights::Cuda(weights) => weights.model().copy_time(),
+            SwitchedWeights::Cpu(weights) => weights.copy_time(),
+            SwitchedWeights::Cuda(weights) => weights.model().copy_time(),
         }
     }
 
     /// Frees at least `bytes` bytes of the model's memory for others.
-    pub(super) fn evict(&mut self, shared: &Shared, bytes: u64) {
+    pub(super) fn evict(&mut self, shared: &SwitcherShared, bytes: u64) {
         match &mut self.weights {
-            Weights::Cpu(weights) => weights.evict(&mut self.parts, shared),
-            Weights::Cuda(weights) => weights.evict(shared, bytes),
+            SwitchedWeights::Cpu(weights) => weights.evict(&mut self.parts, shared),
+            SwitchedWeights::Cuda(weights) => weights.evict(shared, bytes),
         }
     }
 
     /// Prepares the model for being dropped.
-    pub(super) fn leave(&mut self, shared: &Shared) {
+    pub(super) fn leave(&mut self, shared: &SwitcherShared) {
         self.evict(shared, u64::MAX);
-        if let Weights::Cuda(weights) = &mut self.weights {
+        if let SwitchedWeights::Cuda(weights) = &mut self.weights {
             weights.leave(shared);
         }
     }
@@ -237,18 +237,18 @@ impl Known {
     /// Returns the size in bytes of the tables that stay in the host's memory.
     pub(super) fn table_bytes(&self) -> u64 {
         match &self.weights {
-            Weights::Cpu(_) => 0,
-            Weights::Cuda(weights) => weights.table_bytes(),
+            SwitchedWeights::Cpu(_) => 0,
+            SwitchedWeights::Cuda(weights) => weights.table_bytes(),
         }
     }
 
     /// Computes the outputs for inputs, with weights in memory or in transfer.
-    pub(super) fn compute(&mut self, shared: &Shared, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+    pub(super) fn compute(&mut self, shared: &SwitcherShared, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let inputs = inputs.iter().map(|input| input.to_device(shared.device));
         let inputs = inputs.collect::<tenure_tensor::Result<Vec<_>>>()?;
         match &mut self.weights {
-            Weights::Cpu(weights) => weights.compute(&mut self.parts, &inputs, shared.grouping),
-            Weights::Cuda(weights) => weights.compute(&mut self.parts, shared, &inputs),
+            SwitchedWeights::Cpu(weights) => weights.compute(&mut self.parts, &inputs, shared.grouping),
+            SwitchedWeights::Cuda(weights) => weights.compute(&mut self.parts, shared, &inputs),
         }
     }
 }

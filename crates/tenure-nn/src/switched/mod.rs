@@ -46,14 +46,14 @@ mod switcher;
 mod weights;
 
 pub use borrowed::{BorrowedNetwork, Borrower};
-pub use bound::{Bound, Placed};
+pub use bound::{BoundTensors, Placed};
 pub use calls::Measured;
 pub use lent::{LentModel, LentTerms};
 pub use model::SwitchedModel;
 pub use switcher::{Switcher, SwitcherOptions, SwitcherReport};
 pub use tenure_switch::Orders;
 pub use tenure_switch::groups::Grouping;
-pub use weights::{Order, StoredTensor, StoredTensors};
+pub use weights::{StoredTensor, StoredTensors, WeightOrder};
 
 /// The reason why a model cannot be used or lent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

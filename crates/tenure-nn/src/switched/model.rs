@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tenure_tensor::Tensor;
 
-use super::switcher::Shared;
+use super::switcher::SwitcherShared;
 use super::{LentModel, Measured};
 use crate::Result;
 
@@ -13,13 +13,13 @@ use crate::Result;
 /// [removed](Self::remove).
 #[derive(Clone)]
 pub struct SwitchedModel {
-    shared: Arc<Shared>,
+    shared: Arc<SwitcherShared>,
     name: Arc<str>,
     number: u64,
 }
 
 impl SwitchedModel {
-    pub(super) fn new(shared: &Arc<Shared>, name: &str, number: u64) -> Self {
+    pub(super) fn new(shared: &Arc<SwitcherShared>, name: &str, number: u64) -> Self {
         Self { shared: Arc::clone(shared), name: name.into(), number }
     }
 

@@ -8,18 +8,18 @@ use tenure_switch::{Image, SwitchError};
 use tenure_tensor::{Tensor, autograd};
 
 use super::arrangement::Arrangement;
-use super::bound::{self, Bound};
+use super::bound::{self, BoundTensors};
 use super::known::Parts;
-use super::switcher::Shared;
-use super::weights::Order;
+use super::switcher::SwitcherShared;
+use super::weights::WeightOrder;
 use crate::Result;
 
 /// A model on the CPU.
 #[derive(Default)]
 pub(super) struct OnCpu {
-    image: Option<(Arc<Image>, Bound)>,
+    image: Option<(Arc<Image>, BoundTensors)>,
     /// The order of the next image. The current image stays as it is.
-    learned: Option<Order>,
+    learned: Option<WeightOrder>,
 }
 
 impl OnCpu {
@@ -56,13 +56,13 @@ impl OnCpu {
     /// Binds the network to an image, which may still be loading.
     pub(super) fn bind(&mut self, parts: &mut Parts, image: Arc<Image>) -> Result<()> {
         let placed = parts.stored.placed(&parts.arrangement.order, &parts.arrangement.manifest);
-        let bound = Bound::bind(&mut *parts.network, placed, |group| image.storage(group))?;
+        let bound = BoundTensors::bind(&mut *parts.network, placed, |group| image.storage(group))?;
         self.image = Some((image, bound));
         Ok(())
     }
 
     /// Frees the model's memory.
-    pub(super) fn evict(&mut self, parts: &mut Parts, shared: &Shared) {
+    pub(super) fn evict(&mut self, parts: &mut Parts, shared: &SwitcherShared) {
         let Some((image, bound)) = self.image.take() else { return };
         // Unbinding cannot fail here: the network takes back its own tensors.
         let _ = bound.unbind(&mut *parts.network);
@@ -88,7 +88,7 @@ impl OnCpu {
         if !parts.arrangement.order.is_recorded() && self.learned.is_none() {
             image.wait_for_all()?;
             let read = image.read_time().unwrap_or_default();
-            self.learned = Some(Order::of_host_run(&parts.stored, &image.first_uses(), ended, read, grouping));
+            self.learned = Some(WeightOrder::of_host_run(&parts.stored, &image.first_uses(), ended, read, grouping));
         }
         Ok(answers)
     }

@@ -9,12 +9,12 @@ use tenure_switch::{Image, Model};
 use tenure_tensor::Tensor;
 
 use super::arrangement::Arrangement;
-use super::bound::Bound;
-use super::calls::{Callee, Calls, Measured, MeasuredUse};
+use super::bound::BoundTensors;
+use super::calls::{CallHistory, Callee, Measured, MeasuredUse};
 use super::known::Parts;
 use super::lent::LentModel;
-use super::switcher::{Cuda, Shared};
-use super::weights::Order;
+use super::switcher::{Cuda, SwitcherShared};
+use super::weights::WeightOrder;
 use crate::Result;
 
 /// The fixed cost of a copy, and of a wait in a graph, in µs: estimated from cold starts with groups of 2 to 16 MiB.
@@ -32,19 +32,19 @@ const TABLE_BYTES: u64 = 1 << 20;
 /// A model on a CUDA device.
 pub(super) struct OnCuda {
     model: Arc<Model>,
-    bound: Bound,
+    bound: BoundTensors,
     tables: Option<Arc<Image>>,
     /// The compute time of each group, if it was measured here.
     compute_times: Option<Vec<Duration>>,
-    calls: Calls,
+    calls: CallHistory,
 }
 
 impl OnCuda {
     pub(super) fn new(cuda: &Cuda, parts: &mut Parts) -> Result<Self> {
         let model = Arc::new(cuda.switch.register(parts.manifest())?);
         let placed = parts.stored.placed(&parts.arrangement.order, &parts.arrangement.manifest);
-        let bound = Bound::bind(&mut *parts.network, placed, |group| model.storage(group))?;
-        Ok(Self { model, bound, tables: None, compute_times: None, calls: Calls::default() })
+        let bound = BoundTensors::bind(&mut *parts.network, placed, |group| model.storage(group))?;
+        Ok(Self { model, bound, tables: None, compute_times: None, calls: CallHistory::default() })
     }
 
     pub(super) fn model(&self) -> &Arc<Model> {
@@ -70,7 +70,7 @@ impl OnCuda {
     }
 
     /// Waits until the device no longer reads the model's tables. There must be no further call.
-    pub(super) fn leave(&self, shared: &Shared) {
+    pub(super) fn leave(&self, shared: &SwitcherShared) {
         if let (Some(_), Some(cuda)) = (&self.tables, &shared.cuda) {
             // A device that does not answer reads nothing, so its error is ignored.
             let _ = cuda.memory.driver().synchronize();
@@ -78,12 +78,17 @@ impl OnCuda {
     }
 
     /// Frees `bytes` bytes of the model's device memory for others, or a little more.
-    pub(super) fn evict(&self, shared: &Shared, bytes: u64) {
+    pub(super) fn evict(&self, shared: &SwitcherShared, bytes: u64) {
         let chunk_bytes = shared.cuda.as_ref().map_or(1, |cuda| cuda.switch.chunk_bytes());
         self.model.evict(usize::try_from(bytes.div_ceil(chunk_bytes)).unwrap_or(usize::MAX));
     }
 
-    pub(super) fn compute(&mut self, parts: &mut Parts, shared: &Shared, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+    pub(super) fn compute(
+        &mut self,
+        parts: &mut Parts,
+        shared: &SwitcherShared,
+        inputs: &[Tensor],
+    ) -> Result<Vec<Tensor>> {
         let Some(cuda) = &shared.cuda else { unreachable!("it is on a CUDA device") };
         let callee = Callee {
             network: &*parts.network,
@@ -102,7 +107,13 @@ impl OnCuda {
 
     /// Arranges the model by the measured order of its tensors, or by one that another device has learned, and loads
     /// it.
-    pub(super) fn learn(&mut self, parts: &mut Parts, shared: &Shared, cuda: &Cuda, measured: &Measured) -> Result<()> {
+    pub(super) fn learn(
+        &mut self,
+        parts: &mut Parts,
+        shared: &SwitcherShared,
+        cuda: &Cuda,
+        measured: &Measured,
+    ) -> Result<()> {
         let Measured { uses, share } = measured;
         let costs = Costs { bytes_per_us: self.copy_speed(parts, shared)?, copy_us: COPY_US, wait_us: WAIT_US };
         // Each tensor is a group until now.
@@ -112,7 +123,7 @@ impl OnCuda {
         let others = uses.iter().filter(|used| !is_table(used));
         let used: Vec<(usize, f64)> = others.map(|used| (used.tensor, used.compute_us * share)).collect();
         let beside: Vec<(usize, f64)> = used.iter().map(|(tensor, us)| (*tensor, us * BESIDE_COPIES)).collect();
-        let order = Order::recorded(&parts.stored, &beside, tables, shared.grouping, &costs);
+        let order = WeightOrder::recorded(&parts.stored, &beside, tables, shared.grouping, &costs);
         let arrangement = parts.stored.arrangements.record(&parts.stored, &shared.images, &parts.name, order)?;
         self.arrange(parts, shared, cuda, arrangement)?;
         let tensors = &parts.arrangement.order.as_known().tensors;
@@ -133,7 +144,7 @@ impl OnCuda {
     pub(super) fn arrange(
         &mut self,
         parts: &mut Parts,
-        shared: &Shared,
+        shared: &SwitcherShared,
         cuda: &Cuda,
         arrangement: Arc<Arrangement>,
     ) -> Result<()> {
@@ -152,15 +163,16 @@ impl OnCuda {
         }
         let bound = std::mem::take(&mut self.bound);
         bound.unbind(&mut *parts.network)?;
-        self.bound =
-            Bound::bind(&mut *parts.network, parts.stored.placed(order, manifest), |group| storages[group].clone())?;
+        self.bound = BoundTensors::bind(&mut *parts.network, parts.stored.placed(order, manifest), |group| {
+            storages[group].clone()
+        })?;
         parts.arrangement = arrangement;
         (self.model, self.tables) = (model, tables);
         Ok(())
     }
 
     /// Loads the whole model anew, and returns the copy's speed in bytes per µs.
-    fn copy_speed(&self, parts: &Parts, shared: &Shared) -> Result<f64> {
+    fn copy_speed(&self, parts: &Parts, shared: &SwitcherShared) -> Result<f64> {
         shared.images.with(parts.manifest(), |image| {
             image.wait_for_all()?;
             self.evict(shared, u64::MAX);

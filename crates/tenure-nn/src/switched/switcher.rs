@@ -14,9 +14,9 @@ use tenure_switch::{OrderKey, Orders, Switch, SwitchError, SwitchOptions};
 use tenure_tensor::{Device, Tensor};
 
 use super::host_images::HostImages;
-use super::known::{Known, Parts};
+use super::known::{KnownModel, Parts};
 use super::model::SwitchedModel;
-use super::{LentModel, Order, StoredTensors, SwitchedError};
+use super::{LentModel, StoredTensors, SwitchedError, WeightOrder};
 use crate::Result;
 use crate::networks::Network;
 
@@ -71,7 +71,7 @@ impl SwitcherOptions {
 /// launched as one from then on.
 #[derive(Clone)]
 pub struct Switcher {
-    shared: Arc<Shared>,
+    shared: Arc<SwitcherShared>,
 }
 
 /// Statistics of a [`Switcher`]: its work so far, and its memory now.
@@ -93,7 +93,7 @@ pub struct SwitcherReport {
     pub switches: u64,
 }
 
-pub(super) struct Shared {
+pub(super) struct SwitcherShared {
     pub(super) device: Device,
     pub(super) grouping: Grouping,
     orders: Option<Orders>,
@@ -114,7 +114,7 @@ pub(super) struct Cuda {
 
 #[derive(Default)]
 struct Turn {
-    models: BTreeMap<String, Known>,
+    models: BTreeMap<String, KnownModel>,
     /// The number of calls and loads so far, which also numbers them.
     uses: u64,
     hits: u64,
@@ -168,7 +168,7 @@ impl Switcher {
         let SwitcherOptions { device_bytes, grouping, orders, .. } = options;
         let images = Arc::clone(images);
         let turn = Mutex::default();
-        Self { shared: Arc::new(Shared { device, grouping, orders, images, device_bytes, cuda, turn }) }
+        Self { shared: Arc::new(SwitcherShared { device, grouping, orders, images, device_bytes, cuda, turn }) }
     }
 
     /// Adds a network without values, as [`Architectures::build`](crate::networks::Architectures::build) or any code
@@ -200,7 +200,7 @@ impl Switcher {
             return Err(SwitchedError::Known { name: name.into() }.into());
         }
         turn.uses += 1;
-        let known = Known::new(&self.shared, turn.uses, name, network, stored)?;
+        let known = KnownModel::new(&self.shared, turn.uses, name, network, stored)?;
         turn.models.insert(name.into(), known);
         Ok(SwitchedModel::new(&self.shared, name, turn.uses))
     }
@@ -212,7 +212,7 @@ impl Switcher {
         SwitcherReport {
             models: turn.models.len(),
             resident_models: turn.models.values().filter(|known| known.missing_bytes() == 0).count(),
-            resident_bytes: turn.models.values().map(Known::resident_bytes).sum(),
+            resident_bytes: turn.models.values().map(KnownModel::resident_bytes).sum(),
             peak_bytes: self.shared.cuda.as_ref().map_or(images.peak_bytes, |cuda| cuda.switch.statistics().peak_bytes),
             image_bytes: images.bytes,
             hits: turn.hits,
@@ -257,15 +257,15 @@ impl Cuda {
 }
 
 impl Turn {
-    fn known(&mut self, name: &str, number: u64) -> Result<&mut Known> {
+    fn known(&mut self, name: &str, number: u64) -> Result<&mut KnownModel> {
         let known = self.models.get_mut(name).filter(|known| known.number() == number);
         Ok(known.ok_or_else(|| SwitchedError::Removed { name: name.into() })?)
     }
 }
 
-impl Shared {
+impl SwitcherShared {
     /// Runs `work` on a model, to inspect or change it.
-    pub(super) fn with<T>(&self, name: &str, number: u64, work: impl FnOnce(&mut Known) -> T) -> Result<T> {
+    pub(super) fn with<T>(&self, name: &str, number: u64, work: impl FnOnce(&mut KnownModel) -> T) -> Result<T> {
         Ok(work(self.turn.lock().known(name, number)?))
     }
 
@@ -332,8 +332,8 @@ impl Shared {
     }
 
     /// Returns the order that was kept for a model.
-    pub(super) fn kept_order(&self, parts: &Parts) -> Option<Order> {
-        self.orders.as_ref()?.find(&self.order_key(parts)).map(Order::known)
+    pub(super) fn kept_order(&self, parts: &Parts) -> Option<WeightOrder> {
+        self.orders.as_ref()?.find(&self.order_key(parts)).map(WeightOrder::known)
     }
 
     /// Keeps the learned order of a model.

@@ -39,7 +39,7 @@ pub struct StoredTensors {
 }
 
 /// The order in which tensors are needed, divided into groups. Tables, whose rows are read in place, are in no group.
-pub struct Order {
+pub struct WeightOrder {
     order: KnownOrder,
     is_recorded: bool,
 }
@@ -114,7 +114,7 @@ impl StoredTensors {
     ///
     /// # Errors
     /// [`SwitchError::TooLarge`].
-    pub fn manifest(&self, name: &str, order: &Order) -> Result<Arc<Manifest>, SwitchError> {
+    pub fn manifest(&self, name: &str, order: &WeightOrder) -> Result<Arc<Manifest>, SwitchError> {
         let entries = order.order.tensors.iter().map(|index| self.tensors[*index].entry.clone()).collect();
         Ok(Arc::new(Manifest::new(name, entries, order.order.ends.clone())?))
     }
@@ -123,14 +123,14 @@ impl StoredTensors {
     ///
     /// # Errors
     /// [`SwitchError::TooLarge`].
-    pub fn tables(&self, name: &str, order: &Order) -> Result<Arc<Manifest>, SwitchError> {
+    pub fn tables(&self, name: &str, order: &WeightOrder) -> Result<Arc<Manifest>, SwitchError> {
         let entries = order.order.tables.iter().map(|index| self.tensors[*index].entry.clone()).collect();
         Ok(Arc::new(Manifest::new(name, entries, (1..=order.order.tables.len()).collect())?))
     }
 
     /// Returns the place of each tensor in the groups of an order's [manifest](Self::manifest). The groups of its
     /// [tables](Self::tables) follow them.
-    pub fn placed<'a>(&'a self, order: &'a Order, manifest: &'a Manifest) -> impl Iterator<Item = Placed<'a>> {
+    pub fn placed<'a>(&'a self, order: &'a WeightOrder, manifest: &'a Manifest) -> impl Iterator<Item = Placed<'a>> {
         let of_groups = order.order.tensors.iter().enumerate().map(|(place, index)| {
             let group = manifest.group_of(place);
             (index, group, manifest.place(place).start - manifest.groups()[group].start)
@@ -144,7 +144,7 @@ impl StoredTensors {
     }
 }
 
-impl Order {
+impl WeightOrder {
     /// Makes the order of the network's state, each tensor a group, for the time until the order of use is known.
     pub fn unknown(count: usize) -> Self {
         let order = KnownOrder { tensors: (0..count).collect(), ends: (1..=count).collect(), tables: Vec::new() };
@@ -313,10 +313,10 @@ mod tests {
         ]);
         let uses = [(2, 10.0), (3, 1.0), (4, 10.0), (1, 10.0)];
         let costs = Costs { bytes_per_us: 1e9, copy_us: 0.0, wait_us: 0.0 };
-        let ends = |grouping| Order::recorded(&stored, &uses, Vec::new(), grouping, &costs).order.ends;
+        let ends = |grouping| WeightOrder::recorded(&stored, &uses, Vec::new(), grouping, &costs).order.ends;
         assert_eq!(ends(Grouping::PerLayer), [2, 3, 4, 5]);
         assert_eq!(ends(Grouping::PerBlock), [3, 4, 5]);
         assert_eq!(ends(Grouping::Whole), [4, 5]);
-        assert_eq!(Order::recorded(&stored, &uses, vec![0], Grouping::Whole, &costs).order.tensors, [2, 3, 4, 1]);
+        assert_eq!(WeightOrder::recorded(&stored, &uses, vec![0], Grouping::Whole, &costs).order.tensors, [2, 3, 4, 1]);
     }
 }

@@ -34,7 +34,7 @@ pub(super) struct Saving {
 }
 
 /// A tensor saved for backward.
-enum Packed {
+enum PackedTensor {
     /// A tensor that stays in memory.
     Kept { tensor: Tensor, version: u64 },
     /// A tensor that the engine holds.
@@ -109,13 +109,13 @@ impl Saving {
         let stays = Arc::clone(&self.stays);
         let pack = move |tensor: &Tensor, id: SavedId| {
             let SavedId { version, .. } = id;
-            let kept = || Packed::Kept { tensor: tensor.clone(), version };
+            let kept = || PackedTensor::Kept { tensor: tensor.clone(), version };
             if stays.contains(&tensor.storage().rank()) {
                 return Ok(kept());
             }
             let device = tensor.device();
             let dtype = tensor.dtype();
-            let again = book.find(id).map(|recipe| Again::by(recipe, &stays));
+            let again = book.find(id).map(|recipe| RecipeRecomputation::by(recipe, &stays));
             let saved = engine
                 .save(tensor.storage(), version, dtype, stream(device).as_ref(), again, || {
                     format!("{} {dtype} {:?}", Site::current(), tensor.sizes())
@@ -124,15 +124,15 @@ impl Saving {
             let Some(saved) = saved else { return Ok(kept()) };
             let layout = tensor.layout().clone();
             let writes = tensor.writes();
-            Ok(Packed::Held { saved, layout, dtype, device, writes, version })
+            Ok(PackedTensor::Held { saved, layout, dtype, device, writes, version })
         };
         let engine = self.engine.clone();
         SavedHooks::enter(pack, move |packed| match packed {
-            Packed::Kept { tensor, version } => {
+            PackedTensor::Kept { tensor, version } => {
                 check(&tensor.writes(), *version, tensor.dtype(), tensor.sizes())?;
                 Ok(tensor.clone())
             }
-            Packed::Held { saved, layout, dtype, device, writes, version } => {
+            PackedTensor::Held { saved, layout, dtype, device, writes, version } => {
                 check(writes, *version, *dtype, layout.sizes())?;
                 let storage = engine.need(saved, stream(*device).as_ref()).map_err(told)?;
                 Tensor::with_writes(storage, layout.clone(), *dtype, writes)
@@ -142,18 +142,18 @@ impl Saving {
 }
 
 /// The recomputation of an operation's output.
-struct Again {
+struct RecipeRecomputation {
     recipe: Arc<Recipe>,
     stays: Arc<HashSet<usize>>,
 }
 
-impl Again {
+impl RecipeRecomputation {
     fn by(recipe: Arc<Recipe>, stays: &Arc<HashSet<usize>>) -> Arc<dyn Recomputation> {
         Arc::new(Self { recipe, stays: Arc::clone(stays) })
     }
 }
 
-impl Recomputation for Again {
+impl Recomputation for RecipeRecomputation {
     fn id(&self) -> SavedBytesId {
         (self.recipe.id.generation, self.recipe.id.version)
     }

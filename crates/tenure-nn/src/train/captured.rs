@@ -20,9 +20,9 @@ pub(super) struct CapturedStep<B> {
 }
 
 /// The properties in which a batch must match that of a captured step.
-pub(super) type Kind = Vec<(Vec<usize>, DType, Device)>;
+pub(super) type BatchKind = Vec<(Vec<usize>, DType, Device)>;
 
-pub(super) fn kind(batch: &mut impl Tensors) -> Result<Kind> {
+pub(super) fn kind(batch: &mut impl Tensors) -> Result<BatchKind> {
     let kind = |tensor: &Tensor| (tensor.sizes().to_vec(), tensor.dtype(), tensor.device());
     Ok(tensors(batch)?.iter().map(kind).collect())
 }

@@ -11,13 +11,13 @@ use tenure_tensor::autograd::{HookHandle, no_grad};
 use tenure_tensor::{DType, Device, Tensor, TensorError};
 
 use crate::offload::{self, stream};
-use crate::optim::{self, Clip, Optimizer, Place, Sgd};
+use crate::optim::{self, Clip, Optimizer, ParameterPlace, Sgd};
 use crate::{Parameter, Result, purpose};
 
 /// Runs backward from a loss, and steps the parameters. Their gradients are freed.
 pub(super) fn step(optimizer: &mut Optimizer, engine: &Engine, clip_norm: Option<f64>, loss: &Tensor) -> Result<()> {
     let Some(max_norm) = clip_norm else {
-        let _lent = Lent::new(optimizer, |optimizer, place, parameter| {
+        let _lent = LentOptimizer::new(optimizer, |optimizer, place, parameter| {
             optimizer.step_at(place)?;
             parameter.set_grad(None)?;
             Ok(())
@@ -27,8 +27,8 @@ pub(super) fn step(optimizer: &mut Optimizer, engine: &Engine, clip_norm: Option
     let gone = Arc::new(Mutex::new(BTreeMap::new()));
     let into = Arc::clone(&gone);
     let to = engine.clone();
-    let lent = Lent::new(optimizer, move |_, place, parameter| {
-        let grad = Gone::take(&to, parameter)?;
+    let lent = LentOptimizer::new(optimizer, move |_, place, parameter| {
+        let grad = SpilledGradient::take(&to, parameter)?;
         into.lock().extend(grad.map(|grad| (place, grad)));
         Ok(())
     })?;
@@ -43,7 +43,7 @@ fn step_clipped(
     optimizer: &mut Optimizer,
     engine: &Engine,
     max_norm: f64,
-    mut gone: BTreeMap<Place, Gone>,
+    mut gone: BTreeMap<ParameterPlace, SpilledGradient>,
 ) -> Result<()> {
     let mut squares: Vec<_> = gone.values().map(|gone| (gone.kind, gone.squares.clone())).collect();
     // The sums are added in the same order as where all gradients are in memory.
@@ -63,14 +63,14 @@ fn step_clipped(
 }
 
 /// A parameter's gradient after backward.
-struct Gone {
+struct SpilledGradient {
     squares: Tensor,
-    kind: optim::Kind,
+    kind: optim::LaunchKind,
     /// The offloaded gradient; `None` if the parameter still has it.
     saved: Option<(Arc<SavedHandle>, Layout, DType, Device)>,
 }
 
-impl Gone {
+impl SpilledGradient {
     /// Offloads the gradient of a parameter, unless it is small.
     fn take(engine: &Engine, parameter: &Parameter) -> tenure_tensor::Result<Option<Self>> {
         let Some(grad) = parameter.grad() else { return Ok(None) };
@@ -103,18 +103,18 @@ impl Gone {
 }
 
 /// An optimizer that is lent to hooks of its parameters as long as this value lives.
-struct Lent<'a> {
+struct LentOptimizer<'a> {
     owner: &'a mut Optimizer,
     /// The optimizer; `None` once it is given back.
     optimizer: Arc<Mutex<Option<Optimizer>>>,
     hooks: Vec<HookHandle>,
 }
 
-impl<'a> Lent<'a> {
+impl<'a> LentOptimizer<'a> {
     /// Lends the optimizer, and calls `then` when the gradient of a parameter is complete.
     fn new(
         owner: &'a mut Optimizer,
-        then: impl Fn(&mut Optimizer, Place, &Parameter) -> tenure_tensor::Result<()> + Send + Sync + 'static,
+        then: impl Fn(&mut Optimizer, ParameterPlace, &Parameter) -> tenure_tensor::Result<()> + Send + Sync + 'static,
     ) -> Result<Self> {
         let places: Vec<_> = owner.places().map(|(place, parameter)| (place, parameter.clone())).collect();
         let optimizer = std::mem::replace(owner, Optimizer::new(Vec::new(), 0.0, Sgd::default()));
@@ -132,7 +132,7 @@ impl<'a> Lent<'a> {
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for LentOptimizer<'_> {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
         if let Some(optimizer) = self.optimizer.lock().take() {

@@ -21,7 +21,7 @@ use tenure_tensor::cuda::Captured;
 use tenure_tensor::{Device, Tensor, TensorError, random};
 
 use budget::Saving;
-use captured::{CapturedStep, Kind};
+use captured::{BatchKind, CapturedStep};
 use memory::Meter;
 pub use memory::{Moment, Recorder, Recording, StepMemory, TagBytes};
 use parallel::Rank;
@@ -44,7 +44,7 @@ const GENERATOR: &str = "default";
 /// use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 /// use tenure_nn::models::{Gpt2, Gpt2Config};
 /// use tenure_nn::optim::{Adam, Optimizer, Schedule};
-/// use tenure_nn::train::{Classification, Plan, Trainer};
+/// use tenure_nn::train::{Classification, Trainer, TrainerOptions};
 /// use tenure_nn::{Module, Scope};
 /// use tenure_tensor::random::Generator;
 ///
@@ -54,8 +54,9 @@ const GENERATOR: &str = "default";
 /// let data = TextWindows::of_tokens((0..100).map(|index| index % 4).collect(), 8)?;
 /// let loader = DataLoader::new(data, LoaderOptions { batch_size: 4, shuffle: Some(0), ..LoaderOptions::default() });
 ///
-/// let plan = Plan { steps: 20, schedule: Schedule::Constant, clip_norm: Some(1.0), ..Plan::default() };
-/// let mut trainer = Trainer::new(Classification(model), loader, optimizer, plan);
+/// let schedule = Schedule::Constant;
+/// let options = TrainerOptions { steps: 20, schedule, clip_norm: Some(1.0), ..TrainerOptions::default() };
+/// let mut trainer = Trainer::new(Classification(model), loader, optimizer, options);
 /// while let Some(step) = trainer.step()? {
 ///     println!("step {}: loss {:.3}, {} at the peak", step.number, step.loss, step.memory.peak_bytes);
 /// }
@@ -66,7 +67,7 @@ pub struct Trainer<T: Task, D: Dataset> {
     task: T,
     loader: DataLoader<D>,
     optimizer: Optimizer,
-    plan: Plan,
+    options: TrainerOptions,
     step: u64,
     epoch: u64,
     /// The number of the next batch in the epoch.
@@ -77,7 +78,7 @@ pub struct Trainer<T: Task, D: Dataset> {
     rank: Option<Rank>,
     /// The kind of the last batch that a step was made of, or of the captured batches: a first step has prepared
     /// everything for this kind.
-    warm: Kind,
+    warm: BatchKind,
     captured: Option<CapturedStep<T::Batch>>,
     /// The engine that keeps steps within a memory budget.
     saving: Option<Saving>,
@@ -85,9 +86,9 @@ pub struct Trainer<T: Task, D: Dataset> {
     is_torn: bool,
 }
 
-/// The plan of a run: its length and its settings.
+/// The options of a [`Trainer`]: the length of its run, and the settings.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct TrainerOptions {
     /// The number of all steps.
     pub steps: u64,
     /// The schedule of the learning rates.
@@ -106,8 +107,8 @@ pub struct Plan {
     pub may_differ: BTreeSet<String>,
 }
 
-impl Default for Plan {
-    /// A plan of zero steps.
+impl Default for TrainerOptions {
+    /// A run of zero steps.
     fn default() -> Self {
         Self {
             steps: 0,
@@ -143,7 +144,7 @@ pub struct Step {
 
 /// A run's notes in a checkpoint, beside its progress and history.
 #[derive(Serialize, Deserialize)]
-struct Notes {
+struct RunNotes {
     identity: BTreeMap<String, String>,
 }
 
@@ -224,18 +225,18 @@ where
     D::Item: Collate<Batch = T::Batch>,
 {
     /// Makes a run that has not begun. The optimizer must have the task's parameters.
-    pub fn new(task: T, loader: DataLoader<D>, optimizer: Optimizer, plan: Plan) -> Self {
+    pub fn new(task: T, loader: DataLoader<D>, optimizer: Optimizer, options: TrainerOptions) -> Self {
         Self {
             task,
             loader,
             optimizer,
-            plan,
+            options,
             step: 0,
             epoch: 0,
             batch: 0,
             batches: None,
             history: Vec::new(),
-            warm: Kind::new(),
+            warm: BatchKind::new(),
             captured: None,
             rank: None,
             saving: None,
@@ -264,7 +265,7 @@ where
 
     /// Refuses settings that do not work with a budget.
     fn check_budget(&self, op: &'static str) -> Result<()> {
-        if self.plan.is_captured || self.rank.is_some() {
+        if self.options.is_captured || self.rank.is_some() {
             return Err(
                 TensorError::argument(op, "a budget is kept on one device, by steps that are not captured").into()
             );
@@ -344,7 +345,7 @@ where
         };
         let task = &self.task;
         let optimizer = &mut self.optimizer;
-        let clip_norm = self.plan.clip_norm;
+        let clip_norm = self.options.clip_norm;
         let rehearsed = saving.step(&mut batch, pass, |batch| {
             rehearse(|| {
                 let loss = purpose::forward(|| task.loss(batch))?;
@@ -377,9 +378,9 @@ where
         &mut self.optimizer
     }
 
-    /// Returns the plan.
-    pub fn plan(&self) -> &Plan {
-        &self.plan
+    /// Returns the options.
+    pub fn options(&self) -> &TrainerOptions {
+        &self.options
     }
 
     /// Returns all steps made, also those before an interruption of the run.
@@ -392,14 +393,14 @@ where
         self.batch == self.loader.batches() as u64
     }
 
-    /// Makes a step. Returns `None` if the plan has no more steps.
+    /// Makes a step. Returns `None` after the last step.
     ///
     /// # Errors
     /// [`TrainError::NoBatch`], [`TrainError::Diverged`]; the data cannot be read; no memory. The next call begins with
     /// the same batch, and no gradients. If the data could not be read, nothing has changed; after other errors batch
     /// normalisation may have seen the batch, and the random generator may have advanced.
     pub fn step(&mut self) -> Result<Option<Step>> {
-        if self.step >= self.plan.steps {
+        if self.step >= self.options.steps {
             return Ok(None);
         }
         if self.is_torn {
@@ -441,7 +442,7 @@ where
     /// # Errors
     /// [`CheckpointError`]. `path` is unchanged then.
     pub fn save(&self, path: &Path) -> Result<()> {
-        let notes = Notes { identity: self.plan.identity.clone() };
+        let notes = RunNotes { identity: self.options.identity.clone() };
         let notes = serde_json::to_value(notes).map_err(|error| CheckpointError::format(path, error))?;
         let series = history::to_series(&self.history);
         let step = self.step;
@@ -453,7 +454,7 @@ where
     }
 
     /// Resumes from a checkpoint of the same run, as if it had not been interrupted, with the checkpoint's learning
-    /// rates. The plan may have more steps than it had.
+    /// rates. The options may ask for more steps than they did.
     ///
     /// # Errors
     /// [`TrainError::OtherRun`]; [`CheckpointError`], also if the checkpoint contradicts itself;
@@ -462,9 +463,9 @@ where
         let checkpoint = Checkpoint::open(path)?;
         let progress = checkpoint.progress();
         let wrong = |reason: String| CheckpointError::format(path, reason);
-        let notes = Notes::deserialize(&progress.notes);
+        let notes = RunNotes::deserialize(&progress.notes);
         let notes = notes.map_err(|error| wrong(format!("not of a trainer: {error}")))?;
-        same_run(&notes.identity, &self.plan)?;
+        same_run(&notes.identity, &self.options)?;
         let history = history::from_series(&progress.series).map_err(wrong)?;
         let (epoch, batch) = self.place(progress, &notes, history.len() as u64).map_err(wrong)?;
         checkpoint.load(self.task.model(), &mut self.optimizer)?;
@@ -478,13 +479,13 @@ where
     }
 
     /// Returns the epoch, and the batch in it, at which a run resumes, or the contradiction in a checkpoint's progress.
-    fn place(&self, progress: &Progress, notes: &Notes, told: u64) -> Result<(u64, u64), String> {
+    fn place(&self, progress: &Progress, notes: &RunNotes, told: u64) -> Result<(u64, u64), String> {
         let Progress { step, epoch, batch, .. } = *progress;
         let batches = self.loader.batches() as u64;
         if step != told {
             return Err(format!("it is of step {step}, and tells of {told} steps"));
         }
-        if batches > 0 && notes.identity != self.plan.identity {
+        if batches > 0 && notes.identity != self.options.identity {
             return Ok((step / batches, step % batches));
         }
         let made = epoch.checked_mul(batches).and_then(|made| made.checked_add(batch));
@@ -553,7 +554,7 @@ where
     /// Makes the step of a batch. Returns the loss, the memory of tensors, and the engine's report if there is a
     /// budget.
     fn learn(&mut self, mut batch: T::Batch, mut meter: Meter) -> Result<(f32, StepMemory, Option<StepReport>)> {
-        self.optimizer.set_lr_scale(self.plan.schedule.scale(self.step));
+        self.optimizer.set_lr_scale(self.options.schedule.scale(self.step));
         if let Some(saving) = self.saving.take() {
             let spills_state = saving.spills_state().then(|| saving.engine());
             let made = saving.step(&mut batch, Pass::Budgeted, |batch| {
@@ -564,7 +565,7 @@ where
             let (loss, report) = made?;
             return Ok((loss, meter.finish().with_peak(report.peak_bytes), Some(report)));
         }
-        if !self.plan.is_captured || !self.is_warm(&mut batch)? {
+        if !self.options.is_captured || !self.is_warm(&mut batch)? {
             let (loss, known) = self.work(&batch, &mut meter, None)?;
             let value = known.map_or_else(|| self.value(&loss), Ok)?;
             let memory = meter.finish();
@@ -608,7 +609,7 @@ where
 
     /// Drops the capture, so that the next step is a plain one.
     fn forget_capture(&mut self) {
-        (self.warm, self.captured) = (Kind::new(), None);
+        (self.warm, self.captured) = (BatchKind::new(), None);
     }
 
     /// Runs the forward pass, the backward pass, and the parameters' step, after backward or during it. Returns the
@@ -625,12 +626,12 @@ where
         let known = if loss.device().is_cpu() { Some(self.value(&loss)?) } else { None };
         if let Some(engine) = spills_state {
             self.is_torn = true;
-            in_backward::step(&mut self.optimizer, engine, self.plan.clip_norm, &loss)?;
+            in_backward::step(&mut self.optimizer, engine, self.options.clip_norm, &loss)?;
             self.is_torn = false;
         } else {
             purpose::backward(&loss)?;
             meter.look();
-            update(&mut self.optimizer, self.plan.clip_norm)?;
+            update(&mut self.optimizer, self.options.clip_norm)?;
         }
         let loss = loss.detach();
         meter.look();
@@ -672,12 +673,12 @@ fn update(optimizer: &mut Optimizer, clip_norm: Option<f64>) -> Result<()> {
 }
 
 /// Fails if a saved run and a planned one differ in a property that may not differ.
-fn same_run(saved: &BTreeMap<String, String>, plan: &Plan) -> Result<(), TrainError> {
-    let given = &plan.identity;
+fn same_run(saved: &BTreeMap<String, String>, options: &TrainerOptions) -> Result<(), TrainError> {
+    let given = &options.identity;
     let other = given
         .keys()
         .chain(saved.keys())
-        .find(|name: &&String| saved.get(*name) != given.get(*name) && !plan.may_differ.contains(*name));
+        .find(|name: &&String| saved.get(*name) != given.get(*name) && !options.may_differ.contains(*name));
     let Some(name) = other else { return Ok(()) };
     let value = |of: &BTreeMap<String, String>| of.get(name).map_or("none", String::as_str).to_owned();
     Err(TrainError::OtherRun { name: name.clone(), saved: value(saved), given: value(given) })

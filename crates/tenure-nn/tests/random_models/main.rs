@@ -26,7 +26,7 @@ use tenure_device::{Executor, Platform};
 use tenure_nn::Error;
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::optim::{Optimizer, Sgd};
-use tenure_nn::train::{Pass, Plan, Task, TrainError, Trainer};
+use tenure_nn::train::{Pass, Task, TrainError, Trainer, TrainerOptions};
 use tenure_offload::{Engine, EngineOptions, Memory, OffloadError, ProfileError, SpillLink, StepReport};
 use tenure_tensor::Tensor;
 use tenure_tensor::random::{DefaultGenerator, Generator};
@@ -89,7 +89,7 @@ fn trainer(case: &Case, device: Device, rows: usize) -> Run {
     let tokens = (0..=EXAMPLES * WIDTH).map(|index| (index * index % 61) as u32).collect();
     let options = LoaderOptions { batch_size: BATCH, workers: 0, device, ..LoaderOptions::default() };
     let loader = DataLoader::new(TextWindows::of_tokens(tokens, WIDTH).unwrap(), options);
-    Trainer::new(task, loader, optimizer, Plan { steps: STEPS, ..Plan::default() })
+    Trainer::new(task, loader, optimizer, TrainerOptions { steps: STEPS, ..TrainerOptions::default() })
 }
 
 /// Evicts all unused tensors from a device's memory: a request for more than the device has asks the engine to free

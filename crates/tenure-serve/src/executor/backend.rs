@@ -14,10 +14,10 @@ use crate::repository::StoredModel;
 /// A device that holds the weights of models and computes with them.
 pub(crate) trait Backend: Send + Sync {
     /// Finds a model's weights in its files, and reads none of them yet.
-    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn Weights>, ModelError>;
+    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn BackendWeights>, ModelError>;
 
     /// Opens the weights of a PyTorch module, which is loaded to learn how many bytes they take.
-    fn open_python(&self, _: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError> {
+    fn open_python(&self, _: &Arc<StoredModel>) -> Result<Box<dyn BackendWeights>, ModelError> {
         Err(ModelError::NoPython)
     }
 
@@ -43,10 +43,10 @@ pub(crate) trait Backend: Send + Sync {
 }
 
 /// A callback that receives how long weights took to arrive, or `None` if they did not.
-pub(crate) type Done = Box<dyn FnOnce(Option<Duration>) + Send>;
+pub(crate) type LoadedCallback = Box<dyn FnOnce(Option<Duration>) + Send>;
 
 /// The weights of one model on a [`Backend`]. Dropping them frees their memory.
-pub(crate) trait Weights: Send + Sync {
+pub(crate) trait BackendWeights: Send + Sync {
     /// Returns the bytes of all weights, in any order.
     fn bytes(&self) -> u64;
 
@@ -58,7 +58,7 @@ pub(crate) trait Weights: Send + Sync {
     fn load(&self, patience: Duration) -> Result<(), ModelError>;
 
     /// Calls `done` when all weights are there, or when loading failed.
-    fn when_loaded(&self, done: Done);
+    fn when_loaded(&self, done: LoadedCallback);
 
     /// Waits until all weights are there, and checks that they came from the files that were inspected.
     fn loaded(&self) -> Result<(), ModelError>;

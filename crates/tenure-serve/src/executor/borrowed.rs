@@ -18,7 +18,7 @@ use super::tensors::RawTensor;
 pub(crate) type LentNetwork = Arc<Mutex<Option<BorrowedNetwork>>>;
 
 /// Weights that are lent to this process until they are given back.
-pub(crate) struct Loan {
+pub(crate) struct BorrowedWeights {
     network: LentNetwork,
     /// The reason why the weights cannot be used.
     failure: Mutex<Option<ModelError>>,
@@ -32,13 +32,14 @@ struct Stop {
     model: Option<Arc<Model>>,
 }
 
-impl Loan {
+impl BorrowedWeights {
     /// Creates a loan whose weights are still to be mapped.
     pub(crate) fn new(network: LentNetwork) -> Self {
         Self { network, failure: Mutex::default(), stop: Mutex::default() }
     }
 
-    /// Maps the weights as the descriptors of their chunks arrive. If this fails, [`Loan::compute`] returns the reason.
+    /// Maps the weights as the descriptors of their chunks arrive. If this fails,
+    /// [`BorrowedWeights::compute`] returns the reason.
     pub(crate) fn borrow(
         &self,
         device: &Borrower,

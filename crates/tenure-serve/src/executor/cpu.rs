@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tenure_nn::networks::Network;
-use tenure_nn::switched::Order;
+use tenure_nn::switched::WeightOrder;
 use tenure_switch::groups::Grouping;
 use tenure_switch::{FirstUse, Image, Images, Manifest, SwitchError};
 
 use super::ModelError;
-use super::backend::{Backend, Done, Timed, Weights};
+use super::backend::{Backend, BackendWeights, LoadedCallback, Timed};
 use super::network::{Computed, Placed};
 use super::place::{ComputePlace, Computer};
 use super::stored::Stored;
@@ -38,7 +38,7 @@ struct OnCpuState {
     computer: Box<dyn Computer>,
     weights: Stored,
     /// The tensor order of the current image, or of the next one if there is none.
-    order: Order,
+    order: WeightOrder,
     manifest: Arc<Manifest>,
     /// The weights, if they are in memory.
     resident: Option<Arc<Image>>,
@@ -47,7 +47,7 @@ struct OnCpuState {
     /// The uses in the first run, which determine the order, and the time when that run ended.
     first_run: Option<(Vec<Option<FirstUse>>, Instant)>,
     /// The tensor order of all images after the first.
-    recorded: Option<Order>,
+    recorded: Option<WeightOrder>,
 }
 
 impl CpuBackend {
@@ -57,7 +57,7 @@ impl CpuBackend {
     }
 
     fn on_cpu(&self, network: Box<dyn Network>, weights: Stored) -> Result<OnCpu, ModelError> {
-        let order = Order::unknown(weights.tensors.tensors().len());
+        let order = WeightOrder::unknown(weights.tensors.tensors().len());
         let stored = weights.files.model();
         let manifest = weights.tensors.manifest(stored.name.as_str(), &order)?;
         let bytes = weights.tensors.bytes();
@@ -78,7 +78,7 @@ impl CpuBackend {
 }
 
 impl Backend for CpuBackend {
-    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn Weights>, ModelError> {
+    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn BackendWeights>, ModelError> {
         Ok(Box::new(self.on_cpu(network, stored.clone())?))
     }
 
@@ -105,7 +105,7 @@ impl Backend for CpuBackend {
     }
 }
 
-impl Weights for OnCpu {
+impl BackendWeights for OnCpu {
     fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -129,7 +129,7 @@ impl Weights for OnCpu {
         Ok(())
     }
 
-    fn when_loaded(&self, done: Done) {
+    fn when_loaded(&self, done: LoadedCallback) {
         match &self.state.lock().resident {
             Some(image) => image.when_read(|outcome| done(outcome.ok())),
             None => done(None),
@@ -151,7 +151,7 @@ impl Weights for OnCpu {
         if let Some((uses, ended)) = state.first_run.take() {
             let read = image.read_time().unwrap_or_default();
             let tensors = &state.weights.tensors;
-            state.recorded = Some(Order::of_host_run(tensors, &uses, ended, read, Grouping::Searched));
+            state.recorded = Some(WeightOrder::of_host_run(tensors, &uses, ended, read, Grouping::Searched));
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tenure_nn::networks::Network;
 
 use super::ModelError;
-use super::backend::{Backend, Done, Timed, Weights};
+use super::backend::{Backend, BackendWeights, LoadedCallback, Timed};
 use super::network::unwound;
 use super::resident::{DeviceWeights, ResidentModel};
 use super::stored::Stored;
@@ -29,7 +29,7 @@ impl CudaBackend {
 }
 
 impl Backend for CudaBackend {
-    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn Weights>, ModelError> {
+    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn BackendWeights>, ModelError> {
         Ok(Box::new(OnCuda(self.weights.open(network, stored)?)))
     }
 
@@ -46,7 +46,7 @@ impl Backend for CudaBackend {
     }
 }
 
-impl Weights for OnCuda {
+impl BackendWeights for OnCuda {
     fn bytes(&self) -> u64 {
         self.0.bytes()
     }
@@ -59,7 +59,7 @@ impl Weights for OnCuda {
         self.0.load()
     }
 
-    fn when_loaded(&self, done: Done) {
+    fn when_loaded(&self, done: LoadedCallback) {
         let calls = self.0.calls.clone();
         self.0.model.when_loaded(move |took| calls.call(move || done(took)));
     }

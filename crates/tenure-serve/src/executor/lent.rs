@@ -8,7 +8,7 @@ use tenure_nn::networks::Network;
 use tenure_tensor::Device;
 
 use super::ModelError;
-use super::backend::{Backend, Done, Timed, Weights};
+use super::backend::{Backend, BackendWeights, LoadedCallback, Timed};
 use super::network::Computed;
 use super::place::ComputePlace;
 use super::resident::{DeviceWeights, ResidentModel};
@@ -44,7 +44,7 @@ impl LentBackend {
 }
 
 impl Backend for LentBackend {
-    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn Weights>, ModelError> {
+    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn BackendWeights>, ModelError> {
         let resident = self.weights.open(network, stored)?;
         Ok(Box::new(OnLent { lent: Mutex::new(self.workers.lent(stored.files.model())), resident }))
     }
@@ -74,7 +74,7 @@ impl Backend for LentBackend {
     }
 }
 
-impl Weights for OnLent {
+impl BackendWeights for OnLent {
     fn bytes(&self) -> u64 {
         self.resident.bytes()
     }
@@ -87,7 +87,7 @@ impl Weights for OnLent {
         self.resident.load()
     }
 
-    fn when_loaded(&self, done: Done) {
+    fn when_loaded(&self, done: LoadedCallback) {
         let model = self.resident.model.clone();
         let begun = Instant::now();
         // Copies run one after the other, and so do the calls that wait for them.

@@ -1,7 +1,7 @@
 //! Models on our own tensors, computed by a [`Backend`].
 //!
-//! A [`Model`] is a network without values and a description of its image: the tensors of its files in the order in
-//! which they are needed. On a CUDA device a [`Switcher`](tenure_nn::switched::Switcher) holds the weights. It lends
+//! An [`OpenModel`] is a network without values and a description of its image: the tensors of its files in the order
+//! in which they are needed. On a CUDA device a [`Switcher`](tenure_nn::switched::Switcher) holds the weights. It lends
 //! them to the process that computes, unless that is this process. On the CPU this process or a [`ComputePlace`]
 //! elsewhere computes directly on the image in host memory: tensors are views of it, and the first use of a group waits
 //! until the group is read. In the first run each tensor is its own group, which reveals the order. Later runs use the
@@ -24,15 +24,15 @@ mod tensors;
 pub(crate) mod text;
 mod with_python;
 
-pub(crate) use backend::{Backend, Done, Timed, Weights};
-pub(crate) use borrowed::{LentNetwork, Loan};
+pub(crate) use backend::{Backend, BackendWeights, LoadedCallback, Timed};
+pub(crate) use borrowed::{BorrowedWeights, LentNetwork};
 pub(crate) use callbacks::Callbacks;
 pub(crate) use cpu::CpuBackend;
 pub(crate) use cuda::CudaBackend;
 pub use error::ModelError;
 pub(crate) use lent::LentBackend;
-pub(crate) use model::{Answer, Model};
-pub(crate) use network::{Bound, Computed, Placed};
+pub(crate) use model::{BatchAnswer, OpenModel};
+pub(crate) use network::{BoundNetwork, Computed, Placed};
 pub(crate) use place::{ComputePlace, Computer, Here};
 pub(crate) use resident::DeviceWeights;
 pub(crate) use shared_room::SharedRoom;

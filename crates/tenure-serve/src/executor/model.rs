@@ -6,7 +6,7 @@ use std::time::Duration;
 use tenure_nn::networks::{Architectures, Network};
 use tokio::sync::oneshot;
 
-use super::backend::{Backend, Timed, Weights};
+use super::backend::{Backend, BackendWeights, Timed};
 use super::stored::Stored;
 use super::{ModelError, dtype, tensors};
 use crate::protocol;
@@ -14,16 +14,16 @@ use crate::repository::{StoredModel, TensorSpec};
 use crate::scheduler::DeviceId;
 
 /// A model that answers requests. Dropping it frees everything that it held.
-pub(crate) struct Model {
+pub(crate) struct OpenModel {
     stored: Arc<StoredModel>,
     /// The weights on each device.
-    weights: Vec<Box<dyn Weights>>,
+    weights: Vec<Box<dyn BackendWeights>>,
     /// Dropped last: the receiver then learns that the model is gone.
     _gone: oneshot::Sender<()>,
 }
 
 /// The answer to a batch.
-pub(crate) struct Answer {
+pub(crate) struct BatchAnswer {
     /// The outputs of each request.
     pub(crate) outputs: Vec<Vec<protocol::Tensor>>,
     /// The times of [`Timed`].
@@ -32,7 +32,7 @@ pub(crate) struct Answer {
     pub(crate) compute: Duration,
 }
 
-impl Model {
+impl OpenModel {
     /// Builds the network for each device's backend, and finds its weights once without reading them. The receiver
     /// resolves when the model is dropped.
     pub(crate) fn open<'a>(
@@ -74,16 +74,16 @@ impl Model {
     }
 
     /// Returns the weights on a device.
-    pub(crate) fn on(&self, device: DeviceId) -> &dyn Weights {
+    pub(crate) fn on(&self, device: DeviceId) -> &dyn BackendWeights {
         &*self.weights[device.index()]
     }
 
-    /// Loads the weights: see [`Weights::load`].
+    /// Loads the weights: see [`BackendWeights::load`].
     pub(crate) fn load(&self, device: DeviceId, patience: Duration) -> Result<(), ModelError> {
         self.on(device).load(patience).map_err(|error| self.changed_or(error))
     }
 
-    /// Waits for the weights: see [`Weights::loaded`].
+    /// Waits for the weights: see [`BackendWeights::loaded`].
     pub(crate) fn loaded(&self, device: DeviceId) -> Result<(), ModelError> {
         self.on(device).loaded().map_err(|error| self.changed_or(error))
     }
@@ -100,7 +100,7 @@ impl Model {
         device: DeviceId,
         requests: &[Vec<protocol::Tensor>],
         rows: &[u32],
-    ) -> Result<Answer, ModelError> {
+    ) -> Result<BatchAnswer, ModelError> {
         let specs = &self.stored.config;
         let inputs = (0..specs.inputs.len())
             .map(|index| tensors::join(&requests.iter().map(|inputs| &inputs[index]).collect::<Vec<_>>()))
@@ -111,7 +111,7 @@ impl Model {
             let parts = tensors::split(output, spec, rows)?;
             answers.iter_mut().zip(parts).for_each(|(answer, part)| answer.push(part));
         }
-        Ok(Answer { outputs: answers, copy, wait, compute })
+        Ok(BatchAnswer { outputs: answers, copy, wait, compute })
     }
 }
 

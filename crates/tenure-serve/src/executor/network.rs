@@ -75,17 +75,17 @@ impl Groups for Arc<Mapped> {
 }
 
 /// A network that is computed in this process.
-pub(crate) struct Bound<G> {
+pub(crate) struct BoundNetwork<G> {
     network: Box<dyn Network>,
-    weights: Option<Weights<G>>,
+    weights: Option<BoundWeights<G>>,
 }
 
-struct Weights<G> {
+struct BoundWeights<G> {
     groups: G,
-    bound: switched::Bound,
+    bound: switched::BoundTensors,
 }
 
-impl<G: Groups> Bound<G> {
+impl<G: Groups> BoundNetwork<G> {
     pub(crate) fn new(network: Box<dyn Network>) -> Self {
         Self { network, weights: None }
     }
@@ -102,14 +102,14 @@ impl<G: Groups> Bound<G> {
             group: *group,
             begin: *begin,
         });
-        let bound = switched::Bound::bind(&mut *self.network, placed, |group| groups.storage(group))?;
-        self.weights = Some(Weights { groups, bound });
+        let bound = switched::BoundTensors::bind(&mut *self.network, placed, |group| groups.storage(group))?;
+        self.weights = Some(BoundWeights { groups, bound });
         Ok(())
     }
 
     /// Releases the groups.
     pub(crate) fn unbind(&mut self) {
-        let Some(Weights { bound, .. }) = self.weights.take() else { return };
+        let Some(BoundWeights { bound, .. }) = self.weights.take() else { return };
         if let Err(error) = bound.unbind(&mut *self.network) {
             tracing::error!("weights cannot be unbound and stay in memory: {error}");
         }

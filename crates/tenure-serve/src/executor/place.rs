@@ -6,7 +6,7 @@ use tenure_nn::networks::Network;
 use tenure_switch::Image;
 
 use super::ModelError;
-use super::network::{Bound, Computed, Placed};
+use super::network::{BoundNetwork, Computed, Placed};
 use super::tensors::RawTensor;
 use crate::repository::StoredModel;
 
@@ -44,11 +44,11 @@ pub(crate) struct Here;
 
 impl ComputePlace for Here {
     fn open(&self, network: Box<dyn Network>, _: &StoredModel) -> Box<dyn Computer> {
-        Box::new(Bound::new(network))
+        Box::new(BoundNetwork::new(network))
     }
 }
 
-impl Computer for Bound<Arc<Image>> {
+impl Computer for BoundNetwork<Arc<Image>> {
     fn bind(&mut self, image: &Arc<Image>, placed: Vec<Placed>) -> Result<(), ModelError> {
         Self::bind(self, Arc::clone(image), &placed)
     }

@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use tenure_switch::SwitchError;
 
 use super::ModelError;
-use super::backend::{Done, Timed, Weights};
+use super::backend::{BackendWeights, LoadedCallback, Timed};
 use super::tensors::RawTensor;
 
 /// The switcher that owns weights in this memory.
@@ -45,7 +45,7 @@ pub(super) struct InRoom {
     /// The model's name.
     name: String,
     owner: Owner,
-    weights: Box<dyn Weights>,
+    weights: Box<dyn BackendWeights>,
     /// Makes the other owner return its kept chunks.
     trim_other: Box<dyn Fn() + Send + Sync>,
     /// Locked before the room's state.
@@ -93,7 +93,7 @@ impl InRoom {
         room: &Arc<SharedRoom>,
         name: String,
         owner: Owner,
-        weights: Box<dyn Weights>,
+        weights: Box<dyn BackendWeights>,
         trim_other: impl Fn() + Send + Sync + 'static,
     ) -> Self {
         let room = Arc::clone(room);
@@ -111,7 +111,7 @@ impl InRoom {
     }
 }
 
-impl Weights for InRoom {
+impl BackendWeights for InRoom {
     fn bytes(&self) -> u64 {
         self.weights.bytes()
     }
@@ -131,7 +131,7 @@ impl Weights for InRoom {
         self.weights.load(patience).inspect_err(|_| self.keep(&mut taken_bytes, self.weights.resident_bytes()))
     }
 
-    fn when_loaded(&self, done: Done) {
+    fn when_loaded(&self, done: LoadedCallback) {
         self.weights.when_loaded(done);
     }
 
@@ -173,7 +173,7 @@ mod tests {
         comes: bool,
     }
 
-    impl Weights for Fake {
+    impl BackendWeights for Fake {
         fn bytes(&self) -> u64 {
             self.bytes
         }
@@ -190,7 +190,7 @@ mod tests {
             Ok(())
         }
 
-        fn when_loaded(&self, done: Done) {
+        fn when_loaded(&self, done: LoadedCallback) {
             done(None);
         }
 

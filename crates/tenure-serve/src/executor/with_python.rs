@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_nn::networks::Network;
 
 use super::ModelError;
-use super::backend::{Backend, Weights};
+use super::backend::{Backend, BackendWeights};
 use super::shared_room::{InRoom, Owner, SharedRoom};
 use super::stored::Stored;
 use crate::http::Tier;
@@ -31,7 +31,7 @@ impl WithPython {
     }
 
     /// Wraps the weights of either owner, so that the other owner returns its unused memory before they are loaded.
-    fn in_room(&self, owner: Owner, weights: Box<dyn Weights>, stored: &StoredModel) -> Box<dyn Weights> {
+    fn in_room(&self, owner: Owner, weights: Box<dyn BackendWeights>, stored: &StoredModel) -> Box<dyn BackendWeights> {
         let Some((room, _)) = &self.shared else { return weights };
         let native = Arc::clone(&self.native);
         let python = Arc::clone(&self.python);
@@ -43,11 +43,11 @@ impl WithPython {
 }
 
 impl Backend for WithPython {
-    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn Weights>, ModelError> {
+    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn BackendWeights>, ModelError> {
         Ok(self.in_room(Owner::Native, self.native.open(network, stored)?, stored.files.model()))
     }
 
-    fn open_python(&self, stored: &Arc<StoredModel>) -> Result<Box<dyn Weights>, ModelError> {
+    fn open_python(&self, stored: &Arc<StoredModel>) -> Result<Box<dyn BackendWeights>, ModelError> {
         Ok(self.in_room(Owner::Python, self.python.open(stored)?, stored))
     }
 

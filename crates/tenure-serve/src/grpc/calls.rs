@@ -22,7 +22,7 @@ use super::messages::{
 };
 use super::wire::{Incoming, Outgoing, frame, time_limit};
 use crate::http::ServeError;
-use crate::http::body::Share;
+use crate::http::body::BodyShare;
 use crate::http::server::guarded;
 use crate::http::shared::{ServerShared, refuse_parameters};
 use crate::protocol::{ModelConfig, ModelState, ServerMetadata};
@@ -94,7 +94,7 @@ pub(super) struct Call<'a> {
     /// The time limit that the client set.
     pub(super) limit: Option<Duration>,
     pub(super) incoming: Incoming,
-    pub(super) share: Share,
+    pub(super) share: BodyShare,
 }
 
 impl<'a> Call<'a> {

@@ -25,14 +25,14 @@ pub(crate) async fn serve(connections: Connections, shared: Arc<ServerShared>, s
     let calls = Arc::new(Semaphore::new(shared.config.limits.connections));
     connections
         .serve(shutdown, move |stream, peer, closing| {
-            let connection = Connection { shared: shared.clone(), calls: calls.clone(), peer, closing };
+            let connection = GrpcConnection { shared: shared.clone(), calls: calls.clone(), peer, closing };
             connection.serve(stream)
         })
         .await;
 }
 
 /// The settings of a connection.
-struct Connection {
+struct GrpcConnection {
     shared: Arc<ServerShared>,
     /// One permit for each call that may be in progress.
     calls: Arc<Semaphore>,
@@ -40,7 +40,7 @@ struct Connection {
     closing: Closing,
 }
 
-impl Connection {
+impl GrpcConnection {
     /// Answers calls until the client closes the connection, has no call for too long, or the server ends.
     async fn serve(mut self, stream: Stream) -> io::Result<()> {
         let limits = self.shared.config.limits;

@@ -12,10 +12,10 @@ use super::messages::{ModelInferRequest, ModelInferResponse, ModelStreamInferRes
 use super::status;
 use super::wire::{Outgoing, frame};
 use crate::http::ServeError;
-use crate::http::body::{Share, aside};
+use crate::http::body::{BodyShare, aside};
 use crate::http::server::guarded;
 use crate::http::shared::{Ending, ServerShared};
-use crate::metrics::Outcome;
+use crate::metrics::RequestOutcome;
 use crate::request_log::RequestEvent;
 use crate::shared_memory::{InPlace, Peer};
 
@@ -53,7 +53,7 @@ impl Call<'_> {
                 () = outgoing.cancelled() => return Ok(()),
                 answer = record.scope(guarded(self.streamed(message))) => answer,
             };
-            let outcome = answer.as_ref().map_or_else(ServeError::outcome, |_| Outcome::Answered);
+            let outcome = answer.as_ref().map_or_else(ServeError::outcome, |_| RequestOutcome::Answered);
             let bytes_out = answer.as_ref().ok().map(|answer| answer.len() as u64);
             event.answered(outcome, status::number(&answer), bytes_out);
             drop(event);
@@ -100,7 +100,7 @@ impl Asked<'_> {
     async fn answer(
         &self,
         message: Bytes,
-        share: &mut Share,
+        share: &mut BodyShare,
         known: &mut String,
         frame: impl FnOnce(ModelInferResponse) -> Result<Bytes, ServeError> + Send + 'static,
     ) -> Result<Bytes, ServeError> {

@@ -10,7 +10,7 @@ use super::messages::{
 };
 use super::wire::frame;
 use crate::http::ServeError;
-use crate::shared_memory::{self, CudaRegistration, CudaStatus, Kind, Region, SystemRegistration, SystemStatus};
+use crate::shared_memory::{self, CudaRegistration, CudaStatus, Region, RegionKind, SystemRegistration, SystemStatus};
 
 impl Call<'_> {
     /// Answers a call about the system's shared memory: `what` is the rest of its name.
@@ -54,7 +54,7 @@ impl Call<'_> {
     }
 
     /// Returns the requested region, or all regions of a kind.
-    async fn regions<T: Clone>(&mut self, kind: Kind<T>) -> Result<Vec<T>, ServeError> {
+    async fn regions<T: Clone>(&mut self, kind: RegionKind<T>) -> Result<Vec<T>, ServeError> {
         let RegionRequest { name } = self.message().await?;
         let regions = &self.shared.regions;
         Ok(match said(name) {
@@ -63,7 +63,7 @@ impl Call<'_> {
         })
     }
 
-    async fn unregister<T>(&mut self, kind: Kind<T>) -> Result<Bytes, ServeError> {
+    async fn unregister<T>(&mut self, kind: RegionKind<T>) -> Result<Bytes, ServeError> {
         let RegionRequest { name } = self.message().await?;
         let regions = &self.shared.regions;
         match said(name) {

@@ -14,9 +14,9 @@ use prost::Message;
 use tokio::time::timeout;
 
 use super::status;
-use crate::http::body::{Share, aside, unpack};
+use crate::http::body::{BodyShare, aside, unpack};
 use crate::http::{Limits, ServeError};
-use crate::metrics::Outcome;
+use crate::metrics::RequestOutcome;
 use crate::request_log::{self, REQUEST_ID, RequestEvent, RequestRecord};
 
 /// Bytes before a message.
@@ -81,7 +81,7 @@ impl Incoming {
 
     /// Receives the next message and decompresses it, counting it against `share`. Returns `None` at the end of the
     /// stream.
-    pub(super) async fn next(&mut self, share: &mut Share) -> Result<Option<Bytes>, ServeError> {
+    pub(super) async fn next(&mut self, share: &mut BodyShare) -> Result<Option<Bytes>, ServeError> {
         let Limits { receive, body_bytes: limit, .. } = self.limits;
         let received = timeout(receive, self.receive(share)).await;
         let Some((is_packed, message)) = received.map_err(|_| ServeError::Slow(receive))?? else { return Ok(None) };
@@ -104,7 +104,7 @@ impl Incoming {
     }
 
     /// Receives the call's only message.
-    pub(super) async fn only(&mut self, share: &mut Share) -> Result<Bytes, ServeError> {
+    pub(super) async fn only(&mut self, share: &mut BodyShare) -> Result<Bytes, ServeError> {
         let message = self.next(share).await?;
         let message = message.ok_or_else(|| ServeError::Malformed("the call has no message".into()))?;
         let Limits { receive, .. } = self.limits;
@@ -112,7 +112,7 @@ impl Incoming {
         if more { Err(ServeError::Malformed("the call has more than one message".into())) } else { Ok(message) }
     }
 
-    async fn receive(&mut self, share: &mut Share) -> Result<Option<(u8, Bytes)>, ServeError> {
+    async fn receive(&mut self, share: &mut BodyShare) -> Result<Option<(u8, Bytes)>, ServeError> {
         let cut = || ServeError::Malformed("the body was cut off: it ends within a message".into());
         if !self.fill(HEAD_BYTES, share).await? {
             return if self.bytes.is_empty() { Ok(None) } else { Err(cut()) };
@@ -130,7 +130,7 @@ impl Incoming {
     }
 
     /// Waits until this many bytes have arrived. Returns `false` if the stream ends before.
-    async fn fill(&mut self, bytes: usize, share: &mut Share) -> Result<bool, ServeError> {
+    async fn fill(&mut self, bytes: usize, share: &mut BodyShare) -> Result<bool, ServeError> {
         while self.bytes.len() < bytes {
             let Some(data) = self.stream.data().await else { return Ok(false) };
             let cut = |error| ServeError::Malformed(format!("the body was cut off: {error}"));
@@ -212,7 +212,7 @@ impl Outgoing {
     /// Ends the call.
     pub(super) fn end(mut self, ended: &Result<(), ServeError>) -> io::Result<()> {
         let trailers = status::trailers(ended);
-        let outcome = ended.as_ref().map_or_else(ServeError::outcome, |()| Outcome::Answered);
+        let outcome = ended.as_ref().map_or_else(ServeError::outcome, |()| RequestOutcome::Answered);
         self.event.answered(outcome, status::number(ended), Some(self.sent_bytes));
         match self.stream {
             Some(mut stream) => stream.send_trailers(trailers),
@@ -228,7 +228,7 @@ impl Outgoing {
     /// Rejects a request that is not a gRPC call.
     pub(super) fn refuse(mut self) -> io::Result<()> {
         let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-        self.event.answered(Outcome::Refused, status.as_u16(), None);
+        self.event.answered(RequestOutcome::Refused, status.as_u16(), None);
         let refused = self.respond.send_response(head(status, self.event.record().id()), true);
         refused.map(drop).map_err(io::Error::other)
     }

@@ -29,12 +29,12 @@ const FIRST_BYTES: usize = 1 << 20;
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// A share of the memory for all bodies, held until it is dropped. It is counted in KiB.
-pub(crate) struct Share {
+pub(crate) struct BodyShare {
     free: Arc<Semaphore>,
     taken: Option<OwnedSemaphorePermit>,
 }
 
-impl Share {
+impl BodyShare {
     pub(crate) fn new(free: Arc<Semaphore>) -> Self {
         Self { free, taken: None }
     }
@@ -58,7 +58,7 @@ pub(super) async fn receive(
     headers: &HeaderMap,
     body: impl Body<Data = Bytes, Error: Display>,
     limits: &Limits,
-    share: &mut Share,
+    share: &mut BodyShare,
 ) -> Result<Bytes, ServeError> {
     let limit = limits.body_bytes;
     // A client that sends `Expect` for a body that is too large gets the error before it sends the body.
@@ -86,7 +86,7 @@ pub(super) async fn receive(
 async fn collect(
     body: impl Body<Data = Bytes, Error: Display>,
     limit: usize,
-    share: &mut Share,
+    share: &mut BodyShare,
 ) -> Result<Bytes, ServeError> {
     let mut body = pin!(body);
     let said = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);

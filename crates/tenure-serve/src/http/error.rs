@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::metrics::Outcome;
+use crate::metrics::RequestOutcome;
 use crate::protocol::ProtocolError;
 use crate::shared_memory::SharedMemoryError;
 
@@ -132,7 +132,7 @@ impl ServeError {
     }
 
     /// Returns the outcome of a request that is answered with this error.
-    pub(crate) fn outcome(&self) -> Outcome {
+    pub(crate) fn outcome(&self) -> RequestOutcome {
         outcome(self.status())
     }
 
@@ -147,13 +147,13 @@ impl ServeError {
 }
 
 /// Returns the outcome of a request that is answered with this status.
-pub(super) fn outcome(status: StatusCode) -> Outcome {
+pub(super) fn outcome(status: StatusCode) -> RequestOutcome {
     match status {
-        StatusCode::SERVICE_UNAVAILABLE => Outcome::Unavailable,
-        StatusCode::GATEWAY_TIMEOUT => Outcome::TimedOut,
-        StatusCode::INTERNAL_SERVER_ERROR => Outcome::Failed,
-        status if status.is_client_error() => Outcome::Refused,
-        _ => Outcome::Answered,
+        StatusCode::SERVICE_UNAVAILABLE => RequestOutcome::Unavailable,
+        StatusCode::GATEWAY_TIMEOUT => RequestOutcome::TimedOut,
+        StatusCode::INTERNAL_SERVER_ERROR => RequestOutcome::Failed,
+        status if status.is_client_error() => RequestOutcome::Refused,
+        _ => RequestOutcome::Answered,
     }
 }
 

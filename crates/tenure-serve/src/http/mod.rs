@@ -1,9 +1,9 @@
 //! The protocol over HTTP.
 //!
-//! A [`Server`] answers for a [`Service`], which knows the models. A request is dropped when its client goes away or
-//! its time limit passes: a `Service` must end its work for a request when the future is dropped. Errors are JSON,
-//! `{"error": "..."}`. Every answer has the header `X-Request-Id`, which the client or the server chose, and under
-//! which [the log](crate::request_log) records the request.
+//! An [`InferenceServer`] answers for a [`Service`], which knows the models. A request is dropped when its client goes
+//! away or its time limit passes: a `Service` must end its work for a request when the future is dropped. Errors are
+//! JSON, `{"error": "..."}`. Every answer has the header `X-Request-Id`, which the client or the server chose, and
+//! under which [the log](crate::request_log) records the request.
 //!
 //! | route | |
 //! | --- | --- |
@@ -49,7 +49,7 @@ mod tls;
 
 pub use error::ServeError;
 pub use page::{ModelSnapshot, Resident, Snapshot, Tier};
-pub use server::{BindError, Config, Limits, Server};
+pub use server::{BindError, InferenceServer, InferenceServerConfig, Limits};
 pub use service::{Service, ServiceFuture, Texts, Tokenizer};
 pub use tls::{TlsError, TlsFiles};
 

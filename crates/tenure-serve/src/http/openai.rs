@@ -17,7 +17,7 @@ use super::body::{aside, receive};
 use super::routes::{Sharing, json};
 use super::shared::{Ending, ServerShared};
 use super::{ServeError, Texts, base64};
-use crate::metrics::Outcome;
+use crate::metrics::RequestOutcome;
 use crate::protocol::{
     Datatype, Encoding, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata, Wanted,
 };
@@ -141,12 +141,12 @@ impl Input {
 
 /// The encoding of vectors.
 #[derive(Clone, Copy)]
-enum Format {
+enum VectorFormat {
     Float,
     Base64,
 }
 
-impl Format {
+impl VectorFormat {
     fn parse(name: Option<&str>) -> Result<Self, Refused> {
         match name {
             None | Some("float") => Ok(Self::Float),
@@ -200,7 +200,7 @@ struct Embeddings {
 async fn embeddings(State(shared): Sharing, headers: HeaderMap, body: Body) -> Result<Response, Refused> {
     let mut ending = Ending::new(shared.service.metrics(), Instant::now());
     let answer = answer(&shared, &headers, body, &mut ending.model).await;
-    ending.outcome = answer.as_ref().map_or_else(|refused| refused.error.outcome(), |_| Outcome::Answered);
+    ending.outcome = answer.as_ref().map_or_else(|refused| refused.error.outcome(), |_| RequestOutcome::Answered);
     answer
 }
 
@@ -217,7 +217,7 @@ async fn answer(
         .map_err(|error| ServeError::Malformed(format!("the body is no request for embeddings: {error}")))?;
     let metadata = shared.service.metadata(&request.model, None)?;
     known.clone_from(&request.model);
-    let format = Format::parse(request.encoding_format.as_deref())?;
+    let format = VectorFormat::parse(request.encoding_format.as_deref())?;
     let encoder = Encoder::of(&metadata)?;
     let texts = shared.service.texts(&request.model).await?;
     let max_rows = texts.max_rows.max(1);
@@ -236,7 +236,7 @@ async fn answer(
 fn encode(
     vectors: Vec<Vec<f32>>,
     dimensions: Option<i64>,
-    format: Format,
+    format: VectorFormat,
     model: String,
     prompt_tokens: usize,
 ) -> Result<Response, Refused> {

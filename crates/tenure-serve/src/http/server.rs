@@ -30,9 +30,9 @@ use crate::grpc;
 use crate::request_log::{REQUEST_ID, RequestEvent, RequestRecord};
 use crate::shared_memory::Peer;
 
-/// The settings of a [`Server`].
+/// The settings of an [`InferenceServer`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct InferenceServerConfig {
     /// The address to listen on for HTTP.
     pub address: SocketAddr,
     /// The address to listen on for gRPC, if it is served.
@@ -46,7 +46,7 @@ pub struct Config {
     pub limits: Limits,
 }
 
-impl Default for Config {
+impl Default for InferenceServerConfig {
     /// HTTP on port 8000 of this host only, without tokens.
     fn default() -> Self {
         let address = (Ipv4Addr::LOCALHOST, 8000).into();
@@ -54,7 +54,7 @@ impl Default for Config {
     }
 }
 
-/// The limits of a [`Server`].
+/// The limits of an [`InferenceServer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The longest body in bytes, both as received and decompressed.
@@ -105,20 +105,20 @@ pub enum BindError {
     Tls(#[from] TlsError),
 }
 
-/// A server of the protocol over HTTP/1.1 and, if [`Config::grpc`] is set, over gRPC.
-pub struct Server {
+/// A server of the protocol over HTTP/1.1 and, if [`InferenceServerConfig::grpc`] is set, over gRPC.
+pub struct InferenceServer {
     connections: Connections,
     address: SocketAddr,
     grpc: Option<(Connections, SocketAddr)>,
     shared: Arc<ServerShared>,
 }
 
-impl Server {
+impl InferenceServer {
     /// Starts to listen. Port 0 stands for any free port.
     ///
     /// # Errors
     /// The server cannot listen there, or the TLS files are invalid.
-    pub async fn bind(config: Config, service: Arc<dyn Service>) -> Result<Self, BindError> {
+    pub async fn bind(config: InferenceServerConfig, service: Arc<dyn Service>) -> Result<Self, BindError> {
         let shared = Arc::new(ServerShared::new(service, config));
         let (connections, address) = listen(shared.config.address, &shared.config, b"http/1.1").await?;
         let grpc = match shared.config.grpc {
@@ -167,7 +167,11 @@ impl Server {
 }
 
 /// Starts to listen for connections that speak `protocol`, and warns if every client in reach may use the server.
-async fn listen(address: SocketAddr, config: &Config, protocol: &[u8]) -> Result<(Connections, SocketAddr), BindError> {
+async fn listen(
+    address: SocketAddr,
+    config: &InferenceServerConfig,
+    protocol: &[u8],
+) -> Result<(Connections, SocketAddr), BindError> {
     let tls = config.tls.as_ref().map(|files| files.acceptor(protocol)).transpose()?;
     let error = |reason| BindError::Listen { address, reason };
     let listener = TcpListener::bind(address).await.map_err(error)?;

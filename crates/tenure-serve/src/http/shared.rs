@@ -8,10 +8,10 @@ use subtle::{Choice, ConstantTimeEq};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-use super::body::{Share, aside};
+use super::body::{BodyShare, aside};
 use super::feed::Feed;
-use super::{Config, Limits, ServeError, Service};
-use crate::metrics::{Metrics, Outcome};
+use super::{InferenceServerConfig, Limits, ServeError, Service};
+use crate::metrics::{Metrics, RequestOutcome};
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelStatistics};
 use crate::request_log;
 use crate::shared_memory::{CudaRegion, CudaRegistration, Peer, Region, Regions, SharedMemoryError};
@@ -19,7 +19,7 @@ use crate::shared_memory::{CudaRegion, CudaRegistration, Peer, Region, Regions, 
 /// State that all requests share.
 pub(crate) struct ServerShared {
     pub(crate) service: Arc<dyn Service>,
-    pub(crate) config: Config,
+    pub(crate) config: InferenceServerConfig,
     /// The registered regions of shared memory.
     pub(crate) regions: Regions,
     /// The feed of the live page.
@@ -29,7 +29,7 @@ pub(crate) struct ServerShared {
 }
 
 impl ServerShared {
-    pub(crate) fn new(service: Arc<dyn Service>, config: Config) -> Self {
+    pub(crate) fn new(service: Arc<dyn Service>, config: InferenceServerConfig) -> Self {
         let memory = Semaphore::new((config.limits.all_body_bytes / 1024).min(Semaphore::MAX_PERMITS));
         Self { service, config, regions: Regions::default(), feed: Feed::default(), memory: Arc::new(memory) }
     }
@@ -77,8 +77,8 @@ impl ServerShared {
             .collect())
     }
 
-    pub(crate) fn share(&self) -> Share {
-        Share::new(self.memory.clone())
+    pub(crate) fn share(&self) -> BodyShare {
+        BodyShare::new(self.memory.clone())
     }
 
     /// Checks that a request carries one of the tokens, if tokens are required.
@@ -121,23 +121,23 @@ pub(crate) struct Ending<'a> {
     /// The model's name, once it is known that there is such a model.
     pub(crate) model: String,
     pub(super) arrived: Instant,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: RequestOutcome,
 }
 
 impl<'a> Ending<'a> {
     pub(crate) fn new(metrics: &'a Metrics, arrived: Instant) -> Self {
-        Self { metrics, model: String::new(), arrived, outcome: Outcome::Cancelled }
+        Self { metrics, model: String::new(), arrived, outcome: RequestOutcome::Cancelled }
     }
 
     /// Records the outcome of this answer.
     pub(crate) fn of<T>(&mut self, answer: &Result<T, ServeError>) {
-        self.outcome = answer.as_ref().map_or_else(ServeError::outcome, |_| Outcome::Answered);
+        self.outcome = answer.as_ref().map_or_else(ServeError::outcome, |_| RequestOutcome::Answered);
     }
 }
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        let outcome = if thread::panicking() { Outcome::Failed } else { self.outcome };
+        let outcome = if thread::panicking() { RequestOutcome::Failed } else { self.outcome };
         self.metrics.ended(&self.model, outcome, self.arrived.elapsed());
         if let Some(record) = request_log::current().filter(|_| !self.model.is_empty()) {
             record.asks(&self.model);

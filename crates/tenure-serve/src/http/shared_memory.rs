@@ -15,7 +15,7 @@ use super::body::receive;
 use super::routes::{Sharing, json};
 use super::shared::ServerShared;
 use super::{ServeError, base64};
-use crate::shared_memory::{CudaRegistration, Kind, Region, SharedMemoryError, SystemRegion, SystemRegistration};
+use crate::shared_memory::{CudaRegistration, Region, RegionKind, SharedMemoryError, SystemRegion, SystemRegistration};
 
 /// Returns the routes below `/v2/systemsharedmemory`.
 pub(super) fn system() -> Router<Arc<ServerShared>> {
@@ -28,7 +28,7 @@ pub(super) fn cuda() -> Router<Arc<ServerShared>> {
 }
 
 fn router<T: Clone + Serialize + 'static>(
-    kind: Kind<T>,
+    kind: RegionKind<T>,
     register: MethodRouter<Arc<ServerShared>>,
 ) -> Router<Arc<ServerShared>> {
     let all = move |State(shared): Sharing, _: Neighbour| async move { json(&shared.regions.all(kind)) };

@@ -1,6 +1,6 @@
 //! Batches, and the decisions of the scheduler.
 
-use super::{DeviceId, Eviction, ModelId, Outcome, RequestId};
+use super::{DeviceId, Eviction, ModelId, RequestId, Unanswered};
 
 /// The id of a batch that was handed out. No two batches have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -16,7 +16,7 @@ pub enum Decision {
         /// The request.
         request: RequestId,
         /// The reason why it has no result.
-        outcome: Outcome,
+        outcome: Unanswered,
     },
     /// Discard the result of a running request: its client no longer waits for it.
     Discard {

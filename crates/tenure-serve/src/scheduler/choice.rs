@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use super::cost::duration;
-use super::device::{Device, Work};
+use super::device::{ScheduledDevice, Work};
 use super::model::Served;
-use super::{Decision, DeviceId, ModelId, Outcome, RequestId, Scheduler};
+use super::{Decision, DeviceId, ModelId, RequestId, Scheduler, Unanswered};
 
 impl Scheduler {
     /// Returns the model whose weights are best copied to a device while it computes, unless a copy is already running:
@@ -35,7 +35,7 @@ impl Scheduler {
     /// Returns when to poll again if nothing happens before.
     pub fn next_wake(&self, now: Duration) -> Option<Duration> {
         let deadline = self.deadlines.first().map(|(deadline, _)| *deadline);
-        let is_any_idle = self.devices.iter().any(Device::is_idle);
+        let is_any_idle = self.devices.iter().any(ScheduledDevice::is_idle);
         if !is_any_idle || self.waiting.is_empty() {
             return deadline;
         }
@@ -54,7 +54,7 @@ impl Scheduler {
         if too_late.is_empty() {
             return self.run(device, model, batch, now);
         }
-        too_late.into_iter().for_each(|id| self.answer_queued(id, Outcome::TooLate));
+        too_late.into_iter().for_each(|id| self.answer_queued(id, Unanswered::TooLate));
         self.decisions.pop_front()
     }
 
@@ -91,7 +91,7 @@ impl Scheduler {
 
     /// Returns the rate at which a model's next batch answers requests, weighted by priority; its time includes a
     /// switch.
-    fn answered_per_second(&self, model: ModelId, on: &Device, now: Duration) -> f64 {
+    fn answered_per_second(&self, model: ModelId, on: &ScheduledDevice, now: Duration) -> f64 {
         let served = &self.models[&model];
         let Some(head) = served.queue.head(now, &self.requests).and_then(|head| self.requests.get(&head)) else {
             return 0.0;
@@ -126,7 +126,7 @@ impl Scheduler {
     }
 
     /// Returns the time until all of a model's weights are on a device.
-    pub(super) fn copy_time(&self, model: ModelId, on: &Device, now: Duration) -> Duration {
+    pub(super) fn copy_time(&self, model: ModelId, on: &ScheduledDevice, now: Duration) -> Duration {
         if let Some(copy) = on.copies.iter().find(|copy| copy.model == model) {
             return copy.expected_end.saturating_sub(now);
         }
@@ -135,7 +135,7 @@ impl Scheduler {
     }
 
     /// Returns the part of a model's weights that is not on a device, from 0 to 1.
-    pub(super) fn missing_part(&self, model: ModelId, on: &Device) -> f64 {
+    pub(super) fn missing_part(&self, model: ModelId, on: &ScheduledDevice) -> f64 {
         let missing = on.residency.missing_bytes(model).unwrap_or(0);
         let bytes = self.models.get(&model).map_or(0, |served| self.whole_chunks(served.model.bytes));
         missing as f64 / bytes.max(1) as f64

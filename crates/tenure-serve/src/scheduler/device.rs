@@ -16,7 +16,7 @@ impl DeviceId {
 }
 
 #[derive(Debug)]
-pub(super) struct Device {
+pub(super) struct ScheduledDevice {
     pub(super) work: Work,
     pub(super) residency: Residency,
     /// The copies in progress: for the running batch, and ahead of later ones.
@@ -58,7 +58,7 @@ pub(super) struct Copy {
     pub(super) expected_end: Duration,
 }
 
-impl Device {
+impl ScheduledDevice {
     pub(super) fn is_idle(&self) -> bool {
         matches!(self.work, Work::Nothing)
     }

@@ -51,7 +51,7 @@ mod state;
 
 pub use batch::{Batch, BatchId, Decision, Load};
 pub use device::DeviceId;
-pub use model::{Model, ModelId, RegisterError};
-pub use request::{Outcome, Refusal, Request, RequestId, Shape};
-pub use residency::{Eviction, NoRoom, Residency, Weights};
+pub use model::{ModelId, ModelSpec, RegisterError};
+pub use request::{Refusal, RequestId, RequestSpec, Shape, Unanswered};
+pub use residency::{Eviction, NoRoom, Residency, WeightsSpec};
 pub use state::{Scheduler, SchedulerConfig};

@@ -11,7 +11,7 @@ pub struct ModelId(pub(super) u64);
 
 /// The properties of a model when it is registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Model {
+pub struct ModelSpec {
     /// The bytes of its weights on a device.
     pub bytes: u64,
     /// The most rows of a batch.
@@ -26,7 +26,7 @@ pub struct Model {
     pub is_pinned: bool,
 }
 
-impl Default for Model {
+impl Default for ModelSpec {
     /// No weights, batches of one row, and at most 128 waiting requests.
     fn default() -> Self {
         Self { bytes: 0, max_rows: 1, max_delay: Duration::ZERO, max_queued: 128, priority: 0, is_pinned: false }
@@ -74,7 +74,7 @@ pub enum RegisterError {
 /// A model with its waiting requests and its costs.
 #[derive(Debug)]
 pub(super) struct Served {
-    pub(super) model: Model,
+    pub(super) model: ModelSpec,
     pub(super) queue: Queue,
     pub(super) cost: Cost,
 }

@@ -4,16 +4,16 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use super::request::{Entry, RequestId, Shape};
+use super::request::{AcceptedRequest, RequestId, Shape};
 
-type Order = BTreeSet<(Reverse<i32>, RequestId)>;
+type QueueOrder = BTreeSet<(Reverse<i32>, RequestId)>;
 
 /// The requests that wait for a model. Every operation takes logarithmic time.
 #[derive(Debug)]
 pub(super) struct Queue {
     max_rows: u32,
     /// The requests by priority, then age.
-    order: Order,
+    order: QueueOrder,
     ages: BTreeSet<RequestId>,
     dues: BTreeSet<(Duration, RequestId)>,
     lanes: HashMap<Shape, Lane>,
@@ -26,7 +26,7 @@ pub(super) struct Queue {
 /// Requests of one shape, which may run together.
 #[derive(Debug, Default)]
 struct Lane {
-    order: Order,
+    order: QueueOrder,
     rows: u64,
 }
 
@@ -69,7 +69,7 @@ impl Queue {
 
     /// Returns the request that starts the next batch. If a request is due, this is the oldest of its class (model and
     /// priority); otherwise the oldest of the highest priority.
-    pub(super) fn head(&self, now: Duration, requests: &HashMap<RequestId, Entry>) -> Option<RequestId> {
+    pub(super) fn head(&self, now: Duration, requests: &HashMap<RequestId, AcceptedRequest>) -> Option<RequestId> {
         let is_due = self.dues.first().filter(|(due, _)| *due <= now);
         let class = is_due.and_then(|(_, id)| requests.get(id)).map(|entry| Reverse(entry.priority));
         match class {
@@ -79,7 +79,7 @@ impl Queue {
     }
 
     /// Returns the batch that starts with a request: it and other requests of its shape, by priority, then age.
-    pub(super) fn batch(&self, head: RequestId, requests: &HashMap<RequestId, Entry>) -> Vec<RequestId> {
+    pub(super) fn batch(&self, head: RequestId, requests: &HashMap<RequestId, AcceptedRequest>) -> Vec<RequestId> {
         let Some(entry) = requests.get(&head) else { return Vec::new() };
         let riders = self.lanes.get(&entry.shape).into_iter().flat_map(|lane| &lane.order);
         let mut batch = vec![head];
@@ -103,7 +103,7 @@ impl Queue {
         (lane.order.len() as f64 * rows as f64 / lane.rows.max(1) as f64, rows as u32)
     }
 
-    pub(super) fn insert(&mut self, id: RequestId, entry: &Entry) {
+    pub(super) fn insert(&mut self, id: RequestId, entry: &AcceptedRequest) {
         let place = (Reverse(entry.priority), id);
         self.order.insert(place);
         self.ages.insert(id);
@@ -116,7 +116,7 @@ impl Queue {
         self.full += usize::from(lane.rows >= u64::from(self.max_rows) && !was_full);
     }
 
-    pub(super) fn remove(&mut self, id: RequestId, entry: &Entry) {
+    pub(super) fn remove(&mut self, id: RequestId, entry: &AcceptedRequest) {
         let place = (Reverse(entry.priority), id);
         self.order.remove(&place);
         self.ages.remove(&id);

@@ -3,9 +3,9 @@
 use std::mem;
 use std::time::Duration;
 
-use super::device::{Device, Running, Work};
-use super::request::Entry;
-use super::{BatchId, Decision, DeviceId, ModelId, Outcome, RequestId, Scheduler};
+use super::device::{Running, ScheduledDevice, Work};
+use super::request::AcceptedRequest;
+use super::{BatchId, Decision, DeviceId, ModelId, RequestId, Scheduler, Unanswered};
 
 impl Scheduler {
     /// Reports that all weights that were to be copied to a device are there; the copying took `took`.
@@ -106,11 +106,11 @@ impl Scheduler {
         for request in running.requests {
             let Some(entry) = self.requests.remove(&request) else { continue };
             let outcome = match self.models.contains_key(&entry.model) {
-                _ if running.has_started || entry.is_again => Outcome::Lost,
-                false => Outcome::Removed,
+                _ if running.has_started || entry.is_again => Unanswered::Lost,
+                false => Unanswered::Removed,
                 // Its id puts it before all requests that came later.
                 true => {
-                    self.enqueue(request, Entry { batch: None, is_again: true, ..entry });
+                    self.enqueue(request, AcceptedRequest { batch: None, is_again: true, ..entry });
                     continue;
                 }
             };
@@ -141,7 +141,7 @@ impl Scheduler {
     pub(super) fn device_of(&self, batch: BatchId) -> Option<DeviceId> {
         self.devices
             .iter()
-            .position(|device: &Device| matches!(&device.work, Work::Batch(running) if running.id == batch))
+            .position(|device: &ScheduledDevice| matches!(&device.work, Work::Batch(running) if running.id == batch))
             .map(DeviceId)
     }
 }

@@ -15,7 +15,7 @@ pub type Shape = Arc<[u64]>;
 
 /// The properties of a request; its contents stay with the user.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct RequestSpec {
     /// The model that answers it.
     pub model: ModelId,
     /// Its size in the first dimension.
@@ -28,7 +28,7 @@ pub struct Request {
     pub deadline: Option<Duration>,
 }
 
-impl Request {
+impl RequestSpec {
     /// Creates a request of one row, with an empty shape and no deadline.
     pub fn new(model: ModelId) -> Self {
         Self { model, rows: 1, shape: Shape::default(), priority: 0, deadline: None }
@@ -77,7 +77,7 @@ pub enum Refusal {
 /// The outcome of a request that no batch answers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Outcome {
+pub enum Unanswered {
     /// The user cancelled it.
     #[error("the request was cancelled")]
     Cancelled,
@@ -97,7 +97,7 @@ pub enum Outcome {
 
 /// An accepted request that is not answered yet.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct AcceptedRequest {
     pub(super) model: ModelId,
     pub(super) rows: u32,
     pub(super) shape: Shape,

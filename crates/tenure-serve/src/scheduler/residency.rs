@@ -30,7 +30,7 @@ pub struct Residency {
 
 /// The properties of a model's weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Weights {
+pub struct WeightsSpec {
     /// The size in bytes.
     pub bytes: u64,
     /// The time to copy all of them to the device.
@@ -71,7 +71,7 @@ pub struct NoRoom {
 
 #[derive(Clone, Debug)]
 struct Kept {
-    weights: Weights,
+    weights: WeightsSpec,
     chunks: u64,
     resident: u64,
     /// The number of users that hold the model.
@@ -99,7 +99,7 @@ impl Residency {
     }
 
     /// Adds a model or replaces its properties. None of its weights count as resident.
-    pub fn add(&mut self, model: ModelId, weights: Weights) {
+    pub fn add(&mut self, model: ModelId, weights: WeightsSpec) {
         self.remove(model);
         let chunks = weights.bytes.div_ceil(self.chunk_bytes);
         let kept = Kept { weights, chunks, resident: 0, users: 0, rate: Rate::new(self.half_life) };

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use super::cost::{Cost, duration};
-use super::device::{Copy, Device, Running, Work};
+use super::device::{Copy, Running, ScheduledDevice, Work};
 use super::model::Served;
 use super::queue::Queue;
-use super::request::Entry;
+use super::request::AcceptedRequest;
 use super::{
-    Batch, BatchId, Decision, DeviceId, Eviction, Load, Model, ModelId, NoRoom, Outcome, Refusal, RegisterError,
-    Request, RequestId, Residency, Weights,
+    Batch, BatchId, Decision, DeviceId, Eviction, Load, ModelId, ModelSpec, NoRoom, Refusal, RegisterError, RequestId,
+    RequestSpec, Residency, Unanswered, WeightsSpec,
 };
 
 /// The settings of a [`Scheduler`].
@@ -56,10 +56,10 @@ impl Default for SchedulerConfig {
 #[derive(Debug)]
 pub struct Scheduler {
     pub(super) config: SchedulerConfig,
-    pub(super) devices: Vec<Device>,
+    pub(super) devices: Vec<ScheduledDevice>,
     pub(super) models: BTreeMap<ModelId, Served>,
     /// The requests that wait or run.
-    pub(super) requests: HashMap<RequestId, Entry>,
+    pub(super) requests: HashMap<RequestId, AcceptedRequest>,
     /// The models with waiting requests.
     pub(super) waiting: BTreeSet<ModelId>,
     /// The deadlines of waiting requests.
@@ -94,7 +94,7 @@ impl Scheduler {
         for (model, served) in &self.models {
             residency.add(*model, served.weights(false));
         }
-        let device = Device { work: Work::Nothing, residency, copies: Vec::new(), debt: Duration::ZERO };
+        let device = ScheduledDevice { work: Work::Nothing, residency, copies: Vec::new(), debt: Duration::ZERO };
         self.devices.push(device);
         DeviceId(self.devices.len() - 1)
     }
@@ -103,7 +103,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// The model fits on no device, would leave another model no room, or could never run.
-    pub fn add_model(&mut self, model: Model) -> Result<ModelId, RegisterError> {
+    pub fn add_model(&mut self, model: ModelSpec) -> Result<ModelId, RegisterError> {
         let max_rows = model.max_rows;
         let max_queued = model.max_queued;
         if max_rows == 0 || max_queued == 0 {
@@ -141,7 +141,7 @@ impl Scheduler {
     pub fn remove_model(&mut self, model: ModelId) -> bool {
         let Some(served) = self.models.get(&model) else { return false };
         let ids: Vec<_> = served.queue.ids().collect();
-        ids.into_iter().for_each(|id| self.answer_queued(id, Outcome::Removed));
+        ids.into_iter().for_each(|id| self.answer_queued(id, Unanswered::Removed));
         self.models.remove(&model);
         self.devices.iter_mut().for_each(|device| device.residency.unpin(model));
         (0..self.devices.len()).map(DeviceId).for_each(|device| self.unload_if_removed(device, model));
@@ -152,8 +152,8 @@ impl Scheduler {
     ///
     /// # Errors
     /// The request could not be answered, or too many wait.
-    pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Refusal> {
-        let Request { model, rows, shape, priority, deadline } = request;
+    pub fn submit(&mut self, request: RequestSpec, now: Duration) -> Result<RequestId, Refusal> {
+        let RequestSpec { model, rows, shape, priority, deadline } = request;
         let served = self.models.get(&model).ok_or(Refusal::UnknownModel)?;
         let max_rows = served.model.max_rows;
         if rows == 0 {
@@ -175,7 +175,8 @@ impl Scheduler {
         let patience = duration(self.config.patience.as_secs_f64() * f64::from(-priority).exp2());
         let due = now.saturating_add(left.map_or(patience, |left| patience.min(left / 2)));
         let id = RequestId(self.number());
-        let entry = Entry { model, rows, shape, priority, arrived: now, due, deadline, batch: None, is_again: false };
+        let entry =
+            AcceptedRequest { model, rows, shape, priority, arrived: now, due, deadline, batch: None, is_again: false };
         self.enqueue(id, entry);
         Ok(id)
     }
@@ -185,21 +186,21 @@ impl Scheduler {
     pub fn cancel(&mut self, request: RequestId) -> bool {
         let Some(entry) = self.requests.get(&request) else { return false };
         let Some(batch) = entry.batch else {
-            self.answer_queued(request, Outcome::Cancelled);
+            self.answer_queued(request, Unanswered::Cancelled);
             return true;
         };
         self.requests.remove(&request);
         if let Some(device) = self.device_of(batch) {
             self.decisions.push_back(Decision::Discard { device, batch, request });
         }
-        self.decisions.push_back(Decision::Answer { request, outcome: Outcome::Cancelled });
+        self.decisions.push_back(Decision::Answer { request, outcome: Unanswered::Cancelled });
         true
     }
 
     /// Returns the next decision; `None` until the next report or the [wake time](Self::next_wake).
     pub fn poll(&mut self, now: Duration) -> Option<Decision> {
         while let Some((_, id)) = self.deadlines.first().copied().filter(|(deadline, _)| *deadline <= now) {
-            self.answer_queued(id, Outcome::Expired);
+            self.answer_queued(id, Unanswered::Expired);
         }
         if let Some(decision) = self.decisions.pop_front() {
             return Some(decision);
@@ -298,7 +299,7 @@ impl Scheduler {
     }
 
     /// Answers a waiting request.
-    pub(super) fn answer_queued(&mut self, request: RequestId, outcome: Outcome) {
+    pub(super) fn answer_queued(&mut self, request: RequestId, outcome: Unanswered) {
         self.dequeue(request);
         self.requests.remove(&request);
         self.decisions.push_back(Decision::Answer { request, outcome });
@@ -320,7 +321,7 @@ impl Scheduler {
         Ok(evict)
     }
 
-    pub(super) fn enqueue(&mut self, id: RequestId, entry: Entry) {
+    pub(super) fn enqueue(&mut self, id: RequestId, entry: AcceptedRequest) {
         if let Some(served) = self.models.get_mut(&entry.model) {
             served.queue.insert(id, &entry);
             self.waiting.insert(entry.model);
@@ -362,10 +363,10 @@ impl Scheduler {
 }
 
 impl Served {
-    fn weights(&self, is_pinned: bool) -> Weights {
+    fn weights(&self, is_pinned: bool) -> WeightsSpec {
         let bytes = self.model.bytes;
         let reload = self.cost.reload();
-        Weights { bytes, reload, priority: clamp(self.model.priority), is_pinned }
+        WeightsSpec { bytes, reload, priority: clamp(self.model.priority), is_pinned }
     }
 }
 

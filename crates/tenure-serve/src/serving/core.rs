@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use tenure_nn::networks::Architectures;
 
-use super::device::{Doing, Job, Leaving, Run, ServingDevice};
+use super::device::{BatchRun, DeviceJob, Doing, Leaving, ServingDevice};
 use super::registry::Entry;
 use super::request::Waiting;
 use super::texts::Tokenizers;
-use crate::executor::Model;
+use crate::executor::OpenModel;
 use crate::metrics::Metrics;
 use crate::repository::Repository;
 use crate::scheduler::{Batch, Decision, DeviceId, Eviction, ModelId, RequestId, Scheduler};
@@ -45,9 +45,9 @@ pub(super) struct CoreState {
     /// The models by name.
     pub(super) entries: BTreeMap<String, Entry>,
     /// The models that are served.
-    pub(super) models: HashMap<ModelId, Arc<Model>>,
+    pub(super) models: HashMap<ModelId, Arc<OpenModel>>,
     /// Models that are no longer served, each with the number of devices on which it is still to be freed.
-    pub(super) removed: HashMap<ModelId, (Arc<Model>, usize)>,
+    pub(super) removed: HashMap<ModelId, (Arc<OpenModel>, usize)>,
     /// Requests that were accepted and not answered yet.
     pub(super) requests: HashMap<RequestId, Waiting>,
     /// The work of each device.
@@ -107,7 +107,7 @@ impl Core {
         }
     }
 
-    pub(super) fn count_queued(&self, state: &CoreState, id: ModelId, model: &Model) {
+    pub(super) fn count_queued(&self, state: &CoreState, id: ModelId, model: &OpenModel) {
         self.metrics.queued(model.name(), state.scheduler.queued(id) as u64);
     }
 
@@ -120,7 +120,7 @@ impl Core {
         let is_load = load_bytes > 0;
         let inputs = Vec::new();
         let rows = Vec::new();
-        let mut run = Run { id, model, running, is_load, evict, requests, inputs, rows };
+        let mut run = BatchRun { id, model, running, is_load, evict, requests, inputs, rows };
         for request in &run.requests {
             if let Some(waiting) = state.requests.get_mut(request) {
                 run.rows.push(waiting.rows);
@@ -129,13 +129,13 @@ impl Core {
             }
         }
         state.doing[device.index()].running = Some((id, run.requests.iter().copied().collect()));
-        self.device(device).send(Job::Run(run));
+        self.device(device).send(DeviceJob::Run(run));
     }
 
     /// Frees a removed model on a device. The model is gone once it has left all devices and no other thread holds it.
     fn unload_from(&self, state: &mut CoreState, device: DeviceId, id: ModelId) {
         let Some((model, devices)) = state.removed.get_mut(&id) else { return };
-        self.device(device).send(Job::Free(Arc::clone(model)));
+        self.device(device).send(DeviceJob::Free(Arc::clone(model)));
         *devices -= 1;
         if *devices == 0 {
             state.removed.remove(&id);

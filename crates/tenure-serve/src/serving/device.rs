@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use parking_lot::{Condvar, Mutex};
 
 use super::core::Core;
-use crate::executor::{Backend, Model};
+use crate::executor::{Backend, OpenModel};
 use crate::http::{Resident, Tier};
 use crate::protocol::Tensor;
 use crate::scheduler::{BatchId, DeviceId, ModelId, RequestId};
@@ -20,7 +20,7 @@ pub(super) struct ServingDevice {
     pub(super) moves: Mutex<()>,
     /// Notified when there may be a model to load next, and at the end.
     pub(super) upcoming: Condvar,
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::Sender<DeviceJob>,
 }
 
 /// The work of a device, under the service's lock.
@@ -33,20 +33,20 @@ pub(super) struct Doing {
 }
 
 /// A job of a device's thread, which does one job after the other.
-pub(super) enum Job {
+pub(super) enum DeviceJob {
     /// Computes a batch.
-    Run(Run),
+    Run(BatchRun),
     /// Frees the weights of a model that is no longer served, or that the scheduler counts as absent. Freeing takes
     /// time, and must not come after a job that was promised their memory.
-    Free(Arc<Model>),
+    Free(Arc<OpenModel>),
     /// Ends the thread.
     End,
 }
 
-pub(super) struct Run {
+pub(super) struct BatchRun {
     pub(super) id: BatchId,
     pub(super) model: ModelId,
-    pub(super) running: Arc<Model>,
+    pub(super) running: Arc<OpenModel>,
     /// Whether its weights are to be loaded.
     pub(super) is_load: bool,
     /// The evictions that must come first.
@@ -59,19 +59,19 @@ pub(super) struct Run {
 
 /// A model to evict from a device's memory, in whole or from its end.
 pub(super) struct Leaving {
-    pub(super) model: Arc<Model>,
+    pub(super) model: Arc<OpenModel>,
     /// The bytes to free.
     pub(super) bytes: u64,
 }
 
 impl ServingDevice {
     /// Creates a device, and the receiver of its thread's jobs.
-    pub(super) fn new(id: DeviceId, backend: Box<dyn Backend>) -> (Self, mpsc::Receiver<Job>) {
+    pub(super) fn new(id: DeviceId, backend: Box<dyn Backend>) -> (Self, mpsc::Receiver<DeviceJob>) {
         let (jobs, receiver) = mpsc::channel();
         (Self { id, backend, moves: Mutex::default(), upcoming: Condvar::new(), jobs }, receiver)
     }
 
-    pub(super) fn send(&self, job: Job) {
+    pub(super) fn send(&self, job: DeviceJob) {
         if self.jobs.send(job).is_err() {
             tracing::error!("the thread that computes is gone: start the server again");
         }
@@ -80,7 +80,7 @@ impl ServingDevice {
 
 impl Core {
     /// Returns where a model's weights are.
-    pub(super) fn resident(&self, model: &Model) -> Vec<Resident> {
+    pub(super) fn resident(&self, model: &OpenModel) -> Vec<Resident> {
         self.devices
             .iter()
             .filter_map(|device| {

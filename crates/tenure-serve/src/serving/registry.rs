@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::core::{Core, CoreState};
 use super::request::not_ready;
-use crate::executor::{Model, ModelError};
+use crate::executor::{ModelError, OpenModel};
 use crate::http::ServeError;
 use crate::protocol::{Batching, IndexEntry, ModelMetadata, ModelState, TensorMetadata};
 use crate::repository::{self, Config, Dimension, RepositoryError, StoredModel, TensorSpec};
@@ -143,7 +143,7 @@ impl Core {
     /// Serves a model, replacing any model of its name.
     fn serve(&self, stored: &Arc<StoredModel>) {
         let name = stored.name.as_str();
-        let opened = Model::open(stored, &self.architectures, self.devices.iter().map(|device| &*device.backend));
+        let opened = OpenModel::open(stored, &self.architectures, self.devices.iter().map(|device| &*device.backend));
         let mut state = self.state.lock();
         self.remove(&mut state, name);
         let condition = match opened.map(|(model, gone)| (self.add(&mut state, model), gone)) {
@@ -158,9 +158,9 @@ impl Core {
         state.entries.insert(name.into(), Entry { metadata: Some(metadata(stored)), condition });
     }
 
-    fn add(&self, state: &mut CoreState, model: Model) -> Result<ModelId, scheduler::RegisterError> {
+    fn add(&self, state: &mut CoreState, model: OpenModel) -> Result<ModelId, scheduler::RegisterError> {
         let config = &model.stored().config;
-        let id = state.scheduler.add_model(scheduler::Model {
+        let id = state.scheduler.add_model(scheduler::ModelSpec {
             bytes: model.bytes(),
             max_rows: config.batching.max_rows.get(),
             max_delay: config.batching.max_delay,

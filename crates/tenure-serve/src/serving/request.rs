@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::core::{Core, CoreState};
-use crate::executor::Model;
+use crate::executor::OpenModel;
 use crate::http::ServeError;
 use crate::protocol::{InferRequest, InferResponse, Tensor};
 use crate::repository::{Config, Dimension, TensorSpec};
 use crate::request_log::{self, RequestRecord};
-use crate::scheduler::{ModelId, Outcome, Refusal, Request, RequestId};
+use crate::scheduler::{ModelId, Refusal, RequestId, RequestSpec, Unanswered};
 
 /// A client's highest priority; each step down halves a request's worth. 0 stands for the model's own priority.
 const HIGHEST: u64 = 1;
@@ -22,7 +22,7 @@ pub(super) type Answered = Result<Vec<Tensor>, ServeError>;
 /// A request that is not answered yet.
 pub(super) struct Waiting {
     pub(super) id: ModelId,
-    pub(super) model: Arc<Model>,
+    pub(super) model: Arc<OpenModel>,
     /// The inputs in the model's order, taken when the request runs.
     pub(super) inputs: Vec<Tensor>,
     pub(super) rows: u32,
@@ -41,10 +41,10 @@ impl Waiting {
         let _ = self.answer.send(answered);
     }
 
-    pub(super) fn refuse(self, outcome: Outcome) {
+    pub(super) fn refuse(self, outcome: Unanswered) {
         let error = match outcome {
-            Outcome::Expired | Outcome::TooLate => ServeError::DeadlinePassed(self.timeout),
-            Outcome::Removed => not_ready(self.model.name(), &outcome),
+            Unanswered::Expired | Unanswered::TooLate => ServeError::DeadlinePassed(self.timeout),
+            Unanswered::Removed => not_ready(self.model.name(), &outcome),
             outcome => ServeError::Failed(outcome.to_string()),
         };
         self.answer(Err(error));
@@ -101,7 +101,8 @@ impl Core {
         let (rows, shape) = rows(&inputs, &model.stored().config)?;
         let now = self.now();
         let deadline = timeout.map(|timeout| now.saturating_add(timeout));
-        let scheduled = Request { rows, shape, priority: scheduled_priority(priority), deadline, ..Request::new(id) };
+        let scheduled =
+            RequestSpec { rows, shape, priority: scheduled_priority(priority), deadline, ..RequestSpec::new(id) };
         let timeout = timeout.unwrap_or_default();
         let request = state.scheduler.submit(scheduled, now).map_err(|refusal| refused(&name, refusal, timeout))?;
         let (answer, answered) = oneshot::channel();
@@ -157,7 +158,7 @@ fn refused(model: &str, refusal: Refusal, timeout: Duration) -> ServeError {
 
 impl CoreState {
     /// Returns a model that can be asked.
-    pub(super) fn ready(&self, name: &str, version: Option<&str>) -> Result<(ModelId, Arc<Model>), ServeError> {
+    pub(super) fn ready(&self, name: &str, version: Option<&str>) -> Result<(ModelId, Arc<OpenModel>), ServeError> {
         let id = self.entry(name, version)?.ready(name)?;
         let model = self.models.get(&id).ok_or_else(|| not_ready(name, Refusal::UnknownModel))?;
         Ok((id, Arc::clone(model)))

@@ -15,7 +15,7 @@ use tokio::task::spawn_blocking;
 
 use super::background::{self, Programs};
 use super::core::{Core, CoreState};
-use super::device::{Job, ServingDevice};
+use super::device::{DeviceJob, ServingDevice};
 use super::registry::Entry;
 use super::texts::Tokenizers;
 use crate::executor::{
@@ -26,7 +26,7 @@ use crate::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, S
 use crate::metrics::Metrics;
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata, ModelState};
 use crate::repository::{Repository, RepositoryError};
-use crate::scheduler::{Model, Scheduler, SchedulerConfig};
+use crate::scheduler::{ModelSpec, Scheduler, SchedulerConfig};
 use crate::worker::{Python, WorkerCommand, Workers};
 
 /// The unit of CPU memory: a page.
@@ -75,7 +75,7 @@ impl ServingOptions {
             devices: vec![Device::CPU],
             memory_bytes,
             host_bytes: 0,
-            max_queued: Model::default().max_queued,
+            max_queued: ModelSpec::default().max_queued,
             rescan: Duration::from_secs(2),
             background: None,
             worker: None,
@@ -294,7 +294,7 @@ impl Drop for Serving {
             device.backend.end();
             device.backend.abandon();
             device.upcoming.notify_all();
-            device.send(Job::End);
+            device.send(DeviceJob::End);
         }
         if let Some(programs) = self.background.take() {
             programs.end();

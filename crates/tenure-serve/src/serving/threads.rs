@@ -6,10 +6,10 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use super::core::{Core, CoreState};
-use super::device::{Job, Leaving, Run, ServingDevice};
-use crate::executor::{Answer, Model, ModelError};
+use super::device::{BatchRun, DeviceJob, Leaving, ServingDevice};
+use crate::executor::{BatchAnswer, ModelError, OpenModel};
 use crate::http::ServeError;
-use crate::metrics::{Found, Phases};
+use crate::metrics::{Phases, WeightsFound};
 use crate::protocol::Tensor;
 use crate::scheduler::{DeviceId, ModelId};
 
@@ -21,21 +21,21 @@ const ROOM: Duration = Duration::from_secs(5);
 
 impl Core {
     /// Does a device's jobs until the last.
-    pub(super) fn execute(self: &Arc<Self>, device: DeviceId, jobs: &mpsc::Receiver<Job>) {
+    pub(super) fn execute(self: &Arc<Self>, device: DeviceId, jobs: &mpsc::Receiver<DeviceJob>) {
         let device = self.device(device);
         for job in jobs {
             match job {
-                Job::Run(run) => self.compute(device, run),
+                DeviceJob::Run(run) => self.compute(device, run),
                 // Batches that need the weights come before this job, and batches that were promised their memory after
                 // it.
-                Job::Free(model) => self.evict_all(device, &model),
-                Job::End => return,
+                DeviceJob::Free(model) => self.evict_all(device, &model),
+                DeviceJob::End => return,
             }
         }
     }
 
     /// Evicts, loads missing weights, computes, reports to the scheduler, and answers the requests.
-    fn compute(self: &Arc<Self>, device: &ServingDevice, run: Run) {
+    fn compute(self: &Arc<Self>, device: &ServingDevice, run: BatchRun) {
         let model = &*run.running;
         let moving = device.moves.lock();
         self.evict(device, &run.evict);
@@ -69,7 +69,7 @@ impl Core {
         }
         // Weights that were loaded ahead may still have been on their way.
         let has_waited = spent.is_some_and(|spent| spent.copy + spent.wait > Duration::ZERO);
-        let found = if run.is_load || has_waited { Found::Switched } else { Found::Resident };
+        let found = if run.is_load || has_waited { WeightsFound::Switched } else { WeightsFound::Resident };
         let mut state = self.state.lock();
         state.doing[device.id.index()].running = None;
         let finished = match is_interrupted {
@@ -108,7 +108,7 @@ impl Core {
     }
 
     /// Counts another worker that ended with a model's batch.
-    fn count_death(&self, run: &Run, reason: &str) {
+    fn count_death(&self, run: &BatchRun, reason: &str) {
         let mut state = self.state.lock();
         let deaths = state.deaths.entry(run.model).or_default();
         *deaths += 1;
@@ -150,7 +150,7 @@ impl Core {
         }
     }
 
-    fn next_load(&self, device: DeviceId, state: &mut CoreState) -> Option<(ModelId, Arc<Model>, Vec<Leaving>)> {
+    fn next_load(&self, device: DeviceId, state: &mut CoreState) -> Option<(ModelId, Arc<OpenModel>, Vec<Leaving>)> {
         let now = self.now();
         let next = state.upcoming(device, now)?;
         let model = state.models.get(&next)?.clone();
@@ -160,7 +160,7 @@ impl Core {
     }
 
     /// Arranges to tell the scheduler when the weights that are being loaded are there, or that loading failed.
-    fn tell_when_loaded(self: &Arc<Self>, device: &ServingDevice, id: ModelId, model: &Arc<Model>) {
+    fn tell_when_loaded(self: &Arc<Self>, device: &ServingDevice, id: ModelId, model: &Arc<OpenModel>) {
         self.count_resident(device, model);
         let core = Arc::clone(self);
         let loaded = Arc::clone(model);
@@ -184,7 +184,7 @@ impl Core {
             // Weights that are there nevertheless, such as groups that came before one that failed, must leave before
             // their room is promised.
             if state.is_absent(device, id) {
-                core.device(device).send(Job::Free(loaded));
+                core.device(device).send(DeviceJob::Free(loaded));
             }
             core.advance(&mut state);
         }));
@@ -197,7 +197,7 @@ impl Core {
         }
     }
 
-    fn evict_all(&self, device: &ServingDevice, model: &Model) {
+    fn evict_all(&self, device: &ServingDevice, model: &OpenModel) {
         model.on(device.id).evict(u64::MAX);
         self.count_resident(device, model);
     }
@@ -210,7 +210,7 @@ impl Core {
         }
     }
 
-    fn count_resident(&self, device: &ServingDevice, model: &Model) {
+    fn count_resident(&self, device: &ServingDevice, model: &OpenModel) {
         self.metrics.resident(model.name(), device.backend.tiers()[0], model.on(device.id).resident_bytes());
     }
 
@@ -219,11 +219,11 @@ impl Core {
     fn one_by_one(
         &self,
         device: DeviceId,
-        run: &Run,
-        computed: Result<Answer, ModelError>,
+        run: &BatchRun,
+        computed: Result<BatchAnswer, ModelError>,
     ) -> (Option<Phases>, Vec<Result<Vec<Tensor>, ServeError>>) {
         match computed {
-            Ok(Answer { outputs, copy, wait, compute }) => {
+            Ok(BatchAnswer { outputs, copy, wait, compute }) => {
                 let spent = Phases { queue: Duration::ZERO, copy, wait, compute };
                 (Some(spent), outputs.into_iter().map(Ok).collect())
             }
@@ -233,7 +233,7 @@ impl Core {
             }
             Err(_) if run.requests.len() > 1 => {
                 let answers = run.inputs.iter().zip(&run.rows).map(|(inputs, rows)| {
-                    let Answer { outputs, copy, wait, compute } =
+                    let BatchAnswer { outputs, copy, wait, compute } =
                         run.running.compute(device, slice::from_ref(inputs), slice::from_ref(rows))?;
                     let phases = Phases { queue: Duration::ZERO, copy, wait, compute };
                     self.metrics.executed(run.running.name(), u64::from(*rows), phases);

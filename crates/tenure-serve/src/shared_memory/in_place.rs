@@ -6,7 +6,7 @@ use super::SharedMemoryError;
 use super::peer::Peer;
 use super::region::RegionPart;
 use crate::http::ServeError;
-use crate::http::body::{Share, aside};
+use crate::http::body::{BodyShare, aside};
 use crate::http::shared::ServerShared;
 use crate::protocol::{InferRequest, InferResponse, Wanted};
 
@@ -49,7 +49,7 @@ impl InPlace {
     pub(crate) async fn read(
         &mut self,
         shared: &ServerShared,
-        share: &mut Share,
+        share: &mut BodyShare,
         taken: usize,
         mut request: InferRequest,
     ) -> Result<InferRequest, ServeError> {

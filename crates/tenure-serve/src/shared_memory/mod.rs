@@ -13,6 +13,6 @@ pub(crate) use cuda::{CudaRegion, CudaRegistration, CudaStatus};
 pub use error::SharedMemoryError;
 pub(crate) use in_place::InPlace;
 pub(crate) use peer::Peer;
-pub(crate) use region::{Kind, Region};
+pub(crate) use region::{Region, RegionKind};
 pub(crate) use regions::Regions;
 pub(crate) use system::{SystemRegion, SystemRegistration, SystemStatus};

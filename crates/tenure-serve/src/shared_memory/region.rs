@@ -14,7 +14,7 @@ pub(crate) enum Region {
 }
 
 /// A kind of memory: a function that returns a region's status if the region is of that kind.
-pub(crate) type Kind<T> = fn(&Region) -> Option<&T>;
+pub(crate) type RegionKind<T> = fn(&Region) -> Option<&T>;
 
 impl Region {
     /// Returns the status if the region is the system's shared memory.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 
 use super::SharedMemoryError;
-use super::region::{Kind, Region, RegionPart};
+use super::region::{Region, RegionKind, RegionPart};
 use crate::http::ServeError;
 use crate::http::body::aside;
 use crate::protocol::Span;
@@ -36,12 +36,12 @@ impl Regions {
 
     /// Unregisters the region with this name and kind, if there is one. A region that no request uses is closed when
     /// this returns.
-    pub(crate) async fn unregister<T>(&self, kind: Kind<T>, name: &str) -> Result<(), ServeError> {
+    pub(crate) async fn unregister<T>(&self, kind: RegionKind<T>, name: &str) -> Result<(), ServeError> {
         self.forget(|region| region.name() == name && kind(region).is_some()).await
     }
 
     /// Unregisters all regions of a kind.
-    pub(crate) async fn clear<T>(&self, kind: Kind<T>) -> Result<(), ServeError> {
+    pub(crate) async fn clear<T>(&self, kind: RegionKind<T>) -> Result<(), ServeError> {
         self.forget(|region| kind(region).is_some()).await
     }
 
@@ -64,13 +64,13 @@ impl Regions {
     }
 
     /// Returns the status of a region.
-    pub(crate) fn status<T: Clone>(&self, kind: Kind<T>, name: &str) -> Result<T, SharedMemoryError> {
+    pub(crate) fn status<T: Clone>(&self, kind: RegionKind<T>, name: &str) -> Result<T, SharedMemoryError> {
         let region = self.region(name)?;
         kind(&region).cloned().ok_or_else(|| SharedMemoryError::Unknown(name.into()))
     }
 
     /// Returns the status of all regions of a kind, sorted by name.
-    pub(crate) fn all<T: Clone>(&self, kind: Kind<T>) -> Vec<T> {
+    pub(crate) fn all<T: Clone>(&self, kind: RegionKind<T>) -> Vec<T> {
         self.0.read().values().filter_map(|region| kind(region).cloned()).collect()
     }
 

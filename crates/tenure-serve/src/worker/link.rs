@@ -10,7 +10,7 @@ use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 
 use super::WorkerCommand;
-use super::message::{Done, Failure, MessageError, Order, Report};
+use super::message::{Failure, MessageError, WorkerAnswer, WorkerOrder, WorkerReport};
 use super::socket::{Descriptor, Incoming, Outgoing, receive};
 use super::subprocess::{Ended, Subprocess};
 
@@ -33,23 +33,23 @@ struct WorkerState {
     has_answered: bool,
     /// The images and loans that it has mapped.
     images: HashSet<u64>,
-    batch: Option<Batch>,
+    batch: Option<SentBatch>,
     /// The worker's own report of why it is about to end.
     last_words: Option<String>,
     /// The reason why it is gone.
     end: Option<String>,
 }
 
-struct Batch {
+struct SentBatch {
     number: u64,
     has_begun: bool,
-    outcome: Option<Outcome>,
+    outcome: Option<BatchOutcome>,
     /// The time until which an abandoned batch may go on.
     patience: Option<Instant>,
 }
 
 /// A worker's answer, and its payload.
-pub(super) type Outcome = (Result<Done, Failure>, Bytes);
+pub(super) type BatchOutcome = (Result<WorkerAnswer, Failure>, Bytes);
 
 /// A batch whose worker is gone.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Worker {
     /// before waiting threads are notified. The thread that starts the worker must live as long as the worker.
     pub(super) fn start(
         command: &WorkerCommand,
-        first: &Order,
+        first: &WorkerOrder,
         ended: impl FnOnce(&Arc<Self>, &str) + Send + 'static,
     ) -> io::Result<Arc<Self>> {
         let first = Outgoing::new(first, Vec::new(), None).map_err(io::Error::other)?;
@@ -109,7 +109,7 @@ impl Worker {
 
     pub(super) fn send(
         &self,
-        order: &Order,
+        order: &WorkerOrder,
         payload: Vec<Bytes>,
         descriptor: Option<Descriptor>,
     ) -> Result<(), MessageError> {
@@ -123,7 +123,7 @@ impl Worker {
     }
 
     /// Makes the worker map an image, or start a loan.
-    pub(super) fn map(&self, image: u64, order: &Order, memory: Option<OwnedFd>) -> Result<(), MessageError> {
+    pub(super) fn map(&self, image: u64, order: &WorkerOrder, memory: Option<OwnedFd>) -> Result<(), MessageError> {
         self.send(order, Vec::new(), memory.map(Descriptor::Open))?;
         self.state.lock().images.insert(image);
         Ok(())
@@ -131,7 +131,7 @@ impl Worker {
 
     /// Makes the worker unmap an image, and waits until it has.
     pub(super) fn unmap(&self, image: u64) {
-        if !self.has(image) || self.send(&Order::Unmap { image }, Vec::new(), None).is_err() {
+        if !self.has(image) || self.send(&WorkerOrder::Unmap { image }, Vec::new(), None).is_err() {
             return;
         }
         let end = Instant::now() + PATIENCE;
@@ -149,10 +149,10 @@ impl Worker {
     pub(super) fn run(
         &self,
         number: u64,
-        order: &Order,
+        order: &WorkerOrder,
         payload: Vec<Bytes>,
-    ) -> Result<Result<Outcome, Lost>, MessageError> {
-        self.state.lock().batch = Some(Batch { number, has_begun: false, outcome: None, patience: None });
+    ) -> Result<Result<BatchOutcome, Lost>, MessageError> {
+        self.state.lock().batch = Some(SentBatch { number, has_begun: false, outcome: None, patience: None });
         self.send(order, payload, None)?;
         let mut guard = self.state.lock();
         loop {
@@ -180,7 +180,7 @@ impl Worker {
         if let Some(batch) = &mut state.batch {
             batch.patience = Some(Instant::now() + PATIENCE);
             // The message is too short to exceed the limit.
-            let _ = self.send(&Order::Abandon { batch: batch.number }, Vec::new(), None);
+            let _ = self.send(&WorkerOrder::Abandon { batch: batch.number }, Vec::new(), None);
             self.changed.notify_all();
         }
     }
@@ -192,7 +192,7 @@ impl Worker {
 
     /// Handles reports until there are no more, and returns the reason.
     fn listen(&self) -> String {
-        let Ended { fault, status } = self.subprocess.listen(receive::<Report>, |incoming| {
+        let Ended { fault, status } = self.subprocess.listen(receive::<WorkerReport>, |incoming| {
             self.take(incoming);
             Ok(())
         });
@@ -209,26 +209,26 @@ impl Worker {
         self.changed.notify_all();
     }
 
-    fn take(&self, Incoming { message, payload, .. }: Incoming<Report>) {
+    fn take(&self, Incoming { message, payload, .. }: Incoming<WorkerReport>) {
         let mut state = self.state.lock();
-        let is_current = |batch: &&mut Batch, number| batch.number == number;
+        let is_current = |batch: &&mut SentBatch, number| batch.number == number;
         match message {
-            Report::Ready => state.is_ready = true,
-            Report::Begun { batch: number } => {
+            WorkerReport::Ready => state.is_ready = true,
+            WorkerReport::Begun { batch: number } => {
                 if let Some(batch) = state.batch.as_mut().filter(|batch| is_current(batch, number)) {
                     batch.has_begun = true;
                 }
                 // This batch is no longer waited for.
                 return;
             }
-            Report::Done { batch: number, outcome } => {
+            WorkerReport::Done { batch: number, outcome } => {
                 state.has_answered = true;
                 if let Some(batch) = state.batch.as_mut().filter(|batch| is_current(batch, number)) {
                     batch.outcome = Some((outcome, payload));
                 }
             }
-            Report::Unmapped { image } => drop(state.images.remove(&image)),
-            Report::Ends { reason } => state.last_words = Some(reason),
+            WorkerReport::Unmapped { image } => drop(state.images.remove(&image)),
+            WorkerReport::Ends { reason } => state.last_words = Some(reason),
         }
         drop(state);
         self.changed.notify_all();

@@ -11,7 +11,7 @@ use tenure_tensor::Device;
 
 use super::message::{Borrows, Description, Lend};
 use super::process::OrderError;
-use crate::executor::{Computed, LentNetwork, Loan, ModelError, RawTensor};
+use crate::executor::{BorrowedWeights, Computed, LentNetwork, ModelError, RawTensor};
 
 /// The number of chunk descriptors that may be open before they are mapped.
 const OPEN_CHUNKS: usize = 16;
@@ -21,21 +21,21 @@ const OPEN_CHUNKS: usize = 16;
 pub(super) struct Loans {
     device: OnceLock<Borrower>,
     /// The loans by number.
-    loans: Mutex<HashMap<u64, Lent>>,
+    loans: Mutex<HashMap<u64, ArrivingLoan>>,
     /// The networks by model, for models that were lent at least once.
     networks: Mutex<HashMap<u64, LentNetwork>>,
 }
 
 /// A loan, and the channel for its remaining chunks.
-struct Lent {
-    loan: Arc<Loan>,
+struct ArrivingLoan {
+    loan: Arc<BorrowedWeights>,
     chunks: Option<mpsc::SyncSender<OwnedFd>>,
     missing: u64,
 }
 
 /// A loan to be mapped.
 pub(super) struct Borrow {
-    loan: Arc<Loan>,
+    loan: Arc<BorrowedWeights>,
     network: Description,
     terms: LentTerms,
     tables: Option<OwnedFd>,
@@ -54,10 +54,10 @@ impl Loans {
     /// Registers a loan whose chunks will follow.
     pub(super) fn lend(&self, lend: Lend, tables: Option<OwnedFd>) -> Borrow {
         let Lend { loan: number, model, network, terms, chunks: missing } = lend;
-        let loan = Arc::new(Loan::new(Arc::clone(self.networks.lock().entry(model).or_default())));
+        let loan = Arc::new(BorrowedWeights::new(Arc::clone(self.networks.lock().entry(model).or_default())));
         let (sender, chunks) = mpsc::sync_channel(OPEN_CHUNKS);
         let sender = (missing > 0).then_some(sender);
-        self.loans.lock().insert(number, Lent { loan: Arc::clone(&loan), chunks: sender, missing });
+        self.loans.lock().insert(number, ArrivingLoan { loan: Arc::clone(&loan), chunks: sender, missing });
         Borrow { loan, network, terms, tables, chunks }
     }
 
@@ -87,12 +87,12 @@ impl Loans {
         }
     }
 
-    pub(super) fn get(&self, number: u64) -> Option<Arc<Loan>> {
+    pub(super) fn get(&self, number: u64) -> Option<Arc<BorrowedWeights>> {
         self.loans.lock().get(&number).map(|lent| Arc::clone(&lent.loan))
     }
 
     /// Computes the answers to inputs. Waits for weights.
-    pub(super) fn compute(&self, loan: &Loan, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
+    pub(super) fn compute(&self, loan: &BorrowedWeights, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
         loan.compute(self.device.get().ok_or(ModelError::NoWeights)?, inputs)
     }
 
@@ -104,7 +104,7 @@ impl Loans {
     /// Unmaps the loan with this number, if there is one, once the computation with it is done.
     pub(super) fn give_back(&self, number: u64) {
         let lent = self.loans.lock().remove(&number);
-        if let Some(Lent { loan, .. }) = lent {
+        if let Some(ArrivingLoan { loan, .. }) = lent {
             loan.give_back();
         }
     }

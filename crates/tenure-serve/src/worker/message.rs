@@ -28,8 +28,9 @@ pub(super) const HEAD_BYTES: usize = 16;
 
 /// An order of a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) enum Order {
-    /// The first order, with the CUDA device to compute on, if there is one. The worker answers with [`Report::Ready`].
+pub(super) enum WorkerOrder {
+    /// The first order, with the CUDA device to compute on, if there is one. The worker answers with
+    /// [`WorkerReport::Ready`].
     Start { device: Option<Borrows> },
     /// Lends a model. The descriptor of its tables comes with this, if it has any. Chunks follow.
     Lend(Box<Lend>),
@@ -39,11 +40,12 @@ pub(super) enum Order {
     Map(Map),
     /// Groups of an image that finished loading: for each, whether it is there or failed.
     Arrived { image: u64, groups: Vec<(u32, bool)> },
-    /// Unmaps an image or a loan. The worker answers with [`Report::Unmapped`].
+    /// Unmaps an image or a loan. The worker answers with [`WorkerReport::Unmapped`].
     Unmap { image: u64 },
     /// Drops a network, which will not be used any more.
     Forget { model: u64 },
-    /// Runs a batch on an image or a loan. The worker answers with [`Report::Begun`], and then [`Report::Done`].
+    /// Runs a batch on an image or a loan. The worker answers with [`WorkerReport::Begun`], and then
+    /// [`WorkerReport::Done`].
     Run { batch: u64, image: u64, inputs: Vec<Sizes> },
     /// Abandons a batch: no request waits for it any more.
     Abandon { batch: u64 },
@@ -99,13 +101,13 @@ pub(super) struct Sizes {
 
 /// A report of a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) enum Report {
+pub(super) enum WorkerReport {
     /// The worker accepts orders.
     Ready,
     /// The worker starts to compute a batch.
     Begun { batch: u64 },
     /// A batch is over.
-    Done { batch: u64, outcome: Result<Done, Failure> },
+    Done { batch: u64, outcome: Result<WorkerAnswer, Failure> },
     /// An image is no longer mapped.
     Unmapped { image: u64 },
     /// The process ends now, since its device no longer responds.
@@ -114,7 +116,7 @@ pub(super) enum Report {
 
 /// An answer. Times are relative to an arbitrary origin.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Done {
+pub(super) struct WorkerAnswer {
     outputs: Vec<Sizes>,
     begun: Duration,
     ended: Duration,
@@ -154,13 +156,13 @@ pub(super) enum MessageError {
 
 /// The first bytes of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
+pub(super) struct FrameHead {
     pub(super) has_descriptor: bool,
     pub(super) message_bytes: usize,
     pub(super) payload_bytes: usize,
 }
 
-impl Head {
+impl FrameHead {
     pub(super) fn decode(bytes: [u8; HEAD_BYTES]) -> Result<Self, MessageError> {
         let [a, b, c, d, e, f, g, h, payload @ ..] = bytes;
         let version = u16::from_le_bytes([a, b]);
@@ -241,7 +243,7 @@ pub(super) fn unpack(tensors: Vec<Sizes>, mut payload: Bytes) -> Result<Vec<RawT
     if payload.is_empty() { Ok(tensors) } else { Err(MessageError::Payload) }
 }
 
-impl Done {
+impl WorkerAnswer {
     /// Converts an answer to a message and its payload.
     pub(super) fn pack(computed: &Computed) -> (Self, Vec<Bytes>) {
         let Computed { outputs, begun, ended, first_uses, measured } = computed;
@@ -278,18 +280,18 @@ mod tests {
 
     use super::*;
 
-    fn orders() -> Vec<Order> {
+    fn orders() -> Vec<WorkerOrder> {
         let network = Description { name: "m".into(), architecture: "bert".into(), options: "{}".into() };
         let tensors = vec![Placed { name: "weight".into(), dtype: DType::BF16, group: 1, begin: 256 }];
         vec![
-            Order::Map(Map { image: 1, model: 2, network, groups: vec![(0, 100), (256, 300)], tensors }),
-            Order::Arrived { image: 1, groups: vec![(0, true), (1, false)] },
-            Order::Unmap { image: 1 },
-            Order::Forget { model: 2 },
-            Order::Run { batch: 3, image: 1, inputs: vec![Sizes { dtype: DType::F32, sizes: vec![2, 3] }] },
-            Order::Abandon { batch: 3 },
-            Order::Start { device: Some(Borrows { index: 1, chunk_bytes: 16 << 20 }) },
-            Order::Chunk { loan: 4 },
+            WorkerOrder::Map(Map { image: 1, model: 2, network, groups: vec![(0, 100), (256, 300)], tensors }),
+            WorkerOrder::Arrived { image: 1, groups: vec![(0, true), (1, false)] },
+            WorkerOrder::Unmap { image: 1 },
+            WorkerOrder::Forget { model: 2 },
+            WorkerOrder::Run { batch: 3, image: 1, inputs: vec![Sizes { dtype: DType::F32, sizes: vec![2, 3] }] },
+            WorkerOrder::Abandon { batch: 3 },
+            WorkerOrder::Start { device: Some(Borrows { index: 1, chunk_bytes: 16 << 20 }) },
+            WorkerOrder::Chunk { loan: 4 },
         ]
     }
 
@@ -298,21 +300,21 @@ mod tests {
         for order in orders() {
             let frame = encode(&order, true, 24).unwrap();
             let (head, message) = frame.split_first_chunk().unwrap();
-            let head = Head::decode(*head).unwrap();
-            assert_eq!(head, Head { has_descriptor: true, message_bytes: message.len(), payload_bytes: 24 });
-            assert_eq!(decode::<Order>(message).unwrap(), order);
-            assert!((0..message.len()).all(|end| decode::<Order>(&message[..end]).is_err()), "{order:?}");
-            assert!(matches!(decode::<Order>(&[message, &[0]].concat()), Err(MessageError::Trailing(1))));
+            let head = FrameHead::decode(*head).unwrap();
+            assert_eq!(head, FrameHead { has_descriptor: true, message_bytes: message.len(), payload_bytes: 24 });
+            assert_eq!(decode::<WorkerOrder>(message).unwrap(), order);
+            assert!((0..message.len()).all(|end| decode::<WorkerOrder>(&message[..end]).is_err()), "{order:?}");
+            assert!(matches!(decode::<WorkerOrder>(&[message, &[0]].concat()), Err(MessageError::Trailing(1))));
         }
     }
 
     #[test]
     fn a_head_of_another_version_or_of_more_than_is_allowed_is_refused() {
-        let head: [u8; HEAD_BYTES] = encode(&Report::Ready, false, 0).unwrap()[..HEAD_BYTES].try_into().unwrap();
+        let head: [u8; HEAD_BYTES] = encode(&WorkerReport::Ready, false, 0).unwrap()[..HEAD_BYTES].try_into().unwrap();
         for (place, expected) in [(0, "version"), (3, "descriptors"), (7, "message"), (15, "payload")] {
             let mut changed = head;
             changed[place] = 0xff;
-            let said = Head::decode(changed).unwrap_err().to_string();
+            let said = FrameHead::decode(changed).unwrap_err().to_string();
             assert!(said.contains(expected), "{said}");
         }
     }
@@ -328,7 +330,7 @@ mod tests {
         ];
         let first_uses = vec![None, Some(FirstUse { at: now - ms(9), waited: ms(2) })];
         let computed = Computed { outputs, begun: now, ended: now + ms(5), first_uses, measured: None };
-        let (done, payload) = Done::pack(&computed);
+        let (done, payload) = WorkerAnswer::pack(&computed);
         let payload: Bytes = payload.concat().into();
         let computed = done.clone().unpack(payload.clone()).unwrap();
         assert_eq!(computed.outputs[0].parts.concat(), payload);
@@ -348,7 +350,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = (decode::<Order>(&bytes), decode::<Report>(&bytes));
+            let _ = (decode::<WorkerOrder>(&bytes), decode::<WorkerReport>(&bytes));
         }
 
         #[test]
@@ -358,7 +360,7 @@ mod tests {
             let mut message = encode(&orders()[order], false, 0).unwrap()[HEAD_BYTES..].to_vec();
             let place = place.index(message.len());
             message[place] = byte;
-            let _ = decode::<Order>(&message);
+            let _ = decode::<WorkerOrder>(&message);
         }
     }
 }

@@ -11,7 +11,7 @@ use prometheus_client::metrics::counter::Counter;
 use tenure_nn::networks::Network;
 
 use super::link::{Lost, Worker};
-use super::message::{Borrows, Failure, Order, pack};
+use super::message::{Borrows, Failure, WorkerOrder, pack};
 use super::remote::Remote;
 use super::weights::LentWeights;
 use super::{IS_WORKER, WorkerCommand};
@@ -34,7 +34,7 @@ pub(crate) struct Workers {
 pub(super) struct WorkersShared {
     command: WorkerCommand,
     /// The first order of each worker.
-    first: Order,
+    first: WorkerOrder,
     deaths: Counter,
     numbers: AtomicU64,
     state: Mutex<WorkersState>,
@@ -90,7 +90,7 @@ impl Workers {
         }
         let state = Mutex::default();
         let changed = Condvar::new();
-        let first = Order::Start { device };
+        let first = WorkerOrder::Start { device };
         let numbers = AtomicU64::new(0);
         let shared = Arc::new(WorkersShared { command, first, deaths, numbers, state, changed });
         let keeping = Arc::clone(&shared);
@@ -166,7 +166,7 @@ impl WorkersShared {
             let worker = self.active().map_err(ModelError::NoWorker)?;
             let image = prepare(&worker)?;
             let (batch, (inputs, payload)) = (self.number(), pack(inputs));
-            match worker.run(batch, &Order::Run { batch, image, inputs }, payload)? {
+            match worker.run(batch, &WorkerOrder::Run { batch, image, inputs }, payload)? {
                 Ok((Ok(done), payload)) => return Ok(done.unpack(payload)?),
                 Ok((Err(Failure { reason, is_asked: true }), _)) => return Err(ModelError::Asked(reason)),
                 Ok((Err(Failure { reason, .. }), _)) => return Err(ModelError::Elsewhere(reason)),

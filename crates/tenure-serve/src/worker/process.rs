@@ -15,9 +15,9 @@ use tenure_nn::networks::{self, Architectures};
 use tenure_switch::{Arrived, Mapped, SwitchError};
 
 use super::loans::{Borrow, Loans};
-use super::message::{Description, Done, Failure, Map, MessageError, Order, Report, Sizes, unpack};
+use super::message::{Description, Failure, Map, MessageError, Sizes, WorkerAnswer, WorkerOrder, WorkerReport, unpack};
 use super::socket::{Incoming, Outgoing, receive};
-use crate::executor::{Bound, Computed, Loan, ModelError, Placed};
+use crate::executor::{BorrowedWeights, BoundNetwork, Computed, ModelError, Placed};
 
 /// The OOM score adjustment of a worker: when memory runs out, the system kills a worker before its server.
 const OOM_SCORE: &str = "500";
@@ -75,10 +75,10 @@ struct Worker {
     /// The loans of weights on a device.
     loans: Loans,
     /// The batch that was ordered last, and its weights.
-    running: Mutex<Option<(u64, Weights)>>,
+    running: Mutex<Option<(u64, BatchWeights)>>,
 }
 
-type Network = Arc<Mutex<Bound<Arc<Mapped>>>>;
+type Network = Arc<Mutex<BoundNetwork<Arc<Mapped>>>>;
 
 #[derive(Clone)]
 struct Image {
@@ -90,21 +90,21 @@ struct Image {
 
 /// The weights of a batch.
 #[derive(Clone)]
-enum Weights {
+enum BatchWeights {
     Image(Image),
-    Loan(Arc<Loan>),
+    Loan(Arc<BorrowedWeights>),
 }
 
 /// A job of the computing thread.
-enum Job {
+enum ComputeJob {
     Borrow(Box<Borrow>),
-    Run(Run),
+    Run(BatchRun),
 }
 
 /// A batch to be computed.
-struct Run {
+struct BatchRun {
     batch: u64,
-    weights: Weights,
+    weights: BatchWeights,
     inputs: Vec<Sizes>,
     payload: Bytes,
 }
@@ -128,21 +128,23 @@ impl Worker {
     /// Carries out an order, or passes it to the computing thread without waiting for it.
     fn follow(
         &self,
-        order: Order,
+        order: WorkerOrder,
         payload: Bytes,
         descriptor: Option<OwnedFd>,
-        jobs: &mpsc::Sender<Job>,
+        jobs: &mpsc::Sender<ComputeJob>,
     ) -> Result<(), OrderError> {
         // The receiver of jobs lives as long as the process.
         match order {
-            Order::Start { device } => {
+            WorkerOrder::Start { device } => {
                 device.map_or(Ok(()), |device| self.loans.start(device))?;
-                self.report(&Report::Ready, Vec::new());
+                self.report(&WorkerReport::Ready, Vec::new());
             }
-            Order::Lend(lend) => drop(jobs.send(Job::Borrow(Box::new(self.loans.lend(*lend, descriptor))))),
-            Order::Chunk { loan } => self.loans.take_chunk(loan, descriptor.ok_or(OrderError::NoDescriptor)?)?,
-            Order::Map(map) => self.map(map, descriptor.ok_or(OrderError::NoDescriptor)?)?,
-            Order::Arrived { image, groups } => {
+            WorkerOrder::Lend(lend) => {
+                drop(jobs.send(ComputeJob::Borrow(Box::new(self.loans.lend(*lend, descriptor)))))
+            }
+            WorkerOrder::Chunk { loan } => self.loans.take_chunk(loan, descriptor.ok_or(OrderError::NoDescriptor)?)?,
+            WorkerOrder::Map(map) => self.map(map, descriptor.ok_or(OrderError::NoDescriptor)?)?,
+            WorkerOrder::Arrived { image, groups } => {
                 // Groups may still arrive for an image that was unmapped.
                 let Some(mapped) = self.images.lock().get(&image).map(|image| Arc::clone(&image.mapped)) else {
                     return Ok(());
@@ -155,25 +157,25 @@ impl Worker {
                     mapped.arrived(Arrived { group, is_there });
                 }
             }
-            Order::Unmap { image } => {
+            WorkerOrder::Unmap { image } => {
                 let gone = self.images.lock().remove(&image);
                 let bound = gone.and_then(|image| self.networks.lock().get(&image.model).cloned());
                 if let Some(bound) = bound {
                     bound.lock().unbind();
                 }
                 self.loans.give_back(image);
-                self.report(&Report::Unmapped { image }, Vec::new());
+                self.report(&WorkerReport::Unmapped { image }, Vec::new());
             }
-            Order::Forget { model } => {
+            WorkerOrder::Forget { model } => {
                 drop(self.networks.lock().remove(&model));
                 self.loans.forget(model);
             }
-            Order::Run { batch, image, inputs } => {
+            WorkerOrder::Run { batch, image, inputs } => {
                 let weights = self.weights(image).ok_or(OrderError::NoImage(image))?;
                 *self.running.lock() = Some((batch, weights.clone()));
-                let _ = jobs.send(Job::Run(Run { batch, weights, inputs, payload }));
+                let _ = jobs.send(ComputeJob::Run(BatchRun { batch, weights, inputs, payload }));
             }
-            Order::Abandon { batch } => {
+            WorkerOrder::Abandon { batch } => {
                 if let Some((_, weights)) = self.running.lock().as_ref().filter(|(running, _)| *running == batch) {
                     weights.stop();
                 }
@@ -193,21 +195,21 @@ impl Worker {
         Ok(())
     }
 
-    fn weights(&self, number: u64) -> Option<Weights> {
-        let image = self.images.lock().get(&number).cloned().map(Weights::Image);
-        image.or_else(|| self.loans.get(number).map(Weights::Loan))
+    fn weights(&self, number: u64) -> Option<BatchWeights> {
+        let image = self.images.lock().get(&number).cloned().map(BatchWeights::Image);
+        image.or_else(|| self.loans.get(number).map(BatchWeights::Loan))
     }
 
-    fn work(&self, job: Job) {
+    fn work(&self, job: ComputeJob) {
         match job {
-            Job::Run(run) => self.compute(run),
-            Job::Borrow(borrow) => self.loans.borrow(*borrow, |network| self.build(network)),
+            ComputeJob::Run(run) => self.compute(run),
+            ComputeJob::Borrow(borrow) => self.loans.borrow(*borrow, |network| self.build(network)),
         }
     }
 
-    fn compute(&self, run: Run) {
-        let Run { batch, weights, inputs, payload } = run;
-        self.report(&Report::Begun { batch }, Vec::new());
+    fn compute(&self, run: BatchRun) {
+        let BatchRun { batch, weights, inputs, payload } = run;
+        self.report(&WorkerReport::Begun { batch }, Vec::new());
         let computed = self.answer(&weights, inputs, payload);
         let mut running = self.running.lock();
         *running = None;
@@ -217,30 +219,30 @@ impl Worker {
             && self.loans.has_lost_device()
         {
             // Nothing in this process can use the device again.
-            self.report(&Report::Ends { reason: error.to_string() }, Vec::new());
+            self.report(&WorkerReport::Ends { reason: error.to_string() }, Vec::new());
             process::exit(1);
         }
         let (outcome, payload) = match &computed {
             Ok(computed) => {
-                let (done, payload) = Done::pack(computed);
+                let (done, payload) = WorkerAnswer::pack(computed);
                 (Ok(done), payload)
             }
             Err(error) => (Err(Failure { reason: error.to_string(), is_asked: error.is_asked() }), Vec::new()),
         };
-        self.report(&Report::Done { batch, outcome }, payload);
+        self.report(&WorkerReport::Done { batch, outcome }, payload);
     }
 
-    fn answer(&self, weights: &Weights, inputs: Vec<Sizes>, payload: Bytes) -> Result<Computed, ModelError> {
+    fn answer(&self, weights: &BatchWeights, inputs: Vec<Sizes>, payload: Bytes) -> Result<Computed, ModelError> {
         let inputs = unpack(inputs, payload)?;
         let image = match weights {
-            Weights::Image(image) => image,
-            Weights::Loan(loan) => return self.loans.compute(loan, &inputs),
+            BatchWeights::Image(image) => image,
+            BatchWeights::Loan(loan) => return self.loans.compute(loan, &inputs),
         };
         let known = self.networks.lock().get(&image.model).cloned();
         let network = match known {
             Some(network) => network,
             None => {
-                let bound = Bound::new(self.build(&image.network)?);
+                let bound = BoundNetwork::new(self.build(&image.network)?);
                 Arc::clone(self.networks.lock().entry(image.model).or_insert(Arc::new(Mutex::new(bound))))
             }
         };
@@ -257,7 +259,7 @@ impl Worker {
         Ok(self.architectures.build(architecture, options)?)
     }
 
-    fn report(&self, report: &Report, payload: Vec<Bytes>) {
+    fn report(&self, report: &WorkerReport, payload: Vec<Bytes>) {
         let outgoing = Outgoing::new(report, payload, None).or_else(|error| too_long(report, &error));
         let sent = outgoing.map_err(io::Error::other).and_then(|outgoing| outgoing.send(&self.stream.lock()));
         // The worker ends anyway if its server is gone.
@@ -267,7 +269,7 @@ impl Worker {
     }
 }
 
-impl Weights {
+impl BatchWeights {
     /// Stops the computation that uses these weights: it unwinds at the next weight.
     fn stop(&self) {
         match self {
@@ -285,8 +287,8 @@ impl Weights {
 }
 
 /// Replaces an answer that is too long for a frame by an error.
-fn too_long(report: &Report, error: &MessageError) -> Result<Outgoing, MessageError> {
-    let Report::Done { batch, .. } = report else { return Outgoing::new(report, Vec::new(), None) };
+fn too_long(report: &WorkerReport, error: &MessageError) -> Result<Outgoing, MessageError> {
+    let WorkerReport::Done { batch, .. } = report else { return Outgoing::new(report, Vec::new(), None) };
     let outcome = Err(Failure { reason: error.to_string(), is_asked: true });
-    Outgoing::new(&Report::Done { batch: *batch, outcome }, Vec::new(), None)
+    Outgoing::new(&WorkerReport::Done { batch: *batch, outcome }, Vec::new(), None)
 }

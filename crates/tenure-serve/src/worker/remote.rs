@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use tenure_switch::Image;
 
 use super::link::Worker;
-use super::message::{Description, Map, MessageError, Order};
+use super::message::{Description, Map, MessageError, WorkerOrder};
 use super::pool::WorkersShared;
 use crate::executor::{Computed, Computer, ModelError, Placed, RawTensor};
 use crate::repository::StoredModel;
@@ -15,12 +15,12 @@ pub(super) struct Remote {
     shared: Arc<WorkersShared>,
     model: u64,
     network: Description,
-    image: Option<Bound>,
+    image: Option<PlacedImage>,
     /// The last worker that computed the model, which may have mapped the image.
     worker: Weak<Worker>,
 }
 
-struct Bound {
+struct PlacedImage {
     number: u64,
     image: Arc<Image>,
     placed: Vec<Placed>,
@@ -34,8 +34,8 @@ impl Remote {
     }
 
     /// Makes a worker map the image, and tells it of loaded groups from now on.
-    fn map(&self, worker: &Arc<Worker>, bound: &Bound) -> Result<(), ModelError> {
-        let Bound { number, image, placed } = bound;
+    fn map(&self, worker: &Arc<Worker>, bound: &PlacedImage) -> Result<(), ModelError> {
+        let PlacedImage { number, image, placed } = bound;
         let map = Map {
             image: *number,
             model: self.model,
@@ -45,14 +45,14 @@ impl Remote {
         };
         let memory = image.sealed().as_fd().try_clone_to_owned();
         let memory = memory.map_err(|error| ModelError::Elsewhere(format!("the weights cannot be sent: {error}")))?;
-        worker.map(*number, &Order::Map(map), Some(memory))?;
+        worker.map(*number, &WorkerOrder::Map(map), Some(memory))?;
         let listener = Arc::downgrade(worker);
         let number = *number;
         image.watch(move |arrived| {
             let groups = arrived.iter().map(|arrived| (arrived.group as u32, arrived.is_there)).collect();
             if let Some(worker) = listener.upgrade() {
                 // This message is shorter than the one that mapped the image.
-                let _ = worker.send(&Order::Arrived { image: number, groups }, Vec::new(), None);
+                let _ = worker.send(&WorkerOrder::Arrived { image: number, groups }, Vec::new(), None);
             }
         });
         Ok(())
@@ -61,7 +61,7 @@ impl Remote {
 
 impl Computer for Remote {
     fn bind(&mut self, image: &Arc<Image>, placed: Vec<Placed>) -> Result<(), ModelError> {
-        self.image = Some(Bound { number: self.shared.number(), image: Arc::clone(image), placed });
+        self.image = Some(PlacedImage { number: self.shared.number(), image: Arc::clone(image), placed });
         Ok(())
     }
 
@@ -90,7 +90,7 @@ impl Drop for Remote {
     fn drop(&mut self) {
         if let Some(worker) = self.worker.upgrade() {
             // A few bytes never exceed the limit.
-            let _ = worker.send(&Order::Forget { model: self.model }, Vec::new(), None);
+            let _ = worker.send(&WorkerOrder::Forget { model: self.model }, Vec::new(), None);
         }
     }
 }

@@ -16,7 +16,7 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::message::{self, HEAD_BYTES, Head, MessageError};
+use super::message::{self, FrameHead, HEAD_BYTES, MessageError};
 
 /// The bytes reserved for a message or payload before more arrive.
 const CHUNK: usize = 1 << 20;
@@ -139,7 +139,7 @@ fn receive_as<M>(
             bytes => read += bytes,
         }
     }
-    let Head { has_descriptor, message_bytes, payload_bytes } = Head::decode(head).map_err(invalid)?;
+    let FrameHead { has_descriptor, message_bytes, payload_bytes } = FrameHead::decode(head).map_err(invalid)?;
     // Descriptors that the system had no room for are missing.
     if descriptors.len() != usize::from(has_descriptor) {
         return Err(invalid("a descriptor is missing, or is too many: check the limit on open files"));
@@ -166,7 +166,7 @@ mod tests {
     use std::io::Write;
     use std::thread;
 
-    use super::super::message::Report;
+    use super::super::message::WorkerReport;
     use super::*;
 
     fn pair() -> (UnixStream, UnixStream) {
@@ -181,29 +181,29 @@ mod tests {
             let open = || File::open("/dev/zero").map(OwnedFd::from);
             let descriptors = [None, Some(Descriptor::Open(open().unwrap())), Some(Descriptor::Later(Box::new(open)))];
             for (batch, descriptor) in (1..).zip(descriptors) {
-                Outgoing::new(&Report::Begun { batch }, payload.clone(), descriptor).unwrap().send(&a).unwrap();
+                Outgoing::new(&WorkerReport::Begun { batch }, payload.clone(), descriptor).unwrap().send(&a).unwrap();
             }
         });
         for batch in [1, 2, 3] {
-            let incoming = receive::<Report>(&b).unwrap().unwrap();
-            assert_eq!(incoming.message, Report::Begun { batch });
+            let incoming = receive::<WorkerReport>(&b).unwrap().unwrap();
+            assert_eq!(incoming.message, WorkerReport::Begun { batch });
             assert!(incoming.payload.len() == 3 + (5 << 20) && incoming.payload[..4] == [1, 1, 1, 7]);
             assert_eq!(incoming.descriptor.is_some(), batch > 1);
         }
         sender.join().unwrap();
-        assert!(receive::<Report>(&b).unwrap().is_none());
+        assert!(receive::<WorkerReport>(&b).unwrap().is_none());
     }
 
     #[test]
     fn an_end_that_is_gone_is_no_error_and_takes_no_memory() {
-        let frame = message::encode(&Report::Ready, false, 0).unwrap();
+        let frame = message::encode(&WorkerReport::Ready, false, 0).unwrap();
         let mut long = frame.clone();
         long[11] = 0xff;
         for cut in [&frame[..0], &frame[..7], &frame[..HEAD_BYTES], &long] {
             let (mut a, b) = pair();
             a.write_all(cut).unwrap();
             drop(a);
-            assert!(receive::<Report>(&b).unwrap().is_none());
+            assert!(receive::<WorkerReport>(&b).unwrap().is_none());
         }
         let (a, mut b) = pair();
         b.write_all(&frame).unwrap();
@@ -213,15 +213,15 @@ mod tests {
         let (a, mut b) = pair();
         b.write_all(&frame).unwrap();
         drop(a);
-        assert!(receive::<Report>(&b).unwrap().is_none());
+        assert!(receive::<WorkerReport>(&b).unwrap().is_none());
     }
 
     #[test]
     fn a_frame_that_lies_is_an_error() {
-        let mut without = message::encode(&Report::Ready, false, 0).unwrap();
+        let mut without = message::encode(&WorkerReport::Ready, false, 0).unwrap();
         without[2] = 1;
         let (mut a, b) = pair();
         a.write_all(&without).unwrap();
-        assert_eq!(receive::<Report>(&b).err().unwrap().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(receive::<WorkerReport>(&b).err().unwrap().kind(), io::ErrorKind::InvalidData);
     }
 }

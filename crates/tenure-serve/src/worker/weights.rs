@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use tenure_nn::switched::{LentModel, SwitchedModel};
 
 use super::link::Worker;
-use super::message::{Description, Lend, Order};
+use super::message::{Description, Lend, WorkerOrder};
 use super::pool::WorkersShared;
 use super::socket::Descriptor;
 use crate::executor::{Computed, ModelError, RawTensor};
@@ -16,13 +16,13 @@ pub(crate) struct LentWeights {
     shared: Arc<WorkersShared>,
     model: u64,
     network: Description,
-    loan: Option<Loan>,
+    loan: Option<OutgoingLoan>,
     /// The last worker that computed the model, which may have the loan.
     worker: Weak<Worker>,
 }
 
 /// Weights lent to a worker. They stay on the device until this is dropped.
-struct Loan {
+struct OutgoingLoan {
     number: u64,
     _lent: LentModel,
 }
@@ -65,7 +65,7 @@ impl LentWeights {
         let loan = self.shared.number();
         let lent = model.lend()?;
         let chunks: Vec<_> = lent.chunks().collect();
-        let order = Order::Lend(Box::new(Lend {
+        let order = WorkerOrder::Lend(Box::new(Lend {
             loan,
             model: self.model,
             network: self.network.clone(),
@@ -75,10 +75,10 @@ impl LentWeights {
         let tables = lent.tables();
         let tables = tables.map_err(|error| ModelError::Elsewhere(format!("the tables cannot be sent: {error}")))?;
         worker.map(loan, &order, tables)?;
-        (self.loan, self.worker) = (Some(Loan { number: loan, _lent: lent }), Arc::downgrade(worker));
+        (self.loan, self.worker) = (Some(OutgoingLoan { number: loan, _lent: lent }), Arc::downgrade(worker));
         for chunk in chunks {
             worker.send(
-                &Order::Chunk { loan },
+                &WorkerOrder::Chunk { loan },
                 Vec::new(),
                 Some(Descriptor::Later(Box::new(move || chunk.descriptor().map_err(io::Error::other)))),
             )?;
@@ -92,7 +92,7 @@ impl Drop for LentWeights {
         self.give_back();
         if let Some(worker) = self.worker.upgrade() {
             // A few bytes never exceed the limit.
-            let _ = worker.send(&Order::Forget { model: self.model }, Vec::new(), None);
+            let _ = worker.send(&WorkerOrder::Forget { model: self.model }, Vec::new(), None);
         }
     }
 }

@@ -19,7 +19,7 @@ use tenure_nn::checkpoint::Weights;
 use tenure_nn::networks::Architectures;
 use tenure_nn::{Module, Scope};
 use tenure_serve::examples;
-use tenure_serve::http::{Config, Server, Service};
+use tenure_serve::http::{InferenceServer, InferenceServerConfig, Service};
 use tenure_serve::protocol::{Datatype, Encoding, InferRequest, InferResponse, Tensor, Wanted};
 use tenure_serve::serving::{Serving, ServingOptions};
 use tenure_tensor::random::Generator;
@@ -55,9 +55,9 @@ impl Served {
     pub(crate) fn start(folder: TempDir, options: ServingOptions, architectures: Architectures) -> Self {
         let serving = Arc::new(Serving::start(options, architectures).unwrap());
         let runtime = Runtime::new().unwrap();
-        let mut config = Config::default();
+        let mut config = InferenceServerConfig::default();
         config.address.set_port(0);
-        let server = runtime.block_on(Server::bind(config, serving.clone())).unwrap();
+        let server = runtime.block_on(InferenceServer::bind(config, serving.clone())).unwrap();
         let (address, (stop, stopped)) = (server.address(), oneshot::channel());
         runtime.spawn(server.run(async { stopped.await.unwrap_or(()) }));
         Self { folder, serving, address, stop: Some(stop), _runtime: runtime }

@@ -16,7 +16,7 @@ use tenure_serve::grpc::messages::{
     CudaRegion, CudaRegisterRequest, CudaSharedMemoryStatusResponse, ModelInferResponse, RegionRequest, RegionResponse,
     ServerMetadataRequest, ServerMetadataResponse,
 };
-use tenure_serve::http::Config;
+use tenure_serve::http::InferenceServerConfig;
 use tenure_tensor::Device;
 
 use crate::fake::Fake;
@@ -45,7 +45,7 @@ fn on_cuda() -> Option<OnCuda> {
     }
     let (_alone, devices) = all_alone();
     let fake = Fake::on(vec![Device::cuda(0), Device::cuda(1)]);
-    let config = Config { grpc: Some(([127, 0, 0, 1], 0).into()), ..Config::default() };
+    let config = InferenceServerConfig { grpc: Some(([127, 0, 0, 1], 0).into()), ..InferenceServerConfig::default() };
     Some(OnCuda { _alone, devices, served: Served::of(config, fake) })
 }
 
@@ -273,7 +273,10 @@ fn regions_of_both_kinds_are_not_without_number() {
 #[test]
 fn the_extension_is_listed_where_there_is_a_device() {
     let Some(on_cuda) = on_cuda() else { return };
-    let on_cpu = Served::with(Config { grpc: Some(([127, 0, 0, 1], 0).into()), ..Config::default() });
+    let on_cpu = Served::with(InferenceServerConfig {
+        grpc: Some(([127, 0, 0, 1], 0).into()),
+        ..InferenceServerConfig::default()
+    });
     for (served, is_listed) in [(&on_cuda.served, true), (&on_cpu, false)] {
         let over_http = served.ask("GET", "/v2", &[], &[]).text();
         assert_eq!(over_http.contains(r#""cuda_shared_memory""#), is_listed, "{over_http}");

@@ -21,7 +21,7 @@ use tenure_serve::grpc::messages::{
     RepositoryModelResponse, ServerLiveRequest, ServerLiveResponse, ServerMetadataRequest, ServerMetadataResponse,
     ServerReadyRequest, ServerReadyResponse,
 };
-use tenure_serve::http::{Config, Limits};
+use tenure_serve::http::{InferenceServerConfig, Limits};
 use tenure_serve::protocol::{Datatype, Tensor};
 use tokio::task::JoinHandle;
 
@@ -179,7 +179,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 
 fn served_with(limits: Limits) -> Served {
     let grpc: SocketAddr = ([127, 0, 0, 1], 0).into();
-    Served::with(Config { grpc: Some(grpc), limits, ..Config::default() })
+    Served::with(InferenceServerConfig { grpc: Some(grpc), limits, ..InferenceServerConfig::default() })
 }
 
 pub(crate) fn served() -> Served {
@@ -702,7 +702,11 @@ fn a_server_that_ends_does_not_wait_for_ever() {
 #[test]
 fn who_has_no_token_is_refused() {
     let grpc = Some(([127, 0, 0, 1], 0).into());
-    let served = Served::with(Config { tokens: vec!["first".into(), "second".into()], grpc, ..Config::default() });
+    let served = Served::with(InferenceServerConfig {
+        tokens: vec!["first".into(), "second".into()],
+        grpc,
+        ..InferenceServerConfig::default()
+    });
     let client = Client::new(&served);
     for header in ["", "Bearer", "Bearer secon", "Basic second"] {
         for method in ["ModelInfer", "ModelStreamInfer", "ServerMetadata", "RepositoryIndex"] {

@@ -9,13 +9,13 @@ use crate::loopback::{Answer, Served, receive, request, wait_until};
 use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use serde_json::{Value, json};
-use tenure_serve::http::{Config, Limits};
+use tenure_serve::http::{InferenceServerConfig, Limits};
 
 const INFER: &str = r#"{"id": "7", "inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.5, 2]}]}"#;
 
 impl Served {
     fn new() -> Self {
-        Self::with(Config::default())
+        Self::with(InferenceServerConfig::default())
     }
 
     fn get(&self, path: &str) -> Answer {
@@ -233,7 +233,7 @@ fn bodies_may_be_compressed() {
 #[test]
 fn a_body_has_a_limit_packed_and_unpacked() {
     let limits = Limits { body_bytes: 1000, ..Limits::default() };
-    let served = Served::with(Config { limits, ..Config::default() });
+    let served = Served::with(InferenceServerConfig { limits, ..InferenceServerConfig::default() });
     let path = "/v2/models/echo_fp32/infer";
     let expected = (413, "the body is longer than 1000 bytes, which is the server's limit".into());
     assert_eq!(served.ask("POST", path, &[], &vec![b' '; 1 << 20]).error(), expected);
@@ -253,7 +253,7 @@ fn a_body_has_a_limit_packed_and_unpacked() {
 #[test]
 fn bodies_have_a_limit_together() {
     let limits = Limits { all_body_bytes: 4096, ..Limits::default() };
-    let served = Served::with(Config { limits, ..Config::default() });
+    let served = Served::with(InferenceServerConfig { limits, ..InferenceServerConfig::default() });
     let long = format!("{INFER}{}", " ".repeat(2500));
     let slow = served.send(&request("POST", "/v2/models/slow/infer", &[], long.as_bytes()));
     served.wait_for_waiting(1);
@@ -275,7 +275,7 @@ fn headers_have_a_limit() {
 #[test]
 fn who_is_slow_to_send_is_not_waited_for() {
     let limits = Limits { receive: Duration::from_millis(50), ..Limits::default() };
-    let served = Served::with(Config { limits, ..Config::default() });
+    let served = Served::with(InferenceServerConfig { limits, ..InferenceServerConfig::default() });
     let head = "POST /v2/models/echo_fp32/infer HTTP/1.1\r\nHost: here\r\nContent-Length: 10\r\n\r\n{";
     // If even the head comes too late, there is no answer.
     let answer = (0..1000).find_map(|_| receive(served.send(head.as_bytes()))).unwrap();
@@ -286,7 +286,7 @@ fn who_is_slow_to_send_is_not_waited_for() {
 #[test]
 fn who_takes_no_answer_is_not_waited_for() {
     let limits = Limits { receive: Duration::from_millis(300), connections: 1, ..Limits::default() };
-    let served = Served::with(Config { limits, ..Config::default() });
+    let served = Served::with(InferenceServerConfig { limits, ..InferenceServerConfig::default() });
     let bytes = vec![0; 16 << 20];
     let json = format!(
         r#"{{"inputs": [{{"name": "x", "shape": [1, {size}], "datatype": "INT8", "parameters": {{"binary_data_size": {size}}}}}],
@@ -302,7 +302,7 @@ fn who_takes_no_answer_is_not_waited_for() {
 #[test]
 fn more_connections_than_there_are_places_for_wait() {
     let limits = Limits { connections: 1, ..Limits::default() };
-    let served = Served::with(Config { limits, ..Config::default() });
+    let served = Served::with(InferenceServerConfig { limits, ..InferenceServerConfig::default() });
     let first = served.send(&request("POST", "/v2/models/slow/infer", &[], INFER.as_bytes()));
     served.wait_for_waiting(1);
     let second = served.send(&request("GET", "/v2", &[], &[]));
@@ -330,7 +330,7 @@ fn a_server_that_ends_answers_what_it_has_begun() {
 #[test]
 fn a_server_that_ends_does_not_wait_for_ever() {
     let limits = Limits { drain: Duration::from_millis(20), ..Limits::default() };
-    let mut served = Served::with(Config { limits, ..Config::default() });
+    let mut served = Served::with(InferenceServerConfig { limits, ..InferenceServerConfig::default() });
     let slow = served.send(&request("POST", "/v2/models/slow/infer", &[], INFER.as_bytes()));
     served.wait_for_waiting(1);
     served.stop.take().unwrap().send(()).unwrap();
@@ -341,7 +341,10 @@ fn a_server_that_ends_does_not_wait_for_ever() {
 
 #[test]
 fn who_has_no_token_is_refused() {
-    let served = Served::with(Config { tokens: vec!["first".into(), "second".into()], ..Config::default() });
+    let served = Served::with(InferenceServerConfig {
+        tokens: vec!["first".into(), "second".into()],
+        ..InferenceServerConfig::default()
+    });
     for header in ["X: y", "Authorization: Bearer", "Authorization: Bearer secon", "Authorization: Basic second"] {
         for (method, path) in
             [("GET", "/events"), ("GET", "/metrics"), ("GET", "/v2"), ("POST", "/v2/models/echo_fp32/infer")]
@@ -468,14 +471,15 @@ fn a_page_that_listens_does_not_hold_up_the_end() {
 #[test]
 fn a_page_that_is_gone_leaves_its_place() {
     let limits = Limits { connections: 1, ..Limits::default() };
-    let served = Served::with(Config { limits, ..Config::default() });
+    let served = Served::with(InferenceServerConfig { limits, ..InferenceServerConfig::default() });
     drop(Events::open(&served, &[]));
     assert_eq!(served.get("/v2").status, 200);
 }
 
 #[test]
 fn the_page_asks_for_a_token_and_says_nothing_without_one() {
-    let served = Served::with(Config { tokens: vec!["first".into()], ..Config::default() });
+    let served =
+        Served::with(InferenceServerConfig { tokens: vec!["first".into()], ..InferenceServerConfig::default() });
     let locked = served.get("/");
     assert_eq!((locked.status, &*locked.headers["www-authenticate"]), (401, "Bearer"));
     assert!(locked.text().contains("page.js") && !locked.text().contains("echo_fp32"));

@@ -1,7 +1,7 @@
 //! Tests of OpenAI's routes over loopback.
 
 use serde_json::{Value, json};
-use tenure_serve::http::Config;
+use tenure_serve::http::InferenceServerConfig;
 
 use crate::loopback::{Answer, Served};
 
@@ -36,7 +36,7 @@ impl Served {
 
 #[test]
 fn texts_and_tokens_have_vectors_in_their_order() {
-    let served = Served::with(Config::default());
+    let served = Served::with(InferenceServerConfig::default());
     let expected = [json!([198.0, 3.0, 2.0]), json!([97.0, 1.0, 2.0]), json!([194.0, 2.0, 1.0])];
     let texts = json!({ "model": "vectors", "input": ["ab\u{3}", "a", "aa"], "user": "me" });
     let found = served.vectors(&texts);
@@ -52,14 +52,14 @@ fn texts_and_tokens_have_vectors_in_their_order() {
 
 #[test]
 fn a_long_list_makes_no_other_longer() {
-    let served = Served::with(Config::default());
+    let served = Served::with(InferenceServerConfig::default());
     let found = served.vectors(&json!({ "model": "vectors", "input": [vec![0; 40_000], [1]] }));
     assert_eq!(found, [json!([0.0, 40_000.0, 1.0]), json!([1.0, 1.0, 1.0])]);
 }
 
 #[test]
 fn a_model_that_takes_texts_gets_them_as_they_are() {
-    let served = Served::with(Config::default());
+    let served = Served::with(InferenceServerConfig::default());
     let texts = json!({ "model": "texts", "input": ["~", "ä"] });
     assert_eq!(served.vectors(&texts), [json!([126.0, 1.0, 2.0]), json!([359.0, 2.0, 2.0])]);
     let answer = served.embed(&texts).json();
@@ -71,7 +71,7 @@ fn a_model_that_takes_texts_gets_them_as_they_are() {
 
 #[test]
 fn a_vector_may_be_shorter_and_in_base64() {
-    let served = Served::with(Config::default());
+    let served = Served::with(InferenceServerConfig::default());
     let base64 = served.vectors(&json!({ "model": "vectors", "input": [1], "encoding_format": "base64" }));
     assert_eq!(base64, [json!("AACAPwAAgD8AAIA/")]);
     let shorter = served.vectors(&json!({ "model": "vectors", "input": [1, 2], "dimensions": 1 }));
@@ -80,7 +80,7 @@ fn a_vector_may_be_shorter_and_in_base64() {
 
 #[test]
 fn a_request_that_cannot_be_says_what_is_wrong_with_it() {
-    let served = Served::with(Config::default());
+    let served = Served::with(InferenceServerConfig::default());
     let refused = |body: Value| served.embed(&body).refused();
     let (status, message, param, code) = refused(json!({ "model": "unknown", "input": "a" }));
     assert_eq!((status, param, code), (404, json!("model"), json!("model_not_found")));
@@ -112,7 +112,7 @@ fn a_request_that_cannot_be_says_what_is_wrong_with_it() {
 
 #[test]
 fn models_are_listed_as_openai_lists_them() {
-    let served = Served::with(Config::default());
+    let served = Served::with(InferenceServerConfig::default());
     let listed = served.ask("GET", "/v1/models", &[], b"").json();
     let object = json!({ "id": "echo_fp32", "object": "model", "created": 0, "owned_by": "tenure" });
     assert_eq!(listed["object"], "list");
@@ -124,7 +124,8 @@ fn models_are_listed_as_openai_lists_them() {
 
 #[test]
 fn errors_of_all_routes_have_openais_form() {
-    let served = Served::with(Config { tokens: vec!["secret".into()], ..Config::default() });
+    let served =
+        Served::with(InferenceServerConfig { tokens: vec!["secret".into()], ..InferenceServerConfig::default() });
     let (status, message, _, code) = served.ask("GET", "/v1/models", &[], b"").refused();
     assert_eq!((status, code), (401, json!("invalid_api_key")), "{message}");
     let asked = |method: &str, path: &str| served.ask(method, path, &["Authorization: Bearer secret"], b"");
@@ -136,7 +137,7 @@ fn errors_of_all_routes_have_openais_form() {
 
 #[test]
 fn requests_for_vectors_are_counted() {
-    let served = Served::with(Config::default());
+    let served = Served::with(InferenceServerConfig::default());
     served.embed(&json!({ "model": "vectors", "input": "a" }));
     served.embed(&json!({ "model": "vectors", "input": "" }));
     let counted = served.ask("GET", "/metrics", &[], b"").text();

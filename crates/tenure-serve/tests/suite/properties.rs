@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tenure_serve::scheduler::{
-    Batch, Decision, DeviceId, Model, ModelId, Outcome, Refusal, Request, RequestId, Scheduler, SchedulerConfig,
+    Batch, Decision, DeviceId, ModelId, ModelSpec, Refusal, RequestId, RequestSpec, Scheduler, SchedulerConfig,
+    Unanswered,
 };
 
 const PATIENCE: Duration = ms(100);
@@ -68,7 +69,7 @@ fn any_event() -> BoxedStrategy<Event> {
 
 #[derive(Clone, Debug)]
 struct Asked {
-    request: Request,
+    request: RequestSpec,
     priority: i32,
     arrived: Duration,
     due: Duration,
@@ -100,7 +101,7 @@ struct World {
     devices: Vec<DeviceId>,
     places: Vec<Place>,
     models: Vec<ModelId>,
-    known: BTreeMap<ModelId, Model>,
+    known: BTreeMap<ModelId, ModelSpec>,
     asked: BTreeMap<RequestId, Asked>,
     now: Duration,
     /// Whether copies take the expected time, and devices are not lost.
@@ -131,7 +132,7 @@ impl World {
     }
 
     fn add(&mut self, index: usize) -> ModelId {
-        let model = Model {
+        let model = ModelSpec {
             bytes: [1, 2, 3, 5, 7][index],
             max_rows: [1, 4, 3, 8, 4][index],
             max_delay: ms([0, 0, 15, 150, 5][index]),
@@ -163,7 +164,7 @@ impl World {
                 let still = self.asked[&id].state != State::Ended;
                 assert_eq!(self.scheduler.cancel(id), still);
                 if still {
-                    self.expect_answer(id, &Outcome::Cancelled);
+                    self.expect_answer(id, &Unanswered::Cancelled);
                 }
             }
             Event::Copied { is_well } => {
@@ -216,7 +217,7 @@ impl World {
     fn submit(&mut self, model: usize, rows: u32, shape: u64, priority: i32, left: Option<Duration>) {
         let model = self.models[model];
         let deadline = left.map(|left| self.now + left);
-        let request = Request { model, rows, shape: [shape].into(), priority, deadline };
+        let request = RequestSpec { model, rows, shape: [shape].into(), priority, deadline };
         let queued = self.waiting().filter(|(_, asked)| asked.request.model == model).count();
         assert_eq!(self.scheduler.queued(model), queued);
         match self.scheduler.submit(request.clone(), self.now) {
@@ -246,7 +247,7 @@ impl World {
     }
 
     /// Expects an answer somewhere among the next decisions.
-    fn expect_answer(&mut self, id: RequestId, expected: &Outcome) {
+    fn expect_answer(&mut self, id: RequestId, expected: &Unanswered) {
         while let Some(decision) = self.scheduler.poll(self.now) {
             let found =
                 matches!(&decision, Decision::Answer { request, outcome } if *request == id && outcome == expected);
@@ -334,10 +335,10 @@ impl World {
             Decision::Answer { request, outcome } => {
                 let asked = &self.asked[&request];
                 match outcome {
-                    Outcome::Expired => assert!(asked.request.deadline.unwrap() <= self.now),
-                    Outcome::TooLate => assert!(asked.request.deadline.unwrap() < self.now + COMPUTE),
-                    Outcome::Removed => assert!(!self.known.contains_key(&asked.request.model)),
-                    Outcome::Lost => assert_eq!(asked.state, State::Runs),
+                    Unanswered::Expired => assert!(asked.request.deadline.unwrap() <= self.now),
+                    Unanswered::TooLate => assert!(asked.request.deadline.unwrap() < self.now + COMPUTE),
+                    Unanswered::Removed => assert!(!self.known.contains_key(&asked.request.model)),
+                    Unanswered::Lost => assert_eq!(asked.state, State::Runs),
                     _ => {}
                 }
                 self.ended(request);

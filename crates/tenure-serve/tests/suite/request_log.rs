@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, Once};
 
 use serde_json::{Value, json};
-use tenure_serve::http::Config;
+use tenure_serve::http::InferenceServerConfig;
 use tenure_serve::request_log::TARGET;
 use tracing_subscriber::EnvFilter;
 
@@ -61,7 +61,7 @@ pub(crate) fn fixed(event: &Value) -> Value {
 
 #[test]
 fn a_request_has_an_id_that_its_answer_has_too() {
-    let served = Served::with(Config::default());
+    let served = Served::with(InferenceServerConfig::default());
     let id_of = |method, path, header: &str, body: &[u8]| {
         served.ask(method, path, &[header], body).headers.remove("x-request-id").unwrap()
     };
@@ -82,7 +82,8 @@ fn a_request_has_an_id_that_its_answer_has_too() {
 #[test]
 fn what_became_of_a_request_is_logged() {
     keep_log();
-    let served = Served::with(Config { tokens: vec!["secret".into()], ..Config::default() });
+    let served =
+        Served::with(InferenceServerConfig { tokens: vec!["secret".into()], ..InferenceServerConfig::default() });
     let ask = |id: &str, method: &str, path: &str, body: &str| {
         let headers = [&*format!("X-Request-Id: {id}"), "Authorization: Bearer secret"];
         served.ask(method, path, &headers, body.as_bytes())
@@ -120,7 +121,7 @@ fn what_became_of_a_request_is_logged() {
 #[test]
 fn a_request_whose_client_goes_away_is_logged() {
     keep_log();
-    let served = Served::with(Config::default());
+    let served = Served::with(InferenceServerConfig::default());
     let headers = ["X-Request-Id: log-gone"];
     let stream = served.send(&request("POST", "/v2/models/slow/infer", &headers, INFER.as_bytes()));
     wait_until("the request", || served.fake.waiting.load(Ordering::SeqCst) == 1);

@@ -4,21 +4,21 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use crate::drawn::Random;
-use tenure_serve::scheduler::{Eviction, Model, ModelId, Residency, Scheduler, SchedulerConfig, Weights};
+use tenure_serve::scheduler::{Eviction, ModelId, ModelSpec, Residency, Scheduler, SchedulerConfig, WeightsSpec};
 
 /// Returns this many different ids.
 fn names(count: usize) -> Vec<ModelId> {
     let mut scheduler = Scheduler::new(SchedulerConfig::default());
     scheduler.add_device(1);
-    (0..count).map(|_| scheduler.add_model(Model::default()).unwrap()).collect()
+    (0..count).map(|_| scheduler.add_model(ModelSpec::default()).unwrap()).collect()
 }
 
 fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn weights(bytes: u64) -> Weights {
-    Weights { bytes, reload: Duration::from_millis(bytes), priority: 0, is_pinned: false }
+fn weights(bytes: u64) -> WeightsSpec {
+    WeightsSpec { bytes, reload: Duration::from_millis(bytes), priority: 0, is_pinned: false }
 }
 
 /// Returns the bytes that are copied if models of these sizes are used in this order, one a second.
@@ -111,7 +111,7 @@ fn the_end_of_what_is_worth_least_leaves_first() {
     let [rare, often, pinned, runs, wanted] = names(5)[..] else { panic!("five") };
     let mut residency = Residency::new(50, 1, seconds(60));
     for name in [rare, often, pinned, runs, wanted] {
-        residency.add(name, Weights { is_pinned: name == pinned, ..weights(10) });
+        residency.add(name, WeightsSpec { is_pinned: name == pinned, ..weights(10) });
         residency.admit(name, seconds(0), &BTreeSet::new()).unwrap();
     }
     (0..10).for_each(|at| residency.used(often, 1, seconds(at)));
@@ -139,8 +139,8 @@ fn priority_and_the_time_to_copy_weigh_as_use_does() {
     let [cheap, dear, preferred] = names(3)[..] else { panic!("three") };
     let mut residency = Residency::new(30, 1, seconds(60));
     residency.add(cheap, weights(10));
-    residency.add(dear, Weights { reload: seconds(1), ..weights(10) });
-    residency.add(preferred, Weights { priority: 1, ..weights(10) });
+    residency.add(dear, WeightsSpec { reload: seconds(1), ..weights(10) });
+    residency.add(preferred, WeightsSpec { priority: 1, ..weights(10) });
     for name in [preferred, dear, cheap] {
         residency.admit(name, seconds(0), &BTreeSet::new()).unwrap();
         residency.used(name, 1, seconds(0));

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tenure_serve::scheduler::{
-    Batch, Decision, DeviceId, Model, ModelId, Outcome, Refusal, RegisterError, Request, RequestId, Scheduler,
-    SchedulerConfig,
+    Batch, Decision, DeviceId, ModelId, ModelSpec, Refusal, RegisterError, RequestId, RequestSpec, Scheduler,
+    SchedulerConfig, Unanswered,
 };
 
 const COMPUTE: Duration = ms(10);
@@ -21,12 +21,12 @@ fn scheduler(devices: usize) -> (Scheduler, Vec<DeviceId>) {
     (scheduler, devices)
 }
 
-fn model(bytes: u64) -> Model {
-    Model { bytes, max_rows: 4, ..Model::default() }
+fn model(bytes: u64) -> ModelSpec {
+    ModelSpec { bytes, max_rows: 4, ..ModelSpec::default() }
 }
 
 fn ask(scheduler: &mut Scheduler, model: ModelId, now: Duration) -> RequestId {
-    scheduler.submit(Request::new(model), now).unwrap()
+    scheduler.submit(RequestSpec::new(model), now).unwrap()
 }
 
 fn run(scheduler: &mut Scheduler, now: Duration) -> Batch {
@@ -36,7 +36,7 @@ fn run(scheduler: &mut Scheduler, now: Duration) -> Batch {
     }
 }
 
-fn answer(request: RequestId, outcome: Outcome) -> Option<Decision> {
+fn answer(request: RequestId, outcome: Unanswered) -> Option<Decision> {
     Some(Decision::Answer { request, outcome })
 }
 
@@ -73,25 +73,25 @@ fn a_model_that_could_never_run_is_not_registered() {
     let refused = scheduler.add_model(model(11)).unwrap_err();
     assert_eq!(refused, RegisterError::TooLarge { bytes: 11, available: 10, needed: 11 });
     scheduler.add_model(model(7)).unwrap();
-    let pinned = Model { is_pinned: true, ..model(4) };
+    let pinned = ModelSpec { is_pinned: true, ..model(4) };
     assert_eq!(scheduler.add_model(pinned.clone()), Err(RegisterError::PinsTooMuch { bytes: 4, largest: 7 }));
-    scheduler.add_model(Model { bytes: 3, ..pinned }).unwrap();
+    scheduler.add_model(ModelSpec { bytes: 3, ..pinned }).unwrap();
     assert_eq!(scheduler.add_model(model(8)), Err(RegisterError::TooLarge { bytes: 8, available: 7, needed: 11 }));
-    assert!(matches!(scheduler.add_model(Model { max_rows: 0, ..model(1) }), Err(RegisterError::NoBatch { .. })));
+    assert!(matches!(scheduler.add_model(ModelSpec { max_rows: 0, ..model(1) }), Err(RegisterError::NoBatch { .. })));
 }
 
 #[test]
 fn a_full_queue_says_when_to_come_back() {
     let (mut scheduler, _) = scheduler(1);
-    let name = scheduler.add_model(Model { max_queued: 8, ..model(2) }).unwrap();
+    let name = scheduler.add_model(ModelSpec { max_queued: 8, ..model(2) }).unwrap();
     (0..8).for_each(|_| {
         ask(&mut scheduler, name, ms(0));
     });
     // This is the time for two bytes of weights and two batches.
-    let refused = scheduler.submit(Request::new(name), ms(0)).unwrap_err();
+    let refused = scheduler.submit(RequestSpec::new(name), ms(0)).unwrap_err();
     assert_eq!(refused, Refusal::Full { queued: 8, retry_after: ms(20) + COMPUTE * 2 });
     assert_eq!(refused.to_string(), "8 requests wait for the model, and no more may: try again in 40 ms");
-    let large = scheduler.submit(Request { rows: 5, ..Request::new(name) }, ms(0)).unwrap_err();
+    let large = scheduler.submit(RequestSpec { rows: 5, ..RequestSpec::new(name) }, ms(0)).unwrap_err();
     assert_eq!(
         large.to_string(),
         "a request of 5 rows is larger than a batch of 4: split it, or raise the model's max_rows"
@@ -102,26 +102,26 @@ fn a_full_queue_says_when_to_come_back() {
 fn a_deadline_that_cannot_be_met_is_refused_once_that_is_certain() {
     let (mut scheduler, _) = scheduler(1);
     let name = scheduler.add_model(model(2)).unwrap();
-    let by = |at| Request { deadline: Some(ms(at)), ..Request::new(name) };
+    let by = |at| RequestSpec { deadline: Some(ms(at)), ..RequestSpec::new(name) };
     let early = scheduler.submit(by(1), ms(0)).unwrap();
     assert_eq!(scheduler.next_wake(ms(0)), Some(ms(1)));
-    assert_eq!(scheduler.poll(ms(1)), answer(early, Outcome::Expired));
+    assert_eq!(scheduler.poll(ms(1)), answer(early, Unanswered::Expired));
     // The first run takes its weights' time, and a few more may be slow.
     (0..9).for_each(|_| warm(&mut scheduler, name, ms(2)));
     assert_eq!(scheduler.submit(by(11), ms(2)), Err(Refusal::TooLate { left: ms(9), least: COMPUTE }));
     let first = ask(&mut scheduler, name, ms(2));
     let second = scheduler.submit(by(14), ms(2)).unwrap();
     // The deadline could still be met when the request was queued.
-    assert_eq!(scheduler.poll(ms(5)), answer(second, Outcome::TooLate));
+    assert_eq!(scheduler.poll(ms(5)), answer(second, Unanswered::TooLate));
     assert_eq!(run(&mut scheduler, ms(5)).requests, [first]);
 }
 
 #[test]
 fn a_batch_waits_for_others_and_only_takes_those_of_its_shape() {
     let (mut scheduler, _) = scheduler(1);
-    let name = scheduler.add_model(Model { max_delay: ms(5), ..model(2) }).unwrap();
+    let name = scheduler.add_model(ModelSpec { max_delay: ms(5), ..model(2) }).unwrap();
     let mut ask = |rows, shape: u64, at| {
-        let request = Request { rows, shape: [shape].into(), ..Request::new(name) };
+        let request = RequestSpec { rows, shape: [shape].into(), ..RequestSpec::new(name) };
         scheduler.submit(request, ms(at)).unwrap()
     };
     let [a, b, c, d] = [ask(1, 7, 0), ask(1, 8, 1), ask(2, 7, 2), ask(2, 7, 3)];
@@ -159,14 +159,14 @@ fn what_is_resident_goes_first_until_another_is_due() {
 #[test]
 fn priority_goes_first_and_waits_less() {
     let (mut scheduler, _) = scheduler(1);
-    let [low, high] = [0, 2].map(|priority| scheduler.add_model(Model { priority, ..model(2) }).unwrap());
+    let [low, high] = [0, 2].map(|priority| scheduler.add_model(ModelSpec { priority, ..model(2) }).unwrap());
     ask(&mut scheduler, low, ms(0));
     ask(&mut scheduler, high, ms(0));
     let batch = run(&mut scheduler, ms(0));
     assert_eq!(batch.model, high);
     // Among requests of one model, the request's own priority decides.
     let [first, second] = [0, 1].map(|priority| {
-        let request = Request { rows: 3, priority, ..Request::new(high) };
+        let request = RequestSpec { rows: 3, priority, ..RequestSpec::new(high) };
         scheduler.submit(request, ms(1)).unwrap()
     });
     scheduler.finished(batch.id, Some(COMPUTE), ms(2));
@@ -182,12 +182,12 @@ fn a_request_that_runs_is_cancelled_for_itself_alone() {
     let name = scheduler.add_model(model(2)).unwrap();
     let [a, b, c] = [0, 0, 0].map(|at| ask(&mut scheduler, name, ms(at)));
     assert!(scheduler.cancel(c));
-    assert_eq!(scheduler.poll(ms(0)), answer(c, Outcome::Cancelled));
+    assert_eq!(scheduler.poll(ms(0)), answer(c, Unanswered::Cancelled));
     let batch = run(&mut scheduler, ms(0));
     assert!(scheduler.cancel(a) && !scheduler.cancel(a) && !scheduler.cancel(c));
     let discard = Decision::Discard { device: devices[0], batch: batch.id, request: a };
     assert_eq!(scheduler.poll(ms(1)), Some(discard));
-    assert_eq!(scheduler.poll(ms(1)), answer(a, Outcome::Cancelled));
+    assert_eq!(scheduler.poll(ms(1)), answer(a, Unanswered::Cancelled));
     assert_eq!(scheduler.finished(batch.id, Some(COMPUTE), ms(10)), [b]);
     assert!(scheduler.finished(batch.id, Some(COMPUTE), ms(10)).is_empty(), "it is over");
 }
@@ -195,7 +195,7 @@ fn a_request_that_runs_is_cancelled_for_itself_alone() {
 #[test]
 fn what_a_lost_executor_had_not_started_runs_again_once_and_first() {
     let (mut scheduler, devices) = scheduler(1);
-    let name = scheduler.add_model(Model { max_rows: 1, ..model(2) }).unwrap();
+    let name = scheduler.add_model(ModelSpec { max_rows: 1, ..model(2) }).unwrap();
     let [first, second] = [0, 1].map(|at| ask(&mut scheduler, name, ms(at)));
     run(&mut scheduler, ms(1));
     scheduler.executor_lost(devices[0]);
@@ -204,13 +204,13 @@ fn what_a_lost_executor_had_not_started_runs_again_once_and_first() {
     let batch = run(&mut scheduler, ms(3));
     assert_eq!((batch.requests, batch.load_bytes), (vec![first], 2), "nothing is left on the device");
     scheduler.executor_lost(devices[0]);
-    assert_eq!(scheduler.poll(ms(4)), answer(first, Outcome::Lost));
+    assert_eq!(scheduler.poll(ms(4)), answer(first, Unanswered::Lost));
     scheduler.executor_ready(devices[0]);
     let batch = run(&mut scheduler, ms(5));
     assert_eq!(batch.requests, [second]);
     scheduler.started(batch.id, ms(5));
     scheduler.executor_lost(devices[0]);
-    assert_eq!(scheduler.poll(ms(6)), answer(second, Outcome::Lost));
+    assert_eq!(scheduler.poll(ms(6)), answer(second, Unanswered::Lost));
 }
 
 #[test]
@@ -221,9 +221,9 @@ fn a_model_that_is_removed_answers_what_waits_and_leaves_when_it_has_run() {
     let batch = run(&mut scheduler, ms(0));
     let waits = ask(&mut scheduler, name, ms(1));
     assert!(scheduler.remove_model(name));
-    assert_eq!(scheduler.poll(ms(1)), answer(waits, Outcome::Removed));
+    assert_eq!(scheduler.poll(ms(1)), answer(waits, Unanswered::Removed));
     assert_eq!(scheduler.poll(ms(1)), None);
-    assert_eq!(scheduler.submit(Request::new(name), ms(1)), Err(Refusal::UnknownModel));
+    assert_eq!(scheduler.submit(RequestSpec::new(name), ms(1)), Err(Refusal::UnknownModel));
     assert_eq!(scheduler.finished(batch.id, Some(COMPUTE), ms(30)), [runs]);
     assert_eq!(scheduler.poll(ms(30)), Some(Decision::Unload { device: devices[0], model: name }));
     assert_eq!(scheduler.residency(devices[0]).free_bytes(), 10);

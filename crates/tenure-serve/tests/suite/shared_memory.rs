@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use tenure_serve::http::{Config, Limits};
+use tenure_serve::http::{InferenceServerConfig, Limits};
 
 use crate::loopback::{Answer, Served};
 
@@ -89,7 +89,7 @@ pub(crate) fn span(region: &str, offset: u64, byte_size: u64) -> String {
 }
 
 fn served() -> Served {
-    Served::with(Config::default())
+    Served::with(InferenceServerConfig::default())
 }
 
 #[test]
@@ -320,14 +320,14 @@ fn an_object_whose_name_is_gone_is_still_used() {
 #[test]
 fn inputs_in_shared_memory_have_the_limits_of_bodies() {
     let limits = Limits { body_bytes: 2000, all_body_bytes: 4096, ..Limits::default() };
-    let served = Served::with(Config { limits, ..Config::default() });
+    let served = Served::with(InferenceServerConfig { limits, ..InferenceServerConfig::default() });
     let object = Object::new(&[1; 10_000]);
     served.share("r", &object);
     let (status, error) = served.echo(2001, &span("r", 0, 2001), "{}").error();
     assert!(status == 413 && error.contains("more than 2000 bytes"), "{error}");
     assert_eq!(served.echo(2000, &span("r", 0, 2000), &span("r", 4000, 2000)).status, 200);
     let limits = Limits { body_bytes: 10_000, all_body_bytes: 4096, ..Limits::default() };
-    let served = Served::with(Config { limits, ..Config::default() });
+    let served = Served::with(InferenceServerConfig { limits, ..InferenceServerConfig::default() });
     served.share("r", &object);
     assert_eq!(served.echo(8000, &span("r", 0, 8000), "{}").error().0, 503);
 }
@@ -345,7 +345,7 @@ fn regions_are_not_without_number() {
 
 #[test]
 fn who_has_no_token_uses_no_shared_memory() {
-    let served = Served::with(Config { tokens: vec!["t".into()], ..Config::default() });
+    let served = Served::with(InferenceServerConfig { tokens: vec!["t".into()], ..InferenceServerConfig::default() });
     let object = Object::new(&[1; 8]);
     assert_eq!(served.register("r", &object.name, 0, 8).error().0, 401);
     assert_eq!(served.ask("GET", "/v2/systemsharedmemory/status", &[], &[]).error().0, 401);

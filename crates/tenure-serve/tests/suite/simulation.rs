@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::drawn::Random;
-use tenure_serve::scheduler::{Batch, Decision, Model, ModelId, Request, RequestId, Scheduler, SchedulerConfig};
+use tenure_serve::scheduler::{
+    Batch, Decision, ModelId, ModelSpec, RequestId, RequestSpec, Scheduler, SchedulerConfig,
+};
 
 const MODELS: usize = 100;
 const MAX_ROWS: usize = 16;
@@ -133,8 +135,12 @@ fn by_scheduler(is_ahead: bool, trace: &[(Duration, usize)]) -> Report {
     let config = SchedulerConfig { patience: PATIENCE, chunk_bytes: CHUNK, ..SchedulerConfig::default() };
     let mut scheduler = Scheduler::new(config);
     let device = scheduler.add_device(CAPACITY);
-    let model =
-        |model| Model { bytes: bytes(model), max_rows: MAX_ROWS as u32, max_queued: usize::MAX, ..Model::default() };
+    let model = |model| ModelSpec {
+        bytes: bytes(model),
+        max_rows: MAX_ROWS as u32,
+        max_queued: usize::MAX,
+        ..ModelSpec::default()
+    };
     let models: Vec<ModelId> = (0..MODELS).map(|index| scheduler.add_model(model(index)).unwrap()).collect();
 
     let mut arriving = trace.iter().enumerate().peekable();
@@ -159,7 +165,7 @@ fn by_scheduler(is_ahead: bool, trace: &[(Duration, usize)]) -> Report {
             }
         }
         while let Some((index, (at, model))) = arriving.next_if(|(_, (at, _))| *at <= now) {
-            let request = Request { deadline: Some(*at + DEADLINE), ..Request::new(models[*model]) };
+            let request = RequestSpec { deadline: Some(*at + DEADLINE), ..RequestSpec::new(models[*model]) };
             names.extend(scheduler.submit(request, now).ok().map(|id| (id, index)));
         }
         let mut begin = |copies: &mut Vec<_>, model, bytes| {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::http::Request;
 use bytes::Bytes;
 use tempfile::TempDir;
-use tenure_serve::http::{Config, Limits, Server, TlsFiles};
+use tenure_serve::http::{InferenceServer, InferenceServerConfig, Limits, TlsFiles};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::ring;
@@ -42,7 +42,12 @@ impl Encrypted {
         let folder = tempfile::tempdir().unwrap();
         let files = write(folder.path(), "server");
         let grpc: SocketAddr = ([127, 0, 0, 1], 0).into();
-        let config = Config { tls: Some(files.clone()), grpc: Some(grpc), limits, ..Config::default() };
+        let config = InferenceServerConfig {
+            tls: Some(files.clone()),
+            grpc: Some(grpc),
+            limits,
+            ..InferenceServerConfig::default()
+        };
         Self { served: Served::with(config), files, _folder: folder }
     }
 
@@ -168,10 +173,10 @@ fn files_that_are_no_certificate_and_key_are_refused() {
     fs::write(&broken, "-----BEGIN CERTIFICATE-----\n*\n-----END CERTIFICATE-----\n").unwrap();
     let error = |certificate: &Path, key: &Path| {
         let tls = Some(TlsFiles { certificate: certificate.into(), key: key.into() });
-        let mut config = Config { tls, ..Config::default() };
+        let mut config = InferenceServerConfig { tls, ..InferenceServerConfig::default() };
         config.address.set_port(0);
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        runtime.block_on(Server::bind(config, Arc::new(Fake::default()))).err().unwrap().to_string()
+        runtime.block_on(InferenceServer::bind(config, Arc::new(Fake::default()))).err().unwrap().to_string()
     };
     let is_about = |error: String, path: &Path, said: &str| {
         assert!(error.starts_with(&path.display().to_string()) && error.contains(said), "{error}");

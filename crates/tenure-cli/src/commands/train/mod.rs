@@ -17,7 +17,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use tenure::nn::data::{DataLoader, Dataset, LoaderOptions};
-use tenure::nn::train::{Plan, TrainError, Trainer};
+use tenure::nn::train::{TrainError, Trainer, TrainerOptions};
 use tenure::nn::{self, Scope, checkpoint};
 use tenure::tensor::random::{self, Generator};
 use tenure::tensor::{Device, TensorError, threads};
@@ -105,7 +105,7 @@ fn train_on<D: Examples>(
     let drop_last = !args.model.is_for_text() && examples > batch_size && is_too_small;
     let training = DataLoader::new(parts.training, LoaderOptions { shuffle: Some(args.seed), drop_last, ..options });
     let held_out = DataLoader::new(parts.held_out, options);
-    let plan = plan(args, &recipe, batch_size, &training);
+    let trainer_options = trainer_options(args, &recipe, batch_size, &training);
     let seed = args.seed;
     let lr = args.lr.unwrap_or(recipe.lr);
     let watching = memory.watching();
@@ -115,7 +115,7 @@ fn train_on<D: Examples>(
         Ok((task, optimizer))
     };
     let (task, optimizer) = replica(args.device)?;
-    let mut run = Trainer::new(task, training, optimizer, plan).on_devices(devices, replica)?;
+    let mut run = Trainer::new(task, training, optimizer, trainer_options).on_devices(devices, replica)?;
     if let Some(path) = &args.resume {
         resume(&mut run, path, args.lr)?;
     }
@@ -124,7 +124,7 @@ fn train_on<D: Examples>(
     }
 
     let before = run.history().len();
-    let steps = run.plan().steps;
+    let steps = run.options().steps;
     if before as u64 > steps {
         let _ = writeln!(io::stderr(), "tenure: the checkpoint is of step {before}, of {steps} to make: none is made");
     }
@@ -152,7 +152,7 @@ fn make_steps<D: Examples>(
         }
         if let Some(path) = checkpoint
             && run.is_at_end_of_epoch()
-            && step.number < run.plan().steps
+            && step.number < run.options().steps
         {
             watch.save(run, path);
         }
@@ -197,10 +197,10 @@ fn finish<D: Examples>(
     let offloaded = budget.zip(run.engine()).map(|(budget, engine)| budget.offloaded(engine, run.history()));
     let mut outcome = RunOutcome::new(args, &run, accuracy, memory.report(), offloaded);
     outcome.unfinished = match &stopped {
-        Some(error) => Some(outcome::stopped(steps as u64, run.plan().steps, error)),
+        Some(error) => Some(outcome::stopped(steps as u64, run.options().steps, error)),
         // An interrupt after everything was done ended nothing.
         None if is_interrupted && accuracy.is_none() => {
-            outcome::interrupted(steps as u64, run.plan().steps, held_out.batches() > 0)
+            outcome::interrupted(steps as u64, run.options().steps, held_out.batches() > 0)
         }
         None => None,
     };
@@ -239,7 +239,12 @@ fn resume<D: Examples>(run: &mut Trainer<AnyTask, D>, path: &Path, lr: Option<f6
     Ok(())
 }
 
-fn plan<D: Dataset + 'static>(args: &TrainArgs, recipe: &Recipe, batch_size: usize, training: &DataLoader<D>) -> Plan {
+fn trainer_options<D: Dataset + 'static>(
+    args: &TrainArgs,
+    recipe: &Recipe,
+    batch_size: usize,
+    training: &DataLoader<D>,
+) -> TrainerOptions {
     let length = match (args.steps, args.epochs) {
         (Some(steps), _) => Length::Steps(steps.get()),
         (_, Some(epochs)) => Length::Epochs(epochs.get()),
@@ -259,7 +264,7 @@ fn plan<D: Dataset + 'static>(args: &TrainArgs, recipe: &Recipe, batch_size: usi
         (BATCHES, training.batches().to_string()),
     ];
     let may_differ = if args.changed_data { vec![EXAMPLES, BATCHES] } else { Vec::new() };
-    Plan {
+    TrainerOptions {
         steps,
         schedule: recipe.schedule(steps),
         clip_norm: recipe.clip_norm,
@@ -307,7 +312,7 @@ fn explain<D: Examples>(error: nn::Error, run: &Trainer<AnyTask, D>, batch_size:
 /// Returns the error for a batch, or a device's part of it, of one image.
 fn too_small<D: Examples>(error: &nn::Error, run: &Trainer<AnyTask, D>, batch_size: usize) -> anyhow::Error {
     let least = 2 * run.device_peaks().len().max(1);
-    let examples = run.plan().identity.get(EXAMPLES).map_or("", String::as_str);
+    let examples = run.options().identity.get(EXAMPLES).map_or("", String::as_str);
     if batch_size < least {
         return anyhow::anyhow!(
             "{error}: images of this size are normalised over the batch, which takes two for each device: a larger \

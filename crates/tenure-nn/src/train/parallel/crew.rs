@@ -13,14 +13,14 @@ use tenure_tensor::collective::Collective;
 use tenure_tensor::random::{DefaultGenerator, Generator, GeneratorState};
 
 use super::lockstep::Lockstep;
-use super::{OP, Word, generator_state, is_consequence};
+use super::{OP, RankMessage, generator_state, is_consequence};
 use crate::data::{Collate, Dataset};
 use crate::optim::Optimizer;
 use crate::train::{Step, Task, TrainError, Trainer};
 use crate::{Module, Result, panics};
 
 /// A command from the first device to the others.
-pub(super) enum Order {
+pub(super) enum CrewCommand {
     /// Takes over the first device's parameters.
     Begin,
     /// Makes the same step as the first device.
@@ -37,19 +37,19 @@ pub(super) enum Order {
 }
 
 /// The result of a command, with the step if it made one.
-type Answer = Result<Option<Step>>;
+type CommandResult = Result<Option<Step>>;
 
 pub(super) struct Crew {
-    members: Vec<Member>,
-    lockstep: Arc<Lockstep<Word>>,
+    members: Vec<CrewMember>,
+    lockstep: Arc<Lockstep<RankMessage>>,
     /// The peak in bytes of the memory that tensors held on each device, the first included.
     pub(super) peaks: Vec<(Device, u64)>,
 }
 
-struct Member {
+struct CrewMember {
     device: Device,
-    orders: Sender<Order>,
-    answers: Receiver<Answer>,
+    orders: Sender<CrewCommand>,
+    answers: Receiver<CommandResult>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -58,7 +58,7 @@ impl Crew {
     pub(super) fn new<T: Task + 'static, D: Dataset + 'static>(
         first: &Trainer<T, D>,
         collectives: impl Iterator<Item = Collective>,
-        lockstep: &Arc<Lockstep<Word>>,
+        lockstep: &Arc<Lockstep<RankMessage>>,
         replica: impl Fn(Device) -> Result<(T, Optimizer)> + Send + Sync + 'static,
     ) -> Result<Self>
     where
@@ -73,7 +73,7 @@ impl Crew {
             let replica = Arc::clone(&replica);
             let lockstep = Arc::clone(lockstep);
             let loader = first.loader.share(collective.rank(), collective.size(), device);
-            let plan = first.plan.clone();
+            let options = first.options.clone();
             let expected = signature(first.task.model(), &first.optimizer);
             let work = move || {
                 // Each step's command brings the generator's state.
@@ -83,7 +83,7 @@ impl Crew {
                 let made = caught(|| {
                     let (task, optimizer) = replica(device)?;
                     same(&expected, &signature(task.model(), &optimizer))?;
-                    Trainer::new(task, loader, optimizer, plan).of_rank(collective, lockstep)
+                    Trainer::new(task, loader, optimizer, options).of_rank(collective, lockstep)
                 });
                 let mut trainer = match made {
                     Ok(trainer) => trainer,
@@ -94,7 +94,7 @@ impl Crew {
                 }
                 for order in taken {
                     let obeyed = caught(|| {
-                        let Order::Step { random, lower, .. } = &order else { return trainer.obey(order) };
+                        let CrewCommand::Step { random, lower, .. } = &order else { return trainer.obey(order) };
                         generator.set_state(generator_state(rank, *random));
                         let _autocast = Autocast::enter(*lower);
                         trainer.obey(order)
@@ -111,7 +111,7 @@ impl Crew {
             let thread = std::thread::Builder::new().name(name).spawn(work);
             let thread =
                 thread.map_err(|error| TensorError::argument(OP, format!("no thread for {device}: {error}")))?;
-            crew.members.push(Member { device, orders, answers, thread: Some(thread) });
+            crew.members.push(CrewMember { device, orders, answers, thread: Some(thread) });
             crew.peaks.push((device, 0));
         }
         crew.hear()?;
@@ -119,7 +119,7 @@ impl Crew {
     }
 
     /// Sends a command to all threads.
-    pub(super) fn tell(&self, order: impl Fn() -> Order) -> Result<()> {
+    pub(super) fn tell(&self, order: impl Fn() -> CrewCommand) -> Result<()> {
         let told = self.members.iter().map(|member| member.orders.send(order()));
         // A thread that has ended has reported its error already.
         if told.filter(std::result::Result::is_err).count() > 0 { Err(TrainError::Apart.into()) } else { Ok(()) }
@@ -128,7 +128,7 @@ impl Crew {
     /// Waits until all threads have done the command. Of several errors, it returns the first that is not the
     /// consequence of another, if there is one.
     pub(super) fn hear(&self) -> Result<Vec<Option<Step>>> {
-        let answers: Vec<Answer> = self.members.iter().map(Member::hear).collect();
+        let answers: Vec<CommandResult> = self.members.iter().map(CrewMember::hear).collect();
         let mut steps = Vec::new();
         let mut first = None;
         for (member, answer) in self.members.iter().zip(answers) {
@@ -155,8 +155,8 @@ impl Crew {
     }
 }
 
-impl Member {
-    fn hear(&self) -> Answer {
+impl CrewMember {
+    fn hear(&self) -> CommandResult {
         self.answers.recv().unwrap_or_else(|_| Err(TrainError::Apart.into()))
     }
 }
@@ -177,19 +177,19 @@ where
     D::Item: Collate<Batch = T::Batch>,
 {
     /// Executes a command on a device other than the first.
-    fn obey(&mut self, order: Order) -> Answer {
+    fn obey(&mut self, order: CrewCommand) -> CommandResult {
         match order {
-            Order::Begin => {
+            CrewCommand::Begin => {
                 let Some(rank) = &self.rank else { return Err(TrainError::Apart.into()) };
                 rank.begin(self.task.model()).map(|()| None)
             }
-            Order::Step { lrs, .. } => {
+            CrewCommand::Step { lrs, .. } => {
                 for (group, lr) in self.optimizer.groups_mut().iter_mut().zip(lrs) {
                     group.set_lr(lr);
                 }
                 self.step()
             }
-            Order::Resume(path) => self.resume(&path).map(|()| None),
+            CrewCommand::Resume(path) => self.resume(&path).map(|()| None),
         }
     }
 }

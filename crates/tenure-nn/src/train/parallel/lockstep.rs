@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-/// A barrier at which the threads of a run meet repeatedly and exchange a word each. It does not wait for work on the
-/// devices.
+/// A barrier at which the threads of a run meet repeatedly and exchange a message each. It does not wait for work on
+/// the devices.
 pub(super) struct Lockstep<W> {
-    state: Mutex<State<W>>,
+    state: Mutex<LockstepState<W>>,
     changed: Condvar,
 }
 
-struct State<W> {
+struct LockstepState<W> {
     /// The words for the next meeting, by thread.
     said: Vec<Option<W>>,
     meetings: u64,
@@ -23,18 +23,18 @@ struct State<W> {
 impl<W> Lockstep<W> {
     pub(super) fn new(size: usize) -> Self {
         let said = (0..size).map(|_| None).collect();
-        let state = State { said, meetings: 0, heard: Arc::default(), is_over: false };
+        let state = LockstepState { said, meetings: 0, heard: Arc::default(), is_over: false };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// Waits for all other threads. Returns the words of all, by thread; `None` if the meetings are over.
-    pub(super) fn meet(&self, rank: usize, word: W) -> Option<Arc<Vec<W>>> {
+    pub(super) fn meet(&self, rank: usize, message: W) -> Option<Arc<Vec<W>>> {
         let mut state = self.state.lock();
         if state.is_over {
             return None;
         }
         let before = state.meetings;
-        state.said[rank] = Some(word);
+        state.said[rank] = Some(message);
         if state.said.iter().all(Option::is_some) {
             state.heard = Arc::new(state.said.iter_mut().filter_map(Option::take).collect());
             state.meetings += 1;

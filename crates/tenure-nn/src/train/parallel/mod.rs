@@ -16,7 +16,7 @@ use tenure_tensor::collective::{Collective, ReduceOp};
 use tenure_tensor::random::{GeneratorState, default_generator};
 use tenure_tensor::{DType, Tensor, TensorError};
 
-use self::crew::{Crew, Order};
+use self::crew::{Crew, CrewCommand};
 use self::lockstep::Lockstep;
 use self::reducer::Reducer;
 use super::memory::Meter;
@@ -31,15 +31,15 @@ const OP: &str = "Trainer::on_devices";
 pub(super) struct Rank {
     collective: Arc<Collective>,
     reducer: Reducer,
-    lockstep: Arc<Lockstep<Word>>,
+    lockstep: Arc<Lockstep<RankMessage>>,
     /// Whether other devices wait for data from this one.
     is_exchanging: AtomicBool,
     /// The threads of the other devices; `None` on all but the first.
     crew: Option<Crew>,
 }
 
-/// A word that devices exchange.
-enum Word {
+/// A message that devices exchange.
+enum RankMessage {
     /// The number of examples that the device has of the batch; `None` if it could not read them.
     Batch(Option<usize>),
     /// The parameters that got a gradient, in order.
@@ -102,7 +102,7 @@ where
             let reason = "the optimizer has made steps, of which the other devices' know nothing: resume() afterwards";
             return Err(TensorError::argument(OP, reason).into());
         }
-        if self.plan.is_captured {
+        if self.options.is_captured {
             return Err(TensorError::argument(OP, "steps are captured on one device, not on several").into());
         }
         let mut collectives = Collective::group(devices)?.into_iter();
@@ -111,7 +111,7 @@ where
         let mut rank = Rank::new(first, self.task.model(), Arc::clone(&lockstep))?;
         let crew = Crew::new(&self, collectives, &lockstep, replica)?;
         self.loader = self.loader.share(0, devices.len(), here);
-        crew.tell(|| Order::Begin)?;
+        crew.tell(|| CrewCommand::Begin)?;
         let begun = rank.begin(self.task.model());
         let others = crew.hear();
         rank.crew = Some(crew);
@@ -132,7 +132,7 @@ where
     }
 
     /// Makes this trainer that of a device other than the first.
-    fn of_rank(mut self, collective: Collective, lockstep: Arc<Lockstep<Word>>) -> Result<Self> {
+    fn of_rank(mut self, collective: Collective, lockstep: Arc<Lockstep<RankMessage>>) -> Result<Self> {
         self.rank = Some(Rank::new(collective, self.task.model(), lockstep)?);
         Ok(self)
     }
@@ -143,7 +143,7 @@ where
         let random = default_generator().state();
         let lower = autocast::dtype();
         let Some(crew) = self.crew() else { return self.make_step() };
-        crew.tell(|| Order::Step { random, lower, lrs: lrs.clone() })?;
+        crew.tell(|| CrewCommand::Step { random, lower, lrs: lrs.clone() })?;
         let own = catch_unwind(AssertUnwindSafe(|| self.make_step()));
         let own = own.unwrap_or_else(|panic| {
             self.rank.iter().for_each(Rank::fail);
@@ -163,7 +163,7 @@ where
     /// Makes the other devices resume from the same checkpoint.
     pub(super) fn resume_others(&self, path: &std::path::Path) -> Result<()> {
         let Some(crew) = self.crew() else { return Ok(()) };
-        let resumed = crew.tell(|| Order::Resume(path.to_owned())).and_then(|()| crew.hear());
+        let resumed = crew.tell(|| CrewCommand::Resume(path.to_owned())).and_then(|()| crew.hear());
         if resumed.is_err() {
             // Some devices are at the checkpoint, and others are not.
             self.rank.iter().for_each(Rank::fail);
@@ -186,7 +186,7 @@ where
         // The average over devices counts each device alike, so a device's part is weighted by its share of the
         // examples.
         let weight = (part.examples * rank.collective.size()) as f64 / part.of as f64;
-        self.optimizer.set_lr_scale(self.plan.schedule.scale(self.step));
+        self.optimizer.set_lr_scale(self.options.schedule.scale(self.step));
         let loss = match &part.batch {
             Some(batch) => {
                 let loss = purpose::forward(|| self.task.loss(batch))?;
@@ -198,7 +198,7 @@ where
         };
         let loss = rank.finish(loss)?;
         meter.look();
-        update(&mut self.optimizer, self.plan.clip_norm)?;
+        update(&mut self.optimizer, self.options.clip_norm)?;
         meter.look();
         self.optimizer.zero_grad();
         Ok((self.value(&loss)?, meter.finish()))
@@ -206,7 +206,7 @@ where
 }
 
 impl Rank {
-    fn new(collective: Collective, model: &dyn Module, lockstep: Arc<Lockstep<Word>>) -> Result<Self> {
+    fn new(collective: Collective, model: &dyn Module, lockstep: Arc<Lockstep<RankMessage>>) -> Result<Self> {
         let collective = Arc::new(collective);
         let reducer = Reducer::new(model, Arc::clone(&collective))?;
         Ok(Self { collective, reducer, lockstep, is_exchanging: AtomicBool::new(false), crew: None })
@@ -244,38 +244,38 @@ impl Rank {
 
     /// Returns the part of the batch if all devices have theirs, and begins a pass.
     pub(super) fn agree<B>(&self, part: Result<Part<B>>) -> Result<Part<B>> {
-        let words = self.meet(Word::Batch(part.as_ref().ok().map(|part| part.examples)));
+        let messages = self.meet(RankMessage::Batch(part.as_ref().ok().map(|part| part.examples)));
         let part = part?;
-        let words = words?;
-        if !words.iter().all(|word| matches!(word, Word::Batch(Some(_)))) {
+        let messages = messages?;
+        if !messages.iter().all(|message| matches!(message, RankMessage::Batch(Some(_)))) {
             return Err(TrainError::Apart.into());
         }
         self.is_exchanging.store(true, Ordering::Relaxed);
         // A device without examples sends its zeros at the end of the pass. The others' gradients would wait for them,
         // so gradients leave early only if all devices have examples.
-        self.reducer.begin(words.iter().all(|word| matches!(word, Word::Batch(Some(1..)))));
+        self.reducer.begin(messages.iter().all(|message| matches!(message, RankMessage::Batch(Some(1..)))));
         Ok(part)
     }
 
     /// Ends a backward pass. Afterwards the thread's stream has the averaged gradients and the loss over all devices.
     fn finish(&self, loss: Option<Tensor>) -> Result<Tensor> {
-        let words = self.meet(Word::Gradients(self.reducer.arrived()))?;
-        let arrived = words.iter().map(|word| match word {
-            Word::Gradients(arrived) => arrived.clone(),
-            Word::Batch(_) | Word::Sent => Vec::new(),
+        let messages = self.meet(RankMessage::Gradients(self.reducer.arrived()))?;
+        let arrived = messages.iter().map(|message| match message {
+            RankMessage::Gradients(arrived) => arrived.clone(),
+            RankMessage::Batch(_) | RankMessage::Sent => Vec::new(),
         });
         self.reducer.finish(&arrived.collect::<Vec<_>>())?;
         let loss = loss.map_or_else(|| Tensor::zeros(&[], DType::F64, self.collective.device()), Ok)?;
         self.collective.all_reduce(std::slice::from_ref(&loss), ReduceOp::Average)?;
         self.collective.join()?;
         // A device steps only when all devices have sent their gradients.
-        self.meet(Word::Sent)?;
+        self.meet(RankMessage::Sent)?;
         self.is_exchanging.store(false, Ordering::Relaxed);
         Ok(loss)
     }
 
-    fn meet(&self, word: Word) -> Result<Arc<Vec<Word>>> {
-        self.lockstep.meet(self.collective.rank(), word).ok_or_else(|| TrainError::Apart.into())
+    fn meet(&self, message: RankMessage) -> Result<Arc<Vec<RankMessage>>> {
+        self.lockstep.meet(self.collective.rank(), message).ok_or_else(|| TrainError::Apart.into())
     }
 
     /// Ensures that no other thread or device waits for this device.

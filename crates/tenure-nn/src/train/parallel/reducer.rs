@@ -19,18 +19,18 @@ pub(super) const BUCKET_BYTES: usize = 25 << 20;
 /// `DistributedDataParallel`, without its copies: a bucket is not a buffer, but a set of gradients that are sent in one
 /// call.
 pub(super) struct Reducer {
-    shared: Arc<Shared>,
+    shared: Arc<ReducerShared>,
     hooks: Vec<HookHandle>,
 }
 
-struct Shared {
+struct ReducerShared {
     collective: Arc<Collective>,
     /// The parameters that require gradients, in the model's order.
     parameters: Vec<Parameter>,
-    state: Mutex<State>,
+    state: Mutex<ReducerState>,
 }
 
-struct State {
+struct ReducerState {
     /// The parameters' numbers in each bucket, in the order of sending, which is the same on all devices.
     buckets: Vec<Vec<usize>>,
     /// The number of each parameter's bucket.
@@ -38,10 +38,10 @@ struct State {
     /// Whether the buckets follow the order in which gradients arrive.
     is_ordered: bool,
     /// The running backward pass, if there is one.
-    pass: Option<Pass>,
+    pass: Option<BackwardPass>,
 }
 
-struct Pass {
+struct BackwardPass {
     /// The number of gradients that each bucket waits for.
     missing: Vec<usize>,
     is_early: bool,
@@ -58,14 +58,14 @@ impl Reducer {
         // Backward begins with the layers that forward ended with.
         let order: Vec<usize> = (0..parameters.len()).rev().collect();
         let (buckets, places) = group(&parameters, &order);
-        let state = Mutex::new(State { buckets, places, is_ordered: false, pass: None });
-        let shared = Arc::new(Shared { collective, parameters, state });
+        let state = Mutex::new(ReducerState { buckets, places, is_ordered: false, pass: None });
+        let shared = Arc::new(ReducerShared { collective, parameters, state });
         let hooks = shared
             .parameters
             .iter()
             .enumerate()
             .map(|(index, parameter)| {
-                let shared: Weak<Shared> = Arc::downgrade(&shared);
+                let shared: Weak<ReducerShared> = Arc::downgrade(&shared);
                 parameter.register_post_accumulate_grad_hook(move |_| {
                     shared.upgrade().map_or(Ok(()), |shared| shared.arrived(index))
                 })
@@ -78,7 +78,7 @@ impl Reducer {
     pub(super) fn begin(&self, is_early: bool) {
         let state = &mut *self.shared.state.lock();
         let missing = state.buckets.iter().map(Vec::len).collect();
-        state.pass = Some(Pass { missing, is_early, gone: 0, arrived: Vec::new() });
+        state.pass = Some(BackwardPass { missing, is_early, gone: 0, arrived: Vec::new() });
     }
 
     /// Returns the parameters that got a gradient in the pass, in order.
@@ -120,10 +120,10 @@ impl Drop for Reducer {
     }
 }
 
-impl Shared {
+impl ReducerShared {
     /// Records that the gradient of a parameter is complete, and sends the buckets that are full.
     fn arrived(&self, index: usize) -> tenure_tensor::Result<()> {
-        let State { buckets, places, pass, .. } = &mut *self.state.lock();
+        let ReducerState { buckets, places, pass, .. } = &mut *self.state.lock();
         let Some(pass) = pass else { return Ok(()) };
         pass.arrived.push(index);
         let missing = &mut pass.missing[places[index]];

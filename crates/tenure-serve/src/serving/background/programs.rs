@@ -236,10 +236,10 @@ mod tests {
         }
 
         /// Connects a program, which has been told to yield.
-        fn program(&self) -> Connection {
+        fn program(&self) -> ConnectedProgram {
             let stream = UnixStream::connect(self.folder.path().join("socket")).unwrap();
             self.changes.recv().unwrap();
-            let mut program = Connection { lines: BufReader::new(stream) };
+            let mut program = ConnectedProgram { lines: BufReader::new(stream) };
             assert_eq!(program.line(), "yield");
             program
         }
@@ -262,11 +262,11 @@ mod tests {
         }
     }
 
-    struct Connection {
+    struct ConnectedProgram {
         lines: BufReader<UnixStream>,
     }
 
-    impl Connection {
+    impl ConnectedProgram {
         fn line(&mut self) -> String {
             let mut line = String::new();
             self.lines.read_line(&mut line).unwrap();
@@ -282,7 +282,7 @@ mod tests {
     fn all_programs_have_to_yield() {
         let listening = Listening::new();
         let mut programs = [0, 1].map(|_| listening.program());
-        programs.iter_mut().for_each(Connection::answer);
+        programs.iter_mut().for_each(ConnectedProgram::answer);
         listening.programs.wait_for_answers();
         for _ in 0..3 {
             listening.programs.run();

@@ -6,8 +6,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::super::link::Lost;
-use super::process::{Answer, Process};
-use crate::executor::{Callbacks, Done, ModelError};
+use super::process::{Process, PythonAnswer};
+use crate::executor::{Callbacks, LoadedCallback, ModelError};
 
 /// A module that a process has loaded or is loading.
 pub(super) struct Loading {
@@ -20,7 +20,7 @@ pub(super) struct Loading {
 struct LoadingState {
     /// The time that loading took, or the reason why it failed.
     outcome: Option<Result<Duration, LoadFailure>>,
-    waiting: Vec<Done>,
+    waiting: Vec<LoadedCallback>,
     /// Whether some or all of it was evicted.
     is_cut: bool,
 }
@@ -48,10 +48,10 @@ impl Loading {
         self.state.lock().is_cut = true;
     }
 
-    pub(super) fn finish(&self, answer: Result<Answer, Lost>, calls: &Callbacks) {
+    pub(super) fn finish(&self, answer: Result<PythonAnswer, Lost>, calls: &Callbacks) {
         let outcome = match answer {
-            Ok(Answer::Loaded { took }) => Ok(took),
-            Ok(Answer::Failed(reason)) => Err(LoadFailure::Raised(reason)),
+            Ok(PythonAnswer::Loaded { took }) => Ok(took),
+            Ok(PythonAnswer::Failed(reason)) => Err(LoadFailure::Raised(reason)),
             Ok(_) => Err(LoadFailure::Raised("Python answers what was not asked".into())),
             Err(lost) => Err(LoadFailure::Lost(lost.reason)),
         };
@@ -66,7 +66,7 @@ impl Loading {
         }
     }
 
-    pub(super) fn when_over(&self, done: Done) {
+    pub(super) fn when_over(&self, done: LoadedCallback) {
         let mut state = self.state.lock();
         let took = match &state.outcome {
             None => return state.waiting.push(done),

@@ -10,7 +10,7 @@ use crate::repository::{PythonFunction, StoredModel};
 /// An order of a server. Each order gets one answer with the same call number.
 #[derive(Debug, Serialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
-pub(super) enum Order<'a> {
+pub(super) enum PythonOrder<'a> {
     /// Loads a module to learn how many bytes it has. With a device, it stays in host memory.
     Open {
         call: u64,
@@ -59,7 +59,7 @@ pub(super) struct ModuleSource {
 /// A report of a Python process.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "report", rename_all = "snake_case")]
-pub(super) enum Report {
+pub(super) enum PythonReport {
     /// The process accepts orders.
     Ready,
     /// The process starts to compute a batch.

@@ -23,11 +23,11 @@ use parking_lot::{Condvar, Mutex};
 use prometheus_client::metrics::counter::Counter;
 use tenure_tensor::Device;
 
-use self::message::Order;
+use self::message::PythonOrder;
 use self::process::Process;
 use self::weights::OnPython;
 use super::WorkerCommand;
-use crate::executor::{Callbacks, ModelError, Weights};
+use crate::executor::{BackendWeights, Callbacks, ModelError};
 use crate::repository::StoredModel;
 
 /// The time after which a process that goes on with an abandoned batch is killed.
@@ -106,7 +106,7 @@ impl Python {
     }
 
     /// Opens the weights of a module: see [`Backend::open_python`](crate::executor::Backend::open_python).
-    pub(crate) fn open(&self, stored: &StoredModel) -> Result<Box<dyn Weights>, ModelError> {
+    pub(crate) fn open(&self, stored: &StoredModel) -> Result<Box<dyn BackendWeights>, ModelError> {
         Ok(Box::new(OnPython::open(&self.shared, stored)?))
     }
 
@@ -124,7 +124,7 @@ impl Python {
     pub(crate) fn trim(&self) {
         let Some(process) = self.shared.current() else { return };
         let call = self.shared.number();
-        if let Ok(answer) = process.ask(call, &Order::Trim { call }, Vec::new()) {
+        if let Ok(answer) = process.ask(call, &PythonOrder::Trim { call }, Vec::new()) {
             // A process that is gone has no memory.
             let _ = answer.recv();
         }

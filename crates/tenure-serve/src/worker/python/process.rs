@@ -14,7 +14,7 @@ use super::super::link::Lost;
 use super::super::message::{MessageError, unpack};
 use super::super::socket::{Incoming, Outgoing, receive_json};
 use super::super::subprocess::{Ended, Subprocess};
-use super::message::{Order, Report};
+use super::message::{PythonOrder, PythonReport};
 use crate::executor::RawTensor;
 
 pub(super) struct Process {
@@ -30,18 +30,18 @@ pub(super) struct Process {
 struct ProcessState {
     is_ready: bool,
     /// The calls without an answer yet, by number.
-    calls: HashMap<u64, Call>,
+    calls: HashMap<u64, PythonCall>,
     /// The reason why it is gone.
     end: Option<String>,
 }
 
-struct Call {
+struct PythonCall {
     has_begun: bool,
     answered: Answered,
 }
 
 /// An answer to an order.
-pub(super) enum Answer {
+pub(super) enum PythonAnswer {
     Opened { bytes: u64 },
     Loaded { took: Duration },
     Freed { resident_bytes: u64 },
@@ -50,7 +50,7 @@ pub(super) enum Answer {
 }
 
 /// A callback that receives one answer, on a thread that must not wait for another answer.
-pub(super) type Answered = Box<dyn FnOnce(Result<Answer, Lost>) + Send>;
+pub(super) type Answered = Box<dyn FnOnce(Result<PythonAnswer, Lost>) + Send>;
 
 impl Process {
     /// Starts a process. `ended` is called with the reason when it is gone, before its open calls are answered. The
@@ -101,9 +101,9 @@ impl Process {
     pub(super) fn ask(
         &self,
         call: u64,
-        order: &Order<'_>,
+        order: &PythonOrder<'_>,
         payload: Vec<Bytes>,
-    ) -> Result<mpsc::Receiver<Result<Answer, Lost>>, MessageError> {
+    ) -> Result<mpsc::Receiver<Result<PythonAnswer, Lost>>, MessageError> {
         let (sender, receiver) = mpsc::channel();
         // This fails if the receiver was dropped.
         self.call(call, order, payload, Box::new(move |answer| drop(sender.send(answer))))?;
@@ -117,7 +117,7 @@ impl Process {
     pub(super) fn call(
         &self,
         call: u64,
-        order: &Order<'_>,
+        order: &PythonOrder<'_>,
         payload: Vec<Bytes>,
         answered: Answered,
     ) -> Result<(), MessageError> {
@@ -128,7 +128,7 @@ impl Process {
             answered(Err(Lost { has_begun: false, reason }));
             return Ok(());
         }
-        state.calls.insert(call, Call { has_begun: false, answered });
+        state.calls.insert(call, PythonCall { has_begun: false, answered });
         drop(state);
         // The listening thread answers for a process that is gone.
         self.subprocess.send(outgoing);
@@ -141,7 +141,8 @@ impl Process {
 
     /// Handles reports until there are no more, and returns the reason.
     fn listen(&self, program: &str) -> String {
-        let Ended { fault, status } = self.subprocess.listen(receive_json::<Report>, |incoming| self.take(incoming));
+        let Ended { fault, status } =
+            self.subprocess.listen(receive_json::<PythonReport>, |incoming| self.take(incoming));
         match fault {
             Some(fault) => fault,
             None if self.state.lock().is_ready => status,
@@ -149,36 +150,36 @@ impl Process {
         }
     }
 
-    fn take(&self, Incoming { message, payload, .. }: Incoming<Report>) -> Result<(), MessageError> {
+    fn take(&self, Incoming { message, payload, .. }: Incoming<PythonReport>) -> Result<(), MessageError> {
         let (call, answer) = match message {
-            Report::Ready => {
+            PythonReport::Ready => {
                 self.state.lock().is_ready = true;
                 return Ok(());
             }
-            Report::Begun { call } => {
+            PythonReport::Begun { call } => {
                 if let Some(call) = self.state.lock().calls.get_mut(&call) {
                     call.has_begun = true;
                 }
                 return Ok(());
             }
-            Report::Opened { call, bytes, host_bytes } => {
+            PythonReport::Opened { call, bytes, host_bytes } => {
                 self.host.store(host_bytes, Ordering::Relaxed);
-                (call, Answer::Opened { bytes })
+                (call, PythonAnswer::Opened { bytes })
             }
-            Report::Loaded { call, seconds, host_bytes } => {
+            PythonReport::Loaded { call, seconds, host_bytes } => {
                 self.host.store(host_bytes, Ordering::Relaxed);
-                (call, Answer::Loaded { took: duration(seconds) })
+                (call, PythonAnswer::Loaded { took: duration(seconds) })
             }
-            Report::Freed { call, resident_bytes, host_bytes } => {
+            PythonReport::Freed { call, resident_bytes, host_bytes } => {
                 self.host.store(host_bytes, Ordering::Relaxed);
-                (call, Answer::Freed { resident_bytes })
+                (call, PythonAnswer::Freed { resident_bytes })
             }
-            Report::Computed { call, outputs, seconds, copy_seconds } => {
+            PythonReport::Computed { call, outputs, seconds, copy_seconds } => {
                 let took = duration(seconds);
                 let copy = duration(copy_seconds);
-                (call, Answer::Computed { outputs: unpack(outputs, payload)?, took, copy })
+                (call, PythonAnswer::Computed { outputs: unpack(outputs, payload)?, took, copy })
             }
-            Report::Failed { call, reason } => (call, Answer::Failed(reason)),
+            PythonReport::Failed { call, reason } => (call, PythonAnswer::Failed(reason)),
         };
         let asked = self.state.lock().calls.remove(&call);
         if let Some(asked) = asked {
@@ -192,9 +193,9 @@ impl Process {
         self.subprocess.forget();
         let mut state = self.state.lock();
         state.end = Some(reason.into());
-        let left: Vec<Call> = state.calls.drain().map(|(_, call)| call).collect();
+        let left: Vec<PythonCall> = state.calls.drain().map(|(_, call)| call).collect();
         drop(state);
-        for Call { has_begun, answered } in left {
+        for PythonCall { has_begun, answered } in left {
             answered(Err(Lost { has_begun, reason: reason.into() }));
         }
     }

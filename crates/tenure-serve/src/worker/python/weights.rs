@@ -10,9 +10,9 @@ use super::super::link::Lost;
 use super::super::message::pack;
 use super::PythonShared;
 use super::loading::Loading;
-use super::message::{ModuleSource, Order};
-use super::process::{Answer, Process};
-use crate::executor::{Done, ModelError, RawTensor, Timed, Weights};
+use super::message::{ModuleSource, PythonOrder};
+use super::process::{Process, PythonAnswer};
+use crate::executor::{BackendWeights, LoadedCallback, ModelError, RawTensor, Timed};
 use crate::repository::StoredModel;
 
 /// A module that may be in the memory of the Python process.
@@ -21,12 +21,12 @@ pub(super) struct OnPython {
     model: u64,
     place: ModuleSource,
     bytes: u64,
-    held: Mutex<Held>,
+    held: Mutex<HeldModule>,
 }
 
 /// The part of a module that a process holds in the memory for computing.
 #[derive(Default)]
-struct Held {
+struct HeldModule {
     /// The last loading of the module, minus what was evicted since.
     loading: Option<Arc<Loading>>,
     resident_bytes: u64,
@@ -39,9 +39,9 @@ impl OnPython {
         let (shared, model, place) = (Arc::clone(shared), shared.number(), ModuleSource::of(stored, python));
         let process = shared.process().map_err(ModelError::NoWorker)?;
         let call = shared.number();
-        let answer = process.ask(call, &Order::Open { call, model, place: &place }, Vec::new())?;
+        let answer = process.ask(call, &PythonOrder::Open { call, model, place: &place }, Vec::new())?;
         match received(&answer)? {
-            Ok(Answer::Opened { bytes }) => Ok(Self { shared, model, place, bytes, held: Mutex::default() }),
+            Ok(PythonAnswer::Opened { bytes }) => Ok(Self { shared, model, place, bytes, held: Mutex::default() }),
             Ok(answer) => Err(unexpected(answer)),
             Err(lost) => Err(ModelError::Lost(lost.reason)),
         }
@@ -59,16 +59,16 @@ impl OnPython {
         let calls = self.shared.calls.clone();
         let answered = Box::new(move |answer| coming.finish(answer, &calls));
         let call = self.shared.number();
-        let order = Order::Load { call, model: self.model, place: &self.place, bytes: self.bytes };
+        let order = PythonOrder::Load { call, model: self.model, place: &self.place, bytes: self.bytes };
         loading.process.call(call, &order, Vec::new(), answered)?;
         held.set(Some(Arc::clone(&loading)), self.bytes);
         Ok(loading)
     }
 
     /// Runs a batch. The inner error says that the process ended.
-    fn run(&self, process: &Process, inputs: &[RawTensor]) -> Result<Result<Answer, Lost>, ModelError> {
+    fn run(&self, process: &Process, inputs: &[RawTensor]) -> Result<Result<PythonAnswer, Lost>, ModelError> {
         let (call, (inputs, payload)) = (self.shared.number(), pack(inputs));
-        received(&process.ask(call, &Order::Run { call, model: self.model, inputs }, payload)?)
+        received(&process.ask(call, &PythonOrder::Run { call, model: self.model, inputs }, payload)?)
     }
 
     fn compute_once(&self, inputs: &[RawTensor]) -> Result<Result<Timed, Lost>, ModelError> {
@@ -79,7 +79,7 @@ impl OnPython {
         }
         let waited = begun.elapsed();
         Ok(match self.run(&loading.process, inputs)? {
-            Ok(Answer::Computed { outputs, took, copy }) => {
+            Ok(PythonAnswer::Computed { outputs, took, copy }) => {
                 let copy = copy.min(took);
                 Ok(Timed { outputs, copy: waited + copy, wait: Duration::ZERO, compute: took - copy })
             }
@@ -89,7 +89,7 @@ impl OnPython {
     }
 }
 
-impl Weights for OnPython {
+impl BackendWeights for OnPython {
     fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -106,7 +106,7 @@ impl Weights for OnPython {
         self.begin().map(drop)
     }
 
-    fn when_loaded(&self, done: Done) {
+    fn when_loaded(&self, done: LoadedCallback) {
         let loading = self.held.lock().loading.clone();
         match loading {
             Some(loading) => loading.when_over(done),
@@ -126,11 +126,11 @@ impl Weights for OnPython {
         loading.cut();
         let call = self.shared.number();
         // The order is sent before another thread can load the module again.
-        let answer = loading.process.ask(call, &Order::Evict { call, model: self.model, bytes }, Vec::new());
+        let answer = loading.process.ask(call, &PythonOrder::Evict { call, model: self.model, bytes }, Vec::new());
         drop(held);
         // After the answer, other models may have the memory. A process that is gone has none.
         let resident_bytes = match answer.ok().and_then(|answer| answer.recv().ok()) {
-            Some(Ok(Answer::Freed { resident_bytes })) => resident_bytes,
+            Some(Ok(PythonAnswer::Freed { resident_bytes })) => resident_bytes,
             _ => 0,
         };
         let mut held = self.held.lock();
@@ -153,7 +153,7 @@ impl Weights for OnPython {
 impl Drop for OnPython {
     fn drop(&mut self) {
         let call = self.shared.number();
-        let order = Order::Close { call, model: self.model };
+        let order = PythonOrder::Close { call, model: self.model };
         let asked = self.shared.current().map(|process| process.ask(call, &order, Vec::new()));
         if let Some(Ok(answer)) = asked {
             // After the answer, other models may have the memory.
@@ -163,7 +163,7 @@ impl Drop for OnPython {
     }
 }
 
-impl Held {
+impl HeldModule {
     /// Moves the count of resident bytes from the old process to the new one.
     fn set(&mut self, loading: Option<Arc<Loading>>, resident_bytes: u64) {
         if let Some(before) = &self.loading {
@@ -177,14 +177,14 @@ impl Held {
 }
 
 /// Waits for an answer, or for its loss.
-fn received(answer: &Receiver<Result<Answer, Lost>>) -> Result<Result<Answer, Lost>, ModelError> {
+fn received(answer: &Receiver<Result<PythonAnswer, Lost>>) -> Result<Result<PythonAnswer, Lost>, ModelError> {
     answer.recv().map_err(|error| ModelError::Elsewhere(error.to_string()))
 }
 
 /// Returns the error of an answer that does not fit its order.
-pub(super) fn unexpected(answer: Answer) -> ModelError {
+pub(super) fn unexpected(answer: PythonAnswer) -> ModelError {
     match answer {
-        Answer::Failed(reason) => ModelError::Elsewhere(reason),
+        PythonAnswer::Failed(reason) => ModelError::Elsewhere(reason),
         _ => ModelError::Elsewhere("Python answers what was not asked".into()),
     }
 }

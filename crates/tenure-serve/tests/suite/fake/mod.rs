@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure_serve::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts, Tier};
-use tenure_serve::metrics::{Found, Metrics, Phases};
+use tenure_serve::metrics::{Metrics, Phases, WeightsFound};
 use tenure_serve::protocol::{
     Batching, Datatype, IndexEntry, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata,
 };
@@ -171,14 +171,14 @@ impl Service for Fake {
                 self.metrics.computed(
                     &model,
                     Phases { compute: Duration::from_millis(3), ..Phases::default() },
-                    Found::Resident,
+                    WeightsFound::Resident,
                 );
                 let outputs = vec![sums(&request.inputs)];
                 return Ok(InferResponse { model, version: None, id: None, outputs });
             }
             let [x] = &request.inputs[..] else { panic!("what was checked") };
             let phases = Phases { compute: Duration::from_millis(3), ..Phases::default() };
-            self.metrics.computed(&model, phases, Found::Resident);
+            self.metrics.computed(&model, phases, WeightsFound::Resident);
             self.metrics.executed(&model, x.shape()[0] as u64, phases);
             let y = Tensor::new(output, x.datatype(), x.shape().into(), x.bytes().clone());
             let y = y.map_err(|error| ServeError::Failed(error.to_string()))?;

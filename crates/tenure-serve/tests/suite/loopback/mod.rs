@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tenure_serve::http::{Config, Server};
+use tenure_serve::http::{InferenceServer, InferenceServerConfig};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -64,16 +64,16 @@ impl Answer {
 
 impl Served {
     /// Starts a server on free ports.
-    pub(crate) fn with(config: Config) -> Self {
+    pub(crate) fn with(config: InferenceServerConfig) -> Self {
         Self::of(config, Fake::default())
     }
 
     /// Starts a server on free ports for a given service.
-    pub(crate) fn of(mut config: Config, fake: Fake) -> Self {
+    pub(crate) fn of(mut config: InferenceServerConfig, fake: Fake) -> Self {
         config.address.set_port(0);
         let runtime = Runtime::new().unwrap();
         let fake = Arc::new(fake);
-        let server = runtime.block_on(Server::bind(config, fake.clone())).unwrap();
+        let server = runtime.block_on(InferenceServer::bind(config, fake.clone())).unwrap();
         let address = server.address();
         let grpc_address = server.grpc_address();
         let (stop, stopped) = oneshot::channel();

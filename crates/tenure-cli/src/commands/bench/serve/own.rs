@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 use tempfile::TempDir;
 use tenure::tensor::{DType, Device, Tensor};
 use tenure_nn::networks::Architectures;
-use tenure_serve::http::{Config, Server, Service};
+use tenure_serve::http::{InferenceServer, InferenceServerConfig, Service};
 use tenure_serve::protocol::{self, Datatype, Encoding};
 use tenure_serve::serving::{Serving, ServingOptions};
 use tenure_serve::worker::WorkerCommand;
@@ -124,9 +124,10 @@ impl OwnServer {
         (options.devices, options.host_bytes) = (vec![device], host_bytes);
         options.worker = Some(WorkerCommand::this_program(["worker"]));
         let serving = Arc::new(Serving::start(options, Architectures::default())?);
-        let config = Config { address: (Ipv4Addr::LOCALHOST, 0).into(), ..Config::default() };
+        let config =
+            InferenceServerConfig { address: (Ipv4Addr::LOCALHOST, 0).into(), ..InferenceServerConfig::default() };
         let runtime = Runtime::new()?;
-        let server = runtime.block_on(Server::bind(config, Arc::clone(&serving) as Arc<dyn Service>))?;
+        let server = runtime.block_on(InferenceServer::bind(config, Arc::clone(&serving) as Arc<dyn Service>))?;
         let url = format!("http://{}", server.address());
         let (stop, stopped) = oneshot::channel::<()>();
         let served = runtime.spawn(server.run(async { drop(stopped.await) }));
