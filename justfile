@@ -131,6 +131,10 @@ shim *versions:
 wheels *versions=pytorch:
     scripts/build-wheels {{ versions }}
 
+# Writes docs/reference/operations.md, after an operation was added or changed
+operations:
+    TENURE_UPDATE=1 cargo test --package tenure-tensor --test suite table::the_reference
+
 # Format, clippy and documentation, with no warnings; no test that depends on the wall clock
 lint:
     cargo fmt --all --check

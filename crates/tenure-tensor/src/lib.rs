@@ -32,6 +32,7 @@ mod error;
 pub mod file_mapping;
 #[forbid(unsafe_code)]
 mod kernel;
+pub mod operation;
 #[forbid(unsafe_code)]
 pub mod ops;
 #[forbid(unsafe_code)]

@@ -10,7 +10,8 @@ use crate::autocast::raise;
 use crate::autograd::{Context, attach, is_grad_enabled};
 use crate::cpu::activation::{self as kernels, Band, BandBackward, Curve};
 use crate::cuda::activation as cuda;
-use crate::{Elementwise, Kernel, Result, Tensor};
+use crate::operation::operations;
+use crate::{Elementwise, Kernel, Result, Tensor, TensorError};
 
 static LEAKY_RELU: Kernel<Curve<1>> = Kernel::new("leaky_relu", &[kernels::LEAKY_RELU, cuda::LEAKY_RELU]);
 static THRESHOLD: Kernel<Curve<2>> = Kernel::new("threshold", &[kernels::THRESHOLD, cuda::THRESHOLD]);
@@ -64,96 +65,162 @@ fn slope_above(threshold: f64, below: f64) -> Band {
     Band { low: f64::NEG_INFINITY, high: threshold, inclusive: true, inside: below, outside: 1.0 }
 }
 
-/// Activation functions of floats.
-///
-/// # Errors
-/// Integers, no memory.
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Computes x / (1 + |x|).
+        ///
+        /// # Errors
+        /// Integers, no memory.
+        softsign(input) -> Tensor;
+
+        /// Computes x above 0, and `negative_slope`·x below.
+        ///
+        /// # Errors
+        /// Integers, no memory.
+        leaky_relu(input, negative_slope: Float = 0.01) -> Tensor;
+
+        /// Computes x above `threshold`, else `value`.
+        ///
+        /// # Errors
+        /// Integers, no memory.
+        threshold(input, threshold: Float, value: Float) -> Tensor;
+
+        /// Clamps x to the range from `min_val` to `max_val`. Clamped elements have no gradient.
+        ///
+        /// # Errors
+        /// Integers, no memory.
+        hardtanh(input, min_val: Float = -1.0, max_val: Float = 1.0) -> Tensor;
+
+        /// Clamps x to the range from 0 to 6.
+        ///
+        /// # Errors
+        /// Integers, no memory.
+        relu6(input) -> Tensor;
+
+        /// Computes x above 0, and `alpha`·(eˣ - 1) below.
+        ///
+        /// # Errors
+        /// Integers, no memory.
+        elu(input, alpha: Float = 1.0) -> Tensor;
+
+        /// Computes [`elu`](Self::elu), scaled so that layers keep mean 0 and variance 1 (Klambauer and others 2017).
+        ///
+        /// # Errors
+        /// Integers, no memory.
+        selu(input) -> Tensor;
+
+        /// Computes x above 0, and `alpha`·(exp(x / `alpha`) - 1) below.
+        ///
+        /// # Errors
+        /// Integers, no memory.
+        celu(input, alpha: Float = 1.0) -> Tensor;
+
+        /// Computes log(1 + exp(`beta`·x)) / `beta`, and x where `beta`·x is above `threshold`. PyTorch's defaults are 1
+        /// and 20.
+        ///
+        /// # Errors
+        /// Integers, no memory.
+        softplus(input, beta: Float = 1.0, threshold: Float = 20.0) -> Tensor;
+
+        /// Computes `other` times [`silu`](Self::silu) of this tensor, the gate (Shazeer 2020), in one pass. Only the two
+        /// inputs are saved.
+        ///
+        /// # Errors
+        /// Integers, no memory.
+        swiglu(input, other: Tensor) -> Tensor;
+    }
+    front_ends {
+        /// Computes [`gelu`](Tensor::gelu) if `approximate` is `none`, and [`gelu_tanh`](Tensor::gelu_tanh) if it is `tanh`.
+        ///
+        /// # Errors
+        /// Another `approximate`; no memory.
+        #[name(gelu)]
+        gelu_by(input: Tensor, approximate: Text) -> Tensor = |input: &Tensor, approximate| match approximate {
+            "none" => input.gelu(),
+            "tanh" => input.gelu_tanh(),
+            _ => {
+                let reason = format!("approximate must be \"none\" or \"tanh\", got {approximate:?}");
+                Err(TensorError::argument("gelu", reason))
+            }
+        };
+    }
+}
+
+fn softsign(input: &Tensor) -> Result<Tensor> {
+    input.div(&input.abs()?.add(1)?)
+}
+
+fn leaky_relu(input: &Tensor, slope: f64) -> Result<Tensor> {
+    input.curve(&LEAKY_RELU, [slope], move |grad, x| band_backward(grad, x, slope_above(0.0, slope)))
+}
+
+fn threshold(input: &Tensor, threshold: f64, value: f64) -> Result<Tensor> {
+    input.curve(&THRESHOLD, [threshold, value], move |grad, x| band_backward(grad, x, slope_above(threshold, 0.0)))
+}
+
+fn hardtanh(input: &Tensor, min: f64, max: f64) -> Result<Tensor> {
+    let clamped = input.detach().clamp(min, max)?;
+    let band = Band { low: min, high: max, inclusive: false, inside: 1.0, outside: 0.0 };
+    by_input(clamped, "hardtanh", input, move |grad, x| band_backward(grad, x, band))
+}
+
+fn relu6(input: &Tensor) -> Result<Tensor> {
+    input.hardtanh(0.0, 6.0)
+}
+
+fn elu(input: &Tensor, alpha: f64) -> Result<Tensor> {
+    input.exponential([alpha, 1.0, 1.0])
+}
+
+fn selu(input: &Tensor) -> Result<Tensor> {
+    const ALPHA: f64 = 1.673_263_242_354_377_2;
+    const SCALE: f64 = 1.050_700_987_355_480_5;
+    input.exponential([ALPHA * SCALE, SCALE, 1.0])
+}
+
+fn celu(input: &Tensor, alpha: f64) -> Result<Tensor> {
+    input.exponential([alpha, 1.0, 1.0 / alpha])
+}
+
+fn softplus(input: &Tensor, beta: f64, threshold: f64) -> Result<Tensor> {
+    raise(input)?.curve(&SOFTPLUS, [beta, threshold], move |grad, x| {
+        let scaled = x.mul(beta)?;
+        scaled.gt(threshold)?.where_(grad, &grad.mul(&scaled.sigmoid()?)?)
+    })
+}
+
+fn swiglu(input: &Tensor, x: &Tensor) -> Result<Tensor> {
+    let _op = entered("swiglu");
+    let dtype = promoted(&[input.into(), x.into()]);
+    let gate = &input.to_dtype(dtype)?;
+    let x = &x.to_dtype(dtype)?;
+    let out = pointwise::run(&SWIGLU, dtype, dtype, &[gate, x], |kernel, iter| kernel(iter))?;
+    attach(out, SWIGLU.name(), &[gate, x], |saver| {
+        let gate = saver.save(gate)?;
+        let x = saver.save_if(saver.needs(0), x)?;
+        Ok(move |context: &Context<'_>| {
+            let grad = context.grad(0)?;
+            let gate = context.unpack(gate)?;
+            let is_both = context.needs(0) && context.needs(1);
+            if is_grad_enabled() || !is_both {
+                let to_gate = context.give(0, || silu_backward(&grad.mul(&context.unpack(x)?)?, &gate))?;
+                return Ok([to_gate, context.give(1, || gate.swiglu(&grad))?].into_iter().collect());
+            }
+            let x = context.unpack(x)?;
+            let to_gate = pointwise::output(grad.sizes(), dtype, &[&grad])?;
+            let to_x = to_gate.empty_like()?;
+            let iter = Elementwise::new(SWIGLU_BACKWARD.name(), &[&to_gate, &to_x], &[&grad, &gate, &x])?;
+            SWIGLU_BACKWARD.find(grad.device().kind(), dtype)?(&iter)?;
+            drop(iter);
+            Ok([Some(to_gate), Some(to_x)].into_iter().collect())
+        })
+    })
+}
+
 impl Tensor {
-    /// Computes x / (1 + |x|).
-    pub fn softsign(&self) -> Result<Self> {
-        self.div(&self.abs()?.add(1)?)
-    }
-
-    /// Computes x above 0, and `slope`·x below.
-    pub fn leaky_relu(&self, slope: f64) -> Result<Self> {
-        self.curve(&LEAKY_RELU, [slope], move |grad, x| band_backward(grad, x, slope_above(0.0, slope)))
-    }
-
-    /// Computes x above `threshold`, else `value`.
-    pub fn threshold(&self, threshold: f64, value: f64) -> Result<Self> {
-        self.curve(&THRESHOLD, [threshold, value], move |grad, x| band_backward(grad, x, slope_above(threshold, 0.0)))
-    }
-
-    /// Clamps x to the range from `min` to `max`. Clamped elements have no gradient.
-    pub fn hardtanh(&self, min: f64, max: f64) -> Result<Self> {
-        let clamped = self.detach().clamp(min, max)?;
-        let band = Band { low: min, high: max, inclusive: false, inside: 1.0, outside: 0.0 };
-        by_input(clamped, "hardtanh", self, move |grad, x| band_backward(grad, x, band))
-    }
-
-    /// Clamps x to the range from 0 to 6.
-    pub fn relu6(&self) -> Result<Self> {
-        self.hardtanh(0.0, 6.0)
-    }
-
-    /// Computes x above 0, and `alpha`·(eˣ - 1) below.
-    pub fn elu(&self, alpha: f64) -> Result<Self> {
-        self.exponential([alpha, 1.0, 1.0])
-    }
-
-    /// Computes [`elu`](Self::elu), scaled so that layers keep mean 0 and variance 1 (Klambauer and others 2017).
-    pub fn selu(&self) -> Result<Self> {
-        const ALPHA: f64 = 1.673_263_242_354_377_2;
-        const SCALE: f64 = 1.050_700_987_355_480_5;
-        self.exponential([ALPHA * SCALE, SCALE, 1.0])
-    }
-
-    /// Computes x above 0, and `alpha`·(exp(x / `alpha`) - 1) below.
-    pub fn celu(&self, alpha: f64) -> Result<Self> {
-        self.exponential([alpha, 1.0, 1.0 / alpha])
-    }
-
     fn exponential(&self, numbers: [f64; 3]) -> Result<Self> {
         self.curve(&ELU, numbers, move |grad, x| elu_backward(grad, x, numbers))
-    }
-
-    /// Computes log(1 + exp(`beta`·x)) / `beta`, and x where `beta`·x is above `threshold`. PyTorch's defaults are 1
-    /// and 20.
-    pub fn softplus(&self, beta: f64, threshold: f64) -> Result<Self> {
-        raise(self)?.curve(&SOFTPLUS, [beta, threshold], move |grad, x| {
-            let scaled = x.mul(beta)?;
-            scaled.gt(threshold)?.where_(grad, &grad.mul(&scaled.sigmoid()?)?)
-        })
-    }
-
-    /// Computes `x` times [`silu`](Self::silu) of this tensor, the gate (Shazeer 2020), in one pass. Only the two
-    /// inputs are saved.
-    pub fn swiglu(&self, x: &Self) -> Result<Self> {
-        let _op = entered("swiglu");
-        let dtype = promoted(&[self.into(), x.into()]);
-        let gate = &self.to_dtype(dtype)?;
-        let x = &x.to_dtype(dtype)?;
-        let out = pointwise::run(&SWIGLU, dtype, dtype, &[gate, x], |kernel, iter| kernel(iter))?;
-        attach(out, SWIGLU.name(), &[gate, x], |saver| {
-            let gate = saver.save(gate)?;
-            let x = saver.save_if(saver.needs(0), x)?;
-            Ok(move |context: &Context<'_>| {
-                let grad = context.grad(0)?;
-                let gate = context.unpack(gate)?;
-                let is_both = context.needs(0) && context.needs(1);
-                if is_grad_enabled() || !is_both {
-                    let to_gate = context.give(0, || silu_backward(&grad.mul(&context.unpack(x)?)?, &gate))?;
-                    return Ok([to_gate, context.give(1, || gate.swiglu(&grad))?].into_iter().collect());
-                }
-                let x = context.unpack(x)?;
-                let to_gate = pointwise::output(grad.sizes(), dtype, &[&grad])?;
-                let to_x = to_gate.empty_like()?;
-                let iter = Elementwise::new(SWIGLU_BACKWARD.name(), &[&to_gate, &to_x], &[&grad, &gate, &x])?;
-                SWIGLU_BACKWARD.find(grad.device().kind(), dtype)?(&iter)?;
-                drop(iter);
-                Ok([Some(to_gate), Some(to_x)].into_iter().collect())
-            })
-        })
     }
 
     fn curve<const N: usize>(

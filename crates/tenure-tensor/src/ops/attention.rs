@@ -11,6 +11,7 @@ use crate::autocast::lower;
 use crate::autograd::{Context, attach_all, is_grad_enabled, recipe};
 use crate::cpu::attention::{Attend, AttendBackward};
 use crate::element::computed;
+use crate::operation::operations;
 use crate::random::{GeneratorState, default_generator};
 use crate::{DType, Kernel, Result, Tensor, TensorError, cpu, cuda};
 
@@ -51,6 +52,23 @@ pub(crate) struct Weighting {
 pub(crate) struct Dropping {
     pub(crate) probability: f64,
     pub(crate) state: GeneratorState,
+}
+
+operations! {
+    static OPERATIONS;
+    front_ends {
+        /// Computes the attention of queries to keys, and the weighted means of values: [`Tensor::attention`].
+        ///
+        /// # Errors
+        /// Sizes that do not match, different dtypes or devices, a mask of another dtype, a dropout that is no
+        /// probability.
+        scaled_dot_product_attention(
+            query: Tensor, key: Tensor, value: Tensor, attn_mask: Option<Tensor> = None, dropout_p: Float = 0.0,
+            is_causal: Bool = false, scale: Option<Float> = None
+        ) -> Tensor = |query: &Tensor, key: &Tensor, value: &Tensor, mask, dropout, is_causal, scale| {
+            query.attention(key, value, &Attention { mask, is_causal, scale, dropout })
+        };
+    }
 }
 
 impl Tensor {

@@ -14,6 +14,7 @@ use crate::cpu::batch_norm::{
 };
 use crate::cpu::norm::NormalizeBackward;
 use crate::element::computed;
+use crate::operation::operations;
 use crate::{Device, Elementwise, Kernel, Layout, Result, Tensor, TensorError, cpu, cuda};
 
 static SETTLE: Kernel<Settle> = Kernel::new("batch_norm", &[cpu::batch_norm::SETTLE, cuda::batch_norm::SETTLE]);
@@ -39,6 +40,27 @@ pub struct BatchNormParameters<'a> {
     pub momentum: f64,
     /// A number that is added to variances.
     pub eps: f64,
+}
+
+operations! {
+    static OPERATIONS;
+    front_ends {
+        /// Normalises each channel of `[batch, channels, ...]` over all other dimensions: [`Tensor::batch_norm`].
+        ///
+        /// # Errors
+        /// An integer dtype, fewer than two dimensions, a weight, bias or running average of other sizes; no running
+        /// averages outside training, or only one; one element for each channel in training.
+        batch_norm(
+            input: Tensor, running_mean: Option<Tensor>, running_var: Option<Tensor>, weight: Option<Tensor> = None,
+            bias: Option<Tensor> = None, training: Bool = false, momentum: Float = 0.1, eps: Float = 1e-5
+        ) -> Tensor = |input: &Tensor, mean: Option<_>, variance: Option<_>, weight, bias, training, momentum, eps| {
+            if mean.is_some() != variance.is_some() {
+                let reason = "running_mean and running_var are needed both, or none of them";
+                return Err(TensorError::argument("batch_norm", reason));
+            }
+            input.batch_norm(mean.zip(variance), weight, bias, training, momentum, eps)
+        };
+    }
 }
 
 impl Tensor {

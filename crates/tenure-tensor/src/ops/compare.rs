@@ -4,29 +4,34 @@ use tenure_core::DType;
 
 use super::pointwise::{self, Binary, Pair, Unary};
 use crate::cpu::compare::{Closeness, IsClose};
+use crate::operation::operations;
 use crate::{Kernel, Result, Tensor, TensorError, Value, cpu, cuda};
 
 static IS_CLOSE: Kernel<IsClose> = Kernel::new("isclose", &[cpu::compare::IS_CLOSE, cuda::compare::IS_CLOSE]);
 
 /// Defines operations on two operands, broadcast and promoted; `$result` maps their dtype to the result's.
 macro_rules! relations {
-    ($result:expr; $($(#[$doc:meta])* $name:ident = $room:ident :: $kernel:ident;)*) => {
-        impl Tensor {$(
-            $(#[$doc])*
-            ///
-            /// # Errors
-            /// Sizes that do not broadcast, different devices, dtypes that the operation does not support.
-            pub fn $name<'a>(&'a self, other: impl Into<Value<'a>>) -> Result<Self> {
-                static KERNEL: Binary = Kernel::new(stringify!($name), &[cpu::$room::$kernel, cuda::$room::$kernel]);
-                let pair = Pair::new(stringify!($name), self, other.into(), |dtype| dtype)?;
-                pair.compute(&KERNEL, ($result)(pair.dtype))
-            }
-        )*}
+    ($table:ident, $result:expr; $($(#[doc = $doc:literal])* $(#[name($front:ident)])? $name:ident = $room:ident :: $kernel:ident;)*) => {
+        operations! {
+            static $table;
+            methods {$(
+                $(#[doc = $doc])*
+                ///
+                /// # Errors
+                /// Sizes that do not broadcast, different devices, dtypes that the operation does not support.
+                $(#[name($front)])?
+                $name(input, other: Value) -> Tensor = |input: &Tensor, other: Value<'_>| {
+                    static KERNEL: Binary = Kernel::new(stringify!($name), &[cpu::$room::$kernel, cuda::$room::$kernel]);
+                    let pair = Pair::new(stringify!($name), input, other, |dtype| dtype)?;
+                    pair.compute(&KERNEL, ($result)(pair.dtype))
+                };
+            )*}
+        }
     };
 }
 
 relations! {
-    |_| DType::Bool;
+    COMPARISONS, |_| DType::Bool;
     /// Tells where both are equal.
     eq = compare::EQ;
     /// Tells where they differ. NaN differs from itself.
@@ -48,7 +53,7 @@ relations! {
 }
 
 relations! {
-    |dtype| dtype;
+    BITS, |dtype| dtype;
     /// Computes the bits that both have.
     bitwise_and = binary::AND;
     /// Computes the bits that at least one of them has.
@@ -56,30 +61,35 @@ relations! {
     /// Computes the bits that exactly one of them has.
     bitwise_xor = binary::XOR;
     /// Shifts bits up and fills with zeros. PyTorch's `bitwise_left_shift`.
+    #[name(bitwise_left_shift)]
     shift_left = binary::SHIFT_LEFT;
     /// Shifts bits down and fills with the sign. PyTorch's `bitwise_right_shift`.
+    #[name(bitwise_right_shift)]
     shift_right = binary::SHIFT_RIGHT;
 }
 
 /// Defines properties of each element.
 macro_rules! properties {
-    ($($(#[$doc:meta])* $name:ident = $room:ident :: $kernel:ident, $of_integers:expr;)*) => {
-        impl Tensor {$(
-            $(#[$doc])*
-            ///
-            /// # Errors
-            /// No memory.
-            pub fn $name(&self) -> Result<Self> {
-                static KERNEL: Unary = Kernel::new(stringify!($name), &[cpu::$room::$kernel, cuda::$room::$kernel]);
-                let of_integers: Option<bool> = $of_integers;
-                match of_integers {
-                    Some(value) if !self.dtype().is_floating() => {
-                        Self::full(self.sizes(), value, DType::Bool, self.device())
+    ($($(#[doc = $doc:literal])* $name:ident = $room:ident :: $kernel:ident, $of_integers:expr;)*) => {
+        operations! {
+            static PROPERTIES;
+            methods {$(
+                $(#[doc = $doc])*
+                ///
+                /// # Errors
+                /// No memory.
+                $name(input) -> Tensor = |input: &Tensor| {
+                    static KERNEL: Unary = Kernel::new(stringify!($name), &[cpu::$room::$kernel, cuda::$room::$kernel]);
+                    let of_integers: Option<bool> = $of_integers;
+                    match of_integers {
+                        Some(value) if !input.dtype().is_floating() => {
+                            Tensor::full(input.sizes(), value, DType::Bool, input.device())
+                        }
+                        _ => pointwise::run(&KERNEL, input.dtype(), DType::Bool, &[input], |kernel, iter| kernel(iter)),
                     }
-                    _ => pointwise::run(&KERNEL, self.dtype(), DType::Bool, &[self], |kernel, iter| kernel(iter)),
-                }
-            }
-        )*}
+                };
+            )*}
+        }
     };
 }
 
@@ -94,47 +104,60 @@ properties! {
     logical_not = unary::LOGICAL_NOT, None;
 }
 
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Inverts every bit; of `bool`, the value.
+        ///
+        /// # Errors
+        /// Floats.
+        bitwise_not(input) -> Tensor;
+
+        /// Tells where the distance to `other` is at most `atol` plus `rtol` times the magnitude of `other`.
+        /// PyTorch's defaults are 1e-8 and 1e-5.
+        ///
+        /// # Errors
+        /// Sizes that do not broadcast, different devices.
+        isclose(input, other: Tensor, rtol: Float = 1e-5, atol: Float = 1e-8, equal_nan: Bool = false) -> Tensor;
+
+        /// Returns whether all elements are [close](Self::isclose).
+        ///
+        /// # Errors
+        /// Sizes that do not broadcast, different devices.
+        allclose(input, other: Tensor, rtol: Float = 1e-5, atol: Float = 1e-8) -> bool;
+
+        /// Returns whether sizes and all elements are equal.
+        ///
+        /// # Errors
+        /// Different devices or dtypes.
+        equal(input, other: Tensor) -> bool;
+    }
+}
+
+fn bitwise_not(input: &Tensor) -> Result<Tensor> {
+    static KERNEL: Unary = Kernel::new("bitwise_not", &[cpu::unary::BITWISE_NOT, cuda::unary::BITWISE_NOT]);
+    pointwise::run(&KERNEL, input.dtype(), input.dtype(), &[input], |kernel, iter| kernel(iter))
+}
+
+fn isclose(input: &Tensor, other: &Tensor, relative: f64, absolute: f64, equal_nan: bool) -> Result<Tensor> {
+    let closeness = Closeness { relative, absolute, equal_nan };
+    let pair = Pair::new("isclose", input, other.into(), |dtype| dtype)?;
+    pointwise::run(&IS_CLOSE, pair.dtype, DType::Bool, &[input, other], move |kernel, iter| kernel(iter, closeness))
+}
+
+fn allclose(input: &Tensor, other: &Tensor, relative: f64, absolute: f64) -> Result<bool> {
+    input.isclose(other, relative, absolute, false)?.are_all_true()
+}
+
+fn equal(input: &Tensor, other: &Tensor) -> Result<bool> {
+    if input.dtype() != other.dtype() {
+        let expected = format!("{} is what it is compared with: convert one with to_dtype()", input.dtype());
+        return Err(TensorError::DType { op: "equal", found: other.dtype(), expected });
+    }
+    Ok(input.sizes() == other.sizes() && input.eq(other)?.are_all_true()?)
+}
+
 impl Tensor {
-    /// Inverts every bit; of `bool`, the value.
-    ///
-    /// # Errors
-    /// Floats.
-    pub fn bitwise_not(&self) -> Result<Self> {
-        static KERNEL: Unary = Kernel::new("bitwise_not", &[cpu::unary::BITWISE_NOT, cuda::unary::BITWISE_NOT]);
-        pointwise::run(&KERNEL, self.dtype(), self.dtype(), &[self], |kernel, iter| kernel(iter))
-    }
-
-    /// Tells where the distance to `other` is at most `absolute` plus `relative` times the magnitude of `other`.
-    /// PyTorch's defaults are 1e-8 and 1e-5.
-    ///
-    /// # Errors
-    /// Sizes that do not broadcast, different devices.
-    pub fn isclose(&self, other: &Self, relative: f64, absolute: f64, equal_nan: bool) -> Result<Self> {
-        let closeness = Closeness { relative, absolute, equal_nan };
-        let pair = Pair::new("isclose", self, other.into(), |dtype| dtype)?;
-        pointwise::run(&IS_CLOSE, pair.dtype, DType::Bool, &[self, other], move |kernel, iter| kernel(iter, closeness))
-    }
-
-    /// Returns whether all elements are [close](Self::isclose).
-    ///
-    /// # Errors
-    /// Sizes that do not broadcast, different devices.
-    pub fn allclose(&self, other: &Self, relative: f64, absolute: f64) -> Result<bool> {
-        self.isclose(other, relative, absolute, false)?.are_all_true()
-    }
-
-    /// Returns whether sizes and all elements are equal.
-    ///
-    /// # Errors
-    /// Different devices or dtypes.
-    pub fn equal(&self, other: &Self) -> Result<bool> {
-        if self.dtype() != other.dtype() {
-            let expected = format!("{} is what it is compared with: convert one with to_dtype()", self.dtype());
-            return Err(TensorError::DType { op: "equal", found: other.dtype(), expected });
-        }
-        Ok(self.sizes() == other.sizes() && self.eq(other)?.are_all_true()?)
-    }
-
     fn are_all_true(&self) -> Result<bool> {
         self.all(&[], false)?.item::<bool>()
     }

@@ -6,6 +6,7 @@ use super::view::signed;
 use crate::autocast::lower;
 use crate::autograd::{Context, attach, recipe};
 use crate::cpu::conv::{Convolve, WeightGradient};
+use crate::operation::operations;
 use crate::{Kernel, Layout, MemoryFormat, Result, Tensor, TensorError, cpu, cuda};
 
 static CONVOLVE: Kernel<Convolve> =
@@ -43,6 +44,92 @@ pub(crate) struct Geometry {
     pub(crate) padding: [usize; 3],
     pub(crate) dilation: [usize; 3],
     pub(crate) groups: usize,
+}
+
+operations! {
+    static OPERATIONS;
+    front_ends {
+        /// Convolves images of one dimension with a weight of sizes `(outputs, channels / groups, ...)`: [`Tensor::conv`].
+        ///
+        /// # Errors
+        /// Sizes that do not match, an image smaller than the kernel, different dtypes or devices.
+        conv1d(
+            input: Tensor, weight: Tensor, bias: Option<Tensor> = None, stride: Sizes = [1], padding: Sizes = [0],
+            dilation: Sizes = [1], groups: Size = 1
+        ) -> Tensor = |input: &Tensor, weight: &Tensor, bias, stride, padding, dilation, groups| {
+            check_dims("conv1d", 1, weight)?;
+            input.conv(weight, bias, &Conv { stride, padding, dilation, groups })
+        };
+
+        /// Convolves images of two dimensions with a weight of sizes `(outputs, channels / groups, ...)`: [`Tensor::conv`].
+        ///
+        /// # Errors
+        /// Sizes that do not match, an image smaller than the kernel, different dtypes or devices.
+        conv2d(
+            input: Tensor, weight: Tensor, bias: Option<Tensor> = None, stride: Sizes = [1], padding: Sizes = [0],
+            dilation: Sizes = [1], groups: Size = 1
+        ) -> Tensor = |input: &Tensor, weight: &Tensor, bias, stride, padding, dilation, groups| {
+            check_dims("conv2d", 2, weight)?;
+            input.conv(weight, bias, &Conv { stride, padding, dilation, groups })
+        };
+
+        /// Convolves images of three dimensions with a weight of sizes `(outputs, channels / groups, ...)`: [`Tensor::conv`].
+        ///
+        /// # Errors
+        /// Sizes that do not match, an image smaller than the kernel, different dtypes or devices.
+        conv3d(
+            input: Tensor, weight: Tensor, bias: Option<Tensor> = None, stride: Sizes = [1], padding: Sizes = [0],
+            dilation: Sizes = [1], groups: Size = 1
+        ) -> Tensor = |input: &Tensor, weight: &Tensor, bias, stride, padding, dilation, groups| {
+            check_dims("conv3d", 3, weight)?;
+            input.conv(weight, bias, &Conv { stride, padding, dilation, groups })
+        };
+
+        /// Computes the transpose of a convolution of one dimension: [`Tensor::conv_transpose`].
+        ///
+        /// # Errors
+        /// Sizes that do not match, different dtypes or devices.
+        conv_transpose1d(
+            input: Tensor, weight: Tensor, bias: Option<Tensor> = None, stride: Sizes = [1], padding: Sizes = [0],
+            output_padding: Sizes = [0], groups: Size = 1, dilation: Sizes = [1]
+        ) -> Tensor = |input: &Tensor, weight: &Tensor, bias, stride, padding, output_padding, groups, dilation| {
+            check_dims("conv_transpose1d", 1, weight)?;
+            input.conv_transpose(weight, bias, &Conv { stride, padding, dilation, groups }, output_padding)
+        };
+
+        /// Computes the transpose of a convolution of two dimensions: [`Tensor::conv_transpose`].
+        ///
+        /// # Errors
+        /// Sizes that do not match, different dtypes or devices.
+        conv_transpose2d(
+            input: Tensor, weight: Tensor, bias: Option<Tensor> = None, stride: Sizes = [1], padding: Sizes = [0],
+            output_padding: Sizes = [0], groups: Size = 1, dilation: Sizes = [1]
+        ) -> Tensor = |input: &Tensor, weight: &Tensor, bias, stride, padding, output_padding, groups, dilation| {
+            check_dims("conv_transpose2d", 2, weight)?;
+            input.conv_transpose(weight, bias, &Conv { stride, padding, dilation, groups }, output_padding)
+        };
+
+        /// Computes the transpose of a convolution of three dimensions: [`Tensor::conv_transpose`].
+        ///
+        /// # Errors
+        /// Sizes that do not match, different dtypes or devices.
+        conv_transpose3d(
+            input: Tensor, weight: Tensor, bias: Option<Tensor> = None, stride: Sizes = [1], padding: Sizes = [0],
+            output_padding: Sizes = [0], groups: Size = 1, dilation: Sizes = [1]
+        ) -> Tensor = |input: &Tensor, weight: &Tensor, bias, stride, padding, output_padding, groups, dilation| {
+            check_dims("conv_transpose3d", 3, weight)?;
+            input.conv_transpose(weight, bias, &Conv { stride, padding, dilation, groups }, output_padding)
+        };
+    }
+}
+
+/// Checks that a weight is of a convolution over `spatial` dimensions.
+fn check_dims(op: &'static str, spatial: usize, weight: &Tensor) -> Result<()> {
+    if weight.rank() == spatial + 2 {
+        return Ok(());
+    }
+    let reason = format!("the weight must have {} dimensions, got sizes {:?}", spatial + 2, weight.sizes());
+    Err(TensorError::shape(op, reason))
 }
 
 impl Tensor {

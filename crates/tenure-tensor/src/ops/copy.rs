@@ -6,49 +6,75 @@ use super::entered;
 use super::pointwise::dense_like;
 use crate::autograd::{Context, attach, no_grad, recipe};
 use crate::cpu::copy::Copy;
+use crate::operation::operations;
 use crate::transfer;
 use crate::{Elementwise, Kernel, Result, Tensor, cpu, cuda};
 
 static COPY: Kernel<Copy> = Kernel::new("copy", &[cpu::copy::COPY, cuda::copy::COPY]);
 
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Converts the values to `dtype`; returns the tensor itself if it has that dtype. Floats are truncated to
+        /// integers, and integers wrap.
+        ///
+        /// # Errors
+        /// No memory.
+        #[name(to)]
+        to_dtype(input, dtype: DType) -> Tensor;
+
+        /// Copies the values to `device`; returns the tensor itself if it is there. A copy from or to pageable host memory
+        /// waits until it is done. A copy between devices does not wait; it is ordered by the thread's current streams of
+        /// both.
+        ///
+        /// # Errors
+        /// No memory; the device cannot be used, or an earlier operation on it failed.
+        #[name(to)]
+        to_device(input, device: Device) -> Tensor;
+
+        /// Returns the values with the last dimension dense; the tensor itself if it is so already.
+        ///
+        /// # Errors
+        /// No memory.
+        contiguous(input) -> Tensor;
+
+        /// Copies the values to a storage of their own, in the same order in memory. PyTorch's `clone`: here `clone` copies
+        /// the handle.
+        ///
+        /// # Errors
+        /// No memory.
+        #[name(clone)]
+        copy(input) -> Tensor;
+    }
+}
+
+fn to_dtype(input: &Tensor, dtype: DType) -> Result<Tensor> {
+    if dtype == input.dtype() {
+        return Ok(input.clone());
+    }
+    input.copied("to_dtype", dense_like(input.sizes(), Some(input.layout()))?, dtype)
+}
+
+fn to_device(input: &Tensor, device: Device) -> Result<Tensor> {
+    if device == input.device() {
+        return Ok(input.clone());
+    }
+    let out = no_grad(|| transfer::to_device(input, device))?;
+    let back = input.device();
+    attach(out, "to_device", &[input], move |_| {
+        Ok(move |context: &Context<'_>| Ok([Some(context.grad(0)?.to_device(back)?)].into_iter().collect()))
+    })
+}
+
+fn contiguous(input: &Tensor) -> Result<Tensor> {
+    input.contiguous_in(MemoryFormat::Contiguous)
+}
+
+fn copy(input: &Tensor) -> Result<Tensor> {
+    input.copied("copy", dense_like(input.sizes(), Some(input.layout()))?, input.dtype())
+}
+
 impl Tensor {
-    /// Converts the values to `dtype`; returns the tensor itself if it has that dtype. Floats are truncated to
-    /// integers, and integers wrap.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn to_dtype(&self, dtype: DType) -> Result<Self> {
-        if dtype == self.dtype() {
-            return Ok(self.clone());
-        }
-        self.copied("to_dtype", dense_like(self.sizes(), Some(self.layout()))?, dtype)
-    }
-
-    /// Copies the values to `device`; returns the tensor itself if it is there. A copy from or to pageable host memory
-    /// waits until it is done. A copy between devices does not wait; it is ordered by the thread's current streams of
-    /// both.
-    ///
-    /// # Errors
-    /// No memory; the device cannot be used, or an earlier operation on it failed.
-    pub fn to_device(&self, device: Device) -> Result<Self> {
-        if device == self.device() {
-            return Ok(self.clone());
-        }
-        let out = no_grad(|| transfer::to_device(self, device))?;
-        let back = self.device();
-        attach(out, "to_device", &[self], move |_| {
-            Ok(move |context: &Context<'_>| Ok([Some(context.grad(0)?.to_device(back)?)].into_iter().collect()))
-        })
-    }
-
-    /// Returns the values with the last dimension dense; the tensor itself if it is so already.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn contiguous(&self) -> Result<Self> {
-        self.contiguous_in(MemoryFormat::Contiguous)
-    }
-
     /// Returns the values in the memory order of `format`; the tensor itself if it is so already.
     ///
     /// # Errors
@@ -58,15 +84,6 @@ impl Tensor {
             return Ok(self.clone());
         }
         self.copied("contiguous", Layout::with_format(self.sizes(), format)?, self.dtype())
-    }
-
-    /// Copies the values to a storage of their own, in the same order in memory. PyTorch's `clone`: here `clone` copies
-    /// the handle.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn copy(&self) -> Result<Self> {
-        self.copied("copy", dense_like(self.sizes(), Some(self.layout()))?, self.dtype())
     }
 
     /// Copies the values to a storage of their own with this layout.

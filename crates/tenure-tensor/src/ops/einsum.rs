@@ -4,9 +4,21 @@ use std::collections::BTreeMap;
 
 use super::matmul::check_operands;
 use crate::autocast::lower;
+use crate::operation::operations;
 use crate::{Result, Tensor, TensorError};
 
 const OP: &str = "einsum";
+
+operations! {
+    static OPERATIONS;
+    front_ends {
+        /// Sums products of elements, by Einstein's convention: [`einsum`].
+        ///
+        /// # Errors
+        /// An equation that does not parse or does not match the operands.
+        einsum(equation: Text, operands: Tensors) -> Tensor = einsum;
+    }
+}
 
 /// Computes sums of products by an equation such as `"bij,bjk->bik"`: a letter for each dimension, those of the
 /// operands before the arrow and those of the result after it. Letters that the result does not have are summed over; a

@@ -7,6 +7,7 @@ use super::view::signed;
 use crate::autograd::{Context, attach, attach_all};
 use crate::cpu;
 use crate::cpu::reduce::{Extreme, ReduceWith};
+use crate::operation::operations;
 use crate::{Kernel, Result, Tensor, TensorError, cuda};
 
 static EXTREME: Kernel<Extreme> = Kernel::new(
@@ -18,89 +19,116 @@ static POSITION: Kernel<ReduceWith> = Kernel::new(
     &[cpu::reduce::POSITION[0], cpu::reduce::POSITION[1], cuda::reduce::POSITION[0], cuda::reduce::POSITION[1]],
 );
 
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Computes the largest elements over dimensions, or over all if `dim` is empty. The dimensions are left with size
+        /// 1 if `keepdim`. NaN counts as the largest. Equal elements share the gradient.
+        ///
+        /// # Errors
+        /// A dimension does not exist, is given twice, or has no elements.
+        amax(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+
+        /// Computes the smallest elements, as [`amax`](Self::amax) does the largest.
+        ///
+        /// # Errors
+        /// The errors of [`amax`](Self::amax).
+        amin(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+
+        /// Computes the largest element.
+        ///
+        /// # Errors
+        /// There are no elements.
+        #[name(max)]
+        max_all(input) -> Tensor;
+
+        /// Computes the smallest element.
+        ///
+        /// # Errors
+        /// There are no elements.
+        #[name(min)]
+        min_all(input) -> Tensor;
+
+        /// Computes the largest elements along a dimension, and the index of the first of each, which gets the gradient.
+        /// NaN counts as the largest.
+        ///
+        /// # Errors
+        /// The dimension does not exist, or has no elements.
+        max(input, dim: Int, keepdim: Bool = false) -> (Tensor, Tensor);
+
+        /// Computes the smallest elements, as [`max`](Self::max) does the largest.
+        ///
+        /// # Errors
+        /// The errors of [`max`](Self::max).
+        min(input, dim: Int, keepdim: Bool = false) -> (Tensor, Tensor);
+
+        /// Returns the index of the first of the largest elements along a dimension, or among all.
+        ///
+        /// # Errors
+        /// The errors of [`max`](Self::max).
+        argmax(input, dim: Option<Int> = None, keepdim: Bool = false) -> Tensor;
+
+        /// Returns the index of the first of the smallest elements along a dimension, or among all.
+        ///
+        /// # Errors
+        /// The errors of [`max`](Self::max).
+        argmin(input, dim: Option<Int> = None, keepdim: Bool = false) -> Tensor;
+
+        /// Tells whether all elements over dimensions, or over all if `dim` is empty, are not zero.
+        ///
+        /// # Errors
+        /// A dimension does not exist, or is given twice.
+        all(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+
+        /// Tells whether any element over dimensions, or over all if `dim` is empty, is not zero.
+        ///
+        /// # Errors
+        /// A dimension does not exist, or is given twice.
+        any(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+    }
+}
+
+fn amax(input: &Tensor, dims: &[isize], keep: bool) -> Result<Tensor> {
+    input.shared_extreme("amax", dims, keep, true)
+}
+
+fn amin(input: &Tensor, dims: &[isize], keep: bool) -> Result<Tensor> {
+    input.shared_extreme("amin", dims, keep, false)
+}
+
+fn max_all(input: &Tensor) -> Result<Tensor> {
+    input.shared_extreme("max_all", &[], false, true)
+}
+
+fn min_all(input: &Tensor) -> Result<Tensor> {
+    input.shared_extreme("min_all", &[], false, false)
+}
+
+fn max(input: &Tensor, dim: isize, keep: bool) -> Result<(Tensor, Tensor)> {
+    input.placed_extreme("max", dim, keep, true)
+}
+
+fn min(input: &Tensor, dim: isize, keep: bool) -> Result<(Tensor, Tensor)> {
+    input.placed_extreme("min", dim, keep, false)
+}
+
+fn argmax(input: &Tensor, dim: Option<isize>, keep: bool) -> Result<Tensor> {
+    input.position("argmax", dim, keep, true)
+}
+
+fn argmin(input: &Tensor, dim: Option<isize>, keep: bool) -> Result<Tensor> {
+    input.position("argmin", dim, keep, false)
+}
+
+fn all(input: &Tensor, dims: &[isize], keep: bool) -> Result<Tensor> {
+    input.truth("all", dims, keep, false)
+}
+
+fn any(input: &Tensor, dims: &[isize], keep: bool) -> Result<Tensor> {
+    input.truth("any", dims, keep, true)
+}
+
 impl Tensor {
-    /// Computes the largest elements over dimensions, or over all if `dims` is empty. The dimensions are left with size
-    /// 1 if `keep`. NaN counts as the largest. Equal elements share the gradient.
-    ///
-    /// # Errors
-    /// A dimension does not exist, is given twice, or has no elements.
-    pub fn amax(&self, dims: &[isize], keep: bool) -> Result<Self> {
-        self.shared_extreme("amax", dims, keep, true)
-    }
-
-    /// Computes the smallest elements, as [`amax`](Self::amax) does the largest.
-    ///
-    /// # Errors
-    /// The errors of [`amax`](Self::amax).
-    pub fn amin(&self, dims: &[isize], keep: bool) -> Result<Self> {
-        self.shared_extreme("amin", dims, keep, false)
-    }
-
-    /// Computes the largest element.
-    ///
-    /// # Errors
-    /// There are no elements.
-    pub fn max_all(&self) -> Result<Self> {
-        self.shared_extreme("max_all", &[], false, true)
-    }
-
-    /// Computes the smallest element.
-    ///
-    /// # Errors
-    /// There are no elements.
-    pub fn min_all(&self) -> Result<Self> {
-        self.shared_extreme("min_all", &[], false, false)
-    }
-
-    /// Computes the largest elements along a dimension, and the index of the first of each, which gets the gradient.
-    /// NaN counts as the largest.
-    ///
-    /// # Errors
-    /// The dimension does not exist, or has no elements.
-    pub fn max(&self, dim: isize, keep: bool) -> Result<(Self, Self)> {
-        self.placed_extreme("max", dim, keep, true)
-    }
-
-    /// Computes the smallest elements, as [`max`](Self::max) does the largest.
-    ///
-    /// # Errors
-    /// The errors of [`max`](Self::max).
-    pub fn min(&self, dim: isize, keep: bool) -> Result<(Self, Self)> {
-        self.placed_extreme("min", dim, keep, false)
-    }
-
-    /// Returns the index of the first of the largest elements along a dimension, or among all.
-    ///
-    /// # Errors
-    /// The errors of [`max`](Self::max).
-    pub fn argmax(&self, dim: Option<isize>, keep: bool) -> Result<Self> {
-        self.position("argmax", dim, keep, true)
-    }
-
-    /// Returns the index of the first of the smallest elements along a dimension, or among all.
-    ///
-    /// # Errors
-    /// The errors of [`max`](Self::max).
-    pub fn argmin(&self, dim: Option<isize>, keep: bool) -> Result<Self> {
-        self.position("argmin", dim, keep, false)
-    }
-
-    /// Tells whether all elements over dimensions, or over all if `dims` is empty, are not zero.
-    ///
-    /// # Errors
-    /// A dimension does not exist, or is given twice.
-    pub fn all(&self, dims: &[isize], keep: bool) -> Result<Self> {
-        self.truth("all", dims, keep, false)
-    }
-
-    /// Tells whether any element over dimensions, or over all if `dims` is empty, is not zero.
-    ///
-    /// # Errors
-    /// A dimension does not exist, or is given twice.
-    pub fn any(&self, dims: &[isize], keep: bool) -> Result<Self> {
-        self.truth("any", dims, keep, true)
-    }
-
     fn truth(&self, op: &'static str, dims: &[isize], keep: bool, largest: bool) -> Result<Self> {
         let reduced = Reduced::new(op, self, dims)?;
         let out = match reduced.count(self) {

@@ -8,6 +8,7 @@ use crate::autograd::{Context, attach, no_grad, recipe};
 use crate::cpu;
 use crate::cpu::flip::Flip;
 use crate::cpu::gather::Gather;
+use crate::operation::operations;
 use crate::{DType, Elementwise, Kernel, Layout, Result, Tensor, TensorError, cuda};
 
 static FLIP: Kernel<Flip> = Kernel::new("flip", &[cpu::flip::FLIP, cuda::flip::FLIP]);
@@ -15,91 +16,139 @@ static GATHER: Kernel<Gather> = Kernel::new("gather", &[cpu::gather::GATHER, cud
 
 type Dims = SmallVec<[usize; 5]>;
 
-impl Tensor {
-    /// Selects elements along `dim` by their index: in two dimensions and along the last, `out[i][j] =
-    /// self[i][index[i][j]]`. The result has the sizes of `index`, which may be smaller than this tensor in the other
-    /// dimensions.
-    ///
-    /// # Errors
-    /// The numbers of dimensions differ; `index` has larger sizes; an index is out of range, or no integer.
-    pub fn gather(&self, dim: isize, index: &Self) -> Result<Self> {
-        if self.rank() == 0 {
-            return self.view(&[1])?.gather(dim, &index.reshape(&[-1])?)?.view_as(index);
-        }
-        let index = index.as_index("gather")?;
-        let place = self.index_dim("gather", dim, &index)?;
-        let mut strides = Dims::from_slice(self.strides());
-        strides[place] = 0;
-        let base = Layout::strided(index.sizes(), &strides, self.layout().offset())?;
-        let out = self.read("gather", &index, &base, &[place])?;
-        recipe::note(&out, "gather", [self, &index], [], || move |[x, index], []| x.gather(dim, index));
-        attach(out, "gather", &[self], |saver| {
-            let index = saver.save(&index)?;
-            let from = self.sizes().to_vec();
-            Ok(move |context: &Context<'_>| {
-                let grad = context.grad(0)?;
-                let zeros = Self::zeros(&from, grad.dtype(), grad.device())?;
-                let grad = zeros.scattered("scatter_add", dim, &context.unpack(index)?, &grad, true)?;
-                Ok([Some(grad)].into_iter().collect())
-            })
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Selects elements along `dim` by their index: in two dimensions and along the last, `out[i][j] =
+        /// self[i][index[i][j]]`. The result has the sizes of `index`, which may be smaller than this tensor in the other
+        /// dimensions.
+        ///
+        /// # Errors
+        /// The numbers of dimensions differ; `index` has larger sizes; an index is out of range, or no integer.
+        gather(input, dim: Int, index: Tensor) -> Tensor;
+
+        /// Selects elements as [`gather`](Self::gather) does, with `indices` and this tensor broadcast in dimensions of size
+        /// 1. It takes the results of `argmax` and `argsort`.
+        ///
+        /// # Errors
+        /// The errors of [`gather`](Self::gather).
+        take_along_dim(input, indices: Tensor, dim: Int) -> Tensor;
+
+        /// Selects the entries at these indices of a dimension, in their order.
+        ///
+        /// # Errors
+        /// The dimension does not exist; the indices have more than one dimension, are out of range, or are no integers.
+        index_select(input, dim: Int, index: Tensor) -> Tensor;
+
+        /// Selects elements by their flat index, with the last dimension fastest. The result has the sizes of the index.
+        /// Negative indices count from the end.
+        ///
+        /// # Errors
+        /// An index is out of range, or no integer.
+        take(input, index: Tensor) -> Tensor;
+
+        /// Selects rows of this matrix by index, as a new last dimension.
+        ///
+        /// # Errors
+        /// This is no matrix; an index is out of range, or no integer.
+        embedding(input, indices: Tensor) -> Tensor;
+
+        /// Selects rows as [`embedding`](Self::embedding) does, but row `padding_idx` gets no gradient.
+        ///
+        /// # Errors
+        /// The errors of [`embedding`](Self::embedding); there is no row `padding_idx`.
+        #[name(embedding)]
+        embedding_padded(input, indices: Tensor, padding_idx: Size) -> Tensor;
+
+        /// Returns for each element a vector of `num_classes` numbers, 1 at the element and 0 elsewhere, as `int64`.
+        ///
+        /// # Errors
+        /// An element is not below `num_classes`, is negative, or is no integer.
+        one_hot(input, num_classes: Size) -> Tensor;
+
+        /// Reverses the order of elements along dimensions.
+        ///
+        /// # Errors
+        /// A dimension does not exist.
+        flip(input, dims: Ints) -> Tensor;
+    }
+}
+
+fn gather(input: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
+    if input.rank() == 0 {
+        return input.view(&[1])?.gather(dim, &index.reshape(&[-1])?)?.view_as(index);
+    }
+    let index = index.as_index("gather")?;
+    let place = input.index_dim("gather", dim, &index)?;
+    let mut strides = Dims::from_slice(input.strides());
+    strides[place] = 0;
+    let base = Layout::strided(index.sizes(), &strides, input.layout().offset())?;
+    let out = input.read("gather", &index, &base, &[place])?;
+    recipe::note(&out, "gather", [input, &index], [], || move |[x, index], []| x.gather(dim, index));
+    attach(out, "gather", &[input], |saver| {
+        let index = saver.save(&index)?;
+        let from = input.sizes().to_vec();
+        Ok(move |context: &Context<'_>| {
+            let grad = context.grad(0)?;
+            let zeros = Tensor::zeros(&from, grad.dtype(), grad.device())?;
+            let grad = zeros.scattered("scatter_add", dim, &context.unpack(index)?, &grad, true)?;
+            Ok([Some(grad)].into_iter().collect())
         })
-    }
+    })
+}
 
-    /// Selects elements as [`gather`](Self::gather) does, with `index` and this tensor broadcast in dimensions of size
-    /// 1. It takes the results of `argmax` and `argsort`.
-    ///
-    /// # Errors
-    /// The errors of [`gather`](Self::gather).
-    pub fn take_along_dim(&self, index: &Self, dim: isize) -> Result<Self> {
-        let place = self.existing_dim("take_along_dim", dim)?;
-        if self.rank() != index.rank() {
-            let reason = format!("an index of sizes {:?} is not one for sizes {:?}", index.sizes(), self.sizes());
-            return Err(TensorError::shape("take_along_dim", reason));
+fn take_along_dim(input: &Tensor, index: &Tensor, dim: isize) -> Result<Tensor> {
+    let place = input.existing_dim("take_along_dim", dim)?;
+    if input.rank() != index.rank() {
+        let reason = format!("an index of sizes {:?} is not one for sizes {:?}", index.sizes(), input.sizes());
+        return Err(TensorError::shape("take_along_dim", reason));
+    }
+    let mut own = signed(input.sizes());
+    let mut others = signed(index.sizes());
+    for dim in (0..input.rank()).filter(|dim| *dim != place) {
+        let size = if own[dim] == 1 { others[dim] } else { own[dim] };
+        (own[dim], others[dim]) = (size, size);
+    }
+    input.expand(&own)?.gather(dim, &index.expand(&others)?)
+}
+
+fn index_select(input: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
+    let place = input.existing_dim("index_select", dim)?;
+    input.picked("index_select", &[place], place, &index.as_vector("index_select")?)
+}
+
+fn take(input: &Tensor, index: &Tensor) -> Result<Tensor> {
+    let dims: Dims = (0..input.rank()).collect();
+    input.picked("take", &dims, 0, &index.counted("take", input.numel())?)
+}
+
+fn embedding(input: &Tensor, indices: &Tensor) -> Result<Tensor> {
+    input.embedded(indices, None)
+}
+
+fn embedding_padded(input: &Tensor, indices: &Tensor, padding: usize) -> Result<Tensor> {
+    input.embedded(indices, Some(padding))
+}
+
+fn one_hot(input: &Tensor, classes: usize) -> Result<Tensor> {
+    let index = input.as_index("one_hot")?.unsqueeze(-1)?;
+    let sizes: Vec<usize> = input.sizes().iter().copied().chain([classes]).collect();
+    let ones = Tensor::ones(&[], DType::I64, input.device())?.expand(&signed(index.sizes()))?;
+    Tensor::zeros(&sizes, DType::I64, input.device())?.scattered("one_hot", -1, &index, &ones, false)
+}
+
+fn flip(input: &Tensor, dims: &[isize]) -> Result<Tensor> {
+    let mut flipped = input.copy_if(dims.is_empty() || input.rank() == 0)?;
+    for dim in dims {
+        let place = input.dim("flip", *dim)?;
+        if input.rank() > 0 {
+            flipped = flipped.reversed(place)?;
         }
-        let mut own = signed(self.sizes());
-        let mut others = signed(index.sizes());
-        for dim in (0..self.rank()).filter(|dim| *dim != place) {
-            let size = if own[dim] == 1 { others[dim] } else { own[dim] };
-            (own[dim], others[dim]) = (size, size);
-        }
-        self.expand(&own)?.gather(dim, &index.expand(&others)?)
     }
+    Ok(flipped)
+}
 
-    /// Selects the entries at these indices of a dimension, in their order.
-    ///
-    /// # Errors
-    /// The dimension does not exist; the indices have more than one dimension, are out of range, or are no integers.
-    pub fn index_select(&self, dim: isize, index: &Self) -> Result<Self> {
-        let place = self.existing_dim("index_select", dim)?;
-        self.picked("index_select", &[place], place, &index.as_vector("index_select")?)
-    }
-
-    /// Selects elements by their flat index, with the last dimension fastest. The result has the sizes of the index.
-    /// Negative indices count from the end.
-    ///
-    /// # Errors
-    /// An index is out of range, or no integer.
-    pub fn take(&self, index: &Self) -> Result<Self> {
-        let dims: Dims = (0..self.rank()).collect();
-        self.picked("take", &dims, 0, &index.counted("take", self.numel())?)
-    }
-
-    /// Selects rows of this matrix by index, as a new last dimension.
-    ///
-    /// # Errors
-    /// This is no matrix; an index is out of range, or no integer.
-    pub fn embedding(&self, indices: &Self) -> Result<Self> {
-        self.embedded(indices, None)
-    }
-
-    /// Selects rows as [`embedding`](Self::embedding) does, but row `padding` gets no gradient.
-    ///
-    /// # Errors
-    /// The errors of [`embedding`](Self::embedding); there is no row `padding`.
-    pub fn embedding_padded(&self, indices: &Self, padding: usize) -> Result<Self> {
-        self.embedded(indices, Some(padding))
-    }
-
+impl Tensor {
     fn embedded(&self, indices: &Self, padding: Option<usize>) -> Result<Self> {
         let _op = entered("embedding");
         let [rows, _] = self.sizes()[..] else {
@@ -123,32 +172,6 @@ impl Tensor {
                 Ok([Some(table)].into_iter().collect())
             })
         })
-    }
-
-    /// Returns for each element a vector of `classes` numbers, 1 at the element and 0 elsewhere, as `int64`.
-    ///
-    /// # Errors
-    /// An element is not below `classes`, is negative, or is no integer.
-    pub fn one_hot(&self, classes: usize) -> Result<Self> {
-        let index = self.as_index("one_hot")?.unsqueeze(-1)?;
-        let sizes: Vec<usize> = self.sizes().iter().copied().chain([classes]).collect();
-        let ones = Self::ones(&[], DType::I64, self.device())?.expand(&signed(index.sizes()))?;
-        Self::zeros(&sizes, DType::I64, self.device())?.scattered("one_hot", -1, &index, &ones, false)
-    }
-
-    /// Reverses the order of elements along dimensions.
-    ///
-    /// # Errors
-    /// A dimension does not exist.
-    pub fn flip(&self, dims: &[isize]) -> Result<Self> {
-        let mut flipped = self.copy_if(dims.is_empty() || self.rank() == 0)?;
-        for dim in dims {
-            let place = self.dim("flip", *dim)?;
-            if self.rank() > 0 {
-                flipped = flipped.reversed(place)?;
-            }
-        }
-        Ok(flipped)
     }
 
     fn reversed(&self, dim: usize) -> Result<Self> {

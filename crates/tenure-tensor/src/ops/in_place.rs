@@ -10,201 +10,225 @@ use super::select::{self, CLAMP, WHERE};
 use crate::autograd::{Context, Grads, Saver, attach_in_place};
 use crate::cpu::binary::Scaled;
 use crate::cpu::select::Clamp;
+use crate::operation::operations;
 use crate::{Elementwise, Kernel, Result, Scalar, Tensor, TensorError, Value, transfer};
 
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Adds a tensor or number, broadcast and converted.
+        ///
+        /// # Errors
+        /// Sizes that do not broadcast to this tensor's, a result whose dtype does not convert to this one (floats to
+        /// integers), elements that share memory, a leaf that requires a gradient outside `no_grad`.
+        add_(input, other: Value) -> ();
+
+        /// Subtracts a tensor or number, broadcast and converted.
+        ///
+        /// # Errors
+        /// The errors of [`add_`](Self::add_).
+        sub_(input, other: Value) -> ();
+
+        /// Multiplies by a tensor or number, broadcast and converted.
+        ///
+        /// # Errors
+        /// The errors of [`add_`](Self::add_).
+        mul_(input, other: Value) -> ();
+
+        /// Divides by a tensor or number, broadcast and converted.
+        ///
+        /// # Errors
+        /// The errors of [`add_`](Self::add_); this is an integer tensor.
+        div_(input, other: Value) -> ();
+
+        /// Adds `alpha` times another tensor, in one pass. PyTorch's `add_(other, alpha=alpha)`.
+        ///
+        /// # Errors
+        /// The errors of [`add_`](Self::add_).
+        #[name(add_)]
+        add_scaled_(input, other: Tensor, alpha: Scalar) -> ();
+
+        /// Adds `value` · `tensor1` · `tensor2`, in one pass.
+        ///
+        /// # Errors
+        /// The errors of [`add_`](Self::add_).
+        addcmul_(input, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> ();
+
+        /// Adds `value` · `tensor1` / `tensor2`, in one pass.
+        ///
+        /// # Errors
+        /// The errors of [`add_`](Self::add_).
+        addcdiv_(input, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> ();
+
+        /// Interpolates linearly towards `end`: a `weight` of 0 changes nothing, a weight of 1 gives `end`.
+        ///
+        /// # Errors
+        /// The errors of [`add_`](Self::add_).
+        lerp_(input, end: Tensor, weight: Value) -> ();
+
+        /// Sets every element to this number.
+        ///
+        /// # Errors
+        /// A number that does not fit an integer dtype, elements that share memory, a leaf that requires a gradient outside
+        /// `no_grad`.
+        fill_(input, value: Scalar) -> ();
+
+        /// Sets every element to 0.
+        ///
+        /// # Errors
+        /// The errors of [`fill_`](Self::fill_).
+        zero_(input) -> ();
+
+        /// Copies the elements of another tensor, broadcast and converted, from any device.
+        ///
+        /// ```
+        /// use tenure_tensor::{DType, Device, Tensor};
+        ///
+        /// let table = Tensor::zeros(&[2, 3], DType::F32, Device::CPU)?;
+        /// let row = Tensor::from_slice(&[1.0_f32, 2.0, 3.0], &[3])?.requires_grad_(true)?;
+        /// table.transpose(0, 1)?.copy_(&row.view(&[3, 1])?)?;
+        /// table.sum_all()?.backward()?;
+        /// assert_eq!(row.grad().expect("a leaf").to_vec::<f32>()?, [2.0, 2.0, 2.0]);
+        /// # Ok::<(), tenure_tensor::TensorError>(())
+        /// ```
+        ///
+        /// # Errors
+        /// Sizes that do not broadcast to this tensor's, elements that share memory, a leaf that requires a gradient
+        /// outside `no_grad`.
+        copy_(input, src: Tensor) -> ();
+
+        /// Sets elements to `value` where `mask`, of `bool` and broadcast, is true.
+        ///
+        /// # Errors
+        /// The mask is not `bool`; a number does not fit an integer dtype; the errors of [`add_`](Self::add_).
+        masked_fill_(input, mask: Tensor, value: Scalar) -> ();
+
+        /// Limits each element to `min` and `max`; to `max` where `min` is larger.
+        ///
+        /// # Errors
+        /// The errors of [`add_`](Self::add_).
+        clamp_(input, min: Scalar, max: Scalar) -> ();
+    }
+}
+
+fn add_(input: &Tensor, other: Value<'_>) -> Result<()> {
+    input.computed("add_", &ADD, other, |dtype| dtype, |_, _| Ok(arithmetic::sum))
+}
+
+fn sub_(input: &Tensor, other: Value<'_>) -> Result<()> {
+    input.computed("sub_", &SUB, other, |dtype| dtype, |_, _| Ok(arithmetic::difference))
+}
+
+fn mul_(input: &Tensor, other: Value<'_>) -> Result<()> {
+    input.computed(
+        "mul_",
+        &MUL,
+        other,
+        |dtype| dtype,
+        |saver: &mut Saver, other: &Tensor| arithmetic::product(saver, input, other),
+    )
+}
+
+fn div_(input: &Tensor, other: Value<'_>) -> Result<()> {
+    input.computed("div_", &DIV, other, pointwise::floating, |saver: &mut Saver, other: &Tensor| {
+        arithmetic::quotient(saver, input, other)
+    })
+}
+
+fn add_scaled_(input: &Tensor, other: &Tensor, alpha: Scalar) -> Result<()> {
+    input.scaled("add_scaled_", &ADD_SCALED, &[input, other], alpha, |_| Ok(arithmetic::scaled_sum(alpha)))
+}
+
+fn addcmul_(input: &Tensor, a: &Tensor, b: &Tensor, factor: Scalar) -> Result<()> {
+    input.scaled("addcmul_", &ADDCMUL, &[input, a, b], factor, |saver: &mut Saver| {
+        arithmetic::sum_with_product(saver, a, b, factor)
+    })
+}
+
+fn addcdiv_(input: &Tensor, a: &Tensor, b: &Tensor, factor: Scalar) -> Result<()> {
+    input.scaled("addcdiv_", &ADDCDIV, &[input, a, b], factor, |saver: &mut Saver| {
+        arithmetic::sum_with_quotient(saver, a, b, factor)
+    })
+}
+
+fn lerp_(input: &Tensor, end: &Tensor, weight: Value<'_>) -> Result<()> {
+    let dtype = pointwise::promoted(&[input.into(), end.into(), weight]);
+    input.check_stores("lerp_", dtype)?;
+    let weight = pointwise::tensor("lerp_", weight, dtype)?;
+    let inputs = [input, end, &*weight];
+    attach_in_place(
+        input,
+        "lerp_",
+        &inputs,
+        || pointwise::write("lerp_", &LERP, dtype, input, &inputs, |kernel, iter| kernel(iter)),
+        |saver| arithmetic::way(saver, inputs),
+    )
+}
+
+fn fill_(input: &Tensor, value: Scalar) -> Result<()> {
+    attach_in_place(
+        input,
+        "fill_",
+        &[input],
+        || input.fill_raw("fill_", value),
+        |_| Ok(|context: &Context<'_>| Ok([context.zeros(0)?].into_iter().collect())),
+    )
+}
+
+fn zero_(input: &Tensor) -> Result<()> {
+    input.fill_(0)
+}
+
+fn copy_(input: &Tensor, source: &Tensor) -> Result<()> {
+    if input.is_same(source) {
+        return Ok(());
+    }
+    pointwise::check_writes("copy_", input, source.sizes())?;
+    let back = source.device();
+    let is_here = back == input.device() || (source.rank() == 0 && back.is_cpu());
+    attach_in_place(
+        input,
+        "copy_",
+        &[input, source],
+        || if is_here { input.copy_raw(source) } else { transfer::copy_across(input, source) },
+        |_| {
+            Ok(move |context: &Context<'_>| {
+                let to_source = if is_here { context.grad(0)? } else { context.grad(0)?.to_device(back)? };
+                Ok([context.zeros(0)?, Some(to_source)].into_iter().collect())
+            })
+        },
+    )
+}
+
+fn masked_fill_(input: &Tensor, mask: &Tensor, value: Scalar) -> Result<()> {
+    value.check_fits("masked_fill_", input.dtype())?;
+    let value = Value::Number(value);
+    input.check_stores("masked_fill_", pointwise::promoted(&[input.into(), value]))?;
+    let value = pointwise::tensor("masked_fill_", value, input.dtype())?;
+    select::check_condition("masked_fill_", mask)?;
+    let inputs = [mask, &value, input];
+    let write = || pointwise::write("masked_fill_", &WHERE, input.dtype(), input, &inputs, |kernel, iter| kernel(iter));
+    attach_in_place(input, "masked_fill_", &[&value, input], write, |saver| select::chosen(saver, mask))
+}
+
+fn clamp_(input: &Tensor, min: Scalar, max: Scalar) -> Result<()> {
+    let dtype = pointwise::promoted(&[input.into(), min.into(), max.into()]);
+    input.check_stores("clamp_", dtype)?;
+    let limits = (Some(min), Some(max));
+    attach_in_place(
+        input,
+        "clamp_",
+        &[input],
+        || {
+            pointwise::write("clamp_", &CLAMP, dtype, input, &[input], |kernel: Clamp, iter: &Elementwise<'_>| {
+                kernel(iter, limits.0, limits.1)
+            })
+        },
+        |saver| select::clamped(saver, input, limits),
+    )
+}
+
 impl Tensor {
-    /// Adds a tensor or number, broadcast and converted.
-    ///
-    /// # Errors
-    /// Sizes that do not broadcast to this tensor's, a result whose dtype does not convert to this one (floats to
-    /// integers), elements that share memory, a leaf that requires a gradient outside `no_grad`.
-    pub fn add_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
-        self.computed("add_", &ADD, other.into(), |dtype| dtype, |_, _| Ok(arithmetic::sum))
-    }
-
-    /// Subtracts a tensor or number, broadcast and converted.
-    ///
-    /// # Errors
-    /// The errors of [`add_`](Self::add_).
-    pub fn sub_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
-        self.computed("sub_", &SUB, other.into(), |dtype| dtype, |_, _| Ok(arithmetic::difference))
-    }
-
-    /// Multiplies by a tensor or number, broadcast and converted.
-    ///
-    /// # Errors
-    /// The errors of [`add_`](Self::add_).
-    pub fn mul_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
-        self.computed(
-            "mul_",
-            &MUL,
-            other.into(),
-            |dtype| dtype,
-            |saver: &mut Saver, other: &Self| arithmetic::product(saver, self, other),
-        )
-    }
-
-    /// Divides by a tensor or number, broadcast and converted.
-    ///
-    /// # Errors
-    /// The errors of [`add_`](Self::add_); this is an integer tensor.
-    pub fn div_<'a>(&self, other: impl Into<Value<'a>>) -> Result<()> {
-        self.computed("div_", &DIV, other.into(), pointwise::floating, |saver: &mut Saver, other: &Self| {
-            arithmetic::quotient(saver, self, other)
-        })
-    }
-
-    /// Adds `alpha` times another tensor, in one pass. PyTorch's `add_(other, alpha=alpha)`.
-    ///
-    /// # Errors
-    /// The errors of [`add_`](Self::add_).
-    pub fn add_scaled_(&self, other: &Self, alpha: impl Into<Scalar>) -> Result<()> {
-        let alpha = alpha.into();
-        self.scaled("add_scaled_", &ADD_SCALED, &[self, other], alpha, |_| Ok(arithmetic::scaled_sum(alpha)))
-    }
-
-    /// Adds `factor` · `a` · `b`, in one pass.
-    ///
-    /// # Errors
-    /// The errors of [`add_`](Self::add_).
-    pub fn addcmul_(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<()> {
-        let factor = factor.into();
-        self.scaled("addcmul_", &ADDCMUL, &[self, a, b], factor, |saver: &mut Saver| {
-            arithmetic::sum_with_product(saver, a, b, factor)
-        })
-    }
-
-    /// Adds `factor` · `a` / `b`, in one pass.
-    ///
-    /// # Errors
-    /// The errors of [`add_`](Self::add_).
-    pub fn addcdiv_(&self, a: &Self, b: &Self, factor: impl Into<Scalar>) -> Result<()> {
-        let factor = factor.into();
-        self.scaled("addcdiv_", &ADDCDIV, &[self, a, b], factor, |saver: &mut Saver| {
-            arithmetic::sum_with_quotient(saver, a, b, factor)
-        })
-    }
-
-    /// Interpolates linearly towards `end`: a `weight` of 0 changes nothing, a weight of 1 gives `end`.
-    ///
-    /// # Errors
-    /// The errors of [`add_`](Self::add_).
-    pub fn lerp_<'a>(&'a self, end: &'a Self, weight: impl Into<Value<'a>>) -> Result<()> {
-        let weight = weight.into();
-        let dtype = pointwise::promoted(&[self.into(), end.into(), weight]);
-        self.check_stores("lerp_", dtype)?;
-        let weight = pointwise::tensor("lerp_", weight, dtype)?;
-        let inputs = [self, end, &*weight];
-        attach_in_place(
-            self,
-            "lerp_",
-            &inputs,
-            || pointwise::write("lerp_", &LERP, dtype, self, &inputs, |kernel, iter| kernel(iter)),
-            |saver| arithmetic::way(saver, inputs),
-        )
-    }
-
-    /// Sets every element to this number.
-    ///
-    /// # Errors
-    /// A number that does not fit an integer dtype, elements that share memory, a leaf that requires a gradient outside
-    /// `no_grad`.
-    pub fn fill_(&self, value: impl Into<Scalar>) -> Result<()> {
-        let value = value.into();
-        attach_in_place(
-            self,
-            "fill_",
-            &[self],
-            || self.fill_raw("fill_", value),
-            |_| Ok(|context: &Context<'_>| Ok([context.zeros(0)?].into_iter().collect())),
-        )
-    }
-
-    /// Sets every element to 0.
-    ///
-    /// # Errors
-    /// The errors of [`fill_`](Self::fill_).
-    pub fn zero_(&self) -> Result<()> {
-        self.fill_(0)
-    }
-
-    /// Copies the elements of another tensor, broadcast and converted, from any device.
-    ///
-    /// ```
-    /// use tenure_tensor::{DType, Device, Tensor};
-    ///
-    /// let table = Tensor::zeros(&[2, 3], DType::F32, Device::CPU)?;
-    /// let row = Tensor::from_slice(&[1.0_f32, 2.0, 3.0], &[3])?.requires_grad_(true)?;
-    /// table.transpose(0, 1)?.copy_(&row.view(&[3, 1])?)?;
-    /// table.sum_all()?.backward()?;
-    /// assert_eq!(row.grad().expect("a leaf").to_vec::<f32>()?, [2.0, 2.0, 2.0]);
-    /// # Ok::<(), tenure_tensor::TensorError>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Sizes that do not broadcast to this tensor's, elements that share memory, a leaf that requires a gradient
-    /// outside `no_grad`.
-    pub fn copy_(&self, source: &Self) -> Result<()> {
-        if self.is_same(source) {
-            return Ok(());
-        }
-        pointwise::check_writes("copy_", self, source.sizes())?;
-        let back = source.device();
-        let is_here = back == self.device() || (source.rank() == 0 && back.is_cpu());
-        attach_in_place(
-            self,
-            "copy_",
-            &[self, source],
-            || if is_here { self.copy_raw(source) } else { transfer::copy_across(self, source) },
-            |_| {
-                Ok(move |context: &Context<'_>| {
-                    let to_source = if is_here { context.grad(0)? } else { context.grad(0)?.to_device(back)? };
-                    Ok([context.zeros(0)?, Some(to_source)].into_iter().collect())
-                })
-            },
-        )
-    }
-
-    /// Sets elements to `value` where `mask`, of `bool` and broadcast, is true.
-    ///
-    /// # Errors
-    /// The mask is not `bool`; a number does not fit an integer dtype; the errors of [`add_`](Self::add_).
-    pub fn masked_fill_(&self, mask: &Self, value: impl Into<Scalar>) -> Result<()> {
-        let value = value.into();
-        value.check_fits("masked_fill_", self.dtype())?;
-        let value = Value::Number(value);
-        self.check_stores("masked_fill_", pointwise::promoted(&[self.into(), value]))?;
-        let value = pointwise::tensor("masked_fill_", value, self.dtype())?;
-        select::check_condition("masked_fill_", mask)?;
-        let inputs = [mask, &value, self];
-        let write =
-            || pointwise::write("masked_fill_", &WHERE, self.dtype(), self, &inputs, |kernel, iter| kernel(iter));
-        attach_in_place(self, "masked_fill_", &[&value, self], write, |saver| select::chosen(saver, mask))
-    }
-
-    /// Limits each element to `min` and `max`; to `max` where `min` is larger.
-    ///
-    /// # Errors
-    /// The errors of [`add_`](Self::add_).
-    pub fn clamp_(&self, min: impl Into<Scalar>, max: impl Into<Scalar>) -> Result<()> {
-        let min = min.into();
-        let max = max.into();
-        let dtype = pointwise::promoted(&[self.into(), min.into(), max.into()]);
-        self.check_stores("clamp_", dtype)?;
-        let limits = (Some(min), Some(max));
-        attach_in_place(
-            self,
-            "clamp_",
-            &[self],
-            || {
-                pointwise::write("clamp_", &CLAMP, dtype, self, &[self], |kernel: Clamp, iter: &Elementwise<'_>| {
-                    kernel(iter, limits.0, limits.1)
-                })
-            },
-            |saver| select::clamped(saver, self, limits),
-        )
-    }
-
     /// Writes a kernel's result on this tensor and another operand. `compute` maps the dtype that they promote to, to
     /// the one that the kernel computes in.
     fn computed<F: Fn(&Context<'_>) -> Result<Grads> + Send + Sync + 'static>(

@@ -10,6 +10,7 @@ use super::view::signed;
 use crate::autocast::widest;
 use crate::autograd::no_grad;
 use crate::cpu::index::{self as kernels, Coordinate, Nonzero, Position};
+use crate::operation::operations;
 use crate::{DType, Elementwise, Kernel, Result, Tensor, TensorError, cuda};
 
 static NONZERO: Kernel<Nonzero> = Kernel::new("nonzero", &[kernels::NONZERO, cuda::index::NONZERO]);
@@ -151,6 +152,48 @@ macro_rules! from_tuples {
 }
 from_tuples!((A)(A B)(A B C)(A B C D)(A B C D E)(A B C D E F));
 
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Returns the indices of the elements that are not zero: one row for each, as `int64`.
+        ///
+        /// # Errors
+        /// No memory.
+        nonzero(input) -> Tensor;
+
+        /// Returns the elements where a mask is true, in one dimension. Tensor and mask are broadcast.
+        ///
+        /// # Errors
+        /// The mask is not `bool`; sizes do not broadcast.
+        masked_select(input, mask: Tensor) -> Tensor;
+    }
+}
+
+fn nonzero(input: &Tensor) -> Result<Tensor> {
+    let _op = entered("nonzero");
+    let positions = input.positions()?;
+    let out = Tensor::empty(&[positions.numel(), input.rank()], DType::I64, input.device())?;
+    let mut stride = 1;
+    for (dim, size) in input.sizes().iter().enumerate().rev() {
+        let column = out.select(1, dim as isize)?;
+        let iter = Elementwise::new("nonzero", &[&column], &[&positions])?;
+        COORDINATE.find(input.device().kind(), DType::I64)?(&iter, stride, *size)?;
+        stride *= (*size).max(1);
+    }
+    Ok(out)
+}
+
+fn masked_select(input: &Tensor, mask: &Tensor) -> Result<Tensor> {
+    if mask.dtype() != DType::Bool {
+        let expected = "a mask is bool: compare first".to_owned();
+        return Err(TensorError::DType { op: "masked_select", found: mask.dtype(), expected });
+    }
+    let sizes = signed(&broadcast("masked_select", input.sizes(), mask.sizes())?);
+    let positions = mask.expand(&sizes)?.positions()?;
+    let dims: SmallVec<[usize; 5]> = (0..sizes.len()).collect();
+    input.expand(&sizes)?.picked("masked_select", &dims, 0, &positions)
+}
+
 impl Tensor {
     /// Selects by indices, one for each dimension from the first on. Returns a view, or a copy if one of them is a
     /// tensor.
@@ -208,39 +251,6 @@ impl Tensor {
         }
         pointwise::check_writes("index_put", &view, values.sizes())?;
         if accumulate { view.add_(values) } else { view.copy_(values) }
-    }
-
-    /// Returns the indices of the elements that are not zero: one row for each, as `int64`.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn nonzero(&self) -> Result<Self> {
-        let _op = entered("nonzero");
-        let positions = self.positions()?;
-        let out = Self::empty(&[positions.numel(), self.rank()], DType::I64, self.device())?;
-        let mut stride = 1;
-        for (dim, size) in self.sizes().iter().enumerate().rev() {
-            let column = out.select(1, dim as isize)?;
-            let iter = Elementwise::new("nonzero", &[&column], &[&positions])?;
-            COORDINATE.find(self.device().kind(), DType::I64)?(&iter, stride, *size)?;
-            stride *= (*size).max(1);
-        }
-        Ok(out)
-    }
-
-    /// Returns the elements where a mask is true, in one dimension. Tensor and mask are broadcast.
-    ///
-    /// # Errors
-    /// The mask is not `bool`; sizes do not broadcast.
-    pub fn masked_select(&self, mask: &Self) -> Result<Self> {
-        if mask.dtype() != DType::Bool {
-            let expected = "a mask is bool: compare first".to_owned();
-            return Err(TensorError::DType { op: "masked_select", found: mask.dtype(), expected });
-        }
-        let sizes = signed(&broadcast("masked_select", self.sizes(), mask.sizes())?);
-        let positions = mask.expand(&sizes)?.positions()?;
-        let dims: SmallVec<[usize; 5]> = (0..sizes.len()).collect();
-        self.expand(&sizes)?.picked("masked_select", &dims, 0, &positions)
     }
 
     /// Checks these indices of a dimension of that size, and counts negative ones from its end.

@@ -7,6 +7,7 @@ use super::pointwise;
 use super::view::signed;
 use crate::autograd::{Context, attach, recipe};
 use crate::cpu::join::Join;
+use crate::operation::operations;
 use crate::{Kernel, Result, Tensor, TensorError, Value, cpu, cuda};
 
 static JOIN: Kernel<Join> = Kernel::new("cat", &[cpu::join::JOIN, cuda::join::JOIN]);
@@ -109,73 +110,105 @@ pub fn meshgrid(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
         .collect()
 }
 
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Repeats the whole tensor along each dimension. If there are more `repeats` than dimensions, the first are for
+        /// new dimensions in front.
+        ///
+        /// # Errors
+        /// Fewer repeats than dimensions; no memory.
+        repeat(input, repeats: Sizes) -> Tensor;
+
+        /// Repeats the whole tensor as [`repeat`](Self::repeat) does; missing repeats are 1.
+        ///
+        /// # Errors
+        /// No memory.
+        tile(input, dims: Sizes) -> Tensor;
+
+        /// Repeats each element of a dimension in place.
+        ///
+        /// # Errors
+        /// The dimension does not exist; no memory.
+        repeat_interleave(input, repeats: Size, dim: Int) -> Tensor;
+
+        /// Moves elements along dimensions by `shifts`; elements that leave at the end enter at the beginning.
+        ///
+        /// # Errors
+        /// A dimension does not exist; there is not one shift for each dimension.
+        roll(input, shifts: Ints, dims: Ints = []) -> Tensor;
+    }
+    front_ends {
+        /// Concatenates tensors along a dimension, in the dtype that they promote to: [`cat`].
+        ///
+        /// # Errors
+        /// No tensors; sizes that differ in another dimension; a dimension that does not exist; different devices.
+        cat(tensors: Tensors, dim: Int = 0) -> Tensor = cat;
+
+        /// Concatenates tensors of equal sizes along a new dimension: [`stack`].
+        ///
+        /// # Errors
+        /// The errors of [`cat`].
+        stack(tensors: Tensors, dim: Int = 0) -> Tensor = stack;
+
+        /// Returns the coordinates of a grid, one tensor for each of its dimensions: [`meshgrid`].
+        ///
+        /// # Errors
+        /// A tensor of more than one dimension.
+        meshgrid(tensors: Tensors) -> Vec<Tensor> = meshgrid;
+    }
+}
+
+fn repeat(input: &Tensor, repeats: &[usize]) -> Result<Tensor> {
+    let Some(added) = repeats.len().checked_sub(input.rank()) else {
+        let reason = format!("repeats {repeats:?} are fewer than the dimensions of sizes {:?}", input.sizes());
+        return Err(TensorError::shape("repeat", reason));
+    };
+    let (mut apart, mut repeated, mut together) = (Vec::new(), Vec::new(), Vec::new());
+    for (dim, repeats) in repeats.iter().enumerate() {
+        let size = dim.checked_sub(added).map_or(1, |own| input.sizes()[own]);
+        let (repeats, whole) = times("repeat", *repeats, size)?;
+        apart.extend([1, size as isize]);
+        repeated.extend([repeats, size as isize]);
+        together.push(whole);
+    }
+    input.reshape(&apart)?.expand(&repeated)?.reshape(&together)?.apart_from(input)
+}
+
+fn tile(input: &Tensor, repeats: &[usize]) -> Result<Tensor> {
+    let missing = input.rank().saturating_sub(repeats.len());
+    let repeats: Vec<usize> = std::iter::repeat_n(1, missing).chain(repeats.iter().copied()).collect();
+    input.repeat(&repeats)
+}
+
+fn repeat_interleave(input: &Tensor, repeats: usize, dim: isize) -> Result<Tensor> {
+    let place = input.existing_dim("repeat_interleave", dim)?;
+    let (repeats, whole) = times("repeat_interleave", repeats, input.sizes()[place])?;
+    let mut repeated = signed(input.sizes());
+    repeated.insert(place + 1, repeats);
+    let mut together = signed(input.sizes());
+    together[place] = whole;
+    input.unsqueeze(place as isize + 1)?.expand(&repeated)?.reshape(&together)?.apart_from(input)
+}
+
+fn roll(input: &Tensor, shifts: &[isize], dims: &[isize]) -> Result<Tensor> {
+    if shifts.len() != dims.len() {
+        return Err(TensorError::shape("roll", format!("shifts {shifts:?} are not one for each of {dims:?}")));
+    }
+    let mut rolled = input.clone();
+    for (shift, dim) in shifts.iter().zip(dims) {
+        let length = input.sizes()[input.existing_dim("roll", *dim)?];
+        if length > 0 {
+            let start = shift.rem_euclid(length as isize) as usize;
+            let last = rolled.narrow(*dim, length - start, start)?;
+            let first = rolled.narrow(*dim, 0, length - start)?;
+            rolled = cat(&[&last, &first], *dim)?;
+        }
+    }
+    Ok(rolled)
+}
+
 impl Tensor {
-    /// Repeats the whole tensor along each dimension. If there are more `repeats` than dimensions, the first are for
-    /// new dimensions in front.
-    ///
-    /// # Errors
-    /// Fewer repeats than dimensions; no memory.
-    pub fn repeat(&self, repeats: &[usize]) -> Result<Self> {
-        let Some(added) = repeats.len().checked_sub(self.rank()) else {
-            let reason = format!("repeats {repeats:?} are fewer than the dimensions of sizes {:?}", self.sizes());
-            return Err(TensorError::shape("repeat", reason));
-        };
-        let (mut apart, mut repeated, mut together) = (Vec::new(), Vec::new(), Vec::new());
-        for (dim, repeats) in repeats.iter().enumerate() {
-            let size = dim.checked_sub(added).map_or(1, |own| self.sizes()[own]);
-            let (repeats, whole) = times("repeat", *repeats, size)?;
-            apart.extend([1, size as isize]);
-            repeated.extend([repeats, size as isize]);
-            together.push(whole);
-        }
-        self.reshape(&apart)?.expand(&repeated)?.reshape(&together)?.apart_from(self)
-    }
-
-    /// Repeats the whole tensor as [`repeat`](Self::repeat) does; missing repeats are 1.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn tile(&self, repeats: &[usize]) -> Result<Self> {
-        let missing = self.rank().saturating_sub(repeats.len());
-        let repeats: Vec<usize> = std::iter::repeat_n(1, missing).chain(repeats.iter().copied()).collect();
-        self.repeat(&repeats)
-    }
-
-    /// Repeats each element of a dimension in place.
-    ///
-    /// # Errors
-    /// The dimension does not exist; no memory.
-    pub fn repeat_interleave(&self, repeats: usize, dim: isize) -> Result<Self> {
-        let place = self.existing_dim("repeat_interleave", dim)?;
-        let (repeats, whole) = times("repeat_interleave", repeats, self.sizes()[place])?;
-        let mut repeated = signed(self.sizes());
-        repeated.insert(place + 1, repeats);
-        let mut together = signed(self.sizes());
-        together[place] = whole;
-        self.unsqueeze(place as isize + 1)?.expand(&repeated)?.reshape(&together)?.apart_from(self)
-    }
-
-    /// Moves elements along dimensions by `shifts`; elements that leave at the end enter at the beginning.
-    ///
-    /// # Errors
-    /// A dimension does not exist; there is not one shift for each dimension.
-    pub fn roll(&self, shifts: &[isize], dims: &[isize]) -> Result<Self> {
-        if shifts.len() != dims.len() {
-            return Err(TensorError::shape("roll", format!("shifts {shifts:?} are not one for each of {dims:?}")));
-        }
-        let mut rolled = self.clone();
-        for (shift, dim) in shifts.iter().zip(dims) {
-            let length = self.sizes()[self.existing_dim("roll", *dim)?];
-            if length > 0 {
-                let start = shift.rem_euclid(length as isize) as usize;
-                let last = rolled.narrow(*dim, length - start, start)?;
-                let first = rolled.narrow(*dim, 0, length - start)?;
-                rolled = cat(&[&last, &first], *dim)?;
-            }
-        }
-        Ok(rolled)
-    }
-
     /// Returns a copy if this is a view of `other`, else the tensor itself.
     fn apart_from(self, other: &Self) -> Result<Self> {
         if self.storage().is_alias_of(other.storage()) { self.copy() } else { Ok(self) }

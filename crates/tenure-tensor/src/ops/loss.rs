@@ -11,6 +11,7 @@ use crate::autograd::{Context, attach, is_grad_enabled, no_grad};
 use crate::cpu;
 use crate::cpu::loss::{CrossEntropyBackward, CrossEntropyKernel, Targets};
 use crate::element::{computed, with_element};
+use crate::operation::operations;
 use crate::{Access, Element, Kernel, Layout, Result, Scalar, Tensor, TensorError, cuda, vectorized};
 
 static CROSS_ENTROPY: Kernel<CrossEntropyKernel> =
@@ -31,6 +32,16 @@ pub enum LossReduction {
 }
 
 impl LossReduction {
+    /// Returns the reduction of that name in front ends.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "none" => Self::None,
+            "mean" => Self::Mean,
+            "sum" => Self::Sum,
+            _ => return None,
+        })
+    }
+
     fn apply(self, losses: Tensor) -> Result<Tensor> {
         match self {
             Self::None => Ok(losses),
@@ -64,6 +75,236 @@ impl Default for CrossEntropy<'_> {
     fn default() -> Self {
         Self { weight: None, ignore_index: -100, label_smoothing: 0.0, reduction: LossReduction::Mean }
     }
+}
+
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Computes the negative log-likelihood of the target's classes, from logarithms of probabilities of sizes `[batch,
+        /// classes, ...]` or `[classes]`. PyTorch's `nll_loss`.
+        ///
+        /// # Errors
+        /// The errors of [`cross_entropy`](Self::cross_entropy).
+        nll_loss(input, target: Tensor, weight: Option<Tensor> = None, ignore_index: Int64 = -100, reduction: Reduction = "mean") -> Tensor;
+
+        /// Computes the squared differences to a target.
+        ///
+        /// # Errors
+        /// A target of other sizes, an integer dtype.
+        mse_loss(input, target: Tensor, reduction: Reduction = "mean") -> Tensor;
+
+        /// Computes the absolute differences to a target.
+        ///
+        /// # Errors
+        /// A target of other sizes, an integer dtype.
+        l1_loss(input, target: Tensor, reduction: Reduction = "mean") -> Tensor;
+
+        /// Computes the squared differences to a target over twice `beta` where the absolute difference is below `beta`,
+        /// else the absolute difference less half of `beta`.
+        ///
+        /// # Errors
+        /// A target of other sizes, an integer dtype, a negative `beta`.
+        smooth_l1_loss(input, target: Tensor, beta: Float = 1.0, reduction: Reduction = "mean") -> Tensor;
+
+        /// Computes `delta` times [`smooth_l1_loss`](Self::smooth_l1_loss) with a `beta` of `delta`.
+        ///
+        /// # Errors
+        /// A target of other sizes, an integer dtype, a `delta` that is not positive.
+        huber_loss(input, target: Tensor, delta: Float = 1.0, reduction: Reduction = "mean") -> Tensor;
+
+        /// Computes the cross entropy of probabilities and targets from 0 to 1. Logarithms are limited to at least -100, in
+        /// the gradient of the target too.
+        ///
+        /// # Errors
+        /// A target of other sizes, a weight that does not broadcast to them, an integer dtype, elements that are not from
+        /// 0 to 1.
+        binary_cross_entropy(input, target: Tensor, weight: Option<Tensor> = None, reduction: Reduction = "mean") -> Tensor;
+
+        /// Computes [`binary_cross_entropy`](Self::binary_cross_entropy) of the logistic function of these scores, without
+        /// the limits. `pos_weight` is the weight of targets of 1.
+        ///
+        /// # Errors
+        /// The errors of [`binary_cross_entropy`](Self::binary_cross_entropy).
+        binary_cross_entropy_with_logits(input, target: Tensor, weight: Option<Tensor> = None, pos_weight: Option<Tensor> = None, reduction: Reduction = "mean") -> Tensor;
+
+        /// Computes the Kullback-Leibler divergence of a target distribution from the one whose logarithms this tensor has,
+        /// element by element. If `log_target`, the target has logarithms too. PyTorch's `kl_div`; its `batchmean` is the
+        /// sum over the size of the batch.
+        ///
+        /// # Errors
+        /// A target of other sizes, an integer dtype.
+        kl_div(input, target: Tensor, log_target: Bool = false, reduction: Reduction = "mean") -> Tensor;
+    }
+    front_ends {
+        /// Computes the cross entropy of logits and classes, or of logits and probabilities: [`Tensor::cross_entropy`].
+        ///
+        /// # Errors
+        /// Sizes that do not match, a class that does not exist, an integer dtype.
+        cross_entropy(
+            input: Tensor, target: Tensor, weight: Option<Tensor> = None, ignore_index: Int64 = -100,
+            reduction: Reduction = "mean", label_smoothing: Float = 0.0
+        ) -> Tensor = |input: &Tensor, target, weight, ignore_index, reduction, label_smoothing| {
+            input.cross_entropy(target, &CrossEntropy { weight, ignore_index, label_smoothing, reduction })
+        };
+    }
+}
+
+fn nll_loss(
+    input: &Tensor,
+    target: &Tensor,
+    weight: Option<&Tensor>,
+    ignore_index: i64,
+    reduction: LossReduction,
+) -> Result<Tensor> {
+    let _op = entered("nll_loss");
+    if raises(&[input]) {
+        return raise(input)?.nll_loss(target, weight, ignore_index, reduction);
+    }
+    let op = "nll_loss";
+    floating(op, input)?;
+    class_sizes(op, input, weight)?;
+    expect_classes(op, input, target, ignore_index)?;
+    let dim = if input.rank() == 1 { 0 } else { 1 };
+    let target = no_grad(|| target.to_dtype(DType::I64))?;
+    let counts = target.ne(ignore_index)?;
+    let places = target.masked_fill(&counts.logical_not()?, 0)?;
+    let weights = match weight {
+        Some(weight) => weight.detach().index_select(0, &places.reshape(&[-1])?)?.reshape(&signed(target.sizes()))?,
+        None => Tensor::ones(&[], input.dtype(), input.device())?,
+    };
+    let weights = counts.where_(&weights, 0.0)?.to_dtype(input.dtype())?;
+    let losses = input.gather(dim, &places.unsqueeze(dim)?)?.squeeze(dim)?.mul(&weights)?.neg()?;
+    reduction.apply_weighted(losses, &weights)
+}
+
+fn mse_loss(input: &Tensor, target: &Tensor, reduction: LossReduction) -> Result<Tensor> {
+    let _op = entered("mse_loss");
+    if raises(&[input, target]) {
+        return raise(input)?.mse_loss(&raise(target)?, reduction);
+    }
+    expect_same("mse_loss", input, target)?;
+    reduction.apply(input.sub(target)?.square()?)
+}
+
+fn l1_loss(input: &Tensor, target: &Tensor, reduction: LossReduction) -> Result<Tensor> {
+    let _op = entered("l1_loss");
+    if raises(&[input, target]) {
+        return raise(input)?.l1_loss(&raise(target)?, reduction);
+    }
+    expect_same("l1_loss", input, target)?;
+    reduction.apply(input.sub(target)?.abs()?)
+}
+
+fn smooth_l1_loss(input: &Tensor, target: &Tensor, beta: f64, reduction: LossReduction) -> Result<Tensor> {
+    let _op = entered("smooth_l1_loss");
+    if raises(&[input, target]) {
+        return raise(input)?.smooth_l1_loss(&raise(target)?, beta, reduction);
+    }
+    let op = "smooth_l1_loss";
+    expect_same(op, input, target)?;
+    if beta < 0.0 || beta.is_nan() {
+        return Err(TensorError::argument(op, format!("beta must not be negative, got {beta}")));
+    }
+    if beta == 0.0 {
+        return input.l1_loss(target, reduction);
+    }
+    let distance = input.sub(target)?.abs()?;
+    let near = distance.square()?.mul(0.5 / beta)?;
+    reduction.apply(distance.lt(beta)?.where_(&near, &distance.sub(0.5 * beta)?)?)
+}
+
+fn huber_loss(input: &Tensor, target: &Tensor, delta: f64, reduction: LossReduction) -> Result<Tensor> {
+    let _op = entered("huber_loss");
+    if delta <= 0.0 || delta.is_nan() {
+        return Err(TensorError::argument("huber_loss", format!("delta must be positive, got {delta}")));
+    }
+    reduction.apply(input.smooth_l1_loss(target, delta, LossReduction::None)?.mul(delta)?)
+}
+
+fn binary_cross_entropy(
+    tensor: &Tensor,
+    target: &Tensor,
+    weight: Option<&Tensor>,
+    reduction: LossReduction,
+) -> Result<Tensor> {
+    let _op = entered("binary_cross_entropy");
+    if raises(&[tensor, target]) {
+        return raise(tensor)?.binary_cross_entropy(&raise(target)?, weight, reduction);
+    }
+    let op = "binary_cross_entropy";
+    expect_same(op, tensor, target)?;
+    floating(op, target)?;
+    expect_weight(op, tensor, "weight", weight)?;
+    let advice = ": of scores, sigmoid() makes probabilities, and binary_cross_entropy_with_logits() takes them as \
+                  they are";
+    expect_probabilities(op, "input", tensor, advice)?;
+    expect_probabilities(op, "target", target, "")?;
+    let log = |x: Tensor| x.log()?.clamp_min(-100.0);
+    let losses = no_grad(|| {
+        let yes = log(tensor.clone())?;
+        let no = log(tensor.neg()?.add(1.0)?)?;
+        target.mul(&no.sub(&yes)?)?.sub(&no)
+    })?;
+    let mut losses = attach(losses, op, &[tensor, target], |saver| {
+        let x = saver.save(tensor)?;
+        let target = saver.save(target)?;
+        Ok(move |context: &Context<'_>| {
+            let grad = context.grad(0)?;
+            let x = context.unpack(x)?;
+            let rest = x.neg()?.add(1.0)?;
+            let to_x = context.give(0, || {
+                let slope = x.sub(&context.unpack(target)?)?.div(&rest.mul(&x)?.clamp_min(1e-12)?)?;
+                grad.mul(&slope)
+            })?;
+            let to_target = context.give(1, || grad.mul(&log(rest.clone())?.sub(&log(x.clone())?)?))?;
+            Ok([to_x, to_target].into_iter().collect())
+        })
+    })?;
+    if let Some(weight) = weight {
+        losses = losses.mul(weight)?;
+    }
+    reduction.apply(losses)
+}
+
+fn binary_cross_entropy_with_logits(
+    input: &Tensor,
+    target: &Tensor,
+    weight: Option<&Tensor>,
+    pos_weight: Option<&Tensor>,
+    reduction: LossReduction,
+) -> Result<Tensor> {
+    let _op = entered("binary_cross_entropy_with_logits");
+    if raises(&[input, target]) {
+        return raise(input)?.binary_cross_entropy_with_logits(&raise(target)?, weight, pos_weight, reduction);
+    }
+    let op = "binary_cross_entropy_with_logits";
+    expect_same(op, input, target)?;
+    floating(op, target)?;
+    expect_weight(op, input, "weight", weight)?;
+    expect_weight(op, input, "pos_weight", pos_weight)?;
+    let mut log = input.logsigmoid()?;
+    if let Some(pos_weight) = pos_weight {
+        log = log.mul(&target.mul(&pos_weight.sub(1.0)?)?.add(1.0)?)?;
+    }
+    let mut losses = input.sub(&target.mul(input)?)?.sub(&log)?;
+    if let Some(weight) = weight {
+        losses = losses.mul(weight)?;
+    }
+    reduction.apply(losses)
+}
+
+fn kl_div(input: &Tensor, target: &Tensor, log_target: bool, reduction: LossReduction) -> Result<Tensor> {
+    let _op = entered("kl_div");
+    if raises(&[input, target]) {
+        return raise(input)?.kl_div(&raise(target)?, log_target, reduction);
+    }
+    expect_same("kl_div", input, target)?;
+    if log_target {
+        return reduction.apply(target.exp()?.mul(&target.sub(input)?)?);
+    }
+    // A probability of zero adds nothing.
+    let log = target.masked_fill(&target.le(0.0)?, 1.0)?.log()?;
+    reduction.apply(target.mul(&log.sub(input)?)?)
 }
 
 impl Tensor {
@@ -137,200 +378,6 @@ impl Tensor {
             }
             other => other.apply(losses),
         }
-    }
-
-    /// Computes the negative log-likelihood of the target's classes, from logarithms of probabilities of sizes `[batch,
-    /// classes, ...]` or `[classes]`. PyTorch's `nll_loss`.
-    ///
-    /// # Errors
-    /// The errors of [`cross_entropy`](Self::cross_entropy).
-    pub fn nll_loss(
-        &self,
-        target: &Self,
-        weight: Option<&Self>,
-        ignore_index: i64,
-        reduction: LossReduction,
-    ) -> Result<Self> {
-        let _op = entered("nll_loss");
-        if raises(&[self]) {
-            return raise(self)?.nll_loss(target, weight, ignore_index, reduction);
-        }
-        let op = "nll_loss";
-        floating(op, self)?;
-        class_sizes(op, self, weight)?;
-        expect_classes(op, self, target, ignore_index)?;
-        let dim = if self.rank() == 1 { 0 } else { 1 };
-        let target = no_grad(|| target.to_dtype(DType::I64))?;
-        let counts = target.ne(ignore_index)?;
-        let places = target.masked_fill(&counts.logical_not()?, 0)?;
-        let weights = match weight {
-            Some(weight) => {
-                weight.detach().index_select(0, &places.reshape(&[-1])?)?.reshape(&signed(target.sizes()))?
-            }
-            None => Self::ones(&[], self.dtype(), self.device())?,
-        };
-        let weights = counts.where_(&weights, 0.0)?.to_dtype(self.dtype())?;
-        let losses = self.gather(dim, &places.unsqueeze(dim)?)?.squeeze(dim)?.mul(&weights)?.neg()?;
-        reduction.apply_weighted(losses, &weights)
-    }
-
-    /// Computes the squared differences to a target.
-    ///
-    /// # Errors
-    /// A target of other sizes, an integer dtype.
-    pub fn mse_loss(&self, target: &Self, reduction: LossReduction) -> Result<Self> {
-        let _op = entered("mse_loss");
-        if raises(&[self, target]) {
-            return raise(self)?.mse_loss(&raise(target)?, reduction);
-        }
-        expect_same("mse_loss", self, target)?;
-        reduction.apply(self.sub(target)?.square()?)
-    }
-
-    /// Computes the absolute differences to a target.
-    ///
-    /// # Errors
-    /// A target of other sizes, an integer dtype.
-    pub fn l1_loss(&self, target: &Self, reduction: LossReduction) -> Result<Self> {
-        let _op = entered("l1_loss");
-        if raises(&[self, target]) {
-            return raise(self)?.l1_loss(&raise(target)?, reduction);
-        }
-        expect_same("l1_loss", self, target)?;
-        reduction.apply(self.sub(target)?.abs()?)
-    }
-
-    /// Computes the squared differences to a target over twice `beta` where the absolute difference is below `beta`,
-    /// else the absolute difference less half of `beta`.
-    ///
-    /// # Errors
-    /// A target of other sizes, an integer dtype, a negative `beta`.
-    pub fn smooth_l1_loss(&self, target: &Self, beta: f64, reduction: LossReduction) -> Result<Self> {
-        let _op = entered("smooth_l1_loss");
-        if raises(&[self, target]) {
-            return raise(self)?.smooth_l1_loss(&raise(target)?, beta, reduction);
-        }
-        let op = "smooth_l1_loss";
-        expect_same(op, self, target)?;
-        if beta < 0.0 || beta.is_nan() {
-            return Err(TensorError::argument(op, format!("beta must not be negative, got {beta}")));
-        }
-        if beta == 0.0 {
-            return self.l1_loss(target, reduction);
-        }
-        let distance = self.sub(target)?.abs()?;
-        let near = distance.square()?.mul(0.5 / beta)?;
-        reduction.apply(distance.lt(beta)?.where_(&near, &distance.sub(0.5 * beta)?)?)
-    }
-
-    /// Computes `delta` times [`smooth_l1_loss`](Self::smooth_l1_loss) with a `beta` of `delta`.
-    ///
-    /// # Errors
-    /// A target of other sizes, an integer dtype, a `delta` that is not positive.
-    pub fn huber_loss(&self, target: &Self, delta: f64, reduction: LossReduction) -> Result<Self> {
-        let _op = entered("huber_loss");
-        if delta <= 0.0 || delta.is_nan() {
-            return Err(TensorError::argument("huber_loss", format!("delta must be positive, got {delta}")));
-        }
-        reduction.apply(self.smooth_l1_loss(target, delta, LossReduction::None)?.mul(delta)?)
-    }
-
-    /// Computes the cross entropy of probabilities and targets from 0 to 1. Logarithms are limited to at least -100, in
-    /// the gradient of the target too.
-    ///
-    /// # Errors
-    /// A target of other sizes, a weight that does not broadcast to them, an integer dtype, elements that are not from
-    /// 0 to 1.
-    pub fn binary_cross_entropy(&self, target: &Self, weight: Option<&Self>, reduction: LossReduction) -> Result<Self> {
-        let _op = entered("binary_cross_entropy");
-        if raises(&[self, target]) {
-            return raise(self)?.binary_cross_entropy(&raise(target)?, weight, reduction);
-        }
-        let op = "binary_cross_entropy";
-        expect_same(op, self, target)?;
-        floating(op, target)?;
-        expect_weight(op, self, "weight", weight)?;
-        let advice = ": of scores, sigmoid() makes probabilities, and binary_cross_entropy_with_logits() takes them as \
-                      they are";
-        expect_probabilities(op, "input", self, advice)?;
-        expect_probabilities(op, "target", target, "")?;
-        let log = |x: Self| x.log()?.clamp_min(-100.0);
-        let losses = no_grad(|| {
-            let yes = log(self.clone())?;
-            let no = log(self.neg()?.add(1.0)?)?;
-            target.mul(&no.sub(&yes)?)?.sub(&no)
-        })?;
-        let mut losses = attach(losses, op, &[self, target], |saver| {
-            let x = saver.save(self)?;
-            let target = saver.save(target)?;
-            Ok(move |context: &Context<'_>| {
-                let grad = context.grad(0)?;
-                let x = context.unpack(x)?;
-                let rest = x.neg()?.add(1.0)?;
-                let to_x = context.give(0, || {
-                    let slope = x.sub(&context.unpack(target)?)?.div(&rest.mul(&x)?.clamp_min(1e-12)?)?;
-                    grad.mul(&slope)
-                })?;
-                let to_target = context.give(1, || grad.mul(&log(rest.clone())?.sub(&log(x.clone())?)?))?;
-                Ok([to_x, to_target].into_iter().collect())
-            })
-        })?;
-        if let Some(weight) = weight {
-            losses = losses.mul(weight)?;
-        }
-        reduction.apply(losses)
-    }
-
-    /// Computes [`binary_cross_entropy`](Self::binary_cross_entropy) of the logistic function of these scores, without
-    /// the limits. `pos_weight` is the weight of targets of 1.
-    ///
-    /// # Errors
-    /// The errors of [`binary_cross_entropy`](Self::binary_cross_entropy).
-    pub fn binary_cross_entropy_with_logits(
-        &self,
-        target: &Self,
-        weight: Option<&Self>,
-        pos_weight: Option<&Self>,
-        reduction: LossReduction,
-    ) -> Result<Self> {
-        let _op = entered("binary_cross_entropy_with_logits");
-        if raises(&[self, target]) {
-            return raise(self)?.binary_cross_entropy_with_logits(&raise(target)?, weight, pos_weight, reduction);
-        }
-        let op = "binary_cross_entropy_with_logits";
-        expect_same(op, self, target)?;
-        floating(op, target)?;
-        expect_weight(op, self, "weight", weight)?;
-        expect_weight(op, self, "pos_weight", pos_weight)?;
-        let mut log = self.logsigmoid()?;
-        if let Some(pos_weight) = pos_weight {
-            log = log.mul(&target.mul(&pos_weight.sub(1.0)?)?.add(1.0)?)?;
-        }
-        let mut losses = self.sub(&target.mul(self)?)?.sub(&log)?;
-        if let Some(weight) = weight {
-            losses = losses.mul(weight)?;
-        }
-        reduction.apply(losses)
-    }
-
-    /// Computes the Kullback-Leibler divergence of a target distribution from the one whose logarithms this tensor has,
-    /// element by element. If `log_target`, the target has logarithms too. PyTorch's `kl_div`; its `batchmean` is the
-    /// sum over the size of the batch.
-    ///
-    /// # Errors
-    /// A target of other sizes, an integer dtype.
-    pub fn kl_div(&self, target: &Self, log_target: bool, reduction: LossReduction) -> Result<Self> {
-        let _op = entered("kl_div");
-        if raises(&[self, target]) {
-            return raise(self)?.kl_div(&raise(target)?, log_target, reduction);
-        }
-        expect_same("kl_div", self, target)?;
-        if log_target {
-            return reduction.apply(target.exp()?.mul(&target.sub(self)?)?);
-        }
-        // A probability of zero adds nothing.
-        let log = target.masked_fill(&target.le(0.0)?, 1.0)?.log()?;
-        reduction.apply(target.mul(&log.sub(self)?)?)
     }
 }
 

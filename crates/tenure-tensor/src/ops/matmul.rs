@@ -6,24 +6,142 @@ use super::view::signed;
 use crate::autocast::{lower, widest};
 use crate::autograd::{Context, attach, no_grad, recipe};
 use crate::cpu::gemm::Product;
+use crate::operation::operations;
 use crate::{Kernel, Layout, Result, Scalar, Tensor, TensorError, cpu, cuda};
 
 static PRODUCT: Kernel<Product> =
     Kernel::new("matmul", &[cpu::gemm::PRODUCT, cpu::gemm::PRODUCT_OF_HALVES, cuda::matmul::PRODUCT]);
 
-impl Tensor {
-    /// Multiplies two matrices, or batches of them, whose leading dimensions are broadcast. A vector counts as a row on
-    /// the left and as a column on the right, and its dimension is not in the result.
-    ///
-    /// # Errors
-    /// Inner sizes that differ, batches that do not broadcast, no dimension, different dtypes or devices.
-    pub fn matmul(&self, other: &Self) -> Result<Self> {
-        let left = &lower(self)?;
-        let right = &lower(other)?;
-        check_operands("matmul", &[left, right])?;
-        left.multiplied("matmul", right)
-    }
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Multiplies two matrices, or batches of them, whose leading dimensions are broadcast. A vector counts as a row on
+        /// the left and as a column on the right, and its dimension is not in the result.
+        ///
+        /// # Errors
+        /// Inner sizes that differ, batches that do not broadcast, no dimension, different dtypes or devices.
+        matmul(input, other: Tensor) -> Tensor;
 
+        /// Multiplies each matrix of a batch with the matching one of another batch; both have three dimensions.
+        ///
+        /// # Errors
+        /// Sizes that do not match; different dtypes or devices.
+        bmm(input, mat2: Tensor) -> Tensor;
+
+        /// Multiplies a matrix with a vector.
+        ///
+        /// # Errors
+        /// Sizes that do not match; different dtypes or devices.
+        mv(input, vec: Tensor) -> Tensor;
+
+        /// Computes the dot product of two vectors.
+        ///
+        /// # Errors
+        /// Sizes that do not match; different dtypes or devices.
+        dot(input, other: Tensor) -> Tensor;
+
+        /// Computes the products of every element of one vector with every element of another.
+        ///
+        /// # Errors
+        /// One is not a vector; different devices.
+        outer(input, vec2: Tensor) -> Tensor;
+
+        /// Computes `beta` times this tensor, broadcast, plus `alpha` times the product of two matrices. With a `beta` of 0
+        /// this tensor is not read.
+        ///
+        /// # Errors
+        /// Factors that are not matrices, sizes that do not match, different dtypes or devices.
+        addmm(input, mat1: Tensor, mat2: Tensor, beta: Scalar = 1, alpha: Scalar = 1) -> Tensor;
+
+        /// Computes [`addmm`](Self::addmm) for batches of matrices, of three dimensions.
+        ///
+        /// # Errors
+        /// Factors that are not batches, sizes that do not match, different dtypes or devices.
+        baddbmm(input, batch1: Tensor, batch2: Tensor, beta: Scalar = 1, alpha: Scalar = 1) -> Tensor;
+
+        /// Multiplies with the transpose of `weight`, `(out, in)`, over the last dimension, and adds `bias`. PyTorch's
+        /// `F.linear`.
+        ///
+        /// # Errors
+        /// Sizes that do not match, different dtypes or devices.
+        linear(input, weight: Tensor, bias: Option<Tensor> = None) -> Tensor;
+    }
+}
+
+fn matmul(input: &Tensor, other: &Tensor) -> Result<Tensor> {
+    let left = &lower(input)?;
+    let right = &lower(other)?;
+    check_operands("matmul", &[left, right])?;
+    left.multiplied("matmul", right)
+}
+
+fn bmm(input: &Tensor, other: &Tensor) -> Result<Tensor> {
+    let left = &lower(input)?;
+    let right = &lower(other)?;
+    check_operands("bmm", &[left, right])?;
+    if left.rank() != 3 || right.rank() != 3 || left.sizes()[0] != right.sizes()[0] {
+        let reason = format!(
+            "two batches of as many matrices are needed, (b, m, k) and (b, k, n), got sizes {:?} and {:?}: \
+             matmul() broadcasts batches",
+            left.sizes(),
+            right.sizes()
+        );
+        return Err(TensorError::shape("bmm", reason));
+    }
+    product("bmm", left, right)
+}
+
+fn mv(input: &Tensor, vector: &Tensor) -> Result<Tensor> {
+    if (input.rank(), vector.rank()) != (2, 1) {
+        let reason = format!(
+            "a matrix and a vector are needed, got sizes {:?} and {:?}: matmul() takes any",
+            input.sizes(),
+            vector.sizes()
+        );
+        return Err(TensorError::shape("mv", reason));
+    }
+    let matrix = &lower(input)?;
+    let vector = &lower(vector)?;
+    check_operands("mv", &[matrix, vector])?;
+    matrix.multiplied("mv", vector)
+}
+
+fn dot(input: &Tensor, other: &Tensor) -> Result<Tensor> {
+    if (input.rank(), other.rank()) != (1, 1) {
+        let reason = format!(
+            "two vectors are needed, got sizes {:?} and {:?}: matmul() takes any",
+            input.sizes(),
+            other.sizes()
+        );
+        return Err(TensorError::shape("dot", reason));
+    }
+    let [left, right] = &widest([input, other])?;
+    check_operands("dot", &[left, right])?;
+    left.multiplied("dot", right)
+}
+
+fn outer(input: &Tensor, other: &Tensor) -> Result<Tensor> {
+    if (input.rank(), other.rank()) != (1, 1) {
+        let reason = format!("two vectors are needed, got sizes {:?} and {:?}", input.sizes(), other.sizes());
+        return Err(TensorError::shape("outer", reason));
+    }
+    input.view(&[input.numel() as isize, 1])?.mul(other)
+}
+
+fn addmm(input: &Tensor, a: &Tensor, b: &Tensor, beta: Scalar, alpha: Scalar) -> Result<Tensor> {
+    input.add_product("addmm", 2, [a, b], beta, alpha)
+}
+
+fn baddbmm(input: &Tensor, a: &Tensor, b: &Tensor, beta: Scalar, alpha: Scalar) -> Result<Tensor> {
+    input.add_product("baddbmm", 3, [a, b], beta, alpha)
+}
+
+fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let bias = bias.map(lower).transpose()?;
+    lower(input)?.transformed(&lower(weight)?, bias.as_ref())
+}
+
+impl Tensor {
     fn multiplied(&self, op: &'static str, other: &Self) -> Result<Self> {
         check_inner(op, self, other)?;
         match (self.rank(), other.rank()) {
@@ -52,92 +170,6 @@ impl Tensor {
             (3.., 2) if self.numel() > 0 => product_of_rows(op, self, other),
             _ => product(op, self, other),
         }
-    }
-
-    /// Multiplies each matrix of a batch with the matching one of another batch; both have three dimensions.
-    ///
-    /// # Errors
-    /// Sizes that do not match; different dtypes or devices.
-    pub fn bmm(&self, other: &Self) -> Result<Self> {
-        let left = &lower(self)?;
-        let right = &lower(other)?;
-        check_operands("bmm", &[left, right])?;
-        if left.rank() != 3 || right.rank() != 3 || left.sizes()[0] != right.sizes()[0] {
-            let reason = format!(
-                "two batches of as many matrices are needed, (b, m, k) and (b, k, n), got sizes {:?} and {:?}: \
-                 matmul() broadcasts batches",
-                left.sizes(),
-                right.sizes()
-            );
-            return Err(TensorError::shape("bmm", reason));
-        }
-        product("bmm", left, right)
-    }
-
-    /// Multiplies a matrix with a vector.
-    ///
-    /// # Errors
-    /// Sizes that do not match; different dtypes or devices.
-    pub fn mv(&self, vector: &Self) -> Result<Self> {
-        if (self.rank(), vector.rank()) != (2, 1) {
-            let reason = format!(
-                "a matrix and a vector are needed, got sizes {:?} and {:?}: matmul() takes any",
-                self.sizes(),
-                vector.sizes()
-            );
-            return Err(TensorError::shape("mv", reason));
-        }
-        let matrix = &lower(self)?;
-        let vector = &lower(vector)?;
-        check_operands("mv", &[matrix, vector])?;
-        matrix.multiplied("mv", vector)
-    }
-
-    /// Computes the dot product of two vectors.
-    ///
-    /// # Errors
-    /// Sizes that do not match; different dtypes or devices.
-    pub fn dot(&self, other: &Self) -> Result<Self> {
-        if (self.rank(), other.rank()) != (1, 1) {
-            let reason = format!(
-                "two vectors are needed, got sizes {:?} and {:?}: matmul() takes any",
-                self.sizes(),
-                other.sizes()
-            );
-            return Err(TensorError::shape("dot", reason));
-        }
-        let [left, right] = &widest([self, other])?;
-        check_operands("dot", &[left, right])?;
-        left.multiplied("dot", right)
-    }
-
-    /// Computes the products of every element of one vector with every element of another.
-    ///
-    /// # Errors
-    /// One is not a vector; different devices.
-    pub fn outer(&self, other: &Self) -> Result<Self> {
-        if (self.rank(), other.rank()) != (1, 1) {
-            let reason = format!("two vectors are needed, got sizes {:?} and {:?}", self.sizes(), other.sizes());
-            return Err(TensorError::shape("outer", reason));
-        }
-        self.view(&[self.numel() as isize, 1])?.mul(other)
-    }
-
-    /// Computes `beta` times this tensor, broadcast, plus `alpha` times the product of two matrices. With a `beta` of 0
-    /// this tensor is not read.
-    ///
-    /// # Errors
-    /// Factors that are not matrices, sizes that do not match, different dtypes or devices.
-    pub fn addmm(&self, a: &Self, b: &Self, beta: impl Into<Scalar>, alpha: impl Into<Scalar>) -> Result<Self> {
-        self.add_product("addmm", 2, [a, b], beta.into(), alpha.into())
-    }
-
-    /// Computes [`addmm`](Self::addmm) for batches of matrices, of three dimensions.
-    ///
-    /// # Errors
-    /// Factors that are not batches, sizes that do not match, different dtypes or devices.
-    pub fn baddbmm(&self, a: &Self, b: &Self, beta: impl Into<Scalar>, alpha: impl Into<Scalar>) -> Result<Self> {
-        self.add_product("baddbmm", 3, [a, b], beta.into(), alpha.into())
     }
 
     fn add_product(
@@ -172,16 +204,6 @@ impl Tensor {
                 Ok([context.give(0, || grad.mul(beta))?, to_left, to_right].into_iter().collect())
             })
         })
-    }
-
-    /// Multiplies with the transpose of `weight`, `(out, in)`, over the last dimension, and adds `bias`. PyTorch's
-    /// `F.linear`.
-    ///
-    /// # Errors
-    /// Sizes that do not match, different dtypes or devices.
-    pub fn linear(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {
-        let bias = bias.map(lower).transpose()?;
-        lower(self)?.transformed(&lower(weight)?, bias.as_ref())
     }
 
     fn transformed(&self, weight: &Self, bias: Option<&Self>) -> Result<Self> {

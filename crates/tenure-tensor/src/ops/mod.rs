@@ -36,6 +36,8 @@ mod view;
 
 use tenure_core::{Name, Site, SiteGuard};
 
+use crate::operation::Operation;
+
 pub use attention::Attention;
 pub(crate) use attention::{Dropping, Weighting};
 pub use batch_norm::BatchNormParameters;
@@ -55,3 +57,45 @@ pub(crate) use pool::{Rule, Taps, Windows};
 pub(crate) fn entered(op: &'static str) -> SiteGuard {
     Site::enter_operation(Name::of(op))
 }
+
+/// All operations, by the files that declare them.
+pub static OPERATIONS: &[&[Operation]] = &[
+    activation::FUNCTIONS,
+    activation::OPERATIONS,
+    arithmetic::OPERATIONS,
+    attention::OPERATIONS,
+    batch_norm::OPERATIONS,
+    compare::COMPARISONS,
+    compare::BITS,
+    compare::PROPERTIES,
+    compare::OPERATIONS,
+    conv::OPERATIONS,
+    copy::OPERATIONS,
+    einsum::OPERATIONS,
+    extreme::OPERATIONS,
+    gather::OPERATIONS,
+    in_place::OPERATIONS,
+    index::OPERATIONS,
+    join::OPERATIONS,
+    loss::OPERATIONS,
+    matmul::OPERATIONS,
+    norm::OPERATIONS,
+    pad::OPERATIONS,
+    pool::OPERATIONS,
+    power::OPERATIONS,
+    random::OPERATIONS,
+    reduce::OPERATIONS,
+    rotary::OPERATIONS,
+    scan::OPERATIONS,
+    scatter::OPERATIONS,
+    select::OPERATIONS,
+    softmax::OPERATIONS,
+    sort::OPERATIONS,
+    split::OPERATIONS,
+    triangle::OPERATIONS,
+    unary::FUNCTIONS,
+    unary::OPERATIONS,
+    view::OPERATIONS,
+    crate::tensor::create::OPERATIONS,
+    crate::tensor::ranges::OPERATIONS,
+];

@@ -13,6 +13,7 @@ use crate::cpu::norm::{
     NormRows, NormalizeBackward, NormalizeKernel, NormalizeRows, NormalizeRowsBackward, NormalizeSums,
 };
 use crate::element::computed;
+use crate::operation::operations;
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError, cuda};
 
 static NORMALIZE_ROWS: Kernel<NormalizeRows> =
@@ -25,68 +26,82 @@ pub(super) static NORMALIZE_BACKWARD: Kernel<NormalizeBackward> =
 pub(super) static NORMALIZE_SUMS: Kernel<NormalizeSums> =
     Kernel::new("norm_backward", &[cpu::norm::NORMALIZE_SUMS, cuda::norm::NORMALIZE_SUMS]);
 
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Normalises over the last dimensions, whose sizes are `normalized_shape`: subtracts the mean, divides by the standard
+        /// deviation (`eps` is added to the variance), multiplies with `weight` and adds `bias`, which have these sizes.
+        /// PyTorch's `layer_norm`.
+        ///
+        /// # Errors
+        /// An integer dtype; last dimensions, a weight or a bias of other sizes.
+        layer_norm(input, normalized_shape: Sizes, weight: Option<Tensor> = None, bias: Option<Tensor> = None, eps: Float = 1e-5) -> Tensor;
+
+        /// Divides by the root mean square over the last dimensions (`eps` is added to the mean square), and multiplies
+        /// with `weight`. PyTorch's `rms_norm`.
+        ///
+        /// # Errors
+        /// The errors of [`layer_norm`](Self::layer_norm).
+        rms_norm(input, normalized_shape: Sizes, weight: Option<Tensor> = None, eps: Float = 1e-6) -> Tensor;
+
+        /// Normalises each of `num_groups` groups of channels of `[batch, channels, ...]`, with a weight and bias for each
+        /// channel. PyTorch's `group_norm`; with as many groups as channels, `instance_norm`.
+        ///
+        /// # Errors
+        /// An integer dtype, fewer than two dimensions, channels that are no multiple of `num_groups`, a weight or bias of
+        /// other sizes.
+        group_norm(input, num_groups: Size, weight: Option<Tensor> = None, bias: Option<Tensor> = None, eps: Float = 1e-5) -> Tensor;
+    }
+}
+
+fn layer_norm(
+    input: &Tensor,
+    normalized: &[usize],
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<Tensor> {
+    let _op = entered("layer_norm");
+    if raises(&[input]) {
+        return raise(input)?.layer_norm(normalized, weight, bias, eps);
+    }
+    input.normalize_rows("layer_norm", normalized, weight, bias, eps)
+}
+
+fn rms_norm(input: &Tensor, normalized: &[usize], weight: Option<&Tensor>, eps: f64) -> Result<Tensor> {
+    let _op = entered("rms_norm");
+    if raises(&[input]) {
+        return raise(input)?.rms_norm(normalized, weight, eps);
+    }
+    input.normalize_rows("rms_norm", normalized, weight, None, eps)
+}
+
+fn group_norm(
+    input: &Tensor,
+    groups: usize,
+    weight: Option<&Tensor>,
+    bias: Option<&Tensor>,
+    eps: f64,
+) -> Result<Tensor> {
+    let _op = entered("group_norm");
+    if raises(&[input]) {
+        return raise(input)?.group_norm(groups, weight, bias, eps);
+    }
+    let channels = channels("group_norm", input, weight, bias)?;
+    if groups == 0 || !channels.is_multiple_of(groups) {
+        return Err(TensorError::shape("group_norm", format!("{channels} channels do not divide in {groups} groups")));
+    }
+    let batch = input.sizes()[0];
+    let depth = channels / groups;
+    let length = input.sizes()[2..].iter().product();
+    let grouped = input.reshape(&signed(&[batch, groups, depth, length]))?;
+    let affine = signed(&[1, groups, depth, 1]);
+    let weight = shaped(weight, &affine)?;
+    let bias = shaped(bias, &affine)?;
+    by_groups(&grouped, weight.as_ref(), bias.as_ref(), eps)?.reshape(&signed(input.sizes()))
+}
+
 impl Tensor {
-    /// Normalises over the last dimensions, whose sizes are `normalized`: subtracts the mean, divides by the standard
-    /// deviation (`eps` is added to the variance), multiplies with `weight` and adds `bias`, which have these sizes.
-    /// PyTorch's `layer_norm`.
-    ///
-    /// # Errors
-    /// An integer dtype; last dimensions, a weight or a bias of other sizes.
-    pub fn layer_norm(
-        &self,
-        normalized: &[usize],
-        weight: Option<&Self>,
-        bias: Option<&Self>,
-        eps: f64,
-    ) -> Result<Self> {
-        let _op = entered("layer_norm");
-        if raises(&[self]) {
-            return raise(self)?.layer_norm(normalized, weight, bias, eps);
-        }
-        self.normalize_rows("layer_norm", normalized, weight, bias, eps)
-    }
-
-    /// Divides by the root mean square over the last dimensions (`eps` is added to the mean square), and multiplies
-    /// with `weight`. PyTorch's `rms_norm`.
-    ///
-    /// # Errors
-    /// The errors of [`layer_norm`](Self::layer_norm).
-    pub fn rms_norm(&self, normalized: &[usize], weight: Option<&Self>, eps: f64) -> Result<Self> {
-        let _op = entered("rms_norm");
-        if raises(&[self]) {
-            return raise(self)?.rms_norm(normalized, weight, eps);
-        }
-        self.normalize_rows("rms_norm", normalized, weight, None, eps)
-    }
-
-    /// Normalises each of `groups` groups of channels of `[batch, channels, ...]`, with a weight and bias for each
-    /// channel. PyTorch's `group_norm`; with as many groups as channels, `instance_norm`.
-    ///
-    /// # Errors
-    /// An integer dtype, fewer than two dimensions, channels that are no multiple of `groups`, a weight or bias of
-    /// other sizes.
-    pub fn group_norm(&self, groups: usize, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<Self> {
-        let _op = entered("group_norm");
-        if raises(&[self]) {
-            return raise(self)?.group_norm(groups, weight, bias, eps);
-        }
-        let channels = channels("group_norm", self, weight, bias)?;
-        if groups == 0 || !channels.is_multiple_of(groups) {
-            return Err(TensorError::shape(
-                "group_norm",
-                format!("{channels} channels do not divide in {groups} groups"),
-            ));
-        }
-        let batch = self.sizes()[0];
-        let depth = channels / groups;
-        let length = self.sizes()[2..].iter().product();
-        let grouped = self.reshape(&signed(&[batch, groups, depth, length]))?;
-        let affine = signed(&[1, groups, depth, 1]);
-        let weight = shaped(weight, &affine)?;
-        let bias = shaped(bias, &affine)?;
-        by_groups(&grouped, weight.as_ref(), bias.as_ref(), eps)?.reshape(&signed(self.sizes()))
-    }
-
     fn normalize_rows(
         &self,
         op: &'static str,

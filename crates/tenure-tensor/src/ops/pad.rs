@@ -1,6 +1,7 @@
 //! Padding of tensors.
 
 use crate::autograd::{Context, attach, recipe};
+use crate::operation::operations;
 use crate::{DType, Result, Scalar, Tensor, TensorError};
 
 /// The elements that padding adds.
@@ -14,6 +15,37 @@ pub enum PadMode {
     Replicate,
     /// The elements from the opposite end.
     Circular,
+}
+
+operations! {
+    static OPERATIONS;
+    front_ends {
+        /// Adds elements before and after: `pad` has two numbers for each dimension, the last dimension's first.
+        /// Negative numbers remove elements. `mode` is `constant`, `reflect`, `replicate` or `circular`.
+        ///
+        /// # Errors
+        /// `pad` has an odd length or is for more dimensions than there are; more elements are removed or repeated
+        /// than exist; another mode; a value with a mode that is not `constant`.
+        pad(input: Tensor, pad: Ints, mode: Text = "constant", value: Option<Scalar> = None) -> Tensor =
+            |input: &Tensor, padding, mode, value: Option<Scalar>| {
+                let mode = match (mode, value) {
+                    ("constant", value) => PadMode::Constant(value.unwrap_or(Scalar::Int(0))),
+                    ("reflect", None) => PadMode::Reflect,
+                    ("replicate", None) => PadMode::Replicate,
+                    ("circular", None) => PadMode::Circular,
+                    (mode, None) => {
+                        let reason =
+                            format!("mode must be constant, reflect, replicate or circular, got {mode:?}");
+                        return Err(TensorError::argument("pad", reason));
+                    }
+                    (mode, Some(_)) => {
+                        let reason = format!("mode {mode:?} takes no value: only \"constant\" does");
+                        return Err(TensorError::argument("pad", reason));
+                    }
+                };
+                input.pad(padding, mode)
+            };
+    }
 }
 
 impl Tensor {

@@ -6,6 +6,7 @@ use super::conv::for_each_dim;
 use super::entered;
 use crate::autograd::{Context, attach, recipe};
 use crate::cpu::pool::{self as kernels, AvgPool, Chosen, MaxPool};
+use crate::operation::operations;
 use crate::{DType, Kernel, Layout, MemoryFormat, Result, Tensor, TensorError, cuda};
 
 static MAX_POOL: Kernel<MaxPool> =
@@ -37,6 +38,127 @@ impl Default for Pool<'_> {
     fn default() -> Self {
         Self { kernel: &[], stride: &[], padding: &[0], dilation: &[1], ceil: false }
     }
+}
+
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Computes the means of `output_size` windows that cover the image evenly. PyTorch's `adaptive_avg_pool1d`,
+        /// `adaptive_avg_pool2d`, `adaptive_avg_pool3d`.
+        ///
+        /// # Errors
+        /// Not one to three sizes, or more sizes than spatial dimensions.
+        adaptive_avg_pool(input, output_size: Sizes) -> Tensor;
+    }
+    front_ends {
+        /// Computes the largest element of each window of one dimension: [`Tensor::max_pool`].
+        ///
+        /// # Errors
+        /// Windows that do not fit.
+        max_pool1d(
+            input: Tensor, kernel_size: Sizes, stride: Sizes = [], padding: Sizes = [0], dilation: Sizes = [1],
+            ceil_mode: Bool = false
+        ) -> Tensor = |input: &Tensor, kernel_size, stride, padding, dilation, ceil| {
+            input.max_pool(&Pool { kernel: &each_dim(1, kernel_size), stride, padding, dilation, ceil })
+        };
+
+        /// Computes the mean of each window of one dimension: [`Tensor::avg_pool`].
+        ///
+        /// # Errors
+        /// Windows that do not fit.
+        avg_pool1d(
+            input: Tensor, kernel_size: Sizes, stride: Sizes = [], padding: Sizes = [0], ceil_mode: Bool = false,
+            count_include_pad: Bool = true
+        ) -> Tensor = |input: &Tensor, kernel_size, stride, padding, ceil, count_include_pad| {
+            let pool = Pool { kernel: &each_dim(1, kernel_size), stride, padding, ceil, ..Pool::default() };
+            input.avg_pool(&pool, count_include_pad)
+        };
+
+        /// Computes means over windows of one dimension that are spread evenly: [`Tensor::adaptive_avg_pool`].
+        ///
+        /// # Errors
+        /// Images of fewer dimensions.
+        adaptive_avg_pool1d(input: Tensor, output_size: Sizes) -> Tensor = |input: &Tensor, output_size| {
+            input.adaptive_avg_pool(&each_dim(1, output_size))
+        };
+
+        /// Computes the largest element of each window of two dimensions: [`Tensor::max_pool`].
+        ///
+        /// # Errors
+        /// Windows that do not fit.
+        max_pool2d(
+            input: Tensor, kernel_size: Sizes, stride: Sizes = [], padding: Sizes = [0], dilation: Sizes = [1],
+            ceil_mode: Bool = false
+        ) -> Tensor = |input: &Tensor, kernel_size, stride, padding, dilation, ceil| {
+            input.max_pool(&Pool { kernel: &each_dim(2, kernel_size), stride, padding, dilation, ceil })
+        };
+
+        /// Computes the mean of each window of two dimensions: [`Tensor::avg_pool`].
+        ///
+        /// # Errors
+        /// Windows that do not fit.
+        avg_pool2d(
+            input: Tensor, kernel_size: Sizes, stride: Sizes = [], padding: Sizes = [0], ceil_mode: Bool = false,
+            count_include_pad: Bool = true
+        ) -> Tensor = |input: &Tensor, kernel_size, stride, padding, ceil, count_include_pad| {
+            let pool = Pool { kernel: &each_dim(2, kernel_size), stride, padding, ceil, ..Pool::default() };
+            input.avg_pool(&pool, count_include_pad)
+        };
+
+        /// Computes means over windows of two dimensions that are spread evenly: [`Tensor::adaptive_avg_pool`].
+        ///
+        /// # Errors
+        /// Images of fewer dimensions.
+        adaptive_avg_pool2d(input: Tensor, output_size: Sizes) -> Tensor = |input: &Tensor, output_size| {
+            input.adaptive_avg_pool(&each_dim(2, output_size))
+        };
+
+        /// Computes the largest element of each window of three dimensions: [`Tensor::max_pool`].
+        ///
+        /// # Errors
+        /// Windows that do not fit.
+        max_pool3d(
+            input: Tensor, kernel_size: Sizes, stride: Sizes = [], padding: Sizes = [0], dilation: Sizes = [1],
+            ceil_mode: Bool = false
+        ) -> Tensor = |input: &Tensor, kernel_size, stride, padding, dilation, ceil| {
+            input.max_pool(&Pool { kernel: &each_dim(3, kernel_size), stride, padding, dilation, ceil })
+        };
+
+        /// Computes the mean of each window of three dimensions: [`Tensor::avg_pool`].
+        ///
+        /// # Errors
+        /// Windows that do not fit.
+        avg_pool3d(
+            input: Tensor, kernel_size: Sizes, stride: Sizes = [], padding: Sizes = [0], ceil_mode: Bool = false,
+            count_include_pad: Bool = true
+        ) -> Tensor = |input: &Tensor, kernel_size, stride, padding, ceil, count_include_pad| {
+            let pool = Pool { kernel: &each_dim(3, kernel_size), stride, padding, ceil, ..Pool::default() };
+            input.avg_pool(&pool, count_include_pad)
+        };
+
+        /// Computes means over windows of three dimensions that are spread evenly: [`Tensor::adaptive_avg_pool`].
+        ///
+        /// # Errors
+        /// Images of fewer dimensions.
+        adaptive_avg_pool3d(input: Tensor, output_size: Sizes) -> Tensor = |input: &Tensor, output_size| {
+            input.adaptive_avg_pool(&each_dim(3, output_size))
+        };
+    }
+}
+
+/// Returns a number for each spatial dimension: those given, or the one given.
+fn each_dim(spatial: usize, numbers: &[usize]) -> Vec<usize> {
+    if let [number] = numbers { vec![*number; spatial] } else { numbers.to_vec() }
+}
+
+fn adaptive_avg_pool(input: &Tensor, sizes: &[usize]) -> Result<Tensor> {
+    let _op = entered("adaptive_avg_pool");
+    const OP: &str = "adaptive_avg_pool";
+    let source = spatial(OP, input, sizes.len())?;
+    let target = for_each_dim(OP, "sizes", sizes, sizes.len(), 1)?;
+    let windows = Windows::new(OP, source, target, Rule::Even, format(input, sizes.len()))?;
+    let leading = &input.sizes()[..input.rank() - sizes.len()];
+    averaged(input, windows, &[leading, sizes].concat())
 }
 
 impl Tensor {
@@ -79,21 +201,6 @@ impl Tensor {
         let (Taps { source, target, kernel, stride, padding, format, .. }, sizes) = Taps::new("avg_pool", self, how)?;
         let rule = Rule::Strided { kernel, stride, padding, counts_padding: count_include_pad };
         averaged(self, Windows::new("avg_pool", source, target, rule, format)?, &sizes)
-    }
-
-    /// Computes the means of `sizes` windows that cover the image evenly. PyTorch's `adaptive_avg_pool1d`,
-    /// `adaptive_avg_pool2d`, `adaptive_avg_pool3d`.
-    ///
-    /// # Errors
-    /// Not one to three sizes, or more sizes than spatial dimensions.
-    pub fn adaptive_avg_pool(&self, sizes: &[usize]) -> Result<Self> {
-        let _op = entered("adaptive_avg_pool");
-        const OP: &str = "adaptive_avg_pool";
-        let source = spatial(OP, self, sizes.len())?;
-        let target = for_each_dim(OP, "sizes", sizes, sizes.len(), 1)?;
-        let windows = Windows::new(OP, source, target, Rule::Even, format(self, sizes.len()))?;
-        let leading = &self.sizes()[..self.rank() - sizes.len()];
-        averaged(self, windows, &[leading, sizes].concat())
     }
 }
 

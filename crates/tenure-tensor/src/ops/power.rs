@@ -3,6 +3,7 @@
 use super::pointwise::{self, Binary, Pair, Unary};
 use crate::autocast::raise;
 use crate::autograd::{Context, attach};
+use crate::operation::operations;
 use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value};
 use crate::{cpu, cuda};
 
@@ -13,19 +14,26 @@ static SQRT: Unary = Kernel::new("pow", &[cpu::unary::SQRT, cuda::unary::SQRT]);
 static RSQRT: Unary = Kernel::new("pow", &[cpu::unary::RSQRT, cuda::unary::RSQRT]);
 static RECIPROCAL: Unary = Kernel::new("pow", &[cpu::unary::RECIPROCAL, cuda::unary::RECIPROCAL]);
 
-impl Tensor {
-    /// Computes the power, broadcast and promoted.
-    ///
-    /// # Errors
-    /// Sizes that do not broadcast, different devices, `bool`, a negative power of integers.
-    pub fn pow<'a>(&'a self, exponent: impl Into<Value<'a>>) -> Result<Self> {
-        let base = raise(self)?;
-        match exponent.into() {
-            Value::Number(exponent) => base.to_number(exponent),
-            Value::Tensor(exponent) => base.to_tensor(&raise(exponent)?),
-        }
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Computes the power, broadcast and promoted.
+        ///
+        /// # Errors
+        /// Sizes that do not broadcast, different devices, `bool`, a negative power of integers.
+        pow(input, exponent: Value) -> Tensor;
     }
+}
 
+fn pow(input: &Tensor, exponent: Value<'_>) -> Result<Tensor> {
+    let base = raise(input)?;
+    match exponent {
+        Value::Number(exponent) => base.to_number(exponent),
+        Value::Tensor(exponent) => base.to_tensor(&raise(exponent)?),
+    }
+}
+
+impl Tensor {
     fn to_number(&self, exponent: Scalar) -> Result<Self> {
         let pair = Pair::new("pow", self, exponent.into(), |dtype| dtype)?;
         let dtype = pair.dtype;

@@ -4,6 +4,7 @@ use super::entered;
 use super::reduce::floating;
 use crate::autograd::{Context, attach, attach_in_place, recipe};
 use crate::cpu::random::{self as kernels, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
+use crate::operation::operations;
 use crate::random::{Generator, GeneratorState, default_generator};
 use crate::scalar::integers;
 use crate::{DType, Device, Kernel, Result, Tensor, TensorError, cuda};
@@ -17,136 +18,164 @@ static BERNOULLI_EACH: Kernel<BernoulliEach> =
 static DROPOUT: Kernel<Dropout> = Kernel::new("dropout", &[kernels::DROPOUT, cuda::random::DROPOUT]);
 static PERMUTATION: Kernel<Permutation> = Kernel::new("randperm", &[kernels::PERMUTATION, cuda::random::PERMUTATION]);
 
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Returns [`rand`](Self::rand) with the sizes, dtype and device of this tensor.
+        ///
+        /// # Errors
+        /// The dtype is not floating; no memory.
+        rand_like(input, generator: Generator = None) -> Tensor;
+
+        /// Returns [`randn`](Self::randn) with the sizes, dtype and device of this tensor.
+        ///
+        /// # Errors
+        /// The dtype is not floating; no memory.
+        randn_like(input, generator: Generator = None) -> Tensor;
+
+        /// Returns 1 with the probability that each element has, and 0 otherwise. It has no gradient.
+        ///
+        /// # Errors
+        /// The dtype is not floating; an element is no probability.
+        bernoulli(input, generator: Generator = None) -> Tensor;
+
+        /// Replaces all elements by 1 with this probability, and by 0 otherwise.
+        ///
+        /// # Errors
+        /// `p` is no probability; the tensor requires a gradient, unless inside
+        /// [`no_grad`](crate::autograd::no_grad).
+        bernoulli_(input, p: Float = 0.5, generator: Generator = None) -> ();
+
+        /// Replaces all elements by uniformly distributed numbers from `low` up to but without `high`.
+        ///
+        /// # Errors
+        /// The range is negative or not finite; the dtype is not floating; the tensor requires a gradient, unless inside
+        /// [`no_grad`](crate::autograd::no_grad).
+        uniform_(input, low: Float = 0.0, high: Float = 1.0, generator: Generator = None) -> ();
+
+        /// Replaces all elements by normally distributed numbers.
+        ///
+        /// # Errors
+        /// A negative deviation; the dtype is not floating; the tensor requires a gradient, unless inside
+        /// [`no_grad`](crate::autograd::no_grad).
+        normal_(input, mean: Float = 0.0, std: Float = 1.0, generator: Generator = None) -> ();
+
+        /// Sets each element to 0 with this probability in training, and divides the others by the probability of being
+        /// kept. Outside training it returns the tensor itself. The numbers come from the [default
+        /// generator](default_generator).
+        ///
+        /// # Errors
+        /// `p` is no probability; the dtype is not floating.
+        dropout(input, p: Float = 0.5, training: Bool = true) -> Tensor;
+    }
+    functions {
+        /// Returns uniformly distributed numbers from 0 up to but without 1.
+        ///
+        /// # Errors
+        /// The dtype is not floating; no memory.
+        rand(size: Sizes, dtype: DType = DType::F32, device: Device = Device::CPU, generator: Generator = None) -> Tensor;
+
+        /// Returns normally distributed numbers of mean 0 and deviation 1.
+        ///
+        /// # Errors
+        /// The dtype is not floating; no memory.
+        randn(size: Sizes, dtype: DType = DType::F32, device: Device = Device::CPU, generator: Generator = None) -> Tensor;
+
+        /// Returns uniformly distributed integers from `low` up to but without `high`.
+        ///
+        /// # Errors
+        /// The range is empty, or has integers that do not fit the dtype; no memory.
+        randint(low: Int64, high: Int64, size: Sizes, dtype: DType = DType::I64, device: Device = Device::CPU, generator: Generator = None) -> Tensor;
+
+        /// Returns the numbers from 0 up to but without `n` in a random order, as `int64`.
+        ///
+        /// # Errors
+        /// No memory.
+        randperm(n: Size, device: Device = Device::CPU, generator: Generator = None) -> Tensor;
+    }
+}
+
+fn rand(sizes: &[usize], dtype: DType, device: Device, generator: &Generator) -> Result<Tensor> {
+    reals("rand", &UNIFORM, sizes, dtype, device, generator)
+}
+
+fn randn(sizes: &[usize], dtype: DType, device: Device, generator: &Generator) -> Result<Tensor> {
+    reals("randn", &NORMAL, sizes, dtype, device, generator)
+}
+
+fn rand_like(input: &Tensor, generator: &Generator) -> Result<Tensor> {
+    Tensor::rand(input.sizes(), input.dtype(), input.device(), generator)
+}
+
+fn randn_like(input: &Tensor, generator: &Generator) -> Result<Tensor> {
+    Tensor::randn(input.sizes(), input.dtype(), input.device(), generator)
+}
+
+fn randint(
+    low: i64,
+    high: i64,
+    sizes: &[usize],
+    dtype: DType,
+    device: Device,
+    generator: &Generator,
+) -> Result<Tensor> {
+    if low >= high {
+        let reason = format!("no integer is at least {low} and below {high}");
+        return Err(TensorError::argument("randint", reason));
+    }
+    if let Some((min, max)) = integers(dtype)
+        && !(min <= i128::from(low) && i128::from(high) <= max + 1)
+    {
+        let reason = format!("integers from {low} to below {high} do not fit {dtype}, which holds {min} to {max}");
+        return Err(TensorError::argument("randint", reason));
+    }
+    let count = high.abs_diff(low);
+    drawn(&INTEGERS, sizes, dtype, device, generator, |kernel, out, state| kernel(out, state, low, count))
+}
+
+fn randperm(count: usize, device: Device, generator: &Generator) -> Result<Tensor> {
+    drawn(&PERMUTATION, &[count], DType::I64, device, generator, |kernel, out, state| kernel(out, state))
+}
+
+fn bernoulli(input: &Tensor, generator: &Generator) -> Result<Tensor> {
+    let dense = input.detach().contiguous()?;
+    drawn(&BERNOULLI_EACH, input.sizes(), input.dtype(), input.device(), generator, |kernel, out, state| {
+        kernel(out, &dense, state)
+    })
+}
+
+fn bernoulli_(input: &Tensor, probability: f64, generator: &Generator) -> Result<()> {
+    check_probability("bernoulli_", probability)?;
+    input.redrawn("bernoulli_", &BERNOULLI, generator, |kernel, out, state| kernel(out, state, probability))
+}
+
+fn uniform_(input: &Tensor, low: f64, high: f64, generator: &Generator) -> Result<()> {
+    if low > high || !(high - low).is_finite() {
+        let reason = format!("a finite range is needed, got {low} to {high}");
+        return Err(TensorError::argument("uniform_", reason));
+    }
+    floating("uniform_", input)?;
+    input.redrawn("uniform_", &UNIFORM, generator, |kernel, out, state| kernel(out, state, low, high))
+}
+
+fn normal_(input: &Tensor, mean: f64, deviation: f64, generator: &Generator) -> Result<()> {
+    if deviation.is_nan() || deviation < 0.0 {
+        let reason = format!("a deviation is 0 or more, got {deviation}");
+        return Err(TensorError::argument("normal_", reason));
+    }
+    floating("normal_", input)?;
+    input.redrawn("normal_", &NORMAL, generator, |kernel, out, state| kernel(out, state, mean, deviation))
+}
+
+fn dropout(input: &Tensor, probability: f64, training: bool) -> Result<Tensor> {
+    check_probability("dropout", probability)?;
+    if !training || probability == 0.0 {
+        return Ok(input.clone());
+    }
+    input.dropped(probability, default_generator().reserve(blocks(input.numel())))
+}
+
 impl Tensor {
-    /// Returns uniformly distributed numbers from 0 up to but without 1.
-    ///
-    /// # Errors
-    /// The dtype is not floating; no memory.
-    pub fn rand(sizes: &[usize], dtype: DType, device: Device, generator: &Generator) -> Result<Self> {
-        reals("rand", &UNIFORM, sizes, dtype, device, generator)
-    }
-
-    /// Returns normally distributed numbers of mean 0 and deviation 1.
-    ///
-    /// # Errors
-    /// The dtype is not floating; no memory.
-    pub fn randn(sizes: &[usize], dtype: DType, device: Device, generator: &Generator) -> Result<Self> {
-        reals("randn", &NORMAL, sizes, dtype, device, generator)
-    }
-
-    /// Returns [`rand`](Self::rand) with the sizes, dtype and device of this tensor.
-    ///
-    /// # Errors
-    /// The dtype is not floating; no memory.
-    pub fn rand_like(&self, generator: &Generator) -> Result<Self> {
-        Self::rand(self.sizes(), self.dtype(), self.device(), generator)
-    }
-
-    /// Returns [`randn`](Self::randn) with the sizes, dtype and device of this tensor.
-    ///
-    /// # Errors
-    /// The dtype is not floating; no memory.
-    pub fn randn_like(&self, generator: &Generator) -> Result<Self> {
-        Self::randn(self.sizes(), self.dtype(), self.device(), generator)
-    }
-
-    /// Returns uniformly distributed integers from `low` up to but without `high`.
-    ///
-    /// # Errors
-    /// The range is empty, or has integers that do not fit the dtype; no memory.
-    pub fn randint(
-        low: i64,
-        high: i64,
-        sizes: &[usize],
-        dtype: DType,
-        device: Device,
-        generator: &Generator,
-    ) -> Result<Self> {
-        if low >= high {
-            let reason = format!("no integer is at least {low} and below {high}");
-            return Err(TensorError::argument("randint", reason));
-        }
-        if let Some((min, max)) = integers(dtype)
-            && !(min <= i128::from(low) && i128::from(high) <= max + 1)
-        {
-            let reason = format!("integers from {low} to below {high} do not fit {dtype}, which holds {min} to {max}");
-            return Err(TensorError::argument("randint", reason));
-        }
-        let count = high.abs_diff(low);
-        drawn(&INTEGERS, sizes, dtype, device, generator, |kernel, out, state| kernel(out, state, low, count))
-    }
-
-    /// Returns the numbers from 0 up to but without `count` in a random order, as `int64`.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn randperm(count: usize, device: Device, generator: &Generator) -> Result<Self> {
-        drawn(&PERMUTATION, &[count], DType::I64, device, generator, |kernel, out, state| kernel(out, state))
-    }
-
-    /// Returns 1 with the probability that each element has, and 0 otherwise. It has no gradient.
-    ///
-    /// # Errors
-    /// The dtype is not floating; an element is no probability.
-    pub fn bernoulli(&self, generator: &Generator) -> Result<Self> {
-        let dense = self.detach().contiguous()?;
-        drawn(&BERNOULLI_EACH, self.sizes(), self.dtype(), self.device(), generator, |kernel, out, state| {
-            kernel(out, &dense, state)
-        })
-    }
-
-    /// Replaces all elements by 1 with this probability, and by 0 otherwise.
-    ///
-    /// # Errors
-    /// `probability` is no probability; the tensor requires a gradient, unless inside
-    /// [`no_grad`](crate::autograd::no_grad).
-    pub fn bernoulli_(&self, probability: f64, generator: &Generator) -> Result<()> {
-        check_probability("bernoulli_", probability)?;
-        self.redrawn("bernoulli_", &BERNOULLI, generator, |kernel, out, state| kernel(out, state, probability))
-    }
-
-    /// Replaces all elements by uniformly distributed numbers from `low` up to but without `high`.
-    ///
-    /// # Errors
-    /// The range is negative or not finite; the dtype is not floating; the tensor requires a gradient, unless inside
-    /// [`no_grad`](crate::autograd::no_grad).
-    pub fn uniform_(&self, low: f64, high: f64, generator: &Generator) -> Result<()> {
-        if low > high || !(high - low).is_finite() {
-            let reason = format!("a finite range is needed, got {low} to {high}");
-            return Err(TensorError::argument("uniform_", reason));
-        }
-        floating("uniform_", self)?;
-        self.redrawn("uniform_", &UNIFORM, generator, |kernel, out, state| kernel(out, state, low, high))
-    }
-
-    /// Replaces all elements by normally distributed numbers.
-    ///
-    /// # Errors
-    /// A negative deviation; the dtype is not floating; the tensor requires a gradient, unless inside
-    /// [`no_grad`](crate::autograd::no_grad).
-    pub fn normal_(&self, mean: f64, deviation: f64, generator: &Generator) -> Result<()> {
-        if deviation.is_nan() || deviation < 0.0 {
-            let reason = format!("a deviation is 0 or more, got {deviation}");
-            return Err(TensorError::argument("normal_", reason));
-        }
-        floating("normal_", self)?;
-        self.redrawn("normal_", &NORMAL, generator, |kernel, out, state| kernel(out, state, mean, deviation))
-    }
-
-    /// Sets each element to 0 with this probability in training, and divides the others by the probability of being
-    /// kept. Outside training it returns the tensor itself. The numbers come from the [default
-    /// generator](default_generator).
-    ///
-    /// # Errors
-    /// `probability` is no probability; the dtype is not floating.
-    pub fn dropout(&self, probability: f64, training: bool) -> Result<Self> {
-        check_probability("dropout", probability)?;
-        if !training || probability == 0.0 {
-            return Ok(self.clone());
-        }
-        self.dropped(probability, default_generator().reserve(blocks(self.numel())))
-    }
-
     /// Applies dropout by the random numbers from `state`. It saves no mask: the gradient draws the same numbers again.
     pub(super) fn dropped(&self, probability: f64, state: GeneratorState) -> Result<Self> {
         let _op = entered("dropout");

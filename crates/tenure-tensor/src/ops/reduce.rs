@@ -11,6 +11,7 @@ use crate::autograd::{Context, attach, attach_all, no_grad, recipe};
 use crate::cpu;
 use crate::cpu::reduce::{Moments, Reduce, ReduceWith};
 use crate::element::computed;
+use crate::operation::operations;
 use crate::{Kernel, Result, Tensor, TensorError, cuda};
 
 static SUM: Kernel<Reduce> =
@@ -24,21 +25,253 @@ static MOMENTS: Kernel<Moments> = Kernel::new("var", &[cpu::reduce::MOMENTS, cud
 static NORM_1: Kernel<Reduce> = Kernel::new("norm", &[cpu::reduce::NORM_1, cuda::reduce::NORM_1]);
 static NORM_2: Kernel<Reduce> = Kernel::new("norm", &[cpu::reduce::NORM_2, cuda::reduce::NORM_2]);
 
-impl Tensor {
-    /// Computes sums over dimensions, or over all if `dims` is empty. The dimensions are left with size 1 if `keep`.
-    /// Integers and `bool` are summed as `int64`.
-    ///
-    /// # Errors
-    /// A dimension does not exist, or is given twice.
-    pub fn sum(&self, dims: &[isize], keep: bool) -> Result<Self> {
-        if raises(&[self]) {
-            return raise(self)?.sum(dims, keep);
-        }
-        let dims = Reduced::new("sum", self, dims)?;
-        let out = dims.run(&SUM, self, summed(self.dtype()))?;
-        self.spread("sum", &dims, dims.finish(out, keep)?, Ok)
-    }
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Computes sums over dimensions, or over all if `dim` is empty. The dimensions are left with size 1 if `keepdim`.
+        /// Integers and `bool` are summed as `int64`.
+        ///
+        /// # Errors
+        /// A dimension does not exist, or is given twice.
+        sum(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
 
+        /// Sums over the dimensions that were broadcast from `size`.
+        ///
+        /// # Errors
+        /// `size` do not broadcast to this tensor's.
+        #[name(sum_to_size)]
+        sum_to(input, size: Sizes) -> Tensor;
+
+        /// Computes means over dimensions, given as for [`sum`](Self::sum).
+        ///
+        /// # Errors
+        /// The errors of [`sum`](Self::sum); an integer dtype.
+        mean(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+
+        /// Counts the elements that are not zero over dimensions, given as for [`sum`](Self::sum), as `int64`.
+        ///
+        /// # Errors
+        /// A dimension does not exist, or is given twice.
+        count_nonzero(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+
+        /// Computes products over dimensions, given as for [`sum`](Self::sum). Integers and `bool` are multiplied as
+        /// `int64`.
+        ///
+        /// # Errors
+        /// A dimension does not exist, or is given twice.
+        prod(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+
+        /// Computes variances over dimensions, given as for [`sum`](Self::sum): the sum of squared deviations from the mean
+        /// over the number of elements less `correction`, which is 1 for the unbiased estimate. PyTorch's `var`.
+        ///
+        /// # Errors
+        /// The errors of [`mean`](Self::mean).
+        var(input, dim: Ints = [], correction: Float = 1.0, keepdim: Bool = false) -> Tensor;
+
+        /// Computes standard deviations: square roots of [`var`](Self::var).
+        ///
+        /// # Errors
+        /// The errors of [`mean`](Self::mean).
+        std(input, dim: Ints = [], correction: Float = 1.0, keepdim: Bool = false) -> Tensor;
+
+        /// Computes [`var`](Self::var) and [`mean`](Self::mean), in two passes.
+        ///
+        /// # Errors
+        /// The errors of [`mean`](Self::mean).
+        var_mean(input, dim: Ints = [], correction: Float = 1.0, keepdim: Bool = false) -> (Tensor, Tensor);
+
+        /// Computes norms over dimensions, given as for [`sum`](Self::sum): the `p`-th root of the sum of the absolute
+        /// values' `p`-th powers; the largest and smallest absolute value for infinite `p`, and the count of elements that
+        /// are not zero for 0. PyTorch's `vector_norm`.
+        ///
+        /// # Errors
+        /// The errors of [`mean`](Self::mean).
+        #[name(vector_norm)]
+        norm(input, p: Float = 2.0, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+
+        /// Computes logarithms of sums of exponentials over dimensions, given as for [`sum`](Self::sum).
+        ///
+        /// # Errors
+        /// The errors of [`mean`](Self::mean).
+        logsumexp(input, dim: Ints, keepdim: Bool = false) -> Tensor;
+    }
+}
+
+fn sum(input: &Tensor, dims: &[isize], keep: bool) -> Result<Tensor> {
+    if raises(&[input]) {
+        return raise(input)?.sum(dims, keep);
+    }
+    let dims = Reduced::new("sum", input, dims)?;
+    let out = dims.run(&SUM, input, summed(input.dtype()))?;
+    input.spread("sum", &dims, dims.finish(out, keep)?, Ok)
+}
+
+fn sum_to(input: &Tensor, sizes: &[usize]) -> Result<Tensor> {
+    if sizes == input.sizes() {
+        return Ok(input.clone());
+    }
+    let added = input.rank().checked_sub(sizes.len());
+    let Some(added) = added.filter(|added| {
+        let mut pairs = sizes.iter().zip(&input.sizes()[*added..]);
+        pairs.all(|(to, from)| to == from || *to == 1)
+    }) else {
+        let reason = format!("sizes {sizes:?} do not broadcast to {:?}", input.sizes());
+        return Err(TensorError::shape("sum_to", reason));
+    };
+    let dims = Reduced::of(input, |dim| dim < added || sizes[dim - added] != input.sizes()[dim]);
+    let out = dims.run(&SUM, input, summed(input.dtype()))?;
+    input.spread("sum_to", &dims, out.alias(out.layout().view(sizes)?), Ok)
+}
+
+fn mean(input: &Tensor, dims: &[isize], keep: bool) -> Result<Tensor> {
+    floating("mean", input)?;
+    let dims = Reduced::new("mean", input, dims)?;
+    let out = dims.run(&MEAN, input, input.dtype())?;
+    let count = dims.count(input) as f64;
+    input.spread("mean", &dims, dims.finish(out, keep)?, move |grad| grad.div(count))
+}
+
+fn count_nonzero(input: &Tensor, dims: &[isize], keep: bool) -> Result<Tensor> {
+    input.to_dtype(DType::Bool)?.sum(dims, keep)
+}
+
+fn prod(tensor: &Tensor, dims: &[isize], keep: bool) -> Result<Tensor> {
+    if raises(&[tensor]) {
+        return raise(tensor)?.prod(dims, keep);
+    }
+    let input = if tensor.dtype() == DType::Bool { tensor.to_dtype(DType::I64)? } else { tensor.clone() };
+    let dims = Reduced::new("prod", tensor, dims)?;
+    let out = dims.run(&PROD, &input, summed(tensor.dtype()))?;
+    let kept = signed(&dims.sizes);
+    attach(dims.finish(out, keep)?, "prod", &[tensor], |saver| {
+        let saved = saver.save(tensor)?;
+        Ok(move |context: &Context<'_>| {
+            let grad = context.grad(0)?.reshape(&kept)?;
+            Ok([Some(grad.mul(&others(&context.unpack(saved)?, &dims)?)?)].into_iter().collect())
+        })
+    })
+}
+
+fn var(input: &Tensor, dims: &[isize], correction: f64, keep: bool) -> Result<Tensor> {
+    Ok(input.var_mean(dims, correction, keep)?.0)
+}
+
+fn std(input: &Tensor, dims: &[isize], correction: f64, keep: bool) -> Result<Tensor> {
+    if computed(input.dtype()) != input.dtype() {
+        return wide(input)?.std(dims, correction, keep)?.to_dtype(input.dtype());
+    }
+    let variance = input.var(dims, correction, keep)?;
+    let out = no_grad(|| variance.sqrt())?;
+    attach(out.clone(), "std", &[&variance], |saver| {
+        let saved = saver.save_output(&out, 0)?;
+        Ok(move |context: &Context<'_>| {
+            let out = context.unpack(saved)?;
+            // Where the deviation is 0, the root's slope is infinite, and the gradient is set to 0.
+            let to_variance = context.grad(0)?.div(&out.mul(2.0)?)?.masked_fill(&out.eq(0.0)?, 0.0)?;
+            Ok([Some(to_variance)].into_iter().collect())
+        })
+    })
+}
+
+fn var_mean(input: &Tensor, dims: &[isize], correction: f64, keep: bool) -> Result<(Tensor, Tensor)> {
+    let (variance, mean) = input.moments("var", dims, correction)?;
+    let reduced = Reduced::new("var", input, dims)?;
+    let narrow = |out: Tensor| reduced.finish(out.to_dtype(input.dtype())?, keep);
+    let (variance, mean) = no_grad(|| Ok::<_, TensorError>((narrow(variance)?, narrow(mean)?)))?;
+    let count = reduced.count(input) as f64;
+    let kept = signed(&reduced.sizes);
+    let from = signed(input.sizes());
+    let dims = dims.to_vec();
+    attach_all(&[&variance, &mean], "var_mean", &[input], |saver| {
+        let saved = saver.save(input)?;
+        Ok(move |context: &Context<'_>| {
+            let mut grads = SmallVec::<[Tensor; 2]>::new();
+            if let Some(grad) = context.grad_if_any(0) {
+                let x = context.unpack(saved)?;
+                let slope = 2.0 / (count - correction).max(0.0);
+                grads.push(x.sub(&x.mean(&dims, true)?)?.mul(&grad.reshape(&kept)?.mul(slope)?)?);
+            }
+            if let Some(grad) = context.grad_if_any(1) {
+                grads.push(grad.reshape(&kept)?.div(count)?.expand(&from)?);
+            }
+            let sum = grads.into_iter().map(Ok).reduce(|a, b| a?.add(&b?)).transpose()?;
+            Ok([sum].into_iter().collect())
+        })
+    })?;
+    Ok((variance, mean))
+}
+
+fn norm(input: &Tensor, p: f64, dims: &[isize], keep: bool) -> Result<Tensor> {
+    if raises(&[input]) {
+        return raise(input)?.norm(p, dims, keep);
+    }
+    floating("norm", input)?;
+    let reduced = Reduced::new("norm", input, dims)?;
+    if p == 1.0 {
+        let out = reduced.run(&NORM_1, input, input.dtype())?;
+        let kept = signed(&reduced.sizes);
+        return attach(reduced.finish(out, keep)?, "norm", &[input], |saver| {
+            let saved = saver.save(input)?;
+            Ok(move |context: &Context<'_>| {
+                let grad = context.grad(0)?.reshape(&kept)?;
+                Ok([Some(context.unpack(saved)?.sign()?.mul(&grad)?)].into_iter().collect())
+            })
+        });
+    }
+    if p == 2.0 {
+        let out = reduced.run(&NORM_2, input, input.dtype())?;
+        let out = reduced.finish(out, keep)?;
+        let kept = signed(&reduced.sizes);
+        return attach(out.clone(), "norm", &[input], |saver| {
+            let saved = saver.save(input)?;
+            let norm = saver.save_output(&out, 0)?;
+            Ok(move |context: &Context<'_>| {
+                let norm = context.unpack(norm)?;
+                // At zero the norm has no slope; the gradient is set to 0.
+                let scale = context.grad(0)?.div(&norm)?.masked_fill(&norm.eq(0.0)?, 0.0)?;
+                Ok([Some(context.unpack(saved)?.mul(&scale.reshape(&kept)?)?)].into_iter().collect())
+            })
+        });
+    }
+    match p {
+        0.0 => input.ne(0.0)?.to_dtype(input.dtype())?.sum(dims, keep),
+        f64::INFINITY => input.abs()?.shared_extreme("norm", dims, keep, true),
+        f64::NEG_INFINITY => input.abs()?.shared_extreme("norm", dims, keep, false),
+        _ => wide(input)?.abs()?.pow(p)?.sum(dims, keep)?.pow(1.0 / p)?.to_dtype(input.dtype()),
+    }
+}
+
+fn logsumexp(input: &Tensor, dims: &[isize], keep: bool) -> Result<Tensor> {
+    if raises(&[input]) {
+        return raise(input)?.logsumexp(dims, keep);
+    }
+    floating("logsumexp", input)?;
+    let reduced = Reduced::new("logsumexp", input, dims)?;
+    let largest = match reduced.count(input) {
+        0 => Tensor::full(&reduced.sizes, f64::NEG_INFINITY, input.dtype(), input.device())?,
+        _ => no_grad(|| input.amax(dims, true))?,
+    };
+    let out = reduced.output(input, input.dtype())?;
+    LOGSUMEXP.find(input.device().kind(), input.dtype())?(&out, input, &largest)?;
+    let out = reduced.finish(out, keep)?;
+    let kept = signed(&reduced.sizes);
+    let dims = dims.to_vec();
+    attach(out.clone(), "logsumexp", &[input], |saver| {
+        let saved = saver.save(input)?;
+        let output = saver.save_output(&out, 0)?;
+        Ok(move |context: &Context<'_>| {
+            let x = context.unpack(saved)?;
+            let output = context.unpack(output)?;
+            let x = wide(&x)?;
+            // An output that was rounded to 16 bits is computed again: its error would be in all weights.
+            let output = if output.dtype() == x.dtype() { output } else { x.logsumexp(&dims, true)? };
+            let weights = x.sub(&output.reshape(&kept)?)?.exp()?;
+            Ok([Some(weights.mul(&context.grad(0)?.reshape(&kept)?)?)].into_iter().collect())
+        })
+    })
+}
+
+impl Tensor {
     /// Computes the sum of all elements.
     ///
     /// # Errors
@@ -47,137 +280,12 @@ impl Tensor {
         self.sum(&[], false)
     }
 
-    /// Sums over the dimensions that were broadcast from `sizes`.
-    ///
-    /// # Errors
-    /// `sizes` do not broadcast to this tensor's.
-    pub fn sum_to(&self, sizes: &[usize]) -> Result<Self> {
-        if sizes == self.sizes() {
-            return Ok(self.clone());
-        }
-        let added = self.rank().checked_sub(sizes.len());
-        let Some(added) = added.filter(|added| {
-            let mut pairs = sizes.iter().zip(&self.sizes()[*added..]);
-            pairs.all(|(to, from)| to == from || *to == 1)
-        }) else {
-            let reason = format!("sizes {sizes:?} do not broadcast to {:?}", self.sizes());
-            return Err(TensorError::shape("sum_to", reason));
-        };
-        let dims = Reduced::of(self, |dim| dim < added || sizes[dim - added] != self.sizes()[dim]);
-        let out = dims.run(&SUM, self, summed(self.dtype()))?;
-        self.spread("sum_to", &dims, out.alias(out.layout().view(sizes)?), Ok)
-    }
-
-    /// Computes means over dimensions, given as for [`sum`](Self::sum).
-    ///
-    /// # Errors
-    /// The errors of [`sum`](Self::sum); an integer dtype.
-    pub fn mean(&self, dims: &[isize], keep: bool) -> Result<Self> {
-        floating("mean", self)?;
-        let dims = Reduced::new("mean", self, dims)?;
-        let out = dims.run(&MEAN, self, self.dtype())?;
-        let count = dims.count(self) as f64;
-        self.spread("mean", &dims, dims.finish(out, keep)?, move |grad| grad.div(count))
-    }
-
     /// Computes the mean of all elements.
     ///
     /// # Errors
     /// An integer dtype.
     pub fn mean_all(&self) -> Result<Self> {
         self.mean(&[], false)
-    }
-
-    /// Counts the elements that are not zero over dimensions, given as for [`sum`](Self::sum), as `int64`.
-    ///
-    /// # Errors
-    /// A dimension does not exist, or is given twice.
-    pub fn count_nonzero(&self, dims: &[isize], keep: bool) -> Result<Self> {
-        self.to_dtype(DType::Bool)?.sum(dims, keep)
-    }
-
-    /// Computes products over dimensions, given as for [`sum`](Self::sum). Integers and `bool` are multiplied as
-    /// `int64`.
-    ///
-    /// # Errors
-    /// A dimension does not exist, or is given twice.
-    pub fn prod(&self, dims: &[isize], keep: bool) -> Result<Self> {
-        if raises(&[self]) {
-            return raise(self)?.prod(dims, keep);
-        }
-        let input = if self.dtype() == DType::Bool { self.to_dtype(DType::I64)? } else { self.clone() };
-        let dims = Reduced::new("prod", self, dims)?;
-        let out = dims.run(&PROD, &input, summed(self.dtype()))?;
-        let kept = signed(&dims.sizes);
-        attach(dims.finish(out, keep)?, "prod", &[self], |saver| {
-            let saved = saver.save(self)?;
-            Ok(move |context: &Context<'_>| {
-                let grad = context.grad(0)?.reshape(&kept)?;
-                Ok([Some(grad.mul(&others(&context.unpack(saved)?, &dims)?)?)].into_iter().collect())
-            })
-        })
-    }
-
-    /// Computes variances over dimensions, given as for [`sum`](Self::sum): the sum of squared deviations from the mean
-    /// over the number of elements less `correction`, which is 1 for the unbiased estimate. PyTorch's `var`.
-    ///
-    /// # Errors
-    /// The errors of [`mean`](Self::mean).
-    pub fn var(&self, dims: &[isize], correction: f64, keep: bool) -> Result<Self> {
-        Ok(self.var_mean(dims, correction, keep)?.0)
-    }
-
-    /// Computes standard deviations: square roots of [`var`](Self::var).
-    ///
-    /// # Errors
-    /// The errors of [`mean`](Self::mean).
-    pub fn std(&self, dims: &[isize], correction: f64, keep: bool) -> Result<Self> {
-        if computed(self.dtype()) != self.dtype() {
-            return wide(self)?.std(dims, correction, keep)?.to_dtype(self.dtype());
-        }
-        let variance = self.var(dims, correction, keep)?;
-        let out = no_grad(|| variance.sqrt())?;
-        attach(out.clone(), "std", &[&variance], |saver| {
-            let saved = saver.save_output(&out, 0)?;
-            Ok(move |context: &Context<'_>| {
-                let out = context.unpack(saved)?;
-                // Where the deviation is 0, the root's slope is infinite, and the gradient is set to 0.
-                let to_variance = context.grad(0)?.div(&out.mul(2.0)?)?.masked_fill(&out.eq(0.0)?, 0.0)?;
-                Ok([Some(to_variance)].into_iter().collect())
-            })
-        })
-    }
-
-    /// Computes [`var`](Self::var) and [`mean`](Self::mean), in two passes.
-    ///
-    /// # Errors
-    /// The errors of [`mean`](Self::mean).
-    pub fn var_mean(&self, dims: &[isize], correction: f64, keep: bool) -> Result<(Self, Self)> {
-        let (variance, mean) = self.moments("var", dims, correction)?;
-        let reduced = Reduced::new("var", self, dims)?;
-        let narrow = |out: Self| reduced.finish(out.to_dtype(self.dtype())?, keep);
-        let (variance, mean) = no_grad(|| Ok::<_, TensorError>((narrow(variance)?, narrow(mean)?)))?;
-        let count = reduced.count(self) as f64;
-        let kept = signed(&reduced.sizes);
-        let from = signed(self.sizes());
-        let dims = dims.to_vec();
-        attach_all(&[&variance, &mean], "var_mean", &[self], |saver| {
-            let saved = saver.save(self)?;
-            Ok(move |context: &Context<'_>| {
-                let mut grads = SmallVec::<[Self; 2]>::new();
-                if let Some(grad) = context.grad_if_any(0) {
-                    let x = context.unpack(saved)?;
-                    let slope = 2.0 / (count - correction).max(0.0);
-                    grads.push(x.sub(&x.mean(&dims, true)?)?.mul(&grad.reshape(&kept)?.mul(slope)?)?);
-                }
-                if let Some(grad) = context.grad_if_any(1) {
-                    grads.push(grad.reshape(&kept)?.div(count)?.expand(&from)?);
-                }
-                let sum = grads.into_iter().map(Ok).reduce(|a, b| a?.add(&b?)).transpose()?;
-                Ok([sum].into_iter().collect())
-            })
-        })?;
-        Ok((variance, mean))
     }
 
     /// Computes variance and mean with dimensions kept, in the dtype that they are computed in. They have no gradient.
@@ -197,86 +305,6 @@ impl Tensor {
         let squares = dims.output(self, compute)?;
         MOMENTS.find(self.device().kind(), self.dtype())?(&mean, &squares, self)?;
         Ok((squares, mean))
-    }
-
-    /// Computes norms over dimensions, given as for [`sum`](Self::sum): the `p`-th root of the sum of the absolute
-    /// values' `p`-th powers; the largest and smallest absolute value for infinite `p`, and the count of elements that
-    /// are not zero for 0. PyTorch's `vector_norm`.
-    ///
-    /// # Errors
-    /// The errors of [`mean`](Self::mean).
-    pub fn norm(&self, p: f64, dims: &[isize], keep: bool) -> Result<Self> {
-        if raises(&[self]) {
-            return raise(self)?.norm(p, dims, keep);
-        }
-        floating("norm", self)?;
-        let reduced = Reduced::new("norm", self, dims)?;
-        if p == 1.0 {
-            let out = reduced.run(&NORM_1, self, self.dtype())?;
-            let kept = signed(&reduced.sizes);
-            return attach(reduced.finish(out, keep)?, "norm", &[self], |saver| {
-                let saved = saver.save(self)?;
-                Ok(move |context: &Context<'_>| {
-                    let grad = context.grad(0)?.reshape(&kept)?;
-                    Ok([Some(context.unpack(saved)?.sign()?.mul(&grad)?)].into_iter().collect())
-                })
-            });
-        }
-        if p == 2.0 {
-            let out = reduced.run(&NORM_2, self, self.dtype())?;
-            let out = reduced.finish(out, keep)?;
-            let kept = signed(&reduced.sizes);
-            return attach(out.clone(), "norm", &[self], |saver| {
-                let saved = saver.save(self)?;
-                let norm = saver.save_output(&out, 0)?;
-                Ok(move |context: &Context<'_>| {
-                    let norm = context.unpack(norm)?;
-                    // At zero the norm has no slope; the gradient is set to 0.
-                    let scale = context.grad(0)?.div(&norm)?.masked_fill(&norm.eq(0.0)?, 0.0)?;
-                    Ok([Some(context.unpack(saved)?.mul(&scale.reshape(&kept)?)?)].into_iter().collect())
-                })
-            });
-        }
-        match p {
-            0.0 => self.ne(0.0)?.to_dtype(self.dtype())?.sum(dims, keep),
-            f64::INFINITY => self.abs()?.shared_extreme("norm", dims, keep, true),
-            f64::NEG_INFINITY => self.abs()?.shared_extreme("norm", dims, keep, false),
-            _ => wide(self)?.abs()?.pow(p)?.sum(dims, keep)?.pow(1.0 / p)?.to_dtype(self.dtype()),
-        }
-    }
-
-    /// Computes logarithms of sums of exponentials over dimensions, given as for [`sum`](Self::sum).
-    ///
-    /// # Errors
-    /// The errors of [`mean`](Self::mean).
-    pub fn logsumexp(&self, dims: &[isize], keep: bool) -> Result<Self> {
-        if raises(&[self]) {
-            return raise(self)?.logsumexp(dims, keep);
-        }
-        floating("logsumexp", self)?;
-        let reduced = Reduced::new("logsumexp", self, dims)?;
-        let largest = match reduced.count(self) {
-            0 => Self::full(&reduced.sizes, f64::NEG_INFINITY, self.dtype(), self.device())?,
-            _ => no_grad(|| self.amax(dims, true))?,
-        };
-        let out = reduced.output(self, self.dtype())?;
-        LOGSUMEXP.find(self.device().kind(), self.dtype())?(&out, self, &largest)?;
-        let out = reduced.finish(out, keep)?;
-        let kept = signed(&reduced.sizes);
-        let dims = dims.to_vec();
-        attach(out.clone(), "logsumexp", &[self], |saver| {
-            let saved = saver.save(self)?;
-            let output = saver.save_output(&out, 0)?;
-            Ok(move |context: &Context<'_>| {
-                let x = context.unpack(saved)?;
-                let output = context.unpack(output)?;
-                let x = wide(&x)?;
-                // An output that was rounded to 16 bits is computed again: its error would be in all weights.
-                let output = if output.dtype() == x.dtype() { output } else { x.logsumexp(&dims, true)? };
-                let weights = x.sub(&output.reshape(&kept)?)?.exp()?;
-                Ok([Some(weights.mul(&context.grad(0)?.reshape(&kept)?)?)].into_iter().collect())
-            })
-        })
     }
 
     /// Attaches the gradient of a reduction that weighs all elements of an output the same.

@@ -5,21 +5,29 @@ use super::pointwise::output;
 use super::reduce::floating;
 use crate::autograd::{Context, attach, recipe};
 use crate::cpu::rotary::Rotate;
+use crate::operation::operations;
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError, cpu, cuda};
 
 static ROTATE: Kernel<Rotate> = Kernel::new("rotary", &[cpu::rotary::ROTATE, cuda::rotary::ROTATE]);
 
-impl Tensor {
-    /// Rotates each element in the first half of the last dimension, with its partner in the second half, by an angle:
-    /// the rotary position embedding (Su et al., 2021) in Llama's layout. The angles' cosines and sines broadcast to a
-    /// half.
-    ///
-    /// # Errors
-    /// An integer dtype, a last dimension of odd size, angles of other sizes.
-    pub fn rotary(&self, cos: &Self, sin: &Self) -> Result<Self> {
-        self.rotated(cos, sin, false)
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Rotates each element in the first half of the last dimension, with its partner in the second half, by an angle:
+        /// the rotary position embedding (Su et al., 2021) in Llama's layout. The angles' cosines and sines broadcast to a
+        /// half.
+        ///
+        /// # Errors
+        /// An integer dtype, a last dimension of odd size, angles of other sizes.
+        rotary(input, cos: Tensor, sin: Tensor) -> Tensor;
     }
+}
 
+fn rotary(input: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+    input.rotated(cos, sin, false)
+}
+
+impl Tensor {
     /// Rotates, in the opposite direction if `back`.
     fn rotated(&self, cos: &Self, sin: &Self, back: bool) -> Result<Self> {
         let op = ROTATE.name();

@@ -7,6 +7,7 @@ use crate::autocast::{raise, raises};
 use crate::autograd::{Context, attach, no_grad};
 use crate::cpu;
 use crate::cpu::scan::Scan;
+use crate::operation::operations;
 use crate::{Kernel, Result, Tensor, cuda};
 
 static CUMSUM: Kernel<Scan> =
@@ -16,49 +17,58 @@ static CUMPROD: Kernel<Scan> = Kernel::new(
     &[cpu::scan::CUMPROD[0], cpu::scan::CUMPROD[1], cuda::scan::CUMPROD[0], cuda::scan::CUMPROD[1]],
 );
 
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Computes the cumulative sum along a dimension. Integers and `bool` are summed as `int64`.
+        ///
+        /// # Errors
+        /// The dimension does not exist.
+        cumsum(input, dim: Int) -> Tensor;
+
+        /// Computes the cumulative product along a dimension. Integers and `bool` are multiplied as `int64`.
+        ///
+        /// # Errors
+        /// The dimension does not exist.
+        cumprod(input, dim: Int) -> Tensor;
+    }
+}
+
+fn cumsum(input: &Tensor, dim: isize) -> Result<Tensor> {
+    if raises(&[input]) {
+        return raise(input)?.cumsum(dim);
+    }
+    let out = input.scanned(&CUMSUM, dim)?;
+    attach(out, "cumsum", &[input], |_| {
+        Ok(move |context: &Context<'_>| Ok([Some(context.grad(0)?.cumsum_backwards(dim)?)].into_iter().collect()))
+    })
+}
+
+fn cumprod(input: &Tensor, dim: isize) -> Result<Tensor> {
+    if raises(&[input]) {
+        return raise(input)?.cumprod(dim);
+    }
+    let out = input.scanned(&CUMPROD, dim)?;
+    attach(out.clone(), "cumprod", &[input], |saver| {
+        let saved = saver.save(input)?;
+        let output = saver.save_output(&out, 0)?;
+        Ok(move |context: &Context<'_>| {
+            let grad = context.grad(0)?;
+            let x = context.unpack(saved)?;
+            let output = context.unpack(output)?;
+            let is_zero = x.eq(0.0)?;
+            // Elements after the first zero have no effect on outputs, which are zero from there on. The first
+            // zero's slope is the product without it.
+            let is_first = is_zero.logical_and(&is_zero.cumsum(dim)?.eq(1)?)?;
+            let to_first = grad.mul(&x.masked_fill(&is_first, 1.0)?.cumprod(dim)?)?.cumsum_backwards(dim)?;
+            let to_others = grad.mul(&output)?.cumsum_backwards(dim)?.div(&x.masked_fill(&is_zero, 1.0)?)?;
+            let to_others = to_others.masked_fill(&is_zero, 0.0)?;
+            Ok([Some(is_first.where_(&to_first, &to_others)?)].into_iter().collect())
+        })
+    })
+}
+
 impl Tensor {
-    /// Computes the cumulative sum along a dimension. Integers and `bool` are summed as `int64`.
-    ///
-    /// # Errors
-    /// The dimension does not exist.
-    pub fn cumsum(&self, dim: isize) -> Result<Self> {
-        if raises(&[self]) {
-            return raise(self)?.cumsum(dim);
-        }
-        let out = self.scanned(&CUMSUM, dim)?;
-        attach(out, "cumsum", &[self], |_| {
-            Ok(move |context: &Context<'_>| Ok([Some(context.grad(0)?.cumsum_backwards(dim)?)].into_iter().collect()))
-        })
-    }
-
-    /// Computes the cumulative product along a dimension. Integers and `bool` are multiplied as `int64`.
-    ///
-    /// # Errors
-    /// The dimension does not exist.
-    pub fn cumprod(&self, dim: isize) -> Result<Self> {
-        if raises(&[self]) {
-            return raise(self)?.cumprod(dim);
-        }
-        let out = self.scanned(&CUMPROD, dim)?;
-        attach(out.clone(), "cumprod", &[self], |saver| {
-            let saved = saver.save(self)?;
-            let output = saver.save_output(&out, 0)?;
-            Ok(move |context: &Context<'_>| {
-                let grad = context.grad(0)?;
-                let x = context.unpack(saved)?;
-                let output = context.unpack(output)?;
-                let is_zero = x.eq(0.0)?;
-                // Elements after the first zero have no effect on outputs, which are zero from there on. The first
-                // zero's slope is the product without it.
-                let is_first = is_zero.logical_and(&is_zero.cumsum(dim)?.eq(1)?)?;
-                let to_first = grad.mul(&x.masked_fill(&is_first, 1.0)?.cumprod(dim)?)?.cumsum_backwards(dim)?;
-                let to_others = grad.mul(&output)?.cumsum_backwards(dim)?.div(&x.masked_fill(&is_zero, 1.0)?)?;
-                let to_others = to_others.masked_fill(&is_zero, 0.0)?;
-                Ok([Some(is_first.where_(&to_first, &to_others)?)].into_iter().collect())
-            })
-        })
-    }
-
     fn cumsum_backwards(&self, dim: isize) -> Result<Self> {
         if self.rank() == 0 {
             return Ok(self.clone());

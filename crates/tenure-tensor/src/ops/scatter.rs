@@ -7,6 +7,7 @@ use super::view::signed;
 use crate::autocast::widest;
 use crate::autograd::{Context, Grads, Saver, attach, attach_in_place};
 use crate::cpu::scatter::{self as kernels, Put, Scatter};
+use crate::operation::operations;
 use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value, cuda};
 
 static SCATTER: Kernel<Scatter> = Kernel::new("scatter", &[kernels::SCATTER, cuda::scatter::SCATTER]);
@@ -16,94 +17,114 @@ static PUT_ADD: Kernel<Put> = Kernel::new("index_add", &[kernels::PUT_ADD, cuda:
 
 type Dims = SmallVec<[usize; 5]>;
 
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Returns a copy with the elements of `src`, or a number, written along `dim` at the places in `index`: in two
+        /// dimensions and along the last, `out[i][index[i][j]] = source[i][j]`. The source may be larger than the index.
+        ///
+        /// # Errors
+        /// The numbers of dimensions differ; the index is larger than this tensor in another dimension, or than the source;
+        /// an index is out of range, or no integer; the source has another dtype.
+        scatter(input, dim: Int, index: Tensor, src: Value) -> Tensor;
+
+        /// Returns a copy with elements added instead of written, at the same places as [`scatter`](Self::scatter).
+        ///
+        /// # Errors
+        /// The errors of [`scatter`](Self::scatter); `bool`.
+        scatter_add(input, dim: Int, index: Tensor, src: Tensor) -> Tensor;
+
+        /// Does [`scatter`](Self::scatter) in place.
+        ///
+        /// # Errors
+        /// The errors of [`scatter`](Self::scatter), and of every write in place.
+        scatter_(input, dim: Int, index: Tensor, src: Value) -> ();
+
+        /// Does [`scatter_add`](Self::scatter_add) in place.
+        ///
+        /// # Errors
+        /// The errors of [`scatter_add`](Self::scatter_add), and of every write in place.
+        scatter_add_(input, dim: Int, index: Tensor, src: Tensor) -> ();
+
+        /// Returns a copy with the entries at indices of a dimension replaced by `source`.
+        ///
+        /// # Errors
+        /// Sizes of `source` that differ from this tensor's, except that it has one entry for each index in the dimension;
+        /// indices that have more than one dimension, are out of range, or are no integers; a source of another dtype.
+        index_copy(input, dim: Int, index: Tensor, source: Tensor) -> Tensor;
+
+        /// Returns a copy with `source` added to the entries at indices of a dimension.
+        ///
+        /// # Errors
+        /// The errors of [`index_copy`](Self::index_copy); `bool`.
+        index_add(input, dim: Int, index: Tensor, source: Tensor) -> Tensor;
+
+        /// Does [`index_add`](Self::index_add) in place.
+        ///
+        /// # Errors
+        /// The errors of [`index_add`](Self::index_add), and of every write in place.
+        index_add_(input, dim: Int, index: Tensor, source: Tensor) -> ();
+
+        /// Returns a copy with a number in the entries at indices of a dimension.
+        ///
+        /// # Errors
+        /// The indices have more than one dimension, are out of range, or are no integers.
+        index_fill(input, dim: Int, index: Tensor, value: Scalar) -> Tensor;
+    }
+}
+
+fn scatter(input: &Tensor, dim: isize, index: &Tensor, source: Value<'_>) -> Result<Tensor> {
+    let (index, source) = input.scatter_operands("scatter", index, source)?;
+    input.copied_apart()?.scattered_onto(input, "scatter", dim, &index, &source, false)
+}
+
+fn scatter_add(input: &Tensor, dim: isize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+    let [this, source] = widest([input, source])?;
+    let (index, source) = this.scatter_operands("scatter_add", index, (&source).into())?;
+    this.copied_apart()?.scattered_onto(&this, "scatter_add", dim, &index, &source, true)
+}
+
+fn scatter_(input: &Tensor, dim: isize, index: &Tensor, source: Value<'_>) -> Result<()> {
+    let (index, source) = input.scatter_operands("scatter_", index, source)?;
+    let write = || input.scatter_raw("scatter_", dim, &index, &source, false);
+    attach_in_place(input, "scatter_", &[input, &source], write, |saver| scatter_formula(saver, dim, &index, false))
+}
+
+fn scatter_add_(input: &Tensor, dim: isize, index: &Tensor, source: &Tensor) -> Result<()> {
+    let (index, source) = input.scatter_operands("scatter_add_", index, source.into())?;
+    attach_in_place(
+        input,
+        "scatter_add_",
+        &[input, &source],
+        || input.scatter_raw("scatter_add_", dim, &index, &source, true),
+        |saver| scatter_formula(saver, dim, &index, true),
+    )
+}
+
+fn index_copy(input: &Tensor, dim: isize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+    let [this, source] = widest([input, source])?;
+    let (place, index) = this.row_operands("index_copy", dim, index, Some(&source))?;
+    this.copied_apart()?.put_onto(&this, "index_copy", &[place], place, &index, &source, false)
+}
+
+fn index_add(input: &Tensor, dim: isize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+    let (place, index) = input.row_operands("index_add", dim, index, Some(source))?;
+    input.copied_apart()?.put_onto(input, "index_add", &[place], place, &index, source, true)
+}
+
+fn index_add_(input: &Tensor, dim: isize, index: &Tensor, source: &Tensor) -> Result<()> {
+    let (place, index) = input.row_operands("index_add_", dim, index, Some(source))?;
+    input.put_("index_add_", &[place], place, &index, source, true)
+}
+
+fn index_fill(input: &Tensor, dim: isize, index: &Tensor, value: Scalar) -> Result<Tensor> {
+    let (place, index) = input.row_operands("index_fill", dim, index, None)?;
+    value.check_fits("index_fill", input.dtype())?;
+    let value = Tensor::full(&[], value, input.dtype(), input.device())?;
+    input.copied_apart()?.put_onto(input, "index_fill", &[place], place, &index, &value, false)
+}
+
 impl Tensor {
-    /// Returns a copy with the elements of `source`, or a number, written along `dim` at the places in `index`: in two
-    /// dimensions and along the last, `out[i][index[i][j]] = source[i][j]`. The source may be larger than the index.
-    ///
-    /// # Errors
-    /// The numbers of dimensions differ; the index is larger than this tensor in another dimension, or than the source;
-    /// an index is out of range, or no integer; the source has another dtype.
-    pub fn scatter<'a>(&self, dim: isize, index: &Self, source: impl Into<Value<'a>>) -> Result<Self> {
-        let (index, source) = self.scatter_operands("scatter", index, source.into())?;
-        self.copied_apart()?.scattered_onto(self, "scatter", dim, &index, &source, false)
-    }
-
-    /// Returns a copy with elements added instead of written, at the same places as [`scatter`](Self::scatter).
-    ///
-    /// # Errors
-    /// The errors of [`scatter`](Self::scatter); `bool`.
-    pub fn scatter_add(&self, dim: isize, index: &Self, source: &Self) -> Result<Self> {
-        let [this, source] = widest([self, source])?;
-        let (index, source) = this.scatter_operands("scatter_add", index, (&source).into())?;
-        this.copied_apart()?.scattered_onto(&this, "scatter_add", dim, &index, &source, true)
-    }
-
-    /// Does [`scatter`](Self::scatter) in place.
-    ///
-    /// # Errors
-    /// The errors of [`scatter`](Self::scatter), and of every write in place.
-    pub fn scatter_<'a>(&self, dim: isize, index: &Self, source: impl Into<Value<'a>>) -> Result<()> {
-        let (index, source) = self.scatter_operands("scatter_", index, source.into())?;
-        let write = || self.scatter_raw("scatter_", dim, &index, &source, false);
-        attach_in_place(self, "scatter_", &[self, &source], write, |saver| scatter_formula(saver, dim, &index, false))
-    }
-
-    /// Does [`scatter_add`](Self::scatter_add) in place.
-    ///
-    /// # Errors
-    /// The errors of [`scatter_add`](Self::scatter_add), and of every write in place.
-    pub fn scatter_add_(&self, dim: isize, index: &Self, source: &Self) -> Result<()> {
-        let (index, source) = self.scatter_operands("scatter_add_", index, source.into())?;
-        attach_in_place(
-            self,
-            "scatter_add_",
-            &[self, &source],
-            || self.scatter_raw("scatter_add_", dim, &index, &source, true),
-            |saver| scatter_formula(saver, dim, &index, true),
-        )
-    }
-
-    /// Returns a copy with the entries at indices of a dimension replaced by `source`.
-    ///
-    /// # Errors
-    /// Sizes of `source` that differ from this tensor's, except that it has one entry for each index in the dimension;
-    /// indices that have more than one dimension, are out of range, or are no integers; a source of another dtype.
-    pub fn index_copy(&self, dim: isize, index: &Self, source: &Self) -> Result<Self> {
-        let [this, source] = widest([self, source])?;
-        let (place, index) = this.row_operands("index_copy", dim, index, Some(&source))?;
-        this.copied_apart()?.put_onto(&this, "index_copy", &[place], place, &index, &source, false)
-    }
-
-    /// Returns a copy with `source` added to the entries at indices of a dimension.
-    ///
-    /// # Errors
-    /// The errors of [`index_copy`](Self::index_copy); `bool`.
-    pub fn index_add(&self, dim: isize, index: &Self, source: &Self) -> Result<Self> {
-        let (place, index) = self.row_operands("index_add", dim, index, Some(source))?;
-        self.copied_apart()?.put_onto(self, "index_add", &[place], place, &index, source, true)
-    }
-
-    /// Does [`index_add`](Self::index_add) in place.
-    ///
-    /// # Errors
-    /// The errors of [`index_add`](Self::index_add), and of every write in place.
-    pub fn index_add_(&self, dim: isize, index: &Self, source: &Self) -> Result<()> {
-        let (place, index) = self.row_operands("index_add_", dim, index, Some(source))?;
-        self.put_("index_add_", &[place], place, &index, source, true)
-    }
-
-    /// Returns a copy with a number in the entries at indices of a dimension.
-    ///
-    /// # Errors
-    /// The indices have more than one dimension, are out of range, or are no integers.
-    pub fn index_fill(&self, dim: isize, index: &Self, value: impl Into<Scalar>) -> Result<Self> {
-        let (place, index) = self.row_operands("index_fill", dim, index, None)?;
-        let value = value.into();
-        value.check_fits("index_fill", self.dtype())?;
-        let value = Self::full(&[], value, self.dtype(), self.device())?;
-        self.copied_apart()?.put_onto(self, "index_fill", &[place], place, &index, &value, false)
-    }
-
     /// Does [`scatter`](Self::scatter), or the addition if `adds`, onto this fresh tensor itself.
     pub(crate) fn scattered(
         self,

@@ -8,11 +8,115 @@ use super::pointwise;
 use crate::autograd::{Context, Grads, Saver, attach};
 use crate::cpu::activation::Band;
 use crate::cpu::select::{self as kernels, Clamp, NanToNum, Where};
+use crate::operation::operations;
 use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value, cuda};
 
 pub(super) static WHERE: Kernel<Where> = Kernel::new("where_", &[kernels::WHERE, cuda::select::WHERE]);
 pub(super) static CLAMP: Kernel<Clamp> = Kernel::new("clamp", &[kernels::CLAMP, cuda::select::CLAMP]);
 static NAN_TO_NUM: Kernel<NanToNum> = Kernel::new("nan_to_num", &[kernels::NAN_TO_NUM, cuda::select::NAN_TO_NUM]);
+
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Returns a copy with `value` where `mask`, of `bool`, is true. Tensor and mask are broadcast. `value` is a number
+        /// or a tensor of no dimensions.
+        ///
+        /// # Errors
+        /// The mask is not `bool`, sizes do not broadcast, different devices, a value with dimensions, a number that does
+        /// not fit an integer dtype.
+        masked_fill(input, mask: Tensor, value: Value) -> Tensor;
+
+        /// Limits each element to `min` and `max`; to `max` where `min` is larger.
+        ///
+        /// # Errors
+        /// Sizes that do not broadcast, different devices, `bool`.
+        clamp(input, min: Value, max: Value) -> Tensor;
+
+        /// Limits each element to at least `min`.
+        ///
+        /// # Errors
+        /// Sizes that do not broadcast, different devices, `bool`.
+        clamp_min(input, min: Value) -> Tensor;
+
+        /// Limits each element to at most `max`.
+        ///
+        /// # Errors
+        /// Sizes that do not broadcast, different devices, `bool`.
+        clamp_max(input, max: Value) -> Tensor;
+
+        /// Replaces NaN by `nan`, and infinities by `posinf` and `neginf`: by default the largest and lowest numbers of the
+        /// dtype. Integers stay as they are.
+        ///
+        /// # Errors
+        /// No memory.
+        nan_to_num(input, nan: Float = 0.0, posinf: Option<Float> = None, neginf: Option<Float> = None) -> Tensor;
+    }
+    front_ends {
+        /// Selects elements of `input` where `condition`, of `bool`, is true, and of `other` elsewhere:
+        /// [`Tensor::where_`].
+        ///
+        /// # Errors
+        /// The condition is not `bool`, sizes do not broadcast, different devices.
+        #[name(where)]
+        where_(condition: Tensor, input: Value, other: Value) -> Tensor = |condition: &Tensor, input, other| {
+            condition.where_(input, other)
+        };
+    }
+}
+
+fn masked_fill(input: &Tensor, mask: &Tensor, value: Value<'_>) -> Result<Tensor> {
+    if let Value::Tensor(value) = value
+        && value.rank() != 0
+    {
+        let reason = format!("the value must be a number or a tensor of no dimension, got sizes {:?}", value.sizes());
+        return Err(TensorError::shape("masked_fill", reason));
+    }
+    if let Value::Number(number) = value {
+        number.check_fits("masked_fill", input.dtype())?;
+    }
+    mask.choose("masked_fill", value, input.into(), input.dtype())
+}
+
+fn clamp(input: &Tensor, min: Value<'_>, max: Value<'_>) -> Result<Tensor> {
+    match (min, max) {
+        (Value::Number(min), Value::Number(max)) => input.clamp_numbers(Some(min), Some(max)),
+        (min, max) => input.clamp_min(min)?.clamp_max(max),
+    }
+}
+
+fn clamp_min(input: &Tensor, min: Value<'_>) -> Result<Tensor> {
+    match min {
+        Value::Number(min) => input.clamp_numbers(Some(min), None),
+        Value::Tensor(min) => input.limited("clamp_min", min, |x, min| x.maximum(min), |x, min| x.ge(min)),
+    }
+}
+
+fn clamp_max(input: &Tensor, max: Value<'_>) -> Result<Tensor> {
+    match max {
+        Value::Number(max) => input.clamp_numbers(None, Some(max)),
+        Value::Tensor(max) => input.limited("clamp_max", max, |x, max| x.minimum(max), |x, max| x.le(max)),
+    }
+}
+
+fn nan_to_num(input: &Tensor, nan: f64, above: Option<f64>, below: Option<f64>) -> Result<Tensor> {
+    let largest = match input.dtype() {
+        DType::F16 => f64::from(half::f16::MAX),
+        DType::BF16 => f64::from(half::bf16::MAX),
+        DType::F32 => f64::from(f32::MAX),
+        DType::F64 => f64::MAX,
+        _ => return input.copy(),
+    };
+    let values = [nan, above.unwrap_or(largest), below.unwrap_or(-largest)];
+    let dtype = input.dtype();
+    let out = pointwise::run(&NAN_TO_NUM, dtype, dtype, &[input], move |kernel, iter| kernel(iter, values))?;
+    attach(out, "nan_to_num", &[input], |saver| {
+        let x = saver.save(input)?;
+        Ok(move |context: &Context<'_>| {
+            let gradient = context.unpack(x)?.isfinite()?.where_(&context.grad(0)?, 0)?;
+            Ok([Some(gradient)].into_iter().collect())
+        })
+    })
+}
 
 impl Tensor {
     /// Selects `a` where this `bool` tensor is true, and `b` elsewhere. All are broadcast, `a` and `b` promoted.
@@ -27,66 +131,12 @@ impl Tensor {
         self.choose("where_", a, b, dtype)
     }
 
-    /// Returns a copy with `value` where `mask`, of `bool`, is true. Tensor and mask are broadcast. `value` is a number
-    /// or a tensor of no dimensions.
-    ///
-    /// # Errors
-    /// The mask is not `bool`, sizes do not broadcast, different devices, a value with dimensions, a number that does
-    /// not fit an integer dtype.
-    pub fn masked_fill<'a>(&'a self, mask: &'a Self, value: impl Into<Value<'a>>) -> Result<Self> {
-        let value = value.into();
-        if let Value::Tensor(value) = value
-            && value.rank() != 0
-        {
-            let reason =
-                format!("the value must be a number or a tensor of no dimension, got sizes {:?}", value.sizes());
-            return Err(TensorError::shape("masked_fill", reason));
-        }
-        if let Value::Number(number) = value {
-            number.check_fits("masked_fill", self.dtype())?;
-        }
-        mask.choose("masked_fill", value, self.into(), self.dtype())
-    }
-
     fn choose(&self, op: &'static str, a: Value<'_>, b: Value<'_>, dtype: DType) -> Result<Self> {
         check_condition(op, self)?;
         let a = pointwise::tensor(op, a, dtype)?;
         let b = pointwise::tensor(op, b, dtype)?;
         let out = pointwise::run(&WHERE, dtype, dtype, &[self, &a, &b], |kernel, iter| kernel(iter))?;
         attach(out, op, &[&a, &b], |saver| chosen(saver, self))
-    }
-
-    /// Limits each element to `min` and `max`; to `max` where `min` is larger.
-    ///
-    /// # Errors
-    /// Sizes that do not broadcast, different devices, `bool`.
-    pub fn clamp<'a>(&'a self, min: impl Into<Value<'a>>, max: impl Into<Value<'a>>) -> Result<Self> {
-        match (min.into(), max.into()) {
-            (Value::Number(min), Value::Number(max)) => self.clamp_numbers(Some(min), Some(max)),
-            (min, max) => self.clamp_min(min)?.clamp_max(max),
-        }
-    }
-
-    /// Limits each element to at least `min`.
-    ///
-    /// # Errors
-    /// Sizes that do not broadcast, different devices, `bool`.
-    pub fn clamp_min<'a>(&'a self, min: impl Into<Value<'a>>) -> Result<Self> {
-        match min.into() {
-            Value::Number(min) => self.clamp_numbers(Some(min), None),
-            Value::Tensor(min) => self.limited("clamp_min", min, |x, min| x.maximum(min), |x, min| x.ge(min)),
-        }
-    }
-
-    /// Limits each element to at most `max`.
-    ///
-    /// # Errors
-    /// Sizes that do not broadcast, different devices, `bool`.
-    pub fn clamp_max<'a>(&'a self, max: impl Into<Value<'a>>) -> Result<Self> {
-        match max.into() {
-            Value::Number(max) => self.clamp_numbers(None, Some(max)),
-            Value::Tensor(max) => self.limited("clamp_max", max, |x, max| x.minimum(max), |x, max| x.le(max)),
-        }
     }
 
     fn clamp_numbers(&self, min: Option<Scalar>, max: Option<Scalar>) -> Result<Self> {
@@ -114,31 +164,6 @@ impl Tensor {
                 let to_x = context.give(0, || kept.where_(&grad, 0))?;
                 let to_limit = context.give(1, || kept.where_(0, &grad))?;
                 Ok([to_x, to_limit].into_iter().collect())
-            })
-        })
-    }
-
-    /// Replaces NaN by `nan`, and infinities by `above` and `below`: by default the largest and lowest numbers of the
-    /// dtype. Integers stay as they are.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn nan_to_num(&self, nan: f64, above: Option<f64>, below: Option<f64>) -> Result<Self> {
-        let largest = match self.dtype() {
-            DType::F16 => f64::from(half::f16::MAX),
-            DType::BF16 => f64::from(half::bf16::MAX),
-            DType::F32 => f64::from(f32::MAX),
-            DType::F64 => f64::MAX,
-            _ => return self.copy(),
-        };
-        let values = [nan, above.unwrap_or(largest), below.unwrap_or(-largest)];
-        let dtype = self.dtype();
-        let out = pointwise::run(&NAN_TO_NUM, dtype, dtype, &[self], move |kernel, iter| kernel(iter, values))?;
-        attach(out, "nan_to_num", &[self], |saver| {
-            let x = saver.save(self)?;
-            Ok(move |context: &Context<'_>| {
-                let gradient = context.unpack(x)?.isfinite()?.where_(&context.grad(0)?, 0)?;
-                Ok([Some(gradient)].into_iter().collect())
             })
         })
     }

@@ -7,29 +7,39 @@ use crate::autocast::raise;
 use crate::autograd::{Context, attach, is_grad_enabled, recipe};
 use crate::cpu;
 use crate::cpu::softmax::{Softmax, SoftmaxBackward};
+use crate::operation::operations;
 use crate::{Kernel, Result, Tensor, cuda};
 
 static SOFTMAX: Kernel<Softmax> = Kernel::new("softmax", &[cpu::softmax::SOFTMAX, cuda::softmax::SOFTMAX]);
 static SOFTMAX_BACKWARD: Kernel<SoftmaxBackward> =
     Kernel::new("softmax_backward", &[cpu::softmax::SOFTMAX_BACKWARD, cuda::softmax::SOFTMAX_BACKWARD]);
 
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Computes exponentials over their sum along a dimension.
+        ///
+        /// # Errors
+        /// An integer dtype, a dimension that does not exist.
+        softmax(input, dim: Int) -> Tensor;
+
+        /// Computes the logarithm of [`softmax`](Self::softmax), in one step.
+        ///
+        /// # Errors
+        /// The errors of [`softmax`](Self::softmax).
+        log_softmax(input, dim: Int) -> Tensor;
+    }
+}
+
+fn softmax(input: &Tensor, dim: isize) -> Result<Tensor> {
+    raise(input)?.exponentials("softmax", dim, false)
+}
+
+fn log_softmax(input: &Tensor, dim: isize) -> Result<Tensor> {
+    raise(input)?.exponentials("log_softmax", dim, true)
+}
+
 impl Tensor {
-    /// Computes exponentials over their sum along a dimension.
-    ///
-    /// # Errors
-    /// An integer dtype, a dimension that does not exist.
-    pub fn softmax(&self, dim: isize) -> Result<Self> {
-        raise(self)?.exponentials("softmax", dim, false)
-    }
-
-    /// Computes the logarithm of [`softmax`](Self::softmax), in one step.
-    ///
-    /// # Errors
-    /// The errors of [`softmax`](Self::softmax).
-    pub fn log_softmax(&self, dim: isize) -> Result<Self> {
-        raise(self)?.exponentials("log_softmax", dim, true)
-    }
-
     fn exponentials(&self, op: &'static str, dim: isize, logarithmic: bool) -> Result<Self> {
         let _op = entered(op);
         floating(op, self)?;

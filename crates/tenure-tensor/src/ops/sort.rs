@@ -5,55 +5,69 @@ use tenure_core::DType;
 use crate::autograd::no_grad;
 use crate::cpu;
 use crate::cpu::sort::Order;
+use crate::operation::operations;
 use crate::{Kernel, Result, Tensor, TensorError, cuda};
 
 static ORDER: Kernel<Order> = Kernel::new("sort", &[cpu::sort::ORDER[0], cpu::sort::ORDER[1], cuda::sort::ORDER]);
 
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Sorts elements along a dimension from the smallest to the largest, or from the largest if `descending`. Returns
+        /// them and their indices. The sort is stable. NaN counts as the largest.
+        ///
+        /// # Errors
+        /// The dimension does not exist.
+        sort(input, dim: Int = -1, descending: Bool = false) -> (Tensor, Tensor);
+
+        /// Returns the indices that [`sort`](Self::sort) returns.
+        ///
+        /// # Errors
+        /// The dimension does not exist.
+        argsort(input, dim: Int = -1, descending: Bool = false) -> Tensor;
+
+        /// Returns the `k` largest elements along a dimension, or the smallest, in order, and their indices.
+        ///
+        /// # Errors
+        /// The dimension does not exist, or has fewer elements.
+        topk(input, k: Size, dim: Int = -1, largest: Bool = true) -> (Tensor, Tensor);
+
+        /// Returns the `k`-th smallest element along a dimension, counted from 1, and its index. The dimension is left with
+        /// size 1 if `keepdim`.
+        ///
+        /// # Errors
+        /// The dimension does not exist, or has fewer elements; `k` is 0.
+        kthvalue(input, k: Size, dim: Int = -1, keepdim: Bool = false) -> (Tensor, Tensor);
+    }
+}
+
+fn sort(input: &Tensor, dim: isize, descending: bool) -> Result<(Tensor, Tensor)> {
+    let order = input.argsort(dim, descending)?;
+    Ok((input.ordered(dim, &order)?, order))
+}
+
+fn argsort(input: &Tensor, dim: isize, descending: bool) -> Result<Tensor> {
+    input.order("argsort", dim, None, descending)
+}
+
+fn topk(input: &Tensor, k: usize, dim: isize, largest: bool) -> Result<(Tensor, Tensor)> {
+    let order = input.order("topk", dim, Some(k), largest)?;
+    Ok((input.ordered(dim, &order)?, order))
+}
+
+fn kthvalue(input: &Tensor, k: usize, dim: isize, keep: bool) -> Result<(Tensor, Tensor)> {
+    if k == 0 {
+        return Err(TensorError::argument("kthvalue", "k counts from 1, got 0"));
+    }
+    let mut place = input.order("kthvalue", dim, Some(k), false)?;
+    if input.rank() > 0 {
+        place = place.narrow(dim, k - 1, 1)?;
+    }
+    let value = input.ordered(dim, &place)?;
+    if keep || input.rank() == 0 { Ok((value, place)) } else { Ok((value.squeeze(dim)?, place.squeeze(dim)?)) }
+}
+
 impl Tensor {
-    /// Sorts elements along a dimension from the smallest to the largest, or from the largest if `descending`. Returns
-    /// them and their indices. The sort is stable. NaN counts as the largest.
-    ///
-    /// # Errors
-    /// The dimension does not exist.
-    pub fn sort(&self, dim: isize, descending: bool) -> Result<(Self, Self)> {
-        let order = self.argsort(dim, descending)?;
-        Ok((self.ordered(dim, &order)?, order))
-    }
-
-    /// Returns the indices that [`sort`](Self::sort) returns.
-    ///
-    /// # Errors
-    /// The dimension does not exist.
-    pub fn argsort(&self, dim: isize, descending: bool) -> Result<Self> {
-        self.order("argsort", dim, None, descending)
-    }
-
-    /// Returns the `k` largest elements along a dimension, or the smallest, in order, and their indices.
-    ///
-    /// # Errors
-    /// The dimension does not exist, or has fewer elements.
-    pub fn topk(&self, k: usize, dim: isize, largest: bool) -> Result<(Self, Self)> {
-        let order = self.order("topk", dim, Some(k), largest)?;
-        Ok((self.ordered(dim, &order)?, order))
-    }
-
-    /// Returns the `k`-th smallest element along a dimension, counted from 1, and its index. The dimension is left with
-    /// size 1 if `keep`.
-    ///
-    /// # Errors
-    /// The dimension does not exist, or has fewer elements; `k` is 0.
-    pub fn kthvalue(&self, k: usize, dim: isize, keep: bool) -> Result<(Self, Self)> {
-        if k == 0 {
-            return Err(TensorError::argument("kthvalue", "k counts from 1, got 0"));
-        }
-        let mut place = self.order("kthvalue", dim, Some(k), false)?;
-        if self.rank() > 0 {
-            place = place.narrow(dim, k - 1, 1)?;
-        }
-        let value = self.ordered(dim, &place)?;
-        if keep || self.rank() == 0 { Ok((value, place)) } else { Ok((value.squeeze(dim)?, place.squeeze(dim)?)) }
-    }
-
     /// Returns the indices of the first `count` elements in order.
     fn order(&self, op: &'static str, dim: isize, count: Option<usize>, descending: bool) -> Result<Self> {
         let along = self.dim(op, dim)?;

@@ -3,28 +3,38 @@
 use crate::autograd::{Context, attach};
 use crate::cpu;
 use crate::cpu::index::Triangle;
+use crate::operation::operations;
 use crate::{Kernel, Result, Tensor, TensorError, cuda};
 
 static TRIANGLE: Kernel<Triangle> = Kernel::new("triangle", &[cpu::index::TRIANGLE, cuda::index::TRIANGLE]);
 
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Returns the matrices of the last two dimensions with zeros above a diagonal: `diagonal` above the main one, or
+        /// below it if it is negative.
+        ///
+        /// # Errors
+        /// Fewer than two dimensions.
+        tril(input, diagonal: Int = 0) -> Tensor;
+
+        /// Returns the matrices of the last two dimensions with zeros below a diagonal.
+        ///
+        /// # Errors
+        /// Fewer than two dimensions.
+        triu(input, diagonal: Int = 0) -> Tensor;
+    }
+}
+
+fn tril(input: &Tensor, diagonal: isize) -> Result<Tensor> {
+    input.triangle("tril", diagonal, true)
+}
+
+fn triu(input: &Tensor, diagonal: isize) -> Result<Tensor> {
+    input.triangle("triu", diagonal, false)
+}
+
 impl Tensor {
-    /// Returns the matrices of the last two dimensions with zeros above a diagonal: `diagonal` above the main one, or
-    /// below it if it is negative.
-    ///
-    /// # Errors
-    /// Fewer than two dimensions.
-    pub fn tril(&self, diagonal: isize) -> Result<Self> {
-        self.triangle("tril", diagonal, true)
-    }
-
-    /// Returns the matrices of the last two dimensions with zeros below a diagonal.
-    ///
-    /// # Errors
-    /// Fewer than two dimensions.
-    pub fn triu(&self, diagonal: isize) -> Result<Self> {
-        self.triangle("triu", diagonal, false)
-    }
-
     fn triangle(&self, op: &'static str, diagonal: isize, is_lower: bool) -> Result<Self> {
         if self.rank() < 2 {
             let reason = format!("at least two dimensions are needed, got sizes {:?}", self.sizes());

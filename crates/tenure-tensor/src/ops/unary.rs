@@ -10,37 +10,40 @@ use crate::autocast::raise;
 use crate::autograd::{Context, Grads, Saver, attach, attach_in_place};
 use crate::cpu::unary as kernels;
 use crate::cuda::unary as cuda;
+use crate::operation::operations;
 use crate::{Kernel, Result, Tensor, TensorError};
 
 /// Defines functions of floats. The formula computes the input's gradient from the output's and a saved tensor: the
 /// input (`by input`), or the output (`by output`), which lets the input's memory go. A second name is that of the
 /// function in place. Integers are converted to PyTorch's default dtype.
 macro_rules! functions {
-    ($($(#[$doc:meta])* $name:ident $(/ $in_place:ident)? = $room:ident :: $kernel:ident, by $saved:ident |$grad:ident, $value:ident| $formula:expr;)*) => {
-        impl $crate::Tensor {$(
-            $(#[$doc])*
-            ///
-            /// # Errors
-            /// No memory.
-            pub fn $name(&self) -> $crate::Result<Self> {
-                static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($name), &[$crate::cpu::$room::$kernel, $crate::cuda::$room::$kernel]);
-                let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
-                $crate::ops::unary::of_floats(&KERNEL, self, $crate::ops::unary::SavedOperand::$saved, formula)
-            }
-
-            $(
-                #[doc = concat!("[`", stringify!($name), "`](Self::", stringify!($name), "), in place.")]
+    ($($(#[doc = $doc:literal])* $name:ident $(/ $in_place:ident)? = $room:ident :: $kernel:ident, by $saved:ident |$grad:ident, $value:ident| $formula:expr;)*) => {
+        $crate::operation::operations! {
+            static FUNCTIONS;
+            methods {$(
+                $(#[doc = $doc])*
                 ///
                 /// # Errors
-                /// The errors of [`add_`](Self::add_).
-                pub fn $in_place(&self) -> $crate::Result<()> {
-                    static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($in_place), &[$crate::cpu::$room::$kernel, $crate::cuda::$room::$kernel]);
+                /// No memory.
+                $name(input) -> $crate::Tensor = |input: &$crate::Tensor| {
+                    static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($name), &[$crate::cpu::$room::$kernel, $crate::cuda::$room::$kernel]);
                     let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
-                    let saved = $crate::ops::unary::SavedOperand::$saved;
-                    $crate::ops::unary::of_floats_in_place(&KERNEL, self, saved, formula)
-                }
-            )?
-        )*}
+                    $crate::ops::unary::of_floats(&KERNEL, input, $crate::ops::unary::SavedOperand::$saved, formula)
+                };
+                $(
+                    #[doc = concat!(" Computes [`", stringify!($name), "`](Self::", stringify!($name), ") in place.")]
+                    ///
+                    /// # Errors
+                    /// The errors of [`add_`](Self::add_).
+                    $in_place(input) -> () = |input: &$crate::Tensor| {
+                        static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($in_place), &[$crate::cpu::$room::$kernel, $crate::cuda::$room::$kernel]);
+                        let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
+                        let saved = $crate::ops::unary::SavedOperand::$saved;
+                        $crate::ops::unary::of_floats_in_place(&KERNEL, input, saved, formula)
+                    };
+                )?
+            )*}
+        }
     };
 }
 pub(super) use functions;
@@ -186,99 +189,122 @@ static CEIL: Unary = Kernel::new("ceil", &[kernels::CEIL, cuda::CEIL]);
 static ROUND: Unary = Kernel::new("round", &[kernels::ROUND, cuda::ROUND]);
 static TRUNC: Unary = Kernel::new("trunc", &[kernels::TRUNC, cuda::TRUNC]);
 
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Negates each element. Unsigned integers wrap.
+        ///
+        /// # Errors
+        /// `bool`.
+        neg(input) -> Tensor;
+
+        /// Computes the absolute value.
+        ///
+        /// # Errors
+        /// `bool`.
+        abs(input) -> Tensor;
+
+        /// Computes the square.
+        ///
+        /// # Errors
+        /// `bool`.
+        square(input) -> Tensor;
+
+        /// Computes the fractional part, with the element's sign.
+        ///
+        /// # Errors
+        /// Integers.
+        frac(input) -> Tensor;
+
+        /// Computes the sign: 1, 0 or -1. Its gradient is zero.
+        ///
+        /// # Errors
+        /// `bool`.
+        sign(input) -> Tensor;
+
+        /// Rounds down to an integer. Its gradient is zero.
+        ///
+        /// # Errors
+        /// `bool`.
+        floor(input) -> Tensor;
+
+        /// Rounds up to an integer. Its gradient is zero.
+        ///
+        /// # Errors
+        /// `bool`.
+        ceil(input) -> Tensor;
+
+        /// Rounds to the nearest integer, and halves to the even one. Its gradient is zero.
+        ///
+        /// # Errors
+        /// `bool`.
+        round(input) -> Tensor;
+
+        /// Rounds towards zero. Its gradient is zero.
+        ///
+        /// # Errors
+        /// `bool`.
+        trunc(input) -> Tensor;
+    }
+}
+
+fn neg(input: &Tensor) -> Result<Tensor> {
+    if input.dtype() == DType::Bool {
+        let expected = "a number is needed: use logical_not() to invert a mask".to_owned();
+        return Err(TensorError::DType { op: "neg", found: DType::Bool, expected });
+    }
+    attach(input.same_dtype(&NEG)?, "neg", &[input], |_| {
+        Ok(|context: &Context<'_>| Ok([Some(context.grad(0)?.neg()?)].into_iter().collect()))
+    })
+}
+
+fn abs(input: &Tensor) -> Result<Tensor> {
+    attach(input.same_dtype(&ABS)?, "abs", &[input], |saver| {
+        let x = saver.save(input)?;
+        Ok(move |context: &Context<'_>| {
+            let sign = context.unpack(x)?.sign()?;
+            Ok([Some(context.grad(0)?.mul(&sign)?)].into_iter().collect())
+        })
+    })
+}
+
+fn square(input: &Tensor) -> Result<Tensor> {
+    attach(input.same_dtype(&SQUARE)?, "square", &[input], |saver| {
+        let x = saver.save(input)?;
+        Ok(move |context: &Context<'_>| {
+            let twice = context.unpack(x)?.mul(2)?;
+            Ok([Some(context.grad(0)?.mul(&twice)?)].into_iter().collect())
+        })
+    })
+}
+
+fn frac(input: &Tensor) -> Result<Tensor> {
+    attach(input.same_dtype(&FRAC)?, "frac", &[input], |_| {
+        Ok(|context: &Context<'_>| Ok([Some(context.grad(0)?)].into_iter().collect()))
+    })
+}
+
+fn sign(input: &Tensor) -> Result<Tensor> {
+    input.step(&SIGN)
+}
+
+fn floor(input: &Tensor) -> Result<Tensor> {
+    input.whole(&FLOOR)
+}
+
+fn ceil(input: &Tensor) -> Result<Tensor> {
+    input.whole(&CEIL)
+}
+
+fn round(input: &Tensor) -> Result<Tensor> {
+    input.whole(&ROUND)
+}
+
+fn trunc(input: &Tensor) -> Result<Tensor> {
+    input.whole(&TRUNC)
+}
+
 impl Tensor {
-    /// Negates each element. Unsigned integers wrap.
-    ///
-    /// # Errors
-    /// `bool`.
-    pub fn neg(&self) -> Result<Self> {
-        if self.dtype() == DType::Bool {
-            let expected = "a number is needed: use logical_not() to invert a mask".to_owned();
-            return Err(TensorError::DType { op: "neg", found: DType::Bool, expected });
-        }
-        attach(self.same_dtype(&NEG)?, "neg", &[self], |_| {
-            Ok(|context: &Context<'_>| Ok([Some(context.grad(0)?.neg()?)].into_iter().collect()))
-        })
-    }
-
-    /// Computes the absolute value.
-    ///
-    /// # Errors
-    /// `bool`.
-    pub fn abs(&self) -> Result<Self> {
-        attach(self.same_dtype(&ABS)?, "abs", &[self], |saver| {
-            let x = saver.save(self)?;
-            Ok(move |context: &Context<'_>| {
-                let sign = context.unpack(x)?.sign()?;
-                Ok([Some(context.grad(0)?.mul(&sign)?)].into_iter().collect())
-            })
-        })
-    }
-
-    /// Computes the square.
-    ///
-    /// # Errors
-    /// `bool`.
-    pub fn square(&self) -> Result<Self> {
-        attach(self.same_dtype(&SQUARE)?, "square", &[self], |saver| {
-            let x = saver.save(self)?;
-            Ok(move |context: &Context<'_>| {
-                let twice = context.unpack(x)?.mul(2)?;
-                Ok([Some(context.grad(0)?.mul(&twice)?)].into_iter().collect())
-            })
-        })
-    }
-
-    /// Computes the fractional part, with the element's sign.
-    ///
-    /// # Errors
-    /// Integers.
-    pub fn frac(&self) -> Result<Self> {
-        attach(self.same_dtype(&FRAC)?, "frac", &[self], |_| {
-            Ok(|context: &Context<'_>| Ok([Some(context.grad(0)?)].into_iter().collect()))
-        })
-    }
-
-    /// Computes the sign: 1, 0 or -1. Its gradient is zero.
-    ///
-    /// # Errors
-    /// `bool`.
-    pub fn sign(&self) -> Result<Self> {
-        self.step(&SIGN)
-    }
-
-    /// Rounds down to an integer. Its gradient is zero.
-    ///
-    /// # Errors
-    /// `bool`.
-    pub fn floor(&self) -> Result<Self> {
-        self.whole(&FLOOR)
-    }
-
-    /// Rounds up to an integer. Its gradient is zero.
-    ///
-    /// # Errors
-    /// `bool`.
-    pub fn ceil(&self) -> Result<Self> {
-        self.whole(&CEIL)
-    }
-
-    /// Rounds to the nearest integer, and halves to the even one. Its gradient is zero.
-    ///
-    /// # Errors
-    /// `bool`.
-    pub fn round(&self) -> Result<Self> {
-        self.whole(&ROUND)
-    }
-
-    /// Rounds towards zero. Its gradient is zero.
-    ///
-    /// # Errors
-    /// `bool`.
-    pub fn trunc(&self) -> Result<Self> {
-        self.whole(&TRUNC)
-    }
-
     /// Rounds floats; integers are copied as they are.
     fn whole(&self, kernel: &'static Unary) -> Result<Self> {
         let is_integer = !self.dtype().is_floating() && self.dtype() != DType::Bool;

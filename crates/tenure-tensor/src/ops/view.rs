@@ -4,225 +4,379 @@ use smallvec::SmallVec;
 use tenure_core::{Layout, LayoutError, Overlap, Reshape};
 
 use crate::autograd::{Context, attach, no_grad};
+use crate::operation::operations;
 use crate::tensor::dimension;
 use crate::{Result, Tensor, TensorError};
 
-impl Tensor {
-    /// Returns the same elements, in the same order, in other sizes. One size may be -1: it is computed from the
-    /// others.
-    ///
-    /// # Errors
-    /// Sizes of another number of elements, or that would need a copy: see [`reshape`](Self::reshape).
-    pub fn view(&self, sizes: &[isize]) -> Result<Self> {
-        let sizes = self.resolve("view", sizes)?;
-        let layout = self.layout().view(&sizes).map_err(of("view"))?;
-        self.viewed("view", layout, |grad, from| grad.reshape(&signed(from)))
-    }
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Returns the same elements, in the same order, in other sizes. One size may be -1: it is computed from the
+        /// others.
+        ///
+        /// # Errors
+        /// Sizes of another number of elements, or that would need a copy: see [`reshape`](Self::reshape).
+        view(input, size: Ints) -> Tensor;
 
-    /// Returns the same elements in the sizes of another tensor.
-    ///
-    /// # Errors
-    /// The errors of [`view`](Self::view).
-    pub fn view_as(&self, other: &Self) -> Result<Self> {
-        self.view(&signed(other.sizes()))
-    }
+        /// Returns the same elements in the sizes of another tensor.
+        ///
+        /// # Errors
+        /// The errors of [`view`](Self::view).
+        view_as(input, other: Tensor) -> Tensor;
 
-    /// Returns a [`view`](Self::view) of these sizes, or a copy if a view cannot have them.
-    ///
-    /// # Errors
-    /// Sizes of another number of elements.
-    pub fn reshape(&self, sizes: &[isize]) -> Result<Self> {
-        let resolved = self.resolve("reshape", sizes)?;
-        match self.layout().reshape(&resolved).map_err(of("reshape"))? {
-            Reshape::View(_) => self.view(sizes),
-            Reshape::Copy(_) => self.contiguous()?.view(sizes),
-        }
-    }
+        /// Returns a [`view`](Self::view) of these sizes, or a copy if a view cannot have them.
+        ///
+        /// # Errors
+        /// Sizes of another number of elements.
+        reshape(input, shape: Ints) -> Tensor;
 
-    /// Joins the dimensions `start` to `end`, both included, into one; copies if it has to.
-    ///
-    /// # Errors
-    /// A dimension does not exist; `end` is before `start`.
-    pub fn flatten(&self, start: isize, end: isize) -> Result<Self> {
-        let first = self.dim("flatten", start)?;
-        let last = self.dim("flatten", end)?;
-        if first > last {
-            return Err(TensorError::shape("flatten", format!("dimension {start} comes after dimension {end}")));
-        }
-        if self.rank() == 0 {
-            return self.reshape(&[1]);
-        }
-        let mut sizes = signed(self.sizes());
-        let flat = self.sizes()[first..=last].iter().product::<usize>() as isize;
-        sizes.splice(first..=last, [flat]);
-        self.reshape(&sizes)
-    }
+        /// Joins the dimensions `start_dim` to `end_dim`, both included, into one; copies if it has to.
+        ///
+        /// # Errors
+        /// A dimension does not exist; `end_dim` is before `start_dim`.
+        flatten(input, start_dim: Int = 0, end_dim: Int = -1) -> Tensor;
 
-    /// Splits one dimension into several. One of `sizes` may be -1: it is computed from the others.
-    ///
-    /// # Errors
-    /// The dimension does not exist; the sizes hold another number of elements.
-    pub fn unflatten(&self, dim: isize, sizes: &[isize]) -> Result<Self> {
-        let dim = self.existing_dim("unflatten", dim)?;
-        let parts = resolve("unflatten", sizes, &self.sizes()[dim..=dim])?;
-        let mut all = signed(self.sizes());
-        all.splice(dim..=dim, signed(&parts));
-        self.view(&all)
-    }
+        /// Splits one dimension into several. One of `sizes` may be -1: it is computed from the others.
+        ///
+        /// # Errors
+        /// The dimension does not exist; the sizes hold another number of elements.
+        unflatten(input, dim: Int, sizes: Ints) -> Tensor;
 
-    /// Repeats dimensions of size 1, and new ones in front, without a copy; -1 keeps a size. PyTorch's `expand` and
-    /// `broadcast_to`.
-    ///
-    /// # Errors
-    /// A size is neither 1 nor the same; -1 for a new dimension.
-    pub fn expand(&self, sizes: &[isize]) -> Result<Self> {
-        let added = sizes.len().saturating_sub(self.rank());
-        let mut expanded = Vec::with_capacity(sizes.len());
-        for (dim, size) in sizes.iter().enumerate() {
-            expanded.push(match (usize::try_from(*size), dim.checked_sub(added)) {
-                (Ok(size), _) => size,
-                (Err(_), Some(own)) if *size == -1 && own < self.rank() => self.sizes()[own],
-                _ => {
-                    let reason = format!(
-                        "sizes {sizes:?} do not say what dimension {dim} is: -1 keeps a size of {:?}, and new \
-                         dimensions have none",
-                        self.sizes()
-                    );
-                    return Err(TensorError::shape("expand", reason));
-                }
-            });
-        }
-        let layout = self.layout().expand(&expanded).map_err(of("expand"))?;
-        self.viewed("expand", layout, |grad, from| grad.sum_to(from))
-    }
+        /// Repeats dimensions of size 1, and new ones in front, without a copy; -1 keeps a size. PyTorch's `expand` and
+        /// `broadcast_to`.
+        ///
+        /// # Errors
+        /// A size is neither 1 nor the same; -1 for a new dimension.
+        expand(input, size: Ints) -> Tensor;
 
-    /// Repeats without a copy to the sizes of another tensor.
-    ///
-    /// # Errors
-    /// The errors of [`expand`](Self::expand).
-    pub fn expand_as(&self, other: &Self) -> Result<Self> {
-        self.expand(&signed(other.sizes()))
-    }
+        /// Repeats without a copy to the sizes of another tensor.
+        ///
+        /// # Errors
+        /// The errors of [`expand`](Self::expand).
+        expand_as(input, other: Tensor) -> Tensor;
 
-    /// Exchanges two dimensions.
-    ///
-    /// # Errors
-    /// A dimension does not exist.
-    pub fn transpose(&self, a: isize, b: isize) -> Result<Self> {
-        let from = self.dim("transpose", a)?;
-        let to = self.dim("transpose", b)?;
-        if self.rank() == 0 {
-            return self.view(&[]);
-        }
-        self.viewed("transpose", self.layout().transpose(from, to)?, move |grad, _| grad.transpose(a, b))
-    }
+        /// Exchanges two dimensions.
+        ///
+        /// # Errors
+        /// A dimension does not exist.
+        transpose(input, dim0: Int, dim1: Int) -> Tensor;
 
-    /// Exchanges the rows and columns of a matrix; a vector or single element stays as it is.
-    ///
-    /// # Errors
-    /// More than two dimensions.
-    pub fn t(&self) -> Result<Self> {
-        match self.rank() {
-            0 | 1 => self.view_as(self),
-            2 => self.transpose(0, 1),
+        /// Exchanges the rows and columns of a matrix; a vector or single element stays as it is.
+        ///
+        /// # Errors
+        /// More than two dimensions.
+        t(input) -> Tensor;
+
+        /// Exchanges the last two dimensions: transposes matrices in any number of dimensions. PyTorch's `mT`.
+        ///
+        /// # Errors
+        /// Fewer than two dimensions.
+        mt(input) -> Tensor;
+
+        /// Makes dimension `dims[i]` the dimension `i` of the view.
+        ///
+        /// # Errors
+        /// `dims` does not have every dimension once.
+        permute(input, dims: Ints) -> Tensor;
+
+        /// Moves the dimensions `source` to the places `destination`; the others keep their order.
+        ///
+        /// # Errors
+        /// A dimension does not exist, or is given twice; the numbers of dimensions and places differ.
+        movedim(input, source: Ints, destination: Ints) -> Tensor;
+
+        /// Removes a dimension, if its size is 1.
+        ///
+        /// # Errors
+        /// The dimension does not exist.
+        squeeze(input, dim: Int) -> Tensor;
+
+        /// Removes the given dimensions whose size is 1.
+        ///
+        /// # Errors
+        /// A dimension does not exist.
+        #[name(squeeze)]
+        squeeze_dims(input, dim: Ints) -> Tensor;
+
+        /// Removes all dimensions of size 1.
+        ///
+        /// # Errors
+        /// No error is known.
+        #[name(squeeze)]
+        squeeze_all(input) -> Tensor;
+
+        /// Adds a dimension of size 1 at place `dim`.
+        ///
+        /// # Errors
+        /// The place is more than one past the last dimension.
+        unsqueeze(input, dim: Int) -> Tensor;
+
+        /// Selects one index of a dimension, and removes the dimension. Negative indices count from the end.
+        ///
+        /// # Errors
+        /// The dimension does not exist, or the index is out of range.
+        select(input, dim: Int, index: Int) -> Tensor;
+
+        /// Selects every `step`-th element of a dimension, from `start` up to but without `end`. As in Python, both may be
+        /// negative, and are limited to the dimension.
+        ///
+        /// # Errors
+        /// The dimension does not exist; the step is 0.
+        slice(input, dim: Int, start: Int, end: Int, step: Size = 1) -> Tensor;
+
+        /// Selects the `length` elements of a dimension from `start` on.
+        ///
+        /// # Errors
+        /// The dimension does not exist; elements are out of range.
+        narrow(input, dim: Int, start: Size, length: Size) -> Tensor;
+
+        /// Returns windows of `size` elements of a dimension, each `step` after the one before. The dimension counts the
+        /// windows, and a new last dimension has the elements of each.
+        ///
+        /// # Errors
+        /// The dimension does not exist, or is shorter than a window; the step is 0.
+        unfold(input, dimension: Int, size: Size, step: Size) -> Tensor;
+
+        /// Returns the elements of the diagonal of two dimensions, as a new last dimension: `offset` above the main
+        /// diagonal, or below it if it is negative.
+        ///
+        /// # Errors
+        /// The dimensions do not exist, or are the same.
+        diagonal(input, offset: Int = 0, dim1: Int = 0, dim2: Int = 1) -> Tensor;
+
+        /// Returns a view of any layout of the storage, all in elements; `storage_offset` counts from the storage's beginning.
+        ///
+        /// # Errors
+        /// Elements lie outside the storage.
+        as_strided(input, size: Sizes, stride: Sizes, storage_offset: Size = 0) -> Tensor;
+    }
+}
+
+fn view(input: &Tensor, sizes: &[isize]) -> Result<Tensor> {
+    let sizes = input.resolve("view", sizes)?;
+    let layout = input.layout().view(&sizes).map_err(of("view"))?;
+    input.viewed("view", layout, |grad, from| grad.reshape(&signed(from)))
+}
+
+fn view_as(input: &Tensor, other: &Tensor) -> Result<Tensor> {
+    input.view(&signed(other.sizes()))
+}
+
+fn reshape(input: &Tensor, sizes: &[isize]) -> Result<Tensor> {
+    let resolved = input.resolve("reshape", sizes)?;
+    match input.layout().reshape(&resolved).map_err(of("reshape"))? {
+        Reshape::View(_) => input.view(sizes),
+        Reshape::Copy(_) => input.contiguous()?.view(sizes),
+    }
+}
+
+fn flatten(input: &Tensor, start: isize, end: isize) -> Result<Tensor> {
+    let first = input.dim("flatten", start)?;
+    let last = input.dim("flatten", end)?;
+    if first > last {
+        return Err(TensorError::shape("flatten", format!("dimension {start} comes after dimension {end}")));
+    }
+    if input.rank() == 0 {
+        return input.reshape(&[1]);
+    }
+    let mut sizes = signed(input.sizes());
+    let flat = input.sizes()[first..=last].iter().product::<usize>() as isize;
+    sizes.splice(first..=last, [flat]);
+    input.reshape(&sizes)
+}
+
+fn unflatten(input: &Tensor, dim: isize, sizes: &[isize]) -> Result<Tensor> {
+    let dim = input.existing_dim("unflatten", dim)?;
+    let parts = resolve("unflatten", sizes, &input.sizes()[dim..=dim])?;
+    let mut all = signed(input.sizes());
+    all.splice(dim..=dim, signed(&parts));
+    input.view(&all)
+}
+
+fn expand(input: &Tensor, sizes: &[isize]) -> Result<Tensor> {
+    let added = sizes.len().saturating_sub(input.rank());
+    let mut expanded = Vec::with_capacity(sizes.len());
+    for (dim, size) in sizes.iter().enumerate() {
+        expanded.push(match (usize::try_from(*size), dim.checked_sub(added)) {
+            (Ok(size), _) => size,
+            (Err(_), Some(own)) if *size == -1 && own < input.rank() => input.sizes()[own],
             _ => {
-                let reason = format!("at most two dimensions are needed, got sizes {:?}: see mt()", self.sizes());
-                Err(TensorError::shape("t", reason))
+                let reason = format!(
+                    "sizes {sizes:?} do not say what dimension {dim} is: -1 keeps a size of {:?}, and new \
+                     dimensions have none",
+                    input.sizes()
+                );
+                return Err(TensorError::shape("expand", reason));
             }
+        });
+    }
+    let layout = input.layout().expand(&expanded).map_err(of("expand"))?;
+    input.viewed("expand", layout, |grad, from| grad.sum_to(from))
+}
+
+fn expand_as(input: &Tensor, other: &Tensor) -> Result<Tensor> {
+    input.expand(&signed(other.sizes()))
+}
+
+fn transpose(input: &Tensor, a: isize, b: isize) -> Result<Tensor> {
+    let from = input.dim("transpose", a)?;
+    let to = input.dim("transpose", b)?;
+    if input.rank() == 0 {
+        return input.view(&[]);
+    }
+    input.viewed("transpose", input.layout().transpose(from, to)?, move |grad, _| grad.transpose(a, b))
+}
+
+fn t(input: &Tensor) -> Result<Tensor> {
+    match input.rank() {
+        0 | 1 => input.view_as(input),
+        2 => input.transpose(0, 1),
+        _ => {
+            let reason = format!("at most two dimensions are needed, got sizes {:?}: see mt()", input.sizes());
+            Err(TensorError::shape("t", reason))
         }
     }
+}
 
-    /// Exchanges the last two dimensions: transposes matrices in any number of dimensions. PyTorch's `mT`.
-    ///
-    /// # Errors
-    /// Fewer than two dimensions.
-    pub fn mt(&self) -> Result<Self> {
-        self.transpose(-2, -1)
+fn mt(input: &Tensor) -> Result<Tensor> {
+    input.transpose(-2, -1)
+}
+
+fn permute(input: &Tensor, dims: &[isize]) -> Result<Tensor> {
+    let order = dims.iter().map(|dim| input.existing_dim("permute", *dim)).collect::<Result<Vec<usize>>>()?;
+    let layout = input.layout().permute(&order).map_err(of("permute"))?;
+    input.viewed("permute", layout, move |grad, _| {
+        let mut back = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(to, from)| back[*from] = to as isize);
+        grad.permute(&back)
+    })
+}
+
+fn movedim(input: &Tensor, from: &[isize], to: &[isize]) -> Result<Tensor> {
+    let wrap = |dims: &[isize]| -> Result<SmallVec<[usize; 5]>> {
+        dims.iter().map(|dim| input.existing_dim("movedim", *dim)).collect()
+    };
+    let sources = wrap(from)?;
+    let places = wrap(to)?;
+    let mut moves: SmallVec<[(usize, usize); 5]> = places.into_iter().zip(sources.iter().copied()).collect();
+    moves.sort_unstable();
+    let mut order: Vec<isize> = (0..input.rank() as isize).collect();
+    order.retain(|dim| !sources.contains(&(*dim as usize)));
+    let is_once = moves.windows(2).all(|pair| pair[0].0 != pair[1].0) && order.len() + moves.len() == input.rank();
+    if from.len() != to.len() || !is_once {
+        let reason = format!("{from:?} to {to:?} does not say one place for each of some dimensions");
+        return Err(TensorError::shape("movedim", reason));
     }
+    moves.into_iter().for_each(|(place, source)| order.insert(place, source as isize));
+    input.permute(&order)
+}
 
-    /// Makes dimension `dims[i]` the dimension `i` of the view.
-    ///
-    /// # Errors
-    /// `dims` does not have every dimension once.
-    pub fn permute(&self, dims: &[isize]) -> Result<Self> {
-        let order = dims.iter().map(|dim| self.existing_dim("permute", *dim)).collect::<Result<Vec<usize>>>()?;
-        let layout = self.layout().permute(&order).map_err(of("permute"))?;
-        self.viewed("permute", layout, move |grad, _| {
-            let mut back = vec![0; order.len()];
-            order.iter().enumerate().for_each(|(to, from)| back[*from] = to as isize);
-            grad.permute(&back)
-        })
+fn squeeze(input: &Tensor, dim: isize) -> Result<Tensor> {
+    input.squeeze_dims(&[dim])
+}
+
+fn squeeze_dims(input: &Tensor, dims: &[isize]) -> Result<Tensor> {
+    let dims = dims.iter().map(|dim| input.dim("squeeze", *dim)).collect::<Result<SmallVec<[usize; 5]>>>()?;
+    let mut layout = input.layout().clone();
+    for dim in (0..input.rank()).rev().filter(|dim| dims.contains(dim)) {
+        layout = layout.squeeze(dim)?;
     }
+    input.viewed("squeeze", layout, |grad, from| grad.reshape(&signed(from)))
+}
 
-    /// Moves the dimensions `from` to the places `to`; the others keep their order.
-    ///
-    /// # Errors
-    /// A dimension does not exist, or is given twice; the numbers of dimensions and places differ.
-    pub fn movedim(&self, from: &[isize], to: &[isize]) -> Result<Self> {
-        let wrap = |dims: &[isize]| -> Result<SmallVec<[usize; 5]>> {
-            dims.iter().map(|dim| self.existing_dim("movedim", *dim)).collect()
-        };
-        let sources = wrap(from)?;
-        let places = wrap(to)?;
-        let mut moves: SmallVec<[(usize, usize); 5]> = places.into_iter().zip(sources.iter().copied()).collect();
-        moves.sort_unstable();
-        let mut order: Vec<isize> = (0..self.rank() as isize).collect();
-        order.retain(|dim| !sources.contains(&(*dim as usize)));
-        let is_once = moves.windows(2).all(|pair| pair[0].0 != pair[1].0) && order.len() + moves.len() == self.rank();
-        if from.len() != to.len() || !is_once {
-            let reason = format!("{from:?} to {to:?} does not say one place for each of some dimensions");
-            return Err(TensorError::shape("movedim", reason));
+fn squeeze_all(input: &Tensor) -> Result<Tensor> {
+    input.viewed("squeeze", input.layout().squeeze_all(), |grad, from| grad.reshape(&signed(from)))
+}
+
+fn unsqueeze(input: &Tensor, dim: isize) -> Result<Tensor> {
+    let place = dimension("unsqueeze", dim, input.rank() + 1)?;
+    input.viewed("unsqueeze", input.layout().unsqueeze(place)?, |grad, from| grad.reshape(&signed(from)))
+}
+
+fn select(input: &Tensor, dim: isize, index: isize) -> Result<Tensor> {
+    input.selected("select", dim, index)
+}
+
+fn slice(input: &Tensor, dim: isize, start: isize, end: isize, step: usize) -> Result<Tensor> {
+    input.sliced("slice", dim, start, end, step)
+}
+
+fn narrow(input: &Tensor, dim: isize, start: usize, length: usize) -> Result<Tensor> {
+    let place = input.existing_dim("narrow", dim)?;
+    let layout = input.layout().narrow(place, start, length).map_err(of("narrow"))?;
+    input.viewed("narrow", layout, move |grad, from| grad.embed(from, move |zeros| zeros.narrow(dim, start, length)))
+}
+
+fn unfold(input: &Tensor, dim: isize, size: usize, step: usize) -> Result<Tensor> {
+    let place = input.existing_dim("unfold", dim)?;
+    let length = input.sizes()[place];
+    if size > length || step == 0 {
+        let reason = format!("windows of {size} at steps of {step} do not fit dimension {dim} of size {length}");
+        return Err(TensorError::shape("unfold", reason));
+    }
+    let mut sizes = input.sizes().to_vec();
+    let mut strides = input.strides().to_vec();
+    sizes[place] = (length - size) / step + 1;
+    sizes.push(size);
+    strides.push(strides[place]);
+    strides[place] = strides[place].saturating_mul(step);
+    let layout = Layout::strided(&sizes, &strides, input.layout().offset()).map_err(of("unfold"))?;
+    input.viewed("unfold", layout, move |grad, from| grad.embed(from, move |zeros| zeros.unfold(dim, size, step)))
+}
+
+fn diagonal(input: &Tensor, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
+    let row = input.existing_dim("diagonal", dim1)?;
+    let column = input.existing_dim("diagonal", dim2)?;
+    if row == column {
+        return Err(TensorError::shape("diagonal", format!("two dimensions are needed, got {dim1} and {dim2}")));
+    }
+    let (down, right) = if offset < 0 { (offset.unsigned_abs(), 0) } else { (0, offset.unsigned_abs()) };
+    let mut sizes = input.sizes().to_vec();
+    let mut strides = input.strides().to_vec();
+    let length = sizes[row].saturating_sub(down).min(sizes[column].saturating_sub(right));
+    // Without elements, the start may lie outside the storage.
+    let start = if length == 0 { 0 } else { down * strides[row] + right * strides[column] };
+    let stride = strides[row] + strides[column];
+    for dim in [row.max(column), row.min(column)] {
+        sizes.remove(dim);
+        strides.remove(dim);
+    }
+    sizes.push(length);
+    strides.push(stride);
+    let layout = Layout::strided(&sizes, &strides, input.layout().offset() + start).map_err(of("diagonal"))?;
+    input
+        .viewed("diagonal", layout, move |grad, from| grad.embed(from, move |zeros| zeros.diagonal(offset, dim1, dim2)))
+}
+
+fn as_strided(input: &Tensor, sizes: &[usize], strides: &[usize], offset: usize) -> Result<Tensor> {
+    let bytes = input.storage().bytes();
+    let layout = Layout::as_strided(sizes, strides, offset, input.dtype(), bytes).map_err(of("as_strided"))?;
+    let from = input.layout().clone();
+    let to = layout.clone();
+    input.viewed("as_strided", layout, move |grad, _| {
+        // The part of the storage that either layout covers, with the gradient at the elements that were read.
+        let read = to.extent();
+        let own = from.extent();
+        let start = read.start.min(own.start);
+        let end = read.end.max(own.end);
+        let sizes = to.sizes().to_vec();
+        let strides = to.strides().to_vec();
+        let offset = to.offset() - start;
+        let storage = grad.embed(&[end - start], move |zeros| zeros.as_strided(&sizes, &strides, offset))?;
+        let grad = storage.as_strided(from.sizes(), from.strides(), from.offset() - start)?;
+        if from.overlap() == Overlap::No {
+            return Ok(grad);
         }
-        moves.into_iter().for_each(|(place, source)| order.insert(place, source as isize));
-        self.permute(&order)
-    }
+        // Elements that share a place get equal parts of its gradient.
+        let ones = Tensor::ones(from.sizes(), grad.dtype(), grad.device())?;
+        let layout = Layout::strided(from.sizes(), from.strides(), from.offset() - start)?;
+        let counts = Tensor::zeros(&[end - start], grad.dtype(), grad.device())?;
+        counts.alias(layout.clone()).accumulate(&ones)?;
+        grad.div(&counts.alias(layout))
+    })
+}
 
-    /// Removes a dimension, if its size is 1.
-    ///
-    /// # Errors
-    /// The dimension does not exist.
-    pub fn squeeze(&self, dim: isize) -> Result<Self> {
-        self.squeeze_dims(&[dim])
-    }
-
-    /// Removes the given dimensions whose size is 1.
-    ///
-    /// # Errors
-    /// A dimension does not exist.
-    pub fn squeeze_dims(&self, dims: &[isize]) -> Result<Self> {
-        let dims = dims.iter().map(|dim| self.dim("squeeze", *dim)).collect::<Result<SmallVec<[usize; 5]>>>()?;
-        let mut layout = self.layout().clone();
-        for dim in (0..self.rank()).rev().filter(|dim| dims.contains(dim)) {
-            layout = layout.squeeze(dim)?;
-        }
-        self.viewed("squeeze", layout, |grad, from| grad.reshape(&signed(from)))
-    }
-
-    /// Removes all dimensions of size 1.
-    ///
-    /// # Errors
-    /// No error is known.
-    pub fn squeeze_all(&self) -> Result<Self> {
-        self.viewed("squeeze", self.layout().squeeze_all(), |grad, from| grad.reshape(&signed(from)))
-    }
-
-    /// Adds a dimension of size 1 at place `dim`.
-    ///
-    /// # Errors
-    /// The place is more than one past the last dimension.
-    pub fn unsqueeze(&self, dim: isize) -> Result<Self> {
-        let place = dimension("unsqueeze", dim, self.rank() + 1)?;
-        self.viewed("unsqueeze", self.layout().unsqueeze(place)?, |grad, from| grad.reshape(&signed(from)))
-    }
-
-    /// Selects one index of a dimension, and removes the dimension. Negative indices count from the end.
-    ///
-    /// # Errors
-    /// The dimension does not exist, or the index is out of range.
-    pub fn select(&self, dim: isize, index: isize) -> Result<Self> {
-        self.selected("select", dim, index)
-    }
-
+impl Tensor {
     /// Does [`select`](Self::select) for the operation `op`.
     pub(super) fn selected(&self, op: &'static str, dim: isize, index: isize) -> Result<Self> {
         let place = self.existing_dim(op, dim)?;
@@ -235,15 +389,6 @@ impl Tensor {
         self.viewed("select", layout, move |grad, from| grad.embed(from, move |zeros| zeros.select(dim, index)))
     }
 
-    /// Selects every `step`-th element of a dimension, from `start` up to but without `end`. As in Python, both may be
-    /// negative, and are limited to the dimension.
-    ///
-    /// # Errors
-    /// The dimension does not exist; the step is 0.
-    pub fn slice(&self, dim: isize, start: isize, end: isize, step: usize) -> Result<Self> {
-        self.sliced("slice", dim, start, end, step)
-    }
-
     /// Does [`slice`](Self::slice) for the operation `op`.
     pub(super) fn sliced(&self, op: &'static str, dim: isize, start: isize, end: isize, step: usize) -> Result<Self> {
         let place = self.existing_dim(op, dim)?;
@@ -252,100 +397,6 @@ impl Tensor {
         let layout = self.layout().slice(place, cut(start), cut(end), step).map_err(of(op))?;
         self.viewed("slice", layout, move |grad, from| {
             grad.embed(from, move |zeros| zeros.slice(dim, start, end, step))
-        })
-    }
-
-    /// Selects the `length` elements of a dimension from `start` on.
-    ///
-    /// # Errors
-    /// The dimension does not exist; elements are out of range.
-    pub fn narrow(&self, dim: isize, start: usize, length: usize) -> Result<Self> {
-        let place = self.existing_dim("narrow", dim)?;
-        let layout = self.layout().narrow(place, start, length).map_err(of("narrow"))?;
-        self.viewed("narrow", layout, move |grad, from| grad.embed(from, move |zeros| zeros.narrow(dim, start, length)))
-    }
-
-    /// Returns windows of `size` elements of a dimension, each `step` after the one before. The dimension counts the
-    /// windows, and a new last dimension has the elements of each.
-    ///
-    /// # Errors
-    /// The dimension does not exist, or is shorter than a window; the step is 0.
-    pub fn unfold(&self, dim: isize, size: usize, step: usize) -> Result<Self> {
-        let place = self.existing_dim("unfold", dim)?;
-        let length = self.sizes()[place];
-        if size > length || step == 0 {
-            let reason = format!("windows of {size} at steps of {step} do not fit dimension {dim} of size {length}");
-            return Err(TensorError::shape("unfold", reason));
-        }
-        let mut sizes = self.sizes().to_vec();
-        let mut strides = self.strides().to_vec();
-        sizes[place] = (length - size) / step + 1;
-        sizes.push(size);
-        strides.push(strides[place]);
-        strides[place] = strides[place].saturating_mul(step);
-        let layout = Layout::strided(&sizes, &strides, self.layout().offset()).map_err(of("unfold"))?;
-        self.viewed("unfold", layout, move |grad, from| grad.embed(from, move |zeros| zeros.unfold(dim, size, step)))
-    }
-
-    /// Returns the elements of the diagonal of two dimensions, as a new last dimension: `offset` above the main
-    /// diagonal, or below it if it is negative.
-    ///
-    /// # Errors
-    /// The dimensions do not exist, or are the same.
-    pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Self> {
-        let row = self.existing_dim("diagonal", dim1)?;
-        let column = self.existing_dim("diagonal", dim2)?;
-        if row == column {
-            return Err(TensorError::shape("diagonal", format!("two dimensions are needed, got {dim1} and {dim2}")));
-        }
-        let (down, right) = if offset < 0 { (offset.unsigned_abs(), 0) } else { (0, offset.unsigned_abs()) };
-        let mut sizes = self.sizes().to_vec();
-        let mut strides = self.strides().to_vec();
-        let length = sizes[row].saturating_sub(down).min(sizes[column].saturating_sub(right));
-        // Without elements, the start may lie outside the storage.
-        let start = if length == 0 { 0 } else { down * strides[row] + right * strides[column] };
-        let stride = strides[row] + strides[column];
-        for dim in [row.max(column), row.min(column)] {
-            sizes.remove(dim);
-            strides.remove(dim);
-        }
-        sizes.push(length);
-        strides.push(stride);
-        let layout = Layout::strided(&sizes, &strides, self.layout().offset() + start).map_err(of("diagonal"))?;
-        self.viewed("diagonal", layout, move |grad, from| {
-            grad.embed(from, move |zeros| zeros.diagonal(offset, dim1, dim2))
-        })
-    }
-
-    /// Returns a view of any layout of the storage, all in elements; `offset` counts from the storage's beginning.
-    ///
-    /// # Errors
-    /// Elements lie outside the storage.
-    pub fn as_strided(&self, sizes: &[usize], strides: &[usize], offset: usize) -> Result<Self> {
-        let bytes = self.storage().bytes();
-        let layout = Layout::as_strided(sizes, strides, offset, self.dtype(), bytes).map_err(of("as_strided"))?;
-        let from = self.layout().clone();
-        let to = layout.clone();
-        self.viewed("as_strided", layout, move |grad, _| {
-            // The part of the storage that either layout covers, with the gradient at the elements that were read.
-            let read = to.extent();
-            let own = from.extent();
-            let start = read.start.min(own.start);
-            let end = read.end.max(own.end);
-            let sizes = to.sizes().to_vec();
-            let strides = to.strides().to_vec();
-            let offset = to.offset() - start;
-            let storage = grad.embed(&[end - start], move |zeros| zeros.as_strided(&sizes, &strides, offset))?;
-            let grad = storage.as_strided(from.sizes(), from.strides(), from.offset() - start)?;
-            if from.overlap() == Overlap::No {
-                return Ok(grad);
-            }
-            // Elements that share a place get equal parts of its gradient.
-            let ones = Self::ones(from.sizes(), grad.dtype(), grad.device())?;
-            let layout = Layout::strided(from.sizes(), from.strides(), from.offset() - start)?;
-            let counts = Self::zeros(&[end - start], grad.dtype(), grad.device())?;
-            counts.alias(layout.clone()).accumulate(&ones)?;
-            grad.div(&counts.alias(layout))
         })
     }
 

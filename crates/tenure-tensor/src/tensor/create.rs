@@ -10,6 +10,7 @@ use tenure_device::memory;
 use super::Tensor;
 use crate::cpu::fill::Fill;
 use crate::element::with_element;
+use crate::operation::operations;
 use crate::ops::entered;
 use crate::ops::pointwise::dense_like;
 use crate::{Access, Element, Elementwise, Kernel, Result, Scalar, TensorError, cpu, cuda};
@@ -30,18 +31,102 @@ fn allocator(device: Device) -> Result<Arc<dyn Allocator>> {
     memory::allocator(device.index()).map_err(|error| TensorError::memory("empty", error))
 }
 
-impl Tensor {
-    /// Returns a tensor whose elements are not set. Elements of `bool` are false.
-    ///
-    /// As for all allocations, the memory's purpose and key are the thread's [`Purpose`](tenure_core::Purpose), and its
-    /// allocator is the thread's [`AllocatorScope`], if there is one.
-    ///
-    /// # Errors
-    /// Too many elements, or no memory.
-    pub fn empty(sizes: &[usize], dtype: DType, device: Device) -> Result<Self> {
-        Self::empty_strided(Layout::contiguous(sizes)?, dtype, device)
-    }
+operations! {
+    static OPERATIONS;
+    methods {
+        /// Returns a tensor of the same sizes, dtype, device and memory order, whose elements are not set.
+        ///
+        /// # Errors
+        /// No memory.
+        empty_like(input) -> Tensor;
 
+        /// Returns a tensor like this one with one value everywhere.
+        ///
+        /// # Errors
+        /// No memory; a value that does not fit an integer dtype.
+        full_like(input, fill_value: Scalar) -> Tensor;
+
+        /// Returns a tensor of zeros like this one.
+        ///
+        /// # Errors
+        /// No memory.
+        zeros_like(input) -> Tensor;
+
+        /// Returns a tensor of ones like this one.
+        ///
+        /// # Errors
+        /// No memory.
+        ones_like(input) -> Tensor;
+    }
+    functions {
+        /// Returns a tensor whose elements are not set. Elements of `bool` are false.
+        ///
+        /// As for all allocations, the memory's purpose and key are the thread's [`Purpose`](tenure_core::Purpose), and its
+        /// allocator is the thread's [`AllocatorScope`], if there is one.
+        ///
+        /// # Errors
+        /// Too many elements, or no memory.
+        empty(size: Sizes, dtype: DType = DType::F32, device: Device = Device::CPU) -> Tensor;
+
+        /// Returns a tensor with one value everywhere.
+        ///
+        /// # Errors
+        /// Too many elements, or no memory; a value that does not fit an integer dtype.
+        full(size: Sizes, fill_value: Scalar, dtype: DType = DType::F32, device: Device = Device::CPU) -> Tensor;
+
+        /// Returns a tensor of zeros.
+        ///
+        /// # Errors
+        /// Too many elements, or no memory.
+        zeros(size: Sizes, dtype: DType = DType::F32, device: Device = Device::CPU) -> Tensor;
+
+        /// Returns a tensor of ones.
+        ///
+        /// # Errors
+        /// Too many elements, or no memory.
+        ones(size: Sizes, dtype: DType = DType::F32, device: Device = Device::CPU) -> Tensor;
+    }
+}
+
+fn empty(sizes: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
+    Tensor::empty_strided(Layout::contiguous(sizes)?, dtype, device)
+}
+
+fn full(sizes: &[usize], value: Scalar, dtype: DType, device: Device) -> Result<Tensor> {
+    let _op = entered("full");
+    let tensor = Tensor::empty(sizes, dtype, device)?;
+    tensor.fill_raw("full", value)?;
+    Ok(tensor)
+}
+
+fn zeros(sizes: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
+    Tensor::full(sizes, 0, dtype, device)
+}
+
+fn ones(sizes: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
+    Tensor::full(sizes, 1, dtype, device)
+}
+
+fn empty_like(input: &Tensor) -> Result<Tensor> {
+    Tensor::empty_strided(dense_like(input.sizes(), Some(input.layout()))?, input.dtype(), input.device())
+}
+
+fn full_like(input: &Tensor, value: Scalar) -> Result<Tensor> {
+    let _op = entered("full_like");
+    let tensor = input.empty_like()?;
+    tensor.fill_raw("full_like", value)?;
+    Ok(tensor)
+}
+
+fn zeros_like(input: &Tensor) -> Result<Tensor> {
+    input.full_like(0)
+}
+
+fn ones_like(input: &Tensor) -> Result<Tensor> {
+    input.full_like(1)
+}
+
+impl Tensor {
     /// Returns a tensor of any layout whose elements are not set, as [`empty`](Self::empty).
     ///
     /// # Errors
@@ -59,33 +144,6 @@ impl Tensor {
         let bytes = layout.required_bytes(dtype)?;
         let storage = Storage::new(bytes, allocator(device)?)?;
         Self::from_storage(storage, layout, dtype)
-    }
-
-    /// Returns a tensor with one value everywhere.
-    ///
-    /// # Errors
-    /// Too many elements, or no memory; a value that does not fit an integer dtype.
-    pub fn full(sizes: &[usize], value: impl Into<Scalar>, dtype: DType, device: Device) -> Result<Self> {
-        let _op = entered("full");
-        let tensor = Self::empty(sizes, dtype, device)?;
-        tensor.fill_raw("full", value.into())?;
-        Ok(tensor)
-    }
-
-    /// Returns a tensor of zeros.
-    ///
-    /// # Errors
-    /// Too many elements, or no memory.
-    pub fn zeros(sizes: &[usize], dtype: DType, device: Device) -> Result<Self> {
-        Self::full(sizes, 0, dtype, device)
-    }
-
-    /// Returns a tensor of ones.
-    ///
-    /// # Errors
-    /// Too many elements, or no memory.
-    pub fn ones(sizes: &[usize], dtype: DType, device: Device) -> Result<Self> {
-        Self::full(sizes, 1, dtype, device)
     }
 
     /// Returns a tensor on the CPU with these elements, the last dimension dense.
@@ -121,41 +179,6 @@ impl Tensor {
         // SAFETY: these are the vector's elements, and the closure owns the vector until it is called.
         let storage = unsafe { Storage::from_data_ptr(data, bytes, None) };
         Self::from_storage(storage, layout, T::DTYPE)
-    }
-
-    /// Returns a tensor of the same sizes, dtype, device and memory order, whose elements are not set.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn empty_like(&self) -> Result<Self> {
-        Self::empty_strided(dense_like(self.sizes(), Some(self.layout()))?, self.dtype(), self.device())
-    }
-
-    /// Returns a tensor like this one with one value everywhere.
-    ///
-    /// # Errors
-    /// No memory; a value that does not fit an integer dtype.
-    pub fn full_like(&self, value: impl Into<Scalar>) -> Result<Self> {
-        let _op = entered("full_like");
-        let tensor = self.empty_like()?;
-        tensor.fill_raw("full_like", value.into())?;
-        Ok(tensor)
-    }
-
-    /// Returns a tensor of zeros like this one.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn zeros_like(&self) -> Result<Self> {
-        self.full_like(0)
-    }
-
-    /// Returns a tensor of ones like this one.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn ones_like(&self) -> Result<Self> {
-        self.full_like(1)
     }
 
     /// Returns a number as a tensor on the CPU with no dimensions.

@@ -2,10 +2,10 @@
 
 mod array;
 mod bytes;
-mod create;
+pub(crate) mod create;
 mod format;
 mod operators;
-mod ranges;
+pub(crate) mod ranges;
 mod read;
 
 pub use array::Nested;

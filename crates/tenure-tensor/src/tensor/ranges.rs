@@ -2,9 +2,71 @@
 
 use super::Tensor;
 use crate::cpu::ranges::{RangeKernel, RangeRule};
+use crate::operation::operations;
 use crate::{DType, Device, Kernel, Result, Scalar, TensorError, cpu, cuda};
 
 static RANGES: Kernel<RangeKernel> = Kernel::new("arange", &[cpu::ranges::RANGES, cuda::ranges::RANGES]);
+
+operations! {
+    static OPERATIONS;
+    functions {
+        /// Returns `steps` evenly spaced numbers from `start` to `end`, both included.
+        ///
+        /// # Errors
+        /// `bool`; no memory.
+        linspace(start: Float, end: Float, steps: Size, dtype: DType = DType::F32, device: Device = Device::CPU) -> Tensor;
+
+        /// Returns `base` to the power of `steps` evenly spaced numbers from `start` to `end`, both included.
+        ///
+        /// # Errors
+        /// `bool`; no memory.
+        logspace(start: Float, end: Float, steps: Size, base: Float = 10.0, dtype: DType = DType::F32, device: Device = Device::CPU) -> Tensor;
+
+        /// Returns a matrix with ones on the main diagonal, and zeros elsewhere.
+        ///
+        /// # Errors
+        /// No memory.
+        eye(n: Size, m: Size, dtype: DType = DType::F32, device: Device = Device::CPU) -> Tensor;
+    }
+    front_ends {
+        /// Returns the numbers from `start` up to but without `end`, `step` apart: [`Tensor::arange`]. Without a dtype,
+        /// integers give `int64`, and other numbers `float32`.
+        ///
+        /// # Errors
+        /// The step is 0, or leads away from the end; `bool`; numbers that are not finite; no memory.
+        arange(
+            start: Scalar, end: Scalar, step: Scalar = 1, dtype: Option<DType> = None, device: Device = Device::CPU
+        ) -> Tensor = |start, end, step, dtype, device| numbers([start, end, step], dtype, device);
+
+        /// Returns the integers from 0, or the numbers of an interval of 1, up to but without `end`.
+        ///
+        /// # Errors
+        /// A negative end; `bool`; a number that is not finite; no memory.
+        #[name(arange)]
+        arange_to(end: Scalar, dtype: Option<DType> = None, device: Device = Device::CPU) -> Tensor = |end, dtype, device| {
+            numbers([Scalar::Int(0), end, Scalar::Int(1)], dtype, device)
+        };
+    }
+}
+
+fn numbers([start, end, step]: [Scalar; 3], dtype: Option<DType>, device: Device) -> Result<Tensor> {
+    let is_whole = [start, end, step].iter().all(|number| !matches!(number, Scalar::Float(_)));
+    Tensor::arange(start, end, step, dtype.unwrap_or(if is_whole { DType::I64 } else { DType::F32 }), device)
+}
+
+fn linspace(start: f64, end: f64, count: usize, dtype: DType, device: Device) -> Result<Tensor> {
+    Tensor::range("linspace", count, dtype, device, RangeRule::Between(start, end))
+}
+
+fn logspace(start: f64, end: f64, count: usize, base: f64, dtype: DType, device: Device) -> Result<Tensor> {
+    Tensor::range("logspace", count, dtype, device, RangeRule::Powers(base, start, end))
+}
+
+fn eye(rows: usize, columns: usize, dtype: DType, device: Device) -> Result<Tensor> {
+    let matrix = Tensor::zeros(&[rows, columns], dtype, device)?;
+    matrix.diagonal(0, 0, 1)?.fill_raw("eye", Scalar::Int(1))?;
+    Ok(matrix)
+}
 
 impl Tensor {
     /// Returns the numbers from `start` up to but without `end`, `step` apart.
@@ -51,32 +113,6 @@ impl Tensor {
             _ => RangeRule::Floats(start.to_f64(), step.to_f64()),
         };
         Self::range("arange", count as usize, dtype, device, rule)
-    }
-
-    /// Returns `count` evenly spaced numbers from `start` to `end`, both included.
-    ///
-    /// # Errors
-    /// `bool`; no memory.
-    pub fn linspace(start: f64, end: f64, count: usize, dtype: DType, device: Device) -> Result<Self> {
-        Self::range("linspace", count, dtype, device, RangeRule::Between(start, end))
-    }
-
-    /// Returns `base` to the power of `count` evenly spaced numbers from `start` to `end`, both included.
-    ///
-    /// # Errors
-    /// `bool`; no memory.
-    pub fn logspace(start: f64, end: f64, count: usize, base: f64, dtype: DType, device: Device) -> Result<Self> {
-        Self::range("logspace", count, dtype, device, RangeRule::Powers(base, start, end))
-    }
-
-    /// Returns a matrix with ones on the main diagonal, and zeros elsewhere.
-    ///
-    /// # Errors
-    /// No memory.
-    pub fn eye(rows: usize, columns: usize, dtype: DType, device: Device) -> Result<Self> {
-        let matrix = Self::zeros(&[rows, columns], dtype, device)?;
-        matrix.diagonal(0, 0, 1)?.fill_raw("eye", Scalar::Int(1))?;
-        Ok(matrix)
     }
 
     fn range(op: &'static str, count: usize, dtype: DType, device: Device, rule: RangeRule) -> Result<Self> {

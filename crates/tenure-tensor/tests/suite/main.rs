@@ -14,4 +14,5 @@ mod pool;
 mod reduce;
 mod scatter;
 mod shape;
+mod table;
 mod views;
