@@ -1,4 +1,4 @@
-//! The networks that agents share, and their files.
+//! The policy of the agents that place tensors: its two networks, and their file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,18 @@ use tenure_tensor::{Tensor, autograd};
 use crate::choices::{LEANINGS, TENSOR_FEATURES};
 use crate::features::FEATURES;
 
-/// The format of policies: their inputs and outputs. It is written to files, and files of another format are refused.
+/// The name of the file format, which says what the networks' inputs and outputs are. Each file has it in its metadata
+/// under [`FORMAT_KEY`]; a file with another name is refused.
 const FORMAT: &str = "tenure-policy 1: 18 numbers of a kernel, its price; 25 of a tensor, 5 leanings";
 const FORMAT_KEY: &str = "format";
 const HIDDEN: usize = 32;
 
-/// Two small networks: one, shared by all sellers, changes prices; one, shared by all tensors, gives leanings.
+/// Two small networks. Placement is a market: each kernel sells fast memory, and each tensor buys it for
+/// the kernels of its lifetime.
+///
+/// The first network is shared by all sellers and changes their prices. The second is shared by all tensors and gives
+/// each its *leanings*: a score for each treatment (keep it, move it away between uses, recompute it, leave it in a slower
+/// tier), of which the highest decides, and a number that is added to the tensor's priority.
 pub struct Policy {
     prices: Sequential,
     pub(crate) leanings: Sequential,
@@ -41,12 +47,15 @@ impl Policy {
         })
     }
 
-    /// Creates a policy that never changes a price and has no leanings: tensors get room in the order of the density
-    /// rule.
+    /// Creates a policy whose networks return 0 for all inputs, since all their parameters are 0.
+    ///
+    /// It never changes a price, so every kernel has the same price. It has no leanings, so every tensor is kept if there
+    /// is room. Room is given in descending order of a tensor's worth per byte and per kernel of its lifetime. If the worth
+    /// is the number of accessed bytes, this is the order of [`Rule::Density`](tenure_plan::Rule::Density).
     ///
     /// # Errors
     /// There is not enough memory.
-    pub fn density() -> tenure_nn::Result<Self> {
+    pub fn zero() -> tenure_nn::Result<Self> {
         let policy = Self::new(0)?;
         autograd::no_grad(|| policy.parameters().iter().try_for_each(|parameter| parameter.zero_()))?;
         Ok(policy)
@@ -62,7 +71,8 @@ impl Policy {
         self.prices.forward(&features)?.reshape(&[rows as isize])
     }
 
-    /// Returns each tensor's leanings, one row per tensor.
+    /// Returns each tensor's leanings: a matrix with a row of [`LEANINGS`] numbers per tensor. `features` has
+    /// [`TENSOR_FEATURES`] numbers per tensor.
     ///
     /// # Errors
     /// There is not enough memory.
@@ -72,6 +82,7 @@ impl Policy {
     }
 }
 
+/// Makes a network of three linear layers with SiLU between them.
 fn network(scope: &Scope, inputs: usize, outputs: usize) -> tenure_tensor::Result<Sequential> {
     Sequential::default()
         .then(scope, |at| Linear::new(at, inputs, HIDDEN))?
@@ -85,7 +96,7 @@ fn network(scope: &Scope, inputs: usize, outputs: usize) -> tenure_tensor::Resul
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// A file cannot be read or written.
+    /// A file cannot be read.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file.
@@ -96,19 +107,20 @@ pub enum PolicyError {
     /// The bytes are not in the safetensors format.
     #[error("no policy: {0}")]
     Safetensors(#[from] SafeTensorError),
-    /// The policy has other inputs or outputs.
+    /// The file has no policy, or one of another format, whose networks may have other inputs or outputs.
     #[error("a policy of the form {found:?}, and this program has {FORMAT:?}: train it anew")]
     Format {
-        /// The format of the file.
+        /// The name of the file's format; empty if it has none.
         found: String,
     },
-    /// A value is NaN or infinite.
+    /// A tensor contains NaN or infinity.
     #[error("no policy: {name} has what is no finite number: train it anew")]
     NotFinite {
-        /// The tensor.
+        /// The tensor's name.
         name: String,
     },
-    /// The tensors are not those of the networks, or there is not enough memory for them.
+    /// The file's tensors have other names or sizes than the networks' parameters; there is not enough memory for them;
+    /// or the file cannot be written.
     #[error("no policy: {0}")]
     Network(#[from] tenure_nn::Error),
 }
@@ -125,7 +137,7 @@ impl Policy {
     /// Reads a file that [`write`](Self::write) wrote.
     ///
     /// # Errors
-    /// [`PolicyError`].
+    /// [`PolicyError::Io`] if the file cannot be read; the errors of [`from_bytes`](Self::from_bytes).
     pub fn read(path: impl AsRef<Path>) -> Result<Self, PolicyError> {
         let path = path.as_ref();
         let bytes = fs::read(path)
@@ -134,10 +146,11 @@ impl Policy {
         Self::from_bytes(&bytes)
     }
 
-    /// Reads a policy from a file's bytes.
+    /// Reads a policy from the bytes of a file.
     ///
     /// # Errors
-    /// [`PolicyError`].
+    /// The bytes are not in the safetensors format; they have another format of policies, other tensors, or values that
+    /// are not finite; or there is not enough memory.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, PolicyError> {
         let (_, metadata) = SafeTensors::read_metadata(bytes)?;
         let found = metadata.metadata().as_ref().and_then(|metadata| metadata.get(FORMAT_KEY));
@@ -146,6 +159,7 @@ impl Policy {
         }
         let mut tensors = BTreeMap::new();
         for (name, view) in SafeTensors::deserialize(bytes)?.tensors() {
+            // The parameters of this format are all f32, so the file's dtype is not looked at.
             let values = view.data().chunks_exact(4).filter_map(|bytes| bytes.try_into().ok().map(f32::from_le_bytes));
             let values: Vec<f32> = values.collect();
             if values.iter().any(|value| !value.is_finite()) {
@@ -162,7 +176,7 @@ impl Policy {
     /// Writes the policy as safetensors. The file is written atomically.
     ///
     /// # Errors
-    /// [`PolicyError::Network`], with the path.
+    /// [`PolicyError::Network`] if the file cannot be written; its message names the path.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), PolicyError> {
         let state = self.state().into_iter().map(|(name, tensor)| (name.to_owned(), tensor));
         Ok(checkpoint::save(path.as_ref(), state, (FORMAT_KEY, FORMAT))?)

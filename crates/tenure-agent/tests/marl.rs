@@ -49,7 +49,7 @@ fn with_capacity(problem: &Problem, bytes: u64) -> Problem {
 fn without_changes_of_prices_the_order_is_the_density_rules() {
     for (number, family) in Family::ALL.into_iter().enumerate() {
         let problem = family.fixed(number as u64).unwrap();
-        let planned = plan(Policy::density().unwrap(), &problem, &options(Objective::Score, 1, 0));
+        let planned = plan(Policy::zero().unwrap(), &problem, &options(Objective::Score, 1, 0));
         assert_eq!(score(&problem, &planned), density_score(&problem), "{}", problem.name());
     }
 }
@@ -71,7 +71,7 @@ fn berts_optimum_is_reached_sooner_than_by_other_policies() {
             score(&problem, &planned) >= 0.995 * optimum
         };
         assert!(reaches(Policy::trained().unwrap(), evaluations), "{percent} %");
-        assert!(!reaches(Policy::density().unwrap(), 2 * evaluations), "{percent} %");
+        assert!(!reaches(Policy::zero().unwrap(), 2 * evaluations), "{percent} %");
         assert!(!reaches(Policy::new(1).unwrap(), 2 * evaluations), "{percent} %");
     }
 }

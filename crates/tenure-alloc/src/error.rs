@@ -4,35 +4,35 @@ use tenure_core::StreamId;
 
 use crate::{Address, BackingError, PoolId};
 
-/// The reason for which an allocator refused. A failed call changed nothing that a caller can see.
+/// The reason why a call of an allocator failed. The call has changed nothing that a caller can see.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// No memory was found, after everything that could be given back was.
+    /// There is no memory for a request, even after the allocator returned to the device what it held unused.
     #[error(
         "out of memory: asked for {requested} bytes on stream {stream}; {allocated} bytes are allocated, {inactive} \
          more of {reserved} reserved are not; {free} of {total} bytes are free on the device, {allowed} allowed to \
          this process, {overhead} of them its own overhead; free tensors that are no longer needed, or raise the limit"
     )]
     OutOfMemory {
-        /// Bytes requested.
+        /// The bytes of the request.
         requested: u64,
         /// The stream of the request.
         stream: StreamId,
         /// Bytes in live blocks.
         allocated: u64,
-        /// Bytes this allocator holds from the backing.
+        /// Bytes that this allocator holds, in use or not.
         reserved: u64,
         /// Bytes reserved but not allocated: free ones that did not fit, and freed ones that other streams still use.
         inactive: u64,
-        /// Bytes that this process holds beside the allocator's, which count against its limit:
+        /// Bytes of the device that this process holds outside the allocator, and that count towards `allowed`:
         /// [`Backing::overhead_bytes`].
         ///
         /// [`Backing::overhead_bytes`]: crate::Backing::overhead_bytes
         overhead: u64,
         /// Bytes free on the device.
         free: u64,
-        /// Bytes of the device.
+        /// Bytes of the device's memory, free or not.
         total: u64,
         /// Bytes that this process may hold, overhead included.
         allowed: u64,
@@ -46,19 +46,21 @@ pub enum AllocError {
     /// The pool does not exist.
     #[error("private pool ({}, {}) does not exist: begin allocating to it first", .0.0, .0.1)]
     UnknownPool(PoolId),
-    /// Other streams still use freed blocks of the pool, and cannot be waited for.
+    /// Blocks of the pool that are freed, or that the call would free, are still used by other streams. During a capture
+    /// the host cannot wait for them.
     #[error(
         "other streams still use blocks of private pool ({}, {}), and a capture is underway in which they cannot be \
          waited for: end it first", .0.0, .0.1
     )]
     PoolBusy(PoolId),
-    /// The pool cannot be set back to a checkpoint.
+    /// The pool cannot be restored from a checkpoint: since that was made, it lost its last use, or memory that blocks of
+    /// the checkpoint lie in.
     #[error(
         "private pool ({}, {}) was given up since the checkpoint was made, and cannot be set back to it: keep a use of \
          the pool as long as its checkpoints", .0.0, .0.1
     )]
     PoolChanged(PoolId),
-    /// Donated memory is wanted back, but blocks live in it.
+    /// A range of memory that was donated to a stream cannot be taken back, since it has live blocks.
     #[error(
         "{blocks} blocks of {bytes} bytes still live in the memory donated to stream {stream}: free them before taking \
          it back"
@@ -68,10 +70,10 @@ pub enum AllocError {
         bytes: u64,
         /// Live blocks.
         blocks: usize,
-        /// The stream that the memory was given to.
+        /// The stream that the memory was donated to.
         stream: StreamId,
     },
-    /// A donated range that takes every request has no place for one.
+    /// A request does not fit in the donated range that must serve all requests of its stream.
     #[error(
         "a range of {bytes} bytes that takes every request has no place for {requested} more, with {free} free: make it \
          larger, or close it before allocating what it is not meant for"
@@ -81,23 +83,24 @@ pub enum AllocError {
         requested: u64,
         /// Bytes of the range.
         bytes: u64,
-        /// Its free bytes; the longest free piece is too short, or the recorded place is taken.
+        /// The free bytes of the range. No free piece is long enough, or the place recorded for the request is taken.
         free: u64,
     },
-    /// A request is not the one recorded for a donated range, which holds data that other processes wrote there.
+    /// A request has another size than the recorded one that is next in a donated range. The range holds data that another
+    /// process wrote to the blocks of the recorded requests, so the same requests must come in the same order.
     #[error(
         "allocation {index} in a range that was published has {requested} bytes, and {recorded} were published: allocate \
          the same tensors, in the same order, as the process that wrote them"
     )]
     LayoutDiffers {
-        /// The index of the allocation, from 0.
+        /// The position of the request in the record, from 0.
         index: usize,
         /// Bytes of the request.
         requested: u64,
-        /// Bytes recorded.
+        /// Bytes of the recorded request.
         recorded: u64,
     },
-    /// A setting makes no sense.
+    /// The value of a setting is not allowed.
     #[error("{setting} = {value}: {expected}")]
     InvalidSetting {
         /// The setting's name.

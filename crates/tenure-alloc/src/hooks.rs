@@ -17,7 +17,7 @@ pub(crate) struct Hooks {
 }
 
 impl Hooks {
-    /// Adds a callback to try when memory runs short.
+    /// Adds a callback that may free memory when it runs short.
     pub(crate) fn add_callback(&self, callback: FreeMemoryCallback) {
         self.callbacks.lock().push(Arc::from(callback));
     }
@@ -27,20 +27,27 @@ impl Hooks {
         self.observers.lock().push(Arc::from(observer));
     }
 
-    /// Returns whether [`free_memory`](Self::free_memory) would call anything.
+    /// Returns whether the program has added a callback that may free memory.
     pub(crate) fn has_callbacks(&self) -> bool {
         !self.callbacks.lock().is_empty()
     }
 
-    /// Calls every callback; returns whether any of them may have freed a block.
+    /// Calls every callback, also after one has freed memory. Returns whether one returned `true`: that it may have freed a
+    /// block.
     pub(crate) fn free_memory(&self) -> bool {
         let callbacks = self.callbacks.lock().clone();
-        callbacks.iter().filter(|callback| callback()).count() > 0
+        let mut has_freed = false;
+        for callback in callbacks {
+            has_freed |= callback();
+        }
+        has_freed
     }
 
     /// Calls every observer with an out-of-memory error.
-    pub(crate) fn out_of_memory(&self, error: &OutOfMemory) {
+    pub(crate) fn report_out_of_memory(&self, error: &OutOfMemory) {
         let observers = self.observers.lock().clone();
-        observers.iter().for_each(|observer| observer(error));
+        for observer in observers {
+            observer(error);
+        }
     }
 }

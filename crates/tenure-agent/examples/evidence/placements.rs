@@ -24,7 +24,7 @@ const SOLVED: usize = 2_000;
 const POINTS: [u64; 13] = [1, 2, 3, 4, 6, 8, 12, 20, 40, 80, 160, 400, 1000];
 
 pub(super) fn compare(programs: &[Problem], curves: &mut Curves) -> Result<()> {
-    let mut planners = vec![Marl::trained()?, Marl::new(Policy::density()?)];
+    let mut planners = vec![Marl::trained()?, Marl::new(Policy::zero()?)];
     for seed in 1..=RANDOM {
         planners.push(Marl::new(Policy::new(seed)?));
     }

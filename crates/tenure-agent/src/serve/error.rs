@@ -1,4 +1,4 @@
-//! The error of clients and agents.
+//! The errors of agents that serve, and of their clients.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,48 +13,49 @@ use super::{Address, AgentRefusal, MessageError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The operating system returned an error.
+    /// The operating system refused to let the agent listen or the client connect, or a file is in the socket's way.
     #[error("{address}: {doing}: {reason}")]
     Socket {
-        /// The address.
+        /// The address that the agent listens at, or that the client connects to.
         address: Address,
-        /// The operation that failed.
+        /// The failed operation, or for a client, that no agent answers.
         doing: &'static str,
         /// The reason.
         reason: io::Error,
     },
-    /// Another agent listens at the address.
+    /// Another agent already listens at the address.
     #[error("{address}: another agent serves here: end it, or choose another path")]
     AlreadyServed {
-        /// The address.
+        /// The address of both agents.
         address: Address,
     },
-    /// The address can be reached from other hosts.
+    /// The TCP address can be reached from other hosts.
     #[error("{0} is not of this host alone: an agent is served at 127.0.0.1 or [::1]")]
     NotLoopback(SocketAddr),
-    /// The folder for results cannot be used.
+    /// The folder that the agent writes mappings to does not exist or cannot be listed.
     #[error("{}: no folder for results: {reason}", path.display())]
     Results {
-        /// The folder.
+        /// The folder's path.
         path: PathBuf,
         /// The reason.
         reason: io::Error,
     },
-    /// The agent has no planners.
+    /// The server was given no planners, so it could answer no request.
     #[error("an agent needs a planner")]
     NoPlanners,
-    /// The agent refused the request.
+    /// The agent answered that it refuses the request.
     #[error("{address}: the agent refused ({}): {}", refusal.code, refusal.message)]
     Refused {
         /// The agent's address.
         address: Address,
-        /// The agent's reason.
+        /// The code and the message of its answer.
         refusal: AgentRefusal,
     },
-    /// The request is invalid.
+    /// The request or report is invalid, or cannot be encoded.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// The received data is not of the protocol, or nothing was received in time.
+    /// A frame could not be sent or received: the connection failed, the data is not of the protocol, or nothing came in
+    /// time.
     #[error("{address}: {reason}")]
     Frame {
         /// The agent's address.
@@ -62,7 +63,7 @@ pub enum ServeError {
         /// The reason.
         reason: FrameError,
     },
-    /// The answer is invalid, or its mapping cannot be read.
+    /// The agent's answer is not of the expected form, or the file of its mapping cannot be read.
     #[error("{address}: the agent's answer: {reason}")]
     Answer {
         /// The agent's address.
@@ -70,15 +71,15 @@ pub enum ServeError {
         /// The reason.
         reason: String,
     },
-    /// The mapping is for other tiers.
+    /// The mapping's tiers are not those of the problem, by name.
     #[error("the agent's mapping is for the tiers {found:?}, and the problem has {asked:?}")]
     Tiers {
-        /// The mapping's tiers.
+        /// The names of the mapping's tiers.
         found: Vec<String>,
-        /// The problem's tiers.
+        /// The names of the problem's tiers.
         asked: Vec<String>,
     },
-    /// The mapping does not fit in the tiers.
+    /// The simulator cannot run the mapping on the problem, for instance because a tier is too small for it.
     #[error("the agent's mapping cannot be: {0}")]
     Plan(#[from] PlanError),
 }

@@ -1,6 +1,6 @@
-//! The contexts of live blocks and segments.
+//! The contexts of live blocks and of segments: the places in the program that allocated them.
 //!
-//! They are kept here and not in the blocks, which would be larger for them even when nothing is recorded.
+//! They are kept here and not in the blocks, which would otherwise be larger even while nothing is recorded.
 
 use std::collections::BTreeMap;
 
@@ -9,25 +9,30 @@ use rustc_hash::FxHashMap;
 use super::{HistoryAction, HistoryContext, HistoryEvent, KeepContexts};
 use crate::Address;
 
+/// The contexts of live blocks and of segments, by address.
 #[derive(Default)]
 pub(super) struct Contexts {
+    /// The contexts of blocks that are live, or freed but not yet reusable.
     blocks: FxHashMap<Address, HistoryContext>,
-    /// Segments by first address: the address after the last byte, and the context.
+    /// For the first address of each segment, the address after its last byte, and its context.
     segments: BTreeMap<Address, (Address, HistoryContext)>,
 }
 
 impl Contexts {
-    /// Updates the contexts of the block or segment that an event begins or ends. Returns the event's own context, if
-    /// the level `kept` includes it.
-    pub(super) fn note(&mut self, event: &HistoryEvent, kept: KeepContexts) -> Option<HistoryContext> {
-        let current = |level| if kept >= level { HistoryContext::current() } else { None };
+    /// Stores the current context for a block or segment that `event` says was made, and removes that of one which is gone.
+    /// Returns the context to record with the event: the current one, or for an event that gives memory back at a level
+    /// below [`KeepContexts::All`], that of the allocation. Below [`KeepContexts::Alloc`] events have none.
+    pub(super) fn update(&mut self, event: &HistoryEvent, kept: KeepContexts) -> Option<HistoryContext> {
+        let current = |least| current_context(kept, least);
         let HistoryEvent { address, bytes, .. } = *event;
         let context = match event.action {
             HistoryAction::Alloc => {
                 let context = current(KeepContexts::State);
-                match &context {
-                    Some(context) => drop(self.blocks.insert(address, context.clone())),
-                    None => drop(self.blocks.remove(&address)),
+                // An earlier block at the address may have left its context here.
+                if let Some(context) = &context {
+                    self.blocks.insert(address, context.clone());
+                } else {
+                    self.blocks.remove(&address);
                 }
                 context
             }
@@ -51,11 +56,11 @@ impl Contexts {
             HistoryAction::OutOfMemory | HistoryAction::Annotate => current(KeepContexts::State),
             HistoryAction::Snapshot => None,
         };
-        context.filter(|_| kept >= KeepContexts::Alloc)
+        if kept >= KeepContexts::Alloc { context } else { None }
     }
 
-    /// Moves the context of the segment bytes of `from` to `to`. Returns it, if the level `kept` includes the contexts
-    /// of events.
+    /// Records that memory of a segment moved from the range of event `from` to the range of event `to`: its context moves
+    /// along. Returns the context to record with both events; there is none below [`KeepContexts::Alloc`].
     pub(super) fn move_segment(
         &mut self,
         from: &HistoryEvent,
@@ -68,6 +73,7 @@ impl Contexts {
         (kept >= KeepContexts::Alloc).then_some(context)
     }
 
+    /// Returns the context of the block at an address.
     pub(super) fn of_block(&self, address: Address) -> Option<HistoryContext> {
         self.blocks.get(&address).cloned()
     }
@@ -78,6 +84,7 @@ impl Contexts {
         (address < *end).then(|| context.clone())
     }
 
+    /// Removes the contexts of all segments.
     pub(super) fn forget_segments(&mut self) {
         self.segments.clear();
     }
@@ -86,18 +93,26 @@ impl Contexts {
         self.blocks.is_empty() && self.segments.is_empty()
     }
 
-    /// Forgets the segments within `start..end`; parts beyond it stay.
+    /// Removes the contexts of the addresses `start..end`. A segment that reaches beyond them keeps its context for its
+    /// remaining one or two parts.
     fn cut_segments(&mut self, start: Address, end: Address) {
-        while let Some((&first, &(behind, _))) =
-            self.segments.range(..end).next_back().filter(|(_, (to, _))| *to > start)
-        {
-            let Some((_, context)) = self.segments.remove(&first) else { break };
-            if behind > end {
-                self.segments.insert(end, (behind, context.clone()));
+        // Segments do not overlap, so the last one that begins before `end` also ends last.
+        while let Some((&first, &(segment_end, _))) = self.segments.range(..end).next_back() {
+            if segment_end <= start {
+                return;
+            }
+            let Some((_, context)) = self.segments.remove(&first) else { return };
+            if segment_end > end {
+                self.segments.insert(end, (segment_end, context.clone()));
             }
             if first < start {
                 self.segments.insert(first, (start, context));
             }
         }
     }
+}
+
+/// Returns the context that the program has set for this thread, if the level `kept` is at least `least`.
+fn current_context(kept: KeepContexts, least: KeepContexts) -> Option<HistoryContext> {
+    if kept >= least { HistoryContext::current() } else { None }
 }

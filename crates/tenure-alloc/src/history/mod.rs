@@ -215,7 +215,7 @@ impl History {
             return;
         }
         let records = &mut *self.records.lock();
-        let context = records.contexts.note(&event, records.kept());
+        let context = records.contexts.update(&event, records.kept());
         self.add(records, HistoryEvent { context, ..event });
         self.update(records);
     }

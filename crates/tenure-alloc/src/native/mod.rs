@@ -87,7 +87,7 @@ impl NativeAllocator {
         let NativeState { engine, accounts } = &mut *state;
         let (error, seen) = engine.out_of_memory(accounts, request)?;
         drop(state);
-        self.hooks.out_of_memory(&seen);
+        self.hooks.report_out_of_memory(&seen);
         Err(error)
     }
 

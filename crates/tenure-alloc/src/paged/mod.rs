@@ -272,7 +272,7 @@ impl PagedAllocator {
         let inactive = reserved.saturating_sub(allocated);
         let requested = bytes;
         let seen = OutOfMemory { requested, allowed, overhead, allocated, inactive, total, free, rejected };
-        self.hooks.out_of_memory(&seen);
+        self.hooks.report_out_of_memory(&seen);
         let requested = request.bytes;
         let stream = request.stream;
         let error = AllocError::OutOfMemory {

@@ -17,7 +17,7 @@ use crate::http::server::guarded;
 use crate::http::shared::{Ending, ServerShared};
 use crate::metrics::RequestOutcome;
 use crate::request_log::RequestEvent;
-use crate::shared_memory::{InPlace, Peer};
+use crate::shared_memory::{Peer, SharedTensors};
 
 impl Call<'_> {
     pub(super) async fn infer(&mut self) -> Result<Bytes, ServeError> {
@@ -114,11 +114,11 @@ impl Asked<'_> {
         known.clone_from(&message.model_name);
         let (mut request, form): (_, Form) = aside(bytes, move || infer_request(message)).await?;
         request.timeout = request.timeout.into_iter().chain(self.limit).min();
-        let mut in_place = InPlace::find(self.shared, Some(self.peer), &request)?;
-        let request = in_place.read(self.shared, share, bytes.saturating_add(more), request).await?;
+        let mut shared_tensors = SharedTensors::find(self.shared, Some(self.peer), &request)?;
+        let request = shared_tensors.read_inputs(self.shared, share, bytes.saturating_add(more), request).await?;
         metadata.check(&request).map_err(ServeError::Invalid)?;
         let wanted = request.wanted.clone();
-        let response = in_place.write(self.shared.infer(request, self.arrived).await?).await?;
+        let response = shared_tensors.write_outputs(self.shared.infer(request, self.arrived).await?).await?;
         let bytes = response.outputs.iter().map(|output| output.bytes().len()).sum();
         aside(bytes, move || frame(convert::infer_response(&response, &wanted, form)?)).await
     }

@@ -15,7 +15,7 @@ use super::body::{aside, receive};
 use super::routes::{ModelPath, Sharing, json_response};
 use super::shared::{Ending, ServerShared};
 use crate::protocol::{Encoded, InferRequest, InferResponse, JSON_LENGTH, ProtocolError, Wanted};
-use crate::shared_memory::{InPlace, Peer};
+use crate::shared_memory::{Peer, SharedTensors};
 
 /// Answers an inference request that came through the router.
 pub(super) async fn infer(
@@ -61,11 +61,11 @@ async fn ask(
         InferRequest::parse(path.model, path.version, body, json_bytes).map_err(ServeError::Invalid)
     })
     .await?;
-    let mut in_place = InPlace::find(shared, peer, &request)?;
-    let request = in_place.read(shared, &mut share, body_bytes, request).await?;
+    let mut shared_tensors = SharedTensors::find(shared, peer, &request)?;
+    let request = shared_tensors.read_inputs(shared, &mut share, body_bytes, request).await?;
     metadata.check(&request).map_err(ServeError::Invalid)?;
     let wanted = request.wanted.clone();
-    let response = in_place.write(shared.infer(request, ending.arrived).await?).await?;
+    let response = shared_tensors.write_outputs(shared.infer(request, ending.arrived).await?).await?;
     let output_bytes = response.outputs.iter().map(|output| output.bytes().len()).sum();
     let Encoded { body, json_bytes } = aside(output_bytes, move || encode(&response, &wanted)).await?;
     let Some(json_bytes) = json_bytes else { return Ok(json_response(body)) };

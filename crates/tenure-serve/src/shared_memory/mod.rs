@@ -3,16 +3,16 @@
 
 mod cuda;
 mod error;
-mod in_place;
 mod peer;
 mod region;
 mod regions;
+mod shared_tensors;
 mod system;
 
 pub(crate) use cuda::{CudaRegion, CudaRegistration, CudaStatus};
 pub use error::SharedMemoryError;
-pub(crate) use in_place::InPlace;
 pub(crate) use peer::Peer;
 pub(crate) use region::{Region, RegionKind};
 pub(crate) use regions::Regions;
+pub(crate) use shared_tensors::SharedTensors;
 pub(crate) use system::{SystemRegion, SystemRegistration, SystemStatus};

@@ -7,7 +7,7 @@ use crate::kernel::on_cpu;
 use crate::ops::weighted;
 use crate::{Element, Elementwise, Entry, Float, Result, Tensor};
 
-/// The statistics of each channel, and the factors that [`SETTLE`] computes from them. All are `[channels]`.
+/// The statistics of each channel, and the tensors that [`FinishStatistics`] writes from them. All are `[channels]`.
 #[derive(Clone, Copy)]
 pub(crate) struct ChannelStatistics<'a> {
     /// The mean, in the dtype to compute in, as are `squares`, `rstd` and `scale`.
@@ -19,7 +19,7 @@ pub(crate) struct ChannelStatistics<'a> {
     pub(crate) running: Option<(&'a Tensor, &'a Tensor)>,
     /// Written: one over the standard deviation.
     pub(crate) rstd: &'a Tensor,
-    /// Written: `rstd` times the weight, if there is one.
+    /// Written if there is a weight: `rstd` times the weight.
     pub(crate) scale: &'a Tensor,
 }
 
@@ -83,20 +83,20 @@ impl<'a> FusedActivation<'a> {
     }
 }
 
-/// A kernel that computes [`ChannelStatistics`], from the number of elements in a channel, the momentum, and the number
-/// added to variances.
-pub(crate) type Settle = fn(ChannelStatistics<'_>, f64, f64, f64) -> Result<()>;
+/// A kernel that writes the last tensors of [`ChannelStatistics`] and updates the running averages, from the number of
+/// elements in a channel, the momentum, and the number added to variances.
+pub(crate) type FinishStatistics = fn(ChannelStatistics<'_>, f64, f64, f64) -> Result<()>;
 /// A kernel that writes the normalised input, with the function applied after it.
 pub(crate) type NormalizeChannels = fn(&Tensor, &Tensor, ChannelCoefficients<'_>, FusedActivation<'_>) -> Result<()>;
 /// A kernel that computes [`ChannelGradients`], from the number of elements in a channel.
 pub(crate) type Gradients = fn(ChannelGradients<'_>, f64) -> Result<()>;
 
-pub(crate) const SETTLE: &[Entry<Settle>] = on_cpu!(floats: settle);
+pub(crate) const FINISH_STATISTICS: &[Entry<FinishStatistics>] = on_cpu!(floats: finish_statistics);
 pub(crate) const NORMALIZE: &[Entry<NormalizeChannels>] = on_cpu!(floats: normalize_channels::<T>);
 pub(crate) const GRADIENTS: &[Entry<Gradients>] = on_cpu!(floats: gradients);
 
-fn settle(settled: ChannelStatistics<'_>, count: f64, momentum: f64, eps: f64) -> Result<()> {
-    let ChannelStatistics { mean, squares, weight, running, rstd, scale } = settled;
+fn finish_statistics(statistics: ChannelStatistics<'_>, count: f64, momentum: f64, eps: f64) -> Result<()> {
+    let ChannelStatistics { mean, squares, weight, running, rstd, scale } = statistics;
     no_grad(|| {
         let variance = squares.div(count)?;
         rstd.copy_raw(&variance.add(eps)?.rsqrt()?)?;

@@ -1,4 +1,4 @@
-//! Batch normalisation.
+//! Batch normalisation on CUDA devices.
 
 use tenure_device::cuda::KernelName;
 
@@ -8,45 +8,54 @@ use super::queue::{self, Queue};
 use super::{computed, on_cpu, stored};
 use crate::cpu;
 use crate::cpu::batch_norm::{
-    ChannelCoefficients, ChannelGradients, ChannelStatistics, FusedActivation, Gradients, NormalizeChannels, Scale,
-    Settle,
+    ChannelCoefficients, ChannelGradients, ChannelStatistics, FinishStatistics, FusedActivation, Gradients,
+    NormalizeChannels, Scale,
 };
 use crate::element;
 use crate::kernel::on_cuda;
 use crate::{Access, DType, Element, Elementwise, Entry, Result, Scalar, Tensor};
 
+/// The source of the kernels per channel, without its types.
 const TEMPLATE: &str = include_str!("source/channels.cu");
 
-pub(crate) const SETTLE: &[Entry<Settle>] = on_cuda!(floats: settle::<T>);
+pub(crate) const FINISH_STATISTICS: &[Entry<FinishStatistics>] = on_cuda!(floats: finish_statistics::<T>);
 pub(crate) const NORMALIZE: &[Entry<NormalizeChannels>] = on_cuda!(floats: normalize);
 pub(crate) const GRADIENTS: &[Entry<Gradients>] = on_cuda!(floats: gradients::<T>);
 
-fn settle<T: Element>(settled: ChannelStatistics<'_>, count: f64, momentum: f64, eps: f64) -> Result<()> {
-    settle_as(T::DTYPE, settled, count, momentum, eps)
+fn finish_statistics<T: Element>(statistics: ChannelStatistics<'_>, count: f64, momentum: f64, eps: f64) -> Result<()> {
+    finish_statistics_as(T::DTYPE, statistics, count, momentum, eps)
 }
 
-fn settle_as(dtype: DType, settled: ChannelStatistics<'_>, count: f64, momentum: f64, eps: f64) -> Result<()> {
-    let ChannelStatistics { mean, squares, weight, running, rstd, scale } = settled;
-    let averages = running.map_or([None; 2], |(mean, variance)| [Some(mean), Some(variance)]);
+/// The part of [`finish_statistics`] that is compiled once for all element types.
+fn finish_statistics_as(
+    dtype: DType,
+    statistics: ChannelStatistics<'_>,
+    count: f64,
+    momentum: f64,
+    eps: f64,
+) -> Result<()> {
+    let ChannelStatistics { mean, squares, weight, running, rstd, scale } = statistics;
+    let (running_mean, running_variance) = running.unzip();
     let has_running = running.is_some();
-    let scales = weight.map(|weight| [weight, scale]);
+    let written_scale = weight.map(|_| scale);
     let writes: Vec<&Tensor> =
-        averages.into_iter().flatten().chain([rstd]).chain(scales.map(|[_, scale]| scale)).collect();
+        running_mean.into_iter().chain(running_variance).chain([rstd]).chain(written_scale).collect();
     let reads: Vec<&Tensor> = [mean, squares].into_iter().chain(weight).collect();
-    let channels = [Some(mean), Some(squares), weight, averages[0], averages[1], Some(rstd), scales.map(|[_, to]| to)];
+    let channels = [Some(mean), Some(squares), weight, running_mean, running_variance, Some(rstd), written_scale];
     let numbers = [count, momentum, eps];
-    let dtypes = [weight, averages[0], averages[1], None];
+    let dtypes = [weight, running_mean, running_variance, None];
     launch(false, dtype, [&writes, &reads], &channels, dtypes, &numbers, move |writes, reads| {
         let (running, rest) = writes.split_at(if has_running { 2 } else { 0 });
-        let settled = ChannelStatistics {
+        let statistics = ChannelStatistics {
             mean: &reads[0],
             squares: &reads[1],
             weight: reads.get(2),
             running: has_running.then(|| (&running[0], &running[1])),
             rstd: &rest[0],
-            scale: rest.last().unwrap_or(&rest[0]),
+            // Without a weight nothing is written to it, and any tensor will do.
+            scale: rest.get(1).unwrap_or(&rest[0]),
         };
-        on_cpu("batch_norm", &[cpu::batch_norm::SETTLE], dtype)?(settled, count, momentum, eps)
+        on_cpu("batch_norm", &[cpu::batch_norm::FINISH_STATISTICS], dtype)?(statistics, count, momentum, eps)
     })
 }
 
@@ -54,6 +63,7 @@ fn gradients<T: Element>(gradients: ChannelGradients<'_>, count: f64) -> Result<
     gradients_as(T::DTYPE, gradients, count)
 }
 
+/// The part of [`gradients`] that is compiled once for all element types.
 fn gradients_as(dtype: DType, gradients: ChannelGradients<'_>, count: f64) -> Result<()> {
     let ChannelGradients { grads, products, rstd, weight, slope, shift, to_weight, to_bias } = gradients;
     let has_to_weight = to_weight.is_some();
@@ -77,7 +87,12 @@ fn gradients_as(dtype: DType, gradients: ChannelGradients<'_>, count: f64) -> Re
     })
 }
 
-/// Launches a thread for each channel. `channels` are the tensors of channels that may be given; numbers follow them.
+/// Launches a kernel of [`TEMPLATE`] with a thread for each channel. On a simulated device, `host` computes on CPU copies of
+/// `writes` and `reads` instead.
+///
+/// The kernel's parameters are an address and a stride for each of `channels`, both 0 for a tensor that is not given; the
+/// number of channels; and `numbers`. `dtypes` has the tensors whose dtypes are the kernel's types `Weight`, `Mean`,
+/// `Variance` and `Bias`; `dtype` stands for those not given.
 fn launch(
     is_backward: bool,
     dtype: DType,
@@ -95,40 +110,34 @@ fn launch(
     let access = Access::new(op, writes, reads)?;
     let mut words = Vec::new();
     for tensor in channels {
-        words.extend(tensor.map_or([0; 2], |tensor| {
-            let found = access.all().find(|(other, ..)| std::ptr::eq(*other, tensor));
-            [found.map_or(0, |(_, data, _)| data.addr() as u64), tensor.strides()[0] as u64]
-        }));
+        let Some(tensor) = tensor else {
+            words.extend([0, 0]);
+            continue;
+        };
+        let found = access.all().find(|(other, ..)| std::ptr::eq(*other, *tensor));
+        words.push(found.map_or(0, |(_, data, _)| data.addr() as u64));
+        words.push(tensor.strides()[0] as u64);
     }
     words.push(count as u64);
     words.extend(numbers.iter().map(|number| number.to_bits()));
     let dtypes = dtypes.map(|tensor| tensor.map_or(dtype, Tensor::dtype));
     let variant = dtypes.iter().fold(dtype as u64, |variant, dtype| variant << 4 | *dtype as u64);
     let name = KernelName { op: if is_backward { "channel_gradients" } else { "channel_statistics" }, variant };
-    queue::submit(
-        &access,
-        |queue: &mut Queue| {
-            queue.launch(
-                name,
-                || {
-                    let names = ["Weight", "Mean", "Variance", "Bias"].into_iter().zip(dtypes);
-                    let types: String =
-                        names.map(|(name, dtype)| format!("typedef {} {name};\n", stored(dtype))).collect();
-                    format!(
-                        "#define BACKWARD {}\ntypedef {} C;\n{types}{TEMPLATE}",
-                        u8::from(is_backward),
-                        computed(dtype)
-                    )
-                },
-                linear(count),
-                &mut words,
-            )
-        },
-        host,
-    )
+    let source = || source(is_backward, dtype, dtypes);
+    queue::submit(&access, |queue: &mut Queue| queue.launch(name, source, linear(count), &mut words), host)
 }
 
-/// Defines expressions of the normalised value: plain, with ReLU, and with ReLU after adding another tensor.
+/// Returns the kernel's source: [`TEMPLATE`] after the definitions of its types.
+fn source(is_backward: bool, dtype: DType, dtypes: [DType; 4]) -> String {
+    let mut source = format!("#define BACKWARD {}\ntypedef {} C;\n", u8::from(is_backward), computed(dtype));
+    for (name, dtype) in ["Weight", "Mean", "Variance", "Bias"].into_iter().zip(dtypes) {
+        source += &format!("typedef {} {name};\n", stored(dtype));
+    }
+    source + TEMPLATE
+}
+
+/// Returns three expressions for an elementwise kernel: the normalised value `$value` of the inputs `$lane`; its ReLU; and
+/// the ReLU of its sum with one more input, `$carried`.
 macro_rules! expressions {
     ($name:literal, [$($lane:literal),*], $value:literal, $carried:literal) => {{
         static PLAIN: Expression =

@@ -9,15 +9,16 @@ use super::pointwise::output;
 use super::view::signed;
 use crate::autograd::{Context, Grads, attach, is_grad_enabled, no_grad, recipe};
 use crate::cpu::batch_norm::{
-    ChannelCoefficients, ChannelGradients, ChannelStatistics, FusedActivation, Gradients, NormalizeChannels, Scale,
-    Settle,
+    ChannelCoefficients, ChannelGradients, ChannelStatistics, FinishStatistics, FusedActivation, Gradients,
+    NormalizeChannels, Scale,
 };
 use crate::cpu::norm::NormalizeBackward;
 use crate::element::computed;
 use crate::operation::operations;
 use crate::{Device, Elementwise, Kernel, Layout, Result, Tensor, TensorError, cpu, cuda};
 
-static SETTLE: Kernel<Settle> = Kernel::new("batch_norm", &[cpu::batch_norm::SETTLE, cuda::batch_norm::SETTLE]);
+static FINISH_STATISTICS: Kernel<FinishStatistics> =
+    Kernel::new("batch_norm", &[cpu::batch_norm::FINISH_STATISTICS, cuda::batch_norm::FINISH_STATISTICS]);
 static NORMALIZE: Kernel<NormalizeChannels> =
     Kernel::new("batch_norm", &[cpu::batch_norm::NORMALIZE, cuda::batch_norm::NORMALIZE]);
 static GRADIENTS: Kernel<Gradients> =
@@ -140,7 +141,7 @@ impl BatchNormParameters<'_> {
         let statistic = || Tensor::empty(&[channels], mean.dtype(), x.device());
         let rstd = statistic()?;
         let scale = if self.weight.is_some() { statistic()? } else { rstd.clone() };
-        let settled = ChannelStatistics {
+        let statistics = ChannelStatistics {
             mean: &mean.alias(flat.clone()),
             squares: &squares.alias(flat),
             weight: self.weight,
@@ -148,7 +149,7 @@ impl BatchNormParameters<'_> {
             rstd: &rstd,
             scale: &scale,
         };
-        SETTLE.find(x.device().kind(), x.dtype())?(settled, count, self.momentum, self.eps)?;
+        FINISH_STATISTICS.find(x.device().kind(), x.dtype())?(statistics, count, self.momentum, self.eps)?;
         for average in self.running.iter().flat_map(|(mean, variance)| [mean, variance]) {
             average.bump_version("batch_norm");
         }

@@ -131,7 +131,7 @@ impl MoverShared {
         let copies = [copy(&mut buffer, part)];
         // SAFETY: nothing else uses the buffer, and both ends are kept until the stream has passed.
         let event = unsafe { side.outward.copy(&[ready], &copies) }.map_err(MoverError::driver(name))?;
-        progress.mark(&event);
+        progress.record_copy(&event);
         let departure = Departure::new(self, &mut self.leaving.lock(), part.count);
         let piece =
             StoredPiece::new(HostBytes::Pinned(Pinned::new(buffer, Arc::clone(&event), side.outward.stream.id())));
@@ -160,7 +160,7 @@ impl MoverShared {
             }
             let departure = Departure::new(self, &mut leaving, part.count);
             drop(leaving);
-            let piece = StoredPiece::new(HostBytes::Host(part));
+            let piece = StoredPiece::new(HostBytes::Source(part));
             pieces.push(Arc::clone(&piece));
             departure.write(piece, Arc::clone(&progress), room);
         }
@@ -225,21 +225,23 @@ impl Departure {
             (Some(piece), Ok(())) => self.write(piece, progress, room),
             (Some(piece), Err(error)) => {
                 let error = MoverError::driver(room.name())(error);
-                piece.set(PiecePlace::Lost(error.clone()));
-                progress.step(|| Err(error));
+                piece.set_place(PiecePlace::Lost(error.clone()));
+                progress.finish_piece(|| Err(error));
             }
-            (None, _) => drop(progress.step(|| Ok(None))),
+            (None, _) => {
+                progress.finish_piece(|| Ok(None));
+            }
         }
     }
 
     /// Begins to write a piece. It stays in memory if that fails.
     fn write(self, piece: Arc<StoredPiece>, progress: Arc<Progress>, room: Room) {
-        let Some(held) = piece.held() else { unreachable!("only what is in memory goes to a disk") };
+        let Some(held) = piece.in_memory() else { unreachable!("only what is in memory goes to a disk") };
         self.shared.stalls.disk_write.add_transfer();
         let written = move |result: Result<_, DiskError>| {
             let result = match result {
                 Ok(spilled) => {
-                    piece.set(PiecePlace::Disk(spilled));
+                    piece.set_place(PiecePlace::Disk(spilled));
                     Ok(None)
                 }
                 Err(error) => {
@@ -250,7 +252,7 @@ impl Departure {
             };
             // A thread that waits for this finds the room free.
             drop((piece, self));
-            progress.step(|| result);
+            progress.finish_piece(|| result);
         };
         match room.write(held.raw()) {
             Ok(ticket) => {

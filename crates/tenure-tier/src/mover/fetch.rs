@@ -37,9 +37,9 @@ pub(super) struct FetchState {
 }
 
 impl FetchState {
-    /// Lets the target go if `is_behind` says that its owner may now free it: its frees come after the copies.
-    fn release(&self, is_behind: impl FnOnce(&MovableBytes) -> bool) {
-        let target = self.target.lock().take_if(|target| is_behind(target));
+    /// Drops the target if `may_free` returns `true` for it: if memory that is freed now is reused only after the copies.
+    fn release(&self, may_free: impl FnOnce(&MovableBytes) -> bool) {
+        let target = self.target.lock().take_if(|target| may_free(target));
         // The drop may free it, so it happens when nothing is locked.
         drop(target);
     }
@@ -66,7 +66,7 @@ impl PendingFetch {
     /// # Errors
     /// The first error on the way, each time it is called. The contents of the target are then unspecified.
     pub fn lead_to(&self, stream: &Stream) -> Result<(), MoverError> {
-        if let Some(event) = self.behind()? {
+        if let Some(event) = self.arrival_event()? {
             event.wait(stream).map_err(MoverError::driver(&self.fetch.name))?;
             self.fetch.release(|target| target.stream() == Some(stream));
         }
@@ -78,7 +78,7 @@ impl PendingFetch {
     /// # Errors
     /// The errors of [`lead_to`](Self::lead_to).
     pub fn wait(&self) -> Result<(), MoverError> {
-        if let Some(event) = self.behind()? {
+        if let Some(event) = self.arrival_event()? {
             let stalls = &self.fetch.shared.stalls.host_to_device;
             stalls.wait(|| event.synchronize()).map_err(MoverError::driver(&self.fetch.name))?;
         }
@@ -87,7 +87,7 @@ impl PendingFetch {
     }
 
     /// Returns the event after which the bytes are there, if they are on a device. Waits until all copies are queued.
-    fn behind(&self) -> Result<Option<Arc<Event>>, MoverError> {
+    fn arrival_event(&self) -> Result<Option<Arc<Event>>, MoverError> {
         let FetchState { shared, progress, .. } = &*self.fetch;
         if progress.is_over() {
             return progress.wait();
@@ -161,7 +161,7 @@ impl MoverShared {
                     copies.push(DeviceCopy { host: from.raw().start, device: to.address(), bytes: to.count });
                 }
                 // SAFETY: both ends have the same length, do not overlap, and are kept.
-                HostBytes::Host(_) => unsafe { from.raw().start.copy_to_nonoverlapping(to.start(), to.count) },
+                HostBytes::Source(_) => unsafe { from.raw().start.copy_to_nonoverlapping(to.start(), to.count) },
             }
         }
         let Some(side) = self.side.as_ref().filter(|_| !copies.is_empty()) else { return Ok(None) };
@@ -170,7 +170,7 @@ impl MoverShared {
         let event = unsafe { inward.copy(&after, &copies) }.map_err(MoverError::driver(name))?;
         for (from, _) in held {
             if let HostBytes::Pinned(pinned) = &**from {
-                pinned.used(&event, inward.stream.id());
+                pinned.record_use(&event, inward.stream.id());
             }
         }
         Ok(Some(event))
@@ -230,12 +230,12 @@ impl MoverShared {
         drop(spilled);
         let (Some(side), Some(buffer), Ok(())) = (&self.side, &mut lane, &result) else {
             drop(to);
-            fetch.progress.step(|| result.map(|()| None));
+            fetch.progress.finish_piece(|| result.map(|()| None));
             return self.free(lane);
         };
         let copy = DeviceCopy { host: buffer.as_mut_ptr(), device: to.address(), bytes: to.count };
         let after: Vec<&Event> = fetch.ready.iter().collect();
-        let event = fetch.progress.step(|| {
+        let event = fetch.progress.finish_piece(|| {
             // SAFETY: the lane is used by nothing else until the event has passed, and the target is kept until its
             // owner has waited for it.
             let event = unsafe { side.inward[fetch.urgency as usize].copy(&after, &[copy]) };

@@ -1,4 +1,4 @@
-//! Stored bytes, and the tier that each piece is in.
+//! Stored bytes: their pieces in memory or on a disk, and the progress of moving them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,8 +26,10 @@ pub(super) struct StoredInner {
     pub(super) name: String,
     pub(super) bytes: u64,
     pub(super) pieces: Vec<Arc<StoredPiece>>,
-    /// The progress of the pieces that go to disk.
+    /// The pieces still to be written to disk, the first error, and the last event of copies out of a device.
     pub(super) progress: Arc<Progress>,
+    /// The source on a device, until the program has waited for the copies. Empty for a source in host memory, which the
+    /// pieces keep.
     pub(super) source: Arc<KeptSource>,
 }
 
@@ -49,7 +51,7 @@ impl Stored {
             .pieces
             .iter()
             .map(|piece| match &*piece.place.lock() {
-                PiecePlace::Memory(held) => held.count() as u64,
+                PiecePlace::Memory(bytes) => bytes.count() as u64,
                 PiecePlace::Disk(_) | PiecePlace::Lost(_) => 0,
             })
             .sum()
@@ -63,9 +65,9 @@ impl Stored {
         }))
     }
 
-    /// Makes later work of a stream wait, on the device, until the source has been read. That work may write to the
-    /// source. If it is the source's own stream, the mover lets the source go at once, to be freed in the order of that
-    /// stream.
+    /// Makes later work of `stream` wait, on the device, until the source has been copied out. That work may then
+    /// overwrite the source. If `stream` is the source's own, the mover drops the source at once: its memory is freed in
+    /// the order of that stream, so after the copies. For a source in host memory this does nothing.
     ///
     /// # Errors
     /// Failures of the driver.
@@ -76,12 +78,17 @@ impl Stored {
         Ok(())
     }
 
-    /// Returns whether the mover still keeps the source. On a device it does until [`lead_to`](Self::lead_to) is called
-    /// with the source's stream or [`wait`](Self::wait) returns; on the host, until the bytes are out.
+    /// Returns whether the mover still keeps the source alive. It keeps a source on a device until
+    /// [`lead_to`](Self::lead_to) with the source's stream, or [`wait`](Self::wait), returns `Ok`. It keeps a source in
+    /// host memory until all of it is on disk: if a write fails, as long as the `Stored` lives.
     pub fn keeps_source(&self) -> bool {
         let StoredInner { source, pieces, progress, .. } = &*self.inner;
-        source.is_kept.load(Ordering::Acquire)
-            || progress.event().is_none() && (!progress.is_over() || pieces.iter().any(|piece| piece.is_source()))
+        if source.is_kept.load(Ordering::Acquire) {
+            return true;
+        }
+        // Only copies out of a device have an event; then nothing but `source` keeps the bytes.
+        let is_on_host = progress.event().is_none();
+        is_on_host && (!progress.is_over() || pieces.iter().any(|piece| piece.is_source()))
     }
 
     /// Returns whether all bytes are at their destination and there was no error on the way.
@@ -102,26 +109,29 @@ impl Stored {
     }
 }
 
-/// Source bytes on a device, kept until the program has waited for their copy, on its stream or on the host. Since the
-/// program's own calls free them, each of its steps finds the same memory free, however long the copies take.
+/// The source bytes on a device, kept until the program has waited for the copies, with their stream or on the host.
+///
+/// The program's own calls drop them, not the end of the copies. So the memory that is free at each point of the program
+/// does not depend on how long the copies take.
 #[derive(Default)]
 pub(super) struct KeptSource {
     bytes: Mutex<Option<Arc<MovableBytes>>>,
-    /// Whether the bytes are kept; set to `false` once they have been freed, if this was the last owner.
+    /// Whether `bytes` are still kept. It becomes `false` only after they were dropped, so that a caller who reads `false`
+    /// finds their memory freed, unless they have another owner.
     is_kept: AtomicBool,
-    /// The event after which the bytes are out, and the thread that waits for it if this is dropped before.
-    out: Option<(Arc<Event>, Weak<Watcher>)>,
+    /// The event after the copies, and the thread that keeps the bytes until it has passed if this is dropped before.
+    copied: Option<(Arc<Event>, Weak<Watcher>)>,
 }
 
 impl KeptSource {
     pub(super) fn new(bytes: Arc<MovableBytes>, event: Arc<Event>, watcher: Weak<Watcher>) -> Self {
-        Self { bytes: Mutex::new(Some(bytes)), is_kept: AtomicBool::new(true), out: Some((event, watcher)) }
+        Self { bytes: Mutex::new(Some(bytes)), is_kept: AtomicBool::new(true), copied: Some((event, watcher)) }
     }
 
-    /// Lets the bytes go if `is_behind` says that their owner may now free them: its frees come after the copies.
-    pub(super) fn release(&self, is_behind: impl FnOnce(&MovableBytes) -> bool) {
-        let Some(bytes) = self.bytes.lock().take_if(|bytes| is_behind(bytes)) else { return };
-        // This may free them, so it happens when nothing is locked.
+    /// Drops the bytes if `may_free` returns `true` for them: if memory that is freed now is reused only after the copies.
+    pub(super) fn release(&self, may_free: impl FnOnce(&MovableBytes) -> bool) {
+        let Some(bytes) = self.bytes.lock().take_if(|bytes| may_free(bytes)) else { return };
+        // The drop may free memory, so it happens while no lock is held.
         drop(bytes);
         self.is_kept.store(false, Ordering::Release);
     }
@@ -129,14 +139,16 @@ impl KeptSource {
 
 impl Drop for KeptSource {
     fn drop(&mut self) {
-        let (Some(bytes), Some((event, watcher))) = (self.bytes.get_mut().take(), self.out.take()) else { return };
+        let (Some(bytes), Some((event, watcher))) = (self.bytes.get_mut().take(), self.copied.take()) else { return };
         if matches!(event.query(), Ok(true)) {
             return;
         }
         match watcher.upgrade() {
             Some(watcher) => watcher.when_passed(event, move |_| drop(bytes)),
-            // The mover is gone. If waiting fails, the event never passes.
-            None => drop(event.synchronize()),
+            None => {
+                // The mover is gone, so this thread waits. After an error the device copies no more, so it is ignored.
+                let _ = event.synchronize();
+            }
         }
     }
 }
@@ -147,72 +159,78 @@ impl fmt::Debug for Stored {
     }
 }
 
-/// A piece of a [`Stored`], which goes to disk and comes back on its own.
+/// A piece of the bytes of a [`Stored`]. Each piece is written to disk and read back separately.
 pub(super) struct StoredPiece {
     pub(super) place: Mutex<PiecePlace>,
 }
 
+/// The place of a piece's bytes.
 pub(super) enum PiecePlace {
+    /// They are in host memory: to stay, to be written, or because the write failed.
     Memory(Arc<HostBytes>),
     Disk(Spilled),
-    /// The device failed before the bytes were out.
+    /// The device failed before the bytes were copied out of it.
     Lost(MoverError),
 }
 
 impl StoredPiece {
-    pub(super) fn new(held: HostBytes) -> Arc<Self> {
-        Arc::new(Self { place: Mutex::new(PiecePlace::Memory(Arc::new(held))) })
+    pub(super) fn new(bytes: HostBytes) -> Arc<Self> {
+        Arc::new(Self { place: Mutex::new(PiecePlace::Memory(Arc::new(bytes))) })
     }
 
-    pub(super) fn held(&self) -> Option<Arc<HostBytes>> {
+    /// Returns the piece's bytes if they are in host memory.
+    pub(super) fn in_memory(&self) -> Option<Arc<HostBytes>> {
         match &*self.place.lock() {
-            PiecePlace::Memory(held) => Some(Arc::clone(held)),
+            PiecePlace::Memory(bytes) => Some(Arc::clone(bytes)),
             PiecePlace::Disk(_) | PiecePlace::Lost(_) => None,
         }
     }
 
     /// Returns whether the piece is still a part of the source, in host memory.
     fn is_source(&self) -> bool {
-        matches!(self.held().as_deref(), Some(HostBytes::Host(_)))
+        matches!(self.in_memory().as_deref(), Some(HostBytes::Source(_)))
     }
 
-    pub(super) fn set(&self, place: PiecePlace) {
-        // The old place is dropped when nothing is locked.
-        let held = std::mem::replace(&mut *self.place.lock(), place);
-        drop(held);
+    /// Changes the place of the piece's bytes.
+    pub(super) fn set_place(&self, place: PiecePlace) {
+        let old = std::mem::replace(&mut *self.place.lock(), place);
+        // The drop may free memory, so it happens while no lock is held.
+        drop(old);
     }
 }
 
 /// Bytes in host memory.
 pub(super) enum HostBytes {
-    /// A source in host memory, which is not copied.
-    Host(BytesPart),
+    /// A part of a source in host memory. It is written to disk from there, without a copy.
+    Source(BytesPart),
+    /// A copy of a part of a source on a device.
     Pinned(Pinned),
 }
 
 impl HostBytes {
+    /// Returns the number of bytes.
     fn count(&self) -> usize {
         match self {
-            Self::Host(part) => part.count,
+            Self::Source(part) => part.count,
             Self::Pinned(pinned) => pinned.buffer.len(),
         }
     }
 
-    /// Returns the bytes, which may only be read.
+    /// Returns the bytes' address and number. The caller may only read them, and keeps `self` meanwhile.
     pub(super) fn raw(&self) -> Raw {
         match self {
-            Self::Host(part) => part.raw(),
+            Self::Source(part) => part.raw(),
             Self::Pinned(Pinned { buffer, .. }) => Raw { start: buffer.as_ptr().cast_mut(), count: buffer.len() },
         }
     }
 }
 
-/// Pinned memory that a device copies to and from.
+/// Pinned host memory that a device copies to once, and from at each fetch.
 pub(super) struct Pinned {
     pub(super) buffer: PinnedBuffer,
-    /// The event after which the bytes are there.
+    /// The event after the copy to the memory.
     pub(super) copied: Arc<Event>,
-    /// The last use on each stream.
+    /// The event after the last copy to or from the memory on each stream.
     uses: Mutex<Vec<(Arc<Event>, StreamId)>>,
 }
 
@@ -222,8 +240,8 @@ impl Pinned {
         Self { buffer, uses: Mutex::new(vec![(Arc::clone(&copied), stream)]), copied }
     }
 
-    /// Records that a stream copies from it until `event` has passed.
-    pub(super) fn used(&self, event: &Arc<Event>, stream: StreamId) {
+    /// Records that `stream` copies from the memory until `event` has passed.
+    pub(super) fn record_use(&self, event: &Arc<Event>, stream: StreamId) {
         let mut uses = self.uses.lock();
         uses.retain(|(_, other)| *other != stream);
         uses.push((Arc::clone(event), stream));
@@ -231,55 +249,64 @@ impl Pinned {
 }
 
 impl Drop for Pinned {
-    /// Records the uses that have not passed. If it recorded those that have, the memory would wait for all later work
-    /// of their streams.
+    /// Tells the pool which streams still use the memory, so that it is reused only after their work queued so far. It
+    /// leaves out streams whose copies are done: the memory would needlessly wait for their later work.
     fn drop(&mut self) {
         for (event, stream) in self.uses.get_mut() {
             if !matches!(event.query(), Ok(true)) {
-                // This cannot fail: the stream belongs to the pool's device.
+                // This cannot fail: the stream is one of the pool's device.
                 let _ = self.buffer.record_stream(*stream);
             }
         }
     }
 }
 
-/// The part of a store or fetch that the host has to carry out.
+/// The progress of a store or fetch: the pieces that the host still has to handle, the first error, and the event after
+/// the copies queued on the device.
 pub(super) struct Progress {
     state: Mutex<ProgressState>,
     changed: Condvar,
 }
 
 struct ProgressState {
-    /// The pieces that are not done: still on disk, or their copy is not yet queued.
-    left: usize,
+    /// The number of pieces that the host has not handled: of a store, those not yet written to disk; of a fetch, those not
+    /// yet read from disk or whose copy to the device is not yet queued.
+    remaining: usize,
     /// The first error.
     error: Option<MoverError>,
-    /// The event after all copies so far, which are on one stream.
+    /// The event after all copies queued so far. They are on one stream, so the latest event is enough. `None` without a
+    /// device.
     event: Option<Arc<Event>>,
 }
 
 impl Progress {
-    pub(super) fn new(left: usize, event: Option<Arc<Event>>) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(ProgressState { left, error: None, event }), changed: Condvar::new() })
+    pub(super) fn new(remaining: usize, event: Option<Arc<Event>>) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::new(ProgressState { remaining, error: None, event }), changed: Condvar::new() })
     }
 
-    /// Records that one more copy is on the stream. The host still has to finish its piece.
-    pub(super) fn mark(&self, event: &Arc<Event>) {
+    /// Records that a copy is queued, after which comes `event`. The host has not handled its piece yet.
+    pub(super) fn record_copy(&self, event: &Arc<Event>) {
         self.state.lock().event = Some(Arc::clone(event));
     }
 
-    /// Finishes one more piece by calling `step`, which may queue a copy. Calls come one at a time, so that the last
-    /// event comes after all copies.
-    pub(super) fn step(&self, step: impl FnOnce() -> Result<Option<Arc<Event>>, MoverError>) -> Option<Arc<Event>> {
+    /// Calls `finish` for one more piece and counts it as handled, also after an error. `finish` returns the event after
+    /// the copy that it queued, if any, and so does this. The lock is held meanwhile, so that the last event recorded comes
+    /// after all copies.
+    pub(super) fn finish_piece(
+        &self,
+        finish: impl FnOnce() -> Result<Option<Arc<Event>>, MoverError>,
+    ) -> Option<Arc<Event>> {
         let mut state = self.state.lock();
-        let stepped = step();
-        state.left -= 1;
-        if state.left == 0 {
+        let finished = finish();
+        state.remaining -= 1;
+        if state.remaining == 0 {
             self.changed.notify_all();
         }
-        match stepped {
+        match finished {
             Ok(event) => {
-                state.event = event.clone().or(state.event.take());
+                if event.is_some() {
+                    state.event.clone_from(&event);
+                }
                 event
             }
             Err(error) => {
@@ -289,26 +316,32 @@ impl Progress {
         }
     }
 
+    /// Returns whether the host has handled all pieces. Copies on the device may still be running.
     pub(super) fn is_over(&self) -> bool {
-        self.state.lock().left == 0
+        self.state.lock().remaining == 0
     }
 
+    /// Returns whether the host has handled all pieces without an error and the device's copies are done.
     fn is_settled(&self) -> bool {
         let state = self.state.lock();
-        state.left == 0
+        state.remaining == 0
             && state.error.is_none()
             && state.event.as_ref().is_none_or(|event| matches!(event.query(), Ok(true)))
     }
 
-    /// Returns the event after all queued copies, if there are any. Errors do not change it.
+    /// Returns the event after all copies queued so far, if there are any, even after an error.
     pub(super) fn event(&self) -> Option<Arc<Event>> {
         self.state.lock().event.clone()
     }
 
-    /// Waits until the host has nothing left to do. The returned event comes after all the device's work.
+    /// Waits until the host has handled all pieces. Returns the event after all copies on the device, which may still be
+    /// running, or the first error.
     pub(super) fn wait(&self) -> Result<Option<Arc<Event>>, MoverError> {
         let mut state = self.state.lock();
-        self.changed.wait_while(&mut state, |state| state.left > 0);
-        state.error.clone().map_or_else(|| Ok(state.event.clone()), Err)
+        self.changed.wait_while(&mut state, |state| state.remaining > 0);
+        match &state.error {
+            Some(error) => Err(error.clone()),
+            None => Ok(state.event.clone()),
+        }
     }
 }

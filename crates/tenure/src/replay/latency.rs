@@ -5,6 +5,7 @@ use std::time::Instant;
 /// The wall-clock times of one kind of call, in ns.
 pub(super) struct Latencies {
     samples: Vec<u32>,
+    /// The time in ns that reading the clock adds to a sample. It is subtracted.
     clock_ns: u32,
 }
 
@@ -29,16 +30,19 @@ impl Latencies {
     }
 }
 
-/// Returns the time that reading the clock twice adds to a sample, in ns.
+/// Measures the time in ns between two readings of the clock with nothing in between: the median of 1001 tries. Each
+/// sample is that much too long.
 fn clock_ns() -> u32 {
     let mut samples: Vec<u32> = (0..1001).map(|_| since(Instant::now())).collect();
     quantile_of(&mut samples, 0.5)
 }
 
+/// Returns the time in ns since `start`, at most `u32::MAX`.
 fn since(start: Instant) -> u32 {
     u32::try_from(start.elapsed().as_nanos()).unwrap_or(u32::MAX)
 }
 
+/// Returns the sample at a quantile, 0 to 1; 0 without samples. It reorders the samples.
 fn quantile_of(samples: &mut [u32], quantile: f64) -> u32 {
     let Some(last) = samples.len().checked_sub(1) else { return 0 };
     let rank = (last as f64 * quantile).round() as usize;
