@@ -1,5 +1,5 @@
-//! Arrangements: the order and the groups of a network's tensors. All devices that copy from the same images share
-//! them.
+//! Arrangements: the order and the groups in which a network's tensors lie in an image and are loaded. Devices that copy
+//! from the same images share them.
 
 use std::sync::{Arc, Weak};
 
@@ -9,30 +9,34 @@ use tenure_switch::{Manifest, SwitchError};
 use super::host_images::HostImages;
 use super::{StoredTensors, WeightOrder};
 
-/// An order of a network's tensors. When the last device that uses it drops it, its images leave the host's memory.
+/// An order of a network's tensors, and the images that have it. When its last user drops it, these images leave the host's
+/// memory.
 pub(super) struct Arrangement {
     pub(super) order: WeightOrder,
-    /// The manifest of the tensors in groups.
+    /// The manifest of the image with the tensors in groups.
     pub(super) manifest: Arc<Manifest>,
-    /// The manifest of the [tables](Order::has_tables).
+    /// The manifest of the image with the [tables](WeightOrder::has_tables), if there are any.
     pub(super) tables: Option<Arc<Manifest>>,
     images: Arc<HostImages>,
 }
 
-/// The arrangements of a network that devices use.
+/// The arrangements of a network that devices use now, so that each device takes that of another if there is one.
 #[derive(Default)]
 pub(super) struct Arrangements {
     latest: Mutex<Latest>,
 }
 
+/// The latest arrangements made; they do not keep them alive.
 #[derive(Default)]
 struct Latest {
-    /// The arrangement for the time before the order is known.
+    /// The arrangement for the time until the order of use is known: each tensor is a group.
     unknown: Weak<Arrangement>,
+    /// The arrangement in the order of use, which a device has learned.
     recorded: Weak<Arrangement>,
 }
 
 impl Arrangement {
+    /// Makes an arrangement of stored tensors. `name` is the model's, for error messages.
     pub(super) fn new(
         stored: &StoredTensors,
         images: &Arc<HostImages>,
@@ -53,7 +57,7 @@ impl Drop for Arrangement {
 }
 
 impl Arrangements {
-    /// Returns the arrangement for the unknown order: another device's, or a new one.
+    /// Returns the arrangement for the time until the order of use is known: another device's, or a new one.
     pub(super) fn unknown(
         &self,
         stored: &StoredTensors,
@@ -61,7 +65,7 @@ impl Arrangements {
         name: &str,
     ) -> Result<Arc<Arrangement>, SwitchError> {
         let mut latest = self.latest.lock();
-        if let Some(unknown) = shared(&latest.unknown, images) {
+        if let Some(unknown) = if_in_use(&latest.unknown, images) {
             return Ok(unknown);
         }
         let unknown = Arrangement::new(stored, images, name, WeightOrder::unknown(stored.tensors().len()))?;
@@ -69,12 +73,12 @@ impl Arrangements {
         Ok(unknown)
     }
 
-    /// Returns the arrangement of the order that a device has learned, if there is one.
+    /// Returns the arrangement in the order of use, if a device with these images has one.
     pub(super) fn recorded(&self, images: &Arc<HostImages>) -> Option<Arc<Arrangement>> {
-        shared(&self.latest.lock().recorded, images)
+        if_in_use(&self.latest.lock().recorded, images)
     }
 
-    /// Returns the arrangement of a learned order, or of the order that another device learned first.
+    /// Makes the arrangement in a learned order of use. If another device has one already, returns that.
     pub(super) fn record(
         &self,
         stored: &StoredTensors,
@@ -83,7 +87,7 @@ impl Arrangements {
         order: WeightOrder,
     ) -> Result<Arc<Arrangement>, SwitchError> {
         let mut latest = self.latest.lock();
-        if let Some(recorded) = shared(&latest.recorded, images) {
+        if let Some(recorded) = if_in_use(&latest.recorded, images) {
             return Ok(recorded);
         }
         let recorded = Arrangement::new(stored, images, name, order)?;
@@ -92,7 +96,7 @@ impl Arrangements {
     }
 }
 
-/// Returns an arrangement that a device still uses and that has the same images.
-fn shared(latest: &Weak<Arrangement>, images: &Arc<HostImages>) -> Option<Arc<Arrangement>> {
+/// Returns the arrangement if a device still uses it and it is of the store `images`.
+fn if_in_use(latest: &Weak<Arrangement>, images: &Arc<HostImages>) -> Option<Arc<Arrangement>> {
     latest.upgrade().filter(|arrangement| Arc::ptr_eq(&arrangement.images, images))
 }

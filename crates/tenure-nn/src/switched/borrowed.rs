@@ -28,11 +28,13 @@ pub struct Borrower {
     pool: GraphPool,
 }
 
-/// A network that computes with borrowed weights, once they are borrowed.
+/// A network that computes with the weights of a [`LentModel`](super::LentModel) while it borrows them.
 pub struct BorrowedNetwork {
     network: Box<dyn Network>,
     calls: CallHistory,
+    /// The binding to the last borrowed terms, which outlives the borrowing.
     arranged: Option<Arranged>,
+    /// The mapping of the weights, while they are borrowed.
     borrowed: Option<Borrowed>,
 }
 
@@ -143,7 +145,7 @@ impl BorrowedNetwork {
         self.calls.compute(&callee, &inputs)
     }
 
-    /// Binds the network's tensors to the places that the terms describe.
+    /// Reserves addresses for the weights that the terms describe, and binds the network's tensors to them.
     fn arrange(&mut self, borrower: &Borrower, terms: &LentTerms, tables: Option<OwnedFd>) -> Result<()> {
         self.calls.forget_captures();
         if let Some(Arranged { bound, .. }) = self.arranged.take() {
@@ -183,7 +185,7 @@ impl BorrowedNetwork {
     }
 }
 
-/// Makes a manifest of the other process's image, which is never built here.
+/// Returns a manifest of the other process's image. It gives sizes and places; no image is read by it here.
 fn manifest_of(model: &str, tensors: &[LentTensor], ends: Vec<usize>) -> Result<Arc<Manifest>, SwitchError> {
     let entries = tensors.iter().map(|LentTensor { name, bytes, .. }| {
         let origin = Origin::Made(Arc::new(|_: &mut [u8]| ()));
@@ -192,6 +194,7 @@ fn manifest_of(model: &str, tensors: &[LentTensor], ends: Vec<usize>) -> Result<
     Ok(Arc::new(Manifest::new(model, entries.collect(), ends)?))
 }
 
+/// Parses the dtype of a tensor.
 fn dtype(terms: &LentTerms, tensor: &LentTensor) -> Result<DType, SwitchError> {
     tensor.dtype.parse().map_err(|_| terms.wrong("a dtype"))
 }

@@ -1,4 +1,4 @@
-//! Networks whose parameters lie in the groups of an image.
+//! Binding: a network without values gets tensors that are views of an image's groups.
 
 use std::collections::HashMap;
 
@@ -29,7 +29,7 @@ pub struct BoundTensors {
 }
 
 impl BoundTensors {
-    /// Replaces tensors without values by views of groups.
+    /// Replaces the network's tensors without values by views of groups, whose storages `storage` returns by number.
     ///
     /// # Errors
     /// The network has no tensor of a name; a tensor does not lie within its group. The network is unchanged then.
@@ -66,15 +66,15 @@ impl BoundTensors {
     }
 }
 
-/// Copies outputs that are views of weights, since the weights may leave memory.
-pub(super) fn own(bound: &BoundTensors, answers: Vec<Tensor>) -> Result<Vec<Tensor>> {
+/// Returns a network's outputs, of which those that are views of weights are copied: the weights may be evicted.
+pub(super) fn copy_weight_views(bound: &BoundTensors, answers: Vec<Tensor>) -> Result<Vec<Tensor>> {
     let is_weight =
         |answer: &Tensor| bound.tensors.iter().any(|(_, view)| view.storage().is_alias_of(answer.storage()));
     let owned = answers.into_iter().map(|answer| if is_weight(&answer) { answer.copy() } else { Ok(answer) });
     Ok(owned.collect::<tenure_tensor::Result<_>>()?)
 }
 
-/// Replaces tensors by others, by identity.
+/// Replaces each pair's first tensor by the second wherever the network has it. Tensors are the same if their ids are.
 fn replace<'a>(network: &mut dyn Network, pairs: impl Iterator<Item = (&'a Tensor, &'a Tensor)>) -> Result<()> {
     let by_id: HashMap<usize, &Tensor> = pairs.map(|(from, to)| (from.id(), to)).collect();
     network.change(&|tensor| Ok(by_id.get(&tensor.id()).map_or(tensor, |to| to).clone()))

@@ -17,13 +17,13 @@ use super::bound::{self, BoundTensors};
 use crate::Result;
 use crate::networks::Network;
 
-/// The operation that reads only some rows of a weight.
+/// The name of the operation that reads only some rows of its weight.
 const READS_ROWS: Name = Name::of("embedding");
 
-/// The number of input shapes that a model is captured for. Beyond it, the least recently used one is dropped.
+/// The most input shapes that a model remembers, with their captures. Beyond it, the least recently used one is dropped.
 const MOST_CAPTURES: usize = 16;
 
-/// The calls that a model has had.
+/// The input shapes that a model was called with, and the captures for them.
 #[derive(Default)]
 pub(super) struct CallHistory {
     /// The input shapes, the most recently used last.
@@ -32,13 +32,15 @@ pub(super) struct CallHistory {
 
 /// The input shapes of one kind of call, and its capture.
 struct Shape {
+    /// The dtype, sizes and strides of each input.
     inputs: Vec<(DType, Vec<usize>, Vec<usize>)>,
+    /// The capture, if it was made.
     call: Option<CapturedCall>,
     /// Whether a capture has failed, because the network does something that cannot be captured.
     cannot_be_captured: bool,
 }
 
-/// A model to be called, whose weights are in memory or in transfer, and its device.
+/// A model to be called on a device, whose weights are there or in transfer to it.
 pub(super) struct Callee<'a> {
     pub(super) network: &'a dyn Network,
     pub(super) bound: &'a BoundTensors,
@@ -61,7 +63,9 @@ pub struct Measured {
 /// The first use of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct MeasuredUse {
+    /// The number of the tensor among the stored ones.
     pub(super) tensor: usize,
+    /// The compute time in µs of the module that uses it; 0 if the tensor used before it is of the same module.
     pub(super) compute_us: f64,
     /// Whether only rows of the tensor are used.
     pub(super) reads_rows: bool,
@@ -78,8 +82,8 @@ impl CallHistory {
         self.shapes.iter_mut().for_each(|shape| shape.call = None);
     }
 
-    /// Computes the outputs for inputs on the device. If the order is not known, the second call with a shape is
-    /// measured; the first one compiles kernels.
+    /// Computes the outputs for inputs on the device. The first call with these shapes compiles kernels. From the second on,
+    /// if the order of use is known, launches a capture; if not, measures it and returns the measurements.
     pub(super) fn compute(
         &mut self,
         callee: &Callee<'_>,
@@ -98,7 +102,7 @@ impl CallHistory {
         Ok((answers?, None))
     }
 
-    /// Records the shapes of inputs as the most recent ones. Returns whether they were known.
+    /// Records the inputs' shapes as the most recently used. Returns whether there was a call with them before.
     fn note_shape(&mut self, inputs: &[Tensor]) -> bool {
         let wanted: Vec<_> = inputs
             .iter()
@@ -135,12 +139,12 @@ impl CallHistory {
 }
 
 impl Callee<'_> {
-    /// Computes operation by operation.
+    /// Computes operation by operation, without a capture. If `is_measured`, returns measurements too.
     fn compute_plainly(&self, inputs: &[Tensor], is_measured: bool) -> Result<(Vec<Tensor>, Option<Measured>)> {
         let stream = self.memory.streams().current();
         let run = if is_measured { self.model.measured_run(&stream)? } else { self.model.run(&stream) };
         let answers = catch_unwind(AssertUnwindSafe(|| {
-            autograd::no_grad(|| bound::own(self.bound, self.network.forward(inputs)?))
+            autograd::no_grad(|| bound::copy_weight_views(self.bound, self.network.forward(inputs)?))
         }));
         self.model.used_by(&stream)?;
         let answers = answers.unwrap_or_else(|panic| resume_unwind(panic))?;
@@ -150,12 +154,12 @@ impl Callee<'_> {
         }
         let uses = run.uses()?;
         let share = self.captured_share(&uses, inputs).unwrap_or(1.0);
-        let of = |used: &DeviceUse| MeasuredUse {
+        let measured = |used: &DeviceUse| MeasuredUse {
             tensor: used.group,
             compute_us: used.compute_us,
             reads_rows: used.operation == Some(READS_ROWS),
         };
-        Ok((answers, Some(Measured { uses: uses.iter().map(of).collect(), share })))
+        Ok((answers, Some(Measured { uses: uses.iter().map(measured).collect(), share })))
     }
 
     /// Returns the time of the captured model as a share of a run operation by operation; `None` if it cannot be

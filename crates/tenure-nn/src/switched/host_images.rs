@@ -8,7 +8,7 @@ use tenure_switch::{Image, ImageStatistics, Images, Manifest, Switch, SwitchErro
 
 use crate::Result;
 
-/// Images of models. They are pinned if devices copy from them.
+/// The store of images. They are pinned if CUDA devices copy from them.
 pub(super) struct HostImages {
     images: Images,
     /// The devices' switches, which copy from images.
@@ -39,7 +39,7 @@ impl HostImages {
             }
         }
         let settled = self.copying.write();
-        let outcome = self.settle();
+        let outcome = self.wait_for_copies();
         let image = self.images.acquire(manifest).map_err(|error| outcome.err().unwrap_or(error))?;
         let _copying = RwLockWriteGuard::downgrade(settled);
         work(&image)
@@ -52,7 +52,7 @@ impl HostImages {
         }
         let _settled = self.copying.write();
         // A device that does not answer copies nothing, so its error is ignored.
-        let _ = self.settle();
+        let _ = self.wait_for_copies();
         self.images.forget(manifest);
     }
 
@@ -66,8 +66,8 @@ impl HostImages {
         self.images.statistics()
     }
 
-    /// Waits for the copies of all devices, also if one of them fails.
-    fn settle(&self) -> Result<(), SwitchError> {
+    /// Waits until no device copies from an image, also if one of them fails. Returns the first error.
+    fn wait_for_copies(&self) -> Result<(), SwitchError> {
         self.switches.iter().map(Switch::settle).fold(Ok(()), Result::and)
     }
 }

@@ -9,7 +9,7 @@ use tenure_device::EventHandle;
 use tenure_switch::{Image, Lent, LentChunk, SwitchError, Terms};
 
 use super::StoredTensor;
-use super::known::Parts;
+use super::managed::ModelDefinition;
 use crate::Result;
 
 /// A model that is [lent](super::SwitchedModel::lend) to a process that computes it as a
@@ -37,6 +37,7 @@ pub struct LentTerms {
     pub(super) is_recorded: bool,
 }
 
+/// A tensor of a lent model, as its terms describe it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct LentTensor {
     pub(super) name: String,
@@ -45,13 +46,14 @@ pub(super) struct LentTensor {
 }
 
 impl LentModel {
-    pub(super) fn new(lent: Lent, parts: &Parts, tables: Option<Arc<Image>>) -> Result<Self> {
+    /// Makes the terms of a lent model. `tables` is the image of its tables.
+    pub(super) fn new(lent: Lent, definition: &ModelDefinition, tables: Option<Arc<Image>>) -> Result<Self> {
         if let Some(tables) = &tables {
             // The other process cannot wait for tables that are still being read.
             tables.wait_for_all()?;
         }
         let tensors = |indices: &[usize]| {
-            let stored = indices.iter().map(|index| &parts.stored.tensors()[*index]);
+            let stored = indices.iter().map(|index| &definition.stored.tensors()[*index]);
             stored
                 .map(|StoredTensor { dtype, entry }| LentTensor {
                     name: entry.name.clone(),
@@ -60,15 +62,15 @@ impl LentModel {
                 })
                 .collect()
         };
-        let order = parts.arrangement.order.as_known();
+        let order = definition.arrangement.order.as_known();
         let terms = LentTerms {
-            model: parts.name.clone(),
+            model: definition.name.clone(),
             terms: lent.terms(),
             tensors: tensors(&order.tensors),
             ends: order.ends.clone(),
             tables: tensors(&order.tables),
             signals: lent.signals()?.into_iter().map(|EventHandle(bytes)| bytes.to_vec()).collect(),
-            is_recorded: parts.arrangement.order.is_recorded(),
+            is_recorded: definition.arrangement.order.is_recorded(),
         };
         Ok(Self { lent, terms, tables })
     }
@@ -93,7 +95,7 @@ impl LentModel {
 }
 
 impl LentTerms {
-    /// Returns the events to wait for the groups.
+    /// Returns, for each group, the event that its copy to the device signals.
     pub(super) fn signals(&self) -> Result<Vec<EventHandle>, SwitchError> {
         self.signals
             .iter()
@@ -101,7 +103,7 @@ impl LentTerms {
             .collect()
     }
 
-    /// Returns the error of terms that no lender makes.
+    /// Returns the error of invalid terms: their bytes do not give `what`, such as "an event".
     pub(super) fn wrong(&self, what: &'static str) -> SwitchError {
         SwitchError::NotTheSame { model: self.model.clone(), what, lent: "that is none".into(), known: "one".into() }
     }

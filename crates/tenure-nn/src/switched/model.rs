@@ -51,7 +51,7 @@ impl SwitchedModel {
     /// # Errors
     /// The model's files cannot be read; a driver call failed; the model was removed.
     pub fn settle(&self) -> Result<()> {
-        let wait = self.shared.with(&self.name, self.number, |known| known.arriving())?;
+        let wait = self.shared.with(&self.name, self.number, |model| model.waiter())?;
         Ok(wait()?)
     }
 
@@ -70,7 +70,7 @@ impl SwitchedModel {
     /// # Errors
     /// There is no room for the model; its files cannot be read; a driver call failed; it was removed.
     pub fn learn(&self, measured: &Measured) -> Result<()> {
-        self.shared.with(&self.name, self.number, |known| known.learn(&self.shared, measured))?
+        self.shared.with(&self.name, self.number, |model| model.learn(&self.shared, measured))?
     }
 
     /// Evicts the model from the device. A call loads it again. A [lent](Self::lend) model stays.
@@ -78,7 +78,7 @@ impl SwitchedModel {
     /// # Errors
     /// The model was removed.
     pub fn evict(&self) -> Result<()> {
-        self.shared.with(&self.name, self.number, |known| known.evict(&self.shared, u64::MAX))
+        self.shared.with(&self.name, self.number, |model| model.evict(&self.shared, u64::MAX))
     }
 
     /// Evicts `bytes` bytes of the model from the device, or a little more. They are from its end, which is needed last
@@ -87,18 +87,18 @@ impl SwitchedModel {
     /// # Errors
     /// The model was removed.
     pub fn evict_bytes(&self, bytes: u64) -> Result<()> {
-        self.shared.with(&self.name, self.number, |known| known.evict(&self.shared, bytes))
+        self.shared.with(&self.name, self.number, |model| model.evict(&self.shared, bytes))
     }
 
-    /// Calls `done` when the weights in transfer have arrived, with the time from now until then, or with `None` if
-    /// they cannot arrive. `done` runs on a thread of the driver or of the file reader: it must neither wait nor use
+    /// Calls `done` when the weights in transfer have arrived. It is given the time from now until then, on the CPU the time
+    /// from the beginning of their reading, or `None` if they cannot arrive. `done` runs on a thread of the driver or of the file reader: it must neither wait nor use
     /// the device.
     pub fn when_loaded(&self, done: impl FnOnce(Option<Duration>) + Send + 'static) {
         let mut done = Some(done);
         // If `done` is still here after this call, nothing else will call it.
-        let told = self.shared.with(&self.name, self.number, |known| {
+        let told = self.shared.with(&self.name, self.number, |model| {
             if let Some(done) = done.take() {
-                known.when_loaded(&self.shared, Box::new(done));
+                model.when_loaded(&self.shared, Box::new(done));
             }
         });
         if let (Err(_), Some(done)) = (told, done) {
@@ -111,9 +111,9 @@ impl SwitchedModel {
     /// # Errors
     /// The model was removed.
     pub fn forget(&self) -> Result<()> {
-        self.shared.with(&self.name, self.number, |known| {
-            known.evict(&self.shared, u64::MAX);
-            self.shared.images.forget(known.manifest());
+        self.shared.with(&self.name, self.number, |model| {
+            model.evict(&self.shared, u64::MAX);
+            self.shared.images.forget(model.manifest());
         })
     }
 
@@ -123,7 +123,7 @@ impl SwitchedModel {
     /// # Errors
     /// The model was removed.
     pub fn set_priority(&self, priority: i32) -> Result<()> {
-        self.shared.with(&self.name, self.number, |known| known.priority = priority.clamp(-10, 10))
+        self.shared.with(&self.name, self.number, |model| model.priority = priority.clamp(-10, 10))
     }
 
     /// Sets whether the model stays on the device once it is there.
@@ -131,7 +131,7 @@ impl SwitchedModel {
     /// # Errors
     /// The model was removed.
     pub fn set_pinned(&self, is_pinned: bool) -> Result<()> {
-        self.shared.with(&self.name, self.number, |known| known.is_pinned = is_pinned)
+        self.shared.with(&self.name, self.number, |model| model.is_pinned = is_pinned)
     }
 
     /// Returns whether the whole model is on the device or in transfer to it.
@@ -139,7 +139,7 @@ impl SwitchedModel {
     /// # Errors
     /// The model was removed.
     pub fn is_resident(&self) -> Result<bool> {
-        self.shared.with(&self.name, self.number, |known| known.missing_bytes() == 0)
+        self.shared.with(&self.name, self.number, |model| model.missing_bytes() == 0)
     }
 
     /// Returns the size in bytes of the model's weights that are on the device now; on a CUDA device in whole chunks.
@@ -147,7 +147,7 @@ impl SwitchedModel {
     /// # Errors
     /// The model was removed.
     pub fn resident_bytes(&self) -> Result<u64> {
-        self.shared.with(&self.name, self.number, |known| known.resident_bytes())
+        self.shared.with(&self.name, self.number, |model| model.resident_bytes())
     }
 
     /// Returns the sizes in bytes of the groups in which the model is loaded, in order. Until the order is learned,
@@ -156,8 +156,8 @@ impl SwitchedModel {
     /// # Errors
     /// The model was removed.
     pub fn group_bytes(&self) -> Result<Vec<u64>> {
-        self.shared.with(&self.name, self.number, |known| {
-            known.manifest().groups().iter().map(|group| group.end - group.start).collect()
+        self.shared.with(&self.name, self.number, |model| {
+            model.manifest().groups().iter().map(|group| group.end - group.start).collect()
         })
     }
 
@@ -167,7 +167,7 @@ impl SwitchedModel {
     /// # Errors
     /// The model was removed.
     pub fn table_bytes(&self) -> Result<u64> {
-        self.shared.with(&self.name, self.number, |known| known.table_bytes())
+        self.shared.with(&self.name, self.number, |model| model.table_bytes())
     }
 
     /// Waits for the last load, and returns how long its copy took: to the device, or on the CPU from the files. It
@@ -176,7 +176,7 @@ impl SwitchedModel {
     /// # Errors
     /// The model's files cannot be read; a driver call failed; the model was removed.
     pub fn copy_time(&self) -> Result<Option<Duration>> {
-        Ok(self.shared.with(&self.name, self.number, |known| known.copy_time())??)
+        Ok(self.shared.with(&self.name, self.number, |model| model.copy_time())??)
     }
 
     /// Returns how long the computation with each group takes by itself: on a CUDA device, if this switcher has
@@ -185,7 +185,7 @@ impl SwitchedModel {
     /// # Errors
     /// The model was removed.
     pub fn compute_times(&self) -> Result<Option<Vec<Duration>>> {
-        self.shared.with(&self.name, self.number, |known| known.compute_times())
+        self.shared.with(&self.name, self.number, |model| model.compute_times())
     }
 
     /// Returns the number of input shapes for which calls are captured.
@@ -193,7 +193,7 @@ impl SwitchedModel {
     /// # Errors
     /// The model was removed.
     pub fn captures(&self) -> Result<usize> {
-        self.shared.with(&self.name, self.number, |known| known.captures())
+        self.shared.with(&self.name, self.number, |model| model.captures())
     }
 
     /// Drops the model, its image and its memory. The name may be used again.

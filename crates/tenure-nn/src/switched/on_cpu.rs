@@ -1,4 +1,4 @@
-//! Models on the CPU, which compute with their image itself.
+//! The weights of models on the CPU. A network computes with the image itself, without a copy.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,22 +9,24 @@ use tenure_tensor::{Tensor, autograd};
 
 use super::arrangement::Arrangement;
 use super::bound::{self, BoundTensors};
-use super::known::Parts;
+use super::managed::ModelDefinition;
 use super::switcher::SwitcherShared;
 use super::weights::WeightOrder;
 use crate::Result;
 
-/// A model on the CPU.
+/// The state of a model's weights on the CPU.
 #[derive(Default)]
 pub(super) struct OnCpu {
+    /// The image, which may still be loading, and the network's binding to it; `None` while the model is evicted.
     image: Option<(Arc<Image>, BoundTensors)>,
-    /// The order of the next image. The current image stays as it is.
+    /// The order that a call has learned. The next image will have it; the current one stays as it is.
     learned: Option<WeightOrder>,
 }
 
 impl OnCpu {
-    pub(super) fn resident_bytes(&self, parts: &Parts) -> u64 {
-        self.image.as_ref().map_or(0, |_| parts.manifest().bytes())
+    /// Returns the size in bytes of the image, if the network is bound to one.
+    pub(super) fn resident_bytes(&self, definition: &ModelDefinition) -> u64 {
+        self.image.as_ref().map_or(0, |_| definition.manifest().bytes())
     }
 
     /// Returns whether the image could not be read.
@@ -32,7 +34,7 @@ impl OnCpu {
         self.image.as_ref().is_some_and(|(image, _)| image.failure().is_some())
     }
 
-    /// Calls `done` when the image has been read.
+    /// Calls `done` when the image has been read, with the time that its reading took, or with `None` if it cannot be read.
     pub(super) fn when_loaded(&self, done: Box<dyn FnOnce(Option<Duration>) + Send>) {
         match &self.image {
             Some((image, _)) => image.when_read(|outcome| done(outcome.ok())),
@@ -41,7 +43,7 @@ impl OnCpu {
     }
 
     /// Returns a function that waits for the image.
-    pub(super) fn arriving(&self) -> Box<dyn FnOnce() -> Result<(), SwitchError>> {
+    pub(super) fn waiter(&self) -> Box<dyn FnOnce() -> Result<(), SwitchError>> {
         let image = self.image.as_ref().map(|(image, _)| Arc::clone(image));
         Box::new(move || image.map_or(Ok(()), |image| image.wait_for_all()))
     }
@@ -54,41 +56,48 @@ impl OnCpu {
     }
 
     /// Binds the network to an image, which may still be loading.
-    pub(super) fn bind(&mut self, parts: &mut Parts, image: Arc<Image>) -> Result<()> {
-        let placed = parts.stored.placed(&parts.arrangement.order, &parts.arrangement.manifest);
-        let bound = BoundTensors::bind(&mut *parts.network, placed, |group| image.storage(group))?;
+    pub(super) fn bind(&mut self, definition: &mut ModelDefinition, image: Arc<Image>) -> Result<()> {
+        let placed = definition.stored.placed(&definition.arrangement.order, &definition.arrangement.manifest);
+        let bound = BoundTensors::bind(&mut *definition.network, placed, |group| image.storage(group))?;
         self.image = Some((image, bound));
         Ok(())
     }
 
-    /// Frees the model's memory.
-    pub(super) fn evict(&mut self, parts: &mut Parts, shared: &SwitcherShared) {
+    /// Unbinds the network and drops the image. If a call has learned the order, the next image will have it.
+    pub(super) fn evict(&mut self, definition: &mut ModelDefinition, shared: &SwitcherShared) {
         let Some((image, bound)) = self.image.take() else { return };
         // Unbinding cannot fail here: the network takes back its own tensors.
-        let _ = bound.unbind(&mut *parts.network);
+        let _ = bound.unbind(&mut *definition.network);
         drop(image);
-        shared.images.forget(parts.manifest());
+        shared.images.forget(definition.manifest());
         if let Some(order) = self.learned.take()
-            && let Ok(arrangement) = Arrangement::new(&parts.stored, &shared.images, &parts.name, order)
+            && let Ok(arrangement) = Arrangement::new(&definition.stored, &shared.images, &definition.name, order)
         {
-            parts.arrangement = arrangement;
-            shared.keep_order(parts);
+            definition.arrangement = arrangement;
+            shared.keep_order(definition);
         }
     }
 
-    pub(super) fn compute(&mut self, parts: &mut Parts, inputs: &[Tensor], grouping: Grouping) -> Result<Vec<Tensor>> {
+    /// Computes the outputs for inputs on the CPU, and learns the order of use if it is unknown.
+    pub(super) fn compute(
+        &mut self,
+        definition: &mut ModelDefinition,
+        inputs: &[Tensor],
+        grouping: Grouping,
+    ) -> Result<Vec<Tensor>> {
         let Some((image, bound)) = &self.image else { unreachable!("it was brought") };
-        let answers = autograd::no_grad(|| parts.network.forward(inputs));
+        let answers = autograd::no_grad(|| definition.network.forward(inputs));
         let ended = Instant::now();
         // If weights did not arrive, the outputs are invalid.
         if let Some(error) = image.failure() {
             return Err(error.into());
         }
-        let answers = bound::own(bound, answers?)?;
-        if !parts.arrangement.order.is_recorded() && self.learned.is_none() {
+        let answers = bound::copy_weight_views(bound, answers?)?;
+        if !definition.arrangement.order.is_recorded() && self.learned.is_none() {
             image.wait_for_all()?;
             let read = image.read_time().unwrap_or_default();
-            self.learned = Some(WeightOrder::of_host_run(&parts.stored, &image.first_uses(), ended, read, grouping));
+            self.learned =
+                Some(WeightOrder::of_host_run(&definition.stored, &image.first_uses(), ended, read, grouping));
         }
         Ok(answers)
     }

@@ -14,7 +14,7 @@ use tenure_switch::{OrderKey, Orders, Switch, SwitchError, SwitchOptions};
 use tenure_tensor::{Device, Tensor};
 
 use super::host_images::HostImages;
-use super::known::{KnownModel, Parts};
+use super::managed::{ManagedModel, ModelDefinition};
 use super::model::SwitchedModel;
 use super::{LentModel, StoredTensors, SwitchedError, WeightOrder};
 use crate::Result;
@@ -93,15 +93,18 @@ pub struct SwitcherReport {
     pub switches: u64,
 }
 
+/// The part of a switcher that its clones and the handles of its models share.
 pub(super) struct SwitcherShared {
     pub(super) device: Device,
     pub(super) grouping: Grouping,
     orders: Option<Orders>,
+    /// The images in the host's memory, which switchers made together share.
     pub(super) images: Arc<HostImages>,
+    /// The memory in bytes for weights. On the CPU it is the images' limit.
     device_bytes: u64,
     /// The CUDA device; `None` on the CPU, where models compute with their images.
     pub(super) cuda: Option<Cuda>,
-    turn: Mutex<Turn>,
+    state: Mutex<SwitcherState>,
 }
 
 /// A CUDA device of a switcher.
@@ -112,14 +115,16 @@ pub(super) struct Cuda {
     pub(super) pool: GraphPool,
 }
 
+/// The models and counts of a switcher. Its lock is held during a call, so that calls take turns.
 #[derive(Default)]
-struct Turn {
-    models: BTreeMap<String, KnownModel>,
-    /// The number of calls and loads so far, which also numbers them.
+struct SwitcherState {
+    /// The models by name.
+    models: BTreeMap<String, ManagedModel>,
+    /// The number of models added, calls and loads so far. Each takes the next number.
     uses: u64,
     hits: u64,
     switches: u64,
-    /// An event after the device's last work.
+    /// The event after the last call's work on the device.
     done: Option<Event>,
 }
 
@@ -167,8 +172,8 @@ impl Switcher {
     fn with_images(device: Device, cuda: Option<Cuda>, images: &Arc<HostImages>, options: SwitcherOptions) -> Self {
         let SwitcherOptions { device_bytes, grouping, orders, .. } = options;
         let images = Arc::clone(images);
-        let turn = Mutex::default();
-        Self { shared: Arc::new(SwitcherShared { device, grouping, orders, images, device_bytes, cuda, turn }) }
+        let state = Mutex::default();
+        Self { shared: Arc::new(SwitcherShared { device, grouping, orders, images, device_bytes, cuda, state }) }
     }
 
     /// Adds a network without values, as [`Architectures::build`](crate::networks::Architectures::build) or any code
@@ -195,28 +200,28 @@ impl Switcher {
     ) -> Result<SwitchedModel> {
         network.eval();
         network.set_requires_grad(false)?;
-        let turn = &mut *self.shared.turn.lock();
-        if turn.models.contains_key(name) {
+        let state = &mut *self.shared.state.lock();
+        if state.models.contains_key(name) {
             return Err(SwitchedError::Known { name: name.into() }.into());
         }
-        turn.uses += 1;
-        let known = KnownModel::new(&self.shared, turn.uses, name, network, stored)?;
-        turn.models.insert(name.into(), known);
-        Ok(SwitchedModel::new(&self.shared, name, turn.uses))
+        state.uses += 1;
+        let model = ManagedModel::new(&self.shared, state.uses, name, network, stored)?;
+        state.models.insert(name.into(), model);
+        Ok(SwitchedModel::new(&self.shared, name, state.uses))
     }
 
     /// Returns the statistics so far.
     pub fn report(&self) -> SwitcherReport {
-        let turn = self.shared.turn.lock();
+        let state = self.shared.state.lock();
         let images = self.shared.images.statistics();
         SwitcherReport {
-            models: turn.models.len(),
-            resident_models: turn.models.values().filter(|known| known.missing_bytes() == 0).count(),
-            resident_bytes: turn.models.values().map(KnownModel::resident_bytes).sum(),
+            models: state.models.len(),
+            resident_models: state.models.values().filter(|model| model.missing_bytes() == 0).count(),
+            resident_bytes: state.models.values().map(ManagedModel::resident_bytes).sum(),
             peak_bytes: self.shared.cuda.as_ref().map_or(images.peak_bytes, |cuda| cuda.switch.statistics().peak_bytes),
             image_bytes: images.bytes,
-            hits: turn.hits,
-            switches: turn.switches,
+            hits: state.hits,
+            switches: state.switches,
         }
     }
 
@@ -246,6 +251,7 @@ impl Switcher {
 }
 
 impl Cuda {
+    /// Opens a CUDA device for the weights of a switcher.
     fn new(device: Device, options: &SwitcherOptions) -> Result<Self> {
         assert!(!device.is_cpu(), "devices that share images are CUDA devices");
         let SwitcherOptions { device_bytes: budget_bytes, chunk_bytes, is_lending, .. } = *options;
@@ -256,103 +262,106 @@ impl Cuda {
     }
 }
 
-impl Turn {
-    fn known(&mut self, name: &str, number: u64) -> Result<&mut KnownModel> {
-        let known = self.models.get_mut(name).filter(|known| known.number() == number);
-        Ok(known.ok_or_else(|| SwitchedError::Removed { name: name.into() })?)
+impl SwitcherState {
+    /// Returns the model with this name and number, or the error that it was removed.
+    fn model(&mut self, name: &str, number: u64) -> Result<&mut ManagedModel> {
+        let model = self.models.get_mut(name).filter(|model| model.number() == number);
+        Ok(model.ok_or_else(|| SwitchedError::Removed { name: name.into() })?)
     }
 }
 
 impl SwitcherShared {
-    /// Runs `work` on a model, to inspect or change it.
-    pub(super) fn with<T>(&self, name: &str, number: u64, work: impl FnOnce(&mut KnownModel) -> T) -> Result<T> {
-        Ok(work(self.turn.lock().known(name, number)?))
+    /// Calls `work` with a model, under the switcher's lock.
+    pub(super) fn with<T>(&self, name: &str, number: u64, work: impl FnOnce(&mut ManagedModel) -> T) -> Result<T> {
+        Ok(work(self.state.lock().model(name, number)?))
     }
 
-    /// Drops a model.
+    /// Removes a model: evicts and drops it.
     pub(super) fn remove(&self, name: &str, number: u64) -> Result<()> {
-        let turn = &mut *self.turn.lock();
-        turn.known(name, number)?;
-        if let Some(mut known) = turn.models.remove(name) {
-            known.leave(self);
+        let state = &mut *self.state.lock();
+        state.model(name, number)?;
+        if let Some(mut model) = state.models.remove(name) {
+            model.prepare_drop(self);
         }
         Ok(())
     }
 
     /// Loads a model. On a CUDA device, its copies may still be running on return.
     pub(super) fn load(&self, name: &str, number: u64) -> Result<()> {
-        self.bring(&mut self.turn.lock(), name, number)
+        self.ensure_loaded(&mut self.state.lock(), name, number)
     }
 
-    /// Loads a model, and lends it.
+    /// Loads a model, and lends it to another process.
     pub(super) fn lend(&self, name: &str, number: u64) -> Result<LentModel> {
-        let turn = &mut *self.turn.lock();
-        self.bring(turn, name, number)?;
-        turn.known(name, number)?.lend()
+        let state = &mut *self.state.lock();
+        self.ensure_loaded(state, name, number)?;
+        state.model(name, number)?.lend()
     }
 
-    /// Calls a model.
+    /// Loads a model, and computes its outputs. On a CUDA device its work comes after that of the call before.
     pub(super) fn forward(&self, name: &str, number: u64, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        let turn = &mut *self.turn.lock();
-        self.bring(turn, name, number)?;
-        let Some(Cuda { memory, .. }) = &self.cuda else { return turn.known(name, number)?.compute(self, inputs) };
+        let state = &mut *self.state.lock();
+        self.ensure_loaded(state, name, number)?;
+        let Some(Cuda { memory, .. }) = &self.cuda else { return state.model(name, number)?.compute(self, inputs) };
         let stream = memory.streams().current();
-        if let Some(done) = &turn.done {
+        if let Some(done) = &state.done {
             // Memory of another model may become this one's, and all models compute in the same pool.
             done.wait(&stream).map_err(SwitchError::from)?;
         }
-        let answers = turn.known(name, number)?.compute(self, inputs);
-        let done = turn.done.get_or_insert_with(|| Event::new(Arc::clone(memory.driver()), EventKind::Order));
+        let answers = state.model(name, number)?.compute(self, inputs);
+        let done = state.done.get_or_insert_with(|| Event::new(Arc::clone(memory.driver()), EventKind::Order));
         done.record(&stream).map_err(SwitchError::from)?;
         answers
     }
 
-    fn bring(&self, turn: &mut Turn, name: &str, number: u64) -> Result<()> {
-        turn.uses += 1;
-        let uses = turn.uses;
-        let known = turn.known(name, number)?;
-        known.demand.used(uses);
-        known.forget_failure(self);
-        known.recall(self)?;
-        let missing = known.missing_bytes();
+    /// Loads the missing weights of a model, if any. To make room, evicts the models of least worth. Counts the use.
+    fn ensure_loaded(&self, state: &mut SwitcherState, name: &str, number: u64) -> Result<()> {
+        state.uses += 1;
+        let uses = state.uses;
+        let model = state.model(name, number)?;
+        model.demand.used(uses);
+        model.forget_failure(self);
+        model.adopt_order(self)?;
+        let missing = model.missing_bytes();
         if missing == 0 {
-            turn.hits += 1;
+            state.hits += 1;
             return Ok(());
         }
         while let Some(lacking) = missing.checked_sub(self.free_bytes()).filter(|lacking| *lacking > 0) {
-            let others = turn.models.values_mut().filter(|other| other.number() != number && other.can_leave());
+            let others = state.models.values_mut().filter(|other| other.number() != number && other.is_evictable());
             // If there is no such model, `load` below returns the error.
             let least = others.min_by_key(|other| (other.worth(self, uses), Reverse(other.number())));
             let Some(other) = least else { break };
             other.evict(self, lacking);
         }
-        turn.known(name, number)?.load(self)?;
-        turn.switches += 1;
+        state.model(name, number)?.load(self)?;
+        state.switches += 1;
         Ok(())
     }
 
-    /// Returns the order that was kept for a model.
-    pub(super) fn kept_order(&self, parts: &Parts) -> Option<WeightOrder> {
-        self.orders.as_ref()?.find(&self.order_key(parts)).map(WeightOrder::known)
+    /// Returns the order of use that an earlier switcher kept for a model, if there is one.
+    pub(super) fn kept_order(&self, definition: &ModelDefinition) -> Option<WeightOrder> {
+        self.orders.as_ref()?.find(&self.order_key(definition)).map(WeightOrder::from_record)
     }
 
-    /// Keeps the learned order of a model.
-    pub(super) fn keep_order(&self, parts: &Parts) {
+    /// Keeps the learned order of a model for later switchers, if the settings say where.
+    pub(super) fn keep_order(&self, definition: &ModelDefinition) {
         if let Some(orders) = &self.orders {
-            orders.keep(&self.order_key(parts), parts.arrangement.order.as_known());
+            orders.keep(&self.order_key(definition), definition.arrangement.order.as_known());
         }
     }
 
-    fn order_key(&self, parts: &Parts) -> OrderKey {
+    /// Returns the key of a model's order: orders are kept per kind of device, grouping and tensors.
+    fn order_key(&self, definition: &ModelDefinition) -> OrderKey {
         let device = match self.cuda.as_ref().map(|cuda| cuda.memory.driver().executor()) {
             None => "cpu".into(),
             Some(Executor::Cuda(driver)) => driver.properties().name.clone(),
             Some(Executor::Sim(_)) => "simulated".into(),
         };
-        parts.stored.order_key(&device, self.grouping)
+        definition.stored.order_key(&device, self.grouping)
     }
 
-    /// Returns the number of bytes that weights can have without evicting a model.
+    /// Returns the number of bytes that more weights can take without evicting a model.
     fn free_bytes(&self) -> u64 {
         match &self.cuda {
             Some(Cuda { switch, .. }) => switch.free_bytes(),

@@ -1,4 +1,4 @@
-//! Tensors of networks in files, and the order in which they are needed.
+//! The tensors of networks in files, and the order in which a network uses them.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -38,9 +38,11 @@ pub struct StoredTensors {
     pub(super) arrangements: Arrangements,
 }
 
-/// The order in which tensors are needed, divided into groups. Tables, whose rows are read in place, are in no group.
+/// An order of a network's tensors, divided into groups that are loaded together. Tables, whose rows are read in place, are
+/// in no group.
 pub struct WeightOrder {
     order: KnownOrder,
+    /// Whether it is the order in which a call used the tensors.
     is_recorded: bool,
 }
 
@@ -55,10 +57,10 @@ impl StoredTensors {
         let mut sources: HashMap<PathBuf, Arc<SourceFile>> = HashMap::new();
         let prefix = state.first().map_or(String::new(), |(first, _)| prefix(&files, first));
         let mut tensors = Vec::new();
-        let mut known = HashSet::new();
+        let mut found_ids = HashSet::new();
         let mut missing = Vec::new();
         for (name, shape) in state {
-            if known.contains(&shape.id()) {
+            if found_ids.contains(&shape.id()) {
                 continue;
             }
             let full_name = format!("{prefix}{name}");
@@ -67,7 +69,7 @@ impl StoredTensors {
                 continue;
             };
             let place = file.place(&full_name)?;
-            known.insert(shape.id());
+            found_ids.insert(shape.id());
             if place.sizes != shape.sizes() {
                 let expected = shape.sizes().to_vec();
                 let found = place.sizes.to_vec();
@@ -85,7 +87,7 @@ impl StoredTensors {
             tensors.push(StoredTensor { dtype: place.dtype, entry });
         }
         // For a tensor with several names, one name in the files is enough.
-        missing.retain(|(tensor, _)| !known.contains(tensor));
+        missing.retain(|(tensor, _)| !found_ids.contains(tensor));
         if !missing.is_empty() {
             let missing = missing.into_iter().map(|(_, name)| name.to_owned()).collect();
             return Err(StateError::Names { of: "model", missing, unexpected: Vec::new() }.into());
@@ -119,7 +121,7 @@ impl StoredTensors {
         Ok(Arc::new(Manifest::new(name, entries, order.order.ends.clone())?))
     }
 
-    /// Returns the manifest of an image of an order's [tables](Order::has_tables). Each table is a group.
+    /// Returns the manifest of an image of an order's [tables](WeightOrder::has_tables). Each table is a group.
     ///
     /// # Errors
     /// [`SwitchError::TooLarge`].
@@ -151,12 +153,12 @@ impl WeightOrder {
         Self { order, is_recorded: false }
     }
 
-    /// Makes an order that was recorded before.
-    pub(super) fn known(order: KnownOrder) -> Self {
+    /// Makes an order of use from its record.
+    pub(super) fn from_record(order: KnownOrder) -> Self {
         Self { order, is_recorded: true }
     }
 
-    /// Returns the part of the order that files keep.
+    /// Returns the tensors, groups and tables, which files keep.
     pub(super) fn as_known(&self) -> &KnownOrder {
         &self.order
     }
@@ -204,7 +206,7 @@ impl WeightOrder {
         if tensors.len() > uses.len() {
             ends.push(tensors.len());
         }
-        Self::known(KnownOrder { tensors, ends, tables })
+        Self::from_record(KnownOrder { tensors, ends, tables })
     }
 }
 
