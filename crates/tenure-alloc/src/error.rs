@@ -8,7 +8,7 @@ use crate::{Address, BackingError, PoolId};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// There is no memory for a request, even after the allocator returned to the device what it held unused.
+    /// There is no memory for a request, even after the allocator returned to the device all unused memory that it could.
     #[error(
         "out of memory: asked for {requested} bytes on stream {stream}; {allocated} bytes are allocated, {inactive} \
          more of {reserved} reserved are not; {free} of {total} bytes are free on the device, {allowed} allowed to \
@@ -53,8 +53,8 @@ pub enum AllocError {
          waited for: end it first", .0.0, .0.1
     )]
     PoolBusy(PoolId),
-    /// The pool cannot be restored from a checkpoint: since that was made, it lost its last use, or memory that blocks of
-    /// the checkpoint lie in.
+    /// The pool cannot be restored from a checkpoint: since that was made, the pool lost its last user, or some of the
+    /// memory that the checkpoint's blocks lie in.
     #[error(
         "private pool ({}, {}) was given up since the checkpoint was made, and cannot be set back to it: keep a use of \
          the pool as long as its checkpoints", .0.0, .0.1

@@ -20,8 +20,8 @@ pub(super) struct Contexts {
 
 impl Contexts {
     /// Stores the current context for a block or segment that `event` says was made, and removes that of one which is gone.
-    /// Returns the context to record with the event: the current one, or for an event that gives memory back at a level
-    /// below [`KeepContexts::All`], that of the allocation. Below [`KeepContexts::Alloc`] events have none.
+    /// Returns the context to record with the event, or `None` below [`KeepContexts::Alloc`]. It is the current one; for an
+    /// event that gives memory back, below [`KeepContexts::All`] or without a current one, it is that of the allocation.
     pub(super) fn update(&mut self, event: &HistoryEvent, kept: KeepContexts) -> Option<HistoryContext> {
         let current = |least| current_context(kept, least);
         let HistoryEvent { address, bytes, .. } = *event;

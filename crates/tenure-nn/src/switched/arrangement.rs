@@ -52,7 +52,9 @@ impl Arrangement {
 impl Drop for Arrangement {
     fn drop(&mut self) {
         self.images.forget(&self.manifest);
-        self.tables.iter().for_each(|tables| self.images.forget(tables));
+        if let Some(tables) = &self.tables {
+            self.images.forget(tables);
+        }
     }
 }
 

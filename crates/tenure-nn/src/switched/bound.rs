@@ -47,11 +47,12 @@ impl BoundTensors {
                 missing: Vec::new(),
                 unexpected: vec![name.into()],
             })?;
-            let of_layout = |error| TensorError::from(tenure_core::Error::from(error));
-            let layout = Layout::contiguous(shape.sizes()).map_err(of_layout)?;
-            let layout = Layout::strided(layout.sizes(), layout.strides(), begin as usize / dtype.size());
+            let to_error = |error| TensorError::from(tenure_core::Error::from(error));
+            let contiguous = Layout::contiguous(shape.sizes()).map_err(to_error)?;
+            let offset = begin as usize / dtype.size();
+            let layout = Layout::strided(contiguous.sizes(), contiguous.strides(), offset).map_err(to_error)?;
             let storage = storages.entry(group).or_insert_with(|| storage(group)).clone();
-            tensors.push((shape.clone(), Tensor::from_storage(storage, layout.map_err(of_layout)?, dtype)?));
+            tensors.push((shape.clone(), Tensor::from_storage(storage, layout, dtype)?));
         }
         replace(network, tensors.iter().map(|(shape, view)| (shape, view)))?;
         Ok(Self { tensors })

@@ -56,7 +56,8 @@ pub(super) struct Callee<'a> {
 pub struct Measured {
     /// The uses, in their order.
     pub(super) uses: Vec<MeasuredUse>,
-    /// The time of the captured model as a share of the run's. It is 1 if the model cannot be captured.
+    /// The time of the model's captured call divided by the time of the measured run, at most 1. It is 1 if the model cannot
+    /// be captured.
     pub(super) share: f64,
 }
 
@@ -93,11 +94,10 @@ impl CallHistory {
         if is_known && callee.is_recorded {
             self.capture(callee, inputs);
         }
-        let shape = self.shapes.last_mut().filter(|shape| shape.call.is_some());
-        let answers = match shape.and_then(|shape| shape.call.as_mut()) {
-            Some(call) => call.call(inputs).map_err(crate::Error::from),
-            None => return callee.compute_plainly(inputs, is_known && !callee.is_recorded),
+        let Some(captured) = self.shapes.last_mut().and_then(|shape| shape.call.as_mut()) else {
+            return callee.compute_plainly(inputs, is_known && !callee.is_recorded);
         };
+        let answers = captured.call(inputs);
         callee.model.used_by(&callee.memory.streams().current())?;
         Ok((answers?, None))
     }
@@ -123,10 +123,10 @@ impl CallHistory {
     /// Captures the model for the most recent shapes. If that fails, the model is computed operation by operation, as
     /// before.
     fn capture(&mut self, callee: &Callee<'_>, inputs: &[Tensor]) {
-        let Some(shape) = self.shapes.last_mut().filter(|shape| shape.call.is_none() && !shape.cannot_be_captured)
-        else {
+        let Some(shape) = self.shapes.last_mut() else { return };
+        if shape.call.is_some() || shape.cannot_be_captured {
             return;
-        };
+        }
         let captured = CapturedCall::new(callee.pool, inputs, |inputs| {
             let run = callee.model.run(&callee.memory.streams().current());
             let answers = callee.network.forward(inputs)?;
@@ -162,8 +162,8 @@ impl Callee<'_> {
         Ok((answers, Some(Measured { uses: uses.iter().map(measured).collect(), share })))
     }
 
-    /// Returns the time of the captured model as a share of a run operation by operation; `None` if it cannot be
-    /// captured.
+    /// Returns the time of the model's captured call divided by that of the measured run `uses`, which ran operation by
+    /// operation. Returns `None` if the model cannot be captured or that is no faster.
     fn captured_share(&self, uses: &[DeviceUse], inputs: &[Tensor]) -> Option<f64> {
         let stream = self.memory.streams().current();
         let captured = CapturedCall::new(self.pool, inputs, |inputs| {
@@ -173,15 +173,17 @@ impl Callee<'_> {
             Ok::<_, crate::Error>(answers)
         });
         let mut call = captured.ok()?;
-        let [mut begun, mut ended] = [(); 2].map(|()| Event::new(Arc::clone(self.memory.driver()), EventKind::Timing));
-        let mut called = || {
+        let mut begun = Event::new(Arc::clone(self.memory.driver()), EventKind::Timing);
+        let mut ended = Event::new(Arc::clone(self.memory.driver()), EventKind::Timing);
+        let mut call_twice = || {
             // The first launch of a graph prepares it.
             call.call(inputs).ok()?;
             begun.record(&stream).ok()?;
             call.call(inputs).ok()?;
             ended.record(&stream).ok()
         };
-        let called = called();
+        let called = call_twice();
+        // After an error too, calls may have been queued.
         self.model.used_by(&stream).ok()?;
         called?;
         ended.synchronize().ok()?;

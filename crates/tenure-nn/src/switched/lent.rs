@@ -20,7 +20,8 @@ pub struct LentModel {
     tables: Option<Arc<Image>>,
 }
 
-/// The terms of a lent model. Equal terms are of one model, at the same places of its memory.
+/// The description of a lent model, which the other process needs to map and use its weights. If the terms of two loans are
+/// equal, the same model lies at the same offsets, so that its captured calls stay valid.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LentTerms {
     pub(super) model: String,
@@ -31,9 +32,9 @@ pub struct LentTerms {
     pub(super) ends: Vec<usize>,
     /// Tensors that stay in the host's memory, where calls read their rows.
     pub(super) tables: Vec<LentTensor>,
-    /// The bytes of each group's event.
+    /// The bytes of the handle of each group's event, which its copy to the device signals.
     pub(super) signals: Vec<Vec<u8>>,
-    /// Whether the order of the tensors is that of their use.
+    /// Whether `tensors` are in the order of their use, rather than in that of the network's state.
     pub(super) is_recorded: bool,
 }
 

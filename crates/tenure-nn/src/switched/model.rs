@@ -64,8 +64,9 @@ impl SwitchedModel {
         self.shared.lend(&self.name, self.number)
     }
 
-    /// Arranges the model by the measurements of a process that computed it, and loads it. In this process, the second
-    /// call does the same. Nothing happens if the model's order is known already. The model must not be lent.
+    /// Sets the order and groups in which the model's tensors are loaded from the measurements of a process that computed it,
+    /// and loads it. The second call in this process does the same by itself. Does nothing if the order is known already. The
+    /// model must not be lent.
     ///
     /// # Errors
     /// There is no room for the model; its files cannot be read; a driver call failed; it was removed.
@@ -81,8 +82,8 @@ impl SwitchedModel {
         self.shared.with(&self.name, self.number, |model| model.evict(&self.shared, u64::MAX))
     }
 
-    /// Evicts `bytes` bytes of the model from the device, or a little more. They are from its end, which is needed last
-    /// when it comes back. On the CPU the whole model leaves.
+    /// Evicts `bytes` bytes of the model from the device, rounded up to whole chunks. They are at its end, which the next call
+    /// needs last. On the CPU the whole model is evicted.
     ///
     /// # Errors
     /// The model was removed.

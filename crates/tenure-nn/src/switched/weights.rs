@@ -107,8 +107,11 @@ impl StoredTensors {
 
     /// Returns the key under which an order of these tensors is kept, for a device and a grouping.
     pub(super) fn order_key(&self, device: &str, grouping: Grouping) -> OrderKey {
-        let of = |StoredTensor { dtype, entry }: &StoredTensor| format!("{}: {dtype} {}", entry.name, entry.bytes);
-        let tensors: Vec<String> = self.tensors.iter().map(of).collect();
+        let tensors: Vec<String> = self
+            .tensors
+            .iter()
+            .map(|StoredTensor { dtype, entry }| format!("{}: {dtype} {}", entry.name, entry.bytes))
+            .collect();
         OrderKey::new(&[device, &format!("{grouping:?}")], &tensors)
     }
 
@@ -210,8 +213,8 @@ impl WeightOrder {
     }
 }
 
-/// Returns the tensors of a run on the host, in which each was a group, in the order of their first uses. With each
-/// comes the time in µs of the computation from its first use to the next, without waits.
+/// Returns the tensors used in a run on the host, in which each was a group, in the order of their first uses. With each
+/// comes the time in µs from its first use to that of the next tensor, less the time that its use waited for it.
 fn used_on_host(uses: &[Option<FirstUse>], ended: Instant) -> Vec<(usize, f64)> {
     let mut used: Vec<(usize, FirstUse)> =
         uses.iter().enumerate().filter_map(|(tensor, used)| Some((tensor, (*used)?))).collect();
@@ -225,8 +228,9 @@ fn used_on_host(uses: &[Option<FirstUse>], ended: Instant) -> Vec<(usize, f64)> 
         .collect()
 }
 
-/// Divides a run into layers. Returns them, and for each the place after its last tensor. A layer is a module's
-/// tensors, with those that follow while it is small; with `PerLayer`, each module is a layer.
+/// Divides the used tensors into layers. Returns them, and for each the position in `uses` after its last tensor. A layer is
+/// the tensors of one module; unless the grouping is `PerLayer`, modules of one block are joined until the layer has
+/// [`LAYER_BYTES`].
 fn layers(stored: &StoredTensors, uses: &[(usize, f64)], grouping: Grouping) -> (Vec<Layer>, Vec<usize>) {
     let name = |place: usize| &*stored.tensors[uses[place].0].entry.name;
     let least_bytes = if grouping == Grouping::PerLayer { 0 } else { LAYER_BYTES };
@@ -255,8 +259,8 @@ fn module_of(name: &str) -> &str {
     name.rsplit_once('.').map_or("", |(module, _)| module)
 }
 
-/// Returns a name's part of the model that repeats: `layer1.0.` for `layer1.0.conv1.weight`. For a name without a
-/// number, it is the part before the first dot.
+/// Returns the block that has a parameter, such as one of a network's equal layers: its name up to the first number,
+/// `layer1.0.` for `layer1.0.conv1.weight`. For a name without a number, it is the part before the first dot.
 fn block_of(name: &str) -> &str {
     let mut end = 0;
     for part in name.split_inclusive('.') {
@@ -268,7 +272,8 @@ fn block_of(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }
 
-/// Returns the prefix of all names of a network in its files, such as `bert.`.
+/// Returns the prefix that the files have before all names of a network, such as `bert.`; the shortest with which `first`
+/// is in them.
 fn prefix(files: &[Weights], first: &str) -> String {
     let names = files.iter().flat_map(|file| file.names());
     let prefixes = names.filter_map(|name| name.strip_suffix(first).map(str::to_owned));
