@@ -25,8 +25,8 @@ const HIDDEN: usize = 32;
 /// the kernels of its lifetime.
 ///
 /// The first network is shared by all sellers and changes their prices. The second is shared by all tensors and gives
-/// each its *leanings*: a score for each treatment (keep it, move it away between uses, recompute it, leave it in a slower
-/// tier), of which the highest decides, and a number that is added to the tensor's priority.
+/// each its *leanings*: a score for each treatment (keep it, move it away between uses, recompute it, leave it in a
+/// slower tier), of which the highest decides, and a number that is added to the tensor's priority.
 pub struct Policy {
     prices: Sequential,
     pub(crate) leanings: Sequential,
@@ -49,9 +49,10 @@ impl Policy {
 
     /// Creates a policy whose networks return 0 for all inputs, since all their parameters are 0.
     ///
-    /// It never changes a price, so every kernel has the same price. It has no leanings, so every tensor is kept if there
-    /// is room. Room is given in descending order of a tensor's worth per byte and per kernel of its lifetime. If the worth
-    /// is the number of accessed bytes, this is the order of [`Rule::Density`](tenure_plan::Rule::Density).
+    /// It never changes a price, so every kernel keeps the same first price. It has no leanings, so every tensor is
+    /// kept if there is room. Room is given in descending order of a tensor's worth per byte and per kernel of its
+    /// lifetime. If the worth is the number of accessed bytes, this is the order of
+    /// [`Rule::Density`](tenure_plan::Rule::Density).
     ///
     /// # Errors
     /// There is not enough memory.

@@ -8,7 +8,8 @@ use crate::{Address, BackingError, PoolId};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// There is no memory for a request, even after the allocator returned to the device all unused memory that it could.
+    /// There is no memory for a request, even after the allocator returned to the device all unused memory that it
+    /// could.
     #[error(
         "out of memory: asked for {requested} bytes on stream {stream}; {allocated} bytes are allocated, {inactive} \
          more of {reserved} reserved are not; {free} of {total} bytes are free on the device, {allowed} allowed to \
@@ -46,8 +47,8 @@ pub enum AllocError {
     /// The pool does not exist.
     #[error("private pool ({}, {}) does not exist: begin allocating to it first", .0.0, .0.1)]
     UnknownPool(PoolId),
-    /// Blocks of the pool that are freed, or that the call would free, are still used by other streams. During a capture
-    /// the host cannot wait for them.
+    /// Blocks of the pool that are freed, or that the call would free, are still used by other streams. During a
+    /// capture the host cannot wait for them.
     #[error(
         "other streams still use blocks of private pool ({}, {}), and a capture is underway in which they cannot be \
          waited for: end it first", .0.0, .0.1
@@ -86,8 +87,8 @@ pub enum AllocError {
         /// The free bytes of the range. No free piece is long enough, or the place recorded for the request is taken.
         free: u64,
     },
-    /// A request has another size than the recorded one that is next in a donated range. The range holds data that another
-    /// process wrote to the blocks of the recorded requests, so the same requests must come in the same order.
+    /// A request has another size than the recorded one that is next in a donated range. The range holds data that
+    /// another process wrote to the blocks of the recorded requests, so the same requests must come in the same order.
     #[error(
         "allocation {index} in a range that was published has {requested} bytes, and {recorded} were published: allocate \
          the same tensors, in the same order, as the process that wrote them"

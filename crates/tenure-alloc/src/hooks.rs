@@ -32,8 +32,8 @@ impl Hooks {
         !self.callbacks.lock().is_empty()
     }
 
-    /// Calls every callback, also after one has freed memory. Returns whether one returned `true`: that it may have freed a
-    /// block.
+    /// Calls every callback, also after one has freed memory. Returns whether one returned `true`: that it may have
+    /// freed a block.
     pub(crate) fn free_memory(&self) -> bool {
         let callbacks = self.callbacks.lock().clone();
         let mut has_freed = false;

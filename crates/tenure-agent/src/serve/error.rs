@@ -54,8 +54,8 @@ pub enum ServeError {
     /// The request or report is invalid, or cannot be encoded.
     #[error(transparent)]
     Message(#[from] MessageError),
-    /// A frame could not be sent or received: the connection failed, the data is not of the protocol, or nothing came in
-    /// time.
+    /// A frame could not be sent or received: the connection failed, the data is not of the protocol, or nothing came
+    /// in time.
     #[error("{address}: {reason}")]
     Frame {
         /// The agent's address.

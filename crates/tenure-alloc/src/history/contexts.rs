@@ -19,9 +19,10 @@ pub(super) struct Contexts {
 }
 
 impl Contexts {
-    /// Stores the current context for a block or segment that `event` says was made, and removes that of one which is gone.
-    /// Returns the context to record with the event, or `None` below [`KeepContexts::Alloc`]. It is the current one; for an
-    /// event that gives memory back, below [`KeepContexts::All`] or without a current one, it is that of the allocation.
+    /// Stores the current context for a block or segment that `event` says was made, and removes that of one which is
+    /// gone. Returns the context to record with the event, or `None` below [`KeepContexts::Alloc`]. It is the current
+    /// one; for an event that gives memory back, below [`KeepContexts::All`] or without a current one, it is that of
+    /// the allocation.
     pub(super) fn update(&mut self, event: &HistoryEvent, kept: KeepContexts) -> Option<HistoryContext> {
         let current = |least| current_context(kept, least);
         let HistoryEvent { address, bytes, .. } = *event;
@@ -59,8 +60,8 @@ impl Contexts {
         if kept >= KeepContexts::Alloc { context } else { None }
     }
 
-    /// Records that memory of a segment moved from the range of event `from` to the range of event `to`: its context moves
-    /// along. Returns the context to record with both events; there is none below [`KeepContexts::Alloc`].
+    /// Records that memory of a segment moved from the range of event `from` to the range of event `to`: its context
+    /// moves along. Returns the context to record with both events; there is none below [`KeepContexts::Alloc`].
     pub(super) fn move_segment(
         &mut self,
         from: &HistoryEvent,

@@ -1,5 +1,5 @@
-//! Arrangements: the order and the groups in which a network's tensors lie in an image and are loaded. Devices that copy
-//! from the same images share them.
+//! Arrangements: the order and the groups in which a network's tensors lie in an image and are loaded. Devices that
+//! copy from the same images share them.
 
 use std::sync::{Arc, Weak};
 
@@ -9,8 +9,8 @@ use tenure_switch::{Manifest, SwitchError};
 use super::host_images::HostImages;
 use super::{StoredTensors, WeightOrder};
 
-/// An order of a network's tensors, and the images that have it. When its last user drops it, these images leave the host's
-/// memory.
+/// An order of a network's tensors, and the images that have it. When its last user drops it, these images leave the
+/// host's memory.
 pub(super) struct Arrangement {
     pub(super) order: WeightOrder,
     /// The manifest of the image with the tensors in groups.

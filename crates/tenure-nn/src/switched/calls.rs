@@ -20,7 +20,8 @@ use crate::networks::Network;
 /// The name of the operation that reads only some rows of its weight.
 const READS_ROWS: Name = Name::of("embedding");
 
-/// The most input shapes that a model remembers, with their captures. Beyond it, the least recently used one is dropped.
+/// The most input shapes that a model remembers, with their captures. Beyond it, the least recently used one is
+/// dropped.
 const MOST_CAPTURES: usize = 16;
 
 /// The input shapes that a model was called with, and the captures for them.
@@ -56,8 +57,8 @@ pub(super) struct Callee<'a> {
 pub struct Measured {
     /// The uses, in their order.
     pub(super) uses: Vec<MeasuredUse>,
-    /// The time of the model's captured call divided by the time of the measured run, at most 1. It is 1 if the model cannot
-    /// be captured.
+    /// The time of the model's captured call divided by the time of the measured run, at most 1. It is 1 if the model
+    /// cannot be captured.
     pub(super) share: f64,
 }
 
@@ -83,8 +84,8 @@ impl CallHistory {
         self.shapes.iter_mut().for_each(|shape| shape.call = None);
     }
 
-    /// Computes the outputs for inputs on the device. The first call with these shapes compiles kernels. From the second on,
-    /// if the order of use is known, launches a capture; if not, measures it and returns the measurements.
+    /// Computes the outputs for inputs on the device. The first call with these shapes compiles kernels. From the
+    /// second on, if the order of use is known, launches a capture; if not, measures it and returns the measurements.
     pub(super) fn compute(
         &mut self,
         callee: &Callee<'_>,

@@ -20,8 +20,8 @@ pub struct LentModel {
     tables: Option<Arc<Image>>,
 }
 
-/// The description of a lent model, which the other process needs to map and use its weights. If the terms of two loans are
-/// equal, the same model lies at the same offsets, so that its captured calls stay valid.
+/// The description of a lent model, which the other process needs to map and use its weights. If the terms of two loans
+/// are equal, the same model lies at the same offsets, so that its captured calls stay valid.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LentTerms {
     pub(super) model: String,

@@ -159,8 +159,8 @@ impl ManagedModel {
         }
     }
 
-    /// Sets the order and groups of the model's tensors from the uses and times that another process measured in a call.
-    /// Does nothing if the order of use is known already, or on the CPU.
+    /// Sets the order and groups of the model's tensors from the uses and times that another process measured in a
+    /// call. Does nothing if the order of use is known already, or on the CPU.
     pub(super) fn learn(&mut self, shared: &SwitcherShared, measured: &Measured) -> Result<()> {
         let Self { definition, weights, .. } = self;
         match (weights, &shared.cuda) {
@@ -171,8 +171,8 @@ impl ManagedModel {
         }
     }
 
-    /// Returns the worth of keeping the model on the device, after `uses` uses of all models. The models of least worth are
-    /// evicted first.
+    /// Returns the worth of keeping the model on the device, after `uses` uses of all models. The models of least worth
+    /// are evicted first.
     pub(super) fn worth(&self, shared: &SwitcherShared, uses: u64) -> i64 {
         let manifest = self.definition.manifest();
         self.demand.worth(uses, manifest.bytes(), shared.images.has(manifest), self.priority)
@@ -221,8 +221,8 @@ impl ManagedModel {
         }
     }
 
-    /// Loads the missing weights, for which there must be room on the device. Copies to a device may still be running on
-    /// return.
+    /// Loads the missing weights, for which there must be room on the device. Copies to a device may still be running
+    /// on return.
     pub(super) fn load(&mut self, shared: &SwitcherShared) -> Result<()> {
         let Self { definition, weights, .. } = self;
         let manifest = Arc::clone(definition.manifest());
@@ -252,8 +252,8 @@ impl ManagedModel {
         }
     }
 
-    /// Frees at least `bytes` bytes of the model's memory on the device, or all if it has fewer. On the CPU it frees all. A
-    /// lent model keeps its memory.
+    /// Frees at least `bytes` bytes of the model's memory on the device, or all if it has fewer. On the CPU it frees
+    /// all. A lent model keeps its memory.
     pub(super) fn evict(&mut self, shared: &SwitcherShared, bytes: u64) {
         match &mut self.weights {
             SwitchedWeights::Cpu(weights) => weights.evict(&mut self.definition, shared),
@@ -269,8 +269,8 @@ impl ManagedModel {
         }
     }
 
-    /// Returns the size in bytes of the model's tables: weights that stay in the host's memory, where the device reads single
-    /// rows of them.
+    /// Returns the size in bytes of the model's tables: weights that stay in the host's memory, where the device reads
+    /// single rows of them.
     pub(super) fn table_bytes(&self) -> u64 {
         match &self.weights {
             SwitchedWeights::Cpu(_) => 0,

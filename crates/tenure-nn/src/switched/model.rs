@@ -64,9 +64,9 @@ impl SwitchedModel {
         self.shared.lend(&self.name, self.number)
     }
 
-    /// Sets the order and groups in which the model's tensors are loaded from the measurements of a process that computed it,
-    /// and loads it. The second call in this process does the same by itself. Does nothing if the order is known already. The
-    /// model must not be lent.
+    /// Sets the order and groups in which the model's tensors are loaded from the measurements of a process that
+    /// computed it, and loads it. The second call in this process does the same by itself. Does nothing if the order is
+    /// known already. The model must not be lent.
     ///
     /// # Errors
     /// There is no room for the model; its files cannot be read; a driver call failed; it was removed.
@@ -82,8 +82,8 @@ impl SwitchedModel {
         self.shared.with(&self.name, self.number, |model| model.evict(&self.shared, u64::MAX))
     }
 
-    /// Evicts `bytes` bytes of the model from the device, rounded up to whole chunks. They are at its end, which the next call
-    /// needs last. On the CPU the whole model is evicted.
+    /// Evicts `bytes` bytes of the model from the device, rounded up to whole chunks. They are at its end, which the
+    /// next call needs last. On the CPU the whole model is evicted.
     ///
     /// # Errors
     /// The model was removed.
@@ -91,9 +91,9 @@ impl SwitchedModel {
         self.shared.with(&self.name, self.number, |model| model.evict(&self.shared, bytes))
     }
 
-    /// Calls `done` when the weights in transfer have arrived. It is given the time from now until then, on the CPU the time
-    /// from the beginning of their reading, or `None` if they cannot arrive. `done` runs on a thread of the driver or of the file reader: it must neither wait nor use
-    /// the device.
+    /// Calls `done` when the weights in transfer have arrived. It is given the time from now until then, on the CPU the
+    /// time from the beginning of their reading, or `None` if they cannot arrive. `done` runs on a thread of the driver
+    /// or of the file reader: it must neither wait nor use the device.
     pub fn when_loaded(&self, done: impl FnOnce(Option<Duration>) + Send + 'static) {
         let mut done = Some(done);
         // If `done` is still here after this call, nothing else will call it.

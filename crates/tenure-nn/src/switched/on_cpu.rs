@@ -34,7 +34,8 @@ impl OnCpu {
         self.image.as_ref().is_some_and(|(image, _)| image.failure().is_some())
     }
 
-    /// Calls `done` when the image has been read, with the time that its reading took, or with `None` if it cannot be read.
+    /// Calls `done` when the image has been read, with the time that its reading took, or with `None` if it cannot be
+    /// read.
     pub(super) fn when_loaded(&self, done: Box<dyn FnOnce(Option<Duration>) + Send>) {
         match &self.image {
             Some((image, _)) => image.when_read(|outcome| done(outcome.ok())),

@@ -80,14 +80,15 @@ impl OnCuda {
         }
     }
 
-    /// Frees `bytes` bytes of the model's device memory for other models, rounded up to whole chunks. Frees nothing while
-    /// the model is lent.
+    /// Frees `bytes` bytes of the model's device memory for other models, rounded up to whole chunks. Frees nothing
+    /// while the model is lent.
     pub(super) fn evict(&self, shared: &SwitcherShared, bytes: u64) {
         let chunk_bytes = shared.cuda.as_ref().map_or(1, |cuda| cuda.switch.chunk_bytes());
         self.model.evict(usize::try_from(bytes.div_ceil(chunk_bytes)).unwrap_or(usize::MAX));
     }
 
-    /// Computes the outputs for inputs on the device. If the call has measured the order of use, changes the model to it.
+    /// Computes the outputs for inputs on the device. If the call has measured the order of use, changes the model to
+    /// it.
     pub(super) fn compute(
         &mut self,
         definition: &mut ModelDefinition,
@@ -110,8 +111,8 @@ impl OnCuda {
         Ok(answers)
     }
 
-    /// Changes the model to the measured order of use, or to that which another device learned first, and loads it. Keeps
-    /// the order for later processes.
+    /// Changes the model to the measured order of use, or to that which another device learned first, and loads it.
+    /// Keeps the order for later processes.
     pub(super) fn learn(
         &mut self,
         definition: &mut ModelDefinition,

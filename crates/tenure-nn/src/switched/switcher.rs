@@ -29,8 +29,8 @@ pub struct SwitcherOptions {
     /// The pinned host memory in bytes for the images of all models together, on any devices. On the CPU it is unused:
     /// images are in `device_bytes`.
     pub host_bytes: u64,
-    /// The size in bytes of the chunks in which device memory is mapped and unmapped, a multiple of the device's granularity.
-    /// Unused on the CPU.
+    /// The size in bytes of the chunks in which device memory is mapped and unmapped, a multiple of the device's
+    /// granularity. Unused on the CPU.
     pub chunk_bytes: u64,
     /// The way in which layers are divided into groups that are loaded together.
     pub grouping: Grouping,
@@ -43,8 +43,8 @@ pub struct SwitcherOptions {
 }
 
 impl SwitcherOptions {
-    /// The device memory in bytes from which on [`new`](Self::new) makes chunks large. Of large chunks, more of each model's
-    /// last one may be unused.
+    /// The device memory in bytes from which on [`new`](Self::new) makes chunks large. Of large chunks, more of each
+    /// model's last one may be unused.
     const MANY_BYTES: u64 = 4 << 30;
 
     /// Makes settings with these sizes in bytes, the groups that let the last layer end soonest, and orders in the
@@ -231,8 +231,8 @@ impl Switcher {
         self.shared.images.statistics().bytes
     }
 
-    /// Returns the size in bytes of the chunks in which weights are loaded and evicted. It is 1 on the CPU, where models are
-    /// loaded and evicted whole.
+    /// Returns the size in bytes of the chunks in which weights are loaded and evicted. It is 1 on the CPU, where
+    /// models are loaded and evicted whole.
     pub fn chunk_bytes(&self) -> u64 {
         self.shared.cuda.as_ref().map_or(1, |cuda| cuda.switch.chunk_bytes())
     }

@@ -38,8 +38,8 @@ pub struct StoredTensors {
     pub(super) arrangements: Arrangements,
 }
 
-/// An order of a network's tensors, divided into groups that are loaded together. Tables, whose rows are read in place, are
-/// in no group.
+/// An order of a network's tensors, divided into groups that are loaded together. Tables, whose rows are read in place,
+/// are in no group.
 pub struct WeightOrder {
     order: KnownOrder,
     /// Whether it is the order in which a call used the tensors.
@@ -213,8 +213,8 @@ impl WeightOrder {
     }
 }
 
-/// Returns the tensors used in a run on the host, in which each was a group, in the order of their first uses. With each
-/// comes the time in µs from its first use to that of the next tensor, less the time that its use waited for it.
+/// Returns the tensors used in a run on the host, in which each was a group, in the order of their first uses. With
+/// each comes the time in µs from its first use to that of the next tensor, less the time that its use waited for it.
 fn used_on_host(uses: &[Option<FirstUse>], ended: Instant) -> Vec<(usize, f64)> {
     let mut used: Vec<(usize, FirstUse)> =
         uses.iter().enumerate().filter_map(|(tensor, used)| Some((tensor, (*used)?))).collect();
@@ -228,9 +228,9 @@ fn used_on_host(uses: &[Option<FirstUse>], ended: Instant) -> Vec<(usize, f64)> 
         .collect()
 }
 
-/// Divides the used tensors into layers. Returns them, and for each the position in `uses` after its last tensor. A layer is
-/// the tensors of one module; unless the grouping is `PerLayer`, modules of one block are joined until the layer has
-/// [`LAYER_BYTES`].
+/// Divides the used tensors into layers. Returns them, and for each the position in `uses` after its last tensor. A
+/// layer is the tensors of one module; unless the grouping is `PerLayer`, modules of one block are joined until the
+/// layer has [`LAYER_BYTES`].
 fn layers(stored: &StoredTensors, uses: &[(usize, f64)], grouping: Grouping) -> (Vec<Layer>, Vec<usize>) {
     let name = |place: usize| &*stored.tensors[uses[place].0].entry.name;
     let least_bytes = if grouping == Grouping::PerLayer { 0 } else { LAYER_BYTES };
@@ -272,8 +272,8 @@ fn block_of(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }
 
-/// Returns the prefix that the files have before all names of a network, such as `bert.`; the shortest with which `first`
-/// is in them.
+/// Returns the prefix that the files have before all names of a network, such as `bert.`; the shortest with which
+/// `first` is in them.
 fn prefix(files: &[Weights], first: &str) -> String {
     let names = files.iter().flat_map(|file| file.names());
     let prefixes = names.filter_map(|name| name.strip_suffix(first).map(str::to_owned));

@@ -54,8 +54,8 @@ impl SharedTensors {
         Ok(sum.ok_or(SharedMemoryError::TooLarge(limit))?)
     }
 
-    /// Copies the inputs from shared memory into the request, and returns it. `share` grows to `taken` bytes, those of the
-    /// request's body, plus those of the inputs.
+    /// Copies the inputs from shared memory into the request, and returns it. `share` grows to `taken` bytes, those of
+    /// the request's body, plus those of the inputs.
     pub(crate) async fn read_inputs(
         &mut self,
         shared: &ServerShared,
@@ -99,8 +99,8 @@ impl SharedTensors {
     }
 }
 
-/// Returns the cost of copying `bytes` bytes to or from the parts, as the number of bytes that are copied in memory in that
-/// time. If a part is on a device it is `usize::MAX`, so that [`aside`] does the work on another thread.
+/// Returns the cost of copying `bytes` bytes to or from the parts, as the number of bytes that are copied in memory in
+/// that time. If a part is on a device it is `usize::MAX`, so that [`aside`] does the work on another thread.
 fn cost_bytes<'a>(bytes: usize, parts: impl IntoIterator<Item = &'a RegionPart>) -> usize {
     parts
         .into_iter()

@@ -87,12 +87,12 @@ fn gradients_as(dtype: DType, gradients: ChannelGradients<'_>, count: f64) -> Re
     })
 }
 
-/// Launches a kernel of [`TEMPLATE`] with a thread for each channel. On a simulated device, `host` computes on CPU copies of
-/// `writes` and `reads` instead.
+/// Launches a kernel of [`TEMPLATE`] with a thread for each channel. On a simulated device, `host` computes on CPU
+/// copies of `writes` and `reads` instead.
 ///
-/// The kernel's parameters are an address and a stride for each of `channels`, both 0 for a tensor that is not given; the
-/// number of channels; and `numbers`. `dtypes` has the tensors whose dtypes are the kernel's types `Weight`, `Mean`,
-/// `Variance` and `Bias`; `dtype` stands for those not given.
+/// The kernel's parameters are an address and a stride for each of `channels`, both 0 for a tensor that is not given;
+/// the number of channels; and `numbers`. `dtypes` has the tensors whose dtypes are the kernel's types `Weight`,
+/// `Mean`, `Variance` and `Bias`; `dtype` stands for those not given.
 fn launch(
     is_backward: bool,
     dtype: DType,
@@ -136,8 +136,8 @@ fn source(is_backward: bool, dtype: DType, dtypes: [DType; 4]) -> String {
     source + TEMPLATE
 }
 
-/// Returns three expressions for an elementwise kernel: the normalised value `$value` of the inputs `$lane`; its ReLU; and
-/// the ReLU of its sum with one more input, `$carried`.
+/// Returns three expressions for an elementwise kernel: the normalised value `$value` of the inputs `$lane`; its ReLU;
+/// and the ReLU of its sum with one more input, `$carried`.
 macro_rules! expressions {
     ($name:literal, [$($lane:literal),*], $value:literal, $carried:literal) => {{
         static PLAIN: Expression =

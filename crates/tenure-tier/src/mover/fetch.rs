@@ -37,7 +37,8 @@ pub(super) struct FetchState {
 }
 
 impl FetchState {
-    /// Drops the target if `may_free` returns `true` for it: if memory that is freed now is reused only after the copies.
+    /// Drops the target if `may_free` returns `true` for it: if memory that is freed now is reused only after the
+    /// copies.
     fn release(&self, may_free: impl FnOnce(&MovableBytes) -> bool) {
         let target = self.target.lock().take_if(|target| may_free(target));
         // The drop may free it, so it happens when nothing is locked.

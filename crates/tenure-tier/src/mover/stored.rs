@@ -28,8 +28,8 @@ pub(super) struct StoredInner {
     pub(super) pieces: Vec<Arc<StoredPiece>>,
     /// The pieces still to be written to disk, the first error, and the last event of copies out of a device.
     pub(super) progress: Arc<Progress>,
-    /// The source on a device, until the program has waited for the copies. Empty for a source in host memory, which the
-    /// pieces keep.
+    /// The source on a device, until the program has waited for the copies. Empty for a source in host memory, which
+    /// the pieces keep.
     pub(super) source: Arc<KeptSource>,
 }
 
@@ -66,8 +66,8 @@ impl Stored {
     }
 
     /// Makes later work of `stream` wait, on the device, until the source has been copied out. That work may then
-    /// overwrite the source. If `stream` is the source's own, the mover drops the source at once: its memory is freed in
-    /// the order of that stream, so after the copies. For a source in host memory this does nothing.
+    /// overwrite the source. If `stream` is the source's own, the mover drops the source at once: its memory is freed
+    /// in the order of that stream, so after the copies. For a source in host memory this does nothing.
     ///
     /// # Errors
     /// Failures of the driver.
@@ -111,13 +111,13 @@ impl Stored {
 
 /// The source bytes on a device, kept until the program has waited for the copies, with their stream or on the host.
 ///
-/// The program's own calls drop them, not the end of the copies. So the memory that is free at each point of the program
-/// does not depend on how long the copies take.
+/// The program's own calls drop them, not the end of the copies. So the memory that is free at each point of the
+/// program does not depend on how long the copies take.
 #[derive(Default)]
 pub(super) struct KeptSource {
     bytes: Mutex<Option<Arc<MovableBytes>>>,
-    /// Whether `bytes` are still kept. It becomes `false` only after they were dropped, so that a caller who reads `false`
-    /// finds their memory freed, unless they have another owner.
+    /// Whether `bytes` are still kept. It becomes `false` only after they were dropped, so that a caller who reads
+    /// `false` finds their memory freed, unless they have another owner.
     is_kept: AtomicBool,
     /// The event after the copies, and the thread that keeps the bytes until it has passed if this is dropped before.
     copied: Option<(Arc<Event>, Weak<Watcher>)>,
@@ -128,7 +128,8 @@ impl KeptSource {
         Self { bytes: Mutex::new(Some(bytes)), is_kept: AtomicBool::new(true), copied: Some((event, watcher)) }
     }
 
-    /// Drops the bytes if `may_free` returns `true` for them: if memory that is freed now is reused only after the copies.
+    /// Drops the bytes if `may_free` returns `true` for them: if memory that is freed now is reused only after the
+    /// copies.
     pub(super) fn release(&self, may_free: impl FnOnce(&MovableBytes) -> bool) {
         let Some(bytes) = self.bytes.lock().take_if(|bytes| may_free(bytes)) else { return };
         // The drop may free memory, so it happens while no lock is held.
@@ -269,13 +270,13 @@ pub(super) struct Progress {
 }
 
 struct ProgressState {
-    /// The number of pieces that the host has not handled: of a store, those not yet written to disk; of a fetch, those not
-    /// yet read from disk or whose copy to the device is not yet queued.
+    /// The number of pieces that the host has not handled: of a store, those not yet written to disk; of a fetch, those
+    /// not yet read from disk or whose copy to the device is not yet queued.
     remaining: usize,
     /// The first error.
     error: Option<MoverError>,
-    /// The event after all copies queued so far. They are on one stream, so the latest event is enough. `None` without a
-    /// device.
+    /// The event after all copies queued so far. They are on one stream, so the latest event is enough. `None` without
+    /// a device.
     event: Option<Arc<Event>>,
 }
 
@@ -289,9 +290,9 @@ impl Progress {
         self.state.lock().event = Some(Arc::clone(event));
     }
 
-    /// Calls `finish` for one more piece and counts it as handled, also after an error. `finish` returns the event after
-    /// the copy that it queued, if any, and so does this. The lock is held meanwhile, so that the last event recorded comes
-    /// after all copies.
+    /// Calls `finish` for one more piece and counts it as handled, also after an error. `finish` returns the event
+    /// after the copy that it queued, if any, and so does this. The lock is held meanwhile, so that the last event
+    /// recorded comes after all copies.
     pub(super) fn finish_piece(
         &self,
         finish: impl FnOnce() -> Result<Option<Arc<Event>>, MoverError>,
@@ -334,8 +335,8 @@ impl Progress {
         self.state.lock().event.clone()
     }
 
-    /// Waits until the host has handled all pieces. Returns the event after all copies on the device, which may still be
-    /// running, or the first error.
+    /// Waits until the host has handled all pieces. Returns the event after all copies on the device, which may still
+    /// be running, or the first error.
     pub(super) fn wait(&self) -> Result<Option<Arc<Event>>, MoverError> {
         let mut state = self.state.lock();
         self.changed.wait_while(&mut state, |state| state.remaining > 0);
