@@ -1,15 +1,15 @@
-//! Bytes of a caller that the mover reads or writes.
+//! The caller's bytes that the mover copies from or into.
 
 use std::sync::Arc;
 
 use tenure_core::{Device, Storage};
 use tenure_device::Stream;
 
-/// Bytes on a device or on the host, with the owner that keeps them alive.
+/// The address range of bytes on a device or on the host, with the owner that keeps them alive.
 pub struct MovableBytes {
     start: *mut u8,
     count: usize,
-    /// The stream of bytes on a device: they are moved after the work queued on it so far.
+    /// The stream that uses the bytes, if they are on a device. They are moved after the work queued on it so far.
     stream: Option<Stream>,
     _owner: Box<dyn Send>,
 }
@@ -20,8 +20,8 @@ unsafe impl Send for MovableBytes {}
 unsafe impl Sync for MovableBytes {}
 
 impl MovableBytes {
-    /// Returns `count` bytes from `start` on. With a stream they are on its device and used in its order, otherwise on
-    /// the host.
+    /// Wraps the `count` bytes from `start` on. With a stream they are on its device and used in its order, otherwise
+    /// they are in host memory.
     ///
     /// # Safety
     /// The bytes stay valid until `owner` is dropped. Bytes to be stored may be written again only after
@@ -31,7 +31,7 @@ impl MovableBytes {
         Self { start, count, stream: stream.cloned(), _owner: Box::new(owner) }
     }
 
-    /// Returns all bytes of a storage.
+    /// Wraps all bytes of a storage.
     ///
     /// # Safety
     /// As for [`new`](Self::new). The storage must not be resized meanwhile.
@@ -94,13 +94,15 @@ impl BytesPart {
     }
 }
 
-/// Bytes for a disk to read or write. The code that waits for the disk keeps them alive.
+/// The address range of bytes in host memory that a disk reads or writes, without their owner: the code that waits for
+/// the disk keeps them alive.
 pub(super) struct Raw {
     pub(super) start: *mut u8,
     pub(super) count: usize,
 }
 
-// SAFETY: the bytes are kept, and nothing else touches them in conflict, until the disk is done with them.
+// SAFETY: until the disk is done with the bytes they are kept, and nothing writes bytes that it reads or touches bytes
+// that it writes.
 unsafe impl Send for Raw {}
 
 impl AsRef<[u8]> for Raw {

@@ -17,19 +17,19 @@ pub enum MoverError {
     /// The mover's memory is full of bytes that stay there.
     #[error(
         "{name}: {bytes} bytes find no room in the mover's {limit} bytes of pinned memory: leave it where it is, store \
-         it on disk, or give the mover more{}", said(.failed)
+         it on disk, or give the mover more{}", disk_failure(.failed)
     )]
     NoRoom {
         /// The tensor.
         name: String,
         /// Its bytes.
         bytes: u64,
-        /// Bytes that may be pinned.
+        /// The mover's memory in bytes.
         limit: u64,
         /// The last write to disk that failed: its bytes stay in memory and take room.
         failed: Option<Arc<DiskError>>,
     },
-    /// The options give less memory than a mover needs.
+    /// [`MoverOptions`](super::MoverOptions) give less memory than a mover needs.
     #[error("the mover has {given} bytes of memory to move bytes through: give it at least {least}")]
     TooLittle {
         /// Bytes given.
@@ -37,12 +37,12 @@ pub enum MoverError {
         /// Bytes needed.
         least: usize,
     },
-    /// The mover was opened without the place that the bytes are to go to.
+    /// The mover was created without the tier that the bytes are to be stored to.
     #[error("{name}: the mover has no {place}, which it was opened without")]
     NoPlace {
         /// The tensor.
         name: String,
-        /// The missing place.
+        /// The missing tier: pinned memory or a disk.
         place: &'static str,
     },
     /// The bytes are not on the mover's device.
@@ -55,13 +55,13 @@ pub enum MoverError {
         /// The mover's device.
         device: Device,
     },
-    /// The stream is being captured into a graph, to be launched later.
+    /// The bytes' stream is being captured into a graph, in which a transfer cannot be recorded.
     #[error("{name}: it cannot be moved in a stream capture: store and fetch outside")]
     Captured {
         /// The tensor.
         name: String,
     },
-    /// The target has another size.
+    /// The target of a fetch has another size than the stored bytes.
     #[error("{name}: it has {bytes} bytes, and is fetched into {given}")]
     Size {
         /// The tensor.
@@ -71,10 +71,10 @@ pub enum MoverError {
         /// Bytes of the target.
         given: u64,
     },
-    /// The disk refused.
+    /// The disk returned an error.
     #[error(transparent)]
     Disk(#[from] Arc<DiskError>),
-    /// The driver refused.
+    /// The driver returned an error.
     #[error("{name}: {source}")]
     Driver {
         /// The tensor.
@@ -82,7 +82,7 @@ pub enum MoverError {
         /// The driver's error.
         source: DriverError,
     },
-    /// The device's memory refused.
+    /// Scratch memory on the device could not be allocated.
     #[error("{name}: {source}")]
     Memory {
         /// The tensor.
@@ -90,7 +90,7 @@ pub enum MoverError {
         /// The error of the device's memory.
         source: Box<MemoryError>,
     },
-    /// No memory could be pinned.
+    /// Host memory could not be pinned.
     #[error("{name}: {source}")]
     Pinned {
         /// The tensor.
@@ -103,12 +103,14 @@ pub enum MoverError {
     Threads(Arc<io::Error>),
 }
 
-fn said(failed: &Option<Arc<DiskError>>) -> String {
+/// Returns the part of a message that says why a write to disk failed, if one did.
+fn disk_failure(failed: &Option<Arc<DiskError>>) -> String {
     failed.as_ref().map(|error| format!(" (its disk failed: {error})")).unwrap_or_default()
 }
 
 impl MoverError {
-    /// Returns whether the destination, memory or disk, has no room. The bytes can stay where they are.
+    /// Returns whether the destination, memory or disk, has no room. Nothing was moved then, and the caller can keep the
+    /// bytes where they are.
     pub fn is_no_room(&self) -> bool {
         match self {
             Self::NoRoom { .. } => true,

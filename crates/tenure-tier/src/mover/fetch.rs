@@ -1,4 +1,4 @@
-//! Fetches: bytes in memory are copied at once, bytes on disk as soon as there is staging memory for them.
+//! Fetching stored bytes: pieces in memory are copied at once, pieces on disk are read when a read slot is free.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use super::stored::{HostBytes, Progress};
 use super::{MoverError, MoverShared, Urgency};
 use crate::Spilled;
 
-/// Bytes that are on their way back. If this is dropped, they still arrive, but no thread can wait for them.
+/// A fetch that is under way. If this is dropped, the fetch goes on, but no thread can wait for it.
 ///
-/// The target is kept until [`lead_to`](Self::lead_to) is called with its own stream, or until [`wait`](Self::wait)
-/// returns. From then on it may be freed in the order of that stream, whatever else the mover's stream still has to do:
-/// a fetch ahead holds back no memory.
+/// The mover keeps the target until [`lead_to`](Self::lead_to) is called with the target's own stream, or until
+/// [`wait`](Self::wait) returns. From then on its owner may free it in the order of that stream, without waiting for
+/// other copies on the mover's stream.
 #[must_use = "bytes may be used only behind their arrival"]
 pub struct PendingFetch {
     pub(super) fetch: Arc<FetchState>,
 }
 
-/// The state of a fetch. It lives as long as its [`PendingFetch`] or any piece that is still to be read.
+/// The state of a fetch. It lives as long as its [`PendingFetch`] or a piece that is not yet read from disk.
 pub(super) struct FetchState {
     pub(super) shared: Arc<MoverShared>,
     pub(super) name: String,
     pub(super) urgency: Urgency,
-    /// On a device: the event after which the target may be written.
+    /// The event after which the target may be written, if it is on a device.
     pub(super) ready: Option<Event>,
     /// The target, until its stream or the host has waited for the copies.
     pub(super) target: Mutex<Option<Arc<MovableBytes>>>,
@@ -37,11 +37,10 @@ pub(super) struct FetchState {
 }
 
 impl FetchState {
-    /// Drops the target if `may_free` returns `true` for it: if memory that is freed now is reused only after the
-    /// copies.
-    fn release(&self, may_free: impl FnOnce(&MovableBytes) -> bool) {
-        let target = self.target.lock().take_if(|target| may_free(target));
-        // The drop may free it, so it happens when nothing is locked.
+    /// Drops the target if `may_release` returns `true`: then the owner, when dropped, frees the memory after the copies.
+    fn release_if(&self, may_release: impl FnOnce(&MovableBytes) -> bool) {
+        let target = self.target.lock().take_if(|target| may_release(target));
+        // Dropping it may free the memory, so the lock is released before.
         drop(target);
     }
 }
@@ -54,46 +53,48 @@ impl Drop for FetchState {
         let Some(event) = self.progress.event() else { return };
         let stream = side.inward[self.urgency as usize].stream.id();
         if !matches!(side.memory.record_use(target.address(), stream), Ok(true)) {
-            // Another allocator frees it, which does not know of the stream.
-            side.arrivals.when_passed(event, move |_| drop(target));
+            // The device's allocator does not own the memory, so it cannot delay the free until the copies are done.
+            side.inward_watcher.when_passed(event, move |_| drop(target));
         }
     }
 }
 
 impl PendingFetch {
-    /// Makes later work of a stream wait, on the device, until the bytes are there. The host waits only for bytes from
-    /// a disk whose copy to the device is not queued yet. These bytes then go before those that no thread waits for.
+    /// Makes later work of `stream` wait, on the device, until the bytes are in the target. This call itself waits only
+    /// until all pieces have been read from disk and their copies to the device are queued. Its pieces are then read
+    /// before those that no thread waits for.
     ///
     /// # Errors
-    /// The first error on the way, each time it is called. The contents of the target are then unspecified.
+    /// The first error of the fetch, on every call. The contents of the target are then unspecified.
     pub fn lead_to(&self, stream: &Stream) -> Result<(), MoverError> {
-        if let Some(event) = self.arrival_event()? {
+        if let Some(event) = self.wait_until_queued()? {
             event.wait(stream).map_err(MoverError::driver(&self.fetch.name))?;
-            self.fetch.release(|target| target.stream() == Some(stream));
+            self.fetch.release_if(|target| target.stream() == Some(stream));
         }
         Ok(())
     }
 
-    /// Waits, on the host, until the bytes are there.
+    /// Waits, on the host, until the bytes are in the target.
     ///
     /// # Errors
     /// The errors of [`lead_to`](Self::lead_to).
     pub fn wait(&self) -> Result<(), MoverError> {
-        if let Some(event) = self.arrival_event()? {
+        if let Some(event) = self.wait_until_queued()? {
             let stalls = &self.fetch.shared.stalls.host_to_device;
             stalls.wait(|| event.synchronize()).map_err(MoverError::driver(&self.fetch.name))?;
         }
-        self.fetch.release(|_| true);
+        self.fetch.release_if(|_| true);
         Ok(())
     }
 
-    /// Returns the event after which the bytes are there, if they are on a device. Waits until all copies are queued.
-    fn arrival_event(&self) -> Result<Option<Arc<Event>>, MoverError> {
+    /// Waits until all pieces are read and their copies are queued. Returns the event after which the bytes are in the
+    /// target, if it is on a device.
+    fn wait_until_queued(&self) -> Result<Option<Arc<Event>>, MoverError> {
         let FetchState { shared, progress, .. } = &*self.fetch;
         if progress.is_over() {
             return progress.wait();
         }
-        shared.hurry(&self.fetch);
+        shared.prioritize(&self.fetch);
         shared.stalls.disk_read.wait(|| progress.wait())
     }
 }
@@ -105,37 +106,39 @@ impl fmt::Debug for PendingFetch {
     }
 }
 
-/// The staging buffer for a piece that is read: pinned memory for a device, `None` where the piece is read in place.
-pub(super) type ReadLane = Option<PinnedBuffer>;
+/// One of the mover's few read slots, which a piece occupies while it is read from disk: a pinned staging buffer for a
+/// device, or `None` for host memory, where pieces are read into the target itself.
+pub(super) type ReadSlot = Option<PinnedBuffer>;
 
-/// A piece to be read from disk.
+/// A piece to be read from disk, and the part of the target that it is read into.
 pub(super) struct PieceRead {
     pub(super) spilled: Spilled,
     pub(super) to: BytesPart,
     pub(super) fetch: Arc<FetchState>,
 }
 
-/// The pieces that wait for lanes.
+/// The free read slots, and the pieces that wait for one.
 pub(super) struct ReadQueue {
-    pub(super) lanes: Vec<ReadLane>,
+    pub(super) slots: Vec<ReadSlot>,
     /// The queue of each urgency.
     pub(super) waiting: [VecDeque<PieceRead>; 2],
-    /// Whether a thread is already giving lanes to waiting reads.
-    is_pumped: bool,
+    /// Whether a thread is starting reads now.
+    is_starting: bool,
 }
 
 impl ReadQueue {
-    pub(super) fn new(lanes: Vec<ReadLane>) -> Self {
-        Self { lanes, waiting: Default::default(), is_pumped: false }
+    pub(super) fn new(slots: Vec<ReadSlot>) -> Self {
+        Self { slots, waiting: Default::default(), is_starting: false }
     }
 
-    fn next(&mut self) -> Option<(ReadLane, PieceRead)> {
+    /// Takes a free slot and the next piece to read into it, if there are both.
+    fn next(&mut self) -> Option<(ReadSlot, PieceRead)> {
         let [now, ahead] = &mut self.waiting;
-        let lane = self.lanes.pop()?;
+        let slot = self.slots.pop()?;
         match now.pop_front().or_else(|| ahead.pop_front()) {
-            Some(read) => Some((lane, read)),
+            Some(read) => Some((slot, read)),
             None => {
-                self.lanes.push(lane);
+                self.slots.push(slot);
                 None
             }
         }
@@ -143,17 +146,18 @@ impl ReadQueue {
 }
 
 impl MoverShared {
-    /// Copies the pieces that are in memory. On a device they are there after the returned event.
-    pub(super) fn fetch_held(
+    /// Copies pieces that are in host memory into the target. Returns the event after which they are there, if it is on
+    /// a device.
+    pub(super) fn fetch_from_memory(
         &self,
         name: &str,
         urgency: Urgency,
         ready: Option<&Event>,
-        held: &[(Arc<HostBytes>, BytesPart)],
+        pieces: &[(Arc<HostBytes>, BytesPart)],
     ) -> Result<Option<Arc<Event>>, MoverError> {
         let mut after: Vec<&Event> = ready.into_iter().collect();
-        let mut copies = Vec::with_capacity(held.len());
-        for (from, to) in held {
+        let mut copies = Vec::with_capacity(pieces.len());
+        for (from, to) in pieces {
             match &**from {
                 HostBytes::Pinned(pinned) => {
                     if !after.last().is_some_and(|last| ptr::eq(*last, &*pinned.copied)) {
@@ -169,7 +173,7 @@ impl MoverShared {
         let inward = &side.inward[urgency as usize];
         // SAFETY: the buffers record this use, and the target is kept until its owner has waited for the event.
         let event = unsafe { inward.copy(&after, &copies) }.map_err(MoverError::driver(name))?;
-        for (from, _) in held {
+        for (from, _) in pieces {
             if let HostBytes::Pinned(pinned) = &**from {
                 pinned.record_use(&event, inward.stream.id());
             }
@@ -177,16 +181,16 @@ impl MoverShared {
         Ok(Some(event))
     }
 
-    /// Queues pieces that are on disk. Each is read as soon as there is a lane.
-    pub(super) fn read(self: &Arc<Self>, reads: impl Iterator<Item = PieceRead>) {
-        let mut waiting = self.reads.lock();
-        reads.for_each(|read| waiting.waiting[read.fetch.urgency as usize].push_back(read));
-        drop(waiting);
-        self.pump();
+    /// Queues pieces to be read from disk. Each is read when a slot is free.
+    pub(super) fn queue_reads(self: &Arc<Self>, reads: impl Iterator<Item = PieceRead>) {
+        let mut queue = self.reads.lock();
+        reads.for_each(|read| queue.waiting[read.fetch.urgency as usize].push_back(read));
+        drop(queue);
+        self.start_reads();
     }
 
-    /// Moves the waiting reads of a fetch before those that no thread waits for.
-    fn hurry(&self, fetch: &Arc<FetchState>) {
+    /// Moves the waiting reads of a fetch from the queue of [`Urgency::Ahead`] to that of [`Urgency::Now`].
+    fn prioritize(&self, fetch: &Arc<FetchState>) {
         let reads = &mut *self.reads.lock();
         let [now, ahead] = &mut reads.waiting;
         let (hurried, others) = ahead.drain(..).partition(|read| Arc::ptr_eq(&read.fetch, fetch));
@@ -194,50 +198,53 @@ impl MoverShared {
         now.extend::<VecDeque<_>>(hurried);
     }
 
-    /// Gives lanes to the waiting reads. Only one thread does so at a time, since a read may be over at once.
-    pub(super) fn pump(self: &Arc<Self>) {
+    /// Starts waiting reads until no slot is free. If another thread is doing that, returns at once: a read may be over
+    /// at once and call this again.
+    pub(super) fn start_reads(self: &Arc<Self>) {
         let mut reads = self.reads.lock();
-        if reads.is_pumped {
+        if reads.is_starting {
             return;
         }
-        reads.is_pumped = true;
-        while let Some((lane, read)) = reads.next() {
+        reads.is_starting = true;
+        while let Some((slot, read)) = reads.next() {
             drop(reads);
-            self.begin(lane, read);
+            self.start_read(slot, read);
             reads = self.reads.lock();
         }
-        reads.is_pumped = false;
+        reads.is_starting = false;
     }
 
-    fn begin(self: &Arc<Self>, mut lane: ReadLane, read: PieceRead) {
+    /// Starts to read a piece from disk into its slot or target.
+    fn start_read(self: &Arc<Self>, mut slot: ReadSlot, read: PieceRead) {
         let Some(disk) = &self.disk else { unreachable!("what is on disk came there by one") };
         self.stalls.disk_read.add_transfer();
-        let target = match &mut lane {
+        let target = match &mut slot {
             Some(buffer) => Raw { start: buffer.as_mut_ptr(), count: read.to.count },
             None => read.to.raw(),
         };
         match disk.read(&read.spilled, target) {
             Ok(ticket) => {
                 let shared = Arc::clone(self);
-                ticket.then(move |result| shared.arrived(lane, read, result.map(drop).map_err(MoverError::disk)));
+                ticket.then(move |result| shared.finish_read(slot, read, result.map(drop).map_err(MoverError::disk)));
             }
-            Err(error) => self.arrived(lane, read, Err(MoverError::disk(error))),
+            Err(error) => self.finish_read(slot, read, Err(MoverError::disk(error))),
         }
     }
 
-    /// Copies a piece that was read from disk to the device, or records why it was not read.
-    fn arrived(self: &Arc<Self>, mut lane: ReadLane, read: PieceRead, result: Result<(), MoverError>) {
+    /// Ends the read of a piece: queues its copy from the slot to the device, if there is one, or records the error of
+    /// the read. Frees the slot when the copy is done.
+    fn finish_read(self: &Arc<Self>, mut slot: ReadSlot, read: PieceRead, result: Result<(), MoverError>) {
         let PieceRead { to, fetch, spilled } = read;
         drop(spilled);
-        let (Some(side), Some(buffer), Ok(())) = (&self.side, &mut lane, &result) else {
+        let (Some(side), Some(buffer), Ok(())) = (&self.side, &mut slot, &result) else {
             drop(to);
             fetch.progress.finish_piece(|| result.map(|()| None));
-            return self.free(lane);
+            return self.free_slot(slot);
         };
         let copy = DeviceCopy { host: buffer.as_mut_ptr(), device: to.address(), bytes: to.count };
         let after: Vec<&Event> = fetch.ready.iter().collect();
         let event = fetch.progress.finish_piece(|| {
-            // SAFETY: the lane is used by nothing else until the event has passed, and the target is kept until its
+            // SAFETY: the slot is used by nothing else until the event has passed, and the target is kept until its
             // owner has waited for it.
             let event = unsafe { side.inward[fetch.urgency as usize].copy(&after, &[copy]) };
             drop(to);
@@ -245,13 +252,13 @@ impl MoverShared {
         });
         let shared = Arc::clone(self);
         match event {
-            Some(event) => side.arrivals.when_passed(event, move |_| shared.free(lane)),
-            None => self.free(lane),
+            Some(event) => side.inward_watcher.when_passed(event, move |_| shared.free_slot(slot)),
+            None => self.free_slot(slot),
         }
     }
 
-    fn free(self: &Arc<Self>, lane: ReadLane) {
-        self.reads.lock().lanes.push(lane);
-        self.pump();
+    fn free_slot(self: &Arc<Self>, slot: ReadSlot) {
+        self.reads.lock().slots.push(slot);
+        self.start_reads();
     }
 }

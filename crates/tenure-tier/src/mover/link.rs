@@ -1,4 +1,4 @@
-//! Links between tiers, and their statistics.
+//! Streams that copy between a device and the host, and the traffic statistics of each link between tiers.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,29 +8,32 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tenure_device::{DriverError, Event, EventKind, Stream};
 
-/// The number of untimed copies from which on their times are collected.
-const TIMED: usize = 16;
+/// The most batches of copies whose times are not collected yet. With one more, the times of the batches that are done
+/// are collected.
+const MAX_UNTIMED: usize = 16;
 
-/// The traffic over a link so far.
+/// The traffic over a link so far. A link moves bytes in one direction between two tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkStatistics {
     /// Bytes moved; for a disk, in whole blocks.
     pub bytes: u64,
     /// The number of transfers.
     pub transfers: u64,
-    /// Time in which any transfer was under way. For copies, the sum of their times.
+    /// The time in which at least one transfer was under way. For links to or from a device, the sum of the times of
+    /// their copies.
     pub busy: Duration,
-    /// Time in which host threads waited for the link.
+    /// The time that host threads waited for the link, summed over threads.
     pub stalled: Duration,
 }
 
 impl LinkStatistics {
-    /// Returns the bandwidth while busy in bytes per second, if it is known yet.
+    /// Returns the bandwidth while busy in bytes per second, or `None` before the first timed transfer.
     pub fn bandwidth(&self) -> Option<f64> {
         (!self.busy.is_zero() && self.bytes > 0).then(|| self.bytes as f64 / self.busy.as_secs_f64())
     }
 
-    pub(super) fn and(self, other: Self) -> Self {
+    /// Adds the traffic of another link.
+    pub(super) fn plus(self, other: Self) -> Self {
         Self {
             bytes: self.bytes + other.bytes,
             transfers: self.transfers + other.transfers,
@@ -40,7 +43,7 @@ impl LinkStatistics {
     }
 }
 
-/// The links of a mover.
+/// The traffic over each link of a mover.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Links {
     /// From the device to pinned memory.
@@ -56,7 +59,7 @@ pub struct Links {
     pub disk_together: LinkStatistics,
 }
 
-/// Counts transfers and the time that threads waited, for links without counters of their own.
+/// Counts a link's transfers and the time that threads waited for it. Bytes and busy time are counted elsewhere.
 #[derive(Default)]
 pub(super) struct StallCounter {
     stalled_ns: AtomicU64,
@@ -70,7 +73,7 @@ impl StallCounter {
         self.transfers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Calls a function that waits, and adds the time that it took.
+    /// Calls `wait`, and adds the time that it took to the stalled time.
     pub(super) fn wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         let since = Instant::now();
         #[cfg(test)]
@@ -88,20 +91,21 @@ impl StallCounter {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    pub(super) fn with(&self, bytes: u64, busy: Duration) -> LinkStatistics {
+    /// Returns these counts together with the link's bytes and busy time.
+    pub(super) fn statistics(&self, bytes: u64, busy: Duration) -> LinkStatistics {
         let stalled = Duration::from_nanos(self.stalled_ns.load(Ordering::Relaxed));
         LinkStatistics { bytes, transfers: self.transfers.load(Ordering::Relaxed), busy, stalled }
     }
 }
 
-/// The direction of copies.
+/// The direction of copies: out of the device or into it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum CopyDirection {
     Out,
     In,
 }
 
-/// A copy between the host and a device.
+/// The addresses and the size in bytes of a copy between the host and a device.
 pub(super) struct DeviceCopy {
     pub(super) host: *mut u8,
     pub(super) device: u64,
@@ -115,12 +119,14 @@ pub(super) struct CopyStream {
     traffic: Mutex<CopyTraffic>,
 }
 
+/// The traffic of a [`CopyStream`] so far, and the events that time it.
 #[derive(Default)]
 struct CopyTraffic {
     bytes: u64,
     transfers: u64,
-    /// The time in µs that `timed_bytes` took.
+    /// The time in µs that the copies of `timed_bytes` took.
     busy_us: f64,
+    /// The bytes of the batches whose time is in `busy_us`.
     timed_bytes: u64,
     /// The begin event, the end event and the bytes of each batch that is under way or not yet timed.
     under_way: VecDeque<(Event, Arc<Event>, u64)>,
@@ -133,11 +139,11 @@ impl CopyStream {
         Self { stream, direction, traffic: Mutex::default() }
     }
 
-    /// Queues copies on the stream after the given events, and records an event after them. If that fails, none of them
-    /// is under way.
+    /// Queues copies on the stream after the events `after`, and returns an event that passes when they are done. If
+    /// this fails, no copy is under way when it returns.
     ///
     /// # Safety
-    /// As for the copies of [`Driver`](tenure_device::Driver), until the returned event has passed.
+    /// The addresses must be valid as for the asynchronous copies of [`Driver`](tenure_device::Driver), until the returned event has passed.
     pub(super) unsafe fn copy(&self, after: &[&Event], copies: &[DeviceCopy]) -> Result<Arc<Event>, DriverError> {
         let mut traffic = self.traffic.lock();
         for event in after {
@@ -156,7 +162,7 @@ impl CopyStream {
             CopyDirection::In => unsafe { driver.copy_to_device_async(device, host, bytes as u64, self.stream.id()) },
         });
         if let Err(error) = queued.map_err(DriverError::from).and_then(|()| end.record(&self.stream)) {
-            // If this failed too, the context and its work would be lost.
+            // An error here means that the context is lost, and then no copy is under way either.
             let _ = self.stream.synchronize();
             return Err(error);
         }
@@ -165,16 +171,16 @@ impl CopyStream {
         traffic.bytes += bytes;
         traffic.transfers += copies.len() as u64;
         traffic.under_way.push_back((start, Arc::clone(&end), bytes));
-        if traffic.under_way.len() > TIMED {
-            traffic.settle();
+        if traffic.under_way.len() > MAX_UNTIMED {
+            traffic.collect_times();
         }
         Ok(end)
     }
 
     pub(super) fn statistics(&self) -> LinkStatistics {
         let mut traffic = self.traffic.lock();
-        traffic.settle();
-        // Assumes that untimed copies take as long per byte.
+        traffic.collect_times();
+        // Assumes that untimed copies take as long per byte as timed ones.
         let share = if traffic.timed_bytes == 0 { 0.0 } else { traffic.bytes as f64 / traffic.timed_bytes as f64 };
         let busy = Duration::from_secs_f64(traffic.busy_us * share / 1e6);
         LinkStatistics { bytes: traffic.bytes, transfers: traffic.transfers, busy, stalled: Duration::ZERO }
@@ -182,8 +188,8 @@ impl CopyStream {
 }
 
 impl CopyTraffic {
-    /// Adds up the time of batches that are done.
-    fn settle(&mut self) {
+    /// Adds the times of the batches that are done to `busy_us`, and takes their events for reuse.
+    fn collect_times(&mut self) {
         while let Some((start, end, bytes)) = self.under_way.front() {
             match end.query() {
                 Ok(false) => return,
@@ -197,7 +203,8 @@ impl CopyTraffic {
                 Err(_) => {}
             }
             let Some((start, end, _)) = self.under_way.pop_front() else { return };
-            self.spare.extend([Some(start), Arc::into_inner(end)].into_iter().flatten());
+            self.spare.push(start);
+            self.spare.extend(Arc::into_inner(end));
         }
     }
 }

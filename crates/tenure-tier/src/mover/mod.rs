@@ -1,10 +1,10 @@
-//! The mover: copies bytes from a device or from host memory to another tier, and back.
+//! The mover: copies bytes from a device to pinned host memory or a disk, or from host memory to a disk, and back.
 
 mod bytes;
-mod departure;
 mod error;
 mod fetch;
 mod link;
+mod store;
 mod stored;
 #[cfg(test)]
 mod tests;
@@ -28,34 +28,35 @@ pub use stored::Stored;
 
 use crate::Disk;
 use crate::codec::Coding;
-use departure::{Departing, Departures};
 use fetch::{FetchState, PieceRead, ReadQueue};
 use link::{CopyDirection, CopyStream, StallCounter};
+use store::{BegunStore, DiskWrites};
 use stored::{PiecePlace, Progress, StoredInner};
 use watcher::Watcher;
 
-/// The most bytes of a piece. Each piece goes to disk and comes back separately. A copy of this size is nearly as fast
-/// as a link allows.
+/// The largest size of a piece in bytes. Each piece is copied, written to disk and read back separately. A copy of this
+/// size reaches nearly the bandwidth of its link.
 const MAX_PIECE: usize = 4 << 20;
-/// The number of pieces read from disk at a time.
+/// The most pieces that are read from disk at a time. Each has its own staging buffer.
 const READS_AT_ONCE: usize = 8;
-/// The number of pieces on their way to disk at a time.
+/// The number of staging buffers set aside for pieces that are being written to disk.
 const WRITES_AT_ONCE: usize = 4;
-/// The least number of pieces that the memory holds: three quarters of them serve as staging on the way to and from
-/// disk.
-const PIECES: usize = 2 * READS_AT_ONCE;
-/// The least memory of a mover in bytes.
-const LEAST_MEMORY: usize = 8 << 20;
+/// The number of pieces that the memory must have room for, which limits the size of a piece. If there is a disk, up to
+/// three quarters of the memory are staging buffers.
+const MIN_PIECES: usize = 2 * READS_AT_ONCE;
+/// The smallest memory in bytes that a mover accepts.
+const MIN_MEMORY: usize = 8 << 20;
 
 /// Settings of a [`Mover`].
 #[derive(Clone, Debug)]
 pub struct MoverOptions {
-    /// Host memory in bytes, pinned if there is a device. It holds bytes that are stored to the host, and stages bytes
-    /// that go to disk or come back. Without a device, this is the most that may be on its way to disk at a time.
+    /// Host memory in bytes, pinned if there is a device. It holds bytes stored to [`Destination::Host`], and serves as
+    /// staging memory for bytes that are written to disk or read back. Without a device, this is the most bytes that
+    /// may be waiting for the disk or being written at a time.
     pub memory_bytes: usize,
-    /// The NUMA node to pin memory of, if the host has any: the one next to the device.
+    /// The NUMA node whose memory is pinned, or `None` for any: best the one next to the device.
     pub numa_node: Option<u32>,
-    /// The disk for bytes that do not stay in memory.
+    /// The disk for bytes stored to [`Destination::Disk`].
     pub disk: Option<Disk>,
 }
 
@@ -75,18 +76,18 @@ pub enum Destination {
     Disk,
 }
 
-/// How soon fetched bytes are needed. A fetch that a thread waits for becomes [`Now`](Self::Now), whatever it was
-/// given.
+/// How soon fetched bytes are needed. When a thread waits for a fetch, its pieces that are still to be read from disk
+/// become as urgent as [`Now`](Self::Now).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
-    /// Now: these bytes go before those that are fetched ahead.
+    /// The bytes are needed now: they are read from disk before those that are fetched ahead.
     Now,
-    /// Later.
+    /// The bytes are fetched ahead and needed later.
     Ahead,
 }
 
-/// Moves bytes between one device, or host memory, and the tiers below it. No call waits for the bytes unless its
-/// documentation says so.
+/// Moves bytes between one device and pinned host memory or a disk, or, without a device, between host memory and a
+/// disk. Calls return before the bytes are moved unless their documentation says that they wait.
 ///
 /// This is a handle: clones share one mover. After the last is dropped, transfers under way still finish.
 ///
@@ -106,10 +107,10 @@ pub enum Urgency {
 /// // SAFETY: nothing writes to it any more.
 /// let source = unsafe { MovableBytes::of(&storage, Some(&compute)) };
 /// let stored = mover.store("encoder.0/linear/out#0", source, Destination::Host)?;
-/// drop(storage); // its memory is used again as soon as the device has copied it
+/// drop(storage); // the mover keeps its memory until the device has copied it
 ///
 /// let storage = Storage::new(1 << 20, Arc::new(memory))?;
-/// // SAFETY: it is used only after its arrival.
+/// // SAFETY: it is used only on `compute`, which `lead_to` makes wait for the bytes.
 /// let target = unsafe { MovableBytes::of(&storage, Some(&compute)) };
 /// mover.fetch(&stored, target, Urgency::Ahead)?.lead_to(&compute)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -120,33 +121,39 @@ pub struct Mover {
 }
 
 struct MoverShared {
+    /// `None` if the mover moves host memory.
     side: Option<DeviceSide>,
     disk: Option<Disk>,
+    /// The size of all pieces but a tensor's last.
     piece_bytes: usize,
     memory_bytes: usize,
-    leaving: Mutex<Departures>,
-    /// Signals that fewer bytes are on their way to disk.
-    left: Condvar,
+    disk_writes: Mutex<DiskWrites>,
+    /// Signals that a write to disk has ended.
+    write_ended: Condvar,
     reads: Mutex<ReadQueue>,
     stalls: Stalls,
 }
 
-/// The parts of a mover that serve its device. The watchers are the first fields, so that they are dropped before the
+/// The threads, streams and pinned memory that serve a mover's device. The watchers are the first fields, so that they are dropped before the
 /// streams.
 struct DeviceSide {
-    departures: Arc<Watcher>,
-    arrivals: Watcher,
+    /// Waits for copies from the device.
+    outward_watcher: Arc<Watcher>,
+    /// Waits for copies to the device.
+    inward_watcher: Watcher,
     memory: &'static DeviceMemory,
-    /// The memory for bytes that stay.
+    /// The memory for bytes stored to the host.
     pool: PinnedPool,
-    /// The staging memory for bytes on their way to disk or back. All its pieces have one size, so that each freed
-    /// piece has room for any other.
+    /// The staging memory for bytes that are written to disk or read back. All its buffers have the same size, so that
+    /// each freed buffer has room for any piece.
     staging: PinnedPool,
+    /// The stream from the device.
     outward: CopyStream,
-    /// The streams to the device, one per urgency, since copies of one stream wait for each other.
+    /// The streams to the device, one per [`Urgency`], since copies of one stream wait for each other.
     inward: [CopyStream; 2],
 }
 
+/// The time that host threads waited for each link.
 #[derive(Default)]
 struct Stalls {
     host_to_device: StallCounter,
@@ -155,45 +162,45 @@ struct Stalls {
 }
 
 impl Mover {
-    /// Creates a mover for a device's memory, or for host memory.
+    /// Creates a mover for a device's memory, or, if `memory` is `None`, for host memory.
     ///
     /// # Errors
     /// [`MoverError::TooLittle`] if `options` gives less than 8 MiB of memory; failures of the driver and of the
     /// system.
     pub fn new(memory: Option<&'static DeviceMemory>, options: MoverOptions) -> Result<Self, MoverError> {
         let MoverOptions { memory_bytes, numa_node, disk } = options;
-        if memory_bytes < LEAST_MEMORY {
-            return Err(MoverError::TooLittle { given: memory_bytes, least: LEAST_MEMORY });
+        if memory_bytes < MIN_MEMORY {
+            return Err(MoverError::TooLittle { given: memory_bytes, least: MIN_MEMORY });
         }
-        // A power of two: whatever amount of memory is pinned at once holds a whole number of pieces.
-        let piece_bytes = 1 << MAX_PIECE.min(memory_bytes / PIECES).ilog2();
+        // A power of two, so that each block of memory that is pinned at once holds a whole number of pieces.
+        let piece_bytes = 1 << MAX_PIECE.min(memory_bytes / MIN_PIECES).ilog2();
         let staging_bytes = if disk.is_some() { (READS_AT_ONCE + WRITES_AT_ONCE) * piece_bytes } else { 0 };
         let side = |memory| DeviceSide::new(memory, [memory_bytes - staging_bytes, staging_bytes], numa_node);
         let side = memory.map(side).transpose()?;
-        let mut lanes = Vec::new();
+        let mut slots = Vec::new();
         if disk.is_some() {
             for _ in 0..READS_AT_ONCE {
                 let buffer = side.as_ref().map(|side| side.staging.allocate(piece_bytes)).transpose();
-                lanes.push(buffer.map_err(pinned("the mover"))?);
+                slots.push(buffer.map_err(pinned_error("the mover"))?);
             }
         }
-        let reads = Mutex::new(ReadQueue::new(lanes));
-        let leaving = Mutex::default();
-        let left = Condvar::new();
+        let reads = Mutex::new(ReadQueue::new(slots));
+        let disk_writes = Mutex::default();
+        let write_ended = Condvar::new();
         let stalls = Stalls::default();
-        let shared = MoverShared { side, disk, piece_bytes, memory_bytes, leaving, left, reads, stalls };
+        let shared = MoverShared { side, disk, piece_bytes, memory_bytes, disk_writes, write_ended, reads, stalls };
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Begins to store bytes, as they are when the work queued on their stream so far is done. The mover keeps the
-    /// source until its bytes are out. They can be fetched at any time from now on.
+    /// Begins to copy bytes to `destination`, after the work that is queued on their stream so far. The mover keeps the
+    /// source at least until it has been copied. The returned [`Stored`] can be fetched from at once.
     ///
-    /// Waits only for room that bytes on their way to disk are about to free.
+    /// Waits only if staging memory is full of bytes that are being written to disk, until some of it is free.
     ///
     /// # Errors
-    /// There is [no room](MoverError::is_no_room) and none is about to be freed; [`MoverError::NoPlace`];
-    /// [`MoverError::OtherDevice`]; failures of the driver. Nothing is stored then. [`Stored::wait`] returns other
-    /// errors of the disk.
+    /// There is [no room](MoverError::is_no_room), and no write under way will free any; [`MoverError::NoPlace`];
+    /// [`MoverError::OtherDevice`]; [`MoverError::Captured`]; failures of the driver. Nothing is stored then. Errors of
+    /// a write to disk are returned by [`Stored::wait`].
     pub fn store(
         &self,
         name: impl Into<String>,
@@ -203,8 +210,8 @@ impl Mover {
         self.store_encoded(name, source, destination, Coding::NONE)
     }
 
-    /// Stores bytes as [`store`](Self::store) does, encoded if they go to a disk. The thread that copies them into the
-    /// disk's staging memory encodes them there.
+    /// Stores bytes as [`store`](Self::store) does, and encodes them if they go to a disk. The disk's threads encode
+    /// them while they copy them into the disk's staging memory.
     ///
     /// # Errors
     /// The errors of [`store`](Self::store).
@@ -222,23 +229,24 @@ impl Mover {
         let stored = match (destination, &shared.side, &shared.disk) {
             (Destination::Disk, _, None) => Err(MoverError::NoPlace { name: name.clone(), place: "disk" }),
             _ if bytes == 0 => {
-                Ok(Departing { pieces: Vec::new(), progress: Progress::new(0, None), source: Default::default() })
+                Ok(BegunStore { pieces: Vec::new(), progress: Progress::new(0, None), source: Default::default() })
             }
-            (Destination::Host, Some(side), _) => shared.store_pinned(side, &name, source),
+            (Destination::Host, Some(side), _) => shared.copy_to_pinned(side, &name, source),
             (Destination::Host, None, _) => Err(MoverError::NoPlace { name: name.clone(), place: "pinned memory" }),
-            (Destination::Disk, Some(side), Some(disk)) => shared.store_through(side, disk, &name, source, coding),
-            (Destination::Disk, None, Some(disk)) => shared.store_host(disk, &name, source, coding),
+            (Destination::Disk, Some(side), Some(disk)) => shared.write_from_device(side, disk, &name, source, coding),
+            (Destination::Disk, None, Some(disk)) => shared.write_from_host(disk, &name, source, coding),
         };
-        let Departing { pieces, progress, source } = stored?;
+        let BegunStore { pieces, progress, source } = stored?;
         Ok(Stored { inner: Arc::new(StoredInner { name, bytes, pieces, progress, source }) })
     }
 
-    /// Begins to fetch stored bytes into a target of the same size. They can be fetched any number of times. A target
-    /// on a device is written after the work queued on its stream so far.
+    /// Begins to copy stored bytes into a target of the same size. The stored bytes stay, and can be fetched any number
+    /// of times. A target on a device is written after the work that is queued on its stream so far.
     ///
     /// # Errors
-    /// [`MoverError::Size`], [`MoverError::OtherDevice`]; failures of the driver, and the store's error if the bytes
-    /// were lost. Nothing is fetched then. The pending fetch returns errors of the disk.
+    /// [`MoverError::Size`], [`MoverError::OtherDevice`], [`MoverError::Captured`]; failures of the driver, and the
+    /// store's error if the bytes were lost. Nothing is fetched then. Errors of a read from disk are returned by the
+    /// [`PendingFetch`].
     pub fn fetch(&self, stored: &Stored, into: MovableBytes, urgency: Urgency) -> Result<PendingFetch, MoverError> {
         let shared = &self.shared;
         let name = stored.name();
@@ -247,34 +255,38 @@ impl Mover {
             return Err(MoverError::Size { name: name.into(), bytes: stored.bytes(), given: into.count() });
         }
         let ready = match (&shared.side, into.stream()) {
-            (Some(side), Some(stream)) => Some(side.mark(name, stream)?),
+            (Some(side), Some(stream)) => Some(side.record_event(name, stream)?),
             _ => None,
         };
-        let mut there = Vec::new();
-        let mut spilled = Vec::new();
+        let mut in_memory = Vec::new();
+        let mut on_disk = Vec::new();
         let into = Arc::new(into);
         for (piece, to) in stored.inner.pieces.iter().zip(Arc::clone(&into).pieces(shared.piece_bytes)) {
             match &*piece.place.lock() {
-                PiecePlace::Memory(held) => there.push((Arc::clone(held), to)),
-                PiecePlace::Disk(from) => spilled.push((from.clone(), to)),
+                PiecePlace::Memory(bytes) => in_memory.push((Arc::clone(bytes), to)),
+                PiecePlace::Disk(spilled) => on_disk.push((spilled.clone(), to)),
                 PiecePlace::Lost(error) => return Err(error.clone()),
             }
         }
-        let event = shared.fetch_held(name, urgency, ready.as_ref(), &there)?;
+        let event = shared.fetch_from_memory(name, urgency, ready.as_ref(), &in_memory)?;
         let fetch = Arc::new(FetchState {
             shared: Arc::clone(shared),
             name: name.into(),
             urgency,
             ready,
             target: Mutex::new(Some(into)),
-            progress: Progress::new(spilled.len(), event),
+            progress: Progress::new(on_disk.len(), event),
         });
-        shared.read(spilled.into_iter().map(|(spilled, to)| PieceRead { spilled, to, fetch: Arc::clone(&fetch) }));
+        shared.queue_reads(on_disk.into_iter().map(|(spilled, to)| PieceRead {
+            spilled,
+            to,
+            fetch: Arc::clone(&fetch),
+        }));
         Ok(PendingFetch { fetch })
     }
 
-    /// Moves some bytes out and back, so that [`links`](Self::links) knows bandwidths before the first real transfer.
-    /// If there is a disk, the bytes go through it, and its codecs are tried too.
+    /// Stores and fetches some scratch bytes, so that [`links`](Self::links) has bandwidths before the first real
+    /// transfer. If there is a disk, the bytes are written to it, and the speeds of its codecs are measured too.
     ///
     /// # Errors
     /// The errors of [`store`](Self::store) and [`fetch`](Self::fetch), of allocating scratch memory, and of the disk.
@@ -284,17 +296,17 @@ impl Mover {
         let stored = self.store(name, self.scratch(name)?, destination)?;
         stored.wait()?;
         self.fetch(&stored, self.scratch(name)?, Urgency::Now)?.wait()?;
-        // Both directions at once.
-        let leaving = self.store(name, self.scratch(name)?, destination)?;
+        // Measures both directions at once.
+        let second = self.store(name, self.scratch(name)?, destination)?;
         self.fetch(&stored, self.scratch(name)?, Urgency::Now)?.wait()?;
-        leaving.wait()?;
-        // Both take room that the codecs' test needs.
-        drop((stored, leaving));
+        second.wait()?;
+        // Frees the room of both, which the test of the codecs needs.
+        drop((stored, second));
         self.shared.disk.as_ref().map_or(Ok(()), |disk| disk.probe_codecs(name)).map_err(MoverError::disk)
     }
 
-    /// Returns scratch bytes for [`probe`](Self::probe), at most a quarter of the disk, so that two such stores fit on
-    /// it.
+    /// Allocates scratch bytes for [`probe`](Self::probe): at most a quarter of the disk's capacity, so that two such
+    /// stores fit on it.
     fn scratch(&self, name: &str) -> Result<MovableBytes, MoverError> {
         let MoverShared { side, piece_bytes, disk, .. } = &*self.shared;
         let room = disk.as_ref().map_or(usize::MAX, |disk| disk.capacity_bytes() as usize / 4);
@@ -313,7 +325,7 @@ impl Mover {
         })
     }
 
-    /// Returns the device whose memory this mover moves, or [`Device::CPU`].
+    /// Returns the device whose bytes this mover moves, or [`Device::CPU`] if it moves host memory.
     pub fn device(&self) -> Device {
         self.shared.device()
     }
@@ -323,12 +335,12 @@ impl Mover {
         self.shared.disk.as_ref()
     }
 
-    /// Returns the statistics of each link.
+    /// Returns the traffic over each link since the mover was created.
     pub fn links(&self) -> Links {
         let MoverShared { side, disk, stalls, .. } = &*self.shared;
         let disk = disk.as_ref().map(Disk::statistics).unwrap_or_default();
         let copies = |streams: &[CopyStream]| {
-            streams.iter().map(CopyStream::statistics).fold(LinkStatistics::default(), LinkStatistics::and)
+            streams.iter().map(CopyStream::statistics).fold(LinkStatistics::default(), LinkStatistics::plus)
         };
         let [device_to_host, host_to_device] = match side {
             Some(side) => [copies(std::slice::from_ref(&side.outward)), copies(&side.inward)],
@@ -336,9 +348,9 @@ impl Mover {
         };
         Links {
             device_to_host,
-            host_to_device: host_to_device.and(stalls.host_to_device.with(0, Default::default())),
-            disk_write: stalls.disk_write.with(disk.written_bytes, disk.writing),
-            disk_read: stalls.disk_read.with(disk.read_bytes, disk.reading),
+            host_to_device: host_to_device.plus(stalls.host_to_device.statistics(0, Default::default())),
+            disk_write: stalls.disk_write.statistics(disk.written_bytes, disk.writing),
+            disk_read: stalls.disk_read.statistics(disk.read_bytes, disk.reading),
             disk_together: LinkStatistics {
                 bytes: disk.together_bytes,
                 busy: disk.together,
@@ -347,7 +359,8 @@ impl Mover {
         }
     }
 
-    /// Returns the statistics of the pinned memory that stored bytes stay in, if the mover has a device.
+    /// Returns statistics of the pinned memory that holds bytes stored to the host, or `None` if the mover has no
+    /// device.
     pub fn pinned(&self) -> Option<PinnedStatistics> {
         self.shared.side.as_ref().map(|side| side.pool.statistics())
     }
@@ -361,10 +374,11 @@ impl fmt::Debug for Mover {
 }
 
 impl DeviceSide {
+    /// Starts the threads and creates the streams. `bytes` are the sizes of `pool` and `staging`.
     fn new(memory: &'static DeviceMemory, bytes: [usize; 2], numa_node: Option<u32>) -> Result<Self, MoverError> {
         let pool = |bytes: usize| {
             let config = PinnedConfig { numa_node, ..PinnedConfig::new(bytes as u64) };
-            PinnedPool::new(Arc::clone(memory.driver()), config).map_err(pinned("the mover"))
+            PinnedPool::new(Arc::clone(memory.driver()), config).map_err(pinned_error("the mover"))
         };
         let [pool, staging] = [pool(bytes[0])?, pool(bytes[1])?];
         let copies = |priority, direction| {
@@ -373,8 +387,8 @@ impl DeviceSide {
         };
         let watcher = |name| Watcher::start(name).map_err(|error| MoverError::Threads(Arc::new(error)));
         Ok(Self {
-            departures: Arc::new(watcher("tenure-out")?),
-            arrivals: watcher("tenure-in")?,
+            outward_watcher: Arc::new(watcher("tenure-out")?),
+            inward_watcher: watcher("tenure-in")?,
             memory,
             pool,
             staging,
@@ -383,8 +397,8 @@ impl DeviceSide {
         })
     }
 
-    /// Records an event after all work that is on a stream now.
-    fn mark(&self, name: &str, stream: &Stream) -> Result<Event, MoverError> {
+    /// Records an event on a stream after all work that is queued on it now. Fails if the stream is being captured.
+    fn record_event(&self, name: &str, stream: &Stream) -> Result<Event, MoverError> {
         let driver = self.memory.driver();
         if driver.is_capturing(stream.id()).map_err(DriverError::from).map_err(MoverError::driver(name))? {
             return Err(MoverError::Captured { name: name.into() });
@@ -400,6 +414,7 @@ impl MoverShared {
         self.side.as_ref().map_or(Device::CPU, |side| side.memory.device())
     }
 
+    /// Returns an error if the bytes are not on the mover's device.
     fn expect_device(&self, name: &str, bytes: &MovableBytes) -> Result<(), MoverError> {
         let given = bytes.device();
         let device = self.device();
@@ -415,15 +430,17 @@ struct Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // The driver reports its failure where it matters.
+        // A failed driver fails the next transfer too, which reports it.
         let _ = self.memory.free(self.address);
     }
 }
 
-fn pinned(name: &str) -> impl Fn(PinnedError) -> MoverError + '_ {
+/// Returns a function that turns an error of a pinned pool into one that names the tensor.
+fn pinned_error(name: &str) -> impl Fn(PinnedError) -> MoverError + '_ {
     move |source| MoverError::Pinned { name: name.into(), source }
 }
 
+/// Returns a function that turns an error of a device's memory into one that names the tensor.
 fn memory_error(name: &str) -> impl Fn(MemoryError) -> MoverError + '_ {
     move |source| MoverError::Memory { name: name.into(), source: source.into() }
 }

@@ -165,8 +165,8 @@ fn what_is_out_is_freed_by_a_program_alone_and_not_by_how_long_it_took() {
         let event = stored.inner.progress.event().unwrap();
         // The watcher handles one event after the other. When it gets here, it has passed the one that could free the
         // source.
-        let departures = &mover.shared.side.as_ref().unwrap().departures;
-        departures.when_passed(event, move |passed| sender.send(passed).unwrap());
+        let watcher = &mover.shared.side.as_ref().unwrap().outward_watcher;
+        watcher.when_passed(event, move |passed| sender.send(passed).unwrap());
         receiver.recv().unwrap().unwrap();
         assert!(stored.is_settled() && stored.keeps_source() && allocated() > before);
         drop(stored);
@@ -482,16 +482,16 @@ fn what_a_thread_waits_for_is_read_before_what_is_fetched_ahead() {
         let reads = mover.shared.reads.lock();
         reads.waiting.iter().flatten().map(|read| read.fetch.name.clone()).collect::<String>()
     };
-    // Nothing is read while there are no lanes.
-    let lanes = std::mem::take(&mut mover.shared.reads.lock().lanes);
+    // Nothing is read while no slot is free.
+    let slots = std::mem::take(&mut mover.shared.reads.lock().slots);
     let fetch = |stored, urgency| mover.fetch(stored, vector(vec![0; MIB]), urgency).unwrap();
     let arrivals = [fetch(&a, Urgency::Ahead), fetch(&b, Urgency::Ahead), fetch(&c, Urgency::Now)];
     assert_eq!(order(), "ccaabb");
     thread::scope(|scope| {
         let waiting = scope.spawn(|| arrivals[1].wait());
         eventually(|| order() == "ccbbaa" && mover.shared.stalls.disk_read.is_waiting());
-        mover.shared.reads.lock().lanes = lanes;
-        mover.shared.pump();
+        mover.shared.reads.lock().slots = slots;
+        mover.shared.start_reads();
         waiting.join().unwrap().unwrap();
     });
     arrivals.iter().for_each(|arrival| arrival.wait().unwrap());

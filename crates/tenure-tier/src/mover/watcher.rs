@@ -1,4 +1,4 @@
-//! Threads that wait for events of a device.
+//! A thread that waits for events of a device and then calls functions.
 
 use std::sync::{Arc, mpsc};
 use std::{io, thread};
@@ -7,6 +7,7 @@ use tenure_device::{DriverError, Event};
 
 use crate::disk::end;
 
+/// The function to call after an event.
 type Then = Box<dyn FnOnce(Result<(), DriverError>) + Send>;
 
 /// A thread that waits for events one after the other, and calls a function after each. Dropping it waits until all are
@@ -27,8 +28,8 @@ impl Watcher {
         Ok(Self { events: Some(events), thread: Some(thread) })
     }
 
-    /// Calls `then` when the device has passed `event`, or with the reason why it never will. All events of a watcher
-    /// must be on one stream.
+    /// Calls `then` on the watcher's thread when the device has passed `event`, or with the error if waiting fails.
+    /// Since the thread waits for events in the order of these calls, an event also delays those given after it.
     pub(super) fn when_passed(&self, event: Arc<Event>, then: impl FnOnce(Result<(), DriverError>) + Send + 'static) {
         let Some(events) = &self.events else { return };
         if let Err(refused) = events.send((event, Box::new(then))) {
