@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::TierError;
-use crate::disk::{CHUNK, Chunk, DISK_BLOCK, StagingMemory, end};
+use crate::disk::{CHUNK, Chunk, DISK_BLOCK, StagingMemory, join_unless_current};
 
 /// The number of requests at once: a disk reaches full speed with a few of 1 MiB.
 const THREADS: usize = 8;
@@ -292,7 +292,7 @@ impl Drop for FileReader {
     fn drop(&mut self) {
         self.shared.queue.lock().is_ending = true;
         self.shared.work.notify_all();
-        self.threads.drain(..).for_each(end);
+        self.threads.drain(..).for_each(join_unless_current);
     }
 }
 

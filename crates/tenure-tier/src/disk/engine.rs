@@ -1,4 +1,4 @@
-//! Engines: the threads or the kernel queue that read and write files.
+//! The interface of engines, which read and write files, and an engine of threads.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ pub(super) struct Request {
     pub(super) direction: Direction,
     pub(super) file: Arc<ExtentFile>,
     pub(super) offset: u64,
-    /// Whole blocks.
+    /// The size in bytes, a multiple of [`DISK_BLOCK`](super::DISK_BLOCK).
     pub(super) bytes: usize,
     pub(super) chunk: Chunk,
     /// Called once, on a thread of the engine, which it must not block for long.
@@ -30,15 +30,16 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// Returns the chunk and the result to the caller of [`Engine::begin`].
     pub(super) fn end(self, result: io::Result<()>) {
         (self.done)(Some(self.chunk), result);
     }
 }
 
-/// Called at the end of a request. The chunk comes back, unless the kernel may still use it.
+/// The function to call at the end of a request. It gets the chunk back, or `None` if the kernel may still use it.
 pub(super) type Done = Box<dyn FnOnce(Option<Chunk>, io::Result<()>) + Send>;
 
-/// Carries out requests, several at once, in any order. Dropping it finishes all of them.
+/// An engine: carries out requests, several at once, in any order. Dropping it waits for all of them.
 pub(super) trait Engine: Send + Sync {
     /// Begins to carry out a request.
     ///
@@ -50,13 +51,13 @@ pub(super) trait Engine: Send + Sync {
     fn name(&self) -> &'static str;
 }
 
-/// Threads that each carry out one request after the other, for systems without `io_uring`.
-pub(super) struct Threads {
+/// An engine of threads that each carry out one request after the other, for systems without `io_uring`.
+pub(super) struct ThreadEngine {
     requests: Option<mpsc::Sender<Request>>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
-impl Threads {
+impl ThreadEngine {
     pub(super) fn start(count: usize) -> io::Result<Self> {
         let (requests, queue) = mpsc::channel::<Request>();
         let queue = Arc::new(Mutex::new(queue));
@@ -70,7 +71,7 @@ impl Threads {
     }
 }
 
-/// Carries out requests of the queue until it has no sender any more.
+/// Carries out the requests of a queue until its sender is dropped.
 fn carry_out_all(queue: &Mutex<mpsc::Receiver<Request>>) {
     loop {
         // Unlocked again when this statement ends, so that the other threads take requests meanwhile.
@@ -80,6 +81,7 @@ fn carry_out_all(queue: &Mutex<mpsc::Receiver<Request>>) {
     }
 }
 
+/// Reads or writes with a system call, and ends the request.
 pub(super) fn carry_out(mut request: Request) {
     let Request { direction, file, offset, bytes, chunk, .. } = &mut request;
     let carried_out = match direction {
@@ -89,7 +91,7 @@ pub(super) fn carry_out(mut request: Request) {
     request.end(carried_out);
 }
 
-impl Engine for Threads {
+impl Engine for ThreadEngine {
     fn begin(&self, request: Request) -> Result<(), Box<Request>> {
         send(&self.requests, request)
     }
@@ -99,14 +101,14 @@ impl Engine for Threads {
     }
 }
 
-impl Drop for Threads {
+impl Drop for ThreadEngine {
     fn drop(&mut self) {
         self.requests = None;
-        self.threads.drain(..).for_each(end);
+        self.threads.drain(..).for_each(join_unless_current);
     }
 }
 
-/// Sends a request to the threads, which wait for requests as long as there is a sender.
+/// Sends a request to the engine's threads. Returns it if they have ended.
 pub(super) fn send(requests: &Option<mpsc::Sender<Request>>, request: Request) -> Result<(), Box<Request>> {
     match requests {
         Some(requests) => requests.send(request).map_err(|refused| Box::new(refused.0)),
@@ -114,8 +116,9 @@ pub(super) fn send(requests: &Option<mpsc::Sender<Request>>, request: Request) -
     }
 }
 
-/// Waits until a thread has ended, unless it is the current one: the last request's thread may drop the engine.
-pub(crate) fn end(thread: thread::JoinHandle<()>) {
+/// Waits until a thread has ended, unless it is the current one: a request that ends on an engine's thread may drop the
+/// engine.
+pub(crate) fn join_unless_current(thread: thread::JoinHandle<()>) {
     if thread.thread().id() != thread::current().id() {
         // A panic has already been printed.
         let _ = thread.join();

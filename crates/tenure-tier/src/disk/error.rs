@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiskError {
-    /// The files have no room.
+    /// The files have no room for the bytes.
     #[error("{name}: {bytes} bytes do not fit on disk in {folders}: {free} of {capacity} are free; give the tier more")]
     Full {
         /// The tensor.
@@ -43,7 +43,7 @@ pub enum DiskError {
         /// The system's error.
         source: io::Error,
     },
-    /// The bytes read differ from the bytes written.
+    /// The bytes read differ from the bytes written: their checksum does not match, or they cannot be decoded.
     #[error(
         "{name}: bytes came back changed from {}, at byte {offset}: the disk or its memory fails; spill elsewhere",
         folder.display()
@@ -56,13 +56,13 @@ pub enum DiskError {
         /// The offset in the file, in bytes.
         offset: u64,
     },
-    /// The process was forked, and the disk's threads run in its parent.
+    /// This process is a forked child, and the disk's threads run in its parent only.
     #[error("{name}: a forked process has no disks of its parent's: open them in it, or start it otherwise")]
     Forked {
         /// The tensor.
         name: String,
     },
-    /// The buffer has another size.
+    /// The buffer to read into has another size than the bytes on disk.
     #[error("{name}: it has {bytes} bytes, and is read into {given}")]
     Size {
         /// The tensor.

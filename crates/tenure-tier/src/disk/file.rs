@@ -21,7 +21,7 @@ pub(super) struct ExtentFile {
 }
 
 impl ExtentFile {
-    /// Creates a file of `bytes` bytes in a folder.
+    /// Creates a file of `bytes` bytes in a folder. Tests direct access by writing a block of `chunk`.
     pub(super) fn create(folder: &Path, bytes: u64, chunk: &Chunk) -> Result<Self, TierError> {
         let failed = |call, source| TierError::System { what: folder.display().to_string(), call, source };
         let file = tempfile::tempfile_in(folder).map_err(|error| failed("making a file", error))?;
@@ -45,8 +45,8 @@ impl ExtentFile {
     }
 }
 
-/// Makes transfers bypass the page cache, if a test write shows that the file system can do that. Returns whether it
-/// can.
+/// Makes transfers bypass the page cache (`O_DIRECT`) if a test write shows that the file system supports it. Returns
+/// whether it does.
 fn make_direct(file: &File, chunk: &Chunk) -> io::Result<bool> {
     let flags = fcntl_getfl(file)?;
     if fcntl_setfl(file, flags | OFlags::DIRECT).is_ok() && file.write_all_at(&chunk.bytes()[..DISK_BLOCK], 0).is_ok() {
@@ -57,12 +57,13 @@ fn make_direct(file: &File, chunk: &Chunk) -> io::Result<bool> {
 }
 
 /// Returns the device number of a folder's file system.
-pub(super) fn system_of(folder: &Path) -> Result<u64, TierError> {
+pub(super) fn file_system_of(folder: &Path) -> Result<u64, TierError> {
     let failed =
         |error: Errno| TierError::System { what: folder.display().to_string(), call: "stat", source: error.into() };
     Ok(stat(folder).map_err(failed)?.st_dev)
 }
 
+/// Returns the bytes of a folder's file system that this process may still allocate.
 pub(super) fn free_bytes(folder: &Path) -> Result<u64, TierError> {
     let failed =
         |error: Errno| TierError::System { what: folder.display().to_string(), call: "statvfs", source: error.into() };

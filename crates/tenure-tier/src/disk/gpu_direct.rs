@@ -6,7 +6,7 @@ use std::{fmt, fs};
 /// The file in which the kernel module reports its version.
 const MODULE: &str = "/proc/driver/nvidia-fs/version";
 
-/// The state of NVIDIA's GPUDirect Storage on this machine, which is reported and not used. Without its kernel module
+/// Whether NVIDIA's GPUDirect Storage is available on this machine. Tenure reports it and does not use it. Without its kernel module
 /// the library copies through host memory too, so calling it gains nothing. With the module it would not help either:
 /// bytes on a disk have a checksum and may be encoded, and both are computed in host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,11 +21,12 @@ pub enum GpuDirect {
 }
 
 impl GpuDirect {
-    /// Probes this machine.
+    /// Returns whether this machine has the kernel module loaded.
     pub fn probe() -> Self {
         Self::at(Path::new(MODULE))
     }
 
+    /// Reads the module's version from a file.
     fn at(module: &Path) -> Self {
         match fs::read_to_string(module) {
             Ok(version) => Self::Active { version: version.trim().replace('\n', ", ") },

@@ -1,4 +1,4 @@
-//! Disks as a tier: bytes are written to files in folders and read back, several transfers at once, and are verified.
+//! The disk tier: writes bytes to files in folders and reads them back, many pieces at once, and verifies checksums.
 
 mod engine;
 mod error;
@@ -26,8 +26,8 @@ pub use transfer::Ticket;
 use crate::TierError;
 use crate::codec::{Choice, Codec, Coding, Encoded, LOSSLESS, Speeds};
 use crate::system;
-pub(crate) use engine::{Direction, end};
-use engine::{Engine, Threads};
+pub(crate) use engine::{Direction, join_unless_current};
+use engine::{Engine, ThreadEngine};
 use file::ExtentFile;
 use ring::Ring;
 pub(crate) use staging::{CHUNK, Chunk, DISK_BLOCK, StagingMemory};
@@ -35,7 +35,7 @@ use transfer::{DiskState, DiskTransfer};
 
 /// The length of a day for [`DiskOptions::daily_bytes`].
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// The number of threads that copy between tensors and chunks and compute checksums.
+/// The number of threads that copy between the callers' bytes and staging chunks, encode, decode and compute checksums.
 const COPIERS: usize = 2;
 
 /// Settings of a [`Disk`].
@@ -43,11 +43,11 @@ const COPIERS: usize = 2;
 pub struct DiskOptions {
     /// The total size of the files in bytes, allocated when the disk is opened.
     pub capacity: u64,
-    /// Staging memory in bytes. It is rounded down to whole chunks, to at least 2 and at most 96. Transfers that wait
-    /// for it use no memory of their own.
+    /// Staging memory in bytes. It is divided into at least 2 and at most 96 chunks of 1 MiB, rounded down. Transfers
+    /// wait for free chunks.
     pub staging_bytes: usize,
-    /// The most bytes that may be written in a day, or `None` for no limit: disks wear out. A day begins when the disk
-    /// is opened, and again with the first write more than 24 hours later. Only writes of this tier count, with their
+    /// The most bytes that may be written in a day, since writes wear out a disk, or `None` for no limit. A day begins
+    /// when the disk is opened, and again with the first write more than 24 hours later. Only writes of this tier count, with their
     /// size before encoding.
     pub daily_bytes: Option<u64>,
 }
@@ -62,7 +62,7 @@ impl DiskOptions {
 /// A tier of files on disks, one file per folder. The files have no names and are gone when the process ends. Written
 /// bytes are divided into pieces that go to the folders in turn.
 ///
-/// This is a handle: clones share one tier. Dropping the last one finishes the transfers under way first.
+/// This is a handle: clones share one tier. Dropping the last one waits for the transfers under way.
 ///
 /// ```
 /// use tenure_tier::{Disk, DiskOptions};
@@ -76,54 +76,60 @@ impl DiskOptions {
 /// ```
 #[derive(Clone)]
 pub struct Disk {
-    running: Arc<Running>,
+    inner: Arc<DiskInner>,
 }
 
-/// The state that ends with the last handle: its threads and the transfers under way.
-struct Running {
+/// The state that all clones of a [`Disk`] share. Dropping it waits for the transfers under way.
+struct DiskInner {
     shared: Arc<DiskShared>,
     copiers: Vec<thread::JoinHandle<()>>,
     /// The process that opened the tier. The threads do not run in a forked child.
     process: u32,
 }
 
+/// The state that a tier's threads share with its handles.
 struct DiskShared {
     files: Vec<Arc<ExtentFile>>,
     engine: Box<dyn Engine>,
     options: DiskOptions,
-    /// Forked children lock this too, when they drop what they hold.
+    /// Forked children lock this too, when they drop a [`Spilled`].
     extents: Unforked<Extents>,
     state: Mutex<DiskState>,
+    /// The measured speed of each codec.
     speeds: Speeds,
-    /// Signals that there is something to copy, or that no more will come.
-    work: Condvar,
+    /// Signals to the copying threads that there is a part to copy, or that the tier is closed and no part is left.
+    work_changed: Condvar,
 }
 
-/// The parts of the files that are in use.
+/// The free parts of the files, and the bytes written today.
 struct Extents {
     /// The free parts of each file.
     free: Vec<Arena>,
     /// The file that the next piece goes to if it has room.
-    turn: usize,
-    /// The start of the current day, and the bytes accepted for writing in it.
-    day: (Instant, u64),
+    next_file: usize,
+    /// The start of the current day.
+    day_start: Instant,
+    /// The bytes accepted for writing since `day_start`.
+    day_bytes: u64,
 }
 
-/// A piece of some written bytes.
+/// A piece of some spilled bytes, and its room in a file.
 struct SpilledPiece {
+    /// The index of the file.
     file: usize,
     offset: u64,
     /// The number of bytes before encoding.
     bytes: usize,
-    /// The piece as it is in the file, set once it has been encoded.
+    /// The piece's encoding in the file, set once it has been encoded.
     written: OnceLock<Written>,
 }
 
 /// A piece's encoding in its file.
 struct Written {
     codec: Codec,
+    /// The number of encoded bytes.
     bytes: usize,
-    /// CRC-32.
+    /// The CRC-32 of the encoded bytes.
     checksum: u32,
 }
 
@@ -135,10 +141,10 @@ impl SpilledPiece {
     }
 }
 
-/// Bytes on disk, under the name that errors use. Clones share them; dropping the last clone frees their room.
+/// A handle to bytes on disk. Clones share the bytes; dropping the last clone frees their room. Errors use their name.
 #[derive(Clone)]
 pub struct Spilled {
-    stored: Arc<SpilledInner>,
+    inner: Arc<SpilledInner>,
 }
 
 struct SpilledInner {
@@ -151,24 +157,24 @@ struct SpilledInner {
 
 impl Drop for SpilledInner {
     fn drop(&mut self) {
-        self.shared.extents.lock().give_back(&self.pieces);
+        self.shared.extents.lock().free_pieces(&self.pieces);
     }
 }
 
 impl Spilled {
     /// Returns the name that the bytes were written under.
     pub fn name(&self) -> &str {
-        &self.stored.name
+        &self.inner.name
     }
 
     /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
-        self.stored.bytes
+        self.inner.bytes
     }
 
-    /// Returns how the bytes were encoded. The codec is the one used for most of them.
+    /// Returns how the bytes were encoded: their size before and after, and the codec that was used for most of them.
     pub fn encoded(&self) -> Encoded {
-        Encoded::of_all(self.stored.pieces.iter().filter_map(|piece| {
+        Encoded::of_all(self.inner.pieces.iter().filter_map(|piece| {
             let Written { codec, bytes, .. } = *piece.written.get()?;
             Some(Encoded { codec, raw_bytes: piece.bytes, bytes })
         }))
@@ -181,31 +187,31 @@ impl fmt::Debug for Spilled {
     }
 }
 
-/// Reserved room for bytes that will be written.
+/// Reserved room in the files for bytes that will be written. Dropping it frees the room.
 pub(crate) struct Room {
-    stored: SpilledInner,
+    inner: SpilledInner,
 }
 
 impl Room {
     /// Returns the name of the bytes that the room is for.
     pub(crate) fn name(&self) -> &str {
-        &self.stored.name
+        &self.inner.name
     }
 
-    /// Begins to write bytes. They must be exactly as many as the room is for. They are kept until they are on disk.
-    /// Does not wait.
+    /// Begins to write bytes, exactly as many as the room is for, and returns at once. The source is dropped when they
+    /// are on disk.
     ///
     /// # Errors
     /// [`DiskError::Worn`] if the daily limit would be exceeded.
     pub(crate) fn write(self, source: impl AsRef<[u8]> + Send + 'static) -> Result<Ticket<Spilled>, DiskError> {
-        let stored = Arc::new(self.stored);
+        let inner = Arc::new(self.inner);
         let source = Box::new(source);
-        let shared = Arc::clone(&stored.shared);
-        shared.count_daily_write(&stored)?;
+        let shared = Arc::clone(&inner.shared);
+        shared.count_daily_write(&inner)?;
         let start = (*source).as_ref().as_ptr().cast_mut();
-        let transfer = DiskTransfer::new(Direction::Out, &stored, start, source);
-        shared.begin(&transfer, &stored);
-        Ok(Ticket::new(transfer, Arc::new(Mutex::new(Some(Spilled { stored })))))
+        let transfer = DiskTransfer::new(Direction::Out, &inner, start, source);
+        shared.begin(&transfer, &inner);
+        Ok(Ticket::new(transfer, Arc::new(Mutex::new(Some(Spilled { inner })))))
     }
 }
 
@@ -216,30 +222,30 @@ pub struct DiskStatistics {
     pub free_bytes: u64,
     /// Bytes written, in whole blocks.
     pub written_bytes: u64,
-    /// The bytes that were written, in whole blocks, before encoding.
+    /// The size of the written bytes before encoding, in whole blocks.
     pub raw_bytes: u64,
     /// Bytes read, in whole blocks.
     pub read_bytes: u64,
-    /// Time in which any write was under way.
+    /// The time in which at least one write was under way.
     pub writing: Duration,
-    /// Time in which any read was under way.
+    /// The time in which at least one read was under way.
     pub reading: Duration,
     /// Bytes moved in either direction while both a read and a write were under way.
     pub together_bytes: u64,
-    /// Time in which both a read and a write were under way.
+    /// The time in which both a read and a write were under way.
     pub together: Duration,
-    /// Bytes accepted for writing in the current day, of [`DiskOptions::daily_bytes`].
+    /// Bytes accepted for writing in the current day, which count towards [`DiskOptions::daily_bytes`].
     pub today_bytes: u64,
 }
 
 impl Disk {
-    /// Returns the largest total size of equally large files, one in each of these folders. Folders on one file system
-    /// share its room.
+    /// Returns the largest capacity that [`open`](Self::open) can allocate in these folders, in bytes. Each folder has an
+    /// equal share, and folders on one file system divide its free bytes.
     ///
     /// # Errors
     /// [`TierError`] if a folder does not exist.
     pub fn free_bytes_in(folders: &[PathBuf]) -> Result<u64, TierError> {
-        let systems = folders.iter().map(|folder| file::system_of(folder)).collect::<Result<Vec<_>, _>>()?;
+        let systems = folders.iter().map(|folder| file::file_system_of(folder)).collect::<Result<Vec<_>, _>>()?;
         let mut shares = Vec::with_capacity(folders.len());
         for (folder, system) in folders.iter().zip(&systems) {
             let sharing = systems.iter().filter(|other| *other == system).count() as u64;
@@ -261,49 +267,49 @@ impl Disk {
         Self::with_engine(folders, options, |memory, chunks| match Ring::start(memory) {
             Ok(ring) => Ok(Box::new(ring)),
             // Containers often forbid `io_uring`.
-            Err(_) => Ok(Box::new(Threads::start(chunks.min(16))?)),
+            Err(_) => Ok(Box::new(ThreadEngine::start(chunks.min(16))?)),
         })
     }
 
+    /// Opens a tier whose engine is created by a function of the staging memory and the number of chunks.
     fn with_engine(
         folders: &[PathBuf],
         options: DiskOptions,
         engine: impl FnOnce(&Arc<StagingMemory>, usize) -> std::io::Result<Box<dyn Engine>>,
     ) -> Result<Self, TierError> {
-        let what = || folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ");
-        let unit = (DISK_BLOCK * folders.len()) as u64;
-        let each = options.capacity.checked_div(unit).ok_or(TierError::NoFolder)? * DISK_BLOCK as u64;
-        if each == 0 {
+        let all_folders = || folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ");
+        let alignment = (DISK_BLOCK * folders.len()) as u64;
+        let file_bytes = options.capacity.checked_div(alignment).ok_or(TierError::NoFolder)? * DISK_BLOCK as u64;
+        if file_bytes == 0 {
             let capacity = options.capacity;
-            let alignment = unit;
-            return Err(TierError::TooSmall { what: what(), capacity, alignment });
+            return Err(TierError::TooSmall { what: all_folders(), capacity, alignment });
         }
-        let failed = |call| move |source| TierError::System { what: what(), call, source };
+        let failed = |call| move |source| TierError::System { what: all_folders(), call, source };
         let count = (options.staging_bytes / CHUNK).clamp(2, 96);
         let chunks = StagingMemory::chunks(count).map_err(failed("mmap"))?;
-        let files = folders.iter().map(|folder| ExtentFile::create(folder, each, &chunks[0]).map(Arc::new));
+        let files = folders.iter().map(|folder| ExtentFile::create(folder, file_bytes, &chunks[0]).map(Arc::new));
         let files: Vec<_> = files.collect::<Result<_, _>>()?;
         let engine = engine(chunks[0].memory(), count).map_err(failed("starting"))?;
-        let free = files.iter().map(|_| Arena::new(0, each)).collect();
+        let free = files.iter().map(|_| Arena::new(0, file_bytes)).collect();
         let shared = Arc::new(DiskShared {
             files,
             engine,
             options,
-            extents: Unforked::new(Extents { free, turn: 0, day: (Instant::now(), 0) }),
+            extents: Unforked::new(Extents { free, next_file: 0, day_start: Instant::now(), day_bytes: 0 }),
             state: Mutex::new(DiskState::new(chunks)),
             speeds: Speeds::default(),
-            work: Condvar::new(),
+            work_changed: Condvar::new(),
         });
-        let mut running = Running { shared, copiers: Vec::new(), process: process::id() };
+        let mut inner = DiskInner { shared, copiers: Vec::new(), process: process::id() };
         for number in 0..COPIERS {
-            let shared = Arc::clone(&running.shared);
+            let shared = Arc::clone(&inner.shared);
             let thread = thread::Builder::new().name(format!("tenure-copy-{number}"));
-            running.copiers.push(thread.spawn(move || shared.copy()).map_err(failed("starting"))?);
+            inner.copiers.push(thread.spawn(move || shared.run_copier()).map_err(failed("starting"))?);
         }
-        Ok(Self { running: Arc::new(running) })
+        Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Begins to write bytes. They are kept until they are on disk. Does not wait.
+    /// Begins to write bytes and returns at once. The source is dropped when they are on disk.
     ///
     /// # Errors
     /// [`DiskError::Full`], [`DiskError::Worn`] and [`DiskError::Forked`]. The ticket returns errors of the disk.
@@ -315,8 +321,8 @@ impl Disk {
         self.write_encoded(name, source, Coding::NONE)
     }
 
-    /// Writes bytes as [`write`](Self::write) does, encoded. Each piece of 1 MiB is encoded on its own, in its staging
-    /// chunk.
+    /// Writes bytes as [`write`](Self::write) does, and encodes them. Each piece of 1 MiB is encoded on its own, into its
+    /// staging chunk.
     ///
     /// # Errors
     /// The errors of [`write`](Self::write). Room is reserved as if encoding saved nothing.
@@ -330,26 +336,26 @@ impl Disk {
         self.reserve(name, bytes, coding)?.write(source)
     }
 
-    /// Reserves room for bytes that will be written. Dropping it instead frees the room.
+    /// Reserves room for `bytes` bytes, which [`Room::write`] writes later.
     ///
     /// # Errors
     /// [`DiskError::Full`] and [`DiskError::Forked`].
     pub(crate) fn reserve(&self, name: impl Into<String>, bytes: usize, coding: Coding) -> Result<Room, DiskError> {
-        let shared = &self.running.shared;
+        let shared = &self.inner.shared;
         let name = name.into();
-        self.expect_threads(&name)?;
-        let pieces = shared.take_extents(&name, bytes)?;
-        Ok(Room { stored: SpilledInner { name, bytes: bytes as u64, coding, pieces, shared: Arc::clone(shared) } })
+        self.expect_not_forked(&name)?;
+        let pieces = shared.allocate_pieces(&name, bytes)?;
+        Ok(Room { inner: SpilledInner { name, bytes: bytes as u64, coding, pieces, shared: Arc::clone(shared) } })
     }
 
-    /// Begins to read spilled bytes into a buffer of the same size, which the ticket returns. Does not wait. Reads go
-    /// before waiting writes.
+    /// Begins to read spilled bytes into a buffer of the same size, and returns at once. The ticket returns the buffer.
+    /// Reads go before waiting writes.
     ///
     /// # Errors
     /// [`DiskError::Size`] and [`DiskError::Forked`]. The ticket returns errors of the disk.
     pub fn read<B: AsMut<[u8]> + Send + 'static>(&self, spilled: &Spilled, into: B) -> Result<Ticket<B>, DiskError> {
-        self.expect_threads(spilled.name())?;
-        // The buffer must not move until it has been read into.
+        self.expect_not_forked(spilled.name())?;
+        // In an `Arc`, the buffer does not move until it has been read into.
         let buffer = Arc::new(Mutex::new(Some(into)));
         let (start, given) = match buffer.lock().as_mut().map(B::as_mut) {
             Some(bytes) => (bytes.as_mut_ptr(), bytes.len() as u64),
@@ -358,21 +364,21 @@ impl Disk {
         if given != spilled.bytes() {
             return Err(DiskError::Size { name: spilled.name().into(), bytes: spilled.bytes(), given });
         }
-        let transfer = DiskTransfer::new(Direction::In, &spilled.stored, start, Box::new(Arc::clone(&buffer)));
-        self.running.shared.begin(&transfer, &spilled.stored);
+        let transfer = DiskTransfer::new(Direction::In, &spilled.inner, start, Box::new(Arc::clone(&buffer)));
+        self.inner.shared.begin(&transfer, &spilled.inner);
         Ok(Ticket::new(transfer, buffer))
     }
 
-    /// Returns the codec that these bytes would be encoded by at the current speeds, and the encoded bytes per byte,
-    /// estimated from a small sample.
+    /// Returns the codec that [`write_encoded`](Self::write_encoded) would choose now for the bytes `raw`, and an estimate
+    /// of the encoded size divided by their size, from a small sample.
     pub fn sample(&self, raw: &[u8], coding: Coding) -> (Codec, f64) {
-        let DiskShared { state, speeds, .. } = &*self.running.shared;
+        let DiskShared { state, speeds, .. } = &*self.inner.shared;
         let bandwidth = state.lock().bandwidth();
         let codec = coding.codec(raw, speeds, bandwidth);
         (codec, coding.sampled_ratio(codec, raw))
     }
 
-    /// Encodes and decodes test data with each lossless codec, so that their speeds are known.
+    /// Writes and reads test data with each lossless codec, which measures the codecs' speeds.
     ///
     /// # Errors
     /// The errors of [`write`](Self::write), [`read`](Self::read) and their tickets.
@@ -386,18 +392,19 @@ impl Disk {
         Ok(())
     }
 
-    fn expect_threads(&self, name: &str) -> Result<(), DiskError> {
-        if self.running.process == process::id() { Ok(()) } else { Err(DiskError::Forked { name: name.into() }) }
+    /// Returns an error in a forked child, where the tier's threads do not run.
+    fn expect_not_forked(&self, name: &str) -> Result<(), DiskError> {
+        if self.inner.process == process::id() { Ok(()) } else { Err(DiskError::Forked { name: name.into() }) }
     }
 
     /// Returns the folders of the files, separated by commas.
     pub fn folders(&self) -> String {
-        self.running.shared.folders()
+        self.inner.shared.folders()
     }
 
     /// Returns a description of the tier: its folders, how they are accessed, and the state of GPUDirect Storage.
     pub fn description(&self) -> String {
-        let DiskShared { files, engine, .. } = &*self.running.shared;
+        let DiskShared { files, engine, .. } = &*self.inner.shared;
         let direct =
             if files.iter().all(|file| file.is_direct) { "direct access" } else { "through the system's cache" };
         let in_memory =
@@ -407,15 +414,15 @@ impl Disk {
 
     /// Returns the capacity in bytes.
     pub fn capacity_bytes(&self) -> u64 {
-        self.running.shared.extents.lock().free.iter().map(Arena::bytes).sum()
+        self.inner.shared.extents.lock().free.iter().map(Arena::bytes).sum()
     }
 
     /// Returns statistics since the tier was opened.
     pub fn statistics(&self) -> DiskStatistics {
-        let DiskShared { extents, state, .. } = &*self.running.shared;
+        let DiskShared { extents, state, .. } = &*self.inner.shared;
         let (free_bytes, today_bytes) = {
             let extents = extents.lock();
-            (extents.free.iter().map(Arena::free_bytes).sum(), extents.day.1)
+            (extents.free.iter().map(Arena::free_bytes).sum(), extents.day_bytes)
         };
         let state = state.lock();
         let [(read_bytes, reading), (written_bytes, writing)] = state.moved();
@@ -435,7 +442,7 @@ impl Disk {
     }
 }
 
-/// Returns one of some numbers of which half are 0 and the others between 1 and 2.
+/// Returns pseudo-random test data by index: about half of the numbers are 0, and the others lie between 1 and 2.
 fn half_zero(number: u32) -> f32 {
     let mixed = number.wrapping_mul(0x9e37_79b9);
     if mixed >> 31 == 0 { 0.0 } else { 1.0 + (mixed & 0xff_ffff) as f32 / (1 << 24) as f32 }
@@ -447,14 +454,14 @@ impl fmt::Debug for Disk {
     }
 }
 
-impl Drop for Running {
+impl Drop for DiskInner {
     fn drop(&mut self) {
         if self.process != process::id() {
             return;
         }
         self.shared.state.lock().is_closed = true;
-        self.shared.work.notify_all();
-        self.copiers.drain(..).for_each(end);
+        self.shared.work_changed.notify_all();
+        self.copiers.drain(..).for_each(join_unless_current);
     }
 }
 
@@ -464,18 +471,18 @@ impl DiskShared {
         self.files.iter().map(|file| file.folder.display().to_string()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Takes room for `bytes` bytes, in pieces, from the files in turn.
-    fn take_extents(&self, name: &str, bytes: usize) -> Result<Vec<SpilledPiece>, DiskError> {
+    /// Allocates room for `bytes` bytes in pieces of up to one chunk, from the files in turn.
+    fn allocate_pieces(&self, name: &str, bytes: usize) -> Result<Vec<SpilledPiece>, DiskError> {
         let mut extents = self.extents.lock();
         let mut pieces = Vec::with_capacity(bytes.div_ceil(CHUNK));
         for begin in (0..bytes).step_by(CHUNK) {
             let count = (bytes - begin).min(CHUNK);
-            match extents.take(count) {
+            match extents.allocate(count) {
                 Some((file, offset)) => {
                     pieces.push(SpilledPiece { file, offset, bytes: count, written: OnceLock::new() })
                 }
                 None => {
-                    extents.give_back(&pieces);
+                    extents.free_pieces(&pieces);
                     let free = extents.free.iter().map(Arena::free_bytes).sum();
                     let capacity = extents.free.iter().map(Arena::bytes).sum();
                     return Err(DiskError::Full {
@@ -491,33 +498,36 @@ impl DiskShared {
         Ok(pieces)
     }
 
-    /// Adds a write to the bytes of the day, or returns an error if it would exceed the limit.
-    fn count_daily_write(&self, stored: &SpilledInner) -> Result<(), DiskError> {
-        let whole = stored.bytes.next_multiple_of(DISK_BLOCK as u64);
+    /// Adds a write to the bytes of the current day, or returns an error if they would exceed the daily limit.
+    fn count_daily_write(&self, inner: &SpilledInner) -> Result<(), DiskError> {
+        let whole = inner.bytes.next_multiple_of(DISK_BLOCK as u64);
         let mut extents = self.extents.lock();
-        if extents.day.0.elapsed() > DAY {
-            extents.day = (Instant::now(), 0);
+        if extents.day_start.elapsed() > DAY {
+            extents.day_start = Instant::now();
+            extents.day_bytes = 0;
         }
-        if let Some(limit) = self.options.daily_bytes.filter(|limit| extents.day.1 + whole > *limit) {
-            return Err(DiskError::Worn { name: stored.name.clone(), limit });
+        if let Some(limit) = self.options.daily_bytes.filter(|limit| extents.day_bytes + whole > *limit) {
+            return Err(DiskError::Worn { name: inner.name.clone(), limit });
         }
-        extents.day.1 += whole;
+        extents.day_bytes += whole;
         Ok(())
     }
 }
 
 impl Extents {
-    /// Takes room for a piece and returns its file and offset.
-    fn take(&mut self, bytes: usize) -> Option<(usize, u64)> {
+    /// Allocates room for a piece of `bytes` bytes, from the next file that has it. Returns the file's index and the
+    /// offset in it.
+    fn allocate(&mut self, bytes: usize) -> Option<(usize, u64)> {
         let files = self.free.len();
-        let found = (0..files).map(|next| (self.turn + next) % files).find_map(|file| {
+        let found = (0..files).map(|next| (self.next_file + next) % files).find_map(|file| {
             Some((file, self.free[file].allocate_low(bytes.next_multiple_of(DISK_BLOCK) as u64)?.address))
         });
-        self.turn = found.map_or(self.turn, |(file, _)| (file + 1) % files);
+        self.next_file = found.map_or(self.next_file, |(file, _)| (file + 1) % files);
         found
     }
 
-    fn give_back(&mut self, pieces: &[SpilledPiece]) {
+    /// Frees the room of pieces.
+    fn free_pieces(&mut self, pieces: &[SpilledPiece]) {
         for piece in pieces {
             // This cannot fail: each piece is in use and is given back once, by its owner.
             let _ = self.free[piece.file].free(piece.offset);

@@ -1,4 +1,4 @@
-//! An engine on `io_uring`: one thread hands many requests to the kernel at once and collects their results.
+//! An engine on `io_uring`: one thread submits many requests to the kernel at once and handles their completions.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,24 +12,26 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::engine::{self, Direction, Engine, Request};
 use super::staging::{DISK_BLOCK, StagingMemory};
 
-/// The capacity of the submission queue: requests in the kernel at once, including the read that wakes the thread.
+/// The capacity of the submission queue. At most half as many requests, and the read that wakes the thread, are in the
+/// kernel at once.
 const DEPTH: u32 = 256;
-/// The number of the read that wakes the thread. Requests are numbered from 0.
-const WAKE: u64 = u64::MAX;
+/// The number (`user_data`) of the read that wakes the thread. Requests are numbered from 0.
+const WAKE_NUMBER: u64 = u64::MAX;
 
-/// An engine whose thread hands requests to `io_uring`.
+/// An engine whose thread submits requests to `io_uring`.
 pub(super) struct Ring {
     requests: Option<mpsc::Sender<Request>>,
+    /// The event file descriptor that wakes the thread when it is written.
     wake: Arc<OwnedFd>,
     thread: Option<thread::JoinHandle<()>>,
     /// The kernel uses this memory as long as the ring exists.
     _memory: Arc<StagingMemory>,
 }
 
-/// A request that the kernel has.
-struct Begun {
+/// A request that has been submitted to the kernel.
+struct Submitted {
     request: Request,
-    /// Bytes that are done.
+    /// The bytes read or written so far.
     moved: usize,
 }
 
@@ -41,15 +43,17 @@ struct RingThread {
     /// The target of the kernel's reads from `wake`.
     woken: Box<u64>,
     /// Whether the kernel has a read from `wake`.
-    is_waiting: bool,
-    begun: HashMap<u64, Begun>,
-    next: u64,
+    has_wake_read: bool,
+    /// The requests in the kernel, by number.
+    submitted: HashMap<u64, Submitted>,
+    /// The number of the next request.
+    next_number: u64,
     /// Whether the chunks' memory is registered with the kernel.
     is_registered: bool,
 }
 
 impl Ring {
-    /// Starts a ring for chunks of `memory`.
+    /// Starts the engine, for requests whose chunks are part of `memory`.
     ///
     /// # Errors
     /// The system has no `io_uring`, or does not let this process use it.
@@ -74,15 +78,16 @@ impl Ring {
             requests: queue,
             wake: Arc::clone(&wake),
             woken: Box::new(0),
-            is_waiting: false,
-            begun: HashMap::new(),
-            next: 0,
+            has_wake_read: false,
+            submitted: HashMap::new(),
+            next_number: 0,
             is_registered,
         };
         let thread = thread::Builder::new().name("tenure-disk".into()).spawn(move || state.run())?;
         Ok(Self { requests: Some(requests), wake, thread: Some(thread), _memory: Arc::clone(memory) })
     }
 
+    /// Makes the thread look at the channel.
     fn wake(&self) {
         // If the write fails because the counter is full, the thread wakes all the same.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
@@ -105,35 +110,36 @@ impl Drop for Ring {
     fn drop(&mut self) {
         self.requests = None;
         self.wake();
-        self.thread.take().into_iter().for_each(engine::end);
+        self.thread.take().into_iter().for_each(engine::join_unless_current);
     }
 }
 
 impl RingThread {
+    /// Submits requests and handles completions until the channel is closed and all requests are done.
     fn run(mut self) {
         loop {
-            let is_open = self.take();
-            if is_open && !self.is_waiting {
-                self.wait_for_wake();
+            let is_open = self.submit_queued();
+            if is_open && !self.has_wake_read {
+                self.submit_wake_read();
             }
             // The sender is dropped before the last wake, so by now the kernel has no request of this thread.
-            if !is_open && self.begun.is_empty() && !self.is_waiting {
+            if !is_open && self.submitted.is_empty() && !self.has_wake_read {
                 return;
             }
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
-                Err(error) if is_passing(&error) => thread::yield_now(),
-                Err(error) => return self.give_up(&error),
+                Err(error) if is_temporary(&error) => thread::yield_now(),
+                Err(error) => return self.fail_all(&error),
             }
-            self.finish();
+            self.handle_completions();
         }
     }
 
-    /// Begins the requests that have come. Returns whether more may come.
-    fn take(&mut self) -> bool {
-        while self.begun.len() < DEPTH as usize / 2 {
+    /// Submits the requests that wait in the channel. Returns `false` if the channel is closed.
+    fn submit_queued(&mut self) -> bool {
+        while self.submitted.len() < DEPTH as usize / 2 {
             match self.requests.try_recv() {
-                Ok(request) => self.begin(Begun { request, moved: 0 }),
+                Ok(request) => self.submit(Submitted { request, moved: 0 }),
                 Err(mpsc::TryRecvError::Empty) => return true,
                 Err(mpsc::TryRecvError::Disconnected) => return false,
             }
@@ -141,8 +147,9 @@ impl RingThread {
         true
     }
 
-    fn begin(&mut self, begun: Begun) {
-        let Begun { request: Request { direction, file, offset, bytes, chunk, .. }, moved } = &begun;
+    /// Submits the rest of a request.
+    fn submit(&mut self, submitted: Submitted) {
+        let Submitted { request: Request { direction, file, offset, bytes, chunk, .. }, moved } = &submitted;
         let file = types::Fd(file.descriptor());
         let offset = offset + *moved as u64;
         let start = chunk.as_ptr().wrapping_add(*moved);
@@ -154,74 +161,76 @@ impl RingThread {
             (Direction::Out, true) => opcode::WriteFixed::new(file, start, length, 0).offset(offset).build(),
             (Direction::Out, false) => opcode::Write::new(file, start, length).offset(offset).build(),
         };
-        let number = self.next;
-        self.next += 1;
-        self.begun.insert(number, begun);
+        let number = self.next_number;
+        self.next_number += 1;
+        self.submitted.insert(number, submitted);
         self.push(&entry.user_data(number));
     }
 
-    fn wait_for_wake(&mut self) {
+    /// Submits a read that completes when another thread wakes this one.
+    fn submit_wake_read(&mut self) {
         let entry = opcode::Read::new(types::Fd(self.wake.as_raw_fd()), (&raw mut *self.woken).cast(), 8).build();
-        self.is_waiting = true;
-        self.push(&entry.user_data(WAKE));
+        self.has_wake_read = true;
+        self.push(&entry.user_data(WAKE_NUMBER));
     }
 
     fn push(&mut self, entry: &io_uring::squeue::Entry) {
         // SAFETY: the file, the chunk and the target of the wake-up read are kept until the kernel is done with them.
         let pushed = unsafe { self.ring.submission().push(entry) };
-        // At most half as many requests are begun as the queue has room for.
+        // There are at most half as many requests at a time as the queue has room for.
         debug_assert!(pushed.is_ok());
     }
 
-    /// Handles completed requests.
-    fn finish(&mut self) {
+    /// Handles the completions that the kernel has posted.
+    fn handle_completions(&mut self) {
         let done: Vec<(u64, i32)> = self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
         for (number, result) in done {
-            if number == WAKE {
-                self.is_waiting = false;
-            } else if let Some(begun) = self.begun.remove(&number) {
-                self.go_on(begun, result);
+            if number == WAKE_NUMBER {
+                self.has_wake_read = false;
+            } else if let Some(submitted) = self.submitted.remove(&number) {
+                self.handle_completion(submitted, result);
             }
         }
     }
 
-    fn go_on(&mut self, mut begun: Begun, result: i32) {
+    /// Ends a request that is complete or has failed, or submits the rest of it.
+    fn handle_completion(&mut self, mut submitted: Submitted, result: i32) {
         let Ok(moved) = usize::try_from(result) else {
             let error = io::Error::from_raw_os_error(-result);
-            return if is_passing(&error) { self.begin(begun) } else { begun.request.end(Err(error)) };
+            return if is_temporary(&error) { self.submit(submitted) } else { submitted.request.end(Err(error)) };
         };
-        if begun.moved + moved >= begun.request.bytes {
-            return begun.request.end(Ok(()));
+        if submitted.moved + moved >= submitted.request.bytes {
+            return submitted.request.end(Ok(()));
         }
         // Direct access continues at a whole block.
         let moved = moved / DISK_BLOCK * DISK_BLOCK;
         if moved == 0 {
-            let is_read = begun.request.direction == Direction::In;
+            let is_read = submitted.request.direction == Direction::In;
             let kind = if is_read { io::ErrorKind::UnexpectedEof } else { io::ErrorKind::WriteZero };
-            return begun.request.end(Err(kind.into()));
+            return submitted.request.end(Err(kind.into()));
         }
-        begun.moved += moved;
-        self.begin(begun);
+        submitted.moved += moved;
+        self.submit(submitted);
     }
 
     /// Ends all requests with an error because the ring itself failed. The kernel may still use their chunks.
-    fn give_up(self, error: &io::Error) {
-        let Self { woken, begun, requests, .. } = self;
+    fn fail_all(self, error: &io::Error) {
+        let Self { woken, submitted, requests, .. } = self;
         Box::leak(woken);
-        let again = || Err(io::Error::new(error.kind(), error.to_string()));
-        for (_, Begun { request: Request { chunk, done, .. }, .. }) in begun {
-            // Its memory stays mapped.
+        let failure = || Err(io::Error::new(error.kind(), error.to_string()));
+        for (_, Submitted { request: Request { chunk, done, .. }, .. }) in submitted {
+            // The leaked chunk keeps the staging memory mapped.
             mem::forget(chunk);
-            done(None, again());
+            done(None, failure());
         }
         for request in requests {
-            request.end(again());
+            request.end(failure());
         }
     }
 }
 
-/// Returns whether the same call may succeed on the next try.
-fn is_passing(error: &io::Error) -> bool {
+/// Returns whether the same call may succeed when it is repeated.
+fn is_temporary(error: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, ResourceBusy, WouldBlock};
     matches!(error.kind(), Interrupted | ResourceBusy | WouldBlock)
 }

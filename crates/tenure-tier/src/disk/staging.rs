@@ -1,4 +1,4 @@
-//! Staging memory that bytes pass through on their way between tensors and disks.
+//! Staging memory: the buffers that disks read into and write from, between the callers' bytes and files.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// Addresses, offsets and lengths of direct access are multiples of this: the largest block of common disks.
+/// The block size in bytes of direct access, which bypasses the page cache: addresses, offsets and lengths are multiples
+/// of it. Common disks have no larger blocks.
 pub(crate) const DISK_BLOCK: usize = 4096;
 
-/// The largest number of bytes in one request.
+/// The size of a chunk in bytes: the most that one request reads or writes.
 pub(crate) const CHUNK: usize = 1 << 20;
 
 /// A buffer of `CHUNK` bytes, aligned for direct access, with one owner.
@@ -30,8 +31,8 @@ unsafe impl Send for StagingMemory {}
 unsafe impl Sync for StagingMemory {}
 
 impl StagingMemory {
-    /// Maps memory for `count` chunks and returns each once. All of it is resident from the start, so that a process's
-    /// memory use does not depend on how far a disk lags behind.
+    /// Maps memory for `count` chunks and returns the chunks. All of it is resident from the start, so that a process's
+    /// memory use does not depend on the number of transfers under way.
     pub(crate) fn chunks(count: usize) -> io::Result<Vec<Chunk>> {
         let bytes = count * CHUNK;
         let access = ProtFlags::READ | ProtFlags::WRITE;

@@ -14,7 +14,7 @@ use super::*;
 
 /// An engine that fails one request of one direction, and then goes on or stops.
 struct Faulty {
-    engine: Threads,
+    engine: ThreadEngine,
     direction: Direction,
     left: AtomicUsize,
     ends: bool,
@@ -40,7 +40,7 @@ impl Engine for Faulty {
 
 /// An engine that holds back requests of a direction while its gate is closed.
 struct Gated {
-    engine: Threads,
+    engine: ThreadEngine,
     gate: Arc<Gate>,
 }
 
@@ -81,7 +81,7 @@ impl Engine for Gated {
 pub(crate) fn gated(paths: &[PathBuf], capacity: u64) -> (Disk, Arc<Gate>) {
     let gate = Arc::<Gate>::default();
     let disk = Disk::with_engine(paths, options(capacity), |_, _| {
-        let engine = Threads::start(2)?;
+        let engine = ThreadEngine::start(2)?;
         let gate = Arc::clone(&gate);
         Ok(Box::new(Gated { engine, gate }) as Box<dyn Engine>)
     });
@@ -99,13 +99,13 @@ fn options(capacity: u64) -> DiskOptions {
 }
 
 fn with_threads(paths: &[PathBuf], capacity: u64) -> Disk {
-    Disk::with_engine(paths, options(capacity), |_, _| Ok(Box::new(Threads::start(3)?))).unwrap()
+    Disk::with_engine(paths, options(capacity), |_, _| Ok(Box::new(ThreadEngine::start(3)?))).unwrap()
 }
 
 /// A disk that fails the request with that number, counted from 0.
 pub(crate) fn faulty(paths: &[PathBuf], direction: Direction, number: usize, ends: bool) -> Disk {
     Disk::with_engine(paths, options(64 << 20), |_, _| {
-        let engine = Threads::start(2)?;
+        let engine = ThreadEngine::start(2)?;
         let left = AtomicUsize::new(number);
         Ok(Box::new(Faulty { engine, direction, left, ends }) as Box<dyn Engine>)
     })
@@ -205,8 +205,8 @@ fn a_changed_bit_is_an_error_that_names_the_tensor_and_the_folder() {
     let (_folders, paths) = folders(1);
     let disk = with_threads(&paths, 8 << 20);
     let spilled = write(&disk, "layer.1/out#0", &some_bytes(3, 2 * CHUNK)).unwrap();
-    let SpilledPiece { offset, .. } = spilled.stored.pieces[1];
-    let file = &disk.running.shared.files[0];
+    let SpilledPiece { offset, .. } = spilled.inner.pieces[1];
+    let file = &disk.inner.shared.files[0];
     let mut block = StagingMemory::chunks(1).unwrap().remove(0);
     file.file.read_exact_at(&mut block.bytes_mut()[..DISK_BLOCK], offset).unwrap();
     block.bytes_mut()[77] ^= 4;
@@ -225,8 +225,8 @@ fn a_changed_bit_of_what_was_encoded_is_an_error_too() {
     let raw: Vec<u8> = (0..CHUNK as u32 / 2).flat_map(|i| (i % 2 * i).to_le_bytes()).collect();
     let spilled = disk.write_encoded("layer.1/out#0", raw, coding).unwrap().wait().unwrap();
     assert_eq!(spilled.encoded().codec, Codec::Zeros);
-    let offset = spilled.stored.pieces[1].offset;
-    let file = &disk.running.shared.files[0];
+    let offset = spilled.inner.pieces[1].offset;
+    let file = &disk.inner.shared.files[0];
     let mut block = StagingMemory::chunks(1).unwrap().remove(0);
     for place in [2, 77, 2000] {
         file.file.read_exact_at(&mut block.bytes_mut()[..DISK_BLOCK], offset).unwrap();
@@ -241,7 +241,7 @@ fn a_file_that_was_cut_is_an_error() {
     let (_folders, paths) = folders(1);
     for disk in [Disk::open(&paths, options(8 << 20)).unwrap(), with_threads(&paths, 8 << 20)] {
         let spilled = write(&disk, "a", &some_bytes(3, 2 * CHUNK)).unwrap();
-        disk.running.shared.files[0].file.set_len(CHUNK as u64 + DISK_BLOCK as u64 + 100).unwrap();
+        disk.inner.shared.files[0].file.set_len(CHUNK as u64 + DISK_BLOCK as u64 + 100).unwrap();
         let error = read(&disk, &spilled).unwrap_err();
         assert!(
             matches!(&error, DiskError::Io { source, .. } if source.kind() == io::ErrorKind::UnexpectedEof),

@@ -13,7 +13,7 @@ use super::staging::{CHUNK, Chunk, DISK_BLOCK};
 use super::{DiskError, DiskShared, SpilledInner, SpilledPiece, Written};
 use crate::codec::{self, Codec, Speeds, StreamWriter, sequential};
 
-/// A transfer of all bytes of one [`SpilledInner`].
+/// A write or read of all bytes of one [`SpilledInner`].
 pub(super) struct DiskTransfer {
     name: String,
     direction: Direction,
@@ -21,16 +21,16 @@ pub(super) struct DiskTransfer {
     start: *mut u8,
     /// The number of pieces that are not done.
     left: AtomicUsize,
-    end: Mutex<TransferEnd>,
+    completion: Mutex<TransferCompletion>,
     ended: Condvar,
 }
 
-/// The end of a transfer: its result, and the function to call then.
-struct TransferEnd {
+/// The completion of a transfer: whether it is over, its error, and the function to call when it is.
+struct TransferCompletion {
     is_over: bool,
     /// The first error.
     error: Option<DiskError>,
-    /// The owner that keeps the bytes in memory.
+    /// The owner that keeps the bytes in memory alive. It is dropped at the end.
     owner: Option<Box<dyn Send>>,
     /// The function to call at the end.
     then: Option<Box<dyn FnOnce(Option<DiskError>) + Send>>,
@@ -42,15 +42,20 @@ unsafe impl Send for DiskTransfer {}
 unsafe impl Sync for DiskTransfer {}
 
 impl DiskTransfer {
-    pub(super) fn new(direction: Direction, stored: &SpilledInner, start: *mut u8, owner: Box<dyn Send>) -> Arc<Self> {
-        let left = AtomicUsize::new(stored.pieces.len());
-        let end =
-            Mutex::new(TransferEnd { is_over: stored.pieces.is_empty(), error: None, owner: Some(owner), then: None });
-        Arc::new(Self { name: stored.name.clone(), direction, start, left, end, ended: Condvar::new() })
+    pub(super) fn new(direction: Direction, spilled: &SpilledInner, start: *mut u8, owner: Box<dyn Send>) -> Arc<Self> {
+        let left = AtomicUsize::new(spilled.pieces.len());
+        let completion = Mutex::new(TransferCompletion {
+            is_over: spilled.pieces.is_empty(),
+            error: None,
+            owner: Some(owner),
+            then: None,
+        });
+        Arc::new(Self { name: spilled.name.clone(), direction, start, left, completion, ended: Condvar::new() })
     }
 }
 
-/// A transfer that is under way. If this is dropped, the transfer goes on, but its result is lost.
+/// A write or read that is under way, with a result of type `T`. If this is dropped, the transfer goes on, but its
+/// result is lost.
 #[must_use = "waiting for it tells what the disk said"]
 pub struct Ticket<T> {
     transfer: Arc<DiskTransfer>,
@@ -65,7 +70,7 @@ impl<T> Ticket<T> {
 
     /// Returns whether the transfer is over, successful or not.
     pub fn is_over(&self) -> bool {
-        self.transfer.end.lock().is_over
+        self.transfer.completion.lock().is_over
     }
 
     /// Waits until the transfer is over and returns its result.
@@ -73,19 +78,19 @@ impl<T> Ticket<T> {
     /// # Errors
     /// The first error: [`DiskError::Io`] or [`DiskError::Changed`].
     pub fn wait(self) -> Result<T, DiskError> {
-        let mut end = self.transfer.end.lock();
+        let mut end = self.transfer.completion.lock();
         self.transfer.ended.wait_while(&mut end, |end| !end.is_over);
         result(end.error.take(), &self.result)
     }
 
-    /// Calls a function with the result. The thread that ends the transfer calls it, and it must not block that thread
-    /// for long. If the transfer is already over, it is called now.
+    /// Calls `function` with the result when the transfer is over. The thread that ends the transfer calls it, so it must
+    /// not block for long. If the transfer is already over, this thread calls it at once.
     pub(crate) fn then(self, function: impl FnOnce(Result<T, DiskError>) + Send + 'static)
     where
         T: Send + 'static,
     {
         let Self { transfer, result: slot } = self;
-        let mut end = transfer.end.lock();
+        let mut end = transfer.completion.lock();
         if end.is_over {
             let ended = result(end.error.take(), &slot);
             drop(end);
@@ -110,18 +115,18 @@ impl<T> fmt::Debug for Ticket<T> {
     }
 }
 
-/// A piece of a transfer.
+/// The transfer of one piece.
 #[derive(Clone)]
 struct TransferPart {
     transfer: Arc<DiskTransfer>,
     /// Keeps the piece's room on disk until the transfer of the piece is done.
-    stored: Arc<SpilledInner>,
+    spilled: Arc<SpilledInner>,
     number: usize,
 }
 
 impl TransferPart {
     fn piece(&self) -> &SpilledPiece {
-        &self.stored.pieces[self.number]
+        &self.spilled.pieces[self.number]
     }
 
     /// Returns the address of the piece in memory.
@@ -131,12 +136,12 @@ impl TransferPart {
         unsafe { self.transfer.start.add(self.number * CHUNK) }
     }
 
-    /// Copies the piece from memory into a chunk, encoded if that makes it smaller, and computes its checksum.
-    fn fill(&self, chunk: &mut Chunk, speeds: &Speeds, link_bytes_per_second: f64) {
+    /// Copies the piece from memory into a chunk, encoded if that makes it smaller, and records its codec and checksum.
+    fn copy_to_chunk(&self, chunk: &mut Chunk, speeds: &Speeds, link_bytes_per_second: f64) {
         let piece = self.piece();
         // SAFETY: the owner keeps the bytes, and nothing changes them.
         let raw = unsafe { slice::from_raw_parts(self.memory(), piece.bytes) };
-        let coding = &self.stored.coding;
+        let coding = &self.spilled.coding;
         let codec = match coding.codec(raw, speeds, link_bytes_per_second) {
             Codec::None => None,
             codec => speeds.encode(codec, raw.len(), || {
@@ -152,12 +157,13 @@ impl TransferPart {
         });
         let checksum = crc32fast::hash(&chunk.bytes()[..bytes]);
         chunk.bytes_mut()[bytes..bytes.next_multiple_of(DISK_BLOCK)].fill(0);
-        // A piece is filled once.
+        // Each piece is written once, so this cannot fail.
         let _ = piece.written.set(Written { codec, bytes, checksum });
     }
 
-    /// Copies the piece from a chunk into memory. Returns whether the chunk has the bytes that were written.
-    fn empty(&self, chunk: &Chunk, speeds: &Speeds) -> bool {
+    /// Decodes the piece from a chunk into memory. Returns `false` if the bytes in the chunk are not those that were
+    /// written.
+    fn copy_from_chunk(&self, chunk: &Chunk, speeds: &Speeds) -> bool {
         let piece = self.piece();
         let Some(written) = piece.written.get() else { unreachable!("what is read was written") };
         let bytes = &chunk.bytes()[..written.bytes];
@@ -173,23 +179,28 @@ impl TransferPart {
         true
     }
 
+    /// Returns whether any part of the transfer has failed.
     fn has_failed(&self) -> bool {
-        self.transfer.end.lock().error.is_some()
+        self.transfer.completion.lock().error.is_some()
     }
 
+    /// Ends the transfer of this piece. With the last piece, the transfer is over: wakes the threads that wait for it and
+    /// calls its function.
     fn end(self, error: Option<DiskError>) {
-        let Self { transfer, stored, .. } = self;
-        // A thread that waits for this and then drops its handle finds the room free at once.
-        drop(stored);
-        let mut end = transfer.end.lock();
-        end.error = end.error.take().or(error);
+        let Self { transfer, spilled, .. } = self;
+        // A thread that waits for the transfer and then drops its `Spilled` must find the room free at once.
+        drop(spilled);
+        let mut completion = transfer.completion.lock();
+        completion.error = completion.error.take().or(error);
         if transfer.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            end.is_over = true;
-            let owner = end.owner.take();
-            let then = end.then.take();
-            let error = then.is_some().then(|| end.error.take()).flatten();
+            completion.is_over = true;
+            let owner = completion.owner.take();
+            let then = completion.then.take();
+            // Without a function, the error stays for the thread that waits.
+            let error = if then.is_some() { completion.error.take() } else { None };
             transfer.ended.notify_all();
-            drop((end, owner));
+            drop(completion);
+            drop(owner);
             if let Some(then) = then {
                 then(error);
             }
@@ -197,54 +208,58 @@ impl TransferPart {
     }
 }
 
-/// The queues of a tier, and its statistics.
+/// The free chunks and queues of a tier, and its statistics.
 pub(super) struct DiskState {
     /// The free chunks.
     chunks: Vec<Chunk>,
     /// The parts that wait for a chunk: first those to be read, then those to be written.
     waiting: [VecDeque<TransferPart>; 2],
-    /// The parts that wait for a thread that copies.
+    /// The parts that have a chunk and wait for a copying thread.
     tasks: VecDeque<(TransferPart, Chunk)>,
-    /// The parts that are done, and their errors. They are reported when nothing is locked.
+    /// The parts that are done, and their errors. [`unlock`] ends them after it has released the lock.
     done: Vec<(TransferPart, Option<DiskError>)>,
     /// The number of parts that are not done.
     unfinished: usize,
-    /// Whether the engine has stopped.
+    /// Whether the engine has stopped. All further parts fail.
     is_broken: bool,
+    /// The traffic of each [`Direction`].
     traffic: [DiskTraffic; 2],
     /// Traffic in both directions while both were under way.
     together: DiskTraffic,
     /// Bytes saved by encoding, in whole blocks.
     pub(super) saved_bytes: u64,
-    /// Whether no more requests will come.
+    /// Whether the last [`Disk`](super::Disk) was dropped, so that no more transfers will begin.
     pub(super) is_closed: bool,
 }
 
-/// The traffic in one direction.
+/// The traffic in one direction, or while both directions were busy.
 #[derive(Clone, Copy, Default)]
 struct DiskTraffic {
     bytes: u64,
     /// The number of requests under way.
-    begun: usize,
-    since: Option<Instant>,
+    under_way: usize,
+    /// The time since which requests have been under way without a break.
+    busy_since: Option<Instant>,
+    /// The time in which requests were under way before `busy_since`.
     busy: Duration,
 }
 
 impl DiskTraffic {
     fn begin(&mut self) {
-        self.begun += 1;
-        self.since.get_or_insert_with(Instant::now);
+        self.under_way += 1;
+        self.busy_since.get_or_insert_with(Instant::now);
     }
 
+    /// Returns the bytes moved, and the time in which requests were under way.
     fn moved(&self) -> (u64, Duration) {
-        (self.bytes, self.busy + self.since.map_or(Duration::ZERO, |since| since.elapsed()))
+        (self.bytes, self.busy + self.busy_since.map_or(Duration::ZERO, |since| since.elapsed()))
     }
 
     fn end(&mut self, bytes: usize) {
-        self.begun -= 1;
+        self.under_way -= 1;
         self.bytes += bytes as u64;
-        if self.begun == 0 {
-            self.busy += self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
+        if self.under_way == 0 {
+            self.busy += self.busy_since.take().map_or(Duration::ZERO, |since| since.elapsed());
         }
     }
 }
@@ -265,18 +280,20 @@ impl DiskState {
         }
     }
 
+    /// Records that a request was passed to the engine.
     pub(super) fn begin_request(&mut self, direction: Direction) {
         self.traffic[direction as usize].begin();
-        if self.traffic.iter().all(|traffic| traffic.begun > 0) && self.together.begun == 0 {
+        if self.traffic.iter().all(|traffic| traffic.under_way > 0) && self.together.under_way == 0 {
             self.together.begin();
         }
     }
 
+    /// Records that a request has ended, and the bytes that it moved.
     pub(super) fn end_request(&mut self, direction: Direction, bytes: usize) {
         self.traffic[direction as usize].end(bytes);
-        if self.together.begun > 0 {
+        if self.together.under_way > 0 {
             self.together.bytes += bytes as u64;
-            if self.traffic.iter().any(|traffic| traffic.begun == 0) {
+            if self.traffic.iter().any(|traffic| traffic.under_way == 0) {
                 self.together.end(0);
             }
         }
@@ -292,14 +309,14 @@ impl DiskState {
         self.together.moved()
     }
 
-    /// Returns the bandwidth of the slower direction in bytes per second, or 1e9 if none is known.
+    /// Returns the measured bandwidth of the slower direction in bytes per second, or 1e9 before the first transfer.
     pub(super) fn bandwidth(&self) -> f64 {
-        let known = self.moved().into_iter().filter(|(bytes, busy)| *bytes > 0 && !busy.is_zero());
-        known.map(|(bytes, busy)| bytes as f64 / busy.as_secs_f64()).min_by(f64::total_cmp).unwrap_or(1e9)
+        let timed = self.moved().into_iter().filter(|(bytes, busy)| *bytes > 0 && !busy.is_zero());
+        timed.map(|(bytes, busy)| bytes as f64 / busy.as_secs_f64()).min_by(f64::total_cmp).unwrap_or(1e9)
     }
 }
 
-/// Unlocks the state, then reports the parts that are done.
+/// Unlocks the state, then ends the parts that are done.
 fn unlock(mut state: MutexGuard<'_, DiskState>) {
     let done = mem::take(&mut state.done);
     drop(state);
@@ -309,36 +326,38 @@ fn unlock(mut state: MutexGuard<'_, DiskState>) {
 }
 
 impl DiskShared {
-    pub(super) fn begin(self: &Arc<Self>, transfer: &Arc<DiskTransfer>, stored: &Arc<SpilledInner>) {
-        let pieces = stored.pieces.len();
+    /// Begins a transfer: queues a part for each piece.
+    pub(super) fn begin(self: &Arc<Self>, transfer: &Arc<DiskTransfer>, spilled: &Arc<SpilledInner>) {
+        let pieces = spilled.pieces.len();
         let parts = (0..pieces).map(|number| TransferPart {
             transfer: Arc::clone(transfer),
-            stored: Arc::clone(stored),
+            spilled: Arc::clone(spilled),
             number,
         });
         let mut state = self.state.lock();
         state.waiting[transfer.direction as usize].extend(parts);
         state.unfinished += pieces;
-        self.pump(&mut state);
+        self.assign_chunks(&mut state);
         unlock(state);
     }
 
-    /// Gives free chunks to the parts that wait for them.
-    fn pump(self: &Arc<Self>, state: &mut DiskState) {
+    /// Gives free chunks to the parts that wait for them: reads go to the engine, writes to the copying threads. If the
+    /// engine has stopped, all waiting parts fail.
+    fn assign_chunks(self: &Arc<Self>, state: &mut DiskState) {
         if state.is_broken {
             let parts: Vec<TransferPart> = state.waiting.iter_mut().flat_map(|parts| parts.drain(..)).collect();
             for part in parts {
                 let error = self.io_error(&part, io::ErrorKind::BrokenPipe.into());
-                self.end(state, part, None, Some(error));
+                self.end_part(state, part, None, Some(error));
             }
         }
         while let Some(chunk) = state.chunks.pop() {
             let [reads, writes] = &mut state.waiting;
             if let Some(part) = reads.pop_front() {
-                self.request(state, part, chunk);
+                self.submit(state, part, chunk);
             } else if let Some(part) = writes.pop_front() {
                 state.tasks.push_back((part, chunk));
-                self.work.notify_one();
+                self.work_changed.notify_one();
             } else {
                 state.chunks.push(chunk);
                 return;
@@ -346,27 +365,27 @@ impl DiskShared {
         }
     }
 
-    /// Passes a part to the engine to read or write.
-    fn request(self: &Arc<Self>, state: &mut DiskState, part: TransferPart, chunk: Chunk) {
+    /// Passes a part to the engine, which reads it into the chunk or writes it from there.
+    fn submit(self: &Arc<Self>, state: &mut DiskState, part: TransferPart, chunk: Chunk) {
         let direction = part.transfer.direction;
         state.begin_request(direction);
         let piece = part.piece();
         let shared = Arc::clone(self);
-        let its = part.clone();
+        let submitted = part.clone();
         let file = Arc::clone(&self.files[piece.file]);
         let offset = piece.offset;
         let bytes = piece.bytes_in_file();
-        let done = Box::new(move |chunk, result| shared.requested(its, chunk, result));
+        let done = Box::new(move |chunk, result| shared.handle_result(submitted, chunk, result));
         if let Err(refused) = self.engine.begin(Request { direction, file, offset, bytes, chunk, done }) {
             state.end_request(direction, 0);
             state.is_broken = true;
             let error = self.io_error(&part, io::ErrorKind::BrokenPipe.into());
-            self.end(state, part, Some(refused.chunk), Some(error));
+            self.end_part(state, part, Some(refused.chunk), Some(error));
         }
     }
 
-    /// Handles the engine's result for a part.
-    fn requested(self: &Arc<Self>, part: TransferPart, chunk: Option<Chunk>, result: io::Result<()>) {
+    /// Handles the engine's result for a part: a piece that was read goes to the copying threads, any other part is done.
+    fn handle_result(self: &Arc<Self>, part: TransferPart, chunk: Option<Chunk>, result: io::Result<()>) {
         let direction = part.transfer.direction;
         let mut state = self.state.lock();
         let moved = if result.is_ok() { part.piece().bytes_in_file() } else { 0 };
@@ -377,71 +396,81 @@ impl DiskShared {
         match (direction, result, chunk) {
             (Direction::In, Ok(()), Some(chunk)) => {
                 state.tasks.push_back((part, chunk));
-                self.work.notify_one();
+                self.work_changed.notify_one();
             }
             (_, result, chunk) => {
                 let error = result.err().map(|source| self.io_error(&part, source));
                 state.is_broken |= chunk.is_none();
-                self.end(&mut state, part, chunk, error);
-                self.pump(&mut state);
+                self.end_part(&mut state, part, chunk, error);
+                self.assign_chunks(&mut state);
             }
         }
         unlock(state);
     }
 
-    fn end(&self, state: &mut DiskState, part: TransferPart, chunk: Option<Chunk>, error: Option<DiskError>) {
+    /// Marks a part as done and takes back its chunk. The part itself ends when the state is [unlocked](unlock).
+    fn end_part(&self, state: &mut DiskState, part: TransferPart, chunk: Option<Chunk>, error: Option<DiskError>) {
         state.done.push((part, error));
         state.chunks.extend(chunk);
         state.unfinished -= 1;
         if state.unfinished == 0 {
-            self.work.notify_all();
+            self.work_changed.notify_all();
         }
     }
 
     /// Runs a copying thread until the tier is closed and no part is left.
-    pub(super) fn copy(self: &Arc<Self>) {
+    pub(super) fn run_copier(self: &Arc<Self>) {
         let mut state = self.state.lock();
         loop {
             if let Some((part, mut chunk)) = state.tasks.pop_front() {
                 let bandwidth = state.bandwidth();
                 drop(state);
-                let error = match part.transfer.direction {
-                    _ if part.has_failed() => Err(None),
-                    Direction::Out => {
-                        part.fill(&mut chunk, &self.speeds, bandwidth);
-                        Ok(())
+                let mut is_to_be_written = false;
+                let mut error = None;
+                // The other parts of a failed transfer end without being copied.
+                if !part.has_failed() {
+                    match part.transfer.direction {
+                        Direction::Out => {
+                            part.copy_to_chunk(&mut chunk, &self.speeds, bandwidth);
+                            is_to_be_written = true;
+                        }
+                        Direction::In => {
+                            if !part.copy_from_chunk(&chunk, &self.speeds) {
+                                error = Some(self.changed_error(&part));
+                            }
+                        }
                     }
-                    Direction::In if part.empty(&chunk, &self.speeds) => Err(None),
-                    Direction::In => Err(Some(self.changed(&part))),
-                };
-                state = self.state.lock();
-                match error {
-                    Ok(()) => self.request(&mut state, part, chunk),
-                    Err(error) => self.end(&mut state, part, Some(chunk), error),
                 }
-                self.pump(&mut state);
+                state = self.state.lock();
+                if is_to_be_written {
+                    self.submit(&mut state, part, chunk);
+                } else {
+                    self.end_part(&mut state, part, Some(chunk), error);
+                }
+                self.assign_chunks(&mut state);
                 unlock(state);
                 state = self.state.lock();
             } else if state.is_closed && state.unfinished == 0 {
                 return;
             } else {
-                self.work.wait(&mut state);
+                self.work_changed.wait(&mut state);
             }
         }
     }
 
     fn io_error(&self, part: &TransferPart, source: io::Error) -> DiskError {
         let call = if part.transfer.direction == Direction::In { "reading" } else { "writing" };
-        let (name, folder, offset) = self.place(part);
+        let (name, folder, offset) = self.location(part);
         DiskError::Io { name, call, folder, offset, source }
     }
 
-    fn changed(&self, part: &TransferPart) -> DiskError {
-        let (name, folder, offset) = self.place(part);
+    fn changed_error(&self, part: &TransferPart) -> DiskError {
+        let (name, folder, offset) = self.location(part);
         DiskError::Changed { name, folder, offset }
     }
 
-    fn place(&self, part: &TransferPart) -> (String, std::path::PathBuf, u64) {
+    /// Returns the tensor's name, the folder of the part's file, and the offset in the file.
+    fn location(&self, part: &TransferPart) -> (String, std::path::PathBuf, u64) {
         let piece = part.piece();
         (part.transfer.name.clone(), self.files[piece.file].folder.clone(), piece.offset)
     }

@@ -5,7 +5,7 @@ use std::{io, thread};
 
 use tenure_device::{DriverError, Event};
 
-use crate::disk::end;
+use crate::disk::join_unless_current;
 
 /// The function to call after an event.
 type Then = Box<dyn FnOnce(Result<(), DriverError>) + Send>;
@@ -44,7 +44,7 @@ impl Drop for Watcher {
     fn drop(&mut self) {
         self.events = None;
         if let Some(thread) = self.thread.take() {
-            end(thread);
+            join_unless_current(thread);
         }
     }
 }
