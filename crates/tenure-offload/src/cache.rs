@@ -20,9 +20,11 @@ const MOST_UNLIKE: usize = 1 << 16;
 #[derive(Default)]
 pub(crate) struct StepCache {
     steps: HashMap<StepKey, CachedStep>,
+    /// The events of all profiles together.
     events: usize,
+    /// The number of additions and look-ups so far.
     uses: u64,
-    /// Signatures of steps that did not do what was estimated.
+    /// Signatures of steps that differed from their estimate.
     unlike: HashSet<u64>,
 }
 
@@ -39,8 +41,9 @@ struct CachedStep {
     signature: Signature,
     profiled: Arc<Profiled>,
     planned: Option<Arc<Planned>>,
-    /// Whether more is known since the plan was made.
+    /// Whether the profile or the spare bytes have changed since the plan was made.
     is_outdated: bool,
+    /// The value of [`StepCache::uses`] at the last use.
     used: u64,
 }
 
@@ -54,22 +57,22 @@ impl CachedStep {
     }
 }
 
-/// A step's profile, and its plan if one was made.
+/// The profile of steps with a signature, and their plan if one was made.
 #[derive(Clone)]
-pub(crate) struct KnownStep {
+pub(crate) struct CachedPlan {
     /// The key in the cache.
     pub(crate) key: StepKey,
     pub(crate) profiled: Arc<Profiled>,
     /// The plan, if one was made.
     pub(crate) planned: Option<Arc<Planned>>,
-    /// Whether more is known since the plan was made.
+    /// Whether the profile or the spare bytes have changed since the plan was made.
     pub(crate) is_outdated: bool,
 }
 
 impl StepCache {
-    /// Returns what is known of steps with a signature, and marks it as used now: the measurement, or else an estimate
-    /// by steps of the same kind that began with at least `held_bytes` held.
-    pub(crate) fn take_up(&mut self, signature: Signature, held_bytes: u64) -> Option<KnownStep> {
+    /// Returns the profile and plan of steps with a signature, and marks them as used now. Without a measurement, estimates
+    /// the profile from steps of the same kind that began with at least `held_bytes` allocated.
+    pub(crate) fn look_up(&mut self, signature: Signature, held_bytes: u64) -> Option<CachedPlan> {
         self.uses += 1;
         let key = self.key_of(signature).or_else(|| self.estimate(signature, held_bytes))?;
         let step = self.steps.get_mut(&key)?;
@@ -77,7 +80,7 @@ impl StepCache {
         let profiled = Arc::clone(&step.profiled);
         let planned = step.planned.clone();
         let is_outdated = step.is_outdated;
-        Some(KnownStep { key, profiled, planned, is_outdated })
+        Some(CachedPlan { key, profiled, planned, is_outdated })
     }
 
     /// Returns the profile of steps with a signature, measured or else estimated.
@@ -96,8 +99,8 @@ impl StepCache {
         measured.map(|(_, step)| &*step.profiled)
     }
 
-    /// Adds the measured profile of steps with a signature. Forgets what was known of them before, and all estimates of
-    /// their kind.
+    /// Adds the measured profile of steps with a signature. Replaces their former profile and plan, and removes all
+    /// estimates of their kind.
     pub(crate) fn insert(&mut self, signature: Signature, profiled: Arc<Profiled>) {
         let kind = signature.kind;
         let estimates = self.steps.keys().filter(|key| matches!(key, StepKey::Estimated(of, _) if *of == kind));
@@ -124,7 +127,8 @@ impl StepCache {
         self.steps.values_mut().for_each(|step| step.is_outdated = true);
     }
 
-    /// Forgets what is known of steps with a signature, because one did something else.
+    /// Removes the profile and plan of steps with a signature, because one did something else. If they were estimated, they
+    /// are not estimated again.
     pub(crate) fn remove_unlike(&mut self, signature: Signature) {
         let measured = StepKey::Measured(signature.id);
         if self.steps.contains_key(&measured) {
@@ -136,12 +140,12 @@ impl StepCache {
         self.unlike.insert(signature.id);
     }
 
-    /// Forgets the plans of all steps.
+    /// Removes the plans of all steps.
     pub(crate) fn clear_plans(&mut self) {
         self.steps.values_mut().for_each(|step| step.planned = None);
     }
 
-    /// Returns the key of steps with a signature.
+    /// Returns the key under which steps with a signature are cached, if they are.
     fn key_of(&self, signature: Signature) -> Option<StepKey> {
         let may_estimate = signature.input_bytes > 0 && !self.unlike.contains(&signature.id);
         let keys = [
@@ -151,7 +155,8 @@ impl StepCache {
         keys.into_iter().flatten().find(|key| self.steps.contains_key(key))
     }
 
-    /// Estimates a step by the largest size among those that share its plan.
+    /// Estimates a step and adds the estimate to the cache. All sizes of a [part](part_of) share it, so it is of the
+    /// largest.
     fn estimate(&mut self, signature: Signature, held_bytes: u64) -> Option<StepKey> {
         let Signature { id, kind, input_bytes } = signature;
         if input_bytes == 0 || self.unlike.contains(&id) {
@@ -199,7 +204,7 @@ mod tests {
     fn the_signature_that_was_used_longest_ago_is_forgotten_first() {
         let mut cache = StepCache::default();
         (0..4).for_each(|signature: u64| cache.insert(signature.into(), step_of(MOST_EVENTS / 4)));
-        cache.take_up(0.into(), 0);
+        cache.look_up(0.into(), 0);
         cache.insert(4.into(), step_of(1));
         let known: Vec<u64> = (0..5).filter(|signature| cache.measured((*signature).into()).is_some()).collect();
         assert_eq!(known, [0, 2, 3, 4]);
@@ -214,7 +219,7 @@ mod tests {
         let first = step_of(1);
         let timed = step_of(1);
         let known = |cache: &mut StepCache| {
-            let known = cache.take_up(1.into(), 0).unwrap();
+            let known = cache.look_up(1.into(), 0).unwrap();
             (known.planned.map(|planned| planned.needed_bytes.len()), known.is_outdated)
         };
         let plan = |needed| Arc::new(Planned { needed_bytes: vec![0; needed], ..Planned::default() });
@@ -244,19 +249,19 @@ mod tests {
         let mut cache = StepCache::default();
         let step = |id, input_bytes| Signature { id, kind: 1, input_bytes };
         [(1, 1000), (2, 2000)].into_iter().for_each(|(id, bytes)| cache.insert(step(id, bytes), step_of(3)));
-        let KnownStep { key, profiled, .. } = cache.take_up(step(3, 1500), 0).unwrap();
+        let CachedPlan { key, profiled, .. } = cache.look_up(step(3, 1500), 0).unwrap();
         assert!(profiled.is_estimate && matches!(key, StepKey::Estimated(1, _)));
-        assert_eq!(cache.take_up(step(4, 1501), 0).unwrap().key, key);
-        assert_ne!(cache.take_up(step(5, 1900), 0).unwrap().key, key);
+        assert_eq!(cache.look_up(step(4, 1501), 0).unwrap().key, key);
+        assert_ne!(cache.look_up(step(5, 1900), 0).unwrap().key, key);
         // Nothing is known of another kind, of an unknown size, with more bytes held, or of a much larger size.
-        assert!(cache.take_up(Signature { kind: 2, ..step(6, 1500) }, 0).is_none());
-        assert!(cache.take_up(step(6, 0), 0).is_none() && cache.take_up(step(6, 4000), 0).is_none());
-        assert!(cache.take_up(step(6, 1200), 1).is_none());
+        assert!(cache.look_up(Signature { kind: 2, ..step(6, 1500) }, 0).is_none());
+        assert!(cache.look_up(step(6, 0), 0).is_none() && cache.look_up(step(6, 4000), 0).is_none());
+        assert!(cache.look_up(step(6, 1200), 1).is_none());
         // A signature whose step did something else is measured.
         cache.remove_unlike(step(3, 1500));
-        assert!(cache.take_up(step(3, 1500), 0).is_none() && cache.take_up(step(4, 1501), 0).is_some());
+        assert!(cache.look_up(step(3, 1500), 0).is_none() && cache.look_up(step(4, 1501), 0).is_some());
         cache.insert(step(3, 1500), step_of(3));
         assert_eq!(cache.steps.len(), 3);
-        assert_eq!(cache.take_up(step(3, 1500), 0).unwrap().key, StepKey::Measured(3));
+        assert_eq!(cache.look_up(step(3, 1500), 0).unwrap().key, StepKey::Measured(3));
     }
 }

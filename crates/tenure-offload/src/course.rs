@@ -13,7 +13,7 @@ use crate::measured::Measured;
 use crate::profiled::{Profiled, StepEvent};
 use crate::schedule::{OffloadAction, Schedule};
 
-/// The course of a step: it gives the actions at each point.
+/// The way in which the engine handles the current step.
 #[derive(Default)]
 pub(crate) enum Course {
     /// There is no step.
@@ -45,10 +45,10 @@ pub(crate) struct Planned {
     pub(crate) schedule: Schedule,
     /// The predicted time of a step, if the plan can be simulated.
     pub(crate) predicted: Option<Duration>,
-    /// The operations that make the recomputed tensors, and their inputs that were not saved.
+    /// The operations to recompute: they make the dropped tensors, and their inputs that were not saved.
     pub(crate) repeated: HashSet<OperationAt>,
-    /// The intervals in which the front end asks for these operations.
-    pub(crate) listened: HashSet<usize>,
+    /// The intervals in which the engine watches for these operations.
+    pub(crate) watched_intervals: HashSet<usize>,
     /// The bytes that each interval needs at once.
     pub(crate) needed_bytes: Vec<u64>,
 }
@@ -64,7 +64,7 @@ impl Course {
         codecs.get(index.0).copied()
     }
 
-    /// Returns how a saved tensor is made, by the measurement.
+    /// Returns the operations and inputs that make a saved tensor, if they were measured.
     pub(crate) fn making(&self, index: SavedIndex) -> Option<Arc<Making>> {
         match self {
             Self::Planned { profiled, .. } => profiled.makings.get(index.0)?.clone(),
@@ -85,20 +85,20 @@ impl Course {
         Some(profiled.profile.saved().get(index.0)?.recipe.as_ref()?.time_ns)
     }
 
-    /// Returns whether operations before the next save or need may be repeated.
+    /// Returns whether the plan may recompute operations that come before the next save or need.
     pub(crate) fn listens(&self) -> bool {
         match self {
             Self::Measured(_) => true,
             // Autograd saves the inputs of an operation after the front end asked about the operation. So the next
             // interval counts, too.
             Self::Planned { planned, events, .. } => {
-                [*events, events + 1].iter().any(|at| planned.listened.contains(at))
+                [*events, events + 1].iter().any(|at| planned.watched_intervals.contains(at))
             }
             Self::None | Self::Unwatched { .. } | Self::Free => false,
         }
     }
 
-    /// Counts an operation that the front end asks for now. Returns whether it may be repeated.
+    /// Counts an operation that the front end asks for now. Returns whether the plan may recompute it.
     pub(crate) fn count_next_operation(&mut self) -> bool {
         match self {
             Self::Measured(_) => true,
@@ -137,13 +137,14 @@ impl Course {
     pub(crate) fn next_actions(&mut self, event: StepEvent, first: HeldId) -> Vec<(HeldId, OffloadAction)> {
         let Self::Planned { profiled, planned, events, operations, .. } = self else { return Vec::new() };
         let point = *events;
-        (*events, *operations) = (point + 1, 0);
+        *events = point + 1;
+        *operations = 0;
         if point >= profiled.events.len() && !matches!(event, StepEvent::Need { .. }) {
             // All measured events have happened. Later ones, such as those of an update, are no part of the plan.
             return Vec::new();
         }
         if profiled.expects(point, event) {
-            return profiled.ids(planned.schedule.at(point), first);
+            return profiled.with_ids(planned.schedule.at(point), first);
         }
         *self = Self::Free;
         Vec::new()

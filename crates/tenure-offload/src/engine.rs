@@ -1,4 +1,4 @@
-//! The engine: a front end tells it what steps save and need, and it keeps the steps within a budget.
+//! The engine: front ends report the tensors that steps save and need, and it keeps the steps within a budget.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ use crate::step::OffloadStep;
 
 /// The offload engine: keeps steps within a memory budget. Saved tensors leave that memory and come back in time.
 ///
-/// An engine is a handle: its clones are one engine. It limits the memory as long as it lives.
+/// This is a handle: clones share one engine. The engine limits the memory until its last handle is dropped.
 #[derive(Clone)]
 pub struct Engine {
     pub(crate) inner: Arc<EngineInner>,
@@ -61,7 +61,7 @@ impl Engine {
 
     /// Lets steps that fit into the budget without any moves go unwatched: the front end need not report them. If such
     /// a step finds no room after all, the allocating thread calls `wake` with no lock of the engine held, and the
-    /// front end reports everything again. Until then an [unwatched](Step::is_unwatched) step gets three quarters of
+    /// front end reports everything again. Until then an [unwatched](OffloadStep::is_unwatched) step gets three quarters of
     /// the budget, so that tensors saved later can make room for the rest.
     pub fn on_wake(&self, wake: impl Fn() + Send + Sync + 'static) {
         *self.inner.wake.lock() = Some(Arc::new(wake));
@@ -191,7 +191,7 @@ impl Engine {
         self.inner.ledger.lock().planning.take()
     }
 
-    /// Forgets all measurements, and the plans made of them.
+    /// Discards all measurements and plans.
     pub fn forget(&self) {
         self.inner.ledger.lock().forget();
     }
@@ -201,12 +201,12 @@ impl Engine {
         self.inner.ledger.lock().failure.take()
     }
 
-    /// Begins to note what becomes of each tensor that is held now or saved later.
+    /// Begins to record when each tensor is moved, for tensors held now or saved later.
     pub(crate) fn record_since(&self, began: Instant) {
         self.inner.ledger.lock().begin_notes(began);
     }
 
-    /// Ends the notes, and returns them.
+    /// Ends the recording, and returns the record of each tensor.
     pub(crate) fn take_notes(&self) -> Vec<SavedRecord> {
         self.inner.ledger.lock().take_notes()
     }
@@ -253,8 +253,8 @@ impl Engine {
             return Ok(None);
         };
         let mut ledger = inner.ledger.lock();
-        if let Some(known) = ledger.find(id) {
-            return Ok(Some(known));
+        if let Some(saved) = ledger.find(id) {
+            return Ok(Some(saved));
         }
         if matches!(ledger.course, Course::None | Course::Unwatched { .. }) {
             return Ok(None);
@@ -286,8 +286,8 @@ impl Engine {
         let saved = Arc::new(SavedHandle { keeper: Arc::clone(inner) as Arc<dyn Keeper>, id: held });
         ledger.remember(id, &saved);
         let actions = ledger.next_actions(event);
-        inner.act(ledger, actions)?;
-        inner.move_fresh(held)?;
+        inner.take_actions(ledger, actions)?;
+        inner.spill_if_all_move(held)?;
         inner.begin_interval(stream)?;
         Ok(Some(saved))
     }
@@ -297,16 +297,16 @@ impl Engine {
         self.inner.ledger.lock().planned_name().is_some()
     }
 
-    /// Notes that the front end has asked for an operation which makes the bytes of `id`, and which can be repeated. If
-    /// this fails, the next call that can return an error returns that error.
+    /// Records that the front end has asked for an operation that makes the bytes `id` and can be recomputed. If this
+    /// fails, the next call that can return an error returns that error.
     pub fn operation(&self, id: SavedBytesId, stream: Option<&Stream>) {
         if let Err(error) = self.inner.operation(Some(id), stream) {
             self.inner.ledger.lock().fail(error);
         }
     }
 
-    /// Notes that the front end is about to ask for an operation: an interval ends, and another begins. For front ends
-    /// that learn only later what an operation makes, and report it by [`Recomputation::made_in`]. The next call that
+    /// Records that the front end is about to ask for an operation: an interval ends, and another begins. It serves front
+    /// ends that learn only later which bytes an operation makes, and report it by [`Recomputation::made_in`]. The next call that
     /// can return an error returns an error of this one.
     pub fn begin_operation(&self, stream: Option<&Stream>) {
         if let Err(error) = self.inner.operation(None, stream) {
@@ -314,13 +314,13 @@ impl Engine {
         }
     }
 
-    /// Returns whether operations until the next save or need may be repeated. If not, the front end need not ask about
-    /// each of them.
+    /// Returns whether the plan may recompute operations that come before the next save or need. If not, the front end
+    /// need not call [`count_next_operation`](Self::count_next_operation) for them.
     pub fn listens(&self) -> bool {
         self.inner.ledger.lock().course.listens()
     }
 
-    /// Counts the operation that the front end asks for next. Returns whether it may be repeated: if so, the front end
+    /// Counts the operation that the front end asks for next. Returns whether the plan may recompute it: if so, the front end
     /// reports it by [`operation`](Self::operation) or [`begin_operation`](Self::begin_operation). A front end that
     /// calls this does so for each operation while the engine [listens](Self::listens).
     pub fn count_next_operation(&self) -> bool {
@@ -347,9 +347,9 @@ impl Engine {
             ledger.index(saved.id)
         };
         if let Some(index) = index {
-            inner.pass(StepEvent::Need { index }, stream)?;
+            inner.handle_event(StepEvent::Need { index }, stream)?;
         }
-        let storage = inner.here(saved.id, stream)?;
+        let storage = inner.bring_back(saved.id, stream)?;
         inner.begin_interval(stream)?;
         Ok(storage)
     }

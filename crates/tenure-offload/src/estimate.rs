@@ -33,14 +33,14 @@ pub(crate) fn estimated(measured: &[Measurement<'_>], input_bytes: u64) -> Optio
     let (other_at, other) = *across.min_by(|a, b| nearer(a, b)).or_else(|| others().max_by(|a, b| nearer(a, b)))?;
     let share = (input_bytes as f64 - at as f64) / (other_at as f64 - at as f64);
     let linear = |near: u64, other: u64| (near as f64 + (other as f64 - near as f64) * share).max(0.0) as u64;
-    let profile = near.profile.between(&other.profile, linear)?;
-    let events = near.events.iter().zip(&other.events).map(|(near, other)| between(near, other, linear));
+    let profile = near.profile.combined(&other.profile, linear)?;
+    let events = near.events.iter().zip(&other.events).map(|(near, other)| combined(near, other, linear));
     let events = events.collect::<Option<Vec<_>>>().filter(|_| near.events.len() == other.events.len())?;
     Some(Profiled { events, profile, is_timed: true, is_estimate: true, ..near.clone() })
 }
 
-/// Returns the event between two that are alike, or None if they are not.
-fn between(near: &StepEvent, other: &StepEvent, linear: impl Fn(u64, u64) -> u64) -> Option<StepEvent> {
+/// Returns an event like both of these, with the size that `linear` gives, or None if they are not alike.
+fn combined(near: &StepEvent, other: &StepEvent, linear: impl Fn(u64, u64) -> u64) -> Option<StepEvent> {
     match (near, other) {
         (StepEvent::Save { bytes }, StepEvent::Save { bytes: other }) => {
             Some(StepEvent::Save { bytes: linear(*bytes, *other) })

@@ -35,7 +35,9 @@ pub(crate) struct EngineInner {
     pub(crate) mover: Mover,
     pub(crate) options: EngineOptions,
     pub(crate) host_time: Mutex<HostTime>,
+    /// The front end's callback: see [`Engine::on_wake`](crate::Engine::on_wake).
     pub(crate) wake: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
+    /// See [`Engine::set_strict`](crate::Engine::set_strict).
     pub(crate) is_strict: AtomicBool,
     /// See [`Engine::move_all`](crate::Engine::move_all).
     pub(crate) moves_all: AtomicBool,
@@ -70,17 +72,17 @@ impl EngineInner {
         Ok(())
     }
 
-    /// Returns whether steps that are measured keep to the budget as all others do.
+    /// Returns whether measured steps keep to the budget as all others do.
     pub(crate) fn is_strict(&self) -> bool {
         self.is_strict.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes that are allocated now.
+    /// Returns the bytes that are allocated of the memory now.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.memory.statistics().all.allocated_bytes.current
     }
 
-    /// Calls `wait`, and counts its time as time that the host was stalled.
+    /// Calls `wait`, and adds its time to the stalled time of the step's report.
     pub(crate) fn stalled<T>(&self, wait: impl FnOnce() -> T) -> T {
         let since = Instant::now();
         let waited = wait();

@@ -1,4 +1,4 @@
-//! The ledger of an engine: where each held tensor is, what the current step does, and what was measured of steps.
+//! The mutable state of an engine: its saved tensors and residents, the current step, and measured profiles and plans.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -29,38 +29,41 @@ use crate::signature::Signature;
 pub(crate) struct Ledger {
     /// All saved tensors and residents, in the order in which they were added.
     pub(crate) held: BTreeMap<HeldId, HeldTensor>,
-    /// The saved tensors, by storage and version.
-    known: HashMap<SavedBytesId, Weak<SavedHandle>>,
+    /// The handles of saved tensors, by storage and version.
+    saved_handles: HashMap<SavedBytesId, Weak<SavedHandle>>,
     /// The identity of the next tensor.
     next_id: HeldId,
-    /// The tensors that stay from step to step.
+    /// The residents, in the order in which they were added.
     pub(crate) residents: Vec<HeldId>,
     /// The identity of this step's first saved tensor.
     first_of_step: HeldId,
-    /// The tensors that are being spilled, in the order in which they began.
-    pub(crate) leaving: VecDeque<(HeldId, Stored)>,
+    /// The spills whose source still takes memory or which have not ended, in the order in which they began.
+    pub(crate) spills: VecDeque<(HeldId, Stored)>,
+    /// The course of the current step: measured, planned or neither.
     pub(crate) course: Course,
+    /// The signature of the current or last step.
     pub(crate) signature: Signature,
-    /// Peaks of steps, beyond the bytes that were held when they began.
+    /// The peaks of measured and unwatched steps, less the bytes that were allocated when they began.
     pub(crate) peaks: StepPeaks,
-    /// Signatures of steps that were not watched and found no room.
-    pub(crate) woken: HashSet<u64>,
+    /// Signatures of unwatched steps in which an allocation found no room. They are watched from then on.
+    pub(crate) out_of_room: HashSet<u64>,
     pub(crate) budget_bytes: Option<u64>,
     /// The bytes of the budget that are reserved for memory which the engine's allocator does not manage.
     pub(crate) aside_bytes: u64,
-    /// The bytes of the budget that plans leave free. They grow when a planned step finds no room: some pages are only
-    /// partly in use.
+    /// The bytes of the budget that plans leave free. They grow when an allocation of a planned step finds no room, for
+    /// example because pages are only partly in use.
     pub(crate) spare_bytes: u64,
-    /// The codec for bytes on their way to a disk.
+    /// The codec for bytes that are written to a disk.
     pub(crate) codec: Choice,
     /// The profiles and plans of steps, by signature.
     pub(crate) steps: StepCache,
-    /// The effort of the last plan.
+    /// The effort of the last plan, until the front end takes it.
     pub(crate) planning: Option<Planning>,
     /// Whether a plan is being made in the background.
     pub(crate) is_planning: bool,
+    /// The report of the current step so far.
     pub(crate) report: StepReport,
-    /// The notes on what becomes of saved tensors, while a step is recorded.
+    /// The times at which each tensor was moved, while a [`StepRecorder`](crate::StepRecorder) is at work.
     notes: Option<Notes>,
     /// The first error that no call could return yet.
     pub(crate) failure: Option<OffloadError>,
@@ -69,51 +72,56 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Sets the budget, and forgets plans and spare bytes from another budget.
+    /// Sets the budget, and discards the plans and spare bytes of the previous one.
     pub(crate) fn set_budget(&mut self, bytes: u64) {
-        (self.budget_bytes, self.spare_bytes) = (Some(bytes), 0);
+        self.budget_bytes = Some(bytes);
+        self.spare_bytes = 0;
         self.steps.clear_plans();
-        self.woken.clear();
+        self.out_of_room.clear();
     }
 
-    /// Reserves bytes of the budget for memory that the allocator does not manage, and forgets plans made without them.
+    /// Reserves bytes of the budget for memory that the allocator does not manage, and discards all plans,
+    /// which do not leave these bytes free.
     pub(crate) fn set_aside(&mut self, bytes: u64) {
         self.aside_bytes = bytes;
         self.steps.clear_plans();
     }
 
-    /// Sets the codec, and forgets measurements with another.
+    /// Sets the codec, and discards the measurements made with the previous one.
     pub(crate) fn set_codec(&mut self, codec: Choice) {
         self.codec = codec;
         self.forget();
     }
 
-    /// Forgets all measurements, and the plans made of them.
+    /// Discards all measurements and plans.
     pub(crate) fn forget(&mut self) {
         self.steps = StepCache::default();
     }
 
-    /// Returns the most bytes that may be allocated of the memory.
+    /// Returns the most bytes that the allocator may hold: the budget less the reserved bytes.
     pub(crate) fn limit_bytes(&self) -> Option<u64> {
         self.budget_bytes.map(|bytes| bytes.saturating_sub(self.aside_bytes))
     }
 
-    /// Returns the least bytes that are enough for every measured step.
+    /// Returns the smallest number of bytes in which every measured step can run. Returns None if none was measured.
     pub(crate) fn measured_need_bytes(&self) -> Option<u64> {
         self.steps.all_measured().map(|profiled| profiled.profile.least_bytes().0).max()
     }
 
-    /// In a measured step, counts the bytes of saved tensors that are in memory from now on.
-    fn count_here(&mut self, memory: &Memory) {
+    /// In a measured step, begins the part of an interval whose peak [`Measured::other_bytes`] takes: resets the memory's
+    /// peak, and counts the bytes of the saved tensors and residents in memory, which are not other bytes.
+    ///
+    /// [`Measured::other_bytes`]: crate::measured::Measured::other_bytes
+    fn begin_peak(&mut self, memory: &Memory) {
         let Self { held, course, .. } = self;
         if let Course::Measured(measured) = course {
-            measured.here_bytes = held.values().filter(|held| held.is_here()).map(|held| held.bytes).sum();
-            measured.peak = measured.peak.and(memory.take_peak());
+            measured.in_memory_bytes = held.values().filter(|held| held.is_in_memory()).map(|held| held.bytes).sum();
+            measured.peak = measured.peak.max(memory.take_peak());
         }
     }
 
-    /// In a measured step, leaves everything until [`resume`](Self::resume) out of the current interval, because room
-    /// is being made. Returns whether the step is measured.
+    /// In a measured step, pauses the clock and the peak of the current interval until [`resume`](Self::resume), since
+    /// making room is no part of it. Returns whether the step is measured.
     pub(crate) fn pause(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<bool, OffloadError> {
         let Course::Measured(measured) = &mut self.course else { return Ok(false) };
         measured.other_bytes(memory.take_peak());
@@ -123,19 +131,19 @@ impl Ledger {
 
     /// Ends a [`pause`](Self::pause).
     pub(crate) fn resume(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<(), OffloadError> {
-        self.count_here(memory);
+        self.begin_peak(memory);
         let Course::Measured(measured) = &mut self.course else { return Ok(()) };
         Ok(measured.clock.resume(stream)?)
     }
 
-    /// Forgets spills that are done, whose tensors take no memory any more. Returns whether there was one.
-    pub(crate) fn forget_gone(&mut self) -> bool {
-        let before = self.leaving.len();
-        self.leaving.retain(|(_, stored)| stored.keeps_source() || !stored.is_settled());
-        self.leaving.len() < before
+    /// Removes the spills that have ended and whose source the mover has released. Returns whether there was one.
+    pub(crate) fn remove_released_spills(&mut self) -> bool {
+        let before = self.spills.len();
+        self.spills.retain(|(_, stored)| stored.keeps_source() || !stored.is_settled());
+        self.spills.len() < before
     }
 
-    /// Makes the next plan leave more bytes free, if this step had less room than its plan counted on.
+    /// Makes later plans leave more bytes free if this step needed spills that its plan did not have.
     pub(crate) fn raise_spare_bytes(&mut self, report: &StepReport) {
         let budget = self.budget_bytes.unwrap_or(0);
         if report.unplanned > 0 && self.spare_bytes < budget / 8 {
@@ -148,25 +156,28 @@ impl Ledger {
     pub(crate) fn begin_step(&mut self, signature: Signature, course: Course) -> Course {
         let before = std::mem::replace(&mut self.course, course);
         let report = StepReport { codec: self.codec, ..StepReport::default() };
-        (self.signature, self.first_of_step, self.report) = (signature, self.next_id, report);
-        (self.failure, self.no_room) = (None, None);
-        self.known.retain(|_, saved| saved.strong_count() > 0);
+        self.signature = signature;
+        self.first_of_step = self.next_id;
+        self.report = report;
+        self.failure = None;
+        self.no_room = None;
+        self.saved_handles.retain(|_, saved| saved.strong_count() > 0);
         before
     }
 
-    /// Returns the profile of steps with the last step's signature.
+    /// Returns the profile of steps with the signature of the current or last step.
     pub(crate) fn profiled(&self) -> Option<Arc<Profiled>> {
         self.steps.profiled(self.signature).cloned()
     }
 
-    /// Finds the saved tensor of a storage at a version, if it may still be needed.
+    /// Returns the handle of the tensor that was saved with this storage and version, unless its last handle was dropped.
     pub(crate) fn find(&self, id: SavedBytesId) -> Option<Arc<SavedHandle>> {
-        self.known.get(&id).and_then(Weak::upgrade)
+        self.saved_handles.get(&id).and_then(Weak::upgrade)
     }
 
-    /// Lets [`find`](Self::find) find a saved tensor.
+    /// Adds the handle of a saved tensor, for [`find`](Self::find).
     pub(crate) fn remember(&mut self, id: SavedBytesId, saved: &Arc<SavedHandle>) {
-        self.known.insert(id, Arc::downgrade(saved));
+        self.saved_handles.insert(id, Arc::downgrade(saved));
     }
 
     /// Keeps an error for the next call that can return one. The first error stays.
@@ -191,7 +202,7 @@ impl Ledger {
         self.held.remove(&id)
     }
 
-    /// Returns the tensors in memory that are not in use, the one that is needed last first.
+    /// Returns the tensors in memory that no caller uses, ordered by their next need, the latest first.
     pub(crate) fn idle(&self) -> Vec<HeldId> {
         let idle = self.held.iter().filter(|(_, held)| held.is_idle());
         let mut idle: Vec<HeldId> = idle.map(|(id, _)| *id).collect();
@@ -204,7 +215,7 @@ impl Ledger {
         id.index_in_step(self.first_of_step)
     }
 
-    /// Returns the plan's name for the next saved tensor.
+    /// Returns the name that the measured step gave the next saved tensor. Returns None if the step follows no plan.
     pub(crate) fn planned_name(&self) -> Option<&str> {
         let Course::Planned { profiled, .. } = &self.course else { return None };
         Some(&profiled.profile.saved().get(self.index(self.next_id)?.0)?.key)
@@ -213,7 +224,7 @@ impl Ledger {
     /// Returns the plan's actions before the first event.
     pub(crate) fn first_actions(&self) -> Vec<(HeldId, OffloadAction)> {
         let Course::Planned { profiled, planned, .. } = &self.course else { return Vec::new() };
-        profiled.ids(planned.schedule.at_begin(), self.first_of_step)
+        profiled.with_ids(planned.schedule.at_begin(), self.first_of_step)
     }
 
     /// Returns the plan's actions after an event.
@@ -221,8 +232,8 @@ impl Ledger {
         self.course.next_actions(event, self.first_of_step)
     }
 
-    /// Returns the codec for a tensor: the one that was found best when the step was measured. Only tensors that are
-    /// saved for backward may be encoded with loss.
+    /// Returns the codec for a tensor: the one that was chosen when the step was measured, or else the engine's. Only
+    /// activations may be encoded with loss.
     pub(crate) fn codec_of(&self, id: HeldId) -> Choice {
         let index = self.index(id);
         let choice = index.and_then(|index| self.course.codec(index)).unwrap_or(self.codec);
@@ -230,22 +241,23 @@ impl Ledger {
         if choice.is_lossy() && !may_lose { Choice::default() } else { choice }
     }
 
-    /// Begins an interval, in which the device or the host computes.
+    /// Begins an interval: from now on the device or the host computes. In a measured step, starts its clock and peak.
     pub(crate) fn begin_interval(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<(), OffloadError> {
-        self.count_here(memory);
+        self.begin_peak(memory);
         let Self { held, first_of_step: first, course, .. } = self;
         if let Course::Measured(measured) = course {
-            // Room that was made before the interval began does not count in it.
-            (measured.other_bytes, measured.left_bytes) = (0, 0);
-            let elsewhere = held.range(*first..).filter(|(_, held)| held.held_by_others());
-            measured.elsewhere = elsewhere.map(|(id, _)| *id).collect();
-            let indices = measured.elsewhere.iter().filter_map(|id| id.index_in_step(*first));
+            // Making room before the interval began does not count in it.
+            measured.other_bytes = 0;
+            measured.released_bytes = 0;
+            let used = held.range(*first..).filter(|(_, held)| held.is_used_by_others());
+            measured.used_by_others = used.map(|(id, _)| *id).collect();
+            let indices = measured.used_by_others.iter().filter_map(|id| id.index_in_step(*first));
             indices.for_each(|index| measured.profile.hold(index));
         }
         Ok(course.clock().map_or(Ok(()), |clock| clock.begin(stream))?)
     }
 
-    /// Notes that the front end has asked for an operation, in a step that is measured.
+    /// In a measured step, records that the front end has asked for an operation, and the bytes that it made, if given.
     pub(crate) fn operation(
         &mut self,
         memory: &Memory,
@@ -254,26 +266,26 @@ impl Ledger {
     ) -> Result<(), OffloadError> {
         let Self { held, course, .. } = self;
         let Course::Measured(measured) = course else { return Ok(()) };
-        let mut left_bytes = 0;
-        measured.elsewhere.retain(|id| match held.get(id) {
-            Some(held) if !held.held_by_others() => {
-                left_bytes += held.bytes;
+        let mut released_bytes = 0;
+        measured.used_by_others.retain(|id| match held.get(id) {
+            Some(held) if !held.is_used_by_others() => {
+                released_bytes += held.bytes;
                 false
             }
             Some(_) => true,
             None => false,
         });
-        if left_bytes > 0 {
-            // The whole interval already counts the tensors that others had when it began. Memory that takes their
+        if released_bytes > 0 {
+            // The whole interval already counts the tensors that others used when it began. Memory that takes their
             // place now must not count twice.
             measured.other_bytes(memory.take_peak());
-            measured.left_bytes += left_bytes;
+            measured.released_bytes += released_bytes;
         }
         Ok(measured.operation(made, stream)?)
     }
 
-    /// Ends an interval, by an event or with the step. If an earlier error is pending, takes that error and returns it
-    /// instead. In a measured step, adds what the interval took to the profile.
+    /// Ends an interval, by `event` or, without one, with the step. If an earlier error is pending, takes that error and
+    /// returns it instead. In a measured step, adds the interval and the event to the profile.
     pub(crate) fn end_interval(
         &mut self,
         memory: &Memory,
@@ -291,29 +303,33 @@ impl Ledger {
         let other = measured.other_bytes(memory.take_peak());
         match event {
             // The tensor was made in this interval, or is already counted in it.
-            Some(StepEvent::Save { bytes }) => drop(measured.profile.save(other.saturating_sub(bytes), name, bytes)),
+            Some(StepEvent::Save { bytes }) => {
+                measured.profile.save(other.saturating_sub(bytes), name, bytes);
+            }
             Some(StepEvent::Need { index }) => measured.profile.need(other, index),
             Some(StepEvent::Lend { id }) => measured.lend(other, id),
             Some(StepEvent::GiveBack { id }) => measured.give_back(other, id),
-            Some(StepEvent::Operation) | None => drop(measured.profile.end(other)),
+            Some(StepEvent::Operation) | None => {
+                measured.profile.end(other);
+            }
         }
         measured.events.extend(event);
         Ok(())
     }
 
-    /// Begins to note what becomes of each tensor, held now or saved later.
+    /// Begins to record when each tensor is moved, for tensors held now or saved later.
     pub(crate) fn begin_notes(&mut self, began: Instant) {
         let mut notes = Notes::new(began);
         self.held.iter().for_each(|(id, held)| notes.add(*id, held));
         self.notes = Some(notes);
     }
 
-    /// Ends the notes, and returns them.
+    /// Ends the recording, and returns the record of each tensor.
     pub(crate) fn take_notes(&mut self) -> Vec<SavedRecord> {
         self.notes.take().map(Notes::finish).unwrap_or_default()
     }
 
-    /// Notes what becomes of a tensor now, if notes are made.
+    /// Calls `note` with the record of a tensor and the time in microseconds, if tensors are being recorded.
     pub(crate) fn note(&mut self, id: HeldId, note: impl FnOnce(&mut SavedRecord, u64)) {
         if let Some(notes) = &mut self.notes {
             notes.note(id, note);

@@ -1,4 +1,4 @@
-//! Making saved tensors: the operations and inputs from which they are recomputed.
+//! The operations and inputs from which saved tensors are recomputed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ impl Operations {
     }
 
     /// Returns the operations and inputs from which a saved tensor can be recomputed, through inputs that were not
-    /// saved themselves. Returns None if an input is nowhere to be found, or there are too many.
+    /// saved themselves. Returns None if an input is not available, or there are too many.
     pub(crate) fn making(
         &self,
         recompute: &dyn Recomputation,
@@ -39,12 +39,12 @@ impl Operations {
         let sources = Vec::new();
         let mut making = Making { inputs, operations, sources };
         let mut rest = recompute.inputs();
-        let mut known = Vec::new();
+        let mut seen = Vec::new();
         while let Some(RecomputeInput { id, here, recompute }) = rest.pop() {
-            if known.contains(&id) {
+            if seen.contains(&id) {
                 continue;
             }
-            known.push(id);
+            seen.push(id);
             let source = match saved.get(&id) {
                 Some(input) if *input != index => {
                     making.inputs.push(*input);
@@ -60,7 +60,7 @@ impl Operations {
                 }
             };
             making.sources.push(source);
-            if known.len() > MOST {
+            if seen.len() > MOST {
                 return None;
             }
         }
@@ -91,14 +91,17 @@ pub(crate) struct Making {
 
 /// The source of an input.
 pub(crate) enum InputSource {
+    /// The engine holds it as a saved tensor.
     Saved,
+    /// It is in memory without the engine, and is expected to stay there, as a parameter is.
     Stays,
+    /// It is recomputed itself.
     Made,
 }
 
 impl Making {
-    /// Returns the inputs as they are now, held until they are used. Returns None if one is not where it was when the
-    /// step was measured: a step that does something else may never save it.
+    /// Returns owners that keep the inputs available. Returns None if the source of one is not as it was when the step was
+    /// measured, since a step that differs may never save it.
     pub(crate) fn hold(
         &self,
         recompute: &dyn Recomputation,
@@ -107,15 +110,15 @@ impl Making {
         let mut held = HeldInputs::default();
         let mut sources = self.sources.iter();
         let mut rest = recompute.inputs();
-        let mut known = Vec::new();
+        let mut seen = Vec::new();
         while let Some(RecomputeInput { id, here, recompute }) = rest.pop() {
-            if known.contains(&id) {
+            if seen.contains(&id) {
                 continue;
             }
-            known.push(id);
+            seen.push(id);
             match sources.next()? {
                 InputSource::Saved => held.saved.push(saved(id)?),
-                InputSource::Stays => held.staying.push(here?),
+                InputSource::Stays => held.unsaved.push(here?),
                 InputSource::Made => rest.extend(recompute?.inputs()),
             }
         }

@@ -32,29 +32,30 @@ pub(crate) struct Measured {
     pub(crate) recomputes: Vec<Option<Arc<dyn Recomputation>>>,
     /// The codec of each saved tensor, by index.
     pub(crate) codecs: Vec<Choice>,
-    /// The bytes that were held when the step began.
+    /// The bytes that were allocated when the step began.
     pub(crate) held_bytes: u64,
-    /// The bytes of saved tensors in memory, when the interval began.
-    pub(crate) here_bytes: u64,
-    /// The tensors that others had when the interval began, and still have.
-    pub(crate) elsewhere: Vec<HeldId>,
-    /// Bytes of the tensors that others have let go of since the interval began.
-    pub(crate) left_bytes: u64,
-    /// The most bytes beside the saved tensors in the parts of the interval that are over.
+    /// The bytes of saved tensors and residents in memory, when the interval began or was resumed.
+    pub(crate) in_memory_bytes: u64,
+    /// The saved tensors whose storage the front end used when the interval began, and still uses.
+    pub(crate) used_by_others: Vec<HeldId>,
+    /// The bytes of the tensors that the front end has released since the interval began.
+    pub(crate) released_bytes: u64,
+    /// The most bytes that were allocated beside saved tensors and residents in the interval so far.
     pub(crate) other_bytes: u64,
+    /// The peak of the step so far.
     pub(crate) peak: Peak,
 }
 
 impl Measured {
     pub(crate) fn new<'a>(
         pass: Pass,
-        of: impl Iterator<Item = (HeldId, &'a HeldTensor)>,
+        held_residents: impl Iterator<Item = (HeldId, &'a HeldTensor)>,
         clock: IntervalClock,
         held_bytes: u64,
     ) -> Self {
         let mut profile = Profile::new();
         let mut residents = Vec::new();
-        for (id, held) in of {
+        for (id, held) in held_residents {
             profile.add_resident(&held.name, held.bytes);
             residents.push(id);
         }
@@ -74,15 +75,15 @@ impl Measured {
             recomputes,
             codecs,
             held_bytes,
-            here_bytes: 0,
-            elsewhere: Vec::new(),
-            left_bytes: 0,
+            in_memory_bytes: 0,
+            used_by_others: Vec::new(),
+            released_bytes: 0,
             other_bytes: 0,
             peak: Peak::default(),
         }
     }
 
-    /// Adds the tensor that the profile's last point saved.
+    /// Adds the details of the tensor that the profile's last point saved.
     pub(crate) fn add(
         &mut self,
         id: SavedBytesId,
@@ -113,7 +114,9 @@ impl Measured {
     pub(crate) fn lend(&mut self, other_bytes: u64, id: HeldId) {
         match self.residents.iter().position(|resident| *resident == id) {
             Some(resident) => self.profile.lend(other_bytes, ResidentIndex(resident)),
-            None => drop(self.profile.end(other_bytes)),
+            None => {
+                self.profile.end(other_bytes);
+            }
         }
     }
 
@@ -121,7 +124,9 @@ impl Measured {
     pub(crate) fn give_back(&mut self, other_bytes: u64, id: HeldId) {
         match self.residents.iter().position(|resident| *resident == id) {
             Some(resident) => self.profile.give_back(other_bytes, ResidentIndex(resident)),
-            None => drop(self.profile.end(other_bytes)),
+            None => {
+                self.profile.end(other_bytes);
+            }
         }
     }
 
@@ -130,15 +135,17 @@ impl Measured {
         self.operations.making(&**self.recomputes.get(index.0)?.as_ref()?, index, &self.saved)
     }
 
-    /// Returns whether a saved tensor has been needed.
+    /// Returns whether backward has begun: a saved tensor has been needed.
     pub(crate) fn is_backward(&self) -> bool {
         self.events.iter().any(|event| matches!(event, StepEvent::Need { .. }))
     }
 
-    /// Returns the most bytes beside saved tensors in the interval so far, whose last part had this peak.
+    /// Adds the peak since it was last taken, and returns the most bytes that were allocated beside saved tensors and
+    /// residents in the interval so far.
     pub(crate) fn other_bytes(&mut self, peak: Peak) -> u64 {
-        self.peak = self.peak.and(peak);
-        self.other_bytes = self.other_bytes.max(peak.allocated_bytes.saturating_sub(self.here_bytes + self.left_bytes));
+        self.peak = self.peak.max(peak);
+        self.other_bytes =
+            self.other_bytes.max(peak.allocated_bytes.saturating_sub(self.in_memory_bytes + self.released_bytes));
         self.other_bytes
     }
 
@@ -239,7 +246,7 @@ mod tests {
         let repeated = [0, 1].map(|number| profiled.repeated(&drops(number)));
         assert_eq!(repeated, [4, 5].map(|interval| HashSet::from([at(interval)])));
         assert_eq!(
-            repeated.map(|repeated| profiled.asked_for(&repeated)),
+            repeated.map(|repeated| profiled.intervals_to_watch(&repeated)),
             [vec![2, 3, 4], vec![4, 5]].map(HashSet::from_iter)
         );
     }

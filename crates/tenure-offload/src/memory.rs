@@ -23,7 +23,7 @@ pub enum Memory {
     Device(&'static DeviceMemory),
 }
 
-/// The peak of a memory.
+/// The most bytes of a memory that were in use at once, over a period.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Peak {
     /// The most bytes of blocks at once.
@@ -33,8 +33,8 @@ pub(crate) struct Peak {
 }
 
 impl Peak {
-    /// Returns the larger of each of the two.
-    pub(crate) fn and(self, other: Self) -> Self {
+    /// Returns the larger of each number of two peaks.
+    pub(crate) fn max(self, other: Self) -> Self {
         Self {
             allocated_bytes: self.allocated_bytes.max(other.allocated_bytes),
             reserved_bytes: self.reserved_bytes.max(other.reserved_bytes),
@@ -69,7 +69,7 @@ impl Memory {
         }
     }
 
-    /// Returns the peaks of allocated and of held bytes since the last call.
+    /// Returns the peaks of allocated and of reserved bytes since the last call, and resets them.
     pub(crate) fn take_peak(&self) -> Peak {
         let all = self.statistics().all;
         match self {
@@ -95,15 +95,14 @@ impl Memory {
         set.map_err(|error| OffloadError::Memory(error.to_string()))
     }
 
-    /// Gives back memory of the host that planning has left in the allocator's cache. Does nothing for a device's
+    /// Gives back host memory that is free but cached by the allocator, which planning may have left. Does nothing for a device's
     /// memory.
     pub(crate) fn release_cached(&self) -> Result<(), OffloadError> {
         let Self::Host(memory) = self else { return Ok(()) };
         memory.release_cached().map_err(|error| OffloadError::Memory(error.to_string()))
     }
 
-    /// Begins a step: the allocator gives back what the last steps had no use for, such as the address ranges in which
-    /// it pieced memory together before the first plan.
+    /// Begins a step: the allocator gives back address ranges and memory that the last steps did not use.
     pub(crate) fn begin_step(&self) -> Result<(), OffloadError> {
         let begun = self.device().map_or(Ok(()), |memory| memory.allocator().begin_cycle());
         begun.map_err(|error| OffloadError::Memory(error.to_string()))
@@ -130,6 +129,7 @@ impl Memory {
         if self.device().is_none() || self.is_simulated() { 0 } else { LAUNCH_NS }
     }
 
+    /// Makes the allocator call `callback` when it finds no room. The callback returns whether it has made some.
     pub(crate) fn on_full(&self, callback: FreeMemoryCallback) {
         match self {
             Self::Host(memory) => memory.add_free_memory_callback(callback),

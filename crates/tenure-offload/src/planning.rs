@@ -1,4 +1,4 @@
-//! Planning: the problem that a measured step makes, its plan, or why there is none.
+//! Planning of measured steps: the problem for the planner, the plan, and the error if there is none.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tenure_plan::planner::{Condensed, PlannerError};
 use tenure_plan::{PlanError, Planner, Problem, simulator};
 use tenure_tier::Destination;
 
-use crate::cache::{KnownStep, StepKey};
+use crate::cache::{CachedPlan, StepKey};
 use crate::course::Planned;
 use crate::error::{OffloadError, ProfileError};
 use crate::inner::{EngineInner, EngineOptions};
@@ -20,25 +20,27 @@ use crate::profiled::Profiled;
 use crate::report::Planning;
 use crate::schedule::Schedule;
 
-/// The number of intervals from which a step is planned anew in the background. Planning fewer takes some milliseconds.
+/// The number of intervals from which an outdated plan is replaced in the background. Planning fewer takes some
+/// milliseconds.
 const MANY_INTERVALS: usize = 256;
 
-/// The part of the budget, one in so many, that plans leave at most for the intermediate results of recomputation.
-const REPEATING_PART: u64 = 8;
+/// Plans leave at most one part in this many of the budget free for the intermediate results of recomputation.
+const RECOMPUTING_PART: u64 = 8;
 
 impl EngineInner {
-    /// Returns the plan of a step. It makes the first plan now. Where more is known since, it makes another, in the
-    /// background if that takes long: until that is ready, steps follow the old plan.
+    /// Returns the plan of a step, and makes it first if there is none. If the plan is outdated, makes another: at once,
+    /// or, if the step has many intervals, in the background. Until that one is ready, steps follow the old plan.
     pub(crate) fn planned(
         self: &Arc<Self>,
-        known: &KnownStep,
+        cached: &CachedPlan,
         budget_bytes: u64,
     ) -> Result<Arc<Planned>, OffloadError> {
-        let KnownStep { key, profiled, planned, is_outdated } = known;
+        let CachedPlan { key, profiled, planned, is_outdated } = cached;
         match planned {
             Some(planned) if !is_outdated => Ok(Arc::clone(planned)),
             Some(planned) if profiled.profile.intervals() >= MANY_INTERVALS => {
-                if !std::mem::replace(&mut self.ledger.lock().is_planning, true) {
+                let is_planning = std::mem::replace(&mut self.ledger.lock().is_planning, true);
+                if !is_planning {
                     let inner = Arc::clone(self);
                     let key = *key;
                     let profiled = Arc::clone(profiled);
@@ -57,7 +59,7 @@ impl EngineInner {
         }
     }
 
-    /// Makes a plan, and remembers it if the budget is still the same.
+    /// Makes a plan, and adds it to the cache if the budget is still the same.
     fn make_plan(
         &self,
         key: StepKey,
@@ -73,7 +75,7 @@ impl EngineInner {
         Ok(planned)
     }
 
-    /// Makes a plan for steps that do what was measured.
+    /// Makes a plan for steps like a measured one. Leaves spare bytes free if the budget allows.
     fn plan(&self, profiled: &Profiled, budget_bytes: u64) -> Result<Planned, OffloadError> {
         let EngineOptions { planner, planning, .. } = &self.options;
         let profile = &profiled.profile;
@@ -84,7 +86,7 @@ impl EngineInner {
             let planned = planned.map_err(|error| self.no_plan(error, &problem, profile, budget_bytes))?;
             let evaluations = planned.evaluations;
             let plan = planned.plan;
-            // A plan that cannot be simulated is followed as far as it goes.
+            // A plan that cannot be simulated has no predicted time, and is followed all the same.
             let outcome = simulator::simulate(&problem, &plan).ok();
             let predicted = outcome.map(|outcome| Duration::from_nanos(outcome.makespan_ns as u64));
             let schedule = Schedule::of(profile, &plan);
@@ -93,16 +95,16 @@ impl EngineInner {
             self.ledger.lock().planning = Some(planning);
             let repeated = profiled.repeated(&schedule);
             let needed_bytes = schedule.needed_bytes(profile);
-            let listened = profiled.asked_for(&repeated);
-            Ok(Planned { schedule, predicted, repeated, listened, needed_bytes })
+            let watched_intervals = profiled.intervals_to_watch(&repeated);
+            Ok(Planned { schedule, predicted, repeated, watched_intervals, needed_bytes })
         };
-        let repeating_bytes = profile.repeating_bytes().min(budget_bytes / REPEATING_PART);
-        let spare_bytes = self.ledger.lock().spare_bytes.max(repeating_bytes);
-        // If no bytes can be spared, room is made when an allocation finds none.
+        let recomputing_bytes = profile.recomputing_bytes().min(budget_bytes / RECOMPUTING_PART);
+        let spare_bytes = self.ledger.lock().spare_bytes.max(recomputing_bytes);
+        // Without spare bytes, room is made when an allocation finds none.
         plan(spare_bytes).or_else(|error| if spare_bytes > 0 { plan(0) } else { Err(error) })
     }
 
-    /// Returns the error for a step that has no plan.
+    /// Returns the error for a step that the planner found no plan for.
     fn no_plan(&self, error: PlannerError, problem: &Problem, profile: &Profile, budget_bytes: u64) -> OffloadError {
         let PlannerError::Plan(PlanError::NoRoom { kernel, .. }) = error else { return error.into() };
         let folders = |destination| match (destination, self.mover.disk()) {
@@ -122,7 +124,7 @@ impl EngineInner {
         OffloadError::NoPlan { budget_bytes, when, saved_bytes, rooms: rooms.join(", ") }
     }
 
-    /// Returns the problem for planners, for a budget of which `spare_bytes` stay free.
+    /// Returns the planning problem of a profile, for a budget of which `spare_bytes` stay free.
     pub(crate) fn problem(
         &self,
         profile: &Profile,
@@ -130,7 +132,7 @@ impl EngineInner {
         spare_bytes: u64,
     ) -> Result<Problem, OffloadError> {
         let EngineOptions { links, .. } = &self.options;
-        // A slower link is of use only if the faster ones lead to too little room.
+        // A slower link is useful only if the tiers of the faster ones have too little room.
         let all_bytes = profile.bytes();
         let mut room = 0_u64;
         let mut useful = Vec::new();
@@ -142,8 +144,8 @@ impl EngineInner {
             useful.push(link.clone());
         }
         let links: Vec<SpillLink> = useful;
-        // A disk reserves room as if the codec made nothing smaller. So compression does not count where the room may
-        // be too little.
+        // A disk reserves room as if bytes were not encoded. So where room may be short, the problem must not count on
+        // compression.
         let is_scarce = links.iter().any(|link| link.capacity.is_some_and(|capacity| capacity < all_bytes));
         let mut profile = profile.clone();
         if is_scarce {
@@ -154,13 +156,14 @@ impl EngineInner {
         let machine = Machine { budget_bytes, slack_bytes, bandwidth: 1 << 40, launch_ns, links };
         let mut problem = profile.problem("a training step", &machine);
         if let Err(ProfileError::TooSmall { needed, .. }) = &mut problem {
-            needed.known = self.staying();
+            needed.known = self.permanent_bytes();
         }
         Ok(problem?)
     }
 
-    /// Returns the bytes that stay allocated between steps and that the engine does not hold, by purpose.
-    fn staying(&self) -> Vec<(Tag, u64)> {
+    /// Returns the allocated bytes of weights, gradients, optimizer states and inputs that the engine does not hold, by
+    /// tag.
+    fn permanent_bytes(&self) -> Vec<(Tag, u64)> {
         let tags = self.memory.statistics().tags;
         let ledger = self.ledger.lock();
         let held = |tag| ledger.held.values().filter(move |held| held.tag == tag && held.storage.is_some());

@@ -1,4 +1,4 @@
-//! The profile of a training step: the tensors that it saves and needs, and the planning problem that they make.
+//! The profile of a training step: its saved tensors, their needs, the times between them, and its planning problem.
 
 use tenure_core::Tag;
 use tenure_plan::Problem;
@@ -8,8 +8,8 @@ use crate::error::{Needed, ProfileError};
 use crate::identity::{ResidentIndex, SavedIndex};
 use crate::machine::Machine;
 
-/// The profile of a training step. Its *points* are the moments at which a tensor was saved, or needed again. Between a
-/// point and the next lies an *interval*, in which the device computes.
+/// The profile of a training step. Its *points* are the moments at which a tensor was saved or needed again, or the use
+/// of a resident began or ended. Between a point and the next lies an *interval*, in which the device computes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
     saved: Vec<ProfiledTensor>,
@@ -17,7 +17,7 @@ pub struct Profile {
     intervals: Vec<Interval>,
 }
 
-/// A saved tensor: bytes that a forward pass saved.
+/// A saved tensor: bytes that a forward pass saved for backward.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProfiledTensor {
     /// The name of the tensor, which is the same in each step.
@@ -32,11 +32,12 @@ pub struct ProfiledTensor {
     at: usize,
     /// The points at which the tensor was needed.
     needs: Vec<usize>,
-    /// The intervals in which others than the engine had the bytes, in order.
+    /// The intervals in which the front end held the bytes too, in order.
     held: Vec<usize>,
 }
 
-/// Bytes that stay from step to step, and need not be in memory between their uses.
+/// A resident: bytes that stay from step to step, such as an optimizer's state, and need not be in memory between their
+/// uses.
 #[derive(Clone, Debug, PartialEq)]
 struct Resident {
     key: String,
@@ -57,8 +58,8 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// Returns the recipe for the profile's problem, whose first tensors are the saved ones. Each operation takes the
-    /// host `launch_ns` more.
+    /// Returns the recipe for the planning problem, whose first tensors are the saved ones. Adds `launch_ns` for each
+    /// operation.
     fn recompute(&self, launch_ns: u64) -> ProblemRecompute {
         let time_ns = self.time_ns + self.operations * launch_ns;
         ProblemRecompute { time_ns, inputs: self.inputs.iter().map(|input| input.0).collect() }
@@ -69,7 +70,7 @@ impl Recipe {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Interval {
     time_ns: u64,
-    /// The most bytes that were allocated at once beside the saved tensors and residents.
+    /// The most bytes that were allocated at once, without saved tensors and residents.
     other_bytes: u64,
 }
 
@@ -79,7 +80,8 @@ impl Profile {
         Self::default()
     }
 
-    /// Adds a saved tensor, after an interval that needed `other_bytes` beside saved tensors.
+    /// Ends an interval that needed `other_bytes` beside saved tensors and residents, at the point where a tensor is saved.
+    /// Returns the tensor's index.
     pub fn save(&mut self, other_bytes: u64, key: impl Into<String>, bytes: u64) -> SavedIndex {
         let at = self.end(other_bytes);
         let key = key.into();
@@ -95,7 +97,8 @@ impl Profile {
         SavedIndex(self.saved.len() - 1)
     }
 
-    /// Adds a need of a saved tensor, after an interval that needed `other_bytes` beside saved tensors.
+    /// Ends an interval that needed `other_bytes` beside saved tensors and residents, at the point where a saved tensor is
+    /// needed.
     ///
     /// # Panics
     /// The index does not exist.
@@ -110,8 +113,8 @@ impl Profile {
         ResidentIndex(self.residents.len() - 1)
     }
 
-    /// Adds the use of a resident in the interval that begins now, after one that needed `other_bytes` beside saved
-    /// tensors and residents.
+    /// Ends an interval that needed `other_bytes` beside saved tensors and residents, at the point where the use of a
+    /// resident begins.
     ///
     /// # Panics
     /// The index does not exist.
@@ -120,7 +123,8 @@ impl Profile {
         self.residents[resident.0].used.push(point + 1);
     }
 
-    /// Ends the use of a resident, which lasts until the end of the current interval.
+    /// Ends an interval that needed `other_bytes` beside saved tensors and residents, at the point where the use of a
+    /// resident ends.
     ///
     /// # Panics
     /// The resident does not exist, or was not lent.
@@ -131,8 +135,8 @@ impl Profile {
         used.extend(since..=point);
     }
 
-    /// Marks a saved tensor as held by others than the engine in the interval that begins: it cannot leave, or leaving
-    /// would gain nothing.
+    /// Marks a saved tensor as held by the front end too in the interval that begins. It stays in memory then, since
+    /// spilling it would free nothing.
     ///
     /// # Panics
     /// The index does not exist.
@@ -144,7 +148,8 @@ impl Profile {
         }
     }
 
-    /// Ends an interval; the last call ends the step. Returns the number of the point at the interval's end.
+    /// Ends an interval that needed `other_bytes` beside saved tensors and residents; the last call ends the step. Returns
+    /// the number of the point at the interval's end.
     pub fn end(&mut self, other_bytes: u64) -> usize {
         self.intervals.push(Interval { time_ns: 0, other_bytes });
         self.intervals.len() - 1
@@ -165,9 +170,9 @@ impl Profile {
         self.intervals.iter().map(|interval| interval.other_bytes)
     }
 
-    /// Returns the bytes of a tensor of the problem, which is a saved tensor or a resident, and the intervals that use
-    /// it.
-    pub(crate) fn use_of(&self, tensor: usize) -> (u64, Vec<usize>) {
+    /// Returns the size in bytes of a tensor, and the intervals that use it. Tensors are numbered as in the problem: saved
+    /// tensors by index, then residents.
+    pub(crate) fn bytes_and_uses(&self, tensor: usize) -> (u64, Vec<usize>) {
         match tensor.checked_sub(self.saved.len()) {
             None => (self.saved[tensor].bytes, self.saved[tensor].used_in().collect()),
             Some(resident) => (self.residents[resident].bytes, self.residents[resident].used.clone()),
@@ -194,8 +199,8 @@ impl Profile {
             .map_or(usize::MAX, |interval| interval - 1 - point)
     }
 
-    /// Returns the profile with fewer intervals: each becomes a part of the interval whose number `groups` gives, in
-    /// order.
+    /// Merges neighboring intervals: `groups` gives, for each interval, the number of the merged one that it becomes a part
+    /// of.
     pub(crate) fn merged(mut self, groups: &[usize]) -> Self {
         let merge = |intervals: &mut Vec<usize>| {
             intervals.iter_mut().for_each(|interval| *interval = group_of(groups, *interval));
@@ -219,9 +224,9 @@ impl Profile {
         Self { intervals, ..self }
     }
 
-    /// Returns the profile with other sizes and times: each is what `of` makes of this one's and the other's. Returns
-    /// None if the other step did not do the same.
-    pub(crate) fn between(&self, other: &Self, of: impl Fn(u64, u64) -> u64) -> Option<Self> {
+    /// Returns a profile whose sizes and times are `combine` of those of this profile and of `other`. Returns None if the
+    /// two differ in more than sizes and times.
+    pub(crate) fn combined(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Option<Self> {
         let uses = |saved: &ProfiledTensor| (saved.at, saved.needs.clone());
         let are_alike = self.saved.iter().map(uses).eq(other.saved.iter().map(uses))
             && self.residents == other.residents
@@ -229,18 +234,18 @@ impl Profile {
         if !are_alike {
             return None;
         }
-        let mut between = self.clone();
-        for (saved, other) in between.saved.iter_mut().zip(&other.saved) {
-            saved.bytes = of(saved.bytes, other.bytes);
+        let mut combined = self.clone();
+        for (saved, other) in combined.saved.iter_mut().zip(&other.saved) {
+            saved.bytes = combine(saved.bytes, other.bytes);
             if let (Some(recipe), Some(other)) = (&mut saved.recipe, &other.recipe) {
-                recipe.time_ns = of(recipe.time_ns, other.time_ns);
+                recipe.time_ns = combine(recipe.time_ns, other.time_ns);
             }
         }
-        for (interval, other) in between.intervals.iter_mut().zip(&other.intervals) {
-            interval.time_ns = of(interval.time_ns, other.time_ns);
-            interval.other_bytes = of(interval.other_bytes, other.other_bytes);
+        for (interval, other) in combined.intervals.iter_mut().zip(&other.intervals) {
+            interval.time_ns = combine(interval.time_ns, other.time_ns);
+            interval.other_bytes = combine(interval.other_bytes, other.other_bytes);
         }
-        Some(between)
+        Some(combined)
     }
 
     /// Returns the number of intervals so far.
@@ -267,8 +272,8 @@ impl Profile {
         saved + self.residents.iter().map(|resident| resident.bytes).sum::<u64>()
     }
 
-    /// Returns about the most bytes that recomputing a tensor takes beside the tensor itself, for intermediate results.
-    pub(crate) fn repeating_bytes(&self) -> u64 {
+    /// Returns an estimate of the most bytes that recomputing any tensor takes for intermediate results.
+    pub(crate) fn recomputing_bytes(&self) -> u64 {
         let intermediate_bytes = self.saved.iter().filter_map(|saved| {
             let recipe = saved.recipe.as_ref()?;
             Some(saved.bytes * recipe.operations.saturating_sub(1))
@@ -276,20 +281,20 @@ impl Profile {
         intermediate_bytes.max().unwrap_or(0)
     }
 
-    /// Forgets that codecs make tensors smaller.
+    /// Removes the compression of all tensors, so that plans do not count on it.
     pub(crate) fn forget_compression(&mut self) {
         self.saved.iter_mut().for_each(|saved| saved.compression = None);
     }
 
-    /// Returns the least budget in bytes that any plan keeps to, and the interval that needs it.
+    /// Returns the least budget in bytes that a plan can keep to, and the interval that needs this much.
     pub fn least_bytes(&self) -> (u64, usize) {
         let least = self.used_bytes().into_iter().zip(self.other_bytes()).map(|(used, other)| used + other);
         let most = least.enumerate().max_by_key(|(_, bytes)| *bytes);
         most.map_or((0, 0), |(interval, bytes)| (bytes, interval))
     }
 
-    /// Lowers the needs of intervals to `bytes`, which were enough for the step: others may have released a tensor in
-    /// the middle of an interval, which then seems to need more.
+    /// Lowers the other bytes of intervals so that none needs more than `bytes`, which were enough for the step. An
+    /// interval may seem to need more because a tensor was released in the middle of it.
     pub(crate) fn limit(&mut self, bytes: u64) {
         let used: Vec<u64> = self.used_bytes();
         for (interval, used) in self.intervals.iter_mut().zip(used) {
@@ -308,7 +313,7 @@ impl Profile {
         used_bytes
     }
 
-    /// Returns the most bytes that the step takes at once if every tensor stays.
+    /// Returns the most bytes that the step needs at once if every tensor stays in memory until its last use.
     pub(crate) fn plain_bytes(&self) -> u64 {
         // The bytes that are added before each interval, less those removed.
         let mut changes = vec![0_i64; self.intervals.len() + 1];
@@ -326,7 +331,7 @@ impl Profile {
         taken.max().unwrap_or(0) + residents
     }
 
-    /// Returns the problem of where to keep saved tensors and residents. Its tensors are the saved ones by index, then
+    /// Returns the planning problem: where to keep saved tensors and residents in each interval. Its tensors are the saved ones by index, then
     /// the residents, and then the other bytes of the intervals. Its kernels are the intervals.
     ///
     /// # Errors
@@ -412,7 +417,7 @@ impl Profile {
     }
 }
 
-/// Returns the group of an interval. For an interval that has not begun, it is the one after all groups.
+/// Returns the merged interval that an interval is a part of. For one that has not begun, it is the one after the last.
 fn group_of(groups: &[usize], interval: usize) -> usize {
     groups.get(interval).copied().unwrap_or_else(|| groups.last().map_or(0, |last| last + 1))
 }
@@ -430,7 +435,7 @@ impl ProfiledTensor {
     }
 
     /// Returns the intervals in which the bytes must be in memory: the one that makes them, and those in which they are
-    /// needed or held.
+    /// needed or held by the front end.
     fn used_in(&self) -> impl Iterator<Item = usize> {
         let needed = self.needs.iter().map(|point| point + 1).filter(|needed| self.held.binary_search(needed).is_err());
         std::iter::once(self.at).chain(needed).chain(self.held.iter().copied())

@@ -1,4 +1,4 @@
-//! A measured step, by which later steps of its signature are planned.
+//! The measurement of a step after it has ended, from which later steps with its signature are planned.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl Profiled {
         }
     }
 
-    /// Returns the profile with the times of a planned step where those are shorter. The time to recompute a tensor
+    /// Returns the measurement with the interval times of a planned step where those are shorter. The time to recompute a tensor
     /// shrinks in proportion to the intervals in which it was made.
     pub(crate) fn timed(&self, times_ns: &[u64]) -> Self {
         let mut timed = Self { is_timed: true, ..self.clone() };
@@ -87,9 +87,9 @@ impl Profiled {
         makings.flat_map(|making| making.operations.iter().copied()).collect()
     }
 
-    /// Returns the intervals in which the front end asks for operations. They begin with the interval of the operation
+    /// Returns the intervals in which the engine has to watch for operations. They begin with the interval of the operation
     /// before, because autograd saves the inputs of an operation after the front end has asked for it.
-    pub(crate) fn asked_for(&self, operations: &HashSet<OperationAt>) -> HashSet<usize> {
+    pub(crate) fn intervals_to_watch(&self, operations: &HashSet<OperationAt>) -> HashSet<usize> {
         operations
             .iter()
             .flat_map(|OperationAt { interval, .. }| {
@@ -101,7 +101,7 @@ impl Profiled {
 
     /// Returns a schedule's actions with the identities of their tensors, in a step whose first saved tensor is
     /// `first`.
-    pub(crate) fn ids(&self, actions: &[(usize, OffloadAction)], first: HeldId) -> Vec<(HeldId, OffloadAction)> {
+    pub(crate) fn with_ids(&self, actions: &[(usize, OffloadAction)], first: HeldId) -> Vec<(HeldId, OffloadAction)> {
         actions.iter().map(|(tensor, action)| (self.id(*tensor, first), *action)).collect()
     }
 

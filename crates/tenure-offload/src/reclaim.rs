@@ -1,4 +1,4 @@
-//! Reclaiming of memory for allocations that find no room.
+//! Making room in memory: for allocations that find none, and ahead of planned intervals.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::inner::EngineInner;
 use crate::ledger::Ledger;
 use crate::signature::Pass;
 
-/// The part of the limit, one in so many, that is left free ahead of an interval: an allocator rounds up.
+/// One part in this many of the limit is left free ahead of an interval, since an allocator rounds sizes up.
 const SPARE_PART: u64 = 64;
 
-/// Makes room for an allocation, if there is a way, and returns whether it did. It first releases a tensor that is on
-/// its way out, as soon as that is stored. Otherwise it spills tensors that are not in use, the one that is needed last
-/// first; where that is unknown, the one that was saved first. The caller holds no lock.
+/// Makes room for an allocation, and returns whether it could. First releases the source of a spill under way, after
+/// waiting for its copy. If there is none, spills tensors that no caller uses, the one that is needed last first, or,
+/// where that is unknown, the one that was saved first. The caller must hold no lock.
 pub(crate) fn make_room(inner: &EngineInner) -> bool {
     let stream = inner.memory.device().map(|device| device.streams().current());
     let made = (|| {
@@ -25,7 +25,7 @@ pub(crate) fn make_room(inner: &EngineInner) -> bool {
             return Ok(true);
         }
         let is_measured = inner.ledger.lock().pause(&inner.memory, stream.as_ref())?;
-        let made = make_some(inner);
+        let made = release_or_evict(inner);
         if is_measured {
             inner.ledger.lock().resume(&inner.memory, stream.as_ref())?;
         }
@@ -37,9 +37,11 @@ pub(crate) fn make_room(inner: &EngineInner) -> bool {
     })
 }
 
-fn make_some(inner: &EngineInner) -> bool {
+/// Releases the source of a spill, or begins to evict tensors until there is one to release. Returns whether some memory
+/// was freed. If nothing can be, keeps the error for the next call that can return one.
+fn release_or_evict(inner: &EngineInner) -> bool {
     loop {
-        match part_with_one(inner) {
+        match release_one(inner) {
             Ok(true) => return true,
             Ok(false) => {}
             Err(error) => {
@@ -47,15 +49,15 @@ fn make_some(inner: &EngineInner) -> bool {
             }
         }
         let mut ledger = inner.ledger.lock();
-        match let_go(inner, &mut ledger) {
-            Some(Going::Gone) => return true,
-            Some(Going::Leaving) => continue,
-            Some(Going::Coming(id, arrival)) => {
+        match evict_one(inner, &mut ledger) {
+            Some(Evicted::Freed) => return true,
+            Some(Evicted::Spilling) => continue,
+            Some(Evicted::Arriving(id, arrival)) => {
                 drop(ledger);
-                // The tensor leaves in the next round. The caller that needs it gets the error.
+                // The next round evicts the tensor. A caller that needs it gets the error of its fetch.
                 let _ = inner.stalled(|| arrival.wait());
                 drop(arrival);
-                inner.arrived(id);
+                inner.clear_arrival(id);
                 continue;
             }
             None => {}
@@ -67,7 +69,7 @@ fn make_some(inner: &EngineInner) -> bool {
                 // The measured step may exceed the budget. The excess is measured, and reported after the step.
                 return inner.set_limit(None).is_ok();
             }
-            if idle.into_iter().any(|id| inner.give_up(id)) {
+            if idle.into_iter().any(|id| inner.drop_bytes(id)) {
                 return true;
             }
             ledger = inner.ledger.lock();
@@ -82,49 +84,50 @@ fn make_some(inner: &EngineInner) -> bool {
     }
 }
 
-/// Waits until no spill is under way.
-pub(crate) fn wait_for_all(inner: &EngineInner) -> Result<(), OffloadError> {
-    while wait_for_one(inner)? {}
+/// Waits for all spills under way.
+pub(crate) fn wait_for_spills(inner: &EngineInner) -> Result<(), OffloadError> {
+    while wait_for_first_spill(inner)? {}
     Ok(())
 }
 
 /// Waits for the spill that began first. Returns whether there was one.
-fn wait_for_one(inner: &EngineInner) -> Result<bool, OffloadError> {
-    let leaving = {
+fn wait_for_first_spill(inner: &EngineInner) -> Result<bool, OffloadError> {
+    let first = {
         let mut ledger = inner.ledger.lock();
-        ledger.forget_gone();
-        ledger.leaving.pop_front()
+        ledger.remove_released_spills();
+        ledger.spills.pop_front()
     };
-    let Some((id, stored)) = leaving else { return Ok(false) };
-    wait_for(inner, id, &stored)
+    let Some((id, stored)) = first else { return Ok(false) };
+    wait_for_spill(inner, id, &stored)
 }
 
-/// Releases all tensors that are on their way out of a device, in the order of the thread's stream.
-pub(crate) fn part_with_all(inner: &EngineInner) -> Result<(), OffloadError> {
+/// Releases the sources of all spills from a device, in the order of the thread's stream: its later work waits for their
+/// copies.
+pub(crate) fn release_all(inner: &EngineInner) -> Result<(), OffloadError> {
     let Some(device) = inner.memory.device() else { return Ok(()) };
-    let leaving: Vec<Stored> = {
+    let spills: Vec<Stored> = {
         let ledger = inner.ledger.lock();
-        ledger.leaving.iter().filter(|(_, stored)| stored.keeps_source()).map(|(_, stored)| stored.clone()).collect()
+        ledger.spills.iter().filter(|(_, stored)| stored.keeps_source()).map(|(_, stored)| stored.clone()).collect()
     };
     let stream = device.streams().current();
-    Ok(leaving.iter().try_for_each(|stored| stored.lead_to(&stream))?)
+    Ok(spills.iter().try_for_each(|stored| stored.lead_to(&stream))?)
 }
 
-/// Releases the tensor whose spill began first, and returns whether there was one. On a device, the thread's stream
-/// waits in place of the host, and tensors are released in the same order each time, however long copies take: an
-/// allocator that finds the same room need not piece it together anew.
-fn part_with_one(inner: &EngineInner) -> Result<bool, OffloadError> {
+/// Releases the source of the spill that began first, and returns whether there was one. On a device, the thread's stream
+/// waits for the copy in place of the host. Sources are then released in the same order in each step, however long
+/// copies take, so that the allocator finds the same free blocks.
+fn release_one(inner: &EngineInner) -> Result<bool, OffloadError> {
     let (id, stored) = {
         let mut ledger = inner.ledger.lock();
         let is_host = inner.memory.device().is_none();
-        if is_host && ledger.forget_gone() {
+        if is_host && ledger.remove_released_spills() {
             // Spills have ended since the allocation found no room: now there may be some.
             return Ok(true);
         }
-        match ledger.leaving.iter().find(|(_, stored)| stored.keeps_source()) {
+        match ledger.spills.iter().find(|(_, stored)| stored.keeps_source()) {
             Some(first) => first.clone(),
             // The spills that ended just now made room, too.
-            None => return Ok(is_host && ledger.forget_gone()),
+            None => return Ok(is_host && ledger.remove_released_spills()),
         }
     };
     if let Some(device) = inner.memory.device() {
@@ -133,46 +136,47 @@ fn part_with_one(inner: &EngineInner) -> Result<bool, OffloadError> {
     if !stored.keeps_source() {
         return Ok(true);
     }
-    let waited = wait_for(inner, id, &stored);
+    let waited = wait_for_spill(inner, id, &stored);
     if waited.is_err() || inner.memory.device().is_none() {
         // The spill is done, or it failed, in which case only one call returns its error. On a device, a finished spill
         // stays listed, since another thread may be about to release it.
-        inner.ledger.lock().leaving.retain(|(other, _)| *other != id);
+        inner.ledger.lock().spills.retain(|(other, _)| *other != id);
     }
     waited
 }
 
-/// In a planned step on a device, releases as many tensors that are on their way out as the beginning interval needs
-/// room for, in the order in which their spills began. So each such step releases the same tensors at the same point,
-/// wherever blocks lie. If the allocator asked for room instead, it would get more or less depending on how fragmented
-/// its memory is, and would piece the memory together anew each time.
-pub(crate) fn part_ahead(inner: &EngineInner) -> Result<(), OffloadError> {
+/// In a planned step on a device, releases the sources of spills, in the order in which the spills began, until the
+/// beginning interval has the room that it needs. Thus each step of a plan releases the same tensors at the same point.
+/// If they were released only when the allocator asks for room, their number would depend on fragmentation.
+pub(crate) fn release_ahead(inner: &EngineInner) -> Result<(), OffloadError> {
     let Some(device) = inner.memory.device() else { return Ok(()) };
-    let parted: Vec<Stored> = {
+    let released: Vec<Stored> = {
         let mut ledger = inner.ledger.lock();
-        // A device's memory that has been released is free in the order of its streams.
-        ledger.leaving.retain(|(_, stored)| stored.keeps_source());
-        if ledger.leaving.is_empty() {
+        // Memory of a device that has been released is already free, in the order of its stream.
+        ledger.spills.retain(|(_, stored)| stored.keeps_source());
+        if ledger.spills.is_empty() {
             return Ok(());
         }
         let (Some(needed), Some(limit)) = (ledger.course.needed_bytes(), ledger.limit_bytes()) else { return Ok(()) };
-        let leaving = || ledger.leaving.iter().map(|(_, stored)| stored);
-        let leaving_bytes: u64 = leaving().map(Stored::bytes).sum();
-        let mut excess = (needed + leaving_bytes).saturating_sub(limit - limit / SPARE_PART);
-        leaving()
-            .take_while(|stored| {
-                let is_excess = excess > 0;
-                excess = excess.saturating_sub(stored.bytes());
-                is_excess
-            })
-            .cloned()
-            .collect()
+        let spills = || ledger.spills.iter().map(|(_, stored)| stored);
+        let spilling_bytes: u64 = spills().map(Stored::bytes).sum();
+        let mut excess = (needed + spilling_bytes).saturating_sub(limit - limit / SPARE_PART);
+        let mut released = Vec::new();
+        for stored in spills() {
+            if excess == 0 {
+                break;
+            }
+            excess = excess.saturating_sub(stored.bytes());
+            released.push(stored.clone());
+        }
+        released
     };
     let stream = device.streams().current();
-    Ok(parted.iter().try_for_each(|stored| stored.lead_to(&stream))?)
+    Ok(released.iter().try_for_each(|stored| stored.lead_to(&stream))?)
 }
 
-fn wait_for(inner: &EngineInner, id: HeldId, stored: &Stored) -> Result<bool, OffloadError> {
+/// Waits for a spill. Returns its error if its tensor still exists.
+fn wait_for_spill(inner: &EngineInner, id: HeldId, stored: &Stored) -> Result<bool, OffloadError> {
     match inner.stalled(|| stored.wait()) {
         // A failed spill counts as room if the tensor is not needed any more, as after a step that failed.
         Err(error) if inner.ledger.lock().held.contains_key(&id) => Err(error.into()),
@@ -180,22 +184,24 @@ fn wait_for(inner: &EngineInner, id: HeldId, stored: &Stored) -> Result<bool, Of
     }
 }
 
-/// The state of a tensor that was let go of.
-enum Going {
-    Gone,
-    Leaving,
-    /// The tensor was fetched too early, and is still arriving.
-    Coming(HeldId, Arc<PendingFetch>),
+/// The state of a tensor that was chosen to leave memory.
+enum Evicted {
+    /// Its storage was dropped, since its bytes were stored already.
+    Freed,
+    /// Its spill has begun.
+    Spilling,
+    /// The tensor was fetched too early, and its fetch is still under way.
+    Arriving(HeldId, Arc<PendingFetch>),
 }
 
-/// Lets go of a tensor. Returns None if there is none to let go of.
-fn let_go(inner: &EngineInner, ledger: &mut Ledger) -> Option<Going> {
+/// Makes one tensor that no caller uses leave memory. Returns None if there is none, or no tier has room for any.
+fn evict_one(inner: &EngineInner, ledger: &mut Ledger) -> Option<Evicted> {
     let is_planned = !matches!(ledger.course, Course::Measured(_));
     for id in ledger.idle() {
-        let going = match &ledger.held[&id] {
-            HeldTensor { arrival: Some(arrival), .. } => return Some(Going::Coming(id, Arc::clone(arrival))),
-            HeldTensor { stored: Some(_), .. } => Going::Gone,
-            _ => Going::Leaving,
+        let evicted = match &ledger.held[&id] {
+            HeldTensor { arrival: Some(arrival), .. } => return Some(Evicted::Arriving(id, Arc::clone(arrival))),
+            HeldTensor { stored: Some(_), .. } => Evicted::Freed,
+            _ => Evicted::Spilling,
         };
         if let Err(error) = inner.spill(ledger, id, 0) {
             ledger.fail(error);
@@ -204,13 +210,13 @@ fn let_go(inner: &EngineInner, ledger: &mut Ledger) -> Option<Going> {
         // The tensor stays if no tier has room for it. A smaller one may still fit.
         if ledger.held[&id].storage.is_none() {
             ledger.report.unplanned += u64::from(is_planned);
-            return Some(going);
+            return Some(evicted);
         }
     }
     None
 }
 
-/// Returns the error for an allocation that found no room although all tensors that may leave have left.
+/// Returns the error for an allocation that found no room after all tensors that may leave memory have left it.
 fn too_small_so_far(inner: &EngineInner, ledger: &Ledger) -> Option<OffloadError> {
     let when = match &ledger.course {
         Course::None => return None,

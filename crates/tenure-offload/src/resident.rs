@@ -60,7 +60,7 @@ impl Engine {
         let limit = self.inner.ledger.lock().limit_bytes();
         if limit.is_some_and(|limit| allocated > limit) {
             self.inner.spill(&mut self.inner.ledger.lock(), id, 0)?;
-            reclaim::wait_for_all(&self.inner)?;
+            reclaim::wait_for_spills(&self.inner)?;
         }
         Ok(resident)
     }
@@ -73,11 +73,11 @@ impl Engine {
     pub fn lend(&self, resident: &Resident, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         let inner = &self.inner;
         let id = resident.saved.id;
-        inner.pass(StepEvent::Lend { id }, stream)?;
-        let storage = inner.here(id, stream)?;
+        inner.handle_event(StepEvent::Lend { id }, stream)?;
+        let storage = inner.bring_back(id, stream)?;
         if let Some(held) = inner.ledger.lock().held.get_mut(&id) {
             // The caller is about to overwrite the bytes, so the stored copy becomes outdated.
-            held.leave_behind();
+            held.release_stored_source();
             (held.storage, held.stored, held.is_lent) = (None, None, true);
         }
         inner.begin_interval(stream)?;
@@ -99,7 +99,7 @@ impl Engine {
         if let Some(held) = inner.ledger.lock().held.get_mut(&id) {
             (held.storage, held.is_lent) = (Some(storage), false);
         }
-        inner.pass(StepEvent::GiveBack { id }, stream)?;
+        inner.handle_event(StepEvent::GiveBack { id }, stream)?;
         inner.begin_interval(stream)
     }
 
@@ -108,6 +108,6 @@ impl Engine {
     /// # Errors
     /// The bytes cannot come back.
     pub fn look_at(&self, resident: &Resident, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
-        self.inner.here(resident.saved.id, stream)
+        self.inner.bring_back(resident.saved.id, stream)
     }
 }

@@ -1,4 +1,4 @@
-//! The schedule of a step: the actions of a plan at each point.
+//! The schedule of a step: a plan's spills, fetches and drops at each point.
 
 use std::ops::Range;
 
@@ -22,18 +22,18 @@ pub enum OffloadAction {
 }
 
 impl OffloadAction {
-    /// Returns the action that brings a tensor to a tier. Tier 0 is the budget's memory, and tier `n + 1` belongs to
+    /// Returns the action that moves a tensor to a tier. Tier 0 is the budget's memory, and tier `n + 1` belongs to
     /// link `n`.
-    fn to(tier: usize) -> Self {
+    fn to_tier(tier: usize) -> Self {
         tier.checked_sub(1).map_or(Self::Fetch, |link| Self::Spill { link })
     }
 }
 
-/// The actions at each point of a step. At a point, the front end has not yet asked for the work of the interval that
-/// begins there.
+/// The actions of a plan at each point of a step. They are taken before the front end asks for the work of the interval
+/// that begins at the point.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Schedule {
-    /// The actions before the first point, which place the residents.
+    /// The actions before the first point, which move each resident to the tier where the step expects it.
     begin: Vec<(usize, OffloadAction)>,
     /// The actions by point. A tensor's number is that in the problem: saved tensors by index, then residents.
     points: Vec<Vec<(usize, OffloadAction)>>,
@@ -46,10 +46,10 @@ impl Schedule {
         let saved = profile.saved();
         let residents = saved.len()..saved.len() + profile.residents();
         let mut begin: Vec<_> =
-            residents.clone().map(|tensor| (tensor, OffloadAction::to(plan.places[tensor]))).collect();
+            residents.clone().map(|tensor| (tensor, OffloadAction::to_tier(plan.places[tensor]))).collect();
         let mut points = vec![Vec::new(); profile.intervals()];
         for step in &plan.steps {
-            // A kernel begins at the point before it. Its outputs are there from the point at which it ends.
+            // Kernel `n` is the interval that begins at point `n - 1`. Its outputs exist from point `n`, where it ends.
             let begins = match saved.get(step.tensor) {
                 Some(saved) => Some(step.kernel.saturating_sub(1).max(saved.at())),
                 None if residents.contains(&step.tensor) => {
@@ -58,7 +58,7 @@ impl Schedule {
                 None => continue,
             };
             let (point, action) = match step.action {
-                plan::PlanAction::Move { to } => (begins, OffloadAction::to(to)),
+                plan::PlanAction::Move { to } => (begins, OffloadAction::to_tier(to)),
                 plan::PlanAction::Drop => (Some(step.kernel), OffloadAction::Drop),
                 plan::PlanAction::Recompute { .. } => continue,
             };
@@ -72,34 +72,36 @@ impl Schedule {
         &self.begin
     }
 
-    /// Returns the bytes that each interval needs at once: its other bytes, and all saved tensors and residents that
-    /// have not been let go of or are in use.
+    /// Returns the bytes that each interval needs at once: its other bytes, and those of all saved tensors and residents
+    /// that the schedule keeps in memory or that the interval uses.
     pub(crate) fn needed_bytes(&self, profile: &Profile) -> Vec<u64> {
         let saved = profile.saved().iter().map(|saved| Some(saved.at()));
         // The interval since which each tensor is in memory.
         let mut since: Vec<Option<usize>> = saved.chain((0..profile.residents()).map(|_| Some(0))).collect();
-        let mut here: Vec<Vec<Range<usize>>> = vec![Vec::new(); since.len()];
+        // The ranges of intervals in which each tensor was in memory before.
+        let mut in_memory: Vec<Vec<Range<usize>>> = vec![Vec::new(); since.len()];
         let begin = self.begin.iter().map(|action| (0, action));
         let points = self.points.iter().enumerate();
         let later = points.flat_map(|(point, actions)| actions.iter().map(move |action| (point + 1, action)));
         for (interval, (tensor, action)) in begin.chain(later) {
             match action {
-                OffloadAction::Fetch => drop(since[*tensor].get_or_insert(interval)),
+                OffloadAction::Fetch => {
+                    since[*tensor].get_or_insert(interval);
+                }
                 OffloadAction::Spill { .. } | OffloadAction::Drop => {
-                    here[*tensor].extend(since[*tensor].take().map(|since| since..interval));
+                    in_memory[*tensor].extend(since[*tensor].take().map(|since| since..interval));
                 }
             }
         }
         let mut needed: Vec<u64> = profile.other_bytes().collect();
-        for (tensor, (since, mut ranges)) in since.into_iter().zip(here).enumerate() {
-            let (bytes, used) = profile.use_of(tensor);
+        for (tensor, (since, mut ranges)) in since.into_iter().zip(in_memory).enumerate() {
+            let (bytes, mut used) = profile.bytes_and_uses(tensor);
             let end = if tensor < profile.saved().len() {
                 used.iter().max().map_or(0, |last| last + 1)
             } else {
                 needed.len()
             };
             ranges.extend(since.map(|since| since..end));
-            let mut used = used;
             used.retain(|interval| !ranges.iter().any(|range| range.contains(interval)));
             for interval in ranges.into_iter().flatten().chain(used) {
                 needed.get_mut(interval).into_iter().for_each(|needed| *needed += bytes);

@@ -23,7 +23,7 @@ use crate::report::StepReport;
 use crate::schedule::OffloadAction;
 use crate::signature::{Pass, Signature};
 
-/// A step that is under way. If it is dropped before it is [finished](Self::finish), the engine learns nothing from it.
+/// A step that is under way. If it is dropped before it is [finished](Self::finish), its measurements are lost.
 #[must_use = "it holds for as long as it lives"]
 pub struct OffloadStep {
     inner: Arc<EngineInner>,
@@ -46,7 +46,7 @@ impl OffloadStep {
         let before = inner.ledger.lock().begin_step(signature, course);
         drop(before);
         let step = Self { inner: Arc::clone(inner) };
-        inner.open()?;
+        inner.take_first_actions()?;
         // The step does not count memory that was held at an earlier time.
         inner.memory.take_peak();
         inner.begin_interval(None)?;
@@ -76,14 +76,15 @@ impl OffloadStep {
 impl Drop for OffloadStep {
     fn drop(&mut self) {
         let course = std::mem::take(&mut self.inner.ledger.lock().course);
-        // The ledger is not locked, as where a step is finished.
+        // The ledger must not be locked: see `EngineInner::finish`.
         drop(course);
         // If the driver fails, the next call to it returns the error.
-        let _ = reclaim::part_with_all(&self.inner);
+        let _ = reclaim::release_all(&self.inner);
     }
 }
 
 impl EngineInner {
+    /// Returns the course of a step that is measured.
     fn measured(&self, pass: Pass) -> Course {
         let clock = IntervalClock::with_host_time(Arc::clone(&self.host_time.lock()));
         let ledger = self.ledger.lock();
@@ -94,39 +95,39 @@ impl EngineInner {
     /// Returns the course of a step with this signature, within the budget.
     pub(crate) fn course(self: &Arc<Self>, signature: Signature) -> Result<Course, OffloadError> {
         let held_bytes = self.held_bytes();
-        // The held bytes change a little from step to step, and with the batch.
+        // The allocated bytes change a little from step to step, and with the batch.
         let least_held_bytes = (held_bytes - held_bytes / 16).saturating_sub(signature.input_bytes);
-        let (known, budget_bytes) = {
+        let (cached, budget_bytes) = {
             let mut ledger = self.ledger.lock();
-            (ledger.steps.take_up(signature, least_held_bytes), ledger.budget_bytes)
+            (ledger.steps.look_up(signature, least_held_bytes), ledger.budget_bytes)
         };
-        let Some(known) = known else { return Ok(self.measured(Pass::Budgeted)) };
-        let planned = match self.planned(&known, budget_bytes.unwrap_or(u64::MAX)) {
+        let Some(cached) = cached else { return Ok(self.measured(Pass::Budgeted)) };
+        let planned = match self.planned(&cached, budget_bytes.unwrap_or(u64::MAX)) {
             Ok(planned) => planned,
             // The step may take less than was estimated.
-            Err(_) if known.profiled.is_estimate => return Ok(self.measured(Pass::Budgeted)),
+            Err(_) if cached.profiled.is_estimate => return Ok(self.measured(Pass::Budgeted)),
             Err(error) => return Err(error),
         };
-        let profiled = known.profiled;
+        let profiled = cached.profiled;
         let lead = if self.memory.is_simulated() { Duration::ZERO } else { LEAD };
         let is_timed_now = self.memory.device().is_some() && !profiled.is_timed;
         let clock = is_timed_now.then(|| IntervalClock::with_lead(lead));
         Ok(Course::Planned { profiled, planned, events: 0, operations: 0, clock })
     }
 
-    /// Passes an event: takes the actions that are due after it.
-    pub(crate) fn pass(&self, event: StepEvent, stream: Option<&Stream>) -> Result<(), OffloadError> {
+    /// Ends the interval by an event, and takes the plan's actions after it.
+    pub(crate) fn handle_event(&self, event: StepEvent, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let mut ledger = self.ledger.lock();
         ledger.end_interval(&self.memory, stream, Some(event), "")?;
         let actions = ledger.next_actions(event);
-        self.act(ledger, actions)
+        self.take_actions(ledger, actions)
     }
 
-    /// Moves residents to where the step expects them at its beginning.
-    fn open(&self) -> Result<(), OffloadError> {
+    /// Takes the plan's actions before the first event, which move residents to where the step expects them.
+    fn take_first_actions(&self) -> Result<(), OffloadError> {
         let ledger = self.ledger.lock();
         let actions = ledger.first_actions();
-        self.act(ledger, actions)
+        self.take_actions(ledger, actions)
     }
 
     /// See [`Engine::operation`] and [`Engine::begin_operation`].
@@ -139,28 +140,28 @@ impl EngineInner {
         self.ledger.lock().begin_interval(&self.memory, stream)
     }
 
-    /// Takes actions at a point.
-    pub(crate) fn act<'a>(
+    /// Takes actions: spills and drops first, then fetches as far as there is room.
+    pub(crate) fn take_actions<'a>(
         &'a self,
         mut ledger: MutexGuard<'a, Ledger>,
         actions: Vec<(HeldId, OffloadAction)>,
     ) -> Result<(), OffloadError> {
-        let (fetched, gone): (Vec<_>, Vec<_>) =
+        let (fetches, evictions): (Vec<_>, Vec<_>) =
             actions.into_iter().partition(|(_, action)| *action == OffloadAction::Fetch);
-        for (id, action) in gone {
+        for (id, action) in evictions {
             match action {
                 OffloadAction::Spill { link } => self.spill(&mut ledger, id, link)?,
                 OffloadAction::Drop => {
                     drop(ledger);
-                    self.give_up(id);
+                    self.drop_bytes(id);
                     ledger = self.ledger.lock();
                 }
                 OffloadAction::Fetch => {}
             }
         }
         drop(ledger);
-        reclaim::part_ahead(self)?;
-        for (id, _) in fetched {
+        reclaim::release_ahead(self)?;
+        for (id, _) in fetches {
             // There may be no room yet. Then the tensor is fetched when it is needed.
             match self.fetch(id, Urgency::Ahead) {
                 Ok(()) | Err(OffloadError::Back { .. }) => {}
@@ -170,8 +171,9 @@ impl EngineInner {
         Ok(())
     }
 
-    /// See [`Engine::move_all`](crate::Engine::move_all).
-    pub(crate) fn move_fresh(&self, id: HeldId) -> Result<(), OffloadError> {
+    /// Spills a tensor that was just saved, and waits for it, if [`Engine::move_all`](crate::Engine::move_all) asks for
+    /// that.
+    pub(crate) fn spill_if_all_move(&self, id: HeldId) -> Result<(), OffloadError> {
         let mut ledger = self.ledger.lock();
         let is_measured = matches!(&ledger.course, Course::Measured(measured) if measured.pass == Pass::Budgeted);
         if !is_measured || !self.moves_all.load(Ordering::Relaxed) {
@@ -179,7 +181,7 @@ impl EngineInner {
         }
         self.spill(&mut ledger, id, 0)?;
         drop(ledger);
-        reclaim::wait_for_all(self)
+        reclaim::wait_for_spills(self)
     }
 
     /// See [`OffloadStep::finish`].
@@ -195,8 +197,8 @@ impl EngineInner {
         let mut report = ledger.report;
         match course {
             Course::Measured(measured) => {
-                // The measurement owns recipes, and a front end may wait for a lock to free one. So the ledger is
-                // unlocked.
+                // Dropping the measurement frees the front end's recomputations, which may wait for a lock of the front
+                // end. So the ledger is unlocked.
                 drop(ledger);
                 let Peak { allocated_bytes, reserved_bytes } = measured.peak;
                 (report.peak_bytes, report.reserved_bytes) = (Some(allocated_bytes), Some(reserved_bytes));

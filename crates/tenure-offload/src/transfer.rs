@@ -1,4 +1,4 @@
-//! Transfers: spills, fetches and recomputes saved tensors.
+//! Spilling, fetching, dropping and recomputing of saved tensors.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ use crate::memory::Memory;
 use crate::recompute::SavedBytesId;
 
 impl EngineInner {
-    /// Drops a tensor's bytes, to be recomputed later, and returns whether it did: they stay if there is no recipe.
-    /// Storages that become unused are freed with no lock held.
-    pub(crate) fn give_up(&self, id: HeldId) -> bool {
+    /// Drops a tensor's bytes, to be recomputed when they are needed. Returns `false`, and the bytes stay, if they cannot
+    /// be recomputed or are in transit. The storage is freed with no lock held.
+    pub(crate) fn drop_bytes(&self, id: HeldId) -> bool {
         let (recompute, making) = {
             let ledger = self.ledger.lock();
             let recompute = ledger.held.get(&id).and_then(|held| held.recompute.clone());
@@ -29,33 +29,33 @@ impl EngineInner {
         let saved = |id| self.ledger.lock().find(id);
         let Some(inputs) = making.hold(&*recompute, saved) else { return false };
         let mut ledger = self.ledger.lock();
-        let given_up = ledger.held.get_mut(&id).map(|held| held.give_up(inputs));
-        let is_gone = given_up.as_ref().is_some_and(Result::is_ok);
-        if is_gone {
+        let dropped = ledger.held.get_mut(&id).map(|held| held.drop_bytes(inputs));
+        let is_dropped = dropped.as_ref().is_some_and(Result::is_ok);
+        if is_dropped {
             ledger.note(id, |record, now_us| record.dropped_us = Some(now_us));
         }
         drop(ledger);
-        drop(given_up);
-        is_gone
+        drop(dropped);
+        is_dropped
     }
 
-    /// Returns the codec for a saved tensor, and how many times smaller it makes the bytes. The latter is known only in
-    /// the host's memory, from which all links lead to disks, and where a sample can be encoded now.
+    /// Returns the codec for a saved tensor, and the factor by which it makes the bytes smaller. A factor is estimated only
+    /// for host memory with a disk, whose bytes can be sampled now. Otherwise returns `choice` and None.
     pub(crate) fn codec(&self, storage: &Storage, dtype: DType, choice: Choice) -> (Choice, Option<f64>) {
         let (Memory::Host(_), Some(disk)) = (&self.memory, self.mover.disk()) else { return (choice, None) };
         let bytes = storage.lock();
-        // SAFETY: saved bytes are written to again only by a program that is wrong. Then the sample is of no use.
+        // SAFETY: a correct program does not write to saved bytes. If one does, only the estimate is wrong.
         let (codec, ratio) = disk.sample(unsafe { bytes.as_slice() }, Coding { choice, dtype, is_beside: false });
         (Choice::Codec(codec), Some(1.0 / ratio).filter(|smaller| *smaller > 1.0))
     }
 
-    /// Begins to spill a tensor over link `link`, or over the next slower one whose tier has room. The tensor stays if
-    /// there is none. The engine releases the storage at once: the mover holds it as long as it must.
+    /// Begins to spill a tensor over link `link`, or over the next slower one whose tier has room. The tensor stays in
+    /// memory if no tier has. The engine releases the storage at once; the mover keeps it until it has been copied.
     pub(crate) fn spill(&self, ledger: &mut Ledger, id: HeldId, link: usize) -> Result<(), OffloadError> {
         let choice = ledger.codec_of(id);
-        // Tensors that have come back since then free their room on the tier.
-        ledger.forget_gone();
-        let Ledger { held, report, leaving, no_room, .. } = ledger;
+        // Removing a spill drops its handle, which may free room on the tier.
+        ledger.remove_released_spills();
+        let Ledger { held, report, spills, no_room, .. } = ledger;
         let Some(held) = held.get_mut(&id).filter(|held| held.arrival.is_none()) else { return Ok(()) };
         let Some(storage) = held.storage.take() else { return Ok(()) };
         if held.stored.is_some() {
@@ -69,7 +69,7 @@ impl EngineInner {
             match self.mover.store_encoded(&held.name, source, *destination, coding) {
                 Ok(stored) => {
                     report.spilled_bytes += held.bytes;
-                    leaving.push_back((id, stored.clone()));
+                    spills.push_back((id, stored.clone()));
                     held.stored = Some(stored);
                     ledger.note(id, |record, now_us| record.spilled = Some((now_us, *destination)));
                     return Ok(());
@@ -85,7 +85,7 @@ impl EngineInner {
         Ok(())
     }
 
-    /// Begins to fetch a tensor, if it is not in memory.
+    /// Begins to fetch a spilled tensor, if it is not in memory.
     pub(crate) fn fetch(&self, id: HeldId, urgency: Urgency) -> Result<(), OffloadError> {
         let (name, bytes, tag, allocator, stream) = {
             let mut ledger = self.ledger.lock();
@@ -93,7 +93,7 @@ impl EngineInner {
             if held.storage.is_some() {
                 return Ok(());
             }
-            if let Some(source) = held.of_others() {
+            if let Some(source) = held.source_of_others() {
                 held.storage = Some(source);
                 return Ok(());
             }
@@ -102,7 +102,7 @@ impl EngineInner {
             }
             (held.name.clone(), held.bytes, held.tag, Arc::clone(&held.allocator), held.stream.clone())
         };
-        // Nothing is locked, since the allocation may have to make room.
+        // The ledger is unlocked, since the allocation may have to make room.
         let storage = {
             let _purpose = Purpose::enter(tag, KeyId::NONE);
             let _stream = stream.as_ref().map(StreamGuard::new);
@@ -122,18 +122,19 @@ impl EngineInner {
         Ok(())
     }
 
-    /// Returns a tensor's storage in memory, ready for the work that is put on `stream` next, or for the host.
-    pub(crate) fn here(&self, id: HeldId, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
+    /// Brings a tensor's bytes to memory: fetches or recomputes them if necessary. Returns the storage, ready for the work
+    /// that is queued on `stream` next, or for the host.
+    pub(crate) fn bring_back(&self, id: HeldId, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         loop {
-            let (storage, arrival, home, is_given_up) = {
+            let (storage, arrival, home, is_dropped) = {
                 let ledger = self.ledger.lock();
                 let Some(held) = ledger.held.get(&id) else { unreachable!("what is saved is held") };
-                let is_given_up = held.stored.is_none() && held.of_others().is_none();
-                (held.storage.clone(), held.arrival.clone(), held.stream.clone(), is_given_up)
+                let is_dropped = held.stored.is_none() && held.source_of_others().is_none();
+                (held.storage.clone(), held.arrival.clone(), held.stream.clone(), is_dropped)
             };
             let Some(storage) = storage else {
-                if is_given_up {
-                    self.compute(id, stream)?;
+                if is_dropped {
+                    self.recompute(id, stream)?;
                 } else {
                     self.fetch(id, Urgency::Now)?;
                 }
@@ -144,9 +145,9 @@ impl EngineInner {
                 self.stalled(|| stream.map_or_else(|| arrival.wait(), |stream| arrival.lead_to(stream)))?;
                 let stalled_us = since.elapsed().as_micros() as u64;
                 self.ledger.lock().note(id, |record, _| record.stalled_us += stalled_us);
-                // For other streams the bytes are still on their way.
+                // Other streams still have to wait for the fetch.
                 if stream.is_none() || stream == home.as_ref() {
-                    self.arrived(id);
+                    self.clear_arrival(id);
                 }
             }
             return Ok(storage);
@@ -154,23 +155,23 @@ impl EngineInner {
     }
 
     /// Recomputes a tensor whose bytes were dropped.
-    fn compute(&self, id: HeldId, stream: Option<&Stream>) -> Result<(), OffloadError> {
+    fn recompute(&self, id: HeldId, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let (name, bytes, home, recompute) = {
             let ledger = self.ledger.lock();
             let Some(held) = ledger.held.get(&id) else { return Ok(()) };
             (held.name.clone(), held.bytes, held.stream.clone(), held.recompute.clone())
         };
-        let again = |reason: String| OffloadError::Again { name, reason };
-        let Some(recompute) = recompute else { return Err(again("there is no recipe for it".into())) };
+        let failure = |reason: String| OffloadError::Again { name, reason };
+        let Some(recompute) = recompute else { return Err(failure("there is no recipe for it".into())) };
         let storage = {
             let _purpose = Purpose::enter(Tag::Activation, KeyId::NONE);
             let _stream = home.as_ref().map(StreamGuard::new);
             recompute
                 .run(&|id: SavedBytesId| {
-                    let known = self.ledger.lock().find(id);
-                    known.map(|known| self.here(known.id, home.as_ref())).transpose()
+                    let saved = self.ledger.lock().find(id);
+                    saved.map(|saved| self.bring_back(saved.id, home.as_ref())).transpose()
                 })
-                .map_err(|error| again(error.to_string()))?
+                .map_err(|error| failure(error.to_string()))?
         };
         if let (Some(home), Some(stream)) = (&home, stream)
             && home != stream
@@ -191,8 +192,8 @@ impl EngineInner {
         Ok(())
     }
 
-    /// Notes that a tensor's bytes have arrived, for their own stream and for the host.
-    pub(crate) fn arrived(&self, id: HeldId) {
+    /// Records that a tensor's fetch needs no more waiting, on its own stream or on the host.
+    pub(crate) fn clear_arrival(&self, id: HeldId) {
         if let Some(held) = self.ledger.lock().held.get_mut(&id) {
             held.arrival = None;
         }

@@ -13,7 +13,7 @@ impl EngineInner {
         let room_bytes = self.unwatched_bytes()?;
         let held_bytes = self.held_bytes();
         let ledger = self.ledger.lock();
-        let is_too_much = ledger.woken.contains(&signature.id) || ledger.peaks.is_too_much(signature);
+        let is_too_much = ledger.out_of_room.contains(&signature.id) || ledger.peaks.is_too_much(signature);
         if is_too_much || !ledger.residents.is_empty() {
             return None;
         }
@@ -40,7 +40,7 @@ impl EngineInner {
         ledger.course = Course::Free;
         let signature = ledger.signature;
         let limit_bytes = ledger.limit_bytes();
-        ledger.woken.insert(signature.id);
+        ledger.out_of_room.insert(signature.id);
         // The next step of this kind and size is watched.
         ledger.peaks.note_too_much(signature);
         drop(ledger);
