@@ -70,8 +70,8 @@ pub(crate) struct CachedPlan {
 }
 
 impl StepCache {
-    /// Returns the profile and plan of steps with a signature, and marks them as used now. Without a measurement, estimates
-    /// the profile from steps of the same kind that began with at least `held_bytes` allocated.
+    /// Returns the profile and plan of steps with a signature, and marks them as used now. Without a measurement,
+    /// estimates the profile from steps of the same kind that began with at least `held_bytes` allocated.
     pub(crate) fn look_up(&mut self, signature: Signature, held_bytes: u64) -> Option<CachedPlan> {
         self.uses += 1;
         let key = self.key_of(signature).or_else(|| self.estimate(signature, held_bytes))?;
@@ -127,8 +127,8 @@ impl StepCache {
         self.steps.values_mut().for_each(|step| step.is_outdated = true);
     }
 
-    /// Removes the profile and plan of steps with a signature, because one did something else. If they were estimated, they
-    /// are not estimated again.
+    /// Removes the profile and plan of steps with a signature, because one did something else. If they were estimated,
+    /// they are not estimated again.
     pub(crate) fn remove_unlike(&mut self, signature: Signature) {
         let measured = StepKey::Measured(signature.id);
         if self.steps.contains_key(&measured) {

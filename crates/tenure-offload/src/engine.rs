@@ -61,8 +61,8 @@ impl Engine {
 
     /// Lets steps that fit into the budget without any moves go unwatched: the front end need not report them. If such
     /// a step finds no room after all, the allocating thread calls `wake` with no lock of the engine held, and the
-    /// front end reports everything again. Until then an [unwatched](OffloadStep::is_unwatched) step gets three quarters of
-    /// the budget, so that tensors saved later can make room for the rest.
+    /// front end reports everything again. Until then an [unwatched](OffloadStep::is_unwatched) step gets three
+    /// quarters of the budget, so that tensors saved later can make room for the rest.
     pub fn on_wake(&self, wake: impl Fn() + Send + Sync + 'static) {
         *self.inner.wake.lock() = Some(Arc::new(wake));
     }
@@ -305,9 +305,9 @@ impl Engine {
         }
     }
 
-    /// Records that the front end is about to ask for an operation: an interval ends, and another begins. It serves front
-    /// ends that learn only later which bytes an operation makes, and report it by [`Recomputation::made_in`]. The next call that
-    /// can return an error returns an error of this one.
+    /// Records that the front end is about to ask for an operation: an interval ends, and another begins. It serves
+    /// front ends that learn only later which bytes an operation makes, and report it by [`Recomputation::made_in`].
+    /// The next call that can return an error returns an error of this one.
     pub fn begin_operation(&self, stream: Option<&Stream>) {
         if let Err(error) = self.inner.operation(None, stream) {
             self.inner.ledger.lock().fail(error);
@@ -320,9 +320,9 @@ impl Engine {
         self.inner.ledger.lock().course.listens()
     }
 
-    /// Counts the operation that the front end asks for next. Returns whether the plan may recompute it: if so, the front end
-    /// reports it by [`operation`](Self::operation) or [`begin_operation`](Self::begin_operation). A front end that
-    /// calls this does so for each operation while the engine [listens](Self::listens).
+    /// Counts the operation that the front end asks for next. Returns whether the plan may recompute it: if so, the
+    /// front end reports it by [`operation`](Self::operation) or [`begin_operation`](Self::begin_operation). A front
+    /// end that calls this does so for each operation while the engine [listens](Self::listens).
     pub fn count_next_operation(&self) -> bool {
         self.inner.ledger.lock().course.count_next_operation()
     }

@@ -108,8 +108,8 @@ impl Ledger {
         self.steps.all_measured().map(|profiled| profiled.profile.least_bytes().0).max()
     }
 
-    /// In a measured step, begins the part of an interval whose peak [`Measured::other_bytes`] takes: resets the memory's
-    /// peak, and counts the bytes of the saved tensors and residents in memory, which are not other bytes.
+    /// In a measured step, begins the part of an interval whose peak [`Measured::other_bytes`] takes: resets the
+    /// memory's peak, and counts the bytes of the saved tensors and residents in memory, which are not other bytes.
     ///
     /// [`Measured::other_bytes`]: crate::measured::Measured::other_bytes
     fn begin_peak(&mut self, memory: &Memory) {
@@ -170,7 +170,8 @@ impl Ledger {
         self.steps.profiled(self.signature).cloned()
     }
 
-    /// Returns the handle of the tensor that was saved with this storage and version, unless its last handle was dropped.
+    /// Returns the handle of the tensor that was saved with this storage and version, unless its last handle was
+    /// dropped.
     pub(crate) fn find(&self, id: SavedBytesId) -> Option<Arc<SavedHandle>> {
         self.saved_handles.get(&id).and_then(Weak::upgrade)
     }
@@ -284,8 +285,8 @@ impl Ledger {
         Ok(measured.operation(made, stream)?)
     }
 
-    /// Ends an interval, by `event` or, without one, with the step. If an earlier error is pending, takes that error and
-    /// returns it instead. In a measured step, adds the interval and the event to the profile.
+    /// Ends an interval, by `event` or, without one, with the step. If an earlier error is pending, takes that error
+    /// and returns it instead. In a measured step, adds the interval and the event to the profile.
     pub(crate) fn end_interval(
         &mut self,
         memory: &Memory,

@@ -100,8 +100,8 @@ pub(crate) enum InputSource {
 }
 
 impl Making {
-    /// Returns owners that keep the inputs available. Returns None if the source of one is not as it was when the step was
-    /// measured, since a step that differs may never save it.
+    /// Returns owners that keep the inputs available. Returns None if the source of one is not as it was when the step
+    /// was measured, since a step that differs may never save it.
     pub(crate) fn hold(
         &self,
         recompute: &dyn Recomputation,

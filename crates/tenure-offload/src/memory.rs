@@ -95,8 +95,8 @@ impl Memory {
         set.map_err(|error| OffloadError::Memory(error.to_string()))
     }
 
-    /// Gives back host memory that is free but cached by the allocator, which planning may have left. Does nothing for a device's
-    /// memory.
+    /// Gives back host memory that is free but cached by the allocator, which planning may have left. Does nothing for
+    /// a device's memory.
     pub(crate) fn release_cached(&self) -> Result<(), OffloadError> {
         let Self::Host(memory) = self else { return Ok(()) };
         memory.release_cached().map_err(|error| OffloadError::Memory(error.to_string()))

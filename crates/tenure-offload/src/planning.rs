@@ -28,8 +28,8 @@ const MANY_INTERVALS: usize = 256;
 const RECOMPUTING_PART: u64 = 8;
 
 impl EngineInner {
-    /// Returns the plan of a step, and makes it first if there is none. If the plan is outdated, makes another: at once,
-    /// or, if the step has many intervals, in the background. Until that one is ready, steps follow the old plan.
+    /// Returns the plan of a step, and makes it first if there is none. If the plan is outdated, makes another: at
+    /// once, or, if the step has many intervals, in the background. Until that one is ready, steps follow the old plan.
     pub(crate) fn planned(
         self: &Arc<Self>,
         cached: &CachedPlan,

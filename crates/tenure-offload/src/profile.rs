@@ -80,8 +80,8 @@ impl Profile {
         Self::default()
     }
 
-    /// Ends an interval that needed `other_bytes` beside saved tensors and residents, at the point where a tensor is saved.
-    /// Returns the tensor's index.
+    /// Ends an interval that needed `other_bytes` beside saved tensors and residents, at the point where a tensor is
+    /// saved. Returns the tensor's index.
     pub fn save(&mut self, other_bytes: u64, key: impl Into<String>, bytes: u64) -> SavedIndex {
         let at = self.end(other_bytes);
         let key = key.into();
@@ -97,8 +97,8 @@ impl Profile {
         SavedIndex(self.saved.len() - 1)
     }
 
-    /// Ends an interval that needed `other_bytes` beside saved tensors and residents, at the point where a saved tensor is
-    /// needed.
+    /// Ends an interval that needed `other_bytes` beside saved tensors and residents, at the point where a saved tensor
+    /// is needed.
     ///
     /// # Panics
     /// The index does not exist.
@@ -148,8 +148,8 @@ impl Profile {
         }
     }
 
-    /// Ends an interval that needed `other_bytes` beside saved tensors and residents; the last call ends the step. Returns
-    /// the number of the point at the interval's end.
+    /// Ends an interval that needed `other_bytes` beside saved tensors and residents; the last call ends the step.
+    /// Returns the number of the point at the interval's end.
     pub fn end(&mut self, other_bytes: u64) -> usize {
         self.intervals.push(Interval { time_ns: 0, other_bytes });
         self.intervals.len() - 1
@@ -170,8 +170,8 @@ impl Profile {
         self.intervals.iter().map(|interval| interval.other_bytes)
     }
 
-    /// Returns the size in bytes of a tensor, and the intervals that use it. Tensors are numbered as in the problem: saved
-    /// tensors by index, then residents.
+    /// Returns the size in bytes of a tensor, and the intervals that use it. Tensors are numbered as in the problem:
+    /// saved tensors by index, then residents.
     pub(crate) fn bytes_and_uses(&self, tensor: usize) -> (u64, Vec<usize>) {
         match tensor.checked_sub(self.saved.len()) {
             None => (self.saved[tensor].bytes, self.saved[tensor].used_in().collect()),
@@ -199,8 +199,8 @@ impl Profile {
             .map_or(usize::MAX, |interval| interval - 1 - point)
     }
 
-    /// Merges neighboring intervals: `groups` gives, for each interval, the number of the merged one that it becomes a part
-    /// of.
+    /// Merges neighboring intervals: `groups` gives, for each interval, the number of the merged one that it becomes a
+    /// part of.
     pub(crate) fn merged(mut self, groups: &[usize]) -> Self {
         let merge = |intervals: &mut Vec<usize>| {
             intervals.iter_mut().for_each(|interval| *interval = group_of(groups, *interval));
@@ -224,8 +224,8 @@ impl Profile {
         Self { intervals, ..self }
     }
 
-    /// Returns a profile whose sizes and times are `combine` of those of this profile and of `other`. Returns None if the
-    /// two differ in more than sizes and times.
+    /// Returns a profile whose sizes and times are `combine` of those of this profile and of `other`. Returns None if
+    /// the two differ in more than sizes and times.
     pub(crate) fn combined(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Option<Self> {
         let uses = |saved: &ProfiledTensor| (saved.at, saved.needs.clone());
         let are_alike = self.saved.iter().map(uses).eq(other.saved.iter().map(uses))
@@ -331,8 +331,9 @@ impl Profile {
         taken.max().unwrap_or(0) + residents
     }
 
-    /// Returns the planning problem: where to keep saved tensors and residents in each interval. Its tensors are the saved ones by index, then
-    /// the residents, and then the other bytes of the intervals. Its kernels are the intervals.
+    /// Returns the planning problem: where to keep saved tensors and residents in each interval. Its tensors are the
+    /// saved ones by index, then the residents, and then the other bytes of the intervals. Its kernels are the
+    /// intervals.
     ///
     /// # Errors
     /// The budget is too small, however much is spilled.

@@ -63,8 +63,8 @@ impl Profiled {
         }
     }
 
-    /// Returns the measurement with the interval times of a planned step where those are shorter. The time to recompute a tensor
-    /// shrinks in proportion to the intervals in which it was made.
+    /// Returns the measurement with the interval times of a planned step where those are shorter. The time to recompute
+    /// a tensor shrinks in proportion to the intervals in which it was made.
     pub(crate) fn timed(&self, times_ns: &[u64]) -> Self {
         let mut timed = Self { is_timed: true, ..self.clone() };
         let before: Vec<u64> = self.profile.times().collect();
@@ -87,8 +87,8 @@ impl Profiled {
         makings.flat_map(|making| making.operations.iter().copied()).collect()
     }
 
-    /// Returns the intervals in which the engine has to watch for operations. They begin with the interval of the operation
-    /// before, because autograd saves the inputs of an operation after the front end has asked for it.
+    /// Returns the intervals in which the engine has to watch for operations. They begin with the interval of the
+    /// operation before, because autograd saves the inputs of an operation after the front end has asked for it.
     pub(crate) fn intervals_to_watch(&self, operations: &HashSet<OperationAt>) -> HashSet<usize> {
         operations
             .iter()

@@ -37,8 +37,8 @@ pub(crate) fn make_room(inner: &EngineInner) -> bool {
     })
 }
 
-/// Releases the source of a spill, or begins to evict tensors until there is one to release. Returns whether some memory
-/// was freed. If nothing can be, keeps the error for the next call that can return one.
+/// Releases the source of a spill, or begins to evict tensors until there is one to release. Returns whether some
+/// memory was freed. If nothing can be, keeps the error for the next call that can return one.
 fn release_or_evict(inner: &EngineInner) -> bool {
     loop {
         match release_one(inner) {
@@ -101,8 +101,8 @@ fn wait_for_first_spill(inner: &EngineInner) -> Result<bool, OffloadError> {
     wait_for_spill(inner, id, &stored)
 }
 
-/// Releases the sources of all spills from a device, in the order of the thread's stream: its later work waits for their
-/// copies.
+/// Releases the sources of all spills from a device, in the order of the thread's stream: its later work waits for
+/// their copies.
 pub(crate) fn release_all(inner: &EngineInner) -> Result<(), OffloadError> {
     let Some(device) = inner.memory.device() else { return Ok(()) };
     let spills: Vec<Stored> = {
@@ -113,9 +113,9 @@ pub(crate) fn release_all(inner: &EngineInner) -> Result<(), OffloadError> {
     Ok(spills.iter().try_for_each(|stored| stored.lead_to(&stream))?)
 }
 
-/// Releases the source of the spill that began first, and returns whether there was one. On a device, the thread's stream
-/// waits for the copy in place of the host. Sources are then released in the same order in each step, however long
-/// copies take, so that the allocator finds the same free blocks.
+/// Releases the source of the spill that began first, and returns whether there was one. On a device, the thread's
+/// stream waits for the copy in place of the host. Sources are then released in the same order in each step, however
+/// long copies take, so that the allocator finds the same free blocks.
 fn release_one(inner: &EngineInner) -> Result<bool, OffloadError> {
     let (id, stored) = {
         let mut ledger = inner.ledger.lock();

@@ -72,8 +72,8 @@ impl Schedule {
         &self.begin
     }
 
-    /// Returns the bytes that each interval needs at once: its other bytes, and those of all saved tensors and residents
-    /// that the schedule keeps in memory or that the interval uses.
+    /// Returns the bytes that each interval needs at once: its other bytes, and those of all saved tensors and
+    /// residents that the schedule keeps in memory or that the interval uses.
     pub(crate) fn needed_bytes(&self, profile: &Profile) -> Vec<u64> {
         let saved = profile.saved().iter().map(|saved| Some(saved.at()));
         // The interval since which each tensor is in memory.

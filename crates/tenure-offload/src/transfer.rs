@@ -16,8 +16,8 @@ use crate::memory::Memory;
 use crate::recompute::SavedBytesId;
 
 impl EngineInner {
-    /// Drops a tensor's bytes, to be recomputed when they are needed. Returns `false`, and the bytes stay, if they cannot
-    /// be recomputed or are in transit. The storage is freed with no lock held.
+    /// Drops a tensor's bytes, to be recomputed when they are needed. Returns `false`, and the bytes stay, if they
+    /// cannot be recomputed or are in transit. The storage is freed with no lock held.
     pub(crate) fn drop_bytes(&self, id: HeldId) -> bool {
         let (recompute, making) = {
             let ledger = self.ledger.lock();
@@ -39,8 +39,8 @@ impl EngineInner {
         is_dropped
     }
 
-    /// Returns the codec for a saved tensor, and the factor by which it makes the bytes smaller. A factor is estimated only
-    /// for host memory with a disk, whose bytes can be sampled now. Otherwise returns `choice` and None.
+    /// Returns the codec for a saved tensor, and the factor by which it makes the bytes smaller. A factor is estimated
+    /// only for host memory with a disk, whose bytes can be sampled now. Otherwise returns `choice` and None.
     pub(crate) fn codec(&self, storage: &Storage, dtype: DType, choice: Choice) -> (Choice, Option<f64>) {
         let (Memory::Host(_), Some(disk)) = (&self.memory, self.mover.disk()) else { return (choice, None) };
         let bytes = storage.lock();
@@ -122,8 +122,8 @@ impl EngineInner {
         Ok(())
     }
 
-    /// Brings a tensor's bytes to memory: fetches or recomputes them if necessary. Returns the storage, ready for the work
-    /// that is queued on `stream` next, or for the host.
+    /// Brings a tensor's bytes to memory: fetches or recomputes them if necessary. Returns the storage, ready for the
+    /// work that is queued on `stream` next, or for the host.
     pub(crate) fn bring_back(&self, id: HeldId, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         loop {
             let (storage, arrival, home, is_dropped) = {

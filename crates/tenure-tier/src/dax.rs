@@ -1,4 +1,4 @@
-//! DAX devices as the system describes them.
+//! The size and page size of DAX devices, read from the system.
 
 use std::fs;
 use std::path::Path;

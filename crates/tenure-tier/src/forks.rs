@@ -15,22 +15,24 @@ use tenure_core::{AtFork, Unforked};
 use crate::system;
 use crate::tier::TierBlocks;
 
-/// The tiers that are shared with children.
-static SHARED: Unforked<Vec<Arc<CopiedTier>>> = Unforked::new(Vec::new());
+/// The tiers of this process that forked children would share.
+static SHARED: Unforked<Vec<Arc<SharedTier>>> = Unforked::new(Vec::new());
 
-struct CopiedTier {
+/// A tier whose memory forked children would share.
+struct SharedTier {
     start: *mut u8,
     bytes: usize,
     blocks: Arc<Unforked<TierBlocks>>,
     /// The copy while the process forks: as many bytes, with the contents of the blocks. Null if memory was short.
     copy: AtomicPtr<u8>,
+    /// A [`TierMemory`].
     memory: AtomicU8,
 }
 
 // SAFETY: these are the addresses of a mapping, which no thread owns.
-unsafe impl Send for CopiedTier {}
+unsafe impl Send for SharedTier {}
 // SAFETY: as above.
-unsafe impl Sync for CopiedTier {}
+unsafe impl Sync for SharedTier {}
 
 /// The memory that a process has in a tier's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +47,7 @@ pub(crate) enum TierMemory {
 }
 
 /// Registers a tier to be copied for forked children. Dropping it ends that.
-pub(crate) struct Copied(Arc<CopiedTier>);
+pub(crate) struct Copied(Arc<SharedTier>);
 
 impl Copied {
     /// Registers `blocks`, which are in the mapping of `bytes` bytes at `start`.
@@ -54,7 +56,7 @@ impl Copied {
         FORKS.call_once(|| AtFork { before, in_parent, in_child }.register());
         let copy = AtomicPtr::default();
         let memory = AtomicU8::new(TierMemory::Own as u8);
-        let shared = Arc::new(CopiedTier { start, bytes, blocks, copy, memory });
+        let shared = Arc::new(SharedTier { start, bytes, blocks, copy, memory });
         SHARED.lock().push(Arc::clone(&shared));
         Self(shared)
     }
@@ -75,6 +77,7 @@ impl Drop for Copied {
     }
 }
 
+/// Copies the blocks of all shared tiers, if there is memory for that.
 fn before() {
     let all = SHARED.lock_forking();
     let needed: u64 = all.iter().map(|shared| shared.blocks.lock_forking().held_bytes()).sum();
@@ -102,6 +105,7 @@ fn before() {
     }
 }
 
+/// Unmaps the copies.
 fn in_parent() {
     for shared in SHARED.lock_forking().iter() {
         let copy = shared.copy.swap(ptr::null_mut(), Relaxed);
@@ -112,6 +116,7 @@ fn in_parent() {
     }
 }
 
+/// Maps the copies in the tiers' place, or nothing where there is no copy.
 fn in_child() {
     let mut all = SHARED.lock_forking();
     for shared in all.iter() {
@@ -134,6 +139,6 @@ fn in_child() {
         }
         shared.memory.store(memory as u8, Relaxed);
     }
-    // The memory is the child's own now, so the system copies it when the child forks.
+    // The memory is private to the child now, so the system copies it if the child forks.
     all.clear();
 }

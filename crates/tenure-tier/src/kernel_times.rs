@@ -8,13 +8,13 @@ use tenure_plan::problem::ProblemKernel;
 
 use crate::TierError;
 
-/// The times of a recorded problem's kernels, summed over steps. Its methods take no lock. The names of keys have a
-/// lock of their own; [`EndedStep::kernels_ns`] looks them up.
+/// The times of a recorded problem's kernels, summed over steps. Its methods take no lock. Only
+/// [`EndedStep::kernels_ns`] takes the lock of the names of keys.
 pub(crate) struct KernelTimes {
     clock: Clock,
-    expected: Arc<Expected>,
+    expected: Arc<ExpectedStep>,
     /// The step being measured.
-    step: Option<Step>,
+    step: Option<MeasuredStep>,
     sums_ns: Vec<u64>,
     steps: u64,
     /// The first difference of the last step that did not count.
@@ -22,7 +22,7 @@ pub(crate) struct KernelTimes {
 }
 
 /// The allocations and kernels that a step should have, from the problem.
-struct Expected {
+struct ExpectedStep {
     /// The keys of the allocations that begin kernels, in order.
     keys: Vec<String>,
     /// Whether the problem has a kernel before the first allocation.
@@ -32,16 +32,18 @@ struct Expected {
     last_share: Option<f64>,
 }
 
-struct Step {
+/// A step that is being measured.
+struct MeasuredStep {
     began_ns: u64,
+    /// The time and the key of each allocation.
     allocated: Vec<(u64, KeyId)>,
 }
 
 /// A step that was measured, with the expected allocations.
 pub(crate) struct EndedStep {
-    step: Step,
+    step: MeasuredStep,
     ended_ns: u64,
-    expected: Arc<Expected>,
+    expected: Arc<ExpectedStep>,
 }
 
 impl KernelTimes {
@@ -58,14 +60,14 @@ impl KernelTimes {
         };
         let allocated = usize::from(has_begin)..kernels.len() - usize::from(last_share.is_some());
         let keys = kernels.get(allocated).unwrap_or_default().iter().map(|kernel| kernel.name.clone()).collect();
-        let expected = Arc::new(Expected { keys, has_begin, last_share });
+        let expected = Arc::new(ExpectedStep { keys, has_begin, last_share });
         Self { clock, expected, step: None, sums_ns: vec![0; kernels.len()], steps: 0, difference: None }
     }
 
     /// Begins a step. Returns the step before, if it was measured.
     pub(crate) fn begin_step(&mut self) -> Option<EndedStep> {
         let ended = self.end_step();
-        self.step = Some(Step { began_ns: self.now_ns(), allocated: Vec::new() });
+        self.step = Some(MeasuredStep { began_ns: self.now_ns(), allocated: Vec::new() });
         ended
     }
 
@@ -76,7 +78,7 @@ impl KernelTimes {
     }
 
     /// Records an allocation with a key.
-    pub(crate) fn note(&mut self, key: KeyId) {
+    pub(crate) fn record_allocation(&mut self, key: KeyId) {
         let at_ns = self.now_ns();
         // One allocation more than expected shows that a step differs; more need not be stored.
         if let Some(step) = self.step.as_mut().filter(|step| step.allocated.len() <= self.expected.keys.len()) {
@@ -118,7 +120,7 @@ impl KernelTimes {
 impl EndedStep {
     /// Returns the time of each kernel of the problem in ns, or how the step differs from the problem.
     pub(crate) fn kernels_ns(&self) -> Result<Vec<u64>, String> {
-        let Self { step: Step { began_ns, allocated }, ended_ns, expected } = self;
+        let Self { step: MeasuredStep { began_ns, allocated }, ended_ns, expected } = self;
         expected.check(allocated)?;
         let mut begins_ns: Vec<u64> = allocated.iter().map(|(at_ns, _)| *at_ns).collect();
         if expected.has_begin {
@@ -132,7 +134,7 @@ impl EndedStep {
     }
 }
 
-impl Expected {
+impl ExpectedStep {
     /// Checks that the step made the expected allocations. The error is the first difference.
     fn check(&self, allocated: &[(u64, KeyId)]) -> Result<(), String> {
         let names = allocated.iter().map(|(_, key)| key.key().map(|key| key.to_string()).unwrap_or_default());

@@ -9,7 +9,7 @@ use crate::TierError;
 /// The kind of memory that a tier is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Medium {
-    /// Memory that the system takes from any node.
+    /// Ordinary memory, from any NUMA node.
     Dram,
     /// Memory of one NUMA node only.
     Node(u32),
@@ -47,7 +47,9 @@ impl Medium {
         let error = || TierError::Medium { text: text.to_owned() };
         match text.rsplit_once('@') {
             None => Ok((text.parse().map_err(|_| error())?, None)),
-            Some((medium, bytes)) => Ok((medium.parse().map_err(|_| error())?, Some(parse(bytes).ok_or_else(error)?))),
+            Some((medium, bytes)) => {
+                Ok((medium.parse().map_err(|_| error())?, Some(parse_bytes(bytes).ok_or_else(error)?)))
+            }
         }
     }
 }
@@ -68,7 +70,8 @@ impl FromStr for Medium {
     }
 }
 
-fn parse(bytes: &str) -> Option<u64> {
+/// Parses a number of bytes with an optional unit.
+fn parse_bytes(bytes: &str) -> Option<u64> {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("", 0)];
     let (number, shift) = units.into_iter().find_map(|(unit, shift)| Some((bytes.strip_suffix(unit)?, shift)))?;
     number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)

@@ -1,4 +1,4 @@
-//! Placement of each allocation in the tier that a mapping has for its key.
+//! Placements: they allocate each tensor in the tier that a mapping names for its key.
 
 use std::ptr;
 use std::sync::Arc;
@@ -10,13 +10,14 @@ use tenure_core::{Allocator, AllocatorError, AllocatorScope, Clock, DataPtr, Dev
 use tenure_plan::{Mapping, Problem};
 
 use crate::kernel_times::{EndedStep, KernelTimes};
-use crate::tier::Live;
+use crate::tier::LiveBlock;
 use crate::{Report, Tier, TierError};
 
 /// Settings of a [`Placement`]: how strictly the mapping is followed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlacementOptions {
-    /// Whether an allocation whose key has no place is an error. If not, it goes to the first tier and is reported.
+    /// Whether an allocation whose key is not in the mapping is an error. If not, it goes to the first tier and is
+    /// reported.
     pub is_strict: bool,
     /// The action if a tier is full.
     pub when_full: WhenFull,
@@ -32,7 +33,7 @@ pub enum WhenFull {
     Miss,
 }
 
-/// Sends each allocation to the tier that a mapping has for its key. It is opened once per process and does nothing
+/// Allocates each tensor in the tier that a mapping names for its key. It is opened once per process and does nothing
 /// until a thread [enters](Self::enter) it. This matches the two calls of `hook_init` in jaewan/pytorch-1, one for the
 /// process and one for each thread.
 ///
@@ -71,12 +72,13 @@ struct PlacementShared {
     mapping: Mapping,
     tiers: Vec<Tier>,
     options: PlacementOptions,
-    /// The number of the tier of each key that came, if it has one.
+    /// The index of the tier of each key that was allocated so far, if the mapping has one.
     places: Unforked<FxHashMap<KeyId, Option<usize>>>,
     /// The keys placed in another tier because theirs was full, and the bytes of these allocations.
     missed: Unforked<(FxHashSet<KeyId>, u64)>,
-    /// Whether kernels are measured, and their times.
+    /// Whether `times` is set.
     is_measured: AtomicBool,
+    /// The kernel times, once [`Placement::measure`] was called.
     times: Unforked<Option<KernelTimes>>,
 }
 
@@ -91,7 +93,7 @@ pub struct PlacementGuard {
 pub(crate) enum Verdict {
     /// In the tier that the mapping says.
     Placed,
-    /// Without a place in the mapping, and therefore in the first tier.
+    /// In the first tier, because the mapping has no tier for its key.
     Unmapped,
     /// In another tier than the mapping says.
     Missed,
@@ -154,8 +156,8 @@ impl Placement {
         }
     }
 
-    /// Adds the times of the step that `end` ends. Names of keys have a lock of their own, so its allocations are
-    /// compared without holding this lock, and other threads can record theirs.
+    /// Ends a step by `end`, and adds its times. Looking up the names of keys takes another lock, so this lock is
+    /// released meanwhile, and other threads can record allocations.
     fn add_step(&self, end: fn(&mut KernelTimes) -> Option<EndedStep>) {
         let Some(ended) = self.shared.times.lock().as_mut().and_then(end) else { return };
         let kernels_ns = ended.kernels_ns();
@@ -182,7 +184,7 @@ impl Placement {
         self.tiers().iter().try_for_each(Tier::release_cached)
     }
 
-    /// Reports what is where at this moment, verified now.
+    /// Verifies in which tier each live block is, and returns a report.
     pub fn report(&self) -> Report {
         self.report_beside(&[])
     }
@@ -193,8 +195,8 @@ impl Placement {
         Report::new(self, outside)
     }
 
-    /// Checks that every key of the mapping came. After an iteration, keys that did not come
-    /// are not of this program.
+    /// Checks that every key of the mapping was allocated. After a whole iteration, a key that was not belongs to
+    /// another program.
     ///
     /// # Errors
     /// [`TierError::NeverCame`] if one did not.
@@ -223,7 +225,8 @@ impl Placement {
         (names(keys.into_iter()), bytes)
     }
 
-    pub(crate) fn verdict(&self, tier: usize, live: &Live) -> Verdict {
+    /// Compares the tier of a live block with the mapping's.
+    pub(crate) fn verdict(&self, tier: usize, live: &LiveBlock) -> Verdict {
         match self.shared.place(live.key) {
             Some(place) if place == tier => Verdict::Placed,
             None if tier == 0 => Verdict::Unmapped,
@@ -232,16 +235,18 @@ impl Placement {
     }
 
     /// Returns the blocks in use of a tier.
-    pub(crate) fn live(&self, tier: usize) -> Vec<(Address, Live)> {
+    pub(crate) fn live(&self, tier: usize) -> Vec<(Address, LiveBlock)> {
         self.shared.tiers[tier].live()
     }
 
+    /// Returns the names of the allocated keys whose tier in the mapping satisfies `wanted`.
     fn keys(&self, wanted: impl Fn(Option<usize>) -> bool) -> Vec<String> {
         let places = self.shared.places.lock().clone();
         names(places.into_iter().filter(|(_, place)| wanted(*place)).map(|(key, _)| key))
     }
 }
 
+/// Returns the names of keys, sorted.
 fn names(keys: impl Iterator<Item = KeyId>) -> Vec<String> {
     let mut names: Vec<String> = keys.filter_map(|key| Some(key.key()?.to_string())).collect();
     names.sort_unstable();
@@ -249,7 +254,7 @@ fn names(keys: impl Iterator<Item = KeyId>) -> Vec<String> {
 }
 
 impl PlacementShared {
-    /// Returns the number of a key's tier, if it has one.
+    /// Returns the index of a key's tier, if the mapping has one.
     fn place(&self, key: KeyId) -> Option<usize> {
         if let Some(place) = self.places.lock().get(&key).copied() {
             return place;
@@ -260,6 +265,7 @@ impl PlacementShared {
         place
     }
 
+    /// Allocates a block in the key's tier, or as the options say if there is none or it is full.
     fn allocate(&self, bytes: usize, tag: Tag, key: KeyId) -> Result<DataPtr, AllocatorError> {
         let place = self.place(key);
         if self.options.is_strict
@@ -301,7 +307,9 @@ unsafe impl Allocator for Placement {
         let (tag, key) = Purpose::identify();
         let data = self.shared.allocate(bytes, tag, key)?;
         if self.shared.is_measured.load(Relaxed) && !data.is_null() && key.key().is_some() {
-            self.shared.times.lock().iter_mut().for_each(|times| times.note(key));
+            if let Some(times) = self.shared.times.lock().as_mut() {
+                times.record_allocation(key);
+            }
         }
         Ok(data)
     }

@@ -17,7 +17,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use crate::TierError;
 use crate::disk::{CHUNK, Chunk, DISK_BLOCK, StagingMemory, join_unless_current};
 
-/// The number of requests at once: a disk reaches full speed with a few of 1 MiB.
+/// The number of threads, each with one read at a time. A disk reaches full speed with a few reads of 1 MiB.
 const THREADS: usize = 8;
 
 /// A file to read in parts.
@@ -29,8 +29,8 @@ pub struct SourceFile {
 }
 
 impl SourceFile {
-    /// Opens a file, bypassing the system's page cache if its file system can do that: weights that are kept in memory
-    /// need not be there twice.
+    /// Opens a file. Bypasses the system's page cache if the file system supports it, so that weights are not in memory
+    /// twice.
     ///
     /// # Errors
     /// The file cannot be opened, or `path` is not a file.
@@ -57,7 +57,8 @@ impl SourceFile {
         &self.path
     }
 
-    /// Reads whole blocks from the start of a block up to the file's end, at least `least` bytes.
+    /// Reads from `offset`, the start of a block, into `chunk`, until at least `least` bytes are there. Fails if the
+    /// file ends before.
     fn read_blocks(&self, offset: u64, chunk: &mut [u8], least: usize) -> io::Result<()> {
         let mut read = 0;
         while read < least {
@@ -76,12 +77,13 @@ impl SourceFile {
         Ok(())
     }
 
+    /// Returns whether reads bypass the page cache.
     fn is_direct(&self) -> io::Result<bool> {
         Ok(fcntl_getfl(&self.file)?.contains(OFlags::DIRECT))
     }
 }
 
-/// A part of a file, and the place in memory that it goes to.
+/// A part of a file, and the range of the target that it is read into.
 #[derive(Clone, Debug)]
 pub struct FilePart {
     /// The file.
@@ -92,50 +94,57 @@ pub struct FilePart {
     pub to: Range<usize>,
 }
 
-/// Reads parts of files into memory, in the order of the requests, on threads of its own. Dropping it finishes all
-/// requests.
+/// Reads parts of files into memory, on threads of its own. Reads begin in the order of the calls. Dropping it waits
+/// for all of them.
 pub struct FileReader {
     shared: Arc<ReaderShared>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
 struct ReaderShared {
-    queue: Mutex<Queue>,
-    work: Condvar,
+    queue: Mutex<BlockQueue>,
+    /// Signals that there are blocks to read, or that no more will come.
+    queue_changed: Condvar,
 }
 
+/// The blocks that wait for a thread.
 #[derive(Default)]
-struct Queue {
+struct BlockQueue {
     blocks: VecDeque<FileBlock>,
-    is_ending: bool,
+    /// Whether the reader was dropped, so that no more blocks will come.
+    is_closed: bool,
 }
 
-/// The bytes that one thread reads at once.
+/// Bytes of a file that one thread reads at once.
 struct FileBlock {
-    load: Arc<dyn Load>,
+    request: Arc<dyn ReadRequest>,
     source: Arc<SourceFile>,
     offset: u64,
     to: Range<usize>,
 }
 
-/// A request of several parts, which ends when all are read.
-trait Load: Send + Sync {
-    /// Stores bytes in a range that no other thread writes to.
-    fn put(&self, at: usize, bytes: &[u8]);
+/// A call of [`FileReader::read`], which ends when all its blocks are read.
+trait ReadRequest: Send + Sync {
+    /// Copies bytes to offset `at` of the target. No other thread writes to the same range.
+    fn store(&self, at: usize, bytes: &[u8]);
+    /// Returns whether a block has failed.
     fn has_failed(&self) -> bool;
     /// Records that one more block is done, and its result.
     fn end(&self, result: Result<(), TierError>);
 }
 
+/// The target of a call of [`FileReader::read`].
 struct ReadTarget<T, F> {
     /// The start of the target's bytes, which do not move.
     start: *mut u8,
-    missing: AtomicUsize,
-    /// The target and its callback, until all blocks are done.
-    rest: Mutex<Rest<T, F>>,
+    /// The number of blocks that are not done.
+    left: AtomicUsize,
+    completion: Mutex<ReadCompletion<T, F>>,
 }
 
-struct Rest<T, F> {
+/// The owner and the callback of a target, and the first error.
+struct ReadCompletion<T, F> {
+    /// The target and its callback, until all blocks are done.
     target: Option<(T, F)>,
     error: Option<TierError>,
 }
@@ -146,27 +155,27 @@ unsafe impl<T: Send, F: Send> Send for ReadTarget<T, F> {}
 // SAFETY: as above.
 unsafe impl<T: Send, F: Send> Sync for ReadTarget<T, F> {}
 
-impl<T: Send, F: FnOnce(T, Result<(), TierError>) + Send> Load for ReadTarget<T, F> {
-    fn put(&self, at: usize, bytes: &[u8]) {
+impl<T: Send, F: FnOnce(T, Result<(), TierError>) + Send> ReadRequest for ReadTarget<T, F> {
+    fn store(&self, at: usize, bytes: &[u8]) {
         // SAFETY: `FileReader::read` has checked that the range is within the target's bytes and overlaps no other. The
         // target lives until the last block ends.
         unsafe { self.start.add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
     }
 
     fn has_failed(&self) -> bool {
-        self.rest.lock().error.is_some()
+        self.completion.lock().error.is_some()
     }
 
     fn end(&self, result: Result<(), TierError>) {
         if let Err(error) = result {
-            self.rest.lock().error.get_or_insert(error);
+            self.completion.lock().error.get_or_insert(error);
         }
         // The thread that ends the last block sees all bytes that others wrote.
-        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let mut rest = self.rest.lock();
-            let ended = rest.target.take();
-            let error = rest.error.take();
-            drop(rest);
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let mut completion = self.completion.lock();
+            let ended = completion.target.take();
+            let error = completion.error.take();
+            drop(completion);
             if let Some((target, done)) = ended {
                 done(target, error.map_or(Ok(()), Err));
             }
@@ -181,7 +190,7 @@ impl FileReader {
     /// There is no memory, or no thread can be started.
     pub fn start() -> Result<Self, TierError> {
         let failed = |call| move |source| TierError::System { what: "reading files".into(), call, source };
-        let shared = Arc::new(ReaderShared { queue: Mutex::default(), work: Condvar::new() });
+        let shared = Arc::new(ReaderShared { queue: Mutex::default(), queue_changed: Condvar::new() });
         let chunks = StagingMemory::chunks(THREADS).map_err(failed("mmap"))?;
         let mut reader = Self { shared, threads: Vec::new() };
         for (number, chunk) in chunks.into_iter().enumerate() {
@@ -222,19 +231,20 @@ impl FileReader {
         if pieces.is_empty() {
             return done(target, Ok(()));
         }
-        let rest = Mutex::new(Rest { target: Some((target, done)), error: None });
-        let load: Arc<dyn Load> = Arc::new(ReadTarget { start, missing: AtomicUsize::new(pieces.len()), rest });
+        let completion = Mutex::new(ReadCompletion { target: Some((target, done)), error: None });
+        let request: Arc<dyn ReadRequest> =
+            Arc::new(ReadTarget { start, left: AtomicUsize::new(pieces.len()), completion });
         let mut queue = self.shared.queue.lock();
         queue.blocks.extend(pieces.into_iter().map(|(source, offset, to)| {
-            let load = Arc::clone(&load);
-            FileBlock { load, source, offset, to }
+            let request = Arc::clone(&request);
+            FileBlock { request, source, offset, to }
         }));
         drop(queue);
-        self.shared.work.notify_all();
+        self.shared.queue_changed.notify_all();
     }
 }
 
-/// Divides a part into pieces that fit in a chunk together with the rest of their first block.
+/// Divides a part into pieces that fit in a chunk together with the start of their first block.
 fn pieces(part: &FilePart) -> impl Iterator<Item = (Arc<SourceFile>, u64, Range<usize>)> {
     let FilePart { source, offset, to } = part.clone();
     let mut at = to.start;
@@ -248,6 +258,7 @@ fn pieces(part: &FilePart) -> impl Iterator<Item = (Arc<SourceFile>, u64, Range<
 }
 
 impl ReaderShared {
+    /// Reads blocks until the reader is dropped and the queue is empty.
     fn run(&self, mut chunk: Chunk) {
         loop {
             let mut queue = self.queue.lock();
@@ -255,19 +266,20 @@ impl ReaderShared {
                 if let Some(block) = queue.blocks.pop_front() {
                     break block;
                 }
-                if queue.is_ending {
+                if queue.is_closed {
                     return;
                 }
-                self.work.wait(&mut queue);
+                self.queue_changed.wait(&mut queue);
             };
             drop(queue);
-            let result = if block.load.has_failed() { Ok(()) } else { block.read(chunk.bytes_mut()) };
-            block.load.end(result);
+            let result = if block.request.has_failed() { Ok(()) } else { block.read(chunk.bytes_mut()) };
+            block.request.end(result);
         }
     }
 }
 
 impl FileBlock {
+    /// Reads the block through `chunk` into the target.
     fn read(&self, chunk: &mut [u8]) -> Result<(), TierError> {
         let before = (self.offset % DISK_BLOCK as u64) as usize;
         let needed = before + self.to.len();
@@ -283,15 +295,15 @@ impl FileBlock {
                 _ => TierError::System { what: path.display().to_string(), call: "read", source: error },
             }
         })?;
-        self.load.put(self.to.start, &chunk[before..needed]);
+        self.request.store(self.to.start, &chunk[before..needed]);
         Ok(())
     }
 }
 
 impl Drop for FileReader {
     fn drop(&mut self) {
-        self.shared.queue.lock().is_ending = true;
-        self.shared.work.notify_all();
+        self.shared.queue.lock().is_closed = true;
+        self.shared.queue_changed.notify_all();
         self.threads.drain(..).for_each(join_unless_current);
     }
 }

@@ -1,4 +1,4 @@
-//! A recorder of a program's allocations, from which it makes the problem of where to place them.
+//! A recorder of a program's allocations, which makes a placement problem of them.
 
 use std::collections::HashMap;
 use std::ptr;
@@ -18,16 +18,18 @@ use tenure_plan::problem::{
 /// Records every allocation of the threads that [entered](Self::enter) it, and of those that work for them. The memory
 /// still comes from the same allocator as without it.
 ///
-/// It knows when bytes are allocated and freed, and for which tag and key. It does not see which kernels read them and
-/// makes an assumption ([`problem`](Self::problem)).
+/// It sees when bytes are allocated and freed, and for which tag and key. It does not see which kernels read them, so
+/// [`problem`](Self::problem) makes assumptions.
 #[derive(Clone)]
 pub struct Recorder {
     recording: Arc<Recording>,
 }
 
+/// The state that a recorder shares with its allocators.
 struct Recording {
     began: Instant,
-    below: Arc<dyn Allocator>,
+    /// The allocator that provides the memory.
+    inner: Arc<dyn Allocator>,
     events: Unforked<Vec<RecordedEvent>>,
 }
 
@@ -76,8 +78,8 @@ impl Recorder {
     /// There is no allocator for the CPU.
     pub fn new() -> Result<Self, AllocatorError> {
         HostMemory::install();
-        let below = AllocatorRegistry::global().allocator(DeviceKind::Cpu)?;
-        Ok(Self { recording: Arc::new(Recording { began: Instant::now(), below, events: Unforked::default() }) })
+        let inner = AllocatorRegistry::global().allocator(DeviceKind::Cpu)?;
+        Ok(Self { recording: Arc::new(Recording { began: Instant::now(), inner, events: Unforked::default() }) })
     }
 
     /// Records the calling thread.
@@ -99,8 +101,8 @@ impl Recorder {
 
     /// Returns the problem of placing the tensors that have a key, in these tiers. All allocations with one key are one
     /// tensor, with the largest size that it had at once. Each allocation is a kernel that writes it, and the last
-    /// kernel before a tensor is freed reads it. The time of a kernel is the time until the next. A tensor from earlier
-    /// iterations only is one that no kernel touches.
+    /// kernel before a tensor is freed reads it. The time of a kernel is the time until the next. No kernel touches a
+    /// tensor that only earlier iterations allocated.
     ///
     /// An allocator does not see which kernels read weights. So each module that computes something is assumed to read
     /// its own weights, once until another module computes. If there are gradients, the iteration ends with an update
@@ -114,12 +116,12 @@ impl Recorder {
         tiers: Vec<ProblemTier>,
         links: Vec<ProblemLink>,
     ) -> Result<Problem, ProblemError> {
-        let mut draft = Draft::default();
+        let mut draft = ProblemDraft::default();
         for event in self.events() {
             draft.add(event);
         }
-        draft.update();
-        draft.hold();
+        draft.add_update();
+        draft.extend_lives();
         let parts = ProblemParts {
             name: name.into(),
             source: "allocations of a program".into(),
@@ -135,9 +137,10 @@ impl Recorder {
 
 /// A problem under construction.
 #[derive(Default)]
-struct Draft {
+struct ProblemDraft {
     tensors: Vec<ProblemTensor>,
     kernels: Vec<ProblemKernel>,
+    /// The tensor of each key.
     numbers: HashMap<KeyId, usize>,
     /// The bytes of each tensor that are held now.
     held: Vec<u64>,
@@ -145,23 +148,24 @@ struct Draft {
     weights: HashMap<String, Vec<usize>>,
     /// The module of the last kernel.
     module: String,
-    /// The tensor and the bytes that each event allocated, if it did.
-    came: Vec<Option<(usize, u64)>>,
+    /// For each event, the tensor and the bytes that it allocated, if it did.
+    allocated: Vec<Option<(usize, u64)>>,
+    /// The time at which the last kernel or iteration began.
     last_ns: u64,
     /// The first kernel that writes a gradient.
     backward: Option<usize>,
 }
 
-impl Draft {
+impl ProblemDraft {
     /// Adds all tensors held now to the last kernel, so that they live until its end.
-    fn hold(&mut self) {
+    fn extend_lives(&mut self) {
         let Some(kernel) = self.kernels.last_mut() else { return };
         let held = self.held.iter().enumerate().filter(|(_, bytes)| **bytes > 0);
         kernel.reads.extend(held.map(|(tensor, _)| ProblemAccess { tensor, bytes: 0 }));
     }
 
     /// Adds the optimizer's kernel, if the program is training.
-    fn update(&mut self) {
+    fn add_update(&mut self) {
         let whole = |is_it: fn(Tag) -> bool| -> Vec<ProblemAccess> {
             let held = self.tensors.iter().enumerate().filter(|(number, _)| self.held[*number] > 0);
             let its = held.filter(|(_, it)| is_it(it.tag));
@@ -184,8 +188,9 @@ impl Draft {
         weights.map(|weight| ProblemAccess { tensor: *weight, bytes: self.held[*weight] }).collect()
     }
 
+    /// Adds an event: an allocation is a kernel of its own, and a free is a read by the last kernel.
     fn add(&mut self, event: RecordedEvent) {
-        let came = match event {
+        let allocated = match event {
             RecordedEvent::Allocated { at_ns, tag, key, bytes } => key.key().map(|name| {
                 if let Some(before) = self.kernels.last_mut() {
                     before.time_ns = at_ns - self.last_ns;
@@ -217,7 +222,7 @@ impl Draft {
                 (tensor, bytes)
             }),
             RecordedEvent::Freed { allocation } => {
-                if let Some((tensor, bytes)) = self.came[allocation] {
+                if let Some((tensor, bytes)) = self.allocated[allocation] {
                     self.held[tensor] -= bytes;
                     if let Some(kernel) = self.kernels.last_mut() {
                         kernel.reads.push(ProblemAccess { tensor, bytes });
@@ -229,11 +234,11 @@ impl Draft {
                 self.last_ns = at_ns;
                 let begin = ProblemKernel { name: "begin".into(), time_ns: 0, reads: Vec::new(), writes: Vec::new() };
                 (self.kernels, self.backward) = (vec![begin], None);
-                self.hold();
+                self.extend_lives();
                 None
             }
         };
-        self.came.push(came);
+        self.allocated.push(allocated);
     }
 }
 
@@ -248,7 +253,7 @@ unsafe impl Allocator for RecordingAllocator {
 
     fn allocate(&self, bytes: usize) -> Result<DataPtr, AllocatorError> {
         let (tag, key) = Purpose::identify();
-        let data = self.0.below.allocate(bytes)?;
+        let data = self.0.inner.allocate(bytes)?;
         if data.is_null() {
             return Ok(data);
         }

@@ -1,4 +1,4 @@
-//! Memory of a tier, mapped once in its full size.
+//! Regions: memory of a tier, mapped into the process's address space once, in its full size.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,23 +20,23 @@ pub(crate) struct Region {
     start: NonNull<u8>,
     bytes: u64,
     nature: Nature,
-    /// The file below it, if it has a name: other processes can cut such a file.
-    named: Option<Named>,
-    /// The mapping as the system reported it at first.
+    /// The mapped file, if it has a name: other processes can truncate such a file.
+    named: Option<NamedFile>,
+    /// The mapping as the system reported it when it was made.
     mapped: Option<Mapped>,
 }
 
 /// A file's identity. Its name alone is not enough, since another file may have it by now. No descriptor is kept: other
 /// code might close it and reuse its number.
-struct Named {
+struct NamedFile {
     path: PathBuf,
     device: u64,
     inode: u64,
 }
 
-impl Named {
-    /// Returns whether the file is still there under its name.
-    fn is_there(&self) -> bool {
+impl NamedFile {
+    /// Returns whether the path still leads to this file.
+    fn exists(&self) -> bool {
         self.path.metadata().is_ok_and(|now| (now.dev(), now.ino()) == (self.device, self.inode))
     }
 }
@@ -47,7 +47,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps memory of a medium: `capacity` bytes, or all that the medium has.
+    /// Maps memory of a medium: `capacity` bytes in whole pages, or all that the medium has. A file needs a capacity.
     pub(crate) fn open(medium: &Medium, capacity: Option<u64>) -> Result<Self, TierError> {
         match medium {
             Medium::Dram => Self::anonymous(medium, Nature::Dram, capacity.unwrap_or_else(system::memory_bytes)),
@@ -60,11 +60,11 @@ impl Region {
                 system::bind(&region.addresses(), *node).map_err(|source| failed(medium, "mbind", source))?;
                 Ok(region)
             }
-            Medium::Path(path) => Self::named(medium, path, capacity),
+            Medium::Path(path) => Self::at_path(medium, path, capacity),
         }
     }
 
-    /// Returns its addresses.
+    /// Returns the range of addresses.
     pub(crate) fn addresses(&self) -> Range<u64> {
         let start = self.start.as_ptr().addr() as u64;
         start..start + self.bytes
@@ -80,7 +80,7 @@ impl Region {
     }
 
     /// Returns whether a range is within the region and, for memory of a node, all its pages are on that node.
-    pub(crate) fn holds(&self, range: &Range<u64>) -> io::Result<bool> {
+    pub(crate) fn contains(&self, range: &Range<u64>) -> io::Result<bool> {
         let all = self.addresses();
         if range.start < all.start || range.end > all.end {
             return Ok(false);
@@ -110,7 +110,7 @@ impl Region {
     }
 
     /// Returns the reason why the region cannot be relied on, if there is one: something else is mapped in its place,
-    /// or its file was cut.
+    /// or its file was truncated.
     pub(crate) fn trouble(&self) -> Option<String> {
         match system::mapped(&self.addresses()) {
             Ok(now) if now.is_some() && now == self.mapped => {}
@@ -133,45 +133,48 @@ impl Region {
 
     /// Removes the file, if it has a name and is still the one that was created.
     pub(crate) fn remove_file(&self) {
-        if let Some(named) = self.named.as_ref().filter(|named| named.is_there()) {
+        if let Some(named) = self.named.as_ref().filter(|named| named.exists()) {
             // The caller already returns an error.
             let _ = fs::remove_file(&named.path);
         }
     }
 
+    /// Maps memory that belongs to no file.
     fn anonymous(medium: &Medium, nature: Nature, capacity: u64) -> Result<Self, TierError> {
-        let bytes = whole(medium, capacity, system::page_bytes())?;
+        let bytes = round_down(medium, capacity, system::page_bytes())?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: the system chooses the address.
         let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes as usize, access, flags) };
         let mapped = mapped.map_err(|error| failed(medium, "mmap", error.into()))?;
-        let region = Self::over(mapped.cast(), bytes, nature);
+        let region = Self::of_mapping(mapped.cast(), bytes, nature);
         // Fewer, larger pages are faulted in faster. A system may ignore this.
         // SAFETY: this is the mapping that was just made.
         let _ = unsafe { madvise(mapped, bytes as usize, Advice::LinuxHugepage) };
         Ok(region)
     }
 
-    fn named(medium: &Medium, path: &Path, capacity: Option<u64>) -> Result<Self, TierError> {
-        let there = match path.metadata() {
-            Ok(there) => Some(there),
+    /// Maps memory at a path: a new file in a folder, a new file of that name, or a DAX device.
+    fn at_path(medium: &Medium, path: &Path, capacity: Option<u64>) -> Result<Self, TierError> {
+        let existing = match path.metadata() {
+            Ok(metadata) => Some(metadata),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(failed(medium, "stat", error)),
         };
-        let of_file = || capacity.ok_or_else(|| TierError::NoCapacity { path: path.into() });
-        match there.map(|there| (there.file_type(), there.rdev())) {
+        let file_bytes = || capacity.ok_or_else(|| TierError::NoCapacity { path: path.into() });
+        match existing.map(|metadata| (metadata.file_type(), metadata.rdev())) {
             None => {
                 let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-                Self::file(medium, folder, Some(path), of_file()?)
+                Self::file(medium, folder, Some(path), file_bytes()?)
             }
-            Some((kind, _)) if kind.is_dir() => Self::file(medium, path, None, of_file()?),
+            Some((kind, _)) if kind.is_dir() => Self::file(medium, path, None, file_bytes()?),
             Some((kind, _)) if kind.is_file() => Err(TierError::Exists { path: path.into() }),
             Some((kind, number)) if kind.is_char_device() => Self::device(medium, path, number, capacity),
             Some(_) => Err(TierError::NotMemory { path: path.into() }),
         }
     }
 
+    /// Maps a DAX device.
     fn device(medium: &Medium, path: &Path, number: u64, capacity: Option<u64>) -> Result<Self, TierError> {
         let major = rustix::fs::major(number);
         let minor = rustix::fs::minor(number);
@@ -181,53 +184,55 @@ impl Region {
         if capacity > device.bytes {
             return Err(TierError::TooLarge { what: medium.to_string(), capacity, available: device.bytes });
         }
-        let bytes = whole(medium, capacity, device.alignment)?;
+        let bytes = round_down(medium, capacity, device.alignment)?;
         let file = File::options().read(true).write(true).open(path).map_err(|error| failed(medium, "open", error))?;
         Self::map(medium, &file, bytes, MapFlags::SHARED, Nature::Device)
     }
 
-    /// Creates a file in `folder` and allocates all of it now, so that a full disk is an error here and not a signal
-    /// later. The file has no name unless it is to stay. Then its name appears once its room is allocated.
+    /// Creates a file in `folder`, allocates all of it now and maps it, so that a full disk is an error here and not a
+    /// signal later. With a path `kept`, the file gets this name as the last step, and stays. Otherwise it has no name.
     fn file(medium: &Medium, folder: &Path, kept: Option<&Path>, capacity: u64) -> Result<Self, TierError> {
-        let bytes = whole(medium, capacity, system::page_bytes())?;
-        let made = |error: io::Error| failed(medium, "create", error);
+        let bytes = round_down(medium, capacity, system::page_bytes())?;
+        let not_created = |error: io::Error| failed(medium, "create", error);
         let (file, name) = match kept {
-            None => (tempfile::tempfile_in(folder).map_err(made)?, None),
+            None => (tempfile::tempfile_in(folder).map_err(not_created)?, None),
             Some(path) => {
-                let named = tempfile::Builder::new().prefix(".tenure-").tempfile_in(folder).map_err(made)?;
+                let named = tempfile::Builder::new().prefix(".tenure-").tempfile_in(folder).map_err(not_created)?;
                 let (file, name) = named.into_parts();
                 (file, Some((name, path)))
             }
         };
-        reserve(medium, folder, &file, bytes)?;
-        // Only a file system that maps its own memory accepts this flag.
-        let synced = Self::map(medium, &file, bytes, MapFlags::SHARED_VALIDATE | MapFlags::SYNC, Nature::DaxFile);
-        let mut region = synced.or_else(|_| {
+        allocate_file(medium, folder, &file, bytes)?;
+        // Only a file system that maps persistent memory directly (DAX) accepts `SYNC`.
+        let direct = Self::map(medium, &file, bytes, MapFlags::SHARED_VALIDATE | MapFlags::SYNC, Nature::DaxFile);
+        let mut region = direct.or_else(|_| {
             let file_system = file_system(folder);
             Self::map(medium, &file, bytes, MapFlags::SHARED, Nature::Emulated { file_system })
         })?;
-        // This is the last step that can fail. A file without a name is gone.
+        // The name comes last: if an earlier step fails, the file without a name is gone.
         if let Some((name, path)) = name {
-            let made = file.metadata().map_err(|error| failed(medium, "stat", error))?;
+            let metadata = file.metadata().map_err(|error| failed(medium, "stat", error))?;
             let absolute = std::path::absolute(path).map_err(|error| failed(medium, "getcwd", error))?;
             name.persist_noclobber(path).map_err(|error| match error.error.kind() {
                 io::ErrorKind::AlreadyExists => TierError::Exists { path: path.into() },
                 _ => failed(medium, "link", error.error),
             })?;
-            region.named = Some(Named { path: absolute, device: made.dev(), inode: made.ino() });
+            region.named = Some(NamedFile { path: absolute, device: metadata.dev(), inode: metadata.ino() });
         }
         Ok(region)
     }
 
+    /// Maps the first `bytes` bytes of a file.
     fn map(medium: &Medium, file: &File, bytes: u64, flags: MapFlags, nature: Nature) -> Result<Self, TierError> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the system chooses the address.
         let mapped = unsafe { mmap(ptr::null_mut(), bytes as usize, access, flags, file, 0) };
         let mapped = mapped.map_err(|error| failed(medium, "mmap", error.into()))?;
-        Ok(Self::over(mapped.cast(), bytes, nature))
+        Ok(Self::of_mapping(mapped.cast(), bytes, nature))
     }
 
-    fn over(start: *mut u8, bytes: u64, nature: Nature) -> Self {
+    /// Returns the region of a mapping that was just made.
+    fn of_mapping(start: *mut u8, bytes: u64, nature: Nature) -> Self {
         // The system maps nothing at address 0 unless it is asked to.
         let start = NonNull::new(start).unwrap_or(NonNull::dangling());
         start.as_ptr().expose_provenance();
@@ -244,8 +249,8 @@ impl Drop for Region {
     }
 }
 
-/// Returns the bytes of the whole units in `capacity`.
-fn whole(medium: &Medium, capacity: u64, alignment: u64) -> Result<u64, TierError> {
+/// Rounds `capacity` down to a multiple of `alignment`. Returns an error if nothing is left.
+fn round_down(medium: &Medium, capacity: u64, alignment: u64) -> Result<u64, TierError> {
     let bytes = capacity / alignment * alignment;
     match usize::try_from(bytes) {
         Ok(1..) => Ok(bytes),
@@ -253,8 +258,8 @@ fn whole(medium: &Medium, capacity: u64, alignment: u64) -> Result<u64, TierErro
     }
 }
 
-/// Allocates the room that a file needs.
-fn reserve(medium: &Medium, folder: &Path, file: &File, bytes: u64) -> Result<(), TierError> {
+/// Allocates room for `bytes` bytes of a file in its file system.
+fn allocate_file(medium: &Medium, folder: &Path, file: &File, bytes: u64) -> Result<(), TierError> {
     let free = || fstatvfs(file).map_or(0, |system| system.f_bavail.saturating_mul(system.f_frsize));
     let no_room = || TierError::NoRoom { path: PathBuf::from(folder), capacity: bytes, available: free() };
     // Avoids filling a file system that has too little room.
@@ -285,6 +290,7 @@ fn file_system(folder: &Path) -> String {
         .map_or_else(|| format!("a file system of kind {kind:#x}"), |(_, name)| (*name).into())
 }
 
+/// Returns the error of a failed system call.
 fn failed(medium: &Medium, call: &'static str, source: io::Error) -> TierError {
     TierError::System { what: medium.to_string(), call, source }
 }

@@ -1,4 +1,4 @@
-//! Reports of the tier in which each tensor is, verified.
+//! Reports that verify in which tier each tensor is.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -72,7 +72,7 @@ pub struct TagReport {
 /// The keys of a mapping compared with those of a program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct KeyReport {
-    /// The number of the mapping's keys that came.
+    /// The number of the mapping's keys that some allocation had.
     pub came: usize,
     /// The mapping's keys that no allocation had so far.
     pub never_came: Vec<String>,
@@ -130,7 +130,7 @@ impl TierReport {
         for (address, live) in placement.live(number) {
             let range = address..address + live.bytes;
             resident = resident.and_then(|sum| Some(sum + resident_bytes(&range)?));
-            let is_held = trouble.is_none() && region.holds(&range).unwrap_or(false);
+            let is_contained = trouble.is_none() && region.contains(&range).unwrap_or(false);
             let tag = tags.entry(live.tag.name()).or_default();
             tag.bytes += live.bytes;
             let verdict = placement.verdict(number, &live);
@@ -139,7 +139,7 @@ impl TierReport {
                 Verdict::Unmapped => tag.unmapped += live.bytes,
                 Verdict::Missed => tag.missed += live.bytes,
             }
-            if is_held && verdict == Verdict::Placed {
+            if is_contained && verdict == Verdict::Placed {
                 tag.verified += live.bytes;
             }
         }
@@ -156,6 +156,7 @@ impl TierReport {
     }
 }
 
+/// Returns a part divided by the whole, or 1 if the whole is 0.
 fn share(part: u64, all: u64) -> f64 {
     if all == 0 { 1.0 } else { part as f64 / all as f64 }
 }

@@ -89,7 +89,7 @@ pub(crate) fn node_bytes(node: u32) -> Option<u64> {
     line.split_whitespace().rev().nth(1)?.parse::<u64>().ok()?.checked_mul(1 << 10)
 }
 
-/// Takes the pages of a range from one node only.
+/// Makes the system take the pages of a range from one node only.
 pub(crate) fn bind(range: &Range<u64>, node: u32) -> io::Result<()> {
     const WORD_BITS: usize = libc::c_ulong::BITS as usize;
     let mut nodes = vec![0 as libc::c_ulong; node as usize / WORD_BITS + 1];
@@ -110,8 +110,10 @@ pub(crate) fn bind(range: &Range<u64>, node: u32) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Returns whether no page of a range is on another node. Pages that do not exist yet will come from the right one.
+/// Returns whether all pages of a range that exist are on `node`. The system takes later ones from the node that the
+/// range is [bound](bind) to.
 pub(crate) fn is_on_node(range: &Range<u64>, node: u32) -> io::Result<bool> {
+    /// The number of pages in one system call.
     const AT_ONCE: usize = 1 << 12;
     let pages: Vec<u64> = pages(range).collect();
     for pages in pages.chunks(AT_ONCE) {
@@ -146,6 +148,7 @@ pub(crate) fn resident_bytes(range: &Range<u64>) -> io::Result<u64> {
     Ok(found.iter().filter(|found| **found & 1 == 1).count() as u64 * page)
 }
 
+/// Returns the start addresses of the pages that a range touches.
 fn pages(range: &Range<u64>) -> impl Iterator<Item = u64> {
     let page = page_bytes();
     (range.start / page..range.end.div_ceil(page)).map(move |number| number * page)
@@ -165,7 +168,7 @@ pub(crate) fn mapped(range: &Range<u64>) -> io::Result<Option<Mapped>> {
 
 /// Finds the mapping of a range in a list in the form of `/proc/self/maps`.
 fn mapped_in(list: &str, range: &Range<u64>) -> Option<Mapped> {
-    let mut until = range.start;
+    let mut checked_to = range.start;
     let mut found = None;
     for line in list.lines() {
         let mut fields = line.split_whitespace();
@@ -173,20 +176,20 @@ fn mapped_in(list: &str, range: &Range<u64>) -> Option<Mapped> {
         let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).ok());
         let start = start?;
         let end = end?;
-        if end <= until || until >= range.end {
+        if end <= checked_to || checked_to >= range.end {
             continue;
         }
-        if start > until {
+        if start > checked_to {
             return None;
         }
         let mut fields = fields.skip(2).map(str::to_owned);
-        let here = Mapped { device: fields.next()?, inode: fields.next()? };
-        if found.get_or_insert_with(|| here.clone()) != &here {
+        let mapping = Mapped { device: fields.next()?, inode: fields.next()? };
+        if found.get_or_insert_with(|| mapping.clone()) != &mapping {
             return None;
         }
-        until = end;
+        checked_to = end;
     }
-    found.filter(|_| until >= range.end)
+    found.filter(|_| checked_to >= range.end)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A tier: memory of one kind, and the blocks in it.
+//! A tier: memory of one kind, and the blocks allocated in it.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -44,9 +44,10 @@ struct TierShared {
     blocks: Arc<Unforked<TierBlocks>>,
 }
 
+/// The free and live blocks of a tier.
 pub(crate) struct TierBlocks {
     arena: Arena,
-    live: FxHashMap<Address, Live>,
+    live: FxHashMap<Address, LiveBlock>,
     statistics: Statistics,
     /// The most bytes in use at once. Resetting the statistics does not change it.
     peak_bytes: u64,
@@ -54,7 +55,7 @@ pub(crate) struct TierBlocks {
 
 /// A block in use.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Live {
+pub(crate) struct LiveBlock {
     /// The requested bytes.
     pub(crate) bytes: u64,
     /// The allocated bytes, with rounding.
@@ -129,11 +130,12 @@ impl Tier {
         sum
     }
 
-    /// Sets every peak in all tiers' statistics to its current value.
+    /// Resets every peak in all tiers' statistics to the current value.
     pub fn reset_all_peak_statistics() {
         Self::all().iter().for_each(|tier| tier.shared.blocks.lock().statistics.reset_peak());
     }
 
+    /// Returns all tiers of the process.
     fn all() -> Vec<Self> {
         ALL.lock().iter().filter_map(Weak::upgrade).map(|shared| Self { shared }).collect()
     }
@@ -152,8 +154,8 @@ impl Tier {
                 format!("tier {:?} is not there in this forked child: memory was too short for a copy", self.name());
             return Err(AllocatorError::Failed { device: Device::CPU, call: "allocate", reason });
         }
-        let address = self.shared.blocks.lock().place(bytes as u64, tag, key);
-        let address = address.ok_or_else(|| self.full(bytes))?;
+        let address = self.shared.blocks.lock().allocate(bytes as u64, tag, key);
+        let address = address.ok_or_else(|| self.full_error(bytes))?;
         let shared = Arc::clone(&self.shared);
         let data = shared.region.pointer(address);
         Ok(DataPtr::foreign(data, Device::CPU, move || shared.blocks.lock().free(address)))
@@ -180,13 +182,13 @@ impl Tier {
             .map_err(|source| TierError::System { what: format!("tier {:?}", self.name()), call: "madvise", source })
     }
 
-    /// Drops the tier before anything is placed in it, and removes its file if it has a name.
+    /// Drops the tier, and removes its file if it has a name. It is for a tier in which nothing was allocated.
     pub fn discard(self) {
         self.region().remove_file();
     }
 
     /// Returns all blocks in use.
-    pub(crate) fn live(&self) -> Vec<(Address, Live)> {
+    pub(crate) fn live(&self) -> Vec<(Address, LiveBlock)> {
         self.shared.blocks.lock().live.iter().map(|(address, live)| (*address, *live)).collect()
     }
 
@@ -209,7 +211,8 @@ impl Tier {
     }
 
     #[cold]
-    fn full(&self, requested: usize) -> AllocatorError {
+    /// Returns the error for an allocation that finds no room.
+    fn full_error(&self, requested: usize) -> AllocatorError {
         let (free, largest, all) = {
             let blocks = self.shared.blocks.lock();
             (blocks.arena.free_bytes(), blocks.arena.largest_free_bytes(), blocks.arena.bytes())
@@ -235,12 +238,13 @@ impl TierBlocks {
         self.live.iter().map(|(start, live)| *start..start + live.held)
     }
 
-    fn place(&mut self, bytes: u64, tag: Tag, key: KeyId) -> Option<Address> {
+    /// Allocates a block. Returns None if there is no room.
+    fn allocate(&mut self, bytes: u64, tag: Tag, key: KeyId) -> Option<Address> {
         let Some(block) = self.arena.allocate_low(bytes) else {
             self.statistics.num_ooms += 1;
             return None;
         };
-        self.live.insert(block.address, Live { bytes, held: block.bytes, tag, key });
+        self.live.insert(block.address, LiveBlock { bytes, held: block.bytes, tag, key });
         self.statistics.block_allocated(PoolKind::Large, tag, bytes, block.bytes);
         self.peak_bytes = self.peak_bytes.max(self.arena.bytes() - self.arena.free_bytes());
         Some(block.address)
@@ -248,7 +252,7 @@ impl TierBlocks {
 
     fn free(&mut self, address: Address) {
         // The block is live, and its owner frees it once, so neither step can fail.
-        if let Some(Live { bytes, held, tag, .. }) = self.live.remove(&address)
+        if let Some(LiveBlock { bytes, held, tag, .. }) = self.live.remove(&address)
             && self.arena.free(address).is_ok()
         {
             self.statistics.block_freed(PoolKind::Large, tag, held);

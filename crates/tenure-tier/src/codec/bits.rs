@@ -14,7 +14,7 @@ pub(super) trait Word: Copy + Default + PartialEq + Vectors {
 
     fn from_bytes(bytes: &[u8]) -> Self;
 
-    fn put(self, into: &mut [u8]);
+    fn store(self, into: &mut [u8]);
 }
 
 macro_rules! words {
@@ -30,7 +30,7 @@ macro_rules! words {
             }
 
             #[inline(always)]
-            fn put(self, into: &mut [u8]) {
+            fn store(self, into: &mut [u8]) {
                 into.copy_from_slice(&self.to_le_bytes());
             }
         }
@@ -51,7 +51,7 @@ pub(super) fn load<T: Word>(block: &[u8]) -> [T; BLOCK] {
 #[inline(always)]
 pub(super) fn store<T: Word>(elements: &[T], block: &mut [u8]) {
     for (element, bytes) in elements.iter().zip(block.chunks_exact_mut(T::BYTES)) {
-        element.put(bytes);
+        element.store(bytes);
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) fn count<T: Copy>(elements: &[T; BLOCK], is_so: impl Fn(T) -> bool) -
 
 /// Gathers the low bit of each of 8 bytes into a byte.
 #[inline(always)]
-fn gather(bytes: u64) -> u8 {
+fn gather_low_bits(bytes: u64) -> u8 {
     ((bytes & LOW).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8
 }
 
@@ -84,21 +84,21 @@ const SPREAD: [u64; 256] = {
     spread
 };
 
-/// Gathers bit number `bit` of each byte.
+/// Writes a bit plane: bit number `bit` of each byte.
 #[inline(always)]
 pub(super) fn plane(bytes: &[u8; BLOCK], bit: usize, into: &mut [u8]) {
     for (eight, gathered) in bytes.chunks_exact(8).zip(into) {
-        *gathered = gather(u64::from_bytes(eight) >> bit);
+        *gathered = gather_low_bits(u64::from_bytes(eight) >> bit);
     }
 }
 
-/// Puts bytes together from planes, of which there is one for each bit.
+/// Returns the bytes whose bit planes are given, the lowest bit first.
 #[inline(always)]
 pub(super) fn from_planes(planes: &[u8]) -> [u8; BLOCK] {
     let mut bytes = [0; BLOCK];
     for (at, eight) in bytes.chunks_exact_mut(8).enumerate() {
         let bits = planes.chunks_exact(PLANE).enumerate().map(|(bit, plane)| SPREAD[usize::from(plane[at])] << bit);
-        bits.fold(0, |all, bits| all | bits).put(eight);
+        bits.fold(0, |all, bits| all | bits).store(eight);
     }
     bytes
 }
@@ -133,7 +133,7 @@ pub(super) fn each_one(bitmap: &[u8], mut each: impl FnMut(usize)) {
     }
 }
 
-/// Stores the elements whose bits are set, one after the other. `into` has room for them.
+/// Stores the elements whose bits in `bitmap` are set, one after the other. `into` must have room for them.
 #[inline(always)]
 pub(super) fn compact<T: Word>(elements: &[T; BLOCK], bitmap: &[u8; PLANE], into: &mut [u8]) {
     let mut found = [T::default(); _];
@@ -144,27 +144,29 @@ pub(super) fn compact<T: Word>(elements: &[T; BLOCK], bitmap: &[u8; PLANE], into
     }
 }
 
+/// Does the work of [`compact`] without vectors.
 #[inline(always)]
 fn compact_each<T: Word>(elements: &[T; BLOCK], bitmap: &[u8], into: &mut [u8]) {
     let mut into = into.chunks_exact_mut(T::BYTES);
     each_one(bitmap, |at| {
         if let Some(into) = into.next() {
-            elements[at % BLOCK].put(into);
+            elements[at % BLOCK].store(into);
         }
     });
 }
 
-/// Puts the elements of `found` where bits are set, and 0 elsewhere. `found` has as many elements as bits are set.
+/// Reverses [`compact`]: puts the elements of `found`, in order, where bits are set, and 0 elsewhere.
 #[inline(always)]
 pub(super) fn expand<T: Word>(found: &[u8], bitmap: &[u8; PLANE]) -> [T; BLOCK] {
     let mut elements = [T::default(); BLOCK];
-    let mut roomy = [T::default(); _];
-    for (element, bytes) in roomy.iter_mut().zip(found.chunks_exact(T::BYTES)) {
+    let mut padded = [T::default(); _];
+    for (element, bytes) in padded.iter_mut().zip(found.chunks_exact(T::BYTES)) {
         *element = T::from_bytes(bytes);
     }
-    if T::expand(&roomy, bitmap, &mut elements) { elements } else { expand_each(found, bitmap) }
+    if T::expand(&padded, bitmap, &mut elements) { elements } else { expand_each(found, bitmap) }
 }
 
+/// Does the work of [`expand`] without vectors.
 #[inline(always)]
 fn expand_each<T: Word>(found: &[u8], bitmap: &[u8]) -> [T; BLOCK] {
     let mut elements = [T::default(); BLOCK];

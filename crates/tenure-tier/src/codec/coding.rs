@@ -67,8 +67,7 @@ impl Coding {
     /// Leaves bytes as they are.
     pub const NONE: Self = Self { choice: Choice::Codec(Codec::None), dtype: DType::U8, is_beside: false };
 
-    /// Returns the codec for some bytes: the one chosen, or the one with which they pass a link of this bandwidth
-    /// soonest.
+    /// Returns the codec for some bytes: the one given, or the fastest way over a link of this bandwidth.
     pub(crate) fn codec(&self, raw: &[u8], speeds: &Speeds, link_bytes_per_second: f64) -> Codec {
         match self.choice {
             Choice::Codec(codec) => codec,
@@ -83,6 +82,7 @@ impl Coding {
         }
     }
 
+    /// Estimates the encoded bytes per byte from a few blocks.
     pub(crate) fn sampled_ratio(&self, codec: Codec, raw: &[u8]) -> f64 {
         /// The number of blocks that are sampled, a small part of a piece.
         const SAMPLED: usize = 16;
@@ -93,8 +93,8 @@ impl Coding {
 /// The speeds of codecs, measured in use.
 #[derive(Default)]
 pub(crate) struct Speeds {
-    /// Encoding and decoding of each codec.
-    both: [[CodecTimes; 2]; Codec::ALL.len()],
+    /// The times of encoding and of decoding, for each codec.
+    times: [[CodecTimes; 2]; Codec::ALL.len()],
 }
 
 /// Bytes of tensors, and the time that they took.
@@ -107,25 +107,25 @@ struct CodecTimes {
 impl Speeds {
     /// Runs `encode` on `bytes` bytes of a tensor and measures it.
     pub(crate) fn encode<R>(&self, codec: Codec, bytes: usize, encode: impl FnOnce() -> R) -> R {
-        self.both[codec as usize][0].time(bytes, encode)
+        self.times[codec as usize][0].time(bytes, encode)
     }
 
     /// Runs `decode` on `bytes` bytes of a tensor and measures it.
     pub(crate) fn decode<R>(&self, codec: Codec, bytes: usize, decode: impl FnOnce() -> R) -> R {
-        self.both[codec as usize][1].time(bytes, decode)
+        self.times[codec as usize][1].time(bytes, decode)
     }
 
     /// Returns the slower of both speeds in bytes per second. It is infinite until enough is measured, so that each
     /// codec gets tried.
     fn of(&self, codec: Codec) -> f64 {
-        let [encode, decode] = &self.both[codec as usize];
+        let [encode, decode] = &self.times[codec as usize];
         encode.speed().min(decode.speed())
     }
 }
 
 impl CodecTimes {
     /// The bytes after which a measurement counts.
-    const TRIED: u64 = 2 << 20;
+    const MIN_BYTES: u64 = 2 << 20;
 
     fn time<R>(&self, bytes: usize, work: impl FnOnce() -> R) -> R {
         let since = Instant::now();
@@ -142,7 +142,7 @@ impl CodecTimes {
     fn speed(&self) -> f64 {
         let bytes = self.bytes.load(Ordering::Relaxed);
         let time_ns = self.time_ns.load(Ordering::Relaxed);
-        if bytes < Self::TRIED { f64::INFINITY } else { bytes as f64 * 1e9 / time_ns.max(1) as f64 }
+        if bytes < Self::MIN_BYTES { f64::INFINITY } else { bytes as f64 * 1e9 / time_ns.max(1) as f64 }
     }
 }
 
@@ -178,9 +178,9 @@ mod tests {
         assert_eq!(AUTO.codec(&raw, &speeds, 1e9), Codec::Zeros);
         assert_eq!(Coding { choice: Choice::Codec(Codec::Planes), ..AUTO }.codec(&raw, &speeds, 1e9), Codec::Planes);
         // Encoding takes 1 s for 8 GiB, decoding 1 s for 4e9 bytes.
-        speeds.both[Codec::Zeros as usize][0].add(8 << 30, Duration::from_secs(1));
-        speeds.both[Codec::Zeros as usize][1].add(4_000_000_000, Duration::from_secs(1));
-        speeds.both[Codec::Planes as usize][0].add(2 << 20, Duration::from_secs(1));
+        speeds.times[Codec::Zeros as usize][0].add(8 << 30, Duration::from_secs(1));
+        speeds.times[Codec::Zeros as usize][1].add(4_000_000_000, Duration::from_secs(1));
+        speeds.times[Codec::Planes as usize][0].add(2 << 20, Duration::from_secs(1));
         for (link, apart, beside) in [
             (1e9, Codec::Zeros, Codec::Zeros),
             // Halving the bytes is no longer worth the time, unless the encoding thread is idle.

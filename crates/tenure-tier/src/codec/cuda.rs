@@ -12,8 +12,8 @@ use tenure_device::cuda::{CudaDriver, KernelError, KernelName, LaunchConfig};
 use tenure_device::sim::{KernelMemory, SimDriver, SimKernel};
 use tenure_device::{Driver, Executor};
 
-use super::span::{Functions, UNIT};
-use super::stream::{HEADER, MOST_BYTES, table_bytes};
+use super::span::{CodecFunctions, UNIT};
+use super::stream::{HEADER, MAX_BYTES, table_bytes};
 use super::{BLOCK, Codec, CodecError, Encoded, decode as decode_here, encode as encode_here};
 
 const SOURCE: &str = include_str!("source/codec.cu");
@@ -64,7 +64,7 @@ pub enum CodecLaunchError {
         given: usize,
     },
     /// The tensor has more blocks than a table can have.
-    #[error("a tensor of {raw_bytes} bytes is encoded in parts, of at most {} each", MOST_BYTES)]
+    #[error("a tensor of {raw_bytes} bytes is encoded in parts, of at most {} each", MAX_BYTES)]
     TooLarge {
         /// The bytes of the tensor.
         raw_bytes: usize,
@@ -191,7 +191,7 @@ impl CodecBuffers {
                 return Err(CodecLaunchError::Alignment { what, address, alignment });
             }
         }
-        if self.raw_bytes > MOST_BYTES {
+        if self.raw_bytes > MAX_BYTES {
             return Err(CodecLaunchError::TooLarge { raw_bytes: self.raw_bytes });
         }
         if self.stream_bytes < HEADER + table_bytes(self.blocks()) {
@@ -202,7 +202,7 @@ impl CodecBuffers {
 
     /// Returns the codec that the kernels use: [`Codec::None`] if it is not for the dtype.
     fn kernels_codec(&self) -> Codec {
-        Functions::new(self.codec, self.dtype).map_or(Codec::None, |functions| functions.codec)
+        CodecFunctions::new(self.codec, self.dtype).map_or(Codec::None, |functions| functions.codec)
     }
 
     fn blocks(&self) -> usize {
@@ -296,7 +296,7 @@ mod tests {
             return;
         }
         for (codec, width) in Codec::ALL.into_iter().flat_map(|codec| [1, 2, 4, 8].map(|width| (codec, width))) {
-            if codec != Codec::None && Functions::of_width(codec, width).is_none() {
+            if codec != Codec::None && CodecFunctions::of_width(codec, width).is_none() {
                 continue;
             }
             for pass in [Pass::Measure, Pass::Offsets, Pass::Write, Pass::Read] {

@@ -2,7 +2,7 @@
 
 use tenure_core::DType;
 
-use super::span::{Functions, UNIT};
+use super::span::{CodecFunctions, UNIT};
 use super::{BLOCK, Codec};
 
 /// The measured effect of a codec on some kind of tensors.
@@ -20,8 +20,8 @@ impl Gain {
     /// No encoding, which costs only time on the link.
     pub const NONE: Self = Self { codec: Codec::None, ratio: 1.0, bytes_per_second: f64::INFINITY };
 
-    /// Returns the seconds until a tensor of `bytes` bytes has passed a link. With `is_pipelined`, one part is encoded
-    /// while the part before it is on the link.
+    /// Returns the seconds that it takes to encode a tensor of `bytes` bytes and move it over a link. With
+    /// `is_pipelined`, one part is encoded while the part before it is on the link.
     pub fn seconds(&self, bytes: f64, link_bytes_per_second: f64, is_pipelined: bool) -> f64 {
         let encoding = bytes / self.bytes_per_second;
         let passing = self.ratio * bytes / link_bytes_per_second;
@@ -40,7 +40,7 @@ impl Gain {
     /// assert!((0.55..0.6).contains(&ratio));
     /// ```
     pub fn sampled_ratio(codec: Codec, dtype: DType, raw: &[u8], blocks: usize) -> f64 {
-        let Some(functions) = Functions::new(codec, dtype) else { return 1.0 };
+        let Some(functions) = CodecFunctions::new(codec, dtype) else { return 1.0 };
         let mut units = [0];
         let all = raw.len().div_ceil(BLOCK * dtype.size());
         let mut before = 0;
@@ -55,8 +55,8 @@ impl Gain {
     }
 }
 
-/// Returns the codec with which tensors pass a link soonest, or [`Codec::None`] if none is faster. Among equals, the
-/// first.
+/// Returns the codec with which a tensor moves over a link in the shortest time, or [`Codec::None`] if none is faster.
+/// Among equals, the first.
 ///
 /// Only the given codecs are considered: the caller decides whether lossy ones are among them.
 ///

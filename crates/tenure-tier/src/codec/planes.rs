@@ -16,6 +16,7 @@ use super::BLOCK;
 use super::bits::{PLANE, Word, bitmap, count, each_one, from_planes, load, ones, plane, store};
 use super::span::BlockCodec;
 
+/// The size in bytes of the head of an encoded block: its floor, bits and exceptions.
 const HEAD: usize = 4;
 /// The most bits of a code; more save nothing.
 const MOST_BITS: u8 = 7;
@@ -57,8 +58,11 @@ impl SplitFloat for u32 {
 
 /// The code for a block's exponents.
 struct ExponentCode {
+    /// The exponent that code 0 would have. Code `n` stands for exponent `floor + n`.
     floor: u8,
+    /// The bits of a code.
     bits: u8,
+    /// The number of exponents at the floor or below.
     exceptions: usize,
 }
 
@@ -86,6 +90,7 @@ impl ExponentCode {
         best
     }
 
+    /// Returns the bytes of all codes and exceptions of a block.
     fn bytes(&self) -> usize {
         PLANE * usize::from(self.bits) + self.exceptions
     }
@@ -112,7 +117,7 @@ fn exponents<T: SplitFloat>(elements: &[T; BLOCK]) -> [u8; BLOCK] {
     exponents
 }
 
-/// Returns the bytes in a block of everything but exponents.
+/// Returns the bytes of an encoded block's signs and mantissas.
 const fn rest_bytes<T: SplitFloat>() -> usize {
     BLOCK * (T::BYTES - 1)
 }
@@ -139,7 +144,7 @@ impl<T: SplitFloat> BlockCodec for Planes<T> {
             *sign = (high & 0x7f | high >> 8 & 0x80) as u8;
         }
         for (low, element) in low.chunks_exact_mut(2).zip(&elements) {
-            element.split().1.put(low);
+            element.split().1.store(low);
         }
         // A block that another thread wrote to after it was measured gives useless output, but must not panic here.
         let Some((planes, found)) = into.split_at_mut_checked(PLANE * usize::from(code.bits)) else { return };

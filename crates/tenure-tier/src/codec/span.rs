@@ -34,7 +34,7 @@ pub(super) type Decode = fn(bytes: &[u8], units: &mut Units<'_>, raw: &mut [u8])
 
 /// The functions of a codec for elements of one width.
 #[derive(Clone, Copy)]
-pub(super) struct Functions {
+pub(super) struct CodecFunctions {
     pub(super) codec: Codec,
     /// The bytes of an element.
     pub(super) width: usize,
@@ -45,7 +45,7 @@ pub(super) struct Functions {
     pub(super) decode: Decode,
 }
 
-impl Functions {
+impl CodecFunctions {
     /// Returns the functions for a codec and a dtype; `None` if the tensor stays unchanged.
     pub(super) fn new(codec: Codec, dtype: DType) -> Option<Self> {
         codec.is_for(dtype).then(|| Self::of_width(codec, dtype.size())).flatten()
@@ -83,7 +83,7 @@ const WIDEST: usize = 8 * BLOCK;
 
 /// Calls `body` with a whole block. The last block of a tensor is padded with zeros.
 #[inline(always)]
-fn filled<R>(block: &[u8], bytes: usize, body: impl FnOnce(&[u8]) -> R) -> R {
+fn with_whole_block<R>(block: &[u8], bytes: usize, body: impl FnOnce(&[u8]) -> R) -> R {
     if block.len() == bytes {
         return body(block);
     }
@@ -97,7 +97,7 @@ fn is_zero(block: &[u8]) -> bool {
     block.chunks(64).all(|some| some.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
-/// Prefetches the next block: computing leaves the memory idle, and the processor prefetches only within a page.
+/// Prefetches the block after this one into the cache, since the processor prefetches only within a page by itself.
 #[inline(always)]
 fn prefetch(block: &[u8]) {
     for line in (0..block.len()).step_by(64) {
@@ -119,7 +119,7 @@ fn measure<C: BlockCodec>(raw: &[u8], units: &mut [u32]) {
         || {
             for (block, units) in raw.chunks(bytes).zip(&mut *units) {
                 prefetch(block);
-                let length = filled(
+                let length = with_whole_block(
                     block,
                     bytes,
                     #[inline(always)]
@@ -141,7 +141,7 @@ fn encode<C: BlockCodec>(raw: &[u8], units: &mut Units<'_>, into: &mut [u8]) {
                 let (target, rest) = std::mem::take(&mut into).split_at_mut(UNIT * units);
                 into = rest;
                 prefetch(block);
-                filled(
+                with_whole_block(
                     block,
                     bytes,
                     #[inline(always)]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use tenure_core::DType;
 
-use super::span::{Functions, UNIT};
+use super::span::{CodecFunctions, UNIT};
 use super::{BLOCK, Codec, CodecError, Encoded};
 
 /// A function that runs a job once for each number below its first argument, in any order, on any threads, and returns
@@ -32,10 +32,10 @@ pub const fn max_bytes(dtype: DType, raw_bytes: usize) -> usize {
 
 pub(super) const MAGIC: [u8; 4] = *b"TNC1";
 pub(super) const HEADER: usize = 16;
-/// The blocks of a job: at most half a megabyte.
+/// The number of blocks of a job: a span. They have at most half a megabyte.
 const SPAN: usize = 64;
 /// The largest tensor that is encoded. In larger ones, the ends of blocks do not fit into 32 bits; they stay unchanged.
-pub(super) const MOST_BYTES: usize = UNIT * (u32::MAX as usize >> 1);
+pub(super) const MAX_BYTES: usize = UNIT * (u32::MAX as usize >> 1);
 
 pub(super) const fn table_bytes(blocks: usize) -> usize {
     (4 * blocks).next_multiple_of(UNIT)
@@ -70,7 +70,7 @@ pub struct StreamWriter<'a> {
 
 /// The blocks of an encoded stream.
 struct EncodedBlocks {
-    functions: Functions,
+    functions: CodecFunctions,
     /// The end of each block in the payload, in units.
     ends: Vec<u32>,
 }
@@ -78,7 +78,7 @@ struct EncodedBlocks {
 impl<'a> StreamWriter<'a> {
     /// Measures the blocks of a tensor.
     pub fn new(codec: Codec, dtype: DType, raw: &'a [u8], jobs: &Jobs<'_>) -> Self {
-        let functions = Functions::new(codec, dtype).filter(|_| raw.len() <= MOST_BYTES);
+        let functions = CodecFunctions::new(codec, dtype).filter(|_| raw.len() <= MAX_BYTES);
         let blocks = functions.map(|functions| EncodedBlocks::measure(functions, raw, jobs));
         let blocks = blocks.filter(|blocks| blocks.stream_bytes() < HEADER + raw.len());
         let (codec, bytes) = match &blocks {
@@ -118,7 +118,7 @@ impl<'a> StreamWriter<'a> {
         }
         jobs(blocks.spans(), &|span| {
             let Some(target) = spans.lock()[span].take() else { return };
-            let raw = part(self.raw, span, blocks.functions);
+            let raw = raw_span(self.raw, span, blocks.functions);
             (blocks.functions.encode)(raw, &mut blocks.units_of(span), target);
         });
     }
@@ -150,7 +150,7 @@ impl<'a> StreamReader<'a> {
             let is_whole = rest.len() == raw_bytes;
             return is_whole.then_some(Self { encoded, blocks: None, payload: rest }).ok_or(cut(HEADER + raw_bytes));
         }
-        let functions = Functions::of_width(codec, width.into()).filter(|_| raw_bytes <= MOST_BYTES);
+        let functions = CodecFunctions::of_width(codec, width.into()).filter(|_| raw_bytes <= MAX_BYTES);
         let functions = functions.ok_or(CodecError::Header)?;
         let count = raw_bytes.div_ceil(functions.block_bytes());
         let (table, payload) = rest.split_at_checked(table_bytes(count)).ok_or(cut(HEADER + table_bytes(count)))?;
@@ -200,19 +200,20 @@ impl<'a> StreamReader<'a> {
 }
 
 /// Returns a span's part of a tensor.
-fn part(raw: &[u8], span: usize, functions: Functions) -> &[u8] {
+fn raw_span(raw: &[u8], span: usize, functions: CodecFunctions) -> &[u8] {
     let bytes = SPAN * functions.block_bytes();
     &raw[span * bytes..raw.len().min((span + 1) * bytes)]
 }
 
 impl EncodedBlocks {
-    fn measure(functions: Functions, raw: &[u8], jobs: &Jobs<'_>) -> Self {
+    /// Measures all blocks of a tensor.
+    fn measure(functions: CodecFunctions, raw: &[u8], jobs: &Jobs<'_>) -> Self {
         let mut ends = vec![0; raw.len().div_ceil(functions.block_bytes())];
         let spans = Mutex::new(ends.chunks_mut(SPAN).map(Some).collect::<Vec<_>>());
         let count = spans.lock().len();
         jobs(count, &|span| {
             let Some(units) = spans.lock()[span].take() else { return };
-            (functions.measure)(part(raw, span, functions), units);
+            (functions.measure)(raw_span(raw, span, functions), units);
         });
         drop(spans);
         let mut end = 0;
@@ -223,6 +224,7 @@ impl EncodedBlocks {
         Self { functions, ends }
     }
 
+    /// Returns the number of spans, which are jobs.
     fn spans(&self) -> usize {
         self.ends.len().div_ceil(SPAN)
     }

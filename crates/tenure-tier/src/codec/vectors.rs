@@ -6,24 +6,24 @@ use super::bits::PLANE;
 /// The number of elements of the narrowest type in a vector.
 const LANES: usize = 64;
 
-/// A block of elements, with room for a vector that starts at the last one.
-pub(super) type Roomy<T> = [T; BLOCK + LANES];
+/// A block of elements, padded so that a vector may start at the last one.
+pub(super) type Padded<T> = [T; BLOCK + LANES];
 
-/// Element types that the processor may have such instructions for.
+/// Element types that AVX-512 has compaction and expansion instructions for.
 pub(super) trait Vectors: Sized {
     /// Stores the elements whose bits are set, one after the other. The elements of `found` after them are unspecified.
     /// Returns `false` and does nothing if the processor lacks the instructions.
-    fn compact(elements: &[Self; BLOCK], bitmap: &[u8; PLANE], found: &mut Roomy<Self>) -> bool;
+    fn compact(elements: &[Self; BLOCK], bitmap: &[u8; PLANE], found: &mut Padded<Self>) -> bool;
 
     /// Puts the elements of `found` where bits are set, and 0 elsewhere. Returns `false` as above.
-    fn expand(found: &Roomy<Self>, bitmap: &[u8; PLANE], elements: &mut [Self; BLOCK]) -> bool;
+    fn expand(found: &Padded<Self>, bitmap: &[u8; PLANE], elements: &mut [Self; BLOCK]) -> bool;
 }
 
 macro_rules! vectors {
     ($($type:ident $mask:ident $compress:ident $expand:ident)*) => { $(
         impl Vectors for $type {
             #[inline(always)]
-            fn compact(elements: &[Self; BLOCK], bitmap: &[u8; PLANE], found: &mut Roomy<Self>) -> bool {
+            fn compact(elements: &[Self; BLOCK], bitmap: &[u8; PLANE], found: &mut Padded<Self>) -> bool {
                 #[cfg(target_arch = "x86_64")]
                 if is_supported() {
                     // SAFETY: the processor has the features it is compiled for.
@@ -35,7 +35,7 @@ macro_rules! vectors {
             }
 
             #[inline(always)]
-            fn expand(found: &Roomy<Self>, bitmap: &[u8; PLANE], elements: &mut [Self; BLOCK]) -> bool {
+            fn expand(found: &Padded<Self>, bitmap: &[u8; PLANE], elements: &mut [Self; BLOCK]) -> bool {
                 #[cfg(target_arch = "x86_64")]
                 if is_supported() {
                     // SAFETY: as above.
@@ -51,7 +51,7 @@ macro_rules! vectors {
         mod $type {
             use std::arch::x86_64::{$compress, $expand, _mm512_loadu_si512, _mm512_storeu_si512};
 
-            use super::{BLOCK, PLANE, Roomy};
+            use super::{BLOCK, PLANE, Padded};
 
             const LANES: usize = $mask::BITS as usize;
 
@@ -62,7 +62,7 @@ macro_rules! vectors {
             }
 
             #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
-            pub(super) fn compact(elements: &[$type; BLOCK], bitmap: &[u8; PLANE], found: &mut Roomy<$type>) {
+            pub(super) fn compact(elements: &[$type; BLOCK], bitmap: &[u8; PLANE], found: &mut Padded<$type>) {
                 let mut count = 0;
                 for (some, mask) in elements.as_chunks::<LANES>().0.iter().zip(masks(bitmap)) {
                     let to: &mut [$type] = &mut found[count..count + LANES];
@@ -76,7 +76,7 @@ macro_rules! vectors {
             }
 
             #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2,popcnt")]
-            pub(super) fn expand(found: &Roomy<$type>, bitmap: &[u8; PLANE], elements: &mut [$type; BLOCK]) {
+            pub(super) fn expand(found: &Padded<$type>, bitmap: &[u8; PLANE], elements: &mut [$type; BLOCK]) {
                 let mut count = 0;
                 for (some, mask) in elements.as_chunks_mut::<LANES>().0.iter_mut().zip(masks(bitmap)) {
                     let from: &[$type] = &found[count..count + LANES];

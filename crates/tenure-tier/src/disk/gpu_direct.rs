@@ -6,9 +6,9 @@ use std::{fmt, fs};
 /// The file in which the kernel module reports its version.
 const MODULE: &str = "/proc/driver/nvidia-fs/version";
 
-/// Whether NVIDIA's GPUDirect Storage is available on this machine. Tenure reports it and does not use it. Without its kernel module
-/// the library copies through host memory too, so calling it gains nothing. With the module it would not help either:
-/// bytes on a disk have a checksum and may be encoded, and both are computed in host memory.
+/// Whether NVIDIA's GPUDirect Storage is available on this machine. Tenure reports it and does not use it. Without its
+/// kernel module the library copies through host memory too, so calling it gains nothing. With the module it would not
+/// help either: bytes on a disk have a checksum and may be encoded, and both are computed in host memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GpuDirect {
     /// The kernel module is not loaded.

@@ -47,8 +47,8 @@ pub struct DiskOptions {
     /// wait for free chunks.
     pub staging_bytes: usize,
     /// The most bytes that may be written in a day, since writes wear out a disk, or `None` for no limit. A day begins
-    /// when the disk is opened, and again with the first write more than 24 hours later. Only writes of this tier count, with their
-    /// size before encoding.
+    /// when the disk is opened, and again with the first write more than 24 hours later. Only writes of this tier
+    /// count, with their size before encoding.
     pub daily_bytes: Option<u64>,
 }
 
@@ -239,8 +239,8 @@ pub struct DiskStatistics {
 }
 
 impl Disk {
-    /// Returns the largest capacity that [`open`](Self::open) can allocate in these folders, in bytes. Each folder has an
-    /// equal share, and folders on one file system divide its free bytes.
+    /// Returns the largest capacity that [`open`](Self::open) can allocate in these folders, in bytes. Each folder has
+    /// an equal share, and folders on one file system divide its free bytes.
     ///
     /// # Errors
     /// [`TierError`] if a folder does not exist.
@@ -321,8 +321,8 @@ impl Disk {
         self.write_encoded(name, source, Coding::NONE)
     }
 
-    /// Writes bytes as [`write`](Self::write) does, and encodes them. Each piece of 1 MiB is encoded on its own, into its
-    /// staging chunk.
+    /// Writes bytes as [`write`](Self::write) does, and encodes them. Each piece of 1 MiB is encoded on its own, into
+    /// its staging chunk.
     ///
     /// # Errors
     /// The errors of [`write`](Self::write). Room is reserved as if encoding saved nothing.
@@ -369,8 +369,8 @@ impl Disk {
         Ok(Ticket::new(transfer, buffer))
     }
 
-    /// Returns the codec that [`write_encoded`](Self::write_encoded) would choose now for the bytes `raw`, and an estimate
-    /// of the encoded size divided by their size, from a small sample.
+    /// Returns the codec that [`write_encoded`](Self::write_encoded) would choose now for the bytes `raw`, and an
+    /// estimate of the encoded size divided by their size, from a small sample.
     pub fn sample(&self, raw: &[u8], coding: Coding) -> (Codec, f64) {
         let DiskShared { state, speeds, .. } = &*self.inner.shared;
         let bandwidth = state.lock().bandwidth();

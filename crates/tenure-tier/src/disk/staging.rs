@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// The block size in bytes of direct access, which bypasses the page cache: addresses, offsets and lengths are multiples
-/// of it. Common disks have no larger blocks.
+/// The block size in bytes of direct access, which bypasses the page cache: addresses, offsets and lengths are
+/// multiples of it. Common disks have no larger blocks.
 pub(crate) const DISK_BLOCK: usize = 4096;
 
 /// The size of a chunk in bytes: the most that one request reads or writes.

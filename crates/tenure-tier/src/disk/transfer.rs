@@ -83,8 +83,8 @@ impl<T> Ticket<T> {
         result(end.error.take(), &self.result)
     }
 
-    /// Calls `function` with the result when the transfer is over. The thread that ends the transfer calls it, so it must
-    /// not block for long. If the transfer is already over, this thread calls it at once.
+    /// Calls `function` with the result when the transfer is over. The thread that ends the transfer calls it, so it
+    /// must not block for long. If the transfer is already over, this thread calls it at once.
     pub(crate) fn then(self, function: impl FnOnce(Result<T, DiskError>) + Send + 'static)
     where
         T: Send + 'static,
@@ -184,8 +184,8 @@ impl TransferPart {
         self.transfer.completion.lock().error.is_some()
     }
 
-    /// Ends the transfer of this piece. With the last piece, the transfer is over: wakes the threads that wait for it and
-    /// calls its function.
+    /// Ends the transfer of this piece. With the last piece, the transfer is over: wakes the threads that wait for it
+    /// and calls its function.
     fn end(self, error: Option<DiskError>) {
         let Self { transfer, spilled, .. } = self;
         // A thread that waits for the transfer and then drops its `Spilled` must find the room free at once.
@@ -384,7 +384,8 @@ impl DiskShared {
         }
     }
 
-    /// Handles the engine's result for a part: a piece that was read goes to the copying threads, any other part is done.
+    /// Handles the engine's result for a part: a piece that was read goes to the copying threads, any other part is
+    /// done.
     fn handle_result(self: &Arc<Self>, part: TransferPart, chunk: Option<Chunk>, result: io::Result<()>) {
         let direction = part.transfer.direction;
         let mut state = self.state.lock();

@@ -109,8 +109,8 @@ fn disk_failure(failed: &Option<Arc<DiskError>>) -> String {
 }
 
 impl MoverError {
-    /// Returns whether the destination, memory or disk, has no room. Nothing was moved then, and the caller can keep the
-    /// bytes where they are.
+    /// Returns whether the destination, memory or disk, has no room. Nothing was moved then, and the caller can keep
+    /// the bytes where they are.
     pub fn is_no_room(&self) -> bool {
         match self {
             Self::NoRoom { .. } => true,

@@ -37,7 +37,8 @@ pub(super) struct FetchState {
 }
 
 impl FetchState {
-    /// Drops the target if `may_release` returns `true`: then the owner, when dropped, frees the memory after the copies.
+    /// Drops the target if `may_release` returns `true`: then the owner, when dropped, frees the memory after the
+    /// copies.
     fn release_if(&self, may_release: impl FnOnce(&MovableBytes) -> bool) {
         let target = self.target.lock().take_if(|target| may_release(target));
         // Dropping it may free the memory, so the lock is released before.

@@ -143,7 +143,8 @@ impl CopyStream {
     /// this fails, no copy is under way when it returns.
     ///
     /// # Safety
-    /// The addresses must be valid as for the asynchronous copies of [`Driver`](tenure_device::Driver), until the returned event has passed.
+    /// The addresses must be valid as for the asynchronous copies of [`Driver`](tenure_device::Driver), until the
+    /// returned event has passed.
     pub(super) unsafe fn copy(&self, after: &[&Event], copies: &[DeviceCopy]) -> Result<Arc<Event>, DriverError> {
         let mut traffic = self.traffic.lock();
         for event in after {

@@ -134,8 +134,8 @@ struct MoverShared {
     stalls: Stalls,
 }
 
-/// The threads, streams and pinned memory that serve a mover's device. The watchers are the first fields, so that they are dropped before the
-/// streams.
+/// The threads, streams and pinned memory that serve a mover's device. The watchers are the first fields, so that they
+/// are dropped before the streams.
 struct DeviceSide {
     /// Waits for copies from the device.
     outward_watcher: Arc<Watcher>,
