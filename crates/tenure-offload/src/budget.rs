@@ -45,7 +45,7 @@ pub trait ProcessMeter: Send + Sync {
     fn peak_bytes(&self) -> u64;
 }
 
-/// The progress of a trainer that settles a budget before the first step.
+/// The progress of a trainer that determines a budget in bytes before the first step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum BudgetProgress {
@@ -143,7 +143,7 @@ impl Budget {
         self
     }
 
-    /// Calls `tell` while the budget is settled, which takes several passes over a batch.
+    /// Calls `tell` while a trainer determines the budget in bytes, which takes several passes over a batch.
     pub fn on_progress(mut self, tell: impl Fn(BudgetProgress) + Send + Sync + 'static) -> Self {
         self.progress = Some(Box::new(tell));
         self

@@ -1,4 +1,4 @@
-//! The clock of a step: how long the device, or the host, computes between points.
+//! The clock of a step, which measures how long the device or the host computes in each interval.
 
 use std::sync::Arc;
 use std::thread;
@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use tenure_device::{DriverError, Event, EventKind, Stream};
 
-/// The lead that a host gets on a device that has nothing left to do: the time to ask for some hundred operations.
+/// The time that an idle device waits before an interval, so that the host gets ahead of it: enough for the host to ask
+/// for some hundred operations.
 pub(crate) const LEAD: Duration = Duration::from_millis(20);
 
 /// A source of the host's time.
 pub(crate) type HostTime = Arc<dyn Fn() -> Instant + Send + Sync>;
 
-/// Measures intervals of time, each from one mark to another.
+/// Measures the times of a step's intervals, on a device by events and on the host by a clock.
 pub(crate) struct IntervalClock {
     /// Spans of time, each with the number of its interval.
     spans: Vec<(usize, Mark, Mark)>,
@@ -22,7 +23,9 @@ pub(crate) struct IntervalClock {
     asking: Option<Instant>,
     /// The number of intervals that have ended.
     ended: usize,
+    /// The begin of the current interval, or of its part since a pause.
     began: Option<Mark>,
+    /// How long an idle device waits before an interval; zero for no wait.
     lead: Duration,
     host_time: HostTime,
 }
@@ -33,6 +36,7 @@ impl Default for IntervalClock {
     }
 }
 
+/// A moment on the host or on a device.
 #[derive(Clone)]
 enum Mark {
     Host(Instant),
@@ -125,7 +129,7 @@ impl IntervalClock {
     /// Returns the length of each interval in nanoseconds. Waits until all are over.
     pub(crate) fn finish(mut self) -> Result<Vec<u64>, DriverError> {
         let asked_ns = std::mem::take(&mut self.asked_ns);
-        Ok(paced(&self.measured()?, &asked_ns))
+        Ok(with_host_times(&self.measured()?, &asked_ns))
     }
 
     /// Returns the length of each interval in nanoseconds, by its marks.
@@ -140,9 +144,9 @@ impl IntervalClock {
     }
 }
 
-/// Returns the nanoseconds that intervals take if a host asks for one after the other: an interval cannot end before
-/// the host has asked for it.
-fn paced(times_ns: &[u64], asked_ns: &[u64]) -> Vec<u64> {
+/// Returns the nanoseconds that intervals take together with the host that asks for their work, one after the other: an
+/// interval cannot end before the host has asked for its work.
+fn with_host_times(times_ns: &[u64], asked_ns: &[u64]) -> Vec<u64> {
     let mut asked = 0;
     let mut done = 0;
     let asked_ns = asked_ns.iter().copied().chain(std::iter::repeat(0));
@@ -163,6 +167,7 @@ impl Mark {
         }
     }
 
+    /// Returns the nanoseconds from this moment to `end`. Waits until a device has passed `end`.
     fn until(&self, end: &Self) -> Result<u64, DriverError> {
         match (self, end) {
             (Self::Host(began), Self::Host(end)) => Ok((*end - *began).as_nanos() as u64),
@@ -185,9 +190,9 @@ mod tests {
 
     #[test]
     fn an_interval_is_not_over_before_the_host_has_asked_for_it() {
-        assert_eq!(paced(&[3, 5, 1], &[]), [3, 5, 1]);
+        assert_eq!(with_host_times(&[3, 5, 1], &[]), [3, 5, 1]);
         // The second and third intervals take the host's time. In the last, the host is ahead.
-        assert_eq!(paced(&[3, 5, 1, 9], &[1, 11, 2, 1]), [3, 9, 2, 9]);
+        assert_eq!(with_host_times(&[3, 5, 1, 9], &[1, 11, 2, 1]), [3, 9, 2, 9]);
     }
 
     #[test]

@@ -12,8 +12,8 @@ pub(crate) type Measurement<'a> = (u64, &'a Profiled);
 
 /// Estimates a step that computes on `input_bytes`, by taking each size and time to be linear in these bytes.
 ///
-/// Returns None where fewer than two sizes were measured, none of which is `input_bytes`; where all are much smaller;
-/// and where the steps nearest to this size did not do the same.
+/// Returns None where fewer than two sizes were measured, none of which is `input_bytes`; where `input_bytes` is much
+/// larger than all; and where the two steps that it would use differ in more than sizes and times.
 pub(crate) fn estimated(measured: &[Measurement<'_>], input_bytes: u64) -> Option<Profiled> {
     let largest = measured.iter().map(|(bytes, _)| *bytes).max()?;
     if input_bytes as f64 > largest as f64 * MOST_GROWTH {

@@ -68,13 +68,13 @@ pub(crate) struct HeldTensor {
 
 impl HeldTensor {
     /// Returns the storage that was saved, if it still exists.
-    pub(crate) fn source_of_others(&self) -> Option<Storage> {
+    pub(crate) fn live_source(&self) -> Option<Storage> {
         self.source.as_ref()?.upgrade()
     }
 
     /// Returns whether the bytes take memory: they are there, being fetched, or used by the front end.
     pub(crate) fn is_in_memory(&self) -> bool {
-        self.storage.is_some() || self.is_lent || self.source_of_others().is_some()
+        self.storage.is_some() || self.is_lent || self.live_source().is_some()
     }
 
     /// Takes the storage, whose bytes will be recomputed from `inputs`. Returns `inputs` as the error if there is no
@@ -113,7 +113,7 @@ impl HeldTensor {
     pub(crate) fn is_used_by_others(&self) -> bool {
         match &self.storage {
             Some(storage) => storage.handles() > 1,
-            None => self.source_of_others().is_some(),
+            None => self.live_source().is_some(),
         }
     }
 }

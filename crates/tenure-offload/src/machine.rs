@@ -1,4 +1,4 @@
-//! The machine of a step: the memory it runs in, and the tiers that it can spill to.
+//! The machine of a planning problem: the memory that a step runs in, and the tiers that it can spill to.
 
 use tenure_plan::problem::{self, ProblemTier};
 use tenure_tier::{Destination, LinkStatistics, Links, Mover};

@@ -1,4 +1,4 @@
-//! Notes on what becomes of saved tensors, made while a step is recorded.
+//! Notes on when each saved tensor is moved, made while a step is recorded.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -86,6 +86,7 @@ impl Notes {
         }
     }
 
+    /// Returns the records, in the order in which the tensors were added.
     pub(crate) fn finish(self) -> Vec<SavedRecord> {
         self.saved.into_values().collect()
     }

@@ -1,13 +1,13 @@
-//! The peaks of steps without a budget, by the size of their inputs.
+//! The peak memory of steps from which nothing is spilled, by the size of their inputs.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::signature::Signature;
 
-/// The peak that is noted for a step that found no room: more than any memory has.
+/// The peak that stands for a step in which an allocation found no room: more bytes than any memory has.
 const TOO_MUCH: u64 = 1 << 50;
 
-/// The number of sizes within an octave that are told apart.
+/// The number of parts that an octave of sizes, from a power of two to the next, is divided into.
 const PARTS: u32 = 16;
 
 /// The most kinds of steps that are remembered.
@@ -22,17 +22,17 @@ pub(crate) struct StepPeaks {
 }
 
 impl StepPeaks {
-    /// Notes that a step took `bytes`, beyond what was held when it began.
-    pub(crate) fn note(&mut self, signature: Signature, bytes: u64) {
+    /// Records that a step took `bytes` beyond those that were allocated when it began.
+    pub(crate) fn record(&mut self, signature: Signature, bytes: u64) {
         if self.kinds.len() == MOST_KINDS && !self.kinds.contains_key(&signature.kind) {
             self.kinds.clear();
         }
-        self.kinds.entry(signature.kind).or_default().note(signature.input_bytes, bytes);
+        self.kinds.entry(signature.kind).or_default().record(signature.input_bytes, bytes);
     }
 
-    /// Notes that a step found no room.
-    pub(crate) fn note_too_much(&mut self, signature: Signature) {
-        self.note(signature, TOO_MUCH);
+    /// Records that an allocation of a step found no room.
+    pub(crate) fn record_too_much(&mut self, signature: Signature) {
+        self.record(signature, TOO_MUCH);
     }
 
     /// Returns whether steps like this one found no room.
@@ -54,8 +54,8 @@ struct PeaksOfKind {
 }
 
 impl PeaksOfKind {
-    /// Notes that a step whose inputs have `input_bytes` took `bytes`, beyond what was held when it began.
-    fn note(&mut self, input_bytes: u64, bytes: u64) {
+    /// Records that a step whose inputs have `input_bytes` took `bytes` beyond those that were allocated when it began.
+    fn record(&mut self, input_bytes: u64, bytes: u64) {
         if input_bytes == 0 {
             return;
         }
@@ -104,15 +104,15 @@ mod tests {
     fn larger_steps_are_predicted_by_the_square_and_smaller_ones_by_what_took_more() {
         let mut peaks = PeaksOfKind::default();
         assert_eq!(peaks.predict(100), None);
-        peaks.note(0, 7);
-        peaks.note(1000, 50);
+        peaks.record(0, 7);
+        peaks.record(1000, 50);
         assert_eq!((peaks.predict(0), peaks.predict(1000), peaks.predict(10)), (None, Some(50), Some(50)));
         assert_eq!((peaks.predict(2000), peaks.predict(2001)), (Some(200), None));
-        peaks.note(2000, 60);
+        peaks.record(2000, 60);
         assert_eq!((peaks.predict(1500), peaks.predict(3000)), (Some(60), Some(135)));
         // The larger peak counts.
-        peaks.note(2001, 90);
-        peaks.note(2000, 70);
+        peaks.record(2001, 90);
+        peaks.record(2000, 70);
         assert_eq!(peaks.predict(2000), Some(90));
     }
 
@@ -120,12 +120,12 @@ mod tests {
     fn kinds_are_told_apart() {
         let mut peaks = StepPeaks::default();
         let step = |kind, input_bytes| Signature { id: 0, kind, input_bytes };
-        peaks.note(step(1, 2000), 70);
+        peaks.record(step(1, 2000), 70);
         assert_eq!((peaks.predict(step(1, 2000)), peaks.predict(step(2, 2000))), (Some(70), None));
-        peaks.note_too_much(step(1, 2000));
+        peaks.record_too_much(step(1, 2000));
         assert!(peaks.is_too_much(step(1, 3000)) && !peaks.is_too_much(step(2, 3000)));
         for kind in 0..10_000 {
-            peaks.note(step(kind, 1), 1);
+            peaks.record(step(kind, 1), 1);
         }
         assert!(peaks.kinds.len() <= MOST_KINDS);
     }
@@ -143,9 +143,9 @@ mod tests {
     fn any_number_of_sizes_takes_little_memory() {
         let mut peaks = PeaksOfKind::default();
         for size in 1..100_000 {
-            peaks.note(size, size);
+            peaks.record(size, size);
         }
-        peaks.note(u64::MAX, 1);
+        peaks.record(u64::MAX, 1);
         assert!(peaks.parts.len() < 300, "{}", peaks.parts.len());
         assert!((1..100_000).all(|size| peaks.predict(size).is_some_and(|bytes| bytes >= size)));
     }

@@ -1,4 +1,4 @@
-//! The record of a step: what became of its saved tensors, and how many bytes each tier had meanwhile.
+//! The record of a step: when each saved tensor was moved, and samples of the bytes on each tier.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,6 +46,7 @@ pub struct TierMoment {
 }
 
 impl TierMoment {
+    /// Takes a sample.
     fn now(engine: &Engine, began: Instant) -> Self {
         let mover = engine.mover();
         let at_us = since(began);
@@ -63,11 +64,12 @@ impl TierMoment {
     }
 }
 
-/// Records a step: has the engine note what becomes of saved tensors, and samples the tiers again and again.
+/// Records a step: makes the engine record when each saved tensor is moved, and samples the tiers at an interval.
 pub struct StepRecorder {
     engine: Engine,
     is_over: Arc<AtomicBool>,
-    looks: Option<JoinHandle<()>>,
+    /// The thread that samples the tiers.
+    sampler: Option<JoinHandle<()>>,
     moments: Arc<Mutex<Vec<TierMoment>>>,
     began: Instant,
 }
@@ -80,18 +82,18 @@ impl StepRecorder {
         let began = Instant::now();
         engine.record_since(began);
         let is_over = Arc::new(AtomicBool::new(false));
-        let looked_at = engine.clone();
-        let until = Arc::clone(&is_over);
+        let sampled_engine = engine.clone();
+        let thread_is_over = Arc::clone(&is_over);
         // The thread may begin late, so the first sample is taken here.
         let moments = Arc::new(Mutex::new(vec![TierMoment::now(&engine, began)]));
-        let kept = Arc::clone(&moments);
+        let samples = Arc::clone(&moments);
         Self {
             engine,
             is_over,
-            looks: Some(thread::spawn(move || {
-                while !until.load(Ordering::Relaxed) {
+            sampler: Some(thread::spawn(move || {
+                while !thread_is_over.load(Ordering::Relaxed) {
                     thread::sleep(interval);
-                    look(&kept, &looked_at, began);
+                    add_sample(&samples, &sampled_engine, began);
                 }
             })),
             moments,
@@ -101,7 +103,7 @@ impl StepRecorder {
 
     /// Takes a sample now, too.
     pub fn look(&self) {
-        look(&self.moments, &self.engine, self.began);
+        add_sample(&self.moments, &self.engine, self.began);
     }
 
     /// Ends the record, and returns it. Its last sample is taken by this call.
@@ -109,7 +111,7 @@ impl StepRecorder {
         let elapsed_us = since(self.began);
         self.is_over.store(true, Ordering::Relaxed);
         // The thread does not panic.
-        self.looks.take().map(JoinHandle::join);
+        self.sampler.take().map(JoinHandle::join);
         self.look();
         let moments = std::mem::take(&mut *self.moments.lock());
         let saved = self.engine.take_notes();
@@ -118,8 +120,8 @@ impl StepRecorder {
     }
 }
 
-/// Takes a sample while the samples are locked, so that the earliest stays first.
-fn look(moments: &Mutex<Vec<TierMoment>>, engine: &Engine, began: Instant) {
+/// Takes a sample and adds it. The samples are locked meanwhile, so that they stay in order.
+fn add_sample(moments: &Mutex<Vec<TierMoment>>, engine: &Engine, began: Instant) {
     let mut moments = moments.lock();
     moments.push(TierMoment::now(engine, began));
 }

@@ -1,4 +1,4 @@
-//! Reports: what became of a step, and the effort of its plan.
+//! Reports of a step's peak, moves and stalls, and of the effort of its plan.
 
 use std::fmt;
 use std::time::Duration;

@@ -212,7 +212,7 @@ impl EngineInner {
                     profiled.profile.limit(budget_bytes.saturating_sub(taken_bytes));
                 }
                 let plain_bytes = profiled.profile.plain_bytes();
-                ledger.peaks.note(signature, plain_bytes.saturating_sub(held_bytes));
+                ledger.peaks.record(signature, plain_bytes.saturating_sub(held_bytes));
                 ledger.steps.insert(signature, Arc::new(profiled));
             }
             Course::Planned { profiled, planned, events, clock, .. } if profiled.events.len() <= events => {
@@ -229,7 +229,7 @@ impl EngineInner {
             Course::Unwatched { held_bytes } => {
                 report.is_planned = true;
                 let peak_bytes = self.memory.take_peak().allocated_bytes;
-                ledger.peaks.note(signature, peak_bytes.saturating_sub(held_bytes));
+                ledger.peaks.record(signature, peak_bytes.saturating_sub(held_bytes));
             }
             // The step did not do what was measured.
             Course::Planned { .. } | Course::Free => ledger.steps.remove_unlike(signature),

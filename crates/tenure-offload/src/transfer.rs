@@ -93,7 +93,7 @@ impl EngineInner {
             if held.storage.is_some() {
                 return Ok(());
             }
-            if let Some(source) = held.source_of_others() {
+            if let Some(source) = held.live_source() {
                 held.storage = Some(source);
                 return Ok(());
             }
@@ -129,7 +129,7 @@ impl EngineInner {
             let (storage, arrival, home, is_dropped) = {
                 let ledger = self.ledger.lock();
                 let Some(held) = ledger.held.get(&id) else { unreachable!("what is saved is held") };
-                let is_dropped = held.stored.is_none() && held.source_of_others().is_none();
+                let is_dropped = held.stored.is_none() && held.live_source().is_none();
                 (held.storage.clone(), held.arrival.clone(), held.stream.clone(), is_dropped)
             };
             let Some(storage) = storage else {

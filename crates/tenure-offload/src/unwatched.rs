@@ -1,4 +1,4 @@
-//! Unwatched steps: they fit into the budget without any moves, so the front end reports nothing.
+//! Unwatched steps: they are known to fit into the budget without moving any tensor, so the front end reports nothing.
 
 use crate::course::Course;
 use crate::error::OffloadError;
@@ -25,7 +25,7 @@ impl EngineInner {
         fits.then_some(Course::Unwatched { held_bytes })
     }
 
-    /// Returns the limit of an unwatched step, in bytes.
+    /// Returns the memory limit of an unwatched step in bytes: three quarters of the engine's.
     pub(crate) fn unwatched_bytes(&self) -> Option<u64> {
         self.ledger.lock().limit_bytes().map(|bytes| bytes / 4 * 3)
     }
@@ -42,7 +42,7 @@ impl EngineInner {
         let limit_bytes = ledger.limit_bytes();
         ledger.out_of_room.insert(signature.id);
         // The next step of this kind and size is watched.
-        ledger.peaks.note_too_much(signature);
+        ledger.peaks.record_too_much(signature);
         drop(ledger);
         self.set_limit(limit_bytes)?;
         let wake = self.wake.lock().clone();
