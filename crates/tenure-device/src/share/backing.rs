@@ -24,18 +24,19 @@ pub struct LeasedBacking {
     device: DeviceBacking,
     /// How long other processes are given to return memory before an allocation fails.
     wait: Duration,
-    books: Mutex<Books>,
+    table: Mutex<LeaseTable>,
 }
 
+/// The leased chunks of a backing, and the size of the last request that was refused.
 #[derive(Default)]
-struct Books {
+struct LeaseTable {
     leases: FxHashMap<ChunkId, Leased>,
     /// The size of all leases together, in bytes.
-    held: u64,
-    /// The value that `held` would have reached if the last request had succeeded; `None` unless that request was
-    /// refused for want of memory. An allocator that is refused one of several chunks gives the others back, so it is
-    /// short of all of them.
-    wanted: Option<u64>,
+    leased_bytes: u64,
+    /// The value that `leased_bytes` would have reached if the last request had succeeded; `None` unless that request
+    /// was refused for want of memory. An allocator that is refused one of several chunks gives the others back, so it
+    /// is short of all of them.
+    wanted_bytes: Option<u64>,
 }
 
 #[derive(Clone, Copy)]
@@ -44,15 +45,15 @@ struct Leased {
     bytes: u64,
 }
 
-impl Books {
+impl LeaseTable {
     fn insert(&mut self, chunk: ChunkId, leased: Leased) {
-        self.held += leased.bytes;
+        self.leased_bytes += leased.bytes;
         self.leases.insert(chunk, leased);
     }
 
     fn remove(&mut self, chunk: ChunkId) -> Option<Leased> {
         let leased = self.leases.remove(&chunk)?;
-        self.held -= leased.bytes;
+        self.leased_bytes -= leased.bytes;
         Some(leased)
     }
 }
@@ -62,7 +63,7 @@ impl LeasedBacking {
     /// When the daemon has no memory left, [`make_room`](Self::make_room) gives other processes `wait` to return some,
     /// at most a minute.
     pub fn new(client: Arc<DaemonClient>, driver: Arc<dyn Driver>, wait: Duration) -> Self {
-        Self { client, device: DeviceBacking::new(driver), wait, books: Mutex::default() }
+        Self { client, device: DeviceBacking::new(driver), wait, table: Mutex::default() }
     }
 
     /// Lets `allocator`, which must use this backing, share memory with other processes: it calls
@@ -108,12 +109,12 @@ impl LeasedBacking {
     /// An allocator calls this as a free-memory callback. `paged` calls it after a refusal and then tries again.
     /// `native` calls it only before it asks, so that its next request gets the memory that this one waited for.
     pub fn make_room(&self) -> bool {
-        let (wanted, held) = {
-            let mut books = self.books.lock();
-            (books.wanted.take(), books.held)
+        let (wanted_bytes, leased_bytes) = {
+            let mut table = self.table.lock();
+            (table.wanted_bytes.take(), table.leased_bytes)
         };
-        let Some(wanted) = wanted.filter(|_| !self.wait.is_zero()) else { return false };
-        wanted <= held || self.client.wait_for_room(wanted - held, self.wait).is_ok()
+        let Some(wanted_bytes) = wanted_bytes.filter(|_| !self.wait.is_zero()) else { return false };
+        wanted_bytes <= leased_bytes || self.client.wait_for_room(wanted_bytes - leased_bytes, self.wait).is_ok()
     }
 
     /// Returns the connection to the daemon.
@@ -121,17 +122,18 @@ impl LeasedBacking {
         &self.client
     }
 
+    /// Leases a chunk from the daemon and imports it. Records whether it was refused for want of memory.
     fn lease(&self, bytes: u64) -> Result<ChunkId, ShareError> {
         let leased = self.client.lease_chunk(bytes);
         {
-            let mut books = self.books.lock();
+            let mut table = self.table.lock();
             let full = matches!(leased, Err(ShareError::Refused(DaemonRefusal::Full { .. })));
-            books.wanted = full.then(|| books.held.saturating_add(bytes));
+            table.wanted_bytes = full.then(|| table.leased_bytes.saturating_add(bytes));
         }
         let (lease, descriptor) = leased?;
         match self.device.driver().import(descriptor.as_fd(), bytes) {
             Ok(chunk) => {
-                self.books.lock().insert(chunk, Leased { lease, bytes });
+                self.table.lock().insert(chunk, Leased { lease, bytes });
                 Ok(chunk)
             }
             Err(error) => {
@@ -181,11 +183,11 @@ impl Backing for LeasedBacking {
     }
 
     fn release(&self, chunk: ChunkId) -> Result<(), BackingError> {
-        // Forget the chunk first: once it is released, another thread may get a chunk of the same name.
-        let leased = self.books.lock().remove(chunk);
+        // Forget the chunk first: once it is released, another thread may get a chunk with the same id.
+        let leased = self.table.lock().remove(chunk);
         if let Err(error) = self.device.release(chunk) {
             if let Some(leased) = leased {
-                self.books.lock().insert(chunk, leased);
+                self.table.lock().insert(chunk, leased);
             }
             return Err(error);
         }

@@ -1,6 +1,6 @@
 //! The worker's side of PipeSwitch's calls, under their names (from its patch of PyTorch 1.3:
-//! `CUDACachingAllocator.cpp`, `Module.cpp`): the worker's allocator uses, for a while, ranges of a cache that another
-//! process took.
+//! `CUDACachingAllocator.cpp`, `Module.cpp`). A worker inserts ranges of a shared cache, which another process
+//! allocated, into its own allocator, and clears them again later.
 //!
 //! In PipeSwitch, sizes and offsets were fixed in the code, a raw handle was sent over an open port, and every worker
 //! could write every range at any time. Here sizes are configured, and a range has one writer at a time.
@@ -23,7 +23,8 @@ use crate::memory::DeviceMemory;
 /// The default time to wait for ranges that others use.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A shared cache in a worker, in the owner's process or in another.
+/// A shared cache as a worker uses it: ranges of it are inserted into the worker's allocator. The worker may run in the
+/// owner's process or in another.
 ///
 /// A range for *computation* belongs to one worker alone while the worker has blocks there; any number of workers, and
 /// of streams in each, may have it inserted. A range for *parameters* is written by one worker, and read by any number,
@@ -59,7 +60,7 @@ impl WorkerCache {
         memory: &'static DeviceMemory,
         config: SharedCacheConfig,
     ) -> Result<Self, ShareError> {
-        config.rest()?;
+        config.rest_bytes()?;
         let pool_bytes = client.terms().pool_bytes();
         if config.pool_bytes != pool_bytes {
             return Err(ShareError::InvalidSetting {
@@ -112,8 +113,8 @@ impl WorkerCache {
         let mut inserted = self.inserted.lock();
         let range = RangeUse::Computation;
         let right = Right::Leased(self.lease(&inserted, range, bytes, offset, AccessMode::ReadWrite)?);
-        let view = Arc::clone(&self.pool);
-        let one = Inserted { view, offset, bytes, range, stream, right, about: None };
+        let mapping = Arc::clone(&self.pool);
+        let one = Inserted { mapping, offset, bytes, range, stream, right, about: None };
         self.insert(&mut inserted, one, RangePlacement::BestFit)
     }
 
@@ -168,8 +169,8 @@ impl WorkerCache {
             return self.read_parameters(stream, |_| true);
         }
         let mut inserted = self.inserted.lock();
-        let view = self.view(&inserted, range, stream, 0, bytes)?;
-        let one = Inserted { view, offset: 0, bytes, range, stream, right: Right::Awaiting, about: None };
+        let mapping = self.mapping(&inserted, range, stream, 0, bytes)?;
+        let one = Inserted { mapping, offset: 0, bytes, range, stream, right: Right::Placed, about: None };
         self.insert(&mut inserted, one, RangePlacement::InOrder)
     }
 
@@ -190,15 +191,16 @@ impl WorkerCache {
         let range = RangeUse::Computation;
         let bytes = self.config.computation_bytes;
         let offset = self.config.parameter_bytes;
-        let view = self.view(&inserted, range, stream, offset, bytes)?;
-        let awaited = inserted.iter().rev().find(|one| matches!(one.right, Right::Awaiting)).map(Inserted::awaited);
+        let mapping = self.mapping(&inserted, range, stream, offset, bytes)?;
+        let placed_parameters =
+            inserted.iter().rev().find(|one| matches!(one.right, Right::Placed)).map(Inserted::placed_parameters);
         let waits = (self.patience, self.around_wait);
-        let tenancy = Tenancy::new(Arc::clone(&view), (offset, bytes), self.memory, awaited, waits);
+        let tenancy = Tenancy::new(Arc::clone(&mapping), (offset, bytes), self.memory, placed_parameters, waits);
         let right = Right::WhileUsed(Arc::new(tenancy));
-        let one = Inserted { view, offset, bytes, range, stream, right, about: None };
+        let one = Inserted { mapping, offset, bytes, range, stream, right, about: None };
         let address = self.insert(&mut inserted, one, RangePlacement::BestFit)?;
         for one in inserted.iter() {
-            let awaits = matches!(one.right, Right::Awaiting) && one.stream == stream;
+            let awaits = matches!(one.right, Right::Placed) && one.stream == stream;
             if awaits || one.writes_parameters() {
                 self.memory.donated().close(one.address())?;
             }
@@ -252,8 +254,8 @@ impl WorkerCache {
     pub fn check_parameters(&self) -> Result<(), ShareError> {
         let inserted = self.inserted.lock();
         self.check_outstanding(&inserted)?;
-        let placed = inserted.iter().filter(|one| matches!(one.right, Right::Awaiting));
-        let checked: Vec<_> = placed.map(|one| one.awaited().check(self.memory)).collect();
+        let placed = inserted.iter().filter(|one| matches!(one.right, Right::Placed));
+        let checked: Vec<_> = placed.map(|one| one.placed_parameters().check(self.memory)).collect();
         if checked.iter().any(Result::is_ok) {
             return Ok(());
         }
@@ -286,6 +288,7 @@ impl WorkerCache {
         self.clear(|one| one.range == RangeUse::Parameters)
     }
 
+    /// Takes the ranges that `chosen` selects out of the allocator, and gives them back.
     fn clear(&self, chosen: impl Fn(&Inserted) -> bool) -> Result<(), ShareError> {
         let mut inserted = self.inserted.lock();
         let mut results = Vec::new();
@@ -318,12 +321,13 @@ impl WorkerCache {
         Ok(written)
     }
 
-    /// Ends the right to a range that was taken out. `written` are the blocks that were transferred in it.
+    /// Gives back a range that was taken out. If this process wrote parameters there, first records `written`, the
+    /// blocks that were transferred, in the range for its readers.
     fn give_back(&self, one: Inserted, written: &[PlacedBlock]) -> Result<(), ShareError> {
         let driver = &**self.memory.driver();
         let address = one.address();
         let bytes = one.bytes;
-        let told = match one.writes_parameters() {
+        let recorded = match one.writes_parameters() {
             true if written.is_empty() => Manifest::wipe(driver, address, bytes),
             true => Manifest::new(written, None).write(driver, address, bytes),
             false => Ok(()),
@@ -331,11 +335,12 @@ impl WorkerCache {
         let ended = match one.right {
             Right::Leased(lease) | Right::Transferring(lease) => lease.release(),
             Right::WhileUsed(tenancy) => tenancy.end(),
-            Right::Awaiting => Ok(()),
+            Right::Placed => Ok(()),
         };
-        told.and(ended)
+        recorded.and(ended)
     }
 
+    /// Leases the range for parameters for writing, marks them as unfinished, and inserts the range.
     fn write_parameters(
         &self,
         stream: StreamId,
@@ -346,12 +351,13 @@ impl WorkerCache {
         let bytes = self.config.parameter_bytes;
         let lease = self.lease(&inserted, range, bytes, 0, AccessMode::ReadWrite)?;
         Manifest::begin(&**self.memory.driver(), lease.address(), bytes)?;
-        let view = Arc::clone(&self.pool);
+        let mapping = Arc::clone(&self.pool);
         let right = right(lease);
-        let one = Inserted { view, offset: 0, bytes, range, stream, right, about: None };
+        let one = Inserted { mapping, offset: 0, bytes, range, stream, right, about: None };
         self.insert(&mut inserted, one, RangePlacement::InOrder)
     }
 
+    /// Leases the range for parameters for reading and inserts it, if `wanted` accepts the publisher's description.
     fn read_parameters(&self, stream: StreamId, wanted: impl Fn(&[u8]) -> bool) -> Result<Address, ShareError> {
         let mut inserted = self.inserted.lock();
         let range = RangeUse::Parameters;
@@ -361,12 +367,13 @@ impl WorkerCache {
         if !wanted(&about) {
             return Err(ShareError::OtherParameters { published: about });
         }
-        let view = Arc::clone(&self.pool);
+        let mapping = Arc::clone(&self.pool);
         let right = Right::Leased(lease);
-        let one = Inserted { view, offset: 0, bytes, range, stream, right, about: Some(about) };
+        let one = Inserted { mapping, offset: 0, bytes, range, stream, right, about: Some(about) };
         self.insert(&mut inserted, one, RangePlacement::Recorded(layout))
     }
 
+    /// Leases a range that this process has not inserted yet.
     fn lease(
         &self,
         inserted: &[Inserted],
@@ -385,7 +392,7 @@ impl WorkerCache {
     }
 
     /// Returns a mapping of the cache in which this range is not inserted yet; fails if `stream` has the range already.
-    fn view(
+    fn mapping(
         &self,
         inserted: &[Inserted],
         range: RangeUse,
@@ -402,7 +409,7 @@ impl WorkerCache {
             .find(|one| one.stream == stream || matches!(one.right, Right::Leased(_) | Right::Transferring(_)))
         {
             Some(own) => Err(ShareError::AlreadyInserted(own.range)),
-            None if own.iter().any(|one| Arc::ptr_eq(&one.view, &self.pool)) => self.pool.again(),
+            None if own.iter().any(|one| Arc::ptr_eq(&one.mapping, &self.pool)) => self.pool.map_again(),
             None => Ok(Arc::clone(&self.pool)),
         }
     }
@@ -427,6 +434,7 @@ impl WorkerCache {
         Ok(address)
     }
 
+    /// Checks that every published parameter of the inserted ranges was allocated.
     fn check_outstanding(&self, inserted: &[Inserted]) -> Result<(), ShareError> {
         let outstanding = inserted.iter().map(|one| self.memory.donated().outstanding(one.address())).sum();
         if outstanding > 0 { Err(ShareError::Outstanding { outstanding }) } else { Ok(()) }
@@ -438,7 +446,9 @@ impl Drop for WorkerCache {
         for one in std::mem::take(self.inserted.get_mut()) {
             match self.memory.donated().clear(one.address()) {
                 // A caller that needs the error clears the range itself first.
-                Ok(()) => drop(self.give_back(one, &[])),
+                Ok(()) => {
+                    let _ = self.give_back(one, &[]);
+                }
                 // The range stays mapped and leased until the process exits.
                 Err(_) => std::mem::forget(one),
             }

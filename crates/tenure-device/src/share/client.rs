@@ -15,7 +15,7 @@ use super::{LeaseId, ShareError};
 use crate::AccessMode;
 
 /// The longest time that a daemon may take to answer.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The longest time that a request may wait for memory, whatever it asks for.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -73,7 +73,7 @@ impl DaemonClient {
     /// The daemon is gone, or takes no more connections (this call opens one of its own).
     pub fn on_recall(&self, give_back: impl Fn(u64) + Send + 'static) -> Result<Recalls, ShareError> {
         let (socket, _) = open(&self.path)?;
-        match exchange(&self.path, &socket, &DaemonRequest::Recalls, 0, ANSWER)? {
+        match exchange(&self.path, &socket, &DaemonRequest::Recalls, 0, ANSWER_TIMEOUT)? {
             (DaemonReply::Done, _) => {}
             _ => return Err(ShareError::Unexpected),
         }
@@ -97,6 +97,7 @@ impl DaemonClient {
         }
     }
 
+    /// Leases a range of the pool; see [`DaemonRequest::LeasePool`].
     pub(super) fn lease_pool(
         &self,
         offset: u64,
@@ -133,12 +134,13 @@ impl DaemonClient {
         let (socket, _) = open(&self.path)?;
         let wait = wait.min(LONGEST_WAIT);
         let request = DaemonRequest::Room { bytes, wait_ms: wait.as_millis() as u32 };
-        match exchange(&self.path, &socket, &request, 0, ANSWER + wait)? {
+        match exchange(&self.path, &socket, &request, 0, ANSWER_TIMEOUT + wait)? {
             (DaemonReply::Done, _) => Ok(()),
             _ => Err(ShareError::Unexpected),
         }
     }
 
+    /// Gives a lease back. All work with its memory must have completed.
     pub(super) fn release(&self, lease: LeaseId) -> Result<(), ShareError> {
         match self.request(&DaemonRequest::Release(lease), 0)? {
             (DaemonReply::Done, _) => Ok(()),
@@ -146,6 +148,7 @@ impl DaemonClient {
         }
     }
 
+    /// Turns a lease for writing into one for reading.
     pub(super) fn lower(&self, lease: LeaseId) -> Result<(), ShareError> {
         match self.request(&DaemonRequest::Lower(lease), 0)? {
             (DaemonReply::Done, _) => Ok(()),
@@ -153,10 +156,12 @@ impl DaemonClient {
         }
     }
 
+    /// Sends a request and waits for the answer, with at most `descriptors` descriptors. After any failure but a
+    /// refusal, the connection is closed.
     fn request(&self, request: &DaemonRequest, descriptors: usize) -> Result<(DaemonReply, Vec<OwnedFd>), ShareError> {
         let mut connected = self.socket.lock();
         let Some(socket) = &*connected else { return Err(ShareError::DaemonGone { socket: self.path.clone() }) };
-        let answer = exchange(&self.path, socket, request, descriptors, ANSWER);
+        let answer = exchange(&self.path, socket, request, descriptors, ANSWER_TIMEOUT);
         if !matches!(answer, Ok(_) | Err(ShareError::Refused(_))) {
             *connected = None;
         }
@@ -185,15 +190,15 @@ impl Drop for Recalls {
 
 /// Opens a connection to the daemon at `path` and waits until it is accepted.
 fn open(path: &Path) -> Result<(Socket, DaemonTerms), ShareError> {
-    let none = |error: rustix::io::Errno| ShareError::NoDaemon { socket: path.into(), reason: error.into() };
-    let socket = Socket::connect(path, ANSWER).map_err(none)?;
+    let no_daemon = |error: rustix::io::Errno| ShareError::NoDaemon { socket: path.into(), reason: error.into() };
+    let socket = Socket::connect(path, ANSWER_TIMEOUT).map_err(no_daemon)?;
     // Any user can write to a folder for temporary files, so another user's socket may be at this path.
-    let daemon = credentials(socket.as_fd()).map_err(none)?.uid;
+    let daemon = credentials(socket.as_fd()).map_err(no_daemon)?.uid;
     let user = rustix::process::geteuid().as_raw();
     if daemon != user && daemon != 0 {
         return Err(ShareError::ForeignDaemon { socket: path.into(), uid: daemon, user });
     }
-    match socket.receive(0).map_err(|error| lost(path, error, ANSWER))? {
+    match socket.receive(0).map_err(|error| connection_error(path, error, ANSWER_TIMEOUT))? {
         (DaemonReply::Welcome(terms), _) => Ok((socket, terms)),
         (DaemonReply::Refused(refusal), _) => Err(refusal.into()),
         _ => Err(ShareError::Unexpected),
@@ -210,15 +215,16 @@ fn exchange(
 ) -> Result<(DaemonReply, Vec<OwnedFd>), ShareError> {
     // If the time limit can not be set, the call may wait for ever; nothing else is lost.
     let _ = socket.set_timeout(Some(longest));
-    let lost = |error| lost(path, error, longest);
-    socket.send(request, &[]).map_err(lost)?;
-    match socket.receive(descriptors).map_err(lost)? {
+    let failed = |error| connection_error(path, error, longest);
+    socket.send(request, &[]).map_err(failed)?;
+    match socket.receive(descriptors).map_err(failed)? {
         (DaemonReply::Refused(refusal), _) => Err(refusal.into()),
         answer => Ok(answer),
     }
 }
 
-fn lost(path: &Path, error: SocketError, waited: Duration) -> ShareError {
+/// Converts the error of a connection to the daemon at `path`.
+fn connection_error(path: &Path, error: SocketError, waited: Duration) -> ShareError {
     let socket = path.into();
     match error {
         SocketError::Closed => ShareError::DaemonGone { socket },

@@ -59,10 +59,12 @@ struct ExportsShared {
     chunks: Mutex<ExportedChunks>,
 }
 
+/// The chunks that receivers may ask for, and their numbers in handles.
 #[derive(Default)]
 struct ExportedChunks {
     numbers: FxHashMap<ChunkId, u64>,
     chunks: FxHashMap<u64, ChunkId>,
+    /// The last number given.
     next: u64,
 }
 
@@ -76,10 +78,10 @@ impl Exports {
     /// call.
     pub(crate) fn share(&self, chunks: &[MappedChunk]) -> Result<BlockHandle, ShareError> {
         let sender = self.sender()?;
-        let mut known = self.shared.chunks.lock();
+        let mut exported = self.shared.chunks.lock();
         let chunks = chunks
             .iter()
-            .map(|mapped| SharedChunk { number: known.number(mapped.chunk), bytes: mapped.bytes })
+            .map(|mapped| SharedChunk { number: exported.number(mapped.chunk), bytes: mapped.bytes })
             .collect();
         Ok(BlockHandle { sender, device: self.shared.driver.uuid(), chunks })
     }
@@ -89,6 +91,7 @@ impl Exports {
         self.shared.chunks.lock().forget(chunk);
     }
 
+    /// Returns this process's name for receivers. Starts the server thread if it does not run yet.
     fn sender(&self) -> Result<Sender, ShareError> {
         let mut server = self.server.lock();
         let running = match &mut *server {
@@ -103,6 +106,7 @@ impl Exports {
 }
 
 impl ExportedChunks {
+    /// Returns the number of a chunk, a new one if it has none yet.
     fn number(&mut self, chunk: ChunkId) -> u64 {
         *self.numbers.entry(chunk).or_insert_with(|| {
             self.next += 1;
@@ -122,8 +126,8 @@ impl ExportsShared {
     /// Exports descriptors of these chunks; `None` if one of them was released.
     fn export(&self, numbers: &[u64]) -> Option<Result<Vec<OwnedFd>, CallError>> {
         // The lock is held during the driver calls, so that no chunk is released and the driver can not reuse its name.
-        let known = self.chunks.lock();
-        let chunks: Option<Vec<ChunkId>> = numbers.iter().map(|number| known.chunks.get(number).copied()).collect();
+        let exported = self.chunks.lock();
+        let chunks: Option<Vec<ChunkId>> = numbers.iter().map(|number| exported.chunks.get(number).copied()).collect();
         Some(chunks?.into_iter().map(|chunk| self.driver.export(chunk)).collect())
     }
 }
@@ -212,7 +216,9 @@ impl ExportService {
                     self.connections.push(socket);
                 }
             }
-            Ok(socket) => drop(socket.send(&ChunkReply::ForeignUser, &[])),
+            Ok(socket) => {
+                let _ = socket.send(&ChunkReply::ForeignUser, &[]);
+            }
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
             // The process is short of descriptors or memory, which may become available again.
             Err(_) => thread::sleep(Duration::from_millis(20)),

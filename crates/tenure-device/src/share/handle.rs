@@ -60,11 +60,13 @@ pub enum HandleError {
 }
 
 impl BlockHandle {
+    /// Encodes the handle: the magic bytes, the version, and the fields in postcard.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let head = [MAGIC.as_slice(), &VERSION.to_le_bytes()].concat();
         postcard::to_extend(self, head).expect("numbers always have a form, and a vector has room for them")
     }
 
+    /// Decodes a handle; fails if it does not name at least one byte.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, HandleError> {
         let rest = bytes.strip_prefix(&MAGIC).ok_or(HandleError::Foreign)?;
         let (version, body) = rest.split_first_chunk().ok_or(HandleError::Malformed)?;

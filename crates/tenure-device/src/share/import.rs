@@ -21,24 +21,25 @@ use super::wire::DESCRIPTORS;
 use crate::{AccessMode, Driver};
 
 /// The longest time that a sender may take to answer.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The chunks of other processes that this process has mapped, on one device.
 pub(crate) struct Imports {
     driver: Arc<dyn Driver>,
     state: Mutex<ImportsState>,
-    /// Held while waiting for the device, so that one wait serves all threads.
+    /// Held while [`close_unused`](Self::close_unused) waits for the device: a second thread finds the chunks unmapped
+    /// already.
     closing: Mutex<()>,
 }
 
 #[derive(Default)]
 struct ImportsState {
     mapped: FxHashMap<BlockHandle, Mapped>,
-    /// The number of last uses so far: a logical clock.
+    /// A logical clock: it advances each time chunks become unused.
     time: u64,
 }
 
-/// Chunks mapped side by side, and how they are used.
+/// The mapped chunks of a handle, and the number of their uses.
 struct Mapped {
     mapping: ImportMapping,
     uses: usize,
@@ -60,17 +61,17 @@ impl Imports {
             return Err(ShareError::OtherDevice { device, uuid: self.driver.uuid(), lies_on: handle.device });
         }
         if let Some(mapped) = self.state.lock().mapped.get_mut(handle) {
-            return Ok(mapped.used());
+            return Ok(mapped.add_use());
         }
         // Not under the lock: a silent sender then delays only its own receivers, not threads that open or close other
         // blocks.
-        let mapping = ImportMapping::of(handle, Arc::clone(&self.driver))?;
+        let mapping = ImportMapping::new(handle, Arc::clone(&self.driver))?;
         match self.state.lock().mapped.entry(handle.clone()) {
             Entry::Occupied(mut meanwhile) => {
                 mapping.unmap();
-                Ok(meanwhile.get_mut().used())
+                Ok(meanwhile.get_mut().add_use())
             }
-            Entry::Vacant(new) => Ok(new.insert(Mapped { mapping, uses: 0, unused_since: 0 }).used()),
+            Entry::Vacant(new) => Ok(new.insert(Mapped { mapping, uses: 0, unused_since: 0 }).add_use()),
         }
     }
 
@@ -108,7 +109,7 @@ impl Imports {
 
 impl Mapped {
     /// Counts one more use. Returns the address.
-    fn used(&mut self) -> Address {
+    fn add_use(&mut self) -> Address {
         self.uses += 1;
         self.mapping.address
     }
@@ -132,8 +133,9 @@ struct ImportMapping {
 }
 
 impl ImportMapping {
-    fn of(handle: &BlockHandle, driver: Arc<dyn Driver>) -> Result<Self, ShareError> {
-        let sender = Connection::to(handle.sender)?;
+    /// Asks the sender for the chunks of `handle` and maps them.
+    fn new(handle: &BlockHandle, driver: Arc<dyn Driver>) -> Result<Self, ShareError> {
+        let sender = Connection::open(handle.sender)?;
         let bytes = handle.chunks.iter().map(|chunk| chunk.bytes).sum();
         let address = driver.reserve(bytes)?;
         let mut mapping = Self { driver, address, bytes, chunks: Vec::new(), mapped_bytes: 0 };
@@ -146,6 +148,7 @@ impl ImportMapping {
         }
     }
 
+    /// Imports and maps the chunks, one after the other.
     fn fill(&mut self, sender: &Connection, handle: &BlockHandle) -> Result<(), ShareError> {
         for wanted in handle.chunks.chunks(DESCRIPTORS) {
             let descriptors = sender.request(wanted)?;
@@ -163,7 +166,9 @@ impl ImportMapping {
     fn unmap(self) {
         // Memory that the driver refuses to take back is freed when the process ends.
         if self.mapped_bytes == 0 || self.driver.unmap(self.address, self.mapped_bytes).is_ok() {
-            self.chunks.iter().for_each(|&chunk| drop(self.driver.release(chunk)));
+            for &chunk in &self.chunks {
+                let _ = self.driver.release(chunk);
+            }
             let _ = self.driver.unreserve(self.address, self.bytes);
         }
     }
@@ -176,10 +181,11 @@ struct Connection {
 }
 
 impl Connection {
-    fn to(sender: Sender) -> Result<Self, ShareError> {
+    /// Connects to `sender`, and waits until it accepts.
+    fn open(sender: Sender) -> Result<Self, ShareError> {
         let socket = sender
             .address()
-            .and_then(|address| Socket::connect_to(&address, ANSWER))
+            .and_then(|address| Socket::connect_to(&address, ANSWER_TIMEOUT))
             .map_err(|_| ShareError::SenderGone { pid: sender.pid })?;
         if !is_trusted(socket.as_fd()) {
             return Err(ShareError::ForeignSender);
@@ -196,7 +202,7 @@ impl Connection {
     fn request(&self, chunks: &[SharedChunk]) -> Result<Vec<OwnedFd>, ShareError> {
         let Sender { pid, .. } = self.sender;
         let request = ChunkRequest(chunks.iter().map(|chunk| chunk.number).collect());
-        self.socket.send(&request, &[]).map_err(|error| self.lost(error))?;
+        self.socket.send(&request, &[]).map_err(|error| self.connection_error(error))?;
         match self.receive(chunks.len())? {
             (ChunkReply::Chunks, descriptors) if descriptors.len() == chunks.len() => Ok(descriptors),
             (ChunkReply::Released, _) => Err(ShareError::BlockReleased { pid }),
@@ -206,14 +212,14 @@ impl Connection {
     }
 
     fn receive(&self, descriptors: usize) -> Result<(ChunkReply, Vec<OwnedFd>), ShareError> {
-        self.socket.receive(descriptors).map_err(|error| self.lost(error))
+        self.socket.receive(descriptors).map_err(|error| self.connection_error(error))
     }
 
-    fn lost(&self, error: SocketError) -> ShareError {
+    fn connection_error(&self, error: SocketError) -> ShareError {
         let Sender { pid, .. } = self.sender;
         match error {
             SocketError::Closed => ShareError::SenderGone { pid },
-            SocketError::Waiting => ShareError::SenderSilent { pid, waited: ANSWER },
+            SocketError::Waiting => ShareError::SenderSilent { pid, waited: ANSWER_TIMEOUT },
             SocketError::Wire(error) => error.into(),
         }
     }

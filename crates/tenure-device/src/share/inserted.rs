@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_alloc::Address;
 use tenure_core::StreamId;
 
-use super::tenancy::{Awaited, Tenancy};
+use super::tenancy::{PlacedParameters, Tenancy};
 use super::{PoolLease, RangeUse, SharedPool};
 use crate::AccessMode;
 
@@ -13,7 +13,7 @@ use crate::AccessMode;
 pub(super) struct Inserted {
     /// The mapping that contains the range. If a range is inserted several times, each insertion has a mapping of its
     /// own.
-    pub(super) view: Arc<SharedPool>,
+    pub(super) mapping: Arc<SharedPool>,
     pub(super) offset: u64,
     pub(super) bytes: u64,
     pub(super) range: RangeUse,
@@ -32,25 +32,28 @@ pub(super) enum Right {
     Transferring(PoolLease),
     /// A lease that is held only while blocks are in the range.
     WhileUsed(Arc<Tenancy>),
-    /// No lease: the parameters are read there while other processes may write them.
-    Awaiting,
+    /// No lease: tensors were placed in the range before their parameters are written. This process reads them there,
+    /// while other processes may write them.
+    Placed,
 }
 
 impl Inserted {
     pub(super) fn address(&self) -> Address {
-        self.view.address() + self.offset
+        self.mapping.address() + self.offset
     }
 
+    /// Returns whether the range has bytes in common with `bytes` bytes from `offset`.
     pub(super) fn overlaps(&self, offset: u64, bytes: u64) -> bool {
         self.offset < offset.saturating_add(bytes) && offset < self.offset + self.bytes
     }
 
+    /// Returns whether this process writes parameters in the range.
     pub(super) fn writes_parameters(&self) -> bool {
         let (Right::Leased(lease) | Right::Transferring(lease)) = &self.right else { return false };
         self.range == RangeUse::Parameters && lease.access() == AccessMode::ReadWrite
     }
 
-    pub(super) fn awaited(&self) -> Awaited {
-        Awaited { view: Arc::clone(&self.view), bytes: self.bytes }
+    pub(super) fn placed_parameters(&self) -> PlacedParameters {
+        PlacedParameters { mapping: Arc::clone(&self.mapping), bytes: self.bytes }
     }
 }

@@ -11,10 +11,10 @@ use super::wire::{Holding, LeaseKind, LeaseState};
 use crate::AccessMode;
 
 /// The most leases that a daemon gives at once.
-const LEASES: usize = 1 << 16;
+const MAX_LEASES: usize = 1 << 16;
 
-/// How long a place in the queue is kept for a holder that does not ask again, in ms.
-const QUEUED_MS: u64 = 100;
+/// How long a holder that does not ask again keeps its place in the queue, in ms.
+const QUEUE_TIMEOUT_MS: u64 = 100;
 
 /// The number of a lease. A daemon never uses a number twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -33,7 +33,7 @@ pub(super) struct HolderId(pub(super) u64);
 /// The memory that is leased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// A range of the pool, which is leased to others after this holder.
+    /// A range of the pool, which other holders may lease after this one.
     Pool { offset: u64, bytes: u64 },
     /// A chunk, which is never leased to another holder: the driver keeps its memory as long as a process maps it.
     Chunk { bytes: u64 },
@@ -74,6 +74,8 @@ fn excludes((one, use_of_one): (Extent, AccessMode), (other, use_of_other): (Ext
 /// | is out of sight, its connection closed | after the grace period | after the grace period; it only reads |
 /// | runs, its connection closed | not yet | not yet |
 ///
+/// A process is *out of sight* if the daemon can not watch for its exit, as in another container.
+///
 /// Ranges of the pool are leased to any number of readers or to one writer. A process out of sight may not write them:
 /// it could still write after the grace period, when another holder has the range. Times are in ms and do not decrease.
 pub(super) struct Leases {
@@ -82,6 +84,7 @@ pub(super) struct Leases {
     leases: BTreeMap<LeaseId, Lease>,
     /// The holders that wait for a range of the pool, in the order in which they began to wait.
     queue: Vec<Queued>,
+    /// The size of all leased chunks together, in bytes.
     chunk_bytes: u64,
     next_holder: u64,
     next_lease: u64,
@@ -90,11 +93,11 @@ pub(super) struct Leases {
 struct Holder {
     /// The holder's process, whose exit the daemon learns of. `None`: the process is out of sight.
     pid: Option<u32>,
-    life: Life,
+    state: HolderState,
     leases: usize,
 }
 
-enum Life {
+enum HolderState {
     Connected,
     Disconnected { since_ms: u64 },
     Exited { since_ms: u64 },
@@ -108,11 +111,12 @@ struct Lease {
     since_ms: u64,
 }
 
-/// A holder that asks again and again for a range that others have.
+/// A holder that was refused a range and keeps asking for it.
 struct Queued {
     holder: HolderId,
     extent: Extent,
     access: AccessMode,
+    /// The time when it asked last.
     asked_ms: u64,
 }
 
@@ -134,7 +138,7 @@ impl Leases {
     pub(super) fn connect(&mut self, pid: Option<u32>) -> HolderId {
         let id = HolderId(self.next_holder);
         self.next_holder += 1;
-        self.holders.insert(id, Holder { pid, life: Life::Connected, leases: 0 });
+        self.holders.insert(id, Holder { pid, state: HolderState::Connected, leases: 0 });
         id
     }
 
@@ -146,15 +150,16 @@ impl Leases {
         access: AccessMode,
         now_ms: u64,
     ) -> Result<LeaseId, DaemonRefusal> {
-        if self.leases.len() >= LEASES {
-            return Err(DaemonRefusal::TooManyLeases { limit: LEASES as u32 });
+        if self.leases.len() >= MAX_LEASES {
+            return Err(DaemonRefusal::TooManyLeases { limit: MAX_LEASES as u32 });
         }
         let out_of_sight = self.holders.get(&holder).is_none_or(|holder| holder.pid.is_none());
         if out_of_sight && matches!(extent, Extent::Pool { .. }) && access == AccessMode::ReadWrite {
             return Err(DaemonRefusal::OutOfSight);
         }
-        self.queue.retain(|queued| now_ms < queued.asked_ms + QUEUED_MS);
-        if let Some(refusal) = self.conflict(extent, access).or_else(|| self.ahead(holder, extent, access)) {
+        self.queue.retain(|queued| now_ms < queued.asked_ms + QUEUE_TIMEOUT_MS);
+        if let Some(refusal) = self.conflict(extent, access).or_else(|| self.conflict_in_queue(holder, extent, access))
+        {
             return Err(refusal);
         }
         self.leave_queue(holder, extent);
@@ -168,7 +173,8 @@ impl Leases {
         Ok(id)
     }
 
-    /// Notes that a holder that was refused `extent` will ask for it again soon: others get it after this holder.
+    /// Adds a holder that was refused `extent` and will ask again soon to the queue, or renews its place there. Holders
+    /// that ask later are refused until it has had its turn.
     pub(super) fn queue(&mut self, holder: HolderId, extent: Extent, access: AccessMode, now_ms: u64) {
         match self.queue.iter_mut().find(|queued| queued.holder == holder && queued.extent == extent) {
             Some(queued) => queued.asked_ms = now_ms,
@@ -176,7 +182,7 @@ impl Leases {
         }
     }
 
-    /// Notes that a holder that was refused `extent` will not ask for it again.
+    /// Removes a holder's request for `extent` from the queue.
     pub(super) fn leave_queue(&mut self, holder: HolderId, extent: Extent) {
         self.queue.retain(|queued| queued.holder != holder || queued.extent != extent);
     }
@@ -194,7 +200,7 @@ impl Leases {
         if self.leases.get(&id).is_none_or(|lease| lease.holder != holder) {
             return Err(DaemonRefusal::UnknownLease(id));
         }
-        self.end(id).ok_or(DaemonRefusal::UnknownLease(id))
+        self.remove_lease(id).ok_or(DaemonRefusal::UnknownLease(id))
     }
 
     /// Turns a lease of `holder` into one for reading.
@@ -204,28 +210,30 @@ impl Leases {
         Ok(())
     }
 
-    /// Notes that a holder's connection has closed. Returns whether the holder had no leases and is forgotten.
+    /// Records that a holder's connection has closed. Returns whether the holder had no leases and was removed.
     pub(super) fn disconnect(&mut self, holder: HolderId, now_ms: u64) -> bool {
-        self.end_life(holder, Life::Disconnected { since_ms: now_ms })
+        self.end_holder(holder, HolderState::Disconnected { since_ms: now_ms })
     }
 
-    /// Notes that a holder's process has exited. Returns whether the holder had no leases and is forgotten.
+    /// Records that a holder's process has exited. Returns whether the holder had no leases and was removed.
     pub(super) fn exit(&mut self, holder: HolderId, now_ms: u64) -> bool {
-        self.end_life(holder, Life::Exited { since_ms: now_ms })
+        self.end_holder(holder, HolderState::Exited { since_ms: now_ms })
     }
 
-    fn end_life(&mut self, id: HolderId, life: Life) -> bool {
+    /// Records how a holder ended. Removes it if it has no leases, and returns whether it is gone.
+    fn end_holder(&mut self, id: HolderId, state: HolderState) -> bool {
         self.queue.retain(|queued| queued.holder != id);
         let Some(holder) = self.holders.get_mut(&id) else { return true };
         // An exit is final: a connection that closes after it changes nothing.
-        if !matches!((&holder.life, &life), (Life::Exited { .. }, _)) {
-            holder.life = life;
+        if !matches!((&holder.state, &state), (HolderState::Exited { .. }, _)) {
+            holder.state = state;
         }
         holder.leases == 0 && self.holders.remove(&id).is_some()
     }
 
     /// Ends the orphaned leases whose holders' work can not run any more. `listed` returns whether the driver lists a
-    /// process. Returns the leases that ended, and the holders that are forgotten because they have no leases left.
+    /// process, or `None` if that is unknown. Returns the leases that ended, and the holders that were removed because
+    /// they have no leases left.
     pub(super) fn reclaim(
         &mut self,
         now_ms: u64,
@@ -236,8 +244,8 @@ impl Leases {
             self.leases.iter().filter(|(_, lease)| self.is_orphaned(lease)).map(|(&id, &lease)| (id, lease)).collect();
         for (id, lease) in orphaned {
             let Some(holder) = self.holders.get(&lease.holder) else { continue };
-            if holder.is_over(lease.extent, now_ms, self.grace_ms, &mut listed)
-                && let Some(extent) = self.end(id)
+            if holder.can_end_lease(lease.extent, now_ms, self.grace_ms, &mut listed)
+                && let Some(extent) = self.remove_lease(id)
             {
                 reclaimed.push((id, extent));
                 if self.holders.get(&lease.holder).is_some_and(|holder| holder.leases == 0) {
@@ -249,12 +257,13 @@ impl Leases {
         (reclaimed, forgotten)
     }
 
-    /// Returns whether a lease may end as time passes, so that [`reclaim`](Self::reclaim) must be called again.
-    pub(super) fn awaits_proof(&self) -> bool {
-        self.holders.values().any(|holder| match holder.life {
-            Life::Connected => false,
-            Life::Disconnected { .. } => holder.pid.is_none(),
-            Life::Exited { .. } => true,
+    /// Returns whether a lease may end without a message, as time passes or the driver's list changes, so that
+    /// [`reclaim`](Self::reclaim) must be called again.
+    pub(super) fn needs_reclaim(&self) -> bool {
+        self.holders.values().any(|holder| match holder.state {
+            HolderState::Connected => false,
+            HolderState::Disconnected { .. } => holder.pid.is_none(),
+            HolderState::Exited { .. } => true,
         })
     }
 
@@ -289,7 +298,7 @@ impl Leases {
         holdings.into_values().collect()
     }
 
-    /// Returns the refusal of `extent`, if another lease forbids it.
+    /// Returns the refusal of `extent`, if a lease excludes it.
     fn conflict(&self, extent: Extent, access: AccessMode) -> Option<DaemonRefusal> {
         self.leases.values().find_map(|lease| {
             let Extent::Pool { offset, bytes } = lease.extent else { return None };
@@ -302,8 +311,8 @@ impl Leases {
         })
     }
 
-    /// Returns the refusal of `extent`, if a holder in the queue is to have it before `holder`.
-    fn ahead(&self, holder: HolderId, extent: Extent, access: AccessMode) -> Option<DaemonRefusal> {
+    /// Returns the refusal of `extent`, if another holder queued before `holder` for memory that excludes it.
+    fn conflict_in_queue(&self, holder: HolderId, extent: Extent, access: AccessMode) -> Option<DaemonRefusal> {
         let before = self.queue.iter().take_while(|queued| queued.holder != holder || queued.extent != extent);
         let mut before = before.filter(|queued| queued.holder != holder);
         before.find_map(|queued| {
@@ -318,14 +327,15 @@ impl Leases {
     }
 
     fn is_orphaned(&self, lease: &Lease) -> bool {
-        self.holders.get(&lease.holder).is_none_or(|holder| !matches!(holder.life, Life::Connected))
+        self.holders.get(&lease.holder).is_none_or(|holder| !matches!(holder.state, HolderState::Connected))
     }
 
     fn pid(&self, holder: HolderId) -> Option<u32> {
         self.holders.get(&holder).and_then(|holder| holder.pid)
     }
 
-    fn end(&mut self, id: LeaseId) -> Option<Extent> {
+    /// Removes a lease. Returns its memory.
+    fn remove_lease(&mut self, id: LeaseId) -> Option<Extent> {
         let lease = self.leases.remove(&id)?;
         self.chunk_bytes -= lease.extent.chunk_bytes();
         if let Some(holder) = self.holders.get_mut(&lease.holder) {
@@ -336,20 +346,21 @@ impl Leases {
 }
 
 impl Holder {
-    /// Returns whether no work of this holder can touch `extent` any more; see [`Leases`].
-    fn is_over(
+    /// Returns whether this holder's lease of `extent` may end because none of its work can touch the memory any more;
+    /// see the table at [`Leases`].
+    fn can_end_lease(
         &self,
         extent: Extent,
         now_ms: u64,
         grace_ms: u64,
         listed: &mut impl FnMut(u32) -> Option<bool>,
     ) -> bool {
-        match (&self.life, self.pid) {
-            (Life::Connected, _) | (Life::Disconnected { .. }, Some(_)) => false,
-            (Life::Disconnected { since_ms } | Life::Exited { since_ms }, None) => {
+        match (&self.state, self.pid) {
+            (HolderState::Connected, _) | (HolderState::Disconnected { .. }, Some(_)) => false,
+            (HolderState::Disconnected { since_ms } | HolderState::Exited { since_ms }, None) => {
                 now_ms >= since_ms.saturating_add(grace_ms)
             }
-            (Life::Exited { since_ms }, Some(pid)) => match extent {
+            (HolderState::Exited { since_ms }, Some(pid)) => match extent {
                 Extent::Chunk { .. } => true,
                 Extent::Pool { .. } => {
                     listed(pid).map_or(now_ms >= since_ms.saturating_add(grace_ms), |listed| !listed)

@@ -21,6 +21,8 @@ pub(super) struct Peer {
 }
 
 impl Peer {
+    /// Identifies the process at the other end of `connection`, and opens a pidfd to watch for its exit.
+    ///
     /// # Errors
     /// The process can be seen from here, and its exit can not be watched.
     pub(super) fn of(connection: BorrowedFd<'_>) -> Result<Self, Errno> {

@@ -38,10 +38,11 @@ pub(super) struct Manifest {
 /// The content of a range of parameters.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// No parameters, or parameters that were given up.
+    /// No parameters: none were written, or their writer [wiped](Manifest::wipe) them.
     Nothing,
     /// Parameters that are being written, or whose writer died before it finished.
     Unfinished,
+    /// Parameters that are complete, and their list.
     Parameters(Manifest),
 }
 
@@ -111,10 +112,10 @@ impl Manifest {
         }
     }
 
-    /// Reads the content of a range.
+    /// Reads the footer of a range and, if the parameters are finished, their list.
     pub(super) fn look(driver: &dyn Driver, address: Address, bytes: u64) -> Result<Content, ShareError> {
-        let read = |target: &mut [u8], behind: u64| {
-            let from = address + bytes - behind - target.len() as u64;
+        let read = |target: &mut [u8], bytes_after: u64| {
+            let from = address + bytes - bytes_after - target.len() as u64;
             driver.copy_from_device(target, from, StreamId::NULL)
         };
         let mut footer = [0; FOOTER as usize];
@@ -141,11 +142,12 @@ impl Manifest {
         Self::mark(driver, address, bytes, UNFINISHED)
     }
 
-    /// Marks a range as holding nothing.
+    /// Marks a range as one without parameters.
     pub(super) fn wipe(driver: &dyn Driver, address: Address, bytes: u64) -> Result<(), ShareError> {
         Self::mark(driver, address, bytes, [0; 16])
     }
 
+    /// Overwrites the footer with these magic bytes and no list.
     fn mark(driver: &dyn Driver, address: Address, bytes: u64, magic: [u8; 16]) -> Result<(), ShareError> {
         let mut footer = [0; FOOTER as usize];
         footer[..magic.len()].copy_from_slice(&magic);

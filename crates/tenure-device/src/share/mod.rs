@@ -1,8 +1,8 @@
 //! Device memory shared between processes.
 //!
-//! A [`MemoryDaemon`] owns memory of one device and leases it to other processes over a Unix socket, as file
-//! descriptors of its chunks. It never looks at the bytes. A process connects with a [`DaemonClient`] and gets memory
-//! in one of two ways:
+//! A [`MemoryDaemon`] owns memory of one device, in *chunks*: pieces of physical memory that a process maps as a whole.
+//! It leases them to other processes over a Unix socket, as file descriptors of the chunks, and never reads the bytes.
+//! A process connects with a [`DaemonClient`] and gets memory in one of two ways:
 //!
 //! - the **pool**: a few large chunks that the daemon takes when it starts. [`SharedPool::attach`] maps all of it for
 //!   reading, at an address of the process's own choosing, in less than a millisecond; [`SharedPool::lease`] gives the

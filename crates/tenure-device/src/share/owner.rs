@@ -1,4 +1,4 @@
-//! The owner's side of a shared cache: takes the memory and hands it out to workers.
+//! The owner's side of a shared cache: allocates the memory and serves it to workers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,7 +35,8 @@ impl Default for SharedCacheConfig {
 impl SharedCacheConfig {
     /// Returns the chunks of a pool of these sizes. A worker can tell from them how the pool is divided.
     ///
-    /// # Errors The two ranges are larger than the whole, or one of the two has size 0.
+    /// # Errors
+    /// The two ranges are larger than the whole, or one of the two has size 0.
     pub fn chunks(&self) -> Result<Vec<u64>, ShareError> {
         for (setting, bytes) in
             [("parameter_bytes", self.parameter_bytes), ("computation_bytes", self.computation_bytes)]
@@ -45,7 +46,7 @@ impl SharedCacheConfig {
                 return Err(ShareError::InvalidSetting { setting, value: bytes.to_string(), expected });
             }
         }
-        let chunks = [self.parameter_bytes, self.computation_bytes, self.rest()?];
+        let chunks = [self.parameter_bytes, self.computation_bytes, self.rest_bytes()?];
         Ok(chunks.into_iter().filter(|&bytes| bytes > 0).collect())
     }
 
@@ -68,8 +69,8 @@ impl SharedCacheConfig {
         Err(ShareError::InvalidSetting { setting: "parameter_bytes", value: parameters.to_string(), expected })
     }
 
-    /// Returns how many bytes belong to neither range.
-    pub(super) fn rest(&self) -> Result<u64, ShareError> {
+    /// Returns how many bytes belong to neither range. Fails if the two ranges are larger than the whole.
+    pub(super) fn rest_bytes(&self) -> Result<u64, ShareError> {
         let rest = self.pool_bytes.checked_sub(self.parameter_bytes);
         rest.and_then(|bytes| bytes.checked_sub(self.computation_bytes)).ok_or_else(|| ShareError::InvalidSetting {
             setting: "pool_bytes",
@@ -82,8 +83,8 @@ impl SharedCacheConfig {
     }
 }
 
-/// Device memory for workers, in the process that owns it. After a drop, it goes back to the device as soon as no
-/// process maps it.
+/// A shared cache in the process that owns its memory. After this is dropped, the memory goes back to the device as
+/// soon as no process maps it.
 pub struct SharedCache {
     /// The memory, until it is sent.
     store: Option<Store>,
@@ -104,8 +105,9 @@ impl SharedCache {
     /// Serves the memory at `config`'s socket, to all processes that connect now or later. The pool that `config`
     /// describes is not used. One call is enough for all workers: a later call with the same socket does nothing.
     ///
-    /// # Errors The socket is served already, or cannot be made: another call can then serve the cache at another
-    /// socket. The cache is already sent at another socket.
+    /// # Errors
+    /// The socket is served already, or cannot be made: another call can then serve the cache at another socket. The
+    /// cache is already sent at another socket.
     pub fn send_shared_cache(&mut self, config: DaemonConfig) -> Result<(), ShareError> {
         if let Some(socket) = self.socket() {
             let same = socket == config.socket;

@@ -29,6 +29,7 @@ pub struct SharedPool {
     writers: Mutex<Vec<u32>>,
 }
 
+/// A chunk of the pool, imported into this process.
 struct AttachedChunk {
     chunk: ChunkId,
     /// The chunk's range of offsets in the pool.
@@ -69,7 +70,7 @@ impl SharedPool {
     }
 
     /// Maps the same pool once more, at another address.
-    pub(super) fn again(&self) -> Result<Arc<Self>, ShareError> {
+    pub(super) fn map_again(&self) -> Result<Arc<Self>, ShareError> {
         Self::attach(Arc::clone(&self.client), Arc::clone(&self.driver))
     }
 
@@ -127,8 +128,9 @@ impl SharedPool {
                 && let Err(error) = self.allow(index, AccessMode::ReadWrite)
             {
                 // The chunks were readable before; if the driver now refuses to make one read-only, it stays writable.
-                let raised = (touched.start..index).filter(|&index| writers[index] == 0);
-                raised.for_each(|index| drop(self.allow(index, AccessMode::Read)));
+                for raised in (touched.start..index).filter(|&index| writers[index] == 0) {
+                    let _ = self.allow(raised, AccessMode::Read);
+                }
                 return Err(error);
             }
         }
@@ -149,6 +151,7 @@ impl SharedPool {
         result
     }
 
+    /// Sets this process's access to a chunk.
     fn allow(&self, index: usize, access: AccessMode) -> Result<(), CallError> {
         let range = &self.chunks[index].range;
         self.driver.set_access(self.address + range.start, range.end - range.start, access)
@@ -170,7 +173,9 @@ impl Drop for SharedPool {
             return;
         }
         // Memory that the driver refuses to take back is freed when the process ends.
-        self.chunks.iter().for_each(|chunk| drop(self.driver.release(chunk.chunk)));
+        for attached in &self.chunks {
+            let _ = self.driver.release(attached.chunk);
+        }
         let _ = self.driver.unreserve(self.address, self.bytes);
     }
 }
@@ -236,10 +241,12 @@ impl PoolLease {
         Ok(())
     }
 
+    /// Waits for the device and gives the range back, if that was not done before.
     fn end(&mut self) -> Result<(), ShareError> {
-        if std::mem::replace(&mut self.ended, true) {
+        if self.ended {
             return Ok(());
         }
+        self.ended = true;
         self.pool.driver.synchronize()?;
         let lowered = match self.access {
             AccessMode::ReadWrite => self.pool.end_writing(self.offset, self.bytes),

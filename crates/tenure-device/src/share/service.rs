@@ -29,10 +29,10 @@ const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 const QUIET_MS: u64 = 20;
 
 /// The limit on holdings, and on attached processes, in a status, so that it fits into a frame.
-const HOLDINGS: usize = 1000;
+const MAX_HOLDINGS: usize = 1000;
 
-/// The state of a daemon's thread. It serves one message of one client after the other. Only this thread knows the
-/// leases, so there is no lock; no client can make it wait.
+/// The state of a daemon's thread. The thread answers one message at a time and alone has the leases, so there is no
+/// lock. No client can make it wait.
 pub(super) struct Service {
     config: DaemonConfig,
     /// Dropped before the listener, so that the next daemon finds the memory free.
@@ -43,7 +43,7 @@ pub(super) struct Service {
     clients: BTreeMap<HolderId, Connected>,
     /// The clients that wait for memory.
     waiting: Vec<WaitingClient>,
-    /// The time when it started, by the configured clock.
+    /// The time when the daemon started, by the configured clock.
     started: Duration,
     /// Set if a connection could not be accepted for want of descriptors or memory: the next tick tries again.
     out_of_descriptors: bool,
@@ -53,20 +53,24 @@ pub(super) struct Service {
 struct Connected {
     socket: Option<Socket<Unforked>>,
     peer: Peer,
-    /// Whether it is asked to give memory back when memory runs short.
+    /// Whether it has registered for recalls: the daemon then asks it to give memory back when another client is short.
     recalls: bool,
     /// Whether it has the pool's descriptors.
     attached: bool,
     /// The time of its last message, in ms.
-    heard_ms: u64,
+    last_message_ms: u64,
 }
 
+/// A client that waits for an answer until there is memory for its chunks.
 struct WaitingClient {
     holder: HolderId,
+    /// The bytes of chunks that it needs.
     bytes: u64,
+    /// The time at which it is answered in any case.
     until_ms: u64,
-    /// The bytes that were available at the last check, and the time since which that has not changed.
+    /// The bytes that were available at the last check.
     available: u64,
+    /// The time since which `available` has not changed.
     since_ms: u64,
 }
 
@@ -104,7 +108,7 @@ impl Service {
                     Wakeup::Stop => return,
                     Wakeup::Connection => self.accept(),
                     Wakeup::Message(holder) => self.serve(holder),
-                    Wakeup::Exit(holder) => self.exited(holder),
+                    Wakeup::Exit(holder) => self.on_exit(holder),
                 }
             }
             self.reclaim();
@@ -134,7 +138,7 @@ impl Service {
         let ticks = self.out_of_descriptors
             || !self.waiting.is_empty()
             || self.store.unreleased() > 0
-            || self.leases.awaits_proof();
+            || self.leases.needs_reclaim();
         self.out_of_descriptors = false;
         match poll(&mut polled, ticks.then_some(&TICK)) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -145,6 +149,7 @@ impl Service {
         ready.map(|(event, _)| event).collect()
     }
 
+    /// Accepts a connection and welcomes or refuses the client.
     fn accept(&mut self) {
         let socket = match self.listener.accept() {
             Ok(socket) => socket,
@@ -162,14 +167,16 @@ impl Service {
             Ok(peer) => {
                 if socket.send(&DaemonReply::Welcome(self.terms()), &[]).is_ok() {
                     let holder = self.leases.connect(peer.pid);
-                    let heard_ms = self.now_ms();
-                    let client = Connected { socket: Some(socket), peer, recalls: false, attached: false, heard_ms };
+                    let last_message_ms = self.now_ms();
+                    let client =
+                        Connected { socket: Some(socket), peer, recalls: false, attached: false, last_message_ms };
                     self.clients.insert(holder, client);
                 }
             }
         }
     }
 
+    /// Returns the process that opened a connection, or the reason to refuse it.
     fn admit(&mut self, socket: &Socket<Unforked>) -> Result<Peer, DaemonRefusal> {
         let peer = Peer::of(socket.as_fd());
         let peer = peer.map_err(|error| DaemonRefusal::Unwatched { reason: error.to_string() })?;
@@ -189,16 +196,26 @@ impl Service {
     /// closed one.
     fn disconnect_idle(&mut self) -> bool {
         let until_ms = u128::from(self.now_ms()).checked_sub(self.config.idle.as_millis());
-        let idle = |(holder, client): &(&HolderId, &Connected)| {
-            until_ms.is_some_and(|until_ms| u128::from(client.heard_ms) <= until_ms)
-                && !client.recalls
-                && !client.attached
-                && !self.leases.holds_any(**holder)
-                && self.waiting.iter().all(|waiting| waiting.holder != **holder)
-        };
-        let idle =
-            self.clients.iter().filter(idle).min_by_key(|(_, client)| client.heard_ms).map(|(&holder, _)| holder);
-        idle.map(|holder| self.disconnect(holder)).is_some()
+        let Some(until_ms) = until_ms else { return false };
+        let idle = self
+            .clients
+            .iter()
+            .filter(|&(&holder, client)| {
+                u128::from(client.last_message_ms) <= until_ms && self.may_disconnect(holder, client)
+            })
+            .min_by_key(|(_, client)| client.last_message_ms);
+        let Some((&holder, _)) = idle else { return false };
+        self.disconnect(holder);
+        true
+    }
+
+    /// Returns whether a client loses nothing if its connection is closed: it has no leases, no pool, no registration
+    /// for recalls, and waits for no answer.
+    fn may_disconnect(&self, holder: HolderId, client: &Connected) -> bool {
+        !client.recalls
+            && !client.attached
+            && !self.leases.holds_any(holder)
+            && self.waiting.iter().all(|waiting| waiting.holder != holder)
     }
 
     /// Answers one message of a client.
@@ -221,7 +238,7 @@ impl Service {
         }
         let now_ms = self.now_ms();
         if let Some(client) = self.clients.get_mut(&holder) {
-            client.heard_ms = now_ms;
+            client.last_message_ms = now_ms;
         }
         match request {
             DaemonRequest::Attach => self.answer_with_pool(holder),
@@ -259,6 +276,7 @@ impl Service {
         }
     }
 
+    /// Sends the descriptors of the pool's chunks.
     fn answer_with_pool(&mut self, holder: HolderId) {
         let Some(socket) = self.clients.get(&holder).and_then(|client| client.socket.as_ref()) else { return };
         if socket.send(&DaemonReply::Attached, &self.store.pool_descriptors()).is_err() {
@@ -268,6 +286,7 @@ impl Service {
         }
     }
 
+    /// Sends a reply, with the descriptor of a chunk if there is one. Disconnects a client that can not take it.
     fn answer(&mut self, holder: HolderId, reply: Result<DaemonReply, DaemonRefusal>, descriptor: Option<OwnedFd>) {
         let Some(socket) = self.clients.get(&holder).and_then(|client| client.socket.as_ref()) else { return };
         let reply = reply.unwrap_or_else(DaemonReply::Refused);
@@ -278,6 +297,7 @@ impl Service {
         }
     }
 
+    /// Leases a range of the pool. A client that is refused and `waits` keeps a place in the queue.
     fn lease_pool(
         &mut self,
         holder: HolderId,
@@ -299,12 +319,13 @@ impl Service {
         granted
     }
 
+    /// Leases a chunk. If there is not enough memory, refuses, and asks other clients to give some back.
     fn lease_chunk_or_recall(&mut self, holder: HolderId, bytes: u64) {
         match self.lease_chunk(holder, bytes) {
             Ok((lease, descriptor)) => self.answer(holder, Ok(DaemonReply::Leased(lease)), Some(descriptor)),
             Err(refusal) => {
                 if let DaemonRefusal::Full { available, .. } = refusal
-                    && self.may_ever_have(bytes)
+                    && self.is_within_limit(bytes)
                 {
                     self.recall(holder, bytes.saturating_sub(available));
                 }
@@ -313,14 +334,17 @@ impl Service {
         }
     }
 
-    /// Returns whether chunks of `bytes` bytes can be had once others give back theirs.
-    fn may_ever_have(&self, bytes: u64) -> bool {
+    /// Returns whether chunks of `bytes` bytes are within the limit, so that they can be leased once others are given
+    /// back.
+    fn is_within_limit(&self, bytes: u64) -> bool {
         self.config.chunk_limit_bytes.is_none_or(|limit| bytes <= limit)
     }
 
+    /// Answers once there is memory for `bytes` bytes of chunks, or after `wait_ms`; see
+    /// [`serve_waiting`](Self::serve_waiting).
     fn wait_for_room(&mut self, holder: HolderId, bytes: u64, wait_ms: u64) {
         let available = self.available();
-        if !self.may_ever_have(bytes) {
+        if !self.is_within_limit(bytes) {
             return self.answer(holder, Err(DaemonRefusal::Full { requested: bytes, available }), None);
         }
         let since_ms = self.now_ms();
@@ -334,6 +358,7 @@ impl Service {
         limit.saturating_sub(self.leases.chunk_bytes()).min(self.store.free())
     }
 
+    /// Creates a chunk and leases it. Returns its descriptor too.
     fn lease_chunk(&mut self, holder: HolderId, bytes: u64) -> Result<(LeaseId, OwnedFd), DaemonRefusal> {
         if let Some(limit) = self.config.chunk_limit_bytes {
             let available = limit.saturating_sub(self.leases.chunk_bytes());
@@ -344,7 +369,7 @@ impl Service {
         let (chunk, descriptor) = self.store.create(bytes)?;
         match self.leases.grant(holder, Extent::Chunk { bytes }, AccessMode::ReadWrite, self.now_ms()) {
             Ok(lease) => {
-                self.store.lease(lease, chunk);
+                self.store.record_lease(lease, chunk);
                 Ok((lease, descriptor))
             }
             Err(refusal) => {
@@ -389,6 +414,7 @@ impl Service {
         }
     }
 
+    /// Closes a client's connection. The client is kept, without a socket, as long as it has leases.
     fn disconnect(&mut self, holder: HolderId) {
         self.waiting.retain(|waiting| waiting.holder != holder);
         if self.leases.disconnect(holder, self.now_ms()) {
@@ -398,7 +424,8 @@ impl Service {
         }
     }
 
-    fn exited(&mut self, holder: HolderId) {
+    /// Handles the exit of a client's process.
+    fn on_exit(&mut self, holder: HolderId) {
         if self.leases.exit(holder, self.now_ms()) {
             self.clients.remove(&holder);
         } else if let Some(client) = self.clients.get_mut(&holder) {
@@ -410,7 +437,7 @@ impl Service {
 
     /// Ends the leases whose holders' work can not run any more.
     fn reclaim(&mut self) {
-        if !self.leases.awaits_proof() {
+        if !self.leases.needs_reclaim() {
             return;
         }
         let now_ms = self.now_ms();
@@ -420,8 +447,12 @@ impl Service {
             let processes = processes.get_or_insert_with(|| store.processes());
             is_listed(processes.as_deref(), std::process::id(), pid)
         });
-        reclaimed.into_iter().for_each(|(lease, _)| self.store.end_lease(lease));
-        forgotten.iter().for_each(|holder| drop(self.clients.remove(holder)));
+        for (lease, _) in reclaimed {
+            self.store.end_lease(lease);
+        }
+        for holder in forgotten {
+            self.clients.remove(&holder);
+        }
     }
 
     fn terms(&self) -> DaemonTerms {
@@ -431,8 +462,8 @@ impl Service {
     fn status(&self) -> DaemonStatus {
         let now_ms = self.now_ms();
         let mut holdings = self.leases.holdings(now_ms);
-        let left_out = holdings.len().saturating_sub(HOLDINGS) as u32;
-        holdings.truncate(HOLDINGS);
+        let left_out = holdings.len().saturating_sub(MAX_HOLDINGS) as u32;
+        holdings.truncate(MAX_HOLDINGS);
         let attached = self.clients.values().filter(|client| client.attached && client.socket.is_some());
         let attached: BTreeSet<u32> = attached.filter_map(|client| client.peer.pid).collect();
         DaemonStatus {
@@ -444,12 +475,13 @@ impl Service {
             chunk_limit_bytes: self.config.chunk_limit_bytes,
             unreleased: self.store.unreleased() as u32,
             waiting: self.waiting.len() as u32,
-            attached: attached.into_iter().take(HOLDINGS).collect(),
+            attached: attached.into_iter().take(MAX_HOLDINGS).collect(),
             holdings,
             left_out,
         }
     }
 
+    /// Returns the time since the daemon started, in ms.
     fn now_ms(&self) -> u64 {
         self.config.clock.now().saturating_sub(self.started).as_millis() as u64
     }

@@ -74,6 +74,7 @@ impl<D: AsFd> Socket<D> {
         let _ = net::shutdown(&self.0, Shutdown::Both);
     }
 
+    /// Sends a message with descriptors.
     pub(super) fn send<T: Serialize>(&self, message: &T, descriptors: &[BorrowedFd<'_>]) -> Result<(), SocketError> {
         let frame = wire::encode(message)?;
         self.send_bytes(&frame, descriptors)
@@ -137,6 +138,7 @@ impl From<WireError> for SocketError {
     }
 }
 
+/// Makes a system call, again if a signal interrupts it.
 fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, SocketError> {
     loop {
         match call() {

@@ -10,10 +10,12 @@ use super::wire::DESCRIPTORS;
 use super::{DaemonRefusal, LeaseId, ShareError};
 use crate::{CallError, DeviceProcess, Driver, ErrorKind};
 
-/// Chunks of one device. On drop, it gives all of them back; a process that maps one keeps its memory.
+/// The chunks that a daemon has created on its device. On drop, it releases all of them; a process that has mapped one
+/// keeps its memory.
 pub(super) struct Store {
     driver: Arc<dyn Driver>,
     pool: Vec<PoolChunk>,
+    /// The leased chunks outside the pool.
     leased: BTreeMap<LeaseId, ChunkId>,
     /// Chunks that the driver refused to take back.
     unreleased: Vec<ChunkId>,
@@ -27,12 +29,12 @@ struct PoolChunk {
 }
 
 impl Store {
-    /// Takes a pool of chunks of these sizes.
+    /// Creates a pool of chunks of these sizes, in bytes.
     pub(super) fn new(driver: Arc<dyn Driver>, pool: &[u64]) -> Result<Self, ShareError> {
-        check(pool, driver.granularity())?;
+        check_pool(pool, driver.granularity())?;
         let mut store = Self { driver, pool: Vec::new(), leased: BTreeMap::new(), unreleased: Vec::new() };
         for &bytes in pool {
-            let (chunk, descriptor) = store.exported(bytes)?;
+            let (chunk, descriptor) = store.create_exported(bytes)?;
             store.pool.push(PoolChunk { chunk, bytes, descriptor });
         }
         Ok(store)
@@ -58,27 +60,28 @@ impl Store {
         aligned && bytes > 0 && offset.checked_add(bytes).is_some_and(|end| end <= self.pool_bytes())
     }
 
-    /// Creates a chunk and a descriptor of it. The caller hands the chunk to [`lease`](Self::lease) or to
+    /// Creates a chunk and a descriptor of it. The caller hands the chunk to [`record_lease`](Self::record_lease) or to
     /// [`give_back`](Self::give_back).
     pub(super) fn create(&mut self, bytes: u64) -> Result<(ChunkId, OwnedFd), DaemonRefusal> {
-        self.exported(bytes).map_err(|error| match error.kind {
+        self.create_exported(bytes).map_err(|error| match error.kind {
             ErrorKind::OutOfMemory { requested, free } => DaemonRefusal::Full { requested, available: free },
             _ => DaemonRefusal::Driver(error.to_string()),
         })
     }
 
-    pub(super) fn lease(&mut self, lease: LeaseId, chunk: ChunkId) {
+    /// Records that `lease` covers `chunk`, until [`end_lease`](Self::end_lease).
+    pub(super) fn record_lease(&mut self, lease: LeaseId, chunk: ChunkId) {
         self.leased.insert(lease, chunk);
     }
 
-    /// Gives back the chunk of a lease that has ended. It is never leased again.
+    /// Releases the chunk of a lease that has ended, if it is a lease of a chunk. The chunk is never leased again.
     pub(super) fn end_lease(&mut self, lease: LeaseId) {
         if let Some(chunk) = self.leased.remove(&lease) {
             self.give_back(chunk);
         }
     }
 
-    /// Gives a chunk back, or keeps it for [`retry_releases`](Self::retry_releases) if the driver refuses.
+    /// Releases a chunk, or keeps it for [`retry_releases`](Self::retry_releases) if the driver refuses.
     pub(super) fn give_back(&mut self, chunk: ChunkId) {
         if self.driver.release(chunk).is_err() {
             self.unreleased.push(chunk);
@@ -116,7 +119,8 @@ impl Store {
         self.driver.uuid()
     }
 
-    fn exported(&mut self, bytes: u64) -> Result<(ChunkId, OwnedFd), CallError> {
+    /// Creates a chunk and exports a descriptor of it.
+    fn create_exported(&mut self, bytes: u64) -> Result<(ChunkId, OwnedFd), CallError> {
         let chunk = self.driver.create(bytes)?;
         match self.driver.export(chunk) {
             Ok(descriptor) => Ok((chunk, descriptor)),
@@ -132,12 +136,15 @@ impl Drop for Store {
     fn drop(&mut self) {
         let pool = self.pool.drain(..).map(|chunk| chunk.chunk);
         let chunks: Vec<_> = pool.chain(std::mem::take(&mut self.leased).into_values()).collect();
-        chunks.into_iter().for_each(|chunk| self.give_back(chunk));
+        for chunk in chunks {
+            self.give_back(chunk);
+        }
         self.retry_releases();
     }
 }
 
-fn check(pool: &[u64], granularity: u64) -> Result<(), ShareError> {
+/// Checks that a pool can have chunks of these sizes: not too many, whole granules, and a sum that fits in 64 bits.
+fn check_pool(pool: &[u64], granularity: u64) -> Result<(), ShareError> {
     let invalid = |value, expected| Err(ShareError::InvalidSetting { setting: "pool", value, expected });
     if pool.len() > DESCRIPTORS {
         return invalid(format!("{} chunks", pool.len()), format!("at most {DESCRIPTORS} chunks: use larger ones"));

@@ -20,14 +20,14 @@ const RETRY: Duration = Duration::from_millis(2);
 /// A function that runs the closure it is given, which may wait for other processes.
 pub(super) type AroundWait = fn(&mut (dyn FnMut() + Send));
 
-/// A range that is leased while a stream has blocks in it.
+/// The use of a range by one stream: the range is leased while the stream has blocks in it.
 pub(super) struct Tenancy {
-    view: Arc<SharedPool>,
+    mapping: Arc<SharedPool>,
     offset: u64,
     bytes: u64,
     memory: &'static DeviceMemory,
     /// The parameters that the computation uses.
-    parameters: Option<Awaited>,
+    parameters: Option<PlacedParameters>,
     patience: Duration,
     around_wait: AroundWait,
     /// Locked at most for one call to the daemon or the device, never while waiting for other processes.
@@ -44,15 +44,15 @@ struct TenancyState {
 }
 
 impl Tenancy {
-    /// Creates the tenancy of the `bytes` bytes from `offset` of `view`, for `memory`.
+    /// Creates the tenancy of the `bytes` bytes from `offset` of `mapping`, for `memory`.
     pub(super) fn new(
-        view: Arc<SharedPool>,
+        mapping: Arc<SharedPool>,
         (offset, bytes): (u64, u64),
         memory: &'static DeviceMemory,
-        parameters: Option<Awaited>,
+        parameters: Option<PlacedParameters>,
         (patience, around_wait): (Duration, AroundWait),
     ) -> Self {
-        Self { view, offset, bytes, memory, parameters, patience, around_wait, state: Mutex::default() }
+        Self { mapping, offset, bytes, memory, parameters, patience, around_wait, state: Mutex::default() }
     }
 
     /// Gives the lease back, if the tenancy still has it.
@@ -60,7 +60,7 @@ impl Tenancy {
         self.state.lock().lease.take().map_or(Ok(()), PoolLease::release)
     }
 
-    /// Enters one more block, if that needs no call to the daemon or the device. Returns whether it entered.
+    /// Counts one more block, if that needs no call to the daemon or the device. Returns whether it was counted.
     fn enter_at_once(&self) -> bool {
         let Some(mut state) = self.state.try_lock() else { return false };
         let enters = state.blocks > 0 && state.is_checked;
@@ -68,7 +68,7 @@ impl Tenancy {
         enters
     }
 
-    /// Enters one more block. Waits until the parameters are there and no other process or stream uses the range.
+    /// Counts one more block. Waits until the parameters are there and no other process or stream uses the range.
     fn wait_and_enter(&self) -> Result<(), ShareError> {
         let deadline = Instant::now() + self.patience;
         loop {
@@ -76,19 +76,20 @@ impl Tenancy {
             match self.try_enter(waits) {
                 // While blocks are in the range, the processes that could resolve the error can not enter: do not wait
                 // for them.
-                Err(error) if waits && may_pass(&error) && !self.is_used() => thread::sleep(RETRY),
+                Err(error) if waits && may_clear(&error) && !self.is_used() => thread::sleep(RETRY),
                 entered => return entered,
             }
         }
     }
 
+    /// Counts one more block, or fails if that must wait. With `waits`, the caller tries again soon.
     fn try_enter(&self, waits: bool) -> Result<(), ShareError> {
         let state = &mut *self.state.lock();
         if state.blocks == 0 || !state.is_checked {
             state.is_checked = self.check()?;
         }
         if state.lease.is_none() && state.blocks == 0 {
-            let lease = self.view.lease_in_turn(self.offset, self.bytes, AccessMode::ReadWrite, waits)?;
+            let lease = self.mapping.lease_in_turn(self.offset, self.bytes, AccessMode::ReadWrite, waits)?;
             state.lease = Some(lease);
         }
         state.blocks += 1;
@@ -99,6 +100,7 @@ impl Tenancy {
         self.state.lock().blocks > 0
     }
 
+    /// Returns whether the computation's parameters are known to lie as they were transferred last.
     fn check(&self) -> Result<bool, ShareError> {
         self.parameters.as_ref().map_or(Ok(true), |parameters| parameters.check(self.memory))
     }
@@ -141,17 +143,17 @@ impl RangeGate for Tenancy {
 }
 
 /// Parameters that were placed before they were written.
-pub(super) struct Awaited {
-    /// The parameters lie at its start.
-    pub(super) view: Arc<SharedPool>,
+pub(super) struct PlacedParameters {
+    /// The mapping that has the parameters at its start.
+    pub(super) mapping: Arc<SharedPool>,
     pub(super) bytes: u64,
 }
 
-impl Awaited {
+impl PlacedParameters {
     /// Returns whether the parameters lie as they were transferred last; `false` if that can not be known yet, because
     /// they are being transferred or a stream is being captured.
     pub(super) fn check(&self, memory: &DeviceMemory) -> Result<bool, ShareError> {
-        let address: Address = self.view.address();
+        let address: Address = self.mapping.address();
         let placed = match memory.donated().live(address) {
             Ok(placed) if !placed.is_empty() => placed,
             // No parameters were placed, or the range was taken out again.
@@ -179,7 +181,7 @@ impl Awaited {
     /// Returns whether a process is writing the parameters. If the daemon is gone, the answer is `false`: the process
     /// that wrote them was most likely the one that ran the daemon.
     fn is_being_written(&self) -> Result<bool, ShareError> {
-        match self.view.is_written(0, self.bytes) {
+        match self.mapping.is_written(0, self.bytes) {
             Err(ShareError::DaemonGone { .. }) => Ok(false),
             is_written => is_written,
         }
@@ -187,7 +189,7 @@ impl Awaited {
 }
 
 /// Returns whether the next step of another process may clear this error.
-fn may_pass(error: &ShareError) -> bool {
+fn may_clear(error: &ShareError) -> bool {
     matches!(
         error,
         ShareError::Refused(DaemonRefusal::Leased { .. })

@@ -1,15 +1,15 @@
-//! Descriptors that end with their process even if it was forked. A forked child inherits all descriptors of its
-//! parent, and so would keep a daemon's socket, lock and connections alive after the daemon's death.
+//! Descriptors that forked children close at once. A forked child inherits all descriptors of its parent, and so would
+//! keep a daemon's socket, lock and connections alive after the daemon's death.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-/// All open descriptors of this kind.
+/// The numbers of all open [`Unforked`] descriptors.
 static OPEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// Locked while this thread forks.
+    /// The lock on [`OPEN`], held while this thread forks.
     static FORKING: Cell<Option<MutexGuard<'static, Vec<RawFd>>>> = const { Cell::new(None) };
 }
 
@@ -25,9 +25,9 @@ impl Unforked {
             // children keep the descriptors.
             unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork_in_child)) };
         });
-        let mut all = all();
+        let mut descriptors = open_descriptors();
         let descriptor = open()?;
-        all.push(descriptor.as_raw_fd());
+        descriptors.push(descriptor.as_raw_fd());
         Ok(Self(descriptor))
     }
 }
@@ -41,17 +41,17 @@ impl AsFd for Unforked {
 impl Drop for Unforked {
     fn drop(&mut self) {
         let own = self.0.as_raw_fd();
-        all().retain(|&descriptor| descriptor != own);
+        open_descriptors().retain(|&descriptor| descriptor != own);
     }
 }
 
-fn all() -> MutexGuard<'static, Vec<RawFd>> {
+fn open_descriptors() -> MutexGuard<'static, Vec<RawFd>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 extern "C" fn before_fork() {
-    // A thread that is ending does not fork.
-    let _ = FORKING.try_with(|forking| forking.set(Some(all())));
+    // This fails only in a thread that is ending, and such a thread does not fork.
+    let _ = FORKING.try_with(|forking| forking.set(Some(open_descriptors())));
 }
 
 extern "C" fn after_fork() {
@@ -59,8 +59,10 @@ extern "C" fn after_fork() {
 }
 
 extern "C" fn after_fork_in_child() {
-    if let Ok(Some(mut all)) = FORKING.try_with(Cell::take) {
-        // SAFETY: their owners are on the stacks of threads that do not exist in the child.
-        all.drain(..).for_each(|descriptor| drop(unsafe { OwnedFd::from_raw_fd(descriptor) }));
+    if let Ok(Some(mut descriptors)) = FORKING.try_with(Cell::take) {
+        for descriptor in descriptors.drain(..) {
+            // SAFETY: its owner is on the stack of a thread that does not exist in the child.
+            drop(unsafe { OwnedFd::from_raw_fd(descriptor) });
+        }
     }
 }

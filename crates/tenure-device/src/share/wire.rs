@@ -33,8 +33,8 @@ pub enum DaemonRequest {
         bytes: u64,
         /// The use of the range: reading only, or also writing.
         access: AccessMode,
-        /// Whether the client asks again and again until the range is free. Other clients then get the range after this
-        /// one.
+        /// Whether the client, if it is refused now, asks again soon. The daemon then keeps it in a queue, and leases
+        /// the range to later clients only after this one.
         waits: bool,
     },
     /// Asks whether a client that is still connected may write a part of a range of the pool.
@@ -80,7 +80,8 @@ pub enum DaemonReply {
     Done,
     /// Whether a connected client may write a part of the range.
     Written(bool),
-    /// Memory runs short: the client is asked to give back about this many bytes of chunks, if it can spare them.
+    /// Another client lacks this many bytes: the client is asked to give back as many bytes of chunks, if it can spare
+    /// them.
     Recall(u64),
     /// A report of all leases and their holders.
     Status(DaemonStatus),
@@ -97,7 +98,7 @@ pub struct DaemonTerms {
     pub uuid: [u8; 16],
     /// Sizes of the pool's chunks in bytes, in the order in which they lie in the pool; their sum is less than 2^64.
     /// Empty without a pool.
-    #[serde(deserialize_with = "pool")]
+    #[serde(deserialize_with = "deserialize_pool")]
     pub pool: Vec<u64>,
 }
 
@@ -109,7 +110,7 @@ impl DaemonTerms {
 }
 
 /// Deserializes chunk sizes, and refuses them if their sum overflows.
-fn pool<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
+fn deserialize_pool<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
     let sizes = Vec::<u64>::deserialize(deserializer)?;
     let sum = sizes.iter().try_fold(0u64, |sum, &bytes| sum.checked_add(bytes));
     sum.map(|_| sizes).ok_or_else(|| D::Error::custom("a pool of more than 2^64 bytes"))
@@ -137,7 +138,7 @@ pub struct DaemonStatus {
     /// Connected processes that have mapped the pool, with or without leases; at most a thousand. Processes that the
     /// daemon can not see are left out.
     pub attached: Vec<u32>,
-    /// All leases, one entry for each process and kind.
+    /// All leases, one entry for each connection, kind and access.
     pub holdings: Vec<Holding>,
     /// The number of holdings that did not fit into the frame.
     pub left_out: u32,
@@ -150,7 +151,7 @@ impl DaemonStatus {
     }
 }
 
-/// Leases of one connection and one kind.
+/// The leases of one connection that have the same kind and access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holding {
     /// The process, if the daemon can see it.
@@ -159,7 +160,7 @@ pub struct Holding {
     pub kind: LeaseKind,
     /// The use of the memory: reading only, or also writing.
     pub access: AccessMode,
-    /// Whether its holder is still there.
+    /// Whether the connection is still open.
     pub state: LeaseState,
     /// The number of leases.
     pub leases: u32,

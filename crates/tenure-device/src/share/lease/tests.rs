@@ -57,13 +57,13 @@ fn who_does_not_ask_again_has_no_place_in_the_queue() {
         let mut leases = Leases::new(GRACE_MS);
         let [a, b] = [1, 2].map(|pid| leases.connect(Some(pid)));
         leases.queue(b, pool(0, 10), WRITE, 0);
-        assert!(leases.grant(a, pool(0, 10), WRITE, QUEUED_MS - 1).is_err());
+        assert!(leases.grant(a, pool(0, 10), WRITE, QUEUE_TIMEOUT_MS - 1).is_err());
         match gives_up {
             0 => {}
             1 => leases.leave_queue(b, pool(0, 10)),
             _ => drop(leases.disconnect(b, 0)),
         }
-        leases.grant(a, pool(0, 10), WRITE, if gives_up == 0 { QUEUED_MS } else { 1 }).unwrap();
+        leases.grant(a, pool(0, 10), WRITE, if gives_up == 0 { QUEUE_TIMEOUT_MS } else { 1 }).unwrap();
     }
 }
 
@@ -144,10 +144,10 @@ fn a_process_out_of_sight_has_the_grace_period_after_its_connection() {
     let chunk = leases.grant(hidden, Extent::Chunk { bytes: 7 }, WRITE, 0).unwrap();
     let range = leases.grant(hidden, pool(0, 10), READ, 0).unwrap();
     leases.disconnect(hidden, 1000);
-    assert!(leases.awaits_proof());
+    assert!(leases.needs_reclaim());
     assert_eq!(reclaim(&mut leases, 1000 + GRACE_MS - 1, Some(false)), []);
     assert_eq!(reclaim(&mut leases, 1000 + GRACE_MS, Some(true)), [chunk, range]);
-    assert!(!leases.awaits_proof());
+    assert!(!leases.needs_reclaim());
 }
 
 #[test]
