@@ -11,7 +11,7 @@ use super::memory::SimMemory;
 use super::state::SimState;
 use crate::{ErrorKind, EventId, EventKind, GraphId, Launch, Priority};
 
-/// The effect of a piece of work, each time it runs.
+/// The function that a piece of work runs. A captured piece runs once for each launch of its graph.
 pub(super) type WorkAction = Arc<dyn Fn(&mut SimMemory, &Arc<Launch>, &Touches) -> Result<(), ErrorKind> + Send + Sync>;
 
 /// A captured call. Streams are given by their index, events by the number of their record in the capture.
@@ -37,21 +37,23 @@ enum CapturedStep {
     },
 }
 
-/// The number of steps of each stream that are known to come before.
-type Known = FxHashMap<usize, usize>;
+/// A number of steps of each stream, by its index: the steps that are ordered before a point of the capture.
+type StepCounts = FxHashMap<usize, usize>;
 
 /// A capture in progress.
 pub(super) struct SimCapture {
+    /// The stream that the capture began on.
     origin: usize,
     thread: ThreadId,
     steps: Vec<CapturedStep>,
-    /// The streams in the capture.
-    streams: FxHashMap<usize, Known>,
+    /// The streams in the capture, with the steps ordered before the end of each.
+    streams: FxHashMap<usize, StepCounts>,
     /// The last record of each event in the capture.
     events: FxHashMap<EventId, usize>,
-    records: Vec<Known>,
-    /// The reason why it can no longer become a graph.
-    broken: Option<&'static str>,
+    /// The steps ordered before each record.
+    records: Vec<StepCounts>,
+    /// The reason why the capture can not become a graph any more, if there is one.
+    broken_by: Option<&'static str>,
 }
 
 /// A captured graph.
@@ -61,20 +63,23 @@ pub(super) struct SimGraph {
     streams: FxHashMap<usize, Option<StreamId>>,
     /// The events of its records.
     events: Vec<EventId>,
-    /// The events passed when a launch begins, and when it ends.
+    /// Two events: the device passes the first when a launch begins, and the second when it ends.
     ends: [EventId; 2],
 }
 
 impl SimCapture {
+    /// Adds a step, which later steps of the stream come after.
     fn step(&mut self, stream: usize, step: CapturedStep) {
         self.steps.push(step);
         *self.streams.entry(stream).or_default().entry(stream).or_default() += 1;
     }
 
+    /// Captures a piece of work.
     pub(super) fn work(&mut self, stream: usize, launch: Launch, touches: Touches, action: WorkAction) {
         self.step(stream, CapturedStep::Work { stream, launch, touches, action });
     }
 
+    /// Captures a record of an event.
     pub(super) fn record(&mut self, stream: usize, event: EventId) {
         let record = self.records.len();
         self.events.insert(event, record);
@@ -90,27 +95,28 @@ impl SimCapture {
     /// Makes a stream wait for a record of the capture, and adds it to the capture.
     pub(super) fn wait(&mut self, stream: usize, event: EventId) {
         let record = self.events[&event];
-        let known = self.streams.entry(stream).or_default();
+        let steps_before = self.streams.entry(stream).or_default();
         for (other, steps) in &self.records[record] {
-            let knows = known.entry(*other).or_default();
-            *knows = (*knows).max(*steps);
+            let count = steps_before.entry(*other).or_default();
+            *count = (*count).max(*steps);
         }
         self.steps.push(CapturedStep::Wait { stream, record });
     }
 
-    /// Forgets an event, which was recorded elsewhere.
+    /// Forgets the capture's record of an event, which was recorded outside the capture since.
     pub(super) fn forget(&mut self, event: EventId) {
         self.events.remove(&event);
     }
 
+    /// Captures a wait for an event's last record outside the capture.
     pub(super) fn wait_outside(&mut self, stream: usize, event: EventId) {
         self.step(stream, CapturedStep::WaitOutside { stream, event });
     }
 
-    /// Returns whether the first stream waits for all others in the end.
+    /// Returns whether the stream that the capture began on has waited for all work of the others.
     fn is_joined(&self) -> bool {
-        let known = &self.streams[&self.origin];
-        self.streams.iter().all(|(stream, own)| known.get(stream) >= own.get(stream))
+        let steps_before = &self.streams[&self.origin];
+        self.streams.iter().all(|(stream, own)| steps_before.get(stream) >= own.get(stream))
     }
 }
 
@@ -127,19 +133,19 @@ impl SimState {
             origin,
             thread: thread::current().id(),
             steps: Vec::new(),
-            streams: FxHashMap::from_iter([(origin, Known::default())]),
+            streams: FxHashMap::from_iter([(origin, StepCounts::default())]),
             events: FxHashMap::default(),
             records: Vec::new(),
-            broken: None,
+            broken_by: None,
         });
         Ok(())
     }
 
     pub(super) fn end_capture(&mut self, stream: StreamId) -> Result<GraphId, ErrorKind> {
         let origin = self.timeline.stream(stream)?;
-        let place = self.captures.iter().position(|capture| capture.origin == origin);
-        let capture = self.captures.remove(place.ok_or(capture_error("no capture began on the stream"))?);
-        if let Some(reason) = capture.broken {
+        let index = self.captures.iter().position(|capture| capture.origin == origin);
+        let capture = self.captures.remove(index.ok_or(capture_error("no capture began on the stream"))?);
+        if let Some(reason) = capture.broken_by {
             return Err(capture_error(reason));
         }
         if !capture.is_joined() {
@@ -167,19 +173,21 @@ impl SimState {
         // Launches of one graph run one after the other.
         self.wait_event(stream, end)?;
         self.record_event(begin, stream)?;
-        for side in graph.streams.values().flatten() {
-            self.wait_event(*side, begin)?;
+        for branch in graph.streams.values().flatten() {
+            self.wait_event(*branch, begin)?;
         }
-        let at = |index: &usize| graph.streams[index].unwrap_or(stream);
+        let stream_of = |index: &usize| graph.streams[index].unwrap_or(stream);
         for step in &graph.steps {
             match step {
                 CapturedStep::Work { stream, launch, touches, action } => {
-                    let launch = Launch { stream: at(stream), number: self.launches, ..*launch };
+                    let launch = Launch { stream: stream_of(stream), number: self.launches, ..*launch };
                     self.submit(launch, touches.clone(), Arc::clone(action))?;
                 }
-                CapturedStep::Record { stream, record } => self.record_event(graph.events[*record], at(stream))?,
-                CapturedStep::Wait { stream, record } => self.wait_event(at(stream), graph.events[*record])?,
-                CapturedStep::WaitOutside { stream, event } => self.wait_event(at(stream), *event)?,
+                CapturedStep::Record { stream, record } => {
+                    self.record_event(graph.events[*record], stream_of(stream))?
+                }
+                CapturedStep::Wait { stream, record } => self.wait_event(stream_of(stream), graph.events[*record])?,
+                CapturedStep::WaitOutside { stream, event } => self.wait_event(stream_of(stream), *event)?,
             }
         }
         self.record_event(end, stream)
@@ -188,7 +196,7 @@ impl SimState {
     pub(super) fn destroy_graph(&mut self, graph: GraphId) -> Result<(), ErrorKind> {
         self.graph(graph)?;
         let Some(graph) = self.graphs.remove(&graph) else { return Ok(()) };
-        graph.streams.values().flatten().try_for_each(|side| self.timeline.destroy_stream(*side))?;
+        graph.streams.values().flatten().try_for_each(|branch| self.timeline.destroy_stream(*branch))?;
         graph.events.iter().chain(&graph.ends).try_for_each(|event| self.timeline.events.destroy(*event))
     }
 
@@ -216,8 +224,9 @@ impl SimState {
 }
 
 impl SimCapture {
+    /// Ends the capture because of a call that is not allowed in it. Returns the call's error.
     pub(super) fn break_by(&mut self, reason: &'static str) -> Result<(), ErrorKind> {
-        self.broken.get_or_insert(reason);
+        self.broken_by.get_or_insert(reason);
         Err(capture_error(reason))
     }
 }

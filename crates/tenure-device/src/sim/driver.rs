@@ -173,9 +173,9 @@ impl Driver for SimDriver {
                 continue;
             }
             let SimState { host, memory, order, .. } = &mut *state;
-            let let_go = host.let_go(&range, memory, order.host());
+            let ended = host.end_use(&range, memory, order.host());
             drop(state);
-            self.resume(Call::UnregisterHost, |_| let_go)?;
+            self.resume(Call::UnregisterHost, |_| ended)?;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use super::signal::Signal;
 use super::timeline::{Point, unknown};
 use crate::{ErrorKind, EventHandle, EventId, EventKind};
 
+/// All events of a device.
 pub(super) struct Events {
     device: Device,
     slots: Vec<SimEvent>,
@@ -16,6 +17,7 @@ pub(super) struct Events {
     spare: Vec<u32>,
 }
 
+/// An event, or an unused slot for one.
 #[derive(Default)]
 pub(super) struct SimEvent {
     /// Grows when the slot is reused, so that an old handle is recognised.
@@ -24,7 +26,9 @@ pub(super) struct SimEvent {
     kind: EventKind,
     /// The number of records made here.
     pub(super) records: u64,
+    /// The point in a stream where it was recorded last.
     pub(super) point: Option<Point>,
+    /// The work before that point.
     pub(super) stamp: Stamp,
     /// The time at which the point was passed, in µs, if that is known.
     pub(super) passed_us: Option<u64>,
@@ -35,14 +39,15 @@ pub(super) struct SimEvent {
 struct SharedEvent {
     signal: Arc<Signal>,
     /// Whether the event was created here, not opened.
-    own: bool,
+    created_here: bool,
     /// The number of the last record that was made here.
     record: u64,
 }
 
-/// The place where an event was recorded last.
-pub(super) enum Recorded<'a> {
-    Nowhere,
+/// The last record of an event.
+pub(super) enum LastRecord<'a> {
+    /// It was never recorded.
+    Never,
     /// On a stream of this device, after the work in the stamp.
     Here(Point, &'a Stamp),
     /// By another process, with that record number.
@@ -57,7 +62,9 @@ impl Events {
     pub(super) fn create(&mut self, kind: EventKind) -> Result<EventId, ErrorKind> {
         let shared = match kind {
             EventKind::Order | EventKind::Timing => None,
-            EventKind::Interprocess => Some(SharedEvent { signal: Arc::new(Signal::new()?), own: true, record: 0 }),
+            EventKind::Interprocess => {
+                Some(SharedEvent { signal: Arc::new(Signal::new()?), created_here: true, record: 0 })
+            }
         };
         Ok(self.add(kind, shared))
     }
@@ -65,7 +72,7 @@ impl Events {
     pub(super) fn destroy(&mut self, event: EventId) -> Result<(), ErrorKind> {
         let slot = self.get_mut(event)?;
         *slot = SimEvent { generation: slot.generation, ..SimEvent::default() };
-        self.spare.push(parts(event).index as u32);
+        self.spare.push(decode_id(event).index as u32);
         Ok(())
     }
 
@@ -79,34 +86,34 @@ impl Events {
     pub(super) fn open(&mut self, handle: &EventHandle) -> Result<EventId, ErrorKind> {
         let signal = Signal::open(handle)?;
         let mut shared = self.slots.iter().filter_map(|event| event.shared.as_ref());
-        if shared.any(|shared| shared.own && shared.signal.is(&signal)) {
+        if shared.any(|shared| shared.created_here && shared.signal.is(&signal)) {
             return Err(ErrorKind::OwnEvent);
         }
-        let shared = SharedEvent { signal: Arc::new(signal), own: false, record: 0 };
+        let shared = SharedEvent { signal: Arc::new(signal), created_here: false, record: 0 };
         Ok(self.add(EventKind::Interprocess, Some(shared)))
     }
 
     /// Returns where `event` was recorded last.
-    pub(super) fn recorded(&self, event: EventId) -> Result<Recorded<'_>, ErrorKind> {
+    pub(super) fn last_record(&self, event: EventId) -> Result<LastRecord<'_>, ErrorKind> {
         let event = self.get(event)?;
         if let Some(SharedEvent { signal, record, .. }) = &event.shared {
             let last = signal.records();
             if last != *record {
-                return Ok(Recorded::Elsewhere(Arc::clone(signal), last));
+                return Ok(LastRecord::Elsewhere(Arc::clone(signal), last));
             }
         }
-        Ok(event.point.map_or(Recorded::Nowhere, |point| Recorded::Here(point, &event.stamp)))
+        Ok(event.point.map_or(LastRecord::Never, |point| LastRecord::Here(point, &event.stamp)))
     }
 
     pub(super) fn get(&self, event: EventId) -> Result<&SimEvent, ErrorKind> {
-        let Parts { generation, device, index } = parts(event);
+        let EventIdFields { generation, device, index } = decode_id(event);
         let slot = self.slots.get(index).filter(|slot| slot.live && slot.generation == generation);
         let slot = slot.filter(|_| device == self.device.index());
         slot.ok_or_else(|| unknown("event", event.0))
     }
 
     pub(super) fn get_mut(&mut self, event: EventId) -> Result<&mut SimEvent, ErrorKind> {
-        let Parts { generation, device, index } = parts(event);
+        let EventIdFields { generation, device, index } = decode_id(event);
         let slot = self.slots.get_mut(index).filter(|slot| slot.live && slot.generation == generation);
         let slot = slot.filter(|_| device == self.device.index());
         slot.ok_or_else(|| unknown("event", event.0))
@@ -114,11 +121,12 @@ impl Events {
 
     /// Checks that `event` belongs to this device, so that its streams can wait for it.
     pub(super) fn check_device(&self, event: EventId) -> Result<(), ErrorKind> {
-        let event = Device::cuda(parts(event).device);
+        let event = Device::cuda(decode_id(event).device);
         let stream = self.device;
         if event == stream { Ok(()) } else { Err(ErrorKind::OtherDevice { event, stream }) }
     }
 
+    /// Creates an event in an unused slot.
     fn add(&mut self, kind: EventKind, shared: Option<SharedEvent>) -> EventId {
         let index = self.spare.pop().unwrap_or_else(|| {
             self.slots.push(SimEvent::default());
@@ -133,7 +141,7 @@ impl Events {
 }
 
 impl SimEvent {
-    /// Tells other processes, if they may see the event, that it is recorded. Returns the signal to pass, and the
+    /// Records the event for the other processes too, if they may see it. Returns the signal to pass, and the
     /// record's number.
     pub(super) fn publish(&mut self) -> Result<Option<(Arc<Signal>, u64)>, ErrorKind> {
         let Some(shared) = &mut self.shared else { return Ok(None) };
@@ -141,24 +149,26 @@ impl SimEvent {
         Ok(Some((Arc::clone(&shared.signal), shared.record)))
     }
 
+    /// Checks that the event is of the kind that a call needs.
     pub(super) fn check_kind(&self, event: EventId, needed: EventKind) -> Result<(), ErrorKind> {
         let actual = self.kind;
         if actual == needed { Ok(()) } else { Err(ErrorKind::WrongEventKind { event: event.0, actual, needed }) }
     }
 }
 
-/// The number of bits of an event's name that give its slot. Its device and its generation are in the bits above.
+/// The number of bits of an [`EventId`] that give the event's slot. Its device and its generation are in the bits
+/// above.
 const INDEX_BITS: u32 = 24;
 
-/// The parts of an event's name.
-struct Parts {
+/// The fields of an [`EventId`].
+struct EventIdFields {
     generation: u32,
     device: u8,
     index: usize,
 }
 
-fn parts(EventId(id): EventId) -> Parts {
-    Parts {
+fn decode_id(EventId(id): EventId) -> EventIdFields {
+    EventIdFields {
         generation: (id >> 32) as u32,
         device: (id >> INDEX_BITS) as u8,
         index: id as usize & ((1 << INDEX_BITS) - 1),

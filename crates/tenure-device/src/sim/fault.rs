@@ -9,8 +9,9 @@ use crate::Call;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
     call: Option<Call>,
-    /// The number of matching calls until the failing one, itself included.
+    /// The number of matching calls up to the one that fails, including that one.
     countdown: u64,
+    /// Whether all later matching calls fail too.
     lasting: bool,
 }
 
@@ -38,7 +39,7 @@ impl Failure {
     }
 }
 
-/// Counts of the calls made so far, and the failures to come.
+/// Counts of the calls made so far, and the planned failures.
 pub(super) struct Failures {
     /// The number of calls, by kind.
     made: [u64; Call::COUNT],
@@ -60,26 +61,27 @@ impl Failures {
         self.planned.clear();
     }
 
+    /// Returns the number of calls made so far: of `call`, or of all kinds.
     pub(super) fn made(&self, call: Option<Call>) -> u64 {
         call.map_or_else(|| self.made.iter().sum(), |call| self.made[call as usize])
     }
 
     /// Counts a call. Returns whether it fails.
-    pub(super) fn strikes(&mut self, call: Call) -> bool {
+    pub(super) fn count_call(&mut self, call: Call) -> bool {
         self.made[call as usize] += 1;
         if self.planned.is_empty() {
             return false;
         }
-        let mut strikes = false;
+        let mut fails = false;
         self.planned.retain_mut(|failure| {
             if failure.call.is_some_and(|only| only != call) {
                 return true;
             }
             failure.countdown = failure.countdown.saturating_sub(1);
             let now = failure.countdown == 0;
-            strikes |= now;
+            fails |= now;
             !now || failure.lasting
         });
-        strikes
+        fails
     }
 }

@@ -29,19 +29,20 @@ struct Registration {
 /// A device's use of host memory.
 pub(super) struct SimHostMemory {
     registrations: Arc<Registrations>,
-    /// The uses, by the first byte of the registration.
-    used: BTreeMap<u64, Used>,
+    /// This device's use of each registration, by the registration's first byte.
+    used: BTreeMap<u64, DeviceUse>,
 }
 
+/// A device's use of one registration.
 #[derive(Default)]
-struct Used {
+struct DeviceUse {
     /// The address at which kernels read the memory, once a caller has asked for it.
     on_device: Option<Address>,
     /// The last asynchronous copy of each stream.
     copies: Vec<Access>,
 }
 
-/// Host memory that an asynchronous copy uses.
+/// The host memory that an asynchronous copy reads, or writes if `write` is set.
 #[derive(Clone)]
 pub(super) struct HostUse {
     pub(super) range: Range<u64>,
@@ -50,7 +51,7 @@ pub(super) struct HostUse {
 
 impl Registrations {
     /// Adds a device to those that use the registered memory.
-    pub(super) fn join(&self, device: Weak<SimDriver>) {
+    pub(super) fn add_device(&self, device: Weak<SimDriver>) {
         self.devices.lock().push(device);
     }
 
@@ -72,6 +73,7 @@ impl SimHostMemory {
         Self { registrations, used: BTreeMap::new() }
     }
 
+    /// Registers host memory, for all devices. It may not overlap registered memory.
     pub(super) fn register(&mut self, address: u64, bytes: u64, access: AccessMode) -> Result<(), ErrorKind> {
         for (what, value) in [("address", address), ("size", bytes)] {
             if value == 0 {
@@ -103,7 +105,7 @@ impl SimHostMemory {
     }
 
     /// Removes the registration at `address`. `host` is the work that the host knows to be complete. Other devices must
-    /// then [let go](Self::let_go) of the range.
+    /// then [end their use](Self::end_use) of the range.
     pub(super) fn unregister(
         &mut self,
         address: u64,
@@ -112,13 +114,19 @@ impl SimHostMemory {
     ) -> Result<Range<u64>, ErrorKind> {
         let registration = self.registrations.ranges.lock().get(&address).copied();
         let Registration { end, .. } = registration.ok_or(ErrorKind::HostNotRegistered(address))?;
-        self.let_go(&(address..end), memory, host)?;
+        self.end_use(&(address..end), memory, host)?;
         self.registrations.ranges.lock().remove(&address);
         Ok(address..end)
     }
 
-    /// Forgets this device's use of a registration. `host` is the work that the host knows to be complete here.
-    pub(super) fn let_go(&mut self, range: &Range<u64>, memory: &mut SimMemory, host: &Clock) -> Result<(), ErrorKind> {
+    /// Ends this device's use of a registration. Fails if work may still use the memory. `host` is the work that the
+    /// host knows to be complete here.
+    pub(super) fn end_use(
+        &mut self,
+        range: &Range<u64>,
+        memory: &mut SimMemory,
+        host: &Clock,
+    ) -> Result<(), ErrorKind> {
         let in_use = |launch: &Arc<Launch>| {
             let range = range.clone();
             let launch = Arc::clone(launch);
@@ -136,7 +144,7 @@ impl SimHostMemory {
     }
 
     /// Refuses a copy into memory that was registered for reading only.
-    pub(super) fn check(&self, used: &HostUse, launch: &Arc<Launch>) -> Result<(), ErrorKind> {
+    pub(super) fn check_writable(&self, used: &HostUse, launch: &Arc<Launch>) -> Result<(), ErrorKind> {
         let overlapping = self.registrations.overlapping(&used.range);
         match overlapping.iter().find(|(_, registration)| registration.access == AccessMode::Read) {
             Some((start, registration)) if used.write => {
@@ -146,8 +154,8 @@ impl SimHostMemory {
         }
     }
 
-    /// Notes that a copy uses host memory, registered or not.
-    pub(super) fn note(&mut self, used: &HostUse, access: &Access) {
+    /// Records that a copy uses host memory. Only its use of registered memory is kept.
+    pub(super) fn record_copy(&mut self, used: &HostUse, access: &Access) {
         for (start, _) in self.registrations.overlapping(&used.range) {
             let copies = &mut self.used.entry(start).or_default().copies;
             copies.retain(|earlier| !earlier.is_superseded_by(access));

@@ -11,6 +11,7 @@ use super::host::HostUse;
 use super::memory::SimMemory;
 use crate::{ErrorKind, Launch};
 
+/// The code that a kernel runs.
 pub(super) type Body = Arc<dyn Fn(&mut KernelMemory<'_>) + Send + Sync>;
 
 /// A kernel of the simulated device: a closure, and the device memory it declares to read and write.
@@ -22,7 +23,7 @@ pub struct SimKernel {
     pub(super) body: Option<Body>,
 }
 
-/// Address ranges that work reads and writes.
+/// The memory that a piece of work declares to touch: device addresses that it reads and writes, and host memory.
 #[derive(Clone, Default)]
 pub(super) struct Touches {
     pub(super) reads: Vec<Range<Address>>,
@@ -31,12 +32,12 @@ pub(super) struct Touches {
 }
 
 impl Touches {
-    /// Returns touches with at most one range of each kind.
+    /// Creates a declaration of at most one range to read and one to write.
     pub(super) fn new(read: Option<Range<Address>>, write: Option<Range<Address>>) -> Self {
         Self { reads: read.into_iter().collect(), writes: write.into_iter().collect(), host: None }
     }
 
-    /// Adds `bytes` bytes of the host at `address`.
+    /// Also declares `bytes` bytes of host memory at `address`.
     pub(super) fn and_host(self, address: *const u8, bytes: u64, write: bool) -> Self {
         let start = address as u64;
         Self { host: Some(HostUse { range: start..start.saturating_add(bytes), write }), ..self }
@@ -108,6 +109,7 @@ impl<'a> KernelMemory<'a> {
         self.access(address, source.len(), &declared, |memory, launch| memory.write(address, source, launch));
     }
 
+    /// Runs `action` if the range lies within one of `declared`; otherwise keeps the fault.
     fn access(
         &mut self,
         address: Address,
@@ -119,8 +121,8 @@ impl<'a> KernelMemory<'a> {
             return;
         }
         let range = address..address.saturating_add(len as u64);
-        let mut given = declared.iter().flat_map(|ranges| ranges.iter());
-        let result = if given.any(|given| given.start <= range.start && range.end <= given.end) {
+        let mut declared = declared.iter().flat_map(|ranges| ranges.iter());
+        let result = if declared.any(|declared| declared.start <= range.start && range.end <= declared.end) {
             action(self.memory, self.launch)
         } else {
             Err(ErrorKind::Undeclared { launch: Arc::clone(self.launch), range })

@@ -13,13 +13,15 @@ use crate::{AccessMode, ErrorKind, Launch, MemoryHandle};
 
 /// The first address of device 0. Each further device begins one `ADDRESSES` higher.
 const FIRST_ADDRESS: Address = 0x10_0000_0000;
+/// The number of addresses of each device.
 const ADDRESSES: Address = 1 << 50;
 
+/// The address space of a device, with its physical memory.
 pub(super) struct SimMemory {
     granularity: u64,
     pub(super) physical: PhysicalMemory,
     /// The addresses for the next segments.
-    script: VecDeque<Address>,
+    scripted_addresses: VecDeque<Address>,
     /// The next address. Addresses are never reused, so that a stale one is always caught.
     next_address: Address,
     /// Reserved ranges: their first byte, and their end.
@@ -32,12 +34,14 @@ pub(super) struct SimMemory {
     peers: BTreeSet<u8>,
 }
 
+/// A chunk, a segment, or memory of the host or of another process, mapped at an address.
 struct SimMapping {
     bytes: u64,
+    /// The id of the physical allocation.
     physical: u64,
-    /// The handle that was mapped; a segment has none.
+    /// The chunk that is mapped, if it is one.
     chunk: Option<ChunkId>,
-    /// The accesses allowed to work, once they were set.
+    /// The access that work has; `None` before it was set.
     access: Option<AccessMode>,
     /// The last work of each stream through this address.
     uses: Vec<Access>,
@@ -63,7 +67,7 @@ impl SimMemory {
         Self {
             granularity,
             physical,
-            script: VecDeque::new(),
+            scripted_addresses: VecDeque::new(),
             next_address: FIRST_ADDRESS + Address::from(device) * ADDRESSES,
             reservations: BTreeMap::new(),
             mappings: BTreeMap::new(),
@@ -72,8 +76,9 @@ impl SimMemory {
         }
     }
 
-    pub(super) fn script(&mut self, addresses: impl IntoIterator<Item = Address>) {
-        self.script.extend(addresses);
+    /// Makes the next segments begin at these addresses.
+    pub(super) fn script_addresses(&mut self, addresses: impl IntoIterator<Item = Address>) {
+        self.scripted_addresses.extend(addresses);
     }
 
     pub(super) fn malloc(&mut self, bytes: u64) -> Result<Address, ErrorKind> {
@@ -81,13 +86,13 @@ impl SimMemory {
             return Err(ErrorKind::Misaligned { what: "size", value: 0, granularity: 1 });
         }
         self.physical.check_room(bytes)?;
-        let address = match self.script.front() {
+        let address = match self.scripted_addresses.front() {
             Some(&address) => {
                 let range = address..address.saturating_add(bytes);
-                if let Some(existing) = self.occupant(&range) {
+                if let Some(existing) = self.existing_range(&range) {
                     return Err(ErrorKind::Overlap { range, existing });
                 }
-                self.script.pop_front();
+                self.scripted_addresses.pop_front();
                 address
             }
             None => self.fresh_range(bytes)?,
@@ -105,6 +110,7 @@ impl SimMemory {
         Ok(mapping.map_or(0, |mapping| self.physical.remove(mapping.physical)))
     }
 
+    /// Checks that a segment of this process begins at `address`.
     pub(super) fn check_segment(&self, address: Address) -> Result<(), ErrorKind> {
         match self.mappings.get(&address) {
             Some(mapping) if mapping.chunk.is_none() && !self.opened.contains(&address) => Ok(()),
@@ -112,7 +118,7 @@ impl SimMemory {
         }
     }
 
-    /// Returns the name of a segment. Its bytes are shared from now on.
+    /// Returns a handle of a segment for other processes. Its bytes are shared from now on.
     pub(super) fn export(&mut self, address: Address) -> Result<MemoryHandle, ErrorKind> {
         self.check_segment(address)?;
         self.physical.export_segment(self.mappings[&address].physical)
@@ -263,22 +269,23 @@ impl SimMemory {
         Ok(sizes)
     }
 
-    /// Checks that memory is mapped, with the needed access, in all ranges that a piece of work will touch.
+    /// Checks that memory is mapped, with the needed access, in all device ranges of a declaration.
     pub(super) fn check(&self, touches: &Touches, launch: &Arc<Launch>) -> Result<(), ErrorKind> {
         let reads = touches.reads.iter().map(|range| (range, false));
         let mut ranges = reads.chain(touches.writes.iter().map(|range| (range, true)));
-        ranges.try_for_each(|(range, write)| self.resolve(range, write, launch).map(drop))
+        ranges.try_for_each(|(range, write)| self.resolve(range, write, launch).map(|_| ()))
     }
 
-    /// Checks all ranges that a piece of work touches, and notes the accesses. `clock` is the work that came before.
+    /// Checks that a piece of work may touch the device ranges that it declares and races with no other work, and
+    /// records its accesses. `clock` is the work that comes before it.
     pub(super) fn touch(&mut self, touches: &Touches, access: &Access, clock: &Clock) -> Result<(), ErrorKind> {
         let reads = touches.reads.iter().map(|range| (range, false));
         let ranges = reads.chain(touches.writes.iter().map(|range| (range, true)));
         for (range, write) in ranges.clone() {
-            for piece in self.resolve(range, write, &access.launch)? {
-                let shadow = self.physical.shadow(piece.physical);
-                if let Some((first, bytes)) = shadow.conflict(&piece.bytes(), write, clock) {
-                    let at = |offset: u64| piece.address.start + (offset - piece.offset);
+            for part in self.resolve(range, write, &access.launch)? {
+                let shadow = self.physical.shadow(part.physical);
+                if let Some((first, bytes)) = shadow.conflict(&part.bytes(), write, clock) {
+                    let at = |offset: u64| part.address.start + (offset - part.offset);
                     let second = Arc::clone(&access.launch);
                     let range = at(bytes.start)..at(bytes.end);
                     return Err(ErrorKind::Race { first, second, range });
@@ -286,9 +293,9 @@ impl SimMemory {
             }
         }
         for (range, write) in ranges {
-            for piece in self.resolve(range, write, &access.launch)? {
-                self.physical.shadow_mut(piece.physical).note(&piece.bytes(), write, access);
-                if let Some(mapping) = self.mappings.get_mut(&piece.mapping) {
+            for part in self.resolve(range, write, &access.launch)? {
+                self.physical.shadow_mut(part.physical).record(&part.bytes(), write, access);
+                if let Some(mapping) = self.mappings.get_mut(&part.mapping) {
                     mapping.uses.retain(|earlier| !earlier.is_superseded_by(access));
                     mapping.uses.push(access.clone());
                 }
@@ -298,30 +305,30 @@ impl SimMemory {
     }
 
     pub(super) fn read(&self, address: Address, target: &mut [u8], launch: &Arc<Launch>) -> Result<(), ErrorKind> {
-        for piece in self.resolve(&(address..address + target.len() as u64), false, launch)? {
-            let within = (piece.address.start - address) as usize..(piece.address.end - address) as usize;
-            self.physical.read(piece.physical, piece.offset, &mut target[within]);
+        for part in self.resolve(&(address..address + target.len() as u64), false, launch)? {
+            let within = (part.address.start - address) as usize..(part.address.end - address) as usize;
+            self.physical.read(part.physical, part.offset, &mut target[within]);
         }
         Ok(())
     }
 
     pub(super) fn write(&mut self, address: Address, source: &[u8], launch: &Arc<Launch>) -> Result<(), ErrorKind> {
-        for piece in self.resolve(&(address..address + source.len() as u64), true, launch)? {
-            let within = (piece.address.start - address) as usize..(piece.address.end - address) as usize;
-            self.physical.write(piece.physical, piece.offset, &source[within]);
+        for part in self.resolve(&(address..address + source.len() as u64), true, launch)? {
+            let within = (part.address.start - address) as usize..(part.address.end - address) as usize;
+            self.physical.write(part.physical, part.offset, &source[within]);
         }
         Ok(())
     }
 
-    /// Returns the physical pieces under `range`, in order. Fails if any of them may not be read, or may not be written
-    /// if `write` is set.
+    /// Divides `range` into parts that each lie on one physical allocation, in order. Fails if a part is not mapped or
+    /// may not be read, or may not be written if `write` is set.
     fn resolve(
         &self,
         range: &Range<Address>,
         write: bool,
         launch: &Arc<Launch>,
     ) -> Result<Vec<AccessedPart>, ErrorKind> {
-        let mut pieces = Vec::new();
+        let mut parts = Vec::new();
         let mut at = range.start;
         while at < range.end {
             let below = self.mappings.range(..=at).next_back();
@@ -340,9 +347,9 @@ impl SimMemory {
             let address = at..end.min(range.end);
             at = address.end;
             let offset = address.start - start;
-            pieces.push(AccessedPart { address, mapping: start, physical: mapping.physical, offset });
+            parts.push(AccessedPart { address, mapping: start, physical: mapping.physical, offset });
         }
-        Ok(pieces)
+        Ok(parts)
     }
 
     /// Returns the addresses of the chunks mapped in a range, which must cover each of them whole and have no gap.
@@ -384,16 +391,16 @@ impl SimMemory {
             let start = self.next_address;
             let next = bytes.checked_next_multiple_of(gap).and_then(|bytes| start.checked_add(bytes)?.checked_add(gap));
             let next = next.ok_or(ErrorKind::OutOfMemory { requested: bytes, free: Address::MAX - start })?;
-            let Some(occupant) = self.occupant(&(start..next - gap)) else {
+            let Some(existing_range) = self.existing_range(&(start..next - gap)) else {
                 self.next_address = next;
                 return Ok(start);
             };
-            self.next_address = occupant.end.next_multiple_of(gap) + gap;
+            self.next_address = existing_range.end.next_multiple_of(gap) + gap;
         }
     }
 
     /// Returns a reservation or mapping that overlaps `range`.
-    fn occupant(&self, range: &Range<Address>) -> Option<Range<Address>> {
+    fn existing_range(&self, range: &Range<Address>) -> Option<Range<Address>> {
         let reservation = self.reservations.range(..range.end).next_back().map(|(&start, &end)| start..end);
         reservation.filter(|reservation| reservation.end > range.start).or_else(|| self.mapping_in(range))
     }

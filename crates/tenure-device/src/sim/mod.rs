@@ -20,7 +20,7 @@
 //! has run all work before it. That happens within the call that records the event, since nothing else would run the
 //! work while the host waits for another process. But the clock does not move for it. So [`SimDriver::busy_until`]
 //! before a record, and [`SimDriver::run`] once the time has come, choose when others see the event passed. They never
-//! do if the recording process dies or loses its context first.
+//! see it passed if the recording process dies or loses its context first.
 //!
 //! Streams of one simulated device do not wait for events of a simulated device with another number
 //! ([`OtherDevice`](crate::ErrorKind::OtherDevice)): each has its own clock. CUDA's streams do wait.
@@ -69,7 +69,7 @@ use self::host::Registrations;
 pub use self::kernel::{KernelMemory, SimKernel};
 pub(crate) use self::peers::PeerSource;
 pub use self::platform::SimPlatform;
-use self::state::{Guarded, SimState};
+use self::state::{LockedState, SimState};
 use self::timeline::Condition;
 use crate::{AccessMode, Call, CallError, Counters, DeviceProcess, Launch, Priority};
 
@@ -78,9 +78,9 @@ use crate::{AccessMode, Call, CallError, Counters, DeviceProcess, Launch, Priori
 pub struct SimConfig {
     /// Physical memory, in bytes.
     pub capacity_bytes: u64,
-    /// The part of it that other processes hold, in bytes.
+    /// The part of the capacity that other processes hold, in bytes.
     pub other_bytes: u64,
-    /// The part of it that this process's context holds, in bytes.
+    /// The part of the capacity that this process's context holds, in bytes.
     pub context_bytes: u64,
     /// Smallest physical chunk, in bytes; a power of two.
     pub granularity_bytes: u64,
@@ -104,7 +104,7 @@ impl Default for SimConfig {
 /// The methods of this type that return no error panic when a [`HostFunction`](crate::HostFunction) or kernel calls
 /// them.
 pub struct SimDriver {
-    state: Guarded,
+    state: LockedState,
     device: Device,
     granularity: u64,
     /// Registered host memory.
@@ -122,11 +122,12 @@ impl SimDriver {
         Self::numbered(config, 0, Vec::new(), Arc::default())
     }
 
+    /// Creates a device of a platform.
     fn numbered(config: SimConfig, device: u8, possible_peers: Vec<u8>, registrations: Arc<Registrations>) -> Self {
         let granularity = config.granularity_bytes;
         assert!(granularity.is_power_of_two(), "a granularity of {granularity} bytes is not a power of two");
         let device = Device::cuda(device);
-        let state = Guarded::new(SimState::new(config, device, Arc::clone(&registrations)));
+        let state = LockedState::new(SimState::new(config, device, Arc::clone(&registrations)));
         Self { state, device, granularity, registrations, possible_peers }
     }
 
@@ -148,7 +149,8 @@ impl SimDriver {
         })
     }
 
-    /// Runs one item that may run now, on a stream that the seed chooses. Returns whether there was one.
+    /// Runs one piece of queued work, or passes one wait or event, on a stream that the seed chooses among those whose
+    /// next item may run now. Returns whether there was one.
     ///
     /// # Errors
     /// The fault of the work, as an error of `cuLaunchKernel`.
@@ -156,7 +158,7 @@ impl SimDriver {
         self.resume(Call::Launch, |state| state.step())
     }
 
-    /// Runs everything that may run now. The host learns nothing from it about completed work.
+    /// Runs everything that may run now. Race detection does not count this as the host waiting for the work.
     ///
     /// # Errors
     /// The fault of the work, as an error of `cuLaunchKernel`.
@@ -172,8 +174,8 @@ impl SimDriver {
         self.state.lock().fault()
     }
 
-    /// Makes an external stream known under the name it has elsewhere, with the default priority. Nothing happens if a
-    /// stream of that name exists.
+    /// Creates a stream with the id of an external stream, and the default priority. Nothing happens if a stream with
+    /// that id exists.
     pub fn adopt_stream(&self, stream: StreamId) {
         self.state.lock().timeline.adopt_stream(stream, Priority::Default);
     }
@@ -212,7 +214,7 @@ impl SimDriver {
     /// Makes the next `malloc`s return these addresses, one each, after those given before. If an address overlaps live
     /// memory, the call fails, and leaves the address for the next call.
     pub fn script_addresses(&self, addresses: impl IntoIterator<Item = Address>) {
-        self.state.lock().memory.script(addresses);
+        self.state.lock().memory.script_addresses(addresses);
     }
 
     /// Returns whether device number `peer` has `access` to all of `address..address + bytes`.

@@ -12,7 +12,9 @@ const PAGE_BYTES: u64 = 64 << 10;
 ///
 /// Bytes that were not written read as junk, so that a missing initialisation shows.
 pub(super) struct Pages {
+    /// The seed of the junk.
     seed: u64,
+    /// The written pages, by their number.
     pages: FxHashMap<u64, Box<[u8]>>,
 }
 
@@ -49,6 +51,7 @@ impl Pages {
     }
 }
 
+/// Fills `target` with the junk of an allocation at `offset`.
 fn junk(seed: u64, offset: u64, target: &mut [u8]) {
     for (offset, byte) in (offset..).zip(target) {
         *byte = mix(seed ^ (offset / 8)).to_le_bytes()[(offset % 8) as usize];

@@ -29,36 +29,40 @@ impl SimDriver {
         let name = Call::CopyToPeer.name();
         let PeerSource { driver, address, stream: from } = source;
         let Executor::Sim(peer) = driver.executor() else { unreachable!("simulated devices have simulated peers") };
-        let underway = Arc::new(Mutex::new(None));
-        let giver = Arc::clone(&underway);
-        let waiter = Arc::clone(&underway);
-        let taker = underway;
-        let give = SimKernel::new(name, from).reads(address, bytes).body(move |memory| {
+        // The bytes between the two kernels: the first reads them on the source's device, the second writes them here.
+        let read_bytes = Arc::new(Mutex::new(None));
+        let awaited_bytes = Arc::clone(&read_bytes);
+        let bytes_to_write = Arc::clone(&read_bytes);
+        let read = SimKernel::new(name, from).reads(address, bytes).body(move |memory| {
             let mut all = vec![0; bytes as usize];
             memory.read(address, &mut all);
-            *giver.lock() = Some(all);
+            *read_bytes.lock() = Some(all);
         });
-        let take = SimKernel::new(name, stream).writes(target, bytes).body(move |memory| {
-            if let Some(all) = taker.lock().take() {
+        let write = SimKernel::new(name, stream).writes(target, bytes).body(move |memory| {
+            if let Some(all) = bytes_to_write.lock().take() {
                 memory.write(target, &all);
             }
         });
-        // The bytes are taken once: a captured graph of one of the two streams would be launched without the other.
+        // The bytes are written only once after each read. So neither stream may be captured: a graph of one of them
+        // could be launched without the other.
         peer.call(Call::CopyToPeer, |state| {
             let from = state.timeline.stream(from)?;
             state.forbid_in_capture_of(from)
         })?;
-        peer.launch(give)?;
-        let giving = Arc::clone(&driver);
+        peer.launch(read)?;
+        let source = Arc::clone(&driver);
         self.wait_outside(
             stream,
-            Box::new(move || match giving.executor() {
+            Box::new(move || match source.executor() {
                 // Perhaps no other thread runs the source's stream.
-                Executor::Sim(peer) if waiter.lock().is_none() => peer.run_if_free() || waiter.lock().is_some(),
+                Executor::Sim(peer) if awaited_bytes.lock().is_none() => {
+                    peer.run_if_free() || awaited_bytes.lock().is_some()
+                }
                 _ => true,
             }),
         )?;
-        self.launch(take).map(drop)
+        self.launch(write)?;
+        Ok(())
     }
 
     /// Runs everything that may run now, unless another call is using the device. Returns whether the context is lost.

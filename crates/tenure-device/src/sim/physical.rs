@@ -15,9 +15,10 @@ pub(super) struct PhysicalMemory {
     total_bytes: u64,
     /// The bytes that the context and other processes hold all the time.
     base_bytes: u64,
-    /// The base, and every allocation that was made here and that any process holds.
+    /// The size of all used memory: `base_bytes`, and every allocation created here that any process still holds.
     used_bytes: u64,
     peak_bytes: u64,
+    /// The id of the next allocation or chunk.
     next: u64,
     allocations: FxHashMap<u64, Allocation>,
     chunks: FxHashMap<ChunkId, SimChunk>,
@@ -28,21 +29,26 @@ pub(super) struct PhysicalMemory {
 /// A segment, or the memory of one or several chunk handles.
 struct Allocation {
     bytes: u64,
-    /// Whether it was made here, so that it counts as used memory of this device.
-    own: bool,
+    /// Whether this device created it, so that it counts as used memory of this device.
+    created_here: bool,
     /// The number of its handles.
     handles: usize,
     data: Data,
+    /// The last accesses to its bytes.
     shadow: Shadow,
 }
 
+/// The place of an allocation's bytes.
 enum Data {
+    /// In this process.
     Private(Pages),
+    /// In a file that several devices or processes share.
     Shared(SharedBytes),
     /// Registered host memory, by the address of its first byte.
     Host(u64),
 }
 
+/// A handle of an allocation.
 struct SimChunk {
     allocation: u64,
     /// The number of addresses at which it is mapped.
@@ -64,11 +70,14 @@ impl PhysicalMemory {
         }
     }
 
+    /// Returns the free and the total memory, after it looks which released allocations are no longer held.
     pub(super) fn info(&mut self) -> MemoryInfo {
         self.abandoned.retain(|(bytes, size)| {
-            let held = bytes.is_held();
-            self.used_bytes -= if held { 0 } else { *size };
-            held
+            let is_held = bytes.is_held();
+            if !is_held {
+                self.used_bytes -= *size;
+            }
+            is_held
         });
         MemoryInfo { free: self.total_bytes.saturating_sub(self.used_bytes), total: self.total_bytes }
     }
@@ -82,14 +91,15 @@ impl PhysicalMemory {
         self.used_bytes - self.base_bytes - self.abandoned.iter().map(|(_, size)| size).sum::<u64>()
     }
 
+    /// Checks that so many bytes are free.
     pub(super) fn check_room(&mut self, requested: u64) -> Result<(), ErrorKind> {
         let free = self.info().free;
         if requested > free { Err(ErrorKind::OutOfMemory { requested, free }) } else { Ok(()) }
     }
 
-    /// Adds memory that is no chunk. The caller checked that there is room.
+    /// Adds an allocation, without a chunk. The caller checked that there is room.
     pub(super) fn add_segment(&mut self, bytes: u64) -> u64 {
-        let id = self.name();
+        let id = self.new_id();
         self.used_bytes += bytes;
         self.peak_bytes = self.peak_bytes.max(self.used_bytes);
         self.add(id, bytes, true, Data::Private(Pages::new(id << 32)));
@@ -98,7 +108,7 @@ impl PhysicalMemory {
 
     /// Adds host memory, which does not count as used memory of the device.
     pub(super) fn add_host(&mut self, first: u64, bytes: u64) -> u64 {
-        let id = self.name();
+        let id = self.new_id();
         self.add(id, bytes, false, Data::Host(first));
         id
     }
@@ -109,7 +119,7 @@ impl PhysicalMemory {
         allocation.handles -= 1;
         let bytes = allocation.bytes;
         if allocation.handles == 0
-            && let Some(Allocation { own: true, data, .. }) = self.allocations.remove(&id)
+            && let Some(Allocation { created_here: true, data, .. }) = self.allocations.remove(&id)
         {
             let held = match data {
                 // Where the system refuses to check, no other process counts as a holder.
@@ -147,7 +157,7 @@ impl PhysicalMemory {
         self.share(id)?.export()
     }
 
-    /// Returns the name of a segment. Its bytes are shared from now on.
+    /// Returns a handle of a segment for other processes. Its bytes are shared from now on.
     pub(super) fn export_segment(&mut self, id: u64) -> Result<MemoryHandle, ErrorKind> {
         let bytes = self.allocation_mut(id).bytes;
         Ok(self.share(id)?.handle(bytes))
@@ -156,14 +166,14 @@ impl PhysicalMemory {
     /// Opens memory that another device made. Returns its allocation and size.
     pub(super) fn open(&mut self, handle: &MemoryHandle) -> Result<(u64, u64), ErrorKind> {
         let (shared, bytes) = SharedBytes::open(handle)?;
-        match self.known(&shared).map(|id| (id, self.allocations[&id].own)) {
+        match self.find(&shared).map(|id| (id, self.allocations[&id].created_here)) {
             Some((_, true)) => Err(ErrorKind::OwnMemory),
             Some((id, false)) => {
                 self.allocation_mut(id).handles += 1;
                 Ok((id, bytes))
             }
             None => {
-                let id = self.name();
+                let id = self.new_id();
                 self.add(id, bytes, false, Data::Shared(shared));
                 Ok((id, bytes))
             }
@@ -187,23 +197,25 @@ impl PhysicalMemory {
         }
     }
 
-    /// Adds another handle of an allocation that was made here, or a handle of one that was made elsewhere.
+    /// Imports a descriptor, as another handle of an allocation that this device has already, or as a new allocation.
     pub(super) fn import(&mut self, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<ChunkId, ErrorKind> {
         let shared = SharedBytes::import(descriptor, bytes)?;
-        let known = self.known(&shared);
-        let chunk = ChunkId(self.name());
-        match known {
+        let existing = self.find(&shared);
+        let chunk = ChunkId(self.new_id());
+        match existing {
             Some(id) => self.allocation_mut(id).handles += 1,
             None => self.add(chunk.0, bytes, false, Data::Shared(shared)),
         }
-        self.chunks.insert(chunk, SimChunk { allocation: known.unwrap_or(chunk.0), mapped: 0 });
+        self.chunks.insert(chunk, SimChunk { allocation: existing.unwrap_or(chunk.0), mapped: 0 });
         Ok(chunk)
     }
 
     /// Returns the allocation that already has these bytes, if there is one.
-    fn known(&self, shared: &SharedBytes) -> Option<u64> {
+    fn find(&self, shared: &SharedBytes) -> Option<u64> {
         let mut allocations = self.allocations.iter();
-        allocations.find(|(_, known)| matches!(&known.data, Data::Shared(other) if shared.is(other))).map(|(&id, _)| id)
+        allocations
+            .find(|(_, existing)| matches!(&existing.data, Data::Shared(other) if shared.is(other)))
+            .map(|(&id, _)| id)
     }
 
     /// Returns the allocation of a chunk, and its size.
@@ -259,12 +271,13 @@ impl PhysicalMemory {
         self.allocations.get_mut(&id).expect("what is mapped or has a handle is there")
     }
 
-    fn name(&mut self) -> u64 {
+    /// Returns an id that no allocation and no chunk had before.
+    fn new_id(&mut self) -> u64 {
         self.next += 1;
         self.next - 1
     }
 
-    fn add(&mut self, id: u64, bytes: u64, own: bool, data: Data) {
-        self.allocations.insert(id, Allocation { bytes, own, handles: 1, data, shadow: Shadow::default() });
+    fn add(&mut self, id: u64, bytes: u64, created_here: bool, data: Data) {
+        self.allocations.insert(id, Allocation { bytes, created_here, handles: 1, data, shadow: Shadow::default() });
     }
 }

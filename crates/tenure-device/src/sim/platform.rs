@@ -20,6 +20,7 @@ pub struct SimPlatform {
     registrations: Arc<Registrations>,
 }
 
+/// The connection of two devices.
 struct Pair {
     link: Option<LinkKind>,
     peer_access: bool,
@@ -33,13 +34,13 @@ impl SimPlatform {
         Self { count, devices, pairs: BTreeMap::new(), registrations: Arc::default() }
     }
 
-    /// Makes the platform count its devices as `count` says, or fail to. Devices beyond the count do not exist, and
-    /// none exists if counting fails.
+    /// Makes [`Platform::device_count`] return `count`. Devices beyond the count do not exist; if it is an error, no
+    /// device exists.
     pub fn with_count(self, count: Result<u32, ErrorKind>) -> Self {
         Self { count, ..self }
     }
 
-    /// Sets how `a` and `b` reach each other.
+    /// Sets the link between `a` and `b`, and whether they can access each other's memory.
     pub fn with_link(mut self, a: u8, b: u8, link: Option<LinkKind>, peer_access: bool) -> Self {
         self.pairs.insert((a.min(b), a.max(b)), Pair { link, peer_access });
         self
@@ -56,13 +57,13 @@ impl SimPlatform {
             let peers = others.filter(|&peer| self.pair(device, peer).is_some_and(|pair| pair.peer_access));
             let driver = SimDriver::numbered(*config, device, peers.collect(), Arc::clone(&self.registrations));
             let driver = Arc::new(driver);
-            self.registrations.join(Arc::downgrade(&driver));
+            self.registrations.add_device(Arc::downgrade(&driver));
             driver
         }))
     }
 
     fn device(&self, call: Call, device: u8) -> Result<&(SimConfig, OnceLock<Arc<SimDriver>>), CallError> {
-        let count = self.counted(call)?;
+        let count = self.checked_count(call)?;
         self.devices.get(usize::from(device)).filter(|_| u32::from(device) < count).ok_or_else(|| {
             let name = "CUDA_ERROR_INVALID_DEVICE".into();
             let description = format!("there is no device {device}");
@@ -70,7 +71,8 @@ impl SimPlatform {
         })
     }
 
-    fn counted(&self, call: Call) -> Result<u32, CallError> {
+    /// Returns the number of devices, or its error as one of `call`.
+    fn checked_count(&self, call: Call) -> Result<u32, CallError> {
         self.count.clone().map_err(|kind| CallError { call, kind })
     }
 
@@ -84,14 +86,14 @@ impl SimPlatform {
 
 impl Platform for SimPlatform {
     fn device_count(&self) -> Result<u32, CallError> {
-        self.counted(Call::DeviceCount)
+        self.checked_count(Call::DeviceCount)
     }
 
     fn driver_version(&self) -> Result<u32, CallError> {
         match self.count {
             Ok(_) | Err(ErrorKind::NoDevice) => Ok(VERSION),
             Err(ErrorKind::DriverTooOld { serves, .. }) => Ok(serves),
-            Err(_) => self.counted(Call::DriverVersion),
+            Err(_) => self.checked_count(Call::DriverVersion),
         }
     }
 

@@ -15,6 +15,7 @@ use crate::Launch;
 pub(super) struct Clock(Vec<u64>);
 
 impl Clock {
+    /// Adds the work that is complete according to `other`.
     fn join(&mut self, other: &Self) {
         if self.0.len() < other.0.len() {
             self.0.resize(other.0.len(), 0);
@@ -24,6 +25,7 @@ impl Clock {
         }
     }
 
+    /// Counts one more piece of work of `stream`. Returns its number.
     fn tick(&mut self, stream: usize) -> u64 {
         if self.0.len() <= stream {
             self.0.resize(stream + 1, 0);
@@ -32,13 +34,13 @@ impl Clock {
         self.0[stream]
     }
 
-    /// Returns whether the work of `access` is complete according to this clock.
+    /// Returns whether the work of `access` is complete according to this clock. If it is not, the two are not ordered.
     pub(super) fn covers(&self, access: &Access) -> bool {
         self.0.get(access.stream).is_some_and(|&known| known >= access.epoch)
     }
 }
 
-/// A clock that an event keeps. `None` knows of no work: a program that declares no work pays nothing.
+/// The clock at a point of a stream. `None` stands for no work, so that a program that declares no work pays nothing.
 pub(super) type Stamp = Option<Arc<Clock>>;
 
 /// The clocks of the streams and of the host.
@@ -72,7 +74,7 @@ impl StreamOrder {
         }
     }
 
-    /// Notes that the host has seen `stamp` pass.
+    /// Records that the host has seen the work of `stamp` complete.
     pub(super) fn observe(&mut self, stamp: &Stamp) {
         if let Some(stamp) = stamp {
             self.host.join(stamp);
@@ -102,16 +104,17 @@ fn clock(streams: &mut Vec<Stamp>, stream: usize) -> &mut Arc<Clock> {
     streams[stream].get_or_insert_default()
 }
 
-/// One piece of work, as clocks count it.
+/// One piece of work on a stream: its number there, which clocks count, and its launch.
 #[derive(Clone)]
 pub(super) struct Access {
     stream: usize,
+    /// The number of the piece of work on its stream, from 1.
     epoch: u64,
     pub(super) launch: Arc<Launch>,
 }
 
 impl Access {
-    /// Returns whether `later` is on the same stream, so that it stands for both.
+    /// Returns whether `later` is on the same stream, so that work after `later` is after both.
     pub(super) fn is_superseded_by(&self, later: &Self) -> bool {
         self.stream == later.stream
     }
@@ -124,6 +127,7 @@ pub(super) struct Shadow {
     cells: BTreeMap<u64, Cell>,
 }
 
+/// The last accesses to a range of bytes, all of which were accessed by the same work.
 #[derive(Clone, Default)]
 struct Cell {
     end: u64,
@@ -143,8 +147,8 @@ impl Shadow {
         })
     }
 
-    /// Notes that `access` touches `range`, which conflicts with nothing.
-    pub(super) fn note(&mut self, range: &Range<u64>, write: bool, access: &Access) {
+    /// Records that `access` touches `range`. The caller checked that this conflicts with no earlier access.
+    pub(super) fn record(&mut self, range: &Range<u64>, write: bool, access: &Access) {
         self.split(range.start);
         self.split(range.end);
         if write {
@@ -173,7 +177,7 @@ impl Shadow {
         }
     }
 
-    /// Makes `at` a border between cells.
+    /// Divides the cell that contains `at`, if there is one, so that a cell begins there.
     fn split(&mut self, at: u64) {
         if let Some((_, cell)) = self.cells.range_mut(..at).next_back()
             && cell.end > at

@@ -15,7 +15,7 @@ const TRAILER: [u8; 16] = *b"tenure sim chunk";
 /// The first bytes of every memory handle, so that other bytes are not taken for one.
 const MAGIC: [u8; 16] = *b"tenure simmemory";
 
-/// The seals of the file, whose size the exporter sets once: no holder meets the end of the file within a chunk.
+/// The seals of the file: its size can not change, so that no process reads past the end of the file within a chunk.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// The bytes of an exported chunk: a file in memory, which takes only as much memory as was written. The rest reads as
@@ -25,6 +25,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 /// kernel releases the lock with the last descriptor, however its process ended.
 pub(super) struct SharedBytes {
     file: File,
+    /// The file's [`identity`].
     identity: (u64, u64),
 }
 
@@ -63,8 +64,8 @@ impl SharedBytes {
         handle[..MAGIC.len()].copy_from_slice(&MAGIC);
         let (device, inode) = self.identity;
         let words = [u64::from(std::process::id()), self.file.as_raw_fd() as u64, device, inode, bytes];
-        for (place, word) in handle[MAGIC.len()..].chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for (target, word) in handle[MAGIC.len()..].chunks_exact_mut(8).zip(words) {
+            target.copy_from_slice(&word.to_le_bytes());
         }
         MemoryHandle(handle)
     }
@@ -103,7 +104,7 @@ impl SharedBytes {
         self.file.write_all_at(source, offset).expect("a file in memory can be written while the host has memory");
     }
 
-    /// Gives up the bytes. The result tells whether others still hold them.
+    /// Gives up the bytes. The returned value can tell whether other processes still hold them.
     pub(super) fn abandon(self) -> Result<Abandoned, ErrorKind> {
         // Opened anew: a clone of the descriptor would hold the very lock that reveals other holders.
         let probe = File::open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;

@@ -18,11 +18,11 @@ const SLOTS: u64 = 512;
 
 const WORD: u64 = size_of::<u64>() as u64;
 
-/// The number of records of an event, by any process, and which of them were passed.
+/// The state of an interprocess event that all processes see: the number of its records, and which of them were passed.
 ///
-/// This is a file in memory. It has the number of records, and for each slot the last record in it that was passed. A
-/// handle only names a process that has the file open, and its descriptor there. The file is gone once no process holds
-/// it.
+/// The state is a file in memory. It has the number of records, and for each slot the last record in it that was
+/// passed. A handle only names a process that has the file open, and its descriptor there. The file is gone once no
+/// process holds it.
 pub(super) struct Signal {
     file: File,
     identity: (u64, u64),
@@ -79,7 +79,7 @@ impl Signal {
         Ok(record)
     }
 
-    /// Notes that the device has passed `record`.
+    /// Records that the device has passed `record`.
     pub(super) fn pass(&self, record: u64) {
         let slot = 1 + record % SLOTS;
         self.set_word(slot, record.max(self.word(slot)));
@@ -89,6 +89,7 @@ impl Signal {
         self.word(1 + record % SLOTS) >= record
     }
 
+    /// Reads word `index` of the file: 0 is the number of records, and the slots follow.
     fn word(&self, index: u64) -> u64 {
         let mut word = [0; WORD as usize];
         self.file.read_exact_at(&mut word, index * WORD).expect("a file in memory can be read");

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use tenure_core::{Device, StreamId};
 
 use super::capture::{SimCapture, SimGraph, WorkAction, capture_error};
-use super::events::Recorded;
+use super::events::LastRecord;
 use super::fault::Failures;
 use super::host::{Registrations, SimHostMemory};
 use super::kernel::{KernelMemory, SimKernel, Touches};
@@ -25,9 +25,9 @@ use crate::deferred::{InHostFunction, in_host_function};
 use crate::{Call, CallError, Counters, DeviceProcess, ErrorKind, EventId, GraphId, Launch};
 
 /// The interval at which the host checks whether another process has passed an event that it waits for.
-const POLL: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// The point or record that the host waits for.
+/// The end of a wait of the host: the points of streams, or the record of an event, that must be passed.
 pub(super) enum Goal {
     Nothing,
     /// A point, and the work that the host knows to be complete once it is passed.
@@ -51,8 +51,10 @@ pub(super) struct SimState {
     pub(super) graphs: FxHashMap<GraphId, Arc<SimGraph>>,
     pub(super) last_graph: u64,
     context_bytes: u64,
+    /// The number of pieces of work submitted so far.
     pub(super) launches: u64,
-    lost: Option<Arc<CallError>>,
+    /// The error that lost the context.
+    context_fault: Option<Arc<CallError>>,
 }
 
 impl SimState {
@@ -71,12 +73,13 @@ impl SimState {
             last_graph: 0,
             context_bytes: config.context_bytes,
             launches: 0,
-            lost: None,
+            context_fault: None,
         }
     }
 
+    /// Returns the error that lost the context, if one did.
     pub(super) fn fault(&self) -> Option<Arc<CallError>> {
-        self.lost.clone()
+        self.context_fault.clone()
     }
 
     /// Returns the processes that hold memory of the device: the scripted list, or this process.
@@ -118,6 +121,7 @@ impl SimState {
         self.submit(launch, touches, Arc::new(move |memory, launch, _| work(memory, launch)))
     }
 
+    /// Checks a piece of work and puts it on its stream, or captures it if the stream is captured.
     pub(super) fn submit(&mut self, launch: Launch, mut touches: Touches, action: WorkAction) -> Result<(), ErrorKind> {
         let stream = self.timeline.stream(launch.stream)?;
         if let Some(capture) = self.capture_of(stream) {
@@ -130,11 +134,11 @@ impl SimState {
         touches.writes.retain(|range| !range.is_empty());
         let (access, clock) = self.order.launch(stream, Arc::clone(&launch));
         if let Some(used) = &touches.host {
-            self.host.check(used, &access.launch)?;
+            self.host.check_writable(used, &access.launch)?;
         }
         self.memory.touch(&touches, &access, &clock)?;
         if let Some(used) = &touches.host {
-            self.host.note(used, &access);
+            self.host.record_copy(used, &access);
         }
         self.launches += 1;
         self.timeline.push_work(stream, Box::new(move |memory| action(memory, &launch, &touches)));
@@ -153,13 +157,13 @@ impl SimState {
         }
     }
 
-    /// Returns whether `point` is passed, after it lets the device run for a random while. If it is passed, the host
-    /// knows.
+    /// Returns whether `point` is passed, after it lets the device run for a random while. If it is passed, records
+    /// that the host has seen the work of `stamp` complete.
     pub(super) fn query(&mut self, point: Point, stamp: &Stamp) -> Result<bool, ErrorKind> {
-        while !self.timeline.passed(point) && !self.timeline.is_idle() && self.timeline.flips_heads() {
+        while !self.timeline.has_passed(point) && !self.timeline.is_idle() && self.timeline.draw_bool() {
             self.step()?;
         }
-        let passed = self.timeline.passed(point);
+        let passed = self.timeline.has_passed(point);
         if passed {
             self.order.observe(stamp);
         }
@@ -177,20 +181,20 @@ impl SimState {
         }
         self.captures.iter_mut().for_each(|capture| capture.forget(event));
         if let Some(point) = self.timeline.record_event(event, stream, self.order.stamp(stream))? {
-            while !self.timeline.passed(point) && self.step()? {}
+            while !self.timeline.has_passed(point) && self.step()? {}
         }
         Ok(())
     }
 
     pub(super) fn query_event(&mut self, event: EventId) -> Result<bool, ErrorKind> {
         self.forbid_while_capturing()?;
-        match self.timeline.events.recorded(event)? {
-            Recorded::Nowhere => Ok(true),
-            Recorded::Here(point, stamp) => {
+        match self.timeline.events.last_record(event)? {
+            LastRecord::Never => Ok(true),
+            LastRecord::Here(point, stamp) => {
                 let stamp = stamp.clone();
                 self.query(point, &stamp)
             }
-            Recorded::Elsewhere(signal, record) => Ok(signal.has_passed(record)),
+            LastRecord::Elsewhere(signal, record) => Ok(signal.has_passed(record)),
         }
     }
 
@@ -208,14 +212,14 @@ impl SimState {
         if self.capture_of(stream).is_some() {
             return Err(capture_error("a captured stream waits for work that is not captured"));
         }
-        match self.timeline.events.recorded(event)? {
-            Recorded::Nowhere => return Ok(()),
-            Recorded::Here(point, _) if point.stream() == stream => return Ok(()),
-            Recorded::Here(point, stamp) => {
+        match self.timeline.events.last_record(event)? {
+            LastRecord::Never => return Ok(()),
+            LastRecord::Here(point, _) if point.stream() == stream => return Ok(()),
+            LastRecord::Here(point, stamp) => {
                 self.order.wait(stream, stamp);
                 self.timeline.push_wait(stream, point);
             }
-            Recorded::Elsewhere(signal, record) => self.timeline.push_wait_elsewhere(stream, signal, record),
+            LastRecord::Elsewhere(signal, record) => self.timeline.push_wait_elsewhere(stream, signal, record),
         }
         self.counters.stream_waits += 1;
         Ok(())
@@ -244,10 +248,10 @@ impl SimState {
     /// Returns the goal of a wait for the last record of `event`.
     pub(super) fn event_goal(&mut self, event: EventId) -> Result<Goal, ErrorKind> {
         self.forbid_while_capturing()?;
-        Ok(match self.timeline.events.recorded(event)? {
-            Recorded::Nowhere => Goal::Nothing,
-            Recorded::Here(point, stamp) => Goal::Point(point, stamp.clone()),
-            Recorded::Elsewhere(signal, record) => Goal::Elsewhere(signal, record),
+        Ok(match self.timeline.events.last_record(event)? {
+            LastRecord::Never => Goal::Nothing,
+            LastRecord::Here(point, stamp) => Goal::Point(point, stamp.clone()),
+            LastRecord::Elsewhere(signal, record) => Goal::Elsewhere(signal, record),
         })
     }
 
@@ -256,8 +260,8 @@ impl SimState {
         Goal::Points(self.timeline.tails(), self.order.stamp_of_all())
     }
 
-    /// Runs the work that leads to `goal`, and notes that the host has seen it. Returns false if another process must
-    /// act first.
+    /// Runs work until `goal` is passed, and records that the host has seen the work before it complete. Returns false
+    /// if another process must act first.
     fn reach(&mut self, goal: &Goal) -> Result<bool, ErrorKind> {
         let (points, stamp) = match goal {
             Goal::Nothing => return Ok(true),
@@ -266,7 +270,7 @@ impl SimState {
             Goal::Points(points, stamp) => (points.as_slice(), stamp),
         };
         for &point in points {
-            while !self.timeline.passed(point) {
+            while !self.timeline.has_passed(point) {
                 if !self.step()? && !self.timeline.skip_ahead(point) {
                     return Ok(false);
                 }
@@ -276,11 +280,11 @@ impl SimState {
         Ok(true)
     }
 
-    /// Returns an error as the caller sees it. Some errors lose the context.
+    /// Converts a fault to the error of `call`. Some faults also lose the context, which drops all queued work.
     pub(super) fn fail(&mut self, call: Call, kind: ErrorKind) -> CallError {
         let error = CallError { call, kind };
         if error.kind.loses_context() {
-            self.lost = Some(Arc::new(error.clone()));
+            self.context_fault = Some(Arc::new(error.clone()));
             let _in_work = InHostFunction::enter();
             self.timeline.abandon();
         }
@@ -298,10 +302,10 @@ impl SimDriver {
         let Some(mut state) = self.state.try_enter() else {
             return Err(CallError { call, kind: ErrorKind::CalledFromWork });
         };
-        let strikes = state.failures.strikes(call);
-        let result = match &state.lost {
+        let fails = state.failures.count_call(call);
+        let result = match &state.context_fault {
             Some(first) => Err(ErrorKind::ContextLost(Arc::clone(first))),
-            None if strikes => Err(ErrorKind::Injected),
+            None if fails => Err(ErrorKind::Injected),
             None => action(&mut state),
         };
         result.map_err(|kind| state.fail(call, kind))
@@ -316,7 +320,9 @@ impl SimDriver {
         let started_us = Cell::new(None);
         let start = |state: &mut SimState| {
             let goal = start(state)?;
-            started_us.set((!matches!(goal, Goal::Nothing)).then(|| state.timeline.now_us()));
+            if !matches!(goal, Goal::Nothing) {
+                started_us.set(Some(state.timeline.now_us()));
+            }
             Ok(goal)
         };
         self.block(call, start, |state| {
@@ -347,7 +353,7 @@ impl SimDriver {
             match outcome {
                 Ok(result) => return Ok(result),
                 Err(goal) => {
-                    thread::sleep(POLL);
+                    thread::sleep(POLL_INTERVAL);
                     outcome = self.resume(call, |state| attempt(state, goal))?;
                 }
             }
@@ -368,15 +374,15 @@ impl SimDriver {
     }
 }
 
-/// The state under a lock, which work that runs under the lock cannot take again.
-pub(super) struct Guarded(Mutex<SimState>);
+/// A device's state and its lock. Work runs under the lock, so a call that work makes must not take the lock again.
+pub(super) struct LockedState(Mutex<SimState>);
 
-impl Guarded {
+impl LockedState {
     pub(super) fn new(state: SimState) -> Self {
         Self(Mutex::new(state))
     }
 
-    /// Locks the state. Returns `None` when called from work.
+    /// Locks the state. Returns `None` when a kernel or host function calls this.
     pub(super) fn try_enter(&self) -> Option<MutexGuard<'_, SimState>> {
         (!in_host_function()).then(|| self.0.lock())
     }

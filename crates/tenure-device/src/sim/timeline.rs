@@ -39,14 +39,15 @@ impl Point {
     }
 }
 
+/// An item in a stream's queue.
 enum QueueItem {
     Work(Work),
     /// A wait for a point of another stream.
     Wait(Point),
     /// A wait until the clock has reached a time, in µs.
     Busy(u64),
-    /// Notes the time at which an event's record with this number was passed.
-    Note(EventId, u64),
+    /// Stores the time in an event, if the record with this number is still its last.
+    SetTime(EventId, u64),
     /// Tells other processes that a record was passed.
     Signal(Arc<Signal>, u64),
     /// A wait until another process has passed a record.
@@ -58,14 +59,16 @@ enum QueueItem {
 /// One stream. Programs that only measure time never queue anything: `ready_us` is then the whole state.
 #[derive(Default)]
 struct SimStream {
-    /// Kept only to be queried: every order that events allow may run, so the priority decides nothing.
+    /// The priority, which can be queried but has no effect: streams run in any order that events allow.
     priority: Priority,
     queue: VecDeque<QueueItem>,
+    /// The number of items that have left the queue.
     executed: u64,
     /// The earliest time at which queued items start, in µs.
     ready_us: u64,
 }
 
+/// The streams of a device, their queues, and the clock.
 pub(super) struct Timeline {
     now_us: u64,
     streams: Vec<SimStream>,
@@ -75,6 +78,13 @@ pub(super) struct Timeline {
     /// The number of items on all streams.
     queued: usize,
     random: Random,
+}
+
+impl SimStream {
+    /// Returns whether the first item waits for another process or device.
+    fn waits_outside(&self) -> bool {
+        matches!(self.queue.front(), Some(QueueItem::WaitElsewhere(..) | QueueItem::WaitOutside(_)))
+    }
 }
 
 impl Timeline {
@@ -142,7 +152,8 @@ impl Timeline {
         (0..self.streams.len()).map(|stream| self.tail(stream)).collect()
     }
 
-    pub(super) fn passed(&self, point: Point) -> bool {
+    /// Returns whether `point` is passed.
+    pub(super) fn has_passed(&self, point: Point) -> bool {
         self.streams[point.stream].executed >= point.position && point.at_us <= self.now_us
     }
 
@@ -163,7 +174,7 @@ impl Timeline {
 
     /// Makes `stream` wait for `point`.
     pub(super) fn push_wait(&mut self, stream: usize, point: Point) {
-        if self.passed(point) {
+        if self.has_passed(point) {
             return;
         }
         if self.streams[point.stream].executed >= point.position {
@@ -210,7 +221,7 @@ impl Timeline {
         if self.streams[stream].queue.is_empty() {
             passed_us = Some(self.streams[stream].ready_us.max(self.now_us));
         } else {
-            self.push(stream, QueueItem::Note(event, records));
+            self.push(stream, QueueItem::SetTime(event, records));
         }
         let point = self.tail(stream);
         let found = self.events.get_mut(event)?;
@@ -236,8 +247,8 @@ impl Timeline {
         self.streams.iter_mut().for_each(|stream| stream.queue.clear());
     }
 
-    /// Returns whether a query should let the device run a little before it answers, at random.
-    pub(super) fn flips_heads(&mut self) -> bool {
+    /// Returns a random boolean.
+    pub(super) fn draw_bool(&mut self) -> bool {
         self.random.below(2) == 0
     }
 
@@ -245,7 +256,7 @@ impl Timeline {
     /// `Some(None)` if the item was no work.
     pub(super) fn step(&mut self) -> Option<Option<Work>> {
         let runnable: Vec<usize> = (0..self.streams.len())
-            .filter(|&stream| self.starts_us(stream).is_some_and(|us| us <= self.now_us))
+            .filter(|&stream| self.start_us(stream).is_some_and(|us| us <= self.now_us))
             .collect();
         if runnable.is_empty() {
             return None;
@@ -256,7 +267,7 @@ impl Timeline {
         self.queued -= 1;
         match item {
             QueueItem::Work(work) => return Some(Some(work)),
-            QueueItem::Note(event, record) => {
+            QueueItem::SetTime(event, record) => {
                 if let Ok(event) = self.events.get_mut(event)
                     && event.records == record
                 {
@@ -272,14 +283,12 @@ impl Timeline {
     /// Moves the clock to the next time at which an item can run or `point` passes, when nothing can run before.
     /// Returns false if another process or device must act first.
     pub(super) fn skip_ahead(&mut self, point: Point) -> bool {
-        let starts = (0..self.streams.len()).filter_map(|stream| self.starts_us(stream));
+        let starts = (0..self.streams.len()).filter_map(|stream| self.start_us(stream));
         let passes = (self.streams[point.stream].executed >= point.position).then_some(point.at_us);
         let Some(next) = starts.chain(passes).min() else {
-            // A wait is for a point recorded before it, so the oldest item of all can run once its time has come.
-            let elsewhere = |stream: &SimStream| {
-                matches!(stream.queue.front(), Some(QueueItem::WaitElsewhere(..) | QueueItem::WaitOutside(_)))
-            };
-            assert!(self.streams.iter().any(elsewhere), "waits form no circle");
+            // A wait for another stream is for a point before the wait. So without waits outside the device, the oldest
+            // queued item could run.
+            assert!(self.streams.iter().any(SimStream::waits_outside), "waits form no circle");
             return false;
         };
         self.now_us = next.max(self.now_us);
@@ -287,10 +296,10 @@ impl Timeline {
     }
 
     /// Returns the time at which the first item of a stream can run, if it waits only for the clock.
-    fn starts_us(&self, stream: usize) -> Option<u64> {
+    fn start_us(&self, stream: usize) -> Option<u64> {
         let stream = &self.streams[stream];
         let own_us = match stream.queue.front()? {
-            QueueItem::Work(_) | QueueItem::Note(..) | QueueItem::Signal(..) => 0,
+            QueueItem::Work(_) | QueueItem::SetTime(..) | QueueItem::Signal(..) => 0,
             QueueItem::WaitElsewhere(signal, record) => signal.has_passed(*record).then_some(0)?,
             QueueItem::WaitOutside(condition) => condition().then_some(0)?,
             QueueItem::Busy(until_us) => *until_us,
@@ -303,7 +312,8 @@ impl Timeline {
     }
 }
 
-/// Creates an error out of line: to build and drop an error that did not occur costs more than to find an event.
+/// Creates the error for an unknown handle. It is not inlined: building and dropping an error that did not occur would
+/// cost more than finding an event.
 #[cold]
 pub(super) fn unknown(what: &'static str, handle: u64) -> ErrorKind {
     ErrorKind::UnknownHandle { what, handle }
