@@ -109,7 +109,7 @@ pub struct Operands {
     pub workspace: Address,
 }
 
-/// A plan by which a product is computed on a device. It never becomes invalid.
+/// A plan to compute a product on a device: its description and an algorithm. It never becomes invalid.
 #[derive(Clone)]
 pub struct ProductPlan(Arc<BlasPlan>);
 
@@ -137,6 +137,7 @@ unsafe impl Send for Blas {}
 // SAFETY: cuBLASLt's handle may be used by several threads at once.
 unsafe impl Sync for Blas {}
 
+/// A product as the library describes it, and the algorithm chosen for it.
 struct BlasPlan {
     product: Product,
     a: Layout,
@@ -212,6 +213,7 @@ impl CudaDriver {
         })
     }
 
+    /// Returns cuBLASLt on this device. The first call creates its handle.
     fn blas(&self) -> Result<&Blas, ErrorKind> {
         static IS_THERE: LazyLock<bool> = LazyLock::new(|| {
             // SAFETY: loading a library runs its initialisers; this one is NVIDIA's.
@@ -234,6 +236,8 @@ impl CudaDriver {
         Ok(self.blas.get_or_init(|| Blas { handle, plans: RwLock::default() }))
     }
 
+    /// Submits a product with the algorithm `chosen`.
+    ///
     /// # Safety
     /// The same as for [`multiply`](Self::multiply).
     unsafe fn run_product(
@@ -284,12 +288,14 @@ impl CudaDriver {
 }
 
 impl BlasPlan {
+    /// Plans a product with the algorithm that the library ranks first.
     fn new(blas: &Blas, product: &Product) -> Result<Self, ErrorKind> {
         let plan = Self::without_algorithm(product)?;
         let best = plan.candidates(blas, 1)?.into_iter().next();
         Ok(Self { chosen: best.ok_or_else(|| failure(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED))?, ..plan })
     }
 
+    /// Describes a product, without choosing an algorithm.
     fn without_algorithm(product: &Product) -> Result<Self, ErrorKind> {
         let Product { m, n, k, batch, dtype, compute, a, b, c, d, epilogue } = *product;
         let data = data_type(dtype)?;
@@ -316,7 +322,7 @@ impl BlasPlan {
             c: c.map(|c| layout(c, m, n)).transpose()?,
             d: layout(d, m, n)?,
             description: Mutex::new(description),
-            chosen: none(),
+            chosen: no_algorithm(),
             is_tuned: false,
         })
     }
@@ -337,7 +343,7 @@ impl BlasPlan {
         ] {
             preference.set(attribute, &(matrix.alignment as u32))?;
         }
-        let mut found = vec![none(); count];
+        let mut found = vec![no_algorithm(); count];
         let mut returned = 0;
         let description = self.description.lock();
         // SAFETY: all descriptors are alive, and `found` has room for `count` results.
@@ -361,7 +367,8 @@ impl BlasPlan {
     }
 }
 
-fn none() -> Heuristic {
+/// Returns the placeholder for an algorithm that is not chosen yet.
+fn no_algorithm() -> Heuristic {
     Heuristic {
         algo: Algorithm { data: [0; 8] },
         workspaceSize: 0,

@@ -44,7 +44,7 @@ pub struct CudaDriver {
     pub(super) space: Mutex<AddressSpace>,
     /// The sizes in bytes of segments, which are allocations with an address of their own.
     pub(super) segments: Handles<u64>,
-    /// How many times memory of another process is open, by its address.
+    /// The number of times that memory of another process is open, by its address.
     pub(super) opened: Mutex<BTreeMap<Address, usize>>,
     pub(super) streams: Handles<StreamOwner>,
     /// The number of kernels that each graph launches.
@@ -109,9 +109,9 @@ impl CudaDriver {
         &self.properties
     }
 
-    /// Makes known a stream that other code made, such as PyTorch; the number is the stream's handle.
-    /// [`destroy_stream`](crate::Driver::destroy_stream) then only forgets it. If the stream is known already, nothing
-    /// changes.
+    /// Adopts a stream that other code created, such as PyTorch: from now on, calls accept its handle.
+    /// [`destroy_stream`](crate::Driver::destroy_stream) only forgets it. Nothing happens if calls accept the handle
+    /// already.
     ///
     /// # Safety
     /// The stream belongs to the primary context of this device, or to a part of it (a green context), and is not
@@ -278,6 +278,7 @@ pub(super) fn chunk_properties(ordinal: CUdevice, shares_descriptors: bool) -> C
     }
 }
 
+/// Returns the location of a device's memory.
 pub(super) fn location(ordinal: CUdevice) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal }
 }

@@ -35,10 +35,12 @@ fn describe(error: DriverError) -> String {
     error.error_string().map_or_else(|_| "unknown error".to_owned(), |words| words.to_string_lossy().into_owned())
 }
 
+/// Returns the error of a return code.
 fn failure(code: CUresult, description: String) -> ErrorKind {
     ErrorKind::Device { code: code as u32, name: format!("{code:?}"), description, in_flight: Vec::new() }
 }
 
+/// Returns the error of a return code of starting the driver.
 fn start_failure(code: CUresult, description: &str) -> ErrorKind {
     match code {
         CUresult::CUDA_ERROR_NO_DEVICE => ErrorKind::NoDevice,

@@ -1,8 +1,9 @@
-//! The set of the driver's handles that are known.
+//! A map of the handles that the driver created or adopted.
 
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
+/// The number of shards.
 const SHARDS: usize = 16;
 
 /// A map from handles to values, split into shards because every call on a stream or event looks one up.
@@ -23,7 +24,7 @@ impl<V: Copy> Handles<V> {
         self.shard(handle).write().insert(handle, value);
     }
 
-    /// Makes `handle` known, unless it is known already.
+    /// Inserts `handle`, unless the map has it already.
     pub(super) fn adopt(&self, handle: u64, value: V) {
         self.shard(handle).write().entry(handle).or_insert(value);
     }

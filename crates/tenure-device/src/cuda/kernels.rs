@@ -96,14 +96,14 @@ pub fn compile_cached(
 /// There is no NVRTC, or the source is wrong: the error shows the compiler's log.
 pub fn check_cached(name: KernelName, source: &str, compute_capability: (u32, u32)) -> Result<(), CompileError> {
     let source = &format!("#define {ENTRY} {}\n{source}", symbol(name));
-    let note =
+    let record =
         cache::folder(KIND).map(|folder| folder.join(file_name(source, compute_capability)).with_extension("checked"));
-    if note.as_ref().is_some_and(|note| note.exists()) {
+    if record.as_ref().is_some_and(|record| record.exists()) {
         return Ok(());
     }
     nvrtc::check(source, compute_capability, OPTIONS)?;
     // Without this record, the source is checked again the next time.
-    let _ = note.map(|note| cache::replace(&note, &[]));
+    let _ = record.map(|record| cache::replace(&record, &[]));
     Ok(())
 }
 
@@ -112,6 +112,7 @@ fn symbol(name: KernelName) -> String {
     name.op.replace(|letter: char| !letter.is_ascii_alphanumeric(), "_")
 }
 
+/// The compiler's options.
 const OPTIONS: &[&str] = &["--std=c++17", "--device-as-default-execution-space"];
 
 /// Returns a file name that depends on everything that the machine code depends on.
@@ -129,6 +130,7 @@ fn read(path: &Path) -> Option<KernelImage> {
     (Sha256::digest(&bytes)[..] == digest).then(|| KernelImage::from_bytes(bytes))
 }
 
+/// Writes an image and its digest to the cache.
 fn write(path: &Path, image: &KernelImage) -> io::Result<()> {
     let bytes = image.as_bytes();
     cache::replace(path, &[bytes, &Sha256::digest(bytes)].concat())

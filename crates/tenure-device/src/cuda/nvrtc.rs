@@ -38,16 +38,17 @@ pub(super) fn compile(
     compute_capability: (u32, u32),
     options: &[&str],
 ) -> Result<KernelImage, CompileError> {
-    let program = compiled(source, "sm", compute_capability, options)?;
+    let program = compile_program(source, "sm", compute_capability, options)?;
     program.image().map(KernelImage).map_err(|error| failed(error, String::new()))
 }
 
 /// Checks CUDA C++ with the compiler's front end.
 pub(super) fn check(source: &str, compute_capability: (u32, u32), options: &[&str]) -> Result<(), CompileError> {
-    compiled(source, "compute", compute_capability, &[options, &["-fdevice-syntax-only"]].concat()).map(drop)
+    compile_program(source, "compute", compute_capability, &[options, &["-fdevice-syntax-only"]].concat()).map(drop)
 }
 
-fn compiled(
+/// Compiles CUDA C++ for an architecture, real (`sm`) or virtual (`compute`).
+fn compile_program(
     source: &str,
     architecture: &str,
     (major, minor): (u32, u32),

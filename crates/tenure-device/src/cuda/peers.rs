@@ -35,17 +35,17 @@ impl CudaDriver {
                 code => check(code)?,
             }
             drop(bound);
-            let mut done = Vec::new();
+            let mut enabled = Vec::new();
             for (address, bytes, access) in space.accessible() {
-                if let Err(kind) = check(set_access(address, bytes, &[right(other.ordinal, flags(access))])) {
-                    let none = [right(other.ordinal, Flags::CU_MEM_ACCESS_FLAGS_PROT_NONE)];
-                    for (address, bytes) in done {
+                if let Err(kind) = check(set_access(address, bytes, &[access_right(other.ordinal, flags(access))])) {
+                    let none = [access_right(other.ordinal, Flags::CU_MEM_ACCESS_FLAGS_PROT_NONE)];
+                    for (address, bytes) in enabled {
                         // Report the first failure only; a right that stays does no harm.
                         let _ = set_access(address, bytes, &none);
                     }
                     return Err(kind);
                 }
-                done.push((address, bytes));
+                enabled.push((address, bytes));
             }
             space.add_peer(other.ordinal);
             Ok(())
@@ -80,9 +80,9 @@ impl CudaDriver {
             let mut space = self.space.lock();
             let count = space.whole_chunks(address, bytes)?;
             let devices = [self.ordinal].into_iter().chain(space.peers().iter().copied());
-            let rights: Vec<CUmemAccessDesc> = devices.map(|device| right(device, flags(access))).collect();
+            let rights: Vec<CUmemAccessDesc> = devices.map(|device| access_right(device, flags(access))).collect();
             self.timings.time(Call::SetAccess, count, bytes, || set_access(address, bytes, &rights))?;
-            space.note_access(address, bytes, access);
+            space.record_access(address, bytes, access);
             Ok(())
         })
     }
@@ -94,10 +94,12 @@ fn set_access(address: Address, bytes: u64, rights: &[CUmemAccessDesc]) -> CUres
     unsafe { sys::cuMemSetAccess(address, bytes as usize, rights.as_ptr(), rights.len()) }
 }
 
-fn right(device: CUdevice, flags: Flags) -> CUmemAccessDesc {
+/// Describes the access of a device.
+fn access_right(device: CUdevice, flags: Flags) -> CUmemAccessDesc {
     CUmemAccessDesc { location: location(device), flags }
 }
 
+/// Converts an access to CUDA's form.
 fn flags(access: AccessMode) -> Flags {
     match access {
         AccessMode::Read => Flags::CU_MEM_ACCESS_FLAGS_PROT_READ,

@@ -132,6 +132,7 @@ fn version() -> Result<u32, ErrorKind> {
     Ok(version.unsigned_abs())
 }
 
+/// Checks that the driver supports the CUDA version that is needed.
 fn check_version(serves: u32) -> Result<(), ErrorKind> {
     if serves < NEEDED_VERSION {
         return Err(ErrorKind::DriverTooOld { serves, needed: NEEDED_VERSION });
@@ -148,6 +149,7 @@ fn ordinal(device: u8) -> Result<CUdevice, CallError> {
     Ok(ordinal)
 }
 
+/// Returns the properties of a device.
 fn properties(device: CUdevice) -> Result<Properties, ErrorKind> {
     let number = |attribute| attribute_of(device, attribute).map(i32::unsigned_abs);
     let name = text::<256>(|text, len| {
@@ -193,8 +195,8 @@ fn attribute_of(device: CUdevice, attribute: Attribute) -> Result<i32, ErrorKind
 /// Returns the host's memory node nearest to a device, from the driver or else from the system; both say -1 on a host
 /// with one node.
 fn numa_node(device: CUdevice, pci_address: &str) -> Option<u32> {
-    let told = attribute_of(device, Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID).ok();
-    told.and_then(|node| u32::try_from(node).ok()).or_else(|| {
+    let from_driver = attribute_of(device, Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID).ok();
+    from_driver.and_then(|node| u32::try_from(node).ok()).or_else(|| {
         let node = std::fs::read_to_string(format!("/sys/bus/pci/devices/{pci_address}/numa_node")).ok()?;
         node.trim().parse().ok()
     })

@@ -25,6 +25,7 @@ pub(super) struct AddressSpace {
     peers: Vec<CUdevice>,
 }
 
+/// A chunk that is mapped at an address.
 struct ChunkMapping {
     end: Address,
     chunk: ChunkId,
@@ -32,13 +33,14 @@ struct ChunkMapping {
     access: Option<AccessMode>,
 }
 
+/// A chunk that the driver created or imported.
 struct CudaChunk {
     bytes: u64,
     /// The number of addresses at which the chunk is mapped.
     mapped: usize,
-    /// How often the driver returned this handle: a chunk may be imported in the process that made it, or imported
-    /// twice.
-    names: usize,
+    /// The number of times that the driver returned this handle and it was not released: a chunk may be imported in the
+    /// process that created it, or imported twice.
+    handles: usize,
 }
 
 impl AddressSpace {
@@ -77,7 +79,7 @@ impl AddressSpace {
     }
 
     pub(super) fn add_chunk(&mut self, chunk: ChunkId, bytes: u64) {
-        self.chunks.entry(chunk).or_insert(CudaChunk { bytes, mapped: 0, names: 0 }).names += 1;
+        self.chunks.entry(chunk).or_insert(CudaChunk { bytes, mapped: 0, handles: 0 }).handles += 1;
     }
 
     /// Returns the size of a chunk, in bytes.
@@ -88,15 +90,15 @@ impl AddressSpace {
     /// Returns the size of a chunk, in bytes, if it may be released.
     pub(super) fn check_release(&self, chunk: ChunkId) -> Result<u64, ErrorKind> {
         match *self.chunk(chunk)? {
-            CudaChunk { mapped: count, names: 1, .. } if count > 0 => Err(ErrorKind::ChunkMapped { chunk, count }),
+            CudaChunk { mapped: count, handles: 1, .. } if count > 0 => Err(ErrorKind::ChunkMapped { chunk, count }),
             CudaChunk { bytes, .. } => Ok(bytes),
         }
     }
 
     pub(super) fn remove_chunk(&mut self, chunk: ChunkId) {
-        if let Some(known) = self.chunks.get_mut(&chunk) {
-            known.names -= 1;
-            if known.names == 0 {
+        if let Some(found) = self.chunks.get_mut(&chunk) {
+            found.handles -= 1;
+            if found.handles == 0 {
                 self.chunks.remove(&chunk);
             }
         }
@@ -119,9 +121,9 @@ impl AddressSpace {
     }
 
     pub(super) fn add_mapping(&mut self, address: Address, chunk: ChunkId) {
-        if let Some(known) = self.chunks.get_mut(&chunk) {
-            known.mapped += 1;
-            self.mappings.insert(address, ChunkMapping { end: address + known.bytes, chunk, access: None });
+        if let Some(found) = self.chunks.get_mut(&chunk) {
+            found.mapped += 1;
+            self.mappings.insert(address, ChunkMapping { end: address + found.bytes, chunk, access: None });
         }
     }
 
@@ -147,7 +149,7 @@ impl AddressSpace {
     }
 
     /// Records the access to a range of [`whole_chunks`](Self::whole_chunks).
-    pub(super) fn note_access(&mut self, address: Address, bytes: u64, access: AccessMode) {
+    pub(super) fn record_access(&mut self, address: Address, bytes: u64, access: AccessMode) {
         for (_, mapping) in self.mappings.range_mut(address..address + bytes) {
             mapping.access = Some(access);
         }
@@ -264,8 +266,8 @@ mod tests {
         let (mut space, chunk) = space();
         space.add_mapping(at(4), chunk);
         assert_eq!(space.accessible().count(), 0);
-        space.note_access(at(2), 4 * GRANULE, AccessMode::ReadWrite);
-        space.note_access(at(4), 2 * GRANULE, AccessMode::Read);
+        space.record_access(at(2), 4 * GRANULE, AccessMode::ReadWrite);
+        space.record_access(at(4), 2 * GRANULE, AccessMode::Read);
         let whole = (at(2), 2 * GRANULE, AccessMode::ReadWrite);
         let read = (at(4), 2 * GRANULE, AccessMode::Read);
         assert_eq!(space.accessible().collect::<Vec<_>>(), [whole, read]);

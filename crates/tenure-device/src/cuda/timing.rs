@@ -45,6 +45,7 @@ pub struct Timing {
 #[derive(Default)]
 pub(super) struct Timings([Total; TIMED.len()]);
 
+/// The sums over the calls of one kind.
 #[derive(Default)]
 struct Total {
     count: AtomicU64,

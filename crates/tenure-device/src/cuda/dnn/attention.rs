@@ -47,21 +47,23 @@ pub struct DnnAttention {
 }
 
 /// The limit on a workspace, in bytes: one GiB for weights, and room for what comes with them.
-const MOST_WORKSPACE: usize = 1280 << 20;
+const MAX_WORKSPACE: usize = 1280 << 20;
 
-/// Ids of the tensors: from `FIRST` on, those that have strides, in their order; `SUMS`, the logarithms of sums;
-/// `INNER` and `TO_QUERIES`, which only the library needs; above `BETWEEN`, those that are not in memory.
+/// Ids of the tensors. `FIRST` is the first of the tensors in [`DnnAttention::strides`], in their order. `SUMS` are the
+/// logarithms of the sums of each query's weights. `PRODUCT_SUMS` and `QUERY_GRADIENT_SUMS` are intermediate results in
+/// the workspace. Ids above `FIRST_VIRTUAL` belong to virtual tensors and constants.
 pub(super) const FIRST: i64 = 1;
 pub(super) const SUMS: i64 = 9;
-const INNER: i64 = 10;
-const TO_QUERIES: i64 = 11;
-const BETWEEN: i64 = 100;
+const PRODUCT_SUMS: i64 = 10;
+const QUERY_GRADIENT_SUMS: i64 = 11;
+const FIRST_VIRTUAL: i64 = 100;
 
 /// A graph, and the values of its host tensors by their ids.
 struct AttentionGraph {
     operations: Vec<Descriptor>,
     constants: Vec<(i64, Box<f32>)>,
     alignment: usize,
+    /// The last id given to a virtual tensor or constant.
     last: i64,
 }
 
@@ -76,126 +78,156 @@ impl DnnAttention {
     pub(super) fn plan(&self, target: &PlanTarget) -> Result<EnginePlan, ErrorKind> {
         let graph = self.graph()?;
         let engines = if self.is_in_any_order { Engines::All } else { Engines::Repeatable };
-        let mut plan = graph::plans(target, &graph.operations, engines, MOST_WORKSPACE, 1)?.swap_remove(0);
+        let mut plan = graph::plans(target, &graph.operations, engines, MAX_WORKSPACE, 1)?.swap_remove(0);
         plan.constants = graph.constants;
         let rows = self.batch * self.heads * self.queries * size_of::<f32>();
         if self.is_backward {
-            plan.place(INNER, rows);
+            plan.place_in_workspace(PRODUCT_SUMS, rows);
         }
         if self.is_backward && self.is_in_any_order {
-            plan.place(TO_QUERIES, rows * self.width);
+            plan.place_in_workspace(QUERY_GRADIENT_SUMS, rows * self.width);
         }
         Ok(plan)
     }
 
     fn graph(&self) -> Result<AttentionGraph, ErrorKind> {
-        let mut graph =
-            AttentionGraph { operations: Vec::new(), constants: Vec::new(), alignment: self.alignment, last: BETWEEN };
+        let mut graph = AttentionGraph {
+            operations: Vec::new(),
+            constants: Vec::new(),
+            alignment: self.alignment,
+            last: FIRST_VIRTUAL,
+        };
         if self.is_backward { self.backward(&mut graph) } else { self.forward(&mut graph) }?;
         Ok(graph)
     }
 
+    /// Adds the computation of the result and `SUMS`.
     fn forward(&self, graph: &mut AttentionGraph) -> Result<(), ErrorKind> {
-        let [q, keys, v, out] = [self.given(0)?, self.transposed(1)?, self.given(2)?, self.given(3)?];
-        let sums = graph.tensor(SUMS, self.rows(), contiguous(self.rows()), DType::F32, TensorPlace::Device)?;
+        let [q, keys, v, out] =
+            [self.strided_tensor(0)?, self.transposed(1)?, self.strided_tensor(2)?, self.strided_tensor(3)?];
+        let sums =
+            graph.tensor(SUMS, self.row_sizes(), contiguous(self.row_sizes()), DType::F32, TensorPlace::Device)?;
         let scores = self.scores(graph, &q, &keys)?;
-        let scores = self.hidden(graph, scores)?;
-        let largest = graph.between(self.rows(), DType::F32)?;
+        let scores = self.mask(graph, scores)?;
+        let largest = graph.virtual_tensor(self.row_sizes(), DType::F32)?;
         graph.reduce(Reduction::CUDNN_REDUCE_TENSOR_MAX, &scores, &largest)?;
-        let shifted = graph.binary(Pointwise::CUDNN_POINTWISE_SUB, &scores, &largest, self.square(), DType::F32)?;
+        let shifted =
+            graph.binary(Pointwise::CUDNN_POINTWISE_SUB, &scores, &largest, self.score_sizes(), DType::F32)?;
         let weights = graph.unary(Pointwise::CUDNN_POINTWISE_EXP, &shifted)?;
-        let total = graph.between(self.rows(), DType::F32)?;
+        let total = graph.virtual_tensor(self.row_sizes(), DType::F32)?;
         graph.reduce(Reduction::CUDNN_REDUCE_TENSOR_ADD, &weights, &total)?;
         let logarithm = graph.unary(Pointwise::CUDNN_POINTWISE_LOG, &total)?;
         graph.pointwise(Pointwise::CUDNN_POINTWISE_ADD, &[&largest, &logarithm], &sums, DType::F32, None)?;
-        let shares = graph.binary(Pointwise::CUDNN_POINTWISE_DIV, &weights, &total, self.square(), self.dtype)?;
+        let shares = graph.binary(Pointwise::CUDNN_POINTWISE_DIV, &weights, &total, self.score_sizes(), self.dtype)?;
         graph.multiply(&shares, &v, &out)
     }
 
+    /// Adds the computation of the gradients.
     fn backward(&self, graph: &mut AttentionGraph) -> Result<(), ErrorKind> {
-        let [q, keys, values] = [self.given(0)?, self.transposed(1)?, self.transposed(2)?];
-        let [out, grad, to_q, to_k, to_v] =
-            [self.given(3)?, self.given(4)?, self.given(5)?, self.given(6)?, self.given(7)?];
-        let sums = graph.tensor(SUMS, self.rows(), contiguous(self.rows()), DType::F32, TensorPlace::Device)?;
+        let [q, keys, values] = [self.strided_tensor(0)?, self.transposed(1)?, self.transposed(2)?];
+        let [out, grad, grad_q, grad_k, grad_v] = [
+            self.strided_tensor(3)?,
+            self.strided_tensor(4)?,
+            self.strided_tensor(5)?,
+            self.strided_tensor(6)?,
+            self.strided_tensor(7)?,
+        ];
+        let sums =
+            graph.tensor(SUMS, self.row_sizes(), contiguous(self.row_sizes()), DType::F32, TensorPlace::Device)?;
 
         // For each query, the sum of the products of the result and its gradient.
         let products = graph.binary(Pointwise::CUDNN_POINTWISE_MUL, &grad, &out, grad.sizes, DType::F32)?;
-        let summed = graph.between(self.rows(), DType::F32)?;
+        let summed = graph.virtual_tensor(self.row_sizes(), DType::F32)?;
         graph.reduce(Reduction::CUDNN_REDUCE_TENSOR_ADD, &products, &summed)?;
-        let inner = graph.tensor(INNER, self.rows(), contiguous(self.rows()), DType::F32, TensorPlace::Device)?;
-        let one = graph.host(1.0)?;
-        graph.pointwise(Pointwise::CUDNN_POINTWISE_MUL, &[&summed, &one], &inner, DType::F32, None)?;
+        let product_sums = graph.tensor(
+            PRODUCT_SUMS,
+            self.row_sizes(),
+            contiguous(self.row_sizes()),
+            DType::F32,
+            TensorPlace::Device,
+        )?;
+        let one = graph.constant(1.0)?;
+        graph.pointwise(Pointwise::CUDNN_POINTWISE_MUL, &[&summed, &one], &product_sums, DType::F32, None)?;
 
         let scores = self.scores(graph, &q, &keys)?;
-        let shifted = graph.binary(Pointwise::CUDNN_POINTWISE_SUB, &scores, &sums, self.square(), DType::F32)?;
-        let shifted = self.hidden(graph, shifted)?;
+        let shifted = graph.binary(Pointwise::CUDNN_POINTWISE_SUB, &scores, &sums, self.score_sizes(), DType::F32)?;
+        let shifted = self.mask(graph, shifted)?;
         let weights = graph.unary(Pointwise::CUDNN_POINTWISE_EXP, &shifted)?;
-        let turned = self.turned(graph, &weights)?;
-        self.sum_of_heads(graph, &turned, &grad, &to_v, self.value_width)?;
+        let transposed = self.transpose(graph, &weights)?;
+        self.multiply_and_sum_heads(graph, &transposed, &grad, &grad_v, self.value_width)?;
 
-        let to_weights = graph.between(self.square(), DType::F32)?;
-        graph.multiply(&grad, &values, &to_weights)?;
-        let centred = graph.binary(Pointwise::CUDNN_POINTWISE_SUB, &to_weights, &inner, self.square(), DType::F32)?;
-        let to_scores = graph.binary(Pointwise::CUDNN_POINTWISE_MUL, &centred, &weights, self.square(), DType::F32)?;
-        let scale = graph.host(f32::from_bits(self.scale))?;
-        let to_scores = graph.binary(Pointwise::CUDNN_POINTWISE_MUL, &to_scores, &scale, self.square(), DType::F32)?;
-        let turned = self.turned(graph, &to_scores)?;
-        self.sum_of_heads(graph, &turned, &q, &to_k, self.width)?;
+        let grad_weights = graph.virtual_tensor(self.score_sizes(), DType::F32)?;
+        graph.multiply(&grad, &values, &grad_weights)?;
+        let centred = graph.binary(
+            Pointwise::CUDNN_POINTWISE_SUB,
+            &grad_weights,
+            &product_sums,
+            self.score_sizes(),
+            DType::F32,
+        )?;
+        let grad_scores =
+            graph.binary(Pointwise::CUDNN_POINTWISE_MUL, &centred, &weights, self.score_sizes(), DType::F32)?;
+        let scale = graph.constant(f32::from_bits(self.scale))?;
+        let grad_scores =
+            graph.binary(Pointwise::CUDNN_POINTWISE_MUL, &grad_scores, &scale, self.score_sizes(), DType::F32)?;
+        let transposed = self.transpose(graph, &grad_scores)?;
+        self.multiply_and_sum_heads(graph, &transposed, &q, &grad_k, self.width)?;
 
         let [b, h, w, l] = keys.sizes;
         let [batch, head, near, far] = keys.strides;
-        let id = graph.next();
-        let rows = graph.tensor(id, [b, h, l, w], [batch, head, far, near], self.dtype, TensorPlace::Between)?;
+        let id = graph.next_id();
+        let rows = graph.tensor(id, [b, h, l, w], [batch, head, far, near], self.dtype, TensorPlace::Virtual)?;
         graph.reshape(&keys, &rows)?;
         if !self.is_in_any_order {
-            return graph.multiply(&to_scores, &rows, &to_q);
+            return graph.multiply(&grad_scores, &rows, &grad_q);
         }
         // Storing these sums in memory tells the library to add in any order; it sets them to zero itself.
-        let sizes = to_q.sizes;
-        let sums = graph.tensor(TO_QUERIES, sizes, contiguous(sizes), DType::F32, TensorPlace::Device)?;
-        graph.multiply(&to_scores, &rows, &sums)?;
-        graph.pointwise(Pointwise::CUDNN_POINTWISE_IDENTITY, &[&sums], &to_q, DType::F32, None)
+        let sizes = grad_q.sizes;
+        let sums = graph.tensor(QUERY_GRADIENT_SUMS, sizes, contiguous(sizes), DType::F32, TensorPlace::Device)?;
+        graph.multiply(&grad_scores, &rows, &sums)?;
+        graph.pointwise(Pointwise::CUDNN_POINTWISE_IDENTITY, &[&sums], &grad_q, DType::F32, None)
     }
 
+    /// Adds the scaled products of queries and keys.
     fn scores(&self, graph: &mut AttentionGraph, q: &Node, keys: &Node) -> Result<Node, ErrorKind> {
-        let products = graph.between(self.square(), DType::F32)?;
+        let products = graph.virtual_tensor(self.score_sizes(), DType::F32)?;
         graph.multiply(q, keys, &products)?;
-        let scale = graph.host(f32::from_bits(self.scale))?;
-        graph.binary(Pointwise::CUDNN_POINTWISE_MUL, &products, &scale, self.square(), DType::F32)
+        let scale = graph.constant(f32::from_bits(self.scale))?;
+        graph.binary(Pointwise::CUDNN_POINTWISE_MUL, &products, &scale, self.score_sizes(), DType::F32)
     }
 
     /// Sets the scores of keys that a query does not see to minus infinity.
-    fn hidden(&self, graph: &mut AttentionGraph, scores: Node) -> Result<Node, ErrorKind> {
+    fn mask(&self, graph: &mut AttentionGraph, scores: Node) -> Result<Node, ErrorKind> {
         if !self.is_causal {
             return Ok(scores);
         }
         let mut index = |axis: i64| -> Result<Node, ErrorKind> {
-            let index = graph.between(self.square(), DType::I32)?;
+            let index = graph.virtual_tensor(self.score_sizes(), DType::I32)?;
             graph.pointwise(Pointwise::CUDNN_POINTWISE_GEN_INDEX, &[&scores], &index, DType::F32, Some(axis))?;
             Ok(index)
         };
         let row = index(2)?;
         let column = index(3)?;
-        let is_seen = graph.between(self.square(), DType::Bool)?;
+        let is_seen = graph.virtual_tensor(self.score_sizes(), DType::Bool)?;
         graph.pointwise(Pointwise::CUDNN_POINTWISE_CMP_GE, &[&row, &column], &is_seen, DType::Bool, None)?;
-        let hidden = graph.host(f32::NEG_INFINITY)?;
-        let shown = graph.between(self.square(), DType::F32)?;
+        let hidden = graph.constant(f32::NEG_INFINITY)?;
+        let shown = graph.virtual_tensor(self.score_sizes(), DType::F32)?;
         let operands = [&scores, &hidden, &is_seen];
         graph.pointwise(Pointwise::CUDNN_POINTWISE_BINARY_SELECT, &operands, &shown, DType::F32, None)?;
         Ok(shown)
     }
 
     /// Returns the transpose of all weights.
-    fn turned(&self, graph: &mut AttentionGraph, weights: &Node) -> Result<Node, ErrorKind> {
-        let [b, h, q, k] = self.square();
-        let id = graph.next();
-        let turned = graph.tensor(id, [b, h, k, q], [h * q * k, q * k, 1, k], self.dtype, TensorPlace::Between)?;
-        graph.reshape(weights, &turned)?;
-        Ok(turned)
+    fn transpose(&self, graph: &mut AttentionGraph, weights: &Node) -> Result<Node, ErrorKind> {
+        let [b, h, q, k] = self.score_sizes();
+        let id = graph.next_id();
+        let transposed = graph.tensor(id, [b, h, k, q], [h * q * k, q * k, 1, k], self.dtype, TensorPlace::Virtual)?;
+        graph.reshape(weights, &transposed)?;
+        Ok(transposed)
     }
 
-    /// Multiplies, and adds up the products of heads that share keys.
-    fn sum_of_heads(
+    /// Multiplies `weights` and `rows`, and adds up the products of heads that share keys.
+    fn multiply_and_sum_heads(
         &self,
         graph: &mut AttentionGraph,
         weights: &Node,
@@ -207,13 +239,13 @@ impl DnnAttention {
             return graph.multiply(weights, rows, to);
         }
         let sizes = [self.batch, self.heads, self.keys, width].map(|size| size as i64);
-        let all = graph.between(sizes, self.dtype)?;
+        let all = graph.virtual_tensor(sizes, self.dtype)?;
         graph.multiply(weights, rows, &all)?;
         graph.reduce(Reduction::CUDNN_REDUCE_TENSOR_ADD, &all, to)
     }
 
-    /// Returns one of the tensors that have strides.
-    fn given(&self, index: usize) -> Result<Node, ErrorKind> {
+    /// Describes the tensor with the index `index` in [`strides`](Self::strides).
+    fn strided_tensor(&self, index: usize) -> Result<Node, ErrorKind> {
         let (heads, length, width) = match index {
             0 | 5 => (self.heads, self.queries, self.width),
             1 | 6 => (self.kv_heads, self.keys, self.width),
@@ -225,27 +257,31 @@ impl DnnAttention {
         node(FIRST + index as i64, sizes, [batch, head, row, 1], self.dtype, TensorPlace::Device, self.alignment)
     }
 
-    /// Returns one of the tensors that have strides, with rows and columns exchanged.
+    /// Describes the transpose of a [`strided_tensor`](Self::strided_tensor).
     fn transposed(&self, index: usize) -> Result<Node, ErrorKind> {
-        let Node { sizes: [b, h, l, w], strides: [batch, head, row, column], .. } = self.given(index)?;
+        let Node { sizes: [b, h, l, w], strides: [batch, head, row, column], .. } = self.strided_tensor(index)?;
         let sizes = [b, h, w, l];
         let strides = [batch, head, column, row];
         node(FIRST + index as i64, sizes, strides, self.dtype, TensorPlace::Device, self.alignment)
     }
 
-    fn square(&self) -> [i64; 4] {
+    /// Returns the sizes of a tensor with one number for each query and key.
+    fn score_sizes(&self) -> [i64; 4] {
         [self.batch, self.heads, self.queries, self.keys].map(|size| size as i64)
     }
 
-    fn rows(&self) -> [i64; 4] {
+    /// Returns the sizes of a tensor with one number for each query.
+    fn row_sizes(&self) -> [i64; 4] {
         [self.batch, self.heads, self.queries, 1].map(|size| size as i64)
     }
 }
 
+/// Returns the strides of a dense tensor.
 fn contiguous([_, b, c, d]: [i64; 4]) -> [i64; 4] {
     [b * c * d, c * d, d, 1]
 }
 
+/// Describes a tensor.
 fn node(
     id: i64,
     sizes: [i64; 4],
@@ -259,7 +295,8 @@ fn node(
 }
 
 impl AttentionGraph {
-    fn next(&mut self) -> i64 {
+    /// Returns an unused id.
+    fn next_id(&mut self) -> i64 {
         self.last += 1;
         self.last
     }
@@ -275,19 +312,21 @@ impl AttentionGraph {
         node(id, sizes, strides, dtype, place, self.alignment)
     }
 
-    fn between(&mut self, sizes: [i64; 4], dtype: DType) -> Result<Node, ErrorKind> {
-        let id = self.next();
-        self.tensor(id, sizes, contiguous(sizes), dtype, TensorPlace::Between)
+    /// Adds a virtual tensor.
+    fn virtual_tensor(&mut self, sizes: [i64; 4], dtype: DType) -> Result<Node, ErrorKind> {
+        let id = self.next_id();
+        self.tensor(id, sizes, contiguous(sizes), dtype, TensorPlace::Virtual)
     }
 
-    fn host(&mut self, value: f32) -> Result<Node, ErrorKind> {
-        let id = self.next();
+    /// Adds a tensor of one element on the host.
+    fn constant(&mut self, value: f32) -> Result<Node, ErrorKind> {
+        let id = self.next_id();
         self.constants.push((id, Box::new(value)));
         self.tensor(id, [1; 4], [1; 4], DType::F32, TensorPlace::Host)
     }
 
     fn unary(&mut self, mode: Pointwise, x: &Node) -> Result<Node, ErrorKind> {
-        let y = self.between(x.sizes, DType::F32)?;
+        let y = self.virtual_tensor(x.sizes, DType::F32)?;
         self.pointwise(mode, &[x], &y, DType::F32, None)?;
         Ok(y)
     }
@@ -300,7 +339,7 @@ impl AttentionGraph {
         sizes: [i64; 4],
         dtype: DType,
     ) -> Result<Node, ErrorKind> {
-        let y = self.between(sizes, dtype)?;
+        let y = self.virtual_tensor(sizes, dtype)?;
         self.pointwise(mode, &[a, b], &y, DType::F32, None)?;
         Ok(y)
     }

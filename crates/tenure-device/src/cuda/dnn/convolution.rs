@@ -33,7 +33,7 @@ pub struct DnnConvolution {
     pub output: [usize; 5],
     /// Whether the channels, instead of the pixels, lie side by side in memory. All tensors are dense.
     pub is_channels_last: bool,
-    /// The distance from one place of the kernel to the next, in pixels.
+    /// The distance from one position of the kernel to the next, in pixels.
     pub stride: [usize; 3],
     /// The number of zeros on each side of the image.
     pub padding: [usize; 3],
@@ -55,7 +55,7 @@ pub enum ConvolutionPass {
 }
 
 /// The limit on a workspace, in bytes.
-const MOST_WORKSPACE: usize = 512 << 20;
+const MAX_WORKSPACE: usize = 512 << 20;
 
 /// Ids of the three tensors.
 pub(super) const INPUT: i64 = 1;
@@ -65,14 +65,16 @@ pub(super) const OUTPUT: i64 = 3;
 impl DnnConvolution {
     /// Returns ways to compute the convolution, from one to `count`, in the library's ranking from best to worst.
     pub(super) fn plans(&self, target: &PlanTarget, count: usize) -> Result<Vec<EnginePlan>, ErrorKind> {
-        graph::plans(target, &self.operations()?, self.engines(), MOST_WORKSPACE, count)
+        graph::plans(target, &self.operations()?, self.engines(), MAX_WORKSPACE, count)
     }
 
+    /// Returns the engines that compute with the precision asked for.
     fn engines(&self) -> Engines {
         let is_full = self.dtype == DType::F32 && self.compute == Compute::Full;
         if is_full { Engines::Full } else { Engines::Repeatable }
     }
 
+    /// Describes the convolution as a graph of one operation.
     fn operations(&self) -> Result<Vec<Descriptor>, ErrorKind> {
         let [stride, padding, dilation] = [self.stride, self.padding, self.dilation]
             .map(|all| all[3 - self.spatial..].iter().map(|size| *size as i64).collect::<Vec<i64>>());
@@ -135,6 +137,7 @@ impl DnnConvolution {
         Ok(vec![operation.finish()?])
     }
 
+    /// Describes a dense tensor.
     fn tensor(&self, id: i64, sizes: &[usize]) -> Result<Descriptor, ErrorKind> {
         let mut order: Vec<usize> = (0..sizes.len()).collect();
         if self.is_channels_last {

@@ -60,10 +60,12 @@ impl Descriptor {
         self.0
     }
 
+    /// Sets an attribute to values.
     pub(super) fn set<T: Value>(self, name: Name, values: &[T]) -> Result<Self, ErrorKind> {
         self.set_raw(name, T::TYPE, values.len(), values.as_ptr().cast())
     }
 
+    /// Sets an attribute to other descriptors, which must be finished.
     pub(super) fn refer(self, name: Name, others: &[&Self]) -> Result<Self, ErrorKind> {
         let raw: Vec<cudnnBackendDescriptor_t> = others.iter().map(|other| other.0).collect();
         self.set_raw(name, Type::CUDNN_TYPE_BACKEND_DESCRIPTOR, raw.len(), raw.as_ptr().cast())
@@ -75,6 +77,7 @@ impl Descriptor {
         Ok(self)
     }
 
+    /// Finishes the descriptor: its attributes can not change any more, and others may refer to it.
     pub(super) fn finish(self) -> Result<Self, ErrorKind> {
         // SAFETY: the descriptor is alive.
         check(unsafe { sys::cudnnBackendFinalize(self.0) })?;
@@ -102,7 +105,7 @@ impl Descriptor {
     }
 
     /// Returns up to `room` descriptors from a finished one.
-    pub(super) fn parts(&self, name: Name, kind: Kind, room: usize) -> Result<Vec<Self>, ErrorKind> {
+    pub(super) fn descriptors(&self, name: Name, kind: Kind, room: usize) -> Result<Vec<Self>, ErrorKind> {
         let mut parts = (0..room).map(|_| Self::new(kind)).collect::<Result<Vec<_>, _>>()?;
         let mut raw: Vec<cudnnBackendDescriptor_t> = parts.iter().map(|part| part.0).collect();
         let mut count = 0;

@@ -29,13 +29,14 @@ pub(super) struct Tensor<'a> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TensorPlace {
     Device,
-    /// Not in memory: it only passes from one operation of the graph to another.
-    Between,
+    /// Nowhere in memory: it only passes from one operation of the graph to another.
+    Virtual,
     /// On the host, with one element.
     Host,
 }
 
 impl Tensor<'_> {
+    /// Creates the library's descriptor of the tensor.
     pub(super) fn describe(&self) -> Result<Descriptor, ErrorKind> {
         let tensor = Descriptor::new(Kind::CUDNN_BACKEND_TENSOR_DESCRIPTOR)?
             .set(Name::CUDNN_ATTR_TENSOR_UNIQUE_ID, &[self.id])?
@@ -45,7 +46,7 @@ impl Tensor<'_> {
             .set(Name::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, &[self.alignment as i64])?;
         match self.place {
             TensorPlace::Device => tensor,
-            TensorPlace::Between => tensor.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, &[true])?,
+            TensorPlace::Virtual => tensor.set(Name::CUDNN_ATTR_TENSOR_IS_VIRTUAL, &[true])?,
             TensorPlace::Host => tensor.set(Name::CUDNN_ATTR_TENSOR_IS_BY_VALUE, &[true])?,
         }
         .finish()
@@ -84,6 +85,7 @@ pub(super) enum PlanTarget {
 }
 
 impl PlanTarget {
+    /// Sets the device of a graph.
     fn of_graph(&self, graph: Descriptor) -> Result<Descriptor, ErrorKind> {
         match self {
             Self::Device(handle) => graph.set(Name::CUDNN_ATTR_OPERATIONGRAPH_HANDLE, &[*handle]),
@@ -92,6 +94,7 @@ impl PlanTarget {
         }
     }
 
+    /// Sets the device of heuristics.
     fn of_heuristics(&self, heuristics: Descriptor) -> Result<Descriptor, ErrorKind> {
         match self {
             Self::Device(_) => Ok(heuristics),
@@ -100,6 +103,7 @@ impl PlanTarget {
         }
     }
 
+    /// Sets the device of a plan.
     fn of_plan(&self, plan: Descriptor) -> Result<Descriptor, ErrorKind> {
         match self {
             Self::Device(handle) => plan.set(Name::CUDNN_ATTR_EXECUTION_PLAN_HANDLE, &[*handle]),
@@ -110,12 +114,12 @@ impl PlanTarget {
 }
 
 /// Returns plans for a graph, from one to `count`, in the library's ranking from best to worst. Each takes a workspace
-/// of at most `most_workspace` bytes.
+/// of at most `max_workspace` bytes.
 pub(super) fn plans(
     target: &PlanTarget,
     operations: &[Descriptor],
     engines: Engines,
-    most_workspace: usize,
+    max_workspace: usize,
     count: usize,
 ) -> Result<Vec<EnginePlan>, ErrorKind> {
     let operations: Vec<&Descriptor> = operations.iter().collect();
@@ -129,7 +133,7 @@ pub(super) fn plans(
             .set(Name::CUDNN_ATTR_ENGINEHEUR_MODE, &[mode])?;
         let configurations = target.of_heuristics(heuristics)?.finish().and_then(|heuristics| {
             let kind = Kind::CUDNN_BACKEND_ENGINECFG_DESCRIPTOR;
-            heuristics.parts(Name::CUDNN_ATTR_ENGINEHEUR_RESULTS, kind, CONFIGURATIONS)
+            heuristics.descriptors(Name::CUDNN_ATTR_ENGINEHEUR_RESULTS, kind, CONFIGURATIONS)
         });
         let configurations = match configurations {
             Ok(configurations) => configurations,
@@ -142,11 +146,11 @@ pub(super) fn plans(
             if plans.len() == count {
                 return Ok(plans);
             }
-            if !is_taken(&configuration, engines)? {
+            if !is_allowed(&configuration, engines)? {
                 continue;
             }
             match EnginePlan::new(target, &configuration) {
-                Ok(plan) if plan.workspace_bytes <= most_workspace => plans.push(plan),
+                Ok(plan) if plan.workspace_bytes <= max_workspace => plans.push(plan),
                 Ok(_) => {}
                 // Some configurations that the library suggests can not compute the graph after all.
                 Err(error) => last = Some(error),
@@ -163,14 +167,16 @@ pub(super) fn plans(
     }
 }
 
-fn is_taken(configuration: &Descriptor, taken: Engines) -> Result<bool, ErrorKind> {
-    let engines = configuration.parts(Name::CUDNN_ATTR_ENGINECFG_ENGINE, Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1)?;
+/// Returns whether the engine of a configuration is one of the `allowed` ones.
+fn is_allowed(configuration: &Descriptor, allowed: Engines) -> Result<bool, ErrorKind> {
+    let engines =
+        configuration.descriptors(Name::CUDNN_ATTR_ENGINECFG_ENGINE, Kind::CUDNN_BACKEND_ENGINE_DESCRIPTOR, 1)?;
     let Some(engine) = engines.first() else { return Ok(false) };
     let notes = engine.notes(Name::CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, Type::CUDNN_TYPE_NUMERICAL_NOTE)?;
     let has = |note: Note| notes.contains(&(note as i32));
     let is_rough = has(Note::CUDNN_NUMERICAL_NOTE_TENSOR_CORE) || has(Note::CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS);
     let is_repeatable = !has(Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC);
-    Ok(match taken {
+    Ok(match allowed {
         Engines::Full => is_repeatable && !is_rough,
         Engines::Repeatable => is_repeatable,
         Engines::All => true,
@@ -187,12 +193,14 @@ impl EnginePlan {
     }
 
     /// Places a tensor of `bytes` bytes in the workspace.
-    pub(super) fn place(&mut self, id: i64, bytes: usize) {
+    pub(super) fn place_in_workspace(&mut self, id: i64, bytes: usize) {
         let at = self.workspace_bytes.next_multiple_of(256);
         self.workspace_bytes = at + bytes;
         self.placed.push((id, at));
     }
 
+    /// Computes the graph on the handle's stream.
+    ///
     /// # Safety
     /// The addresses, by their tensors' ids, and the workspace match the plan and stay valid until the handle's stream
     /// has completed it.
@@ -217,6 +225,7 @@ impl EnginePlan {
     }
 }
 
+/// Converts a dtype to the library's.
 pub(super) fn data_type(dtype: DType) -> Result<cudnnDataType_t, ErrorKind> {
     match dtype {
         DType::F16 => Ok(cudnnDataType_t::CUDNN_DATA_HALF),
