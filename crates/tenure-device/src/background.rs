@@ -67,6 +67,7 @@ impl BackgroundServer {
         thread.spawn(move || self.attend_for_ever(&program)).map(drop)
     }
 
+    /// Follows one server after another.
     fn attend_for_ever(mut self, program: &dyn Background) {
         loop {
             follow(&self.stream, program);
@@ -81,7 +82,7 @@ impl BackgroundServer {
     }
 }
 
-/// Does what a server says until the server is gone, and then lets the program run.
+/// Stops `program` and lets it go on as the server asks, until the server is gone. Then lets it go on.
 pub fn follow(mut server: &UnixStream, program: &dyn Background) {
     let mut lines = BufReader::new(server).lines();
     while let Some(Ok(line)) = lines.next() {

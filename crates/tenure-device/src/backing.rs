@@ -1,4 +1,4 @@
-//! The backing of an allocator: its chunks, segments and marks, made by calls of a driver.
+//! The backing of an allocator: it makes chunks, segments and marks of streams through a driver.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +20,8 @@ const PENDING_MARKS: usize = 64;
 
 /// The backing of an allocator, on any driver.
 ///
-/// A mark is an event. Events are reused: a passed mark needs no event, and no driver call to ask about it.
+/// A *mark* is a point in a stream's work, which is *passed* once the device has done all work before it. The backing
+/// records an event for each mark. Events are reused: a passed mark needs no event, and no driver call to ask about it.
 ///
 /// The backing counts the memory that it holds, so that the process's other memory on the device, its *overhead*, can
 /// be computed.
@@ -59,7 +60,7 @@ impl DeviceBacking {
         &self.exports
     }
 
-    /// Returns the physical bytes that this backing holds.
+    /// Returns the size of the physical memory that this backing has allocated, in bytes.
     pub fn held_bytes(&self) -> u64 {
         self.held.lock().bytes
     }
@@ -76,8 +77,8 @@ impl DeviceBacking {
         {
             return bytes;
         }
-        let known = overhead.and_then(|(_, bytes)| bytes);
-        let bytes = self.measure_overhead().or_else(|| self.measure_overhead()).unwrap_or(known);
+        let last = overhead.and_then(|(_, bytes)| bytes);
+        let bytes = self.measure_overhead().or_else(|| self.measure_overhead()).unwrap_or(last);
         *overhead = Some((self.clock.now(), bytes));
         bytes
     }
@@ -85,14 +86,14 @@ impl DeviceBacking {
     /// Measures the overhead; the inner `None` means that the system does not tell. Returns `None` if memory was
     /// allocated or freed meanwhile: the system's figure and this backing's are then of different times.
     fn measure_overhead(&self) -> Option<Option<u64>> {
-        let before = self.held.lock().settled()?;
+        let before = self.held.lock().snapshot()?;
         let own = own_bytes(&*self.driver);
-        (self.held.lock().settled()? == before).then(|| own.map(|own| own.saturating_sub(before.bytes)))
+        (self.held.lock().snapshot()? == before).then(|| own.map(|own| own.saturating_sub(before.bytes)))
     }
 
-    /// Allocates memory with `call`; `name` names what it returned.
+    /// Allocates memory with `call` and counts it. `name` converts the call's result to an id.
     #[track_caller]
-    fn take<T: Copy>(
+    fn allocate<T: Copy>(
         &self,
         bytes: u64,
         call: impl FnOnce() -> Result<T, CallError>,
@@ -103,18 +104,18 @@ impl DeviceBacking {
         let mut held = self.held.lock();
         held.call_ended();
         if let Ok(memory) = taken {
-            held.take(name(memory), bytes);
+            held.insert(name(memory), bytes);
         }
         Ok(taken?)
     }
 
-    /// Forgets `memory` before `call` frees it: after the call, another thread may get the same name.
+    /// Forgets `memory` before `call` frees it: after the call, another thread may get memory with the same id.
     #[track_caller]
     fn give_back(&self, memory: MemoryId, call: impl FnOnce() -> Result<(), CallError>) -> Result<(), BackingError> {
         let forgotten = {
             let mut held = self.held.lock();
             held.call_begins();
-            held.forget(memory)
+            held.remove(memory)
         };
         let given_back = call();
         let mut held = self.held.lock();
@@ -122,7 +123,7 @@ impl DeviceBacking {
         if given_back.is_err()
             && let Some(bytes) = forgotten
         {
-            held.take(memory, bytes);
+            held.insert(memory, bytes);
         }
         Ok(given_back?)
     }
@@ -154,7 +155,7 @@ impl Backing for DeviceBacking {
     }
 
     fn malloc(&self, bytes: u64) -> Result<Address, BackingError> {
-        self.take(bytes, || self.driver.malloc(bytes), MemoryId::Segment)
+        self.allocate(bytes, || self.driver.malloc(bytes), MemoryId::Segment)
     }
 
     fn free(&self, address: Address) -> Result<(), BackingError> {
@@ -170,7 +171,7 @@ impl Backing for DeviceBacking {
     }
 
     fn create(&self, bytes: u64) -> Result<ChunkId, BackingError> {
-        self.take(bytes, || self.driver.create(bytes), MemoryId::Chunk)
+        self.allocate(bytes, || self.driver.create(bytes), MemoryId::Chunk)
     }
 
     fn release(&self, chunk: ChunkId) -> Result<(), BackingError> {
@@ -242,16 +243,16 @@ struct HeldMemory {
     sizes: FxHashMap<MemoryId, u64>,
     bytes: u64,
     /// Driver calls that allocate or free memory and have not returned.
-    underway: usize,
+    calls_underway: usize,
     /// Driver calls that allocated or freed memory and have returned.
-    ended: u64,
+    calls_ended: u64,
 }
 
 /// The held bytes at a moment when no call is underway. Two equal values mean that no call was made in between.
 #[derive(PartialEq, Eq)]
-struct Settled {
+struct HeldSnapshot {
     bytes: u64,
-    ended: u64,
+    calls_ended: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -262,24 +263,25 @@ enum MemoryId {
 
 impl HeldMemory {
     fn call_begins(&mut self) {
-        self.underway += 1;
+        self.calls_underway += 1;
     }
 
     fn call_ended(&mut self) {
-        self.underway -= 1;
-        self.ended += 1;
+        self.calls_underway -= 1;
+        self.calls_ended += 1;
     }
 
-    fn settled(&self) -> Option<Settled> {
-        (self.underway == 0).then_some(Settled { bytes: self.bytes, ended: self.ended })
+    /// Returns the held bytes, unless a call is underway.
+    fn snapshot(&self) -> Option<HeldSnapshot> {
+        (self.calls_underway == 0).then_some(HeldSnapshot { bytes: self.bytes, calls_ended: self.calls_ended })
     }
 
-    fn take(&mut self, memory: MemoryId, bytes: u64) {
+    fn insert(&mut self, memory: MemoryId, bytes: u64) {
         self.sizes.insert(memory, bytes);
         self.bytes += bytes;
     }
 
-    fn forget(&mut self, memory: MemoryId) -> Option<u64> {
+    fn remove(&mut self, memory: MemoryId) -> Option<u64> {
         let bytes = self.sizes.remove(&memory)?;
         self.bytes -= bytes;
         Some(bytes)
@@ -291,6 +293,7 @@ fn own_bytes(driver: &dyn Driver) -> Option<u64> {
     driver.processes()?.into_iter().find(|process| process.pid == std::process::id())?.bytes
 }
 
+/// The marks of all streams.
 #[derive(Default)]
 struct Marks {
     streams: FxHashMap<StreamId, StreamMarks>,

@@ -1,5 +1,6 @@
-//! Frees within host functions. A driver refuses calls from there, and a thread that waits for that very function may
-//! hold the allocator's lock. So the free is noted, and the next thread that calls the allocator makes it.
+//! Frees that are called in a host function, which a stream runs on the CPU. A driver refuses calls from there, and a
+//! thread that waits for the function may hold the allocator's lock. So the address is stored, and the next thread that
+//! calls the allocator frees it.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,12 +17,13 @@ static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 /// Marks this thread as running work of a stream, such as a host function, while it lives.
 pub(crate) struct InHostFunction {
-    /// Whether the thread ran a host function already: work can end other work, as when a running function drops that
-    /// of an abandoned stream.
+    /// Whether the thread already ran a host function: a running function can drop the work of an abandoned stream,
+    /// which then runs inside it.
     outer: bool,
 }
 
 impl InHostFunction {
+    /// Marks this thread until the returned value is dropped.
     pub(crate) fn enter() -> Self {
         RUNNING.fetch_add(1, Ordering::Relaxed);
         Self { outer: IN_HOST_FUNCTION.replace(true) }
@@ -42,7 +44,7 @@ pub(crate) fn in_host_function() -> bool {
     RUNNING.load(Ordering::Relaxed) > 0 && IN_HOST_FUNCTION.get()
 }
 
-/// Addresses that could not be freed when the caller asked, in order.
+/// The addresses that are still to be freed, in the order of the calls.
 #[derive(Default)]
 pub(crate) struct DeferredFrees {
     any: AtomicBool,
@@ -50,7 +52,7 @@ pub(crate) struct DeferredFrees {
 }
 
 impl DeferredFrees {
-    /// Notes that `address` is to be freed later.
+    /// Stores `address`, to be freed by [`free_deferred`](Self::free_deferred).
     #[cold]
     pub(crate) fn push(&self, address: Address) {
         let mut addresses = self.addresses.lock();
@@ -58,16 +60,17 @@ impl DeferredFrees {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Frees the noted addresses, unless this thread runs a host function itself. Costs one load if there are none.
+    /// Frees the stored addresses with `free`, unless this thread runs a host function itself. Costs one load if there
+    /// are none.
     #[inline]
-    pub(crate) fn settle(&self, free: impl Fn(Address) -> Result<(), AllocError>) {
+    pub(crate) fn free_deferred(&self, free: impl Fn(Address) -> Result<(), AllocError>) {
         if self.any.load(Ordering::Acquire) && !in_host_function() {
-            self.settle_all(free);
+            self.free_all(free);
         }
     }
 
     #[cold]
-    fn settle_all(&self, free: impl Fn(Address) -> Result<(), AllocError>) {
+    fn free_all(&self, free: impl Fn(Address) -> Result<(), AllocError>) {
         for address in self.take() {
             // No caller is left to report a double free to. A driver that fails may work later.
             if let Err(AllocError::Backing(_)) = free(address) {

@@ -1,4 +1,4 @@
-//! The driver of one device, as a trait, and the names and kinds of what it makes.
+//! The trait of a device's driver, and the types in its calls.
 
 use std::any::Any;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -29,11 +29,11 @@ pub enum EventKind {
     Interprocess,
 }
 
-/// The name of an event of [`EventKind::Interprocess`], to send to another process. CUDA's `CUipcEventHandle`.
+/// A handle of an event of [`EventKind::Interprocess`], to send to another process. CUDA's `CUipcEventHandle`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EventHandle(pub [u8; 64]);
 
-/// The name of memory of [`Driver::malloc`], to send to another process. CUDA's `CUipcMemHandle`.
+/// A handle of memory of [`Driver::malloc`], to send to another process. CUDA's `CUipcMemHandle`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MemoryHandle(pub [u8; 64]);
 
@@ -77,7 +77,7 @@ pub struct DeviceProcess {
 /// A function that runs on the host in a stream's order. It must not call the driver.
 pub type HostFunction = Box<dyn FnOnce() + Send>;
 
-/// One device, as its driver shows it. The shape is the CUDA driver API's.
+/// The driver of one device. The calls are modelled on the CUDA driver API.
 ///
 /// A failed call changed nothing, unless it [lost the context](crate::ErrorKind::loses_context): then every later call
 /// fails. Any thread may make calls. Addresses, sizes and chunk sizes of the mapping calls are multiples of
@@ -135,16 +135,16 @@ pub trait Driver: Any + Send + Sync {
     /// every import, keeps the physical memory after the chunk's release.
     fn export(&self, chunk: ChunkId) -> Result<OwnedFd, CallError>;
 
-    /// Imports the chunk of a descriptor of [`export`](Self::export), under a name of this process. `bytes` must be the
+    /// Imports the chunk of a descriptor of [`export`](Self::export), under an id of this process. `bytes` must be the
     /// size that the chunk was created with, since the driver does not tell it.
     fn import(&self, chunk: BorrowedFd<'_>, bytes: u64) -> Result<ChunkId, CallError>;
 
-    /// Returns a name under which another process can [`open`](Self::open_memory) memory of [`malloc`](Self::malloc).
+    /// Returns a handle with which another process can [`open`](Self::open_memory) memory of [`malloc`](Self::malloc).
     /// The caller must keep the memory meanwhile.
     fn export_memory(&self, address: Address) -> Result<MemoryHandle, CallError>;
 
-    /// Opens the memory of another process that a name of [`export_memory`](Self::export_memory) stands for. Returns
-    /// its address here and its size in bytes. It can be opened more than once.
+    /// Opens memory of another process, given a handle that [`export_memory`](Self::export_memory) returned there.
+    /// Returns its address here and its size in bytes. It can be opened more than once.
     fn open_memory(&self, handle: &MemoryHandle) -> Result<(Address, u64), CallError>;
 
     /// Undoes one [`open_memory`](Self::open_memory). Work that uses the memory must have completed.
@@ -173,7 +173,7 @@ pub trait Driver: Any + Send + Sync {
     /// Creates a stream.
     fn create_stream(&self, priority: Priority) -> Result<StreamId, CallError>;
 
-    /// Destroys a stream's name. Work already put on it still runs.
+    /// Destroys a stream. Work already put on it still runs.
     fn destroy_stream(&self, stream: StreamId) -> Result<(), CallError>;
 
     /// Returns whether everything put on `stream` has completed. Never waits.
@@ -192,17 +192,18 @@ pub trait Driver: Any + Send + Sync {
     /// Creates an event. It counts as completed until it is recorded.
     fn create_event(&self, kind: EventKind) -> Result<EventId, CallError>;
 
-    /// Returns a name under which another process can [`open`](Self::open_event) an event of
+    /// Returns a handle with which another process can [`open`](Self::open_event) an event of
     /// [`EventKind::Interprocess`].
     fn export_event(&self, event: EventId) -> Result<EventHandle, CallError>;
 
-    /// Opens the event of another process that a name of [`export_event`](Self::export_event) stands for.
+    /// Opens an event of another process, given a handle that [`export_event`](Self::export_event) returned there.
     fn open_event(&self, handle: &EventHandle) -> Result<EventId, CallError>;
 
-    /// Destroys an event's name. Waits already put on streams still hold.
+    /// Destroys an event. Waits already put on streams still hold.
     fn destroy_event(&self, event: EventId) -> Result<(), CallError>;
 
-    /// Moves `event` to the end of what is on `stream` now. Waits already put on streams stay with the old point.
+    /// Records `event` on `stream`: it is passed once the work that is on the stream now has completed. Waits for an
+    /// earlier record that are already on streams do not change.
     fn record_event(&self, event: EventId, stream: StreamId) -> Result<(), CallError>;
 
     /// Returns whether the device has passed `event`. Never waits.
@@ -276,6 +277,6 @@ pub trait Driver: Any + Send + Sync {
     /// Puts a whole graph on `stream`. Launches of one graph run one after the other, on any streams.
     fn launch_graph(&self, graph: GraphId, stream: StreamId) -> Result<(), CallError>;
 
-    /// Destroys a graph's name. Launches already made still run.
+    /// Destroys a graph. Launches already made still run.
     fn destroy_graph(&self, graph: GraphId) -> Result<(), CallError>;
 }

@@ -22,7 +22,7 @@ pub struct CallError {
 
 /// A [`CallError`] and the place in the source that made the call.
 ///
-/// `?` on a [`CallError`] fills the place in.
+/// `?` on a [`CallError`] adds the place.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{error} (called at {at})")]
 pub struct DriverError {

@@ -11,8 +11,8 @@ use crate::{Call, CallError, Driver, DriverError, ErrorKind, EventHandle, EventI
 /// A point in a stream that other streams and the host can wait for. c10's `CUDAEvent` (`ATen/cuda/CUDAEvent.h`).
 ///
 /// The driver's event is created when this one is first recorded or exported. An event that was never recorded counts
-/// as passed. A drop ends only the event's name: waits already put on streams still hold. A host function cannot call
-/// the driver, so a drop there leaves the driver's event to the next creation of one.
+/// as passed. A drop destroys the driver's event, and waits already put on streams still hold. A host function cannot
+/// call the driver: an event that is dropped there is destroyed when the next event is created.
 pub struct Event {
     driver: Arc<dyn Driver>,
     kind: EventKind,
@@ -25,7 +25,7 @@ impl Event {
         Self { driver, kind, id: None }
     }
 
-    /// Opens the event of another process that a name of [`export`](Self::export) stands for.
+    /// Opens an event of another process, given a handle that [`export`](Self::export) returned there.
     ///
     /// # Errors
     /// The event is gone, or belongs to this process.
@@ -45,12 +45,13 @@ impl Event {
         self.kind
     }
 
-    /// Returns the driver's name for the event, once there is one.
+    /// Returns the driver's id of the event, once there is one.
     pub fn id(&self) -> Option<EventId> {
         self.id
     }
 
-    /// Moves the event to the end of what is on `stream` now. Waits already put on streams stay with the old point.
+    /// Records the event on `stream`: it is passed once the work that is on the stream now has completed. Waits for an
+    /// earlier record that are already on streams do not change.
     ///
     /// # Errors
     /// The stream is of another device ([`ErrorKind::OtherDevice`]), or a driver call failed; the event then stays
@@ -107,7 +108,7 @@ impl Event {
         Ok(self.driver.elapsed_us(start, end)?)
     }
 
-    /// Returns a name under which another process can [`open`](Self::open) the event, recorded or not.
+    /// Returns a handle with which another process can [`open`](Self::open) the event, recorded or not.
     ///
     /// # Errors
     /// The event is not of [`EventKind::Interprocess`] ([`ErrorKind::WrongEventKind`]), or a driver call failed.
@@ -118,12 +119,14 @@ impl Event {
         Ok(self.driver.export_event(id)?)
     }
 
-    /// Creates the driver's event now, for callers that use its name.
+    /// Creates the driver's event now, for callers that use its id.
     #[track_caller]
     pub(crate) fn prepare(&mut self) -> Result<(), DriverError> {
-        self.create().map(drop)
+        self.create()?;
+        Ok(())
     }
 
+    /// Returns the driver's event, which is created if there is none yet.
     #[track_caller]
     fn create(&mut self) -> Result<EventId, DriverError> {
         match self.id {
@@ -131,7 +134,7 @@ impl Event {
             None => {
                 let id = *self.id.insert(self.driver.create_event(self.kind)?);
                 // The driver took the call, so this is no host function.
-                destroy_left();
+                destroy_deferred();
                 Ok(id)
             }
         }
@@ -147,6 +150,7 @@ impl Event {
         }
     }
 
+    /// Checks that the event is of the kind that `call` needs.
     #[track_caller]
     fn require(&self, needed: EventKind, call: Call) -> Result<(), DriverError> {
         let event = self.handle();
@@ -168,18 +172,18 @@ impl Drop for Event {
         if let Some(id) = self.id {
             // Any other error means a lost context, which took its events along.
             if let Err(CallError { kind: ErrorKind::CalledFromWork, .. }) = self.driver.destroy_event(id) {
-                LEFT.lock().push((Arc::downgrade(&self.driver), id));
+                UNDESTROYED.lock().push((Arc::downgrade(&self.driver), id));
             }
         }
     }
 }
 
 /// Events dropped in a host function, where the driver cannot be called.
-static LEFT: Mutex<Vec<(Weak<dyn Driver>, EventId)>> = Mutex::new(Vec::new());
+static UNDESTROYED: Mutex<Vec<(Weak<dyn Driver>, EventId)>> = Mutex::new(Vec::new());
 
-/// Ends the events that could not be ended when they were dropped.
-fn destroy_left() {
-    let left = mem::take(&mut *LEFT.lock());
+/// Destroys the events that were dropped in host functions.
+fn destroy_deferred() {
+    let left = mem::take(&mut *UNDESTROYED.lock());
     for (driver, id) in left {
         let _ = driver.upgrade().map(|driver| driver.destroy_event(id));
     }

@@ -16,7 +16,7 @@ use tenure_core::{Allocator, DataPtr, Device, Storage, Unforked};
 use crate::host::{self, HostMemory};
 use crate::memory;
 
-/// The blocks on the CPU that the library has, by address. They belong to no storage.
+/// The blocks on the CPU that the library owns, by address. They belong to no storage.
 static HANDED_OUT: LazyLock<Unforked<FxHashMap<usize, DataPtr>>> = LazyLock::new(Unforked::default);
 /// The storages of which the library has handles, by address.
 static SHARED: LazyLock<Unforked<FxHashMap<usize, SharedStorage>>> = LazyLock::new(Unforked::default);
@@ -32,6 +32,7 @@ thread_local! {
     static LENT: RefCell<Option<Storage>> = const { RefCell::new(None) };
 }
 
+/// A storage whose block the library has too.
 struct SharedStorage {
     storage: Storage,
     /// The number of handles that the library has.
@@ -59,11 +60,11 @@ pub fn take_back(address: usize) -> Option<DataPtr> {
 /// The library has a storage of `bytes` bytes at the address, and does not free it before this returns.
 pub unsafe fn share(device: Device, address: usize, bytes: usize) -> Option<Storage> {
     let _sharing = SHARING.lock().unwrap_or_else(PoisonError::into_inner);
-    let known = SHARED.lock().get(&address).map(|shared| shared.storage.clone());
-    if let Some(known) = known {
-        return Some(known).filter(|known| known.bytes() == bytes && known.device() == device);
+    let shared = SHARED.lock().get(&address).map(|shared| shared.storage.clone());
+    if let Some(shared) = shared {
+        return Some(shared).filter(|shared| shared.bytes() == bytes && shared.device() == device);
     }
-    let (data, allocator) = if device.is_cpu() { host_block(address)? } else { block(device, address, bytes)? };
+    let (data, allocator) = if device.is_cpu() { host_block(address)? } else { device_block(device, address, bytes)? };
     // SAFETY: by the function's contract, and the library's deleter finds the address here from now on.
     let storage = unsafe { Storage::from_data_ptr(data, bytes, Some(allocator)) };
     // The library has the address. There is an allocator, so this cannot fail.
@@ -80,7 +81,7 @@ fn host_block(address: usize) -> Option<(DataPtr, Arc<dyn Allocator>)> {
 }
 
 /// Returns a block on a device with its owner, and the allocator of storages like it.
-fn block(device: Device, address: usize, bytes: usize) -> Option<(DataPtr, Arc<dyn Allocator>)> {
+fn device_block(device: Device, address: usize, bytes: usize) -> Option<(DataPtr, Arc<dyn Allocator>)> {
     let memory = memory::installed(device.index().into())?;
     memory.allocator().block(address as u64).filter(|block| block.bytes >= bytes as u64)?;
     // To the host, a device's address is only a number.
@@ -125,18 +126,19 @@ pub fn is_lending() -> bool {
 /// has a handle of it.
 #[inline]
 pub fn take_lent(device: Device, bytes: usize) -> Option<*mut u8> {
-    if LENDING.load(Ordering::Relaxed) == 0 { None } else { taken(device, bytes) }
+    if LENDING.load(Ordering::Relaxed) == 0 { None } else { take_matching(device, bytes) }
 }
 
+/// Takes the storage lent to this thread if it matches, and adds a handle of the library to it.
 #[cold]
-fn taken(device: Device, bytes: usize) -> Option<*mut u8> {
+fn take_matching(device: Device, bytes: usize) -> Option<*mut u8> {
     let storage =
         LENT.with_borrow_mut(|lent| lent.take_if(|storage| storage.bytes() == bytes && storage.device() == device))?;
     let address = storage.lock().as_ptr();
     let mut shared = SHARED.lock();
-    if let Some(known) = shared.get_mut(&address.addr()) {
+    if let Some(found) = shared.get_mut(&address.addr()) {
         // While the library has a handle, no other storage can be there.
-        known.handles += 1;
+        found.handles += 1;
         drop(shared);
     } else {
         shared.insert(address.addr(), SharedStorage { storage, handles: 1 });
@@ -148,15 +150,16 @@ fn taken(device: Device, bytes: usize) -> Option<*mut u8> {
 /// Drops one of the library's handles of the storage at `address`. Returns false if it has none.
 #[inline]
 pub fn release(address: usize) -> bool {
-    SHARED_COUNT.load(Ordering::Acquire) > 0 && released(address)
+    SHARED_COUNT.load(Ordering::Acquire) > 0 && drop_handle(address)
 }
 
+/// Drops a handle, and the storage after the last one. Returns false if there is no handle at `address`.
 #[cold]
-fn released(address: usize) -> bool {
+fn drop_handle(address: usize) -> bool {
     let mut shared = SHARED.lock();
-    let Some(known) = shared.get_mut(&address) else { return false };
-    known.handles -= 1;
-    if known.handles > 0 {
+    let Some(found) = shared.get_mut(&address) else { return false };
+    found.handles -= 1;
+    if found.handles > 0 {
         return true;
     }
     let last = shared.remove(&address);

@@ -1,4 +1,4 @@
-//! The driver behind a `dyn Driver`, for callers that run kernels.
+//! The concrete driver of a `dyn Driver`, for callers that run kernels.
 
 use std::any::Any;
 
@@ -6,8 +6,8 @@ use crate::Driver;
 use crate::cuda::CudaDriver;
 use crate::sim::SimDriver;
 
-/// The driver that runs kernels. A simulated device's kernels are functions of the host, so the two drivers share no
-/// call.
+/// A concrete driver, which can run kernels. A simulated device's kernels are functions of the host, so the two drivers
+/// share no call.
 #[derive(Clone, Copy)]
 pub enum Executor<'a> {
     /// An NVIDIA device: [`CudaDriver::kernel`], [`CudaDriver::launch`].
@@ -17,10 +17,10 @@ pub enum Executor<'a> {
 }
 
 impl dyn Driver {
-    /// Returns this driver as the one that runs its kernels.
+    /// Returns the concrete driver, which can run kernels.
     ///
     /// # Panics
-    /// The driver is one of another crate, of which nothing but [`Driver`] is known.
+    /// If another crate implements the driver.
     pub fn executor(&self) -> Executor<'_> {
         let driver: &dyn Any = self;
         let cuda = driver.downcast_ref().map(Executor::Cuda);

@@ -138,6 +138,7 @@ pub fn can_access_peer(platform: &dyn Platform, device: u8, peer: u8) -> Result<
 }
 
 thread_local! {
+    /// The number of the thread's current device.
     static CURRENT: Cell<u8> = const { Cell::new(0) };
 }
 
@@ -163,6 +164,7 @@ fn explained(kind: ErrorKind) -> ErrorKind {
     }
 }
 
+/// Checks that a device exists.
 #[track_caller]
 fn check_device(platform: &dyn Platform, call: Call, device: u8) -> Result<(), DriverError> {
     let count = device_count_ensure_non_zero(platform)?;

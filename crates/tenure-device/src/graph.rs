@@ -38,8 +38,8 @@ pub struct Graph {
     pool: GraphPool,
 }
 
-/// Memory that several graphs share, of which one runs at a time: each writes over what the others left there. The pool
-/// is as large as the largest graph needs. This is a handle: clones name the same pool.
+/// A memory pool that several graphs share. Only one of them runs at a time, and it overwrites the results of the
+/// others. The pool is as large as the largest graph needs. This is a handle: clones stand for the same pool.
 #[derive(Clone)]
 pub struct GraphPool {
     shared: Arc<SharedPool>,
@@ -77,14 +77,14 @@ impl Graph {
         pool: &GraphPool,
         work: impl FnOnce(&Stream) -> Result<T, E>,
     ) -> Result<(Self, T), E> {
-        let allocations = Allocations::begin(pool)?;
+        let pool_guard = PoolGuard::begin(pool)?;
         let capture = StreamCapture::begin(pool.memory())?;
         let made = {
             let _current = StreamGuard::new(&capture.stream);
             work(&capture.stream)?
         };
         let id = capture.end()?;
-        drop(allocations);
+        drop(pool_guard);
         Ok((Self { id, pool: pool.clone() }, made))
     }
 
@@ -100,7 +100,7 @@ impl Graph {
         Ok(memory.driver().launch_graph(self.id, stream)?)
     }
 
-    /// Returns the driver's name for the graph.
+    /// Returns the driver's id of the graph.
     pub fn id(&self) -> GraphId {
         self.id
     }
@@ -135,7 +135,7 @@ impl GraphPool {
         self.shared.memory
     }
 
-    /// Returns the allocator's name for the pool.
+    /// Returns the allocator's id of the pool.
     pub fn id(&self) -> PoolId {
         self.shared.id
     }
@@ -163,6 +163,7 @@ struct StreamCapture {
 }
 
 impl StreamCapture {
+    /// Begins a capture on a stream that no other code uses.
     fn begin(memory: &DeviceMemory) -> Result<Self, MemoryError> {
         let stream = memory.streams().for_capture()?;
         memory.driver().begin_capture(stream.id())?;
@@ -190,26 +191,26 @@ impl Drop for StreamCapture {
     }
 }
 
-/// Directs allocations to a pool while it lives.
-struct Allocations<'a> {
+/// Makes allocations of captured streams come from a pool while it lives.
+struct PoolGuard<'a> {
     pool: &'a GraphPool,
 }
 
-impl<'a> Allocations<'a> {
+impl<'a> PoolGuard<'a> {
     fn begin(pool: &'a GraphPool) -> Result<Self, MemoryError> {
         let memory = pool.memory();
-        let asked = Arc::clone(memory.driver());
+        let driver = Arc::clone(memory.driver());
         // A side stream that joined the capture must allocate from the pool too.
         memory.allocator().begin_pool(
             pool.id(),
             PoolUse::Capture,
-            Box::new(move |stream| asked.is_capturing(stream).unwrap_or(false)),
+            Box::new(move |stream| driver.is_capturing(stream).unwrap_or(false)),
         )?;
         Ok(Self { pool })
     }
 }
 
-impl Drop for Allocations<'_> {
+impl Drop for PoolGuard<'_> {
     fn drop(&mut self) {
         let allocator = self.pool.memory().allocator();
         // These calls fail only if the pool does not exist, and it does.
@@ -253,7 +254,7 @@ impl GraphGate {
     }
 }
 
-/// Returns a name for a pool that no other graph has, nor a program's own pool.
+/// Returns an id for a pool that no other graph has, nor a program's own pool.
 fn next_pool() -> PoolId {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     PoolId(NEXT.fetch_add(1, Ordering::Relaxed), u64::MAX)

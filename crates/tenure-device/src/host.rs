@@ -50,16 +50,16 @@ static FREE: Deleter = free;
 /// Host memory for tensors on the CPU. A process has one.
 pub struct HostMemory {
     heap: PageHeap<HostMapping>,
-    small: Mutex<Small>,
+    small: Mutex<SmallBlocks>,
     /// The most bytes of live blocks at once.
     peak: AtomicU64,
     /// The most bytes that may be held.
     limit: AtomicU64,
 }
 
-/// The counters of small blocks.
+/// The counters of small blocks, and the part of the limit that they have.
 #[derive(Default)]
-struct Small {
+struct SmallBlocks {
     statistics: Statistics,
     /// The bytes of the limit that the heap leaves to small blocks, which may be more than they have. Unused without a
     /// limit.
@@ -163,7 +163,7 @@ impl HostMemory {
 
     /// Leaves small blocks as much room as they have, rounded up to a multiple of `multiple_bytes`, and the heap the
     /// rest.
-    fn limit_heap(&self, small: &mut Small, multiple_bytes: u64) {
+    fn limit_heap(&self, small: &mut SmallBlocks, multiple_bytes: u64) {
         small.room_bytes = small.allocated_bytes().next_multiple_of(multiple_bytes);
         self.heap.set_limit(self.limit().map_or(u64::MAX, |limit| limit.saturating_sub(small.room_bytes)));
     }
@@ -228,7 +228,7 @@ impl HostMemory {
 
     /// Returns whether the limit has room for a small block, once the heap has given back what it does not use, or
     /// `None` if the heap cannot give it back.
-    fn has_room(&self, small: &mut Small, bytes: u64) -> Option<bool> {
+    fn has_room(&self, small: &mut SmallBlocks, bytes: u64) -> Option<bool> {
         let needed = small.allocated_bytes() + bytes;
         let Some(limit) = self.limit().filter(|_| needed > small.room_bytes) else { return Some(true) };
         for room_bytes in [needed.next_multiple_of(ROOM_STEP_BYTES), needed] {
@@ -264,7 +264,7 @@ impl HostMemory {
     }
 }
 
-impl Small {
+impl SmallBlocks {
     fn allocated_bytes(&self) -> u64 {
         self.statistics.all.allocated_bytes.current
     }

@@ -1,4 +1,4 @@
-//! A registry of a device's last kernel launches, which errors that turn up later name.
+//! A record of a device's last kernel launches, so that errors that turn up later can name them.
 
 use std::panic::Location;
 use std::ptr;
@@ -59,6 +59,7 @@ impl Default for LaunchRegistry {
 /// call site.
 const WORDS: usize = 7;
 
+/// Packs a launch into the words of a record.
 #[inline]
 fn encode(
     name: &'static str,
@@ -79,6 +80,8 @@ fn encode(
     ]
 }
 
+/// Unpacks the launch with this number.
+///
 /// # Safety
 /// `words` came from [`encode`].
 unsafe fn decode(number: u64, words: [u64; WORDS]) -> Launch {

@@ -1,7 +1,7 @@
 //! Devices: one trait, with a simulated and a CUDA driver.
 //!
-//! A [`Driver`] is one device as its driver shows it: physical memory, address space, streams, events and copies, after
-//! the CUDA driver API. [`sim`] is a device in software that is stricter than a real one: a fault that shows once in a
+//! A [`Driver`] makes the calls to one device: physical memory, address space, streams, events and copies, after the
+//! CUDA driver API. [`sim`] is a device in software that is stricter than a real one: a fault that shows once in a
 //! thousand runs on a real device shows every time here, with its cause. [`cuda`] is NVIDIA's devices.
 //! [`DeviceBacking`] lets an allocator of `tenure-alloc` use any driver. [`share`] shares a device's memory between
 //! processes, and [`background`] its time.

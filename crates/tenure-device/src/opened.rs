@@ -18,7 +18,7 @@ pub struct OpenedMemory {
 }
 
 impl OpenedMemory {
-    /// Opens the whole allocation in which the handle was made.
+    /// Opens the whole allocation that contains the memory of the handle.
     ///
     /// # Errors
     /// The handle names nothing, or memory of this process; a driver call failed.
@@ -46,7 +46,7 @@ impl OpenedMemory {
     /// The bytes are not all inside the allocation ([`ErrorKind::OutsideMemory`]); a driver call failed.
     #[track_caller]
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), DriverError> {
-        let source = self.at(Call::CopyFromDevice, offset, target.len())?;
+        let source = self.address_of(Call::CopyFromDevice, offset, target.len())?;
         Ok(self.driver.copy_from_device(target, source, self.stream)?)
     }
 
@@ -56,12 +56,13 @@ impl OpenedMemory {
     /// The errors of [`read`](Self::read).
     #[track_caller]
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), DriverError> {
-        let target = self.at(Call::CopyToDevice, offset, source.len())?;
+        let target = self.address_of(Call::CopyToDevice, offset, source.len())?;
         Ok(self.driver.copy_to_device(target, source, self.stream)?)
     }
 
+    /// Returns the address of `len` bytes at an offset, which must lie inside the allocation.
     #[track_caller]
-    fn at(&self, call: Call, offset: u64, len: usize) -> Result<Address, DriverError> {
+    fn address_of(&self, call: Call, offset: u64, len: usize) -> Result<Address, DriverError> {
         let end = offset.checked_add(len as u64).filter(|end| *end <= self.bytes);
         let outside = ErrorKind::OutsideMemory { offset, len: len as u64, bytes: self.bytes };
         end.map(|_| self.address + offset).ok_or_else(|| DriverError::new(call, outside))

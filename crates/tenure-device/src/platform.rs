@@ -1,12 +1,12 @@
-//! The devices of one driver library, as a trait, and their properties.
+//! The trait of a driver library's devices, and the properties of devices.
 
 use std::sync::Arc;
 
 use crate::{CallError, Driver};
 
-/// The devices of one driver library, as it shows them.
+/// The devices of one driver library.
 ///
-/// Each part starts only when it is used: counting devices creates no context.
+/// A device's driver starts only when it is used: counting devices creates no context.
 pub trait Platform: Send + Sync {
     /// Returns the number of devices as the driver counts them: no driver and no device are errors here.
     fn device_count(&self) -> Result<u32, CallError>;
@@ -20,7 +20,7 @@ pub trait Platform: Send + Sync {
     /// Returns whether `device` can reach the memory of `peer` in place.
     fn can_access_peer(&self, device: u8, peer: u8) -> Result<bool, CallError>;
 
-    /// Returns how `device` reaches `peer`, or `None` where the system does not tell.
+    /// Returns the fastest connection from `device` to `peer`, or `None` where the system does not tell.
     fn link(&self, device: u8, peer: u8) -> Option<LinkKind>;
 
     /// Returns the driver of a device: started on the first call, and the same one at every later call.

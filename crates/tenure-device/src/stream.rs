@@ -8,7 +8,7 @@ use tenure_alloc::Address;
 use tenure_core::{Device, StreamId};
 
 use crate::functions::DeviceGuard;
-use crate::streams::{Pools, StreamPlace};
+use crate::streams::{Pools, StreamInfo};
 use crate::{Call, Driver, DriverError, ErrorKind, Event, EventKind, Executor, Priority, sim};
 
 /// The origin of a stream.
@@ -26,16 +26,16 @@ pub enum StreamKind {
 
 /// A stream of a device, from [`Streams`](crate::Streams): work put on it runs in order. c10's `CUDAStream`.
 ///
-/// This is a handle: a clone names the same stream, and a drop ends none.
+/// This is a handle: a clone stands for the same stream, and a drop destroys no stream.
 #[derive(Clone)]
 pub struct Stream {
     pools: Arc<Pools>,
-    place: StreamPlace,
+    info: StreamInfo,
 }
 
 impl Stream {
-    pub(crate) fn new(pools: &Arc<Pools>, place: StreamPlace) -> Self {
-        Self { pools: Arc::clone(pools), place }
+    pub(crate) fn new(pools: &Arc<Pools>, info: StreamInfo) -> Self {
+        Self { pools: Arc::clone(pools), info }
     }
 
     pub(crate) fn pools(&self) -> &Pools {
@@ -52,19 +52,19 @@ impl Stream {
         self.pools.driver()
     }
 
-    /// Returns the driver's name for the stream.
+    /// Returns the driver's id of the stream.
     pub fn id(&self) -> StreamId {
-        self.place.id
+        self.info.id
     }
 
     /// Returns the stream's origin.
     pub fn kind(&self) -> StreamKind {
-        self.place.kind
+        self.info.kind
     }
 
     /// Makes the stream the calling thread's current one on its device.
     pub fn make_current(&self) {
-        self.pools.exchange_current(self.place);
+        self.pools.exchange_current(self.info);
     }
 
     /// Returns whether everything put on the stream has completed. Never waits.
@@ -123,7 +123,7 @@ impl Stream {
         }
     }
 
-    /// Makes later work of another stream wait, on the device, for what is on this one now.
+    /// Makes later work of `other` wait, on the device, until the work that is on this stream now has completed.
     ///
     /// # Errors
     /// The errors of [`Event::record`] and [`Event::wait`].
@@ -177,7 +177,7 @@ pub struct StreamGuard {
 impl StreamGuard {
     /// Makes `stream` and its device current.
     pub fn new(stream: &Stream) -> Self {
-        let before = Stream::new(&stream.pools, stream.pools.exchange_current(stream.place));
+        let before = Stream::new(&stream.pools, stream.pools.exchange_current(stream.info));
         Self { before, _device: DeviceGuard::new(stream.device().index()), not_send: PhantomData }
     }
 }

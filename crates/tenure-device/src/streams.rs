@@ -25,8 +25,8 @@ impl Streams {
     pub fn new(driver: Arc<dyn Driver>) -> Self {
         let has_several = AtomicBool::new(false);
         let pools = Default::default();
-        let idle = Mutex::default();
-        Self(Arc::new(Pools { driver, has_several, pools, idle }))
+        let idle_capture_streams = Mutex::default();
+        Self(Arc::new(Pools { driver, has_several, pools, idle_capture_streams }))
     }
 
     /// Returns the device of the streams.
@@ -41,7 +41,7 @@ impl Streams {
 
     /// Returns the null stream.
     pub fn null(&self) -> Stream {
-        Stream::new(&self.0, StreamPlace::NULL)
+        Stream::new(&self.0, StreamInfo::NULL)
     }
 
     /// Returns the next stream of a pool. The [`STREAMS_PER_POOL`] streams take turns, and each is created at its first
@@ -52,7 +52,7 @@ impl Streams {
     #[track_caller]
     pub fn pooled(&self, priority: Priority) -> Result<Stream, DriverError> {
         let id = self.0.pools[priority as usize].lock().next(|| self.driver().create_stream(priority))?;
-        Ok(Stream::new(&self.0, StreamPlace { id, kind: StreamKind::Pooled(priority) }))
+        Ok(Stream::new(&self.0, StreamInfo { id, kind: StreamKind::Pooled(priority) }))
     }
 
     /// Returns a stream for a capture. No other code gets it meanwhile: its work would be captured too.
@@ -61,9 +61,9 @@ impl Streams {
     /// The stream could not be created.
     #[track_caller]
     pub(crate) fn for_capture(&self) -> Result<CaptureStream, DriverError> {
-        let idle = self.0.idle.lock().pop();
-        let id = idle.map_or_else(|| self.driver().create_stream(Priority::Default), Ok)?;
-        Ok(CaptureStream(Stream::new(&self.0, StreamPlace { id, kind: StreamKind::Capture })))
+        let idle_capture_streams = self.0.idle_capture_streams.lock().pop();
+        let id = idle_capture_streams.map_or_else(|| self.driver().create_stream(Priority::Default), Ok)?;
+        Ok(CaptureStream(Stream::new(&self.0, StreamInfo { id, kind: StreamKind::Capture })))
     }
 
     /// Returns a handle to a stream that other code created. That code must destroy it only after the last handle is
@@ -73,7 +73,7 @@ impl Streams {
     /// Do not use stream 2, CUDA's `cudaStreamPerThread`, for memory. It is another stream in each thread, so memory
     /// that one thread freed on it would be used by another thread without a wait; allocators refuse it.
     pub fn external(&self, id: StreamId) -> Stream {
-        Stream::new(&self.0, StreamPlace { id, kind: StreamKind::External })
+        Stream::new(&self.0, StreamInfo { id, kind: StreamKind::External })
     }
 
     /// Returns the calling thread's current stream of the device: the null stream, until another is [made
@@ -82,7 +82,7 @@ impl Streams {
         Stream::new(&self.0, self.0.current())
     }
 
-    /// Returns the driver's name of the [`current`](Self::current) stream. Creates no handle, whose reference count
+    /// Returns the driver's id of the [`current`](Self::current) stream. Creates no handle, whose reference count
     /// threads share.
     pub fn current_id(&self) -> StreamId {
         if self.is_single() { StreamId::NULL } else { self.0.current().id }
@@ -95,14 +95,14 @@ impl Streams {
     }
 }
 
-/// A stream of a known device.
+/// The id and the origin of a stream, without its device.
 #[derive(Clone, Copy)]
-pub(crate) struct StreamPlace {
+pub(crate) struct StreamInfo {
     pub(crate) id: StreamId,
     pub(crate) kind: StreamKind,
 }
 
-impl StreamPlace {
+impl StreamInfo {
     const NULL: Self = Self { id: StreamId::NULL, kind: StreamKind::Null };
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct Pools {
     /// The pools, by priority.
     pools: [Mutex<PriorityPool>; Priority::ALL.len()],
     /// Streams of finished captures. They are kept, since memory may still belong to them.
-    idle: Mutex<Vec<StreamId>>,
+    idle_capture_streams: Mutex<Vec<StreamId>>,
 }
 
 /// A stream that one capture at a time uses.
@@ -130,14 +130,14 @@ impl Deref for CaptureStream {
 
 impl Drop for CaptureStream {
     fn drop(&mut self) {
-        self.0.pools().idle.lock().push(self.0.id());
+        self.0.pools().idle_capture_streams.lock().push(self.0.id());
     }
 }
 
 thread_local! {
     /// The current streams of this thread, by device; a device without an entry has the null stream. The address of its
     /// pools identifies a device, and the weak pointer keeps that address from being used again.
-    static CURRENT: RefCell<Vec<(Weak<Pools>, StreamPlace)>> = const { RefCell::new(Vec::new()) };
+    static CURRENT: RefCell<Vec<(Weak<Pools>, StreamInfo)>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Pools {
@@ -145,23 +145,23 @@ impl Pools {
         &self.driver
     }
 
-    fn current(self: &Arc<Self>) -> StreamPlace {
+    fn current(self: &Arc<Self>) -> StreamInfo {
         CURRENT.with_borrow(|current| {
             let found = current.iter().find(|(pools, _)| pools.as_ptr() == Arc::as_ptr(self));
-            found.map_or(StreamPlace::NULL, |&(_, place)| place)
+            found.map_or(StreamInfo::NULL, |&(_, info)| info)
         })
     }
 
     /// Makes a stream current, and returns the previous one.
-    pub(crate) fn exchange_current(self: &Arc<Self>, place: StreamPlace) -> StreamPlace {
+    pub(crate) fn exchange_current(self: &Arc<Self>, info: StreamInfo) -> StreamInfo {
         let before = self.current();
-        if place.id != StreamId::NULL {
+        if info.id != StreamId::NULL {
             // This thread sees its own store; another thread sees it once it is told which stream to use.
             self.has_several.store(true, Ordering::Relaxed);
         }
         CURRENT.with_borrow_mut(|current| {
             current.retain(|(pools, _)| pools.strong_count() > 0 && pools.as_ptr() != Arc::as_ptr(self));
-            current.push((Arc::downgrade(self), place));
+            current.push((Arc::downgrade(self), info));
         });
         before
     }
@@ -170,7 +170,7 @@ impl Pools {
 impl Drop for Pools {
     fn drop(&mut self) {
         let pooled = self.pools.iter_mut().flat_map(|pool| pool.get_mut().streams.drain(..));
-        for id in pooled.chain(self.idle.get_mut().drain(..)) {
+        for id in pooled.chain(self.idle_capture_streams.get_mut().drain(..)) {
             // If the context is lost, its streams are gone too.
             let _ = self.driver.destroy_stream(id);
         }
@@ -182,16 +182,17 @@ impl Drop for Pools {
 struct PriorityPool {
     streams: Vec<StreamId>,
     /// The index of the next stream: an existing one, or the next to create.
-    turn: usize,
+    next_index: usize,
 }
 
 impl PriorityPool {
+    /// Returns the stream whose turn it is, which `create` creates in the first round.
     fn next(&mut self, create: impl FnOnce() -> Result<StreamId, CallError>) -> Result<StreamId, CallError> {
-        if self.turn == self.streams.len() {
+        if self.next_index == self.streams.len() {
             self.streams.push(create()?);
         }
-        let id = self.streams[self.turn];
-        self.turn = (self.turn + 1) % STREAMS_PER_POOL;
+        let id = self.streams[self.next_index];
+        self.next_index = (self.next_index + 1) % STREAMS_PER_POOL;
         Ok(id)
     }
 }

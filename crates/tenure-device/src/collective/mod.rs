@@ -56,8 +56,8 @@ pub enum CollectiveError {
     Driver(#[from] CallError),
 }
 
-/// A device's part in a group. A call puts work on a stream, which completes once all devices of the group have made
-/// the same call. All devices must make the same calls in the same order, each from a thread of its own.
+/// A device's membership in a group. A call puts work on a stream, which completes once all devices of the group have
+/// made the same call. All devices must make the same calls in the same order, each from a thread of its own.
 ///
 /// Only the device checks addresses, when the work runs.
 pub struct Communicator {
@@ -67,6 +67,7 @@ pub struct Communicator {
     group: Arc<Group>,
 }
 
+/// The implementation of a group: NCCL's, or that of simulated devices.
 enum Group {
     Nccl(nccl::NcclGroup),
     Sim(Arc<sim::Meeting>),
@@ -96,7 +97,7 @@ impl Communicator {
         Ok(communicators.collect())
     }
 
-    /// Returns the device's place in the group, from 0.
+    /// Returns the device's index in the group, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -156,8 +157,8 @@ impl Communicator {
         }
     }
 
-    /// Puts the collective calls that `calls` makes on their stream as one: many small ones then cost about as much as
-    /// one large one.
+    /// Runs `calls` and combines the collective calls that it makes into one piece of work on their stream: many small
+    /// ones then cost about as much as one large one. On simulated devices, only runs `calls`.
     ///
     /// # Errors
     /// The errors of `calls`; NCCL refuses.

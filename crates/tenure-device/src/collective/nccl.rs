@@ -31,11 +31,11 @@ pub(super) struct NcclGroup {
     ending: Mutex<()>,
 }
 
-/// A device's part in a group.
+/// A device's membership in a group.
 struct Member {
-    /// NCCL's name for the communicator, which stays alive while a call runs that began before the group was over.
-    name: ncclComm_t,
-    /// Read-locked by each call.
+    /// NCCL's communicator, which stays alive while a call runs that began before the group was over.
+    communicator: ncclComm_t,
+    /// A lock that each call holds for reading, so that the thread that ends the group can wait for the calls.
     calls: RwLock<()>,
 }
 
@@ -58,15 +58,16 @@ impl NcclGroup {
         });
         let cuda: Vec<&CudaDriver> = cuda.collect();
         let numbers: Vec<c_int> = cuda.iter().map(|driver| driver.ordinal()).collect();
-        let mut names = vec![ptr::null_mut(); numbers.len()];
+        let mut communicators = vec![ptr::null_mut(); numbers.len()];
         // The call switches from device to device; afterwards the thread has its previous current device.
         let first = cuda.first().ok_or(CollectiveError::NoGroup { devices: Vec::new() })?;
         let made = first.library_call(Call::Collective, || {
             // SAFETY: as many communicators as devices, whose list outlives the call.
-            unsafe { sys::ncclCommInitAll(names.as_mut_ptr(), numbers.len() as c_int, numbers.as_ptr()) }
+            unsafe { sys::ncclCommInitAll(communicators.as_mut_ptr(), numbers.len() as c_int, numbers.as_ptr()) }
         })?;
         check("ncclCommInitAll", made)?;
-        let members = names.into_iter().map(|name| Member { name, calls: RwLock::new(()) }).collect();
+        let members =
+            communicators.into_iter().map(|communicator| Member { communicator, calls: RwLock::new(()) }).collect();
         Ok(Self { members, is_over: AtomicBool::new(false), ending: Mutex::new(()) })
     }
 
@@ -76,7 +77,11 @@ impl NcclGroup {
         // Within `together` the thread has the read lock already.
         let alive = member.calls.read_recursive();
         // The thread that ends the group sets this flag before it waits for the lock.
-        if self.is_over.load(Ordering::Acquire) { Err(CollectiveError::Alone) } else { Ok((alive, member.name)) }
+        if self.is_over.load(Ordering::Acquire) {
+            Err(CollectiveError::Alone)
+        } else {
+            Ok((alive, member.communicator))
+        }
     }
 
     /// Turns the result of a call into an error; one of an ended group is [`CollectiveError::Alone`].
@@ -87,6 +92,7 @@ impl NcclGroup {
         })
     }
 
+    /// Combines the collective calls that `calls` makes.
     pub(super) fn together(
         &self,
         rank: usize,
@@ -103,8 +109,8 @@ impl NcclGroup {
         made.and(self.check("ncclGroupEnd", ended))
     }
 
-    /// Ends the group. The thread of `rank` is in no call, or this waits for it. The other ranks' running calls are
-    /// given up.
+    /// Ends the group. Aborts the running calls of the other ranks, and waits for a call of `rank`, which the caller
+    /// should not have running.
     pub(super) fn end(&self, rank: usize) {
         let _ending = self.ending.lock();
         if self.is_over.swap(true, Ordering::AcqRel) {
@@ -113,11 +119,13 @@ impl NcclGroup {
         let (before, [own, after @ ..]) = self.members.split_at(rank) else { return };
         for other in before.iter().chain(after) {
             // SAFETY: the communicator is alive, aborted this once, and freed with the last.
-            let _ = unsafe { sys::ncclCommAbort(other.name) };
+            let _ = unsafe { sys::ncclCommAbort(other.communicator) };
         }
-        self.members.iter().for_each(|member| drop(member.calls.write()));
+        for member in &self.members {
+            drop(member.calls.write());
+        }
         // SAFETY: as above; no communicator is in a call, nor ever will be.
-        let _ = unsafe { sys::ncclCommAbort(own.name) };
+        let _ = unsafe { sys::ncclCommAbort(own.communicator) };
     }
 
     #[expect(clippy::too_many_arguments, reason = "what is called, and who calls")]
@@ -131,19 +139,19 @@ impl NcclGroup {
         reduction: ReduceOp,
         stream: StreamId,
     ) -> Result<(), CollectiveError> {
-        let (_alive, name) = self.call(rank)?;
+        let (_alive, communicator) = self.call(rank)?;
         let data = address as *mut _;
-        let number = number(dtype)?;
+        let data_type = nccl_type(dtype)?;
         let operation = match reduction {
             ReduceOp::Sum => ncclRedOp_t::ncclSum,
             ReduceOp::Average => ncclRedOp_t::ncclAvg,
             ReduceOp::Max => ncclRedOp_t::ncclMax,
         };
-        let put = driver.library_call_on(Call::Collective, stream, |stream| {
+        let launched = driver.library_call_on(Call::Collective, stream, |stream| {
             // SAFETY: the communicator is alive, and the stream known; the device checks the addresses.
-            unsafe { sys::ncclAllReduce(data, data, count, number, operation, name, stream.cast()) }
+            unsafe { sys::ncclAllReduce(data, data, count, data_type, operation, communicator, stream.cast()) }
         })?;
-        self.check("ncclAllReduce", put)
+        self.check("ncclAllReduce", launched)
     }
 
     pub(super) fn broadcast(
@@ -155,15 +163,23 @@ impl NcclGroup {
         root: usize,
         stream: StreamId,
     ) -> Result<(), CollectiveError> {
-        let (_alive, name) = self.call(rank)?;
+        let (_alive, communicator) = self.call(rank)?;
         let data = address as *mut _;
-        let put = driver.library_call_on(Call::Collective, stream, |stream| {
+        let launched = driver.library_call_on(Call::Collective, stream, |stream| {
             // SAFETY: as for `all_reduce`.
             unsafe {
-                sys::ncclBroadcast(data, data, bytes, ncclDataType_t::ncclUint8, root as c_int, name, stream.cast())
+                sys::ncclBroadcast(
+                    data,
+                    data,
+                    bytes,
+                    ncclDataType_t::ncclUint8,
+                    root as c_int,
+                    communicator,
+                    stream.cast(),
+                )
             }
         })?;
-        self.check("ncclBroadcast", put)
+        self.check("ncclBroadcast", launched)
     }
 }
 
@@ -173,7 +189,8 @@ impl Drop for NcclGroup {
     }
 }
 
-fn number(dtype: DType) -> Result<ncclDataType_t, CollectiveError> {
+/// Returns NCCL's number of an element type.
+fn nccl_type(dtype: DType) -> Result<ncclDataType_t, CollectiveError> {
     Ok(match dtype {
         DType::I8 => ncclDataType_t::ncclInt8,
         DType::U8 => ncclDataType_t::ncclUint8,
@@ -187,6 +204,7 @@ fn number(dtype: DType) -> Result<ncclDataType_t, CollectiveError> {
     })
 }
 
+/// Converts the result of a call of NCCL's.
 fn check(call: &'static str, result: ncclResult_t) -> Result<(), CollectiveError> {
     if result == ncclResult_t::ncclSuccess {
         return Ok(());

@@ -7,7 +7,7 @@ use super::DeviceMemory;
 use crate::deferred::in_host_function;
 use crate::share::{BlockHandle, ShareError};
 
-/// The name by which another process finds a block.
+/// The location of a block in the form in which it is sent to another process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedBlock {
     /// The offset of the block, in bytes, in the memory that `handle` names.
@@ -28,7 +28,8 @@ pub struct ImportedBlock<'m> {
 }
 
 impl DeviceMemory {
-    /// Returns the name of the live block that begins at `address`, for other processes of this user and root.
+    /// Shares the live block that begins at `address` with other processes of this user and root. Returns its location,
+    /// to be sent to them.
     ///
     /// The block must live until another process has opened it. After that its memory stays there, whatever happens
     /// here. The allocator does not learn when the other processes are done. So the program must not free a block that

@@ -12,19 +12,20 @@ use crate::{Driver, Platform, cuda};
 /// [`device_count`](crate::functions::device_count) fails.
 pub const MAX_DEVICES: usize = 128;
 
+/// The memory of each device, by its number.
 static DEVICES: [OnceLock<DeviceMemory>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
 
-/// A lock held while a device's memory is made, so that it is made once. It contains the preemption of every device, if
-/// there is one.
-static MAKING: Mutex<Option<Arc<Preemption>>> = Mutex::new(None);
+/// A lock held while a device's memory is created, so that it is created once. It contains the preemption of all
+/// devices, if there is one.
+static CREATING: Mutex<Option<Arc<Preemption>>> = Mutex::new(None);
 
-/// Makes the memory of `driver`'s device as `config` says, for the rest of the process.
+/// Creates the memory of `driver`'s device with the settings `config`, for the rest of the process.
 ///
 /// # Errors
 /// [`MemoryError::AlreadyInstalled`]; those of [`DeviceMemory::new`].
 pub fn install(driver: Arc<dyn Driver>, config: MemoryConfig) -> Result<&'static DeviceMemory, MemoryError> {
     let device = driver.device();
-    let preemption = MAKING.lock();
+    let preemption = CREATING.lock();
     match slot(device)? {
         slot if slot.get().is_some() => Err(MemoryError::AlreadyInstalled { device }),
         slot => {
@@ -37,13 +38,14 @@ pub fn install(driver: Arc<dyn Driver>, config: MemoryConfig) -> Result<&'static
     }
 }
 
-/// Stops the threads of this process when `preemption` says so, where they allocate memory of a device or launch a
-/// graph. It covers devices whose memory is made later too. Later calls have no effect.
+/// Installs `preemption` for all devices of this process, also those whose memory is created later. While it is
+/// stopped, threads wait where they allocate memory of a device or launch a graph. Later calls have no effect.
 pub fn preempt(preemption: Arc<Preemption>) {
-    let mut all = MAKING.lock();
-    let preemption = all.get_or_insert(preemption);
-    let made = DEVICES.iter().filter_map(OnceLock::get);
-    made.for_each(|memory| memory.preempt(Arc::clone(preemption)));
+    let mut installed = CREATING.lock();
+    let preemption = installed.get_or_insert(preemption);
+    for memory in DEVICES.iter().filter_map(OnceLock::get) {
+        memory.preempt(Arc::clone(preemption));
+    }
 }
 
 /// Returns the memory of CUDA device number `index`, and makes it with the default settings if that was not done

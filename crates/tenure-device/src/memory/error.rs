@@ -58,7 +58,7 @@ impl From<CallError> for MemoryError {
 
 impl MemoryError {
     /// Converts the error for callers that know devices only as [`Allocator`](tenure_core::Allocator)s.
-    pub(super) fn of_allocator(self, device: Device, requested: usize) -> AllocatorError {
+    pub(super) fn into_allocator_error(self, device: Device, requested: usize) -> AllocatorError {
         match self {
             Self::OutOfMemory(report) => {
                 AllocatorError::DeviceOutOfMemory { device, requested, report: report.to_string() }

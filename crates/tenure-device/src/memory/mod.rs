@@ -123,14 +123,15 @@ impl DeviceMemory {
     /// Returns the allocator, for statistics, snapshots, limits, pools and callbacks. First makes the frees that host
     /// functions requested.
     pub fn allocator(&self) -> &dyn CachingAllocator {
-        self.settle();
+        self.free_deferred();
         match &self.allocator {
             Allocator::Paged(allocator) => allocator,
             Allocator::Native(allocator) => &**allocator,
         }
     }
 
-    /// Returns memory from outside, such as a shared pool's, that the allocator serves requests from for a while.
+    /// Returns the donated ranges: memory that the allocator did not take from the driver, such as a shared pool's, and
+    /// from which it serves requests for a while.
     pub fn donated(&self) -> &DonatedRanges {
         match &self.allocator {
             Allocator::Paged(allocator) => allocator.donated(),
@@ -151,12 +152,12 @@ impl DeviceMemory {
         if let Some(preemption) = self.preemption.get() {
             preemption.at_allocation(self.driver(), request.stream);
         }
-        self.settle();
+        self.free_deferred();
         let allocated = match &self.allocator {
             Allocator::Paged(allocator) => allocator.allocate(request),
             Allocator::Native(allocator) => allocator.allocate(request),
         };
-        allocated.map_err(|error| self.explain(request, error))
+        allocated.map_err(|error| self.with_report(request, error))
     }
 
     /// Frees the block that starts at `address`; work already put on its streams may still use it. Address 0 is
@@ -172,12 +173,12 @@ impl DeviceMemory {
             self.deferred.push(address);
             return Ok(());
         }
-        self.settle();
+        self.free_deferred();
         Ok(self.free_now(address)?)
     }
 
-    /// Returns whether `address` lies in address space that belongs to this memory alone, or in memory from outside
-    /// that it was given. Blocks may lie elsewhere too.
+    /// Returns whether `address` lies in the address space that the `paged` allocator reserved, or in a donated range
+    /// beside it. Always false with the `native` allocator, whose blocks may lie anywhere.
     #[inline]
     pub fn owns(&self, address: Address) -> bool {
         match &self.allocator {
@@ -188,6 +189,7 @@ impl DeviceMemory {
         }
     }
 
+    /// Frees a block at once, from outside host functions.
     #[inline]
     fn free_now(&self, address: Address) -> Result<(), AllocError> {
         match &self.allocator {
@@ -196,10 +198,10 @@ impl DeviceMemory {
         }
     }
 
-    /// Makes the frees that host functions requested.
+    /// Frees the blocks whose frees host functions requested.
     #[inline]
-    fn settle(&self) {
-        self.deferred.settle(|address| self.free_now(address));
+    fn free_deferred(&self) {
+        self.deferred.free_deferred(|address| self.free_now(address));
     }
 
     /// Records that `stream` uses the block at `address` too. After its free, the block is not reused until that stream
@@ -229,20 +231,22 @@ impl DeviceMemory {
         Ok(self.driver().enable_peer(peer.index())?)
     }
 
-    /// Stops threads that allocate here or launch graphs when `preemption` says so. Later calls have no effect.
+    /// Installs `preemption`: while it is stopped, threads that allocate here or launch graphs wait. Later calls have
+    /// no effect.
     pub fn preempt(&self, preemption: Arc<Preemption>) {
         self.preemption.get_or_init(|| preemption);
     }
 
-    /// Notes that a graph is about to be launched on `stream`.
+    /// Must be called before a graph is launched on `stream`. Waits while the preemption, if there is one, is stopped.
     pub(crate) fn before_launch(&self, stream: StreamId) {
         if let Some(preemption) = self.preemption.get() {
             preemption.at_launch(self.driver(), stream);
         }
     }
 
+    /// Converts an allocator's error. Adds a report if memory was out.
     #[cold]
-    fn explain(&self, request: Request, error: AllocError) -> MemoryError {
+    fn with_report(&self, request: Request, error: AllocError) -> MemoryError {
         match OutOfMemoryReport::new(self, request, &error) {
             Some(report) => MemoryError::OutOfMemory(Box::new(report)),
             None => error.into(),

@@ -40,9 +40,9 @@ pub struct OutOfMemoryReport {
     pub awaited_bytes: u64,
     /// Bytes of private pools on which no block lives, a part of `reserved_bytes`.
     pub pooled_bytes: u64,
-    /// The holders of the blocks, awaited ones too, added up by tag, the largest first.
+    /// The bytes and number of blocks of each tag, blocks that other streams may still use included, the largest first.
     pub tags: Vec<Holder>,
-    /// The holders of the blocks that have a key, the largest first.
+    /// The bytes and number of blocks of each key and tag, without blocks that have no key, the largest first.
     pub keys: Vec<Holder>,
     /// Other processes that the system names, the largest first.
     pub others: Vec<DeviceProcess>,
@@ -51,7 +51,8 @@ pub struct OutOfMemoryReport {
 impl std::error::Error for OutOfMemoryReport {}
 
 impl OutOfMemoryReport {
-    /// Returns the report of `error`, if it means that memory was out. The figures are taken now, a little after it.
+    /// Returns the report of `error`, if it is an out-of-memory error. Other figures than those in the error are taken
+    /// now, a little later.
     pub(super) fn new(memory: &DeviceMemory, request: Request, error: &AllocError) -> Option<Self> {
         let figures = memory.allocator().statistics().all;
         let (requested, stream, reserved, free, total, allowed) = match *error {
@@ -80,7 +81,7 @@ impl OutOfMemoryReport {
             reserved_bytes: reserved,
             allocated_bytes: figures.allocated_bytes.current,
             awaited_bytes: figures.active_bytes.current.saturating_sub(figures.allocated_bytes.current),
-            pooled_bytes: pooled(&snapshot),
+            pooled_bytes: free_pool_bytes(&snapshot),
             tags: by_tag(&holders),
             keys: holders.into_iter().filter(|holder| holder.key != KeyId::NONE).collect(),
             others,
@@ -103,7 +104,7 @@ impl OutOfMemoryReport {
         self.total_bytes.saturating_sub(self.free_bytes + self.in_use_bytes())
     }
 
-    /// Returns what to try, the most promising first.
+    /// Returns advice on what to try, the most promising first.
     pub fn advice(&self) -> Vec<String> {
         if self.requested_bytes > self.total_bytes {
             return vec!["The request alone is larger than the device: check the shape it was computed from.".into()];
@@ -273,7 +274,8 @@ fn by_tag(holders: &[Holder]) -> Vec<Holder> {
     tags
 }
 
-fn pooled(snapshot: &Snapshot) -> u64 {
+/// Returns the free bytes in the segments of private pools.
+fn free_pool_bytes(snapshot: &Snapshot) -> u64 {
     let private = snapshot.segments.iter().filter(|segment| segment.pool != PoolId::default());
     let free = private.flat_map(|it| &it.blocks).filter(|block| block.state == SnapshotState::Inactive);
     free.map(|block| block.bytes).sum()
@@ -288,7 +290,7 @@ fn write_section(f: &mut fmt::Formatter<'_>, heading: &str, rows: impl Iterator<
     rows.try_for_each(|row| write!(f, "\n  {}", row.trim_end()))
 }
 
-/// A number of bytes, shown as in PyTorch's errors: `512 bytes`, `2.00 MiB`, `1.50 GiB`.
+/// A number of bytes, displayed as in PyTorch's errors: `512 bytes`, `2.00 MiB`, `1.50 GiB`.
 pub(super) struct Gib(pub(super) u64);
 
 impl fmt::Display for Gib {

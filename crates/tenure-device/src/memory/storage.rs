@@ -45,7 +45,7 @@ unsafe impl Allocator for &'static DeviceMemory {
         let memory: &'static DeviceMemory = self;
         let (tag, key) = Purpose::current();
         let request = Request::new(bytes as u64, self.streams().current_id()).with_tag(tag).with_key(key);
-        let block = memory.allocate(request).map_err(|error| error.of_allocator(self.device, bytes))?;
+        let block = memory.allocate(request).map_err(|error| error.into_allocator_error(self.device, bytes))?;
         if block.address == 0 {
             return Ok(DataPtr::null(self.device));
         }
@@ -64,7 +64,8 @@ unsafe impl Allocator for &'static DeviceMemory {
     /// copy has run.
     unsafe fn copy(&self, source: *const u8, target: *mut u8, bytes: usize) -> Result<(), AllocatorError> {
         let stream = self.streams().current_id();
-        self.record_use(source.addr() as u64, stream).map_err(|error| error.of_allocator(self.device, bytes))?;
+        self.record_use(source.addr() as u64, stream)
+            .map_err(|error| error.into_allocator_error(self.device, bytes))?;
         let source = source.addr() as u64;
         let target = target.addr() as u64;
         self.driver().copy_on_device(target, source, bytes as u64, stream).map_err(|error| AllocatorError::Failed {

@@ -1,4 +1,4 @@
-//! The backing of a pool of pinned host memory.
+//! The backing of the allocator of a pinned pool: it pins host memory in chunks and cuts segments from them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,23 +11,27 @@ use super::chunk::PinnedChunk;
 use super::{MAX_CHUNK_BYTES, PinnedConfig};
 use crate::{Call, DeviceBacking, Driver};
 
-/// The multiple, in bytes, of the size of chunks and of the system's blocks under them: a huge page.
+/// The size of a huge page, in bytes. The allocator's segments are multiples of it, and so are chunks unless the limit
+/// leaves less.
 const ROUNDING: u64 = 2 << 20;
 
 /// Pinned host memory as an allocator's backing. A segment is cut from the first chunk in which it fits.
 pub(super) struct HostBacking {
     driver: Arc<dyn Driver>,
-    /// The marks of the device's streams.
+    /// The backing that records marks on the device's streams.
     marks: DeviceBacking,
     config: PinnedConfig,
     chunks: Mutex<PinnedChunks>,
 }
 
+/// The pinned chunks, and the bytes in them.
 #[derive(Default)]
 struct PinnedChunks {
     /// The chunks, by address.
     chunks: BTreeMap<Address, CutChunk>,
+    /// The bytes of all chunks.
     pinned: u64,
+    /// The most bytes of all chunks at once.
     peak: u64,
 }
 
@@ -58,7 +62,8 @@ impl HostBacking {
         PinnedUsage { limit: self.config.limit_bytes, pinned: *pinned, peak: *peak, chunks: chunks.len() }
     }
 
-    /// Pins a chunk with room for `bytes`: a whole one, or as much of it as the limit allows.
+    /// Pins a chunk of the configured size, or of `bytes` if that is larger or if the limit leaves too little for the
+    /// configured size.
     fn add_chunk(&self, chunks: &mut PinnedChunks, bytes: u64) -> Result<Address, BackingError> {
         let left = self.config.limit_bytes - chunks.pinned;
         if bytes > left {
@@ -77,8 +82,8 @@ impl HostBacking {
 }
 
 impl CutChunk {
-    /// Returns the first offset where `bytes` fit.
-    fn room(&self, bytes: u64) -> Option<u64> {
+    /// Returns the offset of the first gap between segments that has `bytes` bytes.
+    fn first_fit(&self, bytes: u64) -> Option<u64> {
         let ends = self.segments.iter().map(|(&offset, &bytes)| offset + bytes);
         let starts = self.segments.keys().copied().chain([self.bytes]);
         let mut gaps = std::iter::once(0).chain(ends).zip(starts);
@@ -99,9 +104,9 @@ impl Backing for HostBacking {
 
     fn malloc(&self, bytes: u64) -> Result<Address, BackingError> {
         let chunks = &mut *self.chunks.lock();
-        let place = chunks.chunks.iter().find_map(|(&address, cut)| Some((address, cut.room(bytes)?)));
-        let (address, offset) = match place {
-            Some(place) => place,
+        let found = chunks.chunks.iter().find_map(|(&address, cut)| Some((address, cut.first_fit(bytes)?)));
+        let (address, offset) = match found {
+            Some(found) => found,
             None => (self.add_chunk(chunks, bytes)?, 0),
         };
         if let Some(cut) = chunks.chunks.get_mut(&address) {

@@ -11,7 +11,7 @@ use tenure_core::move_to_numa_node;
 
 use crate::{AccessMode, CallError, Driver};
 
-/// The fewest bytes for which a thread is started to touch them.
+/// The bytes to touch for each thread, at least.
 const BYTES_PER_THREAD: usize = 32 << 20;
 /// The most threads that touch memory: more are not faster.
 const MAX_THREADS: usize = 8;
@@ -73,8 +73,8 @@ impl Drop for PinnedChunk {
     }
 }
 
-/// Writes to every page before registering: the kernel gives pages to several threads faster than to one. If a thread
-/// cannot be started, the registration faults its pages in.
+/// Writes to every page, on several threads: the kernel gives pages to several threads faster than to one, and so
+/// faster than the registration would get them. If a thread cannot be started, the registration faults its pages in.
 fn touch(memory: &mut [u8]) {
     let cores = thread::available_parallelism().map_or(1, NonZero::get);
     let threads = (memory.len() / BYTES_PER_THREAD).clamp(1, cores.min(MAX_THREADS));

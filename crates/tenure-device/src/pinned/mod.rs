@@ -33,9 +33,10 @@ const MAX_CHUNK_BYTES: u64 = 256 << 30;
 /// Settings of a pool of pinned memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinnedConfig {
-    /// The most bytes pinned at a time. Less than 2 MiB leaves room for nothing.
+    /// The limit on pinned bytes at one time. With less than 2 MiB, no buffer can be allocated.
     pub limit_bytes: u64,
-    /// The bytes registered at once, which blocks share; a larger block has a chunk of its own.
+    /// The size in bytes of a chunk, which is registered at once and which several buffers share. A larger buffer has a
+    /// chunk of its own.
     pub chunk_bytes: u64,
     /// The host's NUMA node to take memory from, if it has nodes: the one next to the device.
     pub numa_node: Option<u32>,
@@ -79,10 +80,12 @@ pub struct PinnedPool {
     shared: Arc<PinnedShared>,
 }
 
+/// The state of a pool, which its buffers share. The last of them to be dropped gives the chunks back.
 struct PinnedShared {
     blocks: Arc<PinnedBlocks>,
 }
 
+/// The allocator of a pool, with its backing.
 struct PinnedBlocks {
     allocator: NativeAllocator,
     backing: Arc<HostBacking>,
@@ -195,7 +198,7 @@ impl PinnedPool {
 
     /// Returns the blocks, after it frees those that host functions dropped.
     fn blocks(&self) -> &PinnedBlocks {
-        self.shared.blocks.settle();
+        self.shared.blocks.free_deferred();
         &self.shared.blocks
     }
 
@@ -207,15 +210,17 @@ impl PinnedPool {
 }
 
 impl PinnedBlocks {
-    fn settle(&self) {
-        self.deferred.settle(|address| self.allocator.free(address));
+    /// Frees the blocks that host functions dropped.
+    fn free_deferred(&self) {
+        self.deferred.free_deferred(|address| self.allocator.free(address));
     }
 
+    /// Frees a block, or stores the free for the next call if it can not be made now.
     fn free(&self, address: u64) {
         if in_host_function() {
             return self.deferred.push(address);
         }
-        self.settle();
+        self.free_deferred();
         // A drop has no caller that could try again, for example after a host function that Tenure does not know of:
         // the next call does.
         if self.allocator.free(address).is_err() {
@@ -225,7 +230,7 @@ impl PinnedBlocks {
 
     /// Gives back all free chunks. If the driver fails to take one back, it stays mapped.
     fn release(&self) {
-        self.settle();
+        self.free_deferred();
         let _ = self.allocator.release_cached();
     }
 }

@@ -12,7 +12,8 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat,
 
 use crate::{AccessMode, CallError, Driver};
 
-/// The forbidden changes: not even the creator of the memory can map it for writing again.
+/// The seals of the memory: its size can not change, and no process, not even its creator, can map it for writing any
+/// more.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 
 /// An error of sealed memory.
@@ -37,8 +38,8 @@ pub enum SealedError {
     Driver(#[from] CallError),
 }
 
-/// The right to write a range of sealed memory: no other code can ever write it. It may be read meanwhile where the
-/// writes are known to be done.
+/// The one mapping through which a range of [`Sealed`] memory can be written. Other processes may read those bytes that
+/// they know are written.
 pub struct Draft {
     memory: Arc<MmapRaw>,
     range: Range<usize>,
@@ -155,7 +156,7 @@ impl AsFd for Sealed {
 }
 
 impl Draft {
-    /// Splits off the first `bytes` bytes, for another thread to write.
+    /// Splits off the first `bytes` bytes as a draft of their own, for another thread to write.
     ///
     /// # Panics
     /// If the draft has fewer bytes.
@@ -163,7 +164,8 @@ impl Draft {
     pub fn take(&mut self, bytes: usize) -> Self {
         assert!(bytes <= self.range.len(), "{bytes} bytes of {}", self.range.len());
         let end = self.range.start + bytes;
-        let taken = std::mem::replace(&mut self.range.start, end)..end;
+        let taken = self.range.start..end;
+        self.range.start = end;
         Self { memory: Arc::clone(&self.memory), range: taken }
     }
 }
