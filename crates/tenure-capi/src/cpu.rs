@@ -25,7 +25,7 @@ pub struct CpuTable {
 static TABLE: CpuTable =
     CpuTable { size: size_of::<CpuTable>(), abi: 1, last_error: crate::tenure_last_error, is_chosen, allocate, free };
 
-/// Returns the table.
+/// Returns the table of functions, which lives as long as the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_cpu_table() -> *const CpuTable {
     &TABLE
@@ -39,6 +39,7 @@ fn chosen() -> Option<Arc<dyn Allocator>> {
     })
 }
 
+/// Returns whether an allocator of Tenure serves the calling thread.
 extern "C" fn is_chosen() -> bool {
     chosen().is_some()
 }
@@ -53,9 +54,9 @@ unsafe extern "C" fn allocate(bytes: usize, data: *mut *mut c_void) -> Status {
         let chosen = chosen();
         let chosen = chosen.ok_or_else(|| Failure::Invalid("this thread has chosen no allocator of the CPU".into()))?;
         let memory = chosen.allocate(bytes)?;
-        let first = exchange::hand_out(memory);
+        let address = exchange::hand_out(memory);
         // SAFETY: by the header, a place to write to.
-        unsafe { data.write(first.cast()) };
+        unsafe { data.write(address.cast()) };
         Ok(())
     })
 }
@@ -74,9 +75,10 @@ extern "C" fn free(data: *mut c_void) -> bool {
     true
 }
 
+/// Returns whether a block came from [`HostMemory`].
 fn is_of_host_memory(memory: &DataPtr) -> bool {
-    let of_host = HostMemory::installed().and_then(|host| host.raw_deleter());
-    memory.deleter().zip(of_host).is_some_and(|(own, of_host)| ptr::fn_addr_eq(own, of_host))
+    let host_deleter = HostMemory::installed().and_then(|host| host.raw_deleter());
+    memory.deleter().zip(host_deleter).is_some_and(|(own, host_deleter)| ptr::fn_addr_eq(own, host_deleter))
 }
 
 #[cfg(test)]

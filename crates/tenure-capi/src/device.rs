@@ -1,4 +1,4 @@
-//! The open devices, and the streams that their drivers know.
+//! The open devices, and the streams that their drivers have adopted.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -12,9 +12,10 @@ use tenure_device::sim::SimDriver;
 
 use crate::failure::Failure;
 
-/// The number of streams remembered at a time. A power of two.
+/// The number of adopted streams to remember for each device. A power of two.
 const STREAMS: usize = 256;
 
+/// The open devices, by number.
 static DEVICES: [OnceLock<OpenDevice>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];
 
 /// One more than the highest number of an open device.
@@ -27,12 +28,12 @@ static OPENING: Mutex<()> = Mutex::new(());
 pub(crate) struct OpenDevice {
     pub(crate) memory: &'static DeviceMemory,
     driver: DeviceDriver,
-    /// The streams that the driver knows, each in a slot computed from its handle. A stream that another one displaced
-    /// is adopted again, which changes nothing.
-    told: [AtomicU64; STREAMS],
+    /// Streams that the driver has adopted, each in a slot computed from its handle. A stream whose slot another one
+    /// has taken is adopted again, which changes nothing.
+    adopted: [AtomicU64; STREAMS],
 }
 
-/// A driver that can adopt streams made elsewhere.
+/// A device's driver, which can adopt streams: accept handles of streams that other code created.
 pub(crate) enum DeviceDriver {
     Cuda(Arc<CudaDriver>),
     Sim(Arc<SimDriver>),
@@ -49,7 +50,7 @@ impl OpenDevice {
         // Held so that a caller that gets `AlreadyInstalled` finds the device open.
         let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
         let memory = memory::install(shared, config)?;
-        let device = Self { memory, driver, told: [const { AtomicU64::new(0) }; STREAMS] };
+        let device = Self { memory, driver, adopted: [const { AtomicU64::new(0) }; STREAMS] };
         slot.set(device).map_err(|_| MemoryError::AlreadyInstalled { device: memory.device() })?;
         END.fetch_max(number + 1, Ordering::Release);
         Ok(())
@@ -67,25 +68,27 @@ impl OpenDevice {
         DEVICES.get(number as usize).and_then(OnceLock::get).ok_or(Failure::NotOpen { device: number })
     }
 
-    /// Makes sure that the driver knows `stream`.
+    /// Makes the driver adopt `stream`, unless it has already.
     ///
     /// # Safety
     /// `stream` is the null stream or an existing stream of this device.
     #[inline]
     pub(crate) unsafe fn adopt(&self, stream: StreamId) {
         // Handles are addresses or small numbers. The high bits of the product depend on all of their bits.
-        let place = stream.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - STREAMS.trailing_zeros());
-        let place = &self.told[place as usize];
+        let slot = stream.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - STREAMS.trailing_zeros());
+        let slot = &self.adopted[slot as usize];
         // The driver knows the null stream, whose id is also the value of an empty slot.
-        if place.load(Ordering::Relaxed) != stream.0 && stream != StreamId::NULL {
+        if slot.load(Ordering::Relaxed) != stream.0 && stream != StreamId::NULL {
             // SAFETY: by the function's contract.
             unsafe { self.driver.adopt(stream) };
-            place.store(stream.0, Ordering::Relaxed);
+            slot.store(stream.0, Ordering::Relaxed);
         }
     }
 }
 
 impl DeviceDriver {
+    /// Adopts a stream.
+    ///
     /// # Safety
     /// As [`OpenDevice::adopt`].
     #[cold]

@@ -61,10 +61,12 @@ impl From<AllocError> for Failure {
 }
 
 impl Failure {
+    /// Returns the failure of a call whose argument `what` is NULL.
     pub(crate) fn null(what: &str) -> Self {
         Self::Invalid(format!("{what} must not be NULL"))
     }
 
+    /// Returns the status that C gets.
     fn status(&self) -> Status {
         match self {
             Self::NotOpen { .. } => Status::NotOpen,
@@ -103,9 +105,9 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failure>) -> Status {
         Ok(Ok(())) => Status::Ok,
         Ok(Err(failure)) => report(failure.status(), failure.to_string()),
         Err(panic) => {
-            let words = panic.downcast_ref::<String>().map(String::as_str);
-            let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-            report(Status::Panic, format!("a defect in Tenure, please report it: {words}"))
+            let message = panic.downcast_ref::<String>().map(String::as_str);
+            let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+            report(Status::Panic, format!("a defect in Tenure, please report it: {message}"))
         }
     }
 }
@@ -115,10 +117,11 @@ pub(crate) fn last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|message| message.as_ptr())
 }
 
+/// Stores the message for [`last_error`]. Returns `status`.
 #[cold]
 fn report(status: Status, message: String) -> Status {
     let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
-    // A thread that is ending has no message any more.
+    // This fails only in a thread that is ending.
     let _ = LAST_ERROR.try_with(|last| last.replace(message));
     status
 }

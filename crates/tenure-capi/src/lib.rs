@@ -162,12 +162,13 @@ pub unsafe extern "C" fn tenure_free_buffer(buffer: *mut c_char, bytes: usize) {
     }
 }
 
+/// Converts a stream's handle to an id.
 #[inline]
 fn stream_id(stream: *mut c_void) -> StreamId {
     StreamId(stream.addr() as u64)
 }
 
-/// Hands `content` over to C, with a zero byte after it.
+/// Gives `content` to the C caller as a buffer for `tenure_free_buffer`, with a zero byte after it.
 ///
 /// # Safety
 /// `buffer` and `bytes` are null or places to write to.

@@ -20,6 +20,7 @@ pub(crate) struct DeviceOptions {
     pub(crate) memory: MemoryConfig,
 }
 
+/// The driver of a device: CUDA's, or a simulated one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum DriverKind {
     #[default]
@@ -53,7 +54,7 @@ impl FromStr for DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Makes the driver of device number `device`.
+    /// Creates the driver of device number `device`.
     pub(crate) fn driver(&self, device: c_int) -> Result<DeviceDriver, Failure> {
         match self.kind {
             DriverKind::Cuda => {

@@ -105,7 +105,7 @@ pub(super) unsafe extern "C" fn context(address: *mut c_void, visit: ContextVisi
             allocator.block(address).ok_or(AllocError::UnknownAddress(address))?;
             let context = allocator.history().context_of(address);
             // SAFETY: by the header, a function to call with this; the context lives until it has returned.
-            unsafe { visit(user, Object::of(context.as_ref())) };
+            unsafe { visit(user, Object::pointer_of(context.as_ref())) };
             Ok(())
         })
     })

@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-use super::devices::tell_all;
+use super::devices::configure_all;
 use super::object::Object;
 use crate::failure::{Status, guarded};
 
@@ -20,13 +20,15 @@ pub(super) struct COutOfMemory {
     rejected: bool,
 }
 
+/// A C function to call with its object when memory is out.
 pub(super) type Observer = unsafe extern "C" fn(*mut c_void, *const COutOfMemory);
+/// A C function to call with its object to free memory. Returns whether it freed any.
 pub(super) type FreeMemory = unsafe extern "C" fn(*mut c_void) -> bool;
 
 pub(super) extern "C" fn add_out_of_memory_observer(observer: Observer, user: Object) -> Status {
     guarded(|| {
         let user = Arc::new(user);
-        tell_all(None, move |device, allocator| {
+        configure_all(None, move |device, allocator| {
             let user = Arc::clone(&user);
             allocator.add_out_of_memory_observer(Box::new(move |error| {
                 let tenure_alloc::OutOfMemory { requested, allowed, allocated, total, free, rejected, .. } = *error;
@@ -42,7 +44,7 @@ pub(super) extern "C" fn add_out_of_memory_observer(observer: Observer, user: Ob
 pub(super) extern "C" fn add_free_memory_callback(callback: FreeMemory, user: Object) -> Status {
     guarded(|| {
         let user = Arc::new(user);
-        tell_all(None, move |_, allocator| {
+        configure_all(None, move |_, allocator| {
             let user = Arc::clone(&user);
             // SAFETY: the callback was handed over with its object, which lives as long as this closure.
             allocator.add_free_memory_callback(Box::new(move || unsafe { callback(user.pointer()) }));

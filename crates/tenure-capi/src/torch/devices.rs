@@ -1,4 +1,4 @@
-//! The devices under PyTorch: opened at their first use, and configured alike.
+//! The devices that PyTorch uses: each is opened at its first use, and all get the same configuration.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,9 +13,9 @@ use crate::failure::{Failure, Status, guarded};
 use crate::options::DeviceOptions;
 
 /// A configuration step for every device, also for those opened later.
-type Wish = Box<dyn Fn(c_int, &dyn CachingAllocator) -> Result<(), Failure> + Send>;
+type ConfigStep = Box<dyn Fn(c_int, &dyn CachingAllocator) -> Result<(), Failure> + Send>;
 
-/// The subject of a wish: a later wish replaces an earlier one about the same subject.
+/// The subject of a configuration step: a later step replaces an earlier one with the same topic.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Topic {
     History,
@@ -23,12 +23,12 @@ pub(super) enum Topic {
     Setting(c_int),
 }
 
-static SETUP: Mutex<Setup> = Mutex::new(Setup { options: None, wishes: Vec::new() });
+static SETUP: Mutex<Setup> = Mutex::new(Setup { options: None, steps: Vec::new() });
 
-/// The options for opening devices, and the wishes so far.
+/// The options with which devices are opened, and the configuration steps so far, each with its topic.
 struct Setup {
     options: Option<DeviceOptions>,
-    wishes: Vec<(Option<Topic>, Wish)>,
+    steps: Vec<(Option<Topic>, ConfigStep)>,
 }
 
 pub(super) unsafe extern "C" fn configure(options: *const c_char) -> Status {
@@ -78,30 +78,31 @@ pub unsafe fn stream(device: Device, handle: usize) -> Option<Stream> {
     Some(if id == StreamId::NULL { streams.null() } else { streams.external(id) })
 }
 
-/// Applies a wish to every device, now or when it is opened, and forgets an earlier wish of the same topic.
-pub(super) fn tell_all(
+/// Runs a configuration step for every open device now, and for every other device when it is opened. Replaces an
+/// earlier step with the same topic.
+pub(super) fn configure_all(
     topic: Option<Topic>,
-    wish: impl Fn(c_int, &dyn CachingAllocator) -> Result<(), Failure> + Send + 'static,
+    step: impl Fn(c_int, &dyn CachingAllocator) -> Result<(), Failure> + Send + 'static,
 ) -> Result<(), Failure> {
     let mut setup = setup();
-    OpenDevice::all().try_for_each(|(number, device)| wish(number, device.memory.allocator()))?;
-    setup.wishes.retain(|(earlier, _)| topic.is_none() || *earlier != topic);
-    setup.wishes.push((topic, Box::new(wish)));
+    OpenDevice::all().try_for_each(|(number, device)| step(number, device.memory.allocator()))?;
+    setup.steps.retain(|(earlier, _)| topic.is_none() || *earlier != topic);
+    setup.steps.push((topic, Box::new(step)));
     Ok(())
 }
 
 /// Returns the memory fraction with which devices are opened.
-pub(super) fn fraction_at_first() -> f64 {
+pub(super) fn initial_fraction() -> f64 {
     setup().options.as_ref().map_or(1.0, |options| options.memory.fraction)
 }
 
 /// Sets the memory fraction with which devices are opened.
-pub(super) fn set_fraction_at_first(fraction: f64) {
+pub(super) fn set_initial_fraction(fraction: f64) {
     setup().options.get_or_insert_default().memory.fraction = fraction;
 }
 
 /// Returns whether a setting has an effect on the allocator with which devices are opened.
-pub(super) fn applies(tuning: &Tuning) -> bool {
+pub(super) fn has_effect(tuning: &Tuning) -> bool {
     let policy = setup().options.as_ref().map(|options| options.memory.policy.clone()).unwrap_or_default();
     !matches!(
         (policy, tuning),
@@ -109,6 +110,7 @@ pub(super) fn applies(tuning: &Tuning) -> bool {
     )
 }
 
+/// Opens a device and runs the configuration steps for it.
 #[cold]
 fn open(number: c_int) -> Result<&'static OpenDevice, Failure> {
     let setup = setup();
@@ -122,10 +124,11 @@ fn open(number: c_int) -> Result<&'static OpenDevice, Failure> {
     }
     OpenDevice::open(number, options.driver(number)?, options.memory)?;
     let device = OpenDevice::get(number)?;
-    setup.wishes.iter().try_for_each(|(_, wish)| wish(number, device.memory.allocator()))?;
+    setup.steps.iter().try_for_each(|(_, step)| step(number, device.memory.allocator()))?;
     Ok(device)
 }
 
+/// Locks the setup.
 fn setup() -> MutexGuard<'static, Setup> {
     SETUP.lock().unwrap_or_else(PoisonError::into_inner)
 }

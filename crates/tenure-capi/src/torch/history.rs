@@ -6,7 +6,7 @@ use std::{ptr, slice};
 
 use tenure_alloc::{HistoryAction, HistoryContext, HistoryEvent, KeepContexts, Recording};
 
-use super::devices::{Topic, device, tell_all};
+use super::devices::{Topic, configure_all, device};
 use super::object::Object;
 use super::pools::CPool;
 use crate::failure::{Failure, Status, guarded};
@@ -36,13 +36,14 @@ pub(super) struct CRecording {
     skip_count: usize,
 }
 
+/// A C function to call with its object for each event.
 pub(super) type Tracker = unsafe extern "C" fn(*mut c_void, *const CEvent);
 
 pub(super) unsafe extern "C" fn record_history(recording: *const CRecording, clear: bool) -> Status {
     guarded(|| {
         // SAFETY: by the header, null or a recording.
         let recording = unsafe { recording.as_ref() }.map(recording_of).transpose()?;
-        tell_all(Some(Topic::History), move |_, allocator| {
+        configure_all(Some(Topic::History), move |_, allocator| {
             match &recording {
                 Some(recording) => allocator.history().start(recording.clone(), clear),
                 None => allocator.history().stop(),
@@ -73,7 +74,7 @@ pub(super) unsafe extern "C" fn annotate(number: c_int, metadata: *const *const 
 pub(super) extern "C" fn add_tracker(tracker: Tracker, user: Object) -> Status {
     guarded(|| {
         let user = Arc::new(user);
-        tell_all(None, move |device, allocator| {
+        configure_all(None, move |device, allocator| {
             let user = Arc::clone(&user);
             allocator.history().add_tracker(Box::new(move |event| {
                 // SAFETY: the tracker was handed over with its object, which lives as long as this closure.
@@ -94,12 +95,13 @@ impl CEvent {
             stream: ptr::without_provenance_mut(event.stream.0 as usize),
             pool: event.pool.into(),
             time_us: i64::try_from(event.time_us).unwrap_or(i64::MAX),
-            context: Object::of(event.context.as_ref()),
-            note: Object::of(event.note.as_ref()),
+            context: Object::pointer_of(event.context.as_ref()),
+            note: Object::pointer_of(event.note.as_ref()),
         }
     }
 }
 
+/// Converts C's settings for recording.
 fn recording_of(recording: &CRecording) -> Result<Recording, Failure> {
     let skip = match recording.skip_count {
         0 => &[],
@@ -119,8 +121,8 @@ fn recording_of(recording: &CRecording) -> Result<Recording, Failure> {
 
 /// Returns the action with this number.
 fn action(number: c_int) -> Result<HistoryAction, Failure> {
-    let known = usize::try_from(number).ok().and_then(|number| HistoryAction::ALL.get(number));
-    known.copied().ok_or_else(|| Failure::Invalid(format!("there is no action {number}")))
+    let found = usize::try_from(number).ok().and_then(|number| HistoryAction::ALL.get(number));
+    found.copied().ok_or_else(|| Failure::Invalid(format!("there is no action {number}")))
 }
 
 #[cfg(test)]

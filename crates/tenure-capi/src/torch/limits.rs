@@ -5,7 +5,7 @@ use std::slice;
 
 use tenure_alloc::{CachingAllocator, Divisions, Tuning};
 
-use super::devices::{Topic, applies, device, fraction_at_first, set_fraction_at_first, tell_all};
+use super::devices::{Topic, configure_all, device, has_effect, initial_fraction, set_initial_fraction};
 use crate::device::OpenDevice;
 use crate::failure::{Failure, Status, guarded};
 
@@ -20,8 +20,8 @@ pub(super) extern "C" fn set_memory_fraction(number: c_int, fraction: f64) -> St
     };
     guarded(|| match number {
         ALL_DEVICES => {
-            tell_all(Some(Topic::MemoryFraction), set)?;
-            set_fraction_at_first(fraction);
+            configure_all(Some(Topic::MemoryFraction), set)?;
+            set_initial_fraction(fraction);
             Ok(())
         }
         _ => set(number, device(number)?.memory.allocator()),
@@ -30,7 +30,7 @@ pub(super) extern "C" fn set_memory_fraction(number: c_int, fraction: f64) -> St
 
 pub(super) unsafe extern "C" fn memory_fraction(number: c_int, fraction: *mut f64) -> Status {
     guarded(|| {
-        let set = OpenDevice::get(number).map_or_else(|_| fraction_at_first(), of);
+        let set = OpenDevice::get(number).map_or_else(|_| initial_fraction(), fraction_of);
         // SAFETY: by the header, a place to write to.
         unsafe { fraction.write(set) };
         Ok(())
@@ -39,10 +39,11 @@ pub(super) unsafe extern "C" fn memory_fraction(number: c_int, fraction: *mut f6
 
 /// Returns the least fraction of the open devices. If none is open, returns the one they are opened with.
 pub(super) fn least_memory_fraction() -> f64 {
-    OpenDevice::all().map(|(_, device)| of(device)).reduce(f64::min).unwrap_or_else(fraction_at_first)
+    OpenDevice::all().map(|(_, device)| fraction_of(device)).reduce(f64::min).unwrap_or_else(initial_fraction)
 }
 
-fn of(device: &OpenDevice) -> f64 {
+/// Returns the memory fraction of an open device.
+fn fraction_of(device: &OpenDevice) -> f64 {
     device.memory.allocator().memory_fraction()
 }
 
@@ -60,8 +61,8 @@ pub(super) unsafe extern "C" fn tune(setting: c_int, values: *const f64, count: 
         // SAFETY: by the header, this many values.
         let tuning = tuning_of(setting, unsafe { slice::from_raw_parts(values, count) })?;
         // SAFETY: by the header, a place to write to.
-        unsafe { heeded.write(applies(&tuning)) };
-        tell_all(Some(Topic::Setting(setting)), move |_, allocator| Ok(allocator.tune(tuning).map(drop)?))
+        unsafe { heeded.write(has_effect(&tuning)) };
+        configure_all(Some(Topic::Setting(setting)), move |_, allocator| Ok(allocator.tune(tuning).map(drop)?))
     })
 }
 

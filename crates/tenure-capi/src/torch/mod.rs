@@ -24,7 +24,7 @@ use history::{CRecording, Tracker};
 use object::Object;
 use pools::{AddressVisit, CPool, CPoolSource, StreamFilter};
 pub use sharing::run_waits_in;
-use sharing::{Imported, Tell};
+use sharing::{HandleVisit, Imported};
 use snapshot::Visitor;
 use statistics::{CStatistics, PoolVisit};
 
@@ -72,7 +72,7 @@ pub struct TorchTable {
     drop_checkpoint: unsafe extern "C" fn(*mut PoolCheckpoint),
     restore: unsafe extern "C" fn(c_int, *const PoolCheckpoint, AddressVisit, AddressVisit, *mut c_void) -> Status,
     enable_peer: extern "C" fn(c_int, c_int) -> Status,
-    share: unsafe extern "C" fn(*mut c_void, *mut usize, Tell, *mut c_void) -> Status,
+    share: unsafe extern "C" fn(*mut c_void, *mut usize, HandleVisit, *mut c_void) -> Status,
     open_shared: unsafe extern "C" fn(c_int, *const c_char, usize, *mut *mut c_void, *mut *mut Imported) -> Status,
     close_shared: unsafe extern "C" fn(*mut Imported),
 }
@@ -124,14 +124,14 @@ static TABLE: TorchTable = TorchTable {
     close_shared: sharing::close_shared,
 };
 
-/// Returns the table.
+/// Returns the table of functions, which lives as long as the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn tenure_torch_table() -> *const TorchTable {
     &TABLE
 }
 
-/// Returns the part of each device that this process may hold: the least of the open devices, or, if none is open, the
-/// one for the first.
+/// Returns the fraction of a device that this process may hold: the smallest one of the open devices or, if none is
+/// open, the one with which devices are opened.
 pub fn memory_fraction() -> f64 {
     limits::least_memory_fraction()
 }
@@ -144,7 +144,7 @@ pub fn configure(options: &str) -> Result<(), String> {
     devices::configure_from(options).map_err(|failure: Failure| failure.to_string())
 }
 
-/// Returns whether [`configure`] was called, from Rust or through the table: PyTorch is on Tenure, or soon will be.
+/// Returns whether [`configure`] was called, from Rust or through the table. If so, PyTorch uses Tenure, or will soon.
 pub fn is_configured() -> bool {
     devices::is_configured()
 }

@@ -1,11 +1,11 @@
-//! C objects that are handed over to Rust.
+//! C objects that Rust owns.
 
 use std::ffi::c_void;
 use std::ptr;
 
 use tenure_alloc::{HistoryContext, HistoryContextGuard};
 
-/// `tenure_object` of `tenure_torch.h`.
+/// `tenure_object` of `tenure_torch.h`: a pointer that means something to C, and the function that drops it.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Object {
@@ -27,12 +27,12 @@ impl Object {
         Self { pointer, drop: Some(drop) }
     }
 
-    /// Returns the pointer of the object that a context was made of; null if it was made of anything else.
-    pub(super) fn of(context: Option<&HistoryContext>) -> *mut c_void {
+    /// Returns the pointer of the object in a context; null if the context contains no object of C.
+    pub(super) fn pointer_of(context: Option<&HistoryContext>) -> *mut c_void {
         context.and_then(HistoryContext::downcast::<Self>).map_or(ptr::null_mut(), Self::pointer)
     }
 
-    /// Makes the object a context. Returns `None` if there is no object.
+    /// Puts the object into a context. Returns `None` if there is no object.
     pub(super) fn into_context(self) -> Option<HistoryContext> {
         (!self.pointer.is_null()).then(|| HistoryContext::new(self))
     }

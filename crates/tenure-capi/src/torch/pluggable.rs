@@ -1,7 +1,7 @@
 //! Functions for PyTorch's `CUDAPluggableAllocator` (torch/csrc/cuda/CUDAPluggableAllocator.h), used where there is no
 //! shim. PyTorch looks them up by name.
 //!
-//! They can fail in no other way than with a C++ exception. Each is declared `C-unwind`, and throws outside of the code
+//! They have no other way to fail than a C++ exception. Each is declared `C-unwind`, and throws outside of the code
 //! that catches panics.
 
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -31,7 +31,7 @@ pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_alloc(
     address
 }
 
-/// Ends the use of a block.
+/// Frees a block.
 #[unsafe(no_mangle)]
 pub(super) extern "C-unwind" fn tenure_torch_plug_free(address: *mut c_void, _: isize, _: c_int, _: *mut c_void) {
     if !address.is_null() {
@@ -84,7 +84,7 @@ pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_record_stream(address: 
     }
 }
 
-/// Sends allocations on streams that pass `filter` to a private pool.
+/// Makes allocations on streams for which `filter` returns true come from a private pool.
 ///
 /// # Safety
 /// `filter` points to a `std::function<bool(cudaStream_t)>`.
@@ -97,7 +97,7 @@ pub(super) unsafe extern "C-unwind" fn tenure_torch_plug_begin_pool(
     // SAFETY: by the function's contract.
     let filter = Box::into_raw(Box::new(unsafe { (*filter).copy() }));
     // PyTorch does not tell a pluggable allocator about captures: every use of a pool may be one.
-    check(pools::begin_pool(device, pool, true, passes, Object::new(filter.cast(), drop_filter)));
+    check(pools::begin_pool(device, pool, true, call_filter, Object::new(filter.cast(), drop_filter)));
 }
 
 /// Ends the use of a pool that [`tenure_torch_plug_begin_pool`] began.
@@ -106,7 +106,7 @@ pub(super) extern "C-unwind" fn tenure_torch_plug_end_pool(device: c_int, pool: 
     check(pools::end_pool(device, pool));
 }
 
-/// Gives up one use of a private pool.
+/// Releases one use of a private pool. A pool without uses gives its memory back.
 #[unsafe(no_mangle)]
 pub(super) extern "C-unwind" fn tenure_torch_plug_release_pool(device: c_int, pool: CPool) {
     check(pools::release_pool(device, pool));
@@ -126,6 +126,8 @@ const CLONE: c_int = 2;
 const DESTROY: c_int = 3;
 
 impl StdFunction {
+    /// Copies the function object.
+    ///
     /// # Safety
     /// This is a C++ function object.
     unsafe fn copy(&self) -> Self {
@@ -148,7 +150,8 @@ impl Drop for StdFunction {
     }
 }
 
-unsafe extern "C" fn passes(filter: *mut c_void, stream: *mut c_void) -> bool {
+/// Calls the C++ function object `filter` for a stream.
+unsafe extern "C" fn call_filter(filter: *mut c_void, stream: *mut c_void) -> bool {
     // SAFETY: `tenure_torch_plug_begin_pool` hands a C++ function object over with this function.
     let filter = unsafe { &*filter.cast::<StdFunction>() };
     // SAFETY: the invoker is that of this functor.

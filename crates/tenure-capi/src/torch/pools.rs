@@ -19,7 +19,7 @@ pub(super) struct CPool {
     second: u64,
 }
 
-/// `tenure_pool_source`.
+/// `tenure_pool_source`: C functions that allocate and free the memory of a pool.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct CPoolSource {
@@ -28,7 +28,9 @@ pub(super) struct CPoolSource {
     free: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, *mut c_void),
 }
 
+/// A C function to call with its object and an address.
 pub(super) type AddressVisit = unsafe extern "C" fn(*mut c_void, *mut c_void);
+/// A C function to call with its object and a stream. Returns whether the stream allocates from the pool.
 pub(super) type StreamFilter = unsafe extern "C" fn(*mut c_void, *mut c_void) -> bool;
 
 impl CPool {
@@ -79,13 +81,13 @@ pub(super) extern "C" fn begin_pool(
     guarded(|| {
         // SAFETY: the filter was handed over with its object, which lives as long as this closure.
         let filter = Box::new(move |stream: StreamId| unsafe { filter(user.pointer(), pointer(stream.0)) });
-        Ok(device(number)?.memory.allocator().begin_pool(pool.into(), purpose(captures), filter)?)
+        Ok(device(number)?.memory.allocator().begin_pool(pool.into(), pool_use(captures), filter)?)
     })
 }
 
 pub(super) extern "C" fn set_capturing(number: c_int, pool: CPool, captures: bool) -> Status {
     guarded(|| {
-        device(number)?.memory.allocator().set_pool_use(pool.into(), purpose(captures));
+        device(number)?.memory.allocator().set_pool_use(pool.into(), pool_use(captures));
         Ok(())
     })
 }
@@ -123,11 +125,11 @@ pub(super) unsafe extern "C" fn live_blocks(
     })
 }
 
-pub(super) unsafe extern "C" fn checkpoint(number: c_int, pool: CPool, place: *mut *mut PoolCheckpoint) -> Status {
+pub(super) unsafe extern "C" fn checkpoint(number: c_int, pool: CPool, target: *mut *mut PoolCheckpoint) -> Status {
     guarded(|| {
         let checkpoint = device(number)?.memory.allocator().checkpoint(pool.into())?;
         // SAFETY: by the header, a place to write to.
-        unsafe { place.write(Box::into_raw(Box::new(checkpoint))) };
+        unsafe { target.write(Box::into_raw(Box::new(checkpoint))) };
         Ok(())
     })
 }
@@ -172,6 +174,8 @@ impl PoolSource for CPoolSource {
     }
 }
 
+/// Calls `visit` with each address.
+///
 /// # Safety
 /// `visit` may be called with `user`.
 unsafe fn visit_all(addresses: &[Address], visit: AddressVisit, user: *mut c_void) {
@@ -184,6 +188,7 @@ fn pointer(value: u64) -> *mut c_void {
     ptr::without_provenance_mut(value as usize)
 }
 
-fn purpose(captures: bool) -> PoolUse {
+/// Converts C's form of a pool's use.
+fn pool_use(captures: bool) -> PoolUse {
     if captures { PoolUse::Capture } else { PoolUse::Eager }
 }

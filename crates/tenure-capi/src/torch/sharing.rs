@@ -1,4 +1,4 @@
-//! Memory that other devices use, or other processes.
+//! Memory that other devices or other processes use.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -13,22 +13,24 @@ use super::devices::device;
 use crate::device::OpenDevice;
 use crate::failure::{Failure, Status, guarded};
 
-pub(super) type Tell = unsafe extern "C" fn(*mut c_void, *const c_char, usize);
+/// A C function to call with its object and the bytes of a handle.
+pub(super) type HandleVisit = unsafe extern "C" fn(*mut c_void, *const c_char, usize);
 pub(super) type Imported = ImportedBlock<'static>;
 
-/// A function that runs a wait for another process.
+/// A function that runs the closure it is given, which waits for another process. It must call the closure.
 type AroundWait = fn(&mut (dyn FnMut() + Send));
 
 static AROUND_WAIT: OnceLock<AroundWait> = OnceLock::new();
 
-/// Makes `around` run waits for other processes; it must call its argument. PyTorch holds Python's lock when it opens a
-/// block, and a program that embeds Python can release the lock meanwhile. Only the first call has an effect.
+/// Makes `around` run each wait for another process; it must call the closure it is given. PyTorch holds Python's lock
+/// when it opens a block, and a program that embeds Python can release the lock during the wait. Only the first call
+/// has an effect.
 pub fn run_waits_in(around: AroundWait) {
     AROUND_WAIT.get_or_init(|| around);
 }
 
-/// Runs `wait` through the function of [`run_waits_in`], if there is one, and returns its value.
-fn waited<T: Send>(mut wait: impl FnMut() -> T + Send) -> T {
+/// Runs `wait`, inside the function of [`run_waits_in`] if there is one, and returns its value.
+fn run_wait<T: Send>(mut wait: impl FnMut() -> T + Send) -> T {
     let mut value = None;
     if let Some(around) = AROUND_WAIT.get() {
         around(&mut || value = Some(wait()));
@@ -46,22 +48,24 @@ pub(super) extern "C" fn enable_peer(number: c_int, peer: c_int) -> Status {
 pub(super) unsafe extern "C" fn share(
     address: *mut c_void,
     offset: *mut usize,
-    tell: Tell,
+    visit: HandleVisit,
     user: *mut c_void,
 ) -> Status {
     guarded(|| {
         let address = address.addr() as Address;
         // A device that does not have the block answers `NotShareable`.
-        let shared = OpenDevice::all().map(|(_, device)| device.memory.share(address));
-        let answer =
-            shared.reduce(
-                |earlier, next| if matches!(earlier, Err(ShareError::NotShareable { .. })) { next } else { earlier },
-            );
-        let shared = answer.unwrap_or(Err(ShareError::NotShareable { address }))?;
+        let mut shared = Err(ShareError::NotShareable { address });
+        for (_, device) in OpenDevice::all() {
+            shared = device.memory.share(address);
+            if !matches!(shared, Err(ShareError::NotShareable { .. })) {
+                break;
+            }
+        }
+        let shared = shared?;
         // SAFETY: by the header, a place to write to, and a function with its object.
         unsafe {
             offset.write(shared.offset as usize);
-            tell(user, shared.handle.as_ptr().cast(), shared.handle.len());
+            visit(user, shared.handle.as_ptr().cast(), shared.handle.len());
         }
         Ok(())
     })
@@ -78,7 +82,7 @@ pub(super) unsafe extern "C" fn open_shared(
         // SAFETY: by the header, this many bytes.
         let handle = unsafe { slice::from_raw_parts(handle.cast::<u8>(), bytes) };
         let memory = device(number)?.memory;
-        let block = waited(|| memory.open(handle))?;
+        let block = run_wait(|| memory.open(handle))?;
         // SAFETY: by the header, places to write to.
         unsafe {
             address.write(ptr::without_provenance_mut(block.address() as usize));

@@ -86,7 +86,7 @@ impl Visitor {
             address: segment.address,
             stream: ptr::without_provenance_mut(segment.stream.0 as usize),
             pool: segment.pool.into(),
-            context: Object::of(segment.context.as_ref()),
+            context: Object::pointer_of(segment.context.as_ref()),
         };
         // SAFETY: a function of the visitor, with its object.
         unsafe { (self.segment)(self.user, &shown) }
@@ -99,7 +99,7 @@ impl Visitor {
             requested: block.requested,
             is_allocated: block.state == SnapshotState::Allocated,
             is_active: block.state != SnapshotState::Inactive,
-            context: Object::of(block.context.as_ref()),
+            context: Object::pointer_of(block.context.as_ref()),
         };
         // SAFETY: a function of the visitor, with its object.
         unsafe { (self.block)(self.user, &shown) }
