@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use tenure_alloc::{Address, AllocError};
 
 thread_local! {
+    /// Whether this thread runs a host function.
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -47,7 +48,8 @@ pub(crate) fn in_host_function() -> bool {
 /// The addresses that are still to be freed, in the order of the calls.
 #[derive(Default)]
 pub(crate) struct DeferredFrees {
-    any: AtomicBool,
+    /// Whether there are addresses: read without the lock.
+    has_addresses: AtomicBool,
     addresses: Mutex<Vec<Address>>,
 }
 
@@ -57,14 +59,14 @@ impl DeferredFrees {
     pub(crate) fn push(&self, address: Address) {
         let mut addresses = self.addresses.lock();
         addresses.push(address);
-        self.any.store(true, Ordering::Release);
+        self.has_addresses.store(true, Ordering::Release);
     }
 
     /// Frees the stored addresses with `free`, unless this thread runs a host function itself. Costs one load if there
     /// are none.
     #[inline]
     pub(crate) fn free_deferred(&self, free: impl Fn(Address) -> Result<(), AllocError>) {
-        if self.any.load(Ordering::Acquire) && !in_host_function() {
+        if self.has_addresses.load(Ordering::Acquire) && !in_host_function() {
             self.free_all(free);
         }
     }
@@ -83,7 +85,7 @@ impl DeferredFrees {
     /// frees.
     fn take(&self) -> Vec<Address> {
         let mut addresses = self.addresses.lock();
-        self.any.store(false, Ordering::Release);
+        self.has_addresses.store(false, Ordering::Release);
         std::mem::take(&mut addresses)
     }
 }

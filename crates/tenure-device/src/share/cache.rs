@@ -114,8 +114,8 @@ impl WorkerCache {
         let range = RangeUse::Computation;
         let right = Right::Leased(self.lease(&inserted, range, bytes, offset, AccessMode::ReadWrite)?);
         let mapping = Arc::clone(&self.pool);
-        let one = Inserted { mapping, offset, bytes, range, stream, right, about: None };
-        self.insert(&mut inserted, one, RangePlacement::BestFit)
+        let entry = Inserted { mapping, offset, bytes, range, stream, right, about: None };
+        self.insert(&mut inserted, entry, RangePlacement::BestFit)
     }
 
     /// Gives the range for parameters to every allocation on `stream`, whatever its size. For writing, each allocation
@@ -170,8 +170,8 @@ impl WorkerCache {
         }
         let mut inserted = self.inserted.lock();
         let mapping = self.mapping(&inserted, range, stream, 0, bytes)?;
-        let one = Inserted { mapping, offset: 0, bytes, range, stream, right: Right::Placed, about: None };
-        self.insert(&mut inserted, one, RangePlacement::InOrder)
+        let entry = Inserted { mapping, offset: 0, bytes, range, stream, right: Right::Placed, about: None };
+        self.insert(&mut inserted, entry, RangePlacement::InOrder)
     }
 
     /// Gives the range for computation to large blocks on `stream`. The stream has the range alone while blocks are in
@@ -193,16 +193,16 @@ impl WorkerCache {
         let offset = self.config.parameter_bytes;
         let mapping = self.mapping(&inserted, range, stream, offset, bytes)?;
         let placed_parameters =
-            inserted.iter().rev().find(|one| matches!(one.right, Right::Placed)).map(Inserted::placed_parameters);
+            inserted.iter().rev().find(|entry| matches!(entry.right, Right::Placed)).map(Inserted::placed_parameters);
         let waits = (self.patience, self.around_wait);
         let tenancy = Tenancy::new(Arc::clone(&mapping), (offset, bytes), self.memory, placed_parameters, waits);
         let right = Right::WhileUsed(Arc::new(tenancy));
-        let one = Inserted { mapping, offset, bytes, range, stream, right, about: None };
-        let address = self.insert(&mut inserted, one, RangePlacement::BestFit)?;
-        for one in inserted.iter() {
-            let awaits = matches!(one.right, Right::Placed) && one.stream == stream;
-            if awaits || one.writes_parameters() {
-                self.memory.donated().close(one.address())?;
+        let entry = Inserted { mapping, offset, bytes, range, stream, right, about: None };
+        let address = self.insert(&mut inserted, entry, RangePlacement::BestFit)?;
+        for entry in inserted.iter() {
+            let awaits = matches!(entry.right, Right::Placed) && entry.stream == stream;
+            if awaits || entry.writes_parameters() {
+                self.memory.donated().close(entry.address())?;
             }
         }
         Ok(address)
@@ -225,7 +225,7 @@ impl WorkerCache {
     /// call failed. On failure nothing is published.
     pub fn publish_parameters(&self, about: &[u8]) -> Result<(), ShareError> {
         let mut inserted = self.inserted.lock();
-        let parameters = inserted.iter_mut().find(|one| one.writes_parameters());
+        let parameters = inserted.iter_mut().find(|entry| entry.writes_parameters());
         let parameters = parameters.ok_or(ShareError::NotInserted("published"))?;
         let address = parameters.address();
         let bytes = parameters.bytes;
@@ -254,8 +254,8 @@ impl WorkerCache {
     pub fn check_parameters(&self) -> Result<(), ShareError> {
         let inserted = self.inserted.lock();
         self.check_outstanding(&inserted)?;
-        let placed = inserted.iter().filter(|one| matches!(one.right, Right::Placed));
-        let checked: Vec<_> = placed.map(|one| one.placed_parameters().check(self.memory)).collect();
+        let placed = inserted.iter().filter(|entry| matches!(entry.right, Right::Placed));
+        let checked: Vec<_> = placed.map(|entry| entry.placed_parameters().check(self.memory)).collect();
         if checked.iter().any(Result::is_ok) {
             return Ok(());
         }
@@ -277,7 +277,7 @@ impl WorkerCache {
     /// Blocks live in a range: free them first. That range stays, and the others are taken out. The context is lost:
     /// everything is taken out; see [`PoolLease::release`].
     pub fn clear_shared_cache(&self, stream: StreamId) -> Result<(), ShareError> {
-        self.clear(|one| one.stream == stream)
+        self.clear(|entry| entry.stream == stream)
     }
 
     /// Takes the range for parameters out, as [`clear_shared_cache`](Self::clear_shared_cache) does.
@@ -285,7 +285,7 @@ impl WorkerCache {
     /// # Errors
     /// The same as [`clear_shared_cache`](Self::clear_shared_cache).
     pub fn clear_parameters(&self) -> Result<(), ShareError> {
-        self.clear(|one| one.range == RangeUse::Parameters)
+        self.clear(|entry| entry.range == RangeUse::Parameters)
     }
 
     /// Takes the ranges that `chosen` selects out of the allocator, and gives them back.
@@ -299,7 +299,7 @@ impl WorkerCache {
                 Err(error) => results.push(Err(error)),
             }
         }
-        results.extend(taken.into_iter().map(|(one, written)| match self.give_back(one, &written) {
+        results.extend(taken.into_iter().map(|(entry, written)| match self.give_back(entry, &written) {
             Err(ShareError::DaemonGone { .. }) => Ok(()),
             given => given,
         }));
@@ -308,14 +308,16 @@ impl WorkerCache {
     }
 
     /// Takes a range out of the allocator. Returns the blocks that were transferred in it.
-    fn take_out(&self, one: &Inserted) -> Result<Vec<PlacedBlock>, ShareError> {
+    fn take_out(&self, entry: &Inserted) -> Result<Vec<PlacedBlock>, ShareError> {
         let donated = self.memory.donated();
-        let written = match one.right {
-            Right::Transferring(_) => donated.placed(one.address())?,
+        let written = match entry.right {
+            Right::Transferring(_) => donated.placed(entry.address())?,
             _ => Vec::new(),
         };
-        donated.clear(one.address()).map_err(|error| match error {
-            AllocError::StillInUse { bytes, blocks, .. } => ShareError::RangeInUse { range: one.range, blocks, bytes },
+        donated.clear(entry.address()).map_err(|error| match error {
+            AllocError::StillInUse { bytes, blocks, .. } => {
+                ShareError::RangeInUse { range: entry.range, blocks, bytes }
+            }
             error => error.into(),
         })?;
         Ok(written)
@@ -323,16 +325,16 @@ impl WorkerCache {
 
     /// Gives back a range that was taken out. If this process wrote parameters there, first records `written`, the
     /// blocks that were transferred, in the range for its readers.
-    fn give_back(&self, one: Inserted, written: &[PlacedBlock]) -> Result<(), ShareError> {
+    fn give_back(&self, entry: Inserted, written: &[PlacedBlock]) -> Result<(), ShareError> {
         let driver = &**self.memory.driver();
-        let address = one.address();
-        let bytes = one.bytes;
-        let recorded = match one.writes_parameters() {
+        let address = entry.address();
+        let bytes = entry.bytes;
+        let recorded = match entry.writes_parameters() {
             true if written.is_empty() => Manifest::wipe(driver, address, bytes),
             true => Manifest::new(written, None).write(driver, address, bytes),
             false => Ok(()),
         };
-        let ended = match one.right {
+        let ended = match entry.right {
             Right::Leased(lease) | Right::Transferring(lease) => lease.release(),
             Right::WhileUsed(tenancy) => tenancy.end(),
             Right::Placed => Ok(()),
@@ -350,11 +352,11 @@ impl WorkerCache {
         let range = RangeUse::Parameters;
         let bytes = self.config.parameter_bytes;
         let lease = self.lease(&inserted, range, bytes, 0, AccessMode::ReadWrite)?;
-        Manifest::begin(&**self.memory.driver(), lease.address(), bytes)?;
+        Manifest::mark_unfinished(&**self.memory.driver(), lease.address(), bytes)?;
         let mapping = Arc::clone(&self.pool);
         let right = right(lease);
-        let one = Inserted { mapping, offset: 0, bytes, range, stream, right, about: None };
-        self.insert(&mut inserted, one, RangePlacement::InOrder)
+        let entry = Inserted { mapping, offset: 0, bytes, range, stream, right, about: None };
+        self.insert(&mut inserted, entry, RangePlacement::InOrder)
     }
 
     /// Leases the range for parameters for reading and inserts it, if `wanted` accepts the publisher's description.
@@ -369,8 +371,8 @@ impl WorkerCache {
         }
         let mapping = Arc::clone(&self.pool);
         let right = Right::Leased(lease);
-        let one = Inserted { mapping, offset: 0, bytes, range, stream, right, about: Some(about) };
-        self.insert(&mut inserted, one, RangePlacement::Recorded(layout))
+        let entry = Inserted { mapping, offset: 0, bytes, range, stream, right, about: Some(about) };
+        self.insert(&mut inserted, entry, RangePlacement::Recorded(layout))
     }
 
     /// Leases a range that this process has not inserted yet.
@@ -385,7 +387,7 @@ impl WorkerCache {
         if bytes == 0 {
             return Err(ShareError::NoRange(range));
         }
-        match inserted.iter().find(|one| one.overlaps(offset, bytes)) {
+        match inserted.iter().find(|entry| entry.overlaps(offset, bytes)) {
             Some(own) => Err(ShareError::AlreadyInserted(own.range)),
             None => self.pool.lease(offset, bytes, access),
         }
@@ -403,13 +405,13 @@ impl WorkerCache {
         if bytes == 0 {
             return Err(ShareError::NoRange(range));
         }
-        let own: Vec<_> = inserted.iter().filter(|one| one.overlaps(offset, bytes)).collect();
+        let own: Vec<_> = inserted.iter().filter(|entry| entry.overlaps(offset, bytes)).collect();
         match own
             .iter()
-            .find(|one| one.stream == stream || matches!(one.right, Right::Leased(_) | Right::Transferring(_)))
+            .find(|entry| entry.stream == stream || matches!(entry.right, Right::Leased(_) | Right::Transferring(_)))
         {
             Some(own) => Err(ShareError::AlreadyInserted(own.range)),
-            None if own.iter().any(|one| Arc::ptr_eq(&one.mapping, &self.pool)) => self.pool.map_again(),
+            None if own.iter().any(|entry| Arc::ptr_eq(&entry.mapping, &self.pool)) => self.pool.map_again(),
             None => Ok(Arc::clone(&self.pool)),
         }
     }
@@ -419,38 +421,38 @@ impl WorkerCache {
     fn insert(
         &self,
         inserted: &mut Vec<Inserted>,
-        one: Inserted,
+        entry: Inserted,
         placement: RangePlacement,
     ) -> Result<Address, ShareError> {
-        let address = one.address();
+        let address = entry.address();
         let donated = self.memory.donated();
-        match &one.right {
+        match &entry.right {
             Right::WhileUsed(tenancy) => {
-                donated.insert_behind(Arc::clone(tenancy) as Arc<dyn RangeGate>, address, one.bytes, one.stream)?;
+                donated.insert_behind(Arc::clone(tenancy) as Arc<dyn RangeGate>, address, entry.bytes, entry.stream)?;
             }
-            _ => donated.insert(address, one.bytes, one.stream, placement)?,
+            _ => donated.insert(address, entry.bytes, entry.stream, placement)?,
         }
-        inserted.push(one);
+        inserted.push(entry);
         Ok(address)
     }
 
     /// Checks that every published parameter of the inserted ranges was allocated.
     fn check_outstanding(&self, inserted: &[Inserted]) -> Result<(), ShareError> {
-        let outstanding = inserted.iter().map(|one| self.memory.donated().outstanding(one.address())).sum();
+        let outstanding = inserted.iter().map(|entry| self.memory.donated().outstanding(entry.address())).sum();
         if outstanding > 0 { Err(ShareError::Outstanding { outstanding }) } else { Ok(()) }
     }
 }
 
 impl Drop for WorkerCache {
     fn drop(&mut self) {
-        for one in std::mem::take(self.inserted.get_mut()) {
-            match self.memory.donated().clear(one.address()) {
+        for entry in std::mem::take(self.inserted.get_mut()) {
+            match self.memory.donated().clear(entry.address()) {
                 // A caller that needs the error clears the range itself first.
                 Ok(()) => {
-                    let _ = self.give_back(one, &[]);
+                    let _ = self.give_back(entry, &[]);
                 }
                 // The range stays mapped and leased until the process exits.
-                Err(_) => std::mem::forget(one),
+                Err(_) => std::mem::forget(entry),
             }
         }
     }

@@ -104,7 +104,7 @@ impl Manifest {
         address: Address,
         bytes: u64,
     ) -> Result<(Vec<PlacedBlock>, Vec<u8>), ShareError> {
-        match Self::look(driver, address, bytes)? {
+        match Self::read_content(driver, address, bytes)? {
             Content::Parameters(Self { layout, about: Some(about) }) => {
                 Ok((layout.into_iter().map(|(offset, bytes)| PlacedBlock { offset, bytes }).collect(), about))
             }
@@ -113,7 +113,7 @@ impl Manifest {
     }
 
     /// Reads the footer of a range and, if the parameters are finished, their list.
-    pub(super) fn look(driver: &dyn Driver, address: Address, bytes: u64) -> Result<Content, ShareError> {
+    pub(super) fn read_content(driver: &dyn Driver, address: Address, bytes: u64) -> Result<Content, ShareError> {
         let read = |target: &mut [u8], bytes_after: u64| {
             let from = address + bytes - bytes_after - target.len() as u64;
             driver.copy_from_device(target, from, StreamId::NULL)
@@ -138,17 +138,17 @@ impl Manifest {
     }
 
     /// Marks a range as one in which parameters are being written.
-    pub(super) fn begin(driver: &dyn Driver, address: Address, bytes: u64) -> Result<(), ShareError> {
-        Self::mark(driver, address, bytes, UNFINISHED)
+    pub(super) fn mark_unfinished(driver: &dyn Driver, address: Address, bytes: u64) -> Result<(), ShareError> {
+        Self::write_footer(driver, address, bytes, UNFINISHED)
     }
 
     /// Marks a range as one without parameters.
     pub(super) fn wipe(driver: &dyn Driver, address: Address, bytes: u64) -> Result<(), ShareError> {
-        Self::mark(driver, address, bytes, [0; 16])
+        Self::write_footer(driver, address, bytes, [0; 16])
     }
 
     /// Overwrites the footer with these magic bytes and no list.
-    fn mark(driver: &dyn Driver, address: Address, bytes: u64, magic: [u8; 16]) -> Result<(), ShareError> {
+    fn write_footer(driver: &dyn Driver, address: Address, bytes: u64, magic: [u8; 16]) -> Result<(), ShareError> {
         let mut footer = [0; FOOTER as usize];
         footer[..magic.len()].copy_from_slice(&magic);
         Ok(driver.copy_to_device(address + bytes - FOOTER, &footer, StreamId::NULL)?)
@@ -185,9 +185,9 @@ mod tests {
     #[test]
     fn what_was_written_is_read_until_it_is_wiped_out() {
         let (driver, address) = range();
-        let holds = || Manifest::look(&driver, address, BYTES).unwrap();
+        let holds = || Manifest::read_content(&driver, address, BYTES).unwrap();
         assert_eq!(holds(), Content::Nothing);
-        Manifest::begin(&driver, address, BYTES).unwrap();
+        Manifest::mark_unfinished(&driver, address, BYTES).unwrap();
         assert_eq!(holds(), Content::Unfinished);
         for about in [Some(&b"weights"[..]), None] {
             let manifest = || Manifest::new(&[PlacedBlock { offset: 512, bytes: 4 }], about);

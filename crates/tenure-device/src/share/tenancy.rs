@@ -162,14 +162,14 @@ impl PlacedParameters {
         if memory.donated().is_capturing() {
             return Ok(false);
         }
-        let look = || Manifest::look(&**memory.driver(), address, self.bytes);
-        let mut content = look()?;
+        let read_content = || Manifest::read_content(&**memory.driver(), address, self.bytes);
+        let mut content = read_content()?;
         if content == Content::Unfinished {
             if self.is_being_written()? {
                 return Ok(false);
             }
-            // The writer may have finished between the two looks.
-            content = look()?;
+            // The writer may have finished between the two reads.
+            content = read_content()?;
         }
         match content {
             Content::Nothing => Err(ShareError::NothingPublished),
