@@ -16,21 +16,21 @@ use crate::{
 
 impl CachingAllocator for PagedAllocator {
     fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), AllocError> {
-        let known = address == 0
+        let is_found = address == 0
             || match self.owner(address) {
                 Some((heap, _)) => heap.lock().record_stream(address, stream),
                 None => self.state.lock().record_stream(address, stream),
             };
-        if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
+        if is_found { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
     }
 
     fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
-        let known = address == 0
+        let is_found = address == 0
             || match self.owner(address) {
                 Some((heap, _)) => heap.lock().retag(address, tag, key),
                 None => self.state.lock().retag(address, tag, key),
             };
-        if known { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
+        if is_found { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
     }
 
     fn annotate(&self, address: Address) -> Result<(), AllocError> {
@@ -53,14 +53,14 @@ impl CachingAllocator for PagedAllocator {
         if self.state.lock().progress.is_capturing() {
             return Ok(());
         }
-        self.settle_all()?;
-        self.release_given_up(None)?;
+        self.reclaim_all()?;
+        self.release_unused_pools(None)?;
         Ok(self.state.lock().release_whole()?)
     }
 
     /// Does nothing while a stream is captured, like [`release_cached`](Self::release_cached).
     fn begin_cycle(&self) -> Result<(), AllocError> {
-        self.unpark();
+        self.return_parked();
         let mut state = self.state.lock();
         if state.progress.is_capturing() { Ok(()) } else { Ok(state.begin_cycle()?) }
     }
@@ -107,7 +107,7 @@ impl CachingAllocator for PagedAllocator {
         }
         if let Tuning::Rounding(divisions) = tuning {
             *self.divisions.write() = divisions;
-            self.rounds.store(u64::from(divisions.iter().any(|&steps| steps > 1)), Ordering::Release);
+            self.has_rounding.store(u64::from(divisions.iter().any(|&steps| steps > 1)), Ordering::Release);
         }
         Ok(true)
     }
@@ -177,7 +177,7 @@ impl CachingAllocator for PagedAllocator {
         if pool == PoolId::default() {
             return self.release_cached();
         }
-        if self.state.lock().progress.is_capturing() { Ok(()) } else { self.release_given_up(Some(pool)) }
+        if self.state.lock().progress.is_capturing() { Ok(()) } else { self.release_unused_pools(Some(pool)) }
     }
 
     fn live_blocks(&self, pool: PoolId) -> Result<Vec<Address>, AllocError> {
@@ -202,7 +202,7 @@ impl CachingAllocator for PagedAllocator {
     }
 
     fn largest_free(&self) -> u64 {
-        self.unpark();
+        self.return_parked();
         let state = &mut *self.state.lock();
         state.space.longest_range().max(state.private.engine.largest_free())
     }
@@ -221,7 +221,7 @@ impl PagedAllocator {
         let PagedState { private, progress, .. } = &mut *self.state.lock();
         let changed = change(&mut private.engine);
         progress.set_capturing(private.engine.captures.any());
-        self.filters.store(private.engine.captures.underway() as u64, Ordering::Release);
+        self.active_pools.store(private.engine.captures.underway() as u64, Ordering::Release);
         changed
     }
 }

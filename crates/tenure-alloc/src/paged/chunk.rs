@@ -13,7 +13,7 @@ pub(super) struct Chunk {
     /// Its free ranges, by offset; merged where they touch.
     pub(super) free: SmallVec<[Extent; 2]>,
     /// The summary of its free ranges.
-    pub(super) sum: FreeSummary,
+    pub(super) summary: FreeSummary,
     /// The places where it is mapped, in the order of mapping. The first is its *home*.
     pub(super) mapped_at: SmallVec<[Mapping; 4]>,
     /// Work that may still touch its free bytes.
@@ -49,22 +49,22 @@ impl Chunk {
     /// Makes a chunk that is all free and not mapped anywhere.
     pub(super) fn new(id: ChunkId, bytes: u64) -> Self {
         let free = SmallVec::from_slice(&[Extent { offset: 0, bytes }]);
-        let sum = FreeSummary { total: bytes, prefix: bytes, suffix: bytes, longest: bytes };
-        Self { id, bytes, free, sum, mapped_at: SmallVec::new(), uses: EpochUses::default(), is_stale: false }
+        let summary = FreeSummary { total: bytes, prefix: bytes, suffix: bytes, longest: bytes };
+        Self { id, bytes, free, summary, mapped_at: SmallVec::new(), uses: EpochUses::default(), is_stale: false }
     }
 
     pub(super) fn is_whole(&self) -> bool {
-        self.sum.is_whole()
+        self.summary.is_whole()
     }
 
     /// Returns the free bytes at the start of a chunk that is in use further on; 0 for a whole chunk.
     pub(super) fn free_prefix(&self) -> u64 {
-        if self.is_whole() { 0 } else { self.sum.prefix }
+        if self.is_whole() { 0 } else { self.summary.prefix }
     }
 
     /// Returns the free bytes at the end of a chunk that is in use before them; 0 for a whole chunk.
     pub(super) fn free_suffix(&self) -> u64 {
-        if self.is_whole() { 0 } else { self.sum.suffix }
+        if self.is_whole() { 0 } else { self.summary.suffix }
     }
 
     pub(super) fn occupy(&mut self, offset: u64, bytes: u64) {
@@ -82,7 +82,7 @@ impl Chunk {
                 self.free.insert(at + 1, tail);
             }
         }
-        self.sum_up();
+        self.summarize();
     }
 
     pub(super) fn vacate(&mut self, offset: u64, bytes: u64) {
@@ -95,13 +95,13 @@ impl Chunk {
             (true, false) => self.free[at - 1].bytes += bytes,
             (true, true) => self.free[at - 1].bytes += bytes + self.free.remove(at).bytes,
         }
-        self.sum_up();
+        self.summarize();
     }
 
-    fn sum_up(&mut self) {
-        self.sum.prefix = self.free.first().filter(|extent| extent.offset == 0).map_or(0, |extent| extent.bytes);
+    fn summarize(&mut self) {
+        self.summary.prefix = self.free.first().filter(|extent| extent.offset == 0).map_or(0, |extent| extent.bytes);
         let last = self.free.last().filter(|extent| extent.end() == self.bytes);
-        self.sum.suffix = last.map_or(0, |extent| extent.bytes);
-        self.sum.longest = self.free.iter().map(|extent| extent.bytes).max().unwrap_or(0);
+        self.summary.suffix = last.map_or(0, |extent| extent.bytes);
+        self.summary.longest = self.free.iter().map(|extent| extent.bytes).max().unwrap_or(0);
     }
 }

@@ -89,7 +89,8 @@ impl Space {
     /// Plans the best combination of free memory and, where that is not enough, of new chunks. Returns `None` only if
     /// new chunks would exceed the allowance and `may_exceed` is not set.
     pub(super) fn plan_composition(&self, need: &Need<'_>, may_exceed: bool) -> Option<MappingPlan> {
-        let wholes: Vec<(u64, usize)> = self.wholes().into_iter().rev().filter(|w| (need.ready)(w.1)).collect();
+        let whole_chunks: Vec<(u64, usize)> =
+            self.whole_chunks().into_iter().rev().filter(|w| (need.ready)(w.1)).collect();
         let partial = || self.chunks.iter().filter(|(index, chunk)| !chunk.is_whole() && (need.ready)(*index));
         let mut prefixes: Vec<(u64, usize)> =
             partial().map(|(index, chunk)| (chunk.free_prefix(), index)).filter(|prefix| prefix.0 > 0).collect();
@@ -101,21 +102,21 @@ impl Space {
                 best = Some(candidate);
             }
         };
-        self.complete(need, BlockStart::Fresh, 0, &wholes, &prefixes, &mut consider);
+        self.offer_completions(need, BlockStart::Fresh, 0, &whole_chunks, &prefixes, &mut consider);
         for (index, chunk) in partial().filter(|(_, chunk)| chunk.free_suffix() > 0) {
             let bytes = chunk.free_suffix().min(need.bytes);
-            self.complete(need, BlockStart::Suffix(index), bytes, &wholes, &prefixes, &mut consider);
+            self.offer_completions(need, BlockStart::Suffix(index), bytes, &whole_chunks, &prefixes, &mut consider);
         }
-        let mut shown = vec![false; self.chunks.capacity()];
+        let mut in_window = vec![false; self.chunks.capacity()];
         for open in self.open_runs(need).into_iter().take(OPEN_RUNS) {
             // A window must not show a chunk twice.
-            shown.fill(false);
-            self.windows.get(open.window).chunks.iter().for_each(|(_, index)| shown[*index] = true);
+            in_window.fill(false);
+            self.windows.get(open.window).chunks.iter().for_each(|(_, index)| in_window[*index] = true);
             let start = BlockStart::Open { window: open.window, address: open.address };
             let other = |chunks: &[(u64, usize)]| -> Vec<_> {
-                chunks.iter().copied().filter(|(_, index)| !shown[*index]).collect()
+                chunks.iter().copied().filter(|(_, index)| !in_window[*index]).collect()
             };
-            self.complete(need, start, open.bytes, &other(&wholes), &other(&prefixes), &mut consider);
+            self.offer_completions(need, start, open.bytes, &other(&whole_chunks), &other(&prefixes), &mut consider);
         }
         let best = best.filter(|best| may_exceed || best.cost.0 == 0)?;
         let sources = best.chunks.into_iter().map(ChunkSource::Chunk);
@@ -145,7 +146,7 @@ impl Space {
                     return None;
                 }
                 let address = window.end() - bytes;
-                let mut pieces = self.pieces(self.windows.place(address), bytes);
+                let mut pieces = self.pieces(self.windows.locate(address), bytes);
                 let is_ready = pieces.all(|piece| (need.ready)(piece.chunk));
                 is_ready.then_some(OpenRun { window: index, address, bytes })
             })
@@ -154,27 +155,27 @@ impl Space {
         open
     }
 
-    /// Offers the ways to complete a block of which `have` bytes are found: whole chunks, then the start of a chunk in
-    /// use, one more whole chunk, or new chunks. `wholes` are sorted from the largest down, `prefixes` from the
+    /// Offers the ways to complete a block of which `found` bytes are found: whole chunks, then the start of a chunk in
+    /// use, one more whole chunk, or new chunks. `whole_chunks` are sorted from the largest down, `prefixes` from the
     /// smallest up.
-    fn complete(
+    fn offer_completions(
         &self,
         need: &Need<'_>,
         start: BlockStart,
-        have: u64,
-        wholes: &[(u64, usize)],
+        found: u64,
+        whole_chunks: &[(u64, usize)],
         prefixes: &[(u64, usize)],
         consider: &mut impl FnMut(CandidatePlan),
     ) {
-        let mut rest = need.bytes - have;
+        let mut rest = need.bytes - found;
         let mut taken = Vec::new();
-        for &(bytes, index) in wholes {
+        for &(bytes, index) in whole_chunks {
             if bytes <= rest {
                 rest -= bytes;
                 taken.push(index);
             }
         }
-        let begun = self.start_cost(start, have) + MAPPING_COST * count(&taken);
+        let begun = self.start_cost(start, found) + MAPPING_COST * count(&taken);
         let mut offer = |extra: Option<usize>, new_bytes: u64, last: Option<usize>, left: i64| {
             let mappings =
                 new_bytes.div_ceil(need.chunk_bytes) + u64::from(extra.is_some()) + u64::from(last.is_some());
@@ -191,7 +192,7 @@ impl Space {
         if let Some(&(bytes, index)) = prefixes[enough..].iter().find(|(_, index)| usable(*index)) {
             offer(None, 0, Some(index), piece_cost(bytes - rest) - piece_cost(bytes));
         }
-        let smallest = wholes.iter().rev().find(|(bytes, index)| *bytes >= rest && !taken.contains(index));
+        let smallest = whole_chunks.iter().rev().find(|(bytes, index)| *bytes >= rest && !taken.contains(index));
         if let Some(&(bytes, index)) = smallest {
             offer(Some(index), 0, None, piece_cost(bytes - rest));
         }
@@ -210,16 +211,16 @@ impl Space {
     }
 
     /// Returns the cost of a block's beginning. The pieces of free memory that it uses up lower the cost.
-    fn start_cost(&self, start: BlockStart, have: u64) -> i64 {
+    fn start_cost(&self, start: BlockStart, found: u64) -> i64 {
         match start {
             BlockStart::Fresh => 0,
             BlockStart::Suffix(index) => {
-                MAPPING_COST + piece_cost(self.chunks[index].free_suffix() - have) - piece_cost(have)
+                MAPPING_COST + piece_cost(self.chunks[index].free_suffix() - found) - piece_cost(found)
             }
             BlockStart::Open { address, .. } => {
                 // If no bytes are free there, the address may not be mapped yet.
-                let place = (have > 0).then(|| self.windows.place(address));
-                let pieces = place.into_iter().flat_map(|place| self.pieces(place, have));
+                let place = (found > 0).then(|| self.windows.locate(address));
+                let pieces = place.into_iter().flat_map(|place| self.pieces(place, found));
                 pieces.filter(|piece| !self.chunks[piece.chunk].is_whole()).map(|piece| -piece_cost(piece.bytes)).sum()
             }
         }

@@ -104,7 +104,7 @@ impl Counters {
         let mut all = small_pool.clone();
         all.merge(&large_pool);
         // Pools need not peak together.
-        let CounterPeaks { live, active } = self.peaks.settled();
+        let CounterPeaks { live, active } = self.peaks.with_live_peaks();
         (all.allocation.peak, all.allocated_bytes.peak) = (live[BLOCKS], live[BYTES]);
         (all.active.peak, all.active_bytes.peak) = (active[BLOCKS], active[BYTES]);
         all.requested_bytes.peak = active[REQUESTED];
@@ -199,7 +199,12 @@ impl<const N: usize> CounterFigures<N> {
         let current = self.active()[index];
         let allocated = self.added[index];
         let start = self.live_start[index] + self.awaited_start[index];
-        Stat { current, peak: self.peaks.settled().active[index], allocated, freed: start + allocated - current }
+        Stat {
+            current,
+            peak: self.peaks.with_live_peaks().active[index],
+            allocated,
+            freed: start + allocated - current,
+        }
     }
 
     fn reset_peaks(&mut self) {
@@ -213,7 +218,7 @@ impl<const N: usize> CounterFigures<N> {
 
 impl<const N: usize> CounterPeaks<N> {
     /// Returns the peaks with that of active blocks at all times.
-    fn settled(mut self) -> Self {
+    fn with_live_peaks(mut self) -> Self {
         raise(&mut self.active, self.live);
         self
     }

@@ -32,8 +32,8 @@ const PAGE: u64 = SMALL_LIMIT;
 /// The number of pages, after the one where a slab starts, in which it may lie or end.
 const SLAB_PAGES: u64 = SLAB_BYTES / PAGE;
 const HALF_BITS: u32 = 28;
-const BEFORE: u64 = (1 << HALF_BITS) - 1;
-const START: u64 = BEFORE << HALF_BITS;
+const BEFORE_MASK: u64 = (1 << HALF_BITS) - 1;
+const START_MASK: u64 = BEFORE_MASK << HALF_BITS;
 
 impl Directory {
     /// Makes a directory for the `bytes` addresses from `first` on.
@@ -46,40 +46,40 @@ impl Directory {
     pub(super) fn owner(&self, address: Address) -> Option<(u16, LoanKind)> {
         let (page, offset) = self.position(address)?;
         let entry = self.pages.get(page)?.load(Ordering::Acquire);
-        let before = Half(entry & BEFORE);
-        let start = Half(entry >> HALF_BITS);
-        let (heap, lent) = if start.heap() > 0 && start.start() <= offset {
-            match start.lent() {
+        let before = EntryHalf(entry & BEFORE_MASK);
+        let start = EntryHalf(entry >> HALF_BITS);
+        let (heap, kind) = if start.heap() > 0 && start.start() <= offset {
+            match start.kind() {
                 LoanKind::Range if start.start() < offset => return None,
-                lent => (start.heap(), lent),
+                kind => (start.heap(), kind),
             }
         } else if offset < before.end() {
             (before.heap(), LoanKind::Slab)
         } else {
             return None;
         };
-        Some((heap as u16 - 1, lent))
+        Some((heap as u16 - 1, kind))
     }
 
     /// Enters a loan to `heap`.
-    pub(super) fn enter(&self, address: Address, heap: u16, lent: LoanKind) {
-        self.set(address, lent, |place| Half::new(heap, place, lent));
+    pub(super) fn insert(&self, address: Address, heap: u16, kind: LoanKind) {
+        self.set(address, kind, |place| EntryHalf::new(heap, place, kind));
     }
 
     /// Removes a loan.
-    pub(super) fn remove(&self, address: Address, lent: LoanKind) {
-        self.set(address, lent, |_| Half(0));
+    pub(super) fn remove(&self, address: Address, kind: LoanKind) {
+        self.set(address, kind, |_| EntryHalf(0));
     }
 
     /// Sets the halves of the entries of every page that a loan lies in. `half` makes a half from a place.
-    fn set(&self, address: Address, lent: LoanKind, half: impl Fn(u64) -> Half) {
+    fn set(&self, address: Address, kind: LoanKind, half: impl Fn(u64) -> EntryHalf) {
         let Some((page, start)) = self.position(address) else { return };
-        self.update(page, START, half(start).0 << HALF_BITS);
-        if lent == LoanKind::Slab {
-            let behind_last = if start > 0 { SLAB_PAGES + 1 } else { SLAB_PAGES };
-            for step in 1..behind_last {
+        self.update(page, START_MASK, half(start).0 << HALF_BITS);
+        if kind == LoanKind::Slab {
+            let step_end = if start > 0 { SLAB_PAGES + 1 } else { SLAB_PAGES };
+            for step in 1..step_end {
                 let end = if step < SLAB_PAGES { PAGE / GRANULE } else { start };
-                self.update(page + step as usize, BEFORE, half(end).0);
+                self.update(page + step as usize, BEFORE_MASK, half(end).0);
             }
         }
     }
@@ -100,15 +100,15 @@ impl Directory {
 }
 
 /// One of the two parts of an entry.
-struct Half(u64);
+struct EntryHalf(u64);
 
 const HEAP_BITS: u32 = 16;
 /// The bit that is set if the loan that starts is not a slab.
 const RANGE: u64 = 1 << (HALF_BITS - 1);
 
-impl Half {
-    fn new(heap: u16, place: u64, lent: LoanKind) -> Self {
-        let kind = if lent == LoanKind::Range { RANGE } else { 0 };
+impl EntryHalf {
+    fn new(heap: u16, place: u64, kind: LoanKind) -> Self {
+        let kind = if kind == LoanKind::Range { RANGE } else { 0 };
         Self(kind | place << HEAP_BITS | (u64::from(heap) + 1))
     }
 
@@ -126,7 +126,7 @@ impl Half {
         (self.0 & !RANGE) >> HEAP_BITS
     }
 
-    fn lent(&self) -> LoanKind {
+    fn kind(&self) -> LoanKind {
         if self.0 & RANGE == 0 { LoanKind::Slab } else { LoanKind::Range }
     }
 }
@@ -159,7 +159,7 @@ mod tests {
         let two = FIRST + 512 + SLAB_BYTES;
         let three = FIRST + 3 * SLAB_BYTES;
         for (slab, heap) in [(one, 3), (two, 0), (three, 9)] {
-            directory.enter(slab, heap, SLAB);
+            directory.insert(slab, heap, SLAB);
         }
         assert_eq!(directory.owner(FIRST), None);
         assert_eq!(directory.owner(one), Some((3, SLAB)));
@@ -185,9 +185,9 @@ mod tests {
         let slab = FIRST + 1024;
         let range = FIRST + 1024 + SLAB_BYTES;
         let last = FIRST + 4 * PAGE - 512;
-        directory.enter(slab, 3, SLAB);
-        directory.enter(range, 4, RANGE);
-        directory.enter(last, 5, RANGE);
+        directory.insert(slab, 3, SLAB);
+        directory.insert(range, 4, RANGE);
+        directory.insert(last, 5, RANGE);
         assert_eq!(directory.owner(range - 512), Some((3, SLAB)));
         assert_eq!(directory.owner(range), Some((4, RANGE)));
         assert_eq!(directory.owner(range + 512), None);
@@ -214,13 +214,13 @@ mod model {
             let two = 512 + SLAB_BYTES;
             let other = Arc::clone(&directory);
             let thread = loom::thread::spawn(move || {
-                other.enter(one, 1, LoanKind::Slab);
+                other.insert(one, 1, LoanKind::Slab);
                 assert_eq!(other.owner(one), Some((1, LoanKind::Slab)));
                 assert_eq!(other.owner(two - 512), Some((1, LoanKind::Slab)));
                 other.remove(one, LoanKind::Slab);
                 assert_eq!(other.owner(two - 512), None);
             });
-            directory.enter(two, 2, LoanKind::Slab);
+            directory.insert(two, 2, LoanKind::Slab);
             assert_eq!(directory.owner(two), Some((2, LoanKind::Slab)));
             directory.remove(two, LoanKind::Slab);
             assert_eq!(directory.owner(two), None);
@@ -240,7 +240,7 @@ mod model {
                 0 => {}
                 address => assert_eq!(there.owner(address), Some((4, LoanKind::Slab))),
             });
-            directory.enter(SLAB_BYTES, 4, LoanKind::Slab);
+            directory.insert(SLAB_BYTES, 4, LoanKind::Slab);
             address.store(SLAB_BYTES, Ordering::Release);
             thread.join().unwrap();
         });

@@ -48,7 +48,7 @@ pub(super) struct HeapBlocks {
     /// Whether the only slab is empty and parked. It stays in `slabs` meanwhile, for a block that comes and goes.
     is_idle: bool,
     /// The most bytes requested at a time when parked memory was reused, if not reported to the state yet.
-    reused: Option<u64>,
+    reuse_peak: Option<u64>,
     counters: Counters,
 }
 
@@ -56,8 +56,8 @@ pub(super) struct HeapBlocks {
 pub(super) enum Freed {
     /// The block is free.
     Done,
-    /// The block is free, and the caller must give [the parked memory](HeapBlocks::take_ended) back to the state.
-    Ended,
+    /// The block is free, and the caller must give [the parked memory](HeapBlocks::take_returns) back to the state.
+    WithReturns,
     /// The block is not freed yet: other streams use it.
     InUse,
 }
@@ -74,7 +74,7 @@ impl Heap {
             large: LargeBlocks::default(),
             parked: ParkedLoans::default(),
             is_idle: false,
-            reused: None,
+            reuse_peak: None,
             counters: Counters::default(),
         };
         Self { stream, requested: AtomicU64::new(0), blocks: Latch::new(blocks) }
@@ -105,13 +105,13 @@ impl Heap {
         }
         let mut block = blocks.allocate_small(request, bytes, history);
         if was_idle {
-            blocks.note_reused();
+            blocks.note_reuse();
         }
         if block.is_none() {
             let slab = blocks.parked.take(SLAB_BYTES, LoanKind::Slab, blocks.now())?;
             blocks.slabs.add(slab);
             block = blocks.allocate_small(request, bytes, history);
-            blocks.note_reused();
+            blocks.note_reuse();
         }
         let block = block?;
         self.publish(blocks);
@@ -128,13 +128,13 @@ impl Heap {
         history: &History,
     ) -> Option<Block> {
         let range = blocks.parked.take(bytes, LoanKind::Range, blocks.now())?;
-        let block = self.place(blocks, request, range, history);
-        blocks.note_reused();
+        let block = self.add_large(blocks, request, range, history);
+        blocks.note_reuse();
         Some(block)
     }
 
     /// Makes a block of a range lent by the state.
-    pub(super) fn place(&self, blocks: &mut HeapBlocks, request: Request, range: Loan, history: &History) -> Block {
+    pub(super) fn add_large(&self, blocks: &mut HeapBlocks, request: Request, range: Loan, history: &History) -> Block {
         let Loan { address, bytes, .. } = range;
         let block = blocks.large.insert(request, range);
         if history.is_on() {
@@ -218,7 +218,7 @@ impl HeapBlocks {
 
     /// Adds a slab lent by the state, all free.
     pub(super) fn add_slab(&mut self, slab: Loan) {
-        self.leave_idle();
+        self.unpark_idle_slab();
         self.slabs.add(slab);
     }
 
@@ -270,8 +270,8 @@ impl HeapBlocks {
     }
 
     /// Completes the frees that every stream has passed, waiting for them on the host if `wait`. Afterwards, also after
-    /// an error, the caller must give back [the memory that is no longer parked](Self::take_ended).
-    pub(super) fn settle(
+    /// an error, the caller must give back [the memory that is no longer parked](Self::take_returns).
+    pub(super) fn complete_frees(
         &mut self,
         progress: &mut DeviceProgress,
         wait: bool,
@@ -293,28 +293,28 @@ impl HeapBlocks {
             }
         }
         let mut done = Vec::new();
-        let settled = self.large.settle(progress, wait, &mut done);
+        let result = self.large.complete_frees(progress, wait, &mut done);
         for (address, block) in done {
             self.counters.completed(PoolKind::Large, block.tag, block.requested, block.bytes);
             self.complete_large(address, &block, history);
         }
-        settled
+        result
     }
 
     /// Takes all parked memory, which the caller must give back to the state.
     pub(super) fn take_parked(&mut self) -> Loans {
-        self.leave_idle();
+        self.unpark_idle_slab();
         self.parked.take_all()
     }
 
-    /// Takes all parked memory, but none if every free continued the stack: see [`Freed::Ended`].
-    pub(super) fn take_ended(&mut self) -> Loans {
-        if self.parked.has_ended() { self.take_parked() } else { Loans::new() }
+    /// Takes all parked memory, but none if every free continued the stack: see [`Freed::WithReturns`].
+    pub(super) fn take_returns(&mut self) -> Loans {
+        if self.parked.has_returns() { self.take_parked() } else { Loans::new() }
     }
 
     /// Returns the most bytes requested at a time when parked memory was reused, since the last call.
-    pub(super) fn take_reused(&mut self) -> Option<u64> {
-        self.reused.take()
+    pub(super) fn take_reuse_peak(&mut self) -> Option<u64> {
+        self.reuse_peak.take()
     }
 
     /// Takes all parked memory and every empty slab.
@@ -401,7 +401,7 @@ impl HeapBlocks {
 
     #[inline]
     fn park(&mut self, loan: Loan) -> Freed {
-        if self.parked.park(loan, self.now()) { Freed::Done } else { Freed::Ended }
+        if self.parked.park(loan, self.now()) { Freed::Done } else { Freed::WithReturns }
     }
 
     /// Parks the range of a larger block that was taken out.
@@ -411,17 +411,17 @@ impl HeapBlocks {
             block.record(HistoryAction::FreeCompleted, address, PoolId::default(), history);
         }
         let LargeBlock { bytes, number, is_made, .. } = *block;
-        self.park(Loan { address, bytes, lent: LoanKind::Range, number, is_made })
+        self.park(Loan { address, bytes, kind: LoanKind::Range, number, is_made })
     }
 
     /// Notes that parked memory was reused.
     #[inline]
-    fn note_reused(&mut self) {
-        self.reused = self.reused.max(Some(self.counters.requested()));
+    fn note_reuse(&mut self) {
+        self.reuse_peak = self.reuse_peak.max(Some(self.counters.requested()));
     }
 
     /// Takes a parked slab out of `slabs`.
-    fn leave_idle(&mut self) {
+    fn unpark_idle_slab(&mut self) {
         if std::mem::take(&mut self.is_idle) {
             self.slabs.take_empty();
         }

@@ -16,26 +16,26 @@ const STREAMS: usize = 1024;
 pub(super) struct Heaps {
     table: Box<[OnceLock<Box<Heap>>]>,
     /// The numbers of the existing heaps, so that iteration need not go through the table.
-    made: Box<Mutex<Vec<u16>>>,
+    existing: Box<Mutex<Vec<u16>>>,
     clock: Arc<AtomicU64>,
 }
 
 impl Heaps {
     /// Makes a table without heaps. `clock` is the number of the state's last placement or return: see Note [Parking].
     pub(super) fn new(clock: Arc<AtomicU64>) -> Self {
-        Self { table: (0..STREAMS).map(|_| OnceLock::new()).collect(), made: Box::default(), clock }
+        Self { table: (0..STREAMS).map(|_| OnceLock::new()).collect(), existing: Box::default(), clock }
     }
 
     /// Returns the heap of a stream and its number; makes the heap at its first use.
     #[inline]
-    pub(super) fn of(&self, stream: StreamId) -> Option<(u16, &Heap)> {
+    pub(super) fn for_stream(&self, stream: StreamId) -> Option<(u16, &Heap)> {
         // Handles of streams are addresses or small numbers; a multiplication spreads both.
         let start = (stream.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 54) as usize;
         for step in 0..STREAMS {
             let at = (start + step) % STREAMS;
             let number = at as u16;
             let heap = self.table[at].get_or_init(|| {
-                self.made.lock().push(number);
+                self.existing.lock().push(number);
                 Box::new(Heap::new(stream, Arc::clone(&self.clock)))
             });
             if heap.stream == stream {
@@ -47,18 +47,18 @@ impl Heaps {
 
     /// Returns a heap by its number.
     #[inline]
-    pub(super) fn numbered(&self, number: u16) -> Option<&Heap> {
+    pub(super) fn by_number(&self, number: u16) -> Option<&Heap> {
         self.table.get(usize::from(number))?.get().map(|heap| &**heap)
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &Heap> {
-        let made = self.made.lock().clone();
-        made.into_iter().filter_map(|number| self.numbered(number))
+        let existing = self.existing.lock().clone();
+        existing.into_iter().filter_map(|number| self.by_number(number))
     }
 
     /// Returns the bytes requested from all heaps and not freed.
     pub(super) fn requested(&self) -> u64 {
-        self.made.lock().iter().filter_map(|&number| self.numbered(number)).map(Heap::requested).sum()
+        self.existing.lock().iter().filter_map(|&number| self.by_number(number)).map(Heap::requested).sum()
     }
 }
 
@@ -69,13 +69,13 @@ mod tests {
     #[test]
     fn a_stream_keeps_its_heap_until_there_are_too_many() {
         let heaps = Heaps::new(Arc::default());
-        let numbers: Vec<u16> = (0..1024).map(|stream| heaps.of(StreamId(stream * 64)).unwrap().0).collect();
+        let numbers: Vec<u16> = (0..1024).map(|stream| heaps.for_stream(StreamId(stream * 64)).unwrap().0).collect();
         for (stream, &number) in numbers.iter().enumerate() {
             let stream = StreamId(stream as u64 * 64);
-            assert_eq!(heaps.of(stream).unwrap().0, number);
-            assert_eq!(heaps.numbered(number).unwrap().stream, stream);
+            assert_eq!(heaps.for_stream(stream).unwrap().0, number);
+            assert_eq!(heaps.by_number(number).unwrap().stream, stream);
         }
-        assert!(heaps.of(StreamId(1)).is_none());
+        assert!(heaps.for_stream(StreamId(1)).is_none());
         assert_eq!(heaps.all().count(), 1024);
     }
 }

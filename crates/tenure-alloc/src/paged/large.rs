@@ -104,7 +104,7 @@ impl LargeBlocks {
 
     /// Takes out the freed blocks that every stream has passed, waiting for them on the host if `wait`; adds them to
     /// `done`, also before an error.
-    pub(super) fn settle(
+    pub(super) fn complete_frees(
         &mut self,
         progress: &mut DeviceProgress,
         wait: bool,

@@ -17,6 +17,7 @@ mod heap;
 mod heaps;
 mod large;
 mod latch;
+mod mapping_recorder;
 mod parked;
 mod placement;
 mod private;
@@ -24,7 +25,7 @@ mod progress;
 mod report;
 mod search;
 mod segments;
-mod shown;
+
 mod slabs;
 mod space;
 mod state;
@@ -70,9 +71,9 @@ pub struct PagedAllocator {
     heaps: Heaps,
     directory: Directory,
     /// The number of private pools that allocations go to now.
-    filters: AtomicU64,
+    active_pools: AtomicU64,
     /// Whether requests are rounded to more than 512 bytes: 0 or 1.
-    rounds: AtomicU64,
+    has_rounding: AtomicU64,
     divisions: RwLock<Divisions>,
     /// It is boxed, so that its lock shares no cache line with data that every allocation reads.
     state: Box<Mutex<PagedState>>,
@@ -111,8 +112,8 @@ impl PagedAllocator {
         Ok(Self {
             heaps: Heaps::new(Arc::clone(&state.clock)),
             directory: Directory::new(first, bytes),
-            filters: AtomicU64::new(0),
-            rounds: AtomicU64::new(0),
+            active_pools: AtomicU64::new(0),
+            has_rounding: AtomicU64::new(0),
             divisions: RwLock::default(),
             state: Box::new(Mutex::new(state)),
             history,
@@ -133,14 +134,14 @@ impl PagedAllocator {
     #[inline]
     fn allocate_in(&self, heap: &Heap, number: u16, request: Request) -> Result<Block, AllocError> {
         let rounded = self.round(request.bytes)?;
-        let (bytes, lent) =
+        let (bytes, kind) =
             if rounded <= SMALL_LIMIT { (SLAB_BYTES, LoanKind::Slab) } else { (rounded, LoanKind::Range) };
         loop {
             let mut blocks = heap.lock();
             if blocks.has_pending() {
-                self.settle(&mut blocks, false)?;
+                self.complete_frees(&mut blocks, false)?;
             }
-            let found = match lent {
+            let found = match kind {
                 LoanKind::Slab => heap.allocate_small(&mut blocks, request, rounded, &self.history),
                 LoanKind::Range => heap.allocate_parked(&mut blocks, request, bytes, &self.history),
             };
@@ -148,40 +149,40 @@ impl PagedAllocator {
                 return Ok(block);
             }
             let parked = blocks.take_parked();
-            let reused = blocks.take_reused();
+            let reuse_peak = blocks.take_reuse_peak();
             drop(blocks);
-            self.catch_up(heap, parked, reused);
-            let loan = match self.obtain(request, |state, requested, effort| {
-                state.lend(request.stream, bytes, lent, requested, effort)
+            self.report_reuse(heap, parked, reuse_peak);
+            let loan = match self.find_memory(request, |state, requested, effort| {
+                state.lend(request.stream, bytes, kind, requested, effort)
             })? {
-                FoundMemory::Lent(block) => return Ok(block),
-                FoundMemory::Sought(loan) => loan,
+                FoundMemory::Borrowed(block) => return Ok(block),
+                FoundMemory::Attempted(loan) => loan,
             };
-            self.directory.enter(loan.address, number, lent);
+            self.directory.insert(loan.address, number, kind);
             let mut blocks = heap.lock();
-            match lent {
+            match kind {
                 LoanKind::Slab => blocks.add_slab(loan),
-                LoanKind::Range => return Ok(heap.place(&mut blocks, request, loan, &self.history)),
+                LoanKind::Range => return Ok(heap.add_large(&mut blocks, request, loan, &self.history)),
             }
         }
     }
 
     /// Updates the state with the changes that `heap` made without it.
-    fn catch_up(&self, heap: &Heap, parked: Loans, reused: Option<u64>) {
-        if parked.is_empty() && reused.is_none() {
+    fn report_reuse(&self, heap: &Heap, parked: Loans, reuse_peak: Option<u64>) {
+        if parked.is_empty() && reuse_peak.is_none() {
             return;
         }
         let state = &mut *self.state.lock();
         self.take_back(state, parked);
         state.streak = 0;
-        if let Some(most) = reused {
+        if let Some(most) = reuse_peak {
             let others = self.heaps.requested().saturating_sub(heap.requested());
             state.peak_requested = state.peak_requested.max(others + most);
         }
     }
 
     /// Allocates a block in a private pool, or for a stream that has no heap.
-    fn allocate_apart(&self, request: Request) -> Result<Block, AllocError> {
+    fn allocate_without_heap(&self, request: Request) -> Result<Block, AllocError> {
         let bytes = self.round(request.bytes)?;
         let attempt = |state: &mut MutexGuard<'_, PagedState>, requested, effort| {
             if state.private.engine.captures.diverts(request.stream) {
@@ -190,14 +191,14 @@ impl PagedAllocator {
             let address = state.allocate(request, bytes, requested, effort)?;
             Ok(Block { address, bytes })
         };
-        Ok(match self.obtain(request, attempt)? {
-            FoundMemory::Sought(block) | FoundMemory::Lent(block) => block,
+        Ok(match self.find_memory(request, attempt)? {
+            FoundMemory::Attempted(block) | FoundMemory::Borrowed(block) => block,
         })
     }
 
     /// Returns the result of `attempt`, repeated if necessary after reclaiming more and more memory.
     #[inline(never)]
-    fn obtain<T>(
+    fn find_memory<T>(
         &self,
         request: Request,
         attempt: impl Fn(&mut MutexGuard<'_, PagedState>, u64, Effort) -> Result<T, NoBlock>,
@@ -207,39 +208,39 @@ impl PagedAllocator {
             self.heaps.requested() + state.requested + request.bytes,
             effort,
         ) {
-            Ok(found) => Ok(Some(FoundMemory::Sought(found))),
+            Ok(found) => Ok(Some(FoundMemory::Attempted(found))),
             Err(NoBlock::Full) => Ok(None),
             Err(NoBlock::Failed(error)) => Err(error),
         };
         if let Some(found) = try_once(&mut self.state.lock(), Effort::Free)? {
             return Ok(found);
         }
-        self.unpark();
+        self.return_parked();
         if let Some(found) = try_once(&mut self.state.lock(), Effort::Any)? {
             return Ok(found);
         }
         // A callback need not make all the room at once.
         let mut rounds = 0..MOST_ROUNDS;
         while rounds.next().is_some() && self.hooks.has_callbacks() && self.hooks.free_memory() {
-            self.unpark();
+            self.return_parked();
             if let Some(found) = try_once(&mut self.state.lock(), Effort::Any)? {
                 return Ok(found);
             }
         }
-        self.obtain_at_last(request, |state| try_once(state, Effort::Any))
+        self.find_memory_or_fail(request, |state| try_once(state, Effort::Any))
     }
 
     /// Tries the last means before an out-of-memory error: waiting for every stream, and pools that lend.
     #[cold]
-    fn obtain_at_last<T>(
+    fn find_memory_or_fail<T>(
         &self,
         request: Request,
         try_once: impl Fn(&mut MutexGuard<'_, PagedState>) -> Result<Option<FoundMemory<T>>, AllocError>,
     ) -> Result<FoundMemory<T>, AllocError> {
         // The host cannot wait for a stream that is being captured.
         if !self.state.lock().progress.is_capturing() {
-            self.settle_all()?;
-            self.release_given_up(None)?;
+            self.reclaim_all()?;
+            self.release_unused_pools(None)?;
             let mut state = self.state.lock();
             state.accounts.statistics.num_alloc_retries += 1;
             // A private pool's segments are not made of the common space's chunks.
@@ -254,7 +255,7 @@ impl PagedAllocator {
         let bytes = self.round(request.bytes)?;
         let PagedState { private, accounts, .. } = &mut *state;
         if let Some(block) = private.engine.borrow(accounts, request)? {
-            return Ok(FoundMemory::Lent(block));
+            return Ok(FoundMemory::Borrowed(block));
         }
         // Libraries and other processes may use the memory that does not serve this request, as in PyTorch.
         if !state.progress.is_capturing() {
@@ -290,39 +291,39 @@ impl PagedAllocator {
     }
 
     /// Completes the frees of a heap that every stream has passed; waits for all of them if `wait`.
-    fn settle(&self, blocks: &mut LatchGuard<'_, HeapBlocks>, wait: bool) -> Result<(), AllocError> {
+    fn complete_frees(&self, blocks: &mut LatchGuard<'_, HeapBlocks>, wait: bool) -> Result<(), AllocError> {
         let mut state = self.state.lock();
-        let settled = blocks.settle(&mut state.progress, wait, &self.history);
-        self.take_back(&mut state, blocks.take_ended());
-        Ok(settled?)
+        let result = blocks.complete_frees(&mut state.progress, wait, &self.history);
+        self.take_back(&mut state, blocks.take_returns());
+        Ok(result?)
     }
 
     /// Waits on the host for every pending free, and takes back all memory that holds no block.
-    fn settle_all(&self) -> Result<(), AllocError> {
+    fn reclaim_all(&self) -> Result<(), AllocError> {
         for heap in self.heaps.all() {
             let mut blocks = heap.lock();
-            self.settle(&mut blocks, true)?;
+            self.complete_frees(&mut blocks, true)?;
             let unused = blocks.take_unused();
             self.take_back(&mut self.state.lock(), unused);
         }
         let mut state = self.state.lock();
         state.accounts.statistics.num_sync_all_streams += 1;
-        state.settle(true)?;
+        state.complete_frees(true)?;
         let PagedState { private, accounts, .. } = &mut *state;
         private.engine.finish(accounts, true)
     }
 
     /// Gives back the memory of private pools without uses: of `pool`, or of all.
-    fn release_given_up(&self, pool: Option<PoolId>) -> Result<(), AllocError> {
+    fn release_unused_pools(&self, pool: Option<PoolId>) -> Result<(), AllocError> {
         let mut state = self.state.lock();
         let PagedState { private, accounts, .. } = &mut *state;
-        let released = private.release_given_up(accounts, pool);
+        let released = private.release_unused_pools(accounts, pool);
         give_back(&mut state);
         released
     }
 
     /// Takes back the memory that heaps have parked.
-    fn unpark(&self) {
+    fn return_parked(&self) {
         for heap in self.heaps.all() {
             let mut blocks = heap.lock();
             let parked = blocks.take_parked();
@@ -335,7 +336,7 @@ impl PagedAllocator {
     /// Takes back memory that a heap gave up.
     fn take_back(&self, state: &mut PagedState, loans: Loans) {
         for loan in loans {
-            self.directory.remove(loan.address, loan.lent);
+            self.directory.remove(loan.address, loan.kind);
             state.take_back(loan);
         }
     }
@@ -349,24 +350,24 @@ impl PagedAllocator {
     #[inline]
     fn round(&self, bytes: u64) -> Result<u64, AllocError> {
         let rounded = round(bytes)?;
-        let rounds = self.rounds.load(Ordering::Acquire) > 0;
+        let rounds = self.has_rounding.load(Ordering::Acquire) > 0;
         Ok(if rounds { rounding::round(bytes, &self.divisions.read()) } else { rounded })
     }
 
     /// Returns the heap that the memory at an address is lent to, and the kind of the loan.
     #[inline]
     fn owner(&self, address: Address) -> Option<(&Heap, LoanKind)> {
-        let (number, lent) = self.directory.owner(address)?;
-        Some((self.heaps.numbered(number)?, lent))
+        let (number, kind) = self.directory.owner(address)?;
+        Some((self.heaps.by_number(number)?, kind))
     }
 }
 
 /// The memory found for a request.
 enum FoundMemory<T> {
     /// The result of the attempt.
-    Sought(T),
+    Attempted(T),
     /// A block of a private pool that lends its free memory.
-    Lent(Block),
+    Borrowed(Block),
 }
 
 impl Resource for PagedAllocator {
@@ -376,12 +377,12 @@ impl Resource for PagedAllocator {
             return Ok(Block { address: 0, bytes: 0 });
         }
         let to_pool = || {
-            self.filters.load(Ordering::Acquire) > 0
+            self.active_pools.load(Ordering::Acquire) > 0
                 && self.state.lock().private.engine.captures.diverts(request.stream)
         };
-        match self.heaps.of(request.stream) {
+        match self.heaps.for_stream(request.stream) {
             Some((number, heap)) if !to_pool() => self.allocate_in(heap, number, request),
-            _ => self.allocate_apart(request),
+            _ => self.allocate_without_heap(request),
         }
     }
 
@@ -390,15 +391,15 @@ impl Resource for PagedAllocator {
         if address == 0 {
             return Ok(());
         }
-        let Some((heap, lent)) = self.owner(address) else { return self.state.lock().free(address) };
-        let freed = match lent {
+        let Some((heap, kind)) = self.owner(address) else { return self.state.lock().free(address) };
+        let freed = match kind {
             LoanKind::Slab => heap.free_small(address, &self.history)?,
             LoanKind::Range => heap.free_large(address, &self.history)?,
         };
         match freed {
             Freed::Done => {}
-            Freed::Ended => {
-                let loans = heap.lock().take_ended();
+            Freed::WithReturns => {
+                let loans = heap.lock().take_returns();
                 self.take_back(&mut self.state.lock(), loans);
             }
             Freed::InUse => heap.free_in_use(address, &self.state, &self.history)?,

@@ -27,7 +27,7 @@ use crate::Address;
 pub(super) struct Loan {
     pub(super) address: Address,
     pub(super) bytes: u64,
-    pub(super) lent: LoanKind,
+    pub(super) kind: LoanKind,
     /// The number of its placement; [`NEVER_PARKED`] if it would be placed elsewhere after a free.
     pub(super) number: u64,
     /// Whether free memory was made for it: giving it back then leaves more free than before.
@@ -47,7 +47,7 @@ pub(super) struct ParkedLoans {
     /// The state's number when the last loan was parked; it must not change while the stack lasts.
     since: u64,
     /// Loans to be given back, in order.
-    ended: Vec<Loan>,
+    returns: Vec<Loan>,
 }
 
 impl ParkedLoans {
@@ -56,33 +56,33 @@ impl ParkedLoans {
     #[inline]
     pub(super) fn park(&mut self, loan: Loan, now: u64) -> bool {
         let continues = match self.loans.last() {
-            None => loan.number == now && self.ended.is_empty(),
+            None => loan.number == now && self.returns.is_empty(),
             Some(last) => self.since == now && loan.number == last.number - 1 && !last.is_made,
         };
         if continues {
             self.since = now;
             self.loans.push(loan);
         } else {
-            self.ended.append(&mut self.loans);
-            self.ended.push(loan);
+            self.returns.append(&mut self.loans);
+            self.returns.push(loan);
         }
         continues
     }
 
     /// Takes the parked memory that the state, at `now`, would find for a request of `bytes` bytes, if it is parked.
     #[inline]
-    pub(super) fn take(&mut self, bytes: u64, lent: LoanKind, now: u64) -> Option<Loan> {
-        self.loans.pop_if(|top| top.bytes == bytes && top.lent == lent && self.since == now)
+    pub(super) fn take(&mut self, bytes: u64, kind: LoanKind, now: u64) -> Option<Loan> {
+        self.loans.pop_if(|top| top.bytes == bytes && top.kind == kind && self.since == now)
     }
 
     /// Returns whether a loan did not continue the stack.
-    pub(super) fn has_ended(&self) -> bool {
-        !self.ended.is_empty()
+    pub(super) fn has_returns(&self) -> bool {
+        !self.returns.is_empty()
     }
 
     /// Takes all loans, in the order in which they were parked.
     pub(super) fn take_all(&mut self) -> Loans {
-        self.ended.drain(..).chain(self.loans.drain(..)).collect()
+        self.returns.drain(..).chain(self.loans.drain(..)).collect()
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     fn loan(number: u64) -> Loan {
-        Loan { address: number << 30, bytes: 1 << 30, lent: LoanKind::Range, number, is_made: false }
+        Loan { address: number << 30, bytes: 1 << 30, kind: LoanKind::Range, number, is_made: false }
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl PagedState {
         let progress = &mut self.progress;
         let mut found = None;
         if keeps_together {
-            found = space.behind_last(bytes, stream, progress)?;
+            found = space.range_after_last_block(bytes, stream, progress)?;
             if found.is_none() {
                 found = space.first_fit(bytes, STREAK_BLOCKS.saturating_mul(bytes), stream, progress)?;
             }
@@ -114,16 +114,16 @@ impl PagedState {
         let chunk_bytes = self.config.chunk_bytes(bytes, reserved, chunks_for, granularity);
         let need = Need { bytes, ready: &|index| ready[index], allowance, chunk_bytes, granularity };
         if let Some(plan) = space.plan_growth(&need) {
-            return Ok(self.execute(plan, bytes)?);
+            return Ok(self.carry_out(plan, bytes)?);
         }
         let space = &self.space;
         if let Some(plan) = space.plan_composition(&need, false) {
-            return Ok(self.execute(plan, bytes)?);
+            return Ok(self.carry_out(plan, bytes)?);
         }
         // A wait would break a capture.
         if all_ready || self.progress.is_capturing() {
             let plan = space.plan_composition(&need, true).filter(|plan| plan.new_bytes() <= limit);
-            return Ok(self.execute(plan.ok_or(NoBlock::Full)?, bytes)?);
+            return Ok(self.carry_out(plan.ok_or(NoBlock::Full)?, bytes)?);
         }
         let space = &mut self.space;
         if let Some(place) = space.first_range(bytes, 0) {
@@ -141,9 +141,9 @@ impl PagedState {
             && let open = space.windows.get(window).free_suffix(&space.chunks)
             && open > 0
         {
-            space.wait(space.windows.place(address), open, stream, &mut self.progress)?;
+            space.wait(space.windows.locate(address), open, stream, &mut self.progress)?;
         }
-        Ok(self.execute(plan, bytes)?)
+        Ok(self.carry_out(plan, bytes)?)
     }
 
     /// Makes the chunks and the window of a plan, and takes the block's bytes into use.
@@ -151,7 +151,7 @@ impl PagedState {
     /// # Errors
     /// The error of the backing. Chunks made so far are released; a chunk that the backing does not release stays as
     /// free memory.
-    fn execute(&mut self, plan: MappingPlan, bytes: u64) -> Result<Address, BackingError> {
+    fn carry_out(&mut self, plan: MappingPlan, bytes: u64) -> Result<Address, BackingError> {
         let backing = Arc::clone(&self.backing);
         let mut made = Vec::new();
         let mut chunks = Vec::with_capacity(plan.sources.len() + 1);
@@ -170,21 +170,21 @@ impl PagedState {
             });
             Ok(())
         });
-        let address = result.and_then(|()| self.show(&plan, &chunks));
+        let address = result.and_then(|()| self.map_plan(&plan, &chunks));
         match address {
             Ok(address) => {
                 let space = &mut self.space;
-                space.occupy(space.windows.place(address), bytes);
+                space.occupy(space.windows.locate(address), bytes);
                 self.limit_mappings();
                 self.count_windows();
             }
-            Err(_) => made.into_iter().for_each(|index| self.unmake(index)),
+            Err(_) => made.into_iter().for_each(|index| self.discard_chunk(index)),
         }
         address
     }
 
     /// Maps the chunks of a plan; returns the address where its block begins.
-    fn show(&mut self, plan: &MappingPlan, chunks: &[usize]) -> Result<Address, BackingError> {
+    fn map_plan(&mut self, plan: &MappingPlan, chunks: &[usize]) -> Result<Address, BackingError> {
         let backing = Arc::clone(&self.backing);
         if let BlockStart::Open { window, address } = plan.start {
             let first = self.space.windows.get(window).first;
@@ -245,7 +245,7 @@ impl PagedState {
     }
 
     /// Releases a new chunk that is not mapped anywhere. If the backing refuses, the chunk stays, free.
-    fn unmake(&mut self, index: usize) {
+    fn discard_chunk(&mut self, index: usize) {
         let _ = self.release(index, &[]);
     }
 }

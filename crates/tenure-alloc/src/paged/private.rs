@@ -42,7 +42,11 @@ impl Private {
 
     /// Gives back the free memory of pools without uses: of `pool`, or of all. Waits for all streams first, because a
     /// graph that used the addresses may have been launched on any stream.
-    pub(super) fn release_given_up(&mut self, accounts: &mut Accounts, pool: Option<PoolId>) -> Result<(), AllocError> {
+    pub(super) fn release_unused_pools(
+        &mut self,
+        accounts: &mut Accounts,
+        pool: Option<PoolId>,
+    ) -> Result<(), AllocError> {
         if self.engine.has_unused_pools() {
             self.segments.synchronize_all()?;
         }

@@ -96,7 +96,7 @@ impl DeviceProgress {
     /// Returns whether `stream` may touch the memory without a wait.
     pub(super) fn is_ready_for(&mut self, stream: StreamId, uses: &mut EpochUses) -> Result<bool, BackingError> {
         self.retain_unfinished(uses, |other| other == stream)?;
-        Ok(uses.0.iter().all(|unfinished| self.runs_behind(stream, *unfinished)))
+        Ok(uses.0.iter().all(|unfinished| self.runs_after(stream, *unfinished)))
     }
 
     /// Returns whether the device has finished with the memory.
@@ -108,7 +108,7 @@ impl DeviceProgress {
     /// Makes `stream` run after every use of the memory. The host does not wait.
     pub(super) fn wait(&mut self, stream: StreamId, uses: &EpochUses) -> Result<(), BackingError> {
         for awaited in uses.0.iter().filter(|awaited| awaited.stream != stream) {
-            if self.runs_behind(stream, *awaited) {
+            if self.runs_after(stream, *awaited) {
                 continue;
             }
             let (epoch, mark) = self.mark_after(*awaited)?;
@@ -146,7 +146,7 @@ impl DeviceProgress {
         error.map_or(Ok(()), Err)
     }
 
-    fn runs_behind(&self, stream: StreamId, used: EpochUse) -> bool {
+    fn runs_after(&self, stream: StreamId, used: EpochUse) -> bool {
         used.stream == stream || self.waited.get(&(stream, used.stream)).is_some_and(|&epoch| epoch > used.epoch)
     }
 

@@ -23,7 +23,7 @@ pub(super) fn snapshot(allocator: &PagedAllocator, pool: Option<PoolId>, traces:
     }
     for (&address, (stream, loan)) in &state.loans {
         let Some((_, heap)) = heaps.iter().find(|(owner, _)| owner == stream) else { continue };
-        let mut shown: Vec<SnapshotBlock> = match loan.lent {
+        let mut shown: Vec<SnapshotBlock> = match loan.kind {
             LoanKind::Slab => heap.slabs().blocks_of(address).into_iter().map(small).collect(),
             LoanKind::Range => heap.large().get(address).map(|block| large(address, block)).into_iter().collect(),
         };

@@ -19,14 +19,14 @@ impl Space {
     ) -> Result<Option<MappedAddress>, BackingError> {
         let mut from = 0;
         while let Some(mut place) = self.first_range(least, from) {
-            let mut unready = self.behind_unready(place, bytes, stream, progress)?;
+            let mut unready = self.end_of_unready_chunk(place, bytes, stream, progress)?;
             if unready.is_none() {
                 return Ok(Some(place));
             }
-            from = self.free_until(place);
-            while let Some(behind) = unready.filter(|behind| behind + least <= from) {
-                place = self.windows.place(behind);
-                unready = self.behind_unready(place, bytes, stream, progress)?;
+            from = self.free_range_end(place);
+            while let Some(after) = unready.filter(|after| after + least <= from) {
+                place = self.windows.locate(after);
+                unready = self.end_of_unready_chunk(place, bytes, stream, progress)?;
                 if unready.is_none() {
                     return Ok(Some(place));
                 }
@@ -38,19 +38,19 @@ impl Space {
     /// Returns the first free range of at least `bytes` bytes that begins at or after `from`. No free range may lie
     /// across `from`.
     pub(super) fn first_range(&mut self, bytes: u64, from: Address) -> Option<MappedAddress> {
-        let found = self.seek(bytes, from);
-        debug_assert_eq!(found.map(|place| place.address), self.seek_plainly(bytes, from));
+        let found = self.search_windows(bytes, from);
+        debug_assert_eq!(found.map(|place| place.address), self.scan_for_range(bytes, from));
         found
     }
 
-    fn seek(&mut self, bytes: u64, from: Address) -> Option<MappedAddress> {
-        for rank in self.windows.rank(from)..self.windows.len() {
-            let window = self.windows.ranked(rank);
-            if !self.stale.is_empty() && !self.windows.is_kept(window) {
-                self.raise_all();
+    fn search_windows(&mut self, bytes: u64, from: Address) -> Option<MappedAddress> {
+        for position in self.windows.position_of(from)..self.windows.len() {
+            let window = self.windows.at_position(position);
+            if !self.stale.is_empty() && !self.windows.is_maintained(window) {
+                self.raise_bounds();
             }
             if self.windows.may_fit(window, bytes) {
-                self.sum_up(window);
+                self.summarize(window);
                 let found = self.windows.first_fit(window, bytes, from, &self.chunks);
                 if found.is_some() {
                     return found;
@@ -61,7 +61,7 @@ impl Space {
     }
 
     /// Searches in the same way, but reads only the chunks.
-    fn seek_plainly(&self, bytes: u64, from: Address) -> Option<Address> {
+    fn scan_for_range(&self, bytes: u64, from: Address) -> Option<Address> {
         self.windows.iter().find_map(|(_, window)| {
             let mut range = (0, 0);
             let extents = window.chunks.iter().flat_map(|&(start, chunk)| {
@@ -77,29 +77,29 @@ impl Space {
 
     /// Returns the bytes of the longest free range.
     pub(super) fn longest_range(&mut self) -> u64 {
-        self.raise_all();
+        self.raise_bounds();
         let windows: Vec<usize> = self.windows.iter().map(|(index, _)| index).collect();
         let longest = windows.into_iter().map(|window| {
-            self.sum_up(window);
+            self.summarize(window);
             self.windows.longest(window)
         });
         longest.max().unwrap_or(0)
     }
 
     /// Returns the range after the block placed last, if it is free and `stream` may touch it without a wait.
-    pub(super) fn behind_last(
+    pub(super) fn range_after_last_block(
         &mut self,
         bytes: u64,
         stream: StreamId,
         progress: &mut DeviceProgress,
     ) -> Result<Option<MappedAddress>, BackingError> {
         let Some(place) = self.windows.free_range_at(self.end_of_last, &self.chunks) else { return Ok(None) };
-        let fits = self.free_until(place) - place.address >= bytes;
-        Ok((fits && self.behind_unready(place, bytes, stream, progress)?.is_none()).then_some(place))
+        let fits = self.free_range_end(place) - place.address >= bytes;
+        Ok((fits && self.end_of_unready_chunk(place, bytes, stream, progress)?.is_none()).then_some(place))
     }
 
     /// Returns the end of the first chunk in a range that `stream` may not touch without a wait.
-    fn behind_unready(
+    fn end_of_unready_chunk(
         &mut self,
         place: MappedAddress,
         bytes: u64,
@@ -120,14 +120,14 @@ impl Space {
     }
 
     /// Updates all windows with the memory freed in stale chunks.
-    fn raise_all(&mut self) {
+    fn raise_bounds(&mut self) {
         for index in self.stale.drain(..) {
             // The chunk may have been released meanwhile.
             let Some(chunk) = self.chunks.get_mut(index) else { continue };
             chunk.is_stale = false;
             for mapping in &self.chunks[index].mapped_at {
-                if !self.windows.is_kept(mapping.window) {
-                    self.windows.raise(mapping.window, mapping.slot, &self.chunks);
+                if !self.windows.is_maintained(mapping.window) {
+                    self.windows.raise_bound(mapping.window, mapping.slot, &self.chunks);
                 }
             }
         }
@@ -135,15 +135,15 @@ impl Space {
 
     /// Sums up the free ranges of a window, if its summary is not kept up to date.
     #[inline]
-    fn sum_up(&mut self, window: usize) {
-        if !self.windows.is_kept(window) {
-            self.windows.sum_up(window, &self.chunks);
+    fn summarize(&mut self, window: usize) {
+        if !self.windows.is_maintained(window) {
+            self.windows.summarize(window, &self.chunks);
         }
     }
 
     /// Returns the end of the free range that begins at `place`.
-    fn free_until(&mut self, place: MappedAddress) -> Address {
-        self.sum_up(place.window);
-        self.windows.free_until(place, &self.chunks)
+    fn free_range_end(&mut self, place: MappedAddress) -> Address {
+        self.summarize(place.window);
+        self.windows.free_range_end(place, &self.chunks)
     }
 }

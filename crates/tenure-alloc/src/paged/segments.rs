@@ -59,7 +59,7 @@ impl Segments {
         Ok(())
     }
 
-    fn give_up(&self, mut segment: PrivateSegment) {
+    fn discard(&self, mut segment: PrivateSegment) {
         if segment.undo(&*self.inner).is_err() {
             self.state.lock().leftovers.push(segment);
         }
@@ -105,7 +105,7 @@ impl Backing for Segments {
                 Ok(address)
             }
             Err(error) => {
-                self.give_up(segment);
+                self.discard(segment);
                 Err(error)
             }
         }

@@ -9,7 +9,7 @@ use super::parked::Loan;
 use crate::{Address, Request};
 
 /// The number of granules in a slab.
-const WHOLE: u16 = (SLAB_BYTES / GRANULE) as u16;
+const SLAB_GRANULES: u16 = (SLAB_BYTES / GRANULE) as u16;
 
 /// The slabs of a heap, and the blocks in them, by number.
 pub(super) struct Slabs {
@@ -39,7 +39,7 @@ pub(super) struct SlabBlock {
     slab: u32,
     /// The neighbours in the slab.
     before: u32,
-    behind: u32,
+    after: u32,
     /// The neighbours in the list of free blocks of the same size. `next` also links unused places.
     previous: u32,
     next: u32,
@@ -62,7 +62,7 @@ impl Slabs {
     /// Adds a slab, all free.
     pub(super) fn add(&mut self, loan: Loan) {
         let slab = self.slabs.insert(Slab { loan, used: 0 }) as u32;
-        let block = self.place(loan.address, WHOLE, slab);
+        let block = self.add_entry(loan.address, SLAB_GRANULES, slab);
         self.link(block);
         self.empty += 1;
     }
@@ -95,11 +95,11 @@ impl Slabs {
     pub(super) fn free(&mut self, index: u32) -> bool {
         let entry = &mut self.table[index as usize];
         entry.state = SlabBlockState::Free;
-        let SlabBlock { granules, slab, before, behind, .. } = *entry;
+        let SlabBlock { granules, slab, before, after, .. } = *entry;
         let mut index = index;
-        if self.is_free(behind) {
-            self.unlink(behind);
-            self.absorb(index, behind);
+        if self.is_free(after) {
+            self.unlink(after);
+            self.absorb(index, after);
         }
         if self.is_free(before) {
             self.unlink(before);
@@ -137,16 +137,16 @@ impl Slabs {
 
     /// Returns the slab that became empty last, if one is empty.
     pub(super) fn first_empty(&self) -> Option<Loan> {
-        let block = Some(self.bins.first(usize::from(WHOLE))).filter(|block| *block != NONE)?;
+        let block = Some(self.bins.first(usize::from(SLAB_GRANULES))).filter(|block| *block != NONE)?;
         Some(self.slabs[self.table[block as usize].slab as usize].loan)
     }
 
     /// Removes the slab that became empty last, and returns it.
     pub(super) fn take_empty(&mut self) -> Option<Loan> {
-        let block = Some(self.bins.first(usize::from(WHOLE))).filter(|block| *block != NONE)?;
+        let block = Some(self.bins.first(usize::from(SLAB_GRANULES))).filter(|block| *block != NONE)?;
         let slab = self.table[block as usize].slab;
         self.unlink(block);
-        self.give_up(block);
+        self.remove_entry(block);
         self.empty -= 1;
         Some(self.slabs.remove(slab as usize).loan)
     }
@@ -164,7 +164,7 @@ impl Slabs {
     pub(super) fn inactive_split(&self) -> (u64, u64) {
         self.table
             .iter()
-            .filter(|entry| entry.state == SlabBlockState::Free && (1..WHOLE).contains(&entry.granules))
+            .filter(|entry| entry.state == SlabBlockState::Free && (1..SLAB_GRANULES).contains(&entry.granules))
             .fold((0, 0), |(count, bytes), entry| (count + 1, bytes + entry.bytes()))
     }
 
@@ -178,34 +178,34 @@ impl Slabs {
         let entry = &self.table[index as usize];
         let address = entry.address + entry.bytes();
         let slab = entry.slab;
-        let behind = entry.behind;
-        let new = self.place(address, rest, slab);
+        let after = entry.after;
+        let new = self.add_entry(address, rest, slab);
         let entry = &mut self.table[new as usize];
-        (entry.before, entry.behind) = (index, behind);
-        self.table[index as usize].behind = new;
-        if behind != NONE {
-            self.table[behind as usize].before = new;
+        (entry.before, entry.after) = (index, after);
+        self.table[index as usize].after = new;
+        if after != NONE {
+            self.table[after as usize].before = new;
         }
         self.link(new);
     }
 
     /// Makes the block after `index` a part of `index`.
     #[inline]
-    fn absorb(&mut self, index: u32, behind: u32) {
-        let granules = self.table[behind as usize].granules;
-        let next = self.table[behind as usize].behind;
+    fn absorb(&mut self, index: u32, after: u32) {
+        let granules = self.table[after as usize].granules;
+        let next = self.table[after as usize].after;
         let entry = &mut self.table[index as usize];
         entry.granules += granules;
-        entry.behind = next;
+        entry.after = next;
         if next != NONE {
             self.table[next as usize].before = index;
         }
-        self.give_up(behind);
+        self.remove_entry(after);
     }
 
     /// Enters a free block without neighbours in the table; returns its number.
     #[inline]
-    fn place(&mut self, address: Address, granules: u16, slab: u32) -> u32 {
+    fn add_entry(&mut self, address: Address, granules: u16, slab: u32) -> u32 {
         let entry = SlabBlock {
             address,
             requested: 0,
@@ -215,7 +215,7 @@ impl Slabs {
             key: KeyId::NONE,
             slab,
             before: NONE,
-            behind: NONE,
+            after: NONE,
             previous: NONE,
             next: NONE,
         };
@@ -229,7 +229,7 @@ impl Slabs {
         index
     }
 
-    fn give_up(&mut self, index: u32) {
+    fn remove_entry(&mut self, index: u32) {
         let entry = &mut self.table[index as usize];
         // An entry without granules is not a block.
         entry.granules = 0;

@@ -22,8 +22,8 @@ use tenure_core::StreamId;
 
 use super::address_space::AddressSpace;
 use super::chunk::{Chunk, Mapping};
+use super::mapping_recorder::MappingRecorder;
 use super::progress::{DeviceProgress, EpochUse};
-use super::shown::MappingRecorder;
 use super::windows::{MappedAddress, Window, WindowChanges, Windows};
 use crate::{Address, Backing, BackingError, MappedChunk};
 
@@ -50,7 +50,7 @@ pub(super) struct Space {
     clock: u64,
     /// The clock at the beginning of each of the last [`CYCLES`] cycles.
     cycles: VecDeque<u64>,
-    shown: MappingRecorder,
+    recorder: MappingRecorder,
 }
 
 /// A part of an address range that lies in one chunk.
@@ -63,7 +63,7 @@ pub(super) struct ChunkPiece {
 
 impl Space {
     /// Makes an empty space.
-    pub(super) fn new(shown: MappingRecorder) -> Self {
+    pub(super) fn new(recorder: MappingRecorder) -> Self {
         Self {
             chunks: Slab::new(),
             windows: Windows::default(),
@@ -74,7 +74,7 @@ impl Space {
             end_of_last: 0,
             clock: 0,
             cycles: VecDeque::new(),
-            shown,
+            recorder,
         }
     }
 
@@ -91,11 +91,11 @@ impl Space {
     }
 
     /// Returns the chunks with no byte in use, (bytes, index), from the smallest up.
-    pub(super) fn wholes(&self) -> Vec<(u64, usize)> {
-        let wholes = self.chunks.iter().filter(|(_, chunk)| chunk.is_whole());
-        let mut wholes: Vec<_> = wholes.map(|(index, chunk)| (chunk.bytes, index)).collect();
-        wholes.sort_unstable();
-        wholes
+    pub(super) fn whole_chunks(&self) -> Vec<(u64, usize)> {
+        let whole_chunks = self.chunks.iter().filter(|(_, chunk)| chunk.is_whole());
+        let mut whole_chunks: Vec<_> = whole_chunks.map(|(index, chunk)| (chunk.bytes, index)).collect();
+        whole_chunks.sort_unstable();
+        whole_chunks
     }
 
     /// Returns the parts of a mapped range, in address order.
@@ -115,7 +115,7 @@ impl Space {
 
     /// Returns the chunks under a range that a block is in.
     pub(super) fn chunks_under(&self, address: Address, bytes: u64) -> Vec<MappedChunk> {
-        let place = self.windows.place(address);
+        let place = self.windows.locate(address);
         let chunks = &self.windows.get(place.window).chunks;
         let pieces = chunks[place.slot..].iter().take_while(|(start, _)| *start < address + bytes);
         pieces
@@ -134,17 +134,17 @@ impl Space {
 
     /// Takes a free range into use by a block that starts at `place`.
     pub(super) fn occupy(&mut self, place: MappedAddress, bytes: u64) {
-        if self.shown.is_noted() {
-            self.note_moves(place, bytes, |home, here| (home, here));
+        if self.recorder.is_recording() {
+            self.record_moves(place, bytes, |home, here| (home, here));
         }
         let mut slot = place.slot;
         let mut changes = WindowChanges::new();
         while let Some(piece) = self.piece(place, bytes, slot) {
             self.chunks[piece.chunk].occupy(piece.offset, piece.bytes);
-            self.note_change(piece.chunk, &mut changes);
+            self.update_windows(piece.chunk, &mut changes);
             slot += 1;
         }
-        self.windows.settle(&changes);
+        self.windows.update_sums(&changes);
         self.occupied += bytes;
         self.end_of_last = place.address + bytes;
         self.clock += 1;
@@ -155,9 +155,9 @@ impl Space {
 
     /// Frees the range of a block, last used as `last` says.
     pub(super) fn vacate(&mut self, address: Address, bytes: u64, last: EpochUse) {
-        let place = self.windows.place(address);
-        if self.shown.is_noted() {
-            self.note_moves(place, bytes, |home, here| (here, home));
+        let place = self.windows.locate(address);
+        if self.recorder.is_recording() {
+            self.record_moves(place, bytes, |home, here| (here, home));
         }
         let mut slot = place.slot;
         let mut changes = WindowChanges::new();
@@ -165,13 +165,13 @@ impl Space {
             let chunk = &mut self.chunks[piece.chunk];
             chunk.uses.add(last);
             chunk.vacate(piece.offset, piece.bytes);
-            let is_stale = self.note_change(piece.chunk, &mut changes);
+            let is_stale = self.update_windows(piece.chunk, &mut changes);
             if is_stale && !std::mem::replace(&mut self.chunks[piece.chunk].is_stale, true) {
                 self.stale.push(piece.chunk);
             }
             slot += 1;
         }
-        self.windows.settle(&changes);
+        self.windows.update_sums(&changes);
         self.occupied -= bytes;
         let window = self.windows.get_mut(place.window);
         window.blocks -= 1;
@@ -229,12 +229,12 @@ impl Space {
             let Chunk { bytes, mapped_at, .. } = &mut self.chunks[chunk];
             window.is_home &= mapped_at.is_empty();
             if mapped_at.is_empty() {
-                self.shown.appears(address, *bytes);
+                self.recorder.record_mapped(address, *bytes);
             }
             mapped_at.push(Mapping { address, window: index, slot: window.chunks.len() });
             window.chunks.push((address, chunk));
         }
-        self.windows.sum_up(index, &self.chunks);
+        self.windows.summarize(index, &self.chunks);
         Ok(())
     }
 
@@ -260,9 +260,9 @@ impl Space {
             backing.unmap(mapping.address, bytes)?;
             self.chunks[index].mapped_at.pop();
             if self.chunks[index].mapped_at.is_empty() {
-                self.shown.vanishes(mapping.address, bytes);
+                self.recorder.record_unmapped(mapping.address, bytes);
             }
-            self.forget_mapping(mapping, blocks, addresses);
+            self.remove_from_window(mapping, blocks, addresses);
         }
         while let Some(at) = self.stuck.iter().position(|(_, stuck)| *stuck == index) {
             backing.unmap(self.stuck[at].0, bytes)?;
@@ -334,10 +334,10 @@ impl Space {
             mapped_at.retain(|mapping| mapping.address != address);
             match mapped_at.first() {
                 Some(home) if was_home => free.iter().for_each(|extent| {
-                    self.shown.moves(address + extent.offset, home.address + extent.offset, extent.bytes);
+                    self.recorder.record_moved(address + extent.offset, home.address + extent.offset, extent.bytes);
                 }),
                 Some(_) => {}
-                None => self.shown.vanishes(address, *bytes),
+                None => self.recorder.record_unmapped(address, *bytes),
             }
         }
         addresses.give_back(window.first, window.owned);
@@ -352,13 +352,18 @@ impl Space {
     /// Records where the bytes of a block are shown from now on: `direction` orders (at home, in the block) as (from,
     /// to).
     #[cold]
-    fn note_moves(&self, place: MappedAddress, bytes: u64, direction: impl Fn(Address, Address) -> (Address, Address)) {
+    fn record_moves(
+        &self,
+        place: MappedAddress,
+        bytes: u64,
+        direction: impl Fn(Address, Address) -> (Address, Address),
+    ) {
         let starts = self.windows.get(place.window).chunks[place.slot..].iter().map(|(start, _)| *start);
         for (piece, start) in self.pieces(place, bytes).zip(starts) {
             let home = self.chunks[piece.chunk].mapped_at[0].address;
             if home != start {
                 let (from, to) = direction(home + piece.offset, start + piece.offset);
-                self.shown.moves(from, to, piece.bytes);
+                self.recorder.record_moved(from, to, piece.bytes);
             }
         }
     }
@@ -366,12 +371,12 @@ impl Space {
     /// Passes a chunk's summary on to the windows that are kept up to date; they are summed up once all changes of a
     /// block are known. Returns whether other windows show the chunk.
     #[inline]
-    fn note_change(&mut self, index: usize, changes: &mut WindowChanges) -> bool {
+    fn update_windows(&mut self, index: usize, changes: &mut WindowChanges) -> bool {
         let chunk = &self.chunks[index];
         let mut has_others = false;
         for mapping in &chunk.mapped_at {
-            if self.windows.is_kept(mapping.window) {
-                self.windows.put(mapping.window, mapping.slot, &chunk.sum, changes);
+            if self.windows.is_maintained(mapping.window) {
+                self.windows.set_slot(mapping.window, mapping.slot, &chunk.summary, changes);
             } else {
                 has_others = true;
             }
@@ -380,20 +385,20 @@ impl Space {
     }
 
     /// Drops an unmapped chunk from its window. The window is split in two, unless the chunk was at one of its ends.
-    fn forget_mapping(&mut self, mapping: Mapping, blocks: &[Address], addresses: &mut AddressSpace) {
+    fn remove_from_window(&mut self, mapping: Mapping, blocks: &[Address], addresses: &mut AddressSpace) {
         let mut left = self.windows.remove(mapping.window);
-        let behind = left.chunks.split_off(mapping.slot + 1);
+        let right_chunks = left.chunks.split_off(mapping.slot + 1);
         left.chunks.pop();
         let first = left.first;
         let end = left.end();
         let until = left.first + left.owned;
-        let start = behind.first().map_or(until, |(start, _)| *start);
+        let start = right_chunks.first().map_or(until, |(start, _)| *start);
         let blocks_in = |range: std::ops::Range<Address>| {
             blocks.partition_point(|block| *block < range.end) - blocks.partition_point(|block| *block < range.start)
         };
-        if !behind.is_empty() {
+        if !right_chunks.is_empty() {
             let mut right = Window::new(start, until - start);
-            (right.chunks, right.blocks, right.is_home) = (behind, blocks_in(start..end), left.is_home);
+            (right.chunks, right.blocks, right.is_home) = (right_chunks, blocks_in(start..end), left.is_home);
             (right.uses, right.used_at) = (left.uses.clone(), left.used_at);
             self.insert(right);
         }
@@ -415,6 +420,6 @@ impl Space {
                 (mapping.window, mapping.slot) = (index, slot);
             }
         }
-        self.windows.sum_up(index, &self.chunks);
+        self.windows.summarize(index, &self.chunks);
     }
 }

@@ -9,10 +9,10 @@ use super::address_space::AddressSpace;
 use super::config::PagedConfig;
 use super::directory::LoanKind;
 use super::large::{LargeBlock, LargeBlocks};
+use super::mapping_recorder::MappingRecorder;
 use super::parked::{Loan, NEVER_PARKED};
 use super::private::Private;
 use super::progress::DeviceProgress;
-use super::shown::MappingRecorder;
 use super::space::Space;
 use crate::accounts::Accounts;
 use crate::sync::{AtomicU64, Ordering};
@@ -119,7 +119,7 @@ impl PagedState {
         &mut self,
         stream: StreamId,
         bytes: u64,
-        lent: LoanKind,
+        kind: LoanKind,
         requested: u64,
         effort: Effort,
     ) -> Result<Loan, NoBlock> {
@@ -127,9 +127,9 @@ impl PagedState {
         let in_streak = self.in_streak();
         let (address, is_made) = self.find(bytes, stream, requested, effort)?;
         let number = if in_streak { NEVER_PARKED } else { self.clock.load(Ordering::Relaxed) };
-        let loan = Loan { address, bytes, lent, number, is_made };
+        let loan = Loan { address, bytes, kind, number, is_made };
         self.loans.insert(address, (stream, loan));
-        if lent == LoanKind::Slab {
+        if kind == LoanKind::Slab {
             self.accounts.statistics.large_pool.reserved_bytes.decrease(bytes);
             self.accounts.statistics.small_pool.reserved_bytes.increase(bytes);
         }
@@ -138,11 +138,11 @@ impl PagedState {
 
     /// Takes back a loan to a heap.
     pub(super) fn take_back(&mut self, loan: Loan) {
-        let Loan { address, bytes, lent, .. } = loan;
+        let Loan { address, bytes, kind, .. } = loan;
         let Some((stream, _)) = self.loans.remove(&address) else { return };
         self.streak = 0;
         self.vacate(address, bytes, stream);
-        if lent == LoanKind::Slab {
+        if kind == LoanKind::Slab {
             self.accounts.statistics.small_pool.reserved_bytes.decrease(bytes);
             self.accounts.statistics.large_pool.reserved_bytes.increase(bytes);
         }
@@ -157,9 +157,9 @@ impl PagedState {
         requested: u64,
         effort: Effort,
     ) -> Result<Address, NoBlock> {
-        self.settle(false)?;
+        self.complete_frees(false)?;
         let (address, _) = self.find(bytes, request.stream, requested, effort)?;
-        self.register(request, bytes, address);
+        self.insert_block(request, bytes, address);
         Ok(address)
     }
 
@@ -228,16 +228,16 @@ impl PagedState {
     }
 
     /// Completes the frees that every stream has passed; waits for them on the host if `wait`.
-    pub(super) fn settle(&mut self, wait: bool) -> Result<(), BackingError> {
+    pub(super) fn complete_frees(&mut self, wait: bool) -> Result<(), BackingError> {
         if !self.blocks.has_pending() {
             return Ok(());
         }
         let mut done = Vec::new();
-        let settled = self.blocks.settle(&mut self.progress, wait, &mut done);
+        let result = self.blocks.complete_frees(&mut self.progress, wait, &mut done);
         for (address, block) in done {
             self.complete(address, &block);
         }
-        settled
+        result
     }
 
     /// Gives every chunk with no byte in use back to the backing. Waits on the host for the work that used these
@@ -246,7 +246,7 @@ impl PagedState {
         let mut live: Vec<Address> =
             self.blocks.iter().map(|(address, _)| address).chain(self.loans.keys().copied()).collect();
         live.sort_unstable();
-        let released = self.space.wholes().into_iter().try_for_each(|(_, index)| {
+        let released = self.space.whole_chunks().into_iter().try_for_each(|(_, index)| {
             self.progress.synchronize(&mut self.space.chunks[index].uses)?;
             self.release(index, &live)
         });
@@ -285,8 +285,8 @@ impl PagedState {
         self.clock.fetch_add(1, Ordering::Release);
     }
 
-    fn register(&mut self, request: Request, bytes: u64, address: Address) {
-        let range = Loan { address, bytes, lent: LoanKind::Range, number: NEVER_PARKED, is_made: false };
+    fn insert_block(&mut self, request: Request, bytes: u64, address: Address) {
+        let range = Loan { address, bytes, kind: LoanKind::Range, number: NEVER_PARKED, is_made: false };
         let block = self.blocks.insert(request, range);
         block.record(HistoryAction::Alloc, address, PoolId::default(), &self.history);
         self.requested += request.bytes;

@@ -22,7 +22,7 @@ impl FreeSummary {
         Self {
             total: self.total + next.total,
             prefix: if self.is_whole() { self.total + next.prefix } else { self.prefix },
-            suffix: next.suffix_behind(self.suffix),
+            suffix: next.suffix_after(self.suffix),
             longest: self.longest.max(next.longest).max(self.suffix + next.prefix),
         }
     }
@@ -39,7 +39,7 @@ impl FreeSummary {
     }
 
     /// Returns the bytes free at the end, if `before` bytes are free just before the start.
-    pub(super) fn suffix_behind(&self, before: u64) -> u64 {
+    pub(super) fn suffix_after(&self, before: u64) -> u64 {
         if self.is_whole() { before + self.total } else { self.suffix }
     }
 }
@@ -58,7 +58,7 @@ impl Default for Tree {
 
 impl Tree {
     /// Replaces all pieces.
-    pub(super) fn sum_up(&mut self, pieces: impl ExactSizeIterator<Item = FreeSummary>) {
+    pub(super) fn summarize(&mut self, pieces: impl ExactSizeIterator<Item = FreeSummary>) {
         // The leaves beyond the last piece are empty.
         let leaves = pieces.len().next_power_of_two();
         self.nodes.clear();
@@ -76,17 +76,17 @@ impl Tree {
         &self.nodes[1]
     }
 
-    /// Changes the summary of the piece at `at`, but not the sums above it: see [`settle`](Self::settle). Returns
+    /// Changes the summary of the piece at `at`, but not the sums above it: see [`update_sums`](Self::update_sums). Returns
     /// whether it differs.
     #[inline]
-    pub(super) fn put(&mut self, at: usize, free: &FreeSummary) -> bool {
+    pub(super) fn set_piece(&mut self, at: usize, free: &FreeSummary) -> bool {
         let leaf = self.leaves() + at;
         self.nodes[leaf].replace(free)
     }
 
     /// Sums up the pieces from `first` to `last` again.
     #[inline]
-    pub(super) fn settle(&mut self, first: usize, last: usize) {
+    pub(super) fn update_sums(&mut self, first: usize, last: usize) {
         let mut first = self.leaves() + first;
         let mut last = self.leaves() + last;
         let mut changes = true;
@@ -155,15 +155,15 @@ mod tests {
             ),
         ) {
             let mut tree = Tree::default();
-            tree.sum_up(pieces.iter().map(|cells| piece(*cells)));
+            tree.summarize(pieces.iter().map(|cells| piece(*cells)));
             for (at, new, wanted) in changes {
                 let at = at.index(pieces.len());
                 let last = (at + new.len()).min(pieces.len()) - 1;
                 for (place, cells) in (at..=last).zip(new) {
-                    prop_assert_eq!(tree.put(place, &piece(cells)), piece(cells) != piece(pieces[place]));
+                    prop_assert_eq!(tree.set_piece(place, &piece(cells)), piece(cells) != piece(pieces[place]));
                     pieces[place] = cells;
                 }
-                tree.settle(at, last);
+                tree.update_sums(at, last);
                 let sum = pieces.iter().fold(FreeSummary::default(), |sum, cells| sum.join(&piece(*cells)));
                 prop_assert_eq!(*tree.sum(), sum);
 
@@ -178,7 +178,7 @@ mod tests {
                 let mut before = 0;
                 let found = tree.skip_while(at, |free| {
                     let is_short = before + free.prefix < wanted && free.longest < wanted;
-                    before = if is_short { free.suffix_behind(before) } else { before };
+                    before = if is_short { free.suffix_after(before) } else { before };
                     is_short
                 });
                 prop_assert_eq!(Some(found).filter(|found| *found < pieces.len()), expected);

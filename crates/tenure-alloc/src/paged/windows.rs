@@ -44,7 +44,7 @@ struct WindowHead {
     /// An upper bound on the free ranges of the window, in bytes.
     longest: u64,
     /// Whether its tree is kept up to date: see Note [Windows].
-    is_kept: bool,
+    is_maintained: bool,
 }
 
 /// Slots side by side whose free bytes have changed since they were summed up.
@@ -93,7 +93,7 @@ impl Window {
     pub(super) fn free_suffix(&self, chunks: &Slab<Chunk>) -> u64 {
         let mut bytes = 0;
         for (_, index) in self.chunks.iter().rev() {
-            let free = chunks[*index].sum;
+            let free = chunks[*index].summary;
             bytes += free.suffix;
             if !free.is_whole() {
                 break;
@@ -103,10 +103,10 @@ impl Window {
     }
 
     /// Returns an upper bound, in bytes, on the free ranges that reach into a slot.
-    fn most_at(&self, slot: usize, chunks: &Slab<Chunk>) -> u64 {
+    fn longest_bound_at(&self, slot: usize, chunks: &Slab<Chunk>) -> u64 {
         let sum =
-            |slot: Option<usize>| slot.and_then(|slot| self.chunks.get(slot)).map(|(_, index)| chunks[*index].sum);
-        let free = chunks[self.chunks[slot].1].sum;
+            |slot: Option<usize>| slot.and_then(|slot| self.chunks.get(slot)).map(|(_, index)| chunks[*index].summary);
+        let free = chunks[self.chunks[slot].1].summary;
         let before = sum(slot.checked_sub(1)).filter(|_| free.prefix > 0).unwrap_or_default();
         let after = sum(slot.checked_add(1)).filter(|_| free.suffix > 0).unwrap_or_default();
         // Following whole neighbours further is not worth the time: the bound is then the whole window.
@@ -128,30 +128,30 @@ impl Window {
             slot = self.slot_of(from);
             let (start, index) = self.chunks[slot];
             let chunk = &chunks[index];
-            let behind = chunk.free.partition_point(|extent| start + extent.offset < from);
-            if let Some(extent) = chunk.free[behind..].iter().find(|extent| extent.bytes >= bytes) {
+            let after = chunk.free.partition_point(|extent| start + extent.offset < from);
+            if let Some(extent) = chunk.free[after..].iter().find(|extent| extent.bytes >= bytes) {
                 return Some((start + extent.offset, slot));
             }
-            before = chunk.free[behind..].last().filter(|last| last.end() == chunk.bytes).map_or(0, |last| last.bytes);
+            before = chunk.free[after..].last().filter(|last| last.end() == chunk.bytes).map_or(0, |last| last.bytes);
             slot += 1;
         }
         slot = self.tree.skip_while(slot, |free| {
             let is_short = before + free.prefix < bytes && free.longest < bytes;
             if is_short {
-                before = free.suffix_behind(before);
+                before = free.suffix_after(before);
             }
             is_short
         });
         let &(start, index) = self.chunks.get(slot)?;
-        if before + chunks[index].sum.prefix >= bytes {
-            return Some(self.back(start - before, slot));
+        if before + chunks[index].summary.prefix >= bytes {
+            return Some(self.slot_before(start - before, slot));
         }
         let extent = chunks[index].free.iter().find(|extent| extent.bytes >= bytes)?;
         Some((start + extent.offset, slot))
     }
 
     /// Returns an address at or before a slot's start, and the slot that it lies in.
-    fn back(&self, address: Address, mut slot: usize) -> (Address, usize) {
+    fn slot_before(&self, address: Address, mut slot: usize) -> (Address, usize) {
         while self.chunks[slot].0 > address {
             slot -= 1;
         }
@@ -166,11 +166,11 @@ impl Window {
         let (start, index) = self.chunks[slot];
         let begins_here = chunks[index].free.iter().any(|extent| start + extent.offset == address);
         let before = slot.checked_sub(1).filter(|_| address == start).map(|before| &chunks[self.chunks[before].1]);
-        begins_here && before.is_none_or(|before| before.sum.suffix == 0)
+        begins_here && before.is_none_or(|before| before.summary.suffix == 0)
     }
 
     /// Returns the end of the free range that `place` lies in.
-    fn free_until(&self, place: MappedAddress, chunks: &Slab<Chunk>) -> Address {
+    fn free_range_end(&self, place: MappedAddress, chunks: &Slab<Chunk>) -> Address {
         let (start, index) = self.chunks[place.slot];
         let free = &chunks[index].free;
         let at = free.partition_point(|extent| start + extent.offset <= place.address);
@@ -179,7 +179,7 @@ impl Window {
             return end;
         }
         let slot = self.tree.skip_while(place.slot + 1, FreeSummary::is_whole);
-        self.chunks.get(slot).map_or(self.end(), |&(start, index)| start + chunks[index].sum.prefix)
+        self.chunks.get(slot).map_or(self.end(), |&(start, index)| start + chunks[index].summary.prefix)
     }
 }
 
@@ -203,15 +203,15 @@ impl Windows {
 
     /// Returns the place of a mapped address.
     #[inline]
-    pub(super) fn place(&self, address: Address) -> MappedAddress {
+    pub(super) fn locate(&self, address: Address) -> MappedAddress {
         let (_, window) = self.order[self.order.partition_point(|(first, _)| *first <= address) - 1];
         MappedAddress { address, window, slot: self.windows[window].slot_of(address) }
     }
 
-    /// Returns whether a window's summary is kept up to date; if not, it must be [summed up](Self::sum_up) before use.
+    /// Returns whether a window's summary is kept up to date; if not, it must be [summed up](Self::summarize) before use.
     #[inline]
-    pub(super) fn is_kept(&self, window: usize) -> bool {
-        self.heads[window].is_kept
+    pub(super) fn is_maintained(&self, window: usize) -> bool {
+        self.heads[window].is_maintained
     }
 
     /// Returns whether a window may have a free range of `bytes` bytes.
@@ -220,38 +220,41 @@ impl Windows {
         self.heads[window].longest >= bytes
     }
 
-    /// Returns the longest free range, in bytes, of a window that is [summed up](Self::sum_up).
+    /// Returns the longest free range, in bytes, of a window that is [summed up](Self::summarize).
     pub(super) fn longest(&self, window: usize) -> u64 {
         self.heads[window].longest
     }
 
     /// Changes the summary of a slot of a window that is kept up to date, and notes the change in `changes`.
     #[inline]
-    pub(super) fn put(&mut self, window: usize, slot: usize, free: &FreeSummary, changes: &mut WindowChanges) {
-        if !self.windows[window].tree.put(slot, free) {
+    pub(super) fn set_slot(&mut self, window: usize, slot: usize, free: &FreeSummary, changes: &mut WindowChanges) {
+        if !self.windows[window].tree.set_piece(slot, free) {
             return;
         }
-        match changes.iter_mut().rev().find(|it| it.window == window && (it.first..=it.last + 2).contains(&(slot + 1)))
+        match changes
+            .iter_mut()
+            .rev()
+            .find(|changed| changed.window == window && (changed.first..=changed.last + 2).contains(&(slot + 1)))
         {
-            Some(it) => (it.first, it.last) = (it.first.min(slot), it.last.max(slot)),
+            Some(changed) => (changed.first, changed.last) = (changed.first.min(slot), changed.last.max(slot)),
             None => changes.push(ChangedSlots { window, first: slot, last: slot }),
         }
     }
 
     /// Sums up the changes.
     #[inline]
-    pub(super) fn settle(&mut self, changes: &WindowChanges) {
-        for it in changes {
-            let tree = &mut self.windows[it.window].tree;
-            tree.settle(it.first, it.last);
-            self.heads[it.window].longest = tree.sum().longest;
+    pub(super) fn update_sums(&mut self, changes: &WindowChanges) {
+        for changed in changes {
+            let tree = &mut self.windows[changed.window].tree;
+            tree.update_sums(changed.first, changed.last);
+            self.heads[changed.window].longest = tree.sum().longest;
         }
     }
 
     /// Raises the bound of a window that is not kept up to date, after bytes of a slot were freed.
     #[inline]
-    pub(super) fn raise(&mut self, window: usize, slot: usize, chunks: &Slab<Chunk>) {
-        let most = self.windows[window].most_at(slot, chunks);
+    pub(super) fn raise_bound(&mut self, window: usize, slot: usize, chunks: &Slab<Chunk>) {
+        let most = self.windows[window].longest_bound_at(slot, chunks);
         let head = &mut self.heads[window];
         head.longest = head.longest.max(most);
     }
@@ -262,7 +265,7 @@ impl Windows {
         Some(self.order[at].1)
     }
 
-    /// Adds a window, not yet [summed up](Self::sum_up); returns its index.
+    /// Adds a window, not yet [summed up](Self::summarize); returns its index.
     pub(super) fn insert(&mut self, window: Window) -> usize {
         let first = window.first;
         let index = self.windows.insert(window);
@@ -279,23 +282,23 @@ impl Windows {
     }
 
     /// Sums up the free bytes of a window whose chunks have changed.
-    pub(super) fn sum_up(&mut self, index: usize, chunks: &Slab<Chunk>) {
+    pub(super) fn summarize(&mut self, index: usize, chunks: &Slab<Chunk>) {
         let window = &mut self.windows[index];
-        window.tree.sum_up(window.chunks.iter().map(|(_, chunk)| chunks[*chunk].sum));
+        window.tree.summarize(window.chunks.iter().map(|(_, chunk)| chunks[*chunk].summary));
         let FreeSummary { total, longest, .. } = *window.tree.sum();
         window.bytes = total;
-        self.heads[index] = WindowHead { longest, is_kept: window.is_home || window.chunks.len() > SHORT };
+        self.heads[index] = WindowHead { longest, is_maintained: window.is_home || window.chunks.len() > SHORT };
     }
 
     /// Returns the position, in address order, of the window with which a search from an address begins.
-    pub(super) fn rank(&self, from: Address) -> usize {
+    pub(super) fn position_of(&self, from: Address) -> usize {
         self.order.partition_point(|(first, _)| *first <= from).saturating_sub(1)
     }
 
     /// Returns the window at a position in address order.
     #[inline]
-    pub(super) fn ranked(&self, rank: usize) -> usize {
-        self.order[rank].1
+    pub(super) fn at_position(&self, position_of: usize) -> usize {
+        self.order[position_of].1
     }
 
     /// Returns the first free range of at least `bytes` bytes in a window that begins at or after `from`. No free range
@@ -313,12 +316,12 @@ impl Windows {
 
     /// Returns the place of an address, if a free range begins there.
     pub(super) fn free_range_at(&self, address: Address, chunks: &Slab<Chunk>) -> Option<MappedAddress> {
-        let &(_, window) = self.order.get(self.rank(address))?;
-        self.windows[window].begins_free_range(address, chunks).then(|| self.place(address))
+        let &(_, window) = self.order.get(self.position_of(address))?;
+        self.windows[window].begins_free_range(address, chunks).then(|| self.locate(address))
     }
 
     /// Returns the end of the free range that begins at `place`.
-    pub(super) fn free_until(&self, place: MappedAddress, chunks: &Slab<Chunk>) -> Address {
-        self.windows[place.window].free_until(place, chunks)
+    pub(super) fn free_range_end(&self, place: MappedAddress, chunks: &Slab<Chunk>) -> Address {
+        self.windows[place.window].free_range_end(place, chunks)
     }
 }

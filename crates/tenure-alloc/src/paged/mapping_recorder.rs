@@ -26,22 +26,22 @@ impl MappingRecorder {
 
     /// Returns whether the history needs to know.
     #[inline]
-    pub(super) fn is_noted(&self) -> bool {
+    pub(super) fn is_recording(&self) -> bool {
         self.0.is_on()
     }
 
     /// Records bytes that were not shown anywhere before.
-    pub(super) fn appears(&self, address: Address, bytes: u64) {
+    pub(super) fn record_mapped(&self, address: Address, bytes: u64) {
         self.0.record(|| event(HistoryAction::SegmentMap, address, bytes));
     }
 
     /// Records bytes that are not shown anywhere any more.
-    pub(super) fn vanishes(&self, address: Address, bytes: u64) {
+    pub(super) fn record_unmapped(&self, address: Address, bytes: u64) {
         self.0.record(|| event(HistoryAction::SegmentUnmap, address, bytes));
     }
 
     /// Records bytes that are shown elsewhere from now on.
-    pub(super) fn moves(&self, from: Address, to: Address, bytes: u64) {
+    pub(super) fn record_moved(&self, from: Address, to: Address, bytes: u64) {
         self.0.record_move(|| {
             (event(HistoryAction::SegmentUnmap, from, bytes), event(HistoryAction::SegmentMap, to, bytes))
         });
