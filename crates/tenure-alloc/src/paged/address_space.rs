@@ -3,15 +3,14 @@
 use crate::Address;
 use crate::runs::Runs;
 
-/// A range of reserved address space, and its free parts.
+/// The address space of an allocator: keeps track of the parts that no window owns.
 pub(super) struct AddressSpace {
     free: Runs,
     granularity: u64,
     free_bytes: u64,
 }
 
-/// The divisor for a window's least share: a window gets at least this part of the free addresses, so that there is
-/// always room for more windows.
+/// A window owns at least one part in this many of the free addresses if possible, so that it has room to grow.
 const SHARE: u64 = 1024;
 
 impl AddressSpace {

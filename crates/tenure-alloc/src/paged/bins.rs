@@ -4,6 +4,7 @@ use super::config::{GRANULE, SLAB_BYTES};
 
 /// The number of sizes, in granules from 1 to a slab's. The bins are counted from 0.
 const SIZES: usize = (SLAB_BYTES / GRANULE) as usize;
+/// The number of words that hold one bit for each size.
 const WORDS: usize = SIZES / 64;
 // The summary has one bit for each word.
 const _: () = assert!(SIZES == 64 * WORDS && WORDS <= 64);
@@ -11,10 +12,11 @@ const _: () = assert!(SIZES == 64 * WORDS && WORDS <= 64);
 /// The number that stands for no block.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// The lists of free blocks, one for each size. A bin holds the first block of its list, and the blocks link the rest;
-/// bits say which lists are not empty.
+/// The lists of free blocks, one for each size. A bin holds the number of the first block of its list; the blocks
+/// themselves link the rest.
 pub(super) struct Bins {
     first: Box<[u32; SIZES]>,
+    /// Bits, one for each bin: set if its list is not empty.
     words: [u64; WORDS],
     /// Bits, one for each of `words`: set if the word is not 0.
     summary: u64,

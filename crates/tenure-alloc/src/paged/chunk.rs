@@ -12,13 +12,13 @@ pub(super) struct Chunk {
     pub(super) bytes: u64,
     /// Its free ranges, by offset; merged where they touch.
     pub(super) free: SmallVec<[Extent; 2]>,
-    /// The summary of its free ranges.
+    /// The summary of `free`.
     pub(super) summary: FreeSummary,
     /// The places where it is mapped, in the order of mapping. The first is its *home*.
     pub(super) mapped_at: SmallVec<[Mapping; 4]>,
     /// Work that may still touch its free bytes.
     pub(super) uses: EpochUses,
-    /// Whether more of it is free than windows may know: see Note [Windows].
+    /// Whether bytes of it were freed that the bounds of some windows do not include yet: see Note [Windows].
     pub(super) is_stale: bool,
 }
 
@@ -53,6 +53,7 @@ impl Chunk {
         Self { id, bytes, free, summary, mapped_at: SmallVec::new(), uses: EpochUses::default(), is_stale: false }
     }
 
+    /// Returns whether all its bytes are free.
     pub(super) fn is_whole(&self) -> bool {
         self.summary.is_whole()
     }
@@ -67,6 +68,10 @@ impl Chunk {
         if self.is_whole() { 0 } else { self.summary.suffix }
     }
 
+    /// Takes a free range into use.
+    ///
+    /// # Panics
+    /// The range is not free.
     pub(super) fn occupy(&mut self, offset: u64, bytes: u64) {
         let at = self.free.partition_point(|extent| extent.offset <= offset) - 1;
         let extent = self.free[at];
@@ -74,7 +79,9 @@ impl Chunk {
         let head = Extent { offset: extent.offset, bytes: offset - extent.offset };
         let tail = Extent { offset: offset + bytes, bytes: extent.end() - offset - bytes };
         match (head.bytes > 0, tail.bytes > 0) {
-            (false, false) => drop(self.free.remove(at)),
+            (false, false) => {
+                self.free.remove(at);
+            }
             (false, true) => self.free[at] = tail,
             (true, false) => self.free[at] = head,
             (true, true) => {
@@ -85,6 +92,7 @@ impl Chunk {
         self.summarize();
     }
 
+    /// Frees a range in use, and merges it with the free ranges that it touches.
     pub(super) fn vacate(&mut self, offset: u64, bytes: u64) {
         let at = self.free.partition_point(|extent| extent.offset < offset);
         let joins_next = self.free.get(at).is_some_and(|next| next.offset == offset + bytes);
@@ -98,6 +106,7 @@ impl Chunk {
         self.summarize();
     }
 
+    /// Computes the summary of the free ranges.
     fn summarize(&mut self) {
         self.summary.prefix = self.free.first().filter(|extent| extent.offset == 0).map_or(0, |extent| extent.bytes);
         let last = self.free.last().filter(|extent| extent.end() == self.bytes);

@@ -1,4 +1,4 @@
-//! Composition of one range from pieces of memory: the choice of the chunks that a new mapping shows side by side.
+//! Composition of one range of addresses from several chunks: chooses the chunks to map side by side for a block.
 //!
 //! A block of several chunks needs its middle chunks whole. Its first bytes can be the free end of a chunk in use, and
 //! its last bytes the free start of another. The plan tries some such combinations, filling the middle with the largest
@@ -35,11 +35,11 @@ pub(super) enum ChunkSource {
     New(u64),
 }
 
-/// The requirements of a plan.
+/// The requirements that a plan must meet.
 pub(super) struct Need<'a> {
     /// Bytes of the block.
     pub(super) bytes: u64,
-    /// Whether the stream may touch a chunk's free bytes without a wait.
+    /// Returns whether the stream may use a chunk's free bytes without waiting.
     pub(super) ready: &'a dyn Fn(usize) -> bool,
     /// Bytes that may be created.
     pub(super) allowance: u64,
@@ -56,18 +56,23 @@ const PIECE_COST: i64 = 2 << 20;
 /// The number of longest runs at ends of windows that are considered; each takes a look at all its window's chunks.
 const OPEN_RUNS: usize = 8;
 
+/// A free run at the end of a window, after which chunks can be mapped.
 struct OpenRun {
     window: usize,
     address: Address,
     bytes: u64,
 }
 
+/// A plan under consideration.
 struct CandidatePlan {
     /// The cost of the candidate: (bytes beyond the allowance, cost in bytes).
     cost: (u64, i64),
     start: BlockStart,
+    /// The whole chunks in the middle, by index.
     chunks: Vec<usize>,
+    /// The bytes of the chunks to create, which follow.
     new_bytes: u64,
+    /// The chunk partly in use whose free start ends the block.
     last: Option<usize>,
 }
 
@@ -155,9 +160,9 @@ impl Space {
         open
     }
 
-    /// Offers the ways to complete a block of which `found` bytes are found: whole chunks, then the start of a chunk in
-    /// use, one more whole chunk, or new chunks. `whole_chunks` are sorted from the largest down, `prefixes` from the
-    /// smallest up.
+    /// Calls `consider` with each way to complete a block that has `found` bytes so far: whole chunks, then the free
+    /// start of a chunk in use, one more whole chunk, or new chunks. `whole_chunks` are sorted from the largest down,
+    /// `prefixes` from the smallest up.
     fn offer_completions(
         &self,
         need: &Need<'_>,
@@ -175,11 +180,11 @@ impl Space {
                 taken.push(index);
             }
         }
-        let begun = self.start_cost(start, found) + MAPPING_COST * count(&taken);
+        let base_cost = self.start_cost(start, found) + MAPPING_COST * count(&taken);
         let mut offer = |extra: Option<usize>, new_bytes: u64, last: Option<usize>, left: i64| {
             let mappings =
                 new_bytes.div_ceil(need.chunk_bytes) + u64::from(extra.is_some()) + u64::from(last.is_some());
-            let cost = begun + MAPPING_COST * signed(mappings) + left;
+            let cost = base_cost + MAPPING_COST * signed(mappings) + left;
             let excess = new_bytes.saturating_sub(need.allowance);
             let chunks = taken.iter().copied().chain(extra).collect();
             consider(CandidatePlan { cost: (excess, cost), start, chunks, new_bytes, last });
@@ -238,6 +243,7 @@ fn new_chunks(bytes: u64, chunk_bytes: u64) -> impl Iterator<Item = ChunkSource>
     sizes.chain(Some(bytes % chunk_bytes).filter(|rest| *rest > 0)).map(ChunkSource::New)
 }
 
+/// Converts to a signed number. A very large value becomes one that can still be added up.
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX / 4)
 }

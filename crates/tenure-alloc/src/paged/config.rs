@@ -30,7 +30,7 @@ pub struct PagedConfig {
     pub max_chunk_bytes: u64,
     /// The size of a new chunk as a fraction of the reserved bytes, between the two bounds.
     pub chunk_share: f64,
-    /// About the most new chunks of which a new block is made.
+    /// The most new chunks of which a block is made, about: larger blocks get larger chunks, up to `max_chunk_bytes`.
     pub block_chunks: u64,
     /// The factor by which new chunks are larger while memory has a limit. Near a limit, free memory is pieced together
     /// from chunks of any size, and each piece costs time.
@@ -42,7 +42,7 @@ pub struct PagedConfig {
     pub address_space_bytes: Option<u64>,
 }
 
-/// The purpose of new chunks.
+/// The circumstances that decide how large new chunks are.
 #[derive(Clone, Copy)]
 pub(super) struct ChunksFor {
     /// Whether they are for one of many blocks that are placed before any is freed.

@@ -17,7 +17,7 @@ pub(super) struct Counters {
     awaited: u64,
 }
 
-/// Amounts of blocks, by the indices below.
+/// Amounts (bytes, bytes requested, number of blocks) at the indices below.
 type Amounts<const N: usize> = [u64; N];
 
 const BYTES: usize = 0;
@@ -25,7 +25,7 @@ const REQUESTED: usize = 1;
 /// The index of the number of blocks; tags do not count it.
 const BLOCKS: usize = 2;
 
-/// The [`Stat`]s of a part of the blocks, without the values that follow from the others.
+/// The figures from which the [`Stat`]s of one pool or one tag are computed.
 #[derive(Clone, Copy)]
 struct CounterFigures<const N: usize> {
     /// Blocks allocated and not freed.
@@ -39,6 +39,7 @@ struct CounterFigures<const N: usize> {
     peaks: CounterPeaks<N>,
 }
 
+/// The peaks of live and of active blocks.
 #[derive(Clone, Copy)]
 struct CounterPeaks<const N: usize> {
     live: Amounts<N>,
@@ -217,7 +218,8 @@ impl<const N: usize> CounterFigures<N> {
 }
 
 impl<const N: usize> CounterPeaks<N> {
-    /// Returns the peaks with that of active blocks at all times.
+    /// Returns the peaks, that of active blocks raised to that of live blocks: it is only updated while blocks are
+    /// awaited.
     fn with_live_peaks(mut self) -> Self {
         raise(&mut self.active, self.live);
         self

@@ -1,4 +1,4 @@
-//! The directory: finds the heap that owns an address, on any thread and without a lock.
+//! The directory: finds the heap to which an address is lent, on any thread and without a lock.
 
 use crate::Address;
 use crate::sync::{AtomicU64, Ordering};
@@ -31,8 +31,11 @@ pub(super) enum LoanKind {
 const PAGE: u64 = SMALL_LIMIT;
 /// The number of pages, after the one where a slab starts, in which it may lie or end.
 const SLAB_PAGES: u64 = SLAB_BYTES / PAGE;
+/// The number of bits for each of the two parts of an entry.
 const HALF_BITS: u32 = 28;
+/// The bits of the slab that started before the page.
 const BEFORE_MASK: u64 = (1 << HALF_BITS) - 1;
+/// The bits of the loan that starts in the page.
 const START_MASK: u64 = BEFORE_MASK << HALF_BITS;
 
 impl Directory {
@@ -76,8 +79,8 @@ impl Directory {
         let Some((page, start)) = self.position(address) else { return };
         self.update(page, START_MASK, half(start).0 << HALF_BITS);
         if kind == LoanKind::Slab {
-            let step_end = if start > 0 { SLAB_PAGES + 1 } else { SLAB_PAGES };
-            for step in 1..step_end {
+            let page_count = if start > 0 { SLAB_PAGES + 1 } else { SLAB_PAGES };
+            for step in 1..page_count {
                 let end = if step < SLAB_PAGES { PAGE / GRANULE } else { start };
                 self.update(page + step as usize, BEFORE_MASK, half(end).0);
             }
@@ -91,6 +94,7 @@ impl Directory {
         Some(((offset / PAGE) as usize, offset % PAGE / GRANULE))
     }
 
+    /// Replaces the bits of `mask` in the entry of a page.
     fn update(&self, page: usize, mask: u64, bits: u64) {
         if let Some(entry) = self.pages.get(page) {
             // The closure never refuses.
@@ -99,7 +103,7 @@ impl Directory {
     }
 }
 
-/// One of the two parts of an entry.
+/// One of the two parts of an entry: a heap's number plus 1, and a start or an end.
 struct EntryHalf(u64);
 
 const HEAP_BITS: u32 = 16;
@@ -112,6 +116,7 @@ impl EntryHalf {
         Self(kind | place << HEAP_BITS | (u64::from(heap) + 1))
     }
 
+    /// Returns the heap's number plus 1, or 0 for none.
     fn heap(&self) -> u64 {
         self.0 & ((1 << HEAP_BITS) - 1)
     }

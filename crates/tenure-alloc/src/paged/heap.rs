@@ -26,7 +26,7 @@ use crate::{
 #[repr(align(128))]
 pub(super) struct Heap {
     pub(super) stream: StreamId,
-    /// Bytes requested from this heap and not freed. Exact when read with the heap locked.
+    /// Bytes requested from this heap and not freed. The value is exact if the reader holds the heap's lock.
     requested: AtomicU64,
     blocks: Latch<HeapBlocks>,
 }
@@ -45,9 +45,11 @@ pub(super) struct HeapBlocks {
     pending: Vec<(u32, EpochUses)>,
     large: LargeBlocks,
     parked: ParkedLoans,
-    /// Whether the only slab is empty and parked. It stays in `slabs` meanwhile, for a block that comes and goes.
+    /// Whether the only slab is empty and parked. It stays in `slabs` meanwhile, so that a program which allocates and
+    /// frees one block by turns does not add and remove the slab each time.
     is_idle: bool,
-    /// The most bytes requested at a time when parked memory was reused, if not reported to the state yet.
+    /// The peak of the requested bytes at the times when parked memory was reused; `None` once it was reported to the
+    /// state.
     reuse_peak: Option<u64>,
     counters: Counters,
 }
@@ -133,7 +135,7 @@ impl Heap {
         Some(block)
     }
 
-    /// Makes a block of a range lent by the state.
+    /// Adds the block that takes up a range lent by the state.
     pub(super) fn add_large(&self, blocks: &mut HeapBlocks, request: Request, range: Loan, history: &History) -> Block {
         let Loan { address, bytes, .. } = range;
         let block = blocks.large.insert(request, range);
@@ -204,6 +206,7 @@ impl Heap {
         Ok(())
     }
 
+    /// Makes the number of requested bytes readable without the lock.
     #[inline]
     fn publish(&self, blocks: &HeapBlocks) {
         self.requested.store(blocks.counters.requested(), Ordering::Relaxed);
@@ -211,6 +214,7 @@ impl Heap {
 }
 
 impl HeapBlocks {
+    /// Returns whether a freed block waits for other streams.
     #[inline]
     pub(super) fn has_pending(&self) -> bool {
         !self.pending.is_empty() || self.large.has_pending()
@@ -269,7 +273,8 @@ impl HeapBlocks {
         }
     }
 
-    /// Completes the frees that every stream has passed, waiting for them on the host if `wait`. Afterwards, also after
+    /// Makes the freed blocks free whose other streams have finished using them; if `wait`, waits for these streams on
+    /// the host. Afterwards, also after
     /// an error, the caller must give back [the memory that is no longer parked](Self::take_returns).
     pub(super) fn complete_frees(
         &mut self,
@@ -307,12 +312,12 @@ impl HeapBlocks {
         self.parked.take_all()
     }
 
-    /// Takes all parked memory, but none if every free continued the stack: see [`Freed::WithReturns`].
+    /// Takes all parked memory if a free broke the stack, else none: see [`Freed::WithReturns`].
     pub(super) fn take_returns(&mut self) -> Loans {
         if self.parked.has_returns() { self.take_parked() } else { Loans::new() }
     }
 
-    /// Returns the most bytes requested at a time when parked memory was reused, since the last call.
+    /// Returns the peak of the requested bytes at the times when parked memory was reused since the last call.
     pub(super) fn take_reuse_peak(&mut self) -> Option<u64> {
         self.reuse_peak.take()
     }
@@ -360,7 +365,7 @@ impl HeapBlocks {
         Some(Block { address, bytes })
     }
 
-    /// Counts a block that its owner freed.
+    /// Counts and records the request to free a block of a slab.
     #[inline]
     fn note_freed(&mut self, index: u32, history: &History) {
         let entry = self.slabs.entry(index);
@@ -370,7 +375,7 @@ impl HeapBlocks {
         }
     }
 
-    /// Makes a block of a slab free.
+    /// Makes a block of a slab free, and parks the slabs that became empty.
     #[inline]
     fn complete_small(&mut self, index: u32, history: &History) -> Freed {
         if history.is_on() {
@@ -399,6 +404,7 @@ impl HeapBlocks {
         freed
     }
 
+    /// Parks memory that holds no block any more.
     #[inline]
     fn park(&mut self, loan: Loan) -> Freed {
         if self.parked.park(loan, self.now()) { Freed::Done } else { Freed::WithReturns }
@@ -414,19 +420,20 @@ impl HeapBlocks {
         self.park(Loan { address, bytes, kind: LoanKind::Range, number, is_made })
     }
 
-    /// Notes that parked memory was reused.
+    /// Updates the peak of the requested bytes after parked memory was reused.
     #[inline]
     fn note_reuse(&mut self) {
         self.reuse_peak = self.reuse_peak.max(Some(self.counters.requested()));
     }
 
-    /// Takes a parked slab out of `slabs`.
+    /// Removes the parked slab from `slabs`, if it is [idle](Self::is_idle).
     fn unpark_idle_slab(&mut self) {
         if std::mem::take(&mut self.is_idle) {
             self.slabs.take_empty();
         }
     }
 
+    /// Returns whether other streams use the block of a slab at an address.
     #[cold]
     fn is_used_elsewhere(&self, address: Address) -> bool {
         self.by_address.get(&address).is_some_and(|index| self.users.contains_key(index))
@@ -438,6 +445,7 @@ impl HeapBlocks {
         self.clock.load(Ordering::Acquire)
     }
 
+    /// Records an event of the block of a slab with this number.
     #[cold]
     fn record(&self, action: HistoryAction, index: u32, history: &History) {
         let entry = self.slabs.entry(index);

@@ -8,11 +8,11 @@ use tenure_core::StreamId;
 use super::heap::Heap;
 use crate::sync::AtomicU64;
 
-/// The number of streams that can have a heap of their own; a power of two. Small requests of further streams are
-/// served as large ones are.
+/// The number of streams that can have a heap of their own; a power of two. All requests of further streams, also
+/// small ones, are served as blocks outside slabs.
 const STREAMS: usize = 1024;
 
-/// The table of heaps. It only grows: a stream's heap stays in its first place.
+/// The table of heaps. Heaps are never removed, and a heap keeps its number.
 pub(super) struct Heaps {
     table: Box<[OnceLock<Box<Heap>>]>,
     /// The numbers of the existing heaps, so that iteration need not go through the table.
@@ -51,6 +51,7 @@ impl Heaps {
         self.table.get(usize::from(number))?.get().map(|heap| &**heap)
     }
 
+    /// Returns every heap, in the order in which they were made.
     pub(super) fn all(&self) -> impl Iterator<Item = &Heap> {
         let existing = self.existing.lock().clone();
         existing.into_iter().filter_map(|number| self.by_number(number))

@@ -1,4 +1,4 @@
-//! Blocks that are not in slabs: their requests, and the streams that they wait for.
+//! Blocks that are not in slabs: the requests that they serve, and the other streams that use them.
 
 use std::collections::hash_map::Entry;
 
@@ -10,11 +10,12 @@ use super::parked::Loan;
 use super::progress::{DeviceProgress, EpochUses};
 use crate::{Address, AllocError, BackingError, History, HistoryAction, HistoryEvent, PoolId, Request};
 
-/// The blocks of a heap, or of streams without one. The owner counts them.
+/// The blocks, outside slabs, of a heap or of all streams without a heap. Their owner keeps the statistics.
 #[derive(Default)]
 pub(super) struct LargeBlocks {
     /// Blocks in use, and freed ones that other streams may still use.
     blocks: FxHashMap<Address, LargeBlock>,
+    /// Freed blocks that other streams may still use, and these uses.
     pending: Vec<(Address, EpochUses)>,
 }
 
@@ -43,7 +44,7 @@ impl LargeBlocks {
         self.blocks.entry(address).insert_entry(block).into_mut()
     }
 
-    /// Returns the blocks, including freed ones that are awaited.
+    /// Returns the blocks, including freed ones that other streams may still use.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Address, &LargeBlock)> {
         self.blocks.iter().map(|(&address, block)| (address, block))
     }
@@ -57,6 +58,7 @@ impl LargeBlocks {
         self.blocks.get(&address).filter(|block| !block.is_freed).map(|block| block.bytes)
     }
 
+    /// Returns whether a freed block waits for other streams.
     pub(super) fn has_pending(&self) -> bool {
         !self.pending.is_empty()
     }
@@ -77,7 +79,7 @@ impl LargeBlocks {
         Some((std::mem::replace(&mut block.tag, tag), block))
     }
 
-    /// Takes out a block that no other stream uses; returns `None` if some stream does.
+    /// Removes a live block and returns it; leaves it and returns `None` if other streams use it.
     #[inline]
     pub(super) fn take(&mut self, address: Address) -> Result<Option<LargeBlock>, AllocError> {
         match self.blocks.entry(address) {
@@ -88,8 +90,8 @@ impl LargeBlocks {
         }
     }
 
-    /// Marks a block that other streams use as freed. It is taken out when they have finished the work put on them so
-    /// far.
+    /// Marks a block that other streams use as freed. [`complete_frees`](Self::complete_frees) removes it once these
+    /// streams have finished the work enqueued so far.
     pub(super) fn free(&mut self, address: Address, progress: &mut DeviceProgress) -> Result<&LargeBlock, AllocError> {
         let block = self.blocks.get_mut(&address).filter(|block| !block.is_freed);
         let block = block.ok_or(AllocError::UnknownAddress(address))?;
@@ -102,8 +104,8 @@ impl LargeBlocks {
         Ok(block)
     }
 
-    /// Takes out the freed blocks that every stream has passed, waiting for them on the host if `wait`; adds them to
-    /// `done`, also before an error.
+    /// Moves the freed blocks that no stream uses any more to `done`; if `wait`, waits for the streams on the host. If
+    /// it fails, `done` has the blocks moved before.
     pub(super) fn complete_frees(
         &mut self,
         progress: &mut DeviceProgress,

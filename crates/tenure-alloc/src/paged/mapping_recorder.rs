@@ -24,7 +24,7 @@ impl MappingRecorder {
         Self(history)
     }
 
-    /// Returns whether the history needs to know.
+    /// Returns whether the history is on.
     #[inline]
     pub(super) fn is_recording(&self) -> bool {
         self.0.is_on()

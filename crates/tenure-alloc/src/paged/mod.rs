@@ -25,7 +25,6 @@ mod progress;
 mod report;
 mod search;
 mod segments;
-
 mod slabs;
 mod space;
 mod state;
@@ -70,10 +69,11 @@ const MOST_ROUNDS: usize = 1 << 12;
 pub struct PagedAllocator {
     heaps: Heaps,
     directory: Directory,
-    /// The number of private pools that allocations go to now.
+    /// The number of private pools to which some stream's allocations go now.
     active_pools: AtomicU64,
-    /// Whether requests are rounded to more than 512 bytes: 0 or 1.
+    /// Whether requests are rounded by `divisions` and not only to 512 bytes: 0 or 1.
     has_rounding: AtomicU64,
+    /// The steps between powers of two to which requests are rounded.
     divisions: RwLock<Divisions>,
     /// It is boxed, so that its lock shares no cache line with data that every allocation reads.
     state: Box<Mutex<PagedState>>,
@@ -130,7 +130,8 @@ impl PagedAllocator {
         first..first + bytes
     }
 
-    /// Allocates a block in the stream's heap, with more memory from the state if necessary.
+    /// Allocates a block in the stream's heap, which has this number. The state lends the heap more memory if
+    /// necessary.
     #[inline]
     fn allocate_in(&self, heap: &Heap, number: u16, request: Request) -> Result<Block, AllocError> {
         let rounded = self.round(request.bytes)?;
@@ -151,7 +152,7 @@ impl PagedAllocator {
             let parked = blocks.take_parked();
             let reuse_peak = blocks.take_reuse_peak();
             drop(blocks);
-            self.report_reuse(heap, parked, reuse_peak);
+            self.report_heap_changes(heap, parked, reuse_peak);
             let loan = match self.find_memory(request, |state, requested, effort| {
                 state.lend(request.stream, bytes, kind, requested, effort)
             })? {
@@ -167,8 +168,9 @@ impl PagedAllocator {
         }
     }
 
-    /// Updates the state with the changes that `heap` made without it.
-    fn report_reuse(&self, heap: &Heap, parked: Loans, reuse_peak: Option<u64>) {
+    /// Gives the parked memory of `heap` back to the state, and reports the peak of the bytes that were requested while
+    /// the heap reused parked memory without the state's lock.
+    fn report_heap_changes(&self, heap: &Heap, parked: Loans, reuse_peak: Option<u64>) {
         if parked.is_empty() && reuse_peak.is_none() {
             return;
         }
@@ -196,7 +198,9 @@ impl PagedAllocator {
         })
     }
 
-    /// Returns the result of `attempt`, repeated if necessary after reclaiming more and more memory.
+    /// Calls `attempt` until it finds memory, and reclaims more memory before each further call: parked memory, memory
+    /// that callbacks free, and at last all cached memory. `attempt` gets the bytes requested from the whole allocator
+    /// with this request, and the effort to make.
     #[inline(never)]
     fn find_memory<T>(
         &self,
@@ -230,7 +234,8 @@ impl PagedAllocator {
         self.find_memory_or_fail(request, |state| try_once(state, Effort::Any))
     }
 
-    /// Tries the last means before an out-of-memory error: waiting for every stream, and pools that lend.
+    /// Tries the last resorts: waiting for every stream, then private pools that lend their free memory. Reports and
+    /// returns an out-of-memory error if these fail.
     #[cold]
     fn find_memory_or_fail<T>(
         &self,
@@ -290,7 +295,8 @@ impl PagedAllocator {
         Err(error)
     }
 
-    /// Completes the frees of a heap that every stream has passed; waits for all of them if `wait`.
+    /// Makes the freed blocks of a heap available whose other streams have finished using them. If `wait`, waits for
+    /// these streams on the host.
     fn complete_frees(&self, blocks: &mut LatchGuard<'_, HeapBlocks>, wait: bool) -> Result<(), AllocError> {
         let mut state = self.state.lock();
         let result = blocks.complete_frees(&mut state.progress, wait, &self.history);
@@ -313,7 +319,7 @@ impl PagedAllocator {
         private.engine.finish(accounts, true)
     }
 
-    /// Gives back the memory of private pools without uses: of `pool`, or of all.
+    /// Releases the free memory of private pools without uses: of `pool`, or of all if it is `None`.
     fn release_unused_pools(&self, pool: Option<PoolId>) -> Result<(), AllocError> {
         let mut state = self.state.lock();
         let PagedState { private, accounts, .. } = &mut *state;
@@ -322,7 +328,7 @@ impl PagedAllocator {
         released
     }
 
-    /// Takes back the memory that heaps have parked.
+    /// Takes back the memory that heaps have [parked](parked).
     fn return_parked(&self) {
         for heap in self.heaps.all() {
             let mut blocks = heap.lock();
@@ -333,7 +339,7 @@ impl PagedAllocator {
         }
     }
 
-    /// Takes back memory that a heap gave up.
+    /// Takes back memory that was lent to a heap and holds no block.
     fn take_back(&self, state: &mut PagedState, loans: Loans) {
         for loan in loans {
             self.directory.remove(loan.address, loan.kind);
@@ -346,7 +352,7 @@ impl PagedAllocator {
         self.owner(address)?.0.lock().bytes_of(address)
     }
 
-    /// Returns the bytes of the block for a request.
+    /// Returns the size in bytes of the block for a request of `bytes` bytes.
     #[inline]
     fn round(&self, bytes: u64) -> Result<u64, AllocError> {
         let rounded = round(bytes)?;
@@ -364,7 +370,7 @@ impl PagedAllocator {
 
 /// The memory found for a request.
 enum FoundMemory<T> {
-    /// The result of the attempt.
+    /// The memory that the attempt returned.
     Attempted(T),
     /// A block of a private pool that lends its free memory.
     Borrowed(Block),

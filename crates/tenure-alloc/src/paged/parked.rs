@@ -28,16 +28,17 @@ pub(super) struct Loan {
     pub(super) address: Address,
     pub(super) bytes: u64,
     pub(super) kind: LoanKind,
-    /// The number of its placement; [`NEVER_PARKED`] if it would be placed elsewhere after a free.
+    /// The number of its placement: see Note [Parking]. [`NEVER_PARKED`] if it was placed by the rules of a streak, so
+    /// that after a free the same request would be placed elsewhere.
     pub(super) number: u64,
-    /// Whether free memory was made for it: giving it back then leaves more free than before.
+    /// Whether chunks or a window were made for it. Giving it back then leaves more memory free than before it.
     pub(super) is_made: bool,
 }
 
 /// Loans that are given back together: mostly one or two.
 pub(super) type Loans = SmallVec<[Loan; 2]>;
 
-/// A number that the state never reaches.
+/// The number of a loan that never continues a stack: the state's numbers do not reach it.
 pub(super) const NEVER_PARKED: u64 = u64::MAX;
 
 /// The parked memory of a heap.
@@ -46,7 +47,7 @@ pub(super) struct ParkedLoans {
     loans: Vec<Loan>,
     /// The state's number when the last loan was parked; it must not change while the stack lasts.
     since: u64,
-    /// Loans to be given back, in order.
+    /// Loans to give back to the state, in order: the stack they were in was broken.
     returns: Vec<Loan>,
 }
 
@@ -69,13 +70,14 @@ impl ParkedLoans {
         continues
     }
 
-    /// Takes the parked memory that the state, at `now`, would find for a request of `bytes` bytes, if it is parked.
+    /// Takes the loan on top of the stack, if the state, at `now`, would serve a request of `bytes` bytes with its
+    /// memory.
     #[inline]
     pub(super) fn take(&mut self, bytes: u64, kind: LoanKind, now: u64) -> Option<Loan> {
         self.loans.pop_if(|top| top.bytes == bytes && top.kind == kind && self.since == now)
     }
 
-    /// Returns whether a loan did not continue the stack.
+    /// Returns whether a loan broke the stack, so that the heap must give [everything](Self::take_all) back.
     pub(super) fn has_returns(&self) -> bool {
         !self.returns.is_empty()
     }

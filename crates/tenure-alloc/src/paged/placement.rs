@@ -1,4 +1,4 @@
-//! Placement: finds a block's place, and makes the memory that it needs.
+//! Placement: finds free memory for a block, and makes chunks and mappings where there is none.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use super::config::{ChunksFor, SLAB_BYTES};
 use super::state::{Effort, NoBlock, PagedState};
 use crate::{Address, BackingError};
 
-/// Allocations without a free beyond which a streak begins.
+/// The number of allocations without a free at which a streak begins.
 const STREAK: u32 = 8;
-/// The number of blocks that must fit the range to which a streak moves.
+/// The number of blocks of the current size that must fit in the next range in which a streak places blocks.
 const STREAK_BLOCKS: u64 = 4;
 
 impl PagedState {
@@ -57,12 +57,12 @@ impl PagedState {
         Ok(found)
     }
 
-    /// Returns whether many blocks were placed since the last free.
+    /// Returns whether at least [`STREAK`] blocks were placed since the last free.
     pub(super) fn in_streak(&self) -> bool {
         self.streak >= STREAK
     }
 
-    /// Takes a free range in one piece that the stream may touch into use; returns its address.
+    /// Takes into use a free range in one piece that the stream may use without waiting; returns its address.
     fn find_free(&mut self, bytes: u64, stream: StreamId) -> Result<Option<Address>, BackingError> {
         // Note [Where a block goes]
         //
@@ -183,7 +183,7 @@ impl PagedState {
         address
     }
 
-    /// Maps the chunks of a plan; returns the address where its block begins.
+    /// Maps the chunks of a plan into its window; returns the address where the block begins.
     fn map_plan(&mut self, plan: &MappingPlan, chunks: &[usize]) -> Result<Address, BackingError> {
         let backing = Arc::clone(&self.backing);
         if let BlockStart::Open { window, address } = plan.start {
@@ -222,6 +222,7 @@ impl PagedState {
         }
     }
 
+    /// Unmaps one window that holds no block, if there are more mappings than the settings allow.
     fn limit_mappings(&mut self) {
         let space = &self.space;
         if space.mappings() > space.chunks.len() * self.config.mappings_per_chunk {
@@ -231,6 +232,7 @@ impl PagedState {
         }
     }
 
+    /// Unmaps the window that is unused for longest: see [`Space::retire_window`](super::space::Space::retire_window).
     fn retire_window(&mut self) -> Result<bool, BackingError> {
         let Self { space, progress, addresses, backing, .. } = self;
         space.retire_window(progress, addresses, &**backing)
@@ -251,6 +253,7 @@ impl PagedState {
 }
 
 impl MappingPlan {
+    /// Returns the bytes of the chunks to be created.
     fn new_bytes(&self) -> u64 {
         self.sources.iter().map(|source| if let ChunkSource::New(bytes) = source { *bytes } else { 0 }).sum()
     }

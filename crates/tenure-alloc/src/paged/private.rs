@@ -1,4 +1,4 @@
-//! Private pools: PyTorch's policy, in segments of their own.
+//! Private pools (of CUDA graphs): they allocate by PyTorch's policy, in segments of their own.
 //!
 //! # Note [Private pools]
 //!
@@ -60,6 +60,7 @@ impl Private {
         Ok(tidied?)
     }
 
+    /// Updates the reserved bytes after the bytes of leftovers changed.
     fn count_leftovers(&mut self, accounts: &mut Accounts) {
         let now = self.segments.leftover_bytes();
         for pool in accounts.statistics.both(PoolKind::Large) {

@@ -1,4 +1,4 @@
-//! The device's progress on the streams that used memory.
+//! Tracks, stream by stream, how far the device has got, to tell whether freed memory may be used again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tenure_core::StreamId;
 
 use crate::{Backing, BackingError, Mark};
 
-/// A use of memory on `stream` until the end of its `epoch`.
+/// A use of memory by the work on `stream` up to the end of its epoch number `epoch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EpochUse {
     stream: StreamId,
@@ -21,7 +21,7 @@ pub(super) struct EpochUse {
 pub(super) struct EpochUses(SmallVec<[EpochUse; 2]>);
 
 impl EpochUses {
-    /// Notes that the memory was used until now.
+    /// Adds a use, which replaces the earlier use by the same stream.
     pub(super) fn add(&mut self, new: EpochUse) {
         match self.0.iter_mut().find(|old| old.stream == new.stream) {
             Some(old) => old.epoch = new.epoch,
@@ -30,7 +30,7 @@ impl EpochUses {
     }
 }
 
-/// The progress of every stream, in *epochs*: the work between two marks on a stream.
+/// The progress of every stream, counted in *epochs*. An epoch is the work between two marks (events) on a stream.
 ///
 /// Marks are recorded only when another stream, or an unmapping, needs memory. Work that stays on its own stream costs
 /// no event.
@@ -54,7 +54,7 @@ struct StreamEpochs {
     marks: VecDeque<(u64, Mark)>,
 }
 
-/// The number of unfinished marks on a stream from which on queries record no more, until the first mark completes.
+/// The most unfinished marks that queries record on a stream. Then they record no more until the oldest completes.
 const MARKS: usize = 8;
 
 impl StreamEpochs {
@@ -84,7 +84,8 @@ impl DeviceProgress {
         EpochUse { stream, epoch: self.streams.entry(stream).or_default().epoch }
     }
 
-    /// Returns the same use, and records a mark at once, for memory that its own stream will want back soon.
+    /// Returns a use of memory by `stream` that ends now, and records the mark after it at once, unless a stream is
+    /// captured. The memory is then known to be free as early as possible.
     pub(super) fn mark_now(&mut self, stream: StreamId) -> Result<EpochUse, BackingError> {
         let now = self.use_now(stream);
         if !self.is_capturing {
@@ -93,7 +94,7 @@ impl DeviceProgress {
         Ok(now)
     }
 
-    /// Returns whether `stream` may touch the memory without a wait.
+    /// Returns whether `stream` may use the memory without waiting for another stream.
     pub(super) fn is_ready_for(&mut self, stream: StreamId, uses: &mut EpochUses) -> Result<bool, BackingError> {
         self.retain_unfinished(uses, |other| other == stream)?;
         Ok(uses.0.iter().all(|unfinished| self.runs_after(stream, *unfinished)))
@@ -133,23 +134,31 @@ impl DeviceProgress {
         Ok(())
     }
 
+    /// Removes the uses that the device has finished, except on streams for which `keep` returns `true`. If a query
+    /// fails, the remaining uses stay.
     fn retain_unfinished(&mut self, uses: &mut EpochUses, keep: impl Fn(StreamId) -> bool) -> Result<(), BackingError> {
-        let mut error = None;
-        uses.0.retain(|old| {
-            keep(old.stream)
-                || error.is_some()
-                || !self.completed(*old).unwrap_or_else(|e| {
-                    error = Some(e);
-                    false
-                })
+        let mut result = Ok(());
+        uses.0.retain(|used| {
+            if keep(used.stream) || result.is_err() {
+                return true;
+            }
+            match self.completed(*used) {
+                Ok(is_completed) => !is_completed,
+                Err(error) => {
+                    result = Err(error);
+                    true
+                }
+            }
         });
-        error.map_or(Ok(()), Err)
+        result
     }
 
+    /// Returns whether work enqueued on `stream` from now on runs after a use.
     fn runs_after(&self, stream: StreamId, used: EpochUse) -> bool {
         used.stream == stream || self.waited.get(&(stream, used.stream)).is_some_and(|&epoch| epoch > used.epoch)
     }
 
+    /// Returns whether the device has finished a use. Records a mark after it if there is none yet.
     fn completed(&mut self, used: EpochUse) -> Result<bool, BackingError> {
         let stream = self.streams.entry(used.stream).or_default();
         if used.epoch < stream.completed {

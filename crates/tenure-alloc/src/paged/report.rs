@@ -74,7 +74,7 @@ fn small(entry: &SlabBlock) -> SnapshotBlock {
     SnapshotBlock { address, bytes: entry.bytes(), requested: u64::from(requested), state, tag, key, context: None }
 }
 
-/// Joins blocks side by side into segments.
+/// Joins blocks that touch into segments, and free blocks that touch into one.
 fn join(blocks: BTreeMap<Address, SnapshotBlock>, device: u32) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     for (address, block) in blocks {

@@ -8,8 +8,8 @@ use super::windows::MappedAddress;
 use crate::{Address, BackingError};
 
 impl Space {
-    /// Returns the first free range of at least `least` bytes, the first `bytes` of which `stream` may touch without a
-    /// wait.
+    /// Returns the first place, by address, where a free range of at least `least` bytes begins and `stream` may use
+    /// the first `bytes` bytes without waiting. A range may begin after memory that the stream would have to wait for.
     pub(super) fn first_fit(
         &mut self,
         bytes: u64,
@@ -43,6 +43,7 @@ impl Space {
         found
     }
 
+    /// Does the work of [`first_range`](Self::first_range): skips windows whose bound says that nothing fits.
     fn search_windows(&mut self, bytes: u64, from: Address) -> Option<MappedAddress> {
         for position in self.windows.position_of(from)..self.windows.len() {
             let window = self.windows.at_position(position);
@@ -60,7 +61,7 @@ impl Space {
         None
     }
 
-    /// Searches in the same way, but reads only the chunks.
+    /// Finds the same range as [`search_windows`](Self::search_windows) by a scan of all chunks, to check its result.
     fn scan_for_range(&self, bytes: u64, from: Address) -> Option<Address> {
         self.windows.iter().find_map(|(_, window)| {
             let mut range = (0, 0);
@@ -86,7 +87,8 @@ impl Space {
         longest.max().unwrap_or(0)
     }
 
-    /// Returns the range after the block placed last, if it is free and `stream` may touch it without a wait.
+    /// Returns the range after the block placed last, if it is free, has at least `bytes` bytes and `stream` may use
+    /// these without waiting.
     pub(super) fn range_after_last_block(
         &mut self,
         bytes: u64,
@@ -98,7 +100,7 @@ impl Space {
         Ok((fits && self.end_of_unready_chunk(place, bytes, stream, progress)?.is_none()).then_some(place))
     }
 
-    /// Returns the end of the first chunk in a range that `stream` may not touch without a wait.
+    /// Returns the end of the first chunk in a range that `stream` may not use without waiting.
     fn end_of_unready_chunk(
         &mut self,
         place: MappedAddress,
@@ -119,7 +121,7 @@ impl Space {
         Ok(None)
     }
 
-    /// Updates all windows with the memory freed in stale chunks.
+    /// Raises the bounds of all windows where memory was freed in stale chunks: see Note [Windows].
     fn raise_bounds(&mut self) {
         for index in self.stale.drain(..) {
             // The chunk may have been released meanwhile.
@@ -133,7 +135,7 @@ impl Space {
         }
     }
 
-    /// Sums up the free ranges of a window, if its summary is not kept up to date.
+    /// Computes the summaries of a window anew, if they are not kept up to date.
     #[inline]
     fn summarize(&mut self, window: usize) {
         if !self.windows.is_maintained(window) {

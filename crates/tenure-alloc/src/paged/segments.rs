@@ -24,9 +24,11 @@ struct SegmentsState {
     leftovers: Vec<PrivateSegment>,
 }
 
+/// A segment, possibly only partly made or undone.
 #[derive(Clone, Copy)]
 struct PrivateSegment {
     bytes: u64,
+    /// The first address of its reserved range.
     range: Option<Address>,
     chunk: Option<ChunkId>,
     is_mapped: bool,
@@ -59,6 +61,7 @@ impl Segments {
         Ok(())
     }
 
+    /// Undoes a segment that could not be made. If the backing refuses, the memory becomes a leftover.
     fn discard(&self, mut segment: PrivateSegment) {
         if segment.undo(&*self.inner).is_err() {
             self.state.lock().leftovers.push(segment);
@@ -67,6 +70,7 @@ impl Segments {
 }
 
 impl PrivateSegment {
+    /// Reserves, creates and maps the segment. After an error, [`undo`](Self::undo) undoes the steps taken.
     fn make(&mut self, backing: &dyn Backing) -> Result<Address, BackingError> {
         let range = backing.reserve(self.bytes)?;
         self.range = Some(range);

@@ -1,4 +1,5 @@
-//! Small blocks in slabs: best fit, split to the granule, merged as soon as they are free.
+//! Small blocks in slabs. A request gets the smallest free block that fits, and the rest is split off; a block is
+//! merged with its free neighbours as soon as it is freed.
 
 use slab::Slab as Slots;
 use tenure_core::{KeyId, Tag};
@@ -14,8 +15,9 @@ const SLAB_GRANULES: u16 = (SLAB_BYTES / GRANULE) as u16;
 /// The slabs of a heap, and the blocks in them, by number.
 pub(super) struct Slabs {
     slabs: Slots<Slab>,
-    /// Blocks in use and free ones. The other entries form a list of unused places.
+    /// The blocks, in use and free. An entry without a block has no granules.
     table: Vec<SlabBlock>,
+    /// The first entry without a block; `next` links the others.
     unused: u32,
     bins: Bins,
     /// The number of slabs with no block in use.
@@ -37,17 +39,19 @@ pub(super) struct SlabBlock {
     pub(super) state: SlabBlockState,
     pub(super) key: KeyId,
     slab: u32,
-    /// The neighbours in the slab.
+    /// The blocks just before and after it in the slab, or [`NONE`].
     before: u32,
     after: u32,
-    /// The neighbours in the list of free blocks of the same size. `next` also links unused places.
+    /// The neighbours in the list of free blocks of the same size. `next` also links entries without a block.
     previous: u32,
     next: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SlabBlockState {
+    /// In use.
     Live,
+    /// Freed, but other streams may still use it.
     Pending,
     Free,
 }
@@ -203,7 +207,7 @@ impl Slabs {
         self.remove_entry(after);
     }
 
-    /// Enters a free block without neighbours in the table; returns its number.
+    /// Adds a free block to the table, not linked to neighbours yet; returns its number.
     #[inline]
     fn add_entry(&mut self, address: Address, granules: u16, slab: u32) -> u32 {
         let entry = SlabBlock {
@@ -229,6 +233,7 @@ impl Slabs {
         index
     }
 
+    /// Removes a block from the table.
     fn remove_entry(&mut self, index: u32) {
         let entry = &mut self.table[index as usize];
         // An entry without granules is not a block.
@@ -250,6 +255,7 @@ impl Slabs {
         self.bins.set_first(size, index);
     }
 
+    /// Removes a free block from the list of its size.
     #[inline]
     fn unlink(&mut self, index: u32) {
         let SlabBlock { granules, previous, next, .. } = self.table[index as usize];

@@ -35,7 +35,7 @@ const CYCLES: usize = 4;
 pub(super) struct Space {
     pub(super) chunks: Slab<Chunk>,
     pub(super) windows: Windows,
-    /// Chunks that may have more free memory than is known to the windows that are not kept up to date.
+    /// The stale chunks: bytes of them were freed that the bounds of some windows do not include yet.
     pub(super) stale: Vec<usize>,
     /// Bytes of all chunks.
     pub(super) reserved: u64,
@@ -85,7 +85,7 @@ impl Space {
         Ok(self.chunks.insert(Chunk::new(id, bytes)))
     }
 
-    /// Returns the bytes that are in no block, wherever they are.
+    /// Returns the bytes of chunks that are in no block.
     pub(super) fn free_bytes(&self) -> u64 {
         self.reserved - self.occupied
     }
@@ -153,7 +153,7 @@ impl Space {
         window.used_at = self.clock;
     }
 
-    /// Frees the range of a block, last used as `last` says.
+    /// Frees the range of a block; `last` is its last use.
     pub(super) fn vacate(&mut self, address: Address, bytes: u64, last: EpochUse) {
         let place = self.windows.locate(address);
         if self.recorder.is_recording() {
@@ -166,7 +166,9 @@ impl Space {
             chunk.uses.add(last);
             chunk.vacate(piece.offset, piece.bytes);
             let is_stale = self.update_windows(piece.chunk, &mut changes);
-            if is_stale && !std::mem::replace(&mut self.chunks[piece.chunk].is_stale, true) {
+            let chunk = &mut self.chunks[piece.chunk];
+            if is_stale && !chunk.is_stale {
+                chunk.is_stale = true;
                 self.stale.push(piece.chunk);
             }
             slot += 1;
@@ -274,8 +276,8 @@ impl Space {
         Ok(())
     }
 
-    /// Unmaps, among the windows that hold no block, the one not used for longest, if the device has finished with it.
-    /// Returns whether it did.
+    /// Unmaps, among the windows that hold no block, the one not used for longest, if the device has finished using it.
+    /// Returns whether it unmapped a window.
     pub(super) fn retire_window(
         &mut self,
         progress: &mut DeviceProgress,
@@ -284,7 +286,7 @@ impl Space {
     ) -> Result<bool, BackingError> {
         let idle = self.windows.iter().filter(|(_, window)| window.blocks == 0);
         let Some((index, _)) = idle.min_by_key(|(_, window)| window.used_at) else { return Ok(false) };
-        // A new stamp keeps a window that the device is not done with from hiding the others.
+        // If the device still uses this window, the next call shall try another: so it counts as used now.
         self.clock += 1;
         self.windows.get_mut(index).used_at = self.clock;
         self.unmap(index, progress, addresses, backing)
@@ -314,7 +316,8 @@ impl Space {
         Ok(())
     }
 
-    /// Unmaps a window that holds no block, if the device has finished with it. Returns whether it did.
+    /// Unmaps a window that holds no block, if the device has finished using its addresses. Returns whether it unmapped
+    /// the window.
     fn unmap(
         &mut self,
         index: usize,
@@ -349,8 +352,8 @@ impl Space {
         self.chunks.iter().map(|(_, chunk)| chunk.mapped_at.len()).sum()
     }
 
-    /// Records where the bytes of a block are shown from now on: `direction` orders (at home, in the block) as (from,
-    /// to).
+    /// Records that the bytes of a block are shown at another address from now on: see Note [Where bytes are shown].
+    /// `direction` gets a byte's address in its chunk's home and in the block, and returns them as (from, to).
     #[cold]
     fn record_moves(
         &self,
@@ -368,8 +371,8 @@ impl Space {
         }
     }
 
-    /// Passes a chunk's summary on to the windows that are kept up to date; they are summed up once all changes of a
-    /// block are known. Returns whether other windows show the chunk.
+    /// Copies a chunk's summary to the windows that are kept up to date. The caller updates their sums once it knows
+    /// all changes of a block. Returns whether the chunk is also mapped in windows that are not kept up to date.
     #[inline]
     fn update_windows(&mut self, index: usize, changes: &mut WindowChanges) -> bool {
         let chunk = &self.chunks[index];
@@ -384,20 +387,20 @@ impl Space {
         has_others
     }
 
-    /// Drops an unmapped chunk from its window. The window is split in two, unless the chunk was at one of its ends.
+    /// Removes an unmapped chunk from its window. Splits the window in two, unless the chunk was at one of its ends.
     fn remove_from_window(&mut self, mapping: Mapping, blocks: &[Address], addresses: &mut AddressSpace) {
         let mut left = self.windows.remove(mapping.window);
         let right_chunks = left.chunks.split_off(mapping.slot + 1);
         left.chunks.pop();
         let first = left.first;
         let end = left.end();
-        let until = left.first + left.owned;
-        let start = right_chunks.first().map_or(until, |(start, _)| *start);
+        let owned_end = left.first + left.owned;
+        let start = right_chunks.first().map_or(owned_end, |(start, _)| *start);
         let blocks_in = |range: std::ops::Range<Address>| {
             blocks.partition_point(|block| *block < range.end) - blocks.partition_point(|block| *block < range.start)
         };
         if !right_chunks.is_empty() {
-            let mut right = Window::new(start, until - start);
+            let mut right = Window::new(start, owned_end - start);
             (right.chunks, right.blocks, right.is_home) = (right_chunks, blocks_in(start..end), left.is_home);
             (right.uses, right.used_at) = (left.uses.clone(), left.used_at);
             self.insert(right);

@@ -21,6 +21,7 @@ use crate::{
     PoolKind, Request, Statistics,
 };
 
+/// The state of a [`PagedAllocator`](super::PagedAllocator) under its device lock.
 pub(super) struct PagedState {
     pub(super) backing: Arc<dyn Backing>,
     pub(super) history: Arc<History>,
@@ -42,24 +43,24 @@ pub(super) struct PagedState {
     pub(super) clock: Arc<AtomicU64>,
     /// The most bytes ever requested at once.
     pub(super) peak_requested: u64,
-    /// Blocks placed since the last free.
+    /// The number of blocks placed since the last free. Many of them are a *streak*: see Note [Where a block goes].
     pub(super) streak: u32,
-    /// The number of windows that the statistics count; and, in `inactive`, the free ranges of chunks in use that they
-    /// count: (ranges, bytes).
+    /// The number of windows that the statistics include so far.
     windows: u64,
+    /// The free ranges of chunks partly in use that the statistics include so far: (ranges, bytes).
     inactive: (u64, u64),
 }
 
-/// The effort to make for memory.
+/// The means by which a request may get memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effort {
-    /// Take only a free range in one piece.
+    /// Only a free range in one piece that the stream may use at once.
     Free,
-    /// Also make, piece together or wait for memory.
+    /// Also new chunks, ranges pieced together from several chunks, and memory that the stream must wait for.
     Any,
 }
 
-/// The reason for which there is no block.
+/// The reason why a request got no block.
 #[derive(Debug)]
 pub(super) enum NoBlock {
     /// The device is full, or the limit is reached, or more [`Effort`] is needed.
@@ -114,7 +115,7 @@ impl PagedState {
         }
     }
 
-    /// Lends memory to the heap of `stream`. `requested` bytes are requested in all.
+    /// Lends `bytes` bytes to the heap of `stream`. `requested` bytes are requested from the whole allocator.
     pub(super) fn lend(
         &mut self,
         stream: StreamId,
@@ -211,7 +212,8 @@ impl PagedState {
         bytes.map(|bytes| Block { address, bytes }).or_else(|| self.private.engine.block(address))
     }
 
-    /// Returns the memory that the block at `address`, which is in no heap, was mapped together with.
+    /// Returns the range of the chunks under the block at `address`, which is in no heap: first byte and bytes. For a
+    /// block of a private pool it is the segment.
     pub(super) fn extent(&self, address: Address) -> Option<(Address, u64)> {
         let Some(block) = self.blocks.get(address).filter(|block| !block.is_freed) else {
             return self.private.engine.extent(address);
@@ -227,7 +229,7 @@ impl PagedState {
         }
     }
 
-    /// Completes the frees that every stream has passed; waits for them on the host if `wait`.
+    /// Makes the freed blocks free that no stream uses any more; if `wait`, waits for the streams on the host.
     pub(super) fn complete_frees(&mut self, wait: bool) -> Result<(), BackingError> {
         if !self.blocks.has_pending() {
             return Ok(());
@@ -274,17 +276,19 @@ impl PagedState {
         self.accounts.statistics.clone()
     }
 
+    /// Frees a range of the common space that `stream` used.
     fn vacate(&mut self, address: Address, bytes: u64, stream: StreamId) {
         let last = self.progress.use_now(stream);
         self.space.vacate(address, bytes, last);
         self.count_change();
     }
 
-    /// Counts a change of the free memory.
+    /// Gives the next number to a placement or a return: see Note [Parking].
     pub(super) fn count_change(&self) {
         self.clock.fetch_add(1, Ordering::Release);
     }
 
+    /// Enters, counts and records a block that belongs to no heap.
     fn insert_block(&mut self, request: Request, bytes: u64, address: Address) {
         let range = Loan { address, bytes, kind: LoanKind::Range, number: NEVER_PARKED, is_made: false };
         let block = self.blocks.insert(request, range);
@@ -303,6 +307,8 @@ impl PagedState {
         self.accounts.statistics.block_completed(PoolKind::Large, tag, requested, bytes);
     }
 
+    /// Gives a chunk with no byte in use back to the backing, and counts it. `live` are the first addresses of the live
+    /// blocks and loans, in order.
     pub(super) fn release(&mut self, index: usize, live: &[Address]) -> Result<(), BackingError> {
         let space = &mut self.space;
         let bytes = space.chunks[index].bytes;
@@ -314,6 +320,7 @@ impl PagedState {
         Ok(())
     }
 
+    /// Counts a new chunk of `bytes` bytes.
     pub(super) fn count_created(&mut self, bytes: u64) {
         self.accounts.statistics.num_device_alloc += 1;
         self.accounts.statistics.both(PoolKind::Large).into_iter().for_each(|pool| pool.reserved_bytes.increase(bytes));

@@ -1,17 +1,21 @@
-//! A tree of the free ranges of pieces of memory in a row. Finding the first range that is long enough takes
-//! logarithmic time, and so does entering a change.
+//! A binary tree over pieces of memory that lie side by side (a segment tree). Each node summarizes the free ranges of
+//! its pieces, so that finding the first free range of some length and changing a piece take logarithmic time.
 
-/// A summary of the free bytes in some memory: at its start, at its end, and in its longest range.
+/// A summary of the free bytes in a piece of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FreeSummary {
     /// The size of the memory in bytes.
     pub(super) total: u64,
+    /// The free bytes at its start.
     pub(super) prefix: u64,
+    /// The free bytes at its end.
     pub(super) suffix: u64,
+    /// The bytes of its longest free range.
     pub(super) longest: u64,
 }
 
 impl FreeSummary {
+    /// Returns whether all bytes are free.
     pub(super) fn is_whole(&self) -> bool {
         self.prefix == self.total
     }
@@ -44,7 +48,7 @@ impl FreeSummary {
     }
 }
 
-/// A tree over a row of pieces. The children of node `n` are `2n` and `2n + 1`, and the leaves are the second half.
+/// A tree over pieces side by side. The children of node `n` are `2n` and `2n + 1`, and the leaves are the second half.
 #[derive(Debug)]
 pub(super) struct Tree {
     nodes: Vec<FreeSummary>,
@@ -57,7 +61,7 @@ impl Default for Tree {
 }
 
 impl Tree {
-    /// Replaces all pieces.
+    /// Replaces all pieces by new ones, given by their summaries, and computes every sum.
     pub(super) fn summarize(&mut self, pieces: impl ExactSizeIterator<Item = FreeSummary>) {
         // The leaves beyond the last piece are empty.
         let leaves = pieces.len().next_power_of_two();
@@ -76,15 +80,15 @@ impl Tree {
         &self.nodes[1]
     }
 
-    /// Changes the summary of the piece at `at`, but not the sums above it: see [`update_sums`](Self::update_sums). Returns
-    /// whether it differs.
+    /// Sets the summary of the piece at `at`, but not the sums above it: see [`update_sums`](Self::update_sums).
+    /// Returns whether it changed.
     #[inline]
     pub(super) fn set_piece(&mut self, at: usize, free: &FreeSummary) -> bool {
         let leaf = self.leaves() + at;
         self.nodes[leaf].replace(free)
     }
 
-    /// Sums up the pieces from `first` to `last` again.
+    /// Computes the sums above the pieces from `first` to `last` again.
     #[inline]
     pub(super) fn update_sums(&mut self, first: usize, last: usize) {
         let mut first = self.leaves() + first;
@@ -126,6 +130,7 @@ impl Tree {
         }
     }
 
+    /// Returns the number of leaves, which is also the number of the first leaf.
     fn leaves(&self) -> usize {
         self.nodes.len() / 2
     }

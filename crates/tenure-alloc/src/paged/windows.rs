@@ -8,7 +8,8 @@ use super::progress::EpochUses;
 use super::tree::{FreeSummary, Tree};
 use crate::Address;
 
-/// A maximal range of addresses with chunks mapped side by side.
+/// A range of addresses under which chunks are mapped side by side, without a gap. A chunk's position in it is its
+/// *slot*.
 pub(super) struct Window {
     pub(super) first: Address,
     /// The bytes mapped.
@@ -19,12 +20,13 @@ pub(super) struct Window {
     pub(super) chunks: Vec<(Address, usize)>,
     /// The summaries of its chunks' free bytes.
     tree: Tree,
-    /// Whether it is the home of all its chunks.
+    /// Whether it is the home of all its chunks: the first place where each was mapped.
     pub(super) is_home: bool,
     /// The number of live blocks that start in it.
     pub(super) blocks: usize,
     /// Work that may still use its addresses.
     pub(super) uses: EpochUses,
+    /// The space's clock when a block was last placed in it or a chunk last mapped in it.
     pub(super) used_at: u64,
 }
 
@@ -34,30 +36,39 @@ pub(super) struct Windows {
     windows: Slab<Window>,
     /// The windows' (first address, index), by address.
     order: Vec<(Address, usize)>,
-    /// The heads of the windows, by index. They are kept apart, because a search reads many.
+    /// The heads of the windows, by index. They are stored apart from the windows, because a search reads many.
     heads: Vec<WindowHead>,
 }
 
 /// The part of a window that a search reads first.
 #[derive(Clone, Copy, Default)]
 struct WindowHead {
-    /// An upper bound on the free ranges of the window, in bytes.
+    /// An upper bound, in bytes, on the longest free range of the window. It is exact if the summaries are up to date.
     longest: u64,
-    /// Whether its tree is kept up to date: see Note [Windows].
+    /// Whether every change updates the window's tree at once: see Note [Windows].
     is_maintained: bool,
 }
 
-/// Slots side by side whose free bytes have changed since they were summed up.
+/// A run of slots in one window: their summaries have changed, but the sums in the tree above them have not yet.
 pub(super) struct ChangedSlots {
     window: usize,
+    /// The first and the last changed slot.
     first: usize,
     last: usize,
 }
 
-/// Changes in each window. They are few: a block's chunks mostly lie side by side in their home, too.
+impl ChangedSlots {
+    /// Returns whether a slot of `window` is one of these slots or next to one.
+    fn adjoins(&self, window: usize, slot: usize) -> bool {
+        self.window == window && (self.first..=self.last + 2).contains(&(slot + 1))
+    }
+}
+
+/// The changed slots of every window that shows a chunk of one block. They are few: most chunks of a block lie side by
+/// side in their home window, too.
 pub(super) type WindowChanges = SmallVec<[ChangedSlots; 4]>;
 
-/// The number of chunks beyond which a window is always kept up to date.
+/// The most chunks of a window whose tree may be out of date; the tree of a longer window is always kept up to date.
 const SHORT: usize = 32;
 
 /// A mapped address.
@@ -102,16 +113,17 @@ impl Window {
         bytes
     }
 
-    /// Returns an upper bound, in bytes, on the free ranges that reach into a slot.
+    /// Returns an upper bound, in bytes, on the longest free range that includes bytes of a slot.
     fn longest_bound_at(&self, slot: usize, chunks: &Slab<Chunk>) -> u64 {
         let sum =
             |slot: Option<usize>| slot.and_then(|slot| self.chunks.get(slot)).map(|(_, index)| chunks[*index].summary);
         let free = chunks[self.chunks[slot].1].summary;
         let before = sum(slot.checked_sub(1)).filter(|_| free.prefix > 0).unwrap_or_default();
         let after = sum(slot.checked_add(1)).filter(|_| free.suffix > 0).unwrap_or_default();
-        // Following whole neighbours further is not worth the time: the bound is then the whole window.
-        let goes_on = |free: &FreeSummary| free.total > 0 && free.is_whole();
-        if goes_on(&before) || goes_on(&after) { self.bytes } else { before.join(&free).join(&after).longest }
+        // If a neighbour is all free, the range may go on beyond it. Following it is not worth the time: the bound is
+        // then the size of the window.
+        let is_all_free = |free: &FreeSummary| free.total > 0 && free.is_whole();
+        if is_all_free(&before) || is_all_free(&after) { self.bytes } else { before.join(&free).join(&after).longest }
     }
 
     /// Returns the slot that an address lies in.
@@ -144,20 +156,21 @@ impl Window {
         });
         let &(start, index) = self.chunks.get(slot)?;
         if before + chunks[index].summary.prefix >= bytes {
-            return Some(self.slot_before(start - before, slot));
+            return Some(self.with_slot(start - before, slot));
         }
         let extent = chunks[index].free.iter().find(|extent| extent.bytes >= bytes)?;
         Some((start + extent.offset, slot))
     }
 
     /// Returns an address at or before a slot's start, and the slot that it lies in.
-    fn slot_before(&self, address: Address, mut slot: usize) -> (Address, usize) {
+    fn with_slot(&self, address: Address, mut slot: usize) -> (Address, usize) {
         while self.chunks[slot].0 > address {
             slot -= 1;
         }
         (address, slot)
     }
 
+    /// Returns whether a free range begins at an address.
     fn begins_free_range(&self, address: Address, chunks: &Slab<Chunk>) -> bool {
         if !(self.first..self.end()).contains(&address) {
             return false;
@@ -201,14 +214,14 @@ impl Windows {
         &mut self.windows[index]
     }
 
-    /// Returns the place of a mapped address.
+    /// Returns the window and the slot that a mapped address lies in.
     #[inline]
     pub(super) fn locate(&self, address: Address) -> MappedAddress {
         let (_, window) = self.order[self.order.partition_point(|(first, _)| *first <= address) - 1];
         MappedAddress { address, window, slot: self.windows[window].slot_of(address) }
     }
 
-    /// Returns whether a window's summary is kept up to date; if not, it must be [summed up](Self::summarize) before use.
+    /// Returns whether a window's summary is kept up to date; if not, [`summarize`](Self::summarize) it before use.
     #[inline]
     pub(super) fn is_maintained(&self, window: usize) -> bool {
         self.heads[window].is_maintained
@@ -220,28 +233,24 @@ impl Windows {
         self.heads[window].longest >= bytes
     }
 
-    /// Returns the longest free range, in bytes, of a window that is [summed up](Self::summarize).
+    /// Returns the longest free range, in bytes, of a window that is [summarized](Self::summarize).
     pub(super) fn longest(&self, window: usize) -> u64 {
         self.heads[window].longest
     }
 
-    /// Changes the summary of a slot of a window that is kept up to date, and notes the change in `changes`.
+    /// Sets the summary of a slot of a window that is kept up to date, and adds the slot to `changes` if it differs.
     #[inline]
     pub(super) fn set_slot(&mut self, window: usize, slot: usize, free: &FreeSummary, changes: &mut WindowChanges) {
         if !self.windows[window].tree.set_piece(slot, free) {
             return;
         }
-        match changes
-            .iter_mut()
-            .rev()
-            .find(|changed| changed.window == window && (changed.first..=changed.last + 2).contains(&(slot + 1)))
-        {
+        match changes.iter_mut().rev().find(|changed| changed.adjoins(window, slot)) {
             Some(changed) => (changed.first, changed.last) = (changed.first.min(slot), changed.last.max(slot)),
             None => changes.push(ChangedSlots { window, first: slot, last: slot }),
         }
     }
 
-    /// Sums up the changes.
+    /// Updates the sums above the changed slots.
     #[inline]
     pub(super) fn update_sums(&mut self, changes: &WindowChanges) {
         for changed in changes {
@@ -251,7 +260,7 @@ impl Windows {
         }
     }
 
-    /// Raises the bound of a window that is not kept up to date, after bytes of a slot were freed.
+    /// Raises the bound on the free ranges of a window that is not kept up to date, after bytes of a slot were freed.
     #[inline]
     pub(super) fn raise_bound(&mut self, window: usize, slot: usize, chunks: &Slab<Chunk>) {
         let most = self.windows[window].longest_bound_at(slot, chunks);
@@ -265,7 +274,7 @@ impl Windows {
         Some(self.order[at].1)
     }
 
-    /// Adds a window, not yet [summed up](Self::summarize); returns its index.
+    /// Adds a window, not yet [summarized](Self::summarize); returns its index.
     pub(super) fn insert(&mut self, window: Window) -> usize {
         let first = window.first;
         let index = self.windows.insert(window);
@@ -275,13 +284,14 @@ impl Windows {
         index
     }
 
+    /// Removes a window, which stays mapped; returns it.
     pub(super) fn remove(&mut self, index: usize) -> Window {
         let window = self.windows.remove(index);
         self.order.retain(|(_, other)| *other != index);
         window
     }
 
-    /// Sums up the free bytes of a window whose chunks have changed.
+    /// Computes the summaries of a window's free bytes anew from its chunks.
     pub(super) fn summarize(&mut self, index: usize, chunks: &Slab<Chunk>) {
         let window = &mut self.windows[index];
         window.tree.summarize(window.chunks.iter().map(|(_, chunk)| chunks[*chunk].summary));
@@ -297,8 +307,8 @@ impl Windows {
 
     /// Returns the window at a position in address order.
     #[inline]
-    pub(super) fn at_position(&self, position_of: usize) -> usize {
-        self.order[position_of].1
+    pub(super) fn at_position(&self, position: usize) -> usize {
+        self.order[position].1
     }
 
     /// Returns the first free range of at least `bytes` bytes in a window that begins at or after `from`. No free range
@@ -314,7 +324,7 @@ impl Windows {
         Some(MappedAddress { address, window, slot })
     }
 
-    /// Returns the place of an address, if a free range begins there.
+    /// Returns the window and the slot of an address, if a free range begins there.
     pub(super) fn free_range_at(&self, address: Address, chunks: &Slab<Chunk>) -> Option<MappedAddress> {
         let &(_, window) = self.order.get(self.position_of(address))?;
         self.windows[window].begins_free_range(address, chunks).then(|| self.locate(address))
