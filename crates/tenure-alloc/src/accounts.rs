@@ -20,25 +20,26 @@ impl Accounts {
         self.statistics.all.reserved_bytes.current
     }
 
-    /// Returns the bytes that count against the limit: those reserved, and the overhead if it matters.
+    /// Returns the bytes that count against the limit: the reserved bytes, and the overhead (see [`Limit::overhead`]).
     pub(crate) fn held(&self, backing: &dyn Backing) -> u64 {
         self.reserved() + self.limit.overhead(backing)
     }
 
-    /// Replaces, in the statistics, free blocks of segments in use by others; both are (blocks, bytes).
-    pub(crate) fn count_inactive(&mut self, kind: PoolKind, gone: (u64, u64), come: (u64, u64)) {
+    /// Updates the counts of inactive split blocks (free blocks of segments partly in use): of these, `before` become
+    /// `after`, both (blocks, bytes).
+    pub(crate) fn count_inactive(&mut self, kind: PoolKind, before: (u64, u64), after: (u64, u64)) {
         for pool in self.statistics.both(kind) {
-            change(&mut pool.inactive_split, gone.0, come.0);
-            change(&mut pool.inactive_split_bytes, gone.1, come.1);
+            change(&mut pool.inactive_split, before.0, after.0);
+            change(&mut pool.inactive_split_bytes, before.1, after.1);
         }
     }
 }
 
-/// Changes a statistic by the bytes or blocks that go and those that come, as one step.
-fn change(stat: &mut Stat, gone: u64, come: u64) {
-    if come > gone {
-        stat.increase(come - gone);
+/// Replaces `before` by `after` in a statistic, in one step so that the peak is right.
+fn change(stat: &mut Stat, before: u64, after: u64) {
+    if after > before {
+        stat.increase(after - before);
     } else {
-        stat.decrease(gone - come);
+        stat.decrease(before - after);
     }
 }

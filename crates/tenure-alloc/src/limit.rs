@@ -38,6 +38,7 @@ impl Limit {
         self.fraction.unwrap_or(1.0)
     }
 
+    /// Returns whether a memory fraction is set.
     pub(crate) fn is_set(&self) -> bool {
         self.fraction.is_some()
     }
@@ -58,8 +59,8 @@ impl Limit {
         if self.counts_overhead { backing.overhead_bytes() } else { 0 }
     }
 
-    /// Returns the same bytes for checks against the limit: 0 if all of the device may be held. The device itself is
-    /// the limit then, and asking for the overhead is slow.
+    /// Returns the same bytes for checks against the limit, but 0 if all of the device may be held: then the device
+    /// itself is the limit, and the query of the overhead, which is slow, is spared.
     pub(crate) fn overhead(&self, backing: &dyn Backing) -> u64 {
         if self.bytes() < self.total { self.counted_overhead(backing) } else { 0 }
     }

@@ -54,7 +54,7 @@ impl<R: Resource> Resource for Counted<R> {
             }
         })?;
         if block.address != 0 {
-            self.ledger.enter(request, block);
+            self.ledger.insert(request, block);
             self.statistics.lock().block_allocated(kind(block), request.tag, request.bytes, block.bytes);
         }
         Ok(block)

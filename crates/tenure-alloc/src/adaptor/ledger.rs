@@ -1,11 +1,12 @@
-//! The live blocks that an adaptor has seen.
+//! A record of the live blocks that were allocated through an adaptor.
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use crate::{Address, AllocError, Block, Request, Resource};
 
-/// The live blocks that an adaptor has seen allocated, by address: a free names nothing but the address.
+/// The live blocks that were allocated through an adaptor, by address. It looks up the request when a block is freed,
+/// since a free names only the address.
 #[derive(Default)]
 pub(super) struct Ledger {
     live: Mutex<FxHashMap<Address, LedgerEntry>>,
@@ -20,7 +21,7 @@ pub(super) struct LedgerEntry {
 
 impl Ledger {
     /// Enters a block, unless it is empty (address 0).
-    pub(super) fn enter(&self, request: Request, block: Block) {
+    pub(super) fn insert(&self, request: Request, block: Block) {
         if block.address != 0 {
             self.live.lock().insert(block.address, LedgerEntry { request, block });
         }
@@ -29,17 +30,17 @@ impl Ledger {
     /// Removes the block at `address`, if it was entered.
     ///
     /// Call it before the block is freed below, never after: by then another block may have the address.
-    pub(super) fn strike(&self, address: Address) -> Option<LedgerEntry> {
+    pub(super) fn remove(&self, address: Address) -> Option<LedgerEntry> {
         self.live.lock().remove(&address)
     }
 
     /// Removes the block at `address` and frees it below; enters it again if that fails.
     pub(super) fn free(&self, inner: &impl Resource, address: Address) -> Result<Option<LedgerEntry>, AllocError> {
-        let struck = self.strike(address);
-        match (inner.free(address), struck) {
-            (Ok(()), _) => Ok(struck),
+        let entry = self.remove(address);
+        match (inner.free(address), entry) {
+            (Ok(()), _) => Ok(entry),
             (Err(error), Some(LedgerEntry { request, block })) => {
-                self.enter(request, block);
+                self.insert(request, block);
                 Err(error)
             }
             (Err(error), None) => Err(error),

@@ -37,8 +37,11 @@ impl<R: Resource> Limited<R> {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Counts `bytes` more, if the limit allows; else returns the bytes in use.
-    fn claim(&self, bytes: u64) -> Result<(), u64> {
+    /// Counts `bytes` more as used.
+    ///
+    /// # Errors
+    /// The bytes in use, if the limit does not allow more.
+    fn reserve(&self, bytes: u64) -> Result<(), u64> {
         self.used
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
                 used.checked_add(bytes).filter(|&sum| sum <= self.limit)
@@ -46,7 +49,7 @@ impl<R: Resource> Limited<R> {
             .map(drop)
     }
 
-    fn give_back(&self, bytes: u64) {
+    fn unreserve(&self, bytes: u64) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
@@ -73,21 +76,21 @@ impl<R: Resource> Resource for Limited<R> {
     /// the resource below.
     fn allocate(&self, request: Request) -> Result<Block, AllocError> {
         let Request { bytes: requested, stream, .. } = request;
-        self.claim(requested).map_err(|used| self.out_of_memory(requested, stream, used))?;
-        let block = self.inner.allocate(request).inspect_err(|_| self.give_back(requested))?;
+        self.reserve(requested).map_err(|used| self.out_of_memory(requested, stream, used))?;
+        let block = self.inner.allocate(request).inspect_err(|_| self.unreserve(requested))?;
         // The size to which the resource below rounds is known only now.
-        if let Err(used) = self.claim(block.bytes - requested) {
+        if let Err(used) = self.reserve(block.bytes - requested) {
             self.inner.free(block.address)?;
-            self.give_back(requested);
+            self.unreserve(requested);
             return Err(self.out_of_memory(requested, stream, used - requested));
         }
-        self.ledger.enter(request, block);
+        self.ledger.insert(request, block);
         Ok(block)
     }
 
     fn free(&self, address: Address) -> Result<(), AllocError> {
         if let Some(freed) = self.ledger.free(&self.inner, address)? {
-            self.give_back(freed.block.bytes);
+            self.unreserve(freed.block.bytes);
         }
         Ok(())
     }

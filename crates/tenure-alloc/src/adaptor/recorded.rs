@@ -35,8 +35,8 @@ impl<R: Resource> Recorded<R> {
         self.history.record(|| HistoryEvent::new(action, address, bytes, stream).with_purpose(tag, key));
     }
 
-    fn enter(&self, request: Request, block: Block) {
-        self.ledger.enter(request, block);
+    fn record_allocation(&self, request: Request, block: Block) {
+        self.ledger.insert(request, block);
         self.record(HistoryAction::Alloc, block.address, request);
     }
 }
@@ -49,18 +49,18 @@ impl<R: Resource> Resource for Recorded<R> {
             }
         })?;
         if block.address != 0 && self.history.is_on() {
-            self.enter(request, block);
+            self.record_allocation(request, block);
         }
         Ok(block)
     }
 
     fn free(&self, address: Address) -> Result<(), AllocError> {
-        let Some(LedgerEntry { request, block }) = self.ledger.strike(address) else {
+        let Some(LedgerEntry { request, block }) = self.ledger.remove(address) else {
             return self.inner.free(address);
         };
         // Recorded before the free: after it, the next owner's allocation might be recorded first.
         self.record(HistoryAction::FreeRequested, address, request);
         self.record(HistoryAction::FreeCompleted, address, request);
-        self.inner.free(address).inspect_err(|_| self.enter(request, block))
+        self.inner.free(address).inspect_err(|_| self.record_allocation(request, block))
     }
 }

@@ -83,7 +83,7 @@ impl Block {
         }
     }
 
-    /// Returns whether it is only a part of a segment.
+    /// Returns whether it is only a part of its segment, because the segment was split.
     pub(super) fn is_split(&self) -> bool {
         self.prev.is_some() || self.next.is_some()
     }
@@ -93,6 +93,7 @@ impl Block {
 #[derive(Debug, Default)]
 pub(super) struct BlockTable {
     slots: Vec<Option<Block>>,
+    /// Slots without a block.
     vacant: Vec<BlockId>,
 }
 

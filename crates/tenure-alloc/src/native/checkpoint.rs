@@ -12,7 +12,7 @@ use crate::{Address, AllocError, PoolCheckpoint, PoolId, Request, Restored};
 impl Engine {
     pub(crate) fn checkpoint(&mut self, accounts: &mut Accounts, id: PoolId) -> Result<PoolCheckpoint, AllocError> {
         let owner = self.find_pool(id)?;
-        self.settle_pool(accounts, id, owner)?;
+        self.complete_pool_frees(accounts, id, owner)?;
         let live = self.blocks.iter().filter(|block| block.pool.owner == owner && block.state == BlockState::Allocated);
         let mut blocks: Vec<CheckpointBlock> = live
             .map(|block| {
@@ -35,7 +35,7 @@ impl Engine {
         if self.pools.pair(owner).uses == 0 || !self.can_hold(owner, &checkpoint.blocks) {
             return Err(AllocError::PoolChanged(id));
         }
-        self.settle_pool(accounts, id, owner)?;
+        self.complete_pool_frees(accounts, id, owner)?;
         let freed = self.live_blocks(id)?;
         self.await_users(id, &freed)?;
 
@@ -72,8 +72,8 @@ impl Engine {
         })
     }
 
-    /// Completes the frees in a pool, waiting for them on the host.
-    fn settle_pool(&mut self, accounts: &mut Accounts, id: PoolId, owner: usize) -> Result<(), AllocError> {
+    /// Makes every freed block of a pool free; waits on the host for the streams that use them.
+    fn complete_pool_frees(&mut self, accounts: &mut Accounts, id: PoolId, owner: usize) -> Result<(), AllocError> {
         self.finish_completed(accounts)?;
         if !self.blocks.iter().any(|block| block.pool.owner == owner && matches!(block.state, BlockState::Pending(_))) {
             return Ok(());

@@ -37,7 +37,7 @@ pub(crate) struct Engine {
     pub(super) returned: Vec<Returned>,
 }
 
-/// A request, its rounded bytes, and the pool that it goes to.
+/// A request, its rounded size in bytes, and the pool that serves it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) request: Request,
@@ -74,15 +74,15 @@ impl Engine {
         accounts: &mut Accounts,
         request: Request,
     ) -> Result<Option<crate::Block>, AllocError> {
-        let wanted = self.want(request)?;
+        let wanted = self.resolve(request)?;
         Ok(self.take_free(accounts, &wanted).map(|id| self.hand_out(accounts, &wanted, id)))
     }
 
     /// Allocates a block for `request` in new memory, or in memory that can still be reclaimed; returns `None` if there
     /// is none.
     pub(crate) fn allocate_new(locked: &mut impl Locked, request: Request) -> Result<Option<crate::Block>, AllocError> {
-        let wanted = locked.engine().0.want(request)?;
-        source::keeping_pool(locked, &wanted, |locked| Self::search(locked, wanted))
+        let wanted = locked.engine().0.resolve(request)?;
+        source::with_pool_kept(locked, &wanted, |locked| Self::search(locked, wanted))
     }
 
     /// Allocates a block for `request` in a new segment; returns `None` if memory is out.
@@ -90,14 +90,16 @@ impl Engine {
         locked: &mut impl Locked,
         request: Request,
     ) -> Result<Option<crate::Block>, AllocError> {
-        let wanted = locked.engine().0.want(request)?;
-        source::keeping_pool(locked, &wanted, |locked| {
+        let wanted = locked.engine().0.resolve(request)?;
+        source::with_pool_kept(locked, &wanted, |locked| {
             let added = Self::add_segment(locked, &wanted)?;
             let (engine, accounts) = locked.engine();
             Ok(added.map(|id| engine.hand_out(accounts, &wanted, id)))
         })
     }
 
+    /// Gets new memory for a request, step by step: a new segment, a private pool that lends its free blocks, oversize
+    /// segments and then all cached memory released first, and at last a segment of the request's own size.
     fn search(locked: &mut impl Locked, wanted: Wanted) -> Result<Option<crate::Block>, AllocError> {
         let (engine, accounts) = locked.engine();
         if engine.collects_garbage(accounts) {
@@ -126,13 +128,14 @@ impl Engine {
         Ok(found.map(|id| engine.hand_out(accounts, &wanted, id)))
     }
 
-    /// Allocates a free block for `request` from a private pool that is open to others.
+    /// Allocates a free block for `request` from a private pool that lends its free blocks: see
+    /// [`use_pool_on_oom`](crate::CachingAllocator::use_pool_on_oom).
     pub(crate) fn borrow(
         &mut self,
         accounts: &mut Accounts,
         request: Request,
     ) -> Result<Option<crate::Block>, AllocError> {
-        let wanted = self.want(request)?;
+        let wanted = self.resolve(request)?;
         Ok(self.take_from_private_pools(accounts, &wanted).map(|(wanted, id)| self.hand_out(accounts, &wanted, id)))
     }
 
@@ -198,12 +201,12 @@ impl Engine {
 
     pub(crate) fn record_stream(&mut self, address: Address, stream: StreamId) -> Result<(), AllocError> {
         let id = *self.live.get(&address).ok_or(AllocError::UnknownAddress(address))?;
-        let in_capture = self.captures.captures(stream);
+        let in_capture = self.captures.is_captured(stream);
         let block = &mut self.blocks[id];
         // Stream order protects uses on the block's own stream.
         if stream != block.stream {
-            match block.uses.iter_mut().find(|known| known.stream == stream) {
-                Some(known) => known.only_in_capture &= in_capture,
+            match block.uses.iter_mut().find(|used| used.stream == stream) {
+                Some(used) => used.only_in_capture &= in_capture,
                 None => block.uses.push(StreamUse { stream, only_in_capture: in_capture }),
             }
         }
@@ -259,7 +262,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns to its pool a freed block that every stream has passed, merged with its free neighbours.
+    /// Returns to its pool a freed block that no stream uses any more, merged with its free neighbours.
     pub(super) fn complete(&mut self, accounts: &mut Accounts, id: BlockId) {
         self.record_block(HistoryAction::FreeCompleted, id);
         let block = &mut self.blocks[id];
@@ -297,11 +300,13 @@ impl Engine {
         merged
     }
 
+    /// Adds a free block to its pool.
     pub(super) fn insert_free(&mut self, id: BlockId) {
         let block = &mut self.blocks[id];
         self.pools.get_mut(block.pool).insert_free(id, block);
     }
 
+    /// Removes a free block from its pool.
     pub(super) fn remove_free(&mut self, id: BlockId) {
         let block = &self.blocks[id];
         self.pools.get_mut(block.pool).remove_free(block);
@@ -326,13 +331,13 @@ impl Engine {
         if self.blocks[found].segment.is_some() {
             // A block that can grow counts as large as it can become.
             for next in fitting {
-                if self.blocks[found].segment.is_none() || self.reach(next) >= self.reach(found) {
+                if self.blocks[found].segment.is_none() || self.grown_bytes(next) >= self.grown_bytes(found) {
                     break;
                 }
                 found = next;
             }
         }
-        self.serves(wanted.bytes, self.blocks[found].bytes).then_some(found)
+        self.may_serve(wanted.bytes, self.blocks[found].bytes).then_some(found)
     }
 
     /// Makes a block that is in no set live, after splitting off the part that is not needed.
@@ -379,6 +384,7 @@ impl Engine {
         self.config.expandable_segments || self.pools.pair(wanted.pool.owner).is_expandable
     }
 
+    /// Returns whether `rest` bytes at the end of a block are split off as a free block of their own.
     fn should_split(&self, wanted: &Wanted, rest: u64) -> bool {
         if self.pools.pair(wanted.pool.owner).is_unsplit {
             false
@@ -391,26 +397,28 @@ impl Engine {
 
     /// Returns whether a block of `found` bytes may serve `bytes`. An oversize block serves only oversize requests, and
     /// only if they are less than 20 MiB smaller.
-    fn serves(&self, bytes: u64, found: u64) -> bool {
+    fn may_serve(&self, bytes: u64, found: u64) -> bool {
         match (self.config.is_oversize(bytes), self.config.is_oversize(found)) {
             (false, oversize) => !oversize,
             (true, _) => found < bytes + LARGE_SEGMENT,
         }
     }
 
-    /// Returns the bytes of a free block and of the unmapped range after it.
-    fn reach(&self, id: BlockId) -> u64 {
+    /// Returns the bytes that a free block would have if chunks were mapped in the unmapped range after it.
+    fn grown_bytes(&self, id: BlockId) -> u64 {
         let block = &self.blocks[id];
         let next = block.next.map(|next| &self.blocks[next]).filter(|next| next.state == BlockState::Unmapped);
         block.bytes + next.map_or(0, |next| next.bytes)
     }
 
-    fn want(&self, request: Request) -> Result<Wanted, AllocError> {
+    /// Rounds a request and finds the pool that serves it.
+    fn resolve(&self, request: Request) -> Result<Wanted, AllocError> {
         let bytes = self.config.round(request.bytes)?;
         let pool = PoolRef { owner: self.captures.owner_for(request.stream), kind: pool_kind(bytes) };
         Ok(Wanted { request, bytes, pool })
     }
 
+    /// Records an event of a segment.
     pub(super) fn record_segment(
         &self,
         action: HistoryAction,
@@ -423,6 +431,7 @@ impl Engine {
             .record(|| HistoryEvent::new(action, address, bytes, stream).in_pool(self.pools.pair(pool.owner).id));
     }
 
+    /// Records an event of a block.
     fn record_block(&self, action: HistoryAction, id: BlockId) {
         self.history.record(|| {
             let Block { address, requested, stream, pool, tag, key, .. } = self.blocks[id];

@@ -143,10 +143,10 @@ impl Engine {
         let result = self.on_segment(accounts, segment, pool, |segment, backing| {
             slots.clone().try_for_each(|slot| segment.vacate(backing, slot))
         });
-        let gone = self.segment(segment).unmapped_prefix(slots.clone()) as u64;
-        if gone > 0 {
+        let before = self.segment(segment).unmapped_prefix(slots.clone()) as u64;
+        if before > 0 {
             let first = self.segment(segment).address_of(slots.start);
-            self.mark_unmapped(accounts, id, first, gone * chunk_size(pool.kind));
+            self.mark_unmapped(accounts, id, first, before * chunk_size(pool.kind));
         }
         Ok(result?)
     }
@@ -265,7 +265,7 @@ impl Engine {
         self.segments[index].as_ref().expect("a segment outlives its blocks")
     }
 
-    /// Changes a segment, and counts the chunks that came or went, whether or not the change failed.
+    /// Changes a segment, and counts the chunks that were created or released, whether or not the change failed.
     fn on_segment(
         &mut self,
         accounts: &mut Accounts,

@@ -19,8 +19,8 @@ pub(super) struct PendingBlocks {
 }
 
 impl Engine {
-    /// Returns to their pools the freed blocks that every stream has passed. Queries nothing while a capture may be
-    /// underway.
+    /// Returns to their pools the freed blocks that no stream uses any more. Does nothing while a stream may be
+    /// captured, because a query would break the capture.
     #[inline]
     pub(crate) fn finish_completed(&mut self, accounts: &mut Accounts) -> Result<(), AllocError> {
         let nothing = self.pending.awaited.is_empty() && self.pending.deferred.is_empty();
@@ -30,22 +30,22 @@ impl Engine {
         self.finish(accounts, false)
     }
 
-    /// Waits until every stream has passed every freed block, and returns the blocks to their pools.
+    /// Waits on the host until no stream uses a freed block any more, and returns the blocks to their pools.
     pub(super) fn finish_all(&mut self, accounts: &mut Accounts) -> Result<(), AllocError> {
         accounts.statistics.num_sync_all_streams += 1;
         self.finish(accounts, true)
     }
 
-    /// Waits in the same way for the blocks of one pool.
+    /// Does the same for the blocks of one pool, given by index.
     pub(super) fn finish_all_of(&mut self, accounts: &mut Accounts, owner: usize) -> Result<(), AllocError> {
         accounts.statistics.num_sync_all_streams += 1;
-        self.settle_deferred(accounts)?;
+        self.start_deferred_waits(accounts)?;
         for stream in self.awaited_streams() {
             let mut at = 0;
             while let Some((mark, id)) = self.awaited(stream, at) {
                 if self.blocks[id].pool.owner == owner {
                     self.backing.synchronize(mark)?;
-                    self.passed(accounts, stream, at);
+                    self.remove_mark(accounts, stream, at);
                 } else {
                     at += 1;
                 }
@@ -54,8 +54,10 @@ impl Engine {
         Ok(())
     }
 
+    /// Returns freed blocks to their pools: all, after waiting for their streams on the host if `wait`, or else those
+    /// that no stream uses any more.
     pub(crate) fn finish(&mut self, accounts: &mut Accounts, wait: bool) -> Result<(), AllocError> {
-        self.settle_deferred(accounts)?;
+        self.start_deferred_waits(accounts)?;
         for stream in self.awaited_streams() {
             while let Some((mark, _)) = self.awaited(stream, 0) {
                 if wait {
@@ -63,14 +65,14 @@ impl Engine {
                 } else if !self.backing.completed(mark)? {
                     break;
                 }
-                self.passed(accounts, stream, 0);
+                self.remove_mark(accounts, stream, 0);
             }
         }
         Ok(())
     }
 
-    /// Makes `id` wait for every stream that used it and passes `filter`; returns how many. If it fails, nothing has
-    /// changed.
+    /// Records a mark on every stream that used the block and that `filter` accepts, so that the block waits for them.
+    /// Returns the number of marks. If it fails, nothing has changed.
     pub(super) fn await_streams(&mut self, id: BlockId, filter: fn(&StreamUse) -> bool) -> Result<u32, BackingError> {
         let uses = self.blocks[id].uses.iter().filter(|used| filter(used));
         let marks: Vec<Mark> = uses.map(|used| self.backing.record(used.stream)).collect::<Result<_, _>>()?;
@@ -84,7 +86,7 @@ impl Engine {
     /// Records the marks of blocks freed during a capture. Work put on a stream during the capture has not run, and the
     /// captured graph orders it by itself. So only streams recorded outside a capture are awaited. (PyTorch forgets
     /// streams that are recorded in both, and streams that are not captured while another is.)
-    fn settle_deferred(&mut self, accounts: &mut Accounts) -> Result<(), AllocError> {
+    fn start_deferred_waits(&mut self, accounts: &mut Accounts) -> Result<(), AllocError> {
         while let Some(&id) = self.pending.deferred.front() {
             let marks = self.await_streams(id, |used| !used.only_in_capture)?;
             self.pending.deferred.pop_front();
@@ -96,16 +98,19 @@ impl Engine {
         Ok(())
     }
 
+    /// Returns the streams with marks that freed blocks wait for.
     fn awaited_streams(&self) -> Vec<StreamId> {
         self.pending.awaited.keys().copied().collect()
     }
 
+    /// Returns a mark awaited on `stream` and its block, by the position in the stream's queue.
     fn awaited(&self, stream: StreamId, at: usize) -> Option<(Mark, BlockId)> {
         self.pending.awaited.get(&stream)?.get(at).copied()
     }
 
-    /// Notes that `stream` has passed a mark awaited on it; completes the block if that was its last mark.
-    fn passed(&mut self, accounts: &mut Accounts, stream: StreamId, at: usize) {
+    /// Removes a mark that `stream` has passed, by its position in the stream's queue. Makes the block free if it was
+    /// the block's last mark.
+    fn remove_mark(&mut self, accounts: &mut Accounts, stream: StreamId, at: usize) {
         let Some(queue) = self.pending.awaited.get_mut(&stream) else { return };
         let Some((_, id)) = queue.remove(at) else { return };
         if queue.is_empty() {

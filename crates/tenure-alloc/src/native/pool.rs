@@ -79,6 +79,7 @@ impl PoolPair {
 pub(super) struct Pools {
     pairs: Vec<PoolPair>,
     by_id: BTreeMap<PoolId, usize>,
+    /// Indices that no pair uses.
     vacant: BTreeSet<usize>,
 }
 

@@ -12,10 +12,10 @@ use super::source;
 use crate::accounts::Accounts;
 use crate::{Address, AllocError, PoolId, PoolKind, PoolSource, PoolUse, StreamFilter};
 
-/// The private pools that allocations go to.
+/// The private pools to which allocations on some streams go now.
 #[derive(Default)]
 pub(crate) struct Captures {
-    /// Pools being allocated to, by index, the latest last.
+    /// These pools, the one begun last at the end.
     underway: Vec<Underway>,
     /// The number of these pools that are used for captures.
     capturing: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Captures {
     overflow: Vec<usize>,
 }
 
-/// A private pool, by index, that allocations go to.
+/// A private pool, by index, to which allocations on the filter's streams go.
 struct Underway {
     owner: usize,
     purpose: PoolUse,
@@ -39,7 +39,7 @@ impl Captures {
     }
 
     /// Returns whether `stream` is captured.
-    pub(super) fn captures(&self, stream: StreamId) -> bool {
+    pub(super) fn is_captured(&self, stream: StreamId) -> bool {
         let mut captures = self.underway.iter().filter(|underway| underway.purpose == PoolUse::Capture);
         captures.any(|underway| (underway.filter)(stream))
     }
@@ -54,6 +54,7 @@ impl Captures {
         self.underway.len()
     }
 
+    /// Returns whether allocations on some stream go to a private pool, given by index.
     fn is_underway(&self, owner: usize) -> bool {
         self.underway.iter().any(|underway| underway.owner == owner)
     }
@@ -157,7 +158,7 @@ impl Engine {
         Ok(addresses)
     }
 
-    /// Takes a free block out of a private pool that is open to others; the block is then in no set.
+    /// Takes a free block out of a private pool that lends its free blocks; the block is then in no set.
     pub(super) fn take_from_private_pools(
         &mut self,
         accounts: &Accounts,
@@ -210,6 +211,7 @@ impl Engine {
         Ok(())
     }
 
+    /// Returns the index of the private pool `id`, or an error if it does not exist.
     pub(super) fn find_pool(&self, id: PoolId) -> Result<usize, AllocError> {
         self.pools.find(id).ok_or(AllocError::UnknownPool(id))
     }

@@ -25,6 +25,7 @@ impl Engine {
         }
     }
 
+    /// Makes a new segment of `bytes` bytes, as [`add_segment`](Self::add_segment) does.
     fn add_segment_of(locked: &mut impl Locked, bytes: u64, wanted: &Wanted) -> Result<Option<BlockId>, AllocError> {
         source::give_back(locked);
         let (engine, accounts) = locked.engine();
@@ -42,6 +43,7 @@ impl Engine {
         none_if_full(added.map(|address| engine.insert_segment(accounts, wanted, address, bytes)))
     }
 
+    /// Counts and records a new segment; returns its only block, which is in no set.
     fn insert_segment(&mut self, accounts: &mut Accounts, wanted: &Wanted, address: Address, bytes: u64) -> BlockId {
         let Wanted { request, pool, .. } = *wanted;
         self.made += 1;
@@ -57,11 +59,11 @@ impl Engine {
         id
     }
 
-    /// Changes the bytes that a pool holds by the bytes that go and those that come.
-    pub(super) fn change_reserved(&mut self, accounts: &mut Accounts, pool: PoolRef, gone: u64, come: u64) {
+    /// Updates the reserved bytes of a pool, of which `before` bytes become `after` bytes.
+    pub(super) fn change_reserved(&mut self, accounts: &mut Accounts, pool: PoolRef, before: u64, after: u64) {
         let pair = self.pools.pair_mut(pool.owner);
-        pair.reserved = pair.reserved + come - gone;
-        accounts.statistics.reserved_changed(pair.id, pool.kind, gone, come);
+        pair.reserved = pair.reserved + after - before;
+        accounts.statistics.reserved_changed(pair.id, pool.kind, before, after);
     }
 
     /// Returns whether a block is the whole of a segment that is not expandable.
@@ -90,6 +92,7 @@ impl Engine {
     }
 }
 
+/// Returns `None` for the backing's out-of-memory error.
 fn none_if_full(added: Result<BlockId, BackingError>) -> Result<Option<BlockId>, AllocError> {
     match added {
         Ok(id) => Ok(Some(id)),

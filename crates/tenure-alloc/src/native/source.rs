@@ -14,6 +14,7 @@ use crate::{Address, BackingError, PoolSource};
 
 /// An engine and its allocator's accounts, under a lock that can be released for a while.
 pub(crate) trait Locked {
+    /// Returns the engine and the accounts.
     fn engine(&mut self) -> (&mut Engine, &mut Accounts);
 
     /// Calls `call` with the lock released, and returns its result.
@@ -39,9 +40,9 @@ pub(super) struct Returned {
     pub(super) stream: StreamId,
 }
 
-/// Runs `search` for `wanted`, and keeps the pool from being removed while the search may release the lock. Afterwards
-/// sources get back the segments released on the way, whether or not the search succeeded.
-pub(super) fn keeping_pool<L: Locked, T>(locked: &mut L, wanted: &Wanted, search: impl FnOnce(&mut L) -> T) -> T {
+/// Runs `search` for `wanted`, and keeps the pool from being removed meanwhile: the search may release the lock. Then
+/// gives the segments that the search released back to their sources, whether or not it succeeded.
+pub(super) fn with_pool_kept<L: Locked, T>(locked: &mut L, wanted: &Wanted, search: impl FnOnce(&mut L) -> T) -> T {
     locked.engine().0.pools.pair_mut(wanted.pool.owner).searches += 1;
     let found = search(locked);
     give_back(locked);
@@ -57,7 +58,7 @@ pub(super) fn allocate(
     wanted: &Wanted,
 ) -> Result<Address, BackingError> {
     let stream = wanted.request.stream;
-    locked.unlocked(|| calling(|| source.allocate(bytes, stream)))
+    locked.unlocked(|| marked_as_calling(|| source.allocate(bytes, stream)))
 }
 
 /// Gives sources back their released segments.
@@ -65,12 +66,17 @@ pub(crate) fn give_back(locked: &mut impl Locked) {
     let returned = std::mem::take(&mut locked.engine().0.returned);
     if !returned.is_empty() {
         locked.unlocked(|| {
-            calling(|| returned.into_iter().for_each(|it| it.source.free(it.address, it.bytes, it.stream)))
+            marked_as_calling(|| {
+                returned
+                    .into_iter()
+                    .for_each(|segment| segment.source.free(segment.address, segment.bytes, segment.stream))
+            })
         });
     }
 }
 
 thread_local! {
+    /// Whether this thread is in a call of a source.
     static CALLING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -80,7 +86,8 @@ pub(super) fn is_calling() -> bool {
     CALLING.get()
 }
 
-fn calling<T>(call: impl FnOnce() -> T) -> T {
+/// Calls `call`, during which [`is_calling`] returns `true` on this thread.
+fn marked_as_calling<T>(call: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {
         fn drop(&mut self) {

@@ -27,14 +27,15 @@ pub trait RangeGate: Send + Sync {
 }
 
 /// A gate that was entered for a block. Leaves the gate when dropped.
-pub(super) struct Entered(Option<Arc<dyn RangeGate>>);
+pub(super) struct EnteredGate(Option<Arc<dyn RangeGate>>);
 
-impl Entered {
+impl EnteredGate {
     /// Enters the gate; returns `None` if the range may not be used.
     pub(super) fn new(gate: Arc<dyn RangeGate>) -> Result<Option<Self>, BackingError> {
         Ok(gate.enter()?.then(|| Self(Some(gate))))
     }
 
+    /// Returns whether this gate is `gate`.
     pub(super) fn is_of(&self, gate: &Arc<dyn RangeGate>) -> bool {
         self.0.as_ref().is_some_and(|entered| std::ptr::addr_eq(Arc::as_ptr(entered), Arc::as_ptr(gate)))
     }
@@ -45,7 +46,7 @@ impl Entered {
     }
 }
 
-impl Drop for Entered {
+impl Drop for EnteredGate {
     fn drop(&mut self) {
         if let Some(gate) = &self.0 {
             gate.leave();

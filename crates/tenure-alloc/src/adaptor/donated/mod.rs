@@ -16,14 +16,14 @@ use crate::{
     OutOfMemoryObserver, PoolCheckpoint, PoolId, PoolSource, PoolUse, Request, Resource, Restored, Snapshot,
     Statistics, StreamFilter, Tuning,
 };
-use gate::Entered;
+use gate::EnteredGate;
 pub use gate::RangeGate;
 pub use placement::{PlacedBlock, RangePlacement};
 use ranges::Ranges;
 
 /// An allocator that is given further memory for a while. Requests on the memory's stream are served from that memory
-/// first, as its [`RangePlacement`] says, and then by the allocator below. Without such memory an allocation costs one
-/// more load and branch.
+/// first, as its [`RangePlacement`] says, and then by the allocator below. While no memory is donated, the wrapper
+/// costs an allocation one load and branch.
 ///
 /// Streams that are captured into a private pool get no donated memory. Donated memory counts as reserved; its bytes
 /// are in the statistics and the snapshot of the whole. A peak of the whole is the sum of the peaks of both parts, an
@@ -173,7 +173,7 @@ impl DonatedRanges {
     /// Returns whether an address lies in a range.
     #[inline]
     pub fn contains(&self, address: Address) -> bool {
-        self.of(address).is_some()
+        self.lock_containing(address).is_some()
     }
 
     /// Allocates a block for the request, if a range of its stream serves it.
@@ -185,9 +185,10 @@ impl DonatedRanges {
         self.allocate_in_range(request)
     }
 
+    /// Allocates a block for the request in a range, and enters the range's gate for it.
     #[cold]
     fn allocate_in_range(&self, request: Request) -> Result<Option<Block>, AllocError> {
-        let mut entered: Option<Entered> = None;
+        let mut entered: Option<EnteredGate> = None;
         loop {
             let mut ranges = self.ranges.lock();
             let Some(place) = ranges.find(request, &*self.backing)? else { return Ok(None) };
@@ -196,13 +197,13 @@ impl DonatedRanges {
                 Some(gate) if entered.as_ref().is_none_or(|entered| !entered.is_of(&gate)) => {
                     drop(ranges);
                     drop(entered.take());
-                    entered = Entered::new(gate)?;
+                    entered = EnteredGate::new(gate)?;
                     if entered.is_none() {
                         return Ok(None);
                     }
                 }
                 gate => {
-                    let block = ranges.put(request, place);
+                    let block = ranges.place_block(request, place);
                     self.least.store(ranges.least(), Ordering::Release);
                     drop(ranges);
                     if let Some(entered) = entered.filter(|_| gate.is_some()) {
@@ -224,9 +225,9 @@ impl DonatedRanges {
         Ok(())
     }
 
-    /// Returns the locked ranges, if an address lies in one.
+    /// Locks the ranges and returns the guard, if an address lies in one of them.
     #[inline]
-    fn of(&self, address: Address) -> Option<MutexGuard<'_, Ranges>> {
+    fn lock_containing(&self, address: Address) -> Option<MutexGuard<'_, Ranges>> {
         if address < self.lowest.load(Ordering::Acquire) || address >= self.highest.load(Ordering::Acquire) {
             return None;
         }
@@ -245,7 +246,7 @@ impl<A: Resource> Resource for Donated<A> {
 
     #[inline]
     fn free(&self, address: Address) -> Result<(), AllocError> {
-        if let Some(ranges) = self.donated.of(address) {
+        if let Some(ranges) = self.donated.lock_containing(address) {
             return self.donated.free(ranges, address);
         }
         self.inner.free(address)
@@ -254,14 +255,14 @@ impl<A: Resource> Resource for Donated<A> {
 
 impl<A: CachingAllocator> CachingAllocator for Donated<A> {
     fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), AllocError> {
-        if let Some(mut ranges) = self.donated.of(address) {
+        if let Some(mut ranges) = self.donated.lock_containing(address) {
             return ranges.record_stream(address, stream);
         }
         self.inner.record_stream(address, stream)
     }
 
     fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
-        if let Some(mut ranges) = self.donated.of(address) {
+        if let Some(mut ranges) = self.donated.lock_containing(address) {
             return ranges.retag(address, tag, key);
         }
         self.inner.retag(address, tag, key)
@@ -269,7 +270,7 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
 
     /// Checks that a donated block is live, but records nothing: the history has no events of donated memory.
     fn annotate(&self, address: Address) -> Result<(), AllocError> {
-        if let Some(ranges) = self.donated.of(address) {
+        if let Some(ranges) = self.donated.lock_containing(address) {
             return ranges.live_bytes(address).map(|_| ()).ok_or(AllocError::UnknownAddress(address));
         }
         self.inner.annotate(address)
@@ -359,15 +360,15 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
 
     fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
         self.inner.end_pool(pool)?;
-        let told = self.donated.ranges.lock().end_pool(pool);
-        told.iter().for_each(|gate| gate.after_captures());
+        let gates = self.donated.ranges.lock().end_pool(pool);
+        gates.iter().for_each(|gate| gate.after_captures());
         Ok(())
     }
 
     fn set_pool_use(&self, pool: PoolId, purpose: PoolUse) {
         self.inner.set_pool_use(pool, purpose);
-        let told = self.donated.ranges.lock().set_pool_use(pool, purpose);
-        told.iter().for_each(|gate| gate.after_captures());
+        let gates = self.donated.ranges.lock().set_pool_use(pool, purpose);
+        gates.iter().for_each(|gate| gate.after_captures());
     }
 
     fn is_capturing(&self) -> bool {
@@ -408,7 +409,7 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
 
     /// Returns, for a donated block, the range that was given.
     fn extent(&self, address: Address) -> Option<(Address, u64)> {
-        if let Some(ranges) = self.donated.of(address) {
+        if let Some(ranges) = self.donated.lock_containing(address) {
             return ranges.extent(address);
         }
         self.inner.extent(address)
@@ -424,7 +425,7 @@ impl<A: CachingAllocator> CachingAllocator for Donated<A> {
     }
 
     fn block(&self, address: Address) -> Option<Block> {
-        if let Some(ranges) = self.donated.of(address) {
+        if let Some(ranges) = self.donated.lock_containing(address) {
             return ranges.live_bytes(address).map(|bytes| Block { address, bytes });
         }
         self.inner.block(address)

@@ -48,17 +48,19 @@ impl PlacedBlock {
     }
 }
 
-/// A placement and its progress.
+/// A [`RangePlacement`] and its progress.
 pub(super) enum Rule {
     BestFit,
     InOrder {
         /// Addresses and requested bytes in the order of allocation: live blocks, and freed ones that no later one
         /// overlaps.
         placed: Vec<(Address, u64)>,
+        /// Whether the range still serves requests.
         is_open: bool,
     },
     Recorded {
         requests: Vec<PlacedBlock>,
+        /// The number of requests served so far.
         served: usize,
     },
 }
@@ -90,6 +92,7 @@ impl Rule {
         }
     }
 
+    /// Returns the number of recorded requests that are not served yet.
     pub(super) fn outstanding(&self) -> usize {
         match self {
             Self::Recorded { requests, served } => requests.len() - served,
@@ -107,6 +110,7 @@ impl Rule {
         }
     }
 
+    /// Records that a block was placed at `address`.
     pub(super) fn note_allocated(&mut self, address: Address, requested: u64) {
         match self {
             Self::InOrder { placed, .. } => {

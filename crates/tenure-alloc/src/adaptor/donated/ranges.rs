@@ -20,7 +20,7 @@ pub(super) struct Ranges {
     ranges: BTreeMap<Address, DonatedRange>,
     /// Every piece, by address. The pieces cover the ranges without a gap, and none spans two ranges.
     pieces: BTreeMap<Address, RangePiece>,
-    /// The free pieces of the best-fit ranges.
+    /// The free pieces of the best-fit ranges: (stream, bytes, address).
     free: BTreeSet<(StreamId, u64, Address)>,
     /// Freed pieces that other streams may still use.
     pending: Vec<PendingPiece>,
@@ -29,6 +29,7 @@ pub(super) struct Ranges {
     statistics: Statistics,
 }
 
+/// A range given to the allocator.
 struct DonatedRange {
     bytes: u64,
     stream: StreamId,
@@ -44,6 +45,7 @@ pub(super) struct DonatedPlace {
     bytes: u64,
 }
 
+/// A part of a range: a block, or free memory.
 struct RangePiece {
     bytes: u64,
     state: PieceState,
@@ -51,18 +53,28 @@ struct RangePiece {
 
 enum PieceState {
     Free,
-    Live { request: Request, users: SmallVec<[StreamId; 1]> },
-    Pending { request: Request },
+    /// In use, also by the streams `users` other than its own.
+    Live {
+        request: Request,
+        users: SmallVec<[StreamId; 1]>,
+    },
+    /// Freed, but other streams may still use it.
+    Pending {
+        request: Request,
+    },
 }
 
+/// A freed piece that other streams may still use.
 struct PendingPiece {
     address: Address,
-    /// Streams to be passed that have no mark yet: a mark can be recorded only outside captures.
+    /// Streams that may use it and have no mark yet: a mark can be recorded only outside captures.
     users: SmallVec<[StreamId; 1]>,
+    /// The marks after which no stream uses it.
     marks: SmallVec<[Mark; 1]>,
 }
 
 impl Ranges {
+    /// Adds a range: see [`DonatedRanges::insert`](super::DonatedRanges::insert).
     pub(super) fn insert(
         &mut self,
         address: Address,
@@ -86,7 +98,7 @@ impl Ranges {
             return refuse("it overlaps a range given before: clear that first");
         }
         if let RangePlacement::Recorded(requests) = &placement
-            && !lie_apart(requests, bytes)
+            && !are_disjoint_within(requests, bytes)
         {
             return refuse("what is recorded must lie in it, each block apart from the others");
         }
@@ -94,7 +106,7 @@ impl Ranges {
             return refuse("one range of a stream takes every request: close or clear that first");
         }
         self.ranges.insert(address, DonatedRange { bytes, stream, rule: Rule::new(placement), gate });
-        self.put_free(address, bytes);
+        self.insert_free(address, bytes);
         for pool in self.statistics.both(PoolKind::Large) {
             pool.reserved_bytes.increase(bytes);
             pool.segment.increase(1);
@@ -102,8 +114,9 @@ impl Ranges {
         Ok(())
     }
 
+    /// Removes a range: see [`DonatedRanges::clear`](super::DonatedRanges::clear).
     pub(super) fn clear(&mut self, address: Address, backing: &dyn Backing) -> Result<(), AllocError> {
-        self.settle(backing, Some(address))?;
+        self.complete_frees(backing, Some(address))?;
         let range = self.ranges.get(&address).ok_or(AllocError::UnknownAddress(address))?;
         let bytes = range.bytes;
         let stream = range.stream;
@@ -112,7 +125,7 @@ impl Ranges {
         if blocks > 0 {
             return Err(AllocError::StillInUse { bytes: used, blocks, stream });
         }
-        self.take_free(address);
+        self.remove_free(address);
         self.ranges.remove(&address);
         for pool in self.statistics.both(PoolKind::Large) {
             pool.reserved_bytes.decrease(bytes);
@@ -174,11 +187,11 @@ impl Ranges {
         if self.pools.iter().any(|(.., filter)| filter(stream)) {
             return Ok(None);
         }
-        self.settle(backing, None)?;
+        self.complete_frees(backing, None)?;
         let Some(bytes) = request.bytes.checked_next_multiple_of(GRANULE) else { return Ok(None) };
-        let taking = self.ranges.iter().find(|(_, range)| range.takes_all_of(stream)).map(|(&start, _)| start);
-        let found = match taking {
-            Some(start) => Some(self.place(start, request.bytes, bytes)?),
+        let exclusive = self.ranges.iter().find(|(_, range)| range.takes_all_of(stream)).map(|(&start, _)| start);
+        let found = match exclusive {
+            Some(start) => Some(self.place_in_range(start, request.bytes, bytes)?),
             None if request.bytes < Rule::BestFit.least() => None,
             None => self.best_fit(stream, bytes),
         };
@@ -191,12 +204,16 @@ impl Ranges {
     }
 
     /// Places the request's block where [`find`](Self::find) has just found room.
-    pub(super) fn put(&mut self, request: Request, DonatedPlace { piece, address, bytes }: DonatedPlace) -> Block {
-        let whole = self.take_free(piece);
-        let behind = piece + whole - (address + bytes);
-        for (address, bytes) in [(piece, address - piece), (address + bytes, behind)] {
+    pub(super) fn place_block(
+        &mut self,
+        request: Request,
+        DonatedPlace { piece, address, bytes }: DonatedPlace,
+    ) -> Block {
+        let whole = self.remove_free(piece);
+        let after = piece + whole - (address + bytes);
+        for (address, bytes) in [(piece, address - piece), (address + bytes, after)] {
             if bytes > 0 {
-                self.put_free(address, bytes);
+                self.insert_free(address, bytes);
             }
         }
         let state = PieceState::Live { request, users: SmallVec::new() };
@@ -214,8 +231,9 @@ impl Ranges {
         (owner == stream).then_some((address, address))
     }
 
-    /// Returns the free piece of the range at `start` that the request goes in, and its place in it.
-    fn place(&self, start: Address, requested: u64, bytes: u64) -> Result<(Address, Address), AllocError> {
+    /// Returns the place for a request in the range at `start`, which is filled in order or by a record: the free piece
+    /// that contains the place, and its first address.
+    fn place_in_range(&self, start: Address, requested: u64, bytes: u64) -> Result<(Address, Address), AllocError> {
         let range = &self.ranges[&start];
         let recorded = range.rule.recorded(requested)?.map(|offset| start + offset);
         let free = self.pieces.range(start..start + range.bytes).filter(|(_, piece)| piece.is_free());
@@ -287,7 +305,7 @@ impl Ranges {
     pub(super) fn end_pool(&mut self, pool: PoolId) -> Vec<Arc<dyn RangeGate>> {
         let was_capturing = self.is_capturing();
         if let Some(at) = self.pools.iter().rposition(|(id, ..)| *id == pool) {
-            drop(self.pools.remove(at));
+            self.pools.remove(at);
         }
         self.gates_after_captures(was_capturing)
     }
@@ -295,17 +313,19 @@ impl Ranges {
     /// Changes the use of a pool. Returns the same gates as [`end_pool`](Self::end_pool).
     pub(super) fn set_pool_use(&mut self, pool: PoolId, purpose: PoolUse) -> Vec<Arc<dyn RangeGate>> {
         let was_capturing = self.is_capturing();
-        if let Some((_, known, _)) = self.pools.iter_mut().rfind(|(id, ..)| *id == pool) {
-            *known = purpose;
+        if let Some((_, current, _)) = self.pools.iter_mut().rfind(|(id, ..)| *id == pool) {
+            *current = purpose;
         }
         self.gates_after_captures(was_capturing)
     }
 
+    /// Returns the gates of all ranges if the last capture has just ended, else none.
     fn gates_after_captures(&self, was_capturing: bool) -> Vec<Arc<dyn RangeGate>> {
         let is_over = was_capturing && !self.is_capturing();
         self.ranges.values().filter(|_| is_over).filter_map(|range| range.gate.clone()).collect()
     }
 
+    /// Returns whether a stream is captured, so that the device cannot be waited for.
     pub(super) fn is_capturing(&self) -> bool {
         self.pools.iter().any(|(_, purpose, _)| *purpose == PoolUse::Capture)
     }
@@ -340,17 +360,17 @@ impl Ranges {
             is_expandable: false,
             is_external: true,
             context: None,
-            blocks: self.pieces.range(address..address + range.bytes).map(|(&at, piece)| piece.shown(at)).collect(),
+            blocks: self.pieces.range(address..address + range.bytes).map(|(&at, piece)| piece.describe(at)).collect(),
         })
     }
 
-    /// Completes the frees that every stream has passed, and waits for those in the range at `awaited`, if given.
-    /// During a capture it does neither. If it is not waited for, a piece whose marks cannot be queried stays pending:
-    /// that failure is no reason to refuse another request.
+    /// Makes the freed pieces free that no stream uses any more. For pieces in the range at `awaited`, if given, waits
+    /// for the streams on the host. Does nothing during a capture. A piece that is not waited for and whose marks
+    /// cannot be queried stays pending: that failure is no reason to refuse another request.
     ///
     /// # Errors
     /// The backing fails for a piece that is waited for.
-    fn settle(&mut self, backing: &dyn Backing, awaited: Option<Address>) -> Result<(), BackingError> {
+    fn complete_frees(&mut self, backing: &dyn Backing, awaited: Option<Address>) -> Result<(), BackingError> {
         if self.is_capturing() {
             return Ok(());
         }
@@ -380,25 +400,26 @@ impl Ranges {
         }
         let mut address = address;
         let mut bytes = piece.bytes;
-        let behind = address + bytes;
-        if behind < end && self.pieces.get(&behind).is_some_and(RangePiece::is_free) {
-            bytes += self.take_free(behind);
+        let after = address + bytes;
+        if after < end && self.pieces.get(&after).is_some_and(RangePiece::is_free) {
+            bytes += self.remove_free(after);
         }
         let before = self.pieces.range(start..address).next_back();
         if let Some(before) = before.filter(|(_, piece)| piece.is_free()).map(|(&before, _)| before) {
-            bytes += self.take_free(before);
+            bytes += self.remove_free(before);
             address = before;
         }
-        self.put_free(address, bytes);
+        self.insert_free(address, bytes);
     }
 
-    fn put_free(&mut self, address: Address, bytes: u64) {
+    /// Adds a free piece.
+    fn insert_free(&mut self, address: Address, bytes: u64) {
         self.pieces.insert(address, RangePiece { bytes, state: PieceState::Free });
         self.free.extend(self.best_fit_stream(address).map(|stream| (stream, bytes, address)));
     }
 
     /// Removes a free piece; returns its bytes.
-    fn take_free(&mut self, address: Address) -> u64 {
+    fn remove_free(&mut self, address: Address) -> u64 {
         let bytes = self.pieces.remove(&address).map_or(0, |piece| piece.bytes);
         if let Some(stream) = self.best_fit_stream(address) {
             self.free.remove(&(stream, bytes, address));
@@ -412,6 +433,7 @@ impl Ranges {
         matches!(range.rule, Rule::BestFit).then_some(range.stream)
     }
 
+    /// Returns the range that an address lies in, and its first address.
     fn range_of(&self, address: Address) -> Option<(&Address, &DonatedRange)> {
         self.ranges.range(..=address).next_back().filter(|(start, range)| address < **start + range.bytes)
     }
@@ -425,7 +447,7 @@ impl DonatedRange {
 }
 
 /// Returns whether the blocks lie in a range of `bytes` bytes and do not overlap.
-fn lie_apart(blocks: &[PlacedBlock], bytes: u64) -> bool {
+fn are_disjoint_within(blocks: &[PlacedBlock], bytes: u64) -> bool {
     let end = |block: &PlacedBlock| block.offset.checked_add(block.bytes.checked_next_multiple_of(GRANULE)?);
     let mut sorted: Vec<&PlacedBlock> = blocks.iter().collect();
     sorted.sort_unstable_by_key(|block| block.offset);
@@ -440,7 +462,7 @@ impl RangePiece {
         matches!(self.state, PieceState::Free)
     }
 
-    fn shown(&self, address: Address) -> SnapshotBlock {
+    fn describe(&self, address: Address) -> SnapshotBlock {
         let bytes = self.bytes;
         let (state, request) = match &self.state {
             PieceState::Free => (SnapshotState::Inactive, None),
@@ -454,7 +476,7 @@ impl RangePiece {
 }
 
 impl PendingPiece {
-    /// Records a mark on every stream to be passed.
+    /// Records a mark on every stream that may use the piece and has none.
     fn record(&mut self, backing: &dyn Backing) -> Result<(), BackingError> {
         while let Some(&user) = self.users.last() {
             self.marks.push(backing.record(user)?);
@@ -463,7 +485,7 @@ impl PendingPiece {
         Ok(())
     }
 
-    /// Returns whether every stream has passed; waits on the host if `waits`.
+    /// Returns whether no stream uses the piece any more; if `waits`, waits for the streams on the host.
     fn is_passed(&mut self, backing: &dyn Backing, waits: bool) -> Result<bool, BackingError> {
         self.record(backing)?;
         while let Some(&mark) = self.marks.last() {
