@@ -237,8 +237,8 @@ struct Excess {
     end: Vec<Vec<usize>>,
     /// Bytes of the existing items, minus the capacity.
     bytes: f64,
-    /// The number of existing items for each value of [`IdleTensor::moved`], keyed by its bits. No value is negative, so
-    /// the bits sort like the values.
+    /// The number of existing items for each value of [`IdleTensor::moved`], keyed by its bits. No value is negative,
+    /// so the bits sort like the values.
     moved: BTreeMap<u64, usize>,
     /// Sums of bytes and costs of the existing items, as a Fenwick tree: entry i covers the last items before i, as
     /// many as the lowest set bit of i.

@@ -28,7 +28,8 @@ impl FixedPlacement {
             for tensor in order {
                 let Some(life) = problem.lifetime(tensor).filter(|_| places[tensor].is_none()) else { continue };
                 let bytes = problem.tensors()[tensor].bytes;
-                places[tensor] = tiers.iter_mut().find_map(|room| room.holds(life.clone(), bytes).then_some(room.tier));
+                places[tensor] =
+                    tiers.iter_mut().find_map(|room| room.try_reserve(life.clone(), bytes).then_some(room.tier));
             }
         };
         fill(&mut order.iter().copied(), &mut [TierRoom::new(0, Some(capacity_bytes), kernels)]);
@@ -80,7 +81,7 @@ impl TierRoom {
     }
 
     /// Takes `bytes` during `kernels` if there is room. Returns whether there was.
-    fn holds(&mut self, kernels: RangeInclusive<usize>, bytes: u64) -> bool {
+    fn try_reserve(&mut self, kernels: RangeInclusive<usize>, bytes: u64) -> bool {
         let Some(capacity) = self.capacity else { return true };
         let used = &mut self.used[kernels];
         let fits = capacity.checked_sub(bytes).is_some_and(|most| used.iter().all(|used| *used <= most));

@@ -59,7 +59,7 @@ pub enum Cause {
     Room(usize),
 }
 
-/// Plays a plan against a problem.
+/// Simulates an iteration of a problem by a plan.
 ///
 /// # Errors
 /// An error if the plan is not valid: an index is out of range, no link leads to the target of a move, a kernel needs a
@@ -69,9 +69,12 @@ pub fn simulate(problem: &Problem, plan: &Plan) -> Result<Outcome, PlanError> {
     Simulation::new(problem, plan)?.run()
 }
 
+/// The state of a tensor.
 #[derive(Clone, Copy, PartialEq)]
 enum TensorState {
+    /// Not created yet.
     Unallocated,
+    /// In this tier.
     At(usize),
     /// Dropped, or never needed again.
     Freed,
@@ -81,6 +84,7 @@ enum TensorState {
 #[derive(Clone, Copy)]
 struct Transfer {
     tensor: usize,
+    /// The bytes that have not arrived yet.
     left_bytes: f64,
 }
 
@@ -101,6 +105,7 @@ struct TierAccesses {
     times: u64,
 }
 
+/// The state of a simulation.
 struct Simulation<'a> {
     problem: &'a Problem,
     places: &'a [usize],
@@ -109,28 +114,32 @@ struct Simulation<'a> {
     drops: Vec<usize>,
     /// The link that carries each tensor.
     on_link: Vec<Option<usize>>,
+    /// Bytes in each tier, with those of tensors on their way to it.
     used_bytes: Vec<u64>,
     /// Pending moves on each link.
     pending_moves: Vec<VecDeque<PendingMove>>,
     /// Pending and running moves of tensors that always exist.
     persistent_moves: usize,
+    /// The running transfer on each link.
     active: Vec<Option<Transfer>>,
-    /// The recomputations before each kernel, and the drops after it: (tensor, tier).
+    /// The recomputations before each kernel: (tensor, tier).
     recomputed: Vec<Vec<(usize, usize)>>,
+    /// The tensors dropped after each kernel.
     dropped: Vec<Vec<usize>>,
     /// Tensors whose lifetime begins with each kernel, and those whose lifetime ends with it.
     allocated_by: Vec<Vec<usize>>,
     freed_by: Vec<Vec<usize>>,
     /// The number of kernels that have begun.
     started_kernels: usize,
-    /// The number of kernels and recomputations that have begun.
+    /// The number of executions (of kernels and recomputations) that have begun.
     executions: usize,
-    /// Whether the last of these is running. Tensors that it uses do not leave their tier before it has ended.
+    /// Whether the last execution is running. Tensors that it uses do not leave their tier before it has ended.
     is_running: bool,
-    /// For each tensor, the value of `runs` at its last use or write.
+    /// For each tensor, the value of `executions` at its last use.
     last_use: Vec<usize>,
+    /// For each tensor, the value of `executions` at its last write.
     last_write: Vec<usize>,
-    /// The reads and writes of the last run in each tier.
+    /// The reads and the writes of the last execution in each tier.
     reads: Vec<TierAccesses>,
     writes: Vec<TierAccesses>,
     now: f64,
@@ -249,6 +258,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
+    /// Runs all kernels, and returns the outcome.
     fn run(mut self) -> Result<Outcome, PlanError> {
         let problem = self.problem;
         for (number, kernel) in problem.kernels().iter().enumerate() {
@@ -299,6 +309,7 @@ impl<'a> Simulation<'a> {
         self.advance(0.0);
     }
 
+    /// Begins an execution: counts its accesses in each tier, and records its uses of tensors.
     fn count_accesses(&mut self, kernel: &ProblemKernel) {
         self.executions += 1;
         for (list, all) in [(&kernel.reads, &mut self.reads), (&kernel.writes, &mut self.writes)] {
@@ -339,7 +350,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Lets time pass until no obstacle is left.
+    /// Lets time pass until `obstacle` finds none, and records the wait as a stall of `kernel`.
     fn wait_for(
         &mut self,
         kernel: usize,
@@ -363,7 +374,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Returns the reason why a kernel cannot begin now.
+    /// Returns the cause for which a kernel cannot begin now, or `None` if it can.
     fn start_obstacle(&self, number: usize, kernel: &ProblemKernel) -> Result<Option<Cause>, PlanError> {
         for access in kernel.accesses() {
             let life = self.problem.lifetime(access.tensor);
@@ -393,7 +404,7 @@ impl<'a> Simulation<'a> {
         Ok((0..needed.len()).find(|tier| !self.has_room(*tier, needed[*tier])).map(Cause::Room))
     }
 
-    /// Returns what a kernel must wait for before it can access a tensor.
+    /// Returns the cause for which a kernel cannot access a tensor now, or `None` if it can.
     fn reach_obstacle(&self, tensor: usize, kernel: usize) -> Result<Option<Cause>, PlanError> {
         match self.states[tensor] {
             TensorState::At(tier) if self.problem.tiers()[tier].is_reachable => Ok(None),
@@ -402,6 +413,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
+    /// Returns whether a tier has room for `bytes` more bytes.
     fn has_room(&self, tier: usize, bytes: u64) -> bool {
         self.problem.tiers()[tier].capacity.is_none_or(|capacity| self.used_bytes[tier] + bytes <= capacity)
     }
@@ -492,6 +504,7 @@ impl<'a> Simulation<'a> {
         links[number].bandwidth as f64 / users as f64
     }
 
+    /// Returns whether a transfer on a link has bytes left to move.
     fn is_moving(&self, link: usize) -> bool {
         self.active[link].is_some_and(|transfer| !transfer.has_arrived())
     }
@@ -526,7 +539,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Returns whether the current run uses the tensor, whose last use is in `last`.
+    /// Returns whether the current execution uses the tensor. `last` has the last use, or the last write, of each
+    /// tensor.
     fn is_used_now(&self, last: &[usize], tensor: usize) -> bool {
         self.is_running && last[tensor] == self.executions
     }
@@ -558,7 +572,7 @@ impl<'a> Simulation<'a> {
                     break;
                 }
                 match self.states[tensor] {
-                    // It was given up before it moved, or is not there at all.
+                    // It was dropped before it moved, or does not exist: the move is left out.
                     _ if drops < self.drops[tensor] => _ = self.pending_moves[link].pop_front(),
                     TensorState::Freed | TensorState::Unallocated => _ = self.pending_moves[link].pop_front(),
                     TensorState::At(tier)

@@ -143,10 +143,10 @@ impl Engine {
         let result = self.on_segment(accounts, segment, pool, |segment, backing| {
             slots.clone().try_for_each(|slot| segment.vacate(backing, slot))
         });
-        let before = self.segment(segment).unmapped_prefix(slots.clone()) as u64;
-        if before > 0 {
+        let unmapped = self.segment(segment).unmapped_prefix(slots.clone()) as u64;
+        if unmapped > 0 {
             let first = self.segment(segment).address_of(slots.start);
-            self.mark_unmapped(accounts, id, first, before * chunk_size(pool.kind));
+            self.mark_unmapped(accounts, id, first, unmapped * chunk_size(pool.kind));
         }
         Ok(result?)
     }

@@ -67,9 +67,9 @@ pub(crate) fn give_back(locked: &mut impl Locked) {
     if !returned.is_empty() {
         locked.unlocked(|| {
             marked_as_calling(|| {
-                returned
-                    .into_iter()
-                    .for_each(|segment| segment.source.free(segment.address, segment.bytes, segment.stream))
+                for Returned { source, address, bytes, stream } in returned {
+                    source.free(address, bytes, stream);
+                }
             })
         });
     }

@@ -41,7 +41,13 @@ impl<'a> Condensed<'a> {
         (WORK / size).clamp(100, 4000)
     }
 
-    fn ask(&self, problem: &Problem, options: &PlannerOptions, watch: &mut Watch<'_>) -> Result<Planned, PlannerError> {
+    /// Asks the planner for a plan of `problem`, with a limit on the plans to try.
+    fn plan_with_limit(
+        &self,
+        problem: &Problem,
+        options: &PlannerOptions,
+        watch: &mut Watch<'_>,
+    ) -> Result<Planned, PlannerError> {
         let evaluations = options.evaluations.or_else(|| Some(Self::evaluations(problem)));
         self.planner.plan(problem, &PlannerOptions { evaluations, ..*options }, watch)
     }
@@ -61,7 +67,7 @@ impl Planner for Condensed<'_> {
         if problem.kernels().len() > self.most_kernels
             && let Some(groups) = Groups::of(problem, self.most_kernels)
             && let Some(condensed) = groups.condense(problem)
-            && let Ok(planned) = self.ask(&condensed, options, watch)
+            && let Ok(planned) = self.plan_with_limit(&condensed, options, watch)
         {
             // A tensor that returns early in a group may take the room of a later kernel of the group: try a plan with
             // late returns too.
@@ -70,7 +76,7 @@ impl Planner for Condensed<'_> {
                 return Ok(Planned { plan, ..planned });
             }
         }
-        self.ask(problem, options, watch)
+        self.plan_with_limit(problem, options, watch)
     }
 }
 
@@ -99,16 +105,16 @@ impl Groups {
         let mut groups = Self { kernels: Vec::new(), tensors, numbers };
         let most_ns = problem.kernels_ns() / most.max(1) as u64 * 2;
         let most_bytes =
-            problem.kernels().iter().map(|kernel| GroupRoom::default().with(problem, &groups, kernel)).max()?;
+            problem.kernels().iter().map(|kernel| GroupRoom::default().add(problem, &groups, kernel)).max()?;
         let mut begin = 0;
         let mut time_ns = 0;
         let mut room = GroupRoom::default();
         for (number, kernel) in problem.kernels().iter().enumerate() {
-            let is_too_much = time_ns + kernel.time_ns > most_ns || room.with(problem, &groups, kernel) > most_bytes;
+            let is_too_much = time_ns + kernel.time_ns > most_ns || room.add(problem, &groups, kernel) > most_bytes;
             if is_too_much && number > begin {
                 groups.kernels.push(begin..number);
                 (begin, time_ns, room) = (number, 0, GroupRoom::default());
-                room.with(problem, &groups, kernel);
+                room.add(problem, &groups, kernel);
             }
             time_ns += kernel.time_ns;
             if kernel.writes.iter().any(|access| groups.numbers[access.tensor].is_some()) {
@@ -138,7 +144,7 @@ impl Groups {
             let name = problem.kernels()[kernels.start].name.clone();
             let mut merged = ProblemKernel { name, time_ns: 0, reads: Vec::new(), writes: Vec::new() };
             for kernel in &problem.kernels()[kernels.clone()] {
-                room.with(problem, self, kernel);
+                room.add(problem, self, kernel);
                 merged.time_ns += kernel.time_ns;
                 merged.reads.extend(self.accesses(&kernel.reads));
                 merged.writes.extend(self.accesses(&kernel.writes));
@@ -204,7 +210,7 @@ fn is_workspace(problem: &Problem, tensor: usize) -> bool {
     problem.tensors()[tensor].tag == Tag::Workspace && life.is_some_and(|life| life.start() == life.end())
 }
 
-/// The room that kernels of a group need in the first tier.
+/// The room that the kernels of a group need in the first tier: all their tensors, and the largest of their workspaces.
 #[derive(Default)]
 struct GroupRoom {
     tensors: FxHashSet<usize>,
@@ -214,7 +220,7 @@ struct GroupRoom {
 
 impl GroupRoom {
     /// Adds a kernel. Returns the bytes of all kernels added so far.
-    fn with(&mut self, problem: &Problem, groups: &Groups, kernel: &ProblemKernel) -> u64 {
+    fn add(&mut self, problem: &Problem, groups: &Groups, kernel: &ProblemKernel) -> u64 {
         let mut workspace_bytes = 0;
         for ProblemAccess { tensor, .. } in kernel.accesses() {
             let bytes = problem.tensors()[*tensor].bytes;

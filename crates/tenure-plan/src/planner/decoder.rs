@@ -61,23 +61,25 @@ pub struct Decoder<'a> {
     /// The kernels that need each tensor, in their order. A tensor that always exists is needed at both ends of the
     /// iteration or at neither.
     pub(super) uses: Vec<Vec<usize>>,
-    /// For each tensor, the tensors that can be recomputed from it and come after it.
-    made_of: Vec<Vec<usize>>,
+    /// For each tensor, the tensors that can be recomputed from it and are first used after it.
+    recomputed_from: Vec<Vec<usize>>,
     /// The tiers that tensors move away to; each tensor takes the first with room.
-    pub(super) aways: Vec<Away>,
+    pub(super) away_tiers: Vec<AwayTier>,
     /// The tiers other than the first that kernels reach.
-    pub(super) slows: Vec<usize>,
-    /// The nanoseconds by which kernels take longer if a tensor is in the first of `slows`.
+    pub(super) slow_tiers: Vec<usize>,
+    /// The nanoseconds by which kernels take longer if a tensor is in the first of `slow_tiers`.
     slower_ns: Vec<f64>,
-    /// Whether tensors may move or be recomputed.
-    pub(super) changes: bool,
+    /// Whether plans may have steps: tensors may move or be recomputed.
+    pub(super) allows_steps: bool,
 }
 
 /// A tier other than the first, with the links there and back.
 #[derive(Clone, Copy)]
-pub(super) struct Away {
+pub(super) struct AwayTier {
     pub(super) tier: usize,
+    /// The link from the first tier to this one.
     pub(super) out: usize,
+    /// The link from this tier to the first.
     pub(super) back: usize,
 }
 
@@ -85,27 +87,35 @@ pub(super) struct Away {
 /// the beginning of the next: then `to` comes before `from`.
 #[derive(Clone, Copy)]
 pub(super) struct Gap {
+    /// Its first kernel.
     pub(super) from: usize,
+    /// The kernel after its last.
     pub(super) to: usize,
 }
 
 impl Gap {
-    /// Returns whether it contains a kernel.
+    /// Returns whether it is a gap between kernels of one iteration with at least one kernel in it.
     fn is_wide(self) -> bool {
         self.to > self.from
     }
 
-    pub(super) fn is_around(self) -> bool {
+    /// Returns whether it reaches from the end of an iteration into the beginning of the next.
+    pub(super) fn wraps_around(self) -> bool {
         self.to < self.from
     }
 
     /// Returns the gap as ranges of kernels, out of `all` kernels.
     pub(super) fn kernels(self, all: usize) -> [Range<usize>; 2] {
-        if self.is_around() { [self.from..all, 0..self.to] } else { [self.from..self.to, 0..0] }
+        if self.wraps_around() { [self.from..all, 0..self.to] } else { [self.from..self.to, 0..0] }
     }
 
-    pub(super) fn has(self, kernel: usize) -> bool {
-        if self.is_around() { kernel >= self.from || kernel < self.to } else { (self.from..self.to).contains(&kernel) }
+    /// Returns whether a kernel lies in the gap.
+    pub(super) fn contains(self, kernel: usize) -> bool {
+        if self.wraps_around() {
+            kernel >= self.from || kernel < self.to
+        } else {
+            (self.from..self.to).contains(&kernel)
+        }
     }
 }
 
@@ -113,9 +123,9 @@ impl<'a> Decoder<'a> {
     /// Makes a decoder for a problem that has tiers. If the objective is the score, tensors stay where they are.
     pub fn new(problem: &'a Problem, objective: Objective) -> Self {
         let others = 1..problem.tiers().len();
-        let slows: Vec<usize> = others.clone().filter(|tier| problem.tiers()[*tier].is_reachable).collect();
+        let slow_tiers: Vec<usize> = others.clone().filter(|tier| problem.tiers()[*tier].is_reachable).collect();
         let costs = uses(problem);
-        let slower_ns = |uses: &Vec<Use>| match slows.first() {
+        let slower_ns = |uses: &Vec<Use>| match slow_tiers.first() {
             Some(slow) => uses.iter().map(|a_use| a_use.extra_ns[*slow]).sum(),
             None => f64::INFINITY,
         };
@@ -129,31 +139,40 @@ impl<'a> Decoder<'a> {
                 _ => {}
             }
         }
-        let changes = objective == Objective::Makespan;
-        let aways = others
-            .filter(|_| changes)
-            .filter_map(|tier| Some(Away { tier, out: problem.link(0, tier)?, back: problem.link(tier, 0)? }))
+        let allows_steps = objective == Objective::Makespan;
+        let away_tiers = others
+            .filter(|_| allows_steps)
+            .filter_map(|tier| Some(AwayTier { tier, out: problem.link(0, tier)?, back: problem.link(tier, 0)? }))
             .collect();
-        let mut made_of = vec![Vec::new(); problem.tensors().len()];
+        let mut recomputed_from = vec![Vec::new(); problem.tensors().len()];
         for (number, tensor) in problem.tensors().iter().enumerate() {
             let inputs = tensor.recompute.iter().flat_map(|recompute| &recompute.inputs);
             inputs
                 .filter(|input| uses[**input].first() < uses[number].first())
-                .for_each(|input| made_of[*input].push(number));
+                .for_each(|input| recomputed_from[*input].push(number));
         }
-        Self { problem, begins: problem.begins_ns(), uses, made_of, aways, slows, slower_ns, changes }
+        Self {
+            problem,
+            begins: problem.begins_ns(),
+            uses,
+            recomputed_from,
+            away_tiers,
+            slow_tiers,
+            slower_ns,
+            allows_steps,
+        }
     }
 
     /// Returns whether a treatment differs from keeping the tensor.
     pub fn is_possible(&self, tensor: usize, treatment: Treatment) -> bool {
         match treatment {
             Treatment::Keep => true,
-            Treatment::Away => !self.aways.is_empty() && !self.gaps(tensor, &[]).is_empty(),
+            Treatment::Away => !self.away_tiers.is_empty() && !self.gaps(tensor, &[]).is_empty(),
             Treatment::Recompute => {
                 let again = &self.problem.tensors()[tensor].recompute;
-                self.changes && again.is_some() && self.gaps(tensor, &[]).iter().any(|gap| !gap.is_around())
+                self.allows_steps && again.is_some() && self.gaps(tensor, &[]).iter().any(|gap| !gap.wraps_around())
             }
-            Treatment::Slow => !self.slows.is_empty(),
+            Treatment::Slow => !self.slow_tiers.is_empty(),
         }
     }
 
@@ -172,21 +191,21 @@ impl<'a> Decoder<'a> {
         };
         // If kernels reach only the first tier, or other tiers have too little room, room for all uses is reserved
         // before any gap is filled.
-        let mut found = schedule(self.slows.is_empty());
-        if found.is_overfull() && self.changes && !self.slows.is_empty() {
+        let mut found = schedule(self.slow_tiers.is_empty());
+        if found.is_overfull() && self.allows_steps && !self.slow_tiers.is_empty() {
             found = schedule(true);
         }
         found.into_plan()
     }
 
-    /// Treats a tensor. The tensors that are to be recomputed from it are treated first, so that it exists, or is
-    /// recomputed, when they need it.
+    /// Schedules a tensor. Tensors that are to be recomputed from it are scheduled first, so that it is scheduled to
+    /// exist, or to be recomputed, when they need it.
     fn treat(&self, tensor: usize, decisions: &Decisions, schedule: &mut Schedule<'_, '_>) {
         let mut waiting = vec![tensor];
         while let Some(tensor) = waiting.last().copied() {
             let is_first =
                 |other: &usize| decisions.treatments[*other] == Treatment::Recompute && !schedule.is_treated(*other);
-            match self.made_of[tensor].iter().copied().find(is_first) {
+            match self.recomputed_from[tensor].iter().copied().find(is_first) {
                 Some(other) if !schedule.is_treated(tensor) => waiting.push(other),
                 _ => {
                     schedule.treat(tensor, decisions.treatments[tensor]);
@@ -198,32 +217,32 @@ impl<'a> Decoder<'a> {
 
     /// Returns the cost of moving a tensor away in all gaps that are long enough: nanoseconds on each link, and the
     /// kernels during which it is in the first tier.
-    pub(super) fn away(&self, tensor: usize) -> (Vec<(usize, f64)>, Vec<Range<usize>>) {
+    pub(super) fn move_costs(&self, tensor: usize) -> (Vec<(usize, f64)>, Vec<Range<usize>>) {
         let mut links = Vec::new();
-        let mut room = self.stays(tensor);
-        let Some(away) = self.aways.first() else { return (links, room) };
-        let out_ns = self.takes_ns(tensor, away.out);
-        let back_ns = self.takes_ns(tensor, away.back);
+        let mut room = self.resident_kernels(tensor);
+        let Some(away) = self.away_tiers.first() else { return (links, room) };
+        let out_ns = self.transfer_ns(tensor, away.out);
+        let back_ns = self.transfer_ns(tensor, away.back);
         let all = self.problem.kernels().len();
         for gap in self.gaps(tensor, &[]) {
-            let gone = self.gone_at(gap, self.begins[gap.from] + out_ns).min(all - 1);
-            let comes = self.kernel_from((self.begins[gap.to] - back_ns).max(0.0)).min(gap.to - 1);
-            if !gap.is_around() && gone >= comes {
+            let gone = self.last_resident_kernel(gap, self.begins[gap.from] + out_ns).min(all - 1);
+            let comes = self.kernel_at((self.begins[gap.to] - back_ns).max(0.0)).min(gap.to - 1);
+            if !gap.wraps_around() && gone >= comes {
                 room.push(gap.from..gap.to);
                 continue;
             }
             room.extend([gap.from..gone + 1, comes..gap.to]);
-            links.extend([(self.line(away.out), out_ns), (self.line(away.back), back_ns)]);
+            links.extend([(self.timeline_of(away.out), out_ns), (self.timeline_of(away.back), back_ns)]);
         }
         (links, room)
     }
 
     /// Returns the cost of recomputing a tensor after each gap: nanoseconds, and the kernels during which it is in the
     /// first tier.
-    pub(super) fn again(&self, tensor: usize) -> (f64, Vec<Range<usize>>) {
+    pub(super) fn recompute_costs(&self, tensor: usize) -> (f64, Vec<Range<usize>>) {
         let gaps = self.gaps(tensor, &[]).len();
         let once = self.problem.tensors()[tensor].recompute.as_ref().map_or(0, |again| again.time_ns);
-        (once as f64 * gaps as f64, self.stays(tensor))
+        (once as f64 * gaps as f64, self.resident_kernels(tensor))
     }
 
     /// Returns the nanoseconds by which kernels take longer if a tensor is in the next tier that they reach; infinite
@@ -231,12 +250,15 @@ impl<'a> Decoder<'a> {
     pub fn slower_ns(&self, tensor: usize) -> f64 {
         self.slower_ns[tensor]
     }
-    pub(super) fn takes_ns(&self, tensor: usize, link: usize) -> f64 {
+
+    /// Returns the nanoseconds that a link takes to move a tensor.
+    pub(super) fn transfer_ns(&self, tensor: usize, link: usize) -> f64 {
         self.problem.moved_bytes(tensor, link) as f64 * 1e9 / self.problem.links()[link].bandwidth as f64
     }
 
-    /// Returns the index of a link's timeline; links that share their bandwidth have the same.
-    pub(super) fn line(&self, link: usize) -> usize {
+    /// Returns the index of the timeline on which moves over a link are scheduled; links that share their bandwidth
+    /// share it.
+    pub(super) fn timeline_of(&self, link: usize) -> usize {
         let links = self.problem.links();
         (0..link)
             .find(|other| links[link].shared_with == Some(*other) || links[*other].shared_with == Some(link))
@@ -244,7 +266,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// Returns whether `input` exists before a kernel, with the content from which `tensor` was computed.
-    pub(super) fn is_as_before(&self, input: usize, tensor: usize, kernel: usize) -> bool {
+    pub(super) fn has_same_content(&self, input: usize, tensor: usize, kernel: usize) -> bool {
         let uses = &self.uses[input];
         let computed = self.uses[tensor][0];
         // A tensor that no kernel uses may be in any tier. An input that was created before can be recomputed before.
@@ -257,7 +279,7 @@ impl<'a> Decoder<'a> {
             && !uses
                 .iter()
                 .filter(|use_of| (computed + 1..kernel).contains(use_of))
-                .any(|kernel| self.problem.kernels()[*kernel].writes.iter().any(|it| it.tensor == input))
+                .any(|kernel| self.problem.kernels()[*kernel].writes.iter().any(|access| access.tensor == input))
     }
 
     /// Returns the gaps between the uses of a tensor and `others`, further kernels that need it.
@@ -277,7 +299,7 @@ impl<'a> Decoder<'a> {
 
     /// Returns the kernels during which a tensor must be in the first tier if it is used there: the kernels that need
     /// it, and those between them that form no gap.
-    pub(super) fn stays(&self, tensor: usize) -> Vec<Range<usize>> {
+    pub(super) fn resident_kernels(&self, tensor: usize) -> Vec<Range<usize>> {
         let mut stays: Vec<Range<usize>> = Vec::new();
         for kernel in self.uses[tensor].iter().copied() {
             match stays.last_mut() {
@@ -289,13 +311,13 @@ impl<'a> Decoder<'a> {
     }
 
     /// Returns the kernel that runs at a time.
-    pub(super) fn kernel_from(&self, ns: f64) -> usize {
+    pub(super) fn kernel_at(&self, ns: f64) -> usize {
         self.begins.partition_point(|begin| *begin <= ns).saturating_sub(1)
     }
 
     /// Returns the last kernel during which a tensor that has left by a time still exists in the first tier: at least
     /// the last before the gap, since kernels and transfers may take no time.
-    pub(super) fn gone_at(&self, gap: Gap, ns: f64) -> usize {
+    pub(super) fn last_resident_kernel(&self, gap: Gap, ns: f64) -> usize {
         self.begins.partition_point(|begin| *begin < ns).max(gap.from) - 1
     }
 }

@@ -1,4 +1,4 @@
-//! The evaluator: plays each plan, counts it, and keeps the best so far.
+//! The evaluator: simulates each plan of a search, counts it, and keeps the best so far.
 
 #[cfg(feature = "milp")]
 use std::ops::ControlFlow;
@@ -17,16 +17,18 @@ pub struct Evaluator<'a, 'w> {
     watch: &'w mut Watch<'w>,
     begun: Instant,
     evaluations: u64,
-    /// Plans out of the limit that are reserved for later.
+    /// The number of plans, of the limit, that a later stage of the search may still try.
     reserved: u64,
     /// The cost of the best plan, the bytes that it moves, and the plan.
     best: Option<(f64, u64, Plan)>,
     /// The error of the last plan that could not be played.
-    refused: PlanError,
+    last_error: PlanError,
+    /// Whether the caller has stopped the search.
     is_stopped: bool,
+    /// Whether the best plan costs no more than `cost_bound`.
     is_ideal: bool,
     /// A lower bound on the cost of every plan.
-    least: f64,
+    cost_bound: f64,
 }
 
 impl<'a, 'w> Evaluator<'a, 'w> {
@@ -40,10 +42,10 @@ impl<'a, 'w> Evaluator<'a, 'w> {
             evaluations: 0,
             reserved: 0,
             best: None,
-            refused: PlanError::NoTiers,
+            last_error: PlanError::NoTiers,
             is_stopped: false,
             is_ideal: false,
-            least: match options.objective {
+            cost_bound: match options.objective {
                 Objective::Score => 0.0,
                 Objective::Makespan => problem.kernels_ns() as f64,
             },
@@ -60,7 +62,7 @@ impl<'a, 'w> Evaluator<'a, 'w> {
         self.is_ideal
     }
 
-    /// Reserves `plans` of the plans that may be tried; replaces the earlier reservation.
+    /// Keeps `plans` of the plans that may be tried for a later stage of the search; replaces the earlier number.
     pub(super) fn reserve(&mut self, plans: u64) {
         self.reserved = plans;
     }
@@ -78,20 +80,24 @@ impl<'a, 'w> Evaluator<'a, 'w> {
                 && self.options.evaluations.is_none_or(|most| self.evaluations + self.reserved < most)
     }
 
-    /// Plays a plan and returns its cost, the lower the better: nanoseconds, or the share of accessed bytes that the
-    /// first tier does not serve. Infinite if the plan cannot be played. Of plans that cost the same, the evaluator
+    /// Simulates a plan and returns its cost, the lower the better: nanoseconds, or the share of accessed bytes that
+    /// the first tier does not serve. Infinite if the plan cannot be played. Of plans that cost the same, the evaluator
     /// keeps the one that moves fewer bytes, then the one with fewer steps.
     pub fn cost(&mut self, plan: &Plan) -> f64 {
         let played = simulate(self.problem, plan);
         let cost = played.as_ref().map_or(f64::INFINITY, |outcome| self.options.objective.cost(outcome));
         self.evaluations += 1;
         match played {
-            Err(error) => self.refused = error,
+            Err(error) => self.last_error = error,
             Ok(outcome) => {
                 let moved = outcome.moved_bytes.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-                if self.best.as_ref().is_none_or(|(best, least, kept)| {
-                    (cost, moved, plan.steps.len()) < (*best, *least, kept.steps.len())
-                }) {
+                let is_better = match &self.best {
+                    Some((best, least_moved, kept)) => {
+                        (cost, moved, plan.steps.len()) < (*best, *least_moved, kept.steps.len())
+                    }
+                    None => true,
+                };
+                if is_better {
                     self.best = Some((cost, moved, plan.clone()));
                 }
             }
@@ -99,22 +105,22 @@ impl<'a, 'w> Evaluator<'a, 'w> {
         let best = self.best.as_ref().map(|(cost, ..)| self.options.objective.of_cost(*cost));
         let progress = PlannerProgress { evaluations: self.evaluations, best };
         self.is_stopped |= (self.watch)(&progress).is_break();
-        self.is_ideal |= cost <= self.least;
+        self.is_ideal |= cost <= self.cost_bound;
         cost
     }
 
     /// Reports progress to the caller between two plans: the solver's best value `found`, or else the best so far.
     #[cfg(feature = "milp")]
-    pub(super) fn pause(&mut self, found: Option<f64>) -> ControlFlow<()> {
+    pub(super) fn report_progress(&mut self, found: Option<f64>) -> ControlFlow<()> {
         let best = self.best.as_ref().map(|(cost, ..)| self.options.objective.of_cost(*cost));
-        let told = (self.watch)(&PlannerProgress { evaluations: self.evaluations, best: found.or(best) });
-        self.is_stopped |= told.is_break();
-        told
+        let control = (self.watch)(&PlannerProgress { evaluations: self.evaluations, best: found.or(best) });
+        self.is_stopped |= control.is_break();
+        control
     }
 
-    /// Returns the time that is left.
+    /// Returns the time left until the limit.
     #[cfg(feature = "milp")]
-    pub(super) fn left(&self) -> Duration {
+    pub(super) fn time_left(&self) -> Duration {
         self.options.time_limit.saturating_sub(self.begun.elapsed())
     }
 
@@ -123,7 +129,7 @@ impl<'a, 'w> Evaluator<'a, 'w> {
     /// # Errors
     /// [`PlannerError::Plan`] if no plan could be played, with the error of the last.
     pub fn finish(self) -> Result<Planned, PlannerError> {
-        let (.., plan) = self.best.ok_or(self.refused)?;
+        let (.., plan) = self.best.ok_or(self.last_error)?;
         Ok(Planned { plan, evaluations: self.evaluations, bound: None, elapsed: self.begun.elapsed() })
     }
 }

@@ -50,28 +50,28 @@ impl Evolutionary {
     /// `problem` only estimates them.
     pub fn search(&self, problem: &Problem, options: &PlannerOptions, evaluator: &mut Evaluator<'_, '_>) {
         let decoder = Decoder::new(problem, options.objective);
-        let mut genes = Genes::new(problem, &decoder, options.seed);
+        let mut random_decisions = RandomDecisions::new(problem, &decoder, options.seed);
         let mut population = Vec::new();
         while evaluator.may_go_on() && population.len() < POPULATION {
             let decisions = match Rule::ALL.get(population.len()) {
                 Some(rule) => Decisions::keep(problem.tensors().len(), &rule.order(problem)),
-                None => genes.any(),
+                None => random_decisions.next(),
             };
             population.push((evaluator.cost(&decoder.decode(&decisions)), decisions));
         }
-        evolve(&mut population, &mut genes, &decoder, evaluator);
+        evolve(&mut population, &mut random_decisions, &decoder, evaluator);
     }
 }
 
 /// Lets a population of at least one member have children as long as the evaluator allows.
 pub(super) fn evolve(
     population: &mut [(f64, Decisions)],
-    genes: &mut Genes,
+    random_decisions: &mut RandomDecisions,
     decoder: &Decoder<'_>,
     evaluator: &mut Evaluator<'_, '_>,
 ) {
     while evaluator.may_go_on() {
-        let child = genes.child(population);
+        let child = random_decisions.child(population);
         let cost = evaluator.cost(&decoder.decode(&child));
         if let Some(worst) = population.iter_mut().max_by(|left, right| left.0.total_cmp(&right.0))
             && cost < worst.0
@@ -81,25 +81,28 @@ pub(super) fn evolve(
     }
 }
 
-/// Random decisions.
-pub(super) struct Genes {
+/// Makes random decisions: whole ones, children of two parents, and mutations.
+pub(super) struct RandomDecisions {
+    /// The possible treatments of each tensor.
     possible: Vec<Vec<Treatment>>,
     random: Random,
 }
 
-impl Genes {
+impl RandomDecisions {
     pub(super) fn new(problem: &Problem, decoder: &Decoder<'_>, seed: u64) -> Self {
-        let possible = |tensor| Treatment::ALL.into_iter().filter(|it| decoder.is_possible(tensor, *it)).collect();
+        let possible =
+            |tensor| Treatment::ALL.into_iter().filter(|treatment| decoder.is_possible(tensor, *treatment)).collect();
         let possible = (0..problem.tensors().len()).map(possible).collect();
         Self { possible, random: Random::seed_from_u64(seed) }
     }
 
-    pub(super) fn any(&mut self) -> Decisions {
+    pub(super) fn next(&mut self) -> Decisions {
         let mut decisions = Decisions::keep(self.possible.len(), &[]);
-        (0..self.possible.len()).for_each(|tensor| self.change(&mut decisions, tensor));
+        (0..self.possible.len()).for_each(|tensor| self.mutate(&mut decisions, tensor));
         decisions
     }
 
+    /// Makes a child of two members of the population, each the winner of a tournament.
     fn child(&mut self, population: &[(f64, Decisions)]) -> Decisions {
         let mut parent = || {
             let mut draw = || &population[self.random.random_range(0..population.len())];
@@ -117,13 +120,14 @@ impl Genes {
                 child.treatments[tensor] = father.treatments[tensor];
             }
             if self.random.random_bool(share) {
-                self.change(&mut child, tensor);
+                self.mutate(&mut child, tensor);
             }
         }
         child
     }
 
-    fn change(&mut self, decisions: &mut Decisions, tensor: usize) {
+    /// Draws the decisions about a tensor anew.
+    fn mutate(&mut self, decisions: &mut Decisions, tensor: usize) {
         decisions.priorities[tensor] = self.random.random();
         let possible = &self.possible[tensor];
         decisions.treatments[tensor] = possible[self.random.random_range(0..possible.len())];

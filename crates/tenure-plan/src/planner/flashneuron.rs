@@ -35,7 +35,7 @@ impl Planner for FlashNeuron {
 }
 
 impl FlashNeuron {
-    /// Decides: the tensors that stay get room first.
+    /// Returns the decisions: the chosen tensors move away, and the others get room first.
     pub(super) fn decide(problem: &Problem) -> Decisions {
         let mut decisions = Decisions::keep(problem.tensors().len(), &[]);
         for tensor in OffloadCandidates::of(problem).choose() {
@@ -47,7 +47,7 @@ impl FlashNeuron {
 
 /// A tensor that the forward pass saves.
 #[derive(Clone, Copy, Debug)]
-struct Candidate {
+struct OffloadCandidate {
     tensor: usize,
     bytes: f64,
     /// The time at which it is saved, in nanoseconds of the forward pass.
@@ -70,7 +70,7 @@ enum Codec {
 /// The tensors from which the scheduler chooses.
 struct OffloadCandidates {
     /// The tensors, in the order in which they are saved.
-    candidates: Vec<Candidate>,
+    candidates: Vec<OffloadCandidate>,
     /// Bytes that must be offloaded.
     excess: f64,
     forward_ns: f64,
@@ -91,7 +91,7 @@ impl OffloadCandidates {
             let is_saved = *life.end() >= backward && !always;
             let codec = codec(problem, tensor);
             let ratio = [1.0, 2.0, 4.0][codec as usize];
-            (is_saved && bytes > MIN_BYTES).then_some(Candidate {
+            (is_saved && bytes > MIN_BYTES).then_some(OffloadCandidate {
                 tensor,
                 bytes: bytes as f64,
                 saved_ns: begins[last? + 1],
@@ -99,7 +99,7 @@ impl OffloadCandidates {
                 codec,
             })
         });
-        let mut candidates: Vec<Candidate> = candidates.collect();
+        let mut candidates: Vec<OffloadCandidate> = candidates.collect();
         candidates.sort_by(|left, right| left.saved_ns.total_cmp(&right.saved_ns));
         let capacity = problem.tiers()[0].capacity.map_or(f64::INFINITY, |capacity| capacity as f64);
         let resident = problem.tensors().iter().filter(|tensor| tensor.is_always_there());
@@ -110,15 +110,15 @@ impl OffloadCandidates {
 
     /// Returns the tensors to offload.
     fn choose(&self) -> Vec<usize> {
-        let (mut chosen, last) = self.in_order();
-        self.compress(&mut chosen, last);
+        let (mut chosen, last) = self.choose_in_order();
+        self.replace_by_compressible(&mut chosen, last);
         let chosen = self.candidates.iter().zip(chosen).filter(|(_, is_chosen)| *is_chosen);
         chosen.map(|(candidate, _)| candidate.tensor).collect()
     }
 
-    /// Runs the first phase: chooses tensors in the order in which they are saved, until enough are chosen. Also returns the
-    /// number of the last.
-    fn in_order(&self) -> (Vec<bool>, usize) {
+    /// Runs the first phase: chooses tensors in the order in which they are saved, until enough are chosen. Also
+    /// returns the number of the last.
+    fn choose_in_order(&self) -> (Vec<bool>, usize) {
         let mut chosen = vec![false; self.candidates.len()];
         let mut excess = self.excess;
         let mut last = 0;
@@ -137,7 +137,7 @@ impl OffloadCandidates {
 
     /// Runs the second phase: while the last write ends after the forward pass, replaces the latest chosen tensor that
     /// compresses least by the next tensors after the first phase's last that compress most, of at least as many bytes.
-    fn compress(&self, chosen: &mut [bool], last: usize) {
+    fn replace_by_compressible(&self, chosen: &mut [bool], last: usize) {
         while self.written_ns(chosen) > self.forward_ns {
             let latest = |codec: fn(Codec) -> bool| {
                 (0..chosen.len()).rev().find(|number| chosen[*number] && codec(self.candidates[*number].codec))
@@ -192,7 +192,7 @@ fn codec(problem: &Problem, tensor: usize) -> Codec {
 
 #[cfg(test)]
 mod tests {
-    use super::{Candidate, Codec, OffloadCandidates};
+    use super::{Codec, OffloadCandidate, OffloadCandidates};
 
     /// Makes candidates; writing a byte takes 1 ns.
     fn saved(excess: f64, forward_ns: f64, candidates: &[(f64, f64, Codec)]) -> OffloadCandidates {
@@ -202,7 +202,7 @@ mod tests {
                 .enumerate()
                 .map(|(tensor, &(saved_ns, bytes, codec))| {
                     let write_ns = bytes / [1.0, 2.0, 4.0][codec as usize];
-                    Candidate { tensor, bytes, saved_ns, write_ns, codec }
+                    OffloadCandidate { tensor, bytes, saved_ns, write_ns, codec }
                 })
                 .collect(),
             excess,

@@ -10,7 +10,7 @@
 
 use std::ops::Range;
 
-use super::evolutionary::{Evolutionary, Genes, POPULATION, evolve};
+use super::evolutionary::{Evolutionary, POPULATION, RandomDecisions, evolve};
 use super::flashneuron::FlashNeuron;
 use super::{
     Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch, begin,
@@ -22,11 +22,13 @@ use crate::{Problem, Rule};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scheduled;
 
-/// Rounds of prices. If tensors stay where they are, the prices converge to the best bound.
+/// Rounds of price changes.
 const ROUNDS: u64 = 100;
+/// Rounds if the objective is the score, so that tensors stay where they are: the prices then converge to the best
+/// bound.
 const STATIC_ROUNDS: u64 = 300;
-/// One in this many evaluations is reserved for taking steps out of the best plan.
-const THINNING: u64 = 4;
+/// One in this many evaluations is reserved for removing steps from the best plan.
+const CLEANUP_SHARE: u64 = 4;
 /// The number of best decisions that are kept before evolution. Random decisions then fill up the population: prices do
 /// not see the order in time, and random decisions add what they miss.
 const SURVIVORS: usize = 30;
@@ -45,7 +47,7 @@ impl Planner for Scheduled {
         let evaluations = options.evaluations.or(Some(Evolutionary::default().evaluations));
         let options = &PlannerOptions { evaluations, ..*options };
         let mut evaluator = begin(problem, options, watch)?;
-        evaluator.reserve(options.evaluations.map_or(0, |most| most / THINNING));
+        evaluator.reserve(options.evaluations.map_or(0, |most| most / CLEANUP_SHARE));
         let decoder = Decoder::new(problem, options.objective);
         let tensors = problem.tensors().len();
         // Begin with the plans of the other planners, whatever the time limit, so that none of them is better.
@@ -80,14 +82,14 @@ impl Planner for Scheduled {
         }
         population.sort_by(|left, right| left.0.total_cmp(&right.0));
         population.truncate(SURVIVORS);
-        let mut genes = Genes::new(problem, &decoder, options.seed);
+        let mut random_decisions = RandomDecisions::new(problem, &decoder, options.seed);
         while evaluator.may_go_on() && population.len() < POPULATION {
-            let decisions = genes.any();
+            let decisions = random_decisions.next();
             population.push((evaluator.cost(&decoder.decode(&decisions)), decisions));
         }
-        evolve(&mut population, &mut genes, &decoder, &mut evaluator);
+        evolve(&mut population, &mut random_decisions, &decoder, &mut evaluator);
         evaluator.reserve(0);
-        thin(problem, &mut evaluator);
+        remove_needless_steps(problem, &mut evaluator);
         let bound = (options.objective == Objective::Score).then(|| prices.score_bound());
         Ok(Planned { bound, ..evaluator.finish()? })
     }
@@ -136,13 +138,13 @@ fn try_recomputing(
     }
 }
 
-/// Takes tensors' steps out of the best plan, small tensors first, as long as it costs nothing: each step takes host
-/// time, which problems do not model.
-fn thin(problem: &Problem, evaluator: &mut Evaluator<'_, '_>) {
+/// Removes the steps of tensors from the best plan, small tensors first, as long as the plan does not get worse: each
+/// step takes host time, which problems do not model.
+fn remove_needless_steps(problem: &Problem, evaluator: &mut Evaluator<'_, '_>) {
     let Some((mut cost, plan)) = evaluator.best().map(|(cost, plan)| (cost, plan.clone())) else { return };
     let mut plan = plan;
-    let mut has_gained = true;
-    while std::mem::take(&mut has_gained) {
+    let mut is_improved = true;
+    while std::mem::take(&mut is_improved) {
         let mut tensors: Vec<usize> = plan.steps.iter().map(|step| step.tensor).collect();
         tensors.sort_unstable_by_key(|tensor| (problem.tensors()[*tensor].bytes, *tensor));
         tensors.dedup();
@@ -150,11 +152,11 @@ fn thin(problem: &Problem, evaluator: &mut Evaluator<'_, '_>) {
         let mut count = 1;
         while !rest.is_empty() && evaluator.may_try() {
             let (tried, later) = rest.split_at(count.min(rest.len()));
-            let mut thinner = plan.clone();
-            thinner.steps.retain(|step| !tried.contains(&step.tensor));
-            let thinner_cost = evaluator.cost(&thinner);
-            if thinner_cost <= cost {
-                (cost, plan, rest, count, has_gained) = (thinner_cost, thinner, later, 2 * count, true);
+            let mut tried_plan = plan.clone();
+            tried_plan.steps.retain(|step| !tried.contains(&step.tensor));
+            let tried_cost = evaluator.cost(&tried_plan);
+            if tried_cost <= cost {
+                (cost, plan, rest, count, is_improved) = (tried_cost, tried_plan, later, 2 * count, true);
             } else if count > 1 {
                 count /= 2;
             } else {
@@ -175,6 +177,7 @@ struct Choice {
     resident: Vec<Range<usize>>,
 }
 
+/// The current prices, and the choices that they decide between.
 struct Prices<'a> {
     problem: &'a Problem,
     choices: Vec<Vec<Choice>>,
@@ -263,23 +266,25 @@ impl<'a> Prices<'a> {
                 held
             })
             .collect();
-        self.adjust(value, best, &room_excess, &link_excess);
+        self.adjust_prices(value, best, &room_excess, &link_excess);
         decisions
     }
 
-    fn adjust(&mut self, value: f64, best: f64, room_excess: &[f64], link_excess: &[f64]) {
+    /// Raises prices where demand exceeds supply and lowers the others. `value` is the sum of the choices' costs at the
+    /// current prices, a lower bound on the cost of every plan.
+    fn adjust_prices(&mut self, value: f64, best: f64, room_excess: &[f64], link_excess: &[f64]) {
         self.rounds_without_gain += 1;
         if value > self.bound {
             (self.bound, self.rounds_without_gain) = (value, 0);
         } else if self.rounds_without_gain >= 10 {
             (self.step, self.rounds_without_gain) = (self.step * 0.7, 0);
         }
-        let of_prices = |prices: &[f64], excess: &[f64]| -> f64 {
+        let squared_length = |prices: &[f64], excess: &[f64]| -> f64 {
             // A price of 0 cannot fall further.
             let counted = prices.iter().zip(excess).filter(|(price, excess)| **price > 0.0 || **excess > 0.0);
             counted.map(|(_, excess)| excess * excess).sum()
         };
-        let length = of_prices(&self.room_prices, room_excess) + of_prices(&self.link_prices, link_excess);
+        let length = squared_length(&self.room_prices, room_excess) + squared_length(&self.link_prices, link_excess);
         let target = self.cost_beyond_kernels(best);
         if length == 0.0 || !target.is_finite() {
             return;
@@ -317,8 +322,8 @@ fn choices(problem: &Problem, decoder: &Decoder<'_>, objective: Objective, tenso
             let mut choice = Choice { treatment, cost: 0.0, link_ns: Vec::new(), resident: Vec::new() };
             match treatment {
                 Treatment::Keep => choice.resident.push(*life.start()..life.end() + 1),
-                Treatment::Away => (choice.link_ns, choice.resident) = decoder.away(tensor),
-                Treatment::Recompute => (choice.cost, choice.resident) = decoder.again(tensor),
+                Treatment::Away => (choice.link_ns, choice.resident) = decoder.move_costs(tensor),
+                Treatment::Recompute => (choice.cost, choice.resident) = decoder.recompute_costs(tensor),
                 Treatment::Slow => {
                     choice.cost = match objective {
                         Objective::Score => problem.accessed_bytes(tensor) as f64,

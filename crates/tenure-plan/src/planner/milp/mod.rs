@@ -127,7 +127,7 @@ struct Search<'a, 'w> {
 
 impl Search<'_, '_> {
     fn limits(&self, gap: f64) -> Limits {
-        Limits { time: self.evaluator.left(), gap: Some(gap), seed: self.seed }
+        Limits { time: self.evaluator.time_left(), gap: Some(gap), seed: self.seed }
     }
 
     /// Returns whether plans consist of places only.
@@ -140,7 +140,7 @@ impl Search<'_, '_> {
         let fixed = Fixed::new(self.problem, self.capacity_bytes, share(self.problem), Columns::Whole);
         let limits = self.limits(GAP);
         let evaluator = &mut self.evaluator;
-        let found = fixed.solve(&limits, |worth| evaluator.pause(worth))?;
+        let found = fixed.solve(&limits, |worth| evaluator.report_progress(worth))?;
         self.evaluator.cost(&found.placement.plan());
         let score = found.placement.score(self.problem);
         Ok(found.bound.min(joined_score_bound(self.problem, self.capacity_bytes)).max(score))
@@ -157,7 +157,8 @@ impl Search<'_, '_> {
         let fixed = Fixed::new(self.problem, self.capacity_bytes, |tensor| penalty_ns(tensor) / unit, Columns::Whole);
         let limits = self.limits(GAP);
         let evaluator = &mut self.evaluator;
-        let found = fixed.solve(&limits, |worth| evaluator.pause(worth.map(|worth| most_ns - worth * unit)))?;
+        let found =
+            fixed.solve(&limits, |worth| evaluator.report_progress(worth.map(|worth| most_ns - worth * unit)))?;
         let slow = |tensor: usize| decode::slow_tier(self.problem, &self.uses[tensor]).unwrap_or(0);
         let places = (0..self.uses.len()).map(|tensor| if found.placement.is_fast(tensor) { 0 } else { slow(tensor) });
         let cost = self.evaluator.cost(&Plan { places: places.collect(), steps: Vec::new() });
@@ -182,7 +183,8 @@ impl Search<'_, '_> {
             let limits = self.limits(JOINT_GAP);
             let limits = Limits { time: limits.time / 3, ..limits };
             let evaluator = &mut self.evaluator;
-            let solved = solver::solve(joint.rows.clone(), Sense::Minimise, None, &limits, |_| evaluator.pause(None))?;
+            let solved =
+                solver::solve(joint.rows.clone(), Sense::Minimise, None, &limits, |_| evaluator.report_progress(None))?;
             if margins == Margins::NONE {
                 bound = bound.max(solved.bound * joint.ns_unit);
             }
