@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// Buffers examined between two looks at the clock: a millisecond or less.
-const WORK: usize = 1 << 15;
+/// The number of buffers examined between two checks of the clock: a millisecond or less.
+const CHECK_INTERVAL: usize = 1 << 15;
 
 /// The progress of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,7 @@ pub(super) struct Control<'a> {
     begun: Instant,
     time_limit: Option<Duration>,
     node_limit: u64,
+    /// The buffers examined since the clock was last checked.
     work: usize,
     observe: &'a mut dyn FnMut(&PackingProgress) -> ControlFlow<()>,
     is_over: bool,
@@ -42,29 +43,30 @@ impl<'a> Control<'a> {
     }
 
     /// Counts a tried place for which `work` buffers were examined. Returns whether the search may go on.
-    pub(super) fn spend(&mut self, work: usize) -> bool {
+    pub(super) fn count_node(&mut self, work: usize) -> bool {
         self.progress.nodes += 1;
         self.is_over |= self.progress.nodes >= self.node_limit;
-        self.work(work)
+        self.count_work(work)
     }
 
     /// Counts `work` examined buffers. Returns whether the search may go on.
-    pub(super) fn work(&mut self, work: usize) -> bool {
+    pub(super) fn count_work(&mut self, work: usize) -> bool {
         self.work += work;
-        if self.work >= WORK {
+        if self.work >= CHECK_INTERVAL {
             self.work = 0;
-            self.look();
+            self.check();
         }
         !self.is_over
     }
 
-    /// Looks at the clock and reports progress.
-    pub(super) fn look(&mut self) {
+    /// Reports progress, and ends the search if the caller or the time limit says so.
+    pub(super) fn check(&mut self) {
         self.progress.elapsed = self.begun.elapsed();
         self.is_over |= (self.observe)(&self.progress).is_break()
             || self.time_limit.is_some_and(|limit| self.progress.elapsed >= limit);
     }
 
+    /// Returns whether a limit was reached or the caller ended the search.
     pub(super) fn is_over(&self) -> bool {
         self.is_over
     }

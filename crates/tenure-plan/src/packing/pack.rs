@@ -4,16 +4,16 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use super::control::Control;
-use super::search::{self, Verdict};
+use super::search::{self, SearchResult};
 use super::{Order, Packing, PackingProblem, PackingProgress, best_fit};
 
 /// Places tried for each capacity in the first round.
 const FIRST_ROUND: u64 = 1 << 12;
 /// The factor from the limit of one round to that of the next.
 const GROWTH: u64 = 4;
-/// The most buffers, counted once for each of their sections, that are searched. With more, trying one place takes a
-/// tenth of a second.
-const SEARCHED: u64 = 1 << 26;
+/// The most buffers of a problem that is searched, each counted once for each of its sections. With more, trying one
+/// place takes a tenth of a second.
+const MOST_SEARCHED: u64 = 1 << 26;
 
 /// Settings of a search: its goal and its limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,22 +70,22 @@ impl PackingProblem {
         mut observe: impl FnMut(&PackingProgress) -> ControlFlow<()>,
     ) -> PackingOutcome {
         let mut control = Control::new(options.time_limit, options.node_limit, &mut observe);
-        let mut run = Run::new(self, options.capacity_bytes, &mut control);
-        if run.is_open() && self.sections.crowd() <= SEARCHED {
+        let mut run = PackingSearch::new(self, options.capacity_bytes, &mut control);
+        if run.is_open() && self.sections.total_length() <= MOST_SEARCHED {
             match options.capacity_bytes {
-                Some(capacity) => run.attempt(capacity, u64::MAX),
-                None => run.lower(),
+                Some(capacity) => run.try_capacity(capacity, u64::MAX),
+                None => run.narrow(),
             }
         }
         let packing = run.best;
         let lower_bound_bytes = run.lower_bound;
-        control.look();
+        control.check();
         PackingOutcome { packing, lower_bound_bytes, nodes: control.progress.nodes, elapsed: control.progress.elapsed }
     }
 }
 
-/// The state of a search: a proven lower bound and the best packing so far.
-struct Run<'a, 'b> {
+/// A search for a packing: a proven lower bound and the best packing so far.
+struct PackingSearch<'a, 'b> {
     problem: &'a PackingProblem,
     control: &'a mut Control<'b>,
     /// All heights worth trying are multiples of this.
@@ -96,20 +96,22 @@ struct Run<'a, 'b> {
     lower_bound: u64,
 }
 
-impl<'a, 'b> Run<'a, 'b> {
+impl<'a, 'b> PackingSearch<'a, 'b> {
     fn new(problem: &'a PackingProblem, capacity: Option<u64>, control: &'a mut Control<'b>) -> Self {
         let lower_bound = problem.lower_bound_bytes();
         // This order takes little time, however many buffers there are.
         let best = problem.best_fit(Order::Start);
-        let mut run = Self { problem, control, step: step(problem), capacity, best, lower_bound };
-        run.tell();
-        run.control.look();
+        let mut run = Self { problem, control, step: height_step(problem), capacity, best, lower_bound };
+        run.report();
+        run.control.check();
         for order in Order::ALL.into_iter().filter(|&order| order != Order::Start) {
             if !run.is_open() {
                 break;
             }
-            let Some(offsets) = best_fit::place(&problem.buffers, order, |work| run.control.work(work)) else { break };
-            run.found(offsets);
+            let Some(offsets) = best_fit::place(&problem.buffers, order, |work| run.control.count_work(work)) else {
+                break;
+            };
+            run.keep_if_lower(offsets);
         }
         run
     }
@@ -124,7 +126,7 @@ impl<'a, 'b> Run<'a, 'b> {
 
     /// Narrows the range between the bound and the best packing, in rounds: the time that a capacity takes is not known
     /// before.
-    fn lower(&mut self) {
+    fn narrow(&mut self) {
         let mut nodes = FIRST_ROUND;
         while self.is_open() {
             // Try the bound, the middle, and just below the best. A capacity without spare room leaves few choices to
@@ -132,33 +134,36 @@ impl<'a, 'b> Run<'a, 'b> {
             for half in 0..=2 {
                 let steps = (self.best.height_bytes - self.lower_bound) / self.step;
                 if self.is_open() && (half == 0 || steps > 1) {
-                    self.attempt(self.lower_bound + self.step * ((steps - 1) * half / 2), nodes);
+                    self.try_capacity(self.lower_bound + self.step * ((steps - 1) * half / 2), nodes);
                 }
             }
             nodes = nodes.saturating_mul(GROWTH);
         }
     }
 
-    /// Tries a capacity with at most `nodes` places.
-    fn attempt(&mut self, capacity: u64, nodes: u64) {
+    /// Searches for a packing within a capacity by trying at most `nodes` places. Raises the lower bound if there is
+    /// none.
+    fn try_capacity(&mut self, capacity: u64, nodes: u64) {
         let capacity = capacity - capacity % self.step;
         match search::run(self.problem, capacity, &self.best, nodes, self.control) {
-            Verdict::Found(offsets) => self.found(offsets),
-            Verdict::Exhausted => self.lower_bound = capacity + self.step,
-            Verdict::OutOfNodes => {}
+            SearchResult::Found(offsets) => self.keep_if_lower(offsets),
+            SearchResult::Exhausted => self.lower_bound = capacity + self.step,
+            SearchResult::OutOfNodes => {}
         }
-        self.tell();
+        self.report();
     }
 
-    fn found(&mut self, offsets: Vec<u64>) {
+    /// Keeps a packing if it is lower than the best so far.
+    fn keep_if_lower(&mut self, offsets: Vec<u64>) {
         let packing = Packing::new(offsets, &self.problem.buffers);
         if packing.height_bytes < self.best.height_bytes {
             self.best = packing;
-            self.tell();
+            self.report();
         }
     }
 
-    fn tell(&mut self) {
+    /// Copies the bound and the best height to the progress that the caller sees.
+    fn report(&mut self) {
         self.control.progress.height_bytes = self.best.height_bytes;
         self.control.progress.lower_bound_bytes = self.lower_bound;
     }
@@ -166,7 +171,7 @@ impl<'a, 'b> Run<'a, 'b> {
 
 /// Returns the greatest common divisor of every size, alignment and fixed offset. It divides every offset and the
 /// height of a packing in which no buffer can be moved lower.
-fn step(problem: &PackingProblem) -> u64 {
+fn height_step(problem: &PackingProblem) -> u64 {
     let buffers = problem.buffers().iter().filter(|buffer| buffer.size_bytes > 0);
     // An alignment of 1 is no constraint.
     let numbers = buffers.flat_map(|buffer| {

@@ -48,6 +48,7 @@ impl Factors {
     /// Factors that change nothing.
     pub(super) const NONE: Self = Self { length: 1.0, area: 1.0 };
 
+    /// Draws random factors.
     pub(super) fn random(random: &mut Random) -> Self {
         let mut factor = || random.random_range(1.0 - CHANCE..1.0 + CHANCE);
         Self { length: factor(), area: factor() }

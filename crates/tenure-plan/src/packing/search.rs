@@ -22,12 +22,12 @@ use super::state::{PackingState, UnplacedItems};
 use super::{Packing, PackingProblem};
 
 /// Places tried in the shortest run.
-const RUN: u64 = 1 << 13;
+const SHORTEST_RUN: u64 = 1 << 13;
 /// The seed of the random numbers, the same each time.
 const SEED: u64 = 0;
 
 /// The result of a search.
-pub(super) enum Verdict<T> {
+pub(super) enum SearchResult<T> {
     /// The buffers fit, with these offsets.
     Found(T),
     /// The buffers do not fit.
@@ -36,47 +36,48 @@ pub(super) enum Verdict<T> {
     OutOfNodes,
 }
 
-/// Looks for offsets within `capacity` by trying at most `nodes` places. Parts of `known`, an existing packing, that
+/// Looks for offsets within `capacity` by trying at most `nodes` places. Parts of `packing`, an existing packing, that
 /// lie within the capacity are kept.
 pub(super) fn run(
     problem: &PackingProblem,
     capacity: u64,
-    known: &Packing,
+    packing: &Packing,
     mut nodes: u64,
     control: &mut Control<'_>,
-) -> Verdict<Vec<u64>> {
-    let mut offsets = known.offsets().to_vec();
+) -> SearchResult<Vec<u64>> {
+    let mut offsets = packing.offsets().to_vec();
     // A buffer without bytes lies within every capacity, whatever its offset.
     let is_within = |&index: &usize| {
         let size = problem.buffers[index].size_bytes;
         size == 0 || offsets[index] + size <= capacity
     };
     let parts: Vec<Vec<usize>> =
-        problem.sections.parts().into_iter().filter(|part| !part.iter().all(is_within)).collect();
+        problem.sections.connected_buffers().into_iter().filter(|part| !part.iter().all(is_within)).collect();
     for part in parts {
         match solve(problem, capacity, &part, &mut nodes, control) {
-            Verdict::Found(found) => {
+            SearchResult::Found(found) => {
                 for (buffer, offset) in found {
                     offsets[buffer] = offset;
                 }
             }
-            Verdict::Exhausted => return Verdict::Exhausted,
-            Verdict::OutOfNodes => return Verdict::OutOfNodes,
+            SearchResult::Exhausted => return SearchResult::Exhausted,
+            SearchResult::OutOfNodes => return SearchResult::OutOfNodes,
         }
     }
-    Verdict::Found(offsets)
+    SearchResult::Found(offsets)
 }
 
-/// Takes the rankings in turn and restarts again and again, since a search that went wrong early may never recover.
-/// After each ranking had its turn, chance changes the rankings. The lengths of the runs follow Luby, Sinclair and
-/// Zuckerman (*Optimal speedup of Las Vegas algorithms*, 1993), so one of them is long enough to try everything.
+/// Finds offsets for buffers whose lifetimes are connected. Takes the rankings in turn and restarts again and again,
+/// since a search that went wrong early may never recover. After each ranking had its turn, chance changes the
+/// rankings. The lengths of the runs follow Luby, Sinclair and Zuckerman (*Optimal speedup of Las Vegas algorithms*,
+/// 1993), so one of them is long enough to try everything.
 fn solve(
     problem: &PackingProblem,
     capacity: u64,
     buffers: &[usize],
     nodes: &mut u64,
     control: &mut Control<'_>,
-) -> Verdict<Vec<(usize, u64)>> {
+) -> SearchResult<Vec<(usize, u64)>> {
     let mut state = PackingState::new(problem, capacity, buffers);
     let mut random = Random::seed_from_u64(SEED);
     let mut run = 0;
@@ -84,23 +85,23 @@ fn solve(
         let ranking = RANKINGS[run % RANKINGS.len()];
         state.restart(ranking, (run >= RANKINGS.len()).then_some(&mut random));
         run += 1;
-        let limit = RUN.saturating_mul(luby(run as u64)).min(*nodes);
+        let limit = SHORTEST_RUN.saturating_mul(luby_term(run as u64)).min(*nodes);
         let mut left = limit;
-        let verdict = descend(&mut state, &mut left, control);
+        let verdict = search_depth_first(&mut state, &mut left, control);
         *nodes -= limit - left;
         match verdict {
-            Verdict::Found(()) => return Verdict::Found(state.offsets()),
-            Verdict::Exhausted => return Verdict::Exhausted,
-            Verdict::OutOfNodes if *nodes == 0 || control.is_over() => return Verdict::OutOfNodes,
-            Verdict::OutOfNodes => {}
+            SearchResult::Found(()) => return SearchResult::Found(state.offsets()),
+            SearchResult::Exhausted => return SearchResult::Exhausted,
+            SearchResult::OutOfNodes if *nodes == 0 || control.is_over() => return SearchResult::OutOfNodes,
+            SearchResult::OutOfNodes => {}
         }
     }
 }
 
-/// Returns a term of the sequence 1, 1, 2, 1, 1, 2, 4, 1, ...; the first term is number 1.
-fn luby(number: u64) -> u64 {
+/// Returns a term of the Luby sequence 1, 1, 2, 1, 1, 2, 4, 1, ...; the first term is number 1.
+fn luby_term(number: u64) -> u64 {
     let next_power = (number + 1).next_power_of_two();
-    if next_power == number + 1 { next_power / 2 } else { luby(number + 1 - next_power / 2) }
+    if next_power == number + 1 { next_power / 2 } else { luby_term(number + 1 - next_power / 2) }
 }
 
 /// A node at which the search can take another branch.
@@ -121,23 +122,23 @@ impl Branch {
     }
 }
 
-/// Searches depth first.
-fn descend(state: &mut PackingState, nodes: &mut u64, control: &mut Control<'_>) -> Verdict<()> {
-    let Some(whole) = state.whole() else { return Verdict::Exhausted };
+/// Searches depth first, until the buffers are placed, every branch was tried, or `nodes` places were tried.
+fn search_depth_first(state: &mut PackingState, nodes: &mut u64, control: &mut Control<'_>) -> SearchResult<()> {
+    let Some(whole) = state.whole() else { return SearchResult::Exhausted };
     let mut branches = vec![Branch::new(whole, state)];
     loop {
-        let Some(branch) = branches.last_mut() else { return Verdict::Exhausted };
+        let Some(branch) = branches.last_mut() else { return SearchResult::Exhausted };
         state.undo(branch.mark);
         let Some(item) = branch.candidates.pop() else {
             branches.pop();
             continue;
         };
-        if *nodes == 0 || !control.spend(branch.part.len()) {
-            return Verdict::OutOfNodes;
+        if *nodes == 0 || !control.count_node(branch.part.len()) {
+            return SearchResult::OutOfNodes;
         }
         *nodes -= 1;
         let left = state.place(item, &branch.part);
-        if state.is_alone(item) {
+        if state.has_no_unplaced_neighbour(item) {
             // It lies where it would lie in any case, so the other candidates have no better chance.
             branch.candidates.clear();
         }
@@ -145,7 +146,7 @@ fn descend(state: &mut PackingState, nodes: &mut u64, control: &mut Control<'_>)
         branch.left = left;
         // Go on with the next unsolved part. The branches of a solved part are not visited again.
         loop {
-            let Some(branch) = branches.last_mut() else { return Verdict::Found(()) };
+            let Some(branch) = branches.last_mut() else { return SearchResult::Found(()) };
             if let Some(part) = branch.left.pop() {
                 branches.push(Branch::new(part, state));
                 break;

@@ -9,11 +9,14 @@ use super::Buffer;
 /// The sections of a buffer are consecutive, and two buffers overlap in time if and only if they share a section.
 #[derive(Clone, Debug)]
 pub(super) struct Sections {
+    /// The sections of each buffer.
     ranges: Vec<Range<usize>>,
+    /// The number of sections.
     count: usize,
 }
 
 impl Sections {
+    /// Finds the sections of `buffers`.
     pub(super) fn of(buffers: &[Buffer]) -> Self {
         // A buffer that ends at a moment is gone before another begins at it.
         let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * buffers.len());
@@ -43,12 +46,13 @@ impl Sections {
         self.ranges[buffer].clone()
     }
 
+    /// Returns the number of sections.
     pub(super) fn len(&self) -> usize {
         self.count
     }
 
-    /// Returns the number of buffers, each counted once for each of its sections.
-    pub(super) fn crowd(&self) -> u64 {
+    /// Returns the sum, over buffers, of the numbers of their sections.
+    pub(super) fn total_length(&self) -> u64 {
         self.ranges.iter().map(|range| range.len() as u64).sum()
     }
 
@@ -69,8 +73,8 @@ impl Sections {
         totals.collect()
     }
 
-    /// Returns the buffers grouped by the stretches of time that no lifetime connects.
-    pub(super) fn parts(&self) -> Vec<Vec<usize>> {
+    /// Returns the buffers in groups. No lifetime of one group overlaps with one of another.
+    pub(super) fn connected_buffers(&self) -> Vec<Vec<usize>> {
         let mut buffers: Vec<usize> = (0..self.ranges.len()).collect();
         buffers.sort_by_key(|&buffer| self.ranges[buffer].start);
         let mut parts: Vec<Vec<usize>> = Vec::new();

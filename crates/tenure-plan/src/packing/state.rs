@@ -9,7 +9,7 @@ use super::ranking::{self, Factors, Measure, Ranking};
 use super::{PackingProblem, align_up};
 
 /// A buffer to be placed.
-struct Item {
+struct PackingItem {
     /// The buffer's index in the problem.
     buffer: usize,
     /// Its sections.
@@ -20,15 +20,15 @@ struct Item {
     is_fixed: bool,
     lifetime: u64,
     factors: Factors,
-    /// An identical item that comes before it.
+    /// The identical item just before it. It is placed first, because exchanging the two gives the same packing.
     twin: Option<usize>,
 }
 
-/// An offset and an item's rank: items are placed in this order.
+/// A possible offset of an item, and its rank. Items are placed in the order of their keys.
 type Key = (u64, usize);
 
 /// The key that is lower than all others.
-const LOWEST: Key = (0, 0);
+const LOWEST_KEY: Key = (0, 0);
 
 /// Unplaced items whose lifetimes are connected.
 #[derive(Clone)]
@@ -48,15 +48,24 @@ impl UnplacedItems {
 
 /// A change that can be undone.
 enum PackingChange {
-    Lowest { item: usize, before: u64 },
-    Placed { item: usize },
-    Rank { item: usize, before: usize },
+    /// The lowest offset of an item was raised from `before`.
+    Lowest {
+        item: usize,
+        before: u64,
+    },
+    Placed {
+        item: usize,
+    },
+    Rank {
+        item: usize,
+        before: usize,
+    },
 }
 
 /// Placed items, and the lowest offsets that they leave to the others.
 pub(super) struct PackingState {
     capacity: u64,
-    items: Vec<Item>,
+    items: Vec<PackingItem>,
     /// For each item: its offset, or the lowest that the placed items leave it.
     lowest: Vec<u64>,
     is_placed: Vec<bool>,
@@ -76,7 +85,7 @@ impl PackingState {
     /// Makes a state in which no item of `buffers` is placed.
     pub(super) fn new(problem: &PackingProblem, capacity: u64, buffers: &[usize]) -> Self {
         let count = problem.sections.len();
-        let mut items: Vec<Item> = Vec::with_capacity(buffers.len());
+        let mut items: Vec<PackingItem> = Vec::with_capacity(buffers.len());
         let mut lowest = Vec::with_capacity(buffers.len());
         let mut unplaced = vec![0; count];
         let mut twins = rustc_hash::FxHashMap::default();
@@ -91,7 +100,7 @@ impl PackingState {
                 *bytes += size;
             }
             lowest.push(buffer.offset.unwrap_or(0));
-            items.push(Item {
+            items.push(PackingItem {
                 buffer: index,
                 sections,
                 size,
@@ -116,7 +125,7 @@ impl PackingState {
         }
     }
 
-    /// Takes every item back and ranks the items again: by `ranking`, and by chance if `random` is given.
+    /// Undoes every placement and ranks the items again: by `ranking`, and by chance if `random` is given.
     pub(super) fn restart(&mut self, ranking: Ranking, mut random: Option<&mut Random>) {
         self.undo(0);
         self.ranking = ranking;
@@ -139,7 +148,7 @@ impl PackingState {
     pub(super) fn whole(&mut self) -> Option<UnplacedItems> {
         let mut items: Vec<usize> = (0..self.items.len()).collect();
         items.sort_by_key(|&item| self.items[item].sections.start);
-        let whole = UnplacedItems { items: items.into(), after: LOWEST };
+        let whole = UnplacedItems { items: items.into(), after: LOWEST_KEY };
         self.can_fit(&whole).then_some(whole)
     }
 
@@ -148,6 +157,7 @@ impl PackingState {
         self.changes.len()
     }
 
+    /// Undoes the changes made since [`mark`](Self::mark) returned `mark`.
     pub(super) fn undo(&mut self, mark: usize) {
         for change in self.changes.drain(mark..).rev() {
             match change {
@@ -155,7 +165,7 @@ impl PackingState {
                 PackingChange::Rank { item, before } => self.ranks[item] = before,
                 PackingChange::Placed { item } => {
                     self.is_placed[item] = false;
-                    let Item { sections, size, .. } = &self.items[item];
+                    let PackingItem { sections, size, .. } = &self.items[item];
                     for bytes in &mut self.unplaced[sections.clone()] {
                         *bytes += size;
                     }
@@ -182,7 +192,7 @@ impl PackingState {
     /// Places an item of `part` as low as possible. Returns the parts that remain, or `None` if there is no room for
     /// their items; the caller then undoes the changes.
     pub(super) fn place(&mut self, item: usize, part: &UnplacedItems) -> Option<Vec<UnplacedItems>> {
-        let Item { sections, size, .. } = &self.items[item];
+        let PackingItem { sections, size, .. } = &self.items[item];
         let sections = sections.clone();
         let key = self.key(item);
         let top = key.0 + size;
@@ -197,7 +207,7 @@ impl PackingState {
             return None;
         }
         for &other in part.items.iter() {
-            let Item { sections: others, alignment, is_fixed, .. } = &self.items[other];
+            let PackingItem { sections: others, alignment, is_fixed, .. } = &self.items[other];
             if others.start >= sections.end {
                 break;
             }
@@ -214,25 +224,26 @@ impl PackingState {
     }
 
     /// Returns whether no unplaced item overlaps `item` in time.
-    pub(super) fn is_alone(&self, item: usize) -> bool {
+    pub(super) fn has_no_unplaced_neighbour(&self, item: usize) -> bool {
         self.unplaced[self.items[item].sections.clone()].iter().all(|&bytes| bytes == 0)
     }
 
+    /// Returns the key of an item.
     fn key(&self, item: usize) -> Key {
         (self.lowest[item], self.ranks[item])
     }
 
-    /// Returns whether the unplaced items of `part` might fit.
+    /// Returns whether the unplaced items of `part` might fit: if not, they certainly do not.
     fn can_fit(&mut self, part: &UnplacedItems) -> bool {
         self.released.clear();
         for &item in part.items.iter().filter(|&&item| !self.is_placed[item]) {
-            let Some(release) = self.release(item, part) else { return false };
+            let Some(release) = self.lowest_offset_now(item, part) else { return false };
             self.released.push((release, item));
             self.ends[self.items[item].sections.clone()].fill(0);
         }
         self.released.sort_unstable();
         for &(release, item) in &self.released {
-            let Item { sections, size, .. } = &self.items[item];
+            let PackingItem { sections, size, .. } = &self.items[item];
             let mut highest = 0;
             for end in &mut self.ends[sections.clone()] {
                 *end = release.max(*end) + size;
@@ -245,15 +256,15 @@ impl PackingState {
         true
     }
 
-    /// Returns the lowest offset that `item` can get after the last placed item; `None` if it cannot be placed any more.
-    fn release(&self, item: usize, part: &UnplacedItems) -> Option<u64> {
+    /// Returns the lowest offset that an unplaced item can still get; `None` if it cannot be placed any more.
+    fn lowest_offset_now(&self, item: usize, part: &UnplacedItems) -> Option<u64> {
         let lowest = self.lowest[item];
         if self.key(item) >= part.after {
             return Some(lowest);
         }
         // It was passed over, so an item must come to lie in its way, below its possible end; otherwise it could go
         // there.
-        let Item { sections, size, alignment, is_fixed, .. } = &self.items[item];
+        let PackingItem { sections, size, alignment, is_fixed, .. } = &self.items[item];
         if *is_fixed {
             return None;
         }
@@ -295,8 +306,10 @@ impl PackingState {
                     if !is_whole {
                         self.rank(items);
                     }
-                    parts
-                        .push(UnplacedItems { items: items.into(), after: if is_whole { part.after } else { LOWEST } });
+                    parts.push(UnplacedItems {
+                        items: items.into(),
+                        after: if is_whole { part.after } else { LOWEST_KEY },
+                    });
                 }
                 parts
             }
@@ -314,8 +327,9 @@ impl PackingState {
         }
     }
 
+    /// Returns the value of a measure for an item.
     fn measure(&self, item: usize, measure: Measure) -> f64 {
-        let Item { sections, size, lifetime, factors, .. } = &self.items[item];
+        let PackingItem { sections, size, lifetime, factors, .. } = &self.items[item];
         match measure {
             Measure::Sections => sections.len() as f64 * factors.length,
             Measure::Lifetime => *lifetime as f64 * factors.length,

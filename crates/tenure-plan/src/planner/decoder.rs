@@ -163,7 +163,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// Returns whether a treatment differs from keeping the tensor.
+    /// Returns whether a treatment can be applied to a tensor. Keeping a tensor is always possible.
     pub fn is_possible(&self, tensor: usize, treatment: Treatment) -> bool {
         match treatment {
             Treatment::Keep => true,

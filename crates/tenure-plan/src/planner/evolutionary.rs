@@ -55,7 +55,7 @@ impl Evolutionary {
         while evaluator.may_go_on() && population.len() < POPULATION {
             let decisions = match Rule::ALL.get(population.len()) {
                 Some(rule) => Decisions::keep(problem.tensors().len(), &rule.order(problem)),
-                None => random_decisions.next(),
+                None => random_decisions.draw(),
             };
             population.push((evaluator.cost(&decoder.decode(&decisions)), decisions));
         }
@@ -96,7 +96,8 @@ impl RandomDecisions {
         Self { possible, random: Random::seed_from_u64(seed) }
     }
 
-    pub(super) fn next(&mut self) -> Decisions {
+    /// Makes random decisions about all tensors.
+    pub(super) fn draw(&mut self) -> Decisions {
         let mut decisions = Decisions::keep(self.possible.len(), &[]);
         (0..self.possible.len()).for_each(|tensor| self.mutate(&mut decisions, tensor));
         decisions

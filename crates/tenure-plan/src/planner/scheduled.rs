@@ -84,7 +84,7 @@ impl Planner for Scheduled {
         population.truncate(SURVIVORS);
         let mut random_decisions = RandomDecisions::new(problem, &decoder, options.seed);
         while evaluator.may_go_on() && population.len() < POPULATION {
-            let decisions = random_decisions.next();
+            let decisions = random_decisions.draw();
             population.push((evaluator.cost(&decoder.decode(&decisions)), decisions));
         }
         evolve(&mut population, &mut random_decisions, &decoder, &mut evaluator);
@@ -144,7 +144,8 @@ fn remove_needless_steps(problem: &Problem, evaluator: &mut Evaluator<'_, '_>) {
     let Some((mut cost, plan)) = evaluator.best().map(|(cost, plan)| (cost, plan.clone())) else { return };
     let mut plan = plan;
     let mut is_improved = true;
-    while std::mem::take(&mut is_improved) {
+    while is_improved {
+        is_improved = false;
         let mut tensors: Vec<usize> = plan.steps.iter().map(|step| step.tensor).collect();
         tensors.sort_unstable_by_key(|tensor| (problem.tensors()[*tensor].bytes, *tensor));
         tensors.dedup();
