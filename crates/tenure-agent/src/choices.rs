@@ -15,11 +15,11 @@ use crate::policy::Policy;
 
 /// The number of features of each tensor. A change of their meaning needs a new version of policies.
 pub(crate) const TENSOR_FEATURES: usize = 25;
-/// The number of leanings of a tensor: one to each treatment, and one to an early turn. The treatment with the highest
-/// leaning is taken.
+/// The number of leanings of a tensor. A *leaning* is a score that the policy gives: one for each treatment, of which
+/// the highest wins, and one that is added to the bid and so gives the tensor an earlier turn.
 pub(crate) const LEANINGS: usize = Treatment::ALL.len() + 1;
 /// The largest absolute value of a bid.
-const MOST: f64 = 30.0;
+const MAX_BID: f64 = 30.0;
 
 /// The possible decisions for a problem. Tensors of one tag, made by kernels of one name, of about one size, are a
 /// *group*: an agent that leans to one treatment or another.
@@ -50,20 +50,21 @@ impl Choices {
         for _ in 0..ROUNDS {
             play.round(policy)?;
         }
-        let mut bids = vec![-MOST; slower_ns.len()];
+        let mut bids = vec![-MAX_BID; slower_ns.len()];
         for (buyer, bid) in market.buyers.iter().zip(market.bids(&play.log_prices)) {
-            bids[buyer.tensor] = bid.clamp(-MOST, MOST);
+            bids[buyer.tensor] = bid.clamp(-MAX_BID, MAX_BID);
         }
         let possible = |tensor| Treatment::ALL.map(|treatment| decoder.is_possible(tensor, treatment));
         let possible: Vec<_> = (0..bids.len()).map(possible).collect();
         let (groups, members) = group(problem);
-        let seen = Seen::new(problem, &market, &play.log_prices, &slower_ns);
-        let features = (0..bids.len()).flat_map(|tensor| seen.row(tensor, bids[tensor], possible[tensor]));
+        let tensor_features = TensorFeatures::new(problem, &market, &play.log_prices, &slower_ns);
+        let features =
+            (0..bids.len()).flat_map(|tensor| tensor_features.tensor_row(tensor, bids[tensor], possible[tensor]));
         Ok(Self { features: features.map(|value| value as f32).collect(), bids, possible, groups, members })
     }
 
     /// Returns the number of groups.
-    pub(crate) fn groups(&self) -> usize {
+    pub(crate) fn group_count(&self) -> usize {
         self.members.len()
     }
 
@@ -87,14 +88,15 @@ impl Choices {
         Decisions { priorities, treatments: treatments.collect() }
     }
 
-    /// Adds to each tensor's leanings the offsets of its group.
-    pub(crate) fn offset(&self, leanings: &[f32], offsets: &[f64]) -> Vec<f64> {
+    /// Returns each tensor's leanings plus the offsets of its group.
+    pub(crate) fn with_group_offsets(&self, leanings: &[f32], offsets: &[f64]) -> Vec<f64> {
         let offsets = self.groups.iter().flat_map(|group| &offsets[group * LEANINGS..(group + 1) * LEANINGS]);
         leanings.iter().zip(offsets).map(|(leaning, offset)| f64::from(*leaning) + offset).collect()
     }
 
-    /// Converts a direction of offsets to one of leanings: each member of a group takes an equal share.
-    pub(crate) fn shares(&self, direction: &[f64]) -> Vec<f32> {
+    /// Converts a direction (a gradient) of group offsets to one of leanings: each member of a group gets an equal
+    /// share.
+    pub(crate) fn leaning_directions(&self, direction: &[f64]) -> Vec<f32> {
         self.groups
             .iter()
             .flat_map(|group: &usize| {
@@ -129,8 +131,8 @@ fn group(problem: &Problem) -> (Vec<usize>, Vec<usize>) {
     (groups, members)
 }
 
-/// The features of a problem's tensors before any plan is tried.
-struct Seen<'a> {
+/// Computes the features of a problem's tensors, before any plan is tried.
+struct TensorFeatures<'a> {
     problem: &'a Problem,
     market: &'a Market<'a>,
     slower_ns: &'a [f64],
@@ -139,14 +141,15 @@ struct Seen<'a> {
     /// The longest gap in time between two uses of each tensor: from the kernel after one use to the kernel of the
     /// next.
     gaps: Vec<(usize, usize)>,
+    /// The number of accesses to each tensor.
     uses: Vec<usize>,
     /// Running sums of the kernels' prices.
     price_sums: Vec<f64>,
     /// The features that are the same for all tensors.
-    all: Vec<f64>,
+    problem_row: Vec<f64>,
 }
 
-impl<'a> Seen<'a> {
+impl<'a> TensorFeatures<'a> {
     fn new(problem: &'a Problem, market: &'a Market<'a>, log_prices: &[f64], slower_ns: &'a [f64]) -> Self {
         let begins = problem.begins_ns();
         let tensors = problem.tensors().len();
@@ -166,13 +169,14 @@ impl<'a> Seen<'a> {
             }
         }
         let price_sums = sums(log_prices.iter().map(|price| price.exp()));
-        let mut seen = Self { problem, market, slower_ns, begins, gaps, uses, price_sums, all: Vec::new() };
-        seen.all = seen.of_all();
-        seen
+        let mut tensor_features =
+            Self { problem, market, slower_ns, begins, gaps, uses, price_sums, problem_row: Vec::new() };
+        tensor_features.problem_row = tensor_features.problem_features();
+        tensor_features
     }
 
     /// Returns the features of the whole problem: possible gains and their costs.
-    fn of_all(&self) -> Vec<f64> {
+    fn problem_features(&self) -> Vec<f64> {
         let all_ns = self.begins[self.begins.len() - 1].max(1.0);
         let gone = (0..self.gaps.len()).filter(|tensor| self.gaps[*tensor].1 > 0);
         let link_ns: f64 = gone.map(|tensor| self.link_ns(tensor)).sum();
@@ -182,10 +186,18 @@ impl<'a> Seen<'a> {
         let write = slow.map_or(1.0, |tier| tier.read_bandwidth as f64 / tier.write_bandwidth as f64);
         let is_shared = self.problem.links().iter().any(|link| link.shared_with.is_some());
         let peak = self.market.pressure.iter().copied().fold(0.0, f64::max);
-        vec![log(link_ns / all_ns), log(slower_ns / all_ns), log(peak), load / 4.0, log(write), f64::from(is_shared)]
+        vec![
+            scaled_log(link_ns / all_ns),
+            scaled_log(slower_ns / all_ns),
+            scaled_log(peak),
+            load / 4.0,
+            scaled_log(write),
+            f64::from(is_shared),
+        ]
     }
 
-    fn row(&self, number: usize, bid: f64, possible: [bool; Treatment::ALL.len()]) -> Vec<f64> {
+    /// Returns the features of one tensor.
+    fn tensor_row(&self, number: usize, bid: f64, possible: [bool; Treatment::ALL.len()]) -> Vec<f64> {
         let tensor = &self.problem.tensors()[number];
         let gap = self.gaps[number];
         let slower_ns = self.slower_ns[number].max(1.0);
@@ -200,7 +212,7 @@ impl<'a> Seen<'a> {
         let tag = |tag: Tag| f64::from(tensor.tag == tag);
         let mut row = vec![
             (bid / 4.0).clamp(-2.0, 2.0),
-            log(tensor.bytes as f64 / self.market.capacity()),
+            scaled_log(tensor.bytes as f64 / self.market.capacity()),
             life_ns / all_ns,
             gap_ns / all_ns,
             gap_ns / life_ns,
@@ -211,22 +223,24 @@ impl<'a> Seen<'a> {
             tag(Tag::Input),
             f64::from(possible[Treatment::Away as usize]),
             f64::from(possible[Treatment::Recompute as usize]),
-            log(link_ns / gap_ns),
-            log(link_ns / slower_ns),
-            log(again_ns / slower_ns),
-            log(link_ns / again_ns),
-            log(self.uses[number] as f64),
-            log(pressure),
+            scaled_log(link_ns / gap_ns),
+            scaled_log(link_ns / slower_ns),
+            scaled_log(again_ns / slower_ns),
+            scaled_log(link_ns / again_ns),
+            scaled_log(self.uses[number] as f64),
+            scaled_log(pressure),
             self.price(gap) / self.price(life).max(f64::MIN_POSITIVE),
         ];
-        row.extend(&self.all);
+        row.extend(&self.problem_row);
         row
     }
 
+    /// Returns the nanoseconds that a range of kernels takes.
     fn ns(&self, kernels: (usize, usize)) -> f64 {
         self.begins[kernels.1] - self.begins[kernels.0]
     }
 
+    /// Returns the sum of the prices of a range of kernels.
     fn price(&self, kernels: (usize, usize)) -> f64 {
         self.price_sums[kernels.1] - self.price_sums[kernels.0]
     }
@@ -251,7 +265,8 @@ fn sums(values: impl Iterator<Item = f64>) -> Vec<f64> {
     sums
 }
 
-fn log(value: f64) -> f64 {
+/// Returns a logarithm, scaled and limited to a feature of -2 to 2.
+fn scaled_log(value: f64) -> f64 {
     (value.clamp(1e-6, 1e6).ln() / 4.0).clamp(-2.0, 2.0)
 }
 

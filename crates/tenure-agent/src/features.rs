@@ -1,4 +1,4 @@
-//! The features that sellers see.
+//! The inputs of the network by which sellers (one for each kernel) change their prices.
 
 use crate::market::{Demand, Market};
 
@@ -6,8 +6,9 @@ use crate::market::{Demand, Market};
 pub(crate) const FEATURES: usize = 18;
 
 /// The state of the market after the rounds so far.
-pub(crate) struct Scene<'a> {
+pub(crate) struct MarketState<'a> {
     pub(crate) market: &'a Market<'a>,
+    /// The logarithms of the prices of room, one for each kernel.
     pub(crate) log_prices: &'a [f64],
     pub(crate) demand: &'a Demand,
     /// The room taken in the round before.
@@ -17,7 +18,7 @@ pub(crate) struct Scene<'a> {
     pub(crate) round: usize,
 }
 
-impl Scene<'_> {
+impl MarketState<'_> {
     /// Returns [`FEATURES`] numbers of about -1 to 1 for each kernel, one kernel after the other.
     pub(crate) fn features(&self) -> Vec<f32> {
         let kernels = self.market.kernels();

@@ -7,9 +7,9 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Takes the lock `path.lock`, which is held until the returned file is dropped. Returns `None` if another process has
-/// it. The lock's file stays: removing it would race with another process that takes it.
-pub(crate) fn take_beside(path: &Path) -> io::Result<Option<File>> {
+/// Locks the file `path.lock` until the returned file is dropped. Returns `None` if another process has locked it. The
+/// lock's file stays: removing it would race with another process that takes it.
+pub(crate) fn try_lock_beside(path: &Path) -> io::Result<Option<File>> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
     let mut options = File::options();

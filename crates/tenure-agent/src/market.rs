@@ -1,4 +1,5 @@
-//! The market: prices of room, the tensors' bids at these prices, and the room that they get.
+//! The market for room in the fast tier. Each kernel is a *seller*, which sets a price for room while it runs; each
+//! tensor is a *buyer*, which bids for room during its lifetime.
 
 use tenure_plan::{FixedPlacement, Problem};
 
@@ -62,6 +63,7 @@ impl<'a> Market<'a> {
         Self { problem, capacity_bytes, buyers, pressure }
     }
 
+    /// Returns the number of kernels.
     pub(crate) fn kernels(&self) -> usize {
         self.pressure.len()
     }
@@ -102,6 +104,7 @@ impl<'a> Market<'a> {
             .collect()
     }
 
+    /// Returns the demand for room at these bids.
     pub(crate) fn demand(&self, bids: &[f64]) -> Demand {
         let near = NEAR.ln();
         let sum = |low: f64, high: f64| {

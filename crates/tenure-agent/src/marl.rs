@@ -1,4 +1,4 @@
-//! The learned planner.
+//! [`Marl`]: the planner that applies networks trained by multi-agent reinforcement learning.
 
 use tenure_plan::planner::{Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Watch};
 use tenure_plan::{PlanError, Problem};
@@ -14,14 +14,15 @@ use crate::random::{normal, uniform};
 /// The number of rounds that sellers are trained for: after these, prices have settled.
 pub(crate) const ROUNDS: usize = 8;
 /// The standard deviations of the noise added to bids after prices have settled, used in turn.
-const DOUBTS: [f64; 6] = [0.02, 0.05, 0.1, 0.2, 0.4, 0.8];
-/// The mean number of groups, or tensors, that try something else at once.
-const TRYING: f64 = 3.0;
-/// The standard deviations of the changes that groups and tensors try.
+const BID_NOISE: [f64; 6] = [0.02, 0.05, 0.1, 0.2, 0.4, 0.8];
+/// The mean number of groups, or tensors, whose leanings change in one tried plan.
+const MEAN_TRIED: f64 = 3.0;
+/// The standard deviation of changes to the leanings of a group.
 const GROUP_SPREAD: f64 = 1.0;
+/// The standard deviation of changes to the leanings of a single tensor.
 const TENSOR_SPREAD: f64 = 2.0;
 /// A score this close to its bound counts as reaching it.
-const ROUNDING: f64 = 1e-9;
+const SCORE_TOLERANCE: f64 = 1e-9;
 /// The default number of evaluations.
 const EVALUATIONS: u64 = 400;
 
@@ -72,8 +73,8 @@ impl Marl {
     }
 
     /// Plays the market: each round gives one plan, and once prices have settled, the density rule gives another.
-    /// Sellers have learned to get close in few rounds, and would get no closer: from then on prices follow the demand,
-    /// and buyers' bids get noise. Returns the lowest bound that prices gave.
+    /// Sellers have learned to get close to the best prices in few rounds, and would get no closer. From then on,
+    /// prices follow the demand, and noise is added to the bids. Returns the lowest bound that prices gave.
     fn place(
         &self,
         market: &Market<'_>,
@@ -91,8 +92,8 @@ impl Marl {
                 Some(0) => market.place(&market.bids(&market.uniform_log_prices())),
                 Some(more) => {
                     let mut bids = play.follow_demand(more);
-                    let doubt = DOUBTS[more % DOUBTS.len()];
-                    bids.iter_mut().for_each(|bid| *bid += doubt * normal(generator));
+                    let noise = BID_NOISE[more % BID_NOISE.len()];
+                    bids.iter_mut().for_each(|bid| *bid += noise * normal(generator));
                     market.place(&bids)
                 }
             };
@@ -100,7 +101,7 @@ impl Marl {
             let mean: Vec<f64> = sums.iter().map(|sum| (sum / (round + 1) as f64).ln()).collect();
             bound = bound.min(market.bound(&play.log_prices)).min(market.bound(&mean));
             best = best.max(1.0 - evaluator.cost(&placement.plan()));
-            if !evaluator.may_go_on() || best >= bound - ROUNDING {
+            if !evaluator.may_go_on() || best >= bound - SCORE_TOLERANCE {
                 break;
             }
         }
@@ -134,18 +135,19 @@ impl Marl {
 /// Returns changed leanings: of a few groups, each as a whole, or of a few single tensors.
 fn vary(choices: &Choices, leanings: &[f64], generator: &Generator) -> Vec<f64> {
     let few = |of: usize, spread: f64| -> Vec<Option<[f64; LEANINGS]>> {
-        let share = TRYING / of.max(1) as f64;
+        let share = MEAN_TRIED / of.max(1) as f64;
         let offsets = || [(); LEANINGS].map(|()| spread * normal(generator));
         (0..of).map(|_| (uniform(generator) < share).then(offsets)).collect()
     };
-    let is_as_groups = uniform(generator) < 0.5;
-    let offsets = match is_as_groups {
-        true => few(choices.groups(), GROUP_SPREAD),
-        false => few(leanings.len() / LEANINGS, TENSOR_SPREAD),
+    let varies_groups = uniform(generator) < 0.5;
+    let offsets = if varies_groups {
+        few(choices.group_count(), GROUP_SPREAD)
+    } else {
+        few(leanings.len() / LEANINGS, TENSOR_SPREAD)
     };
     let mut varied = leanings.to_vec();
     for (tensor, leanings) in varied.chunks_exact_mut(LEANINGS).enumerate() {
-        let offsets = offsets[if is_as_groups { choices.group(tensor) } else { tensor }];
+        let offsets = offsets[if varies_groups { choices.group(tensor) } else { tensor }];
         leanings.iter_mut().zip(offsets.into_iter().flatten()).for_each(|(leaning, offset)| *leaning += offset);
     }
     varied

@@ -1,20 +1,20 @@
-//! Rounds of the market.
+//! Rounds of the [`Market`]: sellers change prices, buyers bid, and the highest bids get room.
 
 use tenure_plan::FixedPlacement;
 use tenure_tensor::{Tensor, autograd};
 
-use crate::features::Scene;
+use crate::features::MarketState;
 use crate::market::{Demand, Market};
 use crate::policy::Policy;
 
 /// The largest change of a price's logarithm in one round.
-const STEP: f64 = 2.0;
-/// The largest change of a price's logarithm in the first step of following the demand, and the rate at which steps get
-/// smaller.
-const FIRST_STEP: f64 = 0.6;
-const SHRINKING: f64 = 0.05;
+const MAX_CHANGE: f64 = 2.0;
+/// The largest change of a price's logarithm in the first step that follows the demand.
+const FIRST_DEMAND_STEP: f64 = 0.6;
+/// The rate at which these steps get smaller.
+const STEP_DECAY: f64 = 0.05;
 /// The largest change of a price's logarithm over all rounds.
-const REACH: f64 = 20.0;
+const MAX_TOTAL_CHANGE: f64 = 20.0;
 
 /// The state of a market after some rounds.
 pub(crate) struct Play<'a> {
@@ -40,26 +40,26 @@ impl<'a> Play<'a> {
     /// Returns the features that sellers see.
     pub(crate) fn features(&self) -> Vec<f32> {
         let Self { market, log_prices, demand, taken, changes, round, .. } = self;
-        Scene { market, log_prices, demand, taken, changes, round: *round }.features()
+        MarketState { market, log_prices, demand, taken, changes, round: *round }.features()
     }
 
     /// Returns a policy's changes of prices, as a tensor that gradients flow through.
     pub(crate) fn changes_by(&self, policy: &Policy) -> tenure_tensor::Result<Tensor> {
-        policy.changes(self.features())?.tanh()?.mul(STEP)
+        policy.changes(self.features())?.tanh()?.mul(MAX_CHANGE)
     }
 
     /// Changes prices by the difference of demand and supply, without a policy. Steps get smaller with `number`, so
     /// that prices converge to the best ones. Returns the bids at the new prices.
     pub(crate) fn follow_demand(&mut self, number: usize) -> Vec<f64> {
-        let step = FIRST_STEP / (1.0 + number as f64 * SHRINKING);
+        let step = FIRST_DEMAND_STEP / (1.0 + number as f64 * STEP_DECAY);
         let changes = self.demand.wanted.iter().map(|wanted| step * (wanted - 1.0).clamp(-1.0, 1.0));
-        self.change(changes.collect())
+        self.apply_changes(changes.collect())
     }
 
-    /// Changes prices. Returns the bids at the new prices.
-    pub(crate) fn change(&mut self, changes: Vec<f64>) -> Vec<f64> {
+    /// Adds `changes` to the logarithms of the prices. Returns the bids at the new prices.
+    pub(crate) fn apply_changes(&mut self, changes: Vec<f64>) -> Vec<f64> {
         for ((price, first), change) in self.log_prices.iter_mut().zip(&self.first_log_prices).zip(&changes) {
-            *price = (*price + change).clamp(first - REACH, first + REACH);
+            *price = (*price + change).clamp(first - MAX_TOTAL_CHANGE, first + MAX_TOTAL_CHANGE);
         }
         self.changes = changes;
         self.round += 1;
@@ -78,7 +78,7 @@ impl<'a> Play<'a> {
     /// Plays a round by the policy.
     pub(crate) fn round(&mut self, policy: &Policy) -> tenure_tensor::Result<FixedPlacement> {
         let changes = autograd::no_grad(|| self.changes_by(policy)?.to_vec::<f32>())?;
-        let bids = self.change(changes.into_iter().map(f64::from).collect());
+        let bids = self.apply_changes(changes.into_iter().map(f64::from).collect());
         Ok(self.place(&bids))
     }
 }

@@ -21,10 +21,10 @@ const JITTER_NS: f64 = 100.0;
 const KIND_SPREAD: f64 = 1.0;
 const KERNEL_SPREAD: f64 = 0.3;
 const TENSOR_SPREAD: f64 = 1.0;
-/// The number of rounds in which each factor is fitted to the rest that the others leave.
+/// The number of rounds of coordinate descent: in each, every factor is fitted to the residuals of the others.
 const SWEEPS: usize = 60;
 /// The optimistic share of its cost that an access has if none of its tensor was measured in that tier.
-const HOPED_SHARE: f64 = 0.5;
+const OPTIMISTIC_SHARE: f64 = 0.5;
 /// The least factor of an access's estimated cost.
 const LEAST_FACTOR: f64 = 0.01;
 /// The sum of all costs as bytes: large enough that rounding does not matter, small enough that no sum exceeds 64 bits.
@@ -33,25 +33,19 @@ const ALL_COSTS: f64 = 1e15;
 /// A factor of the regression, shared by some kernels or accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Factor<'a> {
-    /// All kernels of one name, and one single kernel.
+    /// Of all kernels of one name.
     Name(&'a str),
+    /// Of one single kernel.
     Kernel(usize),
-    /// All accesses to a tier in one direction and of one size class, and all accesses to a tier in one direction of
-    /// one tensor.
-    Accesses {
-        tier: usize,
-        is_write: bool,
-        size: u32,
-    },
-    Tensor {
-        tier: usize,
-        is_write: bool,
-        tensor: usize,
-    },
+    /// Of all accesses to a tier in one direction and of one size class.
+    Accesses { tier: usize, is_write: bool, size: u32 },
+    /// Of all accesses to a tier in one direction of one tensor.
+    Tensor { tier: usize, is_write: bool, tensor: usize },
 }
 
 impl Factor<'_> {
-    fn is_of_a_kind(self) -> bool {
+    /// Returns whether several kernels or accesses of one kind share the factor.
+    fn is_shared(self) -> bool {
         matches!(self, Self::Name(_) | Self::Accesses { .. })
     }
 }
@@ -60,7 +54,9 @@ impl Factor<'_> {
 #[derive(Clone)]
 pub(super) struct Costs<'a> {
     problem: &'a Problem,
+    /// The number of each factor.
     numbers: HashMap<Factor<'a>, usize>,
+    /// The value of each factor, by number.
     values: Vec<f64>,
     /// The share of its cost that an access has if none of its tensor was measured in that tier.
     unmeasured_share: f64,
@@ -101,10 +97,10 @@ impl<'a> Costs<'a> {
         costs
     }
 
-    /// Returns the same costs, but lower ones for accesses that were never measured: those that rest only on the
-    /// estimate and on others of their kind.
-    pub(super) fn hoped(&self) -> Self {
-        Self { unmeasured_share: HOPED_SHARE, ..self.clone() }
+    /// Returns the same costs, but lower ones for accesses whose cost was never measured (with another access of the
+    /// same tensor in the same tier), but only estimated.
+    pub(super) fn optimistic(&self) -> Self {
+        Self { unmeasured_share: OPTIMISTIC_SHARE, ..self.clone() }
     }
 
     /// Returns the problem with the bytes of each access replaced by its additional cost in slower tiers. So the best
@@ -148,7 +144,7 @@ impl<'a> Costs<'a> {
         let next = self.values.len();
         let number = *self.numbers.entry(factor).or_insert(next);
         if number == next {
-            self.values.push(if factor.is_of_a_kind() { 1.0 } else { 0.0 });
+            self.values.push(if factor.is_shared() { 1.0 } else { 0.0 });
         }
         number
     }
@@ -185,8 +181,8 @@ impl<'a> Costs<'a> {
         for access in accesses(kernel) {
             let tier = observation.places[access.access.tensor];
             if tier > 0 {
-                let told_ns = access.told_ns(self.problem, tier);
-                parts.extend(access.factors(tier).map(|factor| (self.number(factor), told_ns)));
+                let estimated_ns = access.estimated_ns(self.problem, tier);
+                parts.extend(access.factors(tier).map(|factor| (self.number(factor), estimated_ns)));
             }
         }
         parts
@@ -196,7 +192,9 @@ impl<'a> Costs<'a> {
     fn cost_ns(&self, tier: usize, access: KernelAccess) -> f64 {
         let [kind, tensor] = access.factors(tier);
         let share = if self.numbers.contains_key(&tensor) { 1.0 } else { self.unmeasured_share };
-        share * access.told_ns(self.problem, tier) * (self.value(kind, 1.0) + self.value(tensor, 0.0)).max(LEAST_FACTOR)
+        share
+            * access.estimated_ns(self.problem, tier)
+            * (self.value(kind, 1.0) + self.value(tensor, 0.0)).max(LEAST_FACTOR)
     }
 
     /// Returns the value of a factor, or `told` if no measurement has it.
@@ -230,6 +228,7 @@ fn slower_shares(problem: &Problem) -> Vec<(usize, f64)> {
 }
 
 impl Row {
+    /// Returns the predicted time in ns.
     fn sum(&self, values: &[f64]) -> f64 {
         self.parts.iter().map(|(factor, ns)| values[*factor] * ns).sum()
     }
@@ -242,12 +241,14 @@ struct KernelAccess {
     is_write: bool,
 }
 
+/// Returns the reads and then the writes of a kernel.
 fn accesses(kernel: &ProblemKernel) -> impl Iterator<Item = KernelAccess> {
     let reads = kernel.reads.iter().map(|access| KernelAccess { access: *access, is_write: false });
     reads.chain(kernel.writes.iter().map(|access| KernelAccess { access: *access, is_write: true }))
 }
 
 impl KernelAccess {
+    /// Returns the factors of an access in a tier: that of its kind, and that of its tensor.
     fn factors<'a>(self, tier: usize) -> [Factor<'a>; 2] {
         let ProblemAccess { tensor, bytes } = self.access;
         let size = bytes.max(1).ilog2();
@@ -257,7 +258,7 @@ impl KernelAccess {
 
     /// Returns the additional time in ns of an access in a tier, compared with the first, as the problem says. A tier
     /// that is said to be as fast still costs a little: a cost of zero could not be corrected by a factor.
-    fn told_ns(self, problem: &Problem, tier: usize) -> f64 {
+    fn estimated_ns(self, problem: &Problem, tier: usize) -> f64 {
         let fastest = &problem.tiers()[0];
         let tier = &problem.tiers()[tier];
         let fastest_ns = self.bytes_ns(fastest);
@@ -265,6 +266,7 @@ impl KernelAccess {
         let waits_ns = tier.latency_ns.saturating_sub(fastest.latency_ns) as f64;
         slower_ns.max(0.1 * fastest_ns) + waits_ns
     }
+
     /// Returns the time in ns that its bytes take at a tier's bandwidth.
     fn bytes_ns(self, tier: &ProblemTier) -> f64 {
         let bandwidth = if self.is_write { tier.write_bandwidth } else { tier.read_bandwidth };

@@ -22,11 +22,11 @@ const VERSION: u64 = 1;
 pub struct LearnedError {
     /// The file.
     path: PathBuf,
-    reason: Reason,
+    reason: FileProblem,
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Reason {
+enum FileProblem {
     #[error("another agent learns into it: name another file")]
     Locked,
     #[error("it cannot be read: {0}: name another file")]
@@ -37,24 +37,26 @@ enum Reason {
     Other(String),
 }
 
-impl From<serde_json::Error> for Reason {
+impl From<serde_json::Error> for FileProblem {
     fn from(error: serde_json::Error) -> Self {
         Self::Other(error.to_string().replace(['\n', '\r'], " "))
     }
 }
 
-impl From<ProblemError> for Reason {
+impl From<ProblemError> for FileProblem {
     fn from(error: ProblemError) -> Self {
         Self::Other(format!("a problem in it: {}", error.to_string().replace(['\n', '\r'], " ")))
     }
 }
 
+/// The fields by which the format is recognized.
 #[derive(Deserialize)]
 struct Head {
     format: String,
     version: u64,
 }
 
+/// The content of the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -63,6 +65,7 @@ struct Written {
     programs: Vec<WrittenProgram>,
 }
 
+/// A [`Program`] in the file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenProgram {
@@ -84,10 +87,10 @@ impl LearnedFile {
     pub(super) fn open(path: &Path) -> Result<(Self, VecDeque<Program>), LearnedError> {
         let failed = |reason| LearnedError { path: path.to_owned(), reason };
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-            return Err(failed(Reason::Other("it is a folder or a device".into())));
+            return Err(failed(FileProblem::Other("it is a folder or a device".into())));
         }
-        let lock = lock::take_beside(path).map_err(|reason| failed(reason.into()))?;
-        let file = Self { path: path.to_owned(), _lock: lock.ok_or_else(|| failed(Reason::Locked))? };
+        let lock = lock::try_lock_beside(path).map_err(|reason| failed(reason.into()))?;
+        let file = Self { path: path.to_owned(), _lock: lock.ok_or_else(|| failed(FileProblem::Locked))? };
         let programs = read(path).map_err(failed)?;
         file.write(&programs)?;
         Ok((file, programs))
@@ -99,37 +102,39 @@ impl LearnedFile {
     }
 }
 
-fn read(path: &Path) -> Result<VecDeque<Program>, Reason> {
+/// Reads the programs in a file, or none if there is no file.
+fn read(path: &Path) -> Result<VecDeque<Program>, FileProblem> {
     let text = match fs::read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(VecDeque::new()),
-        text => text.map_err(Reason::Read)?,
+        text => text.map_err(FileProblem::Read)?,
     };
     if text.is_empty() {
-        return Err(Reason::Other("it is empty".into()));
+        return Err(FileProblem::Other("it is empty".into()));
     }
     let Head { format, version } = serde_json::from_slice(&text)?;
     if (&*format, version) != (FORMAT, VERSION) {
         let reason = format!("it is {format:?} of version {version}, not {FORMAT:?} of version {VERSION}");
-        return Err(Reason::Other(reason));
+        return Err(FileProblem::Other(reason));
     }
     let written: Written = serde_json::from_slice(&text)?;
     written.programs.into_iter().map(program).collect()
 }
 
-fn write(path: &Path, programs: &VecDeque<Program>) -> Result<(), Reason> {
-    let programs = programs.iter().map(written).collect::<Result<_, Reason>>()?;
+fn write(path: &Path, programs: &VecDeque<Program>) -> Result<(), FileProblem> {
+    let programs = programs.iter().map(written).collect::<Result<_, FileProblem>>()?;
     let text = serde_json::to_vec(&Written { format: FORMAT.into(), version: VERSION, programs })?;
     Ok(write_privately(path, |out| out.write_all(&text))?)
 }
 
-fn written(program: &Program) -> Result<WrittenProgram, Reason> {
+/// Converts a program to its form in the file.
+fn written(program: &Program) -> Result<WrittenProgram, FileProblem> {
     let problem = RawValue::from_string(program.problem.to_json()?)?;
     let Program { given, observations, reports, .. } = program;
     Ok(WrittenProgram { problem, given: given.clone(), observations: observations.clone(), reports: *reports })
 }
 
 /// Converts a program from a file, if all its numbers fit its problem.
-fn program(written: WrittenProgram) -> Result<Program, Reason> {
+fn program(written: WrittenProgram) -> Result<Program, FileProblem> {
     let WrittenProgram { problem, given, observations, reports } = written;
     let problem = Problem::from_json(problem.get())?;
     let tensors = problem.tensors().len();
@@ -141,7 +146,7 @@ fn program(written: WrittenProgram) -> Result<Program, Reason> {
         .iter()
         .all(|known| !known.times.is_empty() && known.times.iter().all(|times| times.check(kernels).is_ok()));
     if !are_places || !are_times {
-        return Err(Reason::Other("times or places in it are of another problem".into()));
+        return Err(FileProblem::Other("times or places in it are of another problem".into()));
     }
     Ok(Program { problem, given, observations, reports })
 }

@@ -30,7 +30,7 @@ const REPORTS: usize = 5;
 /// The longest time that is accepted: an hour, in ns.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 /// The number of placements of a program that are tried. Afterwards the fastest of them is the answer.
-const TRIED: usize = 9;
+const PLACEMENTS_TRIED: usize = 9;
 
 /// The planner [`Marl`], which also learns the true costs of each program from measured times.
 ///
@@ -198,10 +198,10 @@ impl Learner {
             return Ok((self.marl.plan(problem, options, watch)?, None));
         };
         let begun = Instant::now();
-        let settled = Plan { places: fastest.places.clone(), steps: Vec::new() };
-        let is_playable = simulate(problem, &settled).is_ok();
-        if observations.len() >= TRIED && is_playable {
-            let planned = Planned { plan: settled, evaluations: 0, bound: None, elapsed: begun.elapsed() };
+        let fastest_plan = Plan { places: fastest.places.clone(), steps: Vec::new() };
+        let is_playable = simulate(problem, &fastest_plan).is_ok();
+        if observations.len() >= PLACEMENTS_TRIED && is_playable {
+            let planned = Planned { plan: fastest_plan, evaluations: 0, bound: None, elapsed: begun.elapsed() };
             return Ok((planned, Some(fastest.step_ns())));
         }
         let is_stopped = Cell::new(false);
@@ -220,14 +220,14 @@ impl Learner {
         // A placement that was measured teaches nothing new. If no other is predicted to be faster, there may be one
         // where costs that were never measured are lower.
         let mut evaluations = 0;
-        for (believed, searches_left) in [(&costs, 2), (&costs.hoped(), 1)] {
-            let corrected = believed.problem().map_err(failed)?;
+        for (assumed_costs, searches_left) in [(&costs, 2), (&costs.optimistic(), 1)] {
+            let corrected = assumed_costs.problem().map_err(failed)?;
             let time_limit = options.time_limit.saturating_sub(begun.elapsed()) / searches_left;
             let found = self.marl.plan(&corrected, &PlannerOptions { time_limit, ..*options }, watch)?;
             evaluations += found.evaluations;
             let places = &found.plan.places;
             let is_measured = observations.iter().any(|known| known.places == *places);
-            if !is_playable || (!is_measured && believed.step_ns(places) < fastest.step_ns()) {
+            if !is_playable || (!is_measured && assumed_costs.step_ns(places) < fastest.step_ns()) {
                 let step_ns = costs.step_ns(places);
                 // The bound is one of time, not of the score.
                 return Ok((Planned { bound: None, evaluations, elapsed: begun.elapsed(), ..found }, Some(step_ns)));
@@ -236,7 +236,7 @@ impl Learner {
                 break;
             }
         }
-        let planned = Planned { plan: settled, evaluations, bound: None, elapsed: begun.elapsed() };
+        let planned = Planned { plan: fastest_plan, evaluations, bound: None, elapsed: begun.elapsed() };
         Ok((planned, Some(fastest.step_ns())))
     }
 

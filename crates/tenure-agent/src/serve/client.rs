@@ -100,7 +100,7 @@ impl AgentClient {
     /// Sends a frame and returns the body of the answer, which must be of the kind `expected`.
     fn exchange(&mut self, asked: &Frame, expected: Kind, patience: Duration) -> Result<Vec<u8>, ServeError> {
         let mut frame = None;
-        if let Some(connection) = self.connection.take().filter(|connection| !connection.is_gone()) {
+        if let Some(connection) = self.connection.take().filter(|connection| !connection.has_peer_closed()) {
             // The connection ends without an answer if the agent was about to close it, as after a refusal.
             frame = self.exchange_on(connection, asked, patience)?;
         }

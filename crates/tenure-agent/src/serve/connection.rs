@@ -17,36 +17,39 @@ use super::frame::{Frame, FrameError, Kind};
 pub(super) const TICK: Duration = Duration::from_millis(50);
 
 /// The most reads from a closing connection before other connections get their turn.
-const UNREAD_AT_ONCE: usize = 64;
+const MAX_DISCARDS: usize = 64;
 
 /// A connection on which no call waits longer than its time, or after the stop flag is set.
 pub(super) struct Connection<'a> {
     stream: Stream,
     stop: &'a AtomicBool,
     clock: Clock,
-    until: Duration,
+    /// The time on `clock` at which reading gives up.
+    deadline: Duration,
 }
 
 impl<'a> Connection<'a> {
     /// Wraps a stream whose writes wait at most `patience`.
     pub(super) fn new(stream: Stream, stop: &'a AtomicBool, patience: Duration, clock: Clock) -> io::Result<Self> {
         stream.set_write_timeout(patience)?;
-        let until = clock.now();
-        Ok(Self { stream, stop, clock, until })
+        let deadline = clock.now();
+        Ok(Self { stream, stop, clock, deadline })
     }
 
     /// Returns the next frame, which must arrive whole within `patience`. Returns `None` if the other end has ended the
     /// connection.
     pub(super) fn receive(&mut self, patience: Duration) -> Result<Option<Frame>, FrameError> {
-        self.until = self.clock.now() + patience;
+        self.deadline = self.clock.now() + patience;
         Frame::read(&mut *self)
     }
 
+    /// Sends a message as JSON.
     pub(super) fn send(&mut self, kind: Kind, message: &impl Serialize) -> Result<(), FrameError> {
         let body = serde_json::to_vec(message).map_err(io::Error::from)?;
         self.send_frame(&Frame { kind, body })
     }
 
+    /// Sends a frame.
     pub(super) fn send_frame(&mut self, frame: &Frame) -> Result<(), FrameError> {
         frame.write(&mut self.stream)
     }
@@ -57,7 +60,7 @@ impl<'a> Connection<'a> {
     }
 
     /// Returns whether the other end has ended the connection, or its side of it.
-    pub(super) fn is_gone(&self) -> bool {
+    pub(super) fn has_peer_closed(&self) -> bool {
         let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         wait(&self.stream, PollFlags::RDHUP, Duration::ZERO).is_ok_and(|found| found.intersects(gone))
     }
@@ -74,29 +77,29 @@ impl<'a> Connection<'a> {
     /// Ends this side, and gives the other end `patience` to end its own. Returns whether the connection was still
     /// open.
     pub(super) fn begin_to_close(&mut self, patience: Duration) -> bool {
-        self.until = self.clock.now() + patience;
+        self.deadline = self.clock.now() + patience;
         self.stream.end_writing().is_ok()
     }
 
-    /// Discards what has been received, without waiting. Returns whether the other end may still be reading and has
-    /// time left.
-    pub(super) fn is_closing(&mut self) -> bool {
+    /// Discards the received data, without waiting. Returns whether to go on: whether the other end has not closed the
+    /// connection yet and has time left.
+    pub(super) fn discard_received(&mut self) -> bool {
         let mut unread = [0; 1 << 16];
-        for _ in 0..UNREAD_AT_ONCE {
+        for _ in 0..MAX_DISCARDS {
             match wait(&self.stream, PollFlags::IN, Duration::ZERO) {
-                Ok(found) if found.is_empty() => return self.clock.now() < self.until,
+                Ok(found) if found.is_empty() => return self.clock.now() < self.deadline,
                 Ok(_) if self.stream.read(&mut unread).is_ok_and(|count| count > 0) => {}
                 _ => return false,
             }
         }
-        self.clock.now() < self.until
+        self.clock.now() < self.deadline
     }
 }
 
 impl Read for Connection<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            let left = self.until.saturating_sub(self.clock.now());
+            let left = self.deadline.saturating_sub(self.clock.now());
             if self.is_stopped() {
                 return Err(io::Error::other("the agent ends"));
             }

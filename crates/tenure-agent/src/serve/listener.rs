@@ -22,7 +22,7 @@ use crate::lock;
 const BACKLOG: i32 = 128;
 
 /// The time that another owner of the socket may take to accept a connection.
-const ANSWERS: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A listening socket. Dropping it removes its file.
 pub(super) struct Listener {
@@ -46,11 +46,11 @@ impl Listener {
         let failed = |doing| move |reason| ServeError::Socket { address: address.clone(), doing, reason };
         let (socket, address) = match address {
             Address::Unix(path) => {
-                let lock = lock::take_beside(path).map_err(failed("the lock beside it cannot be taken"))?;
+                let lock = lock::try_lock_beside(path).map_err(failed("the lock beside it cannot be taken"))?;
                 let lock = lock.ok_or_else(|| ServeError::AlreadyServed { address: address.clone() })?;
                 remove_stale(path, address)?;
                 let listener = listen(path).map_err(failed("no socket can be made here"))?;
-                let file = file(path).map_err(failed("its socket has gone"))?;
+                let file = file_identity(path).map_err(failed("its socket has gone"))?;
                 (Socket::Unix { listener, file, _lock: lock }, address.clone())
             }
             Address::Tcp(wanted) if !wanted.ip().is_loopback() => return Err(ServeError::NotLoopback(*wanted)),
@@ -103,7 +103,7 @@ impl Drop for Listener {
     fn drop(&mut self) {
         // The file may have been removed, and another agent may have made its own.
         if let (Address::Unix(path), Socket::Unix { file: ours, .. }) = (&self.address, &self.socket)
-            && file(path).is_ok_and(|there| there == *ours)
+            && file_identity(path).is_ok_and(|there| there == *ours)
         {
             let _ = fs::remove_file(path);
         }
@@ -111,10 +111,11 @@ impl Drop for Listener {
 }
 
 /// Returns the identity of the file at a path. No other file has it while a socket is bound to it.
-fn file(path: &Path) -> io::Result<(u64, u64)> {
+fn file_identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
 }
 
+/// Makes a listening socket at a path that only this user can open.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     // This precedes the name: the file gets the socket's mode, so that it is never open to other users.
@@ -136,7 +137,7 @@ fn remove_stale(path: &Path, address: &Address) -> Result<(), ServeError> {
     if !found.file_type().is_socket() {
         return Err(failed("a file that is no socket is in the way")(ErrorKind::AlreadyExists.into()));
     }
-    match Stream::connect(address, ANSWERS) {
+    match Stream::connect(address, ANSWER_TIMEOUT) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
             fs::remove_file(path).map_err(failed("the file of a dead agent cannot be removed"))
         }

@@ -128,7 +128,7 @@ impl AgentServer {
             // Connections beyond the limit, kept until their other ends have read the refusal.
             let mut turned_away: Vec<Connection> = Vec::new();
             while watch(&server.serving()).is_continue() {
-                turned_away.retain_mut(Connection::is_closing);
+                turned_away.retain_mut(Connection::discard_received);
                 let Ok(accepted) = server.listener.accept(TICK) else {
                     // This may be a lack of descriptors, which may become free.
                     thread::sleep(TICK);
@@ -215,7 +215,7 @@ impl AgentServer {
         let planned = catch_unwind(AssertUnwindSafe(|| plan(planner, request, connection)));
         let (planned, step_ns) = planned
             .map_err(|_| AgentRefusal::new("plan", "the planner failed: tell who made it of this problem"))??;
-        if connection.is_gone() {
+        if connection.has_peer_closed() {
             return Ok(None);
         }
         let outcome = simulate(request.problem(), &planned.plan).map_err(|error| AgentRefusal::new("plan", error))?;
@@ -291,7 +291,11 @@ fn plan(
             return ControlFlow::Continue(());
         }
         looked.set(Instant::now());
-        if connection.is_stopped() || connection.is_gone() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if connection.is_stopped() || connection.has_peer_closed() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     };
     let problem = request.problem();
     let options = request.planner_options();

@@ -10,7 +10,7 @@ use tenure_plan::{Rule, simulate};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{Tensor, autograd};
 
-use super::{Run, Stage, TrainError, TrainOptions, lessons};
+use super::{Stage, TrainError, TrainOptions, TrainRun, make_lessons};
 use crate::choices::{Choices, LEANINGS};
 use crate::policy::Policy;
 use crate::random::normal;
@@ -28,6 +28,7 @@ const SCALE: f64 = 0.05;
 /// The gain of a plan that cannot be simulated, because its moves wait for each other under the true times.
 const UNPLAYABLE: f64 = -2.0;
 
+/// A problem to train on.
 struct LeaningLesson {
     problem: Uncertain,
     choices: Choices,
@@ -38,14 +39,15 @@ struct LeaningLesson {
 impl LeaningLesson {
     /// Returns the logarithm of the density rule's time over the plan's time, both by true times.
     fn gain(&self, decoder: &Decoder<'_>, leanings: &[f32], offsets: &[f64]) -> f64 {
-        let plan = decoder.decode(&self.choices.decide(&self.choices.offset(leanings, offsets)));
+        let plan = decoder.decode(&self.choices.decide(&self.choices.with_group_offsets(leanings, offsets)));
         simulate(&self.problem.truth, &plan).map_or(UNPLAYABLE, |played| (self.density_ns / played.makespan_ns).ln())
     }
 }
 
-pub(super) fn learn(run: &mut Run<'_>, options: &TrainOptions) -> Result<ControlFlow<()>, TrainError> {
+/// Trains the network of leanings. Returns whether the caller wants training to go on.
+pub(super) fn learn(run: &mut TrainRun<'_>, options: &TrainOptions) -> Result<ControlFlow<()>, TrainError> {
     let policy = &run.policy;
-    let (validation, lessons) = lessons(options, |family, seed| {
+    let (validation, lessons) = make_lessons(options, |family, seed| {
         let problem = family.contended(seed)?;
         let capacity = problem.told.tiers()[0].capacity.unwrap_or(u64::MAX);
         let density = Rule::Density.place(&problem.told, capacity);
@@ -59,7 +61,7 @@ pub(super) fn learn(run: &mut Run<'_>, options: &TrainOptions) -> Result<Control
     let generator = Generator::new(options.seed);
     let mut step = 0;
     loop {
-        let next = run.pass(Stage::Leanings, (step, steps), |policy| validate(policy, &validation))?;
+        let next = run.record_point(Stage::Leanings, (step, steps), |policy| validate(policy, &validation))?;
         if next.is_break() || step == steps {
             return Ok(next);
         }
@@ -75,13 +77,13 @@ pub(super) fn learn(run: &mut Run<'_>, options: &TrainOptions) -> Result<Control
     }
 }
 
-/// Returns the mean gain of the plans without a search.
+/// Returns the mean gain of the plans that the policy's leanings give without a search.
 fn validate(policy: &Policy, lessons: &[LeaningLesson]) -> Result<f64, TrainError> {
     let mut sum = 0.0;
     for lesson in lessons {
         let leanings = autograd::no_grad(|| policy.leanings(&lesson.choices.features)?.to_vec::<f32>())?;
         let decoder = Decoder::new(&lesson.problem.told, Objective::Makespan);
-        sum += lesson.gain(&decoder, &leanings, &vec![0.0; lesson.choices.groups() * LEANINGS]);
+        sum += lesson.gain(&decoder, &leanings, &vec![0.0; lesson.choices.group_count() * LEANINGS]);
     }
     Ok(sum / lessons.len() as f64)
 }
@@ -97,21 +99,21 @@ fn loss(policy: &Policy, lesson: &LeaningLesson, generator: &Generator) -> Resul
     for number in 0..SAMPLES {
         let offsets: Vec<f64> = match samples.last() {
             Some((_, before)) if number % 2 == 1 => before.iter().map(|offset| -offset).collect(),
-            _ => (0..choices.groups() * LEANINGS).map(|_| SPREAD * normal(generator)).collect(),
+            _ => (0..choices.group_count() * LEANINGS).map(|_| SPREAD * normal(generator)).collect(),
         };
         samples.push((lesson.gain(&decoder, &values, &offsets), offsets));
     }
     let count = samples.len() as f64;
     let mean = samples.iter().map(|(gain, _)| gain).sum::<f64>() / count;
     let deviation = (samples.iter().map(|(gain, _)| (gain - mean).powi(2)).sum::<f64>() / count).sqrt() + SCALE;
-    let mut directions = vec![0.0; choices.groups() * LEANINGS];
+    let mut directions = vec![0.0; choices.group_count() * LEANINGS];
     for (gain, offsets) in &samples {
         let advantage = (gain - mean) / deviation;
         for (direction, offset) in directions.iter_mut().zip(offsets) {
             *direction -= advantage * offset / (SPREAD * SPREAD * count);
         }
     }
-    let weights = choices.shares(&directions);
+    let weights = choices.leaning_directions(&directions);
     let weights = Tensor::from_vec(weights, &[values.len() / LEANINGS, LEANINGS])?;
     Ok(leanings.mul(&weights)?.sum_all()?)
 }

@@ -102,22 +102,24 @@ pub fn train(
     options: &TrainOptions,
     watch: &mut dyn FnMut(&TrainProgress) -> ControlFlow<()>,
 ) -> Result<Trained, TrainError> {
-    let mut run = Run { policy: Policy::new(options.seed)?, curve: Vec::new(), watch };
+    let mut run = TrainRun { policy: Policy::new(options.seed)?, curve: Vec::new(), watch };
     if prices::learn(&mut run, options)?.is_continue() {
         _ = leanings::learn(&mut run, options)?;
     }
     Ok(Trained { policy: run.policy, curve: run.curve })
 }
 
-struct Run<'a> {
+/// The state of a training run.
+struct TrainRun<'a> {
     policy: Policy,
     curve: Vec<TrainProgress>,
     watch: &'a mut dyn FnMut(&TrainProgress) -> ControlFlow<()>,
 }
 
-impl Run<'_> {
-    /// Adds a point to the curve and shows it to the caller, if one is due after `step` steps.
-    fn pass(
+impl TrainRun<'_> {
+    /// Validates the policy, adds a point to the curve and passes it to the caller, if one is due after `step` steps.
+    /// Returns whether to go on.
+    fn record_point(
         &mut self,
         stage: Stage,
         (step, steps): (u64, u64),
@@ -133,7 +135,7 @@ impl Run<'_> {
 }
 
 /// Makes problems of all families in turn. Returns those for validation and those for training.
-fn lessons<T>(
+fn make_lessons<T>(
     options: &TrainOptions,
     make: impl Fn(Family, u64) -> Result<T, TrainError>,
 ) -> Result<(Vec<T>, Vec<T>), TrainError> {

@@ -9,7 +9,7 @@ use tenure_tensor::ops::cat;
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Tensor};
 
-use super::{Run, Stage, TrainError, TrainOptions, lessons};
+use super::{Stage, TrainError, TrainOptions, TrainRun, make_lessons};
 use crate::market::{Buyer, Market};
 use crate::marl::ROUNDS;
 use crate::play::Play;
@@ -21,6 +21,7 @@ const TEACHER_ROUNDS: usize = 200;
 /// The relative distance to the lowest known bound within which bounds count as equal.
 const MARGIN: f64 = 2e-3;
 
+/// A problem to train on.
 struct PriceLesson {
     problem: Problem,
     /// The lowest known bound.
@@ -34,8 +35,9 @@ impl PriceLesson {
     }
 }
 
-pub(super) fn learn(run: &mut Run<'_>, options: &TrainOptions) -> Result<ControlFlow<()>, TrainError> {
-    let (validation, lessons) = lessons(options, |family, seed| {
+/// Trains the network of prices. Returns whether the caller wants training to go on.
+pub(super) fn learn(run: &mut TrainRun<'_>, options: &TrainOptions) -> Result<ControlFlow<()>, TrainError> {
+    let (validation, lessons) = make_lessons(options, |family, seed| {
         let mut lesson = PriceLesson { problem: family.fixed(seed)?, bound: 1.0 };
         lesson.bound = lowest_bound(&lesson.market());
         Ok(lesson)
@@ -45,7 +47,7 @@ pub(super) fn learn(run: &mut Run<'_>, options: &TrainOptions) -> Result<Control
     let generator = Generator::new(options.seed);
     let mut step = 0;
     loop {
-        let next = run.pass(Stage::Prices, (step, steps), |policy| validate(policy, &validation))?;
+        let next = run.record_point(Stage::Prices, (step, steps), |policy| validate(policy, &validation))?;
         if next.is_break() || step == steps {
             return Ok(next);
         }
@@ -58,7 +60,7 @@ pub(super) fn learn(run: &mut Run<'_>, options: &TrainOptions) -> Result<Control
             let changes = play.changes_by(&run.policy)?;
             excess(&market, &play.log_prices, &changes, lesson.bound)?.backward()?;
             let changes = changes.to_vec::<f32>()?.into_iter().map(f64::from).collect();
-            let bids = play.change(changes);
+            let bids = play.apply_changes(changes);
             play.place(&bids);
         }
         clip_grad_norm(&run.policy.parameters(), 1.0)?;

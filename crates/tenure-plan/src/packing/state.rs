@@ -49,17 +49,11 @@ impl UnplacedItems {
 /// A change that can be undone.
 enum PackingChange {
     /// The lowest offset of an item was raised from `before`.
-    Lowest {
-        item: usize,
-        before: u64,
-    },
-    Placed {
-        item: usize,
-    },
-    Rank {
-        item: usize,
-        before: usize,
-    },
+    Lowest { item: usize, before: u64 },
+    /// An item was placed.
+    Placed { item: usize },
+    /// The rank of an item changed from `before`.
+    Rank { item: usize, before: usize },
 }
 
 /// Placed items, and the lowest offsets that they leave to the others.
