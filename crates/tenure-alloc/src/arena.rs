@@ -13,13 +13,14 @@ use crate::{Address, AllocError, Block};
 pub struct Arena {
     base: Address,
     block_bytes: u64,
-    /// Blocks in all. The fields below also count in blocks.
+    /// The number of blocks of `block_bytes` bytes. The fields below also count in blocks.
     blocks: u64,
     free_blocks: u64,
     /// Runs of free blocks: first block and length. No two runs touch.
     free: BTreeMap<u64, u64>,
-    /// Runs handed out at the low end and at the high end.
+    /// Allocated runs at the low end: first block and length.
     low: BTreeMap<u64, u64>,
+    /// Allocated runs at the high end.
     high: BTreeMap<u64, u64>,
     /// The block at which the next search from the low end begins.
     cursor: u64,
@@ -32,7 +33,7 @@ impl Arena {
     /// Makes an empty arena over `base..base + bytes`, in blocks of [`BLOCK_BYTES`](Self::BLOCK_BYTES). A last piece
     /// that is shorter than a block is not used.
     pub fn new(base: Address, bytes: u64) -> Self {
-        Self::over(base, bytes, Self::BLOCK_BYTES)
+        Self::with_checked_blocks(base, bytes, Self::BLOCK_BYTES)
     }
 
     /// Makes an empty arena over `base..base + bytes`, in blocks of `block_bytes`.
@@ -44,10 +45,11 @@ impl Arena {
             let expected = "a block must have at least one byte";
             return Err(AllocError::InvalidSetting { setting: "block_bytes", value: "0".into(), expected });
         }
-        Ok(Self::over(base, bytes, block_bytes))
+        Ok(Self::with_checked_blocks(base, bytes, block_bytes))
     }
 
-    fn over(base: Address, bytes: u64, block_bytes: u64) -> Self {
+    /// Makes an empty arena; `block_bytes` is not zero.
+    fn with_checked_blocks(base: Address, bytes: u64, block_bytes: u64) -> Self {
         let blocks = bytes / block_bytes;
         let free = if blocks == 0 { BTreeMap::new() } else { BTreeMap::from([(0, blocks)]) };
         let low = BTreeMap::new();
@@ -166,7 +168,9 @@ impl Arena {
         let before = self.free.range_mut(..first).next_back().filter(|(run, free)| **run + **free == first);
         match before {
             Some((_, free)) => *free += length + after,
-            None => drop(self.free.insert(first, length + after)),
+            None => {
+                self.free.insert(first, length + after);
+            }
         }
     }
 

@@ -36,8 +36,11 @@ struct BumpState {
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Owner {
     #[default]
+    /// No stream.
     Unowned,
+    /// One stream.
     Stream(StreamId),
+    /// Two streams or more.
     Several,
 }
 

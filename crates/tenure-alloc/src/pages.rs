@@ -65,7 +65,8 @@ struct PageHeapState {
     /// Free ranges with pages.
     held: Runs,
     /// Free ranges without pages.
-    bare: Runs,
+    untouched: Runs,
+    /// The live blocks, by address: the request, and the size in bytes.
     live: FxHashMap<Address, (Request, u64)>,
     /// The most bytes of live blocks at once.
     peak: u64,
@@ -82,7 +83,7 @@ impl<P: Pages> PageHeap<P> {
         let start = start.next_multiple_of(HUGE_PAGE_BYTES);
         let end = end / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
         if start < end {
-            state.bare.insert(start, end - start);
+            state.untouched.insert(start, end - start);
         }
         Self { pages, config, state: Mutex::new(state), live_bytes: AtomicU64::new(0), hooks: Hooks::default() }
     }
@@ -165,15 +166,17 @@ impl<P: Pages> PageHeap<P> {
                 let from = run.end() / unit * unit - bytes;
                 self.pages.discard(from, bytes)?;
                 state.held.remove(from, bytes);
-                state.bare.insert(from, bytes);
-                state.count_held(|reserved| reserved.decrease(bytes));
+                state.untouched.insert(from, bytes);
+                state.change_reserved(|reserved| reserved.decrease(bytes));
                 state.statistics.num_device_free += 1;
             }
         }
         Ok(())
     }
 
-    fn place(&self, state: &mut PageHeapState, bytes: u64) -> Result<Option<Address>, BackingError> {
+    /// Takes a range for a block of `bytes` bytes: free pages in one piece if there are any, else new ones, for which
+    /// free pages are given back if necessary. Returns `None` if the limit leaves no room.
+    fn find_pages(&self, state: &mut PageHeapState, bytes: u64) -> Result<Option<Address>, BackingError> {
         if let Some(run) = state.held.first_fit(bytes, 0) {
             state.held.remove(run.address, bytes);
             return Ok(Some(run.address));
@@ -188,16 +191,16 @@ impl<P: Pages> PageHeap<P> {
         if state.reserved() + bytes > state.limit {
             return Ok(None);
         }
-        let Some(run) = state.bare.first_fit(bytes, 0) else { return Ok(None) };
+        let Some(run) = state.untouched.first_fit(bytes, 0) else { return Ok(None) };
         // A touch brings in a whole huge page, so the rest of the last one is held too, if the limit permits.
         let end = (run.address + bytes).next_multiple_of(HUGE_PAGE_BYTES).min(run.end());
         let more =
             (end - run.address - bytes).min(most.saturating_sub(state.reserved() + bytes) / PAGE_BYTES * PAGE_BYTES);
-        state.bare.remove(run.address, bytes + more);
+        state.untouched.remove(run.address, bytes + more);
         if more > 0 {
             state.held.insert(run.address + bytes, more);
         }
-        state.count_held(|reserved| reserved.increase(bytes + more));
+        state.change_reserved(|reserved| reserved.increase(bytes + more));
         state.statistics.num_device_alloc += 1;
         Ok(Some(run.address))
     }
@@ -213,7 +216,7 @@ impl<P: Pages> Resource for PageHeap<P> {
         };
         let mut locked = self.state.lock();
         let address = loop {
-            if let Some(address) = self.place(&mut locked, bytes)? {
+            if let Some(address) = self.find_pages(&mut locked, bytes)? {
                 break address;
             }
             drop(locked);
@@ -246,6 +249,7 @@ impl<P: Pages> Resource for PageHeap<P> {
     }
 }
 
+/// Makes the error for a request that the limit leaves no room for.
 #[cold]
 fn out_of_memory(state: &PageHeapState, request: Request) -> AllocError {
     let allocated = state.statistics.all.allocated_bytes.current;
@@ -265,11 +269,13 @@ fn out_of_memory(state: &PageHeapState, request: Request) -> AllocError {
 }
 
 impl PageHeapState {
+    /// Returns the bytes whose pages are held.
     fn reserved(&self) -> u64 {
         self.statistics.all.reserved_bytes.current
     }
 
-    fn count_held(&mut self, change: impl Fn(&mut crate::Stat)) {
+    /// Changes the counts of reserved bytes.
+    fn change_reserved(&mut self, change: impl Fn(&mut crate::Stat)) {
         self.statistics.both(PoolKind::Large).into_iter().for_each(|pool| change(&mut pool.reserved_bytes));
     }
 }

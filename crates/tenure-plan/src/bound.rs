@@ -87,13 +87,13 @@ fn kernels_score(problem: &Problem, room: &MovableRoom) -> f64 {
         let mut items: Vec<(f64, f64)> = Vec::new();
         for same in accesses.chunk_by(|left, right| left.0 == right.0) {
             let value: f64 = same.iter().map(|(_, bytes)| *bytes as f64).sum();
-            if room.is_stuck(same[0].0) {
+            if room.must_stay(same[0].0) {
                 fast += value;
             } else {
                 items.push((problem.tensors()[same[0].0].bytes as f64, value));
             }
         }
-        fast += worth(room.at(number), items);
+        fast += worth(room.bytes_at(number), items);
     }
     let all = problem.all_accessed_bytes() as f64;
     if all == 0.0 { 1.0 } else { (fast / all).min(1.0) }
@@ -105,7 +105,7 @@ fn kernels_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>]) -> f64 
     // For each kernel: the tensors that gain from the first tier, and the bytes that must be in it.
     let mut items: Vec<Vec<(f64, f64)>> = vec![Vec::new(); problem.kernels().len()];
     let mut needed = vec![0.0; problem.kernels().len()];
-    for (tensor, uses) in uses.iter().enumerate().filter(|(tensor, _)| !room.is_stuck(*tensor)) {
+    for (tensor, uses) in uses.iter().enumerate().filter(|(tensor, _)| !room.must_stay(*tensor)) {
         let bytes = problem.tensors()[tensor].bytes as f64;
         for a_use in uses {
             match a_use.penalty_ns() {
@@ -115,7 +115,7 @@ fn kernels_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>]) -> f64 
         }
     }
     let extra = items.into_iter().zip(needed).enumerate().map(|(kernel, (items, needed))| {
-        let left = room.at(kernel) - needed;
+        let left = room.bytes_at(kernel) - needed;
         let all: f64 = items.iter().map(|(_, penalty_ns)| penalty_ns).sum();
         if left < 0.0 { f64::INFINITY } else { all - worth(left, items) }
     });
@@ -163,7 +163,9 @@ fn moments_extra_ns(problem: &Problem, capacity: u64, uses: &[Vec<Use>], least_n
 
 /// Room of the first tier for tensors that can be elsewhere.
 struct MovableRoom {
-    is_stuck: Vec<bool>,
+    /// For each tensor, whether it can only be in the first tier.
+    must_stay: Vec<bool>,
+    /// The bytes left to the others at each kernel; negative if even those that must stay do not fit.
     left: Vec<f64>,
 }
 
@@ -175,34 +177,37 @@ impl MovableRoom {
             // A tensor that always exists may begin elsewhere.
             !has_a_way_out && tensor.recompute.is_none() && !tensor.is_always_there()
         });
-        let is_stuck: Vec<bool> = stuck.collect();
-        let live = problem.live_bytes(|tensor| is_stuck[tensor]);
-        Self { is_stuck, left: live.into_iter().map(|live| capacity as f64 - live as f64).collect() }
+        let must_stay: Vec<bool> = stuck.collect();
+        let live = problem.live_bytes(|tensor| must_stay[tensor]);
+        Self { must_stay, left: live.into_iter().map(|live| capacity as f64 - live as f64).collect() }
     }
 
     /// Returns all of the first tier, for any tensor.
     fn whole(problem: &Problem, capacity: u64) -> Self {
-        let is_stuck = vec![false; problem.tensors().len()];
-        Self { is_stuck, left: vec![capacity as f64; problem.kernels().len()] }
+        let must_stay = vec![false; problem.tensors().len()];
+        Self { must_stay, left: vec![capacity as f64; problem.kernels().len()] }
     }
 
-    fn is_stuck(&self, tensor: usize) -> bool {
-        self.is_stuck[tensor]
+    /// Returns whether a tensor can only be in the first tier.
+    fn must_stay(&self, tensor: usize) -> bool {
+        self.must_stay[tensor]
     }
 
-    /// Returns the bytes at a kernel; negative if nothing fits.
-    fn at(&self, kernel: usize) -> f64 {
+    /// Returns the bytes left at a kernel; negative if nothing fits.
+    fn bytes_at(&self, kernel: usize) -> f64 {
         self.left[kernel]
     }
 }
 
-/// All links that begin or end at the first tier.
+/// All links that begin, or all that end, at the first tier.
 pub(crate) struct Links {
     pub(crate) numbers: Vec<usize>,
+    /// Their bandwidths together.
     pub(crate) bytes_per_ns: f64,
 }
 
 impl Links {
+    /// Returns the links of which `end` returns the first tier.
     pub(crate) fn at(problem: &Problem, end: fn(&ProblemLink) -> usize) -> Self {
         let links = problem.links().iter().enumerate().filter(|(_, link)| end(link) == 0);
         let (numbers, bandwidths): (Vec<usize>, Vec<f64>) =
@@ -259,6 +264,7 @@ impl Excess {
         Self { items, begin, end, bytes: -(capacity as f64), moved: BTreeMap::new(), sums }
     }
 
+    /// Adds an item if `sign` is 1, removes it if it is -1.
     fn add(&mut self, number: usize, sign: f64) {
         let IdleTensor { bytes, moved, otherwise_ns, .. } = self.items[number];
         self.bytes += sign * bytes;

@@ -20,16 +20,16 @@ use super::{Address, AgentRefusal, AgentRequest, Learned, Placed, ServeError};
 use crate::Measured;
 
 /// The time that an answer may take beyond the requested search time.
-const GRACE: Duration = Duration::from_secs(60);
+const EXTRA_TIME: Duration = Duration::from_secs(60);
 
 /// The longest mapping in bytes.
-const LONGEST: u64 = MAX_BODY_BYTES as u64;
+const MAX_MAPPING_BYTES: u64 = MAX_BODY_BYTES as u64;
 
 /// The time that an agent may take to accept a connection.
-const ACCEPTS: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The stop flag of a client's connections, which is never set.
-static GOES_ON: AtomicBool = AtomicBool::new(false);
+static NEVER_STOPPED: AtomicBool = AtomicBool::new(false);
 
 /// A connection to an agent.
 pub struct AgentClient {
@@ -72,9 +72,9 @@ impl AgentClient {
     /// other tiers than the problem, or needs more room than they have.
     pub fn ask(&mut self, request: &AgentRequest) -> Result<Answer, ServeError> {
         let asked = Frame { kind: Kind::Place, body: request.to_json()? };
-        let body = self.exchange(&asked, Kind::Placed, request.time_limit() + GRACE)?;
-        let placed = self.placed(&body)?;
-        let mapping = self.read(&placed.mapping)?;
+        let body = self.exchange(&asked, Kind::Placed, request.time_limit() + EXTRA_TIME)?;
+        let placed = self.parse_placed(&body)?;
+        let mapping = self.read_mapping(&placed.mapping)?;
         let problem = request.problem();
         let outcome = simulate(problem, &plan_of(problem, &mapping)?)?;
         let keys: BTreeSet<&str> = problem.tensors().iter().map(|tensor| tensor.key.as_str()).collect();
@@ -92,7 +92,7 @@ impl AgentClient {
     /// within a minute, or does not support reports.
     pub fn report(&mut self, measured: &Measured) -> Result<Learned, ServeError> {
         let body = measured.to_json()?;
-        let body = self.exchange(&Frame { kind: Kind::Report, body }, Kind::Learned, GRACE)?;
+        let body = self.exchange(&Frame { kind: Kind::Report, body }, Kind::Learned, EXTRA_TIME)?;
         let learned: Learned = self.parse(&body)?;
         Ok(Learned { message: one_line(&learned.message), ..learned })
     }
@@ -107,7 +107,7 @@ impl AgentClient {
         if frame.is_none() {
             frame = self.exchange_on(connect(&self.address)?, asked, patience)?;
         }
-        let frame = frame.ok_or_else(|| self.nonsense("it ended the connection"))?;
+        let frame = frame.ok_or_else(|| self.invalid_answer("it ended the connection"))?;
         match frame.kind {
             kind if kind == expected => Ok(frame.body),
             Kind::Refused => {
@@ -115,7 +115,7 @@ impl AgentClient {
                 let refusal = AgentRefusal { code: one_line(&code), message: one_line(&message) };
                 Err(ServeError::Refused { address: self.address.clone(), refusal })
             }
-            kind => Err(self.nonsense(&format!("it is a frame of kind {}", kind.number()))),
+            kind => Err(self.invalid_answer(&format!("it is a frame of kind {}", kind.number()))),
         }
     }
 
@@ -141,42 +141,47 @@ impl AgentClient {
 
     /// Parses an answer and removes control characters from its text, which is shown to users: they could control a
     /// terminal.
-    fn placed(&self, body: &[u8]) -> Result<Placed, ServeError> {
+    fn parse_placed(&self, body: &[u8]) -> Result<Placed, ServeError> {
         let placed: Placed = self.parse(body)?;
         if placed.mapping.to_string_lossy().contains(char::is_control) {
-            return Err(self.nonsense("the mapping's path has control characters"));
+            return Err(self.invalid_answer("the mapping's path has control characters"));
         }
         Ok(Placed { planner: one_line(&placed.planner), ..placed })
     }
 
+    /// Parses the body of an answer.
     fn parse<T: DeserializeOwned>(&self, body: &[u8]) -> Result<T, ServeError> {
-        serde_json::from_slice(body).map_err(|error| self.nonsense(&error.to_string()))
+        serde_json::from_slice(body).map_err(|error| self.invalid_answer(&error.to_string()))
     }
 
     /// Reads the mapping that the agent names, if it is a file of limited length.
-    fn read(&self, path: &Path) -> Result<Mapping, ServeError> {
+    fn read_mapping(&self, path: &Path) -> Result<Mapping, ServeError> {
         let read = || -> io::Result<String> {
             // The checks are on the open file, not on the path, which may change. The open does not wait for a pipe.
             let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
             let mut text = String::new();
-            if !file.metadata()?.is_file() || file.take(LONGEST + 1).read_to_string(&mut text)? as u64 > LONGEST {
+            if !file.metadata()?.is_file()
+                || file.take(MAX_MAPPING_BYTES + 1).read_to_string(&mut text)? as u64 > MAX_MAPPING_BYTES
+            {
                 return Err(io::Error::new(ErrorKind::InvalidData, "no mapping is there"));
             }
             Ok(text)
         };
-        let told = |reason: String| self.nonsense(&format!("{}: {reason}", path.display()));
-        let text = read().map_err(|error| told(error.to_string()))?;
-        Mapping::from_json(&text).map_err(|error| told(error.to_string()))
+        let unreadable = |reason: String| self.invalid_answer(&format!("{}: {reason}", path.display()));
+        let text = read().map_err(|error| unreadable(error.to_string()))?;
+        Mapping::from_json(&text).map_err(|error| unreadable(error.to_string()))
     }
 
-    fn nonsense(&self, reason: &str) -> ServeError {
+    /// Makes the error for an answer that is not valid.
+    fn invalid_answer(&self, reason: &str) -> ServeError {
         ServeError::Answer { address: self.address.clone(), reason: one_line(reason) }
     }
 }
 
+/// Connects to an agent.
 fn connect(address: &Address) -> Result<Connection<'static>, ServeError> {
-    let connection =
-        Stream::connect(address, ACCEPTS).and_then(|stream| Connection::new(stream, &GOES_ON, GRACE, Clock::default()));
+    let connection = Stream::connect(address, CONNECT_TIMEOUT)
+        .and_then(|stream| Connection::new(stream, &NEVER_STOPPED, EXTRA_TIME, Clock::default()));
     connection.map_err(|reason| ServeError::Socket {
         address: address.clone(),
         doing: "no agent answers here: start one with `tenure agent serve`",

@@ -14,7 +14,7 @@ use crate::{Measured, ReportError};
 /// The longest search that can be requested, in seconds.
 pub const MAX_SECONDS: f64 = 3600.0;
 
-/// How to plan a problem.
+/// The options of a request: the planner and its limits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentOptions {
@@ -101,6 +101,7 @@ pub enum MessageError {
     Seconds(f64),
 }
 
+/// The body of a request.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Body<'a> {
@@ -116,8 +117,8 @@ impl AgentRequest {
     /// # Errors
     /// [`MessageError::Seconds`] if the search time is out of range.
     pub fn new(problem: Problem, options: AgentOptions) -> Result<Self, MessageError> {
-        let known = (0.0..=MAX_SECONDS).contains(&options.seconds);
-        let time_limit = known.then(|| Duration::from_secs_f64(options.seconds));
+        let is_valid = (0.0..=MAX_SECONDS).contains(&options.seconds);
+        let time_limit = is_valid.then(|| Duration::from_secs_f64(options.seconds));
         let time_limit = time_limit.ok_or(MessageError::Seconds(options.seconds))?;
         let problem = match options.fast_bytes {
             Some(bytes) => problem.with_fast_bytes(bytes),

@@ -22,13 +22,13 @@ use crate::learning::plural;
 use crate::{Learner, Measured, ReportError};
 
 /// How often planning checks whether the client is still connected.
-const LOOK: Duration = Duration::from_millis(10);
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The time that a client has to read why its connection is closed.
-const FAREWELL: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The most connections beyond the limit that stay open until their clients have read the refusal.
-const TURNED_AWAY: usize = 64;
+const MAX_TURNED_AWAY: usize = 64;
 
 /// Settings of an [`AgentServer`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,18 +137,18 @@ impl AgentServer {
                 let Some(stream) = accepted else { continue };
                 let ServerConfig { patience, clock, .. } = &server.config;
                 let Ok(mut connection) = Connection::new(stream, &stop, *patience, clock.clone()) else { continue };
-                let Some(place) = ConnectionSlot::take(&server.connections, server.config.connections) else {
+                let Some(slot) = ConnectionSlot::take(&server.connections, server.config.connections) else {
                     let message =
                         format!("{} connections are served, and no more: try again", server.config.connections);
                     let is_sent = connection.send(Kind::Refused, &AgentRefusal::new("busy", message)).is_ok();
-                    if is_sent && turned_away.len() < TURNED_AWAY && connection.begin_to_close(*patience) {
+                    if is_sent && turned_away.len() < MAX_TURNED_AWAY && connection.begin_to_close(*patience) {
                         turned_away.push(connection);
                     }
                     continue;
                 };
                 // If no thread can be started, the connection is closed, which its client sees.
                 let _ = thread::Builder::new().name("tenure-agent".into()).spawn_scoped(scope, move || {
-                    let _place = place;
+                    let _slot = slot;
                     server.serve(connection);
                 });
             }
@@ -156,6 +156,7 @@ impl AgentServer {
         });
     }
 
+    /// Returns the current state of the server.
     fn serving(&self) -> Serving {
         let connections = self.connections.load(Ordering::Relaxed);
         Serving { connections, answered: self.answered.load(Ordering::Relaxed) }
@@ -202,7 +203,7 @@ impl AgentServer {
                 return;
             }
             if !goes_on {
-                return connection.close(FAREWELL);
+                return connection.close(CLOSE_TIMEOUT);
             }
         }
     }
@@ -237,6 +238,7 @@ impl AgentServer {
         }))
     }
 
+    /// Passes a report to the learner, if there is one.
     fn learn(&self, measured: &Measured) -> Result<Learned, ReportError> {
         let Some(learner) = &self.learner else {
             let message = "this agent does not learn: start it with `tenure agent serve --learn`".into();
@@ -248,13 +250,14 @@ impl AgentServer {
         Ok(Learned { learns: true, reports, message })
     }
 
-    fn planner(&self, name: Option<&str>) -> Result<Chosen<'_>, AgentRefusal> {
+    /// Returns the planner with a name, or the default planner.
+    fn planner(&self, name: Option<&str>) -> Result<ChosenPlanner<'_>, AgentRefusal> {
         let is_named = |planner: &str| name.is_none_or(|name| name == planner);
         if let Some(learner) = self.learner.as_ref().filter(|learner| is_named(learner.name())) {
-            return Ok(Chosen::Learner(learner));
+            return Ok(ChosenPlanner::Learner(learner));
         }
         let planner = self.planners.iter().find(|planner| is_named(planner.name()));
-        planner.map(|planner| Chosen::Planner(&**planner)).ok_or_else(|| {
+        planner.map(|planner| ChosenPlanner::Planner(&**planner)).ok_or_else(|| {
             let names: Vec<&str> = self.planners.iter().map(|planner| planner.name()).collect();
             let name = name.unwrap_or_default();
             AgentRefusal::new("planner", format!("there is no planner {name:?}: there are {}", names.join(", ")))
@@ -264,12 +267,12 @@ impl AgentServer {
 
 /// The planner of a request.
 #[derive(Clone, Copy)]
-enum Chosen<'a> {
+enum ChosenPlanner<'a> {
     Learner(&'a Learner),
     Planner(&'a (dyn Planner + Send + Sync)),
 }
 
-impl Chosen<'_> {
+impl ChosenPlanner<'_> {
     fn name(&self) -> &str {
         match self {
             Self::Learner(learner) => learner.name(),
@@ -281,16 +284,16 @@ impl Chosen<'_> {
 /// Plans until the planner is done, the server is to stop, or the client has disconnected. Also returns the time of a
 /// step in ns, if it was learned.
 fn plan(
-    planner: Chosen<'_>,
+    planner: ChosenPlanner<'_>,
     request: &AgentRequest,
     connection: &Connection<'_>,
 ) -> Result<(Planned, Option<f64>), AgentRefusal> {
-    let looked = Cell::new(Instant::now());
+    let last_check = Cell::new(Instant::now());
     let mut watch = |_: &PlannerProgress| {
-        if looked.get().elapsed() < LOOK {
+        if last_check.get().elapsed() < CHECK_INTERVAL {
             return ControlFlow::Continue(());
         }
-        looked.set(Instant::now());
+        last_check.set(Instant::now());
         if connection.is_stopped() || connection.has_peer_closed() {
             ControlFlow::Break(())
         } else {
@@ -300,8 +303,8 @@ fn plan(
     let problem = request.problem();
     let options = request.planner_options();
     let planned = match planner {
-        Chosen::Learner(learner) => learner.plan_by_times(problem, &options, &mut watch),
-        Chosen::Planner(planner) => planner.plan(problem, &options, &mut watch).map(|planned| (planned, None)),
+        ChosenPlanner::Learner(learner) => learner.plan_by_times(problem, &options, &mut watch),
+        ChosenPlanner::Planner(planner) => planner.plan(problem, &options, &mut watch).map(|planned| (planned, None)),
     };
     planned.map_err(|error| AgentRefusal::new("plan", error))
 }
@@ -310,6 +313,7 @@ fn plan(
 struct ConnectionSlot<'a>(&'a AtomicUsize);
 
 impl<'a> ConnectionSlot<'a> {
+    /// Takes a slot, if fewer than `most` are taken.
     fn take(taken: &'a AtomicUsize, most: usize) -> Option<Self> {
         taken
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| (taken < most).then_some(taken + 1))

@@ -7,7 +7,9 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 thread_local! {
+    /// The context of this thread.
     static CONTEXT: RefCell<Option<HistoryContext>> = const { RefCell::new(None) };
+    /// The note of this thread.
     static NOTE: RefCell<Option<HistoryContext>> = const { RefCell::new(None) };
 }
 

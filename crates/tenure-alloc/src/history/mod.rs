@@ -80,9 +80,10 @@ pub struct History {
 const RECORDED: u8 = 1;
 /// Trackers are given events.
 const TRACKED: u8 = 2;
-/// Contexts are held, and are dropped with their blocks.
+/// Contexts of live blocks are held: events are needed to drop them with their blocks.
 const HELD: u8 = 4;
 
+/// The state under the history's lock.
 #[derive(Default)]
 struct Records {
     /// The recording underway.
@@ -106,8 +107,8 @@ impl History {
         if clear {
             records.clear();
         }
-        records.events.limit(recording.limit);
-        records.annotations.limit(recording.limit);
+        records.events.set_limit(recording.limit);
+        records.annotations.set_limit(recording.limit);
         self.contexts.store(recording.contexts as u8, Ordering::Relaxed);
         records.recording = Some(recording);
         self.update(&records);
@@ -207,6 +208,7 @@ impl History {
         }
     }
 
+    /// Records an event, if one of the reasons applies to it.
     #[cold]
     fn push(&self, event: impl FnOnce() -> HistoryEvent) {
         let event = event();
@@ -232,6 +234,7 @@ impl History {
         }
     }
 
+    /// Updates the reasons for which events matter.
     fn update(&self, records: &Records) {
         let reason = |holds, reason| if holds { reason } else { 0 };
         let reasons = reason(records.recording.is_some(), RECORDED)
@@ -242,10 +245,12 @@ impl History {
 }
 
 impl Records {
+    /// Returns the contexts that the current recording keeps.
     fn kept(&self) -> KeepContexts {
         self.recording.as_ref().map_or(KeepContexts::Never, |recording| recording.contexts)
     }
 
+    /// Forgets all events and annotations.
     fn clear(&mut self) {
         self.events.clear();
         self.annotations.clear();

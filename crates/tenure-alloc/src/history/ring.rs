@@ -1,4 +1,4 @@
-//! A buffer of the last entries of a sequence.
+//! A ring buffer: keeps the last entries of a sequence.
 
 use std::collections::VecDeque;
 
@@ -10,12 +10,13 @@ pub(super) struct Ring<T> {
 
 impl<T> Ring<T> {
     /// Changes the limit; removes the oldest entries beyond it.
-    pub(super) fn limit(&mut self, limit: usize) {
+    pub(super) fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
         let excess = self.entries.len().saturating_sub(limit);
         self.entries.drain(..excess);
     }
 
+    /// Adds an entry; removes the oldest if the limit is exceeded.
     pub(super) fn push(&mut self, entry: T) {
         if self.limit == 0 {
             return;

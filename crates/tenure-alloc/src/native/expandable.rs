@@ -27,12 +27,16 @@ pub(super) struct ExpandableSegment {
 /// may remain from a failed call that could not be undone; it is used first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Slot {
+    /// No chunk.
     Vacant,
+    /// A chunk that is not mapped.
     Created(ChunkId),
+    /// A mapped chunk.
     Mapped(ChunkId),
 }
 
 impl ExpandableSegment {
+    /// Reserves the address space of a segment.
     fn reserve(backing: &dyn Backing, device_bytes: u64, chunk_bytes: u64) -> Result<Self, BackingError> {
         // The range is an eighth larger than the device, so that chunks unmapped early on can be mapped at the end.
         let bytes = (device_bytes + device_bytes / 8).next_multiple_of(chunk_bytes);
@@ -40,6 +44,7 @@ impl ExpandableSegment {
         Ok(Self { base, bytes, chunk_bytes, slots: Vec::new(), held: 0 })
     }
 
+    /// Returns the bytes of the chunks held.
     fn held_bytes(&self) -> u64 {
         self.held * self.chunk_bytes
     }
@@ -50,6 +55,7 @@ impl ExpandableSegment {
         first as usize..(first + bytes / self.chunk_bytes) as usize
     }
 
+    /// Returns the first address of a slot.
     fn address_of(&self, slot: usize) -> Address {
         self.base + slot as u64 * self.chunk_bytes
     }
@@ -69,11 +75,12 @@ impl ExpandableSegment {
         let mapped = self.try_map(backing, slots.clone());
         if mapped.is_err() {
             // A chunk that cannot be removed stays in its slot, counted as held, for the next call.
-            let _ = slots.into_iter().try_for_each(|slot| self.vacate(backing, slot));
+            let _ = slots.into_iter().try_for_each(|slot| self.release_slot(backing, slot));
         }
         mapped
     }
 
+    /// Does the work of [`map`](Self::map), without the cleanup after a failure.
     fn try_map(&mut self, backing: &dyn Backing, slots: Range<usize>) -> Result<(), BackingError> {
         for slot in slots.clone() {
             if self.slots[slot] == Slot::Vacant {
@@ -91,7 +98,7 @@ impl ExpandableSegment {
     }
 
     /// Unmaps and releases the chunk under `slot`, if there is one.
-    fn vacate(&mut self, backing: &dyn Backing, slot: usize) -> Result<(), BackingError> {
+    fn release_slot(&mut self, backing: &dyn Backing, slot: usize) -> Result<(), BackingError> {
         if let Some(&Slot::Mapped(chunk)) = self.slots.get(slot) {
             backing.unmap(self.address_of(slot), self.chunk_bytes)?;
             self.slots[slot] = Slot::Created(chunk);
@@ -141,7 +148,7 @@ impl Engine {
         let mark = self.backing.record(stream)?;
         self.backing.synchronize(mark)?;
         let result = self.on_segment(accounts, segment, pool, |segment, backing| {
-            slots.clone().try_for_each(|slot| segment.vacate(backing, slot))
+            slots.clone().try_for_each(|slot| segment.release_slot(backing, slot))
         });
         let unmapped = self.segment(segment).unmapped_prefix(slots.clone()) as u64;
         if unmapped > 0 {
@@ -158,7 +165,7 @@ impl Engine {
         let slots = self.segment(index).slots_of(address, bytes);
         let slots = slots.start..slots.end.min(self.segment(index).slots.len());
         self.on_segment(accounts, index, pool, |segment, backing| {
-            slots.into_iter().try_for_each(|slot| segment.vacate(backing, slot))
+            slots.into_iter().try_for_each(|slot| segment.release_slot(backing, slot))
         })?;
         if !self.blocks[id].is_split() {
             self.backing.unreserve(address, bytes)?;
@@ -261,6 +268,7 @@ impl Engine {
             .collect()
     }
 
+    /// Returns a segment by its index.
     fn segment(&self, index: usize) -> &ExpandableSegment {
         self.segments[index].as_ref().expect("a segment outlives its blocks")
     }

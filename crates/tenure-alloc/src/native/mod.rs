@@ -91,6 +91,7 @@ impl NativeAllocator {
         Err(error)
     }
 
+    /// Calls `release` under the lock, and then gives released segments back to the sources of pools.
     fn release(
         &self,
         release: impl FnOnce(&mut Engine, &mut Accounts) -> Result<(), AllocError>,

@@ -1,6 +1,6 @@
 //! Turns a solution of the joint problem into a plan.
 
-use super::joint::{GapColumns, Joint};
+use super::joint::{GapColumns, JointProblem};
 use crate::Problem;
 use crate::plan::{Plan, PlanAction, PlanStep};
 use crate::uses::Use;
@@ -8,7 +8,7 @@ use crate::uses::Use;
 /// Returns the plan that the columns' values describe. A tensor leaves as soon as it may, in the order of last uses,
 /// and returns as late as its link allows, in the order of next uses. Returns `None` if no link leads where a tensor
 /// would have to go.
-pub(super) fn decode(problem: &Problem, uses: &[Vec<Use>], joint: &Joint, values: &[f64]) -> Option<Plan> {
+pub(super) fn decode(problem: &Problem, uses: &[Vec<Use>], joint: &JointProblem, values: &[f64]) -> Option<Plan> {
     let is = |column: highs::Col| values[column.index()] > 0.5;
     let decoder = SolutionDecoder::new(problem, joint, values);
     let mut places = vec![0; problem.tensors().len()];
@@ -79,7 +79,7 @@ struct SolutionDecoder<'a> {
 }
 
 impl<'a> SolutionDecoder<'a> {
-    fn new(problem: &'a Problem, joint: &Joint, values: &[f64]) -> Self {
+    fn new(problem: &'a Problem, joint: &JointProblem, values: &[f64]) -> Self {
         let mut now = 0.0;
         let ends = joint.times.iter().map(|time| {
             now += values[time.index()] * joint.ns_unit;

@@ -24,9 +24,9 @@ impl Margins {
 }
 
 /// The problem, as the [module above](super) describes it.
-pub(super) struct Joint {
+pub(super) struct JointProblem {
     pub(super) rows: RowProblem,
-    pub(super) tensors: Vec<Tensors>,
+    pub(super) tensors: Vec<TensorColumns>,
     /// For each kernel, the column of the nanoseconds from its beginning to that of the next.
     pub(super) times: Vec<Col>,
     /// The nanoseconds of one unit in columns of times and in the objective.
@@ -35,12 +35,13 @@ pub(super) struct Joint {
 
 /// The columns of a tensor.
 #[derive(Default)]
-pub(super) struct Tensors {
+pub(super) struct TensorColumns {
     /// Whether it is in the first tier at the beginning, and so at the end. Only for a tensor that always exists and is
     /// used.
     pub(super) begins_fast: Option<Col>,
     /// For each use, whether the tensor is in the first tier.
     pub(super) is_fast: Vec<Col>,
+    /// The gaps between its uses.
     pub(super) gaps: Vec<GapColumns>,
 }
 
@@ -59,7 +60,7 @@ pub(super) struct GapColumns {
 /// A sum of columns, each with a factor.
 type Sum = Vec<(Col, f64)>;
 
-/// Makes a [`Joint`].
+/// Makes a [`JointProblem`].
 struct Builder<'a> {
     problem: &'a Problem,
     rows: RowProblem,
@@ -83,7 +84,7 @@ struct Builder<'a> {
     due: Vec<Vec<Sum>>,
 }
 
-impl Joint {
+impl JointProblem {
     /// Makes the problem, for a program that takes about `about_ns`.
     pub(super) fn new(
         problem: &Problem,
@@ -93,7 +94,8 @@ impl Joint {
         margins: Margins,
     ) -> Self {
         let mut builder = Builder::new(problem, capacity_bytes, about_ns, margins);
-        let tensors: Vec<Tensors> = (0..uses.len()).map(|tensor| builder.add_tensor(tensor, &uses[tensor])).collect();
+        let tensors: Vec<TensorColumns> =
+            (0..uses.len()).map(|tensor| builder.add_tensor(tensor, &uses[tensor])).collect();
         if margins != Margins::NONE {
             builder.add_inputs(&tensors);
         }
@@ -130,7 +132,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn add_tensor(&mut self, number: usize, uses: &[Use]) -> Tensors {
+    /// Adds the columns and rows of a tensor.
+    fn add_tensor(&mut self, number: usize, uses: &[Use]) -> TensorColumns {
         let tensor = &self.problem.tensors()[number];
         let bytes = tensor.bytes as f64 / self.byte_unit;
         let is_fast: Vec<Col> = uses.iter().map(|a_use| self.add_use(a_use, bytes)).collect();
@@ -139,7 +142,7 @@ impl<'a> Builder<'a> {
             0 => is_fast[0],
             _ => {
                 let column = self.rows.add_integer_column(0.0, 0..=1);
-                self.hold_during(0, column, bytes);
+                self.add_room(0, column, bytes);
                 column
             }
         });
@@ -155,7 +158,7 @@ impl<'a> Builder<'a> {
                 gaps.push(self.add_gap(number, [leaves, comes], before, after));
             }
         }
-        Tensors { begins_fast, is_fast, gaps }
+        TensorColumns { begins_fast, is_fast, gaps }
     }
 
     /// Adds a use, in the first tier or elsewhere. Returns its column.
@@ -169,11 +172,12 @@ impl<'a> Builder<'a> {
         if slow_ns.is_finite() && fast_ns.is_finite() {
             self.changes[a_use.kernel].push((column, (slow_ns - fast_ns) / self.ns_unit));
         }
-        self.hold_during(a_use.kernel, column, bytes);
+        self.add_room(a_use.kernel, column, bytes);
         column
     }
 
-    fn hold_during(&mut self, kernel: usize, column: Col, bytes: f64) {
+    /// Takes room in the first tier during a kernel: `bytes` times the column.
+    fn add_room(&mut self, kernel: usize, column: Col, bytes: f64) {
         self.held[kernel].push((column, bytes));
         self.held[kernel + 1].push((column, -bytes));
     }
@@ -203,16 +207,16 @@ impl<'a> Builder<'a> {
             self.recomputed.push((column, -(again.time_ns as f64) / self.ns_unit));
             column
         });
-        let crosses = self.crosses(is_fast[0], stays, again, self.out.ns(moved));
+        let crosses = self.add_crossing(is_fast[0], stays, again, self.out.ns(moved));
         self.leaving[class][leaves].push((crosses, bytes));
-        let crosses = self.crosses(is_fast[1], stays, again, self.back.ns(moved));
+        let crosses = self.add_crossing(is_fast[1], stays, again, self.back.ns(moved));
         self.due[class][closes].push((crosses, bytes));
         GapColumns { before, after, stays, again }
     }
 
     /// Adds the column that says whether a tensor crosses a link at one end of a gap: if it is in the first tier there,
     /// does not stay, and is not recomputed.
-    fn crosses(&mut self, is_fast: Col, stays: Col, again: Option<Col>, link_ns: f64) -> Col {
+    fn add_crossing(&mut self, is_fast: Col, stays: Col, again: Option<Col>, link_ns: f64) -> Col {
         let most = f64::from(u8::from(link_ns.is_finite()));
         let cost = if most > 0.0 { self.margins.moves * link_ns / self.ns_unit } else { 0.0 };
         let crosses = self.rows.add_column(cost, 0.0..=most);
@@ -224,7 +228,7 @@ impl<'a> Builder<'a> {
 
     /// Adds rows for the inputs of recomputation. A tensor is recomputed right before its next use, from inputs that
     /// exist and were not moved away before.
-    fn add_inputs(&mut self, tensors: &[Tensors]) {
+    fn add_inputs(&mut self, tensors: &[TensorColumns]) {
         for (number, tensor) in tensors.iter().enumerate() {
             let inputs = self.problem.tensors()[number].recompute.iter().flat_map(|again| &again.inputs);
             for (gap, input) in tensor.gaps.iter().flat_map(|gap| inputs.clone().map(move |input| (gap, *input))) {
@@ -262,7 +266,7 @@ impl<'a> Builder<'a> {
         let mut times = Vec::new();
         for kernel in 0..self.problem.kernels().len() {
             let changes = std::mem::take(&mut self.held[kernel]);
-            held = Some(self.sum_up(held, changes));
+            held = Some(self.add_sum(held, changes));
             let filled = held.into_iter().chain(moving.iter().flatten().flatten().copied());
             let filled: Sum = filled.map(|column| (column, 1.0)).collect();
             self.rows.add_row(..=capacity, filled);
@@ -287,7 +291,7 @@ impl<'a> Builder<'a> {
                 let mut back: Sum = due.into_iter().map(|(column, bytes)| (column, -bytes)).collect();
                 back.push((flows[1], 1.0));
                 let before = moving.map_or([None; 2], |moving| moving.map(Some));
-                *moving = Some([self.sum_up(before[0], leaving), self.sum_up(before[1], back)]);
+                *moving = Some([self.add_sum(before[0], leaving), self.add_sum(before[1], back)]);
                 for (taken, (flow, links)) in taken.iter_mut().zip(flows.into_iter().zip([&self.out, &self.back])) {
                     let ns = links.ns(self.classes.ratios[class] * self.byte_unit) / self.ns_unit;
                     // Without links nothing crosses, and nothing flows.
@@ -320,7 +324,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds a column that equals another one plus some changes.
-    fn sum_up(&mut self, before: Option<Col>, mut changes: Sum) -> Col {
+    fn add_sum(&mut self, before: Option<Col>, mut changes: Sum) -> Col {
         let sum = self.rows.add_column(0.0, 0.0..);
         changes.push((sum, -1.0));
         changes.extend(before.map(|before| (before, 1.0)));
@@ -357,6 +361,7 @@ struct Classes {
 }
 
 impl Classes {
+    /// The most classes.
     const MOST: usize = 4;
 
     fn new(problem: &Problem, out: &Links, back: &Links) -> Self {

@@ -42,7 +42,7 @@ use crate::bound::{joined_score_bound, makespan_bound_ns};
 use crate::uses::{Use, uses};
 use crate::{Plan, Problem, Rule};
 use fixed::{Columns, Fixed};
-use joint::{Joint, Margins};
+use joint::{JointProblem, Margins};
 use solver::Limits;
 
 /// Solves mixed-integer problems with HiGHS, on one thread: the best plan, and a bound that shows how good it is.
@@ -178,7 +178,7 @@ impl Search<'_, '_> {
             if best <= bound * (1.0 + JOINT_GAP) || !self.evaluator.may_go_on() {
                 break;
             }
-            let joint = Joint::new(self.problem, self.capacity_bytes, &self.uses, bound, margins);
+            let joint = JointProblem::new(self.problem, self.capacity_bytes, &self.uses, bound, margins);
             // Each problem may take a third of the time left, so that there is time for the others.
             let limits = self.limits(JOINT_GAP);
             let limits = Limits { time: limits.time / 3, ..limits };
