@@ -74,8 +74,8 @@ pub trait CachingAllocator: Resource {
     /// [`AllocError::UnknownAddress`] if no live block starts there. Address 0 is ignored.
     fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError>;
 
-    /// Records [`Action::Annotate`](crate::Action::Annotate) for the live block at `address`, with this thread's note.
-    /// Does nothing while events are not recorded.
+    /// Records [`HistoryAction::Annotate`](crate::HistoryAction::Annotate) for the live block at `address`, with this
+    /// thread's note. Does nothing while events are not recorded.
     ///
     /// # Errors
     /// [`AllocError::UnknownAddress`] if no live block starts there.

@@ -328,7 +328,7 @@ impl PagedAllocator {
         released
     }
 
-    /// Takes back the memory that heaps have [parked](parked).
+    /// Takes back the memory that heaps have [parked].
     fn return_parked(&self) {
         for heap in self.heaps.all() {
             let mut blocks = heap.lock();

@@ -46,8 +46,9 @@ pub trait Planner {
 /// The objective of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objective {
-    /// The share of accessed bytes that the first tier serves ([`Placement::score`](crate::Placement::score)): the more
-    /// the better. Every tensor stays in one tier for its whole lifetime.
+    /// The share of accessed bytes that the first tier serves
+    /// ([`FixedPlacement::score`](crate::FixedPlacement::score)): the more the better. Every tensor stays in one tier
+    /// for its whole lifetime.
     Score,
     /// The time that an iteration takes in the simulator
     /// ([`makespan_ns`](crate::simulator::Outcome::makespan_ns)): the less the better.

@@ -1,5 +1,4 @@
-//! The donated ranges and the blocks in them. Free pieces are split to the granule, and merged as soon as they are
-//! free.
+//! The donated ranges and the blocks in them. Free pieces are split to the granule, and merged when they are freed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -74,7 +73,7 @@ struct PendingPiece {
 }
 
 impl Ranges {
-    /// Adds a range: see [`DonatedRanges::insert`](super::DonatedRanges::insert).
+    /// See [`DonatedRanges::insert`](super::DonatedRanges::insert).
     pub(super) fn insert(
         &mut self,
         address: Address,
@@ -412,7 +411,6 @@ impl Ranges {
         self.insert_free(address, bytes);
     }
 
-    /// Adds a free piece.
     fn insert_free(&mut self, address: Address, bytes: u64) {
         self.pieces.insert(address, RangePiece { bytes, state: PieceState::Free });
         self.free.extend(self.best_fit_stream(address).map(|stream| (stream, bytes, address)));
