@@ -14,9 +14,9 @@ use crate::{Result, Tensor};
 /// Makes `output` the result of the operation `name` on `inputs`, if one of them requires a gradient and gradients are
 /// on in this thread. `save` saves the tensors that the formula needs and returns the formula.
 ///
-/// A formula returns one gradient for each input. A gradient of larger sizes that the input broadcasts to is summed to
-/// the input's sizes, and one of another dtype is converted to the input's, as in PyTorch. So a formula need not handle
-/// broadcasting or type promotion, and a gradient that is too large by mistake is no error.
+/// A formula returns one gradient for each input. As in PyTorch, a gradient whose sizes the input broadcasts to is
+/// summed to the input's sizes, and a gradient of another dtype is converted to the input's. So a formula need not
+/// handle broadcasting or type promotion, and a gradient that is too large by mistake is no error.
 ///
 /// ```
 /// use tenure_tensor::{Tensor, autograd};
@@ -97,33 +97,34 @@ fn attach_erased(outputs: &[&Tensor], name: Cow<'static, str>, inputs: &[&Tensor
     Ok(())
 }
 
-/// A handle to a saved tensor: its number at the node.
+/// A handle to a saved tensor: its index among the node's saved tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct SavedHandle(usize);
 
 impl SavedHandle {
-    pub(super) fn number(self) -> usize {
+    pub(super) fn index(self) -> usize {
         self.0
     }
 }
 
-/// The collector of the tensors that a formula needs.
+/// Saves the tensors that an operation's gradient formula needs. [`attach`] passes it to its `save` argument.
 pub struct Saver {
     /// The saved tensors so far. `None` for an output that is still to be written.
     saved: Vec<Option<SavedTensor>>,
+    /// Whether each input requires a gradient.
     needs: SmallVec<[bool; 3]>,
-    /// The tensor that is about to be written to in place.
+    /// The tensor that the operation is about to write to in place.
     target: Option<Tensor>,
 }
 
 impl Saver {
-    /// Returns whether a gradient of this input will be needed.
+    /// Returns whether this input requires a gradient.
     pub fn needs(&self, input: usize) -> bool {
         self.needs[input]
     }
 
-    /// Saves a tensor that is not an output of the operation. A tensor that the operation is about to overwrite is
-    /// copied.
+    /// Saves a tensor that is not an output of the operation. If the operation is about to overwrite the tensor, a copy
+    /// is saved.
     ///
     /// # Errors
     /// The errors of [`SavedHooks`](super::SavedHooks).
@@ -151,14 +152,14 @@ impl Saver {
     /// # Errors
     /// The errors of [`SavedHooks`](super::SavedHooks).
     pub fn save_output(&mut self, tensor: &Tensor, output: usize) -> Result<SavedHandle> {
-        let is_written = self.target.is_none();
-        let saved = if is_written { Some(SavedTensor::output(tensor, output)?) } else { None };
+        let is_computed = self.target.is_none();
+        let saved = if is_computed { Some(SavedTensor::output(tensor, output)?) } else { None };
         self.saved.push(saved);
         Ok(SavedHandle(self.saved.len() - 1))
     }
 }
 
-/// A node whose outputs are still to be written.
+/// A node of an operation whose outputs are not computed yet.
 pub(super) struct NodeDraft {
     name: Cow<'static, str>,
     inputs: Inputs,
@@ -167,7 +168,8 @@ pub(super) struct NodeDraft {
 }
 
 impl NodeDraft {
-    /// Saves the tensors that the formula needs. The operation will write to `target` in place.
+    /// Calls `save`, which saves the tensors that the formula needs. `target` is the tensor that the operation will
+    /// write to in place, if any.
     pub(super) fn new(
         name: Cow<'static, str>,
         inputs: &[&Tensor],
@@ -182,11 +184,11 @@ impl NodeDraft {
         Ok(Self { name, inputs: (edges, kinds), saver, formula })
     }
 
-    /// Makes the node, with its outputs.
+    /// Makes the node, after the operation computed `outputs`.
     pub(super) fn finish(self, outputs: &[&Tensor]) -> Result<Arc<Node>> {
         let saved = self.saver.saved.into_iter().map(|saved| match saved {
             Some(saved) => Ok(saved),
-            // Only the target of an operation in place is saved this late.
+            // Only the target of an operation in place is saved after the operation.
             None => SavedTensor::output(outputs[0], 0),
         });
         Ok(Node::formula(self.name, self.inputs, outputs, saved.collect::<Result<_>>()?, self.formula))

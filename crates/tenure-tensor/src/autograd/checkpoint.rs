@@ -1,8 +1,9 @@
-//! Checkpoints: tensors are computed again instead of kept. PyTorch's `torch.utils.checkpoint(use_reentrant=False)`.
+//! Activation checkpoints, like PyTorch's `torch.utils.checkpoint(use_reentrant=False)`: tensors saved for backward are
+//! computed again instead of kept.
 //!
-//! Tensors that the function saves are not kept: each is an empty slot. When backward needs the first of them, the
-//! function runs again and its saved tensors fill the slots in the same order, up to the last slot that is still
-//! wanted. A slot is freed with the node that saved it.
+//! Each tensor that the function saves is replaced by an empty slot. When backward needs the first of them, the function
+//! runs again, and the tensors that it saves fill the slots in the same order, up to the last slot that is still in
+//! use. A slot is freed with the node that saved it.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,20 +11,20 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
+use super::device_stream::DeviceStream;
 use super::hooks::SavedHooks;
-use super::lane::DeviceStream;
 use super::mode::{is_grad_enabled, with_grad};
 use super::saved::SavedTensor;
 use crate::autocast::{self, Autocast};
 use crate::error::AutogradError;
 use crate::{DType, Result, Tensor, random};
 
-/// Runs `function` on `inputs`, and keeps the inputs instead of the tensors that it saves. Backward runs the function
-/// again. The second run draws the same numbers from the default generator, leaves the generator as it was, and
-/// autocasts the same. Checkpoints can be nested.
+/// Runs `function` on `inputs`, and keeps the inputs instead of the tensors that it saves for backward. Backward runs the
+/// function again. The second run draws the same random numbers from the default generator, leaves the generator as it
+/// was, and has the same autocast dtype. Checkpoints can be nested.
 ///
-/// The function must do the same every time. If it has side effects, such as running statistics, it must leave them out
-/// [while it is run again](is_recomputing). If a graph is retained, the tensors that were computed again are kept with
+/// The function must do the same every time. If it has side effects, such as updates of running statistics, it must skip
+/// them [when it is run again](is_recomputing). If a graph is retained, the tensors that were computed again are kept with
 /// it.
 ///
 /// ```
@@ -47,17 +48,17 @@ pub fn checkpoint(
     if !is_grad_enabled() {
         return function(&given);
     }
-    let frame = Arc::new(CheckpointRun::new(&given, Box::new(function))?);
-    let packing = Arc::clone(&frame);
-    let unpacking = Arc::clone(&frame);
+    let run = Arc::new(CheckpointRun::new(&given, Box::new(function))?);
+    let packing = Arc::clone(&run);
+    let unpacking = Arc::clone(&run);
     let _hooks = SavedHooks::enter(
-        move |_, _| Ok(packing.slot()),
+        move |_, _| Ok(packing.new_slot()),
         move |slot: &Arc<SavedSlot>| match slot.get() {
-            Some(filled) => arrive(filled),
+            Some(filled) => wait_for(filled),
             None => unpacking.fill(slot),
         },
     );
-    (frame.function)(&given)
+    (run.function)(&given)
 }
 
 /// Returns whether this thread runs a checkpoint's function again, or [rehearses](rehearse) one.
@@ -65,8 +66,8 @@ pub fn is_recomputing() -> bool {
     RECOMPUTING.get() || REHEARSING.get()
 }
 
-/// Runs `function` without side effects: modules leave out their [other changes](is_recomputing), and the default
-/// generator is reset afterwards.
+/// Runs `function` without side effects: during it [`is_recomputing`] returns `true`, so that modules skip theirs, and
+/// afterwards the default generator is set back.
 pub fn rehearse<R>(function: impl FnOnce() -> R) -> R {
     struct Rehearsal {
         random: random::GeneratorState,
@@ -97,22 +98,24 @@ thread_local! {
 type SavedSlot = OnceLock<(Tensor, DeviceStream)>;
 type CheckpointFunction = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
 
-/// Returns the tensor after the thread's stream waits for the lane that computed it again.
-fn arrive((tensor, lane): &(Tensor, DeviceStream)) -> Result<Tensor> {
-    lane.lead_here()?;
+/// Returns a recomputed tensor, after making the calling thread's stream wait for the stream that computed it.
+fn wait_for((tensor, stream): &(Tensor, DeviceStream)) -> Result<Tensor> {
+    stream.make_current_wait()?;
     Ok(tensor.clone())
 }
 
-/// One run of a function.
+/// One call of [`checkpoint`].
 struct CheckpointRun {
     function: CheckpointFunction,
     /// The inputs, and whether each requires a gradient. They go through saved-tensor hooks themselves: inputs of a
     /// checkpoint inside another are computed again too.
     inputs: Vec<(SavedTensor, bool)>,
+    /// The state of the default generator before the first run.
     random: random::GeneratorState,
     autocast: Option<DType>,
-    /// The slots, in the order in which they were saved.
+    /// The slots, in the order in which the function saved their tensors.
     slots: Mutex<Vec<Weak<SavedSlot>>>,
+    /// Locked while the function runs again, so that one thread at a time fills slots.
     running: Mutex<()>,
 }
 
@@ -129,7 +132,8 @@ impl CheckpointRun {
         })
     }
 
-    fn slot(&self) -> Arc<SavedSlot> {
+    /// Returns a new, empty slot.
+    fn new_slot(&self) -> Arc<SavedSlot> {
         let slot = Arc::default();
         self.slots.lock().push(Arc::downgrade(&slot));
         slot
@@ -137,16 +141,18 @@ impl CheckpointRun {
 
     /// Returns the tensor of a slot, and runs the function again if the slot is empty.
     fn fill(&self, slot: &SavedSlot) -> Result<Tensor> {
-        let _one = self.running.lock();
+        let _running = self.running.lock();
         if slot.get().is_none() {
             self.run_again()?;
         }
-        slot.get().map(arrive).transpose()?.ok_or_else(|| {
+        slot.get().map(wait_for).transpose()?.ok_or_else(|| {
             let reason = "the function saved fewer tensors when it ran again: it must do the same every time";
             AutogradError::Other { node: "checkpoint".into(), reason: reason.into() }.into()
         })
     }
 
+    /// Runs the function again and fills the empty slots. Stops the function, by an error, once the last empty slot is
+    /// filled.
     fn run_again(&self) -> Result<()> {
         let slots = self.slots.lock().clone();
         let Some(last) = slots.iter().rposition(|slot| slot.upgrade().is_some_and(|slot| slot.get().is_none())) else {
@@ -165,7 +171,7 @@ impl CheckpointRun {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 if let Some(slot) = slots.get(index).and_then(Weak::upgrade) {
                     // A slot that is full already has the same values.
-                    let _full = slot.set((tensor.clone(), DeviceStream::current(tensor.device())));
+                    let _already_full = slot.set((tensor.clone(), DeviceStream::current(tensor.device())));
                 }
                 if index < last {
                     return Ok(tensor.clone());
@@ -183,7 +189,8 @@ impl CheckpointRun {
     }
 }
 
-/// A scope that puts the default generator back to an earlier state.
+/// A scope in which [`is_recomputing`] returns `true` and the default generator continues from an earlier state. The end
+/// of the scope restores the generator.
 struct RecomputeScope {
     random: random::GeneratorState,
     recomputing: bool,

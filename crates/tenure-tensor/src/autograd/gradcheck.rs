@@ -4,15 +4,15 @@ use super::{BackwardOptions, grad, no_grad, with_grad};
 use crate::error::AutogradError;
 use crate::{DType, Result, Tensor};
 
-/// The step and tolerances of a check. A gradient `a` passes beside a difference `n` if `|a - n| <= absolute + relative
-/// * |n|`.
+/// The step and tolerances of [`gradcheck`]. A gradient `a` agrees with a finite difference `n` if `|a - n| <= absolute +
+/// relative * |n|`.
 #[derive(Clone, Copy, Debug)]
 pub struct Gradcheck {
-    /// The amount that an element of an input is changed by, up and down.
+    /// The amount that is added to and subtracted from an element of an input.
     pub step: f64,
     /// The absolute tolerance.
     pub absolute: f64,
-    /// The tolerance relative to the difference.
+    /// The tolerance relative to the finite difference.
     pub relative: f64,
 }
 
@@ -25,7 +25,7 @@ impl Default for Gradcheck {
 
 /// Compares the gradients of `function`'s floating outputs with central differences, element by element, for each of
 /// `inputs` that requires a gradient. Inputs are `f64` and may have any layout: each element of an expanded input is
-/// changed alone.
+/// changed on its own.
 ///
 /// ```
 /// use tenure_tensor::{Tensor, autograd};
@@ -36,7 +36,7 @@ impl Default for Gradcheck {
 /// ```
 ///
 /// # Errors
-/// Gradient and difference differ: the error says for which output and input, at which elements, and both values. No
+/// A gradient and its finite difference do not agree: the error says for which output and input, at which elements, and both values. No
 /// input requires a gradient; one that does is not `f64`; the errors of `function`.
 pub fn gradcheck(
     function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
@@ -71,7 +71,7 @@ pub fn gradgradcheck(
             with_grad(|| {
                 // Fresh leaves, so that they have a gradient also where differences are taken.
                 let given: Vec<Tensor> =
-                    given.iter().zip(inputs).map(|(tensor, input)| required(tensor, input)).collect::<Result<_>>()?;
+                    given.iter().zip(inputs).map(|(tensor, input)| like_input(tensor, input)).collect::<Result<_>>()?;
                 let outputs = differentiable(&function, &given)?;
                 let wanted: Vec<&Tensor> = given.iter().filter(|tensor| tensor.requires_grad()).collect();
                 gradients(&outputs, &wanted, upstream)
@@ -84,6 +84,7 @@ pub fn gradgradcheck(
 
 type CheckedFunction<'a> = &'a dyn Fn(&[Tensor]) -> Result<Vec<Tensor>>;
 
+/// Does the work of both checks; `op` names the check in errors.
 fn check(op: &'static str, function: CheckedFunction<'_>, inputs: &[Tensor], options: Gradcheck) -> Result<()> {
     let fails = |reason: String| Err(AutogradError::Other { node: op.to_owned(), reason }.into());
     if !inputs.iter().any(Tensor::requires_grad) {
@@ -110,6 +111,7 @@ fn check(op: &'static str, function: CheckedFunction<'_>, inputs: &[Tensor], opt
     Ok(())
 }
 
+/// An element of a Jacobian where the gradient and the finite difference do not agree.
 struct Difference {
     output: Vec<usize>,
     input: Vec<usize>,
@@ -125,14 +127,14 @@ fn difference(
     options: Gradcheck,
 ) -> Result<Option<Difference>> {
     for at in 0..output.numel() {
-        let derivatives = row(output, leaf, at)?;
+        let derivatives = jacobian_row(output, leaf, at)?;
         for (element, (by_formula, numerical)) in derivatives.into_iter().zip(numerical).enumerate() {
             let by_differences = numerical[at];
             let is_near =
                 (by_formula - by_differences).abs() <= options.absolute + options.relative * by_differences.abs();
             if !is_near {
-                let output = position(at, output.sizes());
-                let input = position(element, leaf.sizes());
+                let output = coordinates(at, output.sizes());
+                let input = coordinates(element, leaf.sizes());
                 return Ok(Some(Difference { output, input, by_formula, by_differences }));
             }
         }
@@ -149,7 +151,7 @@ fn differences(
     step: f64,
 ) -> Result<Vec<Vec<Vec<f64>>>> {
     let values = inputs[index].to_vec::<f64>()?;
-    let at = |element: usize, step: f64| {
+    let outputs_with_step = |element: usize, step: f64| {
         let mut values = values.clone();
         values[element] += step;
         let mut inputs: Vec<Tensor> = inputs.iter().map(Tensor::detach).collect();
@@ -161,8 +163,8 @@ fn differences(
     };
     let mut found: Vec<Vec<Vec<f64>>> = Vec::new();
     for element in 0..values.len() {
-        let up = at(element, step)?;
-        let down = at(element, -step)?;
+        let up = outputs_with_step(element, step)?;
+        let down = outputs_with_step(element, -step)?;
         found.resize(up.len(), Vec::new());
         for (output, (up, down)) in found.iter_mut().zip(up.iter().zip(&down)) {
             output.push(up.iter().zip(down).map(|(up, down)| (up - down) / (2.0 * step)).collect());
@@ -172,7 +174,7 @@ fn differences(
 }
 
 /// Returns the derivatives of one element of an output with respect to all elements of a leaf.
-fn row(output: &Tensor, leaf: &Tensor, at: usize) -> Result<Vec<f64>> {
+fn jacobian_row(output: &Tensor, leaf: &Tensor, at: usize) -> Result<Vec<f64>> {
     if !output.requires_grad() {
         return Ok(vec![0.0; leaf.numel()]);
     }
@@ -186,7 +188,7 @@ fn row(output: &Tensor, leaf: &Tensor, at: usize) -> Result<Vec<f64>> {
     }
 }
 
-/// Returns differentiable gradients, with zeros for inputs that no output depends on.
+/// Returns gradients that can be differentiated again, with zeros for inputs that no output depends on.
 fn gradients(outputs: &[Tensor], inputs: &[&Tensor], upstream: &[Tensor]) -> Result<Vec<Tensor>> {
     let outputs: Vec<&Tensor> = outputs.iter().collect();
     let upstream: Vec<Option<&Tensor>> = upstream.iter().map(Some).collect();
@@ -196,27 +198,30 @@ fn gradients(outputs: &[Tensor], inputs: &[&Tensor], upstream: &[Tensor]) -> Res
     found.into_iter().zip(inputs).map(|(grad, input)| grad.map_or_else(|| zeros(input), Ok)).collect()
 }
 
+/// Returns the outputs of `function` that require a gradient.
 fn differentiable(function: CheckedFunction<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     Ok(function(inputs)?.into_iter().filter(Tensor::requires_grad).collect())
 }
 
-/// Returns the inputs as leaves of their own.
+/// Returns the inputs as new leaves.
 fn leaves(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     inputs.iter().map(|input| input.detach().requires_grad_(input.requires_grad())).collect()
 }
 
-/// Returns the tensor itself if it requires a gradient exactly if `input` does; otherwise returns a leaf that agrees
-/// with `input`.
-fn required(tensor: &Tensor, input: &Tensor) -> Result<Tensor> {
+/// Returns `tensor` as a tensor that requires a gradient if, and only if, `input` does: itself, or a new leaf.
+fn like_input(tensor: &Tensor, input: &Tensor) -> Result<Tensor> {
     if tensor.requires_grad() == input.requires_grad() {
         return Ok(tensor.clone());
     }
     tensor.detach().requires_grad_(input.requires_grad())
 }
 
-/// Returns the indices of an element.
-fn position(mut at: usize, sizes: &[usize]) -> Vec<usize> {
-    let mut found: Vec<usize> = sizes.iter().rev().map(|size| (at % size, at /= size).0).collect();
-    found.reverse();
-    found
+/// Returns the index in each dimension of element number `at`.
+fn coordinates(mut at: usize, sizes: &[usize]) -> Vec<usize> {
+    let mut coordinates = vec![0; sizes.len()];
+    for (coordinate, size) in coordinates.iter_mut().zip(sizes).rev() {
+        *coordinate = at % size;
+        at /= size;
+    }
+    coordinates
 }

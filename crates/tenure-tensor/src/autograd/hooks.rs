@@ -1,4 +1,4 @@
-//! Hooks: functions of the program that run on gradients and on saved tensors.
+//! Hooks: the user's functions that run on gradients and on saved tensors.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -45,10 +45,10 @@ impl Hooks {
         self.list.lock().last.take()
     }
 
-    /// Runs the hooks on a gradient and returns the result, which has the same sizes, dtype and device. `of` names the
-    /// tensor that has the hooks.
+    /// Runs the hooks on a gradient and returns the result, which has the same sizes, dtype and device. `of` describes the
+    /// hooks' tensor in errors.
     pub(crate) fn run(&self, of: impl Fn() -> String, mut grad: Tensor) -> Result<Tensor> {
-        // The list is not locked meanwhile: a hook may add or remove a hook.
+        // The list is not locked while hooks run, since a hook may add or remove a hook.
         let hooks: Vec<GradHook> = {
             let list = self.list.lock();
             list.hooks.iter().map(|(_, hook)| hook).chain(&list.last).cloned().collect()
@@ -67,7 +67,7 @@ impl Hooks {
     }
 }
 
-/// A handle to a hook of a tensor. The hook stays when the handle is dropped.
+/// A handle that can remove a hook of a tensor. Dropping it leaves the hook in place.
 #[derive(Clone, Debug)]
 pub struct HookHandle {
     hooks: Weak<Hooks>,
@@ -83,13 +83,13 @@ impl HookHandle {
     }
 }
 
-/// A function that packs a tensor that is saved for backward, for example into a place on a disk.
+/// A function that converts a tensor saved for backward into another form, for example a file on disk.
 pub(crate) type Pack = Arc<dyn Fn(&Tensor, SavedId) -> Result<Box<dyn Any + Send + Sync>> + Send + Sync>;
-/// A function that makes the tensor again from its packed form, any number of times.
+/// A function that converts the packed form back into the tensor. It can be called any number of times.
 pub(crate) type Unpack = Arc<dyn Fn(&(dyn Any + Send + Sync)) -> Result<Tensor> + Send + Sync>;
 
-/// The identity of a saved tensor's bytes at one time. Two tensors of one id, layout and dtype have the same values.
-/// The generation of a storage, unlike an address, is never used again.
+/// The identity of a storage's contents at one version. Two tensors with the same id, layout and dtype have the same
+/// values. The generation of a storage, unlike an address, is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SavedId {
     /// The storage's generation.
@@ -114,13 +114,14 @@ thread_local! {
 ///
 /// `pack` must not modify its tensor, which the program goes on to use: that is an error.
 ///
-/// Parameters and views of them are packed too. A hook that moves bytes should leave them where they are; it recognises
-/// them by their storage. `unpack` may be called several times for one `pack`, if the graph is retained. If the tensor
+/// Parameters and views of parameters are packed too. A hook that moves saved bytes elsewhere should not move those; it
+/// recognises them by their storage. `unpack` may be called several times for one `pack`, if the graph is retained. If the tensor
 /// was [modified](AutogradError::Modified) since, `unpack` can return that error with an empty node name: the node that
 /// needs the tensor is then filled in.
 #[must_use = "it holds for as long as it lives"]
 pub struct SavedHooks {
     scope: u64,
+    /// A scope belongs to the thread that entered it.
     thread: PhantomData<*const ()>,
 }
 
@@ -145,7 +146,7 @@ impl Drop for SavedHooks {
     }
 }
 
-/// Returns the functions of the latest scope.
+/// Returns the pack and unpack functions of this thread's latest [`SavedHooks`] scope, if any.
 pub(crate) fn saved_hooks() -> Option<(Pack, Unpack)> {
     Scopes::latest(&SAVED_HOOKS)
 }

@@ -12,27 +12,27 @@ use super::node::{Edge, Node};
 use crate::error::AutogradError;
 use crate::{Result, Tensor};
 
-/// A tensor's part in graphs. C10's `AutogradMeta`.
+/// The autograd state of a tensor: its edge, gradient and hooks. PyTorch's `c10::AutogradMeta`.
 #[derive(Default)]
 pub(crate) struct Meta {
     state: Mutex<MetaState>,
     /// Locked while a gradient is added to: several threads may run backward at once.
-    accumulating: Mutex<()>,
+    grad_lock: Mutex<()>,
 }
 
 #[derive(Default)]
 struct MetaState {
     requires_grad: bool,
-    /// The node that made the tensor.
+    /// The node that made the tensor; `None` for a leaf.
     edge: Option<Edge>,
     grad: Option<Tensor>,
     /// A leaf's node, while a graph refers to it.
-    accumulate: Weak<Node>,
-    /// `None` until a hook is added. The tensor's node shares them.
+    leaf_node: Weak<Node>,
+    /// The hooks on the tensor's gradient, shared with the tensor's node. `None` until a hook is added.
     hooks: Option<Arc<Hooks>>,
     retains_grad: bool,
-    /// Hooks that are called after the gradient was added to.
-    accumulated: Option<Arc<Hooks>>,
+    /// Hooks that are called after a gradient was added to a leaf's gradient.
+    post_accumulate: Option<Arc<Hooks>>,
     view: Option<View>,
 }
 
@@ -41,10 +41,10 @@ struct MetaState {
 pub(crate) struct View {
     /// A tensor that is no view itself.
     pub(crate) base: Tensor,
-    /// The version of the storage that the view's edge was made for. If the storage has a later version, the view may
-    /// have been written through its base or another view, and the edge has to be made anew from the base's.
+    /// The version of the storage that the view's edge was made for. If the storage has a later version, the base or
+    /// another view may have been written to, and the edge has to be made anew from the base's.
     version: u64,
-    /// Whether the view was made while gradients were off: the base's graph does not know of it.
+    /// Whether the view was made while gradients were off, so that its base's graph does not include it.
     pub(crate) in_no_grad: bool,
 }
 
@@ -102,7 +102,7 @@ impl Meta {
         if let Some(retain) = retain {
             let hooks = Arc::new(Hooks::default());
             hooks.set_last(retain);
-            edge.node.adopt_hooks(edge.output, Arc::clone(&hooks));
+            edge.node.add_hooks(edge.output, Arc::clone(&hooks));
             state.hooks = Some(hooks);
         }
         if let Some(view) = &mut state.view {
@@ -114,7 +114,8 @@ impl Meta {
         drop(replaced);
     }
 
-    /// Returns where gradients of the tensor go: to the node that made it, or to the node of a leaf.
+    /// Returns the edge that gradients of the tensor go to: the node that made it, or the node of a leaf, which is made if
+    /// needed. `None` if the tensor requires no gradient.
     pub(crate) fn gradient_edge(&self, tensor: &Tensor) -> Option<Edge> {
         let mut state = self.state.lock();
         if let Some(edge) = &state.edge {
@@ -123,12 +124,12 @@ impl Meta {
         if !state.requires_grad {
             return None;
         }
-        let node = state.accumulate.upgrade().unwrap_or_else(|| {
+        let node = state.leaf_node.upgrade().unwrap_or_else(|| {
             let node = Node::accumulate(tensor);
             if let Some(hooks) = &state.hooks {
-                node.adopt_hooks(0, Arc::clone(hooks));
+                node.add_hooks(0, Arc::clone(hooks));
             }
-            state.accumulate = Arc::downgrade(&node);
+            state.leaf_node = Arc::downgrade(&node);
             node
         });
         Some(Edge { node, output: 0 })
@@ -142,31 +143,33 @@ impl Meta {
         std::mem::replace(&mut self.state.lock().grad, grad)
     }
 
-    pub(crate) fn accumulating(&self) -> MutexGuard<'_, ()> {
-        self.accumulating.lock()
+    /// Locks the gradient while it is added to.
+    pub(crate) fn lock_grad(&self) -> MutexGuard<'_, ()> {
+        self.grad_lock.lock()
     }
 
     pub(crate) fn add_hook(&self, hook: GradHook) -> HookHandle {
         self.hooks().add(hook)
     }
 
-    /// Sets the hook that is called after all others; it stays with the tensor when that is written to. Only the first
-    /// call has an effect.
+    /// Sets the hook that is called after all others. Unlike other hooks, it stays with the tensor after a write in place.
+    /// Only the first call has an effect.
     pub(crate) fn retain_grad(&self, hook: GradHook) {
         if !std::mem::replace(&mut self.state.lock().retains_grad, true) {
             self.hooks().set_last(hook);
         }
     }
 
-    pub(crate) fn add_accumulated_hook(&self, hook: GradHook) -> HookHandle {
-        self.state.lock().accumulated.get_or_insert_default().add(hook)
+    pub(crate) fn add_post_accumulate_hook(&self, hook: GradHook) -> HookHandle {
+        self.state.lock().post_accumulate.get_or_insert_default().add(hook)
     }
 
-    /// Returns the hooks that are called after a leaf's gradient was added to.
-    pub(crate) fn accumulated_hooks(&self) -> Option<Arc<Hooks>> {
-        self.state.lock().accumulated.clone()
+    /// Returns the hooks that are called after a gradient was added to a leaf's gradient.
+    pub(crate) fn post_accumulate_hooks(&self) -> Option<Arc<Hooks>> {
+        self.state.lock().post_accumulate.clone()
     }
 
+    /// Returns the tensor's hooks, which are made and given to its node if there were none.
     fn hooks(&self) -> Arc<Hooks> {
         let mut state = self.state.lock();
         if let Some(hooks) = &state.hooks {
@@ -174,8 +177,8 @@ impl Meta {
         }
         let hooks = Arc::<Hooks>::default();
         let made_by = state.edge.clone().map(|edge| (edge.node, edge.output));
-        if let Some((node, output)) = made_by.or_else(|| state.accumulate.upgrade().map(|node| (node, 0))) {
-            node.adopt_hooks(output, Arc::clone(&hooks));
+        if let Some((node, output)) = made_by.or_else(|| state.leaf_node.upgrade().map(|node| (node, 0))) {
+            node.add_hooks(output, Arc::clone(&hooks));
         }
         state.hooks = Some(Arc::clone(&hooks));
         hooks
@@ -190,8 +193,8 @@ impl Meta {
         self.state.lock().view.clone()
     }
 
-    /// Returns the base if the view's edge is for another version than `version`, and sets the edge's version to
-    /// `version`. A view that was made while gradients were off keeps its edge.
+    /// Returns the base if the view's edge must be made anew: it was made for another version of the storage than
+    /// `version`, and the view was not made while gradients were off. Then records `version` as the edge's.
     pub(crate) fn stale_base(&self, version: u64) -> Option<Tensor> {
         let mut state = self.state.lock();
         let view = state.view.as_mut().filter(|view| !view.in_no_grad && view.version != version)?;

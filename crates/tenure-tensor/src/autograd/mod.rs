@@ -8,7 +8,7 @@
 //! Formulas call the same operations, so that they have gradients themselves if the graph is kept
 //! ([`BackwardOptions::create_graph`]). Nothing here is `unsafe`.
 //!
-//! The behaviour is that of PyTorch's `torch/csrc/autograd`, on one thread: the caller of `backward`. On a device, a
+//! The behaviour is that of PyTorch's `torch/csrc/autograd`, on one thread: the one that calls `backward`. On a device, a
 //! node's formula runs on the stream that its operation ran on. Where a gradient goes from one stream to another, the
 //! second stream waits on the device. Gradients are added to leaves on the stream that is current where `backward` is
 //! called.
@@ -16,10 +16,10 @@
 mod accumulate;
 mod attach;
 mod checkpoint;
+mod device_stream;
 mod engine;
 mod gradcheck;
 mod hooks;
-mod lane;
 mod meta;
 mod mode;
 mod node;
@@ -27,7 +27,7 @@ pub(crate) mod recipe;
 mod saved;
 mod views;
 
-pub(crate) use accumulate::{add_to, own};
+pub(crate) use accumulate::{add_to, into_leaf_grad};
 pub use attach::{SavedHandle, Saver, attach, attach_all};
 pub use checkpoint::{checkpoint, is_recomputing, rehearse};
 pub use engine::{BackwardOptions, backward, grad};

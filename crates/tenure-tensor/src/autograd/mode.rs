@@ -1,4 +1,4 @@
-//! Settings of a thread's autograd: whether operations record a graph, and whether backward looks for NaN.
+//! A thread's autograd settings: whether operations record a graph, and whether backward checks for NaN.
 
 use std::marker::PhantomData;
 
@@ -9,7 +9,8 @@ thread_local! {
     static ANOMALY: Scopes<()> = const { Scopes::new() };
 }
 
-/// A scope that turns differentiation of this thread's operations on or off. The latest scope that is alive decides.
+/// A scope in which this thread's operations record a graph for backward, or do not. The latest scope that is alive
+/// decides.
 /// PyTorch's `set_grad_enabled`.
 #[must_use = "it holds for as long as it lives"]
 pub struct GradMode {
@@ -19,7 +20,7 @@ pub struct GradMode {
 }
 
 impl GradMode {
-    /// Turns differentiation on or off.
+    /// Begins the scope. Operations in it record a graph if `is_enabled`.
     pub fn enter(is_enabled: bool) -> Self {
         Self { scope: Scopes::enter(&GRAD, is_enabled), thread: PhantomData }
     }
@@ -31,12 +32,12 @@ impl Drop for GradMode {
     }
 }
 
-/// Returns whether operations of this thread are differentiated.
+/// Returns whether operations of this thread record a graph for backward. PyTorch's `is_grad_enabled`.
 pub fn is_grad_enabled() -> bool {
     Scopes::latest(&GRAD).unwrap_or(true)
 }
 
-/// Runs `body` without recording gradients of its operations.
+/// Runs `body`, whose operations record no graph: their outputs require no gradient.
 ///
 /// ```
 /// use tenure_tensor::{Tensor, autograd};
@@ -51,14 +52,14 @@ pub fn no_grad<R>(body: impl FnOnce() -> R) -> R {
     body()
 }
 
-/// Runs `body` and records gradients of its operations, also inside [`no_grad`].
+/// Runs `body`, whose operations record a graph for backward, also inside [`no_grad`].
 pub fn with_grad<R>(body: impl FnOnce() -> R) -> R {
     let _mode = GradMode::enter(true);
     body()
 }
 
-/// A scope in which this thread's backward passes look for NaN in gradients, and nodes record where they were made.
-/// PyTorch's `detect_anomaly`. Slow.
+/// A scope in which this thread's backward passes return an error if a gradient has a NaN, and nodes record the backtrace
+/// of their operation for that error. Slow. PyTorch's `detect_anomaly`.
 #[must_use = "it holds for as long as it lives"]
 pub struct Anomaly {
     scope: u64,
@@ -66,12 +67,12 @@ pub struct Anomaly {
 }
 
 impl Anomaly {
-    /// Begins to look for NaN.
+    /// Begins the scope.
     pub fn detect() -> Self {
         Self { scope: Scopes::enter(&ANOMALY, ()), thread: PhantomData }
     }
 
-    /// Returns whether this thread looks for NaN.
+    /// Returns whether this thread is in such a scope.
     pub(super) fn is_on() -> bool {
         Scopes::latest(&ANOMALY).is_some()
     }

@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 use tenure_core::{Name, Site, SiteGuard};
 
 use super::attach::SavedHandle;
+use super::device_stream::DeviceStream;
 use super::hooks::Hooks;
-use super::lane::DeviceStream;
 use super::meta::TensorKind;
 use super::mode::Anomaly;
 use super::saved::SavedTensor;
@@ -25,23 +25,23 @@ pub type Grads = SmallVec<[Option<Tensor>; 3]>;
 /// A recorded operation. It computes the gradients of its inputs from the gradients of its outputs.
 pub struct Node {
     name: Cow<'static, str>,
-    /// A number that grows from node to node; a leaf's is the largest.
+    /// A number that grows from node to node in the order in which they are made. A leaf's is `u64::MAX`.
     sequence: u64,
     edges: InputEdges,
     inputs: SmallVec<[TensorKind; 2]>,
     outputs: SmallVec<[TensorKind; 1]>,
-    /// The lane that the operation ran on.
-    lane: DeviceStream,
-    /// The place in the program where the operation was called.
+    /// The stream that the operation ran on.
+    stream: DeviceStream,
+    /// The program location where the operation was called.
     site: Site,
     work: NodeWork,
     /// The hooks of output tensors, each with the output's number.
     hooks: Mutex<OutputHooks>,
-    /// The backtrace of the call that made the node, in anomaly mode.
-    forward: Option<String>,
+    /// The backtrace of the call that made the node, if anomaly mode was on.
+    forward_backtrace: Option<String>,
 }
 
-/// The node, and the number of its output, that a gradient goes to.
+/// The node that a gradient goes to, and the index of the node's output that it is the gradient of.
 #[derive(Clone)]
 pub(crate) struct Edge {
     pub(crate) node: Arc<Node>,
@@ -49,13 +49,14 @@ pub(crate) struct Edge {
 }
 
 type InputEdges = SmallVec<[Option<Edge>; 2]>;
-/// The edges that the gradients of inputs go to, and the kinds of the inputs.
+/// An operation's inputs: the edges that their gradients go to, and their kinds.
 pub(super) type Inputs = (InputEdges, SmallVec<[TensorKind; 2]>);
 type OutputHooks = SmallVec<[(usize, Arc<Hooks>); 1]>;
+/// A function that computes the gradients of an operation's inputs.
 pub(super) type Formula = Box<dyn Fn(&Context<'_>) -> Result<Grads> + Send + Sync>;
 
 enum NodeWork {
-    /// Adds the gradients that arrive to a leaf's gradient.
+    /// Adds gradients to the gradient of this leaf.
     Accumulate(Tensor),
     Formula {
         /// The saved tensors. `None` after they were freed.
@@ -64,11 +65,11 @@ enum NodeWork {
     },
 }
 
-/// The arguments of a formula: gradients of the outputs, and saved tensors.
+/// The argument of a gradient formula: the gradients of the operation's outputs, and its saved tensors.
 pub struct Context<'a> {
     node: &'a Arc<Node>,
     grads: &'a [Option<Tensor>],
-    /// The sums so far of the gradients that other nodes gave for each input.
+    /// For each input, the sum of the gradients that other nodes computed for it so far, if it was handed out.
     sums: RefCell<&'a mut Grads>,
     saved: &'a [SavedTensor],
     needs: &'a [bool],
@@ -107,8 +108,8 @@ impl Context<'_> {
         if self.needs(input) { gradient().map(Some) } else { Ok(None) }
     }
 
-    /// Takes the sum of the gradients that other operations gave for `input` so far, if there is one. The caller adds
-    /// it to the gradient that it gives, which saves a pass over memory. The caller does not write to it.
+    /// Takes the sum of the gradients that other operations computed for `input` so far, if there is one. The formula must
+    /// add it to the gradient that it returns, which saves a pass over memory, and must not write to it.
     pub(crate) fn take_sum(&self, input: usize) -> Option<Tensor> {
         self.sums.borrow_mut()[input].take()
     }
@@ -132,7 +133,7 @@ impl Context<'_> {
             let reason = "a tensor is needed that was not saved".to_owned();
             return Err(AutogradError::Other { node: self.node.name.to_string(), reason }.into());
         };
-        self.saved[saved.number()].unpack(&self.node.name, Some(self.node))
+        self.saved[saved.index()].unpack(&self.node.name, Some(self.node))
     }
 }
 
@@ -142,8 +143,8 @@ impl Node {
         &self.name
     }
 
-    /// Returns the nodes that the gradients go to, each with the number of the output that it is the gradient of.
-    /// `None` for inputs that require no gradient. PyTorch's `next_functions`.
+    /// Returns, for each input, the node that its gradient goes to and the index of that node's output. `None` for inputs
+    /// that require no gradient. PyTorch's `next_functions`.
     pub fn next(&self) -> impl Iterator<Item = Option<(&Arc<Self>, usize)>> {
         self.edges.iter().map(|edge| edge.as_ref().map(|edge| (&edge.node, edge.output)))
     }
@@ -156,11 +157,11 @@ impl Node {
             edges: SmallVec::new(),
             inputs: SmallVec::new(),
             outputs: std::iter::once(TensorKind::of(leaf)).collect(),
-            lane: DeviceStream::current(leaf.device()),
+            stream: DeviceStream::current(leaf.device()),
             site: Site::current(),
             work: NodeWork::Accumulate(leaf.clone()),
             hooks: Mutex::default(),
-            forward: None,
+            forward_backtrace: None,
         })
     }
 
@@ -180,11 +181,11 @@ impl Node {
             edges,
             inputs,
             outputs: outputs.iter().map(|output| TensorKind::of(output)).collect(),
-            lane: DeviceStream::current(outputs.first().map_or(Device::CPU, |output| output.device())),
+            stream: DeviceStream::current(outputs.first().map_or(Device::CPU, |output| output.device())),
             site: Site::current(),
             work: NodeWork::Formula { saved: Mutex::new(Some(Arc::new(saved))), formula: Some(formula) },
             hooks: Mutex::default(),
-            forward: Anomaly::is_on().then(|| std::backtrace::Backtrace::force_capture().to_string()),
+            forward_backtrace: Anomaly::is_on().then(|| std::backtrace::Backtrace::force_capture().to_string()),
         })
     }
 
@@ -192,7 +193,7 @@ impl Node {
         &self.edges
     }
 
-    pub(super) fn outputs(&self) -> usize {
+    pub(super) fn output_count(&self) -> usize {
         self.outputs.len()
     }
 
@@ -200,9 +201,9 @@ impl Node {
         self.sequence
     }
 
-    /// Returns the lane that the operation ran on; for a leaf, the lane where its node was made.
-    pub(super) fn lane(&self) -> &DeviceStream {
-        &self.lane
+    /// Returns the stream that the operation ran on; for a leaf, the stream that was current when its node was made.
+    pub(super) fn stream(&self) -> &DeviceStream {
+        &self.stream
     }
 
     /// Attributes the allocations of this thread to the backward of this node's operation.
@@ -222,7 +223,7 @@ impl Node {
         }
     }
 
-    pub(super) fn adopt_hooks(&self, output: usize, hooks: Arc<Hooks>) {
+    pub(super) fn add_hooks(&self, output: usize, hooks: Arc<Hooks>) {
         self.hooks.lock().push((output, hooks));
     }
 
@@ -241,7 +242,8 @@ impl Node {
         Ok(())
     }
 
-    /// Checks that `grad`, the gradient number `index` that the caller of backward gave, fits an output of this node.
+    /// Checks that `grad`, number `index` of the gradients passed to `backward`, has the sizes of this node's output
+    /// `output`, and converts it to the output's dtype.
     pub(super) fn check_root(&self, output: usize, index: usize, grad: Tensor) -> Result<Tensor> {
         let kind = &self.outputs[output];
         if grad.sizes() != &kind.sizes[..] {
@@ -249,34 +251,34 @@ impl Node {
             let expected = kind.sizes.to_vec();
             return Err(AutogradError::GradientSizes { node: "backward".into(), index, found, expected }.into());
         }
-        fit(&self.name, output, kind, grad)
+        convert_to_kind(&self.name, output, kind, grad)
     }
 
-    /// Computes the gradients of the inputs. A gradient whose sum the formula took from `sums` includes that sum. The
-    /// saved tensors are freed unless `keeps`.
+    /// Computes the gradients of the inputs. If the formula takes an input's sum from `sums`, the gradient includes that
+    /// sum. Frees the saved tensors unless `keeps_saved`.
     pub(super) fn run(
         self: &Arc<Self>,
         grads: &[Option<Tensor>],
         sums: &mut Grads,
         needs: &[bool],
-        keeps: bool,
+        keeps_saved: bool,
     ) -> Result<Grads> {
         let NodeWork::Formula { saved, formula: Some(formula) } = &self.work else { return Ok(Grads::new()) };
-        let there = {
+        let present = {
             let mut saved = saved.lock();
             // A node without saved tensors can run any number of times.
-            let frees = !keeps && saved.as_ref().is_some_and(|saved| !saved.is_empty());
+            let frees = !keeps_saved && saved.as_ref().is_some_and(|saved| !saved.is_empty());
             if frees { saved.take() } else { saved.clone() }
         };
-        let there = there.ok_or_else(|| AutogradError::Freed { node: self.name.to_string() })?;
-        let given = formula(&Context { node: self, grads, sums: RefCell::new(sums), saved: &there, needs })?;
+        let saved = present.ok_or_else(|| AutogradError::Freed { node: self.name.to_string() })?;
+        let given = formula(&Context { node: self, grads, sums: RefCell::new(sums), saved: &saved, needs })?;
         if given.len() != self.edges.len() {
             let found = given.len();
             let expected = self.edges.len();
             return Err(AutogradError::GradientCount { node: self.name.to_string(), found, expected }.into());
         }
         let fitted = given.into_iter().enumerate().map(|(input, grad)| match grad {
-            Some(grad) if needs[input] => fit(&self.name, input, &self.inputs[input], grad).map(Some),
+            Some(grad) if needs[input] => convert_to_kind(&self.name, input, &self.inputs[input], grad).map(Some),
             _ => Ok(None),
         });
         let fitted: Grads = fitted.collect::<Result<_>>()?;
@@ -290,8 +292,10 @@ impl Node {
         for (index, grad) in grads.iter().enumerate() {
             let Some(grad) = grad else { continue };
             if super::no_grad(|| grad.isnan()?.any(&[], false)?.item::<bool>())? {
-                let forward =
-                    self.forward.as_ref().map_or_else(String::new, |at| format!("; the operation was called at\n{at}"));
+                let forward = self
+                    .forward_backtrace
+                    .as_ref()
+                    .map_or_else(String::new, |at| format!("; the operation was called at\n{at}"));
                 return Err(AutogradError::NotANumber { node: self.name.to_string(), index, forward }.into());
             }
         }
@@ -299,8 +303,9 @@ impl Node {
     }
 }
 
-/// Converts a gradient to the sizes and dtype of the tensor it belongs to: dimensions that were broadcast are summed.
-fn fit(node: &str, index: usize, kind: &TensorKind, mut grad: Tensor) -> Result<Tensor> {
+/// Converts a gradient to the sizes and dtype in `kind`, those of the tensor that it belongs to. Sums the dimensions
+/// that were broadcast. `node` and `index` are for errors.
+fn convert_to_kind(node: &str, index: usize, kind: &TensorKind, mut grad: Tensor) -> Result<Tensor> {
     if grad.sizes() != &kind.sizes[..] {
         let fits = grad.rank() >= kind.sizes.len()
             && kind.sizes.iter().rev().zip(grad.sizes().iter().rev()).all(|(to, from)| to == from || *to == 1);
@@ -324,33 +329,29 @@ fn fit(node: &str, index: usize, kind: &TensorKind, mut grad: Tensor) -> Result<
     Ok(grad)
 }
 
-/// The edges, formula and saved tensors of a node that was dropped.
-type Remains = (InputEdges, Option<Formula>, Option<Arc<Vec<SavedTensor>>>);
+/// The edges, formula and saved tensors of a dropped node, which are dropped next.
+type NodeContents = (InputEdges, Option<Formula>, Option<Arc<Vec<SavedTensor>>>);
 
 impl Drop for Node {
     /// Drops nodes one after the other rather than recursively: a graph may be deeper than the stack.
     fn drop(&mut self) {
         thread_local! {
-            static REMAINS: RefCell<Option<Vec<Remains>>> = const { RefCell::new(None) };
+            static TO_DROP: RefCell<Option<Vec<NodeContents>>> = const { RefCell::new(None) };
         }
         let NodeWork::Formula { saved, formula } = &mut self.work else { return };
-        let remains = (std::mem::take(&mut self.edges), formula.take(), saved.get_mut().take());
-        let is_first = REMAINS.try_with(|waiting| match &mut *waiting.borrow_mut() {
-            Some(waiting) => {
-                waiting.push(remains);
-                false
-            }
-            waiting => {
-                *waiting = Some(vec![remains]);
-                true
-            }
+        let contents = (std::mem::take(&mut self.edges), formula.take(), saved.get_mut().take());
+        let is_outermost = TO_DROP.try_with(|to_drop| {
+            let mut to_drop = to_drop.borrow_mut();
+            let is_outermost = to_drop.is_none();
+            to_drop.get_or_insert_default().push(contents);
+            is_outermost
         });
-        // While a thread ends, its list is gone: there, nodes are dropped recursively.
-        if is_first.unwrap_or(false) {
-            while let Some(next) = REMAINS.with_borrow_mut(|waiting| waiting.as_mut().and_then(Vec::pop)) {
+        // While a thread ends, its list may be gone already. Then nodes are dropped recursively.
+        if is_outermost.unwrap_or(false) {
+            while let Some(next) = TO_DROP.with_borrow_mut(|to_drop| to_drop.as_mut().and_then(Vec::pop)) {
                 drop(next);
             }
-            REMAINS.set(None);
+            TO_DROP.set(None);
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Recipes: how the bytes of an operation's output are computed again.
 //!
-//! A checkpoint decides before a function runs that none of its tensors are kept. A recipe lets the caller decide
-//! afterwards, tensor by tensor. It is found by the id of the bytes that it makes, and refers to its inputs by the ids
-//! of their bytes, which it does not keep. An input that is gone, or was written to, can be made by a recipe of its
-//! own.
+//! With a checkpoint, the caller decides before a function runs that none of its tensors are kept. With a recipe, the
+//! caller decides after the operation, tensor by tensor. A recipe is found by the id of the bytes that it computes, and
+//! refers to its inputs by the ids of their bytes, which it does not keep alive. An input that was freed or written to
+//! can be computed by a recipe of its own.
 //!
-//! An operation notes its recipe after its kernel was called: after autocast's conversions, which are operations
-//! themselves, and before anything is saved. An operation that draws random numbers has drawn them by then, and its
-//! recipe has the generator's place in the sequence. So a recipe depends on no setting of a thread.
+//! An operation records its recipe after it called its kernel: after autocast's conversions, which are operations
+//! themselves, and before any tensor is saved for backward. An operation that draws random numbers has drawn them by
+//! then, and its recipe has the generator's state before the draw. So a recipe depends on no setting of a thread.
 
 use std::collections::HashMap;
 use std::marker::PhantomData;
@@ -25,14 +25,15 @@ use crate::error::AutogradError;
 use crate::scopes::Scopes;
 use crate::{Result, Tensor, TensorError, Writes, precision, tuning};
 
-/// A function that makes an output from the kernel's input tensors.
+/// A function that computes an output from the kernel's input tensors.
 type Recompute = Box<dyn Fn(&[&Tensor]) -> Result<Tensor> + Send + Sync>;
+/// A function that is called with each new recipe.
 type Observer = Box<dyn Fn(&Arc<Recipe>) + Send + Sync>;
 
-/// A scope in which this thread's operations outside of [`no_grad`] note how their output is computed again:
-/// elementwise operations, copies and conversions, products, convolutions, attention, norms, softmax, dropout, pooling,
+/// A scope in which this thread's operations outside of [`no_grad`] record how to compute their output again:
+/// elementwise operations, copies and conversions, matrix products, convolutions, attention, norms, softmax, dropout, pooling,
 /// sums, joins and selections. The latest scope that is alive gets the recipes. Operations that a
-/// [`checkpoint`](super::checkpoint) runs again note none.
+/// [`checkpoint`](super::checkpoint) runs again record none.
 ///
 /// A view is found under the id of its base. A tensor that was written to in place has no recipe.
 ///
@@ -59,21 +60,21 @@ pub struct Recipes {
     thread: PhantomData<*const ()>,
 }
 
-/// A handle to the recipes of one [`Recipes`], for functions that are called while it lives, such as
-/// [`SavedHooks`](super::SavedHooks). The recipes are freed with the last handle.
+/// A shared handle to the recipes of one [`Recipes`] scope, for functions such as [`SavedHooks`](super::SavedHooks) that
+/// need them later. The recipes are freed with the last handle.
 #[derive(Clone, Default)]
 pub struct RecipeBook {
     recipes: Arc<Mutex<HashMap<SavedId, Arc<Recipe>>>>,
 }
 
-/// The book and the observer of one [`Recipes`].
-struct Scope {
+/// The state of one [`Recipes`] scope.
+struct RecipeScope {
     book: RecipeBook,
     observer: Observer,
 }
 
 thread_local! {
-    static SCOPES: Scopes<Arc<Scope>> = const { Scopes::new() };
+    static SCOPES: Scopes<Arc<RecipeScope>> = const { Scopes::new() };
 }
 
 impl Recipes {
@@ -81,12 +82,12 @@ impl Recipes {
     /// any of its tensors are saved.
     pub fn enter(observer: impl Fn(&Arc<Recipe>) + Send + Sync + 'static) -> Self {
         let book = RecipeBook::default();
-        let scope = Scope { book: book.clone(), observer: Box::new(observer) };
+        let scope = RecipeScope { book: book.clone(), observer: Box::new(observer) };
         Self { book, scope: Scopes::enter(&SCOPES, Arc::new(scope)), thread: PhantomData }
     }
 
-    /// Returns the recipe of these bytes. `None` if no operation made them, if the operation has no recipe, or if it
-    /// wrote in place.
+    /// Returns the recipe that computes the bytes `id`. `None` if no operation of this scope computed them, or the
+    /// operation has no recipe, or it wrote in place.
     pub fn find(&self, id: SavedId) -> Option<Arc<Recipe>> {
         self.book.find(id)
     }
@@ -104,32 +105,32 @@ impl Drop for Recipes {
 }
 
 impl RecipeBook {
-    /// Returns the recipe of these bytes.
+    /// Returns the recipe that computes the bytes `id`, if there is one.
     pub fn find(&self, id: SavedId) -> Option<Arc<Recipe>> {
         self.recipes.lock().get(&id).cloned()
     }
 }
 
-/// A way to compute an operation's output again. It makes all bytes of a fresh storage, at whose beginning the output
-/// lies.
+/// A way to compute an operation's output again. The output lies at the beginning of a new storage, all of whose bytes
+/// the recipe computes.
 pub struct Recipe {
     /// The operation's name.
     pub name: &'static str,
-    /// The id of the bytes that the recipe makes.
+    /// The id of the bytes that the recipe computes.
     pub id: SavedId,
     /// The inputs of the kernel, after autocast's conversions.
     pub inputs: Vec<Ingredient>,
-    again: Recompute,
-    output: Output,
+    recompute: Recompute,
+    output: OutputKind,
     settings: Settings,
 }
 
-/// An input of a recipe, which does not keep its bytes. An input on the CPU of at most 8 bytes, such as a number, is
-/// kept.
+/// A weak reference to an input of a recipe: it does not keep the bytes alive. Only an input of at most 8 bytes on the
+/// CPU, such as a number, is kept.
 pub struct Ingredient {
     /// The id of the bytes.
     pub id: SavedId,
-    /// The elements that the input has in its storage.
+    /// The layout of the input in its storage.
     pub layout: Layout,
     /// The type of the elements.
     pub dtype: DType,
@@ -139,33 +140,34 @@ pub struct Ingredient {
     pub storage: WeakStorage,
     /// The count of writes in place to the storage.
     pub writes: Writes,
-    /// The recipe of these bytes, if there was one when this recipe was noted.
+    /// The recipe that computes these bytes, if there was one when the recipe that needs them was recorded.
     pub recipe: Option<Arc<Recipe>>,
     kept: Option<Storage>,
 }
 
 /// The layout, type, device and size of a recipe's output.
 #[derive(Debug, PartialEq)]
-struct Output {
+struct OutputKind {
     layout: Layout,
     dtype: DType,
     device: Device,
     bytes: usize,
 }
 
-/// The settings of the process that change the bits of a result.
+/// The settings of the process that can change the bits of a result.
 #[derive(PartialEq)]
 struct Settings {
     tf32: [bool; 2],
-    measures: bool,
+    measures_algorithms: bool,
 }
 
 impl Recipe {
-    /// Computes the output again from tensors that are as [`inputs`](Self::inputs) say, on this thread's current
-    /// stream, with no gradient. Settings of the thread have no effect, and nothing is saved, drawn or noted.
+    /// Computes the output again from `inputs`, which must have the layouts, dtypes and devices in
+    /// [`inputs`](Self::inputs), on this thread's current stream. The output requires no gradient. Settings of the
+    /// thread have no effect; no tensor is saved, no random number drawn and no recipe recorded.
     ///
     /// # Errors
-    /// The inputs are not as the recipe says; the precision of products ([`precision`]), or whether algorithms are
+    /// The inputs differ from the recipe's; the precision of products ([`precision`]), or whether algorithms are
     /// measured ([`tuning`]), was changed since; the errors of the operation.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Tensor> {
         let fits = self.inputs.iter().zip(inputs).all(|(input, tensor)| {
@@ -182,15 +184,15 @@ impl Recipe {
         }
         let _autocast = Autocast::enter(None);
         let inputs: SmallVec<[&Tensor; 4]> = inputs.iter().collect();
-        let output = no_grad(|| (self.again)(&inputs))?;
-        if Output::of(&output) != self.output {
-            return Err(self.error(&format!("it gave {:?} in place of {:?}", Output::of(&output), self.output)));
+        let output = no_grad(|| (self.recompute)(&inputs))?;
+        if OutputKind::of(&output) != self.output {
+            return Err(self.error(&format!("it gave {:?} in place of {:?}", OutputKind::of(&output), self.output)));
         }
         Ok(output)
     }
 
-    /// Computes the output again from inputs that are still in memory. Inputs that are not are computed again
-    /// themselves, once each, and are held until the call returns.
+    /// Computes the output again. Inputs that are no longer in memory are computed again first, once each, by recipes of
+    /// their own, and are kept until the call returns.
     ///
     /// # Errors
     /// An input is no longer in memory, or was modified in place, and has no recipe; the errors of [`run`](Self::run).
@@ -205,36 +207,38 @@ impl Recipe {
     /// The errors of [`compute`](Self::compute) and of `find`.
     pub fn compute_with(&self, find: impl Fn(SavedId) -> Result<Option<Storage>>) -> Result<Tensor> {
         // A loop rather than a recursion: a chain may be deeper than the stack.
-        let mut next = self;
+        let mut current = self;
+        // Recipes that need the output of `current`, directly or through each other.
         let mut waiting = Vec::new();
-        let mut made: HashMap<SavedId, Tensor> = HashMap::new();
+        let mut computed: HashMap<SavedId, Tensor> = HashMap::new();
         loop {
-            let mut inputs = Vec::with_capacity(next.inputs.len());
-            let mut lacking = None;
-            for input in &next.inputs {
-                match made.get(&input.id) {
+            let mut inputs = Vec::with_capacity(current.inputs.len());
+            let mut missing = None;
+            for input in &current.inputs {
+                match computed.get(&input.id) {
                     Some(whole) => inputs.push(input.on(whole.storage())?),
                     None => match input.alive() {
                         Some(tensor) => inputs.push(tensor),
                         None => match find(input.id)? {
                             Some(storage) => inputs.push(input.on(&storage)?),
                             None => {
-                                lacking = Some(input);
+                                missing = Some(input);
                                 break;
                             }
                         },
                     },
                 }
             }
-            if let Some(input) = lacking {
-                let recipe = input.recipe.as_deref().ok_or_else(|| next.error(&input.why_gone()))?;
-                waiting.push(std::mem::replace(&mut next, recipe));
+            if let Some(input) = missing {
+                let recipe = input.recipe.as_deref().ok_or_else(|| current.error(&input.why_missing()))?;
+                waiting.push(current);
+                current = recipe;
                 continue;
             }
-            let output = next.run(&inputs)?;
+            let output = current.run(&inputs)?;
             let Some(later) = waiting.pop() else { return Ok(output) };
-            made.insert(next.id, output);
-            next = later;
+            computed.insert(current.id, output);
+            current = later;
         }
     }
 
@@ -258,11 +262,11 @@ impl Drop for Recipe {
 
 impl Ingredient {
     fn of(tensor: &Tensor, book: &RecipeBook) -> Self {
-        /// The bytes of a number.
-        const NUMBER: usize = 8;
+        /// The largest size of a number in bytes.
+        const NUMBER_BYTES: usize = 8;
         let id = SavedId::of(tensor);
         let storage = tensor.storage();
-        let is_number = tensor.device().is_cpu() && storage.bytes() <= NUMBER;
+        let is_number = tensor.device().is_cpu() && storage.bytes() <= NUMBER_BYTES;
         Self {
             id,
             layout: tensor.layout().clone(),
@@ -294,7 +298,8 @@ impl Ingredient {
         Tensor::from_storage(storage.clone(), self.layout.clone(), self.dtype)
     }
 
-    fn why_gone(&self) -> String {
+    /// Returns the reason why the input's bytes are not in memory, for an error.
+    fn why_missing(&self) -> String {
         let dtype = self.dtype;
         let sizes = self.layout.sizes();
         if self.writes.count() == self.id.version {
@@ -310,7 +315,7 @@ impl Ingredient {
     }
 }
 
-impl Output {
+impl OutputKind {
     fn of(tensor: &Tensor) -> Self {
         let layout = tensor.layout().clone();
         Self { layout, dtype: tensor.dtype(), device: tensor.device(), bytes: tensor.storage().bytes() }
@@ -320,13 +325,13 @@ impl Output {
 impl Settings {
     fn now() -> Self {
         let tf32 = [precision::tf32_in_products(), precision::tf32_in_convolutions()];
-        Self { tf32, measures: tuning::measures_algorithms() }
+        Self { tf32, measures_algorithms: tuning::measures_algorithms() }
     }
 }
 
-/// Notes a recipe for `out`, a fresh tensor that the operation `name` made from `inputs` and from the tensors among
-/// `optional` that are present. The function that `again` returns computes it again. If this thread has no [`Recipes`],
-/// `again` is not called.
+/// Records a recipe for `out`, a new tensor that the operation `name` computed from `inputs` and from the tensors in
+/// `optional` that are present. `again` returns the function that computes `out` again; `again` is not called if this
+/// thread has no [`Recipes`] scope.
 pub(crate) fn note<const N: usize, const M: usize, F>(
     out: &Tensor,
     name: &'static str,
@@ -336,11 +341,11 @@ pub(crate) fn note<const N: usize, const M: usize, F>(
 ) where
     F: Fn([&Tensor; N], [Option<&Tensor>; M]) -> Result<Tensor> + Send + Sync + 'static,
 {
-    /// A separate function, so that operations are not slowed down while no recipes are noted.
+    /// A separate function, so that operations are not slowed down while no recipes are recorded.
     #[cold]
     #[inline(never)]
     fn add<const N: usize, const M: usize, F>(
-        scope: &Scope,
+        scope: &RecipeScope,
         out: &Tensor,
         name: &'static str,
         inputs: [&Tensor; N],
@@ -365,7 +370,7 @@ pub(crate) fn note<const N: usize, const M: usize, F>(
     }
 }
 
-/// Notes a recipe for an operation of any number of inputs, as [`note`] does.
+/// Records a recipe as [`note`] does, for an operation with any number of inputs.
 pub(crate) fn note_list<F>(out: &Tensor, name: &'static str, inputs: &[&Tensor], again: impl FnOnce() -> F)
 where
     F: Fn(&[&Tensor]) -> Result<Tensor> + Send + Sync + 'static,
@@ -375,14 +380,16 @@ where
     }
 }
 
-/// Returns the scope that this thread notes recipes in. While gradients are off, nothing is saved, so there is none.
-fn scope() -> Option<Arc<Scope>> {
+/// Returns the scope in which this thread records recipes. `None` while gradients are off, since no tensor is saved
+/// then, and while a checkpoint runs again.
+fn scope() -> Option<Arc<RecipeScope>> {
     Scopes::latest(&SCOPES).filter(|_| is_grad_enabled() && !is_running_again())
 }
 
-impl Scope {
+impl RecipeScope {
+    /// Records a recipe, except for an output that is a view or shares its storage with an input.
     #[cold]
-    fn add(&self, out: &Tensor, name: &'static str, inputs: &[&Tensor], again: Recompute) {
+    fn add(&self, out: &Tensor, name: &'static str, inputs: &[&Tensor], recompute: Recompute) {
         let id = SavedId::of(out);
         if out.layout().offset() > 0
             || out.view_of().is_some()
@@ -394,8 +401,8 @@ impl Scope {
             name,
             id,
             inputs: inputs.iter().map(|input| Ingredient::of(input, &self.book)).collect(),
-            again,
-            output: Output::of(out),
+            recompute,
+            output: OutputKind::of(out),
             settings: Settings::now(),
         });
         self.book.recipes.lock().insert(id, Arc::clone(&recipe));

@@ -15,24 +15,23 @@ pub(crate) struct SavedTensor {
     kind: TensorKind,
     /// The storage's version when the tensor was saved.
     version: u64,
-    /// The edge that its gradient goes to.
+    /// The edge that the tensor's gradient goes to.
     origin: SavedOrigin,
 }
 
 enum Content {
-    /// Detached: a write may later make the tensor itself the result of a node that leads to the saving one, and the
-    /// graph would own itself.
+    /// The tensor, detached. Otherwise a later write in place could make it the result of a node with an edge to the node
+    /// that saves it, and the two would own each other.
     Tensor(Tensor),
-    Packed {
-        packed: Box<dyn Any + Send + Sync>,
-        unpack: Unpack,
-    },
+    /// The result of a pack hook.
+    Packed { packed: Box<dyn Any + Send + Sync>, unpack: Unpack },
 }
 
 enum SavedOrigin {
     /// The edge of an input, or `None` if it needs no gradient.
     Edge(Option<Edge>),
-    /// The number of the output of the node that saves it. The node is not referred to, so that it does not own itself.
+    /// The tensor is this output of the node that saves it. There is no reference to the node, so that it does not own
+    /// itself.
     Output(usize),
 }
 
@@ -54,7 +53,7 @@ impl SavedTensor {
         let content = match saved_hooks() {
             Some((pack, unpack)) => {
                 let packed = autograd::no_grad(|| pack(&tensor.detach(), SavedId::of(tensor)))?;
-                check_kept(tensor, version)?;
+                check_unmodified_by_hook(tensor, version)?;
                 Content::Packed { packed, unpack }
             }
             None => Content::Tensor(tensor.detach()),
@@ -62,8 +61,8 @@ impl SavedTensor {
         Ok(Self { content, kind, version, origin })
     }
 
-    /// Returns the tensor as it was when it was saved. `node` is the name of the node that needs it; `itself` is that
-    /// node if the tensor may be its output.
+    /// Returns the tensor as it was when it was saved. `node` is the name of the node that needs it, for errors; `itself`
+    /// is that node if the tensor may be its output.
     pub(crate) fn unpack(&self, node: &str, itself: Option<&Arc<Node>>) -> Result<Tensor> {
         let tensor = match &self.content {
             Content::Tensor(tensor) => {
@@ -72,7 +71,7 @@ impl SavedTensor {
             }
             Content::Packed { packed, unpack } => {
                 let tensor =
-                    autograd::no_grad(|| unpack(&**packed)).map_err(|error| self.of_node(node, error))?.detach();
+                    autograd::no_grad(|| unpack(&**packed)).map_err(|error| self.with_node(node, error))?.detach();
                 if tensor.sizes() != &self.kind.sizes[..] || tensor.dtype() != self.kind.dtype {
                     let reason = format!(
                         "a saved tensor was unpacked as {} {:?}, but packed as {} {:?}",
@@ -96,6 +95,7 @@ impl SavedTensor {
         })
     }
 
+    /// Returns an error if the tensor was written to in place after it was saved.
     fn check_version(&self, node: &str, tensor: &Tensor) -> Result<()> {
         let found = tensor.version();
         if found == self.version {
@@ -119,8 +119,8 @@ impl SavedTensor {
         }
     }
 
-    /// Fills in the node in a hook's error. A hook that finds its tensor modified does not know the node.
-    fn of_node(&self, of: &str, error: TensorError) -> TensorError {
+    /// Fills in the node in a hook's [`Modified`](AutogradError::Modified) error, since a hook does not know the node.
+    fn with_node(&self, of: &str, error: TensorError) -> TensorError {
         match error {
             TensorError::Autograd(AutogradError::Modified { node, dtype, sizes, writer, found, saved, .. })
                 if node.is_empty() =>
@@ -135,7 +135,7 @@ impl SavedTensor {
 }
 
 /// Checks that a pack hook did not modify its tensor, which the program goes on to use.
-fn check_kept(tensor: &Tensor, version: u64) -> Result<()> {
+fn check_unmodified_by_hook(tensor: &Tensor, version: u64) -> Result<()> {
     if tensor.version() == version {
         return Ok(());
     }

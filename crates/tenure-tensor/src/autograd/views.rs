@@ -1,9 +1,9 @@
-//! Writes in place, and their gradients for views.
+//! Gradients of writes in place, also through views.
 //!
-//! A write makes a tensor the result of a new node. If the tensor is a view, its *base*, the tensor at the bottom of
-//! all views, becomes the result of a node too: of its earlier value with the view's part replaced. The other views of
-//! the base notice the write when they are asked for their edge: the version of the storage has changed, and they make
-//! their edge anew as a part of the present base. PyTorch's `CopySlices` and its regenerated views do the same.
+//! A write in place makes a tensor the result of a new node. If the tensor is a view, its *base*, the tensor that it is a
+//! view of and that is no view itself, becomes the result of a node too, which replaces the view's elements in the base.
+//! Other views of the base notice the write when they are next asked for their edge: the version of the storage has
+//! changed, so they make their edge anew, as a view of the base as it is now. PyTorch's `CopySlices` and its regenerated views do the same.
 
 use std::borrow::Cow;
 
@@ -13,15 +13,15 @@ use super::node::{Context, Edge, Grads};
 use crate::error::AutogradError;
 use crate::{Layout, Result, Tensor};
 
-/// Runs `write`, which writes to `target`, and makes `target` the result of the operation on `inputs`. `target` is one
-/// of the inputs if its value matters. `save` may be that of the operation that is not in place. It runs before the
-/// write: if it saves the target as an input, a copy is saved; if it saves the output, the target after the write is
-/// saved.
+/// Runs `write`, which writes to `target`, and makes `target` the result of the operation on `inputs`. `target` must
+/// be one of the inputs if the result depends on its earlier value. `save` can be the same as for the operation that is
+/// not in place. It runs before the write: if it saves the target as an input, a copy is saved; if it saves the output,
+/// the target is saved after the write.
 ///
 /// # Errors
 /// `target` is a leaf that requires a gradient, a view of one, or a view that was made inside `no_grad`; the errors of
-/// `write` and `save`. After an error nothing has changed, except where the output cannot be saved: then it has been
-/// written.
+/// `write` and `save`. After an error nothing has changed, except that `target` was written to if the error came from
+/// saving the output.
 pub(crate) fn attach_in_place<F>(
     target: &Tensor,
     op: &'static str,
@@ -47,16 +47,16 @@ fn attach_in_place_erased(
 ) -> Result<()> {
     let differentiates = is_grad_enabled() && target.dtype().is_floating();
     let view = target.view_of();
-    let is_wanted = |tensor: &Tensor| tensor.requires_grad();
-    let base_is_wanted = view.as_ref().is_some_and(|view| is_wanted(&view.base));
-    if !differentiates || !(is_wanted(target) || base_is_wanted || inputs.iter().any(|input| is_wanted(input))) {
+    let has_grad = |tensor: &Tensor| tensor.requires_grad();
+    let base_has_grad = view.as_ref().is_some_and(|view| has_grad(&view.base));
+    if !differentiates || !(has_grad(target) || base_has_grad || inputs.iter().any(|input| has_grad(input))) {
         write()?;
         target.bump_version(op);
         return Ok(());
     }
-    let is_fixed = |tensor: &&Tensor| tensor.is_leaf() && tensor.requires_grad();
-    let base = view.as_ref().map(|view| &view.base).filter(is_fixed);
-    if let Some(leaf) = base.or(Some(target).filter(is_fixed)) {
+    let is_leaf_with_grad = |tensor: &&Tensor| tensor.is_leaf() && tensor.requires_grad();
+    let base = view.as_ref().map(|view| &view.base).filter(is_leaf_with_grad);
+    if let Some(leaf) = base.or(Some(target).filter(is_leaf_with_grad)) {
         let dtype = leaf.dtype();
         let sizes = leaf.sizes().to_vec();
         return Err(AutogradError::LeafModified { op, is_view: base.is_some(), dtype, sizes }.into());
@@ -71,14 +71,14 @@ fn attach_in_place_erased(
     target.bump_version(op);
     target.set_edge(Edge { node: draft.finish(&[target])?, output: 0 });
     let Some(base) = view.map(|view| view.base) else { return Ok(()) };
-    let place = ViewLayouts::of(target, &base);
-    let save = &mut erased(|_| Ok(place.formula()));
+    let layouts = ViewLayouts::of(target, &base);
+    let save = &mut erased(|_| Ok(layouts.formula()));
     let replaced = NodeDraft::new(Cow::Borrowed("copy_slices"), &[&base, target], None, save)?;
     base.set_edge(Edge { node: replaced.finish(&[&base])?, output: 0 });
     Ok(())
 }
 
-/// Returns the edge of a view as a part of its present base, or `None` if the base has no gradient.
+/// Makes the edge of `view` anew, as a view of `base` as it is now. `None` if the base requires no gradient.
 pub(crate) fn view_edge(base: &Tensor, view: &Tensor) -> Option<Edge> {
     let layout = view.layout();
     let view = with_grad(|| base.as_strided(layout.sizes(), layout.strides(), layout.offset()));
@@ -94,7 +94,7 @@ struct ViewLayouts {
 }
 
 impl ViewLayouts {
-    /// Returns the place relative to the base's first element.
+    /// Returns both layouts, with offsets relative to the base's first element.
     fn of(view: &Tensor, base: &Tensor) -> Self {
         let first = base.layout().offset();
         let moved = |layout: &Layout| {
@@ -104,7 +104,8 @@ impl ViewLayouts {
         Self { base: moved(base.layout()), view: moved(view.layout()) }
     }
 
-    /// Returns a tensor of the base's sizes with the view's part replaced by `part`. Both tensors may be scalars.
+    /// Returns a tensor of the base's sizes with the view's elements replaced by `part`. Both tensors are broadcast, so they
+    /// may be scalars.
     fn replace(&self, whole: &Tensor, part: &Tensor) -> Result<Tensor> {
         let out = Tensor::empty_strided(self.base.clone(), part.dtype(), part.device())?;
         out.copy_raw(whole)?;

@@ -304,7 +304,7 @@ impl Tensor {
         if !self.requires_grad() {
             return Err(no_gradient("register_post_accumulate_grad_hook"));
         }
-        Ok(self.meta().add_accumulated_hook(Arc::new(move |leaf| hook(leaf).map(|()| None))))
+        Ok(self.meta().add_post_accumulate_hook(Arc::new(move |leaf| hook(leaf).map(|()| None))))
     }
 
     /// Makes [`backward`](Self::backward) store the gradient of this tensor in [`grad`](Self::grad), though it is no
@@ -365,10 +365,10 @@ impl Tensor {
 
     /// Adds `grad` to the gradient.
     pub(crate) fn accumulate_grad(&self, grad: Self) -> Result<()> {
-        let _one = self.inner.meta.accumulating();
+        let _one = self.inner.meta.lock_grad();
         let mut sum = self.inner.meta.set_grad(None);
         let added = match &mut sum {
-            None => autograd::own(grad, self.layout()).map(|grad| sum = Some(grad)),
+            None => autograd::into_leaf_grad(grad, self.layout()).map(|grad| sum = Some(grad)),
             Some(sum) => autograd::add_to(sum, grad),
         };
         self.inner.meta.set_grad(sum);
@@ -376,8 +376,8 @@ impl Tensor {
     }
 
     /// Calls the hooks of a leaf after its gradient was added to.
-    pub(crate) fn accumulated(&self) -> Result<()> {
-        match self.inner.meta.accumulated_hooks() {
+    pub(crate) fn run_post_accumulate_hooks(&self) -> Result<()> {
+        match self.inner.meta.post_accumulate_hooks() {
             Some(hooks) => hooks.run(|| "a leaf".to_owned(), self.clone()).map(drop),
             None => Ok(()),
         }

@@ -1,4 +1,4 @@
-//! Lanes: the streams that operations ran on, for their backward.
+//! The device and stream that an operation ran on, so that its gradient is computed on the same stream.
 
 use tenure_core::Device;
 use tenure_device::memory::{self, DeviceMemory};
@@ -6,46 +6,46 @@ use tenure_device::{Stream, StreamGuard};
 
 use crate::{Result, TensorError};
 
-/// A device and one of its streams. The gradient of an operation is computed on the lane of the operation.
+/// A device and one of its streams. The gradient of an operation is computed on the stream of the operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DeviceStream {
     device: Device,
-    /// `None` on the CPU, and where no stream but the null stream has been current: then there is nothing to order.
+    /// `None` on the CPU, and for the null stream of a device that has no other stream yet: then no stream has to wait.
     stream: Option<Stream>,
 }
 
 impl DeviceStream {
-    /// Returns the calling thread's lane on a device.
+    /// Returns the calling thread's current stream on a device.
     pub(super) fn current(device: Device) -> Self {
         let memory = memory_of(device).filter(|memory| !memory.streams().is_single());
         Self { device, stream: memory.map(|memory| memory.streams().current()) }
     }
 
-    /// Returns the calling thread's lane on the same device.
-    pub(super) fn here(&self) -> Self {
+    /// Returns the calling thread's current stream on the same device.
+    pub(super) fn current_of_same_device(&self) -> Self {
         Self::current(self.device)
     }
 
-    /// Runs `work` with this lane as the calling thread's.
+    /// Runs `work` with this stream as the calling thread's current one.
     pub(super) fn run<T>(&self, work: impl FnOnce() -> T) -> T {
         let _entered = self.stream().as_ref().map(StreamGuard::new);
         work()
     }
 
-    /// Returns the lane that has a gradient of this lane ready for `next`. If the devices differ, this is the calling
-    /// thread's lane on the device of `next`, which did the copy.
-    pub(super) fn giving_to(&self, next: &Self) -> Self {
+    /// Returns the stream that `next` must wait for before it reads a gradient that this stream computed. If the devices
+    /// differ, this is the calling thread's current stream on the device of `next`, which copied the gradient there.
+    pub(super) fn source_for(&self, next: &Self) -> Self {
         if self.device == next.device { self.clone() } else { Self::current(next.device) }
     }
 
-    /// Makes later work of the calling thread wait, on the device, for all work on this lane until now.
-    pub(super) fn lead_here(&self) -> Result<()> {
-        self.lead_to(&self.here())
+    /// Makes later work on the calling thread's current stream wait, on the device, for all work on this stream so far.
+    pub(super) fn make_current_wait(&self) -> Result<()> {
+        self.make_wait(&self.current_of_same_device())
     }
 
-    /// Makes later work on `next` wait, on the device, for all work on this one until now.
-    pub(super) fn lead_to(&self, next: &Self) -> Result<()> {
-        // Results of the CPU are ready at once, and the CPU waits for what it reads.
+    /// Makes later work on `next` wait, on the device, for all work on this stream so far.
+    pub(super) fn make_wait(&self, next: &Self) -> Result<()> {
+        // The CPU computes at once, and waits for the device before it reads a result.
         let (Some(from), Some(to)) = (self.stream(), next.stream()) else { return Ok(()) };
         if from == to {
             return Ok(());
@@ -53,7 +53,7 @@ impl DeviceStream {
         from.lead_to(&to).map_err(|error| TensorError::memory("backward", error.into()))
     }
 
-    /// Returns the stream, if the device has several by now.
+    /// Returns the stream, or `None` if the device still has only the null stream.
     fn stream(&self) -> Option<Stream> {
         let streams = memory_of(self.device)?.streams();
         match &self.stream {
