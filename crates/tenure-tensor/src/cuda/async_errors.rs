@@ -1,7 +1,7 @@
-//! Asynchronous errors: a device finds them while it computes, long after the call that caused them has returned.
+//! Asynchronous errors: errors that a device finds while it computes, after the call that caused them has returned.
 //!
 //! A kernel that meets an index out of range skips it, and writes the error to host memory. The next use of the device,
-//! or the next wait for it, returns that error. Nothing else is lost; PyTorch loses the context.
+//! or the next wait for it, returns that error. The device can still be used, while PyTorch loses the CUDA context.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -48,15 +48,16 @@ impl Fault {
     }
 }
 
-/// The codes of errors that kernels report.
+// The codes of errors that kernels report.
 pub(super) const DIVIDED_BY_ZERO: u64 = 1;
 pub(super) const INDEX: u64 = 2;
 pub(super) const PROBABILITY: u64 = 3;
 
+/// A device's error state.
 #[derive(Default)]
 struct AsyncErrors {
     fault: OnceLock<&'static Fault>,
-    /// Whether a simulated device has found an error.
+    /// Whether `simulated` holds an error.
     is_simulated: AtomicBool,
     simulated: Mutex<Option<TensorError>>,
     /// The names of operations. Kernels know each by its number.
@@ -80,7 +81,7 @@ pub(super) fn fault(memory: &DeviceMemory, op: &'static str, code: u64) -> Resul
             errors.fault.get_or_init(|| fault)
         }
     };
-    let number = ops.iter().position(|known| *known == op).unwrap_or_else(|| {
+    let number = ops.iter().position(|other| *other == op).unwrap_or_else(|| {
         ops.push(op);
         ops.len() - 1
     });
@@ -94,7 +95,7 @@ pub(super) fn report(memory: &DeviceMemory, error: TensorError) {
     errors.is_simulated.store(true, Ordering::Release);
 }
 
-/// Returns the error of an earlier operation, once.
+/// Returns an error that an earlier operation on the device left, if any, and clears it.
 #[inline]
 pub(super) fn check(memory: &DeviceMemory) -> Result<()> {
     let Some(errors) = ASYNC_ERRORS[usize::from(memory.device().index())].get() else { return Ok(()) };

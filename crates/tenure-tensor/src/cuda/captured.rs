@@ -1,4 +1,5 @@
-//! Work that is captured once as a graph, and replayed with host numbers that change from replay to replay.
+//! CUDA graph capture: work is captured once as a graph, and replayed with host numbers that can change from replay to
+//! replay.
 //!
 //! # Note [What varies]
 //!
@@ -40,8 +41,8 @@ const PINNED_BYTES: u64 = 1 << 30;
 /// PyTorch's `CUDAGraph`, but numbers of the host that change from step to step change in replays too: random numbers,
 /// and an optimizer's.
 ///
-/// Each replay writes again the tensors that the work makes. Tensors from outside are kept alive, and are used at their
-/// addresses.
+/// Each replay overwrites the tensors that the work made. Tensors made outside the work are kept alive, and replays use
+/// them at the same addresses.
 ///
 /// ```
 /// use tenure_tensor::cuda::Captured;
@@ -60,25 +61,25 @@ const PINNED_BYTES: u64 = 1 << 30;
 /// ```
 pub struct Captured {
     graph: Graph,
-    /// The words, or `None` if nothing varies.
+    /// The words on the device, or `None` if no number varies.
     words: Option<Tensor>,
-    varying: Vec<Varying>,
-    origins: Vec<CapturedGenerator>,
+    varying: Vec<VaryingWords>,
+    generators: Vec<CapturedGenerator>,
     /// The values of the words for the next replay.
-    next: Vec<u64>,
+    next_words: Vec<u64>,
     pinned: PinnedPool,
-    /// The storages from outside that the work uses.
+    /// The storages made outside the capture that it uses.
     kept: Vec<Storage>,
-    /// The tensors from outside that the work writes, and the operation that writes each last. Each replay writes them
-    /// again.
+    /// The tensors made outside the capture that it writes, and the operation that writes each last. Each replay writes
+    /// them again.
     written: Vec<(Tensor, &'static str)>,
     /// The stream of the last launch.
     stream: Option<Stream>,
 }
 
-/// Some words, and the closures that fill them.
-struct Varying {
-    at: Range<usize>,
+/// A range of words, and the functions that fill them.
+struct VaryingWords {
+    range: Range<usize>,
     fill: WordsFill,
     take_back: Box<dyn FnMut() + Send>,
 }
@@ -87,34 +88,36 @@ type WordsFill = Box<dyn FnMut(&mut [u64]) -> Result<()> + Send>;
 
 /// A generator that the capture uses.
 struct CapturedGenerator {
-    /// The mark of states that count from this origin.
+    /// The [`origin`](GeneratorState) of states that are relative to the generator's state at the capture's beginning.
     id: u64,
     generator: Generator,
+    /// The states at the beginning and at the end of the capture.
     before: GeneratorState,
     after: GeneratorState,
-    /// The number of its first word.
-    at: usize,
+    /// The index of its first word.
+    first_word: usize,
 }
 
-/// The state of a capture in progress.
+/// The state of this thread's capture.
 struct CaptureState {
     words: Tensor,
-    /// The generation at the capture's beginning: older storages are from outside.
+    /// The generation when the capture began: older storages were made outside it.
     begun: Generation,
+    /// The number of words in use.
     used: usize,
-    varying: Vec<Varying>,
-    origins: Vec<CapturedGenerator>,
-    /// The generators that the work made. Each replay resets them to their beginning.
-    made: Vec<Generator>,
-    /// The storages from outside.
+    varying: Vec<VaryingWords>,
+    generators: Vec<CapturedGenerator>,
+    /// The generators that the captured work made. They get no words.
+    new_generators: Vec<Generator>,
+    /// The storages made outside the capture that it uses.
     kept: BTreeMap<Generation, Storage>,
-    /// The tensors from outside that were written, and the operation that wrote each last.
+    /// The tensors made outside the capture that it writes, and the operation that writes each last.
     written: Vec<(Tensor, &'static str)>,
-    /// The parameters that autocast had converted before, put aside: a replay would not convert them again, and work
-    /// outside must not use the capture's conversions.
-    _converted: autocast::Aside,
-    /// An error that could not be returned where it happened.
-    failed: Option<TensorError>,
+    /// Puts autocast's cache of converted parameters aside during the capture. A replay would not convert a cached
+    /// parameter again, and work outside must not use the capture's conversions.
+    _autocast_cache: autocast::Aside,
+    /// The first error that could not be returned where it happened.
+    error: Option<TensorError>,
 }
 
 thread_local! {
@@ -130,7 +133,7 @@ impl Captured {
     /// Waits for the device once, to give back cached memory: the work has memory of its own.
     ///
     /// # Errors
-    /// An error of `work`; an operation that cannot be captured; a failed driver call. The capture is then abandoned.
+    /// An error of `work`; an operation that cannot be captured; a failed driver call. Then there is no graph.
     pub fn new<T, E: From<TensorError>>(device: Device, work: impl FnOnce() -> Result<T, E>) -> Result<(Self, T), E> {
         if device.is_cpu() {
             return Err(TensorError::argument(OP, "work on a CUDA device is captured, not on the CPU").into());
@@ -157,16 +160,16 @@ impl Captured {
         let recording = CaptureGuard::begin(device)?;
         memory.allocator().release_cached().map_err(|error| TensorError::memory(OP, error.into()))?;
         let captured = Graph::capture_in(pool, |_| work().map_err(Failure::Work));
-        let CaptureState { words, used, varying, origins, kept, written, failed, .. } = recording.end();
+        let CaptureState { words, used, varying, generators, kept, written, error, .. } = recording.end();
         let (graph, made) = captured.map_err(|failure| match failure {
             Failure::Memory(error) => TensorError::memory(OP, error).into(),
             Failure::Work(error) => error,
         })?;
-        failed.map_or(Ok(()), Err)?;
+        error.map_or(Ok(()), Err)?;
         let kept = kept.into_values().collect();
         let words = (used > 0).then_some(words);
-        let next = vec![0; used];
-        Ok((Self { graph, words, varying, origins, next, pinned, kept, written, stream: None }, made))
+        let next_words = vec![0; used];
+        Ok((Self { graph, words, varying, generators, next_words, pinned, kept, written, stream: None }, made))
     }
 
     /// Launches all of the work on the thread's current stream, with the current values of the numbers that vary. It
@@ -174,43 +177,44 @@ impl Captured {
     ///
     /// # Errors
     /// An error of an earlier operation on the device; a number that cannot be given, such as a learning rate below 0;
-    /// a failed driver call. Then nothing is launched, and the step does not count.
+    /// a failed driver call. Then nothing is launched, and the numbers' functions undo the step.
     pub fn replay(&mut self) -> Result<()> {
         if is_capturing() {
             return Err(TensorError::argument(OP, "a replay cannot be captured itself"));
         }
         let memory = self.graph.memory();
         super::check_earlier_errors(OP, memory.device())?;
-        let begun: Vec<GeneratorState> = self.origins.iter().map(|origin| origin.generator.state()).collect();
-        for (origin, state) in self.origins.iter().zip(&begun) {
-            self.next[origin.at..origin.at + 2].copy_from_slice(&[state.seed, state.offset]);
+        let begun: Vec<GeneratorState> = self.generators.iter().map(|origin| origin.generator.state()).collect();
+        for (origin, state) in self.generators.iter().zip(&begun) {
+            self.next_words[origin.first_word..origin.first_word + 2].copy_from_slice(&[state.seed, state.offset]);
         }
         let mut filled = 0;
         if let Err(error) = self.fill(&mut filled).and_then(|()| self.launch()) {
             self.varying[..filled].iter_mut().rev().for_each(|varying| (varying.take_back)());
             return Err(error);
         }
-        for origin in &self.origins {
+        for origin in &self.generators {
             origin.generator.set_state(self.resolve(origin.after, &begun));
         }
         self.written.iter().for_each(|(tensor, op)| tensor.bump_version(op));
         Ok(())
     }
 
-    /// Returns the graph, whose pool has the memory allocated in the capture.
+    /// Returns the graph, whose pool owns the memory allocated in the capture.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// Fills the words. `filled` counts the entries that were filled.
+    /// Sets the words for the next replay. `filled` counts the functions that have succeeded.
     fn fill(&mut self, filled: &mut usize) -> Result<()> {
         self.varying.iter_mut().try_for_each(|varying| {
-            (varying.fill)(&mut self.next[varying.at.clone()])?;
+            (varying.fill)(&mut self.next_words[varying.range.clone()])?;
             *filled += 1;
             Ok(())
         })
     }
 
+    /// Copies the words to the device and launches the graph.
     fn launch(&mut self) -> Result<()> {
         let stream = self.graph.memory().streams().current();
         self.upload(&stream)?;
@@ -222,7 +226,7 @@ impl Captured {
     fn upload(&self, stream: &Stream) -> Result<()> {
         let memory = self.graph.memory();
         if let Some(last) = self.stream.as_ref().filter(|last| last.id() != stream.id()) {
-            // The replay before, on another stream, reads the words until it is done.
+            // The previous replay, on another stream, reads the words until it is done.
             let mut done = Event::new(memory.driver().clone(), EventKind::Order);
             let ordered = done.record(last).and_then(|()| done.wait(stream));
             ordered.map_err(|error| TensorError::memory(OP, error.into()))?;
@@ -230,9 +234,9 @@ impl Captured {
         let Some(words) = &self.words else { return Ok(()) };
         let target = Access::new(OP, &[words], &[])?.write_ptr(0).addr() as u64;
         memory.record_use(target, stream.id()).map_err(|error| TensorError::memory(OP, error))?;
-        let bytes = self.next.len() * size_of::<u64>();
+        let bytes = self.next_words.len() * size_of::<u64>();
         let mut buffer = self.pinned.allocate(bytes).map_err(|error| TensorError::memory(OP, error.into()))?;
-        for (to, word) in buffer.chunks_exact_mut(size_of::<u64>()).zip(&self.next) {
+        for (to, word) in buffer.chunks_exact_mut(size_of::<u64>()).zip(&self.next_words) {
             to.copy_from_slice(&word.to_ne_bytes());
         }
         // SAFETY: the buffer is dropped unchanged, and the pool does not reuse it before the stream has passed the
@@ -243,9 +247,10 @@ impl Captured {
         buffer.record_stream(stream.id()).map_err(|error| TensorError::memory(OP, error.into()))
     }
 
-    /// Translates a state of the capture to a replay that began with the generators at `begun`.
+    /// Translates a generator's state in the capture to its state in a replay, at whose beginning the generators had the
+    /// states `begun`.
     fn resolve(&self, state: GeneratorState, begun: &[GeneratorState]) -> GeneratorState {
-        let origin = self.origins.iter().zip(begun).find(|(origin, _)| origin.id == state.origin);
+        let origin = self.generators.iter().zip(begun).find(|(origin, _)| origin.id == state.origin);
         origin.map_or(state, |(origin, begun)| begun.advanced(state.offset.wrapping_sub(origin.before.offset)))
     }
 }
@@ -255,24 +260,23 @@ impl Drop for Captured {
         let Some(last) = &self.stream else { return };
         let device = self.graph.memory().device();
         for storage in self.kept.iter().filter(|storage| storage.device() == device) {
-            // It fails for streams that cannot be used any more, to launch on either.
+            // An error means that the stream cannot be used any more: then nothing can be launched on it either.
             let _ = memory::record_stream(storage, last.id());
         }
     }
 }
 
-/// Returns whether this thread is capturing, so that operations run in each replay and not now.
+/// Returns whether this thread captures: operations are then recorded to run in each replay, and do not run now.
 pub fn is_capturing() -> bool {
     RECORDER.with_borrow(Option::is_some)
 }
 
-/// Allocates `count` words on the device, as `int64`, for kernels of this thread's capture to read. Each replay calls
-/// `fill` to set them, in the order in which words were asked for. If the replay is not launched after all, it calls
-/// `take_back`, which must undo what `fill` counted. Returns `None` if this thread does not capture.
+/// Reserves `count` words on the device, as `int64`, for kernels of this thread's capture to read. Each replay calls
+/// `fill` to set them; the functions of several calls run in the order of the calls. If the replay then cannot be
+/// launched, it calls `take_back`, which must undo the effects of `fill`. Returns `None` if this thread does not capture.
 ///
 /// # Errors
 /// The capture has too many words.
-/// Too many words.
 pub fn varying(
     count: usize,
     fill: impl FnMut(&mut [u64]) -> Result<()> + Send + 'static,
@@ -280,9 +284,9 @@ pub fn varying(
 ) -> Result<Option<Tensor>> {
     RECORDER.with_borrow_mut(|recorder| {
         let Some(recorder) = recorder else { return Ok(None) };
-        let at = recorder.take(count)?;
-        let words = recorder.words.narrow(0, at.start, count)?;
-        recorder.varying.push(Varying { at, fill: Box::new(fill), take_back: Box::new(take_back) });
+        let range = recorder.reserve_words(count)?;
+        let words = recorder.words.narrow(0, range.start, count)?;
+        recorder.varying.push(VaryingWords { range, fill: Box::new(fill), take_back: Box::new(take_back) });
         Ok(Some(words))
     })
 }
@@ -291,7 +295,7 @@ pub fn varying(
 pub(crate) fn made(generator: &Generator) {
     RECORDER.with_borrow_mut(|recorder| {
         if let Some(recorder) = recorder {
-            recorder.made.push(generator.clone());
+            recorder.new_generators.push(generator.clone());
         }
     });
 }
@@ -312,14 +316,15 @@ pub(crate) fn note_write(tensor: &Tensor, op: &'static str) {
         if tensor.storage().generation() >= recorder.begun {
             return;
         }
-        match recorder.written.iter_mut().find(|(known, _)| known.shares_version(tensor)) {
+        match recorder.written.iter_mut().find(|(written, _)| written.shares_version(tensor)) {
             Some((_, last)) => *last = op,
             None => recorder.written.push((tensor.detach(), op)),
         }
     });
 }
 
-/// Adds a generator, which is at `state`, to this thread's capture, if any.
+/// Gives a generator words in this thread's capture, if any, before its first use there. `state`, the generator's state,
+/// becomes relative to its state at the beginning of a replay.
 #[inline]
 pub(crate) fn join(generator: &Generator, state: &mut GeneratorState) {
     RECORDER.with_borrow_mut(|recorder| {
@@ -329,25 +334,26 @@ pub(crate) fn join(generator: &Generator, state: &mut GeneratorState) {
     });
 }
 
-/// Returns, for a draw in this thread's capture, its distance from its generator's origin, and the words of that
-/// origin.
+/// Returns, for a draw in this thread's capture that begins at `state`, the distance of `state` from its generator's state
+/// at the beginning of a replay, and the words that will hold that state. `None` outside a capture.
 pub(crate) fn origin(state: GeneratorState) -> Result<Option<(GeneratorState, Tensor)>> {
     RECORDER.with_borrow(|recorder| {
         let Some(recorder) = recorder else { return Ok(None) };
-        let Some(origin) = recorder.origins.iter().find(|origin| origin.id == state.origin) else { return Ok(None) };
+        let Some(origin) = recorder.generators.iter().find(|origin| origin.id == state.origin) else { return Ok(None) };
         let distance = GeneratorState::new(0, state.offset.wrapping_sub(origin.before.offset));
-        Ok(Some((distance, recorder.words.narrow(0, origin.at, 2)?)))
+        Ok(Some((distance, recorder.words.narrow(0, origin.first_word, 2)?)))
     })
 }
 
-/// Returns the state of a draw at `distance` from the origin in `words`.
+/// Returns the state at `distance` from the state in `words`.
 pub(crate) fn placed(distance: GeneratorState, words: &Tensor) -> Result<GeneratorState> {
     let words = words.to_vec::<i64>()?;
     Ok(GeneratorState::new(words[0] as u64, words[1] as u64).advanced(distance.offset))
 }
 
 impl CaptureState {
-    fn take(&mut self, count: usize) -> Result<Range<usize>> {
+    /// Reserves the next `count` words.
+    fn reserve_words(&mut self, count: usize) -> Result<Range<usize>> {
         let at = self.used..self.used + count;
         if at.end > MOST_WORDS {
             let reason = format!("more than {MOST_WORDS} words vary: capture less at once");
@@ -359,29 +365,29 @@ impl CaptureState {
 
     fn join(&mut self, generator: &Generator, state: &mut GeneratorState) {
         static IDS: AtomicU64 = AtomicU64::new(1);
-        let mut known = self.origins.iter().map(|origin| &origin.generator).chain(&self.made);
-        if known.any(|known| known.is(generator)) {
+        let mut seen = self.generators.iter().map(|origin| &origin.generator).chain(&self.new_generators);
+        if seen.any(|seen| seen.is(generator)) {
             return;
         }
-        match self.take(2) {
-            Ok(at) => {
+        match self.reserve_words(2) {
+            Ok(words) => {
                 let id = IDS.fetch_add(1, Ordering::Relaxed);
                 let before = *state;
                 state.origin = id;
-                self.origins.push(CapturedGenerator {
+                self.generators.push(CapturedGenerator {
                     id,
                     generator: generator.clone(),
                     before,
                     after: before,
-                    at: at.start,
+                    first_word: words.start,
                 });
             }
-            Err(error) => _ = self.failed.get_or_insert(error),
+            Err(error) => _ = self.error.get_or_insert(error),
         }
     }
 }
 
-/// A guard: its thread captures while it lives.
+/// A guard during whose life its thread captures.
 struct CaptureGuard;
 
 impl CaptureGuard {
@@ -397,12 +403,12 @@ impl CaptureGuard {
             begun,
             used: 0,
             varying: Vec::new(),
-            origins: Vec::new(),
-            made: Vec::new(),
+            generators: Vec::new(),
+            new_generators: Vec::new(),
             kept: BTreeMap::new(),
             written: Vec::new(),
-            _converted: autocast::Aside::put(),
-            failed: None,
+            _autocast_cache: autocast::Aside::put(),
+            error: None,
         }));
         Ok(Self)
     }
@@ -414,7 +420,7 @@ impl CaptureGuard {
     /// Ends the capture, and sets its generators back to where they were.
     fn stop() -> Option<CaptureState> {
         let mut recorder = RECORDER.take()?;
-        for origin in &mut recorder.origins {
+        for origin in &mut recorder.generators {
             origin.after = origin.generator.state();
             origin.generator.set_state(origin.before);
         }
@@ -428,7 +434,7 @@ impl Drop for CaptureGuard {
     }
 }
 
-/// The reason why there is no graph.
+/// The reason why a capture failed.
 enum Failure<E> {
     Memory(MemoryError),
     Work(E),

@@ -1,4 +1,4 @@
-//! Elementwise expressions, each compiled for the dtypes and strides that it meets.
+//! Kernels of elementwise expressions, compiled for each combination of dtypes and strides at its first use.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
@@ -13,19 +13,20 @@ use tenure_core::DType;
 const TEMPLATE: &str = include_str!("source/elementwise.cu");
 const THREADS: u64 = 256;
 
-/// The largest number of elements of one thread, and the bytes that it moves at once.
+/// The largest number of elements of one thread, and the largest number of bytes that it moves at once.
 const WIDEST: usize = 8;
 const VECTOR_BYTES: usize = 16;
 
 /// The numbers of dimensions that kernels are compiled for.
 pub(super) const RANKS: [usize; 4] = [1, 3, 8, 24];
 
-/// An expression in CUDA C++ of one element of each input (`a`, `b`, ...) and of numbers (`n0`, `n1`, ...).
+/// An expression in CUDA C++ that computes one element of each output from one element of each input (`a`, `b`, ...) and
+/// from numbers (`n0`, `n1`, ...).
 pub(super) struct Expression {
     /// The kernel's name, unique to the expression.
     pub(super) name: &'static str,
-    /// The types of the outputs and the inputs in the expression: `T` is the type to compute in, and `u8` to `u64` are
-    /// bits as in memory.
+    /// The types of the outputs and then the inputs in the expression: `T` is the type to compute in, and `u8` to `u64`
+    /// are the element's bits as in memory.
     pub(super) lanes: &'static [&'static str],
     /// The value to write to each output.
     pub(super) values: &'static [&'static str],
@@ -33,8 +34,8 @@ pub(super) struct Expression {
     pub(super) fault: Option<u64>,
 }
 
-/// Defines functions that write an expression of elements, and of numbers that are `given`. Each has the name of its
-/// counterpart on the CPU.
+/// Defines tables of functions that compute an expression of elements, and of the numbers that are `given`. Each table
+/// has the name of its counterpart on the CPU.
 macro_rules! expressions {
     (of $module:ident: $(
         $name:ident: $lanes:tt ($($dtypes:tt)*), $value:expr $(, also $second:expr)?
@@ -71,7 +72,7 @@ macro_rules! expressions {
 }
 pub(super) use expressions;
 
-/// The arguments of a function besides tensors, as numbers of an expression.
+/// Converts a function's arguments other than tensors to an expression's numbers.
 pub(super) trait KernelArguments<const N: usize> {
     fn numbers(self) -> [Scalar; N];
 }
@@ -94,7 +95,8 @@ impl<const N: usize> KernelArguments<N> for [f64; N] {
     }
 }
 
-/// Writes the expression, computed in `compute`. A simulated device calls `host` instead.
+/// Writes the values of the expression to the outputs of `iter`, computed in the dtype `compute`. A simulated device
+/// calls `host` instead.
 pub(super) fn run(
     iter: &Elementwise<'_>,
     compute: DType,
@@ -115,7 +117,7 @@ fn of_tensors<'a>(op: &'static str, writes: &'a [Tensor], reads: &'a [Tensor]) -
     Elementwise::new(op, &writes, &reads)
 }
 
-/// Writes the expression like [`run`], but `host` takes tensors, which have the operands' common sizes.
+/// Does the same as [`run`], but `host` takes the written and the read tensors, which have the operands' common sizes.
 pub(super) fn run_of(
     iter: &Elementwise<'_>,
     compute: DType,
@@ -127,7 +129,7 @@ pub(super) fn run_of(
     run_erased(iter, compute, expression, numbers, &mut || Some(Box::new(host.take()?)))
 }
 
-/// Writes the expression like [`run_of`]; it asks for `host` at most once.
+/// Does the work of [`run`] and [`run_of`]. It calls `host` at most once.
 fn run_erased(
     iter: &Elementwise<'_>,
     compute: DType,
@@ -142,25 +144,25 @@ fn run_erased(
     queue::submit_erased(iter, &mut |queue| shape.launch(queue, iter, compute, expression, numbers), host)
 }
 
-/// The way to read an operand.
+/// The way in which a thread reads an operand.
 #[derive(Clone, Copy, PartialEq)]
 enum OperandReading {
-    /// Its elements are contiguous along the first dimension.
+    /// As vectors: elements are contiguous along the first dimension.
     Dense,
-    /// It has one element along the first dimension, or each thread has one.
+    /// One element: its stride along the first dimension is 0, or each thread has only one element.
     One,
-    /// It is a number on the CPU.
+    /// From the kernel's parameters: the operand is a number on the CPU.
     Host,
 }
 
-/// The properties that a kernel is compiled for, besides the dtypes.
+/// The properties other than dtypes that a kernel is compiled for.
 struct ElementwiseShape {
     /// The number of elements of a thread.
     width: usize,
     dims: usize,
     /// Whether indices need 64 bits.
     is_large: bool,
-    kinds: SmallVec<[OperandReading; 4]>,
+    readings: SmallVec<[OperandReading; 4]>,
 }
 
 impl ElementwiseShape {
@@ -168,7 +170,7 @@ impl ElementwiseShape {
         let sizes = iter.sizes();
         let operands = iter.operands();
         debug_assert_eq!(operands.len(), expression.lanes.len());
-        let mut kinds: SmallVec<[OperandReading; 4]> = SmallVec::new();
+        let mut readings: SmallVec<[OperandReading; 4]> = SmallVec::new();
         let mut width = WIDEST;
         for operand in operands {
             let size = operand.dtype.size();
@@ -178,7 +180,7 @@ impl ElementwiseShape {
                 () if inner == size && sizes.first().is_some_and(|size| *size > 1) => OperandReading::Dense,
                 () => OperandReading::One,
             };
-            kinds.push(kind);
+            readings.push(kind);
             match kind {
                 OperandReading::Host => {}
                 OperandReading::One if inner == 0 => {}
@@ -192,10 +194,10 @@ impl ElementwiseShape {
                 }
             }
         }
-        if kinds[..expression.values.len()].iter().any(|kind| *kind != OperandReading::Dense) {
+        if readings[..expression.values.len()].iter().any(|kind| *kind != OperandReading::Dense) {
             width = 1;
         }
-        // A single dimension may end within a vector.
+        // With a single dimension, the last vector may be partial. With several, every row must be whole vectors.
         while sizes.len() > 1 && !sizes[0].is_multiple_of(width) {
             width /= 2;
         }
@@ -204,7 +206,7 @@ impl ElementwiseShape {
         };
         let largest = operands.iter().map(extent).max().unwrap_or(0).max(iter.numel());
         let dims = RANKS.into_iter().find(|rank| *rank >= sizes.len()).unwrap_or(sizes.len());
-        Self { width, dims, is_large: is_large(largest), kinds }
+        Self { width, dims, is_large: is_large(largest), readings }
     }
 
     fn launch(
@@ -225,7 +227,7 @@ impl ElementwiseShape {
             |dim: usize| if dim == 0 { first.div_ceil(self.width) } else { sizes.get(dim).copied().unwrap_or(1) };
         words.extend((0..self.dims).map(|dim| size(dim) as u64));
         for (index, operand) in operands.iter().enumerate() {
-            words.push(match self.kinds[index] {
+            words.push(match self.readings[index] {
                 OperandReading::Host => {
                     bits(host_value(operand), &expression.lanes[index].replace('T', computed(compute)))
                 }
@@ -248,20 +250,21 @@ impl ElementwiseShape {
         queue.launch(name, || self.source(operands, compute, expression, numbers.len()), config, &mut words)
     }
 
-    /// Returns the number of this variant: it covers all that the source depends on.
+    /// Returns a number that identifies the kernel's source among the sources of its expression.
     fn variant(&self, operands: &[ElementwiseOperand], compute: DType) -> u64 {
         let mut variant = compute as u64;
         let mut push = |value: u64, bits: u32| variant = variant << bits | value;
         push(u64::from(self.width.trailing_zeros()), 2);
         push(u64::from(self.is_large), 1);
         push(self.dims as u64, 5);
-        for (operand, kind) in operands.iter().zip(&self.kinds) {
+        for (operand, kind) in operands.iter().zip(&self.readings) {
             push(operand.dtype as u64, 4);
             push(*kind as u64, 2);
         }
         variant
     }
 
+    /// Returns the kernel's source.
     fn source(
         &self,
         operands: &[ElementwiseOperand],
@@ -318,7 +321,7 @@ impl ElementwiseShape {
         }
         line(format_args!("at = rest; }}"));
         for (operand, name) in &inputs {
-            let kind = match self.kinds[*operand] {
+            let kind = match self.readings[*operand] {
                 OperandReading::Dense => "DENSE",
                 OperandReading::One => "ONE",
                 OperandReading::Host => "HOST",
@@ -348,12 +351,12 @@ impl ElementwiseShape {
     }
 }
 
-/// Returns the type of an operand's elements in a kernel: bits, if the expression takes bits.
+/// Returns the CUDA C++ type of an operand's elements in memory: an unsigned integer if the expression takes bits.
 fn in_memory(dtype: DType, lane: &'static str) -> &'static str {
     if lane.starts_with('u') { lane } else { stored(dtype) }
 }
 
-/// The functions of numbers that expressions use.
+/// The mathematical functions that expressions use.
 pub(super) const MATH: &str = include_str!("source/math.cu");
 
 /// Returns the only element of an operand on the CPU.
@@ -364,7 +367,7 @@ fn host_value(operand: &ElementwiseOperand) -> Scalar {
     })
 }
 
-/// Returns the bits of a number as a kernel takes it for a type.
+/// Returns a number as the 64-bit word that a kernel takes for a parameter of this type.
 pub(super) fn bits(number: Scalar, lane: &str) -> u64 {
     if lane == "float" || lane == "double" { number.to_f64().to_bits() } else { number.to_i64() as u64 }
 }

@@ -1,4 +1,4 @@
-//! Index arithmetic: true elements, positions and coordinates of elements, and triangles of matrices.
+//! Kernels of index arithmetic: the indices of true elements, flat indices, coordinates, and triangles of matrices.
 
 use tenure_device::cuda::{KernelName, LaunchConfig};
 
@@ -42,17 +42,18 @@ fn coordinate(iter: &Elementwise<'_>, stride: usize, size: usize) -> Result<()> 
     })
 }
 
-/// The bytes of a mask that one block reads.
-const SHARE: usize = 4096;
+/// The number of bytes of a mask that one block reads.
+const BLOCK_BYTES: usize = 4096;
 
-/// Finds the true elements. It waits for the device once, to learn their number, which is the output's size.
+/// Returns the flat indices of the true elements of `mask`. Waits for the device once, for their number, which is the
+/// output's size.
 fn nonzero(mask: &Tensor) -> Result<Tensor> {
     let device = mask.device();
     let count = mask.numel();
     if count == 0 {
         return Tensor::empty(&[0], DType::I64, device);
     }
-    let blocks = count.div_ceil(SHARE);
+    let blocks = count.div_ceil(BLOCK_BYTES);
     let found = Tensor::empty(&[blocks + 1], DType::I64, device)?;
     let launch = |queue: &Queue, name: &'static str, grid: usize, threads: u32, words: [u64; 5]| {
         let config = LaunchConfig { grid: [grid as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
@@ -78,7 +79,7 @@ fn nonzero(mask: &Tensor) -> Result<Tensor> {
             let mut sum = 0;
             for (block, found) in found.iter_mut().enumerate() {
                 *found = sum;
-                sum += mask.iter().skip(block * SHARE).take(SHARE).filter(|is_set| **is_set).count() as i64;
+                sum += mask.iter().skip(block * BLOCK_BYTES).take(BLOCK_BYTES).filter(|is_set| **is_set).count() as i64;
             }
             Ok(())
         },
@@ -101,6 +102,7 @@ fn nonzero(mask: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
+/// Copies the elements of `input` on one side of a diagonal, and zeros for the others.
 fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Result<()> {
     let [.., rows, columns] = out.sizes()[..] else { return Ok(()) };
     if out.numel() == 0 {
@@ -112,7 +114,7 @@ fn triangle(out: &Tensor, input: &Tensor, diagonal: isize, is_lower: bool) -> Re
     let dtype = out.dtype();
     let width = unit([to, from, columns * dtype.size()]) / dtype.size();
     let count = out.numel() / width;
-    // Beyond the corners, all elements are on one side.
+    // A diagonal outside the matrix has all elements on one side, so it can be clamped.
     let edge = diagonal.clamp(-(rows as isize) - 1, columns as isize + 1);
     let launch = |queue: &mut Queue| {
         let sizes = [to, from, count, rows, columns / width].map(|word| word as u64);

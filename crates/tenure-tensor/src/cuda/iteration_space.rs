@@ -1,4 +1,4 @@
-//! The iteration space of several layouts together, with a thread for each element or for several neighbours.
+//! The iteration space of a kernel with operands of several layouts: each thread has one element, or several neighbours.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -16,16 +16,16 @@ const THREADS: usize = 256;
 /// The largest number of bytes that a thread moves at once.
 const WIDEST: usize = 16;
 
-/// The iteration space of a kernel's threads, in the order of memory.
+/// The iteration space of a kernel's threads, fastest dimension first.
 pub(super) struct IterationSpace {
     sizes: Dims,
-    /// The distances of neighbours along each dimension, for each operand.
+    /// Each operand's strides in bytes.
     operands: SmallVec<[Dims; 4]>,
 }
 
 impl IterationSpace {
     /// Creates the space of these sizes, with the strides of each operand. The first operand whose strides differ
-    /// decides which threads are neighbours.
+    /// decides the order of dimensions.
     pub(super) fn new(sizes: &[usize], operands: &[&[usize]]) -> Self {
         let mut operands: SmallVec<[Dims; 4]> = operands.iter().map(|strides| Dims::from_slice(strides)).collect();
         let sizes = coalesce(sizes, &mut operands);
@@ -37,18 +37,18 @@ impl IterationSpace {
         self.sizes.iter().product()
     }
 
-    /// Merges elements of `width` bytes into larger units, if they are contiguous in the operands `moved` and at one
-    /// place in the others. `places` are addresses and distances where units must begin. Returns the size of a unit in
-    /// bytes.
+    /// Merges elements of `width` bytes into larger units that a thread moves at once, if neighbours are contiguous in
+    /// the operands `moved` and have stride 0 in the others. Units must divide all of `places`, which are addresses and
+    /// distances in bytes. Returns the size of a unit in bytes.
     pub(super) fn widen(
         &mut self,
         width: usize,
         moved: Range<usize>,
         places: impl IntoIterator<Item = usize>,
     ) -> usize {
-        let is_one =
+        let allows_merging =
             |(operand, strides): (usize, &Dims)| strides[0] == if moved.contains(&operand) { width } else { 0 };
-        if self.sizes.is_empty() || !self.operands.iter().enumerate().all(is_one) {
+        if self.sizes.is_empty() || !self.operands.iter().enumerate().all(allows_merging) {
             return width;
         }
         let apart = self.operands[moved.clone()].iter().flat_map(|strides| strides[1..].iter().copied());
@@ -69,6 +69,7 @@ impl IterationSpace {
         is_large((largest + beyond).max(self.count()))
     }
 
+    /// Returns the number of dimensions that the kernel is compiled for.
     fn dims(&self) -> usize {
         RANKS.into_iter().find(|rank| *rank >= self.sizes.len()).unwrap_or(self.sizes.len())
     }
@@ -82,7 +83,7 @@ impl IterationSpace {
         source
     }
 
-    /// Returns a number of 6 bits for all that the definition depends on.
+    /// Returns a number of 6 bits that differs where the definition of `Space` differs, except by the number of operands.
     pub(super) fn variant(&self, is_large: bool) -> u64 {
         (self.dims() as u64) << 1 | u64::from(is_large)
     }
@@ -103,12 +104,12 @@ impl IterationSpace {
     }
 }
 
-/// Returns whether indices need 64 bits, if this is the largest.
+/// Returns whether indices up to `largest` need 64 bits.
 pub(super) fn is_large(largest: usize) -> bool {
     largest >= i32::MAX as usize || tuning::counts_in_64_bits()
 }
 
-/// Returns a launch of this many threads.
+/// Returns the launch configuration of a one-dimensional grid of this many threads.
 pub(super) fn linear(threads: usize) -> LaunchConfig {
     LaunchConfig { grid: [threads.div_ceil(THREADS) as u32, 1, 1], block: [THREADS as u32, 1, 1], shared_bytes: 0 }
 }
@@ -119,7 +120,7 @@ pub(super) fn unit(places: impl IntoIterator<Item = usize>) -> usize {
     1 << places.into_iter().fold(WIDEST, |bits, place| bits | place).trailing_zeros()
 }
 
-/// Returns the type of a unit of this size in bytes, for kernels.
+/// Returns the CUDA C++ type of a unit of this size in bytes.
 pub(super) fn unit_type(bytes: usize) -> &'static str {
     match bytes {
         1 => "u8",

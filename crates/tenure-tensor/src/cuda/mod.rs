@@ -1,6 +1,7 @@
 //! CUDA kernels, and their substitutes on simulated devices.
 //!
-//! A function of a [`Kernel`](crate::Kernel) for a CUDA device locks its tensors, and [`submit`]s its launches.
+//! The function that implements a [`Kernel`](crate::Kernel) on CUDA devices locks its tensors and [`submit`]s its
+//! launches to the device's stream.
 //!
 //! ```
 //! use tenure_tensor::cuda::{self, KernelName, LaunchConfig, Queue};
@@ -90,12 +91,12 @@ use crate::{DType, DeviceKind, Result, element};
 /// The beginning of every kernel's source.
 const PRELUDE: &str = include_str!("source/prelude.cu");
 
-/// Returns the CPU's function of an operation, which a simulated device runs instead of the kernel.
+/// Returns the CPU function of an operation, which a simulated device runs instead of the CUDA kernel.
 fn on_cpu<F: Copy>(op: &'static str, lists: &[&[Entry<F>]], dtype: DType) -> Result<F> {
     kernel::find(op, lists, DeviceKind::Cpu, dtype)
 }
 
-/// Returns the name of a dtype in kernels.
+/// Returns the CUDA C++ type in which a dtype's elements are stored.
 pub fn stored(dtype: DType) -> &'static str {
     match dtype {
         DType::Bool => "bool",
@@ -111,12 +112,12 @@ pub fn stored(dtype: DType) -> &'static str {
     }
 }
 
-/// Returns the type in which kernels compute a dtype.
+/// Returns the CUDA C++ type in which kernels compute with elements of a dtype, for example `float` for `f16`.
 pub fn computed(dtype: DType) -> &'static str {
     stored(element::computed(dtype))
 }
 
-/// Returns the type in which kernels accumulate many elements of a dtype.
+/// Returns the CUDA C++ type in which kernels sum many elements of a dtype.
 fn summed(dtype: DType) -> &'static str {
     if dtype.is_floating() { computed(dtype) } else { "i64" }
 }

@@ -1,4 +1,4 @@
-//! Submission of work to a device's stream.
+//! Submission of kernels to a device's stream, real or simulated.
 
 use std::ffi::OsString;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::access::Held;
 use crate::autograd::no_grad;
 use crate::{Access, Elementwise, Result, Tensor, TensorError, tuning};
 
-/// The thread's current stream of a device, as one operation uses it.
+/// The launches of one operation on the thread's current stream of a device, with the workspaces that they use.
 pub struct Queue {
     op: &'static str,
     memory: &'static DeviceMemory,
@@ -98,14 +98,15 @@ impl Sealed for Elementwise<'_> {
     }
 }
 
-/// Submits an operation to the thread's current stream of the device that it writes on. On a real device, it runs
-/// `device`, which launches kernels. On a simulated device, it queues `host`, which computes on CPU copies of the
-/// written and the read tensors, in their order; `device` then only allocates workspaces, and checks kernels if the
-/// environment has `TENURE_CHECK_KERNELS`. It does not wait: the caller may drop the tensors afterwards, since their
-/// memory is reused in the order of the stream.
+/// Submits an operation to the thread's current stream of the device that it writes on. `device` is called
+/// at once and launches kernels. On a simulated device, its launches compute nothing: it only allocates workspaces, and
+/// compiles the kernels as a check if the environment has `TENURE_CHECK_KERNELS`. Instead `host` is queued, which gets
+/// CPU copies of the written and of the read tensors, in their order. `submit` does not wait: the caller may drop the
+/// tensors afterwards, since their memory is reused in the order of the stream.
 ///
-/// # Errors An error of an earlier operation on the device, or of `device`. A later operation on the device returns an
-/// error of `host`.
+/// # Errors
+/// An error of an earlier operation on the device, or of `device`. An error of `host` is returned by a later operation
+/// on the device.
 pub fn submit(
     touched: &impl Touched,
     device: impl FnOnce(&mut Queue) -> Result<()>,
@@ -119,7 +120,7 @@ pub fn submit(
     })
 }
 
-/// Submits like [`submit`]; calls both at most once.
+/// Does the work of [`submit`]. It calls both functions at most once.
 pub(super) fn submit_erased(
     touched: &impl Touched,
     device: &mut dyn FnMut(&mut Queue) -> Result<()>,
@@ -137,8 +138,8 @@ pub(super) fn submit_erased(
 /// A function that computes on the CPU what a kernel computes, given the written and the read tensors.
 pub(super) type Host = Box<dyn Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync>;
 
-/// Protects storages that a stream uses from early reuse. A storage that was allocated for another stream is kept until
-/// this stream has passed this point. In a capture, storages are kept as long as the graph may be replayed.
+/// Records that `stream` uses storages. The memory of a storage that was allocated for another stream is not reused
+/// before `stream` has done its work so far. In a capture, storages are kept alive as long as the graph may be replayed.
 pub(crate) fn record_use<'a>(
     op: &'static str,
     memory: &DeviceMemory,
@@ -150,7 +151,8 @@ pub(crate) fn record_use<'a>(
     }
     for held in storages.filter(|held| held.address != 0) {
         captured::keep(&held);
-        // This does nothing for a storage from outside or on the CPU: the code that made it must know of the use.
+        // This does nothing for memory on the CPU or memory that this process did not allocate: its owner must ensure that
+        // it is not freed too early.
         memory.record_use(held.address, stream).map_err(|error| TensorError::memory(op, error))?;
     }
     Ok(())
@@ -172,7 +174,7 @@ impl Queue {
         self.stream
     }
 
-    /// Returns the driver if it is a real one, for the device's libraries.
+    /// Returns the driver of a real device, which calls cuBLASLt and cuDNN; `None` on a simulated device.
     pub(crate) fn cuda(&self) -> Option<&'static CudaDriver> {
         match self.memory.driver().executor() {
             Executor::Cuda(driver) => Some(driver),
@@ -180,8 +182,8 @@ impl Queue {
         }
     }
 
-    /// Returns how many algorithms to measure for a case without a measurement; `None` if measuring is off, or in a
-    /// capture.
+    /// Returns how many algorithms of a library to time before the first use of a problem size; `None` if the setting is
+    /// off, or in a capture.
     pub(crate) fn candidates(&self) -> Option<usize> {
         const CANDIDATES: usize = 8;
         if !tuning::measures_algorithms() {
@@ -191,13 +193,13 @@ impl Queue {
         (!is_captured).then_some(CANDIDATES)
     }
 
-    /// Returns the two words that are passed to a kernel so that it can report an error.
+    /// Returns the two words that a kernel needs to report the error `code`.
     pub(crate) fn fault(&self, code: u64) -> Result<[u64; 2]> {
         async_errors::fault(self.memory, self.op, code)
     }
 
-    /// Allocates bytes for a kernel. They are valid until the work that this operation puts on the stream is done.
-    /// Returns their address, a multiple of 256.
+    /// Allocates temporary device memory for this operation's kernels and returns its address, a multiple of 256. The
+    /// memory is valid until the kernels are done.
     ///
     /// # Errors
     /// Out of memory.
@@ -287,31 +289,32 @@ impl Queue {
         checked.map_err(|error| TensorError::kernel(self.op, error.into()))
     }
 
+    /// Queues `host` on a simulated device.
     fn simulate(&self, sim: &SimDriver, touched: &impl Touched, host: Host) -> Result<()> {
-        let mut twins = Vec::new();
-        touched.for_each(&mut |place| twins.push(Twin::new(&place)));
-        let twins = twins.into_iter().collect::<Result<Vec<_>>>()?;
+        let mut operands = Vec::new();
+        touched.for_each(&mut |memory| operands.push(SimulatedOperand::new(&memory)));
+        let operands = operands.into_iter().collect::<Result<Vec<_>>>()?;
         let mut kernel = SimKernel::new(self.op, self.stream);
         for workspace in &self.workspaces {
             let guard = workspace.storage().lock();
             kernel = kernel.writes(guard.as_ptr().addr() as u64, guard.bytes() as u64);
         }
-        for twin in twins.iter().filter(|twin| twin.here.is_none()) {
-            for run in &twin.runs {
-                let first = twin.address + run.start;
+        for operand in operands.iter().filter(|operand| operand.cpu_copy.is_none()) {
+            for run in &operand.runs {
+                let first = operand.address + run.start;
                 let bytes = run.end - run.start;
-                kernel = if twin.is_written { kernel.writes(first, bytes) } else { kernel.reads(first, bytes) };
+                kernel = if operand.is_written { kernel.writes(first, bytes) } else { kernel.reads(first, bytes) };
             }
         }
         let memory = self.memory;
         let kernel = kernel.body(move |device| {
-            // This runs on a thread that waits for the device, or queries it. The kernel's computation is no operation
-            // of that thread: a hook that recorded it might call the driver.
+            // This runs on a thread that waits for the device or queries it. The computation must not count as an
+            // operation of that thread: a hook that recorded it might call the driver.
             let result = no_grad(|| {
-                let tensors = twins.iter().map(|twin| twin.load(device)).collect::<Result<Vec<_>>>()?;
-                let writes = twins.iter().filter(|twin| twin.is_written).count();
+                let tensors = operands.iter().map(|operand| operand.load(device)).collect::<Result<Vec<_>>>()?;
+                let writes = operands.iter().filter(|operand| operand.is_written).count();
                 host(&tensors[..writes], &tensors[writes..])?;
-                twins[..writes].iter().zip(&tensors).try_for_each(|(twin, tensor)| twin.store(tensor, device))
+                operands[..writes].iter().zip(&tensors).try_for_each(|(operand, tensor)| operand.store(tensor, device))
             });
             if let Err(error) = result {
                 async_errors::report(memory, error);
@@ -321,8 +324,8 @@ impl Queue {
     }
 }
 
-/// A tensor of a simulated kernel: its copy on the CPU, and what copies it back.
-struct Twin {
+/// A tensor of a simulated kernel, which is copied to the CPU before the kernel runs, and back if it is written.
+struct SimulatedOperand {
     is_written: bool,
     address: u64,
     layout: Layout,
@@ -330,41 +333,42 @@ struct Twin {
     /// The ranges of its elements in memory, in bytes from the first.
     runs: Vec<Range<u64>>,
     /// A copy of the tensor, made at submission, if the tensor is on the CPU.
-    here: Option<Tensor>,
+    cpu_copy: Option<Tensor>,
 }
 
-impl Twin {
-    fn new(place: &TensorMemory<'_>) -> Result<Self> {
-        let width = place.dtype.size();
-        let strides: SmallVec<[usize; 5]> = place.strides.iter().map(|stride| stride / width).collect();
-        let layout = Layout::strided(place.sizes, &strides, 0)?;
-        let runs = runs(place.sizes, &place.strides, width);
-        let mut twin = Self {
-            is_written: place.is_written,
-            address: place.data.addr() as u64,
+impl SimulatedOperand {
+    fn new(memory: &TensorMemory<'_>) -> Result<Self> {
+        let width = memory.dtype.size();
+        let strides: SmallVec<[usize; 5]> = memory.strides.iter().map(|stride| stride / width).collect();
+        let layout = Layout::strided(memory.sizes, &strides, 0)?;
+        let runs = runs(memory.sizes, &memory.strides, width);
+        let mut operand = Self {
+            is_written: memory.is_written,
+            address: memory.data.addr() as u64,
             layout,
-            dtype: place.dtype,
+            dtype: memory.dtype,
             runs,
-            here: None,
+            cpu_copy: None,
         };
-        if place.device.is_cpu() {
-            let tensor = Tensor::unset(twin.layout.clone(), twin.dtype, Device::CPU)?;
-            for run in &twin.runs {
-                let from = place.data.wrapping_add(run.start as usize);
+        if memory.device.is_cpu() {
+            let tensor = Tensor::unset(operand.layout.clone(), operand.dtype, Device::CPU)?;
+            for run in &operand.runs {
+                let from = memory.data.wrapping_add(run.start as usize);
                 let bytes = (run.end - run.start) as usize;
-                // SAFETY: these are elements of the place, which its guard keeps; the tensor has as many in the same
+                // SAFETY: these are elements of the tensor, which its guard keeps; the tensor has as many in the same
                 // layout.
                 unsafe {
                     Access::new("copy", &[&tensor], &[])?.write_ptr(0).add(run.start as usize).copy_from(from, bytes)
                 };
             }
-            twin.here = Some(tensor);
+            operand.cpu_copy = Some(tensor);
         }
-        Ok(twin)
+        Ok(operand)
     }
 
+    /// Returns the tensor's copy on the CPU, read from the device.
     fn load(&self, device: &mut KernelMemory<'_>) -> Result<Tensor> {
-        if let Some(tensor) = &self.here {
+        if let Some(tensor) = &self.cpu_copy {
             return Ok(tensor.clone());
         }
         let tensor = Tensor::unset(self.layout.clone(), self.dtype, Device::CPU)?;
@@ -383,6 +387,7 @@ impl Twin {
         Ok(tensor)
     }
 
+    /// Copies `tensor` back to the device.
     fn store(&self, tensor: &Tensor, device: &mut KernelMemory<'_>) -> Result<()> {
         let access = Access::new("copy", &[], &[tensor])?;
         for run in &self.runs {
