@@ -1,6 +1,6 @@
-//! Attention that does not store the matrix of all weights, and its gradients. 16-bit floats use cuDNN; to give the
-//! same bits every time, cuDNN's gradients take such a matrix for some heads at a time. All else uses our own kernels.
-//! So does dropout: it draws the random numbers that a tensor of all weights would get, and cuDNN draws others.
+//! Attention without storing the matrix of all weights, and its gradients. 16-bit floats use cuDNN, whose gradients need
+//! such a matrix for some heads at a time to be the same bits every time. All other cases use our own kernels. So does
+//! dropout: it must draw the random numbers that a tensor of all weights would get, and cuDNN draws others.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{CudaDriver, DnnAttention, DnnPlan, KernelName, LaunchConfig};
@@ -24,22 +24,23 @@ const PRODUCTS: &str = include_str!("source/products.cu");
 const TEMPLATE: &str = include_str!("source/attention.cu");
 const THREADS: u32 = 256;
 
-/// The parts of the kernels for 16-bit floats, which use matrix units.
+/// The sources of the kernels for 16-bit floats, which use tensor cores.
 const MATRIX: &str = include_str!("source/matrix.cu");
 const HALVES: &str = include_str!("source/attention_halves.cu");
 const THREADS_OF_HALVES: u32 = 128;
 
-/// The widest rows of 16-bit floats for which registers and shared memory have room.
+/// The largest head size for which the kernels for 16-bit floats have enough registers and shared memory.
 const WIDEST: usize = 256;
 
-/// The alignment in bytes that the library needs for the addresses of rows.
+/// The alignment in bytes that cuDNN needs for the addresses of rows.
 const ALIGNMENT: usize = 16;
 
-/// The number of query-key products from which the library's matrix units pay. Below it, our own kernel rounds less.
+/// The number of pairs of a query and a key from which cuDNN is used. With fewer, it is no faster, and our own kernel
+/// rounds less.
 const TILE: usize = 16 * 16;
 
 /// The number of threads that share a row.
-const SIDE: usize = 16;
+const THREADS_PER_ROW: usize = 16;
 
 fn attend(outputs: [&Tensor; 2], inputs: [&Tensor; 3], mask: Option<&Tensor>, weighting: Weighting) -> Result<()> {
     let [out, sums] = outputs;
@@ -53,27 +54,27 @@ fn attend(outputs: [&Tensor; 2], inputs: [&Tensor; 3], mask: Option<&Tensor>, we
     let written = [0, 1].map(|index| access.write_ptr(index).addr() as u64);
     let read: SmallVec<[u64; 5]> = (0..reads.len()).map(|index| access.read_ptr(index).addr() as u64).collect();
     let at = |index: usize| (inputs[index], read[index]);
-    let work = AttentionCall {
+    let call = AttentionCall {
         inputs: [at(0), at(1), at(2)],
         out: (out, written[0]),
         sums: written[1],
         mask: mask.map(|mask| (mask, read[3])),
         weighting,
-        drawn: drawn(weighting, start.as_ref(), &access, reads.len() - 1),
+        dropout_words: dropout_words(weighting, start.as_ref(), &access, reads.len() - 1),
     };
     let has_mask = mask.is_some();
     let state = start.as_ref().map(|start| start.state);
     queue::submit(
         &access,
         |queue| match queue.cuda() {
-            Some(driver) if work.attend_by_library(queue, driver)? => Ok(()),
-            _ => work.launch(queue, AttentionKernel::Attend, 0, [None; 4]),
+            Some(driver) if call.attend_by_library(queue, driver)? => Ok(()),
+            _ => call.launch(queue, AttentionKernel::Attend, 0, [None; 4]),
         },
         move |writes, reads| {
             let lists = [attention::ATTEND, attention::ATTEND_HALVES];
             let host = on_cpu("attention", &lists, reads[0].dtype())?;
             let (mask, origin) = reads[3..].split_at(usize::from(has_mask));
-            let weighting = begun(weighting, state, origin)?;
+            let weighting = with_actual_state(weighting, state, origin)?;
             host([&writes[0], &writes[1]], [&reads[0], &reads[1], &reads[2]], mask.first(), weighting)
         },
     )
@@ -90,13 +91,13 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
     let mut access = Access::new("attention_backward", &outputs, &reads)?;
     let written = [0, 1, 2].map(|index| access.write_ptr(index).addr() as u64);
     let read: SmallVec<[u64; 8]> = (0..reads.len()).map(|index| access.read_ptr(index).addr() as u64).collect();
-    let work = AttentionCall {
+    let call = AttentionCall {
         inputs: [(q, read[0]), (k, read[1]), (v, read[2])],
         out: (out, read[4]),
         sums: read[5],
         mask: mask.map(|mask| (mask, read[6])),
         weighting,
-        drawn: drawn(weighting, start.as_ref(), &access, reads.len() - 1),
+        dropout_words: dropout_words(weighting, start.as_ref(), &access, reads.len() - 1),
     };
     let has_mask = mask.is_some();
     let state = start.as_ref().map(|start| start.state);
@@ -106,16 +107,16 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
         &access,
         |queue| {
             if let Some(driver) = queue.cuda()
-                && work.differentiate_by_library(queue, driver, all)?
+                && call.differentiate_by_library(queue, driver, all)?
             {
                 return Ok(());
             }
             let parts = [AttentionKernel::Inner, AttentionKernel::ToQueries, AttentionKernel::ToKeys];
-            // With matrix units, the inner sums are found on the way to the gradients of queries, and stored with each
-            // query's sum.
-            let (parts, numbers) = if work.is_by_matrix_units() { (&parts[1..], 2) } else { (&parts[..], 1) };
+            // With tensor cores, the kernel of the queries' gradients also computes the inner products, and stores each
+            // beside its query's sum.
+            let (parts, numbers) = if call.uses_tensor_cores() { (&parts[1..], 2) } else { (&parts[..], 1) };
             let inner = queue.workspace(sums.numel().max(1) * numbers * sums.dtype().size())?;
-            parts.iter().try_for_each(|part| work.launch(queue, *part, inner, all))
+            parts.iter().try_for_each(|part| call.launch(queue, *part, inner, all))
         },
         move |writes, reads| {
             let grad = reads[3].contiguous()?;
@@ -125,24 +126,25 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
             let lists = [attention::BACKWARD, attention::BACKWARD_HALVES];
             let host = on_cpu("attention_backward", &lists, grad.dtype())?;
             let (mask, origin) = reads[6..].split_at(usize::from(has_mask));
-            let weighting = begun(weighting, state, origin)?;
+            let weighting = with_actual_state(weighting, state, origin)?;
             host([&all[0], &all[1], &all[2]], inputs, mask.first(), weighting)?;
             writes.iter().zip(&all).try_for_each(|(to, dense)| to.copy_raw(dense))
         },
     )
 }
 
-/// Returns the kernel's words for dropout: the state where draws begin, the number of the 2³² words that keep a weight,
-/// and the factor of kept weights. The origin, if there is one, is read tensor `last` of `access`.
-fn drawn(weighting: Weighting, start: Option<&Start>, access: &Access<'_>, last: usize) -> Option<[u64; 5]> {
+/// Returns the kernel's words for dropout: three words of the generator's state, the number of the 2³² random words that
+/// keep a weight, and the factor of kept weights. The tensor of the state's origin, in a capture, is read tensor `last` of
+/// `access`.
+fn dropout_words(weighting: Weighting, start: Option<&Start>, access: &Access<'_>, last: usize) -> Option<[u64; 5]> {
     let start = start?;
     let kept = 1.0 - weighting.dropout?.probability;
     let [seed, offset, origin] = start.words(access, last);
     Some([seed, offset, origin, limit(kept), (1.0 / kept).to_bits()])
 }
 
-/// Returns the weighting on the host, with `state` resolved if it counts from an origin.
-fn begun(weighting: Weighting, state: Option<GeneratorState>, origin: &[Tensor]) -> Result<Weighting> {
+/// Returns `weighting` with the generator's actual state, computed from `state` and its origin, for a simulated device.
+fn with_actual_state(weighting: Weighting, state: Option<GeneratorState>, origin: &[Tensor]) -> Result<Weighting> {
     let (Some(dropping), Some(state)) = (weighting.dropout, state) else { return Ok(weighting) };
     Ok(Weighting { dropout: Some(Dropping { state: placed(state, origin)?, ..dropping }), ..weighting })
 }
@@ -150,15 +152,20 @@ fn begun(weighting: Weighting, state: Option<GeneratorState>, origin: &[Tensor])
 /// A tensor, and the address of its first element.
 type TensorAddress<'a> = (&'a Tensor, u64);
 
-/// The kernel of the source to launch.
+/// One of the kernels in the source.
 #[derive(Clone, Copy)]
 enum AttentionKernel {
+    /// Computes the means and each query's sum.
     Attend,
+    /// Computes the inner products of each query's mean and its gradient.
     Inner,
+    /// Computes the gradients of queries.
     ToQueries,
+    /// Computes the gradients of keys and values.
     ToKeys,
 }
 
+/// The arguments of one call of attention or its gradients.
 struct AttentionCall<'a> {
     /// Queries, keys and values.
     inputs: [TensorAddress<'a>; 3],
@@ -167,11 +174,12 @@ struct AttentionCall<'a> {
     sums: u64,
     mask: Option<TensorAddress<'a>>,
     weighting: Weighting,
-    drawn: Option<[u64; 5]>,
+    /// The kernel's words for dropout, if there is dropout.
+    dropout_words: Option<[u64; 5]>,
 }
 
 impl AttentionCall<'_> {
-    /// Computes by the library. Returns `false` if the library is missing or does not support the case.
+    /// Computes attention by cuDNN. Returns `false` if cuDNN is missing or does not support the case.
     fn attend_by_library(&self, queue: &mut Queue, driver: &CudaDriver) -> Result<bool> {
         let [q, k, v] = self.inputs;
         let places = [q, k, v, self.out];
@@ -185,7 +193,7 @@ impl AttentionCall<'_> {
         Ok(true)
     }
 
-    /// Computes the gradients by the library, some batches or heads after the others. Returns `false` as
+    /// Computes the gradients by cuDNN, for some batches or heads at a time. Returns `false` as
     /// `attend_by_library` does.
     fn differentiate_by_library(
         &self,
@@ -199,24 +207,25 @@ impl AttentionCall<'_> {
         let places = [q, k, v, self.out, grad, to_q, to_k, to_v];
         let Some(all) = self.describe(&places) else { return Ok(false) };
         let group = all.heads / all.kv_heads;
-        // For long sequences, the weights of even one head are too many to store: then sums are in any order.
-        let mut ways = [together(&all), DnnAttention { is_in_any_order: true, ..all }];
+        // The first choice gives the same bits every time. For long sequences, the weights of even one head are too many
+        // to store: then sums are in any order.
+        let mut choices = [largest_part(&all), DnnAttention { is_in_any_order: true, ..all }];
         if tuning::sums_in_any_order() {
-            ways.reverse();
+            choices.reverse();
         }
         let mut found = None;
-        for some in ways {
+        for part in choices {
             // The sums of each part must begin at an aligned address.
-            let is_all = (some.batch, some.heads) == (all.batch, all.heads);
-            let is_aligned = is_all || (some.heads * some.queries * size_of::<f32>()).is_multiple_of(ALIGNMENT);
+            let is_all = (part.batch, part.heads) == (all.batch, all.heads);
+            let is_aligned = is_all || (part.heads * part.queries * size_of::<f32>()).is_multiple_of(ALIGNMENT);
             if is_aligned && found.is_none() {
-                found = plan(queue, driver, &some)?.map(|plan| (plan, some));
+                found = plan(queue, driver, &part)?.map(|plan| (plan, part));
             }
         }
-        let Some((plan, some)) = found else { return Ok(false) };
+        let Some((plan, part)) = found else { return Ok(false) };
         let workspace = queue.workspace(plan.workspace_bytes().max(1))?;
-        for batch in (0..all.batch).step_by(some.batch) {
-            for head in (0..all.kv_heads).step_by(some.kv_heads) {
+        for batch in (0..all.batch).step_by(part.batch) {
+            for head in (0..all.kv_heads).step_by(part.kv_heads) {
                 let data = std::array::from_fn::<u64, 8, _>(|index| {
                     let head = if matches!(index, 1 | 2 | 6 | 7) { head } else { head * group };
                     let [from_batch, from_head, _] = all.strides[index];
@@ -233,8 +242,8 @@ impl AttentionCall<'_> {
         Ok(true)
     }
 
-    /// Returns the description for the library, or `None` if the library cannot be used. It takes 16-bit floats with
-    /// aligned rows, without a mask, and without dropout, whose random numbers are ours.
+    /// Returns the description of the case for cuDNN. `None` if cuDNN cannot be used: it takes 16-bit floats with aligned
+    /// rows, without mask and dropout.
     fn describe(&self, places: &[TensorAddress<'_>]) -> Option<DnnAttention> {
         let [(q, _), (k, _), (v, _)] = self.inputs;
         let (&[batch, heads, queries, width], dtype) = (q.sizes(), q.dtype()) else { return None };
@@ -255,7 +264,7 @@ impl AttentionCall<'_> {
         if !is_half(dtype)
             || !is_aligned
             || self.mask.is_some()
-            || self.drawn.is_some()
+            || self.dropout_words.is_some()
             || queries * keys < TILE
             || [batch, heads, width, value_width].contains(&0)
         {
@@ -286,17 +295,18 @@ impl AttentionCall<'_> {
         })
     }
 
-    /// Returns whether our own kernels use matrix units for this.
-    fn is_by_matrix_units(&self) -> bool {
+    /// Returns whether our own kernels use tensor cores for this case.
+    fn uses_tensor_cores(&self) -> bool {
         let [(q, _), _, (v, _)] = self.inputs;
         is_half(q.dtype()) && q.sizes()[3].max(v.sizes()[3]) <= WIDEST
     }
 
-    /// Launches a kernel. `grads` are the gradients of the means, queries, keys and values that it needs.
+    /// Launches one of our own kernels. `inner` is the address of the inner products. `grads` are the gradients of the
+    /// means, queries, keys and values that the kernel reads or writes.
     fn launch(
         &self,
         queue: &Queue,
-        part: AttentionKernel,
+        kernel: AttentionKernel,
         inner: u64,
         grads: [Option<TensorAddress<'_>>; 4],
     ) -> Result<()> {
@@ -307,14 +317,14 @@ impl AttentionCall<'_> {
         let value_width = v.sizes()[3];
         let dtype = q.dtype();
         let is_half = is_half(dtype);
-        let is_matrix = self.is_by_matrix_units();
+        let is_matrix = self.uses_tensor_cores();
         // The number of queries and keys in a block: as many as fit into a block's shared memory.
         let block = if dtype == DType::F64 { 32 } else { 64 };
-        let blocks = match part {
+        let blocks = match kernel {
             AttentionKernel::Attend | AttentionKernel::ToQueries => queries.div_ceil(block) * batch * heads,
             AttentionKernel::Inner if is_half => queries.div_ceil(block) * batch * heads,
             AttentionKernel::ToKeys => keys.div_ceil(block) * batch * kv_heads,
-            AttentionKernel::Inner => (batch * heads * queries).div_ceil(THREADS as usize / SIDE),
+            AttentionKernel::Inner => (batch * heads * queries).div_ceil(THREADS as usize / THREADS_PER_ROW),
         };
         if blocks == 0 {
             return Ok(());
@@ -331,7 +341,7 @@ impl AttentionCall<'_> {
         words.extend(heads_of(grads[0]));
         words.push(inner);
         grads[1..].iter().for_each(|place| words.extend(heads_of(*place)));
-        words.extend(self.drawn.unwrap_or_default());
+        words.extend(self.dropout_words.unwrap_or_default());
 
         let mask = match self.mask {
             None => 0,
@@ -339,13 +349,13 @@ impl AttentionCall<'_> {
             Some(_) => 2,
         };
         let [width, value_width] = [width, value_width].map(|width| width.max(32).next_power_of_two());
-        let (op, name) = match part {
+        let (op, name) = match kernel {
             AttentionKernel::Attend => ("attention", "ATTEND"),
             AttentionKernel::Inner => ("attention_inner", if is_half { "EXACT_INNER" } else { "INNER" }),
             AttentionKernel::ToQueries => ("attention_to_queries", "TO_QUERIES"),
             AttentionKernel::ToKeys => ("attention_to_keys", "TO_KEYS"),
         };
-        let drops = u64::from(self.drawn.is_some());
+        let drops = u64::from(self.dropout_words.is_some());
         let bits_of = |size: usize| u64::from(size.trailing_zeros());
         let variant = ((dtype as u64) << 3 | drops << 2 | mask) << 16 | bits_of(width) << 8 | bits_of(value_width);
         let threads = if is_matrix { THREADS_OF_HALVES } else { THREADS };
@@ -372,9 +382,9 @@ impl AttentionCall<'_> {
     }
 }
 
-/// Returns as large a part of the batches, or of one batch's heads, as may be differentiated together: the library
-/// needs two bytes for each pair of a query and a key.
-fn together(all: &DnnAttention) -> DnnAttention {
+/// Returns the largest part of the batches, or of one batch's heads, whose gradients cuDNN can compute at once: its
+/// workspace has two bytes for each pair of a query and a key.
+fn largest_part(all: &DnnAttention) -> DnnAttention {
     /// The largest workspace in bytes, if there are several parts.
     const MOST: usize = 512 << 20;
     let of_head = all.queries.next_multiple_of(64) * all.keys.next_multiple_of(64) * 2 * (all.heads / all.kv_heads);
@@ -391,7 +401,7 @@ fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
-/// Returns the library's plan, or `None` if it does not support the case.
+/// Returns cuDNN's plan, or `None` if it does not support the case.
 fn plan(queue: &Queue, driver: &CudaDriver, attention: &DnnAttention) -> Result<Option<DnnPlan>> {
     match driver.attention_plan(attention) {
         Err(error) if error.kind.is_unsupported() => Ok(None),
@@ -399,7 +409,8 @@ fn plan(queue: &Queue, driver: &CudaDriver, attention: &DnnAttention) -> Result<
     }
 }
 
-/// Returns a tensor as kernels take it: its address, and its strides without the last.
+/// Returns the four words that describe a tensor to kernels: its address, and its strides without the last. Zeros for
+/// `None`.
 fn heads_of(place: Option<TensorAddress<'_>>) -> [u64; 4] {
     let Some((tensor, data)) = place else { return [0; 4] };
     let stride = |dim: usize| tensor.strides()[dim] as u64;

@@ -74,13 +74,13 @@ operations! {
         /// Integers, no memory.
         softsign(input) -> Tensor;
 
-        /// Computes x above 0, and `negative_slope`·x below.
+        /// Computes x where x is positive, else `negative_slope`·x.
         ///
         /// # Errors
         /// Integers, no memory.
         leaky_relu(input, negative_slope: Float = 0.01) -> Tensor;
 
-        /// Computes x above `threshold`, else `value`.
+        /// Computes x where x is above `threshold`, else `value`.
         ///
         /// # Errors
         /// Integers, no memory.
@@ -98,7 +98,7 @@ operations! {
         /// Integers, no memory.
         relu6(input) -> Tensor;
 
-        /// Computes x above 0, and `alpha`·(eˣ - 1) below.
+        /// Computes x where x is positive, else `alpha`·(eˣ - 1).
         ///
         /// # Errors
         /// Integers, no memory.
@@ -110,7 +110,7 @@ operations! {
         /// Integers, no memory.
         selu(input) -> Tensor;
 
-        /// Computes x above 0, and `alpha`·(exp(x / `alpha`) - 1) below.
+        /// Computes x where x is positive, else `alpha`·(exp(x / `alpha`) - 1).
         ///
         /// # Errors
         /// Integers, no memory.
@@ -123,8 +123,8 @@ operations! {
         /// Integers, no memory.
         softplus(input, beta: Float = 1.0, threshold: Float = 20.0) -> Tensor;
 
-        /// Computes `other` times [`silu`](Self::silu) of this tensor, the gate (Shazeer 2020), in one pass. Only the two
-        /// inputs are saved.
+        /// Multiplies [`silu`](Self::silu) of this tensor, the gate, with `other`, in one pass (Shazeer 2020). Saves
+        /// only the two inputs for backward.
         ///
         /// # Errors
         /// Integers, no memory.

@@ -29,32 +29,32 @@ pub(super) static ADDCDIV: Kernel<Scaled> = Kernel::new("addcdiv", &[kernels::AD
 operations! {
     static OPERATIONS;
     methods {
-        /// Computes the sum; of `bool`, the logical or.
+        /// Adds a tensor or number; of `bool`, computes the logical or.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
         add(input, other: Value) -> Tensor;
 
-        /// Adds `alpha` times another tensor, in one pass. PyTorch's `add(other, alpha=alpha)`.
+        /// Computes the sum of this tensor and `alpha` times `other`, in one pass. PyTorch's `add(other, alpha=alpha)`.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
         #[name(add)]
         add_scaled(input, other: Tensor, alpha: Scalar) -> Tensor;
 
-        /// Computes the difference.
+        /// Subtracts a tensor or number.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
         sub(input, other: Value) -> Tensor;
 
-        /// Computes the product; of `bool`, the logical and.
+        /// Multiplies by a tensor or number, element by element; of `bool`, computes the logical and.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
         mul(input, other: Value) -> Tensor;
 
-        /// Computes the quotient. Integers are divided as floats.
+        /// Divides by a tensor or number. Integers are divided as floats.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
@@ -99,25 +99,26 @@ operations! {
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
         minimum(input, other: Value) -> Tensor;
 
-        /// Computes the angle of the point (`other`, `self`), from -π to π. At the origin the gradient is zero.
+        /// Computes the angle of the point with the abscissa `other` and this tensor as ordinate, from -π to π. At the
+        /// origin the gradient is zero.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
         atan2(input, other: Tensor) -> Tensor;
 
-        /// Interpolates linearly from `self` at weight 0 to `end` at weight 1.
+        /// Interpolates linearly from this tensor, at a weight of 0, to `end`, at a weight of 1.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
         lerp(input, end: Tensor, weight: Value) -> Tensor;
 
-        /// Adds `value` · `tensor1` · `tensor2`, in one pass.
+        /// Computes this tensor plus `value` · `tensor1` · `tensor2`, in one pass.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
         addcmul(input, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor;
 
-        /// Adds `value` · `tensor1` / `tensor2`, in one pass.
+        /// Computes this tensor plus `value` · `tensor1` / `tensor2`, in one pass.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.

@@ -57,7 +57,8 @@ pub(crate) struct Dropping {
 operations! {
     static OPERATIONS;
     front_ends {
-        /// Computes the attention of queries to keys, and the weighted means of values: [`Tensor::attention`].
+        /// Computes, for each query, the mean of the values weighted by its attention to their keys:
+        /// [`Tensor::attention`].
         ///
         /// # Errors
         /// Sizes that do not match, different dtypes or devices, a mask of another dtype, a dropout that is no

@@ -32,33 +32,33 @@ macro_rules! relations {
 
 relations! {
     COMPARISONS, |_| DType::Bool;
-    /// Tells where both are equal.
+    /// Tells where two tensors, or a tensor and a number, have equal elements.
     eq = compare::EQ;
-    /// Tells where they differ. NaN differs from itself.
+    /// Tells where elements differ from those of `other`. NaN differs from itself.
     ne = compare::NE;
-    /// Tells where `self` is less.
+    /// Tells where this tensor is less than `other`.
     lt = compare::LT;
-    /// Tells where `self` is less or equal.
+    /// Tells where this tensor is less than or equal to `other`.
     le = compare::LE;
-    /// Tells where `self` is greater.
+    /// Tells where this tensor is greater than `other`.
     gt = compare::GT;
-    /// Tells where `self` is greater or equal.
+    /// Tells where this tensor is greater than or equal to `other`.
     ge = compare::GE;
-    /// Tells where both are not zero.
+    /// Tells where this tensor and `other` are both nonzero.
     logical_and = compare::LOGICAL_AND;
-    /// Tells where at least one of them is not zero.
+    /// Tells where at least one of this tensor and `other` is nonzero.
     logical_or = compare::LOGICAL_OR;
-    /// Tells where exactly one of them is not zero.
+    /// Tells where exactly one of this tensor and `other` is nonzero.
     logical_xor = compare::LOGICAL_XOR;
 }
 
 relations! {
     BITS, |dtype| dtype;
-    /// Computes the bits that both have.
+    /// Computes the bitwise and of this tensor and `other`.
     bitwise_and = binary::AND;
-    /// Computes the bits that at least one of them has.
+    /// Computes the bitwise or of this tensor and `other`.
     bitwise_or = binary::OR;
-    /// Computes the bits that exactly one of them has.
+    /// Computes the bitwise exclusive or of this tensor and `other`.
     bitwise_xor = binary::XOR;
     /// Shifts bits up and fills with zeros. PyTorch's `bitwise_left_shift`.
     #[name(bitwise_left_shift)]
@@ -107,14 +107,14 @@ properties! {
 operations! {
     static OPERATIONS;
     methods {
-        /// Inverts every bit; of `bool`, the value.
+        /// Inverts every bit; of `bool`, computes the logical not.
         ///
         /// # Errors
         /// Floats.
         bitwise_not(input) -> Tensor;
 
-        /// Tells where the distance to `other` is at most `atol` plus `rtol` times the magnitude of `other`.
-        /// PyTorch's defaults are 1e-8 and 1e-5.
+        /// Tells where the absolute difference to `other` is at most `atol` plus `rtol` times the absolute value of
+        /// `other`. PyTorch's defaults are 1e-8 and 1e-5.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices.
@@ -126,7 +126,7 @@ operations! {
         /// Sizes that do not broadcast, different devices.
         allclose(input, other: Tensor, rtol: Float = 1e-5, atol: Float = 1e-8) -> bool;
 
-        /// Returns whether sizes and all elements are equal.
+        /// Returns whether two tensors have equal sizes and elements.
         ///
         /// # Errors
         /// Different devices or dtypes.

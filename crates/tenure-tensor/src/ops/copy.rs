@@ -32,14 +32,15 @@ operations! {
         #[name(to)]
         to_device(input, device: Device) -> Tensor;
 
-        /// Returns the values with the last dimension dense; the tensor itself if it is so already.
+        /// Returns the values in contiguous memory, last dimension fastest; the tensor itself if its memory is so
+        /// already.
         ///
         /// # Errors
         /// No memory.
         contiguous(input) -> Tensor;
 
-        /// Copies the values to a storage of their own, in the same order in memory. PyTorch's `clone`: here `clone` copies
-        /// the handle.
+        /// Copies the values to a new storage, in the same memory order. PyTorch's `clone`: here `clone` copies the
+        /// handle.
         ///
         /// # Errors
         /// No memory.

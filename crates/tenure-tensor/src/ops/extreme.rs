@@ -22,14 +22,14 @@ static POSITION: Kernel<ReduceWith> = Kernel::new(
 operations! {
     static OPERATIONS;
     methods {
-        /// Computes the largest elements over dimensions, or over all if `dim` is empty. The dimensions are left with size
-        /// 1 if `keepdim`. NaN counts as the largest. Equal elements share the gradient.
+        /// Computes the largest element over the dimensions `dim`, or over all if `dim` is empty. If `keepdim`, these
+        /// dimensions are kept with size 1. NaN counts as the largest. Equal elements share the gradient.
         ///
         /// # Errors
         /// A dimension does not exist, is given twice, or has no elements.
         amax(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
 
-        /// Computes the smallest elements, as [`amax`](Self::amax) does the largest.
+        /// Computes the smallest element over the dimensions `dim`, as [`amax`](Self::amax) computes the largest.
         ///
         /// # Errors
         /// The errors of [`amax`](Self::amax).
@@ -49,38 +49,38 @@ operations! {
         #[name(min)]
         min_all(input) -> Tensor;
 
-        /// Computes the largest elements along a dimension, and the index of the first of each, which gets the gradient.
-        /// NaN counts as the largest.
+        /// Computes the largest element along a dimension, and the index of its first occurrence, which gets the
+        /// gradient. NaN counts as the largest.
         ///
         /// # Errors
         /// The dimension does not exist, or has no elements.
         max(input, dim: Int, keepdim: Bool = false) -> (Tensor, Tensor);
 
-        /// Computes the smallest elements, as [`max`](Self::max) does the largest.
+        /// Computes the smallest element along a dimension and its index, as [`max`](Self::max) computes the largest.
         ///
         /// # Errors
         /// The errors of [`max`](Self::max).
         min(input, dim: Int, keepdim: Bool = false) -> (Tensor, Tensor);
 
-        /// Returns the index of the first of the largest elements along a dimension, or among all.
+        /// Returns the index of the first occurrence of the largest element along a dimension, or among all elements.
         ///
         /// # Errors
         /// The errors of [`max`](Self::max).
         argmax(input, dim: Option<Int> = None, keepdim: Bool = false) -> Tensor;
 
-        /// Returns the index of the first of the smallest elements along a dimension, or among all.
+        /// Returns the index of the first occurrence of the smallest element along a dimension, or among all elements.
         ///
         /// # Errors
         /// The errors of [`max`](Self::max).
         argmin(input, dim: Option<Int> = None, keepdim: Bool = false) -> Tensor;
 
-        /// Tells whether all elements over dimensions, or over all if `dim` is empty, are not zero.
+        /// Tells whether all elements over the dimensions `dim`, or over all if `dim` is empty, are nonzero.
         ///
         /// # Errors
         /// A dimension does not exist, or is given twice.
         all(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
 
-        /// Tells whether any element over dimensions, or over all if `dim` is empty, is not zero.
+        /// Tells whether any element over the dimensions `dim`, or over all if `dim` is empty, is nonzero.
         ///
         /// # Errors
         /// A dimension does not exist, or is given twice.

@@ -34,20 +34,21 @@ operations! {
         /// The errors of [`gather`](Self::gather).
         take_along_dim(input, indices: Tensor, dim: Int) -> Tensor;
 
-        /// Selects the entries at these indices of a dimension, in their order.
+        /// Selects the entries of a dimension at the indices `index`, in the order of `index`.
         ///
         /// # Errors
         /// The dimension does not exist; the indices have more than one dimension, are out of range, or are no integers.
         index_select(input, dim: Int, index: Tensor) -> Tensor;
 
-        /// Selects elements by their flat index, with the last dimension fastest. The result has the sizes of the index.
-        /// Negative indices count from the end.
+        /// Selects elements by their flat index, which counts all elements with the last dimension fastest. The result
+        /// has the sizes of the index. Negative indices count from the end.
         ///
         /// # Errors
         /// An index is out of range, or no integer.
         take(input, index: Tensor) -> Tensor;
 
-        /// Selects rows of this matrix by index, as a new last dimension.
+        /// Selects rows of this matrix by index. The result has the sizes of `indices`, and the rows as a new last
+        /// dimension.
         ///
         /// # Errors
         /// This is no matrix; an index is out of range, or no integer.

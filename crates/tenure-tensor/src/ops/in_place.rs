@@ -16,57 +16,57 @@ use crate::{Elementwise, Kernel, Result, Scalar, Tensor, TensorError, Value, tra
 operations! {
     static OPERATIONS;
     methods {
-        /// Adds a tensor or number, broadcast and converted.
+        /// Adds a tensor or number, broadcast and converted, to this tensor in place.
         ///
         /// # Errors
         /// Sizes that do not broadcast to this tensor's, a result whose dtype does not convert to this one (floats to
         /// integers), elements that share memory, a leaf that requires a gradient outside `no_grad`.
         add_(input, other: Value) -> ();
 
-        /// Subtracts a tensor or number, broadcast and converted.
+        /// Subtracts a tensor or number, broadcast and converted, from this tensor in place.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
         sub_(input, other: Value) -> ();
 
-        /// Multiplies by a tensor or number, broadcast and converted.
+        /// Multiplies this tensor by a tensor or number, broadcast and converted, in place.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
         mul_(input, other: Value) -> ();
 
-        /// Divides by a tensor or number, broadcast and converted.
+        /// Divides this tensor by a tensor or number, broadcast and converted, in place.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_); this is an integer tensor.
         div_(input, other: Value) -> ();
 
-        /// Adds `alpha` times another tensor, in one pass. PyTorch's `add_(other, alpha=alpha)`.
+        /// Adds `alpha` times another tensor in place, in one pass. PyTorch's `add_(other, alpha=alpha)`.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
         #[name(add_)]
         add_scaled_(input, other: Tensor, alpha: Scalar) -> ();
 
-        /// Adds `value` · `tensor1` · `tensor2`, in one pass.
+        /// Adds `value` · `tensor1` · `tensor2` in place, in one pass.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
         addcmul_(input, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> ();
 
-        /// Adds `value` · `tensor1` / `tensor2`, in one pass.
+        /// Adds `value` · `tensor1` / `tensor2` in place, in one pass.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
         addcdiv_(input, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> ();
 
-        /// Interpolates linearly towards `end`: a `weight` of 0 changes nothing, a weight of 1 gives `end`.
+        /// Interpolates linearly towards `end` in place: a `weight` of 0 changes nothing, a weight of 1 gives `end`.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
         lerp_(input, end: Tensor, weight: Value) -> ();
 
-        /// Sets every element to this number.
+        /// Sets every element to `value`.
         ///
         /// # Errors
         /// A number that does not fit an integer dtype, elements that share memory, a leaf that requires a gradient outside
@@ -79,7 +79,7 @@ operations! {
         /// The errors of [`fill_`](Self::fill_).
         zero_(input) -> ();
 
-        /// Copies the elements of another tensor, broadcast and converted, from any device.
+        /// Copies the elements of `src`, which may be on any device, broadcast and converted, into this tensor.
         ///
         /// ```
         /// use tenure_tensor::{DType, Device, Tensor};
@@ -103,7 +103,7 @@ operations! {
         /// The mask is not `bool`; a number does not fit an integer dtype; the errors of [`add_`](Self::add_).
         masked_fill_(input, mask: Tensor, value: Scalar) -> ();
 
-        /// Limits each element to `min` and `max`; to `max` where `min` is larger.
+        /// Limits each element to the range from `min` to `max` in place; if `min` is larger, sets it to `max`.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).

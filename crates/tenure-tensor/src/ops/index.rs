@@ -155,7 +155,8 @@ from_tuples!((A)(A B)(A B C)(A B C D)(A B C D E)(A B C D E F));
 operations! {
     static OPERATIONS;
     methods {
-        /// Returns the indices of the elements that are not zero: one row for each, as `int64`.
+        /// Returns the indices of the nonzero elements, as `int64`: one row for each element, one column for each
+        /// dimension.
         ///
         /// # Errors
         /// No memory.

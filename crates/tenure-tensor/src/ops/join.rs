@@ -126,13 +126,14 @@ operations! {
         /// No memory.
         tile(input, dims: Sizes) -> Tensor;
 
-        /// Repeats each element of a dimension in place.
+        /// Repeats each entry of a dimension `repeats` times, next to each other.
         ///
         /// # Errors
         /// The dimension does not exist; no memory.
         repeat_interleave(input, repeats: Size, dim: Int) -> Tensor;
 
-        /// Moves elements along dimensions by `shifts`; elements that leave at the end enter at the beginning.
+        /// Moves elements along the dimensions `dims` by `shifts`; elements moved past the end come in at the
+        /// beginning.
         ///
         /// # Errors
         /// A dimension does not exist; there is not one shift for each dimension.
@@ -151,7 +152,7 @@ operations! {
         /// The errors of [`cat`].
         stack(tensors: Tensors, dim: Int = 0) -> Tensor = stack;
 
-        /// Returns the coordinates of a grid, one tensor for each of its dimensions: [`meshgrid`].
+        /// Returns the coordinates of the points of a grid, one tensor for each of its dimensions: [`meshgrid`].
         ///
         /// # Errors
         /// A tensor of more than one dimension.

@@ -87,20 +87,20 @@ operations! {
         /// The errors of [`cross_entropy`](Self::cross_entropy).
         nll_loss(input, target: Tensor, weight: Option<Tensor> = None, ignore_index: Int64 = -100, reduction: Reduction = "mean") -> Tensor;
 
-        /// Computes the squared differences to a target.
+        /// Computes the squared differences to a target, and their mean or sum as `reduction` says.
         ///
         /// # Errors
         /// A target of other sizes, an integer dtype.
         mse_loss(input, target: Tensor, reduction: Reduction = "mean") -> Tensor;
 
-        /// Computes the absolute differences to a target.
+        /// Computes the absolute differences to a target, and their mean or sum as `reduction` says.
         ///
         /// # Errors
         /// A target of other sizes, an integer dtype.
         l1_loss(input, target: Tensor, reduction: Reduction = "mean") -> Tensor;
 
-        /// Computes the squared differences to a target over twice `beta` where the absolute difference is below `beta`,
-        /// else the absolute difference less half of `beta`.
+        /// Computes the squared difference to a target divided by 2·`beta` where the absolute difference is below
+        /// `beta`, else the absolute difference minus `beta` / 2.
         ///
         /// # Errors
         /// A target of other sizes, an integer dtype, a negative `beta`.
@@ -112,24 +112,24 @@ operations! {
         /// A target of other sizes, an integer dtype, a `delta` that is not positive.
         huber_loss(input, target: Tensor, delta: Float = 1.0, reduction: Reduction = "mean") -> Tensor;
 
-        /// Computes the cross entropy of probabilities and targets from 0 to 1. Logarithms are limited to at least -100, in
-        /// the gradient of the target too.
+        /// Computes the cross entropy of probabilities and targets, both from 0 to 1. Logarithms are limited to at
+        /// least -100, also in the gradient of the target.
         ///
         /// # Errors
         /// A target of other sizes, a weight that does not broadcast to them, an integer dtype, elements that are not from
         /// 0 to 1.
         binary_cross_entropy(input, target: Tensor, weight: Option<Tensor> = None, reduction: Reduction = "mean") -> Tensor;
 
-        /// Computes [`binary_cross_entropy`](Self::binary_cross_entropy) of the logistic function of these scores, without
-        /// the limits. `pos_weight` is the weight of targets of 1.
+        /// Computes [`binary_cross_entropy`](Self::binary_cross_entropy) of the sigmoid of this tensor, without limits
+        /// on logarithms. `pos_weight` is the weight of targets of 1.
         ///
         /// # Errors
         /// The errors of [`binary_cross_entropy`](Self::binary_cross_entropy).
         binary_cross_entropy_with_logits(input, target: Tensor, weight: Option<Tensor> = None, pos_weight: Option<Tensor> = None, reduction: Reduction = "mean") -> Tensor;
 
-        /// Computes the Kullback-Leibler divergence of a target distribution from the one whose logarithms this tensor has,
-        /// element by element. If `log_target`, the target has logarithms too. PyTorch's `kl_div`; its `batchmean` is the
-        /// sum over the size of the batch.
+        /// Computes the terms of the Kullback-Leibler divergence of a target distribution from the distribution whose
+        /// logarithms this tensor holds. If `log_target`, the target has logarithms too. PyTorch's `kl_div`; its
+        /// `batchmean` is the sum over the size of the batch.
         ///
         /// # Errors
         /// A target of other sizes, an integer dtype.

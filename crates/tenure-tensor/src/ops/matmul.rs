@@ -46,8 +46,8 @@ operations! {
         /// One is not a vector; different devices.
         outer(input, vec2: Tensor) -> Tensor;
 
-        /// Computes `beta` times this tensor, broadcast, plus `alpha` times the product of two matrices. With a `beta` of 0
-        /// this tensor is not read.
+        /// Computes `beta` times this tensor, broadcast, plus `alpha` times the matrix product of `mat1` and `mat2`. If
+        /// `beta` is 0, this tensor is not read.
         ///
         /// # Errors
         /// Factors that are not matrices, sizes that do not match, different dtypes or devices.
@@ -59,8 +59,8 @@ operations! {
         /// Factors that are not batches, sizes that do not match, different dtypes or devices.
         baddbmm(input, batch1: Tensor, batch2: Tensor, beta: Scalar = 1, alpha: Scalar = 1) -> Tensor;
 
-        /// Multiplies with the transpose of `weight`, `(out, in)`, over the last dimension, and adds `bias`. PyTorch's
-        /// `F.linear`.
+        /// Multiplies the last dimension with the transpose of `weight`, a matrix of sizes `(out, in)`, and adds
+        /// `bias`. PyTorch's `F.linear`.
         ///
         /// # Errors
         /// Sizes that do not match, different dtypes or devices.

@@ -20,8 +20,9 @@ pub enum PadMode {
 operations! {
     static OPERATIONS;
     front_ends {
-        /// Adds elements before and after: `pad` has two numbers for each dimension, the last dimension's first.
-        /// Negative numbers remove elements. `mode` is `constant`, `reflect`, `replicate` or `circular`.
+        /// Adds elements before and after each dimension: `pad` has these two numbers for each dimension, the last
+        /// dimension's first. Negative numbers remove elements. `mode` is `constant`, `reflect`, `replicate` or
+        /// `circular`.
         ///
         /// # Errors
         /// `pad` has an odd length or is for more dimensions than there are; more elements are removed or repeated

@@ -17,7 +17,7 @@ static RECIPROCAL: Unary = Kernel::new("pow", &[cpu::unary::RECIPROCAL, cuda::un
 operations! {
     static OPERATIONS;
     methods {
-        /// Computes the power, broadcast and promoted.
+        /// Raises each element to the power `exponent`, broadcast and promoted.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, `bool`, a negative power of integers.

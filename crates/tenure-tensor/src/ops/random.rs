@@ -21,25 +21,27 @@ static PERMUTATION: Kernel<Permutation> = Kernel::new("randperm", &[kernels::PER
 operations! {
     static OPERATIONS;
     methods {
-        /// Returns [`rand`](Self::rand) with the sizes, dtype and device of this tensor.
+        /// Returns uniformly distributed numbers as [`rand`](Self::rand) does, with the sizes, dtype and device of this
+        /// tensor.
         ///
         /// # Errors
         /// The dtype is not floating; no memory.
         rand_like(input, generator: Generator = None) -> Tensor;
 
-        /// Returns [`randn`](Self::randn) with the sizes, dtype and device of this tensor.
+        /// Returns normally distributed numbers as [`randn`](Self::randn) does, with the sizes, dtype and device of
+        /// this tensor.
         ///
         /// # Errors
         /// The dtype is not floating; no memory.
         randn_like(input, generator: Generator = None) -> Tensor;
 
-        /// Returns 1 with the probability that each element has, and 0 otherwise. It has no gradient.
+        /// Draws 1 with the probability that the element of this tensor states, else 0. It has no gradient.
         ///
         /// # Errors
         /// The dtype is not floating; an element is no probability.
         bernoulli(input, generator: Generator = None) -> Tensor;
 
-        /// Replaces all elements by 1 with this probability, and by 0 otherwise.
+        /// Replaces each element by 1 with the probability `p`, else by 0.
         ///
         /// # Errors
         /// `p` is no probability; the tensor requires a gradient, unless inside
@@ -53,16 +55,15 @@ operations! {
         /// [`no_grad`](crate::autograd::no_grad).
         uniform_(input, low: Float = 0.0, high: Float = 1.0, generator: Generator = None) -> ();
 
-        /// Replaces all elements by normally distributed numbers.
+        /// Replaces all elements by normally distributed numbers with this mean and standard deviation.
         ///
         /// # Errors
         /// A negative deviation; the dtype is not floating; the tensor requires a gradient, unless inside
         /// [`no_grad`](crate::autograd::no_grad).
         normal_(input, mean: Float = 0.0, std: Float = 1.0, generator: Generator = None) -> ();
 
-        /// Sets each element to 0 with this probability in training, and divides the others by the probability of being
-        /// kept. Outside training it returns the tensor itself. The numbers come from the [default
-        /// generator](default_generator).
+        /// In training, sets each element to 0 with the probability `p`, and divides the others by 1 - `p`. Outside
+        /// training it returns the tensor itself. The numbers come from the [default generator](default_generator).
         ///
         /// # Errors
         /// `p` is no probability; the dtype is not floating.
@@ -75,7 +76,7 @@ operations! {
         /// The dtype is not floating; no memory.
         rand(size: Sizes, dtype: DType = DType::F32, device: Device = Device::CPU, generator: Generator = None) -> Tensor;
 
-        /// Returns normally distributed numbers of mean 0 and deviation 1.
+        /// Returns normally distributed numbers with mean 0 and standard deviation 1.
         ///
         /// # Errors
         /// The dtype is not floating; no memory.

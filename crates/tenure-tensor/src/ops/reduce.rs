@@ -28,14 +28,14 @@ static NORM_2: Kernel<Reduce> = Kernel::new("norm", &[cpu::reduce::NORM_2, cuda:
 operations! {
     static OPERATIONS;
     methods {
-        /// Computes sums over dimensions, or over all if `dim` is empty. The dimensions are left with size 1 if `keepdim`.
-        /// Integers and `bool` are summed as `int64`.
+        /// Computes sums over the dimensions `dim`, or over all if `dim` is empty. If `keepdim`, these dimensions are
+        /// kept with size 1. Integers and `bool` are summed as `int64`.
         ///
         /// # Errors
         /// A dimension does not exist, or is given twice.
         sum(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
 
-        /// Sums over the dimensions that were broadcast from `size`.
+        /// Sums this tensor to the sizes `size`, which must broadcast to its own: the gradient of a broadcast.
         ///
         /// # Errors
         /// `size` do not broadcast to this tensor's.
@@ -48,7 +48,7 @@ operations! {
         /// The errors of [`sum`](Self::sum); an integer dtype.
         mean(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
 
-        /// Counts the elements that are not zero over dimensions, given as for [`sum`](Self::sum), as `int64`.
+        /// Counts the nonzero elements over dimensions, given as for [`sum`](Self::sum), as `int64`.
         ///
         /// # Errors
         /// A dimension does not exist, or is given twice.
@@ -61,8 +61,9 @@ operations! {
         /// A dimension does not exist, or is given twice.
         prod(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
 
-        /// Computes variances over dimensions, given as for [`sum`](Self::sum): the sum of squared deviations from the mean
-        /// over the number of elements less `correction`, which is 1 for the unbiased estimate. PyTorch's `var`.
+        /// Computes variances over dimensions, given as for [`sum`](Self::sum): the sum of squared deviations from the
+        /// mean, divided by the number of elements minus `correction`, which is 1 for the unbiased estimate. PyTorch's
+        /// `var`.
         ///
         /// # Errors
         /// The errors of [`mean`](Self::mean).

@@ -20,15 +20,16 @@ type Dims = SmallVec<[usize; 5]>;
 operations! {
     static OPERATIONS;
     methods {
-        /// Returns a copy with the elements of `src`, or a number, written along `dim` at the places in `index`: in two
-        /// dimensions and along the last, `out[i][index[i][j]] = source[i][j]`. The source may be larger than the index.
+        /// Returns a copy with the elements of `src`, or a number, written along `dim` at the positions in `index`. In two
+        /// dimensions and along the last, `out[i][index[i][j]] = src[i][j]`. `src` may be larger than `index`.
         ///
         /// # Errors
         /// The numbers of dimensions differ; the index is larger than this tensor in another dimension, or than the source;
         /// an index is out of range, or no integer; the source has another dtype.
         scatter(input, dim: Int, index: Tensor, src: Value) -> Tensor;
 
-        /// Returns a copy with elements added instead of written, at the same places as [`scatter`](Self::scatter).
+        /// Returns a copy with the elements of `src` added, at the positions where [`scatter`](Self::scatter) writes
+        /// them.
         ///
         /// # Errors
         /// The errors of [`scatter`](Self::scatter); `bool`.
@@ -46,14 +47,14 @@ operations! {
         /// The errors of [`scatter_add`](Self::scatter_add), and of every write in place.
         scatter_add_(input, dim: Int, index: Tensor, src: Tensor) -> ();
 
-        /// Returns a copy with the entries at indices of a dimension replaced by `source`.
+        /// Returns a copy with the entries of a dimension at the indices `index` replaced by those of `source`.
         ///
         /// # Errors
         /// Sizes of `source` that differ from this tensor's, except that it has one entry for each index in the dimension;
         /// indices that have more than one dimension, are out of range, or are no integers; a source of another dtype.
         index_copy(input, dim: Int, index: Tensor, source: Tensor) -> Tensor;
 
-        /// Returns a copy with `source` added to the entries at indices of a dimension.
+        /// Returns a copy with the entries of `source` added to the entries of a dimension at the indices `index`.
         ///
         /// # Errors
         /// The errors of [`index_copy`](Self::index_copy); `bool`.
@@ -65,7 +66,7 @@ operations! {
         /// The errors of [`index_add`](Self::index_add), and of every write in place.
         index_add_(input, dim: Int, index: Tensor, source: Tensor) -> ();
 
-        /// Returns a copy with a number in the entries at indices of a dimension.
+        /// Returns a copy with the entries of a dimension at the indices `index` set to a number.
         ///
         /// # Errors
         /// The indices have more than one dimension, are out of range, or are no integers.

@@ -26,7 +26,7 @@ operations! {
         /// not fit an integer dtype.
         masked_fill(input, mask: Tensor, value: Value) -> Tensor;
 
-        /// Limits each element to `min` and `max`; to `max` where `min` is larger.
+        /// Limits each element to the range from `min` to `max`; where `min` is larger, the result is `max`.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, `bool`.

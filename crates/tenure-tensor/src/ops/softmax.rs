@@ -17,13 +17,13 @@ static SOFTMAX_BACKWARD: Kernel<SoftmaxBackward> =
 operations! {
     static OPERATIONS;
     methods {
-        /// Computes exponentials over their sum along a dimension.
+        /// Computes the exponential of each element, divided by the sum of the exponentials along a dimension.
         ///
         /// # Errors
         /// An integer dtype, a dimension that does not exist.
         softmax(input, dim: Int) -> Tensor;
 
-        /// Computes the logarithm of [`softmax`](Self::softmax), in one step.
+        /// Computes the logarithm of [`softmax`](Self::softmax), in one kernel.
         ///
         /// # Errors
         /// The errors of [`softmax`](Self::softmax).

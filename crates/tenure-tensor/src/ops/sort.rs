@@ -13,20 +13,21 @@ static ORDER: Kernel<Order> = Kernel::new("sort", &[cpu::sort::ORDER[0], cpu::so
 operations! {
     static OPERATIONS;
     methods {
-        /// Sorts elements along a dimension from the smallest to the largest, or from the largest if `descending`. Returns
-        /// them and their indices. The sort is stable. NaN counts as the largest.
+        /// Sorts elements along a dimension in ascending order, or descending if `descending`, and returns them and
+        /// their indices. The sort is stable. NaN counts as the largest.
         ///
         /// # Errors
         /// The dimension does not exist.
         sort(input, dim: Int = -1, descending: Bool = false) -> (Tensor, Tensor);
 
-        /// Returns the indices that [`sort`](Self::sort) returns.
+        /// Returns the indices that sort the elements along a dimension, as [`sort`](Self::sort) does.
         ///
         /// # Errors
         /// The dimension does not exist.
         argsort(input, dim: Int = -1, descending: Bool = false) -> Tensor;
 
-        /// Returns the `k` largest elements along a dimension, or the smallest, in order, and their indices.
+        /// Returns the `k` largest elements along a dimension, or the smallest unless `largest`, in order, and their
+        /// indices.
         ///
         /// # Errors
         /// The dimension does not exist, or has fewer elements.

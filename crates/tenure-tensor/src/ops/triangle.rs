@@ -18,7 +18,8 @@ operations! {
         /// Fewer than two dimensions.
         tril(input, diagonal: Int = 0) -> Tensor;
 
-        /// Returns the matrices of the last two dimensions with zeros below a diagonal.
+        /// Returns the matrices of the last two dimensions with zeros below a diagonal, given as for
+        /// [`tril`](Self::tril).
         ///
         /// # Errors
         /// Fewer than two dimensions.

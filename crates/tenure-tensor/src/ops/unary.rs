@@ -126,19 +126,19 @@ impl SavedOperand {
 }
 
 functions! {
-    /// Computes the square root.
+    /// Computes the square root of each element.
     sqrt / sqrt_ = unary::SQRT, by output |grad, y| grad.div(&y.mul(2)?);
-    /// Computes one over the square root.
+    /// Computes 1 divided by the square root of each element.
     rsqrt / rsqrt_ = unary::RSQRT, by output |grad, y| grad.mul(-0.5)?.mul(&y.pow(3)?);
-    /// Computes one over each element.
+    /// Computes 1 divided by each element.
     reciprocal / reciprocal_ = unary::RECIPROCAL, by output |grad, y| grad.mul(&y.square()?)?.neg();
     /// Computes e to the power of each element.
     exp / exp_ = unary::EXP, by output |grad, y| grad.mul(y);
-    /// Computes e to the power of each element, less 1: precise near 0.
+    /// Computes e to the power of each element, minus 1, precisely also near 0.
     expm1 = unary::EXPM1, by output |grad, y| grad.mul(&y.add(1)?);
-    /// Computes the natural logarithm.
+    /// Computes the natural logarithm of each element.
     log / log_ = unary::LOG, by input |grad, x| grad.div(x);
-    /// Computes the natural logarithm of one plus each element: precise near 0.
+    /// Computes the natural logarithm of 1 plus each element, precisely also near 0.
     log1p = unary::LOG1P, by input |grad, x| grad.div(&x.add(1)?);
     /// Computes the logarithm to base 2.
     log2 = unary::LOG2, by input |grad, x| grad.div(&x.mul(LN_2)?);
@@ -164,7 +164,7 @@ functions! {
     tanh / tanh_ = unary::TANH, by output |grad, y| activation::tanh_backward(grad, y);
     /// Computes the error function.
     erf = unary::ERF, by input |grad, x| grad.mul(&bell(x)?.mul(2.0 / PI.sqrt())?);
-    /// Computes 1 less the error function: precise where that is near 1.
+    /// Computes 1 minus the error function, precisely also where that is near 1.
     erfc = unary::ERFC, by input |grad, x| grad.mul(&bell(x)?.mul(-2.0 / PI.sqrt())?);
     /// Computes the inverse of the error function, for elements from -1 to 1.
     erfinv = unary::ERFINV, by output |grad, y| grad.mul(&y.square()?.exp()?.mul(PI.sqrt() / 2.0)?);
@@ -198,13 +198,13 @@ operations! {
         /// `bool`.
         neg(input) -> Tensor;
 
-        /// Computes the absolute value.
+        /// Computes the absolute value of each element.
         ///
         /// # Errors
         /// `bool`.
         abs(input) -> Tensor;
 
-        /// Computes the square.
+        /// Computes the square of each element.
         ///
         /// # Errors
         /// `bool`.
@@ -216,7 +216,7 @@ operations! {
         /// Integers.
         frac(input) -> Tensor;
 
-        /// Computes the sign: 1, 0 or -1. Its gradient is zero.
+        /// Computes the sign of each element: 1, 0 or -1. Its gradient is zero.
         ///
         /// # Errors
         /// `bool`.
@@ -234,7 +234,7 @@ operations! {
         /// `bool`.
         ceil(input) -> Tensor;
 
-        /// Rounds to the nearest integer, and halves to the even one. Its gradient is zero.
+        /// Rounds to the nearest integer, and halves to the even integer. Its gradient is zero.
         ///
         /// # Errors
         /// `bool`.

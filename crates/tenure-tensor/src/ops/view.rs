@@ -11,20 +11,20 @@ use crate::{Result, Tensor, TensorError};
 operations! {
     static OPERATIONS;
     methods {
-        /// Returns the same elements, in the same order, in other sizes. One size may be -1: it is computed from the
-        /// others.
+        /// Returns a view of the same elements, in the same order, with other sizes. One size may be -1: it is computed
+        /// from the others.
         ///
         /// # Errors
         /// Sizes of another number of elements, or that would need a copy: see [`reshape`](Self::reshape).
         view(input, size: Ints) -> Tensor;
 
-        /// Returns the same elements in the sizes of another tensor.
+        /// Returns a view of the same elements with the sizes of another tensor.
         ///
         /// # Errors
         /// The errors of [`view`](Self::view).
         view_as(input, other: Tensor) -> Tensor;
 
-        /// Returns a [`view`](Self::view) of these sizes, or a copy if a view cannot have them.
+        /// Returns a [`view`](Self::view) with the sizes `shape`, or a copy if no view can have them.
         ///
         /// # Errors
         /// Sizes of another number of elements.
@@ -49,13 +49,13 @@ operations! {
         /// A size is neither 1 nor the same; -1 for a new dimension.
         expand(input, size: Ints) -> Tensor;
 
-        /// Repeats without a copy to the sizes of another tensor.
+        /// Repeats dimensions without a copy to the sizes of another tensor, as [`expand`](Self::expand) does.
         ///
         /// # Errors
         /// The errors of [`expand`](Self::expand).
         expand_as(input, other: Tensor) -> Tensor;
 
-        /// Exchanges two dimensions.
+        /// Returns a view with two dimensions exchanged.
         ///
         /// # Errors
         /// A dimension does not exist.
@@ -73,13 +73,14 @@ operations! {
         /// Fewer than two dimensions.
         mt(input) -> Tensor;
 
-        /// Makes dimension `dims[i]` the dimension `i` of the view.
+        /// Returns a view with the dimensions in the order `dims`. Dimension `i` of the view is dimension `dims[i]` of this
+        /// tensor.
         ///
         /// # Errors
         /// `dims` does not have every dimension once.
         permute(input, dims: Ints) -> Tensor;
 
-        /// Moves the dimensions `source` to the places `destination`; the others keep their order.
+        /// Moves the dimensions `source` to the positions `destination`; the others keep their order.
         ///
         /// # Errors
         /// A dimension does not exist, or is given twice; the numbers of dimensions and places differ.
@@ -105,7 +106,7 @@ operations! {
         #[name(squeeze)]
         squeeze_all(input) -> Tensor;
 
-        /// Adds a dimension of size 1 at place `dim`.
+        /// Adds a dimension of size 1 at the position `dim`.
         ///
         /// # Errors
         /// The place is more than one past the last dimension.
@@ -144,7 +145,8 @@ operations! {
         /// The dimensions do not exist, or are the same.
         diagonal(input, offset: Int = 0, dim1: Int = 0, dim2: Int = 1) -> Tensor;
 
-        /// Returns a view of any layout of the storage, all in elements; `storage_offset` counts from the storage's beginning.
+        /// Returns a view of the storage with any sizes, strides and offset, all in elements; `storage_offset` counts
+        /// from the storage's beginning.
         ///
         /// # Errors
         /// Elements lie outside the storage.

@@ -34,32 +34,32 @@ fn allocator(device: Device) -> Result<Arc<dyn Allocator>> {
 operations! {
     static OPERATIONS;
     methods {
-        /// Returns a tensor of the same sizes, dtype, device and memory order, whose elements are not set.
+        /// Returns an uninitialised tensor of the same sizes, dtype, device and memory order.
         ///
         /// # Errors
         /// No memory.
         empty_like(input) -> Tensor;
 
-        /// Returns a tensor like this one with one value everywhere.
+        /// Returns a tensor of the same sizes, dtype and device, filled with `fill_value`.
         ///
         /// # Errors
         /// No memory; a value that does not fit an integer dtype.
         full_like(input, fill_value: Scalar) -> Tensor;
 
-        /// Returns a tensor of zeros like this one.
+        /// Returns a tensor of zeros of the same sizes, dtype and device.
         ///
         /// # Errors
         /// No memory.
         zeros_like(input) -> Tensor;
 
-        /// Returns a tensor of ones like this one.
+        /// Returns a tensor of ones of the same sizes, dtype and device.
         ///
         /// # Errors
         /// No memory.
         ones_like(input) -> Tensor;
     }
     functions {
-        /// Returns a tensor whose elements are not set. Elements of `bool` are false.
+        /// Returns an uninitialised tensor. Elements of `bool` are false.
         ///
         /// As for all allocations, the memory's purpose and key are the thread's [`Purpose`](tenure_core::Purpose), and its
         /// allocator is the thread's [`AllocatorScope`], if there is one.
@@ -68,7 +68,7 @@ operations! {
         /// Too many elements, or no memory.
         empty(size: Sizes, dtype: DType = DType::F32, device: Device = Device::CPU) -> Tensor;
 
-        /// Returns a tensor with one value everywhere.
+        /// Returns a tensor filled with `fill_value`.
         ///
         /// # Errors
         /// Too many elements, or no memory; a value that does not fit an integer dtype.

@@ -22,7 +22,7 @@ operations! {
         /// `bool`; no memory.
         logspace(start: Float, end: Float, steps: Size, base: Float = 10.0, dtype: DType = DType::F32, device: Device = Device::CPU) -> Tensor;
 
-        /// Returns a matrix with ones on the main diagonal, and zeros elsewhere.
+        /// Returns an `n` × `m` matrix with ones on the main diagonal, and zeros elsewhere.
         ///
         /// # Errors
         /// No memory.
