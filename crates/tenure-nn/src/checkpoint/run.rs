@@ -161,7 +161,7 @@ impl Checkpoint {
         self.check_rules(optimizer)?;
         let state = optimizer.read(&Under::new(&self.weights, OPTIMIZER))?;
         model.load(&self.model())?;
-        optimizer.go_on(state);
+        optimizer.set_state(state);
         for (group, saved) in optimizer.groups_mut().iter_mut().zip(&self.groups) {
             group.set_lr(saved.lr);
         }

@@ -1,4 +1,4 @@
-//! Optimizers: rules that step parameters, learning rates, and the scaling and clipping of gradients.
+//! Optimizers: rules that update parameters, learning rate schedules, and the scaling and clipping of gradients.
 
 mod adagrad;
 mod adam;
@@ -6,7 +6,7 @@ mod clip;
 mod cpu;
 mod cuda;
 mod numbers;
-mod parked;
+mod offloaded_slots;
 mod scaler;
 mod schedule;
 mod sgd;
@@ -34,35 +34,35 @@ pub use sgd::{SGD, Sgd};
 use crate::checkpoint::Entry;
 use crate::{Parameter, Result, Source, StateError, purpose};
 use numbers::{Rate, Steps};
-use parked::Parked;
+use offloaded_slots::OffloadedSlots;
 
-/// A rule's kernel: updates parameters and their slots by the gradients. It gets at least one parameter; all are of one
-/// dtype and on one device.
+/// A rule's kernel: a function that updates parameters and their slots by the gradients. It gets at least one parameter;
+/// all have the same dtype and device.
 pub type StepKernel = fn(&Numbers, &[Stepped<'_>]) -> tenure_tensor::Result<()>;
 
-/// A parameter to be stepped. All tensors are contiguous and have its sizes and dtype.
+/// A parameter to be updated, with its gradient and slots. All tensors are contiguous, with the same sizes and dtype.
 #[derive(Clone, Copy)]
 pub struct Stepped<'a> {
     /// The parameter, which is updated.
     pub parameter: &'a Tensor,
     /// The gradient.
     pub grad: &'a Tensor,
-    /// The rule's slots for the parameter, which are updated too.
+    /// The rule's slots for the parameter, such as a momentum, which are updated too.
     pub slots: &'a [Tensor],
 }
 
-/// A rule by which an optimizer changes parameters.
+/// An update rule, such as [`Adam`] or [`Sgd`]. Its state for a parameter is in *slots*: tensors like the parameter.
 pub trait Rule: Send + Sync {
     /// Returns the rule's name.
     fn name(&self) -> &'static str;
 
-    /// Checks the rule's own numbers.
+    /// Checks the rule's hyperparameters.
     ///
     /// # Errors
     /// A number is invalid.
     fn check(&self) -> tenure_tensor::Result<()>;
 
-    /// Returns the rule's slots for each element of a parameter: their names and initial values.
+    /// Returns the names and initial values of the rule's slots.
     fn slots(&self) -> Vec<(&'static str, f64)>;
 
     /// Returns the numbers that the kernel takes for step number `step`, from 1. Their count never changes.
@@ -72,7 +72,7 @@ pub trait Rule: Send + Sync {
     fn kernel(&self) -> &'static Kernel<StepKernel>;
 }
 
-/// An optimizer: steps the parameters of a model by rules. PyTorch's `torch.optim`.
+/// An optimizer: updates the parameters of a model by rules. PyTorch's `torch.optim`.
 ///
 /// ```
 /// use tenure_nn::Parameter;
@@ -100,9 +100,10 @@ pub struct Group {
     members: Vec<GroupMember>,
 }
 
-/// The steps and slots of each parameter.
+/// The number of steps and the slots of each parameter.
 pub(crate) struct OptimizerState(Vec<(u64, Slots)>);
 
+/// A parameter of a group, with its state.
 struct GroupMember {
     parameter: Parameter,
     /// The number of steps made.
@@ -113,11 +114,12 @@ struct GroupMember {
 /// A rule's slots for a parameter.
 enum Slots {
     /// The slots in memory; empty before the first step.
-    Here(Vec<Tensor>),
-    Parked(Parked),
+    InMemory(Vec<Tensor>),
+    /// Slots that an offload engine manages.
+    Offloaded(OffloadedSlots),
 }
 
-/// The place of a parameter in an optimizer: its group, and its number there.
+/// The position of a parameter in an optimizer: the index of its group, and its index in the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ParameterPlace {
     group: usize,
@@ -130,13 +132,13 @@ impl Optimizer {
         Self { groups: Vec::new(), lr_scale: Rate::new(1.0), unscaled: None }.with_group(parameters, lr, rule)
     }
 
-    /// Adds a group. A parameter that already is in a group stays there.
+    /// Adds a group of parameters. Parameters that are in a group already stay in it.
     #[must_use]
     pub fn with_group(mut self, parameters: Vec<Parameter>, lr: f64, rule: impl Rule + 'static) -> Self {
-        let mut known: HashSet<usize> = self.parameters().map(|known| known.id()).collect();
-        let fresh = parameters.into_iter().filter(|parameter| known.insert(parameter.id()));
-        let members = fresh
-            .map(|parameter| GroupMember { parameter, steps: Steps::new(0), slots: Slots::Here(Vec::new()) })
+        let mut ids: HashSet<usize> = self.parameters().map(|parameter| parameter.id()).collect();
+        let added = parameters.into_iter().filter(|parameter| ids.insert(parameter.id()));
+        let members = added
+            .map(|parameter| GroupMember { parameter, steps: Steps::new(0), slots: Slots::InMemory(Vec::new()) })
             .collect();
         self.groups.push(Group { lr: Rate::new(lr), rule: Arc::new(rule), members });
         self
@@ -147,7 +149,7 @@ impl Optimizer {
         &self.groups
     }
 
-    /// Returns the groups to change them, such as their learning rates.
+    /// Returns the groups, to change for example their learning rates.
     pub fn groups_mut(&mut self) -> &mut [Group] {
         &mut self.groups
     }
@@ -157,7 +159,7 @@ impl Optimizer {
         self.members().map(|member| &member.parameter)
     }
 
-    /// Sets the factor of every group's learning rate, such as from a [`Schedule`].
+    /// Sets the factor by which every group's learning rate is multiplied, for example from a [`Schedule`].
     pub fn set_lr_scale(&mut self, scale: f64) {
         self.lr_scale.set(scale);
     }
@@ -167,11 +169,11 @@ impl Optimizer {
         self.lr_scale.get()
     }
 
-    /// Steps every parameter that has a gradient. In a [captured](tenure_tensor::cuda::Captured) step, each replay is a
-    /// step with the learning rates of its time.
+    /// Updates every parameter that has a gradient. In a [captured](tenure_tensor::cuda::Captured) step, each replay uses
+    /// the learning rates at the time of the replay.
     ///
     /// # Errors
-    /// A learning rate or a number of a rule is invalid: no parameter was stepped then. The rule has no kernel for a
+    /// A learning rate or a hyperparameter of a rule is invalid: then no parameter was updated. The rule has no kernel for a
     /// dtype; no memory. Neither the first step of a parameter nor a step on the CPU can be captured.
     pub fn step(&mut self) -> Result<()> {
         let scale = &self.lr_scale;
@@ -181,7 +183,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Steps one parameter, as [`step`](Self::step) does, if it has a gradient.
+    /// Updates one parameter, as [`step`](Self::step) does, if it has a gradient.
     pub(crate) fn step_at(&mut self, place: ParameterPlace) -> tenure_tensor::Result<()> {
         let group = &mut self.groups[place.group];
         let scale = &self.lr_scale;
@@ -189,15 +191,15 @@ impl Optimizer {
         autograd::no_grad(|| group.step(scale, place.member..place.member + 1))
     }
 
-    /// Returns all parameters with their places.
+    /// Returns all parameters with their positions.
     pub(crate) fn places(&self) -> impl Iterator<Item = (ParameterPlace, &Parameter)> {
         self.groups.iter().enumerate().flat_map(|(group, of)| {
             of.members.iter().enumerate().map(move |(member, of)| (ParameterPlace { group, member }, &of.parameter))
         })
     }
 
-    /// Hands slots larger than `least_bytes` over to an offload engine, in pieces of at most `piece_bytes`. Slots that
-    /// do not exist yet are made. From now on the engine moves them out of memory between steps, by its plan.
+    /// Lets an offload engine manage the slots of parameters whose slots have at least `least_bytes`, in pieces of at most
+    /// `piece_bytes`. Slots that do not exist yet are made. From now on the engine moves them out of memory between steps, by its plan.
     ///
     /// # Errors
     /// No memory.
@@ -226,27 +228,27 @@ impl Optimizer {
     /// No memory.
     pub fn prepare(&mut self) -> Result<()> {
         for Group { members, rule, .. } in &mut self.groups {
-            members.iter_mut().try_for_each(|member| member.begin(&**rule))?;
+            members.iter_mut().try_for_each(|member| member.ensure_slots(&**rule))?;
         }
         Ok(())
     }
 
-    /// Drops all gradients, and the record that a [`GradScaler`] has scaled them down.
+    /// Drops all gradients. Also forgets that a [`GradScaler`] has scaled them down.
     pub fn zero_grad(&mut self) {
         self.parameters().for_each(|parameter| drop(parameter.set_grad(None)));
         self.unscaled = None;
     }
 
-    /// Returns the optimizer's state by name: `PARAMETER.SLOT` and `PARAMETER.step`. Slots that have left memory are
+    /// Returns the optimizer's state by name: `PARAMETER.SLOT` and `PARAMETER.step`. Offloaded slots are
     /// copied.
     ///
     /// # Errors
-    /// No memory; offloaded slots cannot come back.
+    /// No memory; offloaded slots cannot be read back.
     pub fn state(&self) -> Result<Vec<(String, Tensor)>> {
         self.entries().into_iter().map(|entry| Ok((entry.name, (entry.make)()?))).collect()
     }
 
-    /// Returns the state as entries, each of which is made when it is used.
+    /// Returns the state as entries, whose tensors are made only when they are used.
     pub(crate) fn entries(&self) -> Vec<Entry<'_>> {
         let mut entries = Vec::new();
         for group in &self.groups {
@@ -274,13 +276,13 @@ impl Optimizer {
     /// optimizer is unchanged then.
     pub fn load(&mut self, source: &dyn Source) -> Result<()> {
         let state = self.read(source)?;
-        self.go_on(state);
+        self.set_state(state);
         Ok(())
     }
 
     /// Reads and checks the state that [`load`](Self::load) resumes from.
     pub(crate) fn read(&self, source: &dyn Source) -> Result<OptimizerState> {
-        let mut known = HashSet::new();
+        let mut expected = HashSet::new();
         let mut missing = Vec::new();
         for group in &self.groups {
             for name in group.members.iter().map(|member| member.parameter.name()) {
@@ -289,11 +291,11 @@ impl Optimizer {
                 if source.sizes(&step).is_some() {
                     missing.extend(slots.iter().filter(|slot| source.sizes(slot).is_none()).cloned());
                 }
-                known.insert(step);
-                known.extend(slots);
+                expected.insert(step);
+                expected.extend(slots);
             }
         }
-        let unexpected: Vec<String> = source.names().into_iter().filter(|name| !known.contains(name)).collect();
+        let unexpected: Vec<String> = source.names().into_iter().filter(|name| !expected.contains(name)).collect();
         if !missing.is_empty() || !unexpected.is_empty() {
             return Err(StateError::Names { of: "optimizer", missing, unexpected }.into());
         }
@@ -305,7 +307,8 @@ impl Optimizer {
         Ok(OptimizerState(state.into_iter().flatten().collect()))
     }
 
-    pub(crate) fn go_on(&mut self, state: OptimizerState) {
+    /// Continues from a state.
+    pub(crate) fn set_state(&mut self, state: OptimizerState) {
         let members = self.groups.iter_mut().flat_map(|group| &mut group.members);
         for (member, (step, slots)) in members.zip(state.0) {
             (member.steps, member.slots) = (Steps::new(step), slots);
@@ -333,12 +336,14 @@ impl Group {
         self.lr.set(lr);
     }
 
+    /// Checks the learning rate and the rule's hyperparameters.
     fn check(&self, scale: &Rate) -> tenure_tensor::Result<()> {
         not_negative("Optimizer::step", [("the learning rate", self.lr() * scale.get())])?;
         self.rule.check()
     }
 
-    /// Steps the members in a range that have a gradient, as many at once as a kernel takes.
+    /// Updates the members in a range that have a gradient, with one kernel call for all that have the same number of
+    /// steps, dtype and device.
     fn step(&mut self, scale: &Rate, members: Range<usize>) -> tenure_tensor::Result<()> {
         let rule = &self.rule;
         let rates = [&self.lr, scale];
@@ -346,17 +351,17 @@ impl Group {
         for member in &mut self.members[members] {
             let Some(grad) = member.parameter.grad() else { continue };
             if member.steps.get() == 0 {
-                member.begin(&**rule)?;
+                member.ensure_slots(&**rule)?;
             }
             ready.push(ReadyMember::new(member, &grad)?);
         }
         while let Some(kind) = ready.first().map(ReadyMember::kind) {
             let (batch, rest): (Vec<_>, Vec<_>) = ready.into_iter().partition(|ready| ready.kind() == kind);
             ready = rest;
-            let (here, parked): (Vec<_>, Vec<_>) = batch.iter().partition(|ready| ready.parked().is_none());
+            let (here, offloaded): (Vec<_>, Vec<_>) = batch.iter().partition(|ready| ready.offloaded().is_none());
             if autograd::is_recomputing() {
-                // In a rehearsal, parked pieces come and go, and no value changes.
-                parked.into_iter().try_for_each(|ready| ready.step_parked(None))?;
+                // In a rehearsal, offloaded pieces are moved in and out, and no value changes.
+                offloaded.into_iter().try_for_each(|ready| ready.step_offloaded(None))?;
                 continue;
             }
             let (steps, dtype, device) = kind;
@@ -370,14 +375,14 @@ impl Group {
             if !here.is_empty() {
                 kernel(&numbers, &here.into_iter().map(ReadyMember::stepped).collect::<Vec<_>>())?;
             }
-            parked.into_iter().try_for_each(|ready| ready.step_parked(Some((kernel, &numbers))))?;
+            offloaded.into_iter().try_for_each(|ready| ready.step_offloaded(Some((kernel, &numbers))))?;
             batch.into_iter().try_for_each(ReadyMember::finish)?;
         }
         Ok(())
     }
 }
 
-/// A member that is ready to be stepped, with contiguous tensors.
+/// A group member to be updated, with contiguous tensors.
 struct ReadyMember<'a> {
     member: &'a mut GroupMember,
     /// The order of the dimensions in the parameter's memory. The tensors here have this order.
@@ -385,7 +390,7 @@ struct ReadyMember<'a> {
     grad: Tensor,
     /// The parameter: a view of its memory if that is dense, else a copy.
     parameter: Tensor,
-    /// The slots in the same way; empty if they are parked.
+    /// The slots, likewise views or copies; empty if they are offloaded.
     slots: Vec<Tensor>,
 }
 
@@ -399,7 +404,7 @@ impl<'a> ReadyMember<'a> {
         };
         let grad = dense(grad)?;
         let parameter = dense(&member.parameter)?;
-        let slots = member.slots.here().iter().map(dense).collect::<tenure_tensor::Result<_>>()?;
+        let slots = member.slots.in_memory().iter().map(dense).collect::<tenure_tensor::Result<_>>()?;
         Ok(Self { member, dims, grad, parameter, slots })
     }
 
@@ -408,25 +413,25 @@ impl<'a> ReadyMember<'a> {
         (self.member.steps.get(), self.parameter.dtype(), self.parameter.device())
     }
 
-    fn parked(&self) -> Option<&Parked> {
+    fn offloaded(&self) -> Option<&OffloadedSlots> {
         match &self.member.slots {
-            Slots::Here(_) => None,
-            Slots::Parked(parked) => Some(parked),
+            Slots::InMemory(_) => None,
+            Slots::Offloaded(offloaded) => Some(offloaded),
         }
     }
 
-    fn step_parked(&self, kernel: Option<(StepKernel, &Numbers)>) -> tenure_tensor::Result<()> {
-        self.parked().map_or(Ok(()), |parked| parked.step(kernel, &self.parameter, &self.grad))
+    fn step_offloaded(&self, kernel: Option<(StepKernel, &Numbers)>) -> tenure_tensor::Result<()> {
+        self.offloaded().map_or(Ok(()), |offloaded| offloaded.step(kernel, &self.parameter, &self.grad))
     }
 
     fn stepped(&self) -> Stepped<'_> {
         Stepped { parameter: &self.parameter, grad: &self.grad, slots: &self.slots }
     }
 
-    /// Records the step, and copies results back where copies were stepped.
+    /// Counts the step, and copies results back to tensors of which copies were updated.
     fn finish(self) -> tenure_tensor::Result<()> {
         let Self { member, dims, parameter, slots, .. } = self;
-        let kept = member.slots.here();
+        let kept = member.slots.in_memory();
         for (to, dense) in iter::once(&*member.parameter).chain(kept).zip(iter::once(&parameter).chain(&slots)) {
             if !dense.storage().is_alias_of(to.storage()) {
                 to.permute(&dims)?.copy_(dense)?;
@@ -443,15 +448,15 @@ impl<'a> ReadyMember<'a> {
 }
 
 impl GroupMember {
-    /// Makes the rule's slots, unless they exist.
-    fn begin(&mut self, rule: &dyn Rule) -> tenure_tensor::Result<()> {
+    /// Makes the rule's slots if they do not exist yet.
+    fn ensure_slots(&mut self, rule: &dyn Rule) -> tenure_tensor::Result<()> {
         if is_capturing() && !rule.slots().is_empty() {
             let name = self.parameter.name();
             let reason = format!("the first step of {name} makes what {} keeps for it: make one before", rule.name());
             return Err(TensorError::argument("Optimizer::step", reason));
         }
-        if matches!(&self.slots, Slots::Here(slots) if slots.is_empty()) {
-            self.slots = Slots::Here(self.make_slots(rule)?);
+        if matches!(&self.slots, Slots::InMemory(slots) if slots.is_empty()) {
+            self.slots = Slots::InMemory(self.make_slots(rule)?);
         }
         Ok(())
     }
@@ -461,7 +466,7 @@ impl GroupMember {
         self.parameter.numel() * self.parameter.dtype().size()
     }
 
-    /// Hands the slots over to an engine: see [`Optimizer::spill`].
+    /// Lets an engine manage the slots: see [`Optimizer::spill`].
     fn spill(
         &mut self,
         rule: &dyn Rule,
@@ -471,46 +476,50 @@ impl GroupMember {
     ) -> tenure_tensor::Result<()> {
         let is_dense = self.parameter.permute(&dims_in_memory(&self.parameter))?.is_contiguous();
         let slots = rule.slots().len();
-        if let Slots::Here(here) = &self.slots
+        if let Slots::InMemory(here) = &self.slots
             && slots > 0
             && is_dense
             && slots * self.bytes() >= least_bytes
         {
-            self.slots = Slots::Parked(self.park(rule, here, engine, piece_bytes)?);
+            self.slots = Slots::Offloaded(self.offload_slots(rule, here, engine, piece_bytes)?);
         }
         Ok(())
     }
 
-    /// Makes parked slots in pieces, with these values, or with the rule's initial ones.
-    fn park(
+    /// Makes offloaded slots with these values, or, without values, with the rule's initial ones.
+    fn offload_slots(
         &self,
         rule: &dyn Rule,
         values: &[Tensor],
         engine: &Engine,
         piece_bytes: usize,
-    ) -> tenure_tensor::Result<Parked> {
+    ) -> tenure_tensor::Result<OffloadedSlots> {
         let slots = rule.slots();
         let dims = dims_in_memory(&self.parameter);
         let values = values.iter().map(|slot| slot.permute(&dims)?.contiguous()?.reshape(&[-1]));
         let values: Vec<Tensor> = values.collect::<tenure_tensor::Result<_>>()?;
         let dtype = self.parameter.dtype();
         let device = self.parameter.device();
-        Parked::new(engine, &self.parameter, slots.len(), piece_bytes, |slot, elements| match values.get(slot) {
-            Some(values) => values.narrow(0, elements.start, elements.len()),
-            None => Tensor::full(&[elements.len()], slots[slot].1, dtype, device),
+        OffloadedSlots::new(engine, &self.parameter, slots.len(), piece_bytes, |slot, elements| {
+            match values.get(slot) {
+                Some(values) => values.narrow(0, elements.start, elements.len()),
+                None => Tensor::full(&[elements.len()], slots[slot].1, dtype, device),
+            }
         })
     }
 
+    /// Returns a slot; a copy, if it is offloaded.
     fn slot(&self, slot: usize) -> tenure_tensor::Result<Tensor> {
-        let parked = match &self.slots {
-            Slots::Here(slots) => return Ok(slots[slot].clone()),
-            Slots::Parked(parked) => parked,
+        let offloaded = match &self.slots {
+            Slots::InMemory(slots) => return Ok(slots[slot].clone()),
+            Slots::Offloaded(offloaded) => offloaded,
         };
         let whole = self.parameter.empty_like()?;
-        whole.permute(&dims_in_memory(&whole))?.reshape(&[-1])?.copy_(&parked.whole(slot)?)?;
+        whole.permute(&dims_in_memory(&whole))?.reshape(&[-1])?.copy_(&offloaded.whole(slot)?)?;
         Ok(whole)
     }
 
+    /// Allocates the rule's slots with their initial values.
     fn make_slots(&self, rule: &dyn Rule) -> tenure_tensor::Result<Vec<Tensor>> {
         rule.slots()
             .into_iter()
@@ -547,20 +556,24 @@ impl GroupMember {
         Ok((steps, self.slots_like(rule, slots)?))
     }
 
-    /// Makes slots with these values, or without values yet, in memory or parked as the current ones are.
+    /// Makes slots with these values, in memory or offloaded as the current ones are. Without values, the slots have
+    /// their initial values or are made at the first step.
     fn slots_like(&self, rule: &dyn Rule, values: Vec<Tensor>) -> tenure_tensor::Result<Slots> {
         Ok(match &self.slots {
-            Slots::Here(_) => Slots::Here(values),
-            Slots::Parked(parked) => Slots::Parked(self.park(rule, &values, parked.engine(), parked.piece_bytes())?),
+            Slots::InMemory(_) => Slots::InMemory(values),
+            Slots::Offloaded(offloaded) => {
+                Slots::Offloaded(self.offload_slots(rule, &values, offloaded.engine(), offloaded.piece_bytes())?)
+            }
         })
     }
 }
 
 impl Slots {
-    fn here(&self) -> &[Tensor] {
+    /// Returns the slots that are in memory.
+    fn in_memory(&self) -> &[Tensor] {
         match self {
-            Self::Here(slots) => slots,
-            Self::Parked(_) => &[],
+            Self::InMemory(slots) => slots,
+            Self::Offloaded(_) => &[],
         }
     }
 }
@@ -575,7 +588,7 @@ fn dims_in_memory(tensor: &Tensor) -> Vec<isize> {
     dims
 }
 
-/// Refuses named numbers that are negative or not finite.
+/// Returns an error if one of the named numbers is negative or not finite.
 fn not_negative<const N: usize>(op: &'static str, numbers: [(&str, f64); N]) -> tenure_tensor::Result<()> {
     match numbers.into_iter().find(|(_, value)| !value.is_finite() || *value < 0.0) {
         None => Ok(()),

@@ -19,25 +19,27 @@ pub(super) struct CapturedStep<B> {
     pub(super) memory: StepMemory,
 }
 
-/// The properties in which a batch must match that of a captured step.
+/// The sizes, dtype and device of each tensor of a batch. A captured step can be replayed for batches of its kind.
 pub(super) type BatchKind = Vec<(Vec<usize>, DType, Device)>;
 
+/// Returns the kind of a batch.
 pub(super) fn kind(batch: &mut impl Tensors) -> Result<BatchKind> {
     let kind = |tensor: &Tensor| (tensor.sizes().to_vec(), tensor.dtype(), tensor.device());
     Ok(tensors(batch)?.iter().map(kind).collect())
 }
 
 impl<B: Tensors> CapturedStep<B> {
-    /// Copies another batch of the same kind to where replays read it.
-    pub(super) fn bring(&mut self, batch: &mut B) -> Result<()> {
+    /// Copies another batch of the same kind into the tensors that replays read.
+    pub(super) fn set_batch(&mut self, batch: &mut B) -> Result<()> {
         let own = tensors(&mut self.batch)?;
         let given = tensors(batch)?;
         no_grad(|| own.iter().zip(&given).try_for_each(|(own, given)| own.copy_(given)))
     }
 }
 
-/// Releases the cached memory of steps that were not captured. The captured step has memory of its own.
-pub(super) fn give_back(device: Device) -> Result<()> {
+/// Releases the allocator's cached memory, which steps that were not captured used. The captured step has its own memory
+/// pool.
+pub(super) fn release_cached_memory(device: Device) -> Result<()> {
     let Some(memory) = memory::installed(device.index().into()) else { return Ok(()) };
     Ok(memory.allocator().release_cached().map_err(MemoryError::from)?)
 }

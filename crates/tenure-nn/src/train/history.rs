@@ -1,4 +1,4 @@
-//! The steps of a run in its checkpoint. Each figure is a series of numbers, because runs are long.
+//! The history of a run's steps as a checkpoint stores it: one series of numbers for each figure, which is compact.
 
 use std::array;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ pub(super) fn to_series(history: &[Step]) -> BTreeMap<String, Vec<f64>> {
     names.map(|(figure, name)| (name, rows.iter().map(|row| row[figure]).collect())).collect()
 }
 
-/// Restores the steps, or returns the reason why it cannot.
+/// Converts series back to steps, or returns the reason why they do not fit together.
 pub(super) fn from_series(series: &BTreeMap<String, Vec<f64>>) -> Result<Vec<Step>, String> {
     let of = |name: &String| series.get(name).ok_or_else(|| format!("it does not tell {name} of the steps"));
     let columns = names().iter().map(of).collect::<Result<Vec<_>, _>>()?;

@@ -1,5 +1,5 @@
-//! Steps of parameters during backward, where memory is short. Each gradient is used as soon as it is complete, and
-//! then freed. If all gradients must be known first, as for clipping, they leave memory and come back.
+//! Updates of parameters during backward, to save memory. Each gradient is used as soon as it is complete, and then
+//! freed. Clipping needs all gradients first: for it they are offloaded until the end of backward.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::offload::{self, stream};
 use crate::optim::{self, Clip, Optimizer, ParameterPlace, Sgd};
 use crate::{Parameter, Result, purpose};
 
-/// Runs backward from a loss, and steps the parameters. Their gradients are freed.
+/// Runs backward from a loss and updates the parameters. Each gradient is freed after its use.
 pub(super) fn step(optimizer: &mut Optimizer, engine: &Engine, clip_norm: Option<f64>, loss: &Tensor) -> Result<()> {
     let Some(max_norm) = clip_norm else {
         let _lent = LentOptimizer::new(optimizer, |optimizer, place, parameter| {
@@ -24,37 +24,37 @@ pub(super) fn step(optimizer: &mut Optimizer, engine: &Engine, clip_norm: Option
         })?;
         return Ok(purpose::backward(loss)?);
     };
-    let gone = Arc::new(Mutex::new(BTreeMap::new()));
-    let into = Arc::clone(&gone);
-    let to = engine.clone();
+    let offloaded = Arc::new(Mutex::new(BTreeMap::new()));
+    let collected = Arc::clone(&offloaded);
+    let engine_of_hooks = engine.clone();
     let lent = LentOptimizer::new(optimizer, move |_, place, parameter| {
-        let grad = SpilledGradient::take(&to, parameter)?;
-        into.lock().extend(grad.map(|grad| (place, grad)));
+        let grad = SpilledGradient::take(&engine_of_hooks, parameter)?;
+        collected.lock().extend(grad.map(|grad| (place, grad)));
         Ok(())
     })?;
     purpose::backward(loss)?;
     drop(lent);
-    let gone = std::mem::take(&mut *gone.lock());
-    step_clipped(optimizer, engine, max_norm, gone)
+    let offloaded = std::mem::take(&mut *offloaded.lock());
+    step_clipped(optimizer, engine, max_norm, offloaded)
 }
 
-/// Steps all parameters with gradients that are clipped to a common norm.
+/// Updates all parameters after backward, with gradients clipped to the common norm `max_norm`.
 fn step_clipped(
     optimizer: &mut Optimizer,
     engine: &Engine,
     max_norm: f64,
-    mut gone: BTreeMap<ParameterPlace, SpilledGradient>,
+    mut gradients: BTreeMap<ParameterPlace, SpilledGradient>,
 ) -> Result<()> {
-    let mut squares: Vec<_> = gone.values().map(|gone| (gone.kind, gone.squares.clone())).collect();
-    // The sums are added in the same order as where all gradients are in memory.
+    let mut squares: Vec<_> = gradients.values().map(|grad| (grad.kind, grad.squares.clone())).collect();
+    // The sums are added in the same order as without offloading.
     squares.sort_by_key(|(kind, _)| *kind);
     let squares: Vec<Tensor> = squares.into_iter().map(|(_, squares)| squares).collect();
     let clip = Clip::new(&no_grad(|| optim::total_of(&squares))?, max_norm)?;
     let places: Vec<_> = optimizer.places().map(|(place, parameter)| (place, parameter.clone())).collect();
     // Backward computed the first parameters' gradients last, so these are still in memory.
     for (place, parameter) in places {
-        let Some(grad) = gone.remove(&place) else { continue };
-        grad.give_back(engine, &parameter)?;
+        let Some(grad) = gradients.remove(&place) else { continue };
+        grad.restore(engine, &parameter)?;
         clip.scale([&parameter])?;
         optimizer.step_at(place)?;
         parameter.set_grad(None)?;
@@ -64,6 +64,7 @@ fn step_clipped(
 
 /// A parameter's gradient after backward.
 struct SpilledGradient {
+    /// The sum of the gradient's squares.
     squares: Tensor,
     kind: optim::LaunchKind,
     /// The offloaded gradient; `None` if the parameter still has it.
@@ -86,7 +87,7 @@ impl SpilledGradient {
             .save(grad.storage(), grad.version(), dtype, stream(device).as_ref(), None, || {
                 format!("the gradient of {}", parameter.name())
             })
-            .map_err(told)?;
+            .map_err(tensor_error)?;
         let saved = saved.map(|saved| (saved, layout, dtype, device));
         if saved.is_some() {
             parameter.set_grad(None)?;
@@ -94,9 +95,10 @@ impl SpilledGradient {
         Ok(Some(Self { squares, kind, saved }))
     }
 
-    fn give_back(self, engine: &Engine, parameter: &Parameter) -> tenure_tensor::Result<()> {
+    /// Makes this the parameter's gradient again, if it was offloaded.
+    fn restore(self, engine: &Engine, parameter: &Parameter) -> tenure_tensor::Result<()> {
         let Some((saved, layout, dtype, device)) = self.saved else { return Ok(()) };
-        let storage = engine.need(&saved, stream(device).as_ref()).map_err(told)?;
+        let storage = engine.need(&saved, stream(device).as_ref()).map_err(tensor_error)?;
         parameter.set_grad(Some(Tensor::from_storage(storage, layout, dtype)?))?;
         Ok(())
     }
@@ -111,7 +113,7 @@ struct LentOptimizer<'a> {
 }
 
 impl<'a> LentOptimizer<'a> {
-    /// Lends the optimizer, and calls `then` when the gradient of a parameter is complete.
+    /// Lends the optimizer. Calls `then` with it during backward, whenever the gradient of a parameter is complete.
     fn new(
         owner: &'a mut Optimizer,
         then: impl Fn(&mut Optimizer, ParameterPlace, &Parameter) -> tenure_tensor::Result<()> + Send + Sync + 'static,
@@ -141,6 +143,6 @@ impl Drop for LentOptimizer<'_> {
     }
 }
 
-fn told(error: OffloadError) -> TensorError {
+fn tensor_error(error: OffloadError) -> TensorError {
     offload::told("a gradient", error)
 }

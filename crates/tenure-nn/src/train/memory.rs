@@ -20,14 +20,15 @@ pub struct StepMemory {
     /// The peak in bytes. On the CPU it is the sum of the peaks of the host's memory and of each memory tier, which may
     /// be more than the peak of the sum.
     pub peak_bytes: u64,
-    /// The bytes by tag, at the fullest of three moments: after the forward pass, the backward pass, and the update.
+    /// The bytes by tag, at one of three moments: after the forward pass, after the backward pass or after the update,
+    /// whichever has the largest total.
     pub tags: TagBytes,
-    /// The peak in bytes of each tag, at moments of their own.
+    /// The peak in bytes of each tag. Tags may have their peaks at different moments.
     pub tag_peaks: TagBytes,
 }
 
 impl TagBytes {
-    /// Returns the bytes at this moment.
+    /// Returns the bytes that tensors on `device` hold now.
     pub fn now(device: Device) -> Self {
         StepMemory::of(device).tags
     }
@@ -43,7 +44,7 @@ impl TagBytes {
     }
 }
 
-/// A sample of the memory that tensors held at a moment.
+/// A sample of the memory that tensors held at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// The time since the recorder began, in µs.
@@ -67,9 +68,9 @@ impl Recorder {
         let is_over = Arc::new(AtomicBool::new(false));
         let until = Arc::clone(&is_over);
         let began = Instant::now();
-        let look = move || Moment { at_us: began.elapsed().as_micros() as u64, tags: TagBytes::now(device) };
+        let sample = move || Moment { at_us: began.elapsed().as_micros() as u64, tags: TagBytes::now(device) };
         // The first sample is taken here, since the thread may begin late.
-        let mut recording = vec![look()];
+        let mut recording = vec![sample()];
         Self {
             is_over,
             thread: thread::spawn(move || {
@@ -78,7 +79,7 @@ impl Recorder {
                     if until.load(Ordering::Relaxed) {
                         return recording;
                     }
-                    recording.push(look());
+                    recording.push(sample());
                 }
             }),
         }
@@ -92,14 +93,16 @@ impl Recorder {
     }
 }
 
-/// A meter of the memory in a step. The allocator and the tiers are the whole process's, so memory that other threads
-/// hold meanwhile counts too.
+/// A meter of the memory in a step. It reads the whole process's statistics, so memory that other threads hold during the
+/// step counts too.
 pub(super) struct Meter {
     device: Device,
-    fullest: TagBytes,
+    /// The sample with the largest total.
+    largest: TagBytes,
 }
 
 impl Meter {
+    /// Begins a step: resets the peaks.
     pub(super) fn begin(device: Device) -> Self {
         match (HostMemory::installed(), memory::installed(device.index().into())) {
             (Some(memory), _) if device.is_cpu() => {
@@ -109,23 +112,25 @@ impl Meter {
             (_, Some(memory)) if !device.is_cpu() => memory.allocator().reset_peak_statistics(),
             _ => {}
         }
-        Self { device, fullest: TagBytes::default() }
+        Self { device, largest: TagBytes::default() }
     }
 
-    pub(super) fn look(&mut self) {
+    /// Takes a sample.
+    pub(super) fn sample(&mut self) {
         let now = TagBytes::now(self.device);
-        if now.total() > self.fullest.total() {
-            self.fullest = now;
+        if now.total() > self.largest.total() {
+            self.largest = now;
         }
     }
 
+    /// Returns the memory of the step.
     pub(super) fn finish(self) -> StepMemory {
-        StepMemory { tags: self.fullest, ..StepMemory::of(self.device) }
+        StepMemory { tags: self.largest, ..StepMemory::of(self.device) }
     }
 }
 
 impl StepMemory {
-    /// Raises the peak to `peak_bytes`, which was held at once at a time that the allocator's peak no longer covers.
+    /// Raises the peak to at least `peak_bytes`, a peak earlier in the step that the allocator's statistics no longer cover.
     pub(super) fn with_peak(self, peak_bytes: Option<u64>) -> Self {
         Self { peak_bytes: self.peak_bytes.max(peak_bytes.unwrap_or(0)), ..self }
     }

@@ -1,12 +1,12 @@
 //! Training runs: steps, their costs, and checkpoints from which to resume.
 
 mod budget;
+mod budget_setup;
 mod captured;
 mod history;
 mod in_backward;
 mod memory;
 mod parallel;
-mod settle;
 mod task;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ use tenure_tensor::autograd::{no_grad, rehearse};
 use tenure_tensor::cuda::Captured;
 use tenure_tensor::{Device, Tensor, TensorError, random};
 
-use budget::Saving;
+use budget::Offload;
 use captured::{BatchKind, CapturedStep};
 use memory::Meter;
 pub use memory::{Moment, Recorder, Recording, StepMemory, TagBytes};
@@ -76,24 +76,24 @@ pub struct Trainer<T: Task, D: Dataset> {
     history: Vec<Step>,
     /// The trainer's rank among several devices; `None` on one device.
     rank: Option<Rank>,
-    /// The kind of the last batch that a step was made of, or of the captured batches: a first step has prepared
-    /// everything for this kind.
-    warm: BatchKind,
+    /// The kind of the captured step's batches, or, before a capture, of the last step's. A plain step of this kind has
+    /// run, so all that is prepared at first use is ready.
+    prepared_kind: BatchKind,
     captured: Option<CapturedStep<T::Batch>>,
-    /// The engine that keeps steps within a memory budget.
-    saving: Option<Saving>,
-    /// Whether a step failed after some parameters were stepped.
-    is_torn: bool,
+    /// The connection to the engine that keeps steps within a memory budget; `None` without a budget.
+    offload: Option<Offload>,
+    /// Whether a step failed after it had updated some of the parameters.
+    is_partly_updated: bool,
 }
 
-/// The options of a [`Trainer`]: the length of its run, and the settings.
+/// The options of a [`Trainer`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainerOptions {
-    /// The number of all steps.
+    /// The total number of steps of the run, including those before an interruption.
     pub steps: u64,
     /// The schedule of the learning rates.
     pub schedule: Schedule,
-    /// The largest norm of all gradients together, to which they are clipped.
+    /// The norm of all gradients together to which they are clipped if it is larger; `None` clips nothing.
     pub clip_norm: Option<f64>,
     /// Whether steps on a CUDA device are [captured](tenure_tensor::cuda::Captured) and replayed, after a first plain
     /// one. This holds for all batches with the captured sizes. The host's work in a step happens once, except for
@@ -142,17 +142,17 @@ pub struct Step {
     pub offload: Option<StepReport>,
 }
 
-/// A run's notes in a checkpoint, beside its progress and history.
+/// The data of a run in a checkpoint in addition to its progress and history.
 #[derive(Serialize, Deserialize)]
 struct RunNotes {
     identity: BTreeMap<String, String>,
 }
 
-/// The reason why a run does not continue.
+/// An error of a training run.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// The loss is not finite, so the parameters are useless from now on.
+    /// The loss is infinite or NaN, so training cannot continue from these parameters.
     #[error("the loss became {loss} in step {step}: a smaller learning rate, or a longer warm-up, may help")]
     Diverged {
         /// The step's number, from 1.
@@ -180,8 +180,8 @@ pub enum TrainError {
         /// The largest budget that was tried.
         tried_bytes: u64,
     },
-    /// A step failed after some parameters were stepped. This happens only with a budget for which the optimizer's
-    /// state leaves memory.
+    /// A step failed after it had updated some of the parameters. This happens only with a budget for which the
+    /// optimizer's state is offloaded.
     #[error(
         "a step of the run failed when some of the parameters were stepped, and it cannot go on from here: go on from a \
          checkpoint"
@@ -195,7 +195,7 @@ pub enum TrainError {
         /// The error's message.
         message: String,
     },
-    /// Work on a thread of its own panicked.
+    /// A worker thread panicked.
     #[error("it panicked: {0}")]
     Panicked(String),
     /// The devices of a run no longer work together, since one failed.
@@ -236,16 +236,17 @@ where
             batch: 0,
             batches: None,
             history: Vec::new(),
-            warm: BatchKind::new(),
+            prepared_kind: BatchKind::new(),
             captured: None,
             rank: None,
-            saving: None,
-            is_torn: false,
+            offload: None,
+            is_partly_updated: false,
         }
     }
 
-    /// Keeps steps within an engine's budget, which is set at once or after a [rehearsal](Self::rehearse). For programs
-    /// that do the work of [`within`](Self::within) by themselves.
+    /// Lets `engine` offload the tensors that steps save for backward, to keep within its budget. The caller sets the
+    /// budget now, or after a [rehearsal](Self::rehearse). This is for programs that do the work of
+    /// [`within`](Self::within) themselves.
     ///
     /// # Errors
     /// Steps are to be captured or made on several devices; the engine is not for the model's device.
@@ -259,11 +260,11 @@ where
                 TensorError::argument(OP, format!("the model is on {device}, and the budget is of {given}")).into()
             );
         }
-        self.saving = Some(Saving::new(engine, self.task.model()));
+        self.offload = Some(Offload::new(engine, self.task.model()));
         Ok(self)
     }
 
-    /// Refuses settings that do not work with a budget.
+    /// Returns an error if the run's settings do not work with a budget.
     fn check_budget(&self, op: &'static str) -> Result<()> {
         if self.options.is_captured || self.rank.is_some() {
             return Err(
@@ -273,12 +274,13 @@ where
         Ok(())
     }
 
-    /// Returns the engine that keeps the run within a budget.
+    /// Returns the engine that keeps the run within a budget, if there is one.
     pub fn engine(&self) -> Option<&Engine> {
-        self.saving.as_ref().map(Saving::engine)
+        self.offload.as_ref().map(Offload::engine)
     }
 
-    /// Rehearses the step of the next batch: the engine measures it, and neither parameters nor progress change. With
+    /// Runs the step of the next batch without its effects: the engine measures it, and neither parameters nor progress
+    /// change. With
     /// [`Pass::Plain`] it measures the memory of a step without a budget; otherwise it checks that [the
     /// engine's](Self::with_engine) budget can be kept. Later steps use the measurements.
     ///
@@ -286,71 +288,72 @@ where
     /// The errors of [`step`](Self::step); there is no [engine](Self::with_engine); no plan keeps to the budget.
     pub fn rehearse(&mut self, pass: Pass) -> Result<StepReport> {
         if pass == Pass::Plain {
-            return self.pass(pass);
+            return self.measure(pass);
         }
-        // First without spilling the optimizer's state, which is the last resort since it comes and goes in each step.
-        if let Some(saving) = &self.saving
-            && !saving.spills_state()
-            && saving.engine().budget_bytes().is_none_or(|budget| self.stays_bytes() <= budget)
+        // First without spilling the optimizer's state, which is the last resort since it is moved in and out in each step.
+        if let Some(offload) = &self.offload
+            && !offload.spills_state()
+            && offload.engine().budget_bytes().is_none_or(|budget| self.resident_bytes() <= budget)
         {
-            match self.pass(pass) {
+            match self.measure(pass) {
                 Err(error) if budget::is_too_small(&error) => {}
                 rehearsed => return rehearsed,
             }
         }
         self.spill_state()?;
-        self.pass(pass)
+        self.measure(pass)
     }
 
-    /// Lets the optimizer's state leave memory too, from now on. Returns whether this is new.
+    /// Offloads the optimizer's state too, from now on. Returns `false` if it is offloaded already.
     fn spill_state(&mut self) -> Result<bool> {
-        let stays_bytes = self.stays_bytes();
-        match &mut self.saving {
-            Some(saving) if !saving.spills_state() => {
-                saving.spill_state(&mut self.optimizer, stays_bytes)?;
+        let resident_bytes = self.resident_bytes();
+        match &mut self.offload {
+            Some(offload) if !offload.spills_state() => {
+                offload.spill_state(&mut self.optimizer, resident_bytes)?;
                 Ok(true)
             }
             _ => Ok(false),
         }
     }
 
-    /// Returns the bytes in memory at the end of backward if nothing of them may leave: parameters, gradients, and the
-    /// optimizer's state.
-    fn stays_bytes(&self) -> u64 {
+    /// Returns the bytes of parameters, gradients and the optimizer's state, which are all in memory at the end of
+    /// backward if none are offloaded.
+    fn resident_bytes(&self) -> u64 {
         let parameters = self.optimizer.parameters().map(|parameter| parameter.numel() * parameter.dtype().size());
         let bytes = 2 * parameters.sum::<usize>() + self.optimizer.state_bytes();
         bytes as u64
     }
 
-    /// Measures the step of the next batch.
-    fn pass(&mut self, pass: Pass) -> Result<StepReport> {
-        // The first pass compiles kernels and touches memory, so its times are useless.
+    /// Measures the step of the next batch, in two rehearsals.
+    fn measure(&mut self, pass: Pass) -> Result<StepReport> {
+        // The first rehearsal also compiles kernels and first touches memory, so its times are discarded.
         self.forget_measured();
         self.rehearse_once(pass)?;
         self.forget_measured();
         self.rehearse_once(pass)
     }
 
+    /// Discards the engine's measurements.
     fn forget_measured(&self) {
         self.engine().into_iter().for_each(Engine::forget);
     }
 
-    /// Makes one pass over the next batch without lasting effects. It measures, or follows the plan of earlier
+    /// Runs the step of the next batch once, without its effects. The engine measures it, or follows its plan from earlier
     /// measurements.
     fn rehearse_once(&mut self, pass: Pass) -> Result<StepReport> {
         let mut batch = self.next_part()?.whole()?;
         self.optimizer.prepare()?;
-        let Some(saving) = &self.saving else {
+        let Some(offload) = &self.offload else {
             return Err(TensorError::argument("Trainer::rehearse", "there is no budget: call within() before").into());
         };
         let task = &self.task;
         let optimizer = &mut self.optimizer;
         let clip_norm = self.options.clip_norm;
-        let rehearsed = saving.step(&mut batch, pass, |batch| {
+        let rehearsed = offload.step(&mut batch, pass, |batch| {
             rehearse(|| {
                 let loss = purpose::forward(|| task.loss(batch))?;
-                if saving.spills_state() {
-                    return in_backward::step(optimizer, saving.engine(), clip_norm, &loss);
+                if offload.spills_state() {
+                    return in_backward::step(optimizer, offload.engine(), clip_norm, &loss);
                 }
                 purpose::backward(&loss)?;
                 // In a rehearsal, the update takes memory and changes no parameter.
@@ -373,7 +376,7 @@ where
         &self.optimizer
     }
 
-    /// Returns the optimizer to change it, such as its learning rate.
+    /// Returns the optimizer, to change for example its learning rate.
     pub fn optimizer_mut(&mut self) -> &mut Optimizer {
         &mut self.optimizer
     }
@@ -393,7 +396,8 @@ where
         self.batch == self.loader.batches() as u64
     }
 
-    /// Makes a step. Returns `None` after the last step.
+    /// Trains on the next batch: runs the forward and backward passes and updates the parameters. Returns `None` after the
+    /// last step.
     ///
     /// # Errors
     /// [`TrainError::NoBatch`], [`TrainError::Diverged`]; the data cannot be read; no memory. The next call begins with
@@ -403,7 +407,7 @@ where
         if self.step >= self.options.steps {
             return Ok(None);
         }
-        if self.is_torn {
+        if self.is_partly_updated {
             return Err(TrainError::Torn.into());
         }
         let made = match &self.rank {
@@ -412,13 +416,13 @@ where
         };
         if made.is_err() {
             self.batches = None;
-            self.forget_capture();
+            self.drop_capture();
             self.optimizer.zero_grad();
         }
         made.map(Some)
     }
 
-    /// Counts the right predictions for `loader`'s batches, with the model in evaluation mode. `go_on` gets the number
+    /// Counts the correct predictions for `loader`'s batches, with the model in evaluation mode. `go_on` gets the number
     /// of finished batches; if it returns `false`, the result is `None`.
     ///
     /// # Errors
@@ -465,25 +469,31 @@ where
         let wrong = |reason: String| CheckpointError::format(path, reason);
         let notes = RunNotes::deserialize(&progress.notes);
         let notes = notes.map_err(|error| wrong(format!("not of a trainer: {error}")))?;
-        same_run(&notes.identity, &self.options)?;
+        check_same_run(&notes.identity, &self.options)?;
         let history = history::from_series(&progress.series).map_err(wrong)?;
-        let (epoch, batch) = self.place(progress, &notes, history.len() as u64).map_err(wrong)?;
+        let (epoch, batch) = self.resume_position(progress, &notes, history.len() as u64).map_err(wrong)?;
         checkpoint.load(self.task.model(), &mut self.optimizer)?;
         if let Some(state) = progress.random(GENERATOR) {
             random::default_generator().set_state(state);
         }
         (self.step, self.epoch, self.batch) = (progress.step, epoch, batch);
-        (self.history, self.batches, self.is_torn) = (history, None, false);
-        self.forget_capture();
+        (self.history, self.batches, self.is_partly_updated) = (history, None, false);
+        self.drop_capture();
         self.resume_others(path)
     }
 
-    /// Returns the epoch, and the batch in it, at which a run resumes, or the contradiction in a checkpoint's progress.
-    fn place(&self, progress: &Progress, notes: &RunNotes, told: u64) -> Result<(u64, u64), String> {
+    /// Returns the epoch, and the batch in it, at which a run resumes, or a description of the contradiction in a
+    /// checkpoint's progress.
+    fn resume_position(
+        &self,
+        progress: &Progress,
+        notes: &RunNotes,
+        steps_in_history: u64,
+    ) -> Result<(u64, u64), String> {
         let Progress { step, epoch, batch, .. } = *progress;
         let batches = self.loader.batches() as u64;
-        if step != told {
-            return Err(format!("it is of step {step}, and tells of {told} steps"));
+        if step != steps_in_history {
+            return Err(format!("it is of step {step}, and tells of {steps_in_history} steps"));
         }
         if batches > 0 && notes.identity != self.options.identity {
             return Ok((step / batches, step % batches));
@@ -503,13 +513,14 @@ where
         self.optimizer.parameters().next().map_or(Device::CPU, |parameter| parameter.device())
     }
 
+    /// Makes the step of the next batch on this device, and records it in the history.
     fn make_step(&mut self) -> Result<Step> {
         let began = Instant::now();
         let meter = Meter::begin(self.device());
         let part = self.next_part();
         let (loss, memory, examples, offload) = match &self.rank {
             Some(rank) => {
-                let part = rank.agree(part)?;
+                let part = rank.begin_pass(part)?;
                 let (loss, memory) = self.learn_part(&part, meter)?;
                 (loss, memory, part.of, None)
             }
@@ -537,7 +548,7 @@ where
         Ok(step)
     }
 
-    /// Returns the next batch, from the next epoch if this one has no more.
+    /// Returns this device's part of the next batch, from the next epoch if this one has no more.
     fn next_part(&mut self) -> Result<Part<T::Batch>> {
         if self.loader.batches() == 0 {
             return Err(TrainError::NoBatch { examples: self.loader.dataset().len() }.into());
@@ -555,29 +566,29 @@ where
     /// budget.
     fn learn(&mut self, mut batch: T::Batch, mut meter: Meter) -> Result<(f32, StepMemory, Option<StepReport>)> {
         self.optimizer.set_lr_scale(self.options.schedule.scale(self.step));
-        if let Some(saving) = self.saving.take() {
-            let spills_state = saving.spills_state().then(|| saving.engine());
-            let made = saving.step(&mut batch, Pass::Budgeted, |batch| {
-                let (loss, known) = self.work(batch, &mut meter, spills_state)?;
-                known.map_or_else(|| self.value(&loss), Ok)
+        if let Some(offload) = self.offload.take() {
+            let spills_state = offload.spills_state().then(|| offload.engine());
+            let made = offload.step(&mut batch, Pass::Budgeted, |batch| {
+                let (loss, early_value) = self.work(batch, &mut meter, spills_state)?;
+                early_value.map_or_else(|| self.value(&loss), Ok)
             });
-            self.saving = Some(saving);
+            self.offload = Some(offload);
             let (loss, report) = made?;
             return Ok((loss, meter.finish().with_peak(report.peak_bytes), Some(report)));
         }
-        if !self.options.is_captured || !self.is_warm(&mut batch)? {
-            let (loss, known) = self.work(&batch, &mut meter, None)?;
-            let value = known.map_or_else(|| self.value(&loss), Ok)?;
+        if !self.options.is_captured || !self.can_capture(&mut batch)? {
+            let (loss, early_value) = self.work(&batch, &mut meter, None)?;
+            let value = early_value.map_or_else(|| self.value(&loss), Ok)?;
             let memory = meter.finish();
             if self.captured.is_some() {
                 // The step is made, so an error is ignored: the memory is released after the next step.
-                let _ = captured::give_back(self.device());
+                let _ = captured::release_cached_memory(self.device());
             }
             return Ok((value, memory, None));
         }
         let step = match self.captured.take() {
             Some(mut step) => {
-                step.bring(&mut batch)?;
+                step.set_batch(&mut batch)?;
                 step
             }
             None => {
@@ -592,28 +603,28 @@ where
         Ok((self.value(&loss)?, memory, None))
     }
 
-    /// Returns whether the step of a batch is captured or can be captured: a plain step of its kind must have prepared
-    /// everything that first uses prepare.
-    fn is_warm(&mut self, batch: &mut T::Batch) -> Result<bool> {
+    /// Returns whether the step of a batch can be captured or replayed: a plain step for a batch of its kind must have run
+    /// before, since things that are prepared at first use cannot be captured.
+    fn can_capture(&mut self, batch: &mut T::Batch) -> Result<bool> {
         if self.device().is_cpu() {
             let reason = "steps are captured on a CUDA device, and the model is on the CPU";
             return Err(TensorError::argument("Trainer::step", reason).into());
         }
         let kind = captured::kind(batch)?;
-        let is_warm = self.warm == kind;
+        let is_prepared = self.prepared_kind == kind;
         if self.captured.is_none() {
-            self.warm = kind;
+            self.prepared_kind = kind;
         }
-        Ok(is_warm)
+        Ok(is_prepared)
     }
 
-    /// Drops the capture, so that the next step is a plain one.
-    fn forget_capture(&mut self) {
-        (self.warm, self.captured) = (BatchKind::new(), None);
+    /// Drops the captured step, so that the next step is a plain one.
+    fn drop_capture(&mut self) {
+        (self.prepared_kind, self.captured) = (BatchKind::new(), None);
     }
 
-    /// Runs the forward pass, the backward pass, and the parameters' step, after backward or during it. Returns the
-    /// loss, and its value if that is known early.
+    /// Runs the forward pass, the backward pass, and the update of parameters: during backward if `spills_state` has an
+    /// engine, else after it. Returns the loss, and its value if the loss is on the CPU.
     fn work(
         &mut self,
         batch: &T::Batch,
@@ -621,22 +632,22 @@ where
         spills_state: Option<&Engine>,
     ) -> Result<(Tensor, Option<f32>)> {
         let loss = purpose::forward(|| self.task.loss(batch))?;
-        meter.look();
-        // A device's loss is read after all work is on its stream: the only wait of a step.
-        let known = if loss.device().is_cpu() { Some(self.value(&loss)?) } else { None };
+        meter.sample();
+        // The loss of another device is read after all work was submitted to its stream: the only wait of a step.
+        let early_value = if loss.device().is_cpu() { Some(self.value(&loss)?) } else { None };
         if let Some(engine) = spills_state {
-            self.is_torn = true;
+            self.is_partly_updated = true;
             in_backward::step(&mut self.optimizer, engine, self.options.clip_norm, &loss)?;
-            self.is_torn = false;
+            self.is_partly_updated = false;
         } else {
             purpose::backward(&loss)?;
-            meter.look();
+            meter.sample();
             update(&mut self.optimizer, self.options.clip_norm)?;
         }
         let loss = loss.detach();
-        meter.look();
+        meter.sample();
         self.optimizer.zero_grad();
-        Ok((loss, known))
+        Ok((loss, early_value))
     }
 
     /// Returns a loss as a number, which must be finite.
@@ -645,6 +656,7 @@ where
         if loss.is_finite() { Ok(loss) } else { Err(TrainError::Diverged { step: self.step + 1, loss }.into()) }
     }
 
+    /// Does the work of [`evaluate`](Self::evaluate), in the model's present mode.
     fn score<E: Dataset + 'static>(
         &self,
         loader: &DataLoader<E>,
@@ -664,7 +676,7 @@ where
     }
 }
 
-/// Clips the gradients if there is a norm, and steps the parameters.
+/// Clips the gradients if there is a norm, and updates the parameters.
 fn update(optimizer: &mut Optimizer, clip_norm: Option<f64>) -> Result<()> {
     if let Some(norm) = clip_norm {
         clip_grad_norm(optimizer.parameters().collect::<Vec<_>>(), norm)?;
@@ -672,8 +684,8 @@ fn update(optimizer: &mut Optimizer, clip_norm: Option<f64>) -> Result<()> {
     optimizer.step()
 }
 
-/// Fails if a saved run and a planned one differ in a property that may not differ.
-fn same_run(saved: &BTreeMap<String, String>, options: &TrainerOptions) -> Result<(), TrainError> {
+/// Returns an error if a saved run and this one differ in a property that may not differ.
+fn check_same_run(saved: &BTreeMap<String, String>, options: &TrainerOptions) -> Result<(), TrainError> {
     let given = &options.identity;
     let other = given
         .keys()

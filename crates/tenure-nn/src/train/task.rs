@@ -20,38 +20,38 @@ pub trait Task {
     /// Returns the model that is trained.
     fn model(&self) -> &dyn Module;
 
-    /// Returns the model to change its mode.
+    /// Returns the model, so that the trainer can set its training or evaluation mode.
     fn model_mut(&mut self) -> &mut dyn Module;
 
-    /// Computes the loss to be minimised: one number, with its graph.
+    /// Computes the loss to be minimised: a tensor of one element, from which backward can run.
     ///
     /// # Errors
     /// The sizes do not fit together; no memory.
     fn loss(&self, batch: &Self::Batch) -> Result<Tensor>;
 
-    /// Counts the right predictions.
+    /// Counts the correct predictions for a batch.
     ///
     /// # Errors
     /// The errors of [`loss`](Self::loss).
     fn score(&self, batch: &Self::Batch) -> Result<Score>;
 }
 
-/// The numbers of right and of all predictions.
+/// The number of correct predictions, and the number of all predictions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Score {
-    /// The number of right predictions.
+    /// The number of correct predictions.
     pub right: u64,
     /// The number of all predictions.
     pub all: u64,
 }
 
 impl Score {
-    /// Returns the share of right predictions; `None` if there are no predictions.
+    /// Returns the fraction of correct predictions, from 0 to 1; `None` if there are no predictions.
     pub fn accuracy(self) -> Option<f64> {
         (self.all > 0).then(|| self.right as f64 / self.all as f64)
     }
 
-    /// Counts predictions from scores `[..., classes]` and the right classes `[...]`.
+    /// Compares the classes of the highest scores `[..., classes]` with the target classes `[...]`.
     ///
     /// # Errors
     /// The sizes do not fit together.
@@ -69,9 +69,10 @@ impl Add for Score {
     }
 }
 
-/// Classification of each input, or of each place in it, by cross entropy: of images, or of the next token in texts.
+/// Classification with the cross-entropy loss: of each input, such as an image, or of each position in it, such as the
+/// next token in a text.
 ///
-/// A batch is inputs, and classes of sizes `[batch, ...]`. The model computes scores `[batch, ..., classes]`.
+/// A batch has inputs, and target classes of sizes `[batch, ...]`. The model computes scores `[batch, ..., classes]`.
 pub struct Classification<M>(pub M);
 
 impl<M: Layer> Task for Classification<M> {

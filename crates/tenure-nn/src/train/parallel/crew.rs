@@ -1,4 +1,4 @@
-//! The threads of all devices except the first.
+//! The worker threads of a run on several devices: one for each device except the first.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -39,6 +39,7 @@ pub(super) enum CrewCommand {
 /// The result of a command, with the step if it made one.
 type CommandResult = Result<Option<Step>>;
 
+/// The worker threads of a run, as the first device's thread sees them.
 pub(super) struct Crew {
     members: Vec<CrewMember>,
     lockstep: Arc<Lockstep<RankMessage>>,
@@ -46,10 +47,11 @@ pub(super) struct Crew {
     pub(super) peaks: Vec<(Device, u64)>,
 }
 
+/// One worker thread.
 struct CrewMember {
     device: Device,
-    orders: Sender<CrewCommand>,
-    answers: Receiver<CommandResult>,
+    commands: Sender<CrewCommand>,
+    results: Receiver<CommandResult>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -68,8 +70,8 @@ impl Crew {
         let mut crew = Self { members: Vec::new(), lockstep: Arc::clone(lockstep), peaks: vec![(first.device(), 0)] };
         for collective in collectives {
             let device = collective.device();
-            let (orders, taken) = channel();
-            let (answer, answers) = channel();
+            let (commands, received) = channel();
+            let (result_sender, results) = channel();
             let replica = Arc::clone(&replica);
             let lockstep = Arc::clone(lockstep);
             let loader = first.loader.share(collective.rank(), collective.size(), device);
@@ -87,22 +89,22 @@ impl Crew {
                 });
                 let mut trainer = match made {
                     Ok(trainer) => trainer,
-                    Err(error) => return drop(answer.send(Err(error))),
+                    Err(error) => return drop(result_sender.send(Err(error))),
                 };
-                if answer.send(Ok(None)).is_err() {
+                if result_sender.send(Ok(None)).is_err() {
                     return;
                 }
-                for order in taken {
-                    let obeyed = caught(|| {
-                        let CrewCommand::Step { random, lower, .. } = &order else { return trainer.obey(order) };
+                for command in received {
+                    let result = caught(|| {
+                        let CrewCommand::Step { random, lower, .. } = &command else { return trainer.execute(command) };
                         generator.set_state(generator_state(rank, *random));
                         let _autocast = Autocast::enter(*lower);
-                        trainer.obey(order)
+                        trainer.execute(command)
                     });
-                    if let (Err(crate::Error::Train(TrainError::Panicked(_))), Some(rank)) = (&obeyed, &trainer.rank) {
+                    if let (Err(crate::Error::Train(TrainError::Panicked(_))), Some(rank)) = (&result, &trainer.rank) {
                         rank.fail();
                     }
-                    if answer.send(obeyed).is_err() {
+                    if result_sender.send(result).is_err() {
                         return;
                     }
                 }
@@ -111,24 +113,24 @@ impl Crew {
             let thread = std::thread::Builder::new().name(name).spawn(work);
             let thread =
                 thread.map_err(|error| TensorError::argument(OP, format!("no thread for {device}: {error}")))?;
-            crew.members.push(CrewMember { device, orders, answers, thread: Some(thread) });
+            crew.members.push(CrewMember { device, commands, results, thread: Some(thread) });
             crew.peaks.push((device, 0));
         }
-        crew.hear()?;
+        crew.wait_for_results()?;
         Ok(crew)
     }
 
     /// Sends a command to all threads.
-    pub(super) fn tell(&self, order: impl Fn() -> CrewCommand) -> Result<()> {
-        let told = self.members.iter().map(|member| member.orders.send(order()));
+    pub(super) fn send(&self, command: impl Fn() -> CrewCommand) -> Result<()> {
+        let sent = self.members.iter().map(|member| member.commands.send(command()));
         // A thread that has ended has reported its error already.
-        if told.filter(std::result::Result::is_err).count() > 0 { Err(TrainError::Apart.into()) } else { Ok(()) }
+        if sent.filter(std::result::Result::is_err).count() > 0 { Err(TrainError::Apart.into()) } else { Ok(()) }
     }
 
     /// Waits until all threads have done the command. Of several errors, it returns the first that is not the
     /// consequence of another, if there is one.
-    pub(super) fn hear(&self) -> Result<Vec<Option<Step>>> {
-        let answers: Vec<CommandResult> = self.members.iter().map(CrewMember::hear).collect();
+    pub(super) fn wait_for_results(&self) -> Result<Vec<Option<Step>>> {
+        let answers: Vec<CommandResult> = self.members.iter().map(CrewMember::wait_for_result).collect();
         let mut steps = Vec::new();
         let mut first = None;
         for (member, answer) in self.members.iter().zip(answers) {
@@ -146,8 +148,8 @@ impl Crew {
         first.map_or(Ok(steps), |(_, error)| Err(error))
     }
 
-    /// Records the peak memory of a step.
-    pub(super) fn note(&mut self, own: &Step, others: &[Option<Step>]) {
+    /// Updates the peak memory of each device after a step.
+    pub(super) fn record_peaks(&mut self, own: &Step, others: &[Option<Step>]) {
         let steps = std::iter::once(Some(own)).chain(others.iter().map(Option::as_ref));
         for ((_, peak), step) in self.peaks.iter_mut().zip(steps) {
             *peak = (*peak).max(step.map_or(0, |step| step.memory.peak_bytes));
@@ -156,8 +158,9 @@ impl Crew {
 }
 
 impl CrewMember {
-    fn hear(&self) -> CommandResult {
-        self.answers.recv().unwrap_or_else(|_| Err(TrainError::Apart.into()))
+    /// Waits for the result of the last command.
+    fn wait_for_result(&self) -> CommandResult {
+        self.results.recv().unwrap_or_else(|_| Err(TrainError::Apart.into()))
     }
 }
 
@@ -165,8 +168,8 @@ impl Drop for Crew {
     fn drop(&mut self) {
         self.lockstep.end();
         for mut member in self.members.drain(..) {
-            drop(member.orders);
-            // The thread does not panic: its panics become answers.
+            drop(member.commands);
+            // The thread does not panic: its panics become results.
             drop(member.thread.take().map(JoinHandle::join));
         }
     }
@@ -177,8 +180,8 @@ where
     D::Item: Collate<Batch = T::Batch>,
 {
     /// Executes a command on a device other than the first.
-    fn obey(&mut self, order: CrewCommand) -> CommandResult {
-        match order {
+    fn execute(&mut self, command: CrewCommand) -> CommandResult {
+        match command {
             CrewCommand::Begin => {
                 let Some(rank) = &self.rank else { return Err(TrainError::Apart.into()) };
                 rank.begin(self.task.model()).map(|()| None)

@@ -27,7 +27,7 @@ use crate::{Module, Result, purpose};
 
 const OP: &str = "Trainer::on_devices";
 
-/// A device's role in a run on several devices.
+/// One device's part of a run on several devices.
 pub(super) struct Rank {
     collective: Arc<Collective>,
     reducer: Reducer,
@@ -40,11 +40,11 @@ pub(super) struct Rank {
 
 /// A message that devices exchange.
 enum RankMessage {
-    /// The number of examples that the device has of the batch; `None` if it could not read them.
+    /// The number of the batch's examples that the device has; `None` if it could not read them.
     Batch(Option<usize>),
     /// The parameters that got a gradient, in order.
     Gradients(Vec<usize>),
-    /// The device has begun to send all gradients.
+    /// The device has submitted the averaging of all its gradients.
     Sent,
 }
 
@@ -111,9 +111,9 @@ where
         let mut rank = Rank::new(first, self.task.model(), Arc::clone(&lockstep))?;
         let crew = Crew::new(&self, collectives, &lockstep, replica)?;
         self.loader = self.loader.share(0, devices.len(), here);
-        crew.tell(|| CrewCommand::Begin)?;
+        crew.send(|| CrewCommand::Begin)?;
         let begun = rank.begin(self.task.model());
-        let others = crew.hear();
+        let others = crew.wait_for_results();
         rank.crew = Some(crew);
         self.rank = Some(rank);
         begun.and(others.map(drop))?;
@@ -131,7 +131,7 @@ where
         self.rank.as_ref()?.crew.as_ref()
     }
 
-    /// Makes this trainer that of a device other than the first.
+    /// Makes this the trainer of a device other than the first.
     fn of_rank(mut self, collective: Collective, lockstep: Arc<Lockstep<RankMessage>>) -> Result<Self> {
         self.rank = Some(Rank::new(collective, self.task.model(), lockstep)?);
         Ok(self)
@@ -143,27 +143,27 @@ where
         let random = default_generator().state();
         let lower = autocast::dtype();
         let Some(crew) = self.crew() else { return self.make_step() };
-        crew.tell(|| CrewCommand::Step { random, lower, lrs: lrs.clone() })?;
+        crew.send(|| CrewCommand::Step { random, lower, lrs: lrs.clone() })?;
         let own = catch_unwind(AssertUnwindSafe(|| self.make_step()));
         let own = own.unwrap_or_else(|panic| {
             self.rank.iter().for_each(Rank::fail);
             resume_unwind(panic)
         });
         let Some(crew) = self.rank.as_mut().and_then(|rank| rank.crew.as_mut()) else { return own };
-        let others = crew.hear();
+        let others = crew.wait_for_results();
         let step = match own {
             // The error of another device is the cause.
             Err(error) if is_consequence(&error) => return Err(others.err().unwrap_or(error)),
             own => own?,
         };
-        crew.note(&step, &others?);
+        crew.record_peaks(&step, &others?);
         Ok(step)
     }
 
     /// Makes the other devices resume from the same checkpoint.
     pub(super) fn resume_others(&self, path: &std::path::Path) -> Result<()> {
         let Some(crew) = self.crew() else { return Ok(()) };
-        let resumed = crew.tell(|| CrewCommand::Resume(path.to_owned())).and_then(|()| crew.hear());
+        let resumed = crew.send(|| CrewCommand::Resume(path.to_owned())).and_then(|()| crew.wait_for_results());
         if resumed.is_err() {
             // Some devices are at the checkpoint, and others are not.
             self.rank.iter().for_each(Rank::fail);
@@ -190,16 +190,16 @@ where
         let loss = match &part.batch {
             Some(batch) => {
                 let loss = purpose::forward(|| self.task.loss(batch))?;
-                meter.look();
+                meter.sample();
                 purpose::backward_by(&loss, weight)?;
                 Some(loss.detach().to_dtype(DType::F64)?.mul(weight)?)
             }
             None => None,
         };
         let loss = rank.finish(loss)?;
-        meter.look();
+        meter.sample();
         update(&mut self.optimizer, self.options.clip_norm)?;
-        meter.look();
+        meter.sample();
         self.optimizer.zero_grad();
         Ok((self.value(&loss)?, meter.finish()))
     }
@@ -217,7 +217,7 @@ impl Rank {
         self.crew.is_some()
     }
 
-    /// Takes over the first device's parameters and buffers. Waits until the copies are done and the devices have set
+    /// Replaces the parameters and buffers by those of the first device. Waits until the copies are done and the devices have set
     /// up their connections.
     fn begin(&self, model: &dyn Module) -> Result<()> {
         self.is_exchanging.store(true, Ordering::Relaxed);
@@ -242,9 +242,10 @@ impl Rank {
         Ok(())
     }
 
-    /// Returns the part of the batch if all devices have theirs, and begins a pass.
-    pub(super) fn agree<B>(&self, part: Result<Part<B>>) -> Result<Part<B>> {
-        let messages = self.meet(RankMessage::Batch(part.as_ref().ok().map(|part| part.examples)));
+    /// Begins a pass once all devices have their parts of the batch, and returns this device's. If one could not be read,
+    /// all devices return an error.
+    pub(super) fn begin_pass<B>(&self, part: Result<Part<B>>) -> Result<Part<B>> {
+        let messages = self.exchange(RankMessage::Batch(part.as_ref().ok().map(|part| part.examples)));
         let part = part?;
         let messages = messages?;
         if !messages.iter().all(|message| matches!(message, RankMessage::Batch(Some(_)))) {
@@ -259,7 +260,7 @@ impl Rank {
 
     /// Ends a backward pass. Afterwards the thread's stream has the averaged gradients and the loss over all devices.
     fn finish(&self, loss: Option<Tensor>) -> Result<Tensor> {
-        let messages = self.meet(RankMessage::Gradients(self.reducer.arrived()))?;
+        let messages = self.exchange(RankMessage::Gradients(self.reducer.arrived()))?;
         let arrived = messages.iter().map(|message| match message {
             RankMessage::Gradients(arrived) => arrived.clone(),
             RankMessage::Batch(_) | RankMessage::Sent => Vec::new(),
@@ -269,16 +270,17 @@ impl Rank {
         self.collective.all_reduce(std::slice::from_ref(&loss), ReduceOp::Average)?;
         self.collective.join()?;
         // A device steps only when all devices have sent their gradients.
-        self.meet(RankMessage::Sent)?;
+        self.exchange(RankMessage::Sent)?;
         self.is_exchanging.store(false, Ordering::Relaxed);
         Ok(loss)
     }
 
-    fn meet(&self, message: RankMessage) -> Result<Arc<Vec<RankMessage>>> {
+    /// Sends this device's message to all devices, and waits for theirs.
+    fn exchange(&self, message: RankMessage) -> Result<Arc<Vec<RankMessage>>> {
         self.lockstep.meet(self.collective.rank(), message).ok_or_else(|| TrainError::Apart.into())
     }
 
-    /// Ensures that no other thread or device waits for this device.
+    /// Ends this device's part in the run after an error: makes the waits of other threads and devices for it return.
     fn fail(&self) {
         self.lockstep.end();
         self.reducer.give_up();
@@ -297,7 +299,7 @@ impl Drop for Rank {
     }
 }
 
-/// Returns whether an error is only the consequence of one on another device.
+/// Returns whether an error is only the consequence of an error on another device.
 fn is_consequence(error: &crate::Error) -> bool {
     use crate::Error::{Tensor, Train};
     match error {
@@ -307,7 +309,7 @@ fn is_consequence(error: &crate::Error) -> bool {
     }
 }
 
-/// Returns the generator's state of a rank for the first device's state. It differs from rank to rank.
+/// Returns the state of a rank's random generator for a state of the first device's. It differs from rank to rank.
 fn generator_state(rank: usize, first: GeneratorState) -> GeneratorState {
     let mut state = first;
     state.seed ^= (rank as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -1,4 +1,4 @@
-//! Optimizer slots in pieces that leave memory between their uses.
+//! Optimizer slots that an offload engine moves out of memory between their uses, in pieces.
 
 use std::ops::Range;
 
@@ -10,24 +10,25 @@ use super::{Numbers, StepKernel, Stepped};
 use crate::offload::{self, stream};
 use crate::{Parameter, purpose};
 
-/// The slots of a parameter, managed by an offload engine.
-pub(super) struct Parked {
+/// The slots of one parameter, managed by an offload engine.
+pub(super) struct OffloadedSlots {
     engine: Engine,
     dtype: DType,
     device: Device,
     /// The number of slots for each element.
     slots: usize,
+    /// The largest size of a piece in bytes.
     piece_bytes: usize,
     pieces: Vec<SlotRange>,
 }
 
-/// A range of elements of all slots, slot after slot, in the order of the parameter's memory.
+/// A piece: a range of elements of all slots, slot after slot, in the order of the parameter's memory.
 struct SlotRange {
     elements: Range<usize>,
     resident: Resident,
 }
 
-impl Parked {
+impl OffloadedSlots {
     /// Makes pieces of at most `piece_bytes`. `fill(slot, elements)` returns a slot's values.
     pub(super) fn new(
         engine: &Engine,
@@ -39,7 +40,7 @@ impl Parked {
         let dtype = parameter.dtype();
         let device = parameter.device();
         let step = (piece_bytes / (slots * dtype.size())).max(1);
-        let mut parked = Self { engine: engine.clone(), dtype, device, slots, piece_bytes, pieces: Vec::new() };
+        let mut offloaded = Self { engine: engine.clone(), dtype, device, slots, piece_bytes, pieces: Vec::new() };
         for start in (0..parameter.numel()).step_by(step) {
             let elements = start..parameter.numel().min(start + step);
             let _purpose = purpose::enter(Tag::OptimizerState, parameter.name(), "state");
@@ -50,10 +51,10 @@ impl Parked {
             let name = format!("{}'s optimizer state", parameter.name());
             let storage = piece.storage().clone();
             drop(piece);
-            let resident = engine.keep(storage, dtype, stream(device).as_ref(), name).map_err(told)?;
-            parked.pieces.push(SlotRange { elements, resident });
+            let resident = engine.keep(storage, dtype, stream(device).as_ref(), name).map_err(tensor_error)?;
+            offloaded.pieces.push(SlotRange { elements, resident });
         }
-        Ok(parked)
+        Ok(offloaded)
     }
 
     pub(super) fn engine(&self) -> &Engine {
@@ -65,13 +66,13 @@ impl Parked {
         self.piece_bytes
     }
 
-    /// Steps a parameter piece by piece. Without a kernel, its pieces only come and go.
+    /// Updates a parameter piece by piece. Without a kernel, the pieces are only moved in and out.
     pub(super) fn step(&self, kernel: Option<(StepKernel, &Numbers)>, parameter: &Tensor, grad: &Tensor) -> Result<()> {
         let parameter = parameter.reshape(&[-1])?;
         let grad = grad.reshape(&[-1])?;
         let stream = stream(self.device);
         for SlotRange { elements, resident } in &self.pieces {
-            let storage = self.engine.lend(resident, stream.as_ref()).map_err(told)?;
+            let storage = self.engine.lend(resident, stream.as_ref()).map_err(tensor_error)?;
             let stepped = kernel.map_or(Ok(()), |(kernel, numbers)| {
                 let part = |tensor: &Tensor| tensor.narrow(0, elements.start, elements.len());
                 let parameter = part(&parameter)?;
@@ -79,31 +80,32 @@ impl Parked {
                 let slots = self.views(&storage, elements.len())?;
                 kernel(numbers, &[Stepped { parameter: &parameter, grad: &grad, slots: &slots }])
             });
-            self.engine.give_back(resident, storage, stream.as_ref()).map_err(told)?;
+            self.engine.give_back(resident, storage, stream.as_ref()).map_err(tensor_error)?;
             stepped?;
         }
         Ok(())
     }
 
-    /// Copies a slot's elements together, in the order of the parameter's memory.
+    /// Copies all elements of a slot into one tensor, in the order of the parameter's memory.
     pub(super) fn whole(&self, slot: usize) -> Result<Tensor> {
         let count = self.pieces.last().map_or(0, |last| last.elements.end);
         let whole = Tensor::empty(&[count], self.dtype, self.device)?;
         for SlotRange { elements, resident } in &self.pieces {
-            let storage = self.engine.look_at(resident, stream(self.device).as_ref()).map_err(told)?;
+            let storage = self.engine.look_at(resident, stream(self.device).as_ref()).map_err(tensor_error)?;
             let to = whole.narrow(0, elements.start, elements.len())?;
             to.copy_(&self.views(&storage, elements.len())?[slot])?;
         }
         Ok(whole)
     }
 
-    /// Returns each slot's part of a piece.
+    /// Returns a view of each slot in a piece.
     fn views(&self, storage: &Storage, elements: usize) -> Result<Vec<Tensor>> {
         let piece = Tensor::from_storage(storage.clone(), Layout::contiguous(&[self.slots, elements])?, self.dtype)?;
         (0..self.slots).map(|slot| piece.select(0, slot as isize)).collect()
     }
 }
 
-fn told(error: OffloadError) -> TensorError {
+/// Converts an offload error into an error of tensors.
+fn tensor_error(error: OffloadError) -> TensorError {
     offload::told("an optimizer's state", error)
 }
