@@ -1,4 +1,4 @@
-//! Weights and whole training runs in safetensors files.
+//! Model weights, and checkpoints of training runs, in safetensors files.
 
 mod run;
 mod weights;
@@ -16,11 +16,11 @@ pub use weights::{FilePlace, Under, Weights, save};
 #[cfg(target_endian = "big")]
 compile_error!("safetensors are little-endian, and are read as they are");
 
-/// The reason why a file was not read or written.
+/// An error of reading or writing a file of weights or a checkpoint.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The operating system refused the access.
+    /// The operating system returned an error.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file.
@@ -38,7 +38,7 @@ pub enum CheckpointError {
     },
 }
 
-/// [`atomic_files::write_atomically`], with an error that names the file.
+/// Writes a file atomically, as [`atomic_files::write_atomically`] does, with an error that names the file.
 ///
 /// # Errors
 /// The errors of that function.
@@ -49,7 +49,7 @@ pub fn write_atomically(
     atomic_files::write_atomically(path, write).map_err(CheckpointError::io(path))
 }
 
-/// [`atomic_files::check_writable`], with an error that names the file.
+/// Checks that a file can be written, as [`atomic_files::check_writable`] does, with an error that names the file.
 ///
 /// # Errors
 /// The errors of that function.
@@ -58,11 +58,13 @@ pub fn check_writable(path: &Path) -> Result<(), CheckpointError> {
 }
 
 impl CheckpointError {
+    /// Returns a function that adds the path to a system's error.
     pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { path: path.clone(), source }
     }
 
+    /// Makes the error of invalid contents.
     pub(crate) fn format(path: &Path, reason: impl ToString) -> Self {
         Self::Format { path: path.to_owned(), reason: reason.to_string() }
     }

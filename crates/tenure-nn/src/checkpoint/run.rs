@@ -1,4 +1,4 @@
-//! Checkpoints: everything that a training run needs to continue as if it had not been interrupted.
+//! Checkpoints of training runs: all that a run needs to continue as if it had not been interrupted.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -41,7 +41,7 @@ pub struct Checkpoint {
     progress: Progress,
 }
 
-/// The JSON header that the file holds beside its tensors.
+/// The JSON metadata in the file's header.
 #[derive(Serialize, Deserialize)]
 struct Header<P> {
     format: u32,
@@ -70,15 +70,15 @@ pub struct Progress {
     pub step: u64,
     /// The epoch that the run is in.
     pub epoch: u64,
-    /// The number of the next batch in the epoch.
+    /// The index of the next batch in the epoch.
     pub batch: u64,
     /// The schedule of the learning rates.
     pub schedule: Option<Schedule>,
-    /// The state of the loss's scale.
+    /// The state of the [`GradScaler`](crate::optim::GradScaler).
     pub scaler: Option<ScalerState>,
     /// The states of the random generators: seed and offset, by name.
     pub random: BTreeMap<String, (u64, u64)>,
-    /// Values that the program wants back when it resumes.
+    /// Other values of the program, as JSON.
     pub notes: serde_json::Value,
     /// Number series of the program, such as all losses, by name. Each is a tensor `series.NAME` of the file.
     #[serde(skip)]
@@ -107,7 +107,7 @@ impl Checkpoint {
         let groups = groups.map(|group| GroupNotes { rule: group.rule_name().to_owned(), lr: group.lr() }).collect();
         let header = Header { format: FORMAT, groups, progress };
         let header = serde_json::to_string(&header).map_err(|error| CheckpointError::format(path, error))?;
-        check(&header).map_err(|reason| CheckpointError::format(path, reason))?;
+        check_readable(&header).map_err(|reason| CheckpointError::format(path, reason))?;
         let series = progress
             .series
             .iter()
@@ -126,10 +126,10 @@ impl Checkpoint {
     /// [`CheckpointError`]: the file cannot be read, is not a checkpoint, or has another version's format.
     pub fn open(path: &Path) -> Result<Self> {
         let weights = Weights::open(path)?;
-        let said = weights.metadata(KEY).ok_or_else(|| {
+        let metadata = weights.metadata(KEY).ok_or_else(|| {
             CheckpointError::format(path, "weights, but no checkpoint: nothing says how far a run was")
         })?;
-        let HeaderFormat { format } = parse(path, said)?;
+        let HeaderFormat { format } = parse(path, metadata)?;
         if format != FORMAT {
             let reason = format!(
                 "a checkpoint of format {format}, where this version of Tenure reads format {FORMAT}: go on with the \
@@ -137,7 +137,7 @@ impl Checkpoint {
             );
             return Err(CheckpointError::format(path, reason).into());
         }
-        let Header::<Progress> { groups, mut progress, .. } = parse(path, said)?;
+        let Header::<Progress> { groups, mut progress, .. } = parse(path, metadata)?;
         let series = Under::new(&weights, SERIES);
         for name in series.names() {
             let numbers = series.tensor(&name)?.to_vec::<f64>();
@@ -152,8 +152,8 @@ impl Checkpoint {
         &self.progress
     }
 
-    /// Restores the states of the model and the optimizer, with the saved learning rates. Both must have been built as
-    /// for the run.
+    /// Restores the states of the model and the optimizer, and the saved learning rates. The caller must have built both
+    /// as for the run.
     ///
     /// # Errors
     /// [`StateError`]: the checkpoint is of another model or another rule. Neither is changed then.
@@ -168,7 +168,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Returns the model's tensors alone, for [`Module::load`].
+    /// Returns only the model's tensors, for [`Module::load`].
     pub fn model(&self) -> Under<'_> {
         Under::new(&self.weights, MODEL)
     }
@@ -187,13 +187,14 @@ impl Checkpoint {
 
 /// Checks that the header can be read again: JSON writes a non-finite number as `null`, which does not parse as a
 /// number.
-fn check(header: &str) -> Result<(), String> {
+fn check_readable(header: &str) -> Result<(), String> {
     let read = serde_json::from_str::<Header<Progress>>(header);
     read.map(drop).map_err(|error| {
         format!("not written: a learning rate, or a number of the schedule or the scaler, is not finite: {error}")
     })
 }
 
+/// Parses JSON, with an error that names the file.
 fn parse<'a, T: Deserialize<'a>>(path: &Path, text: &'a str) -> Result<T> {
     serde_json::from_str(text).map_err(|error| CheckpointError::format(path, error).into())
 }

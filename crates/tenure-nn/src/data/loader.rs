@@ -1,4 +1,4 @@
-//! The data loader: batches that threads read ahead.
+//! The data loader: worker threads read batches ahead of their use.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -18,15 +18,15 @@ use crate::panics::caught;
 pub struct LoaderOptions {
     /// The number of examples in a batch.
     pub batch_size: usize,
-    /// The seed of the order, which differs in each epoch. `None` keeps the data set's order.
+    /// The seed for shuffling the examples, in another order in each epoch. `None` keeps the data set's order.
     pub shuffle: Option<u64>,
-    /// Whether a last batch that is not full is left out.
+    /// Whether the last batch of an epoch is dropped if it has fewer than `batch_size` examples.
     pub drop_last: bool,
-    /// The number of threads that read. With 0, the thread that asks for a batch reads it.
+    /// The number of worker threads that read batches. With 0, the caller's thread reads each batch when it asks for it.
     pub workers: usize,
     /// The number of batches that each worker may read ahead.
     pub prefetch: usize,
-    /// The device of the batches. A CUDA device receives them through pinned memory while it computes.
+    /// The device of the batches. They are copied to a CUDA device through pinned memory, while it computes.
     pub device: Device,
 }
 
@@ -44,10 +44,10 @@ pub struct DataLoader<D> {
     dataset: Arc<D>,
     options: LoaderOptions,
     share: BatchShare,
-    bridge: Arc<Bridge>,
+    uploads: Arc<BatchUploader>,
 }
 
-/// The part of each batch that a loader reads. A batch has `of` consecutive parts of about the same size.
+/// The part of each batch that a loader reads: part number `rank` of `of` consecutive parts of nearly equal size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BatchShare {
     rank: usize,
@@ -57,7 +57,7 @@ struct BatchShare {
 impl BatchShare {
     const WHOLE: Self = Self { rank: 0, of: 1 };
 
-    /// Returns the range of this part among so many examples. The first parts take the remainder, one example each.
+    /// Returns the range of this part in a batch of `examples` examples. The first parts take the remainder, one example each.
     fn part(self, examples: usize) -> Range<usize> {
         let least = examples / self.of;
         let over = examples % self.of;
@@ -66,7 +66,7 @@ impl BatchShare {
     }
 }
 
-/// A part of a batch.
+/// One device's part of a batch.
 pub(crate) struct Part<B> {
     /// The examples as a batch; `None` if the part is empty.
     pub(crate) batch: Option<B>,
@@ -77,7 +77,7 @@ pub(crate) struct Part<B> {
 }
 
 impl<B> Part<B> {
-    /// Returns the batch. For loaders of whole batches, whose parts are never empty.
+    /// Returns the batch, for loaders whose parts are whole batches and so never empty.
     pub(crate) fn whole(self) -> Result<B> {
         self.batch.ok_or_else(|| DataError::Bytes("a batch has no example".into()))
     }
@@ -86,14 +86,24 @@ impl<B> Part<B> {
 impl<D: Dataset + 'static> DataLoader<D> {
     /// Makes a loader of this data set.
     pub fn new(dataset: D, options: LoaderOptions) -> Self {
-        Self { dataset: Arc::new(dataset), share: BatchShare::WHOLE, bridge: Bridge::to(options.device), options }
+        Self {
+            dataset: Arc::new(dataset),
+            share: BatchShare::WHOLE,
+            uploads: BatchUploader::new(options.device),
+            options,
+        }
     }
 
     /// Makes a loader of one part of each batch, for another device. Its batches may be empty: read them with
     /// [`next_part`](Epoch::next_part).
     pub(crate) fn share(&self, rank: usize, of: usize, device: Device) -> Self {
         let options = LoaderOptions { device, ..self.options };
-        Self { dataset: Arc::clone(&self.dataset), options, share: BatchShare { rank, of }, bridge: Bridge::to(device) }
+        Self {
+            dataset: Arc::clone(&self.dataset),
+            options,
+            share: BatchShare { rank, of },
+            uploads: BatchUploader::new(device),
+        }
     }
 
     /// Returns the data set.
@@ -108,27 +118,28 @@ impl<D: Dataset + 'static> DataLoader<D> {
         if self.options.drop_last { examples / size } else { examples.div_ceil(size) }
     }
 
-    /// Returns the batches of epoch number `epoch`, from batch `first` on. The workers stop when it is dropped.
+    /// Returns an iterator over the batches of epoch number `epoch`, from batch `first` on. Its workers begin to read at
+    /// once, and stop when it is dropped.
     pub fn epoch(&self, epoch: u64, first: usize) -> Epoch<D> {
         let LoaderOptions { batch_size, shuffle, workers, prefetch, .. } = self.options;
-        // More workers, or more batches ahead, than there are batches left are of no use.
+        // There is no use in more workers, or more batches read ahead, than there are batches left.
         let left = self.batches().saturating_sub(first);
         let workers = workers.min(left);
         let prefetch = prefetch.min(left);
         let order = order(self.dataset.len(), shuffle.map(|seed| (seed, epoch)));
-        let work = Work {
+        let batches = EpochBatches {
             dataset: Arc::clone(&self.dataset),
             epoch,
             order,
             batch_size: batch_size.max(1),
-            batches: self.batches(),
+            count: self.batches(),
             share: self.share,
-            bridge: Arc::clone(&self.bridge),
+            uploads: Arc::clone(&self.uploads),
         };
         let ahead = first + workers * prefetch.max(1);
         let state = LoaderState { taken: first, ahead, idle: 0, ready: BTreeMap::new(), is_over: false };
         let shared =
-            Arc::new(LoaderShared { work, state: Mutex::new(state), read: Condvar::new(), wanted: Condvar::new() });
+            Arc::new(LoaderShared { batches, state: Mutex::new(state), read: Condvar::new(), wanted: Condvar::new() });
         let worker = |index| {
             let shared = Arc::clone(&shared);
             let context = Context::capture();
@@ -158,7 +169,7 @@ impl<D: Dataset> Iterator for Epoch<D> {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = self.shared.work.batches.saturating_sub(self.next);
+        let left = self.shared.batches.count.saturating_sub(self.next);
         (left, Some(left))
     }
 }
@@ -166,16 +177,16 @@ impl<D: Dataset> Iterator for Epoch<D> {
 impl<D: Dataset> Epoch<D> {
     /// Returns the next batch, as [`next`](Iterator::next) does, for a loader of parts.
     pub(crate) fn next_part(&mut self) -> Option<Result<Part<<D::Item as Collate>::Batch>>> {
-        if self.next >= self.shared.work.batches {
+        if self.next >= self.shared.batches.count {
             return None;
         }
         let batch = self.next;
         self.next += 1;
-        let read = if self.workers.is_empty() { self.shared.work.read(batch) } else { self.shared.take(batch) };
-        let work = &self.shared.work;
-        let of = work.examples(batch).len();
-        let examples = work.part(batch).len();
-        Some(read.and_then(ReadyBatch::arrive).map(|batch| Part { batch, examples, of }))
+        let read = if self.workers.is_empty() { self.shared.batches.read(batch) } else { self.shared.take(batch) };
+        let batches = &self.shared.batches;
+        let of = batches.examples(batch).len();
+        let examples = batches.part(batch).len();
+        Some(read.and_then(ReadyBatch::wait).map(|batch| Part { batch, examples, of }))
     }
 }
 
@@ -188,19 +199,21 @@ impl<D: Dataset> Drop for Epoch<D> {
     }
 }
 
-/// The batches of an epoch to be read.
-struct Work<D> {
+/// The description of an epoch's batches, with which they are read.
+struct EpochBatches<D> {
     dataset: Arc<D>,
     epoch: u64,
+    /// The indices of the examples in the epoch's order.
     order: Vec<usize>,
     batch_size: usize,
-    batches: usize,
+    /// The number of batches.
+    count: usize,
     share: BatchShare,
-    bridge: Arc<Bridge>,
+    uploads: Arc<BatchUploader>,
 }
 
-/// The connection to the device of the batches.
-struct Bridge {
+/// The transfer of batches to their device.
+struct BatchUploader {
     device: Device,
     /// The uploader, made with the first batch.
     uploader: OnceLock<Uploader>,
@@ -209,19 +222,20 @@ struct Bridge {
 /// The limit in bytes of pinned memory for batches in transfer.
 const PINNED_BYTES: u64 = 4 << 30;
 
-impl Bridge {
-    fn to(device: Device) -> Arc<Self> {
+impl BatchUploader {
+    fn new(device: Device) -> Arc<Self> {
         Arc::new(Self { device, uploader: OnceLock::new() })
     }
 
-    fn send<B: Tensors>(&self, mut batch: B) -> Result<ReadyBatch<B>> {
+    /// Begins to copy a batch to the device.
+    fn start<B: Tensors>(&self, mut batch: B) -> Result<ReadyBatch<B>> {
         let mut uploads = Vec::new();
         if !self.device.is_cpu() {
             let uploader = match self.uploader.get() {
                 Some(uploader) => uploader,
                 None => {
                     let made = Uploader::new(self.device, PINNED_BYTES)?;
-                    // Another worker may have been faster; its uploader is used then.
+                    // If another worker made one in the meantime, that one is used.
                     self.uploader.get_or_init(|| made)
                 }
             };
@@ -245,25 +259,26 @@ struct ReadyBatch<B> {
 
 impl<B> ReadyBatch<B> {
     /// Makes the calling thread's stream wait for the transfers, and returns the batch.
-    fn arrive(self) -> Result<Option<B>> {
+    fn wait(self) -> Result<Option<B>> {
         self.uploads.into_iter().try_for_each(|upload| upload.take().map(drop))?;
         Ok(self.batch)
     }
 }
 
-impl<D: Dataset> Work<D> {
+impl<D: Dataset> EpochBatches<D> {
     /// Returns the examples of a whole batch.
     fn examples(&self, batch: usize) -> &[usize] {
         let end = self.order.len().min((batch + 1) * self.batch_size);
         &self.order[batch * self.batch_size..end]
     }
 
-    /// Returns the examples of a batch that this loader reads.
+    /// Returns the part of a batch's examples that this loader reads.
     fn part(&self, batch: usize) -> &[usize] {
         let examples = self.examples(batch);
         &examples[self.share.part(examples.len())]
     }
 
+    /// Reads a batch, and begins to copy it to the device.
     fn read(&self, batch: usize) -> Result<ReadyBatch<<D::Item as Collate>::Batch>> {
         let part = self.part(batch);
         if part.is_empty() {
@@ -271,17 +286,18 @@ impl<D: Dataset> Work<D> {
         }
         let examples = part.iter().map(|index| self.dataset.item_of_epoch(*index, self.epoch));
         let examples = examples.collect::<Result<Vec<_>>>()?;
-        self.bridge.send(D::Item::collate(examples)?)
+        self.uploads.start(D::Item::collate(examples)?)
     }
 
-    /// Reads a batch, and turns a panic into an error, so that a worker goes on.
+    /// Reads a batch, and converts a panic into an error, so that the worker continues.
     fn read_caught(&self, batch: usize) -> Result<ReadyBatch<<D::Item as Collate>::Batch>> {
         caught(|| self.read(batch)).unwrap_or_else(|message| Err(DataError::Panicked { batch, message }))
     }
 }
 
+/// The state that an epoch shares with its workers.
 struct LoaderShared<D: Dataset> {
-    work: Work<D>,
+    batches: EpochBatches<D>,
     state: Mutex<LoaderState<<D::Item as Collate>::Batch>>,
     /// Signals that a batch is ready.
     read: Condvar,
@@ -294,8 +310,9 @@ struct LoaderState<B> {
     taken: usize,
     /// The first batch that no worker may begin yet.
     ahead: usize,
-    /// The number of workers that wait until a batch may be read.
+    /// The number of workers that wait until they may read a batch.
     idle: usize,
+    /// The batches that were read and not yet returned.
     ready: BTreeMap<usize, Result<ReadyBatch<B>>>,
     is_over: bool,
 }
@@ -304,7 +321,7 @@ impl<D: Dataset> LoaderShared<D> {
     /// Runs a worker: reads batches until none is left or the epoch is over.
     fn read_ahead(&self) {
         let mut state = self.state.lock();
-        while !state.is_over && state.taken < self.work.batches {
+        while !state.is_over && state.taken < self.batches.count {
             if state.taken >= state.ahead {
                 state.idle += 1;
                 self.wanted.wait(&mut state);
@@ -314,14 +331,14 @@ impl<D: Dataset> LoaderShared<D> {
             let batch = state.taken;
             state.taken += 1;
             drop(state);
-            let result = self.work.read_caught(batch);
+            let result = self.batches.read_caught(batch);
             state = self.state.lock();
             state.ready.insert(batch, result);
             self.read.notify_all();
         }
     }
 
-    /// Waits for a batch that a worker reads.
+    /// Waits until a worker has read this batch, and returns it.
     fn take(&self, batch: usize) -> Result<ReadyBatch<<D::Item as Collate>::Batch>> {
         let mut state = self.state.lock();
         loop {
@@ -335,8 +352,8 @@ impl<D: Dataset> LoaderShared<D> {
     }
 }
 
-/// Returns the order of `count` examples, shuffled by Fisher and Yates's method with a generator for the seed and
-/// epoch.
+/// Returns the order of `count` examples, shuffled by the Fisher-Yates algorithm if there are a seed and
+/// an epoch.
 fn order(count: usize, shuffle: Option<(u64, u64)>) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     if let Some((seed, epoch)) = shuffle {
@@ -348,12 +365,12 @@ fn order(count: usize, shuffle: Option<(u64, u64)>) -> Vec<usize> {
     order
 }
 
-/// Makes the generator of an epoch. Its seed is far from those of other epochs, also of other runs.
+/// Makes the generator of an epoch. Its seed differs from those of other epochs, also of runs with nearby seeds.
 pub(super) fn generator(seed: u64, epoch: u64) -> Generator {
     Generator::new(seed ^ epoch.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// Draws a number below `end`.
+/// Draws a random number below `end`.
 pub(super) fn below(generator: &Generator, end: usize) -> usize {
     ((u128::from(generator.next_u64()) * end as u128) >> 64) as usize
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::elementwise::GRAIN;
 use crate::threads;
 
-/// The largest number of neighbouring lines that are walked at once.
+/// The largest number of neighbouring lines that are processed at once.
 pub(super) const WIDTH: usize = 128;
 
 /// Some neighbouring lines along a dimension: `n` rows of `width` elements.
@@ -25,7 +25,8 @@ impl Columns {
     }
 }
 
-/// Walks all lines along a dimension: calls `row` for each if they are dense, else `columns` for several at once.
+/// Processes all lines along a dimension: calls `row` for each line if lines are contiguous, else `columns` for several
+/// neighbouring lines at once.
 pub(super) fn for_each_line(
     sizes: &[usize],
     dim: usize,

@@ -310,7 +310,7 @@ unsafe fn accumulate<T: Multiply + Math, const P: usize>(
     }
 }
 
-/// Turns a block of scores into weights relative to the largest score so far. Returns the factors by which earlier
+/// Converts a block of scores to weights relative to the largest score so far. Returns the factors by which earlier
 /// weights shrink.
 #[inline(always)]
 fn online_softmax<T: Math, const P: usize>(scores: &mut [T], largest: &mut [T; P], total: &mut [T; P]) -> [T; P] {

@@ -3,7 +3,7 @@
 use crate::kernel::on_cpu;
 use crate::{Entry, Result, Tensor};
 
-/// A kernel that writes parts one after the other along a dimension. Their sizes add up to the output's.
+/// A kernel that concatenates tensors along a dimension, where their sizes add up to the output's.
 pub(crate) type Join = fn(&Tensor, usize, &[&Tensor]) -> Result<()>;
 
 pub(crate) const JOIN: &[Entry<Join>] = on_cpu!(all: join);

@@ -118,7 +118,7 @@ fn check(op: &'static str, outputs: &[&Tensor], inputs: &[&Tensor], parameters: 
     Err(TensorError::shape(op, format!("sizes {from:?} cannot be folded to {to:?} of these layouts")))
 }
 
-/// A dimension of all inputs, or several that can be walked as one.
+/// A dimension of all inputs, or several that are contiguous and so merged into one.
 struct ReductionDim<const N: usize> {
     size: usize,
     /// The distance of neighbours in each input, in bytes.
@@ -533,7 +533,7 @@ impl<F: ElementReduction<N, K>, const N: usize, const K: usize> Reducer<'_, F, N
         place
     }
 
-    /// Walks elements in runs along the densest reduced dimension: `run(number of the first, length)`.
+    /// Iterates over elements in runs along the densest reduced dimension: `run(number of the first, length)`.
     fn for_each_run(&self, range: &Range<usize>, mut run: impl FnMut(usize, usize)) {
         let inner = self.reduced.first().map_or(1, |dim| dim.size);
         let mut at = range.start;

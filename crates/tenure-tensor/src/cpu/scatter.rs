@@ -23,7 +23,7 @@ pub(crate) const PUT_ADD: &[Entry<Put>] = on_cpu!(numbers: put_add::<T>);
 
 /// The number of elements that a thread takes at a time.
 const GRAIN: usize = 16 * 1024;
-/// The number of lines that are walked together.
+/// The number of neighbouring lines that are processed together.
 const BUNDLE: usize = 128;
 
 fn scatter(op: &'static str, target: &Tensor, index: &Tensor, values: &Tensor, dim: usize) -> Result<()> {
@@ -295,7 +295,8 @@ pub(super) struct SharedPointer<T>(pub(super) *mut T);
 unsafe impl<T> Sync for SharedPointer<T> {}
 
 impl<T> SharedPointer<T> {
-    /// Returns the pointer. As a method, it makes closures capture the whole.
+    /// Returns the pointer. A closure that calls this method captures the whole struct, which is [`Sync`], rather than
+    /// only the field.
     pub(super) fn get(&self) -> *mut T {
         self.0
     }

@@ -9,7 +9,7 @@ use crate::{Element, Elementwise, Entry, Result, Scalar};
 pub(crate) type Where = fn(&Elementwise<'_>) -> Result<()>;
 /// A kernel that writes the input, limited to `min` and `max`.
 pub(crate) type Clamp = fn(&Elementwise<'_>, Option<Scalar>, Option<Scalar>) -> Result<()>;
-/// A kernel that writes the input with replacements for NaN, infinity and minus infinity.
+/// A kernel that copies the input, with NaN, infinity and minus infinity replaced.
 pub(crate) type NanToNum = fn(&Elementwise<'_>, [f64; 3]) -> Result<()>;
 
 pub(crate) const WHERE: &[Entry<Where>] = on_cpu!(all: choose::<T>);

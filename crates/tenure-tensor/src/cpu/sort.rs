@@ -11,7 +11,7 @@ use crate::{Access, DType, DeviceKind, Element, Entry, Result, Tensor, threads};
 /// number. NaN is the largest. Both tensors are contiguous and of the same sizes; rows are along the last dimension.
 pub(crate) type Order = fn(&Tensor, &Tensor, usize, bool) -> Result<()>;
 
-/// Orders of floats and `int64`; with `true`, the largest comes first.
+/// Sort orders of floats and `int64`. With `true`, the order is descending.
 pub(crate) const ORDER: [&[Entry<Order>]; 2] =
     [on_cpu!(floats: order::<T>), &[(DeviceKind::Cpu, DType::I64, order::<i64>)]];
 

@@ -2,7 +2,7 @@
 
 use super::elementwise::vectorized;
 
-/// A copier of elements of one width, between strided and contiguous places.
+/// Copies elements of one width between strided and contiguous memory.
 #[derive(Clone, Copy)]
 pub(super) enum Strided {
     One,

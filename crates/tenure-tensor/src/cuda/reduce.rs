@@ -1,4 +1,4 @@
-//! Reductions over dimensions.
+//! Reduction kernels: sums, extremes, norms and other folds over dimensions.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{KernelName, LaunchConfig};
@@ -21,22 +21,22 @@ const WARP: usize = 32;
 const WIDEST: usize = 8;
 const VECTOR_BYTES: usize = 16;
 
-/// The number of blocks that keeps a device busy: with fewer, outputs are divided. It is a constant, so that results do
-/// not depend on the device.
+/// The number of blocks that keeps a device busy. If there are fewer, several blocks share each output. It is a constant,
+/// so that results do not depend on the device.
 const BLOCKS: usize = 512;
-/// The number of divided outputs for which the last step uses a block.
-const OUTPUTS_PER_BLOCK: usize = 128;
+/// The number of blocks that the last step aims at. With more outputs, each of its blocks combines several of them.
+const LAST_STEP_BLOCKS: usize = 128;
 
 /// The numbers of dimensions that kernels are compiled for.
 const RANKS: [usize; 3] = [2, 6, 24];
 
-/// A fold of many values to one.
+/// A reduction: how a kernel folds many values into one output.
 pub(super) struct Fold {
     /// The kernel's name, unique to the fold.
     pub(super) name: &'static str,
-    /// The definition of `Fold` in CUDA C++: by `EACH`, or one of those in folds.cu.
+    /// The definition of `Fold` in CUDA C++: by the macro `EACH`, or as a type of folds.cu.
     pub(super) fold: &'static str,
-    /// The size in bytes of a partial result of an output, if computed in 32 and in 64 bits.
+    /// The size in bytes of a partial result of an output, when computed in 32 bits and in 64 bits.
     pub(super) part_bytes: [usize; 2],
 }
 
@@ -155,12 +155,14 @@ pub(super) fn fold<const N: usize, const K: usize>(
     queue::submit(&access, |queue| plan.launch(queue, how, &pointers, total), host)
 }
 
+/// The addresses of a fold's tensors; `given` is 0 if there is none.
 struct Pointers {
     inputs: SmallVec<[u64; 2]>,
     outputs: SmallVec<[u64; 2]>,
     given: u64,
 }
 
+/// The dtypes of a fold's inputs, outputs and `given`.
 #[derive(Clone, Copy)]
 struct Types {
     from: DType,
@@ -168,40 +170,41 @@ struct Types {
     given: DType,
 }
 
-/// A dimension of all inputs, or several that can be walked as one.
+/// A dimension of all inputs, or several that are contiguous and so merged into one.
 struct FoldDim {
     size: usize,
-    /// The distance of neighbours in each input, in bytes.
-    steps: SmallVec<[usize; 2]>,
-    /// The distance of neighbours in the outputs, in elements.
-    output: usize,
+    /// The stride of each input, in bytes.
+    strides: SmallVec<[usize; 2]>,
+    /// The stride of the outputs, in elements; 0 for a reduced dimension.
+    output_stride: usize,
 }
 
 type FoldDims = SmallVec<[FoldDim; 4]>;
 
-/// Returns the kept and the reduced dimensions, densest first.
+/// Returns the kept and the reduced dimensions, each with the smallest stride first.
 fn dimensions<const N: usize>(output: &Tensor, inputs: [&Tensor; N]) -> (FoldDims, FoldDims) {
     let sizes = inputs[0].sizes();
     let is_reduced = |dim: &usize| output.sizes()[*dim] == 1;
     let dim = |dim: usize| FoldDim {
         size: sizes[dim],
-        steps: inputs.iter().map(|input| input.strides()[dim] * input.dtype().size()).collect(),
-        output: if is_reduced(&dim) { 0 } else { output.strides()[dim] },
+        strides: inputs.iter().map(|input| input.strides()[dim] * input.dtype().size()).collect(),
+        output_stride: if is_reduced(&dim) { 0 } else { output.strides()[dim] },
     };
     // The last dimension comes first, so that it counts as the densest among equals.
     let all = || (0..sizes.len()).rev().filter(|dim| sizes[*dim] != 1);
     (coalesce(all().filter(|dim| !is_reduced(dim)).map(dim)), coalesce(all().filter(is_reduced).map(dim)))
 }
 
+/// Sorts dimensions by stride, and merges those that are contiguous in all tensors.
 fn coalesce(dims: impl Iterator<Item = FoldDim>) -> FoldDims {
     let mut dims: FoldDims = dims.collect();
-    dims.sort_by(|left, right| (&left.steps, left.output).cmp(&(&right.steps, right.output)));
+    dims.sort_by(|left, right| (&left.strides, left.output_stride).cmp(&(&right.strides, right.output_stride)));
     let mut merged = FoldDims::new();
     for dim in dims {
         match merged.last_mut() {
             Some(last)
-                if last.output * last.size == dim.output
-                    && last.steps.iter().zip(&dim.steps).all(|(step, next)| step * last.size == *next) =>
+                if last.output_stride * last.size == dim.output_stride
+                    && last.strides.iter().zip(&dim.strides).all(|(step, next)| step * last.size == *next) =>
             {
                 last.size *= dim.size;
             }
@@ -211,23 +214,24 @@ fn coalesce(dims: impl Iterator<Item = FoldDim>) -> FoldDims {
     merged
 }
 
-/// The division of a fold among threads.
+/// The division of a fold among threads and blocks.
 struct FoldPlan<'a> {
     types: Types,
+    /// Whether neighbouring threads have neighbouring outputs, rather than elements of the same output.
     is_columns: bool,
-    /// The number of neighbours that are read at once.
+    /// The number of neighbouring elements that a thread reads at once.
     width: usize,
     is_large: bool,
     rank: usize,
-    /// The number of elements that make one output.
+    /// The number of elements that are reduced to one output.
     count: usize,
-    /// The kept and the reduced size: one counts vectors, the other elements.
+    /// The number of outputs, and of elements reduced to each. One of them counts vectors of `width` elements.
     kept_size: usize,
     reduced_size: usize,
     /// The number of neighbouring threads.
     lanes: usize,
     blocks: usize,
-    /// The number of blocks that share outputs, and the length of each along the reduced size.
+    /// The number of blocks that share each output, and the number of reduced elements or vectors of each block.
     parts: usize,
     length: usize,
     kept: &'a FoldDims,
@@ -235,7 +239,7 @@ struct FoldPlan<'a> {
 }
 
 impl<'a> FoldPlan<'a> {
-    /// Plans a fold. It makes `kept` or `reduced` begin with a dimension of vectors.
+    /// Plans a fold. The first dimension of `kept` or `reduced` is changed to count vectors.
     fn new(types: Types, pointers: &Pointers, kept: &'a mut FoldDims, reduced: &'a mut FoldDims) -> Self {
         let product = |dims: &FoldDims| dims.iter().map(|dim| dim.size).product::<usize>();
         let total = product(kept);
@@ -244,7 +248,7 @@ impl<'a> FoldPlan<'a> {
             .map(|input| {
                 kept.iter()
                     .chain(reduced.iter())
-                    .map(|dim| dim.size.saturating_sub(1) * dim.steps[input])
+                    .map(|dim| dim.size.saturating_sub(1) * dim.strides[input])
                     .sum::<usize>()
             })
             .max()
@@ -252,7 +256,7 @@ impl<'a> FoldPlan<'a> {
             .max(total * count);
         let is_columns = match (kept.first(), reduced.first()) {
             // Rows of few elements are read by one thread each.
-            (Some(kept), Some(reduced)) => kept.steps[0] < reduced.steps[0] || count < WIDEST,
+            (Some(kept), Some(reduced)) => kept.strides[0] < reduced.strides[0] || count < WIDEST,
             (kept, _) => kept.is_some(),
         };
         let width = width(types.from.size(), pointers, kept, reduced, is_columns);
@@ -260,8 +264,8 @@ impl<'a> FoldPlan<'a> {
             && width > 1
         {
             dim.size /= width;
-            dim.output *= width;
-            dim.steps.iter_mut().for_each(|step| *step *= width);
+            dim.output_stride *= width;
+            dim.strides.iter_mut().for_each(|step| *step *= width);
         }
         let kept_size = product(kept);
         let reduced_size = product(reduced);
@@ -311,8 +315,8 @@ impl<'a> FoldPlan<'a> {
             words.extend(sizes.into_iter().chain([self.kept.len(), self.reduced.len()]).map(|size| size as u64));
             for dim in self.kept.iter().chain(self.reduced) {
                 words.push(dim.size as u64);
-                words.extend(dim.steps.iter().map(|step| *step as u64));
-                words.push(dim.output as u64);
+                words.extend(dim.strides.iter().map(|step| *step as u64));
+                words.push(dim.output_stride as u64);
             }
             let missing = self.rank - self.kept.len() - self.reduced.len();
             words.extend(std::iter::repeat_n(0, missing * (2 + pointers.inputs.len())));
@@ -323,14 +327,14 @@ impl<'a> FoldPlan<'a> {
         let kind = if self.is_columns { FoldLayout::Columns } else { FoldLayout::Rows };
         run(kind, [self.reduced_size, self.lanes], [self.blocks as u32, self.parts as u32, 1])?;
         if self.parts > 1 {
-            // If there are few outputs, there are many parts.
-            let lanes = (total / OUTPUTS_PER_BLOCK).clamp(1, WARP).next_power_of_two();
+            // With few outputs there are many parts of each, so more threads work on one output.
+            let lanes = (total / LAST_STEP_BLOCKS).clamp(1, WARP).next_power_of_two();
             run(FoldLayout::Parts, [self.parts, lanes], [total.div_ceil(lanes) as u32, 1, 1])?;
         }
         Ok(())
     }
 
-    /// Returns the number of this variant: it covers all that the source depends on.
+    /// Returns a number that identifies the kernel's source among the sources of its fold.
     fn variant(&self, kind: FoldLayout) -> u64 {
         let Types { from, to, given } = self.types;
         let mut variant = kind as u64;
@@ -364,22 +368,26 @@ impl<'a> FoldPlan<'a> {
     }
 }
 
+/// The assignment of elements to threads.
 #[derive(Clone, Copy)]
 enum FoldLayout {
+    /// Neighbouring threads share an output.
     Rows,
+    /// Neighbouring threads have neighbouring outputs.
     Columns,
+    /// The last step: threads combine the partial results of several blocks.
     Parts,
 }
 
-/// Returns how many neighbours are contiguous in all inputs, wherever a row of them begins.
+/// Returns the number of elements that can be read at once in all inputs: contiguous, and aligned in every row.
 fn width(size: usize, pointers: &Pointers, kept: &FoldDims, reduced: &FoldDims, is_columns: bool) -> usize {
     let (along, across) = if is_columns { (kept, reduced) } else { (reduced, kept) };
     let Some((dense, others)) = along.split_first() else { return 1 };
-    if dense.steps.iter().any(|step| *step != size) {
+    if dense.strides.iter().any(|step| *step != size) {
         return 1;
     }
     let mut width = WIDEST.min(VECTOR_BYTES / size);
-    let others = others.iter().chain(across).flat_map(|dim| dim.steps.iter().copied());
+    let others = others.iter().chain(across).flat_map(|dim| dim.strides.iter().copied());
     let places: SmallVec<[usize; 16]> = others.chain(pointers.inputs.iter().map(|first| *first as usize)).collect();
     while !dense.size.is_multiple_of(width) || places.iter().any(|place| !place.is_multiple_of(width * size)) {
         width /= 2;
