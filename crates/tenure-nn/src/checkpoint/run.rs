@@ -152,8 +152,8 @@ impl Checkpoint {
         &self.progress
     }
 
-    /// Restores the states of the model and the optimizer, and the saved learning rates. The caller must have built both
-    /// as for the run.
+    /// Restores the states of the model and the optimizer, and the saved learning rates. The caller must have built
+    /// both as for the run.
     ///
     /// # Errors
     /// [`StateError`]: the checkpoint is of another model or another rule. Neither is changed then.

@@ -22,7 +22,8 @@ pub struct LoaderOptions {
     pub shuffle: Option<u64>,
     /// Whether the last batch of an epoch is dropped if it has fewer than `batch_size` examples.
     pub drop_last: bool,
-    /// The number of worker threads that read batches. With 0, the caller's thread reads each batch when it asks for it.
+    /// The number of worker threads that read batches. With 0, the caller's thread reads each batch when it asks for
+    /// it.
     pub workers: usize,
     /// The number of batches that each worker may read ahead.
     pub prefetch: usize,
@@ -57,7 +58,8 @@ struct BatchShare {
 impl BatchShare {
     const WHOLE: Self = Self { rank: 0, of: 1 };
 
-    /// Returns the range of this part in a batch of `examples` examples. The first parts take the remainder, one example each.
+    /// Returns the range of this part in a batch of `examples` examples. The first parts take the remainder, one
+    /// example each.
     fn part(self, examples: usize) -> Range<usize> {
         let least = examples / self.of;
         let over = examples % self.of;
@@ -118,8 +120,8 @@ impl<D: Dataset + 'static> DataLoader<D> {
         if self.options.drop_last { examples / size } else { examples.div_ceil(size) }
     }
 
-    /// Returns an iterator over the batches of epoch number `epoch`, from batch `first` on. Its workers begin to read at
-    /// once, and stop when it is dropped.
+    /// Returns an iterator over the batches of epoch number `epoch`, from batch `first` on. Its workers begin to read
+    /// at once, and stop when it is dropped.
     pub fn epoch(&self, epoch: u64, first: usize) -> Epoch<D> {
         let LoaderOptions { batch_size, shuffle, workers, prefetch, .. } = self.options;
         // There is no use in more workers, or more batches read ahead, than there are batches left.

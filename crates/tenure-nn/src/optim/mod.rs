@@ -36,8 +36,8 @@ use crate::{Parameter, Result, Source, StateError, purpose};
 use numbers::{Rate, Steps};
 use offloaded_slots::OffloadedSlots;
 
-/// A rule's kernel: a function that updates parameters and their slots by the gradients. It gets at least one parameter;
-/// all have the same dtype and device.
+/// A rule's kernel: a function that updates parameters and their slots by the gradients. It gets at least one
+/// parameter; all have the same dtype and device.
 pub type StepKernel = fn(&Numbers, &[Stepped<'_>]) -> tenure_tensor::Result<()>;
 
 /// A parameter to be updated, with its gradient and slots. All tensors are contiguous, with the same sizes and dtype.
@@ -169,12 +169,12 @@ impl Optimizer {
         self.lr_scale.get()
     }
 
-    /// Updates every parameter that has a gradient. In a [captured](tenure_tensor::cuda::Captured) step, each replay uses
-    /// the learning rates at the time of the replay.
+    /// Updates every parameter that has a gradient. In a [captured](tenure_tensor::cuda::Captured) step, each replay
+    /// uses the learning rates at the time of the replay.
     ///
     /// # Errors
-    /// A learning rate or a hyperparameter of a rule is invalid: then no parameter was updated. The rule has no kernel for a
-    /// dtype; no memory. Neither the first step of a parameter nor a step on the CPU can be captured.
+    /// A learning rate or a hyperparameter of a rule is invalid: then no parameter was updated. The rule has no kernel
+    /// for a dtype; no memory. Neither the first step of a parameter nor a step on the CPU can be captured.
     pub fn step(&mut self) -> Result<()> {
         let scale = &self.lr_scale;
         self.groups.iter().try_for_each(|group| group.check(scale))?;
@@ -198,8 +198,10 @@ impl Optimizer {
         })
     }
 
-    /// Lets an offload engine manage the slots of parameters whose slots have at least `least_bytes`, in pieces of at most
-    /// `piece_bytes`. Slots that do not exist yet are made. From now on the engine moves them out of memory between steps, by its plan.
+    /// Lets an offload engine manage the slots of parameters whose slots have at least `least_bytes`, in pieces of at
+    /// most
+    /// `piece_bytes`. Slots that do not exist yet are made. From now on the engine moves them out of memory between
+    /// steps, by its plan.
     ///
     /// # Errors
     /// No memory.

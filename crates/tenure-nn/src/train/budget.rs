@@ -20,8 +20,8 @@ use crate::optim::Optimizer;
 use crate::{Error as AnyError, Module, Result};
 
 /// The divisor for the size of the pieces in which an optimizer's state is moved in and out: a piece has 1/256 of the
-/// bytes that stay allocated from step to step. Weights, which never leave, are at least a quarter of these, so a piece is at most 1/64
-/// of a budget that works.
+/// bytes that stay allocated from step to step. Weights, which never leave, are at least a quarter of these, so a piece
+/// is at most 1/64 of a budget that works.
 const PIECES: u64 = 256;
 
 /// A trainer's connection to the engine that offloads the tensors saved for backward.
@@ -92,8 +92,8 @@ impl Offload {
         Ok((result, report))
     }
 
-    /// Connects the engine to this thread: while the guards live, the engine records the operations that the thread runs,
-    /// the tensors that it saves, and their uses.
+    /// Connects the engine to this thread: while the guards live, the engine records the operations that the thread
+    /// runs, the tensors that it saves, and their uses.
     fn enter(&self) -> (Recipes, SavedHooks) {
         let engine = self.engine.clone();
         let device = engine.memory().device().map_or(Device::CPU, |memory| memory.device());
@@ -104,8 +104,8 @@ impl Offload {
         (recipes, hooks)
     }
 
-    /// Returns hooks through which the engine gets the tensors saved for backward. `book` has the recipes to compute them
-    /// again.
+    /// Returns hooks through which the engine gets the tensors saved for backward. `book` has the recipes to compute
+    /// them again.
     fn hooks(&self, book: RecipeBook) -> SavedHooks {
         let engine = self.engine.clone();
         let model_storages = Arc::clone(&self.model_storages);
@@ -164,8 +164,8 @@ impl Recomputation for RecipeRecomputation {
         let ingredients = self.recipe.inputs.iter();
         ingredients
             .map(|ingredient| {
-                // A tensor of the model counts as present even if it was written to, since parameters may be stepped before
-                // the step ends.
+                // A tensor of the model counts as present even if it was written to, since parameters may be stepped
+                // before the step ends.
                 let of_model =
                     ingredient.storage.upgrade().filter(|storage| self.model_storages.contains(&storage.rank()));
                 RecomputeInput {

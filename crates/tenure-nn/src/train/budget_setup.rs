@@ -110,8 +110,8 @@ where
         Ok(budget_bytes)
     }
 
-    /// Tries a budget of which `spare_bytes` stay unused. If it works, the trainer keeps to it from now on. A budget that
-    /// was tried earlier has no effect any more, except that an optimizer's state that was spilled stays spilled.
+    /// Tries a budget of which `spare_bytes` stay unused. If it works, the trainer keeps to it from now on. A budget
+    /// that was tried earlier has no effect any more, except that an optimizer's state that was spilled stays spilled.
     fn try_budget(&mut self, budget_bytes: u64, spare_bytes: u64) -> Result<(), BudgetFailure> {
         let engine = &self.open.engine;
         engine.remove_budget()?;
@@ -152,7 +152,8 @@ where
         Ok(engine.prepare()?)
     }
 
-    /// Searches for a larger budget that works, and returns the error that refuses this budget and names the larger one.
+    /// Searches for a larger budget that works, and returns the error that refuses this budget and names the larger
+    /// one.
     fn refuse(&mut self, budget_bytes: u64, mut least_bytes: u64) -> Error {
         self.report(BudgetProgress::TooSmall { budget_bytes });
         let spare_bytes = if self.open.process.is_some() { SPARE_BYTES } else { 0 };

@@ -37,8 +37,8 @@ impl<B: Tensors> CapturedStep<B> {
     }
 }
 
-/// Releases the allocator's cached memory, which steps that were not captured used. The captured step has its own memory
-/// pool.
+/// Releases the allocator's cached memory, which steps that were not captured used. The captured step has its own
+/// memory pool.
 pub(super) fn release_cached_memory(device: Device) -> Result<()> {
     let Some(memory) = memory::installed(device.index().into()) else { return Ok(()) };
     Ok(memory.allocator().release_cached().map_err(MemoryError::from)?)

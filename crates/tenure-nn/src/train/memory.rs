@@ -93,8 +93,8 @@ impl Recorder {
     }
 }
 
-/// A meter of the memory in a step. It reads the whole process's statistics, so memory that other threads hold during the
-/// step counts too.
+/// A meter of the memory in a step. It reads the whole process's statistics, so memory that other threads hold during
+/// the step counts too.
 pub(super) struct Meter {
     device: Device,
     /// The sample with the largest total.
@@ -130,7 +130,8 @@ impl Meter {
 }
 
 impl StepMemory {
-    /// Raises the peak to at least `peak_bytes`, a peak earlier in the step that the allocator's statistics no longer cover.
+    /// Raises the peak to at least `peak_bytes`, a peak earlier in the step that the allocator's statistics no longer
+    /// cover.
     pub(super) fn with_peak(self, peak_bytes: Option<u64>) -> Self {
         Self { peak_bytes: self.peak_bytes.max(peak_bytes.unwrap_or(0)), ..self }
     }

@@ -48,11 +48,11 @@ const GENERATOR: &str = "default";
 /// use tenure_nn::{Module, Scope};
 /// use tenure_tensor::random::Generator;
 ///
-/// let config = Gpt2Config { vocab_size: 4, n_positions: 8, n_embd: 16, n_layer: 1, n_head: 2, ..Gpt2Config::default() };
-/// let model = Gpt2::new(&Scope::new(&Generator::new(0)), &config)?;
-/// let optimizer = Optimizer::new(model.parameters(), 1e-2, Adam::w());
-/// let data = TextWindows::of_tokens((0..100).map(|index| index % 4).collect(), 8)?;
-/// let loader = DataLoader::new(data, LoaderOptions { batch_size: 4, shuffle: Some(0), ..LoaderOptions::default() });
+/// let config = Gpt2Config { vocab_size: 4, n_positions: 8, n_embd: 16, n_layer: 1, n_head: 2, ..Gpt2Config::default()
+/// }; let model = Gpt2::new(&Scope::new(&Generator::new(0)), &config)?; let optimizer =
+/// Optimizer::new(model.parameters(), 1e-2, Adam::w()); let data = TextWindows::of_tokens((0..100).map(|index| index %
+/// 4).collect(), 8)?; let loader = DataLoader::new(data, LoaderOptions { batch_size: 4, shuffle: Some(0),
+/// ..LoaderOptions::default() });
 ///
 /// let schedule = Schedule::Constant;
 /// let options = TrainerOptions { steps: 20, schedule, clip_norm: Some(1.0), ..TrainerOptions::default() };
@@ -290,7 +290,8 @@ where
         if pass == Pass::Plain {
             return self.measure(pass);
         }
-        // First without spilling the optimizer's state, which is the last resort since it is moved in and out in each step.
+        // First without spilling the optimizer's state, which is the last resort since it is moved in and out in each
+        // step.
         if let Some(offload) = &self.offload
             && !offload.spills_state()
             && offload.engine().budget_bytes().is_none_or(|budget| self.resident_bytes() <= budget)
@@ -338,8 +339,8 @@ where
         self.engine().into_iter().for_each(Engine::forget);
     }
 
-    /// Runs the step of the next batch once, without its effects. The engine measures it, or follows its plan from earlier
-    /// measurements.
+    /// Runs the step of the next batch once, without its effects. The engine measures it, or follows its plan from
+    /// earlier measurements.
     fn rehearse_once(&mut self, pass: Pass) -> Result<StepReport> {
         let mut batch = self.next_part()?.whole()?;
         self.optimizer.prepare()?;
@@ -396,8 +397,8 @@ where
         self.batch == self.loader.batches() as u64
     }
 
-    /// Trains on the next batch: runs the forward and backward passes and updates the parameters. Returns `None` after the
-    /// last step.
+    /// Trains on the next batch: runs the forward and backward passes and updates the parameters. Returns `None` after
+    /// the last step.
     ///
     /// # Errors
     /// [`TrainError::NoBatch`], [`TrainError::Diverged`]; the data cannot be read; no memory. The next call begins with
@@ -422,8 +423,8 @@ where
         made.map(Some)
     }
 
-    /// Counts the correct predictions for `loader`'s batches, with the model in evaluation mode. `go_on` gets the number
-    /// of finished batches; if it returns `false`, the result is `None`.
+    /// Counts the correct predictions for `loader`'s batches, with the model in evaluation mode. `go_on` gets the
+    /// number of finished batches; if it returns `false`, the result is `None`.
     ///
     /// # Errors
     /// The data cannot be read; no memory.
@@ -603,8 +604,8 @@ where
         Ok((self.value(&loss)?, memory, None))
     }
 
-    /// Returns whether the step of a batch can be captured or replayed: a plain step for a batch of its kind must have run
-    /// before, since things that are prepared at first use cannot be captured.
+    /// Returns whether the step of a batch can be captured or replayed: a plain step for a batch of its kind must have
+    /// run before, since things that are prepared at first use cannot be captured.
     fn can_capture(&mut self, batch: &mut T::Batch) -> Result<bool> {
         if self.device().is_cpu() {
             let reason = "steps are captured on a CUDA device, and the model is on the CPU";

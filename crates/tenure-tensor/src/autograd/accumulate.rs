@@ -42,8 +42,8 @@ fn can_overwrite(grad: &mut Tensor) -> bool {
 }
 
 /// Returns `grad` as a tensor that a leaf with the layout `like` can keep as its first gradient and add to in place.
-/// Returns `grad` itself if it has no other owner, has the leaf's memory order, and fills its storage. Otherwise returns
-/// a copy in the leaf's memory order.
+/// Returns `grad` itself if it has no other owner, has the leaf's memory order, and fills its storage. Otherwise
+/// returns a copy in the leaf's memory order.
 pub(crate) fn into_leaf_grad(mut grad: Tensor, like: &Layout) -> Result<Tensor> {
     let layout = dense_like(grad.sizes(), Some(like))?;
     let is_whole = grad.storage().bytes() == grad.numel() * grad.dtype().size();

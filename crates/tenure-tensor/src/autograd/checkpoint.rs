@@ -1,9 +1,9 @@
 //! Activation checkpoints, like PyTorch's `torch.utils.checkpoint(use_reentrant=False)`: tensors saved for backward are
 //! computed again instead of kept.
 //!
-//! Each tensor that the function saves is replaced by an empty slot. When backward needs the first of them, the function
-//! runs again, and the tensors that it saves fill the slots in the same order, up to the last slot that is still in
-//! use. A slot is freed with the node that saved it.
+//! Each tensor that the function saves is replaced by an empty slot. When backward needs the first of them, the
+//! function runs again, and the tensors that it saves fill the slots in the same order, up to the last slot that is
+//! still in use. A slot is freed with the node that saved it.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,13 +19,13 @@ use crate::autocast::{self, Autocast};
 use crate::error::AutogradError;
 use crate::{DType, Result, Tensor, random};
 
-/// Runs `function` on `inputs`, and keeps the inputs instead of the tensors that it saves for backward. Backward runs the
-/// function again. The second run draws the same random numbers from the default generator, leaves the generator as it
-/// was, and has the same autocast dtype. Checkpoints can be nested.
+/// Runs `function` on `inputs`, and keeps the inputs instead of the tensors that it saves for backward. Backward runs
+/// the function again. The second run draws the same random numbers from the default generator, leaves the generator as
+/// it was, and has the same autocast dtype. Checkpoints can be nested.
 ///
-/// The function must do the same every time. If it has side effects, such as updates of running statistics, it must skip
-/// them [when it is run again](is_recomputing). If a graph is retained, the tensors that were computed again are kept with
-/// it.
+/// The function must do the same every time. If it has side effects, such as updates of running statistics, it must
+/// skip them [when it is run again](is_recomputing). If a graph is retained, the tensors that were computed again are
+/// kept with it.
 ///
 /// ```
 /// use tenure_tensor::{Tensor, autograd};
@@ -189,8 +189,8 @@ impl CheckpointRun {
     }
 }
 
-/// A scope in which [`is_recomputing`] returns `true` and the default generator continues from an earlier state. The end
-/// of the scope restores the generator.
+/// A scope in which [`is_recomputing`] returns `true` and the default generator continues from an earlier state. The
+/// end of the scope restores the generator.
 struct RecomputeScope {
     random: random::GeneratorState,
     recomputing: bool,

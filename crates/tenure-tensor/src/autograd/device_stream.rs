@@ -32,8 +32,9 @@ impl DeviceStream {
         work()
     }
 
-    /// Returns the stream that `next` must wait for before it reads a gradient that this stream computed. If the devices
-    /// differ, this is the calling thread's current stream on the device of `next`, which copied the gradient there.
+    /// Returns the stream that `next` must wait for before it reads a gradient that this stream computed. If the
+    /// devices differ, this is the calling thread's current stream on the device of `next`, which copied the gradient
+    /// there.
     pub(super) fn source_for(&self, next: &Self) -> Self {
         if self.device == next.device { self.clone() } else { Self::current(next.device) }
     }

@@ -26,7 +26,8 @@ pub struct BackwardOptions {
 }
 
 /// Computes the gradients of the leaves that `outputs` were computed from, and adds them to their [`Tensor::grad`].
-/// `grads` are the gradients of `outputs`; `None` stands for 1 if the output has one element. PyTorch's `torch.autograd.backward`.
+/// `grads` are the gradients of `outputs`; `None` stands for 1 if the output has one element. PyTorch's
+/// `torch.autograd.backward`.
 ///
 /// # Errors
 /// An output does not depend on a tensor that requires a gradient; a gradient has other sizes; saved tensors were freed
@@ -133,7 +134,8 @@ impl Pass {
         }
         if let Some(wanted) = &self.wanted {
             self.useful.extend(wanted.iter().map(|edge| Arc::as_ptr(&edge.node)));
-            // A node is made after all nodes that its edges lead to: visit leaves first, then nodes in the order they were made.
+            // A node is made after all nodes that its edges lead to: visit leaves first, then nodes in the order they
+            // were made.
             found.sort_unstable_by_key(|node| node.leaf().map_or_else(|| node.sequence() + 1, |_| 0));
             for node in &found {
                 if node.edges().iter().flatten().any(|edge| self.useful.contains(&Arc::as_ptr(&edge.node))) {
@@ -145,8 +147,8 @@ impl Pass {
 
     /// Runs the pass and returns the gradients of the wanted edges.
     fn run(mut self) -> Result<Vec<Option<Tensor>>> {
-        // If the program marks no passes, each backward pass counts as one, so that its allocation keys are the same every
-        // time.
+        // If the program marks no passes, each backward pass counts as one, so that its allocation keys are the same
+        // every time.
         let _pass = Site::begin_pass();
         let _mode = GradMode::enter(self.options.create_graph);
         let _autocast = Autocast::enter(None);
@@ -224,8 +226,8 @@ impl Pass {
         Ok(())
     }
 
-    /// Takes, for each input whose gradient is needed, the sum of the gradients that have arrived for it so far, so that
-    /// the node's formula can add to it. Takes only sums on the node's own stream.
+    /// Takes, for each input whose gradient is needed, the sum of the gradients that have arrived for it so far, so
+    /// that the node's formula can add to it. Takes only sums on the node's own stream.
     fn take_sums(&mut self, node: &Node, needs: &[bool], from: &DeviceStream) -> Grads {
         if self.options.create_graph {
             return Grads::from_elem(None, needs.len());

@@ -4,8 +4,8 @@ use super::{BackwardOptions, grad, no_grad, with_grad};
 use crate::error::AutogradError;
 use crate::{DType, Result, Tensor};
 
-/// The step and tolerances of [`gradcheck`]. A gradient `a` agrees with a finite difference `n` if `|a - n| <= absolute +
-/// relative * |n|`.
+/// The step and tolerances of [`gradcheck`]. A gradient `a` agrees with a finite difference `n` if `|a - n| <= absolute
+/// + relative * |n|`.
 #[derive(Clone, Copy, Debug)]
 pub struct Gradcheck {
     /// The amount that is added to and subtracted from an element of an input.
@@ -36,8 +36,8 @@ impl Default for Gradcheck {
 /// ```
 ///
 /// # Errors
-/// A gradient and its finite difference do not agree: the error says for which output and input, at which elements, and both values. No
-/// input requires a gradient; one that does is not `f64`; the errors of `function`.
+/// A gradient and its finite difference do not agree: the error says for which output and input, at which elements, and
+/// both values. No input requires a gradient; one that does is not `f64`; the errors of `function`.
 pub fn gradcheck(
     function: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>,
     inputs: &[Tensor],

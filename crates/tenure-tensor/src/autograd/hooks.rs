@@ -45,8 +45,8 @@ impl Hooks {
         self.list.lock().last.take()
     }
 
-    /// Runs the hooks on a gradient and returns the result, which has the same sizes, dtype and device. `of` describes the
-    /// hooks' tensor in errors.
+    /// Runs the hooks on a gradient and returns the result, which has the same sizes, dtype and device. `of` describes
+    /// the hooks' tensor in errors.
     pub(crate) fn run(&self, of: impl Fn() -> String, mut grad: Tensor) -> Result<Tensor> {
         // The list is not locked while hooks run, since a hook may add or remove a hook.
         let hooks: Vec<GradHook> = {
@@ -115,9 +115,9 @@ thread_local! {
 /// `pack` must not modify its tensor, which the program goes on to use: that is an error.
 ///
 /// Parameters and views of parameters are packed too. A hook that moves saved bytes elsewhere should not move those; it
-/// recognises them by their storage. `unpack` may be called several times for one `pack`, if the graph is retained. If the tensor
-/// was [modified](AutogradError::Modified) since, `unpack` can return that error with an empty node name: the node that
-/// needs the tensor is then filled in.
+/// recognises them by their storage. `unpack` may be called several times for one `pack`, if the graph is retained. If
+/// the tensor was [modified](AutogradError::Modified) since, `unpack` can return that error with an empty node name:
+/// the node that needs the tensor is then filled in.
 #[must_use = "it holds for as long as it lives"]
 pub struct SavedHooks {
     scope: u64,

@@ -114,8 +114,8 @@ impl Meta {
         drop(replaced);
     }
 
-    /// Returns the edge that gradients of the tensor go to: the node that made it, or the node of a leaf, which is made if
-    /// needed. `None` if the tensor requires no gradient.
+    /// Returns the edge that gradients of the tensor go to: the node that made it, or the node of a leaf, which is made
+    /// if needed. `None` if the tensor requires no gradient.
     pub(crate) fn gradient_edge(&self, tensor: &Tensor) -> Option<Edge> {
         let mut state = self.state.lock();
         if let Some(edge) = &state.edge {
@@ -152,8 +152,8 @@ impl Meta {
         self.hooks().add(hook)
     }
 
-    /// Sets the hook that is called after all others. Unlike other hooks, it stays with the tensor after a write in place.
-    /// Only the first call has an effect.
+    /// Sets the hook that is called after all others. Unlike other hooks, it stays with the tensor after a write in
+    /// place. Only the first call has an effect.
     pub(crate) fn retain_grad(&self, hook: GradHook) {
         if !std::mem::replace(&mut self.state.lock().retains_grad, true) {
             self.hooks().set_last(hook);

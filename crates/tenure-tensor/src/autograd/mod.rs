@@ -8,8 +8,8 @@
 //! Formulas call the same operations, so that they have gradients themselves if the graph is kept
 //! ([`BackwardOptions::create_graph`]). Nothing here is `unsafe`.
 //!
-//! The behaviour is that of PyTorch's `torch/csrc/autograd`, on one thread: the one that calls `backward`. On a device, a
-//! node's formula runs on the stream that its operation ran on. Where a gradient goes from one stream to another, the
+//! The behaviour is that of PyTorch's `torch/csrc/autograd`, on one thread: the one that calls `backward`. On a device,
+//! a node's formula runs on the stream that its operation ran on. Where a gradient goes from one stream to another, the
 //! second stream waits on the device. Gradients are added to leaves on the stream that is current where `backward` is
 //! called.
 

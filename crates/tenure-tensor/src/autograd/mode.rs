@@ -58,8 +58,8 @@ pub fn with_grad<R>(body: impl FnOnce() -> R) -> R {
     body()
 }
 
-/// A scope in which this thread's backward passes return an error if a gradient has a NaN, and nodes record the backtrace
-/// of their operation for that error. Slow. PyTorch's `detect_anomaly`.
+/// A scope in which this thread's backward passes return an error if a gradient has a NaN, and nodes record the
+/// backtrace of their operation for that error. Slow. PyTorch's `detect_anomaly`.
 #[must_use = "it holds for as long as it lives"]
 pub struct Anomaly {
     scope: u64,

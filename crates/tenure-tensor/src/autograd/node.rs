@@ -108,8 +108,8 @@ impl Context<'_> {
         if self.needs(input) { gradient().map(Some) } else { Ok(None) }
     }
 
-    /// Takes the sum of the gradients that other operations computed for `input` so far, if there is one. The formula must
-    /// add it to the gradient that it returns, which saves a pass over memory, and must not write to it.
+    /// Takes the sum of the gradients that other operations computed for `input` so far, if there is one. The formula
+    /// must add it to the gradient that it returns, which saves a pass over memory, and must not write to it.
     pub(crate) fn take_sum(&self, input: usize) -> Option<Tensor> {
         self.sums.borrow_mut()[input].take()
     }
@@ -143,8 +143,8 @@ impl Node {
         &self.name
     }
 
-    /// Returns, for each input, the node that its gradient goes to and the index of that node's output. `None` for inputs
-    /// that require no gradient. PyTorch's `next_functions`.
+    /// Returns, for each input, the node that its gradient goes to and the index of that node's output. `None` for
+    /// inputs that require no gradient. PyTorch's `next_functions`.
     pub fn next(&self) -> impl Iterator<Item = Option<(&Arc<Self>, usize)>> {
         self.edges.iter().map(|edge| edge.as_ref().map(|edge| (&edge.node, edge.output)))
     }
@@ -254,8 +254,8 @@ impl Node {
         convert_to_kind(&self.name, output, kind, grad)
     }
 
-    /// Computes the gradients of the inputs. If the formula takes an input's sum from `sums`, the gradient includes that
-    /// sum. Frees the saved tensors unless `keeps_saved`.
+    /// Computes the gradients of the inputs. If the formula takes an input's sum from `sums`, the gradient includes
+    /// that sum. Frees the saved tensors unless `keeps_saved`.
     pub(super) fn run(
         self: &Arc<Self>,
         grads: &[Option<Tensor>],

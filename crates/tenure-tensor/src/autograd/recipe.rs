@@ -31,8 +31,8 @@ type Recompute = Box<dyn Fn(&[&Tensor]) -> Result<Tensor> + Send + Sync>;
 type Observer = Box<dyn Fn(&Arc<Recipe>) + Send + Sync>;
 
 /// A scope in which this thread's operations outside of [`no_grad`] record how to compute their output again:
-/// elementwise operations, copies and conversions, matrix products, convolutions, attention, norms, softmax, dropout, pooling,
-/// sums, joins and selections. The latest scope that is alive gets the recipes. Operations that a
+/// elementwise operations, copies and conversions, matrix products, convolutions, attention, norms, softmax, dropout,
+/// pooling, sums, joins and selections. The latest scope that is alive gets the recipes. Operations that a
 /// [`checkpoint`](super::checkpoint) runs again record none.
 ///
 /// A view is found under the id of its base. A tensor that was written to in place has no recipe.
@@ -60,8 +60,8 @@ pub struct Recipes {
     thread: PhantomData<*const ()>,
 }
 
-/// A shared handle to the recipes of one [`Recipes`] scope, for functions such as [`SavedHooks`](super::SavedHooks) that
-/// need them later. The recipes are freed with the last handle.
+/// A shared handle to the recipes of one [`Recipes`] scope, for functions such as [`SavedHooks`](super::SavedHooks)
+/// that need them later. The recipes are freed with the last handle.
 #[derive(Clone, Default)]
 pub struct RecipeBook {
     recipes: Arc<Mutex<HashMap<SavedId, Arc<Recipe>>>>,
@@ -191,8 +191,8 @@ impl Recipe {
         Ok(output)
     }
 
-    /// Computes the output again. Inputs that are no longer in memory are computed again first, once each, by recipes of
-    /// their own, and are kept until the call returns.
+    /// Computes the output again. Inputs that are no longer in memory are computed again first, once each, by recipes
+    /// of their own, and are kept until the call returns.
     ///
     /// # Errors
     /// An input is no longer in memory, or was modified in place, and has no recipe; the errors of [`run`](Self::run).

@@ -20,8 +20,8 @@ pub(crate) struct SavedTensor {
 }
 
 enum Content {
-    /// The tensor, detached. Otherwise a later write in place could make it the result of a node with an edge to the node
-    /// that saves it, and the two would own each other.
+    /// The tensor, detached. Otherwise a later write in place could make it the result of a node with an edge to the
+    /// node that saves it, and the two would own each other.
     Tensor(Tensor),
     /// The result of a pack hook.
     Packed { packed: Box<dyn Any + Send + Sync>, unpack: Unpack },
@@ -61,8 +61,8 @@ impl SavedTensor {
         Ok(Self { content, kind, version, origin })
     }
 
-    /// Returns the tensor as it was when it was saved. `node` is the name of the node that needs it, for errors; `itself`
-    /// is that node if the tensor may be its output.
+    /// Returns the tensor as it was when it was saved. `node` is the name of the node that needs it, for errors;
+    /// `itself` is that node if the tensor may be its output.
     pub(crate) fn unpack(&self, node: &str, itself: Option<&Arc<Node>>) -> Result<Tensor> {
         let tensor = match &self.content {
             Content::Tensor(tensor) => {

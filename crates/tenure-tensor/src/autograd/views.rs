@@ -1,9 +1,10 @@
 //! Gradients of writes in place, also through views.
 //!
-//! A write in place makes a tensor the result of a new node. If the tensor is a view, its *base*, the tensor that it is a
-//! view of and that is no view itself, becomes the result of a node too, which replaces the view's elements in the base.
-//! Other views of the base notice the write when they are next asked for their edge: the version of the storage has
-//! changed, so they make their edge anew, as a view of the base as it is now. PyTorch's `CopySlices` and its regenerated views do the same.
+//! A write in place makes a tensor the result of a new node. If the tensor is a view, its *base*, the tensor that it is
+//! a view of and that is no view itself, becomes the result of a node too, which replaces the view's elements in the
+//! base. Other views of the base notice the write when they are next asked for their edge: the version of the storage
+//! has changed, so they make their edge anew, as a view of the base as it is now. PyTorch's `CopySlices` and its
+//! regenerated views do the same.
 
 use std::borrow::Cow;
 
@@ -104,8 +105,8 @@ impl ViewLayouts {
         Self { base: moved(base.layout()), view: moved(view.layout()) }
     }
 
-    /// Returns a tensor of the base's sizes with the view's elements replaced by `part`. Both tensors are broadcast, so they
-    /// may be scalars.
+    /// Returns a tensor of the base's sizes with the view's elements replaced by `part`. Both tensors are broadcast, so
+    /// they may be scalars.
     fn replace(&self, whole: &Tensor, part: &Tensor) -> Result<Tensor> {
         let out = Tensor::empty_strided(self.base.clone(), part.dtype(), part.device())?;
         out.copy_raw(whole)?;

@@ -122,8 +122,9 @@ pub(super) unsafe fn block_of<'a, T: Element, const O: usize, const N: usize>(
     }
 }
 
-/// Iterates over all elements in contiguous blocks: `block(first elements, length)`, each element once. An operand's elements are
-/// given as its lane's type. The elements of the outputs, which are the first operands, overlap no other operand's.
+/// Iterates over all elements in contiguous blocks: `block(first elements, length)`, each element once. An operand's
+/// elements are given as its lane's type. The elements of the outputs, which are the first operands, overlap no other
+/// operand's.
 ///
 /// # Panics
 /// If there are not `N` operands.

@@ -173,8 +173,8 @@ pub(super) fn kept(state: GeneratorState, first: usize, limit: u64) -> u32 {
     (bits >> skipped) as u32
 }
 
-/// Shuffles with Durstenfeld's algorithm: from the last position to the first, exchanges the element with a random one at
-/// or before its position.
+/// Shuffles with Durstenfeld's algorithm: from the last position to the first, exchanges the element with a random one
+/// at or before its position.
 fn permutation(out: &Tensor, state: GeneratorState) -> Result<()> {
     let mut access = Access::new("randperm", &[out], &[])?;
     let numbers = access.slice_mut::<i64>(0)?;

@@ -1,6 +1,6 @@
-//! Attention without storing the matrix of all weights, and its gradients. 16-bit floats use cuDNN, whose gradients need
-//! such a matrix for some heads at a time to be the same bits every time. All other cases use our own kernels. So does
-//! dropout: it must draw the random numbers that a tensor of all weights would get, and cuDNN draws others.
+//! Attention without storing the matrix of all weights, and its gradients. 16-bit floats use cuDNN, whose gradients
+//! need such a matrix for some heads at a time to be the same bits every time. All other cases use our own kernels. So
+//! does dropout: it must draw the random numbers that a tensor of all weights would get, and cuDNN draws others.
 
 use smallvec::SmallVec;
 use tenure_device::cuda::{CudaDriver, DnnAttention, DnnPlan, KernelName, LaunchConfig};
@@ -133,8 +133,9 @@ fn backward(outputs: [&Tensor; 3], inputs: [&Tensor; 6], mask: Option<&Tensor>, 
     )
 }
 
-/// Returns the kernel's words for dropout: three words of the generator's state, the number of the 2³² random words that
-/// keep a weight, and the factor of kept weights. The tensor of the state's origin, in a capture, is read tensor `last` of
+/// Returns the kernel's words for dropout: three words of the generator's state, the number of the 2³² random words
+/// that keep a weight, and the factor of kept weights. The tensor of the state's origin, in a capture, is read tensor
+/// `last` of
 /// `access`.
 fn dropout_words(weighting: Weighting, start: Option<&Start>, access: &Access<'_>, last: usize) -> Option<[u64; 5]> {
     let start = start?;
@@ -207,8 +208,8 @@ impl AttentionCall<'_> {
         let places = [q, k, v, self.out, grad, to_q, to_k, to_v];
         let Some(all) = self.describe(&places) else { return Ok(false) };
         let group = all.heads / all.kv_heads;
-        // The first choice gives the same bits every time. For long sequences, the weights of even one head are too many
-        // to store: then sums are in any order.
+        // The first choice gives the same bits every time. For long sequences, the weights of even one head are too
+        // many to store: then sums are in any order.
         let mut choices = [largest_part(&all), DnnAttention { is_in_any_order: true, ..all }];
         if tuning::sums_in_any_order() {
             choices.reverse();
@@ -242,8 +243,8 @@ impl AttentionCall<'_> {
         Ok(true)
     }
 
-    /// Returns the description of the case for cuDNN. `None` if cuDNN cannot be used: it takes 16-bit floats with aligned
-    /// rows, without mask and dropout.
+    /// Returns the description of the case for cuDNN. `None` if cuDNN cannot be used: it takes 16-bit floats with
+    /// aligned rows, without mask and dropout.
     fn describe(&self, places: &[TensorAddress<'_>]) -> Option<DnnAttention> {
         let [(q, _), (k, _), (v, _)] = self.inputs;
         let (&[batch, heads, queries, width], dtype) = (q.sizes(), q.dtype()) else { return None };

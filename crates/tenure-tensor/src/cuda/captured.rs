@@ -247,8 +247,8 @@ impl Captured {
         buffer.record_stream(stream.id()).map_err(|error| TensorError::memory(OP, error.into()))
     }
 
-    /// Translates a generator's state in the capture to its state in a replay, at whose beginning the generators had the
-    /// states `begun`.
+    /// Translates a generator's state in the capture to its state in a replay, at whose beginning the generators had
+    /// the states `begun`.
     fn resolve(&self, state: GeneratorState, begun: &[GeneratorState]) -> GeneratorState {
         let origin = self.generators.iter().zip(begun).find(|(origin, _)| origin.id == state.origin);
         origin.map_or(state, |(origin, begun)| begun.advanced(state.offset.wrapping_sub(origin.before.offset)))
@@ -273,7 +273,8 @@ pub fn is_capturing() -> bool {
 
 /// Reserves `count` words on the device, as `int64`, for kernels of this thread's capture to read. Each replay calls
 /// `fill` to set them; the functions of several calls run in the order of the calls. If the replay then cannot be
-/// launched, it calls `take_back`, which must undo the effects of `fill`. Returns `None` if this thread does not capture.
+/// launched, it calls `take_back`, which must undo the effects of `fill`. Returns `None` if this thread does not
+/// capture.
 ///
 /// # Errors
 /// The capture has too many words.
@@ -323,8 +324,8 @@ pub(crate) fn note_write(tensor: &Tensor, op: &'static str) {
     });
 }
 
-/// Gives a generator words in this thread's capture, if any, before its first use there. `state`, the generator's state,
-/// becomes relative to its state at the beginning of a replay.
+/// Gives a generator words in this thread's capture, if any, before its first use there. `state`, the generator's
+/// state, becomes relative to its state at the beginning of a replay.
 #[inline]
 pub(crate) fn join(generator: &Generator, state: &mut GeneratorState) {
     RECORDER.with_borrow_mut(|recorder| {
@@ -334,8 +335,8 @@ pub(crate) fn join(generator: &Generator, state: &mut GeneratorState) {
     });
 }
 
-/// Returns, for a draw in this thread's capture that begins at `state`, the distance of `state` from its generator's state
-/// at the beginning of a replay, and the words that will hold that state. `None` outside a capture.
+/// Returns, for a draw in this thread's capture that begins at `state`, the distance of `state` from its generator's
+/// state at the beginning of a replay, and the words that will hold that state. `None` outside a capture.
 pub(crate) fn origin(state: GeneratorState) -> Result<Option<(GeneratorState, Tensor)>> {
     RECORDER.with_borrow(|recorder| {
         let Some(recorder) = recorder else { return Ok(None) };

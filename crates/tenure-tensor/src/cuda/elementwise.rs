@@ -20,8 +20,8 @@ const VECTOR_BYTES: usize = 16;
 /// The numbers of dimensions that kernels are compiled for.
 pub(super) const RANKS: [usize; 4] = [1, 3, 8, 24];
 
-/// An expression in CUDA C++ that computes one element of each output from one element of each input (`a`, `b`, ...) and
-/// from numbers (`n0`, `n1`, ...).
+/// An expression in CUDA C++ that computes one element of each output from one element of each input (`a`, `b`, ...)
+/// and from numbers (`n0`, `n1`, ...).
 pub(super) struct Expression {
     /// The kernel's name, unique to the expression.
     pub(super) name: &'static str,

@@ -1,4 +1,5 @@
-//! The iteration space of a kernel with operands of several layouts: each thread has one element, or several neighbours.
+//! The iteration space of a kernel with operands of several layouts: each thread has one element, or several
+//! neighbours.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -83,7 +84,8 @@ impl IterationSpace {
         source
     }
 
-    /// Returns a number of 6 bits that differs where the definition of `Space` differs, except by the number of operands.
+    /// Returns a number of 6 bits that differs where the definition of `Space` differs, except by the number of
+    /// operands.
     pub(super) fn variant(&self, is_large: bool) -> u64 {
         (self.dims() as u64) << 1 | u64::from(is_large)
     }

@@ -139,7 +139,8 @@ pub(super) fn submit_erased(
 pub(super) type Host = Box<dyn Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync>;
 
 /// Records that `stream` uses storages. The memory of a storage that was allocated for another stream is not reused
-/// before `stream` has done its work so far. In a capture, storages are kept alive as long as the graph may be replayed.
+/// before `stream` has done its work so far. In a capture, storages are kept alive as long as the graph may be
+/// replayed.
 pub(crate) fn record_use<'a>(
     op: &'static str,
     memory: &DeviceMemory,
@@ -151,8 +152,8 @@ pub(crate) fn record_use<'a>(
     }
     for held in storages.filter(|held| held.address != 0) {
         captured::keep(&held);
-        // This does nothing for memory on the CPU or memory that this process did not allocate: its owner must ensure that
-        // it is not freed too early.
+        // This does nothing for memory on the CPU or memory that this process did not allocate: its owner must ensure
+        // that it is not freed too early.
         memory.record_use(held.address, stream).map_err(|error| TensorError::memory(op, error))?;
     }
     Ok(())
@@ -182,8 +183,8 @@ impl Queue {
         }
     }
 
-    /// Returns how many algorithms of a library to time before the first use of a problem size; `None` if the setting is
-    /// off, or in a capture.
+    /// Returns how many algorithms of a library to time before the first use of a problem size; `None` if the setting
+    /// is off, or in a capture.
     pub(crate) fn candidates(&self) -> Option<usize> {
         const CANDIDATES: usize = 8;
         if !tuning::measures_algorithms() {

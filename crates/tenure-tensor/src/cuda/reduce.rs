@@ -21,8 +21,8 @@ const WARP: usize = 32;
 const WIDEST: usize = 8;
 const VECTOR_BYTES: usize = 16;
 
-/// The number of blocks that keeps a device busy. If there are fewer, several blocks share each output. It is a constant,
-/// so that results do not depend on the device.
+/// The number of blocks that keeps a device busy. If there are fewer, several blocks share each output. It is a
+/// constant, so that results do not depend on the device.
 const BLOCKS: usize = 512;
 /// The number of blocks that the last step aims at. With more outputs, each of its blocks combines several of them.
 const LAST_STEP_BLOCKS: usize = 128;

@@ -116,8 +116,8 @@ operations! {
         /// Integers, no memory.
         celu(input, alpha: Float = 1.0) -> Tensor;
 
-        /// Computes log(1 + exp(`beta`·x)) / `beta`, and x where `beta`·x is above `threshold`. PyTorch's defaults are 1
-        /// and 20.
+        /// Computes log(1 + exp(`beta`·x)) / `beta`, and x where `beta`·x is above `threshold`. PyTorch's defaults are
+        /// 1 and 20.
         ///
         /// # Errors
         /// Integers, no memory.
@@ -131,7 +131,8 @@ operations! {
         swiglu(input, other: Tensor) -> Tensor;
     }
     front_ends {
-        /// Computes [`gelu`](Tensor::gelu) if `approximate` is `none`, and [`gelu_tanh`](Tensor::gelu_tanh) if it is `tanh`.
+        /// Computes [`gelu`](Tensor::gelu) if `approximate` is `none`, and [`gelu_tanh`](Tensor::gelu_tanh) if it is
+        /// `tanh`.
         ///
         /// # Errors
         /// Another `approximate`; no memory.

@@ -92,8 +92,8 @@ operations! {
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
         maximum(input, other: Value) -> Tensor;
 
-        /// Computes the smaller element of each pair. NaN counts as the smallest. Equal elements get half of the gradient
-        /// each.
+        /// Computes the smaller element of each pair. NaN counts as the smallest. Equal elements get half of the
+        /// gradient each.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.

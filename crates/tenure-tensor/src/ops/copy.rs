@@ -23,9 +23,9 @@ operations! {
         #[name(to)]
         to_dtype(input, dtype: DType) -> Tensor;
 
-        /// Copies the values to `device`; returns the tensor itself if it is there. A copy from or to pageable host memory
-        /// waits until it is done. A copy between devices does not wait; it is ordered by the thread's current streams of
-        /// both.
+        /// Copies the values to `device`; returns the tensor itself if it is there. A copy from or to pageable host
+        /// memory waits until it is done. A copy between devices does not wait; it is ordered by the thread's current
+        /// streams of both.
         ///
         /// # Errors
         /// No memory; the device cannot be used, or an earlier operation on it failed.

@@ -19,16 +19,16 @@ type Dims = SmallVec<[usize; 5]>;
 operations! {
     static OPERATIONS;
     methods {
-        /// Selects elements along `dim` by their index: in two dimensions and along the last, `out[i][j] =
-        /// self[i][index[i][j]]`. The result has the sizes of `index`, which may be smaller than this tensor in the other
-        /// dimensions.
+        /// Selects elements along `dim` by their index. In two dimensions and along the last, `out[i][j] =
+        /// self[i][index[i][j]]`. The result has the sizes of `index`, which may be smaller than this tensor in the
+        /// other dimensions.
         ///
         /// # Errors
         /// The numbers of dimensions differ; `index` has larger sizes; an index is out of range, or no integer.
         gather(input, dim: Int, index: Tensor) -> Tensor;
 
-        /// Selects elements as [`gather`](Self::gather) does, with `indices` and this tensor broadcast in dimensions of size
-        /// 1. It takes the results of `argmax` and `argsort`.
+        /// Selects elements as [`gather`](Self::gather) does, with `indices` and this tensor broadcast in dimensions of
+        /// size 1. It takes the results of `argmax` and `argsort`.
         ///
         /// # Errors
         /// The errors of [`gather`](Self::gather).
@@ -37,7 +37,8 @@ operations! {
         /// Selects the entries of a dimension at the indices `index`, in the order of `index`.
         ///
         /// # Errors
-        /// The dimension does not exist; the indices have more than one dimension, are out of range, or are no integers.
+        /// The dimension does not exist; the indices have more than one dimension, are out of range, or are no
+        /// integers.
         index_select(input, dim: Int, index: Tensor) -> Tensor;
 
         /// Selects elements by their flat index, which counts all elements with the last dimension fastest. The result

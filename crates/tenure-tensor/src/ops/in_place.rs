@@ -69,7 +69,8 @@ operations! {
         /// Sets every element to `value`.
         ///
         /// # Errors
-        /// A number that does not fit an integer dtype, elements that share memory, a leaf that requires a gradient outside
+        /// A number that does not fit an integer dtype, elements that share memory, a leaf that requires a gradient
+        /// outside
         /// `no_grad`.
         fill_(input, value: Scalar) -> ();
 

@@ -113,8 +113,8 @@ pub fn meshgrid(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
 operations! {
     static OPERATIONS;
     methods {
-        /// Repeats the whole tensor along each dimension. If there are more `repeats` than dimensions, the first are for
-        /// new dimensions in front.
+        /// Repeats the whole tensor along each dimension. If there are more `repeats` than dimensions, the first are
+        /// for new dimensions in front.
         ///
         /// # Errors
         /// Fewer repeats than dimensions; no memory.

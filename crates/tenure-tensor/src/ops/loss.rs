@@ -80,8 +80,8 @@ impl Default for CrossEntropy<'_> {
 operations! {
     static OPERATIONS;
     methods {
-        /// Computes the negative log-likelihood of the target's classes, from logarithms of probabilities of sizes `[batch,
-        /// classes, ...]` or `[classes]`. PyTorch's `nll_loss`.
+        /// Computes the negative log-likelihood of the target's classes, from logarithms of probabilities of sizes
+        /// `[batch, classes, ...]` or `[classes]`. PyTorch's `nll_loss`.
         ///
         /// # Errors
         /// The errors of [`cross_entropy`](Self::cross_entropy).
@@ -116,8 +116,8 @@ operations! {
         /// least -100, also in the gradient of the target.
         ///
         /// # Errors
-        /// A target of other sizes, a weight that does not broadcast to them, an integer dtype, elements that are not from
-        /// 0 to 1.
+        /// A target of other sizes, a weight that does not broadcast to them, an integer dtype, elements that are not
+        /// from 0 to 1.
         binary_cross_entropy(input, target: Tensor, weight: Option<Tensor> = None, reduction: Reduction = "mean") -> Tensor;
 
         /// Computes [`binary_cross_entropy`](Self::binary_cross_entropy) of the sigmoid of this tensor, without limits

@@ -15,8 +15,8 @@ static PRODUCT: Kernel<Product> =
 operations! {
     static OPERATIONS;
     methods {
-        /// Multiplies two matrices, or batches of them, whose leading dimensions are broadcast. A vector counts as a row on
-        /// the left and as a column on the right, and its dimension is not in the result.
+        /// Multiplies two matrices, or batches of them, whose leading dimensions are broadcast. A vector counts as a
+        /// row on the left and as a column on the right, and its dimension is not in the result.
         ///
         /// # Errors
         /// Inner sizes that differ, batches that do not broadcast, no dimension, different dtypes or devices.

@@ -51,8 +51,8 @@ operations! {
         /// Replaces all elements by uniformly distributed numbers from `low` up to but without `high`.
         ///
         /// # Errors
-        /// The range is negative or not finite; the dtype is not floating; the tensor requires a gradient, unless inside
-        /// [`no_grad`](crate::autograd::no_grad).
+        /// The range is negative or not finite; the dtype is not floating; the tensor requires a gradient, unless
+        /// inside [`no_grad`](crate::autograd::no_grad).
         uniform_(input, low: Float = 0.0, high: Float = 1.0, generator: Generator = None) -> ();
 
         /// Replaces all elements by normally distributed numbers with this mean and standard deviation.

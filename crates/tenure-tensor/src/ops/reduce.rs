@@ -82,8 +82,8 @@ operations! {
         var_mean(input, dim: Ints = [], correction: Float = 1.0, keepdim: Bool = false) -> (Tensor, Tensor);
 
         /// Computes norms over dimensions, given as for [`sum`](Self::sum): the `p`-th root of the sum of the absolute
-        /// values' `p`-th powers; the largest and smallest absolute value for infinite `p`, and the count of elements that
-        /// are not zero for 0. PyTorch's `vector_norm`.
+        /// values' `p`-th powers; the largest and smallest absolute value for infinite `p`, and the count of elements
+        /// that are not zero for 0. PyTorch's `vector_norm`.
         ///
         /// # Errors
         /// The errors of [`mean`](Self::mean).

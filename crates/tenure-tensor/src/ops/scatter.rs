@@ -20,12 +20,12 @@ type Dims = SmallVec<[usize; 5]>;
 operations! {
     static OPERATIONS;
     methods {
-        /// Returns a copy with the elements of `src`, or a number, written along `dim` at the positions in `index`. In two
-        /// dimensions and along the last, `out[i][index[i][j]] = src[i][j]`. `src` may be larger than `index`.
+        /// Returns a copy with the elements of `src`, or a number, written along `dim` at the positions in `index`. In
+        /// two dimensions and along the last, `out[i][index[i][j]] = src[i][j]`. `src` may be larger than `index`.
         ///
         /// # Errors
-        /// The numbers of dimensions differ; the index is larger than this tensor in another dimension, or than the source;
-        /// an index is out of range, or no integer; the source has another dtype.
+        /// The numbers of dimensions differ; the index is larger than this tensor in another dimension, or than the
+        /// source; an index is out of range, or no integer; the source has another dtype.
         scatter(input, dim: Int, index: Tensor, src: Value) -> Tensor;
 
         /// Returns a copy with the elements of `src` added, at the positions where [`scatter`](Self::scatter) writes
@@ -50,8 +50,9 @@ operations! {
         /// Returns a copy with the entries of a dimension at the indices `index` replaced by those of `source`.
         ///
         /// # Errors
-        /// Sizes of `source` that differ from this tensor's, except that it has one entry for each index in the dimension;
-        /// indices that have more than one dimension, are out of range, or are no integers; a source of another dtype.
+        /// Sizes of `source` that differ from this tensor's, except that it has one entry for each index in the
+        /// dimension; indices that have more than one dimension, are out of range, or are no integers; a source of
+        /// another dtype.
         index_copy(input, dim: Int, index: Tensor, source: Tensor) -> Tensor;
 
         /// Returns a copy with the entries of `source` added to the entries of a dimension at the indices `index`.

@@ -18,12 +18,12 @@ static NAN_TO_NUM: Kernel<NanToNum> = Kernel::new("nan_to_num", &[kernels::NAN_T
 operations! {
     static OPERATIONS;
     methods {
-        /// Returns a copy with `value` where `mask`, of `bool`, is true. Tensor and mask are broadcast. `value` is a number
-        /// or a tensor of no dimensions.
+        /// Returns a copy with `value` where `mask`, of `bool`, is true. Tensor and mask are broadcast. `value` is a
+        /// number or a tensor of no dimensions.
         ///
         /// # Errors
-        /// The mask is not `bool`, sizes do not broadcast, different devices, a value with dimensions, a number that does
-        /// not fit an integer dtype.
+        /// The mask is not `bool`, sizes do not broadcast, different devices, a value with dimensions, a number that
+        /// does not fit an integer dtype.
         masked_fill(input, mask: Tensor, value: Value) -> Tensor;
 
         /// Limits each element to the range from `min` to `max`; where `min` is larger, the result is `max`.
@@ -44,8 +44,8 @@ operations! {
         /// Sizes that do not broadcast, different devices, `bool`.
         clamp_max(input, max: Value) -> Tensor;
 
-        /// Replaces NaN by `nan`, and infinities by `posinf` and `neginf`: by default the largest and lowest numbers of the
-        /// dtype. Integers stay as they are.
+        /// Replaces NaN by `nan`, and infinities by `posinf` and `neginf`: by default the largest and lowest numbers of
+        /// the dtype. Integers stay as they are.
         ///
         /// # Errors
         /// No memory.

@@ -33,8 +33,8 @@ operations! {
         /// The dimension does not exist, or has fewer elements.
         topk(input, k: Size, dim: Int = -1, largest: Bool = true) -> (Tensor, Tensor);
 
-        /// Returns the `k`-th smallest element along a dimension, counted from 1, and its index. The dimension is left with
-        /// size 1 if `keepdim`.
+        /// Returns the `k`-th smallest element along a dimension, counted from 1, and its index. The dimension is left
+        /// with size 1 if `keepdim`.
         ///
         /// # Errors
         /// The dimension does not exist, or has fewer elements; `k` is 0.

@@ -11,8 +11,8 @@ static TRIANGLE: Kernel<Triangle> = Kernel::new("triangle", &[cpu::index::TRIANG
 operations! {
     static OPERATIONS;
     methods {
-        /// Returns the matrices of the last two dimensions with zeros above a diagonal: `diagonal` above the main one, or
-        /// below it if it is negative.
+        /// Returns the matrices of the last two dimensions with zeros above a diagonal: `diagonal` above the main one,
+        /// or below it if it is negative.
         ///
         /// # Errors
         /// Fewer than two dimensions.

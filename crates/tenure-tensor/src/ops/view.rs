@@ -73,8 +73,8 @@ operations! {
         /// Fewer than two dimensions.
         mt(input) -> Tensor;
 
-        /// Returns a view with the dimensions in the order `dims`. Dimension `i` of the view is dimension `dims[i]` of this
-        /// tensor.
+        /// Returns a view with the dimensions in the order `dims`. Dimension `i` of the view is dimension `dims[i]` of
+        /// this tensor.
         ///
         /// # Errors
         /// `dims` does not have every dimension once.
@@ -118,8 +118,8 @@ operations! {
         /// The dimension does not exist, or the index is out of range.
         select(input, dim: Int, index: Int) -> Tensor;
 
-        /// Selects every `step`-th element of a dimension, from `start` up to but without `end`. As in Python, both may be
-        /// negative, and are limited to the dimension.
+        /// Selects every `step`-th element of a dimension, from `start` up to but without `end`. As in Python, both may
+        /// be negative, and are limited to the dimension.
         ///
         /// # Errors
         /// The dimension does not exist; the step is 0.
@@ -131,8 +131,8 @@ operations! {
         /// The dimension does not exist; elements are out of range.
         narrow(input, dim: Int, start: Size, length: Size) -> Tensor;
 
-        /// Returns windows of `size` elements of a dimension, each `step` after the one before. The dimension counts the
-        /// windows, and a new last dimension has the elements of each.
+        /// Returns windows of `size` elements of a dimension, each `step` after the one before. The dimension counts
+        /// the windows, and a new last dimension has the elements of each.
         ///
         /// # Errors
         /// The dimension does not exist, or is shorter than a window; the step is 0.

@@ -61,8 +61,8 @@ operations! {
     functions {
         /// Returns an uninitialised tensor. Elements of `bool` are false.
         ///
-        /// As for all allocations, the memory's purpose and key are the thread's [`Purpose`](tenure_core::Purpose), and its
-        /// allocator is the thread's [`AllocatorScope`], if there is one.
+        /// As for all allocations, the memory's purpose and key are the thread's [`Purpose`](tenure_core::Purpose), and
+        /// its allocator is the thread's [`AllocatorScope`], if there is one.
         ///
         /// # Errors
         /// Too many elements, or no memory.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-/// A reusable barrier: all threads of a run wait for one another, and each gets the messages of all. It does not wait for
-/// work on the devices.
+/// A reusable barrier: all threads of a run wait for one another, and each gets the messages of all. It does not wait
+/// for work on the devices.
 pub(super) struct Lockstep<M> {
     state: Mutex<LockstepState<M>>,
     changed: Condvar,
@@ -28,8 +28,8 @@ impl<M> Lockstep<M> {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Sends a message and waits until all other threads have sent theirs. Returns the messages of all, by thread; `None`
-    /// after [`end`](Self::end).
+    /// Sends a message and waits until all other threads have sent theirs. Returns the messages of all, by thread;
+    /// `None` after [`end`](Self::end).
     pub(super) fn meet(&self, rank: usize, message: M) -> Option<Arc<Vec<M>>> {
         let mut state = self.state.lock();
         if state.is_over {

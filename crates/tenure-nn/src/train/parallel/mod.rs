@@ -217,8 +217,8 @@ impl Rank {
         self.crew.is_some()
     }
 
-    /// Replaces the parameters and buffers by those of the first device. Waits until the copies are done and the devices have set
-    /// up their connections.
+    /// Replaces the parameters and buffers by those of the first device. Waits until the copies are done and the
+    /// devices have set up their connections.
     fn begin(&self, model: &dyn Module) -> Result<()> {
         self.is_exchanging.store(true, Ordering::Relaxed);
         let begun = self.try_begin(model);
@@ -242,8 +242,8 @@ impl Rank {
         Ok(())
     }
 
-    /// Begins a pass once all devices have their parts of the batch, and returns this device's. If one could not be read,
-    /// all devices return an error.
+    /// Begins a pass once all devices have their parts of the batch, and returns this device's. If one could not be
+    /// read, all devices return an error.
     pub(super) fn begin_pass<B>(&self, part: Result<Part<B>>) -> Result<Part<B>> {
         let messages = self.exchange(RankMessage::Batch(part.as_ref().ok().map(|part| part.examples)));
         let part = part?;
