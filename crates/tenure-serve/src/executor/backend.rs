@@ -6,17 +6,17 @@ use std::time::Duration;
 use tenure_nn::networks::Network;
 
 use super::ModelError;
-use super::stored::Stored;
+use super::stored::StoredWeights;
 use super::tensors::RawTensor;
 use crate::http::Tier;
 use crate::repository::StoredModel;
 
 /// A device that holds the weights of models and computes with them.
 pub(crate) trait Backend: Send + Sync {
-    /// Finds a model's weights in its files, and reads none of them yet.
-    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn BackendWeights>, ModelError>;
+    /// Opens a model whose weights were found in its files. No weights are read yet.
+    fn open(&self, network: Box<dyn Network>, stored: &StoredWeights) -> Result<Box<dyn BackendWeights>, ModelError>;
 
-    /// Opens the weights of a PyTorch module, which is loaded to learn how many bytes they take.
+    /// Opens a model that is a PyTorch module. The module is loaded to learn how many bytes its weights take.
     fn open_python(&self, _: &Arc<StoredModel>) -> Result<Box<dyn BackendWeights>, ModelError> {
         Err(ModelError::NoPython)
     }
@@ -24,13 +24,13 @@ pub(crate) trait Backend: Send + Sync {
     /// Returns the names of the memory that models are computed in and of the memory that weights come from.
     fn tiers(&self) -> [&str; 2];
 
-    /// Returns how much memory weights take, by tier.
+    /// Returns how many bytes weights take of each memory tier, such as `cuda:0` or `dram`.
     fn usage(&self) -> Vec<Tier>;
 
     /// Returns device memory that no model uses to the driver, for other processes.
     fn trim(&self) {}
 
-    /// Ends the batch that is computed now as early as possible: no request waits for its answer any more.
+    /// Ends the current batch as early as possible: no request waits for its answer any more.
     fn abandon(&self) {}
 
     /// Stops waiting for results that are not computed yet.
@@ -42,7 +42,7 @@ pub(crate) trait Backend: Send + Sync {
     }
 }
 
-/// A callback that receives how long weights took to arrive, or `None` if they did not.
+/// A callback that receives how long weights took to load, or `None` if that failed.
 pub(crate) type LoadedCallback = Box<dyn FnOnce(Option<Duration>) + Send>;
 
 /// The weights of one model on a [`Backend`]. Dropping them frees their memory.
@@ -57,24 +57,25 @@ pub(crate) trait BackendWeights: Send + Sync {
     /// releasing.
     fn load(&self, patience: Duration) -> Result<(), ModelError>;
 
-    /// Calls `done` when all weights are there, or when loading failed.
+    /// Calls `done` when all weights are in memory, or when loading failed.
     fn when_loaded(&self, done: LoadedCallback);
 
-    /// Waits until all weights are there, and checks that they came from the files that were inspected.
+    /// Waits until all weights are in memory, and checks that their files have not changed since they were found.
     fn loaded(&self) -> Result<(), ModelError>;
 
     /// Frees at least this many bytes of their memory.
     fn evict(&self, bytes: u64);
 
     /// Computes the answers to inputs. Waits for weights.
-    fn compute(&self, inputs: &[RawTensor]) -> Result<Timed, ModelError>;
+    fn compute(&self, inputs: &[RawTensor]) -> Result<TimedOutputs, ModelError>;
 }
 
 /// The answers to a batch, and how its time was spent.
-pub(crate) struct Timed {
+pub(crate) struct TimedOutputs {
     pub(crate) outputs: Vec<RawTensor>,
-    /// The time spent waiting for the first weights, and for later ones.
+    /// The time until the first weights were there.
     pub(crate) copy: Duration,
+    /// The time spent waiting for later weights during the computation.
     pub(crate) wait: Duration,
     pub(crate) compute: Duration,
 }

@@ -1,4 +1,4 @@
-//! A worker's model, whose weights the server lends.
+//! A model's weights in a worker process: chunks of device memory that the server lends.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ use tenure_nn::switched::{BorrowedNetwork, Borrower, LentTerms};
 use tenure_switch::Model;
 
 use super::ModelError;
-use super::network::{Computed, unwound};
+use super::network::{Computed, unwind_error};
 use super::tensors::RawTensor;
 
 /// A network that this process builds once and binds to lent weights again and again.
@@ -22,11 +22,12 @@ pub(crate) struct BorrowedWeights {
     network: LentNetwork,
     /// The reason why the weights cannot be used.
     failure: Mutex<Option<ModelError>>,
-    stop: Mutex<Stop>,
+    stop: Mutex<StopState>,
 }
 
+/// Whether computation is stopped, and the model that it must stop.
 #[derive(Default)]
-struct Stop {
+struct StopState {
     is_stopped: bool,
     /// Set once the weights are mapped.
     model: Option<Arc<Model>>,
@@ -57,10 +58,12 @@ impl BorrowedWeights {
             network.borrow(device, terms, tables, chunks)?;
             Ok::<_, ModelError>(network.model().cloned())
         }));
-        match borrowed.map_err(unwound).flatten() {
+        match borrowed.map_err(unwind_error).flatten() {
             Ok(model) => {
                 let mut stop = self.stop.lock();
-                model.iter().filter(|_| stop.is_stopped).for_each(|model| model.stop());
+                if let Some(model) = model.as_ref().filter(|_| stop.is_stopped) {
+                    model.stop();
+                }
                 stop.model = model;
             }
             Err(error) => *self.failure.lock() = Some(error),
@@ -77,7 +80,7 @@ impl BorrowedWeights {
         let inputs = inputs.iter().map(RawTensor::to_tensor).collect::<Result<Vec<_>, _>>()?;
         let begun = Instant::now();
         let computed = catch_unwind(AssertUnwindSafe(|| network.forward(device, &inputs)));
-        let (answers, measured) = computed.map_err(unwound)??;
+        let (answers, measured) = computed.map_err(unwind_error)??;
         // This waits for the device.
         let outputs = answers.iter().map(RawTensor::of).collect::<Result<_, _>>()?;
         Ok(Computed { outputs, begun, ended: Instant::now(), first_uses: Vec::new(), measured })
@@ -87,14 +90,18 @@ impl BorrowedWeights {
     pub(crate) fn stop(&self) {
         let mut stop = self.stop.lock();
         stop.is_stopped = true;
-        stop.model.iter().for_each(|model| model.stop());
+        if let Some(model) = &stop.model {
+            model.stop();
+        }
     }
 
     /// Allows the model to be computed again.
-    pub(crate) fn go_on(&self) {
+    pub(crate) fn resume(&self) {
         let mut stop = self.stop.lock();
         stop.is_stopped = false;
-        stop.model.iter().for_each(|model| model.go_on());
+        if let Some(model) = &stop.model {
+            model.go_on();
+        }
     }
 
     /// Unmaps the weights once the computation that uses them is done.

@@ -1,5 +1,4 @@
-//! A thread for calls that may free a model. The threads that report arrived weights must not make these calls
-//! themselves.
+//! A thread for callbacks that may drop a model. The threads that report loaded weights must not drop models.
 
 use std::sync::mpsc;
 use std::{io, thread};

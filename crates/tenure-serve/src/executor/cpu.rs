@@ -11,38 +11,38 @@ use tenure_switch::groups::Grouping;
 use tenure_switch::{FirstUse, Image, Images, Manifest, SwitchError};
 
 use super::ModelError;
-use super::backend::{Backend, BackendWeights, LoadedCallback, Timed};
+use super::backend::{Backend, BackendWeights, LoadedCallback, TimedOutputs};
+use super::compute_process::{ComputeProcess, ModelRunner};
 use super::network::{Computed, Placed};
-use super::place::{ComputePlace, Computer};
-use super::stored::Stored;
+use super::stored::StoredWeights;
 use super::tensors::RawTensor;
 use crate::http::Tier;
 
-/// Host memory above a disk, and a [`ComputePlace`] that computes.
+/// Images of weights in host memory, read from disk, and the [`ComputeProcess`] that computes on them.
 pub(crate) struct CpuBackend {
     images: Arc<Images>,
     memory_bytes: u64,
-    place: Arc<dyn ComputePlace>,
+    process: Arc<dyn ComputeProcess>,
 }
 
-/// A model's weights in memory.
-struct OnCpu {
+/// A model on the CPU, and its weights if they are in memory.
+struct CpuModel {
     images: Arc<Images>,
     bytes: u64,
     /// Bytes of the model's weights that are in memory.
     resident: AtomicU64,
-    state: Mutex<OnCpuState>,
+    state: Mutex<CpuModelState>,
 }
 
-struct OnCpuState {
-    computer: Box<dyn Computer>,
-    weights: Stored,
+struct CpuModelState {
+    runner: Box<dyn ModelRunner>,
+    weights: StoredWeights,
     /// The tensor order of the current image, or of the next one if there is none.
     order: WeightOrder,
     manifest: Arc<Manifest>,
     /// The weights, if they are in memory.
     resident: Option<Arc<Image>>,
-    /// Whether all weights are in memory and came from the files that were inspected.
+    /// Whether all weights are in memory, and their files were found unchanged afterwards.
     is_whole: bool,
     /// The uses in the first run, which determine the order, and the time when that run ended.
     first_run: Option<(Vec<Option<FirstUse>>, Instant)>,
@@ -52,17 +52,18 @@ struct OnCpuState {
 
 impl CpuBackend {
     /// Creates a backend with this many bytes of memory for weights.
-    pub(crate) fn new(memory_bytes: u64, place: Arc<dyn ComputePlace>) -> Result<Self, SwitchError> {
-        Ok(Self { images: Arc::new(Images::new(memory_bytes, None)?), memory_bytes, place })
+    pub(crate) fn new(memory_bytes: u64, process: Arc<dyn ComputeProcess>) -> Result<Self, SwitchError> {
+        Ok(Self { images: Arc::new(Images::new(memory_bytes, None)?), memory_bytes, process })
     }
 
-    fn on_cpu(&self, network: Box<dyn Network>, weights: Stored) -> Result<OnCpu, ModelError> {
+    /// Creates a model none of whose weights are in memory.
+    fn model(&self, network: Box<dyn Network>, weights: StoredWeights) -> Result<CpuModel, ModelError> {
         let order = WeightOrder::unknown(weights.tensors.tensors().len());
         let stored = weights.files.model();
         let manifest = weights.tensors.manifest(stored.name.as_str(), &order)?;
         let bytes = weights.tensors.bytes();
-        let state = OnCpuState {
-            computer: self.place.open(network, stored),
+        let state = CpuModelState {
+            runner: self.process.open(network, stored),
             weights,
             order,
             manifest,
@@ -73,13 +74,13 @@ impl CpuBackend {
         };
         let images = Arc::clone(&self.images);
         let resident = AtomicU64::new(0);
-        Ok(OnCpu { images, bytes, resident, state: Mutex::new(state) })
+        Ok(CpuModel { images, bytes, resident, state: Mutex::new(state) })
     }
 }
 
 impl Backend for CpuBackend {
-    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn BackendWeights>, ModelError> {
-        Ok(Box::new(self.on_cpu(network, stored.clone())?))
+    fn open(&self, network: Box<dyn Network>, stored: &StoredWeights) -> Result<Box<dyn BackendWeights>, ModelError> {
+        Ok(Box::new(self.model(network, stored.clone())?))
     }
 
     fn tiers(&self) -> [&str; 2] {
@@ -93,19 +94,19 @@ impl Backend for CpuBackend {
     }
 
     fn abandon(&self) {
-        self.place.abandon();
+        self.process.abandon();
     }
 
     fn end(&self) {
-        self.place.end();
+        self.process.end();
     }
 
     fn processes(&self) -> Vec<u32> {
-        self.place.processes()
+        self.process.processes()
     }
 }
 
-impl BackendWeights for OnCpu {
+impl BackendWeights for CpuModel {
     fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -161,31 +162,31 @@ impl BackendWeights for OnCpu {
         self.resident.store(0, Ordering::Relaxed);
     }
 
-    fn compute(&self, inputs: &[RawTensor]) -> Result<Timed, ModelError> {
+    fn compute(&self, inputs: &[RawTensor]) -> Result<TimedOutputs, ModelError> {
         let mut state = self.state.lock();
-        let Computed { outputs, begun, ended, first_uses, .. } = state.computer.compute(inputs)?;
-        let (copy, wait) = waited(&first_uses, begun);
+        let Computed { outputs, begun, ended, first_uses, .. } = state.runner.compute(inputs)?;
+        let (copy, wait) = wait_times(&first_uses, begun);
         if state.is_first_run() {
             state.first_run = Some((first_uses, ended));
         }
         let compute = (ended - begun).saturating_sub(copy + wait);
-        Ok(Timed { outputs, copy, wait, compute })
+        Ok(TimedOutputs { outputs, copy, wait, compute })
     }
 }
 
-impl Drop for OnCpu {
+impl Drop for CpuModel {
     fn drop(&mut self) {
         self.evict(u64::MAX);
     }
 }
 
-impl OnCpuState {
+impl CpuModelState {
     /// Returns whether the order is still to be recorded.
     fn is_first_run(&self) -> bool {
         !self.order.is_recorded() && self.recorded.is_none()
     }
 
-    /// Binds the model to an image.
+    /// Makes the model use the weights of an image.
     fn bind(&mut self, image: Arc<Image>) -> Result<(), ModelError> {
         let placed = self.weights.tensors.placed(&self.order, &self.manifest);
         let placed = placed.map(|placed| Placed {
@@ -194,26 +195,29 @@ impl OnCpuState {
             group: placed.group,
             begin: placed.begin,
         });
-        self.computer.bind(&image, placed.collect())?;
-        (self.resident, self.is_whole) = (Some(image), false);
+        self.runner.bind(&image, placed.collect())?;
+        self.resident = Some(image);
+        self.is_whole = false;
         Ok(())
     }
 
+    /// Releases the image, so that its memory is free. The next image has the order that was recorded, if any.
     fn unbind(&mut self, images: &Images) {
         let Some(image) = self.resident.take() else { return };
-        self.computer.unbind();
+        self.runner.unbind();
         drop(image);
         images.forget(&self.manifest);
         if let Some(order) = self.recorded.take()
             && let Ok(manifest) = self.weights.tensors.manifest(self.manifest.name(), &order)
         {
-            (self.order, self.manifest) = (order, manifest);
+            self.order = order;
+            self.manifest = manifest;
         }
     }
 }
 
-/// Returns the time that a run waited for the first group, and for all later ones.
-fn waited(uses: &[Option<FirstUse>], begun: Instant) -> (Duration, Duration) {
+/// Returns the time that a run which began at `begun` waited for the first group, and for all later ones.
+fn wait_times(uses: &[Option<FirstUse>], begun: Instant) -> (Duration, Duration) {
     let mut uses: Vec<_> = uses.iter().flatten().filter(|used| used.at >= begun).collect();
     uses.sort_by_key(|used| used.at);
     let mut waits = uses.into_iter().map(|used| used.waited);
@@ -229,22 +233,22 @@ mod tests {
 
     use super::*;
     use crate::examples;
-    use crate::executor::Here;
+    use crate::executor::ThisProcess;
     use crate::repository::Repository;
 
     /// The example whose parameters are not registered in the order in which they are used.
-    fn next_byte(folder: &std::path::Path) -> OnCpu {
+    fn next_byte(folder: &std::path::Path) -> CpuModel {
         examples::write(folder, None).unwrap();
         let mut repository = Repository::new(folder);
         repository.scan().unwrap();
         let stored = repository.model("next-byte").unwrap();
         let network = Architectures::default().build(&stored.config.architecture, stored.config.options.clone());
         let network = network.unwrap();
-        let weights = Stored::find(stored, &network.state()).unwrap();
-        CpuBackend::new(1 << 30, Arc::new(Here)).unwrap().on_cpu(network, weights).unwrap()
+        let weights = StoredWeights::find(stored, &network.state()).unwrap();
+        CpuBackend::new(1 << 30, Arc::new(ThisProcess)).unwrap().model(network, weights).unwrap()
     }
 
-    fn ask(model: &OnCpu, tokens: [i64; 2]) -> Result<Vec<RawTensor>, ModelError> {
+    fn ask(model: &CpuModel, tokens: [i64; 2]) -> Result<Vec<RawTensor>, ModelError> {
         let bytes: Vec<u8> = tokens.into_iter().flat_map(i64::to_le_bytes).collect();
         let tokens = RawTensor { dtype: DType::I64, sizes: vec![1, 2], parts: vec![bytes.into()] };
         model.load(Duration::ZERO).unwrap();
@@ -269,7 +273,7 @@ mod tests {
     fn the_first_run_tells_the_order_of_all_later_images() {
         let folder = tempfile::tempdir().unwrap();
         let model = next_byte(folder.path());
-        let names = |model: &OnCpu| {
+        let names = |model: &CpuModel| {
             let state = model.state.lock();
             state.manifest.entries().iter().map(|entry| entry.name.clone()).collect::<Vec<_>>()
         };

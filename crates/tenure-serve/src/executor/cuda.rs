@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use tenure_nn::networks::Network;
 
 use super::ModelError;
-use super::backend::{Backend, BackendWeights, LoadedCallback, Timed};
-use super::network::unwound;
+use super::backend::{Backend, BackendWeights, LoadedCallback, TimedOutputs};
+use super::network::unwind_error;
 use super::resident::{DeviceWeights, ResidentModel};
-use super::stored::Stored;
+use super::stored::StoredWeights;
 use super::tensors::RawTensor;
 use crate::http::Tier;
 
@@ -19,7 +19,7 @@ pub(crate) struct CudaBackend {
 }
 
 /// A model that this process computes.
-struct OnCuda(ResidentModel);
+struct CudaModel(ResidentModel);
 
 impl CudaBackend {
     /// Creates a backend for a device with these weights.
@@ -29,8 +29,8 @@ impl CudaBackend {
 }
 
 impl Backend for CudaBackend {
-    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn BackendWeights>, ModelError> {
-        Ok(Box::new(OnCuda(self.weights.open(network, stored)?)))
+    fn open(&self, network: Box<dyn Network>, stored: &StoredWeights) -> Result<Box<dyn BackendWeights>, ModelError> {
+        Ok(Box::new(CudaModel(self.weights.open(network, stored)?)))
     }
 
     fn tiers(&self) -> [&str; 2] {
@@ -46,7 +46,7 @@ impl Backend for CudaBackend {
     }
 }
 
-impl BackendWeights for OnCuda {
+impl BackendWeights for CudaModel {
     fn bytes(&self) -> u64 {
         self.0.bytes()
     }
@@ -72,15 +72,15 @@ impl BackendWeights for OnCuda {
         self.0.evict(bytes);
     }
 
-    fn compute(&self, inputs: &[RawTensor]) -> Result<Timed, ModelError> {
+    fn compute(&self, inputs: &[RawTensor]) -> Result<TimedOutputs, ModelError> {
         let inputs = inputs.iter().map(RawTensor::to_tensor).collect::<Result<Vec<_>, _>>()?;
         let begun = Instant::now();
-        let answers = catch_unwind(AssertUnwindSafe(|| self.0.model.forward(&inputs))).map_err(unwound)??;
+        let answers = catch_unwind(AssertUnwindSafe(|| self.0.model.forward(&inputs))).map_err(unwind_error)??;
         // This waits for the device.
         let outputs = answers.iter().map(RawTensor::of).collect::<Result<_, _>>()?;
         let took = begun.elapsed();
-        self.0.count()?;
+        self.0.update_resident_bytes()?;
         let copy = self.0.copy_time(took)?;
-        Ok(Timed { outputs, copy, wait: Duration::ZERO, compute: took - copy })
+        Ok(TimedOutputs { outputs, copy, wait: Duration::ZERO, compute: took - copy })
     }
 }

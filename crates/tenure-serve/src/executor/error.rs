@@ -79,10 +79,10 @@ pub enum ModelError {
     /// An answer that cannot be expressed in a message of the protocol.
     #[error(transparent)]
     Protocol(#[from] ProtocolError),
-    /// The process that computes the model reported why there is no answer.
+    /// The model cannot be computed, for a reason that the message gives: mostly another process reported it.
     #[error("{0}")]
     Elsewhere(String),
-    /// The process that computes the model reported an error in the request.
+    /// The request itself is wrong: another process reported it, or its inputs are too long to be sent there.
     #[error("{0}")]
     Asked(String),
     /// The process that computed the model ended.
@@ -104,7 +104,7 @@ pub enum ModelError {
 
 impl ModelError {
     /// Returns whether the same request may succeed when it is sent again.
-    pub(crate) fn is_passing(&self) -> bool {
+    pub(crate) fn is_transient(&self) -> bool {
         matches!(
             self,
             Self::Lost(_)
@@ -115,7 +115,7 @@ impl ModelError {
     }
 
     /// Returns whether the request itself is wrong, for example a token outside the vocabulary.
-    pub(crate) fn is_asked(&self) -> bool {
+    pub(crate) fn is_request_error(&self) -> bool {
         matches!(
             self,
             Self::Asked(_)

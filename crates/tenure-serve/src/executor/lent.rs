@@ -8,11 +8,11 @@ use tenure_nn::networks::Network;
 use tenure_tensor::Device;
 
 use super::ModelError;
-use super::backend::{Backend, BackendWeights, LoadedCallback, Timed};
+use super::backend::{Backend, BackendWeights, LoadedCallback, TimedOutputs};
+use super::compute_process::ComputeProcess;
 use super::network::Computed;
-use super::place::ComputePlace;
 use super::resident::{DeviceWeights, ResidentModel};
-use super::stored::Stored;
+use super::stored::StoredWeights;
 use super::tensors::RawTensor;
 use crate::http::Tier;
 use crate::worker::{LentWeights, WorkerCommand, Workers};
@@ -23,8 +23,8 @@ pub(crate) struct LentBackend {
     workers: Workers,
 }
 
-/// A model that workers compute.
-struct OnLent {
+/// A model that workers compute, and whose weights this process holds.
+struct LentWorkerModel {
     /// Dropped first, so that no worker holds the weights when they are freed.
     lent: Mutex<LentWeights>,
     resident: ResidentModel,
@@ -44,9 +44,9 @@ impl LentBackend {
 }
 
 impl Backend for LentBackend {
-    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn BackendWeights>, ModelError> {
+    fn open(&self, network: Box<dyn Network>, stored: &StoredWeights) -> Result<Box<dyn BackendWeights>, ModelError> {
         let resident = self.weights.open(network, stored)?;
-        Ok(Box::new(OnLent { lent: Mutex::new(self.workers.lent(stored.files.model())), resident }))
+        Ok(Box::new(LentWorkerModel { lent: Mutex::new(self.workers.lent(stored.files.model())), resident }))
     }
 
     fn tiers(&self) -> [&str; 2] {
@@ -74,7 +74,7 @@ impl Backend for LentBackend {
     }
 }
 
-impl BackendWeights for OnLent {
+impl BackendWeights for LentWorkerModel {
     fn bytes(&self) -> u64 {
         self.resident.bytes()
     }
@@ -103,10 +103,10 @@ impl BackendWeights for OnLent {
         self.resident.evict(bytes);
     }
 
-    fn compute(&self, inputs: &[RawTensor]) -> Result<Timed, ModelError> {
+    fn compute(&self, inputs: &[RawTensor]) -> Result<TimedOutputs, ModelError> {
         let mut lent = self.lent.lock();
         let computed = lent.compute(&self.resident.model, inputs);
-        self.resident.count()?;
+        self.resident.update_resident_bytes()?;
         let Computed { outputs, begun, ended, measured, .. } = computed?;
         let took = ended - begun;
         let copy = self.resident.copy_time(took)?;
@@ -116,8 +116,8 @@ impl BackendWeights for OnLent {
             if let Err(error) = self.resident.model.learn(&measured) {
                 tracing::warn!("{}: the order of its weights cannot be recorded: {error}", self.resident.model.name());
             }
-            self.resident.count()?;
+            self.resident.update_resident_bytes()?;
         }
-        Ok(Timed { outputs, copy, wait: Duration::ZERO, compute: took - copy })
+        Ok(TimedOutputs { outputs, copy, wait: Duration::ZERO, compute: took - copy })
     }
 }

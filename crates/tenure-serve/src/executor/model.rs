@@ -6,8 +6,8 @@ use std::time::Duration;
 use tenure_nn::networks::{Architectures, Network};
 use tokio::sync::oneshot;
 
-use super::backend::{Backend, BackendWeights, Timed};
-use super::stored::Stored;
+use super::backend::{Backend, BackendWeights, TimedOutputs};
+use super::stored::StoredWeights;
 use super::{ModelError, dtype, tensors};
 use crate::protocol;
 use crate::repository::{StoredModel, TensorSpec};
@@ -18,7 +18,7 @@ pub(crate) struct OpenModel {
     stored: Arc<StoredModel>,
     /// The weights on each device.
     weights: Vec<Box<dyn BackendWeights>>,
-    /// Dropped last: the receiver then learns that the model is gone.
+    /// Dropped last. This tells the receiver that the model is freed.
     _gone: oneshot::Sender<()>,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct OpenModel {
 pub(crate) struct BatchAnswer {
     /// The outputs of each request.
     pub(crate) outputs: Vec<Vec<protocol::Tensor>>,
-    /// The times of [`Timed`].
+    /// As in [`TimedOutputs`], and so are the times below.
     pub(crate) copy: Duration,
     pub(crate) wait: Duration,
     pub(crate) compute: Duration,
@@ -40,7 +40,7 @@ impl OpenModel {
         architectures: &Architectures,
         backends: impl Iterator<Item = &'a dyn Backend>,
     ) -> Result<(Self, oneshot::Receiver<()>), ModelError> {
-        let mut found: Option<Stored> = None;
+        let mut found: Option<StoredWeights> = None;
         let weights = backends
             .map(|backend| {
                 if stored.config.python.is_some() {
@@ -51,7 +51,7 @@ impl OpenModel {
                 let network = build(stored, architectures)?;
                 let tensors = match &found {
                     Some(tensors) => tensors,
-                    None => found.insert(Stored::find(stored, &network.state())?),
+                    None => found.insert(StoredWeights::find(stored, &network.state())?),
                 };
                 backend.open(network, tensors)
             })
@@ -68,7 +68,7 @@ impl OpenModel {
         self.stored.name.as_str()
     }
 
-    /// Returns the bytes of all weights.
+    /// Returns the bytes of all weights on the device where they take most.
     pub(crate) fn bytes(&self) -> u64 {
         self.weights.iter().map(|weights| weights.bytes()).max().unwrap_or(0)
     }
@@ -105,7 +105,7 @@ impl OpenModel {
         let inputs = (0..specs.inputs.len())
             .map(|index| tensors::join(&requests.iter().map(|inputs| &inputs[index]).collect::<Vec<_>>()))
             .collect::<Result<Vec<_>, _>>()?;
-        let Timed { outputs, copy, wait, compute } = self.on(device).compute(&inputs)?;
+        let TimedOutputs { outputs, copy, wait, compute } = self.on(device).compute(&inputs)?;
         let mut answers = vec![Vec::new(); requests.len()];
         for (output, spec) in outputs.iter().zip(&specs.outputs) {
             let parts = tensors::split(output, spec, rows)?;
@@ -115,6 +115,7 @@ impl OpenModel {
     }
 }
 
+/// Builds a model's network without weights, and checks that its inputs and outputs are as configured.
 fn build(stored: &StoredModel, architectures: &Architectures) -> Result<Box<dyn Network>, ModelError> {
     let config = &stored.config;
     let network = architectures.build(&config.architecture, config.options.clone())?;

@@ -1,4 +1,4 @@
-//! A network, with or without its weights, and its results.
+//! A network that is computed in this process, bound to its weights or not, and the result of a batch.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,6 +22,7 @@ pub(crate) struct Placed {
     pub(crate) name: String,
     #[serde(with = "text")]
     pub(crate) dtype: DType,
+    /// The group that it is in: tensors of one group are loaded together.
     pub(crate) group: usize,
     /// The offset in bytes from the start of the group.
     pub(crate) begin: u64,
@@ -31,6 +32,7 @@ pub(crate) struct Placed {
 #[derive(Debug)]
 pub(crate) struct Computed {
     pub(crate) outputs: Vec<RawTensor>,
+    /// The time at which the computation began.
     pub(crate) begun: Instant,
     pub(crate) ended: Instant,
     /// The first use of each group, in this run or an earlier one.
@@ -39,10 +41,13 @@ pub(crate) struct Computed {
     pub(crate) measured: Option<Measured>,
 }
 
-/// Weights in groups, loaded or still on their way.
+/// The weights of a model in groups, of which some may still be loading.
 pub(crate) trait Groups {
+    /// Returns the bytes of a group. Their first use waits until the group is loaded.
     fn storage(&self, group: usize) -> Storage;
+    /// Returns when each group was first used, and how long that use waited.
     fn first_uses(&self) -> Vec<Option<FirstUse>>;
+    /// Returns why some group could not be loaded, if so.
     fn failure(&self) -> Option<SwitchError>;
 }
 
@@ -94,7 +99,7 @@ impl<G: Groups> BoundNetwork<G> {
         self.weights.is_some()
     }
 
-    /// Puts views of the groups in the places of the network's empty tensors.
+    /// Replaces the network's empty tensors by views of the groups.
     pub(crate) fn bind(&mut self, groups: G, placed: &[Placed]) -> Result<(), ModelError> {
         let placed = placed.iter().map(|Placed { name, dtype, group, begin }| switched::Placed {
             name,
@@ -107,7 +112,7 @@ impl<G: Groups> BoundNetwork<G> {
         Ok(())
     }
 
-    /// Releases the groups.
+    /// Makes the network's tensors empty again, and releases the groups.
     pub(crate) fn unbind(&mut self) {
         let Some(BoundWeights { bound, .. }) = self.weights.take() else { return };
         if let Err(error) = bound.unbind(&mut *self.network) {
@@ -122,7 +127,7 @@ impl<G: Groups> BoundNetwork<G> {
         let begun = Instant::now();
         // A network that panicked can be used again: its only state is its values, which it does not write.
         let forward = AssertUnwindSafe(|| autograd::no_grad(|| self.network.forward(&inputs)));
-        let computed = catch_unwind(forward).map_err(unwound)?;
+        let computed = catch_unwind(forward).map_err(unwind_error)?;
         let ended = Instant::now();
         // A result that was computed from weights that failed to load is invalid.
         if let Some(error) = groups.failure() {
@@ -133,14 +138,15 @@ impl<G: Groups> BoundNetwork<G> {
     }
 }
 
-/// Returns the reason why a call of a network unwound.
-pub(super) fn unwound(panic: Box<dyn Any + Send>) -> ModelError {
+/// Returns the error for a call of a network that panicked or was stopped.
+pub(super) fn unwind_error(panic: Box<dyn Any + Send>) -> ModelError {
     match panic.is::<Stopped>() {
         true => ModelError::Abandoned,
         false => ModelError::Panic(message(&*panic)),
     }
 }
 
+/// Returns the message of a panic, in one line.
 fn message(panic: &(dyn Any + Send)) -> String {
     let message = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
     message.unwrap_or("it did not say why").replace('\n', " ")

@@ -10,33 +10,38 @@ use tenure_tensor::Device;
 
 use super::ModelError;
 use super::callbacks::Callbacks;
-use super::stored::{Files, Stored};
+use super::stored::{ModelFiles, StoredWeights};
 use crate::http::Tier;
 
-/// A CUDA device, above pinned host memory that several devices may share.
+/// The weights of all models on a CUDA device, loaded from images in pinned host memory that several devices may share.
 pub(crate) struct DeviceWeights {
     /// The device's name, such as `cuda:0`.
     name: String,
     switcher: Switcher,
     device_bytes: u64,
-    /// Bytes for the images of all devices. Only the first device reports them.
+    /// The size in bytes of pinned host memory for images, on the first device. `None` on the others, so that the shared
+    /// memory is reported once.
     host_bytes: Option<u64>,
+    /// The bytes of weights on the device.
     resident: Arc<AtomicU64>,
     /// The next number of a model, which distinguishes models that replace each other under one name.
     models: AtomicU64,
+    /// The thread that reports loaded weights.
     calls: Callbacks,
 }
 
 /// A model's weights on the device.
 pub(super) struct ResidentModel {
     pub(super) model: SwitchedModel,
-    files: Files,
+    files: ModelFiles,
     bytes: u64,
-    /// Bytes of this model's weights on the device, and of all models' weights.
+    /// The bytes of this model's weights on the device.
     resident: AtomicU64,
+    /// The bytes of all models' weights on the device.
     all_resident: Arc<AtomicU64>,
-    /// Whether weights were loaded since the last computation, and since the files were last checked.
-    is_brought: AtomicBool,
+    /// Whether weights were loaded since the last computation.
+    was_loaded: AtomicBool,
+    /// Whether weights were loaded since the files were last checked.
     is_unchecked: AtomicBool,
     pub(super) calls: Callbacks,
 }
@@ -52,8 +57,8 @@ impl DeviceWeights {
     ) -> Result<Vec<Self>, ModelError> {
         let options = SwitcherOptions { is_lending, ..SwitcherOptions::new(device_bytes, host_bytes) };
         let switchers = Switcher::on_devices(devices, options)?;
-        let tells = std::iter::once(Some(host_bytes)).chain(std::iter::repeat(None));
-        let each = devices.iter().zip(switchers).zip(tells);
+        let reported_host_bytes = std::iter::once(Some(host_bytes)).chain(std::iter::repeat(None));
+        let each = devices.iter().zip(switchers).zip(reported_host_bytes);
         each.map(|((device, switcher), host_bytes)| Self::new(*device, switcher, device_bytes, host_bytes)).collect()
     }
 
@@ -70,8 +75,8 @@ impl DeviceWeights {
         self.switcher.chunk_bytes()
     }
 
-    pub(super) fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<ResidentModel, ModelError> {
-        let Stored { files, tensors } = stored.clone();
+    pub(super) fn open(&self, network: Box<dyn Network>, stored: &StoredWeights) -> Result<ResidentModel, ModelError> {
+        let StoredWeights { files, tensors } = stored.clone();
         let name = format!("{}#{}", files.model().name, self.models.fetch_add(1, Ordering::Relaxed));
         let bytes = tensors.bytes();
         Ok(ResidentModel {
@@ -80,7 +85,7 @@ impl DeviceWeights {
             bytes,
             resident: AtomicU64::default(),
             all_resident: Arc::clone(&self.resident),
-            is_brought: AtomicBool::default(),
+            was_loaded: AtomicBool::default(),
             is_unchecked: AtomicBool::default(),
             calls: self.calls.clone(),
         })
@@ -121,11 +126,11 @@ impl ResidentModel {
     pub(super) fn load(&self) -> Result<(), ModelError> {
         if !self.model.is_resident()? {
             self.files.check_unchanged()?;
-            self.is_brought.store(true, Ordering::Relaxed);
+            self.was_loaded.store(true, Ordering::Relaxed);
             self.is_unchecked.store(true, Ordering::Relaxed);
         }
         self.model.load()?;
-        self.count()
+        self.update_resident_bytes()
     }
 
     pub(super) fn loaded(&self) -> Result<(), ModelError> {
@@ -142,21 +147,21 @@ impl ResidentModel {
     pub(super) fn evict(&self, bytes: u64) {
         // A removed model has no memory.
         if self.model.evict_bytes(bytes).is_ok() {
-            let _ = self.count();
+            let _ = self.update_resident_bytes();
         }
     }
 
     /// Returns the part of a finished call's time `took` that was copying. Computation begins before the copies end;
     /// the time after them counts as computing.
     pub(super) fn copy_time(&self, took: Duration) -> Result<Duration, ModelError> {
-        Ok(match self.is_brought.swap(false, Ordering::Relaxed) {
+        Ok(match self.was_loaded.swap(false, Ordering::Relaxed) {
             true => self.model.copy_time()?.unwrap_or_default().min(took),
             false => Duration::ZERO,
         })
     }
 
-    /// Counts the bytes that are on the device.
-    pub(super) fn count(&self) -> Result<(), ModelError> {
+    /// Updates the numbers of bytes that are on the device.
+    pub(super) fn update_resident_bytes(&self) -> Result<(), ModelError> {
         let now = self.model.resident_bytes()?;
         let before = self.resident.swap(now, Ordering::Relaxed);
         // The sum wraps around if the number fell.

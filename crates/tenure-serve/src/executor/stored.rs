@@ -10,21 +10,21 @@ use crate::repository::{StoredModel, WeightDtype};
 
 /// All tensors of a network in the files of its model, the same for all devices.
 #[derive(Clone)]
-pub(crate) struct Stored {
-    pub(super) files: Files,
+pub(crate) struct StoredWeights {
+    pub(super) files: ModelFiles,
     pub(super) tensors: Arc<StoredTensors>,
 }
 
 /// The files of a model, as they were when they were inspected.
 #[derive(Clone)]
-pub(super) struct Files(Arc<StoredModel>);
+pub(super) struct ModelFiles(Arc<StoredModel>);
 
-impl Stored {
+impl StoredWeights {
     /// Finds a network's tensors in the model's files.
     pub(super) fn find(model: &Arc<StoredModel>, state: &[(&str, &Tensor)]) -> Result<Self, ModelError> {
         let paths: Vec<_> = model.weights.iter().map(|file| &file.path).collect();
         let tensors = Arc::new(StoredTensors::find(&paths, state)?);
-        let stored = Self { files: Files(Arc::clone(model)), tensors };
+        let stored = Self { files: ModelFiles(Arc::clone(model)), tensors };
         for tensor in stored.tensors.tensors() {
             check_dtype(model, &tensor.entry.name, tensor.dtype)?;
         }
@@ -33,7 +33,7 @@ impl Stored {
     }
 }
 
-impl Files {
+impl ModelFiles {
     /// Returns the model that the files belong to.
     pub(super) fn model(&self) -> &Arc<StoredModel> {
         &self.0

@@ -7,7 +7,7 @@ use super::ModelError;
 use crate::protocol::{self, Datatype};
 use crate::repository::{Dimension, TensorSpec};
 
-/// Returns the dtype that computes elements of a datatype, or `None` if there is none.
+/// Returns the dtype of tensors that hold elements of a protocol's datatype, or `None` if there is none.
 pub(crate) fn dtype(datatype: Datatype) -> Option<DType> {
     Some(match datatype {
         Datatype::Bool => DType::Bool,
@@ -64,17 +64,18 @@ pub(super) fn join(parts: &[&protocol::Tensor]) -> Result<RawTensor, ModelError>
     Ok(RawTensor { dtype, sizes, parts: parts.iter().map(|part| part.bytes().clone()).collect() })
 }
 
-/// Splits an output into the rows of each request, or gives all of it to the only request.
+/// Splits an output into the rows of each request, or gives all of it to the only request. Checks that the output is
+/// as the configuration says.
 pub(super) fn split(output: &RawTensor, spec: &TensorSpec, rows: &[u32]) -> Result<Vec<protocol::Tensor>, ModelError> {
     let RawTensor { dtype: found, sizes, .. } = output;
     let total: u32 = rows.iter().sum();
-    let is_divided = rows.len() < 2 || sizes.first().is_some_and(|first| *first == total as usize);
-    let is_as_said = sizes.len() == spec.shape.len()
+    let has_all_rows = rows.len() < 2 || sizes.first().is_some_and(|first| *first == total as usize);
+    let has_expected_shape = sizes.len() == spec.shape.len()
         && sizes.iter().zip(&spec.shape).all(|(size, dimension)| match dimension {
             Dimension::Free => true,
             Dimension::Fixed(expected) => *size as u64 == *expected,
         });
-    if !is_divided || !is_as_said || dtype(spec.datatype) != Some(*found) {
+    if !has_all_rows || !has_expected_shape || dtype(spec.datatype) != Some(*found) {
         let shape: Vec<String> = spec.shape.iter().map(Dimension::to_string).collect();
         return Err(ModelError::Output {
             found: format!("{found:?} of {sizes:?} to {total} rows"),
@@ -85,11 +86,11 @@ pub(super) fn split(output: &RawTensor, spec: &TensorSpec, rows: &[u32]) -> Resu
     let row_bytes = bytes.len() / total as usize;
     let mut begin = 0;
     rows.iter()
-        .map(|own| {
+        .map(|count| {
             let mut shape = sizes.clone();
             let mut end = bytes.len();
             if rows.len() > 1 {
-                shape[0] = *own as usize;
+                shape[0] = *count as usize;
                 end = begin + row_bytes * shape[0];
             }
             let part = bytes.slice(begin..end);

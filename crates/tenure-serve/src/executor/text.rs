@@ -1,4 +1,4 @@
-//! Serde support for values that are written as their text: `#[serde(with = "text")]`.
+//! Serde support for values that are serialized as strings, through `Display` and `FromStr`: `#[serde(with = "text")]`.
 
 use std::fmt::Display;
 use std::str::FromStr;

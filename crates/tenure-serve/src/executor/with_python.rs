@@ -6,8 +6,8 @@ use tenure_nn::networks::Network;
 
 use super::ModelError;
 use super::backend::{Backend, BackendWeights};
-use super::shared_room::{InRoom, Owner, SharedRoom};
-use super::stored::Stored;
+use super::shared_budget::{BudgetedWeights, Owner, SharedBudget};
+use super::stored::StoredWeights;
 use crate::http::Tier;
 use crate::repository::StoredModel;
 use crate::worker::Python;
@@ -18,7 +18,7 @@ pub(crate) struct WithPython {
     python: Arc<Python>,
     /// The device memory that both use, and the bytes of pinned host memory for PyTorch images. `None` on the CPU,
     /// where freed memory is available to every process.
-    shared: Option<(Arc<SharedRoom>, u64)>,
+    shared: Option<(Arc<SharedBudget>, u64)>,
 }
 
 impl WithPython {
@@ -26,16 +26,22 @@ impl WithPython {
         Self { native: native.into(), python: Arc::new(python), shared: None }
     }
 
-    pub(crate) fn on_cuda(native: Box<dyn Backend>, python: Python, room: SharedRoom, host_bytes: u64) -> Self {
+    pub(crate) fn on_cuda(native: Box<dyn Backend>, python: Python, room: SharedBudget, host_bytes: u64) -> Self {
         Self { native: native.into(), python: Arc::new(python), shared: Some((Arc::new(room), host_bytes)) }
     }
 
-    /// Wraps the weights of either owner, so that the other owner returns its unused memory before they are loaded.
-    fn in_room(&self, owner: Owner, weights: Box<dyn BackendWeights>, stored: &StoredModel) -> Box<dyn BackendWeights> {
+    /// Makes the weights of either owner take their bytes from the shared budget, if there is one. The other owner
+    /// returns its unused memory before they are loaded.
+    fn in_budget(
+        &self,
+        owner: Owner,
+        weights: Box<dyn BackendWeights>,
+        stored: &StoredModel,
+    ) -> Box<dyn BackendWeights> {
         let Some((room, _)) = &self.shared else { return weights };
         let native = Arc::clone(&self.native);
         let python = Arc::clone(&self.python);
-        Box::new(InRoom::new(room, stored.name.to_string(), owner, weights, move || match owner {
+        Box::new(BudgetedWeights::new(room, stored.name.to_string(), owner, weights, move || match owner {
             Owner::Native => python.trim(),
             Owner::Python => native.trim(),
         }))
@@ -43,12 +49,12 @@ impl WithPython {
 }
 
 impl Backend for WithPython {
-    fn open(&self, network: Box<dyn Network>, stored: &Stored) -> Result<Box<dyn BackendWeights>, ModelError> {
-        Ok(self.in_room(Owner::Native, self.native.open(network, stored)?, stored.files.model()))
+    fn open(&self, network: Box<dyn Network>, stored: &StoredWeights) -> Result<Box<dyn BackendWeights>, ModelError> {
+        Ok(self.in_budget(Owner::Native, self.native.open(network, stored)?, stored.files.model()))
     }
 
     fn open_python(&self, stored: &Arc<StoredModel>) -> Result<Box<dyn BackendWeights>, ModelError> {
-        Ok(self.in_room(Owner::Python, self.python.open(stored)?, stored))
+        Ok(self.in_budget(Owner::Python, self.python.open(stored)?, stored))
     }
 
     fn tiers(&self) -> [&str; 2] {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::cost::duration;
 use super::device::{ScheduledDevice, Work};
-use super::model::Served;
+use super::model::ServedModel;
 use super::{Decision, DeviceId, ModelId, RequestId, Scheduler, Unanswered};
 
 impl Scheduler {
@@ -16,27 +16,28 @@ impl Scheduler {
         if !to.copies.is_empty() || matches!(to.work, Work::Lost) {
             return None;
         }
-        let absent = self
+        let missing = self
             .waiting
             .iter()
             .copied()
             .filter(|model| to.residency.missing_bytes(*model).is_some_and(|bytes| bytes > 0))
             .filter(|model| self.best_device(*model, now) == Some(device));
-        absent.min_by_key(|model| self.models[model].queue.due())
+        missing.min_by_key(|model| self.models[model].queue.first_due())
     }
 
-    /// Returns whether a device's background work is in the way of a request. Then its user must stop that work and
-    /// call [`end_background`](Self::end_background).
+    /// Returns whether a waiting request would run on a device that does background work. Then the user must stop that
+    /// work and call [`end_background`](Self::end_background).
     pub fn must_yield(&self, device: DeviceId, now: Duration) -> bool {
         matches!(self.devices[device.0].work, Work::Background)
             && self.waiting.iter().any(|model| self.best_device(*model, now) == Some(device))
     }
 
-    /// Returns when to poll again if nothing happens before.
+    /// Returns the time at which to poll again if there is no report before; `None` if only a report can lead to a
+    /// decision.
     pub fn next_wake(&self, now: Duration) -> Option<Duration> {
         let deadline = self.deadlines.first().map(|(deadline, _)| *deadline);
-        let is_any_idle = self.devices.iter().any(ScheduledDevice::is_idle);
-        if !is_any_idle || self.waiting.is_empty() {
+        let has_idle_device = self.devices.iter().any(ScheduledDevice::is_idle);
+        if !has_idle_device || self.waiting.is_empty() {
             return deadline;
         }
         let ready = self.waiting.iter().filter_map(|model| self.ready_at(&self.models[model], now));
@@ -46,18 +47,20 @@ impl Scheduler {
     }
 
     /// Returns a batch for an idle device, or answers for requests that it would answer too late.
-    pub(super) fn choose(&mut self, device: DeviceId, now: Duration) -> Option<Decision> {
+    pub(super) fn choose_batch(&mut self, device: DeviceId, now: Duration) -> Option<Decision> {
         let model = self.choose_model(device, now)?;
         let queue = &self.models.get(&model)?.queue;
         let batch = queue.batch(queue.head(now, &self.requests)?, &self.requests);
         let too_late: Vec<_> = batch.iter().copied().filter(|id| self.is_too_late(*id, now)).collect();
         if too_late.is_empty() {
-            return self.run(device, model, batch, now);
+            return self.issue_batch(device, model, batch, now);
         }
         too_late.into_iter().for_each(|id| self.answer_queued(id, Unanswered::TooLate));
         self.decisions.pop_front()
     }
 
+    /// Returns the model whose batch an idle device should run now, by the order that the module's documentation
+    /// describes; `None` if no batch is ready for it.
     fn choose_model(&self, device: DeviceId, now: Duration) -> Option<ModelId> {
         let on = &self.devices[device.0];
         let mut ready: Vec<ModelId> = self
@@ -67,12 +70,15 @@ impl Scheduler {
             .filter(|model| self.ready_at(&self.models[model], now).is_some_and(|at| at <= now))
             .collect();
         ready.retain(|model| self.best_device(*model, now) == Some(device));
-        let due = |model: &ModelId| self.models[model].queue.due().filter(|due| *due <= now).map(|due| (due, *model));
-        let is_owed = |model: &ModelId| on.residency.missing_bytes(*model) == Some(0) && due(model).is_some();
-        if !on.debt.is_zero() && ready.iter().any(is_owed) {
-            ready.retain(is_owed);
+        // Models with requests that are due now, by the earliest of them.
+        let due_since = |model: &ModelId| self.models[model].queue.first_due().filter(|due| *due <= now);
+        let is_due_and_resident =
+            |model: &ModelId| on.residency.missing_bytes(*model) == Some(0) && due_since(model).is_some();
+        if !on.switch_debt.is_zero() && ready.iter().any(is_due_and_resident) {
+            ready.retain(is_due_and_resident);
         }
-        if let Some((_, first)) = ready.iter().filter_map(due).min() {
+        let due = ready.iter().filter_map(|model| Some((due_since(model)?, *model)));
+        if let Some((_, first)) = due.min() {
             return Some(first);
         }
         ready.into_iter().max_by(|a, b| {
@@ -80,28 +86,29 @@ impl Scheduler {
         })
     }
 
-    /// Returns when a model's next batch is complete if no more requests come.
-    fn ready_at(&self, served: &Served, now: Duration) -> Option<Duration> {
+    /// Returns when a model's next batch should run if no more requests come: now if it is full, otherwise when its
+    /// oldest request has waited for `max_delay` or a request is due.
+    fn ready_at(&self, served: &ServedModel, now: Duration) -> Option<Duration> {
         if served.queue.fills_a_batch() {
             return Some(now);
         }
         let oldest = self.requests.get(&served.queue.oldest()?)?;
-        Some(oldest.arrived.saturating_add(served.model.max_delay).min(served.queue.due()?))
+        Some(oldest.arrived.saturating_add(served.spec.max_delay).min(served.queue.first_due()?))
     }
 
-    /// Returns the rate at which a model's next batch answers requests, weighted by priority; its time includes a
-    /// switch.
+    /// Returns the requests per second that a model's next batch would answer, weighted by priority. The time is the
+    /// longer of computing and copying missing weights, which overlap.
     fn answered_per_second(&self, model: ModelId, on: &ScheduledDevice, now: Duration) -> f64 {
         let served = &self.models[&model];
         let Some(head) = served.queue.head(now, &self.requests).and_then(|head| self.requests.get(&head)) else {
             return 0.0;
         };
-        let (requests, rows) = served.queue.expected(&head.shape);
-        let took = served.cost.compute(rows).max(self.copy_time(model, on, now)).as_secs_f64();
+        let (requests, rows) = served.queue.expected_batch(&head.shape);
+        let took = served.cost.compute_time(rows).max(self.copy_time(model, on, now)).as_secs_f64();
         requests * f64::from(head.priority).exp2() / took.max(1e-9)
     }
 
-    /// Returns the device that would compute a model soonest; among equals, an idle one, then the one with the fewest
+    /// Returns the device that could finish copying and earlier batches of a model soonest; among equals, an idle one, then the one with the fewest
     /// bytes to evict, then the one with the most free memory. The result is the same for all devices, so exactly one
     /// takes the model.
     pub(super) fn best_device(&self, model: ModelId, now: Duration) -> Option<DeviceId> {
@@ -116,7 +123,7 @@ impl Scheduler {
                 let mut time = if device.is_copying(model) { free.max(copy) } else { free.saturating_add(copy) };
                 if !device.is_idle() {
                     let before = served.queue.batches().saturating_sub(1);
-                    time = time.saturating_add(served.cost.compute(served.model.max_rows).saturating_mul(before));
+                    time = time.saturating_add(served.cost.compute_time(served.spec.max_rows).saturating_mul(before));
                 }
                 let room = device.residency.free_bytes();
                 Some((time, !device.is_idle(), missing.saturating_sub(room), Reverse(room), index))
@@ -130,20 +137,22 @@ impl Scheduler {
         if let Some(copy) = on.copies.iter().find(|copy| copy.model == model) {
             return copy.expected_end.saturating_sub(now);
         }
-        let reload = self.models.get(&model).map_or(Duration::ZERO, |served| served.cost.reload());
-        duration(reload.as_secs_f64() * self.missing_part(model, on))
+        let reload = self.models.get(&model).map_or(Duration::ZERO, |served| served.cost.reload_time());
+        duration(reload.as_secs_f64() * self.missing_fraction(model, on))
     }
 
     /// Returns the part of a model's weights that is not on a device, from 0 to 1.
-    pub(super) fn missing_part(&self, model: ModelId, on: &ScheduledDevice) -> f64 {
+    pub(super) fn missing_fraction(&self, model: ModelId, on: &ScheduledDevice) -> f64 {
         let missing = on.residency.missing_bytes(model).unwrap_or(0);
-        let bytes = self.models.get(&model).map_or(0, |served| self.whole_chunks(served.model.bytes));
+        let bytes = self.models.get(&model).map_or(0, |served| self.whole_chunks(served.spec.bytes));
         missing as f64 / bytes.max(1) as f64
     }
 
+    /// Returns whether a request would miss its deadline even if it ran now, as fast as ever.
     fn is_too_late(&self, id: RequestId, now: Duration) -> bool {
         let Some(entry) = self.requests.get(&id) else { return false };
-        let least = self.models.get(&entry.model).map_or(Duration::ZERO, |served| served.cost.least(entry.rows));
+        let least =
+            self.models.get(&entry.model).map_or(Duration::ZERO, |served| served.cost.least_compute_time(entry.rows));
         entry.deadline.is_some_and(|deadline| now.saturating_add(least) > deadline)
     }
 }

@@ -15,14 +15,16 @@ impl DeviceId {
     }
 }
 
+/// A device's work, its weights and its copies.
 #[derive(Debug)]
 pub(super) struct ScheduledDevice {
     pub(super) work: Work,
     pub(super) residency: Residency,
     /// The copies in progress: for the running batch, and ahead of later ones.
-    pub(super) copies: Vec<Copy>,
-    /// The time that the device stood still for switches, which it owes to resident models.
-    pub(super) debt: Duration,
+    pub(super) copies: Vec<WeightCopy>,
+    /// The time for which the device waited for switches, less the time that resident models computed since. While it
+    /// is not zero, due requests of resident models go first.
+    pub(super) switch_debt: Duration,
 }
 
 /// The current work of an executor.
@@ -30,14 +32,16 @@ pub(super) struct ScheduledDevice {
 pub(super) enum Work {
     /// The executor is gone.
     Lost,
-    Nothing,
+    /// The executor waits for a batch.
+    Idle,
     /// Background work, which yields to requests.
     Background,
-    Batch(Running),
+    Batch(RunningBatch),
 }
 
+/// A batch that was handed out and is not over.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningBatch {
     pub(super) id: BatchId,
     pub(super) model: ModelId,
     pub(super) requests: Vec<RequestId>,
@@ -50,17 +54,18 @@ pub(super) struct Running {
     pub(super) is_switch: bool,
 }
 
+/// A copy of a model's missing weights to the device.
 #[derive(Debug)]
-pub(super) struct Copy {
+pub(super) struct WeightCopy {
     pub(super) model: ModelId,
-    /// The part of all weights that is copied, from 0 to 1.
-    pub(super) part: f64,
+    /// The bytes to copy as a fraction of all weights, from 0 to 1.
+    pub(super) fraction: f64,
     pub(super) expected_end: Duration,
 }
 
 impl ScheduledDevice {
     pub(super) fn is_idle(&self) -> bool {
-        matches!(self.work, Work::Nothing)
+        matches!(self.work, Work::Idle)
     }
 
     pub(super) fn is_copying(&self, model: ModelId) -> bool {
@@ -72,7 +77,7 @@ impl ScheduledDevice {
     pub(super) fn free_in(&self, now: Duration) -> Option<Duration> {
         match &self.work {
             Work::Lost => None,
-            Work::Nothing | Work::Background => Some(Duration::ZERO),
+            Work::Idle | Work::Background => Some(Duration::ZERO),
             Work::Batch(running) => Some(match running.expected_end.checked_sub(now) {
                 Some(left) if !left.is_zero() => left,
                 _ => now.saturating_sub(running.issued),
@@ -80,8 +85,9 @@ impl ScheduledDevice {
         }
     }
 
-    /// Ends a copy, even if the model was removed meanwhile.
-    pub(super) fn end_copy(&mut self, model: ModelId) -> Option<Copy> {
+    /// Removes a model's copy from those in progress, and returns it if there was one. The model may have been removed
+    /// meanwhile.
+    pub(super) fn end_copy(&mut self, model: ModelId) -> Option<WeightCopy> {
         let index = self.copies.iter().position(|copy| copy.model == model)?;
         self.residency.let_go(model);
         Some(self.copies.swap_remove(index))

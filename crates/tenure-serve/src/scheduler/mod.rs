@@ -6,14 +6,14 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use tenure_serve::scheduler::{Decision, Model, Request, Scheduler, SchedulerConfig};
+//! use tenure_serve::scheduler::{Decision, ModelSpec, RequestSpec, Scheduler, SchedulerConfig};
 //!
 //! let mut scheduler = Scheduler::new(SchedulerConfig::default());
 //! let device = scheduler.add_device(80 << 30);
-//! let model = scheduler.add_model(Model { bytes: 240 << 20, max_rows: 8, ..Model::default() })?;
+//! let model = scheduler.add_model(ModelSpec { bytes: 240 << 20, max_rows: 8, ..ModelSpec::default() })?;
 //!
 //! let now = Duration::ZERO;
-//! let request = scheduler.submit(Request { rows: 2, ..Request::new(model) }, now)?;
+//! let request = scheduler.submit(RequestSpec { rows: 2, ..RequestSpec::new(model) }, now)?;
 //! let Some(Decision::Run(batch)) = scheduler.poll(now) else { panic!("the device is idle") };
 //! assert_eq!((batch.device, &batch.requests[..], batch.load_bytes), (device, &[request][..], 256 << 20));
 //!

@@ -73,8 +73,8 @@ pub enum RegisterError {
 
 /// A model with its waiting requests and its costs.
 #[derive(Debug)]
-pub(super) struct Served {
-    pub(super) model: ModelSpec,
+pub(super) struct ServedModel {
+    pub(super) spec: ModelSpec,
     pub(super) queue: Queue,
     pub(super) cost: Cost,
 }

@@ -3,24 +3,25 @@
 use std::mem;
 use std::time::Duration;
 
-use super::device::{Running, ScheduledDevice, Work};
+use super::device::{RunningBatch, ScheduledDevice, Work};
 use super::request::AcceptedRequest;
 use super::{BatchId, Decision, DeviceId, ModelId, RequestId, Scheduler, Unanswered};
 
 impl Scheduler {
-    /// Reports that all weights that were to be copied to a device are there; the copying took `took`.
+    /// Reports the end of a copy, which took `took`: all weights of the model are on the device.
     pub fn loaded(&mut self, device: DeviceId, model: ModelId, took: Duration, now: Duration) {
         let Some(copy) = self.devices[device.0].end_copy(model) else { return };
         if let Some(served) = self.models.get_mut(&model) {
-            served.cost.loaded(copy.part, took);
-            let reload = served.cost.reload();
+            served.cost.record_copy(copy.fraction, took);
+            let reload = served.cost.reload_time();
             self.devices.iter_mut().for_each(|device| device.residency.set_reload(model, reload));
         }
         if let Work::Batch(running) = &mut self.devices[device.0].work
             && running.model == model
             && !running.has_started
         {
-            let compute = self.models.get(&model).map_or(Duration::ZERO, |served| served.cost.compute(running.rows));
+            let compute =
+                self.models.get(&model).map_or(Duration::ZERO, |served| served.cost.compute_time(running.rows));
             running.expected_end = running.expected_end.min(now.saturating_add(compute));
         }
         self.unload_if_removed(device, model);
@@ -35,15 +36,15 @@ impl Scheduler {
         }
     }
 
-    /// Reports that a batch started to compute, perhaps while its weights are still copied. It is not run a second
-    /// time.
+    /// Reports that a batch started to compute, perhaps while its weights are still copied. If its executor is lost from
+    /// now on, its requests are not queued again.
     pub fn started(&mut self, batch: BatchId, now: Duration) {
         let Some(device) = self.device_of(batch) else { return };
         let on = &mut self.devices[device.0];
         let Work::Batch(running) = &mut on.work else { return };
         let copied = on.copies.iter().find(|copy| copy.model == running.model).map(|copy| copy.expected_end);
         let compute =
-            self.models.get(&running.model).map_or(Duration::ZERO, |served| served.cost.compute(running.rows));
+            self.models.get(&running.model).map_or(Duration::ZERO, |served| served.cost.compute_time(running.rows));
         running.has_started = true;
         running.expected_end = now.saturating_add(compute).max(copied.unwrap_or_default());
     }
@@ -60,7 +61,7 @@ impl Scheduler {
         // A batch that waited for weights does not predict the compute time of the next.
         let served = self.models.get_mut(&running.model).filter(|_| !running.is_switch);
         if let (Some(computed), Some(served)) = (computed, served) {
-            served.cost.computed(running.rows, computed);
+            served.cost.record_compute(running.rows, computed);
         }
         self.unload_if_removed(device, running.model);
         self.take_requests(running)
@@ -76,19 +77,24 @@ impl Scheduler {
     }
 
     /// Ends a batch's work, which computed for `computed`, or failed.
-    fn end_batch(&mut self, batch: BatchId, computed: Option<Duration>, now: Duration) -> Option<(DeviceId, Running)> {
+    fn end_batch(
+        &mut self,
+        batch: BatchId,
+        computed: Option<Duration>,
+        now: Duration,
+    ) -> Option<(DeviceId, RunningBatch)> {
         let device = self.device_of(batch)?;
         let on = &mut self.devices[device.0];
-        let Work::Batch(running) = mem::replace(&mut on.work, Work::Nothing) else { return None };
+        let Work::Batch(running) = mem::replace(&mut on.work, Work::Idle) else { return None };
         if !running.is_switch {
-            on.debt = on.debt.saturating_sub(computed.unwrap_or(now.saturating_sub(running.issued)));
+            on.switch_debt = on.switch_debt.saturating_sub(computed.unwrap_or(now.saturating_sub(running.issued)));
         }
         on.residency.let_go(running.model);
         Some((device, running))
     }
 
     /// Takes the requests of a batch that are still to be answered, and forgets them.
-    fn take_requests(&mut self, running: Running) -> Vec<RequestId> {
+    fn take_requests(&mut self, running: RunningBatch) -> Vec<RequestId> {
         running.requests.into_iter().filter(|id| self.requests.remove(id).is_some()).collect()
     }
 
@@ -97,22 +103,24 @@ impl Scheduler {
     pub fn executor_lost(&mut self, device: DeviceId) {
         let on = &mut self.devices[device.0];
         on.residency.clear_all();
-        on.debt = Duration::ZERO;
-        let copied = mem::take(&mut on.copies).into_iter().map(|copy| copy.model);
+        on.switch_debt = Duration::ZERO;
+        let copies = mem::take(&mut on.copies);
         let work = mem::replace(&mut on.work, Work::Lost);
-        copied.for_each(|model| self.unload_if_removed(device, model));
+        for copy in copies {
+            self.unload_if_removed(device, copy.model);
+        }
         let Work::Batch(running) = work else { return };
         self.unload_if_removed(device, running.model);
         for request in running.requests {
             let Some(entry) = self.requests.remove(&request) else { continue };
-            let outcome = match self.models.contains_key(&entry.model) {
-                _ if running.has_started || entry.is_again => Unanswered::Lost,
-                false => Unanswered::Removed,
+            let outcome = if running.has_started || entry.was_requeued {
+                Unanswered::Lost
+            } else if !self.models.contains_key(&entry.model) {
+                Unanswered::Removed
+            } else {
                 // Its id puts it before all requests that came later.
-                true => {
-                    self.enqueue(request, AcceptedRequest { batch: None, is_again: true, ..entry });
-                    continue;
-                }
+                self.enqueue(request, AcceptedRequest { batch: None, was_requeued: true, ..entry });
+                continue;
             };
             self.decisions.push_back(Decision::Answer { request, outcome });
         }
@@ -122,15 +130,15 @@ impl Scheduler {
     pub fn executor_ready(&mut self, device: DeviceId) {
         let work = &mut self.devices[device.0].work;
         if matches!(work, Work::Lost) {
-            *work = Work::Nothing;
+            *work = Work::Idle;
         }
     }
 
-    /// Forgets a device's share of a removed model, once nothing there uses it.
+    /// Decides to unload a model from a device if it was removed, and no batch or copy there uses it any more.
     pub(super) fn unload_if_removed(&mut self, device: DeviceId, model: ModelId) {
         let on = &mut self.devices[device.0];
-        let runs = matches!(&on.work, Work::Batch(running) if running.model == model);
-        if self.models.contains_key(&model) || runs || on.is_copying(model) {
+        let is_running = matches!(&on.work, Work::Batch(running) if running.model == model);
+        if self.models.contains_key(&model) || is_running || on.is_copying(model) {
             return;
         }
         if on.residency.remove(model).is_some() {
@@ -138,6 +146,7 @@ impl Scheduler {
         }
     }
 
+    /// Returns the device on which a batch runs, or `None` if it is over.
     pub(super) fn device_of(&self, batch: BatchId) -> Option<DeviceId> {
         self.devices
             .iter()

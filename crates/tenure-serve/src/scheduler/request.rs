@@ -13,7 +13,7 @@ pub struct RequestId(pub(super) u64);
 /// any others that the user adds.
 pub type Shape = Arc<[u64]>;
 
-/// The properties of a request; its contents stay with the user.
+/// The properties of a request that the scheduler needs. The user keeps its inputs.
 #[derive(Clone, Debug)]
 pub struct RequestSpec {
     /// The model that answers it.
@@ -103,11 +103,11 @@ pub(super) struct AcceptedRequest {
     pub(super) shape: Shape,
     pub(super) priority: i32,
     pub(super) arrived: Duration,
-    /// The time from which it goes first.
+    /// The time from which it is due: see the module's documentation.
     pub(super) due: Duration,
     pub(super) deadline: Option<Duration>,
     /// The batch in which it runs.
     pub(super) batch: Option<BatchId>,
-    /// Whether an executor was already lost with it once.
-    pub(super) is_again: bool,
+    /// Whether it was queued again because its executor was lost.
+    pub(super) was_requeued: bool,
 }

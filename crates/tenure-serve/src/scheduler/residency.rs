@@ -13,8 +13,8 @@ use super::ModelId;
 /// The worth of keeping weights is the time that requests would otherwise wait for them: requests a second (from their
 /// recent past) × time to copy the weights × 2^priority. The weights with the least worth per byte leave first, in
 /// chunks from their end, unless models leave [as a whole](Self::evicting_whole). A missing end costs least, since a
-/// run needs those weights last and they are copied while it computes. Among models of equal worth, always the same one
-/// leaves, so that a loop over more models than fit finds most of them.
+/// run needs those weights last and they are copied while it computes. Among models of equal worth, the one with the
+/// largest id always leaves first. So when requests go round over more models than fit, most of these stay resident.
 #[derive(Clone, Debug)]
 pub struct Residency {
     chunk_bytes: u64,
@@ -25,7 +25,7 @@ pub struct Residency {
     half_life: Duration,
     /// Whether models leave only as a whole.
     evicts_whole: bool,
-    models: BTreeMap<ModelId, Kept>,
+    models: BTreeMap<ModelId, ModelWeights>,
 }
 
 /// The properties of a model's weights.
@@ -50,7 +50,7 @@ pub struct Eviction {
     pub chunks: u64,
 }
 
-/// The error of a request for more room than evictions can free.
+/// The error when evictions cannot free as many bytes as weights need.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{bytes} bytes find no room on the device: of {capacity} bytes {free} are free, pinned models hold {pinned}, and models \
@@ -69,19 +69,22 @@ pub struct NoRoom {
     pub in_use: u64,
 }
 
+/// The weights of a model, and how many of them are on the device.
 #[derive(Clone, Debug)]
-struct Kept {
-    weights: WeightsSpec,
+struct ModelWeights {
+    spec: WeightsSpec,
+    /// The number of chunks of all weights.
     chunks: u64,
-    resident: u64,
-    /// The number of users that hold the model.
+    resident_chunks: u64,
+    /// The number of [`hold`](Residency::hold)s that were not undone. While it is not 0, the weights stay.
     users: u32,
+    /// The rate of requests for the model.
     rate: Rate,
 }
 
 impl Residency {
-    /// Creates the record of an empty device with `capacity_bytes`, rounded down to whole chunks. A request one
-    /// `half_life` ago counts half.
+    /// Creates the record of an empty device with `capacity_bytes` for weights, rounded down to whole chunks. In a
+    /// model's rate of requests, a request one `half_life` ago counts half.
     pub fn new(capacity_bytes: u64, chunk_bytes: u64, half_life: Duration) -> Self {
         let chunk_bytes = chunk_bytes.max(1);
         let capacity_chunks = capacity_bytes / chunk_bytes;
@@ -92,7 +95,8 @@ impl Residency {
         Self { chunk_bytes, capacity_chunks, resident_chunks, pinned_chunks, half_life, evicts_whole, models }
     }
 
-    /// Returns the same for a device whose memory cannot be returned in parts: models leave as a whole.
+    /// Returns the same record with another rule of eviction: models leave as a whole, since the device's memory cannot
+    /// be returned in parts.
     #[must_use]
     pub fn evicting_whole(self) -> Self {
         Self { evicts_whole: true, ..self }
@@ -102,58 +106,59 @@ impl Residency {
     pub fn add(&mut self, model: ModelId, weights: WeightsSpec) {
         self.remove(model);
         let chunks = weights.bytes.div_ceil(self.chunk_bytes);
-        let kept = Kept { weights, chunks, resident: 0, users: 0, rate: Rate::new(self.half_life) };
-        self.pinned_chunks += kept.pinned();
-        self.models.insert(model, kept);
+        let entry =
+            ModelWeights { spec: weights, chunks, resident_chunks: 0, users: 0, rate: Rate::new(self.half_life) };
+        self.pinned_chunks += entry.pinned_chunks();
+        self.models.insert(model, entry);
     }
 
     /// Removes a model and returns how many of its chunks were on the device, or `None` if it was unknown.
     pub fn remove(&mut self, model: ModelId) -> Option<u64> {
-        let kept = self.models.remove(&model)?;
-        self.pinned_chunks -= kept.pinned();
-        self.resident_chunks -= kept.resident;
-        Some(kept.resident)
+        let entry = self.models.remove(&model)?;
+        self.pinned_chunks -= entry.pinned_chunks();
+        self.resident_chunks -= entry.resident_chunks;
+        Some(entry.resident_chunks)
     }
 
     /// Counts requests for a model that start to run now.
     pub fn used(&mut self, model: ModelId, requests: usize, now: Duration) {
-        if let Some(kept) = self.models.get_mut(&model) {
-            kept.rate.used(requests, now);
+        if let Some(entry) = self.models.get_mut(&model) {
+            entry.rate.used(requests, now);
         }
     }
 
-    /// Holds a model that runs or is copied. It stays until it is [let go](Self::let_go) as many times.
+    /// Protects a model that runs or is being copied from eviction, until [`let_go`](Self::let_go) was called as often.
     pub fn hold(&mut self, model: ModelId) {
-        if let Some(kept) = self.models.get_mut(&model) {
-            kept.users += 1;
+        if let Some(entry) = self.models.get_mut(&model) {
+            entry.users += 1;
         }
     }
 
     /// Undoes one [`hold`](Self::hold).
     pub fn let_go(&mut self, model: ModelId) {
-        if let Some(kept) = self.models.get_mut(&model) {
-            kept.users = kept.users.saturating_sub(1);
+        if let Some(entry) = self.models.get_mut(&model) {
+            entry.users = entry.users.saturating_sub(1);
         }
     }
 
-    /// Allows a pinned model to leave.
+    /// Allows a pinned model to be evicted.
     pub(super) fn unpin(&mut self, model: ModelId) {
-        if let Some(kept) = self.models.get_mut(&model) {
-            self.pinned_chunks -= kept.pinned();
-            kept.weights.is_pinned = false;
+        if let Some(entry) = self.models.get_mut(&model) {
+            self.pinned_chunks -= entry.pinned_chunks();
+            entry.spec.is_pinned = false;
         }
     }
 
     /// Sets the measured time to copy a model.
     pub(super) fn set_reload(&mut self, model: ModelId, reload: Duration) {
-        if let Some(kept) = self.models.get_mut(&model) {
-            kept.weights.reload = reload;
+        if let Some(entry) = self.models.get_mut(&model) {
+            entry.spec.reload = reload;
         }
     }
 
     /// Returns the bytes of a model, in whole chunks, that are not on the device; `None` for an unknown model.
     pub fn missing_bytes(&self, model: ModelId) -> Option<u64> {
-        self.models.get(&model).map(|kept| (kept.chunks - kept.resident) * self.chunk_bytes)
+        self.models.get(&model).map(|entry| (entry.chunks - entry.resident_chunks) * self.chunk_bytes)
     }
 
     /// Returns the room for weights in bytes, in whole chunks.
@@ -173,13 +178,13 @@ impl Residency {
 
     /// Returns whether a model can ever be on the device, beside the pinned models.
     pub(super) fn fits(&self, model: ModelId) -> bool {
-        self.models.get(&model).is_some_and(|kept| {
-            let others = self.pinned_chunks - kept.pinned();
-            kept.chunks <= self.capacity_chunks.saturating_sub(others)
+        self.models.get(&model).is_some_and(|entry| {
+            let others = self.pinned_chunks - entry.pinned_chunks();
+            entry.chunks <= self.capacity_chunks.saturating_sub(others)
         })
     }
 
-    /// Returns the evictions that would free this many bytes. Models that are `wanted` soon leave only after all
+    /// Returns the evictions after which this many bytes are free, without making them. Models that are `wanted` soon leave only after all
     /// others.
     ///
     /// # Errors
@@ -192,12 +197,12 @@ impl Residency {
         let mut leaving: Vec<_> = self
             .models
             .iter()
-            .filter(|(_, kept)| kept.resident > 0 && kept.users == 0 && !kept.weights.is_pinned)
+            .filter(|(_, entry)| entry.resident_chunks > 0 && entry.users == 0 && !entry.spec.is_pinned)
             .collect();
-        leaving.sort_by_cached_key(|(model, kept)| (wanted.contains(model), kept.worth(now), Reverse(**model)));
+        leaving.sort_by_cached_key(|(model, entry)| (wanted.contains(model), entry.worth(now), Reverse(**model)));
         let mut evictions = Vec::new();
-        for (model, kept) in leaving {
-            let chunks = if self.evicts_whole { kept.resident } else { kept.resident.min(needed) };
+        for (model, entry) in leaving {
+            let chunks = if self.evicts_whole { entry.resident_chunks } else { entry.resident_chunks.min(needed) };
             needed = needed.saturating_sub(chunks);
             evictions.push(Eviction { model: *model, chunks });
             if needed == 0 {
@@ -208,8 +213,9 @@ impl Residency {
             bytes,
             capacity: self.capacity_bytes(),
             free: self.free_bytes(),
-            pinned: self.sum(|kept| if kept.weights.is_pinned { kept.resident } else { 0 }),
-            in_use: self.sum(|kept| if kept.users > 0 && !kept.weights.is_pinned { kept.resident } else { 0 }),
+            pinned: self.sum_bytes(|entry| if entry.spec.is_pinned { entry.resident_chunks } else { 0 }),
+            in_use: self
+                .sum_bytes(|entry| if entry.users > 0 && !entry.spec.is_pinned { entry.resident_chunks } else { 0 }),
         })
     }
 
@@ -220,15 +226,16 @@ impl Residency {
     pub fn evict(&mut self, bytes: u64, now: Duration, wanted: &BTreeSet<ModelId>) -> Result<Vec<Eviction>, NoRoom> {
         let evictions = self.plan(bytes, now, wanted)?;
         for Eviction { model, chunks } in &evictions {
-            if let Some(kept) = self.models.get_mut(model) {
-                kept.resident -= chunks;
+            if let Some(entry) = self.models.get_mut(model) {
+                entry.resident_chunks -= chunks;
                 self.resident_chunks -= chunks;
             }
         }
         Ok(evictions)
     }
 
-    /// Makes room for the missing weights of a model, which count as resident from now on.
+    /// Evicts other models to make room for the missing weights of a model, which count as resident from now on.
+    /// Returns the evictions; the caller frees their chunks, then copies the weights.
     ///
     /// # Errors
     /// The same as of [`plan`](Self::plan). Then nothing changes.
@@ -242,38 +249,44 @@ impl Residency {
         self.hold(model);
         let evictions = self.evict(missing, now, wanted);
         self.let_go(model);
-        if let (Ok(_), Some(kept)) = (&evictions, self.models.get_mut(&model)) {
-            self.resident_chunks += kept.chunks - kept.resident;
-            kept.resident = kept.chunks;
+        if let (Ok(_), Some(entry)) = (&evictions, self.models.get_mut(&model)) {
+            self.resident_chunks += entry.chunks - entry.resident_chunks;
+            entry.resident_chunks = entry.chunks;
         }
         evictions
     }
 
     /// Records that no weights of a model are on the device.
     pub(super) fn clear(&mut self, model: ModelId) {
-        if let Some(kept) = self.models.get_mut(&model) {
-            self.resident_chunks -= kept.resident;
-            kept.resident = 0;
+        if let Some(entry) = self.models.get_mut(&model) {
+            self.resident_chunks -= entry.resident_chunks;
+            entry.resident_chunks = 0;
         }
     }
 
     /// Records that the device is empty and no model is in use.
     pub(super) fn clear_all(&mut self) {
-        self.models.values_mut().for_each(|kept| (kept.resident, kept.users) = (0, 0));
+        for entry in self.models.values_mut() {
+            entry.resident_chunks = 0;
+            entry.users = 0;
+        }
         self.resident_chunks = 0;
     }
 
-    fn sum(&self, chunks: impl Fn(&Kept) -> u64) -> u64 {
+    /// Returns the sum over all models of a number of chunks, in bytes.
+    fn sum_bytes(&self, chunks: impl Fn(&ModelWeights) -> u64) -> u64 {
         self.models.values().map(chunks).sum::<u64>() * self.chunk_bytes
     }
 }
 
-impl Kept {
-    fn pinned(&self) -> u64 {
-        if self.weights.is_pinned { self.chunks } else { 0 }
+impl ModelWeights {
+    /// Returns the number of chunks that count as pinned: all or none.
+    fn pinned_chunks(&self) -> u64 {
+        if self.spec.is_pinned { self.chunks } else { 0 }
     }
 
+    /// Returns the worth of keeping one chunk, as [`Residency`] describes it.
     fn worth(&self, now: Duration) -> i64 {
-        worth(&self.rate, now, self.weights.reload, self.chunks, self.weights.priority)
+        worth(&self.rate, now, self.spec.reload, self.chunks, self.spec.priority)
     }
 }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use super::cost::{Cost, duration};
-use super::device::{Copy, Running, ScheduledDevice, Work};
-use super::model::Served;
+use super::device::{RunningBatch, ScheduledDevice, WeightCopy, Work};
+use super::model::ServedModel;
 use super::queue::Queue;
 use super::request::AcceptedRequest;
 use super::{
@@ -16,9 +16,10 @@ use super::{
 /// The settings of a [`Scheduler`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SchedulerConfig {
-    /// How long a request of priority 0 lets requests of resident models go first. Default: 200 ms.
+    /// The time that a request of priority 0 without a deadline waits until it is due. Default: 200 ms.
     pub patience: Duration,
-    /// The age at which a request counts half in the choice of resident models. Default: 60 s.
+    /// The age at which a request counts half in a model's rate of requests, which decides how long its weights stay.
+    /// Default: 60 s.
     pub half_life: Duration,
     /// The size in bytes of the chunks in which weights are loaded and evicted. Default: 32 MiB.
     pub chunk_bytes: u64,
@@ -49,7 +50,7 @@ impl Default for SchedulerConfig {
 ///
 /// A device runs one batch at a time. After each report, and at [`next_wake`](Self::next_wake), the user
 /// [polls](Self::poll) the scheduler until it returns no more decisions. Reports about a batch, model or copy that is
-/// already gone are ignored, since reports and decisions cross.
+/// already gone are ignored, since a report may be on its way while a decision is made.
 ///
 /// # Panics
 /// If a device belongs to another scheduler.
@@ -57,7 +58,7 @@ impl Default for SchedulerConfig {
 pub struct Scheduler {
     pub(super) config: SchedulerConfig,
     pub(super) devices: Vec<ScheduledDevice>,
-    pub(super) models: BTreeMap<ModelId, Served>,
+    pub(super) models: BTreeMap<ModelId, ServedModel>,
     /// The requests that wait or run.
     pub(super) requests: HashMap<RequestId, AcceptedRequest>,
     /// The models with waiting requests.
@@ -65,7 +66,8 @@ pub struct Scheduler {
     /// The deadlines of waiting requests.
     pub(super) deadlines: BTreeSet<(Duration, RequestId)>,
     pub(super) decisions: VecDeque<Decision>,
-    next: u64,
+    /// The last number given to a model, request or batch.
+    last_id: u64,
 }
 
 impl Scheduler {
@@ -79,7 +81,7 @@ impl Scheduler {
             waiting: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             decisions: VecDeque::new(),
-            next: 0,
+            last_id: 0,
         }
     }
 
@@ -94,7 +96,7 @@ impl Scheduler {
         for (model, served) in &self.models {
             residency.add(*model, served.weights(false));
         }
-        let device = ScheduledDevice { work: Work::Nothing, residency, copies: Vec::new(), debt: Duration::ZERO };
+        let device = ScheduledDevice { work: Work::Idle, residency, copies: Vec::new(), switch_debt: Duration::ZERO };
         self.devices.push(device);
         DeviceId(self.devices.len() - 1)
     }
@@ -119,17 +121,18 @@ impl Scheduler {
         };
         if model.is_pinned {
             room[home] -= bytes;
-            let unpinned = self.models.values().filter(|served| !served.model.is_pinned);
-            let largest = unpinned.map(|served| self.whole_chunks(served.model.bytes)).max().unwrap_or(0);
+            let unpinned = self.models.values().filter(|served| !served.spec.is_pinned);
+            let largest = unpinned.map(|served| self.whole_chunks(served.spec.bytes)).max().unwrap_or(0);
             if room.iter().all(|room| *room < largest) {
                 return Err(RegisterError::PinsTooMuch { bytes, largest });
             }
         }
-        let id = ModelId(self.number());
+        let id = ModelId(self.next_id());
         let reload = duration(model.bytes as f64 / self.config.copy_bytes_per_second);
-        let served = Served { queue: Queue::new(max_rows), cost: Cost::new(reload, self.config.compute), model };
+        let served =
+            ServedModel { queue: Queue::new(max_rows), cost: Cost::new(reload, self.config.compute), spec: model };
         for (index, device) in self.devices.iter_mut().enumerate() {
-            device.residency.add(id, served.weights(served.model.is_pinned && index == home));
+            device.residency.add(id, served.weights(served.spec.is_pinned && index == home));
         }
         self.models.insert(id, served);
         Ok(id)
@@ -155,7 +158,7 @@ impl Scheduler {
     pub fn submit(&mut self, request: RequestSpec, now: Duration) -> Result<RequestId, Refusal> {
         let RequestSpec { model, rows, shape, priority, deadline } = request;
         let served = self.models.get(&model).ok_or(Refusal::UnknownModel)?;
-        let max_rows = served.model.max_rows;
+        let max_rows = served.spec.max_rows;
         if rows == 0 {
             return Err(Refusal::NoRows);
         }
@@ -163,20 +166,29 @@ impl Scheduler {
             return Err(Refusal::TooManyRows { rows, max_rows });
         }
         let left = deadline.map(|deadline| deadline.saturating_sub(now));
-        let least = served.cost.least(rows);
+        let least = served.cost.least_compute_time(rows);
         if let Some(left) = left.filter(|left| left.is_zero() || *left < least) {
             return Err(Refusal::TooLate { left, least });
         }
         let queued = served.queue.len();
-        if queued >= served.model.max_queued {
+        if queued >= served.spec.max_queued {
             return Err(Refusal::Full { queued, retry_after: self.backlog(now) });
         }
-        let priority = clamp(served.model.priority.saturating_add(priority));
+        let priority = clamp_priority(served.spec.priority.saturating_add(priority));
         let patience = duration(self.config.patience.as_secs_f64() * f64::from(-priority).exp2());
         let due = now.saturating_add(left.map_or(patience, |left| patience.min(left / 2)));
-        let id = RequestId(self.number());
-        let entry =
-            AcceptedRequest { model, rows, shape, priority, arrived: now, due, deadline, batch: None, is_again: false };
+        let id = RequestId(self.next_id());
+        let entry = AcceptedRequest {
+            model,
+            rows,
+            shape,
+            priority,
+            arrived: now,
+            due,
+            deadline,
+            batch: None,
+            was_requeued: false,
+        };
         self.enqueue(id, entry);
         Ok(id)
     }
@@ -207,7 +219,7 @@ impl Scheduler {
         }
         for device in (0..self.devices.len()).map(DeviceId) {
             if self.devices[device.0].is_idle() {
-                let decision = self.choose(device, now);
+                let decision = self.choose_batch(device, now);
                 if decision.is_some() {
                     return decision;
                 }
@@ -229,25 +241,25 @@ impl Scheduler {
         if matches!(to.work, Work::Lost) || leaving.iter().any(|eviction| self.waiting.contains(&eviction.model)) {
             return Ok(None);
         }
-        let evict = self.copy(device, model, now)?;
+        let evict = self.begin_copy(device, model, now)?;
         Ok(Some(Load { device, model, bytes, evict }))
     }
 
     /// Takes a device for background work, such as training, if it is idle and no request is queued; returns whether it
     /// did. The device gets no batch until [`end_background`](Self::end_background).
     pub fn begin_background(&mut self, device: DeviceId) -> bool {
-        let may = self.waiting.is_empty() && self.devices[device.0].is_idle();
-        if may {
+        let is_free = self.waiting.is_empty() && self.devices[device.0].is_idle();
+        if is_free {
             self.devices[device.0].work = Work::Background;
         }
-        may
+        is_free
     }
 
     /// Reports that the background work of a device has stopped.
     pub fn end_background(&mut self, device: DeviceId) {
         let work = &mut self.devices[device.0].work;
         if matches!(work, Work::Background) {
-            *work = Work::Nothing;
+            *work = Work::Idle;
         }
     }
 
@@ -261,8 +273,9 @@ impl Scheduler {
         &self.devices[device.0].residency
     }
 
-    /// Hands out a batch. Returns `None` if copies ahead leave no room for its weights; they will end.
-    pub(super) fn run(
+    /// Starts a batch on an idle device and returns the decision to run it. Returns `None` if copies for later batches
+    /// leave no room for its weights; its turn comes when they have ended.
+    pub(super) fn issue_batch(
         &mut self,
         device: DeviceId,
         model: ModelId,
@@ -270,8 +283,8 @@ impl Scheduler {
         now: Duration,
     ) -> Option<Decision> {
         let load_bytes = self.devices[device.0].residency.missing_bytes(model)?;
-        let evict = if load_bytes > 0 { self.copy(device, model, now).ok()? } else { Vec::new() };
-        let id = BatchId(self.number());
+        let evict = if load_bytes > 0 { self.begin_copy(device, model, now).ok()? } else { Vec::new() };
+        let id = BatchId(self.next_id());
         let mut rows = 0;
         for request in &requests {
             self.dequeue(*request);
@@ -280,12 +293,12 @@ impl Scheduler {
             rows += entry.rows;
         }
         let copy = self.copy_time(model, &self.devices[device.0], now);
-        let compute = self.models.get(&model)?.cost.compute(rows);
+        let compute = self.models.get(&model)?.cost.compute_time(rows);
         let on = &mut self.devices[device.0];
         on.residency.hold(model);
         on.residency.used(model, requests.len(), now);
-        on.debt = on.debt.saturating_add(copy.saturating_sub(compute));
-        on.work = Work::Batch(Running {
+        on.switch_debt = on.switch_debt.saturating_add(copy.saturating_sub(compute));
+        on.work = Work::Batch(RunningBatch {
             id,
             model,
             requests: requests.clone(),
@@ -298,29 +311,31 @@ impl Scheduler {
         Some(Decision::Run(Batch { id, device, model, requests, rows, load_bytes, evict }))
     }
 
-    /// Answers a waiting request.
+    /// Removes a waiting request, and decides to answer it with this outcome.
     pub(super) fn answer_queued(&mut self, request: RequestId, outcome: Unanswered) {
         self.dequeue(request);
         self.requests.remove(&request);
         self.decisions.push_back(Decision::Answer { request, outcome });
     }
 
+    /// Returns a number of bytes, rounded up to whole chunks.
     pub(super) fn whole_chunks(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.config.chunk_bytes).saturating_mul(self.config.chunk_bytes)
     }
 
-    /// Makes room for a model's weights, which count as on their way from now on.
-    fn copy(&mut self, device: DeviceId, model: ModelId, now: Duration) -> Result<Vec<Eviction>, NoRoom> {
+    /// Makes room for a model's missing weights and records that they are being copied. Returns the evictions.
+    fn begin_copy(&mut self, device: DeviceId, model: ModelId, now: Duration) -> Result<Vec<Eviction>, NoRoom> {
         let on = &self.devices[device.0];
-        let part = self.missing_part(model, on);
+        let fraction = self.missing_fraction(model, on);
         let expected_end = now.saturating_add(self.copy_time(model, on, now));
         let on = &mut self.devices[device.0];
         let evict = on.residency.admit(model, now, &self.waiting)?;
         on.residency.hold(model);
-        on.copies.push(Copy { model, part, expected_end });
+        on.copies.push(WeightCopy { model, fraction, expected_end });
         Ok(evict)
     }
 
+    /// Accepts a request and puts it into its model's queue.
     pub(super) fn enqueue(&mut self, id: RequestId, entry: AcceptedRequest) {
         if let Some(served) = self.models.get_mut(&entry.model) {
             served.queue.insert(id, &entry);
@@ -330,6 +345,7 @@ impl Scheduler {
         }
     }
 
+    /// Removes a request from its model's queue. It stays accepted.
     fn dequeue(&mut self, id: RequestId) {
         let Some(entry) = self.requests.get(&id) else { return };
         let Some(served) = self.models.get_mut(&entry.model) else { return };
@@ -342,7 +358,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns the estimated time until all waiting requests are done.
+    /// Returns the estimated time until all running and waiting batches are done.
     fn backlog(&self, now: Duration) -> Duration {
         let up = self.devices.iter().filter_map(|device| device.free_in(now));
         let (devices, busy) =
@@ -350,27 +366,28 @@ impl Scheduler {
         let waiting = self.waiting.iter().filter_map(|model| self.models.get(model).map(|served| (model, served)));
         let work = waiting.fold(busy, |sum, (model, served)| {
             let copies = self.devices.iter().map(|device| self.copy_time(*model, device, now));
-            let compute = served.cost.compute(served.model.max_rows).saturating_mul(served.queue.batches());
+            let compute = served.cost.compute_time(served.spec.max_rows).saturating_mul(served.queue.batches());
             sum.saturating_add(compute).saturating_add(copies.min().unwrap_or_default())
         });
         work / devices.max(1)
     }
 
-    fn number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+    /// Returns a number that was not used before.
+    fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
     }
 }
 
-impl Served {
+impl ServedModel {
     fn weights(&self, is_pinned: bool) -> WeightsSpec {
-        let bytes = self.model.bytes;
-        let reload = self.cost.reload();
-        WeightsSpec { bytes, reload, priority: clamp(self.model.priority), is_pinned }
+        let bytes = self.spec.bytes;
+        let reload = self.cost.reload_time();
+        WeightsSpec { bytes, reload, priority: clamp_priority(self.spec.priority), is_pinned }
     }
 }
 
 /// Limits a priority, so that the times which its powers of two scale stay reasonable.
-fn clamp(priority: i32) -> i32 {
+fn clamp_priority(priority: i32) -> i32 {
     priority.clamp(-10, 10)
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use tenure_nn::networks::Architectures;
 
-use super::device::{BatchRun, DeviceJob, Doing, Leaving, ServingDevice};
+use super::device::{BatchRun, DeviceJob, DeviceWork, PlannedEviction, ServingDevice};
 use super::registry::Entry;
 use super::request::Waiting;
 use super::texts::Tokenizers;
@@ -18,13 +18,16 @@ use crate::metrics::Metrics;
 use crate::repository::Repository;
 use crate::scheduler::{Batch, Decision, DeviceId, Eviction, ModelId, RequestId, Scheduler};
 
+/// The state that all threads of a service share, and the conditions that they wait for.
 pub(super) struct Core {
+    /// The origin of the scheduler's times.
     pub(super) origin: Instant,
     pub(super) architectures: Architectures,
     /// The devices, in the order of their numbers in the scheduler.
     pub(super) devices: Vec<ServingDevice>,
     /// The size in bytes of the chunks in which weights are evicted.
     pub(super) chunk_bytes: u64,
+    /// The most requests that may wait for a model.
     pub(super) max_queued: usize,
     pub(super) metrics: Metrics,
     /// Locked before the state.
@@ -32,14 +35,15 @@ pub(super) struct Core {
     pub(super) state: Mutex<CoreState>,
     /// The tokenizers of models that were asked for embeddings of texts.
     pub(super) tokenizers: Tokenizers,
-    /// Notified when a background program comes, goes, or is in the way of a request, and at the end.
+    /// Notified when a background program connects or disconnects or must yield to a request, and at the end.
     pub(super) background: Condvar,
     /// Notified when the scheduler must be polled before [`CoreState::timer`], and at the end.
-    pub(super) sooner: Condvar,
+    pub(super) poll_wanted: Condvar,
     /// Notified when models' folders are outdated, and at the end.
-    pub(super) woken: Condvar,
+    pub(super) rescan_wanted: Condvar,
 }
 
+/// The part of [`Core`] that its lock guards.
 pub(super) struct CoreState {
     pub(super) scheduler: Scheduler,
     /// The models by name.
@@ -51,14 +55,14 @@ pub(super) struct CoreState {
     /// Requests that were accepted and not answered yet.
     pub(super) requests: HashMap<RequestId, Waiting>,
     /// The work of each device.
-    pub(super) doing: Vec<Doing>,
+    pub(super) device_work: Vec<DeviceWork>,
     /// The number of workers in a row that ended with each model's batches.
     pub(super) deaths: HashMap<ModelId, u32>,
     /// Whether a model's files changed since its folder was read.
     pub(super) is_outdated: bool,
-    /// The time of the last event.
+    /// The time of the last call of [`Core::advance`]: a request came, or a batch or copy ended.
     pub(super) last_event: Duration,
-    /// Whether programs in the background have the devices.
+    /// Whether background programs may use the devices.
     pub(super) is_in_background: bool,
     /// The time until which the timer thread sleeps; zero while it does not sleep.
     pub(super) timer: Duration,
@@ -66,11 +70,12 @@ pub(super) struct CoreState {
 }
 
 impl Core {
+    /// Returns the scheduler's time: the time since the origin.
     pub(super) fn now(&self) -> Duration {
         self.origin.elapsed()
     }
 
-    /// Carries out the scheduler's decisions. The caller must call it after each report to the scheduler.
+    /// Carries out the scheduler's decisions. Must be called after each report to the scheduler.
     pub(super) fn advance(&self, state: &mut CoreState) {
         while let Some(decision) = state.scheduler.poll(self.now()) {
             match decision {
@@ -82,7 +87,7 @@ impl Core {
                     }
                 }
                 Decision::Discard { device, batch, request } => {
-                    let running = &mut state.doing[device.index()].running;
+                    let running = &mut state.device_work[device.index()].running;
                     if let Some((_, left)) = running.as_mut().filter(|(running, _)| *running == batch)
                         && left.remove(&request)
                         && left.is_empty()
@@ -100,27 +105,27 @@ impl Core {
             self.background.notify_one();
         }
         if state.scheduler.next_wake(now).is_some_and(|wake| wake < state.timer) {
-            self.sooner.notify_one();
+            self.poll_wanted.notify_one();
         }
         for device in self.devices.iter().filter(|device| state.upcoming(device.id, now).is_some()) {
             device.upcoming.notify_one();
         }
     }
 
+    /// Updates the metric of how many requests wait for a model.
     pub(super) fn count_queued(&self, state: &CoreState, id: ModelId, model: &OpenModel) {
         self.metrics.queued(model.name(), state.scheduler.queued(id) as u64);
     }
 
+    /// Passes a batch to its device's thread.
     fn run(&self, state: &mut CoreState, batch: Batch) {
         let Batch { id, device, model, requests, load_bytes, evict, .. } = batch;
         let Some(running) = state.models.get(&model).cloned() else { return };
-        let evict = self.leaving(state, &evict);
+        let evict = self.planned_evictions(state, &evict);
         self.count_queued(state, model, &running);
         let chosen = Instant::now();
         let is_load = load_bytes > 0;
-        let inputs = Vec::new();
-        let rows = Vec::new();
-        let mut run = BatchRun { id, model, running, is_load, evict, requests, inputs, rows };
+        let mut run = BatchRun { id, model, running, is_load, evict, requests, inputs: Vec::new(), rows: Vec::new() };
         for request in &run.requests {
             if let Some(waiting) = state.requests.get_mut(request) {
                 run.rows.push(waiting.rows);
@@ -128,7 +133,7 @@ impl Core {
                 waiting.chosen = chosen;
             }
         }
-        state.doing[device.index()].running = Some((id, run.requests.iter().copied().collect()));
+        state.device_work[device.index()].running = Some((id, run.requests.iter().copied().collect()));
         self.device(device).send(DeviceJob::Run(run));
     }
 
@@ -146,13 +151,16 @@ impl Core {
         &self.devices[device.index()]
     }
 
-    /// Returns the models that the evictions concern.
-    pub(super) fn leaving(&self, state: &CoreState, evictions: &[Eviction]) -> Vec<Leaving> {
-        let of = |eviction: &Eviction| {
-            let bytes = eviction.chunks.saturating_mul(self.chunk_bytes);
-            Some(Leaving { model: state.models.get(&eviction.model)?.clone(), bytes })
-        };
-        evictions.iter().filter_map(of).collect()
+    /// Returns the scheduler's evictions with their models and bytes.
+    pub(super) fn planned_evictions(&self, state: &CoreState, evictions: &[Eviction]) -> Vec<PlannedEviction> {
+        let mut planned = Vec::with_capacity(evictions.len());
+        for eviction in evictions {
+            if let Some(model) = state.models.get(&eviction.model) {
+                let bytes = eviction.chunks.saturating_mul(self.chunk_bytes);
+                planned.push(PlannedEviction { model: Arc::clone(model), bytes });
+            }
+        }
+        planned
     }
 }
 
@@ -165,7 +173,7 @@ impl CoreState {
             models: HashMap::new(),
             removed: HashMap::new(),
             requests: HashMap::new(),
-            doing: (0..devices).map(|_| Doing::default()).collect(),
+            device_work: (0..devices).map(|_| DeviceWork::default()).collect(),
             deaths: HashMap::new(),
             is_outdated: false,
             last_event: Duration::ZERO,
@@ -181,9 +189,10 @@ impl CoreState {
         self.scheduler.residency(device).missing_bytes(model) != Some(0)
     }
 
-    /// Returns the model to load next on a device. A model whose loading failed must wait for its turn.
+    /// Returns the model to load ahead on a device. A model whose loading just failed is not loaded ahead again: it waits
+    /// for its batch.
     pub(super) fn upcoming(&self, device: DeviceId, now: Duration) -> Option<ModelId> {
-        let missed = self.doing[device.index()].missed;
-        self.scheduler.upcoming(device, now).filter(|next| missed != Some(*next))
+        let failed_load = self.device_work[device.index()].failed_load;
+        self.scheduler.upcoming(device, now).filter(|next| failed_load != Some(*next))
     }
 }

@@ -15,21 +15,21 @@ use crate::scheduler::{BatchId, DeviceId, ModelId, RequestId};
 pub(super) struct ServingDevice {
     pub(super) id: DeviceId,
     pub(super) backend: Box<dyn Backend>,
-    /// Held from the decision to load ahead until that load has started, and while a batch loads its weights, so that a
-    /// batch finds the room that it was promised. Locked before the state.
-    pub(super) moves: Mutex<()>,
+    /// Locked from the decision to load ahead until that load has started, and while a batch starts to load its weights.
+    /// So no load takes memory that the scheduler gave to another. Locked before the state.
+    pub(super) load_lock: Mutex<()>,
     /// Notified when there may be a model to load next, and at the end.
     pub(super) upcoming: Condvar,
     jobs: mpsc::Sender<DeviceJob>,
 }
 
-/// The work of a device, under the service's lock.
+/// A device's current batch and last failed load. The service's lock guards it.
 #[derive(Default)]
-pub(super) struct Doing {
-    /// The batch that was last given to its thread, and those of its requests whose clients still wait.
+pub(super) struct DeviceWork {
+    /// The batch that its thread runs, and those of the batch's requests whose clients still wait.
     pub(super) running: Option<(BatchId, HashSet<RequestId>)>,
     /// The last model whose weights failed to load.
-    pub(super) missed: Option<ModelId>,
+    pub(super) failed_load: Option<ModelId>,
 }
 
 /// A job of a device's thread, which does one job after the other.
@@ -43,6 +43,7 @@ pub(super) enum DeviceJob {
     End,
 }
 
+/// A batch for a device's thread.
 pub(super) struct BatchRun {
     pub(super) id: BatchId,
     pub(super) model: ModelId,
@@ -50,15 +51,16 @@ pub(super) struct BatchRun {
     /// Whether its weights are to be loaded.
     pub(super) is_load: bool,
     /// The evictions that must come first.
-    pub(super) evict: Vec<Leaving>,
+    pub(super) evict: Vec<PlannedEviction>,
     pub(super) requests: Vec<RequestId>,
     /// The inputs of each request, in the model's order.
     pub(super) inputs: Vec<Vec<Tensor>>,
+    /// The rows of each request.
     pub(super) rows: Vec<u32>,
 }
 
 /// A model to evict from a device's memory, in whole or from its end.
-pub(super) struct Leaving {
+pub(super) struct PlannedEviction {
     pub(super) model: Arc<OpenModel>,
     /// The bytes to free.
     pub(super) bytes: u64,
@@ -68,7 +70,7 @@ impl ServingDevice {
     /// Creates a device, and the receiver of its thread's jobs.
     pub(super) fn new(id: DeviceId, backend: Box<dyn Backend>) -> (Self, mpsc::Receiver<DeviceJob>) {
         let (jobs, receiver) = mpsc::channel();
-        (Self { id, backend, moves: Mutex::default(), upcoming: Condvar::new(), jobs }, receiver)
+        (Self { id, backend, load_lock: Mutex::default(), upcoming: Condvar::new(), jobs }, receiver)
     }
 
     pub(super) fn send(&self, job: DeviceJob) {
@@ -79,7 +81,7 @@ impl ServingDevice {
 }
 
 impl Core {
-    /// Returns where a model's weights are.
+    /// Returns the bytes of a model's weights in the memory of each device that has some.
     pub(super) fn resident(&self, model: &OpenModel) -> Vec<Resident> {
         self.devices
             .iter()

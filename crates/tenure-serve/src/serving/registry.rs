@@ -25,6 +25,7 @@ pub(super) struct Entry {
     condition: Condition,
 }
 
+/// Whether the model of a name is served.
 enum Condition {
     /// The model is served. The receiver resolves when all of it is freed.
     Ready(ModelId, oneshot::Receiver<()>),
@@ -35,6 +36,7 @@ enum Condition {
 }
 
 impl Entry {
+    /// Returns the id of the model if it is served.
     pub(super) fn id(&self) -> Option<ModelId> {
         match &self.condition {
             Condition::Ready(id, _) => Some(*id),
@@ -42,7 +44,10 @@ impl Entry {
         }
     }
 
-    /// Returns the model if it can be asked.
+    /// Returns the id of the model.
+    ///
+    /// # Errors
+    /// The model is not served.
     pub(super) fn ready(&self, name: &str) -> Result<ModelId, ServeError> {
         match &self.condition {
             Condition::Ready(id, _) => Ok(*id),
@@ -91,7 +96,7 @@ impl Core {
                 Some(Entry { condition: Condition::Unloaded, .. })
             );
             if is_unloaded {
-                self.put(
+                self.replace_entry(
                     stored.name.as_str(),
                     Entry { metadata: Some(metadata(stored)), condition: Condition::Unloaded },
                 );
@@ -101,13 +106,17 @@ impl Core {
         }
         for broken in changes.broken {
             tracing::warn!("{} cannot be served: {}", broken.name, broken.reason);
-            self.put(&broken.name, Entry { metadata: None, condition: Condition::Broken(broken.reason.to_string()) });
+            self.replace_entry(
+                &broken.name,
+                Entry { metadata: None, condition: Condition::Broken(broken.reason.to_string()) },
+            );
         }
-        let there: BTreeSet<&str> = repository.models().map(|model| model.name.as_str()).collect();
-        let there: BTreeSet<&str> = repository.broken().map(|broken| &*broken.name).chain(there).collect();
+        let models = repository.models().map(|model| model.name.as_str());
+        let broken = repository.broken().map(|broken| &*broken.name);
+        let names: BTreeSet<&str> = models.chain(broken).collect();
         let mut state = self.state.lock();
-        let known: Vec<String> = state.entries.keys().cloned().collect();
-        for name in known.iter().filter(|name| !there.contains(name.as_str())) {
+        let served: Vec<String> = state.entries.keys().cloned().collect();
+        for name in served.iter().filter(|name| !names.contains(name.as_str())) {
             tracing::info!("{name} is gone and no longer served");
             self.remove(&mut state, name);
         }
@@ -148,7 +157,7 @@ impl Core {
         self.remove(&mut state, name);
         let condition = match opened.map(|(model, gone)| (self.add(&mut state, model), gone)) {
             Ok((Ok(id), gone)) => Condition::Ready(id, gone),
-            Ok((Err(error), _)) => Condition::Broken(unregistered(&error)),
+            Ok((Err(error), _)) => Condition::Broken(registration_failure(&error)),
             Err(error) => Condition::Broken(error.to_string()),
         };
         match &condition {
@@ -158,6 +167,7 @@ impl Core {
         state.entries.insert(name.into(), Entry { metadata: Some(metadata(stored)), condition });
     }
 
+    /// Registers a model with the scheduler.
     fn add(&self, state: &mut CoreState, model: OpenModel) -> Result<ModelId, scheduler::RegisterError> {
         let config = &model.stored().config;
         let id = state.scheduler.add_model(scheduler::ModelSpec {
@@ -185,13 +195,14 @@ impl Core {
     }
 
     /// Replaces the entry of a name.
-    fn put(&self, name: &str, entry: Entry) {
+    fn replace_entry(&self, name: &str, entry: Entry) {
         let mut state = self.state.lock();
         self.remove(&mut state, name);
         state.entries.insert(name.into(), entry);
     }
 
-    /// Removes a name. Running requests finish, waiting ones are answered.
+    /// Removes the entry of a name. Running requests finish, waiting ones are answered with an error. Returns a receiver
+    /// that resolves when the model's memory is freed, if it was served.
     fn remove(&self, state: &mut CoreState, name: &str) -> Option<oneshot::Receiver<()>> {
         let Condition::Ready(id, gone) = state.entries.remove(name)?.condition else { return None };
         state.scheduler.remove_model(id);
@@ -204,8 +215,8 @@ impl Core {
     }
 }
 
-/// Returns the reason why a model is not registered, with the program's option that would help.
-fn unregistered(error: &scheduler::RegisterError) -> String {
+/// Returns the reason why a model is not registered, with the option of `tenure serve` that would help.
+fn registration_failure(error: &scheduler::RegisterError) -> String {
     match error {
         scheduler::RegisterError::TooLarge { needed, .. } => {
             format!("{error} (tenure serve: --device-bytes {needed})")
@@ -257,8 +268,8 @@ fn tensor(spec: &TensorSpec) -> TensorMetadata {
 impl From<ModelError> for ServeError {
     fn from(error: ModelError) -> Self {
         match error {
-            error if error.is_asked() => Self::Malformed(error.to_string()),
-            error if error.is_passing() => Self::TryAgain(error.to_string()),
+            error if error.is_request_error() => Self::Malformed(error.to_string()),
+            error if error.is_transient() => Self::TryAgain(error.to_string()),
             error => Self::Failed(error.to_string()),
         }
     }

@@ -14,10 +14,12 @@ use crate::repository::{Config, Dimension, TensorSpec};
 use crate::request_log::{self, RequestRecord};
 use crate::scheduler::{ModelId, Refusal, RequestId, RequestSpec, Unanswered};
 
-/// A client's highest priority; each step down halves a request's worth. 0 stands for the model's own priority.
-const HIGHEST: u64 = 1;
+/// The highest priority that a client can ask for. Each higher number halves a request's worth; 0 stands for the
+/// model's own priority.
+const HIGHEST_PRIORITY: u64 = 1;
 
-pub(super) type Answered = Result<Vec<Tensor>, ServeError>;
+/// The outputs of a request, or why there are none.
+pub(super) type Answer = Result<Vec<Tensor>, ServeError>;
 
 /// A request that is not answered yet.
 pub(super) struct Waiting {
@@ -32,15 +34,16 @@ pub(super) struct Waiting {
     /// The request's record for the log.
     pub(super) record: Option<Arc<RequestRecord>>,
     timeout: Duration,
-    answer: oneshot::Sender<Answered>,
+    answer: oneshot::Sender<Answer>,
 }
 
 impl Waiting {
-    /// Sends the answer. The client may have stopped waiting.
-    pub(super) fn answer(self, answered: Answered) {
+    /// Sends the answer to the client, which may have stopped waiting.
+    pub(super) fn answer(self, answered: Answer) {
         let _ = self.answer.send(answered);
     }
 
+    /// Answers with the error for a request that no batch answers.
     pub(super) fn refuse(self, outcome: Unanswered) {
         let error = match outcome {
             Unanswered::Expired | Unanswered::TooLate => ServeError::DeadlinePassed(self.timeout),
@@ -56,12 +59,12 @@ pub(super) fn not_ready(model: &str, reason: impl ToString) -> ServeError {
 }
 
 /// A guard that cancels a request when its client no longer waits for it.
-struct Cancel<'a> {
+struct CancelOnDrop<'a> {
     core: &'a Core,
     request: RequestId,
 }
 
-impl Drop for Cancel<'_> {
+impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {
         let mut state = self.core.state.lock();
         // The request is still there unless it was answered.
@@ -79,7 +82,7 @@ impl Core {
         let model = request.model.clone();
         let version = request.version.clone();
         let (id, answered) = self.submit(request)?;
-        let cancel = Cancel { core: self, request: id };
+        let cancel = CancelOnDrop { core: self, request: id };
         let outputs = answered.await.unwrap_or(Err(ServeError::ShuttingDown));
         // The request was removed when it was answered. The guard has nothing left to do and would only take the shared
         // lock.
@@ -87,7 +90,8 @@ impl Core {
         Ok(InferResponse { model, version, id: None, outputs: outputs? })
     }
 
-    fn submit(&self, request: InferRequest) -> Result<(RequestId, oneshot::Receiver<Answered>), ServeError> {
+    /// Queues a request, and returns a receiver of its answer.
+    fn submit(&self, request: InferRequest) -> Result<(RequestId, oneshot::Receiver<Answer>), ServeError> {
         let mut state = self.state.lock();
         if state.is_ending {
             return Err(ServeError::ShuttingDown);
@@ -104,7 +108,8 @@ impl Core {
         let scheduled =
             RequestSpec { rows, shape, priority: scheduled_priority(priority), deadline, ..RequestSpec::new(id) };
         let timeout = timeout.unwrap_or_default();
-        let request = state.scheduler.submit(scheduled, now).map_err(|refusal| refused(&name, refusal, timeout))?;
+        let request =
+            state.scheduler.submit(scheduled, now).map_err(|refusal| refusal_error(&name, refusal, timeout))?;
         let (answer, answered) = oneshot::channel();
         let record = request_log::current();
         let waiting = Waiting { id, model, inputs, rows, arrived, chosen: arrived, record, timeout, answer };
@@ -115,7 +120,7 @@ impl Core {
     }
 }
 
-/// Returns a request's inputs in the order of the model's. The request has them all.
+/// Returns a request's inputs in the model's order. The request must have all of them.
 fn in_order(request: InferRequest, config: &Config) -> Vec<Tensor> {
     let mut inputs = request.inputs;
     inputs.sort_by_key(|input| config.inputs.iter().position(|spec| spec.name == input.name()));
@@ -143,11 +148,12 @@ fn scheduled_priority(priority: u64) -> i32 {
     const STEPS: i32 = 10;
     match priority {
         0 => 0,
-        priority => STEPS - i32::try_from(priority - HIGHEST).unwrap_or(i32::MAX).min(2 * STEPS),
+        priority => STEPS - i32::try_from(priority - HIGHEST_PRIORITY).unwrap_or(i32::MAX).min(2 * STEPS),
     }
 }
 
-fn refused(model: &str, refusal: Refusal, timeout: Duration) -> ServeError {
+/// Converts the scheduler's refusal of a request to the client's error.
+fn refusal_error(model: &str, refusal: Refusal, timeout: Duration) -> ServeError {
     match refusal {
         Refusal::Full { retry_after, .. } => ServeError::QueueFull { model: model.into(), retry_after },
         Refusal::TooLate { .. } => ServeError::DeadlinePassed(timeout),
@@ -157,7 +163,10 @@ fn refused(model: &str, refusal: Refusal, timeout: Duration) -> ServeError {
 }
 
 impl CoreState {
-    /// Returns a model that can be asked.
+    /// Returns a model that is served.
+    ///
+    /// # Errors
+    /// There is no such model, or it is not served.
     pub(super) fn ready(&self, name: &str, version: Option<&str>) -> Result<(ModelId, Arc<OpenModel>), ServeError> {
         let id = self.entry(name, version)?.ready(name)?;
         let model = self.models.get(&id).ok_or_else(|| not_ready(name, Refusal::UnknownModel))?;

@@ -19,8 +19,8 @@ use super::device::{DeviceJob, ServingDevice};
 use super::registry::Entry;
 use super::texts::Tokenizers;
 use crate::executor::{
-    Backend, ComputePlace, CpuBackend, CudaBackend, DeviceWeights, Here, LentBackend, ModelError, SharedRoom,
-    WithPython,
+    Backend, ComputeProcess, CpuBackend, CudaBackend, DeviceWeights, LentBackend, ModelError, SharedBudget,
+    ThisProcess, WithPython,
 };
 use crate::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts};
 use crate::metrics::Metrics;
@@ -29,7 +29,7 @@ use crate::repository::{Repository, RepositoryError};
 use crate::scheduler::{ModelSpec, Scheduler, SchedulerConfig};
 use crate::worker::{Python, WorkerCommand, Workers};
 
-/// The unit of CPU memory: a page.
+/// The size of a page: the unit in which weights on the CPU are counted.
 const PAGE_BYTES: u64 = 4096;
 
 /// The assumed speed of reading weights until it is measured.
@@ -102,12 +102,12 @@ impl ServingOptions {
     }
 
     fn on_cpu(&self, metrics: &Metrics) -> Result<Box<dyn Backend>, ServingError> {
-        let place: Arc<dyn ComputePlace> = match &self.worker {
+        let place: Arc<dyn ComputeProcess> = match &self.worker {
             Some(command) => {
                 let workers = Workers::start(command.clone(), metrics.worker_deaths());
                 Arc::new(workers.map_err(ServingError::Worker)?)
             }
-            None => Arc::new(Here),
+            None => Arc::new(ThisProcess),
         };
         let native: Box<dyn Backend> = Box::new(CpuBackend::new(self.memory_bytes, place)?);
         let Some(command) = &self.python else { return Ok(native) };
@@ -147,7 +147,7 @@ impl ServingOptions {
         let host_bytes = self.host_bytes / 2 / self.devices.len() as u64;
         let bytes = [self.memory_bytes, chunk_bytes, host_bytes];
         let python = Python::on_cuda(command, metrics.worker_deaths(), device, bytes).map_err(ModelError::NoWorker)?;
-        let room = SharedRoom::new(self.memory_bytes, chunk_bytes);
+        let room = SharedBudget::new(self.memory_bytes, chunk_bytes);
         Ok(Box::new(WithPython::on_cuda(native, python, room, host_bytes)))
     }
 }
@@ -166,7 +166,7 @@ pub enum ServingError {
     #[error("{0}")]
     Device(String),
     /// The devices cannot serve together.
-    #[error("models are served on the CPU, or on one or more CUDA devices, each named once; found {}", named(.0))]
+    #[error("models are served on the CPU, or on one or more CUDA devices, each named once; found {}", device_names(.0))]
     Devices(Vec<Device>),
     /// No worker process computes.
     #[error("no worker computes: {0}")]
@@ -189,7 +189,7 @@ pub enum ServingError {
     },
 }
 
-fn named(devices: &[Device]) -> String {
+fn device_names(devices: &[Device]) -> String {
     let names: Vec<_> = devices.iter().map(ToString::to_string).collect();
     if names.is_empty() { "none".into() } else { names.join(", ") }
 }
@@ -238,8 +238,8 @@ impl Serving {
             tokenizers: Tokenizers::default(),
             devices,
             background: Condvar::new(),
-            sooner: Condvar::new(),
-            woken: Condvar::new(),
+            poll_wanted: Condvar::new(),
+            rescan_wanted: Condvar::new(),
         });
         core.rescan()?;
         let mut serving = Self { core, devices: served, threads: Vec::new(), background: None };
@@ -284,7 +284,7 @@ impl Serving {
 }
 
 impl Drop for Serving {
-    /// Tells waiting clients that the server ends. A batch that runs in this process finishes.
+    /// Answers waiting clients that the server ends, and ends all threads. A batch that runs in this process finishes.
     fn drop(&mut self) {
         let mut state = self.core.state.lock();
         state.is_ending = true;
@@ -300,8 +300,8 @@ impl Drop for Serving {
             programs.end();
         }
         self.core.background.notify_all();
-        self.core.sooner.notify_all();
-        self.core.woken.notify_all();
+        self.core.poll_wanted.notify_all();
+        self.core.rescan_wanted.notify_all();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a thread of the server panicked");

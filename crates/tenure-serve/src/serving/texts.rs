@@ -10,7 +10,7 @@ use super::core::Core;
 use crate::http::{ServeError, Texts, Tokenizer};
 use crate::scheduler::ModelId;
 
-/// The tokenizers; each is read once, until its model is loaded again.
+/// The tokenizers by model. Each is read at the first request; a model that is loaded again has a new id.
 pub(super) type Tokenizers = Mutex<BTreeMap<ModelId, Tokenizer>>;
 
 impl Core {

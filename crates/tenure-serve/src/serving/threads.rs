@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use super::core::{Core, CoreState};
-use super::device::{BatchRun, DeviceJob, Leaving, ServingDevice};
+use super::device::{BatchRun, DeviceJob, PlannedEviction, ServingDevice};
 use crate::executor::{BatchAnswer, ModelError, OpenModel};
 use crate::http::ServeError;
 use crate::metrics::{Phases, WeightsFound};
@@ -14,13 +14,13 @@ use crate::protocol::Tensor;
 use crate::scheduler::{DeviceId, ModelId};
 
 /// The number of workers in a row that may end with a model's batches before the model is no longer served.
-const DEATHS: u32 = 3;
+const MAX_WORKER_DEATHS: u32 = 3;
 
-/// The longest time that a batch waits for promised room which other models are still freeing.
-const ROOM: Duration = Duration::from_secs(5);
+/// The longest time that a batch waits for memory that other models are still freeing for it.
+const ROOM_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Core {
-    /// Does a device's jobs until the last.
+    /// Does a device's jobs, one after the other, until [`DeviceJob::End`].
     pub(super) fn execute(self: &Arc<Self>, device: DeviceId, jobs: &mpsc::Receiver<DeviceJob>) {
         let device = self.device(device);
         for job in jobs {
@@ -37,12 +37,12 @@ impl Core {
     /// Evicts, loads missing weights, computes, reports to the scheduler, and answers the requests.
     fn compute(self: &Arc<Self>, device: &ServingDevice, run: BatchRun) {
         let model = &*run.running;
-        let moving = device.moves.lock();
+        let loading = device.load_lock.lock();
         self.evict(device, &run.evict);
-        let mut loaded = model.load(device.id, ROOM);
-        drop(moving);
+        let mut loaded = model.load(device.id, ROOM_PATIENCE);
+        drop(loading);
         if run.is_load {
-            self.tell_when_loaded(device, run.model, &run.running);
+            self.report_when_loaded(device, run.model, &run.running);
         }
         let begun = Instant::now();
         self.state.lock().scheduler.started(run.id, self.now());
@@ -54,13 +54,13 @@ impl Core {
             loaded = model.loaded(device.id).inspect_err(|_| model.on(device.id).evict(u64::MAX));
         }
         self.count_resident(device, model);
-        self.look_again_if_changed(&loaded);
+        self.rescan_if_changed(&loaded);
         let death =
             computed.as_ref().err().filter(|error| matches!(error, ModelError::Lost(_))).map(ToString::to_string);
         let is_interrupted = death.is_some() && loaded.is_ok();
         let (spent, answers) = match loaded {
-            Ok(()) => self.one_by_one(device.id, &run, computed),
-            Err(error) => (None, failed(error, run.requests.len())),
+            Ok(()) => self.answers(device.id, &run, computed),
+            Err(error) => (None, same_error(error, run.requests.len())),
         };
         if let Some(reason) = death {
             self.count_death(&run, &reason);
@@ -71,7 +71,7 @@ impl Core {
         let has_waited = spent.is_some_and(|spent| spent.copy + spent.wait > Duration::ZERO);
         let found = if run.is_load || has_waited { WeightsFound::Switched } else { WeightsFound::Resident };
         let mut state = self.state.lock();
-        state.doing[device.id.index()].running = None;
+        state.device_work[device.id.index()].running = None;
         let finished = match is_interrupted {
             true => state.scheduler.interrupted(run.id, self.now()),
             false => state.scheduler.finished(run.id, spent.map(|spent| spent.compute), self.now()),
@@ -79,7 +79,8 @@ impl Core {
         let answers = run.requests.iter().zip(answers).filter(|(request, _)| finished.contains(request));
         let answers: Vec<_> =
             answers.filter_map(|(request, answer)| Some((state.requests.remove(request)?, answer))).collect();
-        // After a failed batch the scheduler may count weights as lost, and a removed model has no room any more.
+        // After a failed batch the scheduler may count weights as absent, and it gives the memory of a removed model to
+        // others.
         if state.is_absent(device.id, run.model) {
             drop(state);
             self.evict_all(device, model);
@@ -107,14 +108,14 @@ impl Core {
         }
     }
 
-    /// Counts another worker that ended with a model's batch.
+    /// Counts another worker that ended while it computed a model's batch. Too many in a row end the model's service.
     fn count_death(&self, run: &BatchRun, reason: &str) {
         let mut state = self.state.lock();
         let deaths = state.deaths.entry(run.model).or_default();
         *deaths += 1;
         let deaths = *deaths;
         drop(state);
-        if deaths >= DEATHS {
+        if deaths >= MAX_WORKER_DEATHS {
             self.give_up(run.model, run.running.name(), deaths, reason);
         }
     }
@@ -123,13 +124,13 @@ impl Core {
     pub(super) fn load_ahead(self: &Arc<Self>, device: DeviceId) {
         let device = self.device(device);
         loop {
-            let moving = device.moves.lock();
+            let loading = device.load_lock.lock();
             let mut state = self.state.lock();
             if state.is_ending {
                 return;
             }
             let Some((id, model, evict)) = self.next_load(device.id, &mut state) else {
-                drop(moving);
+                drop(loading);
                 device.upcoming.wait(&mut state);
                 continue;
             };
@@ -144,45 +145,50 @@ impl Core {
             if self.state.lock().is_absent(device.id, id) {
                 self.evict_all(device, &model);
             }
-            drop(moving);
-            self.look_again_if_changed(&loaded);
-            self.tell_when_loaded(device, id, &model);
+            drop(loading);
+            self.rescan_if_changed(&loaded);
+            self.report_when_loaded(device, id, &model);
         }
     }
 
-    fn next_load(&self, device: DeviceId, state: &mut CoreState) -> Option<(ModelId, Arc<OpenModel>, Vec<Leaving>)> {
+    /// Decides which model to load ahead on a device, and which evictions must come first.
+    fn next_load(
+        &self,
+        device: DeviceId,
+        state: &mut CoreState,
+    ) -> Option<(ModelId, Arc<OpenModel>, Vec<PlannedEviction>)> {
         let now = self.now();
         let next = state.upcoming(device, now)?;
         let model = state.models.get(&next)?.clone();
         // A model that finds no room must wait for its turn.
         let load = state.scheduler.prefetch(device, next, now).ok()??;
-        Some((next, model, self.leaving(state, &load.evict)))
+        Some((next, model, self.planned_evictions(state, &load.evict)))
     }
 
-    /// Arranges to tell the scheduler when the weights that are being loaded are there, or that loading failed.
-    fn tell_when_loaded(self: &Arc<Self>, device: &ServingDevice, id: ModelId, model: &Arc<OpenModel>) {
+    /// Arranges that the scheduler gets a report when the weights that are being loaded are there, or loading failed.
+    fn report_when_loaded(self: &Arc<Self>, device: &ServingDevice, id: ModelId, model: &Arc<OpenModel>) {
         self.count_resident(device, model);
         let core = Arc::clone(self);
         let loaded = Arc::clone(model);
         let device = device.id;
         model.on(device).when_loaded(Box::new(move |took| {
             let mut state = core.state.lock();
-            let missed = &mut state.doing[device.index()].missed;
+            let failed_load = &mut state.device_work[device.index()].failed_load;
             match took {
                 Some(took) => {
-                    *missed = missed.filter(|missed| *missed != id);
+                    *failed_load = failed_load.filter(|failed_load| *failed_load != id);
                     core.metrics.switched(loaded.name(), took);
                     let [to, from] = core.device(device).backend.tiers();
                     core.metrics.copied(from, to, loaded.on(device).resident_bytes());
                     state.scheduler.loaded(device, id, took, core.now());
                 }
                 None => {
-                    *missed = Some(id);
+                    *failed_load = Some(id);
                     state.scheduler.load_failed(device, id);
                 }
             }
-            // Weights that are there nevertheless, such as groups that came before one that failed, must leave before
-            // their room is promised.
+            // Some weights may be in memory although the scheduler counts them as absent, such as groups that were loaded
+            // before one that failed. They must be freed before the scheduler gives their memory to another model.
             if state.is_absent(device, id) {
                 core.device(device).send(DeviceJob::Free(loaded));
             }
@@ -190,33 +196,36 @@ impl Core {
         }));
     }
 
-    fn evict(&self, device: &ServingDevice, leaving: &[Leaving]) {
-        for Leaving { model, bytes } in leaving {
+    /// Frees memory as planned.
+    fn evict(&self, device: &ServingDevice, leaving: &[PlannedEviction]) {
+        for PlannedEviction { model, bytes } in leaving {
             model.on(device.id).evict(*bytes);
             self.count_resident(device, model);
         }
     }
 
+    /// Frees all memory of a model on a device.
     fn evict_all(&self, device: &ServingDevice, model: &OpenModel) {
         model.on(device.id).evict(u64::MAX);
         self.count_resident(device, model);
     }
 
     /// Causes the folders to be read at once if a model's files changed.
-    fn look_again_if_changed(&self, loaded: &Result<(), ModelError>) {
+    fn rescan_if_changed(&self, loaded: &Result<(), ModelError>) {
         if let Err(ModelError::Changed { .. }) = loaded {
             self.state.lock().is_outdated = true;
-            self.woken.notify_all();
+            self.rescan_wanted.notify_all();
         }
     }
 
+    /// Updates the metric of a model's bytes on a device.
     fn count_resident(&self, device: &ServingDevice, model: &OpenModel) {
         self.metrics.resident(model.name(), device.backend.tiers()[0], model.on(device.id).resident_bytes());
     }
 
     /// Returns the answers of a batch, and its phases if it was computed as one. If the batch failed, its requests are
     /// computed one by one, so that one bad request does not fail the others.
-    fn one_by_one(
+    fn answers(
         &self,
         device: DeviceId,
         run: &BatchRun,
@@ -229,7 +238,7 @@ impl Core {
             }
             // A retry would fail again, or no client waits for the answer.
             Err(error @ (ModelError::Lost(_) | ModelError::NoWorker(_) | ModelError::Abandoned)) => {
-                (None, failed(error, run.requests.len()))
+                (None, same_error(error, run.requests.len()))
             }
             Err(_) if run.requests.len() > 1 => {
                 let answers = run.inputs.iter().zip(&run.rows).map(|(inputs, rows)| {
@@ -241,7 +250,7 @@ impl Core {
                 });
                 (None, answers.collect())
             }
-            Err(error) => (None, failed(error, 1)),
+            Err(error) => (None, same_error(error, 1)),
         }
     }
 
@@ -257,8 +266,10 @@ impl Core {
             }
             state.timer = wake;
             match wake {
-                Duration::MAX => self.sooner.wait(&mut state),
-                wake => drop(self.sooner.wait_for(&mut state, wake - now)),
+                Duration::MAX => self.poll_wanted.wait(&mut state),
+                wake => {
+                    self.poll_wanted.wait_for(&mut state, wake - now);
+                }
             }
             state.timer = Duration::ZERO;
         }
@@ -269,7 +280,11 @@ impl Core {
         loop {
             let end = Instant::now() + interval;
             let mut state = self.state.lock();
-            while !state.is_ending && !state.is_outdated && !self.woken.wait_until(&mut state, end).timed_out() {}
+            while !state.is_ending && !state.is_outdated {
+                if self.rescan_wanted.wait_until(&mut state, end).timed_out() {
+                    break;
+                }
+            }
             if state.is_ending {
                 return;
             }
@@ -283,12 +298,12 @@ impl Core {
 }
 
 /// Returns the same error for each of some requests.
-fn failed<T>(error: ModelError, requests: usize) -> Vec<Result<T, ServeError>> {
+fn same_error<T>(error: ModelError, requests: usize) -> Vec<Result<T, ServeError>> {
     let message = error.to_string();
-    let of: fn(String) -> ServeError = match ServeError::from(error) {
+    let variant: fn(String) -> ServeError = match ServeError::from(error) {
         ServeError::Malformed(_) => ServeError::Malformed,
         ServeError::TryAgain(_) => ServeError::TryAgain,
         _ => ServeError::Failed,
     };
-    (0..requests).map(|_| Err(of(message.clone()))).collect()
+    (0..requests).map(|_| Err(variant(message.clone()))).collect()
 }

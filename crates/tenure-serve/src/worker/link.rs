@@ -14,16 +14,18 @@ use super::message::{Failure, MessageError, WorkerAnswer, WorkerOrder, WorkerRep
 use super::socket::{Descriptor, Incoming, Outgoing, receive};
 use super::subprocess::{Ended, Subprocess};
 
-/// The time in which a new worker must accept orders.
+/// The time after its start within which a worker must be ready for orders.
 const START: Duration = Duration::from_secs(30);
 
-/// The time after which a worker is killed that does not unmap an image, or that goes on with an abandoned batch.
+/// The time after which a worker is killed if it does not unmap an image or end an abandoned batch.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The server's handle of a worker process, and what the worker has reported.
 pub(super) struct Worker {
     subprocess: Subprocess,
     started: Instant,
     state: Mutex<WorkerState>,
+    /// Notified when the state changes.
     changed: Condvar,
 }
 
@@ -31,30 +33,33 @@ pub(super) struct Worker {
 struct WorkerState {
     is_ready: bool,
     has_answered: bool,
-    /// The images and loans that it has mapped.
+    /// The numbers of the images and loans that it was told to map and has not unmapped.
     images: HashSet<u64>,
     batch: Option<SentBatch>,
-    /// The worker's own report of why it is about to end.
-    last_words: Option<String>,
-    /// The reason why it is gone.
+    /// The reason for its end that the worker itself reported.
+    reported_end: Option<String>,
+    /// The reason why the process ended, once it has.
     end: Option<String>,
 }
 
+/// A batch that the worker was told to run.
 struct SentBatch {
     number: u64,
     has_begun: bool,
     outcome: Option<BatchOutcome>,
-    /// The time until which an abandoned batch may go on.
-    patience: Option<Instant>,
+    /// The time at which the worker is killed if the batch still runs. Set when the batch is abandoned.
+    kill_at: Option<Instant>,
 }
 
 /// A worker's answer, and its payload.
 pub(super) type BatchOutcome = (Result<WorkerAnswer, Failure>, Bytes);
 
-/// A batch whose worker is gone.
+/// The error of an order that a process did not answer before it ended.
 #[derive(Debug)]
-pub(super) struct Lost {
+pub(super) struct LostOrder {
+    /// Whether the process had begun to compute: then the order is not sent to another process.
     pub(super) has_begun: bool,
+    /// The reason why the process ended.
     pub(super) reason: String,
 }
 
@@ -78,7 +83,7 @@ impl Worker {
         let spawned = thread::Builder::new().name("serve: reports".into()).spawn(move || {
             let reason = listening.listen();
             ended(&listening, &reason);
-            listening.give_up(reason);
+            listening.mark_ended(reason);
         });
         spawned.map(|_| Arc::clone(&worker)).inspect_err(|_| drop(worker.subprocess.reap()))
     }
@@ -87,7 +92,7 @@ impl Worker {
         self.subprocess.pid()
     }
 
-    /// Returns whether it answered a batch, or ran long enough to do so.
+    /// Returns whether it answered a batch or ran for more than a second. Otherwise its program probably cannot start.
     pub(super) fn was_useful(&self) -> bool {
         self.state.lock().has_answered || self.started.elapsed() > Duration::from_secs(1)
     }
@@ -107,6 +112,7 @@ impl Worker {
         Ok(())
     }
 
+    /// Sends an order. A worker that is gone ignores it.
     pub(super) fn send(
         &self,
         order: &WorkerOrder,
@@ -118,7 +124,8 @@ impl Worker {
         Ok(())
     }
 
-    pub(super) fn has(&self, image: u64) -> bool {
+    /// Returns whether the worker was told to map an image or loan, and has not unmapped it.
+    pub(super) fn has_mapped(&self, image: u64) -> bool {
         self.state.lock().images.contains(&image)
     }
 
@@ -131,7 +138,7 @@ impl Worker {
 
     /// Makes the worker unmap an image, and waits until it has.
     pub(super) fn unmap(&self, image: u64) {
-        if !self.has(image) || self.send(&WorkerOrder::Unmap { image }, Vec::new(), None).is_err() {
+        if !self.has_mapped(image) || self.send(&WorkerOrder::Unmap { image }, Vec::new(), None).is_err() {
             return;
         }
         let end = Instant::now() + PATIENCE;
@@ -145,14 +152,15 @@ impl Worker {
         }
     }
 
-    /// Runs a batch and waits for its outcome. Only one batch may run at a time.
+    /// Runs a batch and waits for its outcome. Only one batch may run at a time. The inner error says that the worker
+    /// ended.
     pub(super) fn run(
         &self,
         number: u64,
         order: &WorkerOrder,
         payload: Vec<Bytes>,
-    ) -> Result<Result<BatchOutcome, Lost>, MessageError> {
-        self.state.lock().batch = Some(SentBatch { number, has_begun: false, outcome: None, patience: None });
+    ) -> Result<Result<BatchOutcome, LostOrder>, MessageError> {
+        self.state.lock().batch = Some(SentBatch { number, has_begun: false, outcome: None, kill_at: None });
         self.send(order, payload, None)?;
         let mut guard = self.state.lock();
         loop {
@@ -160,9 +168,11 @@ impl Worker {
             let outcome = state.batch.as_mut().and_then(|batch| batch.outcome.take());
             if outcome.is_some() || state.end.is_some() {
                 let has_begun = state.batch.take().is_some_and(|batch| batch.has_begun);
-                return Ok(outcome.ok_or_else(|| Lost { has_begun, reason: state.end.clone().unwrap_or_default() }));
+                return Ok(
+                    outcome.ok_or_else(|| LostOrder { has_begun, reason: state.end.clone().unwrap_or_default() })
+                );
             }
-            let Some(end) = state.batch.as_ref().and_then(|batch| batch.patience) else {
+            let Some(end) = state.batch.as_ref().and_then(|batch| batch.kill_at) else {
                 self.changed.wait(&mut guard);
                 continue;
             };
@@ -178,7 +188,7 @@ impl Worker {
     pub(super) fn abandon(&self) {
         let mut state = self.state.lock();
         if let Some(batch) = &mut state.batch {
-            batch.patience = Some(Instant::now() + PATIENCE);
+            batch.kill_at = Some(Instant::now() + PATIENCE);
             // The message is too short to exceed the limit.
             let _ = self.send(&WorkerOrder::Abandon { batch: batch.number }, Vec::new(), None);
             self.changed.notify_all();
@@ -190,17 +200,17 @@ impl Worker {
         self.subprocess.close();
     }
 
-    /// Handles reports until there are no more, and returns the reason.
+    /// Handles reports until the process ends, and returns the reason of its end.
     fn listen(&self) -> String {
         let Ended { fault, status } = self.subprocess.listen(receive::<WorkerReport>, |incoming| {
             self.take(incoming);
             Ok(())
         });
-        fault.or(self.state.lock().last_words.take()).unwrap_or(status)
+        fault.or(self.state.lock().reported_end.take()).unwrap_or(status)
     }
 
     /// Records that the worker is gone, and wakes all threads that wait for it.
-    fn give_up(&self, reason: String) {
+    fn mark_ended(&self, reason: String) {
         self.subprocess.forget();
         let mut state = self.state.lock();
         state.end = Some(reason);
@@ -209,6 +219,7 @@ impl Worker {
         self.changed.notify_all();
     }
 
+    /// Handles a report.
     fn take(&self, Incoming { message, payload, .. }: Incoming<WorkerReport>) {
         let mut state = self.state.lock();
         let is_current = |batch: &&mut SentBatch, number| batch.number == number;
@@ -218,7 +229,7 @@ impl Worker {
                 if let Some(batch) = state.batch.as_mut().filter(|batch| is_current(batch, number)) {
                     batch.has_begun = true;
                 }
-                // This batch is no longer waited for.
+                // No thread waits for the begin of a batch.
                 return;
             }
             WorkerReport::Done { batch: number, outcome } => {
@@ -227,8 +238,10 @@ impl Worker {
                     batch.outcome = Some((outcome, payload));
                 }
             }
-            WorkerReport::Unmapped { image } => drop(state.images.remove(&image)),
-            WorkerReport::Ends { reason } => state.last_words = Some(reason),
+            WorkerReport::Unmapped { image } => {
+                state.images.remove(&image);
+            }
+            WorkerReport::Ends { reason } => state.reported_end = Some(reason),
         }
         drop(state);
         self.changed.notify_all();

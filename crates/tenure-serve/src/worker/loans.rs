@@ -1,4 +1,4 @@
-//! Weights on a device that a server lends to this process.
+//! The weights on a device that the server lends to this worker process.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -9,14 +9,14 @@ use tenure_nn::networks::Network;
 use tenure_nn::switched::{Borrower, LentTerms};
 use tenure_tensor::Device;
 
-use super::message::{Borrows, Description, Lend};
+use super::message::{BorrowingDevice, Description, Lend};
 use super::process::OrderError;
 use crate::executor::{BorrowedWeights, Computed, LentNetwork, ModelError, RawTensor};
 
-/// The number of chunk descriptors that may be open before they are mapped.
+/// The most chunk descriptors that wait to be mapped: each is an open file.
 const OPEN_CHUNKS: usize = 16;
 
-/// All loans, and their device if this worker uses one.
+/// All weights that the server lends to this worker, and their device if the worker uses one.
 #[derive(Default)]
 pub(super) struct Loans {
     device: OnceLock<Borrower>,
@@ -26,14 +26,16 @@ pub(super) struct Loans {
     networks: Mutex<HashMap<u64, LentNetwork>>,
 }
 
-/// A loan, and the channel for its remaining chunks.
+/// A loan whose chunks arrive one after the other.
 struct ArrivingLoan {
     loan: Arc<BorrowedWeights>,
+    /// The channel to the thread that maps chunks; `None` once all have arrived.
     chunks: Option<mpsc::SyncSender<OwnedFd>>,
+    /// The number of chunks that have not arrived.
     missing: u64,
 }
 
-/// A loan to be mapped.
+/// The job to map a loan.
 pub(super) struct Borrow {
     loan: Arc<BorrowedWeights>,
     network: Description,
@@ -44,8 +46,8 @@ pub(super) struct Borrow {
 
 impl Loans {
     /// Prepares the device.
-    pub(super) fn start(&self, device: Borrows) -> Result<(), OrderError> {
-        let Borrows { index, chunk_bytes } = device;
+    pub(super) fn start(&self, device: BorrowingDevice) -> Result<(), OrderError> {
+        let BorrowingDevice { index, chunk_bytes } = device;
         // There is only one start order.
         let _ = self.device.set(Borrower::new(Device::cuda(index), chunk_bytes)?);
         Ok(())
@@ -69,8 +71,10 @@ impl Loans {
             lent.missing = lent.missing.saturating_sub(1);
             if lent.missing > 0 { lent.chunks.clone() } else { lent.chunks.take() }
         };
-        // A loan that failed accepts no more chunks.
-        drop(sender.map(|sender| sender.send(chunk)));
+        if let Some(sender) = sender {
+            // A loan that failed accepts no more chunks.
+            let _ = sender.send(chunk);
+        }
         Ok(())
     }
 
@@ -87,6 +91,7 @@ impl Loans {
         }
     }
 
+    /// Returns the loan with this number.
     pub(super) fn get(&self, number: u64) -> Option<Arc<BorrowedWeights>> {
         self.loans.lock().get(&number).map(|lent| Arc::clone(&lent.loan))
     }
@@ -109,7 +114,7 @@ impl Loans {
         }
     }
 
-    /// Drops a model's network, and all that was captured of it.
+    /// Drops a model's network, with the graphs that were captured of it.
     pub(super) fn forget(&self, model: u64) {
         let network = self.networks.lock().remove(&model);
         drop(network);

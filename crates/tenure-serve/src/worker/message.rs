@@ -24,6 +24,7 @@ pub(super) const MESSAGE_BYTES: u32 = 128 << 20;
 /// The longest payload, in bytes.
 pub(super) const PAYLOAD_BYTES: u64 = 4 << 30;
 
+/// The size of a frame's head.
 pub(super) const HEAD_BYTES: usize = 16;
 
 /// An order of a server.
@@ -31,7 +32,7 @@ pub(super) const HEAD_BYTES: usize = 16;
 pub(super) enum WorkerOrder {
     /// The first order, with the CUDA device to compute on, if there is one. The worker answers with
     /// [`WorkerReport::Ready`].
-    Start { device: Option<Borrows> },
+    Start { device: Option<BorrowingDevice> },
     /// Lends a model. The descriptor of its tables comes with this, if it has any. Chunks follow.
     Lend(Box<Lend>),
     /// The next chunk of a loan, whose descriptor comes with this.
@@ -51,15 +52,16 @@ pub(super) enum WorkerOrder {
     Abandon { batch: u64 },
 }
 
-/// A device on which weights are borrowed.
+/// The CUDA device on which a worker borrows weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Borrows {
+pub(super) struct BorrowingDevice {
     /// The device's number among CUDA devices.
     pub(super) index: u8,
+    /// The size in bytes of the chunks in which weights are lent.
     pub(super) chunk_bytes: u64,
 }
 
-/// A lent model, and its network. Loans and images share one sequence of numbers.
+/// The order to borrow a model. Loans and images share one sequence of numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Lend {
     pub(super) loan: u64,
@@ -70,7 +72,7 @@ pub(super) struct Lend {
     pub(super) chunks: u64,
 }
 
-/// An image, and its network.
+/// The order to map an image of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Map {
     pub(super) image: u64,
@@ -78,6 +80,7 @@ pub(super) struct Map {
     pub(super) network: Description,
     /// The start and end of each group in bytes, the end excluded.
     pub(super) groups: Vec<(u64, u64)>,
+    /// The positions of the network's tensors in the groups.
     pub(super) tensors: Vec<Placed>,
 }
 
@@ -91,7 +94,7 @@ pub(super) struct Description {
     pub(super) options: String,
 }
 
-/// A tensor whose bytes are in the payload.
+/// The dtype and sizes of a tensor whose bytes are in the payload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Sizes {
     #[serde(with = "text")]
@@ -122,6 +125,7 @@ pub(super) struct WorkerAnswer {
     ended: Duration,
     /// The time of each group's first use, and how long that use waited for the group.
     first_uses: Vec<Option<(Duration, Duration)>>,
+    /// The order in which lent weights were used, if it was measured.
     measured: Option<Measured>,
 }
 
@@ -130,7 +134,7 @@ pub(super) struct WorkerAnswer {
 pub(super) struct Failure {
     pub(super) reason: String,
     /// Whether the request itself is wrong.
-    pub(super) is_asked: bool,
+    pub(super) is_request_error: bool,
 }
 
 /// The reason why a frame is invalid or cannot be written.
@@ -290,7 +294,7 @@ mod tests {
             WorkerOrder::Forget { model: 2 },
             WorkerOrder::Run { batch: 3, image: 1, inputs: vec![Sizes { dtype: DType::F32, sizes: vec![2, 3] }] },
             WorkerOrder::Abandon { batch: 3 },
-            WorkerOrder::Start { device: Some(Borrows { index: 1, chunk_bytes: 16 << 20 }) },
+            WorkerOrder::Start { device: Some(BorrowingDevice { index: 1, chunk_bytes: 16 << 20 }) },
             WorkerOrder::Chunk { loan: 4 },
         ]
     }

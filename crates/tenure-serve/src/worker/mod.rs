@@ -50,10 +50,10 @@ mod message;
 mod pool;
 mod process;
 mod python;
-mod remote;
 mod socket;
 mod subprocess;
 mod weights;
+mod worker_model;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! The workers of a server: one that computes, and one that stands by.
+//! The workers of a server: one that computes, and one that stands by to replace it.
 
 use std::env;
 use std::sync::Arc;
@@ -10,32 +10,36 @@ use parking_lot::{Condvar, Mutex};
 use prometheus_client::metrics::counter::Counter;
 use tenure_nn::networks::Network;
 
-use super::link::{Lost, Worker};
-use super::message::{Borrows, Failure, WorkerOrder, pack};
-use super::remote::Remote;
+use super::link::{LostOrder, Worker};
+use super::message::{BorrowingDevice, Failure, WorkerOrder, pack};
 use super::weights::LentWeights;
+use super::worker_model::WorkerModel;
 use super::{IS_WORKER, WorkerCommand};
-use crate::executor::{ComputePlace, Computed, Computer, ModelError, RawTensor};
+use crate::executor::{ComputeProcess, Computed, ModelError, ModelRunner, RawTensor};
 use crate::repository::StoredModel;
 
 /// The pause before the next start after several workers in a row ended at once: the first pause, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The number of such failures after which a batch fails instead of waiting for the next worker.
-const HOPELESS: u32 = 5;
+/// The number of workers that end at once in a row after which a batch fails instead of waiting for the next worker.
+const MAX_FAILURES: u32 = 5;
 
-/// The worker processes.
+/// The worker processes. Dropping this ends them.
 pub(crate) struct Workers {
     shared: Arc<WorkersShared>,
+    /// The thread that starts and replaces workers.
     keeper: Option<JoinHandle<()>>,
 }
 
+/// The state that all threads which use the workers share.
 pub(super) struct WorkersShared {
     command: WorkerCommand,
     /// The first order of each worker.
     first: WorkerOrder,
+    /// The metric of workers that ended.
     deaths: Counter,
+    /// The next number of a batch, image, loan or model.
     numbers: AtomicU64,
     state: Mutex<WorkersState>,
     changed: Condvar,
@@ -52,7 +56,7 @@ struct WorkersState {
     /// The reason why the last of them ended.
     reason: String,
     /// The time from which the next may be started.
-    pause: Option<Instant>,
+    pause_end: Option<Instant>,
     is_ending: bool,
 }
 
@@ -76,7 +80,7 @@ impl Workers {
         command: WorkerCommand,
         deaths: Counter,
     ) -> Result<Self, String> {
-        Self::start_on(Some(Borrows { index, chunk_bytes }), command, deaths)
+        Self::start_on(Some(BorrowingDevice { index, chunk_bytes }), command, deaths)
     }
 
     /// Returns the weights of a model that workers compute on a CUDA device.
@@ -84,7 +88,7 @@ impl Workers {
         LentWeights::new(Arc::clone(&self.shared), stored)
     }
 
-    fn start_on(device: Option<Borrows>, command: WorkerCommand, deaths: Counter) -> Result<Self, String> {
+    fn start_on(device: Option<BorrowingDevice>, command: WorkerCommand, deaths: Counter) -> Result<Self, String> {
         if env::var_os(IS_WORKER).is_some() {
             return Err("this process is one: have its program call `worker::run` first".into());
         }
@@ -101,9 +105,9 @@ impl Workers {
     }
 }
 
-impl ComputePlace for Workers {
-    fn open(&self, _: Box<dyn Network>, stored: &StoredModel) -> Box<dyn Computer> {
-        Box::new(Remote::new(Arc::clone(&self.shared), stored))
+impl ComputeProcess for Workers {
+    fn open(&self, _: Box<dyn Network>, stored: &StoredModel) -> Box<dyn ModelRunner> {
+        Box::new(WorkerModel::new(Arc::clone(&self.shared), stored))
     }
 
     fn abandon(&self) {
@@ -135,7 +139,7 @@ impl Drop for Workers {
 
 impl WorkersShared {
     /// Returns a number that was not used before.
-    pub(super) fn number(&self) -> u64 {
+    pub(super) fn next_number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
@@ -146,7 +150,7 @@ impl WorkersShared {
             match &state.active {
                 Some(active) => return Ok(Arc::clone(active)),
                 None if state.is_ending => return Err("the server is shutting down".into()),
-                None if state.failures >= HOPELESS => {
+                None if state.failures >= MAX_FAILURES => {
                     return Err(format!("workers end as soon as they are started, the last with {}", state.reason));
                 }
                 None => self.changed.wait(&mut state),
@@ -161,30 +165,35 @@ impl WorkersShared {
         inputs: &[RawTensor],
         mut prepare: impl FnMut(&Arc<Worker>) -> Result<u64, ModelError>,
     ) -> Result<Computed, ModelError> {
-        let mut is_again = false;
+        let mut was_retried = false;
         loop {
             let worker = self.active().map_err(ModelError::NoWorker)?;
             let image = prepare(&worker)?;
-            let (batch, (inputs, payload)) = (self.number(), pack(inputs));
+            let batch = self.next_number();
+            let (inputs, payload) = pack(inputs);
             match worker.run(batch, &WorkerOrder::Run { batch, image, inputs }, payload)? {
                 Ok((Ok(done), payload)) => return Ok(done.unpack(payload)?),
-                Ok((Err(Failure { reason, is_asked: true }), _)) => return Err(ModelError::Asked(reason)),
+                Ok((Err(Failure { reason, is_request_error: true }), _)) => return Err(ModelError::Asked(reason)),
                 Ok((Err(Failure { reason, .. }), _)) => return Err(ModelError::Elsewhere(reason)),
-                Err(Lost { has_begun: false, .. }) if !is_again => is_again = true,
-                Err(Lost { reason, .. }) => return Err(ModelError::Lost(reason)),
+                Err(LostOrder { has_begun: false, .. }) if !was_retried => was_retried = true,
+                Err(LostOrder { reason, .. }) => return Err(ModelError::Lost(reason)),
             }
         }
     }
 
-    /// Replaces workers that are gone. All are started by the calling thread, and end with it.
+    /// Replaces workers that are gone, until the server ends; then ends all workers. The calling thread starts all
+    /// workers, since a worker ends with the thread that started it.
     fn keep(self: &Arc<Self>) {
         let mut state = self.state.lock();
         while !state.is_ending {
             let is_complete = state.active.is_some() && state.standby.is_some();
-            match state.pause {
-                _ if is_complete => self.changed.wait(&mut state),
-                Some(end) if end > Instant::now() => drop(self.changed.wait_until(&mut state, end)),
-                _ => self.start(&mut state),
+            let pause_end = state.pause_end.filter(|end| *end > Instant::now());
+            if is_complete {
+                self.changed.wait(&mut state);
+            } else if let Some(end) = pause_end {
+                self.changed.wait_until(&mut state, end);
+            } else {
+                self.start(&mut state);
             }
         }
         let workers = [state.active.clone(), state.standby.clone()];
@@ -196,14 +205,18 @@ impl WorkersShared {
         }
     }
 
+    /// Starts the active worker, or the one that stands by.
     fn start(self: &Arc<Self>, state: &mut WorkersState) {
         let shared = Arc::clone(self);
-        // The callback of a worker that ends at once waits for this lock, so the worker is in its place by then.
+        // The callback of a worker that ends at once waits for this lock. So it finds the worker in `active` or `standby`.
         match Worker::start(&self.command, &self.first, move |worker, reason| shared.ended(worker, reason)) {
             Ok(worker) => {
                 state.processes += 1;
-                let place = if state.active.is_none() { &mut state.active } else { &mut state.standby };
-                *place = Some(worker);
+                if state.active.is_none() {
+                    state.active = Some(worker);
+                } else {
+                    state.standby = Some(worker);
+                }
             }
             Err(error) => state.failed(format!("{}: {error}", self.command.program.display())),
         }
@@ -213,10 +226,10 @@ impl WorkersShared {
     /// Records that a worker is gone. The other one takes its place before the next order.
     fn ended(&self, worker: &Arc<Worker>, reason: &str) {
         let mut state = self.state.lock();
-        let is_it = |other: &Option<Arc<Worker>>| other.as_ref().is_some_and(|other| Arc::ptr_eq(other, worker));
-        if is_it(&state.standby) {
+        let is_worker = |other: &Option<Arc<Worker>>| other.as_ref().is_some_and(|other| Arc::ptr_eq(other, worker));
+        if is_worker(&state.standby) {
             state.standby = None;
-        } else if is_it(&state.active) {
+        } else if is_worker(&state.active) {
             state.active = state.standby.take();
         }
         state.processes -= 1;
@@ -224,7 +237,10 @@ impl WorkersShared {
             tracing::warn!("worker {} ended: {reason}", worker.pid());
             self.deaths.inc();
             match worker.was_useful() {
-                true => (state.failures, state.pause) = (0, None),
+                true => {
+                    state.failures = 0;
+                    state.pause_end = None;
+                }
                 false => state.failed(reason.into()),
             }
         }
@@ -240,6 +256,6 @@ impl WorkersState {
         self.reason = reason;
         let pause = FIRST_PAUSE.saturating_mul(1 << (self.failures - 1).min(10)).min(LONGEST_PAUSE);
         // The first failure causes no pause.
-        self.pause = (self.failures > 1).then(|| Instant::now() + pause);
+        self.pause_end = (self.failures > 1).then(|| Instant::now() + pause);
     }
 }

@@ -57,14 +57,15 @@ fn serve(architectures: Architectures) -> io::Result<()> {
     });
     let computing = Arc::clone(&worker);
     thread::Builder::new().name("worker: compute".into()).spawn(move || {
-        waiting.into_iter().for_each(|job| computing.work(job));
+        waiting.into_iter().for_each(|job| computing.do_job(job));
     })?;
     while let Some(Incoming { message, payload, descriptor }) = receive(&stream)? {
-        worker.follow(message, payload, descriptor, &jobs).map_err(io::Error::other)?;
+        worker.carry_out(message, payload, descriptor, &jobs).map_err(io::Error::other)?;
     }
     Ok(())
 }
 
+/// This worker process: the weights and networks that it has, and its socket.
 struct Worker {
     architectures: Architectures,
     stream: Mutex<UnixStream>,
@@ -78,8 +79,10 @@ struct Worker {
     running: Mutex<Option<(u64, BatchWeights)>>,
 }
 
+/// A network, bound to the image that it was computed on last, or to none.
 type Network = Arc<Mutex<BoundNetwork<Arc<Mapped>>>>;
 
+/// An image in the server's memory, mapped here, and its model.
 #[derive(Clone)]
 struct Image {
     mapped: Arc<Mapped>,
@@ -126,21 +129,22 @@ pub(super) enum OrderError {
 
 impl Worker {
     /// Carries out an order, or passes it to the computing thread without waiting for it.
-    fn follow(
+    fn carry_out(
         &self,
         order: WorkerOrder,
         payload: Bytes,
         descriptor: Option<OwnedFd>,
         jobs: &mpsc::Sender<ComputeJob>,
     ) -> Result<(), OrderError> {
-        // The receiver of jobs lives as long as the process.
+        // Sending a job never fails: its receiver lives as long as the process.
         match order {
             WorkerOrder::Start { device } => {
                 device.map_or(Ok(()), |device| self.loans.start(device))?;
                 self.report(&WorkerReport::Ready, Vec::new());
             }
             WorkerOrder::Lend(lend) => {
-                drop(jobs.send(ComputeJob::Borrow(Box::new(self.loans.lend(*lend, descriptor)))))
+                let borrow = self.loans.lend(*lend, descriptor);
+                let _ = jobs.send(ComputeJob::Borrow(Box::new(borrow)));
             }
             WorkerOrder::Chunk { loan } => self.loans.take_chunk(loan, descriptor.ok_or(OrderError::NoDescriptor)?)?,
             WorkerOrder::Map(map) => self.map(map, descriptor.ok_or(OrderError::NoDescriptor)?)?,
@@ -167,7 +171,8 @@ impl Worker {
                 self.report(&WorkerReport::Unmapped { image }, Vec::new());
             }
             WorkerOrder::Forget { model } => {
-                drop(self.networks.lock().remove(&model));
+                let network = self.networks.lock().remove(&model);
+                drop(network);
                 self.loans.forget(model);
             }
             WorkerOrder::Run { batch, image, inputs } => {
@@ -184,6 +189,7 @@ impl Worker {
         Ok(())
     }
 
+    /// Maps an image. Its groups may arrive later.
     fn map(&self, map: Map, memory: OwnedFd) -> Result<(), OrderError> {
         let Map { image, model, network, groups, tensors } = map;
         let groups = groups.into_iter().map(|(start, end)| start..end).collect::<Vec<_>>();
@@ -195,26 +201,29 @@ impl Worker {
         Ok(())
     }
 
+    /// Returns the image or loan with this number.
     fn weights(&self, number: u64) -> Option<BatchWeights> {
         let image = self.images.lock().get(&number).cloned().map(BatchWeights::Image);
         image.or_else(|| self.loans.get(number).map(BatchWeights::Loan))
     }
 
-    fn work(&self, job: ComputeJob) {
+    fn do_job(&self, job: ComputeJob) {
         match job {
             ComputeJob::Run(run) => self.compute(run),
             ComputeJob::Borrow(borrow) => self.loans.borrow(*borrow, |network| self.build(network)),
         }
     }
 
+    /// Computes a batch and reports the outcome.
     fn compute(&self, run: BatchRun) {
         let BatchRun { batch, weights, inputs, payload } = run;
         self.report(&WorkerReport::Begun { batch }, Vec::new());
         let computed = self.answer(&weights, inputs, payload);
         let mut running = self.running.lock();
         *running = None;
-        weights.go_on();
-        drop((running, weights));
+        weights.resume();
+        drop(running);
+        drop(weights);
         if let Err(error) = &computed
             && self.loans.has_lost_device()
         {
@@ -227,19 +236,22 @@ impl Worker {
                 let (done, payload) = WorkerAnswer::pack(computed);
                 (Ok(done), payload)
             }
-            Err(error) => (Err(Failure { reason: error.to_string(), is_asked: error.is_asked() }), Vec::new()),
+            Err(error) => {
+                (Err(Failure { reason: error.to_string(), is_request_error: error.is_request_error() }), Vec::new())
+            }
         };
         self.report(&WorkerReport::Done { batch, outcome }, payload);
     }
 
+    /// Computes the answers to a batch. Builds the network and binds it to the image if needed.
     fn answer(&self, weights: &BatchWeights, inputs: Vec<Sizes>, payload: Bytes) -> Result<Computed, ModelError> {
         let inputs = unpack(inputs, payload)?;
         let image = match weights {
             BatchWeights::Image(image) => image,
             BatchWeights::Loan(loan) => return self.loans.compute(loan, &inputs),
         };
-        let known = self.networks.lock().get(&image.model).cloned();
-        let network = match known {
+        let built = self.networks.lock().get(&image.model).cloned();
+        let network = match built {
             Some(network) => network,
             None => {
                 let bound = BoundNetwork::new(self.build(&image.network)?);
@@ -253,6 +265,7 @@ impl Worker {
         network.compute(&inputs)
     }
 
+    /// Builds a network without weights.
     fn build(&self, network: &Description) -> Result<Box<dyn networks::Network>, ModelError> {
         let Description { architecture, options, .. } = network;
         let options = serde_json::from_str(options).map_err(|error| ModelError::Elsewhere(error.to_string()))?;
@@ -278,10 +291,11 @@ impl BatchWeights {
         }
     }
 
-    fn go_on(&self) {
+    /// Allows the weights to be used again.
+    fn resume(&self) {
         match self {
             Self::Image(image) => image.mapped.go_on(),
-            Self::Loan(loan) => loan.go_on(),
+            Self::Loan(loan) => loan.resume(),
         }
     }
 }
@@ -289,6 +303,6 @@ impl BatchWeights {
 /// Replaces an answer that is too long for a frame by an error.
 fn too_long(report: &WorkerReport, error: &MessageError) -> Result<Outgoing, MessageError> {
     let WorkerReport::Done { batch, .. } = report else { return Outgoing::new(report, Vec::new(), None) };
-    let outcome = Err(Failure { reason: error.to_string(), is_asked: true });
+    let outcome = Err(Failure { reason: error.to_string(), is_request_error: true });
     Outgoing::new(&WorkerReport::Done { batch: *batch, outcome }, Vec::new(), None)
 }

@@ -18,11 +18,11 @@ use serde::de::DeserializeOwned;
 
 use super::message::{self, FrameHead, HEAD_BYTES, MessageError};
 
-/// The bytes reserved for a message or payload before more arrive.
+/// The most bytes of memory reserved for a message or payload before its bytes arrive.
 const CHUNK: usize = 1 << 20;
 
-/// The most parts in one system call: the system accepts no more.
-const MOST_PARTS: usize = 1024;
+/// The most parts that the system accepts in one call.
+const MAX_PARTS: usize = 1024;
 
 /// A frame to be sent.
 pub(super) struct Outgoing {
@@ -47,6 +47,7 @@ pub(super) struct Incoming<M> {
 }
 
 impl Outgoing {
+    /// Creates a frame with a message in postcard.
     pub(super) fn new(
         message: &impl Serialize,
         payload: Vec<Bytes>,
@@ -62,6 +63,7 @@ impl Outgoing {
         Ok(Self { frame: message::encode_json(message, bytes)?, payload, descriptor: None })
     }
 
+    /// Sends the frame, and waits until the system has taken all of it.
     pub(super) fn send(&self, stream: &UnixStream) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -83,7 +85,7 @@ impl Outgoing {
         let mut slices: Vec<_> = parts.into_iter().map(IoSlice::new).collect();
         let mut left = &mut slices[..];
         while !left.is_empty() {
-            let now = &left[..left.len().min(MOST_PARTS)];
+            let now = &left[..left.len().min(MAX_PARTS)];
             let sent = retry_on_intr(|| net::sendmsg(stream, now, &mut control, SendFlags::NOSIGNAL))?;
             control.clear();
             IoSlice::advance_slices(&mut left, sent);
@@ -98,15 +100,16 @@ impl Outgoing {
 ///
 /// The frame is invalid.
 pub(super) fn receive<M: DeserializeOwned>(stream: &UnixStream) -> io::Result<Option<Incoming<M>>> {
-    gone_as_none(receive_as(stream, message::decode))
+    end_as_none(receive_as(stream, message::decode))
 }
 
 /// Receives the next frame with a JSON message: see [`receive`].
 pub(super) fn receive_json<M: DeserializeOwned>(stream: &UnixStream) -> io::Result<Option<Incoming<M>>> {
-    gone_as_none(receive_as(stream, |message| Ok(serde_json::from_slice(message)?)))
+    end_as_none(receive_as(stream, |message| Ok(serde_json::from_slice(message)?)))
 }
 
-fn gone_as_none<M>(received: io::Result<Incoming<M>>) -> io::Result<Option<Incoming<M>>> {
+/// Returns `None` for the errors that say that the other end is gone.
+fn end_as_none<M>(received: io::Result<Incoming<M>>) -> io::Result<Option<Incoming<M>>> {
     match received {
         Ok(incoming) => Ok(Some(incoming)),
         Err(error) => match error.kind() {
@@ -117,6 +120,7 @@ fn gone_as_none<M>(received: io::Result<Incoming<M>>) -> io::Result<Option<Incom
     }
 }
 
+/// Receives the next frame, whose message `decode` decodes.
 fn receive_as<M>(
     mut stream: &UnixStream,
     decode: impl FnOnce(&[u8]) -> Result<M, MessageError>,

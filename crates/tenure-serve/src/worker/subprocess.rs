@@ -1,4 +1,4 @@
-//! A subprocess that follows orders, which arrive on a socket at its standard input.
+//! A subprocess that receives orders from this process through a socket, which is its standard input.
 
 use std::io;
 use std::net::Shutdown;
@@ -14,6 +14,7 @@ use super::message::MessageError;
 use super::socket::{Incoming, Outgoing};
 use super::{IS_WORKER, WorkerCommand};
 
+/// A running subprocess, and the socket to it.
 pub(super) struct Subprocess {
     pid: u32,
     child: Mutex<Child>,
@@ -25,7 +26,7 @@ pub(super) struct Subprocess {
 
 /// The end of a process.
 pub(super) struct Ended {
-    /// The error in its reports, if that was the reason.
+    /// The error in its reports, if the process was killed because of one.
     pub(super) fault: Option<String>,
     /// The system's exit status as text.
     pub(super) status: String,
@@ -68,7 +69,7 @@ impl Subprocess {
         }
     }
 
-    /// Sends no more orders.
+    /// Ends the sending thread: later orders are ignored.
     pub(super) fn forget(&self) {
         *self.orders.lock() = None;
     }

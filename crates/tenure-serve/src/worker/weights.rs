@@ -12,6 +12,7 @@ use super::socket::Descriptor;
 use crate::executor::{Computed, ModelError, RawTensor};
 use crate::repository::StoredModel;
 
+/// The weights of a model, and their loan to a worker.
 pub(crate) struct LentWeights {
     shared: Arc<WorkersShared>,
     model: u64,
@@ -29,7 +30,7 @@ struct OutgoingLoan {
 
 impl LentWeights {
     pub(super) fn new(shared: Arc<WorkersShared>, stored: &StoredModel) -> Self {
-        let model = shared.number();
+        let model = shared.next_number();
         let network = Description::of(stored);
         Self { shared, model, network, loan: None, worker: Weak::new() }
     }
@@ -39,18 +40,18 @@ impl LentWeights {
     pub(crate) fn compute(&mut self, model: &SwitchedModel, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
         let shared = Arc::clone(&self.shared);
         let computed = shared.compute(inputs, |worker| match &self.loan {
-            Some(loan) if worker.has(loan.number) => Ok(loan.number),
+            Some(loan) if worker.has_mapped(loan.number) => Ok(loan.number),
             _ => self.lend(worker, model),
         });
         computed.inspect_err(|error| {
-            if !error.is_asked() {
+            if !error.is_request_error() {
                 // The next call begins with a new loan, whatever failed in this one.
                 self.give_back();
             }
         })
     }
 
-    /// Takes the weights back, so that they may leave the device. Afterwards the worker has unmapped them or is gone.
+    /// Takes the weights back, so that they can be evicted. Afterwards the worker has unmapped them or is gone.
     pub(crate) fn give_back(&mut self) {
         if let Some(loan) = self.loan.take()
             && let Some(worker) = self.worker.upgrade()
@@ -59,10 +60,11 @@ impl LentWeights {
         }
     }
 
+    /// Lends all weights to a worker, and returns the loan's number.
     fn lend(&mut self, worker: &Arc<Worker>, model: &SwitchedModel) -> Result<u64, ModelError> {
-        // A previous worker that had them is gone.
+        // An earlier loan was for a worker that is gone.
         self.give_back();
-        let loan = self.shared.number();
+        let loan = self.shared.next_number();
         let lent = model.lend()?;
         let chunks: Vec<_> = lent.chunks().collect();
         let order = WorkerOrder::Lend(Box::new(Lend {
@@ -75,7 +77,8 @@ impl LentWeights {
         let tables = lent.tables();
         let tables = tables.map_err(|error| ModelError::Elsewhere(format!("the tables cannot be sent: {error}")))?;
         worker.map(loan, &order, tables)?;
-        (self.loan, self.worker) = (Some(OutgoingLoan { number: loan, _lent: lent }), Arc::downgrade(worker));
+        self.loan = Some(OutgoingLoan { number: loan, _lent: lent });
+        self.worker = Arc::downgrade(worker);
         for chunk in chunks {
             worker.send(
                 &WorkerOrder::Chunk { loan },

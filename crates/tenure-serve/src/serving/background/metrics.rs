@@ -11,8 +11,11 @@ use prometheus_client::registry::{Registry, Unit};
 /// The counters of a server's background programs.
 #[derive(Debug)]
 pub(crate) struct BackgroundMetrics {
+    /// 1 while background programs may use the devices.
     running: Gauge<u64, AtomicU64>,
+    /// The times from a request's arrival until all programs had yielded.
     yields: Histogram,
+    /// The number of requests for which some program did not yield in time.
     late: Counter,
 }
 
@@ -34,6 +37,7 @@ impl BackgroundMetrics {
         metrics
     }
 
+    /// Records that background programs have started.
     pub(super) fn begun(&self) {
         self.running.set(1);
     }
@@ -42,10 +46,10 @@ impl BackgroundMetrics {
     /// whether all programs yielded in time.
     pub(super) fn ended(&self, took: Option<Duration>, in_time: bool) {
         self.running.set(0);
-        match took {
-            _ if !in_time => drop(self.late.inc()),
-            Some(took) => self.yields.observe(took.as_secs_f64()),
-            None => {}
+        if !in_time {
+            self.late.inc();
+        } else if let Some(took) = took {
+            self.yields.observe(took.as_secs_f64());
         }
     }
 }

@@ -19,7 +19,7 @@ use super::core::{Core, CoreState};
 
 /// The time without an event after which programs run.
 const QUIET: Duration = Duration::from_millis(20);
-/// The longest time that a request waits for programs.
+/// The longest time that a request waits until programs yield.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 impl Core {
@@ -35,7 +35,7 @@ impl Core {
             if quiet >= QUIET && self.begin_background(&mut state) {
                 self.run_background(&mut state, programs);
             } else {
-                // A computation may take long.
+                // The devices may compute for longer than this: then it tries again.
                 let left = QUIET.checked_sub(quiet).filter(|left| !left.is_zero()).unwrap_or(QUIET);
                 self.background.wait_for(&mut state, left);
             }
@@ -52,7 +52,7 @@ impl Core {
         state.is_in_background
     }
 
-    /// Returns whether programs that have the devices are in the way of a request.
+    /// Returns whether background programs have the devices and a request needs one of them.
     pub(super) fn must_yield(&self, state: &CoreState, now: Duration) -> bool {
         state.is_in_background && self.devices.iter().any(|device| state.scheduler.must_yield(device.id, now))
     }
@@ -66,9 +66,9 @@ impl Core {
             self.background.wait(state);
         }
         // There is no request if the programs have left by themselves.
-        let asked = state.requests.values().map(|waiting| waiting.arrived).min();
+        let arrived = state.requests.values().map(|waiting| waiting.arrived).min();
         let have_yielded = MutexGuard::unlocked(state, || programs.yield_now(PATIENCE));
-        metrics.ended(asked.map(|asked| asked.elapsed()), have_yielded);
+        metrics.ended(arrived.map(|arrived| arrived.elapsed()), have_yielded);
         state.is_in_background = false;
         self.devices.iter().for_each(|device| state.scheduler.end_background(device.id));
         self.advance(state);

@@ -1,4 +1,4 @@
-//! The socket of the background, and its connected programs.
+//! The socket for background programs, and the programs that are connected to it.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader};
@@ -24,13 +24,14 @@ const RETRY: Duration = Duration::from_millis(100);
 pub(in crate::serving) struct Programs {
     listener: UnixListener,
     path: PathBuf,
-    connected: Mutex<Connected>,
+    connected: Mutex<ConnectedPrograms>,
     /// Notified when a program has yielded or is gone.
     answered: Condvar,
 }
 
+/// The connected programs, and whether they may run.
 #[derive(Default)]
-struct Connected {
+struct ConnectedPrograms {
     programs: Vec<Program>,
     may_run: bool,
     is_ending: bool,
@@ -53,26 +54,25 @@ impl Programs {
     pub(in crate::serving) fn listen(path: &Path) -> io::Result<Self> {
         remove_stale(path)?;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // Before it has a name: the file has the socket's own mode, and is never open to others.
+        // The mode is set before `bind` creates the file, so that other users can never open it.
         fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
         listen(&socket, BACKLOG)?;
-        let (connected, answered) = Default::default();
-        Ok(Self { listener: socket.into(), path: path.into(), connected, answered })
+        Ok(Self { listener: socket.into(), path: path.into(), connected: Mutex::default(), answered: Condvar::new() })
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.connected.lock().programs.is_empty()
     }
 
-    /// Tells all programs to run.
+    /// Sends `run` to all programs.
     pub(super) fn run(&self) {
         let mut connected = self.connected.lock();
         connected.may_run = true;
         connected.programs.retain(|program| program.say("run\n"));
     }
 
-    /// Tells all programs to yield, waits for at most `patience`, and returns whether all have yielded. It does not
+    /// Sends `yield` to all programs, waits for at most `patience`, and returns whether all have yielded. It does not
     /// wait again for a program that still owes an earlier answer.
     pub(super) fn yield_now(&self, patience: Duration) -> bool {
         let end = Instant::now() + patience;
@@ -102,14 +102,15 @@ impl Programs {
         }
     }
 
+    /// Adds a connected program, and starts a thread that reads its answers.
     fn add(self: &Arc<Self>, stream: UnixStream, changed: impl Fn() + Send + 'static) -> io::Result<()> {
         let stream = Arc::new(stream);
         let mut connected = self.connected.lock();
         let number = connected.next;
         connected.next += 1;
         let mut program = Program { number, stream: Arc::clone(&stream), unanswered: 0 };
-        let is_told = if connected.may_run { program.say("run\n") } else { program.yield_now() };
-        if is_told {
+        let is_sent = if connected.may_run { program.say("run\n") } else { program.yield_now() };
+        if is_sent {
             connected.programs.push(program);
         }
         drop(connected);
@@ -162,6 +163,7 @@ impl Drop for Programs {
 }
 
 impl Program {
+    /// Sends `yield`, and returns whether the program accepted it.
     fn yield_now(&mut self) -> bool {
         self.unanswered += 1;
         self.say("yield\n")

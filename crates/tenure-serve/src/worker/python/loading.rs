@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::super::link::Lost;
+use super::super::link::LostOrder;
 use super::process::{Process, PythonAnswer};
 use crate::executor::{Callbacks, LoadedCallback, ModelError};
 
@@ -20,15 +20,18 @@ pub(super) struct Loading {
 struct LoadingState {
     /// The time that loading took, or the reason why it failed.
     outcome: Option<Result<Duration, LoadFailure>>,
+    /// The callbacks to call when loading is over.
     waiting: Vec<LoadedCallback>,
     /// Whether some or all of it was evicted.
-    is_cut: bool,
+    was_evicted: bool,
 }
 
 /// The reason why a module was not loaded.
 #[derive(Clone)]
 enum LoadFailure {
+    /// The process ended, for this reason.
     Lost(String),
+    /// The model's code raised this error.
     Raised(String),
 }
 
@@ -40,15 +43,16 @@ impl Loading {
     /// Returns whether the module is, or will be, completely loaded.
     pub(super) fn is_usable(&self) -> bool {
         let state = self.state.lock();
-        !state.is_cut && !matches!(state.outcome, Some(Err(_))) && !self.process.has_ended()
+        !state.was_evicted && !matches!(state.outcome, Some(Err(_))) && !self.process.has_ended()
     }
 
     /// Records that some of the module is evicted, so that it must be loaded again.
-    pub(super) fn cut(&self) {
-        self.state.lock().is_cut = true;
+    pub(super) fn set_evicted(&self) {
+        self.state.lock().was_evicted = true;
     }
 
-    pub(super) fn finish(&self, answer: Result<PythonAnswer, Lost>, calls: &Callbacks) {
+    /// Records how loading ended, and calls the callbacks.
+    pub(super) fn finish(&self, answer: Result<PythonAnswer, LostOrder>, calls: &Callbacks) {
         let outcome = match answer {
             Ok(PythonAnswer::Loaded { took }) => Ok(took),
             Ok(PythonAnswer::Failed(reason)) => Err(LoadFailure::Raised(reason)),
@@ -66,6 +70,7 @@ impl Loading {
         }
     }
 
+    /// Calls `done` when loading is over.
     pub(super) fn when_over(&self, done: LoadedCallback) {
         let mut state = self.state.lock();
         let took = match &state.outcome {

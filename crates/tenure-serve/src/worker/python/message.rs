@@ -12,39 +12,18 @@ use crate::repository::{PythonFunction, StoredModel};
 #[serde(tag = "order", rename_all = "snake_case")]
 pub(super) enum PythonOrder<'a> {
     /// Loads a module to learn how many bytes it has. With a device, it stays in host memory.
-    Open {
-        call: u64,
-        model: u64,
-        place: &'a ModuleSource,
-    },
+    Open { call: u64, model: u64, place: &'a ModuleSource },
     /// Loads a module into the memory that it is computed in; opens it first if it is not open. It must have `bytes`
     /// bytes.
-    Load {
-        call: u64,
-        model: u64,
-        place: &'a ModuleSource,
-        bytes: u64,
-    },
-    /// Frees at least this many bytes there.
-    Evict {
-        call: u64,
-        model: u64,
-        bytes: u64,
-    },
+    Load { call: u64, model: u64, place: &'a ModuleSource, bytes: u64 },
+    /// Frees at least this many bytes of a module in the memory that it is computed in.
+    Evict { call: u64, model: u64, bytes: u64 },
     /// Frees all of a module.
-    Close {
-        call: u64,
-        model: u64,
-    },
+    Close { call: u64, model: u64 },
     /// Returns device memory that no module uses to the driver.
-    Trim {
-        call: u64,
-    },
-    Run {
-        call: u64,
-        model: u64,
-        inputs: Vec<Sizes>,
-    },
+    Trim { call: u64 },
+    /// Computes a batch, whose inputs are in the payload.
+    Run { call: u64, model: u64, inputs: Vec<Sizes> },
 }
 
 /// The source of a module, and the names of its outputs.

@@ -25,7 +25,7 @@ use tenure_tensor::Device;
 
 use self::message::PythonOrder;
 use self::process::Process;
-use self::weights::OnPython;
+use self::weights::PythonModel;
 use super::WorkerCommand;
 use crate::executor::{BackendWeights, Callbacks, ModelError};
 use crate::repository::StoredModel;
@@ -36,20 +36,23 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// The handle of the Python process that computes PyTorch modules. The process may not be running.
 pub(crate) struct Python {
     shared: Arc<PythonShared>,
+    /// The thread that starts and kills processes.
     keeper: Option<JoinHandle<()>>,
 }
 
+/// The state that all threads which use the process share.
 struct PythonShared {
     command: WorkerCommand,
     deaths: Counter,
-    /// Whether weights are loaded while they are computed with.
-    is_switched: bool,
+    /// Whether a batch may start while weights are being loaded: on CUDA devices, not on the CPU.
+    loads_during_compute: bool,
     numbers: AtomicU64,
     state: Mutex<KeeperState>,
     changed: Condvar,
     calls: Callbacks,
 }
 
+/// The process, and what its keeper thread must do.
 #[derive(Default)]
 struct KeeperState {
     process: Option<Arc<Process>>,
@@ -59,9 +62,10 @@ struct KeeperState {
     failure: Option<String>,
     /// The number of processes that were not reaped yet.
     processes: usize,
+    /// Whether a batch is being computed.
     is_running: bool,
-    /// The time until which an abandoned batch may go on.
-    patience: Option<Instant>,
+    /// The time at which the process is killed if the current batch still runs. Set when the batch is abandoned.
+    kill_at: Option<Instant>,
     is_ending: bool,
 }
 
@@ -89,12 +93,12 @@ impl Python {
         Self::new(WorkerCommand { arguments, ..command }, deaths, true)
     }
 
-    fn new(command: WorkerCommand, deaths: Counter, is_switched: bool) -> Result<Self, String> {
+    fn new(command: WorkerCommand, deaths: Counter, loads_during_compute: bool) -> Result<Self, String> {
         let calls = Callbacks::start("serve: python loaded").map_err(|error| error.to_string())?;
         let shared = Arc::new(PythonShared {
             command,
             deaths,
-            is_switched,
+            loads_during_compute,
             numbers: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -107,7 +111,7 @@ impl Python {
 
     /// Opens the weights of a module: see [`Backend::open_python`](crate::executor::Backend::open_python).
     pub(crate) fn open(&self, stored: &StoredModel) -> Result<Box<dyn BackendWeights>, ModelError> {
-        Ok(Box::new(OnPython::open(&self.shared, stored)?))
+        Ok(Box::new(PythonModel::open(&self.shared, stored)?))
     }
 
     /// Returns the bytes of the modules that are in memory or on their way.
@@ -123,7 +127,7 @@ impl Python {
     /// Returns device memory that no module uses to the driver.
     pub(crate) fn trim(&self) {
         let Some(process) = self.shared.current() else { return };
-        let call = self.shared.number();
+        let call = self.shared.next_number();
         if let Ok(answer) = process.ask(call, &PythonOrder::Trim { call }, Vec::new()) {
             // A process that is gone has no memory.
             let _ = answer.recv();
@@ -139,7 +143,7 @@ impl Python {
     pub(crate) fn abandon(&self) {
         let mut state = self.shared.state.lock();
         if state.is_running {
-            state.patience = Some(Instant::now() + PATIENCE);
+            state.kill_at = Some(Instant::now() + PATIENCE);
             self.shared.changed.notify_all();
         }
     }
@@ -163,7 +167,7 @@ impl Drop for Python {
 
 impl PythonShared {
     /// Returns a number that was not used before.
-    fn number(&self) -> u64 {
+    fn next_number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
@@ -194,19 +198,26 @@ impl PythonShared {
     /// Records whether a batch is being computed.
     fn set_running(&self, is_running: bool) {
         let mut state = self.state.lock();
-        (state.is_running, state.patience) = (is_running, None);
+        state.is_running = is_running;
+        state.kill_at = None;
         self.changed.notify_all();
     }
 
-    /// Starts processes, all on the calling thread, and they end with it.
+    /// Starts a process when one is wanted, and kills it when an abandoned batch goes on for too long or the server ends.
+    /// A process ends with the thread that started it, so the calling thread starts them all.
     fn keep(self: &Arc<Self>) {
         let mut state = self.state.lock();
         while !state.is_ending {
-            match state.patience {
-                _ if state.is_wanted && state.process.is_none() => self.start(&mut state),
-                Some(end) if end > Instant::now() => drop(self.changed.wait_until(&mut state, end)),
+            if state.is_wanted && state.process.is_none() {
+                self.start(&mut state);
+                continue;
+            }
+            match state.kill_at {
+                Some(end) if end > Instant::now() => {
+                    self.changed.wait_until(&mut state, end);
+                }
                 Some(_) => {
-                    state.patience = None;
+                    state.kill_at = None;
                     if let Some(process) = &state.process {
                         tracing::error!("Python does not stop an abandoned batch and is killed");
                         process.kill();

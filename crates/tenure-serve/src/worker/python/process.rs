@@ -10,13 +10,14 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::super::WorkerCommand;
-use super::super::link::Lost;
+use super::super::link::LostOrder;
 use super::super::message::{MessageError, unpack};
 use super::super::socket::{Incoming, Outgoing, receive_json};
 use super::super::subprocess::{Ended, Subprocess};
 use super::message::{PythonOrder, PythonReport};
 use crate::executor::RawTensor;
 
+/// The server's handle of a Python process, and the orders that it has not answered.
 pub(super) struct Process {
     subprocess: Subprocess,
     state: Mutex<ProcessState>,
@@ -31,10 +32,11 @@ struct ProcessState {
     is_ready: bool,
     /// The calls without an answer yet, by number.
     calls: HashMap<u64, PythonCall>,
-    /// The reason why it is gone.
+    /// The reason why the process ended, once it has.
     end: Option<String>,
 }
 
+/// An order that the process has not answered.
 struct PythonCall {
     has_begun: bool,
     answered: Answered,
@@ -50,7 +52,7 @@ pub(super) enum PythonAnswer {
 }
 
 /// A callback that receives one answer, on a thread that must not wait for another answer.
-pub(super) type Answered = Box<dyn FnOnce(Result<PythonAnswer, Lost>) + Send>;
+pub(super) type Answered = Box<dyn FnOnce(Result<PythonAnswer, LostOrder>) + Send>;
 
 impl Process {
     /// Starts a process. `ended` is called with the reason when it is gone, before its open calls are answered. The
@@ -65,7 +67,7 @@ impl Process {
         let spawned = thread::Builder::new().name("serve: python".into()).spawn(move || {
             let reason = listening.listen(&program);
             ended(&reason);
-            listening.give_up(&reason);
+            listening.mark_ended(&reason);
         });
         spawned.map(|_| Arc::clone(&process)).inspect_err(|_| drop(process.subprocess.reap()))
     }
@@ -83,7 +85,7 @@ impl Process {
         self.resident.load(Ordering::Relaxed)
     }
 
-    /// Replaces a module's count of resident bytes.
+    /// Changes the count of resident bytes by one module's: it had `before` bytes, and has `now`.
     pub(super) fn count_resident(&self, before: u64, now: u64) {
         // The sum wraps around if the number fell.
         self.resident.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
@@ -103,7 +105,7 @@ impl Process {
         call: u64,
         order: &PythonOrder<'_>,
         payload: Vec<Bytes>,
-    ) -> Result<mpsc::Receiver<Result<PythonAnswer, Lost>>, MessageError> {
+    ) -> Result<mpsc::Receiver<Result<PythonAnswer, LostOrder>>, MessageError> {
         let (sender, receiver) = mpsc::channel();
         // This fails if the receiver was dropped.
         self.call(call, order, payload, Box::new(move |answer| drop(sender.send(answer))))?;
@@ -125,7 +127,7 @@ impl Process {
         let mut state = self.state.lock();
         if let Some(reason) = state.end.clone() {
             drop(state);
-            answered(Err(Lost { has_begun: false, reason }));
+            answered(Err(LostOrder { has_begun: false, reason }));
             return Ok(());
         }
         state.calls.insert(call, PythonCall { has_begun: false, answered });
@@ -139,7 +141,7 @@ impl Process {
         self.subprocess.kill();
     }
 
-    /// Handles reports until there are no more, and returns the reason.
+    /// Handles reports until the process ends, and returns the reason of its end.
     fn listen(&self, program: &str) -> String {
         let Ended { fault, status } =
             self.subprocess.listen(receive_json::<PythonReport>, |incoming| self.take(incoming));
@@ -150,6 +152,7 @@ impl Process {
         }
     }
 
+    /// Handles a report.
     fn take(&self, Incoming { message, payload, .. }: Incoming<PythonReport>) -> Result<(), MessageError> {
         let (call, answer) = match message {
             PythonReport::Ready => {
@@ -181,22 +184,22 @@ impl Process {
             }
             PythonReport::Failed { call, reason } => (call, PythonAnswer::Failed(reason)),
         };
-        let asked = self.state.lock().calls.remove(&call);
-        if let Some(asked) = asked {
-            (asked.answered)(Ok(answer));
+        let open = self.state.lock().calls.remove(&call);
+        if let Some(open) = open {
+            (open.answered)(Ok(answer));
         }
         Ok(())
     }
 
     /// Answers all open calls with an error.
-    fn give_up(&self, reason: &str) {
+    fn mark_ended(&self, reason: &str) {
         self.subprocess.forget();
         let mut state = self.state.lock();
         state.end = Some(reason.into());
         let left: Vec<PythonCall> = state.calls.drain().map(|(_, call)| call).collect();
         drop(state);
         for PythonCall { has_begun, answered } in left {
-            answered(Err(Lost { has_begun, reason: reason.into() }));
+            answered(Err(LostOrder { has_begun, reason: reason.into() }));
         }
     }
 }

@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::super::link::Lost;
+use super::super::link::LostOrder;
 use super::super::message::pack;
 use super::PythonShared;
 use super::loading::Loading;
 use super::message::{ModuleSource, PythonOrder};
 use super::process::{Process, PythonAnswer};
-use crate::executor::{BackendWeights, LoadedCallback, ModelError, RawTensor, Timed};
+use crate::executor::{BackendWeights, LoadedCallback, ModelError, RawTensor, TimedOutputs};
 use crate::repository::StoredModel;
 
 /// A module that may be in the memory of the Python process.
-pub(super) struct OnPython {
+pub(super) struct PythonModel {
     shared: Arc<PythonShared>,
     model: u64,
     place: ModuleSource,
@@ -27,18 +27,20 @@ pub(super) struct OnPython {
 /// The part of a module that a process holds in the memory for computing.
 #[derive(Default)]
 struct HeldModule {
-    /// The last loading of the module, minus what was evicted since.
+    /// The last loading of the module. `None` if all of it was evicted since.
     loading: Option<Arc<Loading>>,
     resident_bytes: u64,
 }
 
-impl OnPython {
+impl PythonModel {
     /// Loads a module once, to learn how many bytes it has.
     pub(super) fn open(shared: &Arc<PythonShared>, stored: &StoredModel) -> Result<Self, ModelError> {
         let python = stored.config.python.as_ref().ok_or(ModelError::NoPython)?;
-        let (shared, model, place) = (Arc::clone(shared), shared.number(), ModuleSource::of(stored, python));
+        let shared = Arc::clone(shared);
+        let model = shared.next_number();
+        let place = ModuleSource::of(stored, python);
         let process = shared.process().map_err(ModelError::NoWorker)?;
-        let call = shared.number();
+        let call = shared.next_number();
         let answer = process.ask(call, &PythonOrder::Open { call, model, place: &place }, Vec::new())?;
         match received(&answer)? {
             Ok(PythonAnswer::Opened { bytes }) => Ok(Self { shared, model, place, bytes, held: Mutex::default() }),
@@ -58,7 +60,7 @@ impl OnPython {
         let coming = Arc::clone(&loading);
         let calls = self.shared.calls.clone();
         let answered = Box::new(move |answer| coming.finish(answer, &calls));
-        let call = self.shared.number();
+        let call = self.shared.next_number();
         let order = PythonOrder::Load { call, model: self.model, place: &self.place, bytes: self.bytes };
         loading.process.call(call, &order, Vec::new(), answered)?;
         held.set(Some(Arc::clone(&loading)), self.bytes);
@@ -66,22 +68,24 @@ impl OnPython {
     }
 
     /// Runs a batch. The inner error says that the process ended.
-    fn run(&self, process: &Process, inputs: &[RawTensor]) -> Result<Result<PythonAnswer, Lost>, ModelError> {
-        let (call, (inputs, payload)) = (self.shared.number(), pack(inputs));
+    fn run(&self, process: &Process, inputs: &[RawTensor]) -> Result<Result<PythonAnswer, LostOrder>, ModelError> {
+        let call = self.shared.next_number();
+        let (inputs, payload) = pack(inputs);
         received(&process.ask(call, &PythonOrder::Run { call, model: self.model, inputs }, payload)?)
     }
 
-    fn compute_once(&self, inputs: &[RawTensor]) -> Result<Result<Timed, Lost>, ModelError> {
+    /// Computes a batch, after loading the module if needed. The inner error says that the process ended.
+    fn compute_once(&self, inputs: &[RawTensor]) -> Result<Result<TimedOutputs, LostOrder>, ModelError> {
         let begun = Instant::now();
         let loading = self.begin()?;
-        if !self.shared.is_switched {
+        if !self.shared.loads_during_compute {
             loading.wait()?;
         }
         let waited = begun.elapsed();
         Ok(match self.run(&loading.process, inputs)? {
             Ok(PythonAnswer::Computed { outputs, took, copy }) => {
                 let copy = copy.min(took);
-                Ok(Timed { outputs, copy: waited + copy, wait: Duration::ZERO, compute: took - copy })
+                Ok(TimedOutputs { outputs, copy: waited + copy, wait: Duration::ZERO, compute: took - copy })
             }
             Ok(answer) => return Err(unexpected(answer)),
             Err(lost) => Err(lost),
@@ -89,7 +93,7 @@ impl OnPython {
     }
 }
 
-impl BackendWeights for OnPython {
+impl BackendWeights for PythonModel {
     fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -123,8 +127,8 @@ impl BackendWeights for OnPython {
     fn evict(&self, bytes: u64) {
         let held = self.held.lock();
         let Some(loading) = held.loading.clone() else { return };
-        loading.cut();
-        let call = self.shared.number();
+        loading.set_evicted();
+        let call = self.shared.next_number();
         // The order is sent before another thread can load the module again.
         let answer = loading.process.ask(call, &PythonOrder::Evict { call, model: self.model, bytes }, Vec::new());
         drop(held);
@@ -139,10 +143,10 @@ impl BackendWeights for OnPython {
         }
     }
 
-    fn compute(&self, inputs: &[RawTensor]) -> Result<Timed, ModelError> {
+    fn compute(&self, inputs: &[RawTensor]) -> Result<TimedOutputs, ModelError> {
         self.shared.set_running(true);
         let computed = match self.compute_once(inputs) {
-            Ok(Err(Lost { has_begun: false, .. })) => self.compute_once(inputs),
+            Ok(Err(LostOrder { has_begun: false, .. })) => self.compute_once(inputs),
             computed => computed,
         };
         self.shared.set_running(false);
@@ -150,9 +154,9 @@ impl BackendWeights for OnPython {
     }
 }
 
-impl Drop for OnPython {
+impl Drop for PythonModel {
     fn drop(&mut self) {
-        let call = self.shared.number();
+        let call = self.shared.next_number();
         let order = PythonOrder::Close { call, model: self.model };
         let asked = self.shared.current().map(|process| process.ask(call, &order, Vec::new()));
         if let Some(Ok(answer)) = asked {
@@ -164,7 +168,7 @@ impl Drop for OnPython {
 }
 
 impl HeldModule {
-    /// Moves the count of resident bytes from the old process to the new one.
+    /// Replaces the loading and its bytes, and updates the counts of resident bytes of the processes concerned.
     fn set(&mut self, loading: Option<Arc<Loading>>, resident_bytes: u64) {
         if let Some(before) = &self.loading {
             before.process.count_resident(self.resident_bytes, 0);
@@ -176,8 +180,8 @@ impl HeldModule {
     }
 }
 
-/// Waits for an answer, or for its loss.
-fn received(answer: &Receiver<Result<PythonAnswer, Lost>>) -> Result<Result<PythonAnswer, Lost>, ModelError> {
+/// Waits for an answer, or for the end of the process.
+fn received(answer: &Receiver<Result<PythonAnswer, LostOrder>>) -> Result<Result<PythonAnswer, LostOrder>, ModelError> {
     answer.recv().map_err(|error| ModelError::Elsewhere(error.to_string()))
 }
 

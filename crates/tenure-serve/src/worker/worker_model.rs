@@ -8,34 +8,36 @@ use tenure_switch::Image;
 use super::link::Worker;
 use super::message::{Description, Map, MessageError, WorkerOrder};
 use super::pool::WorkersShared;
-use crate::executor::{Computed, Computer, ModelError, Placed, RawTensor};
+use crate::executor::{Computed, ModelError, ModelRunner, Placed, RawTensor};
 use crate::repository::StoredModel;
 
-pub(super) struct Remote {
+/// The server's handle of a model that the active worker computes.
+pub(super) struct WorkerModel {
     shared: Arc<WorkersShared>,
     model: u64,
     network: Description,
-    image: Option<PlacedImage>,
+    image: Option<NumberedImage>,
     /// The last worker that computed the model, which may have mapped the image.
     worker: Weak<Worker>,
 }
 
-struct PlacedImage {
+/// An image with the number that workers know it by, and the positions of the network's tensors in it.
+struct NumberedImage {
     number: u64,
     image: Arc<Image>,
     placed: Vec<Placed>,
 }
 
-impl Remote {
+impl WorkerModel {
     pub(super) fn new(shared: Arc<WorkersShared>, stored: &StoredModel) -> Self {
-        let model = shared.number();
+        let model = shared.next_number();
         let network = Description::of(stored);
         Self { shared, model, network, image: None, worker: Weak::new() }
     }
 
-    /// Makes a worker map the image, and tells it of loaded groups from now on.
-    fn map(&self, worker: &Arc<Worker>, bound: &PlacedImage) -> Result<(), ModelError> {
-        let PlacedImage { number, image, placed } = bound;
+    /// Makes a worker map the image. From now on, the worker gets a message about each loaded group.
+    fn map(&self, worker: &Arc<Worker>, bound: &NumberedImage) -> Result<(), ModelError> {
+        let NumberedImage { number, image, placed } = bound;
         let map = Map {
             image: *number,
             model: self.model,
@@ -59,9 +61,9 @@ impl Remote {
     }
 }
 
-impl Computer for Remote {
+impl ModelRunner for WorkerModel {
     fn bind(&mut self, image: &Arc<Image>, placed: Vec<Placed>) -> Result<(), ModelError> {
-        self.image = Some(PlacedImage { number: self.shared.number(), image: Arc::clone(image), placed });
+        self.image = Some(NumberedImage { number: self.shared.next_number(), image: Arc::clone(image), placed });
         Ok(())
     }
 
@@ -73,20 +75,20 @@ impl Computer for Remote {
 
     fn compute(&mut self, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
         let bound = self.image.as_ref().ok_or(ModelError::NoWeights)?;
-        let mut asked = Weak::new();
+        let mut last = Weak::new();
         let computed = self.shared.compute(inputs, |worker| {
-            if !worker.has(bound.number) {
+            if !worker.has_mapped(bound.number) {
                 self.map(worker, bound)?;
             }
-            asked = Arc::downgrade(worker);
+            last = Arc::downgrade(worker);
             Ok(bound.number)
         });
-        self.worker = asked;
+        self.worker = last;
         computed
     }
 }
 
-impl Drop for Remote {
+impl Drop for WorkerModel {
     fn drop(&mut self) {
         if let Some(worker) = self.worker.upgrade() {
             // A few bytes never exceed the limit.

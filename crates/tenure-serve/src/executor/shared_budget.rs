@@ -1,8 +1,8 @@
-//! Device memory into which two switchers load weights, each in its own process.
+//! A budget of device memory for two switchers, each of which loads weights in its own process.
 //!
-//! A switcher keeps chunks that no model uses, for its next model. So before either loads a model, the other returns
-//! its kept chunks if any of its weights have left since it last did so. Together the two never take more than the
-//! capacity, in whatever order the scheduler's decisions take effect.
+//! A switcher keeps chunks that no model uses, for its next model. So before one switcher loads a model, the other
+//! returns its unused chunks to the driver, if any of its weights were evicted since it last did so. Together the two
+//! never take more than the capacity, in whatever order the scheduler's decisions take effect.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,57 +11,59 @@ use parking_lot::{Condvar, Mutex};
 use tenure_switch::SwitchError;
 
 use super::ModelError;
-use super::backend::{BackendWeights, LoadedCallback, Timed};
+use super::backend::{BackendWeights, LoadedCallback, TimedOutputs};
 use super::tensors::RawTensor;
 
-/// The switcher that owns weights in this memory.
+/// The switcher that a model's weights belong to: that of our own networks, or that of PyTorch modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     Native,
     Python,
 }
 
-/// Memory of a device, in chunks.
-pub(crate) struct SharedRoom {
+/// Counts the bytes of a device's memory that both switchers use.
+pub(crate) struct SharedBudget {
     capacity_bytes: u64,
     chunk_bytes: u64,
-    /// Held while weights start to load.
-    bringing: Mutex<()>,
-    state: Mutex<RoomState>,
+    /// Locked while weights start to load.
+    loading: Mutex<()>,
+    state: Mutex<SharedBudgetState>,
+    /// Notified when bytes are given back.
     freed: Condvar,
 }
 
 #[derive(Default)]
-struct RoomState {
+struct SharedBudgetState {
     /// Bytes taken by all models, in whole chunks.
     taken_bytes: u64,
-    /// The owners that may keep chunks which no model uses.
-    keepers: Vec<Owner>,
+    /// The owners that may have unused chunks, since their weights were evicted.
+    with_unused_chunks: Vec<Owner>,
 }
 
-/// Weights of a model in the shared memory.
-pub(super) struct InRoom {
-    room: Arc<SharedRoom>,
+/// Weights of a model, which take their bytes from a [`SharedBudget`] before they are loaded.
+pub(super) struct BudgetedWeights {
+    budget: Arc<SharedBudget>,
     /// The model's name.
     name: String,
     owner: Owner,
     weights: Box<dyn BackendWeights>,
-    /// Makes the other owner return its kept chunks.
+    /// Makes the other owner return its unused chunks to the driver.
     trim_other: Box<dyn Fn() + Send + Sync>,
-    /// Locked before the room's state.
+    /// The bytes that these weights have taken. Locked before the budget's state.
     taken_bytes: Mutex<u64>,
 }
 
-impl SharedRoom {
+impl SharedBudget {
     pub(crate) fn new(capacity_bytes: u64, chunk_bytes: u64) -> Self {
-        let bringing = Mutex::default();
+        let loading = Mutex::default();
         let state = Mutex::default();
         let freed = Condvar::new();
-        Self { capacity_bytes, chunk_bytes, bringing, state, freed }
+        Self { capacity_bytes, chunk_bytes, loading, state, freed }
     }
 
-    /// Waits up to `patience` for this many bytes, and takes them. Returns whether the other owner may keep chunks.
-    fn take(&self, bytes: u64, by: &InRoom, patience: Duration) -> Result<bool, SwitchError> {
+    /// Waits up to `patience` for this many bytes, and takes them. Returns whether the other owner must now
+    /// return its unused chunks.
+    fn take(&self, bytes: u64, by: &BudgetedWeights, patience: Duration) -> Result<bool, SwitchError> {
         let mut state = self.state.lock();
         let end = Instant::now() + patience;
         while bytes > self.capacity_bytes.saturating_sub(state.taken_bytes) {
@@ -72,46 +74,47 @@ impl SharedRoom {
             }
         }
         state.taken_bytes += bytes;
-        let keepers = state.keepers.len();
-        state.keepers.retain(|keeper| *keeper == by.owner);
-        Ok(state.keepers.len() < keepers)
+        let owners = state.with_unused_chunks.len();
+        state.with_unused_chunks.retain(|owner| *owner == by.owner);
+        Ok(state.with_unused_chunks.len() < owners)
     }
 
+    /// Gives back bytes of evicted weights, whose chunks their owner may keep.
     fn give_back(&self, bytes: u64, by: Owner) {
         let mut state = self.state.lock();
         state.taken_bytes -= bytes;
-        if !state.keepers.contains(&by) {
-            state.keepers.push(by);
+        if !state.with_unused_chunks.contains(&by) {
+            state.with_unused_chunks.push(by);
         }
         drop(state);
         self.freed.notify_all();
     }
 }
 
-impl InRoom {
+impl BudgetedWeights {
     pub(super) fn new(
-        room: &Arc<SharedRoom>,
+        budget: &Arc<SharedBudget>,
         name: String,
         owner: Owner,
         weights: Box<dyn BackendWeights>,
         trim_other: impl Fn() + Send + Sync + 'static,
     ) -> Self {
-        let room = Arc::clone(room);
+        let budget = Arc::clone(budget);
         let trim_other = Box::new(trim_other);
         let taken_bytes = Mutex::default();
-        Self { room, name, owner, weights, trim_other, taken_bytes }
+        Self { budget, name, owner, weights, trim_other, taken_bytes }
     }
 
     /// Gives back all but this many bytes.
-    fn keep(&self, taken_bytes: &mut u64, bytes: u64) {
+    fn give_back_all_but(&self, taken_bytes: &mut u64, bytes: u64) {
         if bytes < *taken_bytes {
-            self.room.give_back(*taken_bytes - bytes, self.owner);
+            self.budget.give_back(*taken_bytes - bytes, self.owner);
             *taken_bytes = bytes;
         }
     }
 }
 
-impl BackendWeights for InRoom {
+impl BackendWeights for BudgetedWeights {
     fn bytes(&self) -> u64 {
         self.weights.bytes()
     }
@@ -121,14 +124,16 @@ impl BackendWeights for InRoom {
     }
 
     fn load(&self, patience: Duration) -> Result<(), ModelError> {
-        let _bringing = self.room.bringing.lock();
+        let _loading = self.budget.loading.lock();
         let mut taken_bytes = self.taken_bytes.lock();
-        let all = self.weights.bytes().next_multiple_of(self.room.chunk_bytes);
-        if self.room.take(all - *taken_bytes, self, patience)? {
+        let all = self.weights.bytes().next_multiple_of(self.budget.chunk_bytes);
+        if self.budget.take(all - *taken_bytes, self, patience)? {
             (self.trim_other)();
         }
         *taken_bytes = all;
-        self.weights.load(patience).inspect_err(|_| self.keep(&mut taken_bytes, self.weights.resident_bytes()))
+        self.weights
+            .load(patience)
+            .inspect_err(|_| self.give_back_all_but(&mut taken_bytes, self.weights.resident_bytes()))
     }
 
     fn when_loaded(&self, done: LoadedCallback) {
@@ -142,15 +147,15 @@ impl BackendWeights for InRoom {
     fn evict(&self, bytes: u64) {
         let mut taken_bytes = self.taken_bytes.lock();
         self.weights.evict(bytes);
-        self.keep(&mut taken_bytes, self.weights.resident_bytes());
+        self.give_back_all_but(&mut taken_bytes, self.weights.resident_bytes());
     }
 
-    fn compute(&self, inputs: &[RawTensor]) -> Result<Timed, ModelError> {
+    fn compute(&self, inputs: &[RawTensor]) -> Result<TimedOutputs, ModelError> {
         self.weights.compute(inputs)
     }
 }
 
-impl Drop for InRoom {
+impl Drop for BudgetedWeights {
     fn drop(&mut self) {
         self.evict(u64::MAX);
     }
@@ -170,7 +175,7 @@ mod tests {
     struct Fake {
         bytes: u64,
         resident: AtomicU64,
-        comes: bool,
+        can_load: bool,
     }
 
     impl BackendWeights for Fake {
@@ -183,7 +188,7 @@ mod tests {
         }
 
         fn load(&self, _: Duration) -> Result<(), ModelError> {
-            if !self.comes {
+            if !self.can_load {
                 return Err(ModelError::NoWeights);
             }
             self.resident.store(self.bytes.next_multiple_of(CHUNK), Ordering::Relaxed);
@@ -203,31 +208,36 @@ mod tests {
             self.resident.store(left, Ordering::Relaxed);
         }
 
-        fn compute(&self, _: &[RawTensor]) -> Result<Timed, ModelError> {
+        fn compute(&self, _: &[RawTensor]) -> Result<TimedOutputs, ModelError> {
             Err(ModelError::NoWeights)
         }
     }
 
     /// Creates weights, and a counter of how often the other owner gave back its kept chunks.
-    fn weights(room: &Arc<SharedRoom>, owner: Owner, bytes: u64, comes: bool) -> (InRoom, Arc<AtomicU64>) {
+    fn weights(
+        room: &Arc<SharedBudget>,
+        owner: Owner,
+        bytes: u64,
+        can_load: bool,
+    ) -> (BudgetedWeights, Arc<AtomicU64>) {
         let trims: Arc<AtomicU64> = Arc::default();
         let trimmed = Arc::clone(&trims);
-        let fake = Box::new(Fake { bytes, resident: AtomicU64::default(), comes });
+        let fake = Box::new(Fake { bytes, resident: AtomicU64::default(), can_load });
         (
-            InRoom::new(room, "m".into(), owner, fake, move || {
+            BudgetedWeights::new(room, "m".into(), owner, fake, move || {
                 trimmed.fetch_add(1, Ordering::Relaxed);
             }),
             trims,
         )
     }
 
-    fn free(room: &SharedRoom) -> u64 {
+    fn free(room: &SharedBudget) -> u64 {
         room.capacity_bytes - room.state.lock().taken_bytes
     }
 
     #[test]
     fn both_take_whole_chunks_and_never_more_than_there_are() {
-        let room = Arc::new(SharedRoom::new(4 * CHUNK, CHUNK));
+        let room = Arc::new(SharedBudget::new(4 * CHUNK, CHUNK));
         let (ours, _) = weights(&room, Owner::Native, 2 * CHUNK - 3, true);
         let (theirs, _) = weights(&room, Owner::Python, 2 * CHUNK + 1, true);
         ours.load(Duration::ZERO).unwrap();
@@ -245,7 +255,7 @@ mod tests {
 
     #[test]
     fn what_an_owner_keeps_is_given_back_once_before_the_other_brings_more() {
-        let room = Arc::new(SharedRoom::new(4 * CHUNK, CHUNK));
+        let room = Arc::new(SharedBudget::new(4 * CHUNK, CHUNK));
         let (ours, python_trims) = weights(&room, Owner::Native, CHUNK, true);
         let (theirs, native_trims) = weights(&room, Owner::Python, CHUNK, true);
         let trims = || [&native_trims, &python_trims].map(|trims| trims.load(Ordering::Relaxed));
@@ -264,7 +274,7 @@ mod tests {
 
     #[test]
     fn room_is_waited_for_and_weights_that_do_not_come_take_none() {
-        let room = Arc::new(SharedRoom::new(2 * CHUNK, CHUNK));
+        let room = Arc::new(SharedBudget::new(2 * CHUNK, CHUNK));
         let (broken, _) = weights(&room, Owner::Python, CHUNK, false);
         broken.load(Duration::ZERO).unwrap_err();
         assert_eq!(free(&room), 2 * CHUNK);

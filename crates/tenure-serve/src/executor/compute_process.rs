@@ -1,4 +1,4 @@
-//! The interface to the process that computes models.
+//! The interface to the process that computes models on the CPU: this one, or a worker.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use super::network::{BoundNetwork, Computed, Placed};
 use super::tensors::RawTensor;
 use crate::repository::StoredModel;
 
-/// A place that computes one batch at a time.
-pub(crate) trait ComputePlace: Send + Sync {
-    /// Creates the computer of a model there, from the network that was built for it.
-    fn open(&self, network: Box<dyn Network>, stored: &StoredModel) -> Box<dyn Computer>;
+/// A process that computes one batch at a time.
+pub(crate) trait ComputeProcess: Send + Sync {
+    /// Creates the runner of a model in that process, which builds the network itself if it is another one.
+    fn open(&self, network: Box<dyn Network>, stored: &StoredModel) -> Box<dyn ModelRunner>;
 
-    /// Says that no request waits for the current batch any more. The batch may end early.
+    /// Reports that no request waits for the current batch any more. The batch may end early.
     fn abandon(&self) {}
 
     /// Stops waiting for results that are not computed yet.
@@ -27,28 +27,29 @@ pub(crate) trait ComputePlace: Send + Sync {
     }
 }
 
-/// The computer of one model.
-pub(crate) trait Computer: Send {
-    /// Binds an image, which may still be loading. No image may be bound before.
+/// Computes one model in a [`ComputeProcess`].
+pub(crate) trait ModelRunner: Send {
+    /// Makes the model use the weights of an image, which may still be loading. The caller must have released an
+    /// earlier image with [`unbind`](Self::unbind).
     fn bind(&mut self, image: &Arc<Image>, placed: Vec<Placed>) -> Result<(), ModelError>;
 
-    /// Releases the image: afterwards the place no longer uses it.
+    /// Releases the image: afterwards the process no longer uses it.
     fn unbind(&mut self);
 
     /// Computes the answers to inputs. Waits for weights.
     fn compute(&mut self, inputs: &[RawTensor]) -> Result<Computed, ModelError>;
 }
 
-/// This process.
-pub(crate) struct Here;
+/// Computes in this process.
+pub(crate) struct ThisProcess;
 
-impl ComputePlace for Here {
-    fn open(&self, network: Box<dyn Network>, _: &StoredModel) -> Box<dyn Computer> {
+impl ComputeProcess for ThisProcess {
+    fn open(&self, network: Box<dyn Network>, _: &StoredModel) -> Box<dyn ModelRunner> {
         Box::new(BoundNetwork::new(network))
     }
 }
 
-impl Computer for BoundNetwork<Arc<Image>> {
+impl ModelRunner for BoundNetwork<Arc<Image>> {
     fn bind(&mut self, image: &Arc<Image>, placed: Vec<Placed>) -> Result<(), ModelError> {
         Self::bind(self, Arc::clone(image), &placed)
     }
