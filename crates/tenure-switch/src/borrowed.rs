@@ -1,5 +1,5 @@
-//! A model that another process lends, mapped at addresses that stay: captured graphs are right each time that it is
-//! lent.
+//! A model that another process lends, mapped at the same addresses each time: so graphs that were captured with these
+//! addresses stay valid.
 //!
 //! The borrower's [`Switch`](crate::Switch) allocates no memory of its own for it. It registers the model as the lender
 //! does, and maps the lender's chunks at its addresses, for reading.
@@ -16,7 +16,8 @@ use tenure_device::{AccessMode, Driver, EventHandle};
 use crate::standby::differs;
 use crate::{Model, SwitchError, Terms};
 
-/// A model that is [borrowed](Model::borrow). A drop waits for the work that uses the model, and unmaps it.
+/// A model whose memory is [borrowed](Model::borrow) from another process. Dropping this waits for the work that uses
+/// the model, and unmaps it.
 pub struct Borrowed {
     model: Arc<Model>,
     chunks: Vec<ChunkId>,
@@ -24,7 +25,8 @@ pub struct Borrowed {
     mapped: usize,
 }
 
-/// The memory of another process's complete image: kernels of this process read it in place.
+/// The memory of another process's complete image, pinned here, so that kernels of this process read it in place: for
+/// tables of which only rows are used.
 pub struct PinnedTables {
     driver: Arc<dyn Driver>,
     reading: Reading,
@@ -65,8 +67,8 @@ impl Model {
         // From here on, a drop undoes the mapping.
         let mut borrowed = Borrowed { model: Arc::clone(self), chunks: Vec::new(), mapped: 0 };
         let mut descriptors = descriptors.into_iter();
-        for come in 0..count {
-            let descriptor = descriptors.next().ok_or_else(|| differs(manifest, "chunks:", come, count))?;
+        for index in 0..count {
+            let descriptor = descriptors.next().ok_or_else(|| differs(manifest, "chunks:", index, count))?;
             borrowed.map(&descriptor)?;
         }
         if count > 0 {
@@ -79,6 +81,7 @@ impl Model {
 }
 
 impl Borrowed {
+    /// Maps the next chunk.
     fn map(&mut self, descriptor: &OwnedFd) -> Result<(), SwitchError> {
         let driver = self.model.memory().driver();
         let chunk_bytes = self.model.chunk_bytes();
@@ -104,7 +107,9 @@ impl Drop for Borrowed {
         // Chunks that the driver does not take back are freed when the process ends, and the model is not borrowed
         // again.
         if is_unused && (mapped_bytes == 0 || driver.unmap(self.model.address(), mapped_bytes).is_ok()) {
-            self.chunks.iter().for_each(|chunk| drop(driver.release(*chunk)));
+            for chunk in &self.chunks {
+                let _ = driver.release(*chunk);
+            }
             residence.window.chunks.fill(None);
             residence.lent -= 1;
         }

@@ -1,4 +1,4 @@
-//! Errors of bringing, lending and borrowing models.
+//! Errors of loading, lending and borrowing models.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tenure_device::pinned::SealedError;
 use tenure_device::{CallError, DriverError};
 use tenure_tier::TierError;
 
-/// An error of a model's weights. The failed call undoes all that it began.
+/// An error of loading, evicting, lending or borrowing a model's weights. The failed call undoes all that it began.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SwitchError {
@@ -62,7 +62,7 @@ pub enum SwitchError {
         /// The cause.
         source: Arc<TierError>,
     },
-    /// Another process should have brought the weights, and did not.
+    /// The process that loads the weights reported that it could not.
     #[error("{model}: its weights did not come: the process that brings them says why")]
     NotSent {
         /// The model.

@@ -1,4 +1,4 @@
-//! Gates: points that work waits for before it uses a group of weights.
+//! Gates: events on the device that work waits for before it uses a group of weights.
 
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use tenure_device::{Event, EventHandle, EventKind, Stream};
 
 use crate::SwitchError;
 
-/// The end of the last copy of a group: a gate for this process, and an event that several processes can wait for.
+/// The event after the last copy of a group. This process waits for its graph gate; other processes wait for its
+/// interprocess event.
 pub(crate) struct GroupGate {
     gate: GraphGate,
     /// This process's event if its models are lent, or the lender's if the model is borrowed.
@@ -22,7 +23,7 @@ impl GroupGate {
         Ok(Self { gate: GraphGate::new(memory)?, signal })
     }
 
-    /// Makes work that is launched from now on wait until `copies` has passed what is on it now.
+    /// Makes work that is launched from now on wait for the work that is now on `copies`.
     pub(crate) fn record(&mut self, copies: &Stream) -> Result<(), SwitchError> {
         self.gate.record(copies)?;
         self.signal.as_mut().map_or(Ok(()), |signal| Ok(signal.record(copies)?))
@@ -33,7 +34,7 @@ impl GroupGate {
         Ok(self.gate.wait(stream)?)
     }
 
-    /// Returns the name of the event for other processes, or `None` if models are not lent.
+    /// Returns a handle by which other processes open the event, or `None` if models are not lent.
     pub(crate) fn export(&mut self) -> Result<Option<EventHandle>, SwitchError> {
         Ok(self.signal.as_mut().map(Event::export).transpose()?)
     }

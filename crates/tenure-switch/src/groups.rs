@@ -29,15 +29,15 @@ pub struct Costs {
     pub wait_us: f64,
 }
 
-/// A method to divide layers into groups.
+/// A method of dividing layers into groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Grouping {
     /// The division with which the last layer ends as early as possible.
     #[default]
     Searched,
-    /// A group for each layer.
+    /// One group for each layer.
     PerLayer,
-    /// A group for each block of the model.
+    /// One group for each block of the model.
     PerBlock,
     /// One group: nothing is computed while weights are copied.
     Whole,
@@ -86,14 +86,16 @@ pub fn predict(layers: &[Layer], costs: &Costs, ends: &[usize]) -> f64 {
     computed_us
 }
 
-/// A division of the layers before a boundary.
+/// A division of the layers before a boundary, where a boundary is the index of a layer.
 struct PartialDivision {
     groups: usize,
+    /// The time at which the last of these layers is computed, in µs.
     computed_us: f64,
     /// The previous boundary, and the index of its division.
     before: (usize, usize),
 }
 
+/// Returns the division that ends earliest.
 fn search(layers: &[Layer], costs: &Costs) -> Groups {
     let count = layers.len();
     let sums = |of: fn(&Layer) -> f64| {
@@ -113,8 +115,8 @@ fn search(layers: &[Layer], costs: &Costs) -> Groups {
     let mut divisions: Vec<Vec<PartialDivision>> = (0..=count).map(|_| Vec::new()).collect();
     divisions[0].push(PartialDivision { groups: 0, computed_us: 0.0, before: (0, 0) });
     for begin in 0..count {
-        let (known, later) = divisions.split_at_mut(begin + 1);
-        for (index, division) in known[begin].iter().enumerate() {
+        let (complete, later) = divisions.split_at_mut(begin + 1);
+        for (index, division) in complete[begin].iter().enumerate() {
             let groups = division.groups + 1;
             for end in begin + 1..=count {
                 let copied_us = bytes[end] / costs.bytes_per_us + groups as f64 * costs.copy_us;

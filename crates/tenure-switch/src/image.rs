@@ -1,4 +1,4 @@
-//! A model's weights in the host's memory.
+//! Images: the weights of models in host memory, and manifests, which describe them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tenure_device::pinned::{Draft, Reading, Sealed};
 use tenure_tier::{FilePart, FileReader, SourceFile};
 
 use crate::SwitchError;
-use crate::progress::{Arrived, Coming, FirstUse, Progress};
+use crate::progress::{Arrived, FirstUse, ImageGroup, Progress};
 
 /// The alignment of every tensor in an image, in bytes, so that kernels read it in their widest words.
 pub const ALIGNMENT: u64 = 256;
@@ -52,7 +52,8 @@ pub struct Manifest {
     ends: Vec<usize>,
 }
 
-/// A model's weights in sealed memory, which is written once, and is pinned if devices use it. It may still be loading.
+/// A model's weights in sealed host memory: it is written once, and other processes can map it. It is pinned if devices
+/// copy from it. It may still be loading.
 pub struct Image {
     manifest: Arc<Manifest>,
     sealed: Sealed,
@@ -68,7 +69,8 @@ impl Manifest {
     /// # Errors
     /// The sum of the sizes is larger than any memory.
     ///
-    /// # Panics If `ends` is not sorted, or does not end with the number of tensors.
+    /// # Panics
+    /// If `ends` is not sorted, or does not end with the number of tensors.
     pub fn new(name: &str, entries: Vec<Entry>, ends: Vec<usize>) -> Result<Self, SwitchError> {
         assert!(ends.is_sorted() && ends.last().copied().unwrap_or(0) == entries.len(), "groups are of all tensors");
         let too_large = || SwitchError::TooLarge { model: name.into() };
@@ -79,6 +81,7 @@ impl Manifest {
             end = begin.checked_add(entry.bytes).filter(|end| *end <= isize::MAX as u64).ok_or_else(too_large)?;
             offsets.push(begin);
         }
+        // A group begins where its first tensor does, and ends where the next group begins.
         let bound = |entry: usize| offsets.get(entry).copied().unwrap_or(end);
         let begins = std::iter::once(0).chain(ends.iter().copied());
         let groups = begins.zip(&ends).map(|(begin, &end)| bound(begin)..bound(end)).collect();
@@ -157,7 +160,7 @@ impl Image {
         &self.sealed
     }
 
-    /// Waits until a group is there, and returns the address of its first byte.
+    /// Waits until a group is loaded, and returns the address of its first byte.
     ///
     /// # Errors
     /// The group could not be read.
@@ -167,7 +170,7 @@ impl Image {
         Ok(self.reading.as_ptr().wrapping_add(begin))
     }
 
-    /// Waits until the whole image is there.
+    /// Waits until the whole image is loaded.
     ///
     /// # Errors
     /// Some of it could not be read.
@@ -189,7 +192,7 @@ impl Image {
         let data = DataPtr::foreign(first.cast_mut(), Device::CPU, move || drop(image));
         // SAFETY: mapped for reading and for this process's own writing as long as the image lives; after a group has
         // arrived, no thread of the reader writes it.
-        unsafe { Storage::arriving(data, (end - start) as usize, Coming::new(&self.progress, group)) }
+        unsafe { Storage::arriving(data, (end - start) as usize, ImageGroup::new(&self.progress, group)) }
     }
 
     /// Returns the bytes of a group as a storage of a device, whose kernels read them in place: each read goes over the
@@ -210,7 +213,7 @@ impl Image {
         let first = std::ptr::without_provenance_mut(first as usize);
         let data = DataPtr::foreign(first, driver.device(), move || drop(image));
         // SAFETY: the image lives as long as kernels read it; after a group has arrived, no thread writes it.
-        Ok(unsafe { Storage::arriving(data, (end - start) as usize, Coming::new(&self.progress, group)) })
+        Ok(unsafe { Storage::arriving(data, (end - start) as usize, ImageGroup::new(&self.progress, group)) })
     }
 
     /// Returns when each group's [storage](Self::storage) was first used.
@@ -229,7 +232,7 @@ impl Image {
         self.progress.watch(watch);
     }
 
-    /// Returns the time it took until the whole image was there, or `None` before that.
+    /// Returns the time it took until the whole image was loaded, or `None` before that.
     pub fn read_time(&self) -> Option<Duration> {
         self.progress.took()
     }

@@ -17,24 +17,28 @@ pub struct Images {
     /// The driver that pins the images.
     driver: Option<Arc<dyn Driver>>,
     budget_bytes: u64,
-    kept: Mutex<KeptImages>,
-    /// Signalled when an image was forgotten.
+    cached: Mutex<CachedImages>,
+    /// Notified when an image was forgotten.
     freed: Condvar,
 }
 
+/// The images of a cache, and their counts.
 #[derive(Default)]
-struct KeptImages {
+struct CachedImages {
     /// The images, by the address of their manifest, which the image keeps.
-    images: HashMap<usize, Used>,
+    images: HashMap<usize, CachedImage>,
+    /// The bytes of all images.
     bytes: u64,
+    /// The number of calls of [`Images::acquire`], which serves as the clock of last uses.
     uses: u64,
     statistics: ImageStatistics,
 }
 
-struct Used {
+/// An image, and when it was last acquired.
+struct CachedImage {
     image: Arc<Image>,
-    /// The time of the last use: larger if it was later.
-    at: u64,
+    /// The number of the last use.
+    last_use: u64,
 }
 
 /// The counts of images, in bytes.
@@ -46,7 +50,7 @@ pub struct ImageStatistics {
     pub peak_bytes: u64,
     /// The bytes of images that were loaded.
     pub loaded_bytes: u64,
-    /// The bytes of images that left for others.
+    /// The bytes of images that were removed to make room for others.
     pub evicted_bytes: u64,
 }
 
@@ -58,11 +62,11 @@ impl Images {
     /// No threads can be started to read files.
     pub fn new(budget_bytes: u64, driver: Option<Arc<dyn Driver>>) -> Result<Self, SwitchError> {
         let reader = FileReader::start().map_err(|source| SwitchError::Reader { source: Arc::new(source) })?;
-        Ok(Self { reader, driver, budget_bytes, kept: Mutex::default(), freed: Condvar::new() })
+        Ok(Self { reader, driver, budget_bytes, cached: Mutex::default(), freed: Condvar::new() })
     }
 
-    /// Returns the image of a model: the one in memory, or a new one, which begins to load. It stays while the caller
-    /// has it.
+    /// Returns the image of a model: the one in memory, or a new one, which begins to load. An image stays in memory at
+    /// least as long as the caller has it.
     ///
     /// # Errors
     /// [`SwitchError::NoHostRoom`], also if the image is larger than the budget; those of [`Image::load`].
@@ -77,54 +81,56 @@ impl Images {
     /// The errors of [`acquire`](Self::acquire). It does not wait for an image larger than the budget.
     pub fn acquire_within(&self, manifest: &Arc<Manifest>, patience: Duration) -> Result<Arc<Image>, SwitchError> {
         let key = key(manifest);
-        let mut kept = self.kept.lock();
-        kept.uses += 1;
-        let at = kept.uses;
-        if let Some(used) = kept.images.get_mut(&key).filter(|used| used.image.failure().is_none()) {
-            used.at = at;
+        let mut cached = self.cached.lock();
+        cached.uses += 1;
+        let last_use = cached.uses;
+        if let Some(used) = cached.images.get_mut(&key).filter(|used| used.image.failure().is_none()) {
+            used.last_use = last_use;
             return Ok(Arc::clone(&used.image));
         }
         // An image that could not be read is tried again.
-        kept.remove(key);
+        cached.remove(key);
         let end = Instant::now() + patience;
-        while let Err(error) = kept.make_room(manifest, self.budget_bytes) {
-            if manifest.bytes() > self.budget_bytes || self.freed.wait_until(&mut kept, end).timed_out() {
+        while let Err(error) = cached.make_room(manifest, self.budget_bytes) {
+            if manifest.bytes() > self.budget_bytes || self.freed.wait_until(&mut cached, end).timed_out() {
                 return Err(error);
             }
         }
         let image = Arc::new(Image::load(manifest, &self.reader, self.driver.as_ref())?);
-        kept.bytes += manifest.bytes();
-        kept.statistics.loaded_bytes += manifest.bytes();
-        kept.statistics.peak_bytes = kept.statistics.peak_bytes.max(kept.bytes);
-        kept.images.insert(key, Used { image: Arc::clone(&image), at });
+        cached.bytes += manifest.bytes();
+        cached.statistics.loaded_bytes += manifest.bytes();
+        cached.statistics.peak_bytes = cached.statistics.peak_bytes.max(cached.bytes);
+        cached.images.insert(key, CachedImage { image: Arc::clone(&image), last_use });
         Ok(image)
     }
 
-    /// Removes a model's image: its memory is free once it is no longer used.
+    /// Removes a model's image from the cache. Its memory is freed when its last user drops it.
     pub fn forget(&self, manifest: &Arc<Manifest>) {
-        self.kept.lock().remove(key(manifest));
+        self.cached.lock().remove(key(manifest));
         self.freed.notify_all();
     }
 
     /// Returns whether a model's image is in memory, or loading.
     pub fn has(&self, manifest: &Arc<Manifest>) -> bool {
-        self.kept.lock().images.contains_key(&key(manifest))
+        self.cached.lock().images.contains_key(&key(manifest))
     }
 
     /// Returns the counts of images so far.
     pub fn statistics(&self) -> ImageStatistics {
-        let kept = self.kept.lock();
-        ImageStatistics { bytes: kept.bytes, ..kept.statistics }
+        let cached = self.cached.lock();
+        ImageStatistics { bytes: cached.bytes, ..cached.statistics }
     }
 }
 
-impl KeptImages {
+impl CachedImages {
+    /// Removes an image, and returns its bytes if there was one.
     fn remove(&mut self, key: usize) -> Option<u64> {
         let bytes = self.images.remove(&key)?.image.manifest().bytes();
         self.bytes -= bytes;
         Some(bytes)
     }
 
+    /// Removes unused images, the least recently used first, until an image of this manifest fits in the budget.
     fn make_room(&mut self, manifest: &Manifest, budget: u64) -> Result<(), SwitchError> {
         let needed = manifest.bytes();
         let mut idle: Vec<_> = self.images.iter().filter(|(_, used)| Arc::strong_count(&used.image) == 1).collect();
@@ -133,7 +139,7 @@ impl KeptImages {
         if needed > budget.saturating_sub(held) {
             return Err(SwitchError::NoHostRoom { model: manifest.name().into(), needed, budget, held });
         }
-        idle.sort_unstable_by_key(|(_, used)| used.at);
+        idle.sort_unstable_by_key(|(_, used)| used.last_use);
         let leaving: Vec<usize> = idle.into_iter().map(|(key, _)| *key).collect();
         for key in leaving {
             if needed <= budget - self.bytes {
@@ -145,6 +151,7 @@ impl KeptImages {
     }
 }
 
+/// Returns the key of a model's image.
 fn key(manifest: &Arc<Manifest>) -> usize {
     Arc::as_ptr(manifest).addr()
 }

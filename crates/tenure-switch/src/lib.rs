@@ -33,6 +33,7 @@
 //! ```
 
 mod borrowed;
+mod chunk_pool;
 mod error;
 mod gate;
 pub mod groups;
@@ -42,7 +43,6 @@ mod mapped;
 mod orders;
 mod progress;
 pub mod residency;
-mod room;
 mod run;
 mod standby;
 mod switch;

@@ -1,4 +1,4 @@
-//! An image that another process loads.
+//! Another process's image, mapped in this process.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -8,7 +8,7 @@ use tenure_core::{DataPtr, Device, Storage};
 use tenure_device::pinned::{Reading, Sealed};
 
 use crate::SwitchError;
-use crate::progress::{Arrived, Coming, FirstUse, Progress};
+use crate::progress::{Arrived, FirstUse, ImageGroup, Progress};
 
 /// The memory of another process's [`Image`](crate::Image), mapped here. That process reports which groups are there.
 pub struct Mapped {
@@ -39,7 +39,7 @@ impl Mapped {
         self.groups.len()
     }
 
-    /// Notes a group's arrival, or its failure, as the other process reported it.
+    /// Records that the other process reported a group's arrival, or its failure.
     ///
     /// # Panics
     /// If there is no such group.
@@ -56,7 +56,7 @@ impl Mapped {
         let data = DataPtr::foreign(first.cast_mut(), Device::CPU, move || drop(mapped));
         // SAFETY: within memory that is mapped for reading and for this process's own writing as long as `mapped`
         // lives; a group that has arrived is no longer written, as its image's process promises.
-        unsafe { Storage::arriving(data, (end - start) as usize, Coming::new(&self.progress, group)) }
+        unsafe { Storage::arriving(data, (end - start) as usize, ImageGroup::new(&self.progress, group)) }
     }
 
     /// Returns when each group's storage was first used.

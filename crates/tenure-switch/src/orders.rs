@@ -20,7 +20,7 @@ pub struct KnownOrder {
     pub tensors: Vec<usize>,
     /// The index after each group's last tensor.
     pub ends: Vec<usize>,
-    /// The tensors of which only rows are used.
+    /// The tensors of which only some rows are used, such as embeddings. They are not copied as a whole.
     pub tables: Vec<usize>,
 }
 

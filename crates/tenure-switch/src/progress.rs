@@ -16,16 +16,16 @@ use crate::SwitchError;
 pub struct FirstUse {
     /// The time of the use.
     pub at: Instant,
-    /// The time that the use waited.
+    /// The time that the use waited until the group was loaded.
     pub waited: Duration,
 }
 
-/// The end of a group's loading: it has arrived, or it will not.
+/// The end of a group's loading, with or without success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrived {
     /// The group.
     pub group: usize,
-    /// Whether the group has arrived.
+    /// Whether the group is loaded. Otherwise loading failed.
     pub is_there: bool,
 }
 
@@ -33,6 +33,7 @@ pub struct Arrived {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped;
 
+/// The groups of an image that were loaded so far.
 pub(crate) struct Progress {
     begun: Instant,
     state: Mutex<ProgressState>,
@@ -40,17 +41,17 @@ pub(crate) struct Progress {
     is_stopped: AtomicBool,
 }
 
-/// A function that is told how long it took until all groups were there, or why they are not.
+/// A callback that receives how long it took until all groups were loaded, or why one could not be.
 type Done = Box<dyn FnOnce(Result<Duration, SwitchError>) + Send>;
 
-/// A function that is told of groups whose loading is over. It is called under the lock.
+/// A callback that receives the groups whose loading is over. It is called under the lock.
 type Watch = Box<dyn FnMut(&[Arrived]) + Send>;
 
 struct ProgressState {
     groups: Vec<GroupProgress>,
-    /// The functions to call when loading is over.
+    /// The callbacks to call when loading is over.
     done: Vec<Done>,
-    /// The functions to call for each group until then.
+    /// The callbacks to call for each group until then.
     watches: Vec<Watch>,
     /// The time it took until all groups were there.
     took: Option<Duration>,
@@ -60,16 +61,18 @@ struct ProgressState {
 
 #[derive(Clone, Copy, Default)]
 struct GroupProgress {
+    /// Whether the group is loaded.
     is_there: bool,
     /// Whether the group's loading is over, with or without success.
     is_over: bool,
     used: Option<FirstUse>,
 }
 
-/// A group that a storage waits for.
-pub(crate) struct Coming {
+/// A group of an image: the storage of its bytes waits for it before they are used.
+pub(crate) struct ImageGroup {
     progress: Arc<Progress>,
     group: usize,
+    /// Set after the first wait: later uses need no lock.
     is_over: AtomicBool,
 }
 
@@ -83,7 +86,7 @@ impl Progress {
         Self { begun: Instant::now(), state, changed: Condvar::new(), is_stopped: AtomicBool::new(false) }
     }
 
-    /// Notes that a group has arrived, or will not.
+    /// Records that a group was loaded, or that loading failed.
     pub(crate) fn arrived(&self, group: usize, result: Result<(), SwitchError>) {
         let mut state = self.state.lock();
         let is_there = result.is_ok();
@@ -118,6 +121,7 @@ impl Progress {
         Ok(())
     }
 
+    /// Calls `done` when loading is over: at once, or on the thread that reports the last group.
     pub(crate) fn when_over(&self, done: impl FnOnce(Result<Duration, SwitchError>) + Send + 'static) {
         let mut state = self.state.lock();
         let Some(outcome) = state.outcome() else { return state.done.push(Box::new(done)) };
@@ -125,6 +129,7 @@ impl Progress {
         done(outcome);
     }
 
+    /// Calls `watch` for the groups whose loading is over, and later for each other one.
     pub(crate) fn watch(&self, mut watch: impl FnMut(&[Arrived]) + Send + 'static) {
         let mut state = self.state.lock();
         let over = state.groups.iter().enumerate().filter(|(_, group)| group.is_over);
@@ -150,7 +155,7 @@ impl Progress {
         self.state.lock().error.clone()
     }
 
-    /// Sets whether threads that wait for a group, even one that is there, unwind.
+    /// Sets whether threads that use a group, loaded or not, unwind with [`Stopped`].
     pub(crate) fn set_stopped(&self, is_stopped: bool) {
         // Under the lock, so that no thread is between its check and its wait.
         let _state = self.state.lock();
@@ -173,13 +178,13 @@ impl ProgressState {
     }
 }
 
-impl Coming {
+impl ImageGroup {
     pub(crate) fn new(progress: &Arc<Progress>, group: usize) -> Self {
         Self { progress: Arc::clone(progress), group, is_over: AtomicBool::new(false) }
     }
 }
 
-impl Arrival for Coming {
+impl Arrival for ImageGroup {
     fn wait(&self) {
         self.progress.unwind_if_stopped();
         if self.is_over.load(Ordering::Acquire) {

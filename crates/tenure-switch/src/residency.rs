@@ -1,4 +1,4 @@
-//! The worth of keeping a model on a device: high for models that are used often, take long to bring or have priority.
+//! The worth of keeping a model on a device: high for models that are used often, take long to load or have priority.
 
 use std::f64::consts::LN_2;
 use std::time::Duration;
@@ -13,7 +13,8 @@ pub fn worth(rate: &Rate, now: Duration, reload: Duration, units: u64, priority:
     (worth * 2.0).round() as i64
 }
 
-/// The half-life of a use, which counts half after this many uses of all models, counted as seconds.
+/// The half-life of a use in a [`Demand`]: it counts half after 100 uses of all models, each of which counts as a
+/// second.
 const HALF_LIFE: Duration = Duration::from_secs(100);
 
 /// The copy speed from host memory to a device, and the read speed from files to host memory, in bytes per second. Only
@@ -34,7 +35,7 @@ impl Demand {
         Self { rate: Rate::new(HALF_LIFE) }
     }
 
-    /// Notes a use of the model, after `uses` uses of all models.
+    /// Records a use of the model, after `uses` uses of all models.
     pub fn used(&mut self, uses: u64) {
         self.rate.used(1, Duration::from_secs(uses));
     }
@@ -60,8 +61,11 @@ impl Default for Demand {
 #[derive(Clone, Debug)]
 pub struct Rate {
     half_life_seconds: f64,
+    /// The requests until the last use, of which older ones count less.
     requests: f64,
+    /// The seconds until the last use, of which older ones count less.
     seconds: f64,
+    /// The time of the last use.
     last: Duration,
     /// The time between the last two uses. Within it the next use is not late yet, and the rate stays. So models used
     /// in turn have the same rate, rather than the lowest one just when they are needed next.
@@ -75,19 +79,22 @@ impl Rate {
         Self { half_life_seconds, requests: 0.0, seconds: 0.0, last: Duration::ZERO, gap: None }
     }
 
-    /// Notes `requests` requests at `now`. Times count from a moment that is the same for all calls, and do not go
+    /// Records `requests` requests at `now`. Times count from a moment that is the same for all calls, and do not go
     /// back.
     pub fn used(&mut self, requests: usize, now: Duration) {
         let requests = requests as f64;
         if self.seconds == 0.0 {
-            // One use in a half-life, until more is known.
-            (self.requests, self.seconds) = (requests, self.half_life_seconds);
+            // Until there are more uses, the rate is one use in a half-life.
+            self.requests = requests;
+            self.seconds = self.half_life_seconds;
         } else {
             if self.gap.is_none() {
-                (self.requests, self.seconds) = (0.0, 0.0);
+                self.requests = 0.0;
+                self.seconds = 0.0;
             }
             let (before, seconds) = self.decayed(now);
-            (self.requests, self.seconds) = (before + requests, seconds.max(1e-3));
+            self.requests = before + requests;
+            self.seconds = seconds.max(1e-3);
             self.gap = Some(now.saturating_sub(self.last));
         }
         self.last = now;
@@ -103,9 +110,10 @@ impl Rate {
         requests / seconds
     }
 
+    /// Returns the requests and seconds until `now`, each reduced by half for each half-life since.
     fn decayed(&self, now: Duration) -> (f64, f64) {
-        let kept = (-now.saturating_sub(self.last).as_secs_f64() / self.half_life_seconds).exp2();
-        (self.requests * kept, self.seconds * kept + (1.0 - kept) * self.half_life_seconds / LN_2)
+        let weight = (-now.saturating_sub(self.last).as_secs_f64() / self.half_life_seconds).exp2();
+        (self.requests * weight, self.seconds * weight + (1.0 - weight) * self.half_life_seconds / LN_2)
     }
 }
 

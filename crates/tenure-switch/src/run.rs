@@ -33,25 +33,29 @@ pub struct DeviceUse {
 /// The runs of a model, and the groups that they have waited for.
 #[derive(Default)]
 pub(crate) struct Runs {
+    /// Locked while there is a run: a model has one at a time.
     only: Mutex<()>,
-    current: Mutex<Current>,
+    current: Mutex<CurrentRun>,
     is_stopped: AtomicBool,
 }
 
+/// The state of the current run.
 #[derive(Default)]
-struct Current {
+struct CurrentRun {
     /// The stream of the run; `None` while there is no run.
     stream: Option<StreamId>,
+    /// Whether the stream waits for each group.
     has_waited: Vec<bool>,
-    /// The first use of each group, if the run is measured. `is_used` has whether there was one.
-    uses: Option<Vec<Use>>,
+    /// The first uses of groups, in order, if the run is measured.
+    uses: Option<Vec<GroupUse>>,
+    /// Whether each group was used, if the run is measured.
     is_used: Vec<bool>,
     /// The reason why the stream does not wait for a group.
     failure: Option<SwitchError>,
 }
 
 /// The first use of a group.
-struct Use {
+struct GroupUse {
     group: usize,
     module: Name,
     /// The time of the use, if the previous use was by another module.
@@ -60,15 +64,15 @@ struct Use {
     operation: Option<Name>,
 }
 
-/// A group of a model, for a storage that waits for it.
-struct OnDevice {
+/// A group of a model on a device: a use of its storage makes the current stream wait for it.
+struct GroupArrival {
     model: Arc<Model>,
     group: usize,
 }
 
-impl Arrival for OnDevice {
+impl Arrival for GroupArrival {
     fn wait(&self) {
-        self.model.arrive(self.group);
+        self.model.wait_in_run(self.group);
     }
 }
 
@@ -89,7 +93,7 @@ impl Model {
         // SAFETY: the addresses belong to the model as long as `kept` lives. The bytes are there once the device has
         // passed the wait that `Arrival::wait` puts on the stream; the caller must load the model before, as for any
         // copy.
-        unsafe { Storage::arriving(data, bytes, OnDevice { model, group }) }
+        unsafe { Storage::arriving(data, bytes, GroupArrival { model, group }) }
     }
 
     /// Begins a run on a stream. Call [`used_by`](Self::used_by) when all of its work is on the stream. A capture does
@@ -97,11 +101,11 @@ impl Model {
     pub fn run(&self, stream: &Stream) -> Run<'_> {
         let only = self.runs().only.lock();
         let has_waited = vec![false; self.manifest().groups().len()];
-        *self.runs().current.lock() = Current { stream: Some(stream.id()), has_waited, ..Current::default() };
+        *self.runs().current.lock() = CurrentRun { stream: Some(stream.id()), has_waited, ..CurrentRun::default() };
         Run { model: self, stream: stream.clone(), _only: only }
     }
 
-    /// Begins a run on a stream that comes after all copies of the model, and so waits for none.
+    /// Begins a run that waits for no group: the stream must already wait for all copies of the model.
     pub fn run_behind_copies(&self, stream: &Stream) -> Run<'_> {
         let run = self.run(stream);
         self.runs().current.lock().has_waited.fill(true);
@@ -115,11 +119,12 @@ impl Model {
     /// The stream cannot wait for the copies.
     pub fn measured_run(&self, stream: &Stream) -> Result<Run<'_>, SwitchError> {
         let groups = self.manifest().groups().len();
-        // The waits come now, so that no measured time has one.
+        // The stream waits for all groups before the run, so that no measured time includes a wait.
         (0..groups).try_for_each(|group| self.wait(group, stream))?;
         let run = self.run_behind_copies(stream);
         let mut current = self.runs().current.lock();
-        (current.uses, current.is_used) = (Some(Vec::new()), vec![false; groups]);
+        current.uses = Some(Vec::new());
+        current.is_used = vec![false; groups];
         drop(current);
         Ok(run)
     }
@@ -135,8 +140,9 @@ impl Model {
         self.runs().is_stopped.store(false, Ordering::Relaxed);
     }
 
-    /// Makes the current stream wait for a group whose storage is used now.
-    fn arrive(&self, group: usize) {
+    /// Makes the current stream wait for a group whose storage is used now: once in a run, each time outside of one.
+    /// Unwinds if the model is stopped.
+    fn wait_in_run(&self, group: usize) {
         if self.runs().is_stopped.load(Ordering::Relaxed) {
             resume_unwind(Box::new(Stopped));
         }
@@ -152,29 +158,31 @@ impl Model {
         }
         if is_of_run
             && current.uses.is_some()
-            && let Err(error) = current.note(group, &stream, self.memory().driver())
+            && let Err(error) = current.record_use(group, &stream, self.memory().driver())
         {
             current.failure.get_or_insert(error);
         }
     }
 }
 
-impl Current {
-    /// Notes a use in a measured run.
-    fn note(&mut self, group: usize, stream: &Stream, driver: &Arc<dyn Driver>) -> Result<(), SwitchError> {
-        let (site, Some(uses)) = (Site::current(), &mut self.uses) else { return Ok(()) };
+impl CurrentRun {
+    /// Records a use of a group in a measured run.
+    fn record_use(&mut self, group: usize, stream: &Stream, driver: &Arc<dyn Driver>) -> Result<(), SwitchError> {
+        let Some(uses) = &mut self.uses else { return Ok(()) };
+        let site = Site::current();
         let module = site.module();
         let operation = site.operation();
-        if std::mem::replace(&mut self.is_used[group], true) {
+        if self.is_used[group] {
             if let Some(used) = uses.iter_mut().find(|used| used.group == group) {
                 used.operation = used.operation.filter(|other| *other == operation);
             }
             return Ok(());
         }
-        let goes_on = uses.last().is_some_and(|last| last.module == module && !module.as_str().is_empty());
-        let mut at = (!goes_on).then(|| Event::new(Arc::clone(driver), EventKind::Timing));
+        self.is_used[group] = true;
+        let is_same_module = uses.last().is_some_and(|last| last.module == module && !module.as_str().is_empty());
+        let mut at = (!is_same_module).then(|| Event::new(Arc::clone(driver), EventKind::Timing));
         at.as_mut().map_or(Ok(()), |at| at.record(stream))?;
-        uses.push(Use { group, module, at, operation: Some(operation) });
+        uses.push(GroupUse { group, module, at, operation: Some(operation) });
         Ok(())
     }
 }
@@ -199,7 +207,7 @@ impl Run<'_> {
         let uses = self.model.runs().current.lock().uses.take().unwrap_or_default();
         self.end()?;
         let mut measured = Vec::with_capacity(uses.len());
-        for (index, Use { group, at, operation, .. }) in uses.iter().enumerate() {
+        for (index, GroupUse { group, at, operation, .. }) in uses.iter().enumerate() {
             let next = uses[index + 1..].iter().find_map(|next| next.at.as_ref()).unwrap_or(&ended);
             let compute_us = at.as_ref().map_or(Ok(0.0), |at| at.elapsed_us(next))?;
             measured.push(DeviceUse { group: *group, compute_us, operation: *operation });
@@ -210,6 +218,6 @@ impl Run<'_> {
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
-        *self.model.runs().current.lock() = Current::default();
+        *self.model.runs().current.lock() = CurrentRun::default();
     }
 }

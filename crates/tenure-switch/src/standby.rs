@@ -37,7 +37,7 @@ use tenure_device::{AccessMode, EventHandle, Stream};
 use crate::switch::mark_use;
 use crate::{Manifest, Model, SwitchError};
 
-/// A model that another process may use. The model stays on the device until this is dropped: [`Model::evict`] takes
+/// A model that is lent to another process. The model stays on the device until this is dropped: [`Model::evict`] takes
 /// nothing of it.
 pub struct Lent {
     model: Arc<Model>,
@@ -100,7 +100,7 @@ impl Model {
     /// // In another process:
     /// let standby = Standby::open(memory, &manifest, &terms, descriptors)?;
     /// assert_ne!(standby.place(0), model.place(0)); // the same bytes, elsewhere
-    /// drop(standby); // and it says so
+    /// drop(standby); // then it reports that to the lender
     ///
     /// assert_eq!(model.evict(usize::MAX), 0);
     /// drop(lent);
@@ -111,7 +111,7 @@ impl Model {
     /// # Errors
     /// [`SwitchError::NotWhole`]: some of it is not on the device; a driver call failed. It is not lent then.
     pub fn lend(self: &Arc<Self>) -> Result<Lent, SwitchError> {
-        let (chunks, copied) = self.hold()?;
+        let (chunks, copied) = self.protect()?;
         // From here on, a drop undoes the lending.
         let lent = Lent { model: Arc::clone(self), chunks };
         copied.map_or(Ok(()), |copied| self.memory().backing().synchronize(copied))?;
@@ -128,7 +128,7 @@ impl Model {
         if !self.is_lending() {
             return self.lend();
         }
-        let (chunks, _) = self.hold()?;
+        let (chunks, _) = self.protect()?;
         Ok(Lent { model: Arc::clone(self), chunks })
     }
 }
@@ -182,7 +182,7 @@ impl LentChunk {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.model.let_go();
+        self.model.unprotect();
     }
 }
 
@@ -230,8 +230,8 @@ impl Standby {
         let mut standby = Self { memory, manifest, address, bytes, chunks: Vec::new(), mapped_bytes: 0, used };
         let mut descriptors = descriptors.into_iter();
         while standby.mapped_bytes < bytes {
-            let come = standby.chunks.len();
-            let descriptor = descriptors.next().ok_or_else(|| differs(&standby.manifest, "chunks:", come, count))?;
+            let index = standby.chunks.len();
+            let descriptor = descriptors.next().ok_or_else(|| differs(&standby.manifest, "chunks:", index, count))?;
             let chunk = driver.import(descriptor.as_fd(), terms.chunk_bytes)?;
             standby.chunks.push(chunk);
             driver.map(address + standby.mapped_bytes, chunk)?;
@@ -292,7 +292,9 @@ impl Drop for Standby {
         };
         // Chunks that the driver does not take back are freed when the process ends.
         if is_unused && (self.mapped_bytes == 0 || driver.unmap(self.address, self.mapped_bytes).is_ok()) {
-            self.chunks.iter().for_each(|chunk| drop(driver.release(*chunk)));
+            for chunk in &self.chunks {
+                let _ = driver.release(*chunk);
+            }
             if self.bytes > 0 {
                 let _ = driver.unreserve(self.address, self.bytes);
             }
@@ -320,12 +322,14 @@ fn layout(manifest: &Manifest) -> u64 {
     sum
 }
 
+/// Checks that a property of the lent model equals this process's.
 fn check<T: ToString>(manifest: &Manifest, what: &'static str, lent: T, known: T) -> Result<(), SwitchError> {
     let lent = lent.to_string();
     let known = known.to_string();
     if lent == known { Ok(()) } else { Err(differs(manifest, what, lent, known)) }
 }
 
+/// Returns the error for a property of the lent model that differs from this process's.
 pub(crate) fn differs(
     manifest: &Manifest,
     what: &'static str,

@@ -1,4 +1,4 @@
-//! Models on a device: brought group by group while they compute, kept, and evicted.
+//! Models on a device, whose weights are loaded group by group during their computation, and evicted for other models.
 
 use std::iter::Peekable;
 use std::ops::Range;
@@ -11,8 +11,8 @@ use tenure_core::Device;
 use tenure_device::memory::DeviceMemory;
 use tenure_device::{Event, EventKind, Priority, Stream};
 
+use crate::chunk_pool::{ChunkPool, FreeChunk, ModelWindow};
 use crate::gate::GroupGate;
-use crate::room::{ChunkRoom, Free, ModelWindow};
 use crate::run::Runs;
 use crate::{Image, Manifest, SwitchError};
 
@@ -41,14 +41,16 @@ impl SwitchOptions {
 /// it.
 const PIECE_CHUNKS: u64 = 8;
 
-/// A switch of a device between models. This is a handle: clones share the same switch.
+/// Loads and evicts the weights of models on a device, within a budget. This is a handle: clones share the same switch.
 #[derive(Clone)]
 pub struct Switch {
     shared: Arc<SwitchShared>,
 }
 
+/// The state that all handles and models of a switch share.
 struct SwitchShared {
     memory: &'static DeviceMemory,
+    /// The stream of all copies.
     copies: Stream,
     chunk_bytes: u64,
     budget_bytes: u64,
@@ -57,7 +59,7 @@ struct SwitchShared {
 }
 
 struct SwitchState {
-    room: ChunkRoom,
+    pool: ChunkPool,
     /// The images of running copies, kept until the device has passed them.
     sources: Vec<(Mark, Arc<Image>)>,
     statistics: SwitchStatistics,
@@ -66,7 +68,7 @@ struct SwitchState {
 /// The total work that a switch did for its models.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwitchStatistics {
-    /// The number of times that a model was brought of which something was missing.
+    /// The number of loads that copied something.
     pub loads: u64,
     /// The bytes copied for that.
     pub copied_bytes: u64,
@@ -91,13 +93,14 @@ pub struct Model {
     residence: Mutex<Residence>,
 }
 
+/// The chunks that a model has on the device, and the work that uses them.
 pub(crate) struct Residence {
     pub(crate) window: ModelWindow,
-    /// A mark after the last copies to it.
+    /// A mark on the copy stream after the last copies to the model.
     copied: Option<Mark>,
-    /// A mark after the last work that computes with it.
+    /// A mark after the last work that computes with the model.
     pub(crate) used: Option<Mark>,
-    /// Events around its last copies.
+    /// Events before and after the last copies.
     timed: Option<[Event; 2]>,
     /// The number of other processes to which it is lent. A borrowed model counts as lent to this process.
     pub(crate) lent: usize,
@@ -125,8 +128,8 @@ impl Switch {
         let granularity = memory.driver().granularity();
         assert!(chunk_bytes > 0 && chunk_bytes.is_multiple_of(granularity), "chunks are multiples of {granularity}");
         let copies = memory.streams().pooled(Priority::High)?;
-        let room = ChunkRoom::new(memory, chunk_bytes, budget_bytes);
-        let state = Mutex::new(SwitchState { room, sources: Vec::new(), statistics: SwitchStatistics::default() });
+        let pool = ChunkPool::new(memory, chunk_bytes, budget_bytes);
+        let state = Mutex::new(SwitchState { pool, sources: Vec::new(), statistics: SwitchStatistics::default() });
         Ok(Self { shared: Arc::new(SwitchShared { memory, copies, chunk_bytes, budget_bytes, is_lending, state }) })
     }
 
@@ -138,11 +141,11 @@ impl Switch {
         let state = self.shared.state.lock();
         let needed = manifest.bytes().next_multiple_of(self.shared.chunk_bytes);
         if needed > self.shared.budget_bytes {
-            return Err(self.shared.no_room(manifest, needed, &state.room));
+            return Err(self.shared.no_room(manifest, needed, &state.pool));
         }
         let SwitchShared { memory, is_lending, .. } = &*self.shared;
         let gates = manifest.groups().iter().map(|_| GroupGate::new(memory, *is_lending)).collect::<Result<_, _>>()?;
-        let window = state.room.reserve(manifest.bytes())?;
+        let window = state.pool.reserve(manifest.bytes())?;
         let shared = Arc::clone(&self.shared);
         let manifest = Arc::clone(manifest);
         let address = window.address;
@@ -157,18 +160,20 @@ impl Switch {
         let begun = Instant::now();
         let call = move |took: Option<Duration>| {
             let done = done.lock().take();
-            done.into_iter().for_each(|done| done(took));
+            if let Some(done) = done {
+                done(took);
+            }
         };
         let copied = call.clone();
-        let told = Box::new(move || copied(Some(begun.elapsed())));
-        if self.shared.memory.driver().host_function(self.shared.copies.id(), told).is_err() {
+        let report = Box::new(move || copied(Some(begun.elapsed())));
+        if self.shared.memory.driver().host_function(self.shared.copies.id(), report).is_err() {
             call(None);
         }
     }
 
     /// Returns the bytes that a model can have without an eviction.
     pub fn free_bytes(&self) -> u64 {
-        self.shared.state.lock().room.free_chunks() as u64 * self.shared.chunk_bytes
+        self.shared.state.lock().pool.free_chunks() as u64 * self.shared.chunk_bytes
     }
 
     /// Returns the size of a chunk in bytes: models come and go in whole chunks.
@@ -184,11 +189,11 @@ impl Switch {
     /// Returns the total work so far.
     pub fn statistics(&self) -> SwitchStatistics {
         let state = self.shared.state.lock();
-        let (taken_bytes, peak_bytes) = state.room.taken_bytes();
+        let (taken_bytes, peak_bytes) = state.pool.taken_bytes();
         SwitchStatistics { taken_bytes, peak_bytes, ..state.statistics }
     }
 
-    /// Waits until the device has passed all copies, so that no image is kept for them.
+    /// Waits until all queued copies are done, and drops the images that were kept for them.
     ///
     /// # Errors
     /// A driver call failed.
@@ -199,18 +204,20 @@ impl Switch {
         self.shared.state.lock().tidy(backing)
     }
 
-    /// Gives memory that no model has back to the device, after a wait for the work that used it.
+    /// Frees the chunks that no model has, so that the device's other users can have the memory. Waits for the work
+    /// that used them.
     ///
     /// # Errors
     /// A driver call failed.
     pub fn trim(&self) -> Result<(), SwitchError> {
-        self.shared.state.lock().room.trim()
+        self.shared.state.lock().pool.trim()
     }
 }
 
 impl SwitchShared {
-    fn no_room(&self, manifest: &Manifest, needed: u64, room: &ChunkRoom) -> SwitchError {
-        let free = room.free_chunks() as u64 * self.chunk_bytes;
+    /// Returns the error for a model that needs more bytes than are free.
+    fn no_room(&self, manifest: &Manifest, needed: u64, pool: &ChunkPool) -> SwitchError {
+        let free = pool.free_chunks() as u64 * self.chunk_bytes;
         SwitchError::NoDeviceRoom { model: manifest.name().into(), needed, free, budget: self.budget_bytes }
     }
 }
@@ -226,7 +233,7 @@ impl SwitchState {
                 true
             }
         });
-        result.and(self.room.tidy())
+        result.and(self.pool.tidy())
     }
 }
 
@@ -276,13 +283,13 @@ impl Model {
         there * self.shared.chunk_bytes
     }
 
-    /// Returns the bytes that must be free to bring the model, in whole chunks.
+    /// Returns the bytes that must be free to load the rest of the model, in whole chunks.
     pub fn missing_bytes(&self) -> u64 {
         self.manifest.bytes().next_multiple_of(self.shared.chunk_bytes) - self.resident_bytes()
     }
 
-    /// Brings the missing weights. When this returns, all copies are queued. Work that waits for a group, and launches
-    /// of graphs that do, wait on the device. The call itself waits only while the image is still read.
+    /// Loads the missing weights from an image. When this returns, all copies are queued. Work that waits for a group,
+    /// and launches of graphs that do, wait on the device. The call itself waits only while the image is still read.
     ///
     /// # Errors
     /// [`SwitchError::NoDeviceRoom`]: evict other models; the image cannot be read; a driver call failed. Weights that
@@ -294,7 +301,8 @@ impl Model {
         self.load_groups(image, self.manifest.groups())
     }
 
-    /// Brings the missing weights of a complete image in one copy, whatever the groups are: as fast as the link.
+    /// Loads the missing weights from a complete image with as few copies as possible, not group by group: at the speed
+    /// of the link.
     ///
     /// # Errors
     /// The errors of [`load`](Self::load).
@@ -309,6 +317,7 @@ impl Model {
         Ok(loaded)
     }
 
+    /// Loads the missing weights, range by range. If this fails, none of the missing chunks stay mapped.
     fn load_groups(&self, image: &Arc<Image>, groups: &[Range<u64>]) -> Result<Loaded, SwitchError> {
         assert!(Arc::ptr_eq(image.manifest(), &self.manifest), "an image of the same model");
         let mut residence = self.residence.lock();
@@ -322,16 +331,16 @@ impl Model {
             let mut state = self.shared.state.lock();
             // A caller that lends its models never calls `used_by`, which tidies too.
             let _ = state.tidy(self.shared.memory.backing());
-            if missing.len() > state.room.free_chunks() {
+            if missing.len() > state.pool.free_chunks() {
                 let needed = missing.len() as u64 * self.shared.chunk_bytes;
-                return Err(self.shared.no_room(&self.manifest, needed, &state.room));
+                return Err(self.shared.no_room(&self.manifest, needed, &state.pool));
             }
-            state.room.take(&residence.window, &missing)?
+            state.pool.take(&residence.window, &missing)?
         };
         let mut taken = taken.into_iter().peekable();
         let event = || Event::new(Arc::clone(self.shared.memory.driver()), EventKind::Timing);
         residence.timed = Some([event(), event()]);
-        let brought = self.bring(image, groups, &missing, &mut taken, &mut residence, &mut gates);
+        let result = self.map_and_copy(image, groups, &missing, &mut taken, &mut residence, &mut gates);
         let mut state = self.shared.state.lock();
         // The mark also covers copies that are already under way.
         let marked = match self.shared.memory.backing().record(self.shared.copies.id()) {
@@ -343,24 +352,24 @@ impl Model {
             // If no mark can be made, the copies are waited for.
             Err(_) => self.shared.memory.driver().synchronize_stream(self.shared.copies.id()),
         };
-        let loaded = brought.and_then(|loaded| Ok(marked.map(|()| loaded)?)).inspect_err(|_| {
+        let loaded = result.and_then(|loaded| Ok(marked.map(|()| loaded)?)).inspect_err(|_| {
             let Residence { window, copied, used, .. } = &mut *residence;
-            missing.iter().for_each(|slot| state.room.empty(window, *slot, *copied, *used));
-            state.room.give_back(taken);
+            missing.iter().for_each(|slot| state.pool.release(window, *slot, *copied, *used));
+            state.pool.give_back(taken);
         })?;
         state.statistics.loads += 1;
         state.statistics.copied_bytes += loaded.copied_bytes;
         Ok(loaded)
     }
 
-    /// Maps and copies, group by group, in order. In a large group, pieces are copied while later ones are mapped. The
-    /// first pieces are small, so that the device does not wait for the host.
-    fn bring(
+    /// Maps the taken chunks and copies weights to them, group by group, in order. In a large group, pieces are copied
+    /// while later ones are mapped. The first pieces are small, so that the device does not wait for the host.
+    fn map_and_copy(
         &self,
         image: &Image,
         groups: &[Range<u64>],
         missing: &[usize],
-        taken: &mut Peekable<impl Iterator<Item = Free>>,
+        taken: &mut Peekable<impl Iterator<Item = FreeChunk>>,
         residence: &mut Residence,
         gates: &mut [GroupGate],
     ) -> Result<Loaded, SwitchError> {
@@ -419,7 +428,7 @@ impl Model {
         Ok(Some(Duration::from_secs_f64(begun.elapsed_us(ended)? / 1e6)))
     }
 
-    /// Waits until the queued copies to this model are done. Other threads may use it meanwhile.
+    /// Waits until the queued copies to this model are done. Other threads may use the model meanwhile.
     ///
     /// # Errors
     /// A driver call failed.
@@ -428,8 +437,8 @@ impl Model {
         Ok(copied.map_or(Ok(()), |copied| self.shared.memory.backing().synchronize(copied))?)
     }
 
-    /// Makes later work of a stream wait until a group is there; if the stream is captured, each launch of the graph
-    /// waits.
+    /// Makes later work of a stream wait until a group is on the device; if the stream is captured, each launch of the
+    /// graph waits.
     ///
     /// # Errors
     /// A driver call failed.
@@ -445,7 +454,7 @@ impl Model {
     pub fn used_by(&self, stream: &Stream) -> Result<(), SwitchError> {
         let backing = self.shared.memory.backing();
         mark_use(&mut self.residence.lock().used, backing, stream)?;
-        // Here, while the device computes. The next call tries again to drop images that cannot be dropped yet.
+        // This costs no time here, since the device computes. If it fails, the next call tries again.
         let _ = self.shared.state.lock().tidy(backing);
         Ok(())
     }
@@ -460,22 +469,22 @@ impl Model {
         }
         let mut state = self.shared.state.lock();
         let Residence { window, copied, used, .. } = &mut *residence;
-        let there = (0..window.chunks.len()).rev().filter(|slot| window.chunks[*slot].is_some());
-        let leaving: Vec<usize> = there.take(chunks).collect();
-        leaving.iter().for_each(|slot| state.room.empty(window, *slot, *copied, *used));
+        let resident = (0..window.chunks.len()).rev().filter(|slot| window.chunks[*slot].is_some());
+        let leaving: Vec<usize> = resident.take(chunks).collect();
+        leaving.iter().for_each(|slot| state.pool.release(window, *slot, *copied, *used));
         let bytes = leaving.len() as u64 * self.shared.chunk_bytes;
         state.statistics.evicted_bytes += bytes;
         bytes
     }
 
-    /// Returns whether it is [lent](Self::lend), and so cannot be evicted.
+    /// Returns whether the model is [lent](Self::lend) to another process, and so cannot be evicted.
     pub fn is_lent(&self) -> bool {
         self.residence.lock().lent > 0
     }
 
-    /// Keeps all of the model on the device until [`let_go`](Self::let_go) was called once for each call. Returns its
-    /// chunks, and a mark after the copies to them.
-    pub(crate) fn hold(&self) -> Result<(Vec<ChunkId>, Option<Mark>), SwitchError> {
+    /// Protects the model, which must be complete, from eviction until [`unprotect`](Self::unprotect) was called once
+    /// for each call. Returns its chunks, and a mark after the copies to them.
+    pub(crate) fn protect(&self) -> Result<(Vec<ChunkId>, Option<Mark>), SwitchError> {
         let mut residence = self.residence.lock();
         let chunks: Vec<ChunkId> = residence.window.chunks.iter().flatten().copied().collect();
         let missing = residence.window.chunks.len() - chunks.len();
@@ -487,7 +496,8 @@ impl Model {
         Ok((chunks, residence.copied))
     }
 
-    pub(crate) fn let_go(&self) {
+    /// Undoes one [`protect`](Self::protect).
+    pub(crate) fn unprotect(&self) {
         self.residence.lock().lent -= 1;
     }
 
@@ -506,11 +516,11 @@ impl Drop for Model {
         let residence = self.residence.get_mut();
         let mut state = self.shared.state.lock();
         // Addresses that the driver does not take back are never used again.
-        let _ = state.room.unreserve(&residence.window);
+        let _ = state.pool.unreserve(&residence.window);
     }
 }
 
-/// Moves a mark to the end of the work now on a stream. It also covers the work of the old mark, on any stream.
+/// Replaces a mark by one after the work now on a stream. Work that the old mark covered is covered by the new one.
 pub(crate) fn mark_use(used: &mut Option<Mark>, backing: &impl Backing, stream: &Stream) -> Result<(), SwitchError> {
     let waited = used.map_or(Ok(()), |used| backing.wait(stream.id(), used));
     match waited.and_then(|()| backing.record(stream.id())) {

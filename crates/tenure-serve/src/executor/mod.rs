@@ -2,8 +2,8 @@
 //!
 //! An [`OpenModel`] is a network without values and a description of its image: the tensors of its files in the order
 //! in which they are needed. On a CUDA device a [`Switcher`](tenure_nn::switched::Switcher) holds the weights. It lends
-//! them to the process that computes, unless that is this process. On the CPU a
-//! [`ComputeProcess`], which may be this process, computes directly on the image in host memory: tensors are views of it, and the first use of a group waits
+//! them to the process that computes, unless that is this process. On the CPU a [`ComputeProcess`], which may be this
+//! process, computes directly on the image in host memory: tensors are views of it, and the first use of a group waits
 //! until the group is read. In the first run each tensor is its own group, which reveals the order. Later runs use the
 //! groups that let the last layer end soonest. Evicting a model frees its image, since its files hold the same bytes.
 

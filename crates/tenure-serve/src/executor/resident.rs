@@ -19,8 +19,8 @@ pub(crate) struct DeviceWeights {
     name: String,
     switcher: Switcher,
     device_bytes: u64,
-    /// The size in bytes of pinned host memory for images, on the first device. `None` on the others, so that the shared
-    /// memory is reported once.
+    /// The size in bytes of pinned host memory for images, on the first device. `None` on the others, so that the
+    /// shared memory is reported once.
     host_bytes: Option<u64>,
     /// The bytes of weights on the device.
     resident: Arc<AtomicU64>,

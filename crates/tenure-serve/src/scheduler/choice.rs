@@ -108,9 +108,9 @@ impl Scheduler {
         requests * f64::from(head.priority).exp2() / took.max(1e-9)
     }
 
-    /// Returns the device that could finish copying and earlier batches of a model soonest; among equals, an idle one, then the one with the fewest
-    /// bytes to evict, then the one with the most free memory. The result is the same for all devices, so exactly one
-    /// takes the model.
+    /// Returns the device that could finish copying and earlier batches of a model soonest; among equals, an idle one,
+    /// then the one with the fewest bytes to evict, then the one with the most free memory. The result is the same for
+    /// all devices, so exactly one takes the model.
     pub(super) fn best_device(&self, model: ModelId, now: Duration) -> Option<DeviceId> {
         let served = &self.models[&model];
         self.devices

@@ -36,8 +36,8 @@ impl Scheduler {
         }
     }
 
-    /// Reports that a batch started to compute, perhaps while its weights are still copied. If its executor is lost from
-    /// now on, its requests are not queued again.
+    /// Reports that a batch started to compute, perhaps while its weights are still copied. If its executor is lost
+    /// from now on, its requests are not queued again.
     pub fn started(&mut self, batch: BatchId, now: Duration) {
         let Some(device) = self.device_of(batch) else { return };
         let on = &mut self.devices[device.0];

@@ -184,8 +184,8 @@ impl Residency {
         })
     }
 
-    /// Returns the evictions after which this many bytes are free, without making them. Models that are `wanted` soon leave only after all
-    /// others.
+    /// Returns the evictions after which this many bytes are free, without making them. Models that are `wanted` soon
+    /// leave only after all others.
     ///
     /// # Errors
     /// The models that may leave have too few bytes.

@@ -189,8 +189,8 @@ impl CoreState {
         self.scheduler.residency(device).missing_bytes(model) != Some(0)
     }
 
-    /// Returns the model to load ahead on a device. A model whose loading just failed is not loaded ahead again: it waits
-    /// for its batch.
+    /// Returns the model to load ahead on a device. A model whose loading just failed is not loaded ahead again: it
+    /// waits for its batch.
     pub(super) fn upcoming(&self, device: DeviceId, now: Duration) -> Option<ModelId> {
         let failed_load = self.device_work[device.index()].failed_load;
         self.scheduler.upcoming(device, now).filter(|next| failed_load != Some(*next))

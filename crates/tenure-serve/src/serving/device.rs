@@ -15,8 +15,8 @@ use crate::scheduler::{BatchId, DeviceId, ModelId, RequestId};
 pub(super) struct ServingDevice {
     pub(super) id: DeviceId,
     pub(super) backend: Box<dyn Backend>,
-    /// Locked from the decision to load ahead until that load has started, and while a batch starts to load its weights.
-    /// So no load takes memory that the scheduler gave to another. Locked before the state.
+    /// Locked from the decision to load ahead until that load has started, and while a batch starts to load its
+    /// weights. So no load takes memory that the scheduler gave to another. Locked before the state.
     pub(super) load_lock: Mutex<()>,
     /// Notified when there may be a model to load next, and at the end.
     pub(super) upcoming: Condvar,

@@ -201,8 +201,8 @@ impl Core {
         state.entries.insert(name.into(), entry);
     }
 
-    /// Removes the entry of a name. Running requests finish, waiting ones are answered with an error. Returns a receiver
-    /// that resolves when the model's memory is freed, if it was served.
+    /// Removes the entry of a name. Running requests finish, waiting ones are answered with an error. Returns a
+    /// receiver that resolves when the model's memory is freed, if it was served.
     fn remove(&self, state: &mut CoreState, name: &str) -> Option<oneshot::Receiver<()>> {
         let Condition::Ready(id, gone) = state.entries.remove(name)?.condition else { return None };
         state.scheduler.remove_model(id);

@@ -187,8 +187,9 @@ impl Core {
                     state.scheduler.load_failed(device, id);
                 }
             }
-            // Some weights may be in memory although the scheduler counts them as absent, such as groups that were loaded
-            // before one that failed. They must be freed before the scheduler gives their memory to another model.
+            // Some weights may be in memory although the scheduler counts them as absent, such as groups that were
+            // loaded before one that failed. They must be freed before the scheduler gives their memory to another
+            // model.
             if state.is_absent(device, id) {
                 core.device(device).send(DeviceJob::Free(loaded));
             }

@@ -208,7 +208,8 @@ impl WorkersShared {
     /// Starts the active worker, or the one that stands by.
     fn start(self: &Arc<Self>, state: &mut WorkersState) {
         let shared = Arc::clone(self);
-        // The callback of a worker that ends at once waits for this lock. So it finds the worker in `active` or `standby`.
+        // The callback of a worker that ends at once waits for this lock. So it finds the worker in `active` or
+        // `standby`.
         match Worker::start(&self.command, &self.first, move |worker, reason| shared.ended(worker, reason)) {
             Ok(worker) => {
                 state.processes += 1;

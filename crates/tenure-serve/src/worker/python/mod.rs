@@ -203,8 +203,8 @@ impl PythonShared {
         self.changed.notify_all();
     }
 
-    /// Starts a process when one is wanted, and kills it when an abandoned batch goes on for too long or the server ends.
-    /// A process ends with the thread that started it, so the calling thread starts them all.
+    /// Starts a process when one is wanted, and kills it when an abandoned batch goes on for too long or the server
+    /// ends. A process ends with the thread that started it, so the calling thread starts them all.
     fn keep(self: &Arc<Self>) {
         let mut state = self.state.lock();
         while !state.is_ending {

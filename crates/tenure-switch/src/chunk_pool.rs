@@ -1,7 +1,7 @@
-//! A device's memory for weights, in chunks. One model at a time has each chunk.
+//! A pool of chunks: a device's memory for weights. One model at a time has each chunk.
 //!
 //! A registered model keeps addresses for all of its weights, so that a captured graph stays right. Chunks are mapped
-//! there when the model is brought. Evicted weights are copied nowhere: their chunk is mapped for the next model at
+//! there when the model is loaded. Evicted weights are copied nowhere: their chunk is mapped for the next model at
 //! once. The old mapping is removed later, after all work that used it.
 
 use tenure_alloc::{Address, Backing, BackingError, ChunkId, Mark};
@@ -10,28 +10,29 @@ use tenure_device::memory::DeviceMemory;
 
 use crate::SwitchError;
 
-/// The chunks of a device, and their owners.
-pub(crate) struct ChunkRoom {
+/// The chunks of a device that no model has, and the mappings that are still to be removed.
+pub(crate) struct ChunkPool {
     memory: &'static DeviceMemory,
     chunk_bytes: u64,
     /// The number of chunks that may still be created.
-    unmade: usize,
-    /// The number of chunks that exist, and the most that existed at once.
-    made: usize,
+    creatable: usize,
+    /// The number of chunks that exist, with or without a model.
+    created: usize,
+    /// The most chunks that existed at once.
     peak: usize,
-    free: Vec<Free>,
-    stale: Vec<Stale>,
+    free: Vec<FreeChunk>,
+    old: Vec<OldMapping>,
 }
 
 /// A chunk that no model has.
-pub(crate) struct Free {
+pub(crate) struct FreeChunk {
     chunk: ChunkId,
     /// The last work that may still use it.
     used: Option<Mark>,
 }
 
 /// An address at which a chunk is still mapped that its model no longer has.
-struct Stale {
+struct OldMapping {
     address: Address,
     used: [Option<Mark>; 2],
 }
@@ -39,25 +40,25 @@ struct Stale {
 /// The addresses of a model's weights, and the chunks mapped there.
 pub(crate) struct ModelWindow {
     pub(crate) address: Address,
-    /// The chunks, in the order of addresses.
+    /// The chunk of each slot, in the order of addresses; `None` while that part of the weights is not on the device.
     pub(crate) chunks: Vec<Option<ChunkId>>,
 }
 
-impl ChunkRoom {
+impl ChunkPool {
     pub(crate) fn new(memory: &'static DeviceMemory, chunk_bytes: u64, budget_bytes: u64) -> Self {
-        let unmade = (budget_bytes / chunk_bytes) as usize;
-        Self { memory, chunk_bytes, unmade, made: 0, peak: 0, free: Vec::new(), stale: Vec::new() }
+        let creatable = (budget_bytes / chunk_bytes) as usize;
+        Self { memory, chunk_bytes, creatable, created: 0, peak: 0, free: Vec::new(), old: Vec::new() }
     }
 
     /// Returns the number of chunks that can be taken without an eviction.
     pub(crate) fn free_chunks(&self) -> usize {
-        self.free.len() + self.unmade
+        self.free.len() + self.creatable
     }
 
     /// Returns the bytes of the device that chunks take, whether or not a model has them, and the most that they took
     /// at once.
     pub(crate) fn taken_bytes(&self) -> (u64, u64) {
-        (self.made as u64 * self.chunk_bytes, self.peak as u64 * self.chunk_bytes)
+        (self.created as u64 * self.chunk_bytes, self.peak as u64 * self.chunk_bytes)
     }
 
     /// Reserves addresses for `bytes` bytes.
@@ -70,43 +71,44 @@ impl ChunkRoom {
         Ok(ModelWindow { address, chunks: vec![None; count as usize] })
     }
 
-    /// Takes chunks for empty places of a window, so that no other model gets them. There must be enough free chunks.
-    pub(crate) fn take(&mut self, window: &ModelWindow, slots: &[usize]) -> Result<Vec<Free>, SwitchError> {
+    /// Takes a free chunk for each of a window's slots, which must be empty. There must be enough free chunks.
+    pub(crate) fn take(&mut self, window: &ModelWindow, slots: &[usize]) -> Result<Vec<FreeChunk>, SwitchError> {
         for slot in slots {
-            // The chunk was evicted, and its place is needed again before the old mapping is removed.
-            let address = window.place(*slot, self.chunk_bytes);
-            if let Some(stale) = self.stale.iter().position(|stale| stale.address == address) {
-                self.clear(stale, true)?;
+            // The slot's chunk was evicted, and the slot is needed again before the old mapping is removed.
+            let address = window.address_of(*slot, self.chunk_bytes);
+            if let Some(old) = self.old.iter().position(|old| old.address == address) {
+                self.clear(old, true)?;
             }
         }
         while self.free.len() < slots.len() {
             let chunk = self.memory.backing().create(self.chunk_bytes)?;
-            self.unmade -= 1;
-            self.made += 1;
-            self.peak = self.peak.max(self.made);
-            self.free.push(Free { chunk, used: None });
+            self.creatable -= 1;
+            self.created += 1;
+            self.peak = self.peak.max(self.created);
+            self.free.push(FreeChunk { chunk, used: None });
         }
-        // The chunks that were used longest ago: the copies wait less for them.
+        // The first ones were used longest ago, so copies wait less for them.
         Ok(self.free.drain(..slots.len()).collect())
     }
 
     /// Gives back chunks that were taken, and not mapped.
-    pub(crate) fn give_back(&mut self, taken: impl IntoIterator<Item = Free>) {
+    pub(crate) fn give_back(&mut self, taken: impl IntoIterator<Item = FreeChunk>) {
         self.free.extend(taken);
     }
 
-    /// Takes a window's chunk away, if there is one. Work up to the marks used it.
-    pub(crate) fn empty(&mut self, window: &mut ModelWindow, slot: usize, copied: Option<Mark>, used: Option<Mark>) {
+    /// Makes the chunk of a window's slot free, if it has one. Its memory is used by work up to the marks: `copied`
+    /// after the last copies to it, `used` after the last computation.
+    pub(crate) fn release(&mut self, window: &mut ModelWindow, slot: usize, copied: Option<Mark>, used: Option<Mark>) {
         if let Some(chunk) = window.chunks[slot].take() {
             // Copies run one after the other, so they need no mark here.
-            self.free.push(Free { chunk, used });
-            self.stale.push(Stale { address: window.place(slot, self.chunk_bytes), used: [copied, used] });
+            self.free.push(FreeChunk { chunk, used });
+            self.old.push(OldMapping { address: window.address_of(slot, self.chunk_bytes), used: [copied, used] });
         }
     }
 
     /// Removes old mappings whose last use the device has passed.
     pub(crate) fn tidy(&mut self) -> Result<(), SwitchError> {
-        for index in (0..self.stale.len()).rev() {
+        for index in (0..self.old.len()).rev() {
             self.clear(index, false)?;
         }
         Ok(())
@@ -116,7 +118,7 @@ impl ChunkRoom {
     pub(crate) fn unreserve(&mut self, window: &ModelWindow) -> Result<(), SwitchError> {
         let bytes = window.chunks.len() as u64 * self.chunk_bytes;
         let range = window.address..window.address + bytes;
-        while let Some(index) = self.stale.iter().position(|stale| range.contains(&stale.address)) {
+        while let Some(index) = self.old.iter().position(|old| range.contains(&old.address)) {
             self.clear(index, true)?;
         }
         if bytes > 0 {
@@ -127,7 +129,7 @@ impl ChunkRoom {
 
     /// Gives unused chunks back to the device. They can be created again.
     pub(crate) fn trim(&mut self) -> Result<(), SwitchError> {
-        while let Some(index) = self.stale.len().checked_sub(1) {
+        while let Some(index) = self.old.len().checked_sub(1) {
             self.clear(index, true)?;
         }
         while let Some(free) = self.free.pop() {
@@ -135,8 +137,8 @@ impl ChunkRoom {
                 self.free.push(free);
                 return Err(error.into());
             }
-            self.unmade += 1;
-            self.made -= 1;
+            self.creatable += 1;
+            self.created -= 1;
         }
         Ok(())
     }
@@ -144,20 +146,20 @@ impl ChunkRoom {
     /// Removes an old mapping if the device has passed the work that uses it; if `waits` is set, waits for that.
     fn clear(&mut self, index: usize, waits: bool) -> Result<(), SwitchError> {
         let backing = self.memory.backing();
-        for mark in self.stale[index].used.into_iter().flatten() {
+        for mark in self.old[index].used.into_iter().flatten() {
             if waits {
                 backing.synchronize(mark)?;
             } else if !backing.completed(mark)? {
                 return Ok(());
             }
         }
-        backing.unmap(self.stale[index].address, self.chunk_bytes)?;
-        self.stale.swap_remove(index);
+        backing.unmap(self.old[index].address, self.chunk_bytes)?;
+        self.old.swap_remove(index);
         Ok(())
     }
 }
 
-impl Drop for ChunkRoom {
+impl Drop for ChunkPool {
     fn drop(&mut self) {
         // Chunks that the driver does not take back stay until the process ends.
         let _ = self.trim();
@@ -165,20 +167,21 @@ impl Drop for ChunkRoom {
 }
 
 impl ModelWindow {
-    fn place(&self, slot: usize, chunk_bytes: u64) -> Address {
+    /// Returns the address of a slot.
+    fn address_of(&self, slot: usize, chunk_bytes: u64) -> Address {
         self.address + slot as u64 * chunk_bytes
     }
 
-    /// Maps a chunk in an empty place. Later work of `copies` runs after all work that used the chunk.
+    /// Maps a chunk in an empty slot. Later work of `copies` runs after all work that used the chunk.
     pub(crate) fn map(
         &mut self,
         slot: usize,
-        free: &Free,
+        free: &FreeChunk,
         chunk_bytes: u64,
         backing: &impl Backing,
         copies: StreamId,
     ) -> Result<(), BackingError> {
-        let address = self.place(slot, chunk_bytes);
+        let address = self.address_of(slot, chunk_bytes);
         if let Some(used) = free.used {
             backing.wait(copies, used)?;
         }
