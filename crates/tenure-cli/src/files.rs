@@ -19,10 +19,10 @@ pub(crate) fn for_each(files: &[PathBuf], mut action: impl FnMut(&Path) -> anyho
     let mut code = ExitCode::SUCCESS;
     for file in files {
         match show(action(file)) {
-            Shown::Text => {}
-            Shown::Complaint => code = ExitCode::from(BAD_INPUT),
-            Shown::NobodyReads => return code,
-            Shown::Failed => return ExitCode::FAILURE,
+            PrintOutcome::Printed => {}
+            PrintOutcome::BadInput => code = ExitCode::from(BAD_INPUT),
+            PrintOutcome::OutputClosed => return code,
+            PrintOutcome::Failed => return ExitCode::FAILURE,
         }
     }
     code
@@ -37,10 +37,10 @@ pub(crate) fn print(made: anyhow::Result<String>) -> ExitCode {
 pub(crate) fn print_each(made: impl IntoIterator<Item = anyhow::Result<String>>) -> ExitCode {
     for made in made {
         match show(made) {
-            Shown::Text => {}
-            Shown::Complaint => return ExitCode::from(BAD_INPUT),
-            Shown::NobodyReads => return ExitCode::SUCCESS,
-            Shown::Failed => return ExitCode::FAILURE,
+            PrintOutcome::Printed => {}
+            PrintOutcome::BadInput => return ExitCode::from(BAD_INPUT),
+            PrintOutcome::OutputClosed => return ExitCode::SUCCESS,
+            PrintOutcome::Failed => return ExitCode::FAILURE,
         }
     }
     ExitCode::SUCCESS
@@ -73,30 +73,33 @@ pub(crate) fn about(path: &Path, error: impl std::fmt::Display) -> anyhow::Error
 }
 
 /// The outcome of printing a text, or an error in its place.
-enum Shown {
-    Text,
-    Complaint,
+enum PrintOutcome {
+    /// The text was written to standard output.
+    Printed,
+    /// There was an error in place of a text, which was written to standard error.
+    BadInput,
     /// The reader of stdout has closed it.
-    NobodyReads,
+    OutputClosed,
     /// Standard output cannot be written.
     Failed,
 }
 
-fn show(made: anyhow::Result<String>) -> Shown {
+/// Writes a text to standard output, or an error to standard error.
+fn show(made: anyhow::Result<String>) -> PrintOutcome {
     let text = match made {
         Ok(text) => text,
         Err(error) => {
             complain(&error.to_string());
-            return Shown::Complaint;
+            return PrintOutcome::BadInput;
         }
     };
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Shown::Text,
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Shown::NobodyReads,
+        Ok(()) => PrintOutcome::Printed,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => PrintOutcome::OutputClosed,
         Err(error) => {
             complain(&format!("standard output: {error}"));
-            Shown::Failed
+            PrintOutcome::Failed
         }
     }
 }

@@ -75,7 +75,7 @@ pub(crate) enum ObjectiveName {
     Time,
 }
 
-/// A planner, or a rule.
+/// A planner, or a rule that places tensors in a fixed order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PlannerName {
     /// Tensors in the order in which they are created
@@ -130,7 +130,7 @@ impl FromStr for DataSpec {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (kind, path) = text.split_once(':').map_or((text, None), |(kind, path)| (kind, Some(path)));
-        match (kind, path.filter(|path| !path.is_empty()).map(plain)) {
+        match (kind, path.filter(|path| !path.is_empty()).map(without_current_dir)) {
             ("fashion-mnist", folder) => Ok(Self::FashionMnist(folder)),
             ("images", Some(folder)) => Ok(Self::Images(folder)),
             ("text", Some(file)) => Ok(Self::Text(file)),
@@ -140,7 +140,7 @@ impl FromStr for DataSpec {
 }
 
 /// Removes `./`, so that `./images` and `images` are the same data to a checkpoint.
-fn plain(path: &str) -> PathBuf {
+fn without_current_dir(path: &str) -> PathBuf {
     let parts: PathBuf = Path::new(path).components().filter(|part| *part != Component::CurDir).collect();
     if parts.as_os_str().is_empty() { ".".into() } else { parts }
 }
@@ -156,7 +156,7 @@ impl fmt::Display for DataSpec {
     }
 }
 
-/// A tier of a mapping, and its medium.
+/// A memory tier: the name that a problem gives it, and the medium that it is on.
 #[derive(Clone, Debug)]
 pub(crate) struct TierSpec {
     pub(crate) name: String,

@@ -12,12 +12,13 @@ use crate::{Key, KeyId, Unforked};
 /// so that an endless loop does not fill memory with keys.
 const MAX_OCCURRENCES: u32 = 1 << 16;
 
-/// A word that is kept as long as the process runs, such as the path of a module or the name of an operation.
+/// A string that is stored once and kept until the process ends, such as the path of a module or the name of an
+/// operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Name(&'static str);
 
 impl Name {
-    /// Returns the name for a word, which is stored once however often it is asked for.
+    /// Returns the name for a word. Equal words share one copy.
     pub fn new(word: &str) -> Self {
         static WORDS: LazyLock<Unforked<HashSet<&'static str>>> = LazyLock::new(Unforked::default);
         let mut words = WORDS.lock();
@@ -95,8 +96,9 @@ pub(crate) struct ThreadSite {
 struct SiteKeys {
     /// The pass in which keys were counted last.
     pass: u64,
+    /// The number of keys that were given out in that pass.
     count: u32,
-    /// The key of each occurrence, also of those in earlier passes.
+    /// The key of each occurrence, by its number in a pass. They are the same in every pass.
     keys: Vec<KeyId>,
 }
 
@@ -198,6 +200,7 @@ impl Site {
         SITE_KEYS.try_with(|keys| keys.borrow_mut().entry(site).or_default().next(site)).unwrap_or(KeyId::NONE)
     }
 
+    /// Returns the key of an allocation at this site, which has `occurrence` allocations before it in its pass.
     fn key(self, occurrence: u32) -> Key {
         let Self { module: Name(module), is_after, op: Name(op), role } = self;
         let module = if is_after { format!("after {module}") } else { module.to_owned() };
@@ -213,10 +216,12 @@ impl Site {
 }
 
 impl SiteKeys {
+    /// Returns the key of the site's next allocation in the current pass.
     fn next(&mut self, site: Site) -> KeyId {
         let pass = PASS.get();
         if self.pass != pass {
-            (self.pass, self.count) = (pass, 0);
+            self.pass = pass;
+            self.count = 0;
         }
         let occurrence = if site.role == Role::Part { 0 } else { self.count };
         self.count = (self.count + 1).min(MAX_OCCURRENCES);
@@ -247,6 +252,7 @@ impl ThreadSite {
         SiteGuard { previous: THREAD_SITE.replace(self), left: None, thread: PhantomData }
     }
 
+    /// Puts the calling thread at a site, one scope deeper. Begins a pass if the thread is in no scope.
     fn enter(site: Site, left: Option<Name>) -> SiteGuard {
         let previous = THREAD_SITE.get();
         if previous.depth == 0 && site.role == Role::Out {

@@ -42,6 +42,7 @@ pub struct WeakStorage {
     shared: Weak<StorageInner>,
 }
 
+/// The state that all handles of a storage share.
 struct StorageInner {
     state: RwLock<StorageState>,
     allocator: Option<Arc<dyn Allocator>>,
@@ -57,9 +58,9 @@ struct StorageState {
 
 /// The arrival of bytes that are still being read or copied, such as a model's weights from a disk.
 pub trait Arrival: Send + Sync {
-    /// Waits until nothing is writing the bytes any more. If they could not be had, they are arbitrary; the caller that
-    /// made the storage must find out whether they came. A storage calls this before each use of its bytes, even after
-    /// they have arrived.
+    /// Waits until the reads and copies that write the bytes are over. If these failed, the bytes are arbitrary; the
+    /// caller that made the storage must find out whether they succeeded. A storage calls this before each use of its
+    /// bytes, even after they have arrived.
     fn wait(&self);
 }
 
@@ -87,8 +88,8 @@ impl Storage {
         Self::with_state(data, bytes, allocator, None)
     }
 
-    /// Creates a storage of bytes that are on their way. Callers that want to use them wait in [`lock`](Self::lock)
-    /// until they are there. The storage is not resizable.
+    /// Creates a storage of bytes that are still being read or copied. Callers that use the bytes wait in
+    /// [`lock`](Self::lock) until they have arrived. The storage is not resizable.
     ///
     /// # Safety
     /// See [`from_data_ptr`](Self::from_data_ptr). Its conditions hold from the moment at which [`Arrival::wait`] has
@@ -107,7 +108,8 @@ impl Storage {
         Self { shared: Arc::new(StorageInner { state: RwLock::new(state), allocator, arrival }) }
     }
 
-    fn arrive(&self) {
+    /// Waits until the bytes have arrived.
+    fn wait_for_arrival(&self) {
         if let Some(arrival) = &self.shared.arrival {
             arrival.wait();
         }
@@ -119,22 +121,22 @@ impl Storage {
         StorageGuard { state: self.shared.state.read_recursive() }
     }
 
-    /// Waits for bytes that are on their way, and keeps all bytes where they are as long as the guard lives. Any number
-    /// of guards may be held.
+    /// Waits until the bytes have arrived, and returns a guard. As long as it lives, the bytes are not moved. Any
+    /// number of guards may be held.
     ///
     /// While a thread holds a guard, [`resize`](Self::resize), [`set_data_ptr`](Self::set_data_ptr) and
     /// [`set_resizable`](Self::set_resizable) on the same thread wait for ever.
     pub fn lock(&self) -> StorageGuard<'_> {
-        self.arrive();
+        self.wait_for_arrival();
         self.state()
     }
 
-    /// Keeps the bytes where they are, as [`lock`](Self::lock) does, and keeps all other guards away: the bytes can be
-    /// written to.
+    /// Returns the only guard of the storage, as [`lock`](Self::lock) does, after a wait for all other guards. The
+    /// bytes can be written to.
     ///
     /// On a thread that holds another guard of this storage, this waits for ever.
     pub fn lock_exclusive(&self) -> ExclusiveGuard<'_> {
-        self.arrive();
+        self.wait_for_arrival();
         ExclusiveGuard { state: self.shared.state.write() }
     }
 

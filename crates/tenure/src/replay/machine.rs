@@ -21,10 +21,10 @@ pub(super) trait Machine {
     fn set_time(&mut self, us: u64);
 
     /// Tells the machine that the program got a block, which the program then uses.
-    fn allocated(&mut self, block: &Live) -> Result<(), Error>;
+    fn allocated(&mut self, block: &LiveBlock) -> Result<(), Error>;
 
     /// Tells the machine that the program is about to free a block.
-    fn freeing(&mut self, block: &Live) -> Result<(), Error>;
+    fn freeing(&mut self, block: &LiveBlock) -> Result<(), Error>;
 
     /// Tells the machine that an event was replayed.
     fn replayed(&mut self) -> Result<(), Error>;
@@ -47,7 +47,7 @@ pub(super) trait Machine {
 }
 
 /// A block that the program holds.
-pub(super) struct Live {
+pub(super) struct LiveBlock {
     pub(super) address: Address,
     pub(super) requested: u64,
     pub(super) allocated: u64,

@@ -17,30 +17,41 @@ use super::MeasuredCall;
 /// predicts.
 ///
 /// It records the sizes of chunks and mappings as they are made, since a call over several chunks costs by the chunk.
-pub(super) struct Metered {
+pub(super) struct MeteredBacking {
     inner: Arc<dyn Backing>,
     meter: Mutex<Meter>,
 }
 
+/// The calls so far, and the memory that they hold.
 #[derive(Default)]
 struct Meter {
-    tallies: BTreeMap<Call, Tally>,
+    tallies: BTreeMap<Call, CallTally>,
+    /// The bytes of all segments and chunks so far, freed or not.
     created_bytes: u64,
+    /// The bytes of segments and chunks that exist now.
     held_bytes: u64,
+    /// The most bytes held at once.
     peak_bytes: u64,
+    /// The bytes of each segment.
     segments: FxHashMap<Address, u64>,
+    /// The bytes of each chunk.
     chunks: FxHashMap<ChunkId, u64>,
+    /// The bytes of each mapping, by its address.
     mappings: BTreeMap<Address, u64>,
 }
 
+/// The calls of one kind, and their time.
 #[derive(Clone, Copy, Default)]
-struct Tally {
+struct CallTally {
+    /// The number of calls; a call over several chunks counts once for each.
     count: u64,
+    /// The wall-clock time of the calls.
     measured: Duration,
+    /// The time of the calls by the cost model, in µs.
     modelled_us: f64,
 }
 
-impl Metered {
+impl MeteredBacking {
     pub(super) fn new(inner: Arc<dyn Backing>) -> Self {
         Self { inner, meter: Mutex::default() }
     }
@@ -99,19 +110,19 @@ impl Metered {
         self.time_memory(call, action, |_, _| vec![0])
     }
 
-    /// Makes a call and records the time that it took. `note` updates the meter and returns the size of each chunk or
+    /// Makes a call and records the time that it took. `record` updates the meter and returns the size of each chunk or
     /// segment that the call worked on. Calls that fail are not counted.
     fn time_memory<T>(
         &self,
         call: Call,
         action: impl FnOnce(&dyn Backing) -> Result<T, BackingError>,
-        note: impl FnOnce(&mut Meter, &T) -> Vec<u64>,
+        record: impl FnOnce(&mut Meter, &T) -> Vec<u64>,
     ) -> Result<T, BackingError> {
         let start = Instant::now();
         let result = action(&*self.inner)?;
         let measured = start.elapsed();
         let mut meter = self.meter.lock();
-        let sizes = note(&mut meter, &result);
+        let sizes = record(&mut meter, &result);
         let tally = meter.tallies.entry(call).or_default();
         tally.count += sizes.len() as u64;
         tally.measured += measured;
@@ -121,6 +132,7 @@ impl Metered {
 }
 
 impl Meter {
+    /// Adds bytes of a new segment or chunk.
     fn hold(&mut self, bytes: u64) {
         self.created_bytes += bytes;
         self.held_bytes += bytes;
@@ -135,7 +147,7 @@ impl Meter {
     }
 }
 
-impl Backing for Metered {
+impl Backing for MeteredBacking {
     fn granularity(&self) -> u64 {
         self.inner.granularity()
     }

@@ -22,8 +22,8 @@ pub use measured::{HeldMemory, MeasuredCall, OnDevice};
 pub use outcome::{DriverCalls, ReplayOutcome, before_history, recorded, verdict};
 use player::Player;
 pub use player::ReplayProgress;
-use real::Real;
-use simulated::Simulated;
+use real::RealMachine;
+use simulated::SimulatedMachine;
 
 use crate::Error;
 
@@ -76,7 +76,7 @@ impl Replay {
     ) -> Result<ReplayOutcome, Error> {
         let summary = trace.summary();
         let mut play = |script: Vec<_>| {
-            let machine = Simulated::new(&summary, self.lag_us, script);
+            let machine = SimulatedMachine::new(&summary, self.lag_us, script);
             Player::new(self.allocator, self.repeat, trace, &summary, Box::new(machine))?.play(&mut observe)
         };
         if self.allocator == AllocatorKind::Native && player::has_native_addresses(trace) {
@@ -109,7 +109,7 @@ impl Replay {
         mut observe: impl FnMut(ReplayProgress) -> ControlFlow<()>,
     ) -> Result<ReplayOutcome, Error> {
         let summary = trace.summary();
-        let machine = Real::new(&summary, Arc::clone(driver))?;
+        let machine = RealMachine::new(&summary, Arc::clone(driver))?;
         Player::new(self.allocator, self.repeat, trace, &summary, Box::new(machine))?.play(&mut observe)
     }
 }

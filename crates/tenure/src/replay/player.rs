@@ -9,7 +9,7 @@ use tenure_plan::{Summary, Trace, TraceAction, TraceEvent};
 
 use super::kind::AllocatorKind;
 use super::latency::Latencies;
-use super::machine::{Live, Machine};
+use super::machine::{LiveBlock, Machine};
 use super::outcome::{DriverCalls, ReplayOutcome};
 use crate::Error;
 
@@ -38,7 +38,7 @@ pub(super) struct Player<'a> {
     allocator: Box<dyn CachingAllocator>,
     machine: Box<dyn Machine>,
     /// Live blocks, by their addresses in the trace.
-    live: FxHashMap<Address, Live>,
+    live: FxHashMap<Address, LiveBlock>,
     /// The requested bytes, counted here because an allocator's own peaks may be sums over streams.
     requested: Gauge,
     allocated: Gauge,
@@ -154,7 +154,7 @@ impl<'a> Player<'a> {
         self.mismatched += usize::from(pass == 0 && block.address != event.address);
         self.requested.add(event.bytes);
         self.allocated.add(block.bytes);
-        let live = Live {
+        let live = LiveBlock {
             address: block.address,
             requested: event.bytes,
             allocated: block.bytes,

@@ -8,9 +8,9 @@ use tenure_core::StreamId;
 use tenure_device::{CallError, Counters, DeviceBacking, Driver, Priority};
 use tenure_plan::Summary;
 
-use super::machine::{Live, Machine};
+use super::machine::{LiveBlock, Machine};
 use super::measured::{HeldMemory, OnDevice};
-use super::metered::Metered;
+use super::metered::MeteredBacking;
 use crate::Error;
 
 /// The bytes that are written at each end of a block.
@@ -21,9 +21,9 @@ const CHECKED: u64 = 16;
 /// A device with its own time and memory. The program writes both ends of every block in the order of its stream, and
 /// reads the ends of some blocks before it frees them. This finds wrong mappings, and memory that is in two live
 /// blocks.
-pub(super) struct Real {
+pub(super) struct RealMachine {
     driver: Arc<dyn Driver>,
-    backing: Arc<Metered>,
+    backing: Arc<MeteredBacking>,
     /// The streams of this device, by those of the trace.
     streams: FxHashMap<StreamId, StreamId>,
     /// The bytes in use before the first allocation, by all processes.
@@ -32,9 +32,9 @@ pub(super) struct Real {
     blocks_checked: u64,
 }
 
-impl Real {
+impl RealMachine {
     pub(super) fn new(summary: &Summary, driver: Arc<dyn Driver>) -> Result<Self, Error> {
-        let backing = Arc::new(Metered::new(Arc::new(DeviceBacking::new(Arc::clone(&driver)))));
+        let backing = Arc::new(MeteredBacking::new(Arc::new(DeviceBacking::new(Arc::clone(&driver)))));
         let mut machine = Self {
             driver,
             backing,
@@ -67,7 +67,7 @@ impl Real {
         Ok(HeldMemory { reserved_bytes: self.backing.held_bytes(), used_bytes })
     }
 
-    fn check(&mut self, block: &Live) -> Result<(), Error> {
+    fn check(&mut self, block: &LiveBlock) -> Result<(), Error> {
         let written = pattern(block);
         for (address, bytes) in edges(block) {
             let mut found = vec![0; bytes as usize];
@@ -82,7 +82,7 @@ impl Real {
     }
 }
 
-impl Machine for Real {
+impl Machine for RealMachine {
     fn backing(&self) -> Arc<dyn Backing> {
         Arc::clone(&self.backing) as Arc<dyn Backing>
     }
@@ -93,14 +93,14 @@ impl Machine for Real {
 
     fn set_time(&mut self, _us: u64) {}
 
-    fn allocated(&mut self, block: &Live) -> Result<(), Error> {
+    fn allocated(&mut self, block: &LiveBlock) -> Result<(), Error> {
         for (address, bytes) in edges(block) {
             self.driver.memset(address, pattern(block), bytes, block.stream)?;
         }
         Ok(())
     }
 
-    fn freeing(&mut self, block: &Live) -> Result<(), Error> {
+    fn freeing(&mut self, block: &LiveBlock) -> Result<(), Error> {
         if block.number.is_multiple_of(CHECKED) { self.check(block) } else { Ok(()) }
     }
 
@@ -134,7 +134,7 @@ impl Machine for Real {
     }
 }
 
-impl Drop for Real {
+impl Drop for RealMachine {
     fn drop(&mut self) {
         for &stream in self.streams.values().filter(|&&stream| stream != StreamId::NULL) {
             // If the context was lost, its streams are gone too.
@@ -153,12 +153,12 @@ fn warm_up(driver: &dyn Driver) -> Result<(), CallError> {
 }
 
 /// Returns the byte with which a block is filled; earlier blocks at the same place had others.
-fn pattern(block: &Live) -> u8 {
+fn pattern(block: &LiveBlock) -> u8 {
     (block.number % 251) as u8 + 1
 }
 
 /// Returns the first and the last bytes of a block: the address and size of each.
-fn edges(block: &Live) -> impl Iterator<Item = (Address, u64)> {
+fn edges(block: &LiveBlock) -> impl Iterator<Item = (Address, u64)> {
     let bytes = block.requested.min(EDGE);
     let last = block.address + block.requested - bytes;
     [(block.address, bytes), (last, bytes)].into_iter().filter(|&(_, bytes)| bytes > 0)
@@ -172,12 +172,12 @@ mod tests {
 
     use super::*;
 
-    fn machine() -> (Real, Live) {
+    fn machine() -> (RealMachine, LiveBlock) {
         let driver: Arc<dyn Driver> = Arc::new(SimDriver::new(SimConfig::default()));
         let address = driver.malloc(driver.granularity()).unwrap();
         let summary = Trace::new("empty", 0, Settings::default(), Vec::new()).unwrap().summary();
-        let block = Live { address, requested: 1000, allocated: 1024, stream: StreamId::NULL, number: 0 };
-        (Real::new(&summary, driver).unwrap(), block)
+        let block = LiveBlock { address, requested: 1000, allocated: 1024, stream: StreamId::NULL, number: 0 };
+        (RealMachine::new(&summary, driver).unwrap(), block)
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
     fn small_blocks_have_both_ends() {
         let (_, block) = machine();
         let edges_of = |requested| {
-            let block = Live { requested, ..block };
+            let block = LiveBlock { requested, ..block };
             edges(&block).map(|(address, bytes)| (address - block.address, bytes)).collect::<Vec<_>>()
         };
         assert_eq!(edges_of(0), []);

@@ -1,4 +1,4 @@
-//! A replay machine on the simulated driver.
+//! The machine that replays a trace on the simulated driver.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use tenure_device::{Counters, DeviceBacking, Driver};
 use tenure_plan::Summary;
 
 use super::OnDevice;
-use super::machine::{Live, Machine};
+use super::machine::{LiveBlock, Machine};
 use crate::Error;
 
 /// A simulated device whose clock follows the trace. Blocks are neither written nor read: that would take time and show
 /// nothing.
-pub(super) struct Simulated {
+pub(super) struct SimulatedMachine {
     driver: Arc<SimDriver>,
     lag_us: u64,
     /// The device's time at the first event of the pass.
@@ -23,7 +23,7 @@ pub(super) struct Simulated {
     now_us: u64,
 }
 
-impl Simulated {
+impl SimulatedMachine {
     /// Makes a device large enough for the trace of `summary`. Its first segments get the addresses in `script`.
     pub(super) fn new(summary: &Summary, lag_us: u64, script: impl IntoIterator<Item = Address>) -> Self {
         let driver = Arc::new(SimDriver::new(device_for(summary)));
@@ -35,7 +35,7 @@ impl Simulated {
     }
 }
 
-impl Machine for Simulated {
+impl Machine for SimulatedMachine {
     fn backing(&self) -> Arc<dyn Backing> {
         Arc::new(DeviceBacking::new(Arc::clone(&self.driver) as Arc<dyn Driver>))
     }
@@ -49,11 +49,11 @@ impl Machine for Simulated {
         self.driver.set_time(self.now_us);
     }
 
-    fn allocated(&mut self, _block: &Live) -> Result<(), Error> {
+    fn allocated(&mut self, _block: &LiveBlock) -> Result<(), Error> {
         Ok(())
     }
 
-    fn freeing(&mut self, block: &Live) -> Result<(), Error> {
+    fn freeing(&mut self, block: &LiveBlock) -> Result<(), Error> {
         // Before the free, so that every event that the allocator records on the stream from now on comes after the
         // work.
         if self.lag_us > 0 {
