@@ -306,10 +306,12 @@ unsafe impl Allocator for Placement {
     fn allocate(&self, bytes: usize) -> Result<DataPtr, AllocatorError> {
         let (tag, key) = Purpose::identify();
         let data = self.shared.allocate(bytes, tag, key)?;
-        if self.shared.is_measured.load(Relaxed) && !data.is_null() && key.key().is_some() {
-            if let Some(times) = self.shared.times.lock().as_mut() {
-                times.record_allocation(key);
-            }
+        if self.shared.is_measured.load(Relaxed)
+            && !data.is_null()
+            && key.key().is_some()
+            && let Some(times) = self.shared.times.lock().as_mut()
+        {
+            times.record_allocation(key);
         }
         Ok(data)
     }

@@ -71,6 +71,7 @@ operations! {
         ///
         /// # Errors
         /// Fewer than two dimensions.
+        #[name(mT)]
         mt(input) -> Tensor;
 
         /// Returns a view with the dimensions in the order `dims`. Dimension `i` of the view is dimension `dims[i]` of

@@ -276,18 +276,29 @@ fn written(parameter: &Parameter) -> String {
     }
 }
 
-/// Returns Markdown without its links to items of Rust: [`sum`](Self::sum) becomes `sum`.
+/// Returns Markdown without its links to items of Rust: [`sum`](Self::sum) becomes `sum`. Other brackets stay.
 fn without_links(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;
     while let Some((before, link)) = rest.split_once('[') {
         plain.push_str(before);
-        let (shown, after) = link.split_once(']').unwrap_or((link, ""));
-        plain.push_str(shown);
-        rest = match after.strip_prefix('(') {
-            Some(target) => target.split_once(')').map_or("", |(_, after)| after),
-            None => after,
-        };
+        let Some((shown, after)) = link.split_once(']') else { break };
+        let target = after.strip_prefix('(').and_then(|target| target.split_once(')'));
+        match target {
+            Some((_, after)) => {
+                plain.push_str(shown);
+                rest = after;
+            }
+            None if shown.starts_with('`') && shown.ends_with('`') => {
+                plain.push_str(shown);
+                rest = after;
+            }
+            None => {
+                plain.push('[');
+                rest = link;
+            }
+        }
     }
-    plain.replace("|x|", "abs(x)") + &rest.replace("|x|", "abs(x)")
+    // A bar would end the cell of the table.
+    (plain + rest).replace("|x|", "abs(x)")
 }
