@@ -327,6 +327,28 @@ impl Engine {
         self.inner.ledger.lock().course.count_next_operation()
     }
 
+    /// Tells the engine that the front end is about to write to a storage on `stream`, such as to update a parameter
+    /// during backward. A plan then recomputes nothing from the bytes of `version` after this point of a step. In a step
+    /// that is not planned, tensors that were dropped and would be recomputed from them come back now.
+    ///
+    /// # Errors
+    /// The bytes of such a tensor cannot come back.
+    pub fn before_write(&self, storage: &Storage, version: u64, stream: Option<&Stream>) -> Result<(), OffloadError> {
+        let inner = &self.inner;
+        let generation = storage.generation();
+        let dropped = {
+            let mut ledger = inner.ledger.lock();
+            if let Course::Measured(measured) = &mut ledger.course {
+                measured.write((generation, version));
+            }
+            ledger.made_from(generation)
+        };
+        for id in dropped {
+            inner.bring_back(id, stream)?;
+        }
+        Ok(())
+    }
+
     /// Returns the number of the current interval, in a step that is measured.
     pub fn interval(&self) -> Option<usize> {
         match &self.inner.ledger.lock().course {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use tenure_core::Tag;
+use tenure_core::{Generation, Tag};
 use tenure_device::Stream;
 use tenure_tier::Stored;
 use tenure_tier::codec::Choice;
@@ -201,6 +201,12 @@ impl Ledger {
     pub(crate) fn remove(&mut self, id: HeldId) -> Option<HeldTensor> {
         self.residents.retain(|resident| *resident != id);
         self.held.remove(&id)
+    }
+
+    /// Returns the dropped tensors that are recomputed from a storage directly.
+    pub(crate) fn made_from(&self, generation: Generation) -> Vec<HeldId> {
+        let is_input = |held: &&HeldTensor| held.inputs.unsaved.iter().any(|input| input.generation() == generation);
+        self.held.iter().filter(|(_, held)| is_input(held)).map(|(id, _)| *id).collect()
     }
 
     /// Returns the tensors in memory that no caller uses, ordered by their next need, the latest first.

@@ -36,8 +36,7 @@ impl Operations {
         let at = |recompute: &dyn Recomputation| made_in(recompute).map(|interval| OperationAt { interval, number: 0 });
         let inputs = Vec::new();
         let operations = vec![at(recompute)?];
-        let sources = Vec::new();
-        let mut making = Making { inputs, operations, sources };
+        let mut making = Making { inputs, operations, ..Making::default() };
         let mut rest = recompute.inputs();
         let mut seen = Vec::new();
         while let Some(RecomputeInput { id, here, recompute }) = rest.pop() {
@@ -51,7 +50,10 @@ impl Operations {
                     InputSource::Saved
                 }
                 Some(_) => return None,
-                None if here.is_some() => InputSource::Stays,
+                None if here.is_some() => {
+                    making.stays.push(id);
+                    InputSource::Stays
+                }
                 None => {
                     let recompute = recompute?;
                     making.operations.push(at(&*recompute)?);
@@ -85,6 +87,8 @@ pub(crate) struct Making {
     pub(crate) inputs: Vec<SavedIndex>,
     /// The operations that make the tensor, and its inputs that were not saved.
     pub(crate) operations: Vec<OperationAt>,
+    /// The inputs that are in memory without the engine.
+    pub(crate) stays: Vec<SavedBytesId>,
     /// The source of each input, in the order in which the inputs are looked at.
     pub(crate) sources: Vec<InputSource>,
 }

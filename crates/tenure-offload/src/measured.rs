@@ -32,6 +32,8 @@ pub(crate) struct Measured {
     pub(crate) recomputes: Vec<Option<Arc<dyn Recomputation>>>,
     /// The codec of each saved tensor, by index.
     pub(crate) codecs: Vec<Choice>,
+    /// The number of events before the first write to bytes, such as a parameter's update during backward.
+    pub(crate) writes: HashMap<SavedBytesId, usize>,
     /// The bytes that were allocated when the step began.
     pub(crate) held_bytes: u64,
     /// The bytes of saved tensors and residents in memory, when the interval began or was resumed.
@@ -74,6 +76,7 @@ impl Measured {
             residents,
             recomputes,
             codecs,
+            writes: HashMap::new(),
             held_bytes,
             in_memory_bytes: 0,
             used_by_others: Vec::new(),
@@ -108,6 +111,34 @@ impl Measured {
         self.profile.end(0);
         self.events.push(StepEvent::Operation);
         Ok(())
+    }
+
+    /// Notes that the front end is about to write to these bytes.
+    pub(crate) fn write(&mut self, id: SavedBytesId) {
+        let events = self.events.len();
+        self.writes.entry(id).or_insert(events);
+    }
+
+    /// Removes the makings of tensors that are used after one of their inputs was written to. A tensor is used where
+    /// backward needs it, and where a tensor that is made from it is used.
+    fn remove_overwritten(&self, makings: &mut [Option<Making>]) {
+        let mut last_uses = vec![0; makings.len()];
+        for (at, event) in self.events.iter().enumerate() {
+            if let StepEvent::Need { index } = event {
+                last_uses[index.0] = at;
+            }
+        }
+        // The inputs of a tensor were saved before it.
+        for index in (0..makings.len()).rev() {
+            let Some(making) = &makings[index] else { continue };
+            if making.stays.iter().any(|id| self.writes.get(id).is_some_and(|&write| write <= last_uses[index])) {
+                makings[index] = None;
+                continue;
+            }
+            for input in &making.inputs {
+                last_uses[input.0] = last_uses[input.0].max(last_uses[index]);
+            }
+        }
     }
 
     /// Notes that a resident is about to be used, after an interval that needed `other_bytes` beside saved tensors.
@@ -154,6 +185,7 @@ impl Measured {
     /// operation.
     pub(crate) fn finish(self) -> Result<Profiled, OffloadError> {
         let mut makings: Vec<_> = (0..self.recomputes.len()).map(|index| self.making(SavedIndex(index))).collect();
+        self.remove_overwritten(&mut makings);
         let Self { mut profile, clock, events, residents, codecs, held_bytes, .. } = self;
         let times_ns = clock.finish()?;
         profile.set_times(times_ns.iter().copied());
@@ -185,6 +217,8 @@ impl Measured {
 mod tests {
     use std::collections::HashSet;
     use std::time::Duration;
+
+    use tenure_core::{AllocatorRegistry, DeviceKind, Storage};
 
     use super::*;
     use crate::schedule::Schedule;
@@ -249,6 +283,38 @@ mod tests {
             repeated.map(|repeated| profiled.intervals_to_watch(&repeated)),
             [vec![2, 3, 4], vec![4, 5]].map(HashSet::from_iter)
         );
+    }
+
+    #[test]
+    fn a_tensor_that_is_used_after_a_write_to_its_inputs_is_not_recomputed() {
+        let allocator = AllocatorRegistry::global().allocator(DeviceKind::Cpu).unwrap();
+        let parameter = (Storage::new(8, allocator).unwrap().generation(), 3);
+        let need = |index| StepEvent::Need { index: SavedIndex(index) };
+        let remaining = |needs: [StepEvent; 2], written_after: usize, stays: [Vec<SavedBytesId>; 2]| {
+            let clock = IntervalClock::with_host_time(Arc::new(std::time::Instant::now));
+            let mut measured = Measured::new(Pass::Plain, std::iter::empty(), clock, 0);
+            for (at, event) in needs.into_iter().enumerate() {
+                if at == written_after {
+                    measured.write(parameter);
+                }
+                measured.events.push(event);
+            }
+            let [first, second] = stays;
+            // The second tensor is made from the first.
+            let mut makings = vec![
+                Some(Making { stays: first, ..Making::default() }),
+                Some(Making { stays: second, inputs: vec![SavedIndex(0)], ..Making::default() }),
+            ];
+            measured.remove_overwritten(&mut makings);
+            makings.iter().map(Option::is_some).collect::<Vec<_>>()
+        };
+        let backward = [need(1), need(0)];
+        assert_eq!(remaining(backward, 2, [vec![parameter], vec![parameter]]), [true, true]);
+        assert_eq!(remaining(backward, 1, [vec![parameter], vec![]]), [false, true]);
+        assert_eq!(remaining(backward, 1, [vec![], vec![parameter]]), [true, true]);
+        assert_eq!(remaining(backward, 0, [vec![], vec![parameter]]), [true, false]);
+        // The first tensor is needed before the write, but the second one is made from it after the write.
+        assert_eq!(remaining([need(0), need(1)], 1, [vec![parameter], vec![]]), [false, true]);
     }
 
     #[test]

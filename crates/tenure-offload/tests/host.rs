@@ -3,7 +3,7 @@
 
 use std::error::Error;
 use std::slice;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
@@ -238,6 +238,8 @@ struct Filled {
     id: SavedBytesId,
     number: u8,
     of: Option<(SavedBytesId, WeakStorage)>,
+    /// Whether the input was written to.
+    is_overwritten: Arc<AtomicBool>,
 }
 
 impl Recomputation for Filled {
@@ -252,6 +254,9 @@ impl Recomputation for Filled {
     fn run(&self, _: FindSaved<'_>) -> Result<Storage, Box<dyn Error + Send + Sync>> {
         if self.of.as_ref().is_some_and(|(_, of)| of.upgrade().is_none()) {
             return Err("what it is made of is gone".into());
+        }
+        if self.is_overwritten.load(Ordering::Relaxed) {
+            return Err("what it is made of was written to".into());
         }
         let again = storage(BYTES)?;
         fill(&again, self.number);
@@ -282,7 +287,10 @@ fn operations_are_told_of_that_a_plan_repeats_and_no_others() {
             repeated += u64::from(is_repeated);
             // Nothing that the other operation makes is saved.
             assert_eq!(is_other_told, number == 0);
-            let again = is_repeated.then(|| Arc::new(Filled { id, number: layer, of: None }) as Arc<dyn Recomputation>);
+            let again = is_repeated.then(|| {
+                Arc::new(Filled { id, number: layer, of: None, is_overwritten: Arc::default() })
+                    as Arc<dyn Recomputation>
+            });
             saved.push(engine.save(&out, 0, DType::U8, None, again, || format!("layer {layer}")).unwrap().unwrap());
         }
         for layer in (0..LAYERS as u8).rev() {
@@ -319,7 +327,8 @@ fn what_is_given_up_holds_what_it_is_made_of() {
                 fill(&out, number);
                 let id = (out.generation(), 0);
                 engine.operation(id, None);
-                let again = Some(Arc::new(Filled { id, number, of: of.clone() }) as Arc<dyn Recomputation>);
+                let again = Some(Arc::new(Filled { id, number, of: of.clone(), is_overwritten: Arc::default() })
+                    as Arc<dyn Recomputation>);
                 engine.save(&out, 0, DType::U8, None, again, || format!("layer {number}")).unwrap().unwrap()
             })
             .collect();
@@ -337,6 +346,53 @@ fn what_is_given_up_holds_what_it_is_made_of() {
     assert_eq!(take(true, true), (true, true, true));
     assert_eq!(take(true, false), (true, true, false));
     assert_eq!(take(false, false), (true, false, false));
+}
+
+#[test]
+fn nothing_is_recomputed_from_bytes_after_a_write_to_them() {
+    let _one = ONE.lock();
+    let engine = engine((LAYERS + 2) * BYTES / 2, 256 * MIB);
+    // A step in which the input of all layers is written to before the layer `written_at` is needed.
+    let take = |written_at: u64| {
+        let step = engine.begin(0, Pass::Budgeted).unwrap();
+        let seed = storage(1).unwrap();
+        let of = Some(((seed.generation(), 0), seed.downgrade()));
+        let is_overwritten = Arc::<AtomicBool>::default();
+        let mut saved: Vec<Arc<SavedHandle>> = (0..LAYERS as u8)
+            .map(|number| {
+                let out = storage(BYTES).unwrap();
+                fill(&out, number);
+                let id = (out.generation(), 0);
+                engine.operation(id, None);
+                let filled = Filled { id, number, of: of.clone(), is_overwritten: Arc::clone(&is_overwritten) };
+                let again = Some(Arc::new(filled) as Arc<dyn Recomputation>);
+                engine.save(&out, 0, DType::U8, None, again, || format!("layer {number}")).unwrap().unwrap()
+            })
+            .collect();
+        for layer in (0..LAYERS).rev() {
+            if layer == written_at {
+                engine.before_write(&seed, 0, None).unwrap();
+                is_overwritten.store(true, Ordering::Relaxed);
+            }
+            let out = engine.need(&saved.pop().unwrap(), None).unwrap();
+            let out = out.lock();
+            // SAFETY: the storage is not written to any more.
+            assert!(unsafe { out.as_slice() }.iter().all(|byte| u64::from(*byte) == layer));
+        }
+        step.finish().unwrap()
+    };
+    let early = LAYERS - 3;
+    assert!(!take(early).is_planned);
+    // Three layers are needed before the write. The others, which the budget has no room for, are spilled.
+    let report = take(early);
+    assert!(report.is_planned && report.spilled_bytes > 0 && report.recomputed_bytes <= 2 * BYTES, "{report:?}");
+
+    // Where a write comes earlier than it was measured, layers that were dropped come back before it.
+    engine.forget();
+    assert!(!take(0).is_planned);
+    let report = take(1);
+    assert!(report.is_planned && report.recomputed_bytes > 0, "{report:?}");
+    assert_eq!(take(LAYERS - 1).recomputed_bytes, report.recomputed_bytes);
 }
 
 #[test]

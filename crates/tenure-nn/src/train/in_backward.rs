@@ -17,7 +17,10 @@ use crate::{Parameter, Result, purpose};
 /// Runs backward from a loss and updates the parameters. Each gradient is freed after its use.
 pub(super) fn step(optimizer: &mut Optimizer, engine: &Engine, clip_norm: Option<f64>, loss: &Tensor) -> Result<()> {
     let Some(max_norm) = clip_norm else {
-        let _lent = LentOptimizer::new(optimizer, |optimizer, place, parameter| {
+        let engine = engine.clone();
+        let _lent = LentOptimizer::new(optimizer, move |optimizer, place, parameter| {
+            let stream = stream(parameter.device());
+            engine.before_write(parameter.storage(), parameter.version(), stream.as_ref()).map_err(tensor_error)?;
             optimizer.step_at(place)?;
             parameter.set_grad(None)?;
             Ok(())
