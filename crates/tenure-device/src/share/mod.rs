@@ -17,7 +17,7 @@
 //! # use std::sync::Arc;
 //! # use tenure_device::sim::{SimConfig, SimDriver};
 //! use tenure_device::share::{DaemonClient, DaemonConfig, MemoryDaemon, SharedPool};
-//! use tenure_device::{Access, Driver};
+//! use tenure_device::{AccessMode, Driver};
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let socket = folder.path().join("memory.sock");
@@ -29,8 +29,8 @@
 //! // In any other process of the same user:
 //! let client = Arc::new(DaemonClient::connect(daemon.socket())?);
 //! let pool = SharedPool::attach(client, device())?;
-//! let lease = pool.lease(0, 2 << 20, Access::ReadWrite)?;
-//! assert!(pool.lease(0, 2 << 20, Access::Read).is_err(), "a writer is alone");
+//! let lease = pool.lease(0, 2 << 20, AccessMode::ReadWrite)?;
+//! assert!(pool.lease(0, 2 << 20, AccessMode::Read).is_err(), "a writer is alone");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
