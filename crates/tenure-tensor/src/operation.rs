@@ -1,6 +1,6 @@
 //! The table of operations: each one is declared once, and Rust's methods, Python, C and the reference are made of it.
 //!
-//! [`operations!`] declares the operations of a file beside their implementations, as PyTorch's `native_functions.yaml`
+//! `operations!` declares the operations of a file beside their implementations, as PyTorch's `native_functions.yaml`
 //! does for ATen. Front ends read [`OPERATIONS`](crate::ops::OPERATIONS): names, parameters with defaults, documentation,
 //! and a function that takes any arguments.
 
