@@ -264,6 +264,25 @@ impl Recomputation for Filled {
     }
 }
 
+/// Saves layers that can be recomputed from the input `of`.
+fn save_layers(
+    engine: &Engine,
+    of: Option<&(SavedBytesId, WeakStorage)>,
+    is_overwritten: &Arc<AtomicBool>,
+) -> Vec<Arc<SavedHandle>> {
+    (0..LAYERS as u8)
+        .map(|number| {
+            let out = storage(BYTES).unwrap();
+            fill(&out, number);
+            let id = (out.generation(), 0);
+            engine.operation(id, None);
+            let filled = Filled { id, number, of: of.cloned(), is_overwritten: Arc::clone(is_overwritten) };
+            let again = Some(Arc::new(filled) as Arc<dyn Recomputation>);
+            engine.save(&out, 0, DType::U8, None, again, || format!("layer {number}")).unwrap().unwrap()
+        })
+        .collect()
+}
+
 #[test]
 fn operations_are_told_of_that_a_plan_repeats_and_no_others() {
     let _one = ONE.lock();
@@ -321,17 +340,7 @@ fn what_is_given_up_holds_what_it_is_made_of() {
         let mut seed = Some(storage(1).unwrap());
         let of = seed.as_ref().map(|seed| ((seed.generation(), 0), seed.downgrade()));
         seed.take_if(|_| !until_given_up);
-        let mut saved: Vec<Arc<SavedHandle>> = (0..LAYERS as u8)
-            .map(|number| {
-                let out = storage(BYTES).unwrap();
-                fill(&out, number);
-                let id = (out.generation(), 0);
-                engine.operation(id, None);
-                let again = Some(Arc::new(Filled { id, number, of: of.clone(), is_overwritten: Arc::default() })
-                    as Arc<dyn Recomputation>);
-                engine.save(&out, 0, DType::U8, None, again, || format!("layer {number}")).unwrap().unwrap()
-            })
-            .collect();
+        let mut saved = save_layers(&engine, of.as_ref(), &Arc::default());
         seed.take_if(|_| !until_needed);
         for number in (0..LAYERS as u8).rev() {
             let out = engine.need(&saved.pop().unwrap(), None).unwrap();
@@ -358,17 +367,7 @@ fn nothing_is_recomputed_from_bytes_after_a_write_to_them() {
         let seed = storage(1).unwrap();
         let of = Some(((seed.generation(), 0), seed.downgrade()));
         let is_overwritten = Arc::<AtomicBool>::default();
-        let mut saved: Vec<Arc<SavedHandle>> = (0..LAYERS as u8)
-            .map(|number| {
-                let out = storage(BYTES).unwrap();
-                fill(&out, number);
-                let id = (out.generation(), 0);
-                engine.operation(id, None);
-                let filled = Filled { id, number, of: of.clone(), is_overwritten: Arc::clone(&is_overwritten) };
-                let again = Some(Arc::new(filled) as Arc<dyn Recomputation>);
-                engine.save(&out, 0, DType::U8, None, again, || format!("layer {number}")).unwrap().unwrap()
-            })
-            .collect();
+        let mut saved = save_layers(&engine, of.as_ref(), &is_overwritten);
         for layer in (0..LAYERS).rev() {
             if layer == written_at {
                 engine.before_write(&seed, 0, None).unwrap();

@@ -435,7 +435,6 @@ macro_rules! rust {
     (Value) => { impl Into<$crate::Value<'a>> };
     (Scalar) => { impl Into<$crate::Scalar> };
     (Generator) => { &$crate::random::Generator };
-    (Option Value) => { Option<$crate::Value<'a>> };
     ($kind:ident $($inner:ident)?) => { $crate::operation::taken!($kind $($inner)?) };
 }
 

@@ -33,13 +33,13 @@ const ALL_COSTS: f64 = 1e15;
 /// A factor of the regression, shared by some kernels or accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Factor<'a> {
-    /// Of all kernels of one name.
+    /// The factor of all kernels of one name.
     Name(&'a str),
-    /// Of one single kernel.
+    /// The factor of a single kernel.
     Kernel(usize),
-    /// Of all accesses to a tier in one direction and of one size class.
+    /// The factor of all accesses of one size class to a tier in one direction.
     Accesses { tier: usize, is_write: bool, size: u32 },
-    /// Of all accesses to a tier in one direction of one tensor.
+    /// The factor of all accesses to one tensor in a tier in one direction.
     Tensor { tier: usize, is_write: bool, tensor: usize },
 }
 
