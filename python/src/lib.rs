@@ -17,6 +17,7 @@ mod purpose;
 mod recipe;
 mod sharing;
 mod switcher;
+mod tensor;
 mod torch;
 mod trace;
 mod weights_memory;
@@ -61,9 +62,21 @@ mod _native {
     #[pymodule_export]
     use crate::switcher::{SwitchedWeights, Switcher, divide_layers, keep_order, known_order};
     #[pymodule_export]
+    use crate::tensor::{
+        DTypeObject, DeviceObject, GeneratorObject, HookObject, NodeObject, TensorObject, asarray, attach_function,
+        backward, default_generator, dtype_named, enter_anomaly_mode, enter_gradient_mode, from_dlpack,
+        get_default_dtype, grad, is_grad_enabled, leave_setting, operation_functions, operation_table, promote_types,
+        rebuild_tensor, set_default_dtype, tensor,
+    };
+    #[pymodule_export]
     use crate::torch::{torch_api, torch_background, torch_configure, torch_memory_fraction};
     #[pymodule_export]
     use crate::trace::Trace;
+
+    #[pymodule_init]
+    fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        crate::tensor::add_to(module)
+    }
 }
 
 /// Serializes `value` as JSON.

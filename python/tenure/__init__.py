@@ -1,6 +1,8 @@
-"""A tensor memory runtime: PyTorch programs that hold no more GPU memory than they ask for.
+"""A tensor memory runtime: tensors with gradients, and PyTorch programs that hold no more GPU memory than they ask for.
 
 ========================  ============================================================================
+`tenure.Tensor`           tensors, and functions on them by PyTorch's names: `tenure.zeros`, `tenure.matmul`, ...
+`tenure.autograd`         gradients of tensors
 `tenure.torch`            stock PyTorch on Tenure's allocator
 `tenure.ray`              models on a Ray cluster, each request sent to a replica that has its model
 `tenure.devices`          the devices, the processes on them, and the links between them
@@ -13,24 +15,128 @@
 `tenure.torch` and `tenure.ray` must be imported by name, since they import PyTorch and Ray.
 """
 
-from tenure import memory, plan, trace
+import math as _math
+
+from tenure._operations import *  # noqa: F403
+from tenure._operations import __all__ as _operations
+
+# isort: split
+from tenure import autograd, memory, plan, trace
 from tenure._devices import Cpu, Device, Devices, Link, Process, devices
 from tenure._errors import DeviceError, Error, OutOfMemoryError, TraceError
 from tenure._native import VERSION as __version__
+from tenure._native import (
+    Generator,
+    Tensor,
+    asarray,
+    bfloat16,
+    bool,
+    default_generator,
+    device,
+    dtype,
+    float16,
+    float32,
+    float64,
+    from_dlpack,
+    get_default_dtype,
+    int8,
+    int16,
+    int32,
+    int64,
+    promote_types,
+    set_default_dtype,
+    tensor,
+    uint8,
+)
+from tenure.autograd import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+
+#: PyTorch's other names of dtypes.
+half, float, double = float16, float32, float64
+short, int, long = int16, int32, int64
+
+inf, nan, pi, e = _math.inf, _math.nan, _math.pi, _math.e
+newaxis = None
+
+
+def as_tensor(
+    data: object,
+    dtype: dtype | None = None,  # type: ignore[valid-type]
+    device: device | str | None = None,  # type: ignore[valid-type]
+) -> Tensor:
+    """Returns a tensor of an object's values, on the same memory if that is possible: `asarray`."""
+    return asarray(data, dtype=dtype, device=device)
+
+
+def from_numpy(array: object) -> Tensor:
+    """Returns a tensor on the memory of a NumPy array."""
+    return from_dlpack(array)
+
+
+def is_tensor(obj: object) -> bool:  # type: ignore[valid-type]
+    """Returns whether an object is a tensor."""
+    return isinstance(obj, Tensor)
+
+
+def manual_seed(seed: int) -> Generator:  # type: ignore[valid-type]
+    """Moves the default generator to the beginning of a seed's sequence, and returns it."""
+    return default_generator().manual_seed(seed)
+
 
 __all__ = [
+    *_operations,
     "Cpu",
     "Device",
     "DeviceError",
     "Devices",
     "Error",
+    "Generator",
     "Link",
     "OutOfMemoryError",
     "Process",
+    "Tensor",
     "TraceError",
     "__version__",
+    "as_tensor",
+    "asarray",
+    "autograd",
+    "bfloat16",
+    "bool",
+    "default_generator",
+    "device",
     "devices",
+    "double",
+    "dtype",
+    "e",
+    "enable_grad",
+    "float",
+    "float16",
+    "float32",
+    "float64",
+    "from_dlpack",
+    "from_numpy",
+    "get_default_dtype",
+    "half",
+    "inf",
+    "int",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "is_grad_enabled",
+    "is_tensor",
+    "long",
+    "manual_seed",
     "memory",
+    "nan",
+    "newaxis",
+    "no_grad",
+    "pi",
     "plan",
+    "promote_types",
+    "set_default_dtype",
+    "set_grad_enabled",
+    "short",
+    "tensor",
     "trace",
+    "uint8",
 ]

@@ -1,7 +1,7 @@
 """The exceptions, which are public as `tenure.Error` and so on."""
 
 
-class Error(Exception):
+class Error(RuntimeError):
     """An operation that Tenure refuses or fails to do. The message says what to try.
 
     Mistakes in arguments raise a `ValueError` or a `TypeError`, as everywhere in Python.

@@ -89,6 +89,8 @@ pub enum Kind {
     OptionalDType,
     /// A device.
     Device,
+    /// A device, or none.
+    OptionalDevice,
     /// A generator of random numbers, or none for the default one.
     Generator,
     /// The reduction of a loss: `none`, `mean` or `sum`.
@@ -169,6 +171,7 @@ impl fmt::Display for Kind {
             Self::DType => "a dtype",
             Self::OptionalDType => "a dtype or None",
             Self::Device => "a device",
+            Self::OptionalDevice => "a device or None",
             Self::Generator => "a generator or None",
             Self::Reduction => "\"none\", \"mean\" or \"sum\"",
         })
@@ -251,6 +254,7 @@ takes! {
     OptionalInt: optional isize;
     OptionalFloat: optional f64;
     OptionalDType: optional DType;
+    OptionalDevice: optional Device;
 }
 
 impl<'a> Take<'a> for Value<'a> {

@@ -124,6 +124,40 @@ operations! {
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
         addcdiv(input, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor;
     }
+    front_ends {
+        /// Divides by a tensor or number, and rounds the quotient: down if `rounding_mode` is `floor`, towards zero if it is
+        /// `trunc`.
+        ///
+        /// # Errors
+        /// Another `rounding_mode`; the errors of [`div`](crate::Tensor::div).
+        #[name(div)]
+        div_rounded(input: Tensor, other: Value, rounding_mode: Text) -> Tensor;
+
+        /// Computes the difference of this tensor and `alpha` times `other`, in one pass.
+        ///
+        /// # Errors
+        /// The errors of [`add_scaled`](crate::Tensor::add_scaled).
+        #[name(sub)]
+        sub_scaled(input: Tensor, other: Tensor, alpha: Scalar) -> Tensor = |input: &Tensor, other, alpha| {
+            input.add_scaled(other, negative(alpha))
+        };
+    }
+}
+
+fn div_rounded(input: &Tensor, other: Value<'_>, mode: &str) -> Result<Tensor> {
+    match mode {
+        "floor" => input.div_floor(other),
+        "trunc" => input.div_trunc(other),
+        _ => Err(TensorError::argument("div", format!("rounding_mode is \"floor\" or \"trunc\", not {mode:?}"))),
+    }
+}
+
+/// Returns the number with the other sign.
+fn negative(number: Scalar) -> Scalar {
+    match number {
+        Scalar::Float(number) => Scalar::Float(-number),
+        number => Scalar::Int(number.to_i64().wrapping_neg()),
+    }
 }
 
 fn add(input: &Tensor, other: Value<'_>) -> Result<Tensor> {

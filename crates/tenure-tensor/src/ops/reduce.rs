@@ -96,6 +96,34 @@ operations! {
         /// The errors of [`mean`](Self::mean).
         logsumexp(input, dim: Ints, keepdim: Bool = false) -> Tensor;
     }
+    front_ends {
+        /// Computes [`sum`](crate::Tensor::sum) of the elements in another dtype.
+        ///
+        /// # Errors
+        /// The errors of the operation, in that dtype.
+        #[name(sum)]
+        sum_as(input: Tensor, dim: Ints = [], keepdim: Bool = false, dtype: DType) -> Tensor = |input: &Tensor, dim, keepdim, dtype| {
+            input.to_dtype(dtype)?.sum(dim, keepdim)
+        };
+
+        /// Computes [`mean`](crate::Tensor::mean) of the elements in another dtype.
+        ///
+        /// # Errors
+        /// The errors of the operation, in that dtype.
+        #[name(mean)]
+        mean_as(input: Tensor, dim: Ints = [], keepdim: Bool = false, dtype: DType) -> Tensor = |input: &Tensor, dim, keepdim, dtype| {
+            input.to_dtype(dtype)?.mean(dim, keepdim)
+        };
+
+        /// Computes [`prod`](crate::Tensor::prod) of the elements in another dtype.
+        ///
+        /// # Errors
+        /// The errors of the operation, in that dtype.
+        #[name(prod)]
+        prod_as(input: Tensor, dim: Ints = [], keepdim: Bool = false, dtype: DType) -> Tensor = |input: &Tensor, dim, keepdim, dtype| {
+            input.to_dtype(dtype)?.prod(dim, keepdim)
+        };
+    }
 }
 
 fn sum(input: &Tensor, dims: &[isize], keep: bool) -> Result<Tensor> {

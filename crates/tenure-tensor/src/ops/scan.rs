@@ -32,6 +32,25 @@ operations! {
         /// The dimension does not exist.
         cumprod(input, dim: Int) -> Tensor;
     }
+    front_ends {
+        /// Computes [`cumsum`](crate::Tensor::cumsum) of the elements in another dtype.
+        ///
+        /// # Errors
+        /// The errors of the operation, in that dtype.
+        #[name(cumsum)]
+        cumsum_as(input: Tensor, dim: Int, dtype: DType) -> Tensor = |input: &Tensor, dim, dtype| {
+            input.to_dtype(dtype)?.cumsum(dim)
+        };
+
+        /// Computes [`cumprod`](crate::Tensor::cumprod) of the elements in another dtype.
+        ///
+        /// # Errors
+        /// The errors of the operation, in that dtype.
+        #[name(cumprod)]
+        cumprod_as(input: Tensor, dim: Int, dtype: DType) -> Tensor = |input: &Tensor, dim, dtype| {
+            input.to_dtype(dtype)?.cumprod(dim)
+        };
+    }
 }
 
 fn cumsum(input: &Tensor, dim: isize) -> Result<Tensor> {

@@ -29,6 +29,25 @@ operations! {
         /// The errors of [`softmax`](Self::softmax).
         log_softmax(input, dim: Int) -> Tensor;
     }
+    front_ends {
+        /// Computes [`softmax`](crate::Tensor::softmax) of the elements in another dtype.
+        ///
+        /// # Errors
+        /// The errors of the operation, in that dtype.
+        #[name(softmax)]
+        softmax_as(input: Tensor, dim: Int, dtype: DType) -> Tensor = |input: &Tensor, dim, dtype| {
+            input.to_dtype(dtype)?.softmax(dim)
+        };
+
+        /// Computes [`log_softmax`](crate::Tensor::log_softmax) of the elements in another dtype.
+        ///
+        /// # Errors
+        /// The errors of the operation, in that dtype.
+        #[name(log_softmax)]
+        log_softmax_as(input: Tensor, dim: Int, dtype: DType) -> Tensor = |input: &Tensor, dim, dtype| {
+            input.to_dtype(dtype)?.log_softmax(dim)
+        };
+    }
 }
 
 fn softmax(input: &Tensor, dim: isize) -> Result<Tensor> {

@@ -86,6 +86,42 @@ operations! {
         /// Too many elements, or no memory.
         ones(size: Sizes, dtype: DType = DType::F32, device: Device = Device::CPU) -> Tensor;
     }
+    front_ends {
+        /// Returns an uninitialised tensor of the same sizes and memory order, in another dtype or on another device.
+        ///
+        /// # Errors
+        /// No memory.
+        #[name(empty_like)]
+        empty_like_as(input: Tensor, dtype: Option<DType> = None, device: Option<Device> = None) -> Tensor;
+
+        /// Returns a tensor of the same sizes in another dtype or on another device, filled with `fill_value`.
+        ///
+        /// # Errors
+        /// No memory; a value that does not fit an integer dtype.
+        #[name(full_like)]
+        full_like_as(
+            input: Tensor,
+            fill_value: Scalar,
+            dtype: Option<DType> = None,
+            device: Option<Device> = None,
+        ) -> Tensor;
+
+        /// Returns a tensor of zeros of the same sizes, in another dtype or on another device.
+        ///
+        /// # Errors
+        /// No memory.
+        #[name(zeros_like)]
+        zeros_like_as(input: Tensor, dtype: Option<DType> = None, device: Option<Device> = None) -> Tensor =
+            |input, dtype, device| full_like_as(input, 0.into(), dtype, device);
+
+        /// Returns a tensor of ones of the same sizes, in another dtype or on another device.
+        ///
+        /// # Errors
+        /// No memory.
+        #[name(ones_like)]
+        ones_like_as(input: Tensor, dtype: Option<DType> = None, device: Option<Device> = None) -> Tensor =
+            |input, dtype, device| full_like_as(input, 1.into(), dtype, device);
+    }
 }
 
 fn empty(sizes: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
@@ -109,6 +145,18 @@ fn ones(sizes: &[usize], dtype: DType, device: Device) -> Result<Tensor> {
 
 fn empty_like(input: &Tensor) -> Result<Tensor> {
     Tensor::empty_strided(dense_like(input.sizes(), Some(input.layout()))?, input.dtype(), input.device())
+}
+
+fn empty_like_as(input: &Tensor, dtype: Option<DType>, device: Option<Device>) -> Result<Tensor> {
+    let layout = dense_like(input.sizes(), Some(input.layout()))?;
+    Tensor::empty_strided(layout, dtype.unwrap_or(input.dtype()), device.unwrap_or(input.device()))
+}
+
+fn full_like_as(input: &Tensor, value: Scalar, dtype: Option<DType>, device: Option<Device>) -> Result<Tensor> {
+    let _op = entered("full_like");
+    let tensor = empty_like_as(input, dtype, device)?;
+    tensor.fill_raw("full_like", value)?;
+    Ok(tensor)
 }
 
 fn full_like(input: &Tensor, value: Scalar) -> Result<Tensor> {

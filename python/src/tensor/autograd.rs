@@ -1,0 +1,398 @@
+//! Gradients: the backward pass, hooks, and operations whose formulas are written in Python.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple, PyWeakrefReference};
+use tenure::tensor::autograd::{self, Anomaly, BackwardOptions, GradMode, HookHandle, Node, SavedHandle};
+use tenure::tensor::{AutogradError, Tensor, TensorError};
+
+use super::{TensorObject, convert, exception, wrapped};
+
+/// The node name of errors that stand for an exception of Python code.
+const RAISED_IN_PYTHON: &str = "Python";
+
+thread_local! {
+    /// The exception that Python code raised within a backward pass of this thread.
+    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+    /// The settings that this thread has entered and not left.
+    static SETTINGS: RefCell<HashMap<u64, Setting>> = RefCell::default();
+    static ENTERED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A setting of a thread, which holds until it is dropped.
+#[expect(dead_code, reason = "the guards act when they are dropped")]
+enum Setting {
+    GradientMode(GradMode),
+    Anomaly(Anomaly),
+}
+
+/// Keeps an exception until the pass in which it was raised returns, and returns an error that stands for it.
+fn raised(error: PyErr) -> TensorError {
+    let reason = error.to_string();
+    RAISED.set(Some(error));
+    AutogradError::Other { node: RAISED_IN_PYTHON.to_owned(), reason }.into()
+}
+
+/// Returns the exception that an error stands for, if Python code raised one.
+pub(super) fn take_raised(error: &TensorError) -> Option<PyErr> {
+    match error {
+        TensorError::Autograd(AutogradError::Other { node, .. }) if node == RAISED_IN_PYTHON => RAISED.take(),
+        _ => None,
+    }
+}
+
+fn enter(setting: Setting) -> u64 {
+    let number = ENTERED.get() + 1;
+    ENTERED.set(number);
+    SETTINGS.with_borrow_mut(|settings| settings.insert(number, setting));
+    number
+}
+
+/// Switches this thread's recording of graphs on or off. Returns the number to leave the setting with.
+#[pyfunction]
+pub(crate) fn enter_gradient_mode(enabled: bool) -> u64 {
+    enter(Setting::GradientMode(GradMode::enter(enabled)))
+}
+
+/// Makes this thread's backward passes raise an error when a gradient has a NaN. Returns the number to leave with.
+#[pyfunction]
+pub(crate) fn enter_anomaly_mode() -> u64 {
+    enter(Setting::Anomaly(Anomaly::detect()))
+}
+
+/// Leaves a setting of this thread.
+#[pyfunction]
+pub(crate) fn leave_setting(number: u64) {
+    drop(SETTINGS.with_borrow_mut(|settings| settings.remove(&number)));
+}
+
+/// Returns whether this thread's operations record a graph for backward.
+#[pyfunction]
+pub(crate) fn is_grad_enabled() -> bool {
+    autograd::is_grad_enabled()
+}
+
+/// A recorded operation: the function that computes the gradients of its inputs.
+#[pyclass(frozen, name = "Node", module = "tenure.autograd")]
+pub(crate) struct NodeObject {
+    node: Arc<Node>,
+}
+
+#[pymethods]
+impl NodeObject {
+    /// Returns the name of the operation.
+    fn name(&self) -> &str {
+        self.node.name()
+    }
+
+    /// For each input, the node that its gradient goes to, or `None`, and the number of that node's output.
+    #[getter]
+    fn next_functions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let next = self.node.next().map(|next| match next {
+            Some((node, output)) => (Some(Self { node: Arc::clone(node) }), output),
+            None => (None, 0),
+        });
+        PyTuple::new(py, next.collect::<Vec<_>>())
+    }
+
+    fn __eq__(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.node, &other.node)
+    }
+
+    fn __hash__(&self) -> usize {
+        Arc::as_ptr(&self.node).addr() >> 4
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<{} node>", self.node.name())
+    }
+}
+
+/// A hook that was registered. `remove` removes it.
+#[pyclass(frozen, name = "RemovableHandle", module = "tenure.autograd")]
+pub(crate) struct HookObject {
+    handle: HookHandle,
+}
+
+#[pymethods]
+impl HookObject {
+    /// Removes the hook.
+    fn remove(&self) {
+        self.handle.remove();
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_arguments))]
+    fn __exit__(&self, _arguments: &Bound<'_, PyTuple>) {
+        self.remove();
+    }
+}
+
+/// Converts tensors and `None`s.
+fn optional_tensors(objects: &Bound<'_, PyAny>) -> PyResult<Vec<Option<Tensor>>> {
+    let mut tensors = Vec::new();
+    for object in objects.try_iter()? {
+        let object = object?;
+        tensors.push(match convert::tensor(&object) {
+            Some(tensor) => Some(tensor),
+            None if object.is_none() => None,
+            None => return Err(not_a_tensor(&object)),
+        });
+    }
+    Ok(tensors)
+}
+
+fn tensors(objects: &Bound<'_, PyAny>) -> PyResult<Vec<Tensor>> {
+    let mut tensors = Vec::new();
+    for object in objects.try_iter()? {
+        let object = object?;
+        tensors.push(convert::tensor(&object).ok_or_else(|| not_a_tensor(&object))?);
+    }
+    Ok(tensors)
+}
+
+fn not_a_tensor(object: &Bound<'_, PyAny>) -> PyErr {
+    let name = object.get_type().name().map_or_else(|_| "an object".to_owned(), |name| name.to_string());
+    PyTypeError::new_err(format!("a tensor is needed, not {name}"))
+}
+
+/// Adds the gradients of `outputs` to the leaves that they were computed from, or to `inputs` alone.
+#[pyfunction]
+pub(crate) fn backward(
+    py: Python<'_>,
+    outputs: &Bound<'_, PyAny>,
+    grads: &Bound<'_, PyAny>,
+    retain_graph: bool,
+    create_graph: bool,
+    inputs: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let outputs = tensors(outputs)?;
+    let grads = optional_tensors(grads)?;
+    let inputs = inputs.map(tensors).transpose()?;
+    let options = BackwardOptions { retain_graph, create_graph, allow_unused: true };
+    py.detach(|| {
+        let outputs: Vec<&Tensor> = outputs.iter().collect();
+        let grads: Vec<Option<&Tensor>> = grads.iter().map(Option::as_ref).collect();
+        let Some(inputs) = &inputs else { return autograd::backward(&outputs, &grads, options) };
+        let inputs: Vec<&Tensor> = inputs.iter().collect();
+        for (input, grad) in inputs.iter().zip(autograd::grad(&outputs, &inputs, &grads, options)?) {
+            let Some(grad) = grad else { continue };
+            let sum = match input.grad() {
+                Some(old) => {
+                    if create_graph {
+                        old.add(&grad)?
+                    } else {
+                        autograd::no_grad(|| old.add(&grad))?
+                    }
+                }
+                None => grad,
+            };
+            input.set_grad(Some(sum))?;
+        }
+        Ok(())
+    })
+    .map_err(exception)
+}
+
+/// Returns the gradients of `outputs` with respect to `inputs`; `None` for an input that no output depends on.
+#[pyfunction]
+pub(crate) fn grad<'py>(
+    py: Python<'py>,
+    outputs: &Bound<'py, PyAny>,
+    inputs: &Bound<'py, PyAny>,
+    grads: &Bound<'py, PyAny>,
+    retain_graph: bool,
+    create_graph: bool,
+    allow_unused: bool,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let outputs = tensors(outputs)?;
+    let inputs = tensors(inputs)?;
+    let grads = optional_tensors(grads)?;
+    let options = BackwardOptions { retain_graph, create_graph, allow_unused };
+    let found = py.detach(|| {
+        let outputs: Vec<&Tensor> = outputs.iter().collect();
+        let inputs: Vec<&Tensor> = inputs.iter().collect();
+        let grads: Vec<Option<&Tensor>> = grads.iter().map(Option::as_ref).collect();
+        autograd::grad(&outputs, &inputs, &grads, options)
+    });
+    let found = found.map_err(exception)?.into_iter().map(|grad| grad.map(TensorObject::from));
+    PyTuple::new(py, found.collect::<Vec<_>>())
+}
+
+/// Makes `outputs` the results of an operation on `inputs` whose formula is a Python function. It is called with the
+/// saved tensors and with the gradients of the outputs, `None` where nothing depends on an output, and returns a
+/// gradient or `None` for each input.
+#[pyfunction]
+pub(crate) fn attach_function(
+    name: String,
+    outputs: &Bound<'_, PyAny>,
+    inputs: &Bound<'_, PyAny>,
+    saved: &Bound<'_, PyAny>,
+    formula: Py<PyAny>,
+) -> PyResult<()> {
+    let outputs = tensors(outputs)?;
+    let inputs = tensors(inputs)?;
+    let saved = optional_tensors(saved)?;
+    let output_refs: Vec<&Tensor> = outputs.iter().collect();
+    let input_refs: Vec<&Tensor> = inputs.iter().collect();
+    autograd::attach_all(&output_refs, name, &input_refs, |saver| {
+        let mut handles: Vec<Option<SavedHandle>> = Vec::with_capacity(saved.len());
+        for tensor in &saved {
+            handles.push(match tensor {
+                None => None,
+                Some(tensor) => Some(match outputs.iter().position(|output| output.is_same(tensor)) {
+                    Some(output) => saver.save_output(tensor, output)?,
+                    None => saver.save(tensor)?,
+                }),
+            });
+        }
+        let count = outputs.len();
+        Ok(move |context: &autograd::Context<'_>| {
+            let mut saved = Vec::with_capacity(handles.len());
+            for handle in &handles {
+                saved.push(handle.map(|handle| context.unpack(handle)).transpose()?);
+            }
+            let grads: Vec<_> = (0..count).map(|output| context.grad_if_any(output).cloned()).collect();
+            let given = Python::attach(|py| {
+                let saved = PyList::new(py, saved.into_iter().map(|tensor| tensor.map(TensorObject::from)))?;
+                let grads = PyList::new(py, grads.into_iter().map(|grad| grad.map(TensorObject::from)))?;
+                optional_tensors(&formula.bind(py).call1((saved, grads))?)
+            });
+            Ok(given.map_err(raised)?.into_iter().collect())
+        })
+    })
+    .map_err(exception)
+}
+
+#[pymethods]
+impl TensorObject {
+    /// Whether gradients with respect to this tensor are computed.
+    #[getter]
+    fn requires_grad(&self) -> bool {
+        self.tensor().requires_grad()
+    }
+
+    #[setter]
+    fn set_requires_grad(&self, requires_grad: bool) -> PyResult<()> {
+        self.tensor().requires_grad_(requires_grad).map(drop).map_err(exception)
+    }
+
+    /// Sets whether gradients with respect to this leaf are computed, and returns the tensor.
+    #[pyo3(signature = (requires_grad = true))]
+    fn requires_grad_(slf: Bound<'_, Self>, requires_grad: bool) -> PyResult<Bound<'_, Self>> {
+        slf.get().set_requires_grad(requires_grad)?;
+        Ok(slf)
+    }
+
+    /// The sum of the gradients that `backward` computed, or `None`.
+    #[getter]
+    fn grad<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, Self>>> {
+        self.tensor().grad().map(|grad| wrapped(py, grad)).transpose()
+    }
+
+    #[setter]
+    fn set_grad(&self, py: Python<'_>, grad: Option<&Self>) -> PyResult<()> {
+        let grad = grad.map(Self::tensor);
+        let tensor = self.tensor();
+        py.detach(|| tensor.set_grad(grad).map(drop)).map_err(exception)
+    }
+
+    /// The operation that made this tensor; `None` for a leaf.
+    #[getter]
+    fn grad_fn(&self) -> Option<NodeObject> {
+        self.tensor().grad_fn().map(|node| NodeObject { node })
+    }
+
+    /// Whether no operation with a gradient made this tensor.
+    #[getter]
+    fn is_leaf(&self) -> bool {
+        self.tensor().is_leaf()
+    }
+
+    /// Adds the gradients of this tensor to the leaves that it was computed from.
+    ///
+    /// Parameters
+    /// ----------
+    /// gradient : Tensor, default None
+    ///     The gradient of this tensor; by default 1, for a tensor of one element.
+    /// retain_graph : bool, default None
+    ///     Whether the graph can be gone through again; by default, if `create_graph`.
+    /// create_graph : bool, default False
+    ///     Whether the gradients are differentiable themselves.
+    /// inputs : sequence of Tensor, default None
+    ///     The tensors whose gradients are added to; by default all leaves.
+    #[pyo3(signature = (gradient = None, retain_graph = None, create_graph = false, inputs = None))]
+    fn backward<'py>(
+        slf: &Bound<'py, Self>,
+        gradient: Option<&Bound<'py, Self>>,
+        retain_graph: Option<bool>,
+        create_graph: bool,
+        inputs: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<()> {
+        let py = slf.py();
+        let inputs = match inputs {
+            Some(inputs) if inputs.cast::<Self>().is_ok() => Some(PyTuple::new(py, [inputs])?.into_any()),
+            inputs => inputs.cloned(),
+        };
+        let outputs = PyTuple::new(py, [slf])?;
+        let grads = PyTuple::new(py, [gradient])?;
+        backward(py, &outputs, &grads, retain_graph.unwrap_or(create_graph), create_graph, inputs.as_ref())
+    }
+
+    /// Returns a tensor of the same elements, on the same storage, that passes no gradient on.
+    fn detach<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, Self>> {
+        wrapped(py, self.tensor().detach())
+    }
+
+    /// Makes this tensor a leaf that requires no gradient, and returns it.
+    fn detach_(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        let detached = slf.get().tensor().detach();
+        *slf.get().tensor.write() = detached;
+        slf
+    }
+
+    /// Makes `backward` keep the gradient of this tensor in `grad`, though it is no leaf.
+    fn retain_grad(&self) -> PyResult<()> {
+        self.tensor().retain_grad().map_err(exception)
+    }
+
+    /// Calls `hook` with every gradient with respect to this tensor. A tensor that the hook returns takes its place.
+    fn register_hook(&self, hook: Py<PyAny>) -> PyResult<HookObject> {
+        let handle = self.tensor().register_hook(move |grad| {
+            Python::attach(|py| {
+                let result = hook.bind(py).call1((TensorObject::from(grad.clone()),))?;
+                match convert::tensor(&result) {
+                    None if !result.is_none() => Err(not_a_tensor(&result)),
+                    other => Ok(other),
+                }
+            })
+            .map_err(raised)
+        });
+        Ok(HookObject { handle: handle.map_err(exception)? })
+    }
+
+    /// Calls `hook` with this leaf when `backward` has added to its gradient, once in a pass.
+    fn register_post_accumulate_grad_hook(slf: &Bound<'_, Self>, hook: Py<PyAny>) -> PyResult<HookObject> {
+        // The hook gets this very object, as long as it lives, so that programs can look the leaf up.
+        let this = PyWeakrefReference::new(slf)?.unbind();
+        let handle = slf.get().tensor().register_post_accumulate_grad_hook(move |leaf| {
+            Python::attach(|py| {
+                use pyo3::types::PyWeakrefMethods;
+                let object = match this.bind(py).upgrade() {
+                    Some(object) => object,
+                    None => wrapped(py, leaf.clone())?.into_any(),
+                };
+                hook.bind(py).call1((object,)).map(drop)
+            })
+            .map_err(raised)
+        });
+        Ok(HookObject { handle: handle.map_err(exception)? })
+    }
+}

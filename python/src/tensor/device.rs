@@ -1,0 +1,89 @@
+//! `tenure.device`: the place of a tensor's elements.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::prelude::*;
+use tenure::core::Device;
+
+use super::convert;
+
+/// A device, such as ``device("cpu")``, ``device("cuda:1")`` or ``device("cuda", 1)``.
+#[pyclass(frozen, eq, name = "device", module = "tenure")]
+#[derive(PartialEq)]
+pub(crate) struct DeviceObject {
+    device: Device,
+}
+
+impl DeviceObject {
+    pub(super) fn new(device: Device) -> Self {
+        Self { device }
+    }
+
+    pub(super) fn device(&self) -> Device {
+        self.device
+    }
+}
+
+/// Returns the device of a name.
+pub(super) fn parsed(name: &str) -> PyResult<Device> {
+    name.parse().map_err(|error: tenure::core::DeviceError| PyRuntimeError::new_err(error.to_string()))
+}
+
+/// Returns the CUDA device of a number.
+pub(super) fn numbered(number: i64) -> PyResult<Device> {
+    let index = u8::try_from(number);
+    index
+        .map(Device::cuda)
+        .map_err(|_| PyRuntimeError::new_err(format!("{number} is no device's number: 0 is the first")))
+}
+
+#[pymethods]
+impl DeviceObject {
+    #[new]
+    #[pyo3(signature = (r#type, index = None))]
+    fn new_object(r#type: &Bound<'_, PyAny>, index: Option<i64>) -> PyResult<Self> {
+        let device = convert::device(r#type)?
+            .ok_or_else(|| PyTypeError::new_err("a device is given by a name, a number or another device"))?;
+        match index {
+            None => Ok(Self { device }),
+            Some(0) if device.is_cpu() => Ok(Self { device }),
+            Some(index) if device == Device::cuda(0) => Ok(Self { device: numbered(index)? }),
+            Some(index) => Err(PyRuntimeError::new_err(format!("device {device} cannot have the index {index}"))),
+        }
+    }
+
+    /// The kind: ``"cpu"`` or ``"cuda"``.
+    #[getter]
+    fn r#type(&self) -> &'static str {
+        self.device.kind().name()
+    }
+
+    /// The number among the devices of its kind; `None` for the CPU.
+    #[getter]
+    fn index(&self) -> Option<u8> {
+        (!self.device.is_cpu()).then(|| self.device.index())
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.device.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __repr__(&self) -> String {
+        match self.index() {
+            Some(index) => format!("device(type='{}', index={index})", self.r#type()),
+            None => format!("device(type='{}')", self.r#type()),
+        }
+    }
+
+    fn __str__(&self) -> String {
+        self.device.to_string()
+    }
+
+    fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<(Py<PyAny>, (String,))> {
+        Ok((slf.get_type().into_any().unbind(), (slf.get().device.to_string(),)))
+    }
+}

@@ -1,0 +1,114 @@
+//! `tenure.dtype`: the types of a tensor's elements.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use tenure::core::DType;
+
+use super::convert;
+use crate::errors::complaint;
+
+/// The type of a tensor's elements, such as `tenure.float32`.
+#[pyclass(frozen, name = "dtype", module = "tenure")]
+pub(crate) struct DTypeObject {
+    dtype: DType,
+}
+
+impl DTypeObject {
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype
+    }
+}
+
+/// The dtype that floating-point tensors are created with, as a position in [`DType::ALL`].
+static DEFAULT: AtomicU8 = AtomicU8::new(DType::F32 as u8);
+
+/// Returns the dtype that floating-point tensors are created with.
+pub(super) fn default_dtype() -> DType {
+    DType::ALL[usize::from(DEFAULT.load(Ordering::Relaxed))]
+}
+
+/// Returns the one object of a dtype.
+pub(super) fn object(py: Python<'_>, dtype: DType) -> PyResult<Py<DTypeObject>> {
+    static OBJECTS: [PyOnceLock<Py<DTypeObject>>; DType::ALL.len()] = [const { PyOnceLock::new() }; DType::ALL.len()];
+    let made = OBJECTS[dtype as usize].get_or_try_init(py, || Py::new(py, DTypeObject { dtype }))?;
+    Ok(made.clone_ref(py))
+}
+
+#[pymethods]
+impl DTypeObject {
+    /// The number of bytes of an element.
+    #[getter]
+    fn itemsize(&self) -> usize {
+        self.dtype.size()
+    }
+
+    /// Whether the elements are floating-point numbers.
+    #[getter]
+    fn is_floating_point(&self) -> bool {
+        self.dtype.is_floating()
+    }
+
+    /// Whether the elements are complex numbers, which Tenure does not have.
+    #[getter]
+    fn is_complex(&self) -> bool {
+        false
+    }
+
+    /// Whether the elements can be negative.
+    #[getter]
+    fn is_signed(&self) -> bool {
+        !matches!(self.dtype, DType::Bool | DType::U8)
+    }
+
+    /// The name without `tenure.`.
+    #[getter]
+    fn name(&self) -> &'static str {
+        self.dtype.name()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("tenure.{}", self.dtype.name())
+    }
+
+    fn __reduce__(&self, py: Python<'_>) -> PyResult<(Py<PyAny>, (&'static str,))> {
+        Ok((py.import("tenure._native")?.getattr("dtype_named")?.unbind(), (self.dtype.name(),)))
+    }
+}
+
+/// Returns the dtype of a name, such as `float32`.
+#[pyfunction]
+pub(crate) fn dtype_named(py: Python<'_>, name: &str) -> PyResult<Py<DTypeObject>> {
+    let dtype = name.parse().map_err(|error: tenure::core::DTypeError| complaint(error.to_string()))?;
+    object(py, dtype)
+}
+
+/// Returns the dtype that floating-point tensors are created with.
+#[pyfunction]
+pub(crate) fn get_default_dtype(py: Python<'_>) -> PyResult<Py<DTypeObject>> {
+    object(py, default_dtype())
+}
+
+/// Sets the dtype that floating-point tensors are created with.
+///
+/// Parameters
+/// ----------
+/// d : dtype
+///     A floating-point dtype.
+#[pyfunction]
+pub(crate) fn set_default_dtype(d: &Bound<'_, PyAny>) -> PyResult<()> {
+    match convert::dtype(d).filter(|dtype| dtype.is_floating()) {
+        Some(dtype) => {
+            DEFAULT.store(dtype as u8, Ordering::Relaxed);
+            Ok(())
+        }
+        None => Err(pyo3::exceptions::PyTypeError::new_err("the default dtype must be a floating-point dtype")),
+    }
+}
+
+/// Returns the dtype that the elements of two dtypes promote to.
+#[pyfunction]
+pub(crate) fn promote_types(py: Python<'_>, type1: &DTypeObject, type2: &DTypeObject) -> PyResult<Py<DTypeObject>> {
+    object(py, type1.dtype.promote(type2.dtype))
+}

@@ -1,0 +1,36 @@
+//! The named tuples of operations with several results, as PyTorch's `torch.return_types`.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+/// Returns the names of an operation's results; `None` if they have none.
+pub(super) fn fields(operation: &str) -> Option<&'static [&'static str]> {
+    match operation {
+        "max" | "min" | "sort" | "topk" | "kthvalue" | "median" | "nanmedian" | "mode" | "cummax" | "cummin" => {
+            Some(&["values", "indices"])
+        }
+        _ => None,
+    }
+}
+
+/// Returns a tuple of results with the names that the operation gives them.
+pub(super) fn named<'py>(operation: &'static str, results: Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
+    static TYPES: LazyLock<Mutex<HashMap<&'static str, Py<PyAny>>>> = LazyLock::new(Mutex::default);
+    let Some(fields) = fields(operation) else { return Ok(results.into_any()) };
+    let py = results.py();
+    let known = TYPES.lock().unwrap_or_else(PoisonError::into_inner).get(operation).map(|kind| kind.clone_ref(py));
+    let kind = match known {
+        Some(kind) => kind,
+        None => {
+            let kind = py.import("collections")?.call_method1("namedtuple", (operation, fields))?;
+            kind.setattr("__module__", "tenure.return_types")?;
+            let kind = kind.unbind();
+            let mut types = TYPES.lock().unwrap_or_else(PoisonError::into_inner);
+            types.entry(operation).or_insert(kind).clone_ref(py)
+        }
+    };
+    kind.bind(py).call1(results)
+}
