@@ -64,9 +64,9 @@ mod _native {
     #[pymodule_export]
     use crate::tensor::{
         DTypeObject, DeviceObject, GeneratorObject, HookObject, NodeObject, TensorObject, asarray, attach_function,
-        backward, default_generator, dtype_named, enter_anomaly_mode, enter_gradient_mode, from_dlpack,
-        get_default_dtype, grad, is_grad_enabled, leave_setting, operation_functions, operation_table, promote_types,
-        rebuild_tensor, set_default_dtype, tensor,
+        backward, check_gradients, checkpoint, default_generator, dtype_named, enter_anomaly_mode, enter_gradient_mode,
+        enter_saved_tensors_hooks, from_dlpack, get_default_dtype, grad, is_grad_enabled, leave_setting,
+        operation_functions, operation_table, promote_types, rebuild_tensor, set_default_dtype, tensor,
     };
     #[pymodule_export]
     use crate::torch::{torch_api, torch_background, torch_configure, torch_memory_fraction};

@@ -17,12 +17,16 @@ __all__ = [
     "Node",
     "RemovableHandle",
     "backward",
+    "checkpoint",
     "detect_anomaly",
     "enable_grad",
     "grad",
+    "gradcheck",
+    "gradgradcheck",
     "is_grad_enabled",
     "no_grad",
     "once_differentiable",
+    "saved_tensors_hooks",
     "set_grad_enabled",
 ]
 
@@ -124,6 +128,101 @@ class detect_anomaly(_Setting):
 
     def _enter(self) -> int:
         return _native.enter_anomaly_mode()
+
+
+class saved_tensors_hooks(_Setting):
+    """Tensors that backward needs are kept in the form that `pack_hook` returns.
+
+    Parameters
+    ----------
+    pack_hook : callable
+        Gets a tensor, and returns any object in its place. It must not modify the tensor.
+    unpack_hook : callable
+        Gets such an object, and returns the tensor. It may be called several times.
+    """
+
+    def __init__(self, pack_hook: Callable[[Tensor], Any], unpack_hook: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self._hooks = (pack_hook, unpack_hook)
+
+    def _enter(self) -> int:
+        return _native.enter_saved_tensors_hooks(*self._hooks)
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Runs a function, and keeps its tensor arguments rather than the tensors that backward needs.
+
+    Backward runs the function again, with the same random numbers, which takes time rather than memory. The function
+    must do the same each time.
+
+    Parameters
+    ----------
+    function : callable
+    *args, **kwargs
+        Its arguments. Gradients go to those of `args` that are tensors.
+
+    Returns
+    -------
+    The function's result: a tensor, or a tuple of tensors.
+    """
+    is_tensor = [isinstance(arg, Tensor) for arg in args]
+    is_tuple = False
+
+    def run(*tensors: Tensor) -> Any:
+        nonlocal is_tuple
+        given = iter(tensors)
+        result = function(*(next(given) if here else arg for here, arg in zip(is_tensor, args, strict=True)), **kwargs)
+        is_tuple = not isinstance(result, Tensor)
+        return result
+
+    # The graph keeps the tensors; this function only has to keep the other arguments.
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    args = tuple(None if isinstance(arg, Tensor) else arg for arg in args)
+    results = _native.checkpoint(run, tensors)
+    return results if is_tuple else results[0]
+
+
+def gradcheck(
+    func: Callable[..., Any],
+    inputs: Tensor | Sequence[Tensor],
+    *,
+    eps: float = 1e-6,
+    atol: float = 1e-5,
+    rtol: float = 1e-3,
+) -> bool:
+    """Compares the gradients of a function with finite differences.
+
+    Parameters
+    ----------
+    func : callable
+        A function of the inputs that returns a tensor or a sequence of tensors.
+    inputs : Tensor or sequence of Tensor
+        Tensors of `float64`; those that require a gradient are checked.
+    eps : float, default 1e-6
+        The amount that is added to and subtracted from an element.
+    atol, rtol : float
+        The tolerances of a gradient: absolute, and relative to the finite difference.
+
+    Raises
+    ------
+    Error
+        A gradient and its finite difference differ; the message says which, and both values.
+    """
+    _native.check_gradients(func, _sequence(inputs), eps, atol, rtol, False)
+    return True
+
+
+def gradgradcheck(
+    func: Callable[..., Any],
+    inputs: Tensor | Sequence[Tensor],
+    *,
+    eps: float = 1e-6,
+    atol: float = 1e-5,
+    rtol: float = 1e-3,
+) -> bool:
+    """Compares the gradients of a function's gradients with finite differences, as `gradcheck` does."""
+    _native.check_gradients(func, _sequence(inputs), eps, atol, rtol, True)
+    return True
 
 
 def _sequence(tensors: Tensor | Sequence[Any]) -> Sequence[Any]:

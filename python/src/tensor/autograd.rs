@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple, PyWeakrefReference};
-use tenure::tensor::autograd::{self, Anomaly, BackwardOptions, GradMode, HookHandle, Node, SavedHandle};
+use pyo3::types::PyTuple;
+use tenure::tensor::autograd::{self, Anomaly, BackwardOptions, GradMode, Node, SavedHooks};
 use tenure::tensor::{AutogradError, Tensor, TensorError};
 
 use super::{TensorObject, convert, exception, wrapped};
@@ -28,10 +28,11 @@ thread_local! {
 enum Setting {
     GradientMode(GradMode),
     Anomaly(Anomaly),
+    SavedTensorsHooks(SavedHooks),
 }
 
 /// Keeps an exception until the pass in which it was raised returns, and returns an error that stands for it.
-fn raised(error: PyErr) -> TensorError {
+pub(super) fn raised(error: PyErr) -> TensorError {
     let reason = error.to_string();
     RAISED.set(Some(error));
     AutogradError::Other { node: RAISED_IN_PYTHON.to_owned(), reason }.into()
@@ -62,6 +63,26 @@ pub(crate) fn enter_gradient_mode(enabled: bool) -> u64 {
 #[pyfunction]
 pub(crate) fn enter_anomaly_mode() -> u64 {
     enter(Setting::Anomaly(Anomaly::detect()))
+}
+
+/// Makes this thread's operations keep the tensors that backward needs in the form that `pack` returns; `unpack` returns
+/// a tensor from it. Returns the number to leave with.
+#[pyfunction]
+pub(crate) fn enter_saved_tensors_hooks(pack: Py<PyAny>, unpack: Py<PyAny>) -> u64 {
+    let hooks = SavedHooks::enter(
+        move |tensor, _| {
+            Python::attach(|py| Ok(pack.bind(py).call1((TensorObject::from(tensor.clone()),))?.unbind()))
+                .map_err(raised)
+        },
+        move |packed: &Py<PyAny>| {
+            Python::attach(|py| {
+                let unpacked = unpack.bind(py).call1((packed,))?;
+                convert::tensor(&unpacked).ok_or_else(|| not_a_tensor(&unpacked))
+            })
+            .map_err(raised)
+        },
+    );
+    enter(Setting::SavedTensorsHooks(hooks))
 }
 
 /// Leaves a setting of this thread.
@@ -112,31 +133,8 @@ impl NodeObject {
     }
 }
 
-/// A hook that was registered. `remove` removes it.
-#[pyclass(frozen, name = "RemovableHandle", module = "tenure.autograd")]
-pub(crate) struct HookObject {
-    handle: HookHandle,
-}
-
-#[pymethods]
-impl HookObject {
-    /// Removes the hook.
-    fn remove(&self) {
-        self.handle.remove();
-    }
-
-    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
-        slf
-    }
-
-    #[pyo3(signature = (*_arguments))]
-    fn __exit__(&self, _arguments: &Bound<'_, PyTuple>) {
-        self.remove();
-    }
-}
-
 /// Converts tensors and `None`s.
-fn optional_tensors(objects: &Bound<'_, PyAny>) -> PyResult<Vec<Option<Tensor>>> {
+pub(super) fn optional_tensors(objects: &Bound<'_, PyAny>) -> PyResult<Vec<Option<Tensor>>> {
     let mut tensors = Vec::new();
     for object in objects.try_iter()? {
         let object = object?;
@@ -149,7 +147,7 @@ fn optional_tensors(objects: &Bound<'_, PyAny>) -> PyResult<Vec<Option<Tensor>>>
     Ok(tensors)
 }
 
-fn tensors(objects: &Bound<'_, PyAny>) -> PyResult<Vec<Tensor>> {
+pub(super) fn tensors(objects: &Bound<'_, PyAny>) -> PyResult<Vec<Tensor>> {
     let mut tensors = Vec::new();
     for object in objects.try_iter()? {
         let object = object?;
@@ -158,7 +156,7 @@ fn tensors(objects: &Bound<'_, PyAny>) -> PyResult<Vec<Tensor>> {
     Ok(tensors)
 }
 
-fn not_a_tensor(object: &Bound<'_, PyAny>) -> PyErr {
+pub(super) fn not_a_tensor(object: &Bound<'_, PyAny>) -> PyErr {
     let name = object.get_type().name().map_or_else(|_| "an object".to_owned(), |name| name.to_string());
     PyTypeError::new_err(format!("a tensor is needed, not {name}"))
 }
@@ -224,51 +222,6 @@ pub(crate) fn grad<'py>(
     });
     let found = found.map_err(exception)?.into_iter().map(|grad| grad.map(TensorObject::from));
     PyTuple::new(py, found.collect::<Vec<_>>())
-}
-
-/// Makes `outputs` the results of an operation on `inputs` whose formula is a Python function. It is called with the
-/// saved tensors and with the gradients of the outputs, `None` where nothing depends on an output, and returns a
-/// gradient or `None` for each input.
-#[pyfunction]
-pub(crate) fn attach_function(
-    name: String,
-    outputs: &Bound<'_, PyAny>,
-    inputs: &Bound<'_, PyAny>,
-    saved: &Bound<'_, PyAny>,
-    formula: Py<PyAny>,
-) -> PyResult<()> {
-    let outputs = tensors(outputs)?;
-    let inputs = tensors(inputs)?;
-    let saved = optional_tensors(saved)?;
-    let output_refs: Vec<&Tensor> = outputs.iter().collect();
-    let input_refs: Vec<&Tensor> = inputs.iter().collect();
-    autograd::attach_all(&output_refs, name, &input_refs, |saver| {
-        let mut handles: Vec<Option<SavedHandle>> = Vec::with_capacity(saved.len());
-        for tensor in &saved {
-            handles.push(match tensor {
-                None => None,
-                Some(tensor) => Some(match outputs.iter().position(|output| output.is_same(tensor)) {
-                    Some(output) => saver.save_output(tensor, output)?,
-                    None => saver.save(tensor)?,
-                }),
-            });
-        }
-        let count = outputs.len();
-        Ok(move |context: &autograd::Context<'_>| {
-            let mut saved = Vec::with_capacity(handles.len());
-            for handle in &handles {
-                saved.push(handle.map(|handle| context.unpack(handle)).transpose()?);
-            }
-            let grads: Vec<_> = (0..count).map(|output| context.grad_if_any(output).cloned()).collect();
-            let given = Python::attach(|py| {
-                let saved = PyList::new(py, saved.into_iter().map(|tensor| tensor.map(TensorObject::from)))?;
-                let grads = PyList::new(py, grads.into_iter().map(|grad| grad.map(TensorObject::from)))?;
-                optional_tensors(&formula.bind(py).call1((saved, grads))?)
-            });
-            Ok(given.map_err(raised)?.into_iter().collect())
-        })
-    })
-    .map_err(exception)
 }
 
 #[pymethods]
@@ -361,38 +314,5 @@ impl TensorObject {
     /// Makes `backward` keep the gradient of this tensor in `grad`, though it is no leaf.
     fn retain_grad(&self) -> PyResult<()> {
         self.tensor().retain_grad().map_err(exception)
-    }
-
-    /// Calls `hook` with every gradient with respect to this tensor. A tensor that the hook returns takes its place.
-    fn register_hook(&self, hook: Py<PyAny>) -> PyResult<HookObject> {
-        let handle = self.tensor().register_hook(move |grad| {
-            Python::attach(|py| {
-                let result = hook.bind(py).call1((TensorObject::from(grad.clone()),))?;
-                match convert::tensor(&result) {
-                    None if !result.is_none() => Err(not_a_tensor(&result)),
-                    other => Ok(other),
-                }
-            })
-            .map_err(raised)
-        });
-        Ok(HookObject { handle: handle.map_err(exception)? })
-    }
-
-    /// Calls `hook` with this leaf when `backward` has added to its gradient, once in a pass.
-    fn register_post_accumulate_grad_hook(slf: &Bound<'_, Self>, hook: Py<PyAny>) -> PyResult<HookObject> {
-        // The hook gets this very object, as long as it lives, so that programs can look the leaf up.
-        let this = PyWeakrefReference::new(slf)?.unbind();
-        let handle = slf.get().tensor().register_post_accumulate_grad_hook(move |leaf| {
-            Python::attach(|py| {
-                use pyo3::types::PyWeakrefMethods;
-                let object = match this.bind(py).upgrade() {
-                    Some(object) => object,
-                    None => wrapped(py, leaf.clone())?.into_any(),
-                };
-                hook.bind(py).call1((object,)).map(drop)
-            })
-            .map_err(raised)
-        });
-        Ok(HookObject { handle: handle.map_err(exception)? })
     }
 }

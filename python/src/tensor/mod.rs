@@ -7,29 +7,37 @@ mod data;
 mod device;
 mod dlpack;
 mod dtype;
+mod function;
 mod functions;
 mod generator;
+mod held;
 mod indexing;
 mod operators;
 mod results;
 
 pub(crate) use autograd::{
-    HookObject, NodeObject, attach_function, backward, enter_anomaly_mode, enter_gradient_mode, grad, is_grad_enabled,
+    NodeObject, backward, enter_anomaly_mode, enter_gradient_mode, enter_saved_tensors_hooks, grad, is_grad_enabled,
     leave_setting,
 };
 pub(crate) use data::{asarray, tensor};
 pub(crate) use device::DeviceObject;
 pub(crate) use dlpack::from_dlpack;
 pub(crate) use dtype::{DTypeObject, dtype_named, get_default_dtype, promote_types, set_default_dtype};
+pub(crate) use function::{attach_function, check_gradients, checkpoint};
 pub(crate) use functions::{operation_functions, operation_table};
 pub(crate) use generator::{GeneratorObject, default_generator};
+pub(crate) use held::HookObject;
 
-use parking_lot::RwLock;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
 use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
 use tenure::core::{DType, Device, MemoryFormat};
 use tenure::tensor::{Tensor, TensorError};
+
+use held::HeldObject;
 
 /// A multi-dimensional array of elements of one dtype on one device, with its gradient.
 ///
@@ -39,6 +47,8 @@ use tenure::tensor::{Tensor, TensorError};
 pub(crate) struct TensorObject {
     /// The tensor. Only `data = ...` replaces it.
     tensor: RwLock<Tensor>,
+    /// The Python objects that the tensor's graph holds.
+    held: Mutex<Vec<Arc<HeldObject>>>,
 }
 
 impl TensorObject {
@@ -49,7 +59,7 @@ impl TensorObject {
 
 impl From<Tensor> for TensorObject {
     fn from(tensor: Tensor) -> Self {
-        Self { tensor: RwLock::new(tensor) }
+        Self { tensor: RwLock::new(tensor), held: Mutex::default() }
     }
 }
 

@@ -164,6 +164,13 @@ impl Tensor {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
+    /// Returns whether this is the only handle to the tensor, and to the node of the operation that made it.
+    pub fn is_only_handle(&self) -> bool {
+        // The edge that is looked at is a second handle to the node.
+        Arc::strong_count(&self.inner) == 1
+            && self.inner.meta.edge().is_none_or(|edge| Arc::strong_count(&edge.node) == 2)
+    }
+
     /// Returns a number that no other tensor has while this one is alive, for use as a key.
     pub fn id(&self) -> usize {
         Arc::as_ptr(&self.inner).addr()
