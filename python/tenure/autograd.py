@@ -229,7 +229,9 @@ def _sequence(tensors: Tensor | Sequence[Any]) -> Sequence[Any]:
     return (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
 
 
-def _gradients(outputs: Sequence[Tensor], gradients: Tensor | Sequence[Tensor | None] | None) -> Sequence[Tensor | None]:
+def _gradients(
+    outputs: Sequence[Tensor], gradients: Tensor | Sequence[Tensor | None] | None
+) -> Sequence[Tensor | None]:
     found = [None] * len(outputs) if gradients is None else _sequence(gradients)
     if len(found) != len(outputs):
         raise ValueError(f"{len(found)} gradients were given for {len(outputs)} tensors")
@@ -402,7 +404,9 @@ class Function:
             and not any(result is marked for marked in context._non_differentiable)
         ]
         inputs = [index for index, arg in enumerate(args) if isinstance(arg, Tensor)]
-        shapes = [(result.shape, result.dtype, result.device) if isinstance(result, Tensor) else None for result in results]
+        shapes = [
+            (result.shape, result.dtype, result.device) if isinstance(result, Tensor) else None for result in results
+        ]
 
         def formula(saved: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
             given: list[Tensor | None] = [None] * len(shapes)

@@ -345,16 +345,17 @@ def test_a_context_that_refers_to_its_result_is_freed() -> None:
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Tensor:
-            ctx.result = y
+            ctx.result = results[0]
             return grad * 2
 
     x = leaf(1.0)
-    y = Keeping.apply(x)
-    y.sum().backward(retain_graph=True)
+    results = [Keeping.apply(x)]
+    results[0].sum().backward(retain_graph=True)
     contexts = [held for held in gc.get_objects() if isinstance(held, tenure.autograd.FunctionContext)]
     ends = [weakref.ref(context.watched) for context in contexts if hasattr(context, "watched")]
     assert len(ends) == 1
-    del contexts, y
+    del contexts
+    results.clear()
     gc.collect()
     assert ends[0]() is None
 

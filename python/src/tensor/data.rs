@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PySequence, PyString, PyTuple};
+use pyo3::types::{PyList, PySequence, PyString};
 use tenure::core::{DType, Device};
 use tenure::tensor::{Scalar, Tensor};
 
@@ -62,11 +62,7 @@ impl Elements {
         if object.cast::<PyString>().is_ok() {
             return Err(PyTypeError::new_err("a tensor is made of numbers, not of strings"));
         }
-        let is_sequence = object.cast::<PyList>().is_ok()
-            || object.cast::<PyTuple>().is_ok()
-            || convert::tensor(object).is_some()
-            || object.cast::<PySequence>().is_ok()
-            || object.hasattr("__len__")? && object.hasattr("__getitem__")?;
+        let is_sequence = object.cast::<PySequence>().is_ok() || convert::tensor(object).is_some();
         if !is_sequence {
             let text =
                 format!("a tensor is made of numbers and sequences of them, not of {}", object.get_type().name()?);
