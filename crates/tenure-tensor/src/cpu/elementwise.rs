@@ -175,7 +175,14 @@ fn through_buffers<const N: usize>(
     range: std::ops::Range<usize>,
     block: &(dyn Fn([*mut u8; N], usize) + Sync),
 ) {
-    let mut buffers: [BlockBuffers; N] = array::from_fn(|_| BlockBuffers::new());
+    // The memory is neither set nor moved: for small tensors that would take longer than the rest.
+    let mut elements = [const { MaybeUninit::<BlockBuffer>::uninit() }; N];
+    let mut lanes = [const { MaybeUninit::<BlockBuffer>::uninit() }; N];
+    let mut buffers: [BlockBuffers; N] = array::from_fn(|port| BlockBuffers {
+        elements: elements[port].as_mut_ptr().cast(),
+        lane: lanes[port].as_mut_ptr().cast(),
+        repeated: (std::ptr::null_mut(), 0),
+    });
     let inner = ports[0].inner();
     // Within a run along the densest dimension, more operands can be used in place. If all can, the run is one block.
     let longest = if inner >= BLOCK && ports.iter().all(Port::is_run) { inner } else { BLOCK };
@@ -198,10 +205,10 @@ fn through_buffers<const N: usize>(
     }
 }
 
-/// An operand's memory for a block: its elements, and the same converted to the lane's type.
+/// An operand's memory for a block: its elements, and the same converted to the lane's type. Each is a [`BlockBuffer`].
 struct BlockBuffers {
-    elements: MaybeUninit<BlockBuffer>,
-    lane: MaybeUninit<BlockBuffer>,
+    elements: *mut u8,
+    lane: *mut u8,
     /// The address of the one value that the buffers are filled with, if they are, and how often.
     repeated: (*mut u8, usize),
 }
@@ -209,21 +216,6 @@ struct BlockBuffers {
 #[repr(align(64))]
 struct BlockBuffer {
     _bytes: [u8; BLOCK * size_of::<u64>()],
-}
-
-impl BlockBuffers {
-    #[inline(always)]
-    fn new() -> Self {
-        Self { elements: MaybeUninit::uninit(), lane: MaybeUninit::uninit(), repeated: (std::ptr::null_mut(), 0) }
-    }
-
-    fn elements(&mut self) -> *mut u8 {
-        self.elements.as_mut_ptr().cast()
-    }
-
-    fn lane(&mut self) -> *mut u8 {
-        self.lane.as_mut_ptr().cast()
-    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -313,7 +305,7 @@ impl<'a> Port<'a> {
 
     /// Returns elements `at..at + n` of an input as the lane's type.
     fn load(&self, at: usize, n: usize, buffers: &mut BlockBuffers) -> *mut u8 {
-        let buffer = buffers.elements();
+        let buffer = buffers.elements;
         if let Some(place) = self.repeated(at, n) {
             let (before, length) = buffers.repeated;
             if before != place || length < n {
@@ -321,12 +313,12 @@ impl<'a> Port<'a> {
                 unsafe {
                     strided(self.width).gather(place, 0, buffer, n);
                     if let Some(cast) = self.cast {
-                        cast(buffer, buffers.lane(), n);
+                        cast(buffer, buffers.lane, n);
                     }
                 }
                 buffers.repeated = (place, n);
             }
-            return if self.cast.is_some() { buffers.lane() } else { buffer };
+            return if self.cast.is_some() { buffers.lane } else { buffer };
         }
         buffers.repeated = (std::ptr::null_mut(), 0);
         let in_place = self.in_place(at, n).filter(|_| !self.is_output || self.cast.is_some());
@@ -340,22 +332,22 @@ impl<'a> Port<'a> {
         }
         let Some(cast) = self.cast else { return elements };
         // SAFETY: there are `n` elements of the operand's dtype, and the buffer holds as many of the lane's.
-        unsafe { cast(elements, buffers.lane(), n) };
-        buffers.lane()
+        unsafe { cast(elements, buffers.lane, n) };
+        buffers.lane
     }
 
     /// Returns where to write elements `at..at + n` of the output, as the lane's type.
     fn target(&self, at: usize, n: usize, buffers: &mut BlockBuffers) -> *mut u8 {
-        if self.cast.is_some() { buffers.lane() } else { self.in_place(at, n).unwrap_or(buffers.elements()) }
+        if self.cast.is_some() { buffers.lane } else { self.in_place(at, n).unwrap_or(buffers.elements) }
     }
 
     /// Moves elements that were written to [`target`](Self::target) to the output's memory.
     fn store(&self, at: usize, n: usize, buffers: &mut BlockBuffers) {
         let run = self.in_place(at, n);
-        let elements = run.unwrap_or(buffers.elements());
+        let elements = run.unwrap_or(buffers.elements);
         if let Some(cast) = self.cast {
             // SAFETY: `n` elements of the lane's type were written, and `elements` has room for as many.
-            unsafe { cast(buffers.lane(), elements, n) };
+            unsafe { cast(buffers.lane, elements, n) };
         }
         if run.is_none() {
             let copy = strided(self.width);
