@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
@@ -32,6 +31,10 @@ __all__ = [
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+_NO_CODE = (lambda: None).__code__
+#: The flag of code that makes a generator. `inspect`, which has it too, takes long to import.
+_GENERATOR = 0x20
 
 
 class _Setting:
@@ -64,7 +67,7 @@ class _Setting:
             finally:
                 _native.leave_setting(number)
 
-        if inspect.isgeneratorfunction(function):
+        if getattr(function, "__code__", _NO_CODE).co_flags & _GENERATOR:
             raise TypeError("a generator cannot be decorated: use the setting within it")
         return decorated
 

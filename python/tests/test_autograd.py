@@ -97,6 +97,14 @@ def test_no_graph_is_recorded_within_no_grad() -> None:
     assert tenure.is_grad_enabled()
 
 
+def test_a_generator_is_not_decorated() -> None:
+    with pytest.raises(TypeError, match="generator"):
+
+        @tenure.no_grad()
+        def values() -> Any:
+            yield 1
+
+
 def test_settings_belong_to_their_thread() -> None:
     enabled = []
     with tenure.no_grad():
