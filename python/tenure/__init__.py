@@ -3,6 +3,8 @@
 ========================  ============================================================================
 `tenure.Tensor`           tensors, and functions on them by PyTorch's names: `tenure.zeros`, `tenure.matmul`, ...
 `tenure.autograd`         gradients of tensors
+`tenure.data`             data sets, samplers, and a loader of batches with worker processes
+`tenure.random`           the seed and the state of random numbers
 `tenure.torch`            stock PyTorch on Tenure's allocator
 `tenure.ray`              models on a Ray cluster, each request sent to a replica that has its model
 `tenure.devices`          the devices, the processes on them, and the links between them
@@ -21,7 +23,8 @@ from tenure._operations import *  # noqa: F403
 from tenure._operations import __all__ as _operations
 
 # isort: split
-from tenure import autograd, memory, plan, trace
+from tenure import autograd, data, memory, plan, random, trace
+from tenure._buffers import frombuffer
 from tenure._devices import Cpu, Device, Devices, Link, Process, devices
 from tenure._errors import DeviceError, Error, OutOfMemoryError, TraceError
 from tenure._native import VERSION as __version__
@@ -49,6 +52,7 @@ from tenure._native import (
     uint8,
 )
 from tenure.autograd import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from tenure.random import get_rng_state, initial_seed, manual_seed, seed, set_rng_state
 
 #: PyTorch's other names of dtypes.
 half, float, double = float16, float32, float64
@@ -77,11 +81,6 @@ def is_tensor(obj: object) -> bool:  # type: ignore[valid-type]
     return isinstance(obj, Tensor)
 
 
-def manual_seed(seed: int) -> Generator:  # type: ignore[valid-type]
-    """Moves the default generator to the beginning of a seed's sequence, and returns it."""
-    return default_generator().manual_seed(seed)
-
-
 __all__ = [
     *_operations,
     "Cpu",
@@ -101,6 +100,7 @@ __all__ = [
     "autograd",
     "bfloat16",
     "bool",
+    "data",
     "default_generator",
     "device",
     "devices",
@@ -114,9 +114,12 @@ __all__ = [
     "float64",
     "from_dlpack",
     "from_numpy",
+    "frombuffer",
     "get_default_dtype",
+    "get_rng_state",
     "half",
     "inf",
+    "initial_seed",
     "int",
     "int8",
     "int16",
@@ -133,8 +136,11 @@ __all__ = [
     "pi",
     "plan",
     "promote_types",
+    "random",
+    "seed",
     "set_default_dtype",
     "set_grad_enabled",
+    "set_rng_state",
     "short",
     "tensor",
     "trace",
