@@ -5,6 +5,7 @@
 `tenure.autograd`         gradients of tensors
 `tenure.data`             data sets, samplers, and a loader of batches with worker processes
 `tenure.random`           the seed and the state of random numbers
+`tenure.safetensors`      tensors in files, and `tenure.save` and `tenure.load` of state dicts
 `tenure.torch`            stock PyTorch on Tenure's allocator
 `tenure.ray`              models on a Ray cluster, each request sent to a replica that has its model
 `tenure.devices`          the devices, the processes on them, and the links between them
@@ -23,7 +24,7 @@ from tenure._operations import *  # noqa: F403
 from tenure._operations import __all__ as _operations
 
 # isort: split
-from tenure import autograd, data, memory, plan, random, trace
+from tenure import autograd, data, memory, plan, random, safetensors, trace
 from tenure._buffers import frombuffer
 from tenure._devices import Cpu, Device, Devices, Link, Process, devices
 from tenure._errors import DeviceError, Error, OutOfMemoryError, TraceError
@@ -53,6 +54,7 @@ from tenure._native import (
 )
 from tenure.autograd import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from tenure.random import get_rng_state, initial_seed, manual_seed, seed, set_rng_state
+from tenure.safetensors import load, save
 
 #: PyTorch's other names of dtypes.
 half, float, double = float16, float32, float64
@@ -127,6 +129,7 @@ __all__ = [
     "int64",
     "is_grad_enabled",
     "is_tensor",
+    "load",
     "long",
     "manual_seed",
     "memory",
@@ -137,6 +140,8 @@ __all__ = [
     "plan",
     "promote_types",
     "random",
+    "safetensors",
+    "save",
     "seed",
     "set_default_dtype",
     "set_grad_enabled",
