@@ -113,7 +113,7 @@ class ChainDataset(IterableDataset[_T_co]):
             yield from dataset
 
     def __len__(self) -> int:
-        return sum(len(dataset) for dataset in self.datasets)  # type: ignore[arg-type]
+        return sum(len(dataset) for dataset in self.datasets)  # type: ignore[arg-type, misc]
 
 
 class Subset(Dataset[_T_co]):
