@@ -6,6 +6,7 @@
 `tenure.data`             data sets, samplers, and a loader of batches with worker processes
 `tenure.random`           the seed and the state of random numbers
 `tenure.safetensors`      tensors in files, and `tenure.save` and `tenure.load` of state dicts
+`tenure.nn`               layers and models
 `tenure.torch`            stock PyTorch on Tenure's allocator
 `tenure.ray`              models on a Ray cluster, each request sent to a replica that has its model
 `tenure.devices`          the devices, the processes on them, and the links between them
@@ -21,10 +22,10 @@
 import math as _math
 
 from tenure._operations import *  # noqa: F403
-from tenure._operations import __all__ as _operations
+from tenure._operations import __all__ as _operation_names
 
 # isort: split
-from tenure import autograd, data, memory, plan, random, safetensors, trace
+from tenure import autograd, data, memory, nn, plan, random, safetensors, trace
 from tenure._buffers import frombuffer
 from tenure._devices import Cpu, Device, Devices, Link, Process, devices
 from tenure._errors import DeviceError, Error, OutOfMemoryError, TraceError
@@ -84,7 +85,7 @@ def is_tensor(obj: object) -> bool:  # type: ignore[valid-type]
 
 
 __all__ = [
-    *_operations,
+    *_operation_names,
     "Cpu",
     "Device",
     "DeviceError",
@@ -135,6 +136,7 @@ __all__ = [
     "memory",
     "nan",
     "newaxis",
+    "nn",
     "no_grad",
     "pi",
     "plan",

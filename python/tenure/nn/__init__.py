@@ -1,0 +1,19 @@
+"""Layers and models, by the names of `torch.nn`.
+
+=================================  ================================================
+`tenure.nn.Module`                 the base of layers and models
+`tenure.nn.Linear` and so on       layers
+`tenure.nn.functional`             functions of layers
+`tenure.nn.init`                   initial values of parameters
+`tenure.nn.utils`                  norms of gradients, and parameters as a vector
+=================================  ================================================
+"""
+
+from tenure.nn import functional, init, utils
+from tenure.nn.activation import *  # noqa: F403
+from tenure.nn.containers import *  # noqa: F403
+from tenure.nn.conv import *  # noqa: F403
+from tenure.nn.linear import *  # noqa: F403
+from tenure.nn.module import Module
+from tenure.nn.norm import *  # noqa: F403
+from tenure.nn.parameter import Buffer, Parameter

@@ -1,0 +1,5 @@
+"""Functions of layers, by the names and parameters of `torch.nn.functional`."""
+
+from tenure.nn.functional.activation import *  # noqa: F403
+from tenure.nn.functional.linear import *  # noqa: F403
+from tenure.nn.functional.normalization import *  # noqa: F403
