@@ -361,3 +361,110 @@ def test_lists_of_modules_change_as_lists() -> None:
     assert isinstance(modules[-2], nn.ReLU) and isinstance(modules[:1], nn.ModuleList)
     with pytest.raises(IndexError, match="out of range"):
         _ = modules[2]
+
+
+MORE_LAYERS: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
+    ("MaxPool1d", dict(kernel_size=3, stride=2, padding=1), (2, 4, 9)),
+    ("MaxPool2d", dict(kernel_size=(3, 2), dilation=(1, 2), ceil_mode=True), (2, 3, 7, 8)),
+    ("MaxPool3d", dict(kernel_size=2), (1, 2, 4, 5, 4)),
+    ("AvgPool1d", dict(kernel_size=3), (2, 4, 9)),
+    ("AvgPool2d", dict(kernel_size=3, stride=2, padding=1, count_include_pad=False), (2, 3, 7, 8)),
+    ("AvgPool2d", dict(kernel_size=2, divisor_override=3), (2, 3, 7, 8)),
+    ("AvgPool3d", dict(kernel_size=2), (1, 2, 4, 5, 4)),
+    ("AdaptiveAvgPool1d", dict(output_size=3), (2, 4, 7)),
+    ("AdaptiveAvgPool2d", dict(output_size=(None, 3)), (2, 4, 7, 5)),
+    ("AdaptiveAvgPool3d", dict(output_size=2), (1, 2, 4, 5, 3)),
+    ("AdaptiveMaxPool1d", dict(output_size=3), (2, 4, 7)),
+    ("AdaptiveMaxPool2d", dict(output_size=(2, 3)), (2, 4, 7, 5)),
+    ("AdaptiveMaxPool3d", dict(output_size=2), (1, 2, 4, 5, 3)),
+    ("Flatten", dict(), (2, 3, 4)),
+    ("Unflatten", dict(dim=1, unflattened_size=(2, 3)), (2, 6, 4)),
+    ("PixelShuffle", dict(upscale_factor=2), (2, 8, 3, 4)),
+    ("PixelUnshuffle", dict(downscale_factor=2), (2, 2, 4, 6)),
+    ("ChannelShuffle", dict(groups=2), (2, 6, 3)),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments", "sizes"), MORE_LAYERS, ids=str)
+def test_a_layer_without_parameters_computes_as_pytorchs(
+    name: str, arguments: dict[str, Any], sizes: tuple[int, ...]
+) -> None:
+    compare(getattr(nn, name)(**arguments), getattr(torch.nn, name)(**arguments), given(*sizes))
+
+
+@pytest.mark.parametrize("padding", [None, -2])
+def test_embeddings_compute_as_pytorchs(padding: int | None) -> None:
+    ours, theirs = nn.Embedding(5, 3, padding), torch.nn.Embedding(5, 3, padding)
+    assert padding is None or ours.weight[padding].tolist() == [0.0] * 3
+    compare(ours, theirs, torch.tensor([[1, 3], [3, 0]]))
+
+
+@pytest.mark.parametrize("name", ["Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout"])
+def test_dropout_drops_its_share_in_training_alone(name: str) -> None:
+    tenure.manual_seed(0)
+    layer = getattr(nn, name)(0.3)
+    assert repr(layer) == repr(getattr(torch.nn, name)(0.3))
+    x = tenure.ones(40, 50, 2, 2, 2)
+    kept = layer(x)
+    dropped = kept.ne(kept.max()).to(tenure.float32).mean().item()
+    assert dropped == pytest.approx(0.3, abs=0.05)
+    if name.endswith("d"):
+        channels = kept.flatten(0, -int(name[-2]) - 1).flatten(1)
+        assert tenure.equal(channels.amax(1), channels.amin(1))
+    assert layer.eval()(x).eq(1).all().item()
+
+
+def classes() -> Any:
+    return torch.tensor([1, 0, 3])
+
+
+def signs(*sizes: int) -> Any:
+    return given(*sizes, seed=9).sign()
+
+
+def shares(*sizes: int) -> Any:
+    return given(*sizes, seed=9).softmax(-1)
+
+
+WEIGHTS = [0.5, 1.0, 2.0, 0.7]
+LOSSES: list[tuple[str, dict[str, Any], Any]] = [
+    ("L1Loss", {}, lambda: (given(3, 4), given(3, 4, seed=2))),
+    ("MSELoss", {}, lambda: (given(3, 4), given(3, 4, seed=2))),
+    ("SmoothL1Loss", {"beta": 0.5}, lambda: (given(3, 4), given(3, 4, seed=2))),
+    ("HuberLoss", {"delta": 0.5}, lambda: (given(3, 4), given(3, 4, seed=2))),
+    ("CrossEntropyLoss", {"label_smoothing": 0.1, "weight": WEIGHTS}, lambda: (given(3, 4), classes())),
+    ("CrossEntropyLoss", {"ignore_index": 0}, lambda: (given(3, 4), classes())),
+    ("NLLLoss", {"weight": WEIGHTS}, lambda: (given(3, 4), classes())),
+    ("BCELoss", {}, lambda: (given(3, 4).sigmoid(), shares(3, 4))),
+    ("BCEWithLogitsLoss", {"pos_weight": WEIGHTS}, lambda: (given(3, 4), shares(3, 4))),
+    ("KLDivLoss", {}, lambda: (given(3, 4), shares(3, 4))),
+    ("KLDivLoss", {"log_target": True}, lambda: (given(3, 4), shares(3, 4))),
+    ("PoissonNLLLoss", {"full": True}, lambda: (given(3, 4), shares(3, 4) * 4)),
+    ("GaussianNLLLoss", {"full": True}, lambda: (given(3, 4), given(3, 4, seed=2), shares(3, 4))),
+    ("MarginRankingLoss", {"margin": 0.2}, lambda: (given(3), given(3, seed=2), signs(3))),
+    ("HingeEmbeddingLoss", {}, lambda: (given(3, 4), signs(3, 4))),
+    ("SoftMarginLoss", {}, lambda: (given(3, 4), signs(3, 4))),
+    ("MultiLabelSoftMarginLoss", {"weight": WEIGHTS}, lambda: (given(3, 4), shares(3, 4))),
+    ("CosineEmbeddingLoss", {"margin": 0.1}, lambda: (given(3, 4), given(3, 4, seed=2), signs(3))),
+    ("TripletMarginLoss", {"swap": True}, lambda: (given(3, 4), given(3, 4, seed=2), given(3, 4, seed=3))),
+]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none", "batchmean"])
+@pytest.mark.parametrize(("name", "settings", "inputs"), LOSSES, ids=str)
+def test_a_loss_is_pytorchs(name: str, settings: dict[str, Any], inputs: Any, reduction: str) -> None:
+    if reduction == "batchmean" and name != "KLDivLoss":
+        pytest.skip("only this loss has it")
+    losses = []
+    for of, tensor in ((nn, tenure.tensor), (torch.nn, torch.tensor)):
+        made = {key: tensor(value) if isinstance(value, list) else value for key, value in settings.items()}
+        losses.append(getattr(of, name)(reduction=reduction, **made))
+    first, *others = inputs()
+    theirs, ours = first.clone().requires_grad_(), as_ours(first).requires_grad_()
+    expected = losses[1](theirs, *others)
+    found = losses[0](ours, *(as_ours(other) for other in others))
+    assert close(found, expected)
+    expected.sum().backward()
+    found.sum().backward()
+    assert close(ours.grad, theirs.grad)
+    assert repr(losses[0]) == repr(losses[1])

@@ -9,11 +9,17 @@
 =================================  ================================================
 """
 
-from tenure.nn import functional, init, utils
+from tenure.nn import functional as functional
+from tenure.nn import init as init
+from tenure.nn import utils as utils
 from tenure.nn.activation import *  # noqa: F403
 from tenure.nn.containers import *  # noqa: F403
 from tenure.nn.conv import *  # noqa: F403
 from tenure.nn.linear import *  # noqa: F403
-from tenure.nn.module import Module
+from tenure.nn.loss import *  # noqa: F403
+from tenure.nn.module import Module as Module
 from tenure.nn.norm import *  # noqa: F403
-from tenure.nn.parameter import Buffer, Parameter
+from tenure.nn.parameter import Buffer as Buffer
+from tenure.nn.parameter import Parameter as Parameter
+from tenure.nn.pooling import *  # noqa: F403
+from tenure.nn.shape import *  # noqa: F403

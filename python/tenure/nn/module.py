@@ -392,7 +392,7 @@ class Module(ModuleAttributes):
     def register_forward_pre_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
     ) -> Handle:
-        """Runs `hook(module, args)`, or `hook(module, args, kwargs)`, before `forward`. It may return other arguments."""
+        """Runs `hook(module, args)`, or `hook(module, args, kwargs)`, before `forward`. It may return arguments."""
         return self._forward_pre_hooks.register((hook, with_kwargs), prepend)
 
     def register_forward_hook(

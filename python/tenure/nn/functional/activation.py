@@ -187,7 +187,7 @@ def softmin(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: 
 
 
 def gumbel_softmax(logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1) -> Tensor:
-    """Draws from the Gumbel-softmax distribution: with `hard`, vectors with a single 1 and the gradient of softer ones."""
+    """Draws from the Gumbel-softmax distribution: with `hard`, vectors with a single 1."""
     drawn = _ops.rand_like(logits.detach())
     # 1 - x is above 0, so its logarithm is finite.
     exponential = -(1 - drawn).log()
