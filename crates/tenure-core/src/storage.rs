@@ -47,6 +47,7 @@ struct StorageInner {
     state: RwLock<StorageState>,
     allocator: Option<Arc<dyn Allocator>>,
     arrival: Option<Box<dyn Arrival>>,
+    is_read_only: bool,
 }
 
 struct StorageState {
@@ -76,7 +77,7 @@ impl Storage {
     /// The errors of [`Allocator::allocate`].
     pub fn new(bytes: usize, allocator: Arc<dyn Allocator>) -> Result<Self, StorageError> {
         let data = allocator.allocate(bytes)?;
-        Ok(Self::with_state(data, bytes, Some(allocator), None))
+        Ok(Self::with_state(data, bytes, Some(allocator), None, false))
     }
 
     /// Creates a storage of bytes that exist already. It is resizable if there is an `allocator` to take new ones from.
@@ -85,7 +86,17 @@ impl Storage {
     /// `data` is valid for reads and writes of `bytes` bytes, from its device, until its deleter is called. It may be
     /// null if `bytes` is 0.
     pub unsafe fn from_data_ptr(data: DataPtr, bytes: usize, allocator: Option<Arc<dyn Allocator>>) -> Self {
-        Self::with_state(data, bytes, allocator, None)
+        Self::with_state(data, bytes, allocator, None, false)
+    }
+
+    /// Creates a storage of bytes that exist already and must not be written to, such as another library's constant
+    /// array. The storage is not resizable.
+    ///
+    /// # Safety
+    /// `data` is valid for reads of `bytes` bytes, from its device, until its deleter is called. It may be null if
+    /// `bytes` is 0.
+    pub unsafe fn read_only(data: DataPtr, bytes: usize) -> Self {
+        Self::with_state(data, bytes, None, None, true)
     }
 
     /// Creates a storage of bytes that are still being read or copied. Callers that use the bytes wait in
@@ -95,7 +106,7 @@ impl Storage {
     /// See [`from_data_ptr`](Self::from_data_ptr). Its conditions hold from the moment at which [`Arrival::wait`] has
     /// returned.
     pub unsafe fn arriving(data: DataPtr, bytes: usize, arrival: impl Arrival + 'static) -> Self {
-        Self::with_state(data, bytes, None, Some(Box::new(arrival)))
+        Self::with_state(data, bytes, None, Some(Box::new(arrival)), false)
     }
 
     fn with_state(
@@ -103,9 +114,10 @@ impl Storage {
         bytes: usize,
         allocator: Option<Arc<dyn Allocator>>,
         arrival: Option<Box<dyn Arrival>>,
+        is_read_only: bool,
     ) -> Self {
         let state = StorageState { data, bytes, generation: Generation::next(), resizable: allocator.is_some() };
-        Self { shared: Arc::new(StorageInner { state: RwLock::new(state), allocator, arrival }) }
+        Self { shared: Arc::new(StorageInner { state: RwLock::new(state), allocator, arrival, is_read_only }) }
     }
 
     /// Waits until the bytes have arrived.
@@ -132,7 +144,7 @@ impl Storage {
     }
 
     /// Returns the only guard of the storage, as [`lock`](Self::lock) does, after a wait for all other guards. The
-    /// bytes can be written to.
+    /// bytes can be written to, unless the storage is [read-only](Self::is_read_only).
     ///
     /// On a thread that holds another guard of this storage, this waits for ever.
     pub fn lock_exclusive(&self) -> ExclusiveGuard<'_> {
@@ -165,6 +177,12 @@ impl Storage {
     /// Returns the identity of the bytes.
     pub fn generation(&self) -> Generation {
         self.state().generation()
+    }
+
+    /// Returns whether the bytes must not be written to. Code that writes to them checks this first: a
+    /// storage cannot tell what its guards are used for.
+    pub fn is_read_only(&self) -> bool {
+        self.shared.is_read_only
     }
 
     /// Returns whether [`resize`](Self::resize) is allowed.

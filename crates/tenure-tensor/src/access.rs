@@ -69,7 +69,8 @@ impl<'a> Access<'a> {
     /// Locks the storages of all tensors; waits until other threads release them.
     ///
     /// # Errors
-    /// The tensors are on different devices; a storage was made smaller than a tensor on it needs.
+    /// The tensors are on different devices; a written tensor's storage is
+    /// [read-only](Storage::is_read_only); a storage was made smaller than a tensor on it needs.
     pub fn new(op: &'static str, writes: &[&'a Tensor], reads: &[&'a Tensor]) -> Result<Self> {
         let mut devices = writes.iter().chain(reads).map(|tensor| tensor.device());
         if let Some(left) = devices.next()
@@ -82,6 +83,9 @@ impl<'a> Access<'a> {
 
     /// Locks as [`new`](Self::new) does, but allows tensors of different devices.
     pub(crate) fn on_any(op: &'static str, writes: &[&'a Tensor], reads: &[&'a Tensor]) -> Result<Self> {
+        if let Some(tensor) = writes.iter().find(|tensor| tensor.storage().is_read_only()) {
+            return Err(TensorError::ReadOnly { op, dtype: tensor.dtype(), sizes: tensor.sizes().to_vec() });
+        }
         let all = writes.iter().map(|tensor| (*tensor, true)).chain(reads.iter().map(|tensor| (*tensor, false)));
         let mut wanted: SmallVec<[(&'a Storage, bool); 4]> =
             all.clone().map(|(tensor, is_written)| (tensor.storage(), is_written)).collect();

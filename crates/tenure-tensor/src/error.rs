@@ -112,6 +112,19 @@ pub enum TensorError {
         /// Which tensors overlap.
         reason: String,
     },
+    /// A write to memory that must not be written to.
+    #[error(
+        "{op}: the memory of {dtype} {sizes:?} is read-only, since it belongs to an array of another library that must \
+         not change: write to a copy of the tensor instead"
+    )]
+    ReadOnly {
+        /// The operation.
+        op: &'static str,
+        /// The dtype of the tensor.
+        dtype: DType,
+        /// The sizes of the tensor.
+        sizes: Vec<usize>,
+    },
     /// Differentiation was refused.
     #[error(transparent)]
     Autograd(#[from] AutogradError),

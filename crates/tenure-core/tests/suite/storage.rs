@@ -348,3 +348,15 @@ fn bytes_that_are_on_their_way_are_waited_for_by_who_uses_them_alone() {
     drop(storage.lock_exclusive());
     assert_eq!(waits.load(Ordering::Relaxed), 2);
 }
+
+#[test]
+fn a_read_only_storage_says_so_and_is_not_resizable() {
+    static BYTES: [u8; 3] = [1, 2, 3];
+    let data = DataPtr::foreign(BYTES.as_ptr().cast_mut(), Device::CPU, || ());
+    // SAFETY: the bytes are constant, and live as long as the process.
+    let storage = unsafe { Storage::read_only(data, 3) };
+    assert!(storage.is_read_only() && storage.clone().is_read_only());
+    assert_eq!(read(&storage), BYTES);
+    assert_eq!(storage.resize(4), Err(StorageError::NotResizable { bytes: 3, requested: 4 }));
+    assert!(!Storage::new(3, cpu()).unwrap().is_read_only());
+}

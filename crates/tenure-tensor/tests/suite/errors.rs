@@ -34,6 +34,16 @@ fn elsewhere(sizes: &[usize]) -> Tensor {
     Tensor::from_storage(storage, layout, DType::F32).unwrap()
 }
 
+/// Returns a tensor on memory that must not be written to.
+fn constant(sizes: &[usize]) -> Tensor {
+    static ONES: [f32; 6] = [1.0; 6];
+    let layout = Layout::contiguous(sizes).unwrap();
+    let data = DataPtr::foreign(ONES.as_ptr().cast_mut().cast(), Device::CPU, || ());
+    // SAFETY: the elements are constant, and live as long as the process.
+    let storage = unsafe { Storage::read_only(data, layout.numel() * size_of::<f32>()) };
+    Tensor::from_storage(storage, layout, DType::F32).unwrap()
+}
+
 #[track_caller]
 fn says<T>(result: Result<T>, expected: &str) {
     assert_eq!(result.err().expect("a mistake").to_string(), expected);
@@ -544,6 +554,27 @@ fn writes_in_place() {
         "add_: more than one element of the output of sizes [2, 3] is at one place; write to a copy \
          (contiguous() of an expanded tensor, or copy() of one that overlaps) instead",
     );
+}
+
+#[test]
+fn writes_to_read_only_memory() {
+    let refusal = |op: &str, sizes: &str| {
+        format!(
+            "{op}: the memory of float32 {sizes} is read-only, since it belongs to an array of another library that must \
+             not change: write to a copy of the tensor instead"
+        )
+    };
+    let constant = constant(&[2, 3]);
+    says(constant.add_(1.0), &refusal("add_", "[2, 3]"));
+    says(constant.select(0, 1).unwrap().fill_(2.0), &refusal("fill_", "[3]"));
+    says(constant.copy_(&ones(&[2, 3])), &refusal("copy", "[2, 3]"));
+    says(constant.exp_(), &refusal("exp_", "[2, 3]"));
+    // Reads and results are as usual, and copies can be written to.
+    let copy = constant.copy().unwrap();
+    copy.add_(&constant).unwrap();
+    assert_eq!(copy.to_vec::<f32>().unwrap(), [2.0; 6]);
+    assert_eq!(constant.to_vec::<f32>().unwrap(), [1.0; 6]);
+    assert_eq!(constant.version(), 0);
 }
 
 #[test]
