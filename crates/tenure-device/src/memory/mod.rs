@@ -36,7 +36,7 @@ pub use devices::{MAX_DEVICES, allocator, device, install, installed, preempt};
 pub use error::MemoryError;
 pub use preemption::{AroundWait, Preemption};
 pub use report::OutOfMemoryReport;
-pub use storage::record_stream;
+pub use storage::{lead_to, record_stream};
 
 use crate::deferred::{DeferredFrees, in_host_function};
 use crate::share::Imports;

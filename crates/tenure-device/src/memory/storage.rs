@@ -4,6 +4,7 @@ use tenure_alloc::{AllocError, Request};
 use tenure_core::{Allocator, AllocatorError, DataPtr, Device, Purpose, Storage, StreamId};
 
 use super::{DeviceMemory, MemoryError, installed};
+use crate::Stream;
 
 /// Records that `stream` uses the bytes of `storage` too: once freed, they are not reused before that stream has passed
 /// what was put on it before. Returns whether this process's allocator owns the bytes. The owner of other bytes must
@@ -16,6 +17,23 @@ pub fn record_stream(storage: &Storage, stream: StreamId) -> Result<bool, Memory
     let device = guard.device();
     let memory = (!device.is_cpu()).then(|| installed(device.index().into())).flatten();
     memory.map_or(Ok(false), |memory| memory.record_use(guard.as_ptr().addr() as u64, stream))
+}
+
+/// Hands the bytes of `storage` to work that is put on `stream` later, such as another library's. The work on the
+/// thread's current stream comes first, on the device, and the bytes are [not reused](record_stream) before `stream`
+/// has passed what is on it when they are freed. The host does not wait.
+///
+/// # Errors
+/// Failures of the device.
+#[track_caller]
+pub fn lead_to(storage: &Storage, stream: &Stream) -> Result<(), MemoryError> {
+    if let Some(memory) = installed(stream.device().index().into()) {
+        let current = memory.streams().current();
+        if current.id() != stream.id() {
+            current.lead_to(stream)?;
+        }
+    }
+    record_stream(storage, stream.id()).map(drop)
 }
 
 impl DeviceMemory {

@@ -205,6 +205,25 @@ fn a_recorded_storage_is_not_reused_before_the_other_stream_has_passed() {
     driver.synchronize().unwrap();
 }
 
+/// The simulated device finds a race if the other stream does not wait, or if the bytes are reused before it is done.
+#[test]
+fn a_storage_is_led_to_another_stream_and_back() {
+    let platform = SimPlatform::new(vec![SimConfig::default(); 5]);
+    let driver = platform.driver(4).unwrap();
+    let memory = memory::install(Arc::clone(&driver), MemoryConfig::default()).unwrap();
+    let ours = memory.streams().pooled(Priority::Default).unwrap();
+    let _guard = StreamGuard::new(&ours);
+    let theirs = memory.streams().pooled(Priority::Default).unwrap();
+    for _ in 0..10 {
+        let storage = Storage::new(4096, Arc::new(memory)).unwrap();
+        let address = storage.lock().as_ptr() as u64;
+        driver.memset(address, 1, 4096, ours.id()).unwrap();
+        memory::lead_to(&storage, &theirs).unwrap();
+        driver.memset(address, 2, 4096, theirs.id()).unwrap();
+    }
+    driver.synchronize().unwrap();
+}
+
 #[test]
 fn foreign_bytes_are_not_recorded() {
     let storage = Storage::new(16, Arc::new(tenure_core::CpuAllocator::new())).unwrap();
