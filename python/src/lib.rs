@@ -6,7 +6,6 @@
 mod amount;
 mod budget;
 mod devices;
-mod dlpack;
 mod errors;
 mod interrupt;
 mod memory;
@@ -65,7 +64,7 @@ mod _native {
     use crate::tensor::{
         DTypeObject, DeviceObject, GeneratorObject, HookObject, NodeObject, TensorObject, asarray, attach_function,
         backward, check_gradients, checkpoint, default_generator, dtype_named, enter_anomaly_mode, enter_gradient_mode,
-        enter_saved_tensors_hooks, from_dlpack, get_default_dtype, grad, is_grad_enabled, leave_setting,
+        enter_saved_tensors_hooks, from_dlpack, frombuffer, get_default_dtype, grad, is_grad_enabled, leave_setting,
         operation_functions, operation_table, promote_types, rebuild_tensor, set_default_dtype, tensor,
     };
     #[pymodule_export]

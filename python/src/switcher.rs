@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{ptr, slice};
 
 use pyo3::prelude::*;
-use pyo3::types::PyCapsule;
 use tenure::tier::SourceFile;
 use tenure_switch::groups::{Costs, Grouping, Layer};
 use tenure_switch::residency::Demand;
@@ -16,8 +15,8 @@ use tenure_switch::{
     SwitchOptions,
 };
 
-use crate::dlpack;
 use crate::errors::{complaint, device_complaint, exception, memory_complaint};
+use crate::tensor::dlpack_bytes;
 use crate::weights_memory::WeightsMemory;
 
 /// The fixed cost in µs, whatever the size, of a copy and of a wait on an H200. The wait includes Python's part in it.
@@ -219,12 +218,12 @@ impl Switcher {
 impl SwitchedWeights {
     /// Returns all bytes as a DLPack capsule; `torch.from_dlpack` makes a tensor of it. The bytes can be read once the
     /// model is on the device.
-    fn bytes(&self, py: Python<'_>) -> PyResult<Py<PyCapsule>> {
+    fn bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let inner = self.arranged().inner;
         let SwitchedInner { model, memory, .. } = &*inner;
         // A model without tensors has no address.
         let address = if model.manifest().bytes() > 0 { model.place(0).start } else { 0 };
-        dlpack::bytes(py, address, model.manifest().bytes(), memory.memory.device().index(), Arc::clone(&inner))
+        dlpack_bytes(py, address, model.manifest().bytes(), memory.memory.device().index(), Arc::clone(&inner))
     }
 
     /// Returns the offset in bytes of a tensor in the weights.

@@ -43,6 +43,7 @@ from tenure._native import (
     float32,
     float64,
     from_dlpack,
+    frombuffer,
     get_default_dtype,
     int8,
     int16,

@@ -6,7 +6,7 @@ use pyo3::types::{PyList, PySequence, PyString};
 use tenure::core::{DType, Device};
 use tenure::tensor::{Scalar, Tensor};
 
-use super::{TensorObject, convert, dlpack, dtype, exception, wrapped};
+use super::{TensorObject, buffer, convert, dlpack, dtype, exception, wrapped};
 
 /// Returns a new tensor with the values of an object: a number, nested sequences of numbers, an array or a tensor.
 /// Without a dtype, the values decide it.
@@ -15,7 +15,7 @@ pub(super) fn tensor_of(object: &Bound<'_, PyAny>, dtype: Option<DType>, device:
     if let Some(tensor) = convert::tensor(object) {
         return py.detach(|| copied(&tensor.detach(), dtype, device)).map_err(exception);
     }
-    if let Some(tensor) = shared(object)? {
+    if let Some(tensor) = shared(object, None)? {
         return py.detach(|| copied(&tensor, dtype, device)).map_err(exception);
     }
     let mut elements = Elements { sizes: Vec::new(), numbers: Vec::new() };
@@ -31,14 +31,16 @@ fn copied(tensor: &Tensor, dtype: Option<DType>, device: Device) -> tenure::tens
 }
 
 /// Returns a tensor on the memory of an array, or `None` if the object is no array.
-fn shared(object: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
+fn shared(object: &Bound<'_, PyAny>, copy: Option<bool>) -> PyResult<Option<Tensor>> {
+    // An array that is to be copied is copied once, here.
+    let copy = copy.filter(|copy| !copy);
     if object.hasattr("__dlpack__")? {
-        return dlpack::imported(object, None).map(Some);
+        return dlpack::imported(object, copy).map(Some);
     }
     // Arrays without DLPack.
     if object.hasattr("__array__")? {
         let array = object.py().import("numpy")?.call_method1("asarray", (object,))?;
-        return dlpack::imported(&array, None).map(Some);
+        return dlpack::imported(&array, copy).map(Some);
     }
     Ok(None)
 }
@@ -134,6 +136,8 @@ pub(crate) fn tensor<'py>(
 /// Parameters
 /// ----------
 /// data : number, sequence, array or Tensor
+///     An array is an object with `__dlpack__`, `__array__` or Python's buffer protocol, such as `bytes`,
+///     `array.array` or `memoryview`, whose format decides the dtype.
 /// dtype : dtype, default None
 /// device : device, default None
 /// copy : bool, default None
@@ -150,7 +154,10 @@ pub(crate) fn asarray<'py>(
     let dtype = asked_dtype(dtype)?;
     let source = match convert::tensor(data) {
         Some(tensor) => Some(tensor),
-        None => shared(data)?,
+        None => match shared(data, copy)? {
+            None => buffer::array(data, copy)?,
+            shared => shared,
+        },
     };
     let Some(source) = source else {
         if copy == Some(false) {

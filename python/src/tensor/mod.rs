@@ -1,8 +1,10 @@
 //! `tenure.Tensor`, and the functions on tensors.
 
 mod autograd;
+mod buffer;
 mod call;
 mod convert;
+mod cuda_array;
 mod data;
 mod device;
 mod dlpack;
@@ -19,9 +21,10 @@ pub(crate) use autograd::{
     NodeObject, backward, enter_anomaly_mode, enter_gradient_mode, enter_saved_tensors_hooks, grad, is_grad_enabled,
     leave_setting,
 };
+pub(crate) use buffer::frombuffer;
 pub(crate) use data::{asarray, tensor};
 pub(crate) use device::DeviceObject;
-pub(crate) use dlpack::from_dlpack;
+pub(crate) use dlpack::{bytes as dlpack_bytes, from_dlpack};
 pub(crate) use dtype::{DTypeObject, dtype_named, get_default_dtype, promote_types, set_default_dtype};
 pub(crate) use function::{attach_function, check_gradients, checkpoint};
 pub(crate) use functions::{operation_functions, operation_table};
