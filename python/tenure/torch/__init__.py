@@ -5,6 +5,8 @@ One line, before the program first uses CUDA, puts Tenure's memory under an unpa
 >>> import tenure.torch
 >>> tenure.torch.install()  # doctest: +SKIP
 
+`function` makes a function on Tenure's tensors one on PyTorch's, with its gradient, and without a copy.
+
 PyTorch is imported at the first use of a name in this module, not with the module itself.
 """
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from tenure.torch.budgets import Budget as Budget
     from tenure.torch.budgets import StepReport as StepReport
     from tenure.torch.budgets import budget as budget
+    from tenure.torch.functions import function as function
     from tenure.torch.installation import InstallError as InstallError
     from tenure.torch.installation import install as install
     from tenure.torch.operations import tag_operations as tag_operations
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
 #: The public names of each module.
 _NAMES = {
     "budgets": ["Budget", "StepReport", "budget"],
+    "functions": ["function"],
     "installation": ["InstallError", "install"],
     "operations": ["tag_operations"],
     "placement": ["Placement", "Recording", "record"],
