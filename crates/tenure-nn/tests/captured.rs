@@ -11,7 +11,7 @@ use tenure_device::{Call, Executor};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::layers::{BatchNorm, BatchNormOptions, Layer};
 use tenure_nn::models::{Gpt2, Gpt2Config, ResNet, ResNetConfig};
-use tenure_nn::optim::{Adagrad, Adam, GradScaler, Optimizer, Rule, Schedule, Sgd, clip_grad_norm};
+use tenure_nn::optim::{Adagrad, Adam, GradScaler, NAdam, Optimizer, RmsProp, Rule, Schedule, Sgd, clip_grad_norm};
 use tenure_nn::train::{Classification, Task, Trainer, TrainerOptions};
 use tenure_nn::{Module, Parameter, Scope};
 use tenure_tensor::autocast::Autocast;
@@ -82,6 +82,9 @@ fn a_captured_run_is_the_run() {
     assert_eq!(whole(sgd, true), whole(sgd, false));
     assert_eq!(whole(Sgd::default(), true), whole(Sgd::default(), false));
     assert_eq!(whole(adagrad, true), whole(adagrad, false));
+    let rmsprop = RmsProp { momentum: 0.9, centered: true, ..RmsProp::default() };
+    assert_eq!(whole(rmsprop, true), whole(rmsprop, false));
+    assert_eq!(whole(NAdam::default(), true), whole(NAdam::default(), false));
 }
 
 #[test]

@@ -47,12 +47,7 @@ impl Rule for Adam {
     fn check(&self) -> Result<()> {
         let Self { betas, eps, weight_decay, .. } = *self;
         not_negative("adam", [("eps", eps), ("weight_decay", weight_decay)])?;
-        match [betas.0, betas.1].into_iter().find(|beta| !(0.0..1.0).contains(beta)) {
-            None => Ok(()),
-            Some(beta) => {
-                Err(TensorError::argument("adam", format!("a beta is {beta}: a number from 0 to below 1 is expected")))
-            }
-        }
+        check_betas("adam", betas)
     }
 
     fn slots(&self) -> Vec<(&'static str, f64)> {
@@ -68,6 +63,16 @@ impl Rule for Adam {
 
     fn kernel(&self) -> &'static Kernel<StepKernel> {
         &ADAM
+    }
+}
+
+/// Returns an error if a decay factor is not from 0 to below 1.
+pub(super) fn check_betas(op: &'static str, betas: (f64, f64)) -> Result<()> {
+    match [betas.0, betas.1].into_iter().find(|beta| !(0.0..1.0).contains(beta)) {
+        None => Ok(()),
+        Some(beta) => {
+            Err(TensorError::argument(op, format!("a beta is {beta}: a number from 0 to below 1 is expected")))
+        }
     }
 }
 

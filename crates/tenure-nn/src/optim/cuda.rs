@@ -24,7 +24,7 @@ pub(super) struct Step {
     pub(super) op: &'static str,
     /// The number of slots.
     pub(super) slots: usize,
-    /// Statements that update `value` and the slots `s0` and `s1` by `grad`, the numbers `n0`, `n1`, ..., and a
+    /// Statements that update `value` and the slots `s0`, `s1`, ... by `grad`, the numbers `n0`, `n1`, ..., and a
     /// `factor`.
     pub(super) element: &'static str,
 }

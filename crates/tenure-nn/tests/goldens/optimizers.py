@@ -20,6 +20,15 @@ RULES = {
     "adagrad_decay": lambda p: torch.optim.Adagrad(
         p, lr=0.1, lr_decay=0.1, weight_decay=0.05, initial_accumulator_value=0.2
     ),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+    "rmsprop_momentum": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, eps=1e-6, weight_decay=0.1, momentum=0.8),
+    "rmsprop_centered": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, weight_decay=0.1, centered=True),
+    "rmsprop_centered_momentum": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, momentum=0.8, centered=True),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "nadam_decay": lambda p: torch.optim.NAdam(
+        p, lr=0.01, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1, momentum_decay=0.1
+    ),
+    "nadamw": lambda p: torch.optim.NAdam(p, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
 }
 SIZES = [(), (3,), (2, 3)]
 STEPS = 5

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use crate::common::cuda::cuda;
 use serde_json::Value;
 use tenure_nn::optim::{
-    Adagrad, Adam, GradScaler, Optimizer, Rule, ScalerState, Schedule, Sgd, clip_grad_norm, clip_grad_value,
+    Adagrad, Adam, GradScaler, NAdam, Optimizer, RmsProp, Rule, ScalerState, Schedule, Sgd, clip_grad_norm,
+    clip_grad_value,
 };
 use tenure_nn::{Error, Parameter, StateError};
 use tenure_tensor::{DType, Device, Tensor};
@@ -86,6 +87,40 @@ fn rules_step_as_pytorch_does() {
     check("adagrad", 0.1, adagrad);
     let decay = Adagrad { lr_decay: 0.1, weight_decay: 0.05, initial_accumulator_value: 0.2, ..adagrad };
     check("adagrad_decay", 0.1, decay);
+    let rmsprop = RmsProp::default();
+    check("rmsprop", 0.01, rmsprop);
+    let momentum = RmsProp { alpha: 0.9, eps: 1e-6, weight_decay: 0.1, momentum: 0.8, ..rmsprop };
+    check("rmsprop_momentum", 0.01, momentum);
+    check("rmsprop_centered", 0.01, RmsProp { alpha: 0.9, weight_decay: 0.1, centered: true, ..rmsprop });
+    let centered = RmsProp { alpha: 0.9, momentum: 0.8, centered: true, ..rmsprop };
+    check("rmsprop_centered_momentum", 0.01, centered);
+    let nadam = NAdam::default();
+    check("nadam", 0.01, nadam);
+    let decay = NAdam { betas: (0.8, 0.95), eps: 1e-6, weight_decay: 0.1, momentum_decay: 0.1, ..nadam };
+    check("nadam_decay", 0.01, decay);
+    check("nadamw", 0.01, NAdam { weight_decay: 0.1, is_decoupled: true, ..nadam });
+}
+
+#[test]
+fn hyperparameters_out_of_range_are_refused() {
+    fn refused(rule: impl Rule + 'static, expected: &str) {
+        let parameters = parameters();
+        set_gradients(&parameters, 0);
+        let before = parameters[1].to_vec::<f32>().unwrap();
+        let error = Optimizer::new(parameters.clone(), 0.1, rule).step().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(parameters[1].to_vec::<f32>().unwrap(), before);
+    }
+    let rmsprop = RmsProp::default();
+    refused(RmsProp { alpha: -0.1, ..rmsprop }, "alpha is -0.1: a number from 0 on is expected");
+    refused(RmsProp { eps: f64::NAN, ..rmsprop }, "eps is NaN");
+    refused(RmsProp { weight_decay: -1.0, ..rmsprop }, "weight_decay is -1");
+    refused(RmsProp { momentum: -0.5, ..rmsprop }, "momentum is -0.5");
+    let nadam = NAdam::default();
+    refused(NAdam { betas: (0.9, 1.0), ..nadam }, "a beta is 1: a number from 0 to below 1 is expected");
+    refused(NAdam { eps: -1.0, ..nadam }, "eps is -1");
+    refused(NAdam { weight_decay: -1.0, ..nadam }, "weight_decay is -1");
+    refused(NAdam { momentum_decay: -1.0, ..nadam }, "momentum_decay is -1");
 }
 
 #[test]

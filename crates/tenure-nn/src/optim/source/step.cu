@@ -1,5 +1,5 @@
 // A step of an optimizer. The host puts tensors.cu before this file, and defines `SLOTS`, the number of slots of a
-// parameter; `NUMBERS`; and `element`, which updates `value` and `s0`, `s1` by `grad`, the numbers and a `factor`.
+// parameter; `NUMBERS`; and `element`, which updates `value` and `s0`, `s1`, ... by `grad`, the numbers and a `factor`.
 
 struct Params {
     // The numbers of the rule in this step.
