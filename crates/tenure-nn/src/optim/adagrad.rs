@@ -5,7 +5,7 @@ use tenure_tensor::{Entry, Float, Kernel, Result};
 
 use super::cpu::{self, on_cpu};
 use super::cuda::{self, Step, on_cuda};
-use super::{Numbers, Rule, StepKernel, Stepped, not_negative};
+use super::{Numbers, Rule, Slot, StepKernel, Stepped, not_negative};
 
 /// The kernels of [`Adagrad`].
 pub static ADAGRAD: Kernel<StepKernel> = Kernel::new("adagrad", &[CPU, CUDA]);
@@ -43,8 +43,8 @@ impl Rule for Adagrad {
         not_negative("adagrad", [("lr_decay", lr_decay), ("weight_decay", weight_decay), begin, ("eps", eps)])
     }
 
-    fn slots(&self) -> Vec<(&'static str, f64)> {
-        vec![("sum", self.initial_accumulator_value)]
+    fn slots(&self, sizes: &[usize]) -> Vec<Slot> {
+        vec![Slot::new("sum", self.initial_accumulator_value, sizes)]
     }
 
     fn numbers(&self, step: u64, lr: f64) -> Vec<f64> {

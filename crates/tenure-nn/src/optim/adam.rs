@@ -5,7 +5,7 @@ use tenure_tensor::{Entry, Float, Kernel, Result, TensorError};
 
 use super::cpu::{self, on_cpu};
 use super::cuda::{self, Step, on_cuda};
-use super::{Numbers, Rule, StepKernel, Stepped, not_negative};
+use super::{Numbers, Rule, Slot, StepKernel, Stepped, not_negative};
 
 /// The kernels of [`Adam`].
 pub static ADAM: Kernel<StepKernel> = Kernel::new("adam", &[CPU, CUDA]);
@@ -50,8 +50,8 @@ impl Rule for Adam {
         check_betas("adam", betas)
     }
 
-    fn slots(&self) -> Vec<(&'static str, f64)> {
-        vec![("exp_avg", 0.0), ("exp_avg_sq", 0.0)]
+    fn slots(&self, sizes: &[usize]) -> Vec<Slot> {
+        vec![Slot::new("exp_avg", 0.0, sizes), Slot::new("exp_avg_sq", 0.0, sizes)]
     }
 
     fn numbers(&self, step: u64, lr: f64) -> Vec<f64> {

@@ -1,5 +1,6 @@
 //! Optimizers: rules that update parameters, learning rate schedules, and the scaling and clipping of gradients.
 
+mod adafactor;
 mod adagrad;
 mod adam;
 mod clip;
@@ -24,6 +25,7 @@ use tenure_offload::Engine;
 use tenure_tensor::cuda::is_capturing;
 use tenure_tensor::{DType, Device, Kernel, Tensor, TensorError, autograd};
 
+pub use adafactor::{ADAFACTOR, Adafactor};
 pub use adagrad::{ADAGRAD, Adagrad};
 pub use adam::{ADAM, Adam};
 pub(crate) use clip::{Clip, LaunchKind, kind, squares_of_each, total_of};
@@ -44,7 +46,8 @@ use offloaded_slots::OffloadedSlots;
 /// parameter; all have the same dtype and device.
 pub type StepKernel = fn(&Numbers, &[Stepped<'_>]) -> tenure_tensor::Result<()>;
 
-/// A parameter to be updated, with its gradient and slots. All tensors are contiguous, with the same sizes and dtype.
+/// A parameter to be updated, with its gradient and slots. All tensors are contiguous, with the same dtype. For an
+/// [elementwise](Rule::is_elementwise) rule they have the same sizes.
 #[derive(Clone, Copy)]
 pub struct Stepped<'a> {
     /// The parameter, which is updated.
@@ -55,7 +58,18 @@ pub struct Stepped<'a> {
     pub slots: &'a [Tensor],
 }
 
-/// An update rule, such as [`Adam`] or [`Sgd`]. Its state for a parameter is in *slots*: tensors like the parameter.
+/// A tensor that a rule keeps for a parameter, such as a momentum.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Slot {
+    /// The name.
+    pub name: &'static str,
+    /// The initial value of all elements.
+    pub value: f64,
+    /// The sizes: as many as the parameter's.
+    pub sizes: Vec<usize>,
+}
+
+/// An update rule, such as [`Adam`] or [`Sgd`]. Its state for a parameter is in *slots*.
 pub trait Rule: Send + Sync {
     /// Returns the rule's name.
     fn name(&self) -> &'static str;
@@ -66,8 +80,15 @@ pub trait Rule: Send + Sync {
     /// A number is invalid.
     fn check(&self) -> tenure_tensor::Result<()>;
 
-    /// Returns the names and initial values of the rule's slots.
-    fn slots(&self) -> Vec<(&'static str, f64)>;
+    /// Returns the rule's slots for a parameter of these sizes. An [elementwise](Self::is_elementwise) rule's slots have
+    /// the parameter's sizes.
+    fn slots(&self, sizes: &[usize]) -> Vec<Slot>;
+
+    /// Returns whether the kernel steps each element by itself. Otherwise the rule's slots stay in memory when other
+    /// slots are spilled, and its steps cannot be captured.
+    fn is_elementwise(&self) -> bool {
+        true
+    }
 
     /// Returns the numbers that the kernel takes for step number `step`, from 1. Their count never changes.
     fn numbers(&self, step: u64, lr: f64) -> Vec<f64>;
@@ -205,7 +226,7 @@ impl Optimizer {
     /// Lets an offload engine manage the slots of parameters whose slots have at least `least_bytes`, in pieces of at
     /// most
     /// `piece_bytes`. Slots that do not exist yet are made. From now on the engine moves them out of memory between
-    /// steps, by its plan.
+    /// steps, by its plan. The slots of rules that are not elementwise stay in memory.
     ///
     /// # Errors
     /// No memory.
@@ -222,10 +243,7 @@ impl Optimizer {
 
     /// Returns the size in bytes of all slots after every parameter has been stepped.
     pub(crate) fn state_bytes(&self) -> usize {
-        self.groups
-            .iter()
-            .map(|group| group.rule.slots().len() * group.members.iter().map(GroupMember::bytes).sum::<usize>())
-            .sum()
+        self.groups.iter().flat_map(|group| group.members.iter().map(|member| member.bytes(&*group.rule))).sum()
     }
 
     /// Allocates the slots that the first step would allocate.
@@ -264,10 +282,10 @@ impl Optimizer {
                 let name = parameter.name();
                 let make = Box::new(move || Ok(Tensor::from_slice(&[steps], &[])?));
                 entries.push(Entry { name: format!("{name}.step"), sizes: Vec::new(), dtype: DType::I64, make });
-                for (slot, (of, _)) in group.rule.slots().iter().enumerate() {
-                    let name = format!("{name}.{of}");
-                    let make = Box::new(move || Ok(member.slot(slot)?));
-                    entries.push(Entry { name, sizes: parameter.sizes().to_vec(), dtype: parameter.dtype(), make });
+                for (index, slot) in group.rule.slots(parameter.sizes()).into_iter().enumerate() {
+                    let name = format!("{name}.{}", slot.name);
+                    let make = Box::new(move || Ok(member.slot(index)?));
+                    entries.push(Entry { name, sizes: slot.sizes, dtype: parameter.dtype(), make });
                 }
             }
         }
@@ -291,9 +309,11 @@ impl Optimizer {
         let mut expected = HashSet::new();
         let mut missing = Vec::new();
         for group in &self.groups {
-            for name in group.members.iter().map(|member| member.parameter.name()) {
+            for parameter in group.members.iter().map(|member| &member.parameter) {
+                let name = parameter.name();
                 let step = format!("{name}.step");
-                let slots: Vec<String> = group.rule.slots().iter().map(|(slot, _)| format!("{name}.{slot}")).collect();
+                let slots = group.rule.slots(parameter.sizes());
+                let slots: Vec<String> = slots.iter().map(|slot| format!("{name}.{}", slot.name)).collect();
                 if source.sizes(&step).is_some() {
                     missing.extend(slots.iter().filter(|slot| source.sizes(slot).is_none()).cloned());
                 }
@@ -352,6 +372,10 @@ impl Group {
     /// steps, dtype and device.
     fn step(&mut self, scale: &Rate, members: Range<usize>) -> tenure_tensor::Result<()> {
         let rule = &self.rule;
+        if is_capturing() && !rule.is_elementwise() {
+            let reason = format!("a step of {} cannot be captured: step outside of the capture", rule.name());
+            return Err(TensorError::argument("Optimizer::step", reason));
+        }
         let rates = [&self.lr, scale];
         let mut ready = Vec::new();
         for member in &mut self.members[members] {
@@ -359,7 +383,7 @@ impl Group {
             if member.steps.get() == 0 {
                 member.ensure_slots(&**rule)?;
             }
-            ready.push(ReadyMember::new(member, &grad)?);
+            ready.push(ReadyMember::new(member, &grad, rule.is_elementwise())?);
         }
         while let Some(kind) = ready.first().map(ReadyMember::kind) {
             let (batch, rest): (Vec<_>, Vec<_>) = ready.into_iter().partition(|ready| ready.kind() == kind);
@@ -391,7 +415,7 @@ impl Group {
 /// A group member to be updated, with contiguous tensors.
 struct ReadyMember<'a> {
     member: &'a mut GroupMember,
-    /// The order of the dimensions in the parameter's memory. The tensors here have this order.
+    /// The order of the dimensions of the tensors here: for an elementwise rule, the order in the parameter's memory.
     dims: Vec<isize>,
     grad: Tensor,
     /// The parameter: a view of its memory if that is dense, else a copy.
@@ -401,8 +425,9 @@ struct ReadyMember<'a> {
 }
 
 impl<'a> ReadyMember<'a> {
-    fn new(member: &'a mut GroupMember, grad: &Tensor) -> tenure_tensor::Result<Self> {
-        let dims = dims_in_memory(&member.parameter);
+    fn new(member: &'a mut GroupMember, grad: &Tensor, is_elementwise: bool) -> tenure_tensor::Result<Self> {
+        let rank = member.parameter.rank() as isize;
+        let dims = if is_elementwise { dims_in_memory(&member.parameter) } else { (0..rank).collect() };
         let is_contiguous = member.parameter.is_contiguous();
         let dense = |tensor: &Tensor| match is_contiguous {
             true => tensor.contiguous(),
@@ -456,7 +481,7 @@ impl<'a> ReadyMember<'a> {
 impl GroupMember {
     /// Makes the rule's slots if they do not exist yet.
     fn ensure_slots(&mut self, rule: &dyn Rule) -> tenure_tensor::Result<()> {
-        if is_capturing() && !rule.slots().is_empty() {
+        if is_capturing() && !rule.slots(self.parameter.sizes()).is_empty() {
             let name = self.parameter.name();
             let reason = format!("the first step of {name} makes what {} keeps for it: make one before", rule.name());
             return Err(TensorError::argument("Optimizer::step", reason));
@@ -467,9 +492,11 @@ impl GroupMember {
         Ok(())
     }
 
-    /// Returns the size in bytes of one slot.
-    fn bytes(&self) -> usize {
-        self.parameter.numel() * self.parameter.dtype().size()
+    /// Returns the size in bytes of all slots.
+    fn bytes(&self, rule: &dyn Rule) -> usize {
+        let slots = rule.slots(self.parameter.sizes());
+        let elements: usize = slots.iter().map(|slot| slot.sizes.iter().product::<usize>()).sum();
+        elements * self.parameter.dtype().size()
     }
 
     /// Lets an engine manage the slots: see [`Optimizer::spill`].
@@ -481,11 +508,11 @@ impl GroupMember {
         piece_bytes: usize,
     ) -> tenure_tensor::Result<()> {
         let is_dense = self.parameter.permute(&dims_in_memory(&self.parameter))?.is_contiguous();
-        let slots = rule.slots().len();
         if let Slots::InMemory(here) = &self.slots
-            && slots > 0
+            && rule.is_elementwise()
+            && !rule.slots(self.parameter.sizes()).is_empty()
             && is_dense
-            && slots * self.bytes() >= least_bytes
+            && self.bytes(rule) >= least_bytes
         {
             self.slots = Slots::Offloaded(self.offload_slots(rule, here, engine, piece_bytes)?);
         }
@@ -500,7 +527,7 @@ impl GroupMember {
         engine: &Engine,
         piece_bytes: usize,
     ) -> tenure_tensor::Result<OffloadedSlots> {
-        let slots = rule.slots();
+        let slots = rule.slots(self.parameter.sizes());
         let dims = dims_in_memory(&self.parameter);
         let values = values.iter().map(|slot| slot.permute(&dims)?.contiguous()?.reshape(&[-1]));
         let values: Vec<Tensor> = values.collect::<tenure_tensor::Result<_>>()?;
@@ -509,7 +536,7 @@ impl GroupMember {
         OffloadedSlots::new(engine, &self.parameter, slots.len(), piece_bytes, |slot, elements| {
             match values.get(slot) {
                 Some(values) => values.narrow(0, elements.start, elements.len()),
-                None => Tensor::full(&[elements.len()], slots[slot].1, dtype, device),
+                None => Tensor::full(&[elements.len()], slots[slot].value, dtype, device),
             }
         })
     }
@@ -527,11 +554,15 @@ impl GroupMember {
 
     /// Allocates the rule's slots with their initial values.
     fn make_slots(&self, rule: &dyn Rule) -> tenure_tensor::Result<Vec<Tensor>> {
-        rule.slots()
+        let parameter = &self.parameter;
+        rule.slots(parameter.sizes())
             .into_iter()
-            .map(|(slot, value)| {
-                let _purpose = purpose::enter(Tag::OptimizerState, self.parameter.name(), slot);
-                self.parameter.full_like(value)
+            .map(|Slot { name, value, sizes }| {
+                let _purpose = purpose::enter(Tag::OptimizerState, parameter.name(), name);
+                if sizes == parameter.sizes() {
+                    return parameter.full_like(value);
+                }
+                Tensor::full(&sizes, value, parameter.dtype(), parameter.device())
             })
             .collect()
     }
@@ -544,8 +575,8 @@ impl GroupMember {
             return Ok((0, self.slots_like(rule, Vec::new())?));
         }
         let slots = self.make_slots(rule)?;
-        for ((slot, _), tensor) in rule.slots().iter().zip(&slots) {
-            let name = format!("{name}.{slot}");
+        for (slot, tensor) in rule.slots(self.parameter.sizes()).iter().zip(&slots) {
+            let name = format!("{name}.{}", slot.name);
             let value = source.tensor(&name)?;
             if value.sizes() != tensor.sizes() {
                 let expected = tensor.sizes().to_vec();
@@ -574,6 +605,13 @@ impl GroupMember {
     }
 }
 
+impl Slot {
+    /// Makes a slot.
+    pub fn new(name: &'static str, value: f64, sizes: &[usize]) -> Self {
+        Self { name, value, sizes: sizes.to_vec() }
+    }
+}
+
 impl Slots {
     /// Returns the slots that are in memory.
     fn in_memory(&self) -> &[Tensor] {
@@ -592,6 +630,11 @@ fn dims_in_memory(tensor: &Tensor) -> Vec<isize> {
         dims.sort_by_key(|dim| Reverse(strides[*dim as usize]));
     }
     dims
+}
+
+/// Returns the dtype in which a step made of tensor operations computes for a parameter of this dtype.
+fn compute_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// Returns an error if one of the named numbers is negative or not finite.

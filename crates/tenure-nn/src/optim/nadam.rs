@@ -6,7 +6,7 @@ use tenure_tensor::{Entry, Float, Kernel, Result};
 use super::adam::check_betas;
 use super::cpu::{self, on_cpu};
 use super::cuda::{self, Step, on_cuda};
-use super::{Numbers, Rule, StepKernel, Stepped, not_negative};
+use super::{Numbers, Rule, Slot, StepKernel, Stepped, not_negative};
 
 /// The kernels of [`NAdam`].
 pub static NADAM: Kernel<StepKernel> = Kernel::new("nadam", &[CPU, CUDA]);
@@ -65,8 +65,8 @@ impl Rule for NAdam {
         check_betas("nadam", betas)
     }
 
-    fn slots(&self) -> Vec<(&'static str, f64)> {
-        vec![("exp_avg", 0.0), ("exp_avg_sq", 0.0)]
+    fn slots(&self, sizes: &[usize]) -> Vec<Slot> {
+        vec![Slot::new("exp_avg", 0.0, sizes), Slot::new("exp_avg_sq", 0.0, sizes)]
     }
 
     fn numbers(&self, step: u64, lr: f64) -> Vec<f64> {

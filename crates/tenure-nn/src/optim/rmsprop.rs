@@ -5,7 +5,7 @@ use tenure_tensor::{Entry, Float, Kernel, Result};
 
 use super::cpu::{self, on_cpu};
 use super::cuda::{self, Step, on_cuda};
-use super::{Numbers, Rule, StepKernel, Stepped, not_negative};
+use super::{Numbers, Rule, Slot, StepKernel, Stepped, not_negative};
 
 /// The kernels of [`RmsProp`] that is not centered. A second slot is a momentum.
 pub static RMSPROP: Kernel<StepKernel> = Kernel::new("rmsprop", &[CPU, CUDA]);
@@ -50,13 +50,13 @@ impl Rule for RmsProp {
         not_negative("rmsprop", numbers)
     }
 
-    fn slots(&self) -> Vec<(&'static str, f64)> {
-        let mut slots = vec![("square_avg", 0.0)];
+    fn slots(&self, sizes: &[usize]) -> Vec<Slot> {
+        let mut slots = vec![Slot::new("square_avg", 0.0, sizes)];
         if self.centered {
-            slots.push(("grad_avg", 0.0));
+            slots.push(Slot::new("grad_avg", 0.0, sizes));
         }
         if self.momentum > 0.0 {
-            slots.push(("momentum_buffer", 0.0));
+            slots.push(Slot::new("momentum_buffer", 0.0, sizes));
         }
         slots
     }

@@ -4,7 +4,7 @@ use tenure_tensor::{Entry, Float, Kernel, Result, TensorError};
 
 use super::cpu::{self, on_cpu};
 use super::cuda::{self, Step, on_cuda};
-use super::{Numbers, Rule, StepKernel, Stepped, not_negative};
+use super::{Numbers, Rule, Slot, StepKernel, Stepped, not_negative};
 
 /// The kernels of [`Sgd`].
 pub static SGD: Kernel<StepKernel> = Kernel::new("sgd", &[CPU, CUDA]);
@@ -43,8 +43,8 @@ impl Rule for Sgd {
         Ok(())
     }
 
-    fn slots(&self) -> Vec<(&'static str, f64)> {
-        if self.momentum == 0.0 { Vec::new() } else { vec![("momentum_buffer", 0.0)] }
+    fn slots(&self, sizes: &[usize]) -> Vec<Slot> {
+        if self.momentum == 0.0 { Vec::new() } else { vec![Slot::new("momentum_buffer", 0.0, sizes)] }
     }
 
     fn numbers(&self, step: u64, lr: f64) -> Vec<f64> {

@@ -1,4 +1,4 @@
-"""Writes `optimizers.json`: the results of PyTorch's optimizers for three parameters in five steps.
+"""Writes `optimizers.json`: the results of PyTorch's optimizers for some parameters in five steps.
 
 The gradient of element `i` at step `t` is `sin(7 i + 3 t + p)` of the parameter `p`, plus a tenth of the element.
 """
@@ -30,13 +30,20 @@ RULES = {
     ),
     "nadamw": lambda p: torch.optim.NAdam(p, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True),
 }
+ADAFACTOR = {
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "adafactor_decay": lambda p: torch.optim.Adafactor(
+        p, lr=0.6, beta2_decay=-0.5, eps=(1e-3, 0.1), d=1.2, weight_decay=0.1
+    ),
+}
 SIZES = [(), (3,), (2, 3)]
+BATCHES = [(), (3,), (4, 3), (2, 3, 4)]
 STEPS = 5
 
 
-def parameters() -> list[torch.Tensor]:
+def parameters(sizes) -> list[torch.Tensor]:
     made = []
-    for size in SIZES:
+    for size in sizes:
         count = torch.Size(size).numel()
         values = torch.linspace(-1.0, 1.5, count, dtype=torch.float64).reshape(size)
         made.append(values.float().requires_grad_())
@@ -48,8 +55,8 @@ def gradient(parameter: torch.Tensor, number: int, step: int) -> torch.Tensor:
     return (torch.sin(7 * place + 3 * step + number) + 0.1 * parameter.detach().double()).float()
 
 
-def run(rule) -> list[list[list[float]]]:
-    values = parameters()
+def run(rule, sizes=SIZES) -> list[list[list[float]]]:
+    values = parameters(sizes)
     optimizer = rule(values)
     steps = []
     for step in range(STEPS):
@@ -83,7 +90,8 @@ def scales(schedule) -> list[float]:
 
 if __name__ == "__main__":
     goldens = {
-        "rules": {name: run(rule) for name, rule in RULES.items()},
+        "rules": {name: run(rule) for name, rule in RULES.items()}
+        | {name: run(rule, BATCHES) for name, rule in ADAFACTOR.items()},
         "schedules": {name: scales(schedule) for name, schedule in SCHEDULES.items()},
     }
     Path(__file__).with_suffix(".json").write_text(json.dumps(goldens) + "\n")

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use crate::common::cuda::cuda;
 use serde_json::Value;
 use tenure_nn::optim::{
-    Adagrad, Adam, GradScaler, NAdam, Optimizer, RmsProp, Rule, ScalerState, Schedule, Sgd, clip_grad_norm,
+    Adafactor, Adagrad, Adam, GradScaler, NAdam, Optimizer, RmsProp, Rule, ScalerState, Schedule, Sgd, clip_grad_norm,
     clip_grad_value,
 };
 use tenure_nn::{Error, Parameter, StateError};
 use tenure_tensor::{DType, Device, Tensor};
 
 const SIZES: [&[usize]; 3] = [&[], &[3], &[2, 3]];
+const BATCHES: [&[usize]; 4] = [&[], &[3], &[4, 3], &[2, 3, 4]];
 const STEPS: usize = 5;
 
 fn goldens() -> Value {
@@ -23,7 +24,11 @@ fn parameters() -> Vec<Parameter> {
 }
 
 fn parameters_on(device: Device) -> Vec<Parameter> {
-    SIZES
+    parameters_of(&SIZES, device)
+}
+
+fn parameters_of(sizes: &[&[usize]], device: Device) -> Vec<Parameter> {
+    sizes
         .iter()
         .enumerate()
         .map(|(number, sizes)| {
@@ -51,12 +56,15 @@ fn set_gradients(parameters: &[Parameter], step: usize) {
 }
 
 fn check(name: &str, lr: f64, rule: impl Rule + Clone + 'static) {
-    check_on(Device::CPU, name, lr, rule.clone());
-    check_on(cuda(), name, lr, rule);
+    check_of(&SIZES, name, lr, rule, 1e-6);
 }
 
-fn check_on(device: Device, name: &str, lr: f64, rule: impl Rule + 'static) {
-    let parameters = parameters_on(device);
+fn check_of(sizes: &[&[usize]], name: &str, lr: f64, rule: impl Rule + Clone + 'static, tolerance: f64) {
+    check_on(parameters_of(sizes, Device::CPU), name, lr, rule.clone(), tolerance as f32);
+    check_on(parameters_of(sizes, cuda()), name, lr, rule, tolerance as f32);
+}
+
+fn check_on(parameters: Vec<Parameter>, name: &str, lr: f64, rule: impl Rule + 'static, tolerance: f32) {
     let mut optimizer = Optimizer::new(parameters.clone(), lr, rule);
     let steps = &goldens()["rules"][name];
     for step in 0..STEPS {
@@ -66,7 +74,10 @@ fn check_on(device: Device, name: &str, lr: f64, rule: impl Rule + 'static) {
             let expected: Vec<f32> = serde_json::from_value(steps[step][number].clone()).unwrap();
             for (found, expected) in parameter.to_vec::<f32>().unwrap().into_iter().zip(expected) {
                 let error = (found - expected).abs();
-                assert!(error <= 1e-6 * expected.abs().max(0.1), "{name}, step {step}: {found}, expected {expected}");
+                assert!(
+                    error <= tolerance * expected.abs().max(0.1),
+                    "{name}, step {step}: {found}, expected {expected}"
+                );
             }
         }
     }
@@ -102,6 +113,37 @@ fn rules_step_as_pytorch_does() {
 }
 
 #[test]
+fn adafactor_steps_batches_of_matrices_as_pytorch_does() {
+    let adafactor = Adafactor::default();
+    check_of(&BATCHES, "adafactor", 0.1, adafactor, 2e-6);
+    let decay = Adafactor { beta2_decay: -0.5, eps1: Some(1e-3), eps2: 0.1, d: 1.2, weight_decay: 0.1 };
+    check_of(&BATCHES, "adafactor_decay", 0.6, decay, 2e-6);
+}
+
+#[test]
+fn adafactor_goes_on_from_its_rows_and_columns() {
+    let [first, second] = [Device::CPU; 2].map(|device| parameters_of(&BATCHES, device));
+    let [mut whole, mut stopped] =
+        [&first, &second].map(|parameters| Optimizer::new(parameters.clone(), 0.1, Adafactor::default()));
+    for (parameters, optimizer) in [(&first, &mut whole), (&second, &mut stopped)] {
+        set_gradients(parameters, 0);
+        optimizer.step().unwrap();
+    }
+    let state: BTreeMap<String, Tensor> = stopped.state().unwrap().into_iter().collect();
+    assert_eq!((state["p3.row_var"].sizes(), state["p3.col_var"].sizes()), (&[2, 3, 1][..], &[2, 1, 4][..]));
+    assert_eq!(state["p1.variance"].sizes(), [3]);
+    let mut resumed = Optimizer::new(second.clone(), 0.1, Adafactor::default());
+    resumed.load(&state).unwrap();
+    for (parameters, optimizer) in [(&first, &mut whole), (&second, &mut resumed)] {
+        set_gradients(parameters, 1);
+        optimizer.step().unwrap();
+    }
+    for (left, right) in first.iter().zip(&second) {
+        assert_eq!(left.to_vec::<f32>().unwrap(), right.to_vec::<f32>().unwrap());
+    }
+}
+
+#[test]
 fn hyperparameters_out_of_range_are_refused() {
     fn refused(rule: impl Rule + 'static, expected: &str) {
         let parameters = parameters();
@@ -121,6 +163,12 @@ fn hyperparameters_out_of_range_are_refused() {
     refused(NAdam { eps: -1.0, ..nadam }, "eps is -1");
     refused(NAdam { weight_decay: -1.0, ..nadam }, "weight_decay is -1");
     refused(NAdam { momentum_decay: -1.0, ..nadam }, "momentum_decay is -1");
+    let adafactor = Adafactor::default();
+    refused(Adafactor { beta2_decay: 0.1, ..adafactor }, "beta2_decay is 0.1: a number up to 0 is expected");
+    refused(Adafactor { eps1: Some(-1.0), ..adafactor }, "eps1 is -1");
+    refused(Adafactor { eps2: -1.0, ..adafactor }, "eps2 is -1");
+    refused(Adafactor { d: 0.5, ..adafactor }, "d is 0.5: a number from 1 on is expected");
+    refused(Adafactor { weight_decay: -1.0, ..adafactor }, "weight_decay is -1");
 }
 
 #[test]
