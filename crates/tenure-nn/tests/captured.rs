@@ -11,7 +11,9 @@ use tenure_device::{Call, Executor};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::layers::{BatchNorm, BatchNormOptions, Layer};
 use tenure_nn::models::{Gpt2, Gpt2Config, ResNet, ResNetConfig};
-use tenure_nn::optim::{Adagrad, Adam, GradScaler, NAdam, Optimizer, RmsProp, Rule, Schedule, Sgd, clip_grad_norm};
+use tenure_nn::optim::{
+    Adafactor, Adagrad, Adam, GradScaler, NAdam, Optimizer, RmsProp, Rule, Schedule, Sgd, clip_grad_norm,
+};
 use tenure_nn::train::{Classification, Task, Trainer, TrainerOptions};
 use tenure_nn::{Module, Parameter, Scope};
 use tenure_tensor::autocast::Autocast;
@@ -255,6 +257,11 @@ fn what_cannot_be_captured_is_said() {
     // The failed captures changed nothing.
     step(None).unwrap();
     assert_eq!(x.to_vec::<f32>().unwrap(), [3.5; 3]);
+
+    let mut whole = Optimizer::new(vec![x.clone()], 0.25, Adafactor::default());
+    x.sum_all().unwrap().backward().unwrap();
+    let error = Captured::new(DEVICE, || whole.step()).map(drop).unwrap_err().to_string();
+    assert!(error.contains("a step of adafactor cannot be captured"), "{error}");
 
     let mut run = run(Adam::w(), true);
     run.step().unwrap();

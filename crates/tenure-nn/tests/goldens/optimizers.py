@@ -36,7 +36,14 @@ ADAFACTOR = {
         p, lr=0.6, beta2_decay=-0.5, eps=(1e-3, 0.1), d=1.2, weight_decay=0.1
     ),
 }
+MUON = {
+    "muon": lambda p: torch.optim.Muon(p, lr=0.01),
+    "muon_match": lambda p: torch.optim.Muon(
+        p, lr=0.01, weight_decay=0.5, momentum=0.8, nesterov=False, ns_steps=3, adjust_lr_fn="match_rms_adamw"
+    ),
+}
 SIZES = [(), (3,), (2, 3)]
+MATRICES = [(2, 3), (5, 3), (4, 4)]
 BATCHES = [(), (3,), (4, 3), (2, 3, 4)]
 STEPS = 5
 
@@ -91,7 +98,8 @@ def scales(schedule) -> list[float]:
 if __name__ == "__main__":
     goldens = {
         "rules": {name: run(rule) for name, rule in RULES.items()}
-        | {name: run(rule, BATCHES) for name, rule in ADAFACTOR.items()},
+        | {name: run(rule, BATCHES) for name, rule in ADAFACTOR.items()}
+        | {name: run(rule, MATRICES) for name, rule in MUON.items()},
         "schedules": {name: scales(schedule) for name, schedule in SCHEDULES.items()},
     }
     Path(__file__).with_suffix(".json").write_text(json.dumps(goldens) + "\n")

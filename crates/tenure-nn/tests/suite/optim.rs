@@ -5,14 +5,15 @@ use std::collections::BTreeMap;
 use crate::common::cuda::cuda;
 use serde_json::Value;
 use tenure_nn::optim::{
-    Adafactor, Adagrad, Adam, GradScaler, NAdam, Optimizer, RmsProp, Rule, ScalerState, Schedule, Sgd, clip_grad_norm,
-    clip_grad_value,
+    Adafactor, Adagrad, Adam, GradScaler, LrAdjustment, Muon, NAdam, Optimizer, RmsProp, Rule, ScalerState, Schedule,
+    Sgd, clip_grad_norm, clip_grad_value,
 };
 use tenure_nn::{Error, Parameter, StateError};
 use tenure_tensor::{DType, Device, Tensor};
 
 const SIZES: [&[usize]; 3] = [&[], &[3], &[2, 3]];
 const BATCHES: [&[usize]; 4] = [&[], &[3], &[4, 3], &[2, 3, 4]];
+const MATRICES: [&[usize]; 3] = [&[2, 3], &[5, 3], &[4, 4]];
 const STEPS: usize = 5;
 
 fn goldens() -> Value {
@@ -144,6 +145,25 @@ fn adafactor_goes_on_from_its_rows_and_columns() {
 }
 
 #[test]
+fn muon_steps_matrices_as_pytorch_does() {
+    let muon = Muon::default();
+    check_of(&MATRICES, "muon", 0.01, muon, 1e-6);
+    let lr_adjustment = LrAdjustment::MatchRmsAdamW;
+    let other = Muon { weight_decay: 0.5, momentum: 0.8, nesterov: false, iterations: 3, lr_adjustment, ..muon };
+    check_of(&MATRICES, "muon_match", 0.01, other, 1e-6);
+}
+
+#[test]
+fn muon_steps_only_matrices() {
+    let parameters = parameters_of(&[&[2, 3], &[3]], Device::CPU);
+    set_gradients(&parameters, 0);
+    let before = parameters[0].to_vec::<f32>().unwrap();
+    let error = Optimizer::new(parameters.clone(), 0.1, Muon::default()).step().unwrap_err().to_string();
+    assert!(error.contains("a parameter has sizes [3], and only matrices are stepped"), "{error}");
+    assert_eq!(parameters[0].to_vec::<f32>().unwrap(), before);
+}
+
+#[test]
 fn hyperparameters_out_of_range_are_refused() {
     fn refused(rule: impl Rule + 'static, expected: &str) {
         let parameters = parameters();
@@ -169,6 +189,12 @@ fn hyperparameters_out_of_range_are_refused() {
     refused(Adafactor { eps2: -1.0, ..adafactor }, "eps2 is -1");
     refused(Adafactor { d: 0.5, ..adafactor }, "d is 0.5: a number from 1 on is expected");
     refused(Adafactor { weight_decay: -1.0, ..adafactor }, "weight_decay is -1");
+    let muon = Muon::default();
+    refused(Muon { momentum: -0.1, ..muon }, "momentum is -0.1");
+    refused(Muon { weight_decay: -1.0, ..muon }, "weight_decay is -1");
+    refused(Muon { eps: -1.0, ..muon }, "eps is -1");
+    refused(Muon { iterations: 100, ..muon }, "there are 100 iterations: a number below 100 is expected");
+    refused(Muon { coefficients: [1.0, f64::NAN, 1.0], ..muon }, "finite numbers are expected");
 }
 
 #[test]
