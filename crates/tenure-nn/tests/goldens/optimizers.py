@@ -74,6 +74,30 @@ def run(rule, sizes=SIZES) -> list[list[list[float]]]:
     return steps
 
 
+LBFGS = {
+    "fixed": {"lr": 0.1, "max_iter": 6, "history_size": 3},
+    "strong_wolfe": {"max_iter": 4, "line_search_fn": "strong_wolfe"},
+}
+
+
+def minimized(options) -> list[list[list[float]]]:
+    """Minimizes Rosenbrock's function of pairs of elements in three steps."""
+    values = [torch.tensor([-1.2, 1.0]).requires_grad_(), torch.tensor([[0.5], [-0.7]]).requires_grad_()]
+    optimizer = torch.optim.LBFGS(values, **options)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = sum(10 * (v.flatten()[1] - v.flatten()[0] ** 2) ** 2 + (1 - v.flatten()[0]) ** 2 for v in values)
+        loss.backward()
+        return loss
+
+    steps = []
+    for _ in range(3):
+        optimizer.step(closure)
+        steps.append([value.detach().flatten().tolist() for value in values])
+    return steps
+
+
 SCHEDULES = {
     "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 4, gamma=0.3),
     "multi_step": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [3, 8], gamma=0.2),
@@ -100,6 +124,7 @@ if __name__ == "__main__":
         "rules": {name: run(rule) for name, rule in RULES.items()}
         | {name: run(rule, BATCHES) for name, rule in ADAFACTOR.items()}
         | {name: run(rule, MATRICES) for name, rule in MUON.items()},
+        "lbfgs": {name: minimized(options) for name, options in LBFGS.items()},
         "schedules": {name: scales(schedule) for name, schedule in SCHEDULES.items()},
     }
     Path(__file__).with_suffix(".json").write_text(json.dumps(goldens) + "\n")

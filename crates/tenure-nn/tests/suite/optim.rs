@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::common::cuda::cuda;
 use serde_json::Value;
 use tenure_nn::optim::{
-    Adafactor, Adagrad, Adam, GradScaler, LrAdjustment, Muon, NAdam, Optimizer, RmsProp, Rule, ScalerState, Schedule,
-    Sgd, clip_grad_norm, clip_grad_value,
+    Adafactor, Adagrad, Adam, GradScaler, Lbfgs, LbfgsOptions, LrAdjustment, Muon, NAdam, Optimizer, RmsProp, Rule,
+    ScalerState, Schedule, Sgd, clip_grad_norm, clip_grad_value,
 };
 use tenure_nn::{Error, Parameter, StateError};
 use tenure_tensor::{DType, Device, Tensor};
@@ -161,6 +161,70 @@ fn muon_steps_only_matrices() {
     let error = Optimizer::new(parameters.clone(), 0.1, Muon::default()).step().unwrap_err().to_string();
     assert!(error.contains("a parameter has sizes [3], and only matrices are stepped"), "{error}");
     assert_eq!(parameters[0].to_vec::<f32>().unwrap(), before);
+}
+
+/// Returns the start of the function that `optimizers.py` minimizes.
+fn pairs(device: Device) -> Vec<Parameter> {
+    let make = |name, values: [f32; 2], sizes: &[usize]| {
+        let values = Tensor::from_slice(&values, sizes).unwrap().to_device(device).unwrap();
+        Parameter::new(name, values).unwrap()
+    };
+    vec![make("a", [-1.2, 1.0], &[2]), make("b", [0.5, -0.7], &[2, 1])]
+}
+
+fn rosenbrock(parameters: &[Parameter]) -> tenure_nn::Result<Tensor> {
+    let mut total = Tensor::zeros(&[], DType::F32, parameters[0].device())?;
+    for parameter in parameters {
+        parameter.set_grad(None)?;
+        let flat = parameter.flatten(0, -1)?;
+        let x = flat.select(0, 0)?;
+        let valley = flat.select(0, 1)?.sub(&x.square()?)?.square()?.mul(10.0)?;
+        total = total.add(&valley)?.add(&x.neg()?.add(1.0)?.square()?)?;
+    }
+    total.backward()?;
+    Ok(total)
+}
+
+#[test]
+fn lbfgs_minimizes_as_pytorch_does() {
+    let fixed = LbfgsOptions { lr: 0.1, max_iterations: 6, history_size: 3, ..LbfgsOptions::default() };
+    let searched = LbfgsOptions { max_iterations: 4, strong_wolfe: true, ..LbfgsOptions::default() };
+    for (name, options) in [("fixed", fixed), ("strong_wolfe", searched)] {
+        for device in [Device::CPU, cuda()] {
+            let parameters = pairs(device);
+            let mut optimizer = Lbfgs::new(parameters.clone(), options);
+            for step in 0..3 {
+                // Steps go on from the state of the one before.
+                let state: BTreeMap<String, Tensor> = optimizer.state().unwrap().into_iter().collect();
+                optimizer = Lbfgs::new(parameters.clone(), options);
+                optimizer.load(&state).unwrap();
+                optimizer.step(|| rosenbrock(&parameters)).unwrap();
+                for (number, parameter) in parameters.iter().enumerate() {
+                    let expected = goldens()["lbfgs"][name][step][number].clone();
+                    let expected: Vec<f32> = serde_json::from_value(expected).unwrap();
+                    for (found, expected) in parameter.to_vec::<f32>().unwrap().into_iter().zip(expected) {
+                        assert!((found - expected).abs() <= 1e-4, "{name}, step {step}: {found}, expected {expected}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn lbfgs_refuses_options_out_of_range() {
+    let options = LbfgsOptions::default();
+    let cases = [
+        (LbfgsOptions { lr: -1.0, ..options }, "the learning rate is -1"),
+        (LbfgsOptions { tolerance_grad: -1.0, ..options }, "tolerance_grad is -1"),
+        (LbfgsOptions { tolerance_change: f64::NAN, ..options }, "tolerance_change is NaN"),
+        (LbfgsOptions { history_size: 0, ..options }, "history_size is 0: a number from 1 on is expected"),
+    ];
+    for (options, expected) in cases {
+        let mut optimizer = Lbfgs::new(pairs(Device::CPU), options);
+        let error = optimizer.step(|| panic!("the closure is not called")).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[test]
