@@ -7,6 +7,8 @@
 `tenure.random`           the seed and the state of random numbers
 `tenure.safetensors`      tensors in files, and `tenure.save` and `tenure.load` of state dicts
 `tenure.nn`               layers and models
+`tenure.optim`            optimizers and schedulers of learning rates
+`tenure.amp`              mixed precision
 `tenure.torch`            stock PyTorch on Tenure's allocator
 `tenure.ray`              models on a Ray cluster, each request sent to a replica that has its model
 `tenure.devices`          the devices, the processes on them, and the links between them
@@ -25,8 +27,7 @@ from tenure._operations import *  # noqa: F403
 from tenure._operations import __all__ as _operation_names
 
 # isort: split
-from tenure import autograd, data, memory, nn, plan, random, safetensors, trace
-from tenure._buffers import frombuffer
+from tenure import amp, autograd, data, memory, nn, optim, plan, random, safetensors, trace
 from tenure._devices import Cpu, Device, Devices, Link, Process, devices
 from tenure._errors import DeviceError, Error, OutOfMemoryError, TraceError
 from tenure._native import VERSION as __version__
@@ -54,6 +55,7 @@ from tenure._native import (
     tensor,
     uint8,
 )
+from tenure.amp import autocast
 from tenure.autograd import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from tenure.random import get_rng_state, initial_seed, manual_seed, seed, set_rng_state
 from tenure.safetensors import load, save
@@ -99,8 +101,10 @@ __all__ = [
     "Tensor",
     "TraceError",
     "__version__",
+    "amp",
     "as_tensor",
     "asarray",
+    "autocast",
     "autograd",
     "bfloat16",
     "bool",
@@ -139,6 +143,7 @@ __all__ = [
     "newaxis",
     "nn",
     "no_grad",
+    "optim",
     "pi",
     "plan",
     "promote_types",

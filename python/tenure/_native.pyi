@@ -8,6 +8,7 @@ __all__ = [
     "AgentClient",
     "Budget",
     "Mapping",
+    "Optimizer",
     "Packed",
     "Placement",
     "Problem",
@@ -19,6 +20,7 @@ __all__ = [
     "about_shared_parameters",
     "allocate_shared_cache",
     "attach_shared_parameters",
+    "autocast_dtype",
     "begin_span",
     "check_room_for_parameters",
     "check_shared_parameters",
@@ -30,6 +32,7 @@ __all__ = [
     "divide_layers",
     "empty_cache",
     "end_span",
+    "enter_autocast",
     "enter_purpose",
     "insert_shared_computation",
     "insert_shared_parameters",
@@ -66,6 +69,7 @@ __all__ = [
     "torch_background",
     "torch_configure",
     "torch_memory_fraction",
+    "unscale_gradients",
 ]
 
 VERSION: str
@@ -280,6 +284,21 @@ class SwitchedWeights:
     def worth(self, uses: int, priority: int) -> int: ...
     def evict(self, bytes: int) -> int: ...
 
+@final
+class Optimizer:
+    def __new__(cls, rule: str) -> Optimizer: ...
+    def add_group(self, group: dict[str, Any], names: list[str]) -> None: ...
+    def step(self, groups: list[dict[str, Any]]) -> None: ...
+    def prepare(self, groups: list[dict[str, Any]]) -> None: ...
+    def slot_names(self, groups: list[dict[str, Any]], group: int) -> list[str]: ...
+    def state(self, group: int, index: int) -> tuple[int, list[tuple[str, Any]]]: ...
+    def set_state(
+        self, groups: list[dict[str, Any]], group: int, index: int, steps: int, values: list[Any]
+    ) -> None: ...
+
+def unscale_gradients(parameters: list[Any], scale: float) -> bool: ...
+def enter_autocast(dtype: Any) -> int: ...
+def autocast_dtype() -> Any: ...
 def known_order(settings: list[str], tensors: list[str]) -> tuple[list[int], list[int]] | None: ...
 def keep_order(settings: list[str], tensors: list[str], order: list[int], ends: list[int]) -> None: ...
 def divide_layers(layers: list[tuple[int, float]], bytes_per_us: float, grouping: str) -> list[int]: ...

@@ -291,6 +291,12 @@ impl Parameter {
         let (name, module) = named(name.into());
         Ok(Self { name, module, tensor: tensor.requires_grad_(true)? })
     }
+
+    /// Names a leaf, whether or not it requires a gradient. An optimizer steps it when it has one.
+    pub fn of_leaf(name: impl Into<Arc<str>>, tensor: Tensor) -> Self {
+        let (name, module) = named(name.into());
+        Self { name, module, tensor }
+    }
 }
 
 impl Buffer {

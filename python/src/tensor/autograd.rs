@@ -7,9 +7,11 @@ use std::sync::Arc;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use tenure::tensor::autocast::{self, Autocast};
 use tenure::tensor::autograd::{self, Anomaly, BackwardOptions, GradMode, Node, SavedHooks};
 use tenure::tensor::{AutogradError, Tensor, TensorError};
 
+use super::dtype::{self, DTypeObject};
 use super::{TensorObject, convert, exception, wrapped};
 
 /// The node name of errors that stand for an exception of Python code.
@@ -29,6 +31,7 @@ enum Setting {
     GradientMode(GradMode),
     Anomaly(Anomaly),
     SavedTensorsHooks(SavedHooks),
+    Autocast(Autocast),
 }
 
 /// Keeps an exception until the pass in which it was raised returns, and returns an error that stands for it.
@@ -83,6 +86,18 @@ pub(crate) fn enter_saved_tensors_hooks(pack: Py<PyAny>, unpack: Py<PyAny>) -> u
         },
     );
     enter(Setting::SavedTensorsHooks(hooks))
+/// Makes this thread's operations compute in a 16-bit dtype where that is enough; `None` leaves all dtypes as they are.
+/// Returns the number to leave the setting with.
+#[pyfunction]
+#[pyo3(signature = (dtype))]
+pub(crate) fn enter_autocast(dtype: Option<&DTypeObject>) -> u64 {
+    enter(Setting::Autocast(Autocast::enter(dtype.map(DTypeObject::dtype))))
+}
+
+/// Returns the dtype that this thread's operations compute in where that is enough; `None` outside of autocast.
+#[pyfunction]
+pub(crate) fn autocast_dtype(py: Python<'_>) -> PyResult<Option<Py<DTypeObject>>> {
+    autocast::dtype().map(|dtype| dtype::object(py, dtype)).transpose()
 }
 
 /// Leaves a setting of this thread.

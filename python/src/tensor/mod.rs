@@ -15,10 +15,11 @@ mod generator;
 mod held;
 mod indexing;
 mod operators;
+mod optimizer;
 mod results;
 
 pub(crate) use autograd::{
-    NodeObject, backward, enter_anomaly_mode, enter_gradient_mode, enter_saved_tensors_hooks, grad, is_grad_enabled,
+    NodeObject, autocast_dtype, backward, enter_anomaly_mode, enter_autocast, enter_gradient_mode, enter_saved_tensors_hooks, grad, is_grad_enabled,
     leave_setting,
 };
 pub(crate) use buffer::frombuffer;
@@ -30,6 +31,7 @@ pub(crate) use function::{attach_function, check_gradients, checkpoint};
 pub(crate) use functions::{operation_functions, operation_table};
 pub(crate) use generator::{GeneratorObject, default_generator};
 pub(crate) use held::HookObject;
+pub(crate) use optimizer::{OptimizerObject, unscale_gradients};
 
 use std::sync::Arc;
 

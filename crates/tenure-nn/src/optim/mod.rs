@@ -6,6 +6,7 @@ mod adam;
 mod clip;
 mod cpu;
 mod cuda;
+mod edit;
 mod lbfgs;
 mod line_search;
 mod muon;
@@ -38,7 +39,7 @@ pub use muon::{LrAdjustment, MUON, Muon};
 pub use nadam::{NADAM, NAdam};
 pub use numbers::Numbers;
 pub use rmsprop::{RMSPROP, RMSPROP_CENTERED, RmsProp};
-pub use scaler::{GradScaler, ScalerState};
+pub use scaler::{GradScaler, ScalerState, unscale_grads};
 pub use schedule::Schedule;
 pub use sgd::{SGD, Sgd};
 
@@ -127,6 +128,8 @@ pub struct Optimizer {
 pub struct Group {
     lr: Rate,
     rule: Arc<dyn Rule>,
+    /// Whether the rule gets negated gradients.
+    maximize: bool,
     members: Vec<GroupMember>,
 }
 
@@ -159,18 +162,18 @@ pub(crate) struct ParameterPlace {
 impl Optimizer {
     /// Makes an optimizer of one group of parameters.
     pub fn new(parameters: Vec<Parameter>, lr: f64, rule: impl Rule + 'static) -> Self {
-        Self { groups: Vec::new(), lr_scale: Rate::new(1.0), unscaled: None }.with_group(parameters, lr, rule)
+        Self::empty().with_group(parameters, lr, rule)
+    }
+
+    /// Makes an optimizer without groups.
+    pub fn empty() -> Self {
+        Self { groups: Vec::new(), lr_scale: Rate::new(1.0), unscaled: None }
     }
 
     /// Adds a group of parameters. Parameters that are in a group already stay in it.
     #[must_use]
     pub fn with_group(mut self, parameters: Vec<Parameter>, lr: f64, rule: impl Rule + 'static) -> Self {
-        let mut ids: HashSet<usize> = self.parameters().map(|parameter| parameter.id()).collect();
-        let added = parameters.into_iter().filter(|parameter| ids.insert(parameter.id()));
-        let members = added
-            .map(|parameter| GroupMember { parameter, steps: Steps::new(0), slots: Slots::InMemory(Vec::new()) })
-            .collect();
-        self.groups.push(Group { lr: Rate::new(lr), rule: Arc::new(rule), members });
+        self.add_group(parameters, lr, Arc::new(rule));
         self
     }
 
@@ -185,7 +188,7 @@ impl Optimizer {
     }
 
     /// Returns the parameters of all groups.
-    pub fn parameters(&self) -> impl Iterator<Item = &Parameter> {
+    pub fn parameters(&self) -> impl Iterator<Item = &Parameter> + Clone {
         self.members().map(|member| &member.parameter)
     }
 
@@ -346,7 +349,7 @@ impl Optimizer {
         }
     }
 
-    fn members(&self) -> impl Iterator<Item = &GroupMember> {
+    fn members(&self) -> impl Iterator<Item = &GroupMember> + Clone {
         self.groups.iter().flat_map(|group| &group.members)
     }
 }
@@ -384,10 +387,11 @@ impl Group {
         let rates = [&self.lr, scale];
         let mut ready = Vec::new();
         for member in &mut self.members[members] {
-            let Some(grad) = member.parameter.grad() else { continue };
-            if member.steps.get() == 0 {
-                member.ensure_slots(&**rule)?;
+            let Some(mut grad) = member.parameter.grad() else { continue };
+            if self.maximize {
+                grad = grad.neg()?;
             }
+            member.ensure_slots(&**rule)?;
             ready.push(ReadyMember::new(member, &grad, rule.is_elementwise())?);
         }
         while let Some(kind) = ready.first().map(ReadyMember::kind) {
@@ -486,14 +490,19 @@ impl<'a> ReadyMember<'a> {
 impl GroupMember {
     /// Makes the rule's slots if they do not exist yet.
     fn ensure_slots(&mut self, rule: &dyn Rule) -> tenure_tensor::Result<()> {
-        if is_capturing() && !rule.slots(self.parameter.sizes()).is_empty() {
+        let is_made = match &self.slots {
+            Slots::InMemory(slots) => slots.len() >= rule.slots(self.parameter.sizes()).len(),
+            Slots::Offloaded(_) => true,
+        };
+        if is_made {
+            return Ok(());
+        }
+        if is_capturing() {
             let name = self.parameter.name();
             let reason = format!("the first step of {name} makes what {} keeps for it: make one before", rule.name());
             return Err(TensorError::argument("Optimizer::step", reason));
         }
-        if matches!(&self.slots, Slots::InMemory(slots) if slots.is_empty()) {
-            self.slots = Slots::InMemory(self.make_slots(rule)?);
-        }
+        self.slots = Slots::InMemory(self.make_slots(rule)?);
         Ok(())
     }
 

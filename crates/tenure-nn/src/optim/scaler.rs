@@ -5,7 +5,7 @@ use tenure_tensor::cuda::is_capturing;
 use tenure_tensor::{Tensor, TensorError, autograd};
 
 use super::{Optimizer, clip};
-use crate::Result;
+use crate::{Parameter, Result};
 
 /// Scales a loss up before `backward` and its gradients down afterwards, and skips a step whose gradients are not
 /// finite. PyTorch's `torch.amp.GradScaler` for one optimizer, with `update` as part of [`step`](Self::step).
@@ -58,10 +58,7 @@ impl GradScaler {
             let reason = "the gradients were scaled down already: call it once, then GradScaler::step";
             return Err(TensorError::argument("GradScaler::unscale", reason).into());
         }
-        let is_finite = autograd::no_grad(|| clip::squares(optimizer.parameters())?.item::<f64>())?.is_finite();
-        if is_finite {
-            clip::scale_grads(optimizer.parameters(), 1.0 / self.state.scale)?;
-        }
+        let is_finite = unscale_grads(optimizer.parameters(), self.state.scale)?;
         optimizer.unscaled = Some(is_finite);
         Ok(is_finite)
     }
@@ -100,4 +97,16 @@ impl GradScaler {
         }
         Err(TensorError::argument("GradScaler", format!("the scale is {scale}: a number above 0 is expected")).into())
     }
+}
+
+/// Divides the gradients of parameters by `scale`. Returns whether all are finite. If not, none was changed.
+///
+/// # Errors
+/// No memory.
+pub fn unscale_grads<'a>(parameters: impl Iterator<Item = &'a Parameter> + Clone, scale: f64) -> Result<bool> {
+    let is_finite = autograd::no_grad(|| clip::squares(parameters.clone())?.item::<f64>())?.is_finite();
+    if is_finite {
+        clip::scale_grads(parameters, 1.0 / scale)?;
+    }
+    Ok(is_finite)
 }

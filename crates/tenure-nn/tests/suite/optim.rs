@@ -1,6 +1,7 @@
 //! Tests of optimizers, schedules, clipping and loss scaling.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::common::cuda::cuda;
 use serde_json::Value;
@@ -583,4 +584,28 @@ fn a_gradient_of_other_sizes_is_refused() {
         optimizer.step().unwrap();
     }
     assert_eq!(parameter.to_vec::<f32>().unwrap(), [1.0; 3]);
+}
+
+#[test]
+fn a_group_ascends_its_gradients_if_it_maximizes() {
+    let x = Parameter::new("x", Tensor::from_slice(&[4.0_f32], &[1]).unwrap()).unwrap();
+    let mut optimizer = Optimizer::new(vec![x.clone()], 0.5, Sgd::default());
+    optimizer.groups_mut()[0].set_maximize(true);
+    x.set_grad(Some(Tensor::from_slice(&[2.0_f32], &[1]).unwrap())).unwrap();
+    optimizer.step().unwrap();
+    assert_eq!(x.to_vec::<f32>().unwrap(), [5.0]);
+}
+
+#[test]
+fn slots_that_another_rule_adds_are_made_at_the_next_step() {
+    let x = Parameter::new("x", Tensor::from_slice(&[4.0_f32], &[1]).unwrap()).unwrap();
+    let mut optimizer = Optimizer::new(vec![x.clone()], 1.0, Sgd::default());
+    x.set_grad(Some(Tensor::from_slice(&[1.0_f32], &[1]).unwrap())).unwrap();
+    optimizer.step().unwrap();
+    optimizer.groups_mut()[0].set_rule(Arc::new(Sgd { momentum: 0.5, ..Sgd::default() }));
+    optimizer.step().unwrap();
+    optimizer.step().unwrap();
+    assert_eq!(x.to_vec::<f32>().unwrap(), [4.0 - 1.0 - 1.0 - 1.5]);
+    let (steps, slots) = optimizer.groups()[0].state_of(0).unwrap();
+    assert_eq!((steps, slots[0].0, slots[0].1.to_vec::<f32>().unwrap()), (3, "momentum_buffer", vec![1.5]));
 }

@@ -1,0 +1,21 @@
+"""Optimizers: the rules that update parameters by their gradients, by PyTorch's names.
+
+The steps are those of Tenure's Rust programs: one fused kernel for all parameters of a group, on CPUs and on CUDA
+devices.
+
+Examples
+--------
+>>> import tenure
+>>> x = tenure.tensor([4.0], requires_grad=True)
+>>> optimizer = tenure.optim.SGD([x], lr=0.25)
+>>> (x * x).sum().backward()
+>>> optimizer.step()
+>>> x.tolist()
+[2.0]
+"""
+
+from tenure.optim import lr_scheduler
+from tenure.optim._optimizer import Optimizer
+from tenure.optim._rules import SGD, Adagrad, Adam, AdamW
+
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Optimizer", "lr_scheduler"]
