@@ -86,6 +86,8 @@ pub(crate) fn enter_saved_tensors_hooks(pack: Py<PyAny>, unpack: Py<PyAny>) -> u
         },
     );
     enter(Setting::SavedTensorsHooks(hooks))
+}
+
 /// Makes this thread's operations compute in a 16-bit dtype where that is enough; `None` leaves all dtypes as they are.
 /// Returns the number to leave the setting with.
 #[pyfunction]

@@ -95,11 +95,11 @@ impl OptimizerObject {
         py.detach(|| self.optimizer.lock().prepare()).map_err(exception)
     }
 
-    /// Returns the names of the state tensors of the parameters of a group.
-    fn slot_names(&self, groups: &Bound<'_, PyList>, group: usize) -> PyResult<Vec<&str>> {
+    /// Returns the names of the state tensors of a parameter.
+    fn slot_names(&self, groups: &Bound<'_, PyList>, group: usize, index: usize) -> PyResult<Vec<&str>> {
         self.update(groups)?;
         let optimizer = self.optimizer.lock();
-        Ok(optimizer.groups().get(group).ok_or_else(|| no_group(group))?.slot_names())
+        Ok(optimizer.groups().get(group).ok_or_else(|| no_group(group))?.slot_names(index).map_err(exception)?)
     }
 
     /// Returns the number of steps and the named state tensors of a parameter.

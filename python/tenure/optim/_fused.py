@@ -104,7 +104,7 @@ class _ParameterState(MutableMapping[str, Any]):
         optimizer = self._optimizer
         values = {name: value for name, value in values.items() if value is not None}
         steps = int(float(values.pop("step", 1 if values else 0)))
-        names = optimizer._native.slot_names(optimizer.param_groups, self._place[0])
+        names = optimizer._native.slot_names(optimizer.param_groups, *self._place)
         if values and set(names) != set(values):
             raise ValueError(f"the state of a parameter has {sorted(values)}: {sorted(names)} are expected")
         slots = [asarray(values[name]) for name in names if values]

@@ -35,9 +35,13 @@ impl Group {
         Ok(())
     }
 
-    /// Returns the names of the slots of each parameter.
-    pub fn slot_names(&self) -> Vec<&'static str> {
-        self.rule.slots().into_iter().map(|(name, _)| name).collect()
+    /// Returns the names of the slots of the parameter at `index`.
+    ///
+    /// # Errors
+    /// The group has no such parameter.
+    pub fn slot_names(&self, index: usize) -> Result<Vec<&'static str>> {
+        let slots = self.rule.slots(self.member(index)?.parameter.sizes());
+        Ok(slots.into_iter().map(|slot| slot.name).collect())
     }
 
     /// Returns the number of steps and the named slots of the parameter at `index`. The slots are the optimizer's own
@@ -47,7 +51,7 @@ impl Group {
     /// The group has no such parameter; offloaded slots cannot be read back.
     pub fn state_of(&self, index: usize) -> Result<(u64, Vec<(&'static str, Tensor)>)> {
         let member = self.member(index)?;
-        let names = self.slot_names();
+        let names = self.slot_names(index)?;
         let count = match &member.slots {
             Slots::InMemory(slots) => slots.len(),
             Slots::Offloaded(_) => names.len(),
@@ -64,7 +68,7 @@ impl Group {
     pub fn set_state_of(&mut self, index: usize, steps: u64, values: &[Tensor]) -> Result<()> {
         let member = self.member(index)?;
         let rule = &*self.rule;
-        let count = rule.slots().len();
+        let count = self.slot_names(index)?.len();
         if !values.is_empty() && values.len() != count {
             let reason = format!("{} has {count} tensors of state for a parameter, got {}", rule.name(), values.len());
             return Err(TensorError::argument("Optimizer::set_state_of", reason).into());
