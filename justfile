@@ -131,9 +131,10 @@ shim *versions:
 wheels *versions=pytorch:
     scripts/build-wheels {{ versions }}
 
-# Writes docs/reference/operations.md, after an operation was added or changed
-operations:
+# Writes docs/reference/operations.md and python/tenure/_operations.pyi, after an operation was added or changed
+operations: venv
     TENURE_UPDATE=1 cargo test --package tenure-tensor --test suite table::the_reference
+    {{ venv }}/bin/python scripts/operation-stubs
 
 # Format, clippy and documentation, with no warnings; no test that depends on the wall clock
 lint:

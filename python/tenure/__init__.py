@@ -21,6 +21,7 @@
 `tenure.torch` and `tenure.ray` must be imported by name, since they import PyTorch and Ray.
 """
 
+import builtins as _builtins
 import math as _math
 
 from tenure._operations import *  # noqa: F403
@@ -70,8 +71,8 @@ newaxis = None
 
 def as_tensor(
     data: object,
-    dtype: dtype | None = None,  # type: ignore[valid-type]
-    device: device | str | None = None,  # type: ignore[valid-type]
+    dtype: dtype | None = None,
+    device: device | str | _builtins.int | None = None,
 ) -> Tensor:
     """Returns a tensor of an object's values, on the same memory if that is possible: `asarray`."""
     return asarray(data, dtype=dtype, device=device)
@@ -82,7 +83,7 @@ def from_numpy(array: object) -> Tensor:
     return from_dlpack(array)
 
 
-def is_tensor(obj: object) -> bool:  # type: ignore[valid-type]
+def is_tensor(obj: object) -> _builtins.bool:
     """Returns whether an object is a tensor."""
     return isinstance(obj, Tensor)
 
