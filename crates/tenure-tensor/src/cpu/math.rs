@@ -41,6 +41,9 @@ pub(crate) trait Math: Real {
     fn atan2(self, x: Self) -> Self;
     fn sinh(self) -> Self;
     fn cosh(self) -> Self;
+    fn asinh(self) -> Self;
+    fn acosh(self) -> Self;
+    fn atanh(self) -> Self;
 
     /// Returns whether the value is NaN.
     #[inline(always)]
@@ -66,7 +69,7 @@ macro_rules! own {
 }
 
 impl Math for f64 {
-    own!(f64: sqrt abs floor ceil trunc exp log2 log10 tanh sin cos tan asin acos atan sinh cosh);
+    own!(f64: sqrt abs floor ceil trunc exp log2 log10 tanh sin cos tan asin acos atan sinh cosh asinh acosh atanh);
 
     #[inline(always)]
     fn of(value: f64) -> Self {
@@ -114,7 +117,7 @@ impl Math for f64 {
 }
 
 impl Math for f32 {
-    own!(f32: sqrt abs floor ceil trunc asin acos atan sinh cosh);
+    own!(f32: sqrt abs floor ceil trunc asin acos atan sinh cosh asinh acosh atanh);
 
     #[inline(always)]
     fn of(value: f64) -> Self {

@@ -53,6 +53,9 @@ unary! {
     ATAN: Math (lanes of floats), |x| x.atan();
     SINH: Math (lanes of floats), |x| x.sinh();
     COSH: Math (lanes of floats), |x| x.cosh();
+    ASINH: Math (lanes of floats), |x| x.asinh();
+    ACOSH: Math (lanes of floats), |x| x.acosh();
+    ATANH: Math (lanes of floats), |x| x.atanh();
     TANH: Math (lanes of floats), |x| x.tanh();
     SIGMOID: Math (lanes of floats), |x| x.sigmoid();
     ERF: Math (lanes of floats), |x| x.erf();

@@ -27,6 +27,9 @@ expressions! {
     ATAN: ["T", "T"] (lanes of floats), "atan(a)";
     SINH: ["T", "T"] (lanes of floats), "sinh(a)";
     COSH: ["T", "T"] (lanes of floats), "cosh(a)";
+    ASINH: ["T", "T"] (lanes of floats), "asinh(a)";
+    ACOSH: ["T", "T"] (lanes of floats), "acosh(a)";
+    ATANH: ["T", "T"] (lanes of floats), "atanh(a)";
     TANH: ["T", "T"] (lanes of floats), "tanh(a)";
     SIGMOID: ["T", "T"] (lanes of floats), "sigmoid(a)";
     ERF: ["T", "T"] (lanes of floats), "erf(a)";

@@ -2,10 +2,14 @@
 //! [`Tensor`](crate::Tensor).
 
 mod activation;
+mod adaptive_max_pool;
+mod algebra;
 mod arithmetic;
 mod attention;
 mod batch_norm;
+mod cdist;
 mod compare;
+mod composed;
 mod conv;
 mod copy;
 mod einsum;
@@ -13,6 +17,7 @@ mod extreme;
 mod gather;
 mod in_place;
 mod index;
+mod interpolate;
 mod join;
 mod loss;
 mod matmul;
@@ -26,6 +31,7 @@ mod reduce;
 mod rotary;
 mod scan;
 mod scatter;
+mod scatter_reduce;
 mod select;
 mod softmax;
 mod sort;
@@ -62,13 +68,17 @@ pub(crate) fn entered(op: &'static str) -> SiteGuard {
 pub static OPERATIONS: &[&[Operation]] = &[
     activation::FUNCTIONS,
     activation::OPERATIONS,
+    adaptive_max_pool::OPERATIONS,
+    algebra::OPERATIONS,
     arithmetic::OPERATIONS,
     attention::OPERATIONS,
     batch_norm::OPERATIONS,
+    cdist::OPERATIONS,
     compare::COMPARISONS,
     compare::BITS,
     compare::PROPERTIES,
     compare::OPERATIONS,
+    composed::OPERATIONS,
     conv::OPERATIONS,
     copy::OPERATIONS,
     einsum::OPERATIONS,
@@ -76,6 +86,7 @@ pub static OPERATIONS: &[&[Operation]] = &[
     gather::OPERATIONS,
     in_place::OPERATIONS,
     index::OPERATIONS,
+    interpolate::OPERATIONS,
     join::OPERATIONS,
     loss::OPERATIONS,
     matmul::OPERATIONS,
@@ -88,6 +99,7 @@ pub static OPERATIONS: &[&[Operation]] = &[
     rotary::OPERATIONS,
     scan::OPERATIONS,
     scatter::OPERATIONS,
+    scatter_reduce::OPERATIONS,
     select::OPERATIONS,
     softmax::OPERATIONS,
     sort::OPERATIONS,

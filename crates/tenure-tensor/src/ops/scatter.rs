@@ -237,7 +237,7 @@ impl Tensor {
     }
 
     /// Returns the index as `int64`, and the part of the source that it covers.
-    fn scatter_operands(&self, op: &'static str, index: &Self, source: Value<'_>) -> Result<(Self, Self)> {
+    pub(super) fn scatter_operands(&self, op: &'static str, index: &Self, source: Value<'_>) -> Result<(Self, Self)> {
         let index = index.as_index(op)?;
         let source = match source {
             Value::Number(number) => {

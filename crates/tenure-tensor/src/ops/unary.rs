@@ -160,6 +160,12 @@ functions! {
     sinh = unary::SINH, by input |grad, x| grad.mul(&x.cosh()?);
     /// Computes the hyperbolic cosine.
     cosh = unary::COSH, by input |grad, x| grad.mul(&x.sinh()?);
+    /// Computes the inverse of the hyperbolic sine.
+    asinh = unary::ASINH, by input |grad, x| grad.mul(&x.square()?.add(1)?.rsqrt()?);
+    /// Computes the inverse of the hyperbolic cosine.
+    acosh = unary::ACOSH, by input |grad, x| grad.mul(&x.square()?.sub(1)?.rsqrt()?);
+    /// Computes the inverse of the hyperbolic tangent.
+    atanh = unary::ATANH, by input |grad, x| grad.div(&one_minus_square(x)?);
     /// Computes the hyperbolic tangent.
     tanh / tanh_ = unary::TANH, by output |grad, y| activation::tanh_backward(grad, y);
     /// Computes the error function.

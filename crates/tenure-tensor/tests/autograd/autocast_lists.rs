@@ -32,6 +32,7 @@ const LOWERED: &[Operation] = &[
     ("conv_transpose", |g| g.image.conv_transpose(&g.image, None, &Conv::default(), &[0, 0])),
     ("attention", |g| g.batch.attention(&g.batch, &g.batch, &Attention { mask: Some(&g.x), ..Attention::default() })),
     ("einsum", |g| einsum("ij,jk->ik", &[&g.x, &g.x])),
+    ("prelu", |g| g.x.prelu(&g.x.select(0, 0)?)),
 ];
 
 /// PyTorch's lists `fp32` and `fp32_set_opt_dtype`, called with `bfloat16`.
@@ -56,6 +57,7 @@ const RAISED: &[Operation] = &[
     ("rms_norm", |g| g.half.rms_norm(&[2], None, 1e-5)),
     ("group_norm", |g| g.half.unsqueeze(0)?.group_norm(1, None, None, 1e-5)),
     ("norm", |g| g.half.norm(2.0, &[0], false)),
+    ("cdist", |g| g.half.cdist(&g.half, 2.0)),
     ("norm of infinity", |g| g.half.norm(f64::INFINITY, &[0], false)),
     ("softmax", |g| g.half.softmax(0)),
     ("log_softmax", |g| g.half.log_softmax(0)),

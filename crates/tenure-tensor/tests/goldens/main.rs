@@ -3,6 +3,7 @@
 
 mod accuracy;
 mod activations;
+mod algebra;
 mod arithmetic;
 mod attention;
 #[path = "../common/mod.rs"]
@@ -63,6 +64,7 @@ macro_rules! families {
 families! {
     accuracy
     activations
+    algebra
     arithmetic
     attention
     compare

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod accuracy;
+mod algebra;
 mod attention;
 mod conv;
 mod create;
