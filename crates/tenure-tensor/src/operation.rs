@@ -83,6 +83,8 @@ pub enum Kind {
     Bool,
     /// A word or another text.
     Text,
+    /// A word or another text, or none.
+    OptionalText,
     /// A dtype.
     DType,
     /// A dtype, or none.
@@ -168,6 +170,7 @@ impl fmt::Display for Kind {
             Self::OptionalFloat => "a number or None",
             Self::Bool => "a bool",
             Self::Text => "a string",
+            Self::OptionalText => "a string or None",
             Self::DType => "a dtype",
             Self::OptionalDType => "a dtype or None",
             Self::Device => "a device",
@@ -253,6 +256,7 @@ takes! {
     OptionalScalar: optional Scalar;
     OptionalInt: optional isize;
     OptionalFloat: optional f64;
+    OptionalText: optional &'a str;
     OptionalDType: optional DType;
     OptionalDevice: optional Device;
 }
@@ -306,6 +310,7 @@ gives! {
     ResultKind::Bool => bool, |value| Self::Bool(value);
     ResultKind::Tensor => Tensor, |tensor| Self::Tensor(tensor);
     ResultKind::Tuple(2) => (Tensor, Tensor), |(a, b)| Self::Tensors([a, b].into_iter().collect());
+    ResultKind::Tuple(3) => (Tensor, Tensor, Tensor), |(a, b, c)| Self::Tensors([a, b, c].into_iter().collect());
     ResultKind::List => Vec<Tensor>, |tensors| Self::Tensors(tensors.into());
 }
 

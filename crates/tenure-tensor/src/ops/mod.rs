@@ -32,12 +32,14 @@ mod rotary;
 mod scan;
 mod scatter;
 mod scatter_reduce;
+mod search;
 mod select;
 mod softmax;
 mod sort;
 mod split;
 mod triangle;
 mod unary;
+mod unique;
 mod view;
 
 use tenure_core::{Name, Site, SiteGuard};
@@ -100,6 +102,7 @@ pub static OPERATIONS: &[&[Operation]] = &[
     scan::OPERATIONS,
     scatter::OPERATIONS,
     scatter_reduce::OPERATIONS,
+    search::OPERATIONS,
     select::OPERATIONS,
     softmax::OPERATIONS,
     sort::OPERATIONS,
@@ -107,6 +110,7 @@ pub static OPERATIONS: &[&[Operation]] = &[
     triangle::OPERATIONS,
     unary::FUNCTIONS,
     unary::OPERATIONS,
+    unique::OPERATIONS,
     view::OPERATIONS,
     crate::tensor::create::OPERATIONS,
     crate::tensor::ranges::OPERATIONS,

@@ -1,8 +1,10 @@
-//! Cumulative sums and products.
+//! Cumulative sums, products, maxima and minima.
 
 use tenure_core::DType;
 
 use super::entered;
+use super::join::cat;
+use super::view::signed;
 use crate::autocast::{raise, raises};
 use crate::autograd::{Context, attach, no_grad};
 use crate::cpu;
@@ -31,6 +33,20 @@ operations! {
         /// # Errors
         /// The dimension does not exist.
         cumprod(input, dim: Int) -> Tensor;
+
+        /// Computes the largest element up to each element along a dimension, and the index of its last occurrence,
+        /// which gets the gradient. NaN counts as the largest.
+        ///
+        /// # Errors
+        /// The dimension does not exist.
+        cummax(input, dim: Int) -> (Tensor, Tensor);
+
+        /// Computes the smallest element up to each element along a dimension, and the index of its last occurrence,
+        /// which gets the gradient. NaN counts as the smallest.
+        ///
+        /// # Errors
+        /// The dimension does not exist.
+        cummin(input, dim: Int) -> (Tensor, Tensor);
     }
     front_ends {
         /// Computes [`cumsum`](crate::Tensor::cumsum) of the elements in another dtype.
@@ -87,7 +103,51 @@ fn cumprod(input: &Tensor, dim: isize) -> Result<Tensor> {
     })
 }
 
+fn cummax(input: &Tensor, dim: isize) -> Result<(Tensor, Tensor)> {
+    input.extremes_so_far("cummax", dim, |later, earlier| later.ge(earlier))
+}
+
+fn cummin(input: &Tensor, dim: isize) -> Result<(Tensor, Tensor)> {
+    input.extremes_so_far("cummin", dim, |later, earlier| later.le(earlier))
+}
+
 impl Tensor {
+    /// Returns the extreme of the elements up to each element, and its place. `wins` compares a later element with an
+    /// earlier one.
+    fn extremes_so_far(
+        &self,
+        op: &'static str,
+        dim: isize,
+        wins: fn(&Self, &Self) -> Result<Self>,
+    ) -> Result<(Self, Self)> {
+        let _op = entered(op);
+        let along = self.dim(op, dim)?;
+        let Some(n) = self.sizes().get(along).copied() else {
+            let (values, places) = self.view(&[1])?.extremes_so_far(op, 0, wins)?;
+            return Ok((values.view(&[])?, places.view(&[])?));
+        };
+        let dim = along as isize;
+        let places = no_grad(|| -> Result<Self> {
+            let x = self.detach();
+            let mut sizes = vec![1; self.rank()];
+            sizes[along] = n as isize;
+            let numbers = Self::arange(0, n as i64, 1, DType::I64, self.device())?;
+            let mut places = numbers.view(&sizes)?.expand(&signed(self.sizes()))?.contiguous()?;
+            // After each step, a place is that of the extreme of twice as many elements.
+            let mut step = 1;
+            while step < n {
+                let earlier = places.narrow(dim, 0, n - step)?;
+                let later = places.narrow(dim, step, n - step)?;
+                let newer = x.gather(dim, &later)?;
+                let is_later = wins(&newer, &x.gather(dim, &earlier)?)?.logical_or(&newer.isnan()?)?;
+                places = cat(&[&places.narrow(dim, 0, step)?, &is_later.where_(&later, &earlier)?], dim)?;
+                step *= 2;
+            }
+            Ok(places)
+        })?;
+        Ok((self.gather(dim, &places)?, places))
+    }
+
     fn cumsum_backwards(&self, dim: isize) -> Result<Self> {
         if self.rank() == 0 {
             return Ok(self.clone());

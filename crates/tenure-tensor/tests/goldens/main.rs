@@ -25,6 +25,7 @@ mod norm;
 mod pointwise;
 mod promotion;
 mod reduce;
+mod search;
 mod special;
 mod threads;
 mod view;
@@ -81,6 +82,7 @@ families! {
     norm
     pointwise
     reduce
+    search
     special
     view
     written

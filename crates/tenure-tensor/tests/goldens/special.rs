@@ -99,7 +99,7 @@ pub(crate) const CASES: &[Case] = &[
             x[0].argmin(None, false),
         ])
     }),
-    ("sort", |x| pairs([x[0].sort(1, false), x[0].sort(1, true)])),
+    ("sort", |x| pairs([x[0].sort(1, false, false), x[0].sort(1, true, false)])),
     ("topk", |x| pairs([x[0].topk(3, 1, true), x[0].topk(3, 1, false), x[0].kthvalue(2, 1, false)])),
     ("sums", |x| {
         let x = &x[0];

@@ -19,6 +19,15 @@ const WAITS: &[(&str, &str, u64)] = &[
     ("index", "put_masked", 1),
     ("integers", "chosen", 1),
     ("integers", "shaped", 1),
+    // Distinct elements are counted in the same way.
+    ("search", "unique", 1),
+    ("search", "unique_floats", 1),
+    ("search", "unique_bool", 1),
+    ("search", "unique_only", 1),
+    ("search", "unique_rows", 1),
+    ("search", "unique_columns", 1),
+    ("search", "unique_slices", 1),
+    ("search", "unique_of_vector", 1),
     // These cases wait because they make an index or mask on the CPU themselves.
     ("gather", "index_copy", 2),
     ("attention", "one_seen", 1),

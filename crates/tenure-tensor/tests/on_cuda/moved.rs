@@ -119,7 +119,7 @@ fn elements_are_in_order_whatever_their_number() {
                             .add(&normal(sizes, dtype, device)?)?,
                         false => integers(100, sizes, device)?.sub(50)?.to_dtype(dtype)?,
                     };
-                    Ok(vec![x.argsort(-1, descending)?])
+                    Ok(vec![x.argsort(-1, descending, false)?])
                 });
             }
         }

@@ -95,7 +95,7 @@ const SIGNED: &[Operation<isize>] = &[
     ("amax", |i| numbers(&[2, 3])?.amax(&[i], false)),
     ("softmax", |i| numbers(&[2, 3])?.softmax(i)),
     ("cumsum", |i| numbers(&[2, 3])?.cumsum(i)),
-    ("sort", |i| Ok(numbers(&[2, 3])?.sort(i, false)?.0)),
+    ("sort", |i| Ok(numbers(&[2, 3])?.sort(i, false, false)?.0)),
     ("transpose", |i| numbers(&[2, 3])?.transpose(i, 0)),
     ("permute", |i| numbers(&[2, 3])?.permute(&[i, 0])),
     ("movedim", |i| numbers(&[2, 3])?.movedim(&[0], &[i])),

@@ -14,6 +14,7 @@ mod matmul;
 mod pool;
 mod reduce;
 mod scatter;
+mod search;
 mod shape;
 mod table;
 mod views;

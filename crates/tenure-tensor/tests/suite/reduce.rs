@@ -87,8 +87,8 @@ fn what_is_no_number_wins() {
     assert!(x.amin(&[0], false).unwrap().item::<f32>().unwrap().is_nan());
     assert_eq!(x.argmax(None, false).unwrap().item::<i64>().unwrap(), 1);
     assert_eq!(x.argmin(Some(0), false).unwrap().item::<i64>().unwrap(), 1);
-    assert_eq!(x.argsort(0, false).unwrap().to_vec::<i64>().unwrap(), [0, 2, 1, 3]);
-    assert_eq!(x.argsort(0, true).unwrap().to_vec::<i64>().unwrap(), [1, 3, 2, 0]);
+    assert_eq!(x.argsort(0, false, false).unwrap().to_vec::<i64>().unwrap(), [0, 2, 1, 3]);
+    assert_eq!(x.argsort(0, true, false).unwrap().to_vec::<i64>().unwrap(), [1, 3, 2, 0]);
 }
 
 #[test]
