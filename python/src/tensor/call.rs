@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 use smallvec::SmallVec;
 use tenure::core::DType;
-use tenure::tensor::Tensor;
 use tenure::tensor::operation::{Argument, Kind, Operation, Output, Parameter};
+use tenure::tensor::{Scalar, Tensor};
 
 use super::convert::{self, OwnedArgument};
 use super::functions::Overloads;
@@ -102,8 +102,8 @@ fn signature(operation: &Operation) -> String {
 /// Writes a default as Python does.
 pub(super) fn shown(default: &Argument<'_>) -> String {
     match default {
-        Argument::Scalar(tenure::tensor::Scalar::Bool(true)) => "True".to_owned(),
-        Argument::Scalar(tenure::tensor::Scalar::Bool(false)) => "False".to_owned(),
+        Argument::Scalar(Scalar::Bool(true)) => "True".to_owned(),
+        Argument::Scalar(Scalar::Bool(false)) => "False".to_owned(),
         Argument::Ints([]) => "None".to_owned(),
         Argument::DType(dtype) => format!("tenure.{dtype}"),
         Argument::Device(device) => format!("'{device}'"),
@@ -134,7 +134,15 @@ fn bind<'py>(
             requires_grad = value.is_truthy()?;
             continue;
         }
-        let Some(index) = position(parameters, &text) else { return Ok(Err(Mismatch::Unexpected(name.clone()))) };
+        let Some(index) = position(parameters, &text) else {
+            // PyTorch's `dtype=None` and the like ask for nothing.
+            if value.is_none()
+                && matches!(&*text, "dtype" | "device" | "layout" | "memory_format" | "out" | "min" | "max")
+            {
+                continue;
+            }
+            return Ok(Err(Mismatch::Unexpected(name.clone())));
+        };
         named[index] = Some(value);
     }
     let last = collected.as_ref().map_or(given.positional.len(), |(at, _)| at + 1);
@@ -152,7 +160,7 @@ fn bind<'py>(
         let is_default = value.is_none_or(|value| value.is_none() && takes_default_for_none(parameter));
         if is_default {
             let Some(default) = parameter.default else { return Ok(Err(Mismatch::Missing(parameter.name))) };
-            arguments.push(OwnedArgument::Default(with_default_dtype(default)));
+            arguments.push(OwnedArgument::Default(with_default_dtype(default, &arguments)));
             continue;
         }
         let Some(value) = value else { continue };
@@ -166,14 +174,21 @@ fn bind<'py>(
 
 /// Returns whether `None` stands for the default of a parameter whose type has no `None`.
 fn takes_default_for_none(parameter: &Parameter) -> bool {
-    matches!(parameter.kind, Kind::DType | Kind::Device | Kind::Bool | Kind::Float) && parameter.default.is_some()
+    matches!(parameter.kind, Kind::DType | Kind::Device | Kind::Bool | Kind::Float | Kind::Sizes)
+        && parameter.default.is_some()
 }
 
-/// Replaces the table's `float32` by the dtype that floating-point tensors are created with.
-fn with_default_dtype(default: Argument<'static>) -> Argument<'static> {
-    match default {
-        Argument::DType(DType::F32) => Argument::DType(super::dtype::default_dtype()),
-        other => other,
+/// Replaces the table's `float32` by the dtype that floating-point tensors are created with, or by the dtype of the number
+/// that a tensor is filled with. `given` are the arguments before this one.
+fn with_default_dtype(default: Argument<'static>, given: &[OwnedArgument]) -> Argument<'static> {
+    match (default, given.last()) {
+        (Argument::DType(DType::F32), Some(OwnedArgument::Scalar(number @ (Scalar::Bool(_) | Scalar::Int(_)))))
+            if matches!(given.first(), Some(OwnedArgument::Sizes(_))) =>
+        {
+            Argument::DType(number.dtype())
+        }
+        (Argument::DType(DType::F32), _) => Argument::DType(super::dtype::default_dtype()),
+        (other, _) => other,
     }
 }
 
@@ -242,7 +257,8 @@ fn run<'py>(
         }
         output => output,
     };
-    returned(py, operation, output, given)
+    let returned = returned(py, operation, output, given)?;
+    if operation.name == "unique" { results::asked(&returned, &arguments) } else { Ok(returned) }
 }
 
 /// Returns whether an operation on these tensors takes less time than letting another thread run.

@@ -76,6 +76,7 @@ pub(super) fn argument(object: &Bound<'_, PyAny>, kind: Kind) -> PyResult<Option
         | Kind::OptionalFloat
         | Kind::OptionalDType
         | Kind::OptionalDevice
+        | Kind::OptionalText
         | Kind::Generator
             if is_none =>
         {
@@ -102,7 +103,7 @@ pub(super) fn argument(object: &Bound<'_, PyAny>, kind: Kind) -> PyResult<Option
             Some(numbers) => Some(OwnedArgument::Sizes(sizes(&numbers)?)),
             None => None,
         },
-        Kind::Text | Kind::Reduction => {
+        Kind::Text | Kind::OptionalText | Kind::Reduction => {
             object.cast::<PyString>().ok().map(|text| text.to_string()).map(OwnedArgument::Text)
         }
         Kind::DType | Kind::OptionalDType => dtype(object).map(OwnedArgument::DType),

@@ -3,6 +3,7 @@
 mod autograd;
 mod buffer;
 mod call;
+mod conversions;
 mod convert;
 mod cuda_array;
 mod data;

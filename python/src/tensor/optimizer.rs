@@ -99,7 +99,7 @@ impl OptimizerObject {
     fn slot_names(&self, groups: &Bound<'_, PyList>, group: usize, index: usize) -> PyResult<Vec<&str>> {
         self.update(groups)?;
         let optimizer = self.optimizer.lock();
-        Ok(optimizer.groups().get(group).ok_or_else(|| no_group(group))?.slot_names(index).map_err(exception)?)
+        optimizer.groups().get(group).ok_or_else(|| no_group(group))?.slot_names(index).map_err(exception)
     }
 
     /// Returns the number of steps and the named state tensors of a parameter.

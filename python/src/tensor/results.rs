@@ -5,6 +5,8 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use tenure::tensor::Scalar;
+use tenure::tensor::operation::Argument;
 
 /// Returns the names of an operation's results; `None` if they have none.
 pub(super) fn fields(operation: &str) -> Option<&'static [&'static str]> {
@@ -33,4 +35,18 @@ pub(super) fn named<'py>(operation: &'static str, results: Bound<'py, PyTuple>) 
         }
     };
     kind.bind(py).call1(results)
+}
+
+/// Returns the results of `unique` that its arguments ask for: the values alone, or a tuple with the positions and the
+/// counts.
+pub(super) fn asked<'py>(results: &Bound<'py, PyAny>, arguments: &[Argument<'_>]) -> PyResult<Bound<'py, PyAny>> {
+    let asks = |argument| matches!(arguments.get(argument), Some(Argument::Scalar(Scalar::Bool(true))));
+    let [values, inverse, counts]: [Bound<'py, PyAny>; 3] = results.extract()?;
+    let parts = match [asks(2), asks(3)] {
+        [false, false] => return Ok(values),
+        [true, false] => vec![values, inverse],
+        [false, true] => vec![values, counts],
+        [true, true] => vec![values, inverse, counts],
+    };
+    PyTuple::new(results.py(), parts).map(Bound::into_any)
 }

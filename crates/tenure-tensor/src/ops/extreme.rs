@@ -86,6 +86,21 @@ operations! {
         /// A dimension does not exist, or is given twice.
         any(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
     }
+    front_ends {
+        /// Computes the larger of each two elements: [`Tensor::maximum`].
+        ///
+        /// # Errors
+        /// The errors of [`Tensor::maximum`].
+        #[name(max)]
+        max_with(input: Tensor, other: Tensor) -> Tensor = |input: &Tensor, other| input.maximum(other);
+
+        /// Computes the smaller of each two elements: [`Tensor::minimum`].
+        ///
+        /// # Errors
+        /// The errors of [`Tensor::minimum`].
+        #[name(min)]
+        min_with(input: Tensor, other: Tensor) -> Tensor = |input: &Tensor, other| input.minimum(other);
+    }
 }
 
 fn amax(input: &Tensor, dims: &[isize], keep: bool) -> Result<Tensor> {

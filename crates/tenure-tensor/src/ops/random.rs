@@ -94,6 +94,20 @@ operations! {
         /// No memory.
         randperm(n: Size, device: Device = Device::CPU, generator: Generator = None) -> Tensor;
     }
+    front_ends {
+        /// Returns uniformly distributed integers from 0 up to but without `high`: [`Tensor::randint`].
+        ///
+        /// # Errors
+        /// The errors of [`Tensor::randint`].
+        #[name(randint)]
+        randint_to(
+            high: Int64,
+            size: Sizes,
+            dtype: DType = DType::I64,
+            device: Device = Device::CPU,
+            generator: Generator = None,
+        ) -> Tensor = |high, size, dtype, device, generator: &Generator| Tensor::randint(0, high, size, dtype, device, generator);
+    }
 }
 
 fn rand(sizes: &[usize], dtype: DType, device: Device, generator: &Generator) -> Result<Tensor> {

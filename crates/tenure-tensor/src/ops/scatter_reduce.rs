@@ -145,7 +145,7 @@ impl Target {
     /// Multiplies elements of one place: after a sort by place, each step multiplies products of twice as many
     /// neighbours. The last write to a place is the product of all.
     fn raw_products(&self, input: &Tensor, source: &Tensor) -> Result<Tensor> {
-        let (places, order) = self.index.sort(self.dim, false)?;
+        let (places, order) = self.index.sort(self.dim, false, true)?;
         let mut products = source.gather(self.dim, &order)?;
         let length = places.size(self.dim)?;
         let mut step = 1;
@@ -196,7 +196,7 @@ impl Target {
             // A sort puts NaN last, where it stays, in ascending order only.
             return self.raw_extremes(&input.neg()?, &source.neg()?, Reduction::Largest)?.neg();
         }
-        let (values, order) = source.sort(self.dim, is_smallest)?;
+        let (values, order) = source.sort(self.dim, is_smallest, true)?;
         let written = input.scatter(self.dim, &self.index.gather(self.dim, &order)?, &values)?;
         match (self.include_self, is_smallest) {
             (false, _) => Ok(written),

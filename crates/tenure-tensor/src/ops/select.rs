@@ -52,6 +52,20 @@ operations! {
         nan_to_num(input, nan: Float = 0.0, posinf: Option<Float> = None, neginf: Option<Float> = None) -> Tensor;
     }
     front_ends {
+        /// Limits each element to at least `min`: [`Tensor::clamp_min`].
+        ///
+        /// # Errors
+        /// The errors of [`Tensor::clamp`].
+        #[name(clamp)]
+        clamp_from(input: Tensor, min: Value) -> Tensor = |input: &Tensor, min| input.clamp_min(min);
+
+        /// Limits each element to at most `max`: [`Tensor::clamp_max`].
+        ///
+        /// # Errors
+        /// The errors of [`Tensor::clamp`].
+        #[name(clamp)]
+        clamp_to(input: Tensor, max: Value) -> Tensor = |input: &Tensor, max| input.clamp_max(max);
+
         /// Selects elements of `input` where `condition`, of `bool`, is true, and of `other` elsewhere:
         /// [`Tensor::where_`].
         ///
