@@ -21,7 +21,6 @@
 `tenure.torch` and `tenure.ray` must be imported by name, since they import PyTorch and Ray.
 """
 
-import builtins as _builtins
 import math as _math
 
 from tenure._operations import *  # noqa: F403
@@ -31,6 +30,7 @@ from tenure._operations import __all__ as _operation_names
 from tenure import amp, autograd, data, memory, nn, optim, plan, random, safetensors, trace
 from tenure._devices import Cpu, Device, Devices, Link, Process, devices
 from tenure._errors import DeviceError, Error, OutOfMemoryError, TraceError
+from tenure._functions import as_tensor, from_numpy, is_tensor, tensordot
 from tenure._native import VERSION as __version__
 from tenure._native import (
     Generator,
@@ -67,26 +67,6 @@ short, int, long = int16, int32, int64
 
 inf, nan, pi, e = _math.inf, _math.nan, _math.pi, _math.e
 newaxis = None
-
-
-def as_tensor(
-    data: object,
-    dtype: dtype | None = None,
-    device: device | str | _builtins.int | None = None,
-) -> Tensor:
-    """Returns a tensor of an object's values, on the same memory if that is possible: `asarray`."""
-    return asarray(data, dtype=dtype, device=device)
-
-
-def from_numpy(array: object) -> Tensor:
-    """Returns a tensor on the memory of a NumPy array."""
-    return from_dlpack(array)
-
-
-def is_tensor(obj: object) -> _builtins.bool:
-    """Returns whether an object is a tensor."""
-    return isinstance(obj, Tensor)
-
 
 __all__ = [
     *_operation_names,
@@ -157,6 +137,7 @@ __all__ = [
     "set_rng_state",
     "short",
     "tensor",
+    "tensordot",
     "trace",
     "uint8",
 ]

@@ -285,7 +285,13 @@ def load_file(filename: str | os.PathLike[str], device: device | str = "cpu") ->
 
 
 def save(obj: Mapping[str, Tensor], f: str | os.PathLike[str]) -> None:
-    """Saves a state dict in the safetensors format: `save_file`."""
+    """Saves a state dict in the safetensors format: `save_file`.
+
+    Parameters
+    ----------
+    obj : mapping of str to Tensor
+    f : str or PathLike
+    """
     save_file(obj, f)
 
 

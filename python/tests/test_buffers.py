@@ -1,3 +1,5 @@
+# Python before 3.12 does not tell type checkers which objects are buffers.
+# mypy: disable-error-code="arg-type, comparison-overlap, untyped-decorator"
 """Python's buffer protocol: views of tensors, and tensors on the memory of other objects."""
 
 from __future__ import annotations

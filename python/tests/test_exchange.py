@@ -1,3 +1,5 @@
+# Python before 3.12 does not tell type checkers which objects are buffers.
+# mypy: disable-error-code="arg-type, comparison-overlap, untyped-decorator"
 """Exchange of tensors with NumPy and others by DLPack: values, memory that both share, and who frees it when."""
 
 from __future__ import annotations
@@ -149,7 +151,7 @@ def exported(tensor: tenure.Tensor, **kwargs: Any) -> Managed:
     """Returns what a capsule of a tensor describes, valid as long as the capsule, which it keeps."""
     capsule = tensor.__dlpack__(max_version=(1, 3), **kwargs)
     managed = Managed.from_address(_pointer_of(capsule, b"dltensor_versioned"))
-    managed.capsule = capsule  # type: ignore[attr-defined]
+    managed.capsule = capsule
     return managed
 
 

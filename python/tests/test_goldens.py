@@ -85,16 +85,11 @@ DIFFERENCES = {
     ("attention", "grouped"): "scaled_dot_product_attention has no enable_gqa: it groups heads without being asked",
     ("attention", "grouped_causal"): "scaled_dot_product_attention has no enable_gqa",
     ("create", "eye"): "eye needs m",
-    ("gather", "one_hot"): "there is no Tensor.new_zeros",
     ("index", "put"): "there is no index_put",
     ("index", "put_added"): "there is no index_put",
     ("index", "put_masked"): "there is no index_put",
     ("integers", "functions"): "relu of integers returns floating-point numbers",
-    ("integers", "order"): "sort and argsort have no stable: they always are",
-    ("integers", "truths"): "there is no Tensor.bool",
     ("join", "meshgrid"): "meshgrid has no indexing",
-    ("norm", "sort_stable"): "sort has no stable: it always is",
-    ("special", "sort"): "sort has no stable: it always is",
     ("view", "channels_last"): "Tensor.contiguous has no memory_format",
     ("written", "index_put_"): "there is no index_put_",
 }
@@ -125,14 +120,22 @@ def embedding(input: tenure.Tensor, weight: tenure.Tensor, *padding_idx: int) ->
     return weight.embedding(input, *padding_idx)
 
 
+def adaptive_max_pool(dims: int, input: tenure.Tensor, size: Any, return_indices: bool) -> Any:
+    """PyTorch's function returns the indices if it is asked to."""
+    values, indices = getattr(input, f"adaptive_max_pool{dims}d")(size)
+    return (values, indices) if return_indices else values
+
+
 @cache
 def cases(family: str) -> dict[str, Callable[..., Any]]:
     """Returns the functions of a family's cases, which call Tenure's operations."""
-    functional = Standin("torch.nn.functional", tenure, silu=silu, embedding=embedding)
+    pools = {f"adaptive_max_pool{dims}d": partial(adaptive_max_pool, dims) for dims in (1, 2, 3)}
+    functional = Standin("torch.nn.functional", tenure, silu=silu, embedding=embedding, **pools)
     nn = Standin("torch.nn", functional=functional)
     linalg = Standin("torch.linalg", tenure)
     formats = {name: name for name in ("contiguous_format", "channels_last", "channels_last_3d")}
-    torch = Standin("torch", tenure, nn=nn, linalg=linalg, **formats)
+    trace = CALLS.noting("trace", tenure._operations.trace)
+    torch = Standin("torch", tenure, nn=nn, linalg=linalg, trace=trace, **formats)
     modules = {"torch": torch, "torch.nn": nn, "torch.nn.functional": functional, "torch.linalg": linalg}
     found: dict[str, Callable[..., Any]] = {}
     with pytest.MonkeyPatch.context() as patch:

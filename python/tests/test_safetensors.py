@@ -84,7 +84,7 @@ def test_a_save_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="strings"):
         save_file({}, tmp_path / "file", {"step": 3})  # type: ignore[dict-item]
     with pytest.raises(TypeError, match="list"):
-        save_file({"weight": [1]}, tmp_path / "file")
+        save_file({"weight": [1]}, tmp_path / "file")  # type: ignore[dict-item]
     assert load_file(tmp_path / "file")["weight"].tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(FileNotFoundError, match="missing/file"):
         save_file({}, tmp_path / "missing/file")

@@ -124,7 +124,10 @@ pub(super) fn array(object: &Bound<'_, PyAny>, copy: Option<bool>) -> PyResult<O
 ///     The position of the first element, in bytes.
 /// requires_grad : bool, default False
 #[pyfunction]
-#[pyo3(signature = (buffer, *, dtype, count = -1, offset = 0, requires_grad = false))]
+#[pyo3(
+    signature = (buffer, *, dtype, count = -1, offset = 0, requires_grad = false),
+    text_signature = "(buffer, *, dtype, count=-1, offset=0, requires_grad=False)"
+)]
 pub(crate) fn frombuffer<'py>(
     buffer: &Bound<'py, PyAny>,
     dtype: &Bound<'py, PyAny>,

@@ -247,6 +247,7 @@ class _ConvTranspose(_ConvNd):
     def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         extra = self.output_padding if output_size is None else self._output_padding(input, output_size)
         convolve = _TRANSPOSED[self._dims]
+        assert not isinstance(self.padding, str)
         return convolve(input, self.weight, self.bias, self.stride, self.padding, extra, self.groups, self.dilation)
 
 

@@ -146,7 +146,7 @@ def eye_(tensor: Tensor) -> Tensor:
     """Fills a matrix with ones on the diagonal and zeros elsewhere."""
     if tensor.ndim != 2:
         raise ValueError("Only tensors with 2 dimensions are supported")
-    return _filled(tensor, _ops.eye(*tensor.shape, dtype=tensor.dtype, device=tensor.device))
+    return _filled(tensor, _ops.eye(tensor.shape[0], tensor.shape[1], dtype=tensor.dtype, device=tensor.device))
 
 
 def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:

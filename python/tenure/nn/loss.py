@@ -48,7 +48,8 @@ class _Loss(Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         settings = {name: getattr(self, name) for name in self._names}
-        return type(self)._function(*inputs, reduction=self.reduction, **settings)
+        result: Tensor = type(self)._function(*inputs, reduction=self.reduction, **settings)
+        return result
 
 
 class L1Loss(_Loss):

@@ -167,7 +167,7 @@ class Module(ModuleAttributes):
     def get_buffer(self, target: str) -> Tensor:
         """Returns the buffer at a path such as ``"layers.0.running_mean"``."""
         path, _, name = target.rpartition(".")
-        found = self._member(target)
+        found: Tensor = self._member(target)
         if name not in self.get_submodule(path)._buffers:
             raise AttributeError(f"`{target}` is not a buffer")
         return found

@@ -31,7 +31,8 @@ class _Pool(Module):
     _shown: tuple[str, ...]
 
     def forward(self, input: Tensor) -> Tensor:
-        return type(self)._function(input, **self._settings)
+        result: Tensor = type(self)._function(input, **self._settings)
+        return result
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()

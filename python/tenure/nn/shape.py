@@ -40,7 +40,8 @@ class _Dropout(Module):
         self.p, self.inplace = p, inplace
 
     def forward(self, input: Tensor) -> Tensor:
-        return type(self)._function(input, self.p, self.training, self.inplace)
+        result: Tensor = type(self)._function(input, self.p, self.training, self.inplace)
+        return result
 
     def extra_repr(self) -> str:
         return f"p={self.p}, inplace={self.inplace}"

@@ -97,7 +97,7 @@ class _Call(torch.autograd.Function):
         return tuple(exported)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         _ = ctx.saved_tensors
         given = [

@@ -16,9 +16,9 @@ fn named(name: &str) -> Vec<&'static Operation> {
     all().filter(|operation| operation.name == name).collect()
 }
 
-/// Calls the only operation of a name.
+/// Calls the first operation of a name.
 fn call(name: &str, arguments: &[Argument<'_>]) -> Result<Output, TensorError> {
-    let [operation] = named(name)[..] else { panic!("{name} is not one operation") };
+    let operation = named(name)[0];
     (operation.call)(arguments)
 }
 
@@ -56,7 +56,9 @@ fn every_operation_is_documented_and_its_parameters_have_names_of_their_own() {
             assert!(!KEYWORDS.contains(&parameter.name), "{name}: Python cannot name {}", parameter.name);
         }
         let required = operation.parameters.iter().position(|parameter| parameter.default.is_some());
-        let is_sorted = required.is_none_or(|first| operation.parameters[first..].iter().all(|p| p.default.is_some()));
+        // A dtype at the end is a keyword, by which front ends tell overloads apart.
+        let may_follow = |parameter: &Parameter| parameter.default.is_some() || parameter.kind == Kind::DType;
+        let is_sorted = required.is_none_or(|first| operation.parameters[first..].iter().all(may_follow));
         assert!(is_sorted, "{name}: a parameter without a default follows one with a default");
         let has_self = operation.parameters.first().is_some_and(|first| first.kind == Kind::Tensor);
         assert!(has_self || operation.form == Form::Function, "{name} is a method of no tensor");
@@ -67,12 +69,13 @@ fn every_operation_is_documented_and_its_parameters_have_names_of_their_own() {
 
 #[test]
 fn overloads_differ_in_what_they_take() {
-    let mut taken: HashMap<&str, Vec<Vec<Kind>>> = HashMap::new();
+    let mut taken: HashMap<&str, Vec<Vec<(&str, Kind)>>> = HashMap::new();
+    let named = |parameter: &Parameter| (parameter.name, parameter.kind);
     for operation in all() {
         // An argument for every parameter, and for those that have no default.
-        let most: Vec<Kind> = operation.parameters.iter().map(|parameter| parameter.kind).collect();
+        let most: Vec<_> = operation.parameters.iter().map(named).collect();
         let least = operation.parameters.iter().filter(|parameter| parameter.default.is_none());
-        let least: Vec<Kind> = least.map(|parameter| parameter.kind).collect();
+        let least: Vec<_> = least.map(named).collect();
         let known = taken.entry(operation.name).or_default();
         assert!(!known.contains(&least), "an overload of {} hides this one", operation.name);
         known.push(least.clone());

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tenure import _operations as _ops
 from tenure._native import Tensor
 from tenure.nn.functional.linear import _each
 
-__all__ = [f"{kind}_pool{dims}d" for kind in ("adaptive_avg", "adaptive_max", "avg", "lp", "max") for dims in (1, 2, 3)]
+__all__ = [
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "lp_pool1d",
+    "lp_pool2d",
+    "lp_pool3d",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+]
 
 _Sizes = int | Sequence[int]
 _Adaptive = int | None | Sequence[int | None]
 _MAX = {1: _ops.max_pool1d, 2: _ops.max_pool2d, 3: _ops.max_pool3d}
 _AVG = {1: _ops.avg_pool1d, 2: _ops.avg_pool2d, 3: _ops.avg_pool3d}
+_ADAPTIVE_MAX = {1: _ops.adaptive_max_pool1d, 2: _ops.adaptive_max_pool2d, 3: _ops.adaptive_max_pool3d}
 _ADAPTIVE = {1: _ops.adaptive_avg_pool1d, 2: _ops.adaptive_avg_pool2d, 3: _ops.adaptive_avg_pool3d}
 
 
@@ -27,7 +45,7 @@ def _max_pool(dims: int) -> Callable[..., Tensor]:
         ceil_mode: bool = False,
         return_indices: bool = False,
     ) -> Tensor:
-        """Computes the largest element of each window. Windows are `kernel_size` apart unless `stride` says otherwise."""
+        """Computes the largest element of each window; windows are `kernel_size` apart unless `stride` is given."""
         if return_indices:
             raise NotImplementedError(f"max_pool{dims}d returns no indices: leave return_indices out")
         step = kernel_size if stride is None or stride == () else stride
@@ -95,17 +113,14 @@ def _adaptive_avg_pool(dims: int) -> Callable[..., Tensor]:
     return pool
 
 
-def _adaptive_max_pool(dims: int) -> Callable[..., Tensor]:
-    def pool(input: Tensor, output_size: _Adaptive, return_indices: bool = False) -> Tensor:
-        """Computes the largest elements of windows that are spread evenly, as many as `output_size` says."""
-        if return_indices:
-            raise NotImplementedError(f"adaptive_max_pool{dims}d returns no indices: leave return_indices out")
-        # The largest of a window is the largest of its rows' largest, so each dimension is done by itself.
-        for dim, count in zip(range(-dims, 0), _output_sizes(input, output_size, dims), strict=True):
-            size = input.shape[dim]
-            ranges = [(index * size // count, -(-(index + 1) * size // count)) for index in range(count)]
-            input = _ops.stack([input.narrow(dim, at, end - at).max(dim)[0] for at, end in ranges], dim)
-        return input
+def _adaptive_max_pool(dims: int) -> Callable[..., Any]:
+    def pool(input: Tensor, output_size: _Adaptive, return_indices: bool = False) -> Any:
+        """Computes the largest elements of windows that are spread evenly, as many as `output_size` says.
+
+        Their positions come as a second result if `return_indices`.
+        """
+        values, indices = _ADAPTIVE_MAX[dims](input, _output_sizes(input, output_size, dims))
+        return (values, indices) if return_indices else values
 
     return pool
 
