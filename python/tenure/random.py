@@ -44,7 +44,7 @@ def get_rng_state() -> Tensor:
 
 
 def set_rng_state(new_state: Tensor) -> None:
-    """Sets the default generator's state to one that `get_rng_state` returned."""
+    """Sets the default generator's state to `new_state`, which `get_rng_state` returned."""
     if new_state.dtype is not uint8 or new_state.shape != (16,):
         raise TypeError(f"a state has 16 elements of uint8, not {list(new_state.shape)} of {new_state.dtype}")
     default_generator().set_state(struct.unpack("<QQ", bytes(new_state.tolist())))

@@ -77,7 +77,8 @@ fn overloads_differ_in_what_they_take() {
         let least = operation.parameters.iter().filter(|parameter| parameter.default.is_none());
         let least: Vec<_> = least.map(named).collect();
         let known = taken.entry(operation.name).or_default();
-        assert!(!known.contains(&least), "an overload of {} hides this one", operation.name);
+        let is_hidden = known.contains(&least) && known.contains(&most);
+        assert!(!is_hidden, "an overload of {} hides this one", operation.name);
         known.push(least.clone());
         if most != least {
             known.push(most);
