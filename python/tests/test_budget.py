@@ -416,6 +416,9 @@ def arbitrary(model: Any, seed: int) -> list[bytes] | str:
     del tensors, first, second, made
     try:
         loss.backward()
+    except tenure.Error:
+        # The budget's, not the program's.
+        raise
     except RuntimeError as error:
         return re.sub(r"(\[torch.\w+ \[.*?\]\]).*?(is at version .*? instead)", r"\1 \2", str(error))
     gradients = [parameter.grad.numpy().tobytes() for parameter in model.parameters()]

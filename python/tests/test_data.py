@@ -250,6 +250,8 @@ def test_an_initialiser_that_fails_is_reported() -> None:
 
 
 def test_a_killed_worker_is_reported() -> None:
+    # Exceptions of earlier tests may hold iterators and their workers.
+    gc.collect()
     with pytest.raises(RuntimeError, match="killed by signal 9"):
         list(DataLoader(sets.Dying(), num_workers=2))
     assert multiprocessing.active_children() == []

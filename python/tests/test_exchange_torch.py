@@ -160,14 +160,21 @@ def test_cuda_tensors_are_shared_both_ways_in_the_order_of_streams() -> None:
 
 @on_cuda
 def test_cuda_memory_is_given_back_to_pytorch() -> None:
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
+    def given_back() -> int:
+        """Returns PyTorch's memory, after what waited for the device was given back, which the next import does."""
+        torch.cuda.synchronize()
+        tenure.from_dlpack(torch.ones(1, device="cuda"))
+        torch.cuda.synchronize()
+        tenure.from_dlpack(torch.ones(1, device="cuda"))
+        allocated: int = torch.cuda.memory_allocated()
+        return allocated
+
+    before = given_back()
     ours = tenure.from_dlpack(torch.ones(1 << 20, device="cuda"))
     ours.add_(1)
-    assert torch.cuda.memory_allocated() > before
-    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() >= before + (4 << 20)
     del ours
-    assert torch.cuda.memory_allocated() == before
+    assert given_back() <= before
 
 
 @on_cuda

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 import sys
 import types
@@ -37,6 +38,8 @@ DTYPES = {
     "bool": tenure.bool,
 }
 # See "Tolerances" in the README of the goldens.
+# The tensors of the goldens are there: `TENURE_TEST_DEVICE=cuda` runs the operations on a GPU.
+DEVICE = os.environ.get("TENURE_TEST_DEVICE", "cpu")
 TOLERANCES = {tenure.float64: 1e-12, tenure.float32: 1e-5, tenure.float16: 2.5e-3, tenure.bfloat16: 1e-2}
 
 Row = tuple[str, bool, list[tuple[str, str, str | None]], int | None, Sequence[str] | None, str]
@@ -172,7 +175,7 @@ class Golden:
         kind = DTYPES[dtype]
         start, size = at * kind.itemsize, math.prod(sizes) * kind.itemsize
         part = self.data[dtype][start : start + size]
-        return _native.rebuild_tensor(tenure.Tensor, part, sizes, kind.name, "cpu", False)
+        return _native.rebuild_tensor(tenure.Tensor, part, sizes, kind.name, DEVICE, False)
 
     def inputs(self, sample: dict[str, Any]) -> list[tenure.Tensor]:
         tensors = []

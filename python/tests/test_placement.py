@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import subprocess
@@ -19,6 +20,12 @@ import tenure.plan  # noqa: E402
 import tenure.torch  # noqa: E402
 
 STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def _without_tensors_of_earlier_tests() -> None:
+    """Reports count all memory of the process, and exceptions of earlier tests may hold tensors."""
+    gc.collect()
 
 
 def model_and_optimizer() -> tuple[Any, Any]:

@@ -1,8 +1,10 @@
 """`tenure.Tensor`: how tensors are made, indexed, computed with, converted, copied and printed."""
 
 import copy
+import os
 import pickle
 import random
+import signal
 import threading
 import weakref
 from typing import Any
@@ -419,6 +421,18 @@ def test_threads_compute_at_once() -> None:
         thread.join()
     assert not failed
     assert found == [expected] * 80
+
+
+def test_a_forked_child_computes() -> None:
+    x = tenure.rand(256, 256)
+    expected = (x @ x).sum().item()
+    child = os.fork()
+    if child == 0:
+        # A child that hangs is ended, rather than the test.
+        signal.alarm(60)
+        os._exit(0 if (x @ x).sum().item() == expected else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_functions_and_methods_are_documented_and_pickled_by_name() -> None:

@@ -7,22 +7,23 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use tenure_core::Context;
+use tenure_core::{Context, Unforked};
 
 use crate::{Result, TensorError};
 
-static POOL: LazyLock<RwLock<Arc<WorkerPool>>> = LazyLock::new(|| {
+static POOL: LazyLock<Unforked<Arc<WorkerPool>>> = LazyLock::new(|| {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    // A pool of one thread starts no other, so this fallback always works.
-    RwLock::new(Arc::new(WorkerPool::new(threads).unwrap_or(WorkerPool { threads: 1, others: None })))
+    Unforked::new(Arc::new(WorkerPool::of_at_most(threads)))
 });
 
 struct WorkerPool {
     threads: usize,
     /// All threads but the caller's, which computes too.
     others: Option<ThreadPool>,
+    /// The process that has the threads: a forked child has none of them.
+    process: u32,
 }
 
 impl WorkerPool {
@@ -37,13 +38,39 @@ impl WorkerPool {
                 Some(others.map_err(|error| TensorError::argument("set_threads", error.to_string()))?)
             }
         };
-        Ok(Self { threads, others })
+        Ok(Self { threads, others, process: std::process::id() })
+    }
+
+    /// Makes a pool of one thread, which starts no other, if the system cannot start so many.
+    fn of_at_most(threads: usize) -> Self {
+        let alone = || Self { threads: 1, others: None, process: std::process::id() };
+        Self::new(threads).unwrap_or_else(|_| alone())
+    }
+
+    /// Returns the process's pool. In a forked child it is a new one with as many threads.
+    fn current() -> Arc<Self> {
+        let pool = Arc::clone(&POOL.lock());
+        if pool.process == std::process::id() {
+            return pool;
+        }
+        let made = Arc::new(Self::of_at_most(pool.threads));
+        Arc::clone(&made).replace_current();
+        made
+    }
+
+    /// Makes this the process's pool.
+    fn replace_current(self: Arc<Self>) {
+        let old = std::mem::replace(&mut *POOL.lock(), self);
+        if old.process != std::process::id() {
+            // Dropping it would wait for its threads, which are in the parent.
+            std::mem::forget(old);
+        }
     }
 }
 
 /// Returns the number of threads that compute. Default: as many as the process may run at once.
 pub fn threads() -> usize {
-    POOL.read().threads
+    POOL.lock().threads
 }
 
 /// Sets the number of threads that compute from now on.
@@ -57,7 +84,7 @@ pub fn set_threads(threads: usize) -> Result<()> {
         let reason = format!("1 to {MOST} threads can compute, got {threads}: take as many as there are processors");
         return Err(TensorError::argument("set_threads", reason));
     }
-    *POOL.write() = Arc::new(WorkerPool::new(threads)?);
+    Arc::new(WorkerPool::new(threads)?).replace_current();
     Ok(())
 }
 
@@ -82,7 +109,7 @@ fn on_threads(parts: usize, work: &(dyn Fn() + Sync)) {
     if parts <= 1 {
         return work();
     }
-    let pool = Arc::clone(&POOL.read());
+    let pool = WorkerPool::current();
     let context = Context::capture().divided();
     let work = || {
         let _context = context.enter();
