@@ -48,6 +48,12 @@ def mappings() -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "tenure-data" in line]
 
 
+def workers() -> list[multiprocessing.process.BaseProcess]:
+    """Returns the workers of iterators that are in use. Exceptions of earlier tests may hold iterators until now."""
+    gc.collect()
+    return multiprocessing.active_children()
+
+
 def test_concatenated_data_sets_count_indices_on() -> None:
     both = TensorDataset(tenure.arange(3)) + TensorDataset(tenure.arange(10, 12))
     assert [both[index][0].item() for index in range(len(both))] == [0, 1, 2, 10, 11]
@@ -250,11 +256,9 @@ def test_an_initialiser_that_fails_is_reported() -> None:
 
 
 def test_a_killed_worker_is_reported() -> None:
-    # Exceptions of earlier tests may hold iterators and their workers.
-    gc.collect()
     with pytest.raises(RuntimeError, match="killed by signal 9"):
         list(DataLoader(sets.Dying(), num_workers=2))
-    assert multiprocessing.active_children() == []
+    assert workers() == []
 
 
 def test_a_worker_that_makes_no_batch_in_time_is_reported() -> None:
@@ -262,7 +266,7 @@ def test_a_worker_that_makes_no_batch_in_time_is_reported() -> None:
     with pytest.raises(RuntimeError, match="timed out after 0.05 seconds"):
         next(iterator)
     iterator._workers.stop(grace_s=0)  # type: ignore[attr-defined]
-    assert multiprocessing.active_children() == []
+    assert workers() == []
 
 
 def test_workers_have_numbers_and_seeds_of_their_own() -> None:
@@ -289,15 +293,14 @@ def test_persistent_workers_stay_for_the_next_epoch() -> None:
         next(abandoned)
     del loader, abandoned
     gc.collect()
-    assert multiprocessing.active_children() == []
+    assert workers() == []
 
 
 def test_an_abandoned_iterator_leaves_nothing() -> None:
     iterator = iter(DataLoader(sets.Squares(), num_workers=2))
     next(iterator)
     del iterator
-    gc.collect()
-    assert multiprocessing.active_children() == []
+    assert workers() == []
     assert mappings() == []
 
 
@@ -310,10 +313,12 @@ if __name__ == "__main__":
     iterator = iter(DataLoader(sets.Stuck(), num_workers=2, sampler=[0, 3]))
     next(iterator)
     print(*[child.pid for child in multiprocessing.active_children()], flush=True)
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        # It comes while `next` waits, or before: then the end of the iterator ends the workers.
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         next(iterator)
     except KeyboardInterrupt:
+        del iterator
         print(len(multiprocessing.active_children()))
 """
 
@@ -337,7 +342,7 @@ def test_an_interruption_ends_the_workers(tmp_path: Path) -> None:
 def test_a_data_set_that_cannot_be_pickled_is_refused_with_advice() -> None:
     with pytest.raises(RuntimeError, match="top level"):
         iter(DataLoader(sets.Squares(), num_workers=1, collate_fn=lambda samples: samples))
-    assert multiprocessing.active_children() == []
+    assert workers() == []
 
 
 @pytest.mark.parametrize(
