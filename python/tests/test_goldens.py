@@ -308,7 +308,7 @@ def covered() -> set[int]:
     return {row_of(call) for call in calls}
 
 
-# What the goldens do not run: a program with `t` for the module, and PyTorch's if the module has another name for it.
+# Programs of what the goldens do not run: with `t` for the module, and PyTorch's own if the name there is another.
 Program = Callable[..., Any]
 DIRECT: list[tuple[Program, Program | None]] = [
     (lambda t, x, y: t.gelu_tanh(x), lambda t, x, y: t.nn.functional.gelu(x, approximate="tanh")),

@@ -254,6 +254,7 @@ def test_matrix_products() -> None:
 def test_a_tensor_of_one_element_is_a_number() -> None:
     x = tenure.tensor([2])
     assert (int(x), float(x), bool(x), x.item()) == (2, 2.0, True, 2)
+    assert complex(x) == 2
     assert [10, 20, 30][tenure.tensor(1)] == 20
     assert f"{tenure.tensor(0.25):.1f}" == "0.2"
     for wrong in (bool, float, lambda x: x.item()):

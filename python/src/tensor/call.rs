@@ -15,8 +15,9 @@ use super::convert::{self, OwnedArgument};
 use super::functions::Overloads;
 use super::{TensorObject, exception, results, wrapped};
 
-/// The number of elements from which on a call lets other Python threads run while it computes.
-const ELEMENTS_TO_DETACH: usize = 4096;
+/// The number of elements from which on a call lets other Python threads run while it computes. The result of a
+/// broadcast may have the square of it.
+const ELEMENTS_TO_DETACH: usize = 1024;
 
 /// The arguments of a call, as Python gives them.
 pub(super) struct GivenArguments<'py> {
@@ -249,9 +250,7 @@ fn run<'py>(
     let arguments: SmallVec<[Argument<'_>; 6]> =
         bound.arguments.iter().zip(&lists).map(|(argument, tensors)| argument.as_argument(tensors)).collect();
     let tensors = bound.arguments.iter().flat_map(OwnedArgument::tensors);
-    let result =
-        if is_small(tensors) { (operation.call)(&arguments) } else { py.detach(|| (operation.call)(&arguments)) };
-    let output = match result.map_err(exception)? {
+    let output = match computed(py, tensors, || (operation.call)(&arguments))? {
         Output::Tensor(tensor) if bound.requires_grad => {
             Output::Tensor(tensor.requires_grad_(true).map_err(exception)?)
         }
@@ -261,8 +260,16 @@ fn run<'py>(
     if operation.name == "unique" { results::asked(&returned, &arguments) } else { Ok(returned) }
 }
 
-/// Returns whether an operation on these tensors takes less time than letting another thread run.
-pub(super) fn is_small<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> bool {
+/// Runs an operation on these tensors. Other Python threads run meanwhile, unless letting them would take longer.
+pub(super) fn computed<'a, R: Send>(
+    py: Python<'_>,
+    tensors: impl Iterator<Item = &'a Tensor>,
+    operation: impl FnOnce() -> tenure::tensor::Result<R> + Send,
+) -> PyResult<R> {
+    if is_small(tensors) { operation() } else { py.detach(operation) }.map_err(exception)
+}
+
+fn is_small<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> bool {
     let mut count = None;
     for tensor in tensors {
         if !tensor.device().is_cpu() {

@@ -253,10 +253,6 @@ impl TensorObject {
         }
         Ok(slf.py().detach(|| tensor.item_scalar()).map_err(exception)?.to_i64())
     }
-
-    fn __complex__(slf: &Bound<'_, Self>) -> PyResult<f64> {
-        Self::__float__(slf)
-    }
 }
 
 /// Returns all elements, the last dimension fastest.

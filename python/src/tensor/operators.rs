@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use tenure::core::{Operand, result_type};
 use tenure::tensor::{Scalar, Tensor, Value};
 
-use super::{TensorObject, call, convert, exception, wrapped};
+use super::{TensorObject, call, convert, wrapped};
 
 /// An operation of two operands, of which the first is a tensor.
 type Binary = for<'a> fn(&'a Tensor, Value<'a>) -> tenure::tensor::Result<Tensor>;
@@ -53,10 +53,8 @@ fn binary<'py>(
     let py = left.py();
     let Some(right) = RightOperand::of(right)? else { return Ok(not_implemented(py)) };
     let left = left.get().tensor();
-    let compute = || operation(&left, right.as_value());
-    let result =
-        if call::is_small(std::iter::once(&left).chain(right.tensor())) { compute() } else { py.detach(compute) };
-    wrapped(py, result.map_err(exception)?).map(Bound::into_any)
+    let operands = std::iter::once(&left).chain(right.tensor());
+    wrapped(py, call::computed(py, operands, || operation(&left, right.as_value()))?).map(Bound::into_any)
 }
 
 /// Computes `left operation right` of a number on the left.
@@ -69,12 +67,11 @@ fn reflected<'py>(
     let Some(number) = convert::scalar(left)? else { return Ok(not_implemented(py)) };
     let right = right.get().tensor();
     let kind = result_type([Operand::Tensor(right.dtype()), Operand::Number(number_dtype(number))]);
-    let compute = || {
+    let result = call::computed(py, std::iter::once(&right), || {
         let left = Tensor::scalar(number, kind.unwrap_or(right.dtype()))?;
         operation(&left, Value::Tensor(&right))
-    };
-    let result = if call::is_small(std::iter::once(&right)) { compute() } else { py.detach(compute) };
-    wrapped(py, result.map_err(exception)?).map(Bound::into_any)
+    });
+    wrapped(py, result?).map(Bound::into_any)
 }
 
 /// Returns the dtype that a number counts as beside tensors.
@@ -97,7 +94,8 @@ fn in_place(
         return Err(pyo3::exceptions::PyTypeError::new_err(text));
     };
     let left = left.get().tensor();
-    py.detach(|| operation(&left, right.as_value())).map_err(exception)
+    let operands = std::iter::once(&left).chain(right.tensor());
+    call::computed(py, operands, || operation(&left, right.as_value()))
 }
 
 /// Writes the result of an operation that has no form in place to its first operand.
@@ -113,7 +111,7 @@ fn unary<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = operand.py();
     let tensor = operand.get().tensor();
-    wrapped(py, py.detach(|| operation(&tensor)).map_err(exception)?).map(Bound::into_any)
+    wrapped(py, call::computed(py, std::iter::once(&tensor), || operation(&tensor))?).map(Bound::into_any)
 }
 
 /// Computes the matrix product of two operands of any dimensions.

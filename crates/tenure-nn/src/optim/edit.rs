@@ -14,9 +14,18 @@ impl Group {
         self.members.iter().map(|member| &member.parameter)
     }
 
-    /// Replaces the rule, for example by the same rule with other hyperparameters. Slots that the new rule adds are made
-    /// at the next step.
+    /// Replaces the rule, for example by the same rule with other hyperparameters. If the new rule has more slots, the
+    /// next step makes all slots anew.
     pub fn set_rule(&mut self, rule: Arc<dyn Rule>) {
+        let has_too_few = self.members.iter().find_map(|member| match &member.slots {
+            Slots::InMemory(slots) if !slots.is_empty() => {
+                Some(slots.len() < rule.slots(member.parameter.sizes()).len())
+            }
+            _ => None,
+        });
+        if has_too_few == Some(true) {
+            self.members.iter_mut().for_each(|member| member.slots = Slots::InMemory(Vec::new()));
+        }
         self.rule = rule;
     }
 

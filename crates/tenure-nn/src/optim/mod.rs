@@ -490,8 +490,9 @@ impl<'a> ReadyMember<'a> {
 impl GroupMember {
     /// Makes the rule's slots if they do not exist yet.
     fn ensure_slots(&mut self, rule: &dyn Rule) -> tenure_tensor::Result<()> {
+        // A rule without slots is asked again at each step, which costs it nothing.
         let is_made = match &self.slots {
-            Slots::InMemory(slots) => slots.len() >= rule.slots(self.parameter.sizes()).len(),
+            Slots::InMemory(slots) => !slots.is_empty() || rule.slots(self.parameter.sizes()).is_empty(),
             Slots::Offloaded(_) => true,
         };
         if is_made {
