@@ -320,11 +320,11 @@ impl Budget {
         Ok(Some(self.inner.report(&report, pass)))
     }
 
-    /// Ends the step without learning from it. Returns an error that was not reported yet.
+    /// Ends the step, which has failed, without learning from it. Returns the engine's reason, if it has one.
     fn abandon(&self, py: Python<'_>) -> Option<String> {
         py.detach(|| {
             self.inner.interrupt();
-            self.inner.engine.take_failure().map(|error| error.to_string())
+            self.inner.engine.take_cause().map(|error| error.to_string())
         })
     }
 

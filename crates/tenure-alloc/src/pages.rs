@@ -122,6 +122,11 @@ impl<P: Pages> PageHeap<P> {
         self.hooks.free_memory()
     }
 
+    /// Returns the bytes of all blocks that were ever freed.
+    pub fn freed_bytes(&self) -> u64 {
+        self.state.lock().freed_bytes()
+    }
+
     /// Returns the bytes of live blocks.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes.load(Ordering::Relaxed)
@@ -219,10 +224,12 @@ impl<P: Pages> Resource for PageHeap<P> {
             if let Some(address) = self.find_pages(&mut locked, bytes)? {
                 break address;
             }
+            let freed = locked.freed_bytes();
             drop(locked);
             let may_go_on = self.hooks.free_memory();
             locked = self.state.lock();
-            if !may_go_on {
+            // Meanwhile another thread may have freed what this one lacks.
+            if !may_go_on && locked.freed_bytes() == freed {
                 locked.statistics.num_ooms += 1;
                 return Err(out_of_memory(&locked, request));
             }
@@ -272,6 +279,11 @@ impl PageHeapState {
     /// Returns the bytes whose pages are held.
     fn reserved(&self) -> u64 {
         self.statistics.all.reserved_bytes.current
+    }
+
+    /// Returns the bytes of all blocks that were ever freed.
+    fn freed_bytes(&self) -> u64 {
+        self.statistics.all.allocated_bytes.freed
     }
 
     /// Changes the counts of reserved bytes.
@@ -373,6 +385,23 @@ mod tests {
         );
         heap.set_limit(u64::MAX);
         assert_ne!(heap.allocate(request(6 * MIB)).unwrap().address, block.address);
+    }
+
+    #[test]
+    fn what_others_free_while_callbacks_find_nothing_is_used() {
+        let fake: &'static Fake = Box::leak(Box::default());
+        let heap = std::sync::Arc::new(PageHeap::new(fake, PageHeapConfig::default()));
+        heap.set_limit(8 * MIB);
+        let blocks = Mutex::new(vec![heap.allocate(request(6 * MIB)).unwrap().address; 1]);
+        let weak = std::sync::Arc::downgrade(&heap);
+        heap.add_free_memory_callback(Box::new(move || {
+            if let (Some(heap), Some(block)) = (weak.upgrade(), blocks.lock().pop()) {
+                std::thread::spawn(move || heap.free(block).unwrap()).join().unwrap();
+            }
+            false
+        }));
+        heap.allocate(request(4 * MIB)).unwrap();
+        assert!(matches!(heap.allocate(request(6 * MIB)), Err(AllocError::OutOfMemory { .. })));
     }
 
     proptest! {

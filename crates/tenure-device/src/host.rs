@@ -205,9 +205,10 @@ impl HostMemory {
                 small.count_allocated(tag, bytes as u64);
                 break small.allocated_bytes();
             }
+            let freed = self.freed_bytes(&small);
             drop(small);
-            // The callback may change the limit.
-            if !self.heap.free_memory() {
+            // The callback may change the limit, and meanwhile another thread may free what this one lacks.
+            if !self.heap.free_memory() && self.freed_bytes(&self.small.lock()) == freed {
                 return None;
             }
         };
@@ -240,6 +241,11 @@ impl HostMemory {
             }
         }
         Some(false)
+    }
+
+    /// Returns the bytes of all blocks, small and large, that were ever freed.
+    fn freed_bytes(&self, small: &SmallBlocks) -> u64 {
+        small.statistics.all.allocated_bytes.freed + self.heap.freed_bytes()
     }
 
     fn free_small(&self, tag: Tag, bytes: u64) {

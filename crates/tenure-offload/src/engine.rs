@@ -196,9 +196,17 @@ impl Engine {
         self.inner.ledger.lock().forget();
     }
 
-    /// Takes the first error that no call could return, such as one in an allocation that then found no room.
+    /// Takes the first error that no call could return, such as one of a spill.
     pub fn take_failure(&self) -> Option<OffloadError> {
         self.inner.ledger.lock().failure.take()
+    }
+
+    /// Takes the reason why a step has failed, if the engine has one: the first error that no call could return, or
+    /// why the last allocation found no room.
+    pub fn take_cause(&self) -> Option<OffloadError> {
+        let mut ledger = self.inner.ledger.lock();
+        let refused = ledger.refused.take();
+        ledger.failure.take().or(refused)
     }
 
     /// Begins to record when each tensor is moved, for tensors held now or saved later.

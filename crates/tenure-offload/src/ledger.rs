@@ -69,6 +69,9 @@ pub(crate) struct Ledger {
     pub(crate) failure: Option<OffloadError>,
     /// The error of the last spill that found no room.
     pub(crate) no_room: Option<OffloadError>,
+    /// Why the last allocation found no room. It is no failure of the step yet: the allocation succeeds if another
+    /// thread frees memory.
+    pub(crate) refused: Option<OffloadError>,
 }
 
 impl Ledger {
@@ -161,6 +164,7 @@ impl Ledger {
         self.report = report;
         self.failure = None;
         self.no_room = None;
+        self.refused = None;
         self.saved_handles.retain(|_, saved| saved.strong_count() > 0);
         before
     }
@@ -303,6 +307,8 @@ impl Ledger {
         if let Some(error) = self.failure.take() {
             return Err(error);
         }
+        // The step goes on, so it got its memory.
+        self.refused = None;
         if let Some(clock) = self.course.clock() {
             clock.end(stream)?;
         }

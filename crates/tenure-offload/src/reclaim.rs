@@ -38,7 +38,7 @@ pub(crate) fn make_room(inner: &EngineInner) -> bool {
 }
 
 /// Releases the source of a spill, or begins to evict tensors until there is one to release. Returns whether some
-/// memory was freed. If nothing can be, keeps the error for the next call that can return one.
+/// memory was freed. If nothing can be, notes why.
 fn release_or_evict(inner: &EngineInner) -> bool {
     loop {
         match release_one(inner) {
@@ -74,12 +74,8 @@ fn release_or_evict(inner: &EngineInner) -> bool {
             }
             ledger = inner.ledger.lock();
         }
-        if inner.is_strict() {
-            let too_small = too_small_so_far(inner, &ledger);
-            ledger.no_room = ledger.no_room.take().or(too_small);
-        }
-        let Ledger { failure, no_room, .. } = &mut *ledger;
-        *failure = failure.take().or(no_room.take());
+        let too_small = if inner.is_strict() { too_small_so_far(inner, &ledger) } else { None };
+        ledger.refused = ledger.no_room.take().or(too_small);
         return false;
     }
 }

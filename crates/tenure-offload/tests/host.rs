@@ -172,6 +172,32 @@ fn what_goes_while_room_is_looked_for_has_made_some() {
     }
 }
 
+/// Another thread may free memory after the engine has found none to free.
+#[test]
+fn an_allocation_that_finds_room_after_all_is_no_failure_of_the_step() {
+    let _one = ONE.lock();
+    let engine = engine(4 * BYTES, 64 * MIB);
+    engine.set_strict();
+    let others = Arc::new(Mutex::new(None));
+    let Memory::Host(memory) = engine.memory() else { unreachable!() };
+    let freed = Arc::clone(&others);
+    memory.add_free_memory_callback(Box::new(move || {
+        drop(freed.lock().take());
+        false
+    }));
+    let step = engine.begin(1, Pass::Budgeted).unwrap();
+    *others.lock() = Some(storage(3 * BYTES).unwrap());
+    let found = storage(2 * BYTES).unwrap();
+    step.finish().unwrap();
+
+    let step = engine.begin(1, Pass::Budgeted).unwrap();
+    storage(3 * BYTES).unwrap_err();
+    drop(step);
+    assert!(matches!(engine.take_cause(), Some(OffloadError::TooSmallSoFar { .. })));
+    assert!(engine.take_cause().is_none());
+    drop(found);
+}
+
 #[test]
 fn a_step_that_goes_on_where_the_measured_one_ended_is_measured_anew() {
     let _one = ONE.lock();

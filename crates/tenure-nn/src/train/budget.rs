@@ -81,7 +81,7 @@ impl Offload {
             work(batch)
         };
         // An error of the engine is the cause of the error of `work`.
-        let result = match (result, self.engine.take_failure()) {
+        let result = match (result, self.engine.take_cause()) {
             (Err(_), Some(failure)) => return Err(train_error(failure)),
             (result, _) => result?,
         };
