@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import errno
-import fcntl
-import functools
 import hashlib
 import importlib.util
 import logging
 import os
 import shlex
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tenure import _compilation
+from tenure._compilation import BuildError as BuildError
 
 _LOG = logging.getLogger("tenure")
 _HERE = Path(__file__).parent
@@ -30,13 +24,6 @@ _PREBUILT = _HERE / "prebuilt"
 
 #: The headers that the shim needs and PyTorch does not have: one of the CUDA runtime's, one of the CUDA compiler's.
 _CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")
-
-#: The time in seconds after which an unused shim is removed.
-_KEPT_S = 90 * 24 * 3600
-
-
-class BuildError(Exception):
-    """The shim cannot be built. The message says why, in one line."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +106,7 @@ def sources_digest(shim: Shim | None = None) -> str:
 def prebuilt(torch: Torch, shim: Shim | None = None) -> Path | None:
     """Returns the shim for `torch` that came with the package, if any. The default is the GPU shim."""
     path = _PREBUILT / torch.prebuilt_name(shim)
-    return path if _is_whole(path) else None
+    return path if _compilation.is_whole(path) else None
 
 
 def built(torch: Torch, shim: Shim | None = None) -> Path:
@@ -131,23 +118,24 @@ def built(torch: Torch, shim: Shim | None = None) -> Path:
         There is no compiler, a header is missing, or the compilation fails.
     """
     shim = shim or on_cuda()
-    compiler = _compiler()
+    compiler = _compilation.compiler()
     includes = _includes(torch, shim)
     key = _key(torch, compiler, shim)
     # Works also if the folder cannot be written to, as in a container image with the shim in it.
-    if (folder := _folder()) and _is_whole(shipped := folder / f"{key}.so"):
+    if (folder := _compilation.cache_folder("shims")) and _compilation.is_whole(shipped := folder / f"{key}.so"):
         with contextlib.suppress(OSError):
             os.utime(shipped)
         return shipped
-    with _cache(folder, key) as place:
+    # The warning shows the caller of install().
+    with _compilation.place_to_build(folder, key, "the shim", stacklevel=7) as place:
         library = place / f"{key}.so"
-        if not _is_whole(library):
+        if not _compilation.is_whole(library):
             _LOG.warning("building the allocator shim for PyTorch %s: this takes some seconds, once", torch.version)
             began = time.monotonic()
             compile_shim(torch, library, shim, compiler=compiler, includes=includes)
             took = time.monotonic() - began
             _LOG.info("built the allocator shim in %.1f s: %s", took, library)
-            _remove_unused(place)
+            _compilation.remove_unused(place.iterdir())
         return library
 
 
@@ -169,7 +157,7 @@ def compile_shim(
         As `built`.
     """
     shim = shim or on_cuda()
-    compiler = compiler or _compiler()
+    compiler = compiler or _compilation.compiler()
     own, *foreign = [shim.sources, *(includes or _includes(torch, shim))]
     # The compiler's own standard headers come before copies that a package has beside CUDA's.
     paths = [f"-I{own}", *(flag for path in foreign for flag in ("-idirafter", str(path)))]
@@ -188,15 +176,14 @@ def compile_shim(
     source = "".join(f'#include "{path.name}"\n' for path in sorted(shim.sources.glob("*.cpp")))
     try:
         unfinished.unlink(missing_ok=True)
-        result = _run(command, source)
+        result = _compilation.run(command, source)
         if result.returncode != 0:
-            error = next((line for line in result.stderr.splitlines() if "error" in line), result.stderr[:200].strip())
-            log = _log(library, f"{shlex.join(command)}\n{result.stderr}")
+            log = _compilation.write_log(library, f"{shlex.join(command)}\n{result.stderr}")
             all_of_it = f" (all of it is in {log})" if log else ""
             raise BuildError(
-                f"the compiler refused: {error or _end(result.returncode)}{all_of_it}: set CXX to another one"
+                f"the compiler refused: {_compilation.complaint(result)}{all_of_it}: set CXX to another one"
             )
-        _seal(unfinished)
+        _compilation.seal(unfinished)
         os.replace(unfinished, library)
     except OSError as error:
         raise BuildError(f"the shim cannot be written ({error}): set XDG_CACHE_HOME to a folder that can be") from error
@@ -214,57 +201,6 @@ def _cxx_library() -> list[str]:
     mapped = (line.split(maxsplit=5)[5:] for line in Path("/proc/self/maps").read_text().splitlines())
     paths = (path for found in mapped for path in found if Path(path).name.startswith("libstdc++.so"))
     return list(dict.fromkeys(paths))[:1]
-
-
-def _run(command: list[str], source: str = "") -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(command, input=source, capture_output=True, text=True, errors="replace", check=False)
-    except OSError as error:
-        raise BuildError(f"the compiler does not run ({error}): set CXX to another one") from error
-
-
-def _end(status: int) -> str:
-    """Describes the end of a program that printed nothing."""
-    if status < 0:
-        return f"it was killed by signal {-status} ({signal.strsignal(-status)}), and said nothing"
-    return f"it ended with status {status}, and said nothing"
-
-
-def _seal(library: Path) -> None:
-    """Appends a digest to a library. The dynamic loader ignores it."""
-    code = library.read_bytes() if library.is_file() else b""
-    if not code.startswith(b"\x7fELF"):
-        raise BuildError("the compiler wrote no library, and says no more: set CXX to another one")
-    with open(library, "ab") as file:
-        file.write(hashlib.sha256(code).digest())
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _is_whole(library: Path) -> bool:
-    """Returns whether a library matches its digest: loading a truncated one can crash the process."""
-    try:
-        content = library.read_bytes()
-    except OSError:
-        return False
-    size = hashlib.sha256().digest_size
-    return hashlib.sha256(content[:-size]).digest() == content[-size:]
-
-
-def _compiler() -> list[str]:
-    """Returns the command that compiles C++: `$CXX`, or else the first compiler that is found."""
-    try:
-        command = shlex.split(os.environ.get("CXX", ""))
-    except ValueError as error:
-        raise BuildError(f"CXX={os.environ['CXX']!r} is no command ({error}): set it to that of a compiler") from error
-    if command:
-        if shutil.which(command[0]) is None:
-            raise BuildError(f"there is no program {command[0]!r}, which CXX names")
-        return command
-    for name in ("c++", "g++", "clang++"):
-        if shutil.which(name):
-            return [name]
-    raise BuildError("there is no C++ compiler: install one (on Debian and Ubuntu: apt install g++)")
 
 
 def _includes(torch: Torch, shim: Shim | None = None) -> list[Path]:
@@ -301,69 +237,7 @@ def _cuda_includes(cuda: str) -> Iterator[Path]:
 
 def _key(torch: Torch, compiler: list[str], shim: Shim) -> str:
     """Returns a name that covers everything the shim's bytes depend on, with `sources_digest` last."""
-    version = _run([*compiler, "--version"]).stdout
+    version = _compilation.run([*compiler, "--version"]).stdout
     parts = [torch.version, torch.git, torch.cuda, str(torch.cxx11_abi), str(torch.root), shlex.join(compiler), version]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return f"{torch.version}-{digest[:12]}-{sources_digest(shim)}"
-
-
-def _folder() -> Path | None:
-    """Returns the folder of shims that were built here, which may not exist; None for a user without a home."""
-    # The XDG specification says to ignore relative paths.
-    for home in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
-        if os.path.isabs(home):
-            return Path(home) / "tenure" / "shims"
-    return None
-
-
-@functools.cache
-def _own_folder() -> Path:
-    """Returns a folder that is deleted when this process ends."""
-    folder = tempfile.mkdtemp(prefix="tenure-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
-
-
-def _log(library: Path, text: str) -> Path | None:
-    """Writes the compiler's output, if possible, to a file that outlives this process. Returns the file."""
-    try:
-        if library.parent == _own_folder():
-            # In a folder with other users' files: they could have taken any name that can be guessed.
-            with tempfile.NamedTemporaryFile("w", prefix=f"{library.stem}-", suffix=".log", delete=False) as file:
-                file.write(text)
-            return Path(file.name)
-        log = library.with_suffix(".log")
-        log.write_text(text)
-    except OSError:
-        return None
-    return log
-
-
-def _remove_unused(folder: Path) -> None:
-    """Removes old files: unused shims of other versions, and leftovers of killed builds."""
-    for path in folder.iterdir():
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _KEPT_S:
-                path.unlink()
-
-
-@contextlib.contextmanager
-def _cache(folder: Path | None, key: str) -> Iterator[Path]:
-    """Gives `folder`, or another one to build in. Locks `key`, so that other processes that build it wait."""
-    with contextlib.ExitStack() as held:
-        try:
-            if folder is None:
-                raise FileNotFoundError(errno.ENOENT, "this user has no home")
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-            # Fails for another user's lock file in a folder that several users share.
-            fcntl.flock(held.enter_context(open(folder / f"{key}.lock", "w")), fcntl.LOCK_EX)
-        except OSError as error:
-            warnings.warn(
-                f"the shim is built again by every process, since {folder or '~/.cache'} cannot be written to "
-                f"({error.strerror}): set XDG_CACHE_HOME to a folder that can",
-                stacklevel=7,  # the caller of install()
-            )
-            folder = _own_folder()
-        yield folder
