@@ -32,7 +32,8 @@ typedef enum tenure_status {
     TENURE_INVALID = 5,         /* an argument or an option is invalid */
     TENURE_DRIVER_FAILED = 6,   /* a driver call failed */
     TENURE_PANIC = 7,           /* a defect in Tenure: please report it */
-    TENURE_NOT_SHAREABLE = 8    /* not a live block in memory that processes can share */
+    TENURE_NOT_SHAREABLE = 8,   /* not a live block in memory that processes can share */
+    TENURE_WRONG_TYPE = 9       /* an argument has a type that the function does not take */
 } tenure_status;
 
 /* Returns Tenure's version, such as "0.1.0". */

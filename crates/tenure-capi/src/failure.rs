@@ -10,6 +10,7 @@ use tenure_device::CallError;
 use tenure_device::memory::{MemoryError, OutOfMemoryReport};
 use tenure_device::pinned::PinnedError;
 use tenure_device::share::ShareError;
+use tenure_tensor::TensorError;
 
 /// `tenure_status` of `tenure.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub enum Status {
     Panic = 7,
     /// The address is not that of a live block in memory that processes can share.
     NotShareable = 8,
+    /// An argument has a type that the function does not take.
+    WrongType = 9,
 }
 
 /// The reason why a call failed.
@@ -42,6 +45,8 @@ pub(crate) enum Failure {
     NotOpen { device: c_int },
     #[error("{0}")]
     Invalid(String),
+    #[error("{0}")]
+    WrongType(String),
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error("{}", .0.in_pytorch())]
@@ -52,6 +57,8 @@ pub(crate) enum Failure {
     Call(#[from] CallError),
     #[error(transparent)]
     Share(#[from] ShareError),
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
 }
 
 impl From<AllocError> for Failure {
@@ -71,11 +78,16 @@ impl Failure {
         match self {
             Self::NotOpen { .. } => Status::NotOpen,
             Self::Invalid(_) => Status::Invalid,
+            Self::WrongType(_) => Status::WrongType,
             Self::OutOfMemoryInPytorch(_) => Status::OutOfMemory,
             Self::Cpu(AllocatorError::OutOfMemory { .. } | AllocatorError::DeviceOutOfMemory { .. }) => {
                 Status::OutOfMemory
             }
             Self::Cpu(_) => Status::Invalid,
+            Self::Tensor(TensorError::Core(tenure_core::Error::Allocator(
+                AllocatorError::OutOfMemory { .. } | AllocatorError::DeviceOutOfMemory { .. },
+            ))) => Status::OutOfMemory,
+            Self::Tensor(_) => Status::Invalid,
             Self::Call(_) => Status::DriverFailed,
             Self::Share(ShareError::NotShareable { .. }) => Status::NotShareable,
             Self::Share(_) => Status::DriverFailed,

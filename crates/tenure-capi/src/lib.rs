@@ -5,8 +5,11 @@
 
 pub mod cpu;
 mod device;
-mod failure;
+pub mod extension;
+pub mod failure;
+pub mod headers;
 mod options;
+pub mod tensors;
 pub mod torch;
 
 use std::ffi::{CStr, c_char, c_int, c_void};

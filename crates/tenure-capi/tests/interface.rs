@@ -26,22 +26,33 @@ fn has(program: &str) -> bool {
 
 #[test]
 fn a_c_program_gets_what_the_header_says() {
-    run_c("program.c");
+    run("program.c");
+}
+
+#[test]
+fn a_c_program_computes_with_tensors() {
+    run("tensors.c");
+}
+
+#[test]
+fn a_cpp_program_computes_with_tensors() {
+    run("tensors.cpp");
 }
 
 #[test]
 fn a_shim_without_pytorch_gets_what_the_table_says() {
-    run_c("torch_table.c");
+    run("torch_table.c");
 }
 
 #[test]
 fn a_shim_of_the_cpu_without_pytorch_gets_what_the_table_says() {
-    run_c("cpu_table.c");
+    run("cpu_table.c");
 }
 
-/// Compiles a C program of this folder, and runs it.
-fn run_c(name: &str) {
-    if !has("cc") {
+/// Compiles a C or C++ program of this folder with the headers, and runs it.
+fn run(name: &str) {
+    let (compiler, standard) = if name.ends_with(".c") { ("cc", "-std=c11") } else { ("c++", "-std=c++17") };
+    if !has(compiler) {
         return;
     }
     let library = library();
@@ -49,13 +60,17 @@ fn run_c(name: &str) {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("program");
     let source = Path::new(CRATE).join("tests").join(name);
-    let compiled = Command::new("cc")
-        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
+    let headers = folder.path().join("include");
+    tenure_capi::headers::write(&headers).unwrap();
+    let compiled = Command::new(compiler)
+        .args([standard, "-Wall", "-Wextra", "-Werror", "-pthread", "-I"])
         .arg(Path::new(CRATE).join("include"))
+        .arg("-I")
+        .arg(headers)
         .arg(&source)
         .arg("-L")
         .arg(library)
-        .args(["-ltenure_capi", "-o"])
+        .args(["-ltenure_capi", "-lm", "-o"])
         .arg(&program)
         .status();
     assert!(compiled.unwrap().success());
@@ -88,10 +103,23 @@ fn the_benchmark_beside_pytorch_runs_without_it() {
 
 #[test]
 fn the_header_declares_every_function_and_no_other() {
-    let source = fs::read_to_string(Path::new(CRATE).join("src/lib.rs")).unwrap();
-    let header = fs::read_to_string(Path::new(CRATE).join("include/tenure.h")).unwrap();
+    compare("tenure.h", &["src/lib.rs"]);
+    let files = ["access", "autograd", "call", "handle", "value"];
+    let files: Vec<String> = files.map(|file| format!("src/tensors/{file}.rs")).into();
+    compare("tenure_tensor.h", &files);
+}
+
+fn compare(header: &str, sources: &[impl AsRef<Path>]) {
+    let read = |path: &Path| fs::read_to_string(Path::new(CRATE).join(path)).unwrap();
+    let source: String = sources.iter().map(|path| read(path.as_ref())).collect();
+    let header = read(&Path::new("include").join(header));
     let code: String = header.split("*/").filter_map(|part| part.split("/*").next()).collect();
-    let declared = code.split([' ', '*', '\n']).filter(|word| word.starts_with("tenure_") && word.contains('('));
+    // What follows is defined in the header itself.
+    let code = code.split("static inline ").next().unwrap_or_default();
+    let declared = code.split([' ', '*', '\n']).filter(|word| {
+        // A pointer to a function is in parentheses.
+        word.starts_with("tenure_") && word.split('(').next() != Some(word) && !word.contains(")(")
+    });
     let declared: BTreeSet<String> = declared.map(|word| word.split('(').next().unwrap().to_owned()).collect();
     let defined = source.split("extern \"C\" fn ").skip(1);
     let defined: BTreeSet<String> = defined.map(|rest| rest.split('(').next().unwrap().to_owned()).collect();

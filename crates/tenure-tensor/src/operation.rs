@@ -18,6 +18,8 @@ use crate::{Result, Scalar, Tensor, TensorError, Value};
 pub struct Operation {
     /// The name. Overloads share it: a front end takes the first whose parameters the arguments match.
     pub name: &'static str,
+    /// The name that no overload shares: that of Rust's function.
+    pub own_name: &'static str,
     /// Whether it is a method of the first parameter, a function, or both.
     pub form: Form,
     /// The parameters, in order.
@@ -426,6 +428,7 @@ macro_rules! entry {
         const NAME: &str = $crate::operation::front!($name $($front)?);
         $crate::operation::Operation {
             name: NAME,
+            own_name: stringify!($name),
             form: $crate::operation::Form::$form,
             parameters: PARAMETERS,
             result: <$r as $crate::operation::Give>::KIND,

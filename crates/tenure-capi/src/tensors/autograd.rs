@@ -1,0 +1,221 @@
+//! Gradients: backward passes, and operations with formulas of C.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr;
+
+use tenure_tensor::autograd::{self, Context, GradMode, SavedHandle};
+use tenure_tensor::{AutogradError, Tensor, TensorError};
+
+use super::handle::{give, given, given_all};
+use super::value::text;
+use crate::failure::{Failure, Status, guarded, last_error};
+
+thread_local! {
+    /// The settings that this thread has pushed.
+    static PUSHED: RefCell<Vec<GradMode>> = const { RefCell::new(Vec::new()) };
+}
+
+/// See `tenure_tensor.h`.
+///
+/// # Safety
+/// `tensor` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tenure_tensor_requires_grad(tensor: *const Tensor) -> bool {
+    // SAFETY: by the function's contract.
+    unsafe { &*tensor }.requires_grad()
+}
+
+/// See `tenure_tensor.h`.
+///
+/// # Safety
+/// `tensor` is null or a handle that no other thread uses meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tenure_tensor_set_requires_grad(tensor: *mut Tensor, requires_grad: bool) -> Status {
+    guarded(|| {
+        // SAFETY: by the function's contract.
+        let tensor = unsafe { tensor.as_mut() }.ok_or_else(|| Failure::null("a tensor"))?;
+        *tensor = tensor.clone().requires_grad_(requires_grad)?;
+        Ok(())
+    })
+}
+
+/// See `tenure_tensor.h`.
+///
+/// # Safety
+/// `tensor` is null or a handle; `grad` is null or a place to write to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tenure_tensor_grad(tensor: *const Tensor, grad: *mut *mut Tensor) -> Status {
+    guarded(|| {
+        if grad.is_null() {
+            return Err(Failure::null("the gradient's place"));
+        }
+        // SAFETY: by the function's contract.
+        match unsafe { given(tensor) }?.grad() {
+            // SAFETY: by the function's contract.
+            Some(found) => unsafe { give(found, grad) },
+            None => {
+                // SAFETY: not null, so a place to write to.
+                unsafe { grad.write(ptr::null_mut()) };
+                Ok(())
+            }
+        }
+    })
+}
+
+/// See `tenure_tensor.h`.
+///
+/// # Safety
+/// `tensor` is null or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tenure_tensor_backward(tensor: *const Tensor) -> Status {
+    // SAFETY: by the function's contract.
+    guarded(|| Ok(unsafe { given(tensor) }?.backward()?))
+}
+
+/// See `tenure_tensor.h`.
+///
+/// # Safety
+/// `tensor` is null or a handle; `detached` is null or a place to write to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tenure_tensor_detach(tensor: *const Tensor, detached: *mut *mut Tensor) -> Status {
+    // SAFETY: by the function's contract.
+    guarded(|| unsafe { give(given(tensor)?.detach(), detached) })
+}
+
+/// See `tenure_tensor.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tenure_grad_enabled() -> bool {
+    autograd::is_grad_enabled()
+}
+
+/// See `tenure_tensor.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tenure_grad_mode_push(enabled: bool) {
+    PUSHED.with_borrow_mut(|pushed| pushed.push(GradMode::enter(enabled)));
+}
+
+/// See `tenure_tensor.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn tenure_grad_mode_pop() {
+    PUSHED.with_borrow_mut(|pushed| drop(pushed.pop()));
+}
+
+/// `tenure_formula` of `tenure_tensor.h`.
+type Formula = unsafe extern "C" fn(
+    context: *mut c_void,
+    saved: *const *const Tensor,
+    saved_count: usize,
+    grads: *const *const Tensor,
+    output_count: usize,
+    input_grads: *mut *mut Tensor,
+    input_count: usize,
+) -> Status;
+
+/// A formula with what the program gave it to keep.
+struct OwnedFormula {
+    formula: Formula,
+    context: *mut c_void,
+    free_context: Option<unsafe extern "C" fn(*mut c_void)>,
+}
+
+// SAFETY: by the header, a formula may be called by any thread, and its context freed by any.
+unsafe impl Send for OwnedFormula {}
+// SAFETY: by the header, several threads may call a formula at the same time.
+unsafe impl Sync for OwnedFormula {}
+
+impl Drop for OwnedFormula {
+    fn drop(&mut self) {
+        if let Some(free) = self.free_context {
+            // SAFETY: by the header, it frees the context, which is not used again.
+            unsafe { free(self.context) };
+        }
+    }
+}
+
+impl OwnedFormula {
+    /// Returns the gradients of the `inputs` inputs.
+    fn call(&self, saved: &[Tensor], grads: &[Option<&Tensor>], inputs: usize) -> Result<Vec<Option<Tensor>>, String> {
+        let saved: Vec<*const Tensor> = saved.iter().map(ptr::from_ref).collect();
+        let grads: Vec<*const Tensor> = grads.iter().map(|grad| grad.map_or(ptr::null(), ptr::from_ref)).collect();
+        let mut given: Vec<*mut Tensor> = vec![ptr::null_mut(); inputs];
+        // SAFETY: by the header: it reads the tensors, and writes a handle or leaves null for each input.
+        let status = unsafe {
+            let (saved, grads) = ((saved.as_ptr(), saved.len()), (grads.as_ptr(), grads.len()));
+            (self.formula)(self.context, saved.0, saved.1, grads.0, grads.1, given.as_mut_ptr(), inputs)
+        };
+        let given = given.into_iter().map(|grad| {
+            // SAFETY: not null, so a handle that the formula gives up.
+            (!grad.is_null()).then(|| *unsafe { Box::from_raw(grad) })
+        });
+        let given = given.collect();
+        if status == Status::Ok {
+            return Ok(given);
+        }
+        // SAFETY: a C string of this thread.
+        Err(unsafe { CStr::from_ptr(last_error()) }.to_string_lossy().into_owned())
+    }
+}
+
+/// See `tenure_tensor.h`.
+///
+/// # Safety
+/// `name` is null or a C string. The lists have so many handles each. `formula` does what the header says, with
+/// `context`, which `free_context` frees.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tenure_attach(
+    name: *const c_char,
+    outputs: *const *const Tensor,
+    output_count: usize,
+    inputs: *const *const Tensor,
+    input_count: usize,
+    saved: *const *const Tensor,
+    saved_count: usize,
+    formula: Option<Formula>,
+    context: *mut c_void,
+    free_context: Option<unsafe extern "C" fn(*mut c_void)>,
+) -> Status {
+    guarded(|| {
+        let formula = formula.ok_or_else(|| Failure::null("the formula"))?;
+        let formula = OwnedFormula { formula, context, free_context };
+        // SAFETY: by the function's contract.
+        let (name, outputs, inputs, saved) = unsafe {
+            (
+                text(name)?.to_owned(),
+                given_all(outputs, output_count)?,
+                given_all(inputs, input_count)?,
+                given_all(saved, saved_count)?,
+            )
+        };
+        let node = name.clone();
+        autograd::attach_all(&outputs, name, &inputs, |saver| {
+            let handles = saved.iter().map(|tensor| match outputs.iter().position(|output| output.is_same(tensor)) {
+                Some(output) => saver.save_output(tensor, output),
+                None => saver.save(tensor),
+            });
+            let handles: Vec<SavedHandle> = handles.collect::<Result<_, TensorError>>()?;
+            Ok(move |context: &Context<'_>| {
+                let saved = handles.iter().map(|handle| context.unpack(*handle));
+                let saved: Vec<Tensor> = saved.collect::<Result<_, TensorError>>()?;
+                let grads: Vec<Option<&Tensor>> = (0..output_count).map(|output| context.grad_if_any(output)).collect();
+                let given = formula.call(&saved, &grads, input_count);
+                let given = given.map_err(|reason| AutogradError::Other { node: node.clone(), reason })?;
+                Ok(given.into_iter().collect())
+            })
+        })?;
+        Ok(())
+    })
+}
+
+/// See `tenure_tensor.h`.
+///
+/// # Safety
+/// `message` is null or a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tenure_fail(status: c_int, message: *const c_char) -> Status {
+    guarded(|| {
+        // SAFETY: by the function's contract.
+        let message = unsafe { text(message) }?.to_owned();
+        Err(if status == Status::WrongType as c_int { Failure::WrongType(message) } else { Failure::Invalid(message) })
+    })
+}
