@@ -11,6 +11,7 @@ from tenure._operations import TensorOperations
 __all__ = [
     "AgentClient",
     "Budget",
+    "ExtensionFunction",
     "Generator",
     "Mapping",
     "Node",
@@ -78,6 +79,7 @@ __all__ = [
     "leave_placement",
     "leave_purpose",
     "leave_setting",
+    "load_extension",
     "memory_report",
     "memory_snapshot",
     "memory_stats",
@@ -112,6 +114,7 @@ __all__ = [
     "torch_memory_fraction",
     "uint8",
     "unscale_gradients",
+    "write_headers",
 ]
 
 VERSION: str
@@ -392,6 +395,11 @@ class device:
     def type(self) -> Literal["cpu", "cuda"]: ...
     @property
     def index(self) -> int | None: ...
+
+@final
+class ExtensionFunction:
+    __name__: str
+    def __call__(self, *arguments: Any) -> Any: ...
 
 @final
 class Generator:
@@ -678,3 +686,5 @@ def attach_function(
     saved: Iterable[Tensor | None],
     formula: Callable[[list[Tensor | None], list[Tensor | None]], Iterable[Tensor | None]],
 ) -> None: ...
+def load_extension(path: str | PathLike[str]) -> list[ExtensionFunction]: ...
+def write_headers(folder: str | PathLike[str]) -> None: ...

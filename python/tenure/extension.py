@@ -1,0 +1,317 @@
+"""Functions in C++ on tensors, compiled while the program runs.
+
+A source file includes ``tenure_extension.hpp``, whose first lines show how; the tensors there have PyTorch's names.
+
+>>> from tenure.extension import load_inline
+>>> source = "Tensor scaled(const Tensor &x, double factor) { return x * factor; }"
+>>> extension = load_inline("scaling", source, functions=["scaled"])  # doctest: +SKIP
+>>> extension.scaled(tenure.ones(2), 3.0)  # doctest: +SKIP
+tensor([3., 3.])
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+
+from tenure import _compilation, _native
+from tenure._compilation import BuildError
+from tenure._errors import Error
+
+__all__ = ["include_paths", "load", "load_inline", "open_library"]
+
+_LOG = logging.getLogger("tenure")
+
+#: The endings of sources that the C++ compiler takes.
+_ENDINGS = (".cpp", ".cc", ".cxx", ".c++")
+
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden")
+
+
+def load(
+    name: str,
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    extra_cflags: Iterable[str] = (),
+    extra_ldflags: Iterable[str] = (),
+    extra_include_paths: Iterable[str | os.PathLike[str]] = (),
+    verbose: bool = False,
+) -> ModuleType:
+    """Compiles an extension, unless it was compiled before, and opens it.
+
+    The library is kept in the cache (see ``XDG_CACHE_HOME``), and compiled again when a source, a header that it
+    includes, the flags or the compiler change.
+
+    Parameters
+    ----------
+    name
+        The extension's name: an identifier.
+    sources
+        The C++ source files, one of which has ``TENURE_EXTENSION``.
+    extra_cflags
+        More flags of the compiler, such as ``-O3``.
+    extra_ldflags
+        More flags of the linker, such as ``-lm``.
+    extra_include_paths
+        More folders of headers.
+    verbose
+        Whether to print the commands.
+
+    Returns
+    -------
+    module
+        A module with the extension's functions.
+
+    Raises
+    ------
+    tenure.Error
+        There is no compiler, it refuses the sources, or the library is no extension. The message has the compiler's
+        first error, and names the file with the rest.
+    """
+    if not name.isidentifier():
+        raise Error(f"the name of an extension must be an identifier, got {name!r}")
+    given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
+    files = [Path(source).absolute() for source in given]
+    if not files:
+        raise Error(f"the extension {name} has no sources")
+    for file in files:
+        if file.suffix not in _ENDINGS:
+            raise Error(f"{file} is no source in C++: its name must end with one of {', '.join(_ENDINGS)}")
+        if not file.is_file():
+            raise Error(f"the extension {name} cannot be built: there is no file {file}")
+    folders = [*(str(Path(folder).absolute()) for folder in extra_include_paths), *include_paths()]
+    flags = [*_FLAGS, *extra_cflags, *(f"-I{folder}" for folder in folders)]
+    try:
+        library = _built(name, files, flags, list(extra_ldflags), verbose)
+    except BuildError as error:
+        raise Error(f"the extension {name} cannot be built: {error}") from None
+    return open_library(library, name)
+
+
+def load_inline(
+    name: str,
+    cpp_sources: str | Sequence[str],
+    functions: Sequence[str] | None = None,
+    *,
+    extra_cflags: Iterable[str] = (),
+    extra_ldflags: Iterable[str] = (),
+    extra_include_paths: Iterable[str | os.PathLike[str]] = (),
+    verbose: bool = False,
+) -> ModuleType:
+    """Compiles an extension from texts, as `load` does from files.
+
+    Parameters
+    ----------
+    name
+        The extension's name: an identifier.
+    cpp_sources
+        C++ sources. They need not include ``tenure_extension.hpp``, and ``Tensor`` stands for ``tenure::Tensor``.
+    functions
+        The C++ functions that Python calls. None if the sources have ``TENURE_EXTENSION`` themselves.
+    extra_cflags, extra_ldflags, extra_include_paths, verbose
+        As for `load`.
+
+    Returns
+    -------
+    module
+        A module with the extension's functions.
+
+    Raises
+    ------
+    tenure.Error
+        As for `load`.
+    """
+    texts = [cpp_sources] if isinstance(cpp_sources, str) else list(cpp_sources)
+    parts = ["#include <tenure_extension.hpp>\nusing tenure::Tensor;\n", *texts]
+    if functions is not None:
+        defined = " ".join(f'module.def("{function}", {function});' for function in functions)
+        parts.append(f"TENURE_EXTENSION(module) {{ {defined} }}\n")
+    content = "\n".join(parts)
+    folder = _cache()
+    source = folder / f"{name}-{_digest(content)}.cpp"
+    _write(source, content)
+    return load(
+        name,
+        source,
+        extra_cflags=extra_cflags,
+        extra_ldflags=extra_ldflags,
+        extra_include_paths=extra_include_paths,
+        verbose=verbose,
+    )
+
+
+def open_library(library: str | os.PathLike[str], name: str | None = None) -> ModuleType:
+    """Opens the library of an extension that was compiled before.
+
+    Parameters
+    ----------
+    library
+        The file.
+    name
+        The module's name. Default: the file's, without its ending.
+
+    Returns
+    -------
+    module
+        A module with the extension's functions.
+
+    Raises
+    ------
+    tenure.Error
+        The file cannot be opened, or is no extension.
+    """
+    path = Path(library).absolute()
+    module = ModuleType(name or path.name.split(".")[0])
+    module.__file__ = str(path)
+    for function in _native.load_extension(path):
+        setattr(module, function.__name__, function)
+    return module
+
+
+@functools.cache
+def _headers() -> Path:
+    """Returns a folder with the headers of this version."""
+    folder = _cache()
+    with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+        _native.write_headers(unfinished)
+        files = sorted(Path(unfinished).iterdir())
+        digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
+        headers = folder / f"include-{digest}"
+        headers.mkdir(exist_ok=True)
+        for file in files:
+            file.replace(headers / file.name)
+    return headers
+
+
+def include_paths() -> list[str]:
+    """Returns the folders of the headers that an extension includes."""
+    return [str(_headers())]
+
+
+@functools.cache
+def _cache() -> Path:
+    """Returns the folder of extensions that were built here."""
+    folder = _compilation.cache_folder("extensions")
+    try:
+        if folder is None:
+            raise PermissionError("this user has no home")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError:
+        return _compilation.own_folder()
+    return folder
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _write(file: Path, content: str) -> None:
+    """Writes a file that appears only when it is complete."""
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as unfinished:
+        unfinished.write(content)
+    Path(unfinished.name).replace(file)
+
+
+def _built(name: str, files: list[Path], flags: list[str], linking: list[str], verbose: bool) -> Path:
+    """Returns the library of an extension, and builds it unless it was built before and nothing has changed."""
+    compiler = _compilation.compiler()
+    version = _compilation.run([*compiler, "--version"]).stdout
+    texts = [*(file.read_text(errors="replace") for file in files), *map(str, files)]
+    parts = [shlex.join(compiler), version, shlex.join(flags), shlex.join(linking), *texts]
+    key = f"{name}-{_digest(chr(0).join(parts))}"
+    with _compilation.place_to_build(_cache(), key, f"the extension {name}", stacklevel=6) as place:
+        headers = place / f"{key}.json"
+        if (known := _unchanged(headers)) is not None and _compilation.is_whole(library := _library(headers, known)):
+            os.utime(library)
+            return library
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(dir=place) as folder:
+            unfinished = Path(folder) / f"{key}.so"
+            included = _compile(compiler, files, flags, linking, unfinished, verbose)
+            unfinished.replace(library := _library(headers, included))
+        _write(headers, json.dumps(included))
+        _LOG.info("built the extension %s in %.1f s: %s", name, time.monotonic() - began, library)
+        _remove_unused(place)
+        return library
+
+
+def _library(headers: Path, digests: dict[str, str]) -> Path:
+    """Returns the library's file. Its name tells its content: the system opens no second library of the same name."""
+    return headers.with_name(f"{headers.stem}-{_digest(json.dumps(digests))}.so")
+
+
+def _compile(
+    compiler: list[str],
+    files: list[Path],
+    flags: list[str],
+    linking: list[str],
+    library: Path,
+    verbose: bool,
+) -> dict[str, str]:
+    """Compiles the files at the same time, and links them. Returns the digests of the headers that they include."""
+    objects = [library.with_name(f"{number}.o") for number in range(len(files))]
+
+    def run(command: list[str]) -> None:
+        if verbose:
+            print(shlex.join(command), flush=True)
+        result = _compilation.run(command)
+        if result.returncode != 0:
+            # The folder of the library is removed.
+            log = _compilation.write_log(library.parents[1] / library.name, f"{shlex.join(command)}\n{result.stderr}")
+            all_of_it = f" (all of it is in {log})" if log else ""
+            raise BuildError(f"the compiler refused: {_compilation.complaint(result)}{all_of_it}")
+
+    commands = [
+        [*compiler, *flags, "-MMD", "-MF", str(built.with_suffix(".d")), "-c", str(file), "-o", str(built)]
+        for file, built in zip(files, objects, strict=True)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(run, commands):
+            pass
+    run([*compiler, "-shared", *map(str, objects), "-o", str(library), *linking])
+    _compilation.seal(library)
+    return _digests(header for built in objects for header in _included(built.with_suffix(".d")))
+
+
+def _included(rule: Path) -> list[str]:
+    """Returns the files that a compiler's rule for make names, but for the source itself."""
+    text = rule.read_text().replace("\\\n", " ")
+    return shlex.split(text.split(":", 1)[1])[1:]
+
+
+def _digests(files: Iterable[str]) -> dict[str, str]:
+    return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in dict.fromkeys(files)}
+
+
+def _unchanged(headers: Path) -> dict[str, str] | None:
+    """Returns the digests that a file has of headers, if they are the same now."""
+    try:
+        known: dict[str, str] = json.loads(headers.read_text())
+        return known if _digests(known) == known else None
+    except (OSError, ValueError):
+        return None
+
+
+def _remove_unused(folder: Path) -> None:
+    """Removes what was not used for long."""
+    _compilation.remove_unused(path for path in folder.iterdir() if path.is_file())
+    for headers in folder.glob("include-*"):
+        if headers != _headers() and _compilation.is_unused(headers):
+            shutil.rmtree(headers, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    print(*include_paths())
