@@ -6,3 +6,4 @@ from tenure.nn.functional.loss import *  # noqa: F403
 from tenure.nn.functional.normalization import *  # noqa: F403
 from tenure.nn.functional.pooling import *  # noqa: F403
 from tenure.nn.functional.sparse import *  # noqa: F403
+from tenure.nn.functional.upsampling import *  # noqa: F403

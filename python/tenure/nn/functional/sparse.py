@@ -125,18 +125,40 @@ def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6,
     return _ops.vector_norm(x1 - x2 + eps, p, -1, keepdim)
 
 
+def _check_pixels(name: str, input: Tensor, factor_name: str, factor: int) -> None:
+    if input.dim() < 3:
+        raise RuntimeError(
+            f"{name} expects input to have at least 3 dimensions, but got input with {input.dim()} dimension(s)"
+        )
+    if factor <= 0:
+        raise RuntimeError(f"{name} expects a positive {factor_name}, but got {factor}")
+
+
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     """Makes images larger: `[..., C r², H, W]` to `[..., C, H r, W r]`."""
+    _check_pixels("pixel_shuffle", input, "upscale_factor", upscale_factor)
     *batch, channels, height, width = input.shape
     r = upscale_factor
+    if channels % (r * r):
+        raise RuntimeError(
+            "pixel_shuffle expects its input's 'channel' dimension to be divisible by the square of upscale_factor, "
+            f"but input.size(-3)={channels} is not divisible by {r * r}"
+        )
     parts = input.reshape((-1, channels // (r * r), r, r, height, width)).permute((0, 1, 4, 2, 5, 3))
     return parts.reshape((*batch, channels // (r * r), height * r, width * r))
 
 
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     """Makes images smaller: `[..., C, H r, W r]` to `[..., C r², H, W]`."""
+    _check_pixels("pixel_unshuffle", input, "downscale_factor", downscale_factor)
     *batch, channels, height, width = input.shape
     r = downscale_factor
+    for name, dim in (("height", -2), ("width", -1)):
+        if input.size(dim) % r:
+            raise RuntimeError(
+                f"pixel_unshuffle expects {name} to be divisible by downscale_factor, "
+                f"but input.size({dim})={input.size(dim)} is not divisible by {r}"
+            )
     parts = input.reshape((-1, channels, height // r, r, width // r, r)).permute((0, 1, 3, 5, 2, 4))
     return parts.reshape((*batch, channels * r * r, height // r, width // r))
 
