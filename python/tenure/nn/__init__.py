@@ -22,5 +22,7 @@ from tenure.nn.norm import *  # noqa: F403
 from tenure.nn.parameter import Buffer as Buffer
 from tenure.nn.parameter import Parameter as Parameter
 from tenure.nn.pooling import *  # noqa: F403
+from tenure.nn.recurrent import *  # noqa: F403
+from tenure.nn.recurrent_cells import *  # noqa: F403
 from tenure.nn.shape import *  # noqa: F403
 from tenure.nn.upsampling import *  # noqa: F403
