@@ -13,6 +13,7 @@ from tenure.nn import functional as functional
 from tenure.nn import init as init
 from tenure.nn import utils as utils
 from tenure.nn.activation import *  # noqa: F403
+from tenure.nn.attention import *  # noqa: F403
 from tenure.nn.containers import *  # noqa: F403
 from tenure.nn.conv import *  # noqa: F403
 from tenure.nn.linear import *  # noqa: F403
@@ -25,4 +26,5 @@ from tenure.nn.pooling import *  # noqa: F403
 from tenure.nn.recurrent import *  # noqa: F403
 from tenure.nn.recurrent_cells import *  # noqa: F403
 from tenure.nn.shape import *  # noqa: F403
+from tenure.nn.transformer import *  # noqa: F403
 from tenure.nn.upsampling import *  # noqa: F403
