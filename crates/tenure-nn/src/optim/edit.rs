@@ -14,17 +14,22 @@ impl Group {
         self.members.iter().map(|member| &member.parameter)
     }
 
-    /// Replaces the rule, for example by the same rule with other hyperparameters. If the new rule has more slots, the
-    /// next step makes all slots anew.
+    /// Replaces the rule, for example by the same rule with other hyperparameters. Slots of the same names keep their
+    /// values. If the new rule has others too, the next step makes all slots anew.
     pub fn set_rule(&mut self, rule: Arc<dyn Rule>) {
-        let has_too_few = self.members.iter().find_map(|member| match &member.slots {
-            Slots::InMemory(slots) if !slots.is_empty() => {
-                Some(slots.len() < rule.slots(member.parameter.sizes()).len())
+        for member in &mut self.members {
+            let Slots::InMemory(slots) = &mut member.slots else { continue };
+            if slots.is_empty() {
+                continue;
             }
-            _ => None,
-        });
-        if has_too_few == Some(true) {
-            self.members.iter_mut().for_each(|member| member.slots = Slots::InMemory(Vec::new()));
+            let before = self.rule.slots(member.parameter.sizes());
+            let after = rule.slots(member.parameter.sizes());
+            if before.iter().map(|slot| slot.name).eq(after.iter().map(|slot| slot.name)) {
+                // The names of all members' slots are the same then.
+                break;
+            }
+            let kept = after.iter().map(|slot| before.iter().position(|other| other.name == slot.name));
+            *slots = kept.map(|place| slots.get(place?).cloned()).collect::<Option<_>>().unwrap_or_default();
         }
         self.rule = rule;
     }

@@ -609,3 +609,20 @@ fn slots_that_another_rule_adds_are_made_at_the_next_step() {
     let (steps, slots) = optimizer.groups()[0].state_of(0).unwrap();
     assert_eq!((steps, slots[0].0, slots[0].1.to_vec::<f32>().unwrap()), (3, "momentum_buffer", vec![1.5]));
 }
+
+#[test]
+fn slots_of_the_same_names_keep_their_values_under_another_rule() {
+    let x = Parameter::new("x", Tensor::from_slice(&[4.0_f32], &[1]).unwrap()).unwrap();
+    let centered = RmsProp { momentum: 0.5, centered: true, ..RmsProp::default() };
+    let mut optimizer = Optimizer::new(vec![x.clone()], 1.0, centered);
+    x.set_grad(Some(Tensor::from_slice(&[1.0_f32], &[1]).unwrap())).unwrap();
+    optimizer.step().unwrap();
+    let slots = |optimizer: &Optimizer| {
+        let (_, slots) = optimizer.groups()[0].state_of(0).unwrap();
+        slots.into_iter().map(|(name, slot)| (name, slot.item::<f32>().unwrap())).collect::<Vec<_>>()
+    };
+    let before = slots(&optimizer);
+    assert_eq!(before.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["square_avg", "grad_avg", "momentum_buffer"]);
+    optimizer.groups_mut()[0].set_rule(Arc::new(RmsProp { centered: false, ..centered }));
+    assert_eq!(slots(&optimizer), [before[0], before[2]]);
+}
