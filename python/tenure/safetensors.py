@@ -28,6 +28,7 @@ from uuid import uuid4
 from tenure._buffers import on_buffer
 from tenure._errors import Error
 from tenure._native import Tensor, device, dtype, dtype_named
+from tenure._structure import KEY, flattened, restored
 
 __all__ = ["load_file", "safe_open", "save_file"]
 
@@ -284,24 +285,64 @@ def load_file(filename: str | os.PathLike[str], device: device | str = "cpu") ->
         return {name: file.get_tensor(name) for name in file.keys()}
 
 
-def save(obj: Mapping[str, Tensor], f: str | os.PathLike[str]) -> None:
-    """Saves a state dict in the safetensors format: `save_file`.
+def save(obj: Any, f: str | os.PathLike[str]) -> None:
+    """Saves a value with tensors, such as the states of a model and of its optimizer, in the safetensors format.
+
+    A value is a tensor, None, a boolean, an integer, a float, a string, or a list, tuple or dictionary of values, whose
+    keys are strings and integers. Other mappings are saved as dictionaries. A dictionary of tensors by name is saved as
+    `save_file` does. Otherwise a tensor has the name of its path, such as `optimizer.state.0.exp_avg`, and the file's
+    metadata has the rest of the value as JSON by the name `tenure.structure`. All programs that read safetensors find
+    the tensors. There is no pickle, so that no code runs when a file is loaded.
 
     Parameters
     ----------
-    obj : mapping of str to Tensor
+    obj : value with tensors
     f : str or PathLike
+
+    Raises
+    ------
+    TypeError
+        The value has a part of another type. The message says where.
+
+    Examples
+    --------
+    >>> import tenure
+    >>> x = tenure.ones(2, requires_grad=True)
+    >>> optimizer = tenure.optim.Adam([x])
+    >>> tenure.save({"x": x, "optimizer": optimizer.state_dict(), "epoch": 3}, "/tmp/example.safetensors")
+    >>> loaded = tenure.load("/tmp/example.safetensors")
+    >>> loaded["epoch"], loaded["optimizer"]["param_groups"][0]["betas"]
+    (3, (0.9, 0.999))
     """
-    save_file(obj, f)
+    if isinstance(obj, Mapping) and all(isinstance(key, str) and isinstance(obj[key], Tensor) for key in obj):
+        save_file(obj, f)
+    else:
+        tensors, text = flattened(obj)
+        save_file(tensors, f, {KEY: text})
 
 
-def load(f: str | os.PathLike[str], map_location: device | str | None = None) -> dict[str, Tensor]:
-    """Loads a state dict that `save` saved, on the mapped file: `load_file`.
+def load(f: str | os.PathLike[str], map_location: device | str | None = None) -> Any:
+    """Loads a value that `save` saved, or the tensors of any file of safetensors by name.
+
+    On the CPU, the tensors are on the mapped file, without a copy.
 
     Parameters
     ----------
     f : str or PathLike
     map_location : device or str, default None
         The device of the tensors; by default the CPU.
+
+    Raises
+    ------
+    Error
+        The file is damaged or cut off. The message says where.
     """
-    return load_file(f, "cpu" if map_location is None else map_location)
+    with safe_open(f, device="cpu" if map_location is None else map_location) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+        text = (file.metadata() or {}).get(KEY)
+    if text is None:
+        return tensors
+    try:
+        return restored(text, tensors)
+    except ValueError as error:
+        raise Error(f"{os.fspath(f)}: {error}") from None

@@ -143,3 +143,129 @@ def test_state_dicts_are_saved_and_loaded(tmp_path: Path) -> None:
     tenure.save(state, tmp_path / "state.safetensors")
     loaded = tenure.load(tmp_path / "state.safetensors")
     assert tenure.equal(loaded["layer.weight"], state["layer.weight"].detach())
+
+
+def same(left: Any, right: Any) -> bool:
+    """Returns whether two values have the same types, order and numbers."""
+    if isinstance(left, tenure.Tensor):
+        return isinstance(right, tenure.Tensor) and left.dtype == right.dtype and tenure.equal(left.detach(), right)
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(repr(left) == repr(right))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        2**80,
+        -0.0,
+        1e-300,
+        float("inf"),
+        float("nan"),
+        "a \u00e4 \n",
+        [],
+        (),
+        {},
+        {"a": {}, "b": [(), [None, (1, 2.0, False)]], 3: {"3": "x"}},
+        {"dict": 1, "tuple": {"tensor": "a"}, "float": {"float": "nan"}},
+        tenure.ones(2),
+        [tenure.arange(3), (tenure.zeros(0, 2),)],
+        {"a": {"b": tenure.ones(1)}, "a.b": tenure.zeros(1), "a.b#2": tenure.full((1,), 2.0), "n": 1},
+        {"__metadata__": tenure.ones(1), "n": None},
+        {"": tenure.ones(1), "n": [tenure.zeros(1)]},
+        {0: tenure.ones(1), 1: tenure.zeros(1)},
+    ],
+)
+def test_nested_values_come_back(tmp_path: Path, value: Any) -> None:
+    tenure.save(value, tmp_path / "file")
+    assert same(value, tenure.load(tmp_path / "file"))
+
+
+def test_the_state_of_a_run_is_saved_and_continued(tmp_path: Path) -> None:
+    def step(x: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        (x * x).sum().backward()
+        optimizer.step()
+
+    x = tenure.tensor([4.0, -2.0], requires_grad=True)
+    optimizer = tenure.optim.Adam([("x", x)], lr=0.1)
+    step(x, optimizer)
+    state = {"model": {"x": x}, "optimizer": optimizer.state_dict(), "epoch": 1}
+    tenure.save(state, tmp_path / "run")
+    assert set(load_file(tmp_path / "run")) == {
+        "model.x",
+        "optimizer.state.0.step",
+        "optimizer.state.0.exp_avg",
+        "optimizer.state.0.exp_avg_sq",
+    }
+    loaded = tenure.load(tmp_path / "run")
+    assert same(state, loaded)
+    other = loaded["model"]["x"].clone().requires_grad_()
+    resumed = tenure.optim.Adam([("x", other)])
+    resumed.load_state_dict(loaded["optimizer"])
+    step(x, optimizer)
+    step(other, resumed)
+    assert other.tolist() == x.tolist()
+
+
+def test_the_reference_reads_the_tensors_of_nested_values(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    reference = pytest.importorskip("safetensors.torch")
+    tenure.save({"layers": [{"weight": tenure.arange(3)}], "epoch": 1}, tmp_path / "file")
+    assert {name: tensor.tolist() for name, tensor in reference.load_file(tmp_path / "file").items()} == {
+        "layers.0.weight": [0, 1, 2]
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"a": [1, {2}]}, r"value\['a'\]\[1\] is of the type set"),
+        ({"a": {"b": b"x"}}, r"value\['a'\]\['b'\] is of the type bytes"),
+        ([1 + 2j], r"value\[0\] is of the type complex"),
+        ({1.5: 2}, "value has the key 1.5"),
+        ([{True: 2}], r"value\[0\] has the key True"),
+        (object(), "value is of the type object"),
+    ],
+)
+def test_values_of_other_types_are_refused(tmp_path: Path, value: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        tenure.save(value, tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_value_that_contains_itself_is_refused(tmp_path: Path) -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(ValueError, match="contains itself"):
+        tenure.save(value, tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[" * 100_000,
+        '{"tensor": "b"}',
+        '{"tensor": 1}',
+        '{"set": []}',
+        '{"float": "1"}',
+        '{"dict": {"a": 1}}',
+        '{"dict": [["a"]]}',
+        '{"dict": [[["a"], 1]]}',
+        '{"tuple": 1}',
+        '{"tuple": [], "dict": []}',
+        "{}",
+    ],
+)
+def test_damaged_structures_are_refused(tmp_path: Path, text: str) -> None:
+    save_file({"a": tenure.ones(1)}, tmp_path / "file", {"tenure.structure": text})
+    with pytest.raises(tenure.Error, match="file: "):
+        tenure.load(tmp_path / "file")
