@@ -11,7 +11,9 @@ import tenure
 
 torch = pytest.importorskip("torch")
 
-SHAPES = [(3, 4), (5,), ()]
+SHAPES: list[tuple[int, ...]] = [(3, 4), (5,), (), (2, 3, 4)]
+#: Muon steps matrices alone.
+MATRICES: list[tuple[int, ...]] = [(3, 4), (5, 2), (3, 3)]
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.1}),
@@ -29,13 +31,29 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("Adagrad", {}),
     ("Adagrad", {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.5, "eps": 1e-3}),
     ("Adagrad", {"lr": 0.1, "maximize": True}),
+    ("RMSprop", {}),
+    ("RMSprop", {"lr": 0.1, "alpha": 0.8, "eps": 1e-3, "weight_decay": 0.1}),
+    ("RMSprop", {"lr": 0.1, "momentum": 0.9}),
+    ("RMSprop", {"lr": 0.1, "centered": True}),
+    ("RMSprop", {"lr": 0.1, "centered": True, "momentum": 0.5, "weight_decay": 0.1, "maximize": True}),
+    ("NAdam", {}),
+    ("NAdam", {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.1, "momentum_decay": 0.1}),
+    ("NAdam", {"lr": 0.1, "weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True}),
+    ("Adafactor", {}),
+    ("Adafactor", {"lr": 0.1, "beta2_decay": -0.5, "eps": (0.1, 0.5), "d": 2.0, "weight_decay": 0.1}),
+    ("Adafactor", {"lr": 0.3, "maximize": True}),
+    ("Muon", {}),
+    ("Muon", {"lr": 0.1, "weight_decay": 0.3, "momentum": 0.5, "nesterov": False}),
+    ("Muon", {"lr": 0.1, "adjust_lr_fn": "match_rms_adamw", "eps": 0.1, "ns_steps": 3}),
+    ("Muon", {"lr": 0.1, "adjust_lr_fn": "original", "ns_coefficients": (2.0, -1.5, 0.5)}),
 ]
 
 
-def parameters() -> tuple[list[Any], list[Any]]:
-    """Returns the same parameters for Tenure and for PyTorch."""
+def parameters(name: str = "SGD") -> tuple[list[Any], list[Any]]:
+    """Returns the same parameters of an optimizer for Tenure and for PyTorch."""
     generator = torch.Generator().manual_seed(1)
-    theirs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in SHAPES]
+    shapes = MATRICES if name == "Muon" else SHAPES
+    theirs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
     ours = [tenure.tensor(param.tolist(), requires_grad=True) for param in theirs]
     return ours, theirs
 
@@ -65,23 +83,24 @@ def assert_same_state(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     kept = {number: values for number, values in theirs["state"].items() if any(v is not None for v in values.values())}
     assert list(ours["state"]) == list(kept)
     for number, values in kept.items():
-        assert list(ours["state"][number]) == list(values)
-        assert_close(ours["state"][number].values(), values.values())
+        own = ours["state"][number]
+        assert sorted(own) == sorted(values)
+        assert_close([own[key] for key in values], values.values())
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_steps_are_those_of_pytorch(name: str, options: dict[str, Any]) -> None:
-    ours, theirs = parameters()
+    ours, theirs = parameters(name)
     our_optimizer = getattr(tenure.optim, name)(ours, **options)
     their_optimizer = getattr(torch.optim, name)(theirs, **options)
-    run(ours, theirs, our_optimizer, their_optimizer, range(5))
+    run(ours, theirs, our_optimizer, their_optimizer, range(20))
     assert_close(ours, theirs)
     assert_same_state(our_optimizer.state_dict(), their_optimizer.state_dict())
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_a_state_of_pytorch_is_continued(name: str, options: dict[str, Any]) -> None:
-    ours, theirs = parameters()
+    ours, theirs = parameters(name)
     their_optimizer = getattr(torch.optim, name)(theirs, **options)
     for step in range(3):
         set_gradients(ours, theirs, step)
@@ -96,7 +115,7 @@ def test_a_state_of_pytorch_is_continued(name: str, options: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_a_resumed_run_is_the_same_bit_for_bit(name: str, options: dict[str, Any]) -> None:
-    ours, theirs = parameters()
+    ours, theirs = parameters(name)
     optimizer = getattr(tenure.optim, name)(ours, **options)
     for step in range(2):
         set_gradients(ours, theirs, step)
@@ -112,9 +131,10 @@ def test_a_resumed_run_is_the_same_bit_for_bit(name: str, options: dict[str, Any
     assert [other.tolist() for other in others] == [our.tolist() for our in ours]
 
 
-def test_pytorch_continues_a_state() -> None:
-    ours, theirs = parameters()
-    optimizer = tenure.optim.AdamW(ours, lr=0.1)
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_pytorch_continues_a_state(name: str, options: dict[str, Any]) -> None:
+    ours, theirs = parameters(name)
+    optimizer = getattr(tenure.optim, name)(ours, **options)
     for step in range(2):
         set_gradients(ours, theirs, step)
         optimizer.step()
@@ -126,7 +146,7 @@ def test_pytorch_continues_a_state() -> None:
         number: {name: torch.tensor(value.tolist()) for name, value in values.items()}
         for number, values in state["state"].items()
     }
-    their_optimizer = torch.optim.AdamW(theirs)
+    their_optimizer = getattr(torch.optim, name)(theirs)
     their_optimizer.load_state_dict(state)
     run(ours, theirs, optimizer, their_optimizer, range(2, 4))
     assert_close(ours, theirs)
@@ -146,6 +166,18 @@ def test_settings_of_groups_are_read_at_every_step() -> None:
         optimizer.param_groups[2]["weight_decay"] = 0.1
     run(ours, theirs, optimizers[0], optimizers[1], range(2, 5))
     assert_close(ours, theirs)
+
+
+def test_states_that_other_settings_need_too_are_kept() -> None:
+    ours, theirs = parameters()
+    our_optimizer = tenure.optim.RMSprop(ours, lr=0.1, centered=True, momentum=0.5)
+    their_optimizer = torch.optim.RMSprop(theirs, lr=0.1, centered=True, momentum=0.5)
+    run(ours, theirs, our_optimizer, their_optimizer, range(3))
+    for optimizer in (our_optimizer, their_optimizer):
+        optimizer.param_groups[0]["centered"] = False
+    run(ours, theirs, our_optimizer, their_optimizer, range(3, 6))
+    assert_close(ours, theirs)
+    assert sorted(our_optimizer.state[ours[0]]) == ["momentum_buffer", "square_avg", "step"]
 
 
 def test_parameters_whose_data_was_replaced_are_stepped() -> None:
@@ -272,6 +304,24 @@ def wrong_optimizers(library: Any) -> list[Any]:
         lambda: library.optim.Adam([x], eps=-1.0),
         lambda: library.optim.Adam([x], betas=(1.0, 0.5)),
         lambda: library.optim.Adagrad([x], lr_decay=-1.0),
+        lambda: library.optim.RMSprop([x], lr=-1.0),
+        lambda: library.optim.RMSprop([x], eps=-1.0),
+        lambda: library.optim.RMSprop([x], momentum=-1.0),
+        lambda: library.optim.RMSprop([x], weight_decay=-1.0),
+        lambda: library.optim.RMSprop([x], alpha=-1.0),
+        lambda: library.optim.NAdam([x], betas=(0.5, 1.0)),
+        lambda: library.optim.NAdam([x], momentum_decay=-1.0),
+        lambda: library.optim.Adafactor([x], lr=-1.0),
+        lambda: library.optim.Adafactor([x], beta2_decay=0.1),
+        lambda: library.optim.Adafactor([x], eps=(-1.0, 0.1)),
+        lambda: library.optim.Adafactor([x], eps=(None, -0.1)),
+        lambda: library.optim.Adafactor([x], d=0.5),
+        lambda: library.optim.Adafactor([x], weight_decay=-1.0),
+        lambda: library.optim.Muon([x]),
+        lambda: library.optim.Muon([x], lr=-1.0),
+        lambda: library.optim.Muon([x], momentum=-1.0),
+        lambda: library.optim.Muon([x], weight_decay=-1.0),
+        lambda: library.optim.Muon([x], adjust_lr_fn="other"),
         lambda: sgd([x]).load_state_dict({"state": {}, "param_groups": []}),
         lambda: sgd([x]).load_state_dict({"state": {}, "param_groups": [{"params": [0, 1]}]}),
     ]

@@ -8,19 +8,27 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use tenure::nn::Parameter;
-use tenure::nn::optim::{Adagrad, Adam, Optimizer, Rule, Sgd, unscale_grads};
+use tenure::nn::optim::{
+    Adafactor, Adagrad, Adam, LrAdjustment, Muon, NAdam, Optimizer, RmsProp, Rule, Sgd, unscale_grads,
+};
 use tenure::tensor::Tensor;
 
 use super::TensorObject;
 use super::autograd::tensors;
 
 /// The hyperparameters of a group: a dictionary of `param_groups`.
-struct Hyperparameters<'a, 'py>(&'a Bound<'py, PyDict>);
+pub(super) struct Hyperparameters<'a, 'py>(pub(super) &'a Bound<'py, PyDict>);
 
 impl<'py> Hyperparameters<'_, 'py> {
-    fn get<T: FromPyObjectOwned<'py>>(&self, name: &str) -> PyResult<T> {
+    pub(super) fn get<T: FromPyObjectOwned<'py>>(&self, name: &str) -> PyResult<T> {
         let value = self.0.get_item(name)?.ok_or_else(|| PyValueError::new_err(format!("a group has no {name:?}")))?;
         value.extract().map_err(Into::into)
+    }
+
+    /// Returns whether the parameters ascend their gradients.
+    fn maximize(&self) -> PyResult<bool> {
+        // Muon has no such setting.
+        if self.0.contains("maximize")? { self.get("maximize") } else { Ok(false) }
     }
 
     /// Returns the rule that the optimizer class `name` of Python steps the group by.
@@ -43,6 +51,46 @@ impl<'py> Hyperparameters<'_, 'py> {
                 weight_decay: self.get("weight_decay")?,
                 initial_accumulator_value: self.get("initial_accumulator_value")?,
                 eps: self.get("eps")?,
+            }),
+            "RMSprop" => Arc::new(RmsProp {
+                alpha: self.get("alpha")?,
+                eps: self.get("eps")?,
+                weight_decay: self.get("weight_decay")?,
+                momentum: self.get("momentum")?,
+                centered: self.get("centered")?,
+            }),
+            "NAdam" => Arc::new(NAdam {
+                betas: self.get::<[f64; 2]>("betas")?.into(),
+                eps: self.get("eps")?,
+                weight_decay: self.get("weight_decay")?,
+                momentum_decay: self.get("momentum_decay")?,
+                is_decoupled: self.get("decoupled_weight_decay")?,
+            }),
+            "Adafactor" => {
+                let [eps1, eps2] = self.get::<[Option<f64>; 2]>("eps")?;
+                Arc::new(Adafactor {
+                    beta2_decay: self.get("beta2_decay")?,
+                    eps1,
+                    eps2: eps2.ok_or_else(|| PyValueError::new_err("epsilon2 should be a number but is: None"))?,
+                    d: self.get("d")?,
+                    weight_decay: self.get("weight_decay")?,
+                })
+            }
+            "Muon" => Arc::new(Muon {
+                weight_decay: self.get("weight_decay")?,
+                momentum: self.get("momentum")?,
+                nesterov: self.get("nesterov")?,
+                coefficients: self.get("ns_coefficients")?,
+                eps: self.get("eps")?,
+                iterations: self.get("ns_steps")?,
+                lr_adjustment: match self.get::<Option<String>>("adjust_lr_fn")?.as_deref() {
+                    None | Some("original") => LrAdjustment::Original,
+                    Some("match_rms_adamw") => LrAdjustment::MatchRmsAdamW,
+                    Some(name) => {
+                        let text = format!("Adjust learning rate function {name} is not supported");
+                        return Err(PyValueError::new_err(text));
+                    }
+                },
             }),
             name => return Err(PyValueError::new_err(format!("{name} is no rule of an optimizer"))),
         })
@@ -138,7 +186,7 @@ impl OptimizerObject {
         let settings = Hyperparameters(group);
         Ok(GroupSettings {
             lr: settings.get("lr")?,
-            maximize: settings.get("maximize")?,
+            maximize: settings.maximize()?,
             rule: settings.rule(&self.rule)?,
             parameters: tensors(&settings.get::<Bound<'_, PyAny>>("params")?)?,
         })
@@ -189,7 +237,7 @@ fn no_group(group: usize) -> PyErr {
     PyRuntimeError::new_err(format!("the optimizer has no group {group}"))
 }
 
-fn exception(error: tenure::nn::Error) -> PyErr {
+pub(super) fn exception(error: tenure::nn::Error) -> PyErr {
     match error {
         tenure::nn::Error::Tensor(error) => super::exception(error),
         error => crate::errors::exception(error),

@@ -1,7 +1,7 @@
 """Optimizers: the rules that update parameters by their gradients, by PyTorch's names.
 
-The steps are those of Tenure's Rust programs: one fused kernel for all parameters of a group, on CPUs and on CUDA
-devices.
+The steps are those of Tenure's Rust programs, on CPUs and on CUDA devices. A step is one fused kernel for all
+parameters of a group; those of Adafactor and Muon are operations on tensors.
 
 Examples
 --------
@@ -15,7 +15,20 @@ Examples
 """
 
 from tenure.optim import lr_scheduler
+from tenure.optim._adaptive import Adafactor, NAdam, RMSprop
+from tenure.optim._muon import Muon
 from tenure.optim._optimizer import Optimizer
 from tenure.optim._rules import SGD, Adagrad, Adam, AdamW
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Optimizer", "lr_scheduler"]
+__all__ = [
+    "SGD",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Muon",
+    "NAdam",
+    "Optimizer",
+    "RMSprop",
+    "lr_scheduler",
+]

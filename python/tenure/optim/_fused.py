@@ -18,8 +18,10 @@ class FusedOptimizer(Optimizer):
     """
 
     _rule: ClassVar[str]
-    #: Whether the state of a parameter has its number of steps.
-    _counts_steps: ClassVar[bool] = True
+
+    def _counts(self, group: dict[str, Any], steps: int) -> dict[str, Tensor]:
+        """Returns the part of a parameter's state that its number of steps determines."""
+        return {"step": tensor(float(steps), dtype=float32)}
 
     def _make_state(self) -> None:
         self._native = _native.Optimizer(self._rule)
@@ -94,16 +96,18 @@ class _ParameterState(MutableMapping[str, Any]):
         self._place = place
 
     def _values(self) -> dict[str, Any]:
-        steps, slots = self._optimizer._native.state(*self._place)
-        if slots and self._optimizer._counts_steps:
-            return {"step": tensor(float(steps), dtype=float32), **dict(slots)}
-        return dict(slots)
+        optimizer = self._optimizer
+        steps, slots = optimizer._native.state(*self._place)
+        counts = optimizer._counts(optimizer.param_groups[self._place[0]], steps) if slots else {}
+        return counts | dict(slots)
 
     def replace(self, values: dict[str, Any]) -> None:
         """Takes over other values."""
         optimizer = self._optimizer
         values = {name: value for name, value in values.items() if value is not None}
         steps = int(float(values.pop("step", 1 if values else 0)))
+        for name in optimizer._counts(optimizer.param_groups[self._place[0]], 0):
+            values.pop(name, None)
         names = optimizer._native.slot_names(optimizer.param_groups, *self._place)
         if values and set(names) != set(values):
             raise ValueError(f"the state of a parameter has {sorted(values)}: {sorted(names)} are expected")

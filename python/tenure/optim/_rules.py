@@ -9,16 +9,24 @@ from tenure.optim._fused import FusedOptimizer
 from tenure.optim._optimizer import ParamsT
 
 
-def _check(**numbers: float | Tensor) -> None:
+def check(**numbers: float | Tensor) -> None:
     """Raises PyTorch's error if one of the numbers is negative."""
     for name, number in numbers.items():
         if not float(number) >= 0:
             raise ValueError(f"Invalid {name} value: {number}")
 
 
-def _check_lr(lr: float | Tensor) -> None:
+def check_lr(lr: float | Tensor) -> None:
+    """Raises PyTorch's error if the learning rate is negative."""
     if not float(lr) >= 0:
         raise ValueError(f"Invalid learning rate: {lr}")
+
+
+def check_betas(betas: tuple[float, float]) -> None:
+    """Raises PyTorch's error if a decay factor is not from 0 to below 1."""
+    for index, beta in enumerate(betas):
+        if not 0 <= beta < 1:
+            raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
 
 
 class SGD(FusedOptimizer):
@@ -43,7 +51,6 @@ class SGD(FusedOptimizer):
     """
 
     _rule: ClassVar[str] = "SGD"
-    _counts_steps: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -59,8 +66,8 @@ class SGD(FusedOptimizer):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        _check_lr(lr)
-        _check(momentum=momentum, weight_decay=weight_decay)
+        check_lr(lr)
+        check(momentum=momentum, weight_decay=weight_decay)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ValueError("Nesterov momentum requires a momentum and zero dampening")
         defaults: dict[str, Any] = {
@@ -75,6 +82,9 @@ class SGD(FusedOptimizer):
             "fused": fused,
         }
         super().__init__(params, defaults)
+
+    def _counts(self, group: dict[str, Any], steps: int) -> dict[str, Tensor]:
+        return {}
 
 
 class Adam(FusedOptimizer):
@@ -118,11 +128,9 @@ class Adam(FusedOptimizer):
         fused: bool | None = None,
         decoupled_weight_decay: bool = False,
     ) -> None:
-        _check_lr(lr)
-        _check(epsilon=eps, weight_decay=weight_decay)
-        for index, beta in enumerate(betas):
-            if not 0 <= beta < 1:
-                raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+        check_lr(lr)
+        check(epsilon=eps, weight_decay=weight_decay)
+        check_betas(betas)
         defaults: dict[str, Any] = {
             "lr": lr,
             "betas": tuple(betas),
@@ -213,8 +221,8 @@ class Adagrad(FusedOptimizer):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        _check_lr(lr)
-        _check(
+        check_lr(lr)
+        check(
             lr_decay=lr_decay,
             weight_decay=weight_decay,
             initial_accumulator_value=initial_accumulator_value,
