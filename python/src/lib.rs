@@ -62,8 +62,8 @@ mod _native {
     use crate::switcher::{SwitchedWeights, Switcher, divide_layers, keep_order, known_order};
     #[pymodule_export]
     use crate::tensor::{
-        DTypeObject, DeviceObject, ExtensionFunction, GeneratorObject, HookObject, NodeObject, OptimizerObject,
-        TensorObject, asarray, attach_function, autocast_dtype, backward, check_gradients, checkpoint,
+        DTypeObject, DeviceObject, ExtensionFunction, GeneratorObject, HookObject, LbfgsObject, NodeObject,
+        OptimizerObject, TensorObject, asarray, attach_function, autocast_dtype, backward, check_gradients, checkpoint,
         default_generator, dtype_named, enter_anomaly_mode, enter_autocast, enter_gradient_mode,
         enter_saved_tensors_hooks, from_dlpack, frombuffer, get_default_dtype, grad, is_grad_enabled, leave_setting,
         load_extension, operation_functions, operation_table, promote_types, rebuild_tensor, set_default_dtype, tensor,

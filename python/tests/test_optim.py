@@ -322,6 +322,8 @@ def wrong_optimizers(library: Any) -> list[Any]:
         lambda: library.optim.Muon([x], momentum=-1.0),
         lambda: library.optim.Muon([x], weight_decay=-1.0),
         lambda: library.optim.Muon([x], adjust_lr_fn="other"),
+        lambda: library.optim.LBFGS([x], lr=-1.0),
+        lambda: library.optim.LBFGS([{"params": [x]}, {"params": [library.zeros(1)]}]),
         lambda: sgd([x]).load_state_dict({"state": {}, "param_groups": []}),
         lambda: sgd([x]).load_state_dict({"state": {}, "param_groups": [{"params": [0, 1]}]}),
     ]

@@ -16,6 +16,7 @@ mod functions;
 mod generator;
 mod held;
 mod indexing;
+mod lbfgs;
 mod operators;
 mod optimizer;
 mod results;
@@ -34,6 +35,7 @@ pub(crate) use function::{attach_function, check_gradients, checkpoint};
 pub(crate) use functions::{operation_functions, operation_table};
 pub(crate) use generator::{GeneratorObject, default_generator};
 pub(crate) use held::HookObject;
+pub(crate) use lbfgs::LbfgsObject;
 pub(crate) use optimizer::{OptimizerObject, unscale_gradients};
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 """Optimizers: the rules that update parameters by their gradients, by PyTorch's names.
 
 The steps are those of Tenure's Rust programs, on CPUs and on CUDA devices. A step is one fused kernel for all
-parameters of a group; those of Adafactor and Muon are operations on tensors.
+parameters of a group; those of Adafactor, Muon and LBFGS are operations on tensors.
 
 Examples
 --------
@@ -16,11 +16,13 @@ Examples
 
 from tenure.optim import lr_scheduler
 from tenure.optim._adaptive import Adafactor, NAdam, RMSprop
+from tenure.optim._lbfgs import LBFGS
 from tenure.optim._muon import Muon
 from tenure.optim._optimizer import Optimizer
 from tenure.optim._rules import SGD, Adagrad, Adam, AdamW
 
 __all__ = [
+    "LBFGS",
     "SGD",
     "Adafactor",
     "Adagrad",

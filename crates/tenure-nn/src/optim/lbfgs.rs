@@ -105,6 +105,17 @@ impl Lbfgs {
         Self { parameters, options, state: LbfgsState::default() }
     }
 
+    /// Replaces the options for the next steps, for example by others with a lower learning rate.
+    pub fn set_options(&mut self, options: LbfgsOptions) {
+        self.options = options;
+    }
+
+    /// Replaces the parameters by others with the same number of elements, for example after a move to another device.
+    /// The state is kept.
+    pub fn set_parameters(&mut self, parameters: Vec<Parameter>) {
+        self.parameters = parameters;
+    }
+
     /// Moves the parameters to a lower value of a function, and returns the first value. `closure` drops the gradients,
     /// computes the loss, calls its `backward`, and returns it.
     ///
