@@ -3,7 +3,9 @@
 use pyo3::PyErr;
 use tenure::Error;
 use tenure::alloc::AllocError;
+use tenure::core::{self, AllocatorError, StorageError};
 use tenure::device::memory::MemoryError;
+use tenure::tensor::TensorError;
 
 /// The exceptions, declared in `python/tenure/_errors.py`.
 mod exceptions {
@@ -18,14 +20,35 @@ pub(crate) fn exception(error: impl Into<Error>) -> PyErr {
     let error = error.into();
     let text = error.to_string();
     match error {
-        Error::Memory(MemoryError::OutOfMemory(_))
-        | Error::Memory(MemoryError::Allocator(AllocError::OutOfMemory { .. }))
-        | Error::Alloc(AllocError::OutOfMemory { .. })
-        | Error::Replay { source: AllocError::OutOfMemory { .. }, .. } => exceptions::OutOfMemoryError::new_err(text),
-        Error::Device(_) | Error::Memory(MemoryError::Driver(_)) | Error::Damaged { .. } => {
-            exceptions::DeviceError::new_err(text)
+        Error::Memory(error) => memory_exception(&error, text),
+        Error::Tensor(TensorError::Memory { error, .. }) => memory_exception(&error, text),
+        Error::Core(error) | Error::Tensor(TensorError::Core(error)) if is_out_of_memory(&error) => {
+            exceptions::OutOfMemoryError::new_err(text)
         }
+        Error::Alloc(AllocError::OutOfMemory { .. }) | Error::Replay { source: AllocError::OutOfMemory { .. }, .. } => {
+            exceptions::OutOfMemoryError::new_err(text)
+        }
+        Error::Device(_) | Error::Damaged { .. } => exceptions::DeviceError::new_err(text),
         Error::Trace(_) => exceptions::TraceError::new_err(text),
+        _ => exceptions::Error::new_err(text),
+    }
+}
+
+/// Returns whether a storage could not be allocated for lack of memory.
+fn is_out_of_memory(error: &core::Error) -> bool {
+    let (core::Error::Allocator(error) | core::Error::Storage(StorageError::Allocator(error))) = error else {
+        return false;
+    };
+    matches!(error, AllocatorError::OutOfMemory { .. } | AllocatorError::DeviceOutOfMemory { .. })
+}
+
+/// Returns the exception for an error of a device's memory, whose text is `text`.
+fn memory_exception(error: &MemoryError, text: String) -> PyErr {
+    match error {
+        MemoryError::OutOfMemory(_) | MemoryError::Allocator(AllocError::OutOfMemory { .. }) => {
+            exceptions::OutOfMemoryError::new_err(text)
+        }
+        MemoryError::Driver(_) => exceptions::DeviceError::new_err(text),
         _ => exceptions::Error::new_err(text),
     }
 }
