@@ -77,15 +77,9 @@ impl Graph {
         pool: &GraphPool,
         work: impl FnOnce(&Stream) -> Result<T, E>,
     ) -> Result<(Self, T), E> {
-        let pool_guard = PoolGuard::begin(pool)?;
-        let capture = StreamCapture::begin(pool.memory())?;
-        let made = {
-            let _current = StreamGuard::new(&capture.stream);
-            work(&capture.stream)?
-        };
-        let id = capture.end()?;
-        drop(pool_guard);
-        Ok((Self { id, pool: pool.clone() }, made))
+        let capture = GraphCapture::begin(pool, None)?;
+        let made = work(capture.stream())?;
+        Ok((capture.end()?, made))
     }
 
     /// Puts the whole graph on the thread's current stream. Launches of one graph run one after the other, on any
@@ -156,18 +150,65 @@ impl Drop for Graph {
     }
 }
 
+/// A capture that goes on: for callers whose work does not fit in the closure of [`Graph::capture_in`]. A drop ends the
+/// capture, and nothing is left of it. It ends on the thread that it began on.
+pub struct GraphCapture {
+    // The fields are dropped in this order.
+    current: StreamGuard,
+    capture: StreamCapture,
+    pool_guard: PoolGuard,
+}
+
+impl GraphCapture {
+    /// Begins to capture what is put on `stream`, or on a stream that no other code uses. The stream is the thread's
+    /// current one meanwhile. [`Graph::capture_in`] tells what the work must not do, and what the pool's graphs share.
+    ///
+    /// # Errors
+    /// `stream` is the null stream, or is captured already; failures of the driver.
+    pub fn begin(pool: &GraphPool, stream: Option<&Stream>) -> Result<Self, MemoryError> {
+        let pool_guard = PoolGuard::begin(pool)?;
+        let capture = StreamCapture::begin(pool.memory(), stream)?;
+        Ok(Self { current: StreamGuard::new(&capture.stream), capture, pool_guard })
+    }
+
+    /// Returns the stream that the capture began on.
+    pub fn stream(&self) -> &Stream {
+        &self.capture.stream
+    }
+
+    /// Ends the capture.
+    ///
+    /// # Errors
+    /// A call that is forbidden in a capture ended it before; a stream that took part was not waited for; failures of
+    /// the driver. Then there is no graph.
+    pub fn end(self) -> Result<Graph, MemoryError> {
+        let Self { current, capture, pool_guard } = self;
+        drop(current);
+        let id = capture.end()?;
+        Ok(Graph { id, pool: pool_guard.pool.clone() })
+    }
+}
+
 /// A stream that is captured while this lives; the capture ends even if the thread panics.
 struct StreamCapture {
-    stream: CaptureStream,
+    stream: Stream,
+    /// Gives the stream back if it is one that only captures use.
+    _own: Option<CaptureStream>,
     is_open: bool,
 }
 
 impl StreamCapture {
-    /// Begins a capture on a stream that no other code uses.
-    fn begin(memory: &DeviceMemory) -> Result<Self, MemoryError> {
-        let stream = memory.streams().for_capture()?;
+    /// Begins a capture on `stream`, or on a stream that no other code uses.
+    fn begin(memory: &DeviceMemory, stream: Option<&Stream>) -> Result<Self, MemoryError> {
+        let (stream, own) = match stream {
+            Some(stream) => (stream.clone(), None),
+            None => {
+                let own = memory.streams().for_capture()?;
+                (own.clone(), Some(own))
+            }
+        };
         memory.driver().begin_capture(stream.id())?;
-        Ok(Self { stream, is_open: true })
+        Ok(Self { stream, _own: own, is_open: true })
     }
 
     fn end(mut self) -> Result<GraphId, MemoryError> {
@@ -192,12 +233,12 @@ impl Drop for StreamCapture {
 }
 
 /// Makes allocations of captured streams come from a pool while it lives.
-struct PoolGuard<'a> {
-    pool: &'a GraphPool,
+struct PoolGuard {
+    pool: GraphPool,
 }
 
-impl<'a> PoolGuard<'a> {
-    fn begin(pool: &'a GraphPool) -> Result<Self, MemoryError> {
+impl PoolGuard {
+    fn begin(pool: &GraphPool) -> Result<Self, MemoryError> {
         let memory = pool.memory();
         let driver = Arc::clone(memory.driver());
         // A side stream that joined the capture must allocate from the pool too.
@@ -206,11 +247,11 @@ impl<'a> PoolGuard<'a> {
             PoolUse::Capture,
             Box::new(move |stream| driver.is_capturing(stream).unwrap_or(false)),
         )?;
-        Ok(Self { pool })
+        Ok(Self { pool: pool.clone() })
     }
 }
 
-impl Drop for PoolGuard<'_> {
+impl Drop for PoolGuard {
     fn drop(&mut self) {
         let allocator = self.pool.memory().allocator();
         // These calls fail only if the pool does not exist, and it does.

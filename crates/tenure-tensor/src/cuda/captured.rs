@@ -20,8 +20,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenure_core::{Generation, Purpose, Storage, Tag};
-use tenure_device::graph::{Graph, GraphPool};
-use tenure_device::memory::{self, MemoryError};
+use tenure_device::graph::{Graph, GraphCapture, GraphPool};
+use tenure_device::memory;
 use tenure_device::pinned::{PinnedConfig, PinnedPool};
 use tenure_device::{Event, EventKind, Stream};
 
@@ -151,25 +151,9 @@ impl Captured {
         pool: &GraphPool,
         work: impl FnOnce() -> Result<T, E>,
     ) -> Result<(Self, T), E> {
-        let memory = pool.memory();
-        let device = memory.device();
-        super::check_earlier_errors(OP, device)?;
-        let pinned = PinnedConfig { chunk_bytes: 2 << 20, ..PinnedConfig::new(PINNED_BYTES) };
-        let pinned = PinnedPool::new(memory.driver().clone(), pinned);
-        let pinned = pinned.map_err(|error| TensorError::memory(OP, error.into()))?;
-        let recording = CaptureGuard::begin(device)?;
-        memory.allocator().release_cached().map_err(|error| TensorError::memory(OP, error.into()))?;
-        let captured = Graph::capture_in(pool, |_| work().map_err(Failure::Work));
-        let CaptureState { words, used, varying, generators, kept, written, error, .. } = recording.end();
-        let (graph, made) = captured.map_err(|failure| match failure {
-            Failure::Memory(error) => TensorError::memory(OP, error).into(),
-            Failure::Work(error) => error,
-        })?;
-        error.map_or(Ok(()), Err)?;
-        let kept = kept.into_values().collect();
-        let words = (used > 0).then_some(words);
-        let next_words = vec![0; used];
-        Ok((Self { graph, words, varying, generators, next_words, pinned, kept, written, stream: None }, made))
+        let capture = Capture::begin(pool, None)?;
+        let made = work()?;
+        Ok((capture.end()?, made))
     }
 
     /// Launches all of the work on the thread's current stream, with the current values of the numbers that vary. It
@@ -263,6 +247,52 @@ impl Drop for Captured {
             // An error means that the stream cannot be used any more: then nothing can be launched on it either.
             let _ = memory::record_stream(storage, last.id());
         }
+    }
+}
+
+/// A capture that goes on: for callers whose work does not fit in the closure of [`Captured::new`]. It ends on the
+/// thread that it began on; a drop ends it without a graph.
+pub struct Capture {
+    // The graph's capture is dropped before the recording.
+    graph: GraphCapture,
+    recording: CaptureGuard,
+    pinned: PinnedPool,
+}
+
+impl Capture {
+    /// Begins to capture the operations of this thread, on `stream` or on a stream that no other code uses. The stream
+    /// is the thread's current one until the end. Waits for the device once, to give back cached memory.
+    ///
+    /// # Errors
+    /// This thread captures already; `stream` is the null stream; an error of an earlier operation on the device; a
+    /// failed driver call.
+    pub fn begin(pool: &GraphPool, stream: Option<&Stream>) -> Result<Self> {
+        let memory = pool.memory();
+        let device = memory.device();
+        super::check_earlier_errors(OP, device)?;
+        let pinned = PinnedConfig { chunk_bytes: 2 << 20, ..PinnedConfig::new(PINNED_BYTES) };
+        let pinned = PinnedPool::new(memory.driver().clone(), pinned);
+        let pinned = pinned.map_err(|error| TensorError::memory(OP, error.into()))?;
+        let recording = CaptureGuard::begin(device)?;
+        memory.allocator().release_cached().map_err(|error| TensorError::memory(OP, error.into()))?;
+        let graph = GraphCapture::begin(pool, stream).map_err(|error| TensorError::memory(OP, error))?;
+        Ok(Self { graph, recording, pinned })
+    }
+
+    /// Ends the capture.
+    ///
+    /// # Errors
+    /// An operation that cannot be captured; a failed driver call. Then there is no graph.
+    pub fn end(self) -> Result<Captured> {
+        let Self { graph, recording, pinned } = self;
+        let graph = graph.end();
+        let CaptureState { words, used, varying, generators, kept, written, error, .. } = recording.end();
+        let graph = graph.map_err(|error| TensorError::memory(OP, error))?;
+        error.map_or(Ok(()), Err)?;
+        let kept = kept.into_values().collect();
+        let words = (used > 0).then_some(words);
+        let next_words = vec![0; used];
+        Ok(Captured { graph, words, varying, generators, next_words, pinned, kept, written, stream: None })
     }
 }
 
@@ -432,17 +462,5 @@ impl CaptureGuard {
 impl Drop for CaptureGuard {
     fn drop(&mut self) {
         Self::stop();
-    }
-}
-
-/// The reason why a capture failed.
-enum Failure<E> {
-    Memory(MemoryError),
-    Work(E),
-}
-
-impl<E> From<MemoryError> for Failure<E> {
-    fn from(error: MemoryError) -> Self {
-        Self::Memory(error)
     }
 }

@@ -78,7 +78,7 @@ pub(crate) mod unary;
 
 pub use call::CapturedCall;
 pub(crate) use captured::note_write;
-pub use captured::{Captured, is_capturing, varying};
+pub use captured::{Capture, Captured, is_capturing, varying};
 pub(crate) use check::probabilities;
 pub use opened::{OpenedMemory, open_memory};
 pub use queue::{Queue, Touched, submit};
