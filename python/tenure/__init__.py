@@ -10,6 +10,7 @@
 `tenure.optim`            optimizers and schedulers of learning rates
 `tenure.amp`              mixed precision
 `tenure.extension`        functions in C++, compiled while the program runs
+`tenure.cuda`             CUDA devices: streams, events, memory and graphs
 `tenure.torch`            stock PyTorch on Tenure's allocator
 `tenure.ray`              models on a Ray cluster, each request sent to a replica that has its model
 `tenure.devices`          the devices, the processes on them, and the links between them
@@ -71,12 +72,12 @@ inf, nan, pi, e = _math.inf, _math.nan, _math.pi, _math.e
 newaxis = None
 
 if _TYPE_CHECKING:
-    from tenure import amp, data, extension, nn, optim, safetensors
+    from tenure import amp, cuda, data, extension, nn, optim, safetensors
     from tenure.amp import autocast
     from tenure.safetensors import load, save
 
 # Modules, and functions of modules, that are imported when they are first used: `import tenure` takes half as long.
-_MODULES = ("amp", "data", "extension", "nn", "optim", "safetensors")
+_MODULES = ("amp", "cuda", "data", "extension", "nn", "optim", "safetensors")
 _FUNCTIONS = {"autocast": "amp", "load": "safetensors", "save": "safetensors"}
 
 
@@ -111,6 +112,7 @@ __all__ = [
     "autograd",
     "bfloat16",
     "bool",
+    "cuda",
     "data",
     "extension",
     "default_generator",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,3 +57,49 @@ def deterministic(one_thread: None) -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+#: The exit status of a process whose test skips itself.
+SKIPPED = 77
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "own_process: runs the test in a fork of the process, which ends with it")
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if pyfuncitem.get_closest_marker("own_process") is None:
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _run(pyfuncitem, arguments, writer)
+    os.close(writer)
+    with open(reader) as said:
+        report = said.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == SKIPPED:
+        pytest.skip(report)
+    if status != 0:
+        pytest.fail(report or f"the test's process ended with status {status}", pytrace=False)
+    return True
+
+
+def _run(test: pytest.Function, arguments: dict[str, object], report: int) -> None:
+    """Runs a test, and ends the process."""
+    status = 0
+    try:
+        test.obj(**arguments)
+    except pytest.skip.Exception as skipped:
+        status = SKIPPED
+        os.write(report, str(skipped).encode())
+    except BaseException:
+        status = 1
+        os.write(report, traceback.format_exc().encode())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Ends here: the exit of CUDA and PyTorch is not tested, and pytest must not end twice.
+        os._exit(status)

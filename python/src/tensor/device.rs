@@ -6,6 +6,7 @@ use std::hash::{Hash, Hasher};
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use tenure::core::Device;
+use tenure_device::functions;
 
 use super::convert;
 
@@ -26,8 +27,16 @@ impl DeviceObject {
     }
 }
 
-/// Returns the device of a name.
+/// Returns the thread's current CUDA device.
+pub(super) fn current() -> Device {
+    Device::cuda(functions::current_device())
+}
+
+/// Returns the device of a name. `cuda` is the thread's current CUDA device.
 pub(super) fn parsed(name: &str) -> PyResult<Device> {
+    if name == "cuda" {
+        return Ok(current());
+    }
     name.parse().map_err(|error: tenure::core::DeviceError| PyRuntimeError::new_err(error.to_string()))
 }
 
@@ -49,7 +58,7 @@ impl DeviceObject {
         match index {
             None => Ok(Self { device }),
             Some(0) if device.is_cpu() => Ok(Self { device }),
-            Some(index) if device == Device::cuda(0) => Ok(Self { device: numbered(index)? }),
+            Some(index) if r#type.eq("cuda")? => Ok(Self { device: numbered(index)? }),
             Some(index) => Err(PyRuntimeError::new_err(format!("device {device} cannot have the index {index}"))),
         }
     }

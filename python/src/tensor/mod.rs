@@ -5,6 +5,7 @@ mod buffer;
 mod call;
 mod conversions;
 mod convert;
+mod cuda;
 mod cuda_array;
 mod data;
 mod device;
@@ -26,6 +27,11 @@ pub(crate) use autograd::{
     enter_saved_tensors_hooks, grad, is_grad_enabled, leave_setting,
 };
 pub(crate) use buffer::frombuffer;
+pub(crate) use cuda::{
+    EventObject, GraphObject, GraphPoolObject, StreamObject, can_access_peer, check_cuda_device, cuda_memory_info,
+    cuda_properties, current_device, current_stream, default_stream, device_count, is_stream_capturing, set_device,
+    set_stream, simulate_devices, synchronize_device,
+};
 pub(crate) use data::{asarray, tensor};
 pub(crate) use device::DeviceObject;
 pub(crate) use dlpack::{bytes as dlpack_bytes, from_dlpack};
@@ -330,11 +336,11 @@ impl TensorObject {
         if result.is_same(&tensor) { Ok(slf.clone()) } else { wrapped(py, result) }
     }
 
-    /// Returns the tensor on a CUDA device: device 0, or the given one.
+    /// Returns the tensor on a CUDA device: the current one, or the given one.
     #[pyo3(signature = (device = None))]
     fn cuda<'py>(slf: &Bound<'py, Self>, device: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, Self>> {
         let device = match device.filter(|device| !device.is_none()) {
-            None => Device::cuda(0),
+            None => device::current(),
             Some(device) => data::asked_device(Some(device))?,
         };
         Self::moved(slf, device)

@@ -12,7 +12,7 @@ pub(crate) use export::bytes;
 pub(super) use export::pinned_address;
 pub(super) use foreign::ForeignArray;
 pub(super) use import::imported;
-pub(super) use streams::current_number;
+pub(super) use streams::{current_number, known as known_stream};
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;

@@ -80,12 +80,13 @@ fn opened(device: Device) -> PyResult<&'static DeviceMemory> {
 }
 
 /// Returns a stream that another library created, or the null stream.
-fn known(memory: &DeviceMemory, id: StreamId) -> Stream {
+pub(in super::super) fn known(memory: &DeviceMemory, id: StreamId) -> Stream {
     if id == StreamId::NULL {
         return memory.streams().null();
     }
     match memory.driver().executor() {
-        // SAFETY: by DLPack's protocol, the consumer names one of its streams of the tensor's device.
+        // SAFETY: the stream is one of this device: DLPack's protocol and `tenure.cuda.ExternalStream` require that of
+        // the consumer and of the caller.
         Executor::Cuda(driver) => unsafe { driver.adopt_stream(id) },
         Executor::Sim(driver) => driver.adopt_stream(id),
     }
