@@ -346,6 +346,31 @@ def test_a_hook_that_refers_to_its_tensor_is_freed(kind: str) -> None:
     assert end() is None
 
 
+@pytest.mark.parametrize("register", [Tensor.register_hook, Tensor.register_post_accumulate_grad_hook])
+def test_a_hook_that_was_removed_is_freed_at_once(register: Any) -> None:
+    watched = Watched()
+    end = weakref.ref(watched)
+    x = leaf(1.0)
+    handle = register(x, lambda _, kept=watched: None)
+    del watched
+    assert end() is not None
+    handle.remove()
+    assert end() is None
+
+
+def test_a_checkpoint_that_ran_again_keeps_nothing() -> None:
+    ends: list[weakref.ref[Watched]] = []
+
+    def function(x: Tensor) -> Tensor:
+        watched = Watched()
+        ends.append(weakref.ref(watched))
+        return (x * x).sin()
+
+    tenure.autograd.checkpoint(function, leaf(1.0)).sum().backward()
+    assert len(ends) == 2
+    assert [end() for end in ends] == [None, None]
+
+
 def test_a_context_that_refers_to_its_result_is_freed() -> None:
     class Keeping(Function):
         @staticmethod

@@ -49,6 +49,19 @@ pub(super) fn take_raised(error: &TensorError) -> Option<PyErr> {
     }
 }
 
+/// Drops an exception that nothing reports any more, and with it the tensors of its frames. A checkpoint stops its
+/// function, when it runs again, by an error that passes through Python code.
+pub(super) fn forget_raised() {
+    drop(RAISED.take());
+}
+
+/// Runs a backward pass without Python's lock.
+fn run_pass<T: Send>(py: Python<'_>, pass: impl FnOnce() -> tenure::tensor::Result<T> + Send) -> PyResult<T> {
+    let found = py.detach(pass).map_err(exception);
+    forget_raised();
+    found
+}
+
 fn enter(setting: Setting) -> u64 {
     let number = ENTERED.get() + 1;
     ENTERED.set(number);
@@ -192,7 +205,7 @@ pub(crate) fn backward(
     let grads = optional_tensors(grads)?;
     let inputs = inputs.map(tensors).transpose()?;
     let options = BackwardOptions { retain_graph, create_graph, allow_unused: true };
-    py.detach(|| {
+    run_pass(py, || {
         let outputs: Vec<&Tensor> = outputs.iter().collect();
         let grads: Vec<Option<&Tensor>> = grads.iter().map(Option::as_ref).collect();
         let Some(inputs) = &inputs else { return autograd::backward(&outputs, &grads, options) };
@@ -213,7 +226,6 @@ pub(crate) fn backward(
         }
         Ok(())
     })
-    .map_err(exception)
 }
 
 /// Returns the gradients of `outputs` with respect to `inputs`; `None` for an input that no output depends on.
@@ -231,13 +243,13 @@ pub(crate) fn grad<'py>(
     let inputs = tensors(inputs)?;
     let grads = optional_tensors(grads)?;
     let options = BackwardOptions { retain_graph, create_graph, allow_unused };
-    let found = py.detach(|| {
+    let found = run_pass(py, || {
         let outputs: Vec<&Tensor> = outputs.iter().collect();
         let inputs: Vec<&Tensor> = inputs.iter().collect();
         let grads: Vec<Option<&Tensor>> = grads.iter().map(Option::as_ref).collect();
         autograd::grad(&outputs, &inputs, &grads, options)
     });
-    let found = found.map_err(exception)?.into_iter().map(|grad| grad.map(TensorObject::from));
+    let found = found?.into_iter().map(|grad| grad.map(TensorObject::from));
     PyTuple::new(py, found.collect::<Vec<_>>())
 }
 

@@ -5,7 +5,7 @@ use pyo3::types::{PyList, PyTuple};
 use tenure::tensor::Tensor;
 use tenure::tensor::autograd::{self, Gradcheck, SavedHandle};
 
-use super::autograd::{not_a_tensor, optional_tensors, raised, tensors};
+use super::autograd::{forget_raised, not_a_tensor, optional_tensors, raised, tensors};
 use super::held::HeldObject;
 use super::{TensorObject, convert, exception};
 
@@ -61,6 +61,8 @@ pub(crate) fn attach_function(
 /// Calls a Python function of tensors that returns a tensor or a sequence of tensors.
 fn call_function(function: &Py<PyAny>, inputs: &[Tensor]) -> tenure::tensor::Result<Vec<Tensor>> {
     Python::attach(|py| {
+        // A checkpoint before this one may have left one.
+        forget_raised();
         let inputs = PyTuple::new(py, inputs.iter().cloned().map(TensorObject::from))?;
         let result = function.bind(py).call1(inputs)?;
         match convert::tensor(&result) {

@@ -1,6 +1,6 @@
 //! Python objects that graphs hold, and the garbage collector's way to them: a hook may refer to its tensor.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pyo3::exceptions::PyRuntimeError;
@@ -12,8 +12,8 @@ use tenure::tensor::autograd::HookHandle;
 use super::autograd::{not_a_tensor, raised};
 use super::{TensorObject, convert, exception, wrapped};
 
-/// A Python function that a graph calls. The graph and the tensor object share it, so that the garbage collector finds
-/// it through the object.
+/// A Python function that a graph calls. The graph owns it; the tensor object refers to it, so that the garbage
+/// collector finds it through the object.
 pub(super) struct HeldObject {
     object: Mutex<Option<Py<PyAny>>>,
 }
@@ -69,9 +69,9 @@ impl TensorObject {
     /// Keeps an object that the tensor's graph holds, for the garbage collector.
     pub(super) fn hold(&self, object: &Arc<HeldObject>) {
         let mut held = self.held.lock();
-        // Only the object itself holds those that the graph has dropped.
-        held.retain(|held| Arc::strong_count(held) > 1);
-        held.push(Arc::clone(object));
+        // The graph has dropped the others.
+        held.retain(|held| held.strong_count() > 0);
+        held.push(Arc::downgrade(object));
     }
 }
 
@@ -124,7 +124,7 @@ impl TensorObject {
         if !tensor.is_only_handle() {
             return Ok(());
         }
-        for held in held.iter().filter(|held| Arc::strong_count(held) == 2) {
+        for held in held.iter().filter_map(Weak::upgrade) {
             if let Some(object) = held.object.try_lock() {
                 visit.call(&*object)?;
             }
@@ -133,7 +133,8 @@ impl TensorObject {
     }
 
     fn __clear__(&self) {
-        for held in std::mem::take(&mut *self.held.lock()) {
+        let held = std::mem::take(&mut *self.held.lock());
+        for held in held.iter().filter_map(Weak::upgrade) {
             let object = held.object.lock().take();
             drop(object);
         }

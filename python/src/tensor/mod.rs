@@ -44,7 +44,7 @@ pub(crate) use held::HookObject;
 pub(crate) use lbfgs::LbfgsObject;
 pub(crate) use optimizer::{OptimizerObject, unscale_gradients};
 
-use std::sync::Arc;
+use std::sync::Weak;
 
 use parking_lot::{Mutex, RwLock};
 use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyTypeError, PyValueError};
@@ -64,7 +64,7 @@ pub(crate) struct TensorObject {
     /// The tensor. Only `data = ...` replaces it.
     tensor: RwLock<Tensor>,
     /// The Python objects that the tensor's graph holds.
-    held: Mutex<Vec<Arc<HeldObject>>>,
+    held: Mutex<Vec<Weak<HeldObject>>>,
 }
 
 impl TensorObject {
