@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from typing import Any
 
 import pytest
@@ -357,3 +358,10 @@ def test_parameters_added_past_add_param_group_are_refused() -> None:
     optimizer.param_groups[0]["params"].append(tenure.tensor([1.0], requires_grad=True))
     with pytest.raises(RuntimeError, match="add_param_group"):
         optimizer.step()
+
+
+def test_an_optimizer_is_freed_with_its_last_reference() -> None:
+    sgd = tenure.optim.SGD([tenure.ones(2, requires_grad=True)], lr=0.1)
+    end = weakref.ref(sgd)
+    del sgd
+    assert end() is None

@@ -27,7 +27,12 @@ class FusedOptimizer(Optimizer):
         self._native = _native.Optimizer(self._rule)
         #: The group of each parameter, by its id, and its place there.
         self._places: dict[int, tuple[int, int]] = {}
-        self.state = _State(self)
+
+    # Made anew each time: an optimizer that kept it would be a reference cycle, and live until a collection.
+    @property
+    def state(self) -> MutableMapping[Tensor, Any]:  # type: ignore[override]
+        """The state of each parameter."""
+        return _State(self)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         for name in ("amsgrad", "differentiable"):
