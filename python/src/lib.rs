@@ -40,7 +40,8 @@ mod _native {
     use crate::devices::devices;
     #[pymodule_export]
     use crate::memory::{
-        empty_cache, installed, memory_report, memory_snapshot, memory_stats, reset_peak_stats, set_memory_fraction,
+        empty_cache, host_memory_stats, installed, memory_report, memory_snapshot, memory_stats, reset_peak_stats,
+        set_memory_fraction,
     };
     #[pymodule_export]
     use crate::placement::{Placement, Recorder, cpu_api, leave_placement, placed_in};

@@ -7,6 +7,7 @@ use pyo3::types::{PyBytes, PyDict};
 use tenure::alloc::{AllocError, Backing};
 use tenure::device::memory::DeviceMemory;
 use tenure::report::{DeviceUse, MemoryReport};
+use tenure_device::host::HostMemory;
 use tenure_device::memory::{self, MAX_DEVICES};
 
 use crate::errors::{complaint, exception};
@@ -28,6 +29,16 @@ pub(crate) fn memory_stats(py: Python<'_>, device: Opened) -> PyResult<Bound<'_,
     figures.iter().try_for_each(|(name, figure)| stats.set_item(name, figure))?;
     // `None` where the system does not report it.
     stats.set_item("overhead_bytes", overhead)?;
+    Ok(stats)
+}
+
+/// Returns the counters of the memory of tensors on the CPU, by PyTorch's names.
+#[pyfunction]
+pub(crate) fn host_memory_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let memory = HostMemory::installed().ok_or_else(|| complaint("the system gives no address space".into()))?;
+    let figures = py.detach(|| memory.statistics().flat());
+    let stats = PyDict::new(py);
+    figures.iter().try_for_each(|(name, figure)| stats.set_item(name, figure))?;
     Ok(stats)
 }
 

@@ -8,7 +8,7 @@ the C interface. A device is given by its number. On a device without such memor
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, Literal
 
 from tenure import _native
 
@@ -32,13 +32,14 @@ def installed() -> list[int]:
     return _native.installed()
 
 
-def stats(device: int = 0) -> dict[str, int | None]:
+def stats(device: int | Literal["cpu"] = 0) -> dict[str, int | None]:
     """Returns the counters of a device's memory.
 
     Parameters
     ----------
     device
-        The device's number.
+        The device's number, or ``"cpu"`` for the host memory of `tenure.Tensor`. Memory of other libraries, and that of
+        tensors made of Python's numbers, is not counted there.
 
     Returns
     -------
@@ -46,8 +47,18 @@ def stats(device: int = 0) -> dict[str, int | None]:
         The counters, with the keys of ``torch.cuda.memory_stats()``, such as ``allocated_bytes.all.current`` and
         ``reserved_bytes.all.peak``; the same by tag, such as ``requested_bytes.weight.current``; and
         ``overhead_bytes``: the bytes that the process holds besides (context, kernels, libraries), which count against
-        its limit. They are None where the system does not report them.
+        its limit. They are None where the system does not report them, and left out for the CPU.
+
+    Examples
+    --------
+    >>> import tenure
+    >>> before = tenure.memory.stats("cpu")["allocated_bytes.all.current"]
+    >>> x = tenure.zeros(1000)
+    >>> tenure.memory.stats("cpu")["allocated_bytes.all.current"] - before
+    4000
     """
+    if device == "cpu":
+        return {**_native.host_memory_stats()}
     return _native.memory_stats(device)
 
 
