@@ -3,6 +3,7 @@
 //!
 //! The polynomials are minimax fits on the reduced ranges.
 
+use super::gamma;
 use crate::element::Real;
 
 /// Evaluates c₀ + c₁·x + c₂·x² + ... without a loop, which might not be unrolled.
@@ -32,6 +33,10 @@ pub(crate) trait Math: Real {
     fn erf(self) -> Self;
     fn erfc(self) -> Self;
     fn erfinv(self) -> Self;
+    fn lgamma(self) -> Self;
+    fn digamma(self) -> Self;
+    /// Computes the derivative of `digamma` of an order of at least 1.
+    fn polygamma(self, order: Self) -> Self;
     fn sin(self) -> Self;
     fn cos(self) -> Self;
     fn tan(self) -> Self;
@@ -108,6 +113,18 @@ impl Math for f64 {
 
     fn erfinv(self) -> Self {
         inverse_erf(self)
+    }
+
+    fn lgamma(self) -> Self {
+        libm::lgamma(self)
+    }
+
+    fn digamma(self) -> Self {
+        gamma::digamma(self)
+    }
+
+    fn polygamma(self, order: Self) -> Self {
+        gamma::polygamma(order, self)
     }
 
     #[inline(always)]
@@ -217,6 +234,18 @@ impl Math for f32 {
 
     fn erfinv(self) -> Self {
         inverse_erf(f64::from(self)) as f32
+    }
+
+    fn lgamma(self) -> Self {
+        libm::lgamma(f64::from(self)) as f32
+    }
+
+    fn digamma(self) -> Self {
+        gamma::digamma(f64::from(self)) as f32
+    }
+
+    fn polygamma(self, order: Self) -> Self {
+        gamma::polygamma(f64::from(order), f64::from(self)) as f32
     }
 
     /// Computes the sine, for arguments up to [`REDUCIBLE`].

@@ -21,6 +21,7 @@ pub(crate) mod conv;
 pub(crate) mod copy;
 pub(crate) mod fill;
 pub(crate) mod flip;
+pub(crate) mod gamma;
 pub(crate) mod gather;
 pub(crate) mod gemm;
 mod im2col;

@@ -58,6 +58,7 @@ pub(crate) mod conv;
 pub(crate) mod copy;
 pub(crate) mod fill;
 pub(crate) mod flip;
+pub(crate) mod gamma;
 pub(crate) mod gather;
 pub(crate) mod index;
 pub(crate) mod join;

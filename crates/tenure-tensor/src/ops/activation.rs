@@ -224,7 +224,8 @@ impl Tensor {
         self.curve(&ELU, numbers, move |grad, x| elu_backward(grad, x, numbers))
     }
 
-    fn curve<const N: usize>(
+    /// Runs a kernel of one input and some numbers. The gradient is `formula` of the output's gradient and the input.
+    pub(super) fn curve<const N: usize>(
         &self,
         kernel: &'static Kernel<Curve<N>>,
         numbers: [f64; N],

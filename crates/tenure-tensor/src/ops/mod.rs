@@ -14,6 +14,7 @@ mod conv;
 mod copy;
 mod einsum;
 mod extreme;
+mod gamma;
 mod gather;
 mod in_place;
 mod index;
@@ -85,6 +86,8 @@ pub static OPERATIONS: &[&[Operation]] = &[
     copy::OPERATIONS,
     einsum::OPERATIONS,
     extreme::OPERATIONS,
+    gamma::FUNCTIONS,
+    gamma::OPERATIONS,
     gather::OPERATIONS,
     in_place::OPERATIONS,
     index::OPERATIONS,

@@ -9,6 +9,17 @@ def unary(name, low=-2.0, high=2.0, function=None, **options):
     return Case(name, function, [Input((2, 3), low, high)], [(0, 3)], [()], **options)
 
 
+def trigamma(x):
+    """Computes the function to all digits: PyTorch's has nine."""
+    return torch.special.zeta(2.0, x)
+
+
+def digamma(x):
+    """Computes the function with all digits of its gradient."""
+    place = x.detach()
+    return torch.digamma(place) + (x - place) * trigamma(place)
+
+
 CASES = [
     unary("abs"),
     unary("sign"),
@@ -39,6 +50,10 @@ CASES = [
     unary("erf"),
     unary("erfc"),
     unary("erfinv", -0.8, 0.8),
+    unary("lgamma", 0.3, 4.0),
+    unary("digamma", 0.3, 4.0, exact=digamma),
+    unary("polygamma", 0.3, 4.0, lambda x: x.polygamma(2)),
+    unary("polygamma_first", 0.5, 4.0, lambda x: torch.polygamma(1, x), exact=trigamma),
     unary("sigmoid"),
     Case("exp_integers", torch.exp, [Input((2, 3), -3, 3, torch.int32)], [(0, 3)], [()]),
     Case("floor_integers", torch.floor, [Input((2, 3), -3, 3, torch.int32)], [(0, 3)], [()]),

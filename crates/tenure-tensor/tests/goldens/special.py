@@ -42,7 +42,7 @@ def pairs(name, function):
 
 FUNCTIONS = [
     *"abs sign square frac floor ceil round trunc sqrt rsqrt reciprocal exp expm1 log log1p log2 log10 sin cos".split(),
-    *"tan asin acos atan sinh cosh tanh erf erfc erfinv sigmoid relu".split(),
+    *"tan asin acos atan sinh cosh tanh erf erfc erfinv lgamma sigmoid relu".split(),
 ]
 ACTIVATIONS = ["relu6", "selu", "gelu", "silu", "mish", "logsigmoid", "hardswish", "softsign"]
 ENDS, OTHERS = [127, -128, -1, 5, 100], [1, -1, -128, 3, 100]
@@ -50,6 +50,7 @@ ENDS, OTHERS = [127, -128, -1, 5, 100], [1, -1, -128, 3, 100]
 CASES = [
     *[line(name, getattr(torch, name)) for name in FUNCTIONS],
     *[line(name, getattr(F, name)) for name in ACTIVATIONS],
+    case("digamma", torch.digamma, Input((len(LINE),), given=LINE, grad=False)),
     line("hardsigmoid", F.hardsigmoid, exact=ramp),
     line("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")),
     line("softplus", F.softplus),

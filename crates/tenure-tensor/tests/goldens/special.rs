@@ -48,6 +48,8 @@ pub(crate) const CASES: &[Case] = &[
     ("erf", |x| each([x[0].erf()])),
     ("erfc", |x| each([x[0].erfc()])),
     ("erfinv", |x| each([x[0].erfinv()])),
+    ("lgamma", |x| each([x[0].lgamma()])),
+    ("digamma", |x| each([x[0].digamma()])),
     ("sigmoid", |x| each([x[0].sigmoid()])),
     ("relu", |x| each([x[0].relu()])),
     ("relu6", |x| each([x[0].relu6()])),

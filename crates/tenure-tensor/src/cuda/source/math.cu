@@ -111,3 +111,54 @@ template <typename N> DEVICE N mish(N x) {
 }
 
 template <typename N> DEVICE N log_sigmoid(N x) { return (x < (N)0 ? x : (N)0) - log1p(exp(-absolute(x))); }
+
+// Derivatives of the logarithm of the gamma function. The comments on the CPU's functions say how.
+DEVICE double digamma_of_positive(double x) {
+    double below = 0;
+    while (x < 10.) {
+        below += 1. / x;
+        x += 1.;
+    }
+    const double z = 1. / (x * x);
+    double series = 1. / 12. * z;
+    series = (series - 691. / 32760.) * z;
+    series = (series + 1. / 132.) * z;
+    series = (series - 1. / 240.) * z;
+    series = (series + 1. / 252.) * z;
+    series = (series - 1. / 120.) * z;
+    series = (series + 1. / 12.) * z;
+    return log(x) - 0.5 / x - series - below;
+}
+DEVICE double digamma(double x) {
+    if (x == 0.) return 1. / -x;
+    if (!(x < 0.)) return digamma_of_positive(x);
+    const double rest = x - trunc(x);
+    if (rest == 0.) return rest / rest;
+    return digamma_of_positive(1. - x) - 3.14159265358979323846 / tan(3.14159265358979323846 * rest);
+}
+
+DEVICE double zeta(double s, double x) {
+    double sum = 0;
+    while (x < 10. + s) {
+        const double term = pow(x, -s);
+        sum += term;
+        x += 1.;
+        if (term <= 1e-18 * sum) return sum;
+    }
+    const double power = pow(x, -s), step = 1. / (x * x);
+    double tail = x * power / (s - 1.) + 0.5 * power, factor = s * power / x;
+    const double series[] = {1. / 12., -1. / 720., 1. / 30240., -1. / 1209600., 1. / 47900160.,
+                             -691. / 1307674368000., 1. / 74724249600.};
+    for (int i = 0; i < 7; i++) {
+        tail += series[i] * factor;
+        factor *= (s + 2. * i + 1.) * (s + 2. * i + 2.) * step;
+    }
+    return sum + tail;
+}
+DEVICE double polygamma(double order, double x) {
+    const double s = order + 1., sign = fmod(order, 2.) == 0. ? -1. : 1.;
+    if (x > 0.) return sign * tgamma(s) * zeta(s, x);
+    const double rest = x - floor(x);
+    if (rest == 0.) return sign / rest;
+    return sign * tgamma(s) * (zeta(s, rest) + sign * (zeta(s, 1. - rest) - zeta(s, 1. - x)));
+}
