@@ -345,6 +345,7 @@ def test_tensors_are_printed_as_pytorch_prints_them() -> None:
     ]
     for make in makers:
         assert repr(make(tenure)) == repr(make(torch)).replace("torch.", "tenure.")
+        assert f"{make(tenure)}" == f"{make(torch)}".replace("torch.", "tenure.")
 
 
 def test_copies_are_leaves_of_their_own() -> None:

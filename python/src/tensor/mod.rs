@@ -408,7 +408,8 @@ impl TensorObject {
 
     fn __format__<'py>(slf: &Bound<'py, Self>, spec: &str) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
-        if slf.get().tensor().rank() == 0 && !spec.is_empty() {
+        // As in PyTorch, a tensor without dimensions is formatted as its number, and a parameter is not.
+        if slf.get().tensor().rank() == 0 && slf.get_type().is(py.get_type::<Self>()) {
             return Self::item(slf)?.call_method1("__format__", (spec,));
         }
         py.get_type::<pyo3::types::PyString>().call1((slf,))?.call_method1("__format__", (spec,))
