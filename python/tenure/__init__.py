@@ -11,6 +11,7 @@
 `tenure.amp`              mixed precision
 `tenure.extension`        functions in C++, compiled while the program runs
 `tenure.cuda`             CUDA devices: streams, events, memory and graphs
+`tenure.distributions`    probability distributions
 `tenure.torch`            stock PyTorch on Tenure's allocator
 `tenure.ray`              models on a Ray cluster, each request sent to a replica that has its model
 `tenure.devices`          the devices, the processes on them, and the links between them
@@ -72,12 +73,12 @@ inf, nan, pi, e = _math.inf, _math.nan, _math.pi, _math.e
 newaxis = None
 
 if _TYPE_CHECKING:
-    from tenure import amp, cuda, data, extension, nn, optim, safetensors
+    from tenure import amp, cuda, data, distributions, extension, nn, optim, safetensors
     from tenure.amp import autocast
     from tenure.safetensors import load, save
 
 # Modules, and functions of modules, that are imported when they are first used: `import tenure` takes half as long.
-_MODULES = ("amp", "cuda", "data", "extension", "nn", "optim", "safetensors")
+_MODULES = ("amp", "cuda", "data", "distributions", "extension", "nn", "optim", "safetensors")
 _FUNCTIONS = {"autocast": "amp", "load": "safetensors", "save": "safetensors"}
 
 
@@ -118,6 +119,7 @@ __all__ = [
     "default_generator",
     "device",
     "devices",
+    "distributions",
     "double",
     "dtype",
     "e",
