@@ -325,7 +325,11 @@ WRONG: list[tuple[str, Callable[[Any], Any]]] = [
 
 
 @pytest.mark.parametrize(("what", "program"), WRONG, ids=[what for what, _ in WRONG])
-def test_mistakes_are_refused_as_pytorch_refuses_them(what: str, program: Callable[[Any], Any]) -> None:
+def test_mistakes_are_refused_as_pytorch_refuses_them(
+    what: str, program: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Libraries of other tests in this process turn PyTorch's checks off.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     with pytest.raises(ValueError) as expected:
         program(torch)
     with pytest.raises(ValueError) as found:
