@@ -139,7 +139,7 @@ impl Function {
         if status != Status::Ok {
             return Err(failed(status));
         }
-        // SAFETY: by the header, this is a result, which nobody else has.
+        // SAFETY: by the header, this is a result, which the function has given up.
         unsafe { result.take() }.map_err(|kind| ExtensionError::Result { name: self.name.clone(), kind })
     }
 }

@@ -49,7 +49,7 @@ pub unsafe extern "C" fn tenure_call(
             unsafe { result.write(value) };
         } else {
             let mut unwanted = value;
-            // SAFETY: nobody else has the value.
+            // SAFETY: the value was not given to the caller.
             unsafe { unwanted.free() };
         }
         Ok(())

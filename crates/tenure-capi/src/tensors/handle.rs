@@ -92,7 +92,7 @@ pub unsafe extern "C" fn tenure_tensor_read(tensor: *const Tensor, data: *mut c_
         if data.is_null() {
             return Err(Failure::null("the place of the elements"));
         }
-        // SAFETY: by the function's contract, the place has that many bytes, which nobody else uses.
+        // SAFETY: by the function's contract, the place has that many bytes, which only this call uses.
         let to = unsafe { slice::from_raw_parts_mut(data.cast::<u8>(), bytes) };
         Ok(tensor.with_bytes(|from| to.copy_from_slice(from))?)
     })

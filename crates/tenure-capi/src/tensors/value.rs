@@ -52,7 +52,7 @@ union Content {
     values: *mut Value,
 }
 
-/// What a function has returned.
+/// The result of a function.
 #[derive(Debug)]
 pub enum Returned {
     /// Nothing.
@@ -190,36 +190,35 @@ impl Value {
     /// The value is one that the header allows: its content is that of its type, and lives as long as the argument.
     pub(super) unsafe fn argument<'a>(&'a self, parameter: &Parameter) -> Result<Option<Argument<'a>>, Failure> {
         let Parameter { kind, default, .. } = parameter;
-        // SAFETY, in each arm: by the function's contract, the content is that of the type.
-        let argument = match self.kind {
-            types::DEFAULT => return Ok(*default),
-            types::NONE if *kind == Kind::Ints => Argument::Ints(&[]),
-            types::NONE => Argument::None,
-            types::BOOL => Argument::Scalar(Scalar::Bool(unsafe { self.content.boolean })),
-            types::INT if matches!(kind, Kind::Ints | Kind::Sizes) => {
-                return list(kind, slice::from_ref(unsafe { &self.content.int }));
-            }
-            types::INT => Argument::Scalar(Scalar::Int(unsafe { self.content.int })),
-            types::FLOAT => Argument::Scalar(Scalar::Float(unsafe { self.content.float })),
-            types::TEXT => Argument::Text(unsafe { text(self.content.text) }?),
-            types::DTYPE => Argument::DType(dtype_of(unsafe { self.content.number })?),
-            types::DEVICE => Argument::Device(device_of(unsafe { self.content.number })?),
-            types::TENSOR => {
-                Argument::Tensor(unsafe { self.content.tensor.as_ref() }.ok_or_else(|| Failure::null(parameter.name))?)
-            }
-            types::INTS => return list(kind, unsafe { elements(self.content.ints, self.count) }),
-            types::TENSORS => {
-                let tensors = unsafe { elements(self.content.tensors.cast_const(), self.count) };
-                if tensors.iter().any(|tensor| tensor.is_null()) {
-                    return Err(Failure::null(parameter.name));
+        let missing = || Failure::null(parameter.name);
+        // SAFETY: by the function's contract, the content is that of the type, and lives as long as the argument. Where a
+        // list of tensors has no null pointer, each is a reference, which has the layout of a pointer.
+        let argument = unsafe {
+            match self.kind {
+                types::DEFAULT => return Ok(*default),
+                types::NONE if *kind == Kind::Ints => Argument::Ints(&[]),
+                types::NONE => Argument::None,
+                types::BOOL => Argument::Scalar(Scalar::Bool(self.content.boolean)),
+                types::INT if matches!(kind, Kind::Ints | Kind::Sizes) => {
+                    return list(kind, slice::from_ref(&self.content.int));
                 }
-                // SAFETY: no pointer is null, and each is one of a tensor; a reference is a pointer.
-                Argument::Tensors(unsafe { elements(tensors.as_ptr().cast::<&Tensor>(), tensors.len()) })
+                types::INT => Argument::Scalar(Scalar::Int(self.content.int)),
+                types::FLOAT => Argument::Scalar(Scalar::Float(self.content.float)),
+                types::TEXT => Argument::Text(text(self.content.text)?),
+                types::DTYPE => Argument::DType(dtype_of(self.content.number)?),
+                types::DEVICE => Argument::Device(device_of(self.content.number)?),
+                types::TENSOR => Argument::Tensor(self.content.tensor.as_ref().ok_or_else(missing)?),
+                types::INTS => return list(kind, elements(self.content.ints, self.count)),
+                types::TENSORS => {
+                    let tensors = elements(self.content.tensors.cast_const(), self.count);
+                    if tensors.iter().any(|tensor| tensor.is_null()) {
+                        return Err(missing());
+                    }
+                    Argument::Tensors(elements(tensors.as_ptr().cast::<&Tensor>(), tensors.len()))
+                }
+                types::GENERATOR => Argument::Generator(self.content.generator.as_ref().ok_or_else(missing)?),
+                other => return Err(Failure::Invalid(format!("{other} is no tenure_type"))),
             }
-            types::GENERATOR => Argument::Generator(
-                unsafe { self.content.generator.as_ref() }.ok_or_else(|| Failure::null(parameter.name))?,
-            ),
-            other => return Err(Failure::Invalid(format!("{other} is no tenure_type"))),
         };
         Ok(takes(*kind, &argument).then_some(argument))
     }
@@ -334,7 +333,7 @@ fn takes_float(kind: Kind) -> bool {
     matches!(kind, Kind::Value | Kind::Scalar | Kind::OptionalScalar | Kind::Float | Kind::OptionalFloat)
 }
 
-/// Returns the elements of an array of C. No element may be at any address.
+/// Returns the elements of an array of C. An array of no elements may have any address.
 ///
 /// # Safety
 /// `start` has `count` elements that live for `'a`.
