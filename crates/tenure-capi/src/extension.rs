@@ -1,6 +1,6 @@
 //! Libraries of extensions, which `include/tenure_extension.h` describes: opening them, and calling their functions.
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -59,7 +59,7 @@ pub enum ExtensionError {
 struct FunctionEntry {
     name: *const c_char,
     doc: *const c_char,
-    call: unsafe extern "C" fn(*mut c_void, *const Value, usize, *mut Value) -> Status,
+    call: unsafe extern "C" fn(*mut c_void, *const Value, usize, *mut Value) -> c_int,
     context: *mut c_void,
 }
 
@@ -135,7 +135,7 @@ impl Function {
         let mut result = Value::NONE;
         let FunctionEntry { call, context, .. } = *self.entry;
         // SAFETY: by the header: the values live during the call, and the function writes a result if it succeeds.
-        let status = unsafe { call(context, arguments.as_ptr(), arguments.len(), &raw mut result) };
+        let status = Status::of(unsafe { call(context, arguments.as_ptr(), arguments.len(), &raw mut result) });
         if status != Status::Ok {
             return Err(failed(status));
         }

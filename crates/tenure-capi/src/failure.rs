@@ -38,6 +38,25 @@ pub enum Status {
     WrongType = 9,
 }
 
+impl Status {
+    /// Returns the status that a function of C has returned: `Invalid` for a number that is none.
+    pub(crate) fn of(number: c_int) -> Self {
+        const ALL: [Status; 10] = [
+            Status::Ok,
+            Status::OutOfMemory,
+            Status::NotOpen,
+            Status::AlreadyOpen,
+            Status::UnknownAddress,
+            Status::Invalid,
+            Status::DriverFailed,
+            Status::Panic,
+            Status::NotShareable,
+            Status::WrongType,
+        ];
+        ALL.into_iter().find(|status| *status as c_int == number).unwrap_or(Self::Invalid)
+    }
+}
+
 /// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -147,6 +166,14 @@ mod tests {
     fn message() -> String {
         // SAFETY: a C string, and no call fails while it is read.
         unsafe { CStr::from_ptr(last_error()) }.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_number_of_c_is_a_status_or_invalid() {
+        for number in 0..=9 {
+            assert_eq!(Status::of(number) as c_int, number);
+        }
+        assert_eq!([Status::of(10), Status::of(-1)], [Status::Invalid; 2]);
     }
 
     #[test]

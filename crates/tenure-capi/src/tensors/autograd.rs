@@ -110,7 +110,7 @@ type Formula = unsafe extern "C" fn(
     output_count: usize,
     input_grads: *mut *mut Tensor,
     input_count: usize,
-) -> Status;
+) -> c_int;
 
 /// A formula with what the program gave it to keep.
 struct OwnedFormula {
@@ -149,7 +149,7 @@ impl OwnedFormula {
             (!grad.is_null()).then(|| *unsafe { Box::from_raw(grad) })
         });
         let given = given.collect();
-        if status == Status::Ok {
+        if Status::of(status) == Status::Ok {
             return Ok(given);
         }
         // SAFETY: a C string of this thread.
@@ -216,6 +216,9 @@ pub unsafe extern "C" fn tenure_fail(status: c_int, message: *const c_char) -> S
     guarded(|| {
         // SAFETY: by the function's contract.
         let message = unsafe { text(message) }?.to_owned();
-        Err(if status == Status::WrongType as c_int { Failure::WrongType(message) } else { Failure::Invalid(message) })
+        Err(match Status::of(status) {
+            Status::WrongType => Failure::WrongType(message),
+            _ => Failure::Invalid(message),
+        })
     })
 }
