@@ -12,6 +12,7 @@
 `tenure.extension`        functions in C++, compiled while the program runs
 `tenure.cuda`             CUDA devices: streams, events, memory and graphs
 `tenure.distributions`    probability distributions
+`tenure.backends`         whether products and convolutions may take `float32` as TF32
 `tenure.torch`            stock PyTorch on Tenure's allocator
 `tenure.ray`              models on a Ray cluster, each request sent to a replica that has its model
 `tenure.devices`          the devices, the processes on them, and the links between them
@@ -33,7 +34,7 @@ from tenure._operations import *  # noqa: F403
 from tenure._operations import __all__ as _operation_names
 
 # isort: split
-from tenure import autograd, memory, plan, random, trace
+from tenure import autograd, backends, memory, plan, random, trace
 from tenure._devices import Cpu, Device, Devices, Link, Process, devices
 from tenure._errors import DeviceError, Error, OutOfMemoryError, TraceError
 from tenure._functions import as_tensor, from_numpy, is_tensor, tensordot
@@ -63,6 +64,7 @@ from tenure._native import (
     uint8,
 )
 from tenure.autograd import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from tenure.backends import get_float32_matmul_precision, set_float32_matmul_precision
 from tenure.random import get_rng_state, initial_seed, manual_seed, seed, set_rng_state
 
 #: PyTorch's other names of dtypes.
@@ -71,6 +73,10 @@ short, int, long = int16, int32, int64
 
 inf, nan, pi, e = _math.inf, _math.nan, _math.pi, _math.e
 newaxis = None
+
+#: The orders of elements in memory, by PyTorch's names.
+contiguous_format, preserve_format = "contiguous_format", "preserve_format"
+channels_last, channels_last_3d = "channels_last", "channels_last_3d"
 
 if _TYPE_CHECKING:
     from tenure import amp, cuda, data, distributions, extension, nn, optim, safetensors
@@ -111,9 +117,13 @@ __all__ = [
     "asarray",
     "autocast",
     "autograd",
+    "backends",
     "bfloat16",
     "bool",
     "cuda",
+    "channels_last",
+    "channels_last_3d",
+    "contiguous_format",
     "data",
     "extension",
     "default_generator",
@@ -132,6 +142,7 @@ __all__ = [
     "from_numpy",
     "frombuffer",
     "get_default_dtype",
+    "get_float32_matmul_precision",
     "get_rng_state",
     "half",
     "inf",
@@ -154,12 +165,14 @@ __all__ = [
     "optim",
     "pi",
     "plan",
+    "preserve_format",
     "promote_types",
     "random",
     "safetensors",
     "save",
     "seed",
     "set_default_dtype",
+    "set_float32_matmul_precision",
     "set_grad_enabled",
     "set_rng_state",
     "short",

@@ -312,6 +312,52 @@ def test_tensors_move_between_dtypes() -> None:
         x.to(1.5)  # type: ignore[arg-type]
 
 
+def test_a_memory_format_orders_the_elements() -> None:
+    images = tenure.ones(1, 2, 3, 4)
+    last = images.contiguous(memory_format=tenure.channels_last)
+    assert last.stride() == (24, 1, 8, 2)
+    assert last.is_contiguous(memory_format=tenure.channels_last) and not last.is_contiguous()
+    assert last.clone(memory_format=tenure.contiguous_format).is_contiguous()
+    assert last.clone(memory_format=tenure.preserve_format).stride() == last.stride()
+    assert last.to(memory_format=tenure.preserve_format) is last
+    with pytest.raises(tenure.Error, match="channels_last_3d, got"):
+        images.contiguous(memory_format="channels")
+
+
+def test_heads_share_keys_only_if_that_is_asked_for() -> None:
+    query, key = tenure.ones(1, 4, 2, 3), tenure.ones(1, 2, 5, 3)
+    with pytest.raises(tenure.Error, match="enable_gqa=True"):
+        tenure.scaled_dot_product_attention(query, key, key)
+    assert tenure.scaled_dot_product_attention(query, key, key, enable_gqa=True).shape == query.shape
+    one = key[:, :1]
+    assert tenure.scaled_dot_product_attention(query, one, one).shape == query.shape
+
+
+def test_a_view_in_another_dtype_shares_the_bytes() -> None:
+    x = tenure.tensor([1.0, 2.0], requires_grad=True)
+    bits = x.view(tenure.int32)
+    assert bits.tolist() == [0x3F800000, 0x40000000] and not bits.requires_grad
+    assert bits.shares_storage_with(x)
+    # The second byte is at no address of a float.
+    bytes_ = tenure.frombuffer(bytearray(9), dtype=tenure.uint8, offset=1)
+    with pytest.raises(tenure.Error, match="not aligned|no whole elements"):
+        bytes_.view(tenure.float32)
+
+
+def test_integers_stay_integers_in_relu() -> None:
+    x = tenure.tensor([-3, 4], dtype=tenure.int8)
+    assert x.relu().dtype == tenure.int8
+    assert x.relu_() is x and x.tolist() == [0, 4]
+
+
+def test_an_index_is_put_at_the_places_of_tensors() -> None:
+    x = tenure.zeros(2, 3)
+    rows, columns = tenure.tensor([0, 1, 1]), tenure.tensor([2, 0, 0])
+    assert x.index_put_((rows, columns), tenure.tensor([1.0, 2.0, 3.0]), accumulate=True) is x
+    assert x.tolist() == [[0, 0, 1], [5, 0, 0]]
+    assert tenure.index_put(x, [x == 0], tenure.tensor(7.0)).tolist() == [[7, 7, 1], [5, 7, 7]]
+
+
 def test_devices_are_compared_and_printed_as_pytorch_s() -> None:
     device = tenure.device("cuda", 1)
     assert (device.type, device.index, str(device), repr(device)) == (

@@ -362,7 +362,8 @@ impl<'a, 'b> Taker<'a, 'b> {
 /// ```
 ///
 /// `methods` are methods of [`Tensor`] in Rust, `functions` are its associated functions. An operation whose Rust method
-/// is declared elsewhere, since it takes a structure of options, is one of `front_ends`. Overloads of a name in front
+/// is declared elsewhere, since it takes a structure of options, is one of `front_ends`: a function there, or one of
+/// `front_end_methods`, where front ends offer it as a method too. Overloads of a name in front
 /// ends have names of their own in Rust: `#[name(max)]` gives the common one.
 macro_rules! operations {
     (
@@ -378,6 +379,10 @@ macro_rules! operations {
         $(front_ends {$(
             $(#[doc = $e_doc:expr])* $(#[name($e_front:ident)])?
             $e:ident($($e_p:ident: $e_t:ident $(<$e_g:ident>)? $(= $e_d:expr)?),* $(,)?) -> $e_r:ty $(= $e_f:expr)?;
+        )*})?
+        $(front_end_methods {$(
+            $(#[doc = $o_doc:expr])* $(#[name($o_front:ident)])?
+            $o:ident($($o_p:ident: $o_t:ident $(<$o_g:ident>)? $(= $o_d:expr)?),* $(,)?) -> $o_r:ty $(= $o_f:expr)?;
         )*})?
     ) => {
         $(impl $crate::Tensor {$(
@@ -407,6 +412,10 @@ macro_rules! operations {
             $($($crate::operation::entry!(
                 Function $e $($e_front)?, concat!($($e_doc, "\n"),*),
                 [$($e_p: $e_t $(<$e_g>)? $(= $e_d)?),*] -> $e_r = $crate::operation::body!($e $($e_f)?)
+            ),)*)?
+            $($($crate::operation::entry!(
+                Method $o $($o_front)?, concat!($($o_doc, "\n"),*),
+                [$($o_p: $o_t $(<$o_g>)? $(= $o_d)?),*] -> $o_r = $crate::operation::body!($o $($o_f)?)
             ),)*)?
         ];
     };

@@ -142,6 +142,10 @@ fn bind<'py>(
             {
                 continue;
             }
+            // Results keep the order of memory without being asked, where they have a choice.
+            if text == "memory_format" && value.extract::<&str>().is_ok_and(|format| format == "preserve_format") {
+                continue;
+            }
             return Ok(Err(Mismatch::Unexpected(name.clone())));
         };
         named[index] = Some(value);
@@ -205,8 +209,10 @@ fn position(parameters: &[Parameter], name: &str) -> Option<usize> {
     find(name).or_else(|| match name {
         "axis" => find("dim"),
         "keepdims" => find("keepdim"),
-        "self" | "x" | "x1" => find("input"),
+        "self" | "x" | "x1" | "tensor" => find("input"),
         "x2" => find("other"),
+        // The method's name for it.
+        "split_size" => find("split_size_or_sections"),
         _ => None,
     })
 }
@@ -257,7 +263,11 @@ fn run<'py>(
         output => output,
     };
     let returned = returned(py, operation, output, given)?;
-    if operation.name == "unique" { results::asked(&returned, &arguments) } else { Ok(returned) }
+    match operation.name {
+        "unique" => results::asked(&returned, &arguments),
+        "nonzero" => results::in_form(returned, &arguments),
+        _ => Ok(returned),
+    }
 }
 
 /// Runs an operation on these tensors. Other Python threads run meanwhile, unless letting them would take longer.

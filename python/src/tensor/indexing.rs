@@ -106,6 +106,28 @@ impl TensorObject {
         .map_err(exception)
     }
 
+    /// Returns the elements of this tensor where `condition` is true, and those of `other` elsewhere.
+    ///
+    /// Parameters
+    /// ----------
+    /// condition : Tensor
+    /// other : Tensor or number
+    #[pyo3(name = "where")]
+    fn where_<'py>(slf: &Bound<'py, Self>, condition: &Self, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Self>> {
+        let py = slf.py();
+        let tensor = slf.get().tensor();
+        let condition = condition.tensor();
+        let result = match (convert::tensor(other), convert::scalar(other)?) {
+            (Some(other), _) => py.detach(|| condition.where_(&tensor, &other)),
+            (None, Some(number)) => py.detach(|| condition.where_(&tensor, number)),
+            (None, None) => {
+                let text = "where(): argument 'other' must be a tensor or a number, not";
+                return Err(PyTypeError::new_err(format!("{text} {}", other.get_type().name()?)));
+            }
+        };
+        wrapped(py, result.map_err(exception)?)
+    }
+
     fn __len__(slf: &Bound<'_, Self>) -> PyResult<usize> {
         let sizes = slf.get().tensor();
         sizes.sizes().first().copied().ok_or_else(|| PyTypeError::new_err("len() of a tensor without dimensions"))

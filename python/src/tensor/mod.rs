@@ -20,6 +20,7 @@ mod indexing;
 mod lbfgs;
 mod operators;
 mod optimizer;
+mod precision;
 mod results;
 
 pub(crate) use autograd::{
@@ -43,6 +44,9 @@ pub(crate) use generator::{GeneratorObject, default_generator};
 pub(crate) use held::HookObject;
 pub(crate) use lbfgs::LbfgsObject;
 pub(crate) use optimizer::{OptimizerObject, unscale_gradients};
+pub(crate) use precision::{
+    allow_tf32_in_convolutions, allow_tf32_in_products, tf32_in_convolutions, tf32_in_products,
+};
 
 use std::sync::Weak;
 
@@ -50,7 +54,8 @@ use parking_lot::{Mutex, RwLock};
 use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
-use tenure::core::{DType, Device, MemoryFormat};
+use tenure::core::{DType, Device};
+use tenure::tensor::ops::memory_format_named;
 use tenure::tensor::{Tensor, TensorError};
 
 use held::HeldObject;
@@ -211,9 +216,17 @@ impl TensorObject {
         false
     }
 
-    /// Returns whether the elements lie one after the other, the last dimension dense.
-    fn is_contiguous(&self) -> bool {
-        self.tensor().is_contiguous()
+    /// Returns whether the elements lie one after the other, in the order of a memory format.
+    ///
+    /// Parameters
+    /// ----------
+    /// memory_format : str, default "contiguous_format"
+    ///     With ``"contiguous_format"``, the last dimension is dense; ``"channels_last"`` and ``"channels_last_3d"`` are
+    ///     the others.
+    #[pyo3(signature = (memory_format = "contiguous_format"))]
+    fn is_contiguous(&self, memory_format: &str) -> PyResult<bool> {
+        let format = memory_format_named(memory_format).map_err(exception)?;
+        Ok(self.tensor().layout().is_contiguous_in(format))
     }
 
     /// Returns the position of the first element in the storage, in elements.
@@ -285,7 +298,7 @@ impl TensorObject {
     /// copy : bool, default False
     ///     Whether a copy is returned also if nothing changes.
     /// memory_format : str, default None
-    ///     ``"contiguous_format"``, ``"channels_last"`` or ``"channels_last_3d"``.
+    ///     ``"contiguous_format"``, ``"channels_last"`` or ``"channels_last_3d"``; ``"preserve_format"`` changes nothing.
     #[pyo3(signature = (*args, dtype = None, device = None, non_blocking = false, copy = false, memory_format = None))]
     fn to<'py>(
         slf: &Bound<'py, Self>,
@@ -318,7 +331,8 @@ impl TensorObject {
             }
         }
         let to_device = to_device.transpose()?;
-        let format = memory_format.map(format_named).transpose()?;
+        let format = memory_format.filter(|format| *format != "preserve_format");
+        let format = format.map(memory_format_named).transpose().map_err(exception)?;
         let result = py.detach(|| {
             let mut result = tensor.clone();
             if let Some(dtype) = to_dtype {
@@ -506,16 +520,4 @@ pub(crate) fn rebuild_tensor<'py>(
 /// Returns a NumPy array on the memory of a tensor.
 fn array<'py>(tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     tensor.py().import("numpy")?.call_method1("from_dlpack", (tensor,))
-}
-
-/// Returns the memory format of a name of PyTorch's.
-fn format_named(name: &str) -> PyResult<MemoryFormat> {
-    match name {
-        "contiguous_format" => Ok(MemoryFormat::Contiguous),
-        "channels_last" => Ok(MemoryFormat::ChannelsLast2d),
-        "channels_last_3d" => Ok(MemoryFormat::ChannelsLast3d),
-        _ => Err(PyValueError::new_err(format!(
-            "'{name}' is no memory format: take contiguous_format, channels_last or channels_last_3d"
-        ))),
-    }
 }

@@ -37,6 +37,14 @@ pub(super) fn named<'py>(operation: &'static str, results: Bound<'py, PyTuple>) 
     kind.bind(py).call1(results)
 }
 
+/// Returns the result of `nonzero`: a tuple if `as_tuple`, else the tensor.
+pub(super) fn in_form<'py>(result: Bound<'py, PyAny>, arguments: &[Argument<'_>]) -> PyResult<Bound<'py, PyAny>> {
+    match arguments.get(1) {
+        Some(Argument::Scalar(Scalar::Bool(false))) => result.get_item(0),
+        _ => Ok(result),
+    }
+}
+
 /// Returns the results of `unique` that its arguments ask for: the values alone, or a tuple with the positions and the
 /// counts.
 pub(super) fn asked<'py>(results: &Bound<'py, PyAny>, arguments: &[Argument<'_>]) -> PyResult<Bound<'py, PyAny>> {

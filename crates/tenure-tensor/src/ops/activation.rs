@@ -4,8 +4,8 @@
 //! gradient too: the gradient times a slope, see [`sloped`].
 
 use super::entered;
-use super::pointwise::{self, Binary, promoted};
-use super::unary::functions;
+use super::pointwise::{self, Binary, Unary, promoted};
+use super::unary::{SavedOperand, functions, of_floats, of_floats_in_place};
 use crate::autocast::raise;
 use crate::autograd::{Context, attach, is_grad_enabled};
 use crate::cpu::activation::{self as kernels, Band, BandBackward, Curve};
@@ -13,6 +13,8 @@ use crate::cuda::activation as cuda;
 use crate::operation::operations;
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError};
 
+static RELU: Unary = Kernel::new("relu", &[kernels::RELU, cuda::RELU]);
+static RELU_IN_PLACE: Unary = Kernel::new("relu_", &[kernels::RELU, cuda::RELU]);
 static LEAKY_RELU: Kernel<Curve<1>> = Kernel::new("leaky_relu", &[kernels::LEAKY_RELU, cuda::LEAKY_RELU]);
 static THRESHOLD: Kernel<Curve<2>> = Kernel::new("threshold", &[kernels::THRESHOLD, cuda::THRESHOLD]);
 static ELU: Kernel<Curve<3>> = Kernel::new("elu", &[kernels::ELU, cuda::ELU]);
@@ -34,8 +36,6 @@ static BAND_BACKWARD: Kernel<BandBackward> =
 functions! {
     /// Computes the logistic function, from 0 to 1.
     sigmoid / sigmoid_ = unary::SIGMOID, by output |grad, y| sigmoid_backward(grad, y);
-    /// Computes max(x, 0).
-    relu / relu_ = activation::RELU, by output |grad, y| relu_backward(grad, y);
     /// Computes x·Φ(x) with the error function (Hendrycks and Gimpel 2016). PyTorch's `gelu(approximate="none")`.
     gelu = activation::GELU, by input |grad, x| gelu_backward(grad, x);
     /// Approximates [`gelu`](Self::gelu) with the hyperbolic tangent. PyTorch's `gelu(approximate="tanh")`.
@@ -68,6 +68,18 @@ fn slope_above(threshold: f64, below: f64) -> Band {
 operations! {
     static OPERATIONS;
     methods {
+        /// Computes max(x, 0). Integers stay integers.
+        ///
+        /// # Errors
+        /// No memory.
+        relu(input) -> Tensor;
+
+        /// Computes [`relu`](Self::relu) in place.
+        ///
+        /// # Errors
+        /// The errors of [`add_`](Self::add_).
+        relu_(input) -> ();
+
         /// Computes x / (1 + |x|).
         ///
         /// # Errors
@@ -146,6 +158,20 @@ operations! {
             }
         };
     }
+}
+
+fn relu(input: &Tensor) -> Result<Tensor> {
+    if !input.dtype().is_floating() {
+        return input.clamp_min(0);
+    }
+    of_floats(&RELU, input, SavedOperand::output, relu_backward)
+}
+
+fn relu_(input: &Tensor) -> Result<()> {
+    if !input.dtype().is_floating() {
+        return input.copy_(&input.clamp_min(0)?);
+    }
+    of_floats_in_place(&RELU_IN_PLACE, input, SavedOperand::output, relu_backward)
 }
 
 fn softsign(input: &Tensor) -> Result<Tensor> {

@@ -126,12 +126,12 @@ operations! {
     }
     front_ends {
         /// Divides by a tensor or number, and rounds the quotient: down if `rounding_mode` is `floor`, towards zero if it is
-        /// `trunc`.
+        /// `trunc`, and not if it is none.
         ///
         /// # Errors
         /// Another `rounding_mode`; the errors of [`div`](crate::Tensor::div).
         #[name(div)]
-        div_rounded(input: Tensor, other: Value, rounding_mode: Text) -> Tensor;
+        div_rounded(input: Tensor, other: Value, rounding_mode: Option<Text>) -> Tensor;
 
         /// Computes the difference of this tensor and `alpha` times `other`, in one pass.
         ///
@@ -144,11 +144,14 @@ operations! {
     }
 }
 
-fn div_rounded(input: &Tensor, other: Value<'_>, mode: &str) -> Result<Tensor> {
+fn div_rounded(input: &Tensor, other: Value<'_>, mode: Option<&str>) -> Result<Tensor> {
     match mode {
-        "floor" => input.div_floor(other),
-        "trunc" => input.div_trunc(other),
-        _ => Err(TensorError::argument("div", format!("rounding_mode is \"floor\" or \"trunc\", not {mode:?}"))),
+        None => input.div(other),
+        Some("floor") => input.div_floor(other),
+        Some("trunc") => input.div_trunc(other),
+        Some(mode) => {
+            Err(TensorError::argument("div", format!("rounding_mode is \"floor\" or \"trunc\", not {mode:?}")))
+        }
     }
 }
 

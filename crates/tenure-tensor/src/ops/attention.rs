@@ -58,18 +58,32 @@ operations! {
     static OPERATIONS;
     front_ends {
         /// Computes, for each query, the mean of the values weighted by its attention to their keys:
-        /// [`Tensor::attention`].
+        /// [`Tensor::attention`]. If `enable_gqa`, neighbouring heads of queries share one of keys and values.
         ///
         /// # Errors
         /// Sizes that do not match, different dtypes or devices, a mask of another dtype, a dropout that is no
-        /// probability.
+        /// probability; several heads of keys, but fewer than of queries, without `enable_gqa`.
         scaled_dot_product_attention(
             query: Tensor, key: Tensor, value: Tensor, attn_mask: Option<Tensor> = None, dropout_p: Float = 0.0,
-            is_causal: Bool = false, scale: Option<Float> = None
-        ) -> Tensor = |query: &Tensor, key: &Tensor, value: &Tensor, mask, dropout, is_causal, scale| {
+            is_causal: Bool = false, scale: Option<Float> = None, enable_gqa: Bool = false
+        ) -> Tensor = |query: &Tensor, key: &Tensor, value: &Tensor, mask, dropout, is_causal, scale, groups: bool| {
+            if !groups {
+                check_heads(query, key)?;
+            }
             query.attention(key, value, &Attention { mask, is_causal, scale, dropout })
         };
     }
+}
+
+/// Checks that no heads of queries share keys, unless there is one head of keys, which is broadcast.
+fn check_heads(query: &Tensor, key: &Tensor) -> Result<()> {
+    let heads = |tensor: &Tensor| tensor.rank().checked_sub(3).map_or(1, |dim| tensor.sizes()[dim]);
+    let [queries, keys] = [heads(query), heads(key)];
+    if keys == 1 || keys == queries {
+        return Ok(());
+    }
+    let reason = format!("{queries} heads of queries share {keys} heads of keys only with enable_gqa=True");
+    Err(TensorError::shape("scaled_dot_product_attention", reason))
 }
 
 impl Tensor {

@@ -124,7 +124,7 @@ operations! {
 }
 
 /// Checks that a weight is of a convolution over `spatial` dimensions.
-fn check_dims(op: &'static str, spatial: usize, weight: &Tensor) -> Result<()> {
+pub(super) fn check_dims(op: &'static str, spatial: usize, weight: &Tensor) -> Result<()> {
     if weight.rank() == spatial + 2 {
         return Ok(());
     }

@@ -8,7 +8,7 @@ use crate::autograd::{Context, attach, no_grad, recipe};
 use crate::cpu::copy::Copy;
 use crate::operation::operations;
 use crate::transfer;
-use crate::{Elementwise, Kernel, Result, Tensor, cpu, cuda};
+use crate::{Elementwise, Kernel, Result, Tensor, TensorError, cpu, cuda};
 
 static COPY: Kernel<Copy> = Kernel::new("copy", &[cpu::copy::COPY, cuda::copy::COPY]);
 
@@ -46,6 +46,42 @@ operations! {
         /// No memory.
         #[name(clone)]
         copy(input) -> Tensor;
+    }
+    front_end_methods {
+        /// Returns the values in the memory order of `memory_format`: `contiguous_format`, `channels_last` or
+        /// `channels_last_3d`. It is the tensor itself if its memory is so already: [`Tensor::contiguous_in`].
+        ///
+        /// # Errors
+        /// Another format, or one for another number of dimensions; no memory.
+        #[name(contiguous)]
+        contiguous_in_format(input: Tensor, memory_format: Text) -> Tensor = |input: &Tensor, format| {
+            input.contiguous_in(memory_format_named(format)?)
+        };
+
+        /// Copies the values to a new storage, in the memory order of `memory_format`.
+        ///
+        /// # Errors
+        /// Another format than those of `contiguous`, or one for another number of dimensions; no memory.
+        #[name(clone)]
+        copy_in_format(input: Tensor, memory_format: Text) -> Tensor = |input: &Tensor, format| {
+            input.copied("copy", Layout::with_format(input.sizes(), memory_format_named(format)?)?, input.dtype())
+        };
+    }
+}
+
+/// Returns the memory format that has this name in PyTorch.
+///
+/// # Errors
+/// No format has the name.
+pub fn memory_format_named(name: &str) -> Result<MemoryFormat> {
+    match name {
+        "contiguous_format" => Ok(MemoryFormat::Contiguous),
+        "channels_last" => Ok(MemoryFormat::ChannelsLast2d),
+        "channels_last_3d" => Ok(MemoryFormat::ChannelsLast3d),
+        _ => {
+            let reason = format!("must be contiguous_format, channels_last or channels_last_3d, got {name:?}");
+            Err(TensorError::argument("memory_format", reason))
+        }
     }
 }
 

@@ -168,6 +168,49 @@ operations! {
         /// The mask is not `bool`; sizes do not broadcast.
         masked_select(input, mask: Tensor) -> Tensor;
     }
+    front_end_methods {
+        /// Returns the indices of the nonzero elements, as `int64`. If `as_tuple`, they are one tensor for each
+        /// dimension, which together are an index; a tensor of no dimensions counts as a vector.
+        ///
+        /// # Errors
+        /// No memory.
+        #[name(nonzero)]
+        nonzero_in_form(input: Tensor, as_tuple: Bool) -> Vec<Tensor> = |input: &Tensor, as_tuple| {
+            if as_tuple { nonzero_by_dim(input) } else { Ok(vec![input.nonzero()?]) }
+        };
+
+        /// Returns a copy with `values`, broadcast, written to the elements that index tensors or masks select, one
+        /// for each dimension from the first on; or added to them if `accumulate`: [`Tensor::index_put`].
+        ///
+        /// # Errors
+        /// An index that is out of range; sizes that do not broadcast; another dtype; adding `bool`.
+        index_put(input: Tensor, indices: Tensors, values: Tensor, accumulate: Bool = false) -> Tensor =
+            |input: &Tensor, indices, values, accumulate| input.index_put(placed(input, indices)?, values, accumulate);
+
+        /// Does [`index_put`](Tensor::index_put) in place.
+        ///
+        /// # Errors
+        /// The errors of [`index_put`](Tensor::index_put), and of every write in place.
+        index_put_(input: Tensor, indices: Tensors, values: Tensor, accumulate: Bool = false) -> () =
+            |input: &Tensor, indices, values, accumulate| input.index_put_(placed(input, indices)?, values, accumulate);
+    }
+}
+
+/// Returns index tensors as indices. Those on the CPU are copied to the device of the tensor that they index.
+fn placed(input: &Tensor, indices: &[&Tensor]) -> Result<Vec<Index>> {
+    let placed = |index: &&Tensor| {
+        let index = if index.device().is_cpu() { index.to_device(input.device())? } else { (*index).clone() };
+        Ok(Index::Tensor(index))
+    };
+    indices.iter().map(placed).collect()
+}
+
+/// Returns the indices of the nonzero elements, one tensor for each dimension.
+pub(super) fn nonzero_by_dim(input: &Tensor) -> Result<Vec<Tensor>> {
+    if input.rank() == 0 {
+        return input.unsqueeze(0)?.nonzero()?.unbind(1);
+    }
+    input.nonzero()?.unbind(1)
 }
 
 fn nonzero(input: &Tensor) -> Result<Tensor> {

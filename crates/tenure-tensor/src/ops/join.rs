@@ -152,12 +152,26 @@ operations! {
         /// The errors of [`cat`].
         stack(tensors: Tensors, dim: Int = 0) -> Tensor = stack;
 
-        /// Returns the coordinates of the points of a grid, one tensor for each of its dimensions: [`meshgrid`].
+        /// Returns the coordinates of the points of a grid, one tensor for each of its dimensions: [`meshgrid`]. The
+        /// dimensions are in the order of the tensors if `indexing` is `ij`; the first two are exchanged if it is `xy`.
         ///
         /// # Errors
-        /// A tensor of more than one dimension.
-        meshgrid(tensors: Tensors) -> Vec<Tensor> = meshgrid;
+        /// A tensor of more than one dimension; another `indexing`.
+        meshgrid(tensors: Tensors, indexing: Text = "ij") -> Vec<Tensor> = |tensors: &[&Tensor], indexing| {
+            match indexing {
+                "ij" => meshgrid(tensors),
+                "xy" => meshgrid(tensors)?.iter().map(|grid| first_two_exchanged(grid)).collect(),
+                _ => {
+                    let reason = format!("indexing must be \"ij\" or \"xy\", got {indexing:?}");
+                    Err(TensorError::argument("meshgrid", reason))
+                }
+            }
+        };
     }
+}
+
+fn first_two_exchanged(grid: &Tensor) -> Result<Tensor> {
+    if grid.rank() < 2 { Ok(grid.clone()) } else { grid.transpose(0, 1) }
 }
 
 fn repeat(input: &Tensor, repeats: &[usize]) -> Result<Tensor> {

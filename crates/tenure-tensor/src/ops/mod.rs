@@ -11,6 +11,7 @@ mod cdist;
 mod compare;
 mod composed;
 mod conv;
+mod conv_padding;
 mod copy;
 mod einsum;
 mod extreme;
@@ -29,6 +30,7 @@ mod pool;
 mod power;
 mod random;
 mod reduce;
+mod reinterpret;
 mod rotary;
 mod scan;
 mod scatter;
@@ -40,6 +42,7 @@ mod sort;
 mod split;
 mod triangle;
 mod unary;
+mod unbiased;
 mod unique;
 mod view;
 
@@ -53,6 +56,7 @@ pub use batch_norm::BatchNormParameters;
 pub(crate) use batch_norm::along_channels;
 pub use conv::Conv;
 pub(crate) use conv::Geometry;
+pub use copy::memory_format_named;
 pub use einsum::einsum;
 pub use index::{ELLIPSIS, Index, Indices, NEW};
 pub use join::{cat, meshgrid, stack};
@@ -83,6 +87,7 @@ pub static OPERATIONS: &[&[Operation]] = &[
     compare::OPERATIONS,
     composed::OPERATIONS,
     conv::OPERATIONS,
+    conv_padding::OPERATIONS,
     copy::OPERATIONS,
     einsum::OPERATIONS,
     extreme::OPERATIONS,
@@ -113,8 +118,10 @@ pub static OPERATIONS: &[&[Operation]] = &[
     triangle::OPERATIONS,
     unary::FUNCTIONS,
     unary::OPERATIONS,
+    unbiased::OPERATIONS,
     unique::OPERATIONS,
     view::OPERATIONS,
+    reinterpret::OPERATIONS,
     crate::tensor::create::OPERATIONS,
     crate::tensor::ranges::OPERATIONS,
 ];

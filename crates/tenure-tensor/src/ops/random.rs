@@ -48,12 +48,12 @@ operations! {
         /// [`no_grad`](crate::autograd::no_grad).
         bernoulli_(input, p: Float = 0.5, generator: Generator = None) -> ();
 
-        /// Replaces all elements by uniformly distributed numbers from `low` up to but without `high`.
+        /// Replaces all elements by uniformly distributed numbers from `from` up to but without `to`.
         ///
         /// # Errors
         /// The range is negative or not finite; the dtype is not floating; the tensor requires a gradient, unless
         /// inside [`no_grad`](crate::autograd::no_grad).
-        uniform_(input, low: Float = 0.0, high: Float = 1.0, generator: Generator = None) -> ();
+        uniform_(input, from: Float = 0.0, to: Float = 1.0, generator: Generator = None) -> ();
 
         /// Replaces all elements by normally distributed numbers with this mean and standard deviation.
         ///
@@ -62,12 +62,12 @@ operations! {
         /// [`no_grad`](crate::autograd::no_grad).
         normal_(input, mean: Float = 0.0, std: Float = 1.0, generator: Generator = None) -> ();
 
-        /// In training, sets each element to 0 with the probability `p`, and divides the others by 1 - `p`. Outside
-        /// training it returns the tensor itself. The numbers come from the [default generator](default_generator).
+        /// If `train`, sets each element to 0 with the probability `p`, and divides the others by 1 - `p`; else returns
+        /// the tensor itself. The numbers come from the [default generator](default_generator).
         ///
         /// # Errors
         /// `p` is no probability; the dtype is not floating.
-        dropout(input, p: Float = 0.5, training: Bool = true) -> Tensor;
+        dropout(input, p: Float = 0.5, train: Bool = true) -> Tensor;
     }
     functions {
         /// Returns uniformly distributed numbers from 0 up to but without 1.
@@ -107,6 +107,14 @@ operations! {
             device: Device = Device::CPU,
             generator: Generator = None,
         ) -> Tensor = |high, size, dtype, device, generator: &Generator| Tensor::randint(0, high, size, dtype, device, generator);
+    }
+    front_end_methods {
+        /// Draws 1 with the probability `p`, else 0, for each element of a tensor of these sizes, dtype and device.
+        ///
+        /// # Errors
+        /// `p` is no probability; no memory.
+        #[name(bernoulli)]
+        bernoulli_of(input: Tensor, p: Float, generator: Generator = None) -> Tensor;
     }
 }
 
@@ -157,6 +165,12 @@ fn bernoulli(input: &Tensor, generator: &Generator) -> Result<Tensor> {
     drawn(&BERNOULLI_EACH, input.sizes(), input.dtype(), input.device(), generator, |kernel, out, state| {
         kernel(out, &dense, state)
     })
+}
+
+fn bernoulli_of(input: &Tensor, probability: f64, generator: &Generator) -> Result<Tensor> {
+    let drawn = input.empty_like()?;
+    drawn.bernoulli_(probability, generator)?;
+    Ok(drawn)
 }
 
 fn bernoulli_(input: &Tensor, probability: f64, generator: &Generator) -> Result<()> {

@@ -4,6 +4,7 @@ use smallvec::SmallVec;
 use tenure_core::DType;
 
 use super::activation::band_backward;
+use super::index::nonzero_by_dim;
 use super::pointwise;
 use crate::autograd::{Context, Grads, Saver, attach};
 use crate::cpu::activation::Band;
@@ -75,6 +76,14 @@ operations! {
         where_(condition: Tensor, input: Value, other: Value) -> Tensor = |condition: &Tensor, input, other| {
             condition.where_(input, other)
         };
+
+        /// Returns the indices of the nonzero elements of `condition`, as `int64`, one tensor for each dimension:
+        /// `nonzero(as_tuple=True)`.
+        ///
+        /// # Errors
+        /// No memory.
+        #[name(where)]
+        where_nonzero(condition: Tensor) -> Vec<Tensor> = nonzero_by_dim;
     }
 }
 

@@ -8,18 +8,18 @@ use crate::{Result, Tensor, TensorError};
 operations! {
     static OPERATIONS;
     methods {
-        /// Splits a dimension into parts of `split_size` elements; the last may be shorter.
+        /// Splits a dimension into parts of `split_size_or_sections` elements; the last may be shorter.
         ///
         /// # Errors
-        /// The dimension does not exist; `split_size` is 0, unless the dimension is empty.
-        split(input, split_size: Size, dim: Int = 0) -> Vec<Tensor>;
+        /// The dimension does not exist; the size is 0, unless the dimension is empty.
+        split(input, split_size_or_sections: Size, dim: Int = 0) -> Vec<Tensor>;
 
         /// Splits a dimension into parts of these sizes.
         ///
         /// # Errors
         /// The dimension does not exist; the sizes do not add up to its own.
         #[name(split)]
-        split_sizes(input, split_sizes: Sizes, dim: Int = 0) -> Vec<Tensor>;
+        split_sizes(input, split_size_or_sections: Sizes, dim: Int = 0) -> Vec<Tensor>;
 
         /// Splits a dimension into at most `chunks` parts, of the same size except the last.
         ///

@@ -102,8 +102,13 @@ impl Tensor {
 
     /// Returns a tensor of other elements of the same storage, without a gradient.
     pub(crate) fn alias(&self, layout: Layout) -> Self {
-        let TensorInner { storage, dtype, device, version, .. } = &*self.inner;
-        Self::new(storage.clone(), layout, *dtype, *device, Arc::clone(version))
+        self.alias_as(layout, self.dtype())
+    }
+
+    /// Returns a tensor of the same storage's bytes as elements of a dtype, without a gradient.
+    pub(crate) fn alias_as(&self, layout: Layout, dtype: DType) -> Self {
+        let TensorInner { storage, device, version, .. } = &*self.inner;
+        Self::new(storage.clone(), layout, dtype, *device, Arc::clone(version))
     }
 
     /// Returns the storage that the elements are in.

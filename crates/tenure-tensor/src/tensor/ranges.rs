@@ -46,6 +46,15 @@ operations! {
         arange_to(end: Scalar, dtype: Option<DType> = None, device: Device = Device::CPU) -> Tensor = |end, dtype, device| {
             numbers([Scalar::Int(0), end, Scalar::Int(1)], dtype, device)
         };
+
+        /// Returns the identity matrix of `n` rows and columns.
+        ///
+        /// # Errors
+        /// No memory.
+        #[name(eye)]
+        eye_square(n: Size, dtype: DType = DType::F32, device: Device = Device::CPU) -> Tensor = |n, dtype, device| {
+            Tensor::eye(n, n, dtype, device)
+        };
     }
 }
 

@@ -35,7 +35,7 @@ pub(crate) const CASES: &[Case] = &[
     }),
     ("functions", |x| {
         let x = &x[0];
-        each([x.neg(), x.abs(), x.sign(), x.square(), x.floor(), x.round(), x.clamp(2, 5), x.maximum(0)])
+        each([x.neg(), x.abs(), x.sign(), x.square(), x.floor(), x.round(), x.clamp(2, 5), x.relu()])
     }),
     ("fused", |x| each([x[0].add_scaled(&x[1], 3), x[0].addcmul(&x[1], &x[2], 2)])),
     ("sums", |x| {

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tenure_tensor::ops::{Index, NEW, cat};
-use tenure_tensor::{Result, Tensor};
+use tenure_tensor::{DType, Device, Result, Tensor};
 
 /// A model of a tensor: its elements in the order of dimensions.
 #[derive(Clone, Debug, PartialEq)]
@@ -261,4 +261,29 @@ proptest! {
         prop_assert_eq!(&Model::of(&found), &after);
         prop_assert_eq!(&Model::of(&tensor), &model);
     }
+}
+
+#[test]
+fn a_view_in_another_dtype_shares_the_bytes_and_the_count_of_writes() {
+    let x = Tensor::from_slice(&[1.0_f32, -2.0, 0.5, 4.0], &[2, 2]).unwrap();
+    let bits = x.view_dtype(DType::I32).unwrap();
+    assert_eq!(bits.to_vec::<i32>().unwrap(), [1.0_f32, -2.0, 0.5, 4.0].map(|number| number.to_bits() as i32));
+    let bytes = x.view_dtype(DType::U8).unwrap();
+    assert_eq!(bytes.sizes(), [2, 8]);
+    bytes.narrow(1, 4, 4).unwrap().fill_(0).unwrap();
+    assert_eq!(x.to_vec::<f32>().unwrap(), [1.0, 0.0, 0.5, 0.0]);
+    assert_eq!(x.version(), 1);
+    let wide = bytes.narrow(0, 1, 1).unwrap().view_dtype(DType::I64).unwrap();
+    assert_eq!((wide.sizes(), wide.layout().offset()), (&[1, 1][..], 1));
+}
+
+#[test]
+fn a_view_in_another_dtype_has_whole_elements_and_valid_values() {
+    let bytes = Tensor::zeros(&[3, 8], DType::U8, Device::CPU).unwrap();
+    let refused = |tensor: Tensor, dtype| tensor.view_dtype(dtype).unwrap_err().to_string();
+    assert!(refused(bytes.narrow(1, 0, 6).unwrap(), DType::I32).contains("no whole elements"));
+    assert!(refused(bytes.narrow(1, 2, 4).unwrap(), DType::I32).contains("no whole elements"), "the offset is 2 bytes");
+    assert!(refused(bytes.t().unwrap(), DType::I16).contains("no whole elements"), "the last dimension is not dense");
+    assert!(refused(bytes.select(0, 0).unwrap().select(0, 0).unwrap(), DType::I16).contains("no whole elements"));
+    assert!(refused(bytes, DType::Bool).contains("ne(0)"), "a byte of 2 is no truth value");
 }

@@ -21,38 +21,12 @@ __all__ = [
 ]
 
 _Sizes = int | Sequence[int]
-_CONVOLUTIONS = {1: _ops.conv1d, 2: _ops.conv2d, 3: _ops.conv3d}
 
 
 def _each(value: _Sizes, dims: int) -> tuple[int, ...]:
     """Returns a number for each dimension."""
     found = (value,) * dims if isinstance(value, int) else tuple(value)
     return found * dims if len(found) == 1 else found
-
-
-def _conv(
-    dims: int,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: _Sizes,
-    padding: _Sizes | str,
-    dilation: _Sizes,
-    groups: int,
-) -> Tensor:
-    if padding == "valid":
-        padding = 0
-    elif padding == "same":
-        if any(step != 1 for step in _each(stride, dims)):
-            raise RuntimeError("padding='same' is not supported for strided convolutions")
-        around = []
-        for size, distance in zip(reversed(weight.shape[2:]), reversed(_each(dilation, dims)), strict=True):
-            total = distance * (size - 1)
-            around += [total // 2, total - total // 2]
-        input, padding = pad(input, around), 0
-    elif isinstance(padding, str):
-        raise RuntimeError(f"Invalid padding string: '{padding}'")
-    return _CONVOLUTIONS[dims](input, weight, bias, stride, padding, dilation, groups)
 
 
 def conv1d(
@@ -65,7 +39,7 @@ def conv1d(
     groups: int = 1,
 ) -> Tensor:
     """Convolves sequences. `padding` is a number of zeros, ``"valid"`` for none, or ``"same"`` to keep the sizes."""
-    return _conv(1, input, weight, bias, stride, padding, dilation, groups)
+    return _ops.conv1d(input, weight, bias, stride, padding, dilation, groups)
 
 
 def conv2d(
@@ -78,7 +52,7 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """Convolves images, as `conv1d` does sequences."""
-    return _conv(2, input, weight, bias, stride, padding, dilation, groups)
+    return _ops.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
 def conv3d(
@@ -91,7 +65,7 @@ def conv3d(
     groups: int = 1,
 ) -> Tensor:
     """Convolves volumes, as `conv1d` does sequences."""
-    return _conv(3, input, weight, bias, stride, padding, dilation, groups)
+    return _ops.conv3d(input, weight, bias, stride, padding, dilation, groups)
 
 
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -106,12 +106,9 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """Computes, for each query, the mean of the values weighted by its attention to their keys."""
-    if enable_gqa and key.shape[-3] != query.shape[-3]:
-        times = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
     if attn_mask is not None and attn_mask.dtype != _bool:
         attn_mask = attn_mask.to(query.dtype)
-    return _ops.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return _ops.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
