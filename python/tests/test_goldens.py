@@ -270,7 +270,10 @@ def fits(row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return names_fit and not any(isinstance(value, tenure.dtype) for value in args)
     if len(args) > len(parameters):
         return False
-    given = dict(zip((name for name, _, _ in parameters), args, strict=False)) | named
+    positional = dict(zip((name for name, _, _ in parameters), args, strict=False))
+    if positional.keys() & named.keys():
+        return False
+    given = positional | named
     needed = {name for name, _, default in parameters if default is None}
     kinds = {name: kind for name, kind, _ in parameters}
     return (
