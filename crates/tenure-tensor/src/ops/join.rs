@@ -160,7 +160,7 @@ operations! {
         meshgrid(tensors: Tensors, indexing: Text = "ij") -> Vec<Tensor> = |tensors: &[&Tensor], indexing| {
             match indexing {
                 "ij" => meshgrid(tensors),
-                "xy" => meshgrid(tensors)?.iter().map(|grid| first_two_exchanged(grid)).collect(),
+                "xy" => meshgrid(tensors)?.iter().map(first_two_exchanged).collect(),
                 _ => {
                     let reason = format!("indexing must be \"ij\" or \"xy\", got {indexing:?}");
                     Err(TensorError::argument("meshgrid", reason))
