@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import tempfile
@@ -43,8 +44,8 @@ def load(
     name: str,
     sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
-    extra_cflags: Iterable[str] = (),
-    extra_ldflags: Iterable[str] = (),
+    extra_cflags: str | Iterable[str | os.PathLike[str]] = (),
+    extra_ldflags: str | Iterable[str | os.PathLike[str]] = (),
     extra_include_paths: Iterable[str | os.PathLike[str]] = (),
     verbose: bool = False,
 ) -> ModuleType:
@@ -60,9 +61,9 @@ def load(
     sources
         The C++ source files, one of which has ``TENURE_EXTENSION``.
     extra_cflags
-        More flags of the compiler, such as ``-O3``.
+        More flags of the compiler, such as ``-O3``: a list, or one text.
     extra_ldflags
-        More flags of the linker, such as ``-lm``.
+        More flags of the linker, such as ``-lm``: a list, or one text.
     extra_include_paths
         More folders of headers.
     verbose
@@ -79,8 +80,7 @@ def load(
         There is no compiler, it refuses the sources, or the library is no extension. The message has the compiler's
         first error, and names the file with the rest.
     """
-    if not name.isidentifier():
-        raise Error(f"the name of an extension must be an identifier, got {name!r}")
+    _check_name(name)
     given = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     files = [Path(source).absolute() for source in given]
     if not files:
@@ -91,9 +91,9 @@ def load(
         if not file.is_file():
             raise Error(f"the extension {name} cannot be built: there is no file {file}")
     folders = [*(str(Path(folder).absolute()) for folder in extra_include_paths), *include_paths()]
-    flags = [*_FLAGS, *extra_cflags, *(f"-I{folder}" for folder in folders)]
+    flags = [*_FLAGS, *_words(extra_cflags), *(f"-I{folder}" for folder in folders)]
     try:
-        library = _built(name, files, flags, list(extra_ldflags), verbose)
+        library = _built(name, files, flags, _words(extra_ldflags), verbose)
     except BuildError as error:
         raise Error(f"the extension {name} cannot be built: {error}") from None
     return open_library(library, name)
@@ -102,10 +102,10 @@ def load(
 def load_inline(
     name: str,
     cpp_sources: str | Sequence[str],
-    functions: Sequence[str] | None = None,
+    functions: str | Sequence[str] | None = None,
     *,
-    extra_cflags: Iterable[str] = (),
-    extra_ldflags: Iterable[str] = (),
+    extra_cflags: str | Iterable[str | os.PathLike[str]] = (),
+    extra_ldflags: str | Iterable[str | os.PathLike[str]] = (),
     extra_include_paths: Iterable[str | os.PathLike[str]] = (),
     verbose: bool = False,
 ) -> ModuleType:
@@ -118,7 +118,7 @@ def load_inline(
     cpp_sources
         C++ sources. They need not include ``tenure_extension.hpp``, and ``Tensor`` stands for ``tenure::Tensor``.
     functions
-        The C++ functions that Python calls. None if the sources have ``TENURE_EXTENSION`` themselves.
+        The C++ functions that Python calls, or one. None if the sources have ``TENURE_EXTENSION`` themselves.
     extra_cflags, extra_ldflags, extra_include_paths, verbose
         As for `load`.
 
@@ -132,10 +132,12 @@ def load_inline(
     tenure.Error
         As for `load`.
     """
+    _check_name(name)
     texts = [cpp_sources] if isinstance(cpp_sources, str) else list(cpp_sources)
     parts = ["#include <tenure_extension.hpp>\nusing tenure::Tensor;\n", *texts]
     if functions is not None:
-        defined = " ".join(f'module.def("{function}", {function});' for function in functions)
+        names = [functions] if isinstance(functions, str) else functions
+        defined = " ".join(f'module.def("{function}", {function});' for function in names)
         parts.append(f"TENURE_EXTENSION(module) {{ {defined} }}\n")
     content = "\n".join(parts)
     folder = _cache()
@@ -177,6 +179,16 @@ def open_library(library: str | os.PathLike[str], name: str | None = None) -> Mo
     for function in _native.load_extension(path):
         setattr(module, function.__name__, function)
     return module
+
+
+def _check_name(name: str) -> None:
+    if not name.isidentifier():
+        raise Error(f"the name of an extension must be an identifier, got {name!r}")
+
+
+def _words(flags: str | Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Returns flags one by one."""
+    return shlex.split(flags) if isinstance(flags, str) else [os.fspath(flag) for flag in flags]
 
 
 @functools.cache
@@ -227,6 +239,7 @@ def _write(file: Path, content: str) -> None:
 
 def _built(name: str, files: list[Path], flags: list[str], linking: list[str], verbose: bool) -> Path:
     """Returns the library of an extension, and builds it unless it was built before and nothing has changed."""
+    began_ns = time.time_ns()
     compiler = _compilation.compiler()
     version = _compilation.run([*compiler, "--version"]).stdout
     texts = [*(file.read_text(errors="replace") for file in files), *map(str, files)]
@@ -242,7 +255,9 @@ def _built(name: str, files: list[Path], flags: list[str], linking: list[str], v
             unfinished = Path(folder) / f"{key}.so"
             included = _compile(compiler, files, flags, linking, unfinished, verbose)
             unfinished.replace(library := _library(headers, included))
-        _write(headers, json.dumps(included))
+        # What was written since may not be what was compiled: then the next call compiles again.
+        if all(os.stat(file).st_mtime_ns < began_ns for file in (*files, *included)):
+            _write(headers, json.dumps(included))
         _LOG.info("built the extension %s in %.1f s: %s", name, time.monotonic() - began, library)
         _remove_unused(place)
         return library
@@ -275,7 +290,7 @@ def _compile(
             raise BuildError(f"the compiler refused: {_compilation.complaint(result)}{all_of_it}")
 
     commands = [
-        [*compiler, *flags, "-MMD", "-MF", str(built.with_suffix(".d")), "-c", str(file), "-o", str(built)]
+        [*compiler, *flags, "-MD", "-MF", str(built.with_suffix(".d")), "-c", str(file), "-o", str(built)]
         for file, built in zip(files, objects, strict=True)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -283,13 +298,18 @@ def _compile(
             pass
     run([*compiler, "-shared", *map(str, objects), "-o", str(library), *linking])
     _compilation.seal(library)
-    return _digests(header for built in objects for header in _included(built.with_suffix(".d")))
+    try:
+        return _digests(header for built in objects for header in _included(built.with_suffix(".d")))
+    except OSError as error:
+        raise BuildError(f"a header cannot be read any more ({error})") from error
 
 
 def _included(rule: Path) -> list[str]:
-    """Returns the files that a compiler's rule for make names, but for the source itself."""
-    text = rule.read_text().replace("\\\n", " ")
-    return shlex.split(text.split(":", 1)[1])[1:]
+    """Returns the files that a compiler's rule for make names, but for the source itself and the system's headers."""
+    words = re.findall(r"(?:\\.|[^\s\\])+", rule.read_text().replace("\\\n", " "))
+    # The first words are the object and the source.
+    files = [re.sub(r"\\(.)", r"\1", word).replace("$$", "$") for word in words[2:]]
+    return [file for file in files if not file.startswith(("/usr/include/", "/usr/lib/"))]
 
 
 def _digests(files: Iterable[str]) -> dict[str, str]:

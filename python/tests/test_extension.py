@@ -58,10 +58,12 @@ def values() -> ModuleType:
         void fails(const std::string &why) { throw std::runtime_error(why); }
         void throws_a_number() { throw 5; }
         Tensor product(Tensor x, Tensor y) { return x.matmul(y); }
+        void leaves_gradients_off() { tenure_grad_mode_push(false); }
+        std::tuple<Tensor, Tensors> half(const Tensor &x) { return {x + 1, {Tensor()}}; }
     """
     functions = (
         "tensor tensors boolean integer byte number text dtype integers perhaps several device nothing fails "
-        "throws_a_number product"
+        "throws_a_number product leaves_gradients_off half"
     )
     return load_inline("given", source, functions.split())
 
@@ -169,6 +171,40 @@ def test_what_a_function_throws_is_raised(values: ModuleType) -> None:
     assert values.nothing() is None, "a failure leaves nothing behind"
 
 
+def test_what_a_function_leaves_switched_off_is_on_again(values: ModuleType) -> None:
+    values.leaves_gradients_off()
+    assert tenure.is_grad_enabled()
+
+
+def test_a_failed_result_gives_back_what_was_made_for_it(values: ModuleType) -> None:
+    x = tenure.ones(4096)
+    held = tenure.memory.stats("cpu")["allocated_bytes.all.current"]
+    for _ in range(3):
+        with pytest.raises(tenure.Error, match="a tensor that is none"):
+            values.half(x)
+    assert tenure.memory.stats("cpu")["allocated_bytes.all.current"] == held
+
+
+def test_an_entry_without_documentation_or_function_is_no_fault() -> None:
+    source = """
+        static tenure_status succeeds(void *, const tenure_value *, size_t, tenure_value *result) {
+            *result = tenure_int(3);
+            return TENURE_OK;
+        }
+        static tenure_status fails(void *, const tenure_value *, size_t, tenure_value *) { return TENURE_INVALID; }
+        static const tenure_function functions[] = {
+            {"bare", nullptr, succeeds, nullptr}, {"silent", "", fails, nullptr}, {"empty", "", nullptr, nullptr}};
+        static const tenure_extension table = {TENURE_ABI, 3, functions};
+        const tenure_extension *tenure_extension_entry(void) { return &table; }
+    """
+    module = load_inline("bare", source)
+    assert module.bare() == 3
+    with pytest.raises(tenure.Error, match="has failed, and gives no reason"):
+        module.silent()
+    with pytest.raises(tenure.Error, match="empty has no function to call"):
+        module.empty()
+
+
 def test_a_function_has_a_name_and_documentation(lltm: ModuleType) -> None:
     assert lltm.forward.__name__ == "forward" and lltm.__name__ == "lltm"
     signature, _, text = lltm.forward.__doc__.partition("\n\n")
@@ -227,6 +263,34 @@ def test_an_extension_is_compiled_once_and_again_after_a_change(
     assert load("scaled", source).scaled(1.5) == 5.5 and built() == 5
 
 
+def test_paths_of_any_characters_are_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "it's a d$r #1"
+    folder.mkdir()
+    header, source = folder / "a b.h", folder / "one.cpp"
+    header.write_text("#define ONE 1\n")
+    source.write_text(
+        '#include <tenure_extension.hpp>\n#include "a b.h"\nstatic int one() { return ONE; }\n'
+        'TENURE_EXTENSION(module) { module.def("one", one); }\n'
+    )
+    assert load("one", source, extra_cflags="-O1 -Wall", extra_ldflags="-lm").one() == 1
+    header.write_text("#define ONE 2\n")
+    assert load("one", source, extra_cflags=["-O1", "-Wall"], extra_ldflags=["-lm"]).one() == 2
+
+
+def test_a_header_that_changes_while_it_is_compiled_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = tmp_path / "changing.h"
+    header.write_text("#define NUMBER 1\n")
+    compiler = tmp_path / "changing"
+    compiler.write_text(f'#!/bin/sh\nc++ "$@" && echo "#define NUMBER 2" > "{header}"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    source = '#include "changing.h"\nstatic int number() { return NUMBER; }'
+    found = [load_inline("changing", source, "number", extra_include_paths=[tmp_path]).number() for _ in range(2)]
+    assert found == [1, 2]
+
+
 def refusal(build: Any) -> str:
     with pytest.raises(tenure.Error) as raised:
         build()
@@ -245,6 +309,7 @@ def test_what_cannot_be_built_says_why_in_one_line(tmp_path: Path, monkeypatch: 
     assert "must end with one of" in refusal(lambda: load("other", tmp_path / "other.txt"))
     assert "has no sources" in refusal(lambda: load("none", []))
     assert "must be an identifier" in refusal(lambda: load("a-b", source))
+    assert "must be an identifier" in refusal(lambda: load_inline("../evil", ""))
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "there is no program 'no-such-compiler'" in refusal(lambda: load("wrong", source))
     monkeypatch.delenv("CXX")

@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -106,11 +107,18 @@ class Value {
   public:
     Value() : value_(tenure_none()) {}
     Value(const Tensor &tensor);
-    Value(bool boolean) : value_(tenure_bool(boolean)) {}
-    Value(int integer) : value_(tenure_int(integer)) {}
-    Value(int64_t integer) : value_(tenure_int(integer)) {}
-    Value(float number) : value_(tenure_float(number)) {}
-    Value(double number) : value_(tenure_float(number)) {}
+    template <typename T, std::enable_if_t<std::is_arithmetic_v<T>, int> = 0> Value(T number) {
+        if constexpr (std::is_same_v<T, bool>)
+            value_ = tenure_bool(number);
+        else if constexpr (std::is_floating_point_v<T>)
+            value_ = tenure_float(static_cast<double>(number));
+        else if (static_cast<uint64_t>(number) > INT64_MAX && number > 0)
+            throw Error("an integer must be less than 2^63");
+        else
+            value_ = tenure_int(static_cast<int64_t>(number));
+    }
+    /// A text or an address is no number.
+    Value(const void *) = delete;
 
     tenure_value value() const { return value_; }
 
@@ -217,8 +225,17 @@ class Tensor {
             throw Error("the elements do not fill the sizes: there are " + std::to_string(elements.size()) + " for " +
                         std::to_string(count));
         Tensor tensor;
-        detail::check(tenure_tensor_from(elements.data(), sizes.data(), sizes.size(),
-                                         static_cast<int>(dtype_of<T>::value), device.number, &tensor.handle_));
+        auto make = [&](const void *data) {
+            detail::check(tenure_tensor_from(data, sizes.data(), sizes.size(), static_cast<int>(dtype_of<T>::value),
+                                             device.number, &tensor.handle_));
+        };
+        if constexpr (std::is_same_v<T, bool>) {
+            // A vector of bool has bits.
+            const std::vector<uint8_t> bytes(elements.begin(), elements.end());
+            make(bytes.data());
+        } else {
+            make(elements.data());
+        }
         return tensor;
     }
 
@@ -226,9 +243,10 @@ class Tensor {
     template <typename T> std::vector<T> to_vector() const {
         if (dtype() != dtype_of<T>::value)
             throw Error("the elements are of another dtype: convert them by to() first");
-        std::vector<T> elements(numel());
-        detail::check(tenure_tensor_read(handle(), elements.data(), elements.size() * sizeof(T)));
-        return elements;
+        using Element = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
+        std::vector<Element> elements(static_cast<size_t>(numel()));
+        detail::check(tenure_tensor_read(handle(), elements.data(), elements.size() * sizeof(Element)));
+        return std::vector<T>(elements.begin(), elements.end());
     }
 
     const tenure_tensor *handle() const { return handle_; }
@@ -323,9 +341,24 @@ inline Tensor operator-(const Tensor &left, Value right) { return sub(left, righ
 inline Tensor operator*(const Tensor &left, Value right) { return mul(left, right); }
 inline Tensor operator/(const Tensor &left, Value right) { return div(left, right); }
 inline Tensor operator-(const Tensor &tensor) { return neg(tensor); }
-inline Tensor operator+(double left, const Tensor &right) { return add(right, left); }
-inline Tensor operator*(double left, const Tensor &right) { return mul(right, left); }
-inline Tensor operator-(double left, const Tensor &right) { return add(neg(right), left); }
+
+/// Numbers on the left. A template, so that an integer stays one.
+template <typename T, std::enable_if_t<std::is_arithmetic_v<T>, int> = 0>
+Tensor operator+(T left, const Tensor &right) {
+    return add(right, Value(left));
+}
+template <typename T, std::enable_if_t<std::is_arithmetic_v<T>, int> = 0>
+Tensor operator-(T left, const Tensor &right) {
+    return add(neg(right), Value(left));
+}
+template <typename T, std::enable_if_t<std::is_arithmetic_v<T>, int> = 0>
+Tensor operator*(T left, const Tensor &right) {
+    return mul(right, Value(left));
+}
+template <typename T, std::enable_if_t<std::is_arithmetic_v<T>, int> = 0>
+Tensor operator/(T left, const Tensor &right) {
+    return mul(reciprocal(right), Value(left));
+}
 
 /// Switches this thread's recording of gradients off, or on, while it lives.
 class GradMode {
@@ -337,7 +370,8 @@ class GradMode {
 };
 
 /// Access to the elements of tensors: while it lives, no other thread writes to those that are read, and none reads or
-/// writes those that are written.
+/// writes those that are written. Until it ends, its own thread begins no other access and calls no operation: these
+/// throw an error.
 class Access {
   public:
     Access(const Tensors &written, const Tensors &read) {
@@ -366,19 +400,20 @@ class Access {
 };
 
 /// Computes the gradients of an operation's inputs from what was saved and from the gradients of the outputs. A gradient
-/// is none where nothing depends on the output, or where the input needs none.
+/// is none where nothing depends on the output, or where the input needs none. Tensors come in `saved`: a formula that
+/// captures an output keeps it, and itself, for ever.
 using Formula = std::function<Tensors(const Tensors &saved, const Tensors &grads)>;
 
 /// Makes `outputs`, which were computed with gradients switched off, the results of an operation on `inputs`.
 inline void attach(const char *name, const Tensors &outputs, const Tensors &inputs, const Tensors &saved,
                    Formula formula) {
-    auto handles = [](const Tensors &tensors) {
+    auto handles_of = [](const Tensors &tensors) {
         std::vector<const tenure_tensor *> handles;
         for (const Tensor &tensor : tensors)
             handles.push_back(tensor.handle());
         return handles;
     };
-    auto call = [](void *context, const tenure_tensor *const *saved, size_t saved_count,
+    auto call = [](void *context, const tenure_tensor *const *kept, size_t kept_count,
                    const tenure_tensor *const *grads, size_t output_count, tenure_tensor **input_grads,
                    size_t input_count) -> tenure_status {
         try {
@@ -392,7 +427,7 @@ inline void attach(const char *name, const Tensors &outputs, const Tensors &inpu
                 }
                 return tensors;
             };
-            Tensors given = (*static_cast<Formula *>(context))(shared(saved, saved_count), shared(grads, output_count));
+            Tensors given = (*static_cast<Formula *>(context))(shared(kept, kept_count), shared(grads, output_count));
             if (given.size() != input_count)
                 throw Error("the formula has returned " + std::to_string(given.size()) + " gradients for " +
                             std::to_string(input_count) + " inputs");
@@ -405,7 +440,7 @@ inline void attach(const char *name, const Tensors &outputs, const Tensors &inpu
             return tenure_fail(TENURE_INVALID, "a formula has thrown what is no std::exception");
         }
     };
-    auto out = handles(outputs), in = handles(inputs), kept = handles(saved);
+    auto out = handles_of(outputs), in = handles_of(inputs), kept = handles_of(saved);
     detail::check(tenure_attach(name, out.data(), out.size(), in.data(), in.size(), kept.data(), kept.size(), call,
                                 new Formula(std::move(formula)),
                                 [](void *context) { delete static_cast<Formula *>(context); }));

@@ -58,7 +58,7 @@ template <typename T> struct Convert<T, std::enable_if_t<std::is_integral_v<T> &
         return static_cast<int64_t>(static_cast<T>(value.as.integer)) == value.as.integer;
     }
     static T from(const tenure_value &value) { return static_cast<T>(value.as.integer); }
-    static tenure_value to(T integer) { return tenure_int(static_cast<int64_t>(integer)); }
+    static tenure_value to(T integer) { return Value(integer).value(); }
 };
 
 template <typename T> struct Convert<T, std::enable_if_t<std::is_floating_point_v<T>>> {
@@ -76,7 +76,11 @@ template <> struct Convert<std::string> {
     static std::string name() { return "str"; }
     static bool is(const tenure_value &value) { return value.type == TENURE_TYPE_TEXT; }
     static std::string from(const tenure_value &value) { return value.as.text; }
-    static tenure_value to(const std::string &text) { return tenure_owned_text(text.c_str()); }
+    static tenure_value to(const std::string &text) {
+        if (text.find('\0') != std::string::npos)
+            throw Error("a text that is returned must have no zero in it");
+        return tenure_owned_text(text.c_str());
+    }
 };
 
 template <> struct Convert<DType> {
@@ -148,10 +152,16 @@ template <typename... T> struct Convert<std::tuple<T...>> {
         return "tuple[" + names + "]";
     }
     static tenure_value to(std::tuple<T...> given) {
-        std::array<tenure_value, sizeof...(T)> values = std::apply(
-            [](T &...each) { return std::array<tenure_value, sizeof...(T)>{Convert<T>::to(std::move(each))...}; },
-            given);
-        return tenure_owned_tuple(values.data(), values.size());
+        std::array<tenure_value, sizeof...(T)> values{};
+        size_t count = 0;
+        try {
+            std::apply([&](T &...each) { ((values[count] = Convert<T>::to(std::move(each)), count++), ...); }, given);
+        } catch (...) {
+            for (tenure_value &value : values)
+                tenure_value_free(&value);
+            throw;
+        }
+        return tenure_owned_tuple(values.data(), count);
     }
 };
 
@@ -170,6 +180,9 @@ template <typename T> using Plain = std::remove_cv_t<std::remove_reference_t<T>>
 
 /// A function with the code that converts its arguments and its result.
 template <typename R, typename... A> struct Bound {
+    static_assert(((!std::is_lvalue_reference_v<A> || std::is_const_v<std::remove_reference_t<A>>) && ...),
+                  "a parameter of a function for Python is a value or a const reference");
+
     std::string name;
     std::function<R(A...)> function;
 

@@ -140,7 +140,8 @@ tenure_value tenure_owned_tuple(const tenure_value *values, size_t count);
 void tenure_value_free(tenure_value *value);
 
 /* Begins an access to the bytes of tensors of one device: no other thread writes to those that are read, and none reads
- * or writes those that are written, until tenure_access_end(), which the same thread calls. */
+ * or writes those that are written, until tenure_access_end(), which the same thread calls. Until then, another access,
+ * tenure_call(), tenure_tensor_read() and tenure_tensor_backward() fail in this thread: they could wait for it. */
 tenure_status tenure_access_begin(const tenure_tensor *const *written, size_t written_count,
                                   const tenure_tensor *const *read, size_t read_count, tenure_access **access);
 
@@ -157,7 +158,8 @@ tenure_status tenure_tensor_grad(const tenure_tensor *tensor, tenure_tensor **gr
 tenure_status tenure_tensor_backward(const tenure_tensor *tensor);
 tenure_status tenure_tensor_detach(const tenure_tensor *tensor, tenure_tensor **detached);
 
-/* Switches this thread's recording of gradients on or off, until tenure_grad_mode_pop(). */
+/* Switches this thread's recording of gradients on or off, until tenure_grad_mode_pop(), or until the extension's
+ * function or the formula returns. */
 bool tenure_grad_enabled(void);
 void tenure_grad_mode_push(bool enabled);
 void tenure_grad_mode_pop(void);
@@ -171,7 +173,7 @@ typedef tenure_status (*tenure_formula)(void *context, const tenure_tensor *cons
                                         tenure_tensor **input_grads, size_t input_count);
 
 /* Makes `outputs` the results of an operation on `inputs` with a formula for gradients. The outputs are fresh: computed
- * with gradients switched off (tenure_grad_mode_push(false)). `saved` may be inputs, outputs or other tensors.
+ * with gradients switched off (tenure_grad_mode_push(false)), and none is an input. `saved` may be inputs, outputs or other tensors.
  * `free_context` frees `context` when no backward pass can need it any more, also if this call fails; NULL frees
  * nothing. */
 tenure_status tenure_attach(const char *name, const tenure_tensor *const *outputs, size_t output_count,

@@ -4,7 +4,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::failure::{Status, last_error};
+use crate::failure::{Status, clear_last_error, last_error};
+use crate::tensors::autograd::PushedModes;
 use crate::tensors::value::{Returned, Value};
 
 /// `TENURE_ABI` of `tenure_extension.h`.
@@ -14,11 +15,9 @@ const ABI: u32 = 1;
 #[derive(Debug, thiserror::Error)]
 pub enum ExtensionError {
     /// The system cannot open the library.
-    #[error("the extension {} cannot be opened: {reason}", path.display())]
+    #[error("the extension cannot be opened: {reason}")]
     Open {
-        /// The library.
-        path: PathBuf,
-        /// The system's reason.
+        /// The system's reason, which names the library.
         reason: String,
     },
     /// The library is no extension.
@@ -59,7 +58,7 @@ pub enum ExtensionError {
 struct FunctionEntry {
     name: *const c_char,
     doc: *const c_char,
-    call: unsafe extern "C" fn(*mut c_void, *const Value, usize, *mut Value) -> c_int,
+    call: Option<unsafe extern "C" fn(*mut c_void, *const Value, usize, *mut Value) -> c_int>,
     context: *mut c_void,
 }
 
@@ -89,7 +88,7 @@ unsafe impl Sync for Function {}
 /// The system cannot open the library; it is no extension, or one of another version; its initialisation fails.
 pub fn open(path: &Path) -> Result<Vec<Function>, ExtensionError> {
     let path = path.to_owned();
-    let open_failed = |reason| ExtensionError::Open { path: path.clone(), reason };
+    let open_failed = |reason| ExtensionError::Open { reason };
     offer_own_functions().map_err(open_failed)?;
     let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| open_failed(error.to_string()))?;
     // SAFETY: a C string. The library's constructors are the program's own choice.
@@ -104,6 +103,7 @@ pub fn open(path: &Path) -> Result<Vec<Function>, ExtensionError> {
     }
     // SAFETY: by the header, this is the function of that name.
     let entry = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> *const Entry>(entry) };
+    clear_last_error();
     // SAFETY: by the header, the entry and what it refers to live as long as the process.
     let Some(entry) = (unsafe { entry().as_ref() }) else { return Err(failed(Status::Invalid)) };
     if entry.abi != ABI {
@@ -112,7 +112,9 @@ pub fn open(path: &Path) -> Result<Vec<Function>, ExtensionError> {
     // SAFETY: by the header, the entry has so many functions, with C strings.
     let functions: &'static [FunctionEntry] = unsafe { crate::tensors::value::elements(entry.functions, entry.count) };
     // SAFETY: likewise.
-    let text = |text: *const c_char| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
+    let text = |text: *const c_char| unsafe {
+        if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+    };
     Ok(functions.iter().map(|entry| Function { name: text(entry.name), doc: text(entry.doc), entry }).collect())
 }
 
@@ -133,7 +135,12 @@ impl Function {
     /// The function fails, or returns what is no result.
     pub fn call(&self, arguments: &[Value]) -> Result<Returned, ExtensionError> {
         let mut result = Value::NONE;
-        let FunctionEntry { call, context, .. } = *self.entry;
+        let FunctionEntry { call: Some(call), context, .. } = *self.entry else {
+            let message = format!("{} has no function to call", self.name);
+            return Err(ExtensionError::Failed { status: Status::Invalid, message });
+        };
+        clear_last_error();
+        let _pushed = PushedModes::begin();
         // SAFETY: by the header: the values live during the call, and the function writes a result if it succeeds.
         let status = Status::of(unsafe { call(context, arguments.as_ptr(), arguments.len(), &raw mut result) });
         if status != Status::Ok {
@@ -147,8 +154,9 @@ impl Function {
 /// Returns the failure whose message is this thread's last error.
 fn failed(status: Status) -> ExtensionError {
     // SAFETY: a C string of this thread.
-    let message = unsafe { CStr::from_ptr(last_error()) }.to_string_lossy().into_owned();
-    ExtensionError::Failed { status, message }
+    let message = unsafe { CStr::from_ptr(last_error()) }.to_string_lossy();
+    let message = if message.is_empty() { "the extension has failed, and gives no reason".into() } else { message };
+    ExtensionError::Failed { status, message: message.into_owned() }
 }
 
 /// Lets libraries that are opened later find this library's functions, wherever it was opened itself.

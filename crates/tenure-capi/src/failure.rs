@@ -148,6 +148,12 @@ pub(crate) fn last_error() -> *const c_char {
     LAST_ERROR.with_borrow(|message| message.as_ptr())
 }
 
+/// Forgets the message of this thread's last failure.
+pub(crate) fn clear_last_error() {
+    // This fails only in a thread that is ending.
+    let _ = LAST_ERROR.try_with(|last| last.replace(CString::default()));
+}
+
 /// Stores the message for [`last_error`]. Returns `status`.
 #[cold]
 fn report(status: Status, message: String) -> Status {

@@ -93,6 +93,11 @@ static void check_access(void) {
     CHECK(tenure_access_data(access, x, &from) == TENURE_OK && tenure_access_data(access, y, &to) == TENURE_OK);
     tenure_tensor *other = matrix((float[]){0}, 1, 1);
     CHECK(tenure_access_data(access, other, &none) == TENURE_INVALID && none == NULL);
+    tenure_access *second = NULL;
+    CHECK(tenure_access_begin(NULL, 0, read, 1, &second) == TENURE_INVALID && second == NULL);
+    CHECK(tenure_mul_(y, tenure_int(2)) == TENURE_INVALID && strstr(tenure_last_error(), "an open access"));
+    float numbers[4];
+    CHECK(tenure_tensor_read(x, numbers, sizeof numbers) == TENURE_INVALID);
     for (int i = 0; i < 4; i++)
         ((float *)to)[i] = sqrtf(((float *)from)[i] * 4 * ((float *)from)[i]);
     tenure_access_end(access);
@@ -158,6 +163,12 @@ static void check_gradients(void) {
     tenure_tensor_free(sum);
     tenure_tensor_free(y);
     CHECK(freed == 2);
+    const tenure_tensor *leaf[] = {x};
+    float *kept = malloc(sizeof *kept);
+    CHECK(tenure_attach("alias", leaf, 1, leaf, 1, NULL, 0, square_formula, kept, free_factor) == TENURE_INVALID);
+    CHECK(freed == 3 && strstr(tenure_last_error(), "output 0 is an input"));
+    kept = malloc(sizeof *kept);
+    CHECK(tenure_attach("none", NULL, 0, leaf, 1, NULL, 0, NULL, kept, free_factor) == TENURE_INVALID && freed == 4);
     tenure_tensor_free(grad);
     CHECK(tenure_tensor_detach(x, &y) == TENURE_OK && !tenure_tensor_requires_grad(y));
     tenure_tensor_free(y);

@@ -39,6 +39,13 @@ int main() {
     CHECK(values.to_vector<float>() == (std::vector<float>{1, -2, 4, 3}));
     CHECK(indices.to_vector<int64_t>() == (std::vector<int64_t>{0, 1, 1, 0}));
     CHECK(tenure::cat({x, x.neg()}, 1).chunk(2, 1)[1].equal(-x));
+    Tensor integers = Tensor::from<int64_t>({16777217, 2}, {2});
+    CHECK((2 * integers).to_vector<int64_t>() == (std::vector<int64_t>{33554434, 4}));
+    CHECK((1 - integers).to_vector<int64_t>() == (std::vector<int64_t>{-16777216, -1}));
+    CHECK((integers + size_t(1)).dtype() == tenure::DType::Int64 && (1.5 + integers).dtype() == tenure::DType::Float32);
+    CHECK((1.0 / x).to_vector<float>() == (std::vector<float>{1, -0.5, 1.0f / 3, 0.25}));
+    Tensor truths = Tensor::from<bool>({true, false}, {2});
+    CHECK(truths.to_vector<bool>() == (std::vector<bool>{true, false}) && truths.dtype() == tenure::DType::Bool);
     Tensor same = x;
     same.add_(1);
     CHECK(x.to_vector<float>()[0] == 2 && tenure::zeros({2, 3}).numel() == 6);

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyString, PyTuple};
 use smallvec::SmallVec;
-use tenure::core::{DType, Device};
+use tenure::core::{DType, Device, MemoryFormat};
 use tenure::tensor::operation::{Argument, Kind};
 use tenure::tensor::random::Generator;
 use tenure::tensor::{Scalar, Tensor};
@@ -12,6 +12,7 @@ use super::device::DeviceObject;
 use super::dtype::DTypeObject;
 use super::generator::GeneratorObject;
 use super::{TensorObject, exception};
+use crate::errors::complaint;
 
 /// An argument that owns its value, or a default of the table.
 pub(super) enum OwnedArgument {
@@ -233,6 +234,14 @@ pub(super) fn dtype(object: &Bound<'_, PyAny>) -> Option<DType> {
     } else {
         None
     }
+}
+
+/// Returns the memory format of a name.
+pub(super) fn memory_format(name: &str) -> PyResult<MemoryFormat> {
+    MemoryFormat::named(name).ok_or_else(|| {
+        let formats = "contiguous_format, channels_last or channels_last_3d";
+        complaint(format!("memory_format: must be {formats}, got {name:?}"))
+    })
 }
 
 /// Converts a device, its name, or the number of a CUDA device.

@@ -55,7 +55,6 @@ use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
 use tenure::core::{DType, Device};
-use tenure::tensor::ops::memory_format_named;
 use tenure::tensor::{Tensor, TensorError};
 
 use held::HeldObject;
@@ -225,7 +224,7 @@ impl TensorObject {
     ///     the others.
     #[pyo3(signature = (memory_format = "contiguous_format"))]
     fn is_contiguous(&self, memory_format: &str) -> PyResult<bool> {
-        let format = memory_format_named(memory_format).map_err(exception)?;
+        let format = convert::memory_format(memory_format)?;
         Ok(self.tensor().layout().is_contiguous_in(format))
     }
 
@@ -332,7 +331,7 @@ impl TensorObject {
         }
         let to_device = to_device.transpose()?;
         let format = memory_format.filter(|format| *format != "preserve_format");
-        let format = format.map(memory_format_named).transpose().map_err(exception)?;
+        let format = format.map(convert::memory_format).transpose()?;
         let result = py.detach(|| {
             let mut result = tensor.clone();
             if let Some(dtype) = to_dtype {

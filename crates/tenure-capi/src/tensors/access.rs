@@ -1,11 +1,25 @@
 //! Access to the bytes of tensors.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 
 use tenure_tensor::{Access, Tensor};
 
 use super::handle::{given, given_all};
 use crate::failure::{Failure, Status, guarded};
+
+thread_local! {
+    /// Whether this thread has begun an access and not ended it.
+    static IS_OPEN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Fails while this thread has an open access: what waits for other uses of a tensor could wait for this thread.
+pub(super) fn refuse_while_open() -> Result<(), Failure> {
+    if IS_OPEN.get() {
+        return Err(Failure::Invalid("this thread has an open access: end it first".into()));
+    }
+    Ok(())
+}
 
 /// `tenure_access` of `tenure_tensor.h`.
 pub struct OpenAccess {
@@ -32,6 +46,7 @@ pub unsafe extern "C" fn tenure_access_begin(
         if access.is_null() {
             return Err(Failure::null("the access's place"));
         }
+        refuse_while_open()?;
         // SAFETY: by the function's contract.
         let (written, read) = unsafe { (given_all(writes, write_count)?, given_all(reads, read_count)?) };
         let tensors: Box<[Tensor]> = written.into_iter().chain(read).cloned().collect();
@@ -41,6 +56,7 @@ pub unsafe extern "C" fn tenure_access_begin(
         let (written, read) = borrowed.split_at(write_count);
         let opened = Access::new("tenure_access_begin", written, read)?;
         written.iter().for_each(|tensor| tensor.bump_version("tenure_access_begin"));
+        IS_OPEN.set(true);
         // SAFETY: not null, so a place to write to.
         unsafe { access.write(Box::into_raw(Box::new(OpenAccess { access: opened, tensors, writes: write_count }))) };
         Ok(())
@@ -83,6 +99,7 @@ pub unsafe extern "C" fn tenure_access_data(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_access_end(access: *mut OpenAccess) {
     if !access.is_null() {
+        IS_OPEN.set(false);
         // SAFETY: an access is a box of `tenure_access_begin`.
         drop(unsafe { Box::from_raw(access) });
     }

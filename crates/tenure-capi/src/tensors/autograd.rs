@@ -7,6 +7,7 @@ use std::ptr;
 use tenure_tensor::autograd::{self, Context, GradMode, SavedHandle};
 use tenure_tensor::{AutogradError, Tensor, TensorError};
 
+use super::access::refuse_while_open;
 use super::handle::{give, given, given_all};
 use super::value::text;
 use crate::failure::{Failure, Status, guarded, last_error};
@@ -14,6 +15,27 @@ use crate::failure::{Failure, Status, guarded, last_error};
 thread_local! {
     /// The settings that this thread has pushed.
     static PUSHED: RefCell<Vec<GradMode>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The number of settings that this thread had pushed before it called a function of C: when this is dropped, those that
+/// the function has left are popped.
+pub(crate) struct PushedModes(usize);
+
+impl PushedModes {
+    pub(crate) fn begin() -> Self {
+        Self(PUSHED.with_borrow(Vec::len))
+    }
+}
+
+impl Drop for PushedModes {
+    fn drop(&mut self) {
+        PUSHED.with_borrow_mut(|pushed| {
+            while pushed.len() > self.0 {
+                // The latest first: scopes end in the order in which they were entered, backwards.
+                drop(pushed.pop());
+            }
+        });
+    }
 }
 
 /// See `tenure_tensor.h`.
@@ -69,8 +91,11 @@ pub unsafe extern "C" fn tenure_tensor_grad(tensor: *const Tensor, grad: *mut *m
 /// `tensor` is null or a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_tensor_backward(tensor: *const Tensor) -> Status {
-    // SAFETY: by the function's contract.
-    guarded(|| Ok(unsafe { given(tensor) }?.backward()?))
+    guarded(|| {
+        refuse_while_open()?;
+        // SAFETY: by the function's contract.
+        Ok(unsafe { given(tensor) }?.backward()?)
+    })
 }
 
 /// See `tenure_tensor.h`.
@@ -112,21 +137,26 @@ type Formula = unsafe extern "C" fn(
     input_count: usize,
 ) -> c_int;
 
-/// A formula with what the program gave it to keep.
+/// A formula with its context.
 struct OwnedFormula {
     formula: Formula,
+    context: OwnedContext,
+}
+
+/// The context of a formula, which the program gave it to keep.
+struct OwnedContext {
     context: *mut c_void,
-    free_context: Option<unsafe extern "C" fn(*mut c_void)>,
+    free: Option<unsafe extern "C" fn(*mut c_void)>,
 }
 
 // SAFETY: by the header, a formula may be called by any thread, and its context freed by any.
-unsafe impl Send for OwnedFormula {}
+unsafe impl Send for OwnedContext {}
 // SAFETY: by the header, several threads may call a formula at the same time.
-unsafe impl Sync for OwnedFormula {}
+unsafe impl Sync for OwnedContext {}
 
-impl Drop for OwnedFormula {
+impl Drop for OwnedContext {
     fn drop(&mut self) {
-        if let Some(free) = self.free_context {
+        if let Some(free) = self.free {
             // SAFETY: by the header, it frees the context, which is not used again.
             unsafe { free(self.context) };
         }
@@ -139,10 +169,11 @@ impl OwnedFormula {
         let saved: Vec<*const Tensor> = saved.iter().map(ptr::from_ref).collect();
         let grads: Vec<*const Tensor> = grads.iter().map(|grad| grad.map_or(ptr::null(), ptr::from_ref)).collect();
         let mut given: Vec<*mut Tensor> = vec![ptr::null_mut(); inputs];
+        let _pushed = PushedModes::begin();
         // SAFETY: by the header: it reads the tensors, and writes a handle or leaves null for each input.
         let status = unsafe {
             let (saved, grads) = ((saved.as_ptr(), saved.len()), (grads.as_ptr(), grads.len()));
-            (self.formula)(self.context, saved.0, saved.1, grads.0, grads.1, given.as_mut_ptr(), inputs)
+            (self.formula)(self.context.context, saved.0, saved.1, grads.0, grads.1, given.as_mut_ptr(), inputs)
         };
         let given = given.into_iter().map(|grad| {
             // SAFETY: not null, so a handle that the formula gives up.
@@ -176,8 +207,8 @@ pub unsafe extern "C" fn tenure_attach(
     free_context: Option<unsafe extern "C" fn(*mut c_void)>,
 ) -> Status {
     guarded(|| {
-        let formula = formula.ok_or_else(|| Failure::null("the formula"))?;
-        let formula = OwnedFormula { formula, context, free_context };
+        let context = OwnedContext { context, free: free_context };
+        let formula = OwnedFormula { formula: formula.ok_or_else(|| Failure::null("the formula"))?, context };
         // SAFETY: by the function's contract.
         let (name, outputs, inputs, saved) = unsafe {
             (
@@ -187,6 +218,12 @@ pub unsafe extern "C" fn tenure_attach(
                 given_all(saved, saved_count)?,
             )
         };
+        if let Some(stale) =
+            outputs.iter().position(|output| output.requires_grad() || inputs.iter().any(|input| input.is_same(output)))
+        {
+            let reason = "is an input, or has a gradient already: compute outputs with gradients switched off";
+            return Err(Failure::Invalid(format!("tenure_attach: output {stale} {reason}")));
+        }
         let node = name.clone();
         autograd::attach_all(&outputs, name, &inputs, |saver| {
             let handles = saved.iter().map(|tensor| match outputs.iter().position(|output| output.is_same(tensor)) {
@@ -215,7 +252,8 @@ pub unsafe extern "C" fn tenure_attach(
 pub unsafe extern "C" fn tenure_fail(status: c_int, message: *const c_char) -> Status {
     guarded(|| {
         // SAFETY: by the function's contract.
-        let message = unsafe { text(message) }?.to_owned();
+        let message = unsafe { message.as_ref().map(|message| CStr::from_ptr(message)) };
+        let message = message.map_or("it gives no reason".into(), CStr::to_string_lossy).into_owned();
         Err(match Status::of(status) {
             Status::WrongType => Failure::WrongType(message),
             _ => Failure::Invalid(message),

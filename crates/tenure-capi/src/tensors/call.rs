@@ -9,6 +9,7 @@ use tenure_tensor::Tensor;
 use tenure_tensor::operation::{Argument, Operation, Output, Parameter};
 use tenure_tensor::ops::OPERATIONS;
 
+use super::access::refuse_while_open;
 use super::value::{Value, elements, text};
 use crate::failure::{Failure, Status, guarded};
 
@@ -40,6 +41,7 @@ pub unsafe extern "C" fn tenure_call(
     result: *mut Value,
 ) -> Status {
     guarded(|| {
+        refuse_while_open()?;
         // SAFETY: by the function's contract.
         let (name, arguments) = unsafe { (text(operation)?, elements(arguments, count)) };
         // SAFETY: by the function's contract.
@@ -138,9 +140,12 @@ pub unsafe extern "C" fn tenure_value_free(value: *mut Value) {
 /// See `tenure_tensor.h`.
 ///
 /// # Safety
-/// `text` is a C string.
+/// `text` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_owned_text(text: *const c_char) -> Value {
+    if text.is_null() {
+        return Value::NONE;
+    }
     // SAFETY: by the function's contract.
     Value::owned_text(unsafe { CStr::from_ptr(text) }.to_owned())
 }

@@ -6,6 +6,7 @@ use std::slice;
 use tenure_tensor::Tensor;
 use tenure_tensor::random::{self, Generator};
 
+use super::access::refuse_while_open;
 use super::value::elements;
 use super::{device_of, dtype_of, number_of};
 use crate::failure::{Failure, Status, guarded};
@@ -80,6 +81,7 @@ pub unsafe extern "C" fn tenure_tensor_from(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tenure_tensor_read(tensor: *const Tensor, data: *mut c_void, bytes: usize) -> Status {
     guarded(|| {
+        refuse_while_open()?;
         // SAFETY: by the function's contract.
         let tensor = unsafe { given(tensor) }?;
         let needed = tensor.numel() * tensor.dtype().size();

@@ -160,7 +160,9 @@ impl Value {
                 }
                 types::TUPLE => {
                     let values = Box::from_raw(ptr::slice_from_raw_parts_mut(content.values, count));
-                    Returned::Tuple(values.into_iter().map(|value| value.take()).collect::<Result<_, _>>()?)
+                    // All are taken, so that none is lost where one is no result.
+                    let taken: Vec<Result<Returned, i32>> = values.into_iter().map(|value| value.take()).collect();
+                    Returned::Tuple(taken.into_iter().collect::<Result<_, _>>()?)
                 }
                 other => return Err(other),
             })

@@ -22,6 +22,16 @@ const CHANNELS_LAST_2D: [usize; 4] = [1, 3, 2, 0];
 const CHANNELS_LAST_3D: [usize; 5] = [1, 4, 3, 2, 0];
 
 impl MemoryFormat {
+    /// Returns the format of a name of PyTorch's: `contiguous_format`, `channels_last` or `channels_last_3d`.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "contiguous_format" => Some(Self::Contiguous),
+            "channels_last" => Some(Self::ChannelsLast2d),
+            "channels_last_3d" => Some(Self::ChannelsLast3d),
+            _ => None,
+        }
+    }
+
     /// Returns the dimensions from the densest outwards. `None` stands for any number of dimensions with the last
     /// densest.
     fn order(self) -> Option<&'static [usize]> {

@@ -55,7 +55,7 @@ operations! {
         /// Another format, or one for another number of dimensions; no memory.
         #[name(contiguous)]
         contiguous_in_format(input: Tensor, memory_format: Text) -> Tensor = |input: &Tensor, format| {
-            input.contiguous_in(memory_format_named(format)?)
+            input.contiguous_in(format_named(format)?)
         };
 
         /// Copies the values to a new storage, in the memory order of `memory_format`.
@@ -64,25 +64,16 @@ operations! {
         /// Another format than those of `contiguous`, or one for another number of dimensions; no memory.
         #[name(clone)]
         copy_in_format(input: Tensor, memory_format: Text) -> Tensor = |input: &Tensor, format| {
-            input.copied("copy", Layout::with_format(input.sizes(), memory_format_named(format)?)?, input.dtype())
+            input.copied("copy", Layout::with_format(input.sizes(), format_named(format)?)?, input.dtype())
         };
     }
 }
 
-/// Returns the memory format that has this name in PyTorch.
-///
-/// # Errors
-/// No format has the name.
-pub fn memory_format_named(name: &str) -> Result<MemoryFormat> {
-    match name {
-        "contiguous_format" => Ok(MemoryFormat::Contiguous),
-        "channels_last" => Ok(MemoryFormat::ChannelsLast2d),
-        "channels_last_3d" => Ok(MemoryFormat::ChannelsLast3d),
-        _ => {
-            let reason = format!("must be contiguous_format, channels_last or channels_last_3d, got {name:?}");
-            Err(TensorError::argument("memory_format", reason))
-        }
-    }
+fn format_named(name: &str) -> Result<MemoryFormat> {
+    MemoryFormat::named(name).ok_or_else(|| {
+        let reason = format!("must be contiguous_format, channels_last or channels_last_3d, got {name:?}");
+        TensorError::argument("memory_format", reason)
+    })
 }
 
 fn to_dtype(input: &Tensor, dtype: DType) -> Result<Tensor> {

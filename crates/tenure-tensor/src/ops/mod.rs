@@ -56,7 +56,6 @@ pub use batch_norm::BatchNormParameters;
 pub(crate) use batch_norm::along_channels;
 pub use conv::Conv;
 pub(crate) use conv::Geometry;
-pub use copy::memory_format_named;
 pub use einsum::einsum;
 pub use index::{ELLIPSIS, Index, Indices, NEW};
 pub use join::{cat, meshgrid, stack};
