@@ -246,26 +246,34 @@ def _built(name: str, files: list[Path], flags: list[str], linking: list[str], v
     parts = [shlex.join(compiler), version, shlex.join(flags), shlex.join(linking), *texts]
     key = f"{name}-{_digest(chr(0).join(parts))}"
     with _compilation.place_to_build(_cache(), key, f"the extension {name}", stacklevel=6) as place:
-        headers = place / f"{key}.json"
-        if (known := _unchanged(headers)) is not None and _compilation.is_whole(library := _library(headers, known)):
-            os.utime(library)
-            return library
+        record = place / f"{key}.json"
+        if (known := _known(record)) is not None:
+            os.utime(known)
+            return known
         began = time.monotonic()
         with tempfile.TemporaryDirectory(dir=place) as folder:
             unfinished = Path(folder) / f"{key}.so"
             included = _compile(compiler, files, flags, linking, unfinished, verbose)
-            unfinished.replace(library := _library(headers, included))
+            # The name tells the content: the system opens no second library of the same name.
+            content = hashlib.sha256(unfinished.read_bytes()).hexdigest()
+            library = place / f"{key}-{content[:16]}.so"
+            unfinished.replace(library)
         # What was written since may not be what was compiled: then the next call compiles again.
-        if all(os.stat(file).st_mtime_ns < began_ns for file in (*files, *included)):
-            _write(headers, json.dumps(included))
+        if all(Path(file).stat().st_mtime_ns < began_ns for file in [*map(str, files), *included]):
+            _write(record, json.dumps({"library": library.name, "headers": included}))
         _LOG.info("built the extension %s in %.1f s: %s", name, time.monotonic() - began, library)
         _remove_unused(place)
         return library
 
 
-def _library(headers: Path, digests: dict[str, str]) -> Path:
-    """Returns the library's file. Its name tells its content: the system opens no second library of the same name."""
-    return headers.with_name(f"{headers.stem}-{_digest(json.dumps(digests))}.so")
+def _known(record: Path) -> Path | None:
+    """Returns the library of a record, if it is there and its headers are the same as when it was compiled."""
+    try:
+        known = json.loads(record.read_text())
+        library = record.with_name(known["library"])
+        return library if _digests(known["headers"]) == known["headers"] and _compilation.is_whole(library) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _compile(
@@ -314,15 +322,6 @@ def _included(rule: Path) -> list[str]:
 
 def _digests(files: Iterable[str]) -> dict[str, str]:
     return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in dict.fromkeys(files)}
-
-
-def _unchanged(headers: Path) -> dict[str, str] | None:
-    """Returns the digests that a file has of headers, if they are the same now."""
-    try:
-        known: dict[str, str] = json.loads(headers.read_text())
-        return known if _digests(known) == known else None
-    except (OSError, ValueError):
-        return None
 
 
 def _remove_unused(folder: Path) -> None:
