@@ -158,7 +158,7 @@ def place_to_build(folder: Path | None, key: str, what: str, *, stacklevel: int)
     key
         The name of the library.
     what
-        What a warning calls the library: "the shim".
+        The library's name in a warning, such as "the shim".
     stacklevel
         The place that a warning shows: see `warnings.warn`.
     """

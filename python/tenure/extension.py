@@ -29,6 +29,7 @@ from types import ModuleType
 from tenure import _compilation, _native
 from tenure._compilation import BuildError
 from tenure._errors import Error
+from tenure._files import write_whole
 
 __all__ = ["include_paths", "load", "load_inline", "open_library"]
 
@@ -142,7 +143,7 @@ def load_inline(
     content = "\n".join(parts)
     folder = _cache()
     source = folder / f"{name}-{_digest(content)}.cpp"
-    _write(source, content)
+    write_whole(source, content)
     return load(
         name,
         source,
@@ -230,13 +231,6 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _write(file: Path, content: str) -> None:
-    """Writes a file that appears only when it is complete."""
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as unfinished:
-        unfinished.write(content)
-    Path(unfinished.name).replace(file)
-
-
 def _built(name: str, files: list[Path], flags: list[str], linking: list[str], verbose: bool) -> Path:
     """Returns the library of an extension, and builds it unless it was built before and nothing has changed."""
     began_ns = time.time_ns()
@@ -258,9 +252,9 @@ def _built(name: str, files: list[Path], flags: list[str], linking: list[str], v
             content = hashlib.sha256(unfinished.read_bytes()).hexdigest()
             library = place / f"{key}-{content[:16]}.so"
             unfinished.replace(library)
-        # What was written since may not be what was compiled: then the next call compiles again.
+        # A file that was written since may not be the one that was compiled: then the next call compiles again.
         if all(Path(file).stat().st_mtime_ns < began_ns for file in [*map(str, files), *included]):
-            _write(record, json.dumps({"library": library.name, "headers": included}))
+            write_whole(record, json.dumps({"library": library.name, "headers": included}))
         _LOG.info("built the extension %s in %.1f s: %s", name, time.monotonic() - began, library)
         _remove_unused(place)
         return library

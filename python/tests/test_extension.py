@@ -128,6 +128,8 @@ def test_tensors_and_lists_come_back_as_they_went(values: ModuleType) -> None:
     assert values.tensor(x).data_ptr() == x.data_ptr()
     assert [each.data_ptr() for each in values.tensors([x, y])] == [x.data_ptr(), y.data_ptr()]
     assert values.tensors([]) == [] and values.integers([]) == ()
+    scalars = [tenure.tensor(1), tenure.tensor(2)]
+    assert [each.item() for each in values.tensors(scalars)] == [1, 2], "tensors of one integer stay tensors"
     assert values.integers([3, -4]) == (3, -4)
     first, second, third = values.several(x, 1.5)
     assert first.data_ptr() == x.data_ptr() and (second, third) == (1.5, "three")

@@ -120,7 +120,8 @@ pub(crate) fn tensor(object: &Bound<'_, PyAny>) -> Option<Tensor> {
     object.cast::<TensorObject>().ok().map(|tensor| tensor.get().tensor())
 }
 
-fn tensors(object: &Bound<'_, PyAny>) -> PyResult<Option<Vec<Tensor>>> {
+/// Returns the tensors of a list or a tuple of tensors.
+pub(super) fn tensors(object: &Bound<'_, PyAny>) -> PyResult<Option<Vec<Tensor>>> {
     let mut tensors = Vec::new();
     if let Ok(list) = object.cast::<PyList>() {
         for item in list.iter() {

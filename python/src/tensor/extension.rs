@@ -137,16 +137,12 @@ fn given(object: &Bound<'_, PyAny>) -> PyResult<Option<Given>> {
     if let Ok(generator) = object.cast::<GeneratorObject>() {
         return Ok(Some(Given::Generator(generator.get().generator())));
     }
-    if !object.is_instance_of::<PyList>() && !object.is_instance_of::<PyTuple>() {
-        return Ok(None);
-    }
-    let items: Vec<Bound<'_, PyAny>> = object.try_iter()?.collect::<PyResult<_>>()?;
-    let tensors: Vec<Tensor> = items.iter().filter_map(convert::tensor).collect();
-    if !tensors.is_empty() && tensors.len() == items.len() {
+    // An empty list has no type of its elements. It goes as one of integers.
+    if let Some(tensors) = convert::tensors(object)?.filter(|tensors| !tensors.is_empty()) {
         return Ok(Some(Given::Tensors(tensors)));
     }
-    let ints: Option<Vec<i64>> = items.iter().map(|item| item.extract().ok()).collect();
-    Ok(ints.map(Given::Ints))
+    let ints = convert::integers(object)?;
+    Ok(ints.map(|ints| Given::Ints(ints.into_iter().map(|int| int as i64).collect())))
 }
 
 /// Returns a result as a Python object.

@@ -41,7 +41,7 @@ def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
     Parameters
     ----------
     p, q : Distribution
-        Of the same kind, or of kinds with a function that `register_kl` has.
+        Two distributions of one kind, or of kinds for which `register_kl` was given a function.
     """
     for of_p in type(p).__mro__:
         for of_q in type(q).__mro__:
