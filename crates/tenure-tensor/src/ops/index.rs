@@ -196,7 +196,7 @@ operations! {
     }
 }
 
-/// Returns index tensors as indices. Those on the CPU are copied to the device of the tensor that they index.
+/// Returns index tensors as indices. Indices on the CPU are copied to the device of the tensor that they index.
 fn placed(input: &Tensor, indices: &[&Tensor]) -> Result<Vec<Index>> {
     let placed = |index: &&Tensor| {
         let index = if index.device().is_cpu() { index.to_device(input.device())? } else { (*index).clone() };
