@@ -24,7 +24,7 @@ const OOM_SCORE: &str = "500";
 
 /// Computes batches for the server that started this process, until the server is gone. The process should then exit.
 ///
-/// Interrupts are ignored here: the server handles them.
+/// The process is in a group of its own, so that Ctrl-C in a terminal does not interrupt it.
 pub fn run(architectures: Architectures) -> ExitCode {
     match serve(architectures) {
         Ok(()) => ExitCode::SUCCESS,
@@ -40,8 +40,6 @@ fn serve(architectures: Architectures) -> io::Result<()> {
     stream
         .peer_addr()
         .map_err(|error| io::Error::other(format!("its standard input is no server, which starts it: {error}")))?;
-    // A program may have its own handlers, which must then ignore interrupts.
-    let _ = ctrlc::set_handler(|| {});
     // This works even if the worker is stopped and does not see the closed socket.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // If this is not allowed, the system chooses by itself.

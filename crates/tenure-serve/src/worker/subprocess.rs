@@ -4,6 +4,7 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -40,6 +41,8 @@ impl Subprocess {
         let child = Command::new(&command.program)
             .args(&command.arguments)
             .env(IS_WORKER, "1")
+            // Ctrl-C in a terminal interrupts the group of the server, which ends its workers itself.
+            .process_group(0)
             .stdin(OwnedFd::from(theirs))
             // Output that a model prints must not mix with the server's output.
             .stdout(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?))
