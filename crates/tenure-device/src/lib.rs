@@ -31,6 +31,7 @@ pub mod cache;
 mod call;
 mod check;
 pub mod collective;
+mod copies;
 pub mod cost;
 pub mod cuda;
 mod deferred;
@@ -57,6 +58,7 @@ mod sync;
 pub use backing::DeviceBacking;
 pub use call::Call;
 pub use check::{LaunchError, check_launch, check_warn};
+pub use copies::NotedCopy;
 pub use cost::Counters;
 pub use driver::{
     AccessMode, DeviceProcess, Driver, EventHandle, EventId, EventKind, GraphId, HostFunction, MemoryHandle, Priority,

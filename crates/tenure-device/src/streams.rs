@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use tenure_core::{Device, StreamId};
 
+use crate::copies::Copies;
 use crate::{CallError, Driver, DriverError, Priority, Stream, StreamKind};
 
 /// The number of streams of each priority that a device's pool has.
@@ -26,7 +27,8 @@ impl Streams {
         let has_several = AtomicBool::new(false);
         let pools = Default::default();
         let idle_capture_streams = Mutex::default();
-        Self(Arc::new(Pools { driver, has_several, pools, idle_capture_streams }))
+        let copies = Copies::default();
+        Self(Arc::new(Pools { driver, has_several, pools, idle_capture_streams, copies }))
     }
 
     /// Returns the device of the streams.
@@ -37,6 +39,10 @@ impl Streams {
     /// Returns the driver of that device.
     pub fn driver(&self) -> &Arc<dyn Driver> {
         self.0.driver()
+    }
+
+    pub(crate) fn pools(&self) -> &Pools {
+        &self.0
     }
 
     /// Returns the null stream.
@@ -115,6 +121,7 @@ pub(crate) struct Pools {
     pools: [Mutex<PriorityPool>; Priority::ALL.len()],
     /// Streams of finished captures. They are kept, since memory may still belong to them.
     idle_capture_streams: Mutex<Vec<StreamId>>,
+    copies: Copies,
 }
 
 /// A stream that one capture at a time uses.
@@ -143,6 +150,10 @@ thread_local! {
 impl Pools {
     pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
+    }
+
+    pub(crate) fn copies(&self) -> &Copies {
+        &self.copies
     }
 
     fn current(self: &Arc<Self>) -> StreamInfo {

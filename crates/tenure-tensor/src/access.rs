@@ -40,6 +40,7 @@ pub(crate) struct Held<'a> {
     pub(crate) storage: &'a Storage,
     pub(crate) address: u64,
     pub(crate) generation: Generation,
+    pub(crate) is_written: bool,
 }
 
 impl Guard<'_> {
@@ -126,6 +127,7 @@ impl<'a> Access<'a> {
             storage,
             address: guard.as_ptr().addr() as u64,
             generation: guard.generation(),
+            is_written: matches!(guard, Guard::Exclusive(_)),
         })
     }
 

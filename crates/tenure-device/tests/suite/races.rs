@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tenure_alloc::Address;
 use tenure_core::StreamId;
 use tenure_device::sim::{SimDriver, SimKernel};
-use tenure_device::{AccessMode, CallError, Driver, ErrorKind, EventId, EventKind, Priority};
+use tenure_device::{AccessMode, CallError, Driver, ErrorKind, Event, EventId, EventKind, Priority, Streams};
 
 use crate::common::{GRANULE, kind, mapped_chunk, sim};
 
@@ -272,4 +272,43 @@ proptest! {
         }).position(|result| result.is_err());
         prop_assert_eq!(failed, first_race(&steps));
     }
+}
+
+/// Writes to bytes that a copy on another stream reads. The copy is noted while `is_noted`, for the bytes at `offset`.
+fn write_during_copy(offset: u64, is_noted: bool) -> Result<(), CallError> {
+    let driver: Arc<SimDriver> = sim(0);
+    let streams = Streams::new(Arc::clone(&driver) as Arc<dyn Driver>);
+    let compute = streams.null();
+    let outward = streams.pooled(Priority::Low).unwrap();
+    let [source, target] = [(); 2].map(|()| driver.malloc(64).unwrap());
+    driver.copy_on_device(target, source, 64, outward.id()).unwrap();
+    let mut event = Event::new(Arc::clone(&driver) as Arc<dyn Driver>, EventKind::Order);
+    event.record(&outward).unwrap();
+    let copying = compute.note_copy(source + offset, Arc::new(event));
+    let _copying = is_noted.then_some(copying);
+    streams.wait_for_copies(source, compute.id()).unwrap();
+    driver.memset(source, 1, 64, compute.id())
+}
+
+#[test]
+fn a_write_waits_for_noted_copies_of_its_bytes_and_for_no_others() {
+    write_during_copy(0, true).unwrap();
+    for (offset, is_noted) in [(0, false), (64, true)] {
+        assert!(matches!(kind(write_during_copy(offset, is_noted)), ErrorKind::Race { .. }));
+    }
+}
+
+#[test]
+fn captured_work_does_not_wait_for_a_noted_copy() {
+    let driver: Arc<SimDriver> = sim(0);
+    let streams = Streams::new(Arc::clone(&driver) as Arc<dyn Driver>);
+    let compute = streams.pooled(Priority::Default).unwrap();
+    let [source, target] = [(); 2].map(|()| driver.malloc(64).unwrap());
+    let mut event = Event::new(Arc::clone(&driver) as Arc<dyn Driver>, EventKind::Order);
+    event.record(&streams.null()).unwrap();
+    let _copying = compute.note_copy(source, Arc::new(event));
+    driver.begin_capture(compute.id()).unwrap();
+    streams.wait_for_copies(source, compute.id()).unwrap();
+    driver.memset(target, 1, 64, compute.id()).unwrap();
+    driver.end_capture(compute.id()).unwrap();
 }

@@ -138,7 +138,7 @@ pub(super) fn submit_erased(
 /// A function that computes on the CPU what a kernel computes, given the written and the read tensors.
 pub(super) type Host = Box<dyn Fn(&[Tensor], &[Tensor]) -> Result<()> + Send + Sync>;
 
-/// Records that `stream` uses storages. The memory of a storage that was allocated for another stream is not reused
+/// Records that `stream` uses storages, and makes it wait for copies out of those that are written. The memory of a storage that was allocated for another stream is not reused
 /// before `stream` has done its work so far. In a capture, storages are kept alive as long as the graph may be
 /// replayed.
 pub(crate) fn record_use<'a>(
@@ -155,6 +155,10 @@ pub(crate) fn record_use<'a>(
         // This does nothing for memory on the CPU or memory that this process did not allocate: its owner must ensure
         // that it is not freed too early.
         memory.record_use(held.address, stream).map_err(|error| TensorError::memory(op, error))?;
+        if held.is_written {
+            let waited = memory.streams().wait_for_copies(held.address, stream);
+            waited.map_err(|error| TensorError::memory(op, error.into()))?;
+        }
     }
     Ok(())
 }

@@ -207,10 +207,12 @@ impl DeviceSide {
         self.record_event(name, stream)
     }
 
-    /// Returns an owner that keeps the source until a thread or the source's stream has waited for `event`, or, if the
+    /// Returns an owner that keeps the source, and lets work that writes to it wait for `event`, until a thread or the source's stream has waited for `event`, or, if the
     /// `Stored` is dropped before, until `event` has passed.
     fn keep_source(&self, source: Arc<MovableBytes>, event: &Arc<Event>) -> Arc<KeptSource> {
-        Arc::new(KeptSource::new(source, Arc::clone(event), Arc::downgrade(&self.outward_watcher)))
+        let Some(stream) = source.stream() else { unreachable!("bytes on a device have a stream") };
+        let noted = stream.note_copy(source.address(), Arc::clone(event));
+        Arc::new(KeptSource::new(source, noted, Arc::clone(event), Arc::downgrade(&self.outward_watcher)))
     }
 
     /// Waits until all queued copies in both directions are done.

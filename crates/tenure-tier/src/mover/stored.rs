@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::{Condvar, Mutex};
 use tenure_core::StreamId;
 use tenure_device::pinned::PinnedBuffer;
-use tenure_device::{Event, Stream};
+use tenure_device::{Event, NotedCopy, Stream};
 
 use super::MoverError;
 use super::bytes::{BytesPart, MovableBytes, Raw};
@@ -115,7 +115,7 @@ impl Stored {
 /// program does not depend on how long the copies take.
 #[derive(Default)]
 pub(super) struct KeptSource {
-    bytes: Mutex<Option<Arc<MovableBytes>>>,
+    bytes: Mutex<Option<Source>>,
     /// Whether `bytes` are still kept. It becomes `false` only after they were dropped, so that a caller who reads
     /// `false` finds their memory freed, unless they have another owner.
     is_kept: AtomicBool,
@@ -123,29 +123,36 @@ pub(super) struct KeptSource {
     copied: Option<(Arc<Event>, Weak<Watcher>)>,
 }
 
+/// Bytes on a device, for whose copies work that writes to them waits.
+struct Source {
+    bytes: Arc<MovableBytes>,
+    _noted: NotedCopy,
+}
+
 impl KeptSource {
-    pub(super) fn new(bytes: Arc<MovableBytes>, event: Arc<Event>, watcher: Weak<Watcher>) -> Self {
-        Self { bytes: Mutex::new(Some(bytes)), is_kept: AtomicBool::new(true), copied: Some((event, watcher)) }
+    pub(super) fn new(bytes: Arc<MovableBytes>, noted: NotedCopy, event: Arc<Event>, watcher: Weak<Watcher>) -> Self {
+        let source = Source { bytes, _noted: noted };
+        Self { bytes: Mutex::new(Some(source)), is_kept: AtomicBool::new(true), copied: Some((event, watcher)) }
     }
 
     /// Drops the bytes if `may_free` returns `true` for them: if memory that is freed now is reused only after the
     /// copies.
     pub(super) fn release(&self, may_free: impl FnOnce(&MovableBytes) -> bool) {
-        let Some(bytes) = self.bytes.lock().take_if(|bytes| may_free(bytes)) else { return };
+        let Some(source) = self.bytes.lock().take_if(|source| may_free(&source.bytes)) else { return };
         // The drop may free memory, so it happens while no lock is held.
-        drop(bytes);
+        drop(source);
         self.is_kept.store(false, Ordering::Release);
     }
 }
 
 impl Drop for KeptSource {
     fn drop(&mut self) {
-        let (Some(bytes), Some((event, watcher))) = (self.bytes.get_mut().take(), self.copied.take()) else { return };
+        let (Some(source), Some((event, watcher))) = (self.bytes.get_mut().take(), self.copied.take()) else { return };
         if matches!(event.query(), Ok(true)) {
             return;
         }
         match watcher.upgrade() {
-            Some(watcher) => watcher.when_passed(event, move |_| drop(bytes)),
+            Some(watcher) => watcher.when_passed(event, move |_| drop(source)),
             None => {
                 // The mover is gone, so this thread waits. After an error the device copies no more, so it is ignored.
                 let _ = event.synchronize();
