@@ -172,12 +172,16 @@ def open_library(library: str | os.PathLike[str], name: str | None = None) -> Mo
     Raises
     ------
     tenure.Error
-        The file cannot be opened, or is no extension.
+        The file cannot be opened, is no extension, or has two functions of a name.
     """
     path = Path(library).absolute()
     module = ModuleType(name or path.name.split(".")[0])
     module.__file__ = str(path)
+    known: set[str] = set()
     for function in _native.load_extension(path):
+        if function.__name__ in known:
+            raise Error(f"{path} defines the function {function.__name__} twice: give one another name")
+        known.add(function.__name__)
         setattr(module, function.__name__, function)
     return module
 

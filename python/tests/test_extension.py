@@ -334,6 +334,12 @@ def test_what_is_no_extension_is_refused(tmp_path: Path) -> None:
     assert "undefined symbol" in refusal(lambda: load_inline("unknown", unknown))
 
 
+def test_two_functions_of_a_name_are_refused() -> None:
+    twice = "int one() { return 1; } int two() { return 2; }"
+    define = 'TENURE_EXTENSION(module) { module.def("one", one).def("one", two); }'
+    assert "defines the function one twice" in refusal(lambda: load_inline("twice", [twice, define]))
+
+
 def test_an_extension_loads_in_a_process_of_its_own_where_the_home_cannot_be_written(tmp_path: Path) -> None:
     home = tmp_path / "file"
     home.write_text("")
