@@ -27,8 +27,10 @@ class BuildError(Exception):
     """A library cannot be built. The message says why, in one line."""
 
 
-def run(command: list[str], source: str = "", *, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a compiler in a folder, with `source` as its input.
+def run(
+    command: list[str], source: str = "", *, folder: Path | None = None, variable: str = "CXX"
+) -> subprocess.CompletedProcess[str]:
+    """Runs a compiler, which an environment variable names, in a folder, with `source` as its input.
 
     Raises
     ------
@@ -40,7 +42,7 @@ def run(command: list[str], source: str = "", *, folder: Path | None = None) -> 
             command, input=source, capture_output=True, text=True, errors="replace", check=False, cwd=folder
         )
     except OSError as error:
-        raise BuildError(f"the compiler does not run ({error}): set CXX to another one") from error
+        raise BuildError(f"the compiler does not run ({error}): set {variable} to another one") from error
 
 
 def complaint(result: subprocess.CompletedProcess[str]) -> str:
@@ -51,6 +53,20 @@ def complaint(result: subprocess.CompletedProcess[str]) -> str:
     if (status := result.returncode) < 0:
         return f"it was killed by signal {-status} ({signal.strsignal(-status)}), and said nothing"
     return f"it ended with status {status}, and said nothing"
+
+
+def check(result: subprocess.CompletedProcess[str], library: Path) -> None:
+    """Checks that a compiler has succeeded. If not, its output goes to a log beside `library`.
+
+    Raises
+    ------
+    BuildError
+        It has failed.
+    """
+    if result.returncode != 0:
+        log = write_log(library, f"{shlex.join(result.args)}\n{result.stderr}")
+        all_of_it = f" (all of it is in {log})" if log else ""
+        raise BuildError(f"the compiler refused: {complaint(result)}{all_of_it}")
 
 
 def seal(library: Path) -> None:

@@ -1,6 +1,7 @@
-"""Functions in C++ on tensors, compiled while the program runs.
+"""Functions in C++ or Rust on tensors, compiled while the program runs.
 
-A source file includes ``tenure_extension.hpp``, whose first lines show how; the tensors there have PyTorch's names.
+A source in C++ includes ``tenure_extension.hpp``, whose first lines show how; the tensors there have PyTorch's names.
+One in Rust uses the crate ``tenure_extension``, which comes with this package.
 
 >>> from tenure.extension import load_inline
 >>> source = "Tensor scaled(const Tensor &x, double factor) { return x * factor; }"
@@ -21,12 +22,12 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
-from tenure import _compilation, _native
+from tenure import _compilation, _extension_rust, _native
 from tenure._compilation import BuildError
 from tenure._errors import Error
 from tenure._files import write_whole
@@ -60,13 +61,14 @@ def load(
     name
         The extension's name: an identifier.
     sources
-        The C++ source files, one of which has ``TENURE_EXTENSION``.
+        The C++ source files, one of which has ``TENURE_EXTENSION``. Or one source in Rust: a file, which is the root of
+        a crate, or a folder with ``Cargo.toml``.
     extra_cflags
-        More flags of the compiler, such as ``-O3``: a list, or one text.
+        More flags of the compiler, such as ``-O3``, or ``-Ctarget-cpu=native`` for Rust: a list, or one text.
     extra_ldflags
         More flags of the linker, such as ``-lm``: a list, or one text.
     extra_include_paths
-        More folders of headers.
+        More folders of headers. None for Rust.
     verbose
         Whether to print the commands.
 
@@ -86,15 +88,24 @@ def load(
     files = [Path(source).absolute() for source in given]
     if not files:
         raise Error(f"the extension {name} has no sources")
+    in_rust = [file for file in files if _extension_rust.is_rust(file)]
+    if in_rust and len(files) > 1:
+        raise Error(f"{in_rust[0]} must be the only source: Rust finds other files by `mod`, and C++ by a build script")
     for file in files:
-        if file.suffix not in _ENDINGS:
-            raise Error(f"{file} is no source in C++: its name must end with one of {', '.join(_ENDINGS)}")
-        if not file.is_file():
+        if not in_rust and file.suffix not in _ENDINGS:
+            raise Error(f"{file} is no source in C++ or Rust: its name must end with one of {', '.join(_ENDINGS)}, .rs")
+        if not file.exists():
             raise Error(f"the extension {name} cannot be built: there is no file {file}")
-    folders = [*(str(Path(folder).absolute()) for folder in extra_include_paths), *include_paths()]
-    flags = [*_FLAGS, *_words(extra_cflags), *(f"-I{folder}" for folder in folders)]
+    included = [str(Path(folder).absolute()) for folder in extra_include_paths]
+    if in_rust and included:
+        raise Error(f"the extension {name} is in Rust, which has no headers: leave extra_include_paths out")
+    flags, linking = _words(extra_cflags), _words(extra_ldflags)
     try:
-        library = _built(name, files, flags, _words(extra_ldflags), verbose)
+        if in_rust:
+            library = _built_in_rust(name, files[0], flags, linking, verbose)
+        else:
+            folders = [f"-I{folder}" for folder in [*included, *include_paths()]]
+            library = _built(name, files, [*_FLAGS, *flags, *folders], linking, verbose)
     except BuildError as error:
         raise Error(f"the extension {name} cannot be built: {error}") from None
     return open_library(library, name)
@@ -236,22 +247,62 @@ def _digest(text: str) -> str:
 
 
 def _built(name: str, files: list[Path], flags: list[str], linking: list[str], verbose: bool) -> Path:
-    """Returns the library of an extension, and builds it unless it was built before and nothing has changed."""
-    began_ns = time.time_ns()
+    """Returns the library of an extension in C++."""
     compiler = _compilation.compiler()
     version = _compilation.run([*compiler, "--version"]).stdout
-    texts = [*(file.read_text(errors="replace") for file in files), *map(str, files)]
-    parts = [shlex.join(compiler), version, shlex.join(flags), shlex.join(linking), *texts]
-    key = f"{name}-{_digest(chr(0).join(parts))}"
-    with _compilation.place_to_build(_cache(), key, f"the extension {name}", stacklevel=6) as place:
+    parts = [shlex.join(compiler), version, shlex.join(flags), shlex.join(linking)]
+    return _kept(name, files, parts, lambda library: _compile(compiler, files, flags, linking, library, verbose))
+
+
+def _built_in_rust(name: str, source: Path, flags: list[str], linking: list[str], verbose: bool) -> Path:
+    """Returns the library of an extension in Rust."""
+    compiler = _extension_rust.Compiler(source)
+    crate = compiler.crate(_cache())
+
+    def compile(library: Path) -> dict[str, str]:
+        files = compiler.compile(name, crate, library, flags, linking, verbose)
+        _compilation.seal(library)
+        return _digests(files)
+
+    parts = [str(crate), shlex.join(flags), shlex.join(linking)]
+    # Cargo knows itself which files of a folder have changed.
+    return _kept(name, [source], parts, compile, is_remembered=source.is_file())
+
+
+def _kept(
+    name: str,
+    files: list[Path],
+    parts: list[str],
+    compile: Callable[[Path], dict[str, str]],
+    is_remembered: bool = True,
+) -> Path:
+    """Returns the library of an extension, and builds it unless it was built before and nothing has changed.
+
+    Parameters
+    ----------
+    name
+        The extension's name.
+    files
+        The sources.
+    parts
+        Whatever else the library depends on.
+    compile
+        Builds the library. Returns the digests of the files that it depends on.
+    is_remembered
+        Whether a library that was built before, and whose files have not changed, is taken.
+    """
+    began_ns = time.time_ns()
+    texts = [*(file.read_text(errors="replace") for file in files if file.is_file()), *map(str, files)]
+    key = f"{name}-{_digest(chr(0).join([*parts, *texts]))}"
+    with _compilation.place_to_build(_cache(), key, f"the extension {name}", stacklevel=7) as place:
         record = place / f"{key}.json"
-        if (known := _known(record)) is not None:
+        if is_remembered and (known := _known(record)) is not None:
             os.utime(known)
             return known
         began = time.monotonic()
         with tempfile.TemporaryDirectory(dir=place) as folder:
             unfinished = Path(folder) / f"{key}.so"
-            included = _compile(compiler, files, flags, linking, unfinished, verbose)
+            included = compile(unfinished)
             # The name tells the content: the system opens no second library of the same name.
             content = hashlib.sha256(unfinished.read_bytes()).hexdigest()
             library = place / f"{key}-{content[:16]}.so"
@@ -288,12 +339,8 @@ def _compile(
     def run(command: list[str]) -> None:
         if verbose:
             print(shlex.join(command), flush=True)
-        result = _compilation.run(command)
-        if result.returncode != 0:
-            # The folder of the library is removed.
-            log = _compilation.write_log(library.parents[1] / library.name, f"{shlex.join(command)}\n{result.stderr}")
-            all_of_it = f" (all of it is in {log})" if log else ""
-            raise BuildError(f"the compiler refused: {_compilation.complaint(result)}{all_of_it}")
+        # The folder of the library is removed.
+        _compilation.check(_compilation.run(command), library.parents[1] / library.name)
 
     commands = [
         [*compiler, *flags, "-MD", "-MF", str(built.with_suffix(".d")), "-c", str(file), "-o", str(built)]
@@ -325,9 +372,10 @@ def _digests(files: Iterable[str]) -> dict[str, str]:
 def _remove_unused(folder: Path) -> None:
     """Removes what was not used for long."""
     _compilation.remove_unused(path for path in folder.iterdir() if path.is_file())
-    for headers in folder.glob("include-*"):
-        if headers != _headers() and _compilation.is_unused(headers):
-            shutil.rmtree(headers, ignore_errors=True)
+    for kind in ("include-*", "rust-*", "cargo-*"):
+        for built in folder.glob(kind):
+            if built != _headers() and built.is_dir() and _compilation.is_unused(built):
+                shutil.rmtree(built, ignore_errors=True)
 
 
 if __name__ == "__main__":

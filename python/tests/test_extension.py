@@ -32,9 +32,12 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         cached.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def lltm() -> ModuleType:
-    return load("lltm", EXAMPLE / "lltm.cpp", extra_cflags=["-Wall", "-Wextra", "-Werror"])
+@pytest.fixture(scope="module", params=["lltm.cpp", "lltm.rs"])
+def lltm(request: pytest.FixtureRequest) -> ModuleType:
+    if request.param == "lltm.rs" and shutil.which("rustc") is None:
+        pytest.skip("there is no Rust compiler")
+    flags = ["-Dwarnings"] if request.param == "lltm.rs" else ["-Wall", "-Wextra", "-Werror"]
+    return load("lltm", EXAMPLE / request.param, extra_cflags=flags)
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +213,10 @@ def test_an_entry_without_documentation_or_function_is_no_fault() -> None:
 def test_a_function_has_a_name_and_documentation(lltm: ModuleType) -> None:
     assert lltm.forward.__name__ == "forward" and lltm.__name__ == "lltm"
     signature, _, text = lltm.forward.__doc__.partition("\n\n")
-    assert signature == "forward(Tensor, Tensor, Tensor, Tensor, Tensor) -> list[Tensor]"
+    assert signature in (
+        "forward(Tensor, Tensor, Tensor, Tensor, Tensor) -> list[Tensor]",
+        "forward(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> list[Tensor]",
+    )
     assert text == "Returns the new state and cell, and what backward() needs."
 
 
