@@ -1,4 +1,4 @@
-"""Functions in C++ or Rust on tensors, compiled while the program runs.
+"""Functions in C++ or Rust on tensors, compiled while the program runs, or ahead of time by setuptools.
 
 A source in C++ includes ``tenure_extension.hpp``, whose first lines show how; the tensors there have PyTorch's names.
 One in Rust uses the crate ``tenure_extension``, which comes with this package.
@@ -26,13 +26,25 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from tenure import _compilation, _extension_rust, _native
 from tenure._compilation import BuildError
 from tenure._errors import Error
 from tenure._files import write_whole
 
-__all__ = ["include_paths", "load", "load_inline", "open_library"]
+if TYPE_CHECKING:
+    from tenure._extension_setuptools import BuildExtension, CppExtension, RustExtension
+
+__all__ = [
+    "BuildExtension",
+    "CppExtension",
+    "RustExtension",
+    "include_paths",
+    "load",
+    "load_inline",
+    "open_library",
+]
 
 _LOG = logging.getLogger("tenure")
 
@@ -40,6 +52,15 @@ _LOG = logging.getLogger("tenure")
 _ENDINGS = (".cpp", ".cc", ".cxx", ".c++")
 
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden")
+
+
+def __getattr__(name: str) -> Any:
+    # They are imported when they are used: setuptools need not be there.
+    if name in ("BuildExtension", "CppExtension", "RustExtension"):
+        from tenure import _extension_setuptools
+
+        return getattr(_extension_setuptools, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load(
