@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -154,7 +155,7 @@ def test_tensors_and_lists_come_back_as_they_went(values: ModuleType) -> None:
         ("byte", (-1,), "argument 1 must be int"),
         ("boolean", (1,), "argument 1 must be bool"),
         ("integer", (1.0,), "argument 1 must be int"),
-        ("tensors", ([tenure.ones(1), 1],), "tensors(): argument 1 must not be of <class 'list'>"),
+        ("tensors", ([tenure.ones(1), 1],), "tensors(): argument 1 must be a list of tensors or a list of integers"),
         ("tensor", ({},), "tensor(): argument 1 must not be of <class 'dict'>"),
     ],
 )
@@ -164,6 +165,13 @@ def test_arguments_of_other_types_are_refused(
     with pytest.raises(TypeError) as raised:
         getattr(values, function)(*given)
     assert message in str(raised.value)
+
+
+def test_an_integer_that_is_too_large_is_refused(values: ModuleType) -> None:
+    for function, given in ((values.integer, 1 << 63), (values.integers, [0, 1 << 63])):
+        message = re.escape(f"{function.__name__}(): argument 1 must be less than 2^63")
+        with pytest.raises(OverflowError, match=f"^{message}"):
+            function(given)
 
 
 def test_what_a_function_throws_is_raised(values: ModuleType) -> None:

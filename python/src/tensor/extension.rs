@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::path::PathBuf;
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 use smallvec::SmallVec;
@@ -58,10 +58,15 @@ impl ExtensionFunction {
         let py = arguments.py();
         let name = self.function.name();
         let given = arguments.iter().enumerate().map(|(index, argument)| {
-            given(&argument)?.ok_or_else(|| {
-                let kind = argument.get_type();
-                PyTypeError::new_err(format!("{name}(): argument {} must not be of {kind}", index + 1))
-            })
+            let place = || format!("{name}(): argument {}", index + 1);
+            match given(&argument) {
+                Ok(Some(given)) => Ok(given),
+                Ok(None) => Err(PyTypeError::new_err(format!("{} {}", place(), refusal(&argument)))),
+                Err(error) if error.is_instance_of::<PyOverflowError>(py) => {
+                    Err(PyOverflowError::new_err(format!("{} must be less than 2^63, and at least -2^63", place())))
+                }
+                Err(error) => Err(error),
+            }
         });
         let given: Vec<Given> = given.collect::<PyResult<_>>()?;
         let returned = py.detach(|| {
@@ -143,6 +148,14 @@ fn given(object: &Bound<'_, PyAny>) -> PyResult<Option<Given>> {
     }
     let ints = convert::integers(object)?;
     Ok(ints.map(|ints| Given::Ints(ints.into_iter().map(|int| int as i64).collect())))
+}
+
+/// Says why an object is no argument.
+fn refusal(object: &Bound<'_, PyAny>) -> String {
+    if object.cast::<PyList>().is_ok() || object.cast::<PyTuple>().is_ok() {
+        return "must be a list of tensors or a list of integers".to_owned();
+    }
+    format!("must not be of {}", object.get_type())
 }
 
 /// Returns a result as a Python object.
