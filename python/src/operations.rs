@@ -56,6 +56,9 @@ impl SavedFacts {
             7 => DType::F64,
             11 => DType::Bool,
             15 => DType::BF16,
+            27 => DType::U16,
+            28 => DType::U32,
+            29 => DType::U64,
             _ => DType::U8,
         }
     }

@@ -62,6 +62,9 @@ from tenure._native import (
     set_default_dtype,
     tensor,
     uint8,
+    uint16,
+    uint32,
+    uint64,
 )
 from tenure.autograd import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from tenure.backends import get_float32_matmul_precision, set_float32_matmul_precision
@@ -180,4 +183,7 @@ __all__ = [
     "tensordot",
     "trace",
     "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
 ]

@@ -136,6 +136,9 @@ __all__ = [
     "torch_configure",
     "torch_memory_fraction",
     "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
     "unscale_gradients",
     "write_headers",
 ]
@@ -410,6 +413,9 @@ class dtype:
 
 bool: dtype
 uint8: dtype
+uint16: dtype
+uint32: dtype
+uint64: dtype
 int8: dtype
 int16: dtype
 int32: dtype

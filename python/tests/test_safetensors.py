@@ -11,7 +11,10 @@ import pytest
 import tenure
 from tenure.safetensors import load_file, safe_open, save_file
 
-NAMES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+NAMES = [
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "bfloat16", "float32", "float64"),
+]
 
 
 def every_dtype() -> dict[str, tenure.Tensor]:

@@ -53,13 +53,19 @@ enum class DType : int {
     Float16 = TENURE_FLOAT16,
     Bfloat16 = TENURE_BFLOAT16,
     Float32 = TENURE_FLOAT32,
-    Float64 = TENURE_FLOAT64
+    Float64 = TENURE_FLOAT64,
+    Uint16 = TENURE_UINT16,
+    Uint32 = TENURE_UINT32,
+    Uint64 = TENURE_UINT64
 };
 
 /// The dtype of a C++ type.
 template <typename T> struct dtype_of;
 template <> struct dtype_of<bool> { static constexpr DType value = DType::Bool; };
 template <> struct dtype_of<uint8_t> { static constexpr DType value = DType::Uint8; };
+template <> struct dtype_of<uint16_t> { static constexpr DType value = DType::Uint16; };
+template <> struct dtype_of<uint32_t> { static constexpr DType value = DType::Uint32; };
+template <> struct dtype_of<uint64_t> { static constexpr DType value = DType::Uint64; };
 template <> struct dtype_of<int8_t> { static constexpr DType value = DType::Int8; };
 template <> struct dtype_of<int16_t> { static constexpr DType value = DType::Int16; };
 template <> struct dtype_of<int32_t> { static constexpr DType value = DType::Int32; };

@@ -47,7 +47,10 @@ typedef enum tenure_dtype {
     TENURE_FLOAT16 = 6,
     TENURE_BFLOAT16 = 7,
     TENURE_FLOAT32 = 8,
-    TENURE_FLOAT64 = 9
+    TENURE_FLOAT64 = 9,
+    TENURE_UINT16 = 10,
+    TENURE_UINT32 = 11,
+    TENURE_UINT64 = 12
 } tenure_dtype;
 
 /* The number of the CPU among devices. A CUDA device has its own number. */

@@ -11,7 +11,7 @@ pub enum Error {
     /// A text names no device.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A text names no dtype.
+    /// A text names no dtype, or two dtypes have none in common.
     #[error(transparent)]
     DType(#[from] DTypeError),
     /// A layout does not exist, or does not fit its storage.
@@ -49,7 +49,7 @@ pub enum DeviceError {
     },
 }
 
-/// The error for a text that names no dtype.
+/// The error for a dtype that does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DTypeError {
@@ -58,6 +58,14 @@ pub enum DTypeError {
     Unknown {
         /// The whole text.
         text: String,
+    },
+    /// No integer dtype holds the values of both.
+    #[error("no integer dtype holds the values of both {left} and {right}: convert one of them first")]
+    NoCommon {
+        /// The dtype of one operand.
+        left: DType,
+        /// The dtype of the other operand.
+        right: DType,
     },
 }
 

@@ -25,7 +25,7 @@ pub unsafe trait Element: Copy + Send + Sync + PartialEq + PartialOrd + std::fmt
 
 /// An element type with arithmetic. `Sum` is the type in which sums and products are accumulated.
 pub trait Number: Element {
-    /// The accumulator type: `f32` for floats of up to 32 bits, `f64` for `f64`, `i64` for integers.
+    /// The accumulator type: `f32` for floats of up to 32 bits, `f64` for `f64`, `i64` for integers, where `u64` wraps.
     type Sum: Number;
 
     /// The number 0.
@@ -86,6 +86,23 @@ element! {
     bf16, BF16, Float, |value: Scalar| bf16::from_f64(value.to_f64());
     f32, F32, Float, |value: Scalar| value.to_f64() as f32;
     f64, F64, Float, |value: Scalar| value.to_f64();
+    u16, U16, Int, |value: Scalar| value.to_i64() as u16;
+    u32, U32, Int, |value: Scalar| value.to_i64() as u32;
+}
+
+// SAFETY: as for the others.
+unsafe impl Element for u64 {
+    const DTYPE: DType = DType::U64;
+
+    #[inline(always)]
+    fn from_scalar(value: Scalar) -> Self {
+        value.to_u64()
+    }
+
+    #[inline(always)]
+    fn to_scalar(self) -> Scalar {
+        self.into()
+    }
 }
 
 macro_rules! number {
@@ -129,6 +146,9 @@ number! {
     i16, i64, 0, 1, i64::from, |sum| sum as i16, i16::wrapping_add, i16::wrapping_sub, i16::wrapping_mul;
     i32, i64, 0, 1, i64::from, |sum| sum as i32, i32::wrapping_add, i32::wrapping_sub, i32::wrapping_mul;
     i64, i64, 0, 1, |value| value, |sum| sum, i64::wrapping_add, i64::wrapping_sub, i64::wrapping_mul;
+    u16, i64, 0, 1, i64::from, |sum| sum as u16, u16::wrapping_add, u16::wrapping_sub, u16::wrapping_mul;
+    u32, i64, 0, 1, i64::from, |sum| sum as u32, u32::wrapping_add, u32::wrapping_sub, u32::wrapping_mul;
+    u64, i64, 0, 1, |value| value as i64, |sum| sum as u64, u64::wrapping_add, u64::wrapping_sub, u64::wrapping_mul;
     f16, f32, f16::ZERO, f16::ONE, widen_f16, narrow_f16, Add::add, Sub::sub, Mul::mul;
     bf16, f32, bf16::ZERO, bf16::ONE, widen_bf16, narrow_bf16, Add::add, Sub::sub, Mul::mul;
     f32, f32, 0.0, 1.0, |value| value, |sum| sum, Add::add, Sub::sub, Mul::mul;
@@ -140,6 +160,19 @@ number! {
 pub(crate) fn computed(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
+        other => other,
+    }
+}
+
+/// Returns the signed integer type of the same width, for an unsigned type wider than 8 bits; `dtype` itself for all
+/// others.
+///
+/// The bits of a number are the same in both types, so whatever only moves or counts bits, or wraps, computes both.
+pub(crate) const fn signed(dtype: DType) -> DType {
+    match dtype {
+        DType::U16 => DType::I16,
+        DType::U32 => DType::I32,
+        DType::U64 => DType::I64,
         other => other,
     }
 }
@@ -254,6 +287,18 @@ macro_rules! with_element {
             }
             $crate::DType::F64 => {
                 type $T = f64;
+                $body
+            }
+            $crate::DType::U16 => {
+                type $T = u16;
+                $body
+            }
+            $crate::DType::U32 => {
+                type $T = u32;
+                $body
+            }
+            $crate::DType::U64 => {
+                type $T = u64;
                 $body
             }
         }

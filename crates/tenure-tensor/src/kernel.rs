@@ -71,39 +71,70 @@ pub(crate) fn find<F: Copy>(op: &'static str, lists: &[&[Entry<F>]], device: Dev
 
 /// Builds a list of kernel entries for one kind of device. It takes one function for any dtype, or a generic function
 /// that is instantiated for each element type: for `all` dtypes, for `numbers` (all but `bool`), for `integers` (and
-/// `bool`), for `whole numbers` (integers without `bool`), for `floats`, or `only` for those named. With `lanes of`,
-/// the function is instantiated for the type that a dtype is computed in: `f32` for `f16` and `bf16`.
+/// `bool`), for `whole numbers` (integers without `bool`), for `floats`, or `only` for those named.
+///
+/// Fewer types are compiled with one of these:
+/// - `bits of`: the signed integer of the same width serves an unsigned one, for functions that give it the same bits.
+/// - `lanes of`: the type that a dtype is computed in, which holds all of its values: `f32` for `f16` and `bf16`, and
+///   the next signed integer for `uint16` and `uint32`.
+/// - `wrapping lanes of`: the first for integers, the second for floats.
 macro_rules! entries {
-    ($kind:ident, all: $function:ident) => { $crate::kernel::entries!($kind, @ $function, (Bool U8 I8 I16 I32 I64 F16 BF16 F32 F64)) };
-    ($kind:ident, numbers: $function:ident) => { $crate::kernel::entries!($kind, @ $function, (U8 I8 I16 I32 I64 F16 BF16 F32 F64)) };
+    ($kind:ident, all: $function:ident) => {
+        $crate::kernel::entries!($kind, @ $function, (Bool U8 I8 I16 I32 I64 F16 BF16 F32 F64 U16 U32 U64))
+    };
+    ($kind:ident, numbers: $function:ident) => {
+        $crate::kernel::entries!($kind, @ $function, (U8 I8 I16 I32 I64 F16 BF16 F32 F64 U16 U32 U64))
+    };
     ($kind:ident, floats: $function:ident) => { $crate::kernel::entries!($kind, @ $function, (F16 BF16 F32 F64)) };
     ($kind:ident, all: $function:ident::<T>) => {
         $crate::kernel::entries!($kind, @ $function: (Bool bool) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
-            (F16 half::f16) (BF16 half::bf16) (F32 f32) (F64 f64))
+            (F16 half::f16) (BF16 half::bf16) (F32 f32) (F64 f64) (U16 u16) (U32 u32) (U64 u64))
     };
     ($kind:ident, numbers: $function:ident::<T>) => {
         $crate::kernel::entries!($kind, @ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
-            (F16 half::f16) (BF16 half::bf16) (F32 f32) (F64 f64))
-    };
-    ($kind:ident, integers: $function:ident::<T>) => {
-        $crate::kernel::entries!($kind, @ $function: (Bool bool) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64))
+            (F16 half::f16) (BF16 half::bf16) (F32 f32) (F64 f64) (U16 u16) (U32 u32) (U64 u64))
     };
     ($kind:ident, floats: $function:ident::<T>) => {
         $crate::kernel::entries!($kind, @ $function: (F16 half::f16) (BF16 half::bf16) (F32 f32) (F64 f64))
     };
-    ($kind:ident, whole numbers: $function:ident::<T>) => {
-        $crate::kernel::entries!($kind, @ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64))
+    ($kind:ident, bits of all: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (Bool bool) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
+            (F16 half::f16) (BF16 half::bf16) (F32 f32) (F64 f64) (U16 i16) (U32 i32) (U64 i64))
+    };
+    ($kind:ident, bits of numbers: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
+            (F16 half::f16) (BF16 half::bf16) (F32 f32) (F64 f64) (U16 i16) (U32 i32) (U64 i64))
+    };
+    ($kind:ident, bits of integers: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (Bool bool) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
+            (U16 i16) (U32 i32) (U64 i64))
+    };
+    ($kind:ident, bits of whole numbers: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
+            (U16 i16) (U32 i32) (U64 i64))
     };
     ($kind:ident, lanes of all: $function:ident::<T>) => {
         $crate::kernel::entries!($kind, @ $function: (Bool bool) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
-            (F16 f32) (BF16 f32) (F32 f32) (F64 f64))
+            (F16 f32) (BF16 f32) (F32 f32) (F64 f64) (U16 i32) (U32 i64) (U64 u64))
     };
     ($kind:ident, lanes of numbers: $function:ident::<T>) => {
         $crate::kernel::entries!($kind, @ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
-            (F16 f32) (BF16 f32) (F32 f32) (F64 f64))
+            (F16 f32) (BF16 f32) (F32 f32) (F64 f64) (U16 i32) (U32 i64) (U64 u64))
+    };
+    ($kind:ident, lanes of whole numbers: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
+            (U16 i32) (U32 i64) (U64 u64))
     };
     ($kind:ident, lanes of floats: $function:ident::<T>) => {
         $crate::kernel::entries!($kind, @ $function: (F16 f32) (BF16 f32) (F32 f32) (F64 f64))
+    };
+    ($kind:ident, wrapping lanes of all: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (Bool bool) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
+            (F16 f32) (BF16 f32) (F32 f32) (F64 f64) (U16 i16) (U32 i32) (U64 i64))
+    };
+    ($kind:ident, wrapping lanes of numbers: $function:ident::<T>) => {
+        $crate::kernel::entries!($kind, @ $function: (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64)
+            (F16 f32) (BF16 f32) (F32 f32) (F64 f64) (U16 i16) (U32 i32) (U64 i64))
     };
     ($kind:ident, only $dtype:ident $type:ty: $function:ident::<T>) => {
         $crate::kernel::entries!($kind, @ $function: ($dtype $type))

@@ -13,16 +13,19 @@ pub enum Scalar {
     Bool(bool),
     /// An integer.
     Int(i64),
+    /// An integer that is too large for [`Int`](Self::Int), which holds all others: at least 2⁶³.
+    Unsigned(u64),
     /// A floating-point number.
     Float(f64),
 }
 
 impl Scalar {
-    /// Returns the dtype of its kind: `bool`, `int64` or `float32` (PyTorch's default).
+    /// Returns the dtype of its kind: `bool`, `int64`, `uint64` or `float32` (PyTorch's default).
     pub fn dtype(self) -> DType {
         match self {
             Self::Bool(_) => DType::Bool,
             Self::Int(_) => DType::I64,
+            Self::Unsigned(_) => DType::U64,
             Self::Float(_) => DType::F32,
         }
     }
@@ -33,34 +36,64 @@ impl Scalar {
         match self {
             Self::Bool(value) => f64::from(u8::from(value)),
             Self::Int(value) => value as f64,
+            Self::Unsigned(value) => value as f64,
             Self::Float(value) => value,
         }
     }
 
-    /// Converts to an integer, rounding towards zero.
+    /// Converts to an integer, rounding towards zero. An integer of 2⁶³ or more wraps.
     #[inline]
     pub fn to_i64(self) -> i64 {
         match self {
             Self::Bool(value) => i64::from(value),
             Self::Int(value) => value,
+            Self::Unsigned(value) => value as i64,
             Self::Float(value) => value as i64,
+        }
+    }
+
+    /// Converts to an unsigned integer, rounding towards zero. A negative integer wraps.
+    #[inline]
+    pub fn to_u64(self) -> u64 {
+        match self {
+            Self::Float(value) if value >= 0.0 => value as u64,
+            other => other.to_i64() as u64,
+        }
+    }
+
+    /// Returns an integer exactly; rounds a float towards zero.
+    pub(crate) fn to_i128(self) -> i128 {
+        match self {
+            Self::Unsigned(value) => value.into(),
+            Self::Float(value) => value as i128,
+            other => other.to_i64().into(),
         }
     }
 
     /// Checks, for the operation `op`, that a dtype can hold the number. Unsigned integers accept negative numbers,
     /// which wrap; floats accept numbers that are too large, which become infinity.
-    pub(crate) fn check_fits(self, op: &'static str, dtype: DType) -> Result<()> {
+    ///
+    /// # Errors
+    /// It cannot.
+    pub fn check_fits(self, op: &'static str, dtype: DType) -> Result<()> {
         let Some((min, max)) = integers(dtype) else { return Ok(()) };
-        let fits = match self {
-            Self::Float(value) if value.is_nan() => false,
-            Self::Float(value) => (min.min(-max)..=max).contains(&(value as i128)),
-            other => (min.min(-max)..=max).contains(&i128::from(other.to_i64())),
-        };
-        if fits {
+        let is_nan = matches!(self, Self::Float(value) if value.is_nan());
+        if !is_nan && (min.min(-max)..=max).contains(&self.to_i128()) {
             return Ok(());
         }
         let reason = format!("{self} does not fit {dtype}, which holds {min} to {max}: take another dtype");
         Err(TensorError::argument(op, reason))
+    }
+
+    /// Checks, for the operation `op`, that a dtype can hold an integer of 2⁶³ or more. Smaller integers wrap where
+    /// they are operands, as in PyTorch.
+    pub(crate) fn check_large(self, op: &'static str, dtype: DType) -> Result<()> {
+        if matches!(self, Self::Unsigned(_)) { self.check_fits(op, dtype) } else { Ok(()) }
+    }
+
+    /// Returns whether the number is an integer.
+    pub(crate) fn is_integer(self) -> bool {
+        matches!(self, Self::Int(_) | Self::Unsigned(_))
     }
 
     /// Returns whether the number is not zero.
@@ -69,6 +102,7 @@ impl Scalar {
         match self {
             Self::Bool(value) => value,
             Self::Int(value) => value != 0,
+            Self::Unsigned(value) => value != 0,
             Self::Float(value) => value != 0.0,
         }
     }
@@ -82,6 +116,9 @@ pub(crate) fn integers(dtype: DType) -> Option<(i128, i128)> {
         DType::I16 => Some((i16::MIN.into(), i16::MAX.into())),
         DType::I32 => Some((i32::MIN.into(), i32::MAX.into())),
         DType::I64 => Some((i64::MIN.into(), i64::MAX.into())),
+        DType::U16 => Some((0, u16::MAX.into())),
+        DType::U32 => Some((0, u32::MAX.into())),
+        DType::U64 => Some((0, u64::MAX.into())),
         _ => None,
     }
 }
@@ -91,6 +128,7 @@ impl fmt::Display for Scalar {
         match self {
             Self::Bool(value) => value.fmt(to),
             Self::Int(value) => value.fmt(to),
+            Self::Unsigned(value) => value.fmt(to),
             Self::Float(value) => value.fmt(to),
         }
     }
@@ -127,6 +165,18 @@ macro_rules! from_number {
     )*};
 }
 from_number!(bool => Bool, i32 => Int, i64 => Int, f32 => Float, f64 => Float);
+
+impl From<u64> for Scalar {
+    fn from(value: u64) -> Self {
+        i64::try_from(value).map_or(Self::Unsigned(value), Self::Int)
+    }
+}
+
+impl From<u64> for Value<'_> {
+    fn from(value: u64) -> Self {
+        Self::Number(value.into())
+    }
+}
 
 impl From<Scalar> for Value<'_> {
     fn from(value: Scalar) -> Self {

@@ -24,6 +24,9 @@ fn format_of(dtype: DType) -> Option<&'static CStr> {
         DType::F16 => Some(c"e"),
         DType::F32 => Some(c"f"),
         DType::F64 => Some(c"d"),
+        DType::U16 => Some(c"H"),
+        DType::U32 => Some(c"I"),
+        DType::U64 => Some(c"Q"),
         DType::BF16 => None,
     }
 }
@@ -38,7 +41,8 @@ fn dtype_of(format: &CStr, size: usize) -> Option<DType> {
     };
     let candidates: &[DType] = match letter {
         b'?' => &[DType::Bool],
-        b'B' | b'c' => &[DType::U8],
+        b'c' => &[DType::U8],
+        b'B' | b'H' | b'I' | b'L' | b'Q' | b'N' => &[DType::U8, DType::U16, DType::U32, DType::U64],
         b'b' | b'h' | b'i' | b'l' | b'q' | b'n' => &[DType::I8, DType::I16, DType::I32, DType::I64],
         b'e' | b'f' | b'd' => &[DType::F16, DType::F32, DType::F64],
         _ => return None,

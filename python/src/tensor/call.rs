@@ -186,11 +186,10 @@ fn takes_default_for_none(parameter: &Parameter) -> bool {
 /// Replaces the table's `float32` by the dtype that floating-point tensors are created with, or by the dtype of the number
 /// that a tensor is filled with. `given` are the arguments before this one.
 fn with_default_dtype(default: Argument<'static>, given: &[OwnedArgument]) -> Argument<'static> {
+    let is_filled = matches!(given.first(), Some(OwnedArgument::Sizes(_)));
     match (default, given.last()) {
-        (Argument::DType(DType::F32), Some(OwnedArgument::Scalar(number @ (Scalar::Bool(_) | Scalar::Int(_)))))
-            if matches!(given.first(), Some(OwnedArgument::Sizes(_))) =>
-        {
-            Argument::DType(number.dtype())
+        (Argument::DType(DType::F32), Some(OwnedArgument::Scalar(number))) if is_filled => {
+            Argument::DType(super::data::inferred(*number))
         }
         (Argument::DType(DType::F32), _) => Argument::DType(super::dtype::default_dtype()),
         (other, _) => other,

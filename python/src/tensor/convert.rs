@@ -148,7 +148,7 @@ pub(crate) fn scalar(object: &Bound<'_, PyAny>) -> PyResult<Option<Scalar>> {
         return Ok(Some(Scalar::Bool(value.is_true())));
     }
     if object.cast::<PyInt>().is_ok() {
-        return object.extract().map(|number| Some(Scalar::Int(number)));
+        return whole(object).map(Some);
     }
     if let Some(tensor) = tensor(object) {
         return if tensor.rank() == 0 {
@@ -163,7 +163,7 @@ pub(crate) fn scalar(object: &Bound<'_, PyAny>) -> PyResult<Option<Scalar>> {
         return Ok(None);
     }
     if kind.hasattr("__index__")? {
-        return object.extract().map(|number| Some(Scalar::Int(number)));
+        return whole(object).map(Some);
     }
     if kind.name()?.to_cow()? == "bool" || kind.name()?.to_cow()? == "bool_" {
         return object.is_truthy().map(|value| Some(Scalar::Bool(value)));
@@ -172,6 +172,15 @@ pub(crate) fn scalar(object: &Bound<'_, PyAny>) -> PyResult<Option<Scalar>> {
         return object.extract().map(|number| Some(Scalar::Float(number)));
     }
     Ok(None)
+}
+
+/// Converts an integer of up to 64 bits.
+fn whole(object: &Bound<'_, PyAny>) -> PyResult<Scalar> {
+    match object.extract::<i64>() {
+        Ok(number) => Ok(Scalar::Int(number)),
+        // The first error says that the number is too small, or is no number.
+        Err(error) => object.extract::<u64>().map(Scalar::from).map_err(|_| error),
+    }
 }
 
 /// Converts an integer, or an object that stands for one, such as a tensor of one integer.

@@ -20,6 +20,9 @@ fn type_string(dtype: DType) -> Option<&'static str> {
         DType::F16 => Some("<f2"),
         DType::F32 => Some("<f4"),
         DType::F64 => Some("<f8"),
+        DType::U16 => Some("<u2"),
+        DType::U32 => Some("<u4"),
+        DType::U64 => Some("<u8"),
         DType::BF16 => None,
     }
 }

@@ -86,7 +86,7 @@ impl Elements {
         let Self { sizes, numbers } = self;
         let has = |kind: fn(&Scalar) -> bool| numbers.iter().any(kind);
         let has_floats = has(|number| matches!(number, Scalar::Float(_)));
-        let has_integers = has(|number| matches!(number, Scalar::Int(_)));
+        let has_integers = has(|number| matches!(number, Scalar::Int(_) | Scalar::Unsigned(_)));
         let dtype = dtype.unwrap_or(if has_floats || numbers.is_empty() {
             dtype::default_dtype()
         } else if has_integers {
@@ -94,9 +94,12 @@ impl Elements {
         } else {
             DType::Bool
         });
-        let tensor = if has_floats || dtype.is_floating() && !has_integers {
+        let has_large = has(|number| matches!(number, Scalar::Unsigned(_)));
+        let tensor = if has_floats || dtype.is_floating() && (has_large || !has_integers) {
             Tensor::from_vec(numbers.iter().map(|number| number.to_f64()).collect(), &sizes)?
         } else {
+            numbers.iter().try_for_each(|number| number.check_fits("tensor", dtype))?;
+            // Those of 2⁶³ or more wrap, and are themselves again as `uint64`.
             Tensor::from_vec(numbers.iter().map(|number| number.to_i64()).collect(), &sizes)?
         };
         tensor.to_dtype(dtype)
@@ -200,11 +203,21 @@ pub(super) fn asked_device(device: Option<&Bound<'_, PyAny>>) -> PyResult<Device
     }
 }
 
+/// Returns the dtype that a number has without a dtype. An integer that does not fit `int64` needs one.
+pub(super) fn inferred(number: Scalar) -> DType {
+    match number {
+        Scalar::Bool(_) => DType::Bool,
+        Scalar::Int(_) | Scalar::Unsigned(_) => DType::I64,
+        Scalar::Float(_) => dtype::default_dtype(),
+    }
+}
+
 /// Returns a number as a Python object.
 pub(super) fn number(py: Python<'_>, number: Scalar) -> PyResult<Bound<'_, PyAny>> {
     Ok(match number {
         Scalar::Bool(value) => value.into_pyobject(py)?.to_owned().into_any(),
         Scalar::Int(value) => value.into_pyobject(py)?.into_any(),
+        Scalar::Unsigned(value) => value.into_pyobject(py)?.into_any(),
         Scalar::Float(value) => value.into_pyobject(py)?.into_any(),
     })
 }
@@ -245,13 +258,14 @@ impl TensorObject {
         item.py().get_type::<pyo3::types::PyInt>().call1((item,))
     }
 
-    fn __index__(slf: &Bound<'_, Self>) -> PyResult<i64> {
+    fn __index__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let tensor = slf.get().tensor();
         if tensor.dtype().is_floating() || tensor.numel() != 1 {
             let text = "only a tensor of one integer can be converted to an index";
             return Err(PyTypeError::new_err(text));
         }
-        Ok(slf.py().detach(|| tensor.item_scalar()).map_err(exception)?.to_i64())
+        let item = slf.py().detach(|| tensor.item_scalar()).map_err(exception)?;
+        number(slf.py(), if let Scalar::Bool(value) = item { Scalar::Int(value.into()) } else { item })
     }
 }
 
@@ -262,6 +276,7 @@ fn numbers_of(tensor: &Tensor) -> tenure::tensor::Result<Vec<Scalar>> {
         dtype if dtype.is_floating() => {
             tensor.detach().to_dtype(DType::F64)?.to_vec::<f64>()?.into_iter().map(Scalar::Float).collect()
         }
+        DType::U64 => tensor.to_vec::<u64>()?.into_iter().map(Scalar::from).collect(),
         _ => tensor.to_dtype(DType::I64)?.to_vec::<i64>()?.into_iter().map(Scalar::Int).collect(),
     })
 }

@@ -59,7 +59,7 @@ impl DTypeObject {
     /// Whether the elements can be negative.
     #[getter]
     fn is_signed(&self) -> bool {
-        !matches!(self.dtype, DType::Bool | DType::U8)
+        self.dtype != DType::Bool && !self.dtype.is_unsigned()
     }
 
     /// The name without `tenure.`.
@@ -107,8 +107,9 @@ pub(crate) fn set_default_dtype(d: &Bound<'_, PyAny>) -> PyResult<()> {
     }
 }
 
-/// Returns the dtype that the elements of two dtypes promote to.
+/// Returns the dtype that the elements of two dtypes promote to. `uint64` and a signed integer type promote to none.
 #[pyfunction]
 pub(crate) fn promote_types(py: Python<'_>, type1: &DTypeObject, type2: &DTypeObject) -> PyResult<Py<DTypeObject>> {
-    object(py, type1.dtype.promote(type2.dtype))
+    let promoted = type1.dtype.promote(type2.dtype).map_err(|error| complaint(error.to_string()))?;
+    object(py, promoted)
 }

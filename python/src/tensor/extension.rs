@@ -127,6 +127,10 @@ fn given(object: &Bound<'_, PyAny>) -> PyResult<Option<Given>> {
             Scalar::Bool(boolean) => Value::bool(boolean),
             Scalar::Int(int) => Value::int(int),
             Scalar::Float(float) => Value::float(float),
+            Scalar::Unsigned(number) => {
+                let text = format!("{number} is too large for an extension's arguments: give a tensor of uint64");
+                return Err(PyOverflowError::new_err(text));
+            }
         })));
     }
     if let Ok(text) = object.cast::<PyString>() {

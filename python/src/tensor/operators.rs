@@ -6,6 +6,7 @@ use tenure::core::{Operand, result_type};
 use tenure::tensor::{Scalar, Tensor, Value};
 
 use super::{TensorObject, call, convert, wrapped};
+use crate::errors::complaint;
 
 /// An operation of two operands, of which the first is a tensor.
 type Binary = for<'a> fn(&'a Tensor, Value<'a>) -> tenure::tensor::Result<Tensor>;
@@ -67,6 +68,7 @@ fn reflected<'py>(
     let Some(number) = convert::scalar(left)? else { return Ok(not_implemented(py)) };
     let right = right.get().tensor();
     let kind = result_type([Operand::Tensor(right.dtype()), Operand::Number(number_dtype(number))]);
+    let kind = kind.map_err(|error| complaint(error.to_string()))?;
     let result = call::computed(py, std::iter::once(&right), || {
         let left = Tensor::scalar(number, kind.unwrap_or(right.dtype()))?;
         operation(&left, Value::Tensor(&right))

@@ -29,6 +29,9 @@ _DTYPES = {
     for dtype in (
         torch.bool,
         torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
         torch.int8,
         torch.int16,
         torch.int32,

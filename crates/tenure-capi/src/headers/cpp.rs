@@ -94,6 +94,7 @@ fn default_of(kind: Kind, default: &Argument<'_>) -> String {
         Argument::None if kind == Kind::OptionalText => "nullptr".to_owned(),
         Argument::Scalar(Scalar::Bool(value)) => value.to_string(),
         Argument::Scalar(Scalar::Int(number)) => number.to_string(),
+        Argument::Scalar(Scalar::Unsigned(number)) => format!("{number}u"),
         Argument::Scalar(Scalar::Float(number)) => format!("{number:?}"),
         Argument::Ints(numbers) => braced(numbers),
         Argument::Sizes(numbers) => braced(numbers),

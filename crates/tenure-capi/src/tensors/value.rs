@@ -320,7 +320,7 @@ fn takes(kind: Kind, argument: &Argument<'_>) -> bool {
                 Kind::Int | Kind::OptionalInt => true,
                 _ => takes_float(kind),
             },
-            Scalar::Float(_) => takes_float(kind),
+            Scalar::Unsigned(_) | Scalar::Float(_) => takes_float(kind),
         },
         Argument::Ints(_) => kind == Kind::Ints,
         Argument::Sizes(_) => kind == Kind::Sizes,
@@ -360,4 +360,4 @@ pub(super) unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Failure> {
     text.to_str().map_err(|_| Failure::Invalid("a text must be UTF-8".into()))
 }
 
-const _: () = assert!(size_of::<Value>() == 24 && DType::ALL.len() == 10 && size_of::<Device>() <= 8);
+const _: () = assert!(size_of::<Value>() == 24 && DType::ALL.len() == 13 && size_of::<Device>() <= 8);

@@ -200,7 +200,9 @@ fn nccl_type(dtype: DType) -> Result<ncclDataType_t, CollectiveError> {
         DType::BF16 => ncclDataType_t::ncclBfloat16,
         DType::F32 => ncclDataType_t::ncclFloat32,
         DType::F64 => ncclDataType_t::ncclFloat64,
-        DType::Bool | DType::I16 => return Err(CollectiveError::DType(dtype)),
+        DType::U32 => ncclDataType_t::ncclUint32,
+        DType::U64 => ncclDataType_t::ncclUint64,
+        DType::Bool | DType::I16 | DType::U16 => return Err(CollectiveError::DType(dtype)),
     })
 }
 

@@ -111,7 +111,7 @@ pub(super) fn all_reduce(
     reduction: ReduceOp,
     stream: StreamId,
 ) -> Result<(), CollectiveError> {
-    if matches!(dtype, DType::Bool | DType::I16) {
+    if matches!(dtype, DType::Bool | DType::I16 | DType::U16) {
         return Err(CollectiveError::DType(dtype));
     }
     launch(meeting, rank, driver, "all_reduce", address, count * dtype.size(), stream, move |inputs| {
@@ -212,6 +212,8 @@ fn encode_element(dtype: DType, number: f64, bytes: &mut Vec<u8>) {
         DType::I64 => bytes.extend((number as i64).to_le_bytes()),
         DType::I32 => bytes.extend((number as i32).to_le_bytes()),
         DType::I8 => bytes.extend((number as i8).to_le_bytes()),
+        DType::U32 => bytes.extend((number as u32).to_le_bytes()),
+        DType::U64 => bytes.extend((number as u64).to_le_bytes()),
         _ => bytes.push(number as u8),
     }
 }

@@ -20,7 +20,10 @@ pub(crate) fn dtype(datatype: Datatype) -> Option<DType> {
         Datatype::Bf16 => DType::BF16,
         Datatype::Fp32 => DType::F32,
         Datatype::Fp64 => DType::F64,
-        Datatype::Uint16 | Datatype::Uint32 | Datatype::Uint64 | Datatype::Bytes => return None,
+        Datatype::Uint16 => DType::U16,
+        Datatype::Uint32 => DType::U32,
+        Datatype::Uint64 => DType::U64,
+        Datatype::Bytes => return None,
     })
 }
 

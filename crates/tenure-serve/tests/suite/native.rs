@@ -436,7 +436,7 @@ fn a_configuration_that_is_not_the_networks_says_what_is() {
     changed("sizes", "classes = 10", "classes = 11");
     changed("names", "architecture = \"resnet18\"", "architecture = \"resnet34\"");
     changed("converted", "timeout_ms = 10000", "dtype = \"float16\"");
-    changed("datatype", "datatype = \"FP32\"", "datatype = \"UINT16\"");
+    changed("datatype", "datatype = \"FP32\"", "datatype = \"BYTES\"");
     changed("arity", "[[inputs]]", "[[inputs]]\nname = \"mask\"\ndatatype = \"BOOL\"\nshape = [-1]\n\n[[inputs]]");
     changed("answers", "shape = [-1, 10]", "shape = [-1, 11]");
     let served = Served::new(folder, 1 << 30);
@@ -452,7 +452,7 @@ fn a_configuration_that_is_not_the_networks_says_what_is() {
         ("sizes", "fc.weight: the model has sizes [11, 64], got [10, 64]"),
         ("names", "the names are not the model's; missing: layer1.2.conv1.weight"),
         ("converted", "is stored in float32, and weights are served as they are stored"),
-        ("datatype", "tensor \"image\" cannot be of UINT16"),
+        ("datatype", "tensor \"image\" cannot be of BYTES"),
         ("arity", "resnet18 has 1 inputs, and the configuration 2"),
     ] {
         let entry = index.iter().find(|entry| entry.name == name).unwrap();

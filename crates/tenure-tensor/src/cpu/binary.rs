@@ -34,19 +34,19 @@ macro_rules! binary {
 pub(super) use binary;
 
 binary! {
-    ADD: Number (lanes of numbers), |a, b| a.plus(b);
-    SUB: Number (lanes of numbers), |a, b| a.minus(b);
-    MUL: Number (lanes of numbers), |a, b| a.times(b);
+    ADD: Number (wrapping lanes of numbers), |a, b| a.plus(b);
+    SUB: Number (wrapping lanes of numbers), |a, b| a.minus(b);
+    MUL: Number (wrapping lanes of numbers), |a, b| a.times(b);
     DIV: Math (lanes of floats), |a, b| a / b;
     MAXIMUM: Element (lanes of all), |a, b| if a > b || is_unordered(a) { a } else { b };
     MINIMUM: Element (lanes of all), |a, b| if a < b || is_unordered(a) { a } else { b };
     ATAN2: Math (lanes of floats), |a, b| a.atan2(b);
     POW: Power (lanes of numbers), |a, b| a.power(b);
-    AND: Bits (integers), |a, b| a & b;
-    OR: Bits (integers), |a, b| a | b;
-    XOR: Bits (integers), |a, b| a ^ b;
-    SHIFT_LEFT: Shift (whole numbers), |a, b| a.left(b);
-    SHIFT_RIGHT: Shift (whole numbers), |a, b| a.right(b);
+    AND: Bits (bits of integers), |a, b| a & b;
+    OR: Bits (bits of integers), |a, b| a | b;
+    XOR: Bits (bits of integers), |a, b| a ^ b;
+    SHIFT_LEFT: Shift (bits of whole numbers), |a, b| a.left(b);
+    SHIFT_RIGHT: Shift (lanes of whole numbers), |a, b| a.right(b);
 }
 
 /// The sum of `bool` is `or`, and the product is `and`.
@@ -94,9 +94,9 @@ division! {
 }
 
 /// a + number · b
-pub(crate) const ADD_SCALED: &[Entry<Scaled>] = on_cpu!(lanes of numbers: add_scaled::<T>);
+pub(crate) const ADD_SCALED: &[Entry<Scaled>] = on_cpu!(wrapping lanes of numbers: add_scaled::<T>);
 /// a + number · b · c
-pub(crate) const ADDCMUL: &[Entry<Scaled>] = on_cpu!(lanes of numbers: addcmul::<T>);
+pub(crate) const ADDCMUL: &[Entry<Scaled>] = on_cpu!(wrapping lanes of numbers: addcmul::<T>);
 /// a + number · b / c
 pub(crate) const ADDCDIV: &[Entry<Scaled>] = on_cpu!(lanes of floats: addcdiv::<T>);
 /// a + c · (b - a)
@@ -188,7 +188,7 @@ macro_rules! integers {
             #[inline(always)]
             fn div_floor(self, divisor: Self) -> Self {
                 let rest = self.wrapping_rem(divisor);
-                self.wrapping_div(divisor) - Self::from(rest != 0 && (rest.widen() ^ divisor.widen()) < 0)
+                self.wrapping_div(divisor) - Self::from(rest != 0 && (rest < Self::ZERO) != (divisor < Self::ZERO))
             }
 
             #[inline(always)]
@@ -199,7 +199,7 @@ macro_rules! integers {
             #[inline(always)]
             fn remainder(self, divisor: Self) -> Self {
                 let rest = self.wrapping_rem(divisor);
-                if rest != 0 && (rest.widen() ^ divisor.widen()) < 0 { rest + divisor } else { rest }
+                if rest != 0 && (rest < Self::ZERO) != (divisor < Self::ZERO) { rest + divisor } else { rest }
             }
 
             #[inline(always)]
@@ -211,16 +211,25 @@ macro_rules! integers {
         impl Power for $type {
             #[inline(always)]
             fn power(self, exponent: Self) -> Self {
-                match u32::try_from(exponent) {
-                    Ok(exponent) => self.wrapping_pow(exponent),
-                    // The result is 1 / self ^ -exponent, cut off; or the exponent is larger than any whose power does
-                    // not wrap.
-                    Err(_) => match (self.widen(), exponent.widen() & 1) {
+                if exponent < Self::ZERO {
+                    // The result is 1 / self ^ -exponent, cut off.
+                    return match (self.widen(), exponent & 1) {
                         (1, _) | (-1, 0) => 1,
                         (-1, _) => self,
                         _ => 0,
-                    },
+                    };
                 }
+                let mut power = Self::ONE;
+                let mut square = self;
+                let mut left = exponent;
+                while left != 0 {
+                    if left & 1 == 1 {
+                        power = power.wrapping_mul(square);
+                    }
+                    square = square.wrapping_mul(square);
+                    left >>= 1;
+                }
+                power
             }
         }
 
@@ -237,12 +246,12 @@ macro_rules! integers {
                 let by = by.widen();
                 let within = if (0..=last).contains(&by) { by } else { last };
                 // An unsigned number has no sign to leave.
-                if within < by && <$type>::MIN == 0 { 0 } else { self.wrapping_shr(within as u32) }
+                if within != by && <$type>::MIN == 0 { 0 } else { self.wrapping_shr(within as u32) }
             }
         }
     )*};
 }
-integers!(u8, i8, i16, i32, i64);
+integers!(u8, i8, i16, i32, i64, u64);
 
 macro_rules! floats {
     ($($type:ty),*) => {$(

@@ -6,15 +6,15 @@ use crate::kernel::on_cpu;
 use crate::{Element, Elementwise, Entry, Result};
 
 binary! {
-    EQ: Element (lanes of all), |a, b| a == b;
-    NE: Element (lanes of all), |a, b| a != b;
+    EQ: Element (wrapping lanes of all), |a, b| a == b;
+    NE: Element (wrapping lanes of all), |a, b| a != b;
     LT: Element (lanes of all), |a, b| a < b;
     LE: Element (lanes of all), |a, b| a <= b;
     GT: Element (lanes of all), |a, b| a > b;
     GE: Element (lanes of all), |a, b| a >= b;
-    LOGICAL_AND: Element (lanes of all), |a, b| is_true(a) & is_true(b);
-    LOGICAL_OR: Element (lanes of all), |a, b| is_true(a) | is_true(b);
-    LOGICAL_XOR: Element (lanes of all), |a, b| is_true(a) ^ is_true(b);
+    LOGICAL_AND: Element (wrapping lanes of all), |a, b| is_true(a) & is_true(b);
+    LOGICAL_OR: Element (wrapping lanes of all), |a, b| is_true(a) | is_true(b);
+    LOGICAL_XOR: Element (wrapping lanes of all), |a, b| is_true(a) ^ is_true(b);
 }
 
 #[inline(always)]

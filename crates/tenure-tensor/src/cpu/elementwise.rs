@@ -143,7 +143,7 @@ pub(crate) fn for_each_block<const N: usize>(
     };
     let is_one_run = (0..N).all(|operand| {
         let port = &operands[operand];
-        port.dtype == lanes[operand] && !is_output(operand) && is_dense(sizes, port)
+        cast::is_same(port.dtype, lanes[operand]) && !is_output(operand) && is_dense(sizes, port)
     });
     if is_one_run {
         return threads::for_each_range(iter.numel(), GRAIN, |range| {
@@ -253,7 +253,7 @@ impl<'a> Port<'a> {
             () => OperandLayout::Strided,
         };
         let (from, to) = if is_written { (lane, operand.dtype) } else { (operand.dtype, lane) };
-        let cast = (from != to).then(|| cast::between(from, to));
+        let cast = (!cast::is_same(from, to)).then(|| cast::between(from, to));
         Self { sizes, operand, place, width: operand.dtype.size(), cast, is_output }
     }
 

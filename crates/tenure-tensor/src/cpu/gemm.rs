@@ -13,8 +13,9 @@ use crate::{Access, DType, Entry, Number, Result, Scalar, Tensor, threads};
 /// number. All have the same batch sizes, and no two elements of the output share memory.
 pub(crate) type Product = fn(&Tensor, [&Tensor; 2], Option<(&Tensor, Scalar)>, Scalar) -> Result<()>;
 
-pub(crate) const PRODUCT: &[Entry<Product>] =
-    on_cpu!(@ product: (F32 f32) (F64 f64) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64));
+pub(crate) const PRODUCT: &[Entry<Product>] = on_cpu!(
+    @ product: (F32 f32) (F64 f64) (U8 u8) (I8 i8) (I16 i16) (I32 i32) (I64 i64) (U16 i16) (U32 i32) (U64 i64)
+);
 pub(crate) const PRODUCT_OF_HALVES: &[Entry<Product>] = on_cpu!(@ product_of_halves, (F16 BF16));
 
 /// A matrix in memory: a pointer to its first element, and the distances of neighbours in elements.

@@ -17,9 +17,9 @@ pub(crate) type Scatter = fn(&'static str, &Tensor, &Tensor, &Tensor, usize) -> 
 pub(crate) type Put = fn(&'static str, &Tensor, &Tensor, &Tensor, &[usize]) -> Result<()>;
 
 pub(crate) const SCATTER: &[Entry<Scatter>] = on_cpu!(all: scatter);
-pub(crate) const SCATTER_ADD: &[Entry<Scatter>] = on_cpu!(numbers: scatter_add::<T>);
+pub(crate) const SCATTER_ADD: &[Entry<Scatter>] = on_cpu!(bits of numbers: scatter_add::<T>);
 pub(crate) const PUT: &[Entry<Put>] = on_cpu!(all: put);
-pub(crate) const PUT_ADD: &[Entry<Put>] = on_cpu!(numbers: put_add::<T>);
+pub(crate) const PUT_ADD: &[Entry<Put>] = on_cpu!(bits of numbers: put_add::<T>);
 
 /// The number of elements that a thread takes at a time.
 const GRAIN: usize = 16 * 1024;

@@ -12,7 +12,7 @@ pub(crate) type Clamp = fn(&Elementwise<'_>, Option<Scalar>, Option<Scalar>) -> 
 /// A kernel that copies the input, with NaN, infinity and minus infinity replaced.
 pub(crate) type NanToNum = fn(&Elementwise<'_>, [f64; 3]) -> Result<()>;
 
-pub(crate) const WHERE: &[Entry<Where>] = on_cpu!(all: choose::<T>);
+pub(crate) const WHERE: &[Entry<Where>] = on_cpu!(bits of all: choose::<T>);
 pub(crate) const CLAMP: &[Entry<Clamp>] = on_cpu!(lanes of numbers: clamp::<T>);
 pub(crate) const NAN_TO_NUM: &[Entry<NanToNum>] = on_cpu!(lanes of floats: nan_to_num::<T>);
 

@@ -27,9 +27,9 @@ macro_rules! unary {
 pub(super) use unary;
 
 unary! {
-    NEG: Number (lanes of numbers), |x| x.times(T::ZERO.minus(T::ONE));
+    NEG: Number (wrapping lanes of numbers), |x| x.times(T::ZERO.minus(T::ONE));
     ABS: Math (lanes of floats), |x| x.abs();
-    ABS_INTEGERS: Number (whole numbers), |x| if x < T::ZERO { T::ZERO.minus(x) } else { x };
+    ABS_INTEGERS: Number (lanes of whole numbers), |x| if x < T::ZERO { T::ZERO.minus(x) } else { x };
     SIGN: Number (lanes of numbers), |x| if x > T::ZERO {
         T::ONE
     } else if x < T::ZERO {
@@ -37,8 +37,8 @@ unary! {
     } else {
         T::ZERO
     };
-    SQUARE: Number (lanes of numbers), |x| x.times(x);
-    CUBE: Number (lanes of numbers), |x| x.times(x).times(x);
+    SQUARE: Number (wrapping lanes of numbers), |x| x.times(x);
+    CUBE: Number (wrapping lanes of numbers), |x| x.times(x).times(x);
     SQRT: Math (lanes of floats), |x| x.sqrt();
     RSQRT: Math (lanes of floats), |x| T::ONE / x.sqrt();
     RECIPROCAL: Math (lanes of floats), |x| T::ONE / x;
@@ -66,11 +66,11 @@ unary! {
     ROUND: Math (lanes of floats), |x| x.round();
     TRUNC: Math (lanes of floats), |x| x.trunc();
     FRAC: Math (lanes of floats), |x| x - x.trunc();
-    BITWISE_NOT: Not (integers), |x| x.not();
+    BITWISE_NOT: Not (bits of integers), |x| x.not();
     IS_NAN: Math (lanes of floats), |x| x.is_nan();
     IS_INF: Math (lanes of floats), |x| x.abs() == T::of(f64::INFINITY);
     IS_FINITE: Math (lanes of floats), |x| x.abs() < T::of(f64::INFINITY);
-    LOGICAL_NOT: Element (lanes of all), |x| x == T::from_scalar(false.into());
+    LOGICAL_NOT: Element (wrapping lanes of all), |x| x == T::from_scalar(false.into());
 }
 
 /// Defines a kernel for a function of angles. It uses a slow version for angles that are too large for the fast one.

@@ -9,15 +9,15 @@ use crate::{DType, Elementwise, Entry, Result, Scalar};
 
 expressions! {
     of compare:
-    EQ: ["bool", "T", "T"] (lanes of all), "a == b";
-    NE: ["bool", "T", "T"] (lanes of all), "a != b";
+    EQ: ["bool", "T", "T"] (wrapping lanes of all), "a == b";
+    NE: ["bool", "T", "T"] (wrapping lanes of all), "a != b";
     LT: ["bool", "T", "T"] (lanes of all), "a < b";
     LE: ["bool", "T", "T"] (lanes of all), "a <= b";
     GT: ["bool", "T", "T"] (lanes of all), "a > b";
     GE: ["bool", "T", "T"] (lanes of all), "a >= b";
-    LOGICAL_AND: ["bool", "T", "T"] (lanes of all), "a != (T)0 && b != (T)0";
-    LOGICAL_OR: ["bool", "T", "T"] (lanes of all), "a != (T)0 || b != (T)0";
-    LOGICAL_XOR: ["bool", "T", "T"] (lanes of all), "(a != (T)0) != (b != (T)0)";
+    LOGICAL_AND: ["bool", "T", "T"] (wrapping lanes of all), "a != (T)0 && b != (T)0";
+    LOGICAL_OR: ["bool", "T", "T"] (wrapping lanes of all), "a != (T)0 || b != (T)0";
+    LOGICAL_XOR: ["bool", "T", "T"] (wrapping lanes of all), "(a != (T)0) != (b != (T)0)";
 }
 
 pub(crate) const IS_CLOSE: &[Entry<IsClose>] = on_cuda!(all: is_close);

@@ -369,5 +369,9 @@ fn host_value(operand: &ElementwiseOperand) -> Scalar {
 
 /// Returns a number as the 64-bit word that a kernel takes for a parameter of this type.
 pub(super) fn bits(number: Scalar, lane: &str) -> u64 {
-    if lane == "float" || lane == "double" { number.to_f64().to_bits() } else { number.to_i64() as u64 }
+    match lane {
+        "float" | "double" => number.to_f64().to_bits(),
+        "u64" => number.to_u64(),
+        _ => number.to_i64() as u64,
+    }
 }

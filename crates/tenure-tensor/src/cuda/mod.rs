@@ -110,12 +110,19 @@ pub fn stored(dtype: DType) -> &'static str {
         DType::BF16 => "bf16",
         DType::F32 => "float",
         DType::F64 => "double",
+        DType::U16 => "u16",
+        DType::U32 => "u32",
+        DType::U64 => "u64",
     }
 }
 
 /// Returns the CUDA C++ type in which kernels compute with elements of a dtype, for example `float` for `f16`.
 pub fn computed(dtype: DType) -> &'static str {
-    stored(element::computed(dtype))
+    match element::computed(dtype) {
+        // C++ multiplies `u16` as signed integers, which must not overflow.
+        DType::U16 => "u32",
+        other => stored(other),
+    }
 }
 
 /// Returns the CUDA C++ type in which kernels sum many elements of a dtype.

@@ -13,7 +13,7 @@ pub(crate) const CLAMP: &[Entry<Clamp>] = on_cuda!(lanes of numbers: clamp::<T>)
 
 expressions! {
     of select:
-    WHERE: ["T", "bool", "T", "T"] (all), "a ? b : c";
+    WHERE: ["T", "bool", "T", "T"] (bits of all), "a ? b : c";
     NAN_TO_NUM: ["T", "T"] (lanes of floats),
         "is_nan(a) ? n0 : a == INFINITE(T) ? n1 : a == -INFINITE(T) ? n2 : a", given values: [f64; 3];
 }

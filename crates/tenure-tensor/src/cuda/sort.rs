@@ -10,7 +10,8 @@ use crate::autograd::no_grad;
 use crate::cpu;
 use crate::cpu::sort::Order;
 use crate::kernel::on_cuda;
-use crate::{Access, DType, Entry, Result, Tensor};
+use crate::ops::sort::sort_keys;
+use crate::{Access, Entry, Result, Tensor};
 
 pub(crate) const ORDER: &[Entry<Order>] = on_cuda!(all: order);
 
@@ -40,8 +41,7 @@ fn order(out: &Tensor, input: &Tensor, count: usize, descending: bool) -> Result
         queue.launch(name, || source.definitions() + RANK, linear(out.numel()), &mut words)
     };
     queue::submit(&access, launch, move |writes, reads| {
-        let dtype = if dtype.is_floating() { dtype } else { DType::I64 };
-        let input = no_grad(|| reads[0].to_dtype(dtype))?;
-        on_cpu("sort", &cpu::sort::ORDER, dtype)?(&writes[0], &input, count, descending)
+        let keys = no_grad(|| sort_keys(&reads[0]))?;
+        on_cpu("sort", &cpu::sort::ORDER, keys.dtype())?(&writes[0], &keys, count, descending)
     })
 }

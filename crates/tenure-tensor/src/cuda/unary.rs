@@ -4,12 +4,12 @@ use super::elementwise::expressions;
 
 expressions! {
     of unary:
-    NEG: ["T", "T"] (lanes of numbers), "(T)((T)0 - a)";
+    NEG: ["T", "T"] (wrapping lanes of numbers), "(T)((T)0 - a)";
     ABS: ["T", "T"] (lanes of floats), "absolute(a)";
-    ABS_INTEGERS: ["T", "T"] (whole numbers), "absolute(a)";
+    ABS_INTEGERS: ["T", "T"] (lanes of whole numbers), "absolute(a)";
     SIGN: ["T", "T"] (lanes of numbers), "sign(a)";
-    SQUARE: ["T", "T"] (lanes of numbers), "(T)(a * a)";
-    CUBE: ["T", "T"] (lanes of numbers), "(T)(a * a * a)";
+    SQUARE: ["T", "T"] (wrapping lanes of numbers), "(T)(a * a)";
+    CUBE: ["T", "T"] (wrapping lanes of numbers), "(T)(a * a * a)";
     SQRT: ["T", "T"] (lanes of floats), "sqrt(a)";
     RSQRT: ["T", "T"] (lanes of floats), "(T)1 / sqrt(a)";
     RECIPROCAL: ["T", "T"] (lanes of floats), "(T)1 / a";
@@ -40,9 +40,9 @@ expressions! {
     ROUND: ["T", "T"] (lanes of floats), "rint(a)";
     TRUNC: ["T", "T"] (lanes of floats), "trunc(a)";
     FRAC: ["T", "T"] (lanes of floats), "a - trunc(a)";
-    BITWISE_NOT: ["T", "T"] (integers), "sizeof(T) == 1 && (T)2 == (T)1 ? (T)!a : (T)~(i64)a";
+    BITWISE_NOT: ["T", "T"] (bits of integers), "sizeof(T) == 1 && (T)2 == (T)1 ? (T)!a : (T)~(i64)a";
     IS_NAN: ["bool", "T"] (lanes of floats), "is_nan(a)";
     IS_INF: ["bool", "T"] (lanes of floats), "absolute(a) == INFINITE(T)";
     IS_FINITE: ["bool", "T"] (lanes of floats), "absolute(a) < INFINITE(T)";
-    LOGICAL_NOT: ["bool", "T"] (lanes of all), "a == (T)0";
+    LOGICAL_NOT: ["bool", "T"] (wrapping lanes of all), "a == (T)0";
 }

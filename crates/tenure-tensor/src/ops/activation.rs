@@ -219,7 +219,7 @@ fn softplus(input: &Tensor, beta: f64, threshold: f64) -> Result<Tensor> {
 
 fn swiglu(input: &Tensor, x: &Tensor) -> Result<Tensor> {
     let _op = entered("swiglu");
-    let dtype = promoted(&[input.into(), x.into()]);
+    let dtype = promoted(&[input.into(), x.into()])?;
     let gate = &input.to_dtype(dtype)?;
     let x = &x.to_dtype(dtype)?;
     let out = pointwise::run(&SWIGLU, dtype, dtype, &[gate, x], |kernel, iter| kernel(iter))?;

@@ -176,7 +176,7 @@ fn cross(input: &Tensor, other: &Tensor, dim: isize) -> Result<Tensor> {
         return Err(TensorError::shape(OP, reason));
     }
     broadcast(OP, left.sizes(), right.sizes())?;
-    let dtype = promoted(&[(&left).into(), (&right).into()]);
+    let dtype = promoted(&[(&left).into(), (&right).into()])?;
     let left = wide(&left)?;
     let right = wide(&right)?;
     // Element i of the product is of the elements i + 1 and i + 2 of the vectors.

@@ -139,7 +139,7 @@ operations! {
         /// The errors of [`add_scaled`](crate::Tensor::add_scaled).
         #[name(sub)]
         sub_scaled(input: Tensor, other: Tensor, alpha: Scalar) -> Tensor = |input: &Tensor, other, alpha| {
-            input.add_scaled(other, negative(alpha))
+            input.add_scaled(other, negative(alpha, input.dtype().is_floating()))
         };
     }
 }
@@ -155,10 +155,11 @@ fn div_rounded(input: &Tensor, other: Value<'_>, mode: Option<&str>) -> Result<T
     }
 }
 
-/// Returns the number with the other sign.
-fn negative(number: Scalar) -> Scalar {
+/// Returns the number with the other sign. Integers wrap, unless the result `is_floating`.
+fn negative(number: Scalar, is_floating: bool) -> Scalar {
     match number {
         Scalar::Float(number) => Scalar::Float(-number),
+        Scalar::Unsigned(number) if is_floating => Scalar::Float(-(number as f64)),
         number => Scalar::Int(number.to_i64().wrapping_neg()),
     }
 }
@@ -237,7 +238,7 @@ fn atan2(input: &Tensor, x: &Tensor) -> Result<Tensor> {
 }
 
 fn lerp(input: &Tensor, end: &Tensor, weight: Value<'_>) -> Result<Tensor> {
-    let dtype = pointwise::promoted(&[input.into(), end.into(), weight]);
+    let dtype = pointwise::promoted(&[input.into(), end.into(), weight])?;
     let weight = pointwise::tensor("lerp", weight, dtype)?;
     let inputs = [input, end, &*weight];
     let out = pointwise::run(&LERP, dtype, dtype, &inputs, |kernel, iter| kernel(iter))?;
@@ -246,7 +247,7 @@ fn lerp(input: &Tensor, end: &Tensor, weight: Value<'_>) -> Result<Tensor> {
 
 fn addcmul(input: &Tensor, a: &Tensor, b: &Tensor, factor: Scalar) -> Result<Tensor> {
     let inputs = [input, a, b];
-    let dtype = pointwise::promoted(&inputs.map(Value::from));
+    let dtype = pointwise::promoted(&inputs.map(Value::from))?;
     check_factor("addcmul", factor, dtype)?;
     let out = pointwise::run(&ADDCMUL, dtype, dtype, &inputs, move |kernel, iter| kernel(iter, factor))?;
     attach(out, "addcmul", &inputs, |saver| sum_with_product(saver, a, b, factor))
@@ -254,7 +255,7 @@ fn addcmul(input: &Tensor, a: &Tensor, b: &Tensor, factor: Scalar) -> Result<Ten
 
 fn addcdiv(input: &Tensor, a: &Tensor, b: &Tensor, factor: Scalar) -> Result<Tensor> {
     let inputs = [input, a, b];
-    let dtype = pointwise::promoted(&inputs.map(Value::from));
+    let dtype = pointwise::promoted(&inputs.map(Value::from))?;
     let out = pointwise::run(&ADDCDIV, dtype, dtype, &inputs, move |kernel, iter| kernel(iter, factor))?;
     attach(out, "addcdiv", &inputs, |saver| sum_with_quotient(saver, a, b, factor))
 }

@@ -132,7 +132,7 @@ fn hypot(input: &Tensor, other: &Tensor) -> Result<Tensor> {
 
 /// Returns the dtype of the result, and the operands in the dtype that they are computed in.
 fn floats(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(DType, [Tensor; 2])> {
-    let dtype = promoted(&[a.into(), b.into()]);
+    let dtype = promoted(&[a.into(), b.into()])?;
     let a = wide(&a.to_dtype(dtype)?)?;
     floating(op, &a)?;
     Ok((dtype, [a, wide(&b.to_dtype(dtype)?)?]))
@@ -141,7 +141,7 @@ fn floats(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(DType, [Tensor; 2
 fn copysign(input: &Tensor, other: Value<'_>) -> Result<Tensor> {
     const OP: &str = "copysign";
     let _op = entered(OP);
-    let dtype = pointwise::floating(promoted(&[input.into(), other]));
+    let dtype = pointwise::floating(promoted(&[input.into(), other])?);
     let signs = pointwise::tensor(OP, other, dtype)?;
     let is_negative = signs.signbit()?;
     let size = input.to_dtype(dtype)?.abs()?;

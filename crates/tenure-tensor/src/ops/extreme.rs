@@ -2,7 +2,7 @@
 
 use tenure_core::DType;
 
-use super::reduce::{Reduced, gathered};
+use super::reduce::{Reduced, in_order, out_of_order};
 use super::view::signed;
 use crate::autograd::{Context, attach, attach_all};
 use crate::cpu;
@@ -219,18 +219,18 @@ fn reduced(op: &'static str, tensor: &Tensor, dims: &[isize]) -> Result<Reduced>
 
 /// Computes the largest or smallest elements, with dimensions kept.
 fn extreme(tensor: &Tensor, reduced: &Reduced, largest: bool) -> Result<Tensor> {
-    let input = gathered(&tensor.detach())?;
+    let input = in_order(&tensor.detach())?;
     let out = reduced.output(&input, input.dtype())?;
     EXTREME.find(input.device().kind(), input.dtype())?(&out, &input, largest)?;
-    out.to_dtype(tensor.dtype())
+    out_of_order(&out, tensor.dtype())
 }
 
 /// Computes the largest or smallest elements, and the index of the first of each.
 fn placed(tensor: &Tensor, reduced: &Reduced, largest: bool) -> Result<(Tensor, Tensor)> {
-    let input = gathered(&tensor.detach())?;
+    let input = in_order(&tensor.detach())?;
     let input = if input.dtype() == DType::Bool { input.to_dtype(DType::I64)? } else { input };
     let values = extreme(&input, reduced, largest)?;
     let places = reduced.output(&input, DType::I64)?;
     POSITION.find(input.device().kind(), input.dtype())?(&places, &input, &values)?;
-    Ok((values.to_dtype(tensor.dtype())?, places))
+    Ok((out_of_order(&values, tensor.dtype())?, places))
 }

@@ -249,7 +249,9 @@ impl Tensor {
             let expected = "an index is of integers: convert with to_dtype(DType::I64)".to_owned();
             return Err(TensorError::DType { op, found: self.dtype(), expected });
         }
-        self.to_dtype(DType::I64)
+        // Indices past the end must not become negative ones, which count from the end.
+        let clamped = if self.dtype() == DType::U64 { self.clamp_max(i64::MAX)? } else { self.clone() };
+        clamped.to_dtype(DType::I64)
     }
 
     /// Converts indices of one dimension to `int64`.

@@ -153,7 +153,7 @@ fn addcdiv_(input: &Tensor, a: &Tensor, b: &Tensor, factor: Scalar) -> Result<()
 }
 
 fn lerp_(input: &Tensor, end: &Tensor, weight: Value<'_>) -> Result<()> {
-    let dtype = pointwise::promoted(&[input.into(), end.into(), weight]);
+    let dtype = pointwise::promoted(&[input.into(), end.into(), weight])?;
     input.check_stores("lerp_", dtype)?;
     let weight = pointwise::tensor("lerp_", weight, dtype)?;
     let inputs = [input, end, &*weight];
@@ -204,7 +204,7 @@ fn copy_(input: &Tensor, source: &Tensor) -> Result<()> {
 fn masked_fill_(input: &Tensor, mask: &Tensor, value: Scalar) -> Result<()> {
     value.check_fits("masked_fill_", input.dtype())?;
     let value = Value::Number(value);
-    input.check_stores("masked_fill_", pointwise::promoted(&[input.into(), value]))?;
+    input.check_stores("masked_fill_", pointwise::promoted(&[input.into(), value])?)?;
     let value = pointwise::tensor("masked_fill_", value, input.dtype())?;
     select::check_condition("masked_fill_", mask)?;
     let inputs = [mask, &value, input];
@@ -213,8 +213,9 @@ fn masked_fill_(input: &Tensor, mask: &Tensor, value: Scalar) -> Result<()> {
 }
 
 fn clamp_(input: &Tensor, min: Scalar, max: Scalar) -> Result<()> {
-    let dtype = pointwise::promoted(&[input.into(), min.into(), max.into()]);
+    let dtype = pointwise::promoted(&[input.into(), min.into(), max.into()])?;
     input.check_stores("clamp_", dtype)?;
+    [min, max].iter().try_for_each(|limit| limit.check_large("clamp_", dtype))?;
     let limits = (Some(min), Some(max));
     attach_in_place(
         input,
@@ -261,7 +262,7 @@ impl Tensor {
         save: impl FnOnce(&mut Saver) -> Result<F>,
     ) -> Result<()> {
         let operands: Vec<Value<'_>> = inputs.iter().map(|input| Value::from(*input)).collect();
-        let dtype = pointwise::promoted(&operands);
+        let dtype = pointwise::promoted(&operands)?;
         arithmetic::check_factor(op, factor, dtype)?;
         self.check_stores(op, dtype)?;
         attach_in_place(

@@ -47,7 +47,7 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
         starts.push(Some(sizes[place]));
         sizes[place] += tensor.sizes()[place];
     }
-    let dtype = pointwise::promoted(&tensors.iter().map(|tensor| Value::Tensor(tensor)).collect::<Vec<_>>());
+    let dtype = pointwise::promoted(&tensors.iter().map(|tensor| Value::Tensor(tensor)).collect::<Vec<_>>())?;
     let layout = pointwise::dense_like(&sizes, Some(first.layout()))?;
     pointwise::check_devices("cat", tensors)?;
     let out = Tensor::empty_strided(layout, dtype, first.device())?;

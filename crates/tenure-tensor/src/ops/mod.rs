@@ -38,7 +38,7 @@ mod scatter_reduce;
 mod search;
 mod select;
 mod softmax;
-mod sort;
+pub(crate) mod sort;
 mod split;
 mod triangle;
 mod unary;

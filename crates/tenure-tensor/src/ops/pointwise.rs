@@ -29,13 +29,16 @@ pub(crate) fn broadcast(op: &'static str, left: &[usize], right: &[usize]) -> Re
 }
 
 /// Returns the dtype that operands are computed in, promoted as in PyTorch.
-pub(crate) fn promoted(operands: &[Value<'_>]) -> DType {
-    result_type(operands.iter().map(|value| match value {
+///
+/// # Errors
+/// No dtype holds the values of all.
+pub(crate) fn promoted(operands: &[Value<'_>]) -> Result<DType> {
+    let dtype = result_type(operands.iter().map(|value| match value {
         Value::Tensor(tensor) if tensor.rank() == 0 => Operand::ZeroDim(tensor.dtype()),
         Value::Tensor(tensor) => Operand::Tensor(tensor.dtype()),
         Value::Number(number) => Operand::Number(number.dtype()),
-    }))
-    .unwrap_or(DType::F32)
+    }))?;
+    Ok(dtype.unwrap_or(DType::F32))
 }
 
 /// Allocates the result of these inputs, on their device. Its memory order is that of the first input that has the
@@ -83,7 +86,7 @@ impl<'a> Pair<'a> {
     pub(crate) fn new(op: &'static str, a: &'a Tensor, b: Value<'a>, compute: impl Fn(DType) -> DType) -> Result<Self> {
         let dtype = match b {
             Value::Tensor(b) if b.dtype() == a.dtype() => compute(a.dtype()),
-            _ => compute(promoted(&[a.into(), b])),
+            _ => compute(promoted(&[a.into(), b])?),
         };
         Ok(Self { a, b: tensor(op, b, dtype)?, dtype })
     }

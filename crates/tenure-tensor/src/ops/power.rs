@@ -37,8 +37,8 @@ impl Tensor {
     fn to_number(&self, exponent: Scalar) -> Result<Self> {
         let pair = Pair::new("pow", self, exponent.into(), |dtype| dtype)?;
         let dtype = pair.dtype;
-        if !dtype.is_floating() && exponent.to_i64() < 0 {
-            let reason = format!("integers have no power of {}: convert to a floating dtype first", exponent.to_i64());
+        if !dtype.is_floating() && exponent.to_f64() < 0.0 {
+            let reason = format!("integers have no power of {exponent}: convert to a floating dtype first");
             return Err(TensorError::argument("pow", reason));
         }
         let number = exponent.to_f64();

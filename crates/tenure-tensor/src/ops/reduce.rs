@@ -103,7 +103,7 @@ operations! {
         /// The errors of the operation, in that dtype.
         #[name(sum)]
         sum_as(input: Tensor, dim: Ints = [], keepdim: Bool = false, dtype: DType) -> Tensor = |input: &Tensor, dim, keepdim, dtype| {
-            input.to_dtype(dtype)?.sum(dim, keepdim)
+            input.to_dtype(dtype)?.sum(dim, keepdim)?.to_dtype(dtype)
         };
 
         /// Computes [`mean`](crate::Tensor::mean) of the elements in another dtype.
@@ -121,7 +121,7 @@ operations! {
         /// The errors of the operation, in that dtype.
         #[name(prod)]
         prod_as(input: Tensor, dim: Ints = [], keepdim: Bool = false, dtype: DType) -> Tensor = |input: &Tensor, dim, keepdim, dtype| {
-            input.to_dtype(dtype)?.prod(dim, keepdim)
+            input.to_dtype(dtype)?.prod(dim, keepdim)?.to_dtype(dtype)
         };
     }
 }
@@ -451,6 +451,21 @@ pub(super) fn gathered(tensor: &Tensor) -> Result<Tensor> {
     let is_gathered = tensor.dtype().is_floating() || tensor.dtype() == DType::Bool;
     if is_gathered { Ok(tensor.clone()) } else { no_grad(|| tensor.to_dtype(DType::I64)) }
 }
+
+/// Converts integers to `int64` as [`gathered`] does, in the same order: the largest of `uint64` becomes the largest of
+/// `int64`.
+pub(super) fn in_order(tensor: &Tensor) -> Result<Tensor> {
+    if tensor.dtype() == DType::U64 { gathered(&tensor.bitwise_xor(SIGN)?) } else { gathered(tensor) }
+}
+
+/// Converts the result of [`in_order`] back.
+pub(super) fn out_of_order(tensor: &Tensor, dtype: DType) -> Result<Tensor> {
+    let tensor = tensor.to_dtype(dtype)?;
+    if dtype == DType::U64 { tensor.bitwise_xor(SIGN) } else { Ok(tensor) }
+}
+
+/// The bit of `int64` that is the sign.
+const SIGN: u64 = 1 << 63;
 
 /// Returns the dtype of sums.
 fn summed(dtype: DType) -> DType {

@@ -55,7 +55,7 @@ operations! {
         /// The errors of the operation, in that dtype.
         #[name(cumsum)]
         cumsum_as(input: Tensor, dim: Int, dtype: DType) -> Tensor = |input: &Tensor, dim, dtype| {
-            input.to_dtype(dtype)?.cumsum(dim)
+            input.to_dtype(dtype)?.cumsum(dim)?.to_dtype(dtype)
         };
 
         /// Computes [`cumprod`](crate::Tensor::cumprod) of the elements in another dtype.
@@ -64,7 +64,7 @@ operations! {
         /// The errors of the operation, in that dtype.
         #[name(cumprod)]
         cumprod_as(input: Tensor, dim: Int, dtype: DType) -> Tensor = |input: &Tensor, dim, dtype| {
-            input.to_dtype(dtype)?.cumprod(dim)
+            input.to_dtype(dtype)?.cumprod(dim)?.to_dtype(dtype)
         };
     }
 }

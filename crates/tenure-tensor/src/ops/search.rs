@@ -48,7 +48,7 @@ fn searchsorted(sequence: &Tensor, values: Value<'_>, right: bool, side: Option<
             return Err(TensorError::argument(op, reason));
         }
     };
-    let values = pointwise::tensor(op, values, pointwise::promoted(&[sequence.into(), values]))?;
+    let values = pointwise::tensor(op, values, pointwise::promoted(&[sequence.into(), values])?)?;
     let is_row_of_each = sequence.rank() == values.rank() && {
         let last = values.rank().saturating_sub(1);
         values.sizes()[..last] == sequence.sizes()[..last]
@@ -75,7 +75,7 @@ fn bucketize(input: &Tensor, boundaries: &Tensor, right: bool) -> Result<Tensor>
 
 fn isin(elements: &Tensor, tests: Value<'_>, _assume_unique: bool, invert: bool) -> Result<Tensor> {
     let _op = entered("isin");
-    let dtype = pointwise::promoted(&[elements.into(), tests]);
+    let dtype = pointwise::promoted(&[elements.into(), tests])?;
     let tests = match tests {
         Value::Number(test) => Tensor::full(&[1], test, dtype, elements.device())?,
         Value::Tensor(tests) => {

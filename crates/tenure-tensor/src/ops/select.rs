@@ -150,7 +150,7 @@ impl Tensor {
     pub fn where_<'a>(&'a self, a: impl Into<Value<'a>>, b: impl Into<Value<'a>>) -> Result<Self> {
         let a = a.into();
         let b = b.into();
-        let dtype = pointwise::promoted(&[a, b]);
+        let dtype = pointwise::promoted(&[a, b])?;
         self.choose("where_", a, b, dtype)
     }
 
@@ -165,7 +165,8 @@ impl Tensor {
     fn clamp_numbers(&self, min: Option<Scalar>, max: Option<Scalar>) -> Result<Self> {
         let limits: SmallVec<[Value<'_>; 3]> =
             std::iter::once(self.into()).chain(min.into_iter().chain(max).map(Value::Number)).collect();
-        let dtype = pointwise::promoted(&limits);
+        let dtype = pointwise::promoted(&limits)?;
+        min.iter().chain(&max).try_for_each(|limit| limit.check_large("clamp", dtype))?;
         let out = pointwise::run(&CLAMP, dtype, dtype, &[self], move |kernel, iter| kernel(iter, min, max))?;
         attach(out, "clamp", &[self], |saver| clamped(saver, self, (min, max)))
     }

@@ -3,7 +3,7 @@
 use tenure_core::DType;
 
 use super::pointwise::check_devices;
-use super::reduce::floating;
+use super::reduce::{floating, in_order};
 use crate::autograd::{Context, attach, no_grad};
 use crate::cpu;
 use crate::cpu::sort::Order;
@@ -206,6 +206,12 @@ fn no_elements(op: &'static str, input: &Tensor, dim: Option<isize>) -> TensorEr
     TensorError::shape(op, format!("sizes {:?} have no elements{along}", input.sizes()))
 }
 
+/// Returns elements that are in the same order: floats, or `int64` for all others.
+pub(crate) fn sort_keys(tensor: &Tensor) -> Result<Tensor> {
+    let keys = in_order(tensor)?;
+    if keys.dtype().is_floating() { Ok(keys) } else { keys.to_dtype(DType::I64) }
+}
+
 impl Tensor {
     fn middle_of_all(&self, op: &'static str, skips_nan: bool) -> Result<Self> {
         if self.numel() == 0 && self.dtype().is_floating() {
@@ -265,9 +271,10 @@ impl Tensor {
         no_grad(|| {
             // On the CPU, one function sorts all integers.
             let is_own = self.dtype().is_floating() || !self.device().is_cpu();
-            let dtype = if is_own { self.dtype() } else { DType::I64 };
+            let keys = if is_own { self.clone() } else { sort_keys(self)? };
+            let dtype = keys.dtype();
             let line = |tensor: &Self| if tensor.rank() == 0 { Ok(tensor.clone()) } else { tensor.transpose(dim, -1) };
-            let input = line(&self.to_dtype(dtype)?)?.contiguous()?;
+            let input = line(&keys)?.contiguous()?;
             let order = Self::empty(input.sizes(), DType::I64, self.device())?;
             ORDER.find(self.device().kind(), dtype)?(&order, &input, count, descending)?;
             let order = if count < n { order.narrow(-1, 0, count)? } else { order };

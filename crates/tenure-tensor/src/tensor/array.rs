@@ -30,7 +30,7 @@ macro_rules! element {
         }
     )*};
 }
-element!(bool u8 i8 i16 i32 i64 f16 bf16 f32 f64);
+element!(bool u8 u16 u32 u64 i8 i16 i32 i64 f16 bf16 f32 f64);
 
 impl<N: Nested, const LENGTH: usize> Nested for [N; LENGTH] {
     type Element = N::Element;

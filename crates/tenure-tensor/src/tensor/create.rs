@@ -232,9 +232,10 @@ impl Tensor {
     /// Returns a number as a tensor on the CPU with no dimensions.
     ///
     /// # Errors
-    /// No memory.
+    /// An integer of 2⁶³ or more that does not fit the dtype; no memory.
     pub fn scalar(value: impl Into<Scalar>, dtype: DType) -> Result<Self> {
         let value = value.into();
+        value.check_large("scalar", dtype)?;
         with_element!(dtype, T => Self::from_slice(&[T::from_scalar(value)], &[]))
     }
 

@@ -224,6 +224,7 @@ impl Style {
             Scalar::Bool(true) => return "True".to_owned(),
             Scalar::Bool(false) => return "False".to_owned(),
             Scalar::Int(value) => return value.to_string(),
+            Scalar::Unsigned(value) => return value.to_string(),
             Scalar::Float(number) => number,
         };
         match self.notation {

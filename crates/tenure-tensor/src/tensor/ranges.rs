@@ -93,17 +93,14 @@ impl Tensor {
         let end = end.into();
         let step = step.into();
         let numbers = [start, end, step].map(Scalar::to_f64);
-        let (leads_away, count) = match (start, end, step) {
-            (Scalar::Int(start), Scalar::Int(end), Scalar::Int(step)) if step != 0 => {
-                let distance = i128::from(end) - i128::from(start);
-                let step = i128::from(step);
-                (distance.signum() == -step.signum(), ((distance.abs() + step.abs() - 1) / step.abs()) as f64)
-            }
-            _ => {
-                let distance = numbers[1] - numbers[0];
-                let step = numbers[2];
-                (distance != 0.0 && (distance > 0.0) != (step > 0.0), (distance / step).ceil())
-            }
+        let (leads_away, count) = if [start, end, step].iter().all(|number| number.is_integer()) && step.to_bool() {
+            let distance = end.to_i128() - start.to_i128();
+            let step = step.to_i128();
+            (distance.signum() == -step.signum(), ((distance.abs() + step.abs() - 1) / step.abs()) as f64)
+        } else {
+            let distance = numbers[1] - numbers[0];
+            let step = numbers[2];
+            (distance != 0.0 && (distance > 0.0) != (step > 0.0), (distance / step).ceil())
         };
         let reason = match numbers[2] {
             _ if numbers.iter().any(|number| !number.is_finite()) => Some("all three must be finite"),
@@ -117,7 +114,12 @@ impl Tensor {
             let reason = format!("steps of {step} do not lead from {start} to {end}: {reason}");
             return Err(TensorError::argument("arange", reason));
         }
+        start.check_large("arange", dtype)?;
         let rule = match (start, step) {
+            // These wrap.
+            (Scalar::Unsigned(_), Scalar::Int(step)) if dtype == DType::U64 => {
+                RangeRule::Integers(start.to_i64(), step)
+            }
             (Scalar::Int(start), Scalar::Int(step)) => RangeRule::Integers(start, step),
             _ => RangeRule::Floats(start.to_f64(), step.to_f64()),
         };

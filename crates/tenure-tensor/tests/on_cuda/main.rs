@@ -7,3 +7,4 @@ mod attention_dropout;
 mod common;
 mod moved;
 mod rows;
+mod unsigned;

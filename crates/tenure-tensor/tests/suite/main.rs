@@ -17,4 +17,5 @@ mod scatter;
 mod search;
 mod shape;
 mod table;
+mod unsigned;
 mod views;

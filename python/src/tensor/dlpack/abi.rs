@@ -68,7 +68,7 @@ pub(super) struct VersionedTensor {
 pub(super) fn code_of(dtype: DType) -> (u8, u8) {
     let code = match dtype {
         DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
-        DType::U8 => 1,
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 => 1,
         DType::F16 | DType::F32 | DType::F64 => 2,
         DType::BF16 => 4,
         DType::Bool => 6,

@@ -237,6 +237,8 @@ pub(super) fn data_type(dtype: DType) -> Result<cudnnDataType_t, ErrorKind> {
         DType::Bool => Ok(cudnnDataType_t::CUDNN_DATA_BOOLEAN),
         DType::I8 => Ok(cudnnDataType_t::CUDNN_DATA_INT8),
         DType::U8 => Ok(cudnnDataType_t::CUDNN_DATA_UINT8),
-        DType::I16 => Err(ErrorKind::Library { code: 3000, name: format!("cuDNN has no {dtype}") }),
+        DType::I16 | DType::U16 | DType::U32 | DType::U64 => {
+            Err(ErrorKind::Library { code: 3000, name: format!("cuDNN has no {dtype}") })
+        }
     }
 }

@@ -9,6 +9,7 @@ template <typename Bits> DEVICE Key in_order(Bits bits, bool is_nan, bool is_zer
 
 DEVICE Key plain_key(bool x) { return x; }
 DEVICE Key plain_key(u8 x) { return x; }
+DEVICE Key plain_key(u16 x) { return x; }
 DEVICE Key plain_key(u32 x) { return x; }
 DEVICE Key plain_key(u64 x) { return x; }
 DEVICE Key plain_key(i8 x) { return (u8)(x ^ 0x80); }

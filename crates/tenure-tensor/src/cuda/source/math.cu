@@ -29,6 +29,9 @@ template <typename N> DEVICE N quotient(N a, N b) { return is_minus_one(b) ? (N)
 template <typename N> DEVICE N rest_of(N a, N b) { return is_minus_one(b) ? (N)0 : (N)(a % b); }
 template <> DEVICE u8 quotient(u8 a, u8 b) { return a / b; }
 template <> DEVICE u8 rest_of(u8 a, u8 b) { return a % b; }
+template <> DEVICE u64 quotient(u64 a, u64 b) { return a / b; }
+template <> DEVICE u64 rest_of(u64 a, u64 b) { return a % b; }
+template <typename N> DEVICE bool is_negative(N x) { return x < (N)0; }
 
 template <typename N> DEVICE N div_trunc(N a, N b, u64 fault, u64 code) {
     return by_zero(b, fault, code) ? (N)0 : quotient(a, b);
@@ -36,7 +39,7 @@ template <typename N> DEVICE N div_trunc(N a, N b, u64 fault, u64 code) {
 template <typename N> DEVICE N div_floor(N a, N b, u64 fault, u64 code) {
     if (by_zero(b, fault, code)) return (N)0;
     const N rest = rest_of(a, b);
-    return (N)(quotient(a, b) - (N)(rest != (N)0 && ((i64)rest ^ (i64)b) < 0));
+    return (N)(quotient(a, b) - (N)(rest != (N)0 && is_negative(rest) != is_negative(b)));
 }
 template <typename N> DEVICE N fmod_of(N a, N b, u64 fault, u64 code) {
     return by_zero(b, fault, code) ? (N)0 : rest_of(a, b);
@@ -44,7 +47,7 @@ template <typename N> DEVICE N fmod_of(N a, N b, u64 fault, u64 code) {
 template <typename N> DEVICE N remainder_of(N a, N b, u64 fault, u64 code) {
     if (by_zero(b, fault, code)) return (N)0;
     const N rest = rest_of(a, b);
-    return rest != (N)0 && ((i64)rest ^ (i64)b) < 0 ? (N)(rest + b) : rest;
+    return rest != (N)0 && is_negative(rest) != is_negative(b) ? (N)(rest + b) : rest;
 }
 
 #define DIVISION_OF(N)                                                                       \
@@ -66,7 +69,7 @@ DIVISION_OF(double)
 
 // Powers. Integer powers wrap; those with a negative exponent are cut off.
 template <typename N> DEVICE N power(N a, N b) {
-    if ((i64)b < 0) {
+    if (is_negative(b)) {
         if (a == (N)1) return a;
         if (is_minus_one(a)) return (i64)b & 1 ? a : (N)1;
         return (N)0;

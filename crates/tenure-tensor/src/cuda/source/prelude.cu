@@ -24,6 +24,9 @@ DEVICE i32 widen(i8 x) { return x; }
 DEVICE i32 widen(i16 x) { return x; }
 DEVICE i32 widen(i32 x) { return x; }
 DEVICE i64 widen(i64 x) { return x; }
+DEVICE i32 widen(u16 x) { return x; }
+DEVICE i64 widen(u32 x) { return x; }
+DEVICE u64 widen(u64 x) { return x; }
 DEVICE float widen(float x) { return x; }
 DEVICE double widen(double x) { return x; }
 DEVICE float widen(f16 x) {
@@ -36,11 +39,17 @@ DEVICE float widen(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 // Cut off to a whole number; NaN becomes 0, like Rust's `as`.
 DEVICE i64 whole(i32 x) { return x; }
 DEVICE i64 whole(i64 x) { return x; }
+DEVICE i64 whole(u64 x) { return x; }
 DEVICE i64 whole(float x) { return x == x ? (i64)x : 0; }
 DEVICE i64 whole(double x) { return x == x ? (i64)x : 0; }
 
 template <typename To> struct Narrow {
     template <typename From> static DEVICE To of(From x) { return (To)whole(x); }
+};
+template <> struct Narrow<u64> {
+    template <typename From> static DEVICE u64 of(From x) { return (u64)whole(x); }
+    static DEVICE u64 of(float x) { return x >= 0 ? (u64)x : (u64)whole(x); }
+    static DEVICE u64 of(double x) { return x >= 0 ? (u64)x : (u64)whole(x); }
 };
 template <> struct Narrow<bool> {
     template <typename From> static DEVICE bool of(From x) { return x != 0; }
