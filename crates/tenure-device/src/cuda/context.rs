@@ -30,26 +30,26 @@ impl PrimaryContext {
     }
 
     /// Makes this the calling thread's context for as long as the returned value lives.
-    pub(super) fn bind(&self) -> Result<Bound, ErrorKind> {
+    pub(super) fn bind(&self) -> Result<BoundContext, ErrorKind> {
         let mut current = ptr::null_mut();
         // SAFETY: `current` is writable.
         check(unsafe { sys::cuCtxGetCurrent(&mut current) })?;
         if current == self.0 {
-            return Ok(Bound { previous: None });
+            return Ok(BoundContext { previous: None });
         }
         // SAFETY: the context is retained, so it is alive.
         check(unsafe { sys::cuCtxSetCurrent(self.0) })?;
-        Ok(Bound { previous: Some(current) })
+        Ok(BoundContext { previous: Some(current) })
     }
 }
 
-/// A guard for a bound context: on drop, it restores the context that the thread had before.
-pub(super) struct Bound {
+/// A guard for a context that is bound to a thread: on drop, on the same thread, it restores the one before.
+pub struct BoundContext {
     /// The context to restore, null for none; `None` if the thread had the primary context already.
     previous: Option<CUcontext>,
 }
 
-impl Drop for Bound {
+impl Drop for BoundContext {
     fn drop(&mut self) {
         if let Some(previous) = self.previous {
             // SAFETY: the thread had this context, or none, a moment ago. If another thread has destroyed it since, the

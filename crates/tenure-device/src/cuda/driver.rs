@@ -15,7 +15,7 @@ use tenure_alloc::{Address, MemoryInfo};
 use tenure_core::{Device, StreamId};
 
 use super::blas::Blas;
-use super::context::PrimaryContext;
+use super::context::{BoundContext, PrimaryContext};
 use super::dnn::Dnn;
 use super::error::check;
 use super::handles::Handles;
@@ -146,6 +146,14 @@ impl CudaDriver {
             let _bound = self.context.bind()?;
             action()
         })
+    }
+
+    /// Makes the device's context the calling thread's while the guard lives, so that libraries of CUDA use this device.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub fn bind_context(&self) -> Result<BoundContext, CallError> {
+        self.call(Call::RetainContext, || self.context.bind())
     }
 
     /// Returns the driver's number of the device.

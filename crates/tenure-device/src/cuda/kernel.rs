@@ -34,6 +34,12 @@ unsafe impl Send for Function {}
 // SAFETY: see `KernelModule`.
 unsafe impl Sync for Function {}
 
+impl Function {
+    pub(super) fn raw(self) -> CUfunction {
+        self.raw
+    }
+}
+
 /// The number of blocks and threads that run a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchConfig {

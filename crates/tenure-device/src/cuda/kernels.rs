@@ -79,12 +79,12 @@ pub fn compile_cached(
     let Some(path) = cache::folder(KIND).map(|folder| folder.join(file_name(source, compute_capability))) else {
         return nvrtc::compile(source, compute_capability, OPTIONS);
     };
-    if let Some(image) = read(&path) {
-        return Ok(image);
+    if let Some(image) = read_whole(&path) {
+        return Ok(KernelImage::from_bytes(image));
     }
     let image = nvrtc::compile(source, compute_capability, OPTIONS)?;
     // An image that could not be written is compiled again the next time.
-    let _ = write(&path, &image);
+    let _ = write_whole(&path, image.as_bytes());
     Ok(image)
 }
 
@@ -124,15 +124,14 @@ fn file_name(source: &str, (major, minor): (u32, u32)) -> String {
 }
 
 /// Reads a cached image; `None` if it is missing or damaged.
-fn read(path: &Path) -> Option<KernelImage> {
+pub(super) fn read_whole(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = fs::read(path).ok()?;
     let digest = bytes.split_off(bytes.len().checked_sub(DIGEST)?);
-    (Sha256::digest(&bytes)[..] == digest).then(|| KernelImage::from_bytes(bytes))
+    (Sha256::digest(&bytes)[..] == digest).then_some(bytes)
 }
 
 /// Writes an image and its digest to the cache.
-fn write(path: &Path, image: &KernelImage) -> io::Result<()> {
-    let bytes = image.as_bytes();
+pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     cache::replace(path, &[bytes, &Sha256::digest(bytes)].concat())
 }
 
@@ -144,13 +143,13 @@ mod tests {
     fn what_is_not_whole_is_not_taken_from_the_cache() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kernels/some.cubin");
-        assert!(read(&path).is_none());
-        write(&path, &KernelImage::from_bytes(vec![1, 2, 3])).unwrap();
-        assert_eq!(read(&path).unwrap().as_bytes(), [1, 2, 3]);
+        assert!(read_whole(&path).is_none());
+        write_whole(&path, &[1, 2, 3]).unwrap();
+        assert_eq!(read_whole(&path).unwrap(), [1, 2, 3]);
         let whole = fs::read(&path).unwrap();
         for cut in [&whole[..0], &whole[..2], &whole[..whole.len() - 1], &[&[9], &whole[1..]].concat()] {
             fs::write(&path, cut).unwrap();
-            assert!(read(&path).is_none());
+            assert!(read_whole(&path).is_none());
         }
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "a draft was left");
     }

@@ -36,15 +36,18 @@ mod nvml;
 mod nvrtc;
 mod peers;
 mod platform;
+mod program;
 mod space;
 mod timing;
 mod tune;
 
 pub use self::blas::{Compute, Epilogue, Matrix, Operands, Product, ProductPlan, TUNING_WORKSPACE};
+pub use self::context::BoundContext;
 pub use self::dnn::{ConvolutionPass, DnnAttention, DnnConvolution, DnnPlan};
 pub use self::driver::CudaDriver;
 pub use self::kernel::{Function, KernelModule, LaunchConfig};
 pub use self::kernels::{KernelError, KernelName, check_cached, compile_cached};
 pub use self::nvrtc::{CompileError, KernelImage};
 pub use self::platform::{CudaPlatform, platform};
+pub use self::program::{ProgramImage, ProgramKernel, ProgramSource};
 pub use self::timing::Timing;

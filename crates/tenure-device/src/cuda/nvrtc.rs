@@ -5,6 +5,8 @@ use std::ffi::{CStr, CString, NulError, c_char};
 use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys::{self, nvrtcProgram};
 
+use super::program::ProgramSource;
+
 /// The machine code of one or several kernels, for one kind of device.
 #[derive(Clone)]
 pub struct KernelImage(Vec<u8>);
@@ -32,24 +34,78 @@ pub enum CompileError {
     ZeroByte(#[from] NulError),
 }
 
+impl CompileError {
+    /// Returns the first error in one line, with the file and the line that the compiler names.
+    pub fn first_line(&self) -> String {
+        match self {
+            Self::Failed { name, log } => {
+                let error = log.lines().find(|line| line.contains("error")).or_else(|| log.lines().next());
+                error.unwrap_or(name).to_owned()
+            }
+            other => other.to_string(),
+        }
+    }
+
+    /// Returns whether the source has nothing that the expression names.
+    pub fn is_unknown_name(&self) -> bool {
+        self.first_line().starts_with("__nv_name_map(")
+    }
+}
+
 /// Compiles CUDA C++ for devices of `compute_capability`.
 pub(super) fn compile(
     source: &str,
     compute_capability: (u32, u32),
     options: &[&str],
 ) -> Result<KernelImage, CompileError> {
-    let program = compile_program(source, "sm", compute_capability, options)?;
+    let program = compile_program(source, None, "sm", compute_capability, options)?;
     program.image().map(KernelImage).map_err(|error| failed(error, String::new()))
 }
 
 /// Checks CUDA C++ with the compiler's front end.
 pub(super) fn check(source: &str, compute_capability: (u32, u32), options: &[&str]) -> Result<(), CompileError> {
-    compile_program(source, "compute", compute_capability, &[options, &["-fdevice-syntax-only"]].concat()).map(drop)
+    let options = [options, &["-fdevice-syntax-only"]].concat();
+    compile_program(source, None, "compute", compute_capability, &options).map(drop)
+}
+
+/// Compiles a program's source for devices of `compute_capability`. Returns the symbol of the kernel that `expression`
+/// names too; empty without an expression.
+pub(super) fn compile_named(
+    source: &ProgramSource,
+    expression: Option<&str>,
+    compute_capability: (u32, u32),
+) -> Result<(KernelImage, String), CompileError> {
+    let ProgramSource { name, text, options } = source;
+    let expression = expression.map(CString::new).transpose()?;
+    let names = Names { file: CString::new(name.as_str())?, expression };
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let program = compile_program(text, Some(&names), "sm", compute_capability, &options)?;
+    let no_log = |error| failed(error, String::new());
+    let symbol =
+        names.expression.map_or(Ok(String::new()), |expression| program.symbol(&expression)).map_err(no_log)?;
+    Ok((KernelImage(program.image().map_err(no_log)?), symbol))
+}
+
+/// Checks a program's source with the compiler's front end.
+pub(super) fn check_named(source: &ProgramSource) -> Result<(), CompileError> {
+    // One that has the functions of most devices.
+    const DEVICE: (u32, u32) = (9, 0);
+    let names = Names { file: CString::new(source.name.as_str())?, expression: None };
+    let options: Vec<&str> = source.options.iter().map(String::as_str).chain(["-fdevice-syntax-only"]).collect();
+    compile_program(&source.text, Some(&names), "compute", DEVICE, &options).map(drop)
+}
+
+/// Names in a program.
+struct Names {
+    file: CString,
+    /// An expression that names a kernel.
+    expression: Option<CString>,
 }
 
 /// Compiles CUDA C++ for an architecture, real (`sm`) or virtual (`compute`).
 fn compile_program(
     source: &str,
+    names: Option<&Names>,
     architecture: &str,
     (major, minor): (u32, u32),
     options: &[&str],
@@ -63,7 +119,7 @@ fn compile_program(
     if !unsafe { sys::is_culib_present() } {
         return Err(CompileError::NoCompiler);
     }
-    let program = Program::new(&source)?;
+    let program = Program::new(&source, names)?;
     program.compile(&texts)?;
     Ok(program)
 }
@@ -94,8 +150,14 @@ impl KernelImage {
 struct Program(nvrtcProgram);
 
 impl Program {
-    fn new(source: &CStr) -> Result<Self, CompileError> {
-        result::create_program(source, None).map(Self).map_err(|error| failed(error, String::new()))
+    fn new(source: &CStr, names: Option<&Names>) -> Result<Self, CompileError> {
+        let no_log = |error| failed(error, String::new());
+        let program = result::create_program(source, names.map(|names| &*names.file)).map(Self).map_err(no_log)?;
+        if let Some(expression) = names.and_then(|names| names.expression.as_ref()) {
+            // SAFETY: the program is alive and not compiled yet, and the expression ends with a zero.
+            unsafe { sys::nvrtcAddNameExpression(program.0, expression.as_ptr()) }.result().map_err(no_log)?;
+        }
+        Ok(program)
     }
 
     fn compile(&self, options: &[CString]) -> Result<(), CompileError> {
@@ -113,6 +175,15 @@ impl Program {
         // SAFETY: `image` has as many bytes as the compiler asked for.
         unsafe { sys::nvrtcGetCUBIN(self.0, image.as_mut_ptr().cast()) }.result()?;
         Ok(image)
+    }
+
+    /// Returns the symbol of the kernel that an expression names, which the program was compiled with.
+    fn symbol(&self, expression: &CStr) -> Result<String, NvrtcError> {
+        let mut symbol = std::ptr::null();
+        // SAFETY: the program is alive and compiled, and `symbol` is writable.
+        unsafe { sys::nvrtcGetLoweredName(self.0, expression.as_ptr(), &mut symbol) }.result()?;
+        // SAFETY: a C string of the program.
+        Ok(unsafe { CStr::from_ptr(symbol) }.to_string_lossy().into_owned())
     }
 
     /// Returns the compiler's log; empty if there is none.

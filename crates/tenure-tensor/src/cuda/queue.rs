@@ -1,11 +1,11 @@
 //! Submission of kernels to a device's stream, real or simulated.
 
-use std::ffi::OsString;
+use std::ffi::{OsString, c_void};
 use std::ops::Range;
 
 use smallvec::SmallVec;
 use tenure_core::{DType, Device, Layout, Purpose, StreamId, Tag};
-use tenure_device::cuda::{CudaDriver, KernelName, LaunchConfig};
+use tenure_device::cuda::{CudaDriver, KernelName, LaunchConfig, ProgramKernel};
 use tenure_device::memory::DeviceMemory;
 use tenure_device::sim::{KernelMemory, SimDriver, SimKernel};
 use tenure_device::{Executor, memory};
@@ -179,6 +179,11 @@ impl Queue {
         self.stream
     }
 
+    /// Records that the stream uses storages.
+    pub(super) fn record_use<'a>(&self, storages: impl Iterator<Item = Held<'a>>) -> Result<()> {
+        record_use(self.op, self.memory, storages, self.stream)
+    }
+
     /// Returns the driver of a real device, which calls cuBLASLt and cuDNN; `None` on a simulated device.
     pub(crate) fn cuda(&self) -> Option<&'static CudaDriver> {
         match self.memory.driver().executor() {
@@ -261,6 +266,23 @@ impl Queue {
 
     pub(crate) fn driver_result<T>(&self, result: Result<T, tenure_device::CallError>) -> Result<T> {
         result.map_err(|error| TensorError::device(self.op, error))
+    }
+
+    /// Launches a kernel of a program on a real device.
+    ///
+    /// # Safety
+    /// `arguments` are pointers to values of the kernel's parameters. The caller keeps the memory that they point to
+    /// locked, and its use recorded.
+    pub(super) unsafe fn launch_program(
+        &self,
+        driver: &CudaDriver,
+        kernel: &ProgramKernel,
+        config: LaunchConfig,
+        arguments: &mut [*mut c_void],
+    ) -> Result<()> {
+        // SAFETY: by the function's contract.
+        let launched = unsafe { driver.launch_program(kernel, config, self.stream, arguments) };
+        self.driver_result(launched).map(drop)
     }
 
     /// Checks a kernel on a simulated device, if the environment asks for it: compiles an operation's first kernel in a
