@@ -401,6 +401,9 @@ class Access {
         return static_cast<T *>(data);
     }
 
+  protected:
+    tenure_access *handle() const { return access_; }
+
   private:
     tenure_access *access_ = nullptr;
 };
@@ -409,6 +412,39 @@ class Access {
 /// is none where nothing depends on the output, or where the input needs none. Tensors come in `saved`: a formula that
 /// captures an output keeps it, and itself, for ever.
 using Formula = std::function<Tensors(const Tensors &saved, const Tensors &grads)>;
+
+namespace detail {
+
+/// Calls a formula, which is the context.
+inline tenure_status call_formula(void *context, const tenure_tensor *const *kept, size_t kept_count,
+                                  const tenure_tensor *const *grads, size_t output_count, tenure_tensor **input_grads,
+                                  size_t input_count) {
+    try {
+        auto shared = [](const tenure_tensor *const *handles, size_t count) {
+            Tensors tensors(count);
+            for (size_t index = 0; index < count; index++) {
+                tenure_tensor *handle = nullptr;
+                if (handles[index] != nullptr)
+                    detail::check(tenure_tensor_share(handles[index], &handle));
+                tensors[index] = Tensor::adopt(handle);
+            }
+            return tensors;
+        };
+        Tensors given = (*static_cast<Formula *>(context))(shared(kept, kept_count), shared(grads, output_count));
+        if (given.size() != input_count)
+            throw Error("the formula has returned " + std::to_string(given.size()) + " gradients for " +
+                        std::to_string(input_count) + " inputs");
+        for (size_t index = 0; index < input_count; index++)
+            input_grads[index] = given[index].release();
+        return TENURE_OK;
+    } catch (const std::exception &error) {
+        return tenure_fail(TENURE_INVALID, error.what());
+    } catch (...) {
+        return tenure_fail(TENURE_INVALID, "a formula has thrown what is no std::exception");
+    }
+}
+
+} // namespace detail
 
 /// Makes `outputs`, which were computed with gradients switched off, the results of an operation on `inputs`.
 inline void attach(const char *name, const Tensors &outputs, const Tensors &inputs, const Tensors &saved,
@@ -419,36 +455,9 @@ inline void attach(const char *name, const Tensors &outputs, const Tensors &inpu
             handles.push_back(tensor.handle());
         return handles;
     };
-    auto call = [](void *context, const tenure_tensor *const *kept, size_t kept_count,
-                   const tenure_tensor *const *grads, size_t output_count, tenure_tensor **input_grads,
-                   size_t input_count) -> tenure_status {
-        try {
-            auto shared = [](const tenure_tensor *const *handles, size_t count) {
-                Tensors tensors(count);
-                for (size_t index = 0; index < count; index++) {
-                    tenure_tensor *handle = nullptr;
-                    if (handles[index] != nullptr)
-                        detail::check(tenure_tensor_share(handles[index], &handle));
-                    tensors[index] = Tensor::adopt(handle);
-                }
-                return tensors;
-            };
-            Tensors given = (*static_cast<Formula *>(context))(shared(kept, kept_count), shared(grads, output_count));
-            if (given.size() != input_count)
-                throw Error("the formula has returned " + std::to_string(given.size()) + " gradients for " +
-                            std::to_string(input_count) + " inputs");
-            for (size_t index = 0; index < input_count; index++)
-                input_grads[index] = given[index].release();
-            return TENURE_OK;
-        } catch (const std::exception &error) {
-            return tenure_fail(TENURE_INVALID, error.what());
-        } catch (...) {
-            return tenure_fail(TENURE_INVALID, "a formula has thrown what is no std::exception");
-        }
-    };
     auto out = handles_of(outputs), in = handles_of(inputs), kept = handles_of(saved);
-    detail::check(tenure_attach(name, out.data(), out.size(), in.data(), in.size(), kept.data(), kept.size(), call,
-                                new Formula(std::move(formula)),
+    detail::check(tenure_attach(name, out.data(), out.size(), in.data(), in.size(), kept.data(), kept.size(),
+                                detail::call_formula, new Formula(std::move(formula)),
                                 [](void *context) { delete static_cast<Formula *>(context); }));
 }
 

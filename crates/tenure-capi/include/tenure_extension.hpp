@@ -240,6 +240,30 @@ class Module {
         return add(name, std::function(std::forward<F>(function)), doc);
     }
 
+    /// Adds an operation with an implementation for tensors on the CPU and one for CUDA devices, of the same parameters:
+    /// the first tensor's device chooses. nullptr is none. With a formula, the implementations run with gradients
+    /// switched off, and the formula's `saved` are the tensors among the arguments, then those of the result.
+    template <typename F, typename G>
+    Module &def_operation(const char *name, F &&cpu, G &&cuda, Formula formula = nullptr, const std::string &doc = "") {
+        constexpr bool has_cpu = !std::is_same_v<std::decay_t<F>, std::nullptr_t>;
+        constexpr bool has_cuda = !std::is_same_v<std::decay_t<G>, std::nullptr_t>;
+        static_assert(has_cpu || has_cuda, "an operation needs an implementation");
+        // All of it lives as long as the process, as the library does.
+        auto *operation = new tenure_operation{};
+        std::string signature;
+        if constexpr (has_cuda)
+            operation->cuda = bind(name, std::function(std::forward<G>(cuda)), signature);
+        if constexpr (has_cpu)
+            operation->cpu = bind(name, std::function(std::forward<F>(cpu)), signature);
+        if (formula != nullptr) {
+            operation->formula = detail::call_formula;
+            operation->formula_context = new Formula(std::move(formula));
+        }
+        described_.push_back({name, signature + (doc.empty() ? "" : "\n\n" + doc), call_operation, operation});
+        operation->name = (new std::string(name))->c_str();
+        return *this;
+    }
+
     /// Returns what the extension's library offers. It is called once.
     const tenure_extension *entry() {
         for (const Described &each : described_)
@@ -258,11 +282,25 @@ class Module {
 
     template <typename R, typename... A>
     Module &add(const char *name, std::function<R(A...)> function, const std::string &doc) {
+        std::string text;
+        tenure_implementation bound = bind(name, std::move(function), text);
+        text += doc.empty() ? "" : "\n\n" + doc;
+        described_.push_back({name, text, bound.call, bound.context});
+        return *this;
+    }
+
+    /// Returns a function with the code that converts its arguments, and its signature.
+    template <typename R, typename... A>
+    static tenure_implementation bind(const char *name, std::function<R(A...)> function, std::string &signature) {
         // It lives as long as the process, as the library does.
         auto *bound = new detail::Bound<R, A...>{name, std::move(function)};
-        std::string text = bound->signature() + (doc.empty() ? "" : "\n\n" + doc);
-        described_.push_back({name, text, detail::Bound<R, A...>::call, bound});
-        return *this;
+        signature = bound->signature();
+        return {detail::Bound<R, A...>::call, bound};
+    }
+
+    static tenure_status call_operation(void *operation, const tenure_value *arguments, size_t count,
+                                        tenure_value *result) {
+        return tenure_operation_call(static_cast<const tenure_operation *>(operation), arguments, count, result);
     }
 
     std::vector<Described> described_;

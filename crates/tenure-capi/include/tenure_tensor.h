@@ -184,6 +184,28 @@ tenure_status tenure_attach(const char *name, const tenure_tensor *const *output
                             const tenure_tensor *const *saved, size_t saved_count, tenure_formula formula,
                             void *context, void (*free_context)(void *));
 
+/* Computes an operation's result from its arguments, as a function of an extension does. */
+typedef struct tenure_implementation {
+    tenure_status (*call)(void *context, const tenure_value *arguments, size_t count, tenure_value *result);
+    void *context;
+} tenure_implementation;
+
+/* An operation of the program's own. `call` is NULL for a kind of device that it has no implementation for, and `formula`
+ * is NULL if it has none: then gradients are those of the operations within. Contexts live as long as the process. */
+typedef struct tenure_operation {
+    const char *name;
+    tenure_implementation cpu;
+    tenure_implementation cuda;
+    tenure_formula formula;
+    void *formula_context;
+} tenure_operation;
+
+/* Calls an operation of the program's own: the implementation for the device of the first tensor among the arguments, or
+ * that for the CPU. With a formula, the implementation runs with gradients switched off, and `saved` are the tensors
+ * among the arguments, then those of the result; its inputs are the tensors among the arguments. */
+tenure_status tenure_operation_call(const tenure_operation *operation, const tenure_value *arguments, size_t count,
+                                    tenure_value *result);
+
 /* Makes `message` this thread's last error. Returns `status`, which is TENURE_INVALID or TENURE_WRONG_TYPE. */
 tenure_status tenure_fail(tenure_status status, const char *message);
 

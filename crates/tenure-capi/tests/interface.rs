@@ -35,6 +35,11 @@ fn a_c_program_computes_with_tensors() {
 }
 
 #[test]
+fn a_c_program_launches_kernels_and_calls_its_own_operation() {
+    run("kernels.c");
+}
+
+#[test]
 fn a_cpp_program_computes_with_tensors() {
     run("tensors.cpp");
 }
@@ -104,9 +109,10 @@ fn the_benchmark_beside_pytorch_runs_without_it() {
 #[test]
 fn the_header_declares_every_function_and_no_other() {
     compare("tenure.h", &["src/lib.rs"]);
-    let files = ["access", "autograd", "call", "handle", "value"];
+    let files = ["access", "autograd", "call", "handle", "operation", "value"];
     let files: Vec<String> = files.map(|file| format!("src/tensors/{file}.rs")).into();
     compare("tenure_tensor.h", &files);
+    compare("tenure_cuda.h", &["src/tensors/cuda.rs"]);
 }
 
 fn compare(header: &str, sources: &[impl AsRef<Path>]) {

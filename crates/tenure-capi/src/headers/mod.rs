@@ -27,6 +27,8 @@ pub fn all() -> Vec<(&'static str, String)> {
         ("tenure.h", include_str!("../../include/tenure.h").to_owned()),
         ("tenure_tensor.h", include_str!("../../include/tenure_tensor.h").to_owned()),
         ("tenure.hpp", include_str!("../../include/tenure.hpp").to_owned()),
+        ("tenure_cuda.h", include_str!("../../include/tenure_cuda.h").to_owned()),
+        ("tenure_cuda.hpp", include_str!("../../include/tenure_cuda.hpp").to_owned()),
         ("tenure_extension.h", include_str!("../../include/tenure_extension.h").to_owned()),
         ("tenure_extension.hpp", include_str!("../../include/tenure_extension.hpp").to_owned()),
         ("tenure_operations.h", c::functions()),

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 
+use tenure_tensor::cuda::StreamUse;
 use tenure_tensor::{Access, Tensor};
 
 use super::handle::{given, given_all};
@@ -23,8 +24,10 @@ pub(super) fn refuse_while_open() -> Result<(), Failure> {
 
 /// `tenure_access` of `tenure_tensor.h`.
 pub struct OpenAccess {
+    /// The use of the tensors by a stream, if the program has asked for it.
+    pub(super) stream: Option<StreamUse>,
     /// It borrows `tensors`, and is dropped before them.
-    access: Access<'static>,
+    pub(super) access: Access<'static>,
     /// The tensors, written ones first. They keep their place while the access lives.
     tensors: Box<[Tensor]>,
     writes: usize,
@@ -55,10 +58,16 @@ pub unsafe extern "C" fn tenure_access_begin(
             tensors.iter().map(|tensor| unsafe { &*std::ptr::from_ref(tensor) }).collect();
         let (written, read) = borrowed.split_at(write_count);
         let opened = Access::new("tenure_access_begin", written, read)?;
-        written.iter().for_each(|tensor| tensor.bump_version("tenure_access_begin"));
         IS_OPEN.set(true);
         // SAFETY: not null, so a place to write to.
-        unsafe { access.write(Box::into_raw(Box::new(OpenAccess { access: opened, tensors, writes: write_count }))) };
+        unsafe {
+            access.write(Box::into_raw(Box::new(OpenAccess {
+                stream: None,
+                access: opened,
+                tensors,
+                writes: write_count,
+            })))
+        };
         Ok(())
     })
 }
@@ -76,7 +85,7 @@ pub unsafe extern "C" fn tenure_access_data(
     guarded(|| {
         // SAFETY: by the function's contract.
         let (opened, tensor) = unsafe { (access.as_mut(), given(tensor)?) };
-        let OpenAccess { access, tensors, writes } = opened.ok_or_else(|| Failure::null("an access"))?;
+        let OpenAccess { access, tensors, writes, .. } = opened.ok_or_else(|| Failure::null("an access"))?;
         if data.is_null() {
             return Err(Failure::null("the address's place"));
         }
@@ -101,6 +110,10 @@ pub unsafe extern "C" fn tenure_access_end(access: *mut OpenAccess) {
     if !access.is_null() {
         IS_OPEN.set(false);
         // SAFETY: an access is a box of `tenure_access_begin`.
-        drop(unsafe { Box::from_raw(access) });
+        let OpenAccess { stream, access, tensors, writes } = *unsafe { Box::from_raw(access) };
+        drop(stream);
+        // A capture that notes the writes locks the storages.
+        drop(access);
+        tensors[..writes].iter().for_each(|tensor| tensor.bump_version("tenure_access_end"));
     }
 }

@@ -127,7 +127,7 @@ pub extern "C" fn tenure_grad_mode_pop() {
 }
 
 /// `tenure_formula` of `tenure_tensor.h`.
-type Formula = unsafe extern "C" fn(
+pub(super) type Formula = unsafe extern "C" fn(
     context: *mut c_void,
     saved: *const *const Tensor,
     saved_count: usize,
@@ -138,7 +138,7 @@ type Formula = unsafe extern "C" fn(
 ) -> c_int;
 
 /// A formula with its context.
-struct OwnedFormula {
+pub(super) struct OwnedFormula {
     formula: Formula,
     context: OwnedContext,
 }
@@ -164,6 +164,11 @@ impl Drop for OwnedContext {
 }
 
 impl OwnedFormula {
+    /// Makes a formula whose context lives as long as the process.
+    pub(super) fn of_process(formula: Formula, context: *mut c_void) -> Self {
+        Self { formula, context: OwnedContext { context, free: None } }
+    }
+
     /// Returns the gradients of the `inputs` inputs.
     fn call(&self, saved: &[Tensor], grads: &[Option<&Tensor>], inputs: usize) -> Result<Vec<Option<Tensor>>, String> {
         let saved: Vec<*const Tensor> = saved.iter().map(ptr::from_ref).collect();
@@ -218,30 +223,42 @@ pub unsafe extern "C" fn tenure_attach(
                 given_all(saved, saved_count)?,
             )
         };
-        if let Some(stale) =
-            outputs.iter().position(|output| output.requires_grad() || inputs.iter().any(|input| input.is_same(output)))
-        {
-            let reason = "is an input, or has a gradient already: compute outputs with gradients switched off";
-            return Err(Failure::Invalid(format!("tenure_attach: output {stale} {reason}")));
-        }
-        let node = name.clone();
-        autograd::attach_all(&outputs, name, &inputs, |saver| {
-            let handles = saved.iter().map(|tensor| match outputs.iter().position(|output| output.is_same(tensor)) {
-                Some(output) => saver.save_output(tensor, output),
-                None => saver.save(tensor),
-            });
-            let handles: Vec<SavedHandle> = handles.collect::<Result<_, TensorError>>()?;
-            Ok(move |context: &Context<'_>| {
-                let saved = handles.iter().map(|handle| context.unpack(*handle));
-                let saved: Vec<Tensor> = saved.collect::<Result<_, TensorError>>()?;
-                let grads: Vec<Option<&Tensor>> = (0..output_count).map(|output| context.grad_if_any(output)).collect();
-                let given = formula.call(&saved, &grads, input_count);
-                let given = given.map_err(|reason| AutogradError::Other { node: node.clone(), reason })?;
-                Ok(given.into_iter().collect())
-            })
-        })?;
-        Ok(())
+        attach(name, &outputs, &inputs, &saved, formula)
     })
+}
+
+/// Makes `outputs`, which were computed with gradients switched off, the results of an operation with a formula.
+pub(super) fn attach(
+    name: String,
+    outputs: &[&Tensor],
+    inputs: &[&Tensor],
+    saved: &[&Tensor],
+    formula: OwnedFormula,
+) -> Result<(), Failure> {
+    if let Some(stale) =
+        outputs.iter().position(|output| output.requires_grad() || inputs.iter().any(|input| input.is_same(output)))
+    {
+        let reason = "is an input, or has a gradient already: compute outputs with gradients switched off";
+        return Err(Failure::Invalid(format!("tenure_attach: output {stale} {reason}")));
+    }
+    let node = name.clone();
+    let (output_count, input_count) = (outputs.len(), inputs.len());
+    autograd::attach_all(outputs, name, inputs, |saver| {
+        let handles = saved.iter().map(|tensor| match outputs.iter().position(|output| output.is_same(tensor)) {
+            Some(output) => saver.save_output(tensor, output),
+            None => saver.save(tensor),
+        });
+        let handles: Vec<SavedHandle> = handles.collect::<Result<_, TensorError>>()?;
+        Ok(move |context: &Context<'_>| {
+            let saved = handles.iter().map(|handle| context.unpack(*handle));
+            let saved: Vec<Tensor> = saved.collect::<Result<_, TensorError>>()?;
+            let grads: Vec<Option<&Tensor>> = (0..output_count).map(|output| context.grad_if_any(output)).collect();
+            let given = formula.call(&saved, &grads, input_count);
+            let given = given.map_err(|reason| AutogradError::Other { node: node.clone(), reason })?;
+            Ok(given.into_iter().collect())
+        })
+    })?;
+    Ok(())
 }
 
 /// See `tenure_tensor.h`.

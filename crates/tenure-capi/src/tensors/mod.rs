@@ -1,9 +1,11 @@
-//! Tensors: the functions that `include/tenure_tensor.h` declares and documents.
+//! Tensors: the functions that `include/tenure_tensor.h` and `include/tenure_cuda.h` declare and document.
 
 pub mod access;
 pub mod autograd;
 pub mod call;
+pub mod cuda;
 pub mod handle;
+pub mod operation;
 pub mod value;
 
 use std::ffi::c_int;

@@ -132,6 +132,28 @@ impl Value {
         Self { kind: types::GENERATOR, count: 0, content }
     }
 
+    /// Returns the tensors that the value refers to, also in a tuple.
+    ///
+    /// # Safety
+    /// The value is one that the header allows: its content is that of its type, and lives for `'a`.
+    pub(super) unsafe fn referred_tensors<'a>(&self) -> Vec<&'a Tensor> {
+        // SAFETY: by the function's contract.
+        unsafe {
+            match self.kind {
+                types::TENSOR => self.content.tensor.as_ref().into_iter().collect(),
+                types::TENSORS => {
+                    let tensors = elements(self.content.tensors.cast_const(), self.count);
+                    tensors.iter().filter_map(|tensor| tensor.as_ref()).collect()
+                }
+                types::TUPLE => {
+                    let values = elements(self.content.values.cast_const(), self.count);
+                    values.iter().flat_map(|value| value.referred_tensors()).collect()
+                }
+                _ => Vec::new(),
+            }
+        }
+    }
+
     /// Takes a result out of its value.
     ///
     /// # Safety
