@@ -45,6 +45,7 @@ __all__ = [
     "bool",
     "can_access_peer",
     "check_cuda_device",
+    "check_cuda_source",
     "check_gradients",
     "check_room_for_parameters",
     "check_shared_parameters",
@@ -798,4 +799,5 @@ def attach_function(
     formula: Callable[[list[Tensor | None], list[Tensor | None]], Iterable[Tensor | None]],
 ) -> None: ...
 def load_extension(path: str | PathLike[str]) -> list[ExtensionFunction]: ...
+def check_cuda_source(name: str, text: str, options: Sequence[str]) -> str | None: ...
 def write_headers(folder: str | PathLike[str]) -> None: ...

@@ -1,4 +1,4 @@
-"""Functions in C++ or Rust on tensors, compiled while the program runs, or ahead of time by setuptools.
+"""Functions in C++, CUDA or Rust on tensors, compiled while the program runs, or ahead of time by setuptools.
 
 A source in C++ includes ``tenure_extension.hpp``, whose first lines show how; the tensors there have PyTorch's names.
 One in Rust uses the crate ``tenure_extension``, which comes with this package.
@@ -28,8 +28,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tenure import _compilation, _extension_rust, _native
+from tenure import _compilation, _cuda_compilation, _extension_rust, _native
 from tenure._compilation import BuildError
+from tenure._cuda_compilation import CudaSources
 from tenure._errors import Error
 from tenure._files import write_whole
 
@@ -68,6 +69,7 @@ def load(
     sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     extra_cflags: str | Iterable[str | os.PathLike[str]] = (),
+    extra_cuda_cflags: str | Iterable[str | os.PathLike[str]] = (),
     extra_ldflags: str | Iterable[str | os.PathLike[str]] = (),
     extra_include_paths: Iterable[str | os.PathLike[str]] = (),
     verbose: bool = False,
@@ -82,10 +84,13 @@ def load(
     name
         The extension's name: an identifier.
     sources
-        The C++ source files, one of which has ``TENURE_EXTENSION``. Or one source in Rust: a file, which is the root of
-        a crate, or a folder with ``Cargo.toml``.
+        The source files in C++, one of which has ``TENURE_EXTENSION``, and in CUDA (``.cu``). nvcc compiles sources in
+        CUDA where there is one; without, they have kernels only. NVRTC compiles kernels that are launched by name. Or
+        one source in Rust: a file, which is the root of a crate, or a folder with ``Cargo.toml``.
     extra_cflags
         More flags of the compiler, such as ``-O3``, or ``-Ctarget-cpu=native`` for Rust: a list, or one text.
+    extra_cuda_cflags
+        More flags of nvcc and NVRTC, such as ``--use_fast_math``: a list, or one text.
     extra_ldflags
         More flags of the linker, such as ``-lm``: a list, or one text.
     extra_include_paths
@@ -113,8 +118,9 @@ def load(
     if in_rust and len(files) > 1:
         raise Error(f"{in_rust[0]} must be the only source: Rust finds other files by `mod`, and C++ by a build script")
     for file in files:
-        if not in_rust and file.suffix not in _ENDINGS:
-            raise Error(f"{file} is no source in C++ or Rust: its name must end with one of {', '.join(_ENDINGS)}, .rs")
+        if not in_rust and file.suffix not in (*_ENDINGS, _cuda_compilation.ENDING):
+            endings = ", ".join(_ENDINGS)
+            raise Error(f"{file} is no source in C++, CUDA or Rust: its name must end with one of {endings}, .cu, .rs")
         if not file.exists():
             raise Error(f"the extension {name} cannot be built: there is no file {file}")
     included = [str(Path(folder).absolute()) for folder in extra_include_paths]
@@ -125,8 +131,11 @@ def load(
         if in_rust:
             library = _built_in_rust(name, files[0], flags, linking, verbose)
         else:
-            folders = [f"-I{folder}" for folder in [*included, *include_paths()]]
-            library = _built(name, files, [*_FLAGS, *flags, *folders], linking, verbose)
+            folders = [*included, *include_paths()]
+            flags = [*_FLAGS, *flags, *(f"-I{folder}" for folder in folders)]
+            in_cuda = [file for file in files if file.suffix == _cuda_compilation.ENDING]
+            cuda = CudaSources(in_cuda, _words(extra_cuda_cflags), folders) if in_cuda else None
+            library = _built(name, files, flags, linking, verbose, cuda)
     except BuildError as error:
         raise Error(f"the extension {name} cannot be built: {error}") from None
     return open_library(library, name)
@@ -137,7 +146,9 @@ def load_inline(
     cpp_sources: str | Sequence[str],
     functions: str | Sequence[str] | None = None,
     *,
+    cuda_sources: str | Sequence[str] = (),
     extra_cflags: str | Iterable[str | os.PathLike[str]] = (),
+    extra_cuda_cflags: str | Iterable[str | os.PathLike[str]] = (),
     extra_ldflags: str | Iterable[str | os.PathLike[str]] = (),
     extra_include_paths: Iterable[str | os.PathLike[str]] = (),
     verbose: bool = False,
@@ -152,7 +163,9 @@ def load_inline(
         C++ sources. They need not include ``tenure_extension.hpp``, and ``Tensor`` stands for ``tenure::Tensor``.
     functions
         The C++ functions that Python calls, or one. None if the sources have ``TENURE_EXTENSION`` themselves.
-    extra_cflags, extra_ldflags, extra_include_paths, verbose
+    cuda_sources
+        Sources in CUDA C++, as they are.
+    extra_cflags, extra_cuda_cflags, extra_ldflags, extra_include_paths, verbose
         As for `load`.
 
     Returns
@@ -167,19 +180,23 @@ def load_inline(
     """
     _check_name(name)
     texts = [cpp_sources] if isinstance(cpp_sources, str) else list(cpp_sources)
-    parts = ["#include <tenure_extension.hpp>\nusing tenure::Tensor;\n", *texts]
+    in_cuda = [cuda_sources] if isinstance(cuda_sources, str) else list(cuda_sources)
+    own_headers = "#include <tenure_cuda.hpp>\n" if in_cuda else ""
+    parts = [f"#include <tenure_extension.hpp>\n{own_headers}using tenure::Tensor;\n", *texts]
     if functions is not None:
         names = [functions] if isinstance(functions, str) else functions
         defined = " ".join(f'module.def("{function}", {function});' for function in names)
         parts.append(f"TENURE_EXTENSION(module) {{ {defined} }}\n")
-    content = "\n".join(parts)
-    folder = _cache()
-    source = folder / f"{name}-{_digest(content)}.cpp"
-    write_whole(source, content)
+    sources = []
+    for content, ending in [("\n".join(parts), _ENDINGS[0]), *((text, _cuda_compilation.ENDING) for text in in_cuda)]:
+        source = _cache() / f"{name}-{_digest(content)}{ending}"
+        write_whole(source, content)
+        sources.append(source)
     return load(
         name,
-        source,
+        sources,
         extra_cflags=extra_cflags,
+        extra_cuda_cflags=extra_cuda_cflags,
         extra_ldflags=extra_ldflags,
         extra_include_paths=extra_include_paths,
         verbose=verbose,
@@ -267,12 +284,25 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _built(name: str, files: list[Path], flags: list[str], linking: list[str], verbose: bool) -> Path:
-    """Returns the library of an extension in C++."""
+def _built(
+    name: str, files: list[Path], flags: list[str], linking: list[str], verbose: bool, cuda: CudaSources | None
+) -> Path:
+    """Returns the library of an extension in C++ and CUDA."""
     compiler = _compilation.compiler()
+    commands = {ending: [*compiler, *flags] for ending in _ENDINGS}
     version = _compilation.run([*compiler, "--version"]).stdout
-    parts = [shlex.join(compiler), version, shlex.join(flags), shlex.join(linking)]
-    return _kept(name, files, parts, lambda library: _compile(compiler, files, flags, linking, library, verbose))
+    if cuda is not None:
+        embedded = cuda.embedded()
+        # The digest is in the name, and so in the library's key.
+        kept = _cache() / f"{name}-cuda-{_digest(embedded)}.cpp"
+        write_whole(kept, embedded)
+        files = [kept, *(file for file in files if cuda.has_nvcc or file.suffix in _ENDINGS)]
+        linking = [*linking, *cuda.linking()]
+        if cuda.has_nvcc:
+            commands[_cuda_compilation.ENDING] = cuda.command(compiler)
+            version += _compilation.run([commands[_cuda_compilation.ENDING][0], "--version"]).stdout
+    parts = [version, *map(shlex.join, commands.values()), shlex.join(linking)]
+    return _kept(name, files, parts, lambda library: _compile(compiler, commands, files, linking, library, verbose))
 
 
 def _built_in_rust(name: str, source: Path, flags: list[str], linking: list[str], verbose: bool) -> Path:
@@ -348,13 +378,14 @@ def _known(record: Path) -> Path | None:
 
 def _compile(
     compiler: list[str],
+    commands: dict[str, list[str]],
     files: list[Path],
-    flags: list[str],
     linking: list[str],
     library: Path,
     verbose: bool,
 ) -> dict[str, str]:
-    """Compiles the files at the same time, and links them. Returns the digests of the headers that they include."""
+    """Compiles the files at the same time, each by the command for its ending, and links them. Returns the digests of
+    the headers that they include."""
     objects = [library.with_name(f"{number}.o") for number in range(len(files))]
 
     def run(command: list[str]) -> None:
@@ -363,12 +394,12 @@ def _compile(
         # The folder of the library is removed.
         _compilation.check(_compilation.run(command), library.parents[1] / library.name)
 
-    commands = [
-        [*compiler, *flags, "-MD", "-MF", str(built.with_suffix(".d")), "-c", str(file), "-o", str(built)]
+    compiling = [
+        [*commands[file.suffix], "-MD", "-MF", str(built.with_suffix(".d")), "-c", str(file), "-o", str(built)]
         for file, built in zip(files, objects, strict=True)
     ]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(run, commands):
+        for _ in pool.map(run, compiling):
             pass
     run([*compiler, "-shared", *map(str, objects), "-o", str(library), *linking])
     _compilation.seal(library)

@@ -7,6 +7,7 @@ use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 use smallvec::SmallVec;
+use tenure::device::cuda::{CompileError, ProgramSource};
 use tenure::tensor::random::Generator;
 use tenure::tensor::{Scalar, Tensor};
 use tenure_capi::extension::{self, ExtensionError, Function};
@@ -35,6 +36,15 @@ pub(crate) fn load_extension(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Exte
 pub(crate) fn write_headers(py: Python<'_>, folder: PathBuf) -> PyResult<()> {
     py.detach(|| headers::write(&folder))
         .map_err(|error| complaint(format!("the headers cannot be written to {}: {error}", folder.display())))
+}
+
+/// Checks a source in CUDA C++ by NVRTC. Returns the compiler's first complaint; None if there is none, or no NVRTC.
+#[pyfunction]
+pub(crate) fn check_cuda_source(py: Python<'_>, name: String, text: String, options: Vec<String>) -> Option<String> {
+    match py.detach(|| ProgramSource { name, text, options }.check()) {
+        Ok(()) | Err(CompileError::NoCompiler) => None,
+        Err(error) => Some(error.first_line()),
+    }
 }
 
 #[pymethods]

@@ -37,7 +37,7 @@ pub(crate) use data::{asarray, tensor};
 pub(crate) use device::DeviceObject;
 pub(crate) use dlpack::{bytes as dlpack_bytes, from_dlpack};
 pub(crate) use dtype::{DTypeObject, dtype_named, get_default_dtype, promote_types, set_default_dtype};
-pub(crate) use extension::{ExtensionFunction, load_extension, write_headers};
+pub(crate) use extension::{ExtensionFunction, check_cuda_source, load_extension, write_headers};
 pub(crate) use function::{attach_function, check_gradients, checkpoint};
 pub(crate) use functions::{operation_functions, operation_table};
 pub(crate) use generator::{GeneratorObject, default_generator};
