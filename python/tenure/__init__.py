@@ -2,6 +2,7 @@
 
 ========================  ============================================================================
 `tenure.Tensor`           tensors, and functions on them by PyTorch's names: `tenure.zeros`, `tenure.matmul`, ...
+`tenure.array_api`        the functions of the Python array API standard, on tensors
 `tenure.autograd`         gradients of tensors
 `tenure.data`             data sets, samplers, and a loader of batches with worker processes
 `tenure.random`           the seed and the state of random numbers
@@ -34,6 +35,7 @@ from tenure._operations import *  # noqa: F403
 from tenure._operations import __all__ as _operation_names
 
 # isort: split
+from tenure import _array_methods as _array_methods
 from tenure import autograd, backends, memory, plan, random, trace
 from tenure._devices import Cpu, Device, Devices, Link, Process, devices
 from tenure._errors import DeviceError, Error, OutOfMemoryError, TraceError
@@ -82,12 +84,12 @@ contiguous_format, preserve_format = "contiguous_format", "preserve_format"
 channels_last, channels_last_3d = "channels_last", "channels_last_3d"
 
 if _TYPE_CHECKING:
-    from tenure import amp, cuda, data, distributions, extension, nn, optim, safetensors
+    from tenure import amp, array_api, cuda, data, distributions, extension, nn, optim, safetensors
     from tenure.amp import autocast
     from tenure.safetensors import load, save
 
 # Modules, and functions of modules, that are imported when they are first used: `import tenure` takes half as long.
-_MODULES = ("amp", "cuda", "data", "distributions", "extension", "nn", "optim", "safetensors")
+_MODULES = ("amp", "array_api", "cuda", "data", "distributions", "extension", "nn", "optim", "safetensors")
 _FUNCTIONS = {"autocast": "amp", "load": "safetensors", "save": "safetensors"}
 
 
@@ -116,6 +118,7 @@ __all__ = [
     "TraceError",
     "__version__",
     "amp",
+    "array_api",
     "as_tensor",
     "asarray",
     "autocast",

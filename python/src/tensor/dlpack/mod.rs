@@ -88,13 +88,6 @@ impl TensorObject {
     fn __dlpack_c_exchange_api__(py: Python<'_>) -> PyResult<Py<PyAny>> {
         exchange::capsule(py)
     }
-
-    /// Returns the module with the functions on tensors.
-    #[pyo3(signature = (*, api_version = None))]
-    fn __array_namespace__<'py>(&self, py: Python<'py>, api_version: Option<&str>) -> PyResult<Bound<'py, PyModule>> {
-        let _ = api_version;
-        py.import("tenure")
-    }
 }
 
 /// Returns a tensor on the memory of another library's array or tensor.
