@@ -71,6 +71,24 @@ clients *args: venv
     {{ venv }}/bin/pip install --quiet --disable-pip-version-check --config-settings build-args="--profile dev --features={{ features }}" '.[clients,test]'
     {{ venv }}/bin/pytest python/tests/serve/test_clients.py {{ args }}
 
+# It fails on a test that python/tests/array_api_failures.txt does not name, and on one there that passes or does not exist.
+
+# The public test suite of the Python array API standard, but for the failures that are known. Clones it once
+array-api *args: venv
+    #!/usr/bin/env bash
+    set -euo pipefail
+    suite=target/array-api-tests
+    [[ -d $suite ]] || git clone --quiet https://github.com/data-apis/array-api-tests "$suite"
+    git -C "$suite" checkout --quiet --force 55fcc60
+    git -C "$suite" submodule --quiet update --init
+    git -C "$suite" apply "$PWD/python/tests/array_api_suite.patch"
+    {{ venv }}/bin/pip install --quiet --disable-pip-version-check --requirement "$suite/requirements.txt"
+    python="$(realpath --no-symlinks {{ venv }})/bin/python" list="$PWD/python/tests/array_api_failures.txt"
+    cd "$suite"
+    export ARRAY_API_TESTS_MODULE=tenure.array_api ARRAY_API_TESTS_SKIP_DTYPES=complex64,complex128
+    "$python" -m pytest array_api_tests --derandomize --max-examples 100 --disable-deadline --xfails-file "$list" \
+        -o xfail_strict=True -o 'filterwarnings=error:\d+ ids in xfails file' {{ args }}
+
 # TENURE_TEST_ALLOCATOR=native runs the tests of PyTorch's behaviour on its own allocator. Do so when they have changed.
 
 # Tests that need PyTorch on a device, if it is installed: on a GPU, or without one on a simulated CUDA

@@ -13,7 +13,7 @@ tensor([1., 2., 3., 3.])
 
 Notes
 -----
-There are no complex dtypes, and no extensions `linalg` and `fft`.
+The complex dtypes, which the standard requires, are missing, and so are its optional extensions `linalg` and `fft`.
 """
 
 import math as _math
