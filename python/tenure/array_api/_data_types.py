@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -67,7 +66,7 @@ def astype(x: Tensor, dtype: dtype, /, *, copy: bool = True, device: device | st
 
 def can_cast(from_: dtype | Tensor, to: dtype, /) -> bool:
     """Returns whether a dtype, or an array's, promotes to `to`."""
-    return promoted(from_.dtype if isinstance(from_, Tensor) else from_, to) == to
+    return tenure.promote_types(from_.dtype if isinstance(from_, Tensor) else from_, to) == to
 
 
 def finfo(type: dtype | Tensor, /) -> FloatInfo:
@@ -95,7 +94,7 @@ def iinfo(type: dtype | Tensor, /) -> IntegerInfo:
 def isdtype(dtype: dtype, kind: dtype | str | tuple[dtype | str, ...]) -> bool:
     """Returns whether a dtype is of a kind, such as ``"integral"``, or of one of several kinds."""
     if isinstance(kind, tuple):
-        return builtins.any(isdtype(dtype, part) for part in kind)
+        return any(isdtype(dtype, part) for part in kind)
     if not isinstance(kind, str):
         return dtype == kind
     if kind not in _KINDS:
@@ -110,32 +109,18 @@ def result_type(*arrays_and_dtypes: Tensor | dtype | complex) -> dtype:
         raise ValueError("result_type needs at least one array or dtype")
     result = typed[0]
     for other in typed[1:]:
-        result = promoted(result, other)
+        result = tenure.promote_types(result, other)
     for number in arrays_and_dtypes:
         if not isinstance(number, (Tensor, dtype)):
             result = with_number(result, number)
     return result
 
 
-def promoted(a: dtype, b: dtype) -> dtype:
-    """Returns the dtype that two dtypes promote to, whatever the dimensions of their arrays."""
-    if a == b:
-        return a
-    if a in _KINDS["integral"] and b in _KINDS["integral"]:
-        if (a in _SIGNED) == (b in _SIGNED):
-            return a if a.itemsize > b.itemsize else b
-        signed, unsigned = (a, b) if a in _SIGNED else (b, a)
-        if unsigned.itemsize == 8:
-            raise TypeError(f"{a} and {b} promote to no integer dtype: convert one of the arrays by astype()")
-        return signed if signed.itemsize > unsigned.itemsize else DTYPES[f"int{unsigned.itemsize * 16}"]
-    return tenure.promote_types(a, b)
-
-
 def with_number(of: dtype, number: Any) -> dtype:
     """Returns the dtype of an operation on an array of a dtype and a number of Python."""
-    if isinstance(number, builtins.bool) or of in _FLOATS:
+    if isinstance(number, bool) or of in _FLOATS:
         return of
-    if isinstance(number, builtins.int):
+    if isinstance(number, int):
         return tenure.int64 if of == tenure.bool else of
     return tenure.get_default_dtype()
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 import tenure
 from tenure._native import Tensor
-from tenure.array_api._data_types import promoted, result_type, with_number
+from tenure.array_api._data_types import result_type, with_number
 
-Number = float
 Operand = Tensor | float
 
 
@@ -25,7 +24,7 @@ def pair(x1: Operand, x2: Operand) -> tuple[Tensor, Operand]:
     if isinstance(x1, Tensor) and isinstance(x2, Tensor):
         if x1.dtype == x2.dtype:
             return x1, x2
-        dtype = promoted(x1.dtype, x2.dtype)
+        dtype = tenure.promote_types(x1.dtype, x2.dtype)
         return x1.to(dtype), x2.to(dtype)
     if isinstance(x1, Tensor):
         return x1.to(with_number(x1.dtype, x2)), x2
