@@ -32,6 +32,8 @@ mod error;
 pub mod file_mapping;
 #[forbid(unsafe_code)]
 mod kernel;
+#[forbid(unsafe_code)]
+pub mod observe;
 pub mod operation;
 #[forbid(unsafe_code)]
 pub mod ops;

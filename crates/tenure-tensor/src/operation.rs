@@ -207,10 +207,13 @@ pub(crate) trait Take<'a>: Sized {
 
     /// Returns the argument as this type, or `None` if it has another.
     fn take(argument: &Argument<'a>) -> Option<Self>;
+
+    /// Returns the argument that is taken as this.
+    fn argument(&'a self) -> Argument<'a>;
 }
 
 macro_rules! takes {
-    ($($kind:ident: $type:ty = $pattern:pat => $value:expr;)*) => {$(
+    ($($kind:ident: $type:ty = $pattern:pat => $value:expr, |$taken:ident| $argument:expr;)*) => {$(
         impl<'a> Take<'a> for $type {
             const KIND: Kind = Kind::$kind;
 
@@ -219,6 +222,11 @@ macro_rules! takes {
                     $pattern => $value,
                     _ => None,
                 }
+            }
+
+            fn argument(&'a self) -> Argument<'a> {
+                let $taken = *self;
+                $argument
             }
         }
     )*};
@@ -232,25 +240,29 @@ macro_rules! takes {
                     given => <$type>::take(given).map(Some),
                 }
             }
+
+            fn argument(&'a self) -> Argument<'a> {
+                self.as_ref().map_or(Argument::None, Take::argument)
+            }
         }
     )*};
 }
 
 takes! {
-    Tensor: &'a Tensor = Argument::Tensor(tensor) => Some(tensor);
-    Tensors: &'a [&'a Tensor] = Argument::Tensors(tensors) => Some(tensors);
-    Scalar: Scalar = Argument::Scalar(number) => Some(number);
-    Int: isize = Argument::Scalar(Scalar::Int(number)) => number.try_into().ok();
-    Ints: &'a [isize] = Argument::Ints(numbers) => Some(numbers);
-    Size: usize = Argument::Scalar(Scalar::Int(number)) => number.try_into().ok();
-    Sizes: &'a [usize] = Argument::Sizes(sizes) => Some(sizes);
-    Float: f64 = Argument::Scalar(number) => Some(number.to_f64());
-    Bool: bool = Argument::Scalar(Scalar::Bool(value)) => Some(value);
-    Text: &'a str = Argument::Text(text) => Some(text);
-    DType: DType = Argument::DType(dtype) => Some(dtype);
-    Device: Device = Argument::Device(device) => Some(device);
-    Int: i64 = Argument::Scalar(Scalar::Int(number)) => Some(number);
-    Reduction: LossReduction = Argument::Text(text) => LossReduction::named(text);
+    Tensor: &'a Tensor = Argument::Tensor(tensor) => Some(tensor), |tensor| Argument::Tensor(tensor);
+    Tensors: &'a [&'a Tensor] = Argument::Tensors(tensors) => Some(tensors), |tensors| Argument::Tensors(tensors);
+    Scalar: Scalar = Argument::Scalar(number) => Some(number), |number| Argument::Scalar(number);
+    Int: isize = Argument::Scalar(Scalar::Int(number)) => number.try_into().ok(), |number| Argument::Scalar(Scalar::Int(number as i64));
+    Ints: &'a [isize] = Argument::Ints(numbers) => Some(numbers), |numbers| Argument::Ints(numbers);
+    Size: usize = Argument::Scalar(Scalar::Int(number)) => number.try_into().ok(), |number| Argument::Scalar(Scalar::Int(number as i64));
+    Sizes: &'a [usize] = Argument::Sizes(sizes) => Some(sizes), |sizes| Argument::Sizes(sizes);
+    Float: f64 = Argument::Scalar(number) => Some(number.to_f64()), |number| Argument::Scalar(Scalar::Float(number));
+    Bool: bool = Argument::Scalar(Scalar::Bool(value)) => Some(value), |value| Argument::Scalar(Scalar::Bool(value));
+    Text: &'a str = Argument::Text(text) => Some(text), |text| Argument::Text(text);
+    DType: DType = Argument::DType(dtype) => Some(dtype), |dtype| Argument::DType(dtype);
+    Device: Device = Argument::Device(device) => Some(device), |device| Argument::Device(device);
+    Int: i64 = Argument::Scalar(Scalar::Int(number)) => Some(number), |number| Argument::Scalar(Scalar::Int(number));
+    Reduction: LossReduction = Argument::Text(text) => LossReduction::named(text), |reduction| Argument::Text(reduction.name());
 }
 
 takes! {
@@ -273,6 +285,13 @@ impl<'a> Take<'a> for Value<'a> {
             _ => None,
         }
     }
+
+    fn argument(&'a self) -> Argument<'a> {
+        match *self {
+            Self::Tensor(tensor) => Argument::Tensor(tensor),
+            Self::Number(number) => Argument::Scalar(number),
+        }
+    }
 }
 
 impl<'a> Take<'a> for Generator {
@@ -285,10 +304,14 @@ impl<'a> Take<'a> for Generator {
             _ => None,
         }
     }
+
+    fn argument(&'a self) -> Argument<'a> {
+        Argument::Generator(self)
+    }
 }
 
 /// A Rust type of results.
-pub(crate) trait Give: Into<Output> {
+pub(crate) trait Give: Clone + Into<Output> {
     /// The result's type in the table.
     const KIND: ResultKind;
 }
@@ -389,13 +412,19 @@ macro_rules! operations {
             $(#[doc = $m_doc])*
             #[allow(clippy::needless_lifetimes, reason = "`'a` is for parameters that are a `Value`")]
             pub fn $m<'a>(&'a self $(, $m_p: $crate::operation::rust!($m_t $($m_g)?))*) -> $crate::Result<$m_r> {
-                $crate::operation::body!($m $($m_f)?)(self $(, $crate::operation::forward!($m_t $m_p))*)
+                $(let $m_p = $crate::operation::forward!($m_t $m_p);)*
+                $crate::operation::observed!(here stringify!($m), &[self.argument() $(, $m_p.argument())*], {
+                    $crate::operation::body!($m $($m_f)?)(self $(, $m_p)*)
+                })
             }
         )*})?
         $(impl $crate::Tensor {$(
             $(#[doc = $f_doc])*
             pub fn $f($($f_p: $crate::operation::rust!($f_t $($f_g)?)),*) -> $crate::Result<$f_r> {
-                $crate::operation::body!($f $($f_f)?)($($crate::operation::forward!($f_t $f_p)),*)
+                $(let $f_p = $crate::operation::forward!($f_t $f_p);)*
+                $crate::operation::observed!(here stringify!($f), &[$($f_p.argument()),*], {
+                    $crate::operation::body!($f $($f_f)?)($($f_p),*)
+                })
             }
         )*})?
 
@@ -403,29 +432,29 @@ macro_rules! operations {
         pub(crate) static $table: &[$crate::operation::Operation] = &[
             $($($crate::operation::entry!(
                 Method $m $($m_front)?, concat!($($m_doc, "\n"),*),
-                [$m_self: Tensor, $($m_p: $m_t $(<$m_g>)? $(= $m_d)?),*] -> $m_r = $crate::Tensor::$m
+                [$m_self: Tensor, $($m_p: $m_t $(<$m_g>)? $(= $m_d)?),*] -> $m_r = there by $crate::Tensor::$m
             ),)*)?
             $($($crate::operation::entry!(
                 Function $f $($f_front)?, concat!($($f_doc, "\n"),*),
-                [$($f_p: $f_t $(<$f_g>)? $(= $f_d)?),*] -> $f_r = $crate::Tensor::$f
+                [$($f_p: $f_t $(<$f_g>)? $(= $f_d)?),*] -> $f_r = there by $crate::Tensor::$f
             ),)*)?
             $($($crate::operation::entry!(
                 Function $e $($e_front)?, concat!($($e_doc, "\n"),*),
-                [$($e_p: $e_t $(<$e_g>)? $(= $e_d)?),*] -> $e_r = $crate::operation::body!($e $($e_f)?)
+                [$($e_p: $e_t $(<$e_g>)? $(= $e_d)?),*] -> $e_r = here by $crate::operation::body!($e $($e_f)?)
             ),)*)?
             $($($crate::operation::entry!(
                 Method $o $($o_front)?, concat!($($o_doc, "\n"),*),
-                [$($o_p: $o_t $(<$o_g>)? $(= $o_d)?),*] -> $o_r = $crate::operation::body!($o $($o_f)?)
+                [$($o_p: $o_t $(<$o_g>)? $(= $o_d)?),*] -> $o_r = here by $crate::operation::body!($o $($o_f)?)
             ),)*)?
         ];
     };
 }
 
-/// One entry of the table.
+/// One entry of the table. A call is observed `here`, or `there`: by the method.
 macro_rules! entry {
     (
         $form:ident $name:ident $($front:ident)?, $doc:expr,
-        [$($p:ident: $t:ident $(<$g:ident>)? $(= $d:expr)?),* $(,)?] -> $r:ty = $f:expr
+        [$($p:ident: $t:ident $(<$g:ident>)? $(= $d:expr)?),* $(,)?] -> $r:ty = $observed:ident by $f:expr
     ) => {{
         const PARAMETERS: &[$crate::operation::Parameter] = &[$(
             $crate::operation::Parameter {
@@ -445,7 +474,10 @@ macro_rules! entry {
             call: |arguments| {
                 let mut taker = $crate::operation::Taker::new(NAME, PARAMETERS, arguments)?;
                 $(let $p = taker.take::<$crate::operation::taken!($t $($g)?)>()?;)*
-                Ok($f($($crate::operation::pass!($t $p)),*)?.into())
+                let result = $crate::operation::observed!($observed stringify!($name), arguments, {
+                    $f($($crate::operation::pass!($t $p)),*)
+                });
+                Ok(result?.into())
             },
         }
     }};
@@ -555,6 +587,27 @@ macro_rules! default {
     };
 }
 
+/// Computes an operation, and shows the call to observers.
+macro_rules! observed {
+    (there $own_name:expr, $arguments:expr, $call:block) => {
+        $call
+    };
+    (here $own_name:expr, $arguments:expr, $call:block) => {{
+        #[allow(unused_imports, reason = "a table's entry has its arguments already")]
+        use $crate::operation::Take as _;
+        if $crate::observe::is_on() {
+            let begun = $crate::observe::Begun::new($own_name, $arguments);
+            let result = $call;
+            if let Some(begun) = begun {
+                begun.end(&result);
+            }
+            result
+        } else {
+            $call
+        }
+    }};
+}
+
 /// The function that computes an operation: the one of its name, if no other is given.
 macro_rules! body {
     // A parameter may have the operation's name.
@@ -575,4 +628,4 @@ macro_rules! front {
     };
 }
 
-pub(crate) use {body, default, entry, forward, front, operations, pass, rust, taken};
+pub(crate) use {body, default, entry, forward, front, observed, operations, pass, rust, taken};

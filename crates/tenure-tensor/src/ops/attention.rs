@@ -11,7 +11,7 @@ use crate::autocast::lower;
 use crate::autograd::{Context, attach_all, is_grad_enabled, recipe};
 use crate::cpu::attention::{Attend, AttendBackward};
 use crate::element::computed;
-use crate::operation::operations;
+use crate::operation::{observed, operations};
 use crate::random::{GeneratorState, default_generator};
 use crate::{DType, Kernel, Result, Tensor, TensorError, cpu, cuda};
 
@@ -95,6 +95,15 @@ impl Tensor {
     /// # Errors
     /// Sizes that do not match, different dtypes or devices, a mask of another dtype, a dropout that is no probability.
     pub fn attention(&self, keys: &Self, values: &Self, how: &Attention<'_>) -> Result<Self> {
+        let Attention { mask, is_causal, scale, dropout } = how;
+        let shares = true;
+        observed!(here "scaled_dot_product_attention", &[
+            self.argument(), keys.argument(), values.argument(), mask.argument(), dropout.argument(), is_causal.argument(),
+            scale.argument(), shares.argument(),
+        ], { self.lowered_attention(keys, values, how) })
+    }
+
+    fn lowered_attention(&self, keys: &Self, values: &Self, how: &Attention<'_>) -> Result<Self> {
         let _op = entered("attention");
         let mask = how.mask.map(lower).transpose()?;
         let how = Attention { mask: mask.as_ref(), ..*how };

@@ -14,7 +14,7 @@ use crate::cpu::batch_norm::{
 };
 use crate::cpu::norm::NormalizeBackward;
 use crate::element::computed;
-use crate::operation::operations;
+use crate::operation::{observed, operations};
 use crate::{Device, Elementwise, Kernel, Layout, Result, Tensor, TensorError, cpu, cuda};
 
 static FINISH_STATISTICS: Kernel<FinishStatistics> =
@@ -54,14 +54,36 @@ operations! {
         batch_norm(
             input: Tensor, running_mean: Option<Tensor>, running_var: Option<Tensor>, weight: Option<Tensor> = None,
             bias: Option<Tensor> = None, training: Bool = false, momentum: Float = 0.1, eps: Float = 1e-5
-        ) -> Tensor = |input: &Tensor, mean: Option<_>, variance: Option<_>, weight, bias, training, momentum, eps| {
-            if mean.is_some() != variance.is_some() {
-                let reason = "running_mean and running_var are needed both, or none of them";
-                return Err(TensorError::argument("batch_norm", reason));
-            }
-            input.batch_norm(mean.zip(variance), weight, bias, training, momentum, eps)
+        ) -> Tensor = |input: &Tensor, mean, variance, weight, bias, training, momentum, eps| {
+            input.batch_norm(both("batch_norm", mean, variance)?, weight, bias, training, momentum, eps)
+        };
+
+        /// Computes the ReLU of `batch_norm`. If `carried` is given, it is added before the ReLU, as in a residual
+        /// network: [`Tensor::batch_norm_relu`]. All is done in one pass. PyTorch has no such function.
+        ///
+        /// # Errors
+        /// The errors of `batch_norm` and `add`.
+        batch_norm_relu(
+            input: Tensor, carried: Option<Tensor>, running_mean: Option<Tensor>, running_var: Option<Tensor>,
+            weight: Option<Tensor> = None, bias: Option<Tensor> = None, training: Bool = false, momentum: Float = 0.1,
+            eps: Float = 1e-5
+        ) -> Tensor = |input: &Tensor, carried, mean, variance, weight, bias, training, momentum, eps| {
+            let running = both("batch_norm_relu", mean, variance)?;
+            input.batch_norm_relu(carried, &BatchNormParameters { running, weight, bias, training, momentum, eps })
         };
     }
+}
+
+/// Returns both running averages, or none.
+fn both<'a>(
+    op: &'static str,
+    mean: Option<&'a Tensor>,
+    variance: Option<&'a Tensor>,
+) -> Result<Option<(&'a Tensor, &'a Tensor)>> {
+    if mean.is_some() != variance.is_some() {
+        return Err(TensorError::argument(op, "running_mean and running_var are needed both, or none of them"));
+    }
+    Ok(mean.zip(variance))
 }
 
 impl Tensor {
@@ -82,7 +104,16 @@ impl Tensor {
         momentum: f64,
         eps: f64,
     ) -> Result<Self> {
-        BatchNormParameters { running, weight, bias, training, momentum, eps }.apply(self, FusedActivation::Nothing)
+        let norm = BatchNormParameters { running, weight, bias, training, momentum, eps };
+        let (mean, variance) = running.unzip();
+        observed!(
+            here "batch_norm",
+            &[
+                self.argument(), mean.argument(), variance.argument(), weight.argument(), bias.argument(),
+                training.argument(), momentum.argument(), eps.argument(),
+            ],
+            { norm.apply(self, FusedActivation::Nothing) }
+        )
     }
 
     /// Computes the ReLU of [`batch_norm`](Self::batch_norm) of this tensor. If `carried` is given, it is added before
@@ -92,17 +123,30 @@ impl Tensor {
     /// # Errors
     /// The errors of `batch_norm` and [`add`](Self::add).
     pub fn batch_norm_relu(&self, carried: Option<&Self>, norm: &BatchNormParameters<'_>) -> Result<Self> {
-        match carried {
-            None => norm.apply(self, FusedActivation::Relu),
-            Some(carried) if carried.sizes() == self.sizes() && carried.dtype() == self.dtype() => {
-                norm.apply(self, FusedActivation::AddRelu(carried))
-            }
-            Some(carried) => norm.apply(self, FusedActivation::Nothing)?.add(carried)?.relu(),
-        }
+        let BatchNormParameters { running, weight, bias, training, momentum, eps } = norm;
+        let (mean, variance) = running.unzip();
+        observed!(
+            here "batch_norm_relu",
+            &[
+                self.argument(), carried.argument(), mean.argument(), variance.argument(), weight.argument(),
+                bias.argument(), training.argument(), momentum.argument(), eps.argument(),
+            ],
+            { norm.then_relu(self, carried) }
+        )
     }
 }
 
 impl BatchNormParameters<'_> {
+    fn then_relu(&self, x: &Tensor, carried: Option<&Tensor>) -> Result<Tensor> {
+        match carried {
+            None => self.apply(x, FusedActivation::Relu),
+            Some(carried) if carried.sizes() == x.sizes() && carried.dtype() == x.dtype() => {
+                self.apply(x, FusedActivation::AddRelu(carried))
+            }
+            Some(carried) => self.apply(x, FusedActivation::Nothing)?.add(carried)?.relu(),
+        }
+    }
+
     fn apply(&self, x: &Tensor, then: FusedActivation<'_>) -> Result<Tensor> {
         let _op = entered("batch_norm");
         let op = "batch_norm";

@@ -6,7 +6,7 @@ use super::view::signed;
 use crate::autocast::lower;
 use crate::autograd::{Context, attach, recipe};
 use crate::cpu::conv::{Convolve, WeightGradient};
-use crate::operation::operations;
+use crate::operation::{observed, operations};
 use crate::{Kernel, Layout, MemoryFormat, Result, Tensor, TensorError, cpu, cuda};
 
 static CONVOLVE: Kernel<Convolve> =
@@ -139,6 +139,15 @@ impl Tensor {
     /// # Errors
     /// Sizes that do not match, an image smaller than the kernel, different dtypes or devices.
     pub fn conv(&self, weight: &Self, bias: Option<&Self>, how: &Conv<'_>) -> Result<Self> {
+        let name = ["conv1d", "conv2d", "conv3d"][weight.rank().clamp(3, 5) - 3];
+        let Conv { stride, padding, dilation, groups } = how;
+        observed!(here name, &[
+            self.argument(), weight.argument(), bias.argument(), stride.argument(), padding.argument(),
+            dilation.argument(), groups.argument(),
+        ], { self.lowered_conv(weight, bias, how) })
+    }
+
+    fn lowered_conv(&self, weight: &Self, bias: Option<&Self>, how: &Conv<'_>) -> Result<Self> {
         if self.rank() + 1 == weight.rank() {
             let out = self.one_image()?.conv(weight, bias, how)?;
             return out.view(&signed(&out.sizes()[1..]));
@@ -198,6 +207,21 @@ impl Tensor {
     /// # Errors
     /// Sizes that do not match, different dtypes or devices.
     pub fn conv_transpose(
+        &self,
+        weight: &Self,
+        bias: Option<&Self>,
+        how: &Conv<'_>,
+        output_padding: &[usize],
+    ) -> Result<Self> {
+        let name = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"][weight.rank().clamp(3, 5) - 3];
+        let Conv { stride, padding, dilation, groups } = how;
+        observed!(here name, &[
+            self.argument(), weight.argument(), bias.argument(), stride.argument(), padding.argument(),
+            output_padding.argument(), groups.argument(), dilation.argument(),
+        ], { self.lowered_conv_transpose(weight, bias, how, output_padding) })
+    }
+
+    fn lowered_conv_transpose(
         &self,
         weight: &Self,
         bias: Option<&Self>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::matmul::check_operands;
 use crate::autocast::lower;
-use crate::operation::operations;
+use crate::operation::{observed, operations};
 use crate::{Result, Tensor, TensorError};
 
 const OP: &str = "einsum";
@@ -39,6 +39,10 @@ operations! {
 /// An equation that cannot be parsed or has another number of operands, sizes of one letter that differ, different
 /// dtypes or devices.
 pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
+    observed!(here "einsum", &[equation.argument(), operands.argument()], { computed(equation, operands) })
+}
+
+fn computed(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
     let equation = Equation::parse(equation, operands)?;
     let operands = operands.iter().map(|operand| lower(operand)).collect::<Result<Vec<_>>>()?;
     check_operands(OP, &operands.iter().collect::<Vec<_>>())?;

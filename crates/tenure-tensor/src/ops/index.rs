@@ -10,7 +10,8 @@ use super::view::signed;
 use crate::autocast::widest;
 use crate::autograd::no_grad;
 use crate::cpu::index::{self as kernels, Coordinate, Nonzero, Position};
-use crate::operation::operations;
+use crate::observe;
+use crate::operation::{Argument, observed, operations};
 use crate::{DType, Elementwise, Kernel, Result, Tensor, TensorError, cuda};
 
 static NONZERO: Kernel<Nonzero> = Kernel::new("nonzero", &[kernels::NONZERO, cuda::index::NONZERO]);
@@ -168,6 +169,18 @@ operations! {
         /// The mask is not `bool`; sizes do not broadcast.
         masked_select(input, mask: Tensor) -> Tensor;
     }
+    front_ends {
+        /// Selects by index tensors, which are broadcast: one for each dimension from `dim` on. A mask stands for as many
+        /// dimensions as it has. Python's `x[i, j]`.
+        ///
+        /// # Errors
+        /// More indices than dimensions; an index that is out of range; index tensors that do not broadcast together, or
+        /// are no integers; a mask of other sizes than its dimensions.
+        index(input: Tensor, indices: Tensors, dim: Int = 0) -> Tensor = |input: &Tensor, indices, dim| {
+            let dim = input.dim("index", dim)?;
+            input.index([vec![Index::from(..); dim], placed(input, indices)?].concat())
+        };
+    }
     front_end_methods {
         /// Returns the indices of the nonzero elements, as `int64`. If `as_tuple`, they are one tensor for each
         /// dimension, which together are an index; a tensor of no dimensions counts as a vector.
@@ -263,7 +276,13 @@ impl Tensor {
         let (view, pick) = self.resolved("index", indices.into_indices())?;
         match pick {
             None => Ok(view),
-            Some(Pick { dims, at, positions }) => view.picked("index", &dims, at, &positions),
+            Some(Pick { dims, at, positions, shown }) => {
+                let picked = || view.picked("index", &dims, at, &positions);
+                let Some(tensors) = shown else { return picked() };
+                let tensors: Vec<&Self> = tensors.iter().collect();
+                let tensors = &tensors[..];
+                observed!(here "index", &[Argument::Tensor(&view), tensors.argument(), at.argument()], { picked() })
+            }
         }
     }
 
@@ -290,7 +309,7 @@ impl Tensor {
             return Err(TensorError::DType { op: "index_put", found: values.dtype(), expected });
         }
         let (view, pick) = self.resolved("index_put", indices.into_indices())?;
-        if let Some(Pick { dims, at, positions }) = pick {
+        if let Some(Pick { dims, at, positions, .. }) = pick {
             return view.put_("index_put", &dims, at, &positions, values, accumulate);
         }
         pointwise::check_writes("index_put", &view, values.sizes())?;
@@ -336,9 +355,12 @@ impl Tensor {
         for index in indices {
             let place = dim as isize;
             match index {
-                Index::At(index) => view = view.selected(op, place, index)?,
+                Index::At(index) => {
+                    view = observed!(here "select", &[Argument::Tensor(&view), place.argument(), index.argument()], { view.selected(op, place, index) })?;
+                }
                 Index::Slice { start, end, step } => {
-                    view = view.sliced(op, place, start, end.unwrap_or(isize::MAX), step)?;
+                    let end = end.unwrap_or(isize::MAX);
+                    view = observed!(here "slice", &[Argument::Tensor(&view), place.argument(), start.argument(), end.argument(), step.argument()], { view.sliced(op, place, start, end, step) })?;
                     dim += 1;
                 }
                 Index::Ellipsis => dim += left,
@@ -359,6 +381,7 @@ impl Tensor {
 
     /// Combines index tensors, each with its first dimension, into the positions that they select.
     fn pick_of(&self, op: &'static str, picks: Vec<(usize, Self)>) -> Result<Pick> {
+        let tensors = observe::is_on().then(|| picks.iter().map(|(_, tensor)| tensor.clone()).collect());
         // The index, its first dimension, and the number of its dimensions.
         let mut parts: Vec<(Self, usize, usize)> = Vec::with_capacity(picks.len());
         for (first, tensor) in picks {
@@ -387,7 +410,7 @@ impl Tensor {
         }
         let is_one_run = dims.windows(2).all(|pair| pair[0] + 1 == pair[1]);
         let at = if is_one_run { parts[0].1 } else { 0 };
-        Ok(Pick { dims, at, positions })
+        Ok(Pick { dims, at, positions, shown: tensors.filter(|_| is_one_run) })
     }
 }
 
@@ -396,4 +419,6 @@ struct Pick {
     dims: SmallVec<[usize; 5]>,
     at: usize,
     positions: Tensor,
+    /// The index tensors for observers, if they index neighbouring dimensions.
+    shown: Option<Vec<Tensor>>,
 }

@@ -7,7 +7,7 @@ use super::pointwise;
 use super::view::signed;
 use crate::autograd::{Context, attach, recipe};
 use crate::cpu::join::Join;
-use crate::operation::operations;
+use crate::operation::{observed, operations};
 use crate::{Kernel, Result, Tensor, TensorError, Value, cpu, cuda};
 
 static JOIN: Kernel<Join> = Kernel::new("cat", &[cpu::join::JOIN, cuda::join::JOIN]);
@@ -18,6 +18,10 @@ static JOIN: Kernel<Join> = Kernel::new("cat", &[cpu::join::JOIN, cuda::join::JO
 /// # Errors
 /// No tensors; sizes that differ in another dimension; a dimension that does not exist; different devices.
 pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
+    observed!(here "cat", &[tensors.argument(), dim.argument()], { joined(tensors, dim) })
+}
+
+fn joined(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let _op = entered("cat");
     let Some(any) = tensors.first() else {
         return Err(TensorError::argument("cat", "at least one tensor is needed, got none"));
@@ -77,6 +81,10 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
 /// # Errors
 /// No tensors; different sizes or devices; a place that is more than one past the last dimension.
 pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
+    observed!(here "stack", &[tensors.argument(), dim.argument()], { stacked(tensors, dim) })
+}
+
+fn stacked(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let Some(first) = tensors.first() else {
         return Err(TensorError::argument("stack", "at least one tensor is needed, got none"));
     };

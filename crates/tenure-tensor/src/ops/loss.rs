@@ -11,7 +11,7 @@ use crate::autograd::{Context, attach, is_grad_enabled, no_grad};
 use crate::cpu;
 use crate::cpu::loss::{CrossEntropyBackward, CrossEntropyKernel, Targets};
 use crate::element::{computed, with_element};
-use crate::operation::operations;
+use crate::operation::{observed, operations};
 use crate::{Access, Element, Kernel, Layout, Result, Scalar, Tensor, TensorError, cuda, vectorized};
 
 static CROSS_ENTROPY: Kernel<CrossEntropyKernel> =
@@ -40,6 +40,15 @@ impl LossReduction {
             "sum" => Self::Sum,
             _ => return None,
         })
+    }
+
+    /// Returns the name in front ends.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Mean => "mean",
+            Self::Sum => "sum",
+        }
     }
 
     fn apply(self, losses: Tensor) -> Result<Tensor> {
@@ -316,6 +325,14 @@ impl Tensor {
     /// Scores of an integer dtype; a target or weight of other sizes; a class that does not exist; smoothing outside 0
     /// to 1.
     pub fn cross_entropy(&self, target: &Self, options: &CrossEntropy<'_>) -> Result<Self> {
+        let CrossEntropy { weight, ignore_index, label_smoothing, reduction } = options;
+        observed!(here "cross_entropy", &[
+            self.argument(), target.argument(), weight.argument(), ignore_index.argument(), reduction.argument(),
+            label_smoothing.argument(),
+        ], { self.cross_entropy_of(target, options) })
+    }
+
+    fn cross_entropy_of(&self, target: &Self, options: &CrossEntropy<'_>) -> Result<Self> {
         let _op = entered("cross_entropy");
         if raises(&[self, target]) {
             return raise(self)?.cross_entropy(&raise(target)?, options);

@@ -1,7 +1,7 @@
 //! Padding of tensors.
 
 use crate::autograd::{Context, attach, recipe};
-use crate::operation::operations;
+use crate::operation::{observed, operations};
 use crate::{DType, Result, Scalar, Tensor, TensorError};
 
 /// The elements that padding adds.
@@ -57,6 +57,16 @@ impl Tensor {
     /// `padding` has an odd length or is for more dimensions than there are; more elements are removed or repeated than
     /// exist.
     pub fn pad(&self, padding: &[isize], mode: PadMode) -> Result<Self> {
+        let (name, value) = match mode {
+            PadMode::Constant(value) => ("constant", Some(value)),
+            PadMode::Reflect => ("reflect", None),
+            PadMode::Replicate => ("replicate", None),
+            PadMode::Circular => ("circular", None),
+        };
+        observed!(here "pad", &[self.argument(), padding.argument(), name.argument(), value.argument()], { self.padded_in(padding, mode) })
+    }
+
+    fn padded_in(&self, padding: &[isize], mode: PadMode) -> Result<Self> {
         let (pairs, rest) = padding.as_chunks::<2>();
         if !rest.is_empty() || pairs.len() > self.rank() {
             let reason = format!("padding {padding:?} is not two numbers for each of some of sizes {:?}", self.sizes());

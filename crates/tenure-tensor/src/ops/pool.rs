@@ -6,7 +6,7 @@ use super::conv::for_each_dim;
 use super::entered;
 use crate::autograd::{Context, attach, recipe};
 use crate::cpu::pool::{self as kernels, AvgPool, Chosen, MaxPool};
-use crate::operation::operations;
+use crate::operation::{observed, operations};
 use crate::{DType, Kernel, Layout, MemoryFormat, Result, Tensor, TensorError, cuda};
 
 static MAX_POOL: Kernel<MaxPool> =
@@ -168,6 +168,15 @@ impl Tensor {
     /// # Errors
     /// Sizes that do not match; padding of more than half a window.
     pub fn max_pool(&self, how: &Pool<'_>) -> Result<Self> {
+        let name = ["max_pool1d", "max_pool2d", "max_pool3d"][how.kernel.len().clamp(1, 3) - 1];
+        let Pool { kernel, stride, padding, dilation, ceil } = how;
+        observed!(here name, &[
+            self.argument(), kernel.argument(), stride.argument(), padding.argument(), dilation.argument(),
+            ceil.argument(),
+        ], { self.max_pooled(how) })
+    }
+
+    fn max_pooled(&self, how: &Pool<'_>) -> Result<Self> {
         let _op = entered("max_pool");
         let (taps, sizes) = Taps::new("max_pool", self, how)?;
         let input = self.contiguous_in(taps.format)?;
@@ -193,6 +202,15 @@ impl Tensor {
     /// # Errors
     /// Sizes that do not match; padding of more than half a window; a dilation.
     pub fn avg_pool(&self, how: &Pool<'_>, count_include_pad: bool) -> Result<Self> {
+        let name = ["avg_pool1d", "avg_pool2d", "avg_pool3d"][how.kernel.len().clamp(1, 3) - 1];
+        let Pool { kernel, stride, padding, ceil, .. } = how;
+        observed!(here name, &[
+            self.argument(), kernel.argument(), stride.argument(), padding.argument(), ceil.argument(),
+            count_include_pad.argument(),
+        ], { self.avg_pooled(how, count_include_pad) })
+    }
+
+    fn avg_pooled(&self, how: &Pool<'_>, count_include_pad: bool) -> Result<Self> {
         let _op = entered("avg_pool");
         if how.dilation.iter().any(|dilation| *dilation != 1) {
             let reason = format!("windows of a mean have no dilation, got {:?}", how.dilation);

@@ -9,7 +9,7 @@ use super::pointwise;
 use crate::autograd::{Context, Grads, Saver, attach};
 use crate::cpu::activation::Band;
 use crate::cpu::select::{self as kernels, Clamp, NanToNum, Where};
-use crate::operation::operations;
+use crate::operation::{observed, operations};
 use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value, cuda};
 
 pub(super) static WHERE: Kernel<Where> = Kernel::new("where_", &[kernels::WHERE, cuda::select::WHERE]);
@@ -150,8 +150,9 @@ impl Tensor {
     pub fn where_<'a>(&'a self, a: impl Into<Value<'a>>, b: impl Into<Value<'a>>) -> Result<Self> {
         let a = a.into();
         let b = b.into();
-        let dtype = pointwise::promoted(&[a, b])?;
-        self.choose("where_", a, b, dtype)
+        observed!(here "where_", &[self.argument(), a.argument(), b.argument()], {
+            pointwise::promoted(&[a, b]).and_then(|dtype| self.choose("where_", a, b, dtype))
+        })
     }
 
     fn choose(&self, op: &'static str, a: Value<'_>, b: Value<'_>, dtype: DType) -> Result<Self> {

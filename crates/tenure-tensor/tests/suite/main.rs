@@ -11,6 +11,7 @@ mod errors;
 mod format;
 mod hostile;
 mod matmul;
+mod observe;
 mod pool;
 mod reduce;
 mod scatter;

@@ -1,0 +1,162 @@
+//! Observers of operations. Profilers and exporters see each call of an operation, its arguments and its result.
+//!
+//! ```
+//! use std::sync::{Arc, Mutex};
+//!
+//! use tenure_tensor::observe::{self, Observer};
+//! use tenure_tensor::operation::{Argument, Operation};
+//! use tenure_tensor::{DType, Device, Tensor};
+//!
+//! #[derive(Default)]
+//! struct Names(Mutex<Vec<&'static str>>);
+//!
+//! impl Observer for Names {
+//!     fn begin(&self, operation: &'static Operation, _: &[Argument<'_>]) {
+//!         self.0.lock().unwrap().push(operation.name);
+//!     }
+//! }
+//!
+//! let x = Tensor::ones(&[2, 3], DType::F32, Device::CPU)?;
+//! let names = Arc::new(Names::default());
+//! let observing = observe::start(names.clone());
+//! x.exp()?.sum(&[], false)?;
+//! drop(observing);
+//! assert_eq!(*names.0.lock().unwrap(), ["exp", "sum"]);
+//! # Ok::<(), tenure_tensor::TensorError>(())
+//! ```
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::RwLock;
+
+use crate::operation::{Argument, Operation, Output};
+use crate::ops::OPERATIONS;
+use crate::{Result, TensorError};
+
+/// Sees the operations that all threads call, from the thread that calls.
+///
+/// An operation that is composed of others begins before them and ends after them. Operations that an observer calls
+/// itself are not observed.
+pub trait Observer: Send + Sync {
+    /// A call begins. There is an argument for each parameter of the operation, in order.
+    fn begin(&self, operation: &'static Operation, arguments: &[Argument<'_>]);
+
+    /// The call that the thread began last, of those that have not ended, ends. The result of an operation in place is
+    /// [`Output::InPlace`]. There is none after a panic.
+    fn end(&self, operation: &'static Operation, result: Option<std::result::Result<&Output, &TensorError>>) {
+        let _ = (operation, result);
+    }
+}
+
+/// Operations are observed until this is dropped.
+#[must_use = "observing ends when this is dropped"]
+pub struct Observing {
+    observer: Arc<dyn Observer>,
+}
+
+/// Starts to show operations to an observer. A call that has begun before is not shown.
+pub fn start(observer: Arc<dyn Observer>) -> Observing {
+    let mut observers = OBSERVERS.write();
+    observers.push(Arc::clone(&observer));
+    IS_ON.store(true, Ordering::Relaxed);
+    Observing { observer }
+}
+
+impl Drop for Observing {
+    fn drop(&mut self) {
+        let mut observers = OBSERVERS.write();
+        if let Some(at) = observers.iter().position(|other| Arc::ptr_eq(other, &self.observer)) {
+            observers.remove(at);
+        }
+        IS_ON.store(!observers.is_empty(), Ordering::Relaxed);
+    }
+}
+
+static OBSERVERS: RwLock<Vec<Arc<dyn Observer>>> = RwLock::new(Vec::new());
+
+/// Whether there is an observer: a call looks here first.
+static IS_ON: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// The calls of this thread that have begun and are observed, by the operations' own names.
+    static RUNNING: RefCell<Vec<&'static str>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Stands in [`RUNNING`] for an observer.
+const OBSERVER: &str = "";
+
+/// Returns whether calls are observed.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    IS_ON.load(Ordering::Relaxed)
+}
+
+/// A call that observers were told of.
+pub(crate) struct Begun {
+    operation: &'static Operation,
+    /// The observers that were told.
+    observers: Vec<Arc<dyn Observer>>,
+    has_ended: bool,
+}
+
+impl Begun {
+    /// Tells observers that an operation begins, by its [own name](Operation::own_name). Returns `None` if an observer
+    /// calls it, or if it is the operation that has begun already: the Rust method that an overload calls.
+    #[cold]
+    pub(crate) fn new(own_name: &'static str, arguments: &[Argument<'_>]) -> Option<Self> {
+        let is_seen = RUNNING
+            .try_with(|running| !matches!(running.borrow().last(), Some(last) if [own_name, OBSERVER].contains(last)));
+        let operation = *NAMED.get(own_name)?;
+        if !is_seen.unwrap_or(false) {
+            return None;
+        }
+        let observers = OBSERVERS.read().clone();
+        as_observer(|| observers.iter().for_each(|observer| observer.begin(operation, arguments)));
+        RUNNING.with_borrow_mut(|running| running.push(own_name));
+        Some(Self { operation, observers, has_ended: false })
+    }
+
+    /// Tells the observers the result.
+    #[cold]
+    pub(crate) fn end<T: Clone + Into<Output>>(mut self, result: &Result<T>) {
+        let output = result.as_ref().map(|output| output.clone().into());
+        self.tell(Some(output.as_ref().map_err(|error| *error)));
+    }
+
+    fn tell(&mut self, result: Option<std::result::Result<&Output, &TensorError>>) {
+        self.has_ended = true;
+        RUNNING.with_borrow_mut(|running| running.pop());
+        as_observer(|| self.observers.iter().for_each(|observer| observer.end(self.operation, result)));
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.tell(None);
+        }
+    }
+}
+
+/// Operations by their own names.
+static NAMED: LazyLock<HashMap<&'static str, &'static Operation>> =
+    LazyLock::new(|| OPERATIONS.iter().copied().flatten().map(|operation| (operation.own_name, operation)).collect());
+
+/// Ends an observer's code, also when it panics.
+struct Leaving;
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        RUNNING.with_borrow_mut(|running| running.pop());
+    }
+}
+
+/// Runs an observer's code, whose operations are not observed.
+fn as_observer(run: impl FnOnce()) {
+    RUNNING.with_borrow_mut(|running| running.push(OBSERVER));
+    let _leaving = Leaving;
+    run();
+}
