@@ -132,6 +132,11 @@ impl<P: Pages> PageHeap<P> {
         self.live_bytes.load(Ordering::Relaxed)
     }
 
+    /// Returns the bytes of the live block at `address`, if there is one.
+    pub fn block_bytes(&self, address: Address) -> Option<u64> {
+        self.state.lock().live.get(&address).map(|(_, bytes)| *bytes)
+    }
+
     /// Adds a callback to try when the limit leaves no room. It is called with no lock held.
     pub fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
         self.hooks.add_callback(callback);

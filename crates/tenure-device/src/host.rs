@@ -27,6 +27,8 @@ use tenure_core::{
     Allocator, AllocatorError, AllocatorRegistry, DataPtr, Deleter, Device, DeviceKind, Purpose, StreamId, Tag,
 };
 
+use crate::activity;
+
 pub use default_scope::{OnHostMemory, is_forked};
 
 /// The bytes of address space to ask for: the next size is tried where the system refuses one.
@@ -268,6 +270,13 @@ impl HostMemory {
         // The mapping's address was exposed when it was made.
         Ok(ptr::with_exposed_provenance_mut(block.address as usize))
     }
+
+    /// Tells the recording of activities of a new block of at least `bytes` bytes.
+    #[cold]
+    fn tell_allocated(&self, data: *mut u8, bytes: usize) {
+        let bytes = self.heap.block_bytes(data.addr() as Address).unwrap_or(bytes as u64);
+        activity::memory_changed(Device::CPU, bytes as i64);
+    }
 }
 
 impl SmallBlocks {
@@ -325,6 +334,9 @@ unsafe impl Allocator for HostMemory {
                 other => AllocatorError::Failed { device: Device::CPU, call: "allocate", reason: other.to_string() },
             })?
         };
+        if activity::is_on() {
+            self.tell_allocated(data, bytes);
+        }
         // SAFETY: the pointer is its own context, for which `free` is the deleter.
         Ok(unsafe { DataPtr::new(data, data.cast(), FREE, Device::CPU) })
     }
@@ -346,8 +358,12 @@ unsafe fn free(context: *mut c_void) {
     let Some(memory) = &*HOST else { return };
     let address = context.addr() as Address;
     if memory.heap.addresses().contains(&address) {
+        let bytes = if activity::is_on() { memory.heap.block_bytes(address) } else { None };
         // The block is live, so this cannot fail.
         let _ = memory.heap.free(address);
+        if let Some(bytes) = bytes {
+            activity::memory_changed(Device::CPU, -(bytes as i64));
+        }
         return;
     }
     // SAFETY: a small block, which has a header before it and the layout that the header gives.
@@ -357,6 +373,9 @@ unsafe fn free(context: *mut c_void) {
         memory.free_small(tag, bytes as u64);
         if let Some(layout) = small_layout(bytes) {
             alloc::dealloc(start, layout);
+        }
+        if activity::is_on() {
+            activity::memory_changed(Device::CPU, -(bytes as i64));
         }
     }
 }

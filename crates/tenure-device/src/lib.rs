@@ -25,6 +25,7 @@
 //! # Ok::<(), tenure_alloc::AllocError>(())
 //! ```
 
+pub mod activity;
 pub mod background;
 mod backing;
 pub mod cache;

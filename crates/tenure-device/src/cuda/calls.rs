@@ -417,7 +417,7 @@ impl Driver for CudaDriver {
 
     fn copy_to_device(&self, target: Address, source: &[u8], stream: StreamId) -> Result<(), CallError> {
         self.in_context(Call::CopyToDevice, || {
-            let stream = self.submit(stream, source.len() as u64, |stream| {
+            let stream = self.submit(Call::CopyToDevice, stream, source.len() as u64, |stream| {
                 // SAFETY: `source` outlives the copy, because this function waits for it below; the driver checks the
                 // address.
                 unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.as_ptr().cast(), source.len(), stream) }
@@ -430,7 +430,7 @@ impl Driver for CudaDriver {
 
     fn copy_from_device(&self, target: &mut [u8], source: Address, stream: StreamId) -> Result<(), CallError> {
         self.in_context(Call::CopyFromDevice, || {
-            let stream = self.submit(stream, target.len() as u64, |stream| {
+            let stream = self.submit(Call::CopyFromDevice, stream, target.len() as u64, |stream| {
                 // SAFETY: `target` outlives the copy, because this function waits for it below; the driver checks the
                 // address.
                 unsafe { sys::cuMemcpyDtoHAsync_v2(target.as_mut_ptr().cast(), source, target.len(), stream) }
@@ -449,7 +449,7 @@ impl Driver for CudaDriver {
         stream: StreamId,
     ) -> Result<(), CallError> {
         self.in_context(Call::CopyToDeviceAsync, || {
-            self.submit(stream, bytes, |stream| {
+            self.submit(Call::CopyToDeviceAsync, stream, bytes, |stream| {
                 // SAFETY: the caller keeps the source until the stream has completed the copy.
                 unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.cast(), bytes as usize, stream) }
             })
@@ -465,7 +465,7 @@ impl Driver for CudaDriver {
         stream: StreamId,
     ) -> Result<(), CallError> {
         self.in_context(Call::CopyFromDeviceAsync, || {
-            self.submit(stream, bytes, |stream| {
+            self.submit(Call::CopyFromDeviceAsync, stream, bytes, |stream| {
                 // SAFETY: the caller does not touch the target until the stream has completed the copy.
                 unsafe { sys::cuMemcpyDtoHAsync_v2(target.cast(), source, bytes as usize, stream) }
             })
@@ -475,7 +475,7 @@ impl Driver for CudaDriver {
 
     fn copy_on_device(&self, target: Address, source: Address, bytes: u64, stream: StreamId) -> Result<(), CallError> {
         self.in_context(Call::CopyOnDevice, || {
-            self.submit(stream, bytes, |stream| {
+            self.submit(Call::CopyOnDevice, stream, bytes, |stream| {
                 // SAFETY: both are device addresses, which the driver checks.
                 unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes as usize, stream) }
             })
@@ -485,7 +485,7 @@ impl Driver for CudaDriver {
 
     fn memset(&self, target: Address, value: u8, bytes: u64, stream: StreamId) -> Result<(), CallError> {
         self.in_context(Call::Memset, || {
-            self.submit(stream, bytes, |stream| {
+            self.submit(Call::Memset, stream, bytes, |stream| {
                 // SAFETY: the target is a device address, which the driver checks.
                 unsafe { sys::cuMemsetD8Async(target, value, bytes as usize, stream) }
             })

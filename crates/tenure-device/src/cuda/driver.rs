@@ -22,6 +22,7 @@ use super::handles::Handles;
 use super::kernels::Kernels;
 use super::space::AddressSpace;
 use super::timing::{Timing, Timings};
+use crate::activity::{self, ActivityKind};
 use crate::deferred::in_host_function;
 use crate::{Call, CallError, ErrorKind, EventId, EventKind, GraphId, LaunchRegistry, Priority, Properties};
 
@@ -233,15 +234,21 @@ impl CudaDriver {
     /// Submits a copy or fill of `bytes` bytes to a stream, unless it is empty.
     pub(super) fn submit(
         &self,
+        call: Call,
         stream: StreamId,
         bytes: u64,
         submit: impl FnOnce(CUstream) -> CUresult,
     ) -> Result<CUstream, ErrorKind> {
-        let stream = self.stream(stream)?;
+        let raw = self.stream(stream)?;
         if bytes > 0 {
-            check(submit(stream))?;
+            check(submit(raw))?;
+            if activity::is_on()
+                && let Some(kind) = ActivityKind::of_call(call.name())
+            {
+                activity::launched(self.device, stream, kind, call.name(), bytes);
+            }
         }
-        Ok(stream)
+        Ok(raw)
     }
 
     /// Returns the free and total memory. Needs the context.

@@ -66,7 +66,7 @@ impl CudaDriver {
         self.in_context(Call::CopyToPeer, || {
             let to = peer.context().raw();
             let from = self.context().raw();
-            self.submit(stream, bytes, |stream| {
+            self.submit(Call::CopyToPeer, stream, bytes, |stream| {
                 // SAFETY: both contexts are retained, and the driver checks the addresses.
                 unsafe { sys::cuMemcpyPeerAsync(target, to, source, from, bytes as usize, stream) }
             })

@@ -114,6 +114,11 @@ fn load_and_start() -> Result<(), ErrorKind> {
     started(unsafe { sys::cuInit(0) })
 }
 
+/// Returns whether the driver library can be loaded.
+pub(crate) fn is_driver_present() -> bool {
+    find_library().is_ok()
+}
+
 /// Checks that the driver library can be loaded. Without it, every call to it would panic.
 fn find_library() -> Result<(), ErrorKind> {
     static PRESENT: OnceLock<bool> = OnceLock::new();

@@ -38,6 +38,7 @@ pub use preemption::{AroundWait, Preemption};
 pub use report::OutOfMemoryReport;
 pub use storage::{lead_to, record_stream};
 
+use crate::activity;
 use crate::deferred::{DeferredFrees, in_host_function};
 use crate::share::Imports;
 use crate::{DeviceBacking, Driver, Streams};
@@ -157,7 +158,11 @@ impl DeviceMemory {
             Allocator::Paged(allocator) => allocator.allocate(request),
             Allocator::Native(allocator) => allocator.allocate(request),
         };
-        allocated.map_err(|error| self.with_report(request, error))
+        let block = allocated.map_err(|error| self.with_report(request, error))?;
+        if activity::is_on() {
+            activity::memory_changed(self.device, block.bytes as i64);
+        }
+        Ok(block)
     }
 
     /// Frees the block that starts at `address`; work already put on its streams may still use it. Address 0 is
@@ -192,9 +197,24 @@ impl DeviceMemory {
     /// Frees a block at once, from outside host functions.
     #[inline]
     fn free_now(&self, address: Address) -> Result<(), AllocError> {
+        if activity::is_on() {
+            self.tell_freed(address);
+        }
         match &self.allocator {
             Allocator::Paged(allocator) => allocator.free(address),
             Allocator::Native(allocator) => allocator.free(address),
+        }
+    }
+
+    /// Tells the recording of activities that a block is about to be freed.
+    #[cold]
+    fn tell_freed(&self, address: Address) {
+        let block = match &self.allocator {
+            Allocator::Paged(allocator) => allocator.block(address),
+            Allocator::Native(allocator) => allocator.block(address),
+        };
+        if let Some(block) = block {
+            activity::memory_changed(self.device, -(block.bytes as i64));
         }
     }
 

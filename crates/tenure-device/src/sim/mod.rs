@@ -60,6 +60,7 @@ mod state;
 mod timeline;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tenure_alloc::Address;
 use tenure_core::{Device, StreamId};
@@ -71,6 +72,7 @@ pub(crate) use self::peers::PeerSource;
 pub use self::platform::SimPlatform;
 use self::state::{LockedState, SimState};
 use self::timeline::Condition;
+use crate::activity::{self, Activity, ActivityKind};
 use crate::{AccessMode, Call, CallError, Counters, DeviceProcess, Launch, Priority};
 
 /// Settings of a simulated device.
@@ -205,8 +207,25 @@ impl SimDriver {
     /// The stream does not exist.
     pub fn busy_until(&self, stream: StreamId, us: u64) -> Result<(), CallError> {
         self.call(Call::Launch, |state| {
-            let stream = state.timeline.stream(stream)?;
-            state.timeline.push_busy(stream, us);
+            let index = state.timeline.stream(stream)?;
+            if activity::is_on() {
+                let begin_us = state.timeline.idle_from_us(index);
+                activity::simulated(
+                    begin_us,
+                    us.max(begin_us),
+                    Activity {
+                        device: self.device,
+                        stream,
+                        kind: ActivityKind::Kernel,
+                        name: "busy".into(),
+                        begin: Duration::ZERO,
+                        end: Duration::ZERO,
+                        bytes: 0,
+                        cause: activity::cause(),
+                    },
+                );
+            }
+            state.timeline.push_busy(index, us);
             Ok(())
         })
     }

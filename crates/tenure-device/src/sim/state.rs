@@ -20,6 +20,7 @@ use super::race::{Stamp, StreamOrder};
 use super::signal::Signal;
 use super::timeline::{Point, Timeline};
 use super::{SimConfig, SimDriver};
+use crate::activity::{self, Activity, ActivityKind};
 use crate::cost::HOST_SYNC_US;
 use crate::deferred::{InHostFunction, in_host_function};
 use crate::{Call, CallError, Counters, DeviceProcess, ErrorKind, EventId, GraphId, Launch};
@@ -39,6 +40,7 @@ pub(super) enum Goal {
 
 /// The whole state of a device.
 pub(super) struct SimState {
+    pub(super) device: Device,
     pub(super) memory: SimMemory,
     pub(super) host: SimHostMemory,
     pub(super) timeline: Timeline,
@@ -61,6 +63,7 @@ impl SimState {
     pub(super) fn new(config: SimConfig, device: Device, registrations: Arc<Registrations>) -> Self {
         let physical = PhysicalMemory::new(config.capacity_bytes, config.other_bytes + config.context_bytes);
         Self {
+            device,
             memory: SimMemory::new(device.index(), config.granularity_bytes, physical),
             host: SimHostMemory::new(registrations),
             timeline: Timeline::new(device, config.seed),
@@ -141,7 +144,16 @@ impl SimState {
             self.host.record_copy(used, &access);
         }
         self.launches += 1;
-        self.timeline.push_work(stream, Box::new(move |memory| action(memory, &launch, &touches)));
+        let activity = activity::is_on().then(|| recorded(self.device, &launch, &touches)).flatten();
+        self.timeline.push_work(
+            stream,
+            Box::new(move |memory, now_us| {
+                if let Some(activity) = activity {
+                    activity::simulated(now_us, now_us, activity);
+                }
+                action(memory, &launch, &touches)
+            }),
+        );
         Ok(())
     }
 
@@ -152,7 +164,7 @@ impl SimState {
             Some(None) => Ok(true),
             Some(Some(work)) => {
                 let _in_work = InHostFunction::enter();
-                work(&mut self.memory).map(|()| true)
+                work(&mut self.memory, self.timeline.now_us()).map(|()| true)
             }
         }
     }
@@ -372,6 +384,28 @@ impl SimDriver {
         }
         action(&mut state).map_err(|kind| state.fail(call, kind))
     }
+}
+
+/// Returns the activity that work is recorded as. `None` for functions of the host.
+fn recorded(device: Device, launch: &Launch, touches: &Touches) -> Option<Activity> {
+    let kind = if launch.at.is_some() { ActivityKind::Kernel } else { ActivityKind::of_call(launch.name)? };
+    let bytes = match kind {
+        ActivityKind::Kernel => 0,
+        ActivityKind::CopyFromDevice => touches.reads.iter().map(|range| range.end - range.start).sum(),
+        _ => touches.writes.iter().map(|range| range.end - range.start).sum(),
+    };
+    let name = launch.name.into();
+    let cause = activity::cause();
+    Some(Activity {
+        device,
+        stream: launch.stream,
+        kind,
+        name,
+        begin: Duration::ZERO,
+        end: Duration::ZERO,
+        bytes,
+        cause,
+    })
 }
 
 /// A device's state and its lock. Work runs under the lock, so a call that work makes must not take the lock again.

@@ -13,8 +13,8 @@ use super::random::Random;
 use super::signal::Signal;
 use crate::{ErrorKind, EventId, EventKind, Priority};
 
-/// Work that reads and writes real bytes.
-pub(super) type Work = Box<dyn FnOnce(&mut SimMemory) -> Result<(), ErrorKind> + Send>;
+/// Work that reads and writes real bytes. It is told the time at which it runs, in µs.
+pub(super) type Work = Box<dyn FnOnce(&mut SimMemory, u64) -> Result<(), ErrorKind> + Send>;
 
 /// A condition outside the device. Returns whether it holds.
 pub(crate) type Condition = Box<dyn Fn() -> bool + Send>;
@@ -159,6 +159,11 @@ impl Timeline {
 
     pub(super) fn push_work(&mut self, stream: usize, work: Work) {
         self.push(stream, QueueItem::Work(work));
+    }
+
+    /// Returns the time from which a stream without queued work is idle, in µs.
+    pub(super) fn idle_from_us(&self, stream: usize) -> u64 {
+        self.streams[stream].ready_us.max(self.now_us)
     }
 
     /// Keeps `stream` busy until the clock reaches `until_us`.

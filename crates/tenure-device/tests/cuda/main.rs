@@ -3,6 +3,7 @@
 //! second process runs as a child.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod activities;
 mod capture;
 mod common;
 mod contexts;

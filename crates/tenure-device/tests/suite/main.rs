@@ -2,6 +2,7 @@
 //! backing; most others test the simulated driver alone.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
+mod activities;
 mod backing;
 mod checks;
 mod collectives;
