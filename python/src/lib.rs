@@ -12,6 +12,7 @@ mod memory;
 mod operations;
 mod placement;
 mod plan;
+mod profiler;
 mod purpose;
 mod recipe;
 mod sharing;
@@ -48,6 +49,8 @@ mod _native {
     #[pymodule_export]
     use crate::plan::{AgentClient, Mapping, Problem, plan, planners, simulate_mapping};
     #[pymodule_export]
+    use crate::profiler::{ProfileObject, ProfilerObject, start_profiler};
+    #[pymodule_export]
     use crate::purpose::{
         begin_span, current_purpose, end_span, enter_purpose, intern_key, leave_purpose, module_of_key, retag,
         set_purpose, tags,
@@ -68,10 +71,11 @@ mod _native {
         allow_tf32_in_products, asarray, attach_function, autocast_dtype, backward, can_access_peer, check_cuda_device,
         check_cuda_source, check_gradients, checkpoint, cuda_memory_info, cuda_properties, current_device,
         current_stream, default_generator, default_stream, device_count, dtype_named, enter_anomaly_mode,
-        enter_autocast, enter_gradient_mode, enter_saved_tensors_hooks, from_dlpack, frombuffer, get_default_dtype,
-        grad, is_grad_enabled, is_stream_capturing, leave_setting, load_extension, operation_functions,
-        operation_table, promote_types, rebuild_tensor, set_default_dtype, set_device, set_stream, simulate_devices,
-        synchronize_device, tensor, tf32_in_convolutions, tf32_in_products, unscale_gradients, write_headers,
+        enter_autocast, enter_gradient_mode, enter_saved_tensors_hooks, enter_section, from_dlpack, frombuffer,
+        get_default_dtype, grad, is_grad_enabled, is_stream_capturing, leave_setting, load_extension,
+        operation_functions, operation_table, promote_types, rebuild_tensor, set_default_dtype, set_device, set_stream,
+        simulate_devices, synchronize_device, tensor, tf32_in_convolutions, tf32_in_products, unscale_gradients,
+        write_headers,
     };
     #[pymodule_export]
     use crate::torch::{torch_api, torch_background, torch_configure, torch_memory_fraction};

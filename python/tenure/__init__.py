@@ -13,6 +13,7 @@
 `tenure.extension`        functions in C++, compiled while the program runs
 `tenure.cuda`             CUDA devices: streams, events, memory and graphs
 `tenure.distributions`    probability distributions
+`tenure.profiler`         the time and memory of operations, and traces that Perfetto opens
 `tenure.backends`         whether products and convolutions may take `float32` as TF32
 `tenure.torch`            stock PyTorch on Tenure's allocator
 `tenure.ray`              models on a Ray cluster, each request sent to a replica that has its model
@@ -84,12 +85,12 @@ contiguous_format, preserve_format = "contiguous_format", "preserve_format"
 channels_last, channels_last_3d = "channels_last", "channels_last_3d"
 
 if _TYPE_CHECKING:
-    from tenure import amp, array_api, cuda, data, distributions, extension, nn, optim, safetensors
+    from tenure import amp, array_api, cuda, data, distributions, extension, nn, optim, profiler, safetensors
     from tenure.amp import autocast
     from tenure.safetensors import load, save
 
 # Modules, and functions of modules, that are imported when they are first used: `import tenure` takes half as long.
-_MODULES = ("amp", "array_api", "cuda", "data", "distributions", "extension", "nn", "optim", "safetensors")
+_MODULES = ("amp", "array_api", "cuda", "data", "distributions", "extension", "nn", "optim", "profiler", "safetensors")
 _FUNCTIONS = {"autocast": "amp", "load": "safetensors", "save": "safetensors"}
 
 
@@ -172,6 +173,7 @@ __all__ = [
     "pi",
     "plan",
     "preserve_format",
+    "profiler",
     "promote_types",
     "random",
     "safetensors",

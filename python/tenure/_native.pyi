@@ -23,6 +23,8 @@ __all__ = [
     "Packed",
     "Placement",
     "Problem",
+    "Profile",
+    "Profiler",
     "Recorder",
     "RemovableHandle",
     "Stream",
@@ -73,6 +75,7 @@ __all__ = [
     "enter_gradient_mode",
     "enter_purpose",
     "enter_saved_tensors_hooks",
+    "enter_section",
     "float16",
     "float32",
     "float64",
@@ -127,6 +130,7 @@ __all__ = [
     "shared_parameter_range",
     "simulate_devices",
     "simulate_mapping",
+    "start_profiler",
     "synchronize_device",
     "tags",
     "tensor",
@@ -231,6 +235,21 @@ def simulate_mapping(problem: Problem, mapping: Mapping) -> str: ...
 class Packed: ...
 
 def parse_amount(name: str, text: str) -> tuple[int | None, float | None]: ...
+
+@final
+class Profiler:
+    def stop(self) -> Profile: ...
+
+@final
+class Profile:
+    @property
+    def dropped(self) -> int: ...
+    def chrome_trace(self) -> str: ...
+    def averages(self, by_shape: builtins.bool) -> str: ...
+    def table(self, sort_by: str, rows: int, by_shape: builtins.bool) -> str: ...
+    def events(self) -> str: ...
+
+def start_profiler(record_shapes: builtins.bool, profile_memory: builtins.bool, max_events: int) -> Profiler: ...
 
 @final
 class Budget:
@@ -767,6 +786,7 @@ def operation_table() -> list[
 def enter_gradient_mode(enabled: builtins.bool) -> int: ...
 def enter_anomaly_mode() -> int: ...
 def enter_saved_tensors_hooks(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> int: ...
+def enter_section(name: str) -> int: ...
 def leave_setting(number: int) -> None: ...
 def is_grad_enabled() -> builtins.bool: ...
 def backward(

@@ -40,6 +40,8 @@ pub mod ops;
 #[forbid(unsafe_code)]
 pub mod precision;
 #[forbid(unsafe_code)]
+pub mod profile;
+#[forbid(unsafe_code)]
 pub mod random;
 #[forbid(unsafe_code)]
 mod scalar;

@@ -27,11 +27,13 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::RwLock;
 
+use crate::autograd::Node;
 use crate::operation::{Argument, Operation, Output};
 use crate::ops::OPERATIONS;
 use crate::{Result, TensorError};
@@ -48,6 +50,73 @@ pub trait Observer: Send + Sync {
     /// [`Output::InPlace`]. There is none after a panic.
     fn end(&self, operation: &'static Operation, result: Option<std::result::Result<&Output, &TensorError>>) {
         let _ = (operation, result);
+    }
+
+    /// A section of the thread's run begins. Operations and other sections within it end before it does.
+    fn begin_section(&self, section: Section<'_>) {
+        let _ = section;
+    }
+
+    /// The section that the thread began last, of those that have not ended, ends.
+    fn end_section(&self) {}
+}
+
+/// A section of a thread's run that is no operation.
+#[derive(Clone, Copy)]
+pub enum Section<'a> {
+    /// The backward of an operation: a node of the graph runs its formula.
+    Backward(&'a Node),
+    /// A section that the program [names](section).
+    Named(&'a str),
+}
+
+/// Shows a section to observers until the returned value is dropped. PyTorch's `record_function`.
+pub fn section(name: &str) -> RunningSection {
+    RunningSection::begin(Section::Named(name))
+}
+
+/// Shows to observers that a node runs its formula.
+pub(crate) fn backward(node: &Node) -> RunningSection {
+    RunningSection::begin(Section::Backward(node))
+}
+
+/// A section of a thread's run. It ends when this is dropped.
+#[must_use = "the section ends when this is dropped"]
+pub struct RunningSection {
+    /// The observers that were told that it began.
+    observers: Vec<Arc<dyn Observer>>,
+    /// A section ends on the thread that it began on.
+    not_send: PhantomData<*const ()>,
+}
+
+impl RunningSection {
+    #[inline]
+    fn begin(section: Section<'_>) -> Self {
+        if is_on() { Self::tell_begin(section) } else { Self { observers: Vec::new(), not_send: PhantomData } }
+    }
+
+    #[cold]
+    fn tell_begin(section: Section<'_>) -> Self {
+        let observers = OBSERVERS.read().clone();
+        as_observer(|| observers.iter().for_each(|observer| observer.begin_section(section)));
+        RUNNING.with_borrow_mut(|running| running.push(SECTION));
+        Self { observers, not_send: PhantomData }
+    }
+
+    #[cold]
+    fn tell_end(&self) {
+        // At the thread's end, there may be no list any more.
+        if RUNNING.try_with(|running| remove_last(running, SECTION)).is_ok() {
+            as_observer(|| self.observers.iter().for_each(|observer| observer.end_section()));
+        }
+    }
+}
+
+impl Drop for RunningSection {
+    fn drop(&mut self) {
+        if !self.observers.is_empty() {
+            self.tell_end();
+        }
     }
 }
 
@@ -87,6 +156,9 @@ thread_local! {
 
 /// Stands in [`RUNNING`] for an observer.
 const OBSERVER: &str = "";
+
+/// Stands in [`RUNNING`] for a section.
+const SECTION: &str = "section";
 
 /// Returns whether calls are observed.
 #[inline]
@@ -128,7 +200,7 @@ impl Begun {
 
     fn tell(&mut self, result: Option<std::result::Result<&Output, &TensorError>>) {
         self.has_ended = true;
-        RUNNING.with_borrow_mut(|running| running.pop());
+        RUNNING.with(|running| remove_last(running, self.operation.own_name));
         as_observer(|| self.observers.iter().for_each(|observer| observer.end(self.operation, result)));
     }
 }
@@ -138,6 +210,15 @@ impl Drop for Begun {
         if !self.has_ended {
             self.tell(None);
         }
+    }
+}
+
+/// Removes the last call or section of this name. It is not the last of all if a section that began within a call ends
+/// after it.
+fn remove_last(running: &RefCell<Vec<&'static str>>, name: &str) {
+    let mut running = running.borrow_mut();
+    if let Some(at) = running.iter().rposition(|other| *other == name) {
+        running.remove(at);
     }
 }
 

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tenure::tensor::autocast::{self, Autocast};
 use tenure::tensor::autograd::{self, Anomaly, BackwardOptions, GradMode, Node, SavedHooks};
+use tenure::tensor::observe::{self, RunningSection};
 use tenure::tensor::{AutogradError, Tensor, TensorError};
 
 use super::dtype::{self, DTypeObject};
@@ -32,6 +33,7 @@ enum Setting {
     Anomaly(Anomaly),
     SavedTensorsHooks(SavedHooks),
     Autocast(Autocast),
+    Section(RunningSection),
 }
 
 /// Keeps an exception until the pass in which it was raised returns, and returns an error that stands for it.
@@ -113,6 +115,12 @@ pub(crate) fn enter_autocast(dtype: Option<&DTypeObject>) -> u64 {
 #[pyfunction]
 pub(crate) fn autocast_dtype(py: Python<'_>) -> PyResult<Option<Py<DTypeObject>>> {
     autocast::dtype().map(|dtype| dtype::object(py, dtype)).transpose()
+}
+
+/// Names a section of this thread's run in profiles. Returns the number to leave it with.
+#[pyfunction]
+pub(crate) fn enter_section(name: &str) -> u64 {
+    enter(Setting::Section(observe::section(name)))
 }
 
 /// Leaves a setting of this thread.

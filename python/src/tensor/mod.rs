@@ -25,7 +25,7 @@ mod results;
 
 pub(crate) use autograd::{
     NodeObject, autocast_dtype, backward, enter_anomaly_mode, enter_autocast, enter_gradient_mode,
-    enter_saved_tensors_hooks, grad, is_grad_enabled, leave_setting,
+    enter_saved_tensors_hooks, enter_section, grad, is_grad_enabled, leave_setting,
 };
 pub(crate) use buffer::frombuffer;
 pub(crate) use cuda::{

@@ -198,6 +198,28 @@ fn json_has_what_machines_read_and_the_files_are_written() {
 
 #[cfg(unix)]
 #[test]
+fn a_profile_has_the_steps_after_the_first_and_their_operations() {
+    let folder = here();
+    let outcome = train(folder.path(), &["--steps", "3", "--profile", "trace.json"]);
+    let rows = outcome["profile"].as_array().unwrap();
+    let row = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap();
+    assert_eq!(row("training step")["calls"], 2);
+    assert!(row("linear")["own_us"].as_f64().unwrap() > 0.0);
+    assert!(row("training step")["total_us"].as_f64() >= row("linear")["total_us"].as_f64());
+    let trace: Value = serde_json::from_slice(&fs::read(folder.path().join("trace.json")).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let count =
+        |name: &str, phase: &str| events.iter().filter(|event| event["name"] == name && event["ph"] == phase).count();
+    assert_eq!(count("training step", "X"), 2);
+    assert!(count("memory in use", "C") > 10 && count("fwdbwd", "s") > 10);
+
+    let args = [TEXT, &["--steps", "1", "--profile", "trace.json"]].concat();
+    let output = tenure(folder.path(), &args);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("own CPU memory") && said.contains("training step"), "{said}");
+}
+
+#[test]
 fn a_run_is_recorded_planned_and_placed_and_learns_the_same() {
     let folder = here();
     let plain = train(folder.path(), &["--steps", "3", "--problem", "problem.json"]);
@@ -478,10 +500,11 @@ fn no_file_is_written_over_another_that_is_needed() {
     let photos = ["--model", "resnet18", "--data", "images:photos"];
     let fashion = ["--model", "resnet18", "--data", "fashion-mnist:."];
     let over_data = "is of --data, and would be written over";
-    let cases: [(&[&str], &[&str], &str); 10] = [
+    let cases: [(&[&str], &[&str], &str); 11] = [
         (&text, &["--report", "x", "--checkpoint", "./x"], "--report x: it is the file of --checkpoint too"),
         (&text, &["--resume", "run.st", "--report", "run.st"], "--report run.st: it is the file of --resume too"),
         (&text, &["--problem", "x", "--report", "x"], "--report x: it is the file of --problem too"),
+        (&text, &["--profile", "x", "--report", "x"], "--report x: it is the file of --profile too"),
         (&text, &["--problem", "text"], over_data),
         (&text, &["--report", "photos/../text"], over_data),
         (&text, &["--checkpoint", "text"], over_data),

@@ -26,13 +26,15 @@ use crate::activity::{Activity, ActivityKind};
 /// The size of a buffer for records, in bytes, and its alignment, which CUPTI requires.
 const BUFFER: (usize, usize) = (1 << 20, 8);
 
-/// The kinds of records. Driver calls are enabled because only their records bring those of external correlations.
-const KINDS: [CUpti_ActivityKind; 6] = [
+/// The kinds of records. Calls of the driver and of the runtime, which libraries call, are enabled because only their
+/// records bring those of external correlations.
+const KINDS: [CUpti_ActivityKind; 7] = [
     CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL,
     CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY,
     CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_MEMCPY2,
     CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_MEMSET,
     CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_DRIVER,
+    CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_RUNTIME,
     CUpti_ActivityKind::CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
 ];
 

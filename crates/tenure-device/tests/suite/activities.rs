@@ -72,7 +72,7 @@ fn times_are_those_of_the_devices_clock() {
 fn work_has_the_innermost_cause_of_the_thread_that_put_it_on_its_stream() {
     let _turn = in_turn();
     let found = activities_of(30, |driver| {
-        let launch = |name| drop(driver.launch(SimKernel::new(name, StreamId::NULL)).unwrap());
+        let launch = |name| driver.launch(SimKernel::new(name, StreamId::NULL)).unwrap();
         launch("outer");
         activity::begin_cause(31);
         launch("inner");

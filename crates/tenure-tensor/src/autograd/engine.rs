@@ -12,7 +12,7 @@ use super::mode::GradMode;
 use super::node::{Edge, Grads, Node};
 use crate::autocast::Autocast;
 use crate::error::AutogradError;
-use crate::{Result, Tensor};
+use crate::{Result, Tensor, observe};
 
 /// Options of a backward pass.
 #[derive(Clone, Copy, Debug, Default)]
@@ -193,6 +193,7 @@ impl Pass {
         if let Some(leaf) = node.leaf() {
             return match grads.into_iter().next().flatten() {
                 Some(grad) if self.wanted.is_none() => stream.run(|| {
+                    let _section = observe::backward(node);
                     leaf.accumulate_grad(grad)?;
                     leaf.run_post_accumulate_hooks()
                 }),
@@ -205,7 +206,10 @@ impl Pass {
         let given = if has_grad && needs.contains(&true) {
             let keeps_saved = self.options.retain_graph || self.options.create_graph;
             let mut sums = self.take_sums(node, &needs, stream);
-            let given = stream.run(|| node.run(&grads, &mut sums, &needs, keeps_saved))?;
+            let given = stream.run(|| {
+                let _section = observe::backward(node);
+                node.run(&grads, &mut sums, &needs, keeps_saved)
+            })?;
             self.return_sums(node, sums);
             given
         } else {

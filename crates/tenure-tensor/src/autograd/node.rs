@@ -197,7 +197,8 @@ impl Node {
         self.outputs.len()
     }
 
-    pub(super) fn sequence(&self) -> u64 {
+    /// Returns a number that grows from node to node in the order in which they are made. A leaf's is `u64::MAX`.
+    pub(crate) fn sequence(&self) -> u64 {
         self.sequence
     }
 

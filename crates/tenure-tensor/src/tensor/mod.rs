@@ -250,6 +250,11 @@ impl Tensor {
         self.meta().edge().map(|edge| edge.node)
     }
 
+    /// Returns the number of the node of the operation that made this tensor; `None` for a leaf.
+    pub(crate) fn made_by(&self) -> Option<u64> {
+        self.inner.meta.edge().map(|edge| edge.node.sequence())
+    }
+
     /// Returns the gradient that [`backward`](Self::backward) has added up.
     pub fn grad(&self) -> Option<Self> {
         self.inner.meta.grad()

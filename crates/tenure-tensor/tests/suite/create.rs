@@ -72,7 +72,7 @@ fn bytes_are_checked_and_need_no_alignment() {
     let tensor = Tensor::from_bytes(&bytes[1..], &[2], DType::F64).unwrap();
     assert_eq!(tensor.to_vec::<f64>().unwrap(), [1.5, -2.0]);
     assert_eq!(tensor.to_bytes().unwrap(), bytes[1..]);
-    assert_eq!(Tensor::from_bytes(&[], &[0], DType::Bool).unwrap().to_bytes().unwrap(), []);
+    assert_eq!(Tensor::from_bytes(&[], &[0], DType::Bool).unwrap().to_bytes().unwrap(), [0_u8; 0]);
     let error = |bytes: &[u8], dtype| Tensor::from_bytes(bytes, &[2], dtype).unwrap_err().to_string();
     assert_eq!(error(&[0, 2], DType::Bool), "from_bytes: a byte of bool is 0 or 1, found another");
     assert_eq!(error(&[0, 2], DType::I32), "from_bytes: 2 bytes do not fill int32 [2], which take 8");

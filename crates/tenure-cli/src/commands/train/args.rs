@@ -51,7 +51,8 @@ steps: \"spilled_bytes\", \"recomputed_us\", \"stall_us\"; over all steps: \"unp
 for, and \"read_bytes\", \"written_bytes\" of disks; \"written_bytes_per_day\" at this pace; \"codec\", \"is_lossy\"; \
 \"compression\", bytes that went to disk divided by bytes written there; \"disk\", its kind and its connection; and \
 \"tiers\": {\"disk\":{\"out_bandwidth\",\"back_bandwidth\"},...}, measured bytes per second. With --mapping, \
-placement lists the contents of each tier after the third step's forward pass, and says that they were verified.
+placement lists the contents of each tier after the third step's forward pass, and says that they were verified. With \
+--profile, profile has a row for each operation: calls, times in µs, and bytes allocated less those freed.
 
 On the CPU, --problem writes the allocations of the third step as a problem, for which `tenure plan --objective \
 score` makes a mapping; with --mapping tensors live where it says, and the losses are the same, bit for bit.
@@ -127,6 +128,10 @@ pub(crate) struct TrainArgs {
     /// traffic on links, and the tensors that were kept, recomputed and spilled
     #[arg(long, value_name = "FILE.html")]
     pub(super) report: Option<PathBuf>,
+    /// Profile five steps after the first: write a Chrome trace, which https://ui.perfetto.dev opens, and print a table
+    /// of the operations. These steps take longer
+    #[arg(long, value_name = "FILE.json")]
+    pub(super) profile: Option<PathBuf>,
     #[command(flatten)]
     pub(super) budget: BudgetArgs,
     /// On the CPU, write the allocations of a step as a problem, for `tenure plan`
@@ -174,13 +179,18 @@ impl TrainArgs {
 
     /// Refuses to overwrite an input, or to write two files to one place.
     pub(super) fn check_files(&self) -> anyhow::Result<()> {
-        let written = [("--report", &self.report), ("--checkpoint", &self.checkpoint), ("--problem", &self.problem)];
+        let written = [
+            ("--report", &self.report),
+            ("--checkpoint", &self.checkpoint),
+            ("--problem", &self.problem),
+            ("--profile", &self.profile),
+        ];
         for (option, path) in written {
             if let Some(path) = path.as_ref().filter(|path| data::contains(&self.data, path)) {
                 anyhow::bail!("{option} {}: it is of --data, and would be written over: name another", path.display());
             }
         }
-        for (option, path) in [written[0], written[2]] {
+        for (option, path) in [written[0], written[2], written[3]] {
             let Some(path) = path else { continue };
             for (other, file) in written.into_iter().chain([("--resume", &self.resume)]) {
                 let is_same = file.as_ref().is_some_and(|file| output::canonical(file) == output::canonical(path));

@@ -7,6 +7,7 @@ mod median;
 mod models;
 mod outcome;
 mod placement;
+mod profile;
 mod recipe;
 
 mod watch;
@@ -30,6 +31,7 @@ use data::{Data, DataSplit, Examples};
 use models::AnyTask;
 use outcome::RunOutcome;
 use placement::RunPlacement;
+use profile::RunProfile;
 use recipe::{Length, Recipe};
 use watch::Watch;
 
@@ -62,6 +64,7 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     // Report an output that cannot be written before the work, not after it.
     args.problem.as_deref().map_or(Ok(()), output::check)?;
     args.report.as_deref().map_or(Ok(()), output::check)?;
+    args.profile.as_deref().map_or(Ok(()), output::check)?;
     args.checkpoint.as_deref().map_or(Ok(()), checkpoint::check_writable)?;
     if let Some(threads) = args.threads {
         threads::set_threads(threads.get())?;
@@ -130,10 +133,11 @@ fn train_on<D: Examples>(
     }
     let mut watch =
         Watch::new((before as u64, steps), args.device, args.tensorboard.as_deref(), args.report.as_deref())?;
-    match make_steps(args.checkpoint.as_deref(), &mut run, &mut watch, &mut memory) {
+    let mut profile = RunProfile::new(args.profile.as_deref(), steps.saturating_sub(before as u64));
+    match make_steps(args.checkpoint.as_deref(), &mut run, &mut watch, (&mut memory, &mut profile)) {
         // No step was made, so there is nothing to report.
         Err(error) if run.history().len() == before => Err(explain(error, &run, batch_size)),
-        made => Ok(finish(args, run, watch, (memory, budget), &held_out, made.err(), batch_size)),
+        made => Ok(finish(args, run, watch, (memory, budget, profile), &held_out, made.err(), batch_size)),
     }
 }
 
@@ -142,10 +146,10 @@ fn make_steps<D: Examples>(
     checkpoint: Option<&Path>,
     run: &mut Trainer<AnyTask, D>,
     watch: &mut Watch,
-    memory: &mut RunPlacement,
+    (memory, profile): (&mut RunPlacement, &mut RunProfile),
 ) -> nn::Result<()> {
     while !output::is_interrupted() {
-        let Some(step) = run.step()? else { break };
+        let Some(step) = profile.step(|| run.step())? else { break };
         watch.step(&step, run.engine());
         if let Err(error) = memory.step() {
             watch.complain(&error);
@@ -166,13 +170,17 @@ fn finish<D: Examples>(
     args: &TrainArgs,
     mut run: Trainer<AnyTask, D>,
     mut watch: Watch,
-    (mut memory, budget): (RunPlacement, Option<RunBudget>),
+    (mut memory, budget, mut profile): (RunPlacement, Option<RunBudget>, RunProfile),
     held_out: &DataLoader<D>,
     stopped: Option<nn::Error>,
     batch_size: usize,
 ) -> ExitCode {
     let steps = run.history().len();
     if let Err(error) = memory.write() {
+        watch.complain(&error);
+    }
+    profile.finish();
+    if let Err(error) = profile.write() {
         watch.complain(&error);
     }
     // The current parameters are useless: the checkpoint before is better.
@@ -204,6 +212,7 @@ fn finish<D: Examples>(
         }
         None => None,
     };
+    outcome.profile = profile.sums();
     let printed = files::print(outcome.text(args.json));
     watch.write(&outcome, run.history());
     if let Some(error) = stopped {

@@ -3,8 +3,9 @@
 use std::env;
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use tenure::nn::train::Trainer;
+use tenure::tensor::profile::Average;
 use tenure::tensor::{Device, threads};
 use tenure::tier::{Report, TierReport};
 use tenure::units::{Bytes, Count, Micros, Percent};
@@ -32,6 +33,9 @@ pub(super) struct RunOutcome {
     placement: Option<Report>,
     #[serde(flatten)]
     offloaded: Option<Offloaded>,
+    /// The sums of a profile by name, and the same as a table.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "rows")]
+    pub(super) profile: Option<(Vec<Average>, String)>,
     /// The settings and results of the run, in words.
     #[serde(skip)]
     pub(super) facts: Vec<(&'static str, String)>,
@@ -109,6 +113,7 @@ impl RunOutcome {
             accuracy,
             placement,
             offloaded,
+            profile: None,
             facts,
             unfinished: None,
         }
@@ -125,8 +130,14 @@ impl RunOutcome {
         }
         let facts: String =
             self.facts.iter().map(|(name, value)| format!("  {:<16} {value}\n", name.to_lowercase())).collect();
-        Ok(format!("{}\n{facts}", self.model))
+        let table = self.profile.as_ref().map(|(_, table)| format!("\n{table}")).unwrap_or_default();
+        Ok(format!("{}\n{facts}{table}", self.model))
     }
+}
+
+/// Writes the rows of a profile.
+fn rows<S: Serializer>(profile: &Option<(Vec<Average>, String)>, to: S) -> Result<S::Ok, S::Error> {
+    profile.as_ref().map(|(rows, _)| rows).serialize(to)
 }
 
 /// Says how far a run came before `error` stopped it.

@@ -1,0 +1,90 @@
+//! Profiles of operations, for `tenure.profiler`.
+
+use parking_lot::Mutex;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use serde_json::json;
+use tenure::tensor::profile::{Profile, Profiler, ProfilerOptions, SortBy, SpanKind};
+
+use crate::errors::complaint;
+use crate::json;
+
+/// A running profiler.
+#[pyclass(frozen, name = "Profiler", module = "tenure._native")]
+pub(crate) struct ProfilerObject(Mutex<Option<Profiler>>);
+
+/// Starts to record.
+#[pyfunction]
+pub(crate) fn start_profiler(
+    py: Python<'_>,
+    record_shapes: bool,
+    profile_memory: bool,
+    max_events: usize,
+) -> PyResult<ProfilerObject> {
+    let options = ProfilerOptions { record_shapes, profile_memory, max_events, ..ProfilerOptions::default() };
+    let profiler = py.detach(|| Profiler::start(options));
+    let profiler = profiler.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+    Ok(ProfilerObject(Mutex::new(Some(profiler))))
+}
+
+#[pymethods]
+impl ProfilerObject {
+    /// Stops recording, and returns the profile.
+    fn stop(&self, py: Python<'_>) -> PyResult<ProfileObject> {
+        let profiler = self.0.lock().take();
+        let profiler = profiler.ok_or_else(|| PyRuntimeError::new_err("the profiler was stopped already"))?;
+        Ok(ProfileObject(py.detach(|| profiler.stop())))
+    }
+}
+
+/// A recorded profile.
+#[pyclass(frozen, name = "Profile", module = "tenure._native")]
+pub(crate) struct ProfileObject(Profile);
+
+#[pymethods]
+impl ProfileObject {
+    /// Returns the Chrome trace, as JSON.
+    fn chrome_trace(&self, py: Python<'_>) -> PyResult<String> {
+        let mut bytes = Vec::new();
+        py.detach(|| self.0.chrome_trace(&mut bytes))?;
+        String::from_utf8(bytes).map_err(|error| complaint(error.to_string()))
+    }
+
+    /// Returns the sums by name, as JSON.
+    fn averages(&self, by_shape: bool) -> PyResult<String> {
+        json(&self.0.averages(by_shape))
+    }
+
+    /// Returns a table of the sums by name.
+    fn table(&self, sort_by: &str, rows: usize, by_shape: bool) -> PyResult<String> {
+        let sort = SortBy::named(sort_by).ok_or_else(|| {
+            let names = SortBy::NAMES.map(|(name, _)| name).join(", ");
+            PyValueError::new_err(format!("a table cannot be sorted by {sort_by:?}: give one of {names}"))
+        })?;
+        Ok(self.0.table_of(self.0.averages(by_shape), sort, rows))
+    }
+
+    /// Returns the spans, as JSON: times are in µs.
+    fn events(&self) -> PyResult<String> {
+        let us = |time: std::time::Duration| time.as_nanos() as f64 / 1000.0;
+        let events = self.0.spans.iter().map(|span| {
+            let kind = match span.kind {
+                SpanKind::Operation => "operation",
+                SpanKind::Backward => "backward",
+                SpanKind::Section => "section",
+            };
+            json!({
+                "id": span.id, "parent": span.parent, "name": span.name, "kind": kind, "thread": span.thread,
+                "start_us": us(span.begin), "duration_us": us(span.duration), "own_us": us(span.own),
+                "input_shapes": span.inputs.iter().map(|input| &input.sizes).collect::<Vec<_>>(),
+            })
+        });
+        json(&events.collect::<Vec<_>>())
+    }
+
+    /// The number of events that were not kept.
+    #[getter]
+    fn dropped(&self) -> u64 {
+        self.0.dropped
+    }
+}
