@@ -9,6 +9,7 @@ mod devices;
 mod errors;
 mod interrupt;
 mod memory;
+mod onnx;
 mod operations;
 mod placement;
 mod plan;
@@ -44,6 +45,8 @@ mod _native {
         empty_cache, host_memory_stats, installed, memory_report, memory_snapshot, memory_stats, reset_peak_stats,
         set_memory_fraction,
     };
+    #[pymodule_export]
+    use crate::onnx::export_onnx;
     #[pymodule_export]
     use crate::placement::{Placement, Recorder, cpu_api, leave_placement, placed_in};
     #[pymodule_export]

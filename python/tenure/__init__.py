@@ -8,6 +8,7 @@
 `tenure.random`           the seed and the state of random numbers
 `tenure.safetensors`      tensors in files, and `tenure.save` and `tenure.load` of state dicts
 `tenure.nn`               layers and models
+`tenure.onnx`             export of modules and functions as ONNX models
 `tenure.optim`            optimizers and schedulers of learning rates
 `tenure.amp`              mixed precision
 `tenure.extension`        functions in C++, compiled while the program runs
@@ -85,12 +86,24 @@ contiguous_format, preserve_format = "contiguous_format", "preserve_format"
 channels_last, channels_last_3d = "channels_last", "channels_last_3d"
 
 if _TYPE_CHECKING:
-    from tenure import amp, array_api, cuda, data, distributions, extension, nn, optim, profiler, safetensors
+    from tenure import amp, array_api, cuda, data, distributions, extension, nn, onnx, optim, profiler, safetensors
     from tenure.amp import autocast
     from tenure.safetensors import load, save
 
 # Modules, and functions of modules, that are imported when they are first used: `import tenure` takes half as long.
-_MODULES = ("amp", "array_api", "cuda", "data", "distributions", "extension", "nn", "optim", "profiler", "safetensors")
+_MODULES = (
+    "amp",
+    "array_api",
+    "cuda",
+    "data",
+    "distributions",
+    "extension",
+    "nn",
+    "onnx",
+    "optim",
+    "profiler",
+    "safetensors",
+)
 _FUNCTIONS = {"autocast": "amp", "load": "safetensors", "save": "safetensors"}
 
 
@@ -169,6 +182,7 @@ __all__ = [
     "newaxis",
     "nn",
     "no_grad",
+    "onnx",
     "optim",
     "pi",
     "plan",

@@ -76,6 +76,7 @@ __all__ = [
     "enter_purpose",
     "enter_saved_tensors_hooks",
     "enter_section",
+    "export_onnx",
     "float16",
     "float32",
     "float64",
@@ -805,6 +806,18 @@ def grad(
     allow_unused: builtins.bool,
 ) -> tuple[Any, ...]: ...
 def checkpoint(function: Callable[..., Any], inputs: Iterable[Tensor]) -> tuple[Tensor, ...]: ...
+def export_onnx(
+    function: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    path: str | PathLike[str],
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    dynamic_axes: Sequence[tuple[str, int, str]],
+    opset: int,
+    names: Sequence[tuple[str, Tensor]],
+    most_bytes_in_model: int | None,
+    locate: Callable[[], str | None],
+) -> None: ...
 def check_gradients(
     function: Callable[..., Any],
     inputs: Iterable[Tensor],

@@ -36,7 +36,7 @@ use parking_lot::RwLock;
 use crate::autograd::Node;
 use crate::operation::{Argument, Operation, Output};
 use crate::ops::OPERATIONS;
-use crate::{Result, TensorError};
+use crate::{Result, Tensor, TensorError};
 
 /// Sees the operations that all threads call, from the thread that calls.
 ///
@@ -50,6 +50,11 @@ pub trait Observer: Send + Sync {
     /// [`Output::InPlace`]. There is none after a panic.
     fn end(&self, operation: &'static Operation, result: Option<std::result::Result<&Output, &TensorError>>) {
         let _ = (operation, result);
+    }
+
+    /// The program reads elements of a tensor as Rust's or Python's values: [`Tensor::to_vec`], [`Tensor::item`].
+    fn read(&self, tensor: &Tensor) {
+        let _ = tensor;
     }
 
     /// A section of the thread's run begins. Operations and other sections within it end before it does.
@@ -164,6 +169,15 @@ const SECTION: &str = "section";
 #[inline]
 pub(crate) fn is_on() -> bool {
     IS_ON.load(Ordering::Relaxed)
+}
+
+/// Tells observers that the program reads a tensor's elements, unless an operation or an observer reads them.
+#[cold]
+pub(crate) fn tell_read(tensor: &Tensor) {
+    if RUNNING.with_borrow(Vec::is_empty) {
+        let observers = OBSERVERS.read().clone();
+        as_observer(|| observers.iter().for_each(|observer| observer.read(tensor)));
+    }
 }
 
 /// A call that observers were told of.

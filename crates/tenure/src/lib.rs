@@ -1,6 +1,7 @@
 //! Tenure, a tensor memory runtime.
 //!
 //! This crate re-exports the others. [`tensor`] has tensors and autograd; [`nn`] has layers, optimizers, data, models and training;
+//! [`onnx`] exports models;
 //! [`offload`] keeps training within a memory budget. [`alloc`] has the allocators and [`device`] the drivers; [`tier`] places
 //! tensors in tiers of memory, as [`plan`] and [`agent`] decide. [`replay`] plays a recorded program on any of the allocators, and
 //! [`report`] draws it. [`prelude`] has the names that a small program needs.
@@ -52,7 +53,7 @@ pub mod units;
 
 pub use error::Error;
 #[cfg(feature = "nn")]
-pub use {tenure_agent as agent, tenure_nn as nn, tenure_tensor as tensor};
+pub use {tenure_agent as agent, tenure_nn as nn, tenure_onnx as onnx, tenure_tensor as tensor};
 pub use {
     tenure_alloc as alloc, tenure_core as core, tenure_device as device, tenure_offload as offload,
     tenure_plan as plan, tenure_tier as tier,

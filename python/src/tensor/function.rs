@@ -59,7 +59,7 @@ pub(crate) fn attach_function(
 }
 
 /// Calls a Python function of tensors that returns a tensor or a sequence of tensors.
-fn call_function(function: &Py<PyAny>, inputs: &[Tensor]) -> tenure::tensor::Result<Vec<Tensor>> {
+pub(crate) fn call_function(function: &Py<PyAny>, inputs: &[Tensor]) -> tenure::tensor::Result<Vec<Tensor>> {
     Python::attach(|py| {
         // A checkpoint before this one may have left one.
         forget_raised();

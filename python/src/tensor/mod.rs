@@ -38,7 +38,7 @@ pub(crate) use device::DeviceObject;
 pub(crate) use dlpack::{bytes as dlpack_bytes, from_dlpack};
 pub(crate) use dtype::{DTypeObject, dtype_named, get_default_dtype, promote_types, set_default_dtype};
 pub(crate) use extension::{ExtensionFunction, check_cuda_source, load_extension, write_headers};
-pub(crate) use function::{attach_function, check_gradients, checkpoint};
+pub(crate) use function::{attach_function, call_function, check_gradients, checkpoint};
 pub(crate) use functions::{operation_functions, operation_table};
 pub(crate) use generator::{GeneratorObject, default_generator};
 pub(crate) use held::HookObject;
@@ -72,7 +72,7 @@ pub(crate) struct TensorObject {
 }
 
 impl TensorObject {
-    pub(super) fn tensor(&self) -> Tensor {
+    pub(crate) fn tensor(&self) -> Tensor {
         self.tensor.read().clone()
     }
 }
@@ -89,7 +89,7 @@ fn wrapped(py: Python<'_>, tensor: Tensor) -> PyResult<Bound<'_, TensorObject>> 
 }
 
 /// Returns the exception for an error of an operation: the one that Python code raised within it, if that is the reason.
-fn exception(error: TensorError) -> PyErr {
+pub(crate) fn exception(error: TensorError) -> PyErr {
     if let Some(raised) = autograd::take_raised(&error) {
         return raised;
     }

@@ -3,7 +3,7 @@
 use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
 use tenure::core::{Operand, result_type};
-use tenure::tensor::{Scalar, Tensor, Value};
+use tenure::tensor::{Device, Scalar, Tensor, Value};
 
 use super::{TensorObject, call, convert, wrapped};
 use crate::errors::complaint;
@@ -70,7 +70,7 @@ fn reflected<'py>(
     let kind = result_type([Operand::Tensor(right.dtype()), Operand::Number(number_dtype(number))]);
     let kind = kind.map_err(|error| complaint(error.to_string()))?;
     let result = call::computed(py, std::iter::once(&right), || {
-        let left = Tensor::scalar(number, kind.unwrap_or(right.dtype()))?;
+        let left = Tensor::full(&[], number, kind.unwrap_or(right.dtype()), Device::CPU)?;
         operation(&left, Value::Tensor(&right))
     });
     wrapped(py, result?).map(Bound::into_any)

@@ -6,6 +6,7 @@ pub(crate) mod bench;
 pub(crate) mod convert;
 pub(crate) mod devices;
 pub(crate) mod embed;
+pub(crate) mod export;
 pub(crate) mod info;
 pub(crate) mod memory;
 pub(crate) mod models;

@@ -1,4 +1,4 @@
-//! `tenure models`: makes models to serve.
+//! `tenure models`: makes models to serve, and exports them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 use clap::Subcommand;
 use tenure_serve::examples;
 
+use super::export::{ExportArgs, export};
 use crate::files;
 
 const MINILM: &str = "all-MiniLM-L6-v2";
@@ -20,6 +21,7 @@ if spec and spec.origin:
 #[derive(Subcommand)]
 pub(crate) enum ModelsCommand {
     Init(InitArgs),
+    Export(ExportArgs),
 }
 
 /// Write three starter models into a folder: two with untrained weights, and a sentence encoder
@@ -41,8 +43,10 @@ pub(crate) struct InitArgs {
 }
 
 pub(crate) fn run(command: &ModelsCommand) -> ExitCode {
-    let ModelsCommand::Init(args) = command;
-    files::print(init(args))
+    files::print(match command {
+        ModelsCommand::Init(args) => init(args),
+        ModelsCommand::Export(args) => export(args),
+    })
 }
 
 fn init(args: &InitArgs) -> anyhow::Result<String> {

@@ -5,6 +5,7 @@ mod agent;
 mod background;
 mod bench;
 mod embed;
+mod export;
 mod memory;
 mod plan;
 mod program;

@@ -46,13 +46,12 @@ pub enum RopeScaling {
 }
 
 /// The cosines and sines of the angles, each `[length, size / 2]`.
-#[derive(Clone)]
 pub(super) struct Waves {
     cos: Tensor,
     sin: Tensor,
 }
 
-/// A cache of the last computed waves. Texts of the same length reuse them, without computing or copying them again.
+/// A cache of the last computed waves. Texts that are not longer reuse them, without computing or copying them again.
 #[derive(Default)]
 pub(super) struct LastWaves(Mutex<Option<Waves>>);
 
@@ -61,15 +60,19 @@ impl LastWaves {
     /// `like`.
     pub(super) fn get(&self, rope: &Rope, length: usize, size: usize, like: &Tensor) -> Result<Waves> {
         let mut last = self.0.lock();
-        if let Some(waves) = &*last
-            && (waves.cos.sizes(), waves.cos.dtype(), waves.cos.device())
-                == (&[length, size / 2], like.dtype(), like.device())
-        {
-            return Ok(waves.clone());
-        }
-        let Waves { cos, sin } = rope.waves(length, size, like.dtype())?;
-        let waves = Waves { cos: cos.to_device(like.device())?, sin: sin.to_device(like.device())? };
-        Ok(last.insert(waves).clone())
+        let fits = |waves: &&Waves| {
+            let Waves { cos, .. } = waves;
+            let is_long = matches!(cos.sizes(), [longest, half] if *longest >= length && *half == size / 2);
+            is_long && (cos.dtype(), cos.device()) == (like.dtype(), like.device())
+        };
+        let waves = match last.as_ref().filter(fits) {
+            Some(waves) => waves,
+            None => {
+                let Waves { cos, sin } = rope.waves(length, size, like.dtype())?;
+                last.insert(Waves { cos: cos.to_device(like.device())?, sin: sin.to_device(like.device())? })
+            }
+        };
+        Ok(Waves { cos: waves.cos.narrow(0, 0, length)?, sin: waves.sin.narrow(0, 0, length)? })
     }
 }
 

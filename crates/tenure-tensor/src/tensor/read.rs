@@ -1,7 +1,7 @@
 //! Access to elements as Rust's values.
 
 use super::Tensor;
-use crate::{Access, Device, Element, Result, Scalar, TensorError};
+use crate::{Access, Device, Element, Result, Scalar, TensorError, observe};
 
 impl Tensor {
     /// Returns all elements, the last dimension fastest.
@@ -33,6 +33,9 @@ impl Tensor {
     }
 
     fn elements<T: Element>(&self, op: &'static str) -> Result<Vec<T>> {
+        if observe::is_on() {
+            observe::tell_read(self);
+        }
         let dense = crate::autograd::no_grad(|| self.to_device(Device::CPU)?.contiguous())?;
         let access = Access::new(op, &[], &[&dense])?;
         Ok(access.slice::<T>(0)?.to_vec())

@@ -182,3 +182,29 @@ fn an_error_ends_a_call_too() {
     assert_eq!(lines[0], "matmul");
     assert!(lines[1].starts_with("/matmul: "), "{lines:?}");
 }
+
+#[test]
+fn reads_of_elements_are_seen_but_not_those_of_operations() {
+    #[derive(Default)]
+    struct Reads(Mutex<Vec<(ThreadId, usize)>>);
+
+    impl Observer for Reads {
+        fn begin(&self, _: &'static Operation, _: &[Argument<'_>]) {}
+
+        fn read(&self, tensor: &Tensor) {
+            self.0.lock().unwrap().push((thread::current().id(), tensor.id()));
+        }
+    }
+
+    let reads = Arc::new(Reads::default());
+    let x = filled(&[1]);
+    let observing = observe::start(reads.clone());
+    let y = x.exp().unwrap();
+    y.item::<f32>().unwrap();
+    drop(observing);
+    x.item::<f32>().unwrap();
+    let this = thread::current().id();
+    let seen: Vec<usize> =
+        reads.0.lock().unwrap().iter().filter(|(thread, _)| *thread == this).map(|(_, id)| *id).collect();
+    assert_eq!(seen, [y.id()]);
+}

@@ -1,0 +1,287 @@
+//! Export of functions and networks as [ONNX](https://onnx.ai) models.
+//!
+//! [`export`] runs a function once, and writes down the operations that it calls on tensors. Parameters and other
+//! tensors that were there before become initializers. Operations of [`tenure_tensor::ops`] become nodes of ONNX's own
+//! operators. If axes are dynamic, the function runs again with other sizes of these, so that sizes are computed in
+//! the graph where the function computes with them.
+//!
+//! ```
+//! use tenure_onnx::{DynamicAxis, ExportOptions, export};
+//! use tenure_tensor::{DType, Device, Tensor};
+//!
+//! let weight = Tensor::ones(&[4, 3], DType::F32, Device::CPU)?;
+//! let x = Tensor::ones(&[2, 3], DType::F32, Device::CPU)?;
+//! let options = ExportOptions {
+//!     input_names: vec!["x".into()],
+//!     dynamic_axes: vec![DynamicAxis::new("x", 0, "batch")],
+//!     ..ExportOptions::default()
+//! };
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("model.onnx");
+//! export(&path, &[&x], &options, |inputs| Ok(vec![inputs[0].linear(&weight, None)?.relu()?]))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+mod axes;
+mod compare;
+mod encode;
+mod error;
+mod graph;
+mod lower;
+pub mod proto;
+mod size;
+mod trace;
+mod write;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tenure_nn::networks::Network;
+use tenure_tensor::{Tensor, TensorError, autograd};
+
+pub use error::{Error, Result};
+
+use crate::axes::{Examples, Symbols};
+use crate::compare::Pairs;
+use crate::lower::Lowering;
+use crate::proto::{
+    DimensionProto, DimensionValue, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorShapeProto,
+    TensorTypeProto, TypeProto, ValueInfoProto,
+};
+use crate::size::Size;
+use crate::trace::{Exported, Trace};
+
+/// The versions of ONNX's operators that an export can be written in, and the versions of the format.
+const OPSETS: [(i64, i64); 6] = [(18, 8), (19, 9), (20, 9), (21, 10), (22, 10), (23, 11)];
+
+/// Options of an export.
+#[derive(Clone)]
+pub struct ExportOptions {
+    /// The names of the inputs; `input_0` and so on for those without.
+    pub input_names: Vec<String>,
+    /// The names of the outputs; `output_0` and so on for those without.
+    pub output_names: Vec<String>,
+    /// The axes of inputs whose size varies, and names for those of outputs.
+    pub dynamic_axes: Vec<DynamicAxis>,
+    /// The version of ONNX's operators, from 18 to 23.
+    pub opset: i64,
+    /// The names of tensors that the function uses, such as a module's parameters.
+    pub names: Vec<(String, Tensor)>,
+    /// Tensors of more bytes in all are written to a second file.
+    pub most_bytes_in_model: usize,
+    /// Returns the place of the program's code that runs, for errors.
+    pub locate: Option<Arc<dyn Fn() -> Option<String> + Send + Sync>>,
+}
+
+impl Default for ExportOptions {
+    fn default() -> Self {
+        Self {
+            input_names: Vec::new(),
+            output_names: Vec::new(),
+            dynamic_axes: Vec::new(),
+            opset: 18,
+            names: Vec::new(),
+            most_bytes_in_model: write::LARGEST_MESSAGE_BYTES,
+            locate: None,
+        }
+    }
+}
+
+/// An axis whose size varies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DynamicAxis {
+    /// The name of the input or output.
+    pub tensor: String,
+    /// The axis, from 0 on, or backwards from -1.
+    pub axis: isize,
+    /// The name of the size. Axes of one name have the same size.
+    pub name: String,
+}
+
+impl DynamicAxis {
+    /// Returns the axis `axis` of a tensor, with a name for its size.
+    pub fn new(tensor: impl Into<String>, axis: isize, name: impl Into<String>) -> Self {
+        Self { tensor: tensor.into(), axis, name: name.into() }
+    }
+}
+
+/// Writes a function of tensors as an ONNX model. The function is run with `inputs` on this thread, and with inputs of
+/// other sizes if axes are dynamic. It must call operations on tensors only: elements that it reads would be constants
+/// of the graph, and so would tensors that it makes of Rust's values.
+///
+/// # Errors
+/// An operation cannot be exported; the function fails, reads elements, or makes tensors of values; it calls other
+/// operations with other sizes; a file cannot be written.
+pub fn export(
+    path: impl AsRef<Path>,
+    inputs: &[&Tensor],
+    options: &ExportOptions,
+    mut function: impl FnMut(&[Tensor]) -> Result<Vec<Tensor>, TensorError>,
+) -> Result<()> {
+    let examples = examples(inputs, options)?;
+    let (model, tensors) = build(&examples, options, &mut function)?;
+    write::write(path.as_ref(), model, &tensors, options.most_bytes_in_model)
+}
+
+/// Writes a network as an ONNX model, whose initializers have the names of the network's parameters. The network is run
+/// before it is traced, so that tensors that it caches are initializers too.
+///
+/// # Errors
+/// The errors of [`export`].
+pub fn export_network(
+    path: impl AsRef<Path>,
+    network: &dyn Network,
+    inputs: &[&Tensor],
+    options: &ExportOptions,
+) -> Result<()> {
+    let mut options = options.clone();
+    options.names.extend(network.state().into_iter().map(|(name, tensor)| (name.to_owned(), tensor.clone())));
+    let examples = examples(inputs, &options)?;
+    for inputs in [&examples.first, &examples.second] {
+        autograd::no_grad(|| network.forward(inputs))?;
+    }
+    let (model, tensors) = build(&examples, &options, &mut |inputs| network.forward(inputs))?;
+    write::write(path.as_ref(), model, &tensors, options.most_bytes_in_model)
+}
+
+fn examples(inputs: &[&Tensor], options: &ExportOptions) -> Result<Examples> {
+    let names = names(&options.input_names, inputs.len(), "input")?;
+    axes::examples(inputs, &names, &options.dynamic_axes)
+}
+
+/// Returns the model of a function without the tensors that were there before, and these.
+fn build(
+    examples: &Examples,
+    options: &ExportOptions,
+    function: &mut Exported<'_>,
+) -> Result<(ModelProto, Vec<(String, Tensor)>)> {
+    let Some((_, ir_version)) = OPSETS.iter().find(|(opset, _)| *opset == options.opset) else {
+        return Err(Error::Function(format!("opset must be from 18 to 23, got {}", options.opset)));
+    };
+    let inputs = examples.first.len();
+    let input_names = names(&options.input_names, inputs, "input")?;
+    let first = trace::trace(&examples.first, options.locate.clone(), function)?;
+    let second = if examples.symbols.is_empty() {
+        None
+    } else {
+        let second = trace::trace(&examples.second, options.locate.clone(), function).map_err(|error| match error {
+            Error::Tensor(error) => {
+                let sizes: Vec<&[usize]> = examples.second.iter().map(Tensor::sizes).collect();
+                Error::Function(format!("the function fails with inputs of sizes {sizes:?}: {error}"))
+            }
+            error => error,
+        })?;
+        Some(second)
+    };
+    let output_names = names(&options.output_names, first.outputs.len(), "output")?;
+    for axis in &options.dynamic_axes {
+        if !input_names.contains(&axis.tensor) && !output_names.contains(&axis.tensor) {
+            return Err(Error::Function(format!(
+                "dynamic axes are given for {:?}: no input or output has this name",
+                axis.tensor
+            )));
+        }
+    }
+    let second = second.as_ref().unwrap_or(&first);
+    let pairs = compare::pairs(&first, second, inputs)?;
+    let (graph, tensors) = graph([&first, second], &pairs, &examples.symbols, [&input_names, &output_names], options)?;
+    let model = ModelProto {
+        ir_version: *ir_version,
+        producer_name: "tenure".to_owned(),
+        producer_version: env!("CARGO_PKG_VERSION").to_owned(),
+        graph: Some(graph),
+        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: options.opset }],
+    };
+    Ok((model, tensors))
+}
+
+fn graph(
+    [first, second]: [&Trace; 2],
+    pairs: &Pairs,
+    symbols: &Symbols,
+    [input_names, output_names]: [&[String]; 2],
+    options: &ExportOptions,
+) -> Result<(GraphProto, Vec<(String, Tensor)>)> {
+    let find_name = |tensor: &Tensor| {
+        let generation = tensor.storage().generation();
+        let named = options.names.iter().find(|(_, other)| other.storage().generation() == generation);
+        named.map(|(name, _)| name.clone())
+    };
+    let mut lowering = Lowering::new(first, second, pairs, options.opset, &find_name);
+    for name in input_names.iter().chain(output_names) {
+        lowering.graph.name(name);
+    }
+    let mut input = Vec::new();
+    // The inputs are the first tensors of a trace.
+    for (slot, name) in input_names.iter().enumerate() {
+        let value = lowering.set(slot, name.clone());
+        input.push(info(name, value.dtype, &value.sizes, symbols, options));
+    }
+    lowering.add_calls(&first.calls, &second.calls);
+    let mut output = Vec::new();
+    for (slot, name) in first.outputs.iter().zip(output_names) {
+        let value = lowering.value(*slot)?;
+        output.push(info(name, value.dtype, &value.sizes, symbols, options));
+        // The same tensor may be an output twice, or an input too.
+        lowering.graph.nodes.push(identity(&value.name, name));
+    }
+    lowering.graph.prune(output_names);
+    let built = lowering.graph;
+    let graph =
+        GraphProto { node: built.nodes, name: "tenure".to_owned(), initializer: built.constants, input, output };
+    Ok((graph, built.tensors))
+}
+
+/// Returns a node that gives a value another name.
+fn identity(from: &str, to: &str) -> NodeProto {
+    NodeProto {
+        input: vec![from.to_owned()],
+        output: vec![to.to_owned()],
+        name: to.to_owned(),
+        op_type: "Identity".to_owned(),
+        attribute: Vec::new(),
+    }
+}
+
+/// Returns the names of so many tensors.
+fn names(given: &[String], count: usize, kind: &str) -> Result<Vec<String>> {
+    if given.len() > count {
+        return Err(Error::Function(format!("{} names are given for {count} {kind}s", given.len())));
+    }
+    let names: Vec<String> =
+        (0..count).map(|index| given.get(index).cloned().unwrap_or_else(|| format!("{kind}_{index}"))).collect();
+    for (index, name) in names.iter().enumerate() {
+        if names[..index].contains(name) {
+            return Err(Error::Function(format!("two {kind}s have the name {name:?}")));
+        }
+    }
+    Ok(names)
+}
+
+/// Returns the description of an input or output.
+fn info(
+    name: &str,
+    dtype: tenure_tensor::DType,
+    sizes: &[Size],
+    symbols: &Symbols,
+    options: &ExportOptions,
+) -> ValueInfoProto {
+    let rank = sizes.len() as isize;
+    let dim = |(dim, size): (usize, &Size)| {
+        let is_this = |axis: &&DynamicAxis| axis.tensor == name && (axis.axis + rank) % rank.max(1) == dim as isize;
+        let value = match size.known() {
+            Some(size) => DimensionValue::Size(size),
+            None => {
+                let symbol = symbols.iter().find(|(_, symbol)| *symbol == size).map(|(name, _)| name.clone());
+                let given = options.dynamic_axes.iter().find(is_this).map(|axis| axis.name.clone());
+                DimensionValue::Name(symbol.or(given).unwrap_or_else(|| format!("{name}_dim_{dim}")))
+            }
+        };
+        DimensionProto { value: Some(value) }
+    };
+    let shape = TensorShapeProto { dim: sizes.iter().enumerate().map(dim).collect() };
+    let tensor_type = TensorTypeProto { elem_type: encode::data_type(dtype), shape: Some(shape) };
+    ValueInfoProto { name: name.to_owned(), r#type: Some(TypeProto { tensor_type: Some(tensor_type) }) }
+}

@@ -1,0 +1,94 @@
+//! Attention, and positions as rotations.
+
+use super::{Lower, Lowered, Refusal, one};
+use crate::graph::{GraphValue, int, one_number};
+use crate::size::Size;
+use tenure_tensor::{DType, Scalar};
+
+pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
+    match call.operation() {
+        "scaled_dot_product_attention" => call.attention(),
+        "rotary" => call.rotary(),
+        _ => Err(Refusal::Unmapped),
+    }
+}
+
+impl Lower<'_, '_> {
+    fn attention(&mut self) -> Lowered {
+        if self.float("dropout_p")? > 0.0 {
+            return Err("dropout draws random numbers: call eval() on the module first".into());
+        }
+        let [query, key, value] = [self.tensor("query")?, self.tensor("key")?, self.tensor("value")?];
+        let dtype = query.dtype;
+        let rank = query.rank();
+        let width = self.fixed("the size of a head", query.sizes[rank - 1])?;
+        let scale = self.scalar("scale")?.map_or_else(|| (width as f64).sqrt().recip(), Scalar::to_f64);
+        let [key, value] = [self.repeated(&query, key)?, self.repeated(&query, value)?];
+        let keys = self.matrix_transposed(&key, rank);
+        let queries = self.multiple(&query.name, scale, dtype);
+        let mut scores = self.op("MatMul", &[&queries, &keys], vec![]);
+        let lowest = self.constant(f64::NEG_INFINITY, dtype);
+        if self.flag("is_causal")? {
+            let keys = self.tensor("key")?;
+            let sizes = [query.sizes[rank - 2], keys.sizes[rank - 2]];
+            let mask = self.causal_mask(sizes)?;
+            scores = self.op("Where", &[&mask, &scores, &lowest], vec![]);
+        }
+        if let Some(mask) = self.optional("attn_mask")? {
+            scores = if mask.dtype == DType::Bool {
+                self.op("Where", &[&mask.name, &scores, &lowest], vec![])
+            } else {
+                let mask = self.graph().cast(&mask.name, mask.dtype, dtype);
+                self.op("Add", &[&scores, &mask], vec![])
+            };
+        }
+        let weights = self.op("Softmax", &[&scores], vec![int("axis", -1)]);
+        one(self.op("MatMul", &[&weights, &value], vec![]))
+    }
+
+    /// Returns which keys a query sees: those that are not after it.
+    fn causal_mask(&mut self, sizes: [Size; 2]) -> Result<String, Refusal> {
+        let sizes = self.graph().sizes(&sizes)?;
+        // Boolean triangles are not in all versions of ONNX Runtime.
+        let ones = self.op("ConstantOfShape", &[&sizes], vec![one_number("value", Scalar::Float(1.0), DType::F32)]);
+        let triangle = self.op("Trilu", &[&ones], vec![int("upper", 0)]);
+        Ok(self.graph().cast(&triangle, DType::F32, DType::Bool))
+    }
+
+    /// Returns keys or values with each head repeated for the heads of queries that share it.
+    fn repeated(&mut self, query: &GraphValue, shared: GraphValue) -> Result<String, Refusal> {
+        let rank = query.rank();
+        if rank < 3 || shared.rank() != rank || shared.sizes[rank - 3] == query.sizes[rank - 3] {
+            return Ok(shared.name);
+        }
+        let heads = [query, &shared].map(|heads| heads.sizes[rank - 3]);
+        let count =
+            heads[0].divided(heads[1]).and_then(Size::known).ok_or("the heads of queries do not share keys evenly")?;
+        let mut sizes = shared.sizes.clone();
+        sizes.insert(rank - 2, Size::fixed(1));
+        let axes = self.graph().ints(&[rank as i64 - 2]);
+        let one = self.op("Unsqueeze", &[&shared.name, &axes], vec![]);
+        let mut many = sizes.clone();
+        many[rank - 2] = Size::fixed(count);
+        let repeated = self.expand(&one, &sizes, &many)?;
+        let mut joined = shared.sizes.clone();
+        joined[rank - 3] = heads[0];
+        self.reshape(&repeated, &many, &joined)
+    }
+
+    fn rotary(&mut self) -> Lowered {
+        let [input, cos, sin] = [self.tensor("input")?, self.tensor("cos")?, self.tensor("sin")?];
+        let dtype = input.dtype;
+        let axis = input.rank() as i64 - 1;
+        let width = self.fixed("the last dimension", input.sizes[input.rank() - 1])?;
+        let [cos, sin] = [cos, sin].map(|angles| self.graph().cast(&angles.name, angles.dtype, dtype));
+        let halves = self.graph().ints(&[width / 2, width / 2]);
+        let halves = self.all.graph.ops("Split", &[&input.name, &halves], 2, vec![int("axis", axis)]);
+        let mut product = |half: &str, angles: &str| self.op("Mul", &[half, angles], vec![]);
+        let [first_cos, second_sin] = [product(&halves[0], &cos), product(&halves[1], &sin)];
+        let [second_cos, first_sin] = [product(&halves[1], &cos), product(&halves[0], &sin)];
+        let first = self.op("Sub", &[&first_cos, &second_sin], vec![]);
+        let second = self.op("Add", &[&second_cos, &first_sin], vec![]);
+        one(self.op("Concat", &[&first, &second], vec![int("axis", axis)]))
+    }
+}

@@ -1,0 +1,71 @@
+//! New tensors.
+
+use tenure_tensor::{DType, Scalar};
+
+use super::{Lower, Lowered, Refusal, one};
+use crate::graph::one_number;
+use crate::size::Size;
+use crate::trace::Recorded;
+
+pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
+    match call.operation() {
+        "zeros" | "zeros_like" | "zeros_like_as" | "zero_" => call.filled(Scalar::Int(0)),
+        "empty" | "empty_like" | "empty_like_as" => {
+            Err("its elements have no values: use zeros, or make tensors of the program's values before the export"
+                .into())
+        }
+        "ones" | "ones_like" | "ones_like_as" => call.filled(Scalar::Int(1)),
+        "full" | "full_like" | "full_like_as" | "fill_" => {
+            let parameters = call.first.operation.parameters;
+            let name =
+                if parameters.iter().any(|parameter| parameter.name == "value") { "value" } else { "fill_value" };
+            match call.scalar(name)? {
+                Some(number) => call.filled(number),
+                None => Err(format!("{name} must be a number").into()),
+            }
+        }
+        "rand" | "randn" | "rand_like" | "randn_like" | "randint" | "randint_to" | "randperm" | "bernoulli"
+        | "bernoulli_of" | "normal_" | "uniform_" | "bernoulli_" => {
+            Err("it draws random numbers: draw them before, and give them as an input".into())
+        }
+        name if !call.first.constants.is_empty() && call.is_the_same() => {
+            let tensor = call.first.constants[0].clone();
+            one(call.graph().initializer(name, &tensor))
+        }
+        name if name.starts_with("arange") => call.arange(),
+        _ => Err(Refusal::Unmapped),
+    }
+}
+
+impl Lower<'_, '_> {
+    /// Returns whether both traces call it with the same arguments.
+    fn is_the_same(&self) -> bool {
+        self.first.arguments == self.second.arguments
+    }
+
+    fn filled(&mut self, number: Scalar) -> Lowered {
+        let dtype = self.dtype(0);
+        let sizes = self.result_sizes(0);
+        let sizes = self.graph().sizes(&sizes)?;
+        one(self.op("ConstantOfShape", &[&sizes], vec![one_number("value", number, dtype)]))
+    }
+
+    /// Lowers a range whose end depends on dynamic axes.
+    fn arange(&mut self) -> Lowered {
+        let mut numbers = Vec::new();
+        for (name, default) in [("start", 0), ("end", 0), ("step", 1)] {
+            let number = match self.argument(name) {
+                Some([Recorded::Scalar(Scalar::Int(first)), Recorded::Scalar(Scalar::Int(second))]) => {
+                    Size { first: *first, second: *second }
+                }
+                None => Size::fixed(default),
+                _ => return Err(format!("{name} is no integer, and depends on dynamic axes").into()),
+            };
+            let list = self.graph().size(number)?;
+            let none = self.graph().ints(&[]);
+            numbers.push(self.op("Reshape", &[&list, &none], vec![]));
+        }
+        let range = self.op("Range", &[&numbers[0], &numbers[1], &numbers[2]], vec![]);
+        self.finish(&range, DType::I64)
+    }
+}

@@ -1,0 +1,113 @@
+//! Pooling and resizing of images.
+
+use super::{Lower, Lowered, Refusal, one};
+use crate::graph::{float, int, ints, text};
+use crate::size::Size;
+
+pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
+    match call.operation() {
+        "max_pool1d" => call.max_pool(1),
+        "max_pool2d" => call.max_pool(2),
+        "max_pool3d" => call.max_pool(3),
+        "avg_pool1d" => call.avg_pool(1),
+        "avg_pool2d" => call.avg_pool(2),
+        "avg_pool3d" => call.avg_pool(3),
+        "adaptive_avg_pool1d" => call.adaptive_pool(Some(1), "AveragePool", "ReduceMean"),
+        "adaptive_avg_pool2d" => call.adaptive_pool(Some(2), "AveragePool", "ReduceMean"),
+        "adaptive_avg_pool3d" => call.adaptive_pool(Some(3), "AveragePool", "ReduceMean"),
+        "adaptive_avg_pool" => call.adaptive_pool(None, "AveragePool", "ReduceMean"),
+        "adaptive_max_pool1d" => call.adaptive_pool(Some(1), "MaxPool", "ReduceMax"),
+        "adaptive_max_pool2d" => call.adaptive_pool(Some(2), "MaxPool", "ReduceMax"),
+        "adaptive_max_pool3d" => call.adaptive_pool(Some(3), "MaxPool", "ReduceMax"),
+        "interpolate" => call.interpolate(),
+        _ => Err(Refusal::Unmapped),
+    }
+}
+
+impl Lower<'_, '_> {
+    fn windows(&self, spatial: usize) -> Result<Vec<crate::proto::AttributeProto>, Refusal> {
+        let kernel = self.spatial("kernel_size", spatial, 1)?;
+        let stride = match self.ints("stride")?[..] {
+            [] => kernel.clone(),
+            _ => self.spatial("stride", spatial, 1)?,
+        };
+        Ok(vec![
+            ints("kernel_shape", &kernel),
+            ints("strides", &stride),
+            ints("pads", &self.spatial("padding", spatial, 0)?.repeat(2)),
+            int("ceil_mode", i64::from(self.flag("ceil_mode")?)),
+        ])
+    }
+
+    fn max_pool(&mut self, spatial: usize) -> Lowered {
+        let mut attributes = self.windows(spatial)?;
+        attributes.push(ints("dilations", &self.spatial("dilation", spatial, 1)?));
+        self.batched(spatial, |call, x| Ok(vec![call.op("MaxPool", &[x], attributes)]))
+    }
+
+    fn avg_pool(&mut self, spatial: usize) -> Lowered {
+        let mut attributes = self.windows(spatial)?;
+        if self.flag("ceil_mode")? && self.flag("count_include_pad")? && self.all.opset < 19 {
+            return Err("ceil_mode with count_include_pad needs an opset of at least 19".into());
+        }
+        attributes.push(int("count_include_pad", i64::from(self.flag("count_include_pad")?)));
+        self.batched(spatial, |call, x| Ok(vec![call.op("AveragePool", &[x], attributes)]))
+    }
+
+    fn adaptive_pool(&mut self, spatial: Option<usize>, pool: &str, reduction: &str) -> Lowered {
+        let input = self.input()?;
+        let spatial = spatial.unwrap_or(input.rank().saturating_sub(2));
+        let output = self.spatial("output_size", spatial, 1)?;
+        let first = input.rank() - spatial;
+        if output.iter().all(|size| *size == 1) {
+            let axes: Vec<i64> = (first as i64..input.rank() as i64).collect();
+            let axes = self.graph().ints(&axes);
+            let name = self.op(reduction, &[&input.name, &axes], vec![]);
+            return self.only_first(name);
+        }
+        let mut kernel = Vec::new();
+        for (size, to) in input.sizes[first..].iter().zip(&output) {
+            match self.fixed("the size of the image", *size)? {
+                from if from % to == 0 => kernel.push(from / to),
+                from => {
+                    let reason = format!("{to} windows of {from} pixels differ in size: use multiples, or avg_pool");
+                    return Err(reason.into());
+                }
+            }
+        }
+        let attributes = vec![ints("kernel_shape", &kernel), ints("strides", &kernel)];
+        let pooled = self.batched(spatial, |call, x| Ok(vec![call.op(pool, &[x], attributes)]))?;
+        match pooled.into_iter().next().flatten() {
+            Some(name) => self.only_first(name),
+            None => Err(Refusal::Unmapped),
+        }
+    }
+
+    fn interpolate(&mut self) -> Lowered {
+        let input = self.input()?;
+        let mode = self.text("mode").unwrap_or("nearest").to_owned();
+        let align_corners = self.flag("align_corners")?;
+        let (onnx_mode, transformation) = match mode.as_str() {
+            "nearest" => ("nearest", "asymmetric"),
+            "bicubic" if align_corners => ("cubic", "align_corners"),
+            "bicubic" => ("cubic", "half_pixel"),
+            _ if align_corners => ("linear", "align_corners"),
+            _ => ("linear", "half_pixel"),
+        };
+        let mut attributes = vec![text("mode", onnx_mode), text("coordinate_transformation_mode", transformation)];
+        match onnx_mode {
+            "nearest" => attributes.push(text("nearest_mode", "floor")),
+            "cubic" => attributes.push(float("cubic_coeff_a", -0.75)),
+            _ => {}
+        }
+        if let Some(scale) = self.scalar("scale_factor")? {
+            let scales: Vec<f32> =
+                (0..input.rank()).map(|dim| if dim < 2 { 1.0 } else { scale.to_f64() as f32 }).collect();
+            let scales = self.graph().floats(&scales);
+            return one(self.op("Resize", &[&input.name, "", &scales], attributes));
+        }
+        let sizes: Vec<Size> = self.result_sizes(0);
+        let sizes = self.graph().sizes(&sizes)?;
+        one(self.op("Resize", &[&input.name, "", "", &sizes], attributes))
+    }
+}

@@ -1,0 +1,101 @@
+"""Export of modules and functions as ONNX models, which ONNX Runtime and other programs run.
+
+The function is run, and the operations that it calls on tensors become nodes of the graph. So conditions and loops of
+Python are not in the graph, and elements that Python reads (`item()`, `if tensor`) are refused.
+
+Examples
+--------
+>>> import tenure
+>>> from tenure import nn, onnx
+>>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+>>> onnx.export(
+...     model,
+...     (tenure.ones(2, 4),),
+...     "/tmp/example.onnx",
+...     input_names=["rows"],
+...     output_names=["scores"],
+...     dynamic_axes={"rows": {0: "batch"}},
+... )
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tenure._native import Tensor, export_onnx
+from tenure.nn.module import Module
+
+__all__ = ["export"]
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+def export(
+    model: Module | Callable[..., Any],
+    args: Tensor | Sequence[Tensor],
+    f: str | os.PathLike[str],
+    *,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+    dynamic_axes: Mapping[str, Mapping[int, str] | Sequence[int]] | None = None,
+    opset_version: int = 18,
+    external_data: bool | None = None,
+) -> None:
+    """Writes a module, or a function of tensors, as an ONNX model.
+
+    Parameters
+    ----------
+    model
+        The module or function. It takes tensors, and returns a tensor or a sequence of tensors. Call `eval()` on a
+        module first.
+    args
+        Tensors to run it with.
+    f
+        The file.
+    input_names, output_names
+        Names of the inputs and outputs; without, `input_0`, `output_0` and so on.
+    dynamic_axes
+        The axes whose size varies: for the name of an input, the axes and names for their sizes, or only the axes.
+        Axes of one name have the same size. The function is run again with other sizes of these. For an output, only
+        the names are taken: its dynamic axes follow from those of the inputs.
+    opset_version
+        The version of ONNX's operators, from 18 to 23.
+    external_data
+        Whether the parameters are written to a second file, `f` with `.data` at the end. By default they are if they
+        have more than 2 GB.
+
+    Raises
+    ------
+    tenure.Error
+        An operation has no counterpart in ONNX, or not with these arguments; the function reads elements of tensors,
+        makes tensors of Python's numbers, writes through a view, or calls other operations with other sizes.
+    """
+    inputs = (args,) if isinstance(args, Tensor) else tuple(args)
+    axes = [
+        (tensor, axis, name)
+        for tensor, named in (dynamic_axes or {}).items()
+        for axis, name in (
+            named.items() if isinstance(named, Mapping) else ((axis, f"{tensor}_dynamic_axes_{axis}") for axis in named)
+        )
+    ]
+    names = [*model.named_parameters(), *model.named_buffers()] if isinstance(model, Module) else []
+    limit = None if external_data is None else 0 if external_data else sys.maxsize
+    export_onnx(
+        model, inputs, f, list(input_names), list(output_names), axes, opset_version, names, limit, _running_line
+    )
+
+
+def _running_line() -> str | None:
+    """Returns the line of the program, outside of this package, that runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code.co_filename
+        if not code.startswith(_PACKAGE):
+            return f"{code}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
