@@ -54,6 +54,12 @@ impl Drop for NotedCopy {
 }
 
 impl Streams {
+    /// Returns whether there are [noted](Stream::note_copy) copies.
+    #[inline]
+    pub fn has_copies(&self) -> bool {
+        self.pools().copies().count.load(Ordering::Relaxed) > 0
+    }
+
     /// Makes later work of `stream` wait, on the device, for the noted copies of the bytes that begin
     /// at `address`. Work that writes to them calls this before. It does nothing in a capture, whose work runs later.
     ///
@@ -61,11 +67,10 @@ impl Streams {
     /// The errors of [`Event::wait`].
     #[track_caller]
     pub fn wait_for_copies(&self, address: Address, stream: StreamId) -> Result<(), DriverError> {
-        let copies = self.pools().copies();
-        if copies.count.load(Ordering::Relaxed) == 0 {
+        if !self.has_copies() {
             return Ok(());
         }
-        let Some(events) = copies.events.lock().get(&address).cloned() else { return Ok(()) };
+        let Some(events) = self.pools().copies().events.lock().get(&address).cloned() else { return Ok(()) };
         if self.driver().is_capturing(stream)? {
             return Ok(());
         }

@@ -147,14 +147,17 @@ pub(crate) fn record_use<'a>(
     storages: impl Iterator<Item = Held<'a>>,
     stream: StreamId,
 ) -> Result<()> {
-    if memory.streams().is_single() {
+    let is_single = memory.streams().is_single();
+    if is_single && !memory.streams().has_copies() {
         return Ok(());
     }
     for held in storages.filter(|held| held.address != 0) {
-        captured::keep(&held);
-        // This does nothing for memory on the CPU or memory that this process did not allocate: its owner must ensure
-        // that it is not freed too early.
-        memory.record_use(held.address, stream).map_err(|error| TensorError::memory(op, error))?;
+        if !is_single {
+            captured::keep(&held);
+            // This does nothing for memory on the CPU or memory that this process did not allocate: its owner must
+            // ensure that it is not freed too early.
+            memory.record_use(held.address, stream).map_err(|error| TensorError::memory(op, error))?;
+        }
         if held.is_written {
             let waited = memory.streams().wait_for_copies(held.address, stream);
             waited.map_err(|error| TensorError::memory(op, error.into()))?;
