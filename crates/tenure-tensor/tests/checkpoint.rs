@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tenure_tensor::autograd::{self, SavedHooks};
+use tenure_tensor::autograd::{self, BackwardOptions, SavedHooks};
 use tenure_tensor::random::{default_generator, manual_seed};
-use tenure_tensor::{DType, Device, Result, Tensor};
+use tenure_tensor::{AutogradError, DType, Device, Result, Tensor, TensorError};
 
 /// Runs several operations that save something.
 fn block(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
@@ -26,9 +26,7 @@ fn plain(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 fn one_by_one(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     let run = |x: &Tensor| {
         let weight = weight.clone();
-        Ok::<_, tenure_tensor::TensorError>(
-            autograd::checkpoint(&[x], move |x| Ok(vec![block(&x[0], &weight)?]))?.remove(0),
-        )
+        Ok::<_, TensorError>(autograd::checkpoint(&[x], move |x| Ok(vec![block(&x[0], &weight)?]))?.remove(0))
     };
     run(&run(x)?)
 }
@@ -84,4 +82,30 @@ fn gradients_are_the_same_bits_and_less_is_kept() {
     let one = saved_bytes(nested);
     assert!(two * 6 < all, "{two} of {all} bytes");
     assert_eq!((two, one), (2 * 64 * 4, 64 * 4), "the inputs of each checkpoint");
+}
+
+/// Returns the result of a checkpoint that squares a hidden tensor and multiplies it with a weight, and the two.
+fn with_hidden() -> (Tensor, Tensor, Tensor) {
+    let x = Tensor::from_slice(&[1.0_f32, 2.0], &[2]).unwrap().requires_grad_(true).unwrap();
+    let weight = Tensor::from_slice(&[3.0_f32, 4.0], &[2]).unwrap();
+    let captured = weight.clone();
+    let y = autograd::checkpoint(&[&x], move |x| Ok(vec![x[0].mul(&captured)?])).unwrap().remove(0);
+    (x, weight, y.sum_all().unwrap())
+}
+
+#[test]
+fn a_write_to_a_tensor_that_a_checkpoint_saves_is_an_error_as_without_the_checkpoint() {
+    // Before the first backward pass, and between two.
+    for passes in [0, 1] {
+        let (x, weight, loss) = with_hidden();
+        for _ in 0..passes {
+            let options = BackwardOptions { retain_graph: true, ..BackwardOptions::default() };
+            let grad = autograd::grad(&[&loss], &[&x], &[None], options).unwrap().remove(0).unwrap();
+            assert_eq!(grad.to_vec::<f32>().unwrap(), [3.0, 4.0]);
+        }
+        autograd::no_grad(|| weight.mul_(2)).unwrap();
+        let error = loss.backward().unwrap_err();
+        let TensorError::Autograd(AutogradError::Modified { node, writer, .. }) = &error else { panic!("{error}") };
+        assert_eq!((node.as_str(), *writer), ("mul", "mul_"), "{error}");
+    }
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use parking_lot::Mutex;
 
 use super::device_stream::DeviceStream;
-use super::hooks::SavedHooks;
+use super::hooks::{SavedHooks, SavedId};
 use super::mode::{is_grad_enabled, with_grad};
 use super::saved::SavedTensor;
 use crate::autocast::{self, Autocast};
@@ -52,8 +52,8 @@ pub fn checkpoint(
     let packing = Arc::clone(&run);
     let unpacking = Arc::clone(&run);
     let _hooks = SavedHooks::enter(
-        move |_, _| Ok(packing.new_slot()),
-        move |slot: &Arc<SavedSlot>| match slot.get() {
+        move |_, id| Ok(packing.new_slot(id)),
+        move |slot: &Arc<SavedSlot>| match slot.filled.get() {
             Some(filled) => wait_for(filled),
             None => unpacking.fill(slot),
         },
@@ -94,14 +94,20 @@ thread_local! {
     static REHEARSING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A tensor that the function saved. It is empty until the function has run again.
-type SavedSlot = OnceLock<(Tensor, DeviceStream)>;
+/// A tensor that the function saved.
+struct SavedSlot {
+    id: SavedId,
+    /// The tensor and the stream that computed it, once the function has run again.
+    filled: OnceLock<(SavedTensor, DeviceStream)>,
+}
+
 type CheckpointFunction = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
 
 /// Returns a recomputed tensor, after making the calling thread's stream wait for the stream that computed it.
-fn wait_for((tensor, stream): &(Tensor, DeviceStream)) -> Result<Tensor> {
+fn wait_for((saved, stream): &(SavedTensor, DeviceStream)) -> Result<Tensor> {
     stream.make_current_wait()?;
-    Ok(tensor.clone())
+    // Autograd adds the name of the node to an error.
+    saved.unpack("", None)
 }
 
 /// One call of [`checkpoint`].
@@ -133,8 +139,8 @@ impl CheckpointRun {
     }
 
     /// Returns a new, empty slot.
-    fn new_slot(&self) -> Arc<SavedSlot> {
-        let slot = Arc::default();
+    fn new_slot(&self, id: SavedId) -> Arc<SavedSlot> {
+        let slot = Arc::new(SavedSlot { id, filled: OnceLock::new() });
         self.slots.lock().push(Arc::downgrade(&slot));
         slot
     }
@@ -142,10 +148,10 @@ impl CheckpointRun {
     /// Returns the tensor of a slot, and runs the function again if the slot is empty.
     fn fill(&self, slot: &SavedSlot) -> Result<Tensor> {
         let _running = self.running.lock();
-        if slot.get().is_none() {
+        if slot.filled.get().is_none() {
             self.run_again()?;
         }
-        slot.get().map(wait_for).transpose()?.ok_or_else(|| {
+        slot.filled.get().map(wait_for).transpose()?.ok_or_else(|| {
             let reason = "the function saved fewer tensors when it ran again: it must do the same every time";
             AutogradError::Other { node: "checkpoint".into(), reason: reason.into() }.into()
         })
@@ -155,7 +161,8 @@ impl CheckpointRun {
     /// filled.
     fn run_again(&self) -> Result<()> {
         let slots = self.slots.lock().clone();
-        let Some(last) = slots.iter().rposition(|slot| slot.upgrade().is_some_and(|slot| slot.get().is_none())) else {
+        let Some(last) = slots.iter().rposition(|slot| slot.upgrade().is_some_and(|slot| slot.filled.get().is_none()))
+        else {
             return Ok(());
         };
         let inputs = self
@@ -171,7 +178,8 @@ impl CheckpointRun {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 if let Some(slot) = slots.get(index).and_then(Weak::upgrade) {
                     // A slot that is full already has the same values.
-                    let _already_full = slot.set((tensor.clone(), DeviceStream::current(tensor.device())));
+                    let saved = SavedTensor::again(tensor, slot.id);
+                    let _already_full = slot.filled.set((saved, DeviceStream::current(tensor.device())));
                 }
                 if index < last {
                     return Ok(tensor.clone());

@@ -46,6 +46,15 @@ impl SavedTensor {
         Self::new(tensor, Some(output))
     }
 
+    /// Saves a tensor for a hook that computes saved tensors again. `first` is the id of the tensor that was saved first:
+    /// if it is this one, which the computation did not make, writes count from then on.
+    pub(super) fn again(tensor: &Tensor, first: SavedId) -> Self {
+        let is_same = tensor.storage().generation() == first.generation;
+        let version = if is_same { first.version } else { tensor.version() };
+        let content = Content::Tensor(tensor.detach());
+        Self { content, kind: TensorKind::of(tensor), version, origin: SavedOrigin::Edge(None) }
+    }
+
     fn new(tensor: &Tensor, output: Option<usize>) -> Result<Self> {
         let kind = TensorKind::of(tensor);
         let version = tensor.version();
