@@ -278,7 +278,14 @@ macro_rules! floats {
             #[inline(always)]
             fn remainder(self, divisor: Self) -> Self {
                 let rest = self % divisor;
-                if rest != 0.0 && (rest < 0.0) != (divisor < 0.0) { rest + divisor } else { rest }
+                if rest == 0.0 {
+                    // Zero has the divisor's sign too, as in Python.
+                    rest.copysign(divisor)
+                } else if (rest < 0.0) != (divisor < 0.0) {
+                    rest + divisor
+                } else {
+                    rest
+                }
             }
 
             #[inline(always)]

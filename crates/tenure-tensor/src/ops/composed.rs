@@ -159,12 +159,13 @@ fn copysign(input: &Tensor, other: Value<'_>) -> Result<Tensor> {
 
 fn signbit(input: &Tensor) -> Result<Tensor> {
     let _op = entered("signbit");
-    let input = input.detach();
-    if !input.dtype().is_floating() {
-        return input.lt(0);
-    }
-    // The reciprocal of -0.0 is negative too.
-    input.lt(0.0)?.bitwise_or(&input.eq(0.0)?.bitwise_and(&input.reciprocal()?.lt(0.0)?)?)
+    let bits = match input.dtype() {
+        DType::F16 | DType::BF16 => DType::I16,
+        DType::F32 => DType::I32,
+        DType::F64 => DType::I64,
+        dtype => dtype,
+    };
+    input.detach().view_dtype(bits)?.lt(0)
 }
 
 fn positive(input: &Tensor) -> Result<Tensor> {

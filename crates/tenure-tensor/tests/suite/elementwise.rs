@@ -158,3 +158,18 @@ fn in_place_is_the_same_as_not() {
         assert_eq!(result(&two, target), expected);
     }
 }
+
+#[test]
+fn a_remainder_of_zero_has_the_divisors_sign_and_a_nan_has_one_of_its_own() {
+    let dividends = Tensor::from_slice(&[6.0_f64, -6.0, 6.0, -6.0, -0.0, 5.0], &[6]).unwrap();
+    let divisors = Tensor::from_slice(&[3.0_f64, 3.0, -3.0, -3.0, 2.0, -3.0], &[6]).unwrap();
+    let is_negative = [false, false, true, true, false, true];
+    for dtype in [DType::F64, DType::F32, DType::BF16] {
+        let [dividends, divisors] = [&dividends, &divisors].map(|tensor| tensor.to_dtype(dtype).unwrap());
+        let remainders = dividends.remainder(&divisors).unwrap();
+        assert_eq!(remainders.to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap(), [0.0, 0.0, 0.0, 0.0, 0.0, -1.0]);
+        assert_eq!(remainders.signbit().unwrap().to_vec::<bool>().unwrap(), is_negative, "{dtype}");
+    }
+    let nans = Tensor::from_slice(&[-f32::NAN, f32::NAN, -0.0, -3.0, f32::NEG_INFINITY], &[5]).unwrap();
+    assert_eq!(nans.signbit().unwrap().to_vec::<bool>().unwrap(), [true, false, true, true, true]);
+}

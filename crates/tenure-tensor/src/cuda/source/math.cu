@@ -55,7 +55,8 @@ template <typename N> DEVICE N remainder_of(N a, N b, u64 fault, u64 code) {
     template <> DEVICE N fmod_of(N a, N b, u64, u64) { return fmod(a, b); }                  \
     template <> DEVICE N remainder_of(N a, N b, u64, u64) {                                  \
         const N rest = fmod(a, b);                                                           \
-        return rest != (N)0 && (rest < (N)0) != (b < (N)0) ? rest + b : rest;                \
+        if (rest == (N)0) return copysign(rest, b);                                          \
+        return (rest < (N)0) != (b < (N)0) ? rest + b : rest;                                \
     }                                                                                        \
     template <> DEVICE N div_floor(N a, N b, u64, u64) {                                     \
         if (b == (N)0) return a / b;                                                         \
