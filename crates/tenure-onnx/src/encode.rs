@@ -11,12 +11,15 @@ pub(crate) fn data_type(dtype: DType) -> i32 {
         DType::F32 => 1,
         DType::U8 => 2,
         DType::I8 => 3,
+        DType::U16 => 4,
         DType::I16 => 5,
         DType::I32 => 6,
         DType::I64 => 7,
         DType::Bool => 9,
         DType::F16 => 10,
         DType::F64 => 11,
+        DType::U32 => 12,
+        DType::U64 => 13,
         DType::BF16 => 16,
     }
 }
@@ -29,7 +32,10 @@ pub(crate) fn number(number: Scalar, dtype: DType) -> Vec<u8> {
         DType::I8 => (number.to_i64() as i8).to_le_bytes().to_vec(),
         DType::I16 => (number.to_i64() as i16).to_le_bytes().to_vec(),
         DType::I32 => (number.to_i64() as i32).to_le_bytes().to_vec(),
-        DType::I64 => number.to_i64().to_le_bytes().to_vec(),
+        DType::U16 => (number.to_i64() as u16).to_le_bytes().to_vec(),
+        DType::U32 => (number.to_i64() as u32).to_le_bytes().to_vec(),
+        // The bits of a large unsigned number are those of the integer that it wraps to.
+        DType::I64 | DType::U64 => number.to_i64().to_le_bytes().to_vec(),
         DType::F16 => half::f16::from_f64(number.to_f64()).to_le_bytes().to_vec(),
         DType::BF16 => half::bf16::from_f64(number.to_f64()).to_le_bytes().to_vec(),
         DType::F32 => (number.to_f64() as f32).to_le_bytes().to_vec(),

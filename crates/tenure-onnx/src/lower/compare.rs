@@ -56,7 +56,7 @@ impl Lower<'_, '_> {
             let (wide, narrow) = match (input.rank(), other.rank()) {
                 (0, rank) if rank > 0 => (other.dtype, input.dtype),
                 (rank, 0) if rank > 0 => (input.dtype, other.dtype),
-                _ => return Ok(raised(input.dtype.promote(other.dtype))),
+                _ => return Ok(raised(input.dtype.promote(other.dtype).map_err(|_| Refusal::Unmapped)?)),
             };
             // A number without dimensions changes the dtype only if it is of another kind.
             return Ok(raised(if narrow.is_floating() && !wide.is_floating() { narrow } else { wide }));

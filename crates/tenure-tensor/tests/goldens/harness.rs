@@ -300,6 +300,7 @@ impl Family {
             DType::I8 => read!(i8, i8::from_le_bytes),
             DType::U8 => read!(u8, u8::from_le_bytes),
             DType::Bool => read!(bool, |[byte]: [u8; 1]| byte != 0),
+            dtype => panic!("no script writes {dtype}"),
         }
     }
 }
