@@ -38,7 +38,7 @@ DTYPES = {
     "bool": tenure.bool,
 }
 # See "Tolerances" in the README of the goldens.
-# The tensors of the goldens are there: `TENURE_TEST_DEVICE=cuda` runs the operations on a GPU.
+# The tensors are there: `TENURE_TEST_DEVICE=cuda` runs the operations on a GPU.
 DEVICE = os.environ.get("TENURE_TEST_DEVICE", "cpu")
 TOLERANCES = {tenure.float64: 1e-12, tenure.float32: 1e-5, tenure.float16: 2.5e-3, tenure.bfloat16: 1e-2}
 
@@ -100,6 +100,12 @@ class Standin(types.ModuleType):
         raise AttributeError(f"Tenure has no {self.__name__}.{name}")
 
 
+@pytest.fixture(autouse=True)
+def whole_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goldens are exact: a GPU must not round the factors of convolutions to TF32."""
+    monkeypatch.setattr(tenure.backends.cudnn, "allow_tf32", False)
+
+
 def silu(input: tenure.Tensor, inplace: bool = False) -> tenure.Tensor:
     return input.silu_() if inplace else input.silu()
 
@@ -123,7 +129,9 @@ def cases(family: str) -> dict[str, Callable[..., Any]]:
     nn = Standin("torch.nn", functional=functional)
     linalg = Standin("torch.linalg", tenure)
     trace = CALLS.noting("trace", tenure._operations.trace)
-    torch = Standin("torch", tenure, nn=nn, linalg=linalg, trace=trace)
+    # Constants of the cases.
+    tensor = partial(tenure.tensor, device=DEVICE)
+    torch = Standin("torch", tenure, nn=nn, linalg=linalg, trace=trace, tensor=tensor)
     modules = {"torch": torch, "torch.nn": nn, "torch.nn.functional": functional, "torch.linalg": linalg}
     found: dict[str, Callable[..., Any]] = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -332,6 +340,12 @@ DIRECT: list[tuple[Program, Program | None]] = [
     (
         lambda t, x, y: t.adaptive_avg_pool3d(x.reshape(1, 3, 2, 2), 2),
         lambda t, x, y: t.nn.functional.adaptive_avg_pool3d(x.reshape(1, 3, 2, 2), 2),
+    ),
+    (lambda t, x, y: t.index(x, [t.tensor([2, 0])]), lambda t, x, y: x[t.tensor([2, 0])]),
+    (lambda t, x, y: t.index(x, [t.tensor([2, 0])], 1), lambda t, x, y: x[:, t.tensor([2, 0])]),
+    (
+        lambda t, x, y: t.batch_norm_relu(x, y, t.zeros(4), t.ones(4)),
+        lambda t, x, y: t.relu(t.nn.functional.batch_norm(x, t.zeros(4), t.ones(4)) + y),
     ),
     (lambda t, x, y: t.sum(x, 0, dtype=t.float64), None),
     (lambda t, x, y: t.mean(x, (0, 1), keepdim=True, dtype=t.float64), None),
