@@ -53,6 +53,7 @@ __all__ = [
     "avg_pool3d",
     "baddbmm",
     "batch_norm",
+    "batch_norm_relu",
     "bernoulli",
     "bernoulli_",
     "binary_cross_entropy",
@@ -138,6 +139,7 @@ __all__ = [
     "hardtanh",
     "huber_loss",
     "hypot",
+    "index",
     "index_add",
     "index_add_",
     "index_copy",
@@ -392,6 +394,17 @@ def batch_norm(
     momentum: _Number = 0.1,
     eps: _Number = 1e-05,
 ) -> Tensor: ...
+def batch_norm_relu(
+    input: Tensor,
+    carried: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: _Number = 0.1,
+    eps: _Number = 1e-05,
+) -> Tensor: ...
 def cdist(input: Tensor, x2: Tensor, p: _Number = 2.0) -> Tensor: ...
 def eq(input: Tensor, other: _Number) -> Tensor: ...
 def ne(input: Tensor, other: _Number) -> Tensor: ...
@@ -587,6 +600,10 @@ def nonzero(input: Tensor) -> Tensor: ...
 @overload
 def nonzero(input: Tensor, as_tuple: bool) -> _Asked: ...
 def masked_select(input: Tensor, mask: Tensor) -> Tensor: ...
+@overload
+def index(input: Tensor, indices: _Tensors, dim: SupportsIndex = 0) -> Tensor: ...
+@overload
+def index(input: Tensor, *indices: Tensor, dim: SupportsIndex = 0) -> Tensor: ...
 def index_put(input: Tensor, indices: _Tensors, values: Tensor, accumulate: bool = False) -> Tensor: ...
 def index_put_(input: Tensor, indices: _Tensors, values: Tensor, accumulate: bool = False) -> Tensor: ...
 @overload
