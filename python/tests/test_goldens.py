@@ -40,6 +40,8 @@ DTYPES = {
 # See "Tolerances" in the README of the goldens.
 # The tensors are there: `TENURE_TEST_DEVICE=cuda` runs the operations on a GPU.
 DEVICE = os.environ.get("TENURE_TEST_DEVICE", "cpu")
+#: Functions that make the constants of cases.
+CREATING = ("arange", "eye", "full", "linspace", "ones", "tensor", "zeros")
 TOLERANCES = {tenure.float64: 1e-12, tenure.float32: 1e-5, tenure.float16: 2.5e-3, tenure.bfloat16: 1e-2}
 
 Row = tuple[str, bool, list[tuple[str, str, str | None]], int | None, Sequence[str] | None, str]
@@ -129,9 +131,8 @@ def cases(family: str) -> dict[str, Callable[..., Any]]:
     nn = Standin("torch.nn", functional=functional)
     linalg = Standin("torch.linalg", tenure)
     trace = CALLS.noting("trace", tenure._operations.trace)
-    # Constants of the cases.
-    tensor = partial(tenure.tensor, device=DEVICE)
-    torch = Standin("torch", tenure, nn=nn, linalg=linalg, trace=trace, tensor=tensor)
+    made = {name: CALLS.noting(name, partial(getattr(tenure, name), device=DEVICE)) for name in CREATING}
+    torch = Standin("torch", tenure, nn=nn, linalg=linalg, trace=trace, **made)
     modules = {"torch": torch, "torch.nn": nn, "torch.nn.functional": functional, "torch.linalg": linalg}
     found: dict[str, Callable[..., Any]] = {}
     with pytest.MonkeyPatch.context() as patch:
