@@ -178,9 +178,9 @@ macro_rules! unsigned {
                     let b = views[2].tensor(|i| i as U);
                     let chosen = condition.where_(&a, &b).unwrap();
                     let sizes = chosen.sizes().to_vec();
-                    let place = |view: usize, at| views[view].place(at, &sizes) as U;
+                    let place = |view: usize, at| views[view].place(at, &sizes);
                     let expected: Vec<U> = (0..chosen.numel())
-                        .map(|at| if place(0, at) % 3 == 0 { U::MAX - place(1, at) } else { place(2, at) })
+                        .map(|at| if place(0, at) % 3 == 0 { U::MAX - place(1, at) as U } else { place(2, at) as U })
                         .collect();
                     prop_assert_eq!(chosen.to_vec::<U>().unwrap(), expected);
                 }
