@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs};
+use std::{env, fs, iter};
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -79,7 +79,11 @@ fn run(name: &str) {
         .arg(&program)
         .status();
     assert!(compiled.unwrap().success());
-    let output = Command::new(program).env("LD_LIBRARY_PATH", library).output().unwrap();
+    // NVRTC is found there too.
+    let inherited = env::var_os("LD_LIBRARY_PATH");
+    let folders = iter::once(library.to_owned()).chain(inherited.iter().flat_map(env::split_paths));
+    let folders = env::join_paths(folders).unwrap();
+    let output = Command::new(program).env("LD_LIBRARY_PATH", folders).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout), "ok\n", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
