@@ -21,7 +21,8 @@
 //! let observing = observe::start(names.clone());
 //! x.exp()?.sum(&[], false)?;
 //! drop(observing);
-//! assert_eq!(*names.0.lock().unwrap(), ["exp", "sum"]);
+//! // Other operations may be parts of `sum`.
+//! assert_eq!(names.0.lock().unwrap()[..2], ["exp", "sum"]);
 //! # Ok::<(), tenure_tensor::TensorError>(())
 //! ```
 
