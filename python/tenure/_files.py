@@ -8,18 +8,19 @@ from pathlib import Path
 from uuid import uuid4
 
 
-def write_whole(file: Path, content: str) -> None:
+def write_whole(file: Path, content: str | bytes) -> None:
     """Replaces a file at once: readers see the old content or the new. A device or a pipe is written to instead."""
+    data = content.encode() if isinstance(content, str) else content
     target = Path(os.path.realpath(file))
     is_there = os.path.exists(file)
     if is_there and not target.is_file():
         # If it is a folder, this raises the right error.
-        file.write_text(content, encoding="utf-8")
+        file.write_bytes(data)
         return
     unfinished = target.with_name(f".unfinished-{uuid4().hex}")
     try:
-        with unfinished.open("x", encoding="utf-8") as stream:
-            stream.write(content)
+        with unfinished.open("xb") as stream:
+            stream.write(data)
         if is_there:
             shutil.copymode(target, unfinished)
         unfinished.replace(target)

@@ -429,10 +429,7 @@ class profile:
         """
         text = self._complete().chrome_trace()
         file = Path(path)
-        if file.suffix == ".gz":
-            file.write_bytes(gzip.compress(text.encode()))
-        else:
-            write_whole(file, text)
+        write_whole(file, gzip.compress(text.encode()) if file.suffix == ".gz" else text)
 
     def _action(self) -> ProfilerAction:
         return ProfilerAction.RECORD if self._schedule is None else self._schedule(self.step_num)

@@ -156,6 +156,18 @@ def test_a_chrome_trace_has_the_form_of_its_format(tmp_path: Path) -> None:
     assert json.loads(gzip.decompress(packed.read_bytes())) == trace
 
 
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_trace_replaces_an_older_one_at_once(name: str, tmp_path: Path) -> None:
+    with profile() as prof:
+        tenure.ones(4).exp()
+    file = tmp_path / name
+    file.write_bytes(b"older")
+    with file.open("rb") as reader:
+        prof.export_chrome_trace(file)
+        assert reader.read() == b"older"
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
 def test_threads_are_named_apart(tmp_path: Path) -> None:
     def work() -> None:
         with record_function("there"):
