@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -51,8 +51,8 @@ def export(
     Parameters
     ----------
     model
-        The module or function. It takes tensors, and returns a tensor or a sequence of tensors. Call `eval()` on a
-        module first.
+        The module or function. It takes tensors, and returns a tensor, or tensors in tuples, lists and dictionaries,
+        also one within the other: the outputs are the tensors in their order. Call `eval()` on a module first.
     args
         Tensors to run it with.
     f
@@ -71,6 +71,8 @@ def export(
 
     Raises
     ------
+    TypeError
+        The function returns something else than tensors and `None`, or no tensor.
     tenure.Error
         An operation has no counterpart in ONNX, or not with these arguments; the function reads elements of tensors,
         makes tensors of Python's numbers, writes through a view, or calls other operations with other sizes.
@@ -85,9 +87,31 @@ def export(
     ]
     names = [*model.named_parameters(), *model.named_buffers()] if isinstance(model, Module) else []
     limit = None if external_data is None else 0 if external_data else sys.maxsize
+
+    def function(*inputs: Tensor) -> list[Tensor]:
+        outputs = list(_tensors(model(*inputs)))
+        if not outputs:
+            raise TypeError("the function returns no tensor, so the model would have no output")
+        return outputs
+
     export_onnx(
-        model, inputs, f, list(input_names), list(output_names), axes, opset_version, names, limit, _running_line
+        function, inputs, f, list(input_names), list(output_names), axes, opset_version, names, limit, _running_line
     )
+
+
+def _tensors(result: Any) -> Iterator[Tensor]:
+    """Yields the tensors of a function's result in their order."""
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, Mapping):
+        for part in result.values():
+            yield from _tensors(part)
+    elif isinstance(result, list | tuple):
+        for part in result:
+            yield from _tensors(part)
+    elif result is not None:
+        kind = type(result).__name__
+        raise TypeError(f"the function must return tensors, also in tuples, lists and dictionaries, but returns {kind}")
 
 
 def _running_line() -> str | None:

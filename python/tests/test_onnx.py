@@ -99,6 +99,23 @@ def test_a_transformers_encoder_is_exported_for_any_batch_and_length(tmp_path: P
     compare(found, model, [numbers(3, 9, 16)])
 
 
+def test_tensors_in_dictionaries_and_tuples_are_outputs_in_their_order(tmp_path: Path) -> None:
+    def nested(x: Tensor) -> dict[str, Any]:
+        return {"last": x + 1, "hidden": (x * 2, [x * 3]), "cache": None}
+
+    export(nested, numbers(2, 3), tmp_path / "model.onnx")
+    compare(session(tmp_path / "model.onnx"), lambda x: (x + 1, x * 2, x * 3), [numbers(2, 3)])
+
+
+@pytest.mark.parametrize(
+    ("result", "reason"), [(3.0, "but returns float"), ((), "returns no tensor"), (None, "no tensor")]
+)
+def test_a_function_that_returns_no_tensors_is_refused(result: Any, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=reason):
+        export(lambda x: result, numbers(2, 3), tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
+
+
 def test_large_parameters_are_written_to_a_second_file(tmp_path: Path) -> None:
     model = nn.Linear(4, 3).eval()
     check(model, [numbers(2, 4)], tmp_path, external_data=True)
