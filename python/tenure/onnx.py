@@ -27,10 +27,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from tenure._exporting import IS_EXPORTING
 from tenure._native import Tensor, export_onnx
 from tenure.nn.module import Module
 
-__all__ = ["export"]
+__all__ = ["export", "is_in_onnx_export"]
 
 _PACKAGE = str(Path(__file__).parent)
 
@@ -94,9 +95,18 @@ def export(
             raise TypeError("the function returns no tensor, so the model would have no output")
         return outputs
 
-    export_onnx(
-        function, inputs, f, list(input_names), list(output_names), axes, opset_version, names, limit, _running_line
-    )
+    token = IS_EXPORTING.set(True)
+    try:
+        export_onnx(
+            function, inputs, f, list(input_names), list(output_names), axes, opset_version, names, limit, _running_line
+        )
+    finally:
+        IS_EXPORTING.reset(token)
+
+
+def is_in_onnx_export() -> bool:
+    """Returns whether `export` runs the program, so that it reads no elements of tensors."""
+    return IS_EXPORTING.get()
 
 
 def _tensors(result: Any) -> Iterator[Tensor]:

@@ -99,6 +99,18 @@ def test_a_transformers_encoder_is_exported_for_any_batch_and_length(tmp_path: P
     compare(found, model, [numbers(3, 9, 16)])
 
 
+def test_a_transformer_with_a_causal_mask_is_exported_for_any_length(tmp_path: Path) -> None:
+    model = nn.Transformer(16, 4, 1, 1, 32, batch_first=True).eval()
+
+    def function(source: Tensor, target: Tensor) -> Any:
+        return model(source, target, tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]))
+
+    axes = {"source": {0: "batch", 1: "length"}, "target": {0: "batch", 1: "written"}}
+    inputs = [numbers(2, 5, 16), numbers(2, 4, 16)]
+    found = check(function, inputs, tmp_path, input_names=["source", "target"], dynamic_axes=axes)
+    compare(found, function, [numbers(3, 7, 16), numbers(3, 9, 16)])
+
+
 def test_tensors_in_dictionaries_and_tuples_are_outputs_in_their_order(tmp_path: Path) -> None:
     def nested(x: Tensor) -> dict[str, Any]:
         return {"last": x + 1, "hidden": (x * 2, [x * 3]), "cache": None}
@@ -114,6 +126,21 @@ def test_a_function_that_returns_no_tensors_is_refused(result: Any, reason: str,
     with pytest.raises(TypeError, match=reason):
         export(lambda x: result, numbers(2, 3), tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
+
+
+def test_a_program_can_ask_whether_it_is_exported(tmp_path: Path) -> None:
+    answers = []
+
+    def function(x: Tensor) -> Tensor:
+        answers.append(tenure.onnx.is_in_onnx_export())
+        if len(answers) > 1:
+            raise ValueError
+        return x + 1
+
+    export(function, numbers(2, 3), tmp_path / "model.onnx")
+    with pytest.raises(ValueError):
+        export(function, numbers(2, 3), tmp_path / "model.onnx")
+    assert [*answers, tenure.onnx.is_in_onnx_export()] == [True, True, False]
 
 
 def test_large_parameters_are_written_to_a_second_file(tmp_path: Path) -> None:
