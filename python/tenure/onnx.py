@@ -55,7 +55,7 @@ def export(
         The module or function. It takes tensors, and returns a tensor, or tensors in tuples, lists and dictionaries,
         also one within the other: the outputs are the tensors in their order. Call `eval()` on a module first.
     args
-        Tensors to run it with.
+        Tensors to run it with, which are copied. Each is an input, also where one tensor is given twice.
     f
         The file.
     input_names, output_names
@@ -78,7 +78,7 @@ def export(
         An operation has no counterpart in ONNX, or not with these arguments; the function reads elements of tensors,
         makes tensors of Python's numbers, writes through a view, or calls other operations with other sizes.
     """
-    inputs = (args,) if isinstance(args, Tensor) else tuple(args)
+    inputs = [_copy(tensor) for tensor in ((args,) if isinstance(args, Tensor) else args)]
     axes = [
         (tensor, axis, name)
         for tensor, named in (dynamic_axes or {}).items()
@@ -107,6 +107,11 @@ def export(
 def is_in_onnx_export() -> bool:
     """Returns whether `export` runs the program, so that it reads no elements of tensors."""
     return IS_EXPORTING.get()
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """Copies an argument: each is an input of its own, apart from the tensors that the function has otherwise."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _tensors(result: Any) -> Iterator[Tensor]:

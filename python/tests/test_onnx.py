@@ -143,6 +143,25 @@ def test_a_program_can_ask_whether_it_is_exported(tmp_path: Path) -> None:
     assert [*answers, tenure.onnx.is_in_onnx_export()] == [True, True, False]
 
 
+def test_one_tensor_that_is_given_twice_is_two_inputs(tmp_path: Path) -> None:
+    x = numbers(2, 3)
+    found = check(lambda a, b: a - 2 * b, [x, x], tmp_path)
+    compare(found, lambda a, b: a - 2 * b, [x, numbers(2, 3) + 1])
+
+
+def test_an_argument_that_the_function_has_anyway_is_an_initializer_and_an_input(tmp_path: Path) -> None:
+    x = numbers(2, 3)
+    found = check(lambda a: a * 3 + x, [x], tmp_path)
+    compare(found, lambda a: a * 3 + x, [x + 1])
+
+
+def test_an_export_leaves_arguments_that_are_written_to_in_place_as_they_were(tmp_path: Path) -> None:
+    x = numbers(2, 3)
+    export(lambda a: a.add_(1) * 2, x, tmp_path / "model.onnx", input_names=["x"], dynamic_axes={"x": [0]})
+    assert x.tolist() == numbers(2, 3).tolist()
+    compare(session(tmp_path / "model.onnx"), lambda a: (a + 1) * 2, [numbers(5, 3)])
+
+
 def test_large_parameters_are_written_to_a_second_file(tmp_path: Path) -> None:
     model = nn.Linear(4, 3).eval()
     check(model, [numbers(2, 4)], tmp_path, external_data=True)
