@@ -276,6 +276,9 @@ def test_kinds_of_dtypes_are_told_apart() -> None:
     assert not xp.isdtype(xp.bool, "numeric")
     assert xp.can_cast(xp.int8, xp.int16)
     assert not xp.can_cast(xp.int16, xp.uint8)
+    assert xp.can_cast(xp.uint32, xp.uint64)
+    assert not xp.can_cast(xp.uint64, xp.int64)
+    assert not xp.can_cast(xp.int8, xp.uint64)
     with pytest.raises(ValueError, match="unknown kind of dtypes 'real'"):
         xp.isdtype(xp.int8, "real")
 

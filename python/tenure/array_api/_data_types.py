@@ -66,7 +66,11 @@ def astype(x: Tensor, dtype: dtype, /, *, copy: bool = True, device: device | st
 
 def can_cast(from_: dtype | Tensor, to: dtype, /) -> bool:
     """Returns whether a dtype, or an array's, promotes to `to`."""
-    return tenure.promote_types(from_.dtype if isinstance(from_, Tensor) else from_, to) == to
+    try:
+        return tenure.promote_types(from_.dtype if isinstance(from_, Tensor) else from_, to) == to
+    except tenure.Error:
+        # uint64 promotes with no signed dtype.
+        return False
 
 
 def finfo(type: dtype | Tensor, /) -> FloatInfo:
