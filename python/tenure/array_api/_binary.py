@@ -218,9 +218,7 @@ def pow(x1: Operand, x2: Operand, /) -> Tensor:
 
 def remainder(x1: Operand, x2: Operand, /) -> Tensor:
     """Computes the remainder with the divisor's sign, also of zeros."""
-    first, second = tensors(x1, x2)
-    result = tenure.remainder(first, second)
-    return tenure.where(result == 0, tenure.copysign(result, second), result) if result.is_floating_point() else result
+    return binary(tenure.remainder, x1, x2)
 
 
 def subtract(x1: Operand, x2: Operand, /) -> Tensor:

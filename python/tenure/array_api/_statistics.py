@@ -94,8 +94,7 @@ def min(x: Tensor, /, *, axis: _Axis = None, keepdims: bool = False) -> Tensor:
 
 def prod(x: Tensor, /, *, axis: _Axis = None, dtype: dtype | None = None, keepdims: bool = False) -> Tensor:
     """Computes the product over axes."""
-    dtype = dtype or summed(x.dtype)
-    return reduced(tenure.prod, x, axis, keepdims, dtype=dtype).to(dtype)
+    return reduced(tenure.prod, x, axis, keepdims, dtype=dtype or summed(x.dtype))
 
 
 def std(x: Tensor, /, *, axis: _Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
@@ -105,8 +104,7 @@ def std(x: Tensor, /, *, axis: _Axis = None, correction: float = 0.0, keepdims: 
 
 def sum(x: Tensor, /, *, axis: _Axis = None, dtype: dtype | None = None, keepdims: bool = False) -> Tensor:
     """Computes the sum over axes."""
-    dtype = dtype or summed(x.dtype)
-    return reduced(tenure.sum, x, axis, keepdims, dtype=dtype).to(dtype)
+    return reduced(tenure.sum, x, axis, keepdims, dtype=dtype or summed(x.dtype))
 
 
 def var(x: Tensor, /, *, axis: _Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
@@ -127,7 +125,7 @@ def _cumulative(
             raise ValueError(f"an axis is needed, since the array has {x.ndim} axes")
         axis = 0
     dtype = dtype or summed(x.dtype)
-    result = function(x, axis, dtype=dtype).to(dtype)
+    result = function(x, axis, dtype=dtype)
     if include_initial:
         shape = list(x.shape)
         shape[axis] = 1
