@@ -52,6 +52,9 @@ _LOG = logging.getLogger("tenure")
 #: The endings of sources that the C++ compiler takes.
 _ENDINGS = (".cpp", ".cc", ".cxx", ".c++")
 
+#: Flags of a program: a list, or one text.
+_Flags = str | Iterable[str | os.PathLike[str]] | None
+
 _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden")
 
 
@@ -68,10 +71,10 @@ def load(
     name: str,
     sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
-    extra_cflags: str | Iterable[str | os.PathLike[str]] = (),
-    extra_cuda_cflags: str | Iterable[str | os.PathLike[str]] = (),
-    extra_ldflags: str | Iterable[str | os.PathLike[str]] = (),
-    extra_include_paths: Iterable[str | os.PathLike[str]] = (),
+    extra_cflags: _Flags = None,
+    extra_cuda_cflags: _Flags = None,
+    extra_ldflags: _Flags = None,
+    extra_include_paths: Iterable[str | os.PathLike[str]] | None = None,
     verbose: bool = False,
 ) -> ModuleType:
     """Compiles an extension, unless it was compiled before, and opens it.
@@ -123,7 +126,7 @@ def load(
             raise Error(f"{file} is no source in C++, CUDA or Rust: its name must end with one of {endings}, .cu, .rs")
         if not file.exists():
             raise Error(f"the extension {name} cannot be built: there is no file {file}")
-    included = [str(Path(folder).absolute()) for folder in extra_include_paths]
+    included = [str(Path(folder).absolute()) for folder in extra_include_paths or ()]
     if in_rust and included:
         raise Error(f"the extension {name} is in Rust, which has no headers: leave extra_include_paths out")
     flags, linking = _words(extra_cflags), _words(extra_ldflags)
@@ -147,10 +150,10 @@ def load_inline(
     functions: str | Sequence[str] | None = None,
     *,
     cuda_sources: str | Sequence[str] = (),
-    extra_cflags: str | Iterable[str | os.PathLike[str]] = (),
-    extra_cuda_cflags: str | Iterable[str | os.PathLike[str]] = (),
-    extra_ldflags: str | Iterable[str | os.PathLike[str]] = (),
-    extra_include_paths: Iterable[str | os.PathLike[str]] = (),
+    extra_cflags: _Flags = None,
+    extra_cuda_cflags: _Flags = None,
+    extra_ldflags: _Flags = None,
+    extra_include_paths: Iterable[str | os.PathLike[str]] | None = None,
     verbose: bool = False,
 ) -> ModuleType:
     """Compiles an extension from texts, as `load` does from files.
@@ -240,9 +243,14 @@ def _check_name(name: str) -> None:
         raise Error(f"the name of an extension must be an identifier, got {name!r}")
 
 
-def _words(flags: str | Iterable[str | os.PathLike[str]]) -> list[str]:
+def _words(flags: _Flags) -> list[str]:
     """Returns flags one by one."""
-    return shlex.split(flags) if isinstance(flags, str) else [os.fspath(flag) for flag in flags]
+    if not isinstance(flags, str):
+        return [os.fspath(flag) for flag in flags or ()]
+    try:
+        return shlex.split(flags)
+    except ValueError as error:
+        raise Error(f"the flags {flags!r} cannot be told apart ({error}): give them as a list") from None
 
 
 @functools.cache
@@ -343,8 +351,8 @@ def _kept(
         Whether a library that was built before, and whose files have not changed, is taken.
     """
     began_ns = time.time_ns()
-    texts = [*(file.read_text(errors="replace") for file in files if file.is_file()), *map(str, files)]
-    key = f"{name}-{_digest(chr(0).join([*parts, *texts]))}"
+    contents = _digests(str(file) for file in files if file.is_file())
+    key = f"{name}-{_digest(chr(0).join([*parts, *contents.values(), *map(str, files)]))}"
     with _compilation.place_to_build(_cache(), key, f"the extension {name}", stacklevel=7) as place:
         record = place / f"{key}.json"
         if is_remembered and (known := _known(record)) is not None:

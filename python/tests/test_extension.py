@@ -293,6 +293,29 @@ def test_paths_of_any_characters_are_followed(tmp_path: Path) -> None:
     assert load("one", source, extra_cflags=["-O1", "-Wall"], extra_ldflags=["-lm"]).one() == 2
 
 
+def test_sources_that_differ_in_bytes_of_another_encoding_are_different(tmp_path: Path) -> None:
+    source = tmp_path / "letter.cpp"
+    for letter in (0xE9, 0xE8):
+        source.write_bytes(
+            b'#include <tenure_extension.hpp>\nstatic int code() { return static_cast<unsigned char>("%c"[0]); }\n'
+            b'TENURE_EXTENSION(module) { module.def("code", code); }\n' % letter
+        )
+        assert load("letter", source).code() == letter
+
+
+def test_flags_may_be_none_as_in_pytorch() -> None:
+    module = load_inline(
+        "plain",
+        "static int one() { return 1; }",
+        "one",
+        extra_cflags=None,
+        extra_cuda_cflags=None,
+        extra_ldflags=None,
+        extra_include_paths=None,
+    )
+    assert module.one() == 1
+
+
 def test_a_header_that_changes_while_it_is_compiled_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,6 +349,7 @@ def test_what_cannot_be_built_says_why_in_one_line(tmp_path: Path, monkeypatch: 
     assert "must end with one of" in refusal(lambda: load("other", tmp_path / "other.txt"))
     assert "has no sources" in refusal(lambda: load("none", []))
     assert "must be an identifier" in refusal(lambda: load("a-b", source))
+    assert "give them as a list" in refusal(lambda: load("wrong", source, extra_cflags='-DTEXT="'))
     assert "must be an identifier" in refusal(lambda: load_inline("../evil", ""))
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "there is no program 'no-such-compiler'" in refusal(lambda: load("wrong", source))
