@@ -270,6 +270,13 @@ def test_limits_of_dtypes_are_known() -> None:
         xp.finfo(xp.int8)
 
 
+@pytest.mark.parametrize("name", ["uint8", "int8", "uint64"])
+def test_numbers_that_an_integer_dtype_does_not_hold_are_divided(name: str) -> None:
+    x = xp.asarray([1, 2], dtype=getattr(xp, name))
+    assert xp.divide(-1, x).tolist() == [-1.0, -0.5]
+    assert xp.divide(300, x).tolist() == [300.0, 150.0]
+
+
 def test_kinds_of_dtypes_are_told_apart() -> None:
     assert xp.isdtype(xp.uint8, ("bool", "unsigned integer"))
     assert xp.isdtype(xp.float32, xp.float32)

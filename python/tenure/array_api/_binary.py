@@ -113,8 +113,8 @@ def copysign(x1: Operand, x2: Operand, /) -> Tensor:
 
 
 def divide(x1: Operand, x2: Operand, /) -> Tensor:
-    """Divides `x1` by `x2`."""
-    return binary(tenure.div, x1, x2)
+    """Divides `x1` by `x2`. Integers are divided as floats, also a number that the dtype of `x2` does not hold."""
+    return binary(tenure.div, x1 if isinstance(x1, Tensor) else float(x1), x2)
 
 
 def equal(x1: Operand, x2: Operand, /) -> Tensor:
