@@ -18,8 +18,7 @@ The complex dtypes, which the standard requires, are missing, and so are its opt
 
 import math as _math
 
-from tenure._native import bool, float32, float64, int8, int16, int32, int64, uint8
-from tenure.array_api import _data_types
+from tenure._native import bool, float32, float64, int8, int16, int32, int64, uint8, uint16, uint32, uint64
 from tenure.array_api._binary import *  # noqa: F403
 from tenure.array_api._binary import __all__ as _of_binary
 from tenure.array_api._creation import *  # noqa: F403
@@ -44,9 +43,6 @@ __array_api_version__ = "2025.12"
 e, inf, nan, pi = _math.e, _math.inf, _math.nan, _math.pi
 newaxis = None
 
-#: The dtypes of wide unsigned integers too, once the native module has them.
-globals().update(_data_types.DTYPES)
-
 __all__ = [
     "__array_api_version__",
     "bool",
@@ -62,6 +58,9 @@ __all__ = [
     "newaxis",
     "pi",
     "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
     *_of_binary,
     *_of_creation,
     *_of_data_types,
@@ -71,5 +70,4 @@ __all__ = [
     *_of_searching,
     *_of_statistics,
     *_of_unary,
-    *_data_types.DTYPES,
 ]

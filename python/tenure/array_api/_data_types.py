@@ -13,8 +13,8 @@ __all__ = ["astype", "can_cast", "finfo", "iinfo", "isdtype", "result_type"]
 
 _NAMES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 
-#: The standard's dtypes that the native module has, by name.
-DTYPES: Final[dict[str, dtype]] = {name: getattr(_native, name) for name in _NAMES if hasattr(_native, name)}
+#: The standard's dtypes by name, but for the complex ones.
+DTYPES: Final[dict[str, dtype]] = {name: getattr(_native, name) for name in _NAMES}
 
 #: The bits of the fraction, and the exponent of the largest power of two.
 _FLOATS: Final[dict[dtype, tuple[int, int]]] = {
@@ -132,5 +132,5 @@ def with_number(of: dtype, number: Any) -> dtype:
 def summed(of: dtype) -> dtype:
     """Returns the default dtype of sums and products of elements of a dtype."""
     if of in _UNSIGNED:
-        return DTYPES.get("uint64", tenure.int64)
+        return tenure.uint64
     return of if of in _FLOATS else tenure.int64
