@@ -5,6 +5,7 @@ use std::ffi::{CStr, CString, NulError, c_char};
 use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys::{self, nvrtcProgram};
 
+use super::interrupts::KeptInterrupts;
 use super::program::ProgramSource;
 
 /// The machine code of one or several kernels, for one kind of device.
@@ -162,6 +163,7 @@ impl Program {
 
     fn compile(&self, options: &[CString]) -> Result<(), CompileError> {
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let _interrupts = KeptInterrupts::new();
         // SAFETY: the program is alive, and `options` points to that many texts, which outlive the call.
         let compiled = unsafe { sys::nvrtcCompileProgram(self.0, options.len() as i32, options.as_ptr()) };
         compiled.result().map_err(|error| failed(error, self.log()))
