@@ -270,3 +270,24 @@ def test_an_exception_of_the_function_is_raised(tmp_path: Path) -> None:
 def test_options_are_checked(options: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(tenure.Error, match=reason):
         export(lambda x: x + 1, numbers(2, 3), tmp_path / "model.onnx", **options)
+
+
+def test_a_program_that_looks_at_elements_is_refused(tmp_path: Path) -> None:
+    counted = tenure.zeros(())
+
+    def counting(x: Tensor) -> Tensor:
+        counted.copy_(x.sum())
+        return x * counted.item()
+
+    programs: list[Callable[[Tensor], Tensor]] = [
+        lambda x: x * x[0, 0].item(),
+        lambda x: x * float(x[0, 0]),
+        lambda x: x[: int(x[1, 0])],
+        lambda x: x if tenure.equal(x, x * 1) else -x,
+        lambda x: x if x.allclose(x + 1) else -x,
+        counting,
+    ]
+    x = tenure.ones(2, 3)
+    for program in programs:
+        with pytest.raises(tenure.Error, match="a graph has no values of the program"):
+            export(program, (x,), tmp_path / "m.onnx")

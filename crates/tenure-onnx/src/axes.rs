@@ -52,7 +52,8 @@ pub(crate) fn examples(inputs: &[&Tensor], names: &[String], axes: &[DynamicAxis
         }
     }
     let sized = |pick: fn(Size) -> i64| -> Result<Vec<Tensor>> {
-        let mut tensors: Vec<Tensor> = inputs.iter().map(|&input| input.clone()).collect();
+        // Copies, so that an input is no tensor that the function has otherwise, nor another input.
+        let mut tensors = inputs.iter().map(|input| input.copy()).collect::<Result<Vec<Tensor>, _>>()?;
         for (input, dim, name) in &found {
             let count = pick(symbols[*name]);
             let size = tensors[*input].sizes()[*dim] as i64;

@@ -181,11 +181,8 @@ impl Observer for Tracer {
         }
         let at = self.place();
         self.with(|state| {
-            let is_existing = tensor.storage().generation() < state.begin && !state.is_input(tensor);
-            if !is_existing && state.mistake.is_none() {
-                let reason = "the function reads elements of a tensor (item(), tolist(), or a condition)";
-                state.mistake =
-                    Some(format!("{reason}{at}: a graph has no values of the program; use where() or operations"));
+            if !state.is_constant(tensor) {
+                state.refuse_read("reads elements of a tensor (item(), tolist(), or a condition)", &at);
             }
         });
     }
@@ -238,7 +235,15 @@ impl State {
                     call.results = vec![self.result(target, known)];
                 }
             }
-            Output::Bool(_) => {}
+            Output::Bool(_) => {
+                let constant = |argument: &Recorded| match argument {
+                    Recorded::Tensor(slot) => self.alive.get(*slot).is_some_and(|tensor| self.is_constant(tensor)),
+                    _ => true,
+                };
+                if self.open.is_empty() && !call.arguments.iter().all(constant) {
+                    self.refuse_read(&format!("compares tensors by {}()", call.operation.name), &call.at);
+                }
+            }
             Output::Tensor(tensor) => call.results = vec![self.result(tensor, known)],
             Output::Tensors(tensors) => {
                 call.results = tensors.iter().map(|tensor| self.result(tensor, known)).collect()
@@ -318,9 +323,22 @@ impl State {
         }
     }
 
-    fn is_input(&self, tensor: &Tensor) -> bool {
-        let slot = self.known.get(&identity(tensor)).map(|(_, slot)| &self.trace.slots[*slot].origin);
-        matches!(slot, Some(Origin::Input))
+    /// Returns whether a tensor's elements were there before the trace, and are no input's.
+    fn is_constant(&self, tensor: &Tensor) -> bool {
+        let generation = tensor.storage().generation();
+        let is_input = || {
+            let inputs =
+                self.trace.slots.iter().zip(&self.alive).filter(|(info, _)| matches!(info.origin, Origin::Input));
+            inputs.into_iter().any(|(_, input)| input.storage().generation() == generation)
+        };
+        generation < self.begin && !self.written.contains(&generation) && !is_input()
+    }
+
+    /// Makes it an error that the function looks at elements.
+    fn refuse_read(&mut self, does: &str, at: &str) {
+        self.mistake.get_or_insert_with(|| {
+            format!("the function {does}{at}: a graph has no values of the program; use where() or operations")
+        });
     }
 
     /// Returns the slot of an argument.
