@@ -196,3 +196,27 @@ def test_results_are_pytorchs_where_it_has_the_operation(name: str) -> None:
     found = tenure.tensor(floats, dtype=tenure.float64).to(getattr(tenure, name))
     expected = torch.tensor(floats, dtype=torch.float64).to(getattr(torch, name))
     assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", ["uint8", "int8", "uint16", "int32"])
+def test_a_number_on_the_left_of_integers_is_the_number(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    values = [2, 5, 100]
+    ours, theirs = (t.tensor(values, dtype=getattr(t, name)) for t in (tenure, torch))
+    for number in (-1, 300, 2**20 + 1):
+        assert (number / ours).tolist() == pytest.approx([number / value for value in values])
+        if name != "uint16":
+            assert (number - ours).tolist() == (number - theirs).tolist()
+            assert (number // ours).tolist() == (number // theirs).tolist()
+
+
+def test_a_bound_or_a_choice_that_does_not_fit_is_refused() -> None:
+    x = tenure.tensor([0, 5, 100], dtype=tenure.uint8)
+    for call in (
+        lambda: x.clamp(max=2**40),
+        lambda: x.clamp(min=300),
+        lambda: x.clone().clamp_(0, 300),
+        lambda: tenure.where(x > 200, 300, x),
+    ):
+        with pytest.raises(tenure.Error, match="does not fit uint8"):
+            call()

@@ -2,7 +2,7 @@
 
 use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
-use tenure::core::{Operand, result_type};
+use tenure::core::{DType, Operand, result_type};
 use tenure::tensor::{Device, Scalar, Tensor, Value};
 
 use super::{TensorObject, call, convert, wrapped};
@@ -58,11 +58,22 @@ fn binary<'py>(
     wrapped(py, call::computed(py, operands, || operation(&left, right.as_value()))?).map(Bound::into_any)
 }
 
-/// Computes `left operation right` of a number on the left.
+/// Computes `left operation right` of a number on the left, which wraps if it does not fit an integer dtype.
 fn reflected<'py>(
     right: &Bound<'py, TensorObject>,
     left: &Bound<'py, PyAny>,
     operation: Binary,
+) -> PyResult<Bound<'py, PyAny>> {
+    reflected_in(right, left, operation, |kind| kind)
+}
+
+/// Computes `left operation right` of a number on the left, which is made in the dtype that `made` returns for the one
+/// that both promote to.
+fn reflected_in<'py>(
+    right: &Bound<'py, TensorObject>,
+    left: &Bound<'py, PyAny>,
+    operation: Binary,
+    made: fn(DType) -> DType,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = right.py();
     let Some(number) = convert::scalar(left)? else { return Ok(not_implemented(py)) };
@@ -70,14 +81,16 @@ fn reflected<'py>(
     let kind = result_type([Operand::Tensor(right.dtype()), Operand::Number(number_dtype(number))]);
     let kind = kind.map_err(|error| complaint(error.to_string()))?;
     let result = call::computed(py, std::iter::once(&right), || {
-        let left = Tensor::full(&[], number, kind.unwrap_or(right.dtype()), Device::CPU)?;
+        let made = made(kind.unwrap_or(right.dtype()));
+        let given = if made.is_floating() { made } else { number.dtype() };
+        let left = Tensor::full(&[], number, given, Device::CPU)?.to_dtype(made)?;
         operation(&left, Value::Tensor(&right))
     });
     wrapped(py, result?).map(Bound::into_any)
 }
 
 /// Returns the dtype that a number counts as beside tensors.
-fn number_dtype(number: Scalar) -> tenure::core::DType {
+fn number_dtype(number: Scalar) -> DType {
     match number {
         Scalar::Float(_) => super::dtype::default_dtype(),
         other => other.dtype(),
@@ -169,7 +182,9 @@ impl TensorObject {
     }
 
     fn __rtruediv__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        reflected(slf, other, |left, right| left.div(right))
+        // A quotient of integers is a float: the number must not wrap before.
+        let floating = |kind: DType| if kind.is_floating() { kind } else { super::dtype::default_dtype() };
+        reflected_in(slf, other, |left, right| left.div(right), floating)
     }
 
     fn __itruediv__(slf: &Bound<'_, Self>, other: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -215,7 +215,7 @@ fn masked_fill_(input: &Tensor, mask: &Tensor, value: Scalar) -> Result<()> {
 fn clamp_(input: &Tensor, min: Scalar, max: Scalar) -> Result<()> {
     let dtype = pointwise::promoted(&[input.into(), min.into(), max.into()])?;
     input.check_stores("clamp_", dtype)?;
-    [min, max].iter().try_for_each(|limit| limit.check_large("clamp_", dtype))?;
+    [min, max].iter().try_for_each(|limit| limit.check_fits("clamp_", dtype))?;
     let limits = (Some(min), Some(max));
     attach_in_place(
         input,

@@ -157,6 +157,11 @@ impl Tensor {
 
     fn choose(&self, op: &'static str, a: Value<'_>, b: Value<'_>, dtype: DType) -> Result<Self> {
         check_condition(op, self)?;
+        for value in [a, b] {
+            if let Value::Number(number) = value {
+                number.check_fits(op, dtype)?;
+            }
+        }
         let a = pointwise::tensor(op, a, dtype)?;
         let b = pointwise::tensor(op, b, dtype)?;
         let out = pointwise::run(&WHERE, dtype, dtype, &[self, &a, &b], |kernel, iter| kernel(iter))?;
@@ -167,7 +172,7 @@ impl Tensor {
         let limits: SmallVec<[Value<'_>; 3]> =
             std::iter::once(self.into()).chain(min.into_iter().chain(max).map(Value::Number)).collect();
         let dtype = pointwise::promoted(&limits)?;
-        min.iter().chain(&max).try_for_each(|limit| limit.check_large("clamp", dtype))?;
+        min.iter().chain(&max).try_for_each(|limit| limit.check_fits("clamp", dtype))?;
         let out = pointwise::run(&CLAMP, dtype, dtype, &[self], move |kernel, iter| kernel(iter, min, max))?;
         attach(out, "clamp", &[self], |saver| clamped(saver, self, (min, max)))
     }
