@@ -277,7 +277,8 @@ def test_a_program_that_looks_at_elements_is_refused(tmp_path: Path) -> None:
 
     def counting(x: Tensor) -> Tensor:
         counted.copy_(x.sum())
-        return x * counted.item()
+        number: float = counted.item()
+        return x * number
 
     programs: list[Callable[[Tensor], Tensor]] = [
         lambda x: x * x[0, 0].item(),
