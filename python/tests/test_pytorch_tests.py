@@ -120,16 +120,15 @@ def test_results_are_kept_after_every_batch_and_when_interrupted(
         while not any("hangs" in out.read_text() for out in tmp_path.glob("*/lines")) and time.monotonic() < deadline:
             time.sleep(0.01)
         # Python loses a signal that comes just before it begins to wait, until another one comes.
-        while not came and time.monotonic() < deadline:
+        while not came.wait(0.01):
             assert main.ident is not None
             signal.pthread_kill(main.ident, signal.SIGINT)
-            time.sleep(0.01)
 
-    came: list[int] = []
+    came = threading.Event()
 
-    def handle(number: int, _: object) -> None:
-        came.append(number)
-        if len(came) == 1:
+    def handle(_: int, __: object) -> None:
+        if not came.is_set():
+            came.set()
             raise KeyboardInterrupt
 
     thread = threading.Thread(target=interrupt)
