@@ -82,7 +82,9 @@ fn reflected_in<'py>(
     let kind = kind.map_err(|error| complaint(error.to_string()))?;
     let result = call::computed(py, std::iter::once(&right), || {
         let made = made(kind.unwrap_or(right.dtype()));
-        let given = if made.is_floating() { made } else { number.dtype() };
+        // An integer of 2⁶³ or more does not wrap.
+        let wraps = !made.is_floating() && !matches!(number, Scalar::Unsigned(_));
+        let given = if wraps { number.dtype() } else { made };
         let left = Tensor::full(&[], number, given, Device::CPU)?.to_dtype(made)?;
         operation(&left, Value::Tensor(&right))
     });
