@@ -32,4 +32,4 @@ pub mod serving;
 mod shared_memory;
 pub mod worker;
 
-pub use executor::ModelError;
+pub use executor::{ModelError, dtype_of};

@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use tenure::onnx::{DynamicAxis, ExportOptions, export_network};
-use tenure::tensor::{DType, Device, Tensor};
+use tenure::tensor::{Device, Tensor};
 use tenure::units::Bytes;
 use tenure_nn::Module;
 use tenure_nn::checkpoint::Weights;
 use tenure_nn::networks::{Architectures, Network};
-use tenure_serve::repository::{Datatype, Dimension, Repository, StoredModel, TensorSpec};
+use tenure_serve::dtype_of;
+use tenure_serve::repository::{Dimension, Repository, StoredModel, TensorSpec};
 
 use crate::files;
 
@@ -94,19 +95,9 @@ fn example(input: &TensorSpec, free_size: usize) -> anyhow::Result<Tensor> {
             Dimension::Free => free_size,
         });
     }
-    let dtype = match input.datatype {
-        Datatype::Bool => DType::Bool,
-        Datatype::Uint8 => DType::U8,
-        Datatype::Int8 => DType::I8,
-        Datatype::Int16 => DType::I16,
-        Datatype::Int32 => DType::I32,
-        Datatype::Int64 => DType::I64,
-        Datatype::Fp16 => DType::F16,
-        Datatype::Bf16 => DType::BF16,
-        Datatype::Fp32 => DType::F32,
-        Datatype::Fp64 => DType::F64,
-        other => bail!("the input {} is of {}, which tensors do not have", input.name, other.name()),
-    };
+    let dtype = dtype_of(input.datatype).with_context(|| {
+        format!("the input {} is of {}, which tensors do not have", input.name, input.datatype.name())
+    })?;
     Ok(Tensor::ones(&sizes, dtype, Device::CPU)?)
 }
 

@@ -36,5 +36,6 @@ pub(crate) use model::{BatchAnswer, OpenModel};
 pub(crate) use network::{BoundNetwork, Computed, Placed};
 pub(crate) use resident::DeviceWeights;
 pub(crate) use shared_budget::SharedBudget;
-pub(crate) use tensors::{RawTensor, dtype};
+pub(crate) use tensors::RawTensor;
+pub use tensors::dtype_of;
 pub(crate) use with_python::WithPython;

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::backend::{Backend, BackendWeights, TimedOutputs};
 use super::stored::StoredWeights;
-use super::{ModelError, dtype, tensors};
+use super::{ModelError, dtype_of, tensors};
 use crate::protocol;
 use crate::repository::{StoredModel, TensorSpec};
 use crate::scheduler::DeviceId;
@@ -133,7 +133,7 @@ fn build(stored: &StoredModel, architectures: &Architectures) -> Result<Box<dyn 
 
 /// Rejects datatypes that networks cannot compute with.
 fn check_datatypes(specs: &[TensorSpec]) -> Result<(), ModelError> {
-    match specs.iter().find(|spec| dtype(spec.datatype).is_none()) {
+    match specs.iter().find(|spec| dtype_of(spec.datatype).is_none()) {
         Some(spec) => Err(ModelError::Datatype { name: spec.name.clone(), datatype: spec.datatype }),
         None => Ok(()),
     }

@@ -8,7 +8,7 @@ use crate::protocol::{self, Datatype};
 use crate::repository::{Dimension, TensorSpec};
 
 /// Returns the dtype of tensors that hold elements of a protocol's datatype, or `None` if there is none.
-pub(crate) fn dtype(datatype: Datatype) -> Option<DType> {
+pub fn dtype_of(datatype: Datatype) -> Option<DType> {
     Some(match datatype {
         Datatype::Bool => DType::Bool,
         Datatype::Uint8 => DType::U8,
@@ -59,7 +59,7 @@ impl RawTensor {
 pub(super) fn join(parts: &[&protocol::Tensor]) -> Result<RawTensor, ModelError> {
     let first = parts[0];
     let datatype = parts[0].datatype();
-    let dtype = dtype(datatype).ok_or_else(|| ModelError::Datatype { name: first.name().into(), datatype })?;
+    let dtype = dtype_of(datatype).ok_or_else(|| ModelError::Datatype { name: first.name().into(), datatype })?;
     let mut sizes = first.shape().to_vec();
     if parts.len() > 1 {
         sizes[0] = parts.iter().map(|part| part.shape()[0]).sum();
@@ -78,7 +78,7 @@ pub(super) fn split(output: &RawTensor, spec: &TensorSpec, rows: &[u32]) -> Resu
             Dimension::Free => true,
             Dimension::Fixed(expected) => *size as u64 == *expected,
         });
-    if !has_all_rows || !has_expected_shape || dtype(spec.datatype) != Some(*found) {
+    if !has_all_rows || !has_expected_shape || dtype_of(spec.datatype) != Some(*found) {
         let shape: Vec<String> = spec.shape.iter().map(Dimension::to_string).collect();
         return Err(ModelError::Output {
             found: format!("{found:?} of {sizes:?} to {total} rows"),
