@@ -344,7 +344,7 @@ def _kept(
     files
         The sources.
     parts
-        Whatever else the library depends on.
+        The texts of all else that the library depends on, such as flags.
     compile
         Builds the library. Returns the digests of the files that it depends on.
     is_remembered

@@ -206,7 +206,7 @@ impl Graph {
     /// Returns a list of sizes.
     ///
     /// # Errors
-    /// Those of [`size`](Self::size).
+    /// The errors of [`size`](Self::size).
     pub(crate) fn sizes(&mut self, sizes: &[Size]) -> Result<String, String> {
         let known: Option<Vec<i64>> = sizes.iter().map(|size| size.known()).collect();
         if let Some(known) = known {

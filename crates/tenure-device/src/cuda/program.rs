@@ -161,7 +161,7 @@ impl CudaDriver {
     /// the device has.
     ///
     /// # Errors
-    /// Those of [`launch`](Self::launch).
+    /// The errors of [`launch`](Self::launch).
     ///
     /// # Safety
     /// As for [`launch`](Self::launch).
