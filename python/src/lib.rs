@@ -37,7 +37,7 @@ mod _native {
     #[pymodule_export]
     use crate::amount::parse_amount;
     #[pymodule_export]
-    use crate::budget::{Budget, PackedTensor};
+    use crate::budget::{Budget, BudgetSteps, PackedTensor, TensorBudget};
     #[pymodule_export]
     use crate::devices::devices;
     #[pymodule_export]
@@ -75,7 +75,7 @@ mod _native {
         check_cuda_source, check_gradients, checkpoint, cuda_memory_info, cuda_properties, current_device,
         current_stream, default_generator, default_stream, device_count, dtype_named, enter_anomaly_mode,
         enter_autocast, enter_gradient_mode, enter_saved_tensors_hooks, enter_section, from_dlpack, frombuffer,
-        get_default_dtype, grad, is_grad_enabled, is_stream_capturing, leave_setting, load_extension,
+        get_default_dtype, grad, is_grad_enabled, is_in_backward, is_stream_capturing, leave_setting, load_extension,
         operation_functions, operation_table, promote_types, rebuild_tensor, set_default_dtype, set_device, set_stream,
         simulate_devices, synchronize_device, tensor, tf32_in_convolutions, tf32_in_products, unscale_gradients,
         write_headers,

@@ -86,14 +86,29 @@ contiguous_format, preserve_format = "contiguous_format", "preserve_format"
 channels_last, channels_last_3d = "channels_last", "channels_last_3d"
 
 if _TYPE_CHECKING:
-    from tenure import amp, array_api, cuda, data, distributions, extension, nn, onnx, optim, profiler, safetensors
+    from tenure import (
+        amp,
+        array_api,
+        budgets,
+        cuda,
+        data,
+        distributions,
+        extension,
+        nn,
+        onnx,
+        optim,
+        profiler,
+        safetensors,
+    )
     from tenure.amp import autocast
+    from tenure.budgets import budget
     from tenure.safetensors import load, save
 
 # Modules, and functions of modules, that are imported when they are first used: `import tenure` takes half as long.
 _MODULES = (
     "amp",
     "array_api",
+    "budgets",
     "cuda",
     "data",
     "distributions",
@@ -104,7 +119,7 @@ _MODULES = (
     "profiler",
     "safetensors",
 )
-_FUNCTIONS = {"autocast": "amp", "load": "safetensors", "save": "safetensors"}
+_FUNCTIONS = {"autocast": "amp", "budget": "budgets", "load": "safetensors", "save": "safetensors"}
 
 
 def __getattr__(name: str) -> _Any:
@@ -138,6 +153,8 @@ __all__ = [
     "autocast",
     "autograd",
     "backends",
+    "budget",
+    "budgets",
     "bfloat16",
     "bool",
     "cuda",

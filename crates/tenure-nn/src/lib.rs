@@ -45,7 +45,7 @@ pub mod layers;
 pub mod models;
 mod module;
 pub mod networks;
-mod offload;
+pub mod offload;
 mod operators;
 pub mod optim;
 mod panics;

@@ -8,7 +8,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tenure::tensor::autocast::{self, Autocast};
-use tenure::tensor::autograd::{self, Anomaly, BackwardOptions, GradMode, Node, SavedHooks};
+use tenure::tensor::autograd::{self, Anomaly, BackwardOptions, GradMode, Node, Recipes, SavedHooks};
 use tenure::tensor::observe::{self, RunningSection};
 use tenure::tensor::{AutogradError, Tensor, TensorError};
 
@@ -24,6 +24,8 @@ thread_local! {
     /// The settings that this thread has entered and not left.
     static SETTINGS: RefCell<HashMap<u64, Setting>> = RefCell::default();
     static ENTERED: Cell<u64> = const { Cell::new(0) };
+    /// The number of backward passes that this thread runs, one within another.
+    static PASSES: Cell<usize> = const { Cell::new(0) };
 }
 
 /// A setting of a thread, which holds until it is dropped.
@@ -34,10 +36,11 @@ enum Setting {
     SavedTensorsHooks(SavedHooks),
     Autocast(Autocast),
     Section(RunningSection),
+    Budget(Recipes, SavedHooks),
 }
 
 /// Keeps an exception until the pass in which it was raised returns, and returns an error that stands for it.
-pub(super) fn raised(error: PyErr) -> TensorError {
+pub(crate) fn raised(error: PyErr) -> TensorError {
     let reason = error.to_string();
     RAISED.set(Some(error));
     AutogradError::Other { node: RAISED_IN_PYTHON.to_owned(), reason }.into()
@@ -59,9 +62,26 @@ pub(super) fn forget_raised() {
 
 /// Runs a backward pass without Python's lock.
 fn run_pass<T: Send>(py: Python<'_>, pass: impl FnOnce() -> tenure::tensor::Result<T> + Send) -> PyResult<T> {
-    let found = py.detach(pass).map_err(exception);
+    let found = py.detach(|| {
+        PASSES.set(PASSES.get() + 1);
+        let found = pass();
+        PASSES.set(PASSES.get() - 1);
+        found
+    });
+    let found = found.map_err(exception);
     forget_raised();
     found
+}
+
+/// Returns whether a backward pass runs on this thread.
+#[pyfunction]
+pub(crate) fn is_in_backward() -> bool {
+    PASSES.get() > 0
+}
+
+/// Makes this thread's operations belong to a budget's steps. Returns the number to leave the setting with.
+pub(crate) fn enter_budget(recipes: Recipes, hooks: SavedHooks) -> u64 {
+    enter(Setting::Budget(recipes, hooks))
 }
 
 fn enter(setting: Setting) -> u64 {

@@ -2,86 +2,34 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 import threading
-import warnings
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from os import PathLike
-from types import TracebackType
-from typing import Any, Literal, Self
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tenure import Error, _native
+from tenure._budget_steps import (
+    WATCHED,
+    AfterModel,
+    BeforeModel,
+    Codec,
+    Folders,
+    Limits,
+    ModelBudget,
+    Planner,
+    StepReport,
+    device_of,
+)
 from tenure.torch.dynamo import runs_beside_compiled_code
-from tenure.torch.entries import Entries
-from tenure.torch.holdings import tensors_in
 from tenure.torch.placement import is_alone, put_under
 from tenure.torch.purpose import address_of
 from tenure.torch.recipes import operations
 from tenure.torch.saved_hooks import SavedHooks
-from tenure.torch.tags import Hook
 
 __all__ = ["Budget", "StepReport", "budget"]
-
-_LOG = logging.getLogger("tenure")
-
-#: The planner that decides what is kept and what is spilled.
-Planner = Literal["scheduled", "flashneuron", "evolutionary", "milp"]
-
-#: The codec of bytes on their way to a disk.
-Codec = Literal["auto", "none", "zeros", "planes", "fp16", "csr-fp16"]
-
-#: The values of `_native.Budget.phase`: no step is open; the open step reports all saved tensors to the budget; or
-#: none.
-_NO_STEP, _WATCHED, _UNWATCHED = range(3)
-
-#: All open budgets, by device index; None is the CPU.
-_open: weakref.WeakValueDictionary[int | None, Budget] = weakref.WeakValueDictionary()
-_opening = threading.Lock()
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """The report on a step."""
-
-    #: The budget; None if the step was measured without one.
-    budget_bytes: int | None
-    #: The peak of allocated bytes, if it was measured, as it is in measured steps.
-    peak_bytes: int | None
-    #: The bytes that left the device's memory.
-    spilled_bytes: int
-    #: The bytes that were fetched back.
-    fetched_bytes: int
-    #: The bytes that were recomputed.
-    recomputed_bytes: int
-    #: The time of the operations that were recomputed, as measured when they first ran.
-    recomputed_us: int
-    #: The time that the host waited for transfers.
-    stalled_us: int
-    #: The number of moves outside of the plan, because there was no room otherwise.
-    unplanned: int
-    #: Whether the step followed a plan to the end.
-    is_planned: bool
-    #: The device time that the plan predicts from measurements; None without a plan.
-    predicted_us: int | None
-    #: The codec of the bytes written to a disk; a lossy one changes gradients.
-    codec: str
-
-
-class _ThreadState(threading.local):
-    """The state of one thread in a budget."""
-
-    def __init__(self) -> None:
-        self.hooks: list[SavedHooks] = []
-        #: The depth of nested calls of the model's modules that have hooks.
-        self.calls = 0
 
 
 class _Nested(threading.local):
@@ -113,185 +61,67 @@ class _Nested(threading.local):
 _nested = _Nested()
 
 
-class Budget:
+class Budget(ModelBudget):
     """A model's memory budget for the work of threads inside a ``with`` block. `budget` makes it."""
 
+    _maker = "tenure.torch.budget"
+    _tensor = Tensor
+
     def __init__(self, module: nn.Module, native: _native.Budget, device: torch.device) -> None:
-        self._module = module
-        self._native = native
-        self._device = device
-        self._threads = _ThreadState()
-        self._entering = threading.Lock()
-        self._entered = 0
-        self._is_closed = False
-        self._is_marked = False
-        self._report: StepReport | None = None
-        self._entries = Entries(module, _BeforeModel(self), _AfterModel(self))
-        #: A parameter that is trained, and how often it had been written to when the step began.
-        self._parameter = next((each for each in module.parameters() if each.requires_grad), None)
-        self._writes = 0
+        super().__init__(module, native, device)
+        self._native: _native.Budget = native
         native.attach(weakref.ref(self))
 
-    @property
-    def bytes(self) -> int | None:
-        """The budget; None until the peak of a step without one is known."""
-        return self._native.bytes
+    def _hooks(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return _BeforeModel(self), _AfterModel(self)
 
-    @property
-    def plain_bytes(self) -> int | None:
-        """The peak of a step without a budget; None if none was measured."""
-        return self._native.plain_bytes
-
-    @property
-    def least_bytes(self) -> int | None:
-        """The smallest budget that the steps measured so far can keep to; None if none was measured."""
-        return self._native.least_bytes
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Marks where a step begins and ends, for programs in which the budget would find other steps.
-
-        Without it, a step begins where the model is called or a tensor is saved for backward. It ends where backward
-        has freed the first tensor that the step saved, or where the model is called after its parameters were changed.
-        """
-        self._end()
-        self._is_marked = True
-        try:
-            yield
-        except BaseException as error:
-            self._fail(error)
-            raise
-        finally:
-            self._is_marked = False
-        self._end()
-
-    def report(self) -> StepReport | None:
-        """Returns the report on the last step whose backward pass is over. Ends that step.
-
-        Returns
-        -------
-        StepReport or None
-            None if there was none.
-        """
-        if (self._native.is_needed or self._native.phase == _UNWATCHED) and not self._is_marked:
-            self._end()
-        return self._report
-
-    def write_problem(self, path: str | PathLike[str]) -> None:
-        """Writes the planning problem of the last step, so that ``tenure plan`` can solve it with other planners.
-
-        Parameters
-        ----------
-        path
-            The JSON file to write.
-
-        Raises
-        ------
-        tenure.Error
-            No step was measured yet, or the file cannot be written.
-        """
-        if not self._native.write_problem(os.fspath(path)):
-            raise Error("there is no plan yet: a budget makes one of steps that were measured")
-
-    def close(self) -> None:
-        """Ends the budget and its limit. Saved tensors can still be used."""
-        with _opening:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._leave_model(all_calls=True)
-            self._entries.remove()
-            self._native.close()
-            _open.pop(self._device.index, None)
-
-    def __enter__(self) -> Self:
-        if self._is_closed:
-            raise Error("this budget is over: make another by tenure.torch.budget()")
-        self._native.enforce()
+    def _enter_thread(self) -> SavedHooks:
         _nested.entered.append(self)
         hooks = _nested.hooks()
         hooks.enter()
-        self._threads.hooks.append(hooks)
-        with self._entering:
-            self._entered += 1
-        return self
+        return hooks
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if not self._threads.hooks:
-            raise Error("this thread has not entered it: what a thread enters, it leaves itself")
-        self._leave_model(all_calls=True)
-        self._threads.hooks.pop().leave()
+    def _leave_thread(self, entered: SavedHooks) -> None:
+        entered.leave()
         _nested.entered.remove(self)
-        with self._entering:
-            self._entered -= 1
-            is_last = self._entered == 0
-        if not is_last:
-            return
-        try:
-            if error is None:
-                self._end()
-            else:
-                self._fail(error)
-        finally:
-            self.close()
+
+    def _stay(self) -> None:
+        self._native.stay([address_of(each) for each in (*self._module.parameters(), *self._module.buffers())])
+
+    def _is_in_backward(self) -> bool:
+        return torch._C._current_graph_task_id() != -1
+
+    def _is_grad_enabled(self) -> bool:
+        return torch.is_grad_enabled()
+
+    def _precision(self) -> Hashable:
+        device = self._device.type
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
     def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Runs when the program calls the model or a part of it, or when the model calls itself."""
-        self._threads.calls += 1
-        is_here = bool(self._threads.hooks) and torch.is_grad_enabled()
-        # Skipped where a checkpoint recomputes.
-        if not is_here or torch._C._current_graph_task_id() != -1:
-            return
-        is_entered = self._threads.calls == 1
-        if is_entered:
-            self._entries.enter(module)
-        if self._begins_step(is_entered):
-            # An earlier call may have been interrupted, and interrupts do not reach hooks.
-            self._threads.calls = 1
-            self._begin(*self._signature(module, args, kwargs))
-            self._set_hooks()
-        if self._native.phase == _WATCHED:
+        super()._enter_model(module, args, kwargs)
+        if self._trains() and self._native.phase == WATCHED:
             if self not in _nested.noting:
                 _nested.noting.append(self)
             self._native.listen(True)
 
-    def _begins_step(self, is_entered: bool) -> bool:
-        """Returns whether a step begins at this call of the model."""
-        phase = self._native.phase
-        if phase == _NO_STEP:
-            return True
-        if self._is_marked:
-            return False
-        has_learned = self._parameter is not None and self._parameter._version != self._writes
-        return has_learned or (phase == _UNWATCHED and is_entered)
-
-    def _begin_by_saving(self, tensor: Tensor) -> None:
-        """Begins a step when a tensor is saved while none is open. The native budget calls this."""
-        if self._is_closed or torch._C._current_graph_task_id() != -1:
+    def _leave_model(self, *, all_calls: bool = False, has_failed: bool = False) -> None:
+        super()._leave_model(all_calls=all_calls, has_failed=has_failed)
+        if self._threads.calls > 0 or self not in _nested.noting:
             return
-        self._entries.watch()
-        self._begin((tensor.dtype, tensor.dim()), tensor.shape, tensor.nbytes)
+        _nested.noting.remove(self)
+        if _nested.noting:
+            _nested.noting[-1]._native.listen(True)
+        else:
+            self._native.listen(False)
 
-    def _begin(self, kind: Hashable, sizes: Hashable, input_bytes: int) -> None:
-        self._end()
-        if self._parameter is not None:
-            self._writes = self._parameter._version
-        signature = (_number(kind, sizes), _number(kind), input_bytes)
-        is_unwatched = self._native.begin(signature, self._is_marked)
-        if planning := self._native.take_planning():
-            _LOG.info("budget of %s: %s", self._device, planning)
-        if not is_unwatched:
-            self._native.stay(self._staying())
-
-    def _set_hooks(self) -> None:
+    def _follow(self) -> None:
         """Sets this thread's hooks if the step is watched, else removes them.
 
         The hooks are also set if several threads are in this budget, or if this thread is in several budgets.
         """
-        hooks = self._threads.hooks[-1]
-        if self._native.phase == _WATCHED or self._entered > 1 or len(_nested.entered) > 1:
+        hooks = self._threads.entered[-1]
+        if self._native.phase == WATCHED or self._entered > 1 or len(_nested.entered) > 1:
             hooks.resume()
         else:
             hooks.pause()
@@ -301,58 +131,11 @@ class Budget:
 
         Returns whether the step is watched from now on. In backward it is not: backward has a hook stack of its own.
         """
-        if not self._threads.hooks or torch._C._current_graph_task_id() != -1:
+        if not self._threads.entered or self._is_in_backward():
             return False
-        self._native.stay(self._staying())
-        self._threads.hooks[-1].resume()
+        self._stay()
+        self._threads.entered[-1].resume()
         return True
-
-    def _leave_model(self, *, all_calls: bool = False, has_failed: bool = False) -> None:
-        """Runs when the model has returned or raised an error."""
-        self._threads.calls = 0 if all_calls else max(self._threads.calls - 1, 0)
-        if self._threads.calls > 0:
-            return
-        if has_failed and self._threads.hooks and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1:
-            # No backward pass follows the failed call. The next call does the same work again, or more.
-            self._native.interrupt()
-        if self not in _nested.noting:
-            return
-        _nested.noting.remove(self)
-        if _nested.noting:
-            _nested.noting[-1]._native.listen(True)
-        else:
-            self._native.listen(False)
-
-    def _end(self) -> None:
-        report = self._native.finish()
-        if report is not None:
-            self._report = StepReport(**report)
-            self._entries.settle()
-
-    def _fail(self, error: BaseException) -> None:
-        """Ends an interrupted step. If the engine failed, raises its error."""
-        failure = self._native.abandon()
-        if failure is not None and isinstance(error, Exception):
-            raise Error(failure) from error
-
-    def _staying(self) -> list[int]:
-        """Returns the addresses of the model's own tensors, which stay in memory."""
-        return [address_of(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())]
-
-    def _signature(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Hashable, Hashable, int]:
-        """Returns the identity of a step: its kind, the sizes of the model's inputs, and their bytes."""
-        tensors = list(tensors_in((args, kwargs)))
-        sizes = tuple(tensor.shape for tensor in tensors)
-        kinds = tuple((tensor.dim(), tensor.dtype, tensor.requires_grad) for tensor in tensors)
-        device = self._device.type
-        precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        input_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        return (id(module), kinds, module.training, precision), sizes, input_bytes
-
-
-def _number(*of: Hashable) -> int:
-    """Returns a hash as a number of 64 bits: the same for equal things."""
-    return hash(of) & (1 << 64) - 1
 
 
 # The same as torch.compiler.disable() does, without importing all of Dynamo. A step begins where compiled code is
@@ -364,39 +147,23 @@ Budget._enter_model._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
 )
 
 
-class _BeforeModel(Hook):
-    """A hook before each call of the model, or of a part at which a program enters it.
-
-    The budget refers to its hooks and they only weakly to it. So the budget's resources, such as room on a disk, are
-    freed with the last reference to it.
-    """
-
-    def __init__(self, budget: Budget) -> None:
-        self._budget = weakref.ref(budget)
-
+class _BeforeModel(BeforeModel):
     @runs_beside_compiled_code
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if (budget := self._budget()) is not None:
-            budget._enter_model(module, args, kwargs)
+        super().__call__(module, args, kwargs)
 
 
-class _AfterModel(Hook):
-    """A hook after each such call."""
-
-    def __init__(self, budget: Budget) -> None:
-        self._budget = weakref.ref(budget)
-
+class _AfterModel(AfterModel):
     @runs_beside_compiled_code
     def __call__(self, module: nn.Module, args: Any, result: Any) -> None:
-        if (budget := self._budget()) is not None:
-            budget._leave_model(has_failed=result is None and sys.exception() is not None)
+        super().__call__(module, args, result)
 
 
 def budget(
     module: nn.Module,
     memory: int | str,
     *,
-    spill: str | PathLike[str] | Sequence[str | PathLike[str]] | None = None,
+    spill: Folders | None = None,
     spill_bytes: int | str | None = None,
     spill_daily_bytes: int | str | None = None,
     host_bytes: int | str | None = None,
@@ -483,77 +250,27 @@ def budget(
     ...         optimizer.zero_grad()
     ...         print(budget.report())
     """
-    wanted = _amount("memory", memory)
-    disk_bytes, daily_bytes, pinned_bytes = (
-        limit if limit is None else _bytes(name, limit)
-        for name, limit in (
-            ("spill_bytes", spill_bytes),
-            ("spill_daily_bytes", spill_daily_bytes),
-            ("host_bytes", host_bytes),
-        )
-    )
-    device = _device_of(module)
-    folders = [spill] if isinstance(spill, str | PathLike) else list(spill or ())
+    limits = Limits.of(memory, spill, spill_bytes, spill_daily_bytes, host_bytes)
+    if not isinstance(module, nn.Module):
+        raise Error(f"a budget is of a torch.nn.Module, not of {type(module).__name__}")
+    device = device_of(module)
     if device.type == "cpu":
         put_under()
-        for folder in filter(_native.Budget.is_in_memory, folders):
-            text = f"{os.fspath(folder)} is in memory itself, and what is spilled there takes some: spill to a disk"
-            warnings.warn(text, stacklevel=2)
+        limits.warn_of_folders_in_memory()
     elif device.index not in _native.installed():
         raise Error(
             f"Tenure does not manage the memory of {device}: call tenure.torch.install() before the program first uses "
             "CUDA"
         )
-    with _opening:
-        if device.index in _open:
-            raise Error(f"{device} has a budget already: leave its `with` block, or close() it")
-        paths = [os.fspath(folder) for folder in folders]
-        disks = (paths, disk_bytes, daily_bytes)
-        native = _native.Budget(device.index, disks, pinned_bytes, planner, operations())
-        native.set_codec(codec)
-        if isinstance(wanted, int):
-            native.set_bytes(wanted)
-        else:
-            native.set_percent(wanted)
-        if device.type == "cpu":
-            _move_in(module)
-        made = _open[device.index] = Budget(module, native, device)
-        return made
 
+    def make() -> Budget:
+        native = _native.Budget(device.index, limits.spill, limits.host_bytes, planner, operations())
+        return Budget(module, native, device)
 
-def _amount(name: str, value: object) -> int | float:
-    """Returns an amount in bytes as an int, or a share in percent as a float."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 63:
-        return value
-    if not isinstance(value, str):
-        raise Error(f"{name}={value!r}: expected a number of bytes above 0, or text such as '12GiB'")
-    size, share = _native.parse_amount(name, value)
-    if size and size < 1 << 63:
-        return size
-    if share:
-        return share
-    raise Error(f"{name}={value!r}: expected more than none, and less than 2^63 bytes")
-
-
-def _bytes(name: str, value: object) -> int:
-    amount = _amount(name, value)
-    if isinstance(amount, float):
-        raise Error(f"{name}={value!r}: a share has no meaning here: expected bytes, as a number or as '12GiB'")
-    return amount
-
-
-def _device_of(module: nn.Module) -> torch.device:
-    """Returns the one device that all of the model is on."""
-    if not isinstance(module, nn.Module):
-        raise Error(f"a budget is of a torch.nn.Module, not of {type(module).__name__}")
-    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
-    if len(devices) != 1:
-        names = ", ".join(sorted(map(str, devices))) or "nowhere, as it has no parameters"
-        raise Error(f"a budget is of one device's memory, and the model is on {names}: budget a part that is on one")
-    (device,) = devices
-    if device.type not in ("cuda", "cpu"):
-        raise Error(f"a budget is of the memory of a GPU or of the CPU, and the model is on {device}")
-    return device
+    made = limits.open(device, codec, make)
+    if device.type == "cpu":
+        _move_in(module)
+    return made
 
 
 def _move_in(module: nn.Module) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tenure import _native
+from tenure._nested import instances_in
 from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.placement import settle
 from tenure.torch.purpose import address_of, number_of_key, number_of_tag, retag
@@ -189,14 +189,4 @@ def path_of(name: str, path: str) -> str:
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yields the tensors in an output or a state, however they are nested."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from tensors_in(getattr(value, field.name, None))
+    return instances_in(value, Tensor)

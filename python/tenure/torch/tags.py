@@ -26,7 +26,6 @@ it is tagged, or after `Tagging.remove`.
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -37,6 +36,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from tenure import _native
+from tenure._entries import Hook
 from tenure.torch.backward import tell_in_backward
 from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.holdings import OptimizerStates, Parameters, named_parameters, path_of, tensors_in
@@ -158,14 +158,6 @@ def tag(module: nn.Module, optimizer: Optimizer | None = None, *, name: str = ""
         tagging.remove()
         raise
     return tagging
-
-
-class Hook:
-    """A hook of a module. Copies of the module, and files that it is saved to, have one that does nothing."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # It accepts any arguments, returns None, and can be loaded where Tenure is not installed.
-        return getattr, (nullcontext(), "__exit__")
 
 
 class _Before(Hook):

@@ -20,7 +20,7 @@ use tenure_tensor::autograd::{no_grad, rehearse};
 use tenure_tensor::cuda::Captured;
 use tenure_tensor::{Device, Tensor, TensorError, random};
 
-use budget::Offload;
+use budget::OffloadedSteps;
 use captured::{BatchKind, CapturedStep};
 use memory::Meter;
 pub use memory::{Moment, Recorder, Recording, StepMemory, TagBytes};
@@ -81,7 +81,7 @@ pub struct Trainer<T: Task, D: Dataset> {
     prepared_kind: BatchKind,
     captured: Option<CapturedStep<T::Batch>>,
     /// The connection to the engine that keeps steps within a memory budget; `None` without a budget.
-    offload: Option<Offload>,
+    offload: Option<OffloadedSteps>,
     /// Whether a step failed after it had updated some of the parameters.
     is_partly_updated: bool,
 }
@@ -260,7 +260,7 @@ where
                 TensorError::argument(OP, format!("the model is on {device}, and the budget is of {given}")).into()
             );
         }
-        self.offload = Some(Offload::new(engine, self.task.model()));
+        self.offload = Some(OffloadedSteps::new(engine, self.task.model()));
         Ok(self)
     }
 
@@ -276,7 +276,7 @@ where
 
     /// Returns the engine that keeps the run within a budget, if there is one.
     pub fn engine(&self) -> Option<&Engine> {
-        self.offload.as_ref().map(Offload::engine)
+        self.offload.as_ref().map(OffloadedSteps::engine)
     }
 
     /// Runs the step of the next batch without its effects: the engine measures it, and neither parameters nor progress

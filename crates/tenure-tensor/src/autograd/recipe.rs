@@ -81,7 +81,12 @@ impl Recipes {
     /// Begins the scope. `observer` is called with each recipe after the operation's kernel was launched, and before
     /// any of its tensors are saved.
     pub fn enter(observer: impl Fn(&Arc<Recipe>) + Send + Sync + 'static) -> Self {
-        let book = RecipeBook::default();
+        Self::enter_with(RecipeBook::default(), observer)
+    }
+
+    /// Begins the scope as [`enter`](Self::enter) does, and keeps its recipes in `book`, which several threads may
+    /// share.
+    pub fn enter_with(book: RecipeBook, observer: impl Fn(&Arc<Recipe>) + Send + Sync + 'static) -> Self {
         let scope = RecipeScope { book: book.clone(), observer: Box::new(observer) };
         Self { book, scope: Scopes::enter(&SCOPES, Arc::new(scope)), thread: PhantomData }
     }
@@ -108,6 +113,12 @@ impl RecipeBook {
     /// Returns the recipe that computes the bytes `id`, if there is one.
     pub fn find(&self, id: SavedId) -> Option<Arc<Recipe>> {
         self.recipes.lock().get(&id).cloned()
+    }
+
+    /// Forgets all recipes, such as those of a step that is over. What [`find`](Self::find) returned before stays.
+    pub fn clear(&self) {
+        // The recipes are freed without the lock.
+        drop(std::mem::take(&mut *self.recipes.lock()));
     }
 }
 
@@ -240,6 +251,11 @@ impl Recipe {
             computed.insert(current.id, output);
             current = later;
         }
+    }
+
+    /// Returns the device of the output.
+    pub fn device(&self) -> Device {
+        self.output.device
     }
 
     fn error(&self, reason: &str) -> TensorError {

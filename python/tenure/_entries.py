@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
-from torch import nn
-
-__all__ = ["Entries"]
+__all__ = ["Entries", "Hook"]
 
 #: The number of steps that are watched for calls of modules. After that, the program is taken to call none.
 _TRIES = 3
+
+
+class Hook:
+    """A hook of a module. Copies of the module, and files that it is saved to, have one that does nothing."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # It accepts any arguments, returns None, and can be loaded where Tenure is not installed.
+        return getattr, (nullcontext(), "__exit__")
 
 
 class Entries:
@@ -21,15 +28,15 @@ class Entries:
     called keep them, so that a step costs nothing for the others.
     """
 
-    def __init__(self, model: nn.Module, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+    def __init__(self, model: Any, before: Callable[..., Any], after: Callable[..., Any]) -> None:
         self._model = model
         self._before, self._after = before, after
         self._hooks = {model: self._hooked(model)}
-        self._entered: set[nn.Module] = set()
-        self._watched: set[nn.Module] = set()
+        self._entered: set[Any] = set()
+        self._watched: set[Any] = set()
         self._tries = 0
 
-    def enter(self, module: nn.Module) -> None:
+    def enter(self, module: Any) -> None:
         """Records that the program calls a module."""
         self._entered.add(module)
 
@@ -52,18 +59,18 @@ class Entries:
         for module in list(self._hooks):
             self._unhook(module)
 
-    def _hooked(self, module: nn.Module) -> tuple[Any, Any]:
+    def _hooked(self, module: Any) -> tuple[Any, Any]:
         return (
             module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
             module.register_forward_hook(self._after, always_call=True),
         )
 
-    def _unhook(self, module: nn.Module) -> None:
+    def _unhook(self, module: Any) -> None:
         for hook in self._hooks.pop(module):
             hook.remove()
 
 
-def _watchable(module: nn.Module) -> Iterator[nn.Module]:
+def _watchable(module: Any) -> Iterator[Any]:
     """Yields the modules below one, except those inside compiled ones, which new hooks would cause to be recompiled."""
     for child in module.children():
         yield child
@@ -71,5 +78,5 @@ def _watchable(module: nn.Module) -> Iterator[nn.Module]:
             yield from _watchable(child)
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def _is_compiled(module: Any) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
