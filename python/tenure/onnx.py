@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
+from tenure._errors import Error
 from tenure._exporting import IS_EXPORTING
 from tenure._native import Tensor, export_onnx
 from tenure.nn.module import Module
@@ -39,7 +41,7 @@ _PACKAGE = str(Path(__file__).parent)
 def export(
     model: Module | Callable[..., Any],
     args: Tensor | Sequence[Tensor],
-    f: str | os.PathLike[str],
+    f: str | os.PathLike[str] | IO[bytes],
     *,
     input_names: Sequence[str] = (),
     output_names: Sequence[str] = (),
@@ -57,13 +59,14 @@ def export(
     args
         Tensors to run it with, which are copied. Each is an input, also where one tensor is given twice.
     f
-        The file.
+        The file's path, or an object with `write`, such as `io.BytesIO`, if no second file is needed.
     input_names, output_names
         Names of the inputs and outputs; without, `input_0`, `output_0` and so on.
     dynamic_axes
         The axes whose size varies: for the name of an input, the axes and names for their sizes, or only the axes.
-        Axes of one name have the same size. The function is run again with other sizes of these. For an output, only
-        the names are taken: its dynamic axes follow from those of the inputs.
+        Axes of one name have the same size. The function is run five more times with other sizes of these. For an
+        output, only the names are taken: its dynamic axes follow from those of the inputs, and the named ones must be
+        among them.
     opset_version
         The version of ONNX's operators, from 18 to 23.
     external_data
@@ -76,8 +79,28 @@ def export(
         The function returns something else than tensors and `None`, or no tensor.
     tenure.Error
         An operation has no counterpart in ONNX, or not with these arguments; the function reads elements of tensors,
-        makes tensors of Python's numbers, writes through a view, or calls other operations with other sizes.
+        makes tensors of Python's numbers, writes through a view, or calls other operations with other sizes; a number
+        depends on dynamic axes by no formula.
+    ValueError
+        `f` is a stream, and the parameters need a second file.
     """
+    if not isinstance(f, str | os.PathLike):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            export(
+                model,
+                args,
+                path,
+                input_names=input_names,
+                output_names=output_names,
+                dynamic_axes=dynamic_axes,
+                opset_version=opset_version,
+                external_data=external_data,
+            )
+            if path.with_name("model.onnx.data").exists():
+                raise ValueError("the parameters need a second file: give export() the path of a file")
+            f.write(path.read_bytes())
+        return
     inputs = [_copy(tensor) for tensor in ((args,) if isinstance(args, Tensor) else args)]
     axes = [
         (tensor, axis, name)
@@ -89,8 +112,18 @@ def export(
     names = [*model.named_parameters(), *model.named_buffers()] if isinstance(model, Module) else []
     limit = None if external_data is None else 0 if external_data else sys.maxsize
 
+    interrupted: list[BaseException] = []
+
     def function(*inputs: Tensor) -> list[Tensor]:
-        outputs = list(_tensors(model(*inputs)))
+        # Another run would follow an error with some sizes.
+        if interrupted:
+            raise interrupted[0]
+        try:
+            outputs = list(_tensors(model(*inputs)))
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                interrupted.append(error)
+            raise
         if not outputs:
             raise TypeError("the function returns no tensor, so the model would have no output")
         return outputs
@@ -100,6 +133,10 @@ def export(
         export_onnx(
             function, inputs, f, list(input_names), list(output_names), axes, opset_version, names, limit, _running_line
         )
+    except Error as error:
+        if interrupted:
+            raise interrupted[0] from error
+        raise
     finally:
         IS_EXPORTING.reset(token)
 

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use tenure_tensor::{DType, Scalar, Tensor};
 
 use crate::encode;
+use crate::formula::Formula;
 use crate::proto::{AttributeProto, NodeProto, TensorProto, attribute_type};
 use crate::size::Size;
 
@@ -39,6 +40,8 @@ pub(crate) struct Graph {
     known_sizes: Vec<(Size, String, usize)>,
     /// The values that hold dynamic sizes, each a list of one number.
     size_values: HashMap<Size, String>,
+    /// The names of the dynamic axes. The first known sizes are theirs.
+    pub(crate) axes: Vec<String>,
 }
 
 impl Graph {
@@ -165,42 +168,47 @@ impl Graph {
         if let Some(name) = self.size_values.get(&size) {
             return Ok(name.clone());
         }
-        let name = self.compute_size(size).ok_or_else(|| {
-            format!(
-                "the number {size} depends on dynamic axes, but it is neither a size of a tensor, nor the sum, the \
-                 multiple or the product of such: write the function with sizes of tensors, or -1"
-            )
-        })?;
+        let known: Vec<Size> = self.known_sizes.iter().map(|(known, ..)| *known).collect();
+        let axes = self.axes.join(", ");
+        let Some(formula) = Formula::find(&size, &known, self.axes.len()) else {
+            return Err(format!(
+                "the number {size} depends on the dynamic axes ({axes}), but it is neither a size of a tensor, nor the \
+                 sum, the multiple or the product of such, nor one divided by a number of at most 64 and rounded \
+                 down, nor its minimum or maximum with a number: write the function with sizes of tensors, or -1"
+            ));
+        };
+        if formula.evaluate(&known) != size {
+            return Err(format!(
+                "the number {size} depends on the dynamic axes ({axes}) by no single formula: the one that the other \
+                 sizes have gives another number for the last ones. Let no condition depend on these sizes, or leave \
+                 the axes out"
+            ));
+        }
+        let name = self.computed(&formula, &known);
         self.size_values.insert(size, name.clone());
         Ok(name)
     }
 
-    fn compute_size(&mut self, size: Size) -> Option<String> {
-        if let Some((_, name, dim)) = self.known_sizes.iter().find(|(known, ..)| *known == size).cloned() {
-            let dim = dim as i64;
-            return Some(self.op("Shape", &[&name], vec![int("start", dim), int("end", dim + 1)]));
+    /// Returns what a formula of known sizes gives, as a list of one number.
+    fn computed(&mut self, formula: &Formula, known: &[Size]) -> String {
+        let size = formula.evaluate(known);
+        if let Some(name) = self.size_values.get(&size) {
+            return name.clone();
         }
-        let known: Vec<Size> = self.known_sizes.iter().map(|(known, ..)| *known).collect();
-        let found = |with: fn(Size, Size) -> Option<Size>| {
-            known.iter().find_map(|other| with(size, *other).map(|rest| (*other, rest)))
+        let name = match formula {
+            Formula::Fixed(number) => return self.ints(&[*number]),
+            Formula::Known(index) => {
+                let (_, name, dim) = self.known_sizes[*index].clone();
+                let dim = dim as i64;
+                self.op("Shape", &[&name], vec![int("start", dim), int("end", dim + 1)])
+            }
+            Formula::Of(operator, of) => {
+                let [one, other] = of.each_ref().map(|formula| self.computed(formula, known));
+                self.op(operator.name(), &[&one, &other], vec![])
+            }
         };
-        let (operator, (other, rest)) =
-            if let Some(found) = found(|size, other| size.divided(other).filter(|rest| !rest.is_dynamic())) {
-                ("Mul", found)
-            } else if let Some(found) = found(|size, other| Some(size.minus(other)).filter(|rest| !rest.is_dynamic())) {
-                ("Add", found)
-            } else {
-                // The product of two or more.
-                let product = known.iter().find_map(|other| {
-                    let rest = size.divided(*other)?;
-                    let is_smaller = rest.first.abs() < size.first.abs() && rest.second.abs() < size.second.abs();
-                    (is_smaller && is_product(rest, &known)).then_some((*other, rest))
-                });
-                ("Mul", product?)
-            };
-        let other = self.size(other).ok()?;
-        let rest = self.size(rest).ok()?;
-        Some(self.op(operator, &[&other, &rest], vec![]))
+        self.size_values.insert(size, name.clone());
+        name
     }
 
     /// Returns a list of sizes.
@@ -232,15 +240,6 @@ impl Graph {
         self.constants.retain(|constant| needed.contains(&constant.name));
         self.tensors.retain(|(name, _)| needed.contains(name));
     }
-}
-
-/// Returns whether a size is a known one times a number, or a product of known ones.
-fn is_product(size: Size, known: &[Size]) -> bool {
-    known.iter().any(|other| match size.divided(*other) {
-        Some(rest) if !rest.is_dynamic() => true,
-        Some(rest) if rest.first < size.first && rest.second < size.second => is_product(rest, known),
-        _ => false,
-    })
 }
 
 fn attribute(name: &str, r#type: i32) -> AttributeProto {

@@ -2,8 +2,8 @@
 //!
 //! [`export`] runs a function once, and writes down the operations that it calls on tensors. Parameters and other
 //! tensors that were there before become initializers. Operations of [`tenure_tensor::ops`] become nodes of ONNX's own
-//! operators. If axes are dynamic, the function runs again with other sizes of these, so that sizes are computed in
-//! the graph where the function computes with them.
+//! operators. If axes are dynamic, the function runs again with several other sizes of these, so that sizes are
+//! computed in the graph where the function computes with them. A size that no formula gives in all runs is refused.
 //!
 //! ```
 //! use tenure_onnx::{DynamicAxis, ExportOptions, export};
@@ -28,6 +28,7 @@ mod axes;
 mod compare;
 mod encode;
 mod error;
+mod formula;
 mod graph;
 mod lower;
 pub mod proto;
@@ -43,15 +44,15 @@ use tenure_tensor::{Tensor, TensorError, autograd};
 
 pub use error::{Error, Result};
 
-use crate::axes::{Examples, Symbols};
+use crate::axes::{Axes, Symbols};
 use crate::compare::Pairs;
 use crate::lower::Lowering;
 use crate::proto::{
     DimensionProto, DimensionValue, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorShapeProto,
     TensorTypeProto, TypeProto, ValueInfoProto,
 };
-use crate::size::Size;
-use crate::trace::{Exported, Trace};
+use crate::size::{Size, TRACES};
+use crate::trace::{Call, Trace};
 
 /// The versions of ONNX's operators that an export can be written in, and the versions of the format.
 const OPSETS: [(i64, i64); 6] = [(18, 8), (19, 9), (20, 9), (21, 10), (22, 10), (23, 11)];
@@ -108,7 +109,7 @@ impl DynamicAxis {
 }
 
 /// Writes a function of tensors as an ONNX model. The function is run with `inputs` on this thread, and with inputs of
-/// other sizes if axes are dynamic. It must call operations on tensors only: elements that it reads would be constants
+/// several other sizes if axes are dynamic. It must call operations on tensors only: elements that it reads would be constants
 /// of the graph, and so would tensors that it makes of Rust's values.
 ///
 /// # Errors
@@ -120,9 +121,14 @@ pub fn export(
     options: &ExportOptions,
     mut function: impl FnMut(&[Tensor]) -> Result<Vec<Tensor>, TensorError>,
 ) -> Result<()> {
-    let examples = examples(inputs, options)?;
-    let (model, tensors) = build(&examples, options, &mut function)?;
-    write::write(path.as_ref(), model, &tensors, options.most_bytes_in_model)
+    let axes = axes(inputs, options)?;
+    let mut run = |inputs: &[Tensor]| trace::trace(inputs, options.locate.clone(), &mut function);
+    let first = run(&axes.given()?)?;
+    let (others, symbols) = match axes.is_empty() {
+        true => (Vec::new(), Symbols::new()),
+        false => axes.vary(first.growth(), &mut |inputs| run(&inputs))?,
+    };
+    write_traces(path.as_ref(), first, others, &symbols, options)
 }
 
 /// Writes a network as an ONNX model, whose initializers have the names of the network's parameters. The network is run
@@ -138,43 +144,46 @@ pub fn export_network(
 ) -> Result<()> {
     let mut options = options.clone();
     options.names.extend(network.state().into_iter().map(|(name, tensor)| (name.to_owned(), tensor.clone())));
-    let examples = examples(inputs, &options)?;
-    for inputs in [&examples.first, &examples.second] {
-        autograd::no_grad(|| network.forward(inputs))?;
+    let axes = axes(inputs, &options)?;
+    let run = |inputs: &[Tensor]| autograd::no_grad(|| network.forward(inputs));
+    let trace = |inputs: &[Tensor]| trace::trace(inputs, options.locate.clone(), &mut |inputs| network.forward(inputs));
+    run(&axes.given()?)?;
+    let mut symbols = Symbols::new();
+    if !axes.is_empty() {
+        let growth = trace(&axes.given()?)?.growth();
+        (_, symbols) = axes.vary(growth, &mut |inputs| Ok(run(&inputs)?))?;
     }
-    let (model, tensors) = build(&examples, &options, &mut |inputs| network.forward(inputs))?;
-    write::write(path.as_ref(), model, &tensors, options.most_bytes_in_model)
+    let first = trace(&axes.given()?)?;
+    let count = if axes.is_empty() { 0 } else { TRACES - 1 };
+    let others = (0..count).map(|other| trace(&axes.other(&symbols, other)?)).collect::<Result<_>>()?;
+    write_traces(path.as_ref(), first, others, &symbols, &options)
 }
 
-fn examples(inputs: &[&Tensor], options: &ExportOptions) -> Result<Examples> {
+/// Finds the dynamic axes of inputs, and checks the options.
+fn axes(inputs: &[&Tensor], options: &ExportOptions) -> Result<Axes> {
+    ir_version(options)?;
     let names = names(&options.input_names, inputs.len(), "input")?;
-    axes::examples(inputs, &names, &options.dynamic_axes)
+    Axes::new(inputs, &names, &options.dynamic_axes)
 }
 
-/// Returns the model of a function without the tensors that were there before, and these.
-fn build(
-    examples: &Examples,
+/// Returns the version of the format for the operators' version.
+fn ir_version(options: &ExportOptions) -> Result<i64> {
+    match OPSETS.iter().find(|(opset, _)| *opset == options.opset) {
+        Some((_, ir_version)) => Ok(*ir_version),
+        None => Err(Error::Function(format!("opset must be from 18 to 23, got {}", options.opset))),
+    }
+}
+
+/// Writes the model of a function's traces: with the given sizes of the dynamic axes, and with others.
+fn write_traces(
+    path: &Path,
+    first: Trace,
+    others: Vec<Trace>,
+    symbols: &Symbols,
     options: &ExportOptions,
-    function: &mut Exported<'_>,
-) -> Result<(ModelProto, Vec<(String, Tensor)>)> {
-    let Some((_, ir_version)) = OPSETS.iter().find(|(opset, _)| *opset == options.opset) else {
-        return Err(Error::Function(format!("opset must be from 18 to 23, got {}", options.opset)));
-    };
-    let inputs = examples.first.len();
+) -> Result<()> {
+    let inputs = first.inputs();
     let input_names = names(&options.input_names, inputs, "input")?;
-    let first = trace::trace(&examples.first, options.locate.clone(), function)?;
-    let second = if examples.symbols.is_empty() {
-        None
-    } else {
-        let second = trace::trace(&examples.second, options.locate.clone(), function).map_err(|error| match error {
-            Error::Tensor(error) => {
-                let sizes: Vec<&[usize]> = examples.second.iter().map(Tensor::sizes).collect();
-                Error::Function(format!("the function fails with inputs of sizes {sizes:?}: {error}"))
-            }
-            error => error,
-        })?;
-        Some(second)
-    };
     let output_names = names(&options.output_names, first.outputs.len(), "output")?;
     for axis in &options.dynamic_axes {
         if !input_names.contains(&axis.tensor) && !output_names.contains(&axis.tensor) {
@@ -184,22 +193,24 @@ fn build(
             )));
         }
     }
-    let second = second.as_ref().unwrap_or(&first);
-    let pairs = compare::pairs(&first, second, inputs)?;
-    let (graph, tensors) = graph([&first, second], &pairs, &examples.symbols, [&input_names, &output_names], options)?;
+    let others = others
+        .into_iter()
+        .map(|other| compare::pairs(&first, &other, inputs).map(|pairs| (other, pairs)))
+        .collect::<Result<Vec<_>>>()?;
+    let (graph, tensors) = graph(&first, &others, symbols, [&input_names, &output_names], options)?;
     let model = ModelProto {
-        ir_version: *ir_version,
+        ir_version: ir_version(options)?,
         producer_name: "tenure".to_owned(),
         producer_version: env!("CARGO_PKG_VERSION").to_owned(),
         graph: Some(graph),
         opset_import: vec![OperatorSetIdProto { domain: String::new(), version: options.opset }],
     };
-    Ok((model, tensors))
+    write::write(path, model, &tensors, options.most_bytes_in_model)
 }
 
 fn graph(
-    [first, second]: [&Trace; 2],
-    pairs: &Pairs,
+    first: &Trace,
+    others: &[(Trace, Pairs)],
     symbols: &Symbols,
     [input_names, output_names]: [&[String]; 2],
     options: &ExportOptions,
@@ -209,17 +220,20 @@ fn graph(
         let named = options.names.iter().find(|(_, other)| other.storage().generation() == generation);
         named.map(|(name, _)| name.clone())
     };
-    let mut lowering = Lowering::new(first, second, pairs, options.opset, &find_name);
+    let mut lowering = Lowering::new(first, others, options.opset, &find_name);
     for name in input_names.iter().chain(output_names) {
         lowering.graph.name(name);
     }
+    lowering.graph.axes = symbols.iter().map(|(name, _)| name.clone()).collect();
     let mut input = Vec::new();
     // The inputs are the first tensors of a trace.
     for (slot, name) in input_names.iter().enumerate() {
         let value = lowering.set(slot, name.clone());
         input.push(info(name, value.dtype, &value.sizes, symbols, options));
     }
-    lowering.add_calls(&first.calls, &second.calls);
+    let calls: Vec<&[Call]> =
+        std::iter::once(first).chain(others.iter().map(|(other, _)| other)).map(|trace| &trace.calls[..]).collect();
+    lowering.add_calls(&calls);
     let mut output = Vec::new();
     for (slot, name) in first.outputs.iter().zip(output_names) {
         let value = lowering.value(*slot)?;
@@ -274,7 +288,7 @@ fn info(
         let value = match size.known() {
             Some(size) => DimensionValue::Size(size),
             None => {
-                let symbol = symbols.iter().find(|(_, symbol)| *symbol == size).map(|(name, _)| name.clone());
+                let symbol = symbols.iter().find(|(_, symbol)| symbol == size).map(|(name, _)| name.clone());
                 let given = options.dynamic_axes.iter().find(is_this).map(|axis| axis.name.clone());
                 DimensionValue::Name(symbol.or(given).unwrap_or_else(|| format!("{name}_dim_{dim}")))
             }

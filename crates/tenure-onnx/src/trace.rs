@@ -25,6 +25,21 @@ pub(crate) struct Trace {
     pub(crate) outputs: Vec<Slot>,
 }
 
+impl Trace {
+    /// Returns the number of the function's inputs, which are the first tensors.
+    pub(crate) fn inputs(&self) -> usize {
+        self.slots.iter().take_while(|slot| matches!(slot.origin, Origin::Input)).count()
+    }
+
+    /// Returns how many times as many bytes another trace's tensors may have.
+    pub(crate) fn growth(&self) -> i64 {
+        /// A trace keeps all of its tensors: this is no burden for most machines.
+        const FEW_BYTES: usize = 1 << 28;
+        let bytes = self.slots.iter().map(|slot| slot.sizes.iter().product::<usize>() * slot.dtype.size());
+        (FEW_BYTES / bytes.sum::<usize>().max(1)) as i64
+    }
+}
+
 /// A tensor of a trace. Writing to a tensor makes another one of it.
 pub(crate) struct SlotInfo {
     pub(crate) dtype: DType,
@@ -125,6 +140,8 @@ struct State {
     trace: Trace,
     /// The tensors, and the count of writes to their storage when they were made.
     known: HashMap<Identity, (u64, Slot)>,
+    /// The same for each handle: a view of a whole tensor has the elements of the tensor, and is another one.
+    handles: HashMap<usize, (u64, Slot)>,
     /// The storages that were written to.
     written: HashSet<Generation>,
     /// The calls that have not ended.
@@ -175,6 +192,12 @@ impl Observer for Tracer {
         }
     }
 
+    fn literal(&self, tensor: &Tensor) {
+        if thread::current().id() == self.thread {
+            self.with(|state| state.add(tensor, Origin::Existing(tensor.clone())));
+        }
+    }
+
     fn read(&self, tensor: &Tensor) {
         if thread::current().id() != self.thread {
             return;
@@ -194,6 +217,7 @@ impl State {
             begin,
             trace: Trace::default(),
             known: HashMap::new(),
+            handles: HashMap::new(),
             written: HashSet::new(),
             open: Vec::new(),
             alive: Vec::new(),
@@ -271,11 +295,15 @@ impl State {
     fn result(&mut self, tensor: &Tensor, known: usize) -> Slot {
         let same = self.known.get(&identity(tensor)).copied().filter(|(version, _)| *version == tensor.version());
         let part = same.map(|(_, slot)| slot).filter(|slot| *slot >= known && self.is_as_made(*slot));
+        let handle = self.handles.get(&tensor.id()).copied();
         let slot = self.add(tensor, Origin::Call);
         self.trace.slots[slot].part = part;
         // Parts of an operation with a mapping are not exported, so they give no value to a tensor that has one.
         if let Some(same) = same.filter(|(_, slot)| *slot < known && !self.open.is_empty()) {
             self.known.insert(identity(tensor), same);
+            if let Some(handle) = handle {
+                self.handles.insert(tensor.id(), handle);
+            }
         }
         slot
     }
@@ -343,6 +371,11 @@ impl State {
 
     /// Returns the slot of an argument.
     fn slot(&mut self, tensor: &Tensor) -> Slot {
+        if let Some((version, slot)) = self.handles.get(&tensor.id())
+            && *version == tensor.version()
+        {
+            return *slot;
+        }
         let identity = identity(tensor);
         match self.known.get(&identity) {
             Some((version, slot)) if *version == tensor.version() => return *slot,
@@ -379,6 +412,7 @@ impl State {
         let slot = self.trace.slots.len();
         self.trace.slots.push(SlotInfo { dtype: tensor.dtype(), sizes: tensor.sizes().to_vec(), origin, part: None });
         self.known.insert(identity(tensor), (tensor.version(), slot));
+        self.handles.insert(tensor.id(), (tensor.version(), slot));
         self.alive.push(tensor.clone());
         slot
     }

@@ -115,6 +115,27 @@ fn a_size_of_a_dynamic_axis_is_computed_in_the_graph() {
 }
 
 #[test]
+fn half_of_a_size_is_a_quotient_in_the_graph() {
+    let graph = exported(&dynamic(), &filled(&[4, 3]), |inputs| {
+        let half = inputs[0].size(0)? as isize / 2;
+        Ok(vec![inputs[0].slice(0, 0, half, 1)?])
+    })
+    .unwrap();
+    assert_eq!(operators(&graph), ["Shape", "Div", "Slice", "Identity"]);
+}
+
+#[test]
+fn a_size_that_no_formula_gives_is_refused() {
+    let error = exported(&dynamic(), &filled(&[4, 3]), |inputs| {
+        let root = inputs[0].size(0)?.isqrt();
+        Ok(vec![Tensor::zeros(&[root], DType::F32, Device::CPU)?])
+    })
+    .unwrap_err();
+    assert!(error.to_string().contains("operation zeros: the number 2 (6, "), "{error}");
+    assert!(error.to_string().contains("dynamic axes (batch)"), "{error}");
+}
+
+#[test]
 fn many_bytes_go_to_a_second_file_at_aligned_places() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.onnx");

@@ -58,6 +58,11 @@ pub trait Observer: Send + Sync {
         let _ = tensor;
     }
 
+    /// The program made a tensor of numbers that it writes, such as the list in `x[:, [2, 1, 0]]`.
+    fn literal(&self, tensor: &Tensor) {
+        let _ = tensor;
+    }
+
     /// A section of the thread's run begins. Operations and other sections within it end before it does.
     fn begin_section(&self, section: Section<'_>) {
         let _ = section;
@@ -178,6 +183,14 @@ pub(crate) fn tell_read(tensor: &Tensor) {
     if RUNNING.with_borrow(Vec::is_empty) {
         let observers = OBSERVERS.read().clone();
         as_observer(|| observers.iter().for_each(|observer| observer.read(tensor)));
+    }
+}
+
+/// Tells observers that the program made a tensor of numbers that it writes.
+pub fn tell_literal(tensor: &Tensor) {
+    if is_on() {
+        let observers = OBSERVERS.read().clone();
+        as_observer(|| observers.iter().for_each(|observer| observer.literal(tensor)));
     }
 }
 

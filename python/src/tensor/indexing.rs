@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyEllipsis, PyInt, PyList, PySlice, PyTuple};
 use tenure::core::{DType, Device};
 use tenure::tensor::ops::Index;
-use tenure::tensor::{Scalar, Tensor};
+use tenure::tensor::{Scalar, Tensor, observe};
 
 use super::{TensorObject, convert, data, exception, wrapped};
 
@@ -42,6 +42,9 @@ fn index(object: &Bound<'_, PyAny>) -> PyResult<Index> {
         let tensor = data::tensor_of(object, None, Device::CPU)?;
         // An empty list has no dtype of its own.
         let tensor = if tensor.numel() == 0 { tensor.to_dtype(DType::I64).map_err(exception)? } else { tensor };
+        if object.cast::<PyList>().is_ok() {
+            observe::tell_literal(&tensor);
+        }
         return Ok(Index::Tensor(tensor));
     }
     match convert::integer(object)? {

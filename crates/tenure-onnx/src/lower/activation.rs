@@ -6,6 +6,7 @@ use tenure_tensor::{DType, Scalar};
 
 use super::{Lower, Lowered, Refusal, one};
 use crate::graph::{float, int};
+use crate::size::Size;
 
 pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
     match call.base_name() {
@@ -81,7 +82,7 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
             let [input, weight] = [call.tensor("input")?, call.tensor("weight")?];
             // One weight for each channel: the second dimension.
             let mut weight_name = weight.name;
-            if weight.sizes.len() == 1 && input.rank() > 2 && weight.sizes[0].first != 1 {
+            if weight.sizes.len() == 1 && input.rank() > 2 && weight.sizes[0] != Size::fixed(1) {
                 let axes: Vec<i64> = (1..input.rank() as i64 - 1).collect();
                 let axes = call.graph().ints(&axes);
                 weight_name = call.op("Unsqueeze", &[&weight_name, &axes], vec![]);

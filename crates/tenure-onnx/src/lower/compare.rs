@@ -62,9 +62,7 @@ impl Lower<'_, '_> {
             return Ok(raised(if narrow.is_floating() && !wide.is_floating() { narrow } else { wide }));
         }
         Ok(raised(match self.argument("other") {
-            Some([Recorded::Scalar(number), _]) if number.dtype().is_floating() && !input.dtype.is_floating() => {
-                DType::F32
-            }
+            Some(Recorded::Scalar(number)) if number.dtype().is_floating() && !input.dtype.is_floating() => DType::F32,
             _ => input.dtype,
         }))
     }

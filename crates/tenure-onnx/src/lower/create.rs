@@ -5,7 +5,6 @@ use tenure_tensor::{DType, Scalar};
 use super::{Lower, Lowered, Refusal, one};
 use crate::graph::one_number;
 use crate::size::Size;
-use crate::trace::Recorded;
 
 pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
     match call.operation() {
@@ -38,9 +37,9 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
 }
 
 impl Lower<'_, '_> {
-    /// Returns whether both traces call it with the same arguments.
+    /// Returns whether all traces call it with the same arguments.
     fn is_the_same(&self) -> bool {
-        self.first.arguments == self.second.arguments
+        self.calls.iter().all(|call| call.arguments == self.first.arguments)
     }
 
     fn filled(&mut self, number: Scalar) -> Lowered {
@@ -54,12 +53,11 @@ impl Lower<'_, '_> {
     fn arange(&mut self) -> Lowered {
         let mut numbers = Vec::new();
         for (name, default) in [("start", 0), ("end", 0), ("step", 1)] {
-            let number = match self.argument(name) {
-                Some([Recorded::Scalar(Scalar::Int(first)), Recorded::Scalar(Scalar::Int(second))]) => {
-                    Size { first: *first, second: *second }
+            let number = match self.index(name) {
+                Some(_) => {
+                    self.integer(name).ok_or_else(|| format!("{name} is no integer, and depends on dynamic axes"))?
                 }
                 None => Size::fixed(default),
-                _ => return Err(format!("{name} is no integer, and depends on dynamic axes").into()),
             };
             let list = self.graph().size(number)?;
             let none = self.graph().ints(&[]);

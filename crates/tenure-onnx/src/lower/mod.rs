@@ -72,13 +72,12 @@ impl From<&str> for Refusal {
 /// The names of a call's results; `None` for one that cannot be exported.
 pub(crate) type Lowered = Result<Vec<Option<String>>, Refusal>;
 
-/// Traces of the same function with the same operations; the second one with other sizes of the dynamic axes.
+/// Traces of the same function with the same operations: the first one with the given sizes of the dynamic axes.
 pub(crate) struct Lowering<'a> {
     pub(crate) graph: Graph,
     pub(crate) first: &'a Trace,
-    pub(crate) second: &'a Trace,
-    /// The tensors that both traces have.
-    pub(crate) pairs: &'a Pairs,
+    /// The traces with other sizes, and the first one's tensors in each.
+    pub(crate) others: &'a [(Trace, Pairs)],
     pub(crate) opset: i64,
     /// The names of tensors that were there before, by the tensors' storages and offsets.
     pub(crate) names: &'a dyn Fn(&Tensor) -> Option<String>,
@@ -89,12 +88,11 @@ pub(crate) struct Lowering<'a> {
 impl<'a> Lowering<'a> {
     pub(crate) fn new(
         first: &'a Trace,
-        second: &'a Trace,
-        pairs: &'a Pairs,
+        others: &'a [(Trace, Pairs)],
         opset: i64,
         names: &'a dyn Fn(&Tensor) -> Option<String>,
     ) -> Self {
-        Self { graph: Graph::default(), first, second, pairs, opset, names, values: HashMap::new() }
+        Self { graph: Graph::default(), first, others, opset, names, values: HashMap::new() }
     }
 
     /// Makes a slot a value of the graph.
@@ -105,18 +103,18 @@ impl<'a> Lowering<'a> {
         value
     }
 
-    /// Returns a tensor in both traces.
-    fn infos(&self, slot: Slot) -> [&'a SlotInfo; 2] {
-        // A tensor without a partner is not exported: only its operation's name is looked at.
-        let other = self.pairs.get(&slot).map(|other| &self.second.slots[*other]);
+    /// Returns a tensor in each trace.
+    fn infos(&self, slot: Slot) -> impl Iterator<Item = &'a SlotInfo> {
         let info = &self.first.slots[slot];
-        [info, other.unwrap_or(info)]
+        // A tensor without a partner is not exported: only its operation's name is looked at.
+        let other =
+            move |(trace, pairs): &'a (Trace, Pairs)| pairs.get(&slot).map_or(info, |other| &trace.slots[*other]);
+        std::iter::once(info).chain(self.others.iter().map(other))
     }
 
     fn sizes(&self, slot: Slot) -> Vec<Size> {
-        let [first, second] = self.infos(slot);
-        let sizes = first.sizes.iter().zip(&second.sizes);
-        sizes.map(|(first, second)| Size { first: *first as i64, second: *second as i64 }).collect()
+        let infos: Vec<&SlotInfo> = self.infos(slot).collect();
+        (0..infos[0].sizes.len()).map(|dim| Size::of(&infos, |info| info.sizes[dim] as i64)).collect()
     }
 
     /// Returns the value of a slot.
@@ -124,44 +122,49 @@ impl<'a> Lowering<'a> {
         if let Some(value) = self.values.get(&slot) {
             return value.clone();
         }
-        let [first, second] = self.infos(slot).map(|info| &info.origin);
-        let reason = match (first, second) {
-            (Origin::Existing(tensor), _) => {
-                let name = (self.names)(tensor).unwrap_or_else(|| "tensor".to_owned());
-                let name = self.graph.initializer(&name, tensor);
-                return Ok(self.set(slot, name));
-            }
-            (Origin::Unknown(reason), _) | (_, Origin::Unknown(reason)) => reason.clone(),
-            _ => "a tensor comes from an operation that was not exported".to_owned(),
-        };
+        if let Origin::Existing(tensor) = &self.first.slots[slot].origin {
+            let name = (self.names)(tensor).unwrap_or_else(|| "tensor".to_owned());
+            let name = self.graph.initializer(&name, tensor);
+            return Ok(self.set(slot, name));
+        }
+        let reason = self.unknown(slot).unwrap_or("a tensor comes from an operation that was not exported").to_owned();
         let missing = Missing::Tensor(reason);
         self.values.insert(slot, Err(missing.clone()));
         Err(missing)
     }
 
-    fn is_unknown(&self, slot: Slot) -> bool {
-        self.infos(slot).iter().any(|info| matches!(info.origin, Origin::Unknown(_)))
+    /// Returns the reason why a tensor cannot be exported, if a trace has one.
+    fn unknown(&self, slot: Slot) -> Option<&'a str> {
+        self.infos(slot).find_map(|info| match &info.origin {
+            Origin::Unknown(reason) => Some(reason.as_str()),
+            _ => None,
+        })
     }
 
-    /// Adds the nodes of calls.
-    pub(crate) fn add_calls(&mut self, first: &[Call], second: &[Call]) {
-        for (first, second) in first.iter().zip(second) {
-            let partners: Option<Vec<Slot>> =
-                first.results.iter().map(|result| self.pairs.get(result).copied()).collect();
-            if partners.as_ref() == Some(&second.results) {
-                self.add_call(first, second);
+    /// Adds the nodes of the calls of each trace.
+    pub(crate) fn add_calls(&mut self, calls: &[&[Call]]) {
+        let count = calls.iter().map(|calls| calls.len()).min().unwrap_or(0);
+        for index in 0..count {
+            let call: Vec<&Call> = calls.iter().map(|calls| &calls[index]).collect();
+            let is_same = |(other, (_, pairs)): (&&Call, &(Trace, Pairs))| {
+                let partners = call[0].results.iter().map(|result| pairs.get(result));
+                partners.eq(other.results.iter().map(Some))
+            };
+            if call[1..].iter().zip(self.others).all(is_same) {
+                self.add_call(&call);
             }
         }
     }
 
-    fn add_call(&mut self, first: &Call, second: &Call) {
+    fn add_call(&mut self, calls: &[&Call]) {
+        let first = calls[0];
         let missing = |reason| Missing::Call { operation: first.operation.name, at: first.at.clone(), reason };
-        let refusal = match (Lower { all: self, first, second }).lower() {
+        let refusal = match (Lower { all: self, first, calls }).lower() {
             Ok(names) => {
                 for (slot, name) in first.results.iter().zip(names) {
                     match name {
                         // The operation that this one is a part of has changed it.
-                        _ if self.is_unknown(*slot) => {}
+                        _ if self.unknown(*slot).is_some() => {}
                         Some(name) => drop(self.set(*slot, name)),
                         None => {
                             let reason = "this result of it has no counterpart in ONNX".to_owned();
@@ -173,7 +176,8 @@ impl<'a> Lowering<'a> {
             }
             Err(refusal) => refusal,
         };
-        self.add_calls(&first.parts, &second.parts);
+        let parts: Vec<&[Call]> = calls.iter().map(|call| &call.parts[..]).collect();
+        self.add_calls(&parts);
         let missing = match refusal {
             Refusal::Unmapped => {
                 missing("there is no mapping for it: use other operations, or compute it outside".to_owned())
@@ -182,8 +186,11 @@ impl<'a> Lowering<'a> {
             Refusal::Argument(missing) => missing,
         };
         for slot in &first.results {
-            let [part, other] = self.infos(*slot).map(|info| info.part);
-            let part = part.filter(|part| self.pairs.get(part).copied() == other);
+            let mut parts = self.infos(*slot).map(|info| info.part);
+            let part = parts.next().flatten().filter(|part| {
+                let partners = self.others.iter().map(|(_, pairs)| pairs.get(part).copied());
+                partners.eq(parts)
+            });
             let made = part.and_then(|part| self.values.get(&part)?.clone().ok());
             self.values.insert(*slot, made.ok_or_else(|| missing.clone()));
         }
@@ -213,11 +220,11 @@ const MAPPINGS: [Mapping; 17] = [
     create::lower,
 ];
 
-/// One call that becomes nodes.
+/// One call that becomes nodes, in each trace.
 pub(crate) struct Lower<'a, 'b> {
     all: &'b mut Lowering<'a>,
     first: &'b Call,
-    second: &'b Call,
+    calls: &'b [&'b Call],
 }
 
 impl Lower<'_, '_> {
@@ -240,10 +247,29 @@ impl Lower<'_, '_> {
         self.first.operation.parameters.iter().position(|parameter| parameter.name == name)
     }
 
-    /// Returns an argument in both traces.
-    fn argument(&self, name: &str) -> Option<[&Recorded; 2]> {
+    /// Returns an argument in the first trace.
+    fn argument(&self, name: &str) -> Option<&Recorded> {
+        self.index(name).map(|index| &self.first.arguments[index])
+    }
+
+    /// Returns an argument that is a number, in each trace.
+    fn numbers(&self, name: &str) -> Option<Vec<Scalar>> {
         let index = self.index(name)?;
-        Some([&self.first.arguments[index], &self.second.arguments[index]])
+        let number = |call: &&Call| match call.arguments[index] {
+            Recorded::Scalar(number) => Some(number),
+            _ => None,
+        };
+        self.calls.iter().map(number).collect()
+    }
+
+    /// Returns an argument that is an integer, which may depend on dynamic axes.
+    fn integer(&self, name: &str) -> Option<Size> {
+        let number = |number: &Scalar| match number {
+            Scalar::Int(number) => Some(*number),
+            _ => None,
+        };
+        let numbers: Vec<i64> = self.numbers(name)?.iter().map(number).collect::<Option<_>>()?;
+        Some(Size::of(&numbers, |number| *number))
     }
 
     fn value(&mut self, slot: Slot) -> Result<GraphValue, Refusal> {
@@ -258,7 +284,7 @@ impl Lower<'_, '_> {
     /// Returns the tensor that is given for a parameter, if one is.
     fn optional(&mut self, name: &str) -> Result<Option<GraphValue>, Refusal> {
         match self.argument(name) {
-            Some([Recorded::Tensor(slot), _]) => {
+            Some(Recorded::Tensor(slot)) => {
                 let slot = *slot;
                 self.value(slot).map(Some)
             }
@@ -280,7 +306,7 @@ impl Lower<'_, '_> {
     /// Returns the tensors that are given for a parameter.
     fn tensors(&mut self, name: &str) -> Result<Vec<GraphValue>, Refusal> {
         match self.argument(name) {
-            Some([Recorded::Tensors(slots), _]) => {
+            Some(Recorded::Tensors(slots)) => {
                 let slots = slots.clone();
                 slots.into_iter().map(|slot| self.value(slot)).collect()
             }
@@ -290,19 +316,21 @@ impl Lower<'_, '_> {
 
     /// Returns a number that may depend on dynamic axes.
     fn size(&self, name: &str) -> Result<Size, Refusal> {
-        match self.argument(name) {
-            Some([Recorded::Scalar(first), Recorded::Scalar(second)]) => {
-                Ok(Size { first: first.to_i64(), second: second.to_i64() })
-            }
-            _ => Err(format!("{name} must be a number").into()),
-        }
+        let numbers = self.numbers(name).ok_or_else(|| format!("{name} must be a number"))?;
+        Ok(Size::of(&numbers, |number| number.to_i64()))
     }
 
     /// Returns numbers that may depend on dynamic axes.
     fn sizes(&self, name: &str) -> Result<Vec<Size>, Refusal> {
-        match self.argument(name) {
-            Some([Recorded::Ints(first), Recorded::Ints(second)]) if first.len() == second.len() => {
-                Ok(first.iter().zip(second).map(|(first, second)| Size { first: *first, second: *second }).collect())
+        let list = |call: &&'_ Call, index: usize| match &call.arguments[index] {
+            Recorded::Ints(numbers) => Some(numbers.clone()),
+            _ => None,
+        };
+        let lists: Option<Vec<Vec<i64>>> =
+            self.index(name).and_then(|index| self.calls.iter().map(|call| list(call, index)).collect());
+        match lists {
+            Some(lists) if lists.iter().all(|list| list.len() == lists[0].len()) => {
+                Ok((0..lists[0].len()).map(|place| Size::of(&lists, |list| list[place])).collect())
             }
             _ => Err(format!("{name} must be a list of numbers").into()),
         }
@@ -324,15 +352,15 @@ impl Lower<'_, '_> {
 
     /// Returns a number that is the same for all sizes, if one is given.
     fn scalar(&self, name: &str) -> Result<Option<Scalar>, Refusal> {
-        match self.argument(name) {
-            Some([Recorded::Scalar(first), Recorded::Scalar(second)]) => {
-                if first == second {
-                    return Ok(Some(*first));
-                }
-                Err(format!("{name} is {first}, or {second} with other sizes: it must not depend on dynamic axes")
-                    .into())
+        let Some(numbers) = self.numbers(name) else { return Ok(None) };
+        let first = numbers[0];
+        match numbers.iter().find(|number| **number != first) {
+            None => Ok(Some(first)),
+            Some(other) => {
+                let reason =
+                    format!("{name} is {first}, or {other} with other sizes: it must not depend on dynamic axes");
+                Err(reason.into())
             }
-            _ => Ok(None),
         }
     }
 
@@ -349,13 +377,13 @@ impl Lower<'_, '_> {
 
     fn text(&self, name: &str) -> Option<&str> {
         match self.argument(name) {
-            Some([Recorded::Text(text), _]) => Some(text),
+            Some(Recorded::Text(text)) => Some(text),
             _ => None,
         }
     }
 
     fn is_none(&self, name: &str) -> bool {
-        matches!(self.argument(name), None | Some([Recorded::None, _]))
+        matches!(self.argument(name), None | Some(Recorded::None))
     }
 
     /// Returns the dimension that the argument `name` means for `rank` dimensions.
@@ -387,22 +415,15 @@ impl Lower<'_, '_> {
         if let Some(tensor) = self.optional(name)? {
             return Ok(self.graph().cast(&tensor.name, tensor.dtype, dtype));
         }
-        match self.argument(name) {
-            Some([Recorded::Scalar(first), Recorded::Scalar(second)]) if first == second => {
-                let number = *first;
-                Ok(self.graph().number(number, dtype))
-            }
-            // A size of a tensor, as a number to compute with.
-            Some([Recorded::Scalar(Scalar::Int(first)), Recorded::Scalar(Scalar::Int(second))]) => {
-                let size = Size { first: *first, second: *second };
-                let list = self.graph().size(size)?;
-                let none = self.graph().ints(&[]);
-                let number = self.op("Reshape", &[&list, &none], vec![]);
-                Ok(self.graph().cast(&number, DType::I64, dtype))
-            }
-            Some([Recorded::Scalar(_), Recorded::Scalar(_)]) => self.scalar(name).and(Err(Refusal::Unmapped)),
-            _ => Err(format!("{name} must be a tensor or a number").into()),
+        // A size of a tensor, as a number to compute with.
+        if let Some(size) = self.integer(name).filter(|size| size.is_dynamic()) {
+            let list = self.graph().size(size)?;
+            let none = self.graph().ints(&[]);
+            let number = self.op("Reshape", &[&list, &none], vec![]);
+            return Ok(self.graph().cast(&number, DType::I64, dtype));
         }
+        let number = self.scalar(name)?.ok_or_else(|| format!("{name} must be a tensor or a number"))?;
+        Ok(self.graph().number(number, dtype))
     }
 
     /// Returns a value with other sizes of as many elements.
@@ -411,7 +432,7 @@ impl Lower<'_, '_> {
             return Ok(name.to_owned());
         }
         let mut sizes: Vec<Option<i64>> = to.iter().map(|size| size.known()).collect();
-        let is_empty = to.iter().any(|size| size.first == 0);
+        let is_empty = to.iter().any(|size| size.0.contains(&0));
         if sizes.iter().filter(|size| size.is_none()).count() > 1 || is_empty {
             for (index, size) in sizes.iter_mut().enumerate() {
                 if from.get(index) == Some(&to[index]) && size.is_none() {
