@@ -8,6 +8,7 @@ use crate::encode;
 use crate::formula::Formula;
 use crate::proto::{AttributeProto, NodeProto, TensorProto, attribute_type};
 use crate::size::Size;
+use crate::support::{self, Support};
 
 /// A tensor of the graph.
 #[derive(Clone, Debug)]
@@ -36,6 +37,10 @@ pub(crate) struct Graph {
     /// The names that are taken.
     names: HashSet<String>,
     counts: HashMap<String, usize>,
+    /// The dtypes of values, where they are known.
+    dtypes: HashMap<String, DType>,
+    /// An operator that lacks the dtype of a value, and the dtype.
+    lacking: Option<(String, DType)>,
     /// The dimensions that have a dynamic size.
     known_sizes: Vec<(Size, String, usize)>,
     /// The values that hold dynamic sizes, each a list of one number.
@@ -73,6 +78,50 @@ impl Graph {
         outputs: usize,
         attributes: Vec<AttributeProto>,
     ) -> Vec<String> {
+        let mut names: Vec<String> = inputs.iter().map(|&input| input.to_owned()).collect();
+        let given: Vec<Option<DType>> = inputs.iter().map(|input| self.dtypes.get(*input).copied()).collect();
+        if let Some(place) = support::indices(operator)
+            && let Some(dtype) = given[place].filter(|dtype| *dtype != DType::I64)
+        {
+            names[place] = self.cast(inputs[place], dtype, DType::I64);
+        }
+        let mut converted = None;
+        for (place, dtype) in given.iter().enumerate() {
+            let Some(dtype) = *dtype else { continue };
+            match support::support(operator, dtype) {
+                Support::Own => {}
+                Support::InF32 => {
+                    names[place] = self.cast(inputs[place], dtype, DType::F32);
+                    converted = Some(dtype);
+                }
+                Support::Lacking => self.lacking = Some((operator.to_owned(), dtype)),
+            }
+        }
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let mut results = self.node(operator, &names, outputs, attributes);
+        for (place, result) in results.iter_mut().enumerate() {
+            if let Some(dtype) = support::output_dtype(operator, place, &given) {
+                if converted == Some(dtype) {
+                    *result = self.cast(result, DType::F32, dtype);
+                }
+                self.dtypes.insert(result.clone(), dtype);
+            }
+        }
+        results
+    }
+
+    /// Returns an operator that lacks the dtype of a value, since this function was called last.
+    pub(crate) fn take_lacking(&mut self) -> Option<(String, DType)> {
+        self.lacking.take()
+    }
+
+    fn node(
+        &mut self,
+        operator: &str,
+        inputs: &[&str],
+        outputs: usize,
+        attributes: Vec<AttributeProto>,
+    ) -> Vec<String> {
         let output: Vec<String> = (0..outputs).map(|_| self.name(&operator.to_lowercase())).collect();
         // Inputs that are left out at the end have no name at all.
         let count = inputs.iter().rposition(|input| !input.is_empty()).map_or(0, |last| last + 1);
@@ -102,6 +151,7 @@ impl Graph {
             ..TensorProto::default()
         });
         self.interned.insert(key, name.clone());
+        self.dtypes.insert(name.clone(), dtype);
         name
     }
 
@@ -145,11 +195,14 @@ impl Graph {
         if from == to {
             return name.to_owned();
         }
-        self.op("Cast", &[name], vec![int("to", i64::from(encode::data_type(to)))])
+        let name = self.op("Cast", &[name], vec![int("to", i64::from(encode::data_type(to)))]);
+        self.dtypes.insert(name.clone(), to);
+        name
     }
 
-    /// Remembers where dynamic sizes can be found.
+    /// Remembers the dtype of a value, and where dynamic sizes can be found.
     pub(crate) fn learn(&mut self, value: &GraphValue) {
+        self.dtypes.insert(value.name.clone(), value.dtype);
         for (dim, size) in value.sizes.iter().enumerate() {
             if size.is_dynamic() && !self.known_sizes.iter().any(|(known, ..)| known == size) {
                 self.known_sizes.push((*size, value.name.clone(), dim));

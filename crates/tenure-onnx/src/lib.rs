@@ -33,6 +33,7 @@ mod graph;
 mod lower;
 pub mod proto;
 mod size;
+mod support;
 mod trace;
 mod write;
 
@@ -193,6 +194,9 @@ fn write_traces(
             )));
         }
     }
+    if let Some(name) = input_names.iter().find(|name| output_names.contains(name)) {
+        return Err(Error::Function(format!("an input and an output have the name {name:?}: give one another name")));
+    }
     let others = others
         .into_iter()
         .map(|other| compare::pairs(&first, &other, inputs).map(|pairs| (other, pairs)))
@@ -237,6 +241,7 @@ fn graph(
     let mut output = Vec::new();
     for (slot, name) in first.outputs.iter().zip(output_names) {
         let value = lowering.value(*slot)?;
+        check_axes(name, &value.sizes, symbols, options)?;
         output.push(info(name, value.dtype, &value.sizes, symbols, options));
         // The same tensor may be an output twice, or an input too.
         lowering.graph.nodes.push(identity(&value.name, name));
@@ -267,11 +272,37 @@ fn names(given: &[String], count: usize, kind: &str) -> Result<Vec<String>> {
     let names: Vec<String> =
         (0..count).map(|index| given.get(index).cloned().unwrap_or_else(|| format!("{kind}_{index}"))).collect();
     for (index, name) in names.iter().enumerate() {
+        if name.is_empty() {
+            return Err(Error::Function(format!("the name of {kind} {index} is empty: a value needs a name")));
+        }
         if names[..index].contains(name) {
             return Err(Error::Function(format!("two {kind}s have the name {name:?}")));
         }
     }
     Ok(names)
+}
+
+/// Checks the dynamic axes that an output is given.
+fn check_axes(name: &str, sizes: &[Size], symbols: &Symbols, options: &ExportOptions) -> Result<()> {
+    let rank = sizes.len() as isize;
+    for given in options.dynamic_axes.iter().filter(|given| given.tensor == name) {
+        let axis = given.axis;
+        let dim = if axis < 0 { axis + rank } else { axis };
+        let reason = match usize::try_from(dim).ok().and_then(|dim| sizes.get(dim)) {
+            None => format!("{name} has {rank} dimensions, but the dynamic axis {axis} is named"),
+            Some(size) => match (size.known(), symbols.iter().find(|(symbol, _)| *symbol == given.name)) {
+                (Some(size), _) => {
+                    format!("the axis {axis} of {name} has the size {size} for all sizes of the inputs: leave it out")
+                }
+                (None, Some((symbol, named))) if named != size => {
+                    format!("the axis {axis} of {name} has another size than the axis {symbol}: give it another name")
+                }
+                _ => continue,
+            },
+        };
+        return Err(Error::Function(reason));
+    }
+    Ok(())
 }
 
 /// Returns the description of an input or output.

@@ -74,8 +74,9 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
             call.composed(|call, x, dtype| {
                 let threshold = call.constant(threshold, dtype);
                 let value = call.constant(value, dtype);
-                let is_above = call.op("Greater", &[x, &threshold], vec![]);
-                call.op("Where", &[&is_above, x, &value], vec![])
+                // No comparison with a NaN is true, and it stays.
+                let is_below = call.op("LessOrEqual", &[x, &threshold], vec![]);
+                call.op("Where", &[&is_below, &value, x], vec![])
             })
         }
         "prelu" => {

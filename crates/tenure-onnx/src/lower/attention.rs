@@ -19,6 +19,7 @@ impl Lower<'_, '_> {
             return Err("dropout draws random numbers: call eval() on the module first".into());
         }
         let [query, key, value] = [self.tensor("query")?, self.tensor("key")?, self.tensor("value")?];
+        self.check_dtypes(&[&query, &key, &value])?;
         let dtype = query.dtype;
         let rank = query.rank();
         let width = self.fixed("the size of a head", query.sizes[rank - 1])?;
@@ -42,8 +43,23 @@ impl Lower<'_, '_> {
                 self.op("Add", &[&scores, &mask], vec![])
             };
         }
-        let weights = self.op("Softmax", &[&scores], vec![int("axis", -1)]);
+        let mut weights = self.op("Softmax", &[&scores], vec![int("axis", -1)]);
+        if !self.is_none("attn_mask") {
+            weights = self.without_hidden_rows(&scores, &weights, dtype);
+        }
         one(self.op("MatMul", &[&weights, &value], vec![]))
+    }
+
+    /// Returns weights that are 0 for queries from which a mask hides all keys. Their softmax has no values.
+    fn without_hidden_rows(&mut self, scores: &str, weights: &str, dtype: DType) -> String {
+        let axes = self.graph().ints(&[-1]);
+        let largest = self.op("ReduceMax", &[scores, &axes], vec![]);
+        let compared = if dtype == DType::F64 { dtype } else { DType::F32 };
+        let largest = self.graph().cast(&largest, dtype, compared);
+        let lowest = self.constant(f64::NEG_INFINITY, compared);
+        let is_hidden = self.op("Equal", &[&largest, &lowest], vec![]);
+        let zero = self.constant(0, dtype);
+        self.op("Where", &[&is_hidden, &zero, weights], vec![])
     }
 
     /// Returns which keys a query sees: those that are not after it.

@@ -13,7 +13,8 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
 
 impl Lower<'_, '_> {
     fn conv(&mut self) -> Lowered {
-        let weight = self.tensor("weight")?;
+        let [input, weight] = [self.tensor("input")?, self.tensor("weight")?];
+        self.check_dtypes(&[&input, &weight])?;
         let spatial = weight.rank() - 2;
         let dilation = self.spatial("dilation", spatial, 1)?;
         let kernel =
@@ -39,7 +40,8 @@ impl Lower<'_, '_> {
     }
 
     fn conv_transpose(&mut self) -> Lowered {
-        let weight = self.tensor("weight")?;
+        let [input, weight] = [self.tensor("input")?, self.tensor("weight")?];
+        self.check_dtypes(&[&input, &weight])?;
         let spatial = weight.rank() - 2;
         let attributes = vec![
             ints("strides", &self.spatial("stride", spatial, 1)?),

@@ -46,7 +46,10 @@ impl Lower<'_, '_> {
         let dtype = self.dtype(0);
         let sizes = self.result_sizes(0);
         let sizes = self.graph().sizes(&sizes)?;
-        one(self.op("ConstantOfShape", &[&sizes], vec![one_number("value", number, dtype)]))
+        // ONNX has no constants of 16 bits in all versions.
+        let made = if dtype == DType::BF16 { DType::F32 } else { dtype };
+        let filled = self.op("ConstantOfShape", &[&sizes], vec![one_number("value", number, made)]);
+        one(self.graph().cast(&filled, made, dtype))
     }
 
     /// Lowers a range whose end depends on dynamic axes.

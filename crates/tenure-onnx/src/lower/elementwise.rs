@@ -24,23 +24,11 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
             let two = call.graph().number(2, dtype);
             call.op("Pow", &[&two, x], vec![])
         }),
-        "expm1" => call.composed(|call, x, dtype| {
-            let one = call.graph().number(1, dtype);
-            let power = call.op("Exp", &[x], vec![]);
-            call.op("Sub", &[&power, &one], vec![])
-        }),
-        "log1p" => call.composed(|call, x, dtype| {
-            let one = call.graph().number(1, dtype);
-            let sum = call.op("Add", &[x, &one], vec![]);
-            call.op("Log", &[&sum], vec![])
-        }),
+        "expm1" => call.composed(Lower::expm1),
+        "log1p" => call.composed(Lower::log1p),
         "log2" => call.composed(|call, x, dtype| call.logarithm(x, std::f64::consts::LN_2, dtype)),
         "log10" => call.composed(|call, x, dtype| call.logarithm(x, std::f64::consts::LN_10, dtype)),
-        "erfc" => call.composed(|call, x, dtype| {
-            let one = call.graph().number(1, dtype);
-            let erf = call.op("Erf", &[x], vec![]);
-            call.op("Sub", &[&one, &erf], vec![])
-        }),
+        "erfc" => call.composed(Lower::erfc),
         "trunc" => call.composed(|call, x, _| call.truncated(x)),
         "frac" => call.composed(|call, x, _| {
             let whole = call.truncated(x);
@@ -157,7 +145,7 @@ fn binary(name: &str) -> Option<&'static str> {
 /// Returns the dtype that ONNX Runtime computes a dtype's arithmetic in.
 fn computed_in(dtype: DType) -> DType {
     match dtype {
-        DType::Bool | DType::U8 | DType::I8 | DType::I16 => DType::I32,
+        DType::Bool | DType::U8 | DType::I8 | DType::I16 | DType::U16 => DType::I32,
         dtype => dtype,
     }
 }

@@ -9,6 +9,7 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
         "matmul" | "mv" | "dot" | "bmm" => {
             let other = call.first.operation.parameters[1].name;
             let [x, y] = [call.tensor("input")?, call.tensor(other)?];
+            call.check_dtypes(&[&x, &y])?;
             one(call.op("MatMul", &[&x.name, &y.name], vec![]))
         }
         "outer" => {
@@ -24,6 +25,7 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
         "einsum" => {
             let equation = call.text("equation").unwrap_or_default().replace(' ', "");
             let operands = call.tensors("operands")?;
+            call.check_dtypes(&operands.iter().collect::<Vec<_>>())?;
             let names: Vec<&str> = operands.iter().map(|operand| operand.name.as_str()).collect();
             one(call.op("Einsum", &names, vec![text("equation", &equation)]))
         }
@@ -35,10 +37,7 @@ impl Lower<'_, '_> {
     fn linear(&mut self) -> Lowered {
         let [input, weight] = [self.tensor("input")?, self.tensor("weight")?];
         let bias = self.optional("bias")?;
-        let dtype = self.dtype(0);
-        if input.dtype != dtype {
-            return Err("it computes in another dtype: export without autocast".into());
-        }
+        self.check_dtypes(&[&input, &weight])?;
         if input.rank() == 2 && weight.rank() == 2 {
             let bias = bias.map(|bias| bias.name).unwrap_or_default();
             return one(self.op("Gemm", &[&input.name, &weight.name, &bias], vec![int("transB", 1)]));
@@ -51,8 +50,18 @@ impl Lower<'_, '_> {
         }
     }
 
+    /// Refuses an operation that converts its tensors itself.
+    pub(super) fn check_dtypes(&self, tensors: &[&GraphValue]) -> Result<(), Refusal> {
+        let dtype = self.dtype(0);
+        match tensors.iter().any(|tensor| tensor.dtype != dtype) {
+            true => Err("it computes in another dtype: export without autocast".into()),
+            false => Ok(()),
+        }
+    }
+
     fn added_product(&mut self, left: &str, right: &str) -> Lowered {
         let [input, left, right] = [self.tensor("input")?, self.tensor(left)?, self.tensor(right)?];
+        self.check_dtypes(&[&input, &left, &right])?;
         let [beta, alpha] = ["beta", "alpha"].map(|name| self.scalar(name));
         let [beta, alpha] = [beta?, alpha?].map(|number| number.map_or(1.0, Scalar::to_f64));
         if left.rank() == 2 && input.dtype.is_floating() {

@@ -12,6 +12,7 @@ mod matmul;
 mod norm;
 mod pad;
 mod pool;
+mod precise;
 mod reduce;
 mod scatter;
 mod shape;
@@ -159,7 +160,16 @@ impl<'a> Lowering<'a> {
     fn add_call(&mut self, calls: &[&Call]) {
         let first = calls[0];
         let missing = |reason| Missing::Call { operation: first.operation.name, at: first.at.clone(), reason };
-        let refusal = match (Lower { all: self, first, calls }).lower() {
+        let lowered = (Lower { all: self, first, calls }).lower();
+        let lowered = match self.graph.take_lacking() {
+            Some((operator, dtype)) => {
+                let reason =
+                    format!("ONNX Runtime has no {operator} of {dtype}: convert the tensors to float32 before");
+                Err(reason.into())
+            }
+            None => lowered,
+        };
+        let refusal = match lowered {
             Ok(names) => {
                 for (slot, name) in first.results.iter().zip(names) {
                     match name {

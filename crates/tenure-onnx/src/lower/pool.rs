@@ -39,14 +39,42 @@ impl Lower<'_, '_> {
         ])
     }
 
+    /// Refuses windows that begin in the padding after the image. With `ceil_mode`, ONNX Runtime counts such a window,
+    /// and PyTorch does not.
+    fn check_last_windows(&mut self, spatial: usize, dilation: &[i64]) -> Result<(), Refusal> {
+        if !self.flag("ceil_mode")? {
+            return Ok(());
+        }
+        let input = self.input()?;
+        let kernel = self.spatial("kernel_size", spatial, 1)?;
+        let stride = if self.ints("stride")?.is_empty() { kernel.clone() } else { self.spatial("stride", spatial, 1)? };
+        let padding = self.spatial("padding", spatial, 0)?;
+        for (dim, size) in input.sizes[input.rank() - spatial..].iter().enumerate() {
+            let [extent, stride, padding] = [dilation[dim] * (kernel[dim] - 1) + 1, stride[dim], padding[dim]];
+            let is_beyond = |size: i64| {
+                let steps = (size + 2 * padding - extent + stride - 1).div_euclid(stride);
+                steps * stride >= size + padding
+            };
+            if stride + padding > extent && size.known().is_none_or(is_beyond) {
+                let reason = "ceil_mode may add a window that is in the padding only: pad the image before, or leave \
+                              ceil_mode out";
+                return Err(reason.into());
+            }
+        }
+        Ok(())
+    }
+
     fn max_pool(&mut self, spatial: usize) -> Lowered {
         let mut attributes = self.windows(spatial)?;
-        attributes.push(ints("dilations", &self.spatial("dilation", spatial, 1)?));
+        let dilation = self.spatial("dilation", spatial, 1)?;
+        self.check_last_windows(spatial, &dilation)?;
+        attributes.push(ints("dilations", &dilation));
         self.batched(spatial, |call, x| Ok(vec![call.op("MaxPool", &[x], attributes)]))
     }
 
     fn avg_pool(&mut self, spatial: usize) -> Lowered {
         let mut attributes = self.windows(spatial)?;
+        self.check_last_windows(spatial, &vec![1; spatial])?;
         if self.flag("ceil_mode")? && self.flag("count_include_pad")? && self.all.opset < 19 {
             return Err("ceil_mode with count_include_pad needs an opset of at least 19".into());
         }

@@ -1,13 +1,14 @@
 //! Views with other sizes or another order of dimensions, joins and repetitions.
 
 use super::{Lower, Lowered, Refusal, one, wrapped};
-use crate::graph::{int, ints};
+use crate::graph::{GraphValue, int, ints};
 use crate::size::Size;
 
 pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
     match call.operation() {
         "view" | "view_as" | "reshape" | "flatten" | "unflatten" | "squeeze" | "squeeze_dims" | "squeeze_all" => {
             let input = call.input()?;
+            call.check_squeezed(&input)?;
             let sizes = call.result_sizes(0);
             let name = call.reshape(&input.name, &input.sizes, &sizes)?;
             one(name)
@@ -103,6 +104,24 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
 }
 
 impl Lower<'_, '_> {
+    /// Refuses to leave out dimensions of a dynamic size: they would be left out where the size is 1 only.
+    fn check_squeezed(&self, input: &GraphValue) -> Result<(), Refusal> {
+        let rank = input.rank();
+        let dims: Vec<usize> = match self.operation() {
+            "squeeze" => vec![self.dim("dim", rank)?],
+            "squeeze_dims" => self.ints("dims")?.into_iter().map(|dim| wrapped(dim, rank)).collect(),
+            "squeeze_all" => (0..rank).collect(),
+            _ => return Ok(()),
+        };
+        match dims.iter().find(|dim| input.sizes.get(**dim).is_some_and(|size| size.is_dynamic())) {
+            Some(dim) => {
+                let reason = format!("the size of dimension {dim} is dynamic, and may be 1: name other dimensions");
+                Err(reason.into())
+            }
+            None => Ok(()),
+        }
+    }
+
     fn concat(&mut self, parts: &[String], dim: i64) -> Lowered {
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         one(self.op("Concat", &parts, vec![int("axis", dim)]))

@@ -95,13 +95,12 @@ impl Lower<'_, '_> {
         for (shift, dim) in shifts.into_iter().zip(dims) {
             let dim = wrapped(dim, input.sizes.len());
             let size = input.sizes[dim];
-            // Where the size varies, an end is counted from the last element.
-            let split = match size.known() {
-                Some(size) => Size::fixed((-shift).rem_euclid(size.max(1))),
-                None => Size::fixed(-shift),
-            };
-            let back = self.part(&name, dim, split, Size::fixed(i64::MAX), 1)?;
-            let front = self.part(&name, dim, Size::fixed(0), split, 1)?;
+            let size = self.graph().size(size)?;
+            let left = self.graph().ints(&[-shift]);
+            let split = self.op("Mod", &[&left, &size], vec![]);
+            let [axes, first, last] = [dim as i64, 0, i64::MAX].map(|number| self.graph().ints(&[number]));
+            let back = self.op("Slice", &[&name, &split, &last, &axes], vec![]);
+            let front = self.op("Slice", &[&name, &first, &split, &axes], vec![]);
             name = self.op("Concat", &[&back, &front], vec![int("axis", dim as i64)]);
         }
         one(name)
