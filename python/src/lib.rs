@@ -69,16 +69,16 @@ mod _native {
     use crate::switcher::{SwitchedWeights, Switcher, divide_layers, keep_order, known_order};
     #[pymodule_export]
     use crate::tensor::{
-        DTypeObject, DeviceObject, EventObject, ExtensionFunction, GeneratorObject, GraphObject, GraphPoolObject,
-        HookObject, LbfgsObject, NodeObject, OptimizerObject, StreamObject, TensorObject, allow_tf32_in_convolutions,
-        allow_tf32_in_products, asarray, attach_function, autocast_dtype, backward, can_access_peer, check_cuda_device,
-        check_cuda_source, check_gradients, checkpoint, cuda_memory_info, cuda_properties, current_device,
-        current_stream, default_generator, default_stream, device_count, dtype_named, enter_anomaly_mode,
-        enter_autocast, enter_gradient_mode, enter_saved_tensors_hooks, enter_section, from_dlpack, frombuffer,
-        get_default_dtype, grad, is_grad_enabled, is_in_backward, is_stream_capturing, leave_setting, load_extension,
-        operation_functions, operation_table, promote_types, rebuild_tensor, set_default_dtype, set_device, set_stream,
-        simulate_devices, synchronize_device, tensor, tf32_in_convolutions, tf32_in_products, unscale_gradients,
-        write_headers,
+        DTypeObject, DefaultStatesObject, DeviceObject, EventObject, ExtensionFunction, GeneratorObject, GraphObject,
+        GraphPoolObject, HookObject, LbfgsObject, NodeObject, OptimizerObject, StreamObject, TensorObject,
+        allow_tf32_in_convolutions, allow_tf32_in_products, asarray, attach_function, autocast_dtype, backward,
+        can_access_peer, check_cuda_device, check_cuda_source, check_gradients, checkpoint, cuda_memory_info,
+        cuda_properties, current_device, current_stream, default_generator, default_stream, device_count, dtype_named,
+        enter_anomaly_mode, enter_autocast, enter_gradient_mode, enter_saved_tensors_hooks, enter_section, from_dlpack,
+        frombuffer, get_default_dtype, grad, is_grad_enabled, is_in_backward, is_stream_capturing, leave_setting,
+        load_extension, manual_seed, operation_functions, operation_table, promote_types, rebuild_tensor,
+        set_default_dtype, set_device, set_stream, simulate_devices, synchronize_device, tensor, tf32_in_convolutions,
+        tf32_in_products, unscale_gradients, write_headers,
     };
     #[pymodule_export]
     use crate::torch::{torch_api, torch_background, torch_configure, torch_memory_fraction};

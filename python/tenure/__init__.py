@@ -49,7 +49,6 @@ from tenure._native import (
     asarray,
     bfloat16,
     bool,
-    default_generator,
     device,
     dtype,
     float16,
@@ -72,7 +71,7 @@ from tenure._native import (
 )
 from tenure.autograd import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
 from tenure.backends import get_float32_matmul_precision, set_float32_matmul_precision
-from tenure.random import get_rng_state, initial_seed, manual_seed, seed, set_rng_state
+from tenure.random import default_generator, get_rng_state, initial_seed, manual_seed, seed, set_rng_state
 
 #: PyTorch's other names of dtypes.
 half, float, double = float16, float32, float64

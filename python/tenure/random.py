@@ -1,63 +1,71 @@
-"""Random numbers: the seed and the state of the generator of operations that are given none."""
+"""Random numbers: the seeds and the states of the generators of operations that are given none.
+
+Each device has a generator of its own, as in PyTorch. `manual_seed` and `seed` are for all devices, the other functions
+for the CPU; `tenure.cuda` has those for GPUs.
+"""
 
 from __future__ import annotations
 
-import os
-import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from tenure._native import Generator, Tensor, default_generator, tensor, uint8
+from tenure import _native
+from tenure._native import Generator, Tensor
 
 __all__ = ["fork_rng", "get_rng_state", "initial_seed", "manual_seed", "seed", "set_rng_state"]
 
+#: The CPU's default generator.
+default_generator: Generator = _native.default_generator("cpu")
+
 
 def manual_seed(seed: int) -> Generator:
-    """Moves the default generator to the beginning of a seed's sequence, and returns it.
+    """Moves the default generators of all devices to the beginning of a seed's sequence, and returns the CPU's.
 
     Parameters
     ----------
     seed : int
         From -2**63 up to 2**64 - 1; a negative number stands for itself plus 2**64.
     """
-    if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"the seed {seed} is not from -2**63 up to 2**64 - 1")
-    return default_generator().manual_seed(seed % 2**64)
+    _native.manual_seed(seed)
+    return default_generator
 
 
 def seed() -> int:
-    """Seeds the default generator with a number that the system chooses, and returns the number."""
-    chosen = int.from_bytes(os.urandom(8), "little")
+    """Seeds the default generators of all devices with a number that the system chooses, and returns the number."""
+    chosen = default_generator.seed()
     manual_seed(chosen)
     return chosen
 
 
 def initial_seed() -> int:
-    """Returns the seed of the default generator."""
-    found: int = default_generator().initial_seed()
-    return found
+    """Returns the seed of the CPU's default generator."""
+    return default_generator.initial_seed()
 
 
 def get_rng_state() -> Tensor:
-    """Returns the default generator's state, as a tensor of bytes."""
-    return tensor(list(struct.pack("<QQ", *default_generator().get_state())), dtype=uint8)
+    """Returns the state of the CPU's default generator, as a tensor of bytes."""
+    return default_generator.get_state()
 
 
 def set_rng_state(new_state: Tensor) -> None:
-    """Sets the default generator's state to `new_state`, which `get_rng_state` returned."""
-    if new_state.dtype is not uint8 or new_state.shape != (16,):
-        raise TypeError(f"a state has 16 elements of uint8, not {list(new_state.shape)} of {new_state.dtype}")
-    default_generator().set_state(struct.unpack("<QQ", bytes(new_state.tolist())))
+    """Sets the state of the CPU's default generator to `new_state`, which `get_rng_state` returned."""
+    default_generator.set_state(new_state)
 
 
 @contextmanager
-def fork_rng(enabled: bool = True) -> Iterator[None]:
-    """Restores the default generator's state when the block ends.
+def fork_rng(
+    devices: Iterable[_native.device | str | int] | None = None, enabled: bool = True, *, device_type: str = "cuda"
+) -> Iterator[None]:
+    """Restores the states of the CPU's and of GPUs' default generators when the block ends.
 
     Parameters
     ----------
+    devices : iterable of device, str or int, default None
+        The GPUs. None stands for all.
     enabled : bool, default True
         If false, the block runs as if it were not within `fork_rng`.
+    device_type : str, default "cuda"
+        The type of the devices that numbers stand for.
 
     Examples
     --------
@@ -71,9 +79,18 @@ def fork_rng(enabled: bool = True) -> Iterator[None]:
     if not enabled:
         yield
         return
-    generator = default_generator()
-    state = generator.get_state()
+    if devices is None:
+        states = _native.DefaultStates()
+        try:
+            yield
+        finally:
+            states.restore()
+        return
+    named = [f"{device_type}:{device}" if isinstance(device, int) else device for device in devices]
+    generators = [default_generator, *map(_native.default_generator, named)]
+    before = [generator.get_state() for generator in generators]
     try:
         yield
     finally:
-        generator.set_state(state)
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)

@@ -341,6 +341,7 @@ def test_a_fraction_limits_the_memory() -> None:
 @on_device
 def test_random_numbers_follow_the_seed() -> None:
     open_devices()
+    assert cuda.initial_seed() == tenure.initial_seed()
     cuda.manual_seed_all(3)
     state = cuda.get_rng_state()
     first = tenure.rand(5, device="cuda")
@@ -354,3 +355,93 @@ def test_random_numbers_follow_the_seed() -> None:
     cuda.set_rng_state_all([state] * cuda.device_count())
     assert tenure.equal(tenure.rand(5, device="cuda"), first)
     assert len(cuda.get_rng_state_all()) == cuda.device_count()
+
+
+@on_device
+def test_a_device_draws_from_a_generator_of_its_own() -> None:
+    two_devices()
+    tenure.manual_seed(3)
+    states = [tenure.get_rng_state(), *cuda.get_rng_state_all()]
+    assert all(tenure.equal(state, states[0]) for state in states)
+    expected = tenure.rand(6)
+    for device in ("cuda:0", "cuda:1"):
+        before = [tenure.get_rng_state(), *cuda.get_rng_state_all()]
+        drawn = tenure.rand(6, device=device)
+        assert tenure.equal(drawn.cpu(), expected)
+        tenure.nn.functional.dropout(drawn, 0.5)
+        after = [tenure.get_rng_state(), *cuda.get_rng_state_all()]
+        moved = [not tenure.equal(old, new) for old, new in zip(before, after, strict=True)]
+        assert moved == [False, device == "cuda:0", device == "cuda:1"]
+    with cuda.device(1):
+        cuda.manual_seed(8)
+        assert cuda.initial_seed() == 8
+        cuda.seed()
+    assert cuda.initial_seed() == 3 == tenure.initial_seed() != cuda.default_generators[1].initial_seed()
+    cuda.seed_all()
+    assert cuda.default_generators[0].initial_seed() == cuda.default_generators[1].initial_seed() != 3
+    cuda.set_rng_state_all(states[1:])
+    assert cuda.default_generators[1].initial_seed() == 3
+
+
+@on_device
+def test_a_generator_draws_for_its_own_kind_of_device() -> None:
+    open_devices()
+    assert str(tenure.Generator().device) == "cpu"
+    on_gpu = tenure.Generator(device="cuda").manual_seed(4)
+    assert on_gpu.device == tenure.device("cuda:0")
+    first = tenure.rand(5, device="cuda", generator=on_gpu.clone_state())
+    assert tenure.equal(tenure.rand(5, device="cuda", generator=on_gpu), first)
+    draws: tuple[Callable[[], tenure.Tensor], ...] = (
+        lambda: tenure.rand(3, device="cuda", generator=tenure.Generator()),
+        lambda: tenure.randperm(3, device="cuda", generator=tenure.Generator()),
+        lambda: tenure.zeros(3, device="cuda").normal_(generator=tenure.default_generator),
+    )
+    for draw in draws:
+        with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"):
+            draw()
+    with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'cuda'"):
+        tenure.rand(3, generator=on_gpu)
+
+
+@on_device
+def test_a_checkpoint_draws_the_same_numbers_again_on_each_device() -> None:
+    open_devices()
+    tenure.manual_seed(3)
+    x = numbers(8).requires_grad_(True)
+
+    def function(x: tenure.Tensor) -> tenure.Tensor:
+        return tenure.nn.functional.dropout(x, 0.5) * x * tenure.rand(8).cuda()
+
+    y = tenure.autograd.checkpoint(function, x)
+    states = [tenure.get_rng_state(), cuda.get_rng_state()]
+    tenure.rand(3, device="cuda")
+    after = cuda.get_rng_state()
+    y.sum().backward()
+    assert x.grad is not None
+    # The output is a x², and its gradient 2 a x, with the same a.
+    assert tenure.allclose(x.grad * x / 2, y)
+    assert tenure.equal(tenure.get_rng_state(), states[0])
+    assert tenure.equal(cuda.get_rng_state(), after) and not tenure.equal(after, states[1])
+
+
+@on_device
+def test_a_fork_restores_the_generators_of_its_devices() -> None:
+    two_devices()
+    tenure.manual_seed(3)
+    before = [tenure.get_rng_state(), *cuda.get_rng_state_all()]
+
+    def draw() -> None:
+        for device in ("cpu", "cuda:0", "cuda:1"):
+            tenure.rand(3, device=device)
+
+    def moved() -> list[bool]:
+        after = [tenure.get_rng_state(), *cuda.get_rng_state_all()]
+        return [not tenure.equal(old, new) for old, new in zip(before, after, strict=True)]
+
+    with tenure.random.fork_rng():
+        draw()
+        assert all(moved())
+    assert not any(moved())
+    with tenure.random.fork_rng(devices=[1]):
+        draw()
+    assert moved() == [False, True, False]

@@ -80,10 +80,10 @@ def test_tensors_of_a_data_set_must_have_equally_many_entries() -> None:
     ("lengths", "counts"), [([3, 7], [3, 7]), ([0.33, 0.33, 0.34], [4, 3, 3]), ([0.5, 0.5], [5, 5])]
 )
 def test_a_random_split_has_every_sample_once(lengths: list[float], counts: list[int]) -> None:
-    parts = random_split(range(10), lengths, generator=tenure.Generator(3))  # type: ignore[arg-type,var-annotated]
+    parts = random_split(range(10), lengths, generator=tenure.Generator().manual_seed(3))  # type: ignore[arg-type,var-annotated]
     assert [len(part) for part in parts] == counts
     assert sorted(part[i] for part in parts for i in range(len(part))) == list(range(10))
-    again = random_split(range(10), lengths, generator=tenure.Generator(3))  # type: ignore[arg-type,var-annotated]
+    again = random_split(range(10), lengths, generator=tenure.Generator().manual_seed(3))  # type: ignore[arg-type,var-annotated]
     assert [part.indices for part in parts] == [part.indices for part in again]
 
 
@@ -95,7 +95,7 @@ def test_a_split_of_other_lengths_is_refused() -> None:
 def test_samplers_draw_what_their_names_say() -> None:
     ten = range(10)
     assert list(SequentialSampler(ten)) == list(ten)
-    drawn = list(RandomSampler(ten, generator=tenure.Generator(1)))
+    drawn = list(RandomSampler(ten, generator=tenure.Generator().manual_seed(1)))
     assert sorted(drawn) == list(ten) and drawn != list(ten)
     assert Counter(RandomSampler(ten, num_samples=20)) == dict.fromkeys(ten, 2)
     repeated = list(RandomSampler(ten, replacement=True, num_samples=5000))
@@ -106,12 +106,12 @@ def test_samplers_draw_what_their_names_say() -> None:
 
 
 def test_weights_decide_how_often_an_index_is_drawn() -> None:
-    counts = Counter(WeightedRandomSampler([1, 0, 3], 40_000, generator=tenure.Generator(5)))
+    counts = Counter(WeightedRandomSampler([1, 0, 3], 40_000, generator=tenure.Generator().manual_seed(5)))
     assert counts[1] == 0
     assert abs(counts[2] / 40_000 - 0.75) < 0.02
     assert sorted(WeightedRandomSampler([1, 0, 3], 2, replacement=False)) == [0, 2]
     firsts = Counter(
-        next(iter(WeightedRandomSampler([1, 3], 1, replacement=False, generator=tenure.Generator(seed))))
+        next(iter(WeightedRandomSampler([1, 3], 1, replacement=False, generator=tenure.Generator().manual_seed(seed))))
         for seed in range(4000)
     )
     assert abs(firsts[1] / 4000 - 0.75) < 0.05
@@ -191,11 +191,17 @@ def test_batches_come_in_order_however_many_workers_make_them(workers: int) -> N
 def test_a_seed_decides_the_order_and_not_the_workers(workers: int) -> None:
     def names(seed: int) -> list[Any]:
         loader = DataLoader(
-            sets.Squares(), batch_size=4, shuffle=True, num_workers=workers, generator=tenure.Generator(seed)
+            sets.Squares(),
+            batch_size=4,
+            shuffle=True,
+            num_workers=workers,
+            generator=tenure.Generator().manual_seed(seed),
         )
         return [batch["name"] for batch in loader]
 
-    expected = [batch["name"] for batch in DataLoader(sets.Squares(), 4, True, generator=tenure.Generator(7))]
+    expected = [
+        batch["name"] for batch in DataLoader(sets.Squares(), 4, True, generator=tenure.Generator().manual_seed(7))
+    ]
     assert names(7) == expected
     assert names(8) != expected
 

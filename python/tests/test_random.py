@@ -34,3 +34,21 @@ def test_a_state_of_other_bytes_is_refused() -> None:
         tenure.set_rng_state(tenure.zeros(3))
     with pytest.raises(ValueError, match="seed"):
         tenure.manual_seed(2**64)
+
+
+def test_a_generator_has_the_methods_of_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    generator = tenure.Generator()
+    assert generator.initial_seed() == torch.Generator().initial_seed()
+    assert generator.manual_seed(-2) is generator
+    assert generator.initial_seed() == 2**64 - 2
+    tenure.rand(3, generator=generator)
+    copy = generator.clone_state()
+    state = generator.get_state()
+    assert state.dtype is tenure.uint8
+    first = tenure.rand(3, generator=generator)
+    assert tenure.equal(tenure.rand(3, generator=copy), first)
+    generator.set_state(state)
+    assert tenure.equal(tenure.rand(3, generator=generator), first)
+    assert generator.seed() == generator.initial_seed() != 2**64 - 2
+    assert tenure.default_generator.initial_seed() == tenure.initial_seed()

@@ -94,7 +94,7 @@ class Ints : public std::vector<int64_t> {
     Ints(std::vector<int64_t> integers) : std::vector<int64_t>(std::move(integers)) {}
 };
 
-/// A generator of random numbers. `Generator()` is the default one.
+/// A generator of random numbers. `Generator()` is the device's default one.
 class Generator {
   public:
     Generator() = default;

@@ -117,7 +117,7 @@ int tenure_tensor_dtype(const tenure_tensor *tensor); /* a tenure_dtype */
 int tenure_tensor_device(const tenure_tensor *tensor);
 bool tenure_tensor_is_contiguous(const tenure_tensor *tensor);
 
-/* Makes a generator of random numbers. tenure_generator_free() frees it. */
+/* Makes a generator of random numbers, for all devices. tenure_generator_free() frees it. */
 tenure_generator *tenure_generator_new(uint64_t seed);
 void tenure_generator_free(tenure_generator *generator);
 
@@ -271,7 +271,7 @@ static inline tenure_value tenure_tensors(const tenure_tensor *const *tensors, s
     return value;
 }
 
-/* NULL is the default generator. */
+/* NULL is the device's default generator. */
 static inline tenure_value tenure_generator_value(const tenure_generator *generator) {
     tenure_value value = {generator ? TENURE_TYPE_GENERATOR : TENURE_TYPE_NONE, 0, {0}};
     value.as.generator = generator;

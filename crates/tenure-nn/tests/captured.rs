@@ -66,7 +66,7 @@ fn outcome(run: &Run) -> (Vec<(u32, u64)>, Vec<Vec<u8>>, random::GeneratorState)
     let model = run.task().model().state().into_iter().map(|(_, tensor)| tensor.clone());
     let optimizer = run.optimizer().state().unwrap().into_iter().map(|(_, tensor)| tensor);
     let bytes = model.chain(optimizer).map(|tensor| tensor.to_bytes().unwrap()).collect();
-    (losses, bytes, random::default_generator().state())
+    (losses, bytes, random::default_generator(DEVICE).state())
 }
 
 fn whole(rule: impl Rule + 'static, is_captured: bool) -> (Vec<(u32, u64)>, Vec<Vec<u8>>, random::GeneratorState) {
@@ -127,6 +127,24 @@ fn a_captured_run_goes_on_after_an_interruption_and_an_evaluation() {
     assert_eq!(resumed.evaluate(&held_out, |_| true).unwrap().unwrap().all, 4 * WINDOW as u64);
     go_on(&mut resumed, usize::MAX);
     assert_eq!(outcome(&resumed), expected);
+}
+
+#[test]
+fn a_checkpoint_restores_the_generators_of_the_device_and_of_the_cpu() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    let states = || [DEVICE, Device::CPU].map(|device| random::default_generator(device).state());
+    let mut run = run(Adam::w(), false);
+    go_on(&mut run, 1);
+    random::default_generator(Device::CPU).manual_seed(11);
+    let saved = states();
+    run.save(&path).unwrap();
+    go_on(&mut run, 2);
+    random::default_generator(Device::CPU).manual_seed(12);
+    assert!(states()[0] != saved[0] && states()[1] != saved[1]);
+    run.resume(&path).unwrap();
+    assert_eq!(states(), saved);
 }
 
 #[test]

@@ -322,19 +322,19 @@ fn predictions_are_counted_as_in_use() {
     go_on(&mut run, 2);
     let options = LoaderOptions { batch_size: 3, ..LoaderOptions::default() };
     let held_out = DataLoader::new(text(7), options);
-    let before = random::default_generator().state();
+    let before = random::default_generator(Device::CPU).state();
     let score = run.evaluate(&held_out, |_| true).unwrap().unwrap();
     assert_eq!(score.all, 7 * WINDOW as u64);
     assert_eq!(run.evaluate(&held_out, |_| true).unwrap(), Some(score));
-    assert_eq!(random::default_generator().state(), before, "nothing is dropped");
+    assert_eq!(random::default_generator(Device::CPU).state(), before, "nothing is dropped");
     run.step().unwrap();
-    assert_ne!(random::default_generator().state(), before, "training goes on");
+    assert_ne!(random::default_generator(Device::CPU).state(), before, "training goes on");
     assert_eq!(run.evaluate(&held_out, |done| done < 2).unwrap(), None);
     let flaky = DataLoader::new(Flaky { text: text(7), left: 4.into() }, options);
     run.evaluate(&flaky, |_| true).unwrap_err();
-    let before = random::default_generator().state();
+    let before = random::default_generator(Device::CPU).state();
     run.step().unwrap();
-    assert_ne!(random::default_generator().state(), before, "training goes on after a failure too");
+    assert_ne!(random::default_generator(Device::CPU).state(), before, "training goes on after a failure too");
 
     let scores = Tensor::from_slice(&[0.1_f32, 0.9, 0.8, 0.2, 0.3, 0.7], &[3, 2]).unwrap();
     let target = Tensor::from_slice(&[1_i64, 0, 0], &[3]).unwrap();

@@ -9,7 +9,7 @@ use tenure_nn::layers::{Activation, BatchNorm1d, Dropout, Layer, Linear, Sequent
 use tenure_nn::optim::{Adam, Optimizer, Schedule, clip_grad_norm};
 use tenure_nn::{Module, Scope};
 use tenure_tensor::random::{self, Generator};
-use tenure_tensor::{Tensor, threads};
+use tenure_tensor::{Device, Tensor, threads};
 
 /// A data set of points and their distances from the middle.
 struct Points;
@@ -86,7 +86,7 @@ impl Run {
     }
 
     fn save(&mut self, path: &Path) {
-        self.progress.set_random("dropout", random::default_generator().state());
+        self.progress.set_random("dropout", random::default_generator(Device::CPU).state());
         Checkpoint::save(path, &self.model, &self.optimizer, &self.progress).unwrap();
     }
 
@@ -95,7 +95,7 @@ impl Run {
         let checkpoint = Checkpoint::open(path).unwrap();
         checkpoint.load(&run.model, &mut run.optimizer).unwrap();
         run.progress = checkpoint.progress().clone();
-        random::default_generator().set_state(run.progress.random("dropout").unwrap());
+        random::default_generator(Device::CPU).set_state(run.progress.random("dropout").unwrap());
         run
     }
 }

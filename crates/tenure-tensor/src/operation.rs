@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use tenure_core::{DType, Device};
 
 use crate::ops::LossReduction;
-use crate::random::{Generator, default_generator};
+use crate::random::Generator;
 use crate::{Result, Scalar, Tensor, TensorError, Value};
 
 /// An operation on tensors, as front ends see it.
@@ -95,7 +95,7 @@ pub enum Kind {
     Device,
     /// A device, or none.
     OptionalDevice,
-    /// A generator of random numbers, or none for the default one.
+    /// A generator of random numbers, or none for the device's default one.
     Generator,
     /// The reduction of a loss: `none`, `mean` or `sum`.
     Reduction,
@@ -299,14 +299,14 @@ impl<'a> Take<'a> for Generator {
 
     fn take(argument: &Argument<'a>) -> Option<Self> {
         match argument {
-            Argument::None => Some(default_generator()),
+            Argument::None => Some(Self::default()),
             Argument::Generator(generator) => Some((*generator).clone()),
             _ => None,
         }
     }
 
     fn argument(&'a self) -> Argument<'a> {
-        Argument::Generator(self)
+        if self.is_default() { Argument::None } else { Argument::Generator(self) }
     }
 }
 

@@ -17,16 +17,21 @@
 //! | integers in \[0, n) | ⌊`w` n / 2⁶⁴⌋, biased by less than n / 2⁶⁴ |
 //! | true with probability p | whether `w` < p 2³² |
 
-use std::marker::PhantomData;
-use std::sync::{Arc, LazyLock};
+mod defaults;
 
-use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
-use crate::arrays;
+use parking_lot::Mutex;
+
+pub use self::defaults::{DefaultGenerator, DefaultStates, default_generator, manual_seed};
 use crate::cuda::captured;
-use crate::scopes::Scopes;
+use crate::{Device, Result, TensorError, arrays};
 
 /// A random number generator: a seed and the number of blocks drawn. It is a handle: clones draw from one sequence.
+///
+/// A generator draws the same numbers for all devices. One [of a device](Generator::of_device) draws for devices of that
+/// kind only, as in PyTorch. [`Generator::default`] stands for the [default generator](default_generator) of the device
+/// that the numbers are for.
 ///
 /// ```
 /// use tenure_tensor::random::Generator;
@@ -41,8 +46,17 @@ use crate::scopes::Scopes;
 /// assert_eq!(Tensor::rand(&[3], DType::F32, Device::CPU, &generator)?.to_vec::<f32>()?, first.to_vec::<f32>()?);
 /// # Ok::<(), tenure_tensor::TensorError>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Generator {
+    /// `None`: the default generator of each device.
+    sequence: Option<Sequence>,
+}
+
+/// A sequence of random numbers that generators share.
+#[derive(Clone, Debug)]
+struct Sequence {
+    /// The device that it draws for; `None` for all devices.
+    device: Option<Device>,
     state: Arc<Mutex<GeneratorState>>,
 }
 
@@ -58,16 +72,30 @@ pub struct GeneratorState {
 }
 
 impl Generator {
-    /// Creates a generator at the beginning of a seed's sequence.
+    /// Creates a generator for all devices at the beginning of a seed's sequence.
     pub fn new(seed: u64) -> Self {
-        let generator = Self::unnoted(seed);
+        Self::made(None, GeneratorState::new(seed, 0))
+    }
+
+    /// Creates a generator at the beginning of a seed's sequence that draws only for devices of `device`'s kind.
+    pub fn of_device(device: Device, seed: u64) -> Self {
+        Self::made(Some(device), GeneratorState::new(seed, 0))
+    }
+
+    fn made(device: Option<Device>, state: GeneratorState) -> Self {
+        let generator = Self::unnoted(device, state);
         captured::made(&generator);
         generator
     }
 
     /// Creates a generator that the thread's current capture does not record.
-    fn unnoted(seed: u64) -> Self {
-        Self { state: Arc::new(Mutex::new(GeneratorState::new(seed, 0))) }
+    fn unnoted(device: Option<Device>, state: GeneratorState) -> Self {
+        Self { sequence: Some(Sequence { device, state: Arc::new(Mutex::new(state)) }) }
+    }
+
+    /// Returns the device that it draws for, or `None` if it draws for all.
+    pub fn device(&self) -> Option<Device> {
+        self.sequence.as_ref()?.device
     }
 
     /// Moves to the beginning of a seed's sequence.
@@ -75,22 +103,44 @@ impl Generator {
         self.set_state(GeneratorState::new(seed, 0));
     }
 
-    /// Returns the current state.
+    /// Returns the current state. The state of [`Generator::default`] is that of the CPU's default generator.
     pub fn state(&self) -> GeneratorState {
-        *self.lock()
+        self.with_state(|state| *state)
     }
 
     /// Moves to a state, of this generator or of another.
     pub fn set_state(&self, state: GeneratorState) {
-        *self.lock() = state;
+        self.with_state(|own| *own = state);
+    }
+
+    /// Creates another generator for the same device in the same state.
+    pub fn clone_state(&self) -> Self {
+        Self::made(self.device(), self.state())
     }
 
     /// Reserves `blocks` blocks for the caller alone; they begin at the returned state.
     pub fn reserve(&self, blocks: u64) -> GeneratorState {
-        let mut state = self.lock();
-        let first = *state;
-        *state = first.advanced(blocks);
-        first
+        self.with_state(|state| {
+            let first = *state;
+            *state = first.advanced(blocks);
+            first
+        })
+    }
+
+    /// Reserves `blocks` blocks for numbers on `device`.
+    ///
+    /// # Errors
+    /// The generator is of a device of another kind.
+    pub(crate) fn reserve_for(&self, op: &'static str, device: Device, blocks: u64) -> Result<GeneratorState> {
+        match self.device() {
+            Some(own) if own.kind() != device.kind() => {
+                let [expected, found] = [device.kind().name(), own.kind().name()];
+                let reason = format!("Expected a '{expected}' device type for generator but found '{found}'");
+                Err(TensorError::argument(op, reason))
+            }
+            _ if self.is_default() => Ok(default_generator(device).reserve(blocks)),
+            _ => Ok(self.reserve(blocks)),
+        }
     }
 
     /// Returns 64 random bits. Takes a block.
@@ -100,18 +150,29 @@ impl Generator {
 
     /// Creates a generator whose seed is drawn from this one, for example for a worker thread. Takes a block.
     pub fn fork(&self) -> Self {
-        Self::new(self.next_u64())
+        Self::made(self.device(), GeneratorState::new(self.next_u64(), 0))
+    }
+
+    /// Returns whether it stands for the default generators.
+    pub(crate) fn is_default(&self) -> bool {
+        self.sequence.is_none()
     }
 
     /// Returns whether both are handles of one generator.
     pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
+        match (&self.sequence, &other.sequence) {
+            (Some(own), Some(other)) => Arc::ptr_eq(&own.state, &other.state),
+            (own, other) => own.is_none() && other.is_none(),
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, GeneratorState> {
-        let mut state = self.state.lock();
+    fn with_state<R>(&self, function: impl FnOnce(&mut GeneratorState) -> R) -> R {
+        let Some(sequence) = &self.sequence else {
+            return default_generator(Device::CPU).with_state(function);
+        };
+        let mut state = sequence.state.lock();
         captured::join(self, &mut state);
-        state
+        function(&mut state)
     }
 }
 
@@ -144,44 +205,6 @@ impl GeneratorState {
         philox(&mut counters, [self.seed as u32, (self.seed >> 32) as u32]);
         arrays::from_fn(|lane| arrays::from_fn(|word| counters[word][lane]))
     }
-}
-
-/// Returns the generator of operations that are given none, such as [`dropout`](crate::Tensor::dropout). It is the
-/// process's, whose seed is 0 until [`manual_seed`], unless the thread has [one of its own](DefaultGenerator).
-pub fn default_generator() -> Generator {
-    static DEFAULT: LazyLock<Generator> = LazyLock::new(|| Generator::unnoted(0));
-    Scopes::latest(&OWN).unwrap_or_else(|| DEFAULT.clone())
-}
-
-thread_local! {
-    static OWN: Scopes<Generator> = const { Scopes::new() };
-}
-
-/// A guard that gives its thread a [default generator](default_generator) of its own while it lives. Without it,
-/// threads share one sequence, and chance decides which thread draws first. If several live, the one entered last
-/// decides.
-#[must_use = "it holds for as long as it lives"]
-pub struct DefaultGenerator {
-    scope: u64,
-    thread: PhantomData<*const ()>,
-}
-
-impl DefaultGenerator {
-    /// Makes `generator` the thread's default generator.
-    pub fn enter(generator: Generator) -> Self {
-        Self { scope: Scopes::enter(&OWN, generator), thread: PhantomData }
-    }
-}
-
-impl Drop for DefaultGenerator {
-    fn drop(&mut self) {
-        Scopes::leave(&OWN, self.scope);
-    }
-}
-
-/// Moves the default generator to the beginning of a seed's sequence, like PyTorch's `torch.manual_seed`.
-pub fn manual_seed(seed: u64) {
-    default_generator().manual_seed(seed);
 }
 
 /// Returns a block as two 64-bit numbers.

@@ -69,7 +69,7 @@ fn draws(x: &Tensor, own: &Generator) -> Result<Vec<Tensor>> {
         Tensor::randn(&[33], dtype, device, own)?,
         Tensor::randint(0, 1000, &[7], DType::I64, device, own)?,
         Tensor::randperm(20, device, own)?,
-        Tensor::full(&[9], 0.5, DType::F32, device)?.bernoulli(&random::default_generator())?,
+        Tensor::full(&[9], 0.5, DType::F32, device)?.bernoulli(&random::Generator::default())?,
     ])
 }
 
@@ -82,7 +82,7 @@ fn a_replay_draws_what_the_work_would_have_drawn() {
     for (_alone, device, memory) in devices() {
         let own = Generator::new(5);
         let x = Tensor::ones(&[50], DType::F32, device).unwrap().requires_grad_(true).unwrap();
-        let states = || (random::default_generator().state(), own.state());
+        let states = || (random::default_generator(device).state(), own.state());
         random::manual_seed(2);
         let expected: Vec<_> = (0..4).map(|_| (bytes(&draws(&x, &own).unwrap()), states())).collect();
 
@@ -272,4 +272,48 @@ fn what_a_replay_writes_is_seen_by_what_comes_after() -> Result<()> {
         assert_eq!(first(out)?, 16.0);
     }
     Ok(())
+}
+
+#[test]
+fn a_device_draws_from_a_generator_of_its_own() {
+    let (_alone, device, _) = alone();
+    random::manual_seed(6);
+    let states = || [Device::CPU, device].map(|device| random::default_generator(device).state());
+    let draw = |device| Tensor::rand(&[9], DType::F32, device, &Generator::default()).unwrap().to_bytes().unwrap();
+    let begin = states();
+    assert_eq!(begin[0], begin[1]);
+    let drawn = draw(device);
+    assert_eq!((states()[0], states()[1] == begin[1]), (begin[0], false));
+    let moved = states()[1];
+    assert_eq!(draw(Device::CPU), drawn);
+    assert_eq!((states()[0] == begin[0], states()[1]), (false, moved));
+
+    let x = Tensor::ones(&[9], DType::F32, device).unwrap();
+    let cpu = states()[0];
+    _ = x.dropout(0.5, true).unwrap();
+    assert_eq!((states()[0], states()[1] == moved), (cpu, false));
+    let refused = Tensor::rand(&[9], DType::F32, device, &Generator::of_device(Device::CPU, 1)).unwrap_err();
+    let reason = "uniform: Expected a 'cuda' device type for generator but found 'cpu'";
+    assert_eq!(refused.to_string(), reason);
+}
+
+#[test]
+fn the_first_draws_of_a_device_in_a_captured_checkpoint_repeat() {
+    let (_alone, device, _) = alone();
+    let x = Tensor::ones(&[50], DType::F32, device).unwrap().requires_grad_(true).unwrap();
+    random::manual_seed(7);
+    let work = || {
+        let y = autograd::checkpoint(&[&x], |x| Ok(vec![x[0].dropout(0.5, true)?.mul(&x[0])?]))?;
+        autograd::backward(&[&y[0]], &[Some(&y[0].ones_like()?)], BackwardOptions::default())?;
+        Ok::<_, TensorError>([y[0].detach(), x.set_grad(None)?.expect("it requires one")])
+    };
+    let (mut captured, [y, grad]) = Captured::new(device, work).unwrap();
+    let mut drawn = Vec::new();
+    for _ in 0..3 {
+        captured.replay().unwrap();
+        let twice = y.mul(2.0).unwrap();
+        assert_eq!(twice.to_bytes().unwrap(), grad.to_bytes().unwrap());
+        drawn.push(y.to_bytes().unwrap());
+    }
+    assert!(drawn[0] != drawn[1] && drawn[1] != drawn[2]);
 }

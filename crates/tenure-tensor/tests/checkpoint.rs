@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tenure_tensor::autograd::{self, BackwardOptions, SavedHooks};
-use tenure_tensor::random::{default_generator, manual_seed};
+use tenure_tensor::random::{Generator, manual_seed};
 use tenure_tensor::{AutogradError, DType, Device, Result, Tensor, TensorError};
 
 /// Runs several operations that save something.
@@ -52,7 +52,7 @@ fn step(function: Checkpointed) -> [Vec<u32>; 4] {
     manual_seed(3);
     let y = function(&x, &weight).unwrap();
     y.sum_all().unwrap().backward().unwrap();
-    let drawn = Tensor::rand(&[1], DType::F32, Device::CPU, &default_generator()).unwrap();
+    let drawn = Tensor::rand(&[1], DType::F32, Device::CPU, &Generator::default()).unwrap();
     [y, x.grad().unwrap(), weight.grad().unwrap(), drawn].map(bits)
 }
 

@@ -217,14 +217,14 @@ fn a_thread_draws_from_a_generator_of_its_own() {
     let generator = Generator::new(9);
     let x = Tensor::ones(&[100], DType::F32, Device::CPU).unwrap();
     let dropped = || x.dropout(0.5, true).unwrap().to_vec::<f32>().unwrap();
-    let before = random::default_generator().state();
+    let before = random::default_generator(Device::CPU).state();
     let own = random::DefaultGenerator::enter(generator.clone());
     let first = dropped();
     assert_ne!(dropped(), first);
     generator.manual_seed(9);
     assert_eq!(dropped(), first);
     drop(own);
-    assert_eq!(random::default_generator().state(), before);
+    assert_eq!(random::default_generator(Device::CPU).state(), before);
 }
 
 /// Computes Philox4x32-10 as its paper defines it.

@@ -40,7 +40,7 @@ pub(crate) use dtype::{DTypeObject, dtype_named, get_default_dtype, promote_type
 pub(crate) use extension::{ExtensionFunction, check_cuda_source, load_extension, write_headers};
 pub(crate) use function::{attach_function, call_function, check_gradients, checkpoint};
 pub(crate) use functions::{operation_functions, operation_table};
-pub(crate) use generator::{GeneratorObject, default_generator};
+pub(crate) use generator::{DefaultStatesObject, GeneratorObject, default_generator, manual_seed};
 pub(crate) use held::HookObject;
 pub(crate) use lbfgs::LbfgsObject;
 pub(crate) use optimizer::{OptimizerObject, unscale_gradients};

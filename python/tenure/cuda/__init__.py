@@ -10,6 +10,7 @@ Examples
 ...     print(tenure.cuda.get_device_name(), tenure.cuda.memory_allocated())
 """
 
+from tenure._native import Generator
 from tenure.cuda import graphs, memory, random, streams
 from tenure.cuda._devices import (
     DeviceProperties,
@@ -50,6 +51,7 @@ from tenure.cuda.memory import (
     set_per_process_memory_fraction,
 )
 from tenure.cuda.random import (
+    _generators,
     get_rng_state,
     get_rng_state_all,
     initial_seed,
@@ -73,6 +75,7 @@ __all__ = [
     "can_device_access_peer",
     "current_device",
     "current_stream",
+    "default_generators",
     "default_stream",
     "device",
     "device_count",
@@ -116,3 +119,12 @@ __all__ = [
     "streams",
     "synchronize",
 ]
+
+#: The default generators of all GPUs.
+default_generators: tuple[Generator, ...]
+
+
+def __getattr__(name: str) -> tuple[Generator, ...]:
+    if name == "default_generators":
+        return _generators()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,15 +1,14 @@
-"""Random numbers on devices.
+"""Random numbers on GPUs: the seeds and the states of their default generators.
 
-All devices draw from the generator of `tenure.random`, as the CPU does. So these functions seed, save and restore that
-one; a device given to them says nothing more.
+Each GPU has a generator of its own, as in PyTorch. A function that is given no device is for the current one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tenure import random
-from tenure._native import Tensor
+from tenure import _native
+from tenure._native import Generator, Tensor
 from tenure.cuda._devices import DeviceLike, device_count, index_of
 
 __all__ = [
@@ -25,49 +24,56 @@ __all__ = [
 ]
 
 
+def _generator(device: DeviceLike) -> Generator:
+    return _native.default_generator(f"cuda:{index_of(device)}")
+
+
+def _generators() -> tuple[Generator, ...]:
+    return tuple(_generator(index) for index in range(device_count()))
+
+
 def manual_seed(seed: int) -> None:
-    """Moves the generator to the beginning of a seed's sequence."""
-    random.manual_seed(seed)
+    """Moves the current GPU's generator to the beginning of a seed's sequence."""
+    _generator(None).manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:
-    """Moves the generator to the beginning of a seed's sequence."""
-    random.manual_seed(seed)
+    """Moves the generators of all GPUs to the beginning of a seed's sequence."""
+    for generator in _generators():
+        generator.manual_seed(seed)
 
 
 def seed() -> None:
-    """Seeds the generator with a number that the system chooses."""
-    random.seed()
+    """Seeds the current GPU's generator with a number that the system chooses."""
+    _generator(None).seed()
 
 
 def seed_all() -> None:
-    """Seeds the generator with a number that the system chooses."""
-    random.seed()
+    """Seeds the generators of all GPUs with one number that the system chooses."""
+    manual_seed_all(Generator().seed())
 
 
 def initial_seed() -> int:
-    """Returns the seed of the generator."""
-    return random.initial_seed()
+    """Returns the seed of the current GPU's generator."""
+    return _generator(None).initial_seed()
 
 
 def get_rng_state(device: DeviceLike = "cuda") -> Tensor:
-    """Returns the generator's state, as a tensor of bytes on the CPU."""
-    index_of(device)
-    return random.get_rng_state()
+    """Returns the state of a GPU's generator, as a tensor of bytes on the CPU."""
+    return _generator(device).get_state()
 
 
 def get_rng_state_all() -> list[Tensor]:
-    """Returns the generator's state once for each device."""
-    return [random.get_rng_state() for _ in range(device_count())]
+    """Returns the states of the generators of all GPUs."""
+    return [generator.get_state() for generator in _generators()]
 
 
 def set_rng_state(new_state: Tensor, device: DeviceLike = "cuda") -> None:
-    """Sets the generator's state to one that `get_rng_state` returned."""
-    index_of(device)
-    random.set_rng_state(new_state)
+    """Sets the state of a GPU's generator to one that `get_rng_state` returned."""
+    _generator(device).set_state(new_state)
 
 
 def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
-    """Sets the generator's state to the last of those that `get_rng_state_all` returned."""
-    for state in new_states:
-        random.set_rng_state(state)
+    """Sets the states of the GPUs' generators to those that `get_rng_state_all` returned."""
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)

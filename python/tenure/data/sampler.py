@@ -88,7 +88,7 @@ class RandomSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         size = len(self.data_source)
-        generator = Generator(_random_seed()) if self.generator is None else self.generator
+        generator = Generator().manual_seed(_random_seed()) if self.generator is None else self.generator
         left = self.num_samples if size else 0
         while left > 0:
             if self.replacement:
@@ -266,7 +266,7 @@ class DistributedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         size = len(self.dataset)
         if self.shuffle:
-            indices = randperm(size, generator=Generator(self.seed + self.epoch)).tolist()
+            indices = randperm(size, generator=Generator().manual_seed(self.seed + self.epoch)).tolist()
         else:
             indices = list(range(size))
         if size:

@@ -34,8 +34,10 @@ use crate::{Result, purpose};
 
 pub use tenure_offload::{Budget, BudgetProgress, Pass, ProcessMeter, StepReport};
 
-/// The name of the default generator in a checkpoint.
+/// The name, in a checkpoint, of the default generator of the trainer's device.
 const GENERATOR: &str = "default";
+/// The name, in a checkpoint, of the CPU's default generator, if the trainer's device is another.
+const CPU_GENERATOR: &str = "cpu";
 
 /// Trains a [`Task`] on batches of a [`DataLoader`], one step per call. Between steps the caller can show them, save a
 /// checkpoint, or stop.
@@ -454,7 +456,9 @@ where
         let epoch = self.epoch;
         let batch = self.batch;
         let mut progress = Progress { step, epoch, batch, notes, series, ..Progress::default() };
-        progress.set_random(GENERATOR, random::default_generator().state());
+        for (name, device) in self.generators() {
+            progress.set_random(name, random::default_generator(device).state());
+        }
         Checkpoint::save(path, self.task.model(), &self.optimizer, &progress)
     }
 
@@ -474,13 +478,22 @@ where
         let history = history::from_series(&progress.series).map_err(wrong)?;
         let (epoch, batch) = self.resume_position(progress, &notes, history.len() as u64).map_err(wrong)?;
         checkpoint.load(self.task.model(), &mut self.optimizer)?;
-        if let Some(state) = progress.random(GENERATOR) {
-            random::default_generator().set_state(state);
+        for (name, device) in self.generators() {
+            if let Some(state) = progress.random(name) {
+                random::default_generator(device).set_state(state);
+            }
         }
         (self.step, self.epoch, self.batch) = (progress.step, epoch, batch);
         (self.history, self.batches, self.is_partly_updated) = (history, None, false);
         self.drop_capture();
         self.resume_others(path)
+    }
+
+    /// Returns the devices whose default generators a checkpoint stores, with their names there.
+    fn generators(&self) -> impl Iterator<Item = (&'static str, Device)> + use<T, D> {
+        let device = self.device();
+        let cpu = (!device.is_cpu()).then_some((CPU_GENERATOR, Device::CPU));
+        [(GENERATOR, device)].into_iter().chain(cpu)
     }
 
     /// Returns the epoch, and the batch in it, at which a run resumes, or a description of the contradiction in a

@@ -17,11 +17,12 @@ use super::mode::{is_grad_enabled, with_grad};
 use super::saved::SavedTensor;
 use crate::autocast::{self, Autocast};
 use crate::error::AutogradError;
-use crate::{DType, Result, Tensor, random};
+use crate::random::DefaultStates;
+use crate::{DType, Result, Tensor};
 
 /// Runs `function` on `inputs`, and keeps the inputs instead of the tensors that it saves for backward. Backward runs
-/// the function again. The second run draws the same random numbers from the default generator, leaves the generator as
-/// it was, and has the same autocast dtype. Checkpoints can be nested.
+/// the function again. The second run draws the same random numbers from the default generators, leaves the generators
+/// as they were, and has the same autocast dtype. Checkpoints can be nested.
 ///
 /// The function must do the same every time. If it has side effects, such as updates of running statistics, it must
 /// skip them [when it is run again](is_recomputing). If a graph is retained, the tensors that were computed again are
@@ -67,20 +68,19 @@ pub fn is_recomputing() -> bool {
 }
 
 /// Runs `function` without side effects: during it [`is_recomputing`] returns `true`, so that modules skip theirs, and
-/// afterwards the default generator is set back.
+/// afterwards the default generators are set back.
 pub fn rehearse<R>(function: impl FnOnce() -> R) -> R {
     struct Rehearsal {
-        random: random::GeneratorState,
+        random: DefaultStates,
         rehearsing: bool,
     }
     impl Drop for Rehearsal {
         fn drop(&mut self) {
-            random::default_generator().set_state(self.random);
+            self.random.restore();
             REHEARSING.set(self.rehearsing);
         }
     }
-    let random = random::default_generator().state();
-    let _rehearsal = Rehearsal { random, rehearsing: REHEARSING.replace(true) };
+    let _rehearsal = Rehearsal { random: DefaultStates::now([]), rehearsing: REHEARSING.replace(true) };
     function()
 }
 
@@ -116,8 +116,8 @@ struct CheckpointRun {
     /// The inputs, and whether each requires a gradient. They go through saved-tensor hooks themselves: inputs of a
     /// checkpoint inside another are computed again too.
     inputs: Vec<(SavedTensor, bool)>,
-    /// The state of the default generator before the first run.
-    random: random::GeneratorState,
+    /// The states of the default generators before the first run.
+    random: DefaultStates,
     autocast: Option<DType>,
     /// The slots, in the order in which the function saved their tensors.
     slots: Mutex<Vec<Weak<SavedSlot>>>,
@@ -131,7 +131,7 @@ impl CheckpointRun {
         Ok(Self {
             function,
             inputs: saved.collect::<Result<_>>()?,
-            random: random::default_generator().state(),
+            random: DefaultStates::now(inputs.iter().map(Tensor::device)),
             autocast: autocast::dtype(),
             slots: Mutex::default(),
             running: Mutex::default(),
@@ -190,31 +190,31 @@ impl CheckpointRun {
             },
             |tensor: &Tensor| Ok(tensor.clone()),
         );
-        let _replay = RecomputeScope::enter(self.random);
+        let _replay = RecomputeScope::enter(&self.random);
         let _autocast = Autocast::enter(self.autocast);
         let result = with_grad(|| (self.function)(&inputs));
         if is_done.load(Ordering::Relaxed) { Ok(()) } else { result.map(drop) }
     }
 }
 
-/// A scope in which [`is_recomputing`] returns `true` and the default generator continues from an earlier state. The
-/// end of the scope restores the generator.
+/// A scope in which [`is_recomputing`] returns `true` and the default generators continue from earlier states. The end
+/// of the scope restores the generators.
 struct RecomputeScope {
-    random: random::GeneratorState,
+    random: DefaultStates,
     recomputing: bool,
 }
 
 impl RecomputeScope {
-    fn enter(state: random::GeneratorState) -> Self {
-        let random = random::default_generator().state();
-        random::default_generator().set_state(state);
+    fn enter(states: &DefaultStates) -> Self {
+        let random = DefaultStates::now([]);
+        states.restore();
         Self { random, recomputing: RECOMPUTING.replace(true) }
     }
 }
 
 impl Drop for RecomputeScope {
     fn drop(&mut self) {
-        random::default_generator().set_state(self.random);
+        self.random.restore();
         RECOMPUTING.set(self.recomputing);
     }
 }

@@ -149,8 +149,10 @@ impl Tensor {
         let weighting = Weighting {
             scale,
             is_causal: how.is_causal,
-            dropout: (how.dropout > 0.0)
-                .then(|| Dropping { probability: how.dropout, state: default_generator().reserve(blocks(count)) }),
+            dropout: (how.dropout > 0.0).then(|| Dropping {
+                probability: how.dropout,
+                state: default_generator(q.device()).reserve(blocks(count)),
+            }),
         };
         let needs_weights = is_grad_enabled() && mask.as_ref().is_some_and(Self::requires_grad);
         let out = if needs_weights {

@@ -5,7 +5,7 @@ use super::reduce::floating;
 use crate::autograd::{Context, attach, attach_in_place, recipe};
 use crate::cpu::random::{self as kernels, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
 use crate::operation::operations;
-use crate::random::{Generator, GeneratorState, default_generator};
+use crate::random::{Generator, GeneratorState};
 use crate::scalar::integers;
 use crate::{DType, Device, Kernel, Result, Tensor, TensorError, cuda};
 
@@ -63,7 +63,8 @@ operations! {
         normal_(input, mean: Float = 0.0, std: Float = 1.0, generator: Generator = None) -> ();
 
         /// If `train`, sets each element to 0 with the probability `p`, and divides the others by 1 - `p`; else returns
-        /// the tensor itself. The numbers come from the [default generator](default_generator).
+        /// the tensor itself. The numbers come from the device's
+        /// [default generator](crate::random::default_generator).
         ///
         /// # Errors
         /// `p` is no probability; the dtype is not floating.
@@ -201,7 +202,8 @@ fn dropout(input: &Tensor, probability: f64, training: bool) -> Result<Tensor> {
     if !training || probability == 0.0 {
         return Ok(input.clone());
     }
-    input.dropped(probability, default_generator().reserve(blocks(input.numel())))
+    let state = Generator::default().reserve_for("dropout", input.device(), blocks(input.numel()))?;
+    input.dropped(probability, state)
 }
 
 impl Tensor {
@@ -234,7 +236,7 @@ impl Tensor {
             op,
             &[self],
             || {
-                let state = generator.reserve(blocks(self.numel()));
+                let state = generator.reserve_for(op, self.device(), blocks(self.numel()))?;
                 if self.is_contiguous() {
                     return draw(kernel, self, state);
                 }
@@ -270,10 +272,11 @@ fn drawn<F: Copy>(
     generator: &Generator,
     draw: impl FnOnce(F, &Tensor, GeneratorState) -> Result<()>,
 ) -> Result<Tensor> {
-    let _op = entered(kernel.name());
+    let name = kernel.name();
+    let _op = entered(name);
     let out = Tensor::empty(sizes, dtype, device)?;
     let kernel = kernel.find(device.kind(), dtype)?;
-    draw(kernel, &out, generator.reserve(blocks(out.numel())))?;
+    draw(kernel, &out, generator.reserve_for(name, device, blocks(out.numel()))?)?;
     Ok(out)
 }
 

@@ -319,7 +319,7 @@ fn a_function_without_a_slope_has_a_gradient_of_zeros() {
         |x| x.div_trunc(2.0),
         |x| written(x, |to| to.fill_(3.0)),
         |x| written(x, |to| to.copy_(&Tensor::ones(&[2], DType::F64, Device::CPU)?)),
-        |x| written(x, |to| to.uniform_(0.0, 1.0, &random::default_generator())),
+        |x| written(x, |to| to.uniform_(0.0, 1.0, &random::Generator::default())),
     ];
     for function in functions {
         let x = leaf(&[0.5, -1.5]);

@@ -240,10 +240,10 @@ fn a_replay_drops_what_the_work_would_have_dropped() {
             Ok([Some(out.detach())].into_iter().chain(grads).flatten().collect())
         };
         let all = |tensors: &[Tensor]| tensors.iter().map(numbers).collect::<Vec<_>>();
-        let begin = tenure_tensor::random::default_generator().state();
+        let begin = tenure_tensor::random::default_generator(cuda()).state();
         let expected: Vec<_> = (0..3).map(|_| all(&work().unwrap())).collect();
         assert_ne!(expected[0], expected[1]);
-        tenure_tensor::random::default_generator().set_state(begin);
+        tenure_tensor::random::default_generator(cuda()).set_state(begin);
         let (mut captured, out) = Captured::new(cuda(), work).unwrap();
         for expected in expected {
             captured.replay().unwrap();

@@ -47,7 +47,7 @@ fn model(device: Device, dtype: Option<DType>) -> Vec<Vec<u8>> {
     let grads = leaves.iter().map(|leaf| leaf.grad().unwrap());
     let all = grads.chain(running).chain([loss.detach()]);
     let mut bytes: Vec<Vec<u8>> = all.map(|tensor| tensor.to_bytes().unwrap()).collect();
-    bytes.push(default_generator().next_u64().to_le_bytes().to_vec());
+    bytes.push(default_generator(Device::CPU).next_u64().to_le_bytes().to_vec());
     bytes
 }
 

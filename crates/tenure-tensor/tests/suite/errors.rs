@@ -378,7 +378,7 @@ fn what_is_out_of_range() {
     );
     // to - 1 is out of bounds for unsigned char
     says(
-        Tensor::randint(0, 300, &[2], DType::U8, Device::CPU, &random::default_generator()),
+        Tensor::randint(0, 300, &[2], DType::U8, Device::CPU, &random::Generator::default()),
         "randint: integers from 0 to below 300 do not fit uint8, which holds 0 to 255",
     );
     for probability in [-0.1, f64::NAN] {
@@ -399,7 +399,7 @@ fn what_is_out_of_range() {
 fn dtypes() {
     // "check_uniform_bounds" not implemented for 'Long'
     says(
-        Tensor::rand(&[2], DType::I64, Device::CPU, &random::default_generator()),
+        Tensor::rand(&[2], DType::I64, Device::CPU, &random::Generator::default()),
         "rand: got int64, but a floating dtype is needed",
     );
     // Found dtype Long but expected Float

@@ -25,8 +25,8 @@ const WHOLE: &[Operation<usize>] = &[
     ("from_vec", |n| Tensor::from_vec(vec![1.0_f32], &[n, 2])),
     ("linspace", |n| Tensor::linspace(0.0, 1.0, n, F32, CPU)),
     ("logspace", |n| Tensor::logspace(0.0, 1.0, n, 2.0, F32, CPU)),
-    ("randperm", |n| Tensor::randperm(n, CPU, &random::default_generator())),
-    ("randn", |n| Tensor::randn(&[n, 2], F32, CPU, &random::default_generator())),
+    ("randperm", |n| Tensor::randperm(n, CPU, &random::Generator::default())),
+    ("randn", |n| Tensor::randn(&[n, 2], F32, CPU, &random::Generator::default())),
     ("repeat", |n| numbers(&[2, 3])?.repeat(&[n, 1])),
     ("repeat both", |n| numbers(&[2, 3])?.repeat(&[n, n])),
     ("repeat to more", |n| numbers(&[2, 3])?.repeat(&[n, 1, n])),
@@ -137,7 +137,7 @@ const SIGNED: &[Operation<isize>] = &[
     ("arange steps", |i| Tensor::arange(0, 3, i as i64, DType::I64, CPU)),
     ("arange fractions", |i| Tensor::arange(0.0, 3.0, i as f64, F32, CPU)),
     ("arange down", |i| Tensor::arange(i64::MAX, i64::MIN, i as i64, DType::I64, CPU)),
-    ("randint", |i| Tensor::randint(i as i64, i64::MAX, &[3], DType::I64, CPU, &random::default_generator())),
+    ("randint", |i| Tensor::randint(i as i64, i64::MAX, &[3], DType::I64, CPU, &random::Generator::default())),
     ("nll_loss", |i| {
         let target = Tensor::from_slice(&[i as i64, 1], &[2])?;
         numbers(&[2, 3])?.nll_loss(&target, None, -100, LossReduction::Mean)
@@ -158,7 +158,7 @@ const PROBABILITIES: &[Operation<f64>] = &[
         let q = numbers(&[1, 2, 3])?;
         q.attention(&q, &q, &Attention { dropout: x, ..Attention::default() })
     }),
-    ("bernoulli_", |x| written(|to| to.bernoulli_(x, &random::default_generator()))),
+    ("bernoulli_", |x| written(|to| to.bernoulli_(x, &random::Generator::default()))),
     ("label_smoothing", |x| {
         let options = CrossEntropy { label_smoothing: x, ..CrossEntropy::default() };
         numbers(&[2, 3])?.cross_entropy(&Tensor::from_slice(&[0_i64, 1], &[2])?, &options)
@@ -166,8 +166,8 @@ const PROBABILITIES: &[Operation<f64>] = &[
 ];
 
 const FACTORS: &[Operation<f64>] = &[
-    ("normal_", |x| written(|to| to.normal_(0.0, x, &random::default_generator()))),
-    ("uniform_", |x| written(|to| to.uniform_(x, 1.0, &random::default_generator()))),
+    ("normal_", |x| written(|to| to.normal_(0.0, x, &random::Generator::default()))),
+    ("uniform_", |x| written(|to| to.uniform_(x, 1.0, &random::Generator::default()))),
     ("arange", |x| Tensor::arange(0.0, 3.0, x, F32, CPU)),
     ("arange to", |x| Tensor::arange(0.0, x, 1.0, F32, CPU)),
     ("arange of integers", |x| Tensor::arange(0.0, x, 1.0, DType::I64, CPU)),

@@ -140,7 +140,7 @@ where
     /// Makes a step on all devices. The first device's thread calls this.
     pub(super) fn make_step_of_all(&mut self) -> Result<Step> {
         let lrs: Vec<f64> = self.optimizer.groups().iter().map(|group| group.lr()).collect();
-        let random = default_generator().state();
+        let random = default_generator(self.device()).state();
         let lower = autocast::dtype();
         let Some(crew) = self.crew() else { return self.make_step() };
         crew.send(|| CrewCommand::Step { random, lower, lrs: lrs.clone() })?;
