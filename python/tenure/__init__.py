@@ -38,6 +38,7 @@ from tenure._operations import __all__ as _operation_names
 
 # isort: split
 from tenure import _array_methods as _array_methods
+from tenure import _html as _html
 from tenure import autograd, backends, memory, plan, random, trace
 from tenure._devices import Cpu, Device, Devices, Link, Process, devices
 from tenure._errors import DeviceError, Error, OutOfMemoryError, TraceError

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 from tenure import _native
+from tenure._html import line, size, table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +152,21 @@ class Devices(Sequence[Device]):
 
     def __len__(self) -> int:
         return len(self._devices)
+
+    def _repr_html_(self) -> str:
+        if self.unavailable is not None:
+            return line(self.unavailable)
+        rows = [
+            (
+                device.number,
+                device.error or device.name or "",
+                device.compute_capability or "",
+                "" if device.free_bytes is None else size(device.free_bytes),
+                "" if device.total_bytes is None else size(device.total_bytes),
+            )
+            for device in self
+        ]
+        return table(("", "Device", "Compute capability", "Free memory", "Memory"), rows, texts=2)
 
 
 def devices(driver: Literal["cuda", "sim"] = "cuda") -> Devices:

@@ -30,6 +30,7 @@ from typing import Any, Self
 
 from tenure import _native
 from tenure._files import write_whole
+from tenure._html import escaped
 from tenure.autograd import _Setting
 
 __all__ = [
@@ -269,6 +270,9 @@ class EventList(list[FunctionEventAvg]):
 
     def __str__(self) -> str:
         return self.table()
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="background: none">{escaped(self.table())}</pre>'
 
 
 class profile:

@@ -28,6 +28,7 @@ from tenure import _native
 from tenure._arguments import whole_number
 from tenure._errors import TraceError
 from tenure._files import write_whole
+from tenure._html import line, size, table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,6 +98,20 @@ class Trace:
     def __repr__(self) -> str:
         peak = self.peak_requested_bytes
         return f"<tenure.trace.Trace {self.name!r}: {len(self)} events, {peak} bytes requested at the peak>"
+
+    def _repr_html_(self) -> str:
+        rows = (
+            ("Device", self.device),
+            ("Events", f"{len(self):,}"),
+            ("Allocations", f"{self.allocations:,}"),
+            ("Streams", len(self.streams)),
+            ("Duration", f"{self.duration_us / 1e6:.3f} s"),
+            ("Peak of requested bytes", size(self.peak_requested_bytes)),
+            ("Live at the end", size(self.live_at_end_bytes)),
+            ("Live before the first event", size(self.earlier_bytes)),
+            ("Out of memory", f"{self.ooms} times"),
+        )
+        return table((f"Trace {self.name!r}", ""), rows) + "".join(map(line, self.notes))
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tenure import _native
 from tenure._errors import OutOfMemoryError
+from tenure._html import escaped, size
 from tenure.cuda._devices import DeviceLike, index_of
 
 __all__ = [
@@ -94,8 +95,17 @@ _ROWS = (
 )
 
 
+class _Summary(str):
+    """A table of a device's counters."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return f'<pre style="background: none">{escaped(self)}</pre>'
+
+
 def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
-    """Returns a table of a device's counters.
+    """Returns a table of a device's counters. A notebook shows it as a table.
 
     Parameters
     ----------
@@ -109,16 +119,7 @@ def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
     lines = [f"Memory of cuda:{index_of(device)}", "".join(f"{head:>16}" for head in ("", *columns))]
     for title, name, in_bytes in _ROWS:
         figures = [counters.get(f"{name}.all.{column}") or 0 for column in columns]
-        cells = [_size(figure) if in_bytes else str(figure) for figure in figures]
+        cells = [size(figure) if in_bytes else str(figure) for figure in figures]
         lines.append(f"{title:>16}" + "".join(f"{cell:>16}" for cell in cells))
     lines.append(f"Out of memory: {counters.get('num_ooms') or 0} times")
-    return "\n".join(lines)
-
-
-def _size(figure: int) -> str:
-    size = float(figure)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"
+    return _Summary("\n".join(lines))

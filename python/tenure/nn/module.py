@@ -435,6 +435,11 @@ class Module(ModuleAttributes):
         inside = "\n  ".join(lines + children)
         return f"{self._get_name()}(\n  {inside}\n)"
 
+    def _repr_html_(self) -> str:
+        from tenure.nn._html import module_html
+
+        return module_html(self)
+
 
 # The methods and parameters of `Module` have the names of dtypes.
 _Dtype = dtype
