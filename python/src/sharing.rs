@@ -4,15 +4,16 @@
 //! because tensors may lie in them.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::MutexGuard;
 use pyo3::prelude::*;
 use tenure::core::StreamId;
 
 use tenure_device::memory::{self, DeviceMemory, MAX_DEVICES};
 use tenure_device::share::{
-    DaemonClient, DaemonConfig, ShareError, SharedCache, SharedCacheConfig, WorkerCache, default_socket,
+    CacheWaits, DaemonClient, ProcessCaches, ShareError, SharedCacheConfig, WorkerCache, default_socket,
 };
 use tenure_device::{AccessMode, Priority};
 
@@ -23,48 +24,8 @@ use crate::torch::without_lock;
 /// The time between two attempts to connect to a daemon that has not started yet.
 const RETRY: Duration = Duration::from_millis(20);
 
-static CACHES: [Mutex<Caches>; MAX_DEVICES] =
-    [const { Mutex::new(Caches { owned: None, joined: None, is_own: false, stream: None }) }; MAX_DEVICES];
-
-/// A process's shared caches on a device.
-struct Caches {
-    owned: Option<SharedCache>,
-    joined: Option<WorkerCache>,
-    /// Whether the joined cache is the owned one.
-    is_own: bool,
-    /// The stream on which modules are placed. Nothing else allocates on it.
-    stream: Option<StreamId>,
-}
-
-impl Caches {
-    /// Maps the cache that `client` is connected to. It replaces a cache joined before if nothing is inserted in that
-    /// one.
-    fn join(
-        &mut self,
-        device: u8,
-        client: DaemonClient,
-        parameter_bytes: Option<u64>,
-        computation_bytes: Option<u64>,
-        patience: Duration,
-    ) -> PyResult<()> {
-        if self.joined.as_ref().is_some_and(|joined| !joined.streams().is_empty()) {
-            let text = "ranges of another shared cache are inserted in this process: call clear_shared_cache() first";
-            return Err(complaint(text.to_owned()));
-        }
-        let is_own = self.owned.as_ref().and_then(SharedCache::socket) == Some(client.path());
-        let pool = &client.terms().pool;
-        let size = |given: Option<u64>, part: usize| given.or_else(|| pool.get(part).copied()).unwrap_or(0);
-        let config = SharedCacheConfig {
-            pool_bytes: client.terms().pool_bytes(),
-            parameter_bytes: size(parameter_bytes, 0),
-            computation_bytes: size(computation_bytes, 1),
-        };
-        let cache = WorkerCache::recv_shared_cache(Arc::new(client), opened(device)?, config);
-        self.joined = Some(cache.map_err(exception)?.with_patience(patience).with_waits_in(without_lock));
-        self.is_own = is_own;
-        Ok(())
-    }
-}
+/// The streams on which modules are placed, by device. Nothing else allocates on them.
+static MODULE_STREAMS: Mutex<[Option<StreamId>; MAX_DEVICES]> = Mutex::new([None; MAX_DEVICES]);
 
 /// Returns the default socket of a device's cache.
 #[pyfunction]
@@ -82,50 +43,29 @@ pub(crate) fn allocate_shared_cache(
     computation_bytes: u64,
 ) -> PyResult<()> {
     py.detach(|| {
-        let mut caches = caches(device)?;
-        if caches.owned.is_some() {
-            return Err(complaint("this process has allocated a shared cache of this device already".to_owned()));
-        }
         let config = SharedCacheConfig { pool_bytes, parameter_bytes, computation_bytes };
-        let cache = SharedCache::allocate_shared_cache(Arc::clone(opened(device)?.driver()), &config);
-        caches.owned = Some(cache.map_err(exception)?);
-        Ok(())
+        caches(device)?.allocate(opened(device)?, &config).map_err(exception)
     })
 }
 
 /// Serves the owned cache at a socket.
 #[pyfunction]
 pub(crate) fn send_shared_cache(py: Python<'_>, device: u8, socket: PathBuf) -> PyResult<()> {
-    py.detach(|| {
-        let mut caches = caches(device)?;
-        let owned = caches.owned.as_mut();
-        let owned = owned.ok_or_else(|| {
-            complaint("there is no shared cache to send: call allocate_shared_cache() first".to_owned())
-        })?;
-        owned.send_shared_cache(DaemonConfig { socket, ..DaemonConfig::default() }).map_err(exception)
-    })
+    py.detach(|| caches(device)?.send(&socket).map_err(exception))
 }
 
 /// Returns whether this process works in its own cache.
 #[pyfunction]
 pub(crate) fn owns_shared_cache(py: Python<'_>, device: u8) -> PyResult<bool> {
-    py.detach(|| Ok(caches(device)?.is_own))
+    py.detach(|| Ok(caches(device)?.is_own()))
 }
 
 /// Maps this process's own cache into the process, if it has one and has joined none yet. First serves it at `socket`,
 /// unless it is served already. `wait_s` is as in [`recv_shared_cache`].
 #[pyfunction]
 pub(crate) fn join_own_shared_cache(py: Python<'_>, device: u8, socket: PathBuf, wait_s: f64) -> PyResult<()> {
-    let patience = seconds(wait_s)?;
-    py.detach(|| {
-        let caches = &mut *caches(device)?;
-        let (Some(owned), None) = (&mut caches.owned, &caches.joined) else { return Ok(()) };
-        let socket = owned.socket().map_or(socket, Path::to_path_buf);
-        owned
-            .send_shared_cache(DaemonConfig { socket: socket.clone(), ..DaemonConfig::default() })
-            .map_err(exception)?;
-        caches.join(device, DaemonClient::connect(&socket).map_err(exception)?, None, None, patience)
-    })
+    let waits = waits(wait_s)?;
+    py.detach(|| caches(device)?.join_own(opened(device)?, &socket, waits).map_err(exception))
 }
 
 /// Maps the cache that is served at `socket`. Waits up to `wait_s` seconds for it to be served, and later as long for
@@ -139,9 +79,12 @@ pub(crate) fn recv_shared_cache(
     parameter_bytes: Option<u64>,
     computation_bytes: Option<u64>,
 ) -> PyResult<()> {
-    let wait = seconds(wait_s)?;
-    let client = connect(py, &socket, wait)?;
-    py.detach(|| caches(device)?.join(device, client, parameter_bytes, computation_bytes, wait))
+    let waits = waits(wait_s)?;
+    let client = connect(py, &socket, waits.patience)?;
+    py.detach(|| {
+        let joined = caches(device)?.join(opened(device)?, client, parameter_bytes, computation_bytes, waits);
+        joined.map_err(exception)
+    })
 }
 
 /// Allows a stream to allocate parameters in the cache.
@@ -184,14 +127,13 @@ pub(crate) fn check_room_for_parameters(py: Python<'_>, device: u8, requests: Ve
 #[pyfunction]
 pub(crate) fn module_stream(py: Python<'_>, device: u8) -> PyResult<u64> {
     py.detach(|| {
-        let caches = &mut *caches(device)?;
-        let stream = match caches.stream {
+        let driver = opened(device)?.driver();
+        let mut streams = MODULE_STREAMS.lock().unwrap_or_else(PoisonError::into_inner);
+        let stream = match streams[usize::from(device)] {
             Some(stream) => stream,
-            None => {
-                opened(device)?.driver().create_stream(Priority::Default).map_err(|error| exception(error.into()))?
-            }
+            None => driver.create_stream(Priority::Default).map_err(|error| exception(error.into()))?,
         };
-        caches.stream = Some(stream);
+        streams[usize::from(device)] = Some(stream);
         Ok(stream.0)
     })
 }
@@ -235,10 +177,7 @@ pub(crate) fn clear_shared_parameters(py: Python<'_>, device: u8) -> PyResult<()
 /// Removes everything that was inserted.
 #[pyfunction]
 pub(crate) fn clear_shared_cache(py: Python<'_>, device: u8) -> PyResult<()> {
-    with_cache(py, device, |cache| {
-        // The first error is returned; the remaining streams are cleared all the same.
-        cache.streams().into_iter().map(|stream| cache.clear_shared_cache(stream)).fold(Ok(()), Result::and)
-    })
+    py.detach(|| caches(device)?.clear().map_err(exception))
 }
 
 /// Returns the physical bytes that this process itself got from a device, without shared ones.
@@ -254,10 +193,7 @@ fn with_cache<T: Send>(
 ) -> PyResult<T> {
     py.detach(|| {
         let caches = caches(device)?;
-        let joined = caches.joined.as_ref();
-        let cache = joined
-            .ok_or_else(|| complaint("there is no shared cache here: call recv_shared_cache() first".to_owned()))?;
-        action(cache).map_err(exception)
+        caches.joined().and_then(action).map_err(exception)
     })
 }
 
@@ -275,13 +211,14 @@ fn connect(py: Python<'_>, socket: &Path, wait: Duration) -> PyResult<DaemonClie
     }
 }
 
-fn seconds(wait_s: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(wait_s).map_err(|_| complaint(format!("wait = {wait_s}: expected a number of seconds")))
+fn waits(wait_s: f64) -> PyResult<CacheWaits> {
+    let patience = Duration::try_from_secs_f64(wait_s);
+    let patience = patience.map_err(|_| complaint(format!("wait = {wait_s}: expected a number of seconds")))?;
+    Ok(CacheWaits { patience, around: without_lock })
 }
 
-fn caches(device: u8) -> PyResult<MutexGuard<'static, Caches>> {
-    let caches = CACHES.get(usize::from(device)).ok_or_else(|| complaint(format!("there is no device {device}")))?;
-    Ok(caches.lock().unwrap_or_else(PoisonError::into_inner))
+fn caches(device: u8) -> PyResult<MutexGuard<'static, ProcessCaches>> {
+    Ok(ProcessCaches::of(opened(device)?))
 }
 
 fn opened(device: u8) -> PyResult<&'static DeviceMemory> {

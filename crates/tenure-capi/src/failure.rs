@@ -6,10 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tenure_alloc::AllocError;
 use tenure_core::AllocatorError;
-use tenure_device::CallError;
 use tenure_device::memory::{MemoryError, OutOfMemoryReport};
 use tenure_device::pinned::PinnedError;
 use tenure_device::share::ShareError;
+use tenure_device::{CallError, DriverError, ErrorKind};
 use tenure_tensor::TensorError;
 
 /// `tenure_status` of `tenure.h`.
@@ -36,12 +36,16 @@ pub enum Status {
     NotShareable = 8,
     /// An argument has a type that the function does not take.
     WrongType = 9,
+    /// There is no shared cache: it was not allocated, received or sent, or its owner is gone.
+    NoSharedCache = 10,
+    /// The shared cache is used in a way that excludes the call.
+    SharedCacheInUse = 11,
 }
 
 impl Status {
     /// Returns the status that a function of C has returned: `Invalid` for a number that is none.
     pub(crate) fn of(number: c_int) -> Self {
-        const ALL: [Status; 10] = [
+        const ALL: [Status; 12] = [
             Status::Ok,
             Status::OutOfMemory,
             Status::NotOpen,
@@ -52,6 +56,8 @@ impl Status {
             Status::Panic,
             Status::NotShareable,
             Status::WrongType,
+            Status::NoSharedCache,
+            Status::SharedCacheInUse,
         ];
         ALL.into_iter().find(|status| *status as c_int == number).unwrap_or(Self::Invalid)
     }
@@ -108,8 +114,7 @@ impl Failure {
             ))) => Status::OutOfMemory,
             Self::Tensor(_) => Status::Invalid,
             Self::Call(_) => Status::DriverFailed,
-            Self::Share(ShareError::NotShareable { .. }) => Status::NotShareable,
-            Self::Share(_) => Status::DriverFailed,
+            Self::Share(error) => share_status(error),
             Self::Memory(error) => match error {
                 MemoryError::OutOfMemory(_) | MemoryError::Pinned(PinnedError::LimitReached { .. }) => {
                     Status::OutOfMemory
@@ -122,6 +127,34 @@ impl Failure {
                 _ => Status::Invalid,
             },
         }
+    }
+}
+
+fn share_status(error: &ShareError) -> Status {
+    match error {
+        ShareError::NotShareable { .. } => Status::NotShareable,
+        ShareError::InvalidSetting { .. } => Status::Invalid,
+        ShareError::Driver(DriverError { error: CallError { kind: ErrorKind::OutOfMemory { .. }, .. }, .. })
+        | ShareError::ParametersTooLarge { .. } => Status::OutOfMemory,
+        ShareError::NoDaemon { .. }
+        | ShareError::DaemonGone { .. }
+        | ShareError::NoPool { .. }
+        | ShareError::NoRange(_)
+        | ShareError::NotAllocated
+        | ShareError::NotReceived => Status::NoSharedCache,
+        ShareError::AlreadyAllocated
+        | ShareError::AlreadySent { .. }
+        | ShareError::AlreadyServed { .. }
+        | ShareError::StillInserted
+        | ShareError::AlreadyInserted(_)
+        | ShareError::NotInserted(_)
+        | ShareError::RangeInUse { .. }
+        | ShareError::Refused(_)
+        | ShareError::NothingPublished
+        | ShareError::Incomplete
+        | ShareError::Outstanding { .. }
+        | ShareError::PlacedOtherwise { .. } => Status::SharedCacheInUse,
+        _ => Status::DriverFailed,
     }
 }
 
@@ -176,10 +209,10 @@ mod tests {
 
     #[test]
     fn a_number_of_c_is_a_status_or_invalid() {
-        for number in 0..=9 {
+        for number in 0..=11 {
             assert_eq!(Status::of(number) as c_int, number);
         }
-        assert_eq!([Status::of(10), Status::of(-1)], [Status::Invalid; 2]);
+        assert_eq!([Status::of(12), Status::of(-1)], [Status::Invalid; 2]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod extension;
 pub mod failure;
 pub mod headers;
 mod options;
+pub mod shared_cache;
 pub mod tensors;
 pub mod torch;
 

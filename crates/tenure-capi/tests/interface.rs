@@ -30,6 +30,11 @@ fn a_c_program_gets_what_the_header_says() {
 }
 
 #[test]
+fn c_programs_share_a_cache() {
+    run("shared_cache.c");
+}
+
+#[test]
 fn a_c_program_computes_with_tensors() {
     run("tensors.c");
 }
@@ -112,7 +117,7 @@ fn the_benchmark_beside_pytorch_runs_without_it() {
 
 #[test]
 fn the_header_declares_every_function_and_no_other() {
-    compare("tenure.h", &["src/lib.rs"]);
+    compare("tenure.h", &["src/lib.rs", "src/shared_cache.rs"]);
     let files = ["access", "autograd", "call", "handle", "operation", "value"];
     let files: Vec<String> = files.map(|file| format!("src/tensors/{file}.rs")).into();
     compare("tenure_tensor.h", &files);

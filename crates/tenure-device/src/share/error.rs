@@ -263,6 +263,18 @@ pub enum ShareError {
     /// No parameters are inserted on which this operation could work.
     #[error("no range for parameters is inserted in this process that could be {0}")]
     NotInserted(&'static str),
+    /// This process owns a cache of the device already.
+    #[error("this process has allocated a shared cache of this device already")]
+    AlreadyAllocated,
+    /// This process owns no cache of the device.
+    #[error("there is no shared cache to send: call allocate_shared_cache() first")]
+    NotAllocated,
+    /// This process works in no cache of the device.
+    #[error("there is no shared cache here: call recv_shared_cache() first")]
+    NotReceived,
+    /// Another cache cannot be received while ranges of this one are inserted.
+    #[error("ranges of another shared cache are inserted in this process: call clear_shared_cache() first")]
+    StillInserted,
     /// A setting makes no sense.
     #[error("{setting} = {value}: {expected}")]
     InvalidSetting {
