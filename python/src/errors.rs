@@ -11,6 +11,7 @@ use tenure::tensor::TensorError;
 mod exceptions {
     pyo3::import_exception!(tenure, Error);
     pyo3::import_exception!(tenure, DeviceError);
+    pyo3::import_exception!(tenure._errors, LinAlgError);
     pyo3::import_exception!(tenure, OutOfMemoryError);
     pyo3::import_exception!(tenure, TraceError);
 }
@@ -28,6 +29,7 @@ pub(crate) fn exception(error: impl Into<Error>) -> PyErr {
         Error::Alloc(AllocError::OutOfMemory { .. }) | Error::Replay { source: AllocError::OutOfMemory { .. }, .. } => {
             exceptions::OutOfMemoryError::new_err(text)
         }
+        Error::Tensor(TensorError::Matrix { .. }) => exceptions::LinAlgError::new_err(text),
         Error::Device(_) | Error::Damaged { .. } => exceptions::DeviceError::new_err(text),
         Error::Trace(_) => exceptions::TraceError::new_err(text),
         _ => exceptions::Error::new_err(text),

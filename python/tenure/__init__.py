@@ -5,6 +5,7 @@
 `tenure.array_api`        the functions of the Python array API standard, on tensors
 `tenure.autograd`         gradients of tensors
 `tenure.data`             data sets, samplers, and a loader of batches with worker processes
+`tenure.linalg`           decompositions, solvers and norms of matrices
 `tenure.random`           the seed and the state of random numbers
 `tenure.safetensors`      tensors in files, and `tenure.save` and `tenure.load` of state dicts
 `tenure.nn`               layers and models
@@ -94,6 +95,7 @@ if _TYPE_CHECKING:
         data,
         distributions,
         extension,
+        linalg,
         nn,
         onnx,
         optim,
@@ -113,6 +115,7 @@ _MODULES = (
     "data",
     "distributions",
     "extension",
+    "linalg",
     "nn",
     "onnx",
     "optim",
@@ -191,6 +194,7 @@ __all__ = [
     "int64",
     "is_grad_enabled",
     "is_tensor",
+    "linalg",
     "load",
     "long",
     "manual_seed",

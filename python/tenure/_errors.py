@@ -25,6 +25,15 @@ class DeviceError(Error):
     __module__ = "tenure"
 
 
+class LinAlgError(Error):
+    """A matrix for which an operation has no result: it is singular, not positive definite, or not finite.
+
+    It is public as `tenure.linalg.LinAlgError`.
+    """
+
+    __module__ = "tenure.linalg"
+
+
 class OutOfMemoryError(Error):
     """A device has no memory left. The message says what holds the memory, and what to try.
 

@@ -75,6 +75,8 @@ class Calls:
                 if callable(method):
                     noting = self.noting(name, method)
                     patch.setattr(tenure.Tensor, name, lambda *args, _call=noting, **named: _call(*args, **named))
+            # The functions of `tenure.linalg` call the table's by other names.
+            patch.setattr(tenure.linalg, "_ops", Standin("tenure._operations", tenure._operations))
             self.found = []
             try:
                 program()
@@ -129,7 +131,7 @@ def cases(family: str) -> dict[str, Callable[..., Any]]:
     pools = {f"adaptive_max_pool{dims}d": partial(adaptive_max_pool, dims) for dims in (1, 2, 3)}
     functional = Standin("torch.nn.functional", tenure, silu=silu, embedding=embedding, **pools)
     nn = Standin("torch.nn", functional=functional)
-    linalg = Standin("torch.linalg", tenure)
+    linalg = Standin("torch.linalg", tenure.linalg)
     trace = CALLS.noting("trace", tenure._operations.trace)
     made = {name: CALLS.noting(name, partial(getattr(tenure, name), device=DEVICE)) for name in CREATING}
     torch = Standin("torch", tenure, nn=nn, linalg=linalg, trace=trace, **made)

@@ -102,6 +102,15 @@ pub enum TensorError {
         /// Which argument, and what is expected.
         reason: String,
     },
+    /// A matrix for which an operation of linear algebra has no result: it is singular, not positive definite, or not
+    /// finite.
+    #[error("{op}: {reason}")]
+    Matrix {
+        /// The operation.
+        op: &'static str,
+        /// Which matrix of a batch, and the reason.
+        reason: String,
+    },
     /// A write to memory that the operation also reads, or writes twice.
     #[error(
         "{op}: {reason}; write to a copy (contiguous() of an expanded tensor, or copy() of one that overlaps) instead"

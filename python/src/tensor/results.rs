@@ -14,6 +14,10 @@ pub(super) fn fields(operation: &str) -> Option<&'static [&'static str]> {
         "max" | "min" | "sort" | "topk" | "kthvalue" | "median" | "nanmedian" | "mode" | "cummax" | "cummin" => {
             Some(&["values", "indices"])
         }
+        "linalg_eigh" => Some(&["eigenvalues", "eigenvectors"]),
+        "linalg_qr" => Some(&["Q", "R"]),
+        "linalg_svd" => Some(&["U", "S", "Vh"]),
+        "slogdet" => Some(&["sign", "logabsdet"]),
         _ => None,
     }
 }

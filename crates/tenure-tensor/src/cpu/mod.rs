@@ -27,6 +27,7 @@ pub(crate) mod gemm;
 mod im2col;
 pub(crate) mod index;
 pub(crate) mod join;
+pub(crate) mod linalg;
 pub(crate) mod loss;
 pub(crate) mod math;
 pub(crate) mod norm;

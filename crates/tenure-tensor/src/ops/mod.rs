@@ -13,21 +13,26 @@ mod composed;
 mod conv;
 mod conv_padding;
 mod copy;
+mod determinant;
 mod einsum;
 mod extreme;
+mod factorization;
 mod gamma;
 mod gather;
 mod in_place;
 mod index;
 mod interpolate;
 mod join;
+mod linalg;
 mod loss;
 mod matmul;
+mod matrix_power;
 mod norm;
 mod pad;
 pub(crate) mod pointwise;
 mod pool;
 mod power;
+mod pseudoinverse;
 mod random;
 mod reduce;
 mod reinterpret;
@@ -38,7 +43,9 @@ mod scatter_reduce;
 mod search;
 mod select;
 mod softmax;
+mod solve;
 pub(crate) mod sort;
+mod spectrum;
 mod split;
 mod triangle;
 mod unary;
@@ -88,8 +95,10 @@ pub static OPERATIONS: &[&[Operation]] = &[
     conv::OPERATIONS,
     conv_padding::OPERATIONS,
     copy::OPERATIONS,
+    determinant::OPERATIONS,
     einsum::OPERATIONS,
     extreme::OPERATIONS,
+    factorization::OPERATIONS,
     gamma::FUNCTIONS,
     gamma::OPERATIONS,
     gather::OPERATIONS,
@@ -99,10 +108,12 @@ pub static OPERATIONS: &[&[Operation]] = &[
     join::OPERATIONS,
     loss::OPERATIONS,
     matmul::OPERATIONS,
+    matrix_power::OPERATIONS,
     norm::OPERATIONS,
     pad::OPERATIONS,
     pool::OPERATIONS,
     power::OPERATIONS,
+    pseudoinverse::OPERATIONS,
     random::OPERATIONS,
     reduce::OPERATIONS,
     rotary::OPERATIONS,
@@ -112,7 +123,9 @@ pub static OPERATIONS: &[&[Operation]] = &[
     search::OPERATIONS,
     select::OPERATIONS,
     softmax::OPERATIONS,
+    solve::OPERATIONS,
     sort::OPERATIONS,
+    spectrum::OPERATIONS,
     split::OPERATIONS,
     triangle::OPERATIONS,
     unary::FUNCTIONS,

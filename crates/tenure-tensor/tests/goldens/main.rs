@@ -19,6 +19,7 @@ mod in_place;
 mod index;
 mod integers;
 mod join;
+mod linalg;
 mod loss;
 mod matmul;
 mod norm;
@@ -77,6 +78,7 @@ families! {
     index
     integers
     join
+    linalg
     loss
     matmul
     norm

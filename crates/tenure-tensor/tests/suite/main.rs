@@ -10,6 +10,7 @@ mod elementwise;
 mod errors;
 mod format;
 mod hostile;
+mod linalg;
 mod matmul;
 mod observe;
 mod pool;
