@@ -70,6 +70,22 @@ FUNCTIONS = {
     "(x1, x2, /, *, invert=False)": "isin",
     "(x1, x2, /, *, side='left', sorter=None)": "searchsorted",
 }
+#: The functions of the extension `linalg`.
+LINALG = {
+    "(x, /)": "det eigh eigvalsh inv matrix_transpose slogdet svdvals",
+    "(x, /, *, axis=None, keepdims=False, ord=2)": "vector_norm",
+    "(x, /, *, full_matrices=True)": "svd",
+    "(x, /, *, keepdims=False, ord='fro')": "matrix_norm",
+    "(x, /, *, mode='reduced')": "qr",
+    "(x, /, *, offset=0)": "diagonal",
+    "(x, /, *, offset=0, dtype=None)": "trace",
+    "(x, /, *, rtol=None)": "matrix_rank pinv",
+    "(x, /, *, upper=False)": "cholesky",
+    "(x, n, /)": "matrix_power",
+    "(x1, x2, /)": "matmul outer solve",
+    "(x1, x2, /, *, axes=2)": "tensordot",
+    "(x1, x2, /, *, axis=-1)": "cross vecdot",
+}
 SIGNATURES = {name: signature for signature, names in FUNCTIONS.items() for name in names.split()}
 
 
@@ -89,12 +105,23 @@ def test_a_function_has_the_signature_of_the_standard(name: str) -> None:
     assert signature_of(getattr(xp, name)) == SIGNATURES[name]
 
 
+def test_linalg_has_exactly_the_functions_of_the_standard_for_real_numbers() -> None:
+    expected = {name: signature for signature, names in LINALG.items() for name in names.split()}
+    assert {name: signature_of(getattr(xp.linalg, name)) for name in xp.linalg.__all__} == expected
+
+
+def test_vectors_to_solve_for_are_told_from_matrices_by_their_axes_alone() -> None:
+    a = 2 * xp.broadcast_to(xp.eye(2), (2, 2, 2))
+    assert xp.linalg.solve(a, xp.ones((2, 2))).shape == (2, 2, 2)
+    assert xp.linalg.solve(a, xp.ones(2)).shape == (2, 2)
+
+
 def test_the_namespace_has_exactly_the_names_of_the_standard() -> None:
     dtypes = xp.__array_namespace_info__().dtypes()
     constants = {"e", "inf", "nan", "newaxis", "pi"}
     others = {"__array_api_version__", "__array_namespace_info__"}
-    assert set(xp.__all__) == {*SIGNATURES, *dtypes, *constants, *others}
-    assert {name for name in vars(xp) if not name.startswith("_")} == {*SIGNATURES, *dtypes, *constants}
+    assert set(xp.__all__) == {*SIGNATURES, *dtypes, *constants, *others, "linalg"}
+    assert {name for name in vars(xp) if not name.startswith("_")} == {*SIGNATURES, *dtypes, *constants, "linalg"}
     assert {"bool", "int8", "int16", "int32", "int64", "uint8", "float32", "float64"} <= set(dtypes)
 
 

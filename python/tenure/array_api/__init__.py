@@ -13,12 +13,14 @@ tensor([1., 2., 3., 3.])
 
 Notes
 -----
-The complex dtypes, which the standard requires, are missing, and so are its optional extensions `linalg` and `fft`.
+The complex dtypes, which the standard requires, are missing, and so are the functions that need them: `linalg.eig`,
+`linalg.eigvals` and the optional extension `fft`.
 """
 
 import math as _math
 
 from tenure._native import bool, float32, float64, int8, int16, int32, int64, uint8, uint16, uint32, uint64
+from tenure.array_api import linalg
 from tenure.array_api._binary import *  # noqa: F403
 from tenure.array_api._binary import __all__ as _of_binary
 from tenure.array_api._creation import *  # noqa: F403
@@ -54,6 +56,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "linalg",
     "nan",
     "newaxis",
     "pi",
