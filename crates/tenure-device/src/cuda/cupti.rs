@@ -21,6 +21,7 @@ use cudarc::driver::sys::CUcontext;
 use parking_lot::Mutex;
 use tenure_core::{Device, StreamId};
 
+use super::kernel_names::KernelNames;
 use crate::activity::{Activity, ActivityKind};
 
 /// The size of a buffer for records, in bytes, and its alignment, which CUPTI requires.
@@ -55,6 +56,7 @@ struct Collected {
     /// The activities, each with its correlation.
     activities: Vec<(u32, Activity)>,
     causes: HashMap<u32, u64>,
+    names: KernelNames,
     dropped: u64,
 }
 
@@ -189,7 +191,7 @@ impl Collected {
             {
                 let it = record.cast::<CUpti_ActivityKernel10>();
                 let name = (&raw const (*it).name).read_unaligned();
-                let name = if name.is_null() { Cow::Borrowed("kernel") } else { text(CStr::from_ptr(name)) };
+                let name = if name.is_null() { Cow::Borrowed("kernel") } else { self.name(CStr::from_ptr(name)) };
                 self.keep(
                     (&raw const (*it).correlationId).read_unaligned(),
                     (&raw const (*it).deviceId).read_unaligned(),
@@ -236,6 +238,10 @@ impl Collected {
         }
     }
 
+    fn name(&mut self, symbol: &CStr) -> Cow<'static, str> {
+        self.names.demangled(symbol.to_bytes()).to_owned().into()
+    }
+
     fn keep(
         &mut self,
         correlation: u32,
@@ -261,10 +267,6 @@ impl Collected {
         };
         self.activities.push((correlation, activity));
     }
-}
-
-fn text(name: &CStr) -> Cow<'static, str> {
-    name.to_string_lossy().into_owned().into()
 }
 
 /// Returns the kind and name of a copy.

@@ -33,6 +33,7 @@ mod error;
 mod handles;
 mod interrupts;
 mod kernel;
+mod kernel_names;
 mod kernels;
 mod nvml;
 mod nvrtc;
