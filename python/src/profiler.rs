@@ -1,10 +1,11 @@
 //! Profiles of operations, for `tenure.profiler`.
 
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyRuntimeError};
 use pyo3::prelude::*;
 use serde_json::json;
-use tenure::tensor::profile::{Profile, Profiler, ProfilerOptions, SortBy, SpanKind};
+use tenure::tensor::profile::{Profile, Profiler, ProfilerOptions, SortBy, SpanKind, TableOptions};
+use tenure_device::Clock;
 
 use crate::errors::complaint;
 use crate::json;
@@ -17,11 +18,14 @@ pub(crate) struct ProfilerObject(Mutex<Option<Profiler>>);
 #[pyfunction]
 pub(crate) fn start_profiler(
     py: Python<'_>,
+    record_host: bool,
+    record_devices: bool,
     record_shapes: bool,
     profile_memory: bool,
     max_events: usize,
 ) -> PyResult<ProfilerObject> {
-    let options = ProfilerOptions { record_shapes, profile_memory, max_events, ..ProfilerOptions::default() };
+    let clock = Clock::default();
+    let options = ProfilerOptions { record_host, record_devices, record_shapes, profile_memory, max_events, clock };
     let profiler = py.detach(|| Profiler::start(options));
     let profiler = profiler.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
     Ok(ProfilerObject(Mutex::new(Some(profiler))))
@@ -55,13 +59,22 @@ impl ProfileObject {
         json(&self.0.averages(by_shape))
     }
 
-    /// Returns a table of the sums by name.
-    fn table(&self, sort_by: &str, rows: usize, by_shape: bool) -> PyResult<String> {
+    /// Returns a table of the sums by name. Widths are in characters.
+    fn table(
+        &self,
+        sort_by: &str,
+        rows: usize,
+        by_shape: bool,
+        name_width: usize,
+        shapes_width: usize,
+    ) -> PyResult<String> {
         let sort = SortBy::named(sort_by).ok_or_else(|| {
             let names = SortBy::NAMES.map(|(name, _)| name).join(", ");
-            PyValueError::new_err(format!("a table cannot be sorted by {sort_by:?}: give one of {names}"))
+            // As PyTorch, which looks for an attribute of this name.
+            PyAttributeError::new_err(format!("a table cannot be sorted by {sort_by:?}: give one of {names}"))
         })?;
-        Ok(self.0.table_of(self.0.averages(by_shape), sort, rows))
+        let options = TableOptions { sort, rows, name_width, shapes_width };
+        Ok(self.0.table_of(self.0.averages(by_shape), options))
     }
 
     /// Returns the spans, as JSON: times are in µs.

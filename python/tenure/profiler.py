@@ -21,8 +21,8 @@ import json
 import os
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,7 @@ from typing import Any, Self
 
 from tenure import _native
 from tenure._files import write_whole
-from tenure._html import escaped
+from tenure._profile_events import EventList, FunctionEvent, FunctionEventAvg
 from tenure.autograd import _Setting
 
 __all__ = [
@@ -47,7 +47,7 @@ __all__ = [
 
 
 class ProfilerActivity(enum.Enum):
-    """The kinds of work that a profile can have. All of them are always recorded."""
+    """The kinds of work that a profile can have: that of the host, and that of devices."""
 
     CPU = 0
     CUDA = 1
@@ -66,7 +66,7 @@ _RECORDS = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 
 
 def schedule(
-    *, wait: int, warmup: int, active: int, repeat: int = 0, skip_first: int = 0
+    *, wait: int, warmup: int, active: int, repeat: int = 0, skip_first: int = 0, skip_first_wait: int = 0
 ) -> Callable[[int], ProfilerAction]:
     """Returns a schedule of steps, for `profile`.
 
@@ -78,6 +78,8 @@ def schedule(
         The number of cycles; 0 for no end.
     skip_first : int, default 0
         The number of steps before the first cycle.
+    skip_first_wait : int, default 0
+        Whether the first cycle has no `wait`, if it is not 0.
 
     Returns
     -------
@@ -91,13 +93,14 @@ def schedule(
     >>> [plan(step).name for step in range(5)]
     ['NONE', 'WARMUP', 'RECORD', 'RECORD_AND_SAVE', 'NONE']
     """
-    if min(wait, warmup, repeat, skip_first) < 0 or active < 1:
+    if min(wait, warmup, repeat, skip_first, skip_first_wait) < 0 or active < 1:
         raise ValueError("a schedule records at least one step of each cycle, and no number of it is negative")
 
     def action(step: int) -> ProfilerAction:
         if step < skip_first:
             return ProfilerAction.NONE
-        cycle, position = divmod(step - skip_first, wait + warmup + active)
+        since = step - skip_first + (wait if skip_first_wait else 0)
+        cycle, position = divmod(since, wait + warmup + active)
         if (repeat > 0 and cycle >= repeat) or position < wait:
             return ProfilerAction.NONE
         if position < wait + warmup:
@@ -159,122 +162,6 @@ class record_function(_Setting):
         return _native.enter_section(self._name)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FunctionEvent:
-    """One call of an operation, one backward formula, or one section. Times are in µs.
-
-    Attributes
-    ----------
-    id, parent
-        The number of the event, and that of the event around it on the same thread.
-    name, kind
-        The name, and ``"operation"``, ``"backward"`` or ``"section"``.
-    thread
-        The number of the thread.
-    start_us, duration_us, own_us
-        The time from the profile's start, the time that it took, and that without the events within.
-    input_shapes
-        The sizes of the tensors among the arguments, with ``record_shapes``.
-    """
-
-    id: int
-    parent: int | None
-    name: str
-    kind: str
-    thread: int
-    start_us: float
-    duration_us: float
-    own_us: float
-    input_shapes: list[list[int]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FunctionEventAvg:
-    """The sums over all events of one name. Times are in µs, memory in bytes.
-
-    Attributes
-    ----------
-    key
-        The name.
-    count
-        The number of events.
-    is_device_work
-        Whether it is a device's kernel or copy.
-    input_shapes
-        The sizes of the tensors among the arguments, if they are grouped by.
-    self_cpu_time_total, cpu_time_total
-        The time on the host, without and with the events within.
-    self_device_time_total, device_time_total
-        The time of the devices' work that the events launched, without and with that of the events within.
-    self_cpu_memory_usage, cpu_memory_usage
-        The bytes allocated on the host, less those freed.
-    self_device_memory_usage, device_memory_usage
-        The bytes allocated on devices, less those freed.
-    """
-
-    key: str
-    count: int
-    is_device_work: bool
-    input_shapes: list[list[int]]
-    self_cpu_time_total: float
-    cpu_time_total: float
-    self_device_time_total: float
-    device_time_total: float
-    self_cpu_memory_usage: int
-    cpu_memory_usage: int
-    self_device_memory_usage: int
-    device_memory_usage: int
-
-    @property
-    def cpu_time(self) -> float:
-        """The time on the host of one event, on average."""
-        return self.cpu_time_total / self.count
-
-    @property
-    def device_time(self) -> float:
-        """The devices' time of one event, on average."""
-        return self.device_time_total / self.count
-
-
-class EventList(list[FunctionEventAvg]):
-    """The sums of a profile by name."""
-
-    def __init__(self, rows: Iterable[FunctionEventAvg], native: _native.Profile, by_shape: bool) -> None:
-        super().__init__(rows)
-        self._native = native
-        self._by_shape = by_shape
-
-    def table(self, sort_by: str | None = None, row_limit: int = 100) -> str:
-        """Returns a table of text.
-
-        Parameters
-        ----------
-        sort_by : str, default None
-            The figure to sort by, the largest first: the name of an attribute of `FunctionEventAvg`. By default
-            ``"self_cpu_time_total"``. ``cuda`` stands for ``device``.
-        row_limit : int, default 100
-            The most rows; -1 for all.
-
-        Raises
-        ------
-        ValueError
-            There is no such figure.
-        """
-        rows = len(self) if row_limit < 0 else row_limit
-        return self._native.table(sort_by or "self_cpu_time_total", rows, self._by_shape)
-
-    @property
-    def self_cpu_time_total(self) -> float:
-        """The time on the host of all events, in µs."""
-        return sum(row.self_cpu_time_total for row in self)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def _repr_html_(self) -> str:
-        return f'<pre style="background: none">{escaped(self.table())}</pre>'
-
-
 class profile:
     """Records the operations of all threads, the devices' work, and memory: a context manager.
 
@@ -283,7 +170,8 @@ class profile:
     Parameters
     ----------
     activities : iterable of ProfilerActivity, default None
-        Changes nothing: the work of the host and of all devices is always recorded.
+        The kinds of work to record: both by default. Without ``CPU`` there are no operations and sections; without
+        ``CUDA`` there is no work of devices.
     schedule : callable, default None
         The action for each number of a step, such as `schedule` returns; `step` begins the next step. By default
         everything is recorded.
@@ -294,9 +182,14 @@ class profile:
     profile_memory : bool, default False
         Whether changes of the bytes in use are recorded.
     with_stack, with_flops, with_modules : bool, default False
-        Change nothing: stacks, counts of additions and products, and modules are not recorded.
+        Have no effect, with a warning: stacks, counts of additions and products, and modules are not recorded.
     max_events : int, default 1000000
         The number of events of each kind that are kept; the number of the others is printed with the table.
+
+    Raises
+    ------
+    ValueError
+        There are no activities.
 
     Examples
     --------
@@ -324,9 +217,16 @@ class profile:
         with_modules: bool = False,
         max_events: int = 1_000_000,
     ) -> None:
+        kinds = set(ProfilerActivity if activities is None else activities)
+        if not kinds or not kinds <= set(ProfilerActivity):
+            raise ValueError("give at least one of ProfilerActivity.CPU and ProfilerActivity.CUDA, or no activities")
+        ignored = {"with_stack": with_stack, "with_flops": with_flops, "with_modules": with_modules}
+        for name in (name for name, is_asked in ignored.items() if is_asked):
+            warnings.warn(f"{name} has no effect: Tenure's profiler does not record it", stacklevel=2)
         self._schedule = schedule
         self._on_trace_ready = on_trace_ready
-        self._settings = (record_shapes, profile_memory, max_events)
+        has_host, has_devices = ProfilerActivity.CPU in kinds, ProfilerActivity.CUDA in kinds
+        self._settings = (has_host, has_devices, record_shapes, profile_memory, max_events)
         self._running: _native.Profiler | None = None
         self._profile: _native.Profile | None = None
         self._section: record_function | None = None

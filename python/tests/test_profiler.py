@@ -130,8 +130,84 @@ def test_a_table_is_sorted_and_cut() -> None:
     assert lines[1].startswith("exp ")
     assert not lines[2]
     assert "ones" in prof.key_averages().table(row_limit=-1)
-    with pytest.raises(ValueError, match='cannot be sorted by "size": give one of self_cpu_time_total, '):
+    with pytest.raises(AttributeError, match='cannot be sorted by "size": give one of self_cpu_time_total, '):
         prof.key_averages().table(sort_by="size")
+
+
+FIGURES = [
+    f"{own}{kind}"
+    for own in ("self_", "")
+    for kind in ("cpu_time_total", "device_time_total", "cuda_time_total")
+    + ("cpu_memory_usage", "device_memory_usage", "cuda_memory_usage")
+] + ["count", "cpu_time", "device_time", "cuda_time"]
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_table_is_sorted_by_each_figure_of_pytorch(figure: str) -> None:
+    with profile(profile_memory=True) as prof:
+        train(tenure.ones(64, 64, requires_grad=True))
+        train(tenure.ones(8, 8, requires_grad=True))
+    rows = prof.key_averages()
+    values = {each.key: getattr(each, figure) for each in rows}
+    first = rows.table(sort_by=figure, row_limit=1, max_name_column_width=None).splitlines()[1].split()[0]
+    assert values[first] == max(values.values())
+
+
+def test_a_name_takes_one_line_and_no_more_than_the_width() -> None:
+    with profile() as prof, record_function("two\nlines"), record_function("long" * 30):
+        pass
+    rows = prof.key_averages()
+    assert "two\\nlines " in rows.table()
+    assert "long" * 13 + "... " in rows.table()
+    assert "\nlon... " in rows.table(max_name_column_width=6)
+    assert "long" * 30 + " " in rows.table(max_name_column_width=None)
+
+
+def test_memory_that_python_frees_has_a_row_as_in_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+
+    def freed(library: Any) -> int:
+        with library.profiler.profile(activities=[library.profiler.ProfilerActivity.CPU], profile_memory=True) as prof:
+            x = library.ones(1000)
+            del x
+        (found,) = [each for each in prof.key_averages() if each.key == "[memory]"]
+        assert found.count == 1
+        return int(found.cpu_memory_usage)
+
+    assert freed(tenure) == freed(torch) == -4000
+
+
+def test_the_formula_of_a_function_has_its_name() -> None:
+    class Double(tenure.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: tenure.Tensor) -> tenure.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: tenure.Tensor) -> tenure.Tensor:
+            return grad * 2
+
+    with profile() as prof:
+        Double.apply(tenure.ones(2, requires_grad=True)).sum().backward()
+    assert counts(prof)["DoubleBackward"] == 1
+    assert counts(prof)["sum_backward"] == 1
+
+
+def test_arguments_without_an_effect_warn() -> None:
+    for name in ("with_stack", "with_flops", "with_modules"):
+        options: dict[str, Any] = {name: True}
+        with pytest.warns(UserWarning, match=f"{name} has no effect"):
+            profile(**options)
+    for activities in ([], ["cpu"]):
+        with pytest.raises(ValueError, match="at least one of ProfilerActivity.CPU"):
+            profile(activities=activities)  # type: ignore[arg-type]
+
+
+def test_a_profile_of_devices_has_no_rows_of_the_host() -> None:
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        train(tenure.ones(4, 4, requires_grad=True))
+    assert not prof.key_averages()
+    assert not prof.events()
 
 
 def test_a_chrome_trace_has_the_form_of_its_format(tmp_path: Path) -> None:
@@ -213,6 +289,7 @@ def test_schedules_are_those_of_pytorch() -> None:
         {"wait": 1, "warmup": 1, "active": 3},
         {"wait": 0, "warmup": 2, "active": 1, "repeat": 2},
         {"wait": 2, "warmup": 0, "active": 2, "repeat": 1, "skip_first": 3},
+        {"wait": 3, "warmup": 1, "active": 2, "skip_first": 1, "skip_first_wait": 1},
     ):
         ours, theirs = schedule(**settings), torch.profiler.schedule(**settings)
         assert [ours(step).name for step in range(20)] == [theirs(step).name for step in range(20)]
@@ -270,7 +347,7 @@ ON_A_DEVICE = """
 import json
 import tenure
 from tenure import _native
-from tenure.profiler import profile
+from tenure.profiler import ProfilerActivity, profile
 
 _native.simulate_devices(1, 0)
 x = tenure.ones(64)
@@ -280,7 +357,10 @@ prof.export_chrome_trace("trace.json")
 rows = prof.key_averages()
 operations = {row.key: row for row in rows if not row.is_device_work}
 works = [row.key for row in rows if row.is_device_work]
-print(json.dumps([works, operations["exp"].self_device_memory_usage, rows.table()]))
+with profile(activities=[ProfilerActivity.CPU]) as host:
+    x.to("cuda").exp()
+kinds = {row.is_device_work for row in host.key_averages()}
+print(json.dumps([works, operations["exp"].self_device_memory_usage, rows.table(), list(kinds)]))
 """
 
 
@@ -289,7 +369,8 @@ def test_work_of_a_device_has_its_own_rows(tmp_path: Path) -> None:
     program = subprocess.run(
         [sys.executable, "-c", ON_A_DEVICE], cwd=tmp_path, check=True, capture_output=True, text=True
     )
-    works, memory, table = json.loads(program.stdout)
+    works, memory, table, kinds = json.loads(program.stdout)
+    assert kinds == [False]
     assert "exp" in works
     assert any("cuMemcpyHtoD" in work for work in works)
     assert "exp (device)" in table

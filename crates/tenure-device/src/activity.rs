@@ -79,6 +79,8 @@ pub struct Activity {
 pub enum CudaTimes {
     /// There is no CUDA driver.
     NoDriver,
+    /// The recording leaves out the work of devices.
+    LeftOut,
     /// CUPTI: the times of all work, on the device.
     Cupti,
     /// The host: the times at which it launched Tenure's own kernels and copies. Work of libraries is missing.
@@ -112,7 +114,8 @@ struct Log {
     started: Duration,
     /// The times of simulated devices at the start, in µs.
     sim_started_us: HashMap<Device, u64>,
-    max_activities: usize,
+    /// The number of activities to keep; `None` if the work of devices is left out.
+    max_activities: Option<usize>,
     kept: Mutex<Kept>,
     on_memory: Option<OnMemory>,
     cuda: CudaTimes,
@@ -125,22 +128,22 @@ struct Kept {
 }
 
 impl ActivityRecording {
-    /// Starts to record at most `max_activities` activities, and to tell `on_memory` of allocations and frees. Returns
-    /// `None` if there is a recording already.
-    pub fn start(max_activities: usize, on_memory: Option<OnMemory>) -> Option<Self> {
+    /// Starts to record at most `max_activities` activities, or to leave out the work of devices if that is `None`, and
+    /// to tell `on_memory` of allocations and frees. Returns `None` if there is a recording already.
+    pub fn start(max_activities: Option<usize>, on_memory: Option<OnMemory>) -> Option<Self> {
         // Simulated devices lock their clocks while they record work.
         let sim_started_us = sim_drivers();
         let mut recording = RECORDING.write();
         if recording.is_some() {
             return None;
         }
-        let cuda = if !crate::cuda::is_driver_present() {
-            CudaTimes::NoDriver
-        } else {
-            match cupti::start(max_activities) {
+        let cuda = match max_activities {
+            None => CudaTimes::LeftOut,
+            Some(_) if !crate::cuda::is_driver_present() => CudaTimes::NoDriver,
+            Some(most) => match cupti::start(most) {
                 Ok(()) => CudaTimes::Cupti,
                 Err(reason) => CudaTimes::Launches { reason },
-            }
+            },
         };
         let log = Arc::new(Log {
             started: Clock::default().now(),
@@ -252,8 +255,9 @@ pub(crate) fn launched(device: Device, stream: StreamId, kind: ActivityKind, nam
 
 impl Log {
     fn keep(&self, activity: Activity) {
+        let Some(most) = self.max_activities else { return };
         let mut kept = self.kept.lock();
-        if kept.activities.len() < self.max_activities {
+        if kept.activities.len() < most {
             kept.activities.push(activity);
         } else {
             kept.dropped += 1;

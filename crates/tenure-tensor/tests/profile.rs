@@ -14,7 +14,8 @@ use serde_json::Value;
 use tenure_device::sim::SimKernel;
 use tenure_tensor::observe;
 use tenure_tensor::profile::{
-    ActivityKind, AlreadyProfiling, Profile, Profiler, ProfilerOptions, SortBy, Span, SpanKind,
+    ActivityKind, AlreadyProfiling, CudaTimes, OUTSIDE_MEMORY, Profile, Profiler, ProfilerOptions, SortBy, Span,
+    SpanEdge, SpanKind, TableOptions,
 };
 use tenure_tensor::{DType, Device, Tensor};
 
@@ -96,6 +97,105 @@ fn a_span_within_one_of_its_name_counts_once_in_the_total() {
     });
     let averages = profile.averages(false);
     assert_eq!((averages[0].calls, averages[0].own, averages[0].total), (2, US, US));
+}
+
+#[test]
+fn a_deep_nesting_is_gone_through_once() {
+    const DEPTH: usize = 100_000;
+    let _turn = in_turn();
+    let profile = profiled(ProfilerOptions::default(), |clock| {
+        let sections: Vec<_> = (0..DEPTH).map(|at| observe::section(["outer", "inner"][at % 2])).collect();
+        clock.advance(US);
+        sections.into_iter().rev().for_each(drop);
+    });
+    let edges = profile.edges();
+    let begins = edges.iter().take_while(|edge| matches!(edge, SpanEdge::Begin(_))).count();
+    assert_eq!((edges.len(), begins), (2 * DEPTH, DEPTH));
+    let ended: Vec<usize> = edges[DEPTH..].iter().map(|edge| edge_span(*edge)).collect();
+    assert!(ended.into_iter().eq((0..DEPTH).rev()));
+    // With a look at all spans around each span, this would take minutes.
+    for row in profile.averages(false) {
+        assert_eq!((row.calls, row.total), (DEPTH as u64 / 2, US), "{}", row.name);
+    }
+}
+
+fn edge_span(edge: SpanEdge) -> usize {
+    match edge {
+        SpanEdge::Begin(at) | SpanEdge::End(at) => at,
+    }
+}
+
+#[test]
+fn a_formula_whose_name_says_backward_keeps_its_name() {
+    let _turn = in_turn();
+    let x = ones(&[3]).requires_grad_(true).unwrap();
+    let y = ones(&[3]);
+    tenure_tensor::autograd::attach_all(&[&y], "CubeBackward".to_owned(), &[&x], |_| {
+        Ok(|context: &tenure_tensor::autograd::Context<'_>| Ok([context.grad_if_any(0).cloned()].into_iter().collect()))
+    })
+    .unwrap();
+    let profile = profiled(ProfilerOptions::default(), |_| y.sum_all().unwrap().backward().unwrap());
+    assert_eq!(one(&profile, "CubeBackward").kind, SpanKind::Backward);
+    assert_eq!(named(&profile, "sum_backward").len(), 1);
+}
+
+#[test]
+fn memory_freed_outside_of_all_spans_has_a_row() {
+    let _turn = in_turn();
+    let x = ones(&[1 << 15]);
+    let y = ones(&[1 << 15]);
+    let options = ProfilerOptions { profile_memory: true, ..ProfilerOptions::default() };
+    let profile = profiled(options, |_| {
+        drop(x);
+        drop(y);
+    });
+    let averages = profile.averages(false);
+    let row = averages.iter().find(|row| row.name == OUTSIDE_MEMORY).unwrap();
+    assert_eq!((row.calls, row.own_cpu_bytes, row.cpu_bytes), (2, -2 * (4 << 15), -2 * (4 << 15)));
+    assert!(
+        profiled(ProfilerOptions::default(), |_| drop(ones(&[4])))
+            .averages(false)
+            .iter()
+            .all(|row| row.name != OUTSIDE_MEMORY)
+    );
+}
+
+#[test]
+fn a_row_takes_one_line_of_a_table_and_a_long_name_is_cut() {
+    let _turn = in_turn();
+    let profile = profiled(ProfilerOptions::default(), |_| {
+        drop(observe::section("two\nlines\tand \u{1b}[1m"));
+        drop(observe::section(&"long".repeat(30)));
+    });
+    let table = profile.table(SortBy::OwnTime, 10);
+    assert_eq!(table.lines().take_while(|line| !line.is_empty()).count(), 3, "{table}");
+    assert!(table.contains(r"two\nlines\tand \u{1b}[1m"), "{table}");
+    assert!(table.contains(&format!("{}...  ", "long".repeat(13))), "{table}");
+    let options = TableOptions { name_width: 10, ..TableOptions::default() };
+    assert!(profile.table_of(profile.averages(false), options).contains("\nlonglon...  "));
+    let options = TableOptions { name_width: usize::MAX, ..TableOptions::default() };
+    assert!(profile.table_of(profile.averages(false), options).contains(&"long".repeat(30)));
+}
+
+#[test]
+fn figures_of_one_call_sort_a_table() {
+    let _turn = in_turn();
+    let profile = profiled(ProfilerOptions::default(), |clock| {
+        for (name, calls, each) in [("often", 9, US), ("once", 1, 5 * US)] {
+            for _ in 0..calls {
+                let _section = observe::section(name);
+                clock.advance(each);
+            }
+        }
+    });
+    let first = |sort: &str| {
+        let table = profile.table(SortBy::named(sort).unwrap(), 1);
+        table.lines().nth(1).unwrap().split(' ').next().unwrap().to_owned()
+    };
+    assert_eq!([first("cpu_time_total"), first("cpu_time")], ["often", "once"]);
+    assert_eq!(SortBy::named("cuda_time"), Some(SortBy::DeviceTimeOfCall));
+    assert_eq!(SortBy::named("self_cuda_memory_usage"), Some(SortBy::OwnDeviceMemory));
+    assert_eq!(SortBy::named("size"), None);
 }
 
 #[test]
@@ -262,6 +362,26 @@ fn kernels_and_copies_of_a_device_are_on_its_streams() {
     assert_eq!(threads[&place(shown)], format!("stream {}", stream.0));
     let table = profile.table(SortBy::OwnDeviceTime, 3);
     assert!(table.lines().nth(1).unwrap().starts_with("busy"), "{table}");
+}
+
+#[test]
+fn the_host_and_the_devices_are_left_out_on_request() {
+    let _turn = in_turn();
+    let Some(_driver) = common::simulated() else { return };
+    let x = ones(&[256]);
+    let run = |record_host, record_devices| {
+        profiled(ProfilerOptions { record_host, record_devices, ..ProfilerOptions::default() }, |_| {
+            let _section = observe::section("part");
+            x.to_device(Device::cuda(0)).unwrap().exp().unwrap();
+        })
+    };
+    let host = run(true, false);
+    assert_eq!((named(&host, "exp").len(), host.activities.len(), host.dropped), (1, 0, 0));
+    assert_eq!(host.cuda, CudaTimes::LeftOut);
+    let devices = run(false, true);
+    assert!(devices.spans.is_empty() && !devices.activities.is_empty());
+    assert!(devices.averages(false).iter().all(|row| row.is_device_work));
+    assert!(chrome(&devices).iter().any(|event| event["cat"] == "kernel"));
 }
 
 fn place(event: &Value) -> (u64, u64) {

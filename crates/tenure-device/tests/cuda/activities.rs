@@ -12,7 +12,7 @@ fn cupti_records_kernels_and_copies_with_their_causes() {
     let spin = kernel(&driver, "spin");
     let stream = driver.create_stream(Priority::Default).unwrap();
     let address = driver.malloc(4096).unwrap();
-    let recording = ActivityRecording::start(1000, None).unwrap();
+    let recording = ActivityRecording::start(Some(1000), None).unwrap();
     activity::begin_cause(7);
     driver.copy_to_device(address, &[1; 4096], stream).unwrap();
     activity::begin_cause(8);

@@ -18,7 +18,7 @@ fn in_turn() -> MutexGuard<'static, ()> {
 /// only activities with a cause of this test are returned.
 fn activities_of(cause: u64, run: impl FnOnce(&SimDriver)) -> Vec<Activity> {
     let driver = SimDriver::new(SimConfig::default());
-    let recording = ActivityRecording::start(100_000, None).unwrap();
+    let recording = ActivityRecording::start(Some(100_000), None).unwrap();
     activity::begin_cause(cause);
     run(&driver);
     activity::end_cause();
@@ -101,14 +101,14 @@ fn each_launch_of_a_graph_is_recorded() {
 fn activities_beyond_the_limit_are_counted_and_there_is_one_recording() {
     let _turn = in_turn();
     let driver = SimDriver::new(SimConfig::default());
-    let recording = ActivityRecording::start(0, None).unwrap();
-    assert!(ActivityRecording::start(0, None).is_none());
+    let recording = ActivityRecording::start(Some(0), None).unwrap();
+    assert!(ActivityRecording::start(Some(0), None).is_none());
     driver.launch(SimKernel::new("mine", StreamId::NULL)).unwrap();
     driver.run().unwrap();
     let found = recording.stop();
     assert!(found.activities.is_empty() && found.dropped >= 1);
-    drop(ActivityRecording::start(0, None).unwrap());
-    drop(ActivityRecording::start(0, None).unwrap());
+    drop(ActivityRecording::start(Some(0), None).unwrap());
+    drop(ActivityRecording::start(Some(0), None).unwrap());
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn changes_of_host_memory_are_told_and_end_at_0() {
             told.lock().unwrap().push(bytes);
         }
     };
-    let recording = ActivityRecording::start(0, Some(Box::new(on_memory))).unwrap();
+    let recording = ActivityRecording::start(Some(0), Some(Box::new(on_memory))).unwrap();
     for bytes in [100, 64 << 10, (64 << 10) + 1] {
         drop(memory.allocate(bytes).unwrap());
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 use tenure_core::Device;
 
-use super::{Activity, InputShape, Profile, Span};
+use super::{Activity, InputShape, Profile, Span, SpanEdge};
 
 /// The sums over all spans of one name, or over all of the devices' work of one name. A row of PyTorch's
 /// `key_averages`.
@@ -42,6 +42,9 @@ pub struct Average {
     pub device_bytes: i64,
 }
 
+/// The name of the row of memory that was allocated or freed outside of all spans. PyTorch's name.
+pub const OUTSIDE_MEMORY: &str = "[memory]";
+
 /// A row's name, whether it is a device's work, and sizes.
 type RowKey = (String, bool, Vec<Vec<usize>>);
 
@@ -55,36 +58,55 @@ struct Sums {
 
 impl Profile {
     /// Returns the sums over the spans of each name, and over the devices' work of each name, by own time, the longest
-    /// first. If `by_shape`, spans whose arguments have other sizes have rows of their own.
+    /// first. If `by_shape`, spans whose arguments have other sizes have rows of their own. Memory that was allocated or
+    /// freed outside of all spans, such as by dropping a tensor, has the row [`OUTSIDE_MEMORY`].
     pub fn averages(&self, by_shape: bool) -> Vec<Average> {
-        let indices: HashMap<u64, usize> = self.spans.iter().enumerate().map(|(at, span)| (span.id, at)).collect();
-        let parent = |span: &Span| span.parent.and_then(|parent| indices.get(&parent)).copied();
-        let own: Vec<Sums> = self.own_sums(&indices);
+        let own = self.own_sums();
         let mut all = own.clone();
-        // A span began before the spans within.
-        for at in (0..self.spans.len()).rev() {
-            if let Some(outer) = parent(&self.spans[at]) {
-                let inner = all[at];
-                all[outer].add(inner);
-            }
-        }
+        // The spans around the place, and how many of them have each name.
+        let mut around: Vec<usize> = Vec::new();
+        let mut names_around: HashMap<&str, usize> = HashMap::new();
         let mut rows = Rows::default();
-        for (at, span) in self.spans.iter().enumerate() {
+        for edge in self.edges() {
+            let at = match edge {
+                SpanEdge::Begin(at) => {
+                    around.push(at);
+                    *names_around.entry(&self.spans[at].name).or_default() += 1;
+                    continue;
+                }
+                SpanEdge::End(at) => at,
+            };
+            around.pop();
+            if let Some(outer) = around.last() {
+                let inner = all[at];
+                all[*outer].add(inner);
+            }
+            let span = &self.spans[at];
             let shapes = if by_shape { span.inputs.iter().map(sizes).collect() } else { Vec::new() };
-            let mut outer = std::iter::successors(parent(span), |outer| parent(&self.spans[*outer]));
-            let is_within_same = outer.any(|outer| self.spans[outer].name == span.name);
             let row = rows.row((span.name.to_string(), false, shapes));
             row.calls += 1;
             row.own += span.own;
             row.own_device += own[at].device;
             row.own_cpu_bytes += own[at].cpu_bytes;
             row.own_device_bytes += own[at].device_bytes;
-            if !is_within_same {
+            let same_around = names_around.entry(&span.name).or_default();
+            *same_around -= 1;
+            if *same_around == 0 {
                 row.total += span.duration;
                 row.device += all[at].device;
                 row.cpu_bytes += all[at].cpu_bytes;
                 row.device_bytes += all[at].device_bytes;
             }
+        }
+        for point in self.memory.iter().filter(|point| point.span.is_none()) {
+            let row = rows.row((OUTSIDE_MEMORY.to_owned(), false, Vec::new()));
+            row.calls += 1;
+            let [own, all] = match point.device.is_cpu() {
+                true => [&mut row.own_cpu_bytes, &mut row.cpu_bytes],
+                false => [&mut row.own_device_bytes, &mut row.device_bytes],
+            };
+            *own += point.change;
+            *all += point.change;
         }
         for activity in &self.activities {
             let row = rows.row((activity.name.to_string(), true, Vec::new()));
@@ -99,8 +121,38 @@ impl Profile {
         rows
     }
 
+    /// Returns the begin and the end of each span. The edges of a span are around those of the spans within.
+    pub fn edges(&self) -> Vec<SpanEdge> {
+        let indices = self.indices();
+        let mut within: Vec<Vec<usize>> = vec![Vec::new(); self.spans.len()];
+        let mut outermost = Vec::new();
+        for (at, span) in self.spans.iter().enumerate() {
+            match span.parent.and_then(|parent| indices.get(&parent)) {
+                Some(&outer) => within[outer].push(at),
+                None => outermost.push(at),
+            }
+        }
+        let mut edges = Vec::with_capacity(2 * self.spans.len());
+        // The edges to come, the next one last.
+        let mut coming: Vec<SpanEdge> = outermost.into_iter().rev().map(SpanEdge::Begin).collect();
+        while let Some(edge) = coming.pop() {
+            edges.push(edge);
+            if let SpanEdge::Begin(at) = edge {
+                coming.push(SpanEdge::End(at));
+                coming.extend(within[at].iter().rev().copied().map(SpanEdge::Begin));
+            }
+        }
+        edges
+    }
+
+    /// Returns the index of each span by its id.
+    fn indices(&self) -> HashMap<u64, usize> {
+        self.spans.iter().enumerate().map(|(at, span)| (span.id, at)).collect()
+    }
+
     /// Returns the figures of each span without those of the spans within.
-    fn own_sums(&self, indices: &HashMap<u64, usize>) -> Vec<Sums> {
+    fn own_sums(&self) -> Vec<Sums> {
+        let indices = self.indices();
         let of_memory = |span: &Span| {
             let of =
                 |is_cpu| span.memory.iter().filter(|(device, _)| device.is_cpu() == is_cpu).map(|(_, it)| it).sum();

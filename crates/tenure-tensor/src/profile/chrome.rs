@@ -105,6 +105,7 @@ impl Profile {
     fn facts(&self) -> Value {
         let cuda = match &self.cuda {
             CudaTimes::NoDriver => "no CUDA driver".to_owned(),
+            CudaTimes::LeftOut => "left out".to_owned(),
             CudaTimes::Cupti => "CUPTI: the times of all work on devices".to_owned(),
             CudaTimes::Launches { reason } => format!("only times of launches by the host: {reason}"),
         };

@@ -35,14 +35,18 @@ use tenure_device::activity::{self, ActivityRecording};
 pub use tenure_device::activity::{Activity, ActivityKind, CudaTimes};
 use tenure_device::memory::{self, MAX_DEVICES};
 
-pub use self::averages::Average;
+pub use self::averages::{Average, OUTSIDE_MEMORY};
 use self::recorder::Recorder;
-pub use self::table::SortBy;
+pub use self::table::{SortBy, TableOptions};
 use crate::observe::{self, Observing};
 
 /// Options of a [`Profiler`].
 #[derive(Clone, Debug)]
 pub struct ProfilerOptions {
+    /// Whether spans of the host are recorded.
+    pub record_host: bool,
+    /// Whether the work of devices is recorded.
+    pub record_devices: bool,
     /// Whether the sizes and dtypes of operations' arguments are recorded.
     pub record_shapes: bool,
     /// Whether changes of the bytes in use are recorded.
@@ -54,9 +58,16 @@ pub struct ProfilerOptions {
 }
 
 impl Default for ProfilerOptions {
-    /// Returns options to record times only, at most a million of each kind of event.
+    /// Returns options to record the times of the host and of devices, at most a million of each kind of event.
     fn default() -> Self {
-        Self { record_shapes: false, profile_memory: false, max_events: 1_000_000, clock: Clock::default() }
+        Self {
+            record_host: true,
+            record_devices: true,
+            record_shapes: false,
+            profile_memory: false,
+            max_events: 1_000_000,
+            clock: Clock::default(),
+        }
     }
 }
 
@@ -69,7 +80,7 @@ pub struct AlreadyProfiling;
 #[must_use = "recording ends when this is dropped"]
 pub struct Profiler {
     recorder: Arc<Recorder>,
-    _observing: Observing,
+    observing: Option<Observing>,
     activities: ActivityRecording,
 }
 
@@ -79,8 +90,7 @@ impl Profiler {
     /// # Errors
     /// There is another profiler.
     pub fn start(options: ProfilerOptions) -> Result<Self, AlreadyProfiling> {
-        let max_events = options.max_events;
-        let profile_memory = options.profile_memory;
+        let ProfilerOptions { record_host, record_devices, profile_memory, max_events, .. } = options;
         let recorder = Arc::new(Recorder::new(options));
         let on_memory: Option<activity::OnMemory> = profile_memory.then(|| {
             let recorder = Arc::clone(&recorder);
@@ -89,10 +99,12 @@ impl Profiler {
         if profile_memory {
             recorder.begin_with(activity::bytes_in_use());
         }
-        let activities = ActivityRecording::start(max_events, on_memory).ok_or(AlreadyProfiling)?;
+        let activities =
+            ActivityRecording::start(record_devices.then_some(max_events), on_memory).ok_or(AlreadyProfiling)?;
         // Starting CUPTI takes long, and the devices' times count from its end.
         recorder.begin();
-        Ok(Self { _observing: observe::start(recorder.clone()), recorder, activities })
+        let observing = record_host.then(|| observe::start(recorder.clone()));
+        Ok(Self { recorder, observing, activities })
     }
 
     /// Waits for the devices' work, stops recording, and returns the profile. Spans that have not ended end here.
@@ -104,7 +116,7 @@ impl Profiler {
             // A device that fails reports it to the program's next call. Its work so far is in the profile.
             let _ = memory.driver().synchronize();
         }
-        let Self { recorder, _observing: observing, activities } = self;
+        let Self { recorder, observing, activities } = self;
         drop(observing);
         let mut profile = recorder.finish();
         let activities = activities.stop();
@@ -147,6 +159,7 @@ pub struct Span {
     /// The span around it on the same thread, if that is in the profile.
     pub parent: Option<u64>,
     /// The name of the operation or section. Of a backward formula, the name of the operation, then `_backward`.
+    /// The name of a formula in Python ends with `Backward`.
     pub name: Cow<'static, str>,
     /// The kind.
     pub kind: SpanKind,
@@ -164,6 +177,15 @@ pub struct Span {
     pub memory: Vec<(Device, i64)>,
     /// The number of the graph's node that the operation made, or that runs in the backward pass.
     pub node: Option<u64>,
+}
+
+/// An edge of a span: its begin or its end. It has the span's index in [`Profile::spans`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpanEdge {
+    /// The span begins.
+    Begin(usize),
+    /// The span ends, after the spans within.
+    End(usize),
 }
 
 /// A change of the bytes in use on a device.

@@ -183,7 +183,9 @@ impl Observer for Recorder {
             Section::Named(name) => self.begin_span(name.to_owned().into(), SpanKind::Section, Vec::new(), None),
             Section::Backward(node) => {
                 let is_leaf = node.sequence() == u64::MAX;
-                let name = if is_leaf { node.name().to_owned() } else { format!("{}_backward", node.name()) };
+                // The name of a formula in Python says already that it is one.
+                let is_named = is_leaf || node.name().ends_with("Backward");
+                let name = if is_named { node.name().to_owned() } else { format!("{}_backward", node.name()) };
                 let number = (!is_leaf).then(|| node.sequence());
                 self.begin_span(name.into(), SpanKind::Backward, Vec::new(), number);
             }

@@ -27,11 +27,15 @@ pub enum SortBy {
     DeviceMemory,
     /// [`Average::calls`].
     Calls,
+    /// [`Average::total`] of one call.
+    TimeOfCall,
+    /// [`Average::device`] of one call.
+    DeviceTimeOfCall,
 }
 
 impl SortBy {
     /// Each figure by the name that PyTorch's `table(sort_by=)` gives it.
-    pub const NAMES: [(&'static str, Self); 9] = [
+    pub const NAMES: [(&'static str, Self); 11] = [
         ("self_cpu_time_total", Self::OwnTime),
         ("cpu_time_total", Self::TotalTime),
         ("self_device_time_total", Self::OwnDeviceTime),
@@ -41,6 +45,8 @@ impl SortBy {
         ("self_device_memory_usage", Self::OwnDeviceMemory),
         ("device_memory_usage", Self::DeviceMemory),
         ("count", Self::Calls),
+        ("cpu_time", Self::TimeOfCall),
+        ("device_time", Self::DeviceTimeOfCall),
     ];
 
     /// Returns the figure with this name, also in PyTorch's older spelling `cuda` for `device`.
@@ -60,7 +66,29 @@ impl SortBy {
             Self::OwnDeviceMemory => row.own_device_bytes.into(),
             Self::DeviceMemory => row.device_bytes.into(),
             Self::Calls => row.calls.into(),
+            Self::TimeOfCall => of_call(row.total, row).as_nanos() as i128,
+            Self::DeviceTimeOfCall => of_call(row.device, row).as_nanos() as i128,
         }
+    }
+}
+
+/// The form of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableOptions {
+    /// The figure to sort by.
+    pub sort: SortBy,
+    /// The most rows.
+    pub rows: usize,
+    /// The most characters of a name. Longer ones are cut.
+    pub name_width: usize,
+    /// The most characters of the sizes of arguments. Longer ones are cut.
+    pub shapes_width: usize,
+}
+
+impl Default for TableOptions {
+    /// Returns the defaults of PyTorch's `table`, sorted by own time.
+    fn default() -> Self {
+        Self { sort: SortBy::default(), rows: 100, name_width: 55, shapes_width: 80 }
     }
 }
 
@@ -68,11 +96,12 @@ impl Profile {
     /// Returns a table of the [averages](Self::averages): at most `rows` rows, sorted. PyTorch's
     /// `key_averages().table()`.
     pub fn table(&self, sort: SortBy, rows: usize) -> String {
-        self.table_of(self.averages(false), sort, rows)
+        self.table_of(self.averages(false), TableOptions { sort, rows, ..TableOptions::default() })
     }
 
     /// Returns a table of some averages of this profile.
-    pub fn table_of(&self, mut averages: Vec<Average>, sort: SortBy, rows: usize) -> String {
+    pub fn table_of(&self, mut averages: Vec<Average>, options: TableOptions) -> String {
+        let TableOptions { sort, rows, name_width, shapes_width } = options;
         averages.sort_by_key(|row| std::cmp::Reverse(sort.of(row)));
         let own: Duration = averages.iter().map(|row| row.own).sum();
         let has_shapes = averages.iter().any(|row| !row.shapes.is_empty());
@@ -80,11 +109,11 @@ impl Profile {
         let has_devices = !self.activities.is_empty() || self.memory_use.iter().any(|it| !it.device.is_cpu());
         let whole = own.as_secs_f64().max(f64::MIN_POSITIVE);
         let mut columns = vec![
-            Column::new("name", name),
+            Column::new("name", move |row| name(row, name_width)),
             Column::new("own", |row| us(row.own)),
             Column::new("own %", move |row| format!("{:.1}%", 100.0 * row.own.as_secs_f64() / whole)),
             Column::new("total", |row| us(row.total)),
-            Column::new("each", |row| us(row.total / u32::try_from(row.calls.max(1)).unwrap_or(u32::MAX))),
+            Column::new("each", |row| us(of_call(row.total, row))),
         ];
         if has_devices {
             columns.push(Column::new("own device", |row| us(row.own_device)));
@@ -100,7 +129,7 @@ impl Profile {
         }
         columns.push(Column::new("calls", |row| row.calls.to_string()));
         if has_shapes {
-            columns.push(Column::new("shapes", |row| format!("{:?}", row.shapes)));
+            columns.push(Column::new("shapes", move |row| cut(&format!("{:?}", row.shapes), shapes_width)));
         }
         averages.truncate(rows);
         let mut text = lines(&columns, &averages);
@@ -135,9 +164,31 @@ impl Column {
     }
 }
 
-/// Returns a row's name. A kernel may have an operation's.
-fn name(row: &Average) -> String {
-    if row.is_device_work { format!("{} (device)", row.name) } else { row.name.clone() }
+/// Returns the time of one call, given that of all.
+fn of_call(all: Duration, row: &Average) -> Duration {
+    all / u32::try_from(row.calls.max(1)).unwrap_or(u32::MAX)
+}
+
+/// Returns a row's name, on one line and cut to a width. A kernel may have an operation's.
+fn name(row: &Average, width: usize) -> String {
+    let mut name = String::new();
+    for sign in row.name.chars() {
+        match sign.is_control() {
+            true => name.extend(sign.escape_default()),
+            false => name.push(sign),
+        }
+    }
+    let name = cut(&name, width);
+    if row.is_device_work { format!("{name} (device)") } else { name }
+}
+
+/// Returns the beginning of a text that has more than `width` characters, with an ellipsis.
+fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let beginning: String = text.chars().take(width.saturating_sub(3)).collect();
+    format!("{beginning}...")
 }
 
 /// Formats rows under headings, each column as wide as needed: the first aligned left, the others right.
