@@ -77,8 +77,8 @@ mod _native {
         enter_anomaly_mode, enter_autocast, enter_gradient_mode, enter_saved_tensors_hooks, enter_section, from_dlpack,
         frombuffer, get_default_dtype, grad, is_grad_enabled, is_in_backward, is_stream_capturing, leave_setting,
         load_extension, manual_seed, operation_functions, operation_table, promote_types, rebuild_tensor,
-        set_default_dtype, set_device, set_stream, simulate_devices, synchronize_device, tensor, tf32_in_convolutions,
-        tf32_in_products, unscale_gradients, write_headers,
+        set_default_dtype, set_device, set_gradient_mode, set_stream, simulate_devices, synchronize_device, tensor,
+        tf32_in_convolutions, tf32_in_products, unscale_gradients, write_headers,
     };
     #[pymodule_export]
     use crate::torch::{torch_api, torch_background, torch_configure, torch_memory_fraction};

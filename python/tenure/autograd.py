@@ -107,23 +107,25 @@ class set_grad_enabled(_Setting):
     def __init__(self, mode: bool) -> None:
         super().__init__()
         self._mode = mode
-        self._number: int | None = _native.enter_gradient_mode(mode)
+        # The mode to restore when this becomes a context manager or a decorator.
+        self._before: bool | None = _native.is_grad_enabled()
+        _native.set_gradient_mode(mode)
 
     def _enter(self) -> int:
         return _native.enter_gradient_mode(self._mode)
 
     def __enter__(self) -> Self:
-        if self._number is None:
-            return super().__enter__()
-        self._entered.append(self._number)
-        self._number = None
-        return self
+        self._restore()
+        return super().__enter__()
 
     def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
-        if self._number is not None:
-            _native.leave_setting(self._number)
-            self._number = None
+        self._restore()
         return super().__call__(function)
+
+    def _restore(self) -> None:
+        if self._before is not None:
+            _native.set_gradient_mode(self._before)
+            self._before = None
 
 
 class detect_anomaly(_Setting):

@@ -99,6 +99,57 @@ def test_no_graph_is_recorded_within_no_grad() -> None:
     assert tenure.is_grad_enabled()
 
 
+def modes(library: Any) -> list[bool]:
+    """Returns whether graphs are recorded at places of a program that calls `set_grad_enabled`."""
+    found = []
+
+    def note() -> None:
+        found.append(library.is_grad_enabled())
+
+    library.set_grad_enabled(False)
+    note()
+    library.set_grad_enabled(True)
+    with library.no_grad():
+        library.set_grad_enabled(True)
+        note()
+        with library.enable_grad():
+            library.set_grad_enabled(False)
+            note()
+        note()
+    note()
+    setting = library.set_grad_enabled(False)
+    note()
+    with setting:
+        note()
+    note()
+    with setting:
+        note()
+    note()
+    decorated = library.set_grad_enabled(False)(note)
+    note()
+    decorated()
+    note()
+    library.set_grad_enabled(True)
+    return found
+
+
+def test_set_grad_enabled_holds_as_in_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    assert modes(tenure) == modes(torch)
+
+
+def test_set_grad_enabled_called_as_a_function_keeps_nothing() -> None:
+    def entered() -> int:
+        number = tenure._native.enter_gradient_mode(True)
+        tenure._native.leave_setting(number)
+        return number
+
+    before = entered()
+    for mode in (False, True, False, True):
+        tenure.set_grad_enabled(mode)
+    assert entered() == before + 1
+
+
 def test_a_generator_is_not_decorated() -> None:
     with pytest.raises(TypeError, match="generator"):
 
@@ -393,6 +444,31 @@ def test_a_context_that_refers_to_its_result_is_freed() -> None:
     results.clear()
     gc.collect()
     assert ends[0]() is None
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_context_that_refers_to_one_of_its_results_is_freed(kept: int) -> None:
+    class Two(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+            ctx.watched = watched.pop()
+            return x * 2, x * 3
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            ctx.result = results[kept]
+            return grads[0] * 2 + grads[1] * 3
+
+    watched = [Watched()]
+    end = weakref.ref(watched[0])
+    x = leaf(1.0)
+    results = list(Two.apply(x))
+    (results[0] + results[1]).sum().backward(retain_graph=True)
+    gc.collect()
+    assert end() is not None
+    results.clear()
+    gc.collect()
+    assert end() is None
 
 
 def test_a_graph_is_freed_with_its_last_tensor() -> None:

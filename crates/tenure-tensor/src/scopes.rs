@@ -31,6 +31,25 @@ impl<T> Scopes<T> {
             .unwrap_or(0)
     }
 
+    /// Replaces the setting that holds. It holds as long as the one that it replaces; if there is none, until it is
+    /// replaced itself. Returns the old one. The caller should drop that while the scopes are not borrowed.
+    pub(crate) fn replace(thread: &'static LocalKey<Self>, setting: T) -> Option<T> {
+        thread
+            .try_with(|scopes| {
+                let mut alive = scopes.alive.borrow_mut();
+                match alive.last_mut() {
+                    Some((_, held)) => Some(std::mem::replace(held, setting)),
+                    None => {
+                        // No guard has this number.
+                        alive.push((0, setting));
+                        None
+                    }
+                }
+            })
+            .ok()
+            .flatten()
+    }
+
     /// Removes a setting and returns it. The caller should drop it while the scopes are not borrowed.
     pub(crate) fn leave(thread: &'static LocalKey<Self>, number: u64) -> Option<T> {
         thread

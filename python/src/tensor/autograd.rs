@@ -97,6 +97,12 @@ pub(crate) fn enter_gradient_mode(enabled: bool) -> u64 {
     enter(Setting::GradientMode(GradMode::enter(enabled)))
 }
 
+/// Switches this thread's recording of graphs on or off, until the innermost setting of it is left.
+#[pyfunction]
+pub(crate) fn set_gradient_mode(enabled: bool) {
+    autograd::set_grad_enabled(enabled);
+}
+
 /// Makes this thread's backward passes raise an error when a gradient has a NaN. Returns the number to leave with.
 #[pyfunction]
 pub(crate) fn enter_anomaly_mode() -> u64 {

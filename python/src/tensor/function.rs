@@ -21,7 +21,8 @@ pub(crate) fn attach_function(
     formula: Py<PyAny>,
 ) -> PyResult<()> {
     let formula = HeldObject::new(formula);
-    if let Some(output) = outputs.try_iter()?.next() {
+    // The garbage collector sees the formula through the output that is the last to live.
+    for output in outputs.try_iter()? {
         output?.cast::<TensorObject>()?.get().hold(&formula);
     }
     let outputs = tensors(outputs)?;

@@ -26,6 +26,7 @@ mod results;
 pub(crate) use autograd::{
     NodeObject, autocast_dtype, backward, enter_anomaly_mode, enter_autocast, enter_budget, enter_gradient_mode,
     enter_saved_tensors_hooks, enter_section, grad, is_grad_enabled, is_in_backward, leave_setting, raised,
+    set_gradient_mode,
 };
 pub(crate) use buffer::frombuffer;
 pub(crate) use cuda::{

@@ -34,7 +34,7 @@ pub use engine::{BackwardOptions, backward, grad};
 pub use gradcheck::{Gradcheck, gradcheck, gradgradcheck};
 pub use hooks::{HookHandle, SavedHooks, SavedId};
 pub(crate) use meta::{Meta, TensorKind, View};
-pub use mode::{Anomaly, GradMode, is_grad_enabled, no_grad, with_grad};
+pub use mode::{Anomaly, GradMode, is_grad_enabled, no_grad, set_grad_enabled, with_grad};
 pub(crate) use node::Edge;
 pub use node::{Context, Grads, Node};
 pub use recipe::{Ingredient, Recipe, RecipeBook, Recipes};

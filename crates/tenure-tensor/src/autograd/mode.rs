@@ -37,6 +37,23 @@ pub fn is_grad_enabled() -> bool {
     Scopes::latest(&GRAD).unwrap_or(true)
 }
 
+/// Sets whether operations of this thread record a graph: until the innermost [`GradMode`] ends, or else until the next
+/// call. PyTorch's `set_grad_enabled` called as a function.
+///
+/// ```
+/// use tenure_tensor::autograd;
+///
+/// autograd::no_grad(|| {
+///     autograd::set_grad_enabled(true);
+///     assert!(autograd::is_grad_enabled());
+/// });
+/// autograd::set_grad_enabled(false);
+/// assert!(!autograd::is_grad_enabled());
+/// ```
+pub fn set_grad_enabled(is_enabled: bool) {
+    Scopes::replace(&GRAD, is_enabled);
+}
+
 /// Runs `body`, whose operations record no graph: their outputs require no gradient.
 ///
 /// ```
