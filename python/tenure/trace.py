@@ -6,9 +6,13 @@ A trace is recorded with PyTorch, from before its first CUDA allocation::
     ...
     torch.cuda.memory._dump_snapshot("snapshot.pickle")
 
+The module can be called: ``tenure.trace(matrix)`` is the sum of a matrix's diagonal, as ``torch.trace``.
+
 Examples
 --------
 >>> import tenure
+>>> tenure.trace(tenure.eye(3))
+tensor(3.)
 >>> trace = tenure.trace.load("tests/data/resnet50_step.pickle.xz")
 >>> native, paged = tenure.trace.replay(trace, ["native", "paged"])
 >>> paged.peak_requested_bytes <= paged.peak_reserved_bytes < native.peak_reserved_bytes
@@ -19,12 +23,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from tenure import _native
+from tenure import _native, _operations
 from tenure._arguments import whole_number
 from tenure._errors import TraceError
 from tenure._files import write_whole
@@ -531,3 +537,13 @@ def _outcome(text: str) -> Outcome:
         device["at_peak"], device["at_end"] = Held(**device["at_peak"]), Held(**device["at_end"])
         figures["device"] = OnDevice(**device)
     return Outcome(**figures)
+
+
+class _TraceModule(ModuleType):
+    """The module's class, since the package has one name for two things."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> _native.Tensor:
+        return _operations.trace(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _TraceModule

@@ -42,9 +42,18 @@ def test_every_operation_is_a_function_of_the_package() -> None:
         assert callable(getattr(tenure._operations, name)), name
         # `tenure.linalg` has the others.
         assert name in tenure.__all__ or name.removeprefix("linalg_") in tenure.linalg.__all__, name
-    # A module of the package has the name of one operation, which is a method all the same.
+    # A module of the package has the name of one operation. It can be called.
     assert inspect.ismodule(tenure.trace)
-    assert tenure.eye(3, 3).trace().item() == 3
+
+
+def test_the_module_trace_sums_a_diagonal() -> None:
+    from tenure.trace import Trace
+
+    x = tenure.arange(6).reshape(2, 3)
+    assert tenure.trace(x).item() == x.trace().item() == 4  # type: ignore[operator]
+    assert tenure.trace.Trace is Trace
+    torch = pytest.importorskip("torch")
+    assert torch.trace(torch.arange(6).reshape(2, 3)).item() == 4
 
 
 def test_type_checkers_know_the_results_of_operations(tmp_path: Path) -> None:
