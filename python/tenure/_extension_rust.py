@@ -170,14 +170,9 @@ def _listed(rules: Path) -> list[str]:
 
 def _operations() -> str:
     """Returns the module with a function for each operation of the table."""
-    with tempfile.TemporaryDirectory() as folder:
-        _native.write_headers(folder)
-        header = (Path(folder) / "tenure_operations.h").read_text()
-    # The header has the names of overloads, in the order of the table.
-    names = re.findall(r"^static inline tenure_status tenure_(\w+)\(", header, re.MULTILINE)
     methods: list[str] = []
     functions: list[str] = []
-    for own_name, (_, is_method, parameters, results, _, doc) in zip(names, _native.operation_table(), strict=True):
+    for _, is_method, parameters, results, _, doc, own_name in _native.operation_table():
         text = _operation(own_name, is_method, parameters, results, doc)
         (methods if is_method else functions).append(text)
     uses = "use crate::{Argument, DType, Device, Generator, Result, Tensor, call};\n"

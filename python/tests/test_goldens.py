@@ -44,7 +44,7 @@ DEVICE = os.environ.get("TENURE_TEST_DEVICE", "cpu")
 CREATING = ("arange", "eye", "full", "linspace", "ones", "tensor", "zeros")
 TOLERANCES = {tenure.float64: 1e-12, tenure.float32: 1e-5, tenure.float16: 2.5e-3, tenure.bfloat16: 1e-2}
 
-Row = tuple[str, bool, list[tuple[str, str, str | None]], int | None, Sequence[str] | None, str]
+Row = tuple[str, bool, list[tuple[str, str, str | None]], int | None, Sequence[str] | None, str, str]
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 TABLE = _native.operation_table()
 FUNCTIONS = _native.operation_functions()

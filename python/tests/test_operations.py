@@ -56,6 +56,14 @@ def test_the_module_trace_sums_a_diagonal() -> None:
     assert torch.trace(torch.arange(6).reshape(2, 3)).item() == 4
 
 
+def test_each_row_of_the_table_has_a_name_of_its_own() -> None:
+    from tenure._native import operation_table
+
+    names = [row[6] for row in operation_table()]
+    assert len(set(names)) == len(names) > len({row[0] for row in operation_table()})
+    assert tenure.eye(3, 3).trace().item() == 3
+
+
 def test_type_checkers_know_the_results_of_operations(tmp_path: Path) -> None:
     api = pytest.importorskip("mypy.api")
     program = tmp_path / "program.py"

@@ -211,7 +211,7 @@ pub(crate) fn operation_functions(py: Python<'_>) -> PyResult<Bound<'_, PyDict>>
 
 /// Returns the table of operations, for the package's stubs: for each operation its name, whether it is a method, its
 /// parameters (name, type, default or `None`), the number of its results (-1 for a list, 0 for a truth value, `None` for
-/// a write to its first parameter), the names of its results, and its documentation.
+/// a write to its first parameter), the names of its results, its documentation, and the name that no other overload has.
 #[pyfunction]
 #[expect(clippy::type_complexity, reason = "a row of the table, for one caller")]
 pub(crate) fn operation_table() -> Vec<(
@@ -221,6 +221,7 @@ pub(crate) fn operation_table() -> Vec<(
     Option<isize>,
     Option<&'static [&'static str]>,
     String,
+    &'static str,
 )> {
     let rows = OPERATIONS.iter().copied().flatten().map(|operation| {
         let parameters = operation.parameters.iter().map(|parameter| {
@@ -235,7 +236,8 @@ pub(crate) fn operation_table() -> Vec<(
         };
         let is_method = operation.form == Form::Method;
         let fields = results::fields(operation.name).filter(|_| matches!(operation.result, ResultKind::Tuple(_)));
-        (operation.name, is_method, parameters.collect(), results, fields, call::plain(operation.doc).into_owned())
+        let doc = call::plain(operation.doc).into_owned();
+        (operation.name, is_method, parameters.collect(), results, fields, doc, operation.own_name)
     });
     rows.collect()
 }
