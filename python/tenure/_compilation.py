@@ -135,6 +135,15 @@ def own_folder() -> Path:
     return Path(folder)
 
 
+def warn_unwritable(what: str, folder: Path | None, error: OSError, stacklevel: int) -> None:
+    """Warns that a library cannot be kept in a folder of `cache_folder`, because of an error."""
+    warnings.warn(
+        f"{what} is built again by every process, since {folder or '~/.cache'} cannot be written to "
+        f"({error.strerror}): set XDG_CACHE_HOME to a folder that can",
+        stacklevel=stacklevel,
+    )
+
+
 def write_log(library: Path, text: str) -> Path | None:
     """Writes a compiler's output, if possible, to a file that outlives this process. Returns the file."""
     try:
@@ -188,10 +197,6 @@ def place_to_build(folder: Path | None, key: str, what: str, *, stacklevel: int)
             # Fails for another user's lock file in a folder that several users share.
             fcntl.flock(held.enter_context(open(folder / f"{key}.lock", "w")), fcntl.LOCK_EX)
         except OSError as error:
-            warnings.warn(
-                f"{what} is built again by every process, since {folder or '~/.cache'} cannot be written to "
-                f"({error.strerror}): set XDG_CACHE_HOME to a folder that can",
-                stacklevel=stacklevel,
-            )
+            warn_unwritable(what, folder, error, stacklevel + 1)
             folder = own_folder()
         yield folder

@@ -100,6 +100,20 @@ class BuildExtension(build_ext):  # type: ignore[misc]
     flag have changed since the last build in the same folder.
     """
 
+    @classmethod
+    def with_options(cls, **options: Any) -> type[BuildExtension]:
+        """Returns a subclass whose commands have these options, such as ``force=True``.
+
+        PyTorch's ``use_ninja`` and ``no_python_abi_suffix`` may be given, and change nothing: ninja is never used, and
+        no library's name has a suffix of Python's.
+        """
+
+        class WithOptions(cls):  # type: ignore[misc, valid-type]
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **{**kwargs, **options})
+
+        return WithOptions
+
     def get_ext_filename(self, fullname: str) -> str:
         """Returns the path of an extension's library in the folder of packages."""
         *parents, last = fullname.split(".")

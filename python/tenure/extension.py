@@ -12,6 +12,7 @@ tensor([3., 3.])
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import json
@@ -80,7 +81,8 @@ def load(
     """Compiles an extension, unless it was compiled before, and opens it.
 
     The library is kept in the cache (see ``XDG_CACHE_HOME``), and compiled again when a source, a header that it
-    includes, the flags or the compiler change.
+    includes, the flags or the compiler change. If the cache cannot be written to, there is a warning, and the library
+    is in a folder that is deleted when the process ends.
 
     Parameters
     ----------
@@ -279,11 +281,13 @@ def _cache() -> Path:
     folder = _compilation.cache_folder("extensions")
     try:
         if folder is None:
-            raise PermissionError("this user has no home")
+            raise FileNotFoundError(errno.ENOENT, "this user has no home")
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
-    except OSError:
+    except OSError as error:
+        # Shows the call of `load`.
+        _compilation.warn_unwritable("each extension", folder, error, stacklevel=6)
         return _compilation.own_folder()
     return folder
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure import Tensor, extension
+from tenure import Tensor, _compilation, extension
 from tenure.extension import load, load_inline
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/extensions"
@@ -31,6 +31,16 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for cached in (extension._headers, extension._cache):
         cached.cache_clear()
+
+
+def test_a_cache_that_cannot_be_written_to_warns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    with pytest.warns(UserWarning, match=r"each extension is built again .*: set XDG_CACHE_HOME"):
+        module = load_inline("three", "int64_t three() { return 3; }", functions="three")
+    assert module.three() == 3
+    assert Path(str(module.__file__)).parent == _compilation.own_folder()
 
 
 @pytest.fixture(scope="module", params=["lltm.cpp", "lltm.rs"])

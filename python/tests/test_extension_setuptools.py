@@ -134,6 +134,15 @@ def test_a_project_is_built_in_its_folder(project: Path) -> None:
     assert result.stdout == USED, result.stderr
 
 
+def test_a_command_has_the_options_of_its_class(project: Path) -> None:
+    source = project / "setup.py"
+    source.write_text(source.read_text().replace("BuildExtension}", "BuildExtension.with_options(force=True)}"))
+    assert compiled(build(project)) == ["factor.cpp", "scaled.cpp"]
+    source.write_text(source.read_text().replace("(force=True)", "(use_ninja=False, no_python_abi_suffix=True)"))
+    assert compiled(build(project)) == []
+    source.write_text(FILES["setup.py"])
+
+
 def test_only_what_has_changed_is_compiled_again(project: Path) -> None:
     header, source = project / "include/factor.h", project / "factor.cpp"
     assert compiled(build(project)) == []
