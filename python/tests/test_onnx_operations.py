@@ -214,6 +214,7 @@ TABLE: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
     "pad replicate": (lambda x: F.pad(x, (1, 2), mode="replicate"), [X]),
     "pad negative": (lambda x: F.pad(x, (-1, 2)), [X]),
     "interpolate nearest": (lambda x: F.interpolate(x, scale_factor=2.0), [IMAGE]),
+    "interpolate nearest 1.3": (lambda x: F.interpolate(x, scale_factor=1.3), [IMAGE]),
     "interpolate size": (lambda x: F.interpolate(x, size=(5, 11)), [IMAGE]),
     "interpolate bilinear": (lambda x: F.interpolate(x, size=(5, 11), mode="bilinear"), [IMAGE]),
     "interpolate corners": (lambda x: F.interpolate(x, size=(5, 11), mode="bilinear", align_corners=True), [IMAGE]),

@@ -49,6 +49,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "power of two": (lambda x: tenure.zeros(1 << (x.shape[0] - 1).bit_length()) + 1, "zeros"),
     "step": (lambda x: tenure.zeros(x.shape[0] + int(x.shape[0] > 10)) + 1, "zeros"),
     "two bounds": (lambda x: x[: max(3, min(x.shape[0], 9))] * 2, "slice"),
+    "almost all": (lambda x: tenure.zeros(x.shape[0] * 63 // 64) + 1, "zeros"),
     "square divided": (lambda x: tenure.zeros(x.shape[0] ** 2 // 7) + 1, "zeros"),
 }
 
@@ -60,6 +61,35 @@ def test_a_size_without_a_formula_is_refused(name: str, size: int, tmp_path: Pat
     with pytest.raises(tenure.Error, match=rf"operation {operation} at .* depends on the dynamic axes \(rows\)"):
         export(function, numbers(size, 3), tmp_path / "m.onnx", input_names=["x"], dynamic_axes={"x": {0: "rows"}})
     assert not (tmp_path / "m.onnx").exists()
+
+
+RESIZED: dict[str, Callable[[Tensor], Any]] = {
+    "1.3 times": lambda x: F.interpolate(x, scale_factor=1.3),
+    "about the same": lambda x: F.interpolate(x, scale_factor=1.04),
+    "three times": lambda x: F.interpolate(x, scale_factor=3.0),
+    "half": lambda x: F.interpolate(x, scale_factor=0.5),
+    "turned": lambda x: F.interpolate(x, size=(x.shape[3], x.shape[2])),
+    "height alone": lambda x: F.interpolate(x, size=(x.shape[2], 30)),
+    "linear": lambda x: F.interpolate(x, scale_factor=1.25, mode="bilinear"),
+}
+
+
+@pytest.mark.parametrize("name", RESIZED)
+def test_an_image_of_dynamic_sizes_is_resized(name: str, tmp_path: Path) -> None:
+    function = RESIZED[name]
+    axes = {"x": {2: "height", 3: "width"}}
+    found = check(function, [numbers(1, 2, 12, 20)], tmp_path, input_names=["x"], dynamic_axes=axes)
+    for height, width in ((2, 3), (20, 12), (7, 14), (21, 90), (48, 5)):
+        compare(found, function, [numbers(1, 2, height, width)])
+
+
+def test_a_factor_that_is_rounded_is_refused(tmp_path: Path) -> None:
+    def resized(x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=1.3, mode="bilinear")
+
+    with pytest.raises(tenure.Error, match=r"ONNX rounds scale_factor=1\.3 .* give size"):
+        export(resized, numbers(1, 2, 8, 9), tmp_path / "m.onnx", input_names=["x"], dynamic_axes={"x": {2: "height"}})
+    check(resized, [numbers(1, 2, 8, 9)], tmp_path)
 
 
 class UNet(nn.Module):

@@ -176,7 +176,8 @@ fn gcd(one: i64, other: i64) -> i64 {
     if other == 0 { one.abs() } else { gcd(other, one % other) }
 }
 
-/// Finds the smaller or larger one of a number, and of a known size plus a number.
+/// Finds the smaller or larger one of a number, and of a known size plus a number. Two traces must have the number, since
+/// one alone may be anything.
 fn bounded(size: &Size, of: &Size, index: usize) -> Option<Formula> {
     let numbers = size.fitted();
     let bounds = [(Operator::Min, numbers.iter().max()), (Operator::Max, numbers.iter().min())];
@@ -189,12 +190,13 @@ fn bounded(size: &Size, of: &Size, index: usize) -> Option<Formula> {
         if plus != 0 {
             free.next()?;
         }
+        let are_bounded = size.0.iter().filter(|number| **number == bound).count() > 1;
         let is_equal = |(number, of): (&i64, &i64)| *number == operator.compute(of + plus, bound);
         let formula = || {
             let sum = Formula::line(Formula::Known(index), 1, plus);
             Formula::of(operator, sum, Formula::Fixed(bound))
         };
-        numbers.iter().zip(of.fitted()).all(is_equal).then(formula)
+        (are_bounded && numbers.iter().zip(of.fitted()).all(is_equal)).then(formula)
     })
 }
 
@@ -275,6 +277,8 @@ mod tests {
         assert_eq!(found(|rows, _| (rows as f64).sqrt() as i64), None);
         assert_eq!(found(|rows, _| rows * rows % 7), None);
         assert_eq!(found(|rows, columns| rows.max(columns)), None);
+        // Only the largest size has another difference.
+        assert_eq!(found(|rows, _| rows * 63 / 64), None);
     }
 
     #[test]

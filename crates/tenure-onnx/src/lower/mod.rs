@@ -14,6 +14,7 @@ mod pad;
 mod pool;
 mod precise;
 mod reduce;
+mod resize;
 mod scatter;
 mod shape;
 mod slice;
@@ -210,7 +211,7 @@ impl<'a> Lowering<'a> {
 /// Adds the nodes of a call. Each has operations of one kind.
 type Mapping = fn(&mut Lower<'_, '_>) -> Lowered;
 
-const MAPPINGS: [Mapping; 17] = [
+const MAPPINGS: [Mapping; 18] = [
     elementwise::lower,
     compare::lower,
     activation::lower,
@@ -220,6 +221,7 @@ const MAPPINGS: [Mapping; 17] = [
     matmul::lower,
     conv::lower,
     pool::lower,
+    resize::lower,
     norm::lower,
     attention::lower,
     reduce::lower,

@@ -1,8 +1,7 @@
-//! Pooling and resizing of images.
+//! Pooling of images.
 
-use super::{Lower, Lowered, Refusal, one};
-use crate::graph::{float, int, ints, text};
-use crate::size::Size;
+use super::{Lower, Lowered, Refusal};
+use crate::graph::{int, ints};
 
 pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
     match call.operation() {
@@ -19,7 +18,6 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
         "adaptive_max_pool1d" => call.adaptive_pool(Some(1), "MaxPool", "ReduceMax"),
         "adaptive_max_pool2d" => call.adaptive_pool(Some(2), "MaxPool", "ReduceMax"),
         "adaptive_max_pool3d" => call.adaptive_pool(Some(3), "MaxPool", "ReduceMax"),
-        "interpolate" => call.interpolate(),
         _ => Err(Refusal::Unmapped),
     }
 }
@@ -109,33 +107,5 @@ impl Lower<'_, '_> {
             Some(name) => self.only_first(name),
             None => Err(Refusal::Unmapped),
         }
-    }
-
-    fn interpolate(&mut self) -> Lowered {
-        let input = self.input()?;
-        let mode = self.text("mode").unwrap_or("nearest").to_owned();
-        let align_corners = self.flag("align_corners")?;
-        let (onnx_mode, transformation) = match mode.as_str() {
-            "nearest" => ("nearest", "asymmetric"),
-            "bicubic" if align_corners => ("cubic", "align_corners"),
-            "bicubic" => ("cubic", "half_pixel"),
-            _ if align_corners => ("linear", "align_corners"),
-            _ => ("linear", "half_pixel"),
-        };
-        let mut attributes = vec![text("mode", onnx_mode), text("coordinate_transformation_mode", transformation)];
-        match onnx_mode {
-            "nearest" => attributes.push(text("nearest_mode", "floor")),
-            "cubic" => attributes.push(float("cubic_coeff_a", -0.75)),
-            _ => {}
-        }
-        if let Some(scale) = self.scalar("scale_factor")? {
-            let scales: Vec<f32> =
-                (0..input.rank()).map(|dim| if dim < 2 { 1.0 } else { scale.to_f64() as f32 }).collect();
-            let scales = self.graph().floats(&scales);
-            return one(self.op("Resize", &[&input.name, "", &scales], attributes));
-        }
-        let sizes: Vec<Size> = self.result_sizes(0);
-        let sizes = self.graph().sizes(&sizes)?;
-        one(self.op("Resize", &[&input.name, "", "", &sizes], attributes))
     }
 }
