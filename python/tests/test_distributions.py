@@ -130,6 +130,24 @@ def test_distribution_functions_are_pytorchs(kind: str) -> None:
     assert close(ours.icdf(mine), theirs.icdf(other))
 
 
+def test_distribution_functions_of_gamma_distributions_are_pytorchs() -> None:
+    shapes = [0.01, 0.5, 1.0, 3.0, 40.0, 2000.0]
+    ratios = [1e-6, 0.1, 0.9, 1.0, 1.1, 3.0, 50.0]
+    found: list[list[float]] = []
+    expected: list[list[float]] = []
+    for t, results in ((tenure, found), (torch, expected)):
+        a = t.tensor([shape for shape in shapes for _ in ratios], dtype=t.float64)
+        x = t.tensor([shape * ratio for shape in shapes for ratio in ratios], dtype=t.float64, requires_grad=True)
+        rate = t.tensor(1.5, dtype=t.float64, requires_grad=True)
+        probability = t.distributions.Gamma(a, rate).cdf(x)
+        probability.sum().backward()
+        results += [probability.tolist(), x.grad.tolist(), [rate.grad.item()]]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-14)
+    ends = tenure.distributions.Gamma(2.0, 1.0).cdf(tenure.tensor([0.0, math.inf]))
+    assert ends.tolist() == [0.0, 1.0]
+
+
 def test_numbers_make_distributions_of_one_value() -> None:
     normal = distributions.Normal(1, 2.0)
     assert normal.batch_shape == () and normal.sample((3,)).shape == (3,)

@@ -250,6 +250,14 @@ def test_results_and_gradients_are_those_of_pytorch(family: str, case: str) -> N
             golden(family).check(sample, function)
 
 
+#: Parameters whose elements may be separate arguments.
+COLLECTED = ("size", "shape", "dims", "repeats")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) or (isinstance(value, tenure.Tensor) and value.dim() == 0)
+
+
 # A type that fits each kind of parameter of which operations of one name have different ones.
 KINDS: dict[str, Callable[[Any], bool]] = {
     "Tensor": lambda value: isinstance(value, tenure.Tensor),
@@ -257,7 +265,9 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "Size": lambda value: isinstance(value, int),
     "Ints": lambda value: isinstance(value, (tuple, list, int, type(None))) and not isinstance(value, bool),
     "Sizes": lambda value: isinstance(value, (tuple, list, int)),
-    "Float": lambda value: isinstance(value, (int, float, tenure.Tensor)) and not isinstance(value, bool),
+    "Float": lambda value: is_number(value) and not isinstance(value, bool),
+    "OptionalFloat": lambda value: value is None or is_number(value),
+    "Scalar": lambda value: is_number(value),
     "Bool": lambda value: isinstance(value, bool),
     "Text": lambda value: isinstance(value, str),
     "Generator": lambda value: isinstance(value, (tenure.Generator, type(None))),
@@ -276,7 +286,8 @@ def fits(row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         "tensor": "input",
     }
     named = {names.get(name, name): value for name, value in kwargs.items() if name != "requires_grad"}
-    if any(kind == "Tensors" or name in ("size", "shape", "dims", "repeats") for name, kind, _ in parameters[:2]):
+    listed = [kind for name, kind, _ in parameters[:2] if kind == "Tensors" or name in COLLECTED]
+    if any(kind in ("Tensors", "Ints", "Sizes") for kind in listed):
         names_fit = all(name in {name for name, _, _ in parameters} for name in named)
         return names_fit and not any(isinstance(value, tenure.dtype) for value in args)
     if len(args) > len(parameters):
@@ -402,6 +413,51 @@ DIRECT: list[tuple[Program, Program | None]] = [
     (lambda t, x, y: x.split(split_size=3, dim=1), None),
     (lambda t, x, y: t.split(tensor=x, split_size_or_sections=[1, 3], dim=1), None),
     (lambda t, x, y: t.tensor([-2, 3], dtype=t.int8).relu_(), None),
+    (lambda t, x, y: t.norm(x), None),
+    (lambda t, x, y: t.norm(x, "fro", dim=1), None),
+    (lambda t, x, y: x.norm(p=3, dim=(0, 1), keepdim=True), None),
+    (lambda t, x, y: x.norm(1, -1, dtype=t.float64), None),
+    (lambda t, x, y: t.std_mean(x, 1, correction=0, keepdim=True), None),
+    (lambda t, x, y: t.std_mean(x), None),
+    (lambda t, x, y: t.std_mean(x, False), None),
+    (lambda t, x, y: t.std_mean(x, (0, 1), unbiased=False, keepdim=True), None),
+    (lambda t, x, y: t.tensor_split(x, 3, dim=1), None),
+    (lambda t, x, y: x.tensor_split((1, -1), -1), None),
+    (lambda t, x, y: x.tensor_split([2, 1]), None),
+    (lambda t, x, y: x.tensor_split(t.tensor([1, 3]), 1), None),
+    (lambda t, x, y: x.tensor_split(t.tensor(2), dim=1), None),
+    (lambda t, x, y: t.is_nonzero(x[0, 0]), None),
+    (lambda t, x, y: t.tensor([[0]]).is_nonzero(), None),
+    (lambda t, x, y: t.add(x, 1.5, alpha=2), None),
+    (lambda t, x, y: x.sub(3, alpha=-2), None),
+    (lambda t, x, y: x.clone().add_(1.5, alpha=2), None),
+    (lambda t, x, y: x.clone().sub_(y, alpha=3), None),
+    (lambda t, x, y: x.clone().sub_(2, alpha=0.5), None),
+    (lambda t, x, y: x.clone().div_(y, rounding_mode=None), None),
+    (lambda t, x, y: t.tensor([7, -7]).div_(2, rounding_mode="floor"), None),
+    (lambda t, x, y: t.tensor([7, -7]).div_(2, rounding_mode="trunc"), None),
+    (lambda t, x, y: x.clone().clamp_(min=0.3), None),
+    (lambda t, x, y: x.clone().clamp_(max=0.3), None),
+    (lambda t, x, y: x.clone().clamp_(min=y), None),
+    (lambda t, x, y: x.clone().clamp_(y - 1, y), None),
+    (lambda t, x, y: t.index_add(x, 0, t.tensor([2, 0]), y[:2], alpha=2), None),
+    (lambda t, x, y: x.clone().index_add_(1, t.tensor([3]), y[:, :1], alpha=-0.5), None),
+    (lambda t, x, y: t.all(t.tensor([[1, 0], [1, 2]], dtype=t.uint8), 1), None),
+    (lambda t, x, y: t.any(t.tensor([], dtype=t.uint8)), None),
+    (lambda t, x, y: t.round(x * 3, decimals=1), None),
+    (lambda t, x, y: (x * 300).round(decimals=-2), None),
+    (lambda t, x, y: t.roll(x, -3), None),
+    (lambda t, x, y: t.repeat_interleave(x, 2), None),
+    (lambda t, x, y: t.repeat_interleave(x, t.tensor([2, 0, 1]), dim=0), None),
+    (lambda t, x, y: x.repeat_interleave(t.tensor([2])), None),
+    (lambda t, x, y: x.take_along_dim(t.tensor([[3, 0], [11, 5]])), None),
+    (lambda t, x, y: t.threshold(t.tensor([3, -2]), 1, 7), None),
+    (lambda t, x, y: t.square(x > 0), None),
+    (lambda t, x, y: t.sign(x > 0), None),
+    (lambda t, x, y: t.logsumexp(t.tensor([[1, 2], [3, 5]]), 1), None),
+    (lambda t, x, y: t.equal(t.tensor([1, 2]), t.tensor([1.0, 2.0])), None),
+    (lambda t, x, y: t.bucketize(x, t.tensor([-1, 0, 1])), None),
+    (lambda t, x, y: t.searchsorted(t.tensor([0.5, 1.5]), t.tensor([1, 2])), None),
 ]
 COUNT = 20_000
 RANDOM: list[tuple[Program, Program | None]] = [
@@ -416,6 +472,7 @@ RANDOM: list[tuple[Program, Program | None]] = [
     (lambda t, g, x: t.bernoulli(x, 0.3, generator=g), None),
     (lambda t, g, x: x.bernoulli(p=0.6, generator=g), None),
     (lambda t, g, x: x.bernoulli_(0.3, generator=g), None),
+    (lambda t, g, x: x.reshape(2, -1).bernoulli_(t.full((COUNT // 2,), 0.3), generator=g), None),
     (lambda t, g, x: x.uniform_(-1, 3, generator=g), None),
     (lambda t, g, x: x.uniform_(-1, to=2, generator=g), None),
     (lambda t, g, x: x.normal_(1, 2, generator=g), None),

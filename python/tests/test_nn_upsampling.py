@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from module_comparison import as_ours, close, compare, given, same_error  # noqa
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-# No factor below is rounded to the same size or twice the size: there, PyTorch's result of `nearest` and its gradient
-# take different pixels.
+# No factor of `TARGETS` is rounded to the same size or twice the size: there, PyTorch's result of `nearest` and its
+# gradient take different pixels.
 SIZES = {1: (2, 3, 7), 2: (2, 3, 5, 4), 3: (1, 2, 4, 4, 5)}
 MODES: list[tuple[str, int, bool | None]] = [
     *((mode, dims, None) for mode in ("nearest", "nearest-exact", "area") for dims in (1, 2, 3)),
@@ -131,3 +132,17 @@ def test_pixels_are_shuffled_as_pytorchs(sizes: tuple[int, ...]) -> None:
 def test_pixels_that_do_not_fit_are_refused_as_pytorchs(name: str, sizes: tuple[int, ...], factor: int) -> None:
     ours, theirs, x = getattr(nn, name)(factor), getattr(torch.nn, name)(factor), given(*sizes)
     same_error(lambda: ours(as_ours(x)), lambda: theirs(x))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("sizes", [(1, 2, 5), (2, 3, 4, 6), (1, 2, 3, 2, 4)])
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.1, 1.2, 1.3, 2.0, 2.1, 2.3, 2.49])
+def test_factors_that_lead_to_the_same_or_twice_the_size_are_pytorchs(
+    mode: str, sizes: tuple[int, ...], factor: float
+) -> None:
+    pixels = torch.arange(float(math.prod(sizes))).reshape(sizes)
+    found = nn.functional.interpolate(tenure.tensor(pixels.tolist()), scale_factor=factor, mode=mode)
+    assert found.tolist() == torch.nn.functional.interpolate(pixels, scale_factor=factor, mode=mode).tolist()
+    factors = (factor, *[1.5] * (len(sizes) - 3))
+    found = nn.functional.interpolate(tenure.tensor(pixels.tolist()), scale_factor=factors, mode=mode)
+    assert found.tolist() == torch.nn.functional.interpolate(pixels, scale_factor=factors, mode=mode).tolist()

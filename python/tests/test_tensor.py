@@ -148,7 +148,7 @@ def test_a_slice_is_a_view_and_a_list_selects_a_copy() -> None:
     [
         (3, IndexError),
         (-4, IndexError),
-        ((0, 0, 0), tenure.Error),
+        ((0, 0, 0), IndexError),
         (slice(None, None, -1), ValueError),
         (slice(None, None, 0), ValueError),
         ("a", TypeError),
@@ -489,3 +489,53 @@ def test_functions_and_methods_are_documented_and_pickled_by_name() -> None:
     assert "Parameters\n----------\ninput : a tensor\ndiagonal : an integer, default 0" in tenure.tril.__doc__
     assert Tensor.tril.__doc__ == tenure.tril.__doc__
     assert pickle.loads(pickle.dumps(tenure.tril)) is tenure.tril
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (([True] * 3,), r"shape of the mask \[3\] at index 0 .* the indexed tensor \[2, 3\] at index 0"),
+        ((slice(None), [True, False]), r"shape of the mask \[2\] at index 0 .* the indexed tensor \[2, 3\] at index 1"),
+        (([[True, False]] * 2,), r"shape of the mask \[2, 2\] at index 1 .* the indexed tensor \[2, 3\] at index 1"),
+        (([[[True]]],), "too many indices for tensor of dimension 2"),
+        ((0, 0, 0), "too many indices for tensor of dimension 2"),
+    ],
+)
+def test_masks_and_indices_that_do_not_fit_raise_pytorchs_errors(index: Any, message: str) -> None:
+    torch = pytest.importorskip("torch")
+
+    def placed(t: Any) -> Any:
+        return tuple(t.tensor(part) if isinstance(part, list) else part for part in index)
+
+    for t in (tenure, torch):
+        with pytest.raises(IndexError, match=message):
+            t.ones(2, 3)[placed(t)]
+    with pytest.raises(IndexError, match=message):
+        tenure.ones(2, 3)[placed(tenure)] = 1
+
+
+def test_a_mask_without_elements_selects_nothing_as_in_numpy() -> None:
+    array, tensor = numbers(2, 3)
+    for sizes in ((0,), (2, 0), (0, 3)):
+        expected = array[np.zeros(sizes, dtype=bool)]
+        assert tensor[tenure.zeros(sizes, dtype=tenure.bool)].shape == expected.shape
+
+
+def test_arrays_of_numpy_are_operands_on_both_sides() -> None:
+    array, tensor = numbers(2, 3)
+    row = np.array([1.0, 2.0, -3.0])
+    for found, expected in (
+        (tensor + row, array + row),
+        (row - tensor, row - array),
+        (tensor / row.astype(np.float32), array / row.astype(np.float32)),
+        (tensor > row, array > row),
+        (row == tensor, row == array),
+        (row @ tensor.T.to(tenure.float64), row @ array.T.astype(np.float64)),
+        (np.float64(2) * tensor, array * 2),
+        (tensor * np.array(2.0, dtype=np.float32), array * 2),
+    ):
+        assert isinstance(found, Tensor)
+        assert found.dtype.name == expected.dtype.name
+        assert found.tolist() == expected.tolist()
+    tensor += row.astype(np.float32)
+    assert tensor.tolist() == (array + row).tolist()

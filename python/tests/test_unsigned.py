@@ -220,3 +220,47 @@ def test_a_bound_or_a_choice_that_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(tenure.Error, match="does not fit uint8"):
             call()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("operation", [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge])
+def test_comparisons_with_a_number_that_does_not_fit_are_exact(name: str, operation: Binary) -> None:
+    a = numbers(name, 1)
+    largest = int(np.iinfo(name).max)
+    for number in (-1, -(2**63), largest + 1 if largest < 2**64 - 1 else -300, min(2 * largest, 2**64 - 1)):
+        check(operation(tenure.tensor(a), number), operation(a, number))
+        check(operation(number, tenure.tensor(a)), operation(number, a))
+
+
+def test_comparisons_of_uint8_are_pytorchs() -> None:
+    torch = pytest.importorskip("torch")
+    numbers = [0, 1, 44, 255]
+    for operation in (operator.eq, operator.gt, operator.le):
+        for number in (-1, 300, 255):
+            found = operation(tenure.tensor(numbers, dtype=tenure.uint8), number)
+            assert found.tolist() == operation(torch.tensor(numbers, dtype=torch.uint8), number).tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_limits_that_do_not_fit_are_refused(name: str) -> None:
+    a = tenure.tensor(numbers(name, 1))
+    beyond = 2 * int(np.iinfo(name).max) if name != "uint64" else -7
+    programs: list[Callable[[int], object]] = [
+        lambda number: tenure.maximum(a, number),
+        lambda number: tenure.minimum(a, number),
+        lambda number: a.clamp(number, 50),
+        lambda number: a.clamp(min=number),
+        lambda number: a.clamp_(max=number),
+        lambda number: a.clamp_(number, 50),
+    ]
+    for program in programs:
+        for number in (-1, beyond):
+            with pytest.raises(tenure.Error, match=f"{number} does not fit {name}, which holds 0 to"):
+                program(number)
+    check(tenure.maximum(a, 300), np.maximum(numbers(name, 1), np.array(300, dtype=name)))
+
+
+def test_the_larger_of_an_integer_and_a_number_is_refused_if_the_number_does_not_fit() -> None:
+    for dtype, number in ((tenure.uint8, 300), (tenure.uint8, -1), (tenure.int8, 128), (tenure.int32, 2**40)):
+        with pytest.raises(tenure.Error, match="does not fit"):
+            tenure.maximum(tenure.tensor([1, 2], dtype=dtype), number)

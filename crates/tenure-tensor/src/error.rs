@@ -94,6 +94,33 @@ pub enum TensorError {
         /// Its size.
         size: usize,
     },
+    /// A mask whose sizes are not those of the dimensions that it indexes.
+    #[error(
+        "{op}: the shape of the mask {mask:?} at index {dim} does not match the shape of the indexed tensor {sizes:?} at \
+         index {}", first + dim
+    )]
+    Mask {
+        /// The operation.
+        op: &'static str,
+        /// The sizes of the mask.
+        mask: Vec<usize>,
+        /// The mask's dimension where they differ.
+        dim: usize,
+        /// The sizes of the tensor.
+        sizes: Vec<usize>,
+        /// The tensor's dimension that the mask's first one indexes.
+        first: usize,
+    },
+    /// Indices for more dimensions than the tensor has.
+    #[error("{op}: too many indices for tensor of dimension {rank}: they are for {count} dimensions")]
+    TooManyIndices {
+        /// The operation.
+        op: &'static str,
+        /// The number of dimensions that the indices are for.
+        count: usize,
+        /// The tensor's number of dimensions.
+        rank: usize,
+    },
     /// An argument that the operation does not accept.
     #[error("{op}: {reason}")]
     Argument {

@@ -77,12 +77,37 @@ impl Scalar {
     /// It cannot.
     pub fn check_fits(self, op: &'static str, dtype: DType) -> Result<()> {
         let Some((min, max)) = integers(dtype) else { return Ok(()) };
+        if self.is_within(min.min(-max), max) { Ok(()) } else { Err(self.misfit(op, dtype, (min, max))) }
+    }
+
+    /// Checks, for the operation `op`, that a dtype can hold the number without wrapping.
+    pub(crate) fn check_holds(self, op: &'static str, dtype: DType) -> Result<()> {
+        let Some((min, max)) = integers(dtype) else { return Ok(()) };
+        if self.is_within(min, max) { Ok(()) } else { Err(self.misfit(op, dtype, (min, max))) }
+    }
+
+    /// Checks, for the operation `op`, that the number can be a limit of elements of a dtype. A negative limit of `uint8`
+    /// wraps, as in PyTorch, which has no limits of wider unsigned integers.
+    pub(crate) fn check_limits(self, op: &'static str, dtype: DType) -> Result<()> {
+        if is_wide_unsigned(dtype) { self.check_holds(op, dtype) } else { self.check_fits(op, dtype) }
+    }
+
+    fn is_within(self, min: i128, max: i128) -> bool {
         let is_nan = matches!(self, Self::Float(value) if value.is_nan());
-        if !is_nan && (min.min(-max)..=max).contains(&self.to_i128()) {
-            return Ok(());
-        }
+        !is_nan && (min..=max).contains(&self.to_i128())
+    }
+
+    fn misfit(self, op: &'static str, dtype: DType, (min, max): (i128, i128)) -> TensorError {
         let reason = format!("{self} does not fit {dtype}, which holds {min} to {max}: take another dtype");
-        Err(TensorError::argument(op, reason))
+        TensorError::argument(op, reason)
+    }
+
+    /// Returns the product with another number. Integers wrap.
+    pub(crate) fn times(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Float(_), _) | (_, Self::Float(_)) => Self::Float(self.to_f64() * other.to_f64()),
+            _ => Self::Int(self.to_i64().wrapping_mul(other.to_i64())),
+        }
     }
 
     /// Checks, for the operation `op`, that a dtype can hold an integer of 2⁶³ or more. Smaller integers wrap where
@@ -106,6 +131,11 @@ impl Scalar {
             Self::Float(value) => value != 0.0,
         }
     }
+}
+
+/// Returns whether a dtype is one of the unsigned integers that PyTorch neither orders nor limits.
+pub(crate) fn is_wide_unsigned(dtype: DType) -> bool {
+    matches!(dtype, DType::U16 | DType::U32 | DType::U64)
 }
 
 /// Returns the smallest and the largest number of an integer dtype, or `None` for other dtypes.

@@ -95,7 +95,10 @@ pub(crate) fn exception(error: TensorError) -> PyErr {
         return raised;
     }
     match error {
-        TensorError::Index { .. } | TensorError::Dim { .. } => PyIndexError::new_err(error.to_string()),
+        TensorError::Index { .. }
+        | TensorError::Dim { .. }
+        | TensorError::Mask { .. }
+        | TensorError::TooManyIndices { .. } => PyIndexError::new_err(error.to_string()),
         error => crate::errors::exception(error),
     }
 }

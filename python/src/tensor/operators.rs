@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use tenure::core::{DType, Operand, result_type};
 use tenure::tensor::{Device, Scalar, Tensor, Value};
 
-use super::{TensorObject, call, convert, wrapped};
+use super::{TensorObject, call, convert, data, wrapped};
 use crate::errors::complaint;
 
 /// An operation of two operands, of which the first is a tensor.
@@ -18,11 +18,14 @@ enum RightOperand {
 }
 
 impl RightOperand {
-    /// Converts an object; `None` if it is neither a tensor nor a number.
+    /// Converts an object; `None` if it is no tensor, no number and no array of NumPy.
     fn of(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
-        match convert::tensor(object) {
-            Some(tensor) => Ok(Some(Self::Tensor(tensor))),
-            None => Ok(convert::scalar(object)?.map(Self::Number)),
+        if let Some(tensor) = convert::tensor(object) {
+            return Ok(Some(Self::Tensor(tensor)));
+        }
+        match convert::scalar(object)? {
+            Some(number) => Ok(Some(Self::Number(number))),
+            None => Ok(array(object)?.map(Self::Tensor)),
         }
     }
 
@@ -39,6 +42,14 @@ impl RightOperand {
             Self::Number(_) => None,
         }
     }
+}
+
+/// Returns the values of an array of NumPy, which is an operand as a tensor is; `None` for other objects.
+fn array(object: &Bound<'_, PyAny>) -> PyResult<Option<Tensor>> {
+    if !object.get_type().hasattr("__array_interface__")? {
+        return Ok(None);
+    }
+    data::tensor_of(object, None, Device::CPU).map(Some)
 }
 
 fn not_implemented(py: Python<'_>) -> Bound<'_, PyAny> {
@@ -58,7 +69,8 @@ fn binary<'py>(
     wrapped(py, call::computed(py, operands, || operation(&left, right.as_value()))?).map(Bound::into_any)
 }
 
-/// Computes `left operation right` of a number on the left, which wraps if it does not fit an integer dtype.
+/// Computes `left operation right` of a number or an array of NumPy on the left. A number wraps if it does not fit an
+/// integer dtype.
 fn reflected<'py>(
     right: &Bound<'py, TensorObject>,
     left: &Bound<'py, PyAny>,
@@ -67,8 +79,8 @@ fn reflected<'py>(
     reflected_in(right, left, operation, |kind| kind)
 }
 
-/// Computes `left operation right` of a number on the left, which is made in the dtype that `made` returns for the one
-/// that both promote to.
+/// Computes `left operation right` of a number or an array of NumPy on the left. A number is made in the dtype that `made`
+/// returns for the one that both promote to.
 fn reflected_in<'py>(
     right: &Bound<'py, TensorObject>,
     left: &Bound<'py, PyAny>,
@@ -76,8 +88,12 @@ fn reflected_in<'py>(
     made: fn(DType) -> DType,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = right.py();
-    let Some(number) = convert::scalar(left)? else { return Ok(not_implemented(py)) };
     let right = right.get().tensor();
+    let Some(number) = convert::scalar(left)? else {
+        let Some(left) = array(left)? else { return Ok(not_implemented(py)) };
+        let result = call::computed(py, [&left, &right].into_iter(), || operation(&left, Value::Tensor(&right)));
+        return wrapped(py, result?).map(Bound::into_any);
+    };
     let kind = result_type([Operand::Tensor(right.dtype()), Operand::Number(number_dtype(number))]);
     let kind = kind.map_err(|error| complaint(error.to_string()))?;
     let result = call::computed(py, std::iter::once(&right), || {

@@ -41,12 +41,12 @@ def reduced(function: Callable[..., Tensor], x: Tensor, axis: _Axis, keepdims: b
 
 def all(x: Tensor, /, *, axis: _Axis = None, keepdims: bool = False) -> Tensor:
     """Tells whether all elements over axes are nonzero."""
-    return reduced(tenure.all, x, axis, keepdims)
+    return reduced(tenure.all, x.to(tenure.bool), axis, keepdims)
 
 
 def any(x: Tensor, /, *, axis: _Axis = None, keepdims: bool = False) -> Tensor:
     """Tells whether any element over axes is nonzero."""
-    return reduced(tenure.any, x, axis, keepdims)
+    return reduced(tenure.any, x.to(tenure.bool), axis, keepdims)
 
 
 def cumulative_prod(

@@ -8,6 +8,7 @@ import tenure
 from tenure._native import Tensor
 from tenure.distributions import constraints
 from tenure.distributions.distribution import Distribution
+from tenure.distributions.incomplete_gamma import lower_incomplete_gamma
 from tenure.distributions.standard_gamma import log_standard_gamma, standard_gamma
 from tenure.distributions.utils import broadcast_all, epsilon, smallest, xlogy
 
@@ -65,6 +66,12 @@ class Gamma(Distribution):
             - self.rate * value
             - self.concentration.lgamma()
         )
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """Returns the probability of at most `value`. Gradients flow to `value` and `rate`, as in PyTorch."""
+        value = tenure.as_tensor(value, dtype=self.rate.dtype, device=self.rate.device)
+        self._validate_sample(value)
+        return lower_incomplete_gamma(self.concentration, self.rate * value)
 
     def entropy(self) -> Tensor:
         """Returns the entropy in nats."""

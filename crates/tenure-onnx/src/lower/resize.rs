@@ -61,13 +61,15 @@ impl Lower<'_, '_> {
         let input = self.input()?;
         let results = self.result_sizes(0);
         let mut image = input.name;
+        // In two dimensions, a factor has no effect where it rounds to the same size, or to twice the size.
+        let is_plane = input.rank() == 4;
         for (dim, (from, to)) in input.sizes.iter().zip(results).enumerate().skip(2) {
-            if *from == to {
+            if *from == to && (scale.is_none() || is_plane) {
                 continue;
             }
             let places = match (from.known(), to.known()) {
-                (Some(from), Some(to)) => self.graph().ints(&nearest_places(from, to, scale)),
-                _ => self.computed_places(*from, to, scale)?,
+                (Some(from), Some(to)) => self.graph().ints(&nearest_places(from, to, scale, is_plane)),
+                _ => self.computed_places(*from, to, scale, is_plane)?,
             };
             image = self.op("Gather", &[&image, &places], vec![int("axis", dim as i64)]);
         }
@@ -75,7 +77,7 @@ impl Lower<'_, '_> {
     }
 
     /// Returns the places of the nearest pixels, computed of sizes that depend on dynamic axes.
-    fn computed_places(&mut self, from: Size, to: Size, scale: Option<f64>) -> Result<String, Refusal> {
+    fn computed_places(&mut self, from: Size, to: Size, scale: Option<f64>, is_plane: bool) -> Result<String, Refusal> {
         let [from, to] = [self.graph().size(from)?, self.graph().size(to)?];
         let mut ratio = match scale {
             Some(scale) => self.graph().number(scale.recip(), DType::F32),
@@ -85,8 +87,7 @@ impl Lower<'_, '_> {
                 self.graph().cast(&ratio, DType::F64, DType::F32)
             }
         };
-        if scale.is_some() {
-            // A factor has no effect where it rounds to the same size, or to the double one.
+        if scale.is_some() && is_plane {
             let two = self.graph().int(2);
             let double = self.op("Mul", &[&from, &two], vec![]);
             for (size, special) in [(&from, 1.0), (&double, 0.5)] {
@@ -110,11 +111,10 @@ impl Lower<'_, '_> {
 }
 
 /// Returns the places of the nearest pixels, as the operation rounds them.
-fn nearest_places(from: i64, to: i64, scale: Option<f64>) -> Vec<i64> {
+fn nearest_places(from: i64, to: i64, scale: Option<f64>, is_plane: bool) -> Vec<i64> {
     let ratio = match scale {
-        _ if to == 2 * from => 0.5,
-        Some(scale) => scale.recip(),
-        None => from as f64 / to as f64,
+        Some(scale) if !is_plane || ![from, 2 * from].contains(&to) => scale.recip(),
+        _ => from as f64 / to as f64,
     };
     (0..to).map(|pixel| ((pixel as f32 * ratio as f32).floor() as i64).min(from - 1)).collect()
 }

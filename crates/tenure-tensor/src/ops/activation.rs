@@ -11,7 +11,7 @@ use crate::autograd::{Context, attach, is_grad_enabled};
 use crate::cpu::activation::{self as kernels, Band, BandBackward, Curve};
 use crate::cuda::activation as cuda;
 use crate::operation::operations;
-use crate::{Elementwise, Kernel, Result, Tensor, TensorError};
+use crate::{DType, Elementwise, Kernel, Result, Tensor, TensorError};
 
 static RELU: Unary = Kernel::new("relu", &[kernels::RELU, cuda::RELU]);
 static RELU_IN_PLACE: Unary = Kernel::new("relu_", &[kernels::RELU, cuda::RELU]);
@@ -162,6 +162,7 @@ operations! {
 
 fn relu(input: &Tensor) -> Result<Tensor> {
     if !input.dtype().is_floating() {
+        check_rectifiable("relu", input)?;
         return input.clamp_min(0);
     }
     of_floats(&RELU, input, SavedOperand::output, relu_backward)
@@ -169,9 +170,18 @@ fn relu(input: &Tensor) -> Result<Tensor> {
 
 fn relu_(input: &Tensor) -> Result<()> {
     if !input.dtype().is_floating() {
+        check_rectifiable("relu_", input)?;
         return input.copy_(&input.clamp_min(0)?);
     }
     of_floats_in_place(&RELU_IN_PLACE, input, SavedOperand::output, relu_backward)
+}
+
+fn check_rectifiable(op: &'static str, input: &Tensor) -> Result<()> {
+    if input.dtype() != DType::Bool {
+        return Ok(());
+    }
+    let expected = "truth values are never negative: use the tensor as it is, or convert it first".to_owned();
+    Err(TensorError::DType { op, found: DType::Bool, expected })
 }
 
 fn softsign(input: &Tensor) -> Result<Tensor> {
@@ -183,6 +193,9 @@ fn leaky_relu(input: &Tensor, slope: f64) -> Result<Tensor> {
 }
 
 fn threshold(input: &Tensor, threshold: f64, value: f64) -> Result<Tensor> {
+    if !input.dtype().is_floating() && input.dtype() != DType::Bool {
+        return input.masked_fill(&input.le(threshold as i64)?, value);
+    }
     input.curve(&THRESHOLD, [threshold, value], move |grad, x| band_backward(grad, x, slope_above(threshold, 0.0)))
 }
 
@@ -207,6 +220,9 @@ fn selu(input: &Tensor) -> Result<Tensor> {
 }
 
 fn celu(input: &Tensor, alpha: f64) -> Result<Tensor> {
+    if alpha == 0.0 {
+        return Err(TensorError::argument("celu", "alpha cannot be 0"));
+    }
     input.exponential([alpha, 1.0, 1.0 / alpha])
 }
 

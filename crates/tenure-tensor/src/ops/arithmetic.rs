@@ -142,9 +142,34 @@ operations! {
             input.add_scaled(other, negative(alpha, input.dtype().is_floating()))
         };
     }
+    front_end_methods {
+        /// Adds `alpha` times a number.
+        ///
+        /// # Errors
+        /// A factor with a fraction for integers.
+        #[name(add)]
+        add_scaled_number(input: Tensor, other: Scalar, alpha: Scalar) -> Tensor = |input: &Tensor, other, alpha| {
+            input.add(scaled_number("add", input, other, alpha)?)
+        };
+
+        /// Subtracts `alpha` times a number.
+        ///
+        /// # Errors
+        /// A factor with a fraction for integers.
+        #[name(sub)]
+        sub_scaled_number(input: Tensor, other: Scalar, alpha: Scalar) -> Tensor = |input: &Tensor, other, alpha| {
+            input.sub(scaled_number("sub", input, other, alpha)?)
+        };
+    }
 }
 
-fn div_rounded(input: &Tensor, other: Value<'_>, mode: Option<&str>) -> Result<Tensor> {
+/// Returns the product of a number, which is added to a tensor or subtracted from it, and its factor.
+pub(super) fn scaled_number(op: &'static str, input: &Tensor, number: Scalar, factor: Scalar) -> Result<Scalar> {
+    check_factor(op, factor, pointwise::promoted(&[input.into(), number.into()])?)?;
+    Ok(number.times(factor))
+}
+
+pub(super) fn div_rounded(input: &Tensor, other: Value<'_>, mode: Option<&str>) -> Result<Tensor> {
     match mode {
         None => input.div(other),
         Some("floor") => input.div_floor(other),
@@ -156,7 +181,7 @@ fn div_rounded(input: &Tensor, other: Value<'_>, mode: Option<&str>) -> Result<T
 }
 
 /// Returns the number with the other sign. Integers wrap, unless the result `is_floating`.
-fn negative(number: Scalar, is_floating: bool) -> Scalar {
+pub(super) fn negative(number: Scalar, is_floating: bool) -> Scalar {
     match number {
         Scalar::Float(number) => Scalar::Float(-number),
         Scalar::Unsigned(number) if is_floating => Scalar::Float(-(number as f64)),
@@ -179,7 +204,8 @@ fn add_scaled(input: &Tensor, other: &Tensor, alpha: Scalar) -> Result<Tensor> {
 
 fn sub(input: &Tensor, other: Value<'_>) -> Result<Tensor> {
     let pair = Pair::new("sub", input, other, |dtype| dtype)?;
-    if [input.dtype(), pair.b.dtype()].contains(&DType::Bool) {
+    let is_truth = matches!(other, Value::Number(Scalar::Bool(_)));
+    if is_truth || [input.dtype(), pair.b.dtype()].contains(&DType::Bool) {
         let expected = "truth values have no difference: use logical_xor(), or logical_not() to invert a mask";
         return Err(TensorError::DType { op: "sub", found: DType::Bool, expected: expected.to_owned() });
     }
@@ -302,6 +328,9 @@ impl Tensor {
         loses: impl Fn(&Self, &Self) -> Result<Self> + Send + Sync + 'static,
     ) -> Result<Self> {
         let pair = Pair::new(kernel.name(), self, other, |dtype| dtype)?;
+        if let Value::Number(number) = other {
+            number.check_holds(kernel.name(), pair.dtype)?;
+        }
         attach(pair.compute(kernel, pair.dtype)?, kernel.name(), &[self, &pair.b], |saver| {
             let left = saver.save(self)?;
             let right = saver.save(&pair.b)?;

@@ -5,6 +5,7 @@ use tenure_core::DType;
 use super::pointwise::{self, Binary, Pair, Unary};
 use crate::cpu::compare::{Closeness, IsClose};
 use crate::operation::operations;
+use crate::scalar::{integers, is_wide_unsigned};
 use crate::{Kernel, Result, Tensor, TensorError, Value, cpu, cuda};
 
 static IS_CLOSE: Kernel<IsClose> = Kernel::new("isclose", &[cpu::compare::IS_CLOSE, cuda::compare::IS_CLOSE]);
@@ -22,6 +23,9 @@ macro_rules! relations {
                 $(#[name($front)])?
                 $name(input, other: Value) -> Tensor = |input: &Tensor, other: Value<'_>| {
                     static KERNEL: Binary = Kernel::new(stringify!($name), &[cpu::$room::$kernel, cuda::$room::$kernel]);
+                    if let Some(result) = of_all(stringify!($name), input.dtype(), other) {
+                        return Tensor::full(input.sizes(), result, DType::Bool, input.device());
+                    }
                     let pair = Pair::new(stringify!($name), input, other, |dtype| dtype)?;
                     pair.compute(&KERNEL, ($result)(pair.dtype))
                 };
@@ -66,6 +70,23 @@ relations! {
     /// Shifts bits down and fills with the sign. PyTorch's `bitwise_right_shift`.
     #[name(bitwise_right_shift)]
     shift_right = binary::SHIFT_RIGHT;
+}
+
+/// Returns the result of a comparison that is the same for all elements: that of unsigned integers with an integer which
+/// their dtype does not hold. `uint8` is compared as in PyTorch, with a number that wraps; for the wider ones PyTorch has
+/// no order.
+fn of_all(op: &str, dtype: DType, other: Value<'_>) -> Option<bool> {
+    let Value::Number(number) = other else { return None };
+    let (min, max) = integers(dtype).filter(|_| is_wide_unsigned(dtype) && number.is_integer())?;
+    let number = number.to_i128();
+    match op {
+        _ if (min..=max).contains(&number) => None,
+        "eq" => Some(false),
+        "ne" => Some(true),
+        "lt" | "le" => Some(number > max),
+        "gt" | "ge" => Some(number < min),
+        _ => None,
+    }
 }
 
 /// Defines properties of each element.
@@ -126,12 +147,28 @@ operations! {
         /// Sizes that do not broadcast, different devices.
         allclose(input, other: Tensor, rtol: Float = 1e-5, atol: Float = 1e-8) -> bool;
 
-        /// Returns whether two tensors have equal sizes and elements.
+        /// Returns whether two tensors have equal sizes and elements, in the dtype that they promote to.
         ///
         /// # Errors
-        /// Different devices or dtypes.
+        /// Different devices.
         equal(input, other: Tensor) -> bool;
     }
+    front_end_methods {
+        /// Returns whether the one element is not zero.
+        ///
+        /// # Errors
+        /// None or several elements.
+        is_nonzero(input: Tensor) -> bool;
+    }
+}
+
+fn is_nonzero(input: &Tensor) -> Result<bool> {
+    let count = match input.numel() {
+        1 => return input.to_dtype(DType::Bool)?.item::<bool>(),
+        0 => "no values",
+        _ => "more than one value",
+    };
+    Err(TensorError::argument("is_nonzero", format!("Boolean value of Tensor with {count} is ambiguous")))
 }
 
 fn bitwise_not(input: &Tensor) -> Result<Tensor> {
@@ -150,10 +187,6 @@ fn allclose(input: &Tensor, other: &Tensor, relative: f64, absolute: f64) -> Res
 }
 
 fn equal(input: &Tensor, other: &Tensor) -> Result<bool> {
-    if input.dtype() != other.dtype() {
-        let expected = format!("{} is what it is compared with: convert one with to_dtype()", input.dtype());
-        return Err(TensorError::DType { op: "equal", found: other.dtype(), expected });
-    }
     Ok(input.sizes() == other.sizes() && input.eq(other)?.are_all_true()?)
 }
 

@@ -74,13 +74,15 @@ operations! {
         /// The errors of [`max`](Self::max).
         argmin(input, dim: Option<Int> = None, keepdim: Bool = false) -> Tensor;
 
-        /// Tells whether all elements over the dimensions `dim`, or over all if `dim` is empty, are nonzero.
+        /// Tells whether all elements over the dimensions `dim`, or over all if `dim` is empty, are nonzero. The result
+        /// for `uint8` is `uint8`, as in PyTorch.
         ///
         /// # Errors
         /// A dimension does not exist, or is given twice.
         all(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
 
-        /// Tells whether any element over the dimensions `dim`, or over all if `dim` is empty, is nonzero.
+        /// Tells whether any element over the dimensions `dim`, or over all if `dim` is empty, is nonzero. The result for
+        /// `uint8` is `uint8`, as in PyTorch.
         ///
         /// # Errors
         /// A dimension does not exist, or is given twice.
@@ -151,6 +153,7 @@ impl Tensor {
             0 => Self::full(&reduced.sizes, !largest, DType::Bool, self.device())?,
             _ => extreme(&self.to_dtype(DType::Bool)?, &reduced, largest)?,
         };
+        let out = if self.dtype() == DType::U8 { out.to_dtype(DType::U8)? } else { out };
         reduced.finish(out, keep)
     }
 

@@ -108,7 +108,64 @@ operations! {
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
-        clamp_(input, min: Scalar, max: Scalar) -> ();
+        clamp_(input, min: Value, max: Value) -> ();
+    }
+    front_end_methods {
+        /// Adds `alpha` times a number in place.
+        ///
+        /// # Errors
+        /// The errors of [`add_`](Tensor::add_); a factor with a fraction for integers.
+        #[name(add_)]
+        add_scaled_number_(input: Tensor, other: Scalar, alpha: Scalar) -> () = |input: &Tensor, other, alpha| {
+            input.add_(arithmetic::scaled_number("add_", input, other, alpha)?)
+        };
+
+        /// Subtracts `alpha` times another tensor in place, in one pass.
+        ///
+        /// # Errors
+        /// The errors of [`add_`](Tensor::add_).
+        #[name(sub_)]
+        sub_scaled_(input: Tensor, other: Tensor, alpha: Scalar) -> () = |input: &Tensor, other, alpha| {
+            input.add_scaled_(other, arithmetic::negative(alpha, input.dtype().is_floating()))
+        };
+
+        /// Subtracts `alpha` times a number in place.
+        ///
+        /// # Errors
+        /// The errors of [`add_`](Tensor::add_); a factor with a fraction for integers.
+        #[name(sub_)]
+        sub_scaled_number_(input: Tensor, other: Scalar, alpha: Scalar) -> () = |input: &Tensor, other, alpha| {
+            input.sub_(arithmetic::scaled_number("sub_", input, other, alpha)?)
+        };
+
+        /// Divides this tensor in place, and rounds the quotient: down if `rounding_mode` is `floor`, towards zero if it
+        /// is `trunc`, and not if it is none.
+        ///
+        /// # Errors
+        /// Another `rounding_mode`; the errors of [`add_`](Tensor::add_); integers without a `rounding_mode`.
+        #[name(div_)]
+        div_rounded_(input: Tensor, other: Value, rounding_mode: Option<Text>) -> () = |input: &Tensor, other, mode: Option<&str>| {
+            if mode.is_none() {
+                return input.div_(other);
+            }
+            let rounded = arithmetic::div_rounded(input, other, mode)?;
+            input.check_stores("div_", rounded.dtype())?;
+            input.copy_(&rounded)
+        };
+
+        /// Limits each element to at least `min` in place.
+        ///
+        /// # Errors
+        /// The errors of [`add_`](Tensor::add_).
+        #[name(clamp_)]
+        clamp_from_(input: Tensor, min: Value) -> ();
+
+        /// Limits each element to at most `max` in place.
+        ///
+        /// # Errors
+        /// The errors of [`add_`](Tensor::add_).
+        #[name(clamp_)]
+        clamp_to_(input: Tensor, max: Value) -> ();
     }
 }
 
@@ -212,22 +269,28 @@ fn masked_fill_(input: &Tensor, mask: &Tensor, value: Scalar) -> Result<()> {
     attach_in_place(input, "masked_fill_", &[&value, input], write, |saver| select::chosen(saver, mask))
 }
 
-fn clamp_(input: &Tensor, min: Scalar, max: Scalar) -> Result<()> {
-    let dtype = pointwise::promoted(&[input.into(), min.into(), max.into()])?;
-    input.check_stores("clamp_", dtype)?;
-    [min, max].iter().try_for_each(|limit| limit.check_fits("clamp_", dtype))?;
-    let limits = (Some(min), Some(max));
-    attach_in_place(
-        input,
-        "clamp_",
-        &[input],
-        || {
-            pointwise::write("clamp_", &CLAMP, dtype, input, &[input], |kernel: Clamp, iter: &Elementwise<'_>| {
-                kernel(iter, limits.0, limits.1)
-            })
-        },
-        |saver| select::clamped(saver, input, limits),
-    )
+fn clamp_(input: &Tensor, min: Value<'_>, max: Value<'_>) -> Result<()> {
+    match (min, max) {
+        (Value::Number(min), Value::Number(max)) => input.clamp_numbers_(Some(min), Some(max)),
+        (min, max) => {
+            clamp_from_(input, min)?;
+            clamp_to_(input, max)
+        }
+    }
+}
+
+fn clamp_from_(input: &Tensor, min: Value<'_>) -> Result<()> {
+    match min {
+        Value::Number(min) => input.clamp_numbers_(Some(min), None),
+        Value::Tensor(min) => input.clamp_tensor_(min, |x, min| x.clamp_min(min)),
+    }
+}
+
+fn clamp_to_(input: &Tensor, max: Value<'_>) -> Result<()> {
+    match max {
+        Value::Number(max) => input.clamp_numbers_(None, Some(max)),
+        Value::Tensor(max) => input.clamp_tensor_(max, |x, max| x.clamp_max(max)),
+    }
 }
 
 impl Tensor {
@@ -272,6 +335,36 @@ impl Tensor {
             || pointwise::write(op, kernel, dtype, self, inputs, |kernel, iter| kernel(iter, factor)),
             save,
         )
+    }
+
+    fn clamp_numbers_(&self, min: Option<Scalar>, max: Option<Scalar>) -> Result<()> {
+        let limits = min.iter().chain(&max);
+        let operands: Vec<Value<'_>> =
+            std::iter::once(self.into()).chain(limits.clone().map(|limit| Value::Number(*limit))).collect();
+        let dtype = pointwise::promoted(&operands)?;
+        self.check_stores("clamp_", dtype)?;
+        limits.clone().try_for_each(|limit| limit.check_limits("clamp_", dtype))?;
+        attach_in_place(
+            self,
+            "clamp_",
+            &[self],
+            || {
+                pointwise::write("clamp_", &CLAMP, dtype, self, &[self], |kernel: Clamp, iter: &Elementwise<'_>| {
+                    kernel(iter, min, max)
+                })
+            },
+            |saver| select::clamped(saver, self, (min, max)),
+        )
+    }
+
+    /// Limits the elements in place as `which` does.
+    fn clamp_tensor_(&self, limit: &Self, which: impl Fn(&Self, &Self) -> Result<Self>) -> Result<()> {
+        // The formula of the gradient needs the elements as they were.
+        let is_recorded = self.requires_grad() || limit.requires_grad();
+        let before = if is_recorded { self.copy()? } else { self.clone() };
+        let limited = which(&before, limit)?;
+        self.check_stores("clamp_", limited.dtype())?;
+        self.copy_(&limited)
     }
 
     /// Checks that a result of `dtype` can be written to this tensor, by PyTorch's rules.

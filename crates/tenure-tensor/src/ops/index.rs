@@ -343,8 +343,7 @@ impl Tensor {
         };
         let taken: usize = indices.iter().map(takes).sum();
         let Some(left) = self.rank().checked_sub(taken) else {
-            let reason = format!("indices for {taken} dimensions, but sizes {:?} have {}", self.sizes(), self.rank());
-            return Err(TensorError::shape(op, reason));
+            return Err(TensorError::TooManyIndices { op, count: taken, rank: self.rank() });
         };
         if indices.iter().filter(|index| matches!(index, Index::Ellipsis)).count() > 1 {
             return Err(TensorError::argument(op, "at most one ellipsis is allowed"));
@@ -389,10 +388,11 @@ impl Tensor {
                 parts.push((tensor.as_index(op)?, first, 1));
                 continue;
             }
-            let sizes = &self.sizes()[first..first + tensor.rank()];
-            if tensor.sizes() != sizes {
-                let reason = format!("a mask of sizes {:?} is at dimensions of sizes {sizes:?}", tensor.sizes());
-                return Err(TensorError::shape(op, reason));
+            // As in NumPy, a mask without elements selects nothing of any size.
+            let mut pairs = tensor.sizes().iter().zip(&self.sizes()[first..]);
+            if let Some(dim) = pairs.position(|(own, size)| own != size && *own != 0) {
+                let mask = tensor.sizes().to_vec();
+                return Err(TensorError::Mask { op, mask, dim, sizes: self.sizes().to_vec(), first });
             }
             parts.push((tensor.positions()?, first, tensor.rank()));
         }

@@ -72,7 +72,10 @@ fn interpolate(
     // Weights multiply wide numbers, so that several steps round once.
     let mut image = if kind == Mode::Nearest { input.clone() } else { wide(input)? };
     for (dim, (from, to)) in from.iter().zip(to).enumerate() {
-        let ratio = ratio([*from, to], scale_factor, align_corners && kind != Mode::Nearest);
+        let ratio = match kind {
+            Mode::Nearest => nearest_ratio([*from, to], scale_factor, spatial),
+            _ => ratio([*from, to], scale_factor, align_corners),
+        };
         image = Resize { dim: dim + 2, from: *from, to, ratio, align_corners }.apply(&image, kind)?;
     }
     image.to_dtype(input.dtype())
@@ -104,6 +107,13 @@ fn ratio([from, to]: [usize; 2], scale_factor: Option<f64>, align_corners: bool)
     }
 }
 
+/// Returns [`ratio`] for the nearest pixels. In two dimensions, as in PyTorch, the factor does not matter where it leads to
+/// the same size or twice the size.
+fn nearest_ratio([from, to]: [usize; 2], scale_factor: Option<f64>, spatial: usize) -> f64 {
+    let is_whole = spatial == 2 && (to == from || to == 2 * from);
+    ratio([from, to], scale_factor.filter(|_| !is_whole), false)
+}
+
 /// The resizing of one dimension.
 struct Resize {
     dim: usize,
@@ -115,7 +125,7 @@ struct Resize {
 
 impl Resize {
     fn apply(&self, image: &Tensor, mode: Mode) -> Result<Tensor> {
-        if self.from == self.to && (mode != Mode::Cubic || self.ratio == 1.0) {
+        if self.from == self.to && (mode == Mode::Linear || self.ratio == 1.0) {
             return Ok(image.clone());
         }
         match mode {
@@ -142,11 +152,10 @@ impl Resize {
         }
     }
 
-    /// Returns the nearest pixels, as PyTorch rounds them: in `f32`, and without `scale_factor` where the size doubles.
+    /// Returns the nearest pixels, as PyTorch rounds them: in `f32`.
     fn nearest(&self, image: &Tensor) -> Result<Tensor> {
-        let ratio = if self.to == 2 * self.from { 0.5 } else { self.ratio };
         let pixels = Tensor::arange(0, self.to as i64, 1, DType::F32, image.device())?;
-        pixels.mul(ratio)?.floor()?.clamp_max((self.from - 1) as f64)?.to_dtype(DType::I64)
+        pixels.mul(self.ratio)?.floor()?.clamp_max((self.from - 1) as f64)?.to_dtype(DType::I64)
     }
 
     /// Returns the centres of the result's pixels, in pixels of the source.

@@ -141,7 +141,7 @@ operations! {
         repeat_interleave(input, repeats: Size, dim: Int) -> Tensor;
 
         /// Moves elements along the dimensions `dims` by `shifts`; elements moved past the end come in at the
-        /// beginning.
+        /// beginning. Without dimensions, the tensor is rolled as a vector.
         ///
         /// # Errors
         /// A dimension does not exist; there is not one shift for each dimension.
@@ -215,6 +215,9 @@ fn repeat_interleave(input: &Tensor, repeats: usize, dim: isize) -> Result<Tenso
 }
 
 fn roll(input: &Tensor, shifts: &[isize], dims: &[isize]) -> Result<Tensor> {
+    if let ([_], []) = (shifts, dims) {
+        return input.reshape(&[-1])?.roll(shifts, &[0])?.reshape(&signed(input.sizes()));
+    }
     if shifts.len() != dims.len() {
         return Err(TensorError::shape("roll", format!("shifts {shifts:?} are not one for each of {dims:?}")));
     }

@@ -17,6 +17,7 @@ mod determinant;
 mod einsum;
 mod extreme;
 mod factorization;
+mod flat;
 mod gamma;
 mod gather;
 mod in_place;
@@ -27,6 +28,7 @@ mod linalg;
 mod loss;
 mod matmul;
 mod matrix_power;
+mod named_norm;
 mod norm;
 mod pad;
 pub(crate) mod pointwise;
@@ -99,6 +101,7 @@ pub static OPERATIONS: &[&[Operation]] = &[
     einsum::OPERATIONS,
     extreme::OPERATIONS,
     factorization::OPERATIONS,
+    flat::OPERATIONS,
     gamma::FUNCTIONS,
     gamma::OPERATIONS,
     gather::OPERATIONS,
@@ -109,6 +112,7 @@ pub static OPERATIONS: &[&[Operation]] = &[
     loss::OPERATIONS,
     matmul::OPERATIONS,
     matrix_power::OPERATIONS,
+    named_norm::OPERATIONS,
     norm::OPERATIONS,
     pad::OPERATIONS,
     pool::OPERATIONS,

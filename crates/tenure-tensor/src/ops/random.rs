@@ -2,6 +2,7 @@
 
 use super::entered;
 use super::reduce::floating;
+use super::view::signed;
 use crate::autograd::{Context, attach, attach_in_place, recipe};
 use crate::cpu::random::{self as kernels, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
 use crate::operation::operations;
@@ -116,6 +117,16 @@ operations! {
         /// `p` is no probability; no memory.
         #[name(bernoulli)]
         bernoulli_of(input: Tensor, p: Float, generator: Generator = None) -> Tensor;
+
+        /// Replaces each element by 1 with the probability that `p`, broadcast, has at its place, else by 0.
+        ///
+        /// # Errors
+        /// An element of `p` is no probability; sizes that do not broadcast; the tensor requires a gradient, unless
+        /// inside [`no_grad`](crate::autograd::no_grad).
+        #[name(bernoulli_)]
+        bernoulli_each_(input: Tensor, p: Tensor, generator: Generator = None) -> () = |input: &Tensor, p: &Tensor, generator| {
+            input.copy_(&p.expand(&signed(input.sizes()))?.bernoulli(generator)?)
+        };
     }
 }
 

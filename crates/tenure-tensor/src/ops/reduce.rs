@@ -90,10 +90,11 @@ operations! {
         #[name(vector_norm)]
         norm(input, p: Float = 2.0, dim: Ints = [], keepdim: Bool = false) -> Tensor;
 
-        /// Computes logarithms of sums of exponentials over dimensions, given as for [`sum`](Self::sum).
+        /// Computes logarithms of sums of exponentials over dimensions, given as for [`sum`](Self::sum): of integers as
+        /// `float32`.
         ///
         /// # Errors
-        /// The errors of [`mean`](Self::mean).
+        /// The errors of [`sum`](Self::sum).
         logsumexp(input, dim: Ints, keepdim: Bool = false) -> Tensor;
     }
     front_ends {
@@ -274,7 +275,9 @@ fn logsumexp(input: &Tensor, dims: &[isize], keep: bool) -> Result<Tensor> {
     if raises(&[input]) {
         return raise(input)?.logsumexp(dims, keep);
     }
-    floating("logsumexp", input)?;
+    if !input.dtype().is_floating() {
+        return input.to_dtype(DType::F32)?.logsumexp(dims, keep);
+    }
     let reduced = Reduced::new("logsumexp", input, dims)?;
     let largest = match reduced.count(input) {
         0 => Tensor::full(&reduced.sizes, f64::NEG_INFINITY, input.dtype(), input.device())?,
@@ -384,12 +387,10 @@ impl Reduced {
     /// Returns the dimensions `dims` of a tensor, or all if `dims` is empty.
     pub(super) fn new(op: &'static str, tensor: &Tensor, dims: &[isize]) -> Result<Self> {
         let mut is_reduced = vec![dims.is_empty(); tensor.rank()];
-        for dim in dims {
-            let found = tensor.dim(op, *dim)?;
+        for dim in tensor.distinct_dims(op, dims)? {
             // A tensor of no dimensions accepts dimension 0, but has none to reduce.
-            let Some(is_reduced) = is_reduced.get_mut(found) else { continue };
-            if std::mem::replace(is_reduced, true) {
-                return Err(TensorError::argument(op, format!("dimension {dim} is in {dims:?} twice")));
+            if let Some(is_reduced) = is_reduced.get_mut(dim) {
+                *is_reduced = true;
             }
         }
         Ok(Self::of(tensor, |dim| is_reduced[dim]))

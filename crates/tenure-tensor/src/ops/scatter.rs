@@ -3,6 +3,7 @@
 
 use smallvec::SmallVec;
 
+use super::arithmetic::check_factor;
 use super::view::signed;
 use crate::autocast::widest;
 use crate::autograd::{Context, Grads, Saver, attach, attach_in_place};
@@ -73,6 +74,28 @@ operations! {
         /// The indices have more than one dimension, are out of range, or are no integers.
         index_fill(input, dim: Int, index: Tensor, value: Scalar) -> Tensor;
     }
+    front_end_methods {
+        /// Adds `alpha` times the source as [`index_add`](Tensor::index_add) does.
+        ///
+        /// # Errors
+        /// The errors of [`index_add`](Tensor::index_add); a factor with a fraction for integers.
+        #[name(index_add)]
+        index_add_scaled(input: Tensor, dim: Int, index: Tensor, source: Tensor, alpha: Scalar) -> Tensor =
+            |input: &Tensor, dim, index, source, alpha| input.index_add(dim, index, &scaled(source, alpha)?);
+
+        /// Adds `alpha` times the source in place as [`index_add_`](Tensor::index_add_) does.
+        ///
+        /// # Errors
+        /// The errors of [`index_add_`](Tensor::index_add_); a factor with a fraction for integers.
+        #[name(index_add_)]
+        index_add_scaled_(input: Tensor, dim: Int, index: Tensor, source: Tensor, alpha: Scalar) -> () =
+            |input: &Tensor, dim, index, source, alpha| input.index_add_(dim, index, &scaled(source, alpha)?);
+    }
+}
+
+fn scaled(source: &Tensor, factor: Scalar) -> Result<Tensor> {
+    check_factor("index_add", factor, source.dtype())?;
+    source.mul(factor)
 }
 
 fn scatter(input: &Tensor, dim: isize, index: &Tensor, source: Value<'_>) -> Result<Tensor> {

@@ -15,8 +15,8 @@ operations! {
         /// in its own row of the sequence.
         ///
         /// # Errors
-        /// The sequence has no dimension; sizes other than the last differ; different dtypes or devices; `side` is
-        /// neither "left" nor "right", or contradicts `right`.
+        /// The sequence has no dimension; sizes other than the last differ; different devices; `side` is neither "left"
+        /// nor "right", or contradicts `right`.
         searchsorted(
             sorted_sequence, values: Value, right: Bool = false, side: Option<Text> = None
         ) -> Tensor;
@@ -25,7 +25,7 @@ operations! {
         /// ascending order, that are smaller, or with `right`, not larger.
         ///
         /// # Errors
-        /// Boundaries of several dimensions or none; different dtypes or devices.
+        /// Boundaries of several dimensions or none; different devices.
         bucketize(input, boundaries: Tensor, right: Bool = false) -> Tensor;
 
         /// Tells for each element whether it is among `test_elements`, or with `invert`, whether it is not. NaN is
@@ -98,15 +98,13 @@ fn isin(elements: &Tensor, tests: Value<'_>, _assume_unique: bool, invert: bool)
 impl Tensor {
     fn place_of(&self, op: &'static str, values: &Self, right: bool) -> Result<Self> {
         let _op = entered(op);
-        if values.dtype() != self.dtype() {
-            let expected = format!("the sequence is {}: convert one of them with to_dtype() first", self.dtype());
-            return Err(TensorError::DType { op, found: values.dtype(), expected });
-        }
         check_devices(op, &[self, values])?;
+        let dtype = pointwise::promoted(&[self.into(), values.into()])?;
         // PyTorch's comparisons: a value of NaN comes after all elements.
         no_grad(|| {
-            self.count_before(op, values.sizes(), |probe| {
-                if right { probe.gt(values) } else { probe.ge(values) }?.logical_not()
+            let values = values.to_dtype(dtype)?;
+            self.to_dtype(dtype)?.count_before(op, values.sizes(), |probe| {
+                if right { probe.gt(&values) } else { probe.ge(&values) }?.logical_not()
             })
         })
     }

@@ -172,7 +172,7 @@ impl Tensor {
         let limits: SmallVec<[Value<'_>; 3]> =
             std::iter::once(self.into()).chain(min.into_iter().chain(max).map(Value::Number)).collect();
         let dtype = pointwise::promoted(&limits)?;
-        min.iter().chain(&max).try_for_each(|limit| limit.check_fits("clamp", dtype))?;
+        min.iter().chain(&max).try_for_each(|limit| limit.check_limits("clamp", dtype))?;
         let out = pointwise::run(&CLAMP, dtype, dtype, &[self], move |kernel, iter| kernel(iter, min, max))?;
         attach(out, "clamp", &[self], |saver| clamped(saver, self, (min, max)))
     }

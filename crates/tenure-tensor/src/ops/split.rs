@@ -3,7 +3,7 @@
 use super::join::{cat, stack};
 use crate::autograd::{Context, attach_all};
 use crate::operation::operations;
-use crate::{Result, Tensor, TensorError};
+use crate::{DType, Result, Tensor, TensorError};
 
 operations! {
     static OPERATIONS;
@@ -32,6 +32,62 @@ operations! {
         /// # Errors
         /// The dimension does not exist.
         unbind(input, dim: Int = 0) -> Vec<Tensor>;
+    }
+    front_end_methods {
+        /// Splits a dimension into `sections` parts; the first ones have an element more if its size is no multiple.
+        ///
+        /// # Errors
+        /// The dimension does not exist; `sections` is 0.
+        #[name(tensor_split)]
+        split_sections(input: Tensor, sections: Size, dim: Int = 0) -> Vec<Tensor>;
+
+        /// Splits a dimension before each of the indices, which are as those of Python's slices.
+        ///
+        /// # Errors
+        /// The dimension does not exist.
+        #[name(tensor_split)]
+        split_before(input: Tensor, indices: Ints, dim: Int = 0) -> Vec<Tensor>;
+
+        /// Splits a dimension into as many parts as an integer tensor of no dimensions says, or before each of its
+        /// elements if it has one dimension.
+        ///
+        /// # Errors
+        /// The dimension does not exist; no integers; more dimensions.
+        #[name(tensor_split)]
+        split_by_tensor(input: Tensor, tensor_indices_or_sections: Tensor, dim: Int = 0) -> Vec<Tensor>;
+    }
+}
+
+fn split_sections(input: &Tensor, sections: usize, dim: isize) -> Result<Vec<Tensor>> {
+    let length = input.sizes()[input.existing_dim("tensor_split", dim)?];
+    if sections == 0 {
+        return Err(TensorError::argument("tensor_split", "number of sections must be larger than 0, got 0"));
+    }
+    let longer = length % sections;
+    let sizes: Vec<usize> = (0..sections).map(|part| length / sections + usize::from(part < longer)).collect();
+    input.split_sizes(&sizes, dim)
+}
+
+fn split_before(input: &Tensor, indices: &[isize], dim: isize) -> Result<Vec<Tensor>> {
+    input.existing_dim("tensor_split", dim)?;
+    let starts = std::iter::once(0).chain(indices.iter().copied());
+    let ends = indices.iter().copied().chain([isize::MAX]);
+    starts.zip(ends).map(|(start, end)| input.slice(dim, start, end, 1)).collect()
+}
+
+fn split_by_tensor(input: &Tensor, places: &Tensor, dim: isize) -> Result<Vec<Tensor>> {
+    if places.rank() > 1 || places.dtype() != DType::I64 {
+        let reason = format!(
+            "the sections or indices must be an int64 tensor of at most one dimension, got {} {:?}",
+            places.dtype(),
+            places.sizes()
+        );
+        return Err(TensorError::argument("tensor_split", reason));
+    }
+    let numbers: Vec<isize> = places.to_vec::<i64>()?.into_iter().map(|number| number as isize).collect();
+    match (places.rank(), &numbers[..]) {
+        (0, [sections]) => split_sections(input, usize::try_from(*sections).unwrap_or(0), dim),
+        _ => split_before(input, &numbers, dim),
     }
 }
 

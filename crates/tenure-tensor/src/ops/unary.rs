@@ -6,6 +6,7 @@ use tenure_core::DType;
 
 use super::activation;
 use super::pointwise::{self, Unary, floating};
+use super::reduce;
 use crate::autocast::raise;
 use crate::autograd::{Context, Grads, Saver, attach, attach_in_place};
 use crate::cpu::unary as kernels;
@@ -210,10 +211,10 @@ operations! {
         /// `bool`.
         abs(input) -> Tensor;
 
-        /// Computes the square of each element.
+        /// Computes the square of each element: of `bool`, as `int64`.
         ///
         /// # Errors
-        /// `bool`.
+        /// No memory.
         square(input) -> Tensor;
 
         /// Computes the fractional part, with the element's sign.
@@ -222,10 +223,10 @@ operations! {
         /// Integers.
         frac(input) -> Tensor;
 
-        /// Computes the sign of each element: 1, 0 or -1. Its gradient is zero.
+        /// Computes the sign of each element: 1, 0 or -1. Its gradient is zero. `bool` stays as it is.
         ///
         /// # Errors
-        /// `bool`.
+        /// No memory.
         sign(input) -> Tensor;
 
         /// Rounds down to an integer. Its gradient is zero.
@@ -252,6 +253,24 @@ operations! {
         /// `bool`.
         trunc(input) -> Tensor;
     }
+    front_end_methods {
+        /// Rounds to so many decimal places, or if `decimals` is negative, to a multiple of a power of ten.
+        ///
+        /// # Errors
+        /// Integers.
+        #[name(round)]
+        round_to(input: Tensor, decimals: Int) -> Tensor;
+    }
+}
+
+fn round_to(input: &Tensor, decimals: isize) -> Result<Tensor> {
+    reduce::floating("round", input)?;
+    let power = 10_f64.powi(decimals.unsigned_abs().try_into().unwrap_or(i32::MAX));
+    match decimals {
+        0 => input.round(),
+        1.. => input.mul(power)?.round()?.div(power),
+        _ => input.div(power)?.round()?.mul(power),
+    }
 }
 
 fn neg(input: &Tensor) -> Result<Tensor> {
@@ -275,6 +294,9 @@ fn abs(input: &Tensor) -> Result<Tensor> {
 }
 
 fn square(input: &Tensor) -> Result<Tensor> {
+    if input.dtype() == DType::Bool {
+        return input.to_dtype(DType::I64)?.square();
+    }
     attach(input.same_dtype(&SQUARE)?, "square", &[input], |saver| {
         let x = saver.save(input)?;
         Ok(move |context: &Context<'_>| {
@@ -291,6 +313,9 @@ fn frac(input: &Tensor) -> Result<Tensor> {
 }
 
 fn sign(input: &Tensor) -> Result<Tensor> {
+    if input.dtype() == DType::Bool {
+        return input.copy();
+    }
     input.step(&SIGN)
 }
 

@@ -1,7 +1,7 @@
 //! Variances and standard deviations whose correction is a truth value.
 
-use crate::Tensor;
 use crate::operation::operations;
+use crate::{Result, Tensor};
 
 operations! {
     static OPERATIONS;
@@ -56,7 +56,34 @@ operations! {
         #[name(var_mean)]
         var_mean_unbiased_over(input: Tensor, dim: Ints, unbiased: Bool, keepdim: Bool = false) -> (Tensor, Tensor) =
             |input: &Tensor, dim, unbiased, keepdim| input.var_mean(dim, correction(unbiased), keepdim);
+
+        /// Computes standard deviations and means over dimensions, given as for [`std`](Tensor::std).
+        ///
+        /// # Errors
+        /// The errors of [`mean`](Tensor::mean).
+        std_mean(input: Tensor, dim: Ints = [], correction: Float = 1.0, keepdim: Bool = false) -> (Tensor, Tensor);
+
+        /// Computes standard deviations and means over all dimensions: the unbiased estimate, or with `unbiased` false, without a correction.
+        ///
+        /// # Errors
+        /// The errors of [`mean`](Tensor::mean).
+        #[name(std_mean)]
+        std_mean_unbiased(input: Tensor, unbiased: Bool) -> (Tensor, Tensor) = |input: &Tensor, unbiased| {
+            std_mean(input, &[], correction(unbiased), false)
+        };
+
+        /// Computes standard deviations and means over dimensions: the unbiased estimate, or with `unbiased` false, without a correction.
+        ///
+        /// # Errors
+        /// The errors of [`mean`](Tensor::mean).
+        #[name(std_mean)]
+        std_mean_unbiased_over(input: Tensor, dim: Ints, unbiased: Bool, keepdim: Bool = false) -> (Tensor, Tensor) =
+            |input: &Tensor, dim, unbiased, keepdim| std_mean(input, dim, correction(unbiased), keepdim);
     }
+}
+
+fn std_mean(input: &Tensor, dims: &[isize], correction: f64, keep: bool) -> Result<(Tensor, Tensor)> {
+    Ok((input.std(dims, correction, keep)?, input.mean(dims, keep)?))
 }
 
 /// Returns the number by which the divisor of a variance is smaller than the number of elements.

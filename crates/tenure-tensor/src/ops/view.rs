@@ -279,7 +279,7 @@ fn squeeze(input: &Tensor, dim: isize) -> Result<Tensor> {
 }
 
 fn squeeze_dims(input: &Tensor, dims: &[isize]) -> Result<Tensor> {
-    let dims = dims.iter().map(|dim| input.dim("squeeze", *dim)).collect::<Result<SmallVec<[usize; 5]>>>()?;
+    let dims = input.distinct_dims("squeeze", dims)?;
     let mut layout = input.layout().clone();
     for dim in (0..input.rank()).rev().filter(|dim| dims.contains(dim)) {
         layout = layout.squeeze(dim)?;
@@ -390,6 +390,19 @@ impl Tensor {
         }
         let layout = self.layout().select(place, wrapped as usize)?;
         self.viewed("select", layout, move |grad, from| grad.embed(from, move |zeros| zeros.select(dim, index)))
+    }
+
+    /// Returns the numbers of dimensions, of which none may be given twice.
+    pub(super) fn distinct_dims(&self, op: &'static str, dims: &[isize]) -> Result<SmallVec<[usize; 5]>> {
+        let mut found = SmallVec::new();
+        for dim in dims {
+            let place = self.dim(op, *dim)?;
+            if found.contains(&place) {
+                return Err(TensorError::argument(op, format!("dimension {dim} is in {dims:?} twice")));
+            }
+            found.push(place);
+        }
+        Ok(found)
     }
 
     /// Does [`slice`](Self::slice) for the operation `op`.

@@ -55,7 +55,9 @@ pub(crate) const CASES: &[Case] = &[
     }),
     ("truths", |x| {
         let x = &x[0];
-        each([x.all(&[1], false), x.any(&[0], false), x.count_nonzero(&[1], false), x.isnan(), x.isfinite()])
+        let all = x.all(&[1], false)?.to_dtype(DType::Bool);
+        let any = x.any(&[0], false)?.to_dtype(DType::Bool);
+        each([all, any, x.count_nonzero(&[1], false), x.isnan(), x.isfinite()])
     }),
     ("order", |x| {
         let (x, sorted, most) = (&x[0], x[0].sort(1, false, false)?, x[0].topk(2, 1, true)?);

@@ -289,7 +289,10 @@ fn what_is_out_of_range() {
     // index 5 is out of bounds for dimension 0 with size 2
     says(ones(&[2, 3]).index((&integers(&[0, 5]),)), "index: index 5 is out of range for dimension 0 of size 2");
     // too many indices for tensor of dimension 2
-    says(ones(&[2, 3]).index((0, 0, 0)), "index: indices for 3 dimensions, but sizes [2, 3] have 2");
+    says(
+        ones(&[2, 3]).index((0, 0, 0)),
+        "index: too many indices for tensor of dimension 2: they are for 3 dimensions",
+    );
     // select(): index 3 out of range for tensor of size [2, 3] at dimension 1
     says(ones(&[2, 3]).select(1, 3), "select: index 3 is out of range for dimension 1 of size 3");
     // index 3 is out of bounds for dimension 1 with size 3

@@ -214,6 +214,7 @@ const TAKEN: &[&str] = &[
     "split",
     "chunk",
     "roll",
+    "roll all",
     "tril",
     "triu",
     "diagonal",

@@ -94,7 +94,10 @@ fn errors_say_what_was_given_and_what_to_do() {
         said(x.gather(0, &x)),
         "gather: got float32, but an index is of integers: convert with to_dtype(DType::I64)"
     );
-    assert_eq!(said(x.index((0, 0, 0))), "index: indices for 3 dimensions, but sizes [2, 3] have 2");
+    assert_eq!(
+        said(x.index((0, 0, 0))),
+        "index: too many indices for tensor of dimension 2: they are for 3 dimensions"
+    );
     assert_eq!(
         said(x.index_add(1, &index(&[0]), &x)),
         "index_add: 1 indices along dimension 1 of sizes [2, 3] need a source of sizes [2, 1], got [2, 3]"

@@ -86,9 +86,14 @@ def interpolate(
         raise NotImplementedError("bicubic interpolation takes one factor for all dimensions: give size instead")
     for dim, factor in enumerate(factors, 2):
         moved = input.movedim(dim, -1)
-        resized = _ops.interpolate(
-            moved.flatten(1, -2), scale_factor=factor, mode="nearest" if mode == "nearest" else "linear"
-        )
+        size, of = sizes[dim - 2], moved.shape[-1]
+        if mode != "nearest":
+            resized = _ops.interpolate(moved.flatten(1, -2), scale_factor=factor, mode="linear")
+        elif len(sizes) == 2 and size in (of, 2 * of):
+            # In two dimensions, as in PyTorch, only the size matters then.
+            resized = _ops.interpolate(moved.flatten(1, -2), size)
+        else:
+            resized = _ops.interpolate(moved.flatten(1, -2), scale_factor=factor)
         input = resized.unflatten(1, moved.shape[1:-1]).movedim(-1, dim)
     return input
 

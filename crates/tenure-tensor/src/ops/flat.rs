@@ -1,0 +1,59 @@
+//! Overloads without a dimension, which take the tensor as a vector, and repeats that differ from entry to entry.
+
+use crate::operation::operations;
+use crate::{DType, Result, Tensor, TensorError};
+
+operations! {
+    static OPERATIONS;
+    front_end_methods {
+        /// Repeats each element `repeats` times, next to each other, in one dimension.
+        ///
+        /// # Errors
+        /// No memory.
+        #[name(repeat_interleave)]
+        repeat_interleave_flat(input: Tensor, repeats: Size) -> Tensor = |input: &Tensor, repeats| {
+            input.reshape(&[-1])?.repeat_interleave(repeats, 0)
+        };
+
+        /// Repeats each entry of a dimension as many times as `repeats` says, next to each other; without a dimension, each
+        /// element, in one dimension.
+        ///
+        /// # Errors
+        /// The dimension does not exist; there is neither one repeat nor one for each entry; a negative repeat, or one
+        /// that is no integer; no memory.
+        #[name(repeat_interleave)]
+        repeat_interleave_each(input: Tensor, repeats: Tensor, dim: Option<Int> = None) -> Tensor;
+
+        /// Selects elements by their places among all elements, in one dimension.
+        ///
+        /// # Errors
+        /// An index is out of range, or no integer.
+        #[name(take_along_dim)]
+        take_along_flat(input: Tensor, indices: Tensor) -> Tensor = |input: &Tensor, indices: &Tensor| {
+            input.reshape(&[-1])?.gather(0, &indices.reshape(&[-1])?)
+        };
+    }
+}
+
+fn repeat_interleave_each(input: &Tensor, repeats: &Tensor, dim: Option<isize>) -> Result<Tensor> {
+    const OP: &str = "repeat_interleave";
+    let Some(dim) = dim else {
+        return repeat_interleave_each(&input.reshape(&[-1])?, repeats, Some(0));
+    };
+    let count = input.sizes()[input.existing_dim(OP, dim)?];
+    if repeats.rank() > 1 || ![1, count].contains(&repeats.numel()) {
+        let reason = format!("repeats of sizes {:?} are not one for each of {count} entries", repeats.sizes());
+        return Err(TensorError::shape(OP, reason));
+    }
+    if ![DType::I64, DType::I32].contains(&repeats.dtype()) {
+        let expected = "repeats are int64 or int32: convert them with to_dtype()".to_owned();
+        return Err(TensorError::DType { op: OP, found: repeats.dtype(), expected });
+    }
+    if repeats.lt(0)?.any(&[], false)?.item::<bool>()? {
+        return Err(TensorError::argument(OP, "repeats cannot be negative"));
+    }
+    let ends = repeats.reshape(&[-1])?.expand(&[count as isize])?.cumsum(0)?;
+    let total = if count == 0 { 0 } else { ends.select(0, -1)?.item::<i64>()? };
+    let places = Tensor::arange(0, total, 1, DType::I64, input.device())?;
+    input.index_select(dim, &ends.searchsorted(&places, true, None)?)
+}
