@@ -59,13 +59,13 @@ KNOWN: dict[str, dict[str, str]] = {
     "meshgrid": {"accepts": "each grid has its tensor's dtype"},
     "movedim": {"refuses": "a tensor without dimensions has none to move"},
     "norm": {"accepts": "with a dtype, integers are converted first"},
+    "pinverse": {"result": "of singular values that should be zero, rounding decides which count"},
     "quantile": {"accepts": PROMOTES},
     "softmax": {"refuses": "PyTorch does not look at the dtype without elements"},
     "split": {"refuses": "PyTorch rounds the size in a tensor"},
     "sub": {"refuses": ALPHA_FIRST, "accepts": ALPHA_FIRST},
     "take_along_dim": {"refuses": "PyTorch reads past the end of a dimension"},
     "topk": {"accepts": BOOLS, "refuses": "a tensor without dimensions has none to select from"},
-    "trace": {"refuses": "`tenure.trace` is a module: `Tensor.trace` is the function"},
     "where": {"refuses": "PyTorch deprecates conditions of uint8"},
 }
 

@@ -60,9 +60,9 @@ impl Lower<'_, '_> {
     fn nearest(&mut self, scale: Option<f64>) -> Lowered {
         let input = self.input()?;
         let results = self.result_sizes(0);
-        let mut image = input.name;
         // In two dimensions, a factor has no effect where it rounds to the same size, or to twice the size.
         let is_plane = input.rank() == 4;
+        let mut image = input.name;
         for (dim, (from, to)) in input.sizes.iter().zip(results).enumerate().skip(2) {
             if *from == to && (scale.is_none() || is_plane) {
                 continue;
@@ -78,13 +78,21 @@ impl Lower<'_, '_> {
 
     /// Returns the places of the nearest pixels, computed of sizes that depend on dynamic axes.
     fn computed_places(&mut self, from: Size, to: Size, scale: Option<f64>, is_plane: bool) -> Result<String, Refusal> {
-        let [from, to] = [self.graph().size(from)?, self.graph().size(to)?];
-        let mut ratio = match scale {
-            Some(scale) => self.graph().number(scale.recip(), DType::F32),
+        let from = self.graph().size(from)?;
+        let wide = self.graph().cast(&from, DType::I64, DType::F64);
+        let (to, mut ratio) = match scale {
+            Some(scale) => {
+                let factor = self.graph().number(scale, DType::F64);
+                let to = self.op("Mul", &[&wide, &factor], vec![]);
+                let to = self.op("Floor", &[&to], vec![]);
+                let to = self.graph().cast(&to, DType::F64, DType::I64);
+                (to, self.graph().number(scale.recip(), DType::F32))
+            }
             None => {
-                let [from, to] = [&from, &to].map(|size| self.graph().cast(size, DType::I64, DType::F64));
-                let ratio = self.op("Div", &[&from, &to], vec![]);
-                self.graph().cast(&ratio, DType::F64, DType::F32)
+                let to = self.graph().size(to)?;
+                let wide_to = self.graph().cast(&to, DType::I64, DType::F64);
+                let ratio = self.op("Div", &[&wide, &wide_to], vec![]);
+                (to, self.graph().cast(&ratio, DType::F64, DType::F32))
             }
         };
         if scale.is_some() && is_plane {

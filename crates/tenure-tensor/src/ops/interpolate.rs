@@ -78,7 +78,9 @@ fn interpolate(
         };
         image = Resize { dim: dim + 2, from: *from, to, ratio, align_corners }.apply(&image, kind)?;
     }
-    image.to_dtype(input.dtype())
+    let image = image.to_dtype(input.dtype())?;
+    // A write to the result does not change the input.
+    if image.storage().generation() == input.storage().generation() { image.copy() } else { Ok(image) }
 }
 
 fn target_sizes(from: &[usize], size: &[usize], scale_factor: Option<f64>) -> Result<Vec<usize>> {

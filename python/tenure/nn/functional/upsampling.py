@@ -77,11 +77,11 @@ def interpolate(
         factors = None
     if mode == "nearest-exact":
         return _nearest_exact(input, sizes, factors)
+    if factors is not None and len(set(factors)) == 1:
+        return _ops.interpolate(input, scale_factor=factors[0], mode=mode)
     # A size says the same as factors that lead to it exactly.
     if factors is None or [of * factor for of, factor in zip(input.shape[2:], factors, strict=True)] == sizes:
         return _ops.interpolate(input, sizes, mode=mode, align_corners=bool(align_corners))
-    if len(set(factors)) == 1:
-        return _ops.interpolate(input, scale_factor=factors[0], mode=mode)
     if mode == "bicubic":
         raise NotImplementedError("bicubic interpolation takes one factor for all dimensions: give size instead")
     for dim, factor in enumerate(factors, 2):
