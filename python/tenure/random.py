@@ -86,6 +86,8 @@ def fork_rng(
         finally:
             states.restore()
         return
+    if device_type != "cuda":
+        raise ValueError(f"device_type={device_type!r}: the devices of fork_rng are of type 'cuda'")
     named = [f"{device_type}:{device}" if isinstance(device, int) else device for device in devices]
     generators = [default_generator, *map(_native.default_generator, named)]
     before = [generator.get_state() for generator in generators]

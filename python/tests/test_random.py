@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
 import tenure
@@ -52,3 +55,21 @@ def test_a_generator_has_the_methods_of_pytorch() -> None:
     assert tenure.equal(tenure.rand(3, generator=generator), first)
     assert generator.seed() == generator.initial_seed() != 2**64 - 2
     assert tenure.default_generator.initial_seed() == tenure.initial_seed()
+
+
+def test_generators_are_copied_and_pickled_with_their_states() -> None:
+    generator = tenure.Generator().manual_seed(5)
+    tenure.rand(3, generator=generator)
+    copies = [copy.deepcopy(generator), pickle.loads(pickle.dumps(generator))]
+    expected = tenure.rand(3, generator=generator)
+    for each in copies:
+        assert tenure.equal(tenure.rand(3, generator=each), expected)
+
+
+def test_devices_that_there_are_not_have_no_state() -> None:
+    with pytest.raises((tenure.Error, RuntimeError)):
+        tenure.cuda.get_rng_state(63)
+    with pytest.raises((tenure.Error, RuntimeError)):
+        tenure.cuda.set_rng_state(tenure.get_rng_state(), 63)
+    with pytest.raises(ValueError, match="device_type='xpu'"), tenure.random.fork_rng(devices=[0], device_type="xpu"):
+        pass

@@ -84,6 +84,17 @@ impl GeneratorObject {
         Self { generator: self.generator.clone_state() }
     }
 
+    /// Copies and pickles begin with this generator's state.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (String,), Bound<'py, PyAny>)> {
+        let device = slf.get().device().device().to_string();
+        let state = slf.call_method0("get_state")?;
+        Ok((slf.get_type().into_any(), (device,), state))
+    }
+
+    fn __setstate__(&self, state: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.set_state(state)
+    }
+
     fn __repr__(&self) -> String {
         format!("<tenure.Generator device={}>", self.device().device())
     }

@@ -28,6 +28,12 @@ def _generator(device: DeviceLike) -> Generator:
     return _native.default_generator(f"cuda:{index_of(device)}")
 
 
+def _generator_of_existing(device: DeviceLike) -> Generator:
+    """Returns the generator of a GPU, or raises an error if there is no such GPU."""
+    _native.check_cuda_device(index_of(device))
+    return _generator(device)
+
+
 def _generators() -> tuple[Generator, ...]:
     return tuple(_generator(index) for index in range(device_count()))
 
@@ -60,7 +66,7 @@ def initial_seed() -> int:
 
 def get_rng_state(device: DeviceLike = "cuda") -> Tensor:
     """Returns the state of a GPU's generator, as a tensor of bytes on the CPU."""
-    return _generator(device).get_state()
+    return _generator_of_existing(device).get_state()
 
 
 def get_rng_state_all() -> list[Tensor]:
@@ -70,7 +76,7 @@ def get_rng_state_all() -> list[Tensor]:
 
 def set_rng_state(new_state: Tensor, device: DeviceLike = "cuda") -> None:
     """Sets the state of a GPU's generator to one that `get_rng_state` returned."""
-    _generator(device).set_state(new_state)
+    _generator_of_existing(device).set_state(new_state)
 
 
 def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
