@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -386,14 +386,10 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         pass
 
 
-@pytest.fixture
-def simulated() -> Iterator[None]:
-    _native.simulate_devices(1, 0)
-    yield
-
-
 @pytest.mark.own_process
-def test_budgets_of_a_gpu_and_of_the_cpu_hold_at_once(simulated: None, tmp_path: Path) -> None:
+def test_budgets_of_a_gpu_and_of_the_cpu_hold_at_once(tmp_path: Path) -> None:
+    _native.simulate_devices(1, 0)
+
     def run(memory: str | None) -> list[float]:
         tenure.manual_seed(0)
         first = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh())

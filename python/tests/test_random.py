@@ -66,6 +66,8 @@ def test_generators_are_copied_and_pickled_with_their_states() -> None:
         assert tenure.equal(tenure.rand(3, generator=each), expected)
 
 
+# Where there is a GPU, this opens its driver: processes that later tests fork could not use it.
+@pytest.mark.own_process
 def test_devices_that_there_are_not_have_no_state() -> None:
     with pytest.raises((tenure.Error, RuntimeError)):
         tenure.cuda.get_rng_state(63)
