@@ -429,3 +429,33 @@ def test_the_functions_for_c_allocate(api: ExchangeApi) -> None:
     prototype.code = 5
     assert api.allocate(ctypes.addressof(prototype), ctypes.addressof(out), None, report) == -1
     assert errors == [(b"BufferError", b"the dtype is not supported")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "uint32", "uint8", "bool"])
+def test_jax_shares_memory_both_ways(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    jax = pytest.importorskip("jax")
+    tensor = tenure.arange(12).reshape(3, 4).to(getattr(tenure, dtype))
+    for ours in (tensor, tensor.t()):
+        array = jax.dlpack.from_dlpack(ours)
+        assert (str(array.dtype), array.shape) == (dtype, ours.shape)
+        assert array.unsafe_buffer_pointer() == ours.data_ptr()
+        back = tenure.from_dlpack(array)
+        assert tenure.equal(back, ours) and back.data_ptr() == ours.data_ptr()
+    copied = tenure.from_dlpack(jax.numpy.ones(3), copy=True)
+    assert copied.add_(1).tolist() == [2.0, 2.0, 2.0]
+
+
+@pytest.mark.own_process
+def test_cupy_shares_the_memory_of_a_gpu_both_ways() -> None:
+    cupy = pytest.importorskip("cupy")
+    if not tenure.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    tensor = tenure.arange(12, dtype=tenure.float32, device="cuda").reshape(3, 4)
+    for convert in (cupy.from_dlpack, cupy.asarray):
+        array = convert(tensor)
+        array *= 2
+        assert array.data.ptr == tensor.data_ptr()
+    assert tensor.flatten().tolist() == [4.0 * number for number in range(12)]
+    back = tenure.from_dlpack(cupy.arange(4) + 1)
+    assert back.tolist() == [1, 2, 3, 4] and back.is_cuda
