@@ -154,3 +154,14 @@ def test_large_matrices_are_solved_in_single_precision() -> None:
     b = numbers(200, 3, seed=1).float()
     x = tenure.linalg.solve(ours(a), ours(b))
     assert (ours(a) @ x - ours(b)).abs().max().item() < 1e-4
+
+
+@pytest.mark.parametrize("uplo", ["L", "U"])
+def test_the_gradient_of_eigenvectors_is_symmetric_as_in_pytorch(uplo: str) -> None:
+    a = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weight = a * 2 + 1
+    a = (a + a.T).requires_grad_()
+    ours = tenure.from_dlpack(a.detach().clone()).requires_grad_()
+    (torch.linalg.eigh(a, UPLO=uplo)[1].square() * weight).sum().backward()
+    (tenure.linalg.eigh(ours, UPLO=uplo)[1].square() * tenure.from_dlpack(weight)).sum().backward()
+    assert ours.grad is not None and torch.allclose(torch.from_dlpack(ours.grad), a.grad)

@@ -156,8 +156,11 @@ fn linalg_eigh(input: &Tensor, uplo: &str) -> Result<(Tensor, Tensor)> {
             if let Some(grad) = context.grad_if_any(1) {
                 let ones = values.ones_like()?.diag_embed(0, -2, -1)?;
                 let gaps = values.unsqueeze(-2)?.sub(&values.unsqueeze(-1)?)?.add(&ones)?;
-                let turned = vectors.mt()?.matmul(grad)?.div(&gaps)?;
-                middle = middle.add(&turned.mul(&ones.neg()?.add(1)?)?)?;
+                // The part that is not symmetric changes no eigenvector of a symmetric matrix, so that the gradient is
+                // symmetric, as in PyTorch.
+                let turned = vectors.mt()?.matmul(grad)?;
+                let turned = turned.sub(&turned.mt()?)?.mul(0.5)?.div(&gaps)?;
+                middle = middle.add(&turned)?;
             }
             Ok([Some(vectors.matmul(&middle)?.matmul(&vectors.mt()?)?)].into_iter().collect())
         })
