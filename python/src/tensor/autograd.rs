@@ -62,15 +62,28 @@ pub(super) fn forget_raised() {
 
 /// Runs a backward pass without Python's lock.
 fn run_pass<T: Send>(py: Python<'_>, pass: impl FnOnce() -> tenure::tensor::Result<T> + Send) -> PyResult<T> {
-    let found = py.detach(|| {
-        PASSES.set(PASSES.get() + 1);
-        let found = pass();
-        PASSES.set(PASSES.get() - 1);
-        found
-    });
-    let found = found.map_err(exception);
+    let found = {
+        let _running = RunningPass::begin();
+        py.detach(pass).map_err(exception)
+    };
     forget_raised();
     found
+}
+
+/// A backward pass of this thread, which ends also when it panics.
+struct RunningPass;
+
+impl RunningPass {
+    fn begin() -> Self {
+        PASSES.set(PASSES.get() + 1);
+        Self
+    }
+}
+
+impl Drop for RunningPass {
+    fn drop(&mut self) {
+        PASSES.set(PASSES.get() - 1);
+    }
 }
 
 /// Returns whether a backward pass runs on this thread.
