@@ -3,16 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "tenure_cuda.h"
 #include "tenure_operations.h"
-
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, tenure_last_error());                          \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
-    } while (0)
 
 static const tenure_cuda_source sources[] = {{"scale.cu", "extern \"C\" __global__ void scale(float *, float) {}"}};
 static const tenure_cuda_program program = {1, sources, 0, NULL};

@@ -5,15 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "tenure.h"
-
-#define CHECK(condition)                                                                                   \
-    do {                                                                                                   \
-        if (!(condition)) {                                                                                \
-            fprintf(stderr, "line %d: %s; last error: %s\n", __LINE__, #condition, tenure_last_error());     \
-            exit(1);                                                                                       \
-        }                                                                                                  \
-    } while (0)
 
 static void *stream(uintptr_t number) { return (void *)number; }
 

@@ -8,15 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "tenure.h"
-
-#define CHECK(condition)                                                                                   \
-    do {                                                                                                   \
-        if (!(condition)) {                                                                                \
-            fprintf(stderr, "line %d: %s; last error: %s\n", __LINE__, #condition, tenure_last_error());     \
-            exit(1);                                                                                       \
-        }                                                                                                  \
-    } while (0)
 
 enum { MIB = 1 << 20 };
 

@@ -4,15 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "tenure_operations.h"
-
-#define CHECK(condition)                                                                                   \
-    do {                                                                                                   \
-        if (!(condition)) {                                                                                \
-            fprintf(stderr, "line %d: %s; last error: %s\n", __LINE__, #condition, tenure_last_error());     \
-            exit(1);                                                                                       \
-        }                                                                                                  \
-    } while (0)
 
 static tenure_tensor *matrix(const float *numbers, int64_t rows, int64_t columns) {
     const int64_t sizes[] = {rows, columns};

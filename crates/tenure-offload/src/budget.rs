@@ -12,9 +12,6 @@ use crate::error::OffloadError;
 use crate::memory::Memory;
 use crate::setup::Setup;
 
-/// Saved tensors smaller than this stay in the host's memory, where bytes are worth more than on a device.
-const LEAST_BYTES_ON_HOST: u64 = 128 << 10;
-
 /// A memory budget for steps: its amount, the folders and memory to spill to, and the planner.
 ///
 /// ```
@@ -160,8 +157,7 @@ impl Budget {
         if is_on_host && setup.folders.is_empty() {
             setup.folders.push(Setup::default_folder());
         }
-        let default = if is_on_host { LEAST_BYTES_ON_HOST } else { setup.min_tensor_bytes };
-        setup.min_tensor_bytes = min_tensor_bytes.unwrap_or(default);
+        setup.min_tensor_bytes = min_tensor_bytes.unwrap_or_else(|| memory.min_tensor_bytes());
         let engine = setup.engine(memory)?;
         engine.set_codec(codec);
         Ok(OpenBudget { amount, engine, process: process.filter(|_| is_on_host), progress })

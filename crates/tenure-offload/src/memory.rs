@@ -14,6 +14,11 @@ use crate::error::OffloadError;
 /// [`Memory::launch_ns`].
 const LAUNCH_NS: u64 = 25_000;
 
+/// Saved tensors smaller than this stay in memory by default.
+pub(crate) const MIN_TENSOR_BYTES: u64 = 1 << 20;
+/// Saved tensors smaller than this stay in the host's memory, where bytes are worth more than on a device.
+const MIN_TENSOR_BYTES_ON_HOST: u64 = 128 << 10;
+
 /// The memory that a budget limits.
 #[derive(Clone)]
 pub enum Memory {
@@ -58,6 +63,14 @@ impl Memory {
         match self {
             Self::Host(_) => None,
             Self::Device(memory) => Some(memory),
+        }
+    }
+
+    /// Returns the size in bytes below which saved tensors of our own front ends stay in this memory by default.
+    pub fn min_tensor_bytes(&self) -> u64 {
+        match self {
+            Self::Host(_) => MIN_TENSOR_BYTES_ON_HOST,
+            Self::Device(_) => MIN_TENSOR_BYTES,
         }
     }
 

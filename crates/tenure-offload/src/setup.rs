@@ -11,7 +11,7 @@ use crate::engine::Engine;
 use crate::error::OffloadError;
 use crate::inner::EngineOptions;
 use crate::machine::SpillLink;
-use crate::memory::Memory;
+use crate::memory::{MIN_TENSOR_BYTES, Memory};
 
 /// The size in bytes of the buffers through which the host's bytes pass on their way to a disk. They are a part of a
 /// budget.
@@ -51,7 +51,7 @@ impl Default for Setup {
             disk_bytes: None,
             daily_bytes: None,
             pinned_bytes: None,
-            min_tensor_bytes: 1 << 20,
+            min_tensor_bytes: MIN_TENSOR_BYTES,
             planner,
             seed: 0,
         }

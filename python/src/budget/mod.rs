@@ -23,13 +23,13 @@ pub(crate) use torch::{Budget, PackedTensor};
 type SpillFolders = (Vec<PathBuf>, Option<u64>, Option<u64>);
 
 /// Opens an engine for a device's memory, or for the host's. The engine keeps all saved tensors smaller than
-/// `min_tensor_bytes` in memory.
+/// `min_tensor_bytes`, by default [`Memory::min_tensor_bytes`], in memory.
 fn open_engine(
     device: Device,
     spill: SpillFolders,
     pinned_bytes: Option<u64>,
     planner: Box<dyn Planner + Send + Sync>,
-    min_tensor_bytes: u64,
+    min_tensor_bytes: Option<u64>,
 ) -> Result<Engine, String> {
     let (mut folders, disk_bytes, daily_bytes) = spill;
     let Some(memory) = Memory::of(device) else {
@@ -38,6 +38,7 @@ fn open_engine(
     if folders.is_empty() && device.is_cpu() {
         folders.push(Setup::default_folder());
     }
+    let min_tensor_bytes = min_tensor_bytes.unwrap_or_else(|| memory.min_tensor_bytes());
     let setup = Setup { folders, disk_bytes, daily_bytes, pinned_bytes, planner, min_tensor_bytes, ..Setup::default() };
     let engine = setup.engine(memory).map_err(|error| error.to_string())?;
     engine.set_strict();

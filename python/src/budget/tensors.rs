@@ -6,7 +6,6 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use tenure::core::Device;
 use tenure::nn::offload::{self, Offload};
-use tenure::offload::Setup;
 use tenure::tensor::autograd::{Recipe, RecipeBook, Recipes, SavedHooks, SavedId};
 use tenure::tensor::{Tensor, TensorError};
 
@@ -14,9 +13,6 @@ use super::steps::{FirstSaved, Phase, Steps};
 use super::{BudgetSteps, SpillFolders, device_of, open_engine, planner_of};
 use crate::errors::complaint;
 use crate::tensor::{TensorObject, enter_budget, raised};
-
-/// Saved tensors smaller than this stay in the host's memory, where bytes are worth more than on a device.
-const LEAST_BYTES_ON_HOST: u64 = 128 << 10;
 
 /// A budget for a model of Tenure's tensors: of one device's memory, or of the host's.
 #[pyclass(frozen, extends = BudgetSteps, module = "tenure._native")]
@@ -58,8 +54,7 @@ impl TensorBudget {
     ) -> PyResult<PyClassInitializer<Self>> {
         let device = device_of(device);
         let planner = planner_of(planner)?;
-        let least = if device.is_cpu() { LEAST_BYTES_ON_HOST } else { Setup::default().min_tensor_bytes };
-        let engine = py.detach(|| open_engine(device, spill, host_bytes, planner, least)).map_err(complaint)?;
+        let engine = py.detach(|| open_engine(device, spill, host_bytes, planner, None)).map_err(complaint)?;
         // A thread reports all that it saves, also in a step that goes unwatched: the engine has nothing to ask for.
         engine.on_wake(|| ());
         let book = RecipeBook::default();

@@ -81,7 +81,7 @@ impl Budget {
         let shim = unsafe { Shim::at(operations) }?;
         let device = device_of(device);
         let planner = planner_of(planner)?;
-        let least = Setup::default().min_tensor_bytes;
+        let least = Some(Setup::default().min_tensor_bytes);
         let engine = py.detach(|| open_engine(device, spill, host_bytes, planner, least)).map_err(complaint)?;
         let on_host = Mutex::new(device.is_cpu().then(OnHostMemory::enter).flatten());
         let notes = Arc::<Mutex<Notes>>::default();

@@ -35,7 +35,7 @@ macro_rules! with_real {
 pub(crate) fn cholesky(lower: &Tensor, input: &Tensor) -> Result<Failed<NotPositiveDefinite>> {
     let (_, n, _) = shape(input);
     with_real!("linalg_cholesky", input, T => {
-        each("linalg_cholesky", [lower], [input], |[matrix]: [&[T]; 1], [lower]| {
+        each("linalg_cholesky", [lower], input, |matrix: &[T], [lower]| {
             T::cholesky(Matrix::new(matrix, n, n), MatrixMut::new(lower, n, n))
         })
     })
@@ -45,7 +45,7 @@ pub(crate) fn cholesky(lower: &Tensor, input: &Tensor) -> Result<Failed<NotPosit
 pub(crate) fn solve(right: &Tensor, input: &Tensor) -> Result<Failed<usize>> {
     let (_, n, columns) = shape(right);
     with_real!("linalg_solve", input, T => {
-        each("linalg_solve", [right], [input], |[matrix]: [&[T]; 1], [right]| {
+        each("linalg_solve", [right], input, |matrix: &[T], [right]| {
             T::solve(Matrix::new(matrix, n, n), right, columns).map_or(Ok(()), Err)
         })
     })
@@ -55,7 +55,7 @@ pub(crate) fn solve(right: &Tensor, input: &Tensor) -> Result<Failed<usize>> {
 pub(crate) fn solve_triangular(right: &Tensor, input: &Tensor, triangle: Triangle) -> Result<()> {
     let (_, n, columns) = shape(right);
     with_real!("linalg_solve_triangular", input, T => {
-        each("linalg_solve_triangular", [right], [input], |[matrix]: [&[T]; 1], [right]| {
+        each("linalg_solve_triangular", [right], input, |matrix: &[T], [right]| {
             T::solve_triangular(Matrix::new(matrix, n, n), triangle, right, columns);
             Ok::<(), ()>(())
         })
@@ -67,7 +67,7 @@ pub(crate) fn solve_triangular(right: &Tensor, input: &Tensor, triangle: Triangl
 pub(crate) fn pivots(diagonal: &Tensor, sign: &Tensor, input: &Tensor) -> Result<()> {
     let (_, n, _) = shape(input);
     with_real!("linalg_det", input, T => {
-        each("linalg_det", [diagonal, sign], [input], |[matrix]: [&[T]; 1], [diagonal, sign]| {
+        each("linalg_det", [diagonal, sign], input, |matrix: &[T], [diagonal, sign]| {
             let is_odd = T::pivots(Matrix::new(matrix, n, n), diagonal);
             sign[0] = if is_odd { -1.0 } else { 1.0 };
             Ok::<(), ()>(())
@@ -81,12 +81,12 @@ pub(crate) fn qr(q: Option<&Tensor>, r: &Tensor, input: &Tensor) -> Result<()> {
     let (_, rows, columns) = shape(input);
     let (_, inner, _) = shape(r);
     with_real!("linalg_qr", input, T => match q {
-        Some(q) => each("linalg_qr", [q, r], [input], |[matrix]: [&[T]; 1], [q, r]| {
+        Some(q) => each("linalg_qr", [q, r], input, |matrix: &[T], [q, r]| {
             let q = MatrixMut::new(q, rows, inner);
             T::qr(Matrix::new(matrix, rows, columns), Some(q), MatrixMut::new(r, inner, columns));
             Ok::<(), ()>(())
         }),
-        None => each("linalg_qr", [r], [input], |[matrix]: [&[T]; 1], [r]| {
+        None => each("linalg_qr", [r], input, |matrix: &[T], [r]| {
             T::qr(Matrix::new(matrix, rows, columns), None, MatrixMut::new(r, inner, columns));
             Ok::<(), ()>(())
         }),
@@ -100,7 +100,7 @@ pub(crate) fn svd([u, values, vh]: [&Tensor; 3], input: &Tensor) -> Result<Faile
     let (_, _, left) = shape(u);
     let (_, right, _) = shape(vh);
     with_real!("linalg_svd", input, T => {
-        each("linalg_svd", [u, values, vh], [input], |[matrix]: [&[T]; 1], [u, values, vh]| {
+        each("linalg_svd", [u, values, vh], input, |matrix: &[T], [u, values, vh]| {
             let u = MatrixMut::new(u, rows, left);
             T::svd(Matrix::new(matrix, rows, columns), u, values, MatrixMut::new(vh, right, columns))
         })
@@ -111,7 +111,7 @@ pub(crate) fn svd([u, values, vh]: [&Tensor; 3], input: &Tensor) -> Result<Faile
 pub(crate) fn singular_values(values: &Tensor, input: &Tensor) -> Result<Failed<NotConverged>> {
     let (_, rows, columns) = shape(input);
     with_real!("linalg_svdvals", input, T => {
-        each("linalg_svdvals", [values], [input], |[matrix]: [&[T]; 1], [values]| {
+        each("linalg_svdvals", [values], input, |matrix: &[T], [values]| {
             T::singular_values(Matrix::new(matrix, rows, columns), values)
         })
     })
@@ -121,7 +121,7 @@ pub(crate) fn singular_values(values: &Tensor, input: &Tensor) -> Result<Failed<
 pub(crate) fn eigh(values: &Tensor, vectors: &Tensor, input: &Tensor) -> Result<Failed<NotConverged>> {
     let (_, n, _) = shape(input);
     with_real!("linalg_eigh", input, T => {
-        each("linalg_eigh", [values, vectors], [input], |[matrix]: [&[T]; 1], [values, vectors]| {
+        each("linalg_eigh", [values, vectors], input, |matrix: &[T], [values, vectors]| {
             T::eigh(Matrix::new(matrix, n, n), values, MatrixMut::new(vectors, n, n))
         })
     })
@@ -131,7 +131,7 @@ pub(crate) fn eigh(values: &Tensor, vectors: &Tensor, input: &Tensor) -> Result<
 pub(crate) fn eigenvalues(values: &Tensor, input: &Tensor) -> Result<Failed<NotConverged>> {
     let (_, n, _) = shape(input);
     with_real!("linalg_eigvalsh", input, T => {
-        each("linalg_eigvalsh", [values], [input], |[matrix]: [&[T]; 1], [values]| {
+        each("linalg_eigvalsh", [values], input, |matrix: &[T], [values]| {
             T::eigenvalues(Matrix::new(matrix, n, n), values)
         })
     })
@@ -144,17 +144,17 @@ fn shape(matrices: &Tensor) -> (usize, usize, usize) {
 }
 
 /// Calls `work` with each matrix of the batch: with its part of each tensor.
-fn each<T: Element + Real, F: Send, const READS: usize, const WRITES: usize>(
+fn each<T: Element + Real, F: Send, const WRITES: usize>(
     op: &'static str,
     writes: [&Tensor; WRITES],
-    reads: [&Tensor; READS],
-    work: impl Fn([&[T]; READS], [&mut [T]; WRITES]) -> Result<(), F> + Sync,
+    input: &Tensor,
+    work: impl Fn(&[T], [&mut [T]; WRITES]) -> Result<(), F> + Sync,
 ) -> Result<Failed<F>> {
     /// The products of numbers from which on another thread is worth it.
     const GRAIN: usize = 100_000;
-    let (count, rows, columns) = shape(reads[0]);
-    let mut access = Access::new(op, &writes, &reads)?;
-    let (read, written) = access.split::<T, T, READS, WRITES>()?;
+    let (count, rows, columns) = shape(input);
+    let mut access = Access::new(op, &writes, &[input])?;
+    let ([read], written) = access.split::<T, T, 1, WRITES>()?;
     let written = written.map(DisjointSlice::new);
     let failed = Mutex::new(None);
     let per_part = (GRAIN / (rows * columns * rows.min(columns)).max(1)).max(1);
@@ -164,10 +164,9 @@ fn each<T: Element + Real, F: Send, const READS: usize, const WRITES: usize>(
                 let length = tensor.numel() / count;
                 matrix * length..(matrix + 1) * length
             };
-            let read = array::from_fn(|index| &read[index][part(reads[index])]);
             // SAFETY: each matrix is computed once, and writes to its own part.
             let written = array::from_fn(|index| unsafe { written[index].range(part(writes[index])) });
-            if let Err(reason) = work(read, written) {
+            if let Err(reason) = work(&read[part(input)], written) {
                 let mut failed = failed.lock();
                 if failed.as_ref().is_none_or(|(first, _)| matrix < *first) {
                     *failed = Some((matrix, reason));
