@@ -32,14 +32,20 @@ pub(super) struct Control<'a> {
 }
 
 impl<'a> Control<'a> {
+    /// Controls a search that begins now, without a time limit.
     pub(super) fn new(
-        time_limit: Option<Duration>,
         node_limit: Option<u64>,
         observe: &'a mut dyn FnMut(&PackingProgress) -> ControlFlow<()>,
     ) -> Self {
         let progress = PackingProgress { nodes: 0, height_bytes: 0, lower_bound_bytes: 0, elapsed: Duration::ZERO };
         let node_limit = node_limit.unwrap_or(u64::MAX);
-        Self { progress, begun: Instant::now(), time_limit, node_limit, work: 0, observe, is_over: false }
+        Self { progress, begun: Instant::now(), time_limit: None, node_limit, work: 0, observe, is_over: false }
+    }
+
+    /// Ends the search when `time_limit` has passed since it began, which may be now.
+    pub(super) fn limit_time(&mut self, time_limit: Option<Duration>) {
+        self.time_limit = time_limit;
+        self.check();
     }
 
     /// Counts a tried place for which `work` buffers were examined. Returns whether the search may go on.

@@ -1,5 +1,6 @@
-//! MiniMalloc's CSV format: <https://github.com/google/minimalloc>.
+//! MiniMalloc's CSV format: <https://github.com/google/minimalloc>. A field may be quoted, as in RFC 4180.
 
+use std::borrow::Cow;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
@@ -46,16 +47,16 @@ pub(super) fn read(path: &Path) -> Result<PackingProblem, PackingError> {
 
 pub(super) fn parse(content: &[u8]) -> Result<PackingProblem, PackingError> {
     let content = without_mark(content);
-    let lines = content.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii).enumerate();
-    let mut lines = lines.map(|(index, line)| (index + 1, line)).filter(|(_, line)| !line.is_empty());
-    let Some((number, first)) = lines.next() else {
+    let mut records = Records { rest: content, line: 1 };
+    let Some((number, first)) = records.next() else {
         return Err(PackingError::Line { line: 1, reason: format!("there is nothing: {NEEDED}") });
     };
-    let header =
-        text(first).and_then(CsvHeader::parse).map_err(|reason| PackingError::Line { line: number, reason })?;
-    let (mut buffers, mut numbers) = (Vec::new(), Vec::new());
-    for (number, line) in lines {
-        let buffer = text(line).and_then(|line| header.buffer(line));
+    let header = first.and_then(|names| CsvHeader::parse(&names));
+    let header = header.map_err(|reason| PackingError::Line { line: number, reason })?;
+    let mut buffers = Vec::new();
+    let mut numbers = Vec::new();
+    for (number, fields) in records {
+        let buffer = fields.and_then(|fields| header.buffer(&fields));
         buffers.push(buffer.map_err(|reason| PackingError::Line { line: number, reason })?);
         numbers.push(number);
     }
@@ -82,7 +83,7 @@ pub(super) fn write(buffers: &[Buffer], offsets: &[u64], mut out: impl Write) ->
     let has_alignment = buffers.iter().any(|buffer| buffer.alignment != 1);
     writeln!(out, "id,lower,upper,size{},offset", if has_alignment { ",alignment" } else { "" })?;
     for (Buffer { id, start, end, size_bytes, alignment, .. }, offset) in buffers.iter().zip(offsets) {
-        write!(out, "{id},{start},{end},{size_bytes}")?;
+        write!(out, "{},{start},{end},{size_bytes}", quoted(id))?;
         if has_alignment {
             write!(out, ",{alignment}")?;
         }
@@ -92,10 +93,10 @@ pub(super) fn write(buffers: &[Buffer], offsets: &[u64], mut out: impl Write) ->
 }
 
 impl CsvHeader {
-    fn parse(line: &str) -> Result<Self, String> {
+    fn parse(names: &[Cow<'_, str>]) -> Result<Self, String> {
         let mut header = Self { columns: Vec::new(), ends_are_inclusive: false };
-        for name in line.split(',').map(str::trim) {
-            let column = match name {
+        for name in names {
+            let column = match &**name {
                 "id" | "buffer" | "buffer_id" => Column::Id,
                 "lower" | "start" | "begin" => Column::Start,
                 "upper" | "end" => Column::End,
@@ -122,18 +123,18 @@ impl CsvHeader {
         Ok(header)
     }
 
-    fn buffer(&self, line: &str) -> Result<Buffer, String> {
-        let count = line.split(',').count();
-        if count != self.columns.len() {
+    fn buffer(&self, fields: &[Cow<'_, str>]) -> Result<Buffer, String> {
+        if fields.len() != self.columns.len() {
             return Err(format!(
-                "{count} fields, where the first line names {}: give each column one, and no field a comma",
+                "{} fields, where the first line names {}: give each column one, and quote a field that has a comma",
+                fields.len(),
                 self.columns.len()
             ));
         }
         let mut buffer = Buffer { id: String::new(), start: 0, end: 0, size_bytes: 0, alignment: 1, offset: None };
-        for (column, field) in self.columns.iter().zip(line.split(',').map(str::trim)) {
+        for (column, field) in self.columns.iter().zip(fields) {
             match column {
-                Column::Id => buffer.id = field.to_owned(),
+                Column::Id => buffer.id = field.clone().into_owned(),
                 Column::Start => buffer.start = number("lower", field)?,
                 Column::End if self.ends_are_inclusive => {
                     let end = number("end", field)?.checked_add(1);
@@ -155,8 +156,99 @@ impl CsvHeader {
     }
 }
 
-fn text(line: &[u8]) -> Result<&str, String> {
-    str::from_utf8(line).map_err(|_| "it is not UTF-8: save the file as text".into())
+/// The records of a file: the number of the first line of each, and its fields. Blank lines are left out.
+struct Records<'a> {
+    rest: &'a [u8],
+    /// The line at which `rest` begins, from 1.
+    line: usize,
+}
+
+impl<'a> Iterator for Records<'a> {
+    type Item = (usize, Result<Vec<Cow<'a, str>>, String>);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.skip_blanks();
+        while self.rest.first() == Some(&b'\n') {
+            self.end_line();
+            self.skip_blanks();
+        }
+        if self.rest.is_empty() {
+            return None;
+        }
+        Some((self.line, self.record()))
+    }
+}
+
+impl<'a> Records<'a> {
+    fn record(&mut self) -> Result<Vec<Cow<'a, str>>, String> {
+        let mut fields = Vec::new();
+        loop {
+            self.skip_blanks();
+            fields.push(match self.rest.strip_prefix(b"\"") {
+                Some(rest) => self.quoted_field(rest)?.into(),
+                None => self.plain_field()?.into(),
+            });
+            match self.rest.split_first() {
+                Some((b',', rest)) => self.rest = rest,
+                Some((b'\n', _)) => {
+                    self.end_line();
+                    return Ok(fields);
+                }
+                Some(_) => return Err("a field goes on after its closing quote: write a quote inside as \"\"".into()),
+                None => return Ok(fields),
+            }
+        }
+    }
+
+    fn plain_field(&mut self) -> Result<&'a str, String> {
+        let end = self.rest.iter().position(|byte| matches!(byte, b',' | b'\n')).unwrap_or(self.rest.len());
+        let (field, rest) = self.rest.split_at(end);
+        self.rest = rest;
+        Ok(text(field)?.trim())
+    }
+
+    /// Reads a field whose opening quote `rest` follows, and the blanks after it.
+    fn quoted_field(&mut self, mut rest: &'a [u8]) -> Result<String, String> {
+        let mut field = Vec::new();
+        loop {
+            let end = rest.iter().position(|&byte| byte == b'"').ok_or("a quoted field does not end: add a quote")?;
+            field.extend_from_slice(&rest[..end]);
+            rest = &rest[end + 1..];
+            match rest.strip_prefix(b"\"") {
+                Some(after) => {
+                    field.push(b'"');
+                    rest = after;
+                }
+                None => break,
+            }
+        }
+        self.rest = rest;
+        self.line += field.iter().filter(|&&byte| byte == b'\n').count();
+        self.skip_blanks();
+        Ok(text(&field)?.to_owned())
+    }
+
+    fn skip_blanks(&mut self) {
+        let end = self.rest.iter().position(|byte| !byte.is_ascii_whitespace() || *byte == b'\n');
+        self.rest = &self.rest[end.unwrap_or(self.rest.len())..];
+    }
+
+    fn end_line(&mut self) {
+        self.rest = &self.rest[1..];
+        self.line += 1;
+    }
+}
+
+/// Returns a field with quotes around it, if it needs them.
+fn quoted(field: &str) -> Cow<'_, str> {
+    match field.contains([',', '"', '\n', '\r']) || field.trim() != field {
+        true => format!("\"{}\"", field.replace('"', "\"\"")).into(),
+        false => field.into(),
+    }
+}
+
+fn text(bytes: &[u8]) -> Result<&str, String> {
+    str::from_utf8(bytes).map_err(|_| "it is not UTF-8: save the file as text".into())
 }
 
 fn number(column: &str, field: &str) -> Result<u64, String> {

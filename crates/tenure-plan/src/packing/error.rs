@@ -80,12 +80,6 @@ pub enum BufferError {
         /// The index of the other buffer, from 0.
         other: usize,
     },
-    /// Its name cannot be written to a file.
-    #[error("its id, {id:?}, has a comma or the end of a line in it, or a blank at an end: leave that out")]
-    BadId {
-        /// The name.
-        id: String,
-    },
     /// Its fixed offset is not aligned.
     #[error("its fixed offset, {offset}, is no multiple of its alignment, {alignment}: change one of them")]
     Misaligned {
@@ -121,9 +115,6 @@ pub(super) fn check(buffers: &[Buffer]) -> Result<(), (usize, BufferError)> {
         }
         if alignment == 0 {
             return Err((index, BufferError::NoAlignment));
-        }
-        if id.contains([',', '\n']) || id.trim() != id {
-            return Err((index, BufferError::BadId { id: id.clone() }));
         }
         if let Some(other) = ids.insert(id.as_str(), index) {
             return Err((index, BufferError::SameId { id: id.clone(), other }));

@@ -18,21 +18,27 @@ mod best_fit;
 mod control;
 mod csv;
 mod error;
+mod improve;
+mod occupied;
+mod order;
 mod pack;
+mod part;
 mod ranking;
 mod search;
 mod sections;
 mod state;
 
-pub use best_fit::Order;
 pub use control::PackingProgress;
 pub use error::{BufferError, PackingError};
+pub use order::Order;
 pub use pack::{PackingOptions, PackingOutcome};
 
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::Path;
 
+use best_fit::{Fit, Placer};
+use order::Sorter;
 use sections::Sections;
 
 /// A buffer: bytes that are needed for some time.
@@ -98,7 +104,7 @@ impl PackingProblem {
     /// `id`, `lower` (also `start`, `begin`), `upper` and `size` are required, `alignment` is optional. `end` instead
     /// of `upper` is the last moment at which a buffer is needed. A buffer with a number in the column `offset` stays
     /// there, so a solution that was written out is a problem with exactly that solution. The column `hint` is ignored.
-    /// A column `gaps` is accepted if it is empty.
+    /// A column `gaps` is accepted if it is empty. A field may stand in quotes, as in RFC 4180.
     ///
     /// # Errors
     /// An error for the first malformed line.
@@ -119,11 +125,17 @@ impl PackingProblem {
     }
 
     /// Places one buffer after the other in `order`, each into the smallest hole between those placed before that holds
-    /// it, or above them. Takes time in the square of the number of buffers; in [`Order::Start`], of the number alive
-    /// at once.
+    /// it, or above them. Takes the more time the more holes are left: with 50,000 buffers, a fifth of a second to some
+    /// seconds.
     pub fn best_fit(&self, order: Order) -> Packing {
-        let offsets = best_fit::place(&self.buffers, order, |_| true);
-        Packing::new(offsets.expect("no limit ends it"), &self.buffers)
+        let all: Vec<usize> = (0..self.buffers.len()).collect();
+        let sequence = Sorter::new(self).sequence(&all, order.keys());
+        let placed = Placer::new(self, &all).place(&sequence, Fit::Best, |_, _| true);
+        let mut offsets: Vec<u64> = self.buffers.iter().map(|buffer| buffer.offset.unwrap_or(0)).collect();
+        for (index, offset) in sequence.into_iter().zip(placed.expect("no limit ends it")) {
+            offsets[index] = offset;
+        }
+        Packing::new(offsets, &self.buffers)
     }
 }
 

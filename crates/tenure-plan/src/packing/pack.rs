@@ -3,24 +3,36 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use rand::SeedableRng;
+use rand::rngs::Xoshiro256PlusPlus as Random;
+
+use super::best_fit::{Fit, Placer};
 use super::control::Control;
+use super::improve::Candidate;
+use super::order::{LARGEST_FIRST, OTHER_ORDERS, SortKeys, Sorter};
+use super::part::{self, Part};
 use super::search::{self, SearchResult};
-use super::{Order, Packing, PackingProblem, PackingProgress, best_fit};
+use super::{Order, Packing, PackingProblem, PackingProgress};
 
 /// Places tried for each capacity in the first round.
 const FIRST_ROUND: u64 = 1 << 12;
 /// The factor from the limit of one round to that of the next.
 const GROWTH: u64 = 4;
-/// The most buffers of a problem that is searched, each counted once for each of its sections. With more, trying one
-/// place takes a tenth of a second.
-const MOST_SEARCHED: u64 = 1 << 26;
+/// The most work of a part that is searched completely: buffers times all their sections. With more, one descent to a
+/// packing takes seconds, and changes at the bottom are out of reach.
+const MOST_SEARCHED: u64 = 1 << 32;
+/// How often a problem with a capacity is placed again before it is searched.
+const CHANGES_BEFORE_SEARCH: u64 = 16;
+/// The seed of the random numbers, the same each time.
+const SEED: u64 = 0;
 
 /// Settings of a search: its goal and its limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PackingOptions {
     /// The size of the range; any packing that fits is an answer. `None` asks for the lowest packing.
     pub capacity_bytes: Option<u64>,
-    /// The longest time to search. `None` searches until there is an answer, which may never come.
+    /// The longest time to search; best fit of the largest first is done even if it takes longer. `None` searches until
+    /// there is an answer, which may never come.
     pub time_limit: Option<Duration>,
     /// The most places to try. It means the same work, and the same answer, on every machine.
     pub node_limit: Option<u64>,
@@ -58,10 +70,13 @@ impl PackingOutcome {
 }
 
 impl PackingProblem {
-    /// Looks for a packing that fits, or for the lowest: first by best fit in every [`Order`], then by a complete
-    /// search, which, given time, finds a packing or proves that there is none. Problems with some hundred thousand
-    /// long-lived buffers are not searched. The same problem, capacity and node limit always give the same answer,
-    /// unless time runs out.
+    /// Looks for a packing that fits, or for the lowest: first by best fit and first fit in many orders, every [`Order`]
+    /// among them; then by changing the orders that gave the lowest packings, and by a complete search, which, given
+    /// time, finds a packing or proves that there is none. The complete search is left out if a part of the problem has
+    /// too many buffers for it: some thousand that live long. The same problem, capacity and node limit always give the
+    /// same answer, unless time runs out. The node limit does not count the greedy orders, so with it alone no packing
+    /// is higher than that of [`best_fit`](Self::best_fit) in any order. The time limit does not end best fit of the
+    /// largest first, so no packing is higher than that of [`Order::Size`] unless `observe` ends the search.
     ///
     /// Calls `observe` about once a millisecond of the search; the search ends if it returns `Break`.
     pub fn pack(
@@ -69,14 +84,14 @@ impl PackingProblem {
         options: &PackingOptions,
         mut observe: impl FnMut(&PackingProgress) -> ControlFlow<()>,
     ) -> PackingOutcome {
-        let mut control = Control::new(options.time_limit, options.node_limit, &mut observe);
+        let mut control = Control::new(options.node_limit, &mut observe);
         let mut run = PackingSearch::new(self, options.capacity_bytes, &mut control);
-        if run.is_open() && self.sections.total_length() <= MOST_SEARCHED {
-            match options.capacity_bytes {
-                Some(capacity) => run.try_capacity(capacity, u64::MAX),
-                None => run.narrow(),
-            }
-        }
+        run.pack_greedily(&LARGEST_FIRST, Fit::Best);
+        run.control.limit_time(options.time_limit);
+        run.pack_greedily(&OTHER_ORDERS, Fit::Best);
+        run.pack_greedily(&LARGEST_FIRST, Fit::First);
+        run.pack_greedily(&OTHER_ORDERS, Fit::First);
+        run.improve_and_search();
         let packing = run.best;
         let lower_bound_bytes = run.lower_bound;
         control.check();
@@ -93,51 +108,120 @@ struct PackingSearch<'a, 'b> {
     /// A packing of this height or lower is an answer.
     capacity: Option<u64>,
     best: Packing,
+    parts: Vec<Part>,
     lower_bound: u64,
+    random: Random,
 }
 
 impl<'a, 'b> PackingSearch<'a, 'b> {
     fn new(problem: &'a PackingProblem, capacity: Option<u64>, control: &'a mut Control<'b>) -> Self {
-        let lower_bound = problem.lower_bound_bytes();
-        // This order takes little time, however many buffers there are.
         let best = problem.best_fit(Order::Start);
-        let mut run = Self { problem, control, step: height_step(problem), capacity, best, lower_bound };
+        let parts = problem.sections.connected_buffers().into_iter();
+        let mut run = Self {
+            problem,
+            control,
+            step: height_step(problem),
+            capacity,
+            parts: parts.map(|buffers| Part::new(problem, buffers, &best.offsets)).collect(),
+            best,
+            lower_bound: problem.lower_bound_bytes(),
+            random: Random::seed_from_u64(SEED),
+        };
         run.report();
         run.control.check();
-        for order in Order::ALL.into_iter().filter(|&order| order != Order::Start) {
-            if !run.is_open() {
-                break;
-            }
-            let Some(offsets) = best_fit::place(&problem.buffers, order, |work| run.control.count_work(work)) else {
-                break;
-            };
-            run.keep_if_lower(offsets);
-        }
         run
     }
 
     /// Returns whether a better packing or bound may still be found.
     fn is_open(&self) -> bool {
-        let height = self.best.height_bytes;
-        let bound = self.lower_bound;
-        let is_answered = self.capacity.is_some_and(|capacity| height <= capacity || bound > capacity);
-        !is_answered && height > bound && !self.control.is_over()
+        let is_hopeless = self.capacity.is_some_and(|capacity| self.lower_bound > capacity);
+        !is_hopeless && self.best.height_bytes > self.goal() && !self.control.is_over()
     }
 
-    /// Narrows the range between the bound and the best packing, in rounds: the time that a capacity takes is not known
-    /// before.
-    fn narrow(&mut self) {
+    /// Returns the height that is an answer.
+    fn goal(&self) -> u64 {
+        self.lower_bound.max(self.capacity.unwrap_or(0))
+    }
+
+    /// Packs in every one of `orders`.
+    fn pack_greedily(&mut self, orders: &[SortKeys], fit: Fit) {
+        if !self.is_open() {
+            return;
+        }
+        let problem = self.problem;
+        let sorter = Sorter::new(problem);
+        for &keys in orders {
+            for number in 0..self.parts.len() {
+                if self.parts[number].height <= self.goal() {
+                    continue;
+                }
+                let sequence = sorter.sequence(&self.parts[number].buffers, keys);
+                let mut placer = Placer::new(problem, &self.parts[number].buffers);
+                let control = &mut *self.control;
+                let Some(offsets) = placer.place(&sequence, fit, |work, _| control.count_work(work)) else {
+                    return;
+                };
+                let candidate = self.keep_if_lower(number, sequence, fit, offsets);
+                self.parts[number].candidates.add(candidate);
+            }
+        }
+    }
+
+    /// Improves the packing and searches, in rounds: the time that a capacity takes is not known before.
+    fn improve_and_search(&mut self) {
         let mut nodes = FIRST_ROUND;
         while self.is_open() {
-            // Try the bound, the middle, and just below the best. A capacity without spare room leaves few choices to
-            // try.
-            for half in 0..=2 {
-                let steps = (self.best.height_bytes - self.lower_bound) / self.step;
-                if self.is_open() && (half == 0 || steps > 1) {
-                    self.try_capacity(self.lower_bound + self.step * ((steps - 1) * half / 2), nodes);
+            let goal = self.goal();
+            let mut open = self.parts.iter().filter(|part| part.height > goal);
+            if open.any(|part| part.search_work > MOST_SEARCHED) {
+                self.improve(nodes);
+            } else if let Some(capacity) = self.capacity {
+                self.improve(CHANGES_BEFORE_SEARCH * self.problem.buffers.len() as u64);
+                if self.is_open() {
+                    self.try_capacity(capacity, u64::MAX);
                 }
+            } else {
+                self.improve(nodes);
+                self.narrow(nodes);
             }
             nodes = nodes.saturating_mul(GROWTH);
+        }
+    }
+
+    /// Changes the highest part, again and again, until `nodes` places were tried.
+    fn improve(&mut self, nodes: u64) {
+        let end = self.control.progress.nodes.saturating_add(nodes);
+        let mut placer: Option<(usize, Placer<'a>)> = None;
+        while self.is_open() && self.control.progress.nodes < end {
+            let goal = self.goal();
+            let Some(number) = (0..self.parts.len()).max_by_key(|&number| self.parts[number].height) else { return };
+            let changed = self.parts[number].candidates.change(self.problem, goal, &mut self.random);
+            let Some((candidate, height, sequence, fit)) = changed else { return };
+            let (_, placer) = match &mut placer {
+                Some(kept) if kept.0 == number => kept,
+                _ => placer.insert((number, Placer::new(self.problem, &self.parts[number].buffers))),
+            };
+            let control = &mut *self.control;
+            // A higher packing is of no use, so its rest need not be placed.
+            let Some(offsets) = placer.place(&sequence, fit, |work, end| control.count_node(work) && end <= height)
+            else {
+                continue;
+            };
+            let changed = self.keep_if_lower(number, sequence, fit, offsets);
+            if changed.height <= height {
+                self.parts[number].candidates.replace(candidate, changed);
+            }
+        }
+    }
+
+    /// Narrows the range between the bound and the best packing: searches at the bound, in the middle, and just below the
+    /// best. A capacity without spare room leaves few choices to try.
+    fn narrow(&mut self, nodes: u64) {
+        for half in 0..=2 {
+            let steps = (self.best.height_bytes - self.lower_bound) / self.step;
+            if self.is_open() && (half == 0 || steps > 1) {
+                self.try_capacity(self.lower_bound + self.step * ((steps - 1) * half / 2), nodes);
+            }
         }
     }
 
@@ -146,20 +230,37 @@ impl<'a, 'b> PackingSearch<'a, 'b> {
     fn try_capacity(&mut self, capacity: u64, nodes: u64) {
         let capacity = capacity - capacity % self.step;
         match search::run(self.problem, capacity, &self.best, nodes, self.control) {
-            SearchResult::Found(offsets) => self.keep_if_lower(offsets),
+            SearchResult::Found(offsets) => {
+                for part in &mut self.parts {
+                    part.height = part::height(self.problem, &part.buffers, &offsets);
+                }
+                self.best = Packing::new(offsets, &self.problem.buffers);
+            }
             SearchResult::Exhausted => self.lower_bound = capacity + self.step,
             SearchResult::OutOfNodes => {}
         }
         self.report();
     }
 
-    /// Keeps a packing if it is lower than the best so far.
-    fn keep_if_lower(&mut self, offsets: Vec<u64>) {
-        let packing = Packing::new(offsets, &self.problem.buffers);
-        if packing.height_bytes < self.best.height_bytes {
-            self.best = packing;
-            self.report();
+    /// Makes a candidate of a part. Keeps its packing if it is the part's lowest so far.
+    fn keep_if_lower(&mut self, number: usize, sequence: Vec<usize>, fit: Fit, offsets: Vec<u64>) -> Candidate {
+        let buffers = &self.problem.buffers;
+        let part = &mut self.parts[number];
+        let fixed = part.buffers.iter().filter_map(|&index| buffers[index].fixed()).map(|bytes| bytes.end);
+        let placed = sequence.iter().zip(&offsets).map(|(&index, offset)| offset + buffers[index].size_bytes);
+        let height = placed.chain(fixed).max().unwrap_or(0);
+        if height < part.height {
+            let was_highest = part.height == self.best.height_bytes;
+            part.height = height;
+            for (&index, &offset) in sequence.iter().zip(&offsets) {
+                self.best.offsets[index] = offset;
+            }
+            if was_highest {
+                self.best.height_bytes = self.parts.iter().map(|part| part.height).max().unwrap_or(0);
+                self.report();
+            }
         }
+        Candidate { sequence, fit, offsets, height }
     }
 
     /// Copies the bound and the best height to the progress that the caller sees.

@@ -51,11 +51,6 @@ impl Sections {
         self.count
     }
 
-    /// Returns the sum, over buffers, of the numbers of their sections.
-    pub(super) fn total_length(&self) -> u64 {
-        self.ranges.iter().map(|range| range.len() as u64).sum()
-    }
-
     /// Returns the bytes alive in each section.
     pub(super) fn totals(&self, buffers: &[Buffer]) -> Vec<u64> {
         // Add up differences between neighbouring sections: a sum over every buffer's range would take buffers times
@@ -71,6 +66,22 @@ impl Sections {
             live
         });
         totals.collect()
+    }
+
+    /// Returns, for each buffer, the bytes alive in its fullest section.
+    pub(super) fn fullness(&self, buffers: &[Buffer]) -> Vec<u64> {
+        // Row `i` has the maximum of every `2^i` neighbouring sections: any range is two of these.
+        let mut rows = vec![self.totals(buffers)];
+        while let Some(row) = rows.last().filter(|row| row.len() > 1 << (rows.len() - 1)) {
+            let step = 1 << (rows.len() - 1);
+            let next = row.iter().zip(&row[step..]).map(|(left, right)| *left.max(right)).collect();
+            rows.push(next);
+        }
+        let fullest = self.ranges.iter().map(|range| {
+            let level = range.len().ilog2() as usize;
+            rows[level][range.start].max(rows[level][range.end - (1 << level)])
+        });
+        fullest.collect()
     }
 
     /// Returns the buffers in groups. No lifetime of one group overlaps with one of another.
