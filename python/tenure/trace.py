@@ -111,7 +111,7 @@ class Trace:
             ("Events", f"{len(self):,}"),
             ("Allocations", f"{self.allocations:,}"),
             ("Streams", len(self.streams)),
-            ("Duration", f"{self.duration_us / 1e6:.3f} s"),
+            ("Duration", "not recorded" if self.duration_us is None else f"{self.duration_us / 1e6:.3f} s"),
             ("Peak of requested bytes", size(self.peak_requested_bytes)),
             ("Live at the end", size(self.live_at_end_bytes)),
             ("Live before the first event", size(self.earlier_bytes)),
@@ -145,9 +145,10 @@ class Trace:
         return tuple(self._facts["streams"])
 
     @property
-    def duration_us(self) -> int:
-        """The time from the first event to the last, in µs."""
-        return int(self._facts["duration_us"])
+    def duration_us(self) -> int | None:
+        """The time from the first event to the last, in µs; None if the recorder had no clock."""
+        duration_us: int | None = self._facts["duration_us"]
+        return duration_us
 
     @property
     def segments(self) -> int:
@@ -350,7 +351,7 @@ class Outcome:
     modelled_driver_us, modelled_driver_us_last_repeat
         Their modelled time in µs, with waits for the device.
     trace_duration_us
-        The time in µs from the trace's first event to its last, for one pass.
+        The time in µs from the trace's first event to its last, for one pass; None if the recorder had no clock.
     host_syncs
         The number of times that the host waited for the device on the allocator's behalf.
     cross_stream_waits
@@ -379,7 +380,7 @@ class Outcome:
     driver_calls_last_repeat: DriverCalls
     modelled_driver_us: float
     modelled_driver_us_last_repeat: float
-    trace_duration_us: int
+    trace_duration_us: int | None
     host_syncs: int
     cross_stream_waits: int
     mismatched_addresses: int | None

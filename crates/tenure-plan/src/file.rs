@@ -12,7 +12,7 @@ pub(crate) fn write_json(path: &Path, content: &impl Serialize) -> io::Result<()
     write_atomically(path, |out| Ok(serde_json::to_writer(out, content)?))
 }
 
-/// Reads a text in UTF-8, plain or compressed with gzip.
+/// Reads a text in UTF-8, plain or compressed: see [`open_unpacked`].
 pub(crate) fn read_text(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
     open_unpacked(path)?.read_to_end(&mut bytes)?;

@@ -50,6 +50,7 @@ pub use problem::{Problem, ProblemError};
 pub use rule::Rule;
 pub use simulator::simulate;
 pub use trace::{
-    Annotation, EventError, EventLabel, EventLabels, Format, LiveBlock, MemoryPool, ReadOptions, Settings, SizeClass,
-    SizeClassSummary, StackFrame, Stacks, Summary, Trace, TraceAction, TraceError, TraceEvent,
+    Annotation, BlockState, EventError, EventLabel, EventLabels, Format, Holder, HolderModule, Holders, LiveBlock,
+    MemoryPool, OutOfMemory, ReadOptions, SegmentCoverage, SegmentTotals, Settings, SizeClass, SizeClassSummary,
+    SnapshotBlock, SnapshotSegment, StackFrame, Stacks, Summary, Trace, TraceAction, TraceError, TraceEvent,
 };

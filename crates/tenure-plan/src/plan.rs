@@ -147,7 +147,9 @@ pub enum PlanError {
         tier: usize,
     },
     /// A kernel needs more bytes than a tier has.
-    #[error("kernel {kernel} waits for room in tier {tier}, and nothing under way makes any")]
+    #[error(
+        "kernel {kernel} needs more room in tier {tier} than there is, and no move or release frees any: give the tier more bytes"
+    )]
     NoRoom {
         /// The tier.
         tier: usize,

@@ -41,13 +41,15 @@ const MOST_SHARED: usize = 4096;
 pub struct PickleWriter<W> {
     out: W,
     shared: FxHashMap<Box<str>, u32>,
+    /// The number of memoized values.
+    memoized: u32,
 }
 
 impl<W: Write> PickleWriter<W> {
     /// Begins a pickle.
     pub fn new(mut out: W) -> io::Result<Self> {
         out.write_all(&[PROTO, PROTOCOL])?;
-        Ok(Self { out, shared: FxHashMap::default() })
+        Ok(Self { out, shared: FxHashMap::default(), memoized: 0 })
     }
 
     /// Ends the pickle after its one value has been written.
@@ -93,13 +95,7 @@ impl<W: Write> PickleWriter<W> {
     /// Writes a `str`.
     pub fn text(&mut self, value: &str) -> io::Result<()> {
         if let Some(&index) = self.shared.get(value) {
-            return match u8::try_from(index) {
-                Ok(index) => self.out.write_all(&[BIN_GET, index]),
-                Err(_) => {
-                    self.out.write_all(&[LONG_BIN_GET])?;
-                    self.out.write_all(&index.to_le_bytes())
-                }
-            };
+            return self.fetch(index);
         }
         if let Ok(length) = u8::try_from(value.len()) {
             self.out.write_all(&[SHORT_BIN_UNICODE, length])?;
@@ -112,11 +108,29 @@ impl<W: Write> PickleWriter<W> {
         }
         self.out.write_all(value.as_bytes())?;
         if value.len() <= LONGEST_SHARED && self.shared.len() < MOST_SHARED {
-            // The reader numbers memoized values from 0, as `shared` does.
-            self.shared.insert(value.into(), self.shared.len() as u32);
-            self.out.write_all(&[MEMOIZE])?;
+            let index = self.memoize()?;
+            self.shared.insert(value.into(), index);
         }
         Ok(())
+    }
+
+    /// Remembers the value that was just written, and returns the number with which [`fetch`](Self::fetch) writes it
+    /// again: the reader numbers memoized values from 0.
+    pub fn memoize(&mut self) -> io::Result<u32> {
+        self.out.write_all(&[MEMOIZE])?;
+        self.memoized += 1;
+        Ok(self.memoized - 1)
+    }
+
+    /// Writes a reference to a value that was [memoized](Self::memoize).
+    pub fn fetch(&mut self, index: u32) -> io::Result<()> {
+        match u8::try_from(index) {
+            Ok(index) => self.out.write_all(&[BIN_GET, index]),
+            Err(_) => {
+                self.out.write_all(&[LONG_BIN_GET])?;
+                self.out.write_all(&index.to_le_bytes())
+            }
+        }
     }
 
     /// Writes a `dict`; `entries` writes keys and values in turn.

@@ -35,7 +35,11 @@ pub(crate) fn run(args: &ConvertArgs) -> ExitCode {
             let known = Format::ALL.map(Format::extension).join(", ");
             format!("{}: the name does not say the format: it must end in one of {known}", target.display())
         })?;
+        output::keep_input(target, path)?;
         let trace = files::read(path, &args.source)?;
+        if let Some(left_out) = trace.left_out_of(format) {
+            files::complain(&format!("{}: {left_out}; convert to .pickle to keep them", target.display()));
+        }
         output::write(target, |out| trace.write_to(out, format))?;
         let bytes = fs::metadata(target).map_err(|error| files::about(target, error))?.len();
         Ok(format!("{}: {} events in {}\n", target.display(), Count(trace.events().len() as u64), Bytes(bytes)))

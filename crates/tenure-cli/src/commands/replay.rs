@@ -62,8 +62,10 @@ pub(crate) fn run(args: &ReplayArgs) -> ExitCode {
         Ok(device) => device,
         Err(error) => return files::print(Err(error)),
     };
+    let mut names = files::distinct_names(&args.files).into_iter();
     files::for_each(&args.files, |path| {
-        let trace = files::read(path, &args.source)?;
+        let name = names.next().unwrap_or_else(|| Trace::source_of(path));
+        let trace = files::read_named(path, name, &args.source)?;
         let outcomes = args.allocator.kinds().into_iter().map(|kind| replay_on(device.as_ref(), kind, &trace, args));
         let outcomes: Vec<ReplayOutcome> =
             outcomes.collect::<Result<_, _>>().map_err(|error| files::about(path, error))?;
@@ -113,11 +115,12 @@ fn replay_on(
 
 fn describe(outcomes: &[ReplayOutcome], repeat: u32) -> String {
     let Some(first) = outcomes.first() else { return String::new() };
+    let unknown = || "an unknown time (times were not recorded)".into();
+    let duration = first.trace_duration_us.map_or_else(unknown, |us| Micros(us as f64).to_string());
     let title = format!(
-        "{}: {} events in {}, {} requested at the peak",
+        "{}: {} events in {duration}, {} requested at the peak",
         first.trace,
         Count(first.events as u64),
-        Micros(first.trace_duration_us as f64),
         Bytes(first.peak_requested_bytes)
     );
     let memory: Vec<_> = outcomes

@@ -1,5 +1,6 @@
 //! `tenure trace report`: draws a trace as an HTML page.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -27,13 +28,14 @@ Examples:
   tenure trace report snapshot.pickle -o report.html --svg comparison.svg
   tenure trace report snapshot.pickle --from 1000000 --to 1200000")]
 pub(crate) struct ReportArgs {
-    /// A PyTorch memory snapshot or a compact trace
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
-    /// The file to write [default: FILE's name with .html, in the current directory]
+    /// PyTorch memory snapshots or compact traces; each gets a page of its own
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The file to write, if there is one FILE [default: FILE's name with .html, in the current directory; of files
+    /// with the same name, folders are added, as in rank0-snapshot.html]
     #[arg(short, long, value_name = "OUT.html")]
     output: Option<PathBuf>,
-    /// Also write the chart that compares the allocators, as a separate picture
+    /// Also write the chart that compares the allocators, as a separate picture, if there is one FILE
     #[arg(long, value_name = "OUT.svg")]
     svg: Option<PathBuf>,
     /// Show blocks from this event on. The first event of the trace is 0; if blocks or segments existed before the
@@ -51,11 +53,21 @@ pub(crate) struct ReportArgs {
 }
 
 pub(crate) fn run(args: &ReportArgs) -> ExitCode {
-    files::for_each(std::slice::from_ref(&args.file), |path| {
-        let trace = files::read(path, &args.source)?;
+    if args.files.len() > 1 && (args.output.is_some() || args.svg.is_some()) {
+        return files::print(Err(anyhow!("-o and --svg name one file: leave them out to draw several traces")));
+    }
+    let names = files::distinct_names(&args.files);
+    let mut outputs = match outputs(args, &names) {
+        Ok(outputs) => outputs.into_iter(),
+        Err(error) => return files::print(Err(error)),
+    };
+    let mut names = names.into_iter();
+    files::for_each(&args.files, |path| {
+        let name = names.next().unwrap_or_else(|| Trace::source_of(path));
+        let page = outputs.next().unwrap_or_else(|| page_of(&name));
+        let trace = files::read_named(path, name, &args.source)?;
         let options = page_options(args, &trace).map_err(|error| files::about(path, error))?;
         let report = draw(&trace).map_err(|error| files::about(path, error))?;
-        let page = args.output.clone().unwrap_or_else(|| PathBuf::from(Trace::source_of(path) + ".html"));
         let html = report.html_with(&options).map_err(|error| files::about(path, in_options(error)))?;
         let mut text = write(&page, &html)?;
         if let Some(picture) = &args.svg {
@@ -63,6 +75,35 @@ pub(crate) fn run(args: &ReportArgs) -> ExitCode {
         }
         Ok(text)
     })
+}
+
+/// Returns the page of each file.
+///
+/// # Errors
+/// One line if a page would replace an input, another page or the picture.
+fn outputs(args: &ReportArgs, names: &[String]) -> anyhow::Result<Vec<PathBuf>> {
+    let pages: Vec<PathBuf> = match &args.output {
+        Some(page) => vec![page.clone()],
+        None => names.iter().map(|name| page_of(name)).collect(),
+    };
+    let mut written = HashSet::new();
+    for target in pages.iter().chain(&args.svg) {
+        for file in &args.files {
+            output::keep_input(target, file)?;
+        }
+        if !written.insert(output::canonical(target)) {
+            bail!("{}: two outputs would have this name: draw the traces one by one, with -o", target.display());
+        }
+    }
+    if let Some(page) = pages.iter().find(|page| args.output.is_none() && page.exists()) {
+        bail!("{0}: it exists, and may show another trace: give -o {0} to replace it, or another name", page.display());
+    }
+    Ok(pages)
+}
+
+/// Returns the page of the trace called `name`, in the current directory.
+fn page_of(name: &str) -> PathBuf {
+    PathBuf::from(name.trim_start_matches(['/', '.']).replace(['/', '\\'], "-") + ".html")
 }
 
 /// # Errors

@@ -1,11 +1,11 @@
 //! The stack machine that runs a pickle.
 
-use super::excerpt;
+use super::call::{Dtype, Global, ShortBytes};
 use super::memo::Memo;
 use super::objects::{Dict, Fold, Objects, Slot};
 use super::op::{Op, Operations};
 use super::value::{StringId, Strings, Value};
-use crate::trace::{Input, TraceError};
+use crate::trace::{Input, TraceError, reserve};
 
 /// The stack machine that executes a pickle's operations.
 pub(crate) struct Machine<R> {
@@ -162,20 +162,68 @@ impl<R: Copy> Machine<R> {
             },
             Op::Put(index) => self.memoize(index as usize, at, fold),
             Op::Memoize => self.memoize(self.memo.len(), at, fold),
+            Op::Bytes(bytes) => self.push(Value::Bytes(bytes), at, fold),
+            Op::Global(global) => self.push(Value::Global(global), at, fold),
             Op::StackGlobal => {
                 let name = self.pop(at)?;
                 let module = self.pop(at)?;
-                Err(at.refusal(format!("would import {}.{}", self.name(module), self.name(name))))
+                let name = self.text(name);
+                let module = self.text(module);
+                let global = Global::from_name(module, name).ok_or_else(|| at.import(module, name))?;
+                self.push(Value::Global(global), at, fold)
+            }
+            Op::Reduce => {
+                let arguments = self.pop(at)?;
+                let callee = self.pop(at)?;
+                self.reduce(callee, arguments, at, fold)
+            }
+            Op::Build => {
+                let state = self.pop(at)?;
+                match (self.top(at)?, state) {
+                    // `|` is the order of a single byte.
+                    (Value::Dtype(_), Value::StrSecond(order)) if matches!(self.strings.resolve(order), "<" | "|") => {
+                        Ok(())
+                    }
+                    (Value::Dtype(_), _) => Err(at.refusal("holds a NumPy number that is not little-endian")),
+                    _ => Err(at.refusal("would set an object's state (BUILD)")),
+                }
             }
         }
     }
 
-    /// Returns the name of an import that is refused.
-    fn name(&self, value: Value) -> String {
+    /// Returns the string, or `?` for another value.
+    fn text(&self, value: Value) -> &str {
         match value {
-            Value::Str(id) => excerpt(self.strings.resolve(id)),
-            _ => "?".into(),
+            Value::Str(id) => self.strings.resolve(id),
+            _ => "?",
         }
+    }
+
+    /// Pushes the data that a call makes. Nothing is called: other callees are refused.
+    fn reduce<F: Fold<Record = R>>(
+        &mut self,
+        callee: Value,
+        arguments: Value,
+        at: &Operations<'_, '_>,
+        fold: &F,
+    ) -> Result<(), TraceError> {
+        let made = match (callee, arguments) {
+            (Value::Global(Global::OrderedDict | Global::DefaultDict), Value::Unit)
+            | (Value::Global(Global::DefaultDict), Value::FactoryOnly) => return self.push_dict(at, fold),
+            (Value::Global(Global::NumpyDtype), Value::StrFirst(name)) => {
+                Dtype::from_name(self.strings.resolve(name)).map(Value::Dtype)
+            }
+            (Value::Global(Global::NumpyScalar), Value::Scalar(dtype, bytes)) => dtype.scalar(bytes),
+            (Value::Global(Global::Encode), Value::Strs(text, encoding))
+                if self.strings.resolve(encoding) == "latin1" =>
+            {
+                let bytes: Option<Vec<u8>> =
+                    self.strings.resolve(text).chars().map(|character| u8::try_from(character).ok()).collect();
+                bytes.and_then(|bytes| ShortBytes::new(&bytes)).map(Value::Bytes)
+            }
+            _ => None,
+        };
+        self.push(made.ok_or_else(|| at.refusal("would call a function (REDUCE)"))?, at, fold)
     }
 
     /// Appends everything above height `base` to the list below it.
@@ -226,7 +274,7 @@ impl<R: Copy> Machine<R> {
             // The list may be inside the dict.
             open = self.open_list(list, at)?;
         }
-        self.objects.append(open, item);
+        self.objects.append(open, item)?;
         self.check_memory(at, fold)
     }
 
@@ -268,7 +316,7 @@ impl<R: Copy> Machine<R> {
         if index > self.memo.len() + MEMO_GAP {
             return Err(at.error(format!("memo entry {index} comes after only {}", self.memo.len())));
         }
-        self.memo.put(index, value);
+        self.memo.put(index, value)?;
         self.check_memory(at, fold)
     }
 
@@ -282,16 +330,17 @@ impl<R: Copy> Machine<R> {
     }
 
     fn push_list<F: Fold<Record = R>>(&mut self, at: &Operations<'_, '_>, fold: &F) -> Result<(), TraceError> {
-        let list = self.objects.add_list();
+        let list = self.objects.add_list()?;
         self.push(list, at, fold)
     }
 
     fn push_dict<F: Fold<Record = R>>(&mut self, at: &Operations<'_, '_>, fold: &F) -> Result<(), TraceError> {
-        let dict = self.objects.add_dict();
+        let dict = self.objects.add_dict()?;
         self.push(dict, at, fold)
     }
 
     fn push<F: Fold<Record = R>>(&mut self, value: Value, at: &Operations<'_, '_>, fold: &F) -> Result<(), TraceError> {
+        reserve(&mut self.stack, 1)?;
         self.stack.push(value);
         self.check_memory(at, fold)
     }

@@ -1,6 +1,7 @@
 //! The memo of a pickle: stored values that later operations fetch.
 
 use super::value::{ObjectId, StringId, Value};
+use crate::trace::{TraceError, reserve};
 
 /// The memo. An entry for a string or an object takes four bytes, since picklers store all of these and fetch few.
 #[derive(Default)]
@@ -38,7 +39,9 @@ impl Memo {
     }
 
     /// Stores `value`. Entries before it that were never stored stay absent.
-    pub(super) fn put(&mut self, index: usize, value: Value) {
+    pub(super) fn put(&mut self, index: usize, value: Value) -> Result<(), TraceError> {
+        let missing = (index + 1).saturating_sub(self.entries.len());
+        reserve(&mut self.entries, missing)?;
         // The memory limit keeps all numbers below 2^30.
         let (number, kind) = match value {
             Value::Str(id) => (id.0, STRING),
@@ -52,6 +55,7 @@ impl Memo {
             self.entries.resize(index + 1, ABSENT);
         }
         self.entries[index] = number << KIND_BITS | kind;
+        Ok(())
     }
 }
 
@@ -71,7 +75,7 @@ mod tests {
         ];
         let mut memo = Memo::default();
         for (index, &value) in values.iter().enumerate() {
-            memo.put(2 * index, value);
+            memo.put(2 * index, value).unwrap();
         }
         for (index, &value) in values.iter().enumerate() {
             assert_eq!(memo.get(2 * index), Some(value));
@@ -83,7 +87,7 @@ mod tests {
     fn a_string_or_an_object_takes_four_bytes() {
         let mut memo = Memo::default();
         for number in 0..1000 {
-            memo.put(memo.len(), Value::Object(ObjectId(number)));
+            memo.put(memo.len(), Value::Object(ObjectId(number))).unwrap();
         }
         assert_eq!(memo.held_bytes(), 4000);
     }

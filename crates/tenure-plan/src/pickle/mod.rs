@@ -1,9 +1,11 @@
 //! A pickle reader for plain data, in bounded memory.
 //!
-//! [`op`] cuts the bytes into operations and refuses every one that could import, call or construct; [`machine`] runs
-//! them. Neither recurses. Python's `pickletools.py` documents every operation. [`objects`] keeps the lists and dicts,
-//! and [`memo`] the values that later operations may fetch.
+//! [`op`] cuts the bytes into operations and refuses those that could import, call or construct; [`machine`] runs
+//! them. Neither recurses. [`call`] lists the few calls that only make data, and decodes them. Python's
+//! `pickletools.py` documents every operation. [`objects`] keeps the lists and dicts, and [`memo`] the values that later
+//! operations may fetch.
 
+mod call;
 mod machine;
 mod memo;
 mod objects;

@@ -1,7 +1,7 @@
 //! The lists and dicts of a pickle, folded into records as soon as they are final.
 
 use super::value::{ObjectId, Strings, Value};
-use crate::trace::TraceError;
+use crate::trace::{TraceError, reserve};
 
 /// Makes records of containers that are final.
 pub(crate) trait Fold {
@@ -73,7 +73,7 @@ impl<R: Copy> Objects<R> {
         self.held_bytes
     }
 
-    pub(super) fn add_list(&mut self) -> Value {
+    pub(super) fn add_list(&mut self) -> Result<Value, TraceError> {
         let list = self.unused_lists.pop().unwrap_or_else(|| {
             self.held_bytes += (size_of::<List>() + size_of::<u32>()) as u64;
             self.lists.push(List::default());
@@ -82,7 +82,7 @@ impl<R: Copy> Objects<R> {
         self.add(Slot::List(list))
     }
 
-    pub(super) fn add_dict(&mut self) -> Value {
+    pub(super) fn add_dict(&mut self) -> Result<Value, TraceError> {
         let dict = self.unused_dicts.pop().unwrap_or_else(|| {
             self.held_bytes += (size_of::<Entries>() + size_of::<u32>()) as u64;
             self.dicts.push(Entries::new());
@@ -91,10 +91,11 @@ impl<R: Copy> Objects<R> {
         self.add(Slot::Dict(dict))
     }
 
-    fn add(&mut self, slot: Slot<R>) -> Value {
+    fn add(&mut self, slot: Slot<R>) -> Result<Value, TraceError> {
+        reserve(&mut self.slots, 1)?;
         self.held_bytes += size_of::<Slot<R>>() as u64;
         self.slots.push(slot);
-        Value::Object(ObjectId(self.slots.len() as u32 - 1))
+        Ok(Value::Object(ObjectId(self.slots.len() as u32 - 1)))
     }
 
     pub(super) fn slot(&self, value: Value) -> Option<Slot<R>> {
@@ -126,7 +127,7 @@ impl<R: Copy> Objects<R> {
     }
 
     /// Appends `item` to the open list at `list`, after a dict in it is folded. See Note \[What lists keep\].
-    pub(super) fn append(&mut self, list: u32, item: Value) {
+    pub(super) fn append(&mut self, list: u32, item: Value) -> Result<(), TraceError> {
         let kept = match (item, self.slot(item)) {
             (Value::Object(id), Some(Slot::List(_) | Slot::Record(_))) => Some(id),
             _ => None,
@@ -135,6 +136,7 @@ impl<R: Copy> Objects<R> {
         match kept {
             Some(id) => {
                 let capacity = list.items.capacity();
+                reserve(&mut list.items, 1)?;
                 list.items.push(id);
                 self.held_bytes += ((list.items.capacity() - capacity) * size_of::<ObjectId>()) as u64;
             }
@@ -143,6 +145,7 @@ impl<R: Copy> Objects<R> {
             }
         }
         list.appended += 1;
+        Ok(())
     }
 
     /// Returns the number of items appended to the open list at `list`.

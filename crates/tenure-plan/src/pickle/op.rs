@@ -1,5 +1,6 @@
 //! The operations of a pickle, decoded from its bytes.
 
+use super::call::{Global, ShortBytes};
 use super::excerpt;
 use crate::trace::{Input, TraceError};
 
@@ -7,6 +8,8 @@ use crate::trace::{Input, TraceError};
 const STRING_LIMIT: usize = 16 << 20;
 /// The longest text form of a number, or of a name in an error, in bytes.
 const LINE_LIMIT: usize = 1 << 10;
+/// One more than the bytes of the longest NumPy scalar.
+const MOST_BYTES: u8 = 9;
 const HIGHEST_PROTOCOL: u8 = 5;
 
 /// One operation on the stack.
@@ -42,8 +45,15 @@ pub(super) enum Op {
     Get(u32),
     Put(u32),
     Memoize,
+    Bytes(ShortBytes),
+    /// An import of a name that stands for data.
+    Global(Global),
     /// An import of the name that the two topmost strings give: never executed.
     StackGlobal,
+    /// A call of the second value with the arguments on top.
+    Reduce,
+    /// Sets the state of the second value to the one on top.
+    Build,
 }
 
 /// A pickle's operations, protocols 0 to 5.
@@ -72,6 +82,11 @@ impl<'i, 'a> Operations<'i, 'a> {
     /// Returns the error for an operation that must not be executed.
     pub(super) fn refusal(&self, what: impl Into<String>) -> TraceError {
         TraceError::Refused { offset: self.start, what: what.into() }
+    }
+
+    /// Returns the error for an import of a name that may stand for code.
+    pub(super) fn import(&self, module: &str, name: &str) -> TraceError {
+        self.refusal(format!("would import {}.{}", excerpt(module), excerpt(name)))
     }
 
     /// Returns the error for an operation that is malformed.
@@ -136,6 +151,19 @@ impl<'i, 'a> Operations<'i, 'a> {
             b'p' => Op::Put(self.memo_index()?),
             0x94 => Op::Memoize,
             0x93 => Op::StackGlobal,
+            b'c' => {
+                let module = self.decimal()?;
+                let name = self.decimal()?;
+                Op::Global(Global::from_name(&module, &name).ok_or_else(|| self.import(&module, &name))?)
+            }
+            b'R' => Op::Reduce,
+            b'b' => Op::Build,
+            b'C' => {
+                let length = self.input.byte()?;
+                self.input.exactly(length.min(MOST_BYTES).into(), &mut self.buffer)?;
+                let bytes = ShortBytes::new(&self.buffer).filter(|_| (1..MOST_BYTES).contains(&length));
+                Op::Bytes(bytes.ok_or_else(|| self.refusal("holds a byte string"))?)
+            }
             0x80 => match self.input.byte()? {
                 0..=HIGHEST_PROTOCOL => Op::Skip,
                 version => return Err(self.error(format!("pickle protocol {version} is not known"))),
@@ -216,20 +244,18 @@ impl<'i, 'a> Operations<'i, 'a> {
 
     /// Returns the reason why an operation with this code is not executed.
     fn refuse(&mut self, code: u8) -> Result<TraceError, TraceError> {
-        let what = match code {
-            b'c' | b'i' => {
+        let what: String = match code {
+            b'i' => {
                 let module = self.decimal()?;
                 let name = self.decimal()?;
-                format!("would import {}.{}", excerpt(&module), excerpt(&name))
+                return Ok(self.import(&module, &name));
             }
-            b'R' => "would call a function (REDUCE)".into(),
-            b'b' => "would set an object's state (BUILD)".into(),
             b'o' => "would construct an object (OBJ)".into(),
             0x81 => "would construct an object (NEWOBJ)".into(),
             0x92 => "would construct an object (NEWOBJ_EX)".into(),
             0x82..=0x84 => "would use an extension registry (EXT)".into(),
             b'P' | b'Q' => "would load a persistent object (PERSID)".into(),
-            b'S' | b'T' | b'U' | b'B' | b'C' | 0x8e | 0x96 => "holds a byte string".into(),
+            b'S' | b'T' | b'U' | b'B' | 0x8e | 0x96 => "holds a byte string".into(),
             0x8f..=0x91 => "holds a set".into(),
             0x97 | 0x98 => "would use an out-of-band buffer".into(),
             _ => return Ok(self.error(format!("{code:#04x} is no pickle operation"))),

@@ -1,5 +1,6 @@
 //! Decoded values of a pickle.
 
+use super::call::{Dtype, Global, ShortBytes};
 use crate::interner::Interner;
 
 /// A decoded value: small and copied freely. Containers and strings lie in the machine and are shared.
@@ -14,10 +15,28 @@ pub(crate) enum Value {
     Str(StringId),
     /// A tuple of two integers below 2^32.
     Pair(u32, u32),
+    /// The empty tuple.
+    Unit,
+    /// A tuple of two strings: the arguments of [`Global::Encode`].
+    Strs(StringId, StringId),
+    /// A longer tuple that begins with a string: the arguments of [`Global::NumpyDtype`].
+    StrFirst(StringId),
+    /// A tuple of a [`Global::Factory`].
+    FactoryOnly,
+    /// The state of a [`Dtype`], whose second item is the order of its bytes.
+    StrSecond(StringId),
+    /// The arguments of [`Global::NumpyScalar`].
+    Scalar(Dtype, ShortBytes),
     /// Any other tuple, whose items are not kept.
     Tuple,
+    Global(Global),
+    Dtype(Dtype),
+    Bytes(ShortBytes),
     Object(ObjectId),
 }
+
+// Every value on the stack and in a dict takes this much.
+const _: () = assert!(size_of::<Value>() == 16);
 
 impl Value {
     /// Returns the integer if it is in the range 0 to 2^64 - 1.
@@ -29,14 +48,41 @@ impl Value {
         }
     }
 
+    /// Returns the integer in the range 0 to 2^64 - 1 that the value is, also as a float.
+    pub(crate) fn as_whole(self) -> Option<u64> {
+        match self {
+            // Floats hold all integers up to 2^53.
+            Self::Float(value) if value.fract() == 0.0 && (0.0..=(1_u64 << 53) as f64).contains(&value) => {
+                Some(value as u64)
+            }
+            other => other.as_u64(),
+        }
+    }
+
+    /// Returns the time, rounded down to whole units.
+    pub(crate) fn as_time(self) -> Option<u64> {
+        match self {
+            Self::Float(value) if (0.0..u64::MAX as f64).contains(&value) => Some(value as u64),
+            other => other.as_u64(),
+        }
+    }
+
     /// Returns the tuple of `items`.
     pub(super) fn tuple(items: &[Self]) -> Self {
         let small = |item: Self| item.as_u64().and_then(|value| u32::try_from(value).ok());
         match *items {
             [first, second] => match (small(first), small(second)) {
                 (Some(first), Some(second)) => Self::Pair(first, second),
-                _ => Self::Tuple,
+                _ => match (first, second) {
+                    (Self::Str(first), Self::Str(second)) => Self::Strs(first, second),
+                    (Self::Dtype(dtype), Self::Bytes(bytes)) => Self::Scalar(dtype, bytes),
+                    _ => Self::Tuple,
+                },
             },
+            [] => Self::Unit,
+            [Self::Global(Global::Factory)] => Self::FactoryOnly,
+            [Self::Str(first), _, _] => Self::StrFirst(first),
+            [Self::Int(_), Self::Str(order), ..] => Self::StrSecond(order),
             _ => Self::Tuple,
         }
     }

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
 
 use super::history::Additions;
-use super::{Input, ReadOptions, Settings, Trace, TraceAction, TraceError, TraceEvent};
+use super::{Input, ReadOptions, Settings, Trace, TraceAction, TraceError, TraceEvent, reserve};
 
 pub(super) const MAGIC: [u8; 8] = *b"\x89TTRACE\n";
 const VERSION: u16 = 1;
@@ -80,6 +80,7 @@ pub(super) fn read(input: &mut Input<'_>, options: &ReadOptions) -> Result<Trace
             return Err(TraceError::TooLarge { offset: start, what: "events", limit: options.memory_bytes });
         }
         let mut fields = Fields { bytes: &payload, block: start };
+        reserve(&mut events, count)?;
         for _ in 0..count {
             previous = decode_event(&mut fields, &header.streams, &previous)?;
             events.push(previous);

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::TraceAction;
+use super::{SegmentTotals, SnapshotSegment, TraceAction};
 
 /// The reason why a trace could not be read or written. Always one line.
 ///
@@ -23,11 +23,27 @@ pub enum TraceError {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The content ends too early.
-    #[error("truncated: it ends at byte {offset}, in the middle")]
+    #[error("truncated: it ends at byte {offset}, in the middle: copy or save it again")]
     Truncated {
         /// The offset at which the content ends.
         offset: u64,
     },
+    /// Compressed data ends too early.
+    #[error(
+        "truncated: its {format} data is cut off after {compressed_bytes} bytes, which hold {offset} bytes of the \
+         content: copy or save it again"
+    )]
+    TruncatedCompression {
+        /// `xz` or `gzip`.
+        format: &'static str,
+        /// The compressed bytes that were read.
+        compressed_bytes: u64,
+        /// The decompressed bytes that were read.
+        offset: u64,
+    },
+    /// The file has no content.
+    #[error("truncated: it is empty (0 bytes): copy or save it again")]
+    Empty,
     /// More data follows after the end of the content.
     #[error("more data after the end, at byte {offset}")]
     Trailing {
@@ -71,6 +87,12 @@ pub enum TraceError {
         /// The forbidden operation.
         what: String,
     },
+    /// The process may not have as much memory as the file needs.
+    #[error("it needs more memory than this process may have ({bytes} bytes at once): raise the limit, see ulimit -v")]
+    NoMemory {
+        /// The bytes that were asked for.
+        bytes: u64,
+    },
     /// A limit of [`ReadOptions`](super::ReadOptions) was passed.
     #[error("too large: {what} over the limit of {limit} bytes at byte {offset}")]
     TooLarge {
@@ -92,6 +114,20 @@ pub enum TraceError {
     NoTrace {
         /// The reason, and the devices that the snapshot holds.
         reason: String,
+    },
+    /// The snapshot has segments, but no history: such as the list of `torch.cuda.memory.memory_snapshot()`.
+    #[error(
+        "it has no history, only {} segments at one moment ({} bytes reserved, {} live; `tenure trace info` shows them): \
+         call torch.cuda.memory._record_memory_history() before the program allocates, then _dump_snapshot",
+        totals.segments, totals.reserved_bytes, totals.live_bytes
+    )]
+    NoHistory {
+        /// The totals of the segments.
+        totals: SegmentTotals,
+        /// The name of the snapshot.
+        source_name: String,
+        /// The segments.
+        segments: Vec<SnapshotSegment>,
     },
     /// The compact trace is of an unknown version.
     #[error("it is a trace of version {found}, and only version {known} is known: use a newer program")]
@@ -117,6 +153,12 @@ pub enum TraceError {
         /// The problem with it.
         reason: EventError,
     },
+}
+
+/// Makes room for `count` more items, or returns an error where `Vec` would end the process.
+pub(crate) fn reserve<T>(items: &mut Vec<T>, count: usize) -> Result<(), TraceError> {
+    let bytes = ((items.len() + count) * size_of::<T>()) as u64;
+    items.try_reserve(count).map_err(|_| TraceError::NoMemory { bytes })
 }
 
 impl TraceError {

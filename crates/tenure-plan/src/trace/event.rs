@@ -92,6 +92,11 @@ impl TraceAction {
         Self::ALL.into_iter().find(|action| action.name() == name)
     }
 
+    /// Returns whether the event is about a segment.
+    pub fn is_of_segment(self) -> bool {
+        matches!(self, Self::SegmentAlloc | Self::SegmentFree | Self::SegmentMap | Self::SegmentUnmap)
+    }
+
     /// Returns whether the event is about a range of addresses: a block's or a segment's.
     pub fn has_range(self) -> bool {
         !matches!(self, Self::Snapshot | Self::Oom | Self::UserDefined)

@@ -9,7 +9,7 @@ use liblzma::write::XzEncoder;
 use tenure_core::atomic_files::write_atomically;
 use tenure_core::user_files::expect_fetched;
 
-use super::{Input, ReadOptions, Trace, TraceError, compact, snapshot};
+use super::{Input, ReadOptions, Trace, TraceError, compact, snapshot, snapshot_writer};
 
 /// The format in which a trace is written. Reading detects the format by the content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub(super) fn read_from(reader: impl Read, name: &str, options: &ReadOptions) ->
 
 /// Returns the format of a file that begins with `head`, if it is a known format that holds no trace.
 fn other_format(head: &[u8]) -> Option<&'static str> {
-    const FORMATS: [(&[u8], &str); 14] = [
+    const FORMATS: [(&[u8], &str); 15] = [
         (b"PK\x03\x04", "a zip archive (unpack it first)"),
         (b"PK\x05\x06", "an empty zip archive"),
         // `torch.serialization.MAGIC_NUMBER`, pickled.
@@ -78,6 +78,7 @@ fn other_format(head: &[u8]) -> Option<&'static str> {
         (b"PAR1", "a Parquet file"),
         (b"\x7fELF", "a program"),
         (b"{", "JSON"),
+        (b"[]", "an empty JSON list"),
         (b"[", "JSON"),
         (b"<", "HTML or XML"),
     ];
@@ -102,16 +103,32 @@ pub(super) fn write(trace: &Trace, path: &Path, format: Format) -> Result<(), Tr
 pub(super) fn write_to(trace: &Trace, out: impl Write, format: Format) -> io::Result<()> {
     match format {
         Format::Compact => compact::write(trace, out),
-        Format::Pickle => snapshot::write(trace, out),
+        Format::Pickle => snapshot_writer::write(trace, out),
         Format::PickleXz => {
             let mut encoder = XzEncoder::new(out, 6);
-            snapshot::write(trace, &mut encoder)?;
+            snapshot_writer::write(trace, &mut encoder)?;
             encoder.finish()?.flush()
         }
         Format::PickleGz => {
             let mut encoder = GzEncoder::new(out, flate2::Compression::default());
-            snapshot::write(trace, &mut encoder)?;
+            snapshot_writer::write(trace, &mut encoder)?;
             encoder.finish()?.flush()
         }
     }
+}
+
+pub(super) fn left_out(trace: &Trace, format: Format) -> Option<String> {
+    if format != Format::Compact {
+        return None;
+    }
+    let labelled = (0..trace.events.len()).filter(|&event| trace.labels.of_event(event).is_some()).count();
+    let parts = [
+        (trace.stacks.len().saturating_sub(1), "call stacks"),
+        (labelled, "events' tags, compile contexts and pools"),
+        (trace.annotations.len(), "annotations"),
+        (trace.segments.len(), "segments with their blocks at the end"),
+    ];
+    let parts = parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
+    let parts = parts.collect::<Vec<_>>().join(", ");
+    (!parts.is_empty()).then(|| format!("a {} file holds events only, so it lacks {parts}", format.extension()))
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{TraceAction, TraceEvent};
+use super::{TraceAction, TraceEvent, reserved};
 
 /// Events that a recorded history lacks in order to begin with an empty device.
 #[derive(Default)]
@@ -28,6 +28,16 @@ impl Additions {
     /// Returns the number of events, after all additions, that recreate the earlier state.
     pub(super) fn earlier_events(&self) -> usize {
         self.earlier.len() + self.recorded_earlier
+    }
+
+    /// Adds the events that bring the history `recorded` to the segments that the snapshot lists `at_end`. Returns their
+    /// number. See Note \[Segments at the end\].
+    pub(super) fn reconcile(&mut self, recorded: &[TraceEvent], at_end: &[TraceEvent]) -> usize {
+        let events = reserved::reconcile(self.merged(recorded), recorded, at_end);
+        let count = events.len();
+        self.inserted.extend(events);
+        self.inserted.sort_by_key(|&(before, _)| before);
+        count
     }
 
     /// Returns the positions, after all additions, of the events that the recorder did not write, ascending.
@@ -227,21 +237,42 @@ impl Completion {
 }
 
 /// Returns the first byte after the event's range. An empty block still has an address of its own.
-fn end(event: &TraceEvent) -> u64 {
+pub(super) fn end(event: &TraceEvent) -> u64 {
     event.address.saturating_add(event.bytes.max(1))
 }
 
 /// A set of addresses: disjoint ranges, each by its first byte and the first byte after it.
-#[derive(Default)]
-struct Ranges(BTreeMap<u64, u64>);
+#[derive(Clone, Default)]
+pub(super) struct Ranges(BTreeMap<u64, u64>);
 
 impl Ranges {
+    /// Returns the ranges, ascending.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.0.iter().map(|(&start, &end)| (start, end))
+    }
+
+    /// Removes the event's range.
+    pub(super) fn remove(&mut self, event: &TraceEvent) {
+        let removed_end = end(event);
+        while let Some((&start, &other_end)) = self.0.range(..removed_end).next_back()
+            && other_end > event.address
+        {
+            self.0.remove(&start);
+            if other_end > removed_end {
+                self.0.insert(removed_end, other_end);
+            }
+            if start < event.address {
+                self.0.insert(start, event.address);
+            }
+        }
+    }
+
     fn overlap(&self, event: &TraceEvent) -> bool {
         self.0.range(..end(event)).next_back().is_some_and(|(_, &other_end)| other_end > event.address)
     }
 
     /// Adds the event's range if no byte of it is in the set. Returns whether it was added.
-    fn claim_whole(&mut self, event: &TraceEvent) -> bool {
+    pub(super) fn claim_whole(&mut self, event: &TraceEvent) -> bool {
         let free = !self.overlap(event);
         if free {
             self.claim(event);
@@ -250,7 +281,7 @@ impl Ranges {
     }
 
     /// Adds the event's range. Returns the parts of it that were not in the set, from the last to the first.
-    fn claim(&mut self, event: &TraceEvent) -> Vec<(u64, u64)> {
+    pub(super) fn claim(&mut self, event: &TraceEvent) -> Vec<(u64, u64)> {
         let mut gaps = Vec::new();
         let mut merged_start = event.address;
         let mut merged_end = end(event);

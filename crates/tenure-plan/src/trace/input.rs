@@ -8,7 +8,7 @@ use flate2::bufread::MultiGzDecoder;
 use liblzma::bufread::XzDecoder;
 use liblzma::stream::{CONCATENATED, Stream};
 
-use super::TraceError;
+use super::{TraceError, reserve};
 
 const XZ_MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -109,6 +109,7 @@ impl<'a> Input<'a> {
             let missing = count - bytes.len();
             let available = self.fill_some()?;
             let taken = available.len().min(missing);
+            reserve(bytes, taken)?;
             bytes.extend_from_slice(&available[..taken]);
             self.next += taken;
         }
@@ -140,7 +141,11 @@ impl<'a> Input<'a> {
     fn fill_some(&mut self) -> Result<&[u8], TraceError> {
         let offset = self.offset();
         let available = self.fill()?;
-        if available.is_empty() { Err(TraceError::Truncated { offset }) } else { Ok(available) }
+        match available {
+            [] if offset == 0 => Err(TraceError::Empty),
+            [] => Err(TraceError::Truncated { offset }),
+            _ => Ok(available),
+        }
     }
 
     /// Returns the rest of the buffer and fills it again if it is empty; returns an empty slice at the end of the
@@ -163,6 +168,7 @@ impl<'a> Input<'a> {
         }
         let filled = self.buffer.len();
         let room = (self.limit - end).saturating_add(1).min(BUFFER_BYTES as u64) as usize;
+        reserve(&mut self.buffer, room)?;
         self.buffer.resize(filled + room, 0);
         let count = loop {
             match self.content.read(&mut self.buffer[filled..]) {
@@ -184,7 +190,9 @@ fn peek<'a>(mut reader: impl BufRead + 'a) -> io::Result<(Vec<u8>, impl BufRead 
 
 fn explain(error: io::Error, compression: Option<&'static str>, offset: u64, compressed_offset: u64) -> TraceError {
     match (compression, error.kind()) {
-        (Some(_), io::ErrorKind::UnexpectedEof) => TraceError::Truncated { offset },
+        (Some(format), io::ErrorKind::UnexpectedEof) => {
+            TraceError::TruncatedCompression { format, compressed_bytes: compressed_offset, offset }
+        }
         (Some(format), io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::Other) => {
             TraceError::Compression { format, offset: compressed_offset, reason: error.to_string() }
         }

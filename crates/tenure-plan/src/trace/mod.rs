@@ -6,11 +6,16 @@ mod error;
 mod event;
 mod file;
 mod history;
+mod holders;
 mod input;
 mod labels;
+mod out_of_memory;
 mod records;
+mod reserved;
+mod segments;
 mod settings;
 mod snapshot;
+mod snapshot_writer;
 mod stacks;
 mod summary;
 mod validate;
@@ -19,15 +24,19 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 pub use annotations::Annotation;
+pub(crate) use error::reserve;
 pub use error::{EventError, TraceError};
 pub use event::{TraceAction, TraceEvent};
 pub use file::Format;
 use history::Additions;
+pub use holders::{Holder, HolderModule, Holders};
 pub(crate) use input::Input;
 pub use labels::{EventLabel, EventLabels, MemoryPool};
+pub use out_of_memory::OutOfMemory;
+pub use segments::{BlockState, SegmentTotals, SnapshotBlock, SnapshotSegment};
 pub use settings::Settings;
 pub use stacks::{StackFrame, Stacks};
-pub use summary::{LiveBlock, SizeClass, SizeClassSummary, Summary};
+pub use summary::{LiveBlock, SegmentCoverage, SizeClass, SizeClassSummary, Summary};
 
 /// Everything that one device's allocator did, starting with an empty device.
 ///
@@ -47,6 +56,7 @@ pub struct Trace {
     stacks: Stacks,
     labels: EventLabels,
     annotations: Vec<Annotation>,
+    segments: Vec<SnapshotSegment>,
 }
 
 impl Trace {
@@ -94,6 +104,7 @@ impl Trace {
             stacks: Stacks::default(),
             labels: EventLabels::default(),
             annotations: Vec::new(),
+            segments: Vec::new(),
         })
     }
 
@@ -174,25 +185,54 @@ impl Trace {
         &self.notes
     }
 
-    /// Returns the call stacks that a snapshot has of its events. They are not written to files.
+    /// Returns the call stacks that a snapshot has of its events. Snapshots are written with them, compact traces
+    /// without.
     pub fn stacks(&self) -> &Stacks {
         &self.stacks
     }
 
-    /// Returns the tags, compile contexts and memory pools that a snapshot has of its events. They are not written to
-    /// files.
+    /// Returns the tags, compile contexts and memory pools that a snapshot has of its events. Snapshots are written
+    /// with them, compact traces without.
     pub fn labels(&self) -> &EventLabels {
         &self.labels
     }
 
-    /// Returns the annotations of a snapshot, in the order of their beginnings. They are not written to files.
+    /// Returns the annotations of a snapshot, in the order of their beginnings. Snapshots are written with them,
+    /// compact traces without.
     pub fn annotations(&self) -> &[Annotation] {
         &self.annotations
+    }
+
+    /// Returns the device's segments as a snapshot lists them; empty if it lists none. Snapshots are written with them,
+    /// compact traces without.
+    pub fn segments(&self) -> &[SnapshotSegment] {
+        &self.segments
+    }
+
+    /// Returns whether the recorder had a clock: some event has a time.
+    pub fn has_times(&self) -> bool {
+        summary::has_times(&self.events)
+    }
+
+    /// Returns a line for the user that names and counts the parts that a file in `format` cannot hold; `None` if it
+    /// holds everything.
+    pub fn left_out_of(&self, format: Format) -> Option<String> {
+        file::left_out(self, format)
     }
 
     /// Computes counts, peaks, and the blocks live at the peak.
     pub fn summary(&self) -> Summary {
         summary::summarize(&self.events, self.earlier_events)
+    }
+
+    /// Divides `live` blocks of this trace, such as [`Summary::live_at_peak`], by stack, module and size.
+    pub fn holders(&self, live: &[LiveBlock]) -> Holders {
+        Holders::of(self, live)
+    }
+
+    /// Returns the last allocations that failed, at most [`OutOfMemory::LISTED`], in their order.
+    pub fn out_of_memory(&self) -> Vec<OutOfMemory> {
+        out_of_memory::last(&self.events)
     }
 }
 

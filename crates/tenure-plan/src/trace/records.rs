@@ -7,8 +7,9 @@ use tenure_core::StreamId;
 
 use super::annotations::{Annotation, Stage};
 use super::labels::{DEFAULT_POOL, EventLabel, MemoryPool};
+use super::segments::{self, BlockState, SnapshotBlock, SnapshotSegment};
 use super::stacks::{StackFrame, Stacks};
-use super::{EventError, TraceAction, TraceError, TraceEvent};
+use super::{EventError, TraceAction, TraceError, TraceEvent, reserve};
 use crate::interner::Interner;
 use crate::pickle::{Dict, Fold, StringId, Strings, Value};
 
@@ -32,7 +33,10 @@ pub(super) struct Segment {
     pub(super) address: u64,
     pub(super) bytes: u64,
     pub(super) stream: StreamId,
+    pub(super) is_small: bool,
     pub(super) expandable: bool,
+    /// The stack under which it was allocated.
+    pub(super) stack: u32,
     /// The default pool if the snapshot does not say.
     pub(super) pool: MemoryPool,
     pub(super) blocks: Value,
@@ -45,7 +49,7 @@ pub(super) struct Block {
     pub(super) address: Option<u64>,
     pub(super) bytes: u64,
     pub(super) requested_bytes: u64,
-    pub(super) live: bool,
+    pub(super) state: BlockState,
     /// The stack under which it was allocated.
     pub(super) stack: u32,
 }
@@ -146,9 +150,11 @@ impl Records {
         }
     }
 
-    /// Makes the stacks of events; `of_events` holds each event's stack number.
-    pub(super) fn into_stacks(self, of_events: Vec<u32>, strings: &Strings) -> Stacks {
-        if of_events.iter().all(|&stack| stack == 0) {
+    /// Makes the stacks of events and of `segments`; `of_events` holds each event's stack number.
+    pub(super) fn into_stacks(self, of_events: Vec<u32>, segments: &[SnapshotSegment], strings: &Strings) -> Stacks {
+        let has_stack =
+            |segment: &SnapshotSegment| segment.stack > 0 || segment.blocks.iter().any(|block| block.stack > 0);
+        if of_events.iter().all(|&stack| stack == 0) && !segments.iter().any(has_stack) {
             return Stacks::default();
         }
         let frames = self
@@ -182,19 +188,21 @@ impl Records {
             }
         }
         let Some(action) = action else { return Ok(None) };
+        reserve(&mut self.events, 1)?;
+        reserve(&mut self.stacks_of_events, 1)?;
         let mut event = || {
             let Value::Str(action) = action else { return Err(EventError::NotAnEvent) };
             let Some(action) = TraceAction::from_name(dict.strings().resolve(action)) else {
                 return Ok(SnapshotRecord::Skipped(action));
             };
-            let field = |name, value: Option<Value>| value.and_then(Value::as_u64).ok_or(EventError::BadField(name));
+            let field = |name, value: Option<Value>| value.and_then(Value::as_whole).ok_or(EventError::BadField(name));
             self.events.push(TraceEvent {
                 action,
                 address: field(if action == TraceAction::Oom { "device_free" } else { "addr" }, address)?,
                 bytes: field("size", bytes)?,
                 stream: StreamId(field("stream", stream)?),
                 // PyTorch before 2.2 had no clock.
-                time_us: time_us.map_or(Ok(0), |time_us| field("time_us", Some(time_us)))?,
+                time_us: time_us.map_or(Some(0), Value::as_time).ok_or(EventError::BadField("time_us"))?,
             });
             self.stacks_of_events.push(stack_of(dict, frames));
             self.held_bytes += EVENT_BYTES;
@@ -221,39 +229,44 @@ impl Records {
     }
 
     fn segment(&mut self, dict: &Dict<'_, SnapshotRecord>) -> Option<SnapshotRecord> {
-        let field = |name| dict.find(name).and_then(Value::as_u64);
+        let field = |name| dict.find(name).and_then(Value::as_whole);
         self.segments.push(Segment {
             blocks: dict.find("blocks")?,
             device: field("device")?,
             address: field("address")?,
             bytes: field("total_size")?,
             stream: StreamId(field("stream").unwrap_or(0)),
+            is_small: match dict.find("segment_type") {
+                Some(Value::Str(kind)) => dict.strings().resolve(kind) == "small",
+                _ => segments::is_small(field("total_size")?),
+            },
+            stack: stack_of(dict, dict.find("frames")),
             expandable: dict.find("is_expandable") == Some(Value::Bool(true)),
             pool: dict.find("segment_pool_id").and_then(pool_of).unwrap_or(DEFAULT_POOL),
         });
-        self.held_bytes += size_of::<Segment>();
+        self.held_bytes += size_of::<Segment>() + size_of::<SnapshotSegment>();
         Some(SnapshotRecord::Segment(self.segments.len() as u32 - 1))
     }
 
     fn block(&mut self, dict: &Dict<'_, SnapshotRecord>) -> Option<SnapshotRecord> {
         let Value::Str(state) = dict.find("state")? else { return None };
-        let field = |name| dict.find(name).and_then(Value::as_u64);
+        let field = |name| dict.find(name).and_then(Value::as_whole);
         let bytes = field("size")?;
         self.blocks.push(Block {
             address: field("address"),
             bytes,
             // Before version 2.1, PyTorch records only the rounded size.
             requested_bytes: field("requested_size").unwrap_or(bytes),
-            live: matches!(dict.strings().resolve(state), "active_allocated" | "active_pending_free"),
+            state: BlockState::from_name(dict.strings().resolve(state)),
             stack: stack_of(dict, dict.find("frames")),
         });
-        self.held_bytes += size_of::<Block>();
+        self.held_bytes += size_of::<Block>() + size_of::<SnapshotBlock>();
         Some(SnapshotRecord::Block(self.blocks.len() as u32 - 1))
     }
 
     fn annotation(&mut self, dict: &Dict<'_, SnapshotRecord>) -> Option<SnapshotRecord> {
         let Value::Str(name) = dict.find("name")? else { return None };
-        let time_us = dict.find("time_us")?.as_u64()?;
+        let time_us = dict.find("time_us")?.as_time()?;
         let stage = match dict.find("stage") {
             Some(Value::Str(stage)) => Stage::from_name(dict.strings().resolve(stage)),
             _ => Stage::Moment,

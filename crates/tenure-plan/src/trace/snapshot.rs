@@ -3,28 +3,35 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::io::{self, Write};
 use std::ops::Range;
 
 use rustc_hash::FxHashMap;
-use tenure_alloc::snapshot::pickle::PickleWriter;
 
 use super::annotations::{self, Annotation};
 use super::history::{self, Additions};
 use super::labels::{self, EventLabels, PoolsAtEnd};
-use super::records::{Records, Segment, SnapshotRecord};
-use super::{EventError, Input, ReadOptions, Settings, Trace, TraceAction, TraceError, TraceEvent};
+use super::records::{Block, Records, Segment, SnapshotRecord};
+use super::segments::{SegmentTotals, SnapshotBlock, SnapshotSegment};
+use super::{EventError, Input, ReadOptions, Settings, Trace, TraceAction, TraceError, TraceEvent, summary};
 use crate::pickle::{Dict, Machine, Value, excerpt};
 
-/// A key that marks the snapshots written by [`write`], which are complete.
-const EARLIER_EVENTS: &str = "tenure_earlier_events";
+/// A key that marks the snapshots written by [`snapshot_writer`](super::snapshot_writer), which are complete.
+pub(super) const EARLIER_EVENTS: &str = "tenure_earlier_events";
 
 /// Reads the device that `options` names.
 pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> Result<Trace, TraceError> {
     let mut records = Records::new();
     let (machine, root) = Machine::run(input, &mut records, options.memory_bytes)?;
+    if let Some(segments) = memory_snapshot(&machine, &records, root)? {
+        return Err(no_history(name, segments, options.device));
+    }
     let root = machine.dict(root).ok_or_else(|| not_a_snapshot("it is not a dict"))?;
-    let traces = root.find("device_traces").ok_or_else(|| not_a_snapshot("it has no device_traces"))?;
+    let segments = root.find("segments").map(|segments| list_segments(&machine, &records, segments)).transpose()?;
+    let traces = match (root.find("device_traces"), &segments) {
+        (Some(traces), _) => traces,
+        (None, Some(_)) => return Err(no_history(name, segments.unwrap_or_default(), options.device)),
+        (None, None) => return Err(not_a_snapshot("it has no device_traces")),
+    };
     let (traces, left_out) = machine.list(traces).ok_or_else(|| not_a_snapshot("device_traces is not a list"))?;
     if left_out.is_some() {
         return Err(not_a_snapshot("device_traces holds something that is not a list"));
@@ -33,12 +40,15 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
         Some(settings) => read_settings(&machine, settings)?,
         None => Settings::default(),
     };
-    let snapshot = Snapshot { machine: &machine, records: &records, root, traces: traces.collect() };
-    let (device, History { order, additions, mut notes }, peaks) = snapshot.choose(options.device)?;
+    let snapshot = Snapshot { machine: &machine, records: &records, root, traces: traces.collect(), segments };
+    let Some((device, History { order, additions, mut notes }, peaks)) = snapshot.choose(options.device)? else {
+        return Err(no_history(name, snapshot.segments.unwrap_or_default(), options.device));
+    };
     notes.extend(note_of_devices(device, &peaks));
-    let kept = snapshot.stacks_of_kept_blocks(device as u64, &order);
     let annotations = snapshot.annotations(device as u64);
-    let pools = snapshot.pools_at_end(device as u64);
+    let segments = of_device(snapshot.segments.unwrap_or_default(), Some(device as u32));
+    let kept = stacks_of_kept_blocks(&segments, &order.of_all(&records.events));
+    let pools = pools_at_end(&segments);
     let event_count = records.events.len();
     let labels = (records.has_labels() || pools.has_private())
         .then(|| (std::mem::take(&mut records.label_changes), records.labels(machine.strings())));
@@ -48,17 +58,137 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
         TraceAction::Alloc => kept.get(&event.address).copied().unwrap_or(0),
         _ => 0,
     });
-    let stacks = records.into_stacks(stacks, machine.strings());
+    let stacks = records.into_stacks(stacks, &segments, machine.strings());
     // Free this memory: the code below needs memory of its own.
     drop(machine);
     additions.add_to(&mut events, |event| event);
     let trace = Trace::completed(name.into(), device as u32, settings, events, &additions)?;
+    notes.extend(summary::note_of_coverage(&trace.events));
     let labels = labels.map_or_else(EventLabels::default, |(changes, labels)| {
         let mut of_events = order.take(&mut labels::of_events(&changes, event_count));
         additions.add_to(&mut of_events, |_| labels::EMPTY);
         labels::complete(of_events, labels, pools, &trace.events)
     });
-    Ok(Trace { notes, stacks, labels, annotations, ..trace })
+    Ok(Trace { notes, stacks, labels, annotations, segments, ..trace })
+}
+
+/// Returns the segments of a pickle by `torch.cuda.memory.memory_snapshot()`, which is a list of them; `None` of another
+/// pickle.
+fn memory_snapshot(
+    machine: &Machine<SnapshotRecord>,
+    records: &Records,
+    root: Value,
+) -> Result<Option<Vec<SnapshotSegment>>, TraceError> {
+    let Some((mut items, _)) = machine.list(root) else { return Ok(None) };
+    let count = items.len();
+    let is_of_segments = items.all(|item| matches!(machine.record(item), Some(SnapshotRecord::Segment(_))));
+    if is_of_segments && count > 0 { list_segments(machine, records, root).map(Some) } else { Ok(None) }
+}
+
+/// Returns the error for a snapshot that has `segments` and no history.
+fn no_history(name: &str, segments: Vec<SnapshotSegment>, device: Option<u32>) -> TraceError {
+    let segments = of_device(segments, device);
+    if segments.is_empty() {
+        let reason = "it holds no events: call torch.cuda.memory._record_memory_history() before the program runs";
+        return TraceError::NoTrace { reason: reason.into() };
+    }
+    TraceError::NoHistory { totals: SegmentTotals::of(&segments), source_name: name.into(), segments }
+}
+
+fn of_device(mut segments: Vec<SnapshotSegment>, device: Option<u32>) -> Vec<SnapshotSegment> {
+    segments.retain(|segment| device.is_none_or(|device| segment.device == u64::from(device)));
+    segments
+}
+
+/// Returns the segments in a list of a snapshot, with their blocks.
+fn list_segments(
+    machine: &Machine<SnapshotRecord>,
+    records: &Records,
+    list: Value,
+) -> Result<Vec<SnapshotSegment>, TraceError> {
+    let stray = || not_a_snapshot("segments holds something that is not a segment");
+    let (items, left_out) = machine.list(list).ok_or_else(|| not_a_snapshot("segments is not a list"))?;
+    let mut segments = Vec::with_capacity(items.len());
+    for item in items {
+        let Some(SnapshotRecord::Segment(segment)) = machine.record(item) else { return Err(stray()) };
+        segments.push(snapshot_segment(machine, records, &records.segments[segment as usize])?);
+    }
+    if left_out.is_some() { Err(stray()) } else { Ok(segments) }
+}
+
+fn snapshot_segment(
+    machine: &Machine<SnapshotRecord>,
+    records: &Records,
+    segment: &Segment,
+) -> Result<SnapshotSegment, TraceError> {
+    let wrong = || not_a_snapshot(&format!("the segment at {:#x} has strange blocks", segment.address));
+    let (items, left_out) = machine.list(segment.blocks).ok_or_else(wrong)?;
+    if left_out.is_some() || segment.address.checked_add(segment.bytes).is_none() {
+        return Err(wrong());
+    }
+    let mut blocks = Vec::with_capacity(items.len());
+    let mut next = segment.address;
+    for item in items {
+        let Some(SnapshotRecord::Block(block)) = machine.record(item) else { return Err(wrong()) };
+        let &Block { address, bytes, requested_bytes, state, stack } = &records.blocks[block as usize];
+        let address = address.unwrap_or(next);
+        next = address.checked_add(bytes.max(requested_bytes)).ok_or_else(wrong)?.min(address.saturating_add(bytes));
+        blocks.push(SnapshotBlock { address, bytes, requested_bytes, state, stack });
+    }
+    Ok(SnapshotSegment {
+        device: segment.device,
+        address: segment.address,
+        bytes: segment.bytes,
+        stream: segment.stream,
+        is_small: segment.is_small,
+        is_expandable: segment.expandable,
+        pool: segment.pool,
+        stack: segment.stack,
+        blocks,
+    })
+}
+
+/// Returns events that make `segments` and their live blocks.
+fn live_at_end<'a>(segments: impl Iterator<Item = &'a SnapshotSegment>) -> Vec<TraceEvent> {
+    let mut events = Vec::new();
+    for segment in segments {
+        let action = if segment.is_expandable { TraceAction::SegmentMap } else { TraceAction::SegmentAlloc };
+        let &SnapshotSegment { address, bytes, stream, .. } = segment;
+        events.push(TraceEvent { time_us: 0, address, bytes, stream, action });
+        events.extend(segment.blocks.iter().filter(|block| block.state.is_live()).map(|block| TraceEvent {
+            time_us: 0,
+            address: block.address,
+            bytes: block.requested_bytes,
+            stream,
+            action: TraceAction::Alloc,
+        }));
+    }
+    events
+}
+
+/// Returns the stacks of blocks that are live at the end and that the history never freed, by their addresses.
+fn stacks_of_kept_blocks(segments: &[SnapshotSegment], events: &[TraceEvent]) -> FxHashMap<u64, u32> {
+    let blocks = segments.iter().flat_map(|segment| &segment.blocks);
+    let mut stacks: FxHashMap<u64, u32> = blocks
+        .filter(|block| block.state.is_live() && block.stack > 0)
+        .map(|block| (block.address, block.stack))
+        .collect();
+    if !stacks.is_empty() {
+        for event in events {
+            if matches!(event.action, TraceAction::FreeRequested | TraceAction::FreeCompleted) {
+                stacks.remove(&event.address);
+            }
+        }
+    }
+    stacks
+}
+
+fn pools_at_end(segments: &[SnapshotSegment]) -> PoolsAtEnd {
+    let mut pools = PoolsAtEnd::default();
+    for segment in segments {
+        pools.add(segment.address, segment.bytes, segment.pool);
+    }
+    pools
 }
 
 /// The histories of a snapshot, one for each device.
@@ -67,6 +197,8 @@ struct Snapshot<'a> {
     records: &'a Records,
     root: Dict<'a, SnapshotRecord>,
     traces: Vec<Value>,
+    /// The segments of all devices, if the snapshot lists any.
+    segments: Option<Vec<SnapshotSegment>>,
 }
 
 /// The history of a device.
@@ -134,8 +266,9 @@ impl Snapshot<'_> {
     }
 
     /// Returns the requested device, or else the one with the most bytes live at once (of equal ones the first); its
-    /// history; and the peaks of all devices that have events.
-    fn choose(&self, asked: Option<u32>) -> Result<(usize, History, Peaks), TraceError> {
+    /// history; and the peaks of all devices that have events. Returns `None` if there are no events but segments, or
+    /// no events of any device.
+    fn choose(&self, asked: Option<u32>) -> Result<Option<(usize, History, Peaks)>, TraceError> {
         let count = self.traces.len();
         let asked = asked.map(|device| device as usize);
         if let Some(device) = asked.filter(|device| *device >= count) {
@@ -156,16 +289,14 @@ impl Snapshot<'_> {
                 chosen = Some((device, history, bytes));
             }
         }
-        let Some((device, history, _)) = chosen else {
-            let reason = "it holds no events: call torch.cuda.memory._record_memory_history() before the program runs";
-            return Err(TraceError::NoTrace { reason: reason.into() });
-        };
-        Ok((device, history, peaks))
+        let chosen =
+            chosen.filter(|&(device, ..)| self.has_events(device) || self.segments_of(device).next().is_none());
+        Ok(chosen.map(|(device, history, _)| (device, history, peaks)))
     }
 
     /// Returns the history of `device`.
     fn history(&self, device: usize) -> Result<History, TraceError> {
-        let (order, notes) = self.collect(self.traces[device])?;
+        let (order, mut notes) = self.collect(self.traces[device])?;
         let events = order.of_all(&self.records.events);
         let additions = match self.root.find(EARLIER_EVENTS) {
             Some(earlier) => earlier
@@ -173,54 +304,20 @@ impl Snapshot<'_> {
                 .and_then(|earlier| Additions::recorded(events.len(), earlier))
                 .ok_or_else(|| not_a_snapshot(&format!("{EARLIER_EVENTS} is no number of its events")))?,
             None => {
-                let segments = self.root.find("segments");
-                history::complete(&events, &self.live_at_end(segments, device as u64)?)
+                let at_end = live_at_end(self.segments_of(device));
+                let mut additions = history::complete(&events, &at_end);
+                // Programs that write snapshots may leave the list empty: it does not say that nothing is reserved.
+                if !at_end.is_empty() {
+                    notes.extend(note_of_segments(additions.reconcile(&events, &at_end)));
+                }
+                additions
             }
         };
         Ok(History { order, additions, notes })
     }
 
-    /// Returns the stacks of blocks that are live at the end and that the history never freed, by their addresses.
-    fn stacks_of_kept_blocks(&self, device: u64, order: &EventOrder) -> FxHashMap<u64, u32> {
-        let segments = self.root.find("segments").and_then(|segments| self.machine.list(segments));
-        let mut stacks = FxHashMap::default();
-        for segment in segments.into_iter().flat_map(|(segments, _)| segments) {
-            let Some(SnapshotRecord::Segment(segment)) = self.machine.record(segment) else { continue };
-            let segment = &self.records.segments[segment as usize];
-            let Some((blocks, _)) = self.machine.list(segment.blocks).filter(|_| segment.device == device) else {
-                continue;
-            };
-            for block in blocks {
-                let Some(SnapshotRecord::Block(block)) = self.machine.record(block) else { continue };
-                let block = &self.records.blocks[block as usize];
-                // Before version 2.1, PyTorch gives blocks no address.
-                if let Some(address) = block.address.filter(|_| block.live && block.stack > 0) {
-                    stacks.insert(address, block.stack);
-                }
-            }
-        }
-        if !stacks.is_empty() {
-            for event in order.of_all(&self.records.events).iter() {
-                if matches!(event.action, TraceAction::FreeRequested | TraceAction::FreeCompleted) {
-                    stacks.remove(&event.address);
-                }
-            }
-        }
-        stacks
-    }
-
-    /// Returns the pools of the segments of `device`.
-    fn pools_at_end(&self, device: u64) -> PoolsAtEnd {
-        let mut pools = PoolsAtEnd::default();
-        let segments = self.root.find("segments").and_then(|segments| self.machine.list(segments));
-        for segment in segments.into_iter().flat_map(|(segments, _)| segments) {
-            let Some(SnapshotRecord::Segment(segment)) = self.machine.record(segment) else { continue };
-            let segment = &self.records.segments[segment as usize];
-            if segment.device == device {
-                pools.add(segment.address, segment.bytes, segment.pool);
-            }
-        }
-        pools
+    fn segments_of(&self, device: usize) -> impl Iterator<Item = &SnapshotSegment> {
+        self.segments.iter().flatten().filter(move |segment| segment.device == device as u64)
     }
 
     /// Returns the annotations of `device`.
@@ -235,53 +332,6 @@ impl Snapshot<'_> {
             _ => None,
         });
         annotations::pair(records.collect())
-    }
-
-    /// Returns events that make the segments of `device` and their live blocks.
-    fn live_at_end(&self, segments: Option<Value>, device: u64) -> Result<Vec<TraceEvent>, TraceError> {
-        let Some(segments) = segments else { return Ok(Vec::new()) };
-        let (segments, left_out) =
-            self.machine.list(segments).ok_or_else(|| not_a_snapshot("segments is not a list"))?;
-        let mut events = Vec::new();
-        for segment in segments {
-            let Some(SnapshotRecord::Segment(segment)) = self.machine.record(segment) else {
-                return Err(not_a_snapshot("segments holds something that is not a segment"));
-            };
-            let segment = &self.records.segments[segment as usize];
-            if segment.device == device {
-                self.add_segment(segment, &mut events)?;
-            }
-        }
-        if left_out.is_some() {
-            return Err(not_a_snapshot("segments holds something that is not a segment"));
-        }
-        Ok(events)
-    }
-
-    fn add_segment(&self, segment: &Segment, events: &mut Vec<TraceEvent>) -> Result<(), TraceError> {
-        let wrong = || not_a_snapshot(&format!("the segment at {:#x} has strange blocks", segment.address));
-        let (blocks, left_out) = self.machine.list(segment.blocks).ok_or_else(wrong)?;
-        if left_out.is_some() {
-            return Err(wrong());
-        }
-        let action = if segment.expandable { TraceAction::SegmentMap } else { TraceAction::SegmentAlloc };
-        let mut add = |action, address: u64, bytes: u64| {
-            let event = TraceEvent { time_us: 0, address, bytes, stream: segment.stream, action };
-            events.push(event);
-            event.end().ok_or_else(wrong)
-        };
-        add(action, segment.address, segment.bytes)?;
-        let mut next = segment.address;
-        for block in blocks {
-            let Some(SnapshotRecord::Block(block)) = self.machine.record(block) else { return Err(wrong()) };
-            let block = &self.records.blocks[block as usize];
-            let address = block.address.unwrap_or(next);
-            if block.live {
-                add(TraceAction::Alloc, address, block.requested_bytes)?;
-            }
-            next = address.checked_add(block.bytes).ok_or_else(wrong)?;
-        }
-        Ok(())
     }
 
     /// Collects the events of a device, and a note of the skipped ones.
@@ -335,6 +385,16 @@ fn note_of_devices(device: usize, peaks: &[(usize, u64)]) -> Option<String> {
         format!(
             "devices with allocations: {}; device {device} is read: give the number of another to read that",
             named.join(", ")
+        )
+    })
+}
+
+/// Says how many events were inferred from the segments that the snapshot lists.
+fn note_of_segments(inferred: usize) -> Option<String> {
+    (inferred > 0).then(|| {
+        format!(
+            "the history lacks events of segments: {inferred} were inferred, so that the segments at the end are those \
+             that the snapshot lists"
         )
     })
 }
@@ -393,57 +453,4 @@ fn read_settings(machine: &Machine<SnapshotRecord>, value: Value) -> Result<Sett
 
 fn not_a_snapshot(reason: &str) -> TraceError {
     TraceError::Snapshot { reason: reason.into() }
-}
-
-/// Writes a snapshot that holds `trace` as its device's history, which begins with the earlier state. It has no
-/// segments: a snapshot lists those of the end, which a trace does not know.
-pub(super) fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
-    let mut writer = PickleWriter::new(out)?;
-    writer.dict(|writer| {
-        writer.text("segments")?;
-        writer.list(|_| Ok(()))?;
-        writer.text("device_traces")?;
-        writer.list(|writer| {
-            (0..trace.device).try_for_each(|_| writer.list(|_| Ok(())))?;
-            writer.list(|writer| trace.events.iter().try_for_each(|event| write_event(writer, event)))
-        })?;
-        writer.text("allocator_settings")?;
-        writer.dict(|writer| write_settings(writer, &trace.settings))?;
-        writer.text("external_annotations")?;
-        writer.list(|_| Ok(()))?;
-        writer.entry(EARLIER_EVENTS, trace.earlier_events as u64)
-    })?;
-    writer.finish()?.flush()
-}
-
-fn write_event<W: Write>(writer: &mut PickleWriter<W>, event: &TraceEvent) -> io::Result<()> {
-    writer.dict(|writer| {
-        writer.text_entry("action", event.action.name())?;
-        writer.entry(if event.action == TraceAction::Oom { "device_free" } else { "addr" }, event.address)?;
-        writer.entry("size", event.bytes)?;
-        writer.entry("stream", event.stream.0)?;
-        writer.entry("time_us", event.time_us)?;
-        // PyTorch's viewer requires both keys.
-        writer.text_entry("compile_context", "N/A")?;
-        writer.text_entry("user_metadata", "")
-    })
-}
-
-fn write_settings<W: Write>(writer: &mut PickleWriter<W>, settings: &Settings) -> io::Result<()> {
-    writer.text_entry("PYTORCH_CUDA_ALLOC_CONF", &settings.conf)?;
-    match settings.max_split_size_bytes {
-        Some(bytes) => writer.entry("max_split_size", bytes)?,
-        None => writer.entry("max_split_size", -1)?,
-    }
-    writer.text("garbage_collection_threshold")?;
-    writer.float(settings.garbage_collection_threshold)?;
-    writer.text("expandable_segments")?;
-    writer.flag(settings.expandable_segments)?;
-    writer.text("roundup_power2_divisions")?;
-    writer.dict(|writer| {
-        let intervals = settings.roundup_power2_divisions.iter().enumerate();
-        intervals
-            .into_iter()
-            .try_for_each(|(interval, &divisions)| writer.entry(&(1u64 << interval).to_string(), divisions))
-    })
 }

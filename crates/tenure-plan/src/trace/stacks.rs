@@ -1,5 +1,6 @@
 //! Call stacks of recorded events.
 
+use std::fmt;
 use std::sync::Arc;
 
 /// The call stacks of a trace's events; equal stacks are stored once.
@@ -49,5 +50,13 @@ impl Stacks {
     /// Returns whether no event has a stack.
     pub fn is_empty(&self) -> bool {
         self.stacks.is_empty()
+    }
+}
+
+impl fmt::Display for StackFrame {
+    /// Writes `function file:line`, without a line if there is none.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.name, self.filename)?;
+        if self.line > 0 { write!(f, ":{}", self.line) } else { Ok(()) }
     }
 }

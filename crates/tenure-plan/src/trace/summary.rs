@@ -22,15 +22,17 @@ pub struct Summary {
     pub allocations: usize,
     /// The streams that blocks belong to, ascending.
     pub streams: Vec<StreamId>,
-    /// The time from the first event to the last, in microseconds.
-    pub duration_us: u64,
+    /// The time from the first event to the last, in microseconds; `None` if the recorder had no clock.
+    pub duration_us: Option<u64>,
     /// Segments allocated from the driver, before the history began or in it.
     pub segments: usize,
+    /// How much of the memory the trace's events of segments cover.
+    pub segment_coverage: SegmentCoverage,
     /// The most bytes in segments at once, including mapped ranges of expandable segments: the device memory that the
-    /// recorded allocator held. 0 if the trace has no events of segments.
+    /// recorded allocator held. At any moment at least the live bytes. 0 if the trace has no events of segments.
     pub peak_segment_bytes: u64,
-    /// Bytes in segments after the last event: the segments that a snapshot lists. 0 if the trace has no events of
-    /// segments.
+    /// Bytes in segments after the last event: the segments that a snapshot lists. At least the live bytes. 0 if the
+    /// trace has no events of segments.
     pub end_segment_bytes: u64,
     /// Allocations that failed.
     pub ooms: usize,
@@ -44,6 +46,18 @@ pub struct Summary {
     pub live_at_end_bytes: u64,
     /// Allocations by size class, ascending; only classes that occur.
     pub size_classes: Vec<SizeClassSummary>,
+}
+
+/// The share of a trace's memory that its events of segments cover.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SegmentCoverage {
+    /// The trace has no events of segments, so reserved bytes are unknown.
+    #[default]
+    Unrecorded,
+    /// Segments always held at least the live bytes.
+    Complete,
+    /// Events of segments are missing: live bytes count as reserved where they exceed the segments.
+    Partial,
 }
 
 /// A block that was live at some moment.
@@ -98,13 +112,21 @@ pub struct SizeClassSummary {
     pub live_at_peak_bytes: u64,
 }
 
+/// Returns whether the recorder had a clock: without one, every time is 0.
+pub(super) fn has_times(events: &[TraceEvent]) -> bool {
+    events.iter().any(|event| event.time_us > 0)
+}
+
 /// Summarizes a valid trace's events.
 pub(super) fn summarize(events: &[TraceEvent], earlier: usize) -> Summary {
     let mut summary = Summary { events: events.len() - earlier, ..Summary::default() };
     let earlier_blocks = live_after(&events[..earlier]);
     summary.earlier_blocks = earlier_blocks.len();
     summary.earlier_bytes = earlier_blocks.iter().map(|block| block.bytes).sum();
-    (summary.peak_segment_bytes, summary.end_segment_bytes) = segment_bytes(events);
+    let reserved = reserved_bytes(events);
+    summary.segment_coverage = reserved.coverage;
+    summary.peak_segment_bytes = reserved.peak;
+    summary.end_segment_bytes = reserved.end;
     let mut classes = BTreeMap::<SizeClass, SizeClassSummary>::new();
     let mut streams = BTreeSet::new();
     let mut live = 0u64;
@@ -136,8 +158,8 @@ pub(super) fn summarize(events: &[TraceEvent], earlier: usize) -> Summary {
     }
     summary.streams = streams.into_iter().collect();
     summary.live_at_end_bytes = live;
-    if let (Some(first), Some(last)) = (events.first(), events.last()) {
-        summary.duration_us = last.time_us - first.time_us;
+    if let (Some(first), Some(last), true) = (events.first(), events.last(), has_times(events)) {
+        summary.duration_us = Some(last.time_us - first.time_us);
     }
     if let Some(peak) = summary.peak_event {
         summary.live_at_peak = live_after(&events[..=peak]);
@@ -151,24 +173,52 @@ pub(super) fn summarize(events: &[TraceEvent], earlier: usize) -> Summary {
     summary
 }
 
-/// Returns the most bytes in segments at once, and the bytes after the last event.
-fn segment_bytes(events: &[TraceEvent]) -> (u64, u64) {
-    let mut live = FxHashMap::default();
-    let (mut bytes, mut peak) = (0_u64, 0);
+/// The bytes in segments over a trace, at least those live.
+struct ReservedBytes {
+    coverage: SegmentCoverage,
+    peak: u64,
+    end: u64,
+}
+
+fn reserved_bytes(events: &[TraceEvent]) -> ReservedBytes {
+    let mut segments = FxHashMap::default();
+    let mut reserved = ReservedBytes { coverage: SegmentCoverage::Unrecorded, peak: 0, end: 0 };
+    let mut in_segments = 0_u64;
+    let mut live = 0_u64;
+    let mut exceeds = false;
     for event in events {
         match event.action {
+            TraceAction::Alloc => live = live.saturating_add(event.bytes),
+            TraceAction::FreeCompleted => live = live.saturating_sub(event.bytes),
             TraceAction::SegmentAlloc => {
-                live.insert(event.address, event.bytes);
-                bytes = bytes.saturating_add(event.bytes);
+                segments.insert(event.address, event.bytes);
+                in_segments = in_segments.saturating_add(event.bytes);
             }
-            TraceAction::SegmentFree => bytes -= live.remove(&event.address).unwrap_or(0),
-            TraceAction::SegmentMap => bytes = bytes.saturating_add(event.bytes),
-            TraceAction::SegmentUnmap => bytes = bytes.saturating_sub(event.bytes),
-            _ => {}
+            TraceAction::SegmentFree => in_segments -= segments.remove(&event.address).unwrap_or(0),
+            TraceAction::SegmentMap => in_segments = in_segments.saturating_add(event.bytes),
+            TraceAction::SegmentUnmap => in_segments = in_segments.saturating_sub(event.bytes),
+            _ => continue,
         }
-        peak = peak.max(bytes);
+        if !matches!(event.action, TraceAction::Alloc | TraceAction::FreeCompleted) {
+            reserved.coverage = SegmentCoverage::Complete;
+        }
+        exceeds |= live > in_segments;
+        reserved.end = in_segments.max(live);
+        reserved.peak = reserved.peak.max(reserved.end);
     }
-    (peak, bytes)
+    match reserved.coverage {
+        SegmentCoverage::Unrecorded => ReservedBytes { peak: 0, end: 0, ..reserved },
+        _ if exceeds => ReservedBytes { coverage: SegmentCoverage::Partial, ..reserved },
+        _ => reserved,
+    }
+}
+
+/// Says that reserved bytes are only a lower bound, if they are.
+pub(super) fn note_of_coverage(events: &[TraceEvent]) -> Option<String> {
+    (reserved_bytes(events).coverage == SegmentCoverage::Partial).then(|| {
+        "the history has live blocks outside of its segments: reserved bytes are inferred, never below the live bytes"
+            .into()
+    })
 }
 
 fn live_after(events: &[TraceEvent]) -> Vec<LiveBlock> {

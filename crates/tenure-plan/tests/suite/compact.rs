@@ -41,7 +41,8 @@ fn the_bytes_are_those_of_the_document() {
 fn every_truncation_is_an_error_that_says_where() {
     let bytes = write(&small_trace());
     for end in 8..bytes.len() {
-        assert_eq!(refusal(&bytes[..end]), format!("truncated: it ends at byte {end}, in the middle"));
+        let expected = format!("truncated: it ends at byte {end}, in the middle: copy or save it again");
+        assert_eq!(refusal(&bytes[..end]), expected);
     }
 }
 

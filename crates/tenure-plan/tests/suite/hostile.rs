@@ -2,8 +2,8 @@
 
 use std::io::{self, Read};
 
-use crate::common::refusal;
-use tenure_plan::{ReadOptions, Trace};
+use crate::common::{read, refusal};
+use tenure_plan::{ReadOptions, Trace, TraceError};
 
 const DATA_ONLY: &str = "; a memory snapshot holds only dict, list, tuple, str, int, float, bool and None";
 
@@ -38,6 +38,22 @@ fn every_other_way_out_is_refused() {
 }
 
 #[test]
+fn known_names_make_data_and_nothing_else() {
+    let cases: [(&[u8], &str); 6] = [
+        (b"cnumpy.core.multiarray\nscalar\n(I1\nI2\ntR.", "would call a function (REDUCE) at byte "),
+        (b"cnumpy\ndtype\n(Vi3\nI00\nI01\ntR.", "would call a function (REDUCE) at byte "),
+        (b"cnumpy\ndtype\n(Vi8\nI00\nI01\ntR(I3\nV>\nNtb.", "holds a NumPy number that is not little-endian at byte "),
+        (b"ccollections\ndefaultdict\n(ccollections\nOrderedDict\ntR.", "would call a function (REDUCE) at byte "),
+        (b"cnumpy.core.multiarray\n_reconstruct\n.", "would import numpy.core.multiarray._reconstruct at byte 0"),
+        (b"cbuiltins\nint\n(V5\ntR.", "would call a function (REDUCE) at byte "),
+    ];
+    for (bytes, what) in cases {
+        let message = refusal(bytes);
+        assert!(message.starts_with(&format!("refused: the pickle {what}")), "{message}");
+    }
+}
+
+#[test]
 fn what_is_no_pickle_says_so() {
     let cases: [(&[u8], &str); 3] = [
         (b"\x80\x06.", "pickle protocol 6 is not known at byte 0"),
@@ -47,12 +63,13 @@ fn what_is_no_pickle_says_so() {
     for (bytes, reason) in cases {
         assert_eq!(refusal(bytes), format!("not a PyTorch memory snapshot: {reason}"));
     }
-    assert_eq!(refusal(b""), "truncated: it ends at byte 0, in the middle");
+    assert_eq!(refusal(b""), "truncated: it is empty (0 bytes): copy or save it again");
 }
 
 #[test]
 fn a_file_of_another_kind_is_named() {
-    let cases: [(&[u8], &str); 7] = [
+    let cases: [(&[u8], &str); 8] = [
+        (b"[]\n", "an empty JSON list"),
         (
             b"PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x10\0\x12\0archive/data.pklFB",
             "a file of torch.save",
@@ -108,7 +125,7 @@ fn what_follows_the_end_is_an_error() {
 #[test]
 fn a_giant_string_is_refused_before_memory_is_taken() {
     assert_eq!(refusal(b"X\xff\xff\xff\x7f"), "too large: a string over the limit of 16777216 bytes at byte 0");
-    assert_eq!(refusal(b"X\xff\xff\x7f\0abc"), "truncated: it ends at byte 8, in the middle");
+    assert_eq!(refusal(b"X\xff\xff\x7f\0abc"), "truncated: it ends at byte 8, in the middle: copy or save it again");
 }
 
 #[test]
@@ -166,8 +183,24 @@ fn damaged_compression_names_the_compressed_byte() {
 fn truncated_compression_is_truncated() {
     let bytes = include_bytes!("../../../../tests/data/resnet50_step.pickle.xz");
     for end in [7, 20, 100, bytes.len() / 2, bytes.len() - 1] {
-        let message = refusal(&bytes[..end]);
-        assert!(message.starts_with("truncated: it ends at byte "), "{end}: {message}");
+        let error = read(&bytes[..end]).unwrap_err();
+        let TraceError::TruncatedCompression { format: "xz", compressed_bytes, .. } = error else { panic!("{error}") };
+        assert_eq!(compressed_bytes, end as u64);
+    }
+}
+
+#[test]
+fn truncated_gzip_says_how_much_was_read() {
+    let content = include_bytes!("../data/with_stack.pickle");
+    let mut bytes = Vec::new();
+    flate2::read::GzEncoder::new(&content[..], flate2::Compression::fast()).read_to_end(&mut bytes).unwrap();
+    for end in [5, 12, bytes.len() / 2, bytes.len() - 4] {
+        let error = read(&bytes[..end]).unwrap_err();
+        let TraceError::TruncatedCompression { format: "gzip", compressed_bytes, offset } = error else {
+            panic!("{end}: {error}")
+        };
+        assert_eq!(compressed_bytes, end as u64);
+        assert!(offset <= content.len() as u64);
     }
 }
 

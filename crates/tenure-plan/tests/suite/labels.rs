@@ -23,7 +23,8 @@ fn recorded(action: &'static str, address: u64) -> Recorded {
 fn write_event(writer: &mut Out, event: &Recorded) {
     let written = writer.dict(|writer| {
         writer.text_entry("action", event.action)?;
-        for (key, number) in [("addr", event.address), ("size", 8), ("stream", 0), ("time_us", 0)] {
+        let bytes = if matches!(event.action, "segment_alloc" | "segment_free") { 64 } else { 8 };
+        for (key, number) in [("addr", event.address), ("size", bytes), ("stream", 0), ("time_us", 0)] {
             writer.entry(key, number)?;
         }
         writer.text_entry("user_metadata", event.tag)?;

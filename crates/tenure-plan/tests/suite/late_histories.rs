@@ -3,7 +3,7 @@
 use crate::common::{event, read};
 use proptest::prelude::*;
 use tenure_alloc::snapshot::pickle::PickleWriter;
-use tenure_plan::{Format, Trace, TraceAction, TraceEvent};
+use tenure_plan::{Format, SegmentCoverage, Settings, Trace, TraceAction, TraceEvent};
 
 use TraceAction::*;
 
@@ -149,7 +149,8 @@ fn every_format_keeps_what_was_there_before() {
     for format in Format::ALL {
         let mut written = Vec::new();
         trace.write_to(&mut written, format).unwrap();
-        assert_eq!(read(&written).unwrap(), trace, "{format:?}");
+        let again = read(&written).unwrap();
+        assert_eq!((again.events(), again.earlier_events()), (trace.events(), trace.earlier_events()), "{format:?}");
     }
 }
 
@@ -204,6 +205,59 @@ fn a_free_has_not_completed_while_the_snapshot_lists_its_block() {
 fn a_segment_gives_way_to_one_at_its_address() {
     let trace = read(&snapshot(&[], &[event(SegmentAlloc, 0, 512), event(SegmentAlloc, 256, 512)])).unwrap();
     assert_eq!(figures(&trace), (0, 0, 0, 512));
+}
+
+#[test]
+fn segments_that_the_history_lacks_are_made_before_their_first_block() {
+    let trace = read(include_bytes!("../data/segment_free_without_segment_alloc.pickle")).unwrap();
+    let summary = trace.summary();
+    assert_eq!((summary.live_at_end_bytes, summary.end_segment_bytes), (30 * MIB, 40 * MIB));
+    assert_eq!(summary.segment_coverage, SegmentCoverage::Complete);
+    let actions: Vec<_> = trace.events().iter().map(|event| (event.action, event.bytes / MIB)).collect();
+    assert_eq!(actions, [(SegmentAlloc, 20), (SegmentFree, 20), (SegmentAlloc, 40), (Alloc, 30)]);
+    assert_eq!(trace.notes().len(), 1);
+}
+
+#[test]
+fn a_segment_that_the_snapshot_does_not_list_is_freed_unless_a_block_is_live_in_it() {
+    let made = [event(SegmentAlloc, 0x1000, 512), event(SegmentAlloc, 0x2000, 512), event(Alloc, 0x2000, 64)];
+    let other = [segment(0x9000, &[(512, false)])];
+    let trace = read(&snapshot(&other, &made)).unwrap();
+    assert_eq!((trace.summary().peak_segment_bytes, trace.summary().end_segment_bytes), (1536, 1024));
+    // A larger one took its place when a block no longer fit.
+    let grown = [event(SegmentAlloc, 0x1000, 512), event(Alloc, 0x1000, 1024)];
+    let trace = read(&snapshot(&[segment(0x1000, &[(1024, true), (1024, false)])], &grown)).unwrap();
+    let actions: Vec<_> = trace.events().iter().map(|event| (event.action, event.bytes)).collect();
+    assert_eq!(actions, [(SegmentAlloc, 512), (SegmentFree, 512), (SegmentAlloc, 2048), (Alloc, 1024)]);
+}
+
+#[test]
+fn mapped_ranges_at_the_end_are_those_that_the_snapshot_lists() {
+    let expandable = Segment { expandable: true, ..segment(0x1000, &[(0x400, true)]) };
+    let history = [event(SegmentUnmap, 0x1200, 0x200), event(Alloc, 0x1000, 0x400), event(SegmentMap, 0x5000, 0x100)];
+    let trace = read(&snapshot(&[expandable], &history)).unwrap();
+    let actions: Vec<_> = trace.events().iter().map(|event| (event.action, event.address, event.bytes)).collect();
+    let expected = [
+        (SegmentMap, 0x1000, 0x200),
+        (SegmentMap, 0x1200, 0x200),
+        (SegmentUnmap, 0x1200, 0x200),
+        (SegmentMap, 0x1200, 0x200),
+        (Alloc, 0x1000, 0x400),
+        (SegmentMap, 0x5000, 0x100),
+        (SegmentUnmap, 0x5000, 0x100),
+    ];
+    assert_eq!(actions, expected);
+}
+
+#[test]
+fn reserved_bytes_are_never_below_the_live_ones() {
+    let history = [event(SegmentAlloc, 0x1000, 512), event(Alloc, 0x9000, 4096), event(SegmentFree, 0x1000, 512)];
+    let trace = Trace::new("test", 0, Settings::default(), history.to_vec()).unwrap();
+    let summary = trace.summary();
+    assert_eq!(summary.segment_coverage, SegmentCoverage::Partial);
+    assert_eq!((summary.peak_segment_bytes, summary.end_segment_bytes), (4096, 4096));
+    let alone = Trace::new("test", 0, Settings::default(), vec![history[1]]).unwrap().summary();
+    assert_eq!((alone.segment_coverage, alone.peak_segment_bytes), (SegmentCoverage::Unrecorded, 0));
 }
 
 /// The bytes of each of eight places. Each step advances one of them: from free to live, to a requested free, to free

@@ -3,7 +3,9 @@
 use crate::common::{any_trace, read, refusal};
 use proptest::prelude::*;
 use tenure_core::StreamId;
-use tenure_plan::{Format, ReadOptions, Settings, Trace, TraceAction, TraceEvent};
+use tenure_plan::{
+    BlockState, EventError, Format, ReadOptions, SegmentTotals, Settings, Trace, TraceAction, TraceError, TraceEvent,
+};
 
 /// The same snapshot in every protocol: no events on device 0, five on device 1 (see `data/README.md`).
 const PROTOCOLS: [&[u8]; 6] = [
@@ -13,6 +15,16 @@ const PROTOCOLS: [&[u8]; 6] = [
     include_bytes!("../data/protocol3.pickle"),
     include_bytes!("../data/protocol4.pickle"),
     include_bytes!("../data/protocol5.pickle"),
+];
+
+/// The same snapshot of NumPy's numbers in the dicts of `collections`, in every protocol (see `data/README.md`).
+const NUMPY: [&[u8]; 6] = [
+    include_bytes!("../data/numpy0.pickle"),
+    include_bytes!("../data/numpy1.pickle"),
+    include_bytes!("../data/numpy2.pickle"),
+    include_bytes!("../data/numpy3.pickle"),
+    include_bytes!("../data/numpy4.pickle"),
+    include_bytes!("../data/numpy5.pickle"),
 ];
 
 fn expected() -> Trace {
@@ -57,8 +69,11 @@ fn every_protocol_says_the_same() {
 fn every_truncation_is_an_error_that_says_where() {
     for (protocol, bytes) in PROTOCOLS.into_iter().enumerate() {
         for end in 0..bytes.len() {
-            let expected = format!("truncated: it ends at byte {end}, in the middle");
-            assert_eq!(refusal(&bytes[..end]), expected, "protocol {protocol}");
+            match read(&bytes[..end]).unwrap_err() {
+                TraceError::Empty => assert_eq!(end, 0),
+                TraceError::Truncated { offset } => assert_eq!(offset, end as u64, "protocol {protocol}"),
+                error => panic!("protocol {protocol}, {end} bytes: {error}"),
+            }
         }
     }
 }
@@ -69,7 +84,7 @@ fn a_device_may_be_chosen() {
         let options = ReadOptions { device: Some(device), ..ReadOptions::default() };
         Trace::read_from(PROTOCOLS[4], "test", &options)
     };
-    assert_eq!(choose(0).unwrap().summary().events, 0);
+    assert!(matches!(choose(0), Err(TraceError::NoHistory { .. })));
     assert_eq!(choose(1).unwrap().events().len(), 5);
     assert_eq!(choose(2).unwrap_err().to_string(), "it has no device 2: its devices are 0 to 1");
 }
@@ -81,6 +96,117 @@ fn a_history_that_was_never_recorded_says_how() {
         refusal(&empty),
         "it holds no events: call torch.cuda.memory._record_memory_history() before the program runs"
     );
+}
+
+#[test]
+fn a_list_of_segments_has_no_history() {
+    let error = read(include_bytes!("../data/memory_snapshot_list.pickle")).unwrap_err();
+    assert!(error.to_string().contains("torch.cuda.memory._record_memory_history"), "{error}");
+    let TraceError::NoHistory { totals, segments, .. } = error else { panic!("{error}") };
+    let expected = SegmentTotals {
+        segments: 1,
+        live_blocks: 1,
+        reserved_bytes: 2097152,
+        live_bytes: 400,
+        free_bytes: 2096640,
+        largest_free_bytes: 2096640,
+    };
+    assert_eq!((totals, totals.fragmentation()), (expected, 0.0));
+    assert_eq!(segments[0].blocks[1].state, BlockState::Inactive);
+    // The same segments in a dict, whose device recorded nothing.
+    let block = "(dVaddress\nI4096\nsVsize\nI8\nsVstate\nVinactive\nsa";
+    let segment = format!("(dVdevice\nI0\nsVaddress\nI4096\nsVtotal_size\nI8\nsVblocks\n(l{block}sa");
+    for traces in ["", "Vdevice_traces\n(l(las"] {
+        let bytes = format!("(dVsegments\n(l{segment}s{traces}.");
+        assert!(matches!(read(bytes.as_bytes()), Err(TraceError::NoHistory { .. })), "{traces}");
+    }
+}
+
+#[test]
+fn a_conversion_keeps_stacks_labels_segments_and_annotations() {
+    for bytes in [
+        &include_bytes!("../data/with_stack.pickle")[..],
+        include_bytes!("../data/annotate.pickle"),
+        include_bytes!("../data/late_start.pickle"),
+    ] {
+        let trace = read(bytes).unwrap();
+        for format in [Format::Pickle, Format::PickleXz, Format::PickleGz] {
+            let mut written = Vec::new();
+            trace.write_to(&mut written, format).unwrap();
+            let again = read(&written).unwrap();
+            assert_eq!((again.events(), again.annotations()), (trace.events(), trace.annotations()));
+            for index in 0..trace.events().len() {
+                assert!(again.stacks().of_event(index).eq(trace.stacks().of_event(index)), "{index}");
+                assert_eq!(again.labels().of_event(index), trace.labels().of_event(index), "{index}");
+            }
+            let blocks = |trace: &Trace| {
+                let segments = trace.segments().iter().cloned();
+                segments
+                    .map(|mut segment| {
+                        segment.stack = 0;
+                        segment.blocks.iter_mut().for_each(|block| block.stack = 0);
+                        segment
+                    })
+                    .collect::<Vec<_>>()
+            };
+            assert_eq!(blocks(&again), blocks(&trace));
+            assert_eq!(trace.left_out_of(format), None);
+        }
+    }
+    let trace = read(include_bytes!("../data/with_stack.pickle")).unwrap();
+    assert_eq!((trace.stacks().of_event(1).len(), trace.segments().len()), (1, 1));
+    let left_out =
+        "a .ttrace file holds events only, so it lacks 1 call stacks, 1 segments with their blocks at the end";
+    assert_eq!(trace.left_out_of(Format::Compact).as_deref(), Some(left_out));
+}
+
+#[test]
+fn a_trace_without_a_list_of_segments_is_written_with_those_of_its_events() {
+    let at = |action, address, bytes| TraceEvent { time_us: 0, address, bytes, stream: StreamId(7), action };
+    let events = vec![
+        at(TraceAction::SegmentAlloc, 4096, 4096),
+        at(TraceAction::Alloc, 4608, 100),
+        at(TraceAction::SegmentMap, 16384, 1024),
+        at(TraceAction::Alloc, 16384, 1024),
+        at(TraceAction::FreeRequested, 16384, 1024),
+    ];
+    let mut written = Vec::new();
+    Trace::new("test", 2, Settings::default(), events).unwrap().write_to(&mut written, Format::Pickle).unwrap();
+    let trace = read(&written).unwrap();
+    let blocks = trace.segments().iter().flat_map(|segment| &segment.blocks);
+    let blocks: Vec<_> = blocks.map(|block| (block.address, block.bytes, block.state)).collect();
+    let expected = [
+        (4096, 512, BlockState::Inactive),
+        (4608, 512, BlockState::Allocated),
+        (5120, 3072, BlockState::Inactive),
+        (16384, 1024, BlockState::PendingFree),
+    ];
+    assert_eq!(blocks, expected);
+    let segments = trace.segments().iter().map(|segment| (segment.device, segment.stream, segment.is_expandable));
+    assert_eq!(segments.collect::<Vec<_>>(), [(2, StreamId(7), false), (2, StreamId(7), true)]);
+}
+
+#[test]
+fn numbers_of_numpy_and_dicts_of_collections_are_data() {
+    for (protocol, bytes) in NUMPY.into_iter().enumerate() {
+        let trace = read(bytes).unwrap();
+        let event = trace.events()[0];
+        assert_eq!((event.time_us, event.address, event.bytes, event.stream.0), (1795224635308556, 1 << 63, 400, 3));
+        assert_eq!(trace.events()[1].time_us, 1795224635308557, "protocol {protocol}");
+        assert_eq!(trace.settings().max_split_size_bytes, None);
+        assert_eq!(trace.stacks().of_event(0).next().unwrap().line, 12);
+    }
+}
+
+#[test]
+fn times_may_be_floats_and_may_be_missing() {
+    let float = read(&snapshot_of(&device(&event("snapshot", "Vtime_us\nF5.75\ns")))).unwrap();
+    assert_eq!((float.events()[0].time_us, float.has_times()), (5, true));
+    for bad in ["F-1.0", "Fnan", "Finf"] {
+        let error = read(&snapshot_of(&device(&event("snapshot", &format!("Vtime_us\n{bad}\ns"))))).unwrap_err();
+        assert!(matches!(error, TraceError::Event { index: 0, reason: EventError::BadField("time_us") }), "{bad}");
+    }
+    assert!(!read(include_bytes!("../data/no_times.pickle")).unwrap().has_times());
 }
 
 #[test]
@@ -212,7 +338,9 @@ proptest! {
         for format in [Format::Pickle, Format::PickleXz, Format::PickleGz] {
             let mut written = Vec::new();
             trace.write_to(&mut written, format).unwrap();
-            prop_assert_eq!(&Trace::read_from(written.as_slice(), trace.source(), &ReadOptions::default()).unwrap(), &trace);
+            let read = Trace::read_from(written.as_slice(), trace.source(), &ReadOptions::default()).unwrap();
+            prop_assert_eq!(read.events(), trace.events());
+            prop_assert_eq!((read.source(), read.device(), read.settings()), (trace.source(), trace.device(), trace.settings()));
         }
     }
 }

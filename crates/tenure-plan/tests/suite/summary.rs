@@ -26,7 +26,7 @@ fn counts() {
     let summary = small_trace().summary();
     assert_eq!((summary.events, summary.allocations, summary.segments, summary.ooms), (8, 4, 1, 1));
     assert_eq!(summary.streams, [StreamId(0), StreamId(7)]);
-    assert_eq!(summary.duration_us, 20);
+    assert_eq!(summary.duration_us, Some(20));
     assert_eq!(summary.live_at_end_bytes, 1605);
 }
 
@@ -53,7 +53,7 @@ fn size_classes_are_powers_of_two() {
 #[test]
 fn an_empty_trace_has_no_peak() {
     let summary = Trace::new("empty", 0, Settings::default(), Vec::new()).unwrap().summary();
-    assert_eq!((summary.peak_event, summary.peak_requested_bytes, summary.duration_us), (None, 0, 0));
+    assert_eq!((summary.peak_event, summary.peak_requested_bytes, summary.duration_us), (None, 0, None));
 }
 
 proptest! {

@@ -46,8 +46,8 @@ pub struct ReplayOutcome {
     /// The modelled time of the last pass's driver calls, in µs.
     #[serde(serialize_with = "to_nanoseconds")]
     pub modelled_driver_us_last_repeat: f64,
-    /// The time from the trace's first event to its last, in µs: one pass.
-    pub trace_duration_us: u64,
+    /// The time from the trace's first event to its last, in µs: one pass. `None` if the recorder had no clock.
+    pub trace_duration_us: Option<u64>,
     /// The number of times that the host waited for the device on behalf of the allocator.
     pub host_syncs: u64,
     /// The number of times that one stream was made to wait for another.

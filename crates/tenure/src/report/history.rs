@@ -184,31 +184,6 @@ impl Composition {
     }
 }
 
-/// Blocks of one size that were live at the peak.
-pub(super) struct Holders {
-    /// The bytes of each block.
-    pub(super) bytes: u64,
-    /// The number of blocks.
-    pub(super) blocks: u64,
-}
-
-impl Holders {
-    /// Returns the groups that held most at the peak, the largest first.
-    pub(super) fn at_peak(live: &[tenure_plan::LiveBlock]) -> Vec<Self> {
-        let mut sizes: Vec<u64> = live.iter().map(|block| block.bytes).collect();
-        sizes.sort_unstable();
-        let same = sizes.chunk_by(|one, other| one == other);
-        let mut groups: Vec<_> = same.map(|same| Self { bytes: same[0], blocks: same.len() as u64 }).collect();
-        groups.sort_by_key(|group| std::cmp::Reverse(group.total_bytes()));
-        groups
-    }
-
-    /// Returns the bytes of all blocks.
-    pub(super) fn total_bytes(&self) -> u64 {
-        self.bytes * self.blocks
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use tenure_plan::Settings;

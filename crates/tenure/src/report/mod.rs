@@ -18,6 +18,7 @@ mod memory;
 #[cfg(feature = "nn")]
 mod offload;
 mod page;
+mod peak;
 mod serving;
 mod svg;
 mod switching;

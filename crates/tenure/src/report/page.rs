@@ -2,14 +2,11 @@
 
 use super::Report;
 use super::blocks::{self, PageOptions};
-use super::history::Holders;
 use super::html::{self, document, figure, remark, row, section, table};
+use super::peak;
 use crate::Error;
 use crate::replay::{ReplayOutcome, before_history, recorded, verdict};
 use crate::units::{Bytes, Count, Micros, Percent};
-
-/// The number of groups of equal blocks that the peak's table lists one by one.
-const HOLDERS: usize = 15;
 
 impl Report<'_> {
     /// Returns the whole report: one HTML file.
@@ -30,8 +27,9 @@ impl Report<'_> {
 }
 
 fn page(report: &Report<'_>, options: &PageOptions) -> String {
-    let header = header(report);
+    let header = header(report) + &peak::out_of_memory(report.trace, report.summary.ooms);
     let sections = [
+        peak::holders(report.trace, &report.summary),
         section(
             "Allocator beside allocator",
             "What each allocator holds of the device while the program runs. Everything above the grey area is memory \
@@ -50,11 +48,6 @@ fn page(report: &Report<'_>, options: &PageOptions) -> String {
                 &figure(chart),
             )
         }),
-        section(
-            "Who holds the peak",
-            "Blocks that are live when the program needs most, equal sizes together.",
-            &holders(report),
-        ),
     ];
     let footer = "Each point of a chart shows the highest value of its interval. The allocators were replayed on a \
                   simulated device; driver times are modelled after measurements of one NVIDIA H200.";
@@ -68,7 +61,7 @@ fn header(report: &Report<'_>) -> String {
     let conf = &trace.settings().conf;
     let mut facts: Vec<(&str, String)> = vec![
         ("Peak requested", Bytes(summary.peak_requested_bytes).to_string()),
-        ("Duration", duration(summary.duration_us)),
+        ("Duration", summary.duration_us.map_or("not recorded".into(), |us| Micros(us as f64).to_string())),
         ("Events", Count(summary.events as u64).to_string()),
         ("Allocations", Count(summary.allocations as u64).to_string()),
         ("Streams", summary.streams.len().to_string()),
@@ -84,11 +77,6 @@ fn header(report: &Report<'_>) -> String {
     let remarks = verdict(outcomes).into_iter().chain(recorded).chain(before_history(summary.earlier_bytes));
     let remarks: String = remarks.map(|said| remark(&(said + "."), "verdict")).collect();
     html::header("Memory report", trace.source(), &remarks, &facts)
-}
-
-/// Formats a duration; a trace without times has none.
-fn duration(us: u64) -> String {
-    if us == 0 { "not recorded".into() } else { Micros(us as f64).to_string() }
 }
 
 fn outcomes(outcomes: &[ReplayOutcome]) -> String {
@@ -122,34 +110,4 @@ fn outcomes(outcomes: &[ReplayOutcome]) -> String {
 /// Returns the number of segments; PyTorch counts none where they grow in place.
 fn segments(outcome: &ReplayOutcome) -> String {
     if outcome.peak_segments == 0 { "–".into() } else { Count(outcome.peak_segments).to_string() }
-}
-
-fn holders(report: &Report<'_>) -> String {
-    let peak = report.summary.peak_requested_bytes;
-    let groups = Holders::at_peak(&report.summary.live_at_peak);
-    let share = |bytes: u64| if peak == 0 { 0.0 } else { bytes as f64 / peak as f64 };
-    let largest = groups.first().map_or(1.0, |group| share(group.total_bytes()));
-    let (named, others) = groups.split_at(groups.len().min(HOLDERS));
-    let bar = |bytes: u64| format!("<i style=\"width:{:.1}%\"></i>", 100.0 * share(bytes) / largest);
-    let line = |name: String, blocks: u64, bytes: u64, bar: String| {
-        format!(
-            "<tr><th scope=\"row\">{name}</th><td>{}</td><td>{}</td><td>{}</td><td class=\"bar\">{bar}</td></tr>\n",
-            Count(blocks),
-            Bytes(bytes),
-            Percent(share(bytes))
-        )
-    };
-    let mut rows: Vec<String> = named
-        .iter()
-        .map(|group| {
-            let name = format!("{} <span class=\"muted\">({} bytes)</span>", Bytes(group.bytes), Count(group.bytes));
-            line(name, group.blocks, group.total_bytes(), bar(group.total_bytes()))
-        })
-        .collect();
-    if !others.is_empty() {
-        let blocks = others.iter().map(|group| group.blocks).sum();
-        let bytes = others.iter().map(Holders::total_bytes).sum();
-        rows.push(line(format!("{} other sizes", Count(others.len() as u64)), blocks, bytes, String::new()));
-    }
-    table(&["Block size", "Blocks", "Together", "Share of the peak", ""], rows.into_iter())
 }

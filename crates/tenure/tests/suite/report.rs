@@ -74,6 +74,74 @@ fn a_page_says_what_the_recording_itself_reserved_and_calls_a_replay_a_model() {
     assert!(!page(&events[2..3]).contains("recording itself"));
 }
 
+/// Returns the text of each row in the section under `title`.
+fn rows(html: &str, title: &str) -> Vec<String> {
+    let Some((_, rest)) = html.split_once(&format!("<h2>{title}</h2>")) else { return Vec::new() };
+    let (section, _) = rest.split_once("</section>").unwrap();
+    let text = |row: &str| {
+        let texts = row.split('<').filter_map(|part| part.split_once('>')).map(|(_, text)| text.trim());
+        texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join(" | ")
+    };
+    section.split("<tr>").filter(|row| row.contains("<td>")).map(text).collect()
+}
+
+fn plan_sample(name: &str) -> Trace {
+    Trace::read(format!("{}/../tenure-plan/tests/data/{name}.pickle", env!("CARGO_MANIFEST_DIR"))).unwrap()
+}
+
+#[test]
+fn the_page_says_who_holds_the_peak_and_what_a_failed_allocation_lacked() {
+    let trace = plan_sample("out_of_memory");
+    let html = without_scripts(&Report::new(&trace).unwrap().html());
+    let malloc = "CUDACachingAllocator::malloc | ??";
+    let linear = "forward | /env/lib/python3.12/site-packages/torch/nn/modules/linear.py:125";
+    let [first, second] =
+        [12, 20].map(|line| format!("{malloc} | {linear} | forward | /app/model.py:{line} | step | /app/train.py:30"));
+    let load = "load | /app/data.py:7";
+    let native = "at::empty_cuda | ??";
+    let failed = format!("event 9, after 9.00 µs | {second} | 8.39 MB | 1.05 MB | 21.0 MB | 13.6 MB | 4.19 MB");
+    assert_eq!(rows(&html, "Out of memory"), [failed]);
+    assert_eq!(
+        rows(&html, "Who holds the peak"),
+        [
+            format!("forward | /app/model.py:12 | {first} | 8.39 MB | 2 | 47%"),
+            format!("forward | /app/model.py:20 | {second} | 6.29 MB | 1 | 35%"),
+            format!("{load} | {load} | 3.15 MB | 2 | 18%"),
+            format!("{native} | {native} | 512 B | 1 | 0.0%"),
+            format!("forward | /app/model.py | {first} | 14.7 MB | 3 | 82%"),
+            format!("optimizer | {load} | 2.10 MB | 1 | 12%"),
+            format!("load | /app/data.py | {load} | 1.05 MB | 1 | 5.9%"),
+            format!("{native} | {native} | 512 B | 1 | 0.0%"),
+            format!("4.19 MB | (4,194,304 bytes) | {first} | 8.39 MB | 2 | 47%"),
+            format!("6.29 MB | (6,291,456 bytes) | {second} | 6.29 MB | 1 | 35%"),
+            format!("2.10 MB | (2,097,152 bytes) | {load} | 2.10 MB | 1 | 12%"),
+            format!("1.05 MB | (1,048,576 bytes) | {load} | 1.05 MB | 1 | 5.9%"),
+            format!("512 B | (512 bytes) | {native} | 512 B | 1 | 0.0%"),
+        ]
+    );
+}
+
+#[test]
+fn a_page_without_stacks_failures_and_times_says_so() {
+    let html = Report::new(&plan_sample("late_start")).unwrap().html();
+    assert!(html.contains("The recording has no stacks.") && rows(&html, "Out of memory").is_empty());
+    let timeless = plan_sample("no_times");
+    let report = Report::new(&timeless).unwrap();
+    assert!(report.html().contains("<dt>Duration</dt><dd>not recorded</dd>"));
+    assert_eq!(report.outcomes()[0].trace_duration_us, None);
+    // A trace of one moment lasts for no time.
+    let moment = small("moment", &[(512, 0)]);
+    assert_eq!(Report::new(&moment).unwrap().outcomes()[0].trace_duration_us, Some(0));
+}
+
+#[test]
+fn the_smaller_holders_are_in_one_row() {
+    let sizes: Vec<_> = (1..=20).map(|index| (index * 512, 0)).collect();
+    let html = Report::new(&small("sizes", &sizes)).unwrap().html();
+    let rows = rows(&html, "Who holds the peak");
+    assert_eq!((rows.len(), rows[15].as_str()), (16, "5 others | 7.68 kB | 5 | 7.1%"));
+}
+
 #[test]
 fn names_from_a_trace_are_text() {
     let trace = small("<script>alert('&')</script>\u{7}", &[(512, 0)]);
