@@ -1,8 +1,9 @@
 //! Reads files one after the other with a progress bar, reports bad ones in one line each, and prints results.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
 use tenure::plan::{ReadOptions, Trace, TraceError};
@@ -51,13 +52,50 @@ pub(crate) fn print_each(made: impl IntoIterator<Item = anyhow::Result<String>>)
 /// # Errors
 /// One line that names the file.
 pub(crate) fn read(path: &Path, source: &TraceSource) -> Result<Trace, TraceError> {
+    read_named(path, Trace::source_of(path), source)
+}
+
+/// Reads the trace that `source` selects. A snapshot, which has no name of its own, is called `name`.
+///
+/// # Errors
+/// One line that names the file.
+pub(crate) fn read_named(path: &Path, name: String, source: &TraceSource) -> Result<Trace, TraceError> {
     let options = ReadOptions { device: source.device, ..ReadOptions::default() };
-    let name = Trace::source_of(path);
     let trace = read_with_bar(path, &name, &options).map_err(|error| error.in_file(path))?;
     for note in trace.notes() {
         complain(&format!("{}: {note}", path.display()));
     }
     Ok(trace)
+}
+
+/// Returns a name for each file that no other file has: its own without the format's extension, after as many folders as
+/// tell it apart, such as `rank0/snapshot`. Files that differ in their extensions only, and a file that is given twice,
+/// keep their whole names.
+pub(crate) fn distinct_names(files: &[PathBuf]) -> Vec<String> {
+    let names: Vec<Vec<String>> = files.iter().map(|file| suffixes(file)).collect();
+    let mut counts = HashMap::new();
+    for name in names.iter().flatten() {
+        *counts.entry(name.as_str()).or_insert(0) += 1;
+    }
+    let shortest = names.iter().map(|own| own.iter().find(|name| counts[name.as_str()] == 1).or(own.last()));
+    shortest.flatten().cloned().collect()
+}
+
+/// Returns the ends of a path without the format's extension, the shortest first, and then the whole path.
+fn suffixes(file: &Path) -> Vec<String> {
+    let mut name = Trace::source_of(file);
+    let mut names = vec![name.clone()];
+    for folder in file.parent().into_iter().flat_map(Path::components).rev() {
+        if let Component::Normal(folder) = folder {
+            name = format!("{}/{name}", folder.to_string_lossy());
+            names.push(name.clone());
+        }
+    }
+    let whole = file.display().to_string();
+    if name != whole {
+        names.push(whole);
+    }
+    names
 }
 
 /// Reads the trace called `name`, with a progress bar.
@@ -72,15 +110,22 @@ pub(crate) fn about(path: &Path, error: impl std::fmt::Display) -> anyhow::Error
     anyhow::anyhow!("{}: {error}", path.display())
 }
 
+/// The error for numbers that JSON cannot express. The input can be read, so the exit code is that of a failure.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the model answered numbers that are not finite (NaN or infinity), so its weights may be damaged: nothing is printed"
+)]
+pub(crate) struct NotFinite;
+
 /// The outcome of printing a text, or an error in its place.
 enum PrintOutcome {
     /// The text was written to standard output.
     Printed,
-    /// There was an error in place of a text, which was written to standard error.
+    /// There was an error of the input in place of a text, which was written to standard error.
     BadInput,
     /// The reader of stdout has closed it.
     OutputClosed,
-    /// Standard output cannot be written.
+    /// Standard output cannot be written, or the numbers to print are not finite.
     Failed,
 }
 
@@ -90,7 +135,7 @@ fn show(made: anyhow::Result<String>) -> PrintOutcome {
         Ok(text) => text,
         Err(error) => {
             complain(&error.to_string());
-            return PrintOutcome::BadInput;
+            return if error.is::<NotFinite>() { PrintOutcome::Failed } else { PrintOutcome::BadInput };
         }
     };
     let mut out = io::stdout().lock();
@@ -109,4 +154,34 @@ pub(crate) fn complain(message: &str) {
     let line: String = message.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
     // A failure to write to stderr cannot be reported.
     let _ = writeln!(io::stderr(), "tenure: {line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(files: &[&str]) -> Vec<String> {
+        distinct_names(&files.iter().map(PathBuf::from).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_file_alone_is_named_without_its_folder() {
+        assert_eq!(names(&["runs/a/snapshot.pickle.xz"]), ["snapshot"]);
+        assert_eq!(names(&["a/first.pickle", "b/second.pickle"]), ["first", "second"]);
+    }
+
+    #[test]
+    fn files_of_one_name_are_told_apart_by_the_nearest_folders() {
+        assert_eq!(names(&["rank0/snapshot.pickle", "rank1/snapshot.pickle"]), ["rank0/snapshot", "rank1/snapshot"]);
+        assert_eq!(
+            names(&["/x/a/run/s.pickle", "/x/b/run/s.pickle", "/x/b/other.pickle"]),
+            ["a/run/s", "b/run/s", "other"]
+        );
+        assert_eq!(names(&["s.pickle", "a/s.pickle"]), ["s.pickle", "a/s"]);
+    }
+
+    #[test]
+    fn files_that_differ_in_their_extensions_keep_them() {
+        assert_eq!(names(&["a/s.pickle", "a/s.ttrace"]), ["a/s.pickle", "a/s.ttrace"]);
+    }
 }

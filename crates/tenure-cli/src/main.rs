@@ -2,7 +2,9 @@
 //! allocators.
 //!
 //! Exit codes: 0, everything done; 1, standard output could not be written; 2, bad usage, a file that could not be read
-//! or written, a device that does not exist or failed, or a training run that could not go on; 130, interrupted.
+//! or written, a device that does not exist or failed, or a training run that could not go on; 128 and the number of the signal
+//! that ended it: 129 for SIGHUP, 130 for SIGINT (Ctrl-C), 143 for SIGTERM. A server that a first signal ends in order
+//! exits with 0.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -16,6 +18,7 @@ mod planners;
 mod platform;
 mod progress;
 mod resident;
+mod signals;
 mod table;
 mod values;
 
@@ -29,19 +32,11 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let requests = if let Command::Serve(args) = &args.command { args.log } else { LogFormat::Off };
     logging::begin(requests);
-    // Some commands handle an interrupt themselves.
-    let has_own_end = matches!(
-        args.command,
-        Command::Agent(_)
-            | Command::Background(_)
-            | Command::Memory(_)
-            | Command::Plan(_)
-            | Command::Serve(_)
-            | Command::Train(_)
-            | Command::Worker
-    ) || matches!(&args.command, Command::Bench(command) if command.has_own_end());
-    if !has_own_end {
-        output::clean_up_when_interrupted();
+    // `background` passes signals on to its command, and a worker ends with its server.
+    if !matches!(args.command, Command::Background(_) | Command::Worker)
+        && let Err(error) = signals::watch()
+    {
+        return files::print(Err(error.into()));
     }
     match args.command {
         Command::Train(args) => commands::train::run(&args),
@@ -49,7 +44,7 @@ fn main() -> ExitCode {
         Command::Trace(TraceCommand::Convert(args)) => commands::convert::run(&args),
         Command::Trace(TraceCommand::Report(args)) => commands::report::run(&args),
         Command::Replay(args) => commands::replay::run(&args),
-        Command::Plan(args) => commands::plan::run(&args),
+        Command::Plan(args) => commands::plan::run(args),
         Command::Agent(command) => commands::agent::run(&command),
         Command::Devices(args) => commands::devices::run(&args),
         Command::Memory(command) => commands::memory::run(&command),

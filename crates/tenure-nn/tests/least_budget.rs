@@ -144,7 +144,7 @@ fn check(cases: u64, device: Device) {
 #[test]
 fn the_least_budget_that_is_named_works_on_the_cpu() {
     let _alone = ALONE.lock();
-    check(50, Device::CPU);
+    check(25, Device::CPU);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn the_least_budget_that_is_named_works_on_a_simulated_device() {
     let _alone = ALONE.lock();
     let platform = SimPlatform::new(vec![SimConfig::default()]);
     let memory = memory::install(platform.driver(0).unwrap(), MemoryConfig::default()).unwrap();
-    check(50, memory.device());
+    check(25, memory.device());
 }
 
 #[test]

@@ -13,7 +13,7 @@ use tenure_tier::codec::Choice;
 
 use crate::clock::HostTime;
 use crate::course::Course;
-use crate::error::{OffloadError, ProfileError};
+use crate::error::{LeastBudget, OffloadError, ProfileError};
 use crate::held::{HeldInputs, HeldTensor, Keeper, SavedHandle};
 use crate::inner::{EngineInner, EngineOptions};
 use crate::memory::Memory;
@@ -160,17 +160,20 @@ impl Engine {
         self.problem().map(drop)
     }
 
-    /// Returns the error for a budget that is too small, when a budget of `least_bytes` would do. It lists the needs of
+    /// Returns the error for a budget that is too small, when a budget of `least_bytes` would do, which was found as
+    /// `least` says. It lists the needs of
     /// the step that was measured last, and counts the rest of `least_bytes` as set aside.
-    pub fn refusal(&self, budget_bytes: u64, least_bytes: u64) -> OffloadError {
+    pub fn refusal(&self, budget_bytes: u64, least_bytes: u64, least: LeastBudget) -> OffloadError {
         let ledger = self.inner.ledger.lock();
         let profiled = ledger.profiled();
         drop(ledger);
         let profile = profiled.map(|profiled| profiled.profile.clone()).unwrap_or_default();
         match self.inner.problem(&profile, 0, 0) {
-            Err(OffloadError::Profile(ProfileError::TooSmall { least_bytes: least, when, mut needed, .. })) => {
-                needed.aside_bytes += least_bytes.saturating_sub(least);
-                ProfileError::TooSmall { budget_bytes, least_bytes, when, needed }.into()
+            Err(OffloadError::Profile(ProfileError::TooSmall {
+                least_bytes: bound_bytes, when, mut needed, ..
+            })) => {
+                needed.aside_bytes += least_bytes.saturating_sub(bound_bytes);
+                ProfileError::TooSmall { budget_bytes, least_bytes, least, when, needed }.into()
             }
             Err(error) => error,
             Ok(_) => OffloadError::Memory("no step was measured".into()),

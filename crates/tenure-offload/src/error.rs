@@ -87,15 +87,18 @@ impl From<MoverError> for OffloadError {
 pub enum ProfileError {
     /// The budget is too small, however much is spilled.
     #[error(
-        "a budget of {budget_bytes} bytes is too small: {least_bytes} are needed at once {when} ({}); take a smaller \
-         batch, or a budget of at least {least_bytes}",
-        needed.in_words()
+        "a budget of {budget_bytes} bytes is too small: it takes {least_bytes}, most of them {when} ({}); take a smaller \
+         batch, or a budget of {}",
+        needed.in_words(),
+        least.in_words(*least_bytes)
     )]
     TooSmall {
         /// The budget that was asked for, in bytes.
         budget_bytes: u64,
-        /// The least budget that works, in bytes.
+        /// The budget to take, in bytes.
         least_bytes: u64,
+        /// How that budget was found.
+        least: LeastBudget,
         /// The interval that needs the most, in words.
         when: String,
         /// The bytes of that interval, by purpose.
@@ -104,6 +107,34 @@ pub enum ProfileError {
     /// The profile or the machine has times, bytes or bandwidths that no problem can have.
     #[error(transparent)]
     Problem(#[from] ProblemError),
+}
+
+/// How a larger budget was found, where one is too small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeastBudget {
+    /// It is computed from a measured step: no plan works with less. Whether one works with it was not tried.
+    Bound,
+    /// A step was run within it. A slightly smaller one may work.
+    Tried,
+    /// An estimate: a step was run within it while some bytes stayed unused, because the process's other memory differs
+    /// from run to run. A smaller one may work.
+    Estimate {
+        /// The bytes that stayed unused.
+        spare_bytes: u64,
+    },
+}
+
+impl LeastBudget {
+    fn in_words(self, bytes: u64) -> String {
+        match self {
+            Self::Bound => format!("at least {bytes}"),
+            Self::Tried => format!("{bytes}, within which a step was run"),
+            Self::Estimate { spare_bytes } => format!(
+                "about {bytes}: this is an estimate, within which a step was run with {spare_bytes} bytes to spare, as the \
+                 memory of the process differs from run to run"
+            ),
+        }
+    }
 }
 
 /// The memory of an interval by purpose, in bytes.

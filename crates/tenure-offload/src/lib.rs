@@ -52,7 +52,7 @@ mod unwatched;
 
 pub use budget::{Budget, BudgetProgress, OpenBudget, ProcessMeter};
 pub use engine::Engine;
-pub use error::{Needed, OffloadError, ProfileError};
+pub use error::{LeastBudget, Needed, OffloadError, ProfileError};
 pub use flashneuron::{FnMemory, FnMemoryError};
 pub use held::SavedHandle;
 pub use identity::{ResidentIndex, SavedIndex};

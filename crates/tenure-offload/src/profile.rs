@@ -4,7 +4,7 @@ use tenure_core::Tag;
 use tenure_plan::Problem;
 use tenure_plan::problem::{ProblemAccess, ProblemKernel, ProblemParts, ProblemRecompute, ProblemTensor};
 
-use crate::error::{Needed, ProfileError};
+use crate::error::{LeastBudget, Needed, ProfileError};
 use crate::identity::{ResidentIndex, SavedIndex};
 use crate::machine::Machine;
 
@@ -348,7 +348,7 @@ impl Profile {
             let needed = Needed { known: Vec::new(), always_bytes, other_bytes, used_bytes, aside_bytes };
             let least_bytes = least_bytes + aside_bytes;
             let when = self.name_of(interval);
-            return Err(ProfileError::TooSmall { budget_bytes, least_bytes, when, needed });
+            return Err(ProfileError::TooSmall { budget_bytes, least_bytes, least: LeastBudget::Bound, when, needed });
         }
         let kernel =
             |(name, time_ns): (String, u64)| ProblemKernel { name, time_ns, reads: Vec::new(), writes: Vec::new() };
@@ -406,15 +406,15 @@ impl Profile {
             }
         };
         for ProfiledTensor { key, at, .. } in &self.saved {
-            name(*at, &|| format!("until {key} is saved"));
+            name(*at, &|| format!("while \"{key}\" is computed"));
         }
         for ProfiledTensor { key, needs, .. } in &self.saved {
-            needs.iter().for_each(|point| name(point + 1, &|| format!("when {key} is needed")));
+            needs.iter().for_each(|point| name(point + 1, &|| format!("in the backward pass, when it uses \"{key}\"")));
         }
         for Resident { key, used, .. } in &self.residents {
-            used.iter().for_each(|interval| name(*interval, &|| format!("when {key} is used")));
+            used.iter().for_each(|interval| name(*interval, &|| format!("when the optimizer uses \"{key}\"")));
         }
-        names.into_iter().map(|name| name.unwrap_or_else(|| "at the end".into())).collect()
+        names.into_iter().map(|name| name.unwrap_or_else(|| "at the end of the step".into())).collect()
     }
 }
 

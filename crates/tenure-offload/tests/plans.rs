@@ -114,7 +114,7 @@ fn a_budget_that_is_too_small_is_an_error_that_says_what_would_do() {
     assert_eq!(least_bytes, 136 * MIB);
     assert_eq!(needed.other_bytes + needed.used_bytes + needed.aside_bytes, least_bytes);
     let words = error.to_string();
-    assert!(words.contains("when layer 0/gelu is needed") && words.contains("what is being computed "), "{error}");
+    assert!(words.contains("when it uses \"layer 0/gelu\"") && words.contains("what is being computed "), "{error}");
     assert!(profile.problem("layers", &machine(least_bytes)).is_ok());
     assert!(profile.problem("layers", &machine(least_bytes - 1)).is_err());
 }

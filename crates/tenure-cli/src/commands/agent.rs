@@ -1,7 +1,6 @@
 //! The commands `tenure agent serve` and `tenure agent ask`.
 
 use std::net::SocketAddr;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use tenure_agent::serve::{
 use tenure_agent::{Learner, Marl};
 
 use crate::values::PlannerName;
-use crate::{files, output, planners, progress};
+use crate::{files, planners, progress, signals};
 
 /// The time between updates of the status line on a terminal.
 const UPDATE: Duration = Duration::from_millis(100);
@@ -125,15 +124,12 @@ impl AddressArgs {
 pub(crate) fn run(command: &AgentCommand) -> ExitCode {
     match command {
         AgentCommand::Serve(args) => serve(args),
-        AgentCommand::Ask(args) => {
-            output::clean_up_when_interrupted();
-            files::print(ask(args))
-        }
+        AgentCommand::Ask(args) => files::print(ask(args)),
     }
 }
 
 fn serve(args: &AgentServeArgs) -> ExitCode {
-    output::note_interrupts("ends when what is being planned is answered");
+    signals::note("ends when what is being planned is answered");
     let mut planners = match planners::named(PlannerName::All, None) {
         Ok(planners) => planners,
         Err(error) => return files::print(Err(error)),
@@ -154,7 +150,7 @@ fn serve(args: &AgentServeArgs) -> ExitCode {
     server.run(|serving| {
         line.set_message(format!("{} connections, {} answered", serving.connections, Count(serving.answered)));
         line.tick();
-        if output::is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        signals::going_on()
     });
     line.finish_and_clear();
     ExitCode::SUCCESS

@@ -9,7 +9,8 @@ use indicatif::ProgressBar;
 use tenure::tensor::Device;
 use tenure_nn::sentence::SentenceEncoder;
 
-use crate::{files, platform, progress};
+use crate::files::{self, NotFinite};
+use crate::{platform, progress};
 
 /// Print a vector for each text: one JSON list of numbers per line
 #[derive(clap::Args)]
@@ -92,6 +93,9 @@ fn print(
 
 fn lines(encoder: &SentenceEncoder, texts: &[String]) -> anyhow::Result<String> {
     let vectors = encoder.embed(texts)?.to_vec::<f32>()?;
+    if !vectors.iter().all(|number| number.is_finite()) {
+        return Err(NotFinite.into());
+    }
     let lines = vectors.chunks(encoder.width()).map(|vector| Ok(serde_json::to_string(vector)? + "\n"));
     lines.collect()
 }

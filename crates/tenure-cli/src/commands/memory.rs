@@ -17,6 +17,7 @@ use tenure_device::share::{
 use crate::files;
 use crate::platform::device;
 use crate::progress;
+use crate::signals;
 use crate::table::table;
 use crate::values::DriverKind;
 
@@ -122,12 +123,11 @@ pub(crate) fn run(command: &MemoryCommand) -> ExitCode {
 }
 
 fn serve(args: &DaemonArgs) -> anyhow::Result<()> {
-    // From here on a signal ends the daemon, and nothing else.
     let (interrupted, interruption) = mpsc::channel();
-    ctrlc::set_handler(move || {
-        // One message is enough.
+    signals::tell(move || {
+        // Fails only if the daemon ends already.
         let _ = interrupted.send(());
-    })?;
+    });
     let config = DaemonConfig {
         socket: args.chosen.socket(),
         pool: args.pool(),

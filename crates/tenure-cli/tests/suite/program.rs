@@ -133,6 +133,131 @@ fn replay_prints_a_table_and_a_verdict() {
     assert!(!stdout(&native).contains("paged"));
 }
 
+/// Copies the sample to `rank0/snapshot.pickle.xz` and `rank1/snapshot.pickle.xz`.
+fn two_ranks(folder: &Path) -> [&'static str; 2] {
+    let ranks = ["rank0/snapshot.pickle.xz", "rank1/snapshot.pickle.xz"];
+    for rank in ranks {
+        fs::create_dir(folder.join(rank).parent().unwrap()).unwrap();
+        fs::copy(SAMPLE, folder.join(rank)).unwrap();
+    }
+    ranks
+}
+
+#[test]
+fn files_of_one_name_are_told_apart() {
+    let folder = here();
+    let [first, second] = two_ranks(folder.path());
+    let output = tenure(folder.path(), &["replay", first, second, "--allocator", "native", "--json"]);
+    let replays = stdout(&output).lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let names: Vec<_> = replays.map(|replay| replay["trace"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(names, ["rank0/snapshot", "rank1/snapshot"]);
+    let output = tenure(folder.path(), &["trace", "report", first, second]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let pages = ["rank0", "rank0-snapshot.html", "rank1", "rank1-snapshot.html"];
+    assert_eq!(files(folder.path()), pages.map(PathBuf::from));
+}
+
+#[test]
+fn no_output_replaces_an_input_or_another_page() {
+    let folder = here();
+    let [first, second] = two_ranks(folder.path());
+    assert!(tenure(folder.path(), &["trace", "report", first]).status.success());
+    let page = fs::read(folder.path().join("snapshot.html")).unwrap();
+    let input = fs::read(folder.path().join(first)).unwrap();
+    for args in [
+        &["trace", "report", second][..],
+        &["trace", "report", first, second, "-o", "both.html"],
+        &["trace", "report", first, first],
+        &["trace", "report", first, "-o", first],
+        &["trace", "report", first, "-o", "a.html", "--svg", "a.html"],
+        &["trace", "convert", first, "-o", "./rank0/../rank0/snapshot.pickle.xz"],
+    ] {
+        let output = tenure(folder.path(), args);
+        assert_eq!((output.status.code(), stdout(&output)), (Some(2), ""), "{args:?}");
+    }
+    assert_eq!(fs::read(folder.path().join("snapshot.html")).unwrap(), page);
+    assert_eq!(fs::read(folder.path().join(first)).unwrap(), input);
+    assert_eq!(files(folder.path()), ["rank0", "rank1", "snapshot.html"].map(PathBuf::from));
+}
+
+const PLAN_DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tenure-plan/tests/data");
+
+fn info(file: &str) -> serde_json::Value {
+    let output = tenure(here().path(), &["trace", "info", &format!("{PLAN_DATA}/{file}"), "--json"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    serde_json::from_str(stdout(&output)).unwrap()
+}
+
+#[test]
+fn info_prints_json() {
+    let late = info("segment_free_without_segment_alloc.pickle");
+    assert_eq!((&late["kind"], &late["reserved_at_end_bytes"]), (&"history".into(), &41943040.into()));
+    assert_eq!((&late["live_at_end_bytes"], &late["duration_us"]), (&31457280.into(), &10.into()));
+    assert_eq!(info("no_times.pickle")["duration_us"], serde_json::Value::Null);
+    let moment = info("memory_snapshot_list.pickle");
+    assert_eq!((&moment["kind"], &moment["reserved_bytes"]), (&"moment".into(), &2097152.into()));
+    assert_eq!((&moment["live_bytes"], &moment["largest_free_bytes"]), (&400.into(), &2096640.into()));
+}
+
+#[test]
+fn info_prints_the_holders_of_the_peak_and_failed_allocations() {
+    let facts = info("out_of_memory.pickle");
+    let failed = serde_json::json!({
+        "event": 9, "requested_bytes": 8 << 20, "device_free_bytes": 1 << 20, "reserved_bytes": 20 << 20,
+        "live_bytes": (13 << 20) + 512, "largest_free_bytes": 4 << 20,
+        "stack": facts["peak_holders"]["by_stack"][1]["stack"],
+    });
+    assert_eq!(facts["out_of_memory"], serde_json::json!([failed]));
+    let holder = |list: &str, index: usize| {
+        let holder = &facts["peak_holders"][list][index];
+        [&holder["blocks"], &holder["bytes"], &holder["stack"][0]].map(ToString::to_string).join(" ")
+    };
+    assert_eq!(facts["peak_holders"]["by_stack"][0]["frame"], "forward /app/model.py:12");
+    assert_eq!(holder("by_stack", 0), "2 8388608 \"CUDACachingAllocator::malloc ??\"");
+    assert_eq!(facts["peak_holders"]["by_module"][0]["function"], "/app/model.py/forward");
+    assert_eq!(holder("by_module", 0), "3 14680064 \"CUDACachingAllocator::malloc ??\"");
+    assert_eq!(facts["peak_holders"]["by_module"][1]["tag"], "optimizer");
+    assert_eq!(facts["peak_holders"]["by_size"][1]["block_bytes"], 6 << 20);
+    assert_eq!(holder("by_size", 1), "1 6291456 \"CUDACachingAllocator::malloc ??\"");
+    let shares =
+        facts["peak_holders"]["by_size"].as_array().unwrap().iter().map(|holder| holder["share"].as_f64().unwrap());
+    assert!((shares.sum::<f64>() - 1.0).abs() < 1e-12);
+}
+
+#[test]
+fn a_snapshot_without_a_history_is_shown_and_not_replayed() {
+    let folder = here();
+    let file = format!("{PLAN_DATA}/memory_snapshot_list.pickle");
+    let shown = tenure(folder.path(), &["trace", "info", &file]);
+    assert!(stdout(&shown).contains("none: these are the segments of one moment"), "{}", stdout(&shown));
+    for args in [&["replay", &file][..], &["trace", "report", &file], &["trace", "convert", &file, "-o", "a.ttrace"]] {
+        let output = tenure(folder.path(), args);
+        assert_eq!((output.status.code(), stdout(&output)), (Some(2), ""));
+        assert!(stderr(&output).contains("torch.cuda.memory._record_memory_history()"), "{}", stderr(&output));
+    }
+    assert_eq!(files(folder.path()), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_conversion_says_what_it_leaves_out() {
+    let folder = here();
+    let file = format!("{PLAN_DATA}/with_stack.pickle");
+    let output = tenure(folder.path(), &["trace", "convert", &file, "-o", "a.ttrace"]);
+    assert!(stderr(&output).contains("lacks 1 call stacks, 1 segments"), "{}", stderr(&output));
+    assert_eq!(stderr(&output).lines().count(), 1);
+    let output = tenure(folder.path(), &["trace", "convert", &file, "-o", "a.pickle"]);
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn times_that_were_not_recorded_are_not_zero() {
+    let file = format!("{PLAN_DATA}/no_times.pickle");
+    let output = tenure(here().path(), &["trace", "info", &file]);
+    assert!(stdout(&output).contains("times were not recorded"), "{}", stdout(&output));
+    let output = tenure(here().path(), &["replay", &file, "--allocator", "native"]);
+    assert!(stdout(&output).contains("times were not recorded"), "{}", stdout(&output));
+}
+
 #[test]
 fn report_writes_a_page_and_a_picture() {
     let folder = here();
@@ -193,10 +318,10 @@ fn bad_files(folder: &Path) -> Vec<(&'static str, &'static str)> {
     put("early.pickle", &replace(&text, b"free_requested", b"free_completed"));
     fs::create_dir(folder.join("folder.pickle")).unwrap();
     vec![
-        ("truncated.pickle.xz", "truncated: it ends at byte "),
+        ("truncated.pickle.xz", "truncated: its xz data is cut off after "),
         ("notes.txt", "not a PyTorch memory snapshot: "),
         ("import.pickle", "refused: the pickle "),
-        ("empty.pickle", "truncated: it ends at byte 0"),
+        ("empty.pickle", "truncated: it is empty (0 bytes)"),
         ("twice.pickle", "event "),
         ("early.pickle", "event "),
         ("folder.pickle", "Is a directory"),

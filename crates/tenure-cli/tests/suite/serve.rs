@@ -41,7 +41,8 @@ fn ask(line: &str, method: &str, path: &str, headers: &str, body: &str) -> Strin
     let address = line.rsplit("http://").next().unwrap().trim();
     let mut stream = TcpStream::connect(address).unwrap();
     let length = body.len();
-    write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n").unwrap();
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n")
+        .unwrap();
     write!(stream, "{headers}\r\n{body}").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
@@ -242,6 +243,8 @@ fn what_cannot_be_served_is_a_line_of_complaint() {
         (&["nowhere"][..], "tenure: nowhere: No such file"),
         (&[models, "--listen", &address], "nothing can be served here"),
         (&[models, "--tokens", empty.to_str().unwrap()], "no token: write one a line"),
+        (&[models, "--allow-host", "http://models"], "a host is a name without a scheme or port"),
+        (&[models, "--allow-origin", "app.example"], "an origin is such as https://app.example.com"),
         (&[models, "--device-bytes", "some"], "expected a whole number of bytes"),
     ] {
         let output = tenure(&[&["serve"], args].concat()).output().unwrap();

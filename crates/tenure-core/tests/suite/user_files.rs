@@ -1,6 +1,13 @@
-//! Files that other programs wrote: byte order marks, UTF-16, and pointers of git-lfs.
+//! Files that other programs wrote: byte order marks, UTF-16, compression, pointers of git-lfs, and named pipes.
 
-use tenure_core::user_files::{expect_fetched, expect_no_utf_16, without_mark};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::process::Command;
+
+use tenure_core::user_files::{
+    expect_fetched, expect_no_archive, expect_no_utf_16, open_regular, open_unpacked, without_mark,
+};
 
 #[test]
 fn utf_16_is_told_from_utf_8_by_its_mark_or_its_zeros() {
@@ -20,4 +27,90 @@ fn a_byte_order_mark_is_left_out_and_a_pointer_of_git_lfs_refused() {
     let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n";
     assert!(expect_fetched(pointer).unwrap_err().to_string().contains("git lfs pull"));
     assert!(expect_fetched(b"version https://git-lfs").is_ok());
+}
+
+/// Compresses bytes in each format that is read.
+fn compressed(bytes: &[u8]) -> [(&'static str, Vec<u8>); 4] {
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(bytes).unwrap();
+    let mut xz = liblzma::write::XzEncoder::new(Vec::new(), 0);
+    xz.write_all(bytes).unwrap();
+    let mut bzip2 = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+    bzip2.write_all(bytes).unwrap();
+    let zstd = ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest);
+    [("gzip", gzip.finish().unwrap()), ("xz", xz.finish().unwrap()), ("bzip2", bzip2.finish().unwrap()), ("zstd", zstd)]
+}
+
+fn unpacked(path: &Path, stored: &[u8]) -> io::Result<Vec<u8>> {
+    fs::write(path, stored)?;
+    let mut bytes = Vec::new();
+    open_unpacked(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[test]
+fn compressed_files_are_decompressed_by_their_first_bytes_and_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    // More than one block of each format.
+    let text: Vec<u8> = (0..300_000_u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 27) as u8 + b'a').collect();
+    for (format, stored) in compressed(&text) {
+        assert!(stored.len() < text.len());
+        assert!(unpacked(&path, &stored).unwrap() == text, "{format}");
+        // Parallel compressors and `cat a.gz b.gz` write one after the other.
+        assert!(unpacked(&path, &[&stored[..], &stored].concat()).unwrap() == text.repeat(2), "{format}");
+        let cut = unpacked(&path, &stored[..stored.len() / 2]).unwrap_err().to_string();
+        assert!(cut.starts_with(&format!("its {format} data is damaged or cut off")), "{cut}");
+    }
+    for (format, stored) in compressed(b"") {
+        assert_eq!(unpacked(&path, &stored).unwrap(), b"", "{format}");
+    }
+    for plain in [&b"BZh"[..], b"BZh is no mark of bzip2 alone", b"", b"\xfd7z", b"PK\x03\x04"] {
+        assert_eq!(unpacked(&path, plain).unwrap(), plain);
+    }
+}
+
+#[test]
+fn a_zstd_file_has_frames_to_skip_and_a_checksum() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.zst");
+    let [.., (_, frame)] = compressed(b"abc");
+    let skipped = [&[0x50, 0x2a, 0x4d, 0x18, 2, 0, 0, 0, 9, 9][..], &frame].concat();
+    assert_eq!(unpacked(&path, &[&frame[..], &skipped].concat()).unwrap(), b"abcabc");
+    assert_eq!(unpacked(&path, &skipped).unwrap(), b"abc");
+    let mut damaged = frame;
+    *damaged.last_mut().unwrap() ^= 1;
+    assert!(unpacked(&path, &damaged).unwrap_err().to_string().ends_with("its checksum differs"));
+}
+
+#[test]
+fn archives_are_refused_with_a_program_that_unpacks_them() {
+    let tar = [&[b'a'; 257][..], b"ustar\x0000"].concat();
+    for (bytes, program) in [
+        (&b"PK\x03\x04"[..], "unzip"),
+        (&tar, "tar -xf"),
+        (b"7z\xbc\xaf\x27\x1c", "7z x"),
+        (b"Rar!\x1a\x07\x01", "unrar x"),
+        (&[0x04, 0x22, 0x4d, 0x18], "lz4 -d"),
+        (&[0x1f, 0x9d, 0x90], "gzip -d"),
+    ] {
+        let said = expect_no_archive(bytes).unwrap_err().to_string();
+        assert!(said.contains(&format!("`{program}`")), "{said}");
+    }
+    for bytes in [&b""[..], b"PK", b"a text", &tar[..261]] {
+        assert!(expect_no_archive(bytes).is_ok());
+    }
+}
+
+#[test]
+fn a_named_pipe_or_a_device_is_no_regular_file_and_is_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for path in [&pipe, Path::new("/dev/zero"), folder.path()] {
+        assert_eq!(open_regular(path).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+    let file = folder.path().join("file");
+    File::create(&file).unwrap().write_all(b"abc").unwrap();
+    assert_eq!(io::read_to_string(open_regular(&file).unwrap()).unwrap(), "abc");
 }

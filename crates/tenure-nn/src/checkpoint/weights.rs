@@ -172,7 +172,7 @@ impl WeightFile {
         let bytes = MappedFile::of(&file).map_err(CheckpointError::io(path))?;
         let start = read_header(&file, bytes.len()).map_err(CheckpointError::io(path))?;
         let metadata = metadata(&start, bytes.len());
-        let metadata = metadata.map_err(|error| CheckpointError::format(path, format!("no safetensors: {error}")))?;
+        let metadata = metadata.map_err(|reason| CheckpointError::format(path, reason))?;
         Ok(Self { path: path.to_owned(), bytes, metadata, start: start.len() })
     }
 }
@@ -193,20 +193,34 @@ fn read_header(file: &File, file_bytes: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Parses a file's header, and checks that its tensors fill the rest of the file.
-fn metadata(header: &[u8], file_bytes: usize) -> std::result::Result<Metadata, SafeTensorError> {
-    let metadata: Metadata = match SafeTensors::read_metadata(header) {
-        Ok((_, metadata)) => metadata,
+/// Parses a file's header, and checks that its tensors fill the rest of the file. An error is the reason why not.
+fn metadata(header: &[u8], file_bytes: usize) -> std::result::Result<Metadata, String> {
+    let metadata = match SafeTensors::read_metadata(header) {
+        Ok((_, metadata)) => Ok(metadata),
         // The header was checked before this error, and the tensors follow it.
         Err(SafeTensorError::MetadataIncompleteBuffer) => {
-            serde_json::from_slice(&header[LENGTH..]).map_err(SafeTensorError::InvalidHeaderDeserialization)?
+            serde_json::from_slice(&header[LENGTH..]).map_err(SafeTensorError::InvalidHeaderDeserialization)
         }
-        Err(error) => return Err(error),
+        Err(SafeTensorError::HeaderTooSmall | SafeTensorError::InvalidHeaderLength) => {
+            return Err(format!(
+                "no safetensors, or cut off: it has {file_bytes} bytes, and the header of such a file has more: copy or \
+                 download it again"
+            ));
+        }
+        Err(error) => Err(error),
     };
-    match header.len() + metadata.data_len() == file_bytes {
-        true => Ok(metadata),
-        false => Err(SafeTensorError::MetadataIncompleteBuffer),
+    let metadata: Metadata = metadata.map_err(|error| format!("no safetensors: {error}"))?;
+    let expected_bytes = header.len() + metadata.data_len();
+    if file_bytes == expected_bytes {
+        return Ok(metadata);
     }
+    let difference = match expected_bytes.checked_sub(file_bytes) {
+        Some(missing) => format!("{missing} are missing at its end"),
+        None => format!("{} follow its last tensor", file_bytes - expected_bytes),
+    };
+    Err(format!(
+        "damaged: it has {file_bytes} bytes, but its header says {expected_bytes}: {difference}; copy or download it again"
+    ))
 }
 
 /// The tensors of a source whose names begin with a prefix, such as a part of a larger model. Their names lack the

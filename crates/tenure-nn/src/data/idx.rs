@@ -2,7 +2,7 @@
 //! and the elements, all in big endian. <https://yann.lecun.com/exdb/mnist/>
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tenure_core::user_files::open_unpacked;
 use tenure_tensor::{Tensor, TensorError};
@@ -19,7 +19,8 @@ pub struct Idx {
 }
 
 impl Idx {
-    /// Reads a file. A file that gzip has packed is unpacked, regardless of its name.
+    /// Reads a file. A file that gzip, xz, bzip2 or zstd compressed is decompressed, regardless of
+    /// its name.
     ///
     /// # Errors
     /// The file cannot be read, or is not an IDX file of bytes.
@@ -99,18 +100,7 @@ impl FashionMnist {
     /// # Errors
     /// The files are missing, cannot be read, or do not belong together; a label is not that of a class.
     pub fn open(folder: &Path, part: &str) -> Result<Self> {
-        let find = |name: String| {
-            let there = [folder.join(&name), folder.join(format!("{name}.gz"))].into_iter().find(|path| path.exists());
-            there.ok_or_else(|| {
-                let reason = format!(
-                    "there is no {name}, with .gz or without: four files are expected, {{train,t10k}}-images-idx3-ubyte and \
-                     {{train,t10k}}-labels-idx1-ubyte, which Debian's package dataset-fashion-mnist brings"
-                );
-                DataError::format(folder, reason)
-            })
-        };
-        let images = find(format!("{part}-images-idx3-ubyte"))?;
-        let labels = find(format!("{part}-labels-idx1-ubyte"))?;
+        let [images, labels] = Self::files(folder, part)?;
         let set = Self { images: Idx::open(&images)?, labels: Idx::open(&labels)?.data };
         let [count, _, _] = set.images.sizes[..] else {
             let reason = format!("images of three dimensions are expected, got sizes {:?}", set.images.sizes);
@@ -133,6 +123,24 @@ impl FashionMnist {
             return Err(DataError::format(&labels, reason));
         }
         Ok(set)
+    }
+
+    /// Returns the paths of the files of a part, `train` or `t10k`: images, then labels.
+    ///
+    /// # Errors
+    /// The files are missing.
+    pub fn files(folder: &Path, part: &str) -> Result<[PathBuf; 2]> {
+        let find = |name: String| {
+            let there = [folder.join(&name), folder.join(format!("{name}.gz"))].into_iter().find(|path| path.is_file());
+            there.ok_or_else(|| {
+                let reason = format!(
+                    "there is no {name}, with .gz or without: four files are expected, {{train,t10k}}-images-idx3-ubyte and \
+                     {{train,t10k}}-labels-idx1-ubyte, which Debian's package dataset-fashion-mnist brings"
+                );
+                DataError::format(folder, reason)
+            })
+        };
+        Ok([find(format!("{part}-images-idx3-ubyte"))?, find(format!("{part}-labels-idx1-ubyte"))?])
     }
 }
 

@@ -1,13 +1,13 @@
 //! Image data sets in folders, one folder for each class.
 
 use std::collections::BTreeMap;
-use std::io::Cursor;
+use std::io::{self, Cursor, Read};
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
 use image::imageops::{FilterType, crop_imm, resize};
 use image::{ImageFormat, ImageReader, RgbImage};
-use tenure_core::user_files::expect_fetched;
+use tenure_core::user_files::{expect_fetched, open_regular};
 use tenure_tensor::{Tensor, TensorError};
 
 use super::{DataError, Dataset, Result};
@@ -64,10 +64,15 @@ enum Reason {
     /// A file whose name has this ending.
     NoImage(String),
     Loop,
+    /// A named pipe, a socket or a device. Reading one could wait forever.
+    Special,
+    /// A link to a file that is not there.
+    Dangling,
 }
 
 impl ImageFolder {
-    /// Finds the images, in the order of their names. Hidden files and folders are left out.
+    /// Finds the images, in the order of their names. Hidden files and folders are left out, and so are pipes, sockets,
+    /// devices, and links to files that are not there.
     ///
     /// # Errors
     /// A folder cannot be read; there is no class folder; a class has no image.
@@ -109,6 +114,11 @@ impl ImageFolder {
         &self.classes
     }
 
+    /// Returns the paths of the images, in their order.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.images.iter().map(|(path, _)| &**path)
+    }
+
     /// Returns the files and folders that are not read.
     pub fn left_out(&self) -> &LeftOut {
         &self.left_out
@@ -144,12 +154,15 @@ impl ImageFolder {
         for entry in entries(folder)? {
             if Self::is_hidden(&entry) {
                 left_out.add(Reason::Hidden, entry);
-            } else if entry.is_dir() {
-                self.add_images(&entry, around, left_out)?;
-            } else if Self::reads(&entry) {
-                self.images.push((entry, label));
-            } else {
-                left_out.add(Reason::NoImage(ending(&entry)), entry);
+                continue;
+            }
+            match fs::metadata(&entry) {
+                Ok(found) if found.is_dir() => self.add_images(&entry, around, left_out)?,
+                Ok(found) if !found.is_file() => left_out.add(Reason::Special, entry),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => left_out.add(Reason::Dangling, entry),
+                // A file that cannot be looked at is an error for the reader of the image, which has the reason.
+                _ if Self::reads(&entry) => self.images.push((entry, label)),
+                _ => left_out.add(Reason::NoImage(ending(&entry)), entry),
             }
         }
         around.pop();
@@ -198,6 +211,8 @@ impl fmt::Display for LeftOut {
                 Reason::NoImage(ending) if ending.is_empty() => write!(f, "{count} without an ending")?,
                 Reason::NoImage(ending) => write!(f, "{count} .{ending}, not a format that is read")?,
                 Reason::Loop => write!(f, "{count} linked to a folder that it is in")?,
+                Reason::Special => write!(f, "{count} that are pipes, sockets or devices")?,
+                Reason::Dangling => write!(f, "{count} linked to nothing")?,
             }
             write!(f, " ({}{})", if *count > 1 { "such as " } else { "" }, path.display())?;
         }
@@ -241,7 +256,8 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn decode(path: &Path) -> Result<RgbImage> {
-    let bytes = fs::read(path).map_err(DataError::io(path))?;
+    let mut bytes = Vec::new();
+    open_regular(path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(DataError::io(path))?;
     expect_fetched(&bytes).map_err(DataError::io(path))?;
     let reader = ImageReader::new(Cursor::new(&bytes)).with_guessed_format().map_err(DataError::io(path))?;
     if reader.format() == Some(ImageFormat::Jpeg) && !is_whole_jpeg(&bytes) {

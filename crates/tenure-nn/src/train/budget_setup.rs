@@ -2,7 +2,9 @@
 //! is too small.
 
 use tenure_core::Amount;
-use tenure_offload::{Budget, BudgetProgress, Memory, OffloadError, OpenBudget, Pass, ProfileError, StepReport};
+use tenure_offload::{
+    Budget, BudgetProgress, LeastBudget, Memory, OffloadError, OpenBudget, Pass, ProfileError, StepReport,
+};
 use tenure_tensor::TensorError;
 
 use super::budget::train_error;
@@ -17,6 +19,10 @@ const MARGIN_BYTES: u64 = 1 << 20;
 /// The bytes that an attempted larger budget must leave unused, since the memory of a process other than its tensors
 /// differs between two runs by up to 2.7 MB.
 const SPARE_BYTES: u64 = 4 << 20;
+/// The most budgets that are tried between the largest that was refused and the smallest that works.
+const MAX_BISECTIONS: u32 = 6;
+/// The search ends when those two differ by this part of the smallest that works.
+const PRECISION_DIVISOR: u64 = 64;
 /// The number of budgets that are tried before a search is given up. The last is more than 1000 times the first.
 const MAX_ATTEMPTS: u64 = 24;
 
@@ -28,8 +34,8 @@ where
     /// again, and are back in time for backward. The losses are the same, bit for bit.
     ///
     /// First, passes over the next batch, without lasting effects, measure a step, plan it, and follow the plan within
-    /// the budget. A budget that is too small is refused with an error that names the smallest one found to work, which
-    /// was tried in the same way.
+    /// the budget. A budget that is too small is refused with an error that names the smallest one found to work. That
+    /// one was tried in the same way, and is an [estimate](LeastBudget::Estimate) if the budget covers the process.
     ///
     /// ```no_run
     /// use tenure_nn::train::Budget;
@@ -152,8 +158,8 @@ where
         Ok(engine.prepare()?)
     }
 
-    /// Searches for a larger budget that works, and returns the error that refuses this budget and names the larger
-    /// one.
+    /// Searches for the smallest budget that works, and returns the error that refuses this budget and names that one.
+    /// First tries larger and larger budgets until one works, then halves the distance to the largest that was refused.
     fn refuse(&mut self, budget_bytes: u64, mut least_bytes: u64) -> Error {
         self.report(BudgetProgress::TooSmall { budget_bytes });
         let spare_bytes = if self.open.process.is_some() { SPARE_BYTES } else { 0 };
@@ -162,13 +168,38 @@ where
             let least = least_bytes.max(tried_bytes);
             tried_bytes = least.saturating_add(least / MARGIN_DIVISOR * attempt + MARGIN_BYTES);
             match self.try_budget(tried_bytes, spare_bytes) {
-                Ok(()) => return train_error(self.open.engine.refusal(budget_bytes, tried_bytes)),
+                Ok(()) => return self.refuse_between(budget_bytes, least, tried_bytes, spare_bytes),
                 Err(BudgetFailure::TooSmall(least)) => least_bytes = least,
                 Err(BudgetFailure::NoRoom(_)) => {}
                 Err(BudgetFailure::Failed(error)) => return error,
             }
         }
         TrainError::NoBudget { budget_bytes, tried_bytes }.into()
+    }
+
+    /// Returns the error that refuses a budget, when one of `refused_bytes` does not work either and one of `works_bytes`
+    /// does. It names the smallest that works of those that are tried in between.
+    fn refuse_between(
+        &mut self,
+        budget_bytes: u64,
+        mut refused_bytes: u64,
+        mut works_bytes: u64,
+        spare_bytes: u64,
+    ) -> Error {
+        for _ in 0..MAX_BISECTIONS {
+            let distance_bytes = works_bytes - refused_bytes;
+            if distance_bytes <= works_bytes / PRECISION_DIVISOR {
+                break;
+            }
+            let tried_bytes = refused_bytes + distance_bytes / 2;
+            match self.try_budget(tried_bytes, spare_bytes) {
+                Ok(()) => works_bytes = tried_bytes,
+                Err(BudgetFailure::TooSmall(_) | BudgetFailure::NoRoom(_)) => refused_bytes = tried_bytes,
+                Err(BudgetFailure::Failed(error)) => return error,
+            }
+        }
+        let least = if spare_bytes == 0 { LeastBudget::Tried } else { LeastBudget::Estimate { spare_bytes } };
+        train_error(self.open.engine.refusal(budget_bytes, works_bytes, least))
     }
 
     /// Resets the peak of the process's memory, if the budget covers it.

@@ -166,6 +166,17 @@ fn bytes_that_are_no_checkpoint_are_an_error() {
         fs::write(&path, &whole[..cut]).unwrap();
         assert!(matches!(Checkpoint::open(&path).err().unwrap(), Error::Checkpoint(_)), "cut at {cut}");
     }
+    let said = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        Weights::open(&path).err().unwrap().to_string()
+    };
+    let length = whole.len();
+    let cut = said(&whole[..length - 3]);
+    assert!(cut.contains(&format!("its header says {length}: 3 are missing at its end; copy or download")), "{cut}");
+    let longer = said(&[&whole[..], b"ab"].concat());
+    assert!(longer.contains(&format!("its header says {length}: 2 follow its last tensor")), "{longer}");
+    let header = said(&whole[..20]);
+    assert!(header.contains("it has 20 bytes, and the header of such a file has more"), "{header}");
     save(&path, [("a".to_owned(), &*model.scale)], ("format", "pt")).unwrap();
     assert!(Checkpoint::open(&path).err().unwrap().to_string().contains("no checkpoint"));
 

@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::process::Command;
 
 use proptest::prelude::*;
 use tenure_nn::data::{
@@ -321,6 +323,30 @@ fn a_folder_that_is_linked_into_itself_is_read_once() {
 }
 
 #[test]
+fn pipes_devices_and_dangling_links_among_images_are_left_out_and_never_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let class = folder.path().join("cats");
+    fs::create_dir(&class).unwrap();
+    picture().save(class.join("a.png")).unwrap();
+    assert!(Command::new("mkfifo").arg(class.join("b.png")).status().unwrap().success());
+    symlink("/dev/zero", class.join("c.png")).unwrap();
+    symlink("nowhere", class.join("d.png")).unwrap();
+    let set = ImageFolder::open(folder.path(), ImageOptions::default()).unwrap();
+    assert_eq!(set.files().collect::<Vec<_>>(), [class.join("a.png")]);
+    let told = set.left_out().to_string();
+    let expected = [
+        format!("2 that are pipes, sockets or devices (such as {})", class.join("b.png").display()),
+        format!("1 linked to nothing ({})", class.join("d.png").display()),
+    ];
+    assert_eq!(told, format!("; left out: {}", expected.join(", ")));
+
+    // A pipe that takes an image's place later is an error and no wait.
+    fs::remove_file(class.join("a.png")).unwrap();
+    assert!(Command::new("mkfifo").arg(class.join("a.png")).status().unwrap().success());
+    assert!(set.item(0).err().unwrap().to_string().ends_with("a.png: this is not a regular file"));
+}
+
+#[test]
 fn an_image_that_git_lfs_did_not_fetch_is_a_pointer() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("class")).unwrap();
@@ -396,6 +422,30 @@ fn a_packed_text_is_unpacked_and_one_that_is_no_utf_8_is_refused() {
     assert!(refusal(&bytes[..bytes.len() - 9]).contains("text: "), "cut off");
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
     assert!(refusal(pointer.as_bytes()).contains("text: this is a git-lfs pointer"));
+
+    // "abcd\n", compressed by the programs xz, bzip2 and zstd. The name of the file is the same for all.
+    let stored: [&[u8]; 3] = [
+        &[
+            0xfd, 0x37, 0x7a, 0x58, 0x5a, 0x00, 0x00, 0x04, 0xe6, 0xd6, 0xb4, 0x46, 0x02, 0x00, 0x21, 0x01, 0x16, 0x00,
+            0x00, 0x00, 0x74, 0x2f, 0xe5, 0xa3, 0x01, 0x00, 0x04, 0x61, 0x62, 0x63, 0x64, 0x0a, 0x00, 0x00, 0x00, 0x00,
+            0xa0, 0xc3, 0xdb, 0x19, 0x86, 0x88, 0x51, 0x50, 0x00, 0x01, 0x1d, 0x05, 0xb8, 0x2d, 0x80, 0xaf, 0x1f, 0xb6,
+            0xf3, 0x7d, 0x01, 0x00, 0x00, 0x00, 0x00, 0x04, 0x59, 0x5a,
+        ],
+        &[
+            0x42, 0x5a, 0x68, 0x39, 0x31, 0x41, 0x59, 0x26, 0x53, 0x59, 0x37, 0xb1, 0x36, 0xde, 0x00, 0x00, 0x00, 0xc1,
+            0x00, 0x00, 0x10, 0x3c, 0x00, 0x20, 0x00, 0x21, 0x83, 0x41, 0x9a, 0x02, 0x5c, 0x71, 0x77, 0x24, 0x53, 0x85,
+            0x09, 0x03, 0x7b, 0x13, 0x6d, 0xe0,
+        ],
+        &[0x28, 0xb5, 0x2f, 0xfd, 0x04, 0x58, 0x29, 0x00, 0x00, 0x61, 0x62, 0x63, 0x64, 0x0a, 0x9d, 0x3d, 0x46, 0x9a],
+    ];
+    for bytes in stored {
+        fs::write(&path, bytes).unwrap();
+        let windows = TextWindows::open_bytes(&path, 3).unwrap();
+        assert_eq!((windows.bytes(), windows.len()), (Some(&b"abcd\n"[..]), 1));
+    }
+    assert!(refusal(b"PK\x03\x04rest").contains("text: this is a zip archive, which is not read: unpack it"));
+    let tar = [&[0_u8; 257][..], b"ustar\x0000"].concat();
+    assert!(refusal(&packed(&tar)).contains("text: this is a tar archive"));
 }
 
 #[test]

@@ -21,13 +21,6 @@ pub(crate) enum BenchCommand {
     Switch(BenchSwitchArgs),
 }
 
-impl BenchCommand {
-    /// Returns whether Ctrl-C only sets a flag instead of ending the program.
-    pub(crate) fn has_own_end(&self) -> bool {
-        matches!(self, Self::Serve(_) | Self::Switch(_))
-    }
-}
-
 pub(crate) fn run(command: &BenchCommand) -> ExitCode {
     match command {
         BenchCommand::Alloc(args) => alloc::run(args),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use tenure::units::Amount;
+use tenure::units::{Amount, parse_bytes};
 
 use super::train::PlanTrainArgs;
 use crate::values::{ObjectiveName, PlannerName, TraceSource, parse_seconds};
@@ -30,9 +30,9 @@ Buffers, FILE.csv, have a line each, after a line that names the columns (MiniMa
   a,0,3,4096,512
 
 From the moment `lower` to the moment before `upper`, buffer a needs 4096 bytes at a multiple of \
-512; `alignment` may be left out. A buffer with a number in a column `offset` stays there. Buffers that are alive at once \
-share no byte. The search is \
-complete: given time, it fits the buffers into the capacity, or proves that they do not fit.
+512; `alignment` may be left out. A field with a comma stands in quotes. A buffer with a number in a column `offset` \
+stays there. Buffers that are alive at once share no byte. The search is complete: given time, it fits the buffers \
+into the capacity, or proves that they do not fit.
 
 --json prints feasible (true, false, or null if it is not known), height (of the lowest packing \
 found), seconds, buffers, capacity, lower_bound (proven) and nodes (places tried).
@@ -47,11 +47,11 @@ Examples:
   tenure plan train -o policy.safetensors --report curve.html
   tenure plan snapshot.pickle.xz --fast-bytes 50% --planner density
   tenure plan buffers.csv
-  tenure plan buffers.csv --capacity 1048576 --seconds 10 -o offsets.csv")]
+  tenure plan buffers.csv --capacity 1MiB --seconds 10 -o offsets.csv")]
 pub(crate) struct PlanArgs {
     #[command(subcommand)]
     pub(super) command: Option<PlanCommand>,
-    /// A problem, a memory trace, or buffers
+    /// A problem, a memory trace, or buffers; - is standard input
     #[arg(value_name = "FILE", required = true)]
     pub(super) file: Option<PathBuf>,
     #[command(flatten)]
@@ -71,8 +71,8 @@ pub(crate) struct PlanArgs {
     /// For a problem: the seed of the random numbers [default: 0]
     #[arg(long, value_name = "N", conflicts_with = "capacity")]
     pub(super) seed: Option<u64>,
-    /// For buffers: the range's size in bytes [default: as small as can be found]
-    #[arg(long, value_name = "N")]
+    /// For buffers: the range's size, in bytes or with a unit, as in 1MiB [default: as small as can be found]
+    #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
     pub(super) capacity: Option<u64>,
     /// The file to write: a problem's mapping, or buffers with their offsets if they fit
     #[arg(short, long, value_name = "OUT")]

@@ -3,6 +3,7 @@
 mod args;
 mod packing;
 mod placement;
+mod spool;
 mod train;
 
 use std::io::{self, BufRead};
@@ -14,15 +15,23 @@ use tenure_core::user_files::{expect_no_utf_16, open_unpacked, without_mark};
 
 pub(crate) use args::PlanArgs;
 
+use crate::files;
 use crate::values::PlannerName;
-use crate::{files, output};
 use args::PlanCommand;
 
-pub(crate) fn run(args: &PlanArgs) -> ExitCode {
+pub(crate) fn run(mut args: PlanArgs) -> ExitCode {
     if let Some(PlanCommand::Train(args)) = &args.command {
         return train::run(args);
     }
-    output::note_interrupts("answers with the best so far");
+    // The file is read once to detect its content, and once more for the content.
+    match spool::rereadable(args.file()) {
+        Ok(path) => args.file = Some(path),
+        Err(error) => return files::print(Err(files::about(args.file(), error))),
+    }
+    plan(&args)
+}
+
+fn plan(args: &PlanArgs) -> ExitCode {
     let content = match content(args.file()) {
         Ok(content) => content,
         Err(error) => return files::print(Err(files::about(args.file(), error))),
@@ -62,7 +71,7 @@ enum Content {
 }
 
 /// Returns the content of a file. Problems are JSON, and traces are not text. Skips a byte order mark, and decompresses
-/// gzip.
+/// what is compressed.
 fn content(path: &Path) -> io::Result<Content> {
     let mut file = open_unpacked(path)?;
     let beginning = file.fill_buf()?;

@@ -8,7 +8,7 @@ use tenure::plan::packing::{PackingOptions, PackingOutcome, PackingProblem, Pack
 use tenure::units::{Bytes, Count, Micros, Percent};
 
 use super::args::PlanArgs;
-use crate::{files, output, progress};
+use crate::{files, output, progress, signals};
 
 /// The JSON output.
 #[derive(Serialize)]
@@ -46,10 +46,7 @@ pub(crate) fn run(args: &PlanArgs) -> ExitCode {
         files::complain(&error.to_string());
         return ExitCode::from(files::BAD_INPUT);
     }
-    if printed == ExitCode::SUCCESS && output::is_interrupted() {
-        return ExitCode::from(output::INTERRUPTED);
-    }
-    printed
+    if printed == ExitCode::SUCCESS { signals::exit_code_or(printed) } else { printed }
 }
 
 fn pack(args: &PlanArgs) -> anyhow::Result<(PackingProblem, PackingOutcome)> {
@@ -61,11 +58,12 @@ fn pack(args: &PlanArgs) -> anyhow::Result<(PackingProblem, PackingOutcome)> {
         time_limit: Some(Duration::from_secs_f64(args.seconds)),
         ..PackingOptions::default()
     };
+    signals::note("answers with the best so far");
     let line = progress::line();
     let outcome = problem.pack(&options, |progress| {
         line.set_message(describe_progress(progress));
         line.tick();
-        output::going_on()
+        signals::going_on()
     });
     line.finish_and_clear();
     Ok((problem, outcome))

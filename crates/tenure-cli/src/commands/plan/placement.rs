@@ -14,7 +14,7 @@ use tenure::units::{Bytes, Count, Micros, Percent};
 use super::args::PlanArgs;
 use crate::table::table;
 use crate::values::{ObjectiveName, PlannerName};
-use crate::{files, output, planners, progress};
+use crate::{files, output, planners, progress, signals};
 
 /// The JSON output.
 #[derive(Serialize)]
@@ -38,7 +38,7 @@ pub(super) fn run(args: &PlanArgs, read: impl FnOnce(&Path) -> anyhow::Result<Pr
         Ok((problem, objective)) => print(args, &problem, objective),
         Err(error) => files::print(Err(error)),
     };
-    if printed == ExitCode::SUCCESS && output::is_interrupted() { ExitCode::from(output::INTERRUPTED) } else { printed }
+    if printed == ExitCode::SUCCESS { signals::exit_code_or(printed) } else { printed }
 }
 
 /// Returns the problem with the tiers to plan for, and the objective.
@@ -72,6 +72,7 @@ fn prepare(
 }
 
 fn print(args: &PlanArgs, problem: &Problem, objective: Objective) -> ExitCode {
+    signals::note("answers with the best so far");
     let mut bounds = Bounds::of(problem);
     let mut all_found = Vec::new();
     let planners = match planners::named(args.planner.unwrap_or(PlannerName::Scheduled), args.policy.as_deref()) {
@@ -79,7 +80,7 @@ fn print(args: &PlanArgs, problem: &Problem, objective: Objective) -> ExitCode {
         Err(error) => return files::print(Err(error)),
     };
     for planner in planners {
-        if output::is_interrupted() {
+        if signals::was_received() {
             break;
         }
         match plan(args, problem, objective, &*planner) {
@@ -119,7 +120,7 @@ fn plan(
         });
         line.set_message(format!("{}: {} plans tried{best}", planner.name(), Count(progress.evaluations)));
         line.tick();
-        output::going_on()
+        signals::going_on()
     });
     line.finish_and_clear();
     let planned = planned?;

@@ -9,7 +9,7 @@ use tenure::agent::train::{Stage, TrainOptions, TrainProgress, Trained, train};
 use tenure::report::LearningReport;
 use tenure::units::{Count, Micros};
 
-use crate::{files, output, progress};
+use crate::{files, output, progress, signals};
 
 /// Train the policy of the planner marl on synthetic problems
 #[derive(clap::Args)]
@@ -68,9 +68,9 @@ struct CurvePoint {
 }
 
 pub(super) fn run(args: &PlanTrainArgs) -> ExitCode {
-    output::note_interrupts("writes what was learned until now");
+    signals::note("writes what was learned until now");
     let printed = files::print(learn(args));
-    if printed == ExitCode::SUCCESS && output::is_interrupted() { ExitCode::from(output::INTERRUPTED) } else { printed }
+    if printed == ExitCode::SUCCESS { signals::exit_code_or(printed) } else { printed }
 }
 
 fn learn(args: &PlanTrainArgs) -> anyhow::Result<String> {
@@ -86,7 +86,7 @@ fn learn(args: &PlanTrainArgs) -> anyhow::Result<String> {
         let before = if point.stage == Stage::Prices { 0 } else { price_steps };
         bar.set_position(before + point.step);
         bar.set_message(describe(point));
-        output::going_on()
+        signals::going_on()
     })?;
     bar.finish_and_clear();
     policy.write(&args.output)?;

@@ -22,21 +22,23 @@ images for each device is left out, because the models normalise over the batch.
 Models for text, whose tokens are bytes: gpt2-mini and llama-mini, which train in a minute or two; gpt2, and llama, \
 of TinyLlama's size.
 
-Data: fashion-mnist is Debian's package dataset-fashion-mnist; accuracy is measured on its test set. images:DIR has a \
-folder for each class, in DIR/train (or training) and DIR/val (or valid, validation, dev, eval, evaluation, test or \
-testing, the first of them that exists), or in DIR itself, of which every tenth image is held out. The names of these \
-folders may end with a number, and may contain set, images or data: train2017, val_images. Images are JPEG, PNG, \
-WebP, GIF, BMP, TIFF and PNM files, in the folder of their class or in folders inside of it; hidden files and folders \
-are left out. The first line of output says what was found, and what was left out. text:FILE is any file, also \
-compressed with gzip; its last tenth is held out, and accuracy is the share of its bytes that the model predicts \
-correctly from the bytes before. Training reads windows that begin at other bytes in each epoch.
+Data: fashion-mnist is Debian's package dataset-fashion-mnist; accuracy is measured on its test set. images:DIR has \
+a folder for each class, in DIR/train (or training) and DIR/val (or valid, validation, dev, eval, evaluation, test \
+or testing, the first of them that exists), or in DIR itself, of which every tenth image is held out. The names of \
+these folders may end with a number, and may contain set, images or data: train2017, val_images. Images are JPEG, \
+PNG, WebP, GIF, BMP, TIFF and PNM files, in the folder of their class or in folders inside of it; hidden files and \
+folders, pipes, devices, and links to nothing are left out. The first line of output says what was found, and what \
+was left out. text:FILE is any file, also compressed with gzip, xz, bzip2 or zstd, but no archive; its last tenth is \
+held out, and accuracy is the share of its bytes that the model predicts correctly from the bytes before. Training \
+reads windows that begin at other bytes in each epoch.
 
-Ctrl-C, or a request to terminate, ends the run after the current step, writes a checkpoint, and prints how to \
-continue; a second one ends it at once. An error in the middle of a run, such as an image that cannot be read, leaves \
-a checkpoint too. After errors other than of reading, batch normalisation may have seen the batch, and dropout have \
-drawn, once more. If the loss is no longer a finite number, the run ends, and --checkpoint's file stays that of the \
-last whole epoch: --resume with a smaller --lr continues from there. The results until then are printed and reported \
-in any case. The same seed gives the same losses, bit for bit, for any number of threads, whether interrupted or not.
+Ctrl-C, SIGTERM or SIGHUP ends the run after the current step, writes a checkpoint, and prints how to continue; a \
+second signal, or one before the first step, ends it at once. The exit status is 128 plus the number of the signal. \
+An error in the middle of a run, such as an image that cannot be read, leaves a checkpoint too. After errors other \
+than of reading, batch normalisation may have seen the batch, and dropout have drawn, once more. If the loss is no \
+longer a finite number, the run ends, and --checkpoint's file stays that of the last whole epoch: --resume with a \
+smaller --lr continues from there. The results until then are printed and reported in any case. The same seed gives \
+the same losses, bit for bit, for any number of threads, whether interrupted or not.
 
 On several devices the losses are those of one, except for rounding and dropout: the loss is the mean over the \
 examples, however they are divided. Batch normalisation sees each device's own examples, and dropout draws other \
@@ -46,16 +48,18 @@ The last line of --json is {\"model\",\"device\",\"devices\",\"steps\",\"losses\
 \"peak_bytes\",\"accuracy\"}. peak_bytes is the most that tensors held during a step, on the device where that was \
 most; accuracy is from 0 to 1, and null if no example was held out or the run was interrupted.
 
-With --budget, there are also \"budget_bytes\"; \"resident_bytes\", the growth of the process; medians over the \
-steps: \"spilled_bytes\", \"recomputed_us\", \"stall_us\"; over all steps: \"unplanned\", moves that no plan asked \
-for, and \"read_bytes\", \"written_bytes\" of disks; \"written_bytes_per_day\" at this pace; \"codec\", \"is_lossy\"; \
-\"compression\", bytes that went to disk divided by bytes written there; \"disk\", its kind and its connection; and \
-\"tiers\": {\"disk\":{\"out_bandwidth\",\"back_bandwidth\"},...}, measured bytes per second. With --mapping, \
-placement lists the contents of each tier after the third step's forward pass, and says that they were verified. With \
---profile, profile has a row for each operation: calls, times in µs, and bytes allocated less those freed.
+With --budget, there are also \"budget_bytes\"; \"resident_bytes\", the growth of the process; \"uncounted_bytes\", \
+the part of it beyond the budget; medians over the steps: \"spilled_bytes\", \"recomputed_us\", \"stall_us\"; over \
+all steps: \"unplanned\", moves that no plan asked for, and \"read_bytes\", \"written_bytes\" of disks; \
+\"written_bytes_per_day\" at this pace; \"codec\", \"is_lossy\"; \"compression\", bytes that went to disk divided by \
+bytes written there; \"disk\", its kind and its connection; and \"tiers\": \
+{\"disk\":{\"out_bandwidth\",\"back_bandwidth\"},...}, measured bytes per second. With --mapping, placement lists \
+the contents of each tier after the third step's forward pass, and says that they were verified. With --profile, \
+profile has a row for each operation: calls, times in µs, and bytes allocated less those freed.
 
-On the CPU, --problem writes the allocations of the third step as a problem, for which `tenure plan --objective \
-score` makes a mapping; with --mapping tensors live where it says, and the losses are the same, bit for bit.
+On the CPU, --problem writes the allocations of the third step as a problem (of a run of at least three steps), for \
+which `tenure plan --objective score` makes a mapping; with --mapping tensors live where it says, and the losses are \
+the same, bit for bit.
 
 Examples:
   tenure train --model llama-mini --data text:README.md
@@ -113,11 +117,11 @@ pub(crate) struct TrainArgs {
     /// else by model and data]
     #[arg(long, value_parser = parse_positive, allow_negative_numbers = true, value_name = "X")]
     pub(super) lr: Option<f64>,
-    /// Continue from a checkpoint of a run with the same model, data, batch size and seed
+    /// Continue from a checkpoint of a run with the same model, data, batch size and seed. The data is compared by its
+    /// contents, wherever it is: of images, the names and sizes of all, and the contents of up to 1024
     #[arg(long, value_name = "FILE")]
     pub(super) resume: Option<PathBuf>,
-    /// With --resume, continue although the data has more or fewer examples than before, such as after an image was
-    /// removed
+    /// With --resume, continue although the data is not as before, such as after an image was removed
     #[arg(long, requires = "resume")]
     pub(super) changed_data: bool,
     /// Write a checkpoint after each epoch and at the end [default: only when interrupted, to the FILE of --resume or

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::num::NonZeroU64;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::{Serialize, Serializer};
@@ -26,8 +26,10 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// The options of a run within a budget.
 #[derive(clap::Args)]
 pub(super) struct BudgetArgs {
-    /// Keep within this much device memory, everything included, such as 12GiB, or within a share of a step's memory
-    /// without a budget (P%), which is measured first. Tensors saved for backward are spilled; the losses are the same
+    /// Keep steps within this much device memory, such as 12GiB, or within a share of a step's memory without a budget
+    /// (P%), which is measured first. On the CPU the rest of this process counts as far as a rehearsal of the step took
+    /// it. Memory beyond that does not count, and is reported. Tensors saved for backward are spilled; the
+    /// losses are the same
     #[arg(id = "budget", long = "budget", conflicts_with_all = ["mapping", "problem"], value_name = "SIZE|P%")]
     pub(super) amount: Option<Amount>,
     /// A folder to spill to, on a disk; several share the load [default: the folder for temporary files, or /var/tmp if
@@ -88,6 +90,8 @@ pub(super) struct Offloaded {
     budget_bytes: u64,
     /// The growth of the process since before the model was made. `None` if the system does not report it.
     resident_bytes: Option<u64>,
+    /// The bytes of that growth beyond the budget, which do not count in it. `None` on a device, too.
+    uncounted_bytes: Option<u64>,
     spilled_bytes: u64,
     recomputed_us: u64,
     stall_us: u64,
@@ -125,6 +129,9 @@ impl RunBudget {
         let Some(amount) = args.amount else { return Ok(None) };
         let resident_bytes = resident::now().unwrap_or(0);
         anyhow::ensure!(Memory::of(device).is_some(), "--budget: Tenure does not manage the memory of {device}");
+        for folder in args.folders() {
+            check_folder(&folder, args.spill.is_empty())?;
+        }
         for folder in args.folders().iter().filter(|folder| device.is_cpu() && Disk::is_in_memory(folder)) {
             let folder = folder.display();
             say(&format!("{folder} is in memory itself: what is spilled there takes some; --spill a folder on a disk"));
@@ -163,9 +170,13 @@ impl RunBudget {
             let SpillLink { name, out_bandwidth, back_bandwidth, shared_bandwidth, .. } = link;
             (name, TierUse { out_bandwidth, back_bandwidth, shared_bandwidth })
         });
+        let budget_bytes = engine.budget_bytes().unwrap_or(0);
+        let resident_bytes = resident::most().map(|most| most.saturating_sub(self.resident_bytes));
+        let is_on_host = engine.memory().device().is_none();
         Offloaded {
-            budget_bytes: engine.budget_bytes().unwrap_or(0),
-            resident_bytes: resident::most().map(|most| most.saturating_sub(self.resident_bytes)),
+            budget_bytes,
+            resident_bytes,
+            uncounted_bytes: resident_bytes.filter(|_| is_on_host).map(|bytes| bytes.saturating_sub(budget_bytes)),
             spilled_bytes: of(|report| report.spilled_bytes as f64),
             recomputed_us: of(|report| report.recomputed.as_micros() as f64),
             stall_us: of(|report| report.stalled.as_micros() as f64),
@@ -188,6 +199,11 @@ impl Offloaded {
         let mut facts = vec![("Budget", Bytes(self.budget_bytes).to_string())];
         facts
             .extend(self.resident_bytes.map(|bytes| ("Resident memory", format!("{} more than before", Bytes(bytes)))));
+        let uncounted = self.uncounted_bytes.filter(|bytes| *bytes > 0);
+        facts.extend(uncounted.map(|bytes| {
+            let words = format!("{} beyond the budget: the process took more than in the rehearsal", Bytes(bytes));
+            ("Uncounted", words)
+        }));
         let stalled = Micros(self.stall_us as f64);
         facts.push(("Spilled", format!("{} a step, for which it waits {stalled}", Bytes(self.spilled_bytes))));
         let written = Bytes(self.written_bytes);
@@ -219,6 +235,20 @@ impl Offloaded {
     }
 }
 
+/// Refuses a folder in which no file can be made.
+fn check_folder(folder: &Path, is_default: bool) -> anyhow::Result<()> {
+    let Err(error) = tempfile::tempfile_in(folder) else { return Ok(()) };
+    let reason =
+        if folder.is_dir() { format!("no file can be made there ({error})") } else { "there is no such folder".into() };
+    let folder = folder.display();
+    if is_default {
+        anyhow::bail!(
+            "{folder}, the folder for temporary files: {reason}: set TMPDIR to another, or add --spill DIR, a folder on a disk"
+        );
+    }
+    anyhow::bail!("--spill {folder}: {reason}: name a folder on a disk in which this user may write");
+}
+
 fn disk_now(engine: &Engine) -> DiskStatistics {
     engine.mover().disk().map(Disk::statistics).unwrap_or_default()
 }
@@ -229,7 +259,7 @@ fn tell(progress: BudgetProgress) {
             let [plain, budget] = [plain_bytes, budget_bytes].map(Bytes);
             say(&format!("a plain step takes {plain}; {percent}% of it are {budget}"));
         }
-        BudgetProgress::TooSmall { .. } => say("this budget is too small: looking for the least that would do"),
+        BudgetProgress::TooSmall { .. } => say("this budget is too small: looking for a larger one that works"),
         _ => {}
     }
 }

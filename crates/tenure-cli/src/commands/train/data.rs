@@ -1,12 +1,13 @@
 //! The training data: names, folders and files.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
 
 use tenure::nn::data::{Collate, Dataset, FashionMnist, ImageFolder, ImageOptions, LeftOut, Subset, TextWindows};
 use tenure::tensor::Tensor;
 
+use super::digest;
 use super::models::{Batch, ImageKind, ModelKind};
 use crate::values::DataSpec;
 use crate::{files, output};
@@ -56,8 +57,8 @@ pub(super) fn contains(data: &DataSpec, file: &Path) -> bool {
     }
 }
 
-/// Finds the data, in the form that `model` needs.
-pub(super) fn open(data: &DataSpec, model: ModelKind, seed: u64) -> anyhow::Result<Data> {
+/// Finds the data, in the form that `model` needs. Returns it with the digest of its contents.
+pub(super) fn open(data: &DataSpec, model: ModelKind, seed: u64) -> anyhow::Result<(Data, String)> {
     match data {
         DataSpec::FashionMnist(folder) => open_fashion_mnist(folder.as_deref()),
         DataSpec::Images(folder) => open_images(folder, model.image_options()),
@@ -65,7 +66,7 @@ pub(super) fn open(data: &DataSpec, model: ModelKind, seed: u64) -> anyhow::Resu
     }
 }
 
-fn open_fashion_mnist(given: Option<&Path>) -> anyhow::Result<Data> {
+fn open_fashion_mnist(given: Option<&Path>) -> anyhow::Result<(Data, String)> {
     let folder = given.unwrap_or(Path::new(FASHION_MNIST));
     anyhow::ensure!(
         folder.is_dir(),
@@ -75,10 +76,13 @@ fn open_fashion_mnist(given: Option<&Path>) -> anyhow::Result<Data> {
     );
     let open = |part| Ok::<_, tenure::nn::Error>(Box::new(FashionMnist::open(folder, part)?));
     let parts = DataSplit { training: open("train")? as LabelledImages, held_out: open("t10k")? as LabelledImages };
-    Ok(Data::Images(parts, ImageKind { channels: 1, classes: FashionMnist::CLASSES.len() }))
+    let files = ["train", "t10k"].into_iter().map(|part| FashionMnist::files(folder, part));
+    let files: Vec<PathBuf> = files.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+    let digest = digest::of_unpacked(files).map_err(|error| files::about(folder, error))?;
+    Ok((Data::Images(parts, ImageKind { channels: 1, classes: FashionMnist::CLASSES.len() }), digest))
 }
 
-fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
+fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<(Data, String)> {
     // An error of reading the folder is reported by ImageFolder below.
     let names = subfolders(folder).unwrap_or_default();
     let training = part_named(&names, &TRAINING_FOLDERS);
@@ -99,13 +103,14 @@ fn open_images(folder: &Path, options: ImageOptions) -> anyhow::Result<Data> {
     let kind = image_kind(&all);
     let classes = named(all.classes());
     let left_out = all.left_out().clone();
+    let digest = digest::of_images(folder, &all.files().collect::<Vec<_>>());
     let DataSplit { training, held_out } = every_tenth(all);
     tell(folder, [(training.len(), ""), (held_out.len(), "")], &classes, &left_out);
-    Ok(Data::Images(DataSplit { training: Box::new(training), held_out: Box::new(held_out) }, kind))
+    Ok((Data::Images(DataSplit { training: Box::new(training), held_out: Box::new(held_out) }, kind), digest))
 }
 
 /// Opens the folders of images to train on and of images that are held out.
-fn open_parts(folder: &Path, names: [&str; 2], options: ImageOptions) -> anyhow::Result<Data> {
+fn open_parts(folder: &Path, names: [&str; 2], options: ImageOptions) -> anyhow::Result<(Data, String)> {
     let [training_name, held_out_name] = names;
     let hint = format!("; name {} to hold out every tenth image there", folder.join(training_name).display());
     let training = ImageFolder::open(&folder.join(training_name), options)?;
@@ -124,7 +129,8 @@ fn open_parts(folder: &Path, names: [&str; 2], options: ImageOptions) -> anyhow:
     left_out.extend(held_out.left_out().clone());
     let counts = [(training.len(), training_name), (held_out.len(), held_out_name)];
     tell(folder, counts, &named(training.classes()), &left_out);
-    Ok(Data::Images(DataSplit { training: Box::new(training), held_out: Box::new(held_out) }, kind))
+    let digest = digest::of_images(folder, &training.files().chain(held_out.files()).collect::<Vec<_>>());
+    Ok((Data::Images(DataSplit { training: Box::new(training), held_out: Box::new(held_out) }, kind), digest))
 }
 
 /// Returns the names of the folders in a folder, in order, without hidden ones.
@@ -210,9 +216,10 @@ fn every_tenth<D: Dataset>(all: D) -> DataSplit<Subset<D>> {
     DataSplit { training: Subset::new(Arc::clone(&all), training), held_out: Subset::new(Arc::clone(&all), held_out) }
 }
 
-fn open_text(file: &Path, window: usize, seed: u64) -> anyhow::Result<Data> {
+fn open_text(file: &Path, window: usize, seed: u64) -> anyhow::Result<(Data, String)> {
     let windows = TextWindows::open_bytes(file, window)?;
+    let digest = digest::of_text(windows.bytes().unwrap_or_default());
     let count = windows.len();
     let (training, held_out) = windows.split(count - count / HELD_OUT_EVERY);
-    Ok(Data::Text(DataSplit { training: training.shifted(seed), held_out }))
+    Ok((Data::Text(DataSplit { training: training.shifted(seed), held_out }), digest))
 }

@@ -3,6 +3,7 @@
 mod args;
 mod budget;
 mod data;
+mod digest;
 mod median;
 mod models;
 mod outcome;
@@ -17,15 +18,16 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::ExitCode;
 
+use tenure::nn::checkpoint::{self, Checkpoint};
 use tenure::nn::data::{DataLoader, Dataset, LoaderOptions};
 use tenure::nn::train::{TrainError, Trainer, TrainerOptions};
-use tenure::nn::{self, Scope, checkpoint};
+use tenure::nn::{self, Scope};
 use tenure::tensor::random::{self, Generator};
 use tenure::tensor::{Device, TensorError, threads};
 
 pub(crate) use args::TrainArgs;
 
-use crate::{files, output};
+use crate::{files, output, signals};
 use budget::RunBudget;
 use data::{Data, DataSplit, Examples};
 use models::AnyTask;
@@ -36,11 +38,12 @@ use recipe::{Length, Recipe};
 use watch::Watch;
 
 /// The names of fields in a run's identity.
+const DATA: &str = "--data";
+const DIGEST: &str = "data of SHA-256";
 const EXAMPLES: &str = "examples to train on";
 const BATCHES: &str = "steps of an epoch";
 
 pub(crate) fn run(args: &TrainArgs) -> ExitCode {
-    output::note_interrupts("ends after this step");
     train(args).unwrap_or_else(|error| files::print(Err(error)))
 }
 
@@ -72,18 +75,22 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     random::manual_seed(args.seed);
     let devices = args.devices()?;
     let model = args.model;
-    match data::open(&args.data, model, args.seed)? {
-        Data::Images(parts, kind) => train_on(args, &devices, move |scope| model.for_images(scope, kind), parts),
-        Data::Text(parts) => train_on(args, &devices, move |scope| model.for_text(scope), parts),
+    let (data, digest) = data::open(&args.data, model, args.seed)?;
+    match data {
+        Data::Images(parts, kind) => {
+            train_on(args, &devices, move |scope| model.for_images(scope, kind), parts, &digest)
+        }
+        Data::Text(parts) => train_on(args, &devices, move |scope| model.for_text(scope), parts, &digest),
     }
 }
 
-/// Trains on the data. `model` makes a new model.
+/// Trains on the data, whose contents have this digest. `model` makes a new model.
 fn train_on<D: Examples>(
     args: &TrainArgs,
     devices: &[Device],
     model: impl Fn(&Scope) -> nn::Result<AnyTask> + Send + Sync + 'static,
     parts: DataSplit<D>,
+    digest: &str,
 ) -> anyhow::Result<ExitCode> {
     let mut memory = RunPlacement::default();
     if let Some(path) = &args.problem {
@@ -108,7 +115,7 @@ fn train_on<D: Examples>(
     let drop_last = !args.model.is_for_text() && examples > batch_size && is_too_small;
     let training = DataLoader::new(parts.training, LoaderOptions { shuffle: Some(args.seed), drop_last, ..options });
     let held_out = DataLoader::new(parts.held_out, options);
-    let trainer_options = trainer_options(args, &recipe, batch_size, &training);
+    let trainer_options = trainer_options(args, &recipe, batch_size, &training, digest)?;
     let seed = args.seed;
     let lr = args.lr.unwrap_or(recipe.lr);
     let watching = memory.watching();
@@ -122,18 +129,28 @@ fn train_on<D: Examples>(
     if let Some(path) = &args.resume {
         resume(&mut run, path, args.lr)?;
     }
+    let before = run.history().len();
+    let steps = run.options().steps;
+    let to_make = steps.saturating_sub(before as u64);
+    anyhow::ensure!(
+        args.problem.is_none() || to_make >= placement::STEP as u64,
+        "--problem: it records step {} of this run, by which the optimizer has its state, and the run makes {to_make}: \
+         add --steps {} or more",
+        placement::STEP,
+        before + placement::STEP
+    );
     if let Some(budget) = &mut budget {
         run = budget.enter(&args.budget, args.seed, run)?;
     }
 
-    let before = run.history().len();
-    let steps = run.options().steps;
     if before as u64 > steps {
         let _ = writeln!(io::stderr(), "tenure: the checkpoint is of step {before}, of {steps} to make: none is made");
     }
     let mut watch =
         Watch::new((before as u64, steps), args.device, args.tensorboard.as_deref(), args.report.as_deref())?;
-    let mut profile = RunProfile::new(args.profile.as_deref(), steps.saturating_sub(before as u64));
+    let mut profile = RunProfile::new(args.profile.as_deref(), to_make);
+    // Until here a signal ends the program at once, whatever it waits for.
+    signals::note("ends after this step");
     match make_steps(args.checkpoint.as_deref(), &mut run, &mut watch, (&mut memory, &mut profile)) {
         // No step was made, so there is nothing to report.
         Err(error) if run.history().len() == before => Err(explain(error, &run, batch_size)),
@@ -148,7 +165,7 @@ fn make_steps<D: Examples>(
     watch: &mut Watch,
     (memory, profile): (&mut RunPlacement, &mut RunProfile),
 ) -> nn::Result<()> {
-    while !output::is_interrupted() {
+    while !signals::was_received() {
         let Some(step) = profile.step(|| run.step())? else { break };
         watch.step(&step, run.engine());
         if let Err(error) = memory.step() {
@@ -170,15 +187,12 @@ fn finish<D: Examples>(
     args: &TrainArgs,
     mut run: Trainer<AnyTask, D>,
     mut watch: Watch,
-    (mut memory, budget, mut profile): (RunPlacement, Option<RunBudget>, RunProfile),
+    (memory, budget, mut profile): (RunPlacement, Option<RunBudget>, RunProfile),
     held_out: &DataLoader<D>,
     stopped: Option<nn::Error>,
     batch_size: usize,
 ) -> ExitCode {
     let steps = run.history().len();
-    if let Err(error) = memory.write() {
-        watch.complain(&error);
-    }
     profile.finish();
     if let Err(error) = profile.write() {
         watch.complain(&error);
@@ -194,7 +208,7 @@ fn finish<D: Examples>(
         format!("{}{kept}", explain(error, &run, batch_size))
     });
     let accuracy = if stopped.is_none() { accuracy(&mut run, held_out, &mut watch) } else { None };
-    let is_interrupted = output::is_interrupted();
+    let is_interrupted = signals::was_received();
     let can_go_on = (is_interrupted || stopped.is_some()) && !is_lost;
     let left = can_go_on.then(|| args.checkpoint_when_interrupted(steps));
     if let (Some(path), None) = (&left, &args.checkpoint) {
@@ -213,6 +227,13 @@ fn finish<D: Examples>(
         None => None,
     };
     outcome.profile = profile.sums();
+    if let Some(path) = memory.unrecorded() {
+        let step = placement::STEP;
+        files::complain(&format!(
+            "{}: no problem was written, as the run ended before its step {step}",
+            path.display()
+        ));
+    }
     let printed = files::print(outcome.text(args.json));
     watch.write(&outcome, run.history());
     if let Some(error) = stopped {
@@ -228,10 +249,8 @@ fn finish<D: Examples>(
         printed
     } else if watch.has_failed {
         ExitCode::from(files::BAD_INPUT)
-    } else if is_interrupted {
-        ExitCode::from(output::INTERRUPTED)
     } else {
-        ExitCode::SUCCESS
+        signals::exit_code_or(printed)
     }
 }
 
@@ -253,7 +272,8 @@ fn trainer_options<D: Dataset + 'static>(
     recipe: &Recipe,
     batch_size: usize,
     training: &DataLoader<D>,
-) -> TrainerOptions {
+    digest: &str,
+) -> anyhow::Result<TrainerOptions> {
     let length = match (args.steps, args.epochs) {
         (Some(steps), _) => Length::Steps(steps.get()),
         (_, Some(epochs)) => Length::Epochs(epochs.get()),
@@ -265,33 +285,53 @@ fn trainer_options<D: Dataset + 'static>(
     };
     let identity = [
         ("--model", args.model.name().to_owned()),
-        ("--data", args.data.to_string()),
+        // For messages: the digest decides whether the data is the same.
+        (DATA, args.data.to_string()),
+        (DIGEST, digest.to_owned()),
         ("--batch-size", batch_size.to_string()),
         ("--seed", args.seed.to_string()),
         (EXAMPLES, training.dataset().len().to_string()),
         // The number of devices decides whether a small last batch is left out.
         (BATCHES, training.batches().to_string()),
     ];
-    let may_differ = if args.changed_data { vec![EXAMPLES, BATCHES] } else { Vec::new() };
-    TrainerOptions {
+    let mut may_differ = vec![DATA];
+    if args.changed_data {
+        may_differ.extend([DIGEST, EXAMPLES, BATCHES]);
+    } else if let Some(path) = &args.resume
+        && !has_digest(path)?
+    {
+        may_differ.push(DIGEST);
+        files::complain(&format!(
+            "{}: this checkpoint of an older version has no digest of its data, so that only the number of examples is \
+             compared",
+            path.display()
+        ));
+    }
+    Ok(TrainerOptions {
         steps,
         schedule: recipe.schedule(steps),
         clip_norm: recipe.clip_norm,
         is_captured: args.captured,
         identity: identity.map(|(name, value)| (name.to_owned(), value)).into(),
         may_differ: may_differ.into_iter().map(str::to_owned).collect(),
-    }
+    })
+}
+
+/// Returns whether a checkpoint has a digest of its data.
+fn has_digest(path: &Path) -> anyhow::Result<bool> {
+    let checkpoint = Checkpoint::open(path).map_err(|error| about_checkpoint(path, error))?;
+    Ok(checkpoint.progress().notes["identity"].get(DIGEST).is_some())
 }
 
 /// Returns the share of correct predictions on held-out examples; `None` if there are none, or the user interrupts.
 fn accuracy<D: Examples>(run: &mut Trainer<AnyTask, D>, held_out: &DataLoader<D>, watch: &mut Watch) -> Option<f64> {
-    if output::is_interrupted() {
+    if signals::was_received() {
         return None;
     }
     watch.tests(held_out.batches());
     let score = run.evaluate(held_out, |_| {
         watch.test();
-        !output::is_interrupted()
+        !signals::was_received()
     });
     match score {
         Ok(score) => score.and_then(nn::train::Score::accuracy),
@@ -344,6 +384,11 @@ fn about_checkpoint(path: &Path, error: nn::Error) -> anyhow::Error {
                          (the order of the examples is then another, and without a folder of its own, which are held out)";
             files::about(path, format!("{error}: {to_do}"))
         }
+        nn::Error::Train(TrainError::OtherRun { ref name, .. }) if name == DIGEST => files::about(
+            path,
+            "the contents of --data are not those that the run was trained on: put the data back as it was, or add \
+             --changed-data to go on with it as it is now",
+        ),
         _ => files::about(path, error),
     }
 }

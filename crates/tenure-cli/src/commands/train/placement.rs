@@ -14,7 +14,7 @@ use super::models::{AnyTask, Batch};
 use crate::values::TierSpec;
 
 /// The step of this process that is recorded or inspected: by then the optimizer has its state.
-const STEP: usize = 3;
+pub(super) const STEP: usize = 3;
 
 /// The memory settings of a run's training thread: a recorder, or a mapping.
 #[derive(Default)]
@@ -84,10 +84,15 @@ impl RunPlacement {
         Ok(())
     }
 
-    /// Writes the recorded problem unless that is done, and stops recording.
-    pub(super) fn write(&mut self) -> anyhow::Result<()> {
+    /// Writes the recorded problem, and stops recording.
+    fn write(&mut self) -> anyhow::Result<()> {
         let Some(ProblemRecording { recorder, path, name, .. }) = self.recording.take() else { return Ok(()) };
         Ok(recorder.problem(&name, Vec::new(), Vec::new())?.write(path)?)
+    }
+
+    /// Returns the path of a problem that was not recorded, because the run ended before its step.
+    pub(super) fn unrecorded(&self) -> Option<&Path> {
+        self.recording.as_ref().map(|recording| &*recording.path)
     }
 
     /// Returns the tensors' tiers, in that step or the last one.

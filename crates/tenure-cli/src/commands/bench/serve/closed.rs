@@ -16,7 +16,7 @@ use super::bare::BareServer;
 use super::client::{HttpClient, PATIENCE};
 use super::own::OwnServer;
 use super::target::{Asked, RequestOutcome};
-use crate::output;
+use crate::signals;
 use crate::table::table;
 
 /// The number of turns of each server, and the share of a turn that warms up.
@@ -39,7 +39,7 @@ pub(super) struct Rates {
     encoding: &'static str,
     per_second: f64,
     bare_per_second: f64,
-    /// The median over the turns of Tenure's rate divided by the bare server's rate in the same turn.
+    /// `per_second` divided by `bare_per_second`.
     ratio: f64,
     /// The processor time for a request, including the client's.
     cpu_us: f64,
@@ -104,7 +104,7 @@ pub(super) fn measure(
             bar.set_message(format!("{encoding}, a bare server"));
             bares.push(turn(&bare_client, &bare_latencies));
             bar.inc(1);
-            if output::is_interrupted() {
+            if signals::was_received() {
                 return Ok(rates);
             }
         }
@@ -117,11 +117,13 @@ impl Rates {
     fn of(encoding: &'static str, ours: &[Turn], bares: &[Turn], latencies: &Latencies, resident: &[u64]) -> Self {
         let sum = |of: fn(&Turn) -> usize| ours.iter().map(of).sum();
         let at = |turn: usize| resident.get(turn).copied().unwrap_or(0);
+        let per_second = median(ours.iter().map(|turn| turn.per_second));
+        let bare_per_second = median(bares.iter().map(|turn| turn.per_second));
         Self {
             encoding,
-            per_second: median(ours.iter().map(|turn| turn.per_second)),
-            bare_per_second: median(bares.iter().map(|turn| turn.per_second)),
-            ratio: median(ours.iter().zip(bares).map(|(ours, bare)| ours.per_second / bare.per_second)),
+            per_second,
+            bare_per_second,
+            ratio: per_second / bare_per_second.max(f64::MIN_POSITIVE),
             cpu_us: median(ours.iter().map(|turn| turn.cpu_us)),
             bare_cpu_us: median(bares.iter().map(|turn| turn.cpu_us)),
             p50_ms: latencies.quantile_ms(0.5),
@@ -197,7 +199,7 @@ async fn turn(
         senders.spawn(async move {
             let mut turn = Turn::default();
             let mut sent = Instant::now();
-            while sent - begun < time && !output::is_interrupted() {
+            while sent - begun < time && !signals::was_received() {
                 let answer = asked.ask(&client).await;
                 let answered = Instant::now();
                 match answer.map(|answer| asked.outcome(answer)) {
@@ -259,6 +261,15 @@ fn median(rates: impl Iterator<Item = f64>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_ratio_is_that_of_the_two_rates() -> anyhow::Result<()> {
+        let turns = |rates: [f64; 3]| rates.map(|per_second| Turn { per_second, ..Turn::default() });
+        let rates =
+            Rates::of("json", &turns([100.0, 200.0, 300.0]), &turns([100.0, 250.0, 900.0]), &Latencies::new()?, &[]);
+        assert_eq!((rates.per_second, rates.bare_per_second, rates.ratio), (200.0, 250.0, 0.8));
+        Ok(())
+    }
 
     #[test]
     fn quantiles_of_latencies_are_right_to_a_thousandth() -> anyhow::Result<()> {

@@ -26,7 +26,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::workload::Workload;
 use crate::values::{DriverKind, parse_up_to_a_billion};
-use crate::{files, output, platform, progress};
+use crate::{files, output, platform, progress, signals};
 use arrivals::{Arrival, Pattern, arrivals};
 use client::HttpClient;
 use closed::{Closed, Rates};
@@ -132,9 +132,9 @@ const LEAST_BYTES: u64 = 64 << 10;
 const MODELS: u16 = 4;
 
 pub(crate) fn run(args: &BenchServeArgs) -> ExitCode {
-    output::note_interrupts("ending with what there is");
+    signals::note("ending with what there is");
     let printed = files::print(measure(args));
-    if output::is_interrupted() { ExitCode::from(output::INTERRUPTED) } else { printed }
+    signals::exit_code_or(printed)
 }
 
 fn measure(args: &BenchServeArgs) -> anyhow::Result<String> {
@@ -211,7 +211,7 @@ fn open(args: &BenchServeArgs, runtime: &Runtime, target: ServerUnderTest, what:
     draw(args, &target, &replayed, &what)?;
     if args.json {
         let mut line = json!({
-            "load": args.load.name(), "models": target.models.len(), "rate": args.rate, "seed": args.seed, "interrupted": output::is_interrupted(),
+            "load": args.load.name(), "models": target.models.len(), "rate": args.rate, "seed": args.seed, "interrupted": signals::was_received(),
         });
         if let (Value::Object(line), Value::Object(figures)) = (&mut line, serde_json::to_value(&summary)?) {
             line.extend(figures);

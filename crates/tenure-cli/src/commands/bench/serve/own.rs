@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use super::super::plain::{Plain, bytes};
 use super::super::workload::Workload;
 use super::target::Asked;
-use crate::output;
+use crate::signals;
 
 /// Models in a folder, which is removed when this is dropped.
 pub(super) struct OwnModels {
@@ -46,7 +46,7 @@ impl OwnModels {
     ) -> anyhow::Result<Self> {
         let mut models = Self { folder, asked: Vec::new(), bytes: 0 };
         for (number, workload) in workloads.iter().cycle().take(count).enumerate() {
-            anyhow::ensure!(!output::is_interrupted(), "interrupted before the first request");
+            anyhow::ensure!(!signals::was_received(), "interrupted before the first request");
             let name = format!("{}-{number}", workload.name());
             bar.set_message(format!("weights of {name}"));
             let path = models.folder.path().join(&name);

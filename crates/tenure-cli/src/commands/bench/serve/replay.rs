@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use super::arrivals::Arrival;
 use super::metrics::Counted;
 use super::target::{RequestOutcome, ServerUnderTest};
-use crate::output;
+use crate::signals;
 
 /// The time between two checks for an interrupt, and between two reads of the server's metrics.
 const LOOK: Duration = Duration::from_millis(50);
@@ -49,7 +49,7 @@ pub(super) fn replay(
     let mut sent = 0;
     'sending: for &arrival in arrivals {
         while let Some(rest) = arrival.at.checked_sub(begun.elapsed()) {
-            if output::is_interrupted() {
+            if signals::was_received() {
                 break 'sending;
             }
             bar.set_position(begun.elapsed().as_millis() as u64);
@@ -79,7 +79,7 @@ pub(super) fn replay(
                 samples.push(sample);
                 error = error.or(failure);
             }
-            Err(mpsc::RecvTimeoutError::Timeout) if !output::is_interrupted() => {}
+            Err(mpsc::RecvTimeoutError::Timeout) if !signals::was_received() => {}
             Err(_) => break,
         }
     }

@@ -14,7 +14,7 @@ use tenure_device::{Event, EventKind};
 
 use super::super::plain::{Plain, bytes};
 use super::super::workload::Workload;
-use crate::{output, platform};
+use crate::{platform, signals};
 
 /// The stages of a measurement: files, ready, searched, no pool, three other groupings, two without a switcher.
 pub(super) const STAGES: u64 = 9;
@@ -116,7 +116,7 @@ pub(super) fn measure(
         // Remove the file in any case; the folder is removed too.
         let _ = std::fs::remove_file(path);
     }
-    if output::is_interrupted() { Ok(None) } else { row.map(Some) }
+    if signals::was_received() { Ok(None) } else { row.map(Some) }
 }
 
 impl SwitchBench<'_> {
@@ -171,7 +171,7 @@ impl SwitchBench<'_> {
     ) -> anyhow::Result<f64> {
         let mut times = Vec::new();
         for turn in 0..self.repeats as usize {
-            anyhow::ensure!(!output::is_interrupted(), "interrupted");
+            anyhow::ensure!(!signals::was_received(), "interrupted");
             before(turn)?;
             self.finish()?;
             let begun = Instant::now();
@@ -268,7 +268,7 @@ impl SwitchBench<'_> {
         let mut times = Vec::new();
         let mut is_equal = true;
         for turn in 0..self.repeats as usize {
-            anyhow::ensure!(!output::is_interrupted(), "interrupted");
+            anyhow::ensure!(!signals::was_received(), "interrupted");
             let model = &models[turn % count];
             // The device is full of the other models.
             model.evict()?;

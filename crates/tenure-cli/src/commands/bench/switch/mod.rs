@@ -13,7 +13,7 @@ use tenure::units::Bytes;
 use super::workload::Workload;
 use crate::table::table;
 use crate::values::DriverKind;
-use crate::{files, output, platform, progress};
+use crate::{files, output, platform, progress, signals};
 use measure::SwitchTimes;
 
 /// Measure how soon a model answers whose weights are not on the device
@@ -71,9 +71,9 @@ pub(crate) struct BenchSwitchArgs {
 const DEFAULT: [Workload; 3] = [Workload::Resnet152, Workload::InceptionV3, Workload::BertBase];
 
 pub(crate) fn run(args: &BenchSwitchArgs) -> ExitCode {
-    output::note_interrupts("ending when this answer is there");
+    signals::note("ending when this answer is there");
     let printed = files::print(measure(args));
-    if output::is_interrupted() { ExitCode::from(output::INTERRUPTED) } else { printed }
+    signals::exit_code_or(printed)
 }
 
 fn measure(args: &BenchSwitchArgs) -> anyhow::Result<String> {

@@ -1,15 +1,16 @@
-//! Files that other programs wrote: byte order marks, UTF-16, gzip, and pointers of git-lfs.
+//! Files that other programs wrote: byte order marks, UTF-16, compression, pointers of git-lfs, and paths that are no
+//! files.
+
+mod packed;
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
-use std::os::unix::fs::FileExt;
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use flate2::bufread::MultiGzDecoder;
+pub use packed::{expect_no_archive, open_unpacked};
 
 const BYTE_ORDER_MARK: &str = "\u{feff}";
-/// The first bytes of a gzip file. Source: RFC 1952.
-const GZIP: [u8; 2] = [0x1f, 0x8b];
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// Returns the bytes of a text in UTF-8 without the byte order mark that some editors begin files with.
@@ -59,17 +60,17 @@ pub fn expect_no_utf_16(bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Opens a file, and returns an error if it is a pointer of git-lfs. A gzip file is decompressed as it is read,
-/// whatever its name is.
+/// Opens a regular file, and never waits: opening a named pipe would wait for a writer.
 ///
 /// # Errors
-/// The file cannot be read, or is a pointer of git-lfs.
-pub fn open_unpacked(path: &Path) -> io::Result<Box<dyn BufRead>> {
-    let mut file = BufReader::new(File::open(path)?);
-    let beginning = file.fill_buf()?;
-    expect_fetched(beginning)?;
-    let is_packed = beginning.starts_with(&GZIP);
-    Ok(if is_packed { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) })
+/// The file cannot be opened, or is a pipe, a socket, a device or a folder.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    // The open file is looked at, because another program may replace the path between a look and the opening.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "this is not a regular file")),
+    }
 }
 
 /// Returns an error if an open file is a pointer of git-lfs, as [`expect_fetched`] does. The file's position stays the
