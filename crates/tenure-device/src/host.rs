@@ -12,7 +12,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 #[cfg(target_os = "linux")]
 use memmap2::Advice;
@@ -36,6 +36,9 @@ const ADDRESS_SPACE: [usize; 3] = [1 << 44, 1 << 40, 1 << 36];
 /// The size in bytes from which a block is made of pages. Smaller blocks come from the language's allocator, which
 /// leaves holes that other blocks cannot use.
 const LARGE_BYTES: usize = 64 << 10;
+/// The size in bytes from which blocks may be refused for want of the system's memory. To ask the system takes longer than
+/// to make a smaller block.
+const GUARDED_BYTES: usize = 16 << 20;
 /// The multiple, in bytes, of the size of large blocks.
 const PAGE_BYTES: u64 = 4 << 10;
 /// The step in bytes by which the room of small blocks grows and shrinks under a limit, so that most small blocks
@@ -57,6 +60,8 @@ pub struct HostMemory {
     peak: AtomicU64,
     /// The most bytes that may be held.
     limit: AtomicU64,
+    /// Returns the bytes of memory that the system has available, if blocks are refused for which it has too few.
+    available: OnceLock<fn() -> u64>,
 }
 
 /// The counters of small blocks, and the part of the limit that they have.
@@ -113,7 +118,7 @@ impl HostMemory {
         let small = Mutex::default();
         let peak = AtomicU64::new(0);
         let limit = AtomicU64::new(u64::MAX);
-        let memory = Arc::new(Self { heap, small, peak, limit });
+        let memory = Arc::new(Self { heap, small, peak, limit, available: OnceLock::new() });
         let weak = Arc::downgrade(&memory);
         // If a callback frees small blocks, this turns their room into room for a large block.
         memory.add_free_memory_callback(Box::new(move || weak.upgrade().is_some_and(|memory| memory.trim_room())));
@@ -151,6 +156,14 @@ impl HostMemory {
         self.heap.pages().prefer_huge(bytes.is_none());
         self.limit_heap(&mut self.small.lock(), 1);
         if bytes.is_some() { self.release_cached() } else { Ok(()) }
+    }
+
+    /// Refuses blocks of 16 MiB or more from now on if they need more memory than the system has available, as
+    /// `available` returns it in bytes. Otherwise the system hands out addresses without memory, and kills a process when
+    /// they are used. A second call has no effect.
+    pub fn refuse_unavailable(&self, available: fn() -> u64) {
+        // The first function stays.
+        let _ = self.available.set(available);
     }
 
     /// Returns the limit, in bytes.
@@ -264,11 +277,37 @@ impl HostMemory {
         if self.is_short_of(bytes as u64) {
             self.trim_room();
         }
+        if bytes >= GUARDED_BYTES
+            && let Some(available) = self.available.get()
+        {
+            self.check_available(bytes as u64, available())?;
+        }
         let block = self.heap.allocate(Request::new(bytes as u64, StreamId::NULL).with_tag(tag).with_key(key))?;
         let small = self.small.lock().allocated_bytes();
         self.peak.fetch_max(self.heap.live_bytes() + small, Ordering::Relaxed);
         // The mapping's address was exposed when it was made.
         Ok(ptr::with_exposed_provenance_mut(block.address as usize))
+    }
+
+    /// Refuses a block that needs more than the pages which are held unused and `available` bytes of the system.
+    #[cold]
+    fn check_available(&self, bytes: u64, available: u64) -> Result<(), AllocError> {
+        let all = self.heap.statistics().all;
+        let [allocated, reserved] = [all.allocated_bytes.current, all.reserved_bytes.current];
+        if bytes <= available.saturating_add(reserved.saturating_sub(allocated)) {
+            return Ok(());
+        }
+        Err(AllocError::OutOfMemory {
+            requested: bytes,
+            stream: StreamId::NULL,
+            allocated,
+            reserved,
+            inactive: reserved.saturating_sub(allocated),
+            overhead: 0,
+            free: available,
+            total: reserved.saturating_add(available),
+            allowed: reserved.saturating_add(available),
+        })
     }
 
     /// Tells the recording of activities of a new block of at least `bytes` bytes.

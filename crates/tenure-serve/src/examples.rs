@@ -11,10 +11,10 @@ use tenure_nn::sentence::{SETTINGS, SentenceTokenizer};
 use tenure_nn::{Error, Module, Scope};
 use tenure_tensor::random::Generator;
 
-use crate::repository::{RepositoryError, check_encoder};
+use crate::repository::{RepositoryError, StoredEncoder, check_encoder};
 
-/// The files of a sentence encoder that are served: its model's and its tokenizer's.
-const ENCODER_FILES: [&str; 3] = ["config.json", "model.safetensors", "tokenizer.json"];
+/// The files of a sentence encoder that are served, beside its weights: its model's and its tokenizer's.
+const ENCODER_FILES: [&str; 2] = ["config.json", "tokenizer.json"];
 
 /// Optional files beside them, which state the longest text in tokens.
 const TEXT_FILES: [&str; 2] = ["sentence_bert_config.json", "tokenizer_config.json"];
@@ -68,7 +68,7 @@ shape = [-1, -1, 256]
 max_rows = 16
 "#;
 
-/// The end of the configuration of a sentence encoder; the lines that differ by encoder come before it.
+/// The configuration of a sentence encoder, after the line that names its weights.
 const SENTENCES: &str = r#"architecture = "sentences"
 config = "config.json"
 timeout_ms = 10000
@@ -131,25 +131,39 @@ pub enum ExampleError {
 
 /// Writes three models into a folder and returns their names: `digits`, a ResNet; `next-byte`, a Llama; and the
 /// sentence encoder of the folder `encoder`, such as all-MiniLM-L6-v2, under the name `name`. Creates the folder if it
-/// does not exist. Without an encoder it writes `tiny-sentences` instead, whose weights are drawn like the others'.
+/// does not exist. Without an encoder it writes `tiny-sentences` instead, whose weights are drawn like the others'. The
+/// models appear when all are written.
 ///
 /// # Errors
 /// A model with such a name exists; a file cannot be read or written; or the encoder's vectors are not averages
-/// normalized to length 1, the only ones that the server computes.
+/// normalized to length 1, the only ones that the server computes. No model was written then.
 pub fn write(folder: &Path, encoder: Option<(&str, &Path)>) -> Result<Vec<String>, ExampleError> {
     let third = encoder.map_or("tiny-sentences", |(name, _)| name);
     let names = ["digits", "next-byte", third];
-    let folders = names.map(|name| folder.join(name));
-    if let Some(path) = folders.iter().find(|path| path.exists()) {
-        return Err(ExampleError::Exists { path: path.clone() });
+    if let Some(path) = names.iter().map(|name| folder.join(name)).find(|path| path.exists()) {
+        return Err(ExampleError::Exists { path });
     }
     let encoder = encoder.map(|(_, from)| {
         let model = check_encoder(from)?;
         SentenceTokenizer::open(from)?;
-        Ok::<_, ExampleError>([model, from.to_owned()])
+        Ok::<_, ExampleError>((model, from))
     });
     let encoder = encoder.transpose()?;
-    folders.iter().try_for_each(|path| fs::create_dir_all(path).map_err(io_error(path)))?;
+    let is_new = !folder.exists();
+    fs::create_dir_all(folder).map_err(io_error(folder))?;
+    let written = write_beside(folder, names, encoder);
+    if written.is_err() && is_new {
+        // It is empty, unless another program wrote to it, and then it stays.
+        let _ = fs::remove_dir(folder);
+    }
+    written.map(|()| names.map(String::from).into())
+}
+
+/// Writes the models into a temporary folder in `folder`, and moves them when all are there.
+fn write_beside(folder: &Path, names: [&str; 3], encoder: Option<(StoredEncoder, &Path)>) -> Result<(), ExampleError> {
+    let beside = tempfile::Builder::new().prefix(".tenure-models-").tempdir_in(folder).map_err(io_error(folder))?;
+    let folders = names.map(|name| beside.path().join(name));
+    folders.iter().try_for_each(|path| fs::create_dir(path).map_err(io_error(path)))?;
     let [digits, next_byte, sentences] = &folders;
     let scope = |seed| Scope::new(&Generator::new(seed));
     let config = ResNetConfig { channels: 1, classes: 10, width: 8, ..ResNetConfig::RESNET18 };
@@ -165,15 +179,7 @@ pub fn write(folder: &Path, encoder: Option<(&str, &Path)>) -> Result<Vec<String
     };
     model(next_byte, NEXT_BYTE, &Llama::new(&scope(2), &config).map_err(Error::from)?)?;
     match encoder {
-        Some([model, from]) => {
-            let text_files = TEXT_FILES.map(|file| model.join(file)).into_iter().chain([from.join(SETTINGS)]);
-            let text_files = text_files.filter(|file| file.exists());
-            for file in ENCODER_FILES.map(|file| model.join(file)).into_iter().chain(text_files) {
-                let name = file.file_name().unwrap_or_default();
-                fs::copy(&file, sentences.join(name)).map_err(io_error(&file))?;
-            }
-            text(sentences, "config.toml", SENTENCES)?;
-        }
+        Some((model, from)) => copy_encoder(&model, from, sentences)?,
         None => {
             let config: BertConfig =
                 serde_json::from_str(TINY_CONFIG).map_err(|error| io_error(sentences)(error.into()))?;
@@ -181,7 +187,22 @@ pub fn write(folder: &Path, encoder: Option<(&str, &Path)>) -> Result<Vec<String
             model(sentences, SENTENCES, &Bert::new(&scope(3), &config).map_err(Error::from)?)?;
         }
     }
-    Ok(names.map(String::from).into())
+    names.iter().zip(&folders).try_for_each(|(name, from)| {
+        let to = folder.join(name);
+        fs::rename(from, &to).map_err(io_error(&to))
+    })
+}
+
+/// Copies the encoder of the folder `from` as a model to serve.
+fn copy_encoder(model: &StoredEncoder, from: &Path, to: &Path) -> Result<(), ExampleError> {
+    let needed = ENCODER_FILES.into_iter().chain(model.weight_files.iter().map(String::as_str));
+    let optional = TEXT_FILES.map(|file| model.folder.join(file)).into_iter().chain([from.join(SETTINGS)]);
+    let files = needed.map(|file| model.folder.join(file)).chain(optional.filter(|file| file.exists()));
+    for file in files {
+        let name = file.file_name().unwrap_or_default();
+        fs::copy(&file, to.join(name)).map_err(io_error(&file))?;
+    }
+    text(to, "config.toml", &format!("weights = {:?}\n{SENTENCES}", model.weights))
 }
 
 fn model(folder: &Path, config: &str, model: &dyn Module) -> Result<(), ExampleError> {

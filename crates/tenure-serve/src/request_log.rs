@@ -15,7 +15,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::metrics::{Phases, RequestOutcome, milliseconds};
+use crate::scheduler::ClientId;
 
 /// The target of the events.
 pub const TARGET: &str = "tenure_serve::request";
@@ -44,6 +45,7 @@ pub(crate) struct RequestRecord {
     method: String,
     path: String,
     arrived: Instant,
+    client: OnceLock<ClientId>,
     found: Mutex<RequestFacts>,
 }
 
@@ -65,13 +67,25 @@ impl RequestRecord {
 
     /// Creates the record of the next message of a stream, with the stream's id.
     pub(crate) fn next(&self) -> Arc<Self> {
-        Self::of(self.id.clone(), self.protocol, &self.method, &self.path)
+        let next = Self::of(self.id.clone(), self.protocol, &self.method, &self.path);
+        if let Some(client) = self.client() {
+            next.comes_from(client);
+        }
+        next
     }
 
     fn of(id: HeaderValue, protocol: &'static str, method: &str, path: &str) -> Arc<Self> {
         let method = method.into();
         let path = path.into();
-        Arc::new(Self { id, protocol, method, path, arrived: Instant::now(), found: Mutex::default() })
+        Arc::new(Self {
+            id,
+            protocol,
+            method,
+            path,
+            arrived: Instant::now(),
+            client: OnceLock::new(),
+            found: Mutex::default(),
+        })
     }
 
     /// Returns the request's id.
@@ -82,6 +96,17 @@ impl RequestRecord {
     /// Runs the future that answers the request; [`current`] returns this record meanwhile.
     pub(crate) async fn scope<F: Future>(self: &Arc<Self>, answer: F) -> F::Output {
         CURRENT.scope(Arc::clone(self), answer).await
+    }
+
+    /// Records which client sent the request.
+    pub(crate) fn comes_from(&self, client: ClientId) {
+        // It is the same at every call.
+        let _ = self.client.set(client);
+    }
+
+    /// Returns the client that sent the request, if it is known.
+    pub(crate) fn client(&self) -> Option<ClientId> {
+        self.client.get().copied()
     }
 
     /// Records that the request asks an existing model.

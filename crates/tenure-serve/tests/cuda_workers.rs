@@ -238,7 +238,7 @@ fn a_worker_begins_before_weights_are_there_and_one_that_is_killed_then_loses_no
 }
 
 #[test]
-fn a_network_that_ends_its_process_is_served_no_more_until_it_is_loaded_again() {
+fn a_network_that_ends_its_process_is_served_on() {
     let (_alone, memory) = alone();
     let served = serve(moody::models(&["aborts", "good"]), 2);
     for _ in 0..3 {
@@ -246,9 +246,6 @@ fn a_network_that_ends_its_process_is_served_no_more_until_it_is_loaded_again() 
         assert!(status == 503 && reason.contains("SIGABRT"), "{reason}");
         assert_eq!(served.mood("good", 1.0).unwrap().0, 3.0);
     }
-    let (status, reason) = served.mood("aborts", 1.0).unwrap_err();
-    assert!(status == 503 && reason.contains("3 workers ended while they computed it"), "{reason}");
-    assert_eq!(served.post("/v2/repository/models/aborts/load").0, 200);
     assert_eq!(served.mood("aborts", 1.0).unwrap().0, 3.0);
     expect_peace(memory);
 }

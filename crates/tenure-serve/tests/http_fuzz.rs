@@ -64,7 +64,7 @@ impl Case {
             method: "POST",
             path: String::new(),
             version: "HTTP/1.1",
-            headers: vec!["Host: here".into()],
+            headers: vec!["Host: localhost".into()],
             body: Vec::new(),
             json_bytes: None,
             encoding: None,

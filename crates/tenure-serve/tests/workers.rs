@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use served::moody::{self, ABORT, HANG, LOOP, PANIC};
+use served::moody::{self, ABORT, GREED, HANG, LOOP, PANIC};
 use served::processes::{is_stopped, is_there, leave_computing, signal, workers};
 use served::{Served, example_models, floats, integers, probe, request, until};
 use tenure_nn::networks::Architectures;
@@ -62,8 +62,11 @@ fn workers_answer_what_this_process_does_while_models_come_and_go() {
     for name in ["digits", "next-byte", "tiny-sentences"] {
         assert_eq!(there.post(&format!("/v2/repository/models/{name}/unload")).0, 200);
     }
-    let maps = std::fs::read_to_string(format!("/proc/{}/maps", workers(&there)[0])).unwrap();
-    assert!(there.memory() == 0 && !maps.contains("memfd:digits") && !maps.contains("memfd:next-byte"));
+    assert_eq!(there.memory(), 0);
+    for worker in there.serving.workers() {
+        let maps = std::fs::read_to_string(format!("/proc/{worker}/maps")).unwrap();
+        assert!(!maps.contains("memfd:digits") && !maps.contains("memfd:next-byte"));
+    }
 }
 
 #[test]
@@ -82,17 +85,19 @@ fn a_worker_that_is_killed_fails_its_batch_and_another_goes_on() {
         assert_eq!(waiting.join().unwrap(), Ok((15.0, standby)));
     });
     served.release("killed");
-    assert_eq!(served.mood("killed", 2.0), Ok((6.0, standby)));
-    let [still, new] = workers(&served);
-    assert!(still == standby && new != active && !is_there(active));
-    // The death of the standby worker affects no request.
-    signal("KILL", new);
-    until("it is gone", || !is_there(new));
-    assert_eq!(served.mood("killed", 4.0), Ok((12.0, standby)));
-    let [_, newer] = workers(&served);
-    assert!(newer != new && served.get("/metrics").1.contains("tenure_worker_deaths_total 2"));
+    let (answer, new) = served.mood("killed", 2.0).unwrap();
+    assert!(answer == 6.0 && ![active, standby].contains(&new) && !is_there(active));
+    // The death of the worker that stands by affects no request.
+    until("three workers", || served.serving.workers().len() == 3);
+    let idle = served.serving.workers()[2];
+    signal("KILL", idle);
+    until("it is gone", || !is_there(idle));
+    assert_eq!(served.mood("killed", 4.0), Ok((12.0, new)));
+    until("three workers", || served.serving.workers().len() == 3);
+    let all = served.serving.workers();
+    assert!(!all.contains(&idle) && served.get("/metrics").1.contains("tenure_worker_deaths_total 2"));
     drop(served);
-    until("no worker is left", || !is_there(standby) && !is_there(newer));
+    until("no worker is left", || !all.iter().any(|worker| is_there(*worker)));
 }
 
 #[test]
@@ -117,17 +122,52 @@ fn a_batch_that_had_not_begun_is_run_again() {
 }
 
 #[test]
-fn a_network_that_ends_its_process_is_served_no_more_until_it_is_loaded_again() {
+fn a_network_that_ends_its_process_is_served_on() {
     let served = moody::serve(moody::models(&["aborts", "good"]), 1 << 20);
-    for _ in 0..3 {
+    for _ in 0..4 {
         let (status, reason) = served.mood("aborts", ABORT).unwrap_err();
         assert!(status == 503 && reason.contains("SIGABRT"), "{reason}");
         assert_eq!(served.mood("good", 1.0).unwrap().0, 3.0);
     }
-    let (status, reason) = served.mood("aborts", 1.0).unwrap_err();
-    assert!(status == 503 && reason.contains("3 workers ended while they computed it"), "{reason}");
-    assert_eq!(served.post("/v2/repository/models/aborts/load").0, 200);
     assert_eq!(served.mood("aborts", 1.0).unwrap().0, 3.0);
+}
+
+#[test]
+fn a_model_that_hangs_spares_the_others_and_its_worker_is_replaced_at_its_timeout() {
+    let served = moody::serve(moody::models(&["hangs", "other"]), 1 << 20);
+    let (_, first) = served.mood("hangs", 1.0).unwrap();
+    let hurried = InferRequest { timeout: Some(Duration::from_millis(300)), ..probe::ask("hangs", HANG) };
+    thread::scope(|scope| {
+        let hanging = scope.spawn(|| served.infer(&hurried));
+        until("it hangs", || served.is_endless("hangs"));
+        assert_eq!(served.mood("other", 2.0).unwrap().0, 6.0);
+        assert_eq!(hanging.join().unwrap().unwrap_err().0, 504);
+        // Nothing else ends the worker.
+        let (answer, second) = served.mood("hangs", 2.0).unwrap();
+        assert!(answer == 6.0 && second != first);
+    });
+}
+
+#[test]
+fn a_request_that_takes_more_memory_than_there_is_is_the_callers_error() {
+    let served = moody::serve(moody::models(&["greedy"]), 1 << 20);
+    let (_, worker) = served.mood("greedy", 1.0).unwrap();
+    for _ in 0..4 {
+        let (status, reason) = served.mood("greedy", GREED).unwrap_err();
+        assert!(status == 413 && reason.contains("memory") && !reason.contains("again"), "{status} {reason}");
+        assert_eq!(served.mood("greedy", 2.0), Ok((6.0, worker)));
+    }
+}
+
+#[test]
+fn a_worker_that_gives_no_sign_of_life_is_replaced_and_the_server_is_not_ready_meanwhile() {
+    let served = moody::serve(moody::models(&["still"]), 1 << 20);
+    let (_, worker) = served.mood("still", 1.0).unwrap();
+    signal("STOP", worker);
+    until("the server is not ready", || served.get("/v2/health/ready").0 == 503);
+    until("the worker is killed", || !is_there(worker));
+    assert_eq!(served.mood("still", 2.0).unwrap().0, 6.0);
+    until("the server is ready again", || served.get("/v2/health/ready").0 == 200);
 }
 
 #[test]

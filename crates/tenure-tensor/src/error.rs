@@ -5,7 +5,9 @@ use tenure_device::collective::CollectiveError;
 use tenure_device::cuda::KernelError;
 use tenure_device::memory::MemoryError;
 
-use tenure_core::{AllocatorError, DType, DTypeError, Device, DeviceError, DeviceKind, LayoutError, StorageError};
+use tenure_core::{
+    AllocatorError, DType, DTypeError, Device, DeviceError, DeviceKind, Error, LayoutError, StorageError,
+};
 
 /// The result of an operation of this crate.
 pub type Result<T, E = TensorError> = std::result::Result<T, E>;
@@ -328,6 +330,17 @@ impl From<MemoryError> for TensorError {
 }
 
 impl TensorError {
+    /// Returns whether there was too little memory.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::Core(Error::Allocator(error) | Error::Storage(StorageError::Allocator(error))) => {
+                matches!(error, AllocatorError::OutOfMemory { .. } | AllocatorError::DeviceOutOfMemory { .. })
+            }
+            Self::Memory { error, .. } => error.is_out_of_memory(),
+            _ => false,
+        }
+    }
+
     #[track_caller]
     pub(crate) fn device(op: &'static str, error: CallError) -> Self {
         Self::Memory { op, error: Box::new(error.into()) }

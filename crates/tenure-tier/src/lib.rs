@@ -46,5 +46,5 @@ pub use placement::{Placement, PlacementGuard, PlacementOptions, WhenFull};
 pub use reader::{FilePart, FileReader, SourceFile};
 pub use recorder::{RecordedEvent, Recorder, RecorderGuard};
 pub use report::{KeyReport, Report, TagReport, TierReport};
-pub use system::{available_bytes, memory_bytes};
+pub use system::{available_bytes, memory_bytes, refuse_unavailable_memory};
 pub use tier::Tier;

@@ -5,6 +5,8 @@ use std::ops::Range;
 use std::path::Path;
 use std::{fs, ptr};
 
+use tenure_device::host::HostMemory;
+
 /// Returns the size in bytes of a page, the smallest unit that the system maps.
 pub(crate) fn page_bytes() -> u64 {
     rustix::param::page_size() as u64
@@ -32,6 +34,15 @@ pub fn available_bytes() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| number_after(&text, "MemAvailable:"));
     let machine = machine.map_or_else(memory_bytes, |kib| kib << 10);
     control_groups().map(|group| group.limit.saturating_sub(group.used)).fold(machine, u64::min)
+}
+
+/// Makes the host memory of tensors refuse large blocks that need more than nine tenths of the
+/// [available bytes](available_bytes), so that an error says what the system would say by killing a process.
+pub fn refuse_unavailable_memory() {
+    HostMemory::install();
+    if let Some(memory) = HostMemory::installed() {
+        memory.refuse_unavailable(|| available_bytes() / 10 * 9);
+    }
 }
 
 /// The memory limit in bytes of a control group, and the bytes that it uses and that cannot be written to a disk.

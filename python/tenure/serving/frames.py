@@ -20,7 +20,7 @@ from torch import Tensor
 
 __all__ = ["receive", "send"]
 
-_VERSION = 1
+_VERSION = 2
 _HEAD = struct.Struct("<HHIQ")
 
 #: Data types by their names in messages.

@@ -24,7 +24,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from torch import Tensor
+from torch import OutOfMemoryError, Tensor
 
 from tenure import Error
 from tenure.serving import frames, modules
@@ -101,6 +101,8 @@ class _Worker:
             case "close":
                 closing = self._models.pop(model, None)
                 self._moves.put(lambda: self._free(call, closing, None))
+            case "ask":
+                self._report({"report": "alive"})
             case "trim":
                 self._moves.put(lambda: self._trim(call))
             case "run":
@@ -207,7 +209,8 @@ class _Worker:
         except BaseException:
             # A failed device fails all later work of this process. The server can go on with a new one.
             os._exit(1)
-        self._report({"report": "failed", "call": call, "reason": _reason(error)})
+        report = {"report": "failed", "call": call, "reason": _reason(error)}
+        self._report({**report, "is_out_of_memory": _is_out_of_memory(error)})
 
     def _report(self, report: dict[str, Any], outputs: list[Tensor] | None = None) -> None:
         with self._sending, suppress(ConnectionError):
@@ -229,6 +232,11 @@ def _reason(error: BaseException) -> str:
     """Returns an error in one line."""
     text = str(error) if type(error) is Error else f"{type(error).__name__}: {error}"
     return " ".join(text.split())
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether memory was too little: PyTorch's allocator of host memory raises a RuntimeError then."""
+    return isinstance(error, MemoryError | OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _server() -> socket.socket:

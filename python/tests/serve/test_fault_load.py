@@ -90,7 +90,7 @@ class Load:
         """Sends a request, or its beginning, and disconnects before the answer."""
         host, port = self.server.address.split(":")
         body = json.dumps({"inputs": [images(16)]}).encode()
-        head = f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         with socket.create_connection((host, int(port))) as client:
             client.sendall(head.encode() + body[: self.random.choice([10, len(body)])])
 
@@ -143,7 +143,8 @@ class Load:
                 each.result()
         for name in MODELS:
             until(f"{name} answers with its last weights", lambda name=name: self.is_last(name))  # type: ignore[misc]
-        until("two workers", lambda: len(self.server.workers()) == 2)
+        # One for each model that has room on the CPU, and one more.
+        until("the workers", lambda: len(self.server.workers()) >= (3 if DEVICE == "cpu" else 2))
 
     def is_last(self, name: str) -> bool:
         try:

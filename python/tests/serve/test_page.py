@@ -65,7 +65,9 @@ class Browser:
     """A window of a headless Chromium, driven through WebDriver."""
 
     def __init__(self, driver: str, profile: Path) -> None:
-        arguments = [*ARGUMENTS.split(), f"--user-data-dir={profile}"]
+        # Names of other sites stand for this host.
+        resolver = "--host-resolver-rules=MAP *.example 127.0.0.1"
+        arguments = [*ARGUMENTS.split(), resolver, f"--user-data-dir={profile}"]
         options = {"browserName": "chrome", "goog:chromeOptions": {"binary": CHROMIUM, "args": arguments}}
         session = post(f"{driver}/session", {"capabilities": {"alwaysMatch": options}})["value"]["sessionId"]
         self._session = f"{driver}/session/{session}"

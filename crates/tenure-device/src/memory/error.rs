@@ -57,6 +57,11 @@ impl From<CallError> for MemoryError {
 }
 
 impl MemoryError {
+    /// Returns whether there was too little memory.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::OutOfMemory(_) | Self::Allocator(AllocError::OutOfMemory { .. }))
+    }
+
     /// Converts the error for callers that know devices only as [`Allocator`](tenure_core::Allocator)s.
     pub(super) fn into_allocator_error(self, device: Device, requested: usize) -> AllocatorError {
         match self {

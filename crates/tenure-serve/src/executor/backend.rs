@@ -6,6 +6,7 @@ use std::time::Duration;
 use tenure_nn::networks::Network;
 
 use super::ModelError;
+use super::batch_control::BatchControl;
 use super::stored::StoredWeights;
 use super::tensors::RawTensor;
 use crate::http::Tier;
@@ -30,13 +31,20 @@ pub(crate) trait Backend: Send + Sync {
     /// Returns device memory that no model uses to the driver, for other processes.
     fn trim(&self) {}
 
-    /// Ends the current batch as early as possible: no request waits for its answer any more.
-    fn abandon(&self) {}
+    /// Returns the most batches that are computed at once, each of another model.
+    fn max_batches(&self) -> usize {
+        1
+    }
 
     /// Stops waiting for results that are not computed yet.
     fn end(&self) {}
 
-    /// Returns the ids of the worker processes, the active one first; empty if this process computes.
+    /// Returns whether the processes that compute give signs of life.
+    fn is_answering(&self) -> bool {
+        true
+    }
+
+    /// Returns the ids of the worker processes; empty if this process computes.
     fn processes(&self) -> Vec<u32> {
         Vec::new()
     }
@@ -67,7 +75,7 @@ pub(crate) trait BackendWeights: Send + Sync {
     fn evict(&self, bytes: u64);
 
     /// Computes the answers to inputs. Waits for weights.
-    fn compute(&self, inputs: &[RawTensor]) -> Result<TimedOutputs, ModelError>;
+    fn compute(&self, inputs: &[RawTensor], control: &BatchControl) -> Result<TimedOutputs, ModelError>;
 }
 
 /// The answers to a batch, and how its time was spent.

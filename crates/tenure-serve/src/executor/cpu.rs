@@ -12,6 +12,7 @@ use tenure_switch::{FirstUse, Image, Images, Manifest, SwitchError};
 
 use super::ModelError;
 use super::backend::{Backend, BackendWeights, LoadedCallback, TimedOutputs};
+use super::batch_control::BatchControl;
 use super::compute_process::{ComputeProcess, ModelRunner};
 use super::network::{Computed, Placed};
 use super::stored::StoredWeights;
@@ -31,11 +32,11 @@ struct CpuModel {
     bytes: u64,
     /// Bytes of the model's weights that are in memory.
     resident: AtomicU64,
+    runner: Box<dyn ModelRunner>,
     state: Mutex<CpuModelState>,
 }
 
 struct CpuModelState {
-    runner: Box<dyn ModelRunner>,
     weights: StoredWeights,
     /// The tensor order of the current image, or of the next one if there is none.
     order: WeightOrder,
@@ -62,8 +63,8 @@ impl CpuBackend {
         let stored = weights.files.model();
         let manifest = weights.tensors.manifest(stored.name.as_str(), &order)?;
         let bytes = weights.tensors.bytes();
+        let runner = self.process.open(network, stored);
         let state = CpuModelState {
-            runner: self.process.open(network, stored),
             weights,
             order,
             manifest,
@@ -74,7 +75,7 @@ impl CpuBackend {
         };
         let images = Arc::clone(&self.images);
         let resident = AtomicU64::new(0);
-        Ok(CpuModel { images, bytes, resident, state: Mutex::new(state) })
+        Ok(CpuModel { images, bytes, resident, runner, state: Mutex::new(state) })
     }
 }
 
@@ -93,8 +94,12 @@ impl Backend for CpuBackend {
         vec![Tier { name: name.into(), used_bytes, capacity_bytes: self.memory_bytes }]
     }
 
-    fn abandon(&self) {
-        self.process.abandon();
+    fn max_batches(&self) -> usize {
+        self.process.max_batches()
+    }
+
+    fn is_answering(&self) -> bool {
+        self.process.is_answering()
     }
 
     fn end(&self) {
@@ -119,12 +124,12 @@ impl BackendWeights for CpuModel {
         let mut state = self.state.lock();
         // An image that could not be read is read again.
         if state.resident.as_ref().is_some_and(|image| image.failure().is_some()) {
-            state.unbind(&self.images);
+            state.unbind(&*self.runner, &self.images);
         }
         if state.resident.is_none() {
             state.weights.files.check_unchanged()?;
             let image = self.images.acquire_within(&state.manifest, patience)?;
-            state.bind(image)?;
+            state.bind(&*self.runner, image)?;
             self.resident.store(state.manifest.bytes(), Ordering::Relaxed);
         }
         Ok(())
@@ -158,13 +163,13 @@ impl BackendWeights for CpuModel {
     }
 
     fn evict(&self, _: u64) {
-        self.state.lock().unbind(&self.images);
+        self.state.lock().unbind(&*self.runner, &self.images);
         self.resident.store(0, Ordering::Relaxed);
     }
 
-    fn compute(&self, inputs: &[RawTensor]) -> Result<TimedOutputs, ModelError> {
+    fn compute(&self, inputs: &[RawTensor], control: &BatchControl) -> Result<TimedOutputs, ModelError> {
         let mut state = self.state.lock();
-        let Computed { outputs, begun, ended, first_uses, .. } = state.runner.compute(inputs)?;
+        let Computed { outputs, begun, ended, first_uses, .. } = self.runner.compute(inputs, control)?;
         let (copy, wait) = wait_times(&first_uses, begun);
         if state.is_first_run() {
             state.first_run = Some((first_uses, ended));
@@ -187,7 +192,7 @@ impl CpuModelState {
     }
 
     /// Makes the model use the weights of an image.
-    fn bind(&mut self, image: Arc<Image>) -> Result<(), ModelError> {
+    fn bind(&mut self, runner: &dyn ModelRunner, image: Arc<Image>) -> Result<(), ModelError> {
         let placed = self.weights.tensors.placed(&self.order, &self.manifest);
         let placed = placed.map(|placed| Placed {
             name: placed.name.into(),
@@ -195,16 +200,16 @@ impl CpuModelState {
             group: placed.group,
             begin: placed.begin,
         });
-        self.runner.bind(&image, placed.collect())?;
+        runner.bind(&image, placed.collect())?;
         self.resident = Some(image);
         self.is_whole = false;
         Ok(())
     }
 
     /// Releases the image, so that its memory is free. The next image has the order that was recorded, if any.
-    fn unbind(&mut self, images: &Images) {
+    fn unbind(&mut self, runner: &dyn ModelRunner, images: &Images) {
         let Some(image) = self.resident.take() else { return };
-        self.runner.unbind();
+        runner.unbind();
         drop(image);
         images.forget(&self.manifest);
         if let Some(order) = self.recorded.take()
@@ -252,7 +257,7 @@ mod tests {
         let bytes: Vec<u8> = tokens.into_iter().flat_map(i64::to_le_bytes).collect();
         let tokens = RawTensor { dtype: DType::I64, sizes: vec![1, 2], parts: vec![bytes.into()] };
         model.load(Duration::ZERO).unwrap();
-        let answer = model.compute(&[tokens]);
+        let answer = model.compute(&[tokens], &BatchControl::default());
         model.loaded().unwrap();
         answer.map(|answer| answer.outputs)
     }

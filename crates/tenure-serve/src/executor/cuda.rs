@@ -7,6 +7,7 @@ use tenure_nn::networks::Network;
 
 use super::ModelError;
 use super::backend::{Backend, BackendWeights, LoadedCallback, TimedOutputs};
+use super::batch_control::BatchControl;
 use super::network::unwind_error;
 use super::resident::{DeviceWeights, ResidentModel};
 use super::stored::StoredWeights;
@@ -72,7 +73,7 @@ impl BackendWeights for CudaModel {
         self.0.evict(bytes);
     }
 
-    fn compute(&self, inputs: &[RawTensor]) -> Result<TimedOutputs, ModelError> {
+    fn compute(&self, inputs: &[RawTensor], _: &BatchControl) -> Result<TimedOutputs, ModelError> {
         let inputs = inputs.iter().map(RawTensor::to_tensor).collect::<Result<Vec<_>, _>>()?;
         let begun = Instant::now();
         let answers = catch_unwind(AssertUnwindSafe(|| self.0.model.forward(&inputs))).map_err(unwind_error)??;

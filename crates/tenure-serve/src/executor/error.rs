@@ -85,6 +85,9 @@ pub enum ModelError {
     /// The request itself is wrong: another process reported it, or its inputs are too long to be sent there.
     #[error("{0}")]
     Asked(String),
+    /// The request takes more memory than there is.
+    #[error("the request takes more memory than there is ({0}): send fewer rows, or shorter ones")]
+    OutOfMemory(String),
     /// The process that computed the model ended.
     #[error("the worker that computed it ended with {0}: ask again")]
     Lost(String),
@@ -112,6 +115,15 @@ impl ModelError {
                 | Self::Changed { .. }
                 | Self::Switch(SwitchError::NoHostRoom { .. } | SwitchError::NoDeviceRoom { .. })
         )
+    }
+
+    /// Returns whether the request takes more memory than there is.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::OutOfMemory(_) => true,
+            Self::Compute(error) => error.is_out_of_memory(),
+            _ => false,
+        }
     }
 
     /// Returns whether the request itself is wrong, for example a token outside the vocabulary.

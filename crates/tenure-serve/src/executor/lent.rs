@@ -9,6 +9,7 @@ use tenure_tensor::Device;
 
 use super::ModelError;
 use super::backend::{Backend, BackendWeights, LoadedCallback, TimedOutputs};
+use super::batch_control::BatchControl;
 use super::compute_process::ComputeProcess;
 use super::network::Computed;
 use super::resident::{DeviceWeights, ResidentModel};
@@ -61,8 +62,8 @@ impl Backend for LentBackend {
         self.weights.trim();
     }
 
-    fn abandon(&self) {
-        self.workers.abandon();
+    fn is_answering(&self) -> bool {
+        self.workers.is_answering()
     }
 
     fn end(&self) {
@@ -103,9 +104,9 @@ impl BackendWeights for LentWorkerModel {
         self.resident.evict(bytes);
     }
 
-    fn compute(&self, inputs: &[RawTensor]) -> Result<TimedOutputs, ModelError> {
+    fn compute(&self, inputs: &[RawTensor], control: &BatchControl) -> Result<TimedOutputs, ModelError> {
         let mut lent = self.lent.lock();
-        let computed = lent.compute(&self.resident.model, inputs);
+        let computed = lent.compute(&self.resident.model, inputs, control);
         self.resident.update_resident_bytes()?;
         let Computed { outputs, begun, ended, measured, .. } = computed?;
         let took = ended - begun;

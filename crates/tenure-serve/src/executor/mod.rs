@@ -8,6 +8,7 @@
 //! groups that let the last layer end soonest. Evicting a model frees its image, since its files hold the same bytes.
 
 mod backend;
+mod batch_control;
 mod borrowed;
 mod callbacks;
 mod compute_process;
@@ -25,6 +26,7 @@ pub(crate) mod text;
 mod with_python;
 
 pub(crate) use backend::{Backend, BackendWeights, LoadedCallback, TimedOutputs};
+pub(crate) use batch_control::BatchControl;
 pub(crate) use borrowed::{BorrowedWeights, LentNetwork};
 pub(crate) use callbacks::Callbacks;
 pub(crate) use compute_process::{ComputeProcess, ModelRunner, ThisProcess};

@@ -7,6 +7,7 @@ use tenure_nn::networks::{Architectures, Network};
 use tokio::sync::oneshot;
 
 use super::backend::{Backend, BackendWeights, TimedOutputs};
+use super::batch_control::BatchControl;
 use super::stored::StoredWeights;
 use super::{ModelError, dtype_of, tensors};
 use crate::protocol;
@@ -100,12 +101,13 @@ impl OpenModel {
         device: DeviceId,
         requests: &[Vec<protocol::Tensor>],
         rows: &[u32],
+        control: &BatchControl,
     ) -> Result<BatchAnswer, ModelError> {
         let specs = &self.stored.config;
         let inputs = (0..specs.inputs.len())
             .map(|index| tensors::join(&requests.iter().map(|inputs| &inputs[index]).collect::<Vec<_>>()))
             .collect::<Result<Vec<_>, _>>()?;
-        let TimedOutputs { outputs, copy, wait, compute } = self.on(device).compute(&inputs)?;
+        let TimedOutputs { outputs, copy, wait, compute } = self.on(device).compute(&inputs, control)?;
         let mut answers = vec![Vec::new(); requests.len()];
         for (output, spec) in outputs.iter().zip(&specs.outputs) {
             let parts = tensors::split(output, spec, rows)?;

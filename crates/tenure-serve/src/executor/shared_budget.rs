@@ -12,6 +12,7 @@ use tenure_switch::SwitchError;
 
 use super::ModelError;
 use super::backend::{BackendWeights, LoadedCallback, TimedOutputs};
+use super::batch_control::BatchControl;
 use super::tensors::RawTensor;
 
 /// The switcher that a model's weights belong to: that of our own networks, or that of PyTorch modules.
@@ -150,8 +151,8 @@ impl BackendWeights for BudgetedWeights {
         self.give_back_all_but(&mut taken_bytes, self.weights.resident_bytes());
     }
 
-    fn compute(&self, inputs: &[RawTensor]) -> Result<TimedOutputs, ModelError> {
-        self.weights.compute(inputs)
+    fn compute(&self, inputs: &[RawTensor], control: &BatchControl) -> Result<TimedOutputs, ModelError> {
+        self.weights.compute(inputs, control)
     }
 }
 
@@ -208,7 +209,7 @@ mod tests {
             self.resident.store(left, Ordering::Relaxed);
         }
 
-        fn compute(&self, _: &[RawTensor]) -> Result<TimedOutputs, ModelError> {
+        fn compute(&self, _: &[RawTensor], _: &BatchControl) -> Result<TimedOutputs, ModelError> {
             Err(ModelError::NoWeights)
         }
     }

@@ -10,24 +10,31 @@ use super::shared_budget::{BudgetedWeights, Owner, SharedBudget};
 use super::stored::StoredWeights;
 use crate::http::Tier;
 use crate::repository::StoredModel;
-use crate::worker::Python;
+use crate::worker::{Python, Pythons};
 
-/// A backend, and the process that computes PyTorch modules.
+/// A backend, and the processes that compute PyTorch modules.
 pub(crate) struct WithPython {
     native: Arc<dyn Backend>,
-    python: Arc<Python>,
-    /// The device memory that both use, and the bytes of pinned host memory for PyTorch images. `None` on the CPU,
-    /// where freed memory is available to every process.
-    shared: Option<(Arc<SharedBudget>, u64)>,
+    python: PythonPlace,
+}
+
+/// The processes that compute PyTorch modules.
+enum PythonPlace {
+    /// Several on the CPU, where freed memory is available to every process.
+    Cpu(Pythons),
+    /// One on a CUDA device, with the device memory that both use, and the bytes of pinned host memory for PyTorch
+    /// images.
+    Cuda { python: Arc<Python>, room: Arc<SharedBudget>, host_bytes: u64 },
 }
 
 impl WithPython {
-    pub(crate) fn on_cpu(native: Box<dyn Backend>, python: Python) -> Self {
-        Self { native: native.into(), python: Arc::new(python), shared: None }
+    pub(crate) fn on_cpu(native: Box<dyn Backend>, pythons: Pythons) -> Self {
+        Self { native: native.into(), python: PythonPlace::Cpu(pythons) }
     }
 
     pub(crate) fn on_cuda(native: Box<dyn Backend>, python: Python, room: SharedBudget, host_bytes: u64) -> Self {
-        Self { native: native.into(), python: Arc::new(python), shared: Some((Arc::new(room), host_bytes)) }
+        let place = PythonPlace::Cuda { python: Arc::new(python), room: Arc::new(room), host_bytes };
+        Self { native: native.into(), python: place }
     }
 
     /// Makes the weights of either owner take their bytes from the shared budget, if there is one. The other owner
@@ -38,9 +45,9 @@ impl WithPython {
         weights: Box<dyn BackendWeights>,
         stored: &StoredModel,
     ) -> Box<dyn BackendWeights> {
-        let Some((room, _)) = &self.shared else { return weights };
+        let PythonPlace::Cuda { python, room, .. } = &self.python else { return weights };
         let native = Arc::clone(&self.native);
-        let python = Arc::clone(&self.python);
+        let python = Arc::clone(python);
         Box::new(BudgetedWeights::new(room, stored.name.to_string(), owner, weights, move || match owner {
             Owner::Native => python.trim(),
             Owner::Python => native.trim(),
@@ -54,7 +61,11 @@ impl Backend for WithPython {
     }
 
     fn open_python(&self, stored: &Arc<StoredModel>) -> Result<Box<dyn BackendWeights>, ModelError> {
-        Ok(self.in_budget(Owner::Python, self.python.open(stored)?, stored))
+        let weights = match &self.python {
+            PythonPlace::Cpu(pythons) => pythons.open(stored)?,
+            PythonPlace::Cuda { python, .. } => python.open(stored)?,
+        };
+        Ok(self.in_budget(Owner::Python, weights, stored))
     }
 
     fn tiers(&self) -> [&str; 2] {
@@ -63,11 +74,12 @@ impl Backend for WithPython {
 
     fn usage(&self) -> Vec<Tier> {
         let mut tiers = self.native.usage();
+        let resident_bytes = self.python.all().iter().map(|python| python.resident_bytes()).sum::<u64>();
         if let Some(memory) = tiers.first_mut() {
-            memory.used_bytes += self.python.resident_bytes();
+            memory.used_bytes += resident_bytes;
         }
-        if let (Some((_, host_bytes)), Some(pinned)) = (&self.shared, tiers.get_mut(1)) {
-            pinned.used_bytes += self.python.host_bytes();
+        if let (PythonPlace::Cuda { python, host_bytes, .. }, Some(pinned)) = (&self.python, tiers.get_mut(1)) {
+            pinned.used_bytes += python.host_bytes();
             pinned.capacity_bytes += host_bytes;
         }
         tiers
@@ -75,20 +87,37 @@ impl Backend for WithPython {
 
     fn trim(&self) {
         self.native.trim();
-        self.python.trim();
+        self.python.all().iter().for_each(|python| python.trim());
     }
 
-    fn abandon(&self) {
-        self.native.abandon();
-        self.python.abandon();
+    fn max_batches(&self) -> usize {
+        self.native.max_batches()
+    }
+
+    fn is_answering(&self) -> bool {
+        self.native.is_answering() && self.python.all().iter().all(|python| python.is_answering())
     }
 
     fn end(&self) {
         self.native.end();
-        self.python.end();
+        if let PythonPlace::Cpu(pythons) = &self.python {
+            pythons.end();
+        }
+        self.python.all().iter().for_each(|python| python.end());
     }
 
     fn processes(&self) -> Vec<u32> {
-        self.native.processes().into_iter().chain(self.python.pid()).collect()
+        let pythons = self.python.all();
+        self.native.processes().into_iter().chain(pythons.iter().filter_map(|python| python.pid())).collect()
+    }
+}
+
+impl PythonPlace {
+    /// Returns all processes' handles.
+    fn all(&self) -> Vec<Arc<Python>> {
+        match self {
+            Self::Cpu(pythons) => pythons.all(),
+            Self::Cuda { python, .. } => vec![Arc::clone(python)],
+        }
     }
 }

@@ -21,8 +21,10 @@ use super::messages::{
     ServerMetadataRequest, ServerMetadataResponse, ServerReadyRequest, ServerReadyResponse,
 };
 use super::wire::{Incoming, Outgoing, frame, time_limit};
+use super::{health, reflection};
 use crate::http::ServeError;
 use crate::http::body::BodyShare;
+use crate::http::places::PlaceKind;
 use crate::http::server::guarded;
 use crate::http::shared::{ServerShared, refuse_parameters};
 use crate::protocol::{ModelConfig, ModelState, ServerMetadata};
@@ -31,6 +33,13 @@ use crate::shared_memory::Peer;
 
 const SERVICE: &str = "/inference.GRPCInferenceService/";
 
+/// The sender of a call.
+#[derive(Clone, Copy)]
+pub(super) struct Caller {
+    pub(super) peer: Peer,
+    pub(super) place: PlaceKind,
+}
+
 /// Answers a call once one of `places` is free. The call ends when the client cancels it.
 ///
 /// # Errors
@@ -38,7 +47,7 @@ const SERVICE: &str = "/inference.GRPCInferenceService/";
 pub(super) async fn answer(
     shared: Arc<ServerShared>,
     places: Arc<Semaphore>,
-    peer: Peer,
+    caller: Caller,
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
 ) -> io::Result<()> {
@@ -49,7 +58,7 @@ pub(super) async fn answer(
     if !is_grpc(&head) {
         return outgoing.refuse();
     }
-    let call = match Call::new(&shared, peer, &head, body, arrived) {
+    let call = match Call::new(&shared, caller, &head, body, arrived) {
         Ok(call) => call,
         Err(error) => return outgoing.end(&Err(error)),
     };
@@ -69,6 +78,12 @@ async fn answer_call(mut call: Call<'_>, places: &Semaphore, mut outgoing: Outgo
     if call.method == "ModelStreamInfer" {
         return call.stream(outgoing).await;
     }
+    if call.path == health::WATCH {
+        return call.watch(outgoing).await;
+    }
+    if reflection::PATHS.contains(&call.path) {
+        return call.reflect(outgoing).await;
+    }
     let answer = tokio::select! {
         () = outgoing.cancelled() => return Ok(()),
         answer = guarded(call.unary()) => answer,
@@ -82,6 +97,30 @@ async fn answer_call(mut call: Call<'_>, places: &Semaphore, mut outgoing: Outgo
 fn is_grpc(head: &Parts) -> bool {
     let kind = head.headers.get(header::CONTENT_TYPE).map(|kind| kind.as_bytes());
     head.method == Method::POST && matches!(kind, Some(b"application/grpc" | b"application/grpc+proto"))
+}
+
+/// The kind of a call, which says to which clients it is answered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CallKind {
+    /// A health check, which needs neither a token nor a place.
+    Check,
+    /// A health check that lasts. It needs no token, and its number is limited by itself.
+    Watch,
+    /// Any other call.
+    Other,
+}
+
+impl CallKind {
+    fn of(path: &str) -> Self {
+        match path {
+            health::CHECK => Self::Check,
+            health::WATCH => Self::Watch,
+            path => match path.strip_prefix(SERVICE) {
+                Some("ServerLive" | "ServerReady") => Self::Check,
+                _ => Self::Other,
+            },
+        }
+    }
 }
 
 /// A call in progress.
@@ -100,15 +139,18 @@ pub(super) struct Call<'a> {
 impl<'a> Call<'a> {
     fn new(
         shared: &'a ServerShared,
-        peer: Peer,
+        Caller { peer, place }: Caller,
         head: &'a Parts,
         body: RecvStream,
         arrived: Instant,
     ) -> Result<Self, ServeError> {
         let path = head.uri.path();
         let method = path.strip_prefix(SERVICE).unwrap_or_default();
-        // Health checks carry no token.
-        if !matches!(method, "ServerLive" | "ServerReady") {
+        let kind = CallKind::of(path);
+        if kind != CallKind::Check && place == PlaceKind::Reserve {
+            return Err(ServeError::Crowded);
+        }
+        if kind == CallKind::Other {
             shared.authorize(&head.headers)?;
         }
         let limit = time_limit(&head.headers)?;
@@ -116,8 +158,11 @@ impl<'a> Call<'a> {
         Ok(Self { shared, peer, method, path, arrived, limit, incoming, share: shared.share() })
     }
 
-    /// Waits until another call may begin.
-    async fn place<'p>(&self, places: &'p Semaphore) -> Result<SemaphorePermit<'p>, ServeError> {
+    /// Waits until another call may begin. Health checks may always.
+    async fn place<'p>(&self, places: &'p Semaphore) -> Result<Option<SemaphorePermit<'p>>, ServeError> {
+        if CallKind::of(self.path) != CallKind::Other {
+            return Ok(None);
+        }
         let place = match self.limit {
             None => places.acquire().await,
             Some(limit) => {
@@ -126,7 +171,7 @@ impl<'a> Call<'a> {
             }
         };
         // The semaphore is closed when the server is gone.
-        place.map_err(|_| ServeError::ShuttingDown)
+        place.map(Some).map_err(|_| ServeError::ShuttingDown)
     }
 
     /// Returns the framed answer to a call of one message.
@@ -141,6 +186,9 @@ impl<'a> Call<'a> {
     }
 
     async fn other(&mut self) -> Result<Bytes, ServeError> {
+        if self.path == health::CHECK {
+            return self.check().await;
+        }
         match self.method {
             "ServerLive" => {
                 let ServerLiveRequest {} = self.message().await?;
@@ -179,12 +227,14 @@ impl<'a> Call<'a> {
                 frame(&RepositoryIndexResponse { models: entries.into_iter().map(Into::into).collect() })
             }
             "RepositoryModelLoad" => {
+                self.shared.check_operator(Some(self.peer))?;
                 let RepositoryModelRequest { model_name, parameters, .. } = self.message().await?;
                 refuse_parameters(parameters.keys())?;
                 self.shared.service.load(&model_name).await?;
                 frame(&RepositoryModelResponse {})
             }
             "RepositoryModelUnload" => {
+                self.shared.check_operator(Some(self.peer))?;
                 // No model depends on another, so `unload_dependents` has no effect.
                 let RepositoryModelRequest { model_name, .. } = self.message().await?;
                 self.shared.service.unload(&model_name).await?;

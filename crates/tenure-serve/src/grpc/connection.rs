@@ -9,10 +9,10 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::calls;
-use crate::http::connections::{Closing, Connections, Stream};
+use super::calls::{self, Caller};
+use crate::http::connections::{Accepted, Connections};
+use crate::http::places::PlaceKind;
 use crate::http::shared::ServerShared;
-use crate::shared_memory::Peer;
 
 /// The largest number of concurrent calls on one connection.
 const CALLS: u32 = 128;
@@ -24,9 +24,8 @@ const WINDOW: u32 = 1 << 20;
 pub(crate) async fn serve(connections: Connections, shared: Arc<ServerShared>, shutdown: impl Future<Output = ()>) {
     let calls = Arc::new(Semaphore::new(shared.config.limits.connections));
     connections
-        .serve(shutdown, move |stream, peer, closing| {
-            let connection = GrpcConnection { shared: shared.clone(), calls: calls.clone(), peer, closing };
-            connection.serve(stream)
+        .serve(shutdown, move |accepted| {
+            GrpcConnection { shared: shared.clone(), calls: calls.clone(), accepted }.serve()
         })
         .await;
 }
@@ -36,18 +35,20 @@ struct GrpcConnection {
     shared: Arc<ServerShared>,
     /// One permit for each call that may be in progress.
     calls: Arc<Semaphore>,
-    peer: Peer,
-    closing: Closing,
+    accepted: Accepted,
 }
 
 impl GrpcConnection {
     /// Answers calls until the client closes the connection, has no call for too long, or the server ends.
-    async fn serve(mut self, stream: Stream) -> io::Result<()> {
-        let limits = self.shared.config.limits;
+    async fn serve(self) -> io::Result<()> {
+        let Self { shared, calls: places, accepted } = self;
+        let Accepted { stream, peer, place, mut closing } = accepted;
+        let caller = Caller { peer, place: place.kind() };
+        let limits = shared.config.limits;
         let handshake = builder(limits.header_bytes).handshake(stream);
         let handshake = tokio::select! {
-            handshake = timeout(limits.receive, handshake) => handshake?,
-            () = self.closing.begun() => return Ok(()),
+            handshake = timeout(limits.head, handshake) => handshake?,
+            () = closing.begun() => return Ok(()),
         };
         let mut connection: server::Connection<_, Bytes> = handshake.map_err(io::Error::other)?;
         let mut calls = JoinSet::new();
@@ -57,14 +58,25 @@ impl GrpcConnection {
                 accepted = connection.accept() => {
                     let Some(accepted) = accepted else { return Ok(()) };
                     let (request, respond) = accepted.map_err(io::Error::other)?;
-                    calls.spawn(calls::answer(self.shared.clone(), self.calls.clone(), self.peer, request, respond));
+                    if place.kind() == PlaceKind::Reserve && !is_closing {
+                        // The client's next connection may get a regular place.
+                        is_closing = true;
+                        connection.graceful_shutdown();
+                    }
+                    let in_progress = place.begin();
+                    let answer = calls::answer(shared.clone(), places.clone(), caller, request, respond);
+                    calls.spawn(async move {
+                        let answered = answer.await;
+                        drop(in_progress);
+                        answered
+                    });
                 }
                 Some(ended) = calls.join_next() => {
                     if let Ok(Err(error)) = ended {
                         tracing::debug!("a call ended: {error}");
                     }
                 }
-                () = self.closing.begun(), if !is_closing => {
+                () = closing.begun(), if !is_closing => {
                     is_closing = true;
                     connection.graceful_shutdown();
                 }

@@ -15,6 +15,8 @@
 //! | `RepositoryModelLoad`, `RepositoryModelUnload` | loads and unloads a model |
 //! | `SystemSharedMemoryRegister`, `-Unregister`, `-Status` | regions of shared memory, the same as over HTTP |
 //! | `CudaSharedMemoryRegister`, `-Unregister`, `-Status` | regions of CUDA devices' memory, the same as over HTTP |
+//! | `grpc.health.v1.Health/Check`, `Watch` | gRPC's health checks: of the server, or of the model that `service` names; need no token |
+//! | `grpc.reflection.v1.ServerReflection`, `v1alpha` | the services and their messages, for clients such as `grpcurl` |
 //!
 //! Other calls are not implemented. Tensors arrive as `raw_input_contents` or as `contents`, and answers have the form
 //! of the request's tensors; half precision has no `contents`. Tensors in shared memory are in neither:
@@ -28,8 +30,10 @@ mod connection;
 mod contents;
 mod convert;
 mod described;
+mod health;
 mod infer;
 pub mod messages;
+mod reflection;
 mod shared_memory;
 mod status;
 mod wire;

@@ -15,7 +15,7 @@ use crate::shared_memory::{self, CudaRegistration, CudaStatus, Region, RegionKin
 impl Call<'_> {
     /// Answers a call about the system's shared memory: `what` is the rest of its name.
     pub(super) async fn system_shared_memory(&mut self, what: &str) -> Result<Bytes, ServeError> {
-        self.shared.neighbour(Some(self.peer))?;
+        self.shared.check_operator(Some(self.peer))?;
         match what {
             "Status" => {
                 let found = self.regions(Region::system).await?;
@@ -35,7 +35,7 @@ impl Call<'_> {
 
     /// Answers a call about the memory of CUDA devices: `what` is the rest of its name.
     pub(super) async fn cuda_shared_memory(&mut self, what: &str) -> Result<Bytes, ServeError> {
-        self.shared.neighbour(Some(self.peer))?;
+        self.shared.check_operator(Some(self.peer))?;
         match what {
             "Status" => {
                 let found = self.regions(Region::cuda).await?;

@@ -35,14 +35,16 @@ fn code(error: &ServeError) -> Code {
         ServeError::UnknownRoute(_)
         | ServeError::NoExtension(_)
         | ServeError::Method(_)
-        | ServeError::ContentEncoding(_) => Code::Unimplemented,
+        | ServeError::ContentEncoding(_)
+        | ServeError::ContentType(_) => Code::Unimplemented,
         ServeError::Token => Code::Unauthenticated,
-        ServeError::OtherSite => Code::PermissionDenied,
-        ServeError::Slow(_) | ServeError::DeadlinePassed(_) => Code::DeadlineExceeded,
-        ServeError::TooLarge(_) => Code::ResourceExhausted,
+        ServeError::OtherSite | ServeError::OtherHost(_) | ServeError::Elsewhere => Code::PermissionDenied,
+        ServeError::Slow(_) | ServeError::Stalled(_) | ServeError::DeadlinePassed(_) => Code::DeadlineExceeded,
+        ServeError::TooLarge(_) | ServeError::TooMuchMemory(_) => Code::ResourceExhausted,
         ServeError::NotReady { .. }
         | ServeError::QueueFull { .. }
         | ServeError::Busy
+        | ServeError::Crowded
         | ServeError::TryAgain(_)
         | ServeError::NotServing
         | ServeError::ShuttingDown => Code::Unavailable,
@@ -53,7 +55,6 @@ fn code(error: &ServeError) -> Code {
 /// Returns the code of a shared-memory error.
 fn shared_memory(error: &SharedMemoryError) -> Code {
     match error {
-        SharedMemoryError::Elsewhere => Code::PermissionDenied,
         SharedMemoryError::Unknown(_) => Code::NotFound,
         SharedMemoryError::Twice(_) => Code::AlreadyExists,
         SharedMemoryError::Full | SharedMemoryError::TooLarge(_) => Code::ResourceExhausted,

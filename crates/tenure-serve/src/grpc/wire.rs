@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use bytes::{BufMut, Bytes, BytesMut};
-use flate2::read::{MultiGzDecoder, ZlibDecoder};
 use h2::server::SendResponse;
 use h2::{RecvStream, SendStream};
 use prost::Message;
 use tokio::time::timeout;
 
 use super::status;
-use crate::http::body::{BodyShare, aside, unpack};
+use crate::http::body::{BodyShare, Pace, Packing, unpack};
 use crate::http::{Limits, ServeError};
 use crate::metrics::RequestOutcome;
 use crate::request_log::{self, REQUEST_ID, RequestEvent, RequestRecord};
@@ -52,28 +51,20 @@ fn duration(text: &str) -> Option<Duration> {
     })
 }
 
-/// The compression of a call's messages.
-#[derive(Clone, Copy)]
-enum Packing {
-    None,
-    Gzip,
-    Zlib,
-}
-
 /// A call's incoming messages.
 pub(super) struct Incoming {
     stream: RecvStream,
     limits: Limits,
-    packing: Packing,
+    packing: Option<Packing>,
     bytes: BytesMut,
 }
 
 impl Incoming {
     pub(super) fn new(headers: &HeaderMap, stream: RecvStream, limits: Limits) -> Result<Self, ServeError> {
         let packing = match headers.get(ENCODING).map(HeaderValue::as_bytes) {
-            None | Some(b"identity") => Packing::None,
-            Some(b"gzip") => Packing::Gzip,
-            Some(b"deflate") => Packing::Zlib,
+            None | Some(b"identity") => None,
+            Some(b"gzip") => Some(Packing::Gzip),
+            Some(b"deflate") => Some(Packing::Zlib),
             Some(other) => return Err(ServeError::ContentEncoding(String::from_utf8_lossy(other).into_owned())),
         };
         Ok(Self { stream, limits, packing, bytes: BytesMut::new() })
@@ -88,19 +79,11 @@ impl Incoming {
         if let Some(record) = request_log::current() {
             record.received(HEAD_BYTES + message.len());
         }
-        // A few bytes may decompress to many.
-        let message = match (is_packed, self.packing) {
-            (0, _) => return Ok(Some(message)),
-            (1, Packing::Gzip) => aside(usize::MAX, move || unpack(MultiGzDecoder::new(&message[..]), limit)).await?,
-            (1, Packing::Zlib) => aside(usize::MAX, move || unpack(ZlibDecoder::new(&message[..]), limit)).await?,
-            _ => {
-                return Err(ServeError::Malformed(
-                    "a message is compressed, and grpc-encoding does not say how".into(),
-                ));
-            }
-        };
-        share.grow(message.len())?;
-        Ok(Some(message))
+        match (is_packed, self.packing) {
+            (0, _) => Ok(Some(message)),
+            (1, Some(packing)) => unpack(packing, message, limit, share).await.map(Some),
+            _ => Err(ServeError::Malformed("a message is compressed, and grpc-encoding does not say how".into())),
+        }
     }
 
     /// Receives the call's only message.
@@ -131,8 +114,14 @@ impl Incoming {
 
     /// Waits until this many bytes have arrived. Returns `false` if the stream ends before.
     async fn fill(&mut self, bytes: usize, share: &mut BodyShare) -> Result<bool, ServeError> {
+        let mut pace = Pace::new(self.limits.stall);
         while self.bytes.len() < bytes {
-            let Some(data) = self.stream.data().await else { return Ok(false) };
+            // A client may take its time before a message, but not within it.
+            let more = match self.bytes.len() {
+                0 => self.stream.data().await,
+                begun => pace.wait(begun, self.stream.data()).await?,
+            };
+            let Some(data) = more else { return Ok(false) };
             let cut = |error| ServeError::Malformed(format!("the body was cut off: {error}"));
             let data = data.map_err(cut)?;
             self.stream.flow_control().release_capacity(data.len()).map_err(cut)?;

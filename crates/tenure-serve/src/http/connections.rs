@@ -1,4 +1,4 @@
-//! The connections of a listener, over HTTP and gRPC: their number, their handshakes and their end.
+//! The connections of a listener, over HTTP and gRPC: their handshakes and their end.
 
 use std::io;
 use std::pin::pin;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
@@ -15,10 +15,11 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::either::Either;
 
 use super::Limits;
+use super::places::{Place, Places};
 use crate::shared_memory::Peer;
 
 /// The pause after a connection could not be accepted, for example for lack of descriptors, which others may free.
-const PAUSE: Duration = Duration::from_millis(50);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// A connection's byte stream.
 pub(crate) type Stream = Either<TcpStream, TlsStream<TcpStream>>;
@@ -29,6 +30,14 @@ pub(crate) struct Connections {
     pub(crate) limits: Limits,
     /// The TLS acceptor; without it, connections are not encrypted.
     pub(crate) tls: Option<TlsAcceptor>,
+}
+
+/// A connection that has been accepted, after its TLS handshake.
+pub(crate) struct Accepted {
+    pub(crate) stream: Stream,
+    pub(crate) peer: Peer,
+    pub(crate) place: Arc<Place>,
+    pub(crate) closing: Closing,
 }
 
 /// A signal that connections are to end after the answers that they have begun.
@@ -48,12 +57,12 @@ impl Connections {
     pub(crate) async fn serve<F>(
         self,
         shutdown: impl Future<Output = ()>,
-        serve: impl Fn(Stream, Peer, Closing) -> F + Clone + Send + 'static,
+        serve: impl Fn(Accepted) -> F + Clone + Send + 'static,
     ) where
         F: Future<Output = io::Result<()>> + Send + 'static,
     {
         let Self { listener, limits, tls } = self;
-        let places = Arc::new(Semaphore::new(limits.connections));
+        let places = Places::new(limits.connections);
         let (close, closing) = watch::channel(false);
         let closing = Closing(closing);
         // Dropping this future drops the set, which ends all connections.
@@ -62,13 +71,16 @@ impl Connections {
         loop {
             let accepted = tokio::select! {
                 () = &mut shutdown => break,
-                accepted = accept(&listener, &places, limits.receive) => accepted,
+                accepted = accept(&listener, limits.receive) => accepted,
             };
             while connections.try_join_next().is_some() {}
-            let (stream, peer, place) = match accepted {
+            let (stream, peer) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!("a connection could not be accepted: {error}");
+                    // Descriptors may be scarcer than places.
+                    if !places.make_room() {
+                        tracing::warn!("a connection could not be accepted: {error}");
+                    }
                     sleep(PAUSE).await;
                     continue;
                 }
@@ -76,16 +88,19 @@ impl Connections {
             let serve = serve.clone();
             let tls = tls.clone();
             let mut closing = closing.clone();
-            connections.spawn(async move {
-                let _place = place;
+            let (place, evicted) = places.enter(peer.0);
+            let served = async move {
                 let handshake = tokio::select! {
-                    handshake = timeout(limits.receive, encrypt(stream, tls)) => handshake,
-                    () = closing.begun() => return,
+                    handshake = timeout(limits.head, encrypt(stream, tls)) => handshake,
+                    () = closing.begun() => return Ok(()),
                 };
-                let served = handshake.map_err(io::Error::from).flatten().map(|stream| serve(stream, peer, closing));
-                let ended = match served {
-                    Ok(served) => served.await,
-                    Err(error) => Err(error),
+                let stream = handshake.map_err(io::Error::from).flatten()?;
+                serve(Accepted { stream, peer, place, closing }).await
+            };
+            connections.spawn(async move {
+                let ended = tokio::select! {
+                    ended = served => ended,
+                    _ = evicted => Err(io::Error::other("another connection needs its place")),
                 };
                 if let Err(error) = ended {
                     tracing::debug!("a connection ended: {error}");
@@ -102,19 +117,13 @@ impl Connections {
     }
 }
 
-/// Accepts the next connection once there is a place for it. The connection ends if the peer acknowledges no sent bytes
-/// for `patience`.
-async fn accept(
-    listener: &TcpListener,
-    places: &Arc<Semaphore>,
-    patience: Duration,
-) -> io::Result<(TcpStream, Peer, OwnedSemaphorePermit)> {
-    let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
+/// Accepts the next connection, which ends if the peer acknowledges no sent bytes for `patience`.
+async fn accept(listener: &TcpListener, patience: Duration) -> io::Result<(TcpStream, Peer)> {
     let (stream, peer) = listener.accept().await?;
     let patience_ms = patience.as_millis().try_into().unwrap_or(u32::MAX);
     // Answers are written whole, so nothing is gained by delaying packets. A failure means that the peer is gone.
     let _ = stream.set_nodelay(true).and_then(|()| Ok(sockopt::set_tcp_user_timeout(&stream, patience_ms)?));
-    Ok((stream, Peer(peer.ip()), place))
+    Ok((stream, Peer(peer.ip())))
 }
 
 /// Returns a connection's stream, after the TLS handshake if there is an acceptor.

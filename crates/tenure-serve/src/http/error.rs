@@ -46,14 +46,35 @@ pub enum ServeError {
     #[error("the server asks for a token: send the header Authorization: Bearer TOKEN")]
     Token,
     /// The request comes from another site's page in a browser.
-    #[error("pages of other sites may not use this server: ask from the server's own site, or not from a browser")]
+    #[error("pages of other sites may not use this server: its option --allow-origin names the origins that may")]
     OtherSite,
+    /// The request asks for the server by a name that may be another site's.
+    #[error(
+        "the server does not answer as {0:?}, which may be another site's name for it: ask by its IP address, or start it with \
+         --allow-host NAME or with --tokens"
+    )]
+    OtherHost(String),
+    /// The media type is one that pages of other sites may send.
+    #[error("the server takes no bodies of {0}, as forms send them: send Content-Type: application/json")]
+    ContentType(String),
+    /// The client is on another host, and has no token.
+    #[error(
+        "clients of other hosts may not load or unload models or use shared memory: start the server with --tokens and send one, or \
+         with --allow-remote-operators"
+    )]
+    Elsewhere,
     /// The body did not arrive in time.
     #[error("the body did not come within {0:?}")]
     Slow(Duration),
+    /// The body makes too little progress.
+    #[error("too little of the body came within {0:?}")]
+    Stalled(Duration),
     /// The body is too long, compressed or not.
     #[error("the body is longer than {0} bytes, which is the server's limit")]
     TooLarge(usize),
+    /// The request takes more memory than there is.
+    #[error("{0}")]
+    TooMuchMemory(String),
     /// The compression is unknown.
     #[error("Content-Encoding {0:?} is not known: gzip, deflate and identity are")]
     ContentEncoding(String),
@@ -76,6 +97,9 @@ pub enum ServeError {
     /// There is no memory for another body.
     #[error("requests that are under way hold as much as the server has memory for: try again in a second")]
     Busy,
+    /// All connections have requests in progress, and this one is kept for health checks.
+    #[error("the server has as many connections as it takes: try again in a second")]
+    Crowded,
     /// A passing failure: the model's worker is gone, its weights were rewritten, or other models occupy its memory.
     #[error("{0}")]
     TryAgain(String),
@@ -106,13 +130,15 @@ impl ServeError {
             Self::UnknownModel { .. } | Self::UnknownRoute(_) | Self::NoExtension(_) => StatusCode::NOT_FOUND,
             Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
             Self::Token => StatusCode::UNAUTHORIZED,
-            Self::OtherSite => StatusCode::FORBIDDEN,
-            Self::Slow(_) => StatusCode::REQUEST_TIMEOUT,
-            Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::ContentEncoding(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::OtherSite | Self::Elsewhere => StatusCode::FORBIDDEN,
+            Self::OtherHost(_) => StatusCode::MISDIRECTED_REQUEST,
+            Self::Slow(_) | Self::Stalled(_) => StatusCode::REQUEST_TIMEOUT,
+            Self::TooLarge(_) | Self::TooMuchMemory(_) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::ContentEncoding(_) | Self::ContentType(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::NotReady { .. }
             | Self::QueueFull { .. }
             | Self::Busy
+            | Self::Crowded
             | Self::TryAgain(_)
             | Self::NotServing
             | Self::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
@@ -140,7 +166,7 @@ impl ServeError {
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::QueueFull { retry_after, .. } => Some(*retry_after),
-            Self::Busy | Self::TryAgain(_) => Some(Duration::from_millis(500)),
+            Self::Busy | Self::Crowded | Self::TryAgain(_) => Some(Duration::from_millis(500)),
             _ => None,
         }
     }
@@ -171,7 +197,7 @@ impl IntoResponse for ServeError {
                 headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
             // Any remaining bytes of the body are not a request.
-            Self::Slow(_) | Self::TooLarge(_) => {
+            Self::Slow(_) | Self::Stalled(_) | Self::TooLarge(_) => {
                 headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
             }
             _ => {}

@@ -10,8 +10,10 @@
 //! | `GET /` | a live page that shows models, where they are, and how long they take; it asks for a token itself |
 //! | `GET /events` | snapshots for the page as server-sent events, about one a second and at each change |
 //! | `GET /metrics` | [`Metrics`](crate::metrics::Metrics) for Prometheus |
+//! | `GET /openapi.json` | a description of all routes (OpenAPI 3.1) |
 //! | `GET /v2/health/live`, `GET /v2/health/ready` | health checks for orchestrators and load balancers; need no token
 //! |
+//! | `GET /health`, `GET /healthz` | the same as `/v2/health/ready` |
 //! | `GET /v2` | the server's metadata |
 //! | `GET /v2/models/M`, `GET /v2/models/M/ready` | a model's metadata; whether it is ready |
 //! | `GET /v2/models/M/config` | a model's configuration |
@@ -29,28 +31,35 @@
 //! | `POST /v1/embeddings`, `GET /v1/models`, `GET /v1/models/M` | OpenAI's API: embeddings of texts, and the list of
 //! models |
 //!
-//! `/versions/V` may follow `M` in routes that ask for a model. Shared memory is for clients on the server's host, or
-//! with a token; such a client can read and write every object that the server's user can.
+//! `/versions/V` may follow `M` in routes that ask for a model. [`Operators`] load and unload models and use shared
+//! memory. Without tokens, requests of other sites' pages are refused: see [`InferenceServerConfig::hosts`] and
+//! [`InferenceServerConfig::origins`].
 
 mod base64;
 pub(crate) mod body;
+mod compression;
 pub(crate) mod connections;
+mod cors;
 mod error;
 mod feed;
 mod infer;
 mod openai;
+mod openapi;
 mod page;
+pub(crate) mod places;
 mod routes;
 pub(crate) mod server;
 mod service;
 pub(crate) mod shared;
 mod shared_memory;
+mod sites;
 mod tls;
 
 pub use error::ServeError;
 pub use page::{ModelSnapshot, Resident, Snapshot, Tier};
-pub use server::{BindError, InferenceServer, InferenceServerConfig, Limits};
+pub use server::{BindError, InferenceServer, InferenceServerConfig, Limits, Operators};
 pub use service::{Service, ServiceFuture, Texts, Tokenizer};
+pub use sites::{HostName, Origin, SiteError};
 pub use tls::{TlsError, TlsFiles};
 
 pub use crate::shared_memory::SharedMemoryError;

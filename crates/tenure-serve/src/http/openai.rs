@@ -1,8 +1,5 @@
 //! OpenAI's API: embeddings of texts, and the list of models.
 
-use std::sync::Arc;
-
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, header};
@@ -14,7 +11,7 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use super::body::{aside, receive};
-use super::routes::{Sharing, json};
+use super::routes::{Route, Sharing, json, object};
 use super::shared::{Ending, ServerShared};
 use super::{ServeError, Texts, base64};
 use crate::metrics::RequestOutcome;
@@ -30,11 +27,12 @@ const MAX_FILLED: usize = 1 << 16;
 
 const INPUT: &str = "input must be a text, texts, tokens or lists of tokens";
 
-pub(super) fn routes() -> Router<Arc<ServerShared>> {
-    Router::new()
-        .route("/v1/models", get(models))
-        .route("/v1/models/{model}", get(model))
-        .route("/v1/embeddings", post(embeddings))
+pub(super) fn routes() -> [Route; 3] {
+    [
+        ("/v1/models".into(), get(models)),
+        ("/v1/models/{model}".into(), get(model)),
+        ("/v1/embeddings".into(), post(embeddings)),
+    ]
 }
 
 /// An error in OpenAI's form.
@@ -91,13 +89,22 @@ fn model_object(id: String) -> ModelObject {
 
 async fn models(State(shared): Sharing) -> Response {
     let ready = shared.service.index().into_iter().filter(|entry| entry.state == ModelState::Ready);
-    let data: Vec<ModelObject> = ready.map(|entry| model_object(entry.name)).collect();
+    let usable = ready.filter(|entry| encoder(&shared, &entry.name).is_ok());
+    let data: Vec<ModelObject> = usable.map(|entry| model_object(entry.name)).collect();
     json(&serde_json::json!({ "object": "list", "data": data }))
 }
 
 async fn model(State(shared): Sharing, Path(name): Path<String>) -> Result<Response, Refused> {
-    shared.service.metadata(&name, None)?;
+    encoder(&shared, &name)?;
     Ok(json(&model_object(name)))
+}
+
+/// Returns how a model returns embeddings.
+///
+/// # Errors
+/// There is no such model, or this API cannot use it.
+fn encoder(shared: &ServerShared, model: &str) -> Result<Encoder, Refused> {
+    Encoder::of(&*shared.service.metadata(model, None)?)
 }
 
 /// A request for embeddings. Other fields are allowed and ignored.
@@ -213,8 +220,7 @@ async fn answer(
 ) -> Result<Response, Refused> {
     let mut share = shared.share();
     let body = receive(headers, body, &shared.config.limits, &mut share).await?;
-    let request: EmbeddingsRequest = serde_json::from_slice(&body)
-        .map_err(|error| ServeError::Malformed(format!("the body is no request for embeddings: {error}")))?;
+    let request: EmbeddingsRequest = object(&body, "request for embeddings")?;
     let metadata = shared.service.metadata(&request.model, None)?;
     known.clone_from(&request.model);
     let format = VectorFormat::parse(request.encoding_format.as_deref())?;
@@ -410,7 +416,7 @@ async fn vectors(
         let (places, others) = rest.split_at(1 + more.count());
         rest = others;
         let inputs = encoder.inputs(rows, places)?;
-        // JSON cannot express half precision.
+        // No text of the numbers is written or read.
         let wanted = Wanted { encoding: Encoding::Binary, ..Wanted::default() };
         let request = InferRequest { model: metadata.name.clone(), inputs, wanted, ..Default::default() };
         metadata.check(&request).map_err(ServeError::Invalid)?;

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::body::receive;
+use super::compression::{accepts_gzip, compress};
 use super::shared::{ServerShared, refuse_parameters};
-use super::{ServeError, feed, infer, openai, page, shared_memory};
+use super::{InferenceServerConfig, ServeError, cors, feed, infer, openai, openapi, page, shared_memory};
 use crate::metrics;
 use crate::protocol::{IndexRequest, ModelConfig, ModelState, ServerMetadata, Statistics};
+use crate::scheduler::ClientId;
 use crate::shared_memory::Peer;
 use axum::Router;
 use axum::body::Body;
@@ -16,48 +18,81 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
-use axum::routing::{any, get, post};
+use axum::routing::{MethodRouter, any, get, post};
 use hyper::body::Incoming;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use tower::ServiceExt;
 
+/// The routes of health checks. The last two, which other servers and load balancers use, say the same as `READY`.
+const LIVE: &str = "/v2/health/live";
+const READY: &str = "/v2/health/ready";
+const HEALTH: &str = "/health";
+const HEALTHZ: &str = "/healthz";
+
+/// A path and its answers by method.
+pub(super) type Route = (String, MethodRouter<Arc<ServerShared>>);
+
 pub(super) type Sharing = State<Arc<ServerShared>>;
+
+/// Returns the routes that need a token, if the server has tokens.
+fn guarded_routes() -> Vec<Route> {
+    let mut routes = vec![
+        ("/events".into(), get(events)),
+        ("/metrics".into(), get(prometheus)),
+        ("/v2".into(), get(metadata_of_server)),
+        // The protocol's OpenAPI file has the trailing slash.
+        ("/v2/".into(), get(metadata_of_server)),
+        ("/v2/models/stats".into(), get(all_statistics)),
+        ("/v2/repository/index".into(), post(index)),
+        ("/v2/repository/models/{model}/load".into(), post(load)),
+        ("/v2/repository/models/{model}/unload".into(), post(unload)),
+    ];
+    for model in ["/v2/models/{model}", "/v2/models/{model}/versions/{version}"] {
+        routes.extend([
+            (model.into(), get(metadata)),
+            (format!("{model}/ready"), get(model_ready)),
+            (format!("{model}/config"), get(model_config)),
+            (format!("{model}/stats"), get(statistics)),
+            (format!("{model}/infer"), post(infer::infer)),
+        ]);
+    }
+    routes.extend(shared_memory::routes());
+    routes.extend(openai::routes());
+    routes
+}
+
+/// Returns the routes that need no token: health checks carry none, the page asks for one itself, and the description
+/// of the routes says nothing about the models.
+fn open_routes() -> Vec<Route> {
+    vec![
+        ("/".into(), get(live_page)),
+        ("/page.css".into(), get(async || file("text/css; charset=utf-8", page::STYLE))),
+        ("/page.js".into(), get(async || file("text/javascript; charset=utf-8", page::SCRIPT))),
+        ("/openapi.json".into(), get(description)),
+        (LIVE.into(), get(live)),
+        (READY.into(), get(ready)),
+        (HEALTH.into(), get(ready)),
+        (HEALTHZ.into(), get(ready)),
+    ]
+}
 
 /// Builds the router of all routes.
 fn router(shared: Arc<ServerShared>) -> Router {
-    let mut router = Router::new()
-        .route("/events", get(events))
-        .route("/metrics", get(prometheus))
-        .route("/v2", get(metadata_of_server))
-        // The protocol's OpenAPI file has the trailing slash.
-        .route("/v2/", get(metadata_of_server))
-        .route("/v2/models/stats", get(all_statistics))
-        .route("/v2/repository/index", post(index))
-        .route("/v2/repository/models/{model}/load", post(load))
-        .route("/v2/repository/models/{model}/unload", post(unload))
-        .nest("/v2/systemsharedmemory", shared_memory::system())
-        .nest("/v2/cudasharedmemory", shared_memory::cuda())
-        .route("/v2/logging", any(async || ServeError::NoExtension("logging")))
-        .route("/v2/trace/setting", any(no_trace));
-    for model in ["/v2/models/{model}", "/v2/models/{model}/versions/{version}"] {
-        router = router
-            .route(model, get(metadata))
-            .route(&format!("{model}/ready"), get(model_ready))
-            .route(&format!("{model}/config"), get(model_config))
-            .route(&format!("{model}/stats"), get(statistics))
-            .route(&format!("{model}/trace/setting"), any(no_trace))
-            .route(&format!("{model}/infer"), post(infer::infer));
+    let mut router = Router::new();
+    for (path, methods) in guarded_routes() {
+        router = router.route(&path, methods);
     }
-    router = router.merge(openai::routes());
+    for model in ["", "/models/{model}", "/models/{model}/versions/{version}"] {
+        router = router.route(&format!("/v2{model}/trace/setting"), any(no_trace));
+    }
+    router = router
+        .route("/v2/logging", any(async || ServeError::NoExtension("logging")))
+        .layer(middleware::from_fn_with_state(shared.clone(), authorize));
+    for (path, methods) in open_routes() {
+        router = router.route(&path, methods);
+    }
     router
-        .layer(middleware::from_fn_with_state(shared.clone(), authorize))
-        // These routes are outside the layer: health checks carry no token, and the page asks for one itself.
-        .route("/", get(live_page))
-        .route("/page.css", get(async || file("text/css; charset=utf-8", page::STYLE)))
-        .route("/page.js", get(async || file("text/javascript; charset=utf-8", page::SCRIPT)))
-        .route("/v2/health/live", get(live))
-        .route("/v2/health/ready", get(ready))
         .fallback(async |method: Method, uri: Uri| {
             refusal(&uri, ServeError::UnknownRoute(format!("{method} {}", uri.path())))
         })
@@ -84,31 +119,65 @@ impl Routes {
         Self { router: router(shared.clone()), shared }
     }
 
-    pub(super) async fn answer(&self, peer: Peer, mut request: Request<Incoming>) -> Result<Response, ServeError> {
+    /// Returns the client that sent a request.
+    pub(super) fn client(&self, peer: Peer, headers: &HeaderMap) -> ClientId {
+        self.shared.client(peer, headers)
+    }
+
+    /// Answers a request, in the form and with the headers that its client asks for.
+    pub(super) async fn answer(&self, peer: Peer, request: Request<Incoming>) -> Result<Response, ServeError> {
+        let accepts_gzip = accepts_gzip(request.headers());
+        compress(accepts_gzip, self.route(peer, request).await?).await
+    }
+
+    /// Returns the settings of the server.
+    pub(super) fn config(&self) -> &InferenceServerConfig {
+        &self.shared.config
+    }
+
+    async fn route(&self, peer: Peer, mut request: Request<Incoming>) -> Result<Response, ServeError> {
+        if !is_health(request.uri().path())
+            && let Err(error) = self.shared.check_site(request.method(), request.headers())
+        {
+            return Ok(refusal(request.uri(), error));
+        }
+        if let Some(answer) = cors::preflight(&self.shared.config.origins, request.method(), request.headers()) {
+            return Ok(answer);
+        }
         let Some(path) = ModelPath::of_inference(request.method(), request.uri().path()) else {
             request.extensions_mut().insert(peer);
             // Boxed, so that rare requests do not enlarge the futures of all.
             return Box::pin(self.router.clone().oneshot(request)).await.map_err(|error| match error {});
         };
-        admit(&self.shared, request.method(), request.headers())?;
+        self.shared.authorize(request.headers())?;
         let (head, body) = request.into_parts();
         infer::answer(&self.shared, path, Some(peer), &head.headers, body).await
     }
 }
 
-/// Middleware for all routes except health and the page: rejects requests that [`admit`] does not let through.
+/// Returns whether a route is a health check, which is answered to every client.
+pub(super) fn is_health(path: &str) -> bool {
+    matches!(path, LIVE | READY | HEALTH | HEALTHZ)
+}
+
+/// Middleware for all routes except health and the page: rejects requests without a valid token, if tokens are required.
 async fn authorize(State(shared): Sharing, request: Request<Body>, next: Next) -> Response {
-    match admit(&shared, request.method(), request.headers()) {
+    match shared.authorize(request.headers()) {
         Ok(()) => next.run(request).await,
         Err(error) => refusal(request.uri(), error),
     }
 }
 
-/// Checks that a request has a valid token, if tokens are required, and does not come from another site's page.
-fn admit(shared: &ServerShared, method: &Method, headers: &HeaderMap) -> Result<(), ServeError> {
-    // A page that a user of this host has open in a browser can reach a server that listens only on this host.
-    let is_from_elsewhere = headers.get("sec-fetch-site").is_some_and(|site| site == "cross-site");
-    if is_from_elsewhere && method != Method::GET { Err(ServeError::OtherSite) } else { shared.authorize(headers) }
+/// A client that is one of the [`Operators`](super::Operators).
+pub(super) struct Operator;
+
+impl FromRequestParts<Arc<ServerShared>> for Operator {
+    type Rejection = ServeError;
+
+    async fn from_request_parts(parts: &mut Parts, shared: &Arc<ServerShared>) -> Result<Self, ServeError> {
+        shared.check_operator(parts.extensions.get().copied())?;
+        Ok(Self)
+    }
 }
 
 /// Answers a liveness check in the status and in the body: clients read one or the other.
@@ -146,6 +215,11 @@ fn file(media_type: &'static str, text: &'static str) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, media_type), (header::CACHE_CONTROL, "no-store")], text)
 }
 
+/// Returns the description of all routes.
+async fn description(State(shared): Sharing) -> Response {
+    json(&openapi::document(!shared.config.tokens.is_empty()))
+}
+
 async fn events(State(shared): Sharing) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, feed::CONTENT_TYPE), (header::CACHE_CONTROL, "no-store")], shared.feed.body())
 }
@@ -162,7 +236,13 @@ async fn index(State(shared): Sharing, headers: HeaderMap, body: Body) -> Result
     Ok(json(&entries))
 }
 
-async fn load(State(shared): Sharing, path: ModelPath, headers: HeaderMap, body: Body) -> Result<Response, ServeError> {
+async fn load(
+    State(shared): Sharing,
+    _: Operator,
+    path: ModelPath,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ServeError> {
     let body = receive(&headers, body, shared.limits(), &mut shared.share()).await?;
     let LoadRequest { parameters } = parameters(&body)?;
     refuse_parameters(parameters.unwrap_or_default().keys())?;
@@ -172,6 +252,7 @@ async fn load(State(shared): Sharing, path: ModelPath, headers: HeaderMap, body:
 
 async fn unload(
     State(shared): Sharing,
+    _: Operator,
     path: ModelPath,
     headers: HeaderMap,
     body: Body,
@@ -255,10 +336,16 @@ struct LoadRequest {
 
 /// Parses a body that may be empty.
 fn parameters<T: Default + for<'de> Deserialize<'de>>(body: &[u8]) -> Result<T, ServeError> {
-    if body.trim_ascii().is_empty() {
-        return Ok(T::default());
+    if body.trim_ascii().is_empty() { Ok(T::default()) } else { object(body, "such request") }
+}
+
+/// Parses a JSON object, which the errors call `what`.
+pub(super) fn object<'de, T: Deserialize<'de>>(body: &'de [u8], what: &str) -> Result<T, ServeError> {
+    // serde would accept an array as the values of an object's fields.
+    if body.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
+        return Err(ServeError::Malformed(format!("the body is no {what}: it must be an object")));
     }
-    serde_json::from_slice(body).map_err(|error| ServeError::Malformed(format!("the body is no such request: {error}")))
+    serde_json::from_slice(body).map_err(|error| ServeError::Malformed(format!("the body is no {what}: {error}")))
 }
 
 pub(super) fn json(message: &(impl Serialize + ?Sized)) -> Response {
@@ -270,6 +357,12 @@ pub(super) fn json(message: &(impl Serialize + ?Sized)) -> Response {
 
 pub(super) fn json_response(body: impl Into<Body>) -> Response {
     ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body.into()).into_response()
+}
+
+/// Returns the paths of all routes that answer something other than an error.
+#[cfg(test)]
+pub(super) fn paths() -> std::collections::BTreeSet<String> {
+    guarded_routes().into_iter().chain(open_routes()).map(|(path, _)| path).collect()
 }
 
 #[cfg(test)]

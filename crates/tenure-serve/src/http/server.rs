@@ -6,24 +6,28 @@ use std::future::poll_fn;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{Request, Response};
+use axum::http::{HeaderValue, Request, Response, header};
 use axum::response::IntoResponse;
-use hyper::body::{Body as _, Incoming};
+use bytes::Bytes;
+use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::time::sleep;
 
-use super::connections::{Closing, Connections, Stream};
-use super::routes::Routes;
+use super::connections::{Accepted, Connections};
+use super::cors::Cors;
+use super::places::{InProgress, Place, PlaceKind};
+use super::routes::{Routes, is_health};
 use super::shared::ServerShared;
+use super::sites::{HostName, Origin};
 use super::tls::{TlsError, TlsFiles};
 use super::{ServeError, Service, error};
 use crate::grpc;
@@ -42,15 +46,51 @@ pub struct InferenceServerConfig {
     pub tokens: Vec<String>,
     /// The certificate and key that encrypt all connections. Without them, connections are not encrypted.
     pub tls: Option<TlsFiles>,
+    /// The names by which clients without a token may ask, beside IP addresses and `localhost`.
+    pub hosts: Vec<HostName>,
+    /// The origins of other sites' pages that may use the server.
+    pub origins: Vec<Origin>,
+    /// The clients that may load and unload models and use shared memory.
+    pub operators: Operators,
     /// The limits of the server.
     pub limits: Limits,
+}
+
+/// The clients that may load and unload models and use shared memory, with which a client reads and writes every object
+/// that the server's user can.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Operators {
+    /// Clients on the server's host, and clients with a token.
+    #[default]
+    HereOrWithToken,
+    /// All clients.
+    All,
 }
 
 impl Default for InferenceServerConfig {
     /// HTTP on port 8000 of this host only, without tokens.
     fn default() -> Self {
         let address = (Ipv4Addr::LOCALHOST, 8000).into();
-        Self { address, grpc: None, tokens: Vec::new(), tls: None, limits: Limits::default() }
+        Self {
+            address,
+            grpc: None,
+            tokens: Vec::new(),
+            tls: None,
+            hosts: Vec::new(),
+            origins: Vec::new(),
+            operators: Operators::default(),
+            limits: Limits::default(),
+        }
+    }
+}
+
+impl Operators {
+    /// Returns whether a client is one of them.
+    pub(super) fn include(self, peer: Option<Peer>, has_token: bool) -> bool {
+        match self {
+            Self::HereOrWithToken => has_token || peer.is_some_and(|peer| peer.is_here()),
+            Self::All => true,
+        }
     }
 }
 
@@ -63,25 +103,32 @@ pub struct Limits {
     pub all_body_bytes: usize,
     /// The longest request line and headers in bytes.
     pub header_bytes: usize,
-    /// The most connections at once, each with at most one request in progress. Further connections wait to be
-    /// accepted. gRPC has as many connections of its own, which together have at most as many calls in progress.
+    /// The most connections at once, each with at most one request in progress; half of them from one address. Others
+    /// take the place of connections that have no request, or are answered health checks only. gRPC has as many
+    /// connections of its own, which together have at most as many calls in progress.
     pub connections: usize,
-    /// The time limit of a TLS handshake, of receiving headers, and of receiving a body after them; also the longest
-    /// idle time of a connection, and the longest time that a client may accept no bytes of its answer.
+    /// The time limit of a TLS handshake, and of receiving the first headers after it.
+    pub head: Duration,
+    /// The longest time in which a body makes too little progress: at least a KiB and a sixteenth of what has arrived.
+    pub stall: Duration,
+    /// The time limit of receiving a body; also the longest idle time of a connection, and the longest time that a client
+    /// may accept no bytes of its answer.
     pub receive: Duration,
     /// The time that requests in progress have to end when the server shuts down.
     pub drain: Duration,
 }
 
 impl Default for Limits {
-    /// Bodies of 64 MiB, and 1 GiB together; headers of 32 KiB; 1,024 connections; a minute to receive and half a
-    /// minute to shut down.
+    /// Bodies of 64 MiB, and 1 GiB together; headers of 32 KiB; 1,024 connections; 10 s for a handshake, for the first
+    /// headers and without progress; a minute to receive and half a minute to shut down.
     fn default() -> Self {
         Self {
             body_bytes: 64 << 20,
             all_body_bytes: 1 << 30,
             header_bytes: 32 << 10,
             connections: 1024,
+            head: Duration::from_secs(10),
+            stall: Duration::from_secs(10),
             receive: Duration::from_secs(60),
             drain: Duration::from_secs(30),
         }
@@ -142,26 +189,19 @@ impl InferenceServer {
     /// requests in progress [`Limits::drain`] to end.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let Self { connections, grpc, shared, .. } = self;
-        let (stop, stopped) = watch::channel(false);
-        let until_stopped = || {
-            let mut stopped = stopped.clone();
-            // An error means that the sender is gone, which happens only after the shutdown.
-            async move { drop(stopped.wait_for(|is_stopped| *is_stopped).await) }
-        };
         let shutdown = async {
             shutdown.await;
-            stop.send_replace(true);
+            shared.stop();
         };
         let grpc = async {
             if let Some((connections, _)) = grpc {
-                grpc::serve(connections, shared.clone(), until_stopped()).await;
+                grpc::serve(connections, shared.clone(), shared.stopped()).await;
             }
         };
         let routes = Arc::new(Routes::new(shared.clone()));
         let limits = shared.config.limits;
-        let http = connections
-            .serve(until_stopped(), move |stream, peer, closing| serve(stream, peer, closing, routes.clone(), limits));
-        let feed = shared.feed.run(&*shared.service, until_stopped());
+        let http = connections.serve(shared.stopped(), move |accepted| serve(accepted, routes.clone(), limits));
+        let feed = shared.feed.run(&*shared.service, shared.stopped());
         tokio::join!(shutdown, http, grpc, feed);
     }
 }
@@ -177,41 +217,98 @@ async fn listen(
     let listener = TcpListener::bind(address).await.map_err(error)?;
     let address = listener.local_addr().map_err(error)?;
     if !address.ip().is_loopback() && config.tokens.is_empty() {
-        tracing::warn!("every client that reaches {address} may use, load and unload models: there are no tokens");
+        let may = match config.operators {
+            Operators::HereOrWithToken => "use models",
+            Operators::All => "use, load and unload models, and use shared memory",
+        };
+        tracing::warn!("every client that reaches {address} may {may}: there are no tokens");
     }
     Ok((Connections { listener, limits: config.limits, tls }, address))
 }
 
 /// Serves HTTP/1.1 over a connection until its client closes it or the server ends.
-async fn serve(
-    stream: Stream,
-    peer: Peer,
-    mut closing: Closing,
-    routes: Arc<Routes>,
-    limits: Limits,
-) -> io::Result<()> {
-    let service = service_fn(move |request| answer(routes.clone(), peer, request));
+async fn serve(accepted: Accepted, routes: Arc<Routes>, limits: Limits) -> io::Result<()> {
+    let Accepted { stream, peer, place, mut closing } = accepted;
+    let service = {
+        let place = place.clone();
+        service_fn(move |request| answer(routes.clone(), peer, place.clone(), request))
+    };
     let mut builder = http1::Builder::new();
+    // This is the time that a connection may be idle, too.
     builder.timer(TokioTimer::new()).header_read_timeout(limits.receive).max_header_size(limits.header_bytes);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    tokio::select! {
-        ended = &mut connection => return ended.map_err(io::Error::other),
-        () = closing.begun() => connection.as_mut().graceful_shutdown(),
+    let mut silence = pin!(sleep(limits.head));
+    let is_silent = || !place.had_request();
+    loop {
+        tokio::select! {
+            ended = &mut connection => return ended.map_err(io::Error::other),
+            () = &mut silence, if is_silent() => {
+                if is_silent() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+            }
+            () = closing.begun() => break,
+        }
     }
+    connection.as_mut().graceful_shutdown();
     connection.await.map_err(io::Error::other)
 }
 
 /// Returns the answer of a route.
-async fn answer(routes: Arc<Routes>, peer: Peer, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+async fn answer(
+    routes: Arc<Routes>,
+    peer: Peer,
+    place: Arc<Place>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    let in_progress = place.begin();
     let record = RequestRecord::new(request.headers(), "http", request.method().as_str(), request.uri().path());
+    record.comes_from(routes.client(peer, request.headers()));
     let mut event = RequestEvent::new(record.clone());
-    // Boxed, since it has a few KiB, which would be copied at each move.
-    let routed = Box::pin(routes.answer(peer, request));
+    let cors = Cors::of(&routes.config().origins, request.headers());
+    let is_refused = place.kind() == PlaceKind::Reserve && !is_health(request.uri().path());
+    let routed = async {
+        if is_refused {
+            return Err(ServeError::Crowded);
+        }
+        // Boxed, since it has a few KiB, which would be copied at each move.
+        Box::pin(routes.answer(peer, request)).await
+    };
     let mut answer = record.scope(guarded(routed)).await.unwrap_or_else(ServeError::into_response);
     answer.headers_mut().insert(REQUEST_ID, record.id().clone());
+    cors.add_to(answer.headers_mut());
+    if place.kind() == PlaceKind::Reserve {
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     let status = answer.status();
     event.answered(error::outcome(status), status.as_u16(), answer.body().size_hint().exact());
-    Ok(answer)
+    Ok(answer.map(|body| Body::new(Held { body, _in_progress: in_progress })))
+}
+
+/// The body of an answer, whose request is in progress until all of it is sent.
+struct Held {
+    body: Body,
+    _in_progress: InProgress,
+}
+
+impl hyper::body::Body for Held {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// Runs a request's future. If it panics, only this request fails and its connection goes on.
@@ -228,4 +325,19 @@ fn failure(panic: &(dyn Any + Send)) -> ServeError {
     let message = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
     tracing::error!("a request failed: {}", message.unwrap_or("it panicked"));
     ServeError::Failed("the server failed at this request: its log says how".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_of_another_host_without_a_token_operates_no_server() {
+        let [here, there] = [[127, 0, 0, 1], [10, 0, 0, 1]].map(|address| Some(Peer(address.into())));
+        let default = Operators::default();
+        let included = [(here, false), (there, true), (there, false), (None, false)]
+            .map(|(peer, has_token)| default.include(peer, has_token));
+        assert_eq!(included, [true, true, false, false]);
+        assert!(Operators::All.include(there, false));
+    }
 }

@@ -1,20 +1,25 @@
 //! State that requests share over HTTP and gRPC.
 
-use std::sync::Arc;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, LazyLock};
 use std::thread;
 
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, Method, header};
 use subtle::{Choice, ConstantTimeEq};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout_at};
 
 use super::body::{BodyShare, aside};
 use super::feed::Feed;
-use super::{InferenceServerConfig, Limits, ServeError, Service};
+use super::{InferenceServerConfig, Limits, ServeError, Service, sites};
 use crate::metrics::{Metrics, RequestOutcome};
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelStatistics};
 use crate::request_log;
-use crate::shared_memory::{CudaRegion, CudaRegistration, Peer, Region, Regions, SharedMemoryError};
+use crate::scheduler::ClientId;
+use crate::shared_memory::{CudaRegion, CudaRegistration, Peer, Region, Regions};
+
+/// The largest number of health checks over gRPC that last, for which clients need no token.
+const WATCHES: usize = 64;
 
 /// State that all requests share.
 pub(crate) struct ServerShared {
@@ -24,6 +29,10 @@ pub(crate) struct ServerShared {
     pub(crate) regions: Regions,
     /// The feed of the live page.
     pub(super) feed: Feed,
+    /// One permit for each health check that lasts.
+    pub(crate) watches: Semaphore,
+    /// Whether the server ends.
+    stop: watch::Sender<bool>,
     /// The memory for bodies, in KiB.
     memory: Arc<Semaphore>,
 }
@@ -31,18 +40,52 @@ pub(crate) struct ServerShared {
 impl ServerShared {
     pub(crate) fn new(service: Arc<dyn Service>, config: InferenceServerConfig) -> Self {
         let memory = Semaphore::new((config.limits.all_body_bytes / 1024).min(Semaphore::MAX_PERMITS));
-        Self { service, config, regions: Regions::default(), feed: Feed::default(), memory: Arc::new(memory) }
+        Self {
+            service,
+            config,
+            regions: Regions::default(),
+            feed: Feed::default(),
+            watches: Semaphore::new(WATCHES),
+            stop: watch::Sender::new(false),
+            memory: Arc::new(memory),
+        }
+    }
+
+    /// Ends all that waits for [`Self::stopped`].
+    pub(super) fn stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Waits until the server ends.
+    pub(crate) async fn stopped(&self) {
+        // The sender lives as long as this object.
+        let _ = self.stop.subscribe().wait_for(|is_stopped| *is_stopped).await;
     }
 
     pub(super) fn limits(&self) -> &Limits {
         &self.config.limits
     }
 
-    /// Allows shared memory to clients on this host and to clients with a token. Other clients have no use for it.
-    pub(crate) fn neighbour(&self, peer: Option<Peer>) -> Result<(), SharedMemoryError> {
-        let is_here = peer.is_some_and(|peer| peer.is_here());
+    /// Checks that a client is one of the [`Operators`](super::Operators).
+    pub(crate) fn check_operator(&self, peer: Option<Peer>) -> Result<(), ServeError> {
         // If tokens are required, every request that reaches this point carries one.
-        if is_here || !self.config.tokens.is_empty() { Ok(()) } else { Err(SharedMemoryError::Elsewhere) }
+        let has_token = !self.config.tokens.is_empty();
+        if self.config.operators.include(peer, has_token) { Ok(()) } else { Err(ServeError::Elsewhere) }
+    }
+
+    /// Refuses a request that another site's page may have sent. A token shows that the client is none.
+    pub(super) fn check_site(&self, method: &Method, headers: &HeaderMap) -> Result<(), ServeError> {
+        if self.config.tokens.is_empty() { sites::check(&self.config, method, headers) } else { Ok(()) }
+    }
+
+    /// Returns the client that sent a request: its token if tokens are required, or else its host.
+    pub(crate) fn client(&self, peer: Peer, headers: &HeaderMap) -> ClientId {
+        static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        let token = headers.get(header::AUTHORIZATION).filter(|_| !self.config.tokens.is_empty());
+        ClientId(match token {
+            Some(token) => KEY.hash_one(token.as_bytes()),
+            None => KEY.hash_one(peer.0.to_canonical()),
+        })
     }
 
     /// Returns whether models are computed on a CUDA device.
@@ -78,7 +121,7 @@ impl ServerShared {
     }
 
     pub(crate) fn share(&self) -> BodyShare {
-        BodyShare::new(self.memory.clone())
+        BodyShare::new(self.memory.clone(), self.config.limits.all_body_bytes)
     }
 
     /// Checks that a request carries one of the tokens, if tokens are required.

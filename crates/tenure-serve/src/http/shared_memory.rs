@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Path, State};
 use axum::http::HeaderMap;
@@ -12,54 +11,38 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::body::receive;
-use super::routes::{Sharing, json};
+use super::routes::{Operator, Route, Sharing, json, object};
 use super::shared::ServerShared;
 use super::{ServeError, base64};
 use crate::shared_memory::{CudaRegistration, Region, RegionKind, SharedMemoryError, SystemRegion, SystemRegistration};
 
-/// Returns the routes below `/v2/systemsharedmemory`.
-pub(super) fn system() -> Router<Arc<ServerShared>> {
-    router(Region::system, post(register_system))
+/// Returns the routes. Clients such as `perf_analyzer` call those of CUDA devices' memory on every server.
+pub(super) fn routes() -> impl Iterator<Item = Route> {
+    let system = routes_of("/v2/systemsharedmemory", Region::system, post(register_system));
+    system.into_iter().chain(routes_of("/v2/cudasharedmemory", Region::cuda, post(register_cuda)))
 }
 
-/// Returns the routes below `/v2/cudasharedmemory`. Clients such as `perf_analyzer` call them on every server.
-pub(super) fn cuda() -> Router<Arc<ServerShared>> {
-    router(Region::cuda, post(register_cuda))
-}
-
-fn router<T: Clone + Serialize + 'static>(
+fn routes_of<T: Clone + Serialize + 'static>(
+    path: &str,
     kind: RegionKind<T>,
     register: MethodRouter<Arc<ServerShared>>,
-) -> Router<Arc<ServerShared>> {
-    let all = move |State(shared): Sharing, _: Neighbour| async move { json(&shared.regions.all(kind)) };
-    let status = move |State(shared): Sharing, _: Neighbour, name: RegionName| async move {
+) -> [Route; 5] {
+    let all = move |State(shared): Sharing, _: Operator| async move { json(&shared.regions.all(kind)) };
+    let status = move |State(shared): Sharing, _: Operator, name: RegionName| async move {
         Ok::<_, ServeError>(json(&[shared.regions.status(kind, &name.0)?]))
     };
     // As in Triton, unregistering an absent region is not an error: clients start with this call.
-    let unregister = move |State(shared): Sharing, _: Neighbour, name: RegionName| async move {
+    let unregister = move |State(shared): Sharing, _: Operator, name: RegionName| async move {
         shared.regions.unregister(kind, &name.0).await
     };
-    Router::new()
-        .route("/status", get(all))
-        .route(
-            "/unregister",
-            post(move |State(shared): Sharing, _: Neighbour| async move { shared.regions.clear(kind).await }),
-        )
-        .route("/region/{region}/status", get(status))
-        .route("/region/{region}/register", register)
-        .route("/region/{region}/unregister", post(unregister))
-}
-
-/// A client that [may use shared memory](ServerShared::neighbour).
-struct Neighbour;
-
-impl FromRequestParts<Arc<ServerShared>> for Neighbour {
-    type Rejection = ServeError;
-
-    async fn from_request_parts(parts: &mut Parts, shared: &Arc<ServerShared>) -> Result<Self, ServeError> {
-        shared.neighbour(parts.extensions.get().copied())?;
-        Ok(Self)
-    }
+    let clear = move |State(shared): Sharing, _: Operator| async move { shared.regions.clear(kind).await };
+    [
+        (format!("{path}/status"), get(all)),
+        (format!("{path}/unregister"), post(clear)),
+        (format!("{path}/region/{{region}}/status"), get(status)),
+        (format!("{path}/region/{{region}}/register"), register),
+        (format!("{path}/region/{{region}}/unregister"), post(unregister)),
+    ]
 }
 
 /// The region's name in a route.
@@ -76,7 +59,7 @@ impl FromRequestParts<Arc<ServerShared>> for RegionName {
 
 async fn register_system(
     State(shared): Sharing,
-    _: Neighbour,
+    _: Operator,
     name: RegionName,
     headers: HeaderMap,
     body: Body,
@@ -100,7 +83,7 @@ struct RawHandle {
 
 async fn register_cuda(
     State(shared): Sharing,
-    _: Neighbour,
+    _: Operator,
     name: RegionName,
     headers: HeaderMap,
     body: Body,
@@ -116,6 +99,5 @@ async fn registration<T: DeserializeOwned>(
     body: Body,
 ) -> Result<T, ServeError> {
     let body = receive(headers, body, shared.limits(), &mut shared.share()).await?;
-    serde_json::from_slice(&body)
-        .map_err(|error| ServeError::Malformed(format!("the body is no region of shared memory: {error}")))
+    object(&body, "region of shared memory")
 }

@@ -57,11 +57,6 @@ impl Datatype {
         }
     }
 
-    /// Returns whether JSON has a form for it. The protocol has none for half precision.
-    pub fn has_json(self) -> bool {
-        !matches!(self, Self::Fp16 | Self::Bf16)
-    }
-
     /// Returns its name in the protocol, such as `FP32`.
     pub fn name(self) -> &'static str {
         match self {

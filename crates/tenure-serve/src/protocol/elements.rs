@@ -4,17 +4,19 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
+use half::{bf16, f16};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, SeqAccess, Unexpected, Visitor};
-use serde::ser::{Error as _, SerializeSeq};
+use serde::ser::SerializeSeq;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use super::error::TensorError;
+use super::half_precision::{Half, nearest, shortest};
 use super::tensor::push_string;
 use super::{Datatype, Tensor};
 
 /// Parses the elements of `data`: one flat array, or arrays nested like the shape. A number is rounded to the nearest
-/// value of a floating-point type. An integer must be in the range of its type; it may be written with a fraction of
+/// value of a floating-point type, for half precision by way of double precision. An integer must be in the range of its type; it may be written with a fraction of
 /// zero, as clients do that know only floating-point numbers.
 ///
 /// # Errors
@@ -30,10 +32,11 @@ pub(super) fn parse(data: &RawValue, datatype: Datatype, shape: &[usize]) -> Res
         Datatype::Int16 => parse_as::<Integer<i16>>(data, shape),
         Datatype::Int32 => parse_as::<Integer<i32>>(data, shape),
         Datatype::Int64 => parse_as::<Integer<i64>>(data, shape),
+        Datatype::Fp16 => parse_as::<HalfPrecision<f16>>(data, shape),
+        Datatype::Bf16 => parse_as::<HalfPrecision<bf16>>(data, shape),
         Datatype::Fp32 => parse_as::<f32>(data, shape),
         Datatype::Fp64 => parse_as::<f64>(data, shape),
         Datatype::Bytes => parse_as::<Cow<'_, str>>(data, shape),
-        Datatype::Fp16 | Datatype::Bf16 => return Err(TensorError::NotJson(datatype)),
     };
     parsed.map_err(|reason| TensorError::Data { datatype, shape: shape.into(), reason })
 }
@@ -117,6 +120,23 @@ macro_rules! floats {
 
 floats! { f32 f64 }
 
+/// A half-precision number, which JSON writes with more digits or fewer.
+struct HalfPrecision<H>(H);
+
+impl<'de, H: Half> Deserialize<'de> for HalfPrecision<H> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let number = f64::deserialize(deserializer)?;
+        nearest(number).map(Self).ok_or_else(|| D::Error::custom(format_args!("number out of range: {number:e}")))
+    }
+}
+
+impl<H: Half> Element<'_> for HalfPrecision<H> {
+    fn push(self, bytes: &mut Vec<u8>) -> Result<(), TensorError> {
+        bytes.extend(self.0.to_bytes());
+        Ok(())
+    }
+}
+
 impl Element<'_> for bool {
     fn push(self, bytes: &mut Vec<u8>) -> Result<(), TensorError> {
         bytes.push(u8::from(self));
@@ -185,6 +205,8 @@ impl Serialize for Elements<'_> {
             Datatype::Int16 => write(tensor, serializer, |bytes| Ok(i16::from_le_bytes(bytes))),
             Datatype::Int32 => write(tensor, serializer, |bytes| Ok(i32::from_le_bytes(bytes))),
             Datatype::Int64 => write(tensor, serializer, |bytes| Ok(i64::from_le_bytes(bytes))),
+            Datatype::Fp16 => write(tensor, serializer, half_precision::<f16>),
+            Datatype::Bf16 => write(tensor, serializer, half_precision::<bf16>),
             Datatype::Fp32 => write(tensor, serializer, |bytes| {
                 Some(f32::from_le_bytes(bytes)).filter(|number| number.is_finite()).ok_or(NOT_FINITE)
             }),
@@ -199,15 +221,18 @@ impl Serialize for Elements<'_> {
                 }
                 array.end()
             }
-            datatype @ (Datatype::Fp16 | Datatype::Bf16) => {
-                Err(S::Error::custom(TensorError::NotJson(datatype).of(tensor.name())))
-            }
         }
     }
 }
 
 const NOT_FINITE: &str = "JSON has no NaN and no infinity: ask for binary data";
 const NOT_TEXT: &str = "not all of it is UTF-8, as JSON is: ask for binary data";
+
+/// Reads a half-precision number as the number to write for it.
+fn half_precision<H: Half>(bytes: [u8; 2]) -> Result<f32, &'static str> {
+    let half = Some(H::from_bytes(bytes)).filter(|half| half.to_single().is_finite());
+    half.map(shortest).ok_or(NOT_FINITE)
+}
 
 fn fault<E: serde::ser::Error>(tensor: &Tensor, reason: &str) -> E {
     E::custom(format_args!("tensor {:?}: {reason}", tensor.name()))
@@ -277,7 +302,9 @@ mod tests {
             ("[true]", Datatype::Fp32, "expected f32"),
             ("[1]", Datatype::Bytes, "expected a string"),
             ("[null]", Datatype::Fp64, "expected f64"),
-            ("[1]", Datatype::Fp16, "JSON has no FP16"),
+            ("[65520]", Datatype::Fp16, "number out of range"),
+            ("[-3.4e38]", Datatype::Bf16, "number out of range"),
+            ("[true]", Datatype::Bf16, "expected f64"),
         ] {
             let error = parsed(data, datatype, &[1]).unwrap_err();
             assert!(error.contains(reason), "{data}: {error}");
@@ -298,6 +325,12 @@ mod tests {
         // Halfway between two single-precision numbers, except for the last digits, which double precision cannot hold.
         let data = "[1.00000005960464477540000001]";
         assert_eq!(parsed(data, Datatype::Fp32, &[1]).unwrap(), 1.000_000_1_f32.to_le_bytes());
+        // A little more than halfway between 1 and the next number, which single precision cannot tell.
+        assert_eq!(
+            parsed("[1.0039062500001]", Datatype::Bf16, &[1]).unwrap(),
+            bf16::from_f32(1.007_812_5).to_le_bytes()
+        );
+        assert_eq!(parsed("[1.00390625]", Datatype::Bf16, &[1]).unwrap(), bf16::ONE.to_le_bytes());
     }
 
     #[test]
@@ -306,12 +339,25 @@ mod tests {
     }
 
     #[test]
+    fn half_precision_is_written_with_the_fewest_digits() {
+        for (datatype, text) in [(Datatype::Bf16, "[0.1,-0.0,257.0,1e-40]"), (Datatype::Fp16, "[0.1,-0.0,2049.0,6e-8]")]
+        {
+            let bytes = parsed(text, datatype, &[4]).unwrap();
+            let tensor = Tensor::new("x", datatype, vec![4], bytes).unwrap();
+            let written = serde_json::to_string(&Elements(&tensor)).unwrap();
+            assert_eq!(parsed(&written, datatype, &[4]).unwrap(), **tensor.bytes());
+            assert!(written.starts_with("[0.1,-0.0,2") && written.len() <= text.len(), "{written}");
+        }
+    }
+
+    #[test]
     fn what_json_cannot_say_is_not_written() {
         for (tensor, reason) in [
             (Tensor::new("x", Datatype::Fp32, vec![1], f32::NAN.to_le_bytes().to_vec()), NOT_FINITE),
             (Tensor::new("x", Datatype::Fp64, vec![1], f64::INFINITY.to_le_bytes().to_vec()), NOT_FINITE),
             (Tensor::strings("x", &[b"\xff"]), NOT_TEXT),
-            (Tensor::new("x", Datatype::Bf16, vec![1], vec![0, 0]), "JSON has no BF16"),
+            (Tensor::new("x", Datatype::Bf16, vec![1], bf16::NAN.to_le_bytes().to_vec()), NOT_FINITE),
+            (Tensor::new("x", Datatype::Fp16, vec![1], f16::INFINITY.to_le_bytes().to_vec()), NOT_FINITE),
         ] {
             let error = serde_json::to_string(&Elements(&tensor.unwrap())).unwrap_err().to_string();
             assert!(error.starts_with(&format!("tensor \"x\": {reason}")), "{error}");

@@ -140,9 +140,6 @@ pub enum TensorError {
         /// The error.
         reason: serde_json::Error,
     },
-    /// JSON cannot express this datatype.
-    #[error("JSON has no {0}: send it, and ask for it, as binary data")]
-    NotJson(Datatype),
     /// The datatype can be sent over gRPC only as raw bytes.
     #[error("contents have no {0}: send it as raw_input_contents")]
     NotContents(Datatype),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::error::TensorError;
-use super::{Batching, Datatype, Encoding, InferRequest, ProtocolError, Tensor};
+use super::{Batching, Datatype, InferRequest, ProtocolError, Tensor};
 
 /// The metadata of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -63,7 +63,7 @@ pub struct TensorMetadata {
 
 impl ModelMetadata {
     /// Checks that a request fits the model: it has all inputs of the model and no others, and asks only for existing
-    /// outputs in a form that can be sent. Inputs in shared memory must have been read before.
+    /// outputs. Inputs in shared memory must have been read before.
     ///
     /// # Errors
     /// The first fault found, with the name of the tensor.
@@ -81,14 +81,6 @@ impl ModelMetadata {
         for wanted in &request.wanted.outputs {
             if !self.outputs.iter().any(|output| output.name == wanted.name) {
                 return Err(self.unknown("output", &wanted.name, &self.outputs));
-            }
-        }
-        let wanted = &request.wanted.outputs;
-        for TensorMetadata { name, datatype, .. } in &self.outputs {
-            let is_wanted = wanted.is_empty() || wanted.iter().any(|wanted| wanted.name == *name);
-            let is_sent = is_wanted && request.wanted.span(name).is_none();
-            if is_sent && !datatype.has_json() && request.wanted.encoding(name) == Encoding::Json {
-                return Err(TensorError::NotJson(*datatype).of(name));
             }
         }
         Ok(())

@@ -10,6 +10,7 @@ mod config;
 mod datatype;
 mod elements;
 mod error;
+mod half_precision;
 mod metadata;
 mod request;
 mod response;

@@ -1,5 +1,7 @@
 //! Tensors of a message.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 
 use super::error::TensorError;
@@ -73,6 +75,28 @@ impl Tensor {
         &self.bytes
     }
 
+    /// Returns some rows of a tensor that has a first dimension and is not of `BYTES`.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Self {
+        let row_bytes = self.bytes.len() / self.shape[0].max(1);
+        let bytes = self.bytes.slice(rows.start * row_bytes..rows.end * row_bytes);
+        let mut shape = self.shape.clone();
+        shape[0] = rows.len();
+        Self { name: self.name.clone(), datatype: self.datatype, shape, bytes }
+    }
+
+    /// Joins tensors that differ only in their rows; `None` if there are none.
+    pub(crate) fn joined(mut parts: Vec<Self>) -> Option<Self> {
+        if parts.len() > 1 {
+            let bytes: Vec<_> = parts.iter().map(|part| &part.bytes[..]).collect();
+            let bytes = Bytes::from(bytes.concat());
+            let rows = parts.iter().map(|part| part.shape[0]).sum();
+            let joined = parts.first_mut()?;
+            joined.shape[0] = rows;
+            joined.bytes = bytes;
+        }
+        parts.into_iter().next()
+    }
+
     /// Returns the strings of `BYTES`; empty for other types.
     pub fn iter_strings(&self) -> impl Iterator<Item = &[u8]> {
         let bytes: &[u8] = if self.datatype == Datatype::Bytes { &self.bytes } else { &[] };
@@ -117,9 +141,12 @@ pub(crate) fn shape(sizes: Vec<i64>) -> Result<Vec<usize>, TensorError> {
     shape.filter(|shape| numel(shape).is_some()).ok_or(TensorError::Shape(sizes))
 }
 
-/// Returns the number of elements. The product must not overflow, even if another size is zero.
+/// Returns the number of elements. The product must not overflow, even if another size is zero. A tensor without elements
+/// takes no memory, so its sizes have a limit of their own: rows are counted in 32 bits.
 fn numel(shape: &[usize]) -> Option<usize> {
-    shape.iter().try_fold(1usize, |numel, &size| numel.checked_mul(size))
+    let numel = shape.iter().try_fold(1usize, |numel, &size| numel.checked_mul(size))?;
+    let is_countable = numel > 0 || shape.iter().all(|&size| u32::try_from(size).is_ok());
+    is_countable.then_some(numel)
 }
 
 fn check(datatype: Datatype, shape: &[usize], bytes: &[u8]) -> Result<(), TensorError> {
@@ -173,6 +200,8 @@ mod tests {
         }
         assert!(shape(vec![-1]).is_err());
         assert!(shape(vec![i64::MAX, i64::MAX]).is_err());
+        assert!(shape(vec![1 << 40, 0]).is_err());
+        assert_eq!(shape(vec![2, 0]).ok(), Some(vec![2, 0]));
     }
 
     #[test]

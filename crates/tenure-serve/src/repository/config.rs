@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value};
 
 use super::files::{Folder, is_inside};
-use super::hugging_face::{self, HuggingFace};
+use super::hugging_face::{self, HuggingFace, max_tokens};
 use super::{PythonFunction, RepositoryError};
 use crate::protocol::Datatype;
 
@@ -45,6 +45,8 @@ pub struct Config {
     pub is_pinned: bool,
     /// The timeout of requests that do not state one.
     pub timeout: Option<Duration>,
+    /// The most tokens of a row: the positions that the model knows.
+    pub max_tokens: Option<u64>,
 }
 
 /// An input or output of a model.
@@ -140,6 +142,7 @@ struct Written {
     #[serde(default)]
     pinned: bool,
     timeout_ms: Option<NonZeroU64>,
+    max_tokens: Option<NonZeroU64>,
 }
 
 impl Config {
@@ -207,9 +210,11 @@ impl Config {
                 return Err(value(key, given, "it must be, or max_rows 1, for rows are batched along it"));
             }
         }
+        let max_tokens = written.max_tokens.map(NonZeroU64::get).or_else(|| max_tokens(&options));
         Ok(Self {
             architecture,
             python,
+            max_tokens,
             options,
             weights,
             dtype: written.dtype,

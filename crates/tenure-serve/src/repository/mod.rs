@@ -26,6 +26,8 @@
 //! max_delay_ms = 2
 //! ```
 //!
+//! A folder that itself has one of these files is a repository of one model.
+//!
 //! Only `architecture`, `inputs` and `outputs` have no default. A model has one version, "1".
 //!
 //! For an unmodified PyTorch module, `python` replaces `architecture`, `options`, `config` and `dtype`; all other keys
@@ -70,10 +72,10 @@ mod scan;
 
 pub use config::{Batching, Config, Dimension, TensorSpec, WeightDtype};
 pub use error::RepositoryError;
-pub(crate) use hugging_face::check_encoder;
+pub(crate) use hugging_face::{StoredEncoder, check_encoder};
 pub use model::{StoredModel, WeightFile};
 pub use name::ModelName;
 pub use python::PythonFunction;
-pub use scan::{Broken, Changes, Repository};
+pub use scan::{Broken, Changes, Repository, model_folder};
 
 pub use crate::protocol::Datatype;

@@ -3,11 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::{fs, io};
+use std::{fs, io, path};
 
 use super::files::Folder;
 use super::hugging_face::{HuggingFace, encoder_path};
 use super::{ModelName, RepositoryError, StoredModel};
+
+/// The files of which each configures a model.
+const MODEL_FILES: [&str; 3] = ["config.toml", "config.json", "modules.json"];
 
 /// The tokenizer file of Hugging Face, which is optional.
 const TOKENIZER: &str = "tokenizer.json";
@@ -22,6 +25,8 @@ const OF_ENCODER: [&str; 3] = ["config_sentence_transformers.json", "modules.jso
 #[derive(Debug)]
 pub struct Repository {
     root: PathBuf,
+    /// The only folder to read, if the user named a model instead of a folder of models.
+    only: Option<String>,
     hugging_face: HuggingFace,
     models: BTreeMap<ModelName, Arc<StoredModel>>,
     broken: BTreeMap<String, Broken>,
@@ -49,6 +54,18 @@ pub struct Changes {
     pub broken: Vec<Broken>,
 }
 
+/// Returns the parent and the name of a folder that is itself a model, not a folder of models: it has the file of a
+/// model's configuration.
+pub fn model_folder(folder: &Path) -> Option<(PathBuf, String)> {
+    if !MODEL_FILES.iter().any(|file| folder.join(file).is_file()) {
+        return None;
+    }
+    // The name of `models/..` is not in its path.
+    let path = path::absolute(folder).ok().filter(|path| path.file_name().is_some());
+    let path = path.or_else(|| fs::canonicalize(folder).ok())?;
+    Some((path.parent()?.into(), path.file_name()?.to_string_lossy().into_owned()))
+}
+
 impl Changes {
     /// Returns whether nothing changed.
     pub fn is_empty(&self) -> bool {
@@ -57,11 +74,17 @@ impl Changes {
 }
 
 impl Repository {
-    /// Creates a repository. It reads nothing before the first scan.
+    /// Creates a repository of the models in a folder, or of one model if the folder itself [is one](model_folder).
+    /// It reads no model before the first scan.
     pub fn new(root: impl Into<PathBuf>) -> Self {
+        let root = root.into();
+        let (root, only) = match model_folder(&root) {
+            Some((root, name)) => (root, Some(name)),
+            None => (root, None),
+        };
         let models = BTreeMap::new();
         let broken = BTreeMap::new();
-        Self { root: root.into(), hugging_face: HuggingFace::default(), models, broken }
+        Self { root, only, hugging_face: HuggingFace::default(), models, broken }
     }
 
     /// Also accepts Hugging Face folders that no network here computes, for a Python that has `transformers`.
@@ -142,6 +165,10 @@ impl Repository {
     }
 
     fn folders(&self) -> io::Result<BTreeSet<String>> {
+        if let Some(only) = &self.only {
+            let path = self.root.join(only);
+            return Ok(fs::exists(path)?.then(|| only.clone()).into_iter().collect());
+        }
         let mut names = BTreeSet::new();
         for entry in fs::read_dir(&self.root)? {
             let entry = entry?;

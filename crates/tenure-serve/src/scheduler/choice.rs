@@ -36,30 +36,31 @@ impl Scheduler {
     /// decision.
     pub fn next_wake(&self, now: Duration) -> Option<Duration> {
         let deadline = self.deadlines.first().map(|(deadline, _)| *deadline);
-        let has_idle_device = self.devices.iter().any(ScheduledDevice::is_idle);
-        if !has_idle_device || self.waiting.is_empty() {
+        if !self.devices.iter().any(ScheduledDevice::has_room) || self.waiting.is_empty() {
             return deadline;
         }
         let ready = self.waiting.iter().filter_map(|model| self.ready_at(&self.models[model], now));
         // A batch that is ready but not running waits for a device that will be free sooner than another could begin.
-        let busy = self.devices.iter().filter_map(|device| device.free_in(now)).map(|left| now.saturating_add(left));
+        let running = self.devices.iter().flat_map(ScheduledDevice::running);
+        let busy = running.map(|batch| now.saturating_add(batch.left(now)));
         deadline.into_iter().chain(ready.chain(busy).filter(|at| *at > now)).min()
     }
 
-    /// Returns a batch for an idle device, or answers for requests that it would answer too late.
+    /// Returns a batch for a device with room for one, or answers for requests that it would answer too late.
     pub(super) fn choose_batch(&mut self, device: DeviceId, now: Duration) -> Option<Decision> {
         let model = self.choose_model(device, now)?;
         let queue = &self.models.get(&model)?.queue;
-        let batch = queue.batch(queue.head(now, &self.requests)?, &self.requests);
+        let max_size = self.size_within_a_batch(model);
+        let batch = queue.batch(queue.head(now, &self.requests)?, max_size, &self.requests);
         let too_late: Vec<_> = batch.iter().copied().filter(|id| self.is_too_late(*id, now)).collect();
         if too_late.is_empty() {
             return self.issue_batch(device, model, batch, now);
         }
-        too_late.into_iter().for_each(|id| self.answer_queued(id, Unanswered::TooLate));
+        too_late.into_iter().for_each(|id| self.answer_unfinished(id, Unanswered::TooLate));
         self.decisions.pop_front()
     }
 
-    /// Returns the model whose batch an idle device should run now, by the order that the module's documentation
+    /// Returns the model whose batch a device should run now, by the order that the module's documentation
     /// describes; `None` if no batch is ready for it.
     fn choose_model(&self, device: DeviceId, now: Duration) -> Option<ModelId> {
         let on = &self.devices[device.0];
@@ -67,11 +68,22 @@ impl Scheduler {
             .waiting
             .iter()
             .copied()
+            .filter(|model| on.can_run(*model))
             .filter(|model| self.ready_at(&self.models[model], now).is_some_and(|at| at <= now))
             .collect();
         ready.retain(|model| self.best_device(*model, now) == Some(device));
         // Models with requests that are due now, by the earliest of them.
         let due_since = |model: &ModelId| self.models[model].queue.first_due().filter(|due| *due <= now);
+        let without_room: Vec<_> = ready.iter().copied().filter(|model| !on.residency.can_admit(*model)).collect();
+        // Others do not take the room for which a model that is due waits, unless a batch that does not end holds it.
+        let overdue: Vec<_> =
+            on.running().iter().filter(|batch| batch.is_overdue(now)).map(|batch| batch.model).collect();
+        let waits_for_room =
+            |model: &ModelId| due_since(model).is_some() && on.residency.can_admit_beside(*model, &overdue);
+        if without_room.iter().any(waits_for_room) {
+            return None;
+        }
+        ready.retain(|model| !without_room.contains(model));
         let is_due_and_resident =
             |model: &ModelId| on.residency.missing_bytes(*model) == Some(0) && due_since(model).is_some();
         if !on.switch_debt.is_zero() && ready.iter().any(is_due_and_resident) {
@@ -87,13 +99,14 @@ impl Scheduler {
     }
 
     /// Returns when a model's next batch should run if no more requests come: now if it is full, otherwise when its
-    /// oldest request has waited for `max_delay` or a request is due.
+    /// oldest request has waited for `max_delay` or a request is due, but not while the model rests.
     fn ready_at(&self, served: &ServedModel, now: Duration) -> Option<Duration> {
         if served.queue.fills_a_batch() {
-            return Some(now);
+            return Some(now.max(served.rests_until));
         }
         let oldest = self.requests.get(&served.queue.oldest()?)?;
-        Some(oldest.arrived.saturating_add(served.spec.max_delay).min(served.queue.first_due()?))
+        let ready = oldest.arrived.saturating_add(served.spec.max_delay).min(served.queue.first_due()?);
+        Some(ready.max(served.rests_until))
     }
 
     /// Returns the requests per second that a model's next batch would answer, weighted by priority. The time is the
@@ -103,14 +116,15 @@ impl Scheduler {
         let Some(head) = served.queue.head(now, &self.requests).and_then(|head| self.requests.get(&head)) else {
             return 0.0;
         };
-        let (requests, rows) = served.queue.expected_batch(&head.shape);
-        let took = served.cost.compute_time(rows).max(self.copy_time(model, on, now)).as_secs_f64();
+        let (requests, size) = served.queue.expected_batch(&head.shape);
+        let size = size.min(self.size_within_a_batch(model));
+        let took = served.cost.compute_time(size).max(self.copy_time(model, on, now)).as_secs_f64();
         requests * f64::from(head.priority).exp2() / took.max(1e-9)
     }
 
-    /// Returns the device that could finish copying and earlier batches of a model soonest; among equals, an idle one,
-    /// then the one with the fewest bytes to evict, then the one with the most free memory. The result is the same for
-    /// all devices, so exactly one takes the model.
+    /// Returns the device that could finish copying and earlier batches of a model soonest; among equals, one that can
+    /// run it at once, then the one with the fewest bytes to evict, then the one with the most free memory. The result
+    /// is the same for all devices, so exactly one takes the model.
     pub(super) fn best_device(&self, model: ModelId, now: Duration) -> Option<DeviceId> {
         let served = &self.models[&model];
         self.devices
@@ -118,15 +132,15 @@ impl Scheduler {
             .enumerate()
             .filter_map(|(index, device)| {
                 let missing = device.residency.missing_bytes(model).filter(|_| device.residency.fits(model))?;
-                let free = device.free_in(now)?;
+                let free = device.free_in(model, now)?;
                 let copy = self.copy_time(model, device, now);
                 let mut time = if device.is_copying(model) { free.max(copy) } else { free.saturating_add(copy) };
-                if !device.is_idle() {
-                    let before = served.queue.batches().saturating_sub(1);
-                    time = time.saturating_add(served.cost.compute_time(served.spec.max_rows).saturating_mul(before));
+                let can_run = device.can_run(model);
+                if !can_run {
+                    time = time.saturating_add(served.time_of_batches(served.queue.batches().saturating_sub(1)));
                 }
                 let room = device.residency.free_bytes();
-                Some((time, !device.is_idle(), missing.saturating_sub(room), Reverse(room), index))
+                Some((time, !can_run, missing.saturating_sub(room), Reverse(room), index))
             })
             .min()
             .map(|(.., index)| DeviceId(index))
@@ -152,7 +166,7 @@ impl Scheduler {
     fn is_too_late(&self, id: RequestId, now: Duration) -> bool {
         let Some(entry) = self.requests.get(&id) else { return false };
         let least =
-            self.models.get(&entry.model).map_or(Duration::ZERO, |served| served.cost.least_compute_time(entry.rows));
+            self.models.get(&entry.model).map_or(Duration::ZERO, |served| served.cost.least_compute_time(entry.size));
         entry.deadline.is_some_and(|deadline| now.saturating_add(least) > deadline)
     }
 }

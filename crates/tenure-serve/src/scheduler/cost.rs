@@ -16,7 +16,7 @@ pub(super) struct Cost {
     /// The time to copy all weights to a device: assumed, then measured.
     reload_seconds: f64,
     is_reload_measured: bool,
-    /// The compute times by the number of rows: see [`bucket`].
+    /// The compute times by the size of the inputs: see [`bucket`].
     compute: BTreeMap<u32, MeasuredTime>,
     /// The compute time that is assumed until a batch was measured.
     assumed_compute: Duration,
@@ -42,28 +42,46 @@ impl Cost {
         duration(self.reload_seconds)
     }
 
-    /// Returns the time to compute this many rows, from the nearest measured number of rows.
-    pub(super) fn compute_time(&self, rows: u32) -> Duration {
-        let mut below = self.compute.range(..=bucket(rows));
-        let mut above = self.compute.range(bucket(rows)..);
-        let nearest = below.next_back().or_else(|| above.next());
-        nearest.map_or(self.assumed_compute, |(_, measured)| duration(measured.mean_seconds))
+    /// Returns the time to compute inputs of this size, from the nearest measured size. Larger inputs than any that was
+    /// measured take proportionally longer.
+    pub(super) fn compute_time(&self, size: u64) -> Duration {
+        if let Some((_, measured)) = self.compute.range(bucket(size)..).next() {
+            let below = self.compute.range(..=bucket(size)).next_back();
+            return duration(below.map_or(measured, |(_, below)| below).mean_seconds);
+        }
+        self.compute.last_key_value().map_or(self.assumed_compute, |(largest, measured)| {
+            duration(measured.mean_seconds * size as f64 / largest_size(*largest))
+        })
     }
 
-    /// Returns the least time that this many rows or more ever took; zero until enough was measured.
-    pub(super) fn least_compute_time(&self, rows: u32) -> Duration {
-        let measurements = self.compute.range(bucket(rows)..).map(|(_, measured)| measured);
+    /// Returns the largest size that takes at most this long, and no less than 1. Until something was measured, every
+    /// size does.
+    pub(super) fn size_within(&self, longest: Duration) -> u64 {
+        let Some((smallest, first)) = self.compute.first_key_value() else { return u64::MAX };
+        let longest = longest.as_secs_f64();
+        let fits = self.compute.iter().take_while(|(_, measured)| measured.mean_seconds <= longest).last();
+        let (bucket, measured) = fits.unwrap_or((smallest, first));
+        let most = largest_size(*bucket) * longest / measured.mean_seconds.max(1e-9);
+        // The next larger size that was measured takes too long.
+        let above =
+            self.compute.range(bucket + 1..).next().map_or(f64::INFINITY, |(above, _)| largest_size(*above) / 2.0);
+        (most.min(above) as u64).max(1)
+    }
+
+    /// Returns the least time that inputs of this size or larger ever took; zero until enough was measured.
+    pub(super) fn least_compute_time(&self, size: u64) -> Duration {
+        let measurements = self.compute.range(bucket(size)..).map(|(_, measured)| measured);
         let (least, count) = measurements.fold((Duration::MAX, 0_u32), |(least, count), measured| {
             (least.min(measured.least), count.saturating_add(measured.count))
         });
         if count < TRUSTED_AFTER { Duration::ZERO } else { least }
     }
 
-    /// Records that a batch of this many rows computed for `took`.
-    pub(super) fn record_compute(&mut self, rows: u32, took: Duration) {
+    /// Records that a batch of inputs of this size computed for `took`.
+    pub(super) fn record_compute(&mut self, size: u64, took: Duration) {
         let seconds = took.as_secs_f64();
         let new = MeasuredTime { mean_seconds: seconds, least: took, count: 0 };
-        let measured = self.compute.entry(bucket(rows)).or_insert(new);
+        let measured = self.compute.entry(bucket(size)).or_insert(new);
         measured.mean_seconds += SMOOTHING * (seconds - measured.mean_seconds);
         measured.least = measured.least.min(took);
         measured.count = measured.count.saturating_add(1);
@@ -78,9 +96,14 @@ impl Cost {
     }
 }
 
-/// Returns the key of a number of rows: its logarithm to base 2, rounded up.
-fn bucket(rows: u32) -> u32 {
-    rows.max(1).next_power_of_two().trailing_zeros()
+/// Returns the key of a size: its logarithm to base 2, rounded up.
+fn bucket(size: u64) -> u32 {
+    u64::BITS - size.max(1).saturating_sub(1).leading_zeros()
+}
+
+/// Returns the largest size with this key.
+fn largest_size(bucket: u32) -> f64 {
+    f64::from(bucket).exp2()
 }
 
 /// Converts seconds to a duration; the largest duration if they do not fit.
@@ -104,8 +127,18 @@ mod tests {
         cost.record_compute(4, ms(3));
         assert_eq!(
             (cost.reload_time(), cost.compute_time(3), cost.compute_time(64), cost.compute_time(1)),
-            (ms(40), ms(3), ms(3), ms(3))
+            (ms(40), ms(3), ms(48), ms(3))
         );
+    }
+
+    #[test]
+    fn the_largest_size_within_a_time_follows_from_the_measured_ones() {
+        let mut cost = Cost::new(ms(0), ms(10));
+        assert_eq!(cost.size_within(ms(5)), u64::MAX, "nothing is measured");
+        cost.record_compute(64, ms(20));
+        assert_eq!((cost.size_within(ms(20)), cost.size_within(ms(5)), cost.size_within(ms(80))), (64, 16, 256));
+        cost.record_compute(256, ms(200));
+        assert_eq!((cost.size_within(ms(80)), cost.size_within(ms(199)), cost.size_within(ms(0))), (128, 128, 1));
     }
 
     #[test]

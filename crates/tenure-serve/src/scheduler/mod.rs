@@ -40,6 +40,7 @@
 
 mod batch;
 mod choice;
+mod clients;
 mod cost;
 mod device;
 mod model;
@@ -52,6 +53,6 @@ mod state;
 pub use batch::{Batch, BatchId, Decision, Load};
 pub use device::DeviceId;
 pub use model::{ModelId, ModelSpec, RegisterError};
-pub use request::{Refusal, RequestId, RequestSpec, Shape, Unanswered};
+pub use request::{ClientId, Refusal, RequestId, RequestSpec, Shape, Unanswered};
 pub use residency::{Eviction, NoRoom, Residency, WeightsSpec};
 pub use state::{Scheduler, SchedulerConfig};

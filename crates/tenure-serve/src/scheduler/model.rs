@@ -27,9 +27,9 @@ pub struct ModelSpec {
 }
 
 impl Default for ModelSpec {
-    /// No weights, batches of one row, and at most 128 waiting requests.
+    /// No weights, batches of one row, and at most 256 waiting requests.
     fn default() -> Self {
-        Self { bytes: 0, max_rows: 1, max_delay: Duration::ZERO, max_queued: 128, priority: 0, is_pinned: false }
+        Self { bytes: 0, max_rows: 1, max_delay: Duration::ZERO, max_queued: 256, priority: 0, is_pinned: false }
     }
 }
 
@@ -76,5 +76,7 @@ pub enum RegisterError {
 pub(super) struct ServedModel {
     pub(super) spec: ModelSpec,
     pub(super) queue: Queue,
+    /// The time before which none of its batches runs.
+    pub(super) rests_until: Duration,
     pub(super) cost: Cost,
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::request::{AcceptedRequest, RequestId, Shape};
 
-/// Requests by priority, highest first, then by age.
-type PriorityOrder = BTreeSet<(Reverse<i32>, RequestId)>;
+/// Requests by priority, highest first, then by turn, then by age.
+type PriorityOrder = BTreeSet<(Reverse<i32>, Duration, RequestId)>;
 
 /// The requests that wait for a model. Every operation takes logarithmic time.
 #[derive(Debug)]
@@ -23,6 +23,8 @@ pub(super) struct Queue {
     full_shapes: usize,
     /// The rows of all requests.
     rows: u64,
+    /// The elements of all requests.
+    size: u64,
 }
 
 /// Requests of one shape, which may run together.
@@ -30,6 +32,7 @@ pub(super) struct Queue {
 struct ShapeQueue {
     by_priority: PriorityOrder,
     rows: u64,
+    size: u64,
 }
 
 impl Queue {
@@ -42,6 +45,7 @@ impl Queue {
             by_shape: HashMap::new(),
             full_shapes: 0,
             rows: 0,
+            size: 0,
         }
     }
 
@@ -51,6 +55,11 @@ impl Queue {
 
     pub(super) fn is_empty(&self) -> bool {
         self.by_priority.is_empty()
+    }
+
+    /// Returns the elements of all requests.
+    pub(super) fn size(&self) -> u64 {
+        self.size
     }
 
     /// Returns how many batches all rows make, if each batch is full.
@@ -76,65 +85,77 @@ impl Queue {
         self.by_age.iter().copied()
     }
 
-    /// Returns the request that starts the next batch. If a request is due, this is the oldest of its class (model and
-    /// priority); otherwise the oldest of the highest priority.
+    /// Returns the request that starts the next batch. If a request is due, this is the first of its class (model and
+    /// priority); otherwise the first of the highest priority.
     pub(super) fn head(&self, now: Duration, requests: &HashMap<RequestId, AcceptedRequest>) -> Option<RequestId> {
         let is_due = self.by_due.first().filter(|(due, _)| *due <= now);
         let class = is_due.and_then(|(_, id)| requests.get(id)).map(|entry| Reverse(entry.priority));
         match class {
-            Some(class) => self.by_priority.range((class, RequestId(0))..).next().map(|(_, id)| *id),
-            None => self.by_priority.first().map(|(_, id)| *id),
+            Some(class) => self.by_priority.range((class, Duration::ZERO, RequestId(0))..).next().map(|(.., id)| *id),
+            None => self.by_priority.first().map(|(.., id)| *id),
         }
     }
 
-    /// Returns the batch that starts with a request: it and other requests of its shape, by priority, then age.
-    pub(super) fn batch(&self, head: RequestId, requests: &HashMap<RequestId, AcceptedRequest>) -> Vec<RequestId> {
+    /// Returns the batch that starts with a request: it and other requests of its shape, by priority, then turn. With
+    /// the others, it has at most `max_size` elements.
+    pub(super) fn batch(
+        &self,
+        head: RequestId,
+        max_size: u64,
+        requests: &HashMap<RequestId, AcceptedRequest>,
+    ) -> Vec<RequestId> {
         let Some(entry) = requests.get(&head) else { return Vec::new() };
         let others = self.by_shape.get(&entry.shape).into_iter().flat_map(|queue| &queue.by_priority);
         let mut batch = vec![head];
         let mut rows = entry.rows;
-        for id in others.map(|(_, id)| *id).filter(|id| *id != head) {
+        let mut size = entry.size;
+        for id in others.map(|(.., id)| *id).filter(|id| *id != head) {
+            let Some(other) = requests.get(&id) else { break };
+            rows = rows.saturating_add(other.rows);
+            size = size.saturating_add(other.size);
             // The first request that does not fit ends the batch: no smaller one overtakes it.
-            let more = requests.get(&id).map_or(u32::MAX, |other| other.rows);
-            match rows.checked_add(more).filter(|rows| *rows <= self.max_rows) {
-                Some(sum) => rows = sum,
-                None => break,
+            if rows > self.max_rows || size > max_size {
+                break;
             }
             batch.push(id);
         }
         batch
     }
 
-    /// Returns the approximate numbers of requests and rows that a batch of a shape would have.
-    pub(super) fn expected_batch(&self, shape: &Shape) -> (f64, u32) {
+    /// Returns the approximate numbers of requests and elements that a batch of a shape would have.
+    pub(super) fn expected_batch(&self, shape: &Shape) -> (f64, u64) {
         let Some(queue) = self.by_shape.get(shape) else { return (0.0, 0) };
-        let rows = queue.rows.min(u64::from(self.max_rows));
-        (queue.by_priority.len() as f64 * rows as f64 / queue.rows.max(1) as f64, rows as u32)
+        let fraction = queue.rows.min(u64::from(self.max_rows)) as f64 / queue.rows.max(1) as f64;
+        (queue.by_priority.len() as f64 * fraction, (queue.size as f64 * fraction) as u64)
     }
 
     pub(super) fn insert(&mut self, id: RequestId, entry: &AcceptedRequest) {
-        let key = (Reverse(entry.priority), id);
+        let key = (Reverse(entry.priority), entry.turn, id);
         self.by_priority.insert(key);
         self.by_age.insert(id);
         self.by_due.insert((entry.due, id));
         self.rows += u64::from(entry.rows);
+        self.size += entry.size;
         let queue = self.by_shape.entry(entry.shape.clone()).or_default();
         let was_full = queue.rows >= u64::from(self.max_rows);
         queue.by_priority.insert(key);
         queue.rows += u64::from(entry.rows);
+        queue.size += entry.size;
         self.full_shapes += usize::from(queue.rows >= u64::from(self.max_rows) && !was_full);
     }
 
     pub(super) fn remove(&mut self, id: RequestId, entry: &AcceptedRequest) {
-        let key = (Reverse(entry.priority), id);
+        let key = (Reverse(entry.priority), entry.turn, id);
         self.by_priority.remove(&key);
         self.by_age.remove(&id);
         self.by_due.remove(&(entry.due, id));
         self.rows -= u64::from(entry.rows);
+        self.size -= entry.size;
         let Some(queue) = self.by_shape.get_mut(&entry.shape) else { return };
         let was_full = queue.rows >= u64::from(self.max_rows);
         queue.by_priority.remove(&key);
         queue.rows -= u64::from(entry.rows);
+        queue.size -= entry.size;
         self.full_shapes -= usize::from(was_full && queue.rows < u64::from(self.max_rows));
         if queue.by_priority.is_empty() {
             self.by_shape.remove(&entry.shape);

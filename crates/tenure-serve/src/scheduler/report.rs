@@ -16,13 +16,11 @@ impl Scheduler {
             let reload = served.cost.reload_time();
             self.devices.iter_mut().for_each(|device| device.residency.set_reload(model, reload));
         }
-        if let Work::Batch(running) = &mut self.devices[device.0].work
-            && running.model == model
-            && !running.has_started
+        if let Work::Batches(running) = &mut self.devices[device.0].work
+            && let Some(batch) = running.iter_mut().find(|batch| batch.model == model && !batch.has_started)
         {
-            let compute =
-                self.models.get(&model).map_or(Duration::ZERO, |served| served.cost.compute_time(running.rows));
-            running.expected_end = running.expected_end.min(now.saturating_add(compute));
+            let compute = self.models.get(&model).map_or(Duration::ZERO, |served| served.cost.compute_time(batch.size));
+            batch.expected_end = batch.expected_end.min(now.saturating_add(compute));
         }
         self.unload_if_removed(device, model);
     }
@@ -41,10 +39,11 @@ impl Scheduler {
     pub fn started(&mut self, batch: BatchId, now: Duration) {
         let Some(device) = self.device_of(batch) else { return };
         let on = &mut self.devices[device.0];
-        let Work::Batch(running) = &mut on.work else { return };
+        let Work::Batches(running) = &mut on.work else { return };
+        let Some(running) = running.iter_mut().find(|running| running.id == batch) else { return };
         let copied = on.copies.iter().find(|copy| copy.model == running.model).map(|copy| copy.expected_end);
         let compute =
-            self.models.get(&running.model).map_or(Duration::ZERO, |served| served.cost.compute_time(running.rows));
+            self.models.get(&running.model).map_or(Duration::ZERO, |served| served.cost.compute_time(running.size));
         running.has_started = true;
         running.expected_end = now.saturating_add(compute).max(copied.unwrap_or_default());
     }
@@ -61,7 +60,7 @@ impl Scheduler {
         // A batch that waited for weights does not predict the compute time of the next.
         let served = self.models.get_mut(&running.model).filter(|_| !running.is_switch);
         if let (Some(computed), Some(served)) = (computed, served) {
-            served.cost.record_compute(running.rows, computed);
+            served.cost.record_compute(running.size, computed);
         }
         self.unload_if_removed(device, running.model);
         self.take_requests(running)
@@ -85,7 +84,7 @@ impl Scheduler {
     ) -> Option<(DeviceId, RunningBatch)> {
         let device = self.device_of(batch)?;
         let on = &mut self.devices[device.0];
-        let Work::Batch(running) = mem::replace(&mut on.work, Work::Idle) else { return None };
+        let running = on.end_batch(batch)?;
         if !running.is_switch {
             on.switch_debt = on.switch_debt.saturating_sub(computed.unwrap_or(now.saturating_sub(running.issued)));
         }
@@ -95,7 +94,7 @@ impl Scheduler {
 
     /// Takes the requests of a batch that are still to be answered, and forgets them.
     fn take_requests(&mut self, running: RunningBatch) -> Vec<RequestId> {
-        running.requests.into_iter().filter(|id| self.requests.remove(id).is_some()).collect()
+        running.requests.into_iter().filter(|id| self.take_request(*id).is_some()).collect()
     }
 
     /// Reports that a device's executor is gone, and with it everything on the device. Requests that had not started
@@ -109,19 +108,29 @@ impl Scheduler {
         for copy in copies {
             self.unload_if_removed(device, copy.model);
         }
-        let Work::Batch(running) = work else { return };
-        self.unload_if_removed(device, running.model);
+        let Work::Batches(lost) = work else { return };
+        for running in lost {
+            self.unload_if_removed(device, running.model);
+            self.requeue(running);
+        }
+    }
+
+    /// Queues the requests of a lost batch again, or answers those that had started.
+    fn requeue(&mut self, running: RunningBatch) {
         for request in running.requests {
-            let Some(entry) = self.requests.remove(&request) else { continue };
+            let Some(entry) = self.requests.get(&request) else { continue };
             let outcome = if running.has_started || entry.was_requeued {
                 Unanswered::Lost
             } else if !self.models.contains_key(&entry.model) {
                 Unanswered::Removed
             } else {
-                // Its id puts it before all requests that came later.
-                self.enqueue(request, AcceptedRequest { batch: None, was_requeued: true, ..entry });
+                // Its turn and id put it before all requests that came later.
+                if let Some(entry) = self.requests.remove(&request) {
+                    self.enqueue(request, AcceptedRequest { batch: None, was_requeued: true, ..entry });
+                }
                 continue;
             };
+            self.take_request(request);
             self.decisions.push_back(Decision::Answer { request, outcome });
         }
     }
@@ -130,15 +139,14 @@ impl Scheduler {
     pub fn executor_ready(&mut self, device: DeviceId) {
         let work = &mut self.devices[device.0].work;
         if matches!(work, Work::Lost) {
-            *work = Work::Idle;
+            *work = Work::IDLE;
         }
     }
 
     /// Decides to unload a model from a device if it was removed, and no batch or copy there uses it any more.
     pub(super) fn unload_if_removed(&mut self, device: DeviceId, model: ModelId) {
         let on = &mut self.devices[device.0];
-        let is_running = matches!(&on.work, Work::Batch(running) if running.model == model);
-        if self.models.contains_key(&model) || is_running || on.is_copying(model) {
+        if self.models.contains_key(&model) || on.runs(model) || on.is_copying(model) {
             return;
         }
         if on.residency.remove(model).is_some() {
@@ -150,7 +158,7 @@ impl Scheduler {
     pub(super) fn device_of(&self, batch: BatchId) -> Option<DeviceId> {
         self.devices
             .iter()
-            .position(|device: &ScheduledDevice| matches!(&device.work, Work::Batch(running) if running.id == batch))
+            .position(|device: &ScheduledDevice| device.running().iter().any(|running| running.id == batch))
             .map(DeviceId)
     }
 }

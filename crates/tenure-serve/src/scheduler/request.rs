@@ -13,6 +13,10 @@ pub struct RequestId(pub(super) u64);
 /// any others that the user adds.
 pub type Shape = Arc<[u64]>;
 
+/// A client. The requests of one client take turns with those of others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
 /// The properties of a request that the scheduler needs. The user keeps its inputs.
 #[derive(Clone, Debug)]
 pub struct RequestSpec {
@@ -20,18 +24,33 @@ pub struct RequestSpec {
     pub model: ModelId,
     /// Its size in the first dimension.
     pub rows: u32,
+    /// The elements of its inputs, by which the time to compute it is estimated; at least its rows.
+    pub size: u64,
     /// The properties that must be equal in a batch.
     pub shape: Shape,
     /// The priority, which is added to the model's. Sums are limited to -10 to 10.
     pub priority: i32,
-    /// The time after which its answer is of no use. It is not started after that; a running one may end.
+    /// The time at which it is answered at the latest, with [`Unanswered::Expired`] if it is not computed.
     pub deadline: Option<Duration>,
+    /// The client that sent it; `None` if it is unknown. Requests of unknown clients do not take turns.
+    pub client: Option<ClientId>,
+    /// Whether it continues a request that was accepted before. Then it is queued although too many wait.
+    pub is_continuation: bool,
 }
 
 impl RequestSpec {
-    /// Creates a request of one row, with an empty shape and no deadline.
+    /// Creates a request of one row from an unknown client, with an empty shape and no deadline.
     pub fn new(model: ModelId) -> Self {
-        Self { model, rows: 1, shape: Shape::default(), priority: 0, deadline: None }
+        Self {
+            model,
+            rows: 1,
+            size: 1,
+            shape: Shape::default(),
+            priority: 0,
+            deadline: None,
+            client: None,
+            is_continuation: false,
+        }
     }
 }
 
@@ -81,8 +100,8 @@ pub enum Unanswered {
     /// The user cancelled it.
     #[error("the request was cancelled")]
     Cancelled,
-    /// It still waited at its deadline.
-    #[error("the deadline passed while the request waited: allow more time, or give it more priority")]
+    /// It waited or ran at its deadline.
+    #[error("the deadline passed before there was an answer: allow more time, or give it more priority")]
     Expired,
     /// Its turn came too late to meet the deadline.
     #[error("the deadline could not be met any more when the request's turn came: allow more time")]
@@ -100,12 +119,17 @@ pub enum Unanswered {
 pub(super) struct AcceptedRequest {
     pub(super) model: ModelId,
     pub(super) rows: u32,
+    pub(super) size: u64,
     pub(super) shape: Shape,
     pub(super) priority: i32,
     pub(super) arrived: Duration,
+    /// Its turn among requests of one model and priority: the time at which it would have arrived if its client sent
+    /// one request after the other.
+    pub(super) turn: Duration,
     /// The time from which it is due: see the module's documentation.
     pub(super) due: Duration,
     pub(super) deadline: Option<Duration>,
+    pub(super) client: Option<ClientId>,
     /// The batch in which it runs.
     pub(super) batch: Option<BatchId>,
     /// Whether it was queued again because its executor was lost.

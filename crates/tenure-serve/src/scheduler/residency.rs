@@ -184,6 +184,25 @@ impl Residency {
         })
     }
 
+    /// Returns whether the missing weights of a model find room now, after evictions.
+    pub(super) fn can_admit(&self, model: ModelId) -> bool {
+        self.finds_room(model, |_, entry| entry.users == 0)
+    }
+
+    /// Returns whether a model finds room once all others have ended that are in use now, but for the `staying` ones.
+    pub(super) fn can_admit_beside(&self, model: ModelId, staying: &[ModelId]) -> bool {
+        self.finds_room(model, |other, _| !staying.contains(&other))
+    }
+
+    /// Returns whether a model finds room beside the pinned models and those that cannot leave.
+    fn finds_room(&self, model: ModelId, can_leave: impl Fn(ModelId, &ModelWeights) -> bool) -> bool {
+        let Some(chunks) = self.models.get(&model).map(|entry| entry.chunks) else { return false };
+        let others = self.models.iter().filter(|(other, _)| **other != model);
+        let stays = others.filter(|(other, entry)| entry.spec.is_pinned || !can_leave(**other, entry));
+        let staying: u64 = stays.map(|(_, entry)| entry.resident_chunks).sum();
+        chunks + staying <= self.capacity_chunks
+    }
+
     /// Returns the evictions after which this many bytes are free, without making them. Models that are `wanted` soon
     /// leave only after all others.
     ///

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
+use super::clients::Clients;
 use super::cost::{Cost, duration};
 use super::device::{RunningBatch, ScheduledDevice, WeightCopy, Work};
 use super::model::ServedModel;
@@ -30,6 +31,9 @@ pub struct SchedulerConfig {
     pub copy_bytes_per_second: f64,
     /// The assumed compute time of a batch until it is measured. Default: 10 ms.
     pub compute: Duration,
+    /// The longest time that a batch of several requests is expected to compute, so that other requests do not wait
+    /// longer for it. Default: 200 ms.
+    pub longest_batch: Duration,
 }
 
 impl Default for SchedulerConfig {
@@ -41,6 +45,7 @@ impl Default for SchedulerConfig {
             evicts_whole: false,
             copy_bytes_per_second: 25e9,
             compute: Duration::from_millis(10),
+            longest_batch: Duration::from_millis(200),
         }
     }
 }
@@ -48,9 +53,10 @@ impl Default for SchedulerConfig {
 /// A scheduler, which decides which requests run next and on which device. The module's documentation describes its
 /// rules.
 ///
-/// A device runs one batch at a time. After each report, and at [`next_wake`](Self::next_wake), the user
-/// [polls](Self::poll) the scheduler until it returns no more decisions. Reports about a batch, model or copy that is
-/// already gone are ignored, since a report may be on its way while a decision is made.
+/// A device runs one batch at a time, or [several](Self::add_parallel_device). After each report, and at
+/// [`next_wake`](Self::next_wake), the user [polls](Self::poll) the scheduler until it returns no more decisions.
+/// Reports about a batch, model or copy that is already gone are ignored, since a report may be on its way while a
+/// decision is made.
 ///
 /// # Panics
 /// If a device belongs to another scheduler.
@@ -63,8 +69,10 @@ pub struct Scheduler {
     pub(super) requests: HashMap<RequestId, AcceptedRequest>,
     /// The models with waiting requests.
     pub(super) waiting: BTreeSet<ModelId>,
-    /// The deadlines of waiting requests.
+    /// The deadlines of all requests.
     pub(super) deadlines: BTreeSet<(Duration, RequestId)>,
+    /// The clients with waiting requests.
+    pub(super) clients: Clients,
     pub(super) decisions: VecDeque<Decision>,
     /// The last number given to a model, request or batch.
     last_id: u64,
@@ -80,14 +88,21 @@ impl Scheduler {
             requests: HashMap::new(),
             waiting: BTreeSet::new(),
             deadlines: BTreeSet::new(),
+            clients: Clients::default(),
             decisions: VecDeque::new(),
             last_id: 0,
         }
     }
 
-    /// Adds a device with this many bytes for weights, whose executor is ready. Models that were registered before may
-    /// use it.
+    /// Adds a device with this many bytes for weights, whose executor is ready and runs one batch at a time. Models that
+    /// were registered before may use it.
     pub fn add_device(&mut self, weight_bytes: u64) -> DeviceId {
+        self.add_parallel_device(weight_bytes, 1)
+    }
+
+    /// Adds a device as [`add_device`](Self::add_device) does, whose executor runs up to `max_batches` batches at once,
+    /// each of another model.
+    pub fn add_parallel_device(&mut self, weight_bytes: u64, max_batches: usize) -> DeviceId {
         let SchedulerConfig { chunk_bytes, half_life, evicts_whole, .. } = self.config;
         let mut residency = Residency::new(weight_bytes, chunk_bytes, half_life);
         if evicts_whole {
@@ -96,8 +111,13 @@ impl Scheduler {
         for (model, served) in &self.models {
             residency.add(*model, served.weights(false));
         }
-        let device = ScheduledDevice { work: Work::Idle, residency, copies: Vec::new(), switch_debt: Duration::ZERO };
-        self.devices.push(device);
+        self.devices.push(ScheduledDevice {
+            work: Work::IDLE,
+            max_batches: max_batches.max(1),
+            residency,
+            copies: Vec::new(),
+            switch_debt: Duration::ZERO,
+        });
         DeviceId(self.devices.len() - 1)
     }
 
@@ -129,8 +149,8 @@ impl Scheduler {
         }
         let id = ModelId(self.next_id());
         let reload = duration(model.bytes as f64 / self.config.copy_bytes_per_second);
-        let served =
-            ServedModel { queue: Queue::new(max_rows), cost: Cost::new(reload, self.config.compute), spec: model };
+        let cost = Cost::new(reload, self.config.compute);
+        let served = ServedModel { queue: Queue::new(max_rows), cost, rests_until: Duration::ZERO, spec: model };
         for (index, device) in self.devices.iter_mut().enumerate() {
             device.residency.add(id, served.weights(served.spec.is_pinned && index == home));
         }
@@ -144,11 +164,18 @@ impl Scheduler {
     pub fn remove_model(&mut self, model: ModelId) -> bool {
         let Some(served) = self.models.get(&model) else { return false };
         let ids: Vec<_> = served.queue.ids().collect();
-        ids.into_iter().for_each(|id| self.answer_queued(id, Unanswered::Removed));
+        ids.into_iter().for_each(|id| self.answer_unfinished(id, Unanswered::Removed));
         self.models.remove(&model);
         self.devices.iter_mut().for_each(|device| device.residency.unpin(model));
         (0..self.devices.len()).map(DeviceId).for_each(|device| self.unload_if_removed(device, model));
         true
+    }
+
+    /// Runs no batch of a model before this time. Its requests wait.
+    pub fn rest(&mut self, model: ModelId, until: Duration) {
+        if let Some(served) = self.models.get_mut(&model) {
+            served.rests_until = until;
+        }
     }
 
     /// Queues a request.
@@ -156,7 +183,8 @@ impl Scheduler {
     /// # Errors
     /// The request could not be answered, or too many wait.
     pub fn submit(&mut self, request: RequestSpec, now: Duration) -> Result<RequestId, Refusal> {
-        let RequestSpec { model, rows, shape, priority, deadline } = request;
+        let RequestSpec { model, rows, shape, priority, deadline, client, .. } = request;
+        let size = request.size.max(rows.into());
         let served = self.models.get(&model).ok_or(Refusal::UnknownModel)?;
         let max_rows = served.spec.max_rows;
         if rows == 0 {
@@ -166,29 +194,38 @@ impl Scheduler {
             return Err(Refusal::TooManyRows { rows, max_rows });
         }
         let left = deadline.map(|deadline| deadline.saturating_sub(now));
-        let least = served.cost.least_compute_time(rows);
+        let least = served.cost.least_compute_time(size);
         if let Some(left) = left.filter(|left| left.is_zero() || *left < least) {
             return Err(Refusal::TooLate { left, least });
         }
         let queued = served.queue.len();
-        if queued >= served.spec.max_queued {
+        let free = served.spec.max_queued.saturating_sub(queued);
+        // A client takes at most half of the free places, so that some are left for others.
+        let has_place = free > client.map_or(0, |client| self.clients.waiting(client));
+        if !has_place && !request.is_continuation {
             return Err(Refusal::Full { queued, retry_after: self.backlog(now) });
         }
+        let cost = served.cost.compute_time(size);
         let priority = clamp_priority(served.spec.priority.saturating_add(priority));
         let patience = duration(self.config.patience.as_secs_f64() * f64::from(-priority).exp2());
-        let due = now.saturating_add(left.map_or(patience, |left| patience.min(left / 2)));
+        let turn = client.map_or(now, |client| self.clients.turn(client, now, cost));
+        let due = turn.saturating_add(left.map_or(patience, |left| patience.min(left / 2)));
         let id = RequestId(self.next_id());
         let entry = AcceptedRequest {
             model,
             rows,
+            size,
             shape,
             priority,
             arrived: now,
+            turn,
             due,
             deadline,
+            client,
             batch: None,
             was_requeued: false,
         };
+        self.deadlines.extend(deadline.map(|deadline| (deadline, id)));
         self.enqueue(id, entry);
         Ok(id)
     }
@@ -196,29 +233,29 @@ impl Scheduler {
     /// Cancels a request and returns whether it was still to be answered. A running batch goes on, and its result for
     /// this request is discarded.
     pub fn cancel(&mut self, request: RequestId) -> bool {
-        let Some(entry) = self.requests.get(&request) else { return false };
-        let Some(batch) = entry.batch else {
-            self.answer_queued(request, Unanswered::Cancelled);
-            return true;
-        };
-        self.requests.remove(&request);
-        if let Some(device) = self.device_of(batch) {
-            self.decisions.push_back(Decision::Discard { device, batch, request });
+        let is_open = self.requests.contains_key(&request);
+        if is_open {
+            self.answer_unfinished(request, Unanswered::Cancelled);
         }
-        self.decisions.push_back(Decision::Answer { request, outcome: Unanswered::Cancelled });
-        true
+        is_open
+    }
+
+    /// Returns the largest size of a request that a batch of a model is expected to compute within the
+    /// [longest time](SchedulerConfig::longest_batch): larger ones are best sent in parts.
+    pub fn size_within_a_batch(&self, model: ModelId) -> u64 {
+        self.models.get(&model).map_or(u64::MAX, |served| served.cost.size_within(self.config.longest_batch))
     }
 
     /// Returns the next decision; `None` until the next report or the [wake time](Self::next_wake).
     pub fn poll(&mut self, now: Duration) -> Option<Decision> {
         while let Some((_, id)) = self.deadlines.first().copied().filter(|(deadline, _)| *deadline <= now) {
-            self.answer_queued(id, Unanswered::Expired);
+            self.answer_unfinished(id, Unanswered::Expired);
         }
         if let Some(decision) = self.decisions.pop_front() {
             return Some(decision);
         }
         for device in (0..self.devices.len()).map(DeviceId) {
-            if self.devices[device.0].is_idle() {
+            if self.devices[device.0].has_room() {
                 let decision = self.choose_batch(device, now);
                 if decision.is_some() {
                     return decision;
@@ -259,7 +296,7 @@ impl Scheduler {
     pub fn end_background(&mut self, device: DeviceId) {
         let work = &mut self.devices[device.0].work;
         if matches!(work, Work::Background) {
-            *work = Work::Idle;
+            *work = Work::IDLE;
         }
     }
 
@@ -273,8 +310,8 @@ impl Scheduler {
         &self.devices[device.0].residency
     }
 
-    /// Starts a batch on an idle device and returns the decision to run it. Returns `None` if copies for later batches
-    /// leave no room for its weights; its turn comes when they have ended.
+    /// Starts a batch on a device with room for it and returns the decision to run it. Returns `None` if copies for later
+    /// batches leave no room for its weights; its turn comes when they have ended.
     pub(super) fn issue_batch(
         &mut self,
         device: DeviceId,
@@ -286,36 +323,56 @@ impl Scheduler {
         let evict = if load_bytes > 0 { self.begin_copy(device, model, now).ok()? } else { Vec::new() };
         let id = BatchId(self.next_id());
         let mut rows = 0;
+        let mut size = 0;
         for request in &requests {
             self.dequeue(*request);
             let entry = self.requests.get_mut(request)?;
             entry.batch = Some(id);
             rows += entry.rows;
+            size += entry.size;
         }
         let copy = self.copy_time(model, &self.devices[device.0], now);
-        let compute = self.models.get(&model)?.cost.compute_time(rows);
+        let compute = self.models.get(&model)?.cost.compute_time(size);
         let on = &mut self.devices[device.0];
         on.residency.hold(model);
         on.residency.used(model, requests.len(), now);
-        on.switch_debt = on.switch_debt.saturating_add(copy.saturating_sub(compute));
-        on.work = Work::Batch(RunningBatch {
-            id,
-            model,
-            requests: requests.clone(),
-            rows,
-            issued: now,
-            expected_end: now.saturating_add(copy.max(compute)),
-            has_started: false,
-            is_switch: !copy.is_zero(),
-        });
+        // The device does not stand still for a switch while it runs another batch.
+        if on.is_idle() {
+            on.switch_debt = on.switch_debt.saturating_add(copy.saturating_sub(compute));
+        }
+        if let Work::Batches(running) = &mut on.work {
+            running.push(RunningBatch {
+                id,
+                model,
+                requests: requests.clone(),
+                size,
+                issued: now,
+                expected_end: now.saturating_add(copy.max(compute)),
+                has_started: false,
+                is_switch: !copy.is_zero(),
+            });
+        }
         Some(Decision::Run(Batch { id, device, model, requests, rows, load_bytes, evict }))
     }
 
-    /// Removes a waiting request, and decides to answer it with this outcome.
-    pub(super) fn answer_queued(&mut self, request: RequestId, outcome: Unanswered) {
+    /// Removes a request that waits or runs, and decides to answer it with this outcome. The batch in which it runs goes
+    /// on without it.
+    pub(super) fn answer_unfinished(&mut self, request: RequestId, outcome: Unanswered) {
         self.dequeue(request);
-        self.requests.remove(&request);
+        let batch = self.take_request(request).and_then(|entry| entry.batch);
+        if let Some((device, batch)) = batch.and_then(|batch| Some((self.device_of(batch)?, batch))) {
+            self.decisions.push_back(Decision::Discard { device, batch, request });
+        }
         self.decisions.push_back(Decision::Answer { request, outcome });
+    }
+
+    /// Forgets a request, and returns it if it was still to be answered.
+    pub(super) fn take_request(&mut self, request: RequestId) -> Option<AcceptedRequest> {
+        let entry = self.requests.remove(&request)?;
+        if let Some(deadline) = entry.deadline {
+            self.deadlines.remove(&(deadline, request));
+        }
+        Some(entry)
     }
 
     /// Returns a number of bytes, rounded up to whole chunks.
@@ -335,38 +392,40 @@ impl Scheduler {
         Ok(evict)
     }
 
-    /// Accepts a request and puts it into its model's queue.
+    /// Puts an accepted request into its model's queue.
     pub(super) fn enqueue(&mut self, id: RequestId, entry: AcceptedRequest) {
         if let Some(served) = self.models.get_mut(&entry.model) {
             served.queue.insert(id, &entry);
             self.waiting.insert(entry.model);
-            self.deadlines.extend(entry.deadline.map(|deadline| (deadline, id)));
+            if let Some(client) = entry.client {
+                self.clients.waits(client);
+            }
             self.requests.insert(id, entry);
         }
     }
 
-    /// Removes a request from its model's queue. It stays accepted.
+    /// Removes a request from its model's queue, if it waits there. It stays accepted.
     fn dequeue(&mut self, id: RequestId) {
-        let Some(entry) = self.requests.get(&id) else { return };
+        let Some(entry) = self.requests.get(&id).filter(|entry| entry.batch.is_none()) else { return };
         let Some(served) = self.models.get_mut(&entry.model) else { return };
         served.queue.remove(id, entry);
         if served.queue.is_empty() {
             self.waiting.remove(&entry.model);
         }
-        if let Some(deadline) = entry.deadline {
-            self.deadlines.remove(&(deadline, id));
+        if let Some(client) = entry.client {
+            self.clients.left(client);
         }
     }
 
     /// Returns the estimated time until all running and waiting batches are done.
     fn backlog(&self, now: Duration) -> Duration {
-        let up = self.devices.iter().filter_map(|device| device.free_in(now));
+        let up = self.devices.iter().filter_map(|device| device.idle_in(now));
         let (devices, busy) =
             up.fold((0_u32, Duration::ZERO), |(count, sum), left| (count + 1, sum.saturating_add(left)));
         let waiting = self.waiting.iter().filter_map(|model| self.models.get(model).map(|served| (model, served)));
         let work = waiting.fold(busy, |sum, (model, served)| {
             let copies = self.devices.iter().map(|device| self.copy_time(*model, device, now));
-            let compute = served.cost.compute_time(served.spec.max_rows).saturating_mul(served.queue.batches());
+            let compute = served.time_of_batches(served.queue.batches());
             sum.saturating_add(compute).saturating_add(copies.min().unwrap_or_default())
         });
         work / devices.max(1)
@@ -380,6 +439,12 @@ impl Scheduler {
 }
 
 impl ServedModel {
+    /// Returns the time to compute this many batches of those that wait.
+    pub(super) fn time_of_batches(&self, batches: u32) -> Duration {
+        let size = self.queue.size() / u64::from(self.queue.batches().max(1));
+        self.cost.compute_time(size).saturating_mul(batches)
+    }
+
     fn weights(&self, is_pinned: bool) -> WeightsSpec {
         let bytes = self.spec.bytes;
         let reload = self.cost.reload_time();

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use tenure_nn::networks::Architectures;
 
-use super::device::{BatchRun, DeviceJob, DeviceWork, PlannedEviction, ServingDevice};
+use super::device::{BatchRun, DeviceJob, DeviceWork, PlannedEviction, RunningRequests, ServingDevice};
 use super::registry::Entry;
 use super::request::Waiting;
 use super::texts::Tokenizers;
-use crate::executor::OpenModel;
+use crate::executor::{BatchControl, OpenModel};
 use crate::metrics::Metrics;
 use crate::repository::Repository;
 use crate::scheduler::{Batch, Decision, DeviceId, Eviction, ModelId, RequestId, Scheduler};
@@ -87,12 +87,11 @@ impl Core {
                     }
                 }
                 Decision::Discard { device, batch, request } => {
-                    let running = &mut state.device_work[device.index()].running;
-                    if let Some((_, left)) = running.as_mut().filter(|(running, _)| *running == batch)
-                        && left.remove(&request)
-                        && left.is_empty()
+                    if let Some(batch) = state.device_work[device.index()].running.get_mut(&batch)
+                        && batch.left.remove(&request)
+                        && batch.left.is_empty()
                     {
-                        self.device(device).backend.abandon();
+                        batch.control.abandon();
                     }
                 }
                 Decision::Unload { device, model } => self.unload_from(state, device, model),
@@ -117,7 +116,7 @@ impl Core {
         self.metrics.queued(model.name(), state.scheduler.queued(id) as u64);
     }
 
-    /// Passes a batch to its device's thread.
+    /// Passes a batch to its device's threads.
     fn run(&self, state: &mut CoreState, batch: Batch) {
         let Batch { id, device, model, requests, load_bytes, evict, .. } = batch;
         let Some(running) = state.models.get(&model).cloned() else { return };
@@ -125,7 +124,13 @@ impl Core {
         self.count_queued(state, model, &running);
         let chosen = Instant::now();
         let is_load = load_bytes > 0;
-        let mut run = BatchRun { id, model, running, is_load, evict, requests, inputs: Vec::new(), rows: Vec::new() };
+        let control = Arc::new(BatchControl::default());
+        let left = requests.iter().copied().collect();
+        state.device_work[device.index()]
+            .running
+            .insert(id, RunningRequests { model, left, control: Arc::clone(&control) });
+        let inputs = Vec::new();
+        let mut run = BatchRun { id, model, running, is_load, evict, requests, inputs, rows: Vec::new(), control };
         for request in &run.requests {
             if let Some(waiting) = state.requests.get_mut(request) {
                 run.rows.push(waiting.rows);
@@ -133,7 +138,6 @@ impl Core {
                 waiting.chosen = chosen;
             }
         }
-        state.device_work[device.index()].running = Some((id, run.requests.iter().copied().collect()));
         self.device(device).send(DeviceJob::Run(run));
     }
 

@@ -1,17 +1,18 @@
 //! The devices of a service, each of which computes one batch after the other.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, mpsc};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::core::Core;
-use crate::executor::{Backend, OpenModel};
+use crate::executor::{Backend, BatchControl, ModelError, OpenModel};
 use crate::http::{Resident, Tier};
 use crate::protocol::Tensor;
 use crate::scheduler::{BatchId, DeviceId, ModelId, RequestId};
 
-/// A device of a service. It has two threads: one computes, the other loads weights ahead.
+/// A device of a service. It has a thread that brings the weights of the chosen batches, threads that compute them, and
+/// one that loads weights ahead.
 pub(super) struct ServingDevice {
     pub(super) id: DeviceId,
     pub(super) backend: Box<dyn Backend>,
@@ -23,18 +24,26 @@ pub(super) struct ServingDevice {
     jobs: mpsc::Sender<DeviceJob>,
 }
 
-/// A device's current batch and last failed load. The service's lock guards it.
+/// A device's batches and last failed load. The service's lock guards it.
 #[derive(Default)]
 pub(super) struct DeviceWork {
-    /// The batch that its thread runs, and those of the batch's requests whose clients still wait.
-    pub(super) running: Option<(BatchId, HashSet<RequestId>)>,
+    /// The batches that were handed out and are not over.
+    pub(super) running: HashMap<BatchId, RunningRequests>,
     /// The last model whose weights failed to load.
     pub(super) failed_load: Option<ModelId>,
 }
 
+/// The requests of a batch that runs.
+pub(super) struct RunningRequests {
+    pub(super) model: ModelId,
+    /// Those whose clients still wait. When there are none, the batch is abandoned.
+    pub(super) left: HashSet<RequestId>,
+    pub(super) control: Arc<BatchControl>,
+}
+
 /// A job of a device's thread, which does one job after the other.
 pub(super) enum DeviceJob {
-    /// Computes a batch.
+    /// Brings the weights of a batch, which another thread then computes.
     Run(BatchRun),
     /// Frees the weights of a model that is no longer served, or that the scheduler counts as absent. Freeing takes
     /// time, and must not come after a job that was promised their memory.
@@ -43,7 +52,7 @@ pub(super) enum DeviceJob {
     End,
 }
 
-/// A batch for a device's thread.
+/// A batch for a device's threads.
 pub(super) struct BatchRun {
     pub(super) id: BatchId,
     pub(super) model: ModelId,
@@ -57,6 +66,13 @@ pub(super) struct BatchRun {
     pub(super) inputs: Vec<Vec<Tensor>>,
     /// The rows of each request.
     pub(super) rows: Vec<u32>,
+    pub(super) control: Arc<BatchControl>,
+}
+
+/// A batch whose weights are there or on their way, or could not be loaded.
+pub(super) struct BroughtBatch {
+    pub(super) run: BatchRun,
+    pub(super) loaded: Result<(), ModelError>,
 }
 
 /// A model to evict from a device's memory, in whole or from its end.

@@ -182,18 +182,6 @@ impl Core {
         Ok(id)
     }
 
-    /// Stops serving a model that ended several workers in a row.
-    pub(super) fn give_up(&self, id: ModelId, name: &str, deaths: u32, last: &str) {
-        let mut state = self.state.lock();
-        let Some(entry) = state.entries.get(name).filter(|entry| entry.id() == Some(id)) else { return };
-        let metadata = entry.metadata.clone();
-        let reason =
-            format!("{deaths} workers ended while they computed it, the last so: {last}: correct it, and load it");
-        tracing::error!("{name} is no longer served: {reason}");
-        self.remove(&mut state, name);
-        state.entries.insert(name.into(), Entry { metadata, condition: Condition::Broken(reason) });
-    }
-
     /// Replaces the entry of a name.
     fn replace_entry(&self, name: &str, entry: Entry) {
         let mut state = self.state.lock();
@@ -269,6 +257,7 @@ impl From<ModelError> for ServeError {
     fn from(error: ModelError) -> Self {
         match error {
             error if error.is_request_error() => Self::Malformed(error.to_string()),
+            error if error.is_out_of_memory() => Self::TooMuchMemory(error.to_string()),
             error if error.is_transient() => Self::TryAgain(error.to_string()),
             error => Self::Failed(error.to_string()),
         }

@@ -1,6 +1,7 @@
 //! Requests in progress.
 
 use std::mem;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use tokio::sync::oneshot;
 use super::core::{Core, CoreState};
 use crate::executor::OpenModel;
 use crate::http::ServeError;
-use crate::protocol::{InferRequest, InferResponse, Tensor};
+use crate::protocol::{Datatype, InferRequest, InferResponse, Tensor};
 use crate::repository::{Config, Dimension, TensorSpec};
 use crate::request_log::{self, RequestRecord};
 use crate::scheduler::{ModelId, Refusal, RequestId, RequestSpec, Unanswered};
@@ -28,6 +29,9 @@ pub(super) struct Waiting {
     /// The inputs in the model's order, taken when the request runs.
     pub(super) inputs: Vec<Tensor>,
     pub(super) rows: u32,
+    /// Whether no other part of the same request comes after this.
+    pub(super) is_last: bool,
+    /// The time at which the request arrived, of which this may be a part.
     pub(super) arrived: Instant,
     /// The time at which its batch was handed out.
     pub(super) chosen: Instant,
@@ -77,47 +81,149 @@ impl Drop for CancelOnDrop<'_> {
 }
 
 impl Core {
-    /// Queues a request, and waits for its answer.
+    /// Queues a request, and waits for its answer. A request of many rows is computed in parts, so that others do not
+    /// wait for all of it.
     pub(super) async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServeError> {
         let model = request.model.clone();
         let version = request.version.clone();
-        let (id, answered) = self.submit(request)?;
-        let cancel = CancelOnDrop { core: self, request: id };
-        let outputs = answered.await.unwrap_or(Err(ServeError::ShuttingDown));
-        // The request was removed when it was answered. The guard has nothing left to do and would only take the shared
-        // lock.
-        mem::forget(cancel);
-        Ok(InferResponse { model, version, id: None, outputs: outputs? })
+        let asked = self.accept(request)?;
+        let mut answered: Vec<Vec<Tensor>> = Vec::new();
+        let mut done = 0;
+        while done < asked.rows || answered.is_empty() {
+            let end = (done + self.rows_of_part(&asked)).min(asked.rows);
+            let (id, answer) = self.submit(&asked, done..end)?;
+            let cancel = CancelOnDrop { core: self, request: id };
+            let outputs = answer.await.unwrap_or(Err(ServeError::ShuttingDown));
+            // The request was removed when it was answered. The guard has nothing left to do and would only take the
+            // shared lock.
+            mem::forget(cancel);
+            answered.push(outputs?);
+            done = end;
+        }
+        Ok(InferResponse { model, version, id: None, outputs: joined(answered) })
     }
 
-    /// Queues a request, and returns a receiver of its answer.
-    fn submit(&self, request: InferRequest) -> Result<(RequestId, oneshot::Receiver<Answer>), ServeError> {
+    /// Checks a request, and finds its model.
+    fn accept(&self, request: InferRequest) -> Result<AskedRequest, ServeError> {
+        let arrived = Instant::now();
+        let now = self.now();
+        let state = self.state.lock();
+        if state.is_ending {
+            return Err(ServeError::ShuttingDown);
+        }
+        let (id, model) = state.ready(&request.model, request.version.as_deref())?;
+        drop(state);
+        let config = &model.stored().config;
+        let timeout = request.timeout.or(config.timeout);
+        let priority = scheduled_priority(request.priority);
+        let inputs = in_order(request, config);
+        check_tokens(&inputs, config)?;
+        let (rows, shape) = rows(&inputs, config)?;
+        Ok(AskedRequest {
+            id,
+            rows,
+            shape,
+            priority,
+            deadline: timeout.map(|timeout| now.saturating_add(timeout)),
+            timeout: timeout.unwrap_or_default(),
+            arrived,
+            record: request_log::current(),
+            inputs,
+            model,
+        })
+    }
+
+    /// Returns how many rows of a request are computed together.
+    fn rows_of_part(&self, asked: &AskedRequest) -> u32 {
+        let max_rows = asked.model.stored().config.batching.max_rows.get();
+        // The scheduler refuses a request that has more rows than a batch may have.
+        if asked.rows < 2 || asked.rows > max_rows || asked.inputs[0].shape().first() != Some(&(asked.rows as usize)) {
+            return asked.rows;
+        }
+        let most = self.state.lock().scheduler.size_within_a_batch(asked.id);
+        u32::try_from(most / asked.row_size().max(1)).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Queues some rows of a request, and returns a receiver of their answer.
+    fn submit(
+        &self,
+        asked: &AskedRequest,
+        rows: Range<u32>,
+    ) -> Result<(RequestId, oneshot::Receiver<Answer>), ServeError> {
         let mut state = self.state.lock();
         if state.is_ending {
             return Err(ServeError::ShuttingDown);
         }
-        let name = request.model.clone();
-        let arrived = Instant::now();
-        let (id, model) = state.ready(&name, request.version.as_deref())?;
-        let timeout = request.timeout.or(model.stored().config.timeout);
-        let priority = request.priority;
-        let inputs = in_order(request, &model.stored().config);
-        let (rows, shape) = rows(&inputs, &model.stored().config)?;
-        let now = self.now();
-        let deadline = timeout.map(|timeout| now.saturating_add(timeout));
-        let scheduled =
-            RequestSpec { rows, shape, priority: scheduled_priority(priority), deadline, ..RequestSpec::new(id) };
-        let timeout = timeout.unwrap_or_default();
-        let request =
-            state.scheduler.submit(scheduled, now).map_err(|refusal| refusal_error(&name, refusal, timeout))?;
+        let spec = RequestSpec {
+            rows: rows.end - rows.start,
+            size: asked.row_size().saturating_mul((rows.end - rows.start).into()),
+            shape: Arc::clone(&asked.shape),
+            priority: asked.priority,
+            deadline: asked.deadline,
+            client: asked.record.as_ref().and_then(|record| record.client()),
+            is_continuation: rows.start > 0,
+            ..RequestSpec::new(asked.id)
+        };
+        let submitted = state.scheduler.submit(spec, self.now());
+        let request = submitted.map_err(|refusal| refusal_error(asked.model.name(), refusal, asked.timeout))?;
         let (answer, answered) = oneshot::channel();
-        let record = request_log::current();
-        let waiting = Waiting { id, model, inputs, rows, arrived, chosen: arrived, record, timeout, answer };
-        self.count_queued(&state, id, &waiting.model);
+        let waiting = Waiting {
+            id: asked.id,
+            model: Arc::clone(&asked.model),
+            inputs: asked.rows_of_inputs(&rows),
+            rows: rows.end - rows.start,
+            is_last: rows.end == asked.rows,
+            arrived: asked.arrived,
+            chosen: asked.arrived,
+            record: asked.record.clone(),
+            timeout: asked.timeout,
+            answer,
+        };
+        self.count_queued(&state, asked.id, &asked.model);
         state.requests.insert(request, waiting);
         self.advance(&mut state);
         Ok((request, answered))
     }
+}
+
+/// A checked request, before it is queued.
+struct AskedRequest {
+    id: ModelId,
+    model: Arc<OpenModel>,
+    /// The inputs in the model's order.
+    inputs: Vec<Tensor>,
+    rows: u32,
+    shape: Arc<[u64]>,
+    priority: i32,
+    deadline: Option<Duration>,
+    timeout: Duration,
+    arrived: Instant,
+    record: Option<Arc<RequestRecord>>,
+}
+
+impl AskedRequest {
+    /// Returns the elements of a row of the largest input.
+    fn row_size(&self) -> u64 {
+        let largest = self.inputs.iter().map(Tensor::numel).max().unwrap_or(0) as u64;
+        largest / u64::from(self.rows.max(1))
+    }
+
+    fn rows_of_inputs(&self, rows: &Range<u32>) -> Vec<Tensor> {
+        if rows.end - rows.start == self.rows {
+            return self.inputs.clone();
+        }
+        self.inputs.iter().map(|input| input.rows(rows.start as usize..rows.end as usize)).collect()
+    }
+}
+
+/// Joins the outputs of the parts of a request.
+fn joined(mut answered: Vec<Vec<Tensor>>) -> Vec<Tensor> {
+    if answered.len() < 2 {
+        return answered.pop().unwrap_or_default();
+    }
+    let outputs = answered.first().map_or(0, Vec::len);
+    let mut answered: Vec<_> = answered.into_iter().map(Vec::into_iter).collect();
+    (0..outputs).filter_map(|_| Tensor::joined(answered.iter_mut().filter_map(Iterator::next).collect())).collect()
 }
 
 /// Returns a request's inputs in the model's order. The request must have all of them.
@@ -125,6 +231,24 @@ fn in_order(request: InferRequest, config: &Config) -> Vec<Tensor> {
     let mut inputs = request.inputs;
     inputs.sort_by_key(|input| config.inputs.iter().position(|spec| spec.name == input.name()));
     inputs
+}
+
+/// Refuses rows of more tokens than the model has positions for.
+fn check_tokens(inputs: &[Tensor], config: &Config) -> Result<(), ServeError> {
+    let Some(most) = config.max_tokens else { return Ok(()) };
+    for (input, spec) in inputs.iter().zip(&config.inputs) {
+        let is_tokens = spec.shape.len() == 2
+            && spec.shape[1] == Dimension::Free
+            && matches!(spec.datatype, Datatype::Int32 | Datatype::Int64);
+        let tokens = input.shape().get(1).map_or(0, |tokens| *tokens as u64);
+        if is_tokens && tokens > most {
+            let name = input.name();
+            let message =
+                format!("input {name:?} has rows of {tokens} tokens, and the model takes at most {most}: shorten them");
+            return Err(ServeError::Malformed(message));
+        }
+    }
+    Ok(())
 }
 
 /// Returns a request's rows, and the sizes that must be equal in one batch. If the first size of an input is fixed, a

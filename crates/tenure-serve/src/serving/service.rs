@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -27,10 +27,13 @@ use crate::metrics::Metrics;
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata, ModelState};
 use crate::repository::{Repository, RepositoryError};
 use crate::scheduler::{ModelSpec, Scheduler, SchedulerConfig};
-use crate::worker::{Python, WorkerCommand, Workers};
+use crate::worker::{Python, Pythons, WorkerCommand, Workers};
 
 /// The size of a page: the unit in which weights on the CPU are counted.
 const PAGE_BYTES: u64 = 4096;
+
+/// The most workers that compute on the CPU at once, each another model. The system shares its processors among them.
+const MAX_WORKERS: usize = 16;
 
 /// The assumed speed of reading weights until it is measured.
 const DISK_BYTES_PER_SECOND: f64 = 2e9;
@@ -52,6 +55,9 @@ pub struct ServingOptions {
     pub host_bytes: u64,
     /// The most requests that may wait for a model.
     pub max_queued: usize,
+    /// The longest time that a batch of several requests, or of several rows of one, is expected to compute: see
+    /// [`SchedulerConfig::longest_batch`].
+    pub longest_batch: Duration,
     /// The interval at which folders are read again.
     pub rescan: Duration,
     /// The socket of programs that run while there are no requests; `None` for none.
@@ -67,7 +73,7 @@ pub struct ServingOptions {
 type Backends = (Vec<Box<dyn Backend>>, u64, bool);
 
 impl ServingOptions {
-    /// Creates options for a folder of models, with `memory_bytes` of memory for weights. At most 128 requests may wait
+    /// Creates options for a folder of models, with `memory_bytes` of memory for weights. At most 256 requests may wait
     /// for a model, folders are read every 2 s, and this process computes, on the CPU.
     pub fn new(models: impl Into<PathBuf>, memory_bytes: u64) -> Self {
         Self {
@@ -76,6 +82,7 @@ impl ServingOptions {
             memory_bytes,
             host_bytes: 0,
             max_queued: ModelSpec::default().max_queued,
+            longest_batch: SchedulerConfig::default().longest_batch,
             rescan: Duration::from_secs(2),
             background: None,
             worker: None,
@@ -104,15 +111,14 @@ impl ServingOptions {
     fn on_cpu(&self, metrics: &Metrics) -> Result<Box<dyn Backend>, ServingError> {
         let place: Arc<dyn ComputeProcess> = match &self.worker {
             Some(command) => {
-                let workers = Workers::start(command.clone(), metrics.worker_deaths());
+                let workers = Workers::start(command.clone(), MAX_WORKERS, metrics.worker_deaths());
                 Arc::new(workers.map_err(ServingError::Worker)?)
             }
             None => Arc::new(ThisProcess),
         };
         let native: Box<dyn Backend> = Box::new(CpuBackend::new(self.memory_bytes, place)?);
         let Some(command) = &self.python else { return Ok(native) };
-        let python = Python::on_cpu(command.clone(), metrics.worker_deaths());
-        Ok(Box::new(WithPython::on_cpu(native, python.map_err(ServingError::Worker)?)))
+        Ok(Box::new(WithPython::on_cpu(native, Pythons::new(command.clone(), metrics.worker_deaths()))))
     }
 
     /// Creates the backends of CUDA devices, which share images, and returns their chunk size.
@@ -219,13 +225,16 @@ impl Serving {
             chunk_bytes,
             evicts_whole,
             copy_bytes_per_second,
+            longest_batch: options.longest_batch,
             ..SchedulerConfig::default()
         });
         let ServingOptions { models, devices: served, memory_bytes, max_queued, rescan, background, python, .. } =
             options;
         let repository = Repository::new(models);
         let repository = if python.is_some() { repository.with_python() } else { repository };
-        let device = |backend| ServingDevice::new(scheduler.add_device(memory_bytes), backend);
+        let device = |backend: Box<dyn Backend>| {
+            ServingDevice::new(scheduler.add_parallel_device(memory_bytes, backend.max_batches()), backend)
+        };
         let (devices, jobs): (Vec<_>, Vec<_>) = backends.into_iter().map(device).unzip();
         let core = Arc::new(Core {
             origin: Instant::now(),
@@ -245,7 +254,13 @@ impl Serving {
         let mut serving = Self { core, devices: served, threads: Vec::new(), background: None };
         let ids: Vec<_> = serving.core.devices.iter().map(|device| device.id).collect();
         for (id, jobs) in ids.into_iter().zip(jobs) {
-            serving.spawn("compute", move |core| core.execute(id, &jobs))?;
+            let (sender, brought) = mpsc::channel();
+            let brought = Arc::new(Mutex::new(brought));
+            serving.spawn("bring", move |core| core.bring(id, &jobs, &sender))?;
+            for _ in 0..serving.core.device(id).backend.max_batches() {
+                let brought = Arc::clone(&brought);
+                serving.spawn("compute", move |core| core.execute(id, &brought))?;
+            }
             serving.spawn("load ahead", move |core| core.load_ahead(id))?;
         }
         serving.spawn("keep time", |core| core.keep_time())?;
@@ -289,13 +304,15 @@ impl Drop for Serving {
         let mut state = self.core.state.lock();
         state.is_ending = true;
         state.requests.clear();
+        let running = state.device_work.iter().flat_map(|work| work.running.values());
+        let running: Vec<_> = running.map(|batch| Arc::clone(&batch.control)).collect();
         drop(state);
         for device in &self.core.devices {
             device.backend.end();
-            device.backend.abandon();
             device.upcoming.notify_all();
             device.send(DeviceJob::End);
         }
+        running.iter().for_each(|control| control.abandon());
         if let Some(programs) = self.background.take() {
             programs.end();
         }
@@ -316,7 +333,8 @@ impl Service for Serving {
     }
 
     fn is_ready(&self) -> bool {
-        !self.core.state.lock().is_ending
+        let is_ending = self.core.state.lock().is_ending;
+        !is_ending && self.core.devices.iter().all(|device| device.backend.is_answering())
     }
 
     fn devices(&self) -> &[Device] {

@@ -1,31 +1,46 @@
-//! The threads of a service: for each device, one computes and one loads weights ahead; one keeps time and one watches
-//! the folders.
+//! The threads of a service: for each device, one brings the weights of the chosen batches, others compute them, and one
+//! loads weights ahead; one keeps time and one watches the folders.
 
 use std::slice;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use super::core::{Core, CoreState};
-use super::device::{BatchRun, DeviceJob, PlannedEviction, ServingDevice};
+use super::device::{BatchRun, BroughtBatch, DeviceJob, PlannedEviction, ServingDevice};
 use crate::executor::{BatchAnswer, ModelError, OpenModel};
 use crate::http::ServeError;
 use crate::metrics::{Phases, WeightsFound};
 use crate::protocol::Tensor;
 use crate::scheduler::{DeviceId, ModelId};
 
-/// The number of workers in a row that may end with a model's batches before the model is no longer served.
-const MAX_WORKER_DEATHS: u32 = 3;
+/// The number of workers in a row that may end with a model's batches before the model rests, and how long it rests then
+/// and at most. Each further worker doubles the rest.
+const DEATHS_BEFORE_REST: u32 = 2;
+const FIRST_REST: Duration = Duration::from_millis(100);
+const LONGEST_REST: Duration = Duration::from_secs(5);
 
 /// The longest time that a batch waits for memory that other models are still freeing for it.
 const ROOM_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Core {
-    /// Does a device's jobs, one after the other, until [`DeviceJob::End`].
-    pub(super) fn execute(self: &Arc<Self>, device: DeviceId, jobs: &mpsc::Receiver<DeviceJob>) {
+    /// Does a device's jobs, one after the other, until [`DeviceJob::End`]. So memory is freed before it is given to the
+    /// next model.
+    pub(super) fn bring(
+        self: &Arc<Self>,
+        device: DeviceId,
+        jobs: &mpsc::Receiver<DeviceJob>,
+        brought: &mpsc::Sender<BroughtBatch>,
+    ) {
         let device = self.device(device);
         for job in jobs {
             match job {
-                DeviceJob::Run(run) => self.compute(device, run),
+                DeviceJob::Run(run) => {
+                    let loaded = self.begin_load(device, &run);
+                    // The threads that compute end after this one.
+                    let _ = brought.send(BroughtBatch { run, loaded });
+                }
                 // Batches that need the weights come before this job, and batches that were promised their memory after
                 // it.
                 DeviceJob::Free(model) => self.evict_all(device, &model),
@@ -34,20 +49,35 @@ impl Core {
         }
     }
 
-    /// Evicts, loads missing weights, computes, reports to the scheduler, and answers the requests.
-    fn compute(self: &Arc<Self>, device: &ServingDevice, run: BatchRun) {
-        let model = &*run.running;
+    /// Frees memory for a batch, and begins to load its missing weights.
+    fn begin_load(self: &Arc<Self>, device: &ServingDevice, run: &BatchRun) -> Result<(), ModelError> {
         let loading = device.load_lock.lock();
         self.evict(device, &run.evict);
-        let mut loaded = model.load(device.id, ROOM_PATIENCE);
+        let loaded = run.running.load(device.id, ROOM_PATIENCE);
         drop(loading);
         if run.is_load {
             self.report_when_loaded(device, run.model, &run.running);
         }
+        loaded
+    }
+
+    /// Computes batches, until no more are brought.
+    pub(super) fn execute(self: &Arc<Self>, device: DeviceId, brought: &Mutex<mpsc::Receiver<BroughtBatch>>) {
+        loop {
+            let next = brought.lock().recv();
+            let Ok(BroughtBatch { run, loaded }) = next else { return };
+            self.compute(self.device(device), run, loaded);
+        }
+    }
+
+    /// Computes a batch, reports to the scheduler, and answers the requests.
+    fn compute(self: &Arc<Self>, device: &ServingDevice, run: BatchRun, mut loaded: Result<(), ModelError>) {
+        let model = &*run.running;
         let begun = Instant::now();
         self.state.lock().scheduler.started(run.id, self.now());
         let computed = match &loaded {
-            Ok(()) => model.compute(device.id, &run.inputs, &run.rows),
+            Ok(()) if run.control.is_abandoned() => Err(ModelError::Abandoned),
+            Ok(()) => model.compute(device.id, &run.inputs, &run.rows, &run.control),
             Err(_) => Err(ModelError::NoWeights),
         };
         if loaded.is_ok() {
@@ -55,23 +85,24 @@ impl Core {
         }
         self.count_resident(device, model);
         self.rescan_if_changed(&loaded);
-        let death =
-            computed.as_ref().err().filter(|error| matches!(error, ModelError::Lost(_))).map(ToString::to_string);
-        let is_interrupted = death.is_some() && loaded.is_ok();
+        let has_died = matches!(computed, Err(ModelError::Lost(_)));
+        // The weights are still there if only the process that computed is gone, or never was.
+        let is_interrupted = loaded.is_ok()
+            && matches!(computed, Err(ModelError::Lost(_) | ModelError::OutOfMemory(_) | ModelError::Abandoned));
         let (spent, answers) = match loaded {
             Ok(()) => self.answers(device.id, &run, computed),
             Err(error) => (None, same_error(error, run.requests.len())),
         };
-        if let Some(reason) = death {
-            self.count_death(&run, &reason);
-        } else if spent.is_some() {
-            self.state.lock().deaths.remove(&run.model);
-        }
         // Weights that were loaded ahead may still have been on their way.
         let has_waited = spent.is_some_and(|spent| spent.copy + spent.wait > Duration::ZERO);
         let found = if run.is_load || has_waited { WeightsFound::Switched } else { WeightsFound::Resident };
         let mut state = self.state.lock();
-        state.device_work[device.id.index()].running = None;
+        state.device_work[device.id.index()].running.remove(&run.id);
+        if has_died {
+            self.rest_after_death(&mut state, &run);
+        } else if spent.is_some() {
+            state.deaths.remove(&run.model);
+        }
         let finished = match is_interrupted {
             true => state.scheduler.interrupted(run.id, self.now()),
             false => state.scheduler.finished(run.id, spent.map(|spent| spent.compute), self.now()),
@@ -99,7 +130,9 @@ impl Core {
                 if let Some(record) = &waiting.record {
                     record.computed(waiting.rows, phases);
                 }
-                counted.push(phases);
+                if waiting.is_last {
+                    counted.push(phases);
+                }
             }
             self.metrics.all_computed(model.name(), &counted, found);
         }
@@ -108,15 +141,15 @@ impl Core {
         }
     }
 
-    /// Counts another worker that ended while it computed a model's batch. Too many in a row end the model's service.
-    fn count_death(&self, run: &BatchRun, reason: &str) {
-        let mut state = self.state.lock();
+    /// Counts another worker that ended while it computed a model's batch. After several in a row the model rests, so
+    /// that its workers do not take all of the machine's time.
+    fn rest_after_death(&self, state: &mut CoreState, run: &BatchRun) {
         let deaths = state.deaths.entry(run.model).or_default();
         *deaths += 1;
-        let deaths = *deaths;
-        drop(state);
-        if deaths >= MAX_WORKER_DEATHS {
-            self.give_up(run.model, run.running.name(), deaths, reason);
+        if let Some(doublings) = deaths.checked_sub(DEATHS_BEFORE_REST) {
+            let rest = FIRST_REST.saturating_mul(1 << doublings.min(10)).min(LONGEST_REST);
+            tracing::warn!("{deaths} workers in a row ended with {}: it rests for {rest:?}", run.running.name());
+            state.scheduler.rest(run.model, self.now() + rest);
         }
     }
 
@@ -190,7 +223,9 @@ impl Core {
             // Some weights may be in memory although the scheduler counts them as absent, such as groups that were
             // loaded before one that failed. They must be freed before the scheduler gives their memory to another
             // model.
-            if state.is_absent(device, id) {
+            // A batch that runs frees them when it ends.
+            let runs = state.device_work[device.index()].running.values().any(|batch| batch.model == id);
+            if !runs && state.is_absent(device, id) {
                 core.device(device).send(DeviceJob::Free(loaded));
             }
             core.advance(&mut state);
@@ -238,13 +273,16 @@ impl Core {
                 (Some(spent), outputs.into_iter().map(Ok).collect())
             }
             // A retry would fail again, or no client waits for the answer.
-            Err(error @ (ModelError::Lost(_) | ModelError::NoWorker(_) | ModelError::Abandoned)) => {
-                (None, same_error(error, run.requests.len()))
-            }
+            Err(
+                error @ (ModelError::Lost(_)
+                | ModelError::NoWorker(_)
+                | ModelError::OutOfMemory(_)
+                | ModelError::Abandoned),
+            ) => (None, same_error(error, run.requests.len())),
             Err(_) if run.requests.len() > 1 => {
                 let answers = run.inputs.iter().zip(&run.rows).map(|(inputs, rows)| {
                     let BatchAnswer { outputs, copy, wait, compute } =
-                        run.running.compute(device, slice::from_ref(inputs), slice::from_ref(rows))?;
+                        run.running.compute(device, slice::from_ref(inputs), slice::from_ref(rows), &run.control)?;
                     let phases = Phases { queue: Duration::ZERO, copy, wait, compute };
                     self.metrics.executed(run.running.name(), u64::from(*rows), phases);
                     Ok(outputs.into_iter().next().unwrap_or_default())
@@ -261,18 +299,15 @@ impl Core {
         while !state.is_ending {
             let now = self.now();
             let wake = state.scheduler.next_wake(now).unwrap_or(Duration::MAX);
-            if wake <= now {
-                self.advance(&mut state);
-                continue;
-            }
             state.timer = wake;
             match wake {
                 Duration::MAX => self.poll_wanted.wait(&mut state),
                 wake => {
-                    self.poll_wanted.wait_for(&mut state, wake - now);
+                    self.poll_wanted.wait_for(&mut state, wake.saturating_sub(now));
                 }
             }
             state.timer = Duration::ZERO;
+            self.advance(&mut state);
         }
     }
 
@@ -304,6 +339,7 @@ fn same_error<T>(error: ModelError, requests: usize) -> Vec<Result<T, ServeError
     let variant: fn(String) -> ServeError = match ServeError::from(error) {
         ServeError::Malformed(_) => ServeError::Malformed,
         ServeError::TryAgain(_) => ServeError::TryAgain,
+        ServeError::TooMuchMemory(_) => ServeError::TooMuchMemory,
         _ => ServeError::Failed,
     };
     (0..requests).map(|_| Err(variant(message.clone()))).collect()

@@ -11,9 +11,6 @@ use super::regions::REGIONS;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SharedMemoryError {
-    /// The client is on another host, which shares no memory with the server.
-    #[error("shared memory is for clients on the server's host, or with a token: send tensors as binary data")]
-    Elsewhere,
     /// The client registers memory of a CUDA device, but the server computes on the CPU.
     #[error(
         "memory of CUDA devices cannot be registered here, where the CPU computes: register system shared memory, or send tensors as \
@@ -130,7 +127,6 @@ impl SharedMemoryError {
     /// Returns the HTTP status.
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Self::Elsewhere => StatusCode::FORBIDDEN,
             Self::Unknown(_) => StatusCode::NOT_FOUND,
             Self::Twice(_) | Self::Full => StatusCode::CONFLICT,
             Self::TooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,

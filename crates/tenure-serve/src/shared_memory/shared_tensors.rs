@@ -29,7 +29,7 @@ impl SharedTensors {
     pub(crate) fn find(shared: &ServerShared, peer: Option<Peer>, request: &InferRequest) -> Result<Self, ServeError> {
         let wanted = &request.wanted.outputs;
         if !request.shared_inputs.is_empty() || wanted.iter().any(|output| output.span.is_some()) {
-            shared.neighbour(peer)?;
+            shared.check_operator(peer)?;
         }
         let mut inputs = Vec::with_capacity(request.shared_inputs.len());
         for input in &request.shared_inputs {

@@ -10,15 +10,21 @@ use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
 
 use super::WorkerCommand;
+use super::life::{Life, LifePatience, LifeStep};
 use super::message::{Failure, MessageError, WorkerAnswer, WorkerOrder, WorkerReport};
 use super::socket::{Descriptor, Incoming, Outgoing, receive};
 use super::subprocess::{Ended, Subprocess};
+use crate::executor::BatchControl;
 
 /// The time after its start within which a worker must be ready for orders.
 const START: Duration = Duration::from_secs(30);
 
-/// The time after which a worker is killed if it does not unmap an image or end an abandoned batch.
+/// The time after which a worker is killed if it gives no sign of life or does not unmap an image.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// An abandoned batch has as long to end as it has run, within these limits. Then its worker is killed.
+const SHORTEST_END: Duration = Duration::from_secs(1);
+const LONGEST_END: Duration = Duration::from_secs(10);
 
 /// The server's handle of a worker process, and what the worker has reported.
 pub(super) struct Worker {
@@ -29,13 +35,13 @@ pub(super) struct Worker {
     changed: Condvar,
 }
 
-#[derive(Default)]
 struct WorkerState {
     is_ready: bool,
     has_answered: bool,
     /// The numbers of the images and loans that it was told to map and has not unmapped.
     images: HashSet<u64>,
     batch: Option<SentBatch>,
+    life: Life,
     /// The reason for its end that the worker itself reported.
     reported_end: Option<String>,
     /// The reason why the process ended, once it has.
@@ -45,6 +51,7 @@ struct WorkerState {
 /// A batch that the worker was told to run.
 struct SentBatch {
     number: u64,
+    sent: Instant,
     has_begun: bool,
     outcome: Option<BatchOutcome>,
     /// The time at which the worker is killed if the batch still runs. Set when the batch is abandoned.
@@ -56,11 +63,22 @@ pub(super) type BatchOutcome = (Result<WorkerAnswer, Failure>, Bytes);
 
 /// The error of an order that a process did not answer before it ended.
 #[derive(Debug)]
-pub(super) struct LostOrder {
-    /// Whether the process had begun to compute: then the order is not sent to another process.
-    pub(super) has_begun: bool,
-    /// The reason why the process ended.
-    pub(super) reason: String,
+pub(super) enum LostOrder {
+    /// The process had not begun to compute: the order may be sent to another process.
+    NotBegun {
+        /// The reason why the process ended.
+        reason: String,
+    },
+    /// The process had begun to compute.
+    Begun {
+        /// The reason why the process ended.
+        reason: String,
+    },
+    /// The system ended the process while it computed, since memory ran out.
+    OutOfMemory {
+        /// The system's exit status as text.
+        reason: String,
+    },
 }
 
 impl Worker {
@@ -75,7 +93,15 @@ impl Worker {
         let worker = Arc::new(Self {
             subprocess: Subprocess::start(command)?,
             started: Instant::now(),
-            state: Mutex::default(),
+            state: Mutex::new(WorkerState {
+                is_ready: false,
+                has_answered: false,
+                images: HashSet::new(),
+                batch: None,
+                life: Life::new(Instant::now(), LifePatience { start: START, answer: PATIENCE }),
+                reported_end: None,
+                end: None,
+            }),
             changed: Condvar::new(),
         });
         worker.subprocess.send(first);
@@ -155,44 +181,73 @@ impl Worker {
     /// Runs a batch and waits for its outcome. Only one batch may run at a time. The inner error says that the worker
     /// ended.
     pub(super) fn run(
-        &self,
+        self: &Arc<Self>,
         number: u64,
         order: &WorkerOrder,
         payload: Vec<Bytes>,
+        control: &BatchControl,
     ) -> Result<Result<BatchOutcome, LostOrder>, MessageError> {
-        self.state.lock().batch = Some(SentBatch { number, has_begun: false, outcome: None, kill_at: None });
+        self.state.lock().batch =
+            Some(SentBatch { number, sent: Instant::now(), has_begun: false, outcome: None, kill_at: None });
         self.send(order, payload, None)?;
+        let running = Arc::clone(self);
+        control.on_abandon(move || running.abandon(number));
         let mut guard = self.state.lock();
         loop {
             let state = &mut *guard;
-            let outcome = state.batch.as_mut().and_then(|batch| batch.outcome.take());
-            if outcome.is_some() || state.end.is_some() {
-                let has_begun = state.batch.take().is_some_and(|batch| batch.has_begun);
-                return Ok(
-                    outcome.ok_or_else(|| LostOrder { has_begun, reason: state.end.clone().unwrap_or_default() })
-                );
+            if let Some(outcome) = state.batch.as_mut().and_then(|batch| batch.outcome.take()) {
+                state.batch = None;
+                return Ok(Ok(outcome));
             }
-            let Some(end) = state.batch.as_ref().and_then(|batch| batch.kill_at) else {
-                self.changed.wait(&mut guard);
-                continue;
-            };
-            if self.changed.wait_until(&mut guard, end).timed_out() {
-                tracing::error!("worker {} does not stop an abandoned batch and is killed", self.pid());
-                self.subprocess.kill();
-                self.changed.wait(&mut guard);
+            if let Some(end) = state.end.clone() {
+                let has_begun = state.batch.take().is_some_and(|batch| batch.has_begun);
+                return Ok(Err(lost(has_begun, state.life.was_memory_short(), end)));
+            }
+            match state.batch.as_ref().and_then(|batch| batch.kill_at) {
+                None => self.changed.wait(&mut guard),
+                Some(end) => {
+                    if self.changed.wait_until(&mut guard, end).timed_out() {
+                        tracing::error!("worker {} does not stop an abandoned batch and is killed", self.pid());
+                        self.subprocess.kill();
+                        self.changed.wait(&mut guard);
+                    }
+                }
             }
         }
     }
 
-    /// Abandons the current batch: no request waits for it any more.
-    pub(super) fn abandon(&self) {
+    /// Abandons a batch, if it is the current one: no request waits for it any more.
+    fn abandon(&self, number: u64) {
         let mut state = self.state.lock();
-        if let Some(batch) = &mut state.batch {
-            batch.kill_at = Some(Instant::now() + PATIENCE);
+        if let Some(batch) = state.batch.as_mut().filter(|batch| batch.number == number) {
+            let now = Instant::now();
+            batch.kill_at.get_or_insert(now + time_to_end(now - batch.sent));
             // The message is too short to exceed the limit.
             let _ = self.send(&WorkerOrder::Abandon { batch: batch.number }, Vec::new(), None);
             self.changed.notify_all();
         }
+    }
+
+    /// Asks for a sign of life if that is due, and kills a worker that has given none for too long. Returns when to call
+    /// this again.
+    pub(super) fn ask_for_life(&self, now: Instant) -> Instant {
+        let mut state = self.state.lock();
+        loop {
+            match state.life.step(now) {
+                LifeStep::Wait { until } => return until,
+                // The message is too short to exceed the limit.
+                LifeStep::Ask => drop(self.send(&WorkerOrder::Ask, Vec::new(), None)),
+                LifeStep::Kill => {
+                    tracing::error!("worker {} gives no sign of life and is killed", self.pid());
+                    self.subprocess.kill();
+                }
+            }
+        }
+    }
+
+    /// Returns whether the worker responds, as far as is known.
+    pub(super) fn is_answering(&self) -> bool {
+        self.state.lock().life.is_answering(Instant::now())
     }
 
     /// Ends the worker by closing its socket.
@@ -224,7 +279,10 @@ impl Worker {
         let mut state = self.state.lock();
         let is_current = |batch: &&mut SentBatch, number| batch.number == number;
         match message {
-            WorkerReport::Ready => state.is_ready = true,
+            WorkerReport::Ready => {
+                state.is_ready = true;
+                state.life.answered(Instant::now());
+            }
             WorkerReport::Begun { batch: number } => {
                 if let Some(batch) = state.batch.as_mut().filter(|batch| is_current(batch, number)) {
                     batch.has_begun = true;
@@ -241,9 +299,36 @@ impl Worker {
             WorkerReport::Unmapped { image } => {
                 state.images.remove(&image);
             }
+            WorkerReport::Alive => {
+                state.life.answered(Instant::now());
+                return;
+            }
             WorkerReport::Ends { reason } => state.reported_end = Some(reason),
         }
         drop(state);
         self.changed.notify_all();
     }
+}
+
+impl LostOrder {
+    /// Returns the reason why the process ended.
+    pub(super) fn reason(&self) -> &str {
+        match self {
+            Self::NotBegun { reason } | Self::Begun { reason } | Self::OutOfMemory { reason } => reason,
+        }
+    }
+}
+
+/// Returns what became of a batch whose process ended for this reason.
+pub(super) fn lost(has_begun: bool, was_memory_short: bool, reason: String) -> LostOrder {
+    match (has_begun, was_memory_short) {
+        (true, true) => LostOrder::OutOfMemory { reason },
+        (true, false) => LostOrder::Begun { reason },
+        (false, _) => LostOrder::NotBegun { reason },
+    }
+}
+
+/// Returns how long an abandoned batch that has run for this long may go on. Then its process is killed.
+pub(super) fn time_to_end(ran: Duration) -> Duration {
+    ran.clamp(SHORTEST_END, LONGEST_END)
 }

@@ -13,10 +13,10 @@ use tenure_nn::switched::{LentTerms, Measured};
 use tenure_switch::FirstUse;
 use tenure_tensor::DType;
 
-use crate::executor::{Computed, Placed, RawTensor, text};
+use crate::executor::{Computed, ModelError, Placed, RawTensor, text};
 
 /// The version of every frame.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 
 /// The longest message, in bytes: a table of tensors and a network's options.
 pub(super) const MESSAGE_BYTES: u32 = 128 << 20;
@@ -50,6 +50,8 @@ pub(super) enum WorkerOrder {
     Run { batch: u64, image: u64, inputs: Vec<Sizes> },
     /// Abandons a batch: no request waits for it any more.
     Abandon { batch: u64 },
+    /// Asks for a sign of life. The worker answers with [`WorkerReport::Alive`], whatever it computes.
+    Ask,
 }
 
 /// The CUDA device on which a worker borrows weights.
@@ -113,6 +115,8 @@ pub(super) enum WorkerReport {
     Done { batch: u64, outcome: Result<WorkerAnswer, Failure> },
     /// An image is no longer mapped.
     Unmapped { image: u64 },
+    /// The process receives orders.
+    Alive,
     /// The process ends now, since its device no longer responds.
     Ends { reason: String },
 }
@@ -131,10 +135,22 @@ pub(super) struct WorkerAnswer {
 
 /// The reason why there is no answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct Failure {
-    pub(super) reason: String,
-    /// Whether the request itself is wrong.
-    pub(super) is_request_error: bool,
+pub(super) enum Failure {
+    /// The request itself is wrong.
+    Request(String),
+    /// The request takes more memory than there is.
+    Memory(String),
+    Other(String),
+}
+
+impl Failure {
+    pub(super) fn of(error: &ModelError) -> Self {
+        match error {
+            error if error.is_out_of_memory() => Self::Memory(error.to_string()),
+            error if error.is_request_error() => Self::Request(error.to_string()),
+            error => Self::Other(error.to_string()),
+        }
+    }
 }
 
 /// The reason why a frame is invalid or cannot be written.

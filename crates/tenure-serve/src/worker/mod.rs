@@ -1,9 +1,9 @@
 //! Workers: processes that compute for a server, so that a failing network affects only its own process.
 //!
-//! A server keeps the weights, in sealed memory, and makes all decisions; it never runs a network. The active worker
-//! computes one batch after the other and maps the images that it needs, so that nothing is copied. A second worker
-//! stands by to replace it if it dies. A batch that had not begun is then run again, once; one that had begun is
-//! answered with an error.
+//! A server keeps the weights, in sealed memory, and makes all decisions; it never runs a network. On the CPU each
+//! model that is computed has a worker, which maps the images that it needs, so that nothing is copied. One more worker
+//! stands by. If a worker dies, a batch that had not begun is run again, once; one that had begun is answered with an
+//! error. A worker that gives no sign of life is killed.
 //!
 //! A program that starts itself as its workers must call [`run`] before all else when it is started as one, with the
 //! same architectures:
@@ -40,10 +40,11 @@
 //! the worker's computation waits on the device for each group. Before chunks go to another model, the worker unmaps
 //! them and reports it, or has ended.
 //!
-//! PyTorch modules are computed by one more process for each device, a Python, which is started when there is such a
-//! model. This process holds their weights itself, and loads and frees them as the server orders. Its messages are
-//! JSON.
+//! PyTorch modules are computed by further processes, Pythons, which are started when there is such a model: one for
+//! each model on the CPU, and one for each CUDA device. They hold the weights themselves, and load and free them as the
+//! server orders. Their messages are JSON.
 
+mod life;
 mod link;
 mod loans;
 mod message;
@@ -61,7 +62,7 @@ use std::path::PathBuf;
 pub use process::run;
 
 pub(crate) use pool::Workers;
-pub(crate) use python::Python;
+pub(crate) use python::{Python, Pythons};
 pub(crate) use weights::LentWeights;
 
 /// The environment variable that marks a worker. A process that has it starts no workers, since these would start

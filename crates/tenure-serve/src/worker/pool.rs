@@ -1,4 +1,4 @@
-//! The workers of a server: one that computes, and one that stands by to replace it.
+//! The workers of a server: those that compute, each for one model at a time, and one that stands by.
 
 use std::env;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
 use tenure_nn::networks::Network;
 
@@ -15,7 +15,7 @@ use super::message::{BorrowingDevice, Failure, WorkerOrder, pack};
 use super::weights::LentWeights;
 use super::worker_model::WorkerModel;
 use super::{IS_WORKER, WorkerCommand};
-use crate::executor::{ComputeProcess, Computed, ModelError, ModelRunner, RawTensor};
+use crate::executor::{BatchControl, ComputeProcess, Computed, ModelError, ModelRunner, RawTensor};
 use crate::repository::StoredModel;
 
 /// The pause before the next start after several workers in a row ended at once: the first pause, and the longest.
@@ -28,7 +28,7 @@ const MAX_FAILURES: u32 = 5;
 /// The worker processes. Dropping this ends them.
 pub(crate) struct Workers {
     shared: Arc<WorkersShared>,
-    /// The thread that starts and replaces workers.
+    /// The thread that starts, asks and replaces workers.
     keeper: Option<JoinHandle<()>>,
 }
 
@@ -37,6 +37,8 @@ pub(super) struct WorkersShared {
     command: WorkerCommand,
     /// The first order of each worker.
     first: WorkerOrder,
+    /// The most workers that compute at once.
+    max_computing: usize,
     /// The metric of workers that ended.
     deaths: Counter,
     /// The next number of a batch, image, loan or model.
@@ -47,7 +49,8 @@ pub(super) struct WorkersShared {
 
 #[derive(Default)]
 struct WorkersState {
-    active: Option<Arc<Worker>>,
+    /// The workers that models have been given, the one that was free for longest first.
+    assigned: Vec<AssignedWorker>,
     standby: Option<Arc<Worker>>,
     /// The number of processes that were not reaped yet.
     processes: usize,
@@ -60,17 +63,32 @@ struct WorkersState {
     is_ending: bool,
 }
 
+/// A worker that a model has been given.
+struct AssignedWorker {
+    worker: Arc<Worker>,
+    /// The number of the model that it computed last; `None` once that model has left.
+    model: Option<u64>,
+    /// Whether it computes now.
+    is_busy: bool,
+}
+
+/// A worker that computes for one caller. Dropping this makes it free again.
+struct BusyWorker<'a> {
+    shared: &'a WorkersShared,
+    worker: Arc<Worker>,
+}
+
 impl Workers {
-    /// Starts workers that compute on the CPU, and waits for the first.
+    /// Starts workers that compute on the CPU, up to `max_computing` at once, and waits for the first.
     ///
     /// # Errors
     /// The reason why the first worker does not start.
-    pub(crate) fn start(command: WorkerCommand, deaths: Counter) -> Result<Self, String> {
-        Self::start_on(None, command, deaths)
+    pub(crate) fn start(command: WorkerCommand, max_computing: usize, deaths: Counter) -> Result<Self, String> {
+        Self::start_on(None, max_computing, command, deaths)
     }
 
-    /// Starts workers that compute on a CUDA device, whose memory comes in chunks of `chunk_bytes`, and waits for the
-    /// first.
+    /// Starts workers of which one at a time computes on a CUDA device, whose memory comes in chunks of `chunk_bytes`,
+    /// and waits for the first.
     ///
     /// # Errors
     /// The errors of [`start`](Self::start); or a worker cannot use the device.
@@ -80,7 +98,7 @@ impl Workers {
         command: WorkerCommand,
         deaths: Counter,
     ) -> Result<Self, String> {
-        Self::start_on(Some(BorrowingDevice { index, chunk_bytes }), command, deaths)
+        Self::start_on(Some(BorrowingDevice { index, chunk_bytes }), 1, command, deaths)
     }
 
     /// Returns the weights of a model that workers compute on a CUDA device.
@@ -88,32 +106,39 @@ impl Workers {
         LentWeights::new(Arc::clone(&self.shared), stored)
     }
 
-    fn start_on(device: Option<BorrowingDevice>, command: WorkerCommand, deaths: Counter) -> Result<Self, String> {
+    fn start_on(
+        device: Option<BorrowingDevice>,
+        max_computing: usize,
+        command: WorkerCommand,
+        deaths: Counter,
+    ) -> Result<Self, String> {
         if env::var_os(IS_WORKER).is_some() {
             return Err("this process is one: have its program call `worker::run` first".into());
         }
-        let state = Mutex::default();
-        let changed = Condvar::new();
-        let first = WorkerOrder::Start { device };
-        let numbers = AtomicU64::new(0);
-        let shared = Arc::new(WorkersShared { command, first, deaths, numbers, state, changed });
+        let shared = Arc::new(WorkersShared {
+            command,
+            first: WorkerOrder::Start { device },
+            max_computing: max_computing.max(1),
+            deaths,
+            numbers: AtomicU64::new(0),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
         let keeping = Arc::clone(&shared);
         let keeper = thread::Builder::new().name("serve: workers".into()).spawn(move || keeping.keep());
         let workers = Self { shared, keeper: Some(keeper.map_err(|error| error.to_string())?) };
-        workers.shared.active()?.ready()?;
+        workers.shared.first()?.ready()?;
         Ok(workers)
     }
 }
 
 impl ComputeProcess for Workers {
-    fn open(&self, _: Box<dyn Network>, stored: &StoredModel) -> Box<dyn ModelRunner> {
-        Box::new(WorkerModel::new(Arc::clone(&self.shared), stored))
+    fn max_batches(&self) -> usize {
+        self.shared.max_computing
     }
 
-    fn abandon(&self) {
-        if let Some(active) = &self.shared.state.lock().active {
-            active.abandon();
-        }
+    fn open(&self, _: Box<dyn Network>, stored: &StoredModel) -> Box<dyn ModelRunner> {
+        Box::new(WorkerModel::new(Arc::clone(&self.shared), stored))
     }
 
     fn end(&self) {
@@ -121,9 +146,14 @@ impl ComputeProcess for Workers {
         self.shared.changed.notify_all();
     }
 
+    fn is_answering(&self) -> bool {
+        let state = self.shared.state.lock();
+        state.failures < MAX_FAILURES && state.workers().all(|worker| worker.is_answering())
+    }
+
     fn processes(&self) -> Vec<u32> {
         let state = self.shared.state.lock();
-        state.active.iter().chain(&state.standby).map(|worker| worker.pid()).collect()
+        state.workers().map(|worker| worker.pid()).collect()
     }
 }
 
@@ -143,96 +173,129 @@ impl WorkersShared {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Waits for an active worker and returns it.
-    pub(super) fn active(&self) -> Result<Arc<Worker>, String> {
+    /// Waits for a worker and returns it.
+    fn first(&self) -> Result<Arc<Worker>, String> {
         let mut state = self.state.lock();
         loop {
-            match &state.active {
-                Some(active) => return Ok(Arc::clone(active)),
-                None if state.is_ending => return Err("the server is shutting down".into()),
-                None if state.failures >= MAX_FAILURES => {
-                    return Err(format!("workers end as soon as they are started, the last with {}", state.reason));
-                }
-                None => self.changed.wait(&mut state),
+            if let Some(worker) = state.workers().next() {
+                return Ok(Arc::clone(worker));
             }
+            self.wait_for_worker(&mut state)?;
         }
     }
 
-    /// Computes the answers to inputs on the active worker. `prepare` gives the worker the weights, and returns their
+    /// Waits until the state changes, unless no worker can be expected.
+    fn wait_for_worker(&self, state: &mut MutexGuard<'_, WorkersState>) -> Result<(), String> {
+        if state.is_ending {
+            return Err("the server is shutting down".into());
+        }
+        if state.failures >= MAX_FAILURES {
+            return Err(format!("workers end as soon as they are started, the last with {}", state.reason));
+        }
+        self.changed.wait(state);
+        Ok(())
+    }
+
+    /// Waits for a free worker, and takes it for a model: the one that computed it last, one that has no model, or, if
+    /// as many compute as may, the one that was free for longest.
+    fn take(&self, model: u64) -> Result<BusyWorker<'_>, String> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(worker) = state.take(model, self.max_computing) {
+                self.changed.notify_all();
+                return Ok(BusyWorker { shared: self, worker });
+            }
+            self.wait_for_worker(&mut state)?;
+        }
+    }
+
+    /// Computes the answers to a model's inputs on its worker. `prepare` gives the worker the weights, and returns their
     /// number. A batch that had not begun when its worker ended is run again, once.
     pub(super) fn compute(
         &self,
+        model: u64,
         inputs: &[RawTensor],
+        control: &BatchControl,
         mut prepare: impl FnMut(&Arc<Worker>) -> Result<u64, ModelError>,
     ) -> Result<Computed, ModelError> {
         let mut was_retried = false;
         loop {
-            let worker = self.active().map_err(ModelError::NoWorker)?;
-            let image = prepare(&worker)?;
+            let busy = self.take(model).map_err(ModelError::NoWorker)?;
+            let image = prepare(&busy.worker)?;
             let batch = self.next_number();
             let (inputs, payload) = pack(inputs);
-            match worker.run(batch, &WorkerOrder::Run { batch, image, inputs }, payload)? {
+            match busy.worker.run(batch, &WorkerOrder::Run { batch, image, inputs }, payload, control)? {
                 Ok((Ok(done), payload)) => return Ok(done.unpack(payload)?),
-                Ok((Err(Failure { reason, is_request_error: true }), _)) => return Err(ModelError::Asked(reason)),
-                Ok((Err(Failure { reason, .. }), _)) => return Err(ModelError::Elsewhere(reason)),
-                Err(LostOrder { has_begun: false, .. }) if !was_retried => was_retried = true,
-                Err(LostOrder { reason, .. }) => return Err(ModelError::Lost(reason)),
+                Ok((Err(failure), _)) => return Err(failure.into()),
+                Err(_) if control.is_abandoned() => return Err(ModelError::Abandoned),
+                Err(LostOrder::NotBegun { .. }) if !was_retried => was_retried = true,
+                Err(lost) => return Err(lost.into()),
             }
         }
     }
 
-    /// Replaces workers that are gone, until the server ends; then ends all workers. The calling thread starts all
+    /// Makes the worker of a model free for others: the model has left.
+    pub(super) fn give_back(&self, model: u64) {
+        let mut state = self.state.lock();
+        state.assigned.iter_mut().filter(|assigned| assigned.model == Some(model)).for_each(|left| left.model = None);
+    }
+
+    /// Starts, asks and replaces workers, until the server ends; then ends them all. The calling thread starts all
     /// workers, since a worker ends with the thread that started it.
     fn keep(self: &Arc<Self>) {
         let mut state = self.state.lock();
         while !state.is_ending {
-            let is_complete = state.active.is_some() && state.standby.is_some();
-            let pause_end = state.pause_end.filter(|end| *end > Instant::now());
-            if is_complete {
-                self.changed.wait(&mut state);
-            } else if let Some(end) = pause_end {
-                self.changed.wait_until(&mut state, end);
-            } else {
+            // The first model finds a worker besides the one that stands by.
+            if state.assigned.is_empty()
+                && let Some(worker) = state.standby.take()
+            {
+                state.assigned.push(AssignedWorker { worker, model: None, is_busy: false });
+                self.changed.notify_all();
+            }
+            let now = Instant::now();
+            let pause_end = state.pause_end.filter(|end| *end > now);
+            if state.standby.is_none() && pause_end.is_none() {
                 self.start(&mut state);
+                continue;
+            }
+            let next_ask = state.workers().map(|worker| worker.ask_for_life(now)).min();
+            match next_ask.into_iter().chain(pause_end).min() {
+                Some(end) => {
+                    self.changed.wait_until(&mut state, end);
+                }
+                None => self.changed.wait(&mut state),
             }
         }
-        let workers = [state.active.clone(), state.standby.clone()];
+        let workers: Vec<_> = state.workers().cloned().collect();
         drop(state);
-        workers.iter().flatten().for_each(|worker| worker.end());
+        workers.iter().for_each(|worker| worker.end());
         let mut state = self.state.lock();
         while state.processes > 0 {
             self.changed.wait(&mut state);
         }
     }
 
-    /// Starts the active worker, or the one that stands by.
+    /// Starts the worker that stands by.
     fn start(self: &Arc<Self>, state: &mut WorkersState) {
         let shared = Arc::clone(self);
-        // The callback of a worker that ends at once waits for this lock. So it finds the worker in `active` or
-        // `standby`.
+        // The callback of a worker that ends at once waits for this lock. So it finds the worker in `standby`.
         match Worker::start(&self.command, &self.first, move |worker, reason| shared.ended(worker, reason)) {
             Ok(worker) => {
                 state.processes += 1;
-                if state.active.is_none() {
-                    state.active = Some(worker);
-                } else {
-                    state.standby = Some(worker);
-                }
+                state.standby = Some(worker);
             }
             Err(error) => state.failed(format!("{}: {error}", self.command.program.display())),
         }
         self.changed.notify_all();
     }
 
-    /// Records that a worker is gone. The other one takes its place before the next order.
+    /// Records that a worker is gone.
     fn ended(&self, worker: &Arc<Worker>, reason: &str) {
         let mut state = self.state.lock();
-        let is_worker = |other: &Option<Arc<Worker>>| other.as_ref().is_some_and(|other| Arc::ptr_eq(other, worker));
-        if is_worker(&state.standby) {
+        if state.standby.as_ref().is_some_and(|standby| Arc::ptr_eq(standby, worker)) {
             state.standby = None;
-        } else if is_worker(&state.active) {
-            state.active = state.standby.take();
         }
+        state.assigned.retain(|assigned| !Arc::ptr_eq(&assigned.worker, worker));
         state.processes -= 1;
         if !state.is_ending {
             tracing::warn!("worker {} ended: {reason}", worker.pid());
@@ -251,6 +314,29 @@ impl WorkersShared {
 }
 
 impl WorkersState {
+    /// Returns all workers, the one that stands by last.
+    fn workers(&self) -> impl Iterator<Item = &Arc<Worker>> {
+        self.assigned.iter().map(|assigned| &assigned.worker).chain(&self.standby)
+    }
+
+    /// Takes a free worker for a model, if there is one.
+    fn take(&mut self, model: u64, max_computing: usize) -> Option<Arc<Worker>> {
+        let free_with = |model| self.assigned.iter().position(|free| !free.is_busy && free.model == model);
+        let index = match free_with(Some(model)).or_else(|| free_with(None)) {
+            Some(index) => index,
+            None if self.assigned.len() < max_computing => {
+                let worker = self.standby.take()?;
+                self.assigned.push(AssignedWorker { worker, model: None, is_busy: false });
+                self.assigned.len() - 1
+            }
+            None => self.assigned.iter().position(|assigned| !assigned.is_busy)?,
+        };
+        let assigned = &mut self.assigned[index];
+        assigned.model = Some(model);
+        assigned.is_busy = true;
+        Some(Arc::clone(&assigned.worker))
+    }
+
     /// Records another worker that ended before it was useful.
     fn failed(&mut self, reason: String) {
         self.failures += 1;
@@ -258,5 +344,40 @@ impl WorkersState {
         let pause = FIRST_PAUSE.saturating_mul(1 << (self.failures - 1).min(10)).min(LONGEST_PAUSE);
         // The first failure causes no pause.
         self.pause_end = (self.failures > 1).then(|| Instant::now() + pause);
+    }
+}
+
+impl Drop for BusyWorker<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        // A worker that ended is gone from the list.
+        if let Some(index) = state.assigned.iter().position(|assigned| Arc::ptr_eq(&assigned.worker, &self.worker)) {
+            let mut assigned = state.assigned.remove(index);
+            assigned.is_busy = false;
+            state.assigned.push(assigned);
+        }
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+}
+
+impl From<Failure> for ModelError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Request(reason) => Self::Asked(reason),
+            Failure::Memory(reason) => Self::OutOfMemory(reason),
+            Failure::Other(reason) => Self::Elsewhere(reason),
+        }
+    }
+}
+
+impl From<LostOrder> for ModelError {
+    fn from(lost: LostOrder) -> Self {
+        match lost {
+            LostOrder::NotBegun { reason } | LostOrder::Begun { reason } => Self::Lost(reason),
+            LostOrder::OutOfMemory { reason } => {
+                Self::OutOfMemory(format!("the worker that computed it ended with {reason}"))
+            }
+        }
     }
 }

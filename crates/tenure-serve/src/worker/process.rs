@@ -44,6 +44,8 @@ fn serve(architectures: Architectures) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // If this is not allowed, the system chooses by itself.
     let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE);
+    // A request that takes too much memory gets an error, and does not end the worker.
+    tenure_tier::refuse_unavailable_memory();
     let (jobs, waiting) = mpsc::channel();
     let worker = Arc::new(Worker {
         architectures,
@@ -183,6 +185,7 @@ impl Worker {
                     weights.stop();
                 }
             }
+            WorkerOrder::Ask => self.report(&WorkerReport::Alive, Vec::new()),
         }
         Ok(())
     }
@@ -234,9 +237,7 @@ impl Worker {
                 let (done, payload) = WorkerAnswer::pack(computed);
                 (Ok(done), payload)
             }
-            Err(error) => {
-                (Err(Failure { reason: error.to_string(), is_request_error: error.is_request_error() }), Vec::new())
-            }
+            Err(error) => (Err(Failure::of(error)), Vec::new()),
         };
         self.report(&WorkerReport::Done { batch, outcome }, payload);
     }
@@ -301,6 +302,6 @@ impl BatchWeights {
 /// Replaces an answer that is too long for a frame by an error.
 fn too_long(report: &WorkerReport, error: &MessageError) -> Result<Outgoing, MessageError> {
     let WorkerReport::Done { batch, .. } = report else { return Outgoing::new(report, Vec::new(), None) };
-    let outcome = Err(Failure { reason: error.to_string(), is_request_error: true });
+    let outcome = Err(Failure::Request(error.to_string()));
     Outgoing::new(&WorkerReport::Done { batch: *batch, outcome }, Vec::new(), None)
 }

@@ -9,7 +9,7 @@ use super::link::Worker;
 use super::message::{Description, Lend, WorkerOrder};
 use super::pool::WorkersShared;
 use super::socket::Descriptor;
-use crate::executor::{Computed, ModelError, RawTensor};
+use crate::executor::{BatchControl, Computed, ModelError, RawTensor};
 use crate::repository::StoredModel;
 
 /// The weights of a model, and their loan to a worker.
@@ -37,9 +37,14 @@ impl LentWeights {
 
     /// Computes the answers to inputs on the active worker. Lends it the weights first, if it does not have them; it
     /// may begin before they are loaded.
-    pub(crate) fn compute(&mut self, model: &SwitchedModel, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
+    pub(crate) fn compute(
+        &mut self,
+        model: &SwitchedModel,
+        inputs: &[RawTensor],
+        control: &BatchControl,
+    ) -> Result<Computed, ModelError> {
         let shared = Arc::clone(&self.shared);
-        let computed = shared.compute(inputs, |worker| match &self.loan {
+        let computed = shared.compute(self.model, inputs, control, |worker| match &self.loan {
             Some(loan) if worker.has_mapped(loan.number) => Ok(loan.number),
             _ => self.lend(worker, model),
         });

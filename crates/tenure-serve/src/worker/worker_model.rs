@@ -3,22 +3,23 @@
 use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use tenure_switch::Image;
 
 use super::link::Worker;
 use super::message::{Description, Map, MessageError, WorkerOrder};
 use super::pool::WorkersShared;
-use crate::executor::{Computed, ModelError, ModelRunner, Placed, RawTensor};
+use crate::executor::{BatchControl, Computed, ModelError, ModelRunner, Placed, RawTensor};
 use crate::repository::StoredModel;
 
-/// The server's handle of a model that the active worker computes.
+/// The server's handle of a model that a worker computes.
 pub(super) struct WorkerModel {
     shared: Arc<WorkersShared>,
     model: u64,
     network: Description,
-    image: Option<NumberedImage>,
-    /// The last worker that computed the model, which may have mapped the image.
-    worker: Weak<Worker>,
+    image: Mutex<Option<Arc<NumberedImage>>>,
+    /// The worker that computes the model or computed it last, which may have mapped the image.
+    worker: Mutex<Weak<Worker>>,
 }
 
 /// An image with the number that workers know it by, and the positions of the network's tensors in it.
@@ -32,7 +33,11 @@ impl WorkerModel {
     pub(super) fn new(shared: Arc<WorkersShared>, stored: &StoredModel) -> Self {
         let model = shared.next_number();
         let network = Description::of(stored);
-        Self { shared, model, network, image: None, worker: Weak::new() }
+        Self { shared, model, network, image: Mutex::default(), worker: Mutex::default() }
+    }
+
+    fn last_worker(&self) -> Option<Arc<Worker>> {
+        self.worker.lock().upgrade()
     }
 
     /// Makes a worker map the image. From now on, the worker gets a message about each loaded group.
@@ -62,35 +67,40 @@ impl WorkerModel {
 }
 
 impl ModelRunner for WorkerModel {
-    fn bind(&mut self, image: &Arc<Image>, placed: Vec<Placed>) -> Result<(), ModelError> {
-        self.image = Some(NumberedImage { number: self.shared.next_number(), image: Arc::clone(image), placed });
+    fn bind(&self, image: &Arc<Image>, placed: Vec<Placed>) -> Result<(), ModelError> {
+        let bound = NumberedImage { number: self.shared.next_number(), image: Arc::clone(image), placed };
+        *self.image.lock() = Some(Arc::new(bound));
         Ok(())
     }
 
-    fn unbind(&mut self) {
-        if let (Some(bound), Some(worker)) = (self.image.take(), self.worker.upgrade()) {
+    fn unbind(&self) {
+        let bound = self.image.lock().take();
+        if let (Some(bound), Some(worker)) = (bound, self.last_worker()) {
             worker.unmap(bound.number);
         }
+        self.shared.give_back(self.model);
     }
 
-    fn compute(&mut self, inputs: &[RawTensor]) -> Result<Computed, ModelError> {
-        let bound = self.image.as_ref().ok_or(ModelError::NoWeights)?;
-        let mut last = Weak::new();
-        let computed = self.shared.compute(inputs, |worker| {
-            if !worker.has_mapped(bound.number) {
-                self.map(worker, bound)?;
+    fn compute(&self, inputs: &[RawTensor], control: &BatchControl) -> Result<Computed, ModelError> {
+        let bound = self.image.lock().clone().ok_or(ModelError::NoWeights)?;
+        self.shared.compute(self.model, inputs, control, |worker| {
+            // A worker that the model had before may have been given to another, and still maps the image.
+            if let Some(before) = self.last_worker().filter(|before| !Arc::ptr_eq(before, worker)) {
+                before.unmap(bound.number);
             }
-            last = Arc::downgrade(worker);
+            *self.worker.lock() = Arc::downgrade(worker);
+            if !worker.has_mapped(bound.number) {
+                self.map(worker, &bound)?;
+            }
             Ok(bound.number)
-        });
-        self.worker = last;
-        computed
+        })
     }
 }
 
 impl Drop for WorkerModel {
     fn drop(&mut self) {
-        if let Some(worker) = self.worker.upgrade() {
+        self.shared.give_back(self.model);
+        if let Some(worker) = self.last_worker() {
             // A few bytes never exceed the limit.
             let _ = worker.send(&WorkerOrder::Forget { model: self.model }, Vec::new(), None);
         }

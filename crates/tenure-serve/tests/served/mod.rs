@@ -111,7 +111,7 @@ impl Served {
     }
 
     pub(crate) fn request(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
-        let head = format!("{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}");
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}");
         [format!("{head}Content-Length: {}\r\n\r\n", body.len()).as_bytes(), body].concat()
     }
 

@@ -27,6 +27,9 @@ pub(crate) const LOOP: f32 = -3.0;
 /// Loops forever without using its weights.
 pub(crate) const HANG: f32 = -4.0;
 
+/// Asks for more memory than any machine has.
+pub(crate) const GREED: f32 = -5.0;
+
 /// A network that answers three times its input, and its process id. It waits while there is a file `hold`.
 struct Moody {
     weight: Parameter,
@@ -52,6 +55,9 @@ impl Network for Moody {
         assert_ne!(asked, PANIC, "as it should");
         if asked == ABORT {
             process::abort();
+        }
+        if asked == GREED {
+            Tensor::full(&[1 << 40], 1.0, DType::F32, Device::CPU)?;
         }
         let answer = inputs[0].mul(&self.weight.narrow(0, NUMBERS - 1, 1)?)?;
         if asked == LOOP || asked == HANG {

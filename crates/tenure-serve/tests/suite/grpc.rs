@@ -61,7 +61,7 @@ impl Reply {
         (self.code, &self.message)
     }
 
-    fn messages<M: Message + Default>(&self) -> Vec<M> {
+    pub(crate) fn messages<M: Message + Default>(&self) -> Vec<M> {
         assert_eq!((self.code, &*self.message), (OK, ""));
         let mut body = self.body.clone();
         let mut messages = Vec::new();
@@ -94,9 +94,11 @@ impl<'a> Client<'a> {
         Self { served, requests, connection: served.runtime.spawn(connection) }
     }
 
-    /// Begins a call.
-    fn begin(&self, method: &str, headers: &[(&str, &str)]) -> (ResponseFuture, SendStream<Bytes>) {
-        let mut request = Request::post(format!("http://here/inference.GRPCInferenceService/{method}"));
+    /// Begins a call of a method of the inference service, or of the service before its slash.
+    pub(crate) fn begin(&self, method: &str, headers: &[(&str, &str)]) -> (ResponseFuture, SendStream<Bytes>) {
+        let path =
+            if method.contains('/') { method.into() } else { format!("inference.GRPCInferenceService/{method}") };
+        let mut request = Request::post(format!("http://here/{path}"));
         if !headers.iter().any(|(name, _)| *name == "content-type") {
             request = request.header("content-type", "application/grpc");
         }
@@ -487,7 +489,7 @@ fn what_is_no_call_is_refused() {
     assert!(client.is_served());
 
     let mut other = TcpStream::connect(served.grpc_address.unwrap()).unwrap();
-    other.write_all(b"GET /v2 HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+    other.write_all(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
     let mut bytes = Vec::new();
     // The connection is closed, with frames at most.
     let _ = other.read_to_end(&mut bytes);
@@ -596,7 +598,10 @@ fn messages_have_a_limit_together() {
     assert_eq!(client.reply(response).unwrap().code, OK);
     assert_eq!(client.infer(&long("echo_fp32")).code, OK);
     let many = ModelInferRequest { inputs: vec![InferTensor::default(); 1000], ..request("echo_fp32") };
-    assert_eq!(client.infer(&many).error().0, UNAVAILABLE);
+    // It never fits, so it is not to be sent again.
+    let refused = client.infer(&many);
+    assert_eq!(refused.error().0, RESOURCE_EXHAUSTED);
+    assert!(!refused.trailers.contains_key("grpc-retry-pushback-ms"));
 }
 
 #[test]
@@ -642,7 +647,7 @@ fn who_takes_no_answer_is_not_waited_for() {
 }
 
 #[test]
-fn more_connections_and_calls_than_there_are_places_for_wait() {
+fn more_calls_than_there_are_places_for_wait_and_more_connections_are_answered_health_checks() {
     let served = served_with(Limits { connections: 1, ..Limits::default() });
     let first = Client::new(&served);
     let (response, mut stream) = first.begin("ModelInfer", &[]);
@@ -650,17 +655,29 @@ fn more_connections_and_calls_than_there_are_places_for_wait() {
     waiting(&served, 1);
     let (second, mut stream) = first.begin("ModelInfer", &[]);
     stream.send_data(framed(&request("echo_fp32")), true).unwrap();
-    let other = Client::new(&served);
-    let (third, mut stream) = other.begin("ModelInfer", &[]);
-    stream.send_data(framed(&request("echo_fp32")), true).unwrap();
+    assert_eq!(Client::new(&served).call("ServerLive", &ServerLiveRequest {}).code, OK);
+    assert_eq!(Client::new(&served).infer(&request("echo_fp32")).code, UNAVAILABLE);
     assert!(!is_counted(&served, r#"tenure_requests_total{model="echo_fp32",outcome="answered"} 1"#));
     let late = first.send("ModelInfer", &[("grpc-timeout", "1m")], framed(&request("echo_fp32")));
     let message = "there was no answer within 1ms, which was the request's timeout";
     assert_eq!(late.error(), (DEADLINE_EXCEEDED, message));
     served.fake.permits.add_permits(1);
     assert_eq!([response, second].map(|response| first.reply(response).unwrap().code), [OK; 2]);
-    first.connection.abort();
-    assert_eq!(other.reply(third).unwrap().code, OK);
+    wait_until("a place is free", || Client::new(&served).is_served());
+}
+
+#[test]
+fn a_connection_in_reserve_ends_after_a_call() {
+    let served = served_with(Limits { connections: 1, ..Limits::default() });
+    let first = Client::new(&served);
+    let (response, mut stream) = first.begin("ModelInfer", &[]);
+    stream.send_data(framed(&request("slow")), true).unwrap();
+    waiting(&served, 1);
+    let other = Client::new(&served);
+    assert_eq!(other.infer(&request("echo_fp32")).code, UNAVAILABLE);
+    served.runtime.block_on(other.connection).unwrap().unwrap();
+    served.fake.permits.add_permits(1);
+    assert_eq!(first.reply(response).unwrap().code, OK);
 }
 
 #[test]

@@ -2,17 +2,20 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod background;
+mod crowds;
 mod cuda_shared_memory;
 mod drawn;
 mod fake;
 mod grpc;
 mod grpc_extensions;
 mod grpc_messages;
+mod grpc_probes;
 mod http;
 mod hugging_face;
 mod loopback;
 mod native;
 mod openai;
+mod openapi;
 mod properties;
 mod protocol;
 mod python;
@@ -24,5 +27,6 @@ mod scheduler;
 mod served;
 mod shared_memory;
 mod simulation;
+mod sites;
 mod texts;
 mod tls;

@@ -296,7 +296,7 @@ fn what_cannot_be_served_says_why_and_hinders_no_other() {
     let served = Served::with(folder, 1 << 20, probe::architectures(&control));
     for (name, expected) in [
         ("corrupt", "no safetensors"),
-        ("truncated", "no safetensors"),
+        ("truncated", "are missing at its end; copy or download it again"),
         ("missing", "No such file"),
         ("unknown", "there is no architecture \"prober\": there are probe"),
     ] {
@@ -386,7 +386,7 @@ fn weights_that_could_not_be_read_ahead_leave_before_their_room_is_promised() {
         let first = scope.spawn(|| served.infer(&ask("first", 2.0)));
         until("it computes", || control.calls().len() == 1);
         let unread = scope.spawn(|| served.infer(&ask("unread", 2.0)));
-        until("weights are read ahead", || images("unread") == 1);
+        until("it waits", || queued(served) == 1);
         // This request goes before the other.
         let second = scope.spawn(|| served.infer(&InferRequest { priority: 1, ..ask("second", 2.0) }));
         until("two wait", || queued(served) == 2);
@@ -523,4 +523,37 @@ fn names_of_a_file_may_have_a_prefix() {
     let served = Served::new(folder, 1 << 30);
     let inputs = vec![integers("input_ids", &[1, 2], &[1, 2]), integers("attention_mask", &[1, 2], &[1, 1])];
     assert!(served.infer(&request("tiny-sentences", inputs)).is_ok());
+}
+
+#[test]
+fn a_request_of_many_rows_is_computed_in_parts_that_others_may_go_between() {
+    let folder = tempfile::tempdir().unwrap();
+    probe::write(folder.path(), "m", "batching = { max_rows = 8 }");
+    let control = Arc::new(Control::default());
+    let mut options = ServingOptions::new(folder.path(), 1 << 20);
+    options.longest_batch = Duration::ZERO;
+    let served = Served::start(folder, options, probe::architectures(&control));
+    // The first batch waits for weights, and the second one's time is measured.
+    for _ in 0..2 {
+        assert_eq!(numbers(&served.infer(&ask("m", 1.0)).unwrap().outputs[0]), [3.0]);
+    }
+    let rows = request("m", vec![floats("x", &[3, 1], &[1.0, 2.0, 4.0])]);
+    let answer = served.infer(&rows).unwrap();
+    assert_eq!((answer.outputs[0].shape(), numbers(&answer.outputs[0])), (&[3, 1][..], vec![3.0, 6.0, 12.0]));
+    assert_eq!(control.calls()[2..], [[1.0], [2.0], [4.0]]);
+    // The client's request counts once.
+    assert_eq!(served.serving.snapshot().models[0].answered, 3);
+}
+
+#[test]
+fn rows_of_more_tokens_than_the_model_has_positions_are_refused_with_the_limit() {
+    let served = Served::examples();
+    let ask = |tokens: usize| {
+        let ones = vec![1; tokens];
+        let inputs = ["input_ids", "attention_mask"].map(|name| integers(name, &[1, tokens], &ones));
+        served.infer(&request("tiny-sentences", inputs.to_vec()))
+    };
+    assert!(ask(128).is_ok());
+    let (status, reason) = ask(129).unwrap_err();
+    assert!(status == 400 && reason.contains("129 tokens") && reason.contains("128"), "{reason}");
 }

@@ -88,7 +88,8 @@ enum State {
 struct Place {
     is_lost: bool,
     is_background: bool,
-    running: Option<(Batch, bool)>,
+    /// The batches that run, and whether they have started.
+    running: Vec<(Batch, bool)>,
     /// The resident chunks by model.
     resident: BTreeMap<ModelId, u64>,
     unloaded: BTreeSet<ModelId>,
@@ -104,12 +105,14 @@ struct World {
     known: BTreeMap<ModelId, ModelSpec>,
     asked: BTreeMap<RequestId, Asked>,
     now: Duration,
+    /// The most batches that run on a device at once.
+    max_batches: usize,
     /// Whether copies take the expected time, and devices are not lost.
     is_orderly: bool,
 }
 
 impl World {
-    fn new(devices: usize, is_orderly: bool) -> Self {
+    fn new(devices: usize, max_batches: usize, is_orderly: bool) -> Self {
         let config = SchedulerConfig {
             patience: PATIENCE,
             chunk_bytes: 1,
@@ -118,12 +121,13 @@ impl World {
             ..SchedulerConfig::default()
         };
         let mut scheduler = Scheduler::new(config);
-        let devices: Vec<_> = (0..devices).map(|_| scheduler.add_device(CAPACITY)).collect();
+        let devices: Vec<_> = (0..devices).map(|_| scheduler.add_parallel_device(CAPACITY, max_batches)).collect();
         let places = devices.iter().map(|_| Place::default()).collect();
         let models = Vec::new();
         let known = BTreeMap::new();
         let asked = BTreeMap::new();
-        let mut world = Self { scheduler, devices, places, models, known, asked, now: Duration::ZERO, is_orderly };
+        let now = Duration::ZERO;
+        let mut world = Self { scheduler, devices, places, models, known, asked, now, max_batches, is_orderly };
         (0..5).for_each(|index| {
             let name = world.add(index);
             world.models.push(name);
@@ -153,7 +157,7 @@ impl World {
             }
             Event::Advance(by) => self.now += ms(*by),
             Event::Start(device) => {
-                if let Some((batch, has_started)) = &mut self.places[place(device)].running {
+                for (batch, has_started) in &mut self.places[place(device)].running {
                     *has_started = true;
                     self.scheduler.started(batch.id, self.now);
                 }
@@ -175,15 +179,19 @@ impl World {
             Event::Prefetch(device) => self.prefetch(place(device)),
             Event::Lose(device) => {
                 let index = place(device);
-                self.places[index] =
-                    Place { is_lost: true, running: self.places[index].running.take(), ..Place::default() };
+                self.places[index] = Place {
+                    is_lost: true,
+                    running: std::mem::take(&mut self.places[index].running),
+                    ..Place::default()
+                };
                 self.scheduler.executor_lost(self.devices[index]);
-                let Some((batch, has_started)) = self.places[index].running.take() else { return };
-                for id in &batch.requests {
-                    let asked = self.asked.get_mut(id).unwrap();
-                    let stays = !has_started && !asked.was_lost && self.known.contains_key(&batch.model);
-                    if asked.state == State::Runs && stays {
-                        (asked.state, asked.was_lost) = (State::Waits, true);
+                for (batch, has_started) in std::mem::take(&mut self.places[index].running) {
+                    for id in &batch.requests {
+                        let asked = self.asked.get_mut(id).unwrap();
+                        let stays = !has_started && !asked.was_lost && self.known.contains_key(&batch.model);
+                        if asked.state == State::Runs && stays {
+                            (asked.state, asked.was_lost) = (State::Waits, true);
+                        }
                     }
                 }
             }
@@ -202,7 +210,7 @@ impl World {
                 let at_rest = &self.places[index];
                 let may = !at_rest.is_lost
                     && !at_rest.is_background
-                    && at_rest.running.is_none()
+                    && at_rest.running.is_empty()
                     && self.waiting().next().is_none();
                 assert_eq!(self.scheduler.begin_background(self.devices[index]), may);
                 self.places[index].is_background |= may;
@@ -217,7 +225,7 @@ impl World {
     fn submit(&mut self, model: usize, rows: u32, shape: u64, priority: i32, left: Option<Duration>) {
         let model = self.models[model];
         let deadline = left.map(|left| self.now + left);
-        let request = RequestSpec { model, rows, shape: [shape].into(), priority, deadline };
+        let request = RequestSpec { rows, shape: [shape].into(), priority, deadline, ..RequestSpec::new(model) };
         let queued = self.waiting().filter(|(_, asked)| asked.request.model == model).count();
         assert_eq!(self.scheduler.queued(model), queued);
         match self.scheduler.submit(request.clone(), self.now) {
@@ -261,7 +269,10 @@ impl World {
 
     fn finish(&mut self, index: usize, is_well: bool) {
         let place = &mut self.places[index];
-        let Some((batch, _)) = place.running.take() else { return };
+        if place.running.is_empty() {
+            return;
+        }
+        let (batch, _) = place.running.remove(0);
         if is_well && batch.load_bytes > 0 {
             self.copied(index, true);
         }
@@ -359,7 +370,8 @@ impl World {
     fn run(&mut self, batch: Batch) {
         let index = self.devices.iter().position(|other| *other == batch.device).unwrap();
         let place = &self.places[index];
-        assert!(!place.is_lost && !place.is_background && place.running.is_none());
+        assert!(!place.is_lost && !place.is_background && place.running.len() < self.max_batches);
+        assert!(place.running.iter().all(|(other, _)| other.model != batch.model));
         let head = &self.asked[&batch.requests[0]];
         let known = &self.known[&batch.model];
         for id in &batch.requests {
@@ -382,8 +394,10 @@ impl World {
         let evict: Vec<_> = batch.evict.iter().map(|left| (left.model, left.chunks)).collect();
         self.copy(index, batch.model, batch.load_bytes, &evict);
         batch.requests.iter().for_each(|id| self.asked.get_mut(id).unwrap().state = State::Runs);
-        self.places[index].debt += (COPY * batch.load_bytes as u32).saturating_sub(COMPUTE);
-        self.places[index].running = Some((batch, false));
+        if self.places[index].running.is_empty() {
+            self.places[index].debt += (COPY * batch.load_bytes as u32).saturating_sub(COMPUTE);
+        }
+        self.places[index].running.push((batch, false));
     }
 
     /// Checks that due requests go first, except that resident and due ones may go before them for as long as switches
@@ -410,7 +424,7 @@ impl World {
         }
         // A device must not be idle while a request that could run waits.
         let [place] = &self.places[..] else { return };
-        if !place.is_lost && !place.is_background && place.running.is_none() && place.copying.is_empty() {
+        if !place.is_lost && !place.is_background && place.running.is_empty() && place.copying.is_empty() {
             for (id, asked) in self.waiting() {
                 let at = asked.due.min(asked.arrived + self.known[&asked.request.model].max_delay);
                 let next = self.scheduler.next_wake(self.now).unwrap_or_default();
@@ -449,9 +463,10 @@ proptest! {
     #[test]
     fn every_request_has_one_outcome_whatever_happens(
         devices in 1..3_usize,
+        max_batches in 1..4_usize,
         events in prop::collection::vec(any_event(), 1..150),
     ) {
-        let mut world = World::new(devices, false);
+        let mut world = World::new(devices, max_batches, false);
         for event in &events {
             world.happens(event);
             world.settle();
@@ -461,7 +476,7 @@ proptest! {
 
     #[test]
     fn who_is_due_goes_first_but_for_the_debts_of_switches(events in prop::collection::vec(ordinary(), 1..200)) {
-        let mut world = World::new(1, true);
+        let mut world = World::new(1, 1, true);
         for event in &events {
             world.happens(event);
             world.settle();
@@ -472,7 +487,7 @@ proptest! {
 
 #[test]
 fn the_past_takes_no_memory() {
-    let mut world = World::new(2, false);
+    let mut world = World::new(2, 2, false);
     let mut sizes = Vec::new();
     for round in 0..40_u64 {
         for step in 0..30 {

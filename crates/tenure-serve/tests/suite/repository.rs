@@ -108,6 +108,7 @@ fn everything_that_may_be_said_is_read() {
         priority: -3,
         is_pinned: true,
         timeout: Some(Duration::from_secs(2)),
+        max_tokens: None,
     };
     assert_eq!(model.config, expected);
 }
@@ -352,4 +353,23 @@ fn code_that_a_link_brings_from_outside_is_refused() {
     let model = write(root.path(), "m", &SMALL.replacen("architecture = \"mlp\"", "python = \"model.py:load\"", 1));
     symlink(outside.path().join("model.py"), model.join("model.py")).unwrap();
     assert!(outcome(root.path()).unwrap_err().contains("out of the repository"));
+}
+
+#[test]
+fn a_folder_that_is_a_model_is_served_alone() {
+    let root = folder();
+    let model = write(root.path(), "m", SMALL);
+    write(root.path(), "beside", SMALL);
+    let names = |path: &Path| {
+        let mut repository = Repository::new(path);
+        repository.scan().unwrap();
+        repository.models().map(|model| model.name.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&model), ["m"]);
+    assert_eq!(names(&model.join("../m/.")), ["m"]);
+    assert_eq!(names(root.path()), ["beside", "m"]);
+    let mut repository = Repository::new(&model);
+    repository.scan().unwrap();
+    fs::remove_dir_all(&model).unwrap();
+    assert_eq!(repository.scan().unwrap().removed.len(), 1);
 }

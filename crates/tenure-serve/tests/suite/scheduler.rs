@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure_serve::scheduler::{
-    Batch, Decision, DeviceId, ModelId, ModelSpec, Refusal, RegisterError, RequestId, RequestSpec, Scheduler,
+    Batch, ClientId, Decision, DeviceId, ModelId, ModelSpec, Refusal, RegisterError, RequestId, RequestSpec, Scheduler,
     SchedulerConfig, Unanswered,
 };
 
@@ -295,4 +295,143 @@ fn a_model_runs_where_it_is_until_it_is_worth_a_copy() {
     });
     let batch = run(&mut scheduler, ms(22));
     assert_eq!((batch.device, batch.rows, batch.load_bytes), (devices[1], 4, 2));
+}
+
+#[test]
+fn models_run_beside_each_other_and_each_runs_one_batch_at_a_time() {
+    let mut scheduler = Scheduler::new(SchedulerConfig { chunk_bytes: 1, ..SchedulerConfig::default() });
+    scheduler.add_parallel_device(10, 2);
+    let [slow, quick, third] = [2, 2, 2].map(|bytes| scheduler.add_model(model(bytes)).unwrap());
+    ask(&mut scheduler, slow, ms(0));
+    let hung = run(&mut scheduler, ms(0));
+    ask(&mut scheduler, slow, ms(1));
+    assert_eq!(scheduler.poll(ms(1)), None, "the model computes already");
+    for at in [2, 20] {
+        ask(&mut scheduler, quick, ms(at));
+        let batch = run(&mut scheduler, ms(at));
+        assert_eq!(batch.model, quick);
+        ask(&mut scheduler, third, ms(at + 1));
+        assert_eq!(scheduler.poll(ms(at + 1)), None, "two batches run");
+        scheduler.finished(batch.id, Some(COMPUTE), ms(at + 10));
+        let batch = run(&mut scheduler, ms(at + 10));
+        assert_eq!(batch.model, third);
+        scheduler.finished(batch.id, Some(COMPUTE), ms(at + 15));
+    }
+    scheduler.finished(hung.id, Some(ms(60)), ms(60));
+    assert_eq!(run(&mut scheduler, ms(60)).model, slow);
+}
+
+#[test]
+fn no_model_takes_the_room_for_which_one_that_is_due_waits_unless_a_batch_that_does_not_end_holds_it() {
+    for is_overdue in [false, true] {
+        let mut scheduler = Scheduler::new(SchedulerConfig { chunk_bytes: 1, ..SchedulerConfig::default() });
+        scheduler.add_parallel_device(10, 3);
+        let [small, other, largest] = [2, 2, 10].map(|bytes| scheduler.add_model(model(bytes)).unwrap());
+        ask(&mut scheduler, small, ms(0));
+        let batch = run(&mut scheduler, ms(0));
+        // The next batch is expected to take as long as this.
+        scheduler.finished(batch.id, Some(if is_overdue { ms(20) } else { ms(400) }), ms(0));
+        ask(&mut scheduler, small, ms(0));
+        let running = run(&mut scheduler, ms(0));
+        ask(&mut scheduler, largest, ms(0));
+        ask(&mut scheduler, other, ms(1));
+        let batch = run(&mut scheduler, ms(1));
+        assert_eq!(batch.model, other, "the largest model is not due yet");
+        scheduler.finished(batch.id, Some(COMPUTE), ms(11));
+        ask(&mut scheduler, other, ms(200));
+        if is_overdue {
+            assert_eq!(run(&mut scheduler, ms(200)).model, other);
+        } else {
+            assert_eq!(scheduler.poll(ms(200)), None);
+            scheduler.finished(running.id, Some(ms(400)), ms(400));
+            assert_eq!(run(&mut scheduler, ms(400)).model, largest);
+        }
+    }
+}
+
+#[test]
+fn a_request_that_runs_at_its_deadline_is_answered_then() {
+    let (mut scheduler, devices) = scheduler(1);
+    let name = scheduler.add_model(model(2)).unwrap();
+    let request = scheduler.submit(RequestSpec { deadline: Some(ms(50)), ..RequestSpec::new(name) }, ms(0)).unwrap();
+    let batch = run(&mut scheduler, ms(0));
+    assert_eq!(scheduler.next_wake(ms(1)), Some(ms(50)));
+    let discard = Decision::Discard { device: devices[0], batch: batch.id, request };
+    assert_eq!(scheduler.poll(ms(50)), Some(discard));
+    assert_eq!(scheduler.poll(ms(50)), answer(request, Unanswered::Expired));
+    assert!(scheduler.finished(batch.id, Some(ms(60)), ms(60)).is_empty());
+    assert_eq!(scheduler.next_wake(ms(60)), None);
+}
+
+#[test]
+fn a_client_with_many_requests_lets_others_go_between() {
+    let (mut scheduler, _) = scheduler(1);
+    let [name, other] = [2, 2].map(|bytes| scheduler.add_model(ModelSpec { max_rows: 1, ..model(bytes) }).unwrap());
+    warm(&mut scheduler, name, ms(0));
+    warm(&mut scheduler, other, ms(0));
+    let from = |client, model| RequestSpec { client: Some(ClientId(client)), ..RequestSpec::new(model) };
+    for _ in 0..60 {
+        scheduler.submit(from(1, name), ms(0)).unwrap();
+    }
+    let batch = run(&mut scheduler, ms(0));
+    let same_model = scheduler.submit(from(2, name), ms(1)).unwrap();
+    let other_model = scheduler.submit(from(3, other), ms(1)).unwrap();
+    scheduler.finished(batch.id, Some(COMPUTE), ms(10));
+    let mut answered = Vec::new();
+    for at in (10..).step_by(10).take(40) {
+        let batch = run(&mut scheduler, ms(at));
+        answered.extend(scheduler.finished(batch.id, Some(COMPUTE), ms(at + 10)));
+    }
+    // Without turns, all 60 requests that came before would go first.
+    let place = |request| answered.iter().position(|answered| *answered == request).unwrap();
+    assert!(place(same_model) <= 2 && place(other_model) <= 23, "{answered:?}");
+}
+
+#[test]
+fn a_client_takes_at_most_half_of_the_free_places_of_a_queue() {
+    let (mut scheduler, _) = scheduler(1);
+    let name = scheduler.add_model(ModelSpec { max_queued: 8, max_rows: 1, ..model(2) }).unwrap();
+    let from = |client| RequestSpec { client: Some(ClientId(client)), ..RequestSpec::new(name) };
+    let queued = |scheduler: &mut Scheduler, client| {
+        (0..10).take_while(|_| scheduler.submit(from(client), ms(0)).is_ok()).count()
+    };
+    assert_eq!([1, 2, 3].map(|client| queued(&mut scheduler, client)), [4, 2, 1]);
+    let continued = RequestSpec { is_continuation: true, ..from(1) };
+    assert!(scheduler.submit(continued, ms(0)).is_ok(), "a request that was accepted goes on");
+}
+
+#[test]
+fn a_batch_takes_no_more_than_the_longest_time_unless_it_is_one_request() {
+    let (mut scheduler, _) = scheduler(1);
+    let name = scheduler.add_model(ModelSpec { max_rows: 16, ..model(2) }).unwrap();
+    assert_eq!(scheduler.size_within_a_batch(name), u64::MAX, "nothing is measured");
+    warm(&mut scheduler, name, ms(0));
+    let of = |rows: u32| RequestSpec { rows, size: u64::from(rows) * 64, ..RequestSpec::new(name) };
+    // 64 elements take 100 ms: the first batch is not counted, since it waited for weights.
+    scheduler.submit(of(1), ms(0)).unwrap();
+    let batch = run(&mut scheduler, ms(0));
+    scheduler.finished(batch.id, Some(ms(100)), ms(100));
+    assert_eq!(scheduler.size_within_a_batch(name), 128);
+    for _ in 0..3 {
+        scheduler.submit(of(1), ms(100)).unwrap();
+    }
+    let batch = run(&mut scheduler, ms(100));
+    assert_eq!(batch.requests.len(), 2);
+    scheduler.finished(batch.id, Some(ms(200)), ms(300));
+    scheduler.submit(of(8), ms(300)).unwrap();
+    assert_eq!(run(&mut scheduler, ms(300)).requests.len(), 1);
+}
+
+#[test]
+fn a_model_rests_for_as_long_as_it_is_told() {
+    let (mut scheduler, _) = scheduler(1);
+    let [resting, other] = [2, 2].map(|bytes| scheduler.add_model(model(bytes)).unwrap());
+    scheduler.rest(resting, ms(70));
+    let first = ask(&mut scheduler, resting, ms(0));
+    ask(&mut scheduler, other, ms(1));
+    let batch = run(&mut scheduler, ms(1));
+    assert_eq!(batch.model, other);
+    scheduler.finished(batch.id, Some(COMPUTE), ms(11));
+    assert_eq!((scheduler.poll(ms(11)), scheduler.next_wake(ms(11))), (None, Some(ms(70))));
+    assert_eq!(run(&mut scheduler, ms(70)).requests, [first]);
 }

@@ -4,9 +4,12 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use bytes::Bytes;
+use tenure_nn::Source;
+use tenure_nn::checkpoint::{Weights, save};
 use tenure_nn::sentence::SentenceEncoder;
 use tenure_serve::examples;
 use tenure_serve::http::{ServeError, Service};
+use tenure_tensor::Tensor;
 use tokio::runtime::Runtime;
 
 use crate::served::{Served, integers, request};
@@ -106,6 +109,57 @@ fn an_encoder_whose_model_is_in_a_subfolder_answers_as_the_library_does() {
         let tokenizer = Runtime::new().unwrap().block_on(served.serving.texts("tiny")).unwrap().tokenizer.unwrap();
         assert_eq!(answer(&served, &tokenizer(text).unwrap())[..], expected);
     }
+}
+
+/// Splits the tiny encoder's weights into two files and an index.
+fn shard(encoder: &Path) {
+    let golden = goldens().join("tiny_bert");
+    for file in ["config.json", "tokenizer.json"] {
+        fs::copy(golden.join(file), encoder.join(file)).unwrap();
+    }
+    let weights = Weights::open(&golden.join("model.safetensors")).unwrap();
+    let mut weight_map = serde_json::Map::new();
+    for part in 0..2 {
+        let file = format!("model-{part}.safetensors");
+        let names: Vec<String> = weights.names().into_iter().skip(part).step_by(2).collect();
+        let tensors: Vec<Tensor> = names.iter().map(|name| weights.tensor(name).unwrap()).collect();
+        save(&encoder.join(&file), names.iter().cloned().zip(&tensors), ("format", "pt")).unwrap();
+        weight_map.extend(names.into_iter().map(|name| (name, file.clone().into())));
+    }
+    let index = serde_json::json!({ "weight_map": weight_map });
+    fs::write(encoder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+}
+
+#[test]
+fn an_encoder_in_several_files_is_an_example() {
+    let encoder = tempfile::tempdir().unwrap();
+    shard(encoder.path());
+    let folder = tempfile::tempdir().unwrap();
+    examples::write(folder.path(), Some(("tiny", encoder.path()))).unwrap();
+    let served = Served::new(folder, 1 << 30);
+    let tokenizer = Runtime::new().unwrap().block_on(served.serving.texts("tiny")).unwrap().tokenizer.unwrap();
+    let expected = SentenceEncoder::open(encoder.path()).unwrap().embed(&["a cat"]).unwrap();
+    assert_eq!(answer(&served, &tokenizer("a cat").unwrap())[..], expected.to_bytes().unwrap());
+}
+
+#[test]
+fn examples_that_cannot_be_written_leave_nothing_and_the_next_try_works() {
+    let encoder = tempfile::tempdir().unwrap();
+    shard(encoder.path());
+    let shard = encoder.path().join("model-1.safetensors");
+    fs::rename(&shard, encoder.path().join("kept")).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("models");
+    let write = || examples::write(&folder, Some(("tiny", encoder.path()))).map_err(Box::new);
+    assert!(write().unwrap_err().to_string().starts_with(&format!("{}: ", shard.display())));
+    assert!(!folder.exists());
+
+    fs::create_dir(&folder).unwrap();
+    write().unwrap_err();
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+    fs::rename(encoder.path().join("kept"), &shard).unwrap();
+    assert_eq!(write().unwrap(), ["digits", "next-byte", "tiny"]);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 3);
 }
 
 #[test]

@@ -145,8 +145,24 @@ fn a_handshake_that_does_not_come_keeps_no_other_waiting() {
 }
 
 #[test]
+fn more_handshakes_than_there_are_places_for_keep_no_health_check_waiting() {
+    let limits = Limits { head: Duration::from_secs(3600), connections: 8, ..Limits::default() };
+    let encrypted = Encrypted::new(limits);
+    let half_open: Vec<TcpStream> = (0..100)
+        .map(|_| {
+            let mut stream = TcpStream::connect(encrypted.served.address).unwrap();
+            stream.write_all(&[22, 3, 1]).unwrap();
+            stream
+        })
+        .collect();
+    assert_eq!(encrypted.get("/v2/health/live", &[]).0.status, 200);
+    assert_eq!(encrypted.get("/v2", &[]).0.status, 200);
+    drop(half_open);
+}
+
+#[test]
 fn a_handshake_has_a_time_limit() {
-    let limits = Limits { receive: Duration::from_millis(50), ..Limits::default() };
+    let limits = Limits { head: Duration::from_millis(50), ..Limits::default() };
     let encrypted = Encrypted::new(limits);
     let silent = TcpStream::connect(encrypted.served.address).unwrap();
     assert!(receive(silent).is_none());
@@ -154,7 +170,7 @@ fn a_handshake_has_a_time_limit() {
 
 #[test]
 fn a_server_that_ends_does_not_wait_for_handshakes() {
-    let mut encrypted = Encrypted::new(Limits { receive: Duration::from_secs(3600), ..Limits::default() });
+    let mut encrypted = Encrypted::new(Limits { head: Duration::from_secs(3600), ..Limits::default() });
     let silent = TcpStream::connect(encrypted.served.address).unwrap();
     encrypted.served.stop.take().unwrap().send(()).unwrap();
     wait_until("the listener is closed", || TcpStream::connect(encrypted.served.address).is_err());

@@ -2,7 +2,9 @@
 
 #![expect(missing_docs, reason = "the protocol says what its fields are")]
 
+mod health;
 mod model_config;
+mod reflection;
 mod shared_memory;
 mod statistics;
 
@@ -10,9 +12,14 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
+pub use self::health::{HealthCheckRequest, HealthCheckResponse, ServingStatus};
 pub use self::model_config::{
     DataType, DynamicBatching, ModelConfig, ModelConfigRequest, ModelConfigResponse, ModelInput, ModelOutput,
     SpecificVersions, VersionPolicy,
+};
+pub use self::reflection::{
+    ErrorResponse, ExtensionNumberResponse, ExtensionRequest, FileDescriptorResponse, ListServiceResponse,
+    ReflectionAnswer, ReflectionQuery, ServerReflectionRequest, ServerReflectionResponse, ServiceResponse,
 };
 pub use self::shared_memory::{
     CudaRegion, CudaRegisterRequest, CudaSharedMemoryStatusResponse, RegionRequest, RegionResponse, SystemRegion,

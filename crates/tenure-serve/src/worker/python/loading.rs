@@ -55,9 +55,9 @@ impl Loading {
     pub(super) fn finish(&self, answer: Result<PythonAnswer, LostOrder>, calls: &Callbacks) {
         let outcome = match answer {
             Ok(PythonAnswer::Loaded { took }) => Ok(took),
-            Ok(PythonAnswer::Failed(reason)) => Err(LoadFailure::Raised(reason)),
+            Ok(PythonAnswer::Failed(reason) | PythonAnswer::OutOfMemory(reason)) => Err(LoadFailure::Raised(reason)),
             Ok(_) => Err(LoadFailure::Raised("Python answers what was not asked".into())),
-            Err(lost) => Err(LoadFailure::Lost(lost.reason)),
+            Err(lost) => Err(LoadFailure::Lost(lost.reason().into())),
         };
         let took = outcome.as_ref().ok().copied();
         let mut state = self.state.lock();

@@ -20,6 +20,8 @@ pub(super) enum PythonOrder<'a> {
     Evict { call: u64, model: u64, bytes: u64 },
     /// Frees all of a module.
     Close { call: u64, model: u64 },
+    /// Asks for a sign of life, which is [`PythonReport::Alive`] and no answer.
+    Ask { call: u64 },
     /// Returns device memory that no module uses to the driver.
     Trim { call: u64 },
     /// Computes a batch, whose inputs are in the payload.
@@ -52,8 +54,10 @@ pub(super) enum PythonReport {
     Freed { call: u64, resident_bytes: u64, host_bytes: u64 },
     /// A batch is computed. `copy_seconds` of its time went to copying weights that were not there yet.
     Computed { call: u64, outputs: Vec<Sizes>, seconds: f64, copy_seconds: f64 },
-    /// The model's code raised an error.
-    Failed { call: u64, reason: String },
+    /// The model's code raised an error: it found too little memory, or another one.
+    Failed { call: u64, reason: String, is_out_of_memory: bool },
+    /// The process receives orders.
+    Alive,
 }
 
 impl ModuleSource {

@@ -4,12 +4,14 @@
 //! modules that the scheduler wants in memory. A batch that had not begun when the process ended is run again, once;
 //! one that had begun is answered with an error.
 //!
-//! Each CUDA device has its own process. This process keeps an image of every module in pinned memory, loads weights to
+//! On the CPU each model has its own process, up to eight, so that a module which computes for long, hangs or
+//! ends its process spares the others. Each CUDA device has one process. This process keeps an image of every module in pinned memory, loads weights to
 //! the device while they are computed with, and evicts chunks of them on order. A new process, which does not know a
 //! module yet, opens the module when it is to be loaded.
 
 mod loading;
 mod message;
+mod pool;
 mod process;
 mod weights;
 
@@ -17,21 +19,20 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 use prometheus_client::metrics::counter::Counter;
 use tenure_tensor::Device;
 
 use self::message::PythonOrder;
+pub(crate) use self::pool::Pythons;
 use self::process::Process;
 use self::weights::PythonModel;
 use super::WorkerCommand;
+use super::link::time_to_end;
 use crate::executor::{BackendWeights, Callbacks, ModelError};
 use crate::repository::StoredModel;
-
-/// The time after which a process that goes on with an abandoned batch is killed.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The handle of the Python process that computes PyTorch modules. The process may not be running.
 pub(crate) struct Python {
@@ -50,6 +51,8 @@ struct PythonShared {
     state: Mutex<KeeperState>,
     changed: Condvar,
     calls: Callbacks,
+    /// Locked while a batch is computed: all modules of a process share its main thread.
+    computing: Mutex<()>,
 }
 
 /// The process, and what its keeper thread must do.
@@ -62,11 +65,16 @@ struct KeeperState {
     failure: Option<String>,
     /// The number of processes that were not reaped yet.
     processes: usize,
-    /// Whether a batch is being computed.
-    is_running: bool,
-    /// The time at which the process is killed if the current batch still runs. Set when the batch is abandoned.
-    kill_at: Option<Instant>,
+    batch: Option<RunningBatch>,
     is_ending: bool,
+}
+
+/// The batch that is being computed.
+struct RunningBatch {
+    number: u64,
+    begun: Instant,
+    /// The time at which the process is killed if the batch still runs. Set when the batch is abandoned.
+    kill_at: Option<Instant>,
 }
 
 impl Python {
@@ -103,6 +111,7 @@ impl Python {
             state: Mutex::default(),
             changed: Condvar::new(),
             calls,
+            computing: Mutex::default(),
         });
         let keeping = Arc::clone(&shared);
         let keeper = thread::Builder::new().name("serve: keep python".into()).spawn(move || keeping.keep());
@@ -110,8 +119,8 @@ impl Python {
     }
 
     /// Opens the weights of a module: see [`Backend::open_python`](crate::executor::Backend::open_python).
-    pub(crate) fn open(&self, stored: &StoredModel) -> Result<Box<dyn BackendWeights>, ModelError> {
-        Ok(Box::new(PythonModel::open(&self.shared, stored)?))
+    pub(crate) fn open(self: &Arc<Self>, stored: &StoredModel) -> Result<Box<dyn BackendWeights>, ModelError> {
+        Ok(Box::new(PythonModel::open(self, stored)?))
     }
 
     /// Returns the bytes of the modules that are in memory or on their way.
@@ -139,13 +148,9 @@ impl Python {
         self.shared.current().map(|process| process.pid())
     }
 
-    /// Abandons the current batch: no request waits for it any more.
-    pub(crate) fn abandon(&self) {
-        let mut state = self.shared.state.lock();
-        if state.is_running {
-            state.kill_at = Some(Instant::now() + PATIENCE);
-            self.shared.changed.notify_all();
-        }
+    /// Returns whether the process responds, as far as is known, or is not running.
+    pub(crate) fn is_answering(&self) -> bool {
+        self.shared.current().is_none_or(|process| process.is_answering())
     }
 
     /// Ends the process, and starts no other.
@@ -195,16 +200,30 @@ impl PythonShared {
         }
     }
 
-    /// Records whether a batch is being computed.
-    fn set_running(&self, is_running: bool) {
-        let mut state = self.state.lock();
-        state.is_running = is_running;
-        state.kill_at = None;
-        self.changed.notify_all();
+    /// Records that a batch is being computed, and returns its number.
+    fn begin_batch(&self) -> u64 {
+        let number = self.next_number();
+        self.state.lock().batch = Some(RunningBatch { number, begun: Instant::now(), kill_at: None });
+        number
     }
 
-    /// Starts a process when one is wanted, and kills it when an abandoned batch goes on for too long or the server
-    /// ends. A process ends with the thread that started it, so the calling thread starts them all.
+    /// Records that the batch is over.
+    fn end_batch(&self) {
+        self.state.lock().batch = None;
+    }
+
+    /// Abandons a batch, if it is still computed: no request waits for it any more.
+    fn abandon(&self, number: u64) {
+        let mut state = self.state.lock();
+        if let Some(batch) = state.batch.as_mut().filter(|batch| batch.number == number) {
+            let now = Instant::now();
+            batch.kill_at.get_or_insert(now + time_to_end(now - batch.begun));
+            self.changed.notify_all();
+        }
+    }
+
+    /// Starts a process when one is wanted, and kills it when it gives no sign of life, an abandoned batch goes on for too
+    /// long or the server ends. A process ends with the thread that started it, so the calling thread starts them all.
     fn keep(self: &Arc<Self>) {
         let mut state = self.state.lock();
         while !state.is_ending {
@@ -212,16 +231,20 @@ impl PythonShared {
                 self.start(&mut state);
                 continue;
             }
-            match state.kill_at {
-                Some(end) if end > Instant::now() => {
+            let now = Instant::now();
+            let process = state.process.clone();
+            if let (Some(batch), Some(process)) = (&mut state.batch, &process)
+                && batch.kill_at.is_some_and(|end| end <= now)
+            {
+                batch.kill_at = None;
+                tracing::error!("Python {} does not stop an abandoned batch and is killed", process.pid());
+                process.kill();
+            }
+            let kill_at = state.batch.as_ref().and_then(|batch| batch.kill_at);
+            let next_ask = process.map(|process| process.ask_for_life(now, self.next_number()));
+            match kill_at.into_iter().chain(next_ask).min() {
+                Some(end) => {
                     self.changed.wait_until(&mut state, end);
-                }
-                Some(_) => {
-                    state.kill_at = None;
-                    if let Some(process) = &state.process {
-                        tracing::error!("Python does not stop an abandoned batch and is killed");
-                        process.kill();
-                    }
                 }
                 None => self.changed.wait(&mut state),
             }

@@ -3,19 +3,24 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::super::WorkerCommand;
-use super::super::link::LostOrder;
+use super::super::life::{Life, LifePatience, LifeStep};
+use super::super::link::{LostOrder, lost};
 use super::super::message::{MessageError, unpack};
 use super::super::socket::{Incoming, Outgoing, receive_json};
 use super::super::subprocess::{Ended, Subprocess};
 use super::message::{PythonOrder, PythonReport};
 use crate::executor::RawTensor;
+
+/// The patience with a Python process. PyTorch may take long to import, and native code may hold the interpreter's lock
+/// while it computes.
+const PATIENCE: LifePatience = LifePatience { start: Duration::from_secs(300), answer: Duration::from_secs(60) };
 
 /// The server's handle of a Python process, and the orders that it has not answered.
 pub(super) struct Process {
@@ -27,9 +32,9 @@ pub(super) struct Process {
     host: AtomicU64,
 }
 
-#[derive(Default)]
 struct ProcessState {
     is_ready: bool,
+    life: Life,
     /// The calls without an answer yet, by number.
     calls: HashMap<u64, PythonCall>,
     /// The reason why the process ended, once it has.
@@ -49,6 +54,7 @@ pub(super) enum PythonAnswer {
     Freed { resident_bytes: u64 },
     Computed { outputs: Vec<RawTensor>, took: Duration, copy: Duration },
     Failed(String),
+    OutOfMemory(String),
 }
 
 /// A callback that receives one answer, on a thread that must not wait for another answer.
@@ -61,7 +67,9 @@ impl Process {
         let resident = AtomicU64::default();
         let host = AtomicU64::default();
         let subprocess = Subprocess::start(command)?;
-        let process = Arc::new(Self { subprocess, state: Mutex::default(), resident, host });
+        let life = Life::new(Instant::now(), PATIENCE);
+        let state = Mutex::new(ProcessState { is_ready: false, life, calls: HashMap::new(), end: None });
+        let process = Arc::new(Self { subprocess, state, resident, host });
         let listening = Arc::clone(&process);
         let program = command.program.display().to_string();
         let spawned = thread::Builder::new().name("serve: python".into()).spawn(move || {
@@ -127,7 +135,7 @@ impl Process {
         let mut state = self.state.lock();
         if let Some(reason) = state.end.clone() {
             drop(state);
-            answered(Err(LostOrder { has_begun: false, reason }));
+            answered(Err(LostOrder::NotBegun { reason }));
             return Ok(());
         }
         state.calls.insert(call, PythonCall { has_begun: false, answered });
@@ -135,6 +143,31 @@ impl Process {
         // The listening thread answers for a process that is gone.
         self.subprocess.send(outgoing);
         Ok(())
+    }
+
+    /// Asks for a sign of life if that is due, and kills a process that has given none for too long. Returns when to call
+    /// this again. `call` is the number of the question.
+    pub(super) fn ask_for_life(&self, now: Instant, call: u64) -> Instant {
+        let mut state = self.state.lock();
+        loop {
+            match state.life.step(now) {
+                LifeStep::Wait { until } => return until,
+                LifeStep::Ask => {
+                    if let Ok(order) = Outgoing::json(&PythonOrder::Ask { call }, Vec::new()) {
+                        self.subprocess.send(order);
+                    }
+                }
+                LifeStep::Kill => {
+                    tracing::error!("Python {} gives no sign of life and is killed", self.pid());
+                    self.kill();
+                }
+            }
+        }
+    }
+
+    /// Returns whether the process responds, as far as is known.
+    pub(super) fn is_answering(&self) -> bool {
+        self.state.lock().life.is_answering(Instant::now())
     }
 
     pub(super) fn kill(&self) {
@@ -156,7 +189,13 @@ impl Process {
     fn take(&self, Incoming { message, payload, .. }: Incoming<PythonReport>) -> Result<(), MessageError> {
         let (call, answer) = match message {
             PythonReport::Ready => {
-                self.state.lock().is_ready = true;
+                let mut state = self.state.lock();
+                state.is_ready = true;
+                state.life.answered(Instant::now());
+                return Ok(());
+            }
+            PythonReport::Alive => {
+                self.state.lock().life.answered(Instant::now());
                 return Ok(());
             }
             PythonReport::Begun { call } => {
@@ -182,7 +221,8 @@ impl Process {
                 let copy = duration(copy_seconds);
                 (call, PythonAnswer::Computed { outputs: unpack(outputs, payload)?, took, copy })
             }
-            PythonReport::Failed { call, reason } => (call, PythonAnswer::Failed(reason)),
+            PythonReport::Failed { call, reason, is_out_of_memory: true } => (call, PythonAnswer::OutOfMemory(reason)),
+            PythonReport::Failed { call, reason, .. } => (call, PythonAnswer::Failed(reason)),
         };
         let open = self.state.lock().calls.remove(&call);
         if let Some(open) = open {
@@ -196,10 +236,11 @@ impl Process {
         self.subprocess.forget();
         let mut state = self.state.lock();
         state.end = Some(reason.into());
+        let was_memory_short = state.life.was_memory_short();
         let left: Vec<PythonCall> = state.calls.drain().map(|(_, call)| call).collect();
         drop(state);
         for PythonCall { has_begun, answered } in left {
-            answered(Err(LostOrder { has_begun, reason: reason.into() }));
+            answered(Err(lost(has_begun, was_memory_short, reason.into())));
         }
     }
 }

@@ -8,15 +8,17 @@ use parking_lot::Mutex;
 
 use super::super::link::LostOrder;
 use super::super::message::pack;
-use super::PythonShared;
 use super::loading::Loading;
 use super::message::{ModuleSource, PythonOrder};
 use super::process::{Process, PythonAnswer};
-use crate::executor::{BackendWeights, LoadedCallback, ModelError, RawTensor, TimedOutputs};
+use super::{Python, PythonShared};
+use crate::executor::{BackendWeights, BatchControl, LoadedCallback, ModelError, RawTensor, TimedOutputs};
 use crate::repository::StoredModel;
 
 /// A module that may be in the memory of the Python process.
 pub(super) struct PythonModel {
+    /// The process's handle, which ends the process when its last model is gone.
+    _python: Arc<Python>,
     shared: Arc<PythonShared>,
     model: u64,
     place: ModuleSource,
@@ -34,18 +36,21 @@ struct HeldModule {
 
 impl PythonModel {
     /// Loads a module once, to learn how many bytes it has.
-    pub(super) fn open(shared: &Arc<PythonShared>, stored: &StoredModel) -> Result<Self, ModelError> {
-        let python = stored.config.python.as_ref().ok_or(ModelError::NoPython)?;
-        let shared = Arc::clone(shared);
+    pub(super) fn open(python: &Arc<Python>, stored: &StoredModel) -> Result<Self, ModelError> {
+        let function = stored.config.python.as_ref().ok_or(ModelError::NoPython)?;
+        let shared = Arc::clone(&python.shared);
         let model = shared.next_number();
-        let place = ModuleSource::of(stored, python);
+        let place = ModuleSource::of(stored, function);
         let process = shared.process().map_err(ModelError::NoWorker)?;
         let call = shared.next_number();
         let answer = process.ask(call, &PythonOrder::Open { call, model, place: &place }, Vec::new())?;
         match received(&answer)? {
-            Ok(PythonAnswer::Opened { bytes }) => Ok(Self { shared, model, place, bytes, held: Mutex::default() }),
+            Ok(PythonAnswer::Opened { bytes }) => {
+                let held = Mutex::default();
+                Ok(Self { _python: Arc::clone(python), shared, model, place, bytes, held })
+            }
             Ok(answer) => Err(unexpected(answer)),
-            Err(lost) => Err(ModelError::Lost(lost.reason)),
+            Err(lost) => Err(lost.into()),
         }
     }
 
@@ -143,14 +148,23 @@ impl BackendWeights for PythonModel {
         }
     }
 
-    fn compute(&self, inputs: &[RawTensor]) -> Result<TimedOutputs, ModelError> {
-        self.shared.set_running(true);
+    fn compute(&self, inputs: &[RawTensor], control: &BatchControl) -> Result<TimedOutputs, ModelError> {
+        let _computing = self.shared.computing.lock();
+        if control.is_abandoned() {
+            return Err(ModelError::Abandoned);
+        }
+        let batch = self.shared.begin_batch();
+        let shared = Arc::clone(&self.shared);
+        control.on_abandon(move || shared.abandon(batch));
         let computed = match self.compute_once(inputs) {
-            Ok(Err(LostOrder { has_begun: false, .. })) => self.compute_once(inputs),
+            Ok(Err(LostOrder::NotBegun { .. })) if !control.is_abandoned() => self.compute_once(inputs),
             computed => computed,
         };
-        self.shared.set_running(false);
-        computed?.map_err(|lost| ModelError::Lost(lost.reason))
+        self.shared.end_batch();
+        match computed? {
+            Err(_) if control.is_abandoned() => Err(ModelError::Abandoned),
+            computed => Ok(computed?),
+        }
     }
 }
 
@@ -189,6 +203,7 @@ fn received(answer: &Receiver<Result<PythonAnswer, LostOrder>>) -> Result<Result
 pub(super) fn unexpected(answer: PythonAnswer) -> ModelError {
     match answer {
         PythonAnswer::Failed(reason) => ModelError::Elsewhere(reason),
+        PythonAnswer::OutOfMemory(reason) => ModelError::OutOfMemory(reason),
         _ => ModelError::Elsewhere("Python answers what was not asked".into()),
     }
 }

@@ -1,7 +1,7 @@
 //! A fake service that computes nothing.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use tenure_tensor::Device;
 use tokio::sync::Semaphore;
 
 /// A service with models `echo_fp32` and so on, which answer their input `x`, a matrix, as `y`. Other models do not
-/// answer: `slow` waits for a permit, `full` and `panics` fail, and `broken` answers with another output. Two unlisted
+/// answer: `slow` waits for a permit, `full` and `panics` fail, and `broken` answers with another output. Two
 /// models answer vectors of three numbers: `vectors` takes tokens, and `texts` takes texts.
 pub(crate) struct Fake {
     metrics: Metrics,
@@ -24,6 +24,8 @@ pub(crate) struct Fake {
     /// The permits for `slow`: each lets one request go on.
     pub(crate) permits: Semaphore,
     devices: Vec<Device>,
+    /// Whether requests may come.
+    pub(crate) is_ready: AtomicBool,
 }
 
 impl Default for Fake {
@@ -36,7 +38,7 @@ impl Fake {
     /// Creates a service that says it computes on these devices.
     pub(crate) fn on(devices: Vec<Device>) -> Self {
         let (metrics, unloaded, waiting) = Default::default();
-        Self { metrics, unloaded, waiting, permits: Semaphore::new(0), devices }
+        Self { metrics, unloaded, waiting, permits: Semaphore::new(0), devices, is_ready: AtomicBool::new(true) }
     }
 
     fn datatype(model: &str) -> Option<Datatype> {
@@ -48,7 +50,7 @@ impl Fake {
 
     fn models() -> impl Iterator<Item = String> {
         let echoes = Datatype::ALL.into_iter().map(|datatype| format!("echo_{datatype}").to_lowercase());
-        echoes.chain(["slow", "full", "panics", "broken"].map(String::from))
+        echoes.chain(["slow", "full", "panics", "broken", "vectors", "texts"].map(String::from))
     }
 
     fn encoder(model: &str) -> Option<Arc<ModelMetadata>> {
@@ -110,7 +112,7 @@ impl Drop for Waiting {
 
 impl Service for Fake {
     fn is_ready(&self) -> bool {
-        true
+        self.is_ready.load(Ordering::SeqCst)
     }
 
     fn devices(&self) -> &[Device] {

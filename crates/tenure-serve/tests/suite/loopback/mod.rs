@@ -94,12 +94,14 @@ impl Served {
     }
 }
 
+/// Returns a request to `localhost`, unless `headers` have another host.
 pub(crate) fn request(method: &str, path: &str, headers: &[&str], body: &[u8]) -> Vec<u8> {
+    let has_host = headers.iter().any(|header| header.starts_with("Host: "));
+    let host = if has_host { "" } else { "Host: localhost\r\n" };
     let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
     let length = body.len();
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n"
-    );
+    let head =
+        format!("{method} {path} HTTP/1.1\r\n{host}Connection: close\r\nContent-Length: {length}\r\n{headers}\r\n");
     [head.as_bytes(), body].concat()
 }
 

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Measures how much models of `tenure serve` hold each other up on the CPU, each worker on one thread.
+
+A small model is asked alone, one request after the other, and then beside a model that sleeps for ever, one that takes
+all memory that it may have, and one with a queue of texts that takes minutes. The ratio of the 99th percentiles should
+be at most 2. Needs the program, and a Python with Tenure's package and PyTorch:
+
+    bench/serve/isolation.py --tenure target/release/tenure --python venv/bin/python
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+
+SLEEPER = """
+import time
+import torch
+
+class Sleeper(torch.nn.Module):
+    def forward(self, x):
+        time.sleep(1e6)
+
+def load(folder):
+    return Sleeper()
+"""
+
+GREEDY = """
+import resource
+import torch
+
+class Greedy(torch.nn.Module):
+    def forward(self, x):
+        resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+        taken = []
+        while True:
+            taken.append(torch.ones(1 << 28))
+
+def load(folder):
+    return Greedy()
+"""
+
+CONFIG = """
+python = "model.py:load"
+inputs = [{ name = "x", datatype = "FP32", shape = [-1, 1] }]
+outputs = [{ name = "y", datatype = "FP32", shape = [-1, 1] }]
+"""
+
+
+def ask(address: str, model: str, inputs: list[dict], timeout: float = 600) -> int:
+    """Asks a model and returns the status."""
+    body = json.dumps({"inputs": inputs}).encode()
+    request = urllib.request.Request(
+        f"http://{address}/v2/models/{model}/infer", body, {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            answer.read()
+            return answer.status
+    except urllib.error.HTTPError as error:
+        error.read()
+        return error.code
+    except OSError:
+        # The server ends while clients wait.
+        return 0
+
+
+def tensor(name: str, datatype: str, shape: list[int], value: float) -> dict:
+    count = 1
+    for size in shape:
+        count *= size
+    return {"name": name, "datatype": datatype, "shape": shape, "data": [value] * count}
+
+
+def write_models(tenure: pathlib.Path, folder: pathlib.Path) -> None:
+    subprocess.run([tenure, "models", "init", folder], check=True, stdout=subprocess.DEVNULL)
+    for name, code in {"sleeper": SLEEPER, "greedy": GREEDY}.items():
+        (folder / name).mkdir()
+        (folder / name / "model.py").write_text(code)
+        (folder / name / "config.toml").write_text(CONFIG)
+
+
+@contextlib.contextmanager
+def serving(tenure: pathlib.Path, python: str, folder: pathlib.Path):
+    """Serves the models, and yields the address."""
+    command = [tenure, "serve", folder, "--listen", "127.0.0.1:0", "--python", python]
+    environment = os.environ | {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+    try:
+        address = None
+        for line in server.stdout:
+            if found := re.search(r"127\.0\.0\.1:\d+", line):
+                address = found[0]
+                break
+        yield address
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def wait_until_ready(address: str) -> None:
+    """Waits until all models can be asked, or says why one cannot."""
+    end = time.monotonic() + 300
+    while True:
+        request = urllib.request.Request(
+            f"http://{address}/v2/repository/index", b"{}", {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as answer:
+            waiting = [model for model in json.load(answer) if model["state"] != "READY"]
+        if not waiting:
+            return
+        if time.monotonic() > end:
+            raise SystemExit(f"a model is not ready: {waiting[0]}")
+        time.sleep(0.5)
+
+
+def latencies(address: str, requests: int) -> list[float]:
+    """Returns the times in ms of requests for the small model, one after the other, in increasing order."""
+    image = [tensor("image", "FP32", [1, 1, 28, 28], 0.5)]
+    times = []
+    for _ in range(requests):
+        begun = time.perf_counter()
+        status = ask(address, "digits", image)
+        times.append((time.perf_counter() - begun) * 1e3)
+        assert status == 200, status
+    return sorted(times)
+
+
+def percentile(times: list[float], percent: int) -> float:
+    return times[min(len(times) - 1, len(times) * percent // 100)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tenure", type=pathlib.Path, default="target/release/tenure")
+    parser.add_argument("--python", default="python3", help="a Python with tenure and torch")
+    parser.add_argument("--requests", type=int, default=500, help="measured requests (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="the figures, as JSON")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary) / "models"
+        write_models(args.tenure, folder)
+        with serving(args.tenure, args.python, folder) as address:
+            wait_until_ready(address)
+            latencies(address, 50)
+            alone = latencies(address, args.requests)
+            number = [tensor("x", "FP32", [1, 1], 1.0)]
+            texts = [tensor("tokens", "INT64", [8, 512], 65)]
+            over = threading.Event()
+            statuses: dict[str, list[int]] = {"greedy": [], "next-byte": []}
+
+            def repeat(model: str, inputs: list[dict]) -> None:
+                while not over.is_set():
+                    statuses[model].append(ask(address, model, inputs))
+
+            def begin(*call: object) -> threading.Thread:
+                # It ends with this program: some requests are never answered.
+                client = threading.Thread(target=call[0], args=call[1:], daemon=True)
+                client.start()
+                return client
+
+            sleeping = begin(ask, address, "sleeper", number, 1e6)
+            begin(repeat, "greedy", number)
+            for _ in range(32):
+                begin(repeat, "next-byte", texts)
+            time.sleep(2)
+            beside = latencies(address, args.requests)
+            figures = {
+                "alone_ms": {"p50": percentile(alone, 50), "p99": percentile(alone, 99)},
+                "beside_ms": {"p50": percentile(beside, 50), "p99": percentile(beside, 99)},
+                "ratio_of_p99": percentile(beside, 99) / percentile(alone, 99),
+                "sleeper_still_sleeps": sleeping.is_alive(),
+                "greedy_statuses": sorted(set(statuses["greedy"])),
+                "answered_texts": len(statuses["next-byte"]),
+            }
+            over.set()
+    lines = (f"{name}: {value}" for name, value in figures.items())
+    print(json.dumps(figures) if args.json else "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

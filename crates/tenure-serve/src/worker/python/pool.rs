@@ -1,0 +1,69 @@
+//! The Python processes that compute modules on the CPU.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+
+use super::super::WorkerCommand;
+use super::Python;
+use crate::executor::{BackendWeights, ModelError};
+use crate::repository::StoredModel;
+
+/// The most processes: each has a PyTorch of its own, which takes some hundred MB.
+const MAX_PROCESSES: usize = 8;
+
+/// The Python processes on the CPU, each of which computes one module, or several if there are more than processes.
+pub(crate) struct Pythons {
+    command: WorkerCommand,
+    deaths: Counter,
+    state: Mutex<PythonsState>,
+}
+
+#[derive(Default)]
+struct PythonsState {
+    /// The handles, which the models hold.
+    pythons: Vec<Weak<Python>>,
+    is_ending: bool,
+}
+
+impl Pythons {
+    /// Creates a pool without processes.
+    pub(crate) fn new(command: WorkerCommand, deaths: Counter) -> Self {
+        Self { command, deaths, state: Mutex::default() }
+    }
+
+    /// Opens the weights of a module in a new process, or in the one with the fewest modules if there are as many as may
+    /// be.
+    pub(crate) fn open(&self, stored: &StoredModel) -> Result<Box<dyn BackendWeights>, ModelError> {
+        self.python()?.open(stored)
+    }
+
+    /// Returns the handles of all processes.
+    pub(crate) fn all(&self) -> Vec<Arc<Python>> {
+        self.state.lock().pythons.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Starts no other process.
+    pub(crate) fn end(&self) {
+        self.state.lock().is_ending = true;
+    }
+
+    fn python(&self) -> Result<Arc<Python>, ModelError> {
+        let mut state = self.state.lock();
+        if state.is_ending {
+            return Err(ModelError::NoWorker("the server is shutting down".into()));
+        }
+        state.pythons.retain(|python| python.strong_count() > 0);
+        if state.pythons.len() >= MAX_PROCESSES {
+            let least = state.pythons.iter().min_by_key(|python| python.strong_count()).and_then(Weak::upgrade);
+            if let Some(python) = least {
+                return Ok(python);
+            }
+        }
+        let python = Python::on_cpu(self.command.clone(), self.deaths.clone()).map_err(ModelError::NoWorker)?;
+        let python = Arc::new(python);
+        state.pythons.push(Arc::downgrade(&python));
+        Ok(python)
+    }
+}
