@@ -57,6 +57,12 @@ def requests(seed: int, number: int) -> Iterator[bytes]:
         length = generator.choice([len(body)] * 8 + [0, len(body) + 3, 10**12])
         headers = generator.sample(HEADERS, generator.choice([0, 0, 0, 1, 2]))
         version = generator.choice(["HTTP/1.1"] * 8 + ["HTTP/1.0", "HTTP/9.9", "", "HTTP/2.0"])
-        lines = [f"{method} {path} {version}", "Host: localhost", "Connection: close", *headers, f"Content-Length: {length}"]
+        lines = [
+            f"{method} {path} {version}",
+            "Host: localhost",
+            "Connection: close",
+            *headers,
+            f"Content-Length: {length}",
+        ]
         end = generator.choice(["\r\n"] * 8 + ["\n", "\r"])
         yield (end.join(lines) + end + end).encode("latin-1", "replace") + body
