@@ -280,7 +280,7 @@ impl HostMemory {
         if bytes >= GUARDED_BYTES
             && let Some(available) = self.available.get()
         {
-            self.check_available(bytes as u64, available())?;
+            self.check_available(bytes as u64, *available)?;
         }
         let block = self.heap.allocate(Request::new(bytes as u64, StreamId::NULL).with_tag(tag).with_key(key))?;
         let small = self.small.lock().allocated_bytes();
@@ -289,12 +289,17 @@ impl HostMemory {
         Ok(ptr::with_exposed_provenance_mut(block.address as usize))
     }
 
-    /// Refuses a block that needs more than the pages which are held unused and `available` bytes of the system.
-    #[cold]
-    fn check_available(&self, bytes: u64, available: u64) -> Result<(), AllocError> {
+    /// Refuses a block that needs more than the pages which are held unused and the `available` bytes of the system. The
+    /// system is asked only if those pages are too few: a step that repeats finds its pages there.
+    fn check_available(&self, bytes: u64, available: fn() -> u64) -> Result<(), AllocError> {
         let all = self.heap.statistics().all;
         let [allocated, reserved] = [all.allocated_bytes.current, all.reserved_bytes.current];
-        if bytes <= available.saturating_add(reserved.saturating_sub(allocated)) {
+        let unused = reserved.saturating_sub(allocated);
+        if bytes <= unused {
+            return Ok(());
+        }
+        let available = available();
+        if bytes <= available.saturating_add(unused) {
             return Ok(());
         }
         Err(AllocError::OutOfMemory {
@@ -302,7 +307,7 @@ impl HostMemory {
             stream: StreamId::NULL,
             allocated,
             reserved,
-            inactive: reserved.saturating_sub(allocated),
+            inactive: unused,
             overhead: 0,
             free: available,
             total: reserved.saturating_add(available),

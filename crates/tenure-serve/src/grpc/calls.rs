@@ -54,6 +54,7 @@ pub(super) async fn answer(
     let arrived = Instant::now();
     let (head, body) = request.into_parts();
     let record = RequestRecord::new(&head.headers, "grpc", head.method.as_str(), head.uri.path());
+    record.comes_from(shared.client(caller.peer, &head.headers));
     let outgoing = Outgoing::new(record.clone(), respond, shared.config.limits.receive);
     if !is_grpc(&head) {
         return outgoing.refuse();

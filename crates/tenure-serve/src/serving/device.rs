@@ -36,7 +36,7 @@ pub(super) struct DeviceWork {
 /// The requests of a batch that runs.
 pub(super) struct RunningRequests {
     pub(super) model: ModelId,
-    /// Those whose clients still wait. When there are none, the batch is abandoned.
+    /// The requests whose clients still wait. When there are none, the batch is abandoned.
     pub(super) left: HashSet<RequestId>,
     pub(super) control: Arc<BatchControl>,
 }

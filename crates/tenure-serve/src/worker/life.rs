@@ -32,7 +32,7 @@ enum LifeState {
     Asked { at: Instant },
 }
 
-/// What to do with a process now.
+/// The next step of watching over a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LifeStep {
     Wait { until: Instant },

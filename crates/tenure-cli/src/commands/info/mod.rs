@@ -15,7 +15,7 @@ use crate::values::TraceSource;
 /// Summarize a trace: counts, the peak, sizes
 #[derive(clap::Args)]
 #[command(after_help = "\
-Of a snapshot without a history, such as a pickled torch.cuda.memory.memory_snapshot(), it shows the segments of one \
+A snapshot may have no history, such as a pickled torch.cuda.memory.memory_snapshot(). Then it shows the segments of one \
 moment.
 
 Examples:

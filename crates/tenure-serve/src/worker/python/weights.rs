@@ -8,18 +8,17 @@ use parking_lot::Mutex;
 
 use super::super::link::LostOrder;
 use super::super::message::pack;
+use super::Python;
 use super::loading::Loading;
 use super::message::{ModuleSource, PythonOrder};
 use super::process::{Process, PythonAnswer};
-use super::{Python, PythonShared};
 use crate::executor::{BackendWeights, BatchControl, LoadedCallback, ModelError, RawTensor, TimedOutputs};
 use crate::repository::StoredModel;
 
 /// A module that may be in the memory of the Python process.
 pub(super) struct PythonModel {
     /// The process's handle, which ends the process when its last model is gone.
-    _python: Arc<Python>,
-    shared: Arc<PythonShared>,
+    python: Arc<Python>,
     model: u64,
     place: ModuleSource,
     bytes: u64,
@@ -38,7 +37,7 @@ impl PythonModel {
     /// Loads a module once, to learn how many bytes it has.
     pub(super) fn open(python: &Arc<Python>, stored: &StoredModel) -> Result<Self, ModelError> {
         let function = stored.config.python.as_ref().ok_or(ModelError::NoPython)?;
-        let shared = Arc::clone(&python.shared);
+        let shared = &python.shared;
         let model = shared.next_number();
         let place = ModuleSource::of(stored, function);
         let process = shared.process().map_err(ModelError::NoWorker)?;
@@ -47,7 +46,7 @@ impl PythonModel {
         match received(&answer)? {
             Ok(PythonAnswer::Opened { bytes }) => {
                 let held = Mutex::default();
-                Ok(Self { _python: Arc::clone(python), shared, model, place, bytes, held })
+                Ok(Self { python: Arc::clone(python), model, place, bytes, held })
             }
             Ok(answer) => Err(unexpected(answer)),
             Err(lost) => Err(lost.into()),
@@ -60,12 +59,12 @@ impl PythonModel {
         if let Some(loading) = held.loading.as_ref().filter(|loading| loading.is_usable()) {
             return Ok(Arc::clone(loading));
         }
-        let process = self.shared.process().map_err(ModelError::NoWorker)?;
+        let process = self.python.shared.process().map_err(ModelError::NoWorker)?;
         let loading = Arc::new(Loading::new(process));
         let coming = Arc::clone(&loading);
-        let calls = self.shared.calls.clone();
+        let calls = self.python.shared.calls.clone();
         let answered = Box::new(move |answer| coming.finish(answer, &calls));
-        let call = self.shared.next_number();
+        let call = self.python.shared.next_number();
         let order = PythonOrder::Load { call, model: self.model, place: &self.place, bytes: self.bytes };
         loading.process.call(call, &order, Vec::new(), answered)?;
         held.set(Some(Arc::clone(&loading)), self.bytes);
@@ -74,7 +73,7 @@ impl PythonModel {
 
     /// Runs a batch. The inner error says that the process ended.
     fn run(&self, process: &Process, inputs: &[RawTensor]) -> Result<Result<PythonAnswer, LostOrder>, ModelError> {
-        let call = self.shared.next_number();
+        let call = self.python.shared.next_number();
         let (inputs, payload) = pack(inputs);
         received(&process.ask(call, &PythonOrder::Run { call, model: self.model, inputs }, payload)?)
     }
@@ -83,7 +82,7 @@ impl PythonModel {
     fn compute_once(&self, inputs: &[RawTensor]) -> Result<Result<TimedOutputs, LostOrder>, ModelError> {
         let begun = Instant::now();
         let loading = self.begin()?;
-        if !self.shared.loads_during_compute {
+        if !self.python.shared.loads_during_compute {
             loading.wait()?;
         }
         let waited = begun.elapsed();
@@ -133,7 +132,7 @@ impl BackendWeights for PythonModel {
         let held = self.held.lock();
         let Some(loading) = held.loading.clone() else { return };
         loading.set_evicted();
-        let call = self.shared.next_number();
+        let call = self.python.shared.next_number();
         // The order is sent before another thread can load the module again.
         let answer = loading.process.ask(call, &PythonOrder::Evict { call, model: self.model, bytes }, Vec::new());
         drop(held);
@@ -149,18 +148,18 @@ impl BackendWeights for PythonModel {
     }
 
     fn compute(&self, inputs: &[RawTensor], control: &BatchControl) -> Result<TimedOutputs, ModelError> {
-        let _computing = self.shared.computing.lock();
+        let _computing = self.python.shared.computing.lock();
         if control.is_abandoned() {
             return Err(ModelError::Abandoned);
         }
-        let batch = self.shared.begin_batch();
-        let shared = Arc::clone(&self.shared);
+        let batch = self.python.shared.begin_batch();
+        let shared = Arc::clone(&self.python.shared);
         control.on_abandon(move || shared.abandon(batch));
         let computed = match self.compute_once(inputs) {
             Ok(Err(LostOrder::NotBegun { .. })) if !control.is_abandoned() => self.compute_once(inputs),
             computed => computed,
         };
-        self.shared.end_batch();
+        self.python.shared.end_batch();
         match computed? {
             Err(_) if control.is_abandoned() => Err(ModelError::Abandoned),
             computed => Ok(computed?),
@@ -170,9 +169,9 @@ impl BackendWeights for PythonModel {
 
 impl Drop for PythonModel {
     fn drop(&mut self) {
-        let call = self.shared.next_number();
+        let call = self.python.shared.next_number();
         let order = PythonOrder::Close { call, model: self.model };
-        let asked = self.shared.current().map(|process| process.ask(call, &order, Vec::new()));
+        let asked = self.python.shared.current().map(|process| process.ask(call, &order, Vec::new()));
         if let Some(Ok(answer)) = asked {
             // After the answer, other models may have the memory.
             let _ = answer.recv();
