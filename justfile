@@ -192,6 +192,10 @@ bench-pytorch *args:
     cargo build --profile gpu --package tenure-capi
     python3 bench/pytorch/bench.py --library target/gpu/libtenure_capi.so {{ args }}
 
+# Packings beside the lower bound and best fit: `just packings --threads 16 --seconds 10 --random 200 [CSV|FOLDER...]`
+packings *args:
+    cargo run --release --package tenure-plan --example packings -- {{ args }}
+
 # Compares a disk as Tenure uses it with fio, which must be installed: `just bench-disk FOLDER`
 bench-disk *args:
     python3 bench/disk/run.py {{ args }}

@@ -20,6 +20,7 @@ mod milp;
 mod packing;
 mod packing_csv;
 mod packing_large;
+mod packings;
 mod planners;
 mod problems;
 mod recorded;
