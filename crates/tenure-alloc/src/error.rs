@@ -111,6 +111,15 @@ pub enum AllocError {
         /// The rule that the value breaks.
         expected: &'static str,
     },
+    /// The host has no memory for the allocator's own tables.
+    #[error(
+        "the host has no memory for the allocator's tables of {bytes} bytes: raise the limit on this process's address \
+         space (`ulimit -v`)"
+    )]
+    HostMemory {
+        /// Bytes of the table that could not be made.
+        bytes: u64,
+    },
     /// A driver call failed.
     #[error(transparent)]
     Backing(#[from] BackingError),

@@ -1,7 +1,12 @@
 //! The directory: finds the heap to which an address is lent, on any thread and without a lock.
 
-use crate::Address;
+#[cfg(not(loom))]
+use std::alloc::{Layout, alloc_zeroed};
+#[cfg(not(loom))]
+use std::ptr;
+
 use crate::sync::{AtomicU64, Ordering};
+use crate::{Address, AllocError};
 
 use super::config::{GRANULE, SLAB_BYTES, SMALL_LIMIT};
 
@@ -40,8 +45,8 @@ const START_MASK: u64 = BEFORE_MASK << HALF_BITS;
 
 impl Directory {
     /// Makes a directory for the `bytes` addresses from `first` on.
-    pub(super) fn new(first: Address, bytes: u64) -> Self {
-        Self { first, pages: empty_pages((bytes.div_ceil(PAGE) + SLAB_PAGES) as usize) }
+    pub(super) fn new(first: Address, bytes: u64) -> Result<Self, AllocError> {
+        Ok(Self { first, pages: empty_pages((bytes.div_ceil(PAGE) + SLAB_PAGES) as usize)? })
     }
 
     /// Returns the heap that the memory at `address` is lent to, and the kind of the loan.
@@ -136,17 +141,24 @@ impl EntryHalf {
     }
 }
 
+/// Returns zeros. The operating system provides memory only for those that are touched, but may refuse the addresses.
 #[cfg(not(loom))]
-fn empty_pages(count: usize) -> Box<[AtomicU64]> {
-    let pages = Box::<[AtomicU64]>::new_zeroed_slice(count);
-    // SAFETY: an AtomicU64 of all zero bytes is a valid zero. (Zeroed this way, because the operating system then
-    // provides memory only for the pages that are touched.)
-    unsafe { pages.assume_init() }
+fn empty_pages(count: usize) -> Result<Box<[AtomicU64]>, AllocError> {
+    let bytes = count.saturating_mul(size_of::<AtomicU64>());
+    let layout = Layout::array::<AtomicU64>(count).map_err(|_| AllocError::HostMemory { bytes: bytes as u64 })?;
+    // SAFETY: the layout has a size, since there are at least `SLAB_PAGES` pages.
+    let pages = unsafe { alloc_zeroed(layout) }.cast::<AtomicU64>();
+    if pages.is_null() {
+        return Err(AllocError::HostMemory { bytes: bytes as u64 });
+    }
+    // SAFETY: the global allocator made this memory with the layout of `count` words, which nothing else owns, and an
+    // AtomicU64 of all zero bytes is a valid zero.
+    Ok(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(pages, count)) })
 }
 
 #[cfg(loom)]
-fn empty_pages(count: usize) -> Box<[AtomicU64]> {
-    (0..count).map(|_| AtomicU64::new(0)).collect()
+fn empty_pages(count: usize) -> Result<Box<[AtomicU64]>, AllocError> {
+    Ok((0..count).map(|_| AtomicU64::new(0)).collect())
 }
 
 #[cfg(all(test, not(loom)))]
@@ -158,8 +170,14 @@ mod tests {
     const RANGE: LoanKind = LoanKind::Range;
 
     #[test]
+    fn a_directory_that_the_host_has_no_memory_for_is_an_error() {
+        let refused = Directory::new(0, 1 << 63).map(drop);
+        assert_eq!(refused, Err(AllocError::HostMemory { bytes: ((1 << 63) / PAGE + SLAB_PAGES) * 8 }));
+    }
+
+    #[test]
     fn finds_slabs_that_share_pages() {
-        let directory = Directory::new(FIRST, 64 << 20);
+        let directory = Directory::new(FIRST, 64 << 20).unwrap();
         let one = FIRST + 512;
         let two = FIRST + 512 + SLAB_BYTES;
         let three = FIRST + 3 * SLAB_BYTES;
@@ -186,7 +204,7 @@ mod tests {
 
     #[test]
     fn finds_a_range_only_where_it_begins() {
-        let directory = Directory::new(FIRST, 64 << 20);
+        let directory = Directory::new(FIRST, 64 << 20).unwrap();
         let slab = FIRST + 1024;
         let range = FIRST + 1024 + SLAB_BYTES;
         let last = FIRST + 4 * PAGE - 512;
@@ -214,7 +232,7 @@ mod model {
     #[test]
     fn neighbours_do_not_disturb_each_other() {
         loom::model(|| {
-            let directory = Arc::new(Directory::new(0, 2 * SLAB_BYTES));
+            let directory = Arc::new(Directory::new(0, 2 * SLAB_BYTES).unwrap());
             let one = 512;
             let two = 512 + SLAB_BYTES;
             let other = Arc::clone(&directory);
@@ -237,7 +255,7 @@ mod model {
     #[test]
     fn an_entry_is_seen_by_the_thread_that_got_the_address() {
         loom::model(|| {
-            let directory = Arc::new(Directory::new(0, 2 * SLAB_BYTES));
+            let directory = Arc::new(Directory::new(0, 2 * SLAB_BYTES).unwrap());
             let address = Arc::new(AtomicU64::new(0));
             let there = Arc::clone(&directory);
             let sent = Arc::clone(&address);

@@ -88,7 +88,8 @@ impl PagedAllocator {
     /// Makes an allocator over `backing`. It reserves its address space at once, and no memory.
     ///
     /// # Errors
-    /// A setting of `config` makes no sense, or the backing refuses the address space.
+    /// A setting of `config` makes no sense, the backing refuses the address space, or the host has no memory for the
+    /// tables.
     pub fn new(backing: Arc<dyn Backing>, config: PagedConfig) -> Result<Self, AllocError> {
         Self::with_history(backing, config, History::default())
     }
@@ -107,11 +108,15 @@ impl PagedAllocator {
         let wanted = config.address_space_bytes.unwrap_or_else(|| total.saturating_mul(64).clamp(1 << 40, 1 << 46));
         let bytes = wanted.next_multiple_of(granularity);
         let first = backing.reserve(bytes)?;
+        let directory = Directory::new(first, bytes).inspect_err(|_| {
+            // The first error says more.
+            let _ = backing.unreserve(first, bytes);
+        })?;
         let addresses = AddressSpace::new(first, bytes, granularity);
         let state = PagedState::new(Arc::clone(&backing), config, addresses, private, accounts, Arc::clone(&history));
         Ok(Self {
             heaps: Heaps::new(Arc::clone(&state.clock)),
-            directory: Directory::new(first, bytes),
+            directory,
             active_pools: AtomicU64::new(0),
             has_rounding: AtomicU64::new(0),
             divisions: RwLock::default(),
