@@ -11,6 +11,7 @@ be at most 2. Needs the program, and a Python with Tenure's package and PyTorch:
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
 import pathlib
 import re
@@ -39,10 +40,13 @@ import torch
 
 class Greedy(torch.nn.Module):
     def forward(self, x):
-        resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+        with open("/proc/self/statm") as file:
+            bytes = int(file.read().split()[0]) * resource.getpagesize()
+        # As if the machine had 2 GiB left.
+        resource.setrlimit(resource.RLIMIT_AS, (bytes + (2 << 30), resource.RLIM_INFINITY))
         taken = []
         while True:
-            taken.append(torch.ones(1 << 28))
+            taken.append(torch.ones(1 << 24))
 
 def load(folder):
     return Greedy()
@@ -134,6 +138,23 @@ def latencies(address: str, requests: int) -> list[float]:
     return sorted(times)
 
 
+def send_load(address: str, statuses: multiprocessing.Queue) -> None:
+    """Asks the other models until this process is ended, and tells each answer's status."""
+    number = [tensor("x", "FP32", [1, 1], 1.0)]
+    texts = [tensor("tokens", "INT64", [8, 512], 65)]
+
+    def repeat(model: str, inputs: list[dict]) -> None:
+        while True:
+            statuses.put((model, ask(address, model, inputs, 1e6)))
+
+    clients = [("sleeper", number), ("greedy", number)] + [("next-byte", texts)] * 32
+    threads = [threading.Thread(target=repeat, args=client) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
 def percentile(times: list[float], percent: int) -> float:
     return times[min(len(times) - 1, len(times) * percent // 100)]
 
@@ -152,36 +173,23 @@ def main() -> None:
             wait_until_ready(address)
             latencies(address, 50)
             alone = latencies(address, args.requests)
-            number = [tensor("x", "FP32", [1, 1], 1.0)]
-            texts = [tensor("tokens", "INT64", [8, 512], 65)]
-            over = threading.Event()
-            statuses: dict[str, list[int]] = {"greedy": [], "next-byte": []}
-
-            def repeat(model: str, inputs: list[dict]) -> None:
-                while not over.is_set():
-                    statuses[model].append(ask(address, model, inputs))
-
-            def begin(*call: object) -> threading.Thread:
-                # It ends with this program: some requests are never answered.
-                client = threading.Thread(target=call[0], args=call[1:], daemon=True)
-                client.start()
-                return client
-
-            sleeping = begin(ask, address, "sleeper", number, 1e6)
-            begin(repeat, "greedy", number)
-            for _ in range(32):
-                begin(repeat, "next-byte", texts)
+            # Clients in this process would take turns with the measured one.
+            answers: multiprocessing.Queue = multiprocessing.Queue()
+            load = multiprocessing.Process(target=send_load, args=(address, answers), daemon=True)
+            load.start()
             time.sleep(2)
             beside = latencies(address, args.requests)
+            load.kill()
+            statuses: dict[str, set[int]] = {"sleeper": set(), "greedy": set(), "next-byte": set()}
+            while not answers.empty():
+                model, status = answers.get()
+                statuses[model].add(status)
             figures = {
                 "alone_ms": {"p50": percentile(alone, 50), "p99": percentile(alone, 99)},
                 "beside_ms": {"p50": percentile(beside, 50), "p99": percentile(beside, 99)},
                 "ratio_of_p99": percentile(beside, 99) / percentile(alone, 99),
-                "sleeper_still_sleeps": sleeping.is_alive(),
-                "greedy_statuses": sorted(set(statuses["greedy"])),
-                "answered_texts": len(statuses["next-byte"]),
+                "statuses": {model: sorted(seen) for model, seen in statuses.items()},
             }
-            over.set()
     lines = (f"{name}: {value}" for name, value in figures.items())
     print(json.dumps(figures) if args.json else "\n".join(lines))
 

@@ -24,6 +24,7 @@ mod executor;
 pub mod grpc;
 pub mod http;
 pub mod metrics;
+mod niceness;
 pub mod protocol;
 pub mod repository;
 pub mod request_log;

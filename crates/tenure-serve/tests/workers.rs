@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use served::moody::{self, ABORT, GREED, HANG, LOOP, PANIC};
+use served::moody::{self, ABORT, GREED, HANG, LOOP, PANIC, SPIN};
 use served::processes::{is_stopped, is_there, leave_computing, signal, workers};
 use served::{Served, example_models, floats, integers, probe, request, until};
 use tenure_nn::networks::Architectures;
@@ -168,6 +168,41 @@ fn a_worker_that_gives_no_sign_of_life_is_replaced_and_the_server_is_not_ready_m
     until("the worker is killed", || !is_there(worker));
     assert_eq!(served.mood("still", 2.0).unwrap().0, 6.0);
     until("the server is ready again", || served.get("/v2/health/ready").0 == 200);
+}
+
+#[test]
+fn a_worker_whose_batches_take_long_yields_and_is_replaced_when_they_are_short_again() {
+    let served = moody::serve(moody::models(&["heavy", "light"]), 1 << 20);
+    let (_, light) = served.mood("light", 1.0).unwrap();
+    let (_, normal) = served.mood("heavy", 1.0).unwrap();
+    // It is answered only because the niceness is raised while it computes, and stays so.
+    let (_, nice) = served.mood("heavy", SPIN).unwrap();
+    assert_eq!(nice, normal);
+    let mut short_batches = 0;
+    let replaced = loop {
+        let (answer, worker) = served.mood("heavy", 2.0).unwrap();
+        assert_eq!(answer, 6.0);
+        if worker != nice {
+            break worker;
+        }
+        short_batches += 1;
+        assert!(short_batches < 100, "the worker yields for ever");
+    };
+    assert!(short_batches > 1, "one short batch says little");
+    until("the nice worker is gone", || !is_there(nice));
+    assert_eq!(served.mood("heavy", SPIN).unwrap().1, replaced);
+    assert_eq!(served.mood("light", 1.0), Ok((3.0, light)));
+    assert!(served.get("/metrics").1.contains("tenure_worker_deaths_total 0"));
+}
+
+#[test]
+fn a_model_does_not_get_the_worker_that_yields_for_another() {
+    let served = moody::serve(moody::models(&["heavy", "light"]), 1 << 20);
+    let (_, nice) = served.mood("heavy", SPIN).unwrap();
+    assert_eq!(served.post("/v2/repository/models/heavy/unload").0, 200);
+    until("the nice worker is gone", || !is_there(nice));
+    // It is answered only if its worker's niceness is normal before.
+    assert_eq!(served.mood("light", SPIN).unwrap().0, -18.0);
 }
 
 #[test]

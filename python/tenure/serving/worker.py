@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +27,7 @@ from torch import OutOfMemoryError, Tensor
 
 from tenure import Error
 from tenure.serving import frames, modules
+from tenure.serving.computing import Computing, Jobs, execute
 from tenure.serving.memory import DeviceMemory, HostMemory, Memory, Module
 
 __all__ = ["main"]
@@ -51,22 +51,23 @@ class _Worker:
         self._models: dict[int, Future[Module]] = {}
         #: A lock for loading: libraries change global state while they load, which other loading threads would see.
         self._loading = threading.Lock()
-        self._moves: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._moves: Jobs = SimpleQueue()
         #: A queue for opening modules, which takes long, so that computations do not wait for it.
-        self._openings: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._openings: Jobs = SimpleQueue()
         #: A queue of waits for copies, in the order of the copies.
-        self._copies: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._runs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._copies: Jobs = SimpleQueue()
+        self._computing = Computing()
 
     def serve(self) -> None:
         """Follows orders until the server is gone. Then the process ends."""
-        threading.Thread(target=self._follow, daemon=True).start()
+        threads = [threading.Thread(target=self._follow, daemon=True)]
         for queue in (self._moves, self._openings, self._copies):
-            threading.Thread(target=_work, args=(queue,), daemon=True).start()
+            threads.append(threading.Thread(target=execute, args=(queue,), daemon=True))
+        for thread in threads:
+            thread.start()
+        self._computing.others = threads
         self._report({"report": "ready"})
-        while True:
-            # Modules compute on the main thread, as in a user's own program.
-            self._runs.get()()
+        self._computing.run()
 
     def _follow(self) -> None:
         """Receives orders and queues them for the threads that execute them."""
@@ -82,7 +83,7 @@ class _Worker:
             os._exit(status)
 
     def _take(self, order: dict[str, Any], inputs: list[Tensor]) -> None:
-        call, model = order["call"], order.get("model", 0)
+        call, model = order.get("call", 0), order.get("model", 0)
         match order["order"]:
             case "open":
                 opening = self._models[model] = Future()
@@ -107,7 +108,11 @@ class _Worker:
                 self._moves.put(lambda: self._trim(call))
             case "run":
                 running = self._models[model]
-                self._runs.put(lambda: self._run(call, running, inputs))
+                self._computing.put(lambda: self._run(call, running, inputs))
+            case "yield":
+                self._computing.yield_processors()
+            case "compete":
+                self._computing.compete()
             case other:
                 raise ValueError(f"an order {other!r}: use the same release of tenure for the server and for Python")
 
@@ -215,17 +220,6 @@ class _Worker:
     def _report(self, report: dict[str, Any], outputs: list[Tensor] | None = None) -> None:
         with self._sending, suppress(ConnectionError):
             frames.send(self._connection, report, outputs or ())
-
-
-def _work(queue: SimpleQueue[Callable[[], None]]) -> None:
-    """Executes the jobs of a queue in order. A job that raises ends the process, as the server would wait for it
-    forever."""
-    try:
-        while True:
-            queue.get()()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
 
 
 def _reason(error: BaseException) -> str:

@@ -273,6 +273,35 @@ def test_requests_that_run_together_get_their_own_rows(tmp_path: Path) -> None:
         assert answers == [[1.0, 2.0, 4.0, 3.0, 4.0, 4.0], [5.0, 6.0, 4.0, 7.0, 8.0, 4.0]]
 
 
+def test_a_module_that_computes_for_long_yields_until_its_batches_are_short_again(tmp_path: Path) -> None:
+    code = """
+        import os
+        import torch
+
+        class Heavy(torch.nn.Module):
+            def forward(self, x):
+                normal = os.getpriority(os.PRIO_PROCESS, 0)
+                while x.sum() < 0 and os.getpriority(os.PRIO_PROCESS, 0) == normal:
+                    pass
+                return torch.full((len(x), 3), os.getpriority(os.PRIO_PROCESS, 0), dtype=torch.float32)
+
+        def load(folder):
+            return Heavy()
+    """
+    write(tmp_path, "heavy", code)
+    with serving(tmp_path) as address:
+        pid = worker(tmp_path)
+        normal = ask(address, "heavy", [ROW])[0]
+        # It is answered only because the niceness is raised while it computes.
+        nice = ask(address, "heavy", [[-1.0] * 4])[0]
+        assert nice == min(normal + 10, 19)
+        short_batches = [ask(address, "heavy", [ROW])[0] for _ in range(40)]
+        assert short_batches[0] == nice and short_batches[-1] == normal
+        assert short_batches == sorted(short_batches, reverse=True)
+        assert ask(address, "heavy", [[-1.0] * 4])[0] == nice
+        assert worker(tmp_path) == pid
+
+
 def test_a_module_that_goes_on_when_no_request_waits_is_ended(tmp_path: Path) -> None:
     write(tmp_path, "linear", LINEAR.format(seed=9))
     code = """

@@ -2,8 +2,10 @@
 
 use std::fmt::Display;
 use std::io::Read;
+use std::num::NonZero;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+use std::thread;
 use std::time::Duration;
 
 use axum::http::{HeaderMap, header};
@@ -11,15 +13,22 @@ use bytes::Bytes;
 use flate2::read::{MultiGzDecoder, ZlibDecoder};
 use http_body_util::BodyExt;
 use hyper::body::Body;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{Limits, ServeError};
+use crate::niceness::raise_this_thread;
 use crate::request_log;
 
 /// Work on more bytes than this takes about 100 µs or more, and runs where it does not delay other requests.
 const SHORT_BYTES: usize = 64 << 10;
+
+/// Work on more bytes than this takes about 10 ms or more, and must not take the processors from short requests.
+pub(crate) const MEDIUM_BYTES: usize = 4 << 20;
+
+/// A compressed body is expected to become this many times as long.
+const UNPACKED_TIMES: usize = 8;
 
 /// How long the server reads on after a body exceeds its limit. A client that is cut off while it sends does not see
 /// the answer.
@@ -175,7 +184,7 @@ pub(crate) async fn unpack(
     share: &mut BodyShare,
 ) -> Result<Bytes, ServeError> {
     let mut unpacked = BodyShare::new(share.free.clone(), share.all_bytes);
-    let done = aside(usize::MAX, move || {
+    let done = aside(body.len().saturating_mul(UNPACKED_TIMES), move || {
         let bytes = match packing {
             Packing::Gzip => read(MultiGzDecoder::new(&body[..]), limit, &mut unpacked),
             Packing::Zlib => read(ZlibDecoder::new(&body[..]), limit, &mut unpacked),
@@ -204,7 +213,14 @@ fn read(mut packed: impl Read, limit: usize, share: &mut BodyShare) -> Result<By
     }
 }
 
-/// Runs work on this many bytes, on another thread if it takes long.
+/// Turns for long work. More threads than this, though each yields, would together hold up what is short.
+static LONG_WORK: LazyLock<Semaphore> = LazyLock::new(|| {
+    let processors = thread::available_parallelism().map_or(1, NonZero::get);
+    Semaphore::new(processors.div_ceil(2))
+});
+
+/// Runs work on this many bytes. If it takes long, it runs on another thread; if it takes very long, it waits for a turn,
+/// and its thread yields the processors to others.
 pub(crate) async fn aside<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> Result<T, ServeError> + Send + 'static,
@@ -212,8 +228,30 @@ pub(crate) async fn aside<T: Send + 'static>(
     if bytes <= SHORT_BYTES {
         return work();
     }
-    let done = spawn_blocking(work).await;
-    done.unwrap_or_else(|error| Err(ServeError::Failed(format!("the server failed at a message: {error}"))))
+    if bytes <= MEDIUM_BYTES {
+        return on_another_thread(work).await;
+    }
+    let turn = LONG_WORK.acquire().await;
+    let (sender, receiver) = oneshot::channel();
+    let spawned = thread::Builder::new().name("serve: long body".into()).spawn(move || {
+        raise_this_thread();
+        // The client may be gone.
+        let _ = sender.send(work());
+        drop(turn);
+    });
+    spawned.map_err(failed)?;
+    receiver.await.map_err(failed)?
+}
+
+/// Runs work that may wait for the system.
+pub(crate) async fn on_another_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ServeError> + Send + 'static,
+) -> Result<T, ServeError> {
+    spawn_blocking(work).await.map_err(failed)?
+}
+
+fn failed(error: impl Display) -> ServeError {
+    ServeError::Failed(format!("the server failed at a message: {error}"))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use subtle::{Choice, ConstantTimeEq};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout_at};
 
-use super::body::{BodyShare, aside};
+use super::body::{BodyShare, on_another_thread};
 use super::feed::Feed;
 use super::{InferenceServerConfig, Limits, ServeError, Service, sites};
 use crate::metrics::{Metrics, RequestOutcome};
@@ -96,7 +96,7 @@ impl ServerShared {
     /// Opens memory of a client's CUDA device and keeps it as a region. Waits for the driver on another thread.
     pub(crate) async fn register_cuda(&self, name: String, registration: CudaRegistration) -> Result<(), ServeError> {
         let served = self.service.devices().to_vec();
-        let region = aside(usize::MAX, move || Ok(CudaRegion::open(name, registration, &served)?)).await?;
+        let region = on_another_thread(move || Ok(CudaRegion::open(name, registration, &served)?)).await?;
         Ok(self.regions.register(Region::Cuda(region))?)
     }
 

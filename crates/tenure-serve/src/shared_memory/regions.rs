@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 use super::SharedMemoryError;
 use super::region::{Region, RegionKind, RegionPart};
 use crate::http::ServeError;
-use crate::http::body::aside;
+use crate::http::body::on_another_thread;
 use crate::protocol::Span;
 
 /// The most regions. Each holds a descriptor or opened memory.
@@ -56,7 +56,7 @@ impl Regions {
             return Ok(());
         }
         // Closing may have to wait for a device.
-        aside(usize::MAX, move || {
+        on_another_thread(move || {
             drop(gone);
             Ok(())
         })

@@ -6,7 +6,7 @@ use super::SharedMemoryError;
 use super::peer::Peer;
 use super::region::RegionPart;
 use crate::http::ServeError;
-use crate::http::body::{BodyShare, aside};
+use crate::http::body::{BodyShare, MEDIUM_BYTES, aside};
 use crate::http::shared::ServerShared;
 use crate::protocol::{InferRequest, InferResponse};
 
@@ -100,10 +100,14 @@ impl SharedTensors {
 }
 
 /// Returns the cost of copying `bytes` bytes to or from the parts, as the number of bytes that are copied in memory in
-/// that time. If a part is on a device it is `usize::MAX`, so that [`aside`] does the work on another thread.
+/// that time. If a part is on a device, [`aside`] does the work on another thread, which only waits.
 fn cost_bytes<'a>(bytes: usize, parts: impl IntoIterator<Item = &'a RegionPart>) -> usize {
-    parts
-        .into_iter()
-        .map(|part| if part.is_on_device() { usize::MAX } else { CALL_COST_BYTES })
-        .fold(bytes, usize::saturating_add)
+    let mut cost = bytes;
+    for part in parts {
+        if part.is_on_device() {
+            return MEDIUM_BYTES;
+        }
+        cost = cost.saturating_add(CALL_COST_BYTES);
+    }
+    cost
 }

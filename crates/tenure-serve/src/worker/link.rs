@@ -15,6 +15,7 @@ use super::message::{Failure, MessageError, WorkerAnswer, WorkerOrder, WorkerRep
 use super::socket::{Descriptor, Incoming, Outgoing, receive};
 use super::subprocess::{Ended, Subprocess};
 use crate::executor::BatchControl;
+use crate::niceness::{self, BatchMeter, Niceness};
 
 /// The time after its start within which a worker must be ready for orders.
 const START: Duration = Duration::from_secs(30);
@@ -30,6 +31,8 @@ const LONGEST_END: Duration = Duration::from_secs(10);
 pub(super) struct Worker {
     subprocess: Subprocess,
     started: Instant,
+    /// Whether long batches raise its niceness.
+    yields: bool,
     state: Mutex<WorkerState>,
     /// Notified when the state changes.
     changed: Condvar,
@@ -41,9 +44,12 @@ struct WorkerState {
     /// The numbers of the images and loans that it was told to map and has not unmapped.
     images: HashSet<u64>,
     batch: Option<SentBatch>,
+    niceness: Niceness,
     life: Life,
     /// The reason for its end that the worker itself reported.
     reported_end: Option<String>,
+    /// Whether the server has ended it, as it is not needed any more.
+    is_retired: bool,
     /// The reason why the process ended, once it has.
     end: Option<String>,
 }
@@ -89,22 +95,26 @@ impl Worker {
         first: &WorkerOrder,
         ended: impl FnOnce(&Arc<Self>, &str) + Send + 'static,
     ) -> io::Result<Arc<Self>> {
-        let first = Outgoing::new(first, Vec::new(), None).map_err(io::Error::other)?;
+        let order = Outgoing::new(first, Vec::new(), None).map_err(io::Error::other)?;
         let worker = Arc::new(Self {
             subprocess: Subprocess::start(command)?,
             started: Instant::now(),
+            // What the host does for a device must not wait for other processes.
+            yields: matches!(first, WorkerOrder::Start { device: None }),
             state: Mutex::new(WorkerState {
                 is_ready: false,
                 has_answered: false,
                 images: HashSet::new(),
                 batch: None,
+                niceness: Niceness::Normal,
                 life: Life::new(Instant::now(), LifePatience { start: START, answer: PATIENCE }),
                 reported_end: None,
+                is_retired: false,
                 end: None,
             }),
             changed: Condvar::new(),
         });
-        worker.subprocess.send(first);
+        worker.subprocess.send(order);
         let listening = Arc::clone(&worker);
         let spawned = thread::Builder::new().name("serve: reports".into()).spawn(move || {
             let reason = listening.listen();
@@ -187,8 +197,9 @@ impl Worker {
         payload: Vec<Bytes>,
         control: &BatchControl,
     ) -> Result<Result<BatchOutcome, LostOrder>, MessageError> {
-        self.state.lock().batch =
-            Some(SentBatch { number, sent: Instant::now(), has_begun: false, outcome: None, kill_at: None });
+        let sent = Instant::now();
+        let mut meter = BatchMeter::new(sent);
+        self.state.lock().batch = Some(SentBatch { number, sent, has_begun: false, outcome: None, kill_at: None });
         self.send(order, payload, None)?;
         let running = Arc::clone(self);
         control.on_abandon(move || running.abandon(number));
@@ -197,21 +208,29 @@ impl Worker {
             let state = &mut *guard;
             if let Some(outcome) = state.batch.as_mut().and_then(|batch| batch.outcome.take()) {
                 state.batch = None;
+                state.niceness.after(&meter);
                 return Ok(Ok(outcome));
             }
             if let Some(end) = state.end.clone() {
                 let has_begun = state.batch.take().is_some_and(|batch| batch.has_begun);
                 return Ok(Err(lost(has_begun, state.life.was_memory_short(), end)));
             }
-            match state.batch.as_ref().and_then(|batch| batch.kill_at) {
-                None => self.changed.wait(&mut guard),
-                Some(end) => {
-                    if self.changed.wait_until(&mut guard, end).timed_out() {
-                        tracing::error!("worker {} does not stop an abandoned batch and is killed", self.pid());
-                        self.subprocess.kill();
-                        self.changed.wait(&mut guard);
-                    }
-                }
+            let kill_at = state.batch.as_ref().and_then(|batch| batch.kill_at);
+            let look_at = if self.yields { meter.next_look() } else { None };
+            let Some(end) = kill_at.into_iter().chain(look_at).min() else {
+                self.changed.wait(&mut guard);
+                continue;
+            };
+            if !self.changed.wait_until(&mut guard, end).timed_out() {
+                continue;
+            }
+            if kill_at == Some(end) {
+                tracing::error!("worker {} does not stop an abandoned batch and is killed", self.pid());
+                self.subprocess.kill();
+                self.changed.wait(&mut guard);
+            } else if meter.look(Instant::now(), niceness::processor_time(self.pid())) && !guard.niceness.is_raised() {
+                guard.niceness = Niceness::RAISED;
+                niceness::raise(self.pid());
             }
         }
     }
@@ -248,6 +267,20 @@ impl Worker {
     /// Returns whether the worker responds, as far as is known.
     pub(super) fn is_answering(&self) -> bool {
         self.state.lock().life.is_answering(Instant::now())
+    }
+
+    pub(super) fn niceness(&self) -> Niceness {
+        self.state.lock().niceness
+    }
+
+    /// Ends the worker, which the server does not need any more.
+    pub(super) fn retire(&self) {
+        self.state.lock().is_retired = true;
+        self.end();
+    }
+
+    pub(super) fn is_retired(&self) -> bool {
+        self.state.lock().is_retired
     }
 
     /// Ends the worker by closing its socket.

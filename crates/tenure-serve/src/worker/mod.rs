@@ -3,7 +3,7 @@
 //! A server keeps the weights, in sealed memory, and makes all decisions; it never runs a network. On the CPU each
 //! model that is computed has a worker, which maps the images that it needs, so that nothing is copied. One more worker
 //! stands by. If a worker dies, a batch that had not begun is run again, once; one that had begun is answered with an
-//! error. A worker that gives no sign of life is killed.
+//! error. A worker that gives no sign of life is killed. One whose batches take long yields the processors to the others.
 //!
 //! A program that starts itself as its workers must call [`run`] before all else when it is started as one, with the
 //! same architectures:

@@ -1,10 +1,10 @@
 //! The workers of a server: those that compute, each for one model at a time, and one that stands by.
 
-use std::env;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use std::{env, mem};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use prometheus_client::metrics::counter::Counter;
@@ -238,6 +238,7 @@ impl WorkersShared {
     pub(super) fn give_back(&self, model: u64) {
         let mut state = self.state.lock();
         state.assigned.iter_mut().filter(|assigned| assigned.model == Some(model)).for_each(|left| left.model = None);
+        state.retire_needlessly_nice();
     }
 
     /// Starts, asks and replaces workers, until the server ends; then ends them all. The calling thread starts all
@@ -297,7 +298,7 @@ impl WorkersShared {
         }
         state.assigned.retain(|assigned| !Arc::ptr_eq(&assigned.worker, worker));
         state.processes -= 1;
-        if !state.is_ending {
+        if !state.is_ending && !worker.is_retired() {
             tracing::warn!("worker {} ended: {reason}", worker.pid());
             self.deaths.inc();
             match worker.was_useful() {
@@ -332,9 +333,26 @@ impl WorkersState {
             None => self.assigned.iter().position(|assigned| !assigned.is_busy)?,
         };
         let assigned = &mut self.assigned[index];
+        if assigned.model != Some(model) && assigned.worker.niceness().is_raised() {
+            let normal = self.standby.take()?;
+            mem::replace(&mut assigned.worker, normal).retire();
+        }
         assigned.model = Some(model);
         assigned.is_busy = true;
         Some(Arc::clone(&assigned.worker))
+    }
+
+    /// Ends free workers that yield to others although the batches of their models are short, or the models have left.
+    fn retire_needlessly_nice(&mut self) {
+        self.assigned.retain(|assigned| {
+            let niceness = assigned.worker.niceness();
+            let is_needless = niceness.is_raised_needlessly() || (niceness.is_raised() && assigned.model.is_none());
+            let stays = assigned.is_busy || !is_needless;
+            if !stays {
+                assigned.worker.retire();
+            }
+            stays
+        });
     }
 
     /// Records another worker that ended before it was useful.
@@ -355,6 +373,7 @@ impl Drop for BusyWorker<'_> {
             let mut assigned = state.assigned.remove(index);
             assigned.is_busy = false;
             state.assigned.push(assigned);
+            state.retire_needlessly_nice();
         }
         drop(state);
         self.shared.changed.notify_all();

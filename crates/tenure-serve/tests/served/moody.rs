@@ -30,6 +30,9 @@ pub(crate) const HANG: f32 = -4.0;
 /// Asks for more memory than any machine has.
 pub(crate) const GREED: f32 = -5.0;
 
+/// Computes until the niceness of its thread is raised.
+pub(crate) const SPIN: f32 = -6.0;
+
 /// A network that answers three times its input, and its process id. It waits while there is a file `hold`.
 struct Moody {
     weight: Parameter,
@@ -59,6 +62,10 @@ impl Network for Moody {
         if asked == GREED {
             Tensor::full(&[1 << 40], 1.0, DType::F32, Device::CPU)?;
         }
+        if asked == SPIN {
+            let normal = niceness();
+            while niceness() == normal {}
+        }
         let answer = inputs[0].mul(&self.weight.narrow(0, NUMBERS - 1, 1)?)?;
         if asked == LOOP || asked == HANG {
             File::create(self.folder.join("endless")).unwrap();
@@ -71,6 +78,12 @@ impl Network for Moody {
         }
         Ok(vec![answer, Tensor::full(&[1, 1], f64::from(process::id()), DType::F32, Device::CPU)?])
     }
+}
+
+/// Returns the niceness of this thread.
+fn niceness() -> i32 {
+    let stat = fs::read_to_string("/proc/thread-self/stat").unwrap();
+    stat.rsplit(") ").next().unwrap().split(' ').nth(16).unwrap().parse().unwrap()
 }
 
 pub(crate) fn architectures() -> Architectures {

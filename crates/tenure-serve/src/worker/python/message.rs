@@ -22,6 +22,10 @@ pub(super) enum PythonOrder<'a> {
     Close { call: u64, model: u64 },
     /// Asks for a sign of life, which is [`PythonReport::Alive`] and no answer.
     Ask { call: u64 },
+    /// Makes the batch that is computed, and those after it, yield the processors to other processes.
+    Yield,
+    /// Makes later batches compute with the normal niceness again.
+    Compete,
     /// Returns device memory that no module uses to the driver.
     Trim { call: u64 },
     /// Computes a batch, whose inputs are in the payload.

@@ -45,8 +45,8 @@ pub(crate) struct Python {
 struct PythonShared {
     command: WorkerCommand,
     deaths: Counter,
-    /// Whether a batch may start while weights are being loaded: on CUDA devices, not on the CPU.
-    loads_during_compute: bool,
+    /// Whether modules are computed on a CUDA device. There a batch may start while weights are being loaded.
+    is_on_device: bool,
     numbers: AtomicU64,
     state: Mutex<KeeperState>,
     changed: Condvar,
@@ -101,12 +101,12 @@ impl Python {
         Self::new(WorkerCommand { arguments, ..command }, deaths, true)
     }
 
-    fn new(command: WorkerCommand, deaths: Counter, loads_during_compute: bool) -> Result<Self, String> {
+    fn new(command: WorkerCommand, deaths: Counter, is_on_device: bool) -> Result<Self, String> {
         let calls = Callbacks::start("serve: python loaded").map_err(|error| error.to_string())?;
         let shared = Arc::new(PythonShared {
             command,
             deaths,
-            loads_during_compute,
+            is_on_device,
             numbers: AtomicU64::new(0),
             state: Mutex::default(),
             changed: Condvar::new(),

@@ -17,6 +17,7 @@ use super::super::socket::{Incoming, Outgoing, receive_json};
 use super::super::subprocess::{Ended, Subprocess};
 use super::message::{PythonOrder, PythonReport};
 use crate::executor::RawTensor;
+use crate::niceness::{BatchMeter, Niceness, processor_time};
 
 /// The patience with a Python process. PyTorch may take long to import, and native code may hold the interpreter's lock
 /// while it computes.
@@ -30,6 +31,8 @@ pub(super) struct Process {
     resident: AtomicU64,
     /// The bytes of images in pinned memory.
     host: AtomicU64,
+    /// The niceness of the thread that computes.
+    niceness: Mutex<Niceness>,
 }
 
 struct ProcessState {
@@ -69,7 +72,7 @@ impl Process {
         let subprocess = Subprocess::start(command)?;
         let life = Life::new(Instant::now(), PATIENCE);
         let state = Mutex::new(ProcessState { is_ready: false, life, calls: HashMap::new(), end: None });
-        let process = Arc::new(Self { subprocess, state, resident, host });
+        let process = Arc::new(Self { subprocess, state, resident, host, niceness: Mutex::default() });
         let listening = Arc::clone(&process);
         let program = command.program.display().to_string();
         let spawned = thread::Builder::new().name("serve: python".into()).spawn(move || {
@@ -152,11 +155,7 @@ impl Process {
         loop {
             match state.life.step(now) {
                 LifeStep::Wait { until } => return until,
-                LifeStep::Ask => {
-                    if let Ok(order) = Outgoing::json(&PythonOrder::Ask { call }, Vec::new()) {
-                        self.subprocess.send(order);
-                    }
-                }
+                LifeStep::Ask => self.tell(&PythonOrder::Ask { call }),
                 LifeStep::Kill => {
                     tracing::error!("Python {} gives no sign of life and is killed", self.pid());
                     self.kill();
@@ -168,6 +167,33 @@ impl Process {
     /// Returns whether the process responds, as far as is known.
     pub(super) fn is_answering(&self) -> bool {
         self.state.lock().life.is_answering(Instant::now())
+    }
+
+    /// Looks at the batch that the process computes. If it takes long, it yields to other processes.
+    pub(super) fn look(&self, meter: &mut BatchMeter) {
+        let mut niceness = self.niceness.lock();
+        if meter.look(Instant::now(), processor_time(self.pid())) && !niceness.is_raised() {
+            *niceness = Niceness::RAISED;
+            self.tell(&PythonOrder::Yield);
+        }
+    }
+
+    /// Records that a batch is over. If the last batches were short, later ones compete with other processes again.
+    pub(super) fn after(&self, batch: &BatchMeter) {
+        let mut niceness = self.niceness.lock();
+        niceness.after(batch);
+        if niceness.is_raised_needlessly() {
+            *niceness = Niceness::Normal;
+            self.tell(&PythonOrder::Compete);
+        }
+    }
+
+    /// Sends an order that has no answer.
+    pub(super) fn tell(&self, order: &PythonOrder<'_>) {
+        // The order has no payload, so it is never too long.
+        if let Ok(order) = Outgoing::json(order, Vec::new()) {
+            self.subprocess.send(order);
+        }
     }
 
     pub(super) fn kill(&self) {

@@ -1,7 +1,7 @@
 //! The weights of one PyTorch module.
 
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -13,6 +13,7 @@ use super::loading::Loading;
 use super::message::{ModuleSource, PythonOrder};
 use super::process::{Process, PythonAnswer};
 use crate::executor::{BackendWeights, BatchControl, LoadedCallback, ModelError, RawTensor, TimedOutputs};
+use crate::niceness::BatchMeter;
 use crate::repository::StoredModel;
 
 /// A module that may be in the memory of the Python process.
@@ -75,14 +76,29 @@ impl PythonModel {
     fn run(&self, process: &Process, inputs: &[RawTensor]) -> Result<Result<PythonAnswer, LostOrder>, ModelError> {
         let call = self.python.shared.next_number();
         let (inputs, payload) = pack(inputs);
-        received(&process.ask(call, &PythonOrder::Run { call, model: self.model, inputs }, payload)?)
+        let mut meter = BatchMeter::new(Instant::now());
+        let answer = process.ask(call, &PythonOrder::Run { call, model: self.model, inputs }, payload)?;
+        if self.python.shared.is_on_device {
+            return received(&answer);
+        }
+        let received = loop {
+            let patience = meter.next_look().map(|look| look.saturating_duration_since(Instant::now()));
+            match patience.map(|patience| answer.recv_timeout(patience)) {
+                None => break received(&answer)?,
+                Some(Ok(received)) => break received,
+                Some(Err(RecvTimeoutError::Timeout)) => process.look(&mut meter),
+                Some(Err(error)) => return Err(ModelError::Elsewhere(error.to_string())),
+            }
+        };
+        process.after(&meter);
+        Ok(received)
     }
 
     /// Computes a batch, after loading the module if needed. The inner error says that the process ended.
     fn compute_once(&self, inputs: &[RawTensor]) -> Result<Result<TimedOutputs, LostOrder>, ModelError> {
         let begun = Instant::now();
         let loading = self.begin()?;
-        if !self.python.shared.loads_during_compute {
+        if !self.python.shared.is_on_device {
             loading.wait()?;
         }
         let waited = begun.elapsed();
