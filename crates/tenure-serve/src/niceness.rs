@@ -139,23 +139,23 @@ mod tests {
 
     #[test]
     fn a_batch_is_long_once_it_has_computed_for_long() {
-        let begun = Instant::now();
-        let mut meter = BatchMeter::new(begun);
-        assert_eq!(meter.next_look(), Some(begun + STEP));
+        let origin = Instant::now();
+        let mut meter = BatchMeter::new(origin);
+        assert_eq!(meter.next_look(), Some(origin + STEP));
         // It has waited for a processor until now.
-        assert!(!meter.look(begun + STEP, 7 * STEP));
-        assert!(!meter.look(begun + 2 * STEP, 7 * STEP + STEP / 2));
-        assert_eq!(meter.next_look(), Some(begun + 3 * STEP));
-        assert!(meter.look(begun + 3 * STEP, 8 * STEP));
+        assert!(!meter.look(origin + STEP, 7 * STEP));
+        assert!(!meter.look(origin + 2 * STEP, 7 * STEP + STEP / 2));
+        assert_eq!(meter.next_look(), Some(origin + 3 * STEP));
+        assert!(meter.look(origin + 3 * STEP, 8 * STEP));
         assert_eq!(meter.next_look(), None);
     }
 
     #[test]
     fn niceness_is_raised_until_enough_batches_in_a_row_were_short() {
-        let now = Instant::now();
-        let short = BatchMeter::new(now);
-        let mut long = BatchMeter::new(now);
-        assert!(!long.look(now + STEP, Duration::ZERO) && long.look(now + 2 * STEP, STEP));
+        let origin = Instant::now();
+        let short = BatchMeter::new(origin);
+        let mut long = BatchMeter::new(origin);
+        assert!(!long.look(origin + STEP, Duration::ZERO) && long.look(origin + 2 * STEP, STEP));
         let mut niceness = Niceness::default();
         niceness.after(&short);
         assert_eq!(niceness, Niceness::Normal);

@@ -634,7 +634,7 @@ fn a_snapshot_of_several_devices_names_them() {
     for (args, device) in [(&["--device", "0"][..], 0), (&[], 1)] {
         let output = tenure(folder.path(), &[&["trace", "info", "two.pickle"], args].concat());
         let told =
-            format!("tenure: two.pickle: {note}; device {device} is read: give the number of another to read that\n");
+            format!("tenure: two.pickle: {note}; device {device} is read: choose another with the option `device`\n");
         assert_eq!(stderr(&output), told);
         let peak = format!("{} bytes), at event 0", ["512", "1,024"][device]);
         assert!(stdout(&output).contains(&peak), "{}", stdout(&output));

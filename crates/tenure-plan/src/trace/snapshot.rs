@@ -383,7 +383,7 @@ fn note_of_devices(device: usize, peaks: &[(usize, u64)]) -> Option<String> {
     let named: Vec<_> = named.map(|(device, bytes)| format!("{device} ({bytes} bytes at the peak)")).collect();
     others.then(|| {
         format!(
-            "devices with allocations: {}; device {device} is read: give the number of another to read that",
+            "devices with allocations: {}; device {device} is read: choose another with the option `device`",
             named.join(", ")
         )
     })

@@ -309,8 +309,8 @@ fn the_device_with_most_bytes_is_read() {
     let both = format!("(l(l{}a(l{}{}a", event("alloc", ""), event("alloc", ""), event("alloc", "Vaddr\nI1024\ns"));
     let trace = read(&snapshot_of(&both)).unwrap();
     assert_eq!(trace.device(), 1);
-    let note = "devices with allocations: 0 (8 bytes at the peak), 1 (16 bytes at the peak); device 1 is read: give the number \
-                of another to read that";
+    let note = "devices with allocations: 0 (8 bytes at the peak), 1 (16 bytes at the peak); device 1 is read: choose \
+                another with the option `device`";
     assert_eq!(trace.notes(), [note]);
 }
 
