@@ -1,20 +1,29 @@
 //! Example models: small ones with randomly drawn weights, the same in every run, and optionally a real sentence
 //! encoder.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use tenure_nn::checkpoint;
+use tenure_core::user_files::without_mark;
+use tenure_nn::checkpoint::{self, CheckpointError};
 use tenure_nn::models::{Bert, BertConfig, Llama, LlamaConfig, ResNet, ResNetConfig};
-use tenure_nn::sentence::{SETTINGS, SentenceTokenizer};
+use tenure_nn::networks::Architectures;
+use tenure_nn::sentence::{SETTINGS, SentenceEncoder};
+use tenure_nn::switched::StoredTensors;
 use tenure_nn::{Error, Module, Scope};
 use tenure_tensor::random::Generator;
 
 use crate::repository::{RepositoryError, StoredEncoder, check_encoder};
 
+/// The beginning of the name of the temporary folder in which the models are written.
+const UNFINISHED: &str = ".tenure-models-";
+
+/// The file that describes an encoder's network.
+const CONFIG: &str = "config.json";
+
 /// The files of a sentence encoder that are served, beside its weights: its model's and its tokenizer's.
-const ENCODER_FILES: [&str; 2] = ["config.json", "tokenizer.json"];
+const ENCODER_FILES: [&str; 2] = [CONFIG, "tokenizer.json"];
 
 /// Optional files beside them, which state the longest text in tokens.
 const TEXT_FILES: [&str; 2] = ["sentence_bert_config.json", "tokenizer_config.json"];
@@ -67,6 +76,9 @@ shape = [-1, -1, 256]
 [batching]
 max_rows = 16
 "#;
+
+/// The architecture of [`SENTENCES`].
+const ARCHITECTURE: &str = "sentences";
 
 /// The configuration of a sentence encoder, after the line that names its weights.
 const SENTENCES: &str = r#"architecture = "sentences"
@@ -124,7 +136,17 @@ pub enum ExampleError {
     /// The encoder has modules that the server does not compute.
     #[error(transparent)]
     Encoder(#[from] RepositoryError),
-    /// Weights could not be drawn or written, or the encoder's tokenizer cannot be used.
+    /// The encoder's vector of a text is not of finite numbers.
+    #[error(
+        "{}: its vector of a text holds numbers that are not finite, so its weights are damaged: copy or download them \
+         again",
+        .path.display()
+    )]
+    NotFinite {
+        /// The encoder's folder.
+        path: PathBuf,
+    },
+    /// Weights could not be drawn or written, or the encoder's tokenizer or weights cannot be used.
     #[error(transparent)]
     Weights(#[from] Error),
 }
@@ -132,11 +154,11 @@ pub enum ExampleError {
 /// Writes three models into a folder and returns their names: `digits`, a ResNet; `next-byte`, a Llama; and the
 /// sentence encoder of the folder `encoder`, such as all-MiniLM-L6-v2, under the name `name`. Creates the folder if it
 /// does not exist. Without an encoder it writes `tiny-sentences` instead, whose weights are drawn like the others'. The
-/// models appear when all are written.
+/// models appear when all are written. What a killed program left of an earlier try is removed.
 ///
 /// # Errors
-/// A model with such a name exists; a file cannot be read or written; or the encoder's vectors are not averages
-/// normalized to length 1, the only ones that the server computes. No model was written then.
+/// A model with such a name exists; a file cannot be read or written; the encoder's weights are damaged; or its vectors
+/// are not averages normalized to length 1, the only ones that the server computes. No model was written then.
 pub fn write(folder: &Path, encoder: Option<(&str, &Path)>) -> Result<Vec<String>, ExampleError> {
     let third = encoder.map_or("tiny-sentences", |(name, _)| name);
     let names = ["digits", "next-byte", third];
@@ -145,7 +167,7 @@ pub fn write(folder: &Path, encoder: Option<(&str, &Path)>) -> Result<Vec<String
     }
     let encoder = encoder.map(|(_, from)| {
         let model = check_encoder(from)?;
-        SentenceTokenizer::open(from)?;
+        check_weights(&model, from)?;
         Ok::<_, ExampleError>((model, from))
     });
     let encoder = encoder.transpose()?;
@@ -161,7 +183,12 @@ pub fn write(folder: &Path, encoder: Option<(&str, &Path)>) -> Result<Vec<String
 
 /// Writes the models into a temporary folder in `folder`, and moves them when all are there.
 fn write_beside(folder: &Path, names: [&str; 3], encoder: Option<(StoredEncoder, &Path)>) -> Result<(), ExampleError> {
-    let beside = tempfile::Builder::new().prefix(".tenure-models-").tempdir_in(folder).map_err(io_error(folder))?;
+    // Another program that writes here holds the lock until it ends, so that no folder of its own is removed.
+    let lock = File::open(folder).map_err(io_error(folder))?;
+    if lock.lock().is_ok() {
+        remove_unfinished(folder);
+    }
+    let beside = tempfile::Builder::new().prefix(UNFINISHED).tempdir_in(folder).map_err(io_error(folder))?;
     let folders = names.map(|name| beside.path().join(name));
     folders.iter().try_for_each(|path| fs::create_dir(path).map_err(io_error(path)))?;
     let [digits, next_byte, sentences] = &folders;
@@ -183,7 +210,7 @@ fn write_beside(folder: &Path, names: [&str; 3], encoder: Option<(StoredEncoder,
         None => {
             let config: BertConfig =
                 serde_json::from_str(TINY_CONFIG).map_err(|error| io_error(sentences)(error.into()))?;
-            text(sentences, "config.json", TINY_CONFIG)?;
+            text(sentences, CONFIG, TINY_CONFIG)?;
             model(sentences, SENTENCES, &Bert::new(&scope(3), &config).map_err(Error::from)?)?;
         }
     }
@@ -191,6 +218,37 @@ fn write_beside(folder: &Path, names: [&str; 3], encoder: Option<(StoredEncoder,
         let to = folder.join(name);
         fs::rename(from, &to).map_err(io_error(&to))
     })
+}
+
+/// Removes the temporary folders of programs that were killed.
+fn remove_unfinished(folder: &Path) {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes())) {
+        // A folder of another user stays, and is in the way of nothing.
+        let _ = fs::remove_dir_all(entry.path());
+    }
+}
+
+/// Checks that the weights of the encoder in the folder `from` are whole, and those of a network that the server has.
+/// Of the tables, only the rows of a short text are checked for numbers that are not finite.
+fn check_weights(model: &StoredEncoder, from: &Path) -> Result<(), ExampleError> {
+    let vector = SentenceEncoder::open(from)?.embed(&["a"])?.to_vec::<f32>().map_err(Error::from)?;
+    if !vector.iter().all(|number| number.is_finite()) {
+        return Err(ExampleError::NotFinite { path: from.to_owned() });
+    }
+    // The server computes fewer types of models, and only by weights with BERT's names.
+    let config = model.folder.join(CONFIG);
+    let options = fs::read(&config).map_err(io_error(&config))?;
+    let options = serde_json::from_slice(without_mark(&options)).map_err(|error| io_error(&config)(error.into()))?;
+    let network = Architectures::default().build(ARCHITECTURE, options);
+    let found = network.and_then(|network| StoredTensors::find(&[model.folder.join(model.weights)], &network.state()));
+    match found {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let reason = format!("it cannot be served: {error}");
+            Err(Error::from(CheckpointError::Format { path: model.folder.clone(), reason }).into())
+        }
+    }
 }
 
 /// Copies the encoder of the folder `from` as a model to serve.

@@ -597,12 +597,15 @@ fn what_does_not_go_together_says_what_does() {
     fs::create_dir(folder.path().join("empty")).unwrap();
     fs::write(folder.path().join("photos/cats/a.png"), "not looked into").unwrap();
     fs::create_dir_all(folder.path().join("half/train/cats")).unwrap();
-    let cases: [(&[&str], &[&str]); 21] = [
+    fs::write(folder.path().join("pickle"), b"\x80\x04\x95\x0b\0\0\0").unwrap();
+    let cases: [(&[&str], &[&str]); 23] = [
         (&["--model", "resnet18", "--data", "text:text"], &["resnet18 takes images", "gpt2-mini"]),
         (&["--model", "gpt2", "--data", "fashion-mnist:."], &["gpt2 takes text", "resnet18"]),
         (&["--model", "inception_v3", "--data", "fashion-mnist:."], &["299 pixels", "images:DIR"]),
         (&["--model", "bert", "--data", "text:text"], &["tenure embed", "gpt2-mini"]),
-        (&["--model", "gpt2", "--data", "text:missing"], &["missing: "]),
+        (&["--model", "gpt2", "--data", "text:missing"], &["--data text:missing: "]),
+        (&["--model", "gpt2", "--data", "text:pickle"], &["--data text:pickle: ", "not a text"]),
+        (&["--model", "gpt2", "--data", "text:/dev/zero"], &["--data text:/dev/zero: ", "a pipe"]),
         (&["--model", "resnet18", "--data", "images:empty"], &["a folder for each class"]),
         (&["--model", "resnet18", "--data", "images:."], &["./empty: no image is in this folder"]),
         (&["--model", "resnet18", "--data", "images:half"], &["half: there is a folder train", "name half/train"]),

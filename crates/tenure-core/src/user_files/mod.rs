@@ -11,6 +11,7 @@ use std::path::Path;
 pub use packed::{expect_no_archive, open_unpacked};
 
 const BYTE_ORDER_MARK: &str = "\u{feff}";
+const PDF: &[u8] = b"%PDF-";
 const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// Returns the bytes of a text in UTF-8 without the byte order mark that some editors begin files with.
@@ -58,6 +59,30 @@ pub fn expect_no_utf_16(bytes: &[u8]) -> io::Result<()> {
         )),
         false => Ok(()),
     }
+}
+
+/// Returns an error if bytes are no text in UTF-8, such as a pickle or a database. A last character that is cut off, as
+/// `head -c` leaves it, is no error.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`]. The message says how to convert a text of another encoding.
+pub fn expect_text(bytes: &[u8]) -> io::Result<()> {
+    let reason = if bytes.starts_with(PDF) {
+        "this is a PDF, not a text: convert it, such as by `pdftotext`".to_owned()
+    } else if let Some(offset) = bytes.iter().position(|byte| *byte == 0) {
+        format!("this is binary data, not a text: the byte at offset {offset} is zero: give a text in UTF-8")
+    } else if let Err(error) = str::from_utf8(bytes)
+        && error.error_len().is_some()
+    {
+        format!(
+            "this is no text in UTF-8: the byte at offset {} is not part of one: if it is a text in another encoding, \
+             convert it, such as by `iconv -f LATIN1 -t UTF-8`",
+            error.valid_up_to()
+        )
+    } else {
+        return Ok(());
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidData, reason))
 }
 
 /// Opens a regular file, and never waits: opening a named pipe would wait for a writer.

@@ -1,7 +1,8 @@
 //! Compressed files, told by their first bytes, and archives, which are refused.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use bzip2::bufread::MultiBzDecoder;
@@ -23,6 +24,15 @@ const BZIP2_BLOCKS: [&[u8]; 2] = [&[0x31, 0x41, 0x59, 0x26, 0x53, 0x59], &[0x17,
 /// Source: RFC 8878.
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
+/// The size of the contents of a file of `lzma` is below this; otherwise liblzma takes it for another file.
+const LZMA_MOST_BYTES: u64 = 1 << 38;
+
+/// How often a file may have been compressed: `a.txt.xz.gz` was twice. There are files that decompress to themselves,
+/// without end.
+const MOST_LAYERS: usize = 3;
+/// The number of bytes by which a format is told, at least. A tar archive's mark ends within them.
+const BEGINNING_BYTES: u64 = 512;
+
 /// The memory limit of the xz decoder; `xz -9` needs 65 MiB.
 const XZ_MEMORY_BYTES: u64 = 128 << 20;
 
@@ -39,29 +49,74 @@ const REFUSED: [(usize, &[u8], &str, &str); 9] = [
     (0, &[0x1f, 0x9d], "compressed by compress", "gzip -d"),
 ];
 
-/// Opens a file, and returns an error if it is a pointer of git-lfs. A file that gzip, xz, bzip2 or zstd compressed is
-/// decompressed as it is read, whatever its name is.
+/// A format that is decompressed.
+#[derive(Clone, Copy)]
+enum Format {
+    Gzip,
+    Xz,
+    Lzma,
+    Bzip2,
+    Zstd,
+}
+
+/// Opens a file, and returns an error if it is a pointer of git-lfs. A file that gzip, xz, lzma, bzip2 or zstd
+/// compressed, up to three times, is decompressed as it is read, whatever its name is.
 ///
 /// # Errors
-/// The file cannot be read, or is a pointer of git-lfs. Damaged contents are an error of reading.
+/// The file cannot be read, or is a device, which may have no end, or a pointer of git-lfs. Damaged contents are an
+/// error of opening or of reading.
 pub fn open_unpacked(path: &Path) -> io::Result<Box<dyn BufRead>> {
-    let mut file = BufReader::new(File::open(path)?);
-    let beginning = file.fill_buf()?;
-    expect_fetched(beginning)?;
-    if beginning.starts_with(GZIP) {
-        return Ok(unpacked("gzip", MultiGzDecoder::new(file)));
+    let file = File::open(path)?;
+    let file_type = file.metadata()?.file_type();
+    if file_type.is_char_device() || file_type.is_block_device() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is a device, not a file: give a file or a pipe"));
     }
-    if beginning.starts_with(XZ) {
-        let stream = Stream::new_stream_decoder(XZ_MEMORY_BYTES, CONCATENATED)?;
-        return Ok(unpacked("xz", XzDecoder::new_stream(file, stream)));
+    let mut source: Box<dyn BufRead> = Box::new(BufReader::new(file));
+    for _ in 0..=MOST_LAYERS {
+        // One read of a pipe or of a decoder may return fewer bytes than a mark has.
+        let mut beginning = Vec::new();
+        source.by_ref().take(BEGINNING_BYTES).read_to_end(&mut beginning)?;
+        expect_fetched(&beginning)?;
+        let format = Format::of(&beginning);
+        source = Box::new(Cursor::new(beginning).chain(source));
+        match format {
+            Some(format) => source = format.unpack(source)?,
+            None => return Ok(source),
+        }
     }
-    if is_bzip2(beginning) {
-        return Ok(unpacked("bzip2", MultiBzDecoder::new(file)));
+    Err(invalid(format!(
+        "it is compressed more than {MOST_LAYERS} times: decompress it, and give the file that is in it"
+    )))
+}
+
+impl Format {
+    /// Returns the format of a file that begins with these bytes, if it is one of them.
+    fn of(beginning: &[u8]) -> Option<Self> {
+        match beginning {
+            _ if beginning.starts_with(GZIP) => Some(Self::Gzip),
+            _ if beginning.starts_with(XZ) => Some(Self::Xz),
+            _ if is_lzma(beginning) => Some(Self::Lzma),
+            _ if is_bzip2(beginning) => Some(Self::Bzip2),
+            _ if is_zstd(beginning) => Some(Self::Zstd),
+            _ => None,
+        }
     }
-    if is_zstd(beginning) {
-        return Ok(unpacked("zstd", ZstdDecoder { source: file, frame: Box::new(FrameDecoder::new()) }));
+
+    fn unpack(self, source: Box<dyn BufRead>) -> io::Result<Box<dyn BufRead>> {
+        Ok(match self {
+            Self::Gzip => unpacked("gzip", MultiGzDecoder::new(source)),
+            Self::Xz => unpacked("xz", xz_decoder(source)?),
+            Self::Lzma => unpacked("lzma", xz_decoder(source)?),
+            Self::Bzip2 => unpacked("bzip2", MultiBzDecoder::new(source)),
+            Self::Zstd => unpacked("zstd", ZstdDecoder { source, frame: Box::new(FrameDecoder::new()) }),
+        })
     }
-    Ok(Box::new(file))
+}
+
+/// Returns a decoder of xz and of lzma. It refuses bytes that follow the data.
+fn xz_decoder(source: Box<dyn BufRead>) -> io::Result<XzDecoder<Box<dyn BufRead>>> {
+    let stream = Stream::new_auto_decoder(XZ_MEMORY_BYTES, CONCATENATED)?;
+    Ok(XzDecoder::new_stream(source, stream))
 }
 
 fn unpacked(format: &'static str, decoder: impl Read + 'static) -> Box<dyn BufRead> {
@@ -81,6 +136,21 @@ pub fn expect_no_archive(bytes: &[u8]) -> io::Result<()> {
         ))),
         None => Ok(()),
     }
+}
+
+/// Returns whether a file begins as those of `lzma` do. The format has no mark: a byte of parameters, the sizes of the
+/// dictionary and of the contents, and the first byte of the data, which is 0. The sizes are checked as liblzma does.
+/// Source: <https://github.com/tukaani-project/xz/blob/master/doc/lzma-file-format.txt>
+fn is_lzma(beginning: &[u8]) -> bool {
+    let Some(([0x5d, a, b, c, d, contents @ ..], [0, ..])) = beginning.split_first_chunk::<13>() else {
+        return false;
+    };
+    let dictionary_bytes = u32::from_le_bytes([*a, *b, *c, *d]);
+    let contents_bytes = u64::from_le_bytes(*contents);
+    // A power of two, or one and a half.
+    let is_dictionary = matches!(dictionary_bytes.checked_shr(dictionary_bytes.trailing_zeros()), Some(1 | 3));
+    // Without a size the data has a mark at its end.
+    is_dictionary && (contents_bytes == u64::MAX || contents_bytes < LZMA_MOST_BYTES)
 }
 
 fn is_bzip2(beginning: &[u8]) -> bool {

@@ -2,11 +2,12 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
 
 use tenure_core::user_files::{
-    expect_fetched, expect_no_archive, expect_no_utf_16, open_regular, open_unpacked, without_mark,
+    expect_fetched, expect_no_archive, expect_no_utf_16, expect_text, open_regular, open_unpacked, without_mark,
 };
 
 #[test]
@@ -67,6 +68,79 @@ fn compressed_files_are_decompressed_by_their_first_bytes_and_whole() {
     }
     for plain in [&b"BZh"[..], b"BZh is no mark of bzip2 alone", b"", b"\xfd7z", b"PK\x03\x04"] {
         assert_eq!(unpacked(&path, plain).unwrap(), plain);
+    }
+}
+
+/// Compresses bytes as `lzma` does: with a mark at the end, and no size.
+fn lzma(bytes: &[u8], preset: u32) -> Vec<u8> {
+    let options = liblzma::stream::LzmaOptions::new_preset(preset).unwrap();
+    let stream = liblzma::stream::Stream::new_lzma_encoder(&options).unwrap();
+    let mut encoder = liblzma::write::XzEncoder::new_stream(Vec::new(), stream);
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+#[test]
+fn files_of_lzma_are_decompressed_though_they_have_no_mark() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    let text = b"a cat on a mat, ".repeat(1000);
+    for (text, preset) in [(&text[..], 0), (&text, 6), (&text, 9), (b"", 6)] {
+        let stored = lzma(text, preset);
+        assert!(unpacked(&path, &stored).unwrap() == text, "{preset}");
+        assert!(unpacked(&path, &[&stored[..], b"more"].concat()).is_err());
+        assert!(unpacked(&path, &stored[..stored.len() - 3]).is_err());
+    }
+    // Python's `lzma.compress(b"abc", lzma.FORMAT_ALONE)`, with the size that other programs write.
+    let sized = [&[0x5d, 0, 0, 0x80, 0, 3, 0, 0, 0, 0, 0, 0, 0][..], &lzma(b"abc", 6)[13..]].concat();
+    assert_eq!(unpacked(&path, &sized).unwrap(), b"abc");
+    for plain in [&b"]\0\0"[..], b"]\0\0\x80\0abcdefgh\0", b"] a text with a bracket"] {
+        assert_eq!(unpacked(&path, plain).unwrap(), plain);
+    }
+}
+
+#[test]
+fn a_file_that_was_compressed_up_to_three_times_is_decompressed_as_often() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.txt");
+    let text = b"a cat on a mat, ".repeat(100);
+    for (outer, _) in compressed(b"").iter().enumerate() {
+        for (inner, (_, twice)) in
+            compressed(&text).map(|(_, once)| compressed(&once)[outer].clone()).iter().enumerate()
+        {
+            assert!(unpacked(&path, twice).unwrap() == text, "{inner} in {outer}");
+        }
+    }
+    let again = |stored: &[u8]| compressed(stored)[0].1.clone();
+    let thrice = again(&again(&lzma(&text, 6)));
+    assert!(unpacked(&path, &thrice).unwrap() == text);
+    assert_eq!(unpacked(&path, &again(&thrice)).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    // The first part is shorter than a mark.
+    let parts = [again(&thrice[..1]), again(&thrice[1..])].concat();
+    assert_eq!(unpacked(&path, &parts).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    let parts = [again(&again(&text)[..1]), again(&again(&text)[1..])].concat();
+    assert!(unpacked(&path, &parts).unwrap() == text);
+}
+
+#[test]
+fn a_device_is_not_read_as_a_file_and_a_pipe_is() {
+    assert_eq!(open_unpacked(Path::new("/dev/zero")).err().unwrap().kind(), io::ErrorKind::InvalidInput);
+    let (reader, mut writer) = io::pipe().unwrap();
+    writer.write_all(&compressed(b"abc")[0].1).unwrap();
+    drop(writer);
+    let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+    assert_eq!(io::read_to_string(open_unpacked(Path::new(&path)).unwrap()).unwrap(), "abc");
+}
+
+#[test]
+fn binary_data_is_told_from_a_text() {
+    let pickle = b"\x80\x04\x95\x0b";
+    for bytes in [&b"SQLite format 3\0"[..], pickle, b"%PDF-1.4\n", b"caf\xe9 au lait", b"a\xffb", b"\xc3a"] {
+        assert_eq!(expect_text(bytes).unwrap_err().kind(), io::ErrorKind::InvalidData, "{bytes:?}");
+    }
+    // The last character may be cut off.
+    for text in ["é".as_bytes(), &"aé".as_bytes()[..2], "\u{feff}a\r\n\t\x1b".as_bytes(), b""] {
+        assert!(expect_text(text).is_ok(), "{text:?}");
     }
 }
 

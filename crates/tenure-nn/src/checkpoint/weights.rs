@@ -15,7 +15,7 @@ use tenure_tensor::{DType, Tensor};
 
 use super::{CheckpointError, write_atomically};
 use crate::module::Source;
-use crate::{Result, StateError};
+use crate::{Error, Result, StateError};
 
 /// The longest header, in bytes, that safetensors' readers accept.
 const HEADER_LIMIT: usize = 100_000_000;
@@ -96,7 +96,7 @@ impl Weights {
                     if !is_plain {
                         return Err(CheckpointError::format(path, format!("{file:?} is no file's name")).into());
                     }
-                    files.push(WeightFile::open(&path.with_file_name(&file))?);
+                    files.push(WeightFile::open_named(&path.with_file_name(&file), path)?);
                     numbers.insert(file, files.len() - 1);
                     files.len() - 1
                 }
@@ -166,6 +166,17 @@ impl Source for Weights {
 }
 
 impl WeightFile {
+    /// Opens a file that an index names.
+    fn open_named(path: &Path, index: &Path) -> Result<Self> {
+        Self::open(path).map_err(|error| match error {
+            Error::Checkpoint(CheckpointError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                let reason = format!("not there, though {} names it: copy or download it", index.display());
+                CheckpointError::format(path, reason).into()
+            }
+            error => error,
+        })
+    }
+
     fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(CheckpointError::io(path))?;
         expect_fetched_file(&file).map_err(CheckpointError::io(path))?;

@@ -19,8 +19,7 @@ pub struct Idx {
 }
 
 impl Idx {
-    /// Reads a file. A file that gzip, xz, bzip2 or zstd compressed is decompressed, regardless of
-    /// its name.
+    /// Reads a file. A file that gzip, xz, lzma, bzip2 or zstd compressed is decompressed, regardless of its name.
     ///
     /// # Errors
     /// The file cannot be read, or is not an IDX file of bytes.

@@ -66,13 +66,15 @@ enum Reason {
     Loop,
     /// A named pipe, a socket or a device. Reading one could wait forever.
     Special,
-    /// A link to a file that is not there.
+    /// A link to a file that is not there, or to itself.
     Dangling,
+    /// A file of no bytes with the name of an image.
+    Empty,
 }
 
 impl ImageFolder {
     /// Finds the images, in the order of their names. Hidden files and folders are left out, and so are pipes, sockets,
-    /// devices, and links to files that are not there.
+    /// devices, empty files, and links to files that are not there or to themselves.
     ///
     /// # Errors
     /// A folder cannot be read; there is no class folder; a class has no image.
@@ -159,7 +161,8 @@ impl ImageFolder {
             match fs::metadata(&entry) {
                 Ok(found) if found.is_dir() => self.add_images(&entry, around, left_out)?,
                 Ok(found) if !found.is_file() => left_out.add(Reason::Special, entry),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => left_out.add(Reason::Dangling, entry),
+                Err(error) if is_dangling(&error) => left_out.add(Reason::Dangling, entry),
+                Ok(found) if found.len() == 0 && Self::reads(&entry) => left_out.add(Reason::Empty, entry),
                 // A file that cannot be looked at is an error for the reader of the image, which has the reason.
                 _ if Self::reads(&entry) => self.images.push((entry, label)),
                 _ => left_out.add(Reason::NoImage(ending(&entry)), entry),
@@ -213,11 +216,18 @@ impl fmt::Display for LeftOut {
                 Reason::Loop => write!(f, "{count} linked to a folder that it is in")?,
                 Reason::Special => write!(f, "{count} that are pipes, sockets or devices")?,
                 Reason::Dangling => write!(f, "{count} linked to nothing")?,
+                Reason::Empty => write!(f, "{count} empty")?,
             }
             write!(f, " ({}{})", if *count > 1 { "such as " } else { "" }, path.display())?;
         }
         Ok(())
     }
+}
+
+/// Returns whether a link leads to no file: its target is not there or below a file, or the link leads to itself.
+fn is_dangling(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+        || error.raw_os_error() == Some(libc::ELOOP)
 }
 
 /// Returns the part after the last point of a name, in lower case.

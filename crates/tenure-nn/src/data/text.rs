@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use tenure_core::user_files::{expect_no_archive, expect_no_utf_16, open_unpacked};
+use tenure_core::user_files::{expect_no_archive, expect_no_utf_16, expect_text, open_unpacked};
 use tenure_tensor::TensorError;
 
 use super::loader::{below, generator};
@@ -23,16 +23,17 @@ enum Tokens {
 }
 
 impl TextWindows {
-    /// Opens a file as a sequence of bytes: 256 different tokens, for any contents. A file that gzip, xz,
-    /// bzip2 or zstd compressed is decompressed, regardless of its name.
+    /// Opens a text in UTF-8 as a sequence of bytes: 256 different tokens. A file that gzip, xz, lzma, bzip2 or zstd
+    /// compressed is decompressed, regardless of its name.
     ///
     /// # Errors
-    /// The file cannot be read, is an archive or UTF-16, or is shorter than a window and the byte after it.
+    /// The file cannot be read, is a device, is no text in UTF-8, or is shorter than a window and the byte after it.
     pub fn open_bytes(path: &Path, length: usize) -> Result<Self> {
         let mut bytes = Vec::new();
         let read = open_unpacked(path).and_then(|mut file| file.read_to_end(&mut bytes));
         read.and_then(|_| expect_no_utf_16(&bytes))
             .and_then(|()| expect_no_archive(&bytes))
+            .and_then(|()| expect_text(&bytes))
             .map_err(DataError::io(path))?;
         Self::new(Tokens::Bytes(bytes), length).map_err(|error| DataError::format(path, error.to_string()))
     }

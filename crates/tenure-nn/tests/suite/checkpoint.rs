@@ -129,6 +129,13 @@ fn weights_may_be_in_several_files() {
     index("model-1.safetensors");
     let error = Weights::open(folder.path()).err().unwrap().to_string();
     assert!(error.contains("seen is not in it"), "{error}");
+    index("model-4.safetensors");
+    let error = Weights::open(folder.path()).err().unwrap().to_string();
+    let missing = folder.path().join("model-4.safetensors");
+    assert!(
+        error.starts_with(&format!("{}: not there, though {} names it", missing.display(), path.display())),
+        "{error}"
+    );
     index("../model-3.safetensors");
     let error = Weights::open(folder.path()).err().unwrap().to_string();
     assert!(error.contains("no file's name"), "{error}");

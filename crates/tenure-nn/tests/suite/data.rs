@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::Command;
 
 use proptest::prelude::*;
@@ -347,6 +348,24 @@ fn pipes_devices_and_dangling_links_among_images_are_left_out_and_never_opened()
 }
 
 #[test]
+fn links_that_lead_to_themselves_and_empty_files_among_images_are_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let class = folder.path().join("cats");
+    fs::create_dir(&class).unwrap();
+    picture().save(class.join("a.png")).unwrap();
+    symlink("b.png", class.join("b.png")).unwrap();
+    symlink("a.png/below", class.join("c.png")).unwrap();
+    fs::write(class.join("d.png"), "").unwrap();
+    let set = ImageFolder::open(folder.path(), ImageOptions::default()).unwrap();
+    assert_eq!(set.files().collect::<Vec<_>>(), [class.join("a.png")]);
+    let expected = [
+        format!("2 linked to nothing (such as {})", class.join("b.png").display()),
+        format!("1 empty ({})", class.join("d.png").display()),
+    ];
+    assert_eq!(set.left_out().to_string(), format!("; left out: {}", expected.join(", ")));
+}
+
+#[test]
 fn an_image_that_git_lfs_did_not_fetch_is_a_pointer() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("class")).unwrap();
@@ -442,6 +461,11 @@ fn a_packed_text_is_unpacked_and_one_that_is_no_utf_8_is_refused() {
         fs::write(&path, bytes).unwrap();
         let windows = TextWindows::open_bytes(&path, 3).unwrap();
         assert_eq!((windows.bytes(), windows.len()), (Some(&b"abcd\n"[..]), 1));
+    }
+    assert!(matches!(TextWindows::open_bytes(Path::new("/dev/zero"), 3), Err(DataError::Io { .. })));
+    for binary in [&b"SQLite format 3\0"[..], &packed(b"\x80\x04\x95\x0b")] {
+        fs::write(&path, binary).unwrap();
+        assert!(matches!(TextWindows::open_bytes(&path, 3), Err(DataError::Io { .. })), "{binary:?}");
     }
     assert!(refusal(b"PK\x03\x04rest").contains("text: this is a zip archive, which is not read: unpack it"));
     let tar = [&[0_u8; 257][..], b"ustar\x0000"].concat();

@@ -100,12 +100,16 @@ fn indexed(folder: &Folder, name: &str) -> Result<BTreeSet<String>, RepositoryEr
     }
     let mut files = BTreeSet::new();
     for (tensor, file) in weight_map {
+        let key = format!("weight_map[{tensor:?}]");
         if !is_inside(&file) {
-            let key = format!("weight_map[{tensor:?}]");
             let given = format!("is {file:?}");
             return Err(value(key, given, "it must be a path inside the model's folder"));
         }
-        files.extend(beside.join(file).to_str().map(String::from));
+        let Some(name) = beside.join(&file).to_str().map(String::from) else { continue };
+        if !files.contains(&name) && !folder.path(&name).exists() {
+            return Err(value(key, format!("is {file:?}, which is not there"), "copy or download that file"));
+        }
+        files.insert(name);
     }
     Ok(files)
 }

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 use bytes::Bytes;
-use tenure_nn::Source;
-use tenure_nn::checkpoint::{Weights, save};
+use tenure_nn::checkpoint::{CheckpointError, Weights, save};
 use tenure_nn::sentence::SentenceEncoder;
-use tenure_serve::examples;
+use tenure_nn::{Error, Source};
+use tenure_serve::examples::{self, ExampleError};
 use tenure_serve::http::{ServeError, Service};
 use tenure_tensor::Tensor;
 use tokio::runtime::Runtime;
@@ -151,7 +151,10 @@ fn examples_that_cannot_be_written_leave_nothing_and_the_next_try_works() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("models");
     let write = || examples::write(&folder, Some(("tiny", encoder.path()))).map_err(Box::new);
-    assert!(write().unwrap_err().to_string().starts_with(&format!("{}: ", shard.display())));
+    let said = write().unwrap_err().to_string();
+    let index = encoder.path().join("model.safetensors.index.json");
+    assert!(said.starts_with(&format!("{}: weight_map[", index.display())), "{said}");
+    assert!(said.contains("\"model-1.safetensors\", which is not there"), "{said}");
     assert!(!folder.exists());
 
     fs::create_dir(&folder).unwrap();
@@ -160,6 +163,62 @@ fn examples_that_cannot_be_written_leave_nothing_and_the_next_try_works() {
     fs::rename(encoder.path().join("kept"), &shard).unwrap();
     assert_eq!(write().unwrap(), ["digits", "next-byte", "tiny"]);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 3);
+}
+
+#[test]
+fn an_encoder_whose_weights_are_damaged_is_no_example_and_is_not_copied() {
+    let golden = goldens().join("tiny_bert");
+    let folder = tempfile::tempdir().unwrap();
+    let refusal = |encoder: &Path| {
+        let error = examples::write(folder.path(), Some(("tiny", encoder))).unwrap_err();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{error}");
+        error
+    };
+    let cut = |path: &Path| {
+        let file = fs::File::options().write(true).open(path).unwrap();
+        file.set_len(file.metadata().unwrap().len() - 1).unwrap();
+    };
+    let encoder = tempfile::tempdir().unwrap();
+    shard(encoder.path());
+    cut(&encoder.path().join("model-1.safetensors"));
+    let error = refusal(encoder.path());
+    assert!(matches!(error, ExampleError::Weights(Error::Checkpoint(CheckpointError::Format { .. }))), "{error}");
+
+    let encoder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(golden.join(file), encoder.path().join(file)).unwrap();
+    }
+    let path = encoder.path().join("model.safetensors");
+    cut(&path);
+    let error = refusal(encoder.path());
+    assert!(matches!(error, ExampleError::Weights(Error::Checkpoint(CheckpointError::Format { .. }))), "{error}");
+
+    let whole = Weights::open(&golden.join("model.safetensors")).unwrap();
+    let write = |change: &dyn Fn(&str, Tensor) -> Option<Tensor>| {
+        let tensors = whole.names().into_iter().map(|name| (change(&name, whole.tensor(&name).unwrap()), name));
+        let tensors: Vec<_> = tensors.filter_map(|(tensor, name)| Some((name, tensor?))).collect();
+        save(&path, tensors.iter().map(|(name, tensor)| (name.clone(), tensor)), ("format", "pt")).unwrap();
+    };
+    let last = "encoder.layer.1.output.LayerNorm.bias";
+    write(&|name, tensor| {
+        let values = vec![f32::NAN; tensor.numel()];
+        Some(if name.ends_with(last) { Tensor::from_slice(&values, tensor.sizes()).unwrap() } else { tensor })
+    });
+    assert!(matches!(refusal(encoder.path()), ExampleError::NotFinite { path } if path == encoder.path()));
+    write(&|name, tensor| (!name.ends_with(last)).then_some(tensor));
+    assert!(matches!(refusal(encoder.path()), ExampleError::Weights(_)));
+}
+
+#[test]
+fn an_unfinished_folder_of_a_killed_program_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let left = folder.path().join(".tenure-models-a1b2c3");
+    fs::create_dir_all(left.join("digits")).unwrap();
+    fs::write(left.join("digits/model.safetensors"), "half").unwrap();
+    fs::create_dir(folder.path().join(".git")).unwrap();
+    examples::write(folder.path(), None).unwrap();
+    assert!(!left.exists() && folder.path().join(".git").exists());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
 }
 
 #[test]

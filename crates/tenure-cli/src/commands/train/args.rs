@@ -27,10 +27,11 @@ a folder for each class, in DIR/train (or training) and DIR/val (or valid, valid
 or testing, the first of them that exists), or in DIR itself, of which every tenth image is held out. The names of \
 these folders may end with a number, and may contain set, images or data: train2017, val_images. Images are JPEG, \
 PNG, WebP, GIF, BMP, TIFF and PNM files, in the folder of their class or in folders inside of it; hidden files and \
-folders, pipes, devices, and links to nothing are left out. The first line of output says what was found, and what \
-was left out. text:FILE is any file, also compressed with gzip, xz, bzip2 or zstd, but no archive; its last tenth is \
-held out, and accuracy is the share of its bytes that the model predicts correctly from the bytes before. Training \
-reads windows that begin at other bytes in each epoch.
+folders, pipes, devices, empty files, and links to nothing or to themselves are left out. The first line of output \
+says what was found, and what was left out. text:FILE is a text in UTF-8, or a pipe from which one comes, also \
+compressed up to three times with gzip, xz, lzma, bzip2 or zstd, but no archive; its last tenth is held out, and \
+accuracy is the share of its bytes that the model predicts correctly from the bytes before. Training reads windows \
+that begin at other bytes in each epoch.
 
 Ctrl-C, SIGTERM or SIGHUP ends the run after the current step, writes a checkpoint, and prints how to continue; a \
 second signal, or one before the first step, ends it at once. The exit status is 128 plus the number of the signal. \

@@ -217,7 +217,8 @@ fn every_tenth<D: Dataset>(all: D) -> DataSplit<Subset<D>> {
 }
 
 fn open_text(file: &Path, window: usize, seed: u64) -> anyhow::Result<(Data, String)> {
-    let windows = TextWindows::open_bytes(file, window)?;
+    // The error begins with the file's name.
+    let windows = TextWindows::open_bytes(file, window).map_err(|error| anyhow::anyhow!("--data text:{error}"))?;
     let digest = digest::of_text(windows.bytes().unwrap_or_default());
     let count = windows.len();
     let (training, held_out) = windows.split(count - count / HELD_OUT_EVERY);
