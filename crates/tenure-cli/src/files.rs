@@ -11,6 +11,9 @@ use tenure::plan::{ReadOptions, Trace, TraceError};
 use crate::progress;
 use crate::values::TraceSource;
 
+/// The path that stands for standard input.
+const STANDARD_INPUT: &str = "-";
+
 /// The exit code for bad input, the same as clap's for bad usage.
 pub(crate) const BAD_INPUT: u8 = 2;
 
@@ -52,10 +55,11 @@ pub(crate) fn print_each(made: impl IntoIterator<Item = anyhow::Result<String>>)
 /// # Errors
 /// One line that names the file.
 pub(crate) fn read(path: &Path, source: &TraceSource) -> Result<Trace, TraceError> {
-    read_named(path, Trace::source_of(path), source)
+    read_named(path, source_of(path), source)
 }
 
-/// Reads the trace that `source` selects. A snapshot, which has no name of its own, is called `name`.
+/// Reads the trace that `source` selects, from standard input if the path is `-`. A snapshot, which has no name of its own,
+/// is called `name`.
 ///
 /// # Errors
 /// One line that names the file.
@@ -66,6 +70,11 @@ pub(crate) fn read_named(path: &Path, name: String, source: &TraceSource) -> Res
         complain(&format!("{}: {note}", path.display()));
     }
     Ok(trace)
+}
+
+/// Returns the name of the snapshot at `path`.
+fn source_of(path: &Path) -> String {
+    if path == STANDARD_INPUT { "stdin".into() } else { Trace::source_of(path) }
 }
 
 /// Returns a name for each file that no other file has: its own without the format's extension, after as many folders as
@@ -83,7 +92,7 @@ pub(crate) fn distinct_names(files: &[PathBuf]) -> Vec<String> {
 
 /// Returns the ends of a path without the format's extension, the shortest first, and then the whole path.
 fn suffixes(file: &Path) -> Vec<String> {
-    let mut name = Trace::source_of(file);
+    let mut name = source_of(file);
     let mut names = vec![name.clone()];
     for folder in file.parent().into_iter().flat_map(Path::components).rev() {
         if let Component::Normal(folder) = folder {
@@ -100,6 +109,9 @@ fn suffixes(file: &Path) -> Vec<String> {
 
 /// Reads the trace called `name`, with a progress bar.
 fn read_with_bar(path: &Path, name: &str, options: &ReadOptions) -> Result<Trace, TraceError> {
+    if path == STANDARD_INPUT {
+        return Trace::read_from(io::stdin().lock(), name, options);
+    }
     let file = File::open(path)?;
     let bar = progress::bytes(file.metadata()?.len(), format!("reading {name}"));
     Trace::read_from(bar.wrap_read(file), name, options)
@@ -151,9 +163,13 @@ fn show(made: anyhow::Result<String>) -> PrintOutcome {
 
 /// Prints one line on stderr, even if the message contains line breaks.
 pub(crate) fn complain(message: &str) {
-    let line: String = message.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
     // A failure to write to stderr cannot be reported.
-    let _ = writeln!(io::stderr(), "tenure: {line}");
+    let _ = writeln!(io::stderr(), "tenure: {}", on_one_line(message));
+}
+
+/// Returns a text without line breaks and other control characters.
+pub(crate) fn on_one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ Examples:
   tenure trace convert snapshot.pickle -o small.ttrace
   tenure trace convert small.ttrace -o for_memory_viz.pickle")]
 pub(crate) struct ConvertArgs {
-    /// A PyTorch memory snapshot or a compact trace
+    /// A PyTorch memory snapshot or a compact trace; - is standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// The file to write; its extension chooses the format: .ttrace, .pickle, .pickle.xz or .pickle.gz
@@ -39,6 +39,9 @@ pub(crate) fn run(args: &ConvertArgs) -> ExitCode {
         let trace = files::read(path, &args.source)?;
         if let Some(left_out) = trace.left_out_of(format) {
             files::complain(&format!("{}: {left_out}; convert to .pickle to keep them", target.display()));
+        }
+        for unread in trace.unread() {
+            files::complain(&format!("{}: left out, because they are not read: {unread}", target.display()));
         }
         output::write(target, |out| trace.write_to(out, format))?;
         let bytes = fs::metadata(target).map_err(|error| files::about(target, error))?.len();

@@ -32,7 +32,8 @@ Examples:
   tenure replay *.pickle.xz --allocator paged --repeat 3 --lag-us 10000 --json
   tenure replay snapshot.pickle --driver cuda --allocator paged")]
 pub(crate) struct ReplayArgs {
-    /// PyTorch memory snapshots (.pickle, also as .xz or .gz) or compact traces (.ttrace), detected by content
+    /// PyTorch memory snapshots (.pickle, also as .xz or .gz) or compact traces (.ttrace), detected by content; - is
+    /// standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The allocator to replay on

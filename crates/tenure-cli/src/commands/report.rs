@@ -28,7 +28,7 @@ Examples:
   tenure trace report snapshot.pickle -o report.html --svg comparison.svg
   tenure trace report snapshot.pickle --from 1000000 --to 1200000")]
 pub(crate) struct ReportArgs {
-    /// PyTorch memory snapshots or compact traces; each gets a page of its own
+    /// PyTorch memory snapshots or compact traces; each gets a page of its own; - is standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The file to write, if there is one FILE [default: FILE's name with .html, in the current directory; of files

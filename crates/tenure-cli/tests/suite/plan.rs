@@ -91,6 +91,18 @@ fn standard_input_and_pipes_are_read_and_the_capacity_has_a_unit() {
 }
 
 #[test]
+fn json_that_is_no_object_is_told_from_buffers() {
+    for json in ["[]", "null", "[1]", " \n[\n{}]", "1.5", "true\n"] {
+        let output = plan_of_input(&["-"], json);
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), ""), "{json}");
+        let said = text(&output.stderr);
+        assert!(said.contains("JSON but no problem") && said.contains("problem-format.md"), "{json}: {said}");
+    }
+    let output = plan_of_input(&["-"], "\"id\"");
+    assert!(text(&output.stderr).contains("column \"lower\" is missing"), "{}", text(&output.stderr));
+}
+
+#[test]
 fn buffers_and_problems_are_read_after_a_byte_order_mark_and_out_of_gzip() {
     let folder = here();
     let buffers = "id,lower,upper,size\r\na,0,3,8\r\n";

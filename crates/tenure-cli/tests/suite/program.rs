@@ -1,6 +1,7 @@
 //! The program, run as its users run it.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -247,6 +248,60 @@ fn a_conversion_says_what_it_leaves_out() {
     assert_eq!(stderr(&output).lines().count(), 1);
     let output = tenure(folder.path(), &["trace", "convert", &file, "-o", "a.pickle"]);
     assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn a_conversion_says_which_parts_were_not_read() {
+    let folder = here();
+    let snapshot = format!("(dVdevice_traces\n(l(l{}a(l{}asVhost_traces\n(l(las.", allocation(512), allocation(1024));
+    fs::write(folder.path().join("two.pickle"), snapshot).unwrap();
+    for target in ["one.pickle", "one.ttrace"] {
+        let args = ["trace", "convert", "two.pickle", "--device", "0", "-o", target];
+        let output = tenure(folder.path(), &args);
+        for part in ["devices: 1 (1 events, 0 segments)", "entries of the snapshot: 1 \"host_traces\""] {
+            let told = format!("tenure: {target}: left out, because they are not read: {part}");
+            assert!(stderr(&output).lines().any(|line| line == told), "{}", stderr(&output));
+        }
+    }
+}
+
+#[test]
+fn info_shows_the_holders_of_the_peak_and_failed_allocations_as_text() {
+    let output = tenure(here().path(), &["trace", "info", &format!("{PLAN_DATA}/out_of_memory.pickle")]);
+    let text = stdout(&output);
+    let held = text.lines().find(|line| line.ends_with("  forward /app/model.py:12")).unwrap();
+    assert!(held.contains("8.39 MB") && held.contains('%'), "{text}");
+    let failed = "event 9: 8.39 MB asked for, 1.05 MB free on the device, 4.19 MB in the largest free block";
+    assert!(text.lines().any(|line| line.ends_with(failed)), "{text}");
+}
+
+/// Runs the program with `input` in a pipe.
+fn tenure_of_input(folder: &Path, args: &[&str], input: &[u8]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    command.current_dir(folder).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn every_command_that_reads_traces_reads_standard_input() {
+    let folder = here();
+    let input = fs::read(format!("{PLAN_DATA}/out_of_memory.pickle")).unwrap();
+    for args in [
+        &["trace", "info", "-"][..],
+        &["replay", "-", "--allocator", "native"],
+        &["trace", "convert", "-", "-o", "a.ttrace"],
+        &["trace", "report", "-"],
+        &["plan", "-", "--fast-bytes", "50%", "--planner", "density"],
+    ] {
+        let output = tenure_of_input(folder.path(), args, &input);
+        assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+        assert!(!stdout(&output).is_empty(), "{args:?}");
+    }
+    assert_eq!(files(folder.path()), ["a.ttrace", "stdin.html"].map(PathBuf::from));
+    let output = tenure_of_input(folder.path(), &["trace", "info", "-"], b"");
+    assert_eq!(output.status.code(), Some(2));
 }
 
 #[test]

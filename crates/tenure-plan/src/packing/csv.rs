@@ -142,14 +142,14 @@ impl CsvHeader {
                 }
                 Column::End => buffer.end = number("upper", field)?,
                 Column::Size => buffer.size_bytes = number("size", field)?,
-                Column::Alignment => buffer.alignment = number("alignment", field)?,
+                Column::Alignment if !field.is_empty() => buffer.alignment = number("alignment", field)?,
                 Column::Offset if !field.is_empty() => buffer.offset = Some(number("offset", field)?),
                 Column::Gaps if !field.is_empty() => {
                     return Err("gaps in a lifetime are not planned for: without the gaps, the packing is valid too, \
                                 but may be higher"
                         .into());
                 }
-                Column::Offset | Column::Gaps | Column::Ignored => {}
+                Column::Alignment | Column::Offset | Column::Gaps | Column::Ignored => {}
             }
         }
         Ok(buffer)

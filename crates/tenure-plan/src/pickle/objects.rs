@@ -238,6 +238,18 @@ impl<'a, R: Copy> Dict<'a, R> {
         self.objects.record(value)
     }
 
+    /// Returns whether `value` says nothing: PyTorch writes `None`, an empty text or list, or `N/A`.
+    pub(crate) fn is_void(&self, value: Value) -> bool {
+        match value {
+            Value::None | Value::Unit => true,
+            Value::Str(text) => matches!(self.strings.resolve(text), "" | "N/A"),
+            value => {
+                self.objects.list(value).is_some_and(|list| list.appended == 0)
+                    || self.objects.entries(value).is_some_and(Vec::is_empty)
+            }
+        }
+    }
+
     pub(crate) fn strings(&self) -> &'a Strings {
         self.strings
     }

@@ -18,10 +18,13 @@ mod snapshot;
 mod snapshot_writer;
 mod stacks;
 mod summary;
+mod times;
+mod unread;
 mod validate;
 
 use std::io::{self, Read, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 pub use annotations::Annotation;
 pub(crate) use error::reserve;
@@ -34,6 +37,7 @@ pub(crate) use input::Input;
 pub use labels::{EventLabel, EventLabels, MemoryPool};
 pub use out_of_memory::OutOfMemory;
 pub use segments::{BlockState, SegmentTotals, SnapshotBlock, SnapshotSegment};
+use settings::OtherSetting;
 pub use settings::Settings;
 pub use stacks::{StackFrame, Stacks};
 pub use summary::{LiveBlock, SegmentCoverage, SizeClass, SizeClassSummary, Summary};
@@ -57,6 +61,11 @@ pub struct Trace {
     labels: EventLabels,
     annotations: Vec<Annotation>,
     segments: Vec<SnapshotSegment>,
+    /// The distinct tags of blocks in `segments`, an empty one first.
+    block_tags: Vec<Arc<str>>,
+    /// Settings of a snapshot that [`Settings`] lacks.
+    other_settings: Vec<(String, OtherSetting)>,
+    unread: Vec<String>,
 }
 
 impl Trace {
@@ -91,7 +100,7 @@ impl Trace {
             return Err(TraceError::NoTrace { reason });
         }
         settings.validate()?;
-        validate::order_times(&mut events);
+        times::order(&mut events);
         validate::check(&events, &additions.positions())?;
         let earlier_events = additions.earlier_events();
         Ok(Self {
@@ -105,6 +114,9 @@ impl Trace {
             labels: EventLabels::default(),
             annotations: Vec::new(),
             segments: Vec::new(),
+            block_tags: Vec::new(),
+            other_settings: Vec::new(),
+            unread: Vec::new(),
         })
     }
 
@@ -209,9 +221,22 @@ impl Trace {
         &self.segments
     }
 
+    /// Returns the tag that the program gave a block of [`segments`](Self::segments), if it gave one: PyTorch's
+    /// `user_metadata`.
+    pub fn block_tag(&self, block: &SnapshotBlock) -> Option<&str> {
+        let index = (block.tag as usize).checked_sub(1)?;
+        self.block_tags.get(index).map(|tag| &**tag)
+    }
+
+    /// Returns lines for the user: each names and counts parts of a kind that the snapshot has and that the reader did
+    /// not keep, so that no file in any format gets them.
+    pub fn unread(&self) -> &[String] {
+        &self.unread
+    }
+
     /// Returns whether the recorder had a clock: some event has a time.
     pub fn has_times(&self) -> bool {
-        summary::has_times(&self.events)
+        times::are_recorded(&self.events)
     }
 
     /// Returns a line for the user that names and counts the parts that a file in `format` cannot hold; `None` if it

@@ -9,7 +9,8 @@ use super::annotations::{Annotation, Stage};
 use super::labels::{DEFAULT_POOL, EventLabel, MemoryPool};
 use super::segments::{self, BlockState, SnapshotBlock, SnapshotSegment};
 use super::stacks::{StackFrame, Stacks};
-use super::{EventError, TraceAction, TraceError, TraceEvent, reserve};
+use super::unread::{DictKind, UnreadEntries};
+use super::{EventError, TraceAction, TraceError, TraceEvent, reserve, times};
 use crate::interner::Interner;
 use crate::pickle::{Dict, Fold, StringId, Strings, Value};
 
@@ -52,6 +53,8 @@ pub(super) struct Block {
     pub(super) state: BlockState,
     /// The stack under which it was allocated.
     pub(super) stack: u32,
+    /// The number of its tag; 0 if it has none.
+    pub(super) tag: u32,
 }
 
 /// The beginning or the end of an annotation.
@@ -78,6 +81,10 @@ pub(super) struct Records {
     pub(super) segments: Vec<Segment>,
     pub(super) blocks: Vec<Block>,
     pub(super) annotations: Vec<AnnotationRecord>,
+    /// The entries of dicts that are not kept.
+    pub(super) unread: UnreadEntries,
+    block_tags: Vec<StringId>,
+    block_tag_numbers: FxHashMap<StringId, u32>,
     /// The events at which the label changes, ascending, and the label from there on. Frees change none.
     pub(super) label_changes: Vec<(u32, u32)>,
     label_numbers: FxHashMap<LabelKey, u32>,
@@ -97,6 +104,8 @@ const LABEL_BYTES: usize = 2 * size_of::<LabelKey>() + size_of::<EventLabel>() +
 /// Bytes of an annotation's record, and of the annotation made of it.
 const ANNOTATION_BYTES: usize =
     size_of::<AnnotationRecord>() + size_of::<(u64, Stage, Arc<str>)>() + size_of::<Annotation>();
+/// Bytes of a block's tag in both tables.
+const TAG_BYTES: usize = 3 * size_of::<StringId>() + size_of::<Arc<str>>();
 const EVENT_BYTES: usize = size_of::<TraceEvent>() + size_of::<u32>();
 
 impl Records {
@@ -109,6 +118,9 @@ impl Records {
             segments: Vec::new(),
             blocks: Vec::new(),
             annotations: Vec::new(),
+            unread: UnreadEntries::default(),
+            block_tags: Vec::new(),
+            block_tag_numbers: FxHashMap::default(),
             label_changes: Vec::new(),
             label_numbers: FxHashMap::default(),
             labels: Vec::new(),
@@ -136,6 +148,19 @@ impl Records {
             pool,
         });
         [EventLabel::default()].into_iter().chain(labels).collect()
+    }
+
+    /// Returns the distinct tags of blocks, in the order of their numbers, which begin at 1.
+    pub(super) fn block_tags(&self, strings: &Strings) -> Vec<Arc<str>> {
+        self.block_tags.iter().map(|&tag| strings.share(tag)).collect()
+    }
+
+    fn block_tag(&mut self, tag: StringId) -> u32 {
+        *self.block_tag_numbers.entry(tag).or_insert_with(|| {
+            self.held_bytes += TAG_BYTES;
+            self.block_tags.push(tag);
+            self.block_tags.len() as u32
+        })
     }
 
     fn label(&mut self, label: LabelKey) {
@@ -172,6 +197,7 @@ impl Records {
     fn event(&mut self, dict: &Dict<'_, SnapshotRecord>, index: usize) -> Result<Option<SnapshotRecord>, TraceError> {
         let (mut action, mut address, mut bytes, mut stream, mut time_us) = (None, None, None, None, None);
         let (mut frames, mut tag, mut context, mut pool) = (None, None, None, None);
+        let mut has_others = false;
         for (key, value) in dict.iter() {
             match key {
                 "action" => action = Some(value),
@@ -184,7 +210,7 @@ impl Records {
                 "user_metadata" => tag = said(dict, value),
                 "compile_context" => context = said(dict, value),
                 "pool_id" => pool = pool_of(value),
-                _ => {}
+                _ => has_others = true,
             }
         }
         let Some(action) = action else { return Ok(None) };
@@ -202,12 +228,17 @@ impl Records {
                 bytes: field("size", bytes)?,
                 stream: StreamId(field("stream", stream)?),
                 // PyTorch before 2.2 had no clock.
-                time_us: time_us.map_or(Some(0), Value::as_time).ok_or(EventError::BadField("time_us"))?,
+                time_us: time_us
+                    .map_or(Some(times::MISSING_US), Value::as_time)
+                    .ok_or(EventError::BadField("time_us"))?,
             });
             self.stacks_of_events.push(stack_of(dict, frames));
             self.held_bytes += EVENT_BYTES;
             if !matches!(action, TraceAction::FreeRequested | TraceAction::FreeCompleted) {
                 self.label((tag, context, pool));
+            }
+            if has_others {
+                self.unread.add(DictKind::Event, dict);
             }
             Ok(SnapshotRecord::Event(self.events.len() as u32 - 1))
         };
@@ -225,6 +256,7 @@ impl Records {
             self.frames.push(frame);
             self.frames.len() as u32 - 1
         });
+        self.unread.add(DictKind::Frame, dict);
         Some(SnapshotRecord::Frame(number))
     }
 
@@ -244,6 +276,7 @@ impl Records {
             expandable: dict.find("is_expandable") == Some(Value::Bool(true)),
             pool: dict.find("segment_pool_id").and_then(pool_of).unwrap_or(DEFAULT_POOL),
         });
+        self.unread.add(DictKind::Segment, dict);
         self.held_bytes += size_of::<Segment>() + size_of::<SnapshotSegment>();
         Some(SnapshotRecord::Segment(self.segments.len() as u32 - 1))
     }
@@ -252,6 +285,7 @@ impl Records {
         let Value::Str(state) = dict.find("state")? else { return None };
         let field = |name| dict.find(name).and_then(Value::as_whole);
         let bytes = field("size")?;
+        let tag = dict.find("user_metadata").and_then(|tag| said(dict, tag)).map_or(0, |tag| self.block_tag(tag));
         self.blocks.push(Block {
             address: field("address"),
             bytes,
@@ -259,7 +293,9 @@ impl Records {
             requested_bytes: field("requested_size").unwrap_or(bytes),
             state: BlockState::from_name(dict.strings().resolve(state)),
             stack: stack_of(dict, dict.find("frames")),
+            tag,
         });
+        self.unread.add(DictKind::Block, dict);
         self.held_bytes += size_of::<Block>() + size_of::<SnapshotBlock>();
         Some(SnapshotRecord::Block(self.blocks.len() as u32 - 1))
     }
@@ -273,6 +309,7 @@ impl Records {
         };
         let device = dict.find("device").and_then(Value::as_u64);
         self.annotations.push(AnnotationRecord { name, stage, time_us, device });
+        self.unread.add(DictKind::Annotation, dict);
         self.held_bytes += ANNOTATION_BYTES;
         Some(SnapshotRecord::Annotation(self.annotations.len() as u32 - 1))
     }

@@ -68,7 +68,7 @@ pub(super) fn reconcile(
 impl TraceEvent {
     fn unmapping() -> Self {
         let action = TraceAction::SegmentUnmap;
-        Self { time_us: 0, address: 0, bytes: 0, stream: tenure_core::StreamId::NULL, action }
+        Self { time_us: super::times::MISSING_US, address: 0, bytes: 0, stream: tenure_core::StreamId::NULL, action }
     }
 }
 

@@ -44,6 +44,9 @@ pub struct SnapshotBlock {
     pub state: BlockState,
     /// The number of the stack that allocated it, as in [`SnapshotSegment::stack`].
     pub stack: u32,
+    /// The number of the program's tag, in the trace that [`block_tag`](super::Trace::block_tag) reads; 0 if there is
+    /// none.
+    pub tag: u32,
 }
 
 /// The state of a block in a snapshot.
@@ -205,7 +208,7 @@ impl SegmentState {
             add_free(&mut parts, next, start);
             let rounded = block.bytes.max(1).checked_next_multiple_of(ROUNDING).unwrap_or(u64::MAX);
             let bytes = rounded.min(limit - start);
-            parts.push(SnapshotBlock { address: start, bytes, requested_bytes: block.bytes, state, stack: 0 });
+            parts.push(SnapshotBlock { address: start, bytes, requested_bytes: block.bytes, state, stack: 0, tag: 0 });
             next = start + bytes;
         }
         add_free(&mut parts, next, end);
@@ -216,7 +219,8 @@ impl SegmentState {
 fn add_free(blocks: &mut Vec<SnapshotBlock>, start: u64, end: u64) {
     if end > start {
         let bytes = end - start;
-        blocks.push(SnapshotBlock { address: start, bytes, requested_bytes: 0, state: BlockState::Inactive, stack: 0 });
+        let state = BlockState::Inactive;
+        blocks.push(SnapshotBlock { address: start, bytes, requested_bytes: 0, state, stack: 0, tag: 0 });
     }
 }
 

@@ -1,5 +1,7 @@
 //! The allocator settings of a recorded program.
 
+use std::sync::Arc;
+
 use super::TraceError;
 
 /// The settings of PyTorch's allocator (`allocator_settings` of a snapshot), so that a replay can use the same.
@@ -30,6 +32,15 @@ impl Settings {
         }
         Err(TraceError::Snapshot { reason: format!("garbage_collection_threshold is {threshold}, not from 0 to 1") })
     }
+}
+
+/// The value of a setting that only a conversion needs.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum OtherSetting {
+    Flag(bool),
+    Integer(i64),
+    Float(f64),
+    Text(Arc<str>),
 }
 
 impl Default for Settings {

@@ -12,11 +12,19 @@ use super::history::{self, Additions};
 use super::labels::{self, EventLabels, PoolsAtEnd};
 use super::records::{Block, Records, Segment, SnapshotRecord};
 use super::segments::{SegmentTotals, SnapshotBlock, SnapshotSegment};
+use super::settings::OtherSetting;
+use super::times::{self, MISSING_US};
+use super::unread::{DictKind, UnreadEntries};
 use super::{EventError, Input, ReadOptions, Settings, Trace, TraceAction, TraceError, TraceEvent, summary};
-use crate::pickle::{Dict, Machine, Value, excerpt};
+use crate::pickle::{Dict, Machine, Strings, Value, excerpt};
 
 /// A key that marks the snapshots written by [`snapshot_writer`](super::snapshot_writer), which are complete.
 pub(super) const EARLIER_EVENTS: &str = "tenure_earlier_events";
+
+/// The most devices that a line names.
+const OTHER_DEVICES: usize = 16;
+/// The most settings that are kept only for a conversion.
+const OTHER_SETTINGS: usize = 256;
 
 /// Reads the device that `options` names.
 pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> Result<Trace, TraceError> {
@@ -36,9 +44,10 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
     if left_out.is_some() {
         return Err(not_a_snapshot("device_traces holds something that is not a list"));
     }
-    let settings = match root.find("allocator_settings") {
-        Some(settings) => read_settings(&machine, settings)?,
-        None => Settings::default(),
+    records.unread.add(DictKind::Snapshot, &root);
+    let (settings, other_settings) = match root.find("allocator_settings") {
+        Some(settings) => read_settings(&machine, settings, &mut records.unread)?,
+        None => (Settings::default(), Vec::new()),
     };
     let snapshot = Snapshot { machine: &machine, records: &records, root, traces: traces.collect(), segments };
     let Some((device, History { order, additions, mut notes }, peaks)) = snapshot.choose(options.device)? else {
@@ -46,6 +55,8 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
     };
     notes.extend(note_of_devices(device, &peaks));
     let annotations = snapshot.annotations(device as u64);
+    let unread = snapshot.other_devices(device).chain(records.unread.lines()).collect();
+    let block_tags = records.block_tags(machine.strings());
     let segments = of_device(snapshot.segments.unwrap_or_default(), Some(device as u32));
     let kept = stacks_of_kept_blocks(&segments, &order.of_all(&records.events));
     let pools = pools_at_end(&segments);
@@ -53,6 +64,7 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
     let labels = (records.has_labels() || pools.has_private())
         .then(|| (std::mem::take(&mut records.label_changes), records.labels(machine.strings())));
     let mut events = order.take(&mut records.events);
+    notes.extend(times::notes(&events));
     let mut stacks = order.take(&mut records.stacks_of_events);
     additions.add_to(&mut stacks, |event| match event.action {
         TraceAction::Alloc => kept.get(&event.address).copied().unwrap_or(0),
@@ -62,6 +74,7 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
     // Free this memory: the code below needs memory of its own.
     drop(machine);
     additions.add_to(&mut events, |event| event);
+    times::fill(&mut events);
     let trace = Trace::completed(name.into(), device as u32, settings, events, &additions)?;
     notes.extend(summary::note_of_coverage(&trace.events));
     let labels = labels.map_or_else(EventLabels::default, |(changes, labels)| {
@@ -69,7 +82,7 @@ pub(super) fn read(input: &mut Input<'_>, name: &str, options: &ReadOptions) -> 
         additions.add_to(&mut of_events, |_| labels::EMPTY);
         labels::complete(of_events, labels, pools, &trace.events)
     });
-    Ok(Trace { notes, stacks, labels, annotations, segments, ..trace })
+    Ok(Trace { notes, stacks, labels, annotations, segments, block_tags, other_settings, unread, ..trace })
 }
 
 /// Returns the segments of a pickle by `torch.cuda.memory.memory_snapshot()`, which is a list of them; `None` of another
@@ -130,10 +143,10 @@ fn snapshot_segment(
     let mut next = segment.address;
     for item in items {
         let Some(SnapshotRecord::Block(block)) = machine.record(item) else { return Err(wrong()) };
-        let &Block { address, bytes, requested_bytes, state, stack } = &records.blocks[block as usize];
+        let &Block { address, bytes, requested_bytes, state, stack, tag } = &records.blocks[block as usize];
         let address = address.unwrap_or(next);
         next = address.checked_add(bytes.max(requested_bytes)).ok_or_else(wrong)?.min(address.saturating_add(bytes));
-        blocks.push(SnapshotBlock { address, bytes, requested_bytes, state, stack });
+        blocks.push(SnapshotBlock { address, bytes, requested_bytes, state, stack, tag });
     }
     Ok(SnapshotSegment {
         device: segment.device,
@@ -154,9 +167,9 @@ fn live_at_end<'a>(segments: impl Iterator<Item = &'a SnapshotSegment>) -> Vec<T
     for segment in segments {
         let action = if segment.is_expandable { TraceAction::SegmentMap } else { TraceAction::SegmentAlloc };
         let &SnapshotSegment { address, bytes, stream, .. } = segment;
-        events.push(TraceEvent { time_us: 0, address, bytes, stream, action });
+        events.push(TraceEvent { time_us: MISSING_US, address, bytes, stream, action });
         events.extend(segment.blocks.iter().filter(|block| block.state.is_live()).map(|block| TraceEvent {
-            time_us: 0,
+            time_us: MISSING_US,
             address: block.address,
             bytes: block.requested_bytes,
             stream,
@@ -320,6 +333,24 @@ impl Snapshot<'_> {
         self.segments.iter().flatten().filter(move |segment| segment.device == device as u64)
     }
 
+    /// Returns a line that counts the events and segments of devices other than `device`, if they have any.
+    fn other_devices(&self, device: usize) -> impl Iterator<Item = String> {
+        let mut counts = BTreeMap::<u64, (usize, usize)>::new();
+        for (other, &trace) in self.traces.iter().enumerate() {
+            let events = self.machine.list(trace).map_or(0, |(events, _)| events.len());
+            counts.entry(other as u64).or_default().0 = events;
+        }
+        for segment in self.segments.iter().flatten() {
+            counts.entry(segment.device).or_default().1 += 1;
+        }
+        counts.retain(|&other, counts| other != device as u64 && *counts != (0, 0));
+        let named =
+            counts.iter().map(|(other, (events, segments))| format!("{other} ({events} events, {segments} segments)"));
+        let named: Vec<_> =
+            named.take(OTHER_DEVICES).chain((counts.len() > OTHER_DEVICES).then(|| "...".into())).collect();
+        (!named.is_empty()).then(|| format!("devices: {}", named.join(", "))).into_iter()
+    }
+
     /// Returns the annotations of `device`.
     fn annotations(&self, device: u64) -> Vec<Annotation> {
         let list = self.root.find("external_annotations").and_then(|list| self.machine.list(list));
@@ -411,9 +442,15 @@ fn note_of_skipped(skipped: &BTreeMap<&str, usize>) -> Option<String> {
     (count > 0).then(|| format!("{count} events skipped, whose actions a later PyTorch recorded: {names}"))
 }
 
-fn read_settings(machine: &Machine<SnapshotRecord>, value: Value) -> Result<Settings, TraceError> {
+/// Reads the settings that replays need, and those that only conversions keep.
+fn read_settings(
+    machine: &Machine<SnapshotRecord>,
+    value: Value,
+    unread: &mut UnreadEntries,
+) -> Result<(Settings, Vec<(String, OtherSetting)>), TraceError> {
     let dict = machine.dict(value).ok_or_else(|| not_a_snapshot("allocator_settings is not a dict"))?;
     let mut settings = Settings::default();
+    let mut others = Vec::new();
     for (key, value) in dict.iter() {
         let wrong = || not_a_snapshot(&format!("allocator_settings has a strange {key}"));
         match (key, value) {
@@ -445,10 +482,25 @@ fn read_settings(machine: &Machine<SnapshotRecord>, value: Value) -> Result<Sett
                 | "expandable_segments",
                 _,
             ) => return Err(wrong()),
-            _ => {}
+            (key, value) => match other_setting(dict.strings(), value) {
+                Some(value) if others.len() < OTHER_SETTINGS => others.push((key.to_owned(), value)),
+                Some(_) => unread.count(DictKind::Settings, key),
+                None if dict.is_void(value) => {}
+                None => unread.count(DictKind::Settings, key),
+            },
         }
     }
-    Ok(settings)
+    Ok((settings, others))
+}
+
+fn other_setting(strings: &Strings, value: Value) -> Option<OtherSetting> {
+    match value {
+        Value::Bool(on) => Some(OtherSetting::Flag(on)),
+        Value::Int(value) => Some(OtherSetting::Integer(value)),
+        Value::Float(value) => Some(OtherSetting::Float(value)),
+        Value::Str(text) => Some(OtherSetting::Text(strings.share(text))),
+        _ => None,
+    }
 }
 
 fn not_a_snapshot(reason: &str) -> TraceError {

@@ -8,6 +8,7 @@ use tenure_alloc::snapshot::pickle::PickleWriter;
 use super::annotations::Annotation;
 use super::labels::MemoryPool;
 use super::segments::SegmentState;
+use super::settings::OtherSetting;
 use super::snapshot::EARLIER_EVENTS;
 use super::{BlockState, Settings, SnapshotBlock, SnapshotSegment, Stacks, Trace, TraceAction};
 
@@ -22,7 +23,9 @@ pub(super) fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
     };
     writer.dict(|writer| {
         writer.text("segments")?;
-        writer.list(|writer| segments.iter().try_for_each(|segment| write_segment(writer, &mut stacks, segment)))?;
+        writer.list(|writer| {
+            segments.iter().try_for_each(|segment| write_segment(writer, &mut stacks, trace, segment))
+        })?;
         writer.text("device_traces")?;
         writer.list(|writer| {
             (0..trace.device).try_for_each(|_| writer.list(|_| Ok(())))?;
@@ -31,7 +34,7 @@ pub(super) fn write(trace: &Trace, out: impl Write) -> io::Result<()> {
             })
         })?;
         writer.text("allocator_settings")?;
-        writer.dict(|writer| write_settings(writer, &trace.settings))?;
+        writer.dict(|writer| write_settings(writer, &trace.settings, &trace.other_settings))?;
         writer.text("external_annotations")?;
         writer.list(|writer| {
             trace.annotations.iter().try_for_each(|annotation| write_annotation(writer, trace.device, annotation))
@@ -116,6 +119,7 @@ fn write_pool<W: Write>(writer: &mut PickleWriter<W>, key: &str, pool: MemoryPoo
 fn write_segment<W: Write>(
     writer: &mut PickleWriter<W>,
     stacks: &mut WrittenStacks<'_>,
+    trace: &Trace,
     segment: &SnapshotSegment,
 ) -> io::Result<()> {
     let sum = |bytes: fn(&SnapshotBlock) -> u64, is_counted: fn(BlockState) -> bool| {
@@ -135,13 +139,14 @@ fn write_segment<W: Write>(
         writer.flag(segment.is_expandable)?;
         stacks.write_entry(writer, segment.stack)?;
         writer.text("blocks")?;
-        writer.list(|writer| segment.blocks.iter().try_for_each(|block| write_block(writer, stacks, block)))
+        writer.list(|writer| segment.blocks.iter().try_for_each(|block| write_block(writer, stacks, trace, block)))
     })
 }
 
 fn write_block<W: Write>(
     writer: &mut PickleWriter<W>,
     stacks: &mut WrittenStacks<'_>,
+    trace: &Trace,
     block: &SnapshotBlock,
 ) -> io::Result<()> {
     writer.dict(|writer| {
@@ -149,6 +154,9 @@ fn write_block<W: Write>(
         writer.entry("size", block.bytes)?;
         writer.entry("requested_size", block.requested_bytes)?;
         writer.text_entry("state", block.state.name())?;
+        if let Some(tag) = trace.block_tag(block) {
+            writer.text_entry("user_metadata", tag)?;
+        }
         stacks.write_entry(writer, block.stack)
     })
 }
@@ -168,7 +176,11 @@ fn write_annotation<W: Write>(writer: &mut PickleWriter<W>, device: u32, annotat
     Ok(())
 }
 
-fn write_settings<W: Write>(writer: &mut PickleWriter<W>, settings: &Settings) -> io::Result<()> {
+fn write_settings<W: Write>(
+    writer: &mut PickleWriter<W>,
+    settings: &Settings,
+    others: &[(String, OtherSetting)],
+) -> io::Result<()> {
     writer.text_entry("PYTORCH_CUDA_ALLOC_CONF", &settings.conf)?;
     match settings.max_split_size_bytes {
         Some(bytes) => writer.entry("max_split_size", bytes)?,
@@ -178,6 +190,15 @@ fn write_settings<W: Write>(writer: &mut PickleWriter<W>, settings: &Settings) -
     writer.float(settings.garbage_collection_threshold)?;
     writer.text("expandable_segments")?;
     writer.flag(settings.expandable_segments)?;
+    for (key, value) in others {
+        writer.text(key)?;
+        match value {
+            OtherSetting::Flag(on) => writer.flag(*on)?,
+            OtherSetting::Integer(value) => writer.integer(*value)?,
+            OtherSetting::Float(value) => writer.float(*value)?,
+            OtherSetting::Text(text) => writer.text(text)?,
+        }
+    }
     writer.text("roundup_power2_divisions")?;
     writer.dict(|writer| {
         let intervals = settings.roundup_power2_divisions.iter().enumerate();

@@ -6,7 +6,7 @@ use std::fmt;
 use rustc_hash::FxHashMap;
 use tenure_core::StreamId;
 
-use super::{TraceAction, TraceEvent};
+use super::{TraceAction, TraceEvent, times};
 
 /// Counts and peaks of a trace, and the blocks live at the peak. Bytes are as requested, not rounded; a block is live
 /// until its free completes.
@@ -112,11 +112,6 @@ pub struct SizeClassSummary {
     pub live_at_peak_bytes: u64,
 }
 
-/// Returns whether the recorder had a clock: without one, every time is 0.
-pub(super) fn has_times(events: &[TraceEvent]) -> bool {
-    events.iter().any(|event| event.time_us > 0)
-}
-
 /// Summarizes a valid trace's events.
 pub(super) fn summarize(events: &[TraceEvent], earlier: usize) -> Summary {
     let mut summary = Summary { events: events.len() - earlier, ..Summary::default() };
@@ -158,7 +153,7 @@ pub(super) fn summarize(events: &[TraceEvent], earlier: usize) -> Summary {
     }
     summary.streams = streams.into_iter().collect();
     summary.live_at_end_bytes = live;
-    if let (Some(first), Some(last), true) = (events.first(), events.last(), has_times(events)) {
+    if let (Some(first), Some(last), true) = (events.first(), events.last(), times::are_recorded(events)) {
         summary.duration_us = Some(last.time_us - first.time_us);
     }
     if let Some(peak) = summary.peak_event {

@@ -4,15 +4,6 @@ use std::collections::BTreeMap;
 
 use super::{EventError, TraceAction, TraceError, TraceEvent};
 
-/// Raises every time to at least its predecessor's.
-pub(super) fn order_times(events: &mut [TraceEvent]) {
-    let mut latest = 0;
-    for event in events {
-        latest = event.time_us.max(latest);
-        event.time_us = latest;
-    }
-}
-
 /// Checks the events, starting from an empty device; returns an error for the first that is not valid after those
 /// before it.
 ///

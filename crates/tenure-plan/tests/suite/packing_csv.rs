@@ -76,6 +76,13 @@ fn fields_in_quotes_are_read_and_names_that_need_quotes_are_written_with_them() 
 }
 
 #[test]
+fn an_empty_alignment_or_offset_is_the_default() {
+    let problem = PackingProblem::from_csv(b"id,lower,upper,size,alignment,offset\na,0,3,4,,\nb,0,3,4,8,16\n").unwrap();
+    let read = problem.buffers().iter().map(|buffer| (buffer.alignment, buffer.offset));
+    assert_eq!(read.collect::<Vec<_>>(), [(1, None), (8, Some(16))]);
+}
+
+#[test]
 fn a_bad_line_is_named_with_what_is_wrong() {
     let columns = "the first line must name the columns id, lower, upper and size, and may name alignment and offset";
     let whole = "expected a whole number from 0 to 2^64 - 1";

@@ -161,6 +161,51 @@ fn a_conversion_keeps_stacks_labels_segments_and_annotations() {
 }
 
 #[test]
+fn a_conversion_keeps_tags_of_blocks_and_other_settings() {
+    let block = |tag: &str| format!("(dVsize\nI8\nsVstate\nVinactive\nsVuser_metadata\nV{tag}\nsa");
+    let blocks = ["weights", "", "weights"].map(block).concat();
+    let segment = format!("(dVdevice\nI0\nsVaddress\nI4096\nsVtotal_size\nI24\nsVblocks\n(l{blocks}sa");
+    let settings = "}Vthrow\nI01\nsVthreads\nI-3\nsVshare\nF0.5\nsVname\nVsome\nsVlisted\n(lI5\nasVempty\n(ls";
+    let mark = event("snapshot", "");
+    let bytes = format!("(dVdevice_traces\n(l(l{mark}asVsegments\n(l{segment}sVallocator_settings\n{settings}s.");
+    let trace = read(bytes.as_bytes()).unwrap();
+    assert_eq!(trace.unread(), ["entries of allocator_settings: 1 \"listed\""]);
+    let mut written = Vec::new();
+    trace.write_to(&mut written, Format::Pickle).unwrap();
+    let again = read(&written).unwrap();
+    for trace in [&trace, &again] {
+        let blocks = trace.segments().iter().flat_map(|segment| &segment.blocks);
+        let tags: Vec<_> = blocks.map(|block| trace.block_tag(block)).collect();
+        assert_eq!(tags, [Some("weights"), None, Some("weights")]);
+    }
+    for (key, value) in [("throw", &b"\x88"[..]), ("name", b"some"), ("share", &0.5_f64.to_be_bytes())] {
+        let after = written.windows(key.len()).position(|part| part == key.as_bytes()).unwrap() + key.len();
+        let found = written[after..after + 20].windows(value.len()).any(|part| part == value);
+        assert!(found, "{key}");
+    }
+    assert!(again.unread().is_empty());
+}
+
+#[test]
+fn parts_that_are_not_kept_are_counted_by_kind() {
+    let frame = "(dVname\nVf\nsVfilename\nVa.py\nsVline\nI1\nsVfx_node_name\nVadd\nsVforward_frames\n(lVg\nasa";
+    let allocation = |address: u64, more: &str| event("alloc", &format!("Vaddr\nI{address}\ns{more}"));
+    let first = allocation(512, &format!("Vframes\n(l{frame}{frame}sVgraph\nI7\nsVvoid\nN"));
+    let events = [first, allocation(1024, "")].concat().replace("Vvoid\nN", "Vvoid\nNs");
+    let traces = format!("(l(l{events}a(l{}a", event("snapshot", ""));
+    let bytes = snapshot_of(&format!("{traces}sVhost_traces\n(l(lasVversion\nN"));
+    assert_eq!(
+        read(&bytes).unwrap().unread(),
+        [
+            "devices: 1 (1 events, 0 segments)",
+            "entries of events: 1 \"graph\"",
+            "entries of frames: 2 \"forward_frames\", 2 \"fx_node_name\"",
+            "entries of the snapshot: 1 \"host_traces\"",
+        ]
+    );
+}
+
+#[test]
 fn a_trace_without_a_list_of_segments_is_written_with_those_of_its_events() {
     let at = |action, address, bytes| TraceEvent { time_us: 0, address, bytes, stream: StreamId(7), action };
     let events = vec![
@@ -207,6 +252,39 @@ fn times_may_be_floats_and_may_be_missing() {
         assert!(matches!(error, TraceError::Event { index: 0, reason: EventError::BadField("time_us") }), "{bad}");
     }
     assert!(!read(include_bytes!("../data/no_times.pickle")).unwrap().has_times());
+}
+
+#[test]
+fn an_event_without_a_time_takes_that_of_the_event_before_it() {
+    let timed = |time: u64| event("snapshot", &format!("Vtime_us\nI{time}\ns"));
+    let untimed = "(dVaction\nVsnapshot\nsVaddr\nI0\nsVsize\nI0\nsVstream\nI0\nsa";
+    let events = [untimed, untimed, &timed(1_700_000_000_000_000), untimed, &timed(1_700_000_000_000_009)].concat();
+    let other = [timed(3), timed(3)].concat();
+    let trace = read(&snapshot_of(&format!("(l(l{events}a(l{other}a"))).unwrap();
+    let times: Vec<_> = trace.events().iter().map(|event| event.time_us - 1_700_000_000_000_000).collect();
+    assert_eq!((trace.device(), times), (0, vec![0, 0, 0, 0, 9]));
+    assert_eq!(trace.summary().duration_us, Some(9));
+    assert_eq!(trace.notes(), ["3 of 5 events have no time: each counts as at the time of the event before it"]);
+}
+
+#[test]
+fn events_that_were_inferred_have_the_times_of_their_neighbours() {
+    let block = "(dVaddress\nI4096\nsVsize\nI8\nsVstate\nVinactive\nsa";
+    let segment = format!("(dVdevice\nI0\nsVaddress\nI4096\nsVtotal_size\nI8\nsVblocks\n(l{block}sa");
+    let allocation = "(dVaction\nValloc\nsVaddr\nI4096\nsVsize\nI8\nsVstream\nI0\nsVtime_us\nI70\nsa";
+    let bytes = format!("(dVsegments\n(l{segment}sVdevice_traces\n(l(l{allocation}as.");
+    let trace = read(bytes.as_bytes()).unwrap();
+    assert_eq!(trace.summary().duration_us, Some(0));
+    assert!(trace.events().len() > 1 && trace.events().iter().all(|event| event.time_us == 70));
+}
+
+#[test]
+fn times_that_run_backwards_are_told() {
+    let events = [9, 5, 7, 8].map(|time: u64| event("snapshot", &format!("Vtime_us\nI{time}\ns"))).concat();
+    let trace = read(&snapshot_of(&device(&events))).unwrap();
+    assert_eq!(trace.summary().duration_us, Some(0));
+    let [note] = trace.notes() else { panic!("one line") };
+    assert!(note.starts_with("times run backwards at 3 events, by up to 4 \u{b5}s"), "{note}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `tenure trace info`: summarizes a trace.
 
 mod facts;
+mod memory;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,7 +13,7 @@ use crate::files;
 use crate::table::table;
 use crate::values::TraceSource;
 
-/// Summarize a trace: counts, the peak, sizes
+/// Summarize a trace: counts, the peak and its holders, failed allocations, sizes
 #[derive(clap::Args)]
 #[command(after_help = "\
 A snapshot may have no history, such as a pickled torch.cuda.memory.memory_snapshot(). Then it shows the segments of one \
@@ -20,9 +21,11 @@ moment.
 
 Examples:
   tenure trace info snapshot.pickle.xz
-  tenure trace info rank*/snapshot.pickle --json")]
+  tenure trace info rank*/snapshot.pickle --json
+  zstd -dc snapshot.pickle.zst | tenure trace info -")]
 pub(crate) struct InfoArgs {
-    /// PyTorch memory snapshots (.pickle, also as .xz or .gz) or compact traces (.ttrace), detected by content
+    /// PyTorch memory snapshots (.pickle, also as .xz or .gz) or compact traces (.ttrace), detected by content; - is
+    /// standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Print one JSON object per line for each file; null is a figure that the file does not have
@@ -114,6 +117,7 @@ fn describe(trace: &Trace, summary: &Summary) -> String {
         ("reserved", reserved(summary)),
         ("out of memory", counted(summary.ooms, "time")),
     ];
+    facts.extend(memory::failures(trace));
     if summary.earlier_blocks > 0 {
         let blocks = counted(summary.earlier_blocks, "block");
         facts.push((
@@ -125,6 +129,7 @@ fn describe(trace: &Trace, summary: &Summary) -> String {
         facts.push(("settings", trace.settings().conf.clone()));
     }
     let facts = lines(&facts);
+    let holders = memory::holders(trace, summary);
     let classes: Vec<_> = summary
         .size_classes
         .iter()
@@ -138,7 +143,7 @@ fn describe(trace: &Trace, summary: &Summary) -> String {
         })
         .collect();
     let classes = table(&["  block size", "allocations", "allocated", "live at the peak"], &classes);
-    format!("{}\n{facts}\n{classes}\n", trace.source())
+    format!("{}\n{facts}{holders}\n{classes}\n", trace.source())
 }
 
 fn peak(trace: &Trace, summary: &Summary) -> String {

@@ -10,6 +10,7 @@ use std::io::{self, BufRead};
 use std::path::Path;
 use std::process::ExitCode;
 
+use serde::de::IgnoredAny;
 use tenure::plan::Problem;
 use tenure_core::user_files::{expect_no_utf_16, open_unpacked, without_mark};
 
@@ -70,6 +71,10 @@ enum Content {
     Buffers,
 }
 
+/// The error for JSON that is not an object.
+const OTHER_JSON: &str = "it is JSON but no problem: expected an object that begins with {, with kernels and tensors \
+                          (docs/reference/problem-format.md), or CSV of buffers";
+
 /// Returns the content of a file. Problems are JSON, and traces are not text. Skips a byte order mark, and decompresses
 /// what is compressed.
 fn content(path: &Path) -> io::Result<Content> {
@@ -92,6 +97,11 @@ fn content(path: &Path) -> io::Result<Content> {
         return Ok(match buffer[at] {
             _ if is_binary => Content::Trace,
             b'{' => Content::Problem,
+            b'[' => return Err(io::Error::other(OTHER_JSON)),
+            // A quoted text may begin a line of buffers.
+            byte if byte != b'"' && serde_json::from_slice::<IgnoredAny>(&buffer[at..]).is_ok() => {
+                return Err(io::Error::other(OTHER_JSON));
+            }
             _ => Content::Buffers,
         });
     }
