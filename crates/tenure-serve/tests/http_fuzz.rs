@@ -379,7 +379,7 @@ impl Case {
             }
             _ => panic!("a status that nothing has"),
         }
-        assert!(*status == 200 || self.expected != Expected::Right);
+        assert!(*status == 200 || self.expected != Expected::Right, "{status}: {}", answer.text());
         let may_fail = self.path.contains("/panics") || self.path.contains("/broken");
         assert!(*status != 500 || may_fail, "{}", answer.text());
     }

@@ -61,7 +61,7 @@ pub struct Trace {
     labels: EventLabels,
     annotations: Vec<Annotation>,
     segments: Vec<SnapshotSegment>,
-    /// The distinct tags of blocks in `segments`, an empty one first.
+    /// The distinct tags of blocks in `segments`, in the order of their numbers, which begin at 1.
     block_tags: Vec<Arc<str>>,
     /// Settings of a snapshot that [`Settings`] lacks.
     other_settings: Vec<(String, OtherSetting)>,

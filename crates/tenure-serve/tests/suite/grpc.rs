@@ -1,6 +1,7 @@
 //! Tests of the protocol over gRPC, with an HTTP/2 client.
 
 use std::collections::BTreeSet;
+use std::env;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::Ordering;
@@ -766,7 +767,22 @@ fn whatever_is_sent_the_server_answers_the_next() {
     let mut random = Random(7);
     let mut below = |limit: usize| (random.unit() * limit as f64) as usize;
     let mut codes = BTreeSet::new();
-    for case in 0..2000 {
+    let factor = env::var("TENURE_TEST_FACTOR").map_or(1, |factor| factor.parse::<usize>().unwrap());
+    let methods = [
+        "ModelInfer",
+        "ModelStreamInfer",
+        "ModelInfer",
+        "ModelStreamInfer",
+        "ModelConfig",
+        "ModelMetadata",
+        "ModelReady",
+        "ModelStatistics",
+        "RepositoryIndex",
+        "RepositoryModelLoad",
+        "SystemSharedMemoryRegister",
+        "SystemSharedMemoryStatus",
+    ];
+    for case in 0..2000 * factor {
         let mut bytes = right[case % 2].to_vec();
         for _ in 0..1 + below(3) {
             let at = below(bytes.len());
@@ -778,8 +794,7 @@ fn whatever_is_sent_the_server_answers_the_next() {
             }
         }
         let headers = [("grpc-encoding", ["identity", "gzip"][below(2)])];
-        let method = ["ModelInfer", "ModelStreamInfer"][below(2)];
-        let reply = client.send(method, &headers[..below(2)], bytes.into());
+        let reply = client.send(methods[below(methods.len())], &headers[..below(2)], bytes.into());
         assert_ne!(reply.code, INTERNAL, "{reply:?}");
         codes.insert(reply.code);
     }
