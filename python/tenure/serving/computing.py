@@ -48,6 +48,7 @@ class Computing:
         threading.Event().wait()
 
     def put(self, job: Callable[[], None]) -> None:
+        """Adds a job."""
         self._jobs.put(job)
 
     def yield_processors(self) -> None:
