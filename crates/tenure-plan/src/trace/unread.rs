@@ -35,7 +35,7 @@ impl DictKind {
         }
     }
 
-    /// Returns the keys that are read, or that the writer computes. Those of [`Self::Settings`] are all read.
+    /// Returns the keys that are read, or that the writer computes. All settings are read, or counted one by one.
     fn known(self) -> &'static [&'static str] {
         match self {
             Self::Event => &[
