@@ -5,7 +5,7 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 
-use tenure_agent::train::{TrainOptions, TrainProgress, train};
+use tenure_agent::train::{TrainEvent, TrainOptions, train};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -14,7 +14,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let options = TrainOptions { seed: seed.unwrap_or(TrainOptions::default().seed), ..TrainOptions::default() };
     let mut out = io::stdout();
     writeln!(out, "stage\tstep\tvalidation")?;
-    let trained = train(&options, &mut |point: &TrainProgress| {
+    let trained = train(&options, &mut |event| {
+        let TrainEvent::Point(point) = event else { return ControlFlow::Continue(()) };
         let written = writeln!(out, "{:?}\t{}\t{:.5}", point.stage, point.step, point.validation);
         if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;

@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use tenure_agent::Policy;
-use tenure_agent::train::{Stage, TrainOptions, TrainProgress, train};
+use tenure_agent::train::{Stage, TrainEvent, TrainOptions, TrainProgress, train};
 
 const SHORT: TrainOptions = TrainOptions { problems: 4, price_steps: 20, leaning_steps: 4, seed: 3 };
 
@@ -18,8 +18,10 @@ fn bytes(policy: &Policy) -> Vec<u8> {
 #[test]
 fn the_curve_shows_what_is_learned() {
     let mut told = Vec::new();
-    let trained = train(&SHORT, &mut |point: &TrainProgress| {
-        told.push(*point);
+    let trained = train(&SHORT, &mut |event| {
+        if let TrainEvent::Point(point) = event {
+            told.push(*point);
+        }
         ControlFlow::Continue(())
     });
     let trained = trained.unwrap();
@@ -36,12 +38,23 @@ fn the_curve_shows_what_is_learned() {
     assert_eq!(bytes(&again.policy), bytes(&trained.policy));
 }
 
+/// Trains until an event is the last, and returns the curve until then.
+fn curve_until(is_last: impl Fn(&TrainEvent<'_>) -> bool) -> Vec<TrainProgress> {
+    let mut has_ended = false;
+    let trained = train(&SHORT, &mut |event| {
+        assert!(!has_ended, "{event:?} came after the last event");
+        has_ended = is_last(&event);
+        if has_ended { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    trained.unwrap().curve
+}
+
 #[test]
 fn it_ends_when_it_is_told_to() {
-    let mut points = 0;
-    let trained = train(&SHORT, &mut |_| {
-        points += 1;
-        if points == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
-    assert_eq!(trained.unwrap().curve.len(), 3);
+    assert!(curve_until(|event| matches!(event, TrainEvent::Problem)).is_empty());
+    let second = |event: &TrainEvent<'_>| matches!(event, TrainEvent::Step { stage: Stage::Leanings, step: 2 });
+    let points = curve_until(second);
+    assert_eq!(points.last().map(|point| (point.stage, point.step)), Some((Stage::Leanings, 1)));
+    let third = |event: &TrainEvent<'_>| matches!(event, TrainEvent::Point(point) if point.step == 2);
+    assert_eq!(curve_until(third).len(), 3);
 }

@@ -10,7 +10,7 @@ use tenure_plan::{Rule, simulate};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{Tensor, autograd};
 
-use super::{Stage, TrainError, TrainOptions, TrainRun, make_lessons};
+use super::{Lessons, Stage, TrainError, TrainOptions, TrainRun};
 use crate::choices::{Choices, LEANINGS};
 use crate::policy::Policy;
 use crate::random::normal;
@@ -46,8 +46,7 @@ impl LeaningLesson {
 
 /// Trains the network of leanings. Returns whether the caller wants training to go on.
 pub(super) fn learn(run: &mut TrainRun<'_>, options: &TrainOptions) -> Result<ControlFlow<()>, TrainError> {
-    let policy = &run.policy;
-    let (validation, lessons) = make_lessons(options, |family, seed| {
+    let lessons = run.make_lessons(options, |policy, family, seed| {
         let problem = family.contended(seed)?;
         let capacity = problem.told.tiers()[0].capacity.unwrap_or(u64::MAX);
         let density = Rule::Density.place(&problem.told, capacity);
@@ -56,19 +55,20 @@ pub(super) fn learn(run: &mut TrainRun<'_>, options: &TrainOptions) -> Result<Co
         let choices = Choices::new(&problem.told, &decoder, policy)?;
         Ok(LeaningLesson { choices, density_ns, problem })
     })?;
+    let ControlFlow::Continue(Lessons { validation, training }) = lessons else { return Ok(ControlFlow::Break(())) };
     let steps = options.leaning_steps;
     let mut optimizer = Optimizer::new(run.policy.leanings.parameters(), LEARNING_RATE, Adam::w());
     let generator = Generator::new(options.seed);
     let mut step = 0;
     loop {
-        let next = run.record_point(Stage::Leanings, (step, steps), |policy| validate(policy, &validation))?;
+        let next = run.made_step(Stage::Leanings, (step, steps), |policy| validate(policy, &validation))?;
         if next.is_break() || step == steps {
             return Ok(next);
         }
         optimizer.set_lr_scale(1.0 - 0.9 * step as f64 / steps as f64);
         optimizer.zero_grad();
         for _ in 0..BATCH {
-            let lesson = &lessons[(generator.next_u64() % lessons.len() as u64) as usize];
+            let lesson = &training[(generator.next_u64() % training.len() as u64) as usize];
             loss(&run.policy, lesson, &generator)?.backward()?;
         }
         clip_grad_norm(&run.policy.parameters(), 1.0)?;

@@ -62,6 +62,22 @@ pub struct TrainProgress {
     pub validation: f64,
 }
 
+/// What [`train`] has just done.
+#[derive(Clone, Copy, Debug)]
+pub enum TrainEvent<'a> {
+    /// It made a problem to train on.
+    Problem,
+    /// It made a step.
+    Step {
+        /// The stage.
+        stage: Stage,
+        /// The number of steps made in the stage.
+        step: u64,
+    },
+    /// It validated the policy.
+    Point(&'a TrainProgress),
+}
+
 /// The result of training.
 pub struct Trained {
     /// The trained policy.
@@ -93,14 +109,14 @@ const TRAINED_PER_VALIDATED: u64 = 30;
 /// The number of points of the curve in a stage.
 const POINTS: u64 = 20;
 
-/// Trains a policy. `watch` gets each point of the curve and decides whether to go on. If it stops training, the policy
-/// so far is returned.
+/// Trains a policy. `watch` learns of each event and decides whether to go on. If it stops training, the policy so far is
+/// returned.
 ///
 /// # Errors
 /// [`TrainError`].
 pub fn train(
     options: &TrainOptions,
-    watch: &mut dyn FnMut(&TrainProgress) -> ControlFlow<()>,
+    watch: &mut dyn FnMut(TrainEvent<'_>) -> ControlFlow<()>,
 ) -> Result<Trained, TrainError> {
     let mut run = TrainRun { policy: Policy::new(options.seed)?, curve: Vec::new(), watch };
     if prices::learn(&mut run, options)?.is_continue() {
@@ -109,41 +125,56 @@ pub fn train(
     Ok(Trained { policy: run.policy, curve: run.curve })
 }
 
+/// The problems of a stage.
+struct Lessons<T> {
+    validation: Vec<T>,
+    training: Vec<T>,
+}
+
 /// The state of a training run.
 struct TrainRun<'a> {
     policy: Policy,
     curve: Vec<TrainProgress>,
-    watch: &'a mut dyn FnMut(&TrainProgress) -> ControlFlow<()>,
+    watch: &'a mut dyn FnMut(TrainEvent<'_>) -> ControlFlow<()>,
 }
 
 impl TrainRun<'_> {
-    /// Validates the policy, adds a point to the curve and passes it to the caller, if one is due after `step` steps.
+    /// Reports that `step` of `steps` were made. If a point of the curve is due, validates the policy and adds the point.
     /// Returns whether to go on.
-    fn record_point(
+    fn made_step(
         &mut self,
         stage: Stage,
         (step, steps): (u64, u64),
         validate: impl FnOnce(&Policy) -> Result<f64, TrainError>,
     ) -> Result<ControlFlow<()>, TrainError> {
+        if (self.watch)(TrainEvent::Step { stage, step }).is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
         if step % steps.div_ceil(POINTS).max(1) != 0 && step != steps {
             return Ok(ControlFlow::Continue(()));
         }
         let point = TrainProgress { stage, step, steps, validation: validate(&self.policy)? };
         self.curve.push(point);
-        Ok((self.watch)(&point))
+        Ok((self.watch)(TrainEvent::Point(&point)))
     }
-}
 
-/// Makes problems of all families in turn. Returns those for validation and those for training.
-fn make_lessons<T>(
-    options: &TrainOptions,
-    make: impl Fn(Family, u64) -> Result<T, TrainError>,
-) -> Result<(Vec<T>, Vec<T>), TrainError> {
-    let seeds = Generator::new(options.seed);
-    let trained = options.problems.max(1);
-    let validated = trained.div_ceil(TRAINED_PER_VALIDATED);
-    let mut make =
-        (0..validated + trained).map(|number| make(Family::ALL[number as usize % Family::ALL.len()], seeds.next_u64()));
-    let validation = make.by_ref().take(validated as usize).collect::<Result<_, _>>()?;
-    Ok((validation, make.collect::<Result<_, _>>()?))
+    /// Makes problems of all families in turn, unless the caller stops it.
+    fn make_lessons<T>(
+        &mut self,
+        options: &TrainOptions,
+        make: impl Fn(&Policy, Family, u64) -> Result<T, TrainError>,
+    ) -> Result<ControlFlow<(), Lessons<T>>, TrainError> {
+        let seeds = Generator::new(options.seed);
+        let trained = options.problems.max(1);
+        let validated = trained.div_ceil(TRAINED_PER_VALIDATED);
+        let mut lessons = Vec::new();
+        for family in (0..validated + trained).map(|number| Family::ALL[number as usize % Family::ALL.len()]) {
+            lessons.push(make(&self.policy, family, seeds.next_u64())?);
+            if (self.watch)(TrainEvent::Problem).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        let training = lessons.split_off(validated as usize);
+        Ok(ControlFlow::Continue(Lessons { validation: lessons, training }))
+    }
 }

@@ -9,7 +9,7 @@ use tenure_tensor::ops::cat;
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Tensor};
 
-use super::{Stage, TrainError, TrainOptions, TrainRun, make_lessons};
+use super::{Lessons, Stage, TrainError, TrainOptions, TrainRun};
 use crate::market::{Buyer, Market};
 use crate::marl::ROUNDS;
 use crate::play::Play;
@@ -37,23 +37,24 @@ impl PriceLesson {
 
 /// Trains the network of prices. Returns whether the caller wants training to go on.
 pub(super) fn learn(run: &mut TrainRun<'_>, options: &TrainOptions) -> Result<ControlFlow<()>, TrainError> {
-    let (validation, lessons) = make_lessons(options, |family, seed| {
+    let lessons = run.make_lessons(options, |_, family, seed| {
         let mut lesson = PriceLesson { problem: family.fixed(seed)?, bound: 1.0 };
         lesson.bound = lowest_bound(&lesson.market());
         Ok(lesson)
     })?;
+    let ControlFlow::Continue(Lessons { validation, training }) = lessons else { return Ok(ControlFlow::Break(())) };
     let steps = options.price_steps;
     let mut optimizer = Optimizer::new(run.policy.parameters(), LEARNING_RATE, Adam::default());
     let generator = Generator::new(options.seed);
     let mut step = 0;
     loop {
-        let next = run.record_point(Stage::Prices, (step, steps), |policy| validate(policy, &validation))?;
+        let next = run.made_step(Stage::Prices, (step, steps), |policy| validate(policy, &validation))?;
         if next.is_break() || step == steps {
             return Ok(next);
         }
         optimizer.set_lr_scale(1.0 - 0.9 * step as f64 / steps as f64);
         optimizer.zero_grad();
-        let lesson = &lessons[(generator.next_u64() % lessons.len() as u64) as usize];
+        let lesson = &training[(generator.next_u64() % training.len() as u64) as usize];
         let market = lesson.market();
         let mut play = Play::new(&market);
         for _ in 0..ROUNDS {

@@ -427,3 +427,27 @@ fn an_interruption_answers_with_the_best_so_far() {
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(answer["height"].as_u64() > answer["lower_bound"].as_u64(), "{answer}");
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupted_training_writes_a_policy_that_has_learned() {
+    let folder = here();
+    let path = folder.path();
+    // A billion problems take days to make. Steps of so few problems begin at once.
+    for (problems, is_written) in [("1000000000", false), ("1", true)] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tenure"))
+            .current_dir(path)
+            .args(["plan", "train", "-o", "policy", "--problems", problems, "--price-steps", "1000000000", "--json"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        wait_until_it_computes(&mut child);
+        let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+        assert!(killed.success());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(143));
+        assert_eq!(path.join("policy").exists(), is_written, "{}", text(&output.stderr));
+        assert_eq!(!output.stdout.is_empty(), is_written);
+    }
+}

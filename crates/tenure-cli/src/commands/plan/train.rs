@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use serde::Serialize;
-use tenure::agent::train::{Stage, TrainOptions, TrainProgress, Trained, train};
+use tenure::agent::train::{Stage, TrainEvent, TrainOptions, TrainProgress, Trained, train};
 use tenure::report::LearningReport;
 use tenure::units::{Count, Micros};
 
@@ -18,7 +18,7 @@ First the policy learns prices of room, which place tensors that stay where they
 tensors that may move or be recomputed. The same options give the same policy. The default takes one to two minutes \
 on two processors.
 
-Ctrl-C ends the training and writes the policy learned until then.
+Ctrl-C ends the training and writes what was learned until then. Before the first step it writes nothing.
 
 --json prints policy, seconds, and the learning curve: stage (prices or leanings), step, and validation on problems \
 that were not trained on: for prices, the best known bound divided by theirs; for leanings, the factor by which a \
@@ -82,13 +82,22 @@ fn learn(args: &PlanTrainArgs) -> anyhow::Result<String> {
     let begun = Instant::now();
     let bar = progress::steps(0, price_steps + leaning_steps);
     let options = TrainOptions { problems, price_steps, leaning_steps, seed };
-    let Trained { policy, curve } = train(&options, &mut |point| {
-        let before = if point.stage == Stage::Prices { 0 } else { price_steps };
-        bar.set_position(before + point.step);
-        bar.set_message(describe(point));
+    let mut made = 0;
+    let Trained { policy, curve } = train(&options, &mut |event| {
+        match event {
+            TrainEvent::Problem => {}
+            TrainEvent::Step { stage: Stage::Prices, step } => made = step,
+            TrainEvent::Step { stage: Stage::Leanings, step } => made = price_steps + step,
+            TrainEvent::Point(point) => bar.set_message(describe(point)),
+        }
+        bar.set_position(made);
         signals::going_on()
     })?;
     bar.finish_and_clear();
+    if signals::was_received() && made == 0 {
+        files::complain(&format!("{}: it was not written, as no step was made yet", args.output.display()));
+        return Ok(String::new());
+    }
     policy.write(&args.output)?;
     let elapsed = begun.elapsed();
     let facts = facts(&options, &curve, elapsed.as_secs_f64());
