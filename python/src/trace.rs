@@ -77,14 +77,16 @@ impl Trace {
         })
     }
 
-    /// Writes the trace to a file, in the format that the extension of its name says.
-    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+    /// Writes the trace to a file, in the format that the extension of its name says. Returns lines on what the file
+    /// lacks.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<Vec<String>> {
         let format = Format::from_path(&path).ok_or_else(|| {
             let known = Format::ALL.map(Format::extension).join(", ");
             let path = path.display();
             PyValueError::new_err(format!("{path}: the name does not say the format: it must end in one of {known}"))
         })?;
-        py.detach(|| self.0.write(&path, format)).map_err(exception)
+        py.detach(|| self.0.write(&path, format)).map_err(exception)?;
+        Ok(self.0.left_out_of(format))
     }
 
     /// Replays the trace on one allocator. Returns the outcome as JSON.

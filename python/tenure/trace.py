@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -224,8 +225,14 @@ class Trace:
             The name has no known extension.
         tenure.TraceError
             The file cannot be written.
+
+        Warns
+        -----
+        UserWarning
+            The file lacks what its format cannot hold, or what `load` did not keep of the snapshot.
         """
-        self._native.save(os.fsdecode(path))
+        for left_out in self._native.save(os.fsdecode(path)):
+            warnings.warn(f"{os.fsdecode(path)}: {left_out}", stacklevel=2)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,14 @@ def test_what_is_saved_is_loaded(sample: Path, tmp_path: Path, name: str) -> Non
     assert again._native.events() == trace._native.events()
 
 
+def test_a_file_that_lacks_something_is_warned_of(tmp_path: Path) -> None:
+    snapshot = Path(__file__).parents[2] / "crates/tenure-plan/tests/data/with_stack.pickle"
+    trace = tenure.trace.load(snapshot)
+    trace.save(tmp_path / "a.pickle")
+    with pytest.warns(UserWarning, match=r"a\.ttrace: .* it lacks 1 call stacks, 1 segments"):
+        trace.save(tmp_path / "a.ttrace")
+
+
 def test_the_format_is_told_by_the_content(sample: Path, tmp_path: Path) -> None:
     path = tmp_path / "snapshot"
     path.write_bytes(gzip.compress(lzma.decompress(sample.read_bytes())))

@@ -37,11 +37,8 @@ pub(crate) fn run(args: &ConvertArgs) -> ExitCode {
         })?;
         output::keep_input(target, path)?;
         let trace = files::read(path, &args.source)?;
-        if let Some(left_out) = trace.left_out_of(format) {
-            files::complain(&format!("{}: {left_out}; convert to .pickle to keep them", target.display()));
-        }
-        for unread in trace.unread() {
-            files::complain(&format!("{}: left out, because they are not read: {unread}", target.display()));
+        for left_out in trace.left_out_of(format) {
+            files::complain(&format!("{}: {left_out}", target.display()));
         }
         output::write(target, |out| trace.write_to(out, format))?;
         let bytes = fs::metadata(target).map_err(|error| files::about(target, error))?.len();

@@ -130,5 +130,7 @@ pub(super) fn left_out(trace: &Trace, format: Format) -> Option<String> {
     ];
     let parts = parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}"));
     let parts = parts.collect::<Vec<_>>().join(", ");
-    (!parts.is_empty()).then(|| format!("a {} file holds events only, so it lacks {parts}", format.extension()))
+    let extension = format.extension();
+    (!parts.is_empty())
+        .then(|| format!("a {extension} file holds events only, so it lacks {parts}; a .pickle keeps them"))
 }

@@ -228,21 +228,16 @@ impl Trace {
         self.block_tags.get(index).map(|tag| &**tag)
     }
 
-    /// Returns lines for the user: each names and counts parts of a kind that the snapshot has and that the reader did
-    /// not keep, so that no file in any format gets them.
-    pub fn unread(&self) -> &[String] {
-        &self.unread
-    }
-
     /// Returns whether the recorder had a clock: some event has a time.
     pub fn has_times(&self) -> bool {
         times::are_recorded(&self.events)
     }
 
-    /// Returns a line for the user that names and counts the parts that a file in `format` cannot hold; `None` if it
-    /// holds everything.
-    pub fn left_out_of(&self, format: Format) -> Option<String> {
-        file::left_out(self, format)
+    /// Returns lines for the user that name and count the parts which a file in `format` lacks: those that the format
+    /// cannot hold, and those that the reader does not keep.
+    pub fn left_out_of(&self, format: Format) -> Vec<String> {
+        let unread = self.unread.iter().map(|part| format!("left out, because they are not read: {part}"));
+        file::left_out(self, format).into_iter().chain(unread).collect()
     }
 
     /// Computes counts, peaks, and the blocks live at the peak.
