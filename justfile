@@ -158,6 +158,7 @@ operations: venv
 lint:
     cargo fmt --all --check
     cargo fmt --manifest-path fuzz/Cargo.toml --check
+    for lock in fuzz bench/cpu bench/gpu; do cargo update --quiet --workspace --locked --manifest-path $lock/Cargo.toml || exit 1; done
     scripts/clocks
     scripts/prose
     scripts/idioms
