@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import pathlib
-import re
 import resource
 import socket
 import ssl
@@ -20,24 +19,10 @@ import subprocess
 import tempfile
 import time
 
+from server import serving, write_models
+
 #: The first bytes of a TLS handshake: the head of a record of 512 bytes, of which the first follow.
 HALF_HELLO = bytes([22, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3])
-
-
-@contextlib.contextmanager
-def serving(command: list):
-    """Starts a server, and yields its port."""
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        for line in server.stdout:
-            if found := re.search(r"127\.0\.0\.1:(\d+)", line):
-                yield int(found[1])
-                break
-        else:
-            raise SystemExit("the server does not start")
-    finally:
-        server.terminate()
-        server.wait()
 
 
 def silent(port: int, count: int, addresses: int, sent: bytes) -> list[socket.socket]:
@@ -91,16 +76,15 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as temporary:
         models, key, certificate = (pathlib.Path(temporary) / name for name in ("models", "key.pem", "certificate.pem"))
-        subprocess.run([args.tenure, "models", "init", models], check=True, stdout=subprocess.DEVNULL)
+        write_models(args.tenure, models)
         command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
         command += ["-keyout", key, "-out", certificate, "-days", "1", "-subj", "/CN=localhost"]
         subprocess.run(command, check=True, capture_output=True)
-        serve = [args.tenure, "serve", models, "--listen", "127.0.0.1:0"]
-        with serving(serve) as port:
+        with serving(args.tenure, models) as port:
             idle = measure(port, args, 2000, b"", None)
         secure = ssl.create_default_context()
         secure.check_hostname, secure.verify_mode = False, ssl.CERT_NONE
-        with serving([*serve, "--tls-cert", certificate, "--tls-key", key]) as port:
+        with serving(args.tenure, models, "--tls-cert", certificate, "--tls-key", key) as port:
             half_open = measure(port, args, 1000, HALF_HELLO, secure)
     figures = {"idle": idle, "half_open_tls": half_open}
     print(json.dumps(figures, indent=None if args.json else 2))

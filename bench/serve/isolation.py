@@ -9,18 +9,16 @@ be at most 2. Needs the program, and a Python with Tenure's package and PyTorch:
 """
 
 import argparse
-import contextlib
 import json
 import multiprocessing
-import os
 import pathlib
-import re
-import subprocess
 import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
+
+from server import serving, write_models
 
 SLEEPER = """
 import time
@@ -84,30 +82,11 @@ def tensor(name: str, datatype: str, shape: list[int], value: float) -> dict:
     return {"name": name, "datatype": datatype, "shape": shape, "data": [value] * count}
 
 
-def write_models(tenure: pathlib.Path, folder: pathlib.Path) -> None:
-    subprocess.run([tenure, "models", "init", folder], check=True, stdout=subprocess.DEVNULL)
+def write_neighbours(folder: pathlib.Path) -> None:
     for name, code in {"sleeper": SLEEPER, "greedy": GREEDY}.items():
         (folder / name).mkdir()
         (folder / name / "model.py").write_text(code)
         (folder / name / "config.toml").write_text(CONFIG)
-
-
-@contextlib.contextmanager
-def serving(tenure: pathlib.Path, python: str, folder: pathlib.Path):
-    """Serves the models, and yields the address."""
-    command = [tenure, "serve", folder, "--listen", "127.0.0.1:0", "--python", python]
-    environment = os.environ | {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
-    try:
-        address = None
-        for line in server.stdout:
-            if found := re.search(r"127\.0\.0\.1:\d+", line):
-                address = found[0]
-                break
-        yield address
-    finally:
-        server.terminate()
-        server.wait()
 
 
 def wait_until_ready(address: str) -> None:
@@ -163,13 +142,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tenure", type=pathlib.Path, default="target/release/tenure")
     parser.add_argument("--python", default="python3", help="a Python with tenure and torch")
+    parser.add_argument("--processors", help="the server's processors, such as 0,1 (default: all)")
     parser.add_argument("--requests", type=int, default=500, help="measured requests (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="the figures, as JSON")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary) / "models"
         write_models(args.tenure, folder)
-        with serving(args.tenure, args.python, folder) as address:
+        write_neighbours(folder)
+        options = ("--python", args.python)
+        with serving(args.tenure, folder, *options, processors=args.processors, OMP_NUM_THREADS="1") as port:
+            address = f"127.0.0.1:{port}"
             wait_until_ready(address)
             latencies(address, 50)
             alone = latencies(address, args.requests)

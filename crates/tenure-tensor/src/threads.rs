@@ -4,6 +4,7 @@
 //! results in their order. So results have the same bits for any number of threads. A part allocates for the caller's
 //! purpose and from the caller's allocator; the allocations of all parts share one key.
 
+use std::env;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
@@ -13,10 +14,18 @@ use tenure_core::{Context, Unforked};
 
 use crate::{Result, TensorError};
 
-static POOL: LazyLock<Unforked<Arc<WorkerPool>>> = LazyLock::new(|| {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    Unforked::new(Arc::new(WorkerPool::of_at_most(threads)))
-});
+static POOL: LazyLock<Unforked<Arc<WorkerPool>>> =
+    LazyLock::new(|| Unforked::new(Arc::new(WorkerPool::of_at_most(default_threads()))));
+
+/// The most threads that compute: more would only get in each other's way, for minutes.
+const MOST: usize = 1024;
+
+/// Returns the number that the environment states as for PyTorch, or else the number of processors.
+fn default_threads() -> usize {
+    let stated = env::var("OMP_NUM_THREADS").ok().and_then(|number| number.trim().parse().ok());
+    let stated = stated.filter(|number| (1..=MOST).contains(number));
+    stated.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
 
 struct WorkerPool {
     threads: usize,
@@ -68,7 +77,7 @@ impl WorkerPool {
     }
 }
 
-/// Returns the number of threads that compute. Default: as many as the process may run at once.
+/// Returns the number of threads that compute. Default: `OMP_NUM_THREADS`, or as many as the process may run at once.
 pub fn threads() -> usize {
     POOL.lock().threads
 }
@@ -78,8 +87,6 @@ pub fn threads() -> usize {
 /// # Errors
 /// The number is not from 1 to 1024, or the system cannot start that many threads.
 pub fn set_threads(threads: usize) -> Result<()> {
-    /// More threads would only get in each other's way, for minutes.
-    const MOST: usize = 1024;
     if !(1..=MOST).contains(&threads) {
         let reason = format!("1 to {MOST} threads can compute, got {threads}: take as many as there are processors");
         return Err(TensorError::argument("set_threads", reason));

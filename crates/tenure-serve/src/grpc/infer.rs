@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::calls::Call;
-use super::convert::{self, Form, decode, infer_request, said};
+use super::convert::{self, decode, infer_request, said};
 use super::messages::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use super::status;
 use super::wire::{Outgoing, frame};
@@ -23,9 +23,10 @@ impl Call<'_> {
     pub(super) async fn infer(&mut self) -> Result<Bytes, ServeError> {
         let mut ending = Ending::new(self.shared.service.metrics(), self.arrived);
         let answer = async {
-            let message = self.incoming.only(&mut self.share).await?;
+            let mut share = self.shared.share();
+            let message = self.incoming.only(&mut share).await?;
             let asked = self.asked(self.arrived, self.limit);
-            asked.answer(message, &mut self.share, &mut ending.model, |answer| frame(&answer)).await
+            asked.answer(message, share, &mut ending.model, |answer| frame(&answer)).await
         };
         let answer = answer.await;
         ending.of(&answer);
@@ -35,11 +36,10 @@ impl Call<'_> {
     /// Answers one message after the other. An error in one message does not end the others.
     pub(super) async fn stream(mut self, mut outgoing: Outgoing) -> io::Result<()> {
         loop {
-            // The share of the previous message is free again.
-            self.share = self.shared.share();
+            let mut share = self.shared.share();
             let message = tokio::select! {
                 () = outgoing.cancelled() => return Ok(()),
-                message = self.incoming.next(&mut self.share) => message,
+                message = self.incoming.next(&mut share) => message,
             };
             let message = match message {
                 Ok(Some(message)) => message,
@@ -51,7 +51,7 @@ impl Call<'_> {
             let mut event = RequestEvent::new(record.clone());
             let answer = tokio::select! {
                 () = outgoing.cancelled() => return Ok(()),
-                answer = record.scope(guarded(self.streamed(message))) => answer,
+                answer = record.scope(guarded(self.streamed(message, share))) => answer,
             };
             let outcome = answer.as_ref().map_or_else(ServeError::outcome, |_| RequestOutcome::Answered);
             let bytes_out = answer.as_ref().ok().map(|answer| answer.len() as u64);
@@ -67,14 +67,14 @@ impl Call<'_> {
         }
     }
 
-    async fn streamed(&mut self, message: Bytes) -> Result<Bytes, ServeError> {
+    async fn streamed(&mut self, message: Bytes, share: BodyShare) -> Result<Bytes, ServeError> {
         let arrived = Instant::now();
         let mut ending = Ending::new(self.shared.service.metrics(), arrived);
         let limit = self.limit.map(|limit| (self.arrived + limit).saturating_duration_since(arrived));
         let asked = self.asked(arrived, limit);
         let in_stream =
             |answer| frame(&ModelStreamInferResponse { error_message: String::new(), infer_response: Some(answer) });
-        let answer = asked.answer(message, &mut self.share, &mut ending.model, in_stream).await;
+        let answer = asked.answer(message, share, &mut ending.model, in_stream).await;
         ending.of(&answer);
         answer
     }
@@ -100,22 +100,25 @@ impl Asked<'_> {
     async fn answer(
         &self,
         message: Bytes,
-        share: &mut BodyShare,
+        mut share: BodyShare,
         known: &mut String,
         frame: impl FnOnce(ModelInferResponse) -> Result<Bytes, ServeError> + Send + 'static,
     ) -> Result<Bytes, ServeError> {
         let bytes = message.len();
-        let counted = aside(bytes, move || Ok((convert::decoded_bytes(&message)?, message)));
-        let (more, message) = counted.await?;
-        share.grow(bytes.saturating_add(more))?;
-        let message: ModelInferRequest = aside(bytes, move || decode(message)).await?;
-        let metadata =
-            self.shared.service.metadata(&message.model_name, said(message.model_version.clone()).as_deref())?;
-        known.clone_from(&message.model_name);
-        let (mut request, form): (_, Form) = aside(bytes, move || infer_request(message)).await?;
+        let decoded = aside(bytes, move || {
+            let taken = bytes.saturating_add(convert::decoded_bytes(&message)?);
+            share.grow(taken)?;
+            let message: ModelInferRequest = decode(message)?;
+            let (name, version) = (message.model_name.clone(), said(message.model_version.clone()));
+            Ok((name, version, infer_request(message), share, taken))
+        });
+        let (name, version, request, mut share, taken) = decoded.await?;
+        let metadata = self.shared.service.metadata(&name, version.as_deref())?;
+        *known = name;
+        let (mut request, form) = request?;
         request.timeout = request.timeout.into_iter().chain(self.limit).min();
         let mut shared_tensors = SharedTensors::find(self.shared, Some(self.peer), &request)?;
-        let request = shared_tensors.read_inputs(self.shared, share, bytes.saturating_add(more), request).await?;
+        let request = shared_tensors.read_inputs(self.shared, &mut share, taken, request).await?;
         metadata.check(&request).map_err(ServeError::Invalid)?;
         let wanted = request.wanted.clone();
         let response = shared_tensors.write_outputs(self.shared.infer(request, self.arrived).await?).await?;

@@ -10,10 +10,11 @@ use bytes::{BufMut, Bytes, BytesMut};
 use h2::server::SendResponse;
 use h2::{RecvStream, SendStream};
 use prost::Message;
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use super::status;
-use crate::http::body::{BodyShare, Pace, Packing, unpack};
+use crate::http::body::{BodyShare, Pace, Packing, TURN_BYTES, unpack};
 use crate::http::{Limits, ServeError};
 use crate::metrics::RequestOutcome;
 use crate::request_log::{self, REQUEST_ID, RequestEvent, RequestRecord};
@@ -189,11 +190,14 @@ impl Outgoing {
         };
         self.sent_bytes += frame.len() as u64;
         while !frame.is_empty() {
-            stream.reserve_capacity(frame.len());
+            stream.reserve_capacity(frame.len().min(TURN_BYTES));
             let capacity = timeout(self.patience, poll_fn(|context| stream.poll_capacity(context))).await?;
             let capacity = capacity.ok_or(io::ErrorKind::BrokenPipe)?.map_err(io::Error::other)?;
-            let part = frame.split_to(capacity.min(frame.len()));
+            let part = frame.split_to(capacity.min(frame.len()).min(TURN_BYTES));
             stream.send_data(part, false).map_err(io::Error::other)?;
+            if !frame.is_empty() {
+                yield_now().await;
+            }
         }
         Ok(())
     }

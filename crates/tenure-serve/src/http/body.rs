@@ -14,7 +14,7 @@ use flate2::read::{MultiGzDecoder, ZlibDecoder};
 use http_body_util::BodyExt;
 use hyper::body::Body;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::task::spawn_blocking;
+use tokio::task::{spawn_blocking, yield_now};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{Limits, ServeError};
@@ -24,8 +24,15 @@ use crate::request_log;
 /// Work on more bytes than this takes about 100 µs or more, and runs where it does not delay other requests.
 const SHORT_BYTES: usize = 64 << 10;
 
-/// Work on more bytes than this takes about 10 ms or more, and must not take the processors from short requests.
-pub(crate) const MEDIUM_BYTES: usize = 4 << 20;
+/// Work on more bytes than this takes some ms or more, and must not take the processors from short requests.
+pub(crate) const MEDIUM_BYTES: usize = 1 << 20;
+
+/// Writing a number in JSON takes as long as other work on this many bytes.
+pub(crate) const NUMBER_BYTES: usize = 32;
+
+/// A connection lets others run each time that it has sent or received this many bytes, which takes about 100 µs. Until
+/// then, the thread that runs it may be the one that would notice the events of other connections.
+pub(crate) const TURN_BYTES: usize = 256 << 10;
 
 /// A compressed body is expected to become this many times as long.
 const UNPACKED_TIMES: usize = 8;
@@ -79,14 +86,16 @@ pub(crate) struct Pace {
     period: Duration,
     ends: Instant,
     due_bytes: usize,
+    /// The number of bytes after which others run.
+    turn_ends: usize,
 }
 
 impl Pace {
     pub(crate) fn new(period: Duration) -> Self {
-        Self { period, ends: Instant::now(), due_bytes: 0 }
+        Self { period, ends: Instant::now(), due_bytes: 0, turn_ends: TURN_BYTES }
     }
 
-    /// Waits for more of a body of which `bytes` have arrived.
+    /// Waits for more of a body of which `bytes` have arrived, and lets others run before if that was much.
     ///
     /// # Errors
     /// The body makes too little progress.
@@ -94,6 +103,10 @@ impl Pace {
         if bytes >= self.due_bytes {
             self.ends = Instant::now() + self.period;
             self.due_bytes = bytes + (bytes / 16).max(1024);
+        }
+        if bytes >= self.turn_ends {
+            self.turn_ends = bytes + TURN_BYTES;
+            yield_now().await;
         }
         timeout_at(self.ends, more).await.map_err(|_| ServeError::Stalled(self.period))
     }
@@ -213,14 +226,18 @@ fn read(mut packed: impl Read, limit: usize, share: &mut BodyShare) -> Result<By
     }
 }
 
-/// Turns for long work. More threads than this, though each yields, would together hold up what is short.
-static LONG_WORK: LazyLock<Semaphore> = LazyLock::new(|| {
+/// Turns for work of medium length and for long work. A batch answers many requests at once. If all their answers were
+/// written at once, requests that are short would wait for a processor, even if each long thread yields.
+static MEDIUM_WORK: LazyLock<Semaphore> = LazyLock::new(half_the_processors);
+static LONG_WORK: LazyLock<Semaphore> = LazyLock::new(half_the_processors);
+
+fn half_the_processors() -> Semaphore {
     let processors = thread::available_parallelism().map_or(1, NonZero::get);
     Semaphore::new(processors.div_ceil(2))
-});
+}
 
-/// Runs work on this many bytes. If it takes long, it runs on another thread; if it takes very long, it waits for a turn,
-/// and its thread yields the processors to others.
+/// Runs work on this many bytes. If it is not short, it waits for a turn and runs on another thread; if it takes long, its
+/// thread yields the processors to others.
 pub(crate) async fn aside<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> Result<T, ServeError> + Send + 'static,
@@ -229,6 +246,7 @@ pub(crate) async fn aside<T: Send + 'static>(
         return work();
     }
     if bytes <= MEDIUM_BYTES {
+        let _turn = MEDIUM_WORK.acquire().await;
         return on_another_thread(work).await;
     }
     let turn = LONG_WORK.acquire().await;

@@ -87,7 +87,7 @@ pub enum ServeError {
         reason: String,
     },
     /// Too many requests wait.
-    #[error("too many requests wait for model {model:?}: try again in {retry_after:?}")]
+    #[error("too many requests wait for model {model:?}: try again in {retry_after:.1?}")]
     QueueFull {
         /// The model's name.
         model: String,

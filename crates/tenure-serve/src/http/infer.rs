@@ -11,10 +11,10 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::ServeError;
-use super::body::{aside, receive};
+use super::body::{NUMBER_BYTES, aside, receive};
 use super::routes::{ModelPath, Sharing, json_response};
 use super::shared::{Ending, ServerShared};
-use crate::protocol::{Encoded, InferRequest, InferResponse, JSON_LENGTH, ProtocolError, Wanted};
+use crate::protocol::{Encoded, Encoding, InferRequest, InferResponse, JSON_LENGTH, ProtocolError, Tensor, Wanted};
 use crate::shared_memory::{Peer, SharedTensors};
 
 /// Answers an inference request that came through the router.
@@ -66,12 +66,23 @@ async fn ask(
     metadata.check(&request).map_err(ServeError::Invalid)?;
     let wanted = request.wanted.clone();
     let response = shared_tensors.write_outputs(shared.infer(request, ending.arrived).await?).await?;
-    let output_bytes = response.outputs.iter().map(|output| output.bytes().len()).sum();
-    let Encoded { body, json_bytes } = aside(output_bytes, move || encode(&response, &wanted)).await?;
+    let cost = cost_bytes(&response, &wanted);
+    let Encoded { body, json_bytes } = aside(cost, move || encode(&response, &wanted)).await?;
     let Some(json_bytes) = json_bytes else { return Ok(json_response(body)) };
     let mut response = ([(header::CONTENT_TYPE, "application/octet-stream")], body).into_response();
     response.headers_mut().insert(JSON_LENGTH, json_bytes.into());
     Ok(response)
+}
+
+/// Returns the cost of encoding an answer, as the number of bytes on which other work takes as long.
+fn cost_bytes(response: &InferResponse, wanted: &Wanted) -> usize {
+    // A missing output is reported when the answer is encoded.
+    let outputs = response.wanted(wanted).unwrap_or_default();
+    let cost = |(output, encoding): &(&Tensor, Encoding)| match encoding {
+        Encoding::Binary => output.bytes().len(),
+        Encoding::Json => output.bytes().len().max(output.numel().saturating_mul(NUMBER_BYTES)),
+    };
+    outputs.iter().map(cost).sum()
 }
 
 fn encode(response: &InferResponse, wanted: &Wanted) -> Result<Encoded, ServeError> {

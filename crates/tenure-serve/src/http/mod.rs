@@ -35,6 +35,7 @@
 //! memory. Without tokens, requests of other sites' pages are refused: see [`InferenceServerConfig::hosts`] and
 //! [`InferenceServerConfig::origins`].
 
+mod answer_body;
 mod base64;
 pub(crate) mod body;
 mod compression;

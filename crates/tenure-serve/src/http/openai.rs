@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::body::{aside, receive};
+use super::body::{NUMBER_BYTES, aside, receive};
 use super::routes::{Route, Sharing, json, object};
 use super::shared::{Ending, ServerShared};
 use super::{ServeError, Texts, base64};
@@ -220,23 +220,22 @@ async fn answer(
 ) -> Result<Response, Refused> {
     let mut share = shared.share();
     let body = receive(headers, body, &shared.config.limits, &mut share).await?;
-    let request: EmbeddingsRequest = object(&body, "request for embeddings")?;
+    let body_bytes = body.len();
+    let request: EmbeddingsRequest = aside(body_bytes, move || object(&body, "request for embeddings")).await?;
     let metadata = shared.service.metadata(&request.model, None)?;
     known.clone_from(&request.model);
     let format = VectorFormat::parse(request.encoding_format.as_deref())?;
     let encoder = Encoder::of(&metadata)?;
     let texts = shared.service.texts(&request.model).await?;
     let max_rows = texts.max_rows.max(1);
-    let body_bytes = body.len();
-    drop(body);
     let takes_texts = matches!(encoder.takes, Takes::Texts(_));
     // Tokenizing takes longer than reading JSON.
     let rows = aside(body_bytes.saturating_mul(64), move || Ok(rows(&request.input, takes_texts, &texts))).await??;
     let prompt_tokens = rows.tokens();
     let vectors = vectors(shared, &metadata, &encoder, &rows, max_rows).await?;
     let model = request.model;
-    let vector_bytes = vectors.iter().map(|vector| vector.len() * size_of::<f32>()).sum();
-    aside(vector_bytes, move || Ok(encode(vectors, request.dimensions, format, model, prompt_tokens))).await?
+    let cost = vectors.iter().map(|vector| vector.len() * NUMBER_BYTES).sum();
+    aside(cost, move || Ok(encode(vectors, request.dimensions, format, model, prompt_tokens))).await?
 }
 
 fn encode(

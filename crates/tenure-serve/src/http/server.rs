@@ -6,25 +6,25 @@ use std::future::poll_fn;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Request, Response, header};
 use axum::response::IntoResponse;
-use bytes::Bytes;
-use hyper::body::{Body as _, Frame, Incoming, SizeHint};
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::time::sleep;
 
+use super::answer_body::AnswerBody;
 use super::connections::{Accepted, Connections};
 use super::cors::Cors;
-use super::places::{InProgress, Place, PlaceKind};
+use super::places::{Place, PlaceKind};
 use super::routes::{Routes, is_health};
 use super::shared::ServerShared;
 use super::sites::{HostName, Origin};
@@ -282,33 +282,7 @@ async fn answer(
     }
     let status = answer.status();
     event.answered(error::outcome(status), status.as_u16(), answer.body().size_hint().exact());
-    Ok(answer.map(|body| Body::new(Held { body, _in_progress: in_progress })))
-}
-
-/// The body of an answer, whose request is in progress until all of it is sent.
-struct Held {
-    body: Body,
-    _in_progress: InProgress,
-}
-
-impl hyper::body::Body for Held {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+    Ok(answer.map(|body| Body::new(AnswerBody::new(body, in_progress))))
 }
 
 /// Runs a request's future. If it panics, only this request fails and its connection goes on.

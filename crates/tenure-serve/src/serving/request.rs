@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use super::core::{Core, CoreState};
 use crate::executor::OpenModel;
 use crate::http::ServeError;
+use crate::http::body::aside;
 use crate::protocol::{Datatype, InferRequest, InferResponse, Tensor};
 use crate::repository::{Config, Dimension, TensorSpec};
 use crate::request_log::{self, RequestRecord};
@@ -100,7 +101,9 @@ impl Core {
             answered.push(outputs?);
             done = end;
         }
-        Ok(InferResponse { model, version, id: None, outputs: joined(answered) })
+        let bytes = if answered.len() < 2 { 0 } else { answered.iter().flatten().map(|part| part.bytes().len()).sum() };
+        let outputs = aside(bytes, move || Ok(joined(answered))).await?;
+        Ok(InferResponse { model, version, id: None, outputs })
     }
 
     /// Checks a request, and finds its model.
@@ -114,7 +117,7 @@ impl Core {
         let (id, model) = state.ready(&request.model, request.version.as_deref())?;
         drop(state);
         let config = &model.stored().config;
-        let timeout = request.timeout.or(config.timeout);
+        let timeout = request.timeout.into_iter().chain(config.timeout).min();
         let priority = scheduled_priority(request.priority);
         let inputs = in_order(request, config);
         check_tokens(&inputs, config)?;
