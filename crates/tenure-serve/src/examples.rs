@@ -54,6 +54,7 @@ max_rows = 16
 const NEXT_BYTE: &str = r#"# Scores of the byte that follows each byte of a text, from untrained weights.
 architecture = "llama"
 timeout_ms = 10000
+max_tokens = 2048
 
 [options]
 vocab_size = 256
@@ -230,7 +231,7 @@ fn remove_unfinished(folder: &Path) {
 }
 
 /// Checks that the weights of the encoder in the folder `from` are whole, and those of a network that the server has.
-/// Of the tables, only the rows of a short text are checked for numbers that are not finite.
+/// The tables may hold numbers that are not finite, except in the rows of a short text.
 fn check_weights(model: &StoredEncoder, from: &Path) -> Result<(), ExampleError> {
     let vector = SentenceEncoder::open(from)?.embed(&["a"])?.to_vec::<f32>().map_err(Error::from)?;
     if !vector.iter().all(|number| number.is_finite()) {

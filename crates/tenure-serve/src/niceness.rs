@@ -109,6 +109,12 @@ pub(crate) fn processor_time(pid: u32) -> Duration {
     Duration::from_secs_f64(ticks as f64 / clock_ticks_per_second() as f64)
 }
 
+/// Returns the niceness of a thread that yields to this program's.
+pub(crate) fn raised() -> i32 {
+    let normal = getpriority_process(Some(rustix::process::getpid())).unwrap_or(0);
+    (normal + RAISE).min(HIGHEST)
+}
+
 /// Raises the niceness of all threads of a process, which later threads inherit.
 pub(crate) fn raise(pid: u32) {
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return };
@@ -123,10 +129,9 @@ pub(crate) fn raise_this_thread() {
     raise_thread(None);
 }
 
-/// Raises the niceness of a thread, or of this one, above this program's. If that fails, it has ended.
+/// Raises the niceness of a thread, or of this one. If that fails, it has ended.
 fn raise_thread(thread: Option<Pid>) {
-    let normal = getpriority_process(Some(rustix::process::getpid())).unwrap_or(0);
-    let _ = setpriority_process(thread, (normal + RAISE).min(HIGHEST));
+    let _ = setpriority_process(thread, raised());
 }
 
 #[cfg(test)]

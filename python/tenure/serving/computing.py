@@ -15,10 +15,6 @@ __all__ = ["Computing", "Jobs", "execute"]
 #: Jobs for one thread; None ends it.
 Jobs = SimpleQueue[Callable[[], None] | None]
 
-#: The number by which niceness is raised, as in the server's ``niceness.rs``.
-_RAISE = 10
-_HIGHEST = 19
-
 
 def execute(jobs: Jobs) -> None:
     """Executes jobs in order. A job that raises ends the process, as the server would wait for it forever."""
@@ -51,9 +47,8 @@ class Computing:
         """Adds a job."""
         self._jobs.put(job)
 
-    def yield_processors(self) -> None:
-        """Makes the current job, and those after it, yield the processors to other processes."""
-        niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _RAISE, _HIGHEST)
+    def yield_processors(self, niceness: int) -> None:
+        """Makes the current job, and those after it, yield the processors to other processes by this niceness."""
         others = {str(thread.native_id) for thread in self.others}
         for thread in Path("/proc/self/task").iterdir():
             # The threads of PyTorch's kernels are among these. A thread may have ended.

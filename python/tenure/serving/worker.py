@@ -110,7 +110,7 @@ class _Worker:
                 running = self._models[model]
                 self._computing.put(lambda: self._run(call, running, inputs))
             case "yield":
-                self._computing.yield_processors()
+                self._computing.yield_processors(order["niceness"])
             case "compete":
                 self._computing.compete()
             case other:

@@ -66,8 +66,8 @@ pub(crate) struct ServeArgs {
     /// gRPC; Triton's port is 8001]
     #[arg(long, value_name = "N")]
     grpc_port: Option<u16>,
-    /// A file with tokens, one per line: each request must have one of them, as `Authorization: Bearer TOKEN` [default:
-    /// no token is needed]
+    /// A file with tokens, one per line; lines that begin with # are comments. Each request must have a token, as
+    /// `Authorization: Bearer TOKEN` [default: no token is needed]
     #[arg(long, value_name = "FILE")]
     tokens: Option<PathBuf>,
     /// A file with the server's certificate as PEM; it turns on TLS for HTTP and gRPC
@@ -203,7 +203,8 @@ pub(crate) fn work() -> ExitCode {
 fn tokens(file: &Path) -> anyhow::Result<Vec<String>> {
     let text = fs::read_to_string(file).map_err(|error| files::about(file, error))?;
     let lines = text_without_mark(&text).lines();
-    let tokens: Vec<String> = lines.map(str::trim).filter(|line| !line.is_empty()).map(String::from).collect();
+    let is_token = |line: &&str| !line.is_empty() && !line.starts_with('#');
+    let tokens: Vec<String> = lines.map(str::trim).filter(is_token).map(String::from).collect();
     anyhow::ensure!(!tokens.is_empty(), "{}: no token: write one a line, or leave --tokens out", file.display());
     Ok(tokens)
 }

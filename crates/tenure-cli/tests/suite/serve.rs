@@ -140,13 +140,15 @@ fn models_are_written_once_and_served_until_somebody_says_so() {
     assert!(again.status.code() == Some(2) && said(&again.stderr).contains("digits: there is something already"));
 
     let tokens = folder.path().join("tokens");
-    fs::write(&tokens, "one\n\ntwo\n").unwrap();
+    fs::write(&tokens, "one\n\n# a comment\ntwo\n").unwrap();
     let [models, tokens] = [&models, &tokens].map(|path| path.to_str().unwrap());
     let (mut server, line) =
         serve(&[models, "--listen", "127.0.0.1:0", "--grpc-port", "0", "--device-bytes", "8MiB", "--tokens", tokens]);
     assert!(line.starts_with("serving 3 of 3 models with 8.39 MB of cpu for weights at grpc://127.0.0.1:"), "{line}");
     assert!(line.contains(" and http://127.0.0.1:"), "{line}");
-    assert!(get(&line, "/v2/models/tiny_bert", "").starts_with("HTTP/1.1 401"));
+    for wrong in ["", "Authorization: Bearer # a comment\r\n"] {
+        assert!(get(&line, "/v2/models/tiny_bert", wrong).starts_with("HTTP/1.1 401"));
+    }
     let metadata = get(&line, "/v2/models/tiny_bert", "Authorization: Bearer two\r\n");
     assert!(metadata.starts_with("HTTP/1.1 200") && metadata.contains("sentence_embedding"), "{metadata}");
     assert!(Command::new("kill").args(["-INT", &server.id().to_string()]).status().unwrap().success());

@@ -1,9 +1,11 @@
 //! gRPC connections and their limits.
 
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use h2::Reason;
 use h2::server::{self, Builder};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -53,6 +55,8 @@ impl GrpcConnection {
         let mut connection: server::Connection<_, Bytes> = handshake.map_err(io::Error::other)?;
         let mut calls = JoinSet::new();
         let mut is_closing = false;
+        let mut silence = pin!(sleep(limits.head));
+        let is_silent = || !place.had_request();
         loop {
             tokio::select! {
                 accepted = connection.accept() => {
@@ -79,6 +83,10 @@ impl GrpcConnection {
                 () = closing.begun(), if !is_closing => {
                     is_closing = true;
                     connection.graceful_shutdown();
+                }
+                () = &mut silence, if !is_closing && is_silent() => {
+                    is_closing = true;
+                    connection.abrupt_shutdown(Reason::NO_ERROR);
                 }
                 () = sleep(limits.receive), if calls.is_empty() => {
                     if is_closing {

@@ -43,7 +43,7 @@ pub struct Config {
     pub priority: i32,
     /// Whether the weights stay on a device.
     pub is_pinned: bool,
-    /// The timeout of requests that do not state one.
+    /// The longest time of a request. A request may state a shorter one.
     pub timeout: Option<Duration>,
     /// The most tokens of a row: the positions that the model knows.
     pub max_tokens: Option<u64>,

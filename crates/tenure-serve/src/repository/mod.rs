@@ -9,7 +9,7 @@
 //! # [options]                       # the same as a table
 //! priority = 1                      # from -10 to 10
 //! pinned = true                     # weights stay on a device
-//! timeout_ms = 2000                 # of requests that state none
+//! timeout_ms = 2000                 # a request may state less    
 //!
 //! [[inputs]]
 //! name = "image"

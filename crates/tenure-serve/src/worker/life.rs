@@ -45,7 +45,8 @@ impl Life {
         Self { patience, state: LifeState::Starting { since: now }, memory_kills: memory_kills() }
     }
 
-    /// Returns what to do now. If that is to ask or to kill, it counts as done.
+    /// Returns what to do now. If that is to ask or to kill, it counts as done. A sign of life, which wakes no caller, is
+    /// seen at the next interval.
     pub(super) fn step(&mut self, now: Instant) -> LifeStep {
         let (end, step) = match self.state {
             LifeState::Starting { since } => (since + self.patience.start, LifeStep::Kill),
@@ -53,7 +54,7 @@ impl Life {
             LifeState::Asked { at } => (at + self.patience.answer, LifeStep::Kill),
         };
         if now < end {
-            return LifeStep::Wait { until: end };
+            return LifeStep::Wait { until: end.min(now + ASKED_EVERY) };
         }
         self.state = LifeState::Asked { at: now };
         self.memory_kills = memory_kills();
@@ -97,6 +98,7 @@ mod tests {
         let origin = Instant::now();
         let patience = LifePatience { start: seconds(30), answer: seconds(10) };
         let mut life = Life::new(origin, patience);
+        assert_eq!(life.step(origin + seconds(20)), LifeStep::Wait { until: origin + seconds(22) });
         assert_eq!(life.step(origin + seconds(29)), LifeStep::Wait { until: origin + seconds(30) });
         life.answered(origin + seconds(29));
         assert_eq!(life.step(origin + seconds(31)), LifeStep::Ask);
@@ -104,7 +106,7 @@ mod tests {
         assert_eq!(life.step(origin + seconds(32)), LifeStep::Wait { until: origin + seconds(33) });
         assert_eq!(life.step(origin + seconds(40)), LifeStep::Ask);
         assert!(life.is_answering(origin + seconds(44)) && !life.is_answering(origin + seconds(45)));
-        assert_eq!(life.step(origin + seconds(45)), LifeStep::Wait { until: origin + seconds(50) });
+        assert_eq!(life.step(origin + seconds(45)), LifeStep::Wait { until: origin + seconds(47) });
         assert_eq!(life.step(origin + seconds(50)), LifeStep::Kill);
     }
 

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use bytes::Bytes;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::WorkerCommand;
 use super::life::{Life, LifePatience, LifeStep};
 use super::message::{Failure, MessageError, WorkerAnswer, WorkerOrder, WorkerReport};
 use super::socket::{Descriptor, Incoming, Outgoing, receive};
-use super::subprocess::{Ended, Subprocess};
+use super::subprocess::Subprocess;
 use crate::executor::BatchControl;
 use crate::niceness::{self, BatchMeter, Niceness};
 
@@ -228,9 +228,13 @@ impl Worker {
                 tracing::error!("worker {} does not stop an abandoned batch and is killed", self.pid());
                 self.subprocess.kill();
                 self.changed.wait(&mut guard);
-            } else if meter.look(Instant::now(), niceness::processor_time(self.pid())) && !guard.niceness.is_raised() {
-                guard.niceness = Niceness::RAISED;
-                niceness::raise(self.pid());
+            } else {
+                // Reports are handled meanwhile.
+                let used = MutexGuard::unlocked(&mut guard, || niceness::processor_time(self.pid()));
+                if meter.look(Instant::now(), used) && !guard.niceness.is_raised() {
+                    guard.niceness = Niceness::RAISED;
+                    MutexGuard::unlocked(&mut guard, || niceness::raise(self.pid()));
+                }
             }
         }
     }
@@ -290,11 +294,11 @@ impl Worker {
 
     /// Handles reports until the process ends, and returns the reason of its end.
     fn listen(&self) -> String {
-        let Ended { fault, status } = self.subprocess.listen(receive::<WorkerReport>, |incoming| {
+        let mut ended = self.subprocess.listen(receive::<WorkerReport>, |incoming| {
             self.take(incoming);
             Ok(())
         });
-        fault.or(self.state.lock().reported_end.take()).unwrap_or(status)
+        ended.fault.take().or(self.state.lock().reported_end.take()).unwrap_or_else(|| ended.status())
     }
 
     /// Records that the worker is gone, and wakes all threads that wait for it.

@@ -238,7 +238,8 @@ impl WorkersShared {
     pub(super) fn give_back(&self, model: u64) {
         let mut state = self.state.lock();
         state.assigned.iter_mut().filter(|assigned| assigned.model == Some(model)).for_each(|left| left.model = None);
-        state.retire_needlessly_nice();
+        let needless = state.assigned.extract_if(.., |assigned| assigned.is_needlessly_nice());
+        needless.for_each(|assigned| assigned.worker.retire());
     }
 
     /// Starts, asks and replaces workers, until the server ends; then ends them all. The calling thread starts all
@@ -342,19 +343,6 @@ impl WorkersState {
         Some(Arc::clone(&assigned.worker))
     }
 
-    /// Ends free workers that yield to others although the batches of their models are short, or the models have left.
-    fn retire_needlessly_nice(&mut self) {
-        self.assigned.retain(|assigned| {
-            let niceness = assigned.worker.niceness();
-            let is_needless = niceness.is_raised_needlessly() || (niceness.is_raised() && assigned.model.is_none());
-            let stays = assigned.is_busy || !is_needless;
-            if !stays {
-                assigned.worker.retire();
-            }
-            stays
-        });
-    }
-
     /// Records another worker that ended before it was useful.
     fn failed(&mut self, reason: String) {
         self.failures += 1;
@@ -365,6 +353,14 @@ impl WorkersState {
     }
 }
 
+impl AssignedWorker {
+    /// Returns whether it is free, and yields to others although its model's batches are short, or the model has left.
+    fn is_needlessly_nice(&self) -> bool {
+        let niceness = self.worker.niceness();
+        !self.is_busy && (niceness.is_raised_needlessly() || (niceness.is_raised() && self.model.is_none()))
+    }
+}
+
 impl Drop for BusyWorker<'_> {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
@@ -372,8 +368,11 @@ impl Drop for BusyWorker<'_> {
         if let Some(index) = state.assigned.iter().position(|assigned| Arc::ptr_eq(&assigned.worker, &self.worker)) {
             let mut assigned = state.assigned.remove(index);
             assigned.is_busy = false;
-            state.assigned.push(assigned);
-            state.retire_needlessly_nice();
+            if assigned.is_needlessly_nice() {
+                assigned.worker.retire();
+            } else {
+                state.assigned.push(assigned);
+            }
         }
         drop(state);
         self.shared.changed.notify_all();

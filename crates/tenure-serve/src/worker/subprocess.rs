@@ -5,7 +5,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
 
@@ -29,8 +29,19 @@ pub(super) struct Subprocess {
 pub(super) struct Ended {
     /// The error in its reports, if the process was killed because of one.
     pub(super) fault: Option<String>,
-    /// The system's exit status as text.
-    pub(super) status: String,
+    status: io::Result<ExitStatus>,
+}
+
+impl Ended {
+    /// Returns the system's exit status as text.
+    pub(super) fn status(&self) -> String {
+        self.status.as_ref().map_or_else(ToString::to_string, ToString::to_string)
+    }
+
+    /// Returns whether the program ended by itself: no signal and no fault ended it.
+    pub(super) fn is_by_itself(&self) -> bool {
+        self.fault.is_none() && self.status.as_ref().is_ok_and(|status| status.code().is_some())
+    }
 }
 
 impl Subprocess {
@@ -109,11 +120,11 @@ impl Subprocess {
         Ended { fault, status: self.reap() }
     }
 
-    /// Kills the process if it is still running, and returns its exit status as text.
-    pub(super) fn reap(&self) -> String {
+    /// Kills the process if it is still running, and returns its exit status.
+    pub(super) fn reap(&self) -> io::Result<ExitStatus> {
         let mut child = self.child.lock();
         // Killing a process that has already exited does not change its status.
         let _ = child.kill();
-        child.wait().map_or_else(|error| error.to_string(), |status| status.to_string())
+        child.wait()
     }
 }

@@ -8,6 +8,7 @@ mod drawn;
 mod fake;
 mod grpc;
 mod grpc_extensions;
+mod grpc_fuzz;
 mod grpc_messages;
 mod grpc_probes;
 mod http;

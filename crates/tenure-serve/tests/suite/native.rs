@@ -246,7 +246,7 @@ fn a_model_that_is_unloaded_while_it_computes_answers_first_and_is_gone_then() {
 
 #[test]
 fn who_is_in_a_hurry_goes_first_and_who_waits_too_long_is_told() {
-    let (served, control) = busy("hurry", "timeout_ms = 300");
+    let (served, control) = busy("hurry", "");
     thread::scope(|scope| {
         let asked = |number, priority| {
             let timeout = Some(Duration::from_secs(60 * 60));
@@ -260,13 +260,23 @@ fn who_is_in_a_hurry_goes_first_and_who_waits_too_long_is_told() {
         until("one waits", || queued(&served) == 1);
         let hurried = asked(3.0, 1);
         until("two wait", || queued(&served) == 2);
-        let expired = scope.spawn(|| served.infer(&ask("hurry", 4.0)));
-        let (status, reason) = expired.join().unwrap().unwrap_err();
+        let timeout = Some(Duration::from_millis(300));
+        let (status, reason) = served.infer(&InferRequest { timeout, ..ask("hurry", 4.0) }).unwrap_err();
         assert!(status == 504 && reason.contains("300ms"), "{reason}");
         control.release();
         assert!([first, patient, hurried].into_iter().all(|thread| thread.join().unwrap().is_ok()));
     });
     assert_eq!(control.calls(), [[1.0], [3.0], [2.0]]);
+}
+
+#[test]
+fn a_request_gets_no_more_time_than_its_model_gives() {
+    let (served, control) = busy("hurry", "timeout_ms = 300");
+    for timeout in [None, Some(Duration::from_secs(60 * 60))] {
+        let (status, reason) = served.infer(&InferRequest { timeout, ..ask("hurry", 1.0) }).unwrap_err();
+        assert!(status == 504 && reason.contains("300ms"), "{reason}");
+    }
+    control.release();
 }
 
 #[test]

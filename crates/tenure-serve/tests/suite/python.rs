@@ -54,3 +54,22 @@ fn datatypes_that_pytorch_does_not_have_are_refused_before_anything_is_started()
     let said = reason(&config, Some(WorkerCommand::python("/no/such/python")));
     assert!(said.starts_with("tensor \"x\" cannot be of BYTES"), "{said}");
 }
+
+#[test]
+fn a_python_that_lacks_tenure_is_started_once_for_all_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let models = folder.path().join("models");
+    fs::create_dir(&models).unwrap();
+    ["a", "b", "c"].iter().for_each(|name| write(&models.join(name), CONFIG));
+    let starts = folder.path().join("starts");
+    let script = format!("echo started >> {}; exit 1", starts.display());
+    let mut options = ServingOptions::new(&models, 1 << 20);
+    options.python = Some(WorkerCommand { program: "sh".into(), arguments: vec!["-c".into(), script.into()] });
+    let serving = Serving::start(options, Architectures::default()).unwrap();
+    for entry in serving.index() {
+        let reason =
+            "no worker computes it: exit status: 1: can sh import tenure and torch? name another with --python";
+        assert_eq!(entry.reason, reason);
+    }
+    assert_eq!(fs::read_to_string(starts).unwrap(), "started\n");
+}

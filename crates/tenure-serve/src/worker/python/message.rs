@@ -22,8 +22,8 @@ pub(super) enum PythonOrder<'a> {
     Close { call: u64, model: u64 },
     /// Asks for a sign of life, which is [`PythonReport::Alive`] and no answer.
     Ask { call: u64 },
-    /// Makes the batch that is computed, and those after it, yield the processors to other processes.
-    Yield,
+    /// Makes the batch that is computed, and those after it, yield the processors to other processes by their niceness.
+    Yield { niceness: i32 },
     /// Makes later batches compute with the normal niceness again.
     Compete,
     /// Returns device memory that no module uses to the driver.

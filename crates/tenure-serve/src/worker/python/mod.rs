@@ -4,10 +4,10 @@
 //! modules that the scheduler wants in memory. A batch that had not begun when the process ended is run again, once;
 //! one that had begun is answered with an error.
 //!
-//! On the CPU each model has its own process, up to eight, so that a module which computes for long, hangs or
-//! ends its process spares the others. Each CUDA device has one process. This process keeps an image of every module in pinned memory, loads weights to
-//! the device while they are computed with, and evicts chunks of them on order. A new process, which does not know a
-//! module yet, opens the module when it is to be loaded.
+//! On the CPU each model has its own process, if there is memory for it, so that a module which computes for long, hangs
+//! or ends its process spares the others. Each CUDA device has one process. This process keeps an image of every module
+//! in pinned memory, loads weights to the device while they are computed with, and evicts chunks of them on order. A new
+//! process, which does not know a module yet, opens the module when it is to be loaded.
 
 mod loading;
 mod message;
@@ -19,7 +19,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use prometheus_client::metrics::counter::Counter;
@@ -27,12 +27,32 @@ use tenure_tensor::Device;
 
 use self::message::PythonOrder;
 pub(crate) use self::pool::Pythons;
-use self::process::Process;
+use self::process::{Process, ProcessEnd};
 use self::weights::PythonModel;
 use super::WorkerCommand;
 use super::link::time_to_end;
 use crate::executor::{BackendWeights, Callbacks, ModelError};
 use crate::repository::StoredModel;
+
+/// The time for which no other process is started after one that could not start.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// The reason why the last process of a command could not start. All processes of the command share it, so that a Python
+/// without Tenure is not started again for each of many models.
+#[derive(Clone, Default)]
+struct StartFailure(Arc<Mutex<Option<(Instant, String)>>>);
+
+impl StartFailure {
+    /// Records that a process could not start.
+    fn record(&self, reason: &str) {
+        *self.0.lock() = Some((Instant::now(), reason.into()));
+    }
+
+    /// Returns the reason if it is new.
+    fn recent(&self) -> Option<String> {
+        self.0.lock().as_ref().filter(|(at, _)| at.elapsed() < PAUSE).map(|(_, reason)| reason.clone())
+    }
+}
 
 /// The handle of the Python process that computes PyTorch modules. The process may not be running.
 pub(crate) struct Python {
@@ -45,6 +65,7 @@ pub(crate) struct Python {
 struct PythonShared {
     command: WorkerCommand,
     deaths: Counter,
+    start_failure: StartFailure,
     /// Whether modules are computed on a CUDA device. There a batch may start while weights are being loaded.
     is_on_device: bool,
     numbers: AtomicU64,
@@ -82,8 +103,8 @@ impl Python {
     ///
     /// # Errors
     /// The threads cannot be started.
-    pub(crate) fn on_cpu(command: WorkerCommand, deaths: Counter) -> Result<Self, String> {
-        Self::new(command, deaths, false)
+    fn on_cpu(command: WorkerCommand, deaths: Counter, start_failure: StartFailure) -> Result<Self, String> {
+        Self::new(command, deaths, start_failure, false)
     }
 
     /// Creates a handle that computes on a CUDA device, with `device_bytes` for weights in chunks of `chunk_bytes`, and
@@ -98,14 +119,20 @@ impl Python {
         let bytes = bytes.iter().flat_map(|(name, bytes)| [name.to_string(), bytes.to_string()]);
         let arguments = ["--device".to_string(), device.to_string()].into_iter().chain(bytes).map(OsString::from);
         let arguments = command.arguments.into_iter().chain(arguments).collect();
-        Self::new(WorkerCommand { arguments, ..command }, deaths, true)
+        Self::new(WorkerCommand { arguments, ..command }, deaths, StartFailure::default(), true)
     }
 
-    fn new(command: WorkerCommand, deaths: Counter, is_on_device: bool) -> Result<Self, String> {
+    fn new(
+        command: WorkerCommand,
+        deaths: Counter,
+        start_failure: StartFailure,
+        is_on_device: bool,
+    ) -> Result<Self, String> {
         let calls = Callbacks::start("serve: python loaded").map_err(|error| error.to_string())?;
         let shared = Arc::new(PythonShared {
             command,
             deaths,
+            start_failure,
             is_on_device,
             numbers: AtomicU64::new(0),
             state: Mutex::default(),
@@ -260,27 +287,37 @@ impl PythonShared {
 
     fn start(self: &Arc<Self>, state: &mut KeeperState) {
         state.is_wanted = false;
+        state.failure = self.start_failure.recent();
+        if state.failure.is_some() {
+            self.changed.notify_all();
+            return;
+        }
         let shared = Arc::clone(self);
         // The callback of a process that ends at once waits for this lock, so the process is recorded by then.
-        match Process::start(&self.command, move |reason| shared.ended(reason)) {
+        match Process::start(&self.command, move |end| shared.ended(end)) {
             Ok(process) => {
                 state.processes += 1;
                 state.process = Some(process);
             }
             Err(error) => {
                 let program = self.command.program.display();
-                state.failure = Some(format!("{program}: {error}: name a Python with --python"));
+                let reason = format!("{program}: {error}: name a Python with --python");
+                self.start_failure.record(&reason);
+                state.failure = Some(reason);
             }
         }
         self.changed.notify_all();
     }
 
-    fn ended(&self, reason: &str) {
+    fn ended(&self, end: &ProcessEnd) {
+        if let ProcessEnd::Unable { reason } = end {
+            self.start_failure.record(reason);
+        }
         let mut state = self.state.lock();
         state.process = None;
         state.processes -= 1;
         if !state.is_ending {
-            tracing::warn!("Python ended: {reason}");
+            tracing::warn!("Python ended: {}", end.reason());
             self.deaths.inc();
         }
         drop(state);

@@ -6,17 +6,20 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 
 use super::super::WorkerCommand;
-use super::Python;
+use super::{Python, StartFailure};
 use crate::executor::{BackendWeights, ModelError};
 use crate::repository::StoredModel;
 
-/// The most processes: each has a PyTorch of its own, which takes some hundred MB.
-const MAX_PROCESSES: usize = 8;
+/// The number of processes above which another is started only while there is much memory: each has a PyTorch of its own,
+/// which takes some hundred MB.
+const FEW: usize = 8;
+const MUCH_BYTES: u64 = 4 << 30;
 
-/// The Python processes on the CPU, each of which computes one module, or several if there are more than processes.
+/// The Python processes on the CPU. Each computes one module, or several if there is too little memory for more processes.
 pub(crate) struct Pythons {
     command: WorkerCommand,
     deaths: Counter,
+    start_failure: StartFailure,
     state: Mutex<PythonsState>,
 }
 
@@ -30,11 +33,11 @@ struct PythonsState {
 impl Pythons {
     /// Creates a pool without processes.
     pub(crate) fn new(command: WorkerCommand, deaths: Counter) -> Self {
-        Self { command, deaths, state: Mutex::default() }
+        Self { command, deaths, start_failure: StartFailure::default(), state: Mutex::default() }
     }
 
-    /// Opens the weights of a module in a new process, or in the one with the fewest modules if there are as many as may
-    /// be.
+    /// Opens the weights of a module in a new process, or in the one with the fewest modules if there are many processes
+    /// and too little memory for another.
     pub(crate) fn open(&self, stored: &StoredModel) -> Result<Box<dyn BackendWeights>, ModelError> {
         self.python()?.open(stored)
     }
@@ -55,14 +58,14 @@ impl Pythons {
             return Err(ModelError::NoWorker("the server is shutting down".into()));
         }
         state.pythons.retain(|python| python.strong_count() > 0);
-        if state.pythons.len() >= MAX_PROCESSES {
+        if state.pythons.len() >= FEW && tenure_tier::available_bytes() < MUCH_BYTES {
             let least = state.pythons.iter().min_by_key(|python| python.strong_count()).and_then(Weak::upgrade);
             if let Some(python) = least {
                 return Ok(python);
             }
         }
-        let python = Python::on_cpu(self.command.clone(), self.deaths.clone()).map_err(ModelError::NoWorker)?;
-        let python = Arc::new(python);
+        let python = Python::on_cpu(self.command.clone(), self.deaths.clone(), self.start_failure.clone());
+        let python = Arc::new(python.map_err(ModelError::NoWorker)?);
         state.pythons.push(Arc::downgrade(&python));
         Ok(python)
     }

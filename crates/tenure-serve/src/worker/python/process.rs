@@ -14,10 +14,10 @@ use super::super::life::{Life, LifePatience, LifeStep};
 use super::super::link::{LostOrder, lost};
 use super::super::message::{MessageError, unpack};
 use super::super::socket::{Incoming, Outgoing, receive_json};
-use super::super::subprocess::{Ended, Subprocess};
+use super::super::subprocess::Subprocess;
 use super::message::{PythonOrder, PythonReport};
 use crate::executor::RawTensor;
-use crate::niceness::{BatchMeter, Niceness, processor_time};
+use crate::niceness::{self, BatchMeter, Niceness};
 
 /// The patience with a Python process. PyTorch may take long to import, and native code may hold the interpreter's lock
 /// while it computes.
@@ -60,13 +60,32 @@ pub(super) enum PythonAnswer {
     OutOfMemory(String),
 }
 
+/// The end of a process.
+pub(super) enum ProcessEnd {
+    /// It ended by itself before it was ready, as another would.
+    Unable { reason: String },
+    /// It was killed, or ended later.
+    Lost { reason: String },
+}
+
 /// A callback that receives one answer, on a thread that must not wait for another answer.
 pub(super) type Answered = Box<dyn FnOnce(Result<PythonAnswer, LostOrder>) + Send>;
 
+impl ProcessEnd {
+    pub(super) fn reason(&self) -> &str {
+        match self {
+            Self::Unable { reason } | Self::Lost { reason } => reason,
+        }
+    }
+}
+
 impl Process {
-    /// Starts a process. `ended` is called with the reason when it is gone, before its open calls are answered. The
-    /// thread that starts the process must live as long as the process.
-    pub(super) fn start(command: &WorkerCommand, ended: impl FnOnce(&str) + Send + 'static) -> io::Result<Arc<Self>> {
+    /// Starts a process. `ended` is called when it is gone, before its open calls are answered. The thread that starts the
+    /// process must live as long as the process.
+    pub(super) fn start(
+        command: &WorkerCommand,
+        ended: impl FnOnce(&ProcessEnd) + Send + 'static,
+    ) -> io::Result<Arc<Self>> {
         let resident = AtomicU64::default();
         let host = AtomicU64::default();
         let subprocess = Subprocess::start(command)?;
@@ -76,9 +95,9 @@ impl Process {
         let listening = Arc::clone(&process);
         let program = command.program.display().to_string();
         let spawned = thread::Builder::new().name("serve: python".into()).spawn(move || {
-            let reason = listening.listen(&program);
-            ended(&reason);
-            listening.mark_ended(&reason);
+            let end = listening.listen(&program);
+            ended(&end);
+            listening.mark_ended(end.reason());
         });
         spawned.map(|_| Arc::clone(&process)).inspect_err(|_| drop(process.subprocess.reap()))
     }
@@ -172,9 +191,9 @@ impl Process {
     /// Looks at the batch that the process computes. If it takes long, it yields to other processes.
     pub(super) fn look(&self, meter: &mut BatchMeter) {
         let mut niceness = self.niceness.lock();
-        if meter.look(Instant::now(), processor_time(self.pid())) && !niceness.is_raised() {
+        if meter.look(Instant::now(), niceness::processor_time(self.pid())) && !niceness.is_raised() {
             *niceness = Niceness::RAISED;
-            self.tell(&PythonOrder::Yield);
+            self.tell(&PythonOrder::Yield { niceness: niceness::raised() });
         }
     }
 
@@ -200,15 +219,15 @@ impl Process {
         self.subprocess.kill();
     }
 
-    /// Handles reports until the process ends, and returns the reason of its end.
-    fn listen(&self, program: &str) -> String {
-        let Ended { fault, status } =
-            self.subprocess.listen(receive_json::<PythonReport>, |incoming| self.take(incoming));
-        match fault {
-            Some(fault) => fault,
-            None if self.state.lock().is_ready => status,
-            None => format!("{status}: can {program} import tenure and torch? name another with --python"),
+    /// Handles reports until the process ends, and returns what became of it.
+    fn listen(&self, program: &str) -> ProcessEnd {
+        let ended = self.subprocess.listen(receive_json::<PythonReport>, |incoming| self.take(incoming));
+        let status = ended.status();
+        if ended.is_by_itself() && !self.state.lock().is_ready {
+            let reason = format!("{status}: can {program} import tenure and torch? name another with --python");
+            return ProcessEnd::Unable { reason };
         }
+        ProcessEnd::Lost { reason: ended.fault.unwrap_or(status) }
     }
 
     /// Handles a report.

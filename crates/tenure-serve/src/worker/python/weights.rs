@@ -50,6 +50,7 @@ impl PythonModel {
                 Ok(Self { python: Arc::clone(python), model, place, bytes, held })
             }
             Ok(answer) => Err(unexpected(answer)),
+            Err(LostOrder::NotBegun { reason }) => Err(ModelError::NoWorker(reason)),
             Err(lost) => Err(lost.into()),
         }
     }
