@@ -14,15 +14,17 @@ use tenure_core::{Context, Unforked};
 
 use crate::{Result, TensorError};
 
-static POOL: LazyLock<Unforked<Arc<WorkerPool>>> =
-    LazyLock::new(|| Unforked::new(Arc::new(WorkerPool::of_at_most(default_threads()))));
+static POOL: LazyLock<Unforked<Arc<WorkerPool>>> = LazyLock::new(|| {
+    Unforked::new(Arc::new(WorkerPool::of_at_most(default_threads(env::var("OMP_NUM_THREADS").ok()))))
+});
 
 /// The most threads that compute: more would only get in each other's way, for minutes.
 const MOST: usize = 1024;
 
-/// Returns the number that the environment states as for PyTorch, or else the number of processors.
-fn default_threads() -> usize {
-    let stated = env::var("OMP_NUM_THREADS").ok().and_then(|number| number.trim().parse().ok());
+/// Returns the number that the environment states, as for PyTorch, or else the number of processors.
+fn default_threads(stated: Option<String>) -> usize {
+    // It may also be a list of numbers for nested regions of OpenMP.
+    let stated = stated.and_then(|list| list.split(',').next()?.trim().parse().ok());
     let stated = stated.filter(|number| (1..=MOST).contains(number));
     stated.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
@@ -179,4 +181,17 @@ pub fn for_each_chunk<T: Send>(slice: &mut [T], grain: usize, chunk: impl Fn(usi
             chunk(index * grain, part);
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_states_the_number_of_threads() {
+        let threads = |stated: &str| default_threads(Some(stated.into()));
+        assert_eq!(["3", " 5 ", "7,2"].map(threads), [3, 5, 7]);
+        let processors = default_threads(None);
+        assert_eq!(["", "0", "-1", "many", "4096"].map(threads), [processors; 5]);
+    }
 }
