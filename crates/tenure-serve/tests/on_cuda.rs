@@ -6,9 +6,10 @@ mod served;
 
 use std::{fs, thread};
 
+use base64::prelude::{BASE64_STANDARD, Engine};
 use serde_json::json;
 use served::cuda::{CHUNK, MODELS, all_alone, alone, ask, expect_peace, input, models, options};
-use served::{Served, base64, images, request, until};
+use served::{Served, images, request, until};
 use tempfile::TempDir;
 use tenure_core::StreamId;
 use tenure_device::memory::DeviceMemory;
@@ -96,7 +97,7 @@ fn a_model_reads_and_writes_memory_of_a_client_on_its_device() {
     let size = (image.bytes().len() + expected.len()) as u64;
     let address = client.malloc(size).unwrap();
     client.copy_to_device(address, image.bytes(), StreamId::NULL).unwrap();
-    let handle = base64(&client.export_memory(address).unwrap().0);
+    let handle = BASE64_STANDARD.encode(client.export_memory(address).unwrap().0);
     let body = json!({"raw_handle": {"b64": handle}, "device_id": 0, "byte_size": size}).to_string();
     let registered = served.ask("POST", "/v2/cudasharedmemory/region/r/register", "", body.as_bytes());
     assert_eq!(registered.0, 200, "{registered:?}");

@@ -1,9 +1,7 @@
 //! Writes event files for TensorBoard.
 //!
 //! A file is records (TFRecord): the length in 8 bytes, its checksum, the bytes of an `Event` (protobuf, `event.proto`
-//! of TensorFlow), their checksum; numbers are little-endian. The events written here have `wall_time` (field 1,
-//! double), `step` (2, varint), `file_version` (3, string) in the first one, and `summary` (5) with repeated `value`
-//! (1), each of `tag` (1, string) and `simple_value` (2, float).
+//! of TensorFlow), their checksum; numbers are little-endian.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -11,11 +9,34 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The wire types of protobuf.
-const VARINT: u64 = 0;
-const FIXED64: u64 = 1;
-const BYTES: u64 = 2;
-const FIXED32: u64 = 5;
+use prost::Message;
+
+/// The part of TensorFlow's `Event` that is written.
+#[derive(Message)]
+struct Event {
+    #[prost(double, tag = "1")]
+    wall_time: f64,
+    #[prost(int64, tag = "2")]
+    step: i64,
+    #[prost(string, optional, tag = "3")]
+    file_version: Option<String>,
+    #[prost(message, optional, tag = "5")]
+    summary: Option<Summary>,
+}
+
+#[derive(Message)]
+struct Summary {
+    #[prost(message, repeated, tag = "1")]
+    values: Vec<Scalar>,
+}
+
+#[derive(Message)]
+struct Scalar {
+    #[prost(string, tag = "1")]
+    tag: String,
+    #[prost(float, optional, tag = "2")]
+    simple_value: Option<f32>,
+}
 
 /// A writer of event files: figures over steps.
 ///
@@ -51,10 +72,8 @@ impl EventWriter {
             }
         };
         let mut writer = Self { path, file };
-        let mut event = Vec::new();
-        put_double(&mut event, 1, wall_time());
-        put_bytes(&mut event, 3, b"brain.Event:2");
-        writer.write(&event)?;
+        let file_version = Some("brain.Event:2".into());
+        writer.write(&Event { wall_time: wall_time(), step: 0, file_version, summary: None })?;
         Ok(writer)
     }
 
@@ -68,24 +87,15 @@ impl EventWriter {
     /// # Errors
     /// The file system returned an error.
     pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> io::Result<()> {
-        let mut summary = Vec::new();
-        for (name, number) in scalars {
-            let mut value = Vec::new();
-            put_bytes(&mut value, 1, name.as_bytes());
-            put_key(&mut value, 2, FIXED32);
-            value.extend((*number as f32).to_le_bytes());
-            put_bytes(&mut summary, 1, &value);
-        }
-        let mut event = Vec::new();
-        put_double(&mut event, 1, wall_time());
-        put_key(&mut event, 2, VARINT);
-        put_varint(&mut event, step);
-        put_bytes(&mut event, 5, &summary);
-        self.write(&event)
+        let scalar = |(tag, number): &(&str, f64)| Scalar { tag: (*tag).into(), simple_value: Some(*number as f32) };
+        let summary = Some(Summary { values: scalars.iter().map(scalar).collect() });
+        let step = step.try_into().map_err(io::Error::other)?;
+        self.write(&Event { wall_time: wall_time(), step, file_version: None, summary })
     }
 
     /// Writes a record in one call, so that a reader sees it whole or not at all.
-    fn write(&mut self, event: &[u8]) -> io::Result<()> {
+    fn write(&mut self, event: &Event) -> io::Result<()> {
+        let event = &event.encode_to_vec()[..];
         let length = (event.len() as u64).to_le_bytes();
         let parts = [&length[..], &checksum(&length).to_le_bytes(), event, &checksum(event).to_le_bytes()];
         self.file.write_all(&parts.concat())
@@ -95,30 +105,6 @@ impl EventWriter {
 /// Returns the masked CRC-32C; the mask avoids weak checksums of bytes that contain checksums.
 fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
-}
-
-fn put_key(out: &mut Vec<u8>, field: u64, wire_type: u64) {
-    put_varint(out, field << 3 | wire_type);
-}
-
-fn put_double(out: &mut Vec<u8>, field: u64, value: f64) {
-    put_key(out, field, FIXED64);
-    out.extend(value.to_le_bytes());
-}
-
-fn put_bytes(out: &mut Vec<u8>, field: u64, bytes: &[u8]) {
-    put_key(out, field, BYTES);
-    put_varint(out, bytes.len() as u64);
-    out.extend(bytes);
-}
-
-/// Writes seven bits per byte, the lowest first.
-fn put_varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
 }
 
 /// Returns the seconds since 1970.

@@ -1,4 +1,7 @@
 //! MiniMalloc's CSV format: <https://github.com/google/minimalloc>. A field may be quoted, as in RFC 4180.
+//!
+//! It is parsed by hand, since the crate `csv` takes a quoted field that does not end, and text after a closing quote,
+//! for data.
 
 use std::borrow::Cow;
 use std::io::{self, Read, Write};

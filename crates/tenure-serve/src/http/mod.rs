@@ -36,7 +36,6 @@
 //! [`InferenceServerConfig::origins`].
 
 mod answer_body;
-mod base64;
 pub(crate) mod body;
 mod compression;
 pub(crate) mod connections;

@@ -5,6 +5,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use base64::prelude::{BASE64_STANDARD, Engine};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -13,7 +14,7 @@ use tokio::time::Instant;
 use super::body::{NUMBER_BYTES, aside, receive};
 use super::routes::{Route, Sharing, json, object};
 use super::shared::{Ending, ServerShared};
-use super::{ServeError, Texts, base64};
+use super::{ServeError, Texts};
 use crate::metrics::RequestOutcome;
 use crate::protocol::{
     Datatype, Encoding, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata, Wanted,
@@ -170,7 +171,7 @@ impl VectorFormat {
             Self::Float => Vector::Float(vector),
             Self::Base64 => {
                 let bytes: Vec<u8> = vector.into_iter().flat_map(f32::to_le_bytes).collect();
-                Vector::Base64(base64::encode(&bytes))
+                Vector::Base64(BASE64_STANDARD.encode(bytes))
             }
         }
     }

@@ -7,13 +7,14 @@ use axum::extract::{FromRequestParts, Path, State};
 use axum::http::HeaderMap;
 use axum::http::request::Parts;
 use axum::routing::{MethodRouter, get, post};
+use base64::prelude::{BASE64_STANDARD, Engine};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::ServeError;
 use super::body::receive;
 use super::routes::{Operator, Route, Sharing, json, object};
 use super::shared::ServerShared;
-use super::{ServeError, base64};
 use crate::shared_memory::{CudaRegistration, Region, RegionKind, SharedMemoryError, SystemRegion, SystemRegistration};
 
 /// Returns the routes. Clients such as `perf_analyzer` call those of CUDA devices' memory on every server.
@@ -89,7 +90,9 @@ async fn register_cuda(
     body: Body,
 ) -> Result<(), ServeError> {
     let CudaBody { raw_handle, device_id, byte_size } = registration(&shared, &headers, body).await?;
-    let raw_handle = base64::decode(&raw_handle.b64).ok_or(SharedMemoryError::Handle)?;
+    // C++ clients insert line breaks.
+    let digits: String = raw_handle.b64.split_ascii_whitespace().collect();
+    let raw_handle = BASE64_STANDARD.decode(digits).map_err(|_| SharedMemoryError::Handle)?;
     shared.register_cuda(name.0, CudaRegistration { raw_handle, device_id, byte_size }).await
 }
 

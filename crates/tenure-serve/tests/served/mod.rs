@@ -175,13 +175,3 @@ fn error(body: &[u8]) -> String {
     let body: std::collections::BTreeMap<String, String> = serde_json::from_slice(body).unwrap();
     body["error"].clone()
 }
-
-/// Encodes bytes as base64.
-pub(crate) fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let bit = |at: usize| bytes.get(at / 8).map_or(0, |byte| byte >> (7 - at % 8) & 1);
-    let digit = |at: usize| DIGITS[usize::from((at..at + 6).fold(0, |digits, at| digits << 1 | bit(at)))];
-    let mut text: String = (0..bytes.len() * 8).step_by(6).map(|at| char::from(digit(at))).collect();
-    text.extend(std::iter::repeat_n('=', (3 - bytes.len() % 3) % 3));
-    text
-}

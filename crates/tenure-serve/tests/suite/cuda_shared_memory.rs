@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{env, thread};
 
+use base64::prelude::{BASE64_STANDARD, Engine};
 use bytes::Bytes;
 use parking_lot::MutexGuard;
 use serde_json::json;
@@ -23,7 +24,6 @@ use crate::fake::Fake;
 use crate::grpc::{Client, INVALID_ARGUMENT, NOT_FOUND};
 use crate::grpc_extensions::{ALREADY_EXISTS, asking, place};
 use crate::loopback::{Answer, Served, wait_until};
-use crate::served::base64;
 use crate::served::cuda::all_alone;
 use crate::shared_memory::{Object, span};
 
@@ -57,7 +57,9 @@ impl OnCuda {
     }
 
     fn register(&self, region: &str, handle: &[u8], device_id: i64, byte_size: u64) -> Answer {
-        let body = json!({"raw_handle": {"b64": base64(handle)}, "device_id": device_id, "byte_size": byte_size});
+        // C++ clients insert line breaks.
+        let digits = BASE64_STANDARD.encode(handle) + "\n";
+        let body = json!({"raw_handle": {"b64": digits}, "device_id": device_id, "byte_size": byte_size});
         self.served.post(&format!("{REGION}/{region}/register"), &body.to_string())
     }
 
@@ -247,8 +249,8 @@ fn a_handle_is_one_of_another_process_on_a_device_that_is_served() {
     }
     driver.free(own).unwrap();
     for (body, expected) in [
-        ("{}", "the body is no region of shared memory"),
-        (r#"{"raw_handle": "AA==", "device_id": 0, "byte_size": 8}"#, "the body is no region of shared memory"),
+        ("{}", "the body is not a region of shared memory"),
+        (r#"{"raw_handle": "AA==", "device_id": 0, "byte_size": 8}"#, "the body is not a region of shared memory"),
         (r#"{"raw_handle": {"b64": "?"}, "device_id": 0, "byte_size": 8}"#, "raw_handle must be the 64 bytes"),
     ] {
         let (status, error) = on_cuda.served.post(&format!("{REGION}/r/register"), body).error();

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use base64::prelude::{BASE64_STANDARD, Engine};
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
 
@@ -9,7 +10,7 @@ use flate2::write::DeflateEncoder;
 pub(super) fn deflated(parts: &[&[u8]]) -> String {
     let mut encoder = DeflateEncoder::new(Vec::new(), Compression::default());
     let written = parts.iter().try_for_each(|part| encoder.write_all(part)).and_then(|()| encoder.finish());
-    base64(&written.expect("a vector takes every byte"))
+    BASE64_STANDARD.encode(written.expect("a vector takes every byte"))
 }
 
 /// Returns the differences of numbers that do not descend.
@@ -36,19 +37,4 @@ pub(super) fn put(out: &mut Vec<u8>, mut number: u64) {
         number >>= 7;
     }
     out.push(number as u8);
-}
-
-/// Encodes in base64 (RFC 4648, section 4).
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for group in bytes.chunks(3) {
-        let byte = |index: usize| u32::from(group.get(index).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for digit in 0..4 {
-            let value = bits >> (18 - 6 * digit) & 0x3f;
-            text.push(if digit <= group.len() { char::from(DIGITS[value as usize]) } else { '=' });
-        }
-    }
-    text
 }

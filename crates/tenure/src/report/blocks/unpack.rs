@@ -2,6 +2,7 @@
 
 use std::io::Read;
 
+use base64::prelude::{BASE64_STANDARD, Engine};
 use flate2::read::DeflateDecoder;
 
 #[derive(Debug, Default)]
@@ -49,7 +50,7 @@ pub(super) fn unpack_overview(text: &str) -> (u64, u64, Vec<Vec<(u64, u64)>>) {
 
 fn inflated(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
-    DeflateDecoder::new(&decode_base64(text)[..]).read_to_end(&mut bytes).unwrap();
+    DeflateDecoder::new(&BASE64_STANDARD.decode(text).unwrap()[..]).read_to_end(&mut bytes).unwrap();
     bytes
 }
 
@@ -160,21 +161,4 @@ impl Columns<'_> {
             })
             .collect()
     }
-}
-
-fn decode_base64(text: &str) -> Vec<u8> {
-    let digit = |character: u8| match character {
-        b'A'..=b'Z' => character - b'A',
-        b'a'..=b'z' => character - b'a' + 26,
-        b'0'..=b'9' => character - b'0' + 52,
-        b'+' => 62,
-        b'/' => 63,
-        _ => panic!("{character} is no digit"),
-    };
-    let groups = text.as_bytes().chunks(4).flat_map(|group| {
-        let digits: Vec<u8> = group.iter().filter(|character| **character != b'=').map(|&c| digit(c)).collect();
-        let bits = digits.iter().fold(0_u32, |bits, &digit| bits << 6 | u32::from(digit)) << (6 * (4 - digits.len()));
-        bits.to_be_bytes()[1..digits.len()].to_vec()
-    });
-    groups.collect()
 }
