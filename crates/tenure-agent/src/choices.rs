@@ -9,15 +9,9 @@ use tenure_plan::planner::{Decisions, Decoder, Treatment};
 use tenure_plan::problem::{ProblemLink, ProblemTensor};
 
 use crate::market::Market;
-use crate::marl::ROUNDS;
 use crate::play::Play;
-use crate::policy::Policy;
+use crate::policy::{LEANINGS, Policy, ROUNDS};
 
-/// The number of features of each tensor. A change of their meaning needs a new version of policies.
-pub(crate) const TENSOR_FEATURES: usize = 25;
-/// The number of leanings of a tensor. A *leaning* is a score that the policy gives: one for each treatment, of which
-/// the highest wins, and one that is added to the bid and so gives the tensor an earlier turn.
-pub(crate) const LEANINGS: usize = Treatment::ALL.len() + 1;
 /// The largest absolute value of a bid.
 const MAX_BID: f64 = 30.0;
 
@@ -30,7 +24,8 @@ pub(crate) struct Choices {
     /// The group of each tensor, and the number of tensors in each group.
     groups: Vec<usize>,
     members: Vec<usize>,
-    /// [`TENSOR_FEATURES`] numbers of about -1 to 1 for each tensor, one tensor after the other.
+    /// [`TENSOR_FEATURES`](crate::policy::TENSOR_FEATURES) numbers of about -1 to 1 for each tensor, one tensor after the
+    /// other.
     pub(crate) features: Vec<f32>,
 }
 

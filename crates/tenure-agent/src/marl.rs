@@ -5,14 +5,12 @@ use tenure_plan::{PlanError, Problem};
 use tenure_tensor::autograd;
 use tenure_tensor::random::Generator;
 
-use crate::choices::{Choices, LEANINGS};
+use crate::choices::Choices;
 use crate::market::Market;
 use crate::play::Play;
-use crate::policy::{Policy, PolicyError};
+use crate::policy::{LEANINGS, Policy, PolicyError, ROUNDS};
 use crate::random::{normal, uniform};
 
-/// The number of rounds that sellers are trained for: after these, prices have settled.
-pub(crate) const ROUNDS: usize = 8;
 /// The standard deviations of the noise added to bids after prices have settled, used in turn.
 const BID_NOISE: [f64; 6] = [0.02, 0.05, 0.1, 0.2, 0.4, 0.8];
 /// The mean number of groups, or tensors, whose leanings change in one tried plan.

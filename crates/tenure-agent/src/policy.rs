@@ -9,10 +9,10 @@ use tenure_core::user_files::expect_fetched;
 use tenure_nn::checkpoint;
 use tenure_nn::layers::{Activation, Layer, Linear, Sequential};
 use tenure_nn::{Module, Scope, module};
+use tenure_plan::planner::Treatment;
 use tenure_tensor::random::Generator;
 use tenure_tensor::{Tensor, autograd};
 
-use crate::choices::{LEANINGS, TENSOR_FEATURES};
 use crate::features::FEATURES;
 
 /// The name of the file format, which says what the networks' inputs and outputs are. Each file has it in its metadata
@@ -20,6 +20,14 @@ use crate::features::FEATURES;
 const FORMAT: &str = "tenure-policy 1: 18 numbers of a kernel, its price; 25 of a tensor, 5 leanings";
 const FORMAT_KEY: &str = "format";
 const HIDDEN: usize = 32;
+
+/// The number of features of each tensor. A change of their meaning needs another [`FORMAT`].
+pub(crate) const TENSOR_FEATURES: usize = 25;
+/// The number of leanings of a tensor. A *leaning* is a score that the policy gives: one for each treatment, of which
+/// the highest wins, and one that is added to the bid and so gives the tensor an earlier turn.
+pub(crate) const LEANINGS: usize = Treatment::ALL.len() + 1;
+/// The number of rounds that sellers are trained for: after these, prices have settled.
+pub(crate) const ROUNDS: usize = 8;
 
 /// Two small networks. Placement is a market: each kernel sells fast memory, and each tensor buys it for
 /// the kernels of its lifetime.
@@ -106,7 +114,7 @@ pub enum PolicyError {
         source: io::Error,
     },
     /// The bytes are not in the safetensors format.
-    #[error("no policy: {0}")]
+    #[error("invalid policy: {0}")]
     Safetensors(#[from] SafeTensorError),
     /// The file has no policy, or one of another format, whose networks may have other inputs or outputs.
     #[error("a policy of the form {found:?}, and this program has {FORMAT:?}: train it anew")]
@@ -115,14 +123,14 @@ pub enum PolicyError {
         found: String,
     },
     /// A tensor contains NaN or infinity.
-    #[error("no policy: {name} has what is no finite number: train it anew")]
+    #[error("invalid policy: {name} contains a NaN or an infinity: train it again")]
     NotFinite {
         /// The tensor's name.
         name: String,
     },
     /// The file's tensors have other names or sizes than the networks' parameters; there is not enough memory for them;
     /// or the file cannot be written.
-    #[error("no policy: {0}")]
+    #[error("invalid policy: {0}")]
     Network(#[from] tenure_nn::Error),
 }
 

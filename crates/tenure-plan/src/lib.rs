@@ -21,7 +21,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The feature `milp`, on by default, adds the planner that solves mixed-integer problems. Building it takes cmake, a
+//! The feature `milp`, off by default, adds the planner that solves mixed-integer problems. Building it takes cmake, a
 //! C++ compiler and libclang.
 // The exception is the solver's callbacks, in `planner::milp::solver`.
 #![cfg_attr(not(feature = "milp"), forbid(unsafe_code))]

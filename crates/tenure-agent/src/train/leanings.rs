@@ -11,8 +11,8 @@ use tenure_tensor::random::Generator;
 use tenure_tensor::{Tensor, autograd};
 
 use super::{Lessons, Stage, TrainError, TrainOptions, TrainRun};
-use crate::choices::{Choices, LEANINGS};
-use crate::policy::Policy;
+use crate::choices::Choices;
+use crate::policy::{LEANINGS, Policy};
 use crate::random::normal;
 
 const LEARNING_RATE: f64 = 1e-3;

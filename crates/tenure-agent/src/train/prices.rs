@@ -11,9 +11,8 @@ use tenure_tensor::{DType, Device, Tensor};
 
 use super::{Lessons, Stage, TrainError, TrainOptions, TrainRun};
 use crate::market::{Buyer, Market};
-use crate::marl::ROUNDS;
 use crate::play::Play;
-use crate::policy::Policy;
+use crate::policy::{Policy, ROUNDS};
 
 const LEARNING_RATE: f64 = 3e-3;
 /// The number of rounds in which prices follow the demand, to find the lowest bound.

@@ -50,11 +50,11 @@ const CPU_GENERATOR: &str = "cpu";
 /// use tenure_nn::{Module, Scope};
 /// use tenure_tensor::random::Generator;
 ///
-/// let config = Gpt2Config { vocab_size: 4, n_positions: 8, n_embd: 16, n_layer: 1, n_head: 2, ..Gpt2Config::default()
-/// }; let model = Gpt2::new(&Scope::new(&Generator::new(0)), &config)?; let optimizer =
-/// Optimizer::new(model.parameters(), 1e-2, Adam::w()); let data = TextWindows::of_tokens((0..100).map(|index| index %
-/// 4).collect(), 8)?; let loader = DataLoader::new(data, LoaderOptions { batch_size: 4, shuffle: Some(0),
-/// ..LoaderOptions::default() });
+/// let data = TextWindows::of_tokens((0..100).map(|index| index % 4).collect(), 8)?;
+/// let loader = DataLoader::new(data, LoaderOptions { batch_size: 4, shuffle: Some(0), ..LoaderOptions::default() });
+/// let config = Gpt2Config { vocab_size: 4, n_positions: 8, n_embd: 16, n_layer: 1, n_head: 2, ..Gpt2Config::default() };
+/// let model = Gpt2::new(&Scope::new(&Generator::new(0)), &config)?;
+/// let optimizer = Optimizer::new(model.parameters(), 1e-2, Adam::w());
 ///
 /// let schedule = Schedule::Constant;
 /// let options = TrainerOptions { steps: 20, schedule, clip_norm: Some(1.0), ..TrainerOptions::default() };
