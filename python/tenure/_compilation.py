@@ -107,7 +107,7 @@ def compiler() -> list[str]:
     try:
         command = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
-        raise BuildError(f"CXX={os.environ['CXX']!r} is no command ({error}): set it to that of a compiler") from error
+        raise BuildError(f"CXX={os.environ['CXX']!r} is not a command ({error}): name a compiler's") from error
     if command:
         if shutil.which(command[0]) is None:
             raise BuildError(f"there is no program {command[0]!r}, which CXX names")

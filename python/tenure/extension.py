@@ -125,7 +125,7 @@ def load(
     for file in files:
         if not in_rust and file.suffix not in (*_ENDINGS, _cuda_compilation.ENDING):
             endings = ", ".join(_ENDINGS)
-            raise Error(f"{file} is no source in C++, CUDA or Rust: its name must end with one of {endings}, .cu, .rs")
+            raise Error(f"{file} is not a source in C++, CUDA or Rust: its name must end with {endings}, .cu or .rs")
         if not file.exists():
             raise Error(f"the extension {name} cannot be built: there is no file {file}")
     included = [str(Path(folder).absolute()) for folder in extra_include_paths or ()]

@@ -94,7 +94,7 @@ def save_file(
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise TypeError(f"a file has tensors by name, not {type(tensor).__name__} by {name!r}")
         if name == "__metadata__":
-            raise ValueError("__metadata__ is no name of a tensor: pass metadata")
+            raise ValueError("__metadata__ cannot be a tensor's name: pass metadata")
     header, names = _header(tensors, metadata)
     size = len(header) + sum(tensor.nbytes for tensor in tensors.values())
     target = Path(os.path.realpath(filename))
@@ -130,7 +130,7 @@ class _Entry:
         if not isinstance(code, str) or code not in _NAMES:
             raise ValueError(f"tensor {name!r} has the dtype {code!r}, which Tenure does not have")
         if not _are_counts(shape) or not _are_counts(offsets) or len(offsets) != 2:
-            raise ValueError(f"tensor {name!r} has a shape or offsets that are no numbers of elements and bytes")
+            raise ValueError(f"tensor {name!r} has a shape or offsets that are not numbers of elements and bytes")
         self.dtype: dtype = dtype_named(_NAMES[code])
         self.shape: tuple[int, ...] = tuple(shape)
         self.begin, self.end = offsets
@@ -162,12 +162,12 @@ def _parsed(view: memoryview) -> tuple[dict[str, _Entry], dict[str, str] | None,
     except RecursionError:
         raise ValueError("its header is nested too deeply") from None
     if not isinstance(described, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     metadata = described.pop("__metadata__", None)
     if metadata is not None and not (
         isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
     ):
-        raise ValueError("its metadata are no strings by name")
+        raise ValueError("its metadata are not strings by name")
     entries = {name: _Entry(name, value) for name, value in described.items()}
     end = 0
     for name, entry in sorted(entries.items(), key=lambda pair: (pair[1].begin, pair[1].end)):

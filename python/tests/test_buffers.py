@@ -89,7 +89,7 @@ def test_frombuffer_takes_a_part_of_a_buffer() -> None:
     for kwargs, text in [
         ({"offset": -1}, "offset"),
         ({"offset": 16}, "less than the buffer's 16 bytes"),
-        ({"offset": 2}, "no multiple of the 4 bytes"),
+        ({"offset": 2}, "not a multiple of the 4 bytes"),
         ({"count": 5}, "more than the 16 bytes"),
         ({"count": -2}, "count must be"),
         ({"count": sys.maxsize}, "more than the 16 bytes"),

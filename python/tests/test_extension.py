@@ -356,7 +356,7 @@ def test_what_cannot_be_built_says_why_in_one_line(tmp_path: Path, monkeypatch: 
     assert message.startswith(f"the extension wrong cannot be built: the compiler refused: {source}:2")
     assert ".log)" in message
     assert "there is no file" in refusal(lambda: load("gone", tmp_path / "gone.cpp"))
-    assert "must end with one of" in refusal(lambda: load("other", tmp_path / "other.txt"))
+    assert "its name must end with" in refusal(lambda: load("other", tmp_path / "other.txt"))
     assert "has no sources" in refusal(lambda: load("none", []))
     assert "must be an identifier" in refusal(lambda: load("a-b", source))
     assert "give them as a list" in refusal(lambda: load("wrong", source, extra_cflags='-DTEXT="'))

@@ -217,7 +217,7 @@ def test_mistakes_in_tiers_are_told(tmp_path: Path) -> None:
     mapping = write_mapping(tmp_path / "mapping.json", {})
     for given, words in [
         ({"DRAM": "dram"}, r'\["DRAM", "PM"\], and \["DRAM"\] were opened'),
-        ({"DRAM": "dram@1MiB", "PM": "memory"}, '"memory" is no tier'),
+        ({"DRAM": "dram@1MiB", "PM": "memory"}, '"memory" is not a tier'),
         ({"DRAM": "dram@1MiB", "PM": f"{tmp_path}/@1048576TiB"}, "bytes free"),
     ]:
         with pytest.raises(tenure.Error, match=words):

@@ -334,7 +334,7 @@ def test_the_compiler_ends_without_a_word(machine: Machine, end: str, says: str)
 @pytest.mark.parametrize(
     ("compiler", "says"),
     [
-        ('"c++', "CXX='\"c++' is no command (No closing quotation): set it to that of a compiler"),
+        ('"c++', "CXX='\"c++' is not a command (No closing quotation): name a compiler's"),
         ("/bin/true", "the compiler wrote no library, and says no more: set CXX to another one"),
         ("{folder}/torch/__init__.py", "the compiler does not run ("),
     ],

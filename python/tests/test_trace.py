@@ -102,7 +102,7 @@ def test_paths_are_bytes_too(sample: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "without_folder", "of_a_folder"),
     [
-        (tenure.trace.Trace.save, "there is no folder {folder}", "it is no file that can be replaced"),
+        (tenure.trace.Trace.save, "there is no folder {folder}", "it is not a regular file"),
         (tenure.trace.report, "No such file or directory (os error 2)", "Is a directory (os error 21)"),
     ],
 )

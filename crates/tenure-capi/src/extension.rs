@@ -21,7 +21,7 @@ pub enum ExtensionError {
         reason: String,
     },
     /// The library is no extension.
-    #[error("{} is no extension: it has no tenure_extension_entry, which TENURE_EXTENSION defines", path.display())]
+    #[error("{} is not an extension: it has no tenure_extension_entry, which TENURE_EXTENSION defines", path.display())]
     NoEntry {
         /// The library.
         path: PathBuf,

@@ -88,7 +88,7 @@ static void launches(void) {
     CHECK(tenure_cuda_launch(&program, "scale", &size, arguments, 2) == TENURE_INVALID);
     arguments[0].kind = 7;
     CHECK(tenure_cuda_launch(&program, "scale", &size, arguments, 2) == TENURE_INVALID);
-    CHECK(strstr(tenure_last_error(), "7 is no tenure_cuda_kind"));
+    CHECK(strstr(tenure_last_error(), "7 is not a tenure_cuda_kind"));
     CHECK(tenure_cuda_launch(NULL, "scale", &size, arguments, 2) == TENURE_INVALID);
     CHECK(tenure_cuda_launch(&program, NULL, &size, arguments, 2) == TENURE_INVALID);
     CHECK(tenure_cuda_launch(&program, "scale", NULL, arguments, 2) == TENURE_INVALID);

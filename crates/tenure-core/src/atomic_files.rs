@@ -81,10 +81,10 @@ pub fn abandon_writes() {
 /// Returns the path of the file that is replaced when `path` is written.
 fn target(path: &Path) -> io::Result<PathBuf> {
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file that can be replaced"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
     }
     let Some(name) = path.file_name() else {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file's name"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file name"));
     };
     let target = match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => linked(folder(path).join(name))?,

@@ -115,7 +115,7 @@ pub enum ErrorKind {
         count: u8,
     },
     /// Peer access was requested between a device and itself.
-    #[error("device {0} is no peer of its own: its memory is in its own reach always")]
+    #[error("device {0} cannot be its own peer: it always reaches its own memory")]
     PeerOfItself(u8),
     /// Peer access was requested between devices that do not support it.
     #[error("device {peer} cannot reach the memory of device {device} in place: copy it over instead")]

@@ -66,7 +66,7 @@ pub enum MappingError {
         tiers: Vec<String>,
     },
     /// A tier number is too large.
-    #[error("{key:?} is to live in tier {tier}: there are {tiers}")]
+    #[error("{key:?} is mapped to tier {tier}, but the mapping has only {tiers} tiers")]
     Place {
         /// The tensor's key.
         key: String,

@@ -103,13 +103,13 @@ pub enum PlanError {
         kernel: usize,
     },
     /// A tensor that always exists is dropped and not recomputed.
-    #[error("tensor {tensor} is there all the time, and the plan drops it and does not compute it again")]
+    #[error("the plan drops tensor {tensor}, which must exist throughout, and never recomputes it")]
     Lost {
         /// The tensor.
         tensor: usize,
     },
     /// A tensor that always exists would begin the next iteration in another tier.
-    #[error("tensor {tensor} is there all the time, and does not end in tier {tier}, where it begins: move it back")]
+    #[error("tensor {tensor}, which must exist throughout, does not end in tier {tier}, where it begins: move it back")]
     Displaced {
         /// The tensor.
         tensor: usize,

@@ -122,7 +122,7 @@ impl Switch {
     /// No stream can be created.
     ///
     /// # Panics
-    /// If chunks are no multiple of the device's granularity.
+    /// If chunks are not a multiple of the device's granularity.
     pub fn new(memory: &'static DeviceMemory, options: SwitchOptions) -> Result<Self, SwitchError> {
         let SwitchOptions { budget_bytes, chunk_bytes, is_lending } = options;
         let granularity = memory.driver().granularity();

@@ -220,8 +220,8 @@ pub enum AutogradError {
     },
     /// Saved tensors were already freed.
     #[error(
-        "{node}: backward goes through this graph a second time, but what it saved was freed after the first: say \
-         retain_graph the first time"
+        "{node}: backward goes through this graph a second time, but its saved tensors were freed after the first: pass \
+         retain_graph=True to that one"
     )]
     Freed {
         /// The operation's node.
@@ -303,7 +303,7 @@ pub enum AutogradError {
         index: usize,
     },
     /// Anomaly mode found a NaN in a gradient.
-    #[error("{node}: gradient {index} has a value that is no number{forward}")]
+    #[error("{node}: gradient {index} has a value that is not a number{forward}")]
     NotANumber {
         /// The operation's node.
         node: String,

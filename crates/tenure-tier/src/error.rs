@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub enum TierError {
     /// The text does not name a medium.
     #[error(
-        "{text:?} is no tier: it is dram, numa:N, or a path, then @BYTES if it is to be limited, as in /mnt/pmem@64GiB"
+        "{text:?} is not a tier: it is dram, numa:N, or a path, then @BYTES if it is to be limited, as in /mnt/pmem@64GiB"
     )]
     Medium {
         /// The given text.

@@ -39,7 +39,7 @@ impl SourceFile {
         let file = File::open(path).map_err(failed("open"))?;
         let metadata = file.metadata().map_err(failed("stat"))?;
         if !metadata.is_file() {
-            return Err(failed("open")(io::Error::new(io::ErrorKind::InvalidInput, "it is no file")));
+            return Err(failed("open")(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")));
         }
         let flags = fcntl_getfl(&file).map_err(|error| failed("fcntl")(error.into()))?;
         // If direct access is refused, now or at the first read, bytes go through the page cache.

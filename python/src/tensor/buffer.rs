@@ -153,7 +153,7 @@ pub(crate) fn frombuffer<'py>(
         Err(_) if count != -1 => return refuse(format!("count must be at least 0, or -1 for all, got {count}")),
         Err(_) if !available.is_multiple_of(size) => {
             return refuse(format!(
-                "the {available} bytes from offset {offset} are no multiple of the {size} bytes of an element"
+                "the {available} bytes from offset {offset} are not a multiple of the {size} bytes of an element"
             ));
         }
         Err(_) => available / size,

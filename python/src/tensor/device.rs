@@ -45,7 +45,7 @@ pub(super) fn numbered(number: i64) -> PyResult<Device> {
     let index = u8::try_from(number);
     index
         .map(Device::cuda)
-        .map_err(|_| PyRuntimeError::new_err(format!("{number} is no device's number: 0 is the first")))
+        .map_err(|_| PyRuntimeError::new_err(format!("{number} is not a device's number: 0 is the first")))
 }
 
 #[pymethods]

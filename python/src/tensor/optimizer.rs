@@ -92,7 +92,7 @@ impl<'py> Hyperparameters<'_, 'py> {
                     }
                 },
             }),
-            name => return Err(PyValueError::new_err(format!("{name} is no rule of an optimizer"))),
+            name => return Err(PyValueError::new_err(format!("{name} is not an optimizer's rule"))),
         })
     }
 }

@@ -104,7 +104,7 @@ def _of_file(folder: str, source: str) -> ModuleType:
     name = f"tenure_model_{next(_numbers)}"
     spec = importlib.util.spec_from_file_location(name, Path(folder, source))
     if spec is None or spec.loader is None:
-        raise ImportError(f"{source} is no file of Python")
+        raise ImportError(f"{source} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickles look the module up there.
     sys.modules[name] = module

@@ -257,7 +257,7 @@ def main() -> None:
     try:
         connection = _server()
     except OSError as error:
-        sys.exit(f"tenure.serving.worker: standard input is no server, which starts it: {error}")
+        sys.exit(f"tenure.serving.worker: standard input is not the socket of a server, which starts it: {error}")
     # Kills this process with its server, even if this process is stopped and does not see the socket close.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # If this is not permitted, the system chooses which process to kill.

@@ -488,7 +488,7 @@ def _like(tensor: Tensor, storage: Any) -> Tensor:
     """Returns a tensor of the same size and strides, at an address of the same alignment."""
     begin = tensor.data_ptr() % _ALIGNMENT
     if begin % tensor.itemsize:
-        raise Refusal("an input begins at an address that is no multiple of its elements' size")
+        raise Refusal("an input begins at an address that is not a multiple of its elements' size")
     made = storage(begin + _reach(tensor) * tensor.itemsize, device=tensor.device)
     offset = begin // tensor.itemsize
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

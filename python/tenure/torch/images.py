@@ -254,12 +254,12 @@ def _read_headers(path: Path) -> Iterator[tuple[str, tuple[str, int, str, tuple[
         except OSError as error:
             raise Error(f"{file}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Error(f"{file}: it is no safetensors file, or it is damaged ({error}): get it again") from error
+            raise Error(f"{file}: it is not a safetensors file, or it is damaged ({error}): get it again") from error
 
 
 def _read_header(file: Path) -> Iterator[tuple[str, tuple[str, int, str, tuple[int, ...]]]]:
     if file.exists() and not file.is_file():
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     bytes_there = file.stat().st_size
     with open(file, "rb") as opened:
         length = int.from_bytes(opened.read(8), "little")

@@ -563,6 +563,6 @@ def test_a_sender_that_dies_before_its_parameters_are_read(owner: Owner, tmp_pat
     owner.kill()
     layer = nn.Linear(40, 40)
     before = contents(layer)
-    with pytest.raises(tenure.Error, match=r"the memory daemon at .*other.sock is gone"):
+    with pytest.raises(tenure.Error, match=r"the memory daemon at .*other.sock has ended"):
         tt.attach_module(layer)
     assert contents(layer) == before

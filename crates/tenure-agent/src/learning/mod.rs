@@ -62,7 +62,7 @@ pub struct Measured {
 #[non_exhaustive]
 pub enum ReportError {
     /// The mapping is not of this agent, or too old.
-    #[error("{:?} is no mapping that this agent remembers: ask it again, and report times of the new one", .0.display().to_string())]
+    #[error("{:?} is not a mapping that this agent remembers: ask it again, and report times of the new one", .0.display().to_string())]
     Mapping(PathBuf),
     /// The times are of another problem.
     #[error("times of {found} kernel{}: the mapping's problem has {kernels}: report a time for each", plural(*found as u64))]

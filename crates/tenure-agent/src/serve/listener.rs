@@ -135,7 +135,7 @@ fn remove_stale(path: &Path, address: &Address) -> Result<(), ServeError> {
         Err(error) => return Err(failed("it cannot be looked at")(error)),
     };
     if !found.file_type().is_socket() {
-        return Err(failed("a file that is no socket is in the way")(ErrorKind::AlreadyExists.into()));
+        return Err(failed("a file that is not a socket is in the way")(ErrorKind::AlreadyExists.into()));
     }
     match Stream::connect(address, ANSWER_TIMEOUT) {
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
@@ -207,7 +207,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::write(&path, "mine").unwrap();
         let error = Listener::bind(&address).err().unwrap().to_string();
-        assert!(error.contains("no socket is in the way"), "{error}");
+        assert!(error.contains("not a socket is in the way"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
     }
 

@@ -156,7 +156,7 @@ unsafe fn argument_of(argument: &ArgumentEntry) -> Result<KernelArgument<'_>, Fa
         BYTES if argument.data.is_null() => Err(Failure::null("the bytes of an argument")),
         // SAFETY: by the function's contract, that many bytes.
         BYTES => Ok(KernelArgument::Bytes(unsafe { elements(argument.data.cast(), argument.bytes) })),
-        kind => Err(Failure::Invalid(format!("{kind} is no tenure_cuda_kind"))),
+        kind => Err(Failure::Invalid(format!("{kind} is not a tenure_cuda_kind"))),
     }
 }
 

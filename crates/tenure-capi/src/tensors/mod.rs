@@ -20,7 +20,7 @@ const CPU: c_int = -1;
 /// Returns the dtype of a `tenure_dtype`.
 fn dtype_of(number: c_int) -> Result<DType, Failure> {
     let dtype = usize::try_from(number).ok().and_then(|index| DType::ALL.get(index));
-    dtype.copied().ok_or_else(|| Failure::Invalid(format!("{number} is no tenure_dtype")))
+    dtype.copied().ok_or_else(|| Failure::Invalid(format!("{number} is not a tenure_dtype")))
 }
 
 /// Returns the device of a number: `TENURE_CPU`, or a CUDA device's.
@@ -28,7 +28,9 @@ fn device_of(number: c_int) -> Result<Device, Failure> {
     match u8::try_from(number) {
         Ok(index) => Ok(Device::cuda(index)),
         Err(_) if number == CPU => Ok(Device::CPU),
-        Err(_) => Err(Failure::Invalid(format!("{number} is no device: give TENURE_CPU, or a CUDA device's number"))),
+        Err(_) => {
+            Err(Failure::Invalid(format!("{number} is not a device: give TENURE_CPU, or a CUDA device's number")))
+        }
     }
 }
 

@@ -241,7 +241,7 @@ impl Value {
                     Argument::Tensors(elements(tensors.as_ptr().cast::<&Tensor>(), tensors.len()))
                 }
                 types::GENERATOR => Argument::Generator(self.content.generator.as_ref().ok_or_else(missing)?),
-                other => return Err(Failure::Invalid(format!("{other} is no tenure_type"))),
+                other => return Err(Failure::Invalid(format!("{other} is not a tenure_type"))),
             }
         };
         Ok(takes(*kind, &argument).then_some(argument))

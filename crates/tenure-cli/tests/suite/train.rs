@@ -628,7 +628,7 @@ fn what_does_not_go_together_says_what_does() {
             &["missing: No such file"],
         ),
         (&["--model", "gpt2", "--data", "text:text", "--report", "missing/a.html"], &["missing/a.html", "folder"]),
-        (&["--model", "gpt2", "--data", "text:text", "--checkpoint", "."], &[".: it is no file that can be replaced"]),
+        (&["--model", "gpt2", "--data", "text:text", "--checkpoint", "."], &[".: it is not a regular file"]),
         (&["--model", "gpt2-mini", "--data", "text:text", "--tensorboard", "text"], &["text: "]),
         (&["--model", "gpt2-mini", "--data", "text:text", "--resume", "missing"], &["missing: No such file"]),
     ];
@@ -642,7 +642,7 @@ fn what_does_not_go_together_says_what_does() {
         (&["--model", "vgg", "--data", "text:text"], "resnet18"),
         (&["--model", "gpt2", "--data", "text:text", "--mapping", "m.json"], "--tier <NAME=MEDIUM>"),
         (&["--model", "gpt2", "--data", "text:text", "--tier", "dram"], "expected NAME=MEDIUM, as in DRAM=dram@8GiB"),
-        (&["--model", "gpt2", "--data", "text:text", "--tier", "DRAM=ram"], "is no tier"),
+        (&["--model", "gpt2", "--data", "text:text", "--tier", "DRAM=ram"], "is not a tier"),
         (&["--model", "gpt2", "--data", "text:text", "--lr", "-1"], "a number above 0"),
         (
             &["--model", "gpt2", "--data", "text:text", "--batch-size", "0"],

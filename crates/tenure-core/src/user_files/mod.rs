@@ -75,7 +75,7 @@ pub fn expect_text(bytes: &[u8]) -> io::Result<()> {
         && error.error_len().is_some()
     {
         format!(
-            "this is no text in UTF-8: the byte at offset {} is not part of one: if it is a text in another encoding, \
+            "this is not a text in UTF-8: the byte at offset {} is not part of one: if it is a text in another encoding, \
              convert it, such as by `iconv -f LATIN1 -t UTF-8`",
             error.valid_up_to()
         )

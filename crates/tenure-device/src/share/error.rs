@@ -43,8 +43,8 @@ pub enum ShareError {
     },
     /// The daemon ended, or closed the connection.
     #[error(
-        "the memory daemon at {} is gone, or has closed this connection: what it shared stays valid in this process, \
-         and nothing new can be had; start it again if it is gone, and connect anew (it will not know the leases of before)",
+        "the memory daemon at {} has ended or closed the connection: memory that it shared stays valid; start it again \
+         and reconnect (earlier leases are lost)",
         .socket.display()
     )]
     DaemonGone {

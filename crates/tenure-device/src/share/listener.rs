@@ -166,7 +166,7 @@ fn remove_stale(path: &Path) -> Result<(), ShareError> {
     };
     if !found.file_type().is_socket() {
         let reason = io::Error::from(io::ErrorKind::AlreadyExists);
-        return Err(socket_error(path, "a file that is no socket is in the way", reason));
+        return Err(socket_error(path, "a file that is not a socket is in the way", reason));
     }
     // A socket of another type belongs to another program, and so does one whose owner is too busy to answer.
     if matches!(Socket::connect(path, PROBE), Ok(_) | Err(Errno::PROTOTYPE | Errno::AGAIN)) {

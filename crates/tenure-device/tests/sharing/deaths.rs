@@ -174,7 +174,7 @@ fn memory_outlives_a_killed_daemon() {
     fill(&*driver, address, GRANULE, 2);
     assert!(matches!(client.status(), Err(ShareError::DaemonGone { .. })));
     let error = backing.create(GRANULE).unwrap_err().to_string();
-    assert!(error.contains("is gone") && error.contains("connect anew"), "{error}");
+    assert!(error.contains("has ended") && error.contains("reconnect"), "{error}");
     driver.synchronize().unwrap();
     backing.unmap(address, GRANULE).unwrap();
     backing.release(chunk).unwrap();

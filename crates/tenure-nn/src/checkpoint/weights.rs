@@ -94,7 +94,7 @@ impl Weights {
                     // An index may come from elsewhere, so it may name only files in its own folder.
                     let is_plain = Path::new(&file).file_name().is_some_and(|name| *name == *file);
                     if !is_plain {
-                        return Err(CheckpointError::format(path, format!("{file:?} is no file's name")).into());
+                        return Err(CheckpointError::format(path, format!("{file:?} is not a file name")).into());
                     }
                     files.push(WeightFile::open_named(&path.with_file_name(&file), path)?);
                     numbers.insert(file, files.len() - 1);

@@ -138,7 +138,7 @@ fn weights_may_be_in_several_files() {
     );
     index("../model-3.safetensors");
     let error = Weights::open(folder.path()).err().unwrap().to_string();
-    assert!(error.contains("no file's name"), "{error}");
+    assert!(error.contains("is not a file name"), "{error}");
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn a_file_that_cannot_be_written_is_found_out_before() {
     check_writable(&path("file")).unwrap();
     check_writable(&path("new")).unwrap();
     assert_eq!((fs::read_to_string(path("file")).unwrap(), files(folder.path())), ("old".into(), vec!["file".into()]));
-    for (name, expected) in [("missing/file", "there is no folder"), ("", "no file that can be replaced")] {
+    for (name, expected) in [("missing/file", "there is no folder"), ("", "it is not a regular file")] {
         let [before, when] = [check_writable(&path(name)), write_atomically(&path(name), |_| Ok(()))];
         let [before, when] = [before, when].map(|result| result.unwrap_err().to_string());
         assert!(before.contains(expected), "{before}");
@@ -339,7 +339,7 @@ fn a_file_that_cannot_be_written_is_found_out_before() {
 fn what_is_no_file_is_not_replaced_and_a_link_leads_to_what_is() {
     let folder = tempfile::tempdir().unwrap();
     let error = write_atomically(Path::new("/dev/null"), |_| Ok(())).unwrap_err().to_string();
-    assert!(error.contains("/dev/null: it is no file that can be replaced"), "{error}");
+    assert!(error.contains("/dev/null: it is not a regular file"), "{error}");
     assert!(!fs::metadata("/dev/null").unwrap().is_file());
 
     let file = folder.path().join("file");

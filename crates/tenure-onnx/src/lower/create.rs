@@ -57,9 +57,9 @@ impl Lower<'_, '_> {
         let mut numbers = Vec::new();
         for (name, default) in [("start", 0), ("end", 0), ("step", 1)] {
             let number = match self.index(name) {
-                Some(_) => {
-                    self.integer(name).ok_or_else(|| format!("{name} is no integer, and depends on dynamic axes"))?
-                }
+                Some(_) => self
+                    .integer(name)
+                    .ok_or_else(|| format!("{name} is not an integer, and depends on dynamic axes"))?,
                 None => Size::fixed(default),
             };
             let list = self.graph().size(number)?;

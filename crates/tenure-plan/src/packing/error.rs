@@ -81,7 +81,7 @@ pub enum BufferError {
         other: usize,
     },
     /// Its fixed offset is not aligned.
-    #[error("its fixed offset, {offset}, is no multiple of its alignment, {alignment}: change one of them")]
+    #[error("its fixed offset, {offset}, is not a multiple of its alignment, {alignment}: change one of them")]
     Misaligned {
         /// The offset.
         offset: u64,

@@ -258,7 +258,7 @@ impl<'i, 'a> Operations<'i, 'a> {
             b'S' | b'T' | b'U' | b'B' | 0x8e | 0x96 => "holds a byte string".into(),
             0x8f..=0x91 => "holds a set".into(),
             0x97 | 0x98 => "would use an out-of-band buffer".into(),
-            _ => return Ok(self.error(format!("{code:#04x} is no pickle operation"))),
+            _ => return Ok(self.error(format!("{code:#04x} is not a pickle operation"))),
         };
         Ok(self.refusal(what))
     }

@@ -73,7 +73,7 @@ fn check_tensors(parts: &ProblemParts) -> Result<(), ProblemError> {
             return Err(error(format!("compression is {ratio}, and must be more than 1 or left out")));
         }
         if tensor.is_always_there() && tensor.recompute.is_some() {
-            return Err(error("what is there all the time is not computed again: leave recompute out".into()));
+            return Err(error("a tensor that exists throughout is not computed again: leave recompute out".into()));
         }
         let inputs = tensor.recompute.iter().flat_map(|recompute| &recompute.inputs);
         if let Some(input) = inputs.copied().find(|input| *input >= parts.tensors.len() || *input == number) {

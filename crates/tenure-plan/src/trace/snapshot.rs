@@ -315,7 +315,7 @@ impl Snapshot<'_> {
             Some(earlier) => earlier
                 .as_u64()
                 .and_then(|earlier| Additions::recorded(events.len(), earlier))
-                .ok_or_else(|| not_a_snapshot(&format!("{EARLIER_EVENTS} is no number of its events")))?,
+                .ok_or_else(|| not_a_snapshot(&format!("{EARLIER_EVENTS} is not a number of its events")))?,
             None => {
                 let at_end = live_at_end(self.segments_of(device));
                 let mut additions = history::complete(&events, &at_end);

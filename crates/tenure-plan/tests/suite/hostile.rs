@@ -58,7 +58,7 @@ fn what_is_no_pickle_says_so() {
     let cases: [(&[u8], &str); 3] = [
         (b"\x80\x06.", "pickle protocol 6 is not known at byte 0"),
         (b"\x80\x04.", "the stack is empty at byte 2"),
-        (b"\xff", "0xff is no pickle operation at byte 0"),
+        (b"\xff", "0xff is not a pickle operation at byte 0"),
     ];
     for (bytes, reason) in cases {
         assert_eq!(refusal(bytes), format!("not a PyTorch memory snapshot: {reason}"));
@@ -162,7 +162,7 @@ fn a_program_that_does_nothing_for_ever_ends_at_the_size_limit() {
 #[test]
 fn ten_gigabytes_of_zeros_end_at_the_first() {
     let zeros = io::repeat(0).take(10 << 30);
-    let message = "not a PyTorch memory snapshot: 0x00 is no pickle operation at byte 0";
+    let message = "not a PyTorch memory snapshot: 0x00 is not a pickle operation at byte 0";
     let read =
         |reader: Box<dyn Read>| Trace::read_from(reader, "test", &ReadOptions::default()).unwrap_err().to_string();
     assert_eq!(read(Box::new(liblzma::read::XzEncoder::new(zeros, 0))), message);

@@ -54,7 +54,7 @@ fn what_is_no_mapping_is_refused_in_one_line() {
         (r#"{"format": "tenure-mapping", "version": 1, "tiers": ["a", "a"], "places": {}}"#, "a name of its own"),
         (
             r#"{"format": "tenure-mapping", "version": 1, "tiers": ["a"], "places": {"x": 1}}"#,
-            "\"x\" is to live in tier 1",
+            "\"x\" is mapped to tier 1",
         ),
         (r#"{"format": "tenure-mapping", "version": 1, "tiers": ["a"], "places": {"x": -1}}"#, "invalid value"),
         (

@@ -136,7 +136,7 @@ fn a_bad_line_is_named_with_what_is_wrong() {
     );
     assert_eq!(
         refusal(b"id,lower,upper,size,alignment,offset\na,0,1,1,4,6"),
-        "line 2: its fixed offset, 6, is no multiple of its alignment, 4: change one of them"
+        "line 2: its fixed offset, 6, is not a multiple of its alignment, 4: change one of them"
     );
     assert_eq!(
         refusal(b"id,lower,upper,size,offset\na,0,5,4,0\nb,5,9,4,0\nc,4,6,9,3"),

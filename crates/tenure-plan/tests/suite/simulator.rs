@@ -294,7 +294,7 @@ fn plans_that_cannot_be_are_refused() {
     refused(&[(1, 1, PlanAction::Drop), (1, 3, again), (1, 2, PlanAction::Drop)], "at kernel 2, and is not there");
     refused(&[(1, 0, PlanAction::Drop), (1, 1, again)], "at kernel 0, and is not there");
     refused(&[(0, 1, PlanAction::Drop), (0, 3, PlanAction::Recompute { to: 0 })], "does not say how");
-    refused(&[(4, 3, PlanAction::Drop)], "is there all the time");
+    refused(&[(4, 3, PlanAction::Drop)], "must exist throughout");
     let problem = Problem::new(parts()).unwrap();
     let error = simulate(&problem, &Plan::default()).unwrap_err();
     assert_eq!(error, PlanError::Places { found: 0, tensors: 5 });

@@ -129,7 +129,7 @@ fn span(tensor: &str, parameters: &Parameters) -> Result<Option<Span>, ServeErro
     let region = match parameters.get("shared_memory_region") {
         None => None,
         Some(InferParameter { choice: Some(ParameterChoice::String(region)) }) => Some(region.clone()),
-        Some(_) => return Err(ServeError::Malformed("the parameter \"shared_memory_region\" is no string".into())),
+        Some(_) => return Err(ServeError::Malformed("the parameter \"shared_memory_region\" is not a string".into())),
     };
     let offset = number(parameters, "shared_memory_offset")?;
     let byte_size = number(parameters, "shared_memory_byte_size")?;

@@ -33,7 +33,7 @@ const ENCODINGS: HeaderValue = HeaderValue::from_static("identity,gzip,deflate")
 pub(super) fn time_limit(headers: &HeaderMap) -> Result<Option<Duration>, ServeError> {
     let Some(value) = headers.get("grpc-timeout") else { return Ok(None) };
     let limit = value.to_str().ok().and_then(duration);
-    limit.map(Some).ok_or_else(|| ServeError::Malformed(format!("grpc-timeout is no time: {value:?}")))
+    limit.map(Some).ok_or_else(|| ServeError::Malformed(format!("invalid grpc-timeout: {value:?}")))
 }
 
 /// Parses at most eight digits and a unit.

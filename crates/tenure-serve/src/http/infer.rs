@@ -96,7 +96,5 @@ fn encode(response: &InferResponse, wanted: &Wanted) -> Result<Encoded, ServeErr
 fn json_length(headers: &HeaderMap) -> Result<Option<usize>, ServeError> {
     let Some(value) = headers.get(JSON_LENGTH) else { return Ok(None) };
     let length = value.to_str().ok().and_then(|value| value.parse().ok());
-    length
-        .map(Some)
-        .ok_or_else(|| ServeError::Malformed(format!("Inference-Header-Content-Length is no length: {value:?}")))
+    length.map(Some).ok_or_else(|| ServeError::Malformed(format!("invalid Inference-Header-Content-Length: {value:?}")))
 }

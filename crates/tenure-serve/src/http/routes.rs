@@ -336,16 +336,16 @@ struct LoadRequest {
 
 /// Parses a body that may be empty.
 fn parameters<T: Default + for<'de> Deserialize<'de>>(body: &[u8]) -> Result<T, ServeError> {
-    if body.trim_ascii().is_empty() { Ok(T::default()) } else { object(body, "such request") }
+    if body.trim_ascii().is_empty() { Ok(T::default()) } else { object(body, "valid request") }
 }
 
 /// Parses a JSON object, which the errors call `what`.
 pub(super) fn object<'de, T: Deserialize<'de>>(body: &'de [u8], what: &str) -> Result<T, ServeError> {
     // serde would accept an array as the values of an object's fields.
     if body.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
-        return Err(ServeError::Malformed(format!("the body is no {what}: it must be an object")));
+        return Err(ServeError::Malformed(format!("the body is not a {what}: it must be an object")));
     }
-    serde_json::from_slice(body).map_err(|error| ServeError::Malformed(format!("the body is no {what}: {error}")))
+    serde_json::from_slice(body).map_err(|error| ServeError::Malformed(format!("the body is not a {what}: {error}")))
 }
 
 pub(super) fn json(message: &(impl Serialize + ?Sized)) -> Response {

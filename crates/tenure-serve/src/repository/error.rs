@@ -16,7 +16,9 @@ pub enum RepositoryError {
         source: io::Error,
     },
     /// A folder's name cannot be a model's name.
-    #[error("{name:?} is no model's name: use 1 to 128 letters of ASCII, digits, '.', '_' and '-', and no '.' first")]
+    #[error(
+        "invalid model name {name:?}: use 1 to 128 ASCII letters, digits, '.', '_' and '-', and do not begin with '.'"
+    )]
     Name {
         /// The name.
         name: String,

@@ -43,7 +43,7 @@ pub enum SharedMemoryError {
         source: Box<TensorError>,
     },
     /// The key cannot be the name of an object.
-    #[error("{0:?} is no key of shared memory: it is 1 to 255 bytes without '/', but for one at its start")]
+    #[error("{0:?} is not a key of shared memory: it is 1 to 255 bytes without '/', but for one at its start")]
     Key(String),
     /// The system cannot open the object.
     #[error("shared memory {key:?} cannot be opened: {source}")]
@@ -54,7 +54,7 @@ pub enum SharedMemoryError {
         source: io::Error,
     },
     /// The object is a folder, a socket, or another thing without bytes.
-    #[error("{0:?} is no shared memory, although it is where that is")]
+    #[error("{0:?} is not shared memory, although it is where that is")]
     NotMemory(String),
     /// The object is shorter than its region.
     #[error("shared memory {key:?} has {found} bytes, and the region would end at {end}")]

@@ -37,9 +37,9 @@ pub fn run(architectures: Architectures) -> ExitCode {
 
 fn serve(architectures: Architectures) -> io::Result<()> {
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    stream
-        .peer_addr()
-        .map_err(|error| io::Error::other(format!("its standard input is no server, which starts it: {error}")))?;
+    stream.peer_addr().map_err(|error| {
+        io::Error::other(format!("its standard input is not the socket of a server, which starts it: {error}"))
+    })?;
     // This works even if the worker is stopped and does not see the closed socket.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // If this is not allowed, the system chooses by itself.

@@ -228,7 +228,7 @@ fn a_tensor_is_in_one_place_inside_its_region() {
             "\"shared_memory_offset\" is not a number from 0 up",
         ),
         (with("shared_memory_byte_size", ParameterChoice::Int64(3)), "takes 4 bytes, and there are 3"),
-        (with("shared_memory_region", ParameterChoice::Int64(3)), "\"shared_memory_region\" is no string"),
+        (with("shared_memory_region", ParameterChoice::Int64(3)), "\"shared_memory_region\" is not a string"),
         (
             spoilt(&|request| request.raw_input_contents = vec![Bytes::from_static(&[1; 4])]),
             "raw_input_contents has 1 tensors, and there are 0 inputs outside shared memory",

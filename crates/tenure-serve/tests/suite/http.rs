@@ -179,7 +179,7 @@ fn an_error_has_its_status_and_says_what_to_do() {
     let full = served.infer("full", INFER);
     assert_eq!((full.error().0, &*full.headers["retry-after"]), (503, "2"));
     let length = served.ask("POST", "/v2/models/echo_fp32/infer", &["Inference-Header-Content-Length: -1"], b"{}");
-    assert_eq!(length.error(), (400, "Inference-Header-Content-Length is no length: \"-1\"".into()));
+    assert_eq!(length.error(), (400, "invalid Inference-Header-Content-Length: \"-1\"".into()));
     let long =
         format!(r#"{{"inputs": [{{"name": "{}", "shape": [], "datatype": "INT8", "data": [0]}}]}}"#, "é".repeat(9000));
     assert!(named("echo_fp32", &long).1.len() < 3000);

@@ -182,7 +182,7 @@ fn the_datatype_of_answers_is_that_of_the_stored_weights() {
     write_header(&folder, "BF16");
     assert_eq!(read(root.path()).unwrap().outputs[0].datatype, Datatype::Bf16);
     fs::write(folder.join("model.safetensors"), [0xff; 100]).unwrap();
-    assert!(read(root.path()).unwrap_err().contains("bytes is too long: it is no file of safetensors"));
+    assert!(read(root.path()).unwrap_err().contains("bytes is too long: it is not a safetensors file"));
     fs::write(folder.join("model.safetensors"), [9, 0, 0, 0, 0, 0, 0, 0, b'{']).unwrap();
     assert!(read(root.path()).unwrap_err().starts_with("model.safetensors: no file of safetensors: "));
     fs::remove_file(folder.join("model.safetensors")).unwrap();

@@ -179,7 +179,7 @@ fn names_are_parts_of_a_path_and_of_a_url() {
         assert_eq!(name.parse::<ModelName>().unwrap().as_str(), name);
     }
     for name in ["", ".", "..", ".hidden", "a/b", "a b", "größe", "a\0", &"x".repeat(129)] {
-        assert!(name.parse::<ModelName>().unwrap_err().to_string().contains("is no model's name"));
+        assert!(name.parse::<ModelName>().unwrap_err().to_string().contains("invalid model name"));
     }
 }
 

@@ -195,7 +195,7 @@ fn a_key_names_an_object_of_shared_memory_and_no_other_file() {
     let path = CString::new(pipe.path().to_str().unwrap()).unwrap();
     mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     let long = "x".repeat(256);
-    let no_key = "is no key of shared memory";
+    let no_key = "is not a key of shared memory";
     for (key, expected) in [
         ("", no_key),
         ("/", no_key),
@@ -209,7 +209,7 @@ fn a_key_names_an_object_of_shared_memory_and_no_other_file() {
         ("tenure-test-that-does-not-exist", "No such file"),
         (&link.name, "cannot be opened"),
         (&folder.name, "cannot be opened"),
-        (&pipe.name, "is no shared memory"),
+        (&pipe.name, "is not shared memory"),
     ] {
         let body = format!(r#"{{"key": "{key}", "offset": 0, "byte_size": 1}}"#);
         let (status, error) = served.post(&format!("{REGION}/r/register"), &body).error();
@@ -235,7 +235,7 @@ fn a_region_is_inside_its_object() {
     }
     for body in ["", "{}", r#"{"key": "k"}"#, r#"{"key": "k", "byte_size": -1}"#, r#"{"key": 1, "byte_size": 1}"#] {
         let (status, error) = served.post(&format!("{REGION}/r/register"), body).error();
-        assert!(status == 400 && error.starts_with("the body is no region of shared memory"), "{error}");
+        assert!(status == 400 && error.starts_with("the body is not a region of shared memory"), "{error}");
     }
 }
 

@@ -76,7 +76,7 @@ fn tensordot_over(input: &Tensor, other: &Tensor, dims: &[isize], other_dims: &[
     let mut right = lower(other)?;
     check_operands(OP, &[&left, &right])?;
     if dims.len() != other_dims.len() {
-        return Err(TensorError::shape(OP, format!("dimensions {dims:?} and {other_dims:?} are no pairs")));
+        return Err(TensorError::shape(OP, format!("dimensions {dims:?} and {other_dims:?} do not pair up")));
     }
     let left_dims = distinct(OP, &left, dims)?;
     let right_dims = distinct(OP, &right, other_dims)?;

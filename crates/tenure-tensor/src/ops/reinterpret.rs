@@ -38,7 +38,7 @@ fn view_dtype(input: &Tensor, dtype: DType) -> Result<Tensor> {
     } else {
         resized(input.layout(), from.size(), dtype.size()).ok_or_else(|| {
             let reason = format!(
-                "{from} of sizes {:?}, strides {:?} and offset {} are no whole elements of {dtype}, one after the other \
+                "{from} of sizes {:?}, strides {:?} and offset {} do not make whole elements of {dtype}, one after the other \
                  in the last dimension: use contiguous(), or slices of whole elements",
                 input.sizes(),
                 input.strides(),

@@ -158,7 +158,7 @@ fn anomaly_mode_names_the_operation_that_made_a_nan() {
     let _anomaly = Anomaly::detect();
     let x = leaf(&[0.0]);
     let error = x.div(&x).unwrap().mul(2.0).unwrap().backward().unwrap_err().to_string();
-    assert!(error.starts_with("div: gradient 1 has a value that is no number"), "{error}");
+    assert!(error.starts_with("div: gradient 1 has a value that is not a number"), "{error}");
     assert!(error.contains("anomaly_mode_names_the_operation"), "no place of the forward call in {error}");
 }
 

@@ -19,7 +19,7 @@ fn contractions_of_sizes_that_differ_are_refused() {
         "tensordot: dimension 0 of sizes [2, 3] has 2 elements, but dimension 1 of sizes [2, 3] has 3",
     );
     says(x.tensordot_over(&x, &[0, 0], &[0, 1]), "tensordot: dimension 0 is twice in [0, 0]");
-    says(x.tensordot_over(&x, &[0], &[]), "tensordot: dimensions [0] and [] are no pairs");
+    says(x.tensordot_over(&x, &[0], &[]), "tensordot: dimensions [0] and [] do not pair up");
     says(x.tensordot(&x, 3), "tensordot: 3 dimensions are more than those of sizes [2, 3] or [2, 3]");
 }
 

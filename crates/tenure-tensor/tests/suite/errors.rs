@@ -593,8 +593,8 @@ fn backward() {
             y.backward().unwrap();
             y.backward()
         },
-        "mul: backward goes through this graph a second time, but what it saved was freed after the first: say \
-         retain_graph the first time",
+        "mul: backward goes through this graph a second time, but its saved tensors were freed after the first: pass \
+         retain_graph=True to that one",
     );
     // grad can be implicitly created only for scalar outputs
     says(

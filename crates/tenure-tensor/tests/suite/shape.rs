@@ -281,9 +281,17 @@ fn a_view_in_another_dtype_shares_the_bytes_and_the_count_of_writes() {
 fn a_view_in_another_dtype_has_whole_elements_and_valid_values() {
     let bytes = Tensor::zeros(&[3, 8], DType::U8, Device::CPU).unwrap();
     let refused = |tensor: Tensor, dtype| tensor.view_dtype(dtype).unwrap_err().to_string();
-    assert!(refused(bytes.narrow(1, 0, 6).unwrap(), DType::I32).contains("no whole elements"));
-    assert!(refused(bytes.narrow(1, 2, 4).unwrap(), DType::I32).contains("no whole elements"), "the offset is 2 bytes");
-    assert!(refused(bytes.t().unwrap(), DType::I16).contains("no whole elements"), "the last dimension is not dense");
-    assert!(refused(bytes.select(0, 0).unwrap().select(0, 0).unwrap(), DType::I16).contains("no whole elements"));
+    assert!(refused(bytes.narrow(1, 0, 6).unwrap(), DType::I32).contains("do not make whole elements"));
+    assert!(
+        refused(bytes.narrow(1, 2, 4).unwrap(), DType::I32).contains("do not make whole elements"),
+        "the offset is 2 bytes"
+    );
+    assert!(
+        refused(bytes.t().unwrap(), DType::I16).contains("do not make whole elements"),
+        "the last dimension is not dense"
+    );
+    assert!(
+        refused(bytes.select(0, 0).unwrap().select(0, 0).unwrap(), DType::I16).contains("do not make whole elements")
+    );
     assert!(refused(bytes, DType::Bool).contains("ne(0)"), "a byte of 2 is no truth value");
 }

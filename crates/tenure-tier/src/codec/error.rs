@@ -5,7 +5,7 @@
 #[non_exhaustive]
 pub enum CodecError {
     /// The header is not one of a stream.
-    #[error("this is no encoded tensor: its header is of another format or changed")]
+    #[error("this is not an encoded tensor: its header is of another format or changed")]
     Header,
     /// The stream has too few bytes, or too many.
     #[error("an encoded tensor has {expected} bytes, and {bytes} are there: it was cut or changed")]

@@ -51,9 +51,9 @@ pub(super) fn sections(title: &str, number: u64, record: &StepRecord) -> Vec<Str
         ),
         section(
             &format!("What was saved in step {number}"),
-            "What the forward pass saved for the backward pass, and what became of it. Parameters and what is too small to \
-             gain anything stay, and are not told of. Bars: where it was from when it was saved until it was needed; \
-             times are since the step began.",
+            "Tensors saved for the backward pass, and what happened to each. Parameters and tensors too small to be worth \
+             moving stay in memory and are not listed. Bars show where a tensor was from when it was saved until it was \
+             needed; times count from the begin of the step.",
             &(fates(&record.saved) + &each(record)),
         ),
     ]

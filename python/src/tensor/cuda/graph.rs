@@ -74,7 +74,7 @@ impl GraphObject {
     fn capture_begin(&self, py: Python<'_>, pool: Option<&GraphPoolObject>, capture_error_mode: &str) -> PyResult<()> {
         if !["global", "thread_local", "relaxed"].contains(&capture_error_mode) {
             return Err(PyValueError::new_err(format!(
-                "'{capture_error_mode}' is no capture_error_mode: take 'global', 'thread_local' or 'relaxed'"
+                "'{capture_error_mode}' is not a capture_error_mode: take 'global', 'thread_local' or 'relaxed'"
             )));
         }
         let current = opened(py, None)?.streams().current();

@@ -46,7 +46,7 @@ fn read(path: &Path, target: &Path) -> Result<Datatype, RepositoryError> {
     file.read_exact(&mut length).map_err(RepositoryError::io(path))?;
     let length = u64::from_le_bytes(length);
     if length > MAX_JSON_BYTES {
-        return Err(bad(format!("a header of {length} bytes is too long: it is no file of safetensors")));
+        return Err(bad(format!("a header of {length} bytes is too long: it is not a safetensors file")));
     }
     let mut header = Vec::new();
     file.take(length).read_to_end(&mut header).map_err(RepositoryError::io(path))?;

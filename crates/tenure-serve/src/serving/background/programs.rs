@@ -193,7 +193,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
     };
     let in_the_way = |what| Err(io::Error::new(io::ErrorKind::AddrInUse, what));
     if !found.file_type().is_socket() {
-        return in_the_way("a file that is no socket is in the way: choose another path");
+        return in_the_way("a file that is not a socket is in the way: choose another path");
     }
     if UnixStream::connect(path).is_ok() {
         return in_the_way("another server listens there: choose another path, or end it");
@@ -355,7 +355,7 @@ mod tests {
         let refused = |path: &Path| Programs::listen(path).err().unwrap().to_string();
         assert!(refused(&socket).starts_with("another server listens there"));
         fs::write(&file, "mine").unwrap();
-        assert!(refused(&file).starts_with("a file that is no socket"));
+        assert!(refused(&file).starts_with("a file that is not a socket"));
         drop(programs);
         assert!(!socket.exists());
     }

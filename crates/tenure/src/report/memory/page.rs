@@ -235,7 +235,7 @@ fn map(segments: &[SegmentUse], width: f64) -> String {
     let mut svg = Svg::default();
     svg.add(format_args!(
         "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
-         aria-label=\"What lies where in each segment; the table below has the figures.\">"
+         aria-label=\"Contents of each segment; the table below has the figures.\">"
     ));
     for (index, segment) in segments.iter().enumerate() {
         let y = STEP * index as f64;
