@@ -384,13 +384,15 @@ fn a_policy_is_trained_and_used() {
     assert!(text(&other.stderr).starts_with("tenure: curve.html: "), "{}", text(&other.stderr));
 }
 
-/// Waits until a process handles interrupts and has computed for a tenth of a second of its own processor time.
+/// Starts a program, sends it a signal once it handles signals and has computed for some hundredths of a second of its own
+/// processor time, and returns its output.
 #[cfg(target_os = "linux")]
-fn wait_until_it_computes(child: &mut std::process::Child) {
+fn interrupted(program: &mut Command, signal: &str, computing: u64) -> std::process::Output {
     use std::thread;
     use std::time::{Duration, Instant};
 
     const INTERRUPT: u32 = 2;
+    let mut child = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let read = |file| fs::read_to_string(format!("/proc/{}/{file}", child.id())).unwrap();
     let handles_interrupts = || {
         let status = read("status");
@@ -403,26 +405,23 @@ fn wait_until_it_computes(child: &mut std::process::Child) {
         stat.rsplit(") ").next().unwrap().split(' ').nth(11).unwrap().parse().unwrap()
     };
     let begun = Instant::now();
-    while !handles_interrupts() || ticks() < 10 {
+    while !handles_interrupts() || ticks() < computing {
         assert!(begun.elapsed() < Duration::from_secs(300), "it computes nothing");
         thread::sleep(Duration::from_millis(5));
     }
     assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+    let killed = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    child.wait_with_output().unwrap()
 }
 
 #[cfg(target_os = "linux")]
 #[test]
 fn an_interruption_answers_with_the_best_so_far() {
     let folder = here();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_tenure"))
-        .args(["plan", &hard(folder.path()), "--seconds", NO_LIMIT, "--json"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    wait_until_it_computes(&mut child);
-    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(killed.success());
-    let output = child.wait_with_output().unwrap();
+    let mut program = Command::new(env!("CARGO_BIN_EXE_tenure"));
+    program.args(["plan", &hard(folder.path()), "--seconds", NO_LIMIT, "--json"]);
+    let output = interrupted(&mut program, "-INT", 10);
     assert_eq!(output.status.code(), Some(130));
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(answer["height"].as_u64() > answer["lower_bound"].as_u64(), "{answer}");
@@ -433,19 +432,11 @@ fn an_interruption_answers_with_the_best_so_far() {
 fn an_interrupted_training_writes_a_policy_that_has_learned() {
     let folder = here();
     let path = folder.path();
-    // A billion problems take days to make. Steps of so few problems begin at once.
-    for (problems, is_written) in [("1000000000", false), ("1", true)] {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_tenure"))
-            .current_dir(path)
-            .args(["plan", "train", "-o", "policy", "--problems", problems, "--price-steps", "1000000000", "--json"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        wait_until_it_computes(&mut child);
-        let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
-        assert!(killed.success());
-        let output = child.wait_with_output().unwrap();
+    // A billion problems take days to make. Steps of few problems begin long before a second of processor time is over.
+    for (problems, computing, is_written) in [("1000000000", 10, false), ("1", 100, true)] {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_tenure"));
+        program.current_dir(path).args(["plan", "train", "-o", "policy", "--problems", problems]);
+        let output = interrupted(program.args(["--price-steps", "1000000000", "--json"]), "-TERM", computing);
         assert_eq!(output.status.code(), Some(143));
         assert_eq!(path.join("policy").exists(), is_written, "{}", text(&output.stderr));
         assert_eq!(!output.stdout.is_empty(), is_written);

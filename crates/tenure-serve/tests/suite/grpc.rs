@@ -624,7 +624,8 @@ fn who_is_slow_to_send_is_not_waited_for() {
 
 #[test]
 fn a_connection_without_a_call_is_closed() {
-    let served = served_with(Limits { head: Duration::from_millis(300), ..Limits::default() });
+    let hour = Duration::from_secs(3600);
+    let served = served_with(Limits { head: Duration::from_millis(300), receive: hour, ..Limits::default() });
     let Client { connection, requests, .. } = Client::new(&served);
     served.runtime.block_on(connection).unwrap().unwrap();
     drop(requests);

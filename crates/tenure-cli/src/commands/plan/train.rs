@@ -82,17 +82,16 @@ fn learn(args: &PlanTrainArgs) -> anyhow::Result<String> {
     let begun = Instant::now();
     let bar = progress::steps(0, price_steps + leaning_steps);
     let options = TrainOptions { problems, price_steps, leaning_steps, seed };
-    let mut made = 0;
     let Trained { policy, curve } = train(&options, &mut |event| {
         match event {
             TrainEvent::Problem => {}
-            TrainEvent::Step { stage: Stage::Prices, step } => made = step,
-            TrainEvent::Step { stage: Stage::Leanings, step } => made = price_steps + step,
+            TrainEvent::Step { stage: Stage::Prices, step } => bar.set_position(step),
+            TrainEvent::Step { stage: Stage::Leanings, step } => bar.set_position(price_steps + step),
             TrainEvent::Point(point) => bar.set_message(describe(point)),
         }
-        bar.set_position(made);
         signals::going_on()
     })?;
+    let made = bar.position();
     bar.finish_and_clear();
     if signals::was_received() && made == 0 {
         files::complain(&format!("{}: it was not written, as no step was made yet", args.output.display()));
