@@ -10,7 +10,7 @@ features := env("TENURE_FEATURES", "")
 pytorch := "2.11.0 2.12.0 2.12.1 2.13.0 2.14.0 2.14.1 2.15.0"
 
 # `cargo run` and `cargo test --workspace` need Rust and a C compiler, with `milp` also cmake, a C++ compiler and libclang.
-# `.ci/run` installs what the other recipes need.
+# `scripts/test` runs a recipe where `just` is missing, and `.ci/run` installs all that `just ci` needs.
 
 [private]
 default:
@@ -42,15 +42,16 @@ rust:
         "$program" >/dev/null || { echo "$example failed" >&2; exit 1; }
     done
 
-# The Rust tests in their long form, for hours: every kernel is compiled, and more random cases are drawn
+# All tests in their long form, for hours: every kernel is compiled, and more random cases are drawn
 soak factor="5":
-    NEXTEST_PROFILE=soak TENURE_CHECK_KERNELS=full TENURE_TEST_FACTOR={{ factor }} just rust
+    NEXTEST_PROFILE=soak TENURE_CHECK_KERNELS=full TENURE_TEST_FACTOR={{ factor }} just test
 
-# The Rust tests that took longest in their last run under nextest
+# The tests that took longest in their last run: Rust's under nextest, Python's, and those under PyTorch
 slowest count="20":
     #!/usr/bin/env python3
-    import xml.etree.ElementTree as xml
-    tests = xml.parse("target/nextest/default/junit.xml").iter("testcase")
+    import pathlib, xml.etree.ElementTree as xml
+    runs = [*pathlib.Path("target/nextest").glob("default/junit.xml"), *pathlib.Path("target").glob("pytest-*.xml")]
+    tests = [test for run in runs for test in xml.parse(run).iter("testcase")]
     for test in sorted(tests, key=lambda test: -float(test.get("time")))[:{{ count }}]:
         print(f'{float(test.get("time")):8.1f} s  {test.get("classname")} {test.get("name")}')
 
@@ -63,7 +64,7 @@ python *args: venv
     {{ venv }}/bin/ruff check python tests/oip
     {{ venv }}/bin/ruff format --check python tests/oip
     {{ venv }}/bin/mypy
-    {{ venv }}/bin/pytest --numprocesses 2 {{ args }}
+    {{ venv }}/bin/pytest --numprocesses 2 --junitxml target/pytest-package.xml {{ args }}
 
 # Third parties' clients, each with five models of `tenure serve` in memory for two
 clients *args: venv
@@ -104,7 +105,7 @@ test-torch *args: venv
     fi
     # It is no failure if `args` choose no test of a folder. On a GPU, tests measure how much of its memory is in use.
     processes=0
-    run() { {{ venv }}/bin/pytest --numprocesses "$processes" "$@" {{ args }} || (($? == 5)); }
+    run() { {{ venv }}/bin/pytest --numprocesses "$processes" --junitxml "target/pytest-${1##*/}.xml" "$@" {{ args }} || (($? == 5)); }
     if ! nvidia-smi -L >/dev/null 2>&1; then
         processes=2
         tests/cudart/build target/cudart {{ venv }}/bin/python
@@ -226,5 +227,10 @@ fuzz parser seconds="600":
 fresh *command:
     scripts/fresh {{ command }}
 
-# Everything that a change must pass. The demonstration uses the tests' build: nothing is built for it alone
-ci: test lint deny loom book (demo env("CARGO_TARGET_DIR", "target") / "debug/tenure" "2")
+# What a change must pass beside the tests. The demonstration uses the tests' build: nothing is built for it alone
+check: lint loom (demo env("CARGO_TARGET_DIR", "target") / "debug/tenure" "2")
+    ! cargo deny --version >/dev/null 2>&1 || just deny
+    ! mdbook --version >/dev/null 2>&1 || just book
+
+# Everything that a change must pass
+ci: test check
