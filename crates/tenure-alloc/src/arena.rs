@@ -42,8 +42,7 @@ impl Arena {
     /// [`AllocError::InvalidSetting`] if `block_bytes` is zero.
     pub fn with_block_bytes(base: Address, bytes: u64, block_bytes: u64) -> Result<Self, AllocError> {
         if block_bytes == 0 {
-            let expected = "a block must have at least one byte";
-            return Err(AllocError::InvalidSetting { setting: "block_bytes", value: "0".into(), expected });
+            return Err(AllocError::invalid("block_bytes", 0, "a block must have at least one byte"));
         }
         Ok(Self::with_checked_blocks(base, bytes, block_bytes))
     }

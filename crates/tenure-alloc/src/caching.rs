@@ -1,4 +1,4 @@
-//! [`CachingAllocator`]: the interface of a device's caching allocator.
+//! [`CachingAllocator`]: the interface of a device's caching allocator, in one trait for each concern.
 
 use std::sync::Arc;
 
@@ -31,6 +31,15 @@ pub struct OutOfMemory {
     pub rejected: bool,
 }
 
+impl OutOfMemory {
+    /// Returns the error for a request of `requested` bytes, as the program made it.
+    pub(crate) fn error(&self, requested: u64, stream: StreamId) -> AllocError {
+        let Self { allowed, overhead, allocated, inactive, total, free, .. } = *self;
+        let reserved = allocated + inactive;
+        AllocError::OutOfMemory { requested, stream, allocated, reserved, inactive, overhead, free, total, allowed }
+    }
+}
+
 /// A callback for when memory runs short; returns whether it may have freed any of this allocator's blocks.
 pub type FreeMemoryCallback = Box<dyn Fn() -> bool + Send + Sync>;
 
@@ -55,17 +64,47 @@ pub enum Tuning {
     /// made from now on. Existing segments serve only blocks of their kind.
     ExpandableSegments(bool),
     /// The fraction of the device, 0 to 1, beyond which requests are refused; `None` for no such limit. It applies in
-    /// addition to [`set_memory_fraction`](CachingAllocator::set_memory_fraction). Requests that only this limit
+    /// addition to [`set_memory_fraction`](MemoryLimits::set_memory_fraction). Requests that only this limit
     /// refuses are counted as [`num_oom_rejections`](crate::Statistics::num_oom_rejections). PyTorch's
     /// `throw_on_cudamalloc_oom`.
     RejectAbove(Option<f64>),
 }
 
-/// A device's caching allocator: the interface of PyTorch's `DeviceCachingAllocator`.
-pub trait CachingAllocator: Resource {
+/// A device's caching allocator: the interface of PyTorch's `DeviceCachingAllocator`. This trait has the calls that
+/// decide when memory is reused and given back; each of the traits that it includes has one other concern.
+pub trait CachingAllocator:
+    Resource + LiveBlocks + MemoryReports + MemoryLimits + PrivatePools + PoolCheckpoints
+{
     /// Records that `stream` uses the block at `address` too. After its free, the block is not reused until that stream
     /// has finished the work that was put on it before the free.
     fn record_stream(&self, address: Address, stream: StreamId) -> Result<(), AllocError>;
+
+    /// Gives back to the backing every physical byte that no block uses (`empty_cache`).
+    fn release_cached(&self) -> Result<(), AllocError>;
+
+    /// Gives back the memory of a private pool that no block uses, if the pool has no uses left. Does nothing if it
+    /// has, or if the pool is unknown. For the common pool's id it does the same as
+    /// [`release_cached`](Self::release_cached).
+    fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError>;
+
+    /// Marks the point where the program begins to repeat itself, such as the start of a training step. An allocator
+    /// may let go of memory that the last cycles did not use, where that costs no memory.
+    ///
+    /// # Errors
+    /// The backing fails.
+    fn begin_cycle(&self) -> Result<(), AllocError>;
+
+    /// Changes a setting. Returns whether the setting applies to this allocator; if not, nothing has changed.
+    ///
+    /// # Errors
+    /// [`AllocError::InvalidSetting`] if the value makes no sense.
+    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError>;
+}
+
+/// Questions about single live blocks, and changes of what is recorded for them.
+pub trait LiveBlocks {
+    /// Returns the live block that starts at `address`, if there is one.
+    fn block(&self, address: Address) -> Option<Block>;
 
     /// Changes the tag and key of the live block at `address`, for when they were not known at its allocation. Its
     /// bytes move from the old tag's figures to the new tag's; events recorded before stay as they are.
@@ -81,19 +120,18 @@ pub trait CachingAllocator: Resource {
     /// [`AllocError::UnknownAddress`] if no live block starts there.
     fn annotate(&self, address: Address) -> Result<(), AllocError>;
 
-    /// Returns the live block that starts at `address`, if there is one.
-    fn block(&self, address: Address) -> Option<Block>;
+    /// Returns the memory that was mapped or allocated together around the live block at `address`: first byte and
+    /// bytes.
+    fn extent(&self, address: Address) -> Option<(Address, u64)>;
 
-    /// Gives back to the backing every physical byte that no block uses (`empty_cache`).
-    fn release_cached(&self) -> Result<(), AllocError>;
+    /// Returns the physical chunks mapped under `bytes` bytes of the live block at `address`, in order. Mapped side by
+    /// side, they show the block at the same offset. They belong to the block as long as it lives. Returns `None` if
+    /// the memory is not made of chunks, or if there is no such block.
+    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>>;
+}
 
-    /// Marks the point where the program begins to repeat itself, such as the start of a training step. An allocator
-    /// may let go of memory that the last cycles did not use, where that costs no memory.
-    ///
-    /// # Errors
-    /// The backing fails.
-    fn begin_cycle(&self) -> Result<(), AllocError>;
-
+/// Reports on the whole memory of an allocator: counters, snapshots and the history of events.
+pub trait MemoryReports {
     /// Returns the counters, under PyTorch's names and per tag.
     fn statistics(&self) -> Statistics;
 
@@ -102,6 +140,9 @@ pub trait CachingAllocator: Resource {
 
     /// Sets every accumulated counter to zero.
     fn reset_accumulated_statistics(&self);
+
+    /// Returns the length in bytes of the longest free range of memory that is held.
+    fn largest_free(&self) -> u64;
 
     /// Returns every segment and block, and the history if it is recorded.
     fn snapshot(&self) -> Snapshot {
@@ -114,13 +155,10 @@ pub trait CachingAllocator: Resource {
 
     /// Returns the history of this allocator.
     fn history(&self) -> &History;
+}
 
-    /// Changes a setting. Returns whether the setting applies to this allocator; if not, nothing has changed.
-    ///
-    /// # Errors
-    /// [`AllocError::InvalidSetting`] if the value makes no sense.
-    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError>;
-
+/// The limit on the memory that an allocator may hold, and the calls that it makes when memory runs short.
+pub trait MemoryLimits {
     /// Limits the memory held to `fraction` (0 to 1) of the device. The limit counts the whole process, overhead
     /// included, or this allocator alone, as [`count_overhead`](Self::count_overhead) says.
     fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError>;
@@ -139,7 +177,10 @@ pub trait CachingAllocator: Resource {
 
     /// Adds an observer of out-of-memory errors.
     fn add_out_of_memory_observer(&self, observer: OutOfMemoryObserver);
+}
 
+/// Private pools: memory kept apart, for graph captures and for programs that ask for it.
+pub trait PrivatePools {
     /// Makes private pool `pool` with one use, or adds a use to it if it exists. Its segments come from `source`, if
     /// given.
     ///
@@ -181,14 +222,12 @@ pub trait CachingAllocator: Resource {
     /// [`NativeConfig::expandable_segments`](crate::NativeConfig::expandable_segments).
     fn set_expandable(&self, pool: PoolId) -> Result<(), AllocError>;
 
-    /// Gives back the memory of a private pool that no block uses, if the pool has no uses left. Does nothing if it
-    /// has, or if the pool is unknown. For the common pool's id it does the same as
-    /// [`release_cached`](Self::release_cached).
-    fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError>;
-
     /// Returns the first addresses of the live blocks of a private pool, in order.
     fn live_blocks(&self, pool: PoolId) -> Result<Vec<Address>, AllocError>;
+}
 
+/// Checkpoints of private pools, for graphs that are captured after others were replayed.
+pub trait PoolCheckpoints {
     /// Records the live blocks of a private pool, so that the pool can be set back to them later. Waits on the host for
     /// other streams that use freed blocks of the pool.
     ///
@@ -205,16 +244,4 @@ pub trait CachingAllocator: Resource {
     /// [`AllocError::PoolBusy`] if those streams cannot be waited for; [`AllocError::PoolChanged`] if the pool was
     /// given up, or if memory of the checkpoint is gone. In both cases nothing has changed.
     fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError>;
-
-    /// Returns the memory that was mapped or allocated together around the live block at `address`: first byte and
-    /// bytes.
-    fn extent(&self, address: Address) -> Option<(Address, u64)>;
-
-    /// Returns the length in bytes of the longest free range of memory that is held.
-    fn largest_free(&self) -> u64;
-
-    /// Returns the physical chunks mapped under `bytes` bytes of the live block at `address`, in order. Mapped side by
-    /// side, they show the block at the same offset. They belong to the block as long as it lives. Returns `None` if
-    /// the memory is not made of chunks, or if there is no such block.
-    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>>;
 }

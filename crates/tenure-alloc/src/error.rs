@@ -124,3 +124,10 @@ pub enum AllocError {
     #[error(transparent)]
     Backing(#[from] BackingError),
 }
+
+impl AllocError {
+    /// Returns the error for a setting whose value makes no sense.
+    pub(crate) fn invalid(setting: &'static str, value: impl ToString, expected: &'static str) -> Self {
+        Self::InvalidSetting { setting, value: value.to_string(), expected }
+    }
+}

@@ -24,7 +24,6 @@ mod caching;
 mod error;
 mod history;
 mod hooks;
-mod limit;
 pub mod native;
 pub mod paged;
 pub mod pages;
@@ -39,7 +38,10 @@ mod sync;
 pub use arena::Arena;
 pub use backing::{Address, Backing, BackingError, ChunkId, MappedChunk, Mark, MemoryInfo};
 pub use bump::BumpPool;
-pub use caching::{CachingAllocator, Divisions, FreeMemoryCallback, OutOfMemory, OutOfMemoryObserver, Tuning};
+pub use caching::{
+    CachingAllocator, Divisions, FreeMemoryCallback, LiveBlocks, MemoryLimits, MemoryReports, OutOfMemory,
+    OutOfMemoryObserver, PoolCheckpoints, PrivatePools, Tuning,
+};
 pub use error::AllocError;
 pub use history::{
     History, HistoryAction, HistoryClock, HistoryContext, HistoryContextGuard, HistoryEvent, KeepContexts, Recording,

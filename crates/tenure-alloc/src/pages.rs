@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_limit_or_the_system_refuses_changes_nothing() {
+    fn a_refused_request_changes_nothing() {
         let fake = Fake::default();
         let heap = PageHeap::new(&fake, PageHeapConfig { limit_bytes: 8 * MIB, ..PageHeapConfig::default() });
         let block = heap.allocate(request(6 * MIB)).unwrap();
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn who_hears_that_the_limit_leaves_no_room_can_make_some() {
+    fn callbacks_make_room_below_the_limit() {
         let fake: &'static Fake = Box::leak(Box::default());
         let heap = std::sync::Arc::new(PageHeap::new(fake, PageHeapConfig::default()));
         let blocks = Mutex::new(vec![heap.allocate(request(6 * MIB)).unwrap().address; 1]);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_free_while_callbacks_find_nothing_is_used() {
+    fn memory_freed_during_callbacks_is_used() {
         let fake: &'static Fake = Box::leak(Box::default());
         let heap = std::sync::Arc::new(PageHeap::new(fake, PageHeapConfig::default()));
         heap.set_limit(8 * MIB);

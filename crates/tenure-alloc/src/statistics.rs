@@ -38,8 +38,13 @@ impl Stat {
 
     /// Increases or decreases the value to `value`.
     pub fn set(&mut self, value: u64) {
-        self.increase(value.saturating_sub(self.current));
-        self.decrease(self.current.saturating_sub(value));
+        self.replace(self.current, value);
+    }
+
+    /// Replaces a part of the value, `before`, by `after`, in one step so that the peak is right.
+    pub(crate) fn replace(&mut self, before: u64, after: u64) {
+        self.increase(after.saturating_sub(before));
+        self.decrease(before.saturating_sub(after));
     }
 
     /// Sets the peak to the current value.
@@ -245,15 +250,11 @@ impl Statistics {
 
     /// Changes the bytes that `pool` holds from the backing by the bytes that go and those that come, as one step.
     pub(crate) fn reserved_changed(&mut self, pool: PoolId, kind: PoolKind, gone: u64, come: u64) {
-        let change = |stat: &mut Stat| {
-            stat.increase(come.saturating_sub(gone));
-            stat.decrease(gone.saturating_sub(come));
-        };
-        self.both(kind).into_iter().for_each(|figures| change(&mut figures.reserved_bytes));
+        self.both(kind).into_iter().for_each(|figures| figures.reserved_bytes.replace(gone, come));
         if pool != PoolId::default() {
             let [all, small, large] = self.reserved_in_private_pools.entry(pool).or_default();
-            change(all);
-            change(if kind == PoolKind::Small { small } else { large });
+            all.replace(gone, come);
+            if kind == PoolKind::Small { small } else { large }.replace(gone, come);
         }
     }
 

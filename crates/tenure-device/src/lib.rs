@@ -12,7 +12,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use tenure_alloc::{CachingAllocator, PagedAllocator, Request, Resource};
+//! use tenure_alloc::{MemoryReports, PagedAllocator, Request, Resource};
 //! use tenure_core::StreamId;
 //! use tenure_device::DeviceBacking;
 //! use tenure_device::sim::{SimConfig, SimDriver};

@@ -24,11 +24,10 @@ impl Contexts {
     /// one; for an event that gives memory back, below [`KeepContexts::All`] or without a current one, it is that of
     /// the allocation.
     pub(super) fn update(&mut self, event: &HistoryEvent, kept: KeepContexts) -> Option<HistoryContext> {
-        let current = |least| current_context(kept, least);
         let HistoryEvent { address, bytes, .. } = *event;
         let context = match event.action {
             HistoryAction::Alloc => {
-                let context = current(KeepContexts::State);
+                let context = current_context(kept, KeepContexts::State);
                 // An earlier block at the address may have left its context here.
                 if let Some(context) = &context {
                     self.blocks.insert(address, context.clone());
@@ -37,13 +36,13 @@ impl Contexts {
                 }
                 context
             }
-            HistoryAction::FreeRequested => current(KeepContexts::All).or_else(|| self.of_block(address)),
+            HistoryAction::FreeRequested => current_context(kept, KeepContexts::All).or_else(|| self.of_block(address)),
             HistoryAction::FreeCompleted => {
                 let own = self.blocks.remove(&address);
-                current(KeepContexts::All).or(own)
+                current_context(kept, KeepContexts::All).or(own)
             }
             HistoryAction::SegmentAlloc | HistoryAction::SegmentMap => {
-                let context = current(KeepContexts::Alloc);
+                let context = current_context(kept, KeepContexts::Alloc);
                 if let Some(context) = &context {
                     self.segments.insert(address, (address + bytes, context.clone()));
                 }
@@ -52,9 +51,9 @@ impl Contexts {
             HistoryAction::SegmentFree | HistoryAction::SegmentUnmap => {
                 let own = self.of_segment(address);
                 self.cut_segments(address, address + bytes);
-                current(KeepContexts::All).or(own)
+                current_context(kept, KeepContexts::All).or(own)
             }
-            HistoryAction::OutOfMemory | HistoryAction::Annotate => current(KeepContexts::State),
+            HistoryAction::OutOfMemory | HistoryAction::Annotate => current_context(kept, KeepContexts::State),
             HistoryAction::Snapshot => None,
         };
         if kept >= KeepContexts::Alloc { context } else { None }

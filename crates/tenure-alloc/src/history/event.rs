@@ -1,4 +1,7 @@
-//! [`HistoryEvent`]: one entry of a history, and the [`HistoryAction`]s that entries record.
+//! [`HistoryEvent`]: one entry of a history, and the [`HistoryAction`]s that entries record; and the buffer that keeps
+//! the last ones.
+
+use std::collections::VecDeque;
 
 use tenure_core::{KeyId, StreamId, Tag};
 
@@ -109,5 +112,48 @@ impl HistoryEvent {
     /// Returns the event with `pool` as its pool.
     pub fn in_pool(self, pool: PoolId) -> Self {
         Self { pool, ..self }
+    }
+}
+
+/// A buffer that keeps the last entries pushed, up to its limit, which is 0 at first.
+pub(super) struct Ring<T> {
+    limit: usize,
+    entries: VecDeque<T>,
+}
+
+impl<T> Ring<T> {
+    /// Changes the limit; removes the oldest entries beyond it.
+    pub(super) fn set_limit(&mut self, limit: usize) {
+        self.limit = limit;
+        let excess = self.entries.len().saturating_sub(limit);
+        self.entries.drain(..excess);
+    }
+
+    /// Adds an entry; removes the oldest if the limit is exceeded.
+    pub(super) fn push(&mut self, entry: T) {
+        if self.limit == 0 {
+            return;
+        }
+        if self.entries.len() == self.limit {
+            self.entries.pop_front();
+        }
+        self.entries.push_back(entry);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.entries.clear();
+    }
+}
+
+impl<T: Clone> Ring<T> {
+    /// Returns the entries, oldest first.
+    pub(super) fn to_vec(&self) -> Vec<T> {
+        self.entries.iter().cloned().collect()
+    }
+}
+
+impl<T> Default for Ring<T> {
+    fn default() -> Self {
+        Self { limit: 0, entries: VecDeque::new() }
     }
 }

@@ -3,7 +3,6 @@
 mod context;
 mod contexts;
 mod event;
-mod ring;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -17,7 +16,7 @@ pub use event::{HistoryAction, HistoryEvent};
 use crate::Address;
 use crate::snapshot::{Segment, SnapshotAnnotation};
 use contexts::Contexts;
-use ring::Ring;
+use event::Ring;
 
 /// A clock that returns the time in µs.
 pub type HistoryClock = Box<dyn Fn() -> u64 + Send + Sync>;
@@ -236,11 +235,13 @@ impl History {
 
     /// Updates the reasons for which events matter.
     fn update(&self, records: &Records) {
-        let reason = |holds, reason| if holds { reason } else { 0 };
-        let reasons = reason(records.recording.is_some(), RECORDED)
-            | reason(!records.trackers.is_empty(), TRACKED)
-            | reason(!records.contexts.is_empty(), HELD);
-        self.reasons.store(reasons, Ordering::Relaxed);
+        let reasons = [
+            (records.recording.is_some(), RECORDED),
+            (!records.trackers.is_empty(), TRACKED),
+            (!records.contexts.is_empty(), HELD),
+        ];
+        let holding = reasons.into_iter().filter(|(holds, _)| *holds);
+        self.reasons.store(holding.fold(0, |all, (_, reason)| all | reason), Ordering::Relaxed);
     }
 }
 

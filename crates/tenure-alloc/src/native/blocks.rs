@@ -1,10 +1,11 @@
 //! Blocks, in an arena, linked into segments by index.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Index, IndexMut};
 
 use tenure_core::{KeyId, StreamId, Tag};
 
-use crate::{Address, PoolKind};
+use crate::{Address, Mark, PoolKind};
 
 /// The index of a block in [`BlockTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -181,4 +182,13 @@ impl IndexMut<BlockId> for BlockTable {
     fn index_mut(&mut self, id: BlockId) -> &mut Block {
         self.slots[id.0 as usize].as_mut().expect("an id is forgotten with its block")
     }
+}
+
+/// Freed blocks that wait for streams.
+#[derive(Debug, Default)]
+pub(super) struct PendingBlocks {
+    /// Marks by stream, in the order in which they were recorded, so that a slow stream delays only its own blocks.
+    pub(super) awaited: BTreeMap<StreamId, VecDeque<(Mark, BlockId)>>,
+    /// Blocks freed during a capture, when recording and querying marks would break the capture.
+    pub(super) deferred: VecDeque<BlockId>,
 }

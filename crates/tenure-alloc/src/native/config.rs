@@ -45,20 +45,28 @@ impl NativeConfig {
     /// Refuses settings that make no sense over a backing of this granularity.
     pub(super) fn validate(&self, granularity: u64) -> Result<(), AllocError> {
         if self.expandable_segments && !SMALL_SEGMENT.is_multiple_of(granularity) {
-            return Err(invalid("expandable_segments", true, "the backing's granularity must divide 2 MiB"));
+            return Err(AllocError::invalid(
+                "expandable_segments",
+                true,
+                "the backing's granularity must divide 2 MiB",
+            ));
         }
         if let Some(bytes) = self.max_split_size
             && bytes <= LARGE_SEGMENT
         {
-            return Err(invalid("max_split_size", bytes, "it must be more than 20 MiB (20971520)"));
+            return Err(AllocError::invalid("max_split_size", bytes, "it must be more than 20 MiB (20971520)"));
         }
         if !rounding::is_valid(&self.roundup_power2_divisions) {
             let value = format!("{:?}", self.roundup_power2_divisions);
-            return Err(invalid("roundup_power2_divisions", value, "each must be 0 or a power of two"));
+            return Err(AllocError::invalid("roundup_power2_divisions", value, "each must be 0 or a power of two"));
         }
         let threshold = self.garbage_collection_threshold;
         if !(0.0..1.0).contains(&threshold) {
-            return Err(invalid("garbage_collection_threshold", threshold, "it must be at least 0 and less than 1"));
+            return Err(AllocError::invalid(
+                "garbage_collection_threshold",
+                threshold,
+                "it must be at least 0 and less than 1",
+            ));
         }
         Ok(())
     }
@@ -122,10 +130,6 @@ pub(super) fn chunk_size(kind: PoolKind) -> u64 {
         PoolKind::Small => SMALL_SEGMENT,
         PoolKind::Large => LARGE_SEGMENT,
     }
-}
-
-pub(super) fn invalid(setting: &'static str, value: impl ToString, expected: &'static str) -> AllocError {
-    AllocError::InvalidSetting { setting, value: value.to_string(), expected }
 }
 
 #[cfg(test)]

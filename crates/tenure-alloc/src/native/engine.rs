@@ -1,17 +1,16 @@
-//! The engine: serves requests by best fit, and splits and merges blocks.
+//! The engine: serves requests by best fit, and splits and merges blocks. Its other methods are in the files of their
+//! subjects, which all use this one.
 
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use tenure_core::{KeyId, StreamId, Tag};
 
-use super::blocks::{Block, BlockId, BlockState, BlockTable, PoolRef, StreamUse};
+use super::blocks::{Block, BlockId, BlockState, BlockTable, PendingBlocks, PoolRef, StreamUse};
+use super::captures::Captures;
 use super::config::{LARGE_SEGMENT, MIN_BLOCK, NativeConfig, SMALL_LIMIT, pool_kind, segment_size};
 use super::expandable::ExpandableSegment;
-use super::pending::PendingBlocks;
-use super::pool::Pools;
-use super::private::Captures;
-use super::source::{self, Locked, Returned};
+use super::pool::{Pools, Returned};
 use crate::accounts::Accounts;
 use crate::{
     Address, AllocError, Backing, History, HistoryAction, HistoryEvent, MemoryInfo, OutOfMemory, PoolId, PoolKind,
@@ -43,6 +42,15 @@ pub(super) struct Wanted {
     pub(super) request: Request,
     pub(super) bytes: u64,
     pub(super) pool: PoolRef,
+}
+
+/// An engine and its allocator's accounts, under a lock that can be released for a while.
+pub(crate) trait Locked {
+    /// Returns the engine and the accounts.
+    fn engine(&mut self) -> (&mut Engine, &mut Accounts);
+
+    /// Calls `call` with the lock released, and returns its result.
+    fn unlocked<T>(&mut self, call: impl FnOnce() -> T) -> T;
 }
 
 impl Engine {
@@ -78,58 +86,8 @@ impl Engine {
         Ok(self.take_free(accounts, &wanted).map(|id| self.hand_out(accounts, &wanted, id)))
     }
 
-    /// Allocates a block for `request` in new memory, or in memory that can still be reclaimed; returns `None` if there
-    /// is none.
-    pub(crate) fn allocate_new(locked: &mut impl Locked, request: Request) -> Result<Option<crate::Block>, AllocError> {
-        let wanted = locked.engine().0.resolve(request)?;
-        source::with_pool_kept(locked, &wanted, |locked| Self::search(locked, wanted))
-    }
-
-    /// Allocates a block for `request` in a new segment; returns `None` if memory is out.
-    pub(crate) fn allocate_segment(
-        locked: &mut impl Locked,
-        request: Request,
-    ) -> Result<Option<crate::Block>, AllocError> {
-        let wanted = locked.engine().0.resolve(request)?;
-        source::with_pool_kept(locked, &wanted, |locked| {
-            let added = Self::add_segment(locked, &wanted)?;
-            let (engine, accounts) = locked.engine();
-            Ok(added.map(|id| engine.hand_out(accounts, &wanted, id)))
-        })
-    }
-
-    /// Gets new memory for a request, step by step: a new segment, a private pool that lends its free blocks, oversize
-    /// segments and then all cached memory released first, and at last a segment of the request's own size.
-    fn search(locked: &mut impl Locked, wanted: Wanted) -> Result<Option<crate::Block>, AllocError> {
-        let (engine, accounts) = locked.engine();
-        if engine.collects_garbage(accounts) {
-            engine.collect_garbage(accounts)?;
-        }
-        let mut found = Self::add_segment(locked, &wanted)?;
-        if found.is_none() {
-            let (engine, accounts) = locked.engine();
-            if let Some((wanted, id)) = engine.take_from_private_pools(accounts, &wanted) {
-                return Ok(Some(engine.hand_out(accounts, &wanted, id)));
-            }
-            if engine.release_oversize(accounts, &wanted)? {
-                found = Self::add_segment(locked, &wanted)?;
-            }
-        }
-        let (engine, accounts) = locked.engine();
-        if found.is_none() && !engine.captures.any() {
-            engine.release_cached(accounts)?;
-            accounts.statistics.num_alloc_retries += 1;
-            found = Self::add_segment(locked, &wanted)?;
-        }
-        if found.is_none() {
-            found = Self::add_small_segment(locked, &wanted)?;
-        }
-        let (engine, accounts) = locked.engine();
-        Ok(found.map(|id| engine.hand_out(accounts, &wanted, id)))
-    }
-
     /// Allocates a free block for `request` from a private pool that lends its free blocks: see
-    /// [`use_pool_on_oom`](crate::CachingAllocator::use_pool_on_oom).
+    /// [`use_pool_on_oom`](crate::PrivatePools::use_pool_on_oom).
     pub(crate) fn borrow(
         &mut self,
         accounts: &mut Accounts,
@@ -164,18 +122,7 @@ impl Engine {
         });
         let MemoryInfo { free, total } = info;
         let seen = OutOfMemory { requested, allowed, overhead, allocated, inactive, total, free, rejected };
-        let error = AllocError::OutOfMemory {
-            requested: request.bytes,
-            stream,
-            allocated,
-            reserved,
-            inactive,
-            overhead,
-            free,
-            total,
-            allowed,
-        };
-        Ok((error, seen))
+        Ok((seen.error(request.bytes, stream), seen))
     }
 
     pub(crate) fn free(&mut self, accounts: &mut Accounts, address: Address) -> Result<(), AllocError> {
@@ -341,7 +288,7 @@ impl Engine {
     }
 
     /// Makes a block that is in no set live, after splitting off the part that is not needed.
-    fn hand_out(&mut self, accounts: &mut Accounts, wanted: &Wanted, id: BlockId) -> crate::Block {
+    pub(super) fn hand_out(&mut self, accounts: &mut Accounts, wanted: &Wanted, id: BlockId) -> crate::Block {
         let kind = wanted.pool.kind;
         let was_split = self.blocks[id].is_split();
         let expandable = self.blocks[id].segment.is_some();
@@ -412,7 +359,7 @@ impl Engine {
     }
 
     /// Rounds a request and finds the pool that serves it.
-    fn resolve(&self, request: Request) -> Result<Wanted, AllocError> {
+    pub(super) fn resolve(&self, request: Request) -> Result<Wanted, AllocError> {
         let bytes = self.config.round(request.bytes)?;
         let pool = PoolRef { owner: self.captures.owner_for(request.stream), kind: pool_kind(bytes) };
         Ok(Wanted { request, bytes, pool })

@@ -6,15 +6,19 @@
 //! the same addresses as from PyTorch.
 
 mod blocks;
+mod captures;
 mod checkpoint;
 mod config;
 mod engine;
 mod expandable;
+mod mapping;
+mod owner;
 mod pending;
 mod pool;
 mod private;
 mod reclaim;
 mod report;
+mod search;
 mod segments;
 mod source;
 
@@ -28,12 +32,12 @@ pub use config::NativeConfig;
 use crate::accounts::Accounts;
 use crate::hooks::Hooks;
 use crate::{
-    Address, AllocError, Backing, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk,
-    OutOfMemoryObserver, PoolCheckpoint, PoolId, PoolSource, PoolUse, Request, Resource, Restored, Snapshot,
-    Statistics, StreamFilter, Tuning,
+    Address, AllocError, Backing, Block, CachingAllocator, History, LiveBlocks, MappedChunk, MemoryReports, PoolId,
+    Request, Resource, Snapshot, Statistics, Tuning,
 };
-pub(crate) use engine::Engine;
-pub(crate) use source::{Locked, give_back};
+pub(crate) use engine::{Engine, Locked};
+pub(crate) use owner::EngineOwner;
+pub(crate) use source::give_back;
 
 /// PyTorch's allocator of a device. One lock guards it, as in PyTorch; callbacks, observers and the sources of pools
 /// run without it.
@@ -50,6 +54,17 @@ pub struct NativeAllocator {
 struct NativeState {
     engine: Engine,
     accounts: Accounts,
+}
+
+impl Locked for MutexGuard<'_, NativeState> {
+    fn engine(&mut self) -> (&mut Engine, &mut Accounts) {
+        let NativeState { engine, accounts } = &mut **self;
+        (engine, accounts)
+    }
+
+    fn unlocked<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        MutexGuard::unlocked(self, call)
+    }
 }
 
 impl NativeAllocator {
@@ -104,6 +119,17 @@ impl NativeAllocator {
     }
 }
 
+impl EngineOwner for NativeAllocator {
+    fn hooks(&self) -> &Hooks {
+        &self.hooks
+    }
+
+    fn with_engine<T>(&self, call: impl FnOnce(&mut Engine, &mut Accounts) -> T) -> T {
+        let NativeState { engine, accounts } = &mut *self.state.lock();
+        call(engine, accounts)
+    }
+}
+
 impl Resource for NativeAllocator {
     fn allocate(&self, request: Request) -> Result<Block, AllocError> {
         if request.bytes == 0 {
@@ -132,115 +158,8 @@ impl CachingAllocator for NativeAllocator {
         if address == 0 { Ok(()) } else { self.state.lock().engine.record_stream(address, stream) }
     }
 
-    fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
-        if address == 0 {
-            return Ok(());
-        }
-        let NativeState { engine, accounts } = &mut *self.state.lock();
-        engine.retag(accounts, address, tag, key)
-    }
-
-    fn annotate(&self, address: Address) -> Result<(), AllocError> {
-        self.state.lock().engine.annotate(address)
-    }
-
-    fn block(&self, address: Address) -> Option<Block> {
-        self.state.lock().engine.block(address)
-    }
-
     fn release_cached(&self) -> Result<(), AllocError> {
         self.release(Engine::release_cached)
-    }
-
-    /// Does nothing: segments stay where they are.
-    fn begin_cycle(&self) -> Result<(), AllocError> {
-        Ok(())
-    }
-
-    fn statistics(&self) -> Statistics {
-        self.state.lock().accounts.statistics.clone()
-    }
-
-    fn reset_peak_statistics(&self) {
-        self.state.lock().accounts.statistics.reset_peak();
-    }
-
-    fn reset_accumulated_statistics(&self) {
-        self.state.lock().accounts.statistics.reset_accumulated();
-    }
-
-    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
-        self.state.lock().engine.snapshot(pool, traces)
-    }
-
-    fn history(&self) -> &History {
-        &self.history
-    }
-
-    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
-        let NativeState { engine, accounts } = &mut *self.state.lock();
-        engine.tune(accounts, tuning)?;
-        Ok(true)
-    }
-
-    fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
-        self.state.lock().accounts.limit.set(fraction)
-    }
-
-    fn memory_fraction(&self) -> f64 {
-        self.state.lock().accounts.limit.fraction()
-    }
-
-    fn count_overhead(&self, counts: bool) {
-        self.state.lock().accounts.limit.counts_overhead = counts;
-    }
-
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
-        self.hooks.add_callback(callback);
-    }
-
-    fn add_out_of_memory_observer(&self, observer: OutOfMemoryObserver) {
-        self.hooks.add_observer(observer);
-    }
-
-    fn create_pool(&self, pool: PoolId, source: Option<Arc<dyn PoolSource>>) -> Result<(), AllocError> {
-        self.state.lock().engine.create_pool(pool, source)
-    }
-
-    fn pool_uses(&self, pool: PoolId) -> usize {
-        self.state.lock().engine.pool_uses(pool)
-    }
-
-    fn begin_pool(&self, pool: PoolId, purpose: PoolUse, filter: StreamFilter) -> Result<(), AllocError> {
-        self.state.lock().engine.begin_pool(pool, purpose, filter)
-    }
-
-    fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.state.lock().engine.end_pool(pool)
-    }
-
-    fn set_pool_use(&self, pool: PoolId, purpose: PoolUse) {
-        self.state.lock().engine.set_pool_use(pool, purpose);
-    }
-
-    fn is_capturing(&self) -> bool {
-        self.state.lock().engine.captures.any()
-    }
-
-    fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.state.lock().engine.release_pool(pool)
-    }
-
-    fn use_pool_on_oom(&self, pool: PoolId, on: bool) -> Result<(), AllocError> {
-        self.state.lock().engine.use_pool_on_oom(pool, on)
-    }
-
-    fn set_no_split(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.state.lock().engine.set_no_split(pool)
-    }
-
-    fn set_expandable(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.state.lock().engine.set_expandable(pool)
     }
 
     fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError> {
@@ -253,29 +172,66 @@ impl CachingAllocator for NativeAllocator {
         })
     }
 
-    fn live_blocks(&self, pool: PoolId) -> Result<Vec<Address>, AllocError> {
-        self.state.lock().engine.live_blocks(pool)
+    /// Does nothing: segments stay where they are.
+    fn begin_cycle(&self) -> Result<(), AllocError> {
+        Ok(())
     }
 
-    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocError> {
+    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
         let NativeState { engine, accounts } = &mut *self.state.lock();
-        engine.checkpoint(accounts, pool)
+        engine.tune(accounts, tuning)?;
+        Ok(true)
+    }
+}
+
+impl LiveBlocks for NativeAllocator {
+    fn block(&self, address: Address) -> Option<Block> {
+        self.state.lock().engine.block(address)
     }
 
-    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError> {
+    fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
+        if address == 0 {
+            return Ok(());
+        }
         let NativeState { engine, accounts } = &mut *self.state.lock();
-        engine.restore(accounts, checkpoint)
+        engine.retag(accounts, address, tag, key)
+    }
+
+    fn annotate(&self, address: Address) -> Result<(), AllocError> {
+        self.state.lock().engine.annotate(address)
     }
 
     fn extent(&self, address: Address) -> Option<(Address, u64)> {
         self.state.lock().engine.extent(address)
     }
 
+    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
+        self.state.lock().engine.chunks_under(address, bytes)
+    }
+}
+
+impl MemoryReports for NativeAllocator {
+    fn statistics(&self) -> Statistics {
+        self.state.lock().accounts.statistics.clone()
+    }
+
+    fn reset_peak_statistics(&self) {
+        self.state.lock().accounts.statistics.reset_peak();
+    }
+
+    fn reset_accumulated_statistics(&self) {
+        self.state.lock().accounts.statistics.reset_accumulated();
+    }
+
     fn largest_free(&self) -> u64 {
         self.state.lock().engine.largest_free()
     }
 
-    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
-        self.state.lock().engine.chunks_under(address, bytes)
+    fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
+        self.state.lock().engine.snapshot(pool, traces)
+    }
+
+    fn history(&self) -> &History {
+        &self.history
     }
 }

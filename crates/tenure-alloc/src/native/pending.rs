@@ -1,22 +1,11 @@
 //! Freed blocks that other streams may still use.
 
-use std::collections::{BTreeMap, VecDeque};
-
 use tenure_core::StreamId;
 
 use super::blocks::{BlockId, BlockState, StreamUse};
 use super::engine::Engine;
 use crate::accounts::Accounts;
 use crate::{AllocError, BackingError, Mark};
-
-/// Freed blocks that wait for streams.
-#[derive(Debug, Default)]
-pub(super) struct PendingBlocks {
-    /// Marks by stream, in the order in which they were recorded, so that a slow stream delays only its own blocks.
-    awaited: BTreeMap<StreamId, VecDeque<(Mark, BlockId)>>,
-    /// Blocks freed during a capture, when recording and querying marks would break the capture.
-    pub(super) deferred: VecDeque<BlockId>,
-}
 
 impl Engine {
     /// Returns to their pools the freed blocks that no stream uses any more. Does nothing while a stream may be

@@ -75,6 +75,14 @@ impl PoolPair {
     }
 }
 
+/// A segment that was released, to be given back to its source.
+pub(super) struct Returned {
+    pub(super) source: Arc<dyn PoolSource>,
+    pub(super) address: Address,
+    pub(super) bytes: u64,
+    pub(super) stream: StreamId,
+}
+
 /// The common pools, at index 0, and the private ones.
 pub(super) struct Pools {
     pairs: Vec<PoolPair>,

@@ -2,76 +2,18 @@
 
 use std::sync::Arc;
 
-use tenure_core::StreamId;
-
 use super::blocks::{BlockId, BlockState, PoolRef};
-use super::config::{NativeConfig, invalid};
+use super::config::NativeConfig;
 use super::engine::{Engine, Wanted};
 use super::pool::COMMON;
-use super::source;
 use crate::accounts::Accounts;
 use crate::{Address, AllocError, PoolId, PoolKind, PoolSource, PoolUse, StreamFilter};
-
-/// The private pools to which allocations on some streams go now.
-#[derive(Default)]
-pub(crate) struct Captures {
-    /// These pools, the one begun last at the end.
-    underway: Vec<Underway>,
-    /// The number of these pools that are used for captures.
-    capturing: usize,
-    /// Pools whose free blocks any allocation may use before it fails for lack of memory, by index.
-    overflow: Vec<usize>,
-}
-
-/// A private pool, by index, to which allocations on the filter's streams go.
-struct Underway {
-    owner: usize,
-    purpose: PoolUse,
-    filter: StreamFilter,
-}
-
-impl Captures {
-    /// Returns whether a stream may be capturing: no stream must be queried or awaited then. (PyTorch 2.11 takes every
-    /// use of a private pool for a capture.)
-    #[inline]
-    pub(crate) fn any(&self) -> bool {
-        self.capturing > 0
-    }
-
-    /// Returns whether `stream` is captured.
-    pub(super) fn is_captured(&self, stream: StreamId) -> bool {
-        let mut captures = self.underway.iter().filter(|underway| underway.purpose == PoolUse::Capture);
-        captures.any(|underway| (underway.filter)(stream))
-    }
-
-    /// Returns whether allocations on `stream` go to a private pool.
-    pub(crate) fn diverts(&self, stream: StreamId) -> bool {
-        self.owner_for(stream) != COMMON
-    }
-
-    /// Returns the number of private pools that allocations go to.
-    pub(crate) fn underway(&self) -> usize {
-        self.underway.len()
-    }
-
-    /// Returns whether allocations on some stream go to a private pool, given by index.
-    fn is_underway(&self, owner: usize) -> bool {
-        self.underway.iter().any(|underway| underway.owner == owner)
-    }
-
-    /// Returns the index of the pools that an allocation on `stream` goes to.
-    #[inline]
-    pub(super) fn owner_for(&self, stream: StreamId) -> usize {
-        let latest = self.underway.iter().rev().find(|underway| (underway.filter)(stream));
-        latest.filter(|_| !source::is_calling()).map_or(COMMON, |underway| underway.owner)
-    }
-}
 
 impl Engine {
     pub(crate) fn create_pool(&mut self, id: PoolId, source: Option<Arc<dyn PoolSource>>) -> Result<(), AllocError> {
         check_private(id)?;
         if source.is_some() && self.pools.find(id).is_some() {
-            return Err(invalid(
+            return Err(AllocError::invalid(
                 "pool source",
                 format!("({}, {})", id.0, id.1),
                 "a pool's source is given when the pool is made",
@@ -91,7 +33,7 @@ impl Engine {
     pub(crate) fn begin_pool(&mut self, id: PoolId, purpose: PoolUse, filter: StreamFilter) -> Result<(), AllocError> {
         check_private(id)?;
         if self.pools.find(id).is_some_and(|owner| self.captures.is_underway(owner)) {
-            return Err(invalid(
+            return Err(AllocError::invalid(
                 "pool",
                 format!("({}, {})", id.0, id.1),
                 "end allocating to the pool before beginning again",
@@ -99,25 +41,18 @@ impl Engine {
         }
         let owner = self.pools.find_or_insert(id);
         self.pools.pair_mut(owner).uses += 1;
-        self.captures.capturing += usize::from(purpose == PoolUse::Capture);
-        self.captures.underway.push(Underway { owner, purpose, filter });
+        self.captures.begin(owner, purpose, filter);
         Ok(())
     }
 
     pub(crate) fn end_pool(&mut self, id: PoolId) -> Result<(), AllocError> {
         let owner = self.find_pool(id)?;
-        let begun = self.captures.underway.iter().position(|underway| underway.owner == owner);
-        let ended = self.captures.underway.remove(begun.ok_or(AllocError::UnknownPool(id))?);
-        self.captures.capturing -= usize::from(ended.purpose == PoolUse::Capture);
-        Ok(())
+        if self.captures.end(owner) { Ok(()) } else { Err(AllocError::UnknownPool(id)) }
     }
 
     pub(crate) fn set_pool_use(&mut self, id: PoolId, purpose: PoolUse) {
-        let Some(owner) = self.pools.find(id) else { return };
-        if let Some(underway) = self.captures.underway.iter_mut().find(|underway| underway.owner == owner) {
-            self.captures.capturing -= usize::from(underway.purpose == PoolUse::Capture);
-            self.captures.capturing += usize::from(purpose == PoolUse::Capture);
-            underway.purpose = purpose;
+        if let Some(owner) = self.pools.find(id) {
+            self.captures.set_use(owner, purpose);
         }
     }
 
@@ -219,7 +154,7 @@ impl Engine {
 
 fn check_private(id: PoolId) -> Result<(), AllocError> {
     if id == PoolId::default() {
-        return Err(invalid("pool", "(0, 0)", "private pools have another id: that is the common pool's"));
+        return Err(AllocError::invalid("pool", "(0, 0)", "private pools have another id: that is the common pool's"));
     }
     Ok(())
 }

@@ -2,8 +2,9 @@
 
 use super::blocks::{Block, BlockId, BlockState, PoolRef};
 use super::config::segment_size;
-use super::engine::{Engine, Wanted};
-use super::source::{self, Locked, Returned};
+use super::engine::{Engine, Locked, Wanted};
+use super::pool::Returned;
+use super::source;
 use crate::accounts::Accounts;
 use crate::{Address, AllocError, BackingError, HistoryAction, PoolKind};
 

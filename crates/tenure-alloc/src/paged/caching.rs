@@ -1,17 +1,17 @@
-//! The paged allocator as a [`CachingAllocator`]: statistics, settings and private pools. None of it is called often.
-
-use std::sync::Arc;
+//! The paged allocator as a [`CachingAllocator`]. None of it is called often.
 
 use tenure_core::{KeyId, StreamId, Tag};
 
 use super::heap::Heap;
 use super::state::PagedState;
 use super::{PagedAllocator, report};
-use crate::native::Engine;
+use crate::accounts::Accounts;
+use crate::hooks::Hooks;
+use crate::native::{Engine, EngineOwner};
 use crate::sync::Ordering;
 use crate::{
-    Address, AllocError, Block, CachingAllocator, FreeMemoryCallback, History, MappedChunk, OutOfMemoryObserver,
-    PoolCheckpoint, PoolId, PoolSource, PoolUse, Restored, Snapshot, Statistics, StreamFilter, Tuning,
+    Address, AllocError, Block, CachingAllocator, History, LiveBlocks, MappedChunk, MemoryReports, PoolId, Snapshot,
+    Statistics, Tuning,
 };
 
 impl CachingAllocator for PagedAllocator {
@@ -22,6 +22,59 @@ impl CachingAllocator for PagedAllocator {
                 None => self.state.lock().record_stream(address, stream),
             };
         if is_found { Ok(()) } else { Err(AllocError::UnknownAddress(address)) }
+    }
+
+    /// Does nothing while a stream is captured: memory can be released only after querying streams, which would break
+    /// the capture.
+    fn release_cached(&self) -> Result<(), AllocError> {
+        if self.state.lock().progress.is_capturing() {
+            return Ok(());
+        }
+        self.reclaim_all()?;
+        self.release_unused_pools(None)?;
+        Ok(self.state.lock().release_whole()?)
+    }
+
+    /// Does nothing while a stream is captured, like [`release_cached`](Self::release_cached).
+    fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError> {
+        if pool == PoolId::default() {
+            return self.release_cached();
+        }
+        if self.state.lock().progress.is_capturing() { Ok(()) } else { self.release_unused_pools(Some(pool)) }
+    }
+
+    /// Does nothing while a stream is captured, like [`release_cached`](Self::release_cached).
+    fn begin_cycle(&self) -> Result<(), AllocError> {
+        self.return_parked();
+        let mut state = self.state.lock();
+        if state.progress.is_capturing() { Ok(()) } else { Ok(state.begin_cycle()?) }
+    }
+
+    /// Applies `ExpandableSegments` to private pools only: all other memory is mapped where it is needed anyway.
+    /// Ignores `MaxSplitSize` and `GarbageCollectionThreshold`: blocks of all sizes are split, and cached memory is
+    /// used before any is released.
+    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
+        if let Tuning::MaxSplitSize(_) | Tuning::GarbageCollectionThreshold(_) = tuning {
+            return Ok(false);
+        }
+        {
+            let PagedState { private, accounts, .. } = &mut *self.state.lock();
+            private.engine.tune(accounts, tuning)?;
+        }
+        if let Tuning::Rounding(divisions) = tuning {
+            *self.divisions.write() = divisions;
+            self.has_rounding.store(u64::from(divisions.iter().any(|&steps| steps > 1)), Ordering::Release);
+        }
+        Ok(true)
+    }
+}
+
+impl LiveBlocks for PagedAllocator {
+    fn block(&self, address: Address) -> Option<Block> {
+        match self.owner(address) {
+            Some((heap, _)) => heap.lock().bytes_of(address).map(|bytes| Block { address, bytes }),
+            None => self.state.lock().block(address),
+        }
     }
 
     fn retag(&self, address: Address, tag: Tag, key: KeyId) -> Result<(), AllocError> {
@@ -40,31 +93,22 @@ impl CachingAllocator for PagedAllocator {
         }
     }
 
-    fn block(&self, address: Address) -> Option<Block> {
-        match self.owner(address) {
-            Some((heap, _)) => heap.lock().bytes_of(address).map(|bytes| Block { address, bytes }),
-            None => self.state.lock().block(address),
+    /// Returns the range of the chunks under the block, which are mapped side by side; for a block of a private pool
+    /// its segment.
+    fn extent(&self, address: Address) -> Option<(Address, u64)> {
+        let Some(bytes) = self.lent_bytes(address) else { return self.state.lock().extent(address) };
+        self.state.lock().space.extent(address, bytes)
+    }
+
+    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
+        match self.lent_bytes(address) {
+            Some(block) => Some(self.state.lock().space.chunks_under(address, bytes.min(block))),
+            None => self.state.lock().chunks_under(address, bytes),
         }
     }
+}
 
-    /// Does nothing while a stream is captured: memory can be released only after querying streams, which would break
-    /// the capture.
-    fn release_cached(&self) -> Result<(), AllocError> {
-        if self.state.lock().progress.is_capturing() {
-            return Ok(());
-        }
-        self.reclaim_all()?;
-        self.release_unused_pools(None)?;
-        Ok(self.state.lock().release_whole()?)
-    }
-
-    /// Does nothing while a stream is captured, like [`release_cached`](Self::release_cached).
-    fn begin_cycle(&self) -> Result<(), AllocError> {
-        self.return_parked();
-        let mut state = self.state.lock();
-        if state.progress.is_capturing() { Ok(()) } else { Ok(state.begin_cycle()?) }
-    }
-
+impl MemoryReports for PagedAllocator {
     fn statistics(&self) -> Statistics {
         // Takes all locks at once, heaps first, so that the statistics are of one moment.
         let mut heaps: Vec<_> = self.heaps.all().map(Heap::lock).collect();
@@ -86,6 +130,12 @@ impl CachingAllocator for PagedAllocator {
         self.state.lock().accounts.statistics.reset_accumulated();
     }
 
+    fn largest_free(&self) -> u64 {
+        self.return_parked();
+        let state = &mut *self.state.lock();
+        state.space.longest_range().max(state.private.engine.largest_free())
+    }
+
     fn snapshot_of(&self, pool: Option<PoolId>, traces: bool) -> Snapshot {
         report::snapshot(self, pool, traces)
     }
@@ -93,130 +143,18 @@ impl CachingAllocator for PagedAllocator {
     fn history(&self) -> &History {
         &self.history
     }
-
-    /// Applies `ExpandableSegments` to private pools only: all other memory is mapped where it is needed anyway.
-    /// Ignores `MaxSplitSize` and `GarbageCollectionThreshold`: blocks of all sizes are split, and cached memory is
-    /// used before any is released.
-    fn tune(&self, tuning: Tuning) -> Result<bool, AllocError> {
-        if let Tuning::MaxSplitSize(_) | Tuning::GarbageCollectionThreshold(_) = tuning {
-            return Ok(false);
-        }
-        {
-            let PagedState { private, accounts, .. } = &mut *self.state.lock();
-            private.engine.tune(accounts, tuning)?;
-        }
-        if let Tuning::Rounding(divisions) = tuning {
-            *self.divisions.write() = divisions;
-            self.has_rounding.store(u64::from(divisions.iter().any(|&steps| steps > 1)), Ordering::Release);
-        }
-        Ok(true)
-    }
-
-    fn set_memory_fraction(&self, fraction: f64) -> Result<(), AllocError> {
-        self.state.lock().accounts.limit.set(fraction)
-    }
-
-    fn memory_fraction(&self) -> f64 {
-        self.state.lock().accounts.limit.fraction()
-    }
-
-    fn count_overhead(&self, counts: bool) {
-        self.state.lock().accounts.limit.counts_overhead = counts;
-    }
-
-    fn add_free_memory_callback(&self, callback: FreeMemoryCallback) {
-        self.hooks.add_callback(callback);
-    }
-
-    fn add_out_of_memory_observer(&self, observer: OutOfMemoryObserver) {
-        self.hooks.add_observer(observer);
-    }
-
-    fn create_pool(&self, pool: PoolId, source: Option<Arc<dyn PoolSource>>) -> Result<(), AllocError> {
-        self.state.lock().private.engine.create_pool(pool, source)
-    }
-
-    fn pool_uses(&self, pool: PoolId) -> usize {
-        self.state.lock().private.engine.pool_uses(pool)
-    }
-
-    fn begin_pool(&self, pool: PoolId, purpose: PoolUse, filter: StreamFilter) -> Result<(), AllocError> {
-        self.change_captures(|engine| engine.begin_pool(pool, purpose, filter))
-    }
-
-    fn end_pool(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.change_captures(|engine| engine.end_pool(pool))
-    }
-
-    fn set_pool_use(&self, pool: PoolId, purpose: PoolUse) {
-        self.change_captures(|engine| engine.set_pool_use(pool, purpose));
-    }
-
-    fn is_capturing(&self) -> bool {
-        self.state.lock().progress.is_capturing()
-    }
-
-    fn release_pool(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.state.lock().private.engine.release_pool(pool)
-    }
-
-    fn use_pool_on_oom(&self, pool: PoolId, on: bool) -> Result<(), AllocError> {
-        self.state.lock().private.engine.use_pool_on_oom(pool, on)
-    }
-
-    fn set_no_split(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.state.lock().private.engine.set_no_split(pool)
-    }
-
-    fn set_expandable(&self, pool: PoolId) -> Result<(), AllocError> {
-        self.state.lock().private.engine.set_expandable(pool)
-    }
-
-    /// Does nothing while a stream is captured, like [`release_cached`](Self::release_cached).
-    fn release_cached_in(&self, pool: PoolId) -> Result<(), AllocError> {
-        if pool == PoolId::default() {
-            return self.release_cached();
-        }
-        if self.state.lock().progress.is_capturing() { Ok(()) } else { self.release_unused_pools(Some(pool)) }
-    }
-
-    fn live_blocks(&self, pool: PoolId) -> Result<Vec<Address>, AllocError> {
-        self.state.lock().private.engine.live_blocks(pool)
-    }
-
-    fn checkpoint(&self, pool: PoolId) -> Result<PoolCheckpoint, AllocError> {
-        let PagedState { private, accounts, .. } = &mut *self.state.lock();
-        private.engine.checkpoint(accounts, pool)
-    }
-
-    fn restore(&self, checkpoint: &PoolCheckpoint) -> Result<Restored, AllocError> {
-        let PagedState { private, accounts, .. } = &mut *self.state.lock();
-        private.engine.restore(accounts, checkpoint)
-    }
-
-    /// Returns the range of the chunks under the block, which are mapped side by side; for a block of a private pool
-    /// its segment.
-    fn extent(&self, address: Address) -> Option<(Address, u64)> {
-        let Some(bytes) = self.lent_bytes(address) else { return self.state.lock().extent(address) };
-        self.state.lock().space.extent(address, bytes)
-    }
-
-    fn largest_free(&self) -> u64 {
-        self.return_parked();
-        let state = &mut *self.state.lock();
-        state.space.longest_range().max(state.private.engine.largest_free())
-    }
-
-    fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
-        match self.lent_bytes(address) {
-            Some(block) => Some(self.state.lock().space.chunks_under(address, bytes.min(block))),
-            None => self.state.lock().chunks_under(address, bytes),
-        }
-    }
 }
 
-impl PagedAllocator {
-    /// Changes which private pools allocations go to, and for what.
+impl EngineOwner for PagedAllocator {
+    fn hooks(&self) -> &Hooks {
+        &self.hooks
+    }
+
+    fn with_engine<T>(&self, call: impl FnOnce(&mut Engine, &mut Accounts) -> T) -> T {
+        let PagedState { private, accounts, .. } = &mut *self.state.lock();
+        call(&mut private.engine, accounts)
+    }
+
     fn change_captures<T>(&self, change: impl FnOnce(&mut Engine) -> T) -> T {
         let PagedState { private, progress, .. } = &mut *self.state.lock();
         let changed = change(&mut private.engine);

@@ -86,35 +86,34 @@ impl PagedConfig {
     }
 
     pub(super) fn validate(&self) -> Result<(), AllocError> {
-        let invalid = |setting, value: String, expected| Err(AllocError::InvalidSetting { setting, value, expected });
         if !(0.0..=1.0).contains(&self.slack) {
-            return invalid("slack", self.slack.to_string(), "it must lie between 0 and 1");
+            return Err(AllocError::invalid("slack", self.slack, "it must lie between 0 and 1"));
         }
         if !(0.0..=1.0).contains(&self.chunk_share) {
-            return invalid("chunk_share", self.chunk_share.to_string(), "it must lie between 0 and 1");
+            return Err(AllocError::invalid("chunk_share", self.chunk_share, "it must lie between 0 and 1"));
         }
         if self.min_chunk_bytes == 0 || self.min_chunk_bytes > self.max_chunk_bytes {
-            let value = self.min_chunk_bytes.to_string();
-            return invalid("min_chunk_bytes", value, "it must be more than 0 and at most max_chunk_bytes");
+            let expected = "it must be more than 0 and at most max_chunk_bytes";
+            return Err(AllocError::invalid("min_chunk_bytes", self.min_chunk_bytes, expected));
         }
         if self.max_chunk_bytes > MAX_DEVICE_BYTES {
-            return invalid("max_chunk_bytes", self.max_chunk_bytes.to_string(), "it must be at most 64 TiB");
+            return Err(AllocError::invalid("max_chunk_bytes", self.max_chunk_bytes, "it must be at most 64 TiB"));
         }
         let allowed = SLAB_BYTES..=2 * MAX_DEVICE_BYTES;
         if let Some(bytes) = self.address_space_bytes.filter(|bytes| !allowed.contains(bytes)) {
-            return invalid("address_space_bytes", bytes.to_string(), "it must lie between 2 MiB and 128 TiB");
+            return Err(AllocError::invalid("address_space_bytes", bytes, "it must lie between 2 MiB and 128 TiB"));
         }
         if self.device >= MAX_DEVICES {
-            return invalid("device", self.device.to_string(), "devices are numbered from 0 to 127");
+            return Err(AllocError::invalid("device", self.device, "devices are numbered from 0 to 127"));
         }
         if self.block_chunks == 0 {
-            return invalid("block_chunks", "0".to_owned(), "a block needs at least one chunk");
+            return Err(AllocError::invalid("block_chunks", 0, "a block needs at least one chunk"));
         }
         if self.limited_coarseness == 0 {
-            return invalid("limited_coarseness", "0".to_owned(), "it must be at least 1");
+            return Err(AllocError::invalid("limited_coarseness", 0, "it must be at least 1"));
         }
         if self.mappings_per_chunk == 0 {
-            return invalid("mappings_per_chunk", "0".to_owned(), "a chunk needs at least one mapping");
+            return Err(AllocError::invalid("mappings_per_chunk", 0, "a chunk needs at least one mapping"));
         }
         Ok(())
     }

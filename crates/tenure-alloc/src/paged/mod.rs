@@ -5,7 +5,6 @@
 //! one window are mapped into another where they are needed, so that the reserved bytes stay close to the requested
 //! ones.
 
-mod address_space;
 mod bins;
 mod caching;
 mod chunk;
@@ -43,10 +42,9 @@ use crate::hooks::Hooks;
 use crate::native::give_back;
 use crate::sync::{AtomicU64, Ordering};
 use crate::{
-    Address, AllocError, Backing, Block, CachingAllocator, Divisions, History, OutOfMemory, PoolId, Request, Resource,
-    rounding,
+    Address, AllocError, Backing, Block, CachingAllocator, Divisions, History, MemoryReports, OutOfMemory, PoolId,
+    Request, Resource, rounding,
 };
-use address_space::AddressSpace;
 use config::{SLAB_BYTES, SMALL_LIMIT, round};
 use directory::{Directory, LoanKind};
 use heap::{Freed, Heap, HeapBlocks};
@@ -55,6 +53,7 @@ use latch::LatchGuard;
 use parked::Loans;
 use private::Private;
 use state::{Effort, NoBlock, PagedState};
+use windows::AddressSpace;
 
 /// The most times that callbacks are called to make room for one request. It stops a callback that always says it has
 /// made some.
@@ -193,7 +192,7 @@ impl PagedAllocator {
         let bytes = self.round(request.bytes)?;
         let attempt = |state: &mut MutexGuard<'_, PagedState>, requested, effort| {
             if state.private.engine.captures.diverts(request.stream) {
-                return private::allocate(state, request, effort);
+                return state::allocate_privately(state, request, effort);
             }
             let address = state.allocate(request, bytes, requested, effort)?;
             Ok(Block { address, bytes })
@@ -284,20 +283,7 @@ impl PagedAllocator {
         let requested = bytes;
         let seen = OutOfMemory { requested, allowed, overhead, allocated, inactive, total, free, rejected };
         self.hooks.report_out_of_memory(&seen);
-        let requested = request.bytes;
-        let stream = request.stream;
-        let error = AllocError::OutOfMemory {
-            requested,
-            stream,
-            allocated,
-            reserved,
-            inactive,
-            overhead,
-            free,
-            total,
-            allowed,
-        };
-        Err(error)
+        Err(seen.error(request.bytes, request.stream))
     }
 
     /// Makes the freed blocks of a heap available whose other streams have finished using them. If `wait`, waits for

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_placed_last_is_parked_and_found_again() {
+    fn the_latest_loans_are_parked_and_found_again() {
         let mut parked = ParkedLoans::default();
         assert!(parked.park(loan(7), 7));
         assert!(parked.park(loan(6), 7));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_continue_the_stack_ends_it() {
+    fn a_loan_out_of_order_ends_the_stack() {
         let mut parked = ParkedLoans::default();
         assert!(!parked.park(loan(6), 7));
         assert!(!parked.park(loan(7), 7), "before the first is given back");

@@ -10,13 +10,10 @@
 
 use std::sync::Arc;
 
-use parking_lot::MutexGuard;
-
 use super::segments::Segments;
-use super::state::{Effort, NoBlock, PagedState};
 use crate::accounts::Accounts;
-use crate::native::{Engine, Locked, NativeConfig};
-use crate::{Address, AllocError, Backing, Block, History, MappedChunk, PoolId, PoolKind, Request};
+use crate::native::{Engine, NativeConfig};
+use crate::{Address, AllocError, Backing, History, MappedChunk, PoolId, PoolKind};
 
 /// The private pools of an allocator.
 pub(super) struct Private {
@@ -34,7 +31,7 @@ impl Private {
         Ok(Self { engine, segments, leftover: 0 })
     }
 
-    /// See [`CachingAllocator::chunks_under`](crate::CachingAllocator::chunks_under).
+    /// See [`LiveBlocks::chunks_under`](crate::LiveBlocks::chunks_under).
     pub(super) fn chunks_under(&self, address: Address, bytes: u64) -> Option<Vec<MappedChunk>> {
         let (segment, _) = self.engine.extent(address)?;
         self.engine.chunks_under(address, bytes).or_else(|| Some(vec![self.segments.chunk(segment)?]))
@@ -61,41 +58,11 @@ impl Private {
     }
 
     /// Updates the reserved bytes after the bytes of leftovers changed.
-    fn count_leftovers(&mut self, accounts: &mut Accounts) {
+    pub(super) fn count_leftovers(&mut self, accounts: &mut Accounts) {
         let now = self.segments.leftover_bytes();
         for pool in accounts.statistics.both(PoolKind::Large) {
-            pool.reserved_bytes.increase(now.saturating_sub(self.leftover));
-            pool.reserved_bytes.decrease(self.leftover.saturating_sub(now));
+            pool.reserved_bytes.replace(self.leftover, now);
         }
         self.leftover = now;
     }
-}
-
-impl Locked for MutexGuard<'_, PagedState> {
-    fn engine(&mut self) -> (&mut Engine, &mut Accounts) {
-        let PagedState { private, accounts, .. } = &mut **self;
-        (&mut private.engine, accounts)
-    }
-
-    fn unlocked<T>(&mut self, call: impl FnOnce() -> T) -> T {
-        MutexGuard::unlocked(self, call)
-    }
-}
-
-/// Allocates a block in the private pool that allocations on the request's stream go to.
-pub(super) fn allocate(
-    state: &mut MutexGuard<'_, PagedState>,
-    request: Request,
-    effort: Effort,
-) -> Result<Block, NoBlock> {
-    let (engine, accounts) = state.engine();
-    engine.finish_completed(accounts)?;
-    let found = engine.allocate_free(accounts, request)?;
-    if found.is_some() || effort == Effort::Free {
-        return found.ok_or(NoBlock::Full);
-    }
-    let made = Engine::allocate_segment(state, request);
-    let PagedState { private, accounts, .. } = &mut **state;
-    private.count_leftovers(accounts);
-    made?.ok_or(NoBlock::Full)
 }

@@ -104,14 +104,17 @@ fn join(blocks: BTreeMap<Address, SnapshotBlock>, device: u32) -> Vec<Segment> {
 
 fn settings(state: &PagedState) -> Vec<(&'static str, Setting)> {
     let config = &state.config;
-    let bytes = |bytes: u64| Setting::Integer(i64::try_from(bytes).unwrap_or(i64::MAX));
     vec![
         ("allocator", Setting::Text("tenure paged".to_owned())),
         ("expandable_segments", Setting::Flag(true)),
         ("slack", Setting::Number(config.slack)),
-        ("slack_bytes", bytes(config.slack_bytes)),
-        ("min_chunk_bytes", bytes(config.min_chunk_bytes)),
-        ("max_chunk_bytes", bytes(config.max_chunk_bytes)),
+        ("slack_bytes", integer(config.slack_bytes)),
+        ("min_chunk_bytes", integer(config.min_chunk_bytes)),
+        ("max_chunk_bytes", integer(config.max_chunk_bytes)),
         ("roundup_power2_divisions", state.private.engine.config.describe_rounding()),
     ]
+}
+
+fn integer(value: u64) -> Setting {
+    Setting::Integer(i64::try_from(value).unwrap_or(i64::MAX))
 }

@@ -20,11 +20,10 @@ use std::collections::VecDeque;
 use slab::Slab;
 use tenure_core::StreamId;
 
-use super::address_space::AddressSpace;
 use super::chunk::{Chunk, Mapping};
 use super::mapping_recorder::MappingRecorder;
 use super::progress::{DeviceProgress, EpochUse};
-use super::windows::{MappedAddress, Window, WindowChanges, Windows};
+use super::windows::{AddressSpace, MappedAddress, Window, WindowChanges, Windows};
 use crate::{Address, Backing, BackingError, MappedChunk};
 
 /// The number of cycles for which a window is kept without a use. The places of blocks differ a little from cycle to

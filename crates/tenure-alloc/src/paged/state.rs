@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use parking_lot::MutexGuard;
 use rustc_hash::FxHashMap;
 use tenure_core::{KeyId, StreamId, Tag};
 
-use super::address_space::AddressSpace;
 use super::config::PagedConfig;
 use super::directory::LoanKind;
 use super::large::{LargeBlock, LargeBlocks};
@@ -14,7 +14,9 @@ use super::parked::{Loan, NEVER_PARKED};
 use super::private::Private;
 use super::progress::DeviceProgress;
 use super::space::Space;
+use super::windows::AddressSpace;
 use crate::accounts::Accounts;
+use crate::native::{Engine, Locked};
 use crate::sync::{AtomicU64, Ordering};
 use crate::{
     Address, AllocError, Backing, BackingError, Block, History, HistoryAction, HistoryEvent, MappedChunk, PoolId,
@@ -335,4 +337,33 @@ impl PagedState {
             pool.segment.decrease(before.saturating_sub(now));
         }
     }
+}
+
+impl Locked for MutexGuard<'_, PagedState> {
+    fn engine(&mut self) -> (&mut Engine, &mut Accounts) {
+        let PagedState { private, accounts, .. } = &mut **self;
+        (&mut private.engine, accounts)
+    }
+
+    fn unlocked<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        MutexGuard::unlocked(self, call)
+    }
+}
+
+/// Allocates a block in the private pool that allocations on the request's stream go to.
+pub(super) fn allocate_privately(
+    state: &mut MutexGuard<'_, PagedState>,
+    request: Request,
+    effort: Effort,
+) -> Result<Block, NoBlock> {
+    let (engine, accounts) = state.engine();
+    engine.finish_completed(accounts)?;
+    let found = engine.allocate_free(accounts, request)?;
+    if found.is_some() || effort == Effort::Free {
+        return found.ok_or(NoBlock::Full);
+    }
+    let made = Engine::allocate_segment(state, request);
+    let PagedState { private, accounts, .. } = &mut **state;
+    private.count_leftovers(accounts);
+    made?.ok_or(NoBlock::Full)
 }

@@ -1,14 +1,14 @@
 //! Snapshots of an allocator's memory, in the shape of PyTorch's `torch.cuda.memory._snapshot()`.
 
-mod holders;
 pub mod pickle;
 
+use std::cmp::Reverse;
 use std::io;
 
+use rustc_hash::FxHashMap;
 use tenure_core::{KeyId, StreamId, Tag};
 
 use crate::{Address, History, HistoryAction, HistoryContext, HistoryEvent, PoolId, PoolKind};
-pub use holders::Holder;
 use pickle::PickleWriter;
 
 /// A snapshot: all memory that an allocator holds, and its history.
@@ -149,9 +149,9 @@ impl Snapshot {
             device_traces[device as usize] = history.events();
             annotations = history.annotations();
         }
-        let active = |segment: &Segment| segment.bytes_where(|state| state != SnapshotState::Inactive);
         history.record(|| {
-            let active = segments.iter().map(active).sum();
+            let active =
+                segments.iter().map(|segment| segment.bytes_where(|state| state != SnapshotState::Inactive)).sum();
             HistoryEvent::new(HistoryAction::Snapshot, 0, active, StreamId::NULL).in_pool(pool)
         });
         Self { segments, device_traces, settings, annotations }
@@ -172,6 +172,39 @@ impl Snapshot {
             writer.list(|writer| self.annotations.iter().try_for_each(|mark| write_annotation(writer, mark)))
         })?;
         writer.finish().map(drop)
+    }
+}
+
+/// The live blocks of one tag and key together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The purpose of the blocks.
+    pub tag: Tag,
+    /// The key of the blocks; [`KeyId::NONE`] if the program gave none.
+    pub key: KeyId,
+    /// The bytes set aside for them.
+    pub bytes: u64,
+    /// The number of blocks.
+    pub blocks: usize,
+}
+
+impl Snapshot {
+    /// Returns the `limit` holders of the most bytes, largest first. Blocks that were freed and wait for other streams
+    /// count too, because they still hold their memory.
+    pub fn holders(&self, limit: usize) -> Vec<Holder> {
+        let mut held: FxHashMap<(Tag, KeyId), (u64, usize)> = FxHashMap::default();
+        let blocks = self.segments.iter().flat_map(|segment| &segment.blocks);
+        for block in blocks.filter(|block| block.state != SnapshotState::Inactive) {
+            let (bytes, count) = held.entry((block.tag, block.key)).or_default();
+            *bytes += block.bytes;
+            *count += 1;
+        }
+        let mut holders: Vec<Holder> =
+            held.into_iter().map(|((tag, key), (bytes, blocks))| Holder { tag, key, bytes, blocks }).collect();
+        // The rest of the order only keeps the report the same from run to run.
+        holders.sort_unstable_by_key(|holder| (Reverse(holder.bytes), holder.tag as usize, holder.key));
+        holders.truncate(limit);
+        holders
     }
 }
 

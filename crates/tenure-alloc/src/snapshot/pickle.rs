@@ -184,9 +184,12 @@ mod tests {
         bytes[2..bytes.len() - 1].to_vec()
     }
 
+    fn integer(value: i128) -> Vec<u8> {
+        written(|writer| writer.integer(value))
+    }
+
     #[test]
     fn integers_take_as_few_bytes_as_pythons_own_pickles() {
-        let integer = |value: i128| written(|writer| writer.integer(value));
         assert_eq!(integer(0), b"K\x00");
         assert_eq!(integer(255), b"K\xff");
         assert_eq!(integer(256), b"J\x00\x01\x00\x00");

@@ -8,8 +8,8 @@ use crate::common::{FakeBacking, GIB, MIB};
 use parking_lot::Mutex;
 use tenure_alloc::adaptor::{Counted, FailureCallback, Limited, OnFailure, Recorded};
 use tenure_alloc::{
-    AllocError, BumpPool, CachingAllocator, History, HistoryAction, NativeAllocator, NativeConfig, Recording, Request,
-    Resource, Stat,
+    AllocError, BumpPool, CachingAllocator, History, HistoryAction, MemoryReports, NativeAllocator, NativeConfig,
+    Recording, Request, Resource, Stat,
 };
 use tenure_core::{StreamId, Tag};
 

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::common::{FakeBacking, GIB, MIB};
+use crate::common::{FakeBacking, GIB, MIB, busy_backing};
 use proptest::prelude::*;
 use tenure_alloc::adaptor::{Donated, PlacedBlock, RangeGate, RangePlacement};
 use tenure_alloc::snapshot::SnapshotState;
 use tenure_alloc::{
-    AllocError, Backing, BackingError, CachingAllocator, NativeAllocator, NativeConfig, PoolId, PoolUse, Request,
-    Resource,
+    AllocError, Backing, BackingError, CachingAllocator, MemoryReports, NativeAllocator, NativeConfig, PoolId, PoolUse,
+    PrivatePools, Request, Resource,
 };
 use tenure_core::{StreamId, Tag};
 
@@ -25,8 +25,7 @@ struct Fixture {
 
 impl Fixture {
     fn new() -> Self {
-        let backing = Arc::new(FakeBacking::new(GIB));
-        backing.hold_streams();
+        let backing = busy_backing(GIB);
         let inner = NativeAllocator::new(Arc::clone(&backing) as _, NativeConfig::default()).unwrap();
         let donated = Donated::new(inner, Arc::clone(&backing) as _);
         Self { backing, donated }
@@ -388,7 +387,7 @@ fn a_range_filled_in_order_refuses_what_it_has_no_place_for() {
 }
 
 #[test]
-fn what_a_closed_range_held_leads_the_same_requests_to_the_same_places() {
+fn a_recorded_range_places_the_same_requests_at_the_same_offsets() {
     let f = Fixture::new();
     let range = f.insert_as(8 * MIB, RangePlacement::InOrder);
     let blocks = [4, MIB, 100].map(|bytes| f.alloc(bytes, A));
@@ -409,7 +408,7 @@ fn what_a_closed_range_held_leads_the_same_requests_to_the_same_places() {
 }
 
 #[test]
-fn what_is_recorded_must_lie_in_the_range_and_apart() {
+fn recorded_blocks_must_lie_in_the_range_and_apart() {
     let f = Fixture::new();
     let address = f.backing.malloc(MIB).unwrap();
     let placed = |offset, bytes| PlacedBlock { offset, bytes };
@@ -563,7 +562,7 @@ fn a_gate_is_entered_under_no_lock_and_the_place_found_again() {
 }
 
 #[test]
-fn what_was_placed_in_order_is_remembered_until_it_is_overlapped() {
+fn blocks_in_order_are_remembered_until_they_are_overlapped() {
     let f = Fixture::new();
     let range = f.insert_as(8 * MIB, RangePlacement::InOrder);
     let donated = f.donated.donated();

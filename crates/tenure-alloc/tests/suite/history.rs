@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::common::{FakeBacking, GIB, MIB};
+use crate::common::{GIB, MIB, busy_backing};
 use parking_lot::Mutex;
 use tenure_alloc::snapshot::SnapshotState;
 use tenure_alloc::{
     CachingAllocator, HistoryAction, HistoryContext, HistoryEvent, KeepContexts, NativeAllocator, NativeConfig,
-    PagedAllocator, PagedConfig, PoolId, PoolUse, Recording, Request, Resource,
+    PagedAllocator, PagedConfig, PoolId, PoolUse, Recording, Request,
 };
 use tenure_core::StreamId;
 
@@ -17,15 +17,10 @@ const POOL: PoolId = PoolId(0, 7);
 
 /// Makes an allocator of each kind, on devices whose streams pass marks when told.
 fn allocators() -> [Arc<dyn CachingAllocator>; 3] {
-    let backing = || {
-        let backing = Arc::new(FakeBacking::new(GIB));
-        backing.hold_streams();
-        backing
-    };
     [
-        Arc::new(NativeAllocator::new(backing(), NativeConfig::default()).unwrap()),
-        Arc::new(NativeAllocator::new(backing(), NativeConfig::expandable()).unwrap()),
-        Arc::new(PagedAllocator::new(backing(), PagedConfig::default()).unwrap()),
+        Arc::new(NativeAllocator::new(busy_backing(GIB), NativeConfig::default()).unwrap()),
+        Arc::new(NativeAllocator::new(busy_backing(GIB), NativeConfig::expandable()).unwrap()),
+        Arc::new(PagedAllocator::new(busy_backing(GIB), PagedConfig::default()).unwrap()),
     ]
 }
 
@@ -68,8 +63,7 @@ fn contexts_held(allocator: &dyn CachingAllocator) -> (Vec<&'static str>, Vec<&'
 #[test]
 fn contexts_are_kept_as_far_as_was_asked() {
     use KeepContexts::{All, Alloc, Never, State};
-    for allocator in allocators() {
-        let allocator = &*allocator;
+    for allocator in allocators().iter().map(Arc::as_ref) {
         let history = allocator.history();
         // Each row has the level kept, and the contexts of the allocation and its segment, of the free, and of the live
         // block.
@@ -101,8 +95,7 @@ fn contexts_are_kept_as_far_as_was_asked() {
 
 #[test]
 fn the_pending_free_of_a_block_keeps_its_context() {
-    for allocator in allocators() {
-        let allocator = &*allocator;
+    for allocator in allocators().iter().map(Arc::as_ref) {
         allocator.history().start(keep(KeepContexts::Alloc), true);
         let block = alloc(allocator, 5 * MIB, "take");
         allocator.record_stream(block, B).unwrap();
@@ -116,8 +109,7 @@ fn the_pending_free_of_a_block_keeps_its_context() {
 
 #[test]
 fn the_reuse_of_memory_changes_its_blocks_context_and_not_its_segments() {
-    for allocator in allocators() {
-        let allocator = &*allocator;
+    for allocator in allocators().iter().map(Arc::as_ref) {
         allocator.history().start(keep(KeepContexts::Alloc), true);
         let block = alloc(allocator, 5 * MIB, "first");
         free(allocator, block, "");
@@ -128,8 +120,7 @@ fn the_reuse_of_memory_changes_its_blocks_context_and_not_its_segments() {
 
 #[test]
 fn stopping_forgets_events_and_live_blocks_keep_their_contexts_until_they_are_freed() {
-    for allocator in allocators() {
-        let allocator = &*allocator;
+    for allocator in allocators().iter().map(Arc::as_ref) {
         let history = allocator.history();
         history.start(Recording::default(), true);
         let block = alloc(allocator, 5 * MIB, "recorded");
@@ -150,8 +141,7 @@ fn stopping_forgets_events_and_live_blocks_keep_their_contexts_until_they_are_fr
 
 #[test]
 fn starting_again_keeps_the_events_unless_told_to_clear_them() {
-    for allocator in allocators() {
-        let allocator = &*allocator;
+    for allocator in allocators().iter().map(Arc::as_ref) {
         let history = allocator.history();
         let allocs = || history.events().iter().filter(|event| event.action == HistoryAction::Alloc).count();
         history.start(Recording::default(), true);
@@ -166,8 +156,7 @@ fn starting_again_keeps_the_events_unless_told_to_clear_them() {
 
 #[test]
 fn with_no_room_for_events_only_the_state_is_kept() {
-    for allocator in allocators() {
-        let allocator = &*allocator;
+    for allocator in allocators().iter().map(Arc::as_ref) {
         allocator.history().start(Recording { limit: 0, ..keep(KeepContexts::State) }, true);
         alloc(allocator, 5 * MIB, "take");
         assert_eq!(contexts_held(allocator).0, ["take"]);
@@ -177,9 +166,8 @@ fn with_no_room_for_events_only_the_state_is_kept() {
 
 #[test]
 fn actions_can_be_left_out_of_the_events_and_trackers_hear_of_them_all_the_same() {
-    for allocator in allocators() {
+    for allocator in allocators().iter().map(Arc::as_ref) {
         let heard = Arc::new(Mutex::new(Vec::new()));
-        let allocator = &*allocator;
         let history = allocator.history();
         let hearing = Arc::clone(&heard);
         history.add_tracker(Box::new(move |event: &HistoryEvent| hearing.lock().push(event.action)));
@@ -202,8 +190,7 @@ fn actions_can_be_left_out_of_the_events_and_trackers_hear_of_them_all_the_same(
 
 #[test]
 fn a_note_is_kept_with_every_event_whatever_contexts_are_kept() {
-    for allocator in allocators() {
-        let allocator = &*allocator;
+    for allocator in allocators().iter().map(Arc::as_ref) {
         allocator.history().start(keep(KeepContexts::Never), true);
         HistoryContext::set_note(Some(HistoryContext::new("step 1")));
         let block = alloc(allocator, 5 * MIB, "");
@@ -220,7 +207,7 @@ fn a_note_is_kept_with_every_event_whatever_contexts_are_kept() {
 
 #[test]
 fn annotations_are_kept_while_recording_and_no_more_of_them_than_events() {
-    for allocator in allocators() {
+    for allocator in allocators().iter().map(Arc::as_ref) {
         let history = allocator.history();
         let mark = |name: &str| history.annotate(1, vec![("name".to_owned(), name.to_owned())]);
         mark("too early");
@@ -237,8 +224,7 @@ fn annotations_are_kept_while_recording_and_no_more_of_them_than_events() {
 
 #[test]
 fn a_snapshot_may_be_of_one_pool_and_without_the_events() {
-    for allocator in allocators() {
-        let allocator = &*allocator;
+    for allocator in allocators().iter().map(Arc::as_ref) {
         allocator.history().start(Recording::default(), true);
         let common = alloc(allocator, 5 * MIB, "");
         allocator.begin_pool(POOL, PoolUse::Eager, Box::new(|_| true)).unwrap();
@@ -268,8 +254,7 @@ fn a_snapshot_may_be_of_one_pool_and_without_the_events() {
 
 #[test]
 fn events_carry_the_pool_of_their_memory() {
-    for allocator in allocators() {
-        let allocator = &*allocator;
+    for allocator in allocators().iter().map(Arc::as_ref) {
         allocator.history().start(Recording::default(), true);
         allocator.begin_pool(POOL, PoolUse::Eager, Box::new(|_| true)).unwrap();
         let block = alloc(allocator, 6 * MIB, "");
@@ -284,7 +269,7 @@ fn events_carry_the_pool_of_their_memory() {
 
 #[test]
 fn an_out_of_memory_error_is_an_event_with_the_context_of_the_request() {
-    for allocator in allocators() {
+    for allocator in allocators().iter().map(Arc::as_ref) {
         allocator.history().start(Recording::default(), true);
         let _context = HistoryContext::enter(Some(HistoryContext::new("too much")));
         allocator.allocate(Request::new(2 * GIB, A)).unwrap_err();

@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use crate::common::{FakeBacking, GIB, MIB};
 use tenure_alloc::{
-    AllocError, CachingAllocator, NativeAllocator, NativeConfig, OutOfMemory, PoolId, PoolUse, Request, Resource, Stat,
-    Statistics,
+    AllocError, CachingAllocator, MemoryLimits, MemoryReports, NativeAllocator, NativeConfig, OutOfMemory, PoolId,
+    PoolUse, PrivatePools, Request, Resource, Stat, Statistics,
 };
 use tenure_core::StreamId;
 
@@ -220,7 +220,7 @@ fn a_memory_fraction_limits_what_is_held() {
 }
 
 #[test]
-fn what_the_process_holds_otherwise_counts_against_the_fraction() {
+fn overhead_counts_against_the_fraction() {
     let f = Fixture::new(NativeConfig::default());
     f.allocator.set_memory_fraction(0.5).unwrap();
     f.backing.set_overhead(100 * MIB);
@@ -490,7 +490,7 @@ fn a_failing_call_of_a_mapping_leaves_no_memory_held() {
 }
 
 #[test]
-fn what_a_failed_mapping_cannot_give_back_is_counted_and_used_next() {
+fn chunks_left_by_a_failed_mapping_are_counted_and_used_next() {
     let f = Fixture::new(NativeConfig::expandable());
     // Creating the second chunk fails, and then so does giving back the first.
     f.backing.fail_calls(2..4);

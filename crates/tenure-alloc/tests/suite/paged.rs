@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::common::{FakeBacking, GIB, MIB};
+use crate::common::{FakeBacking, GIB, MIB, busy_backing};
 use tenure_alloc::snapshot::Segment;
 use tenure_alloc::{
-    AllocError, Backing, CachingAllocator, OutOfMemory, PagedAllocator, PagedConfig, PoolId, PoolUse, Request,
-    Resource, Statistics,
+    AllocError, Backing, CachingAllocator, MemoryLimits, MemoryReports, OutOfMemory, PagedAllocator, PagedConfig,
+    PoolId, PoolUse, PrivatePools, Request, Resource, Statistics,
 };
 use tenure_core::StreamId;
 
@@ -33,8 +33,7 @@ fn tight() -> PagedConfig {
 
 impl Fixture {
     fn new(config: PagedConfig) -> Self {
-        let backing = Arc::new(FakeBacking::new(GIB));
-        backing.hold_streams();
+        let backing = busy_backing(GIB);
         let allocator = Arc::new(PagedAllocator::new(Arc::clone(&backing) as _, config).unwrap());
         Self { backing, allocator }
     }
@@ -98,7 +97,7 @@ fn a_block_may_begin_in_one_chunk_in_use_and_end_in_another() {
 }
 
 #[test]
-fn what_repeats_itself_makes_no_driver_call() {
+fn a_repeated_workload_makes_no_driver_call() {
     let f = Fixture::new(tight());
     let step = || {
         let blocks: Vec<u64> = [40, 3, 22, 7, 90, 1].map(|mib| f.alloc(mib * MIB)).to_vec();
@@ -395,7 +394,7 @@ fn a_memory_fraction_limits_what_is_reserved() {
 }
 
 #[test]
-fn what_the_process_holds_otherwise_counts_against_the_fraction() {
+fn overhead_counts_against_the_fraction() {
     let f = Fixture::new(PagedConfig::default());
     f.allocator.set_memory_fraction(0.5).unwrap();
     f.backing.set_overhead(100 * MIB);
@@ -446,7 +445,7 @@ fn settings_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn what_no_block_lives_on_is_given_back_before_the_error() {
+fn free_memory_is_given_back_before_the_error() {
     let f = Fixture::new(tight());
     let held = f.alloc(100 * MIB);
     let freed = f.alloc(200 * MIB);

@@ -7,8 +7,8 @@ use crate::common::{FakeBacking, GIB, MIB};
 use parking_lot::Mutex;
 use tenure_alloc::snapshot::{Segment, SnapshotState};
 use tenure_alloc::{
-    Address, AllocError, Backing, BackingError, CachingAllocator, NativeAllocator, NativeConfig, OutOfMemory,
-    PagedAllocator, PagedConfig, PoolId, PoolSource, PoolUse, Request, Tuning,
+    Address, AllocError, Backing, BackingError, CachingAllocator, MemoryReports, NativeAllocator, NativeConfig,
+    OutOfMemory, PagedAllocator, PagedConfig, PoolId, PoolSource, PoolUse, Request, Tuning,
 };
 use tenure_core::StreamId;
 
@@ -639,7 +639,7 @@ fn settings_of_the_native_policy_mean_nothing_to_the_paged_allocator() {
 }
 
 #[test]
-fn what_only_the_rejection_limit_refuses_is_counted_and_told_apart() {
+fn rejections_are_counted_apart() {
     each(GIB, |f| {
         let seen: Arc<Mutex<Vec<OutOfMemory>>> = Arc::default();
         let told = Arc::clone(&seen);

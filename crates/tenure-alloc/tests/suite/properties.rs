@@ -7,8 +7,8 @@ use crate::common::{FakeBacking, MIB};
 use proptest::prelude::*;
 use tenure_alloc::snapshot::SnapshotState;
 use tenure_alloc::{
-    AllocError, Backing, BackingError, CachingAllocator, NativeAllocator, NativeConfig, PagedAllocator, PagedConfig,
-    PoolCheckpoint, PoolId, PoolSource, PoolStatistics, PoolUse, Request, Tuning,
+    AllocError, Backing, BackingError, CachingAllocator, MemoryLimits, NativeAllocator, NativeConfig, PagedAllocator,
+    PagedConfig, PoolCheckpoint, PoolId, PoolSource, PoolStatistics, PoolUse, Request, Tuning,
 };
 use tenure_core::{KeyId, StreamId, Tag};
 

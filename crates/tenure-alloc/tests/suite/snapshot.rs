@@ -3,9 +3,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 
-use crate::common::{FakeBacking, MIB};
+use crate::common::{MIB, busy_backing};
 use tenure_alloc::snapshot::pickle::PickleWriter;
 use tenure_alloc::{
     CachingAllocator, History, NativeAllocator, NativeConfig, PagedAllocator, PagedConfig, Recording, Request,
@@ -43,18 +42,12 @@ impl Drop for Pickle {
     }
 }
 
-fn backing() -> Arc<FakeBacking> {
-    let backing = Arc::new(FakeBacking::new(200 * MIB));
-    backing.hold_streams();
-    backing
-}
-
 fn history() -> History {
     History::new(Box::new(|| 1_700_000_000_000_000))
 }
 
 fn native(config: NativeConfig) -> NativeAllocator {
-    NativeAllocator::with_history(backing(), config, history()).unwrap()
+    NativeAllocator::with_history(busy_backing(200 * MIB), config, history()).unwrap()
 }
 
 /// Makes a block of every state, and a history of almost every action.
@@ -165,7 +158,7 @@ fn memory_viz_of_pytorch_opens_a_snapshot() {
         pages = [viz.trace_plot(d), viz.segment_plot(d), viz.segments(d, str), viz.memory(d, str), viz.trace(d)]\n\
         assert all(pages), pages\n\
         print(viz.segsum(d))";
-    let paged = PagedAllocator::with_history(backing(), PagedConfig::default(), history()).unwrap();
+    let paged = PagedAllocator::with_history(busy_backing(200 * MIB), PagedConfig::default(), history()).unwrap();
     let allocators: [&dyn CachingAllocator; 3] =
         [&native(NativeConfig::default()), &native(NativeConfig::expandable()), &paged];
     for allocator in allocators {

@@ -27,7 +27,9 @@ mod storage;
 use std::sync::{Arc, OnceLock};
 
 use tenure_alloc::adaptor::{Donated, DonatedRanges};
-use tenure_alloc::{Address, AllocError, Block, CachingAllocator, NativeAllocator, PagedAllocator, Request, Resource};
+use tenure_alloc::{
+    Address, AllocError, Block, CachingAllocator, LiveBlocks, NativeAllocator, PagedAllocator, Request, Resource,
+};
 use tenure_core::{Device, StreamId};
 
 pub use blocks::{ImportedBlock, SharedBlock};

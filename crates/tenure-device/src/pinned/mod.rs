@@ -16,7 +16,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread;
 
-use tenure_alloc::{AllocError, CachingAllocator, NativeAllocator, NativeConfig, Request, Resource, Statistics};
+use tenure_alloc::{
+    AllocError, CachingAllocator, MemoryReports, NativeAllocator, NativeConfig, Request, Resource, Statistics,
+};
 use tenure_core::StreamId;
 
 use crate::deferred::{DeferredFrees, in_host_function};

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use tenure_alloc::adaptor::{Donated, RangePlacement};
-use tenure_alloc::{Backing, CachingAllocator, NativeAllocator, NativeConfig, PoolId, PoolUse, Request, Resource};
+use tenure_alloc::{
+    Backing, CachingAllocator, NativeAllocator, NativeConfig, PoolId, PoolUse, PrivatePools, Request, Resource,
+};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::Error;
-use tenure::alloc::{AllocError, CachingAllocator, PagedAllocator};
+use tenure::alloc::{AllocError, MemoryReports, PagedAllocator};
 use tenure::bench::{Bench, Case, Churn};
 use tenure::core::StreamId;
 use tenure::device::sim::{SimConfig, SimDriver};

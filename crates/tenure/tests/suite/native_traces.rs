@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::backing::{FakeBacking, MIB};
-use tenure_alloc::{CachingAllocator, NativeAllocator, NativeConfig, Request, Resource, Statistics};
+use tenure_alloc::{MemoryReports, NativeAllocator, NativeConfig, Request, Resource, Statistics};
 use tenure_plan::{Trace, TraceAction};
 
 /// The memory of the recording machine's device.

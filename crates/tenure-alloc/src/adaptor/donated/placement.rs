@@ -34,6 +34,13 @@ pub struct PlacedBlock {
 }
 
 impl PlacedBlock {
+    /// Returns the offset after the block; `None` if it is too large.
+    pub(super) fn end(&self) -> Option<u64> {
+        self.offset.checked_add(self.bytes.checked_next_multiple_of(GRANULE)?)
+    }
+}
+
+impl PlacedBlock {
     /// Returns the places that [`RangePlacement::InOrder`] gives these requests in an empty range that has room for all
     /// of them.
     pub fn in_order(requests: &[u64]) -> Vec<Self> {
@@ -114,7 +121,6 @@ impl Rule {
     pub(super) fn note_allocated(&mut self, address: Address, requested: u64) {
         match self {
             Self::InOrder { placed, .. } => {
-                let end = |address: Address, bytes: u64| address + bytes.next_multiple_of(GRANULE);
                 placed.retain(|&(at, bytes)| end(at, bytes) <= address || end(address, requested) <= at);
                 placed.push((address, requested));
             }
@@ -122,4 +128,9 @@ impl Rule {
             Self::BestFit => {}
         }
     }
+}
+
+/// Returns the address after a block.
+fn end(address: Address, bytes: u64) -> Address {
+    address + bytes.next_multiple_of(GRANULE)
 }

@@ -82,10 +82,8 @@ impl Ranges {
         placement: RangePlacement,
         gate: Option<Arc<dyn RangeGate>>,
     ) -> Result<(), AllocError> {
-        let refuse = |expected| {
-            let value = format!("{bytes} bytes at {address:#x}");
-            Err(AllocError::InvalidSetting { setting: "donated range", value, expected })
-        };
+        let refuse =
+            |expected| Err(AllocError::invalid("donated range", format!("{bytes} bytes at {address:#x}"), expected));
         let Some(end) = address.checked_add(bytes).filter(|_| bytes > 0 && address > 0) else {
             return refuse("it must hold memory");
         };
@@ -446,13 +444,12 @@ impl DonatedRange {
 
 /// Returns whether the blocks lie in a range of `bytes` bytes and do not overlap.
 fn are_disjoint_within(blocks: &[PlacedBlock], bytes: u64) -> bool {
-    let end = |block: &PlacedBlock| block.offset.checked_add(block.bytes.checked_next_multiple_of(GRANULE)?);
     let mut sorted: Vec<&PlacedBlock> = blocks.iter().collect();
     sorted.sort_unstable_by_key(|block| block.offset);
     let are_inside = sorted.iter().all(|block| {
-        block.bytes > 0 && block.offset.is_multiple_of(GRANULE) && end(block).is_some_and(|end| end <= bytes)
+        block.bytes > 0 && block.offset.is_multiple_of(GRANULE) && block.end().is_some_and(|end| end <= bytes)
     });
-    are_inside && sorted.windows(2).all(|pair| end(pair[0]).is_some_and(|end| end <= pair[1].offset))
+    are_inside && sorted.windows(2).all(|pair| pair[0].end().is_some_and(|end| end <= pair[1].offset))
 }
 
 impl RangePiece {

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use tenure_alloc::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
@@ -72,6 +73,13 @@ struct Piece {
 enum Owner {
     Segment(Address),
     Chunk(ChunkId),
+}
+
+/// Makes a backing of `total` bytes whose streams pass marks only when told.
+pub fn busy_backing(total: u64) -> Arc<FakeBacking> {
+    let backing = Arc::new(FakeBacking::new(total));
+    backing.hold_streams();
+    backing
 }
 
 impl FakeBacking {

@@ -1,9 +1,10 @@
-//! Tests of changing a live block's tag and key, on every allocator.
+//! Tests of the tags and keys of live blocks, on every allocator: changing them, and sums by them.
 
 use std::sync::Arc;
 
-use crate::common::{FakeBacking, GIB, MIB};
+use crate::common::{FakeBacking, GIB, MIB, busy_backing};
 use tenure_alloc::adaptor::{Donated, RangePlacement};
+use tenure_alloc::snapshot::Holder;
 use tenure_alloc::{
     AllocError, Backing, CachingAllocator, NativeAllocator, NativeConfig, PagedAllocator, PagedConfig, PoolId, PoolUse,
     Request, Stat,
@@ -18,18 +19,13 @@ const POOL: PoolId = PoolId(0, 3);
 const SIZES: [u64; 3] = [700, 5 * MIB, 40 * MIB];
 
 fn each_allocator(check: impl Fn(&FakeBacking, &dyn CachingAllocator)) {
-    let fake = || {
-        let backing = Arc::new(FakeBacking::new(GIB));
-        backing.hold_streams();
-        backing
-    };
     for config in [NativeConfig::default(), NativeConfig::expandable()] {
-        let backing = fake();
+        let backing = busy_backing(GIB);
         check(&backing, &NativeAllocator::new(Arc::clone(&backing) as _, config).unwrap());
     }
-    let backing = fake();
+    let backing = busy_backing(GIB);
     check(&backing, &PagedAllocator::new(Arc::clone(&backing) as _, PagedConfig::default()).unwrap());
-    let backing = fake();
+    let backing = busy_backing(GIB);
     let inner = NativeAllocator::new(Arc::clone(&backing) as _, NativeConfig::default()).unwrap();
     let donated = Donated::new(inner, Arc::clone(&backing) as _);
     donated.donated().insert(backing.malloc(64 * MIB).unwrap(), 64 * MIB, A, RangePlacement::BestFit).unwrap();
@@ -59,13 +55,10 @@ fn the_bytes_move_from_one_tag_to_the_other() {
             assert_eq!(after.tags[Tag::Activation as usize].requested_bytes.current, 0);
             let Stat { current, peak, .. } = after.tags[Tag::Activation as usize].active_bytes;
             assert_eq!((current, peak), (0, held.tags[Tag::Activation as usize].active_bytes.peak));
-            let gained = |figures: fn(&tenure_alloc::TagStatistics) -> Stat| {
-                let of = |statistics: &tenure_alloc::Statistics| figures(&statistics.tags[Tag::Gradient as usize]);
-                of(&after).current - of(&before).current
-            };
-            assert_eq!(gained(|tag| tag.requested_bytes), requested);
-            assert_eq!(gained(|tag| tag.allocated_bytes), block.bytes);
-            assert_eq!(gained(|tag| tag.active_bytes), block.bytes);
+            let [was, is] = [&before, &after].map(|statistics| statistics.tags[Tag::Gradient as usize]);
+            assert_eq!(is.requested_bytes.current - was.requested_bytes.current, requested);
+            assert_eq!(is.allocated_bytes.current - was.allocated_bytes.current, block.bytes);
+            assert_eq!(is.active_bytes.current - was.active_bytes.current, block.bytes);
             assert_eq!((&after.all, &after.small_pool), (&held.all, &held.small_pool), "no pool is touched");
             assert_eq!(purpose(allocator, block.address), (Tag::Gradient, key("grad")));
         }
@@ -122,5 +115,42 @@ fn only_the_start_of_a_live_block_can_be_tagged() {
         }
         assert_eq!(retag(0), Ok(()), "no memory");
         assert_eq!(allocator.statistics().tags[Tag::Weight as usize].allocated_bytes.allocated, 0);
+    });
+}
+
+#[test]
+fn live_blocks_are_summed_by_tag_and_key_largest_first() {
+    let key = key("out");
+    each_allocator(|_, allocator| {
+        let allocate = |bytes, stream, tag, key| {
+            let request = Request::new(bytes, stream).with_tag(tag).with_key(key);
+            allocator.allocate(request).unwrap().address
+        };
+        for stream in [A, B] {
+            allocate(512, stream, Tag::Gradient, KeyId::NONE);
+            allocate(20 * MIB, stream, Tag::Weight, key);
+        }
+        allocate(30 * MIB, A, Tag::Weight, KeyId::NONE);
+        let free = allocate(30 * MIB, A, Tag::Workspace, KeyId::NONE);
+        allocator.free(free).unwrap();
+
+        let weights = Holder { tag: Tag::Weight, key, bytes: 40 * MIB, blocks: 2 };
+        let keyless = Holder { tag: Tag::Weight, key: KeyId::NONE, bytes: 30 * MIB, blocks: 1 };
+        let gradients = Holder { tag: Tag::Gradient, key: KeyId::NONE, bytes: 1024, blocks: 2 };
+        let snapshot = allocator.snapshot();
+        assert_eq!(snapshot.holders(10), [weights, keyless, gradients]);
+        assert_eq!(snapshot.holders(1), [weights]);
+    });
+}
+
+#[test]
+fn a_freed_block_holds_its_memory_until_other_streams_have_passed() {
+    each_allocator(|backing, allocator| {
+        let block = allocator.allocate(Request::new(20 * MIB, A).with_tag(Tag::Activation)).unwrap();
+        allocator.record_stream(block.address, B).unwrap();
+        backing.launch(B, block.address, block.bytes);
+        allocator.free(block.address).unwrap();
+        let held = Holder { tag: Tag::Activation, key: KeyId::NONE, bytes: 20 * MIB, blocks: 1 };
+        assert_eq!(allocator.snapshot().holders(5), [held]);
     });
 }
