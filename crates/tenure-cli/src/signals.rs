@@ -94,7 +94,7 @@ fn receive(kind: SignalKind) {
     let number = kind.as_raw_value() as u8;
     let effect = EFFECT.lock().unwrap_or_else(PoisonError::into_inner);
     if matches!(*effect, Effect::End) || FIRST.swap(number, Ordering::Relaxed) != 0 {
-        checkpoint::abandon_writes();
+        let _abandoned = checkpoint::abandon_writes();
         process::exit((SIGNALLED + number).into());
     }
     match &*effect {

@@ -14,8 +14,6 @@ static UNFINISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 const NEW_FILE_MODE: u32 = 0o666;
 /// The permissions of a file for its owner only.
 const PRIVATE_FILE_MODE: u32 = 0o600;
-/// The most symbolic links between a path and its file, as in Linux.
-const MOST_LINKS: usize = 40;
 
 /// Writes a file atomically: `write` fills a temporary file beside `path`, which is synced to the disk and then renamed
 /// to `path`. Whenever the program or the system stops, `path` is the old file or the new one. A program that is killed
@@ -42,7 +40,7 @@ fn replace(path: &Path, mode: Option<u32>, write: impl FnOnce(&mut dyn Write) ->
     let target = target(path)?;
     let mut file = begin(&target, mode)?;
     let written = fill(file.as_file_mut(), write);
-    end(file, |file| written.and_then(|()| file.persist(&target).map(drop).map_err(|error| error.error)))?;
+    end(file, |file| written.and_then(|()| Ok(file.persist(&target).map(drop)?)))?;
     sync_folder(folder(&target))
 }
 
@@ -67,15 +65,21 @@ pub fn check_writable(path: &Path) -> io::Result<()> {
     end(begin(&target(path)?, None)?, NamedTempFile::close)
 }
 
-/// Removes the temporary files of all writes that are under way, for a program that ends at once. A thread that
-/// finishes or begins a write afterwards waits until the program ends.
-pub fn abandon_writes() {
+/// Removes the temporary files of all writes that are under way, for a program that ends at once. As long as the
+/// result lives, a thread that finishes or begins a write waits: keep it until the program has ended.
+pub fn abandon_writes() -> AbandonedWrites {
     let mut unfinished = UNFINISHED.lock();
     for path in unfinished.drain(..) {
         // The program ends, so a failure cannot be reported any more.
         let _ = fs::remove_file(path);
     }
-    MutexGuard::leak(unfinished);
+    AbandonedWrites { _unfinished: unfinished }
+}
+
+/// Keeps other threads from finishing or beginning a write: see [`abandon_writes`].
+#[must_use = "it holds for as long as it lives"]
+pub struct AbandonedWrites {
+    _unfinished: MutexGuard<'static, Vec<PathBuf>>,
 }
 
 /// Returns the path of the file that is replaced when `path` is written.
@@ -86,26 +90,20 @@ fn target(path: &Path) -> io::Result<PathBuf> {
     let Some(name) = path.file_name() else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file name"));
     };
-    let target = match fs::canonicalize(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => linked(folder(path).join(name))?,
-        target => target?,
-    };
-    let folder = folder(&target);
+    match fs::canonicalize(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        target => return target,
+    }
+    let folder = folder(path);
+    let new = folder.join(name);
+    if let Ok(link) = fs::read_link(&new) {
+        // Links in a circle do not come here: the system has refused them above.
+        return target(&folder.join(link));
+    }
     if !folder.is_dir() {
         return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no folder {}", folder.display())));
     }
-    Ok(target)
-}
-
-/// Follows symbolic links to a file that does not exist yet.
-fn linked(mut path: PathBuf) -> io::Result<PathBuf> {
-    for _ in 0..MOST_LINKS {
-        match fs::read_link(&path) {
-            Ok(link) => path = folder(&path).join(link),
-            Err(_) => return Ok(path),
-        }
-    }
-    Err(io::Error::new(io::ErrorKind::InvalidInput, "its symbolic links go in a circle"))
+    Ok(new)
 }
 
 fn folder(path: &Path) -> &Path {
@@ -132,11 +130,9 @@ fn begin(target: &Path, mode: Option<u32>) -> io::Result<NamedTempFile> {
 }
 
 fn fill(file: &mut File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let mut out = BufWriter::new(&mut *file);
+    let mut out = BufWriter::new(file);
     write(&mut out)?;
-    out.flush()?;
-    drop(out);
-    file.sync_all()
+    out.into_inner()?.sync_all()
 }
 
 /// Ends a write that [`begin`] began, by renaming the file or removing it. The lock makes [`abandon_writes`] come
@@ -151,22 +147,24 @@ fn end(file: NamedTempFile, end: impl FnOnce(NamedTempFile) -> io::Result<()>) -
 mod tests {
     use super::*;
 
+    /// Returns the permissions of all files in a folder.
+    fn modes(folder: &Path) -> Vec<u32> {
+        let files = fs::read_dir(folder).unwrap();
+        files.map(|file| file.unwrap().metadata().unwrap().permissions().mode() & 0o777).collect()
+    }
+
     #[test]
-    fn what_replaces_a_private_file_is_private_from_its_first_byte() {
+    fn a_replaced_private_file_stays_private_from_the_first_byte() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "old").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-        let modes = || -> Vec<u32> {
-            let files = fs::read_dir(folder.path()).unwrap();
-            files.map(|file| file.unwrap().metadata().unwrap().permissions().mode() & 0o777).collect()
-        };
         write_atomically(&path, |out| {
-            assert_eq!(modes(), [0o600; 2], "the file and what replaces it");
+            assert_eq!(modes(folder.path()), [0o600; 2], "the file and what replaces it");
             out.write_all(b"new")
         })
         .unwrap();
-        assert_eq!((modes(), fs::read_to_string(&path).unwrap()), (vec![0o600], "new".to_owned()));
+        assert_eq!((modes(folder.path()), fs::read_to_string(&path).unwrap()), (vec![0o600], "new".to_owned()));
     }
 
     #[test]

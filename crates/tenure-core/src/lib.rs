@@ -50,8 +50,6 @@ mod site;
 mod span;
 mod storage;
 #[forbid(unsafe_code)]
-mod stream;
-#[forbid(unsafe_code)]
 mod tag;
 #[forbid(unsafe_code)]
 pub mod user_files;
@@ -65,7 +63,7 @@ pub use amount::{Amount, AmountError, parse_bytes};
 pub use clock::Clock;
 pub use context::{Context, ContextGuard};
 pub use data_ptr::{DataPtr, Deleter};
-pub use device::{Device, DeviceKind};
+pub use device::{Device, DeviceKind, StreamId};
 pub use dtype::{DType, Operand, result_type};
 pub use error::{AllocatorError, DTypeError, DeviceError, Error, LayoutError, StorageError};
 pub use forks::{AtFork, Unforked, UnforkedGuard};
@@ -74,6 +72,5 @@ pub use purpose::Purpose;
 pub use site::{Name, Site, SiteGuard};
 pub use span::Span;
 pub use storage::{Arrival, ExclusiveGuard, Generation, Storage, StorageGuard, WeakStorage};
-pub use stream::StreamId;
 pub use tag::{Key, KeyId, Tag};
 pub use vectors::vectorized;

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_for_ever_does_not_make_keys_for_ever() {
+    fn an_endless_program_makes_a_bounded_number_of_keys() {
         let _pass = Site::begin_pass();
         (0..MAX_OCCURRENCES).for_each(|_| assert_ne!(Site::next_key(), KeyId::NONE));
         assert_eq!([Site::next_key(), Site::next_key()], [KeyId::NONE; 2]);

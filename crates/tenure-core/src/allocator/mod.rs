@@ -6,8 +6,6 @@ mod numa;
 #[forbid(unsafe_code)]
 mod registry;
 #[forbid(unsafe_code)]
-mod report;
-#[forbid(unsafe_code)]
 mod scope;
 
 use std::ffi::c_void;
@@ -15,7 +13,6 @@ use std::ffi::c_void;
 pub use self::cpu::CpuAllocator;
 pub use self::numa::{NumaMove, move_to_numa_node};
 pub use self::registry::AllocatorRegistry;
-pub use self::report::{MemoryReporter, MemoryUse, OutOfMemory};
 pub use self::scope::AllocatorScope;
 pub(crate) use self::scope::ChosenAllocator;
 use crate::{AllocatorError, DataPtr, Deleter, Device};
@@ -81,4 +78,43 @@ pub unsafe trait Allocator: Send + Sync {
             unsafe { deleter(data.cast::<c_void>()) }
         }
     }
+}
+
+/// A receiver of every allocation and free of an allocator. c10's `MemoryReportingInfoBase`.
+///
+/// The allocator calls it on the thread that allocates or frees, with no lock held. A reporter may allocate.
+pub trait MemoryReporter: Send + Sync {
+    /// Reports that memory was allocated or freed.
+    fn memory_use(&self, event: &MemoryUse);
+
+    /// Reports that a request was refused.
+    fn out_of_memory(&self, event: &OutOfMemory);
+}
+
+/// An allocation or a free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// The address of the first byte. After a free it only identifies the allocation.
+    pub address: usize,
+    /// The bytes that were allocated, or minus the bytes that were freed.
+    pub bytes: isize,
+    /// Bytes in live allocations after this allocation or free.
+    pub total_allocated: usize,
+    /// Bytes that the allocator holds from the system. For one that caches nothing, this equals `total_allocated`.
+    pub total_reserved: usize,
+    /// The device of the memory.
+    pub device: Device,
+}
+
+/// A refused request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutOfMemory {
+    /// The bytes that were asked for.
+    pub bytes: usize,
+    /// Bytes in live allocations.
+    pub total_allocated: usize,
+    /// Bytes that the allocator holds from the system.
+    pub total_reserved: usize,
+    /// The device of the memory.
+    pub device: Device,
 }

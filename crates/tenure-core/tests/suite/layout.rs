@@ -162,7 +162,7 @@ fn as_strided_may_reach_the_last_byte_and_no_further() {
 }
 
 #[test]
-fn what_cannot_be_is_named_in_the_error() {
+fn errors_name_the_invalid_value() {
     let layout = contiguous(&[2, 3]);
     let cases = [
         (message(layout.select(2, 0)), "dimension 2 is out of range for a layout of 2 dimensions"),

@@ -66,7 +66,7 @@ fn compressed_files_are_decompressed_by_their_first_bytes_and_whole() {
     for (format, stored) in compressed(b"") {
         assert_eq!(unpacked(&path, &stored).unwrap(), b"", "{format}");
     }
-    for plain in [&b"BZh"[..], b"BZh is no mark of bzip2 alone", b"", b"\xfd7z", b"PK\x03\x04"] {
+    for plain in [&b"BZh"[..], b"BZh alone does not mark bzip2", b"", b"\xfd7z", b"PK\x03\x04"] {
         assert_eq!(unpacked(&path, plain).unwrap(), plain);
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tenure_core::atomic_files;
 
 pub use run::{Checkpoint, Progress};
-pub use tenure_core::atomic_files::abandon_writes;
+pub use tenure_core::atomic_files::{AbandonedWrites, abandon_writes};
 pub(crate) use weights::Entry;
 pub use weights::{FilePlace, Under, Weights, save};
 

@@ -314,7 +314,10 @@ fn a_killed_writer_leaves_the_old_file() {
 
 #[test]
 fn a_writer_that_abandons_its_writes_leaves_nothing_else() {
-    let files = end_while_writing("a_writer_that_abandons_its_writes_leaves_nothing_else", abandon_writes);
+    let files = end_while_writing("a_writer_that_abandons_its_writes_leaves_nothing_else", || {
+        let _abandoned = abandon_writes();
+        std::process::exit(1)
+    });
     assert_eq!(files, ["file"]);
 }
 
