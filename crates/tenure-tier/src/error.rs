@@ -1,7 +1,7 @@
 //! The error of tiers and placements.
 
-use std::io;
 use std::path::PathBuf;
+use std::{fmt, io};
 
 /// The reason why a tier or a placement could not be opened or used. Its message is one line.
 #[derive(Debug, thiserror::Error)]
@@ -120,4 +120,11 @@ pub enum TierError {
         /// The reason.
         reason: String,
     },
+}
+
+impl TierError {
+    /// Returns a function that makes the error of a failed system call for `what`.
+    pub(crate) fn system<E: Into<io::Error>>(what: impl fmt::Display, call: &'static str) -> impl FnOnce(E) -> Self {
+        move |error| Self::System { what: what.to_string(), call, source: error.into() }
+    }
 }

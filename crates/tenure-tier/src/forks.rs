@@ -12,8 +12,8 @@ use std::sync::{Arc, Once};
 
 use tenure_core::{AtFork, Unforked};
 
+use crate::blocks::TierBlocks;
 use crate::system;
-use crate::tier::TierBlocks;
 
 /// The tiers of this process that forked children would share.
 static SHARED: Unforked<Vec<Arc<SharedTier>>> = Unforked::new(Vec::new());

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use tenure_core::{Clock, KeyId};
 use tenure_plan::Problem;
-use tenure_plan::problem::ProblemKernel;
 
 use crate::TierError;
 
@@ -53,8 +52,9 @@ impl KernelTimes {
         let has_begin = kernels.first().is_some_and(|kernel| kernel.name == "begin" && kernel.writes.is_empty());
         let last_share = match kernels {
             [.., last, update] if update.name == "update" => {
-                let bytes = |kernel: &ProblemKernel| kernel.accesses().map(|access| access.bytes).sum::<u64>() as f64;
-                Some(bytes(last) / (bytes(last) + bytes(update)).max(1.0))
+                let [last, update] =
+                    [last, update].map(|kernel| kernel.accesses().map(|access| access.bytes).sum::<u64>() as f64);
+                Some(last / (last + update).max(1.0))
             }
             _ => None,
         };

@@ -19,8 +19,8 @@
 //! ```
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod blocks;
 pub mod codec;
-mod dax;
 mod disk;
 mod error;
 mod forks;

@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use tenure_core::parse_bytes;
+
 use crate::TierError;
 
 /// The kind of memory that a tier is made of.
@@ -44,12 +46,12 @@ impl Medium {
     /// # Errors
     /// [`TierError::Medium`] if the text is neither.
     pub fn with_capacity(text: &str) -> Result<(Self, Option<u64>), TierError> {
-        let error = || TierError::Medium { text: text.to_owned() };
         match text.rsplit_once('@') {
-            None => Ok((text.parse().map_err(|_| error())?, None)),
-            Some((medium, bytes)) => {
-                Ok((medium.parse().map_err(|_| error())?, Some(parse_bytes(bytes).ok_or_else(error)?)))
-            }
+            None => Ok((text.parse().map_err(|_| not_a_medium(text))?, None)),
+            Some((medium, bytes)) => Ok((
+                medium.parse().map_err(|_| not_a_medium(text))?,
+                Some(parse_bytes(bytes.trim()).map_err(|_| not_a_medium(text))?),
+            )),
         }
     }
 }
@@ -58,23 +60,19 @@ impl FromStr for Medium {
     type Err = TierError;
 
     fn from_str(text: &str) -> Result<Self, TierError> {
-        let error = || TierError::Medium { text: text.to_owned() };
         if let Some(node) = text.strip_prefix("numa:") {
-            return node.parse().map(Self::Node).map_err(|_| error());
+            return node.parse().map(Self::Node).map_err(|_| not_a_medium(text));
         }
         match text {
             "dram" => Ok(Self::Dram),
             path if path.contains('/') => Ok(Self::Path(path.into())),
-            _ => Err(error()),
+            _ => Err(not_a_medium(text)),
         }
     }
 }
 
-/// Parses a number of bytes with an optional unit.
-fn parse_bytes(bytes: &str) -> Option<u64> {
-    let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("", 0)];
-    let (number, shift) = units.into_iter().find_map(|(unit, shift)| Some((bytes.strip_suffix(unit)?, shift)))?;
-    number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
+fn not_a_medium(text: &str) -> TierError {
+    TierError::Medium { text: text.to_owned() }
 }
 
 /// The nature of an opened tier. Every output about the tier shows it.

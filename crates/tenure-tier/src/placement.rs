@@ -9,9 +9,9 @@ use tenure_alloc::Address;
 use tenure_core::{Allocator, AllocatorError, AllocatorScope, Clock, DataPtr, Device, KeyId, Purpose, Tag, Unforked};
 use tenure_plan::{Mapping, Problem};
 
+use crate::blocks::LiveBlock;
 use crate::kernel_times::{EndedStep, KernelTimes};
-use crate::tier::LiveBlock;
-use crate::{Report, Tier, TierError};
+use crate::{Tier, TierError};
 
 /// Settings of a [`Placement`]: how strictly the mapping is followed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,7 +105,6 @@ impl Placement {
     /// # Errors
     /// [`TierError::Tiers`] if `tiers` are not exactly the mapping's.
     pub fn open(mapping: Mapping, tiers: Vec<Tier>, options: PlacementOptions) -> Result<Self, TierError> {
-        let opened = || tiers.iter().map(|tier| tier.name().to_owned()).collect::<Vec<_>>();
         let ordered = mapping.tiers().iter().map(|name| tiers.iter().find(|tier| tier.name() == name).cloned());
         match ordered.collect::<Option<Vec<Tier>>>() {
             Some(ordered) if ordered.len() == tiers.len() => {
@@ -120,7 +119,10 @@ impl Placement {
                 };
                 Ok(Self { shared: Arc::new(shared) })
             }
-            _ => Err(TierError::Tiers { mapped: mapping.tiers().to_vec(), opened: opened() }),
+            _ => {
+                let opened = tiers.iter().map(|tier| tier.name().to_owned()).collect();
+                Err(TierError::Tiers { mapped: mapping.tiers().to_vec(), opened })
+            }
         }
     }
 
@@ -182,17 +184,6 @@ impl Placement {
     /// The system refused.
     pub fn release_cached(&self) -> Result<(), TierError> {
         self.tiers().iter().try_for_each(Tier::release_cached)
-    }
-
-    /// Verifies in which tier each live block is, and returns a report.
-    pub fn report(&self) -> Report {
-        self.report_beside(&[])
-    }
-
-    /// Reports like [`report`](Self::report), for a program with CPU tensors outside of all tiers that Tenure does not
-    /// manage. `outside` has their bytes by tag.
-    pub fn report_beside(&self, outside: &[(Tag, u64)]) -> Report {
-        Report::new(self, outside)
     }
 
     /// Checks that every key of the mapping was allocated. After a whole iteration, a key that was not belongs to

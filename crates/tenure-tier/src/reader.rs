@@ -35,13 +35,13 @@ impl SourceFile {
     /// # Errors
     /// The file cannot be opened, or `path` is not a file.
     pub fn open(path: &Path) -> Result<Self, TierError> {
-        let failed = |call| move |source| TierError::System { what: path.display().to_string(), call, source };
-        let file = File::open(path).map_err(failed("open"))?;
-        let metadata = file.metadata().map_err(failed("stat"))?;
+        let file = File::open(path).map_err(TierError::system(path.display(), "open"))?;
+        let metadata = file.metadata().map_err(TierError::system(path.display(), "stat"))?;
         if !metadata.is_file() {
-            return Err(failed("open")(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file")));
+            let error = io::Error::new(io::ErrorKind::InvalidInput, "it is not a file");
+            return Err(TierError::system(path.display(), "open")(error));
         }
-        let flags = fcntl_getfl(&file).map_err(|error| failed("fcntl")(error.into()))?;
+        let flags = fcntl_getfl(&file).map_err(TierError::system(path.display(), "fcntl"))?;
         // If direct access is refused, now or at the first read, bytes go through the page cache.
         let _ = fcntl_setfl(&file, flags | OFlags::DIRECT);
         Ok(Self { file, path: path.into(), bytes: metadata.len() })
@@ -189,14 +189,13 @@ impl FileReader {
     /// # Errors
     /// There is no memory, or no thread can be started.
     pub fn start() -> Result<Self, TierError> {
-        let failed = |call| move |source| TierError::System { what: "reading files".into(), call, source };
         let shared = Arc::new(ReaderShared { queue: Mutex::default(), queue_changed: Condvar::new() });
-        let chunks = StagingMemory::chunks(THREADS).map_err(failed("mmap"))?;
+        let chunks = StagingMemory::chunks(THREADS).map_err(TierError::system("reading files", "mmap"))?;
         let mut reader = Self { shared, threads: Vec::new() };
         for (number, chunk) in chunks.into_iter().enumerate() {
             let shared = Arc::clone(&reader.shared);
             let thread = thread::Builder::new().name(format!("tenure-read-{number}")).spawn(move || shared.run(chunk));
-            reader.threads.push(thread.map_err(failed("clone"))?);
+            reader.threads.push(thread.map_err(TierError::system("reading files", "clone"))?);
         }
         Ok(reader)
     }
@@ -292,7 +291,7 @@ impl FileBlock {
                     let bytes = self.source.file.metadata().map_or(self.source.bytes, |metadata| metadata.len());
                     TierError::Cut { path: path.clone(), needed, bytes }
                 }
-                _ => TierError::System { what: path.display().to_string(), call: "read", source: error },
+                _ => TierError::system(path.display(), "read")(error),
             }
         })?;
         self.request.store(self.to.start, &chunk[before..needed]);
@@ -375,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_is_read_before_the_reader_ends() {
+    fn pending_reads_finish_before_the_reader_ends() {
         let (_folder, path, contents) = file(1 << 20);
         let source = Arc::new(SourceFile::open(&path).unwrap());
         let (sender, receiver) = mpsc::channel();

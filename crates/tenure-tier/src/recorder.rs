@@ -166,16 +166,20 @@ impl ProblemDraft {
 
     /// Adds the optimizer's kernel, if the program is training.
     fn add_update(&mut self) {
-        let whole = |is_it: fn(Tag) -> bool| -> Vec<ProblemAccess> {
-            let held = self.tensors.iter().enumerate().filter(|(number, _)| self.held[*number] > 0);
-            let its = held.filter(|(_, it)| is_it(it.tag));
-            its.map(|(tensor, it)| ProblemAccess { tensor, bytes: it.bytes }).collect()
-        };
         if self.backward.is_some() {
-            let reads = whole(|tag| matches!(tag, Tag::Weight | Tag::OptimizerState | Tag::Gradient));
-            let writes = whole(|tag| matches!(tag, Tag::Weight | Tag::OptimizerState));
+            let reads = self.whole(&[Tag::Weight, Tag::OptimizerState, Tag::Gradient]);
+            let writes = self.whole(&[Tag::Weight, Tag::OptimizerState]);
             self.kernels.push(ProblemKernel { name: "update".into(), time_ns: 0, reads, writes });
         }
+    }
+
+    /// Returns accesses to all of each tensor with one of these tags that is held now.
+    fn whole(&self, tags: &[Tag]) -> Vec<ProblemAccess> {
+        let tensors = self.tensors.iter().enumerate();
+        tensors
+            .filter(|(number, tensor)| self.held[*number] > 0 && tags.contains(&tensor.tag))
+            .map(|(number, tensor)| ProblemAccess { tensor: number, bytes: tensor.bytes })
+            .collect()
     }
 
     /// Returns the accesses to a module's weights by its next kernel.

@@ -11,9 +11,9 @@ use rustix::fs::{FallocateFlags, fallocate, fstatvfs};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
+use crate::TierError;
 use crate::medium::{Medium, Nature};
 use crate::system::{self, Mapped};
-use crate::{TierError, dax};
 
 /// A range of addresses that is mapped as a whole until it is dropped.
 pub(crate) struct Region {
@@ -57,7 +57,7 @@ impl Region {
                 };
                 let region = Self::anonymous(medium, Nature::Node(*node), capacity.unwrap_or(all))?;
                 // This must happen before the first page is touched.
-                system::bind(&region.addresses(), *node).map_err(|source| failed(medium, "mbind", source))?;
+                system::bind(&region.addresses(), *node).map_err(TierError::system(medium, "mbind"))?;
                 Ok(region)
             }
             Medium::Path(path) => Self::at_path(medium, path, capacity),
@@ -146,7 +146,7 @@ impl Region {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: the system chooses the address.
         let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes as usize, access, flags) };
-        let mapped = mapped.map_err(|error| failed(medium, "mmap", error.into()))?;
+        let mapped = mapped.map_err(TierError::system(medium, "mmap"))?;
         let region = Self::of_mapping(mapped.cast(), bytes, nature);
         // Fewer, larger pages are faulted in faster. A system may ignore this.
         // SAFETY: this is the mapping that was just made.
@@ -159,7 +159,7 @@ impl Region {
         let existing = match path.metadata() {
             Ok(metadata) => Some(metadata),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(failed(medium, "stat", error)),
+            Err(error) => return Err(TierError::system(medium, "stat")(error)),
         };
         let file_bytes = || capacity.ok_or_else(|| TierError::NoCapacity { path: path.into() });
         match existing.map(|metadata| (metadata.file_type(), metadata.rdev())) {
@@ -178,14 +178,14 @@ impl Region {
     fn device(medium: &Medium, path: &Path, number: u64, capacity: Option<u64>) -> Result<Self, TierError> {
         let major = rustix::fs::major(number);
         let minor = rustix::fs::minor(number);
-        let device = dax::find(Path::new(dax::CHARACTER_DEVICES), major, minor);
+        let device = system::find_dax_device(Path::new(system::CHARACTER_DEVICES), major, minor);
         let device = device.ok_or_else(|| TierError::NotMemory { path: path.into() })?;
         let capacity = capacity.unwrap_or(device.bytes);
         if capacity > device.bytes {
             return Err(TierError::TooLarge { what: medium.to_string(), capacity, available: device.bytes });
         }
         let bytes = round_down(medium, capacity, device.alignment)?;
-        let file = File::options().read(true).write(true).open(path).map_err(|error| failed(medium, "open", error))?;
+        let file = File::options().read(true).write(true).open(path).map_err(TierError::system(medium, "open"))?;
         Self::map(medium, &file, bytes, MapFlags::SHARED, Nature::Device)
     }
 
@@ -193,11 +193,13 @@ impl Region {
     /// signal later. With a path `kept`, the file gets this name as the last step, and stays. Otherwise it has no name.
     fn file(medium: &Medium, folder: &Path, kept: Option<&Path>, capacity: u64) -> Result<Self, TierError> {
         let bytes = round_down(medium, capacity, system::page_bytes())?;
-        let not_created = |error: io::Error| failed(medium, "create", error);
         let (file, name) = match kept {
-            None => (tempfile::tempfile_in(folder).map_err(not_created)?, None),
+            None => (tempfile::tempfile_in(folder).map_err(TierError::system(medium, "create"))?, None),
             Some(path) => {
-                let named = tempfile::Builder::new().prefix(".tenure-").tempfile_in(folder).map_err(not_created)?;
+                let named = tempfile::Builder::new()
+                    .prefix(".tenure-")
+                    .tempfile_in(folder)
+                    .map_err(TierError::system(medium, "create"))?;
                 let (file, name) = named.into_parts();
                 (file, Some((name, path)))
             }
@@ -211,11 +213,11 @@ impl Region {
         })?;
         // The name comes last: if an earlier step fails, the file without a name is gone.
         if let Some((name, path)) = name {
-            let metadata = file.metadata().map_err(|error| failed(medium, "stat", error))?;
-            let absolute = std::path::absolute(path).map_err(|error| failed(medium, "getcwd", error))?;
+            let metadata = file.metadata().map_err(TierError::system(medium, "stat"))?;
+            let absolute = std::path::absolute(path).map_err(TierError::system(medium, "getcwd"))?;
             name.persist_noclobber(path).map_err(|error| match error.error.kind() {
                 io::ErrorKind::AlreadyExists => TierError::Exists { path: path.into() },
-                _ => failed(medium, "link", error.error),
+                _ => TierError::system(medium, "link")(error.error),
             })?;
             region.named = Some(NamedFile { path: absolute, device: metadata.dev(), inode: metadata.ino() });
         }
@@ -227,7 +229,7 @@ impl Region {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the system chooses the address.
         let mapped = unsafe { mmap(ptr::null_mut(), bytes as usize, access, flags, file, 0) };
-        let mapped = mapped.map_err(|error| failed(medium, "mmap", error.into()))?;
+        let mapped = mapped.map_err(TierError::system(medium, "mmap"))?;
         Ok(Self::of_mapping(mapped.cast(), bytes, nature))
     }
 
@@ -269,7 +271,7 @@ fn allocate_file(medium: &Medium, folder: &Path, file: &File, bytes: u64) -> Res
     match fallocate(file, FallocateFlags::empty(), 0, bytes) {
         Ok(()) => Ok(()),
         Err(Errno::NOSPC | Errno::FBIG | Errno::DQUOT) => Err(no_room()),
-        Err(error) => Err(failed(medium, "fallocate", error.into())),
+        Err(error) => Err(TierError::system(medium, "fallocate")(error)),
     }
 }
 
@@ -288,9 +290,4 @@ fn file_system(folder: &Path) -> String {
         .iter()
         .find(|(number, _)| *number == kind)
         .map_or_else(|| format!("a file system of kind {kind:#x}"), |(_, name)| (*name).into())
-}
-
-/// Returns the error of a failed system call.
-fn failed(medium: &Medium, call: &'static str, source: io::Error) -> TierError {
-    TierError::System { what: medium.to_string(), call, source }
 }

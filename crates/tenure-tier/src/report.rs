@@ -84,6 +84,19 @@ pub struct KeyReport {
     pub missed_bytes: u64,
 }
 
+impl Placement {
+    /// Verifies in which tier each live block is, and returns a report.
+    pub fn report(&self) -> Report {
+        self.report_beside(&[])
+    }
+
+    /// Reports like [`report`](Self::report), for a program with CPU tensors outside of all tiers that Tenure does not
+    /// manage. `outside` has their bytes by tag.
+    pub fn report_beside(&self, outside: &[(Tag, u64)]) -> Report {
+        Report::new(self, outside)
+    }
+}
+
 impl Report {
     pub(crate) fn new(placement: &Placement, others: &[(Tag, u64)]) -> Self {
         let tiers: Vec<_> = placement

@@ -3,10 +3,10 @@
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use rustc_hash::FxHashMap;
-use tenure_alloc::{Address, Arena, PoolKind, Statistics};
+use tenure_alloc::{Address, Arena, Statistics};
 use tenure_core::{Allocator, AllocatorError, DataPtr, Device, KeyId, Purpose, Tag, Unforked};
 
+use crate::blocks::{LiveBlock, TierBlocks};
 use crate::forks::{Copied, TierMemory};
 use crate::region::Region;
 use crate::{Medium, Nature, TierError};
@@ -44,26 +44,6 @@ struct TierShared {
     blocks: Arc<Unforked<TierBlocks>>,
 }
 
-/// The free and live blocks of a tier.
-pub(crate) struct TierBlocks {
-    arena: Arena,
-    live: FxHashMap<Address, LiveBlock>,
-    statistics: Statistics,
-    /// The most bytes in use at once. Resetting the statistics does not change it.
-    peak_bytes: u64,
-}
-
-/// A block in use.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LiveBlock {
-    /// The requested bytes.
-    pub(crate) bytes: u64,
-    /// The allocated bytes, with rounding.
-    held: u64,
-    pub(crate) tag: Tag,
-    pub(crate) key: KeyId,
-}
-
 impl Tier {
     /// Opens a tier of `capacity` bytes, in whole pages. Without a capacity it has all memory of the machine, the node
     /// or the device; a file needs one.
@@ -81,8 +61,7 @@ impl Tier {
             capacity: bytes,
             alignment: BLOCK_BYTES,
         })?;
-        let blocks = TierBlocks { arena, live: FxHashMap::default(), statistics: Statistics::default(), peak_bytes: 0 };
-        let blocks = Arc::new(Unforked::new(blocks));
+        let blocks = Arc::new(Unforked::new(TierBlocks::new(arena)));
         let copied =
             region.is_shared().then(|| Copied::new(region.pointer(start), bytes as usize, Arc::clone(&blocks)));
         let shared = Arc::new(TierShared { name: name.into(), copied, region, blocks });
@@ -179,7 +158,7 @@ impl Tier {
         let starts = held.iter().map(|range| range.start).chain(std::iter::once(end));
         ends.zip(starts)
             .try_for_each(|(from, to)| self.region().discard(&(from..to)))
-            .map_err(|source| TierError::System { what: format!("tier {:?}", self.name()), call: "madvise", source })
+            .map_err(TierError::system(format_args!("tier {:?}", self.name()), "madvise"))
     }
 
     /// Drops the tier, and removes its file if it has a name. It is for a tier in which nothing was allocated.
@@ -210,8 +189,8 @@ impl Tier {
         self.shared.copied.as_ref().map_or(TierMemory::Own, Copied::memory)
     }
 
-    #[cold]
     /// Returns the error for an allocation that finds no room.
+    #[cold]
     fn full_error(&self, requested: usize) -> AllocatorError {
         let (free, largest, all) = {
             let blocks = self.shared.blocks.lock();
@@ -224,40 +203,6 @@ impl Tier {
             self.nature()
         );
         AllocatorError::DeviceOutOfMemory { device: Device::CPU, requested, report }
-    }
-}
-
-impl TierBlocks {
-    /// Returns the allocated bytes of all blocks in use.
-    pub(crate) fn held_bytes(&self) -> u64 {
-        self.live.values().map(|live| live.held).sum()
-    }
-
-    /// Returns the ranges of all blocks in use.
-    pub(crate) fn held(&self) -> impl Iterator<Item = Range<Address>> {
-        self.live.iter().map(|(start, live)| *start..start + live.held)
-    }
-
-    /// Allocates a block. Returns None if there is no room.
-    fn allocate(&mut self, bytes: u64, tag: Tag, key: KeyId) -> Option<Address> {
-        let Some(block) = self.arena.allocate_low(bytes) else {
-            self.statistics.num_ooms += 1;
-            return None;
-        };
-        self.live.insert(block.address, LiveBlock { bytes, held: block.bytes, tag, key });
-        self.statistics.block_allocated(PoolKind::Large, tag, bytes, block.bytes);
-        self.peak_bytes = self.peak_bytes.max(self.arena.bytes() - self.arena.free_bytes());
-        Some(block.address)
-    }
-
-    fn free(&mut self, address: Address) {
-        // The block is live, and its owner frees it once, so neither step can fail.
-        if let Some(LiveBlock { bytes, held, tag, .. }) = self.live.remove(&address)
-            && self.arena.free(address).is_ok()
-        {
-            self.statistics.block_freed(PoolKind::Large, tag, held);
-            self.statistics.block_completed(PoolKind::Large, tag, bytes, held);
-        }
     }
 }
 

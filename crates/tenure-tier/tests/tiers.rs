@@ -104,7 +104,7 @@ fn a_file_system_without_room_is_an_error_at_once_and_leaves_nothing() {
 }
 
 #[test]
-fn what_is_no_memory_is_refused() {
+fn a_medium_that_is_not_memory_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     assert!(refusal(in_folder(folder.path()), None).contains("how many bytes"));
     assert!(refusal(in_folder(folder.path()), Some(100)).contains("smallest unit"));

@@ -1,12 +1,25 @@
-//! Bit planes, bitmaps and compaction of a block's elements.
+//! Blocks: the interface of their codecs, and bit planes, bitmaps and compaction of their elements.
 
-use super::BLOCK;
 use super::vectors::Vectors;
-
-/// The bytes of a plane: one bit of each element of a block.
-pub(super) const PLANE: usize = BLOCK / 8;
+use super::{BLOCK, PLANE};
 
 const LOW: u64 = 0x0101_0101_0101_0101;
+
+/// The operations of a codec on one whole block. All functions they call must be inlined, or they are compiled without
+/// vectors.
+pub(super) trait BlockCodec {
+    /// The bytes of an element.
+    const WIDTH: usize;
+
+    /// Returns the bytes that the encoded block takes.
+    fn measure(block: &[u8]) -> usize;
+
+    /// Encodes a block into at least as many bytes as `measure` returned.
+    fn encode(block: &[u8], into: &mut [u8]);
+
+    /// Decodes a block from at least its encoded bytes, and returns how many it took; `None` if they are invalid.
+    fn decode(bytes: &[u8], block: &mut [u8]) -> Option<usize>;
+}
 
 /// Unsigned integers that hold an element's bits.
 pub(super) trait Word: Copy + Default + PartialEq + Vectors {

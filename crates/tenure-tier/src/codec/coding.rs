@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_chooses_and_nothing_lossy_ever() {
+    fn measurements_choose_only_lossless_codecs() {
         let speeds = Speeds::default();
         let raw = half_zeros();
         assert_eq!(AUTO.codec(&raw, &speeds, 1e9), Codec::Zeros);

@@ -12,9 +12,8 @@
 
 use std::marker::PhantomData;
 
-use super::BLOCK;
-use super::bits::{PLANE, Word, bitmap, count, each_one, from_planes, load, ones, plane, store};
-use super::span::BlockCodec;
+use super::bits::{BlockCodec, Word, bitmap, count, each_one, from_planes, load, ones, plane, store};
+use super::{BLOCK, PLANE};
 
 /// The size in bytes of the head of an encoded block: its floor, bits and exceptions.
 const HEAD: usize = 4;
@@ -196,8 +195,7 @@ impl<T: SplitFloat> BlockCodec for Planes<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::halves::{CsrFp16, Fp16};
-    use crate::codec::zeros::Zeros;
+    use crate::codec::elements::{CsrFp16, Fp16, Zeros};
 
     /// Encodes a block into the bytes that another block needs.
     fn changed<C: BlockCodec>(block: &[u8], other: &[u8]) {

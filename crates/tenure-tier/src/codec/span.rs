@@ -2,29 +2,13 @@
 
 use tenure_core::{DType, vectorized};
 
-use super::halves::{CsrFp16, Fp16};
+use super::bits::BlockCodec;
+use super::elements::{CsrFp16, Fp16, Zeros};
 use super::planes::Planes;
-use super::zeros::Zeros;
 use super::{BLOCK, Codec};
 
 /// The unit of block lengths, in bytes.
 pub(super) const UNIT: usize = 16;
-
-/// The operations of a codec on one whole block. All functions they call must be inlined, or they are compiled without
-/// vectors.
-pub(super) trait BlockCodec {
-    /// The bytes of an element.
-    const WIDTH: usize;
-
-    /// Returns the bytes that the encoded block takes.
-    fn measure(block: &[u8]) -> usize;
-
-    /// Encodes a block into at least as many bytes as `measure` returned.
-    fn encode(block: &[u8], into: &mut [u8]);
-
-    /// Decodes a block from at least its encoded bytes, and returns how many it took; `None` if they are invalid.
-    fn decode(bytes: &[u8], block: &mut [u8]) -> Option<usize>;
-}
 
 /// The lengths of blocks, in units.
 pub(super) type Units<'a> = dyn Iterator<Item = usize> + 'a;

@@ -1,7 +1,6 @@
 //! Compaction and expansion of elements by AVX-512 instructions, several times as fast as one by one.
 
-use super::BLOCK;
-use super::bits::PLANE;
+use super::{BLOCK, PLANE};
 
 /// The number of elements of the narrowest type in a vector.
 const LANES: usize = 64;

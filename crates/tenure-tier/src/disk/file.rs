@@ -23,20 +23,21 @@ pub(super) struct ExtentFile {
 impl ExtentFile {
     /// Creates a file of `bytes` bytes in a folder. Tests direct access by writing a block of `chunk`.
     pub(super) fn create(folder: &Path, bytes: u64, chunk: &Chunk) -> Result<Self, TierError> {
-        let failed = |call, source| TierError::System { what: folder.display().to_string(), call, source };
-        let file = tempfile::tempfile_in(folder).map_err(|error| failed("making a file", error))?;
-        let no_room = |available| TierError::NoRoom { path: folder.into(), capacity: bytes, available };
+        let file = tempfile::tempfile_in(folder).map_err(TierError::system(folder.display(), "making a file"))?;
         let available = free_bytes(folder)?;
         if bytes > available {
-            return Err(no_room(available));
+            return Err(TierError::NoRoom { path: folder.into(), capacity: bytes, available });
         }
         // Allocates all of it, so that a write cannot find the file system full later.
         match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
             // Another process took the room meanwhile.
-            Err(Errno::NOSPC) => return Err(no_room(free_bytes(folder)?)),
-            allocated => allocated.map_err(|error| failed("fallocate", error.into()))?,
+            Err(Errno::NOSPC) => {
+                let available = free_bytes(folder)?;
+                return Err(TierError::NoRoom { path: folder.into(), capacity: bytes, available });
+            }
+            allocated => allocated.map_err(TierError::system(folder.display(), "fallocate"))?,
         }
-        let is_direct = make_direct(&file, chunk).map_err(|error| failed("fcntl", error))?;
+        let is_direct = make_direct(&file, chunk).map_err(TierError::system(folder.display(), "fcntl"))?;
         Ok(Self { file, folder: folder.into(), is_direct })
     }
 
@@ -58,15 +59,11 @@ fn make_direct(file: &File, chunk: &Chunk) -> io::Result<bool> {
 
 /// Returns the device number of a folder's file system.
 pub(super) fn file_system_of(folder: &Path) -> Result<u64, TierError> {
-    let failed =
-        |error: Errno| TierError::System { what: folder.display().to_string(), call: "stat", source: error.into() };
-    Ok(stat(folder).map_err(failed)?.st_dev)
+    Ok(stat(folder).map_err(TierError::system(folder.display(), "stat"))?.st_dev)
 }
 
 /// Returns the bytes of a folder's file system that this process may still allocate.
 pub(super) fn free_bytes(folder: &Path) -> Result<u64, TierError> {
-    let failed =
-        |error: Errno| TierError::System { what: folder.display().to_string(), call: "statvfs", source: error.into() };
-    let free = statvfs(folder).map_err(failed)?;
+    let free = statvfs(folder).map_err(TierError::system(folder.display(), "statvfs"))?;
     Ok(free.f_bavail.saturating_mul(free.f_frsize))
 }

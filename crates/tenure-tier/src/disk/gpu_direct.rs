@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_says_of_the_module_is_told() {
+    fn the_version_of_the_module_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let module = folder.path().join("version");
         assert_eq!(GpuDirect::at(&module), GpuDirect::Absent);

@@ -277,19 +277,18 @@ impl Disk {
         options: DiskOptions,
         engine: impl FnOnce(&Arc<StagingMemory>, usize) -> std::io::Result<Box<dyn Engine>>,
     ) -> Result<Self, TierError> {
-        let all_folders = || folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ");
+        let all_folders = folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ");
         let alignment = (DISK_BLOCK * folders.len()) as u64;
         let file_bytes = options.capacity.checked_div(alignment).ok_or(TierError::NoFolder)? * DISK_BLOCK as u64;
         if file_bytes == 0 {
             let capacity = options.capacity;
-            return Err(TierError::TooSmall { what: all_folders(), capacity, alignment });
+            return Err(TierError::TooSmall { what: all_folders, capacity, alignment });
         }
-        let failed = |call| move |source| TierError::System { what: all_folders(), call, source };
         let count = (options.staging_bytes / CHUNK).clamp(2, 96);
-        let chunks = StagingMemory::chunks(count).map_err(failed("mmap"))?;
+        let chunks = StagingMemory::chunks(count).map_err(TierError::system(&all_folders, "mmap"))?;
         let files = folders.iter().map(|folder| ExtentFile::create(folder, file_bytes, &chunks[0]).map(Arc::new));
         let files: Vec<_> = files.collect::<Result<_, _>>()?;
-        let engine = engine(chunks[0].memory(), count).map_err(failed("starting"))?;
+        let engine = engine(chunks[0].memory(), count).map_err(TierError::system(&all_folders, "starting"))?;
         let free = files.iter().map(|_| Arena::new(0, file_bytes)).collect();
         let shared = Arc::new(DiskShared {
             files,
@@ -304,7 +303,9 @@ impl Disk {
         for number in 0..COPIERS {
             let shared = Arc::clone(&inner.shared);
             let thread = thread::Builder::new().name(format!("tenure-copy-{number}"));
-            inner.copiers.push(thread.spawn(move || shared.run_copier()).map_err(failed("starting"))?);
+            inner
+                .copiers
+                .push(thread.spawn(move || shared.run_copier()).map_err(TierError::system(&all_folders, "starting"))?);
         }
         Ok(Self { inner: Arc::new(inner) })
     }

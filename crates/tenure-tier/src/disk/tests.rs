@@ -131,7 +131,7 @@ fn read(disk: &Disk, spilled: &Spilled) -> Result<Vec<u8>, DiskError> {
 }
 
 #[test]
-fn what_goes_out_comes_back_whatever_its_size() {
+fn bytes_of_any_size_are_written_and_read_back() {
     let (_folders, paths) = folders(2);
     for disk in [Disk::open(&paths, options(32 << 20)).unwrap(), with_threads(&paths, 32 << 20)] {
         println!("{}", disk.description());
@@ -147,7 +147,7 @@ fn what_goes_out_comes_back_whatever_its_size() {
 }
 
 #[test]
-fn what_ends_while_something_goes_either_way_went_together() {
+fn overlapping_requests_count_as_moved_together() {
     use Direction::{In, Out};
     let mut state = DiskState::new(Vec::new());
     state.begin_request(Out);

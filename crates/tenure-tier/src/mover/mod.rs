@@ -8,7 +8,6 @@ mod store;
 mod stored;
 #[cfg(test)]
 mod tests;
-mod watcher;
 
 use std::sync::Arc;
 use std::{fmt, ptr};
@@ -29,10 +28,9 @@ pub use stored::Stored;
 use crate::Disk;
 use crate::codec::Coding;
 use fetch::{FetchState, PieceRead, ReadQueue};
-use link::{CopyDirection, CopyStream, StallCounter};
+use link::{CopyDirection, CopyStream, StallCounter, Watcher};
 use store::{BegunStore, DiskWrites};
 use stored::{PiecePlace, Progress, StoredInner};
-use watcher::Watcher;
 
 /// The largest size of a piece in bytes. Each piece is copied, written to disk and read back separately. A copy of this
 /// size reaches nearly the bandwidth of its link.
@@ -175,8 +173,9 @@ impl Mover {
         // A power of two, so that each block of memory that is pinned at once holds a whole number of pieces.
         let piece_bytes = 1 << MAX_PIECE.min(memory_bytes / MIN_PIECES).ilog2();
         let staging_bytes = if disk.is_some() { (READS_AT_ONCE + WRITES_AT_ONCE) * piece_bytes } else { 0 };
-        let side = |memory| DeviceSide::new(memory, [memory_bytes - staging_bytes, staging_bytes], numa_node);
-        let side = memory.map(side).transpose()?;
+        let side = memory
+            .map(|memory| DeviceSide::new(memory, memory_bytes - staging_bytes, staging_bytes, numa_node))
+            .transpose()?;
         let mut slots = Vec::new();
         if disk.is_some() {
             for _ in 0..READS_AT_ONCE {
@@ -339,16 +338,12 @@ impl Mover {
     pub fn links(&self) -> Links {
         let MoverShared { side, disk, stalls, .. } = &*self.shared;
         let disk = disk.as_ref().map(Disk::statistics).unwrap_or_default();
-        let copies = |streams: &[CopyStream]| {
-            streams.iter().map(CopyStream::statistics).fold(LinkStatistics::default(), LinkStatistics::plus)
-        };
-        let [device_to_host, host_to_device] = match side {
-            Some(side) => [copies(std::slice::from_ref(&side.outward)), copies(&side.inward)],
-            None => Default::default(),
-        };
+        let waited = stalls.host_to_device.statistics(0, Default::default());
         Links {
-            device_to_host,
-            host_to_device: host_to_device.plus(stalls.host_to_device.statistics(0, Default::default())),
+            device_to_host: side.as_ref().map(|side| side.outward.statistics()).unwrap_or_default(),
+            host_to_device: (side.iter().flat_map(|side| &side.inward))
+                .map(CopyStream::statistics)
+                .fold(waited, LinkStatistics::plus),
             disk_write: stalls.disk_write.statistics(disk.written_bytes, disk.writing),
             disk_read: stalls.disk_read.statistics(disk.read_bytes, disk.reading),
             disk_together: LinkStatistics {
@@ -374,26 +369,24 @@ impl fmt::Debug for Mover {
 }
 
 impl DeviceSide {
-    /// Starts the threads and creates the streams. `bytes` are the sizes of `pool` and `staging`.
-    fn new(memory: &'static DeviceMemory, bytes: [usize; 2], numa_node: Option<u32>) -> Result<Self, MoverError> {
-        let pool = |bytes: usize| {
-            let config = PinnedConfig { numa_node, ..PinnedConfig::new(bytes as u64) };
-            PinnedPool::new(Arc::clone(memory.driver()), config).map_err(pinned_error("the mover"))
-        };
-        let [pool, staging] = [pool(bytes[0])?, pool(bytes[1])?];
-        let copies = |priority, direction| {
-            let stream = memory.streams().pooled(priority).map_err(MoverError::driver("the mover"))?;
-            Ok::<_, MoverError>(CopyStream::new(stream, direction))
-        };
-        let watcher = |name| Watcher::start(name).map_err(|error| MoverError::Threads(Arc::new(error)));
+    /// Creates the pools, of so many bytes, and the streams, and starts the threads.
+    fn new(
+        memory: &'static DeviceMemory,
+        pool_bytes: usize,
+        staging_bytes: usize,
+        numa_node: Option<u32>,
+    ) -> Result<Self, MoverError> {
         Ok(Self {
-            outward_watcher: Arc::new(watcher("tenure-out")?),
-            inward_watcher: watcher("tenure-in")?,
             memory,
-            pool,
-            staging,
-            outward: copies(Priority::Default, CopyDirection::Out)?,
-            inward: [copies(Priority::High, CopyDirection::In)?, copies(Priority::Default, CopyDirection::In)?],
+            pool: pinned_pool(memory, pool_bytes, numa_node)?,
+            staging: pinned_pool(memory, staging_bytes, numa_node)?,
+            outward_watcher: Arc::new(start_watcher("tenure-out")?),
+            inward_watcher: start_watcher("tenure-in")?,
+            outward: copy_stream(memory, Priority::Default, CopyDirection::Out)?,
+            inward: [
+                copy_stream(memory, Priority::High, CopyDirection::In)?,
+                copy_stream(memory, Priority::Default, CopyDirection::In)?,
+            ],
         })
     }
 
@@ -433,6 +426,24 @@ impl Drop for Scratch {
         // A failed driver fails the next transfer too, which reports it.
         let _ = self.memory.free(self.address);
     }
+}
+
+fn pinned_pool(memory: &DeviceMemory, bytes: usize, numa_node: Option<u32>) -> Result<PinnedPool, MoverError> {
+    let config = PinnedConfig { numa_node, ..PinnedConfig::new(bytes as u64) };
+    PinnedPool::new(Arc::clone(memory.driver()), config).map_err(pinned_error("the mover"))
+}
+
+fn start_watcher(name: &str) -> Result<Watcher, MoverError> {
+    Watcher::start(name).map_err(|error| MoverError::Threads(Arc::new(error)))
+}
+
+fn copy_stream(
+    memory: &'static DeviceMemory,
+    priority: Priority,
+    direction: CopyDirection,
+) -> Result<CopyStream, MoverError> {
+    let stream = memory.streams().pooled(priority).map_err(MoverError::driver("the mover"))?;
+    Ok(CopyStream::new(stream, direction))
 }
 
 /// Returns a function that turns an error of a pinned pool into one that names the tensor.

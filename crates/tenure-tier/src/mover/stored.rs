@@ -11,7 +11,7 @@ use tenure_device::{Event, NotedCopy, Stream};
 
 use super::MoverError;
 use super::bytes::{BytesPart, MovableBytes, Raw};
-use super::watcher::Watcher;
+use super::link::Watcher;
 use crate::Spilled;
 use crate::codec::Encoded;
 

@@ -38,6 +38,10 @@ fn memories() -> Vec<Memory> {
     (0..6).map(|seed| simulated(seed).1).collect()
 }
 
+fn allocated(memory: Memory) -> u64 {
+    memory.allocator().statistics().all.allocated_bytes.current
+}
+
 fn disk() -> (Vec<TempDir>, Disk) {
     let (folders, paths) = folders(1);
     let disk = Disk::open(&paths, DiskOptions { staging_bytes: 3 * MIB, ..DiskOptions::new(64 << 20) }).unwrap();
@@ -139,13 +143,12 @@ fn expect_peace(memory: Memory) {
 fn a_source_is_freed_in_the_order_of_its_stream_once_that_waits_for_the_copy() {
     for memory in memories() {
         let mover = mover(Some(memory), None);
-        let allocated = || memory.allocator().statistics().all.allocated_bytes.current;
         let stream = memory.streams().current();
-        let before = allocated();
+        let before = allocated(memory);
         let stored = store(&mover, memory, MIB + 3, 7, Destination::Host).unwrap();
         stored.lead_to(&stream).unwrap();
         // The host has waited for nothing, and the room is free.
-        assert!(!stored.keeps_source() && allocated() == before);
+        assert!(!stored.keeps_source() && allocated(memory) == before);
         let other = filled(memory, MIB + 3, 99);
         assert!(fetch(&mover, memory, &stored, Urgency::Now).unwrap() == expected(MIB + 3, 7));
         assert!(read(memory, &other) == expected(MIB + 3, 99));
@@ -155,11 +158,10 @@ fn a_source_is_freed_in_the_order_of_its_stream_once_that_waits_for_the_copy() {
 }
 
 #[test]
-fn what_is_out_is_freed_by_a_program_alone_and_not_by_how_long_it_took() {
+fn a_source_is_freed_by_the_program_whatever_the_timing() {
     for memory in memories() {
         let mover = mover(Some(memory), None);
-        let allocated = || memory.allocator().statistics().all.allocated_bytes.current;
-        let before = allocated();
+        let before = allocated(memory);
         let stored = store(&mover, memory, MIB, 7, Destination::Host).unwrap();
         let (sender, receiver) = mpsc::channel();
         let event = stored.inner.progress.event().unwrap();
@@ -168,16 +170,16 @@ fn what_is_out_is_freed_by_a_program_alone_and_not_by_how_long_it_took() {
         let watcher = &mover.shared.side.as_ref().unwrap().outward_watcher;
         watcher.when_passed(event, move |passed| sender.send(passed).unwrap());
         receiver.recv().unwrap().unwrap();
-        assert!(stored.is_settled() && stored.keeps_source() && allocated() > before);
+        assert!(stored.is_settled() && stored.keeps_source() && allocated(memory) > before);
         drop(stored);
-        eventually(|| allocated() == before);
+        eventually(|| allocated(memory) == before);
         drop(mover);
         expect_peace(memory);
     }
 }
 
 #[test]
-fn what_goes_out_comes_back_though_its_memory_is_used_again() {
+fn a_moved_tensor_comes_back_after_its_memory_was_reused() {
     for memory in memories() {
         let (_folders, disk) = disk();
         for (mover, to) in
@@ -267,7 +269,7 @@ fn a_source_is_written_to_after_its_store_and_a_target_that_no_thread_waits_for_
 }
 
 #[test]
-fn what_is_fetched_ahead_holds_back_no_memory() {
+fn prefetches_hold_back_no_memory() {
     let (driver, memory) = simulated(2);
     let mover = mover(Some(memory), None);
     let stored = store(&mover, memory, MIB / 2, 1, Destination::Host).unwrap();
@@ -411,7 +413,7 @@ fn links_say_what_went_over_them() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_options_are_refused() {
     let (_, memory) = simulated(0);
     let (_folders, disk) = disk();
     assert!(matches!(Mover::new(None, MoverOptions::new(5)), Err(MoverError::TooLittle { .. })));
@@ -473,7 +475,7 @@ fn host_memory_goes_to_disk_and_is_freed_there() {
 }
 
 #[test]
-fn what_a_thread_waits_for_is_read_before_what_is_fetched_ahead() {
+fn urgent_fetches_precede_prefetches() {
     let (_folders, disk) = disk();
     let mover = mover(None, Some(&disk));
     let [a, b, c] = ["a", "b", "c"].map(|name| mover.store(name, vector(vec![1; MIB]), Destination::Disk).unwrap());
@@ -499,7 +501,7 @@ fn what_a_thread_waits_for_is_read_before_what_is_fetched_ahead() {
 }
 
 #[test]
-fn what_cannot_be_written_stays_in_memory_and_what_cannot_be_read_is_an_error() {
+fn failed_writes_stay_in_memory_and_failed_reads_are_errors() {
     for memory in [None, Some(simulated(3).1)] {
         for ends in [false, true] {
             let (_folders, paths) = folders(1);
@@ -561,7 +563,7 @@ fn a_full_disk_says_so_and_takes_more_later() {
 }
 
 #[test]
-fn what_may_not_be_written_stays_in_memory() {
+fn a_refused_write_stays_in_memory() {
     let (_folders, paths) = folders(1);
     let options = DiskOptions { daily_bytes: Some(2 << 20), ..DiskOptions::new(16 << 20) };
     let disk = Disk::open(&paths, options).unwrap();

@@ -39,7 +39,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
-    fn what_is_lossless_comes_back_bit_for_bit(
+    fn lossless_tensors_come_back_bit_for_bit(
         dtype in prop::sample::select(&[DType::U8, DType::BF16, DType::F32, DType::F64][..]),
         choice in prop::sample::select(&["auto", "zeros", "planes", "none"][..]),
         parts in prop::collection::vec((0_usize..6, 0_usize..300_000), 1..4),
@@ -55,7 +55,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_lossy_comes_back_as_its_codec_makes_it_and_all_else_as_it_was(
+    fn only_lossy_codecs_change_a_tensor(
         lossy in prop::sample::select(&[Codec::Fp16, Codec::CsrFp16][..]),
         dtype in prop::sample::select(&[DType::BF16, DType::F32][..]),
         kind in 0_usize..6, count in 1_usize..600_000, seed: u64,

@@ -78,7 +78,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_changed_or_cut_is_an_error_or_another_tensor(
+    fn a_changed_or_cut_stream_is_an_error_or_another_tensor(
         codec in codecs(), dtype in dtypes(), kind in 0..6_usize, count in 0..4000_usize, at: usize, bit in 0..8_u32,
         cut: usize,
     ) {
@@ -159,7 +159,7 @@ fn names_are_those_of_the_command_line() {
 }
 
 #[test]
-fn what_is_wrong_with_a_stream_is_told() {
+fn stream_errors_name_the_problem() {
     let raw = vec![0; 5000];
     let mut stream = Vec::new();
     let encoded = encode(Codec::Zeros, DType::F32, &raw, &mut stream);
