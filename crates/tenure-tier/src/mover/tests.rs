@@ -424,8 +424,10 @@ fn invalid_options_are_refused() {
         said(device.store("a", vector(vec![1]), Destination::Host)),
         "a: its bytes are on cpu, and the mover moves those on cuda:0"
     );
-    assert!(said(store(&device, memory, 5, 1, Destination::Disk)).contains("no disk"));
-    assert!(said(host.store("a", vector(vec![1]), Destination::Host)).contains("no pinned memory"));
+    let without_disk = store(&device, memory, 5, 1, Destination::Disk);
+    assert!(matches!(without_disk, Err(MoverError::NoPlace { place: "disk", .. })));
+    let without_memory = host.store("a", vector(vec![1]), Destination::Host);
+    assert!(matches!(without_memory, Err(MoverError::NoPlace { place: "pinned memory", .. })));
     let stored = host.store("a", vector(vec![1; 10]), Destination::Disk).unwrap();
     let fetched = host.fetch(&stored, vector(vec![1; 9]), Urgency::Now);
     assert_eq!(fetched.unwrap_err().to_string(), "a: it has 10 bytes, and is fetched into 9");
