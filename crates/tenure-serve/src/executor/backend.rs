@@ -9,8 +9,8 @@ use super::ModelError;
 use super::batch_control::BatchControl;
 use super::stored::StoredWeights;
 use super::tensors::RawTensor;
-use crate::http::Tier;
 use crate::repository::StoredModel;
+use crate::service::Tier;
 
 /// A device that holds the weights of models and computes with them.
 pub(crate) trait Backend: Send + Sync {

@@ -17,7 +17,7 @@ use super::compute_process::{ComputeProcess, ModelRunner};
 use super::network::{Computed, Placed};
 use super::stored::StoredWeights;
 use super::tensors::RawTensor;
-use crate::http::Tier;
+use crate::service::Tier;
 
 /// Images of weights in host memory, read from disk, and the [`ComputeProcess`] that computes on them.
 pub(crate) struct CpuBackend {

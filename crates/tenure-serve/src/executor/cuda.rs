@@ -12,7 +12,7 @@ use super::network::unwind_error;
 use super::resident::{DeviceWeights, ResidentModel};
 use super::stored::StoredWeights;
 use super::tensors::RawTensor;
-use crate::http::Tier;
+use crate::service::Tier;
 
 /// A CUDA device that this process computes on.
 pub(crate) struct CudaBackend {

@@ -15,7 +15,7 @@ use super::network::Computed;
 use super::resident::{DeviceWeights, ResidentModel};
 use super::stored::StoredWeights;
 use super::tensors::RawTensor;
-use crate::http::Tier;
+use crate::service::Tier;
 use crate::worker::{LentWeights, WorkerCommand, Workers};
 
 /// A CUDA device whose memory this process manages, and workers that compute on it.

@@ -11,7 +11,7 @@ use tenure_tensor::Device;
 use super::ModelError;
 use super::callbacks::Callbacks;
 use super::stored::{ModelFiles, StoredWeights};
-use crate::http::Tier;
+use crate::service::Tier;
 
 /// The weights of all models on a CUDA device, loaded from images in pinned host memory that several devices may share.
 pub(crate) struct DeviceWeights {

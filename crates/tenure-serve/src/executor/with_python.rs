@@ -8,8 +8,8 @@ use super::ModelError;
 use super::backend::{Backend, BackendWeights};
 use super::shared_budget::{BudgetedWeights, Owner, SharedBudget};
 use super::stored::StoredWeights;
-use crate::http::Tier;
 use crate::repository::StoredModel;
+use crate::service::Tier;
 use crate::worker::{Python, Pythons};
 
 /// A backend, and the processes that compute PyTorch modules.

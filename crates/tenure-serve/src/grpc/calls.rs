@@ -22,14 +22,13 @@ use super::messages::{
 };
 use super::wire::{Incoming, Outgoing, frame, time_limit};
 use super::{health, reflection};
-use crate::http::ServeError;
-use crate::http::body::BodyShare;
-use crate::http::places::PlaceKind;
-use crate::http::server::guarded;
-use crate::http::shared::{ServerShared, refuse_parameters};
 use crate::protocol::{ModelConfig, ModelState, ServerMetadata};
 use crate::request_log::RequestRecord;
-use crate::shared_memory::Peer;
+use crate::service::body::BodyShare;
+use crate::service::places::PlaceKind;
+use crate::service::shared::{ServerShared, refuse_parameters};
+use crate::service::work::guarded;
+use crate::service::{Peer, ServeError};
 
 const SERVICE: &str = "/inference.GRPCInferenceService/";
 
@@ -55,7 +54,7 @@ pub(super) async fn answer(
     let (head, body) = request.into_parts();
     let record = RequestRecord::new(&head.headers, "grpc", head.method.as_str(), head.uri.path());
     record.comes_from(shared.client(caller.peer, &head.headers));
-    let outgoing = Outgoing::new(record.clone(), respond, shared.config.limits.receive);
+    let outgoing = Outgoing::new(record.clone(), respond, shared.limits.receive);
     if !is_grpc(&head) {
         return outgoing.refuse();
     }
@@ -155,7 +154,7 @@ impl<'a> Call<'a> {
             shared.authorize(&head.headers)?;
         }
         let limit = time_limit(&head.headers)?;
-        let incoming = Incoming::new(&head.headers, body, shared.config.limits)?;
+        let incoming = Incoming::new(&head.headers, body, shared.limits)?;
         Ok(Self { shared, peer, method, path, arrived, limit, incoming, share: shared.share() })
     }
 

@@ -12,9 +12,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::calls::{self, Caller};
-use crate::http::connections::{Accepted, Connections};
-use crate::http::places::PlaceKind;
-use crate::http::shared::ServerShared;
+use crate::service::connections::{Accepted, Connections};
+use crate::service::places::PlaceKind;
+use crate::service::shared::ServerShared;
 
 /// The largest number of concurrent calls on one connection.
 const CALLS: u32 = 128;
@@ -24,7 +24,7 @@ const WINDOW: u32 = 1 << 20;
 
 /// Serves the protocol over gRPC until `shutdown`. Calls in progress then have `Limits::drain` to end.
 pub(crate) async fn serve(connections: Connections, shared: Arc<ServerShared>, shutdown: impl Future<Output = ()>) {
-    let calls = Arc::new(Semaphore::new(shared.config.limits.connections));
+    let calls = Arc::new(Semaphore::new(shared.limits.connections));
     connections
         .serve(shutdown, move |accepted| {
             GrpcConnection { shared: shared.clone(), calls: calls.clone(), accepted }.serve()
@@ -46,7 +46,7 @@ impl GrpcConnection {
         let Self { shared, calls: places, accepted } = self;
         let Accepted { stream, peer, place, mut closing } = accepted;
         let caller = Caller { peer, place: place.kind() };
-        let limits = shared.config.limits;
+        let limits = shared.limits;
         let handshake = builder(limits.header_bytes).handshake(stream);
         let handshake = tokio::select! {
             handshake = timeout(limits.head, handshake) => handshake?,

@@ -12,11 +12,11 @@ use super::messages::{
     InferParameter, InferRequestedOutput, InferTensor, InferTensorContents, ModelInferRequest, ModelInferResponse,
     ParameterChoice, Parameters,
 };
-use crate::http::ServeError;
 use crate::protocol::{
     Datatype, Encoding, InferRequest, InferResponse, ProtocolError, SharedTensor, Span, Tensor, TensorError, Wanted,
     WantedOutput, shape,
 };
+use crate::service::ServeError;
 
 /// Bytes of memory that a field of a request, and a string in its contents, may take beyond their own bytes.
 const FIELD_BYTES: usize = 384;

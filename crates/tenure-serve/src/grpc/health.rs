@@ -10,8 +10,8 @@ use super::calls::Call;
 use super::messages::{HealthCheckRequest, HealthCheckResponse, ServingStatus};
 use super::reflection;
 use super::wire::{Outgoing, frame};
-use crate::http::ServeError;
-use crate::http::shared::ServerShared;
+use crate::service::ServeError;
+use crate::service::shared::ServerShared;
 
 /// The paths of the calls.
 pub(super) const CHECK: &str = "/grpc.health.v1.Health/Check";

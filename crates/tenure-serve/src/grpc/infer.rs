@@ -11,13 +11,14 @@ use super::convert::{self, decode, infer_request, said};
 use super::messages::{ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use super::status;
 use super::wire::{Outgoing, frame};
-use crate::http::ServeError;
-use crate::http::body::{BodyShare, aside};
-use crate::http::server::guarded;
-use crate::http::shared::{Ending, ServerShared};
 use crate::metrics::RequestOutcome;
 use crate::request_log::RequestEvent;
-use crate::shared_memory::{Peer, SharedTensors};
+use crate::service::body::BodyShare;
+use crate::service::shared::{Ending, ServerShared};
+use crate::service::work::aside;
+use crate::service::work::guarded;
+use crate::service::{Peer, ServeError};
+use crate::shared_memory::SharedTensors;
 
 impl Call<'_> {
     pub(super) async fn infer(&mut self) -> Result<Bytes, ServeError> {

@@ -14,7 +14,7 @@ use super::messages::{
 };
 use super::status::Code;
 use super::wire::{Outgoing, frame};
-use crate::http::ServeError;
+use crate::service::ServeError;
 
 /// The paths of the call, whose messages are the same in both versions.
 pub(super) const PATHS: [&str; 2] = [

@@ -9,7 +9,7 @@ use super::messages::{
     SystemSharedMemoryStatusResponse,
 };
 use super::wire::frame;
-use crate::http::ServeError;
+use crate::service::ServeError;
 use crate::shared_memory::{self, CudaRegistration, CudaStatus, Region, RegionKind, SystemRegistration, SystemStatus};
 
 impl Call<'_> {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::http::{ServeError, SharedMemoryError};
+use crate::service::{ServeError, SharedMemoryError};
 
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");

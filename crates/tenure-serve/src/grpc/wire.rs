@@ -14,10 +14,11 @@ use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use super::status;
-use crate::http::body::{BodyShare, Pace, Packing, TURN_BYTES, unpack};
-use crate::http::{Limits, ServeError};
 use crate::metrics::RequestOutcome;
 use crate::request_log::{self, REQUEST_ID, RequestEvent, RequestRecord};
+use crate::service::body::{BodyShare, Pace, Packing, unpack};
+use crate::service::work::TURN_BYTES;
+use crate::service::{Limits, ServeError};
 
 /// Bytes before a message.
 const HEAD_BYTES: usize = 5;

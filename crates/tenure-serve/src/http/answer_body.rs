@@ -8,8 +8,8 @@ use bytes::Bytes;
 use hyper::body::{Frame, SizeHint};
 use tokio::task::yield_now;
 
-use super::body::TURN_BYTES;
-use super::places::InProgress;
+use crate::service::places::InProgress;
+use crate::service::work::TURN_BYTES;
 
 /// The body of an answer, whose request is in progress until all of it is sent. A long body is sent in turns with others.
 pub(super) struct AnswerBody {
@@ -84,7 +84,7 @@ mod tests {
     use tokio::runtime;
 
     use super::*;
-    use crate::http::places::Places;
+    use crate::service::places::Places;
 
     fn held(bytes: usize) -> AnswerBody {
         let (place, _) = Places::new(1).enter(Ipv4Addr::LOCALHOST.into());

@@ -11,8 +11,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use hyper::body::Body as _;
 
-use super::ServeError;
-use super::body::aside;
+use crate::service::ServeError;
+use crate::service::work::aside;
 
 /// Shorter answers fit into a packet or two as they are.
 const LEAST_BYTES: u64 = 1024;

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
-use super::{ModelSnapshot, Resident, Service, Snapshot, Tier};
 use crate::metrics::{Switch, milliseconds};
+use crate::service::{ModelSnapshot, Resident, Service, Snapshot, Tier};
 
 /// The media type of server-sent events.
 pub(super) const CONTENT_TYPE: &str = "text/event-stream";

@@ -10,12 +10,13 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::ServeError;
-use super::body::{NUMBER_BYTES, aside, receive};
+use super::body::receive;
 use super::routes::{ModelPath, Sharing, json_response};
-use super::shared::{Ending, ServerShared};
 use crate::protocol::{Encoded, Encoding, InferRequest, InferResponse, JSON_LENGTH, ProtocolError, Tensor, Wanted};
-use crate::shared_memory::{Peer, SharedTensors};
+use crate::service::shared::{Ending, ServerShared};
+use crate::service::work::{NUMBER_BYTES, aside};
+use crate::service::{Peer, ServeError};
+use crate::shared_memory::SharedTensors;
 
 /// Answers an inference request that came through the router.
 pub(super) async fn infer(
@@ -53,7 +54,7 @@ async fn ask(
     let json_bytes = json_length(headers)?;
     // Inputs may be parts of the body.
     let mut share = shared.share();
-    let body = receive(headers, body, shared.limits(), &mut share).await?;
+    let body = receive(headers, body, &shared.limits, &mut share).await?;
     let metadata = shared.service.metadata(&path.model, path.version.as_deref())?;
     ending.model.clone_from(&path.model);
     let body_bytes = body.len();

@@ -36,30 +36,24 @@
 //! [`InferenceServerConfig::origins`].
 
 mod answer_body;
-pub(crate) mod body;
+mod body;
 mod compression;
-pub(crate) mod connections;
+mod connection;
 mod cors;
-mod error;
 mod feed;
 mod infer;
 mod openai;
 mod openapi;
 mod page;
-pub(crate) mod places;
 mod routes;
-pub(crate) mod server;
-mod service;
-pub(crate) mod shared;
+mod server;
 mod shared_memory;
 mod sites;
-mod tls;
 
-pub use error::ServeError;
-pub use page::{ModelSnapshot, Resident, Snapshot, Tier};
-pub use server::{BindError, InferenceServer, InferenceServerConfig, Limits, Operators};
-pub use service::{Service, ServiceFuture, Texts, Tokenizer};
+pub use server::{BindError, InferenceServer, InferenceServerConfig};
 pub use sites::{HostName, Origin, SiteError};
-pub use tls::{TlsError, TlsFiles};
 
-pub use crate::shared_memory::SharedMemoryError;
+pub use crate::service::{
+    Limits, ModelSnapshot, Operators, Resident, ServeError, Service, ServiceFuture, SharedMemoryError, Snapshot, Texts,
+    Tier, TlsError, TlsFiles, Tokenizer,
+};

@@ -11,14 +11,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::body::{NUMBER_BYTES, aside, receive};
+use super::body::receive;
 use super::routes::{Route, Sharing, json, object};
-use super::shared::{Ending, ServerShared};
-use super::{ServeError, Texts};
 use crate::metrics::RequestOutcome;
 use crate::protocol::{
     Datatype, Encoding, InferRequest, InferResponse, ModelMetadata, ModelState, Tensor, TensorMetadata, Wanted,
 };
+use crate::service::shared::{Ending, ServerShared};
+use crate::service::work::{NUMBER_BYTES, aside};
+use crate::service::{ServeError, Texts};
 
 /// The largest number of texts in a request, which is OpenAI's own limit.
 const MAX_INPUTS: usize = 2048;
@@ -220,7 +221,7 @@ async fn answer(
     known: &mut String,
 ) -> Result<Response, Refused> {
     let mut share = shared.share();
-    let body = receive(headers, body, &shared.config.limits, &mut share).await?;
+    let body = receive(headers, body, &shared.limits, &mut share).await?;
     let body_bytes = body.len();
     let request: EmbeddingsRequest = aside(body_bytes, move || object(&body, "request for embeddings")).await?;
     let metadata = shared.service.metadata(&request.model, None)?;

@@ -5,15 +5,18 @@ use std::sync::Arc;
 
 use super::body::receive;
 use super::compression::{accepts_gzip, compress};
-use super::shared::{ServerShared, refuse_parameters};
-use super::{InferenceServerConfig, ServeError, cors, feed, infer, openai, openapi, page, shared_memory};
+use super::cors::{self, Cors};
+use super::feed::{self, Feed};
+use super::sites::Sites;
+use super::{infer, openai, openapi, page, shared_memory};
 use crate::metrics;
 use crate::protocol::{IndexRequest, ModelConfig, ModelState, ServerMetadata, Statistics};
 use crate::scheduler::ClientId;
-use crate::shared_memory::Peer;
+use crate::service::shared::{ServerShared, refuse_parameters};
+use crate::service::{Peer, ServeError};
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{FromRequestParts, Path, State};
+use axum::extract::{Extension, FromRequestParts, Path, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, Request, Uri, header};
 use axum::middleware::{self, Next};
@@ -78,7 +81,7 @@ fn open_routes() -> Vec<Route> {
 }
 
 /// Builds the router of all routes.
-fn router(shared: Arc<ServerShared>) -> Router {
+fn router(shared: Arc<ServerShared>, feed: Arc<Feed>) -> Router {
     let mut router = Router::new();
     for (path, methods) in guarded_routes() {
         router = router.route(&path, methods);
@@ -99,6 +102,7 @@ fn router(shared: Arc<ServerShared>) -> Router {
         .method_not_allowed_fallback(async |method: Method, uri: Uri| {
             refusal(&uri, ServeError::Method(format!("{method} {}", uri.path())))
         })
+        .layer(Extension(feed))
         .with_state(shared)
 }
 
@@ -112,11 +116,12 @@ fn refusal(uri: &Uri, error: ServeError) -> Response {
 pub(super) struct Routes {
     router: Router,
     shared: Arc<ServerShared>,
+    sites: Sites,
 }
 
 impl Routes {
-    pub(super) fn new(shared: Arc<ServerShared>) -> Self {
-        Self { router: router(shared.clone()), shared }
+    pub(super) fn new(shared: Arc<ServerShared>, sites: Sites, feed: Arc<Feed>) -> Self {
+        Self { router: router(shared.clone(), feed), shared, sites }
     }
 
     /// Returns the client that sent a request.
@@ -130,18 +135,20 @@ impl Routes {
         compress(accepts_gzip, self.route(peer, request).await?).await
     }
 
-    /// Returns the settings of the server.
-    pub(super) fn config(&self) -> &InferenceServerConfig {
-        &self.shared.config
+    /// Returns the headers that let pages of other sites read the answer to a request.
+    pub(super) fn cors(&self, headers: &HeaderMap) -> Cors {
+        Cors::of(&self.sites.origins, headers)
     }
 
     async fn route(&self, peer: Peer, mut request: Request<Incoming>) -> Result<Response, ServeError> {
+        // A token shows that a client is not another site's page.
         if !is_health(request.uri().path())
-            && let Err(error) = self.shared.check_site(request.method(), request.headers())
+            && !self.shared.has_tokens()
+            && let Err(error) = self.sites.check(request.method(), request.headers())
         {
             return Ok(refusal(request.uri(), error));
         }
-        if let Some(answer) = cors::preflight(&self.shared.config.origins, request.method(), request.headers()) {
+        if let Some(answer) = cors::preflight(&self.sites.origins, request.method(), request.headers()) {
             return Ok(answer);
         }
         let Some(path) = ModelPath::of_inference(request.method(), request.uri().path()) else {
@@ -168,7 +175,7 @@ async fn authorize(State(shared): Sharing, request: Request<Body>, next: Next) -
     }
 }
 
-/// A client that is one of the [`Operators`](super::Operators).
+/// A client that is one of the [`Operators`](crate::service::Operators).
 pub(super) struct Operator;
 
 impl FromRequestParts<Arc<ServerShared>> for Operator {
@@ -217,11 +224,11 @@ fn file(media_type: &'static str, text: &'static str) -> impl IntoResponse {
 
 /// Returns the description of all routes.
 async fn description(State(shared): Sharing) -> Response {
-    json(&openapi::document(!shared.config.tokens.is_empty()))
+    json(&openapi::document(shared.has_tokens()))
 }
 
-async fn events(State(shared): Sharing) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, feed::CONTENT_TYPE), (header::CACHE_CONTROL, "no-store")], shared.feed.body())
+async fn events(Extension(feed): Extension<Arc<Feed>>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, feed::CONTENT_TYPE), (header::CACHE_CONTROL, "no-store")], feed.body())
 }
 
 async fn prometheus(State(shared): Sharing) -> impl IntoResponse {
@@ -229,7 +236,7 @@ async fn prometheus(State(shared): Sharing) -> impl IntoResponse {
 }
 
 async fn index(State(shared): Sharing, headers: HeaderMap, body: Body) -> Result<Response, ServeError> {
-    let body = receive(&headers, body, shared.limits(), &mut shared.share()).await?;
+    let body = receive(&headers, body, &shared.limits, &mut shared.share()).await?;
     let IndexRequest { ready } = parameters(&body)?;
     let mut entries = shared.service.index();
     entries.retain(|entry| !ready || entry.state == ModelState::Ready);
@@ -243,7 +250,7 @@ async fn load(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ServeError> {
-    let body = receive(&headers, body, shared.limits(), &mut shared.share()).await?;
+    let body = receive(&headers, body, &shared.limits, &mut shared.share()).await?;
     let LoadRequest { parameters } = parameters(&body)?;
     refuse_parameters(parameters.unwrap_or_default().keys())?;
     shared.service.load(&path.model).await?;
@@ -258,7 +265,7 @@ async fn unload(
     body: Body,
 ) -> Result<Response, ServeError> {
     // No model depends on another, so `unload_dependents` has no effect.
-    let body = receive(&headers, body, shared.limits(), &mut shared.share()).await?;
+    let body = receive(&headers, body, &shared.limits, &mut shared.share()).await?;
     let LoadRequest { .. } = parameters(&body)?;
     shared.service.unload(&path.model).await?;
     Ok(json(&serde_json::Map::new()))

@@ -11,10 +11,10 @@ use base64::prelude::{BASE64_STANDARD, Engine};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::ServeError;
 use super::body::receive;
 use super::routes::{Operator, Route, Sharing, json, object};
-use super::shared::ServerShared;
+use crate::service::ServeError;
+use crate::service::shared::ServerShared;
 use crate::shared_memory::{CudaRegistration, Region, RegionKind, SharedMemoryError, SystemRegion, SystemRegistration};
 
 /// Returns the routes. Clients such as `perf_analyzer` call those of CUDA devices' memory on every server.
@@ -101,6 +101,6 @@ async fn registration<T: DeserializeOwned>(
     headers: &HeaderMap,
     body: Body,
 ) -> Result<T, ServeError> {
-    let body = receive(headers, body, shared.limits(), &mut shared.share()).await?;
+    let body = receive(headers, body, &shared.limits, &mut shared.share()).await?;
     object(&body, "region of shared memory")
 }

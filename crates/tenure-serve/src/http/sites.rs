@@ -1,7 +1,7 @@
 //! Requests of web pages: the names by which the server is asked, and the origins whose pages may use it.
 //!
 //! A server without tokens trusts all clients that reach it. Browsers are among them, and send requests for the pages of
-//! any site. [`check`] refuses those of other sites by what browsers put into them:
+//! any site. [`Sites::check`] refuses those of other sites by what browsers put into them:
 //!
 //! - `Host` has the name in the page's address. A site can let its own name stand for the server's address (DNS
 //!   rebinding), so names have to be known. No site can do so with an IP address, or with `localhost`.
@@ -16,7 +16,7 @@ use std::str::FromStr;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, header};
 
-use super::{InferenceServerConfig, ServeError};
+use crate::service::ServeError;
 
 /// The media types that a page may send to another site without asking it first. The first one is also curl's default.
 const FORM: &str = "application/x-www-form-urlencoded";
@@ -86,21 +86,29 @@ fn name(authority: &Authority) -> String {
     authority.host().trim_end_matches('.').to_ascii_lowercase()
 }
 
-/// Refuses a request without a token that a page of another site may have sent.
-pub(super) fn check(config: &InferenceServerConfig, method: &Method, headers: &HeaderMap) -> Result<(), ServeError> {
-    // Every browser sends this header, so a request without it is not a page's.
-    for host in headers.get_all(header::HOST) {
-        check_host(&config.hosts, host)?;
-    }
-    let origin = headers.get(header::ORIGIN);
-    let is_allowed = origin.is_some_and(|origin| is_allowed(&config.origins, origin));
-    if !is_allowed {
-        let is_own = origin.is_none_or(|origin| is_own(headers, origin));
-        if !is_own || is_from_other_page(method, headers) {
-            return Err(ServeError::OtherSite);
+/// The sites that a server knows.
+pub(super) struct Sites {
+    pub(super) hosts: Vec<HostName>,
+    pub(super) origins: Vec<Origin>,
+}
+
+impl Sites {
+    /// Refuses a request without a token that a page of another site may have sent.
+    pub(super) fn check(&self, method: &Method, headers: &HeaderMap) -> Result<(), ServeError> {
+        // Every browser sends this header, so a request without it is not a page's.
+        for host in headers.get_all(header::HOST) {
+            check_host(&self.hosts, host)?;
         }
+        let origin = headers.get(header::ORIGIN);
+        let is_allowed = origin.is_some_and(|origin| is_allowed(&self.origins, origin));
+        if !is_allowed {
+            let is_own = origin.is_none_or(|origin| is_own(headers, origin));
+            if !is_own || is_from_other_page(method, headers) {
+                return Err(ServeError::OtherSite);
+            }
+        }
+        if method == Method::POST { check_content_type(headers) } else { Ok(()) }
     }
-    if method == Method::POST { check_content_type(headers) } else { Ok(()) }
 }
 
 fn check_host(hosts: &[HostName], host: &HeaderValue) -> Result<(), ServeError> {

@@ -7,9 +7,9 @@ use parking_lot::{Condvar, Mutex};
 
 use super::core::Core;
 use crate::executor::{Backend, BatchControl, ModelError, OpenModel};
-use crate::http::{Resident, Tier};
 use crate::protocol::Tensor;
 use crate::scheduler::{BatchId, DeviceId, ModelId, RequestId};
+use crate::service::{Resident, Tier};
 
 /// A device of a service. It has a thread that brings the weights of the chosen batches, threads that compute them, and
 /// one that loads weights ahead.

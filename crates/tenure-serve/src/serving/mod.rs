@@ -1,4 +1,4 @@
-//! A [`Service`](crate::http::Service) over models in folders.
+//! A [`Service`](crate::service::Service) over models in folders.
 
 pub(crate) mod background;
 mod core;

@@ -8,10 +8,10 @@ use tokio::sync::oneshot;
 use super::core::{Core, CoreState};
 use super::request::not_ready;
 use crate::executor::{ModelError, OpenModel};
-use crate::http::ServeError;
 use crate::protocol::{Batching, IndexEntry, ModelMetadata, ModelState, TensorMetadata};
 use crate::repository::{self, Config, Dimension, RepositoryError, StoredModel, TensorSpec};
 use crate::scheduler::{self, ModelId};
+use crate::service::ServeError;
 
 /// The only version of each model.
 pub(super) const VERSION: &str = "1";

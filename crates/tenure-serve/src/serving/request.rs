@@ -9,12 +9,12 @@ use tokio::sync::oneshot;
 
 use super::core::{Core, CoreState};
 use crate::executor::OpenModel;
-use crate::http::ServeError;
-use crate::http::body::aside;
 use crate::protocol::{Datatype, InferRequest, InferResponse, Tensor};
 use crate::repository::{Config, Dimension, TensorSpec};
 use crate::request_log::{self, RequestRecord};
 use crate::scheduler::{ModelId, Refusal, RequestId, RequestSpec, Unanswered};
+use crate::service::ServeError;
+use crate::service::work::aside;
 
 /// The highest priority that a client can ask for. Each higher number halves a request's worth; 0 stands for the
 /// model's own priority.

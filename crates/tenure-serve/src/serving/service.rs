@@ -22,11 +22,11 @@ use crate::executor::{
     Backend, ComputeProcess, CpuBackend, CudaBackend, DeviceWeights, LentBackend, ModelError, SharedBudget,
     ThisProcess, WithPython,
 };
-use crate::http::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts};
 use crate::metrics::Metrics;
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata, ModelState};
 use crate::repository::{Repository, RepositoryError};
 use crate::scheduler::{ModelSpec, Scheduler, SchedulerConfig};
+use crate::service::{ModelSnapshot, Resident, ServeError, Service, ServiceFuture, Snapshot, Texts};
 use crate::worker::{Python, Pythons, WorkerCommand, Workers};
 
 /// The size of a page: the unit in which weights on the CPU are counted.

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use tenure_nn::sentence::SentenceTokenizer;
 
 use super::core::Core;
-use crate::http::{ServeError, Texts, Tokenizer};
 use crate::scheduler::ModelId;
+use crate::service::{ServeError, Texts, Tokenizer};
 
 /// The tokenizers by model. Each is read at the first request; a model that is loaded again has a new id.
 pub(super) type Tokenizers = Mutex<BTreeMap<ModelId, Tokenizer>>;

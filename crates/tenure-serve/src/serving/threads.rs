@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 use super::core::{Core, CoreState};
 use super::device::{BatchRun, BroughtBatch, DeviceJob, PlannedEviction, ServingDevice};
 use crate::executor::{BatchAnswer, ModelError, OpenModel};
-use crate::http::ServeError;
 use crate::metrics::{Phases, WeightsFound};
 use crate::protocol::Tensor;
 use crate::scheduler::{DeviceId, ModelId};
+use crate::service::ServeError;
 
 /// The number of workers in a row that may end with a model's batches before the model rests, and how long it rests then
 /// and at most. Each further worker doubles the rest.

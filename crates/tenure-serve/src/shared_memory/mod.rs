@@ -3,7 +3,6 @@
 
 mod cuda;
 mod error;
-mod peer;
 mod region;
 mod regions;
 mod shared_tensors;
@@ -11,7 +10,6 @@ mod system;
 
 pub(crate) use cuda::{CudaRegion, CudaRegistration, CudaStatus};
 pub use error::SharedMemoryError;
-pub(crate) use peer::Peer;
 pub(crate) use region::{Region, RegionKind};
 pub(crate) use regions::Regions;
 pub(crate) use shared_tensors::SharedTensors;

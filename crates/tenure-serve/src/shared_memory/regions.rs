@@ -8,9 +8,9 @@ use parking_lot::RwLock;
 
 use super::SharedMemoryError;
 use super::region::{Region, RegionKind, RegionPart};
-use crate::http::ServeError;
-use crate::http::body::on_another_thread;
 use crate::protocol::Span;
+use crate::service::ServeError;
+use crate::service::work::on_another_thread;
 
 /// The most regions. Each holds a descriptor or opened memory.
 pub(super) const REGIONS: usize = 256;

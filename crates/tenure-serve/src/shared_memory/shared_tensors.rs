@@ -3,12 +3,12 @@
 use std::mem;
 
 use super::SharedMemoryError;
-use super::peer::Peer;
 use super::region::RegionPart;
-use crate::http::ServeError;
-use crate::http::body::{BodyShare, MEDIUM_BYTES, aside};
-use crate::http::shared::ServerShared;
 use crate::protocol::{InferRequest, InferResponse};
+use crate::service::body::BodyShare;
+use crate::service::shared::ServerShared;
+use crate::service::work::{MEDIUM_BYTES, aside};
+use crate::service::{Peer, ServeError};
 
 /// The fixed cost of a call that reads or writes a part, as the number of bytes that are copied in memory in that time.
 const CALL_COST_BYTES: usize = 4 << 10;
@@ -66,7 +66,7 @@ impl SharedTensors {
         if self.inputs.is_empty() {
             return Ok(request);
         }
-        let bytes = self.input_bytes(shared.config.limits.body_bytes)?;
+        let bytes = self.input_bytes(shared.limits.body_bytes)?;
         share.grow(taken.saturating_add(bytes))?;
         let parts = mem::take(&mut self.inputs);
         let cost = cost_bytes(bytes, &parts);

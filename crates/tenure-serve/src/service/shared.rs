@@ -4,19 +4,19 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, LazyLock};
 use std::thread;
 
-use axum::http::{HeaderMap, Method, header};
+use axum::http::{HeaderMap, header};
 use subtle::{Choice, ConstantTimeEq};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout_at};
 
-use super::body::{BodyShare, on_another_thread};
-use super::feed::Feed;
-use super::{InferenceServerConfig, Limits, ServeError, Service, sites};
+use super::body::BodyShare;
+use super::work::on_another_thread;
+use super::{Limits, Operators, Peer, ServeError, Service};
 use crate::metrics::{Metrics, RequestOutcome};
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelStatistics};
 use crate::request_log;
 use crate::scheduler::ClientId;
-use crate::shared_memory::{CudaRegion, CudaRegistration, Peer, Region, Regions};
+use crate::shared_memory::{CudaRegion, CudaRegistration, Region, Regions};
 
 /// The largest number of health checks over gRPC that last, for which clients need no token.
 const WATCHES: usize = 64;
@@ -24,11 +24,12 @@ const WATCHES: usize = 64;
 /// State that all requests share.
 pub(crate) struct ServerShared {
     pub(crate) service: Arc<dyn Service>,
-    pub(crate) config: InferenceServerConfig,
+    pub(crate) limits: Limits,
+    /// The accepted tokens; every client may ask if there are none.
+    tokens: Vec<String>,
+    operators: Operators,
     /// The registered regions of shared memory.
     pub(crate) regions: Regions,
-    /// The feed of the live page.
-    pub(super) feed: Feed,
     /// One permit for each health check that lasts.
     pub(crate) watches: Semaphore,
     /// Whether the server ends.
@@ -38,13 +39,14 @@ pub(crate) struct ServerShared {
 }
 
 impl ServerShared {
-    pub(crate) fn new(service: Arc<dyn Service>, config: InferenceServerConfig) -> Self {
-        let memory = Semaphore::new((config.limits.all_body_bytes / 1024).min(Semaphore::MAX_PERMITS));
+    pub(crate) fn new(service: Arc<dyn Service>, limits: Limits, tokens: Vec<String>, operators: Operators) -> Self {
+        let memory = Semaphore::new((limits.all_body_bytes / 1024).min(Semaphore::MAX_PERMITS));
         Self {
             service,
-            config,
+            limits,
+            tokens,
+            operators,
             regions: Regions::default(),
-            feed: Feed::default(),
             watches: Semaphore::new(WATCHES),
             stop: watch::Sender::new(false),
             memory: Arc::new(memory),
@@ -52,7 +54,7 @@ impl ServerShared {
     }
 
     /// Ends all that waits for [`Self::stopped`].
-    pub(super) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.stop.send_replace(true);
     }
 
@@ -62,26 +64,21 @@ impl ServerShared {
         let _ = self.stop.subscribe().wait_for(|is_stopped| *is_stopped).await;
     }
 
-    pub(super) fn limits(&self) -> &Limits {
-        &self.config.limits
+    /// Returns whether clients must send a token.
+    pub(crate) fn has_tokens(&self) -> bool {
+        !self.tokens.is_empty()
     }
 
     /// Checks that a client is one of the [`Operators`](super::Operators).
     pub(crate) fn check_operator(&self, peer: Option<Peer>) -> Result<(), ServeError> {
         // If tokens are required, every request that reaches this point carries one.
-        let has_token = !self.config.tokens.is_empty();
-        if self.config.operators.include(peer, has_token) { Ok(()) } else { Err(ServeError::Elsewhere) }
-    }
-
-    /// Refuses a request that another site's page may have sent. A token shows that the client is none.
-    pub(super) fn check_site(&self, method: &Method, headers: &HeaderMap) -> Result<(), ServeError> {
-        if self.config.tokens.is_empty() { sites::check(&self.config, method, headers) } else { Ok(()) }
+        if self.operators.include(peer, self.has_tokens()) { Ok(()) } else { Err(ServeError::Elsewhere) }
     }
 
     /// Returns the client that sent a request: its token if tokens are required, or else its host.
     pub(crate) fn client(&self, peer: Peer, headers: &HeaderMap) -> ClientId {
         static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-        let token = headers.get(header::AUTHORIZATION).filter(|_| !self.config.tokens.is_empty());
+        let token = headers.get(header::AUTHORIZATION).filter(|_| self.has_tokens());
         ClientId(match token {
             Some(token) => KEY.hash_one(token.as_bytes()),
             None => KEY.hash_one(peer.0.to_canonical()),
@@ -121,12 +118,12 @@ impl ServerShared {
     }
 
     pub(crate) fn share(&self) -> BodyShare {
-        BodyShare::new(self.memory.clone(), self.config.limits.all_body_bytes)
+        BodyShare::new(self.memory.clone(), self.limits.all_body_bytes)
     }
 
     /// Checks that a request carries one of the tokens, if tokens are required.
     pub(crate) fn authorize(&self, headers: &HeaderMap) -> Result<(), ServeError> {
-        let tokens = &self.config.tokens;
+        let tokens = &self.tokens;
         let given = headers.get(header::AUTHORIZATION).and_then(|value| value.as_bytes().split_at_checked(7));
         let given =
             given.filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer ")).map_or(&[][..], |(_, token)| token);
@@ -163,8 +160,8 @@ pub(crate) struct Ending<'a> {
     metrics: &'a Metrics,
     /// The model's name, once it is known that there is such a model.
     pub(crate) model: String,
-    pub(super) arrived: Instant,
-    pub(super) outcome: RequestOutcome,
+    pub(crate) arrived: Instant,
+    pub(crate) outcome: RequestOutcome,
 }
 
 impl<'a> Ending<'a> {

@@ -1,13 +1,33 @@
-//! The interface between a server and its models.
+//! The interface between a server and its models, and what requests share over HTTP and gRPC.
+//!
+//! [`http`](crate::http) and [`grpc`](crate::grpc) accept connections, read requests and ask a [`Service`] for answers.
+//! Both keep to the same [`Limits`], tokens and [`Operators`], and say the same [`ServeError`]s.
+
+pub(crate) mod body;
+pub(crate) mod connections;
+mod error;
+mod limits;
+pub(crate) mod places;
+pub(crate) mod shared;
+mod snapshot;
+mod tls;
+pub(crate) mod work;
 
 use std::pin::Pin;
 use std::sync::Arc;
 
 use tenure_tensor::Device;
 
-use super::{ServeError, Snapshot};
+pub(crate) use connections::Peer;
+pub use error::ServeError;
+pub(crate) use error::outcome;
+pub use limits::{Limits, Operators};
+pub use snapshot::{ModelSnapshot, Resident, Snapshot, Tier};
+pub use tls::{TlsError, TlsFiles};
+
 use crate::metrics::Metrics;
 use crate::protocol::{IndexEntry, InferRequest, InferResponse, ModelMetadata};
+pub use crate::shared_memory::SharedMemoryError;
 
 /// The future of a [`Service`]'s method. When it is dropped, no request waits for it any more.
 pub type ServiceFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, ServeError>> + Send + 'a>>;

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 const RESERVE: usize = 64;
 
 /// The places of a listener's connections.
-pub(super) struct Places {
+pub(crate) struct Places {
     /// The most connections, without those in reserve.
     limit: usize,
     taken: Mutex<Taken>,
@@ -63,12 +63,12 @@ pub(crate) struct Place {
 pub(crate) struct InProgress(Arc<Place>);
 
 impl Places {
-    pub(super) fn new(limit: usize) -> Arc<Self> {
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit, taken: Mutex::default() })
     }
 
     /// Returns a place for a connection, and the event at which the connection is to end. May end another connection.
-    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> (Arc<Place>, oneshot::Receiver<()>) {
+    pub(crate) fn enter(self: &Arc<Self>, address: IpAddr) -> (Arc<Place>, oneshot::Receiver<()>) {
         let host = host(address);
         let mut taken = self.taken.lock();
         let is_regular = |connection: &Connection| connection.kind == PlaceKind::Regular;
@@ -93,7 +93,7 @@ impl Places {
     }
 
     /// Ends a connection without a request, if there is one. Returns whether there was.
-    pub(super) fn make_room(&self) -> bool {
+    pub(crate) fn make_room(&self) -> bool {
         self.taken.lock().end_idle(|_| true)
     }
 }

@@ -1,6 +1,7 @@
 //! The connections of a listener, over HTTP and gRPC: their handshakes and their end.
 
 use std::io;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +17,6 @@ use tokio_util::either::Either;
 
 use super::Limits;
 use super::places::{Place, Places};
-use crate::shared_memory::Peer;
 
 /// The pause after a connection could not be accepted, for example for lack of descriptors, which others may free.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -30,6 +30,17 @@ pub(crate) struct Connections {
     pub(crate) limits: Limits,
     /// The TLS acceptor; without it, connections are not encrypted.
     pub(crate) tls: Option<TlsAcceptor>,
+}
+
+/// The address of the host that a request came from.
+#[derive(Clone, Copy)]
+pub(crate) struct Peer(pub(crate) IpAddr);
+
+impl Peer {
+    /// Returns whether it is this host. A client here that uses the host's external address counts as remote.
+    pub(crate) fn is_here(&self) -> bool {
+        self.0.to_canonical().is_loopback()
+    }
 }
 
 /// A connection that has been accepted, after its TLS handshake.
@@ -131,5 +142,25 @@ async fn encrypt(stream: TcpStream, tls: Option<TlsAcceptor>) -> io::Result<Stre
     match tls {
         Some(tls) => Ok(Either::Right(tls.accept(stream).await?)),
         None => Ok(Either::Left(stream)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_is_here_if_it_comes_over_loopback() {
+        for (address, is_here) in [
+            ("127.0.0.1", true),
+            ("127.9.9.9", true),
+            ("::1", true),
+            ("::ffff:127.0.0.1", true),
+            ("10.0.0.1", false),
+            ("::ffff:10.0.0.1", false),
+            ("fe80::1", false),
+        ] {
+            assert_eq!(Peer(address.parse().unwrap()).is_here(), is_here, "{address}");
+        }
     }
 }

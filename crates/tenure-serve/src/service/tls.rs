@@ -55,7 +55,7 @@ impl TlsFiles {
     ///
     /// # Errors
     /// The files are missing or invalid.
-    pub(super) fn acceptor(&self, protocol: &[u8]) -> Result<TlsAcceptor, TlsError> {
+    pub(crate) fn acceptor(&self, protocol: &[u8]) -> Result<TlsAcceptor, TlsError> {
         let Self { certificate, key } = self;
         let unread = |path: &PathBuf, reason| TlsError::Read { path: path.clone(), reason };
         let certificates: Result<Vec<_>, _> =

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::StatusCode;
 
 use crate::metrics::RequestOutcome;
 use crate::protocol::ProtocolError;
@@ -173,35 +172,12 @@ impl ServeError {
 }
 
 /// Returns the outcome of a request that is answered with this status.
-pub(super) fn outcome(status: StatusCode) -> RequestOutcome {
+pub(crate) fn outcome(status: StatusCode) -> RequestOutcome {
     match status {
         StatusCode::SERVICE_UNAVAILABLE => RequestOutcome::Unavailable,
         StatusCode::GATEWAY_TIMEOUT => RequestOutcome::TimedOut,
         StatusCode::INTERNAL_SERVER_ERROR => RequestOutcome::Failed,
         status if status.is_client_error() => RequestOutcome::Refused,
         _ => RequestOutcome::Answered,
-    }
-}
-
-impl IntoResponse for ServeError {
-    fn into_response(self) -> Response {
-        let body = serde_json::json!({ "error": self.message() }).to_string();
-        let mut response = (self.status(), [(header::CONTENT_TYPE, "application/json")], body).into_response();
-        let headers = response.headers_mut();
-        if let Some(retry_after) = self.retry_after() {
-            // The header has whole seconds, and at least one.
-            headers.insert(header::RETRY_AFTER, retry_after.as_secs().saturating_add(1).into());
-        }
-        match self {
-            Self::Token => {
-                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-            }
-            // Any remaining bytes of the body are not a request.
-            Self::Slow(_) | Self::Stalled(_) | Self::TooLarge(_) => {
-                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-            }
-            _ => {}
-        }
-        response
     }
 }
