@@ -121,6 +121,10 @@ fn of_version(version: &Option<String>) -> String {
 }
 
 impl ServeError {
+    pub(crate) fn not_ready(model: &str, reason: impl ToString) -> Self {
+        Self::NotReady { model: model.into(), reason: reason.to_string() }
+    }
+
     /// Returns the HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {

@@ -5,7 +5,6 @@ use std::sync::{Arc, mpsc};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::core::Core;
 use crate::executor::{Backend, BatchControl, ModelError, OpenModel};
 use crate::protocol::Tensor;
 use crate::scheduler::{BatchId, DeviceId, ModelId, RequestId};
@@ -96,35 +95,31 @@ impl ServingDevice {
     }
 }
 
-impl Core {
-    /// Returns the bytes of a model's weights in the memory of each device that has some.
-    pub(super) fn resident(&self, model: &OpenModel) -> Vec<Resident> {
-        self.devices
-            .iter()
-            .filter_map(|device| {
-                let bytes = model.on(device.id).resident_bytes();
-                (bytes > 0).then(|| Resident { tier: device.backend.tiers()[0].into(), bytes })
-            })
-            .collect()
-    }
+/// Returns the bytes of a model's weights in the memory of each device that has some.
+pub(super) fn resident(devices: &[ServingDevice], model: &OpenModel) -> Vec<Resident> {
+    devices
+        .iter()
+        .filter_map(|device| {
+            let bytes = model.on(device.id).resident_bytes();
+            (bytes > 0).then(|| Resident { tier: device.backend.tiers()[0].into(), bytes })
+        })
+        .collect()
+}
 
-    /// Returns the memory tiers: those of all devices first, then the tiers that they share.
-    pub(super) fn tiers(&self) -> Vec<Tier> {
-        let mut tiers: Vec<Tier> = Vec::new();
-        let all: Vec<_> = self.devices.iter().map(|device| device.backend.usage()).collect();
-        let fastest = all.iter().filter_map(|tiers| tiers.first());
-        let others = all.iter().flat_map(|tiers| tiers.iter().skip(1));
-        for Tier { name, used_bytes, capacity_bytes } in fastest.chain(others) {
-            match tiers.iter_mut().find(|tier| tier.name == *name) {
-                Some(tier) => {
-                    tier.used_bytes += used_bytes;
-                    tier.capacity_bytes += capacity_bytes;
-                }
-                None => {
-                    tiers.push(Tier { name: name.clone(), used_bytes: *used_bytes, capacity_bytes: *capacity_bytes })
-                }
+/// Returns the memory tiers: those of all devices first, then the tiers that they share.
+pub(super) fn tiers(devices: &[ServingDevice]) -> Vec<Tier> {
+    let mut tiers: Vec<Tier> = Vec::new();
+    let all: Vec<_> = devices.iter().map(|device| device.backend.usage()).collect();
+    let fastest = all.iter().filter_map(|tiers| tiers.first());
+    let others = all.iter().flat_map(|tiers| tiers.iter().skip(1));
+    for Tier { name, used_bytes, capacity_bytes } in fastest.chain(others) {
+        match tiers.iter_mut().find(|tier| tier.name == *name) {
+            Some(tier) => {
+                tier.used_bytes += used_bytes;
+                tier.capacity_bytes += capacity_bytes;
             }
+            None => tiers.push(Tier { name: name.clone(), used_bytes: *used_bytes, capacity_bytes: *capacity_bytes }),
         }
-        tiers
     }
+    tiers
 }

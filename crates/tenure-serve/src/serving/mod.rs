@@ -3,10 +3,12 @@
 pub(crate) mod background;
 mod core;
 mod device;
+mod infer;
+mod models;
 mod registry;
-mod request;
+mod requests;
+mod runner;
 mod service;
 mod texts;
-mod threads;
 
 pub use service::{Serving, ServingError, ServingOptions};

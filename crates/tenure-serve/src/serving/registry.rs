@@ -1,16 +1,13 @@
-//! The registry of models: kept up to date with their folders, loaded and unloaded.
+//! The registry of models: those of each name, and those that are still to be freed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::core::{Core, CoreState};
-use super::request::not_ready;
-use crate::executor::{ModelError, OpenModel};
-use crate::protocol::{Batching, IndexEntry, ModelMetadata, ModelState, TensorMetadata};
-use crate::repository::{self, Config, Dimension, RepositoryError, StoredModel, TensorSpec};
-use crate::scheduler::{self, ModelId};
+use crate::executor::OpenModel;
+use crate::protocol::{IndexEntry, ModelMetadata, ModelState};
+use crate::scheduler::{ModelId, Refusal};
 use crate::service::ServeError;
 
 /// The only version of each model.
@@ -21,12 +18,12 @@ const UNLOADED: &str = "it was unloaded: POST v2/repository/models/NAME/load loa
 /// The entry of a model's name.
 pub(super) struct Entry {
     /// The metadata; `None` if no configuration can be read.
-    metadata: Option<Arc<ModelMetadata>>,
-    condition: Condition,
+    pub(super) metadata: Option<Arc<ModelMetadata>>,
+    pub(super) condition: Condition,
 }
 
 /// Whether the model of a name is served.
-enum Condition {
+pub(super) enum Condition {
     /// The model is served. The receiver resolves when all of it is freed.
     Ready(ModelId, oneshot::Receiver<()>),
     /// A client unloaded it.
@@ -51,13 +48,13 @@ impl Entry {
     pub(super) fn ready(&self, name: &str) -> Result<ModelId, ServeError> {
         match &self.condition {
             Condition::Ready(id, _) => Ok(*id),
-            Condition::Unloaded => Err(not_ready(name, UNLOADED)),
-            Condition::Broken(reason) => Err(not_ready(name, reason)),
+            Condition::Unloaded => Err(ServeError::not_ready(name, UNLOADED)),
+            Condition::Broken(reason) => Err(ServeError::not_ready(name, reason)),
         }
     }
 
     pub(super) fn metadata(&self, name: &str) -> Result<Arc<ModelMetadata>, ServeError> {
-        self.metadata.clone().ok_or_else(|| not_ready(name, self.reason()))
+        self.metadata.clone().ok_or_else(|| ServeError::not_ready(name, self.reason()))
     }
 
     pub(super) fn state(&self) -> ModelState {
@@ -77,203 +74,56 @@ impl Entry {
     }
 }
 
-impl CoreState {
+/// The models of a service. The service's lock guards it.
+#[derive(Default)]
+pub(super) struct Registry {
+    /// The models by name.
+    pub(super) entries: BTreeMap<String, Entry>,
+    /// The models that are served.
+    pub(super) served: HashMap<ModelId, Arc<OpenModel>>,
+    /// Models that are no longer served, each with the number of devices on which it is still to be freed.
+    removed: HashMap<ModelId, (Arc<OpenModel>, usize)>,
+    /// The number of workers in a row that ended with each model's batches.
+    pub(super) deaths: HashMap<ModelId, u32>,
+}
+
+impl Registry {
     /// Returns the entry of a model.
     pub(super) fn entry(&self, name: &str, version: Option<&str>) -> Result<&Entry, ServeError> {
         let entry = self.entries.get(name).filter(|_| version.is_none_or(|version| version == VERSION));
         entry.ok_or_else(|| ServeError::UnknownModel { model: name.into(), version: version.map(String::from) })
     }
-}
 
-impl Core {
-    /// Reads all folders again, and serves the models that are there.
-    pub(super) fn rescan(&self) -> Result<(), RepositoryError> {
-        let mut repository = self.repository.lock();
-        let changes = repository.scan()?;
-        for stored in changes.added.iter().chain(&changes.changed) {
-            let is_unloaded = matches!(
-                self.state.lock().entries.get(stored.name.as_str()),
-                Some(Entry { condition: Condition::Unloaded, .. })
-            );
-            if is_unloaded {
-                self.replace_entry(
-                    stored.name.as_str(),
-                    Entry { metadata: Some(metadata(stored)), condition: Condition::Unloaded },
-                );
-            } else {
-                self.serve(stored);
-            }
+    /// Returns a model that is served.
+    ///
+    /// # Errors
+    /// There is no such model, or it is not served.
+    pub(super) fn ready(&self, name: &str, version: Option<&str>) -> Result<(ModelId, Arc<OpenModel>), ServeError> {
+        let id = self.entry(name, version)?.ready(name)?;
+        let model = self.served.get(&id).ok_or_else(|| ServeError::not_ready(name, Refusal::UnknownModel))?;
+        Ok((id, Arc::clone(model)))
+    }
+
+    /// Removes the entry of a name. If its model was served, it is to be freed on this many devices. Then returns its id,
+    /// and a receiver that resolves when its memory is freed.
+    pub(super) fn remove(&mut self, name: &str, devices: usize) -> Option<(ModelId, oneshot::Receiver<()>)> {
+        let Condition::Ready(id, gone) = self.entries.remove(name)?.condition else { return None };
+        self.deaths.remove(&id);
+        if let Some(model) = self.served.remove(&id) {
+            self.removed.insert(id, (model, devices));
         }
-        for broken in changes.broken {
-            tracing::warn!("{} cannot be served: {}", broken.name, broken.reason);
-            self.replace_entry(
-                &broken.name,
-                Entry { metadata: None, condition: Condition::Broken(broken.reason.to_string()) },
-            );
+        Some((id, gone))
+    }
+
+    /// Returns a removed model that a device is to free. The model is gone once it has left all devices and no other
+    /// thread holds it.
+    pub(super) fn take_from_device(&mut self, id: ModelId) -> Option<Arc<OpenModel>> {
+        let (model, devices) = self.removed.get_mut(&id)?;
+        let model = Arc::clone(model);
+        *devices -= 1;
+        if *devices == 0 {
+            self.removed.remove(&id);
         }
-        let models = repository.models().map(|model| model.name.as_str());
-        let broken = repository.broken().map(|broken| &*broken.name);
-        let names: BTreeSet<&str> = models.chain(broken).collect();
-        let mut state = self.state.lock();
-        let served: Vec<String> = state.entries.keys().cloned().collect();
-        for name in served.iter().filter(|name| !names.contains(name.as_str())) {
-            tracing::info!("{name} is gone and no longer served");
-            self.remove(&mut state, name);
-        }
-        Ok(())
-    }
-
-    /// Loads a model on a client's request.
-    pub(super) fn load(&self, name: &str) -> Result<(), ServeError> {
-        if let Some(entry) = self.state.lock().entries.get_mut(name)
-            && let Condition::Unloaded = entry.condition
-        {
-            entry.condition = Condition::Broken("it is being loaded".into());
-        }
-        self.rescan().map_err(|error| ServeError::Failed(error.to_string()))?;
-        let stored = self.repository.lock().model(name).cloned();
-        let is_ready = self.state.lock().entry(name, None)?.id().is_some();
-        if let Some(stored) = stored.filter(|_| !is_ready) {
-            // This also retries models that could not be served before: there may be room now.
-            self.serve(&stored);
-        }
-        self.state.lock().entry(name, None)?.ready(name).map(drop)
-    }
-
-    /// Stops serving a model, and returns a receiver that resolves when its memory is freed.
-    pub(super) fn unload(&self, name: &str) -> Result<Option<oneshot::Receiver<()>>, ServeError> {
-        let mut state = self.state.lock();
-        let metadata = state.entry(name, None)?.metadata.clone();
-        let gone = self.remove(&mut state, name);
-        state.entries.insert(name.into(), Entry { metadata, condition: Condition::Unloaded });
-        Ok(gone)
-    }
-
-    /// Serves a model, replacing any model of its name.
-    fn serve(&self, stored: &Arc<StoredModel>) {
-        let name = stored.name.as_str();
-        let opened = OpenModel::open(stored, &self.architectures, self.devices.iter().map(|device| &*device.backend));
-        let mut state = self.state.lock();
-        self.remove(&mut state, name);
-        let condition = match opened.map(|(model, gone)| (self.add(&mut state, model), gone)) {
-            Ok((Ok(id), gone)) => Condition::Ready(id, gone),
-            Ok((Err(error), _)) => Condition::Broken(registration_failure(&error)),
-            Err(error) => Condition::Broken(error.to_string()),
-        };
-        match &condition {
-            Condition::Broken(reason) => tracing::warn!("{name} cannot be served: {reason}"),
-            _ => tracing::info!("{name} is served"),
-        }
-        state.entries.insert(name.into(), Entry { metadata: Some(metadata(stored)), condition });
-    }
-
-    /// Registers a model with the scheduler.
-    fn add(&self, state: &mut CoreState, model: OpenModel) -> Result<ModelId, scheduler::RegisterError> {
-        let config = &model.stored().config;
-        let id = state.scheduler.add_model(scheduler::ModelSpec {
-            bytes: model.bytes(),
-            max_rows: config.batching.max_rows.get(),
-            max_delay: config.batching.max_delay,
-            max_queued: self.max_queued,
-            priority: config.priority,
-            is_pinned: config.is_pinned,
-        })?;
-        state.models.insert(id, Arc::new(model));
-        Ok(id)
-    }
-
-    /// Replaces the entry of a name.
-    fn replace_entry(&self, name: &str, entry: Entry) {
-        let mut state = self.state.lock();
-        self.remove(&mut state, name);
-        state.entries.insert(name.into(), entry);
-    }
-
-    /// Removes the entry of a name. Running requests finish, waiting ones are answered with an error. Returns a
-    /// receiver that resolves when the model's memory is freed, if it was served.
-    fn remove(&self, state: &mut CoreState, name: &str) -> Option<oneshot::Receiver<()>> {
-        let Condition::Ready(id, gone) = state.entries.remove(name)?.condition else { return None };
-        state.scheduler.remove_model(id);
-        state.deaths.remove(&id);
-        if let Some(model) = state.models.remove(&id) {
-            state.removed.insert(id, (model, self.devices.len()));
-        }
-        self.advance(state);
-        Some(gone)
-    }
-}
-
-/// Returns the reason why a model is not registered, with the option of `tenure serve` that would help.
-fn registration_failure(error: &scheduler::RegisterError) -> String {
-    match error {
-        scheduler::RegisterError::TooLarge { needed, .. } => {
-            format!("{error} (tenure serve: --device-bytes {needed})")
-        }
-        error => error.to_string(),
-    }
-}
-
-/// Returns the metadata of a model.
-fn metadata(stored: &StoredModel) -> Arc<ModelMetadata> {
-    let tensors = |specs: &[TensorSpec]| specs.iter().map(tensor).collect();
-    Arc::new(ModelMetadata {
-        name: stored.name.to_string(),
-        versions: vec![VERSION.into()],
-        platform: format!("tenure_{}", stored.config.architecture),
-        inputs: tensors(&stored.config.inputs),
-        outputs: tensors(&stored.config.outputs),
-        batching: batching(&stored.config),
-    })
-}
-
-/// Returns how requests are batched, if the first dimension of every tensor is the number of rows.
-fn batching(config: &Config) -> Option<Batching> {
-    let repository::Batching { max_rows, max_delay } = config.batching;
-    let batching = Batching { max_rows: max_rows.get(), max_delay };
-    config
-        .inputs
-        .iter()
-        .chain(&config.outputs)
-        .all(|spec| spec.shape.first() == Some(&Dimension::Free))
-        .then_some(batching)
-}
-
-fn tensor(spec: &TensorSpec) -> TensorMetadata {
-    TensorMetadata {
-        name: spec.name.clone(),
-        datatype: spec.datatype,
-        shape: spec
-            .shape
-            .iter()
-            .map(|dimension| match dimension {
-                Dimension::Free => -1,
-                Dimension::Fixed(size) => i64::try_from(*size).unwrap_or(i64::MAX),
-            })
-            .collect(),
-    }
-}
-
-impl From<ModelError> for ServeError {
-    fn from(error: ModelError) -> Self {
-        match error {
-            error if error.is_request_error() => Self::Malformed(error.to_string()),
-            error if error.is_out_of_memory() => Self::TooMuchMemory(error.to_string()),
-            error if error.is_transient() => Self::TryAgain(error.to_string()),
-            error => Self::Failed(error.to_string()),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tenure_switch::SwitchError;
-
-    use super::*;
-
-    #[test]
-    fn room_that_does_not_come_is_a_reason_to_ask_again() {
-        let no_room = SwitchError::NoHostRoom { model: "m".into(), needed: 2, budget: 3, held: 2 };
-        let error = ServeError::from(ModelError::from(no_room));
-        assert_eq!((error.status().as_u16(), error.retry_after().is_some()), (503, true));
+        Some(model)
     }
 }

@@ -15,9 +15,9 @@ use tokio::task::spawn_blocking;
 
 use super::background::{self, Programs};
 use super::core::{Core, CoreState};
-use super::device::{DeviceJob, ServingDevice};
+use super::device::{self, DeviceJob, ServingDevice};
 use super::registry::Entry;
-use super::texts::Tokenizers;
+use super::runner::DeviceRunner;
 use crate::executor::{
     Backend, ComputeProcess, CpuBackend, CudaBackend, DeviceWeights, LentBackend, ModelError, SharedBudget,
     ThisProcess, WithPython,
@@ -244,7 +244,7 @@ impl Serving {
             metrics,
             repository: Mutex::new(repository),
             state: Mutex::new(CoreState::new(scheduler, devices.len())),
-            tokenizers: Tokenizers::default(),
+            tokenizers: Mutex::default(),
             devices,
             background: Condvar::new(),
             poll_wanted: Condvar::new(),
@@ -256,12 +256,15 @@ impl Serving {
         for (id, jobs) in ids.into_iter().zip(jobs) {
             let (sender, brought) = mpsc::channel();
             let brought = Arc::new(Mutex::new(brought));
-            serving.spawn("bring", move |core| core.bring(id, &jobs, &sender))?;
+            let runner = DeviceRunner { core: Arc::clone(&serving.core), id };
+            let bringing = runner.clone();
+            serving.spawn("bring", move |_| bringing.bring(&jobs, &sender))?;
             for _ in 0..serving.core.device(id).backend.max_batches() {
                 let brought = Arc::clone(&brought);
-                serving.spawn("compute", move |core| core.execute(id, &brought))?;
+                let computing = runner.clone();
+                serving.spawn("compute", move |_| computing.execute(&brought))?;
             }
-            serving.spawn("load ahead", move |core| core.load_ahead(id))?;
+            serving.spawn("load ahead", move |_| runner.load_ahead())?;
         }
         serving.spawn("keep time", |core| core.keep_time())?;
         serving.spawn("watch folders", move |core| core.watch(rescan))?;
@@ -342,15 +345,15 @@ impl Service for Serving {
     }
 
     fn index(&self) -> Vec<IndexEntry> {
-        self.core.state.lock().entries.iter().map(|(name, entry)| entry.index(name)).collect()
+        self.core.state.lock().registry.entries.iter().map(|(name, entry)| entry.index(name)).collect()
     }
 
     fn metadata(&self, model: &str, version: Option<&str>) -> Result<Arc<ModelMetadata>, ServeError> {
-        self.core.state.lock().entry(model, version)?.metadata(model)
+        self.core.state.lock().registry.entry(model, version)?.metadata(model)
     }
 
     fn is_model_ready(&self, model: &str, version: Option<&str>) -> Result<bool, ServeError> {
-        Ok(self.core.state.lock().entry(model, version)?.id().is_some())
+        Ok(self.core.state.lock().registry.entry(model, version)?.id().is_some())
     }
 
     fn infer(&self, request: InferRequest) -> ServiceFuture<'_, InferResponse> {
@@ -389,13 +392,14 @@ impl Service for Serving {
         let metrics = &self.core.metrics;
         let state = self.core.state.lock();
         let models: Vec<_> = state
+            .registry
             .entries
             .iter()
             .map(|(name, entry): (&String, &Entry)| {
                 let id = entry.id();
-                let model = id.and_then(|id| state.models.get(&id));
-                let resident = model.map(|model| self.core.resident(model)).unwrap_or_default();
-                (name.clone(), entry.state(), resident, id.map_or(0, |id| state.scheduler.queued(id) as u64))
+                let model = id.and_then(|id| state.registry.served.get(&id));
+                let resident = model.map(|model| device::resident(&self.core.devices, model)).unwrap_or_default();
+                (name.clone(), entry.state(), resident, id.map_or(0, |id| state.requests.scheduler.queued(id) as u64))
             })
             .collect();
         // Sorting latencies must not hold up other threads.
@@ -413,7 +417,12 @@ impl Service for Serving {
                 name,
             })
             .collect();
-        Snapshot { uptime: self.core.now(), tiers: self.core.tiers(), models, switches: metrics.latest_switches() }
+        Snapshot {
+            uptime: self.core.now(),
+            tiers: device::tiers(&self.core.devices),
+            models,
+            switches: metrics.latest_switches(),
+        }
     }
 
     fn metrics(&self) -> &Metrics {

@@ -1,23 +1,18 @@
 //! Tokenizers of models whose folders have one.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use tenure_nn::sentence::SentenceTokenizer;
 
 use super::core::Core;
 use crate::scheduler::ModelId;
 use crate::service::{ServeError, Texts, Tokenizer};
 
-/// The tokenizers by model. Each is read at the first request; a model that is loaded again has a new id.
-pub(super) type Tokenizers = Mutex<BTreeMap<ModelId, Tokenizer>>;
-
 impl Core {
     /// Returns the settings for embedding texts with a model. It may read files.
     pub(super) fn texts(&self, name: &str) -> Result<Texts, ServeError> {
         let state = self.state.lock();
-        let (id, model) = state.ready(name, None)?;
+        let (id, model) = state.registry.ready(name, None)?;
         drop(state);
         let texts = Texts::new(model.stored().config.batching.max_rows.get() as usize);
         Ok(match self.tokenizer(name, id)? {
@@ -38,7 +33,7 @@ impl Core {
             let tokens = opened.tokens(text).map_err(|error| error.to_string())?;
             Ok(tokens.into_iter().filter_map(|token| u32::try_from(token).ok()).collect())
         });
-        let there: Vec<ModelId> = self.state.lock().models.keys().copied().collect();
+        let there: Vec<ModelId> = self.state.lock().registry.served.keys().copied().collect();
         let mut tokenizers = self.tokenizers.lock();
         tokenizers.retain(|id, _| there.contains(id));
         tokenizers.insert(id, Arc::clone(&tokenizer));

@@ -44,17 +44,18 @@ impl Core {
 
     /// Takes all devices for the programs, if there are no requests. Returns whether it did.
     fn begin_background(&self, state: &mut CoreState) -> bool {
-        let begun = self.devices.iter().take_while(|device| state.scheduler.begin_background(device.id)).count();
+        let begun =
+            self.devices.iter().take_while(|device| state.requests.scheduler.begin_background(device.id)).count();
         state.is_in_background = begun == self.devices.len();
         if !state.is_in_background {
-            self.devices[..begun].iter().for_each(|device| state.scheduler.end_background(device.id));
+            self.devices[..begun].iter().for_each(|device| state.requests.scheduler.end_background(device.id));
         }
         state.is_in_background
     }
 
     /// Returns whether background programs have the devices and a request needs one of them.
     pub(super) fn must_yield(&self, state: &CoreState, now: Duration) -> bool {
-        state.is_in_background && self.devices.iter().any(|device| state.scheduler.must_yield(device.id, now))
+        state.is_in_background && self.devices.iter().any(|device| state.requests.scheduler.must_yield(device.id, now))
     }
 
     /// Lets programs run until a request comes.
@@ -66,11 +67,11 @@ impl Core {
             self.background.wait(state);
         }
         // There is no request if the programs have left by themselves.
-        let arrived = state.requests.values().map(|waiting| waiting.arrived).min();
+        let arrived = state.requests.first_arrival();
         let have_yielded = MutexGuard::unlocked(state, || programs.yield_now(PATIENCE));
         metrics.ended(arrived.map(|arrived| arrived.elapsed()), have_yielded);
         state.is_in_background = false;
-        self.devices.iter().for_each(|device| state.scheduler.end_background(device.id));
+        self.devices.iter().for_each(|device| state.requests.scheduler.end_background(device.id));
         self.advance(state);
     }
 }

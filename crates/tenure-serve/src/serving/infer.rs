@@ -1,4 +1,4 @@
-//! Requests in progress.
+//! Requests for inference: checked, queued, and answered.
 
 use std::mem;
 use std::ops::Range;
@@ -7,61 +7,19 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::core::{Core, CoreState};
+use super::core::Core;
+use super::requests::{Answer, Stage, Waiting};
 use crate::executor::OpenModel;
 use crate::protocol::{Datatype, InferRequest, InferResponse, Tensor};
 use crate::repository::{Config, Dimension, TensorSpec};
 use crate::request_log::{self, RequestRecord};
-use crate::scheduler::{ModelId, Refusal, RequestId, RequestSpec, Unanswered};
+use crate::scheduler::{ModelId, Refusal, RequestId, RequestSpec};
 use crate::service::ServeError;
 use crate::service::work::aside;
 
 /// The highest priority that a client can ask for. Each higher number halves a request's worth; 0 stands for the
 /// model's own priority.
 const HIGHEST_PRIORITY: u64 = 1;
-
-/// The outputs of a request, or why there are none.
-pub(super) type Answer = Result<Vec<Tensor>, ServeError>;
-
-/// A request that is not answered yet.
-pub(super) struct Waiting {
-    pub(super) id: ModelId,
-    pub(super) model: Arc<OpenModel>,
-    /// The inputs in the model's order, taken when the request runs.
-    pub(super) inputs: Vec<Tensor>,
-    pub(super) rows: u32,
-    /// Whether no other part of the same request comes after this.
-    pub(super) is_last: bool,
-    /// The time at which the request arrived, of which this may be a part.
-    pub(super) arrived: Instant,
-    /// The time at which its batch was handed out.
-    pub(super) chosen: Instant,
-    /// The request's record for the log.
-    pub(super) record: Option<Arc<RequestRecord>>,
-    timeout: Duration,
-    answer: oneshot::Sender<Answer>,
-}
-
-impl Waiting {
-    /// Sends the answer to the client, which may have stopped waiting.
-    pub(super) fn answer(self, answered: Answer) {
-        let _ = self.answer.send(answered);
-    }
-
-    /// Answers with the error for a request that no batch answers.
-    pub(super) fn refuse(self, outcome: Unanswered) {
-        let error = match outcome {
-            Unanswered::Expired | Unanswered::TooLate => ServeError::DeadlinePassed(self.timeout),
-            Unanswered::Removed => not_ready(self.model.name(), &outcome),
-            outcome => ServeError::Failed(outcome.to_string()),
-        };
-        self.answer(Err(error));
-    }
-}
-
-pub(super) fn not_ready(model: &str, reason: impl ToString) -> ServeError {
-    ServeError::NotReady { model: model.into(), reason: reason.to_string() }
-}
 
 /// A guard that cancels a request when its client no longer waits for it.
 struct CancelOnDrop<'a> {
@@ -73,8 +31,7 @@ impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {
         let mut state = self.core.state.lock();
         // The request is still there unless it was answered.
-        if let Some(waiting) = state.requests.remove(&self.request) {
-            state.scheduler.cancel(self.request);
+        if let Some(waiting) = state.requests.cancel(self.request) {
             self.core.count_queued(&state, waiting.id, &waiting.model);
             self.core.advance(&mut state);
         }
@@ -114,7 +71,7 @@ impl Core {
         if state.is_ending {
             return Err(ServeError::ShuttingDown);
         }
-        let (id, model) = state.ready(&request.model, request.version.as_deref())?;
+        let (id, model) = state.registry.ready(&request.model, request.version.as_deref())?;
         drop(state);
         let config = &model.stored().config;
         let timeout = request.timeout.into_iter().chain(config.timeout).min();
@@ -143,7 +100,7 @@ impl Core {
         if asked.rows < 2 || asked.rows > max_rows || asked.inputs[0].shape().first() != Some(&(asked.rows as usize)) {
             return asked.rows;
         }
-        let most = self.state.lock().scheduler.size_within_a_batch(asked.id);
+        let most = self.state.lock().requests.scheduler.size_within_a_batch(asked.id);
         u32::try_from(most / asked.row_size().max(1)).unwrap_or(u32::MAX).max(1)
     }
 
@@ -167,23 +124,21 @@ impl Core {
             is_continuation: rows.start > 0,
             ..RequestSpec::new(asked.id)
         };
-        let submitted = state.scheduler.submit(spec, self.now());
-        let request = submitted.map_err(|refusal| refusal_error(asked.model.name(), refusal, asked.timeout))?;
         let (answer, answered) = oneshot::channel();
         let waiting = Waiting {
             id: asked.id,
             model: Arc::clone(&asked.model),
-            inputs: asked.rows_of_inputs(&rows),
+            stage: Stage::Queued(asked.rows_of_inputs(&rows)),
             rows: rows.end - rows.start,
             is_last: rows.end == asked.rows,
             arrived: asked.arrived,
-            chosen: asked.arrived,
             record: asked.record.clone(),
             timeout: asked.timeout,
             answer,
         };
+        let submitted = state.requests.submit(spec, waiting, self.now());
+        let request = submitted.map_err(|refusal| refusal_error(asked.model.name(), refusal, asked.timeout))?;
         self.count_queued(&state, asked.id, &asked.model);
-        state.requests.insert(request, waiting);
         self.advance(&mut state);
         Ok((request, answered))
     }
@@ -284,19 +239,7 @@ fn refusal_error(model: &str, refusal: Refusal, timeout: Duration) -> ServeError
     match refusal {
         Refusal::Full { retry_after, .. } => ServeError::QueueFull { model: model.into(), retry_after },
         Refusal::TooLate { .. } => ServeError::DeadlinePassed(timeout),
-        Refusal::UnknownModel => not_ready(model, refusal),
+        Refusal::UnknownModel => ServeError::not_ready(model, refusal),
         refusal => ServeError::Malformed(refusal.to_string()),
-    }
-}
-
-impl CoreState {
-    /// Returns a model that is served.
-    ///
-    /// # Errors
-    /// There is no such model, or it is not served.
-    pub(super) fn ready(&self, name: &str, version: Option<&str>) -> Result<(ModelId, Arc<OpenModel>), ServeError> {
-        let id = self.entry(name, version)?.ready(name)?;
-        let model = self.models.get(&id).ok_or_else(|| not_ready(name, Refusal::UnknownModel))?;
-        Ok((id, Arc::clone(model)))
     }
 }
