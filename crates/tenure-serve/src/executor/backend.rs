@@ -1,7 +1,8 @@
 //! The interface to a device that serves models: it holds weights in its memory and computes with them.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
+use std::{io, thread};
 
 use tenure_nn::networks::Network;
 
@@ -86,4 +87,23 @@ pub(crate) struct TimedOutputs {
     /// The time spent waiting for later weights during the computation.
     pub(crate) wait: Duration,
     pub(crate) compute: Duration,
+}
+
+/// A handle to a thread for callbacks that may drop a model, which the threads that report loaded weights must not do. The
+/// thread ends with its last handle.
+#[derive(Clone)]
+pub(crate) struct Callbacks(mpsc::Sender<Box<dyn FnOnce() + Send>>);
+
+impl Callbacks {
+    pub(crate) fn start(thread: &str) -> io::Result<Self> {
+        let (calls, receiver) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        thread::Builder::new().name(thread.into()).spawn(move || receiver.into_iter().for_each(|call| call()))?;
+        Ok(Self(calls))
+    }
+
+    /// Runs a call on the thread.
+    pub(crate) fn call(&self, call: impl FnOnce() + Send + 'static) {
+        // If the thread is gone, there is nothing left to notify.
+        let _ = self.0.send(Box::new(call));
+    }
 }

@@ -10,7 +10,6 @@
 mod backend;
 mod batch_control;
 mod borrowed;
-mod callbacks;
 mod compute_process;
 mod cpu;
 mod cuda;
@@ -25,10 +24,9 @@ mod tensors;
 pub(crate) mod text;
 mod with_python;
 
-pub(crate) use backend::{Backend, BackendWeights, LoadedCallback, TimedOutputs};
+pub(crate) use backend::{Backend, BackendWeights, Callbacks, LoadedCallback, TimedOutputs};
 pub(crate) use batch_control::BatchControl;
 pub(crate) use borrowed::{BorrowedWeights, LentNetwork};
-pub(crate) use callbacks::Callbacks;
 pub(crate) use compute_process::{ComputeProcess, ModelRunner, ThisProcess};
 pub(crate) use cpu::CpuBackend;
 pub(crate) use cuda::CudaBackend;

@@ -9,7 +9,7 @@ use tenure_nn::switched::{SwitchedModel, Switcher, SwitcherOptions};
 use tenure_tensor::Device;
 
 use super::ModelError;
-use super::callbacks::Callbacks;
+use super::backend::Callbacks;
 use super::stored::{ModelFiles, StoredWeights};
 use crate::service::Tier;
 

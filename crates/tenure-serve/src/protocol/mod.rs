@@ -14,7 +14,6 @@ mod half_precision;
 mod metadata;
 mod request;
 mod response;
-mod shared;
 mod statistics;
 mod tensor;
 
@@ -27,8 +26,7 @@ pub(crate) use metadata::IndexRequest;
 pub use metadata::{IndexEntry, ModelMetadata, ModelState, ServerMetadata, TensorMetadata};
 pub use request::{Encoding, InferRequest, Wanted, WantedOutput};
 pub use response::InferResponse;
-pub use shared::{SharedTensor, Span};
 pub(crate) use statistics::Statistics;
 pub use statistics::{BatchStatistics, ModelStatistics, RequestStatistics, Times};
-pub use tensor::Tensor;
+pub use tensor::{SharedTensor, Span, Tensor};
 pub(crate) use tensor::{push_string, shape};

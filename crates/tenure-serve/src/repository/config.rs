@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroU64};
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value};
 
+use super::RepositoryError;
 use super::files::{Folder, is_inside};
 use super::hugging_face::{self, HuggingFace, max_tokens};
-use super::{PythonFunction, RepositoryError};
 use crate::protocol::Datatype;
 
 const CONFIG: &str = "config.toml";
@@ -261,4 +262,39 @@ fn priority<'de, D: Deserializer<'de>>(from: D) -> Result<i32, D::Error> {
 
 fn delay<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     u64::deserialize(from).map(Duration::from_millis)
+}
+
+/// A Python function that loads a PyTorch module: called with the model's folder, it returns a `torch.nn.Module` on the
+/// CPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PythonFunction {
+    /// A file inside the model's folder whose name ends with `.py`, or else the name of an importable Python module.
+    pub source: String,
+    /// The function's name.
+    pub function: String,
+}
+
+impl PythonFunction {
+    /// Returns the file inside the model's folder, if the source is one.
+    pub fn file(&self) -> Option<&str> {
+        self.source.ends_with(".py").then_some(&self.source)
+    }
+}
+
+impl FromStr for PythonFunction {
+    type Err = ();
+
+    /// Reads `FILE.py:FUNCTION` or `MODULE:FUNCTION`.
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (source, function) = text.rsplit_once(':').ok_or(())?;
+        let is_source = if source.ends_with(".py") { is_inside(source) } else { source.split('.').all(is_identifier) };
+        let python = Self { source: source.into(), function: function.into() };
+        if is_source && is_identifier(function) { Ok(python) } else { Err(()) }
+    }
+}
+
+fn is_identifier(name: &str) -> bool {
+    !name.is_empty()
+        && name.chars().all(|letter| letter == '_' || letter.is_alphanumeric())
+        && !name.starts_with(|first: char| first.is_ascii_digit())
 }

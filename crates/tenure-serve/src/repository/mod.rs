@@ -66,16 +66,12 @@ mod error;
 mod files;
 mod hugging_face;
 mod model;
-mod name;
-mod python;
 mod scan;
 
-pub use config::{Batching, Config, Dimension, TensorSpec, WeightDtype};
+pub use config::{Batching, Config, Dimension, PythonFunction, TensorSpec, WeightDtype};
 pub use error::RepositoryError;
 pub(crate) use hugging_face::{StoredEncoder, check_encoder};
-pub use model::{StoredModel, WeightFile};
-pub use name::ModelName;
-pub use python::PythonFunction;
+pub use model::{ModelName, StoredModel, WeightFile};
 pub use scan::{Broken, Changes, Repository, model_folder};
 
 pub use crate::protocol::Datatype;

@@ -1,16 +1,19 @@
-//! A stored model and its files.
+//! A stored model, its name and its files.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::SystemTime;
 
 use serde::Deserialize;
 
+use super::RepositoryError;
 use super::config::{Config, json};
 use super::files::{Folder, is_inside};
 use super::hugging_face::HuggingFace;
-use super::{ModelName, RepositoryError};
 
 /// A model of a repository. Two are equal if nothing that matters differs.
 #[derive(Clone, Debug, PartialEq)]
@@ -112,4 +115,41 @@ fn indexed(folder: &Folder, name: &str) -> Result<BTreeSet<String>, RepositoryEr
         files.insert(name);
     }
     Ok(files)
+}
+
+/// A model's name, which is also its folder's: 1 to 128 ASCII letters, digits, `.`, `_` and `-`, without a leading `.`.
+/// So it can stand unescaped as one segment of a path or URL.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ModelName(String);
+
+impl ModelName {
+    const MAX_BYTES: usize = 128;
+
+    /// Returns the name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for ModelName {
+    type Err = RepositoryError;
+
+    fn from_str(name: &str) -> Result<Self, RepositoryError> {
+        let is_name = (1..=Self::MAX_BYTES).contains(&name.len())
+            && !name.starts_with('.')
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+        if is_name { Ok(Self(name.into())) } else { Err(RepositoryError::Name { name: name.into() }) }
+    }
+}
+
+impl fmt::Display for ModelName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Borrow<str> for ModelName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
 }

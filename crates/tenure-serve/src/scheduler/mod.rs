@@ -40,7 +40,6 @@
 
 mod batch;
 mod choice;
-mod clients;
 mod cost;
 mod device;
 mod model;

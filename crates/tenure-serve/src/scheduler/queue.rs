@@ -1,10 +1,10 @@
-//! The queue of a model.
+//! The queue of a model, and the turns of clients in all queues.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
-use super::request::{AcceptedRequest, RequestId, Shape};
+use super::request::{AcceptedRequest, ClientId, RequestId, Shape};
 
 /// Requests by priority, highest first, then by turn, then by age.
 type PriorityOrder = BTreeSet<(Reverse<i32>, Duration, RequestId)>;
@@ -159,6 +159,49 @@ impl Queue {
         self.full_shapes -= usize::from(was_full && queue.rows < u64::from(self.max_rows));
         if queue.by_priority.is_empty() {
             self.by_shape.remove(&entry.shape);
+        }
+    }
+}
+
+/// The clients with waiting requests. A request's turn is the time at which it would have arrived if its client sent
+/// one request after the other: so a client that sends many at once does not keep others waiting for all of them.
+#[derive(Debug, Default)]
+pub(super) struct Clients(HashMap<ClientId, WaitingClient>);
+
+/// A client with waiting requests.
+#[derive(Debug, Default)]
+struct WaitingClient {
+    /// The number of its requests that wait.
+    waiting: usize,
+    /// The earliest turn of its next request.
+    next_turn: Duration,
+}
+
+impl Clients {
+    /// Returns how many requests of a client wait.
+    pub(super) fn waiting(&self, client: ClientId) -> usize {
+        self.0.get(&client).map_or(0, |client| client.waiting)
+    }
+
+    /// Returns the turn of a request that arrives now and takes about `cost`.
+    pub(super) fn turn(&mut self, client: ClientId, now: Duration, cost: Duration) -> Duration {
+        let client = self.0.entry(client).or_default();
+        let turn = client.next_turn.max(now);
+        client.next_turn = turn.saturating_add(cost);
+        turn
+    }
+
+    /// Counts a request that waits from now on.
+    pub(super) fn waits(&mut self, client: ClientId) {
+        self.0.entry(client).or_default().waiting += 1;
+    }
+
+    /// Counts a request that waits no longer. A client without waiting requests is forgotten.
+    pub(super) fn left(&mut self, client: ClientId) {
+        let Some(entry) = self.0.get_mut(&client) else { return };
+        entry.waiting = entry.waiting.saturating_sub(1);
+        if entry.waiting == 0 {
+            self.0.remove(&client);
         }
     }
 }

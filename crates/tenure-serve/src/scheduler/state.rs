@@ -3,11 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-use super::clients::Clients;
 use super::cost::{Cost, duration};
 use super::device::{RunningBatch, ScheduledDevice, WeightCopy, Work};
 use super::model::ServedModel;
-use super::queue::Queue;
+use super::queue::{Clients, Queue};
 use super::request::AcceptedRequest;
 use super::{
     Batch, BatchId, Decision, DeviceId, Eviction, Load, ModelId, ModelSpec, NoRoom, Refusal, RegisterError, RequestId,

@@ -1,6 +1,6 @@
 //! A [`Service`](crate::service::Service) over models in folders.
 
-pub(crate) mod background;
+mod background;
 mod core;
 mod device;
 mod infer;
@@ -9,6 +9,5 @@ mod registry;
 mod requests;
 mod runner;
 mod service;
-mod texts;
 
 pub use service::{Serving, ServingError, ServingOptions};

@@ -2,7 +2,6 @@
 
 #![expect(missing_docs, reason = "the protocol says what its fields are")]
 
-mod health;
 mod model_config;
 mod reflection;
 mod shared_memory;
@@ -12,7 +11,6 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-pub use self::health::{HealthCheckRequest, HealthCheckResponse, ServingStatus};
 pub use self::model_config::{
     DataType, DynamicBatching, ModelConfig, ModelConfigRequest, ModelConfigResponse, ModelInput, ModelOutput,
     SpecificVersions, VersionPolicy,
@@ -274,3 +272,26 @@ pub struct RepositoryModelRequest {
 /// The answer to [`RepositoryModelRequest`].
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct RepositoryModelResponse {}
+
+// The messages of `grpc.health.v1`.
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct HealthCheckRequest {
+    #[prost(string, tag = "1")]
+    pub service: String,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct HealthCheckResponse {
+    #[prost(enumeration = "ServingStatus", tag = "1")]
+    pub status: i32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum ServingStatus {
+    Unknown = 0,
+    Serving = 1,
+    NotServing = 2,
+    ServiceUnknown = 3,
+}

@@ -5,7 +5,6 @@
 //! only other line that they are sent is `run`. A program that has just connected is sent one of the two at once, and
 //! may run until then.
 
-mod metrics;
 mod programs;
 
 use std::sync::Arc;
@@ -13,7 +12,6 @@ use std::time::Duration;
 
 use parking_lot::MutexGuard;
 
-pub(crate) use self::metrics::BackgroundMetrics;
 pub(super) use self::programs::Programs;
 use super::core::{Core, CoreState};
 

@@ -1,5 +1,7 @@
 //! Counters and times of a server, for Prometheus and for the live page.
 
+mod background;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime};
@@ -13,8 +15,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 use tokio::sync::watch;
 
+use self::background::BackgroundMetrics;
 use crate::protocol::{BatchStatistics, ModelStatistics};
-use crate::serving::background::BackgroundMetrics;
 
 /// The media type of [`Metrics::to_text`].
 pub const CONTENT_TYPE: &str = prometheus_text::CONTENT_TYPE;
@@ -456,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn who_watches_is_told_of_what_is_counted() {
+    fn watchers_are_notified_of_each_count() {
         let metrics = Metrics::default();
         metrics.queued("m", 1);
         let mut watched = metrics.watch();

@@ -21,7 +21,7 @@ pub(crate) struct BackgroundMetrics {
 
 impl BackgroundMetrics {
     /// Creates the counters and registers them in `registry`.
-    pub(crate) fn registered(registry: &mut Registry) -> Self {
+    pub(super) fn registered(registry: &mut Registry) -> Self {
         let metrics = Self {
             running: Gauge::default(),
             // The buckets go from 50 µs to 107 ms in steps of a quarter.
@@ -38,13 +38,13 @@ impl BackgroundMetrics {
     }
 
     /// Records that background programs have started.
-    pub(super) fn begun(&self) {
+    pub(crate) fn begun(&self) {
         self.running.set(1);
     }
 
     /// Records that the background has stopped. `took` is the time since a request came, if one did; `in_time` says
     /// whether all programs yielded in time.
-    pub(super) fn ended(&self, took: Option<Duration>, in_time: bool) {
+    pub(crate) fn ended(&self, took: Option<Duration>, in_time: bool) {
         self.running.set(0);
         if !in_time {
             self.late.inc();
