@@ -9,9 +9,14 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::{env, fs, io, thread};
 
-use served::cuda::{CHUNK, MODELS, alone, ask, device_memories, expect_peace, input, models, options, switches};
+use served::cuda::{
+    CHUNK, MODELS, alone, ask, ask_at_the_same_time, device_memories, expect_peace, input, models, options, switches,
+    unload_all_and_load_one,
+};
 use served::moody::{self, ABORT, LOOP, PANIC};
-use served::processes::{is_stopped, is_there, kill_workers_under_load, leave_computing, signal, workers};
+use served::processes::{
+    is_stopped, is_there, kill_while_computing, kill_workers_under_load, leave_computing, signal, workers,
+};
 use served::{Served, request, until};
 use tempfile::TempDir;
 use tenure_device::memory::DeviceMemory;
@@ -65,19 +70,9 @@ fn workers_answer_what_this_process_does_while_models_come_and_go() {
             }
             assert!((1..=2 * CHUNK).contains(&served.memory()));
         }
-        thread::scope(|scope| {
-            for (model, expected) in MODELS.iter().zip(&expected) {
-                let served = &served;
-                scope.spawn(move || (0..5).for_each(|_| assert!(ask(served, model) == *expected, "{model}")));
-            }
-        });
+        ask_at_the_same_time(&served, &expected);
         assert!(switches(&served) > 8, "{}", switches(&served));
-        for model in MODELS {
-            assert_eq!(served.post(&format!("/v2/repository/models/{model}/unload")), (200, String::new()));
-        }
-        until("nothing is left", || served.serving.snapshot().tiers.iter().all(|tier| tier.used_bytes == 0));
-        assert_eq!(served.post("/v2/repository/models/digits/load"), (200, String::new()));
-        assert!(ask(&served, "digits") == expected[2]);
+        unload_all_and_load_one(&served, &expected);
     }
     assert!(memory.backing().held_bytes() <= held && is_as_free(memory, free));
     expect_peace(memory);
@@ -94,17 +89,7 @@ fn a_worker_that_is_killed_fails_its_batch_and_loses_no_weights() {
     // A switch is counted when its copies are over, which may be after the answer.
     until("both were brought", || switches(&served) == 2);
     let [active, standby] = workers(&served);
-    served.hold("killed");
-    thread::scope(|scope| {
-        let running = scope.spawn(|| served.mood("killed", 1.0));
-        until("it computes", || served.has_begun("killed"));
-        let waiting = scope.spawn(|| served.mood("other", 5.0));
-        signal("KILL", active);
-        let (status, reason) = running.join().unwrap().unwrap_err();
-        assert!(status == 503 && reason.contains("SIGKILL") && reason.ends_with("ask again"), "{reason}");
-        assert_eq!(waiting.join().unwrap(), Ok((15.0, standby)));
-    });
-    served.release("killed");
+    kill_while_computing(&served, active, standby);
     assert_eq!(served.mood("killed", 2.0), Ok((6.0, standby)));
     let [still, new] = workers(&served);
     assert!(still == standby && new != active && !is_there(active));
@@ -284,7 +269,7 @@ fn deaths_under_memory_pressure_lose_no_request_and_leave_nothing() {
 }
 
 #[test]
-fn what_starts_no_worker_is_an_error_at_once() {
+fn a_command_that_starts_no_worker_is_an_error_at_once() {
     let (_alone, _) = alone();
     let folder = moody::models(&[]);
     for (program, expected) in [("/nowhere/worker", "No such file"), ("/bin/false", "exit status: 1")] {

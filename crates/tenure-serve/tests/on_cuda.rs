@@ -4,11 +4,14 @@
 
 mod served;
 
-use std::{fs, thread};
+use std::fs;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use serde_json::json;
-use served::cuda::{CHUNK, MODELS, all_alone, alone, ask, expect_peace, input, models, options};
+use served::cuda::{
+    CHUNK, MODELS, all_alone, alone, ask, ask_at_the_same_time, expect_peace, input, models, options,
+    unload_all_and_load_one,
+};
 use served::{Served, images, request, until};
 use tempfile::TempDir;
 use tenure_core::StreamId;
@@ -53,18 +56,8 @@ fn clients_that_ask_at_the_same_time_get_their_answers_and_unloading_frees_all()
     {
         let served = serve(models(), 2 * CHUNK);
         let expected = MODELS.map(|model| ask(&served, model));
-        thread::scope(|scope| {
-            for (model, expected) in MODELS.iter().zip(&expected) {
-                let served = &served;
-                scope.spawn(move || (0..5).for_each(|_| assert!(ask(served, model) == *expected, "{model}")));
-            }
-        });
-        for model in MODELS {
-            assert_eq!(served.post(&format!("/v2/repository/models/{model}/unload")), (200, String::new()));
-        }
-        until("nothing is left", || served.serving.snapshot().tiers.iter().all(|tier| tier.used_bytes == 0));
-        assert_eq!(served.post("/v2/repository/models/digits/load"), (200, String::new()));
-        assert!(ask(&served, "digits") == expected[2]);
+        ask_at_the_same_time(&served, &expected);
+        unload_all_and_load_one(&served, &expected);
     }
     memory.allocator().release_cached().unwrap();
     assert!(memory.backing().held_bytes() <= before, "{} of {before}", memory.backing().held_bytes());
@@ -169,18 +162,8 @@ fn two_devices_answer_clients_at_the_same_time_and_unloading_frees_both() {
     {
         let Some(served) = serve_on_two(devices) else { return };
         let expected = MODELS.map(|model| ask(&served, model));
-        thread::scope(|scope| {
-            for (model, expected) in MODELS.iter().zip(&expected) {
-                let served = &served;
-                scope.spawn(move || (0..5).for_each(|_| assert!(ask(served, model) == *expected, "{model}")));
-            }
-        });
-        for model in MODELS {
-            assert_eq!(served.post(&format!("/v2/repository/models/{model}/unload")), (200, String::new()));
-        }
-        until("nothing is left", || served.serving.snapshot().tiers.iter().all(|tier| tier.used_bytes == 0));
-        assert_eq!(served.post("/v2/repository/models/digits/load"), (200, String::new()));
-        assert!(ask(&served, "digits") == expected[2]);
+        ask_at_the_same_time(&served, &expected);
+        unload_all_and_load_one(&served, &expected);
     }
     let after = held(devices);
     assert!(after.iter().zip(&before).all(|(after, before)| after <= before), "{before:?} {after:?}");

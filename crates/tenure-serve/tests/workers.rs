@@ -9,7 +9,7 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use served::moody::{self, ABORT, GREED, HANG, LOOP, PANIC, SPIN};
-use served::processes::{is_stopped, is_there, leave_computing, signal, workers};
+use served::processes::{is_stopped, is_there, kill_while_computing, leave_computing, signal, workers};
 use served::{Served, example_models, floats, integers, probe, request, until};
 use tenure_nn::networks::Architectures;
 use tenure_serve::http::Service;
@@ -74,17 +74,7 @@ fn a_worker_that_is_killed_fails_its_batch_and_another_goes_on() {
     let served = moody::serve(moody::models(&["killed", "other"]), 1 << 20);
     assert_eq!(served.mood("killed", 2.0).unwrap().0, 6.0);
     let [active, standby] = workers(&served);
-    served.hold("killed");
-    thread::scope(|scope| {
-        let running = scope.spawn(|| served.mood("killed", 1.0));
-        until("it computes", || served.has_begun("killed"));
-        let waiting = scope.spawn(|| served.mood("other", 5.0));
-        signal("KILL", active);
-        let (status, reason) = running.join().unwrap().unwrap_err();
-        assert!(status == 503 && reason.contains("SIGKILL") && reason.ends_with("ask again"), "{reason}");
-        assert_eq!(waiting.join().unwrap(), Ok((15.0, standby)));
-    });
-    served.release("killed");
+    kill_while_computing(&served, active, standby);
     let (answer, new) = served.mood("killed", 2.0).unwrap();
     assert!(answer == 6.0 && ![active, standby].contains(&new) && !is_there(active));
     // The death of the worker that stands by affects no request.
@@ -244,7 +234,7 @@ fn a_worker_that_does_not_end_an_abandoned_batch_is_ended() {
 }
 
 #[test]
-fn what_starts_no_worker_is_an_error_at_once() {
+fn a_command_that_starts_no_worker_is_an_error_at_once() {
     let folder = moody::models(&[]);
     let mut options = ServingOptions::new(folder.path(), 1 << 20);
     for (program, expected) in [("/nowhere/worker", "No such file"), ("/bin/false", "exit status: 1")] {

@@ -1,7 +1,7 @@
 //! A CUDA device that serves the examples: a simulated one unless `TENURE_TEST_DRIVER` is `cuda`.
 
 use std::sync::LazyLock;
-use std::{env, fs};
+use std::{env, fs, thread};
 
 use parking_lot::{Mutex, MutexGuard};
 use tempfile::TempDir;
@@ -13,7 +13,7 @@ use tenure_serve::protocol::{Datatype, Tensor};
 use tenure_serve::serving::ServingOptions;
 use tenure_tensor::Device;
 
-use super::{RESCAN, Served, example_models, request};
+use super::{RESCAN, Served, example_models, request, until};
 
 /// The size in bytes of a chunk of device memory, which has room for one of the models here.
 pub(crate) const CHUNK: u64 = 16 << 20;
@@ -92,4 +92,23 @@ pub(crate) fn expect_peace(memory: &DeviceMemory) {
 /// Returns how often models were loaded to the device.
 pub(crate) fn switches(served: &Served) -> u64 {
     served.serving.snapshot().models.iter().map(|model| model.switches).sum()
+}
+
+/// Asks each model in a thread of its own, and asserts the answers.
+pub(crate) fn ask_at_the_same_time(served: &Served, expected: &[Vec<u8>]) {
+    thread::scope(|scope| {
+        for (model, expected) in MODELS.iter().zip(expected) {
+            scope.spawn(move || (0..5).for_each(|_| assert!(ask(served, model) == *expected, "{model}")));
+        }
+    });
+}
+
+/// Unloads all models, asserts that no weights are left, and loads one again.
+pub(crate) fn unload_all_and_load_one(served: &Served, expected: &[Vec<u8>]) {
+    for model in MODELS {
+        assert_eq!(served.post(&format!("/v2/repository/models/{model}/unload")), (200, String::new()));
+    }
+    until("nothing is left", || served.serving.snapshot().tiers.iter().all(|tier| tier.used_bytes == 0));
+    assert_eq!(served.post("/v2/repository/models/digits/load"), (200, String::new()));
+    assert!(ask(served, "digits") == expected[2]);
 }

@@ -43,6 +43,22 @@ pub(crate) fn leave_computing(served: &Served, model: &str, number: f32) {
     until("it computes", || served.is_endless(model));
 }
 
+/// Kills the active worker while it computes a batch of the model `killed`, and one of `other` waits. Asserts that the first
+/// batch fails and the standby answers the second.
+pub(crate) fn kill_while_computing(served: &Served, active: u32, standby: u32) {
+    served.hold("killed");
+    thread::scope(|scope| {
+        let running = scope.spawn(|| served.mood("killed", 1.0));
+        until("it computes", || served.has_begun("killed"));
+        let waiting = scope.spawn(|| served.mood("other", 5.0));
+        signal("KILL", active);
+        let (status, reason) = running.join().unwrap().unwrap_err();
+        assert!(status == 503 && reason.contains("SIGKILL") && reason.ends_with("ask again"), "{reason}");
+        assert_eq!(waiting.join().unwrap(), Ok((15.0, standby)));
+    });
+    served.release("killed");
+}
+
 /// Kills this many workers while two clients ask three models, and waits for answers in between. Asserts that no answer
 /// is lost or wrong.
 pub(crate) fn kill_workers_under_load(served: &Served, names: [&'static str; 3], deaths: usize) {
