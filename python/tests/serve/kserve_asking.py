@@ -40,7 +40,7 @@ async def ask_http(address: str, models: dict[str, dict[str, NDArray[Any]]]) -> 
     try:
         await client.infer(url, request("absent", inputs, False), model_name="absent")
     except httpx.HTTPStatusError as error:
-        assert error.response.status_code == 404 and "there is no model" in str(error), error
+        assert error.response.status_code == 404 and "unknown model" in str(error), error
     else:
         raise AssertionError("a model that is not there has answered")
     return answers

@@ -137,7 +137,7 @@ def test_tritonclient(served: Served, protocol: str) -> None:
         for name, inputs in served.inputs.items():
             metadata = client.get_model_metadata(name, **({"as_json": True} if protocol == "grpc" else {}))
             assert metadata["name"] == name and {tensor["name"] for tensor in metadata["inputs"]} == set(inputs)
-        with pytest.raises(module.InferenceServerException, match="there is no model"):
+        with pytest.raises(module.InferenceServerException, match="unknown model"):
             client.infer("absent", triton_inputs(module, served.inputs["digits-0"]))
 
 
@@ -214,7 +214,7 @@ def test_open_inference_client(served: Served) -> None:
         assert {tensor.name for tensor in client.read_model_metadata(name).inputs} == set(inputs)
     with pytest.raises(core.ApiError) as missing:
         client.read_model_metadata("absent")
-    assert missing.value.status_code == 404 and "there is no model" in missing.value.body["error"]
+    assert missing.value.status_code == 404 and "unknown model" in missing.value.body["error"]
     with pytest.raises(errors.BadRequestError, match="the model takes FP32"):
         client.model_infer("digits-0", request=request({"image": np.array([[1]])}))
 

@@ -145,7 +145,7 @@ def test_a_stream_answers_in_order(models: Path) -> None:
         said = [answers.get(timeout=300) for _ in range(3)]
         client.stop_stream()
         assert np.array_equal(*(said[at][0].as_numpy("scores") for at in (0, 2)))
-        assert "there is no model" in str(said[1][1])
+        assert "unknown model" in str(said[1][1])
 
 
 def test_errors_are_those_of_http(models: Path) -> None:
@@ -172,7 +172,7 @@ def test_errors_are_those_of_http(models: Path) -> None:
         assert client.infer("next-byte", [tensor(grpc, "tokens", tokens)]).as_numpy("scores").shape == (1, 3, 256)
 
 
-def test_who_has_no_token_is_refused(models: Path, tmp_path: Path) -> None:
+def test_a_client_without_a_token_is_refused(models: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("secret\n")
     with asking(models, "--tokens", str(tokens)) as (client, _, _):

@@ -100,7 +100,7 @@ def test_errors_are_understood(models: Path) -> None:
 
     tokens = np.array([[1, 2, 3]])
     with serving(models) as client:
-        assert "there is no model" in reason("absent", [tensor("tokens", tokens)])
+        assert "unknown model" in reason("absent", [tensor("tokens", tokens)])
         assert "the model takes FP32" in reason("digits", [tensor("image", tokens)])
         assert "out of range" in reason("next-byte", [tensor("tokens", tokens + 1000)])
         client.unload_model("next-byte")

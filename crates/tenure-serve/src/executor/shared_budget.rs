@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_owner_keeps_is_given_back_once_before_the_other_brings_more() {
+    fn kept_room_is_given_back_once_before_the_other_owner_brings_more() {
         let room = Arc::new(SharedBudget::new(4 * CHUNK, CHUNK));
         let (ours, python_trims) = weights(&room, Owner::Native, CHUNK, true);
         let (theirs, native_trims) = weights(&room, Owner::Python, CHUNK, true);

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_much_in_memory_is_counted() {
+    fn messages_that_grow_in_memory_are_counted() {
         let inputs = vec![InferTensor::default(); 1 << 20];
         let request = ModelInferRequest { inputs, ..ModelInferRequest::default() };
         let bytes = request.encode_to_vec();

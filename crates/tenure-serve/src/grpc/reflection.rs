@@ -106,7 +106,7 @@ fn respond(request: ServerReflectionRequest) -> ServerReflectionResponse {
 fn file(name: &str, is_it: impl Fn(&File) -> bool) -> ReflectionAnswer {
     match FILES.iter().find(|file| is_it(file)) {
         Some(file) => ReflectionAnswer::Files(FileDescriptorResponse { files: vec![file.descriptor.clone()] }),
-        None => error(Code::NotFound, format!("there is no {name:?} here")),
+        None => error(Code::NotFound, format!("{name:?} is unknown here")),
     }
 }
 

@@ -203,7 +203,7 @@ fn reason(status: u16) -> &'static str {
         400 => "The request is invalid",
         401 => "The token is missing or wrong",
         403 => "The client may not do this",
-        404 => "There is no such model, version or region",
+        404 => "Unknown model, version or region",
         408 => "The body did not come in time",
         413 => "The request is too large",
         415 => "The body has another media type or compression",

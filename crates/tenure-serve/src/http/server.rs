@@ -143,7 +143,7 @@ async fn listen(
             Operators::HereOrWithToken => "use models",
             Operators::All => "use, load and unload models, and use shared memory",
         };
-        tracing::warn!("every client that reaches {address} may {may}: there are no tokens");
+        tracing::warn!("every client that reaches {address} may {may}: the server has no tokens");
     }
     Ok((Connections { listener, limits: config.limits, tls }, address))
 }

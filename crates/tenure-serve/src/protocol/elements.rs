@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_json_cannot_say_is_not_written() {
+    fn values_that_json_cannot_express_are_not_written() {
         for (tensor, reason) in [
             (Tensor::new("x", Datatype::Fp32, vec![1], f32::NAN.to_le_bytes().to_vec()), NOT_FINITE),
             (Tensor::new("x", Datatype::Fp64, vec![1], f64::INFINITY.to_le_bytes().to_vec()), NOT_FINITE),

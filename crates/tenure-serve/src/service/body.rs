@@ -156,13 +156,13 @@ mod tests {
     }
 
     #[test]
-    fn what_unpacks_to_no_end_is_unpacked_up_to_the_limit() {
+    fn decompression_stops_at_the_limit() {
         assert!(matches!(read(io::repeat(0), 1000, &mut share(1 << 20)), Err(ServeError::TooLarge(1000))));
         assert_eq!(read(io::repeat(0).take(1000), 1000, &mut share(1 << 20)).unwrap().len(), 1000);
     }
 
     #[test]
-    fn what_unpacks_to_more_than_there_is_memory_for_is_not_unpacked() {
+    fn decompression_stops_where_memory_ends() {
         let mut small = share(256 << 10);
         assert!(matches!(read(io::repeat(0), 1 << 30, &mut small), Err(ServeError::Busy)));
         let free = small.free.clone();

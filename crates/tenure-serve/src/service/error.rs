@@ -25,7 +25,7 @@ pub enum ServeError {
     #[error(transparent)]
     SharedMemory(#[from] SharedMemoryError),
     /// There is no such model, or no such version of it.
-    #[error("there is no model {model:?}{}: POST v2/repository/index lists models", of_version(version))]
+    #[error("unknown model {model:?}{}: POST v2/repository/index lists models", of_version(version))]
     UnknownModel {
         /// The model's name.
         model: String,

@@ -31,7 +31,7 @@ pub enum TlsError {
         reason: pem::Error,
     },
     /// The file has no certificate.
-    #[error("{}: there is no certificate in it: it is to have -----BEGIN CERTIFICATE-----", .0.display())]
+    #[error("{}: it has no certificate: it must contain -----BEGIN CERTIFICATE-----", .0.display())]
     NoCertificate(PathBuf),
     /// The file has no unencrypted private key.
     #[error(

@@ -85,7 +85,7 @@ pub enum SharedMemoryError {
     Full,
     /// There is no region with this name.
     #[error(
-        "there is no region {0:?} of shared memory: GET v2/systemsharedmemory/status and v2/cudasharedmemory/status list regions"
+        "unknown region {0:?} of shared memory: GET v2/systemsharedmemory/status and v2/cudasharedmemory/status list regions"
     )]
     Unknown(String),
     /// A part exceeds its region.

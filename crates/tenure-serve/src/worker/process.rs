@@ -119,7 +119,7 @@ pub(super) enum OrderError {
     NoDescriptor,
     #[error("the device cannot be used: {0}")]
     Device(#[from] tenure_nn::Error),
-    #[error("there is no image {0}")]
+    #[error("unknown image {0}")]
     NoImage(u64),
     #[error("the image has no group {0}")]
     NoGroup(usize),

@@ -365,7 +365,7 @@ fn an_error_has_its_code_and_says_what_to_do() {
         assert_eq!(reply.http, 200);
         (code, message.to_owned())
     };
-    let no_model = "there is no model \"m\": POST v2/repository/index lists models";
+    let no_model = "unknown model \"m\": POST v2/repository/index lists models";
     assert_eq!(error(request("m")), (NOT_FOUND, no_model.into()));
     assert_eq!(error(ModelInferRequest { model_version: "2".into(), ..request("echo_fp32") }).0, NOT_FOUND);
     let (code, message) = error(request("broken").asking_for("y"));
@@ -463,7 +463,7 @@ impl AskingFor for ModelInferRequest {
 }
 
 #[test]
-fn what_is_no_call_is_refused() {
+fn invalid_calls_are_refused() {
     let served = served();
     let client = Client::new(&served);
     for method in ["TraceSetting", "LogSettings", "SystemSharedMemory", "SystemSharedMemoryNothing", "nothing"] {
@@ -606,7 +606,7 @@ fn messages_have_a_limit_together() {
 }
 
 #[test]
-fn who_is_slow_to_send_is_not_waited_for() {
+fn a_client_that_is_slow_to_send_is_not_waited_for() {
     let served = served_with(Limits { receive: Duration::from_millis(300), ..Limits::default() });
     let client = Client::new(&served);
     let (response, mut stream) = client.begin("ModelInfer", &[]);
@@ -632,7 +632,7 @@ fn a_connection_without_a_call_is_closed() {
 }
 
 #[test]
-fn who_takes_no_answer_is_not_waited_for() {
+fn a_client_that_takes_no_answer_is_not_waited_for() {
     let served = served_with(Limits { receive: Duration::from_secs(1), connections: 1, ..Limits::default() });
     let client = Client::with(&served, h2::client::Builder::new().initial_window_size(1000));
     let long = ModelInferRequest {
@@ -727,7 +727,7 @@ fn a_server_that_ends_does_not_wait_for_ever() {
 }
 
 #[test]
-fn who_has_no_token_is_refused() {
+fn a_client_without_a_token_is_refused() {
     let grpc = Some(([127, 0, 0, 1], 0).into());
     let served = Served::with(InferenceServerConfig {
         tokens: vec!["first".into(), "second".into()],
@@ -762,7 +762,7 @@ fn a_stream_answers_one_message_after_the_other() {
         let expected = (asked.model_name == "echo_fp32").then_some(&asked.raw_input_contents);
         assert_eq!((outputs, answer.error_message.is_empty()), (expected, expected.is_some()));
     }
-    assert!(answers[1].error_message.starts_with("there is no model \"m\""));
+    assert!(answers[1].error_message.starts_with("unknown model \"m\""));
     assert!(client.send("ModelStreamInfer", &[], Bytes::new()).messages::<ModelStreamInferResponse>().is_empty());
 }
 

@@ -154,7 +154,7 @@ fn a_model_that_is_unloaded_is_unavailable_until_it_is_loaded() {
 #[test]
 fn an_error_has_its_status_and_says_what_to_do() {
     let served = Served::new();
-    let no_model = "there is no model \"m\": POST v2/repository/index lists models";
+    let no_model = "unknown model \"m\": POST v2/repository/index lists models";
     let named = |model: &str, body: &str| served.infer(model, body).error();
     assert_eq!(named("m", INFER), (404, no_model.into()));
     assert_eq!(served.get("/v2/models/m").error(), (404, no_model.into()));
@@ -275,7 +275,7 @@ fn headers_have_a_limit() {
 }
 
 #[test]
-fn who_is_slow_to_send_is_not_waited_for() {
+fn a_client_that_is_slow_to_send_is_not_waited_for() {
     let limits = Limits { receive: Duration::from_millis(50), ..Limits::default() };
     let served = Served::with(InferenceServerConfig { limits, ..InferenceServerConfig::default() });
     let head = "POST /v2/models/echo_fp32/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{";
@@ -307,7 +307,7 @@ fn a_body_that_unpacks_to_more_than_is_free_is_refused() {
 }
 
 #[test]
-fn who_takes_no_answer_is_not_waited_for() {
+fn a_client_that_takes_no_answer_is_not_waited_for() {
     let limits = Limits { receive: Duration::from_millis(300), connections: 1, ..Limits::default() };
     let served = Served::with(InferenceServerConfig { limits, ..InferenceServerConfig::default() });
     let bytes = vec![0; 16 << 20];
@@ -349,7 +349,7 @@ fn a_server_that_ends_does_not_wait_for_ever() {
 }
 
 #[test]
-fn who_has_no_token_is_refused() {
+fn a_client_without_a_token_is_refused() {
     let served = Served::with(InferenceServerConfig {
         tokens: vec!["first".into(), "second".into()],
         ..InferenceServerConfig::default()

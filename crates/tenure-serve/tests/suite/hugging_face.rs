@@ -190,7 +190,7 @@ fn the_datatype_of_answers_is_that_of_the_stored_weights() {
 }
 
 #[test]
-fn what_is_not_computed_here_is_a_broken_model_that_says_what_to_do() {
+fn an_unsupported_folder_is_a_broken_model_that_says_what_to_do() {
     let (root, folder) = one_bert();
     let with = |key: &str, value: Value| {
         let mut config: Value = serde_json::from_str(BERT).unwrap();

@@ -245,7 +245,7 @@ fn a_model_that_is_unloaded_while_it_computes_answers_first_and_is_gone_then() {
 }
 
 #[test]
-fn who_is_in_a_hurry_goes_first_and_who_waits_too_long_is_told() {
+fn urgent_requests_go_first_and_those_that_wait_too_long_are_told() {
     let (served, control) = busy("hurry", "");
     thread::scope(|scope| {
         let asked = |number, priority| {
@@ -289,7 +289,7 @@ fn a_network_that_panics_fails_one_request() {
 }
 
 #[test]
-fn what_cannot_be_served_says_why_and_hinders_no_other() {
+fn a_broken_model_says_why_and_hinders_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str| {
         probe::write(folder.path(), name, "");

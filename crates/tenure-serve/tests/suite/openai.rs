@@ -84,7 +84,7 @@ fn a_request_that_cannot_be_says_what_is_wrong_with_it() {
     let refused = |body: Value| served.embed(&body).refused();
     let (status, message, param, code) = refused(json!({ "model": "unknown", "input": "a" }));
     assert_eq!((status, param, code), (404, json!("model"), json!("model_not_found")));
-    assert!(message.starts_with("there is no model \"unknown\""), "{message}");
+    assert!(message.starts_with("unknown model \"unknown\""), "{message}");
     for (changes, param) in [
         (json!({ "input": "" }), json!("input")),
         (json!({ "input": [] }), json!("input")),

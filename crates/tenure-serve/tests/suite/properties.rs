@@ -475,7 +475,7 @@ proptest! {
     }
 
     #[test]
-    fn who_is_due_goes_first_but_for_the_debts_of_switches(events in prop::collection::vec(ordinary(), 1..200)) {
+    fn due_requests_go_first_but_for_the_debts_of_switches(events in prop::collection::vec(ordinary(), 1..200)) {
         let mut world = World::new(1, 1, true);
         for event in &events {
             world.happens(event);

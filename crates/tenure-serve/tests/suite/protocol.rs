@@ -44,7 +44,7 @@ fn an_output_says_how_it_is_sent_or_the_request_does() {
 }
 
 #[test]
-fn what_is_malformed_is_said() {
+fn errors_say_what_is_malformed() {
     let input = |fields: &str| format!(r#"{{"inputs": [{{"name": "x", {fields}}}]}}"#);
     let unclosed = format!(r#""shape": [1], "datatype": "FP32", "data": {}"#, "[".repeat(100_000));
     let nested = |levels| format!("{}{}", "[".repeat(levels), "]".repeat(levels));

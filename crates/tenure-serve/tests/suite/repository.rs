@@ -114,7 +114,7 @@ fn everything_that_may_be_said_is_read() {
 }
 
 #[test]
-fn what_is_not_said_has_a_default() {
+fn missing_keys_have_defaults() {
     let config = read(SMALL).unwrap();
     assert_eq!((config.weights.as_deref(), config.dtype, config.priority), (Some("model.safetensors"), None, 0));
     assert_eq!((config.batching, config.is_pinned, config.timeout), (Batching::default(), false, None));

@@ -80,7 +80,7 @@ fn a_request_has_an_id_that_its_answer_has_too() {
 }
 
 #[test]
-fn what_became_of_a_request_is_logged() {
+fn the_outcome_of_a_request_is_logged() {
     keep_log();
     let served =
         Served::with(InferenceServerConfig { tokens: vec!["secret".into()], ..InferenceServerConfig::default() });

@@ -93,7 +93,7 @@ fn a_loop_over_more_than_fits_finds_most_of_it() {
 }
 
 #[test]
-fn what_becomes_popular_displaces_what_was() {
+fn a_popular_model_displaces_those_that_were() {
     for phase in [100, 300, 1000] {
         let mut random = Random(phase as u64);
         let sizes = vec![10; 40];

@@ -138,7 +138,7 @@ fn a_batch_waits_for_others_and_only_takes_those_of_its_shape() {
 }
 
 #[test]
-fn what_is_resident_goes_first_until_another_is_due() {
+fn resident_models_go_first_until_another_is_due() {
     let (mut scheduler, _) = scheduler(1);
     let [here, absent] = [8, 7].map(|bytes| scheduler.add_model(model(bytes)).unwrap());
     warm(&mut scheduler, here, ms(0));
@@ -193,7 +193,7 @@ fn a_request_that_runs_is_cancelled_for_itself_alone() {
 }
 
 #[test]
-fn what_a_lost_executor_had_not_started_runs_again_once_and_first() {
+fn requests_that_a_lost_executor_had_not_started_run_again_once_and_first() {
     let (mut scheduler, devices) = scheduler(1);
     let name = scheduler.add_model(ModelSpec { max_rows: 1, ..model(2) }).unwrap();
     let [first, second] = [0, 1].map(|at| ask(&mut scheduler, name, ms(at)));

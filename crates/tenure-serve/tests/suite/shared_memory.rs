@@ -250,8 +250,8 @@ fn a_tensor_is_inside_its_region() {
         (span("r", 8, u64::MAX), &good, (400, "and has no 18446744073709551615 from 8 on")),
         (span("r", u64::MAX, 8), &good, (400, "from 18446744073709551615 on")),
         (span("r", 0, 7), &good, (400, "takes 8 bytes, and there are 7")),
-        (span("q", 0, 8), &good, (404, "there is no region \"q\" of shared memory")),
-        (good.clone(), &span("q", 0, 8), (404, "there is no region \"q\" of shared memory")),
+        (span("q", 0, 8), &good, (404, "unknown region \"q\" of shared memory")),
+        (good.clone(), &span("q", 0, 8), (404, "unknown region \"q\" of shared memory")),
         (good.clone(), &span("r", 4, 8), (400, "region \"r\" has 8 bytes, and has no 8 from 4 on")),
         (good.clone(), &span("r", 0, 7), (400, "output \"y\" has 8 bytes, and its shared_memory_byte_size is 7")),
         (r#"{"shared_memory_region": "r"}"#.into(), &good, (400, "needs a parameter shared_memory_byte_size")),
@@ -345,7 +345,7 @@ fn regions_are_not_without_number() {
 }
 
 #[test]
-fn who_has_no_token_uses_no_shared_memory() {
+fn a_client_without_a_token_uses_no_shared_memory() {
     let served = Served::with(InferenceServerConfig { tokens: vec!["t".into()], ..InferenceServerConfig::default() });
     let object = Object::new(&[1; 8]);
     assert_eq!(served.register("r", &object.name, 0, 8).error().0, 401);

@@ -120,7 +120,7 @@ fn another_protocol_is_not_agreed_on() {
 }
 
 #[test]
-fn who_does_not_encrypt_is_not_answered() {
+fn a_client_that_does_not_encrypt_is_not_answered() {
     let encrypted = Encrypted::new(Limits::default());
     let stream = encrypted.served.send(&request("GET", "/v2", &[], &[]));
     assert!(receive_nothing(stream), "an answer that is not encrypted");

@@ -195,7 +195,7 @@ impl Service for Fake {
             let texts = Texts::new(2);
             Ok(if model == "vectors" {
                 texts.with_tokenizer(Arc::new(|text| match text.contains('~') {
-                    true => Err("a tilde is no token".into()),
+                    true => Err("a tilde is not a token".into()),
                     false => Ok(text.bytes().map(u32::from).collect()),
                 }))
             } else {
