@@ -56,7 +56,6 @@ impl GrpcConnection {
         let mut calls = JoinSet::new();
         let mut is_closing = false;
         let mut silence = pin!(sleep(limits.head));
-        let is_silent = || !place.had_request();
         loop {
             tokio::select! {
                 accepted = connection.accept() => {
@@ -84,7 +83,7 @@ impl GrpcConnection {
                     is_closing = true;
                     connection.graceful_shutdown();
                 }
-                () = &mut silence, if !is_closing && is_silent() => {
+                () = &mut silence, if !is_closing && !place.had_request() => {
                     is_closing = true;
                     connection.abrupt_shutdown(Reason::NO_ERROR);
                 }

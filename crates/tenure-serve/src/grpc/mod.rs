@@ -1,5 +1,5 @@
 //! The protocol over gRPC: the service `inference.GRPCInferenceService` of KServe and Triton, for the same
-//! [`Service`](crate::http::Service) as over HTTP, with the same limits, tokens and errors.
+//! [`Service`](crate::service::Service) as over HTTP, with the same limits, tokens and errors.
 //!
 //! An [`InferenceServer`](crate::http::InferenceServer) listens for it at the address `grpc` of its
 //! [`InferenceServerConfig`](crate::http::InferenceServerConfig). It uses HTTP/2, over TLS if `tls` has files.
@@ -22,7 +22,7 @@
 //! of the request's tensors; half precision has no `contents`. Tensors in shared memory are in neither:
 //! `raw_output_contents` has an empty entry for each such output. A call is dropped when its client cancels it or its
 //! time limit passes. Messages may be compressed with gzip or deflate. A stream ends if its next message does not
-//! arrive within [`Limits::receive`](crate::http::Limits::receive). The metadata of every answer has `x-request-id`,
+//! arrive within [`Limits::receive`](crate::service::Limits::receive). The metadata of every answer has `x-request-id`,
 //! which the client or the server chose, and under which [the log](crate::request_log) records the call.
 
 mod calls;

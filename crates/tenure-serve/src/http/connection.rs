@@ -34,12 +34,11 @@ pub(super) async fn serve(accepted: Accepted, routes: Arc<Routes>, limits: Limit
     builder.timer(TokioTimer::new()).header_read_timeout(limits.receive).max_header_size(limits.header_bytes);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut silence = pin!(sleep(limits.head));
-    let is_silent = || !place.had_request();
     loop {
         tokio::select! {
             ended = &mut connection => return ended.map_err(io::Error::other),
-            () = &mut silence, if is_silent() => {
-                if is_silent() {
+            () = &mut silence, if !place.had_request() => {
+                if !place.had_request() {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
             }

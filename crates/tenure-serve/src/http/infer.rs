@@ -79,11 +79,13 @@ async fn ask(
 fn cost_bytes(response: &InferResponse, wanted: &Wanted) -> usize {
     // A missing output is reported when the answer is encoded.
     let outputs = response.wanted(wanted).unwrap_or_default();
-    let cost = |(output, encoding): &(&Tensor, Encoding)| match encoding {
-        Encoding::Binary => output.bytes().len(),
-        Encoding::Json => output.bytes().len().max(output.numel().saturating_mul(NUMBER_BYTES)),
-    };
-    outputs.iter().map(cost).sum()
+    outputs
+        .iter()
+        .map(|(output, encoding): &(&Tensor, Encoding)| match encoding {
+            Encoding::Binary => output.bytes().len(),
+            Encoding::Json => output.bytes().len().max(output.numel().saturating_mul(NUMBER_BYTES)),
+        })
+        .sum()
 }
 
 fn encode(response: &InferResponse, wanted: &Wanted) -> Result<Encoded, ServeError> {

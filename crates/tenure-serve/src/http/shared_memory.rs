@@ -28,18 +28,22 @@ fn routes_of<T: Clone + Serialize + 'static>(
     kind: RegionKind<T>,
     register: MethodRouter<Arc<ServerShared>>,
 ) -> [Route; 5] {
-    let all = move |State(shared): Sharing, _: Operator| async move { json(&shared.regions.all(kind)) };
-    let status = move |State(shared): Sharing, _: Operator, name: RegionName| async move {
+    let status = async move |State(shared): Sharing, _: Operator, name: RegionName| {
         Ok::<_, ServeError>(json(&[shared.regions.status(kind, &name.0)?]))
     };
     // As in Triton, unregistering an absent region is not an error: clients start with this call.
-    let unregister = move |State(shared): Sharing, _: Operator, name: RegionName| async move {
+    let unregister = async move |State(shared): Sharing, _: Operator, name: RegionName| {
         shared.regions.unregister(kind, &name.0).await
     };
-    let clear = move |State(shared): Sharing, _: Operator| async move { shared.regions.clear(kind).await };
     [
-        (format!("{path}/status"), get(all)),
-        (format!("{path}/unregister"), post(clear)),
+        (
+            format!("{path}/status"),
+            get(async move |State(shared): Sharing, _: Operator| json(&shared.regions.all(kind))),
+        ),
+        (
+            format!("{path}/unregister"),
+            post(async move |State(shared): Sharing, _: Operator| shared.regions.clear(kind).await),
+        ),
         (format!("{path}/region/{{region}}/status"), get(status)),
         (format!("{path}/region/{{region}}/register"), register),
         (format!("{path}/region/{{region}}/unregister"), post(unregister)),

@@ -37,11 +37,6 @@ struct BatchResult {
     /// The phases of its time, if it was computed as one.
     spent: Option<Phases>,
     answers: Vec<Answer>,
-    end: BatchEnd,
-}
-
-/// How a batch ended.
-struct BatchEnd {
     /// The process that computed is gone.
     has_died: bool,
     /// The batch failed and its weights are still there: only the process that computed is gone, or never was.
@@ -99,8 +94,9 @@ impl DeviceRunner {
         self.core.state.lock().requests.scheduler.started(run.id, self.core.now());
         let computed = self.outputs(&run, &loaded);
         let loaded = self.confirm_weights(&run, loaded);
-        let BatchResult { spent, answers, end } = self.result(&run, loaded, computed);
-        let answers = self.report(&run, end, spent, answers);
+        let result = self.result(&run, loaded, computed);
+        let spent = result.spent;
+        let answers = self.report(&run, result);
         if let Some(spent) = spent {
             self.count_phases(&run, begun, spent, &answers);
         }
@@ -134,36 +130,29 @@ impl DeviceRunner {
         loaded: Result<(), ModelError>,
         computed: Result<BatchAnswer, ModelError>,
     ) -> BatchResult {
-        let end = BatchEnd {
-            has_died: matches!(computed, Err(ModelError::Lost(_))),
-            keeps_weights: loaded.is_ok()
-                && matches!(computed, Err(ModelError::Lost(_) | ModelError::OutOfMemory(_) | ModelError::Abandoned)),
-        };
+        let has_died = matches!(computed, Err(ModelError::Lost(_)));
+        let keeps_weights = loaded.is_ok()
+            && matches!(computed, Err(ModelError::Lost(_) | ModelError::OutOfMemory(_) | ModelError::Abandoned));
         let (spent, answers) = match loaded {
             Ok(()) => self.answers(run, computed),
             Err(error) => (None, same_error(error, run.requests.len())),
         };
-        BatchResult { spent, answers, end }
+        BatchResult { spent, answers, has_died, keeps_weights }
     }
 
     /// Reports the end of a batch to the scheduler, and carries out what that decides. Returns the requests that are still
     /// to be answered, with their answers.
-    fn report(
-        &self,
-        run: &BatchRun,
-        end: BatchEnd,
-        spent: Option<Phases>,
-        answers: Vec<Answer>,
-    ) -> Vec<(Waiting, Answer)> {
+    fn report(&self, run: &BatchRun, result: BatchResult) -> Vec<(Waiting, Answer)> {
+        let BatchResult { spent, answers, has_died, keeps_weights } = result;
         let core = &*self.core;
         let mut state = core.state.lock();
         state.device_work[self.id.index()].running.remove(&run.id);
-        if end.has_died {
+        if has_died {
             self.rest_after_death(&mut state, run);
         } else if spent.is_some() {
             state.registry.deaths.remove(&run.model);
         }
-        let finished = match end.keeps_weights {
+        let finished = match keeps_weights {
             true => state.requests.scheduler.interrupted(run.id, core.now()),
             false => state.requests.scheduler.finished(run.id, spent.map(|spent| spent.compute), core.now()),
         };

@@ -11,22 +11,10 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-pub use self::model_config::{
-    DataType, DynamicBatching, ModelConfig, ModelConfigRequest, ModelConfigResponse, ModelInput, ModelOutput,
-    SpecificVersions, VersionPolicy,
-};
-pub use self::reflection::{
-    ErrorResponse, ExtensionNumberResponse, ExtensionRequest, FileDescriptorResponse, ListServiceResponse,
-    ReflectionAnswer, ReflectionQuery, ServerReflectionRequest, ServerReflectionResponse, ServiceResponse,
-};
-pub use self::shared_memory::{
-    CudaRegion, CudaRegisterRequest, CudaSharedMemoryStatusResponse, RegionRequest, RegionResponse, SystemRegion,
-    SystemSharedMemoryStatusResponse,
-};
-pub use self::statistics::{
-    InferBatchStatistics, InferStatistics, ModelStatistics, ModelStatisticsRequest, ModelStatisticsResponse,
-    StatisticDuration,
-};
+pub use self::model_config::*;
+pub use self::reflection::*;
+pub use self::shared_memory::*;
+pub use self::statistics::*;
 
 /// Values by their names.
 pub type Parameters = BTreeMap<String, InferParameter>;
