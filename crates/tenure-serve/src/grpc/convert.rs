@@ -193,18 +193,22 @@ fn wanted(outputs: Vec<InferRequestedOutput>) -> Result<Wanted, ServeError> {
     if let Some(twice) = outputs.iter().find(|output| !names.insert(&*output.name)) {
         return Err(ServeError::Invalid(ProtocolError::Twice(twice.name.clone())));
     }
-    let wanted = |InferRequestedOutput { name, parameters }: InferRequestedOutput| {
-        if parameters.contains_key("classification") {
-            return Err(ServeError::Invalid(ProtocolError::Unsupported {
-                what: "classification of an output",
-                instead: "ask for the output itself: it has the scores, and labels are not known here",
-            }));
-        }
-        let span = span(&name, &parameters)?;
-        Ok(WantedOutput { name, encoding: None, span })
-    };
     // Every type can be sent.
-    Ok(Wanted { outputs: outputs.into_iter().map(wanted).collect::<Result<_, _>>()?, encoding: Encoding::Binary })
+    Ok(Wanted {
+        outputs: outputs.into_iter().map(wanted_output).collect::<Result<_, _>>()?,
+        encoding: Encoding::Binary,
+    })
+}
+
+fn wanted_output(InferRequestedOutput { name, parameters }: InferRequestedOutput) -> Result<WantedOutput, ServeError> {
+    if parameters.contains_key("classification") {
+        return Err(ServeError::Invalid(ProtocolError::Unsupported {
+            what: "classification of an output",
+            instead: "ask for the output itself: it has the scores, and labels are not known here",
+        }));
+    }
+    let span = span(&name, &parameters)?;
+    Ok(WantedOutput { name, encoding: None, span })
 }
 
 /// Converts an answer to a message with the wanted outputs. Outputs in shared memory have no elements in it.

@@ -19,13 +19,12 @@ impl From<ServerMetadata> for ServerMetadataResponse {
 
 impl From<&ModelMetadata> for ModelMetadataResponse {
     fn from(ModelMetadata { name, versions, platform, inputs, outputs, .. }: &ModelMetadata) -> Self {
-        let tensors = |tensors: &[protocol::TensorMetadata]| tensors.iter().map(TensorMetadata::from).collect();
         Self {
             name: name.clone(),
             versions: versions.clone(),
             platform: platform.clone(),
-            inputs: tensors(inputs),
-            outputs: tensors(outputs),
+            inputs: inputs.iter().map(TensorMetadata::from).collect(),
+            outputs: outputs.iter().map(TensorMetadata::from).collect(),
         }
     }
 }

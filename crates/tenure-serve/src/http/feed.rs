@@ -109,7 +109,6 @@ fn tier(Tier { name, used_bytes, capacity_bytes }: &Tier) -> Value {
 }
 
 fn model(model: &ModelSnapshot) -> Value {
-    let resident = |Resident { tier, bytes }: &Resident| json!({ "tier": tier, "bytes": bytes });
     json!({
         "name": model.name,
         "state": model.state.name().to_lowercase(),
@@ -121,6 +120,10 @@ fn model(model: &ModelSnapshot) -> Value {
         "p99_ms": model.latency.map(|latency| milliseconds(latency.p99)),
         "last_ms": model.last_latencies.iter().copied().map(milliseconds).collect::<Vec<_>>(),
     })
+}
+
+fn resident(Resident { tier, bytes }: &Resident) -> Value {
+    json!({ "tier": tier, "bytes": bytes })
 }
 
 fn switch(Switch { model, ended, took }: &Switch) -> Value {

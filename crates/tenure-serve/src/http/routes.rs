@@ -320,10 +320,14 @@ impl ModelPath {
             None => (path, None),
             Some((model, rest)) => (model, Some(rest.strip_prefix("versions/")?)),
         };
-        let is_plain = |part: &str| !part.is_empty() && !part.contains(['/', '%']);
         let is_known = method == Method::POST && is_plain(model) && version.is_none_or(is_plain);
         is_known.then(|| Self { model: model.into(), version: version.map(String::from) })
     }
+}
+
+/// Returns whether a part of a path is a name as it stands.
+fn is_plain(part: &str) -> bool {
+    !part.is_empty() && !part.contains(['/', '%'])
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for ModelPath {

@@ -62,6 +62,12 @@ pub(crate) struct Place {
 /// A request in progress. Its connection does not end for lack of places.
 pub(crate) struct InProgress(Arc<Place>);
 
+impl Connection {
+    fn is_regular(&self) -> bool {
+        self.kind == PlaceKind::Regular
+    }
+}
+
 impl Places {
     pub(crate) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit, taken: Mutex::default() })
@@ -71,18 +77,16 @@ impl Places {
     pub(crate) fn enter(self: &Arc<Self>, address: IpAddr) -> (Arc<Place>, oneshot::Receiver<()>) {
         let host = host(address);
         let mut taken = self.taken.lock();
-        let is_regular = |connection: &Connection| connection.kind == PlaceKind::Regular;
-        let is_of_host = |connection: &Connection| is_regular(connection) && connection.host == host;
+        let is_of_host = |connection: &Connection| connection.is_regular() && connection.host == host;
         // A host may have half of the places, so that it does not keep all others away.
         let has_place = if taken.count(is_of_host) >= self.limit.div_ceil(2) {
             taken.end_idle(is_of_host)
         } else {
-            taken.count(is_regular) < self.limit || taken.end_idle(is_regular)
+            taken.count(Connection::is_regular) < self.limit || taken.end_idle(Connection::is_regular)
         };
         let kind = if has_place { PlaceKind::Regular } else { PlaceKind::Reserve };
-        let is_reserve = |connection: &Connection| connection.kind == PlaceKind::Reserve;
-        if !has_place && taken.count(is_reserve) >= RESERVE {
-            taken.end_idle(is_reserve);
+        if !has_place && taken.count(|connection| !connection.is_regular()) >= RESERVE {
+            taken.end_idle(|connection| !connection.is_regular());
         }
         let (end, ended) = oneshot::channel();
         taken.events += 1;

@@ -232,10 +232,14 @@ impl Serving {
             options;
         let repository = Repository::new(models);
         let repository = if python.is_some() { repository.with_python() } else { repository };
-        let device = |backend: Box<dyn Backend>| {
-            ServingDevice::new(scheduler.add_parallel_device(memory_bytes, backend.max_batches()), backend)
-        };
-        let (devices, jobs): (Vec<_>, Vec<_>) = backends.into_iter().map(device).unzip();
+        let mut devices = Vec::with_capacity(backends.len());
+        let mut jobs = Vec::with_capacity(backends.len());
+        for backend in backends {
+            let id = scheduler.add_parallel_device(memory_bytes, backend.max_batches());
+            let (device, device_jobs) = ServingDevice::new(id, backend);
+            devices.push(device);
+            jobs.push(device_jobs);
+        }
         let core = Arc::new(Core {
             origin: Instant::now(),
             architectures,

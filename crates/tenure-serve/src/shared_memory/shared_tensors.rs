@@ -86,7 +86,7 @@ impl SharedTensors {
         }
         let bytes = response.outputs.iter().map(|output| output.bytes().len()).sum();
         let cost = cost_bytes(bytes, self.outputs.iter().map(|(_, part)| part));
-        let write = move || {
+        aside(cost, move || {
             for (name, part) in &self.outputs {
                 // A missing output is reported when the answer is encoded.
                 if let Some(output) = response.outputs.iter().find(|output| output.name() == name) {
@@ -94,8 +94,8 @@ impl SharedTensors {
                 }
             }
             Ok(response)
-        };
-        aside(cost, write).await
+        })
+        .await
     }
 }
 

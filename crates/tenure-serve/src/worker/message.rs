@@ -243,8 +243,10 @@ pub(super) fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, MessageErro
 
 /// Converts tensors to the sizes in a message and the payload.
 pub(super) fn pack(tensors: &[RawTensor]) -> (Vec<Sizes>, Vec<Bytes>) {
-    let sizes = |tensor: &RawTensor| tensor.sizes.iter().map(|size| *size as u64).collect();
-    let packed = tensors.iter().map(|tensor| Sizes { dtype: tensor.dtype, sizes: sizes(tensor) }).collect();
+    let mut packed = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        packed.push(Sizes { dtype: tensor.dtype, sizes: tensor.sizes.iter().map(|size| *size as u64).collect() });
+    }
     (packed, tensors.iter().flat_map(|tensor| tensor.parts.iter().cloned()).collect())
 }
 
