@@ -14,7 +14,7 @@ use common::{argument, device, kernel};
 use tenure_alloc::ChunkId;
 use tenure_core::StreamId;
 use tenure_device::cuda::LaunchConfig;
-use tenure_device::{AccessMode, Driver, EventKind, Priority, cost};
+use tenure_device::{AccessMode, CopyCalls, Driver, EventCalls, EventKind, MemoryCalls, Priority, StreamCalls, cost};
 
 fn main() {
     small_calls();

@@ -7,88 +7,20 @@
 //! - A simulated device records its work by its own clock. Work takes no time there, except
 //!   [`busy_until`](crate::sim::SimDriver::busy_until).
 
-use std::borrow::Cow;
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
-use parking_lot::{Mutex, RwLock};
-use tenure_core::{Clock, Device, StreamId};
+use parking_lot::Mutex;
+use tenure_core::{Clock, Device};
 
+pub use crate::activity_log::{Activity, ActivityKind, CudaTimes, OnMemory};
+use crate::activity_log::{CAUSES, IS_ON, Kept, Log, RECORDING, is_on};
 use crate::cuda::cupti;
 use crate::host::HostMemory;
-use crate::memory::{self, MAX_DEVICES};
-use crate::{Call, Executor, sim};
-
-/// The kind of a device's work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ActivityKind {
-    /// A kernel.
-    Kernel,
-    /// A copy from the host's memory.
-    CopyToDevice,
-    /// A copy to the host's memory.
-    CopyFromDevice,
-    /// A copy within a device, or between devices.
-    CopyOnDevice,
-    /// A fill.
-    Fill,
-}
-
-impl ActivityKind {
-    /// Returns the kind of a driver call's work, given the call's name. `None` for functions of the host.
-    pub(crate) fn of_call(name: &str) -> Option<Self> {
-        use Call::{CopyFromDevice, CopyFromDeviceAsync, CopyOnDevice, CopyToDevice, CopyToDeviceAsync, CopyToPeer};
-        let is = |calls: [Call; 2]| calls.map(Call::name).contains(&name);
-        match name {
-            _ if name == Call::Launch.name() => Some(Self::Kernel),
-            _ if is([CopyToDevice, CopyToDeviceAsync]) => Some(Self::CopyToDevice),
-            _ if is([CopyFromDevice, CopyFromDeviceAsync]) => Some(Self::CopyFromDevice),
-            _ if is([CopyOnDevice, CopyToPeer]) => Some(Self::CopyOnDevice),
-            _ if name == Call::Memset.name() => Some(Self::Fill),
-            _ => None,
-        }
-    }
-}
-
-/// A kernel, copy or fill that a device has run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Activity {
-    /// The device.
-    pub device: Device,
-    /// The stream. With [`CudaTimes::Cupti`], this is CUPTI's number of it.
-    pub stream: StreamId,
-    /// The kind of work.
-    pub kind: ActivityKind,
-    /// The kernel's name, or that of the driver's call.
-    pub name: Cow<'static, str>,
-    /// The time from the recording's start to the work's begin, by the device's clock.
-    pub begin: Duration,
-    /// The time from the recording's start to the work's end, by the device's clock.
-    pub end: Duration,
-    /// The bytes that a copy or fill writes; 0 for kernels.
-    pub bytes: u64,
-    /// The [cause](begin_cause) that was the latest of the thread that put the work on its stream.
-    pub cause: Option<u64>,
-}
-
-/// The source of the times of NVIDIA devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CudaTimes {
-    /// There is no CUDA driver.
-    NoDriver,
-    /// The recording leaves out the work of devices.
-    LeftOut,
-    /// CUPTI: the times of all work, on the device.
-    Cupti,
-    /// The host: the times at which it launched Tenure's own kernels and copies. Work of libraries is missing.
-    Launches {
-        /// The reason why CUPTI could not be used.
-        reason: String,
-    },
-}
+use crate::memory;
+use crate::platform::MAX_DEVICES;
+use crate::{Executor, sim};
 
 /// The result of a recording.
 #[derive(Clone, Debug)]
@@ -101,31 +33,8 @@ pub struct Activities {
     pub cuda: CudaTimes,
 }
 
-/// A function that is told of changes of the bytes in use: the device, and the bytes allocated, or freed if negative.
-/// The thread that allocates or frees calls it.
-pub type OnMemory = Box<dyn Fn(Device, i64) + Send + Sync>;
-
 /// The recording of what devices do. It ends when it is [stopped](Self::stop) or dropped.
 pub struct ActivityRecording(Arc<Log>);
-
-/// The data of the recording.
-struct Log {
-    /// The host's time of the start.
-    started: Duration,
-    /// The times of simulated devices at the start, in µs.
-    sim_started_us: HashMap<Device, u64>,
-    /// The number of activities to keep; `None` if the work of devices is left out.
-    max_activities: Option<usize>,
-    kept: Mutex<Kept>,
-    on_memory: Option<OnMemory>,
-    cuda: CudaTimes,
-}
-
-#[derive(Default)]
-struct Kept {
-    activities: Vec<Activity>,
-    dropped: u64,
-}
 
 impl ActivityRecording {
     /// Starts to record at most `max_activities` activities, or to leave out the work of devices if that is `None`, and
@@ -213,58 +122,6 @@ pub fn end_cause() {
     }
 }
 
-/// Returns this thread's cause.
-pub(crate) fn cause() -> Option<u64> {
-    CAUSES.try_with(|causes| causes.borrow().last().map(|(cause, _)| *cause)).ok().flatten()
-}
-
-/// Returns whether there is a recording.
-#[inline]
-pub(crate) fn is_on() -> bool {
-    IS_ON.load(Ordering::Relaxed)
-}
-
-/// Tells the recording that bytes were allocated, or freed if negative.
-#[cold]
-pub(crate) fn memory_changed(device: Device, bytes: i64) {
-    let log = RECORDING.read().clone();
-    if let Some(on_memory) = log.as_ref().and_then(|log| log.on_memory.as_ref()) {
-        on_memory(device, bytes);
-    }
-}
-
-/// Records work of a simulated device, whose clock shows the times of begin and end.
-#[cold]
-pub(crate) fn simulated(begin_us: u64, end_us: u64, activity: Activity) {
-    let Some(log) = RECORDING.read().clone() else { return };
-    let started_us = log.sim_started_us.get(&activity.device).copied().unwrap_or(0);
-    let since = |us: u64| Duration::from_micros(us.saturating_sub(started_us));
-    log.keep(Activity { begin: since(begin_us), end: since(end_us), ..activity });
-}
-
-/// Records that the host launches work of an NVIDIA device now, unless CUPTI records it.
-#[cold]
-pub(crate) fn launched(device: Device, stream: StreamId, kind: ActivityKind, name: &'static str, bytes: u64) {
-    let Some(log) = RECORDING.read().clone() else { return };
-    if !matches!(log.cuda, CudaTimes::Launches { .. }) {
-        return;
-    }
-    let now = Clock::default().now().saturating_sub(log.started);
-    log.keep(Activity { device, stream, kind, name: name.into(), begin: now, end: now, bytes, cause: cause() });
-}
-
-impl Log {
-    fn keep(&self, activity: Activity) {
-        let Some(most) = self.max_activities else { return };
-        let mut kept = self.kept.lock();
-        if kept.activities.len() < most {
-            kept.activities.push(activity);
-        } else {
-            kept.dropped += 1;
-        }
-    }
-}
-
 /// Returns the times that the clocks of this process's simulated devices show, in µs.
 fn sim_drivers() -> HashMap<Device, u64> {
     let devices = (0..MAX_DEVICES).filter_map(memory::installed);
@@ -273,14 +130,4 @@ fn sim_drivers() -> HashMap<Device, u64> {
         Executor::Cuda(_) => None,
     });
     devices.collect()
-}
-
-static RECORDING: RwLock<Option<Arc<Log>>> = RwLock::new(None);
-
-/// Whether there is a recording: work and allocations look here first.
-static IS_ON: AtomicBool = AtomicBool::new(false);
-
-thread_local! {
-    /// The causes that this thread has begun and not ended, and whether CUPTI knows of each.
-    static CAUSES: RefCell<Vec<(u64, bool)>> = const { RefCell::new(Vec::new()) };
 }

@@ -22,7 +22,7 @@ pub struct LaunchError {
 /// be used while the stream is captured.
 ///
 /// # Errors
-/// The error that the driver [knows](Driver::check_stream) of the launch's stream.
+/// The error that the driver [knows](crate::StreamCalls::check_stream) of the launch's stream.
 #[track_caller]
 pub fn check_launch(driver: &dyn Driver, launch: &Launch) -> Result<(), LaunchError> {
     let at = Location::caller();

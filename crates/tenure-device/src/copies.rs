@@ -1,23 +1,12 @@
 //! Copies out of a device's memory that go on while the program does. Work that writes to the memory waits for them.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
 use tenure_alloc::Address;
 use tenure_core::StreamId;
 
 use crate::{DriverError, Event, Stream, Streams};
-
-/// The copies out of one device's memory that are noted.
-#[derive(Default)]
-pub(crate) struct Copies {
-    /// How many are noted: a write looks here first.
-    count: AtomicUsize,
-    /// The events after the copies, by the address of the bytes that they read.
-    events: Mutex<HashMap<Address, Vec<Arc<Event>>>>,
-}
 
 /// A copy that is noted, until this is dropped.
 #[must_use = "writes wait for the copy only while this lives"]

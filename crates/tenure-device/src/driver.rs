@@ -1,97 +1,45 @@
-//! The trait of a device's driver, and the types in its calls.
+//! The traits of a device's driver.
 
 use std::any::Any;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use serde::{Deserialize, Serialize};
 use tenure_alloc::{Address, ChunkId, MemoryInfo};
 use tenure_core::{Device, StreamId};
 
-use crate::CallError;
+use crate::call::{
+    AccessMode, DeviceProcess, EventHandle, EventId, EventKind, GraphId, HostFunction, MemoryHandle, Priority,
+};
+use crate::error::CallError;
 
-/// An event of a driver: a point in a stream that can be waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EventId(pub u64);
-
-/// Work of a driver that was recorded once, to be launched any number of times.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct GraphId(pub u64);
-
-/// The use of an event.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum EventKind {
-    /// Order alone, the cheapest.
-    #[default]
-    Order,
-    /// Order, and the time between two events.
-    Timing,
-    /// Order, between processes too; keeps no time.
-    Interprocess,
-}
-
-/// A handle of an event of [`EventKind::Interprocess`], to send to another process. CUDA's `CUipcEventHandle`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct EventHandle(pub [u8; 64]);
-
-/// A handle of memory of [`Driver::malloc`], to send to another process. CUDA's `CUipcMemHandle`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct MemoryHandle(pub [u8; 64]);
-
-/// The rank of a stream's work when the device has more work than it can run at once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Priority {
-    /// The lowest priority. On today's NVIDIA devices it is the same as [`Default`](Self::Default).
-    Low,
-    /// The priority of the null stream, and of a stream created without a priority, such as PyTorch's: CUDA's 0.
-    #[default]
-    Default,
-    /// The highest priority.
-    High,
-}
-
-impl Priority {
-    /// Every priority, the lowest first: `Priority::ALL[priority as usize] == priority`.
-    pub const ALL: [Self; 3] = [Self::Low, Self::Default, Self::High];
-}
-
-/// The accesses that a mapping allows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AccessMode {
-    /// Reads; a write loses the context.
-    Read,
-    /// Reads and writes.
-    #[default]
-    ReadWrite,
-}
-
-/// A process that holds memory of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceProcess {
-    /// The process's number in this process's namespace.
-    pub pid: u32,
-    /// Bytes of device memory that it holds, its context included; `None` where the driver does not say.
-    pub bytes: Option<u64>,
-}
-
-/// A function that runs on the host in a stream's order. It must not call the driver.
-pub type HostFunction = Box<dyn FnOnce() + Send>;
-
-/// The driver of one device. The calls are modelled on the CUDA driver API.
+/// The driver of one device. The calls are modelled on the CUDA driver API, one trait for each concern; a caller of
+/// `dyn Driver` has them all.
 ///
 /// A failed call changed nothing, unless it [lost the context](crate::ErrorKind::loses_context): then every later call
-/// fails. Any thread may make calls. Addresses, sizes and chunk sizes of the mapping calls are multiples of
-/// [`granularity`](Self::granularity). Streams do not wait for the null stream, nor it for them.
+/// fails. Any thread may make calls.
 ///
 /// Errors carry no call site, since a call through `dyn Driver` cannot know it: `?` in a function that returns
 /// [`DriverError`](crate::DriverError) adds it.
-pub trait Driver: Any + Send + Sync {
+pub trait Driver:
+    MemoryCalls + SharingCalls + CopyCalls + StreamCalls + EventCalls + GraphCalls + Any + Send + Sync
+{
     /// Returns the driver's device.
     fn device(&self) -> Device;
 
     /// Returns the device's identifier, the same in every process: [`Properties::uuid`](crate::Properties::uuid).
     fn uuid(&self) -> [u8; 16];
 
+    /// Returns the processes that hold memory of the device, this one included, or `None` where the system does not
+    /// tell.
+    fn processes(&self) -> Option<Vec<DeviceProcess>>;
+
+    /// Blocks the host until everything put on the device has completed.
+    fn synchronize(&self) -> Result<(), CallError>;
+}
+
+/// Device memory: segments, which have an address from the start, and physical chunks that are mapped into reserved
+/// address space. Addresses, sizes and chunk sizes of the mapping calls are multiples of
+/// [`granularity`](Self::granularity).
+pub trait MemoryCalls {
     /// Returns the size of the smallest physical chunk, in bytes; a power of two.
     fn granularity(&self) -> u64;
 
@@ -130,7 +78,10 @@ pub trait Driver: Any + Send + Sync {
     /// Unmaps whole mapped chunks, without a gap. Does not wait: work that uses the addresses must be known to have
     /// completed, or the context is lost.
     fn unmap(&self, address: Address, bytes: u64) -> Result<(), CallError>;
+}
 
+/// Memory and events that several processes use: exporting them here, importing and opening those of another process.
+pub trait SharingCalls {
     /// Returns a descriptor through which another process can [`import`](Self::import) the chunk. The descriptor, and
     /// every import, keeps the physical memory after the chunk's release.
     fn export(&self, chunk: ChunkId) -> Result<OwnedFd, CallError>;
@@ -139,7 +90,7 @@ pub trait Driver: Any + Send + Sync {
     /// size that the chunk was created with, since the driver does not tell it.
     fn import(&self, chunk: BorrowedFd<'_>, bytes: u64) -> Result<ChunkId, CallError>;
 
-    /// Returns a handle with which another process can [`open`](Self::open_memory) memory of [`malloc`](Self::malloc).
+    /// Returns a handle with which another process can [`open`](Self::open_memory) memory of [`malloc`](MemoryCalls::malloc).
     /// The caller must keep the memory meanwhile.
     fn export_memory(&self, address: Address) -> Result<MemoryHandle, CallError>;
 
@@ -150,6 +101,16 @@ pub trait Driver: Any + Send + Sync {
     /// Undoes one [`open_memory`](Self::open_memory). Work that uses the memory must have completed.
     fn close_memory(&self, address: Address) -> Result<(), CallError>;
 
+    /// Returns a handle with which another process can [`open`](Self::open_event) an event of
+    /// [`EventKind::Interprocess`].
+    fn export_event(&self, event: EventId) -> Result<EventHandle, CallError>;
+
+    /// Opens an event of another process, given a handle that [`export_event`](Self::export_event) returned there.
+    fn open_event(&self, handle: &EventHandle) -> Result<EventId, CallError>;
+}
+
+/// Copies between the host and the device, fills, and the pinned host memory that makes copies fast.
+pub trait CopyCalls {
     /// Pins host memory: makes it fast to copy from and to, for all devices of this process, and keeps it from being
     /// swapped out. With `AccessMode::Read` the memory may be mapped read-only.
     ///
@@ -165,59 +126,6 @@ pub trait Driver: Any + Send + Sync {
     /// Undoes this driver's [`register_host`](Self::register_host) of the same address. On every device, copies from
     /// and to the memory and kernels that read it in place must have completed.
     fn unregister_host(&self, address: *mut u8) -> Result<(), CallError>;
-
-    /// Returns the processes that hold memory of the device, this one included, or `None` where the system does not
-    /// tell.
-    fn processes(&self) -> Option<Vec<DeviceProcess>>;
-
-    /// Creates a stream.
-    fn create_stream(&self, priority: Priority) -> Result<StreamId, CallError>;
-
-    /// Destroys a stream. Work already put on it still runs.
-    fn destroy_stream(&self, stream: StreamId) -> Result<(), CallError>;
-
-    /// Returns whether everything put on `stream` has completed. Never waits.
-    fn query_stream(&self, stream: StreamId) -> Result<bool, CallError>;
-
-    /// Fails if the driver knows that work of `stream` failed. Never waits, and harms no stream capture: for a captured
-    /// stream, it reports what earlier calls returned.
-    fn check_stream(&self, stream: StreamId) -> Result<(), CallError>;
-
-    /// Blocks the host until everything put on `stream` has completed.
-    fn synchronize_stream(&self, stream: StreamId) -> Result<(), CallError>;
-
-    /// Blocks the host until everything put on the device has completed.
-    fn synchronize(&self) -> Result<(), CallError>;
-
-    /// Creates an event. It counts as completed until it is recorded.
-    fn create_event(&self, kind: EventKind) -> Result<EventId, CallError>;
-
-    /// Returns a handle with which another process can [`open`](Self::open_event) an event of
-    /// [`EventKind::Interprocess`].
-    fn export_event(&self, event: EventId) -> Result<EventHandle, CallError>;
-
-    /// Opens an event of another process, given a handle that [`export_event`](Self::export_event) returned there.
-    fn open_event(&self, handle: &EventHandle) -> Result<EventId, CallError>;
-
-    /// Destroys an event. Waits already put on streams still hold.
-    fn destroy_event(&self, event: EventId) -> Result<(), CallError>;
-
-    /// Records `event` on `stream`: it is passed once the work that is on the stream now has completed. Waits for an
-    /// earlier record that are already on streams do not change.
-    fn record_event(&self, event: EventId, stream: StreamId) -> Result<(), CallError>;
-
-    /// Returns whether the device has passed `event`. Never waits.
-    fn query_event(&self, event: EventId) -> Result<bool, CallError>;
-
-    /// Makes later work of `stream` wait, on the device, until `event` is passed. The event may be of another device of
-    /// the same platform; simulated devices refuse that ([`OtherDevice`](crate::ErrorKind::OtherDevice)).
-    fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), CallError>;
-
-    /// Blocks the host until `event` is passed.
-    fn synchronize_event(&self, event: EventId) -> Result<(), CallError>;
-
-    /// Returns the device time between two passed events of [`EventKind::Timing`], in µs.
-    fn elapsed_us(&self, start: EventId, end: EventId) -> Result<f64, CallError>;
 
     /// Copies `source` to the device in the order of `stream`, and blocks the host until the copy is done.
     fn copy_to_device(&self, target: Address, source: &[u8], stream: StreamId) -> Result<(), CallError>;
@@ -254,10 +162,58 @@ pub trait Driver: Any + Send + Sync {
 
     /// Puts a fill of `bytes` bytes with `value` on `stream`.
     fn memset(&self, target: Address, value: u8, bytes: u64, stream: StreamId) -> Result<(), CallError>;
+}
+
+/// Streams: queues of work that run in order. Streams do not wait for the null stream, nor it for them.
+pub trait StreamCalls {
+    /// Creates a stream.
+    fn create_stream(&self, priority: Priority) -> Result<StreamId, CallError>;
+
+    /// Destroys a stream. Work already put on it still runs.
+    fn destroy_stream(&self, stream: StreamId) -> Result<(), CallError>;
+
+    /// Returns whether everything put on `stream` has completed. Never waits.
+    fn query_stream(&self, stream: StreamId) -> Result<bool, CallError>;
+
+    /// Fails if the driver knows that work of `stream` failed. Never waits, and harms no stream capture: for a captured
+    /// stream, it reports what earlier calls returned.
+    fn check_stream(&self, stream: StreamId) -> Result<(), CallError>;
+
+    /// Blocks the host until everything put on `stream` has completed.
+    fn synchronize_stream(&self, stream: StreamId) -> Result<(), CallError>;
 
     /// Puts a function of the host on `stream`, which must not be captured.
     fn host_function(&self, stream: StreamId, function: HostFunction) -> Result<(), CallError>;
+}
 
+/// Events: points in a stream that other streams and the host wait for, and that measure time.
+pub trait EventCalls {
+    /// Creates an event. It counts as completed until it is recorded.
+    fn create_event(&self, kind: EventKind) -> Result<EventId, CallError>;
+
+    /// Destroys an event. Waits already put on streams still hold.
+    fn destroy_event(&self, event: EventId) -> Result<(), CallError>;
+
+    /// Records `event` on `stream`: it is passed once the work that is on the stream now has completed. Waits for an
+    /// earlier record that are already on streams do not change.
+    fn record_event(&self, event: EventId, stream: StreamId) -> Result<(), CallError>;
+
+    /// Returns whether the device has passed `event`. Never waits.
+    fn query_event(&self, event: EventId) -> Result<bool, CallError>;
+
+    /// Makes later work of `stream` wait, on the device, until `event` is passed. The event may be of another device of
+    /// the same platform; simulated devices refuse that ([`OtherDevice`](crate::ErrorKind::OtherDevice)).
+    fn wait_event(&self, stream: StreamId, event: EventId) -> Result<(), CallError>;
+
+    /// Blocks the host until `event` is passed.
+    fn synchronize_event(&self, event: EventId) -> Result<(), CallError>;
+
+    /// Returns the device time between two passed events of [`EventKind::Timing`], in µs.
+    fn elapsed_us(&self, start: EventId, end: EventId) -> Result<f64, CallError>;
+}
+
+/// Graphs: work of a stream that is captured once, and launched any number of times.
+pub trait GraphCalls {
     /// Captures later work of `stream` into a graph, and runs none of it, until [`end_capture`](Self::end_capture). A
     /// stream that waits for an event recorded on a captured stream is captured too, and the first stream must wait for
     /// it before the end. Until then the thread that began the capture must not wait for the device or query it; other
@@ -271,7 +227,7 @@ pub trait Driver: Any + Send + Sync {
     fn is_capturing(&self, stream: StreamId) -> Result<bool, CallError>;
 
     /// Makes later work of a captured stream wait, in each launch of the graph, for the last record of `event` before
-    /// that launch. On other streams this is [`wait_event`](Self::wait_event). The event must outlive the graph.
+    /// that launch. On other streams this is [`wait_event`](EventCalls::wait_event). The event must outlive the graph.
     fn wait_event_outside(&self, stream: StreamId, event: EventId) -> Result<(), CallError>;
 
     /// Puts a whole graph on `stream`. Launches of one graph run one after the other, on any streams.

@@ -6,7 +6,7 @@ use std::{fmt, mem};
 use parking_lot::Mutex;
 use tenure_core::Device;
 
-use crate::{Call, CallError, Driver, DriverError, ErrorKind, EventHandle, EventId, EventKind, Stream};
+use crate::{Call, CallError, Driver, DriverError, ErrorKind, EventHandle, EventId, EventKind};
 
 /// A point in a stream that other streams and the host can wait for. c10's `CUDAEvent` (`ATen/cuda/CUDAEvent.h`).
 ///
@@ -14,7 +14,7 @@ use crate::{Call, CallError, Driver, DriverError, ErrorKind, EventHandle, EventI
 /// as passed. A drop destroys the driver's event, and waits already put on streams still hold. A host function cannot
 /// call the driver: an event that is dropped there is destroyed when the next event is created.
 pub struct Event {
-    driver: Arc<dyn Driver>,
+    pub(crate) driver: Arc<dyn Driver>,
     kind: EventKind,
     id: Option<EventId>,
 }
@@ -48,34 +48,6 @@ impl Event {
     /// Returns the driver's id of the event, once there is one.
     pub fn id(&self) -> Option<EventId> {
         self.id
-    }
-
-    /// Records the event on `stream`: it is passed once the work that is on the stream now has completed. Waits for an
-    /// earlier record that are already on streams do not change.
-    ///
-    /// # Errors
-    /// The stream is of another device ([`ErrorKind::OtherDevice`]), or a driver call failed; the event then stays
-    /// where it was.
-    #[track_caller]
-    pub fn record(&mut self, stream: &Stream) -> Result<(), DriverError> {
-        let event = self.device();
-        let stream_device = stream.device();
-        if event != stream_device {
-            return Err(DriverError::new(Call::RecordEvent, ErrorKind::OtherDevice { event, stream: stream_device }));
-        }
-        let id = self.create()?;
-        Ok(self.driver.record_event(id, stream.id())?)
-    }
-
-    /// Makes later work of `stream` wait, on the device, until the event is passed. The stream may be of another CUDA
-    /// device.
-    ///
-    /// # Errors
-    /// A driver call failed, or the stream is of another device and they are simulated ([`ErrorKind::OtherDevice`]).
-    #[track_caller]
-    pub fn wait(&self, stream: &Stream) -> Result<(), DriverError> {
-        self.id.map_or(Ok(()), |id| stream.driver().wait_event(stream.id(), id))?;
-        Ok(())
     }
 
     /// Returns whether the device has passed the event. Never waits.
@@ -119,16 +91,9 @@ impl Event {
         Ok(self.driver.export_event(id)?)
     }
 
-    /// Creates the driver's event now, for callers that use its id.
-    #[track_caller]
-    pub(crate) fn prepare(&mut self) -> Result<(), DriverError> {
-        self.create()?;
-        Ok(())
-    }
-
     /// Returns the driver's event, which is created if there is none yet.
     #[track_caller]
-    fn create(&mut self) -> Result<EventId, DriverError> {
+    pub(crate) fn create(&mut self) -> Result<EventId, DriverError> {
         match self.id {
             Some(id) => Ok(id),
             None => {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tenure_alloc::MemoryInfo;
 
-use crate::memory::MAX_DEVICES;
+use crate::platform::MAX_DEVICES;
 use crate::{Call, CallError, Driver, DriverError, ErrorKind, Platform, Properties};
 
 /// Returns the number of devices: 0 where there is no driver or no device, so that a program for any machine can ask

@@ -273,7 +273,7 @@ impl GraphGate {
     /// A driver call failed.
     pub fn new(memory: &DeviceMemory) -> Result<Self, MemoryError> {
         let mut event = Event::new(Arc::clone(memory.driver()), EventKind::Order);
-        event.prepare()?;
+        event.create()?;
         Ok(Self { event })
     }
 

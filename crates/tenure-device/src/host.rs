@@ -27,7 +27,7 @@ use tenure_core::{
     Allocator, AllocatorError, AllocatorRegistry, DataPtr, Deleter, Device, DeviceKind, Purpose, StreamId, Tag,
 };
 
-use crate::activity;
+use crate::activity_log;
 
 pub use default_scope::{OnHostMemory, is_forked};
 
@@ -319,7 +319,7 @@ impl HostMemory {
     #[cold]
     fn tell_allocated(&self, data: *mut u8, bytes: usize) {
         let bytes = self.heap.block_bytes(data.addr() as Address).unwrap_or(bytes as u64);
-        activity::memory_changed(Device::CPU, bytes as i64);
+        activity_log::memory_changed(Device::CPU, bytes as i64);
     }
 }
 
@@ -378,7 +378,7 @@ unsafe impl Allocator for HostMemory {
                 other => AllocatorError::Failed { device: Device::CPU, call: "allocate", reason: other.to_string() },
             })?
         };
-        if activity::is_on() {
+        if activity_log::is_on() {
             self.tell_allocated(data, bytes);
         }
         // SAFETY: the pointer is its own context, for which `free` is the deleter.
@@ -402,11 +402,11 @@ unsafe fn free(context: *mut c_void) {
     let Some(memory) = &*HOST else { return };
     let address = context.addr() as Address;
     if memory.heap.addresses().contains(&address) {
-        let bytes = if activity::is_on() { memory.heap.block_bytes(address) } else { None };
+        let bytes = if activity_log::is_on() { memory.heap.block_bytes(address) } else { None };
         // The block is live, so this cannot fail.
         let _ = memory.heap.free(address);
         if let Some(bytes) = bytes {
-            activity::memory_changed(Device::CPU, -(bytes as i64));
+            activity_log::memory_changed(Device::CPU, -(bytes as i64));
         }
         return;
     }
@@ -418,8 +418,8 @@ unsafe fn free(context: *mut c_void) {
         if let Some(layout) = small_layout(bytes) {
             alloc::dealloc(start, layout);
         }
-        if activity::is_on() {
-            activity::memory_changed(Device::CPU, -(bytes as i64));
+        if activity_log::is_on() {
+            activity_log::memory_changed(Device::CPU, -(bytes as i64));
         }
     }
 }

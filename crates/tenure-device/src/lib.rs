@@ -26,6 +26,7 @@
 //! ```
 
 pub mod activity;
+mod activity_log;
 pub mod background;
 mod backing;
 pub mod cache;
@@ -53,23 +54,25 @@ mod ring;
 pub mod share;
 pub mod sim;
 mod stream;
+mod stream_pools;
 mod streams;
 mod sync;
 
 pub use backing::DeviceBacking;
-pub use call::Call;
+pub use call::{
+    AccessMode, Call, DeviceProcess, EventHandle, EventId, EventKind, GraphId, HostFunction, MemoryHandle, Priority,
+};
 pub use check::{LaunchError, check_launch, check_warn};
 pub use copies::NotedCopy;
 pub use cost::Counters;
-pub use driver::{
-    AccessMode, DeviceProcess, Driver, EventHandle, EventId, EventKind, GraphId, HostFunction, MemoryHandle, Priority,
-};
+pub use driver::{CopyCalls, Driver, EventCalls, GraphCalls, MemoryCalls, SharingCalls, StreamCalls};
 pub use error::{CallError, DriverError, ErrorKind, Launch};
 pub use event::Event;
 pub use executor::Executor;
 pub use launches::{LaunchRegistry, RECENT_LAUNCHES};
 pub use opened::OpenedMemory;
 pub use platform::{LinkKind, Platform, Properties};
-pub use stream::{Stream, StreamGuard, StreamKind};
-pub use streams::{STREAMS_PER_POOL, Streams};
+pub use stream::{Stream, StreamGuard};
+pub use stream_pools::{STREAMS_PER_POOL, StreamKind};
+pub use streams::Streams;
 pub use tenure_core::Clock;

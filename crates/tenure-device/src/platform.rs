@@ -4,6 +4,10 @@ use std::sync::Arc;
 
 use crate::{CallError, Driver};
 
+/// The largest number of devices: PyTorch counts them in a signed byte. With more devices,
+/// [`device_count`](crate::functions::device_count) fails.
+pub const MAX_DEVICES: usize = 128;
+
 /// The devices of one driver library.
 ///
 /// A device's driver starts only when it is used: counting devices creates no context.

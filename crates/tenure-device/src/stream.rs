@@ -8,21 +8,8 @@ use tenure_alloc::Address;
 use tenure_core::{Device, StreamId};
 
 use crate::functions::DeviceGuard;
-use crate::streams::{Pools, StreamInfo};
-use crate::{Call, Driver, DriverError, ErrorKind, Event, EventKind, Executor, Priority, sim};
-
-/// The origin of a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum StreamKind {
-    /// The device's null stream.
-    Null,
-    /// A pool of [`Streams`](crate::Streams), whose streams several callers share.
-    Pooled(Priority),
-    /// A [`Graph`](crate::graph::Graph)'s capture, which has the stream to itself while it lasts.
-    Capture,
-    /// Code outside Tenure, which created the stream and will destroy it.
-    External,
-}
+use crate::stream_pools::{Pools, StreamInfo, StreamKind};
+use crate::{Call, Driver, DriverError, ErrorKind, Event, EventKind, Executor, sim};
 
 /// A stream of a device, from [`Streams`](crate::Streams): work put on it runs in order. c10's `CUDAStream`.
 ///
@@ -141,6 +128,37 @@ impl Stream {
     #[track_caller]
     pub fn host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<(), DriverError> {
         Ok(self.driver().host_function(self.id(), Box::new(function))?)
+    }
+}
+
+/// The calls of events that take a stream.
+impl Event {
+    /// Records the event on `stream`: it is passed once the work that is on the stream now has completed. Waits for an
+    /// earlier record that are already on streams do not change.
+    ///
+    /// # Errors
+    /// The stream is of another device ([`ErrorKind::OtherDevice`]), or a driver call failed; the event then stays
+    /// where it was.
+    #[track_caller]
+    pub fn record(&mut self, stream: &Stream) -> Result<(), DriverError> {
+        let event = self.device();
+        let stream_device = stream.device();
+        if event != stream_device {
+            return Err(DriverError::new(Call::RecordEvent, ErrorKind::OtherDevice { event, stream: stream_device }));
+        }
+        let id = self.create()?;
+        Ok(self.driver.record_event(id, stream.id())?)
+    }
+
+    /// Makes later work of `stream` wait, on the device, until the event is passed. The stream may be of another CUDA
+    /// device.
+    ///
+    /// # Errors
+    /// A driver call failed, or the stream is of another device and they are simulated ([`ErrorKind::OtherDevice`]).
+    #[track_caller]
+    pub fn wait(&self, stream: &Stream) -> Result<(), DriverError> {
+        self.id().map_or(Ok(()), |id| stream.driver().wait_event(stream.id(), id))?;
+        Ok(())
     }
 }
 

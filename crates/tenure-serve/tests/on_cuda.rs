@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tenure_core::StreamId;
 use tenure_device::memory::DeviceMemory;
 use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_device::{Driver as _, Executor};
+use tenure_device::{CopyCalls, Executor, MemoryCalls, SharingCalls};
 use tenure_nn::networks::Architectures;
 use tenure_serve::http::Service as _;
 use tenure_serve::serving::{Serving, ServingOptions};

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tenure_device::graph::Graph;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
-use tenure_device::{Driver, Executor, Priority, Stream};
+use tenure_device::{Executor, MemoryCalls, Priority, Stream};
 use tenure_switch::{Entry, Images, Manifest, Model, Origin, Switch, SwitchError, SwitchOptions};
 
 type Memory = &'static DeviceMemory;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tenure::alloc::{CachingAllocator, NativeAllocator, Request, Resource};
 use tenure::core::StreamId;
 use tenure::device::sim::{SimConfig, SimDriver, SimKernel};
-use tenure::device::{DeviceBacking, Driver, Priority};
+use tenure::device::{DeviceBacking, Driver, Priority, StreamCalls};
 
 const BYTES: u64 = 1 << 20;
 

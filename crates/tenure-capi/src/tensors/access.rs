@@ -1,26 +1,13 @@
 //! Access to the bytes of tensors.
 
-use std::cell::Cell;
 use std::ffi::c_void;
 
 use tenure_tensor::cuda::StreamUse;
 use tenure_tensor::{Access, Tensor};
 
 use super::handle::{given, given_all};
+use super::{IS_OPEN, refuse_while_open};
 use crate::failure::{Failure, Status, guarded};
-
-thread_local! {
-    /// Whether this thread has begun an access and not ended it.
-    static IS_OPEN: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Fails while this thread has an open access: what waits for other uses of a tensor could wait for this thread.
-pub(super) fn refuse_while_open() -> Result<(), Failure> {
-    if IS_OPEN.get() {
-        return Err(Failure::Invalid("this thread has an open access: end it first".into()));
-    }
-    Ok(())
-}
 
 /// `tenure_access` of `tenure_tensor.h`.
 pub struct OpenAccess {

@@ -7,8 +7,8 @@ use std::ptr;
 use tenure_tensor::autograd::{self, Context, GradMode, SavedHandle};
 use tenure_tensor::{AutogradError, Tensor, TensorError};
 
-use super::access::refuse_while_open;
 use super::handle::{give, given, given_all};
+use super::refuse_while_open;
 use super::value::text;
 use crate::failure::{Failure, Status, guarded, last_error};
 

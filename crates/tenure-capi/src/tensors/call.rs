@@ -9,7 +9,7 @@ use tenure_tensor::Tensor;
 use tenure_tensor::operation::{Argument, Operation, Output, Parameter};
 use tenure_tensor::ops::OPERATIONS;
 
-use super::access::refuse_while_open;
+use super::refuse_while_open;
 use super::value::{Value, elements, text};
 use crate::failure::{Failure, Status, guarded};
 

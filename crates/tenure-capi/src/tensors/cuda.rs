@@ -8,9 +8,10 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use tenure_tensor::Tensor;
 use tenure_tensor::cuda::{KernelArgument, LaunchConfig, Program, ProgramSource, StreamUse};
 
-use super::access::{OpenAccess, refuse_while_open};
+use super::access::OpenAccess;
 use super::autograd::PushedModes;
 use super::handle::given;
+use super::refuse_while_open;
 use super::value::{elements, text};
 use crate::failure::{Failure, Status, guarded, last_error};
 

@@ -6,9 +6,8 @@ use std::slice;
 use tenure_tensor::Tensor;
 use tenure_tensor::random::{self, Generator};
 
-use super::access::refuse_while_open;
 use super::value::elements;
-use super::{device_of, dtype_of, number_of};
+use super::{device_of, dtype_of, number_of, refuse_while_open};
 use crate::failure::{Failure, Status, guarded};
 
 /// Writes a new handle of a tensor.

@@ -8,6 +8,7 @@ pub mod handle;
 pub mod operation;
 pub mod value;
 
+use std::cell::Cell;
 use std::ffi::c_int;
 
 use tenure_core::{DType, Device};
@@ -37,4 +38,17 @@ fn device_of(number: c_int) -> Result<Device, Failure> {
 /// Returns the number of a device.
 fn number_of(device: Device) -> c_int {
     if device.is_cpu() { CPU } else { device.index().into() }
+}
+
+thread_local! {
+    /// Whether this thread has begun an access and not ended it.
+    static IS_OPEN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Fails while this thread has an open access: what waits for other uses of a tensor could wait for this thread.
+fn refuse_while_open() -> Result<(), Failure> {
+    if IS_OPEN.get() {
+        return Err(Failure::Invalid("this thread has an open access: end it first".into()));
+    }
+    Ok(())
 }

@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use tenure_tensor::Tensor;
 use tenure_tensor::autograd::GradMode;
 
-use super::access::refuse_while_open;
 use super::autograd::{Formula, OwnedFormula, PushedModes, attach};
+use super::refuse_while_open;
 use super::value::{Value, elements, text};
 use crate::failure::{Failure, Status, guarded, last_error};
 

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use tenure_core::{Device, StreamId};
 
 use super::kernel_names::KernelNames;
-use crate::activity::{Activity, ActivityKind};
+use crate::activity_log::{Activity, ActivityKind};
 
 /// The size of a buffer for records, in bytes, and its alignment, which CUPTI requires.
 const BUFFER: (usize, usize) = (1 << 20, 8);

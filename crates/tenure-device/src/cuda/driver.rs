@@ -22,7 +22,7 @@ use super::handles::Handles;
 use super::kernels::Kernels;
 use super::space::AddressSpace;
 use super::timing::{Timing, Timings};
-use crate::activity::{self, ActivityKind};
+use crate::activity_log::{self, ActivityKind};
 use crate::deferred::in_host_function;
 use crate::{Call, CallError, ErrorKind, EventId, EventKind, GraphId, LaunchRegistry, Priority, Properties};
 
@@ -111,7 +111,7 @@ impl CudaDriver {
     }
 
     /// Adopts a stream that other code created, such as PyTorch: from now on, calls accept its handle.
-    /// [`destroy_stream`](crate::Driver::destroy_stream) only forgets it. Nothing happens if calls accept the handle
+    /// [`destroy_stream`](crate::StreamCalls::destroy_stream) only forgets it. Nothing happens if calls accept the handle
     /// already.
     ///
     /// # Safety
@@ -242,10 +242,10 @@ impl CudaDriver {
         let raw = self.stream(stream)?;
         if bytes > 0 {
             check(submit(raw))?;
-            if activity::is_on()
+            if activity_log::is_on()
                 && let Some(kind) = ActivityKind::of_call(call.name())
             {
-                activity::launched(self.device, stream, kind, call.name(), bytes);
+                activity_log::launched(self.device, stream, kind, call.name(), bytes);
             }
         }
         Ok(raw)

@@ -10,7 +10,7 @@ use tenure_core::StreamId;
 use super::CudaDriver;
 use super::error::check;
 use super::nvrtc::{self, CompileError, KernelImage};
-use crate::activity::{self, ActivityKind};
+use crate::activity_log::{self, ActivityKind};
 use crate::{Call, CallError, ErrorKind, Launch};
 
 /// Kernels that a device has loaded. They stay loaded until the process ends, so that no running kernel can lose its
@@ -153,8 +153,8 @@ impl CudaDriver {
                     self.launches.withdraw(number);
                 }
             })?;
-            if activity::is_on() {
-                activity::launched(self.device, stream, ActivityKind::Kernel, function.name, 0);
+            if activity_log::is_on() {
+                activity_log::launched(self.device, stream, ActivityKind::Kernel, function.name, 0);
             }
             let grid = Some(grid);
             let block = Some(block);

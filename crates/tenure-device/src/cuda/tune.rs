@@ -3,7 +3,7 @@
 use tenure_core::StreamId;
 
 use super::CudaDriver;
-use crate::{CallError, Driver, EventKind};
+use crate::{CallError, EventCalls, EventKind, StreamCalls};
 
 impl CudaDriver {
     /// Returns the fastest candidate that runs, or `None` if none does. Each candidate runs once, and then several

@@ -6,11 +6,8 @@ use parking_lot::Mutex;
 use tenure_core::{Allocator, Device};
 
 use super::{DeviceMemory, MemoryConfig, MemoryError, Preemption};
+use crate::platform::MAX_DEVICES;
 use crate::{Driver, Platform, cuda};
-
-/// The largest number of devices: PyTorch counts them in a signed byte. With more devices,
-/// [`device_count`](crate::functions::device_count) fails.
-pub const MAX_DEVICES: usize = 128;
 
 /// The memory of each device, by its number.
 static DEVICES: [OnceLock<DeviceMemory>; MAX_DEVICES] = [const { OnceLock::new() }; MAX_DEVICES];

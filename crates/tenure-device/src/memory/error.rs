@@ -5,6 +5,7 @@ use tenure_core::{AllocatorError, Device};
 
 use super::OutOfMemoryReport;
 use crate::pinned::PinnedError;
+use crate::platform::MAX_DEVICES;
 use crate::{CallError, DriverError};
 
 /// An error of a device's memory.
@@ -36,7 +37,7 @@ pub enum MemoryError {
         device: Device,
     },
     /// The device's number is above the limit.
-    #[error("{device} is out of range: devices are numbered from 0 to {}", super::MAX_DEVICES - 1)]
+    #[error("{device} is out of range: devices are numbered from 0 to {}", MAX_DEVICES - 1)]
     DeviceOutOfRange {
         /// The device.
         device: Device,

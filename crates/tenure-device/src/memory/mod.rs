@@ -32,15 +32,16 @@ use tenure_alloc::{
 };
 use tenure_core::{Device, StreamId};
 
+pub use crate::platform::MAX_DEVICES;
 pub use blocks::{ImportedBlock, SharedBlock};
 pub use config::{AllocatorPolicy, MemoryConfig};
-pub use devices::{MAX_DEVICES, allocator, device, install, installed, preempt};
+pub use devices::{allocator, device, install, installed, preempt};
 pub use error::MemoryError;
 pub use preemption::{AroundWait, Preemption};
 pub use report::OutOfMemoryReport;
 pub use storage::{lead_to, record_stream};
 
-use crate::activity;
+use crate::activity_log;
 use crate::deferred::{DeferredFrees, in_host_function};
 use crate::share::Imports;
 use crate::{DeviceBacking, Driver, Streams};
@@ -161,8 +162,8 @@ impl DeviceMemory {
             Allocator::Native(allocator) => allocator.allocate(request),
         };
         let block = allocated.map_err(|error| self.with_report(request, error))?;
-        if activity::is_on() {
-            activity::memory_changed(self.device, block.bytes as i64);
+        if activity_log::is_on() {
+            activity_log::memory_changed(self.device, block.bytes as i64);
         }
         Ok(block)
     }
@@ -199,7 +200,7 @@ impl DeviceMemory {
     /// Frees a block at once, from outside host functions.
     #[inline]
     fn free_now(&self, address: Address) -> Result<(), AllocError> {
-        if activity::is_on() {
+        if activity_log::is_on() {
             self.tell_freed(address);
         }
         match &self.allocator {
@@ -216,7 +217,7 @@ impl DeviceMemory {
             Allocator::Native(allocator) => allocator.block(address),
         };
         if let Some(block) = block {
-            activity::memory_changed(self.device, -(block.bytes as i64));
+            activity_log::memory_changed(self.device, -(block.bytes as i64));
         }
     }
 
@@ -269,7 +270,7 @@ impl DeviceMemory {
     /// Converts an allocator's error. Adds a report if memory was out.
     #[cold]
     fn with_report(&self, request: Request, error: AllocError) -> MemoryError {
-        match OutOfMemoryReport::new(self, request, &error) {
+        match OutOfMemoryReport::new(self.allocator(), &self.backing, request, &error) {
             Some(report) => MemoryError::OutOfMemory(Box::new(report)),
             None => error.into(),
         }

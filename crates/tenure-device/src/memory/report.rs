@@ -3,11 +3,10 @@
 use std::fmt;
 
 use tenure_alloc::snapshot::{Holder, Snapshot, SnapshotState};
-use tenure_alloc::{AllocError, Backing, MemoryInfo, PoolId, Request};
+use tenure_alloc::{AllocError, Backing, CachingAllocator, MemoryInfo, PoolId, Request};
 use tenure_core::{Device, KeyId, StreamId, Tag};
 
-use super::DeviceMemory;
-use crate::DeviceProcess;
+use crate::{DeviceBacking, DeviceProcess};
 
 /// The most keys named in the text.
 const KEYS_SHOWN: usize = 5;
@@ -53,31 +52,36 @@ impl std::error::Error for OutOfMemoryReport {}
 impl OutOfMemoryReport {
     /// Returns the report of `error`, if it is an out-of-memory error. Other figures than those in the error are taken
     /// now, a little later.
-    pub(super) fn new(memory: &DeviceMemory, request: Request, error: &AllocError) -> Option<Self> {
-        let figures = memory.allocator().statistics().all;
+    pub(super) fn new(
+        allocator: &dyn CachingAllocator,
+        backing: &DeviceBacking,
+        request: Request,
+        error: &AllocError,
+    ) -> Option<Self> {
+        let figures = allocator.statistics().all;
         let (requested, stream, reserved, free, total, allowed) = match *error {
             AllocError::OutOfMemory { requested, stream, reserved, free, total, allowed, .. } => {
                 (requested, stream, reserved, free, total, allowed)
             }
             AllocError::TooLarge(requested) => {
-                let MemoryInfo { free, total } = memory.backing().memory_info().ok()?;
+                let MemoryInfo { free, total } = backing.memory_info().ok()?;
                 (requested, request.stream, figures.reserved_bytes.current, free, total, total)
             }
             _ => return None,
         };
-        let snapshot = memory.allocator().snapshot();
+        let snapshot = allocator.snapshot();
         let holders = snapshot.holders(usize::MAX);
-        let mut others = memory.driver().processes().unwrap_or_default();
+        let mut others = backing.driver().processes().unwrap_or_default();
         others.retain(|process| process.pid != std::process::id());
         others.sort_by_key(|process| (std::cmp::Reverse(process.bytes), process.pid));
         Some(Self {
-            device: memory.device(),
+            device: backing.driver().device(),
             requested_bytes: requested,
             stream,
             total_bytes: total,
             free_bytes: free,
             allowed_bytes: allowed,
-            overhead_bytes: memory.backing().known_overhead_bytes(),
+            overhead_bytes: backing.known_overhead_bytes(),
             reserved_bytes: reserved,
             allocated_bytes: figures.allocated_bytes.current,
             awaited_bytes: figures.active_bytes.current.saturating_sub(figures.allocated_bytes.current),

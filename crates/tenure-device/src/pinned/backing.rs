@@ -8,12 +8,38 @@ use tenure_alloc::{Address, Backing, BackingError, ChunkId, Mark, MemoryInfo};
 use tenure_core::StreamId;
 
 use super::chunk::PinnedChunk;
-use super::{MAX_CHUNK_BYTES, PinnedConfig};
-use crate::{Call, DeviceBacking, Driver};
+use crate::{Call, DeviceBacking, Driver, Properties};
 
 /// The size of a huge page, in bytes. The allocator's segments are multiples of it, and so are chunks unless the limit
 /// leaves less.
 const ROUNDING: u64 = 2 << 20;
+
+/// The most bytes registered at once: half of what a driver refuses.
+pub(super) const MAX_CHUNK_BYTES: u64 = 256 << 30;
+
+/// Settings of a pool of pinned memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PinnedConfig {
+    /// The limit on pinned bytes at one time. With less than 2 MiB, no buffer can be allocated.
+    pub limit_bytes: u64,
+    /// The size in bytes of a chunk, which is registered at once and which several buffers share. A larger buffer has a
+    /// chunk of its own.
+    pub chunk_bytes: u64,
+    /// The host's NUMA node to take memory from, if it has nodes: the one next to the device.
+    pub numa_node: Option<u32>,
+}
+
+impl PinnedConfig {
+    /// Returns settings with a limit of `limit_bytes` bytes, chunks of 64 MiB, and memory from any node.
+    pub fn new(limit_bytes: u64) -> Self {
+        Self { limit_bytes, chunk_bytes: 64 << 20, numa_node: None }
+    }
+
+    /// Takes memory from the node next to a device, if the system tells which one that is.
+    pub fn near(self, device: &Properties) -> Self {
+        Self { numa_node: device.numa_node, ..self }
+    }
+}
 
 /// Pinned host memory as an allocator's backing. A segment is cut from the first chunk in which it fits.
 pub(super) struct HostBacking {

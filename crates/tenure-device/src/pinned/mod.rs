@@ -21,49 +21,23 @@ use tenure_alloc::{
 };
 use tenure_core::StreamId;
 
+use crate::Driver;
 use crate::deferred::{DeferredFrees, in_host_function};
-use crate::{Driver, Properties};
-use backing::HostBacking;
+pub use backing::PinnedConfig;
+use backing::{HostBacking, MAX_CHUNK_BYTES};
 pub use sealed::{Draft, Reading, Sealed, SealedError};
 
 /// The stream that every block is allocated on. No driver call uses it.
 const HOST: StreamId = StreamId(u64::MAX);
-
-/// The most bytes registered at once: half of what a driver refuses.
-const MAX_CHUNK_BYTES: u64 = 256 << 30;
-
-/// Settings of a pool of pinned memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PinnedConfig {
-    /// The limit on pinned bytes at one time. With less than 2 MiB, no buffer can be allocated.
-    pub limit_bytes: u64,
-    /// The size in bytes of a chunk, which is registered at once and which several buffers share. A larger buffer has a
-    /// chunk of its own.
-    pub chunk_bytes: u64,
-    /// The host's NUMA node to take memory from, if it has nodes: the one next to the device.
-    pub numa_node: Option<u32>,
-}
-
-impl PinnedConfig {
-    /// Returns settings with a limit of `limit_bytes` bytes, chunks of 64 MiB, and memory from any node.
-    pub fn new(limit_bytes: u64) -> Self {
-        Self { limit_bytes, chunk_bytes: 64 << 20, numa_node: None }
-    }
-
-    /// Takes memory from the node next to a device, if the system tells which one that is.
-    pub fn near(self, device: &Properties) -> Self {
-        Self { numa_node: device.numa_node, ..self }
-    }
-}
 
 /// Pinned host memory for one device. PyTorch's `CachingHostAllocator`. Clones share it.
 ///
 /// ```
 /// use std::sync::Arc;
 /// use tenure_core::StreamId;
-/// use tenure_device::Driver;
 /// use tenure_device::pinned::{PinnedConfig, PinnedPool};
 /// use tenure_device::sim::{SimConfig, SimDriver};
+/// use tenure_device::{CopyCalls, MemoryCalls};
 ///
 /// let driver = Arc::new(SimDriver::new(SimConfig::default()));
 /// let pool = PinnedPool::new(driver.clone(), PinnedConfig::new(1 << 30))?;

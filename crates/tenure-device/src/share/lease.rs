@@ -2,12 +2,8 @@
 //! Nothing here does any I/O.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use serde::{Deserialize, Serialize};
-
-use super::DaemonRefusal;
-use super::wire::{Holding, LeaseKind, LeaseState};
+use super::wire::{DaemonRefusal, Holding, LeaseId, LeaseKind, LeaseState};
 use crate::AccessMode;
 
 /// The most leases that a daemon gives at once.
@@ -15,16 +11,6 @@ const MAX_LEASES: usize = 1 << 16;
 
 /// How long a holder that does not ask again keeps its place in the queue, in ms.
 const QUEUE_TIMEOUT_MS: u64 = 100;
-
-/// The number of a lease. A daemon never uses a number twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct LeaseId(pub u64);
-
-impl fmt::Display for LeaseId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// The number of a connection. It stays in use after the connection has closed, while leases remain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -173,6 +173,7 @@ fn checksum(body: &[u8]) -> u32 {
 mod tests {
     use super::*;
     use crate::sim::{SimConfig, SimDriver};
+    use crate::{CopyCalls, MemoryCalls};
 
     const BYTES: u64 = 2 << 20;
 

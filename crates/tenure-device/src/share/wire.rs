@@ -5,10 +5,11 @@
 //! they came with. The daemon speaks first, with [`DaemonReply::Welcome`] or [`DaemonReply::Refused`]; after that each
 //! request has one reply. After [`DaemonRequest::Recalls`] only the daemon sends on that connection.
 
+use std::fmt;
+
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{DaemonRefusal, LeaseId};
 use crate::AccessMode;
 
 /// The version of every frame. A frame of any other version is refused.
@@ -87,6 +88,99 @@ pub enum DaemonReply {
     Status(DaemonStatus),
     /// The request was refused. Nothing was changed.
     Refused(DaemonRefusal),
+}
+
+/// The number of a lease. A daemon never uses a number twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LeaseId(pub u64);
+
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The reason for which a daemon refused a request. It is sent between processes, so it holds only words and numbers.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum DaemonRefusal {
+    /// The daemon does not serve the user of the connecting process.
+    #[error("it serves user {allowed} only, and this process belongs to user {uid}")]
+    ForeignUser {
+        /// The user of the connecting process.
+        uid: u32,
+        /// The user served.
+        allowed: u32,
+    },
+    /// The exit of the connecting process can not be watched.
+    #[error("it can not watch for this process's exit: {reason}; look at its limit on open files")]
+    Unwatched {
+        /// The system's error.
+        reason: String,
+    },
+    /// The daemon has its limit of clients.
+    #[error("it has {limit} clients, the most that it takes: close some, or raise its limit (`--clients`)")]
+    TooManyClients {
+        /// The limit on clients.
+        limit: u32,
+    },
+    /// The daemon has given its limit of leases.
+    #[error("it has given {limit} leases, the most that it gives: use larger chunks")]
+    TooManyLeases {
+        /// The limit on leases.
+        limit: u32,
+    },
+    /// The message could not be read.
+    #[error("it can not read this message: {reason}")]
+    Unreadable {
+        /// The error in the message.
+        reason: String,
+    },
+    /// There is no pool, or the range is not inside it.
+    #[error("{bytes} bytes from {offset} are not a range of its pool, which has {pool_bytes} bytes")]
+    OutsidePool {
+        /// First byte asked for.
+        offset: u64,
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes of the pool.
+        pool_bytes: u64,
+    },
+    /// Another lease on a part of the range forbids it.
+    #[error(
+        "{bytes} bytes of the pool from {offset} are leased to {} for {}: wait until they are given back",
+        holder(.pid), use_of(.access)
+    )]
+    Leased {
+        /// First byte of the other lease, from the start of the pool.
+        offset: u64,
+        /// Size of the other lease, in bytes.
+        bytes: u64,
+        /// The process that holds the other lease, if the daemon can see it.
+        pid: Option<u32>,
+        /// The access that the other lease gives.
+        access: AccessMode,
+    },
+    /// The connecting process may not write the pool, as its exit can not be watched.
+    #[error(
+        "it can not see this process, as in another container, and would not know when its writes to the pool end: \
+         lease the range for reading or use chunks, or run both in one pid namespace (`docker run --pid`)"
+    )]
+    OutOfSight,
+    /// There is not enough memory for a chunk.
+    #[error("{requested} bytes were asked for and {available} are available: free memory here or in another worker")]
+    Full {
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes that were available.
+        available: u64,
+    },
+    /// The lease was given back before, or belongs to another connection.
+    #[error("lease {0} does not exist: it was given back before, or belongs to another connection")]
+    UnknownLease(LeaseId),
+    /// The daemon's driver failed.
+    #[error("its driver failed: {0}")]
+    Driver(String),
 }
 
 /// The device and the pool that a daemon offers.
@@ -243,4 +337,15 @@ pub fn decode<T: DeserializeOwned>(frame: &[u8]) -> Result<T, WireError> {
     }
     let (message, rest) = postcard::take_from_bytes(body).map_err(WireError::Malformed)?;
     if rest.is_empty() { Ok(message) } else { Err(WireError::Trailing(rest.len())) }
+}
+
+fn holder(pid: &Option<u32>) -> String {
+    pid.map_or_else(|| "a process out of sight".to_owned(), |pid| format!("process {pid}"))
+}
+
+fn use_of(access: &AccessMode) -> &'static str {
+    match access {
+        AccessMode::Read => "reading",
+        AccessMode::ReadWrite => "writing",
+    }
 }

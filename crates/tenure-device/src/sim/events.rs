@@ -6,8 +6,17 @@ use tenure_core::Device;
 
 use super::race::Stamp;
 use super::signal::Signal;
-use super::timeline::{Point, unknown};
 use crate::{ErrorKind, EventHandle, EventId, EventKind};
+
+/// A point in a stream, passed when the work before it has run and the clock has reached its time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Point {
+    pub(super) stream: usize,
+    /// The number of the stream's items before the point.
+    pub(super) position: u64,
+    /// The time, in µs.
+    pub(super) at_us: u64,
+}
 
 /// All events of a device.
 pub(super) struct Events {
@@ -173,4 +182,11 @@ fn decode_id(EventId(id): EventId) -> EventIdFields {
         device: (id >> INDEX_BITS) as u8,
         index: id as usize & ((1 << INDEX_BITS) - 1),
     }
+}
+
+/// Creates the error for an unknown handle. It is not inlined: building and dropping an error that did not occur would
+/// cost more than finding an event.
+#[cold]
+pub(super) fn unknown(what: &'static str, handle: u64) -> ErrorKind {
+    ErrorKind::UnknownHandle { what, handle }
 }

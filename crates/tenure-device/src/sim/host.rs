@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tenure_alloc::Address;
 
-use super::SimDriver;
 use super::memory::SimMemory;
-use super::race::{Access, Clock};
+use super::race::{Access, Clock, HostUse};
 use crate::{AccessMode, ErrorKind, Launch};
 
 /// Registered host memory. All devices of a platform use it, whichever of them registered it.
@@ -17,7 +16,6 @@ use crate::{AccessMode, ErrorKind, Launch};
 pub(super) struct Registrations {
     /// The registrations, by first byte; they do not overlap.
     ranges: Mutex<BTreeMap<u64, Registration>>,
-    devices: Mutex<Vec<Weak<SimDriver>>>,
 }
 
 #[derive(Clone, Copy)]
@@ -42,24 +40,7 @@ struct DeviceUse {
     copies: Vec<Access>,
 }
 
-/// The host memory that an asynchronous copy reads, or writes if `write` is set.
-#[derive(Clone)]
-pub(super) struct HostUse {
-    pub(super) range: Range<u64>,
-    pub(super) write: bool,
-}
-
 impl Registrations {
-    /// Adds a device to those that use the registered memory.
-    pub(super) fn add_device(&self, device: Weak<SimDriver>) {
-        self.devices.lock().push(device);
-    }
-
-    /// Returns the devices that still exist.
-    pub(super) fn devices(&self) -> Vec<Arc<SimDriver>> {
-        self.devices.lock().iter().filter_map(Weak::upgrade).collect()
-    }
-
     /// Returns the registrations that overlap a range, the last first.
     fn overlapping(&self, range: &Range<u64>) -> Vec<(u64, Registration)> {
         let ranges = self.ranges.lock();

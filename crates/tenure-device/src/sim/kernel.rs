@@ -7,8 +7,8 @@ use std::sync::Arc;
 use tenure_alloc::Address;
 use tenure_core::StreamId;
 
-use super::host::HostUse;
 use super::memory::SimMemory;
+use super::race::Touches;
 use crate::{ErrorKind, Launch};
 
 /// The code that a kernel runs.
@@ -21,27 +21,6 @@ pub struct SimKernel {
     pub(super) at: &'static Location<'static>,
     pub(super) touches: Touches,
     pub(super) body: Option<Body>,
-}
-
-/// The memory that a piece of work declares to touch: device addresses that it reads and writes, and host memory.
-#[derive(Clone, Default)]
-pub(super) struct Touches {
-    pub(super) reads: Vec<Range<Address>>,
-    pub(super) writes: Vec<Range<Address>>,
-    pub(super) host: Option<HostUse>,
-}
-
-impl Touches {
-    /// Creates a declaration of at most one range to read and one to write.
-    pub(super) fn new(read: Option<Range<Address>>, write: Option<Range<Address>>) -> Self {
-        Self { reads: read.into_iter().collect(), writes: write.into_iter().collect(), host: None }
-    }
-
-    /// Also declares `bytes` bytes of host memory at `address`.
-    pub(super) fn and_host(self, address: *const u8, bytes: u64, write: bool) -> Self {
-        let start = address as u64;
-        Self { host: Some(HostUse { range: start..start.saturating_add(bytes), write }), ..self }
-    }
 }
 
 impl SimKernel {

@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use tenure_alloc::{Address, ChunkId};
 
-use super::kernel::Touches;
 use super::physical::PhysicalMemory;
-use super::race::{Access, Clock};
+use super::race::{Access, Clock, Touches};
 use crate::{AccessMode, ErrorKind, Launch, MemoryHandle};
 
 /// The first address of device 0. Each further device begins one `ADDRESSES` higher.

@@ -26,7 +26,7 @@
 //! ([`OtherDevice`](crate::ErrorKind::OtherDevice)): each has its own clock. CUDA's streams do wait.
 //!
 //! **Peers.** Devices of a [`SimPlatform`] have no address in common. A device's work touches its own memory only. Peer
-//! access ([`Driver::enable_peer`](crate::Driver::enable_peer)) is recorded and can be queried ([`SimDriver::lets`]),
+//! access ([`enable_peer`](crate::MemoryCalls::enable_peer)) is recorded and can be queried ([`SimDriver::lets`]),
 //! but has no other effect. Host memory that one device registers is registered for all of them, as CUDA does with
 //! `CU_MEMHOSTREGISTER_PORTABLE`.
 //!
@@ -41,10 +41,11 @@
 //! [`SimDriver::busy_until`] declares nothing, so it is not checked and costs next to nothing: a replay that only
 //! measures time needs no more.
 
+mod calls;
 mod capture;
-mod driver;
 mod events;
 mod fault;
+mod graphs;
 mod host;
 mod kernel;
 mod memory;
@@ -53,15 +54,17 @@ mod peers;
 mod physical;
 mod platform;
 mod race;
-mod random;
 mod shared;
 mod signal;
 mod state;
 mod timeline;
 
-use std::sync::Arc;
+use std::cell::Cell;
+use std::sync::{Arc, Weak};
+use std::thread;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tenure_alloc::Address;
 use tenure_core::{Device, StreamId};
 
@@ -70,32 +73,18 @@ use self::host::Registrations;
 pub use self::kernel::{KernelMemory, SimKernel};
 pub(crate) use self::peers::PeerSource;
 pub use self::platform::SimPlatform;
-use self::state::{LockedState, SimState};
+pub use self::state::SimConfig;
+use self::state::{Goal, LockedState, SimState};
 use self::timeline::Condition;
-use crate::activity::{self, Activity, ActivityKind};
-use crate::{AccessMode, Call, CallError, Counters, DeviceProcess, Launch, Priority};
+use crate::activity_log::{self, Activity, ActivityKind};
+use crate::cost::HOST_SYNC_US;
+use crate::{AccessMode, Call, CallError, Counters, DeviceProcess, ErrorKind, Launch, Priority};
 
-/// Settings of a simulated device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SimConfig {
-    /// Physical memory, in bytes.
-    pub capacity_bytes: u64,
-    /// The part of the capacity that other processes hold, in bytes.
-    pub other_bytes: u64,
-    /// The part of the capacity that this process's context holds, in bytes.
-    pub context_bytes: u64,
-    /// Smallest physical chunk, in bytes; a power of two.
-    pub granularity_bytes: u64,
-    /// The seed that chooses the order in which streams run.
-    pub seed: u64,
-}
+/// The interval at which the host checks whether another process has passed an event that it waits for.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-impl Default for SimConfig {
-    /// Returns the settings of an NVIDIA H200 without other processes: 143771 MiB, in chunks of 2 MiB.
-    fn default() -> Self {
-        Self { capacity_bytes: 143_771 << 20, other_bytes: 0, context_bytes: 0, granularity_bytes: 2 << 20, seed: 0 }
-    }
-}
+/// The devices of one platform.
+type Siblings = Arc<Mutex<Vec<Weak<SimDriver>>>>;
 
 /// The simulated driver.
 ///
@@ -109,8 +98,7 @@ pub struct SimDriver {
     state: LockedState,
     device: Device,
     granularity: u64,
-    /// Registered host memory.
-    registrations: Arc<Registrations>,
+    siblings: Siblings,
     /// The platform's devices that can reach this one's memory, once enabled.
     possible_peers: Vec<u8>,
 }
@@ -121,16 +109,22 @@ impl SimDriver {
     /// # Panics
     /// If the granularity is not a power of two.
     pub fn new(config: SimConfig) -> Self {
-        Self::numbered(config, 0, Vec::new(), Arc::default())
+        Self::numbered(config, 0, Vec::new(), Arc::default(), Siblings::default())
     }
 
     /// Creates a device of a platform.
-    fn numbered(config: SimConfig, device: u8, possible_peers: Vec<u8>, registrations: Arc<Registrations>) -> Self {
+    fn numbered(
+        config: SimConfig,
+        device: u8,
+        possible_peers: Vec<u8>,
+        registrations: Arc<Registrations>,
+        siblings: Siblings,
+    ) -> Self {
         let granularity = config.granularity_bytes;
         assert!(granularity.is_power_of_two(), "a granularity of {granularity} bytes is not a power of two");
         let device = Device::cuda(device);
         let state = LockedState::new(SimState::new(config, device, Arc::clone(&registrations)));
-        Self { state, device, granularity, registrations, possible_peers }
+        Self { state, device, granularity, siblings, possible_peers }
     }
 
     /// Puts `kernel` on its stream. [`check_launch`](crate::check_launch) takes the returned value.
@@ -208,9 +202,9 @@ impl SimDriver {
     pub fn busy_until(&self, stream: StreamId, us: u64) -> Result<(), CallError> {
         self.call(Call::Launch, |state| {
             let index = state.timeline.stream(stream)?;
-            if activity::is_on() {
+            if activity_log::is_on() {
                 let begin_us = state.timeline.idle_from_us(index);
-                activity::simulated(
+                activity_log::simulated(
                     begin_us,
                     us.max(begin_us),
                     Activity {
@@ -221,7 +215,7 @@ impl SimDriver {
                         begin: Duration::ZERO,
                         end: Duration::ZERO,
                         bytes: 0,
-                        cause: activity::cause(),
+                        cause: activity_log::cause(),
                     },
                 );
             }
@@ -276,5 +270,83 @@ impl SimDriver {
     /// Returns the number of calls made so far, failed ones included: of `call`, or of all kinds.
     pub fn calls(&self, call: Option<Call>) -> u64 {
         self.state.lock().failures.made(call)
+    }
+}
+
+impl SimDriver {
+    /// Makes a driver call: counts it, refuses it if the context is lost, and fails it if a test asked for that.
+    fn call<T>(&self, call: Call, action: impl FnOnce(&mut SimState) -> Result<T, ErrorKind>) -> Result<T, CallError> {
+        let Some(mut state) = self.state.try_enter() else {
+            return Err(CallError { call, kind: ErrorKind::CalledFromWork });
+        };
+        let fails = state.failures.count_call(call);
+        let result = match &state.context_fault {
+            Some(first) => Err(ErrorKind::ContextLost(Arc::clone(first))),
+            None if fails => Err(ErrorKind::Injected),
+            None => action(&mut state),
+        };
+        result.map_err(|kind| state.fail(call, kind))
+    }
+
+    /// Makes a driver call that blocks the host until the goal of `start` has passed, and counts the wait.
+    fn synchronize_with(
+        &self,
+        call: Call,
+        start: impl FnOnce(&mut SimState) -> Result<Goal, ErrorKind>,
+    ) -> Result<(), CallError> {
+        let started_us = Cell::new(None);
+        let start = |state: &mut SimState| {
+            let goal = start(state)?;
+            if !matches!(goal, Goal::Nothing) {
+                started_us.set(Some(state.timeline.now_us()));
+            }
+            Ok(goal)
+        };
+        self.block(call, start, |state| {
+            if let Some(us) = started_us.get() {
+                state.counters.host_syncs += 1;
+                state.counters.driver_us += HOST_SYNC_US + (state.timeline.now_us() - us) as f64;
+            }
+            Ok(())
+        })
+    }
+
+    /// Makes a driver call that blocks the host until the goal of `start` has passed, and then runs `finish`. Other
+    /// threads can use the device while another process must act first.
+    fn block<T>(
+        &self,
+        call: Call,
+        start: impl FnOnce(&mut SimState) -> Result<Goal, ErrorKind>,
+        mut finish: impl FnMut(&mut SimState) -> Result<T, ErrorKind>,
+    ) -> Result<T, CallError> {
+        let mut attempt = |state: &mut SimState, goal: Goal| {
+            if state.reach(&goal)? { finish(state).map(Ok) } else { Ok(Err(goal)) }
+        };
+        let mut outcome = self.call(call, |state| {
+            let goal = start(state)?;
+            attempt(state, goal)
+        })?;
+        loop {
+            match outcome {
+                Ok(result) => return Ok(result),
+                Err(goal) => {
+                    thread::sleep(POLL_INTERVAL);
+                    outcome = self.resume(call, |state| attempt(state, goal))?;
+                }
+            }
+        }
+    }
+
+    /// Runs a further part of a driver call, or an action that is no driver call but can find errors.
+    fn resume<T>(
+        &self,
+        call: Call,
+        action: impl FnOnce(&mut SimState) -> Result<T, ErrorKind>,
+    ) -> Result<T, CallError> {
+        let mut state = self.state.lock();
+        if let Some(first) = state.fault() {
+            return Err(CallError { call, kind: ErrorKind::ContextLost(first) });
+        }
+        action(&mut state).map_err(|kind| state.fail(call, kind))
     }
 }

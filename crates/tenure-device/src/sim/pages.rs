@@ -4,8 +4,6 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
-use super::random::mix;
-
 const PAGE_BYTES: u64 = 64 << 10;
 
 /// The bytes of one physical allocation, of which only written pages are held.
@@ -69,4 +67,11 @@ fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, Range<us
         done = len.min(start + (PAGE_BYTES - within) as usize);
         (start < done).then_some((page, within as usize, start..done))
     })
+}
+
+/// Returns a number that looks unrelated to `value`, and is always the same for the same value.
+pub(super) fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use super::host::Registrations;
-use super::{SimConfig, SimDriver};
+use super::{Siblings, SimConfig, SimDriver};
 use crate::{Call, CallError, Driver, ErrorKind, LinkKind, Platform, Properties};
 
 /// The CUDA version that simulated devices report.
@@ -18,6 +18,7 @@ pub struct SimPlatform {
     pairs: BTreeMap<(u8, u8), Pair>,
     /// Registered host memory, for all devices.
     registrations: Arc<Registrations>,
+    siblings: Siblings,
 }
 
 /// The connection of two devices.
@@ -31,7 +32,7 @@ impl SimPlatform {
     pub fn new(devices: Vec<SimConfig>) -> Self {
         let count = if devices.is_empty() { Err(ErrorKind::NoDevice) } else { Ok(devices.len() as u32) };
         let devices = devices.into_iter().map(|config| (config, OnceLock::new())).collect();
-        Self { count, devices, pairs: BTreeMap::new(), registrations: Arc::default() }
+        Self { count, devices, pairs: BTreeMap::new(), registrations: Arc::default(), siblings: Siblings::default() }
     }
 
     /// Makes [`Platform::device_count`] return `count`. Devices beyond the count do not exist; if it is an error, no
@@ -55,9 +56,10 @@ impl SimPlatform {
         Ok(driver.get_or_init(|| {
             let others = (0..=u8::MAX).take(self.devices.len());
             let peers = others.filter(|&peer| self.pair(device, peer).is_some_and(|pair| pair.peer_access));
-            let driver = SimDriver::numbered(*config, device, peers.collect(), Arc::clone(&self.registrations));
-            let driver = Arc::new(driver);
-            self.registrations.add_device(Arc::downgrade(&driver));
+            let registrations = Arc::clone(&self.registrations);
+            let siblings = Arc::clone(&self.siblings);
+            let driver = Arc::new(SimDriver::numbered(*config, device, peers.collect(), registrations, siblings));
+            self.siblings.lock().push(Arc::downgrade(&driver));
             driver
         }))
     }

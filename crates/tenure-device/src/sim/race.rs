@@ -8,7 +8,37 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use tenure_alloc::Address;
+
 use crate::Launch;
+
+/// The memory that a piece of work declares to touch: device addresses that it reads and writes, and host memory.
+#[derive(Clone, Default)]
+pub(super) struct Touches {
+    pub(super) reads: Vec<Range<Address>>,
+    pub(super) writes: Vec<Range<Address>>,
+    pub(super) host: Option<HostUse>,
+}
+
+impl Touches {
+    /// Creates a declaration of at most one range to read and one to write.
+    pub(super) fn new(read: Option<Range<Address>>, write: Option<Range<Address>>) -> Self {
+        Self { reads: read.into_iter().collect(), writes: write.into_iter().collect(), host: None }
+    }
+
+    /// Also declares `bytes` bytes of host memory at `address`.
+    pub(super) fn and_host(self, address: *const u8, bytes: u64, write: bool) -> Self {
+        let start = address as u64;
+        Self { host: Some(HostUse { range: start..start.saturating_add(bytes), write }), ..self }
+    }
+}
+
+/// The host memory that an asynchronous copy reads, or writes if `write` is set.
+#[derive(Clone)]
+pub(super) struct HostUse {
+    pub(super) range: Range<u64>,
+    pub(super) write: bool,
+}
 
 /// A vector clock: for each stream, by its index, the number of pieces of work that are known to be complete.
 #[derive(Clone, Debug, Default)]

@@ -1,6 +1,5 @@
-//! The state of a simulated device, and the calls that change it.
+//! The settings and the state of a simulated device, and the calls that change it.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 use std::{slice, thread};
@@ -10,23 +9,40 @@ use rustc_hash::FxHashMap;
 use tenure_core::{Device, StreamId};
 
 use super::capture::{SimCapture, SimGraph, WorkAction, capture_error};
-use super::events::LastRecord;
+use super::events::{LastRecord, Point};
 use super::fault::Failures;
 use super::host::{Registrations, SimHostMemory};
-use super::kernel::{KernelMemory, SimKernel, Touches};
+use super::kernel::{KernelMemory, SimKernel};
 use super::memory::SimMemory;
 use super::physical::PhysicalMemory;
-use super::race::{Stamp, StreamOrder};
+use super::race::{Stamp, StreamOrder, Touches};
 use super::signal::Signal;
-use super::timeline::{Point, Timeline};
-use super::{SimConfig, SimDriver};
-use crate::activity::{self, Activity, ActivityKind};
-use crate::cost::HOST_SYNC_US;
+use super::timeline::Timeline;
+use crate::activity_log::{self, Activity, ActivityKind};
 use crate::deferred::{InHostFunction, in_host_function};
 use crate::{Call, CallError, Counters, DeviceProcess, ErrorKind, EventId, GraphId, Launch};
 
-/// The interval at which the host checks whether another process has passed an event that it waits for.
-const POLL_INTERVAL: Duration = Duration::from_micros(50);
+/// Settings of a simulated device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimConfig {
+    /// Physical memory, in bytes.
+    pub capacity_bytes: u64,
+    /// The part of the capacity that other processes hold, in bytes.
+    pub other_bytes: u64,
+    /// The part of the capacity that this process's context holds, in bytes.
+    pub context_bytes: u64,
+    /// Smallest physical chunk, in bytes; a power of two.
+    pub granularity_bytes: u64,
+    /// The seed that chooses the order in which streams run.
+    pub seed: u64,
+}
+
+impl Default for SimConfig {
+    /// Returns the settings of an NVIDIA H200 without other processes: 143771 MiB, in chunks of 2 MiB.
+    fn default() -> Self {
+        Self { capacity_bytes: 143_771 << 20, other_bytes: 0, context_bytes: 0, granularity_bytes: 2 << 20, seed: 0 }
+    }
+}
 
 /// The end of a wait of the host: the points of streams, or the record of an event, that must be passed.
 pub(super) enum Goal {
@@ -56,7 +72,7 @@ pub(super) struct SimState {
     /// The number of pieces of work submitted so far.
     pub(super) launches: u64,
     /// The error that lost the context.
-    context_fault: Option<Arc<CallError>>,
+    pub(super) context_fault: Option<Arc<CallError>>,
 }
 
 impl SimState {
@@ -144,12 +160,12 @@ impl SimState {
             self.host.record_copy(used, &access);
         }
         self.launches += 1;
-        let activity = activity::is_on().then(|| recorded(self.device, &launch, &touches)).flatten();
+        let activity = activity_log::is_on().then(|| recorded(self.device, &launch, &touches)).flatten();
         self.timeline.push_work(
             stream,
             Box::new(move |memory, now_us| {
                 if let Some(activity) = activity {
-                    activity::simulated(now_us, now_us, activity);
+                    activity_log::simulated(now_us, now_us, activity);
                 }
                 action(memory, &launch, &touches)
             }),
@@ -226,7 +242,7 @@ impl SimState {
         }
         match self.timeline.events.last_record(event)? {
             LastRecord::Never => return Ok(()),
-            LastRecord::Here(point, _) if point.stream() == stream => return Ok(()),
+            LastRecord::Here(point, _) if point.stream == stream => return Ok(()),
             LastRecord::Here(point, stamp) => {
                 self.order.wait(stream, stamp);
                 self.timeline.push_wait(stream, point);
@@ -274,7 +290,7 @@ impl SimState {
 
     /// Runs work until `goal` is passed, and records that the host has seen the work before it complete. Returns false
     /// if another process must act first.
-    fn reach(&mut self, goal: &Goal) -> Result<bool, ErrorKind> {
+    pub(super) fn reach(&mut self, goal: &Goal) -> Result<bool, ErrorKind> {
         let (points, stamp) = match goal {
             Goal::Nothing => return Ok(true),
             Goal::Elsewhere(signal, record) => return Ok(signal.has_passed(*record)),
@@ -292,6 +308,24 @@ impl SimState {
         Ok(true)
     }
 
+    /// Returns the capture that a stream belongs to.
+    pub(super) fn capture_of(&mut self, stream: usize) -> Option<&mut SimCapture> {
+        self.captures.iter_mut().find(|capture| capture.has(stream))
+    }
+
+    /// Refuses a wait for a captured stream, or a query of one; that ends the capture.
+    pub(super) fn forbid_in_capture_of(&mut self, stream: usize) -> Result<(), ErrorKind> {
+        let capture = self.capture_of(stream);
+        capture.map_or(Ok(()), |capture| capture.break_by("a captured stream was waited for, or asked about"))
+    }
+
+    /// Refuses a call that a thread must not make while it captures; that ends the capture.
+    pub(super) fn forbid_while_capturing(&mut self) -> Result<(), ErrorKind> {
+        let thread = thread::current().id();
+        let capture = self.captures.iter_mut().find(|capture| capture.thread == thread);
+        capture.map_or(Ok(()), |capture| capture.break_by("the device was waited for, or asked about, in a capture"))
+    }
+
     /// Converts a fault to the error of `call`. Some faults also lose the context, which drops all queued work.
     pub(super) fn fail(&mut self, call: Call, kind: ErrorKind) -> CallError {
         let error = CallError { call, kind };
@@ -304,88 +338,6 @@ impl SimState {
     }
 }
 
-impl SimDriver {
-    /// Makes a driver call: counts it, refuses it if the context is lost, and fails it if a test asked for that.
-    pub(super) fn call<T>(
-        &self,
-        call: Call,
-        action: impl FnOnce(&mut SimState) -> Result<T, ErrorKind>,
-    ) -> Result<T, CallError> {
-        let Some(mut state) = self.state.try_enter() else {
-            return Err(CallError { call, kind: ErrorKind::CalledFromWork });
-        };
-        let fails = state.failures.count_call(call);
-        let result = match &state.context_fault {
-            Some(first) => Err(ErrorKind::ContextLost(Arc::clone(first))),
-            None if fails => Err(ErrorKind::Injected),
-            None => action(&mut state),
-        };
-        result.map_err(|kind| state.fail(call, kind))
-    }
-
-    /// Makes a driver call that blocks the host until the goal of `start` has passed, and counts the wait.
-    pub(super) fn synchronize_with(
-        &self,
-        call: Call,
-        start: impl FnOnce(&mut SimState) -> Result<Goal, ErrorKind>,
-    ) -> Result<(), CallError> {
-        let started_us = Cell::new(None);
-        let start = |state: &mut SimState| {
-            let goal = start(state)?;
-            if !matches!(goal, Goal::Nothing) {
-                started_us.set(Some(state.timeline.now_us()));
-            }
-            Ok(goal)
-        };
-        self.block(call, start, |state| {
-            if let Some(us) = started_us.get() {
-                state.counters.host_syncs += 1;
-                state.counters.driver_us += HOST_SYNC_US + (state.timeline.now_us() - us) as f64;
-            }
-            Ok(())
-        })
-    }
-
-    /// Makes a driver call that blocks the host until the goal of `start` has passed, and then runs `finish`. Other
-    /// threads can use the device while another process must act first.
-    pub(super) fn block<T>(
-        &self,
-        call: Call,
-        start: impl FnOnce(&mut SimState) -> Result<Goal, ErrorKind>,
-        mut finish: impl FnMut(&mut SimState) -> Result<T, ErrorKind>,
-    ) -> Result<T, CallError> {
-        let mut attempt = |state: &mut SimState, goal: Goal| {
-            if state.reach(&goal)? { finish(state).map(Ok) } else { Ok(Err(goal)) }
-        };
-        let mut outcome = self.call(call, |state| {
-            let goal = start(state)?;
-            attempt(state, goal)
-        })?;
-        loop {
-            match outcome {
-                Ok(result) => return Ok(result),
-                Err(goal) => {
-                    thread::sleep(POLL_INTERVAL);
-                    outcome = self.resume(call, |state| attempt(state, goal))?;
-                }
-            }
-        }
-    }
-
-    /// Runs a further part of a driver call, or an action that is no driver call but can find errors.
-    pub(super) fn resume<T>(
-        &self,
-        call: Call,
-        action: impl FnOnce(&mut SimState) -> Result<T, ErrorKind>,
-    ) -> Result<T, CallError> {
-        let mut state = self.state.lock();
-        if let Some(first) = state.fault() {
-            return Err(CallError { call, kind: ErrorKind::ContextLost(first) });
-        }
-        action(&mut state).map_err(|kind| state.fail(call, kind))
-    }
-}
-
 /// Returns the activity that work is recorded as. `None` for functions of the host.
 fn recorded(device: Device, launch: &Launch, touches: &Touches) -> Option<Activity> {
     let kind = if launch.at.is_some() { ActivityKind::Kernel } else { ActivityKind::of_call(launch.name)? };
@@ -395,7 +347,7 @@ fn recorded(device: Device, launch: &Launch, touches: &Touches) -> Option<Activi
         _ => touches.writes.iter().map(|range| range.end - range.start).sum(),
     };
     let name = launch.name.into();
-    let cause = activity::cause();
+    let cause = activity_log::cause();
     Some(Activity {
         device,
         stream: launch.stream,

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use tenure_core::{Device, StreamId};
 
-use super::events::Events;
+use super::events::{Events, Point, unknown};
 use super::memory::SimMemory;
+use super::pages::mix;
 use super::race::Stamp;
-use super::random::Random;
 use super::signal::Signal;
 use crate::{ErrorKind, EventId, EventKind, Priority};
 
@@ -21,23 +21,6 @@ pub(crate) type Condition = Box<dyn Fn() -> bool + Send>;
 
 /// The first handle for a new stream; CUDA keeps the lowest numbers for its own streams.
 const FIRST_STREAM: u64 = 0x10;
-
-/// A point in a stream, passed when the work before it has run and the clock has reached its time.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Point {
-    stream: usize,
-    /// The number of the stream's items before the point.
-    position: u64,
-    /// The time, in µs.
-    at_us: u64,
-}
-
-impl Point {
-    /// Returns the index of the point's stream.
-    pub(super) fn stream(self) -> usize {
-        self.stream
-    }
-}
 
 /// An item in a stream's queue.
 enum QueueItem {
@@ -96,7 +79,7 @@ impl Timeline {
             next_stream: FIRST_STREAM,
             events: Events::new(device),
             queued: 0,
-            random: Random::new(seed),
+            random: Random(seed),
         }
     }
 
@@ -317,9 +300,13 @@ impl Timeline {
     }
 }
 
-/// Creates the error for an unknown handle. It is not inlined: building and dropping an error that did not occur would
-/// cost more than finding an event.
-#[cold]
-pub(super) fn unknown(what: &'static str, handle: u64) -> ErrorKind {
-    ErrorKind::UnknownHandle { what, handle }
+/// A small random number generator that gives the same numbers on every machine and in every version (splitmix64).
+struct Random(u64);
+
+impl Random {
+    /// Returns a number below `bound`, which must be small, and not 0.
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        (mix(self.0) % bound as u64) as usize
+    }
 }

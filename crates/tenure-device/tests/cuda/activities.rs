@@ -2,7 +2,7 @@
 
 use tenure_device::activity::{self, ActivityKind, ActivityRecording, CudaTimes};
 use tenure_device::cuda::LaunchConfig;
-use tenure_device::{Driver, Priority};
+use tenure_device::{CopyCalls, Driver, MemoryCalls, Priority, StreamCalls};
 
 use crate::common::{argument, device, kernel};
 

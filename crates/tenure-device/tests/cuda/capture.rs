@@ -7,7 +7,7 @@ use tenure_alloc::{PoolId, PoolUse, Request};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryConfig};
 use tenure_device::pinned::{PinnedConfig, PinnedPool};
-use tenure_device::{Driver, Priority};
+use tenure_device::{CopyCalls, Priority, StreamCalls};
 
 use crate::common::device;
 

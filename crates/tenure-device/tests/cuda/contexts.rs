@@ -6,7 +6,7 @@ use std::thread;
 use cudarc::driver::sys::{self, CUcontext, CUresult};
 use tenure_core::StreamId;
 use tenure_device::cuda::CudaDriver;
-use tenure_device::{Driver, EventKind, Priority};
+use tenure_device::{CopyCalls, EventCalls, EventKind, MemoryCalls, Priority, StreamCalls};
 
 use crate::common::{device, mapped_chunk, read};
 

@@ -2,7 +2,7 @@
 
 use tenure_core::StreamId;
 use tenure_device::cuda::{CudaDriver, LaunchConfig};
-use tenure_device::{AccessMode, Driver, ErrorKind, HostFunction};
+use tenure_device::{AccessMode, Driver, ErrorKind, HostFunction, MemoryCalls, StreamCalls};
 
 use crate::common::{child, childs_device, device, kernel, map, mapped_chunk, output_of, poke, read};
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use tenure_alloc::Request;
 use tenure_core::StreamId;
-use tenure_device::Driver;
 use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
+use tenure_device::{CopyCalls, Driver, MemoryCalls};
 
 use crate::common::{child, childs_device, device};
 

@@ -5,7 +5,7 @@ use std::ptr;
 use cudarc::driver::sys::{self, CUresult, CUstream, CUstreamCaptureMode};
 use tenure_core::StreamId;
 use tenure_device::cuda::{CompileError, LaunchConfig};
-use tenure_device::{Driver, ErrorKind, Priority, check_launch};
+use tenure_device::{Driver, ErrorKind, MemoryCalls, Priority, StreamCalls, check_launch};
 
 use crate::common::{argument, device, kernel, read};
 

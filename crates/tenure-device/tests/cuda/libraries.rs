@@ -1,10 +1,10 @@
 //! Tests that CUDA's libraries compute what they are asked for. `tenure-tensor` tests the results.
 
 use tenure_core::{DType, StreamId};
-use tenure_device::Driver;
 use tenure_device::cuda::{
     Compute, ConvolutionPass, DnnAttention, DnnConvolution, Epilogue, Matrix, Operands, Product, TUNING_WORKSPACE,
 };
+use tenure_device::{Driver, MemoryCalls};
 
 use crate::common::device;
 

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use tenure_device::cuda::LaunchConfig;
-use tenure_device::{AccessMode, Call, Driver, ErrorKind, EventKind, Priority};
+use tenure_device::{
+    AccessMode, Call, CopyCalls, ErrorKind, EventCalls, EventKind, MemoryCalls, Priority, StreamCalls,
+};
 
 use crate::common::{argument, device, kernel, map, mapped_chunk, read, spin, unmap};
 

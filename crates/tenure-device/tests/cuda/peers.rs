@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_alloc::Request;
 use tenure_core::{Device, StreamId};
 use tenure_device::memory::{DeviceMemory, MemoryConfig};
-use tenure_device::{Driver, Platform, cuda};
+use tenure_device::{CopyCalls, Driver, MemoryCalls, Platform, cuda};
 
 use crate::common::device;
 

@@ -1,6 +1,6 @@
 //! Tests of what the platform reports about devices.
 
-use tenure_device::{Driver, Event, EventKind, Platform, Priority, Streams, cuda};
+use tenure_device::{Driver, Event, EventKind, MemoryCalls, Platform, Priority, Streams, cuda};
 
 use crate::common::{device, spin};
 

@@ -8,7 +8,10 @@ use std::time::Instant;
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use tenure_core::StreamId;
-use tenure_device::{AccessMode, Driver, ErrorKind, EventHandle, EventKind, Priority};
+use tenure_device::{
+    AccessMode, CopyCalls, Driver, ErrorKind, EventCalls, EventHandle, EventKind, MemoryCalls, Priority, SharingCalls,
+    StreamCalls,
+};
 
 use crate::common::{child, childs_device, device, map, mapped_chunk, output_of, poke, read, spin, unmap};
 

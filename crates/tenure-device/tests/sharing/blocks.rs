@@ -9,7 +9,7 @@ use tenure_core::StreamId;
 use tenure_device::memory::{AllocatorPolicy, DeviceMemory, MemoryConfig, SharedBlock};
 use tenure_device::share::{HandleError, ShareError};
 use tenure_device::sim::{Failure, SimConfig, SimDriver, SimPlatform};
-use tenure_device::{Call, Driver, Platform, Priority};
+use tenure_device::{Call, CopyCalls, Driver, MemoryCalls, Platform, Priority, StreamCalls};
 
 use crate::common::{Footprint, GRANULE, alone, becomes_free, driver, eventually, fill, sim, sum};
 use crate::process::{Process, tell};

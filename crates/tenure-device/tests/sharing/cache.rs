@@ -13,7 +13,7 @@ use tenure_device::share::{
     DaemonClient, DaemonConfig, DaemonRefusal, RangeUse, ShareError, SharedCache, SharedCacheConfig, WorkerCache,
 };
 use tenure_device::sim::{Failure, SimConfig, SimDriver, SimPlatform};
-use tenure_device::{AccessMode, Call, Clock, Driver, ErrorKind, Platform, Priority};
+use tenure_device::{AccessMode, Call, Clock, CopyCalls, Driver, ErrorKind, Platform, Priority, StreamCalls};
 
 use crate::common::{Daemon, GRANULE, fill, quick, sim, socket, sum};
 

@@ -13,7 +13,7 @@ use rustix::process::Uid;
 use tenure_device::share::wire::{DaemonReply, DaemonRequest, FRAME_BYTES, encode};
 use tenure_device::share::{DaemonClient, DaemonConfig, DaemonRefusal, LeaseState, MemoryDaemon, ShareError};
 use tenure_device::sim::SimDriver;
-use tenure_device::{AccessMode, Clock, Driver};
+use tenure_device::{AccessMode, Clock, MemoryCalls};
 
 use crate::common::{Daemon, GRANULE, Raw, becomes_free, eventually, quick, settle, sim, socket};
 

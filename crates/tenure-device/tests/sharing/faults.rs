@@ -8,7 +8,7 @@ use tenure_alloc::{AllocError, CachingAllocator, Request, Resource};
 use tenure_core::StreamId;
 use tenure_device::share::{DaemonConfig, LeasedBacking, MemoryDaemon, SharedPool};
 use tenure_device::sim::{Failure, SimDriver};
-use tenure_device::{AccessMode, Call, Driver, ErrorKind};
+use tenure_device::{AccessMode, Call, CopyCalls, Driver, ErrorKind, MemoryCalls};
 
 use crate::common::{Daemon, GRANULE, becomes_free, eventually, paged, quick, sim, socket};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_core::StreamId;
 use tenure_device::share::{DaemonRefusal, ShareError, SharedPool};
 use tenure_device::sim::SimDriver;
-use tenure_device::{AccessMode, Driver, ErrorKind, Priority};
+use tenure_device::{AccessMode, CopyCalls, Driver, ErrorKind, MemoryCalls, Priority, StreamCalls};
 
 use crate::common::{Daemon, GRANULE, becomes_free, fill, sim, sum};
 

@@ -11,7 +11,7 @@ use tenure_alloc::{Address, BackingError, PoolId, PoolUse, Request};
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryError};
 use tenure_device::share::{DaemonClient, RangeUse, ShareError, SharedCache, WorkerCache};
-use tenure_device::{AccessMode, Call, Clock, Driver, ErrorKind, Priority};
+use tenure_device::{AccessMode, Call, Clock, CopyCalls, Driver, ErrorKind, Priority, StreamCalls};
 
 use crate::cache::{SIZES, Worker, connect, memory, serve, serve_by, worker};
 use crate::common::{GRANULE, PATIENCE, eventually, fill, sim};

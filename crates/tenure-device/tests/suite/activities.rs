@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tenure_core::{Allocator, Device, StreamId};
-use tenure_device::Driver;
 use tenure_device::activity::{self, Activity, ActivityKind, ActivityRecording};
 use tenure_device::host::HostMemory;
 use tenure_device::sim::{SimConfig, SimDriver, SimKernel};
+use tenure_device::{CopyCalls, Driver, GraphCalls, MemoryCalls, StreamCalls};
 
 fn in_turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());

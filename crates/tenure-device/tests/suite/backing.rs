@@ -8,7 +8,9 @@ use std::time::Duration;
 use tenure_alloc::{Backing, BackingError, Mark};
 use tenure_core::StreamId;
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
-use tenure_device::{Call, Clock, DeviceBacking, DeviceProcess, Driver, DriverError, Priority};
+use tenure_device::{
+    Call, Clock, DeviceBacking, DeviceProcess, Driver, DriverError, MemoryCalls, Priority, StreamCalls,
+};
 
 use crate::common::{GRANULE, sim};
 

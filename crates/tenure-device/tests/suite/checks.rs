@@ -5,7 +5,10 @@ use std::sync::Arc;
 use tenure_alloc::MemoryInfo;
 use tenure_core::StreamId;
 use tenure_device::sim::{KernelMemory, SimConfig, SimDriver, SimKernel};
-use tenure_device::{AccessMode, CallError, DeviceProcess, Driver, ErrorKind, EventKind, Priority};
+use tenure_device::{
+    AccessMode, CallError, CopyCalls, DeviceProcess, Driver, ErrorKind, EventCalls, EventKind, MemoryCalls, Priority,
+    StreamCalls,
+};
 
 use crate::common::{GRANULE, kind, mapped_chunk, read, sim};
 

@@ -2,7 +2,10 @@
 
 use tenure_core::StreamId;
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
-use tenure_device::{AccessMode, Call, CallError, Counters, Driver, ErrorKind, EventKind, Priority, cost};
+use tenure_device::{
+    AccessMode, Call, CallError, CopyCalls, Counters, ErrorKind, EventCalls, EventKind, MemoryCalls, Priority,
+    StreamCalls, cost,
+};
 
 use crate::common::{GRANULE, kind, mapped_chunk, sim};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenure_core::Device;
 use tenure_device::sim::{Failure, SimConfig, SimPlatform};
-use tenure_device::{Call, Driver, DriverError, ErrorKind, Event, EventKind, Platform, Priority, Stream, Streams};
+use tenure_device::{Call, DriverError, ErrorKind, Event, EventCalls, EventKind, Platform, Priority, Stream, Streams};
 
 use crate::common::{Tested, drivers, kind, sim};
 

@@ -9,7 +9,7 @@ use tenure_alloc::{
 use tenure_core::StreamId;
 use tenure_device::memory::{DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_device::{DeviceBacking, Driver, Priority};
+use tenure_device::{CopyCalls, DeviceBacking, MemoryCalls, Priority, StreamCalls};
 
 const MIB: u64 = 1 << 20;
 

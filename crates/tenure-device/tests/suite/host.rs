@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenure_core::StreamId;
 use tenure_device::sim::{SimConfig, SimDriver, SimPlatform};
-use tenure_device::{AccessMode, CallError, Driver, ErrorKind, Priority};
+use tenure_device::{AccessMode, CallError, CopyCalls, Driver, ErrorKind, MemoryCalls, Priority, StreamCalls};
 
 use crate::common::{kind, sim};
 

@@ -9,7 +9,8 @@ use std::thread;
 use tenure_core::StreamId;
 use tenure_device::sim::SimKernel;
 use tenure_device::{
-    Call, CallError, Driver, ErrorKind, Launch, LaunchRegistry, Priority, RECENT_LAUNCHES, check_launch, check_warn,
+    Call, CallError, ErrorKind, Launch, LaunchRegistry, MemoryCalls, Priority, RECENT_LAUNCHES, StreamCalls,
+    check_launch, check_warn,
 };
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span};

@@ -4,7 +4,7 @@ use std::env;
 use std::process::Command;
 
 use tenure_core::StreamId;
-use tenure_device::{Call, Driver, DriverError, ErrorKind, MemoryHandle, OpenedMemory};
+use tenure_device::{Call, CopyCalls, DriverError, ErrorKind, MemoryCalls, MemoryHandle, OpenedMemory, SharingCalls};
 
 use crate::common::{kind, read, sim};
 

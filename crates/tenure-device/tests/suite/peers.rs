@@ -7,7 +7,9 @@ use tenure_alloc::Request;
 use tenure_core::{Device, StreamId};
 use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError};
 use tenure_device::sim::{Failure, SimConfig, SimDriver, SimKernel, SimPlatform};
-use tenure_device::{AccessMode, Call, Driver, ErrorKind, Platform, Priority, Streams, cuda};
+use tenure_device::{
+    AccessMode, Call, CopyCalls, Driver, ErrorKind, MemoryCalls, Platform, Priority, StreamCalls, Streams, cuda,
+};
 
 use crate::common::{kind, map_anywhere, read};
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use tenure_core::StreamId;
 use tenure_device::pinned::{PinnedBuffer, PinnedConfig, PinnedError, PinnedPool};
 use tenure_device::sim::{Failure, SimConfig, SimDriver, SimPlatform};
-use tenure_device::{Call, Driver, Platform, Priority, Properties};
+use tenure_device::{Call, Platform, Priority, Properties, StreamCalls};
 
 use crate::common::drivers;
 

@@ -15,7 +15,7 @@ use tenure_device::background::{self, Background};
 use tenure_device::graph::Graph;
 use tenure_device::memory::{DeviceMemory, MemoryConfig, MemoryError, Preemption};
 use tenure_device::sim::{Failure, SimDriver};
-use tenure_device::{Call, Clock, Driver, Priority, Stream};
+use tenure_device::{Call, Clock, Priority, Stream, StreamCalls};
 
 use crate::common::sim;
 

@@ -9,7 +9,7 @@ use std::{env, io, thread};
 use tenure_alloc::Address;
 use tenure_core::StreamId;
 use tenure_device::sim::SimDriver;
-use tenure_device::{Driver, EventHandle, EventId, EventKind};
+use tenure_device::{CopyCalls, EventCalls, EventHandle, EventId, EventKind, SharingCalls};
 
 use crate::common::{GRANULE, map_anywhere, mapped_chunk, read, sim};
 

@@ -7,7 +7,10 @@ use proptest::prelude::*;
 use tenure_alloc::Address;
 use tenure_core::StreamId;
 use tenure_device::sim::{SimDriver, SimKernel};
-use tenure_device::{AccessMode, CallError, Driver, ErrorKind, Event, EventId, EventKind, Priority, Streams};
+use tenure_device::{
+    AccessMode, CallError, CopyCalls, Driver, ErrorKind, Event, EventCalls, EventId, EventKind, GraphCalls,
+    MemoryCalls, Priority, StreamCalls, Streams,
+};
 
 use crate::common::{GRANULE, kind, mapped_chunk, sim};
 

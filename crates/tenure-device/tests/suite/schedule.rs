@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use tenure_core::StreamId;
-use tenure_device::{Driver, ErrorKind, EventKind, Priority};
+use tenure_device::{CopyCalls, Driver, ErrorKind, EventCalls, EventKind, MemoryCalls, Priority, StreamCalls};
 
 use crate::common::{kind, read, sim};
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tenure_alloc::{Address, ChunkId};
 use tenure_core::StreamId;
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
-use tenure_device::{Call, Driver, ErrorKind, Priority};
+use tenure_device::{Call, CopyCalls, Driver, ErrorKind, MemoryCalls, Priority, SharingCalls, StreamCalls};
 
 use crate::common::{GRANULE, kind, map_anywhere, mapped_chunk, read, sim};
 

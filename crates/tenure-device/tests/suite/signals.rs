@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use tenure_core::StreamId;
 use tenure_device::sim::{SimDriver, SimKernel};
-use tenure_device::{Call, Driver, ErrorKind, EventHandle, EventId, EventKind, Priority};
+use tenure_device::{
+    Call, CopyCalls, Driver, ErrorKind, EventCalls, EventHandle, EventId, EventKind, MemoryCalls, Priority,
+    SharingCalls, StreamCalls,
+};
 
 use crate::common::{eventually, kind, read, sim};
 

@@ -10,8 +10,8 @@ use tenure_core::StreamId;
 use tenure_device::functions::{DeviceGuard, current_device, set_device};
 use tenure_device::sim::{Failure, SimConfig, SimPlatform};
 use tenure_device::{
-    Call, Driver, ErrorKind, Event, EventKind, Platform, Priority, STREAMS_PER_POOL, Stream, StreamGuard, StreamKind,
-    Streams,
+    Call, ErrorKind, Event, EventKind, Platform, Priority, STREAMS_PER_POOL, Stream, StreamCalls, StreamGuard,
+    StreamKind, Streams,
 };
 
 use crate::common::{drivers, kind, read, sim};

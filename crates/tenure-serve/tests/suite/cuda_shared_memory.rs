@@ -12,7 +12,7 @@ use serde_json::json;
 use tenure_core::StreamId;
 use tenure_device::memory::DeviceMemory;
 use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_device::{Call, Driver, Executor};
+use tenure_device::{Call, CopyCalls, Executor, MemoryCalls, SharingCalls};
 use tenure_serve::grpc::messages::{
     CudaRegion, CudaRegisterRequest, CudaSharedMemoryStatusResponse, ModelInferResponse, RegionRequest, RegionResponse,
     ServerMetadataRequest, ServerMetadataResponse,

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use tenure_core::{Storage, StreamId};
 use tenure_device::memory::{self, MemoryConfig};
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
-use tenure_device::{Call, Driver, Executor};
+use tenure_device::{Call, Driver, Executor, GraphCalls};
 
 use super::*;
 use crate::DiskOptions;

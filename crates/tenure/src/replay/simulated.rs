@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure_alloc::{Address, Backing, CachingAllocator};
 use tenure_core::StreamId;
 use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_device::{Counters, DeviceBacking, Driver};
+use tenure_device::{Counters, DeviceBacking, Driver, MemoryCalls};
 use tenure_plan::Summary;
 
 use super::OnDevice;

@@ -8,7 +8,7 @@ use tenure::alloc::{AllocError, MemoryReports, PagedAllocator};
 use tenure::bench::{Bench, Case, Churn};
 use tenure::core::StreamId;
 use tenure::device::sim::{SimConfig, SimDriver};
-use tenure::device::{DeviceBacking, Driver};
+use tenure::device::{DeviceBacking, Driver, MemoryCalls};
 use tenure::replay::AllocatorKind;
 
 fn device() -> (Arc<SimDriver>, Arc<dyn Driver>) {

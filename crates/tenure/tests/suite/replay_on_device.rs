@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tenure::Error;
 use tenure::core::StreamId;
-use tenure::device::Driver;
 use tenure::device::sim::{SimConfig, SimDriver};
+use tenure::device::{Driver, MemoryCalls};
 use tenure::plan::{Settings, Trace, TraceAction, TraceEvent};
 use tenure::replay::{AllocatorKind, Replay};
 

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use tenure_alloc::{CachingAllocator, NativeAllocator, NativeConfig, PagedAllocator, PagedConfig, Request};
 use tenure_core::StreamId;
 use tenure_device::sim::{SimConfig, SimDriver, SimKernel};
-use tenure_device::{DeviceBacking, Driver, EventKind, Priority};
+use tenure_device::{DeviceBacking, Driver, EventCalls, EventKind, Priority, StreamCalls};
 
 const MIB: u64 = 1 << 20;
 
