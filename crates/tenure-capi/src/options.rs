@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_options_are_named() {
         let message = |text: &str| text.parse::<DeviceOptions>().unwrap_err().to_string();
         assert_eq!(message("speed"), "option `speed`: expected NAME=VALUE");
         assert_eq!(message("speed=9"), "option `speed=9`: expected driver, allocator, fraction or capacity");

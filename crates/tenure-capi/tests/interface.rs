@@ -19,7 +19,7 @@ fn library() -> PathBuf {
 fn has(program: &str) -> bool {
     let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
     if !found {
-        eprintln!("skipped: there is no `{program}`");
+        eprintln!("skipped: `{program}` was not found");
     }
     found
 }

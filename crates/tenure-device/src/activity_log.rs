@@ -40,16 +40,17 @@ pub enum ActivityKind {
 impl ActivityKind {
     /// Returns the kind of a driver call's work, given the call's name. `None` for functions of the host.
     pub(crate) fn of_call(name: &str) -> Option<Self> {
-        use Call::{CopyFromDevice, CopyFromDeviceAsync, CopyOnDevice, CopyToDevice, CopyToDeviceAsync, CopyToPeer};
-        let is = |calls: [Call; 2]| calls.map(Call::name).contains(&name);
-        match name {
-            _ if name == Call::Launch.name() => Some(Self::Kernel),
-            _ if is([CopyToDevice, CopyToDeviceAsync]) => Some(Self::CopyToDevice),
-            _ if is([CopyFromDevice, CopyFromDeviceAsync]) => Some(Self::CopyFromDevice),
-            _ if is([CopyOnDevice, CopyToPeer]) => Some(Self::CopyOnDevice),
-            _ if name == Call::Memset.name() => Some(Self::Fill),
-            _ => None,
-        }
+        const KINDS: [(Call, ActivityKind); 8] = [
+            (Call::Launch, ActivityKind::Kernel),
+            (Call::CopyToDevice, ActivityKind::CopyToDevice),
+            (Call::CopyToDeviceAsync, ActivityKind::CopyToDevice),
+            (Call::CopyFromDevice, ActivityKind::CopyFromDevice),
+            (Call::CopyFromDeviceAsync, ActivityKind::CopyFromDevice),
+            (Call::CopyOnDevice, ActivityKind::CopyOnDevice),
+            (Call::CopyToPeer, ActivityKind::CopyOnDevice),
+            (Call::Memset, ActivityKind::Fill),
+        ];
+        KINDS.iter().find(|(call, _)| call.name() == name).map(|(_, kind)| *kind)
     }
 }
 
@@ -72,6 +73,20 @@ pub struct Activity {
     pub bytes: u64,
     /// The [cause](crate::activity::begin_cause) that was the latest of the thread that put the work on its stream.
     pub cause: Option<u64>,
+}
+
+impl Activity {
+    /// Returns an activity whose times are not known yet. Its cause is this thread's.
+    pub(crate) fn untimed(
+        device: Device,
+        stream: StreamId,
+        kind: ActivityKind,
+        name: &'static str,
+        bytes: u64,
+    ) -> Self {
+        let begin = Duration::ZERO;
+        Self { device, stream, kind, name: name.into(), begin, end: begin, bytes, cause: cause() }
+    }
 }
 
 /// The source of the times of NVIDIA devices.
@@ -138,8 +153,9 @@ pub(crate) fn memory_changed(device: Device, bytes: i64) {
 pub(crate) fn simulated(begin_us: u64, end_us: u64, activity: Activity) {
     let Some(log) = RECORDING.read().clone() else { return };
     let started_us = log.sim_started_us.get(&activity.device).copied().unwrap_or(0);
-    let since = |us: u64| Duration::from_micros(us.saturating_sub(started_us));
-    log.keep(Activity { begin: since(begin_us), end: since(end_us), ..activity });
+    let begin = Duration::from_micros(begin_us.saturating_sub(started_us));
+    let end = Duration::from_micros(end_us.saturating_sub(started_us));
+    log.keep(Activity { begin, end, ..activity });
 }
 
 /// Records that the host launches work of an NVIDIA device now, unless CUPTI records it.
@@ -150,7 +166,7 @@ pub(crate) fn launched(device: Device, stream: StreamId, kind: ActivityKind, nam
         return;
     }
     let now = Clock::default().now().saturating_sub(log.started);
-    log.keep(Activity { device, stream, kind, name: name.into(), begin: now, end: now, bytes, cause: cause() });
+    log.keep(Activity { begin: now, end: now, ..Activity::untimed(device, stream, kind, name, bytes) });
 }
 
 impl Log {

@@ -9,11 +9,15 @@ use tenure_core::atomic_files::write_atomically;
 /// Returns the folder for results of a kind: in `$TENURE_CACHE`, or `$XDG_CACHE_HOME/tenure`, or `$HOME/.cache/tenure`.
 /// Returns `None` if none of these is set to an absolute path.
 pub fn folder(kind: &str) -> Option<PathBuf> {
-    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let folder = set("TENURE_CACHE")
-        .or_else(|| Some(set("XDG_CACHE_HOME")?.join("tenure")))
-        .or_else(|| Some(set("HOME")?.join(".cache/tenure")))?;
+    let folder = path_in("TENURE_CACHE")
+        .or_else(|| Some(path_in("XDG_CACHE_HOME")?.join("tenure")))
+        .or_else(|| Some(path_in("HOME")?.join(".cache/tenure")))?;
     folder.is_absolute().then(|| folder.join(kind))
+}
+
+/// Returns the path in an environment variable, if it is set and not empty.
+fn path_in(variable: &str) -> Option<PathBuf> {
+    env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
 /// Returns a file name of 32 letters that depends on `parts` and on nothing else.

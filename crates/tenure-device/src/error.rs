@@ -107,7 +107,7 @@ pub enum ErrorKind {
     #[error("the driver found {0} devices, more than Tenure can number: please report this to its developers")]
     TooManyDevices(u32),
     /// A device's index is out of range.
-    #[error("there is no device {device}: there are {count}, numbered from 0")]
+    #[error("device {device} does not exist: there are {count}, numbered from 0")]
     NoSuchDevice {
         /// The index given.
         device: u8,

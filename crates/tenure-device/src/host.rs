@@ -293,7 +293,8 @@ impl HostMemory {
     /// system is asked only if those pages are too few: a step that repeats finds its pages there.
     fn check_available(&self, bytes: u64, available: fn() -> u64) -> Result<(), AllocError> {
         let all = self.heap.statistics().all;
-        let [allocated, reserved] = [all.allocated_bytes.current, all.reserved_bytes.current];
+        let allocated = all.allocated_bytes.current;
+        let reserved = all.reserved_bytes.current;
         let unused = reserved.saturating_sub(allocated);
         if bytes <= unused {
             return Ok(());

@@ -1,12 +1,13 @@
-//! A record of a device's last kernel launches, so that errors that turn up later can name them.
+//! Kernel launches: a record of a device's last ones, so that errors that turn up later can name them, and checks after
+//! a launch.
 
 use std::panic::Location;
 use std::ptr;
 
 use tenure_core::StreamId;
 
-use crate::Launch;
 use crate::ring::Ring;
+use crate::{CallError, Driver, DriverError, Launch};
 
 /// The number of launches that a [`LaunchRegistry`] keeps.
 pub const RECENT_LAUNCHES: usize = 1024;
@@ -68,7 +69,6 @@ fn encode(
     block: [u32; 3],
     at: &'static Location<'static>,
 ) -> [u64; WORDS] {
-    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     [
         name.as_ptr().expose_provenance() as u64,
         name.len() as u64,
@@ -78,6 +78,11 @@ fn encode(
         pair(block[1], block[2]),
         ptr::from_ref(at).expose_provenance() as u64,
     ]
+}
+
+/// Packs two numbers into one word.
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
 }
 
 /// Unpacks the launch with this number.
@@ -97,4 +102,38 @@ unsafe fn decode(number: u64, words: [u64; WORDS]) -> Launch {
     let grid = [low(a), high(a), low(b)];
     let block = [high(b), low(c), high(c)];
     Launch { name, stream: StreamId(stream), number, grid: Some(grid), block: Some(block), at: Some(at) }
+}
+
+/// A launch, and the error found after it. The error may come from the launch or from earlier work on the device.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("after {launch}: {error}")]
+pub struct LaunchError {
+    /// The launch after which the check was made.
+    pub launch: Box<Launch>,
+    /// The error.
+    pub error: DriverError,
+}
+
+/// Checks for an error after `launch`. c10's `C10_CUDA_KERNEL_LAUNCH_CHECK`.
+///
+/// Takes the value that `launch` of the [CUDA](crate::cuda::CudaDriver::launch) or the
+/// [simulated](crate::sim::SimDriver::launch) driver returned. Never waits, so an error of the launch itself may turn
+/// up only in a later call; `CUDA_LAUNCH_BLOCKING=1` in the environment makes the CUDA driver wait for each launch. May
+/// be used while the stream is captured.
+///
+/// # Errors
+/// The error that the driver [knows](crate::StreamCalls::check_stream) of the launch's stream.
+#[track_caller]
+pub fn check_launch(driver: &dyn Driver, launch: &Launch) -> Result<(), LaunchError> {
+    let at = Location::caller();
+    let failed = |error| LaunchError { launch: Box::new(*launch), error: DriverError { error, at } };
+    driver.check_stream(launch.stream).map_err(failed)
+}
+
+/// Logs a failed call as a warning that names the call and the caller's file and line, and carries on. Returns the
+/// call's value, if it succeeded. c10's `C10_CUDA_CHECK_WARN`, for clean-up and for calls that may fail without harm.
+#[track_caller]
+pub fn check_warn<T>(result: Result<T, CallError>) -> Option<T> {
+    let at = Location::caller();
+    result.inspect_err(|error| tracing::warn!(file = at.file(), line = at.line(), "{error} (called at {at})")).ok()
 }

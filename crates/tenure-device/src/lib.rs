@@ -31,7 +31,6 @@ pub mod background;
 mod backing;
 pub mod cache;
 mod call;
-mod check;
 pub mod collective;
 mod copies;
 pub mod cost;
@@ -56,20 +55,18 @@ pub mod sim;
 mod stream;
 mod stream_pools;
 mod streams;
-mod sync;
 
 pub use backing::DeviceBacking;
 pub use call::{
     AccessMode, Call, DeviceProcess, EventHandle, EventId, EventKind, GraphId, HostFunction, MemoryHandle, Priority,
 };
-pub use check::{LaunchError, check_launch, check_warn};
 pub use copies::NotedCopy;
 pub use cost::Counters;
 pub use driver::{CopyCalls, Driver, EventCalls, GraphCalls, MemoryCalls, SharingCalls, StreamCalls};
 pub use error::{CallError, DriverError, ErrorKind, Launch};
 pub use event::Event;
 pub use executor::Executor;
-pub use launches::{LaunchRegistry, RECENT_LAUNCHES};
+pub use launches::{LaunchError, LaunchRegistry, RECENT_LAUNCHES, check_launch, check_warn};
 pub use opened::OpenedMemory;
 pub use platform::{LinkKind, Platform, Properties};
 pub use stream::{Stream, StreamGuard};

@@ -1,6 +1,16 @@
 //! A ring of records that threads write and read without a lock.
 
-use crate::sync::{AtomicU64, Ordering, fence, spin_loop};
+// Atomics: the standard library's, or loom's in a model check.
+#[cfg(loom)]
+use loom::{
+    hint::spin_loop,
+    sync::atomic::{AtomicU64, Ordering, fence},
+};
+#[cfg(not(loom))]
+use std::{
+    hint::spin_loop,
+    sync::atomic::{AtomicU64, Ordering, fence},
+};
 
 /// The last `SLOTS` records of `WORDS` words each. Any thread writes and reads them without a lock.
 ///
@@ -122,7 +132,7 @@ mod model {
     }
 
     #[test]
-    fn what_is_read_while_the_ring_goes_round_is_whole() {
+    fn a_read_while_the_ring_goes_round_is_whole() {
         loom::model(|| {
             let ring = Arc::new(Small::new());
             ring.push([1, 1]);
@@ -151,7 +161,7 @@ mod model {
     }
 
     #[test]
-    fn what_is_withdrawn_is_not_shown_and_leaves_the_newer_whole() {
+    fn a_withdrawn_entry_is_not_shown_and_leaves_the_newer_whole() {
         loom::model(|| {
             let ring = Arc::new(Small::new());
             let withdrawn = ring.push([1, 1]);
@@ -168,7 +178,7 @@ mod model {
     }
 
     #[test]
-    fn what_came_before_is_seen() {
+    fn earlier_entries_are_seen() {
         loom::model(|| {
             let ring = Arc::new(Small::new());
             let other = Arc::clone(&ring);

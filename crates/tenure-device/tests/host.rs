@@ -90,7 +90,7 @@ fn within_a_limit_no_page_is_there_beside_those_that_count() {
 }
 
 #[test]
-fn what_the_languages_allocator_keeps_is_given_back_too() {
+fn memory_that_the_languages_allocator_keeps_is_given_back_too() {
     let _alone = ALONE.lock();
     let mut boxes: Vec<Box<[u8]>> = (0..64 * 1024).map(|_| vec![1; 1024].into_boxed_slice()).collect();
     let before = resident();
@@ -103,7 +103,7 @@ fn what_the_languages_allocator_keeps_is_given_back_too() {
 }
 
 #[test]
-fn what_is_allocated_is_held_whatever_its_size() {
+fn allocated_memory_is_held_whatever_its_size() {
     let _alone = ALONE.lock();
     let memory = HostMemory::installed().unwrap();
     let before = held();

@@ -411,11 +411,11 @@ print(json.dumps([before, *map(said, json.loads(sys.argv[1]))]))
 ALLOCATE = "tt.allocate_shared_cache({}, {}, {})"
 #: The calls of a process that has just started, in order, each with its answer.
 ORDER = {
-    "tt.insert_shared_cache_for_parameter()": "there is no shared cache here: call recv_shared_cache() first",
-    "tt.insert_shared_cache_for_computation()": "there is no shared cache here: call recv_shared_cache() first",
-    "tt.attach_module(torch.nn.Linear(2, 2))": "there is no shared cache here: call recv_shared_cache() first",
-    "tt.clear_shared_cache()": "there is no shared cache here: call recv_shared_cache() first",
-    "tt.send_shared_cache()": "there is no shared cache to send: call allocate_shared_cache() first",
+    "tt.insert_shared_cache_for_parameter()": "the shared cache was not received: call recv_shared_cache() first",
+    "tt.insert_shared_cache_for_computation()": "the shared cache was not received: call recv_shared_cache() first",
+    "tt.attach_module(torch.nn.Linear(2, 2))": "the shared cache was not received: call recv_shared_cache() first",
+    "tt.clear_shared_cache()": "the shared cache was not received: call recv_shared_cache() first",
+    "tt.send_shared_cache()": "the shared cache was not allocated: call allocate_shared_cache() first",
     ALLOCATE.format(-1, 0, 0): "pool_bytes = -1: expected 0 or more",
     ALLOCATE.format(1 << 70, 0, 0): "pool_bytes = 1180591620717411303424: expected 0 or more whole",
     ALLOCATE.format(2 * MIB, 2 * MIB, 2 * MIB): "pool_bytes = 2097152: room for parameter_bytes = 2097152 and",

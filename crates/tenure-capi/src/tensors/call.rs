@@ -63,7 +63,7 @@ pub unsafe extern "C" fn tenure_call(
 /// # Safety
 /// The values are ones that the header allows.
 unsafe fn call(name: &str, values: &[Value]) -> Result<Output, Failure> {
-    let overloads = NAMED.get(name).ok_or_else(|| Failure::Invalid(format!("there is no operation {name}")))?;
+    let overloads = NAMED.get(name).ok_or_else(|| Failure::Invalid(format!("unknown operation {name}")))?;
     for operation in overloads {
         // SAFETY: by the function's contract.
         if let Some(arguments) = unsafe { bind(operation, values) }? {

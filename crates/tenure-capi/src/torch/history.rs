@@ -122,7 +122,7 @@ fn recording_of(recording: &CRecording) -> Result<Recording, Failure> {
 /// Returns the action with this number.
 fn action(number: c_int) -> Result<HistoryAction, Failure> {
     let found = usize::try_from(number).ok().and_then(|number| HistoryAction::ALL.get(number));
-    found.copied().ok_or_else(|| Failure::Invalid(format!("there is no action {number}")))
+    found.copied().ok_or_else(|| Failure::Invalid(format!("unknown action {number}")))
 }
 
 #[cfg(test)]

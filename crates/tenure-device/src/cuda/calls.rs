@@ -174,9 +174,8 @@ impl EventCalls for CudaDriver {
 
     fn elapsed_us(&self, start: EventId, end: EventId) -> Result<f64, CallError> {
         self.in_context(Call::Elapsed, || {
-            let [from, to] = [start, end].map(|event| self.event_of_kind(event, EventKind::Timing));
-            let from = from?;
-            let to = to?;
+            let from = self.event_of_kind(start, EventKind::Timing)?;
+            let to = self.event_of_kind(end, EventKind::Timing)?;
             match elapsed_ms(from, to) {
                 // For the driver, an event that was never recorded is an invalid handle.
                 Err(kind) if matches!(kind.code(), 400 | 600) => {

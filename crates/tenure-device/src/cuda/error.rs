@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ready_is_not_completed() {
+    fn unready_work_is_not_completed() {
         assert_eq!(completed(CUresult::CUDA_SUCCESS), Ok(true));
         assert_eq!(completed(CUresult::CUDA_ERROR_NOT_READY), Ok(false));
     }

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_whole_is_not_taken_from_the_cache() {
+    fn an_incomplete_file_is_not_taken_from_the_cache() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kernels/some.cubin");
         assert!(read_whole(&path).is_none());

@@ -6,7 +6,17 @@ use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys::{self, nvrtcProgram};
 
 use super::interrupts::KeptInterrupts;
-use super::program::ProgramSource;
+
+/// A source file in CUDA C++.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramSource {
+    /// The file's name, which the compiler's messages show.
+    pub name: String,
+    /// The text.
+    pub text: String,
+    /// NVRTC's options, such as `-DROWS=4`, without the architecture.
+    pub options: Vec<String>,
+}
 
 /// The machine code of one or several kernels, for one kind of device.
 #[derive(Clone)]
@@ -60,7 +70,7 @@ pub(super) fn compile(
     options: &[&str],
 ) -> Result<KernelImage, CompileError> {
     let program = compile_program(source, None, "sm", compute_capability, options)?;
-    program.image().map(KernelImage).map_err(|error| failed(error, String::new()))
+    program.image().map(KernelImage).map_err(without_log)
 }
 
 /// Checks CUDA C++ with the compiler's front end.
@@ -81,10 +91,9 @@ pub(super) fn compile_named(
     let names = Names { file: CString::new(name.as_str())?, expression };
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let program = compile_program(text, Some(&names), "sm", compute_capability, &options)?;
-    let no_log = |error| failed(error, String::new());
     let symbol =
-        names.expression.map_or(Ok(String::new()), |expression| program.symbol(&expression)).map_err(no_log)?;
-    Ok((KernelImage(program.image().map_err(no_log)?), symbol))
+        names.expression.map_or(Ok(String::new()), |expression| program.symbol(&expression)).map_err(without_log)?;
+    Ok((KernelImage(program.image().map_err(without_log)?), symbol))
 }
 
 /// Checks a program's source with the compiler's front end.
@@ -152,11 +161,10 @@ struct Program(nvrtcProgram);
 
 impl Program {
     fn new(source: &CStr, names: Option<&Names>) -> Result<Self, CompileError> {
-        let no_log = |error| failed(error, String::new());
-        let program = result::create_program(source, names.map(|names| &*names.file)).map(Self).map_err(no_log)?;
+        let program = result::create_program(source, names.map(|names| &*names.file)).map(Self).map_err(without_log)?;
         if let Some(expression) = names.and_then(|names| names.expression.as_ref()) {
             // SAFETY: the program is alive and not compiled yet, and the expression ends with a zero.
-            unsafe { sys::nvrtcAddNameExpression(program.0, expression.as_ptr()) }.result().map_err(no_log)?;
+            unsafe { sys::nvrtcAddNameExpression(program.0, expression.as_ptr()) }.result().map_err(without_log)?;
         }
         Ok(program)
     }
@@ -204,6 +212,11 @@ impl Drop for Program {
     }
 }
 
+/// Returns the error of a call other than the compilation itself.
+fn without_log(error: NvrtcError) -> CompileError {
+    failed(error, String::new())
+}
+
 fn failed(error: NvrtcError, log: String) -> CompileError {
     CompileError::Failed { name: format!("{:?}", error.0), log }
 }
@@ -221,7 +234,7 @@ mod tests {
     fn compile_here(source: &str) -> Option<Result<KernelImage, CompileError>> {
         match compile(source, (9, 0), &["--std=c++17"]) {
             Err(CompileError::NoCompiler) => {
-                eprintln!("skipped: there is no NVRTC");
+                eprintln!("skipped: NVRTC was not found");
                 None
             }
             result => Some(result),
@@ -246,7 +259,7 @@ mod tests {
     fn the_front_end_finds_mistakes() {
         let check = |source: &str| check(source, (9, 0), &["--std=c++17"]);
         match check(FILL) {
-            Err(CompileError::NoCompiler) => return eprintln!("skipped: there is no NVRTC"),
+            Err(CompileError::NoCompiler) => return eprintln!("skipped: NVRTC was not found"),
             checked => checked.unwrap(),
         }
         let error = check(&FILL.replace("1.0f", "x")).unwrap_err().to_string();

@@ -10,7 +10,7 @@ use super::CudaDriver;
 use super::error::check;
 use super::kernel::{Function, KernelModule, LaunchConfig};
 use super::kernels::{read_whole, write_whole};
-use super::nvrtc::{self, CompileError, KernelImage};
+use super::nvrtc::{self, CompileError, KernelImage, ProgramSource};
 use crate::{Call, CallError, Launch, cache};
 
 /// The subfolder of the cache that holds compiled sources.
@@ -18,17 +18,6 @@ const KIND: &str = "programs";
 
 /// Shared memory in bytes that every kernel may ask for. More must be allowed for each kernel.
 const SHARED_BYTES: u32 = 48 << 10;
-
-/// A source file in CUDA C++.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProgramSource {
-    /// The file's name, which the compiler's messages show.
-    pub name: String,
-    /// The text.
-    pub text: String,
-    /// NVRTC's options, such as `-DROWS=4`, without the architecture.
-    pub options: Vec<String>,
-}
 
 /// A compiled source.
 #[derive(Clone)]
@@ -227,7 +216,7 @@ mod tests {
         let source = ProgramSource { name: "program.cu".into(), text: text.into(), options };
         let (image, symbol) = match nvrtc::compile_named(&source, expression, (9, 0)) {
             Err(CompileError::NoCompiler) => {
-                eprintln!("skipped: there is no NVRTC");
+                eprintln!("skipped: NVRTC was not found");
                 return None;
             }
             Err(error) => return Some(Err(error)),
@@ -267,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image_has_no_kernels() {
+    fn an_invalid_image_has_no_kernels() {
         for bytes in [&[][..], &[0; 10], b"\x7fELF"] {
             assert_eq!(section_names(bytes), None);
         }

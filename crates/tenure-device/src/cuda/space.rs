@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_granules_is_refused() {
+    fn a_part_of_a_granule_is_refused() {
         let (space, chunk) = space();
         let misaligned = |what, value| ErrorKind::Misaligned { what, value, granularity: GRANULE };
         assert_eq!(space.check_size(0), Err(misaligned("size", 0)));

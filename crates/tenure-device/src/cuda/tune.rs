@@ -15,7 +15,8 @@ impl CudaDriver {
         mut run: impl FnMut(&T) -> Result<(), CallError>,
     ) -> Result<Option<T>, CallError> {
         const ROUNDS: usize = 5;
-        let [began, ended] = [self.create_event(EventKind::Timing)?, self.create_event(EventKind::Timing)?];
+        let began = self.create_event(EventKind::Timing)?;
+        let ended = self.create_event(EventKind::Timing)?;
         let mut measure = |candidate: &T| -> Result<f64, CallError> {
             run(candidate)?;
             self.record_event(began, stream)?;

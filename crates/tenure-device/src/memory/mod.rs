@@ -16,25 +16,24 @@
 //! ```
 
 mod blocks;
-mod config;
 mod devices;
 mod error;
 mod preemption;
-mod pytorch;
 mod report;
 mod storage;
 
+use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
 
 use tenure_alloc::adaptor::{Donated, DonatedRanges};
 use tenure_alloc::{
-    Address, AllocError, Block, CachingAllocator, LiveBlocks, NativeAllocator, PagedAllocator, Request, Resource,
+    Address, AllocError, Block, CachingAllocator, LiveBlocks, NativeAllocator, NativeConfig, PagedAllocator, PagedConfig,
+    Request, Resource,
 };
 use tenure_core::{Device, StreamId};
 
 pub use crate::platform::MAX_DEVICES;
 pub use blocks::{ImportedBlock, SharedBlock};
-pub use config::{AllocatorPolicy, MemoryConfig};
 pub use devices::{allocator, device, install, installed, preempt};
 pub use error::MemoryError;
 pub use preemption::{AroundWait, Preemption};
@@ -45,6 +44,52 @@ use crate::activity_log;
 use crate::deferred::{DeferredFrees, in_host_function};
 use crate::share::Imports;
 use crate::{DeviceBacking, Driver, Streams};
+
+/// Settings of a process's memory on a device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MemoryConfig {
+    /// The allocator and its settings. The device's number is filled in.
+    pub policy: AllocatorPolicy,
+    /// The largest share of the device, from 0 to 1, that this process may hold.
+    pub fraction: f64,
+}
+
+/// An allocator and its settings.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum AllocatorPolicy {
+    /// Tenure's allocator.
+    Paged(PagedConfig),
+    /// PyTorch's allocator, with expandable segments if its settings say so.
+    Native(NativeConfig),
+}
+
+impl Default for MemoryConfig {
+    /// Returns Tenure's allocator, and the whole device.
+    fn default() -> Self {
+        Self { policy: AllocatorPolicy::default(), fraction: 1.0 }
+    }
+}
+
+impl Default for AllocatorPolicy {
+    fn default() -> Self {
+        Self::Paged(PagedConfig::default())
+    }
+}
+
+/// Parses a policy's name, `paged`, `native` or `expandable`, and gives it default settings.
+impl FromStr for AllocatorPolicy {
+    type Err = MemoryError;
+
+    fn from_str(name: &str) -> Result<Self, MemoryError> {
+        match name {
+            "paged" => Ok(Self::default()),
+            "native" => Ok(Self::Native(NativeConfig::default())),
+            "expandable" => Ok(Self::Native(NativeConfig::expandable())),
+            _ => Err(MemoryError::UnknownPolicy { name: name.to_owned() }),
+        }
+    }
+}
 
 /// `cudaStreamPerThread`: a name for a different stream in each thread.
 const PER_THREAD: StreamId = StreamId(2);

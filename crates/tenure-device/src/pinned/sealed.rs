@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_draft_wrote_is_read_through_every_mapping_and_no_other_writes() {
+    fn every_mapping_reads_the_draft_and_none_writes() {
         let (sealed, mut draft) = Sealed::new("model", 5000).unwrap();
         let early = sealed.map().unwrap();
         assert_eq!(draft.take(4000).as_mut(), [0; 4000]);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_to_a_private_mapping_stays_there() {
+    fn a_write_to_a_private_mapping_stays_there() {
         let (sealed, mut draft) = Sealed::new("model", 5000).unwrap();
         let private = sealed.map_private().unwrap();
         let other = sealed.map().unwrap();
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_sealed_is_not_taken() {
+    fn an_unsealed_file_is_not_taken() {
         let file = memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         assert!(matches!(Sealed::receive(file), Err(SealedError::NotSealed)));
         let file = tempfile::tempfile().unwrap();

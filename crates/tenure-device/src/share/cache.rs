@@ -13,9 +13,8 @@ use tenure_alloc::adaptor::{PlacedBlock, RangeGate, RangePlacement};
 use tenure_alloc::{Address, AllocError};
 use tenure_core::StreamId;
 
-use super::inserted::{Inserted, Right};
 use super::manifest::Manifest;
-use super::tenancy::{AroundWait, Tenancy};
+use super::tenancy::{AroundWait, Inserted, Right, Tenancy};
 use super::{DaemonClient, PoolLease, RangeUse, ShareError, SharedCacheConfig, SharedPool};
 use crate::AccessMode;
 use crate::memory::DeviceMemory;

@@ -266,10 +266,10 @@ pub enum ShareError {
     #[error("this process has allocated a shared cache of this device already")]
     AlreadyAllocated,
     /// This process owns no cache of the device.
-    #[error("there is no shared cache to send: call allocate_shared_cache() first")]
+    #[error("the shared cache was not allocated: call allocate_shared_cache() first")]
     NotAllocated,
     /// This process works in no cache of the device.
-    #[error("there is no shared cache here: call recv_shared_cache() first")]
+    #[error("the shared cache was not received: call recv_shared_cache() first")]
     NotReceived,
     /// Another cache cannot be received while ranges of this one are inserted.
     #[error("ranges of another shared cache are inserted in this process: call clear_shared_cache() first")]

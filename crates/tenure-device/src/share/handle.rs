@@ -117,7 +117,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_goes_in_comes_out(handle in handle()) {
+        fn a_handle_survives_encoding(handle in handle()) {
             prop_assert_eq!(BlockHandle::decode(&handle.encode()), Ok(handle));
         }
 

@@ -157,11 +157,14 @@ impl Manifest {
 
 /// Parses the length and checksum of the body from the footer after the magic.
 fn parse(footer: &[u8]) -> Result<(u64, u32), ShareError> {
-    let number = |at: usize| u32::from_le_bytes([footer[at], footer[at + 1], footer[at + 2], footer[at + 3]]);
-    if number(0) != VERSION {
+    if number_at(footer, 0) != VERSION {
         return Err(ShareError::PublishedUnreadable("another release of Tenure wrote it"));
     }
-    Ok((u64::from(number(8)) | u64::from(number(12)) << 32, number(4)))
+    Ok((u64::from(number_at(footer, 8)) | u64::from(number_at(footer, 12)) << 32, number_at(footer, 4)))
+}
+
+fn number_at(footer: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([footer[at], footer[at + 1], footer[at + 2], footer[at + 3]])
 }
 
 /// Computes FNV-1a, which is enough to detect a body that was overwritten.
@@ -184,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_until_it_is_wiped_out() {
+    fn a_manifest_is_read_until_it_is_wiped_out() {
         let (driver, address) = range();
         let holds = || Manifest::read_content(&driver, address, BYTES).unwrap();
         assert_eq!(holds(), Content::Nothing);
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_overwritten_in_part_is_not_believed() {
+    fn a_partly_overwritten_manifest_is_not_believed() {
         let (driver, address) = range();
         let manifest = Manifest::new(&[PlacedBlock { offset: 0, bytes: 4 }; 20], Some(b"weights"));
         manifest.write(&driver, address, BYTES).unwrap();

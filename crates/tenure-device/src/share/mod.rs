@@ -54,7 +54,6 @@ mod error;
 mod export;
 mod handle;
 mod import;
-mod inserted;
 mod lease;
 mod listener;
 mod liveness;

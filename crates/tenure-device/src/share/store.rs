@@ -143,17 +143,23 @@ impl Drop for Store {
     }
 }
 
+fn invalid_pool(value: String, expected: String) -> Result<(), ShareError> {
+    Err(ShareError::InvalidSetting { setting: "pool", value, expected })
+}
+
 /// Checks that a pool can have chunks of these sizes: not too many, whole granules, and a sum that fits in 64 bits.
 fn check_pool(pool: &[u64], granularity: u64) -> Result<(), ShareError> {
-    let invalid = |value, expected| Err(ShareError::InvalidSetting { setting: "pool", value, expected });
     if pool.len() > DESCRIPTORS {
-        return invalid(format!("{} chunks", pool.len()), format!("at most {DESCRIPTORS} chunks: use larger ones"));
+        return invalid_pool(
+            format!("{} chunks", pool.len()),
+            format!("at most {DESCRIPTORS} chunks: use larger ones"),
+        );
     }
     if let Some(bytes) = pool.iter().find(|&&bytes| bytes == 0 || !bytes.is_multiple_of(granularity)) {
-        return invalid(format!("a chunk of {bytes} bytes"), format!("multiples of {granularity} bytes"));
+        return invalid_pool(format!("a chunk of {bytes} bytes"), format!("multiples of {granularity} bytes"));
     }
     if pool.iter().try_fold(0u64, |sum, &bytes| sum.checked_add(bytes)).is_none() {
-        return invalid("more than 2^64 bytes".into(), "less than the device has".into());
+        return invalid_pool("more than 2^64 bytes".into(), "less than the device has".into());
     }
     Ok(())
 }

@@ -66,6 +66,13 @@ pub(super) struct SimGraph {
     pub(super) ends: [EventId; 2],
 }
 
+impl SimGraph {
+    /// Returns the stream that steps run on, given its index, when the graph is launched on `launched_on`.
+    pub(super) fn stream(&self, index: usize, launched_on: StreamId) -> StreamId {
+        self.streams[&index].unwrap_or(launched_on)
+    }
+}
+
 impl SimCapture {
     /// Begins a capture of a stream by the calling thread.
     pub(super) fn new(origin: usize) -> Self {

@@ -57,18 +57,21 @@ impl SimState {
         for branch in graph.streams.values().flatten() {
             self.wait_event(*branch, begin)?;
         }
-        let stream_of = |index: &usize| graph.streams[index].unwrap_or(stream);
         for step in &graph.steps {
             match step {
-                CapturedStep::Work { stream, launch, touches, action } => {
-                    let launch = Launch { stream: stream_of(stream), number: self.launches, ..*launch };
+                CapturedStep::Work { stream: index, launch, touches, action } => {
+                    let launch = Launch { stream: graph.stream(*index, stream), number: self.launches, ..*launch };
                     self.submit(launch, touches.clone(), Arc::clone(action))?;
                 }
-                CapturedStep::Record { stream, record } => {
-                    self.record_event(graph.events[*record], stream_of(stream))?
+                CapturedStep::Record { stream: index, record } => {
+                    self.record_event(graph.events[*record], graph.stream(*index, stream))?
                 }
-                CapturedStep::Wait { stream, record } => self.wait_event(stream_of(stream), graph.events[*record])?,
-                CapturedStep::WaitOutside { stream, event } => self.wait_event(stream_of(stream), *event)?,
+                CapturedStep::Wait { stream: index, record } => {
+                    self.wait_event(graph.stream(*index, stream), graph.events[*record])?
+                }
+                CapturedStep::WaitOutside { stream: index, event } => {
+                    self.wait_event(graph.stream(*index, stream), *event)?
+                }
             }
         }
         self.record_event(end, stream)

@@ -204,20 +204,8 @@ impl SimDriver {
             let index = state.timeline.stream(stream)?;
             if activity_log::is_on() {
                 let begin_us = state.timeline.idle_from_us(index);
-                activity_log::simulated(
-                    begin_us,
-                    us.max(begin_us),
-                    Activity {
-                        device: self.device,
-                        stream,
-                        kind: ActivityKind::Kernel,
-                        name: "busy".into(),
-                        begin: Duration::ZERO,
-                        end: Duration::ZERO,
-                        bytes: 0,
-                        cause: activity_log::cause(),
-                    },
-                );
+                let busy = Activity::untimed(self.device, stream, ActivityKind::Kernel, "busy", 0);
+                activity_log::simulated(begin_us, us.max(begin_us), busy);
             }
             state.timeline.push_busy(index, us);
             Ok(())

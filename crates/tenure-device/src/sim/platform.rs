@@ -68,7 +68,7 @@ impl SimPlatform {
         let count = self.checked_count(call)?;
         self.devices.get(usize::from(device)).filter(|_| u32::from(device) < count).ok_or_else(|| {
             let name = "CUDA_ERROR_INVALID_DEVICE".into();
-            let description = format!("there is no device {device}");
+            let description = format!("device {device} does not exist");
             CallError { call, kind: ErrorKind::Device { code: 101, name, description, in_flight: Vec::new() } }
         })
     }

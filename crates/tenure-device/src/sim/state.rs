@@ -1,7 +1,6 @@
 //! The settings and the state of a simulated device, and the calls that change it.
 
 use std::sync::Arc;
-use std::time::Duration;
 use std::{slice, thread};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -346,18 +345,7 @@ fn recorded(device: Device, launch: &Launch, touches: &Touches) -> Option<Activi
         ActivityKind::CopyFromDevice => touches.reads.iter().map(|range| range.end - range.start).sum(),
         _ => touches.writes.iter().map(|range| range.end - range.start).sum(),
     };
-    let name = launch.name.into();
-    let cause = activity_log::cause();
-    Some(Activity {
-        device,
-        stream: launch.stream,
-        kind,
-        name,
-        begin: Duration::ZERO,
-        end: Duration::ZERO,
-        bytes,
-        cause,
-    })
+    Some(Activity::untimed(device, launch.stream, kind, launch.name, bytes))
 }
 
 /// A device's state and its lock. Work runs under the lock, so a call that work makes must not take the lock again.

@@ -20,11 +20,16 @@ fn assert_lost(driver: &CudaDriver, kernel: &str) {
     println!("the first error names its kernel");
 }
 
+/// Runs a test that loses the context as a child. Checks that its error contains `cause` and names the kernel.
+fn assert_child_loses_context(test: &str, cause: &str) {
+    let Some(_device) = device() else { return };
+    let text = output_of(child(test));
+    assert!(text.contains(cause) && text.contains("the first error names its kernel"), "{text}");
+}
+
 #[test]
 fn an_illegal_address_names_the_kernel_and_every_later_call_fails() {
-    let Some(_device) = device() else { return };
-    let text = output_of(child("errors::child_with_an_illegal_address"));
-    assert!(text.contains("CUDA_ERROR_ILLEGAL_ADDRESS") && text.contains("the first error names its kernel"), "{text}");
+    assert_child_loses_context("errors::child_with_an_illegal_address", "CUDA_ERROR_ILLEGAL_ADDRESS");
 }
 
 #[test]
@@ -44,9 +49,7 @@ fn run(driver: &CudaDriver, name: &'static str) {
 
 #[test]
 fn a_trap_names_the_kernel_and_every_later_call_fails() {
-    let Some(_device) = device() else { return };
-    let text = output_of(child("errors::child_with_a_trap"));
-    assert!(text.contains("the first error names its kernel"), "{text}");
+    assert_child_loses_context("errors::child_with_a_trap", "");
 }
 
 #[test]
@@ -59,9 +62,7 @@ fn child_with_a_trap() {
 
 #[test]
 fn an_assertion_names_the_kernel_and_every_later_call_fails() {
-    let Some(_device) = device() else { return };
-    let text = output_of(child("errors::child_with_an_assertion"));
-    assert!(text.contains("CUDA_ERROR_ASSERT") && text.contains("the first error names its kernel"), "{text}");
+    assert_child_loses_context("errors::child_with_an_assertion", "CUDA_ERROR_ASSERT");
 }
 
 #[test]
@@ -74,9 +75,7 @@ fn child_with_an_assertion() {
 
 #[test]
 fn a_write_through_a_mapping_for_reading_is_refused() {
-    let Some(_device) = device() else { return };
-    let text = output_of(child("errors::child_that_writes_what_it_may_read"));
-    assert!(text.contains("the first error names its kernel"), "{text}");
+    assert_child_loses_context("errors::child_that_writes_what_it_may_read", "");
 }
 
 #[test]

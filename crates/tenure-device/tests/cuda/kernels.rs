@@ -1,11 +1,12 @@
-//! Tests of kernels, from source to the device.
+//! Tests of kernels, from source to the device, and of recordings of them through CUPTI.
 
 use std::ptr;
 
 use cudarc::driver::sys::{self, CUresult, CUstream, CUstreamCaptureMode};
 use tenure_core::StreamId;
+use tenure_device::activity::{self, ActivityKind, ActivityRecording, CudaTimes};
 use tenure_device::cuda::{CompileError, LaunchConfig};
-use tenure_device::{Driver, ErrorKind, MemoryCalls, Priority, StreamCalls, check_launch};
+use tenure_device::{CopyCalls, Driver, ErrorKind, MemoryCalls, Priority, StreamCalls, check_launch};
 
 use crate::common::{argument, device, kernel, read};
 
@@ -95,4 +96,45 @@ fn a_mistake_in_a_kernel_is_shown_by_the_compiler() {
     let Some(driver) = device() else { return };
     let Err(error) = driver.compile("__global__ void wrong() { x; }", &[]) else { panic!("compiled") };
     assert!(matches!(&error, CompileError::Failed { log, .. } if log.contains("\"x\" is undefined")), "{error}");
+}
+
+#[test]
+fn cupti_records_kernels_and_copies_with_their_causes() {
+    let Some(driver) = device() else { return };
+    let spin = kernel(&driver, "spin");
+    let stream = driver.create_stream(Priority::Default).unwrap();
+    let address = driver.malloc(4096).unwrap();
+    let recording = ActivityRecording::start(Some(1000), None).unwrap();
+    activity::begin_cause(7);
+    driver.copy_to_device(address, &[1; 4096], stream).unwrap();
+    activity::begin_cause(8);
+    let mut cycles = 1_000_000i64;
+    // SAFETY: the kernel takes a 64-bit number, and touches no memory.
+    unsafe { driver.launch(spin, LaunchConfig::linear(1), stream, &mut [argument(&mut cycles)]).unwrap() };
+    activity::end_cause();
+    driver.memset(address, 0, 1024, stream).unwrap();
+    activity::end_cause();
+    driver.synchronize().unwrap();
+    let found = recording.stop();
+    driver.free(address).unwrap();
+    driver.destroy_stream(stream).unwrap();
+    if let CudaTimes::Launches { reason } = &found.cuda {
+        eprintln!("without CUPTI: {reason}");
+    }
+    let facts: Vec<_> = found.activities.iter().map(|it| (it.kind, it.bytes, it.cause)).collect();
+    assert_eq!(
+        facts,
+        [
+            (ActivityKind::CopyToDevice, 4096, Some(7)),
+            (ActivityKind::Kernel, 0, Some(8)),
+            (ActivityKind::Fill, 1024, Some(7)),
+        ]
+    );
+    assert!(found.activities.iter().all(|it| it.device == driver.device()));
+    assert!(found.activities[1].name.contains("spin"));
+    if found.cuda == CudaTimes::Cupti {
+        // A million cycles take more than 0.1 ms on any device.
+        assert!((found.activities[1].end - found.activities[1].begin).as_micros() > 100);
+        assert!(found.activities[0].end <= found.activities[1].begin);
+    }
 }

@@ -66,7 +66,7 @@ fn products_of_every_dtype_and_order_are_computed() {
 }
 
 #[test]
-fn what_a_library_does_not_compute_is_an_error_every_time() {
+fn an_unsupported_computation_is_an_error_every_time() {
     let Some(driver) = device() else { return };
     let product = product(DType::I64, 1, [false; 2], Epilogue::None);
     for _ in 0..2 {

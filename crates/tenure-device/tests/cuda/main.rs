@@ -3,7 +3,6 @@
 //! second process runs as a child.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-mod activities;
 mod capture;
 mod common;
 mod contexts;
@@ -12,6 +11,5 @@ mod fractions;
 mod kernels;
 mod libraries;
 mod memory;
-mod peers;
 mod platform;
 mod sharing;

@@ -66,7 +66,7 @@ fn sender(bytes: u64) -> (Process, u64, SharedBlock) {
 }
 
 #[test]
-fn what_one_process_writes_the_other_reads() {
+fn one_process_reads_the_bytes_that_another_writes() {
     alone();
     for bytes in [SMALL, LARGE] {
         let (mut sender, before, block) = sender(bytes);
@@ -299,7 +299,7 @@ fn a_block_is_opened_on_the_device_that_it_lies_on() {
 }
 
 #[test]
-fn what_is_no_handle_says_what_to_do() {
+fn an_invalid_handle_says_what_to_do() {
     let (memory, _) = simulated();
     let error = memory.open(&[0x42; 64]).err().unwrap();
     assert!(matches!(error, ShareError::Handle(HandleError::Foreign)));

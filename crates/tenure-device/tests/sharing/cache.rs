@@ -98,7 +98,7 @@ fn a_worker_s_blocks_lie_in_what_it_inserted() {
 }
 
 #[test]
-fn what_one_worker_left_the_next_finds() {
+fn a_worker_finds_the_cache_that_another_left() {
     let (owner, _folder) = serve();
     let first = worker(&owner);
     let second = worker(&owner);
@@ -273,7 +273,7 @@ fn parameters_that_fill_their_range_can_not_be_published() {
 }
 
 #[test]
-fn what_blocks_live_in_is_not_cleared() {
+fn a_range_with_live_blocks_is_not_cleared() {
     let (owner, _folder) = serve();
     let holder = worker(&owner);
     let other = worker(&owner);

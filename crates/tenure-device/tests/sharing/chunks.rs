@@ -121,7 +121,7 @@ fn a_request_that_waits_is_served_when_memory_comes_back() {
 }
 
 #[test]
-fn who_waits_does_not_keep_the_same_client_from_giving_back() {
+fn a_wait_does_not_keep_the_same_client_from_giving_back() {
     let clock = Clock::manual();
     let daemon = limited_by(2, clock.clone());
     let (backing, _driver) = backing(&daemon, WAIT);
@@ -162,7 +162,7 @@ fn a_request_waits_once_however_often_it_is_tried() {
 }
 
 #[test]
-fn who_waits_for_more_than_there_is_waits_on() {
+fn a_wait_for_more_than_there_is_goes_on() {
     let clock = Clock::manual();
     let daemon = limited_by(3, clock.clone());
     let (holder, _driver) = backing(&daemon, Duration::ZERO);
@@ -180,7 +180,7 @@ fn who_waits_for_more_than_there_is_waits_on() {
 }
 
 #[test]
-fn what_can_never_be_had_is_refused_at_once() {
+fn an_impossible_request_is_refused_at_once() {
     let daemon = limited(1);
     let hasty = daemon.raw();
     // The daemon would disconnect a client that sends a second request while the first one waits.

@@ -185,11 +185,10 @@ pub(crate) struct Footprint {
 
 impl Footprint {
     pub(crate) fn now(driver: &dyn Driver) -> Self {
-        let count = |folder| std::fs::read_dir(folder).unwrap().count();
         Self {
             free_bytes: driver.memory_info().unwrap().free,
-            descriptors: count("/proc/self/fd"),
-            threads: count("/proc/self/task"),
+            descriptors: count_files("/proc/self/fd"),
+            threads: count_files("/proc/self/task"),
         }
     }
 
@@ -200,4 +199,8 @@ impl Footprint {
             && self.descriptors <= before.descriptors
             && self.threads <= before.threads
     }
+}
+
+fn count_files(folder: &str) -> usize {
+    std::fs::read_dir(folder).unwrap().count()
 }

@@ -135,7 +135,7 @@ fn only_who_is_idle_and_holds_nothing_makes_place_for_another() {
 }
 
 #[test]
-fn what_is_no_message_ends_its_connection_and_no_other() {
+fn an_invalid_message_ends_its_connection_and_no_other() {
     let daemon = Daemon::with_pool(&[1]);
     let other = daemon.client();
     let wrong_version = [[9, 9], [0, 0]].concat();
@@ -219,7 +219,7 @@ fn a_client_can_not_give_back_what_another_holds() {
 }
 
 #[test]
-fn who_asks_again_before_it_has_its_answer_is_dropped() {
+fn a_client_that_asks_again_before_its_answer_is_dropped() {
     let daemon = Daemon::new(DaemonConfig { chunk_limit_bytes: Some(GRANULE), ..quick() });
     let (holder, hasty): (Raw, Raw) = (daemon.raw(), daemon.raw());
     holder.send(&encode(&DaemonRequest::LeaseChunk { bytes: GRANULE }).unwrap());

@@ -129,7 +129,7 @@ fn a_chunk_that_can_not_be_had_is_given_back() {
 }
 
 #[test]
-fn what_the_driver_does_not_take_back_is_offered_again() {
+fn memory_that_the_driver_does_not_take_back_is_offered_again() {
     let daemon = Daemon::with_pool(&[]);
     let total = daemon.driver.memory_info().unwrap().free;
     let driver = sim();

@@ -10,7 +10,7 @@ use tenure_device::{AccessMode, CopyCalls, Driver, ErrorKind, MemoryCalls, Prior
 use crate::common::{Daemon, GRANULE, becomes_free, fill, sim, sum};
 
 #[test]
-fn what_one_writes_another_reads() {
+fn one_client_reads_the_bytes_that_another_writes() {
     let daemon = Daemon::with_pool(&[1, 3]);
     let ((writer, here), (reader, there)) = (daemon.attach(), daemon.attach());
     assert_eq!(writer.bytes(), 4 * GRANULE);

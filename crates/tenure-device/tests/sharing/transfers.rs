@@ -116,7 +116,7 @@ fn models_that_were_placed_first_find_what_is_transferred_then() {
 }
 
 #[test]
-fn what_was_placed_can_not_be_written() {
+fn placed_parameters_can_not_be_written() {
     let (owner, _folder) = serve();
     let (Worker { driver, .. }, models) = placed(&owner, SHORT, &MODELS);
     let tensor = models[1].tensors[0];
@@ -259,7 +259,7 @@ fn computation_is_one_stream_s_while_it_has_blocks_there() {
 }
 
 #[test]
-fn who_computes_is_waited_for() {
+fn a_transfer_waits_for_computation() {
     let (owner, _folder) = serve();
     let [(first, one), (second, other)] = [(); 2].map(|()| placed(&owner, PATIENCE, &MODELS[..1]));
     transfer(&worker(&owner), MODELS[0], 1);
@@ -318,7 +318,7 @@ fn a_computation_goes_on_in_other_memory_when_the_daemon_is_gone() {
 }
 
 #[test]
-fn what_is_freed_in_a_capture_is_given_back_after_it() {
+fn a_range_freed_in_a_capture_is_given_back_after_it() {
     let (owner, _folder) = serve();
     let [(first, one), (second, other)] = [(); 2].map(|()| placed(&owner, SHORT, &[&[]]));
     let held = allocate(first.memory, GRANULE, one[0].computation).unwrap();
@@ -334,7 +334,7 @@ fn what_is_freed_in_a_capture_is_given_back_after_it() {
 }
 
 #[test]
-fn who_waits_for_the_range_gets_it_before_who_had_it_gets_it_again() {
+fn a_waiting_client_gets_the_range_before_its_last_holder_does() {
     // The clock stands still, so a place in the queue is kept however rarely its holder gets to run.
     let (owner, _folder) = serve_by(Clock::manual());
     let [(first, one), (second, other)] = [(); 2].map(|()| placed(&owner, PATIENCE, &MODELS[..1]));
@@ -390,7 +390,7 @@ fn published_parameters_are_read_as_they_were_published() {
 }
 
 #[test]
-fn what_was_transferred_is_not_published() {
+fn transferred_parameters_are_not_published() {
     let (owner, _folder) = serve();
     transfer(&worker(&owner), MODELS[0], 1);
     let read = worker(&owner).cache.insert_shared_cache_for_parameter(StreamId::NULL, AccessMode::Read);

@@ -148,12 +148,15 @@ fn a_message_has_a_longest_length() {
     assert_eq!(decode::<DaemonReply>(&vec![1; FRAME_BYTES + 1]), Err(WireError::TooLong));
 }
 
+fn welcome(pool: Vec<u64>) -> DaemonReply {
+    DaemonReply::Welcome(DaemonTerms { device: "cuda:0".into(), uuid: [0; 16], pool })
+}
+
 #[test]
 fn a_pool_that_has_no_size_is_no_offer() {
-    let terms = |pool| DaemonReply::Welcome(DaemonTerms { device: "cuda:0".into(), uuid: [0; 16], pool });
-    let largest = terms(vec![u64::MAX - 1, 1]);
+    let largest = welcome(vec![u64::MAX - 1, 1]);
     assert_eq!(decode(&encode(&largest).unwrap()), Ok(largest));
-    let error = decode::<DaemonReply>(&encode(&terms(vec![u64::MAX, 1])).unwrap()).unwrap_err();
+    let error = decode::<DaemonReply>(&encode(&welcome(vec![u64::MAX, 1])).unwrap()).unwrap_err();
     assert!(matches!(error, WireError::Malformed(_)), "{error}");
 }
 

@@ -12,7 +12,7 @@ use tenure_device::{
     Call, Clock, DeviceBacking, DeviceProcess, Driver, DriverError, MemoryCalls, Priority, StreamCalls,
 };
 
-use crate::common::{GRANULE, sim};
+use crate::common::{GRANULE, sim, this_process};
 
 fn backing() -> (Arc<SimDriver>, DeviceBacking) {
     let driver = sim(0);
@@ -146,7 +146,7 @@ fn a_failed_call_of_the_backing_says_where_too() {
 }
 
 #[test]
-fn what_is_held_counts_what_came_and_not_what_went() {
+fn held_bytes_count_memory_that_came_and_not_memory_that_went() {
     let (driver, backing) = backing();
     let chunk = backing.create(2 * GRANULE).unwrap();
     let segment = backing.malloc(GRANULE).unwrap();
@@ -187,17 +187,16 @@ fn overhead_is_asked_for_rarely() {
 
 #[test]
 fn overhead_that_the_system_does_not_tell_counts_as_none() {
-    let own = |bytes| Some(vec![DeviceProcess { pid: std::process::id(), bytes }]);
     let other = vec![DeviceProcess { pid: 1, bytes: Some(1 << 30) }];
-    for processes in [None, own(None), Some(other)] {
+    for processes in [None, this_process(None), Some(other)] {
         let (driver, backing) = backing();
         driver.set_processes(processes);
         assert_eq!((backing.known_overhead_bytes(), backing.overhead_bytes()), (None, 0));
     }
     let (driver, backing) = backing();
-    driver.set_processes(own(Some(0)));
+    driver.set_processes(this_process(Some(0)));
     backing.create(GRANULE).unwrap();
-    assert_eq!(backing.known_overhead_bytes(), Some(0), "an old figure is no reason to underflow");
+    assert_eq!(backing.known_overhead_bytes(), Some(0), "an old figure does not underflow");
 }
 
 /// A thread allocates and frees 1 GiB all the time, and none of it is overhead.

@@ -10,7 +10,7 @@ use tenure_device::{
     StreamCalls,
 };
 
-use crate::common::{GRANULE, kind, mapped_chunk, read, sim};
+use crate::common::{GRANULE, kind, mapped_chunk, read, sim, this_process};
 
 #[test]
 fn memory_that_was_not_written_reads_as_junk_always_the_same() {
@@ -187,19 +187,22 @@ fn one_address_of_a_chunk_can_go_while_work_uses_another() {
     driver.unmap(old, GRANULE).unwrap();
 }
 
+fn is_misaligned(error: ErrorKind) -> bool {
+    matches!(error, ErrorKind::Misaligned { granularity: GRANULE, .. })
+}
+
 #[test]
 fn chunks_and_addresses_obey_the_granularity() {
     let driver = sim(0);
-    let misaligned = |error: ErrorKind| matches!(error, ErrorKind::Misaligned { granularity: GRANULE, .. });
-    assert!(misaligned(kind(driver.create(GRANULE + 1))));
-    assert!(misaligned(kind(driver.create(0))));
-    assert!(misaligned(kind(driver.reserve(1))));
+    assert!(is_misaligned(kind(driver.create(GRANULE + 1))));
+    assert!(is_misaligned(kind(driver.create(0))));
+    assert!(is_misaligned(kind(driver.reserve(1))));
     let address = driver.reserve(2 * GRANULE).unwrap();
     let chunk = driver.create(GRANULE).unwrap();
-    assert!(misaligned(kind(driver.map(address + 1, chunk))));
+    assert!(is_misaligned(kind(driver.map(address + 1, chunk))));
     driver.map(address, chunk).unwrap();
-    assert!(misaligned(kind(driver.set_access(address, 1, AccessMode::ReadWrite))));
-    assert!(misaligned(kind(driver.unmap(address + 1, GRANULE))));
+    assert!(is_misaligned(kind(driver.set_access(address, 1, AccessMode::ReadWrite))));
+    assert!(is_misaligned(kind(driver.unmap(address + 1, GRANULE))));
 }
 
 #[test]
@@ -324,16 +327,15 @@ fn streams_keep_their_priority() {
 fn this_process_holds_what_its_context_and_its_driver_hold() {
     let config = SimConfig { other_bytes: 5 << 30, context_bytes: 500 << 20, ..SimConfig::default() };
     let driver = SimDriver::new(config);
-    let mine = |bytes| Some(vec![DeviceProcess { pid: std::process::id(), bytes: Some(bytes) }]);
-    assert_eq!(driver.processes(), mine(500 << 20));
+    assert_eq!(driver.processes(), this_process(Some(500 << 20)));
     assert_eq!(driver.memory_info().unwrap().free, config.capacity_bytes - (5 << 30) - (500 << 20));
     driver.malloc(1 << 20).unwrap();
     driver.create(2 << 20).unwrap();
-    assert_eq!(driver.processes(), mine(503 << 20));
+    assert_eq!(driver.processes(), this_process(Some(503 << 20)));
 }
 
 #[test]
-fn what_processes_hold_can_be_scripted() {
+fn the_memory_of_processes_can_be_scripted() {
     let driver = sim(0);
     let others = vec![DeviceProcess { pid: 1, bytes: Some(GRANULE) }, DeviceProcess { pid: 2, bytes: None }];
     driver.set_processes(Some(others.clone()));

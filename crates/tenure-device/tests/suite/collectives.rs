@@ -115,7 +115,7 @@ fn a_device_that_ends_the_group_leaves_none_waiting() {
 }
 
 #[test]
-fn what_makes_no_group_is_refused() {
+fn an_invalid_device_group_is_refused() {
     let platform = SimPlatform::new(vec![SimConfig::default(); 2]);
     let driver = platform.driver(0).unwrap();
     assert!(matches!(Communicator::group(&[]), Err(CollectiveError::NoGroup { .. })));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tenure_alloc::{Address, ChunkId};
 use tenure_device::sim::{SimConfig, SimDriver};
-use tenure_device::{AccessMode, Driver, ErrorKind, Platform, cuda};
+use tenure_device::{AccessMode, DeviceProcess, Driver, ErrorKind, Platform, cuda};
 
 /// A device under test.
 pub(crate) struct Tested {
@@ -96,4 +96,9 @@ pub(crate) fn read(driver: &dyn Driver, address: Address, count: usize) -> Vec<u
 /// Returns the reason of a failed call.
 pub(crate) fn kind<T: std::fmt::Debug>(result: Result<T, tenure_device::CallError>) -> ErrorKind {
     result.unwrap_err().kind
+}
+
+/// Returns a list of processes that hold memory of a device: this one alone.
+pub(crate) fn this_process(bytes: Option<u64>) -> Option<Vec<DeviceProcess>> {
+    Some(vec![DeviceProcess { pid: std::process::id(), bytes }])
 }

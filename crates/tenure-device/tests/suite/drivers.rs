@@ -519,7 +519,7 @@ fn host_memory_is_registered_and_unregistered_once() {
 }
 
 #[test]
-fn what_was_given_back_is_not_known_any_more() {
+fn memory_given_back_is_unknown() {
     for driver in drivers() {
         let bytes = driver.granularity();
         let segment = driver.malloc(bytes).unwrap();

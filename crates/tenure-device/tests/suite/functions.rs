@@ -68,7 +68,7 @@ fn no_driver_and_no_device_are_zero_devices() {
 }
 
 #[test]
-fn what_cannot_do_without_a_device_is_told_which_of_the_two_it_is() {
+fn a_call_that_needs_a_device_says_whether_driver_or_device_is_missing() {
     for nothing in [Ok(0), Err(ErrorKind::NoDevice)] {
         assert_eq!(why(device_count_ensure_non_zero(&counting(nothing))), ErrorKind::NoDevice);
     }
@@ -130,7 +130,7 @@ fn an_index_out_of_range_says_what_the_range_is() {
     assert_eq!(why(driver(&platform, 2)), outside);
     assert_eq!(why(can_access_peer(&platform, 0, 2)), outside);
     assert_eq!(why(can_access_peer(&platform, 2, 0)), outside);
-    assert_eq!(outside.to_string(), "there is no device 2: there are 2, numbered from 0");
+    assert_eq!(outside.to_string(), "device 2 does not exist: there are 2, numbered from 0");
     assert_eq!(why(driver(&counting(Err(no_driver())), 0)), no_driver());
 }
 

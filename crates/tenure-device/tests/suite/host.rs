@@ -122,7 +122,7 @@ fn host_memory_that_the_device_reads_in_place_is_not_unregistered_meanwhile() {
 }
 
 #[test]
-fn what_one_device_of_a_platform_registers_all_of_them_use() {
+fn all_devices_of_a_platform_use_memory_that_one_registers() {
     let platform = SimPlatform::new(vec![SimConfig::default(); 2]);
     let [first, second] = [0, 1].map(|device| Arc::clone(platform.sim(device).unwrap()));
     let mut memory = [3; 64];

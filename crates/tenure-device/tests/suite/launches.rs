@@ -49,14 +49,17 @@ fn a_launch_comes_back_as_it_was_noted() {
     assert_eq!(registry.recent(10), [launch]);
 }
 
+fn streams_of(launches: Vec<Launch>) -> Vec<u32> {
+    launches.iter().map(|launch| launch.stream.0 as u32).collect()
+}
+
 #[test]
 fn the_newest_come_first_and_the_oldest_are_forgotten() {
     let registry = LaunchRegistry::new();
     let count = RECENT_LAUNCHES as u32 + 10;
     (0..count).for_each(|i| _ = record(&registry, i));
-    let streams = |launches: Vec<Launch>| launches.iter().map(|launch| launch.stream.0 as u32).collect::<Vec<_>>();
-    assert_eq!(streams(registry.recent(3)), [count - 1, count - 2, count - 3]);
-    assert_eq!(streams(registry.recent(usize::MAX)), (10..count).rev().collect::<Vec<_>>());
+    assert_eq!(streams_of(registry.recent(3)), [count - 1, count - 2, count - 3]);
+    assert_eq!(streams_of(registry.recent(usize::MAX)), (10..count).rev().collect::<Vec<_>>());
 }
 
 #[test]

@@ -259,10 +259,9 @@ fn a_report_says_who_holds_what_by_tag_and_key() {
         memory.allocate(request(512 * MIB, Tag::Activation).with_key(key)).unwrap();
         memory.allocate(request(128 * MIB, Tag::Activation)).unwrap();
         let report = report(memory.allocate(request(512 * MIB, Tag::Gradient)).unwrap_err());
-        let holder = |tag, key, mib, blocks| Holder { tag, key, bytes: mib * MIB, blocks };
-        let activation = holder(Tag::Activation, KeyId::NONE, 640, 2);
-        assert_eq!(report.tags, [activation, holder(Tag::Weight, KeyId::NONE, 64, 1)]);
-        assert_eq!(report.keys, [holder(Tag::Activation, key, 512, 1)]);
+        let activation = holder(Tag::Activation, KeyId::NONE, 640 * MIB, 2);
+        assert_eq!(report.tags, [activation, holder(Tag::Weight, KeyId::NONE, 64 * MIB, 1)]);
+        assert_eq!(report.keys, [holder(Tag::Activation, key, 512 * MIB, 1)]);
         assert_eq!(report.allocated_bytes, 704 * MIB);
         assert!(report.advice().last().unwrap().contains("recompute activations"), "{report}");
     }
@@ -313,12 +312,25 @@ fn bad_settings_are_refused() {
     assert!(matches!(error, MemoryError::Allocator(AllocError::InvalidSetting { .. })), "{error}");
 }
 
+fn holder(tag: Tag, key: KeyId, bytes: u64, blocks: usize) -> Holder {
+    Holder { tag, key, bytes, blocks }
+}
+
+fn key(module: &str) -> KeyId {
+    KeyId::intern(Key { module: module.into(), op: "matmul".into(), role: "out".into(), occurrence: 0 })
+}
+
+/// Returns the part of a report that Tenure adds.
+fn list_of_holders(text: &str) -> &str {
+    &text[text.find("Held, by tag").unwrap()..]
+}
+
+fn first_advice(report: OutOfMemoryReport) -> String {
+    report.advice().remove(0)
+}
+
 /// Returns the report of a full, shared device.
 fn sample() -> OutOfMemoryReport {
-    let key = |module: &str| {
-        KeyId::intern(Key { module: module.into(), op: "matmul".into(), role: "out".into(), occurrence: 0 })
-    };
-    let holder = |tag, key, bytes, blocks| Holder { tag, key, bytes, blocks };
     OutOfMemoryReport {
         device: Device::cuda(0),
         requested_bytes: 2 * GIB,
@@ -401,25 +413,23 @@ Held, by tag:
 ";
     let text = report.in_pytorch().to_string();
     assert!(text.starts_with(expected), "{text}");
-    let ours = |text: &str| text[text.find("Held, by tag").unwrap()..].to_owned();
-    assert_eq!(ours(&text), ours(&report.to_string()));
+    assert_eq!(list_of_holders(&text), list_of_holders(&report.to_string()));
 }
 
 #[test]
 fn advice_fits_the_cause() {
-    let first = |report: OutOfMemoryReport| report.advice().remove(0);
-    let too_large = first(OutOfMemoryReport { requested_bytes: 200 * GIB, ..sample() });
+    let too_large = first_advice(OutOfMemoryReport { requested_bytes: 200 * GIB, ..sample() });
     assert!(too_large.contains("larger than the device"), "{too_large}");
-    let limited = first(OutOfMemoryReport { allowed_bytes: 119 * GIB, free_bytes: 19 * GIB, ..sample() });
+    let limited = first_advice(OutOfMemoryReport { allowed_bytes: 119 * GIB, free_bytes: 19 * GIB, ..sample() });
     assert!(limited.ends_with("raise its memory fraction to at least 0.87."), "{limited}");
     let in_pieces =
         OutOfMemoryReport { allocated_bytes: 100 * GIB, others: Vec::new(), free_bytes: 21 * GIB, ..sample() };
-    assert!(first(in_pieces.clone()).contains("18.00 GiB is reserved and not allocated"), "{in_pieces}");
+    assert!(first_advice(in_pieces.clone()).contains("18.00 GiB is reserved and not allocated"), "{in_pieces}");
 }
 
 /// A host function must not call the driver: blocks that it frees are freed with the next call elsewhere.
 #[test]
-fn what_a_host_function_frees_is_freed() {
+fn memory_that_a_host_function_frees_is_freed() {
     everywhere(|device, memory| {
         let stream = device.create_stream(Priority::Default).unwrap();
         let storage = Storage::new(4 << 20, Arc::new(memory)).unwrap();

@@ -211,7 +211,7 @@ fn the_last_buffer_of_a_pool_dropped_in_a_host_function_gives_everything_back() 
 }
 
 #[test]
-fn what_the_limit_leaves_of_a_chunk_is_used() {
+fn the_rest_of_a_chunk_below_the_limit_is_used() {
     let pool = pool(&sim(), PinnedConfig { chunk_bytes: 48 * MIB, ..PinnedConfig::new(64 * MIB) });
     let _held = [mib(&pool, 40).unwrap(), mib(&pool, 12).unwrap()];
     assert_eq!(pool.statistics().pinned_bytes, 60 * MIB);

@@ -33,7 +33,7 @@ fn wait_until_all_is_free(driver: &SimDriver) {
 }
 
 #[test]
-fn what_was_written_before_an_export_is_there_after_it() {
+fn bytes_written_before_an_export_are_there_after_it() {
     let small = SimConfig { granularity_bytes: 4096, ..SimConfig::default() };
     for (config, bytes) in [(small, 4096), (small, 20 << 12), (SimConfig::default(), 2 << 20)] {
         let exporter = SimDriver::new(config);

@@ -34,7 +34,7 @@ fn an_opened_event_is_passed_when_the_process_that_recorded_it_has_passed_it() {
 }
 
 #[test]
-fn what_can_run_before_a_record_has_run_when_the_record_is_made() {
+fn work_before_a_record_runs_when_the_record_is_made() {
     let [(exporter, event), (importer, opened)] = processes();
     let stream = exporter.create_stream(Priority::Default).unwrap();
     let address = exporter.malloc(16).unwrap();

@@ -1,6 +1,6 @@
 //! The driver calls of a CUDA device for copies and fills, and for pinned host memory.
 
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys::{self, CUresult, CUstream};
 use tenure_alloc::Address;
 use tenure_core::StreamId;
 
@@ -9,6 +9,34 @@ use crate::cuda::capture::RelaxedCapture;
 use crate::cuda::error::check;
 use crate::driver::CopyCalls;
 use crate::{AccessMode, Call, CallError, ErrorKind};
+
+impl CudaDriver {
+    /// Puts a copy or fill of `bytes` bytes on `stream`.
+    fn put(
+        &self,
+        call: Call,
+        stream: StreamId,
+        bytes: u64,
+        copy: impl FnOnce(CUstream) -> CUresult,
+    ) -> Result<(), CallError> {
+        self.in_context(call, || self.submit(call, stream, bytes, copy).map(drop))
+    }
+
+    /// Puts a copy of `bytes` bytes on `stream`, and blocks the host until it is done.
+    fn put_and_wait(
+        &self,
+        call: Call,
+        stream: StreamId,
+        bytes: u64,
+        copy: impl FnOnce(CUstream) -> CUresult,
+    ) -> Result<(), CallError> {
+        self.in_context(call, || {
+            let stream = self.submit(call, stream, bytes, copy)?;
+            // SAFETY: the stream is known.
+            self.timings.time(call, 1, bytes, || unsafe { sys::cuStreamSynchronize(stream) })
+        })
+    }
+}
 
 impl CopyCalls for CudaDriver {
     unsafe fn register_host(&self, address: *mut u8, bytes: u64, access: AccessMode) -> Result<(), CallError> {
@@ -45,28 +73,18 @@ impl CopyCalls for CudaDriver {
     }
 
     fn copy_to_device(&self, target: Address, source: &[u8], stream: StreamId) -> Result<(), CallError> {
-        self.in_context(Call::CopyToDevice, || {
-            let stream = self.submit(Call::CopyToDevice, stream, source.len() as u64, |stream| {
-                // SAFETY: `source` outlives the copy, because this function waits for it below; the driver checks the
-                // address.
-                unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.as_ptr().cast(), source.len(), stream) }
-            })?;
-            // SAFETY: the stream is known.
-            self.timings
-                .time(Call::CopyToDevice, 1, source.len() as u64, || unsafe { sys::cuStreamSynchronize(stream) })
+        self.put_and_wait(Call::CopyToDevice, stream, source.len() as u64, |stream| {
+            // SAFETY: `source` outlives the copy, because this function waits for it; the driver checks the
+            // address.
+            unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.as_ptr().cast(), source.len(), stream) }
         })
     }
 
     fn copy_from_device(&self, target: &mut [u8], source: Address, stream: StreamId) -> Result<(), CallError> {
-        self.in_context(Call::CopyFromDevice, || {
-            let stream = self.submit(Call::CopyFromDevice, stream, target.len() as u64, |stream| {
-                // SAFETY: `target` outlives the copy, because this function waits for it below; the driver checks the
-                // address.
-                unsafe { sys::cuMemcpyDtoHAsync_v2(target.as_mut_ptr().cast(), source, target.len(), stream) }
-            })?;
-            // SAFETY: the stream is known.
-            self.timings
-                .time(Call::CopyFromDevice, 1, target.len() as u64, || unsafe { sys::cuStreamSynchronize(stream) })
+        self.put_and_wait(Call::CopyFromDevice, stream, target.len() as u64, |stream| {
+            // SAFETY: `target` outlives the copy, because this function waits for it; the driver checks the
+            // address.
+            unsafe { sys::cuMemcpyDtoHAsync_v2(target.as_mut_ptr().cast(), source, target.len(), stream) }
         })
     }
 
@@ -77,12 +95,9 @@ impl CopyCalls for CudaDriver {
         bytes: u64,
         stream: StreamId,
     ) -> Result<(), CallError> {
-        self.in_context(Call::CopyToDeviceAsync, || {
-            self.submit(Call::CopyToDeviceAsync, stream, bytes, |stream| {
-                // SAFETY: the caller keeps the source until the stream has completed the copy.
-                unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.cast(), bytes as usize, stream) }
-            })
-            .map(drop)
+        self.put(Call::CopyToDeviceAsync, stream, bytes, |stream| {
+            // SAFETY: the caller keeps the source until the stream has completed the copy.
+            unsafe { sys::cuMemcpyHtoDAsync_v2(target, source.cast(), bytes as usize, stream) }
         })
     }
 
@@ -93,32 +108,23 @@ impl CopyCalls for CudaDriver {
         bytes: u64,
         stream: StreamId,
     ) -> Result<(), CallError> {
-        self.in_context(Call::CopyFromDeviceAsync, || {
-            self.submit(Call::CopyFromDeviceAsync, stream, bytes, |stream| {
-                // SAFETY: the caller does not touch the target until the stream has completed the copy.
-                unsafe { sys::cuMemcpyDtoHAsync_v2(target.cast(), source, bytes as usize, stream) }
-            })
-            .map(drop)
+        self.put(Call::CopyFromDeviceAsync, stream, bytes, |stream| {
+            // SAFETY: the caller does not touch the target until the stream has completed the copy.
+            unsafe { sys::cuMemcpyDtoHAsync_v2(target.cast(), source, bytes as usize, stream) }
         })
     }
 
     fn copy_on_device(&self, target: Address, source: Address, bytes: u64, stream: StreamId) -> Result<(), CallError> {
-        self.in_context(Call::CopyOnDevice, || {
-            self.submit(Call::CopyOnDevice, stream, bytes, |stream| {
-                // SAFETY: both are device addresses, which the driver checks.
-                unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes as usize, stream) }
-            })
-            .map(drop)
+        self.put(Call::CopyOnDevice, stream, bytes, |stream| {
+            // SAFETY: both are device addresses, which the driver checks.
+            unsafe { sys::cuMemcpyDtoDAsync_v2(target, source, bytes as usize, stream) }
         })
     }
 
     fn memset(&self, target: Address, value: u8, bytes: u64, stream: StreamId) -> Result<(), CallError> {
-        self.in_context(Call::Memset, || {
-            self.submit(Call::Memset, stream, bytes, |stream| {
-                // SAFETY: the target is a device address, which the driver checks.
-                unsafe { sys::cuMemsetD8Async(target, value, bytes as usize, stream) }
-            })
-            .map(drop)
+        self.put(Call::Memset, stream, bytes, |stream| {
+            // SAFETY: the target is a device address, which the driver checks.
+            unsafe { sys::cuMemsetD8Async(target, value, bytes as usize, stream) }
         })
     }
 }

@@ -124,14 +124,14 @@ impl DnnAttention {
 
     /// Adds the computation of the gradients.
     fn backward(&self, graph: &mut AttentionGraph) -> Result<(), ErrorKind> {
-        let [q, keys, values] = [self.strided_tensor(0)?, self.transposed(1)?, self.transposed(2)?];
-        let [out, grad, grad_q, grad_k, grad_v] = [
-            self.strided_tensor(3)?,
-            self.strided_tensor(4)?,
-            self.strided_tensor(5)?,
-            self.strided_tensor(6)?,
-            self.strided_tensor(7)?,
-        ];
+        let q = self.strided_tensor(0)?;
+        let keys = self.transposed(1)?;
+        let values = self.transposed(2)?;
+        let out = self.strided_tensor(3)?;
+        let grad = self.strided_tensor(4)?;
+        let grad_q = self.strided_tensor(5)?;
+        let grad_k = self.strided_tensor(6)?;
+        let grad_v = self.strided_tensor(7)?;
         let sums =
             graph.tensor(SUMS, self.row_sizes(), contiguous(self.row_sizes()), DType::F32, TensorPlace::Device)?;
 

@@ -21,7 +21,7 @@ const H200: &str = r#"{"deviceName": "NVIDIA H200", "totalGlobalMem": 1507548200
 /// Describes an H200 to the library. Returns `None` on a machine without the library.
 fn h200() -> Option<PlanTarget> {
     if !is_there() {
-        eprintln!("skipped: there is no cuDNN");
+        eprintln!("skipped: cuDNN was not found");
         return None;
     }
     let json: Vec<c_char> = H200.bytes().map(|byte| byte as c_char).collect();
@@ -154,7 +154,7 @@ fn attention_and_its_gradients_have_plans() {
                     assert!(plan.workspace_bytes < sums + (1 << 20), "{name} has a quadratic buffer");
                 }
                 // The library compiles the kernels of this graph, which needs a driver.
-                Err(_) if !has_driver => eprintln!("skipped: there is no driver"),
+                Err(_) if !has_driver => eprintln!("skipped: no CUDA driver was found"),
                 Err(error) => panic!("{name}, backward {is_backward}: {error}"),
             }
         }

@@ -33,7 +33,7 @@ fn any_number_of_readers_share_a_range_and_a_writer_has_it_alone() {
 }
 
 #[test]
-fn who_waits_for_a_range_gets_it_before_who_asks_later() {
+fn a_waiting_client_gets_a_range_before_later_ones() {
     let mut leases = Leases::new(GRACE_MS);
     let [a, b, c] = [1, 2, 3].map(|pid| leases.connect(Some(pid)));
     let held = leases.grant(a, pool(0, 10), WRITE, 0).unwrap();
@@ -52,7 +52,7 @@ fn who_waits_for_a_range_gets_it_before_who_asks_later() {
 }
 
 #[test]
-fn who_does_not_ask_again_has_no_place_in_the_queue() {
+fn a_client_that_does_not_ask_again_loses_its_place_in_the_queue() {
     for gives_up in [0, 1, 2] {
         let mut leases = Leases::new(GRACE_MS);
         let [a, b] = [1, 2].map(|pid| leases.connect(Some(pid)));

@@ -6,7 +6,6 @@ use tenure_alloc::{Address, ChunkId, MemoryInfo};
 
 use crate::driver::{MemoryCalls, SharingCalls};
 use crate::sim::SimDriver;
-use crate::sim::state::SimState;
 use crate::{AccessMode, Call, CallError, ErrorKind, EventHandle, EventId, MemoryHandle, cost};
 
 impl MemoryCalls for SimDriver {
@@ -30,16 +29,19 @@ impl MemoryCalls for SimDriver {
     }
 
     fn free(&self, address: Address) -> Result<(), CallError> {
-        let start = |state: &mut SimState| {
-            state.memory.check_segment(address)?;
-            Ok(state.device_goal())
-        };
-        self.block(Call::Free, start, |state| {
-            let bytes = state.memory.free(address)?;
-            state.counters.free += 1;
-            state.counters.driver_us += cost::FREE.us(bytes);
-            Ok(())
-        })
+        self.block(
+            Call::Free,
+            |state| {
+                state.memory.check_segment(address)?;
+                Ok(state.device_goal())
+            },
+            |state| {
+                let bytes = state.memory.free(address)?;
+                state.counters.free += 1;
+                state.counters.driver_us += cost::FREE.us(bytes);
+                Ok(())
+            },
+        )
     }
 
     fn reserve(&self, bytes: u64) -> Result<Address, CallError> {
