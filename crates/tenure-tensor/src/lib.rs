@@ -31,6 +31,8 @@ mod elementwise;
 mod error;
 pub mod file_mapping;
 #[forbid(unsafe_code)]
+mod geometry;
+#[forbid(unsafe_code)]
 mod kernel;
 #[forbid(unsafe_code)]
 pub mod observe;

@@ -194,8 +194,26 @@ pub fn tell_literal(tensor: &Tensor) {
     }
 }
 
+/// Computes an operation, and shows the call to observers, by the operation's [own name](Operation::own_name).
+#[inline]
+pub(crate) fn observed<'a, A: AsRef<[Argument<'a>]>, T: Clone + Into<Output>>(
+    own_name: &'static str,
+    arguments: impl FnOnce() -> A,
+    call: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    if !is_on() {
+        return call();
+    }
+    let begun = Begun::new(own_name, arguments().as_ref());
+    let result = call();
+    if let Some(begun) = begun {
+        begun.end(&result);
+    }
+    result
+}
+
 /// A call that observers were told of.
-pub(crate) struct Begun {
+struct Begun {
     operation: &'static Operation,
     /// The observers that were told.
     observers: Vec<Arc<dyn Observer>>,
@@ -206,7 +224,7 @@ impl Begun {
     /// Tells observers that an operation begins, by its [own name](Operation::own_name). Returns `None` if an observer
     /// calls it, or if it is the operation that has begun already: the Rust method that an overload calls.
     #[cold]
-    pub(crate) fn new(own_name: &'static str, arguments: &[Argument<'_>]) -> Option<Self> {
+    fn new(own_name: &'static str, arguments: &[Argument<'_>]) -> Option<Self> {
         let is_seen = RUNNING
             .try_with(|running| !matches!(running.borrow().last(), Some(last) if [own_name, OBSERVER].contains(last)));
         let operation = *NAMED.get(own_name)?;
@@ -221,7 +239,7 @@ impl Begun {
 
     /// Tells the observers the result.
     #[cold]
-    pub(crate) fn end<T: Clone + Into<Output>>(mut self, result: &Result<T>) {
+    fn end<T: Clone + Into<Output>>(mut self, result: &Result<T>) {
         let output = result.as_ref().map(|output| output.clone().into());
         self.tell(Some(output.as_ref().map_err(|error| *error)));
     }

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use tenure_core::{DType, Device};
 
 use crate::ops::LossReduction;
-use crate::random::Generator;
+use crate::random::{DEFAULT, Generator};
 use crate::{Result, Scalar, Tensor, TensorError, Value};
 
 /// An operation on tensors, as front ends see it.
@@ -201,7 +201,7 @@ impl fmt::Display for Argument<'_> {
 }
 
 /// A Rust type of parameters.
-pub(crate) trait Take<'a>: Sized {
+pub(crate) trait Take<'a>: Copy {
     /// The parameter's type in the table.
     const KIND: Kind;
 
@@ -209,11 +209,22 @@ pub(crate) trait Take<'a>: Sized {
     fn take(argument: &Argument<'a>) -> Option<Self>;
 
     /// Returns the argument that is taken as this.
-    fn argument(&'a self) -> Argument<'a>;
+    fn argument(self) -> Argument<'a>;
 }
+
+/// A default in the table: [`Take::argument`] in constants, where no trait's function can be called.
+#[derive(Clone, Copy)]
+pub(crate) struct Given<T>(pub(crate) T);
 
 macro_rules! takes {
     ($($kind:ident: $type:ty = $pattern:pat => $value:expr, |$taken:ident| $argument:expr;)*) => {$(
+        impl<'a> Given<$type> {
+            pub(crate) const fn argument(self) -> Argument<'a> {
+                let $taken = self.0;
+                $argument
+            }
+        }
+
         impl<'a> Take<'a> for $type {
             const KIND: Kind = Kind::$kind;
 
@@ -224,25 +235,8 @@ macro_rules! takes {
                 }
             }
 
-            fn argument(&'a self) -> Argument<'a> {
-                let $taken = *self;
-                $argument
-            }
-        }
-    )*};
-    ($($kind:ident: optional $type:ty;)*) => {$(
-        impl<'a> Take<'a> for Option<$type> {
-            const KIND: Kind = Kind::$kind;
-
-            fn take(argument: &Argument<'a>) -> Option<Self> {
-                match argument {
-                    Argument::None => Some(None),
-                    given => <$type>::take(given).map(Some),
-                }
-            }
-
-            fn argument(&'a self) -> Argument<'a> {
-                self.as_ref().map_or(Argument::None, Take::argument)
+            fn argument(self) -> Argument<'a> {
+                Given(self).argument()
             }
         }
     )*};
@@ -253,6 +247,7 @@ takes! {
     Tensors: &'a [&'a Tensor] = Argument::Tensors(tensors) => Some(tensors), |tensors| Argument::Tensors(tensors);
     Scalar: Scalar = Argument::Scalar(number) => Some(number), |number| Argument::Scalar(number);
     Int: isize = Argument::Scalar(Scalar::Int(number)) => number.try_into().ok(), |number| Argument::Scalar(Scalar::Int(number as i64));
+    Int: i64 = Argument::Scalar(Scalar::Int(number)) => Some(number), |number| Argument::Scalar(Scalar::Int(number));
     Ints: &'a [isize] = Argument::Ints(numbers) => Some(numbers), |numbers| Argument::Ints(numbers);
     Size: usize = Argument::Scalar(Scalar::Int(number)) => number.try_into().ok(), |number| Argument::Scalar(Scalar::Int(number as i64));
     Sizes: &'a [usize] = Argument::Sizes(sizes) => Some(sizes), |sizes| Argument::Sizes(sizes);
@@ -261,18 +256,55 @@ takes! {
     Text: &'a str = Argument::Text(text) => Some(text), |text| Argument::Text(text);
     DType: DType = Argument::DType(dtype) => Some(dtype), |dtype| Argument::DType(dtype);
     Device: Device = Argument::Device(device) => Some(device), |device| Argument::Device(device);
-    Int: i64 = Argument::Scalar(Scalar::Int(number)) => Some(number), |number| Argument::Scalar(Scalar::Int(number));
     Reduction: LossReduction = Argument::Text(text) => LossReduction::named(text), |reduction| Argument::Text(reduction.name());
 }
 
-takes! {
-    OptionalTensor: optional &'a Tensor;
-    OptionalScalar: optional Scalar;
-    OptionalInt: optional isize;
-    OptionalFloat: optional f64;
-    OptionalText: optional &'a str;
-    OptionalDType: optional DType;
-    OptionalDevice: optional Device;
+/// Types that may be none.
+macro_rules! optional {
+    ($($kind:ident: $type:ty;)*) => {$(
+        impl<'a> Given<Option<$type>> {
+            pub(crate) const fn argument(self) -> Argument<'a> {
+                match self.0 {
+                    Some(given) => Given(given).argument(),
+                    None => Argument::None,
+                }
+            }
+        }
+
+        impl<'a> Take<'a> for Option<$type> {
+            const KIND: Kind = Kind::$kind;
+
+            fn take(argument: &Argument<'a>) -> Option<Self> {
+                match argument {
+                    Argument::None => Some(None),
+                    given => <$type>::take(given).map(Some),
+                }
+            }
+
+            fn argument(self) -> Argument<'a> {
+                Given(self).argument()
+            }
+        }
+    )*};
+}
+
+optional! {
+    OptionalTensor: &'a Tensor;
+    OptionalScalar: Scalar;
+    OptionalInt: isize;
+    OptionalFloat: f64;
+    OptionalText: &'a str;
+    OptionalDType: DType;
+    OptionalDevice: Device;
+}
+
+impl<'a> Given<Value<'a>> {
+    pub(crate) const fn argument(self) -> Argument<'a> {
+        match self.0 {
+            Value::Tensor(tensor) => Argument::Tensor(tensor),
+            Value::Number(number) => Argument::Scalar(number),
+        }
+    }
 }
 
 impl<'a> Take<'a> for Value<'a> {
@@ -286,27 +318,30 @@ impl<'a> Take<'a> for Value<'a> {
         }
     }
 
-    fn argument(&'a self) -> Argument<'a> {
-        match *self {
-            Self::Tensor(tensor) => Argument::Tensor(tensor),
-            Self::Number(number) => Argument::Scalar(number),
-        }
+    fn argument(self) -> Argument<'a> {
+        Given(self).argument()
     }
 }
 
-impl<'a> Take<'a> for Generator {
+impl<'a> Given<&'a Generator> {
+    pub(crate) const fn argument(self) -> Argument<'a> {
+        if self.0.is_default() { Argument::None } else { Argument::Generator(self.0) }
+    }
+}
+
+impl<'a> Take<'a> for &'a Generator {
     const KIND: Kind = Kind::Generator;
 
     fn take(argument: &Argument<'a>) -> Option<Self> {
-        match argument {
-            Argument::None => Some(Self::default()),
-            Argument::Generator(generator) => Some((*generator).clone()),
+        match *argument {
+            Argument::None => Some(&DEFAULT),
+            Argument::Generator(generator) => Some(generator),
             _ => None,
         }
     }
 
-    fn argument(&'a self) -> Argument<'a> {
-        if self.is_default() { Argument::None } else { Argument::Generator(self) }
+    fn argument(self) -> Argument<'a> {
+        Given(self).argument()
     }
 }
 
@@ -372,132 +407,135 @@ impl<'a, 'b> Taker<'a, 'b> {
 }
 
 /// Declares the operations of a file. Each has a name, parameters with defaults, a result, a documentation, and the
-/// function that computes it:
+/// function that computes it, which is the one of the operation's name if no other is given:
 ///
 /// ```ignore
 /// operations! {
 ///     static OPERATIONS;
-///     methods {
+///     Method for all {
 ///         /// Computes sums over dimensions.
-///         sum(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+///         sum(input: Tensor, dim: Ints = &[], keepdim: Bool = false) -> Tensor;
+///
+///         /// Computes the square of each element.
+///         square(input: Tensor) -> Tensor = |input: &Tensor| input.mul(input);
 ///     }
 /// }
 /// ```
 ///
-/// `methods` are methods of [`Tensor`] in Rust, `functions` are its associated functions. An operation whose Rust method
-/// is declared elsewhere, since it takes a structure of options, is one of `front_ends`: a function there, or one of
-/// `front_end_methods`, where front ends offer it as a method too. Overloads of a name in front
-/// ends have names of their own in Rust: `#[name(max)]` gives the common one.
+/// A block begins with the [`Form`] of its operations. If it is `for all`, Rust has them too: a `Method` is a method of
+/// [`Tensor`], a `Function` is an associated function. If it is `for front_ends`, Rust has no such operation, or it is
+/// declared elsewhere, since it takes a structure of options. Overloads of a name in front ends have names of
+/// their own in Rust: `#[name(max)]` gives the common one.
+///
+/// [`taken!`] has the types of parameters. So the block above becomes
+///
+/// ```ignore
+/// impl Tensor {
+///     /// Computes sums over dimensions.
+///     pub fn sum<'a>(&'a self, dim: &[isize], keepdim: bool) -> Result<Tensor> {
+///         observed("sum", || [self.argument(), dim.argument(), keepdim.argument()], || self::sum(self, dim, keepdim))
+///     }
+/// }
+///
+/// pub(crate) static OPERATIONS: &[Operation] = &[Operation { name: "sum", form: Form::Method, .. }];
+/// ```
 macro_rules! operations {
     (
         static $table:ident;
-        $(methods {$(
-            $(#[doc = $m_doc:expr])* $(#[name($m_front:ident)])?
-            $m:ident($m_self:ident $(, $m_p:ident: $m_t:ident $(<$m_g:ident>)? $(= $m_d:expr)?)* $(,)?) -> $m_r:ty $(= $m_f:expr)?;
-        )*})?
-        $(functions {$(
-            $(#[doc = $f_doc:expr])* $(#[name($f_front:ident)])?
-            $f:ident($($f_p:ident: $f_t:ident $(<$f_g:ident>)? $(= $f_d:expr)?),* $(,)?) -> $f_r:ty $(= $f_f:expr)?;
-        )*})?
-        $(front_ends {$(
-            $(#[doc = $e_doc:expr])* $(#[name($e_front:ident)])?
-            $e:ident($($e_p:ident: $e_t:ident $(<$e_g:ident>)? $(= $e_d:expr)?),* $(,)?) -> $e_r:ty $(= $e_f:expr)?;
-        )*})?
-        $(front_end_methods {$(
-            $(#[doc = $o_doc:expr])* $(#[name($o_front:ident)])?
-            $o:ident($($o_p:ident: $o_t:ident $(<$o_g:ident>)? $(= $o_d:expr)?),* $(,)?) -> $o_r:ty $(= $o_f:expr)?;
-        )*})?
+        $($form:ident for $whom:ident {$(
+            $(#[doc = $doc:expr])* $(#[name($front:ident)])?
+            $name:ident($($p:ident: $t:ident $(<$g:ident>)? $(= $d:expr)?),* $(,)?) -> $r:ty $(= $f:expr)?;
+        )*})*
     ) => {
-        $(impl $crate::Tensor {$(
-            $(#[doc = $m_doc])*
-            #[allow(clippy::needless_lifetimes, reason = "`'a` is for parameters that are a `Value`")]
-            pub fn $m<'a>(&'a self $(, $m_p: $crate::operation::rust!($m_t $($m_g)?))*) -> $crate::Result<$m_r> {
-                $(let $m_p = $crate::operation::forward!($m_t $m_p);)*
-                $crate::operation::observed!(here stringify!($m), &[self.argument() $(, $m_p.argument())*], {
-                    $crate::operation::body!($m $($m_f)?)(self $(, $m_p)*)
-                })
+        $($(
+            $crate::operation::declare! {
+                $form for $whom, $(#[doc = $doc])* $name($($p: $t $(<$g>)?),*) -> $r = $($f)?
             }
-        )*})?
-        $(impl $crate::Tensor {$(
-            $(#[doc = $f_doc])*
-            pub fn $f($($f_p: $crate::operation::rust!($f_t $($f_g)?)),*) -> $crate::Result<$f_r> {
-                $(let $f_p = $crate::operation::forward!($f_t $f_p);)*
-                $crate::operation::observed!(here stringify!($f), &[$($f_p.argument()),*], {
-                    $crate::operation::body!($f $($f_f)?)($($f_p),*)
-                })
-            }
-        )*})?
+        )*)*
 
         /// The operations of this file.
-        pub(crate) static $table: &[$crate::operation::Operation] = &[
-            $($($crate::operation::entry!(
-                Method $m $($m_front)?, concat!($($m_doc, "\n"),*),
-                [$m_self: Tensor, $($m_p: $m_t $(<$m_g>)? $(= $m_d)?),*] -> $m_r = there by $crate::Tensor::$m
-            ),)*)?
-            $($($crate::operation::entry!(
-                Function $f $($f_front)?, concat!($($f_doc, "\n"),*),
-                [$($f_p: $f_t $(<$f_g>)? $(= $f_d)?),*] -> $f_r = there by $crate::Tensor::$f
-            ),)*)?
-            $($($crate::operation::entry!(
-                Function $e $($e_front)?, concat!($($e_doc, "\n"),*),
-                [$($e_p: $e_t $(<$e_g>)? $(= $e_d)?),*] -> $e_r = here by $crate::operation::body!($e $($e_f)?)
-            ),)*)?
-            $($($crate::operation::entry!(
-                Method $o $($o_front)?, concat!($($o_doc, "\n"),*),
-                [$($o_p: $o_t $(<$o_g>)? $(= $o_d)?),*] -> $o_r = here by $crate::operation::body!($o $($o_f)?)
-            ),)*)?
-        ];
+        pub(crate) static $table: &[$crate::operation::Operation] = &[$($({
+            const NAME: &str = [$(stringify!($front),)? stringify!($name)][0];
+            const PARAMETERS: &[$crate::operation::Parameter] = &[$(
+                $crate::operation::Parameter {
+                    name: stringify!($p),
+                    kind: <$crate::operation::taken!($t $($g)?) as $crate::operation::Take<'static>>::KIND,
+                    default: {
+                        let default: &[$crate::operation::Given<$crate::operation::taken!($t $($g)?)>] =
+                            &[$($crate::operation::Given($d))?];
+                        match default.first() {
+                            Some(given) => Some(given.argument()),
+                            None => None,
+                        }
+                    },
+                }
+            ),*];
+            $crate::operation::Operation {
+                name: NAME,
+                own_name: stringify!($name),
+                form: $crate::operation::Form::$form,
+                parameters: PARAMETERS,
+                result: <$r as $crate::operation::Give>::KIND,
+                doc: concat!($($doc, "\n"),*),
+                call: |arguments| {
+                    let mut taker = $crate::operation::Taker::new(NAME, PARAMETERS, arguments)?;
+                    $(let $p: $crate::operation::taken!($t $($g)?) = taker.take()?;)*
+                    let result = $crate::observe::observed(stringify!($name), || arguments, || {
+                        $crate::operation::callee!($form for $whom, $name $($f)?)($($p),*)
+                    });
+                    Ok(result?.into())
+                },
+            }
+        }),*),*];
     };
 }
 
-/// One entry of the table. A call is observed `here`, or `there`: by the method.
-macro_rules! entry {
+/// Declares the method or function of an operation in Rust.
+macro_rules! declare {
     (
-        $form:ident $name:ident $($front:ident)?, $doc:expr,
-        [$($p:ident: $t:ident $(<$g:ident>)? $(= $d:expr)?),* $(,)?] -> $r:ty = $observed:ident by $f:expr
-    ) => {{
-        const PARAMETERS: &[$crate::operation::Parameter] = &[$(
-            $crate::operation::Parameter {
-                name: stringify!($p),
-                kind: <$crate::operation::taken!($t $($g)?) as $crate::operation::Take<'static>>::KIND,
-                default: $crate::operation::default!($t $(<$g>)? $(= $d)?),
+        Method for all, $(#[doc = $doc:expr])*
+        $name:ident($input:ident: Tensor $(, $p:ident: $t:ident $(<$g:ident>)?)*) -> $r:ty = $($f:expr)?
+    ) => {
+        impl $crate::Tensor {
+            $(#[doc = $doc])*
+            #[allow(clippy::needless_lifetimes, reason = "`'a` is for parameters that are a `Value`")]
+            pub fn $name<'a>(&'a self $(, $p: $crate::operation::accepted!($t $($g)?))*) -> $crate::Result<$r> {
+                $(let $p: $crate::operation::taken!($t $($g)?) = $p.into();)*
+                $crate::observe::observed(
+                    stringify!($name),
+                    || [$crate::operation::Take::argument(self) $(, $crate::operation::Take::argument($p))*],
+                    || $crate::operation::body!($name $($f)?)(self $(, $p)*),
+                )
             }
-        ),*];
-        const NAME: &str = $crate::operation::front!($name $($front)?);
-        $crate::operation::Operation {
-            name: NAME,
-            own_name: stringify!($name),
-            form: $crate::operation::Form::$form,
-            parameters: PARAMETERS,
-            result: <$r as $crate::operation::Give>::KIND,
-            doc: $doc,
-            call: |arguments| {
-                let mut taker = $crate::operation::Taker::new(NAME, PARAMETERS, arguments)?;
-                $(let $p = taker.take::<$crate::operation::taken!($t $($g)?)>()?;)*
-                let result = $crate::operation::observed!($observed stringify!($name), arguments, {
-                    $f($($crate::operation::pass!($t $p)),*)
-                });
-                Ok(result?.into())
-            },
         }
-    }};
+    };
+    (
+        Function for all, $(#[doc = $doc:expr])*
+        $name:ident($($p:ident: $t:ident $(<$g:ident>)?),*) -> $r:ty = $($f:expr)?
+    ) => {
+        impl $crate::Tensor {
+            $(#[doc = $doc])*
+            pub fn $name($($p: $crate::operation::accepted!($t $($g)?)),*) -> $crate::Result<$r> {
+                $(let $p: $crate::operation::taken!($t $($g)?) = $p.into();)*
+                $crate::observe::observed(
+                    stringify!($name),
+                    || [$($crate::operation::Take::argument($p)),*],
+                    || $crate::operation::body!($name $($f)?)($($p),*),
+                )
+            }
+        }
+    };
+    ($form:ident for front_ends, $($operation:tt)*) => {};
 }
 
-/// The type that a parameter has in a Rust method.
-macro_rules! rust {
-    (Value) => { impl Into<$crate::Value<'a>> };
-    (Scalar) => { impl Into<$crate::Scalar> };
-    (Generator) => { &$crate::random::Generator };
-    ($kind:ident $($inner:ident)?) => { $crate::operation::taken!($kind $($inner)?) };
-}
-
-/// The type that an argument is taken as.
+/// The type that an argument is taken as, by the name of the parameter's type in the table.
 macro_rules! taken {
     (Tensor) => { &$crate::Tensor };
     (Tensors) => { &[&$crate::Tensor] };
     (Value) => { $crate::Value<'_> };
     (Scalar) => { $crate::Scalar };
     (Int) => { isize };
+    (Int64) => { i64 };
     (Ints) => { &[isize] };
     (Size) => { usize };
     (Sizes) => { &[usize] };
@@ -506,111 +544,20 @@ macro_rules! taken {
     (Text) => { &str };
     (DType) => { $crate::DType };
     (Device) => { $crate::Device };
-    (Generator) => { $crate::random::Generator };
+    (Generator) => { &$crate::random::Generator };
     (Reduction) => { $crate::ops::LossReduction };
-    (Int64) => { i64 };
     (Option $inner:ident) => { Option<$crate::operation::taken!($inner)> };
 }
 
-/// The argument that a Rust method passes on.
-macro_rules! forward {
-    (Value $name:ident) => {
-        $name.into()
-    };
-    (Scalar $name:ident) => {
-        $name.into()
-    };
-    ($kind:ident $name:ident) => {
-        $name
-    };
+/// The type that the method or function in Rust accepts.
+macro_rules! accepted {
+    (Value) => { impl Into<$crate::Value<'a>> };
+    (Scalar) => { impl Into<$crate::Scalar> };
+    ($type:ident $($inner:ident)?) => { $crate::operation::taken!($type $($inner)?) };
 }
 
-/// The argument that a call through the table passes on.
-macro_rules! pass {
-    (Generator $name:ident) => {
-        &$name
-    };
-    ($kind:ident $name:ident) => {
-        $name
-    };
-}
-
-/// The default of a parameter.
-macro_rules! default {
-    ($kind:ident) => {
-        None
-    };
-    ($kind:ident<$inner:ident>) => {
-        None
-    };
-    ($kind:ident<$inner:ident> = $default:expr) => {
-        Some($crate::operation::Argument::None)
-    };
-    (Generator = $default:expr) => {
-        Some($crate::operation::Argument::None)
-    };
-    (Scalar = $default:expr) => {
-        Some($crate::operation::Argument::Scalar($crate::Scalar::Int($default)))
-    };
-    (Int = $default:expr) => {
-        Some($crate::operation::Argument::Scalar($crate::Scalar::Int($default)))
-    };
-    (Int64 = $default:expr) => {
-        Some($crate::operation::Argument::Scalar($crate::Scalar::Int($default)))
-    };
-    (Size = $default:expr) => {
-        Some($crate::operation::Argument::Scalar($crate::Scalar::Int($default)))
-    };
-    (Float = $default:expr) => {
-        Some($crate::operation::Argument::Scalar($crate::Scalar::Float($default)))
-    };
-    (Bool = $default:expr) => {
-        Some($crate::operation::Argument::Scalar($crate::Scalar::Bool($default)))
-    };
-    (Ints = $default:expr) => {
-        Some($crate::operation::Argument::Ints(&$default))
-    };
-    (Sizes = $default:expr) => {
-        Some($crate::operation::Argument::Sizes(&$default))
-    };
-    (Reduction = $default:expr) => {
-        Some($crate::operation::Argument::Text($default))
-    };
-    (Text = $default:expr) => {
-        Some($crate::operation::Argument::Text($default))
-    };
-    (DType = $default:expr) => {
-        Some($crate::operation::Argument::DType($default))
-    };
-    (Device = $default:expr) => {
-        Some($crate::operation::Argument::Device($default))
-    };
-}
-
-/// Computes an operation, and shows the call to observers.
-macro_rules! observed {
-    (there $own_name:expr, $arguments:expr, $call:block) => {
-        $call
-    };
-    (here $own_name:expr, $arguments:expr, $call:block) => {{
-        #[allow(unused_imports, reason = "a table's entry has its arguments already")]
-        use $crate::operation::Take as _;
-        if $crate::observe::is_on() {
-            let begun = $crate::observe::Begun::new($own_name, $arguments);
-            let result = $call;
-            if let Some(begun) = begun {
-                begun.end(&result);
-            }
-            result
-        } else {
-            $call
-        }
-    }};
-}
-
-/// The function that computes an operation: the one of its name, if no other is given.
+/// The function that computes an operation. A parameter may have the operation's name.
 macro_rules! body {
-    // A parameter may have the operation's name.
     ($name:ident) => {
         self::$name
     };
@@ -619,13 +566,14 @@ macro_rules! body {
     };
 }
 
-macro_rules! front {
-    ($name:ident) => {
-        stringify!($name)
+/// The function that the table calls: that of Rust, if there is one.
+macro_rules! callee {
+    ($form:ident for all, $name:ident $($function:expr)?) => {
+        $crate::Tensor::$name
     };
-    ($name:ident $front:ident) => {
-        stringify!($front)
+    ($form:ident for front_ends, $name:ident $($function:expr)?) => {
+        $crate::operation::body!($name $($function)?)
     };
 }
 
-pub(crate) use {body, default, entry, forward, front, observed, operations, pass, rust, taken};
+pub(crate) use {accepted, body, callee, declare, operations, taken};

@@ -52,6 +52,9 @@ pub struct Generator {
     sequence: Option<Sequence>,
 }
 
+/// [`Generator::default`].
+pub(crate) static DEFAULT: Generator = Generator { sequence: None };
+
 /// A sequence of random numbers that generators share.
 #[derive(Clone, Debug)]
 struct Sequence {
@@ -154,7 +157,7 @@ impl Generator {
     }
 
     /// Returns whether it stands for the default generators.
-    pub(crate) fn is_default(&self) -> bool {
+    pub(crate) const fn is_default(&self) -> bool {
         self.sequence.is_none()
     }
 

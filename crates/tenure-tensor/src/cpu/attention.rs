@@ -10,8 +10,8 @@ use super::math::Math;
 use super::random::{kept, limit};
 use super::scratch;
 use crate::element::Element;
+use crate::geometry::{Dropping, Weighting};
 use crate::kernel::on_cpu;
-use crate::ops::{Dropping, Weighting};
 use crate::random::GeneratorState;
 use crate::{Access, DType, Device, Entry, Result, Tensor, arrays, threads};
 

@@ -10,8 +10,8 @@ use super::gemm::{Matrix, Multiply};
 use super::half_precision::{in_f32, widened};
 use super::im2col::{Im2col, ImageStrides, PANEL, SLACK};
 use super::scratch;
+use crate::geometry::Geometry;
 use crate::kernel::on_cpu;
-use crate::ops::Geometry;
 use crate::{Access, Device, Entry, Number, Result, Tensor, threads};
 
 /// A kernel that writes a convolution of `(images, channels, ...)`, or its transpose, with weights and a bias for each

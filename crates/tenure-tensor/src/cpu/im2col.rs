@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::Number;
 use crate::arrays;
-use crate::ops::Geometry;
+use crate::geometry::Geometry;
 
 /// The im2col mapping of a convolution: the pixels that it writes, and those that it reads for each.
 ///

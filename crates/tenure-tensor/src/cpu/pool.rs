@@ -1,8 +1,8 @@
 //! Pooling: each window of an image becomes one pixel.
 
 use super::half_precision::{in_f32, widened};
+use crate::geometry::{Taps, Windows};
 use crate::kernel::on_cpu;
-use crate::ops::{Taps, Windows};
 use crate::{Access, DType, Element, Entry, Float, Number, Result, Tensor, threads};
 
 /// A kernel that writes the largest element of each window, and its number within the window. All tensors are

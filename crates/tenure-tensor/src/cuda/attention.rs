@@ -11,8 +11,8 @@ use super::random::{PHILOX, Start, placed};
 use super::{computed, on_cpu, stored};
 use crate::cpu::attention::{self, Attend, AttendBackward};
 use crate::cpu::random::limit;
+use crate::geometry::{Dropping, Weighting};
 use crate::kernel::on_cuda;
-use crate::ops::{Dropping, Weighting};
 use crate::random::GeneratorState;
 use crate::{Access, DType, Entry, Result, Scalar, Tensor, tuning};
 

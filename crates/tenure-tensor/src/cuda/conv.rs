@@ -8,8 +8,9 @@ use super::queue::{self, Queue};
 use super::{computed, on_cpu, stored};
 use crate::cpu;
 use crate::cpu::conv::{Convolve, WeightGradient};
+use crate::geometry::Geometry;
 use crate::kernel::{find, on_cuda};
-use crate::ops::{Geometry, along_channels};
+use crate::ops::along_channels;
 use crate::{Access, Elementwise, Entry, Result, Tensor, precision};
 
 pub(crate) const CONVOLVE: &[Entry<Convolve>] = on_cuda!(floats: convolve);

@@ -7,8 +7,8 @@ use super::queue::{self, Queue};
 use super::{computed, on_cpu, stored};
 use crate::autograd::no_grad;
 use crate::cpu::pool::{self as cpu, AvgPool, Chosen, MaxPool};
+use crate::geometry::{Rule, Taps, Windows};
 use crate::kernel::on_cuda;
-use crate::ops::{Rule, Taps, Windows};
 use crate::{Access, DType, Entry, MemoryFormat, Result, Tensor};
 
 pub(crate) const MAX_POOL: &[Entry<MaxPool>] = on_cuda!(floats: max_pool);

@@ -67,82 +67,82 @@ fn slope_above(threshold: f64, below: f64) -> Band {
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Computes max(x, 0). Integers stay integers.
         ///
         /// # Errors
         /// No memory.
-        relu(input) -> Tensor;
+        relu(input: Tensor) -> Tensor;
 
         /// Computes [`relu`](Self::relu) in place.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
-        relu_(input) -> ();
+        relu_(input: Tensor) -> ();
 
         /// Computes x / (1 + |x|).
         ///
         /// # Errors
         /// Integers, no memory.
-        softsign(input) -> Tensor;
+        softsign(input: Tensor) -> Tensor;
 
         /// Computes x where x is positive, else `negative_slope`·x.
         ///
         /// # Errors
         /// Integers, no memory.
-        leaky_relu(input, negative_slope: Float = 0.01) -> Tensor;
+        leaky_relu(input: Tensor, negative_slope: Float = 0.01) -> Tensor;
 
         /// Computes x where x is above `threshold`, else `value`.
         ///
         /// # Errors
         /// Integers, no memory.
-        threshold(input, threshold: Float, value: Float) -> Tensor;
+        threshold(input: Tensor, threshold: Float, value: Float) -> Tensor;
 
         /// Clamps x to the range from `min_val` to `max_val`. Clamped elements have no gradient.
         ///
         /// # Errors
         /// Integers, no memory.
-        hardtanh(input, min_val: Float = -1.0, max_val: Float = 1.0) -> Tensor;
+        hardtanh(input: Tensor, min_val: Float = -1.0, max_val: Float = 1.0) -> Tensor;
 
         /// Clamps x to the range from 0 to 6.
         ///
         /// # Errors
         /// Integers, no memory.
-        relu6(input) -> Tensor;
+        relu6(input: Tensor) -> Tensor;
 
         /// Computes x where x is positive, else `alpha`·(eˣ - 1).
         ///
         /// # Errors
         /// Integers, no memory.
-        elu(input, alpha: Float = 1.0) -> Tensor;
+        elu(input: Tensor, alpha: Float = 1.0) -> Tensor;
 
         /// Computes [`elu`](Self::elu), scaled so that layers keep mean 0 and variance 1 (Klambauer and others 2017).
         ///
         /// # Errors
         /// Integers, no memory.
-        selu(input) -> Tensor;
+        selu(input: Tensor) -> Tensor;
 
         /// Computes x where x is positive, else `alpha`·(exp(x / `alpha`) - 1).
         ///
         /// # Errors
         /// Integers, no memory.
-        celu(input, alpha: Float = 1.0) -> Tensor;
+        celu(input: Tensor, alpha: Float = 1.0) -> Tensor;
 
         /// Computes log(1 + exp(`beta`·x)) / `beta`, and x where `beta`·x is above `threshold`. PyTorch's defaults are
         /// 1 and 20.
         ///
         /// # Errors
         /// Integers, no memory.
-        softplus(input, beta: Float = 1.0, threshold: Float = 20.0) -> Tensor;
+        softplus(input: Tensor, beta: Float = 1.0, threshold: Float = 20.0) -> Tensor;
 
         /// Multiplies [`silu`](Self::silu) of this tensor, the gate, with `other`, in one pass (Shazeer 2020). Saves
         /// only the two inputs for backward.
         ///
         /// # Errors
         /// Integers, no memory.
-        swiglu(input, other: Tensor) -> Tensor;
+        swiglu(input: Tensor, other: Tensor) -> Tensor;
     }
-    front_ends {
+    Function for front_ends {
         /// Computes [`gelu`](Tensor::gelu) if `approximate` is `none`, and [`gelu_tanh`](Tensor::gelu_tanh) if it is
         /// `tanh`.
         ///

@@ -5,33 +5,26 @@ use super::view::signed;
 use crate::operation::operations;
 use crate::{DType, Device, Result, Tensor, TensorError};
 
-operations! {
-    static OPERATIONS;
-    methods {
-        /// Computes the largest element of each of `output_size` windows of one dimension, which cover it evenly, and
-        /// its index.
-        ///
-        /// # Errors
-        /// Images of fewer dimensions, or without pixels.
-        adaptive_max_pool1d(input, output_size: Sizes) -> (Tensor, Tensor) =
-            |input, sizes| adaptive_max_pool("adaptive_max_pool1d", input, 1, sizes);
+macro_rules! pools {
+    ($($name:ident over $spatial:literal: $dims:literal, $rest:literal;)*) => {
+        operations! {
+            static OPERATIONS;
+            Method for all {$(
+                #[doc = concat!(" Computes the largest element of each of `output_size` windows of ", $dims, ", which cover ", $rest)]
+                ///
+                /// # Errors
+                /// Images of fewer dimensions, or without pixels.
+                $name(input: Tensor, output_size: Sizes) -> (Tensor, Tensor) =
+                    |input, sizes| adaptive_max_pool(stringify!($name), input, $spatial, sizes);
+            )*}
+        }
+    };
+}
 
-        /// Computes the largest element of each of `output_size` windows of two dimensions, which cover the image
-        /// evenly, and its index among all pixels.
-        ///
-        /// # Errors
-        /// Images of fewer dimensions, or without pixels.
-        adaptive_max_pool2d(input, output_size: Sizes) -> (Tensor, Tensor) =
-            |input, sizes| adaptive_max_pool("adaptive_max_pool2d", input, 2, sizes);
-
-        /// Computes the largest element of each of `output_size` windows of three dimensions, which cover the image
-        /// evenly, and its index among all pixels.
-        ///
-        /// # Errors
-        /// Images of fewer dimensions, or without pixels.
-        adaptive_max_pool3d(input, output_size: Sizes) -> (Tensor, Tensor) =
-            |input, sizes| adaptive_max_pool("adaptive_max_pool3d", input, 3, sizes);
-    }
+pools! {
+    adaptive_max_pool1d over 1: "one dimension", "it evenly, and\n its index.";
+    adaptive_max_pool2d over 2: "two dimensions", "the image\n evenly, and its index among all pixels.";
+    adaptive_max_pool3d over 3: "three dimensions", "the image\n evenly, and its index among all pixels.";
 }
 
 fn adaptive_max_pool(op: &'static str, input: &Tensor, spatial: usize, sizes: &[usize]) -> Result<(Tensor, Tensor)> {

@@ -12,12 +12,12 @@ use crate::{Result, Tensor, TensorError};
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Sums products over the last `dims` dimensions of this tensor and the first `dims` dimensions of `other`.
         ///
         /// # Errors
         /// Fewer dimensions, sizes that differ, different dtypes or devices.
-        tensordot(input, other: Tensor, dims: Size = 2) -> Tensor;
+        tensordot(input: Tensor, other: Tensor, dims: Size = 2) -> Tensor;
 
         /// Sums products over the dimensions `dims_self` of this tensor and `dims_other` of `other`, pair by pair. The
         /// result has the other dimensions of this tensor, then those of `other`. Of a pair, a size may be 1: the other
@@ -27,34 +27,34 @@ operations! {
         /// Lists of different lengths, a dimension that does not exist or is given twice, sizes that differ, different
         /// dtypes or devices.
         #[name(tensordot)]
-        tensordot_over(input, other: Tensor, dims_self: Ints, dims_other: Ints) -> Tensor;
+        tensordot_over(input: Tensor, other: Tensor, dims_self: Ints, dims_other: Ints) -> Tensor;
 
         /// Returns the matrix with this vector on its diagonal, or a copy of the diagonal of this matrix: `diagonal`
         /// above the main one, or below it if it is negative.
         ///
         /// # Errors
         /// Neither a vector nor a matrix.
-        diag(input, diagonal: Int = 0) -> Tensor;
+        diag(input: Tensor, diagonal: Int = 0) -> Tensor;
 
         /// Returns matrices, in the dimensions `dim1` and `dim2`, with the last dimension of this tensor on their
         /// diagonals, and zeros elsewhere: `offset` above the main diagonal, or below it if it is negative.
         ///
         /// # Errors
         /// No dimensions; `dim1` or `dim2` does not exist in the result, or they are the same.
-        diag_embed(input, offset: Int = 0, dim1: Int = -2, dim2: Int = -1) -> Tensor;
+        diag_embed(input: Tensor, offset: Int = 0, dim1: Int = -2, dim2: Int = -1) -> Tensor;
 
         /// Computes the sum of the diagonal of a matrix.
         ///
         /// # Errors
         /// No matrix.
-        trace(input) -> Tensor;
+        trace(input: Tensor) -> Tensor;
 
         /// Computes the cross products of vectors of three elements along a dimension, with broadcasting in the others.
         /// PyTorch's `linalg.cross`.
         ///
         /// # Errors
         /// Different numbers of dimensions, a size along `dim` that is not 3, other sizes that do not broadcast.
-        cross(input, other: Tensor, dim: Int = -1) -> Tensor;
+        cross(input: Tensor, other: Tensor, dim: Int = -1) -> Tensor;
     }
 }
 

@@ -28,103 +28,103 @@ pub(super) static ADDCDIV: Kernel<Scaled> = Kernel::new("addcdiv", &[kernels::AD
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Adds a tensor or number; of `bool`, computes the logical or.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
-        add(input, other: Value) -> Tensor;
+        add(input: Tensor, other: Value) -> Tensor;
 
         /// Computes the sum of this tensor and `alpha` times `other`, in one pass. PyTorch's `add(other, alpha=alpha)`.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
         #[name(add)]
-        add_scaled(input, other: Tensor, alpha: Scalar) -> Tensor;
+        add_scaled(input: Tensor, other: Tensor, alpha: Scalar) -> Tensor;
 
         /// Subtracts a tensor or number.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
-        sub(input, other: Value) -> Tensor;
+        sub(input: Tensor, other: Value) -> Tensor;
 
         /// Multiplies by a tensor or number, element by element; of `bool`, computes the logical and.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
-        mul(input, other: Value) -> Tensor;
+        mul(input: Tensor, other: Value) -> Tensor;
 
         /// Divides by a tensor or number. Integers are divided as floats.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
-        div(input, other: Value) -> Tensor;
+        div(input: Tensor, other: Value) -> Tensor;
 
         /// Computes the quotient, rounded down. Its gradient is zero. PyTorch's `div(rounding_mode="floor")`.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
         #[name(floor_divide)]
-        div_floor(input, other: Value) -> Tensor;
+        div_floor(input: Tensor, other: Value) -> Tensor;
 
         /// Computes the quotient, rounded towards zero. Its gradient is zero. PyTorch's `div(rounding_mode="trunc")`.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
-        div_trunc(input, other: Value) -> Tensor;
+        div_trunc(input: Tensor, other: Value) -> Tensor;
 
         /// Computes the remainder with the divisor's sign: Python's `%`.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
-        remainder(input, other: Value) -> Tensor;
+        remainder(input: Tensor, other: Value) -> Tensor;
 
         /// Computes the remainder with the dividend's sign: C's `fmod`.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
-        fmod(input, other: Value) -> Tensor;
+        fmod(input: Tensor, other: Value) -> Tensor;
 
         /// Computes the larger element of each pair. NaN counts as the largest. Equal elements get half of the gradient
         /// each.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
-        maximum(input, other: Value) -> Tensor;
+        maximum(input: Tensor, other: Value) -> Tensor;
 
         /// Computes the smaller element of each pair. NaN counts as the smallest. Equal elements get half of the
         /// gradient each.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
-        minimum(input, other: Value) -> Tensor;
+        minimum(input: Tensor, other: Value) -> Tensor;
 
         /// Computes the angle of the point with the abscissa `other` and this tensor as ordinate, from -π to π. At the
         /// origin the gradient is zero.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
-        atan2(input, other: Tensor) -> Tensor;
+        atan2(input: Tensor, other: Tensor) -> Tensor;
 
         /// Interpolates linearly from this tensor, at a weight of 0, to `end`, at a weight of 1.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
-        lerp(input, end: Tensor, weight: Value) -> Tensor;
+        lerp(input: Tensor, end: Tensor, weight: Value) -> Tensor;
 
         /// Computes this tensor plus `value` · `tensor1` · `tensor2`, in one pass.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
-        addcmul(input, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor;
+        addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = Scalar::Int(1)) -> Tensor;
 
         /// Computes this tensor plus `value` · `tensor1` / `tensor2`, in one pass.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, dtypes that an operation does not support.
-        addcdiv(input, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor;
+        addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = Scalar::Int(1)) -> Tensor;
     }
-    front_ends {
+    Function for front_ends {
         /// Divides by a tensor or number, and rounds the quotient: down if `rounding_mode` is `floor`, towards zero if it is
         /// `trunc`, and not if it is none.
         ///
@@ -142,7 +142,7 @@ operations! {
             input.add_scaled(other, negative(alpha, input.dtype().is_floating()))
         };
     }
-    front_end_methods {
+    Method for front_ends {
         /// Adds `alpha` times a number.
         ///
         /// # Errors

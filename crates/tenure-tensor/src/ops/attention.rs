@@ -11,8 +11,10 @@ use crate::autocast::lower;
 use crate::autograd::{Context, attach_all, is_grad_enabled, recipe};
 use crate::cpu::attention::{Attend, AttendBackward};
 use crate::element::computed;
-use crate::operation::{observed, operations};
-use crate::random::{GeneratorState, default_generator};
+use crate::geometry::{Dropping, Weighting};
+use crate::observe::observed;
+use crate::operation::{Take, operations};
+use crate::random::default_generator;
 use crate::{DType, Kernel, Result, Tensor, TensorError, cpu, cuda};
 
 static ATTEND: Kernel<Attend> =
@@ -38,25 +40,9 @@ pub struct Attention<'a> {
     pub dropout: f64,
 }
 
-/// The options in the form that the kernels take.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Weighting {
-    pub(crate) scale: f64,
-    pub(crate) is_causal: bool,
-    pub(crate) dropout: Option<Dropping>,
-}
-
-/// The dropout of attention's weights, by the random numbers of a tensor of all weights. The numbers are not stored:
-/// gradients draw the same numbers again.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Dropping {
-    pub(crate) probability: f64,
-    pub(crate) state: GeneratorState,
-}
-
 operations! {
     static OPERATIONS;
-    front_ends {
+    Function for front_ends {
         /// Computes, for each query, the mean of the values weighted by its attention to their keys:
         /// [`Tensor::attention`]. If `enable_gqa`, neighbouring heads of queries share one of keys and values.
         ///
@@ -97,10 +83,22 @@ impl Tensor {
     pub fn attention(&self, keys: &Self, values: &Self, how: &Attention<'_>) -> Result<Self> {
         let Attention { mask, is_causal, scale, dropout } = how;
         let shares = true;
-        observed!(here "scaled_dot_product_attention", &[
-            self.argument(), keys.argument(), values.argument(), mask.argument(), dropout.argument(), is_causal.argument(),
-            scale.argument(), shares.argument(),
-        ], { self.lowered_attention(keys, values, how) })
+        observed(
+            "scaled_dot_product_attention",
+            || {
+                [
+                    self.argument(),
+                    keys.argument(),
+                    values.argument(),
+                    mask.argument(),
+                    dropout.argument(),
+                    is_causal.argument(),
+                    scale.argument(),
+                    shares.argument(),
+                ]
+            },
+            || self.lowered_attention(keys, values, how),
+        )
     }
 
     fn lowered_attention(&self, keys: &Self, values: &Self, how: &Attention<'_>) -> Result<Self> {

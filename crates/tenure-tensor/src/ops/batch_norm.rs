@@ -14,7 +14,8 @@ use crate::cpu::batch_norm::{
 };
 use crate::cpu::norm::NormalizeBackward;
 use crate::element::computed;
-use crate::operation::{observed, operations};
+use crate::observe::observed;
+use crate::operation::{Take, operations};
 use crate::{Device, Elementwise, Kernel, Layout, Result, Tensor, TensorError, cpu, cuda};
 
 static FINISH_STATISTICS: Kernel<FinishStatistics> =
@@ -45,7 +46,7 @@ pub struct BatchNormParameters<'a> {
 
 operations! {
     static OPERATIONS;
-    front_ends {
+    Function for front_ends {
         /// Normalises each channel of `[batch, channels, ...]` over all other dimensions: [`Tensor::batch_norm`].
         ///
         /// # Errors
@@ -106,13 +107,21 @@ impl Tensor {
     ) -> Result<Self> {
         let norm = BatchNormParameters { running, weight, bias, training, momentum, eps };
         let (mean, variance) = running.unzip();
-        observed!(
-            here "batch_norm",
-            &[
-                self.argument(), mean.argument(), variance.argument(), weight.argument(), bias.argument(),
-                training.argument(), momentum.argument(), eps.argument(),
-            ],
-            { norm.apply(self, FusedActivation::Nothing) }
+        observed(
+            "batch_norm",
+            || {
+                [
+                    self.argument(),
+                    mean.argument(),
+                    variance.argument(),
+                    weight.argument(),
+                    bias.argument(),
+                    training.argument(),
+                    momentum.argument(),
+                    eps.argument(),
+                ]
+            },
+            || norm.apply(self, FusedActivation::Nothing),
         )
     }
 
@@ -125,13 +134,22 @@ impl Tensor {
     pub fn batch_norm_relu(&self, carried: Option<&Self>, norm: &BatchNormParameters<'_>) -> Result<Self> {
         let BatchNormParameters { running, weight, bias, training, momentum, eps } = norm;
         let (mean, variance) = running.unzip();
-        observed!(
-            here "batch_norm_relu",
-            &[
-                self.argument(), carried.argument(), mean.argument(), variance.argument(), weight.argument(),
-                bias.argument(), training.argument(), momentum.argument(), eps.argument(),
-            ],
-            { norm.then_relu(self, carried) }
+        observed(
+            "batch_norm_relu",
+            || {
+                [
+                    self.argument(),
+                    carried.argument(),
+                    mean.argument(),
+                    variance.argument(),
+                    weight.argument(),
+                    bias.argument(),
+                    training.argument(),
+                    momentum.argument(),
+                    eps.argument(),
+                ]
+            },
+            || norm.then_relu(self, carried),
         )
     }
 }

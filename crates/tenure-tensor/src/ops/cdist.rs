@@ -15,7 +15,7 @@ const MANY: usize = 26;
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Computes the `p`-norm distances of every vector of this tensor, of sizes `(..., n, length)`, to every vector
         /// of `x2`, of sizes `(..., m, length)`: a matrix of sizes `(..., n, m)`. It takes memory for n · m vectors,
         /// except that Euclidean distances of more than 25 vectors are computed with a matrix product, which is less
@@ -24,7 +24,7 @@ operations! {
         /// # Errors
         /// A negative `p`, fewer than two dimensions, vectors of different lengths, no floats, different dtypes or
         /// devices.
-        cdist(input, x2: Tensor, p: Float = 2.0) -> Tensor;
+        cdist(input: Tensor, x2: Tensor, p: Float = 2.0) -> Tensor;
     }
 }
 

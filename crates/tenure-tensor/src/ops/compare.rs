@@ -15,13 +15,13 @@ macro_rules! relations {
     ($table:ident, $result:expr; $($(#[doc = $doc:literal])* $(#[name($front:ident)])? $name:ident = $room:ident :: $kernel:ident;)*) => {
         operations! {
             static $table;
-            methods {$(
+            Method for all {$(
                 $(#[doc = $doc])*
                 ///
                 /// # Errors
                 /// Sizes that do not broadcast, different devices, dtypes that the operation does not support.
                 $(#[name($front)])?
-                $name(input, other: Value) -> Tensor = |input: &Tensor, other: Value<'_>| {
+                $name(input: Tensor, other: Value) -> Tensor = |input: &Tensor, other: Value<'_>| {
                     static KERNEL: Binary = Kernel::new(stringify!($name), &[cpu::$room::$kernel, cuda::$room::$kernel]);
                     if let Some(result) = of_all(stringify!($name), input.dtype(), other) {
                         return Tensor::full(input.sizes(), result, DType::Bool, input.device());
@@ -94,12 +94,12 @@ macro_rules! properties {
     ($($(#[doc = $doc:literal])* $name:ident = $room:ident :: $kernel:ident, $of_integers:expr;)*) => {
         operations! {
             static PROPERTIES;
-            methods {$(
+            Method for all {$(
                 $(#[doc = $doc])*
                 ///
                 /// # Errors
                 /// No memory.
-                $name(input) -> Tensor = |input: &Tensor| {
+                $name(input: Tensor) -> Tensor = |input: &Tensor| {
                     static KERNEL: Unary = Kernel::new(stringify!($name), &[cpu::$room::$kernel, cuda::$room::$kernel]);
                     let of_integers: Option<bool> = $of_integers;
                     match of_integers {
@@ -127,33 +127,33 @@ properties! {
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Inverts every bit; of `bool`, computes the logical not.
         ///
         /// # Errors
         /// Floats.
-        bitwise_not(input) -> Tensor;
+        bitwise_not(input: Tensor) -> Tensor;
 
         /// Tells where the absolute difference to `other` is at most `atol` plus `rtol` times the absolute value of
         /// `other`. PyTorch's defaults are 1e-8 and 1e-5.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices.
-        isclose(input, other: Tensor, rtol: Float = 1e-5, atol: Float = 1e-8, equal_nan: Bool = false) -> Tensor;
+        isclose(input: Tensor, other: Tensor, rtol: Float = 1e-5, atol: Float = 1e-8, equal_nan: Bool = false) -> Tensor;
 
         /// Returns whether all elements are [close](Self::isclose).
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices.
-        allclose(input, other: Tensor, rtol: Float = 1e-5, atol: Float = 1e-8) -> bool;
+        allclose(input: Tensor, other: Tensor, rtol: Float = 1e-5, atol: Float = 1e-8) -> bool;
 
         /// Returns whether two tensors have equal sizes and elements, in the dtype that they promote to.
         ///
         /// # Errors
         /// Different devices.
-        equal(input, other: Tensor) -> bool;
+        equal(input: Tensor, other: Tensor) -> bool;
     }
-    front_end_methods {
+    Method for front_ends {
         /// Returns whether the one element is not zero.
         ///
         /// # Errors

@@ -10,52 +10,52 @@ use crate::{DType, Result, Tensor, TensorError, Value};
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Computes x where x is positive, else `weight`·x: `weight` is one number, or one for each channel, which is
         /// the second dimension.
         ///
         /// # Errors
         /// A weight of another size or of more than one dimension; no floats; different dtypes.
-        prelu(input, weight: Tensor) -> Tensor;
+        prelu(input: Tensor, weight: Tensor) -> Tensor;
 
         /// Computes the logarithm of the sum of the exponentials of two tensors, broadcast and promoted.
         ///
         /// # Errors
         /// Sizes that do not broadcast; no floats.
-        logaddexp(input, other: Tensor) -> Tensor;
+        logaddexp(input: Tensor, other: Tensor) -> Tensor;
 
         /// Computes the length of the hypotenuse of two legs, broadcast and promoted: the root of the sum of squares,
         /// which do not overflow.
         ///
         /// # Errors
         /// Sizes that do not broadcast; no floats.
-        hypot(input, other: Tensor) -> Tensor;
+        hypot(input: Tensor, other: Tensor) -> Tensor;
 
         /// Computes the magnitude of this tensor with the sign of `other`, broadcast and promoted. NaN counts as
         /// positive.
         ///
         /// # Errors
         /// Sizes that do not broadcast.
-        copysign(input, other: Value) -> Tensor;
+        copysign(input: Tensor, other: Value) -> Tensor;
 
         /// Tells where an element is negative, -0.0 included. NaN counts as positive.
         ///
         /// # Errors
         /// No memory.
-        signbit(input) -> Tensor;
+        signbit(input: Tensor) -> Tensor;
 
         /// Returns the tensor itself: Python's unary `+`.
         ///
         /// # Errors
         /// `bool`.
-        positive(input) -> Tensor;
+        positive(input: Tensor) -> Tensor;
 
         /// Computes log(x / (1 - x)), the inverse of [`sigmoid`](Self::sigmoid). x is limited to the range from `eps` to
         /// 1 - `eps` if that is given.
         ///
         /// # Errors
         /// No memory.
-        logit(input, eps: Option<Float> = None) -> Tensor;
+        logit(input: Tensor, eps: Option<Float> = None) -> Tensor;
     }
 }
 

@@ -6,7 +6,9 @@ use super::view::signed;
 use crate::autocast::lower;
 use crate::autograd::{Context, attach, recipe};
 use crate::cpu::conv::{Convolve, WeightGradient};
-use crate::operation::{observed, operations};
+use crate::geometry::Geometry;
+use crate::observe::observed;
+use crate::operation::{Take, operations};
 use crate::{Kernel, Layout, MemoryFormat, Result, Tensor, TensorError, cpu, cuda};
 
 static CONVOLVE: Kernel<Convolve> =
@@ -37,90 +39,47 @@ impl Default for Conv<'_> {
     }
 }
 
-/// The options for depth, height and width; a missing dimension has the neutral value.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Geometry {
-    pub(crate) stride: [usize; 3],
-    pub(crate) padding: [usize; 3],
-    pub(crate) dilation: [usize; 3],
-    pub(crate) groups: usize,
+/// Declares the convolutions of each number of dimensions.
+macro_rules! convolutions {
+    ($($conv:ident / $transpose:ident over $spatial:literal: $dims:literal;)*) => {
+        operations! {
+            static OPERATIONS;
+            Function for front_ends {
+                $(
+                    #[doc = concat!(" Convolves images of ", $dims, " with a weight of sizes `(outputs, channels / groups, ...)`: [`Tensor::conv`].")]
+                    ///
+                    /// # Errors
+                    /// Sizes that do not match, an image smaller than the kernel, different dtypes or devices.
+                    $conv(
+                        input: Tensor, weight: Tensor, bias: Option<Tensor> = None, stride: Sizes = &[1],
+                        padding: Sizes = &[0], dilation: Sizes = &[1], groups: Size = 1
+                    ) -> Tensor = |input: &Tensor, weight: &Tensor, bias, stride, padding, dilation, groups| {
+                        check_dims(stringify!($conv), $spatial, weight)?;
+                        input.conv(weight, bias, &Conv { stride, padding, dilation, groups })
+                    };
+                )*
+                $(
+                    #[doc = concat!(" Computes the transpose of a convolution of ", $dims, ": [`Tensor::conv_transpose`].")]
+                    ///
+                    /// # Errors
+                    /// Sizes that do not match, different dtypes or devices.
+                    $transpose(
+                        input: Tensor, weight: Tensor, bias: Option<Tensor> = None, stride: Sizes = &[1],
+                        padding: Sizes = &[0], output_padding: Sizes = &[0], groups: Size = 1, dilation: Sizes = &[1]
+                    ) -> Tensor = |input: &Tensor, weight: &Tensor, bias, stride, padding, output_padding, groups, dilation| {
+                        check_dims(stringify!($transpose), $spatial, weight)?;
+                        input.conv_transpose(weight, bias, &Conv { stride, padding, dilation, groups }, output_padding)
+                    };
+                )*
+            }
+        }
+    };
 }
 
-operations! {
-    static OPERATIONS;
-    front_ends {
-        /// Convolves images of one dimension with a weight of sizes `(outputs, channels / groups, ...)`: [`Tensor::conv`].
-        ///
-        /// # Errors
-        /// Sizes that do not match, an image smaller than the kernel, different dtypes or devices.
-        conv1d(
-            input: Tensor, weight: Tensor, bias: Option<Tensor> = None, stride: Sizes = [1], padding: Sizes = [0],
-            dilation: Sizes = [1], groups: Size = 1
-        ) -> Tensor = |input: &Tensor, weight: &Tensor, bias, stride, padding, dilation, groups| {
-            check_dims("conv1d", 1, weight)?;
-            input.conv(weight, bias, &Conv { stride, padding, dilation, groups })
-        };
-
-        /// Convolves images of two dimensions with a weight of sizes `(outputs, channels / groups, ...)`: [`Tensor::conv`].
-        ///
-        /// # Errors
-        /// Sizes that do not match, an image smaller than the kernel, different dtypes or devices.
-        conv2d(
-            input: Tensor, weight: Tensor, bias: Option<Tensor> = None, stride: Sizes = [1], padding: Sizes = [0],
-            dilation: Sizes = [1], groups: Size = 1
-        ) -> Tensor = |input: &Tensor, weight: &Tensor, bias, stride, padding, dilation, groups| {
-            check_dims("conv2d", 2, weight)?;
-            input.conv(weight, bias, &Conv { stride, padding, dilation, groups })
-        };
-
-        /// Convolves images of three dimensions with a weight of sizes `(outputs, channels / groups, ...)`: [`Tensor::conv`].
-        ///
-        /// # Errors
-        /// Sizes that do not match, an image smaller than the kernel, different dtypes or devices.
-        conv3d(
-            input: Tensor, weight: Tensor, bias: Option<Tensor> = None, stride: Sizes = [1], padding: Sizes = [0],
-            dilation: Sizes = [1], groups: Size = 1
-        ) -> Tensor = |input: &Tensor, weight: &Tensor, bias, stride, padding, dilation, groups| {
-            check_dims("conv3d", 3, weight)?;
-            input.conv(weight, bias, &Conv { stride, padding, dilation, groups })
-        };
-
-        /// Computes the transpose of a convolution of one dimension: [`Tensor::conv_transpose`].
-        ///
-        /// # Errors
-        /// Sizes that do not match, different dtypes or devices.
-        conv_transpose1d(
-            input: Tensor, weight: Tensor, bias: Option<Tensor> = None, stride: Sizes = [1], padding: Sizes = [0],
-            output_padding: Sizes = [0], groups: Size = 1, dilation: Sizes = [1]
-        ) -> Tensor = |input: &Tensor, weight: &Tensor, bias, stride, padding, output_padding, groups, dilation| {
-            check_dims("conv_transpose1d", 1, weight)?;
-            input.conv_transpose(weight, bias, &Conv { stride, padding, dilation, groups }, output_padding)
-        };
-
-        /// Computes the transpose of a convolution of two dimensions: [`Tensor::conv_transpose`].
-        ///
-        /// # Errors
-        /// Sizes that do not match, different dtypes or devices.
-        conv_transpose2d(
-            input: Tensor, weight: Tensor, bias: Option<Tensor> = None, stride: Sizes = [1], padding: Sizes = [0],
-            output_padding: Sizes = [0], groups: Size = 1, dilation: Sizes = [1]
-        ) -> Tensor = |input: &Tensor, weight: &Tensor, bias, stride, padding, output_padding, groups, dilation| {
-            check_dims("conv_transpose2d", 2, weight)?;
-            input.conv_transpose(weight, bias, &Conv { stride, padding, dilation, groups }, output_padding)
-        };
-
-        /// Computes the transpose of a convolution of three dimensions: [`Tensor::conv_transpose`].
-        ///
-        /// # Errors
-        /// Sizes that do not match, different dtypes or devices.
-        conv_transpose3d(
-            input: Tensor, weight: Tensor, bias: Option<Tensor> = None, stride: Sizes = [1], padding: Sizes = [0],
-            output_padding: Sizes = [0], groups: Size = 1, dilation: Sizes = [1]
-        ) -> Tensor = |input: &Tensor, weight: &Tensor, bias, stride, padding, output_padding, groups, dilation| {
-            check_dims("conv_transpose3d", 3, weight)?;
-            input.conv_transpose(weight, bias, &Conv { stride, padding, dilation, groups }, output_padding)
-        };
-    }
+convolutions! {
+    conv1d / conv_transpose1d over 1: "one dimension";
+    conv2d / conv_transpose2d over 2: "two dimensions";
+    conv3d / conv_transpose3d over 3: "three dimensions";
 }
 
 /// Checks that a weight is of a convolution over `spatial` dimensions.
@@ -141,10 +100,21 @@ impl Tensor {
     pub fn conv(&self, weight: &Self, bias: Option<&Self>, how: &Conv<'_>) -> Result<Self> {
         let name = ["conv1d", "conv2d", "conv3d"][weight.rank().clamp(3, 5) - 3];
         let Conv { stride, padding, dilation, groups } = how;
-        observed!(here name, &[
-            self.argument(), weight.argument(), bias.argument(), stride.argument(), padding.argument(),
-            dilation.argument(), groups.argument(),
-        ], { self.lowered_conv(weight, bias, how) })
+        observed(
+            name,
+            || {
+                [
+                    self.argument(),
+                    weight.argument(),
+                    bias.argument(),
+                    stride.argument(),
+                    padding.argument(),
+                    dilation.argument(),
+                    groups.argument(),
+                ]
+            },
+            || self.lowered_conv(weight, bias, how),
+        )
     }
 
     fn lowered_conv(&self, weight: &Self, bias: Option<&Self>, how: &Conv<'_>) -> Result<Self> {
@@ -215,10 +185,22 @@ impl Tensor {
     ) -> Result<Self> {
         let name = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"][weight.rank().clamp(3, 5) - 3];
         let Conv { stride, padding, dilation, groups } = how;
-        observed!(here name, &[
-            self.argument(), weight.argument(), bias.argument(), stride.argument(), padding.argument(),
-            output_padding.argument(), groups.argument(), dilation.argument(),
-        ], { self.lowered_conv_transpose(weight, bias, how, output_padding) })
+        observed(
+            name,
+            || {
+                [
+                    self.argument(),
+                    weight.argument(),
+                    bias.argument(),
+                    stride.argument(),
+                    padding.argument(),
+                    output_padding.argument(),
+                    groups.argument(),
+                    dilation.argument(),
+                ]
+            },
+            || self.lowered_conv_transpose(weight, bias, how, output_padding),
+        )
     }
 
     fn lowered_conv_transpose(

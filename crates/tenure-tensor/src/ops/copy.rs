@@ -14,14 +14,14 @@ static COPY: Kernel<Copy> = Kernel::new("copy", &[cpu::copy::COPY, cuda::copy::C
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Converts the values to `dtype`; returns the tensor itself if it has that dtype. Floats are truncated to
         /// integers, and integers wrap.
         ///
         /// # Errors
         /// No memory.
         #[name(to)]
-        to_dtype(input, dtype: DType) -> Tensor;
+        to_dtype(input: Tensor, dtype: DType) -> Tensor;
 
         /// Copies the values to `device`; returns the tensor itself if it is there. A copy from or to pageable host
         /// memory waits until it is done. A copy between devices does not wait; it is ordered by the thread's current
@@ -30,14 +30,14 @@ operations! {
         /// # Errors
         /// No memory; the device cannot be used, or an earlier operation on it failed.
         #[name(to)]
-        to_device(input, device: Device) -> Tensor;
+        to_device(input: Tensor, device: Device) -> Tensor;
 
         /// Returns the values in contiguous memory, last dimension fastest; the tensor itself if its memory is so
         /// already.
         ///
         /// # Errors
         /// No memory.
-        contiguous(input) -> Tensor;
+        contiguous(input: Tensor) -> Tensor;
 
         /// Copies the values to a new storage, in the same memory order. PyTorch's `clone`: here `clone` copies the
         /// handle.
@@ -45,9 +45,9 @@ operations! {
         /// # Errors
         /// No memory.
         #[name(clone)]
-        copy(input) -> Tensor;
+        copy(input: Tensor) -> Tensor;
     }
-    front_end_methods {
+    Method for front_ends {
         /// Returns the values in the memory order of `memory_format`: `contiguous_format`, `channels_last` or
         /// `channels_last_3d`. It is the tensor itself if its memory is so already: [`Tensor::contiguous_in`].
         ///

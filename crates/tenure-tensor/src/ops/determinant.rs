@@ -11,13 +11,13 @@ use crate::{Device, Result, Tensor};
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Computes the determinants of square matrices. PyTorch's `linalg.det`. Matrices of a CUDA device are computed
         /// on the host.
         ///
         /// # Errors
         /// No square matrices; neither `float32` nor `float64`.
-        det(input) -> Tensor;
+        det(input: Tensor) -> Tensor;
 
         /// Computes the signs of determinants, and the logarithms of their absolute values, which do not overflow. The
         /// determinant of a singular matrix has sign 0 and logarithm -inf. PyTorch's `linalg.slogdet`. Matrices of a
@@ -25,13 +25,13 @@ operations! {
         ///
         /// # Errors
         /// The errors of [`det`](Self::det).
-        slogdet(input) -> (Tensor, Tensor);
+        slogdet(input: Tensor) -> (Tensor, Tensor);
 
         /// Computes the logarithms of determinants: NaN for a negative determinant.
         ///
         /// # Errors
         /// The errors of [`det`](Self::det).
-        logdet(input) -> Tensor;
+        logdet(input: Tensor) -> Tensor;
     }
 }
 

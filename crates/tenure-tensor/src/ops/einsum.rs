@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 
 use super::matmul::check_operands;
 use crate::autocast::lower;
-use crate::operation::{observed, operations};
+use crate::observe::observed;
+use crate::operation::{Take, operations};
 use crate::{Result, Tensor, TensorError};
 
 const OP: &str = "einsum";
 
 operations! {
     static OPERATIONS;
-    front_ends {
+    Function for front_ends {
         /// Sums products of elements, by Einstein's convention: [`einsum`].
         ///
         /// # Errors
@@ -39,7 +40,7 @@ operations! {
 /// An equation that cannot be parsed or has another number of operands, sizes of one letter that differ, different
 /// dtypes or devices.
 pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
-    observed!(here "einsum", &[equation.argument(), operands.argument()], { computed(equation, operands) })
+    observed("einsum", || [equation.argument(), operands.argument()], || computed(equation, operands))
 }
 
 fn computed(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {

@@ -21,74 +21,74 @@ static POSITION: Kernel<ReduceWith> = Kernel::new(
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Computes the largest element over the dimensions `dim`, or over all if `dim` is empty. If `keepdim`, these
         /// dimensions are kept with size 1. NaN counts as the largest. Equal elements share the gradient.
         ///
         /// # Errors
         /// A dimension does not exist, is given twice, or has no elements.
-        amax(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+        amax(input: Tensor, dim: Ints = &[], keepdim: Bool = false) -> Tensor;
 
         /// Computes the smallest element over the dimensions `dim`, as [`amax`](Self::amax) computes the largest.
         ///
         /// # Errors
         /// The errors of [`amax`](Self::amax).
-        amin(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+        amin(input: Tensor, dim: Ints = &[], keepdim: Bool = false) -> Tensor;
 
         /// Computes the largest element.
         ///
         /// # Errors
         /// There are no elements.
         #[name(max)]
-        max_all(input) -> Tensor;
+        max_all(input: Tensor) -> Tensor;
 
         /// Computes the smallest element.
         ///
         /// # Errors
         /// There are no elements.
         #[name(min)]
-        min_all(input) -> Tensor;
+        min_all(input: Tensor) -> Tensor;
 
         /// Computes the largest element along a dimension, and the index of its first occurrence, which gets the
         /// gradient. NaN counts as the largest.
         ///
         /// # Errors
         /// The dimension does not exist, or has no elements.
-        max(input, dim: Int, keepdim: Bool = false) -> (Tensor, Tensor);
+        max(input: Tensor, dim: Int, keepdim: Bool = false) -> (Tensor, Tensor);
 
         /// Computes the smallest element along a dimension and its index, as [`max`](Self::max) computes the largest.
         ///
         /// # Errors
         /// The errors of [`max`](Self::max).
-        min(input, dim: Int, keepdim: Bool = false) -> (Tensor, Tensor);
+        min(input: Tensor, dim: Int, keepdim: Bool = false) -> (Tensor, Tensor);
 
         /// Returns the index of the first occurrence of the largest element along a dimension, or among all elements.
         ///
         /// # Errors
         /// The errors of [`max`](Self::max).
-        argmax(input, dim: Option<Int> = None, keepdim: Bool = false) -> Tensor;
+        argmax(input: Tensor, dim: Option<Int> = None, keepdim: Bool = false) -> Tensor;
 
         /// Returns the index of the first occurrence of the smallest element along a dimension, or among all elements.
         ///
         /// # Errors
         /// The errors of [`max`](Self::max).
-        argmin(input, dim: Option<Int> = None, keepdim: Bool = false) -> Tensor;
+        argmin(input: Tensor, dim: Option<Int> = None, keepdim: Bool = false) -> Tensor;
 
         /// Tells whether all elements over the dimensions `dim`, or over all if `dim` is empty, are nonzero. The result
         /// for `uint8` is `uint8`, as in PyTorch.
         ///
         /// # Errors
         /// A dimension does not exist, or is given twice.
-        all(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+        all(input: Tensor, dim: Ints = &[], keepdim: Bool = false) -> Tensor;
 
         /// Tells whether any element over the dimensions `dim`, or over all if `dim` is empty, is nonzero. The result for
         /// `uint8` is `uint8`, as in PyTorch.
         ///
         /// # Errors
         /// A dimension does not exist, or is given twice.
-        any(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+        any(input: Tensor, dim: Ints = &[], keepdim: Bool = false) -> Tensor;
     }
-    front_ends {
+    Function for front_ends {
         /// Computes the larger of each two elements: [`Tensor::maximum`].
         ///
         /// # Errors

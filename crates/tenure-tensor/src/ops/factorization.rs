@@ -11,7 +11,7 @@ use crate::{Result, Tensor, TensorError};
 
 operations! {
     static OPERATIONS;
-    functions {
+    Function for all {
         /// Computes the lower triangular L of symmetric positive definite matrices A = L·Lᵀ, of which it reads the lower
         /// triangles; or the upper triangular U of A = Uᵀ·U, by the upper triangles, if `upper`. PyTorch's
         /// `linalg.cholesky`. Matrices of a CUDA device are computed on the host.

@@ -5,7 +5,7 @@ use crate::{DType, Result, Tensor, TensorError};
 
 operations! {
     static OPERATIONS;
-    front_end_methods {
+    Method for front_ends {
         /// Repeats each element `repeats` times, next to each other, in one dimension.
         ///
         /// # Errors

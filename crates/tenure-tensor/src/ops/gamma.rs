@@ -19,14 +19,14 @@ functions! {
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Computes the derivative of the order `n` of [`digamma`](Self::digamma), which is that of order 0.
         ///
         /// # Errors
         /// A negative order; no memory.
-        polygamma(input, n: Int) -> Tensor;
+        polygamma(input: Tensor, n: Int) -> Tensor;
     }
-    front_ends {
+    Function for front_ends {
         /// Computes [`polygamma`](Tensor::polygamma) with the order first, as PyTorch's function has it.
         ///
         /// # Errors

@@ -18,61 +18,61 @@ type Dims = SmallVec<[usize; 5]>;
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Selects elements along `dim` by their index. In two dimensions and along the last, `out[i][j] =
         /// self[i][index[i][j]]`. The result has the sizes of `index`, which may be smaller than this tensor in the
         /// other dimensions.
         ///
         /// # Errors
         /// The numbers of dimensions differ; `index` has larger sizes; an index is out of range, or no integer.
-        gather(input, dim: Int, index: Tensor) -> Tensor;
+        gather(input: Tensor, dim: Int, index: Tensor) -> Tensor;
 
         /// Selects elements as [`gather`](Self::gather) does, with `indices` and this tensor broadcast in dimensions of
         /// size 1. It takes the results of `argmax` and `argsort`.
         ///
         /// # Errors
         /// The errors of [`gather`](Self::gather).
-        take_along_dim(input, indices: Tensor, dim: Int) -> Tensor;
+        take_along_dim(input: Tensor, indices: Tensor, dim: Int) -> Tensor;
 
         /// Selects the entries of a dimension at the indices `index`, in the order of `index`.
         ///
         /// # Errors
         /// The dimension does not exist; the indices have more than one dimension, are out of range, or are no
         /// integers.
-        index_select(input, dim: Int, index: Tensor) -> Tensor;
+        index_select(input: Tensor, dim: Int, index: Tensor) -> Tensor;
 
         /// Selects elements by their flat index, which counts all elements with the last dimension fastest. The result
         /// has the sizes of the index. Negative indices count from the end.
         ///
         /// # Errors
         /// An index is out of range, or no integer.
-        take(input, index: Tensor) -> Tensor;
+        take(input: Tensor, index: Tensor) -> Tensor;
 
         /// Selects rows of this matrix by index. The result has the sizes of `indices`, and the rows as a new last
         /// dimension.
         ///
         /// # Errors
         /// This is no matrix; an index is out of range, or no integer.
-        embedding(input, indices: Tensor) -> Tensor;
+        embedding(input: Tensor, indices: Tensor) -> Tensor;
 
         /// Selects rows as [`embedding`](Self::embedding) does, but row `padding_idx` gets no gradient.
         ///
         /// # Errors
         /// The errors of [`embedding`](Self::embedding); there is no row `padding_idx`.
         #[name(embedding)]
-        embedding_padded(input, indices: Tensor, padding_idx: Size) -> Tensor;
+        embedding_padded(input: Tensor, indices: Tensor, padding_idx: Size) -> Tensor;
 
         /// Returns for each element a vector of `num_classes` numbers, 1 at the element and 0 elsewhere, as `int64`.
         ///
         /// # Errors
         /// An element is not below `num_classes`, is negative, or is no integer.
-        one_hot(input, num_classes: Size) -> Tensor;
+        one_hot(input: Tensor, num_classes: Size) -> Tensor;
 
         /// Reverses the order of elements along dimensions.
         ///
         /// # Errors
         /// A dimension does not exist.
-        flip(input, dims: Ints) -> Tensor;
+        flip(input: Tensor, dims: Ints) -> Tensor;
     }
 }
 

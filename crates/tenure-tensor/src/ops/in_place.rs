@@ -15,56 +15,56 @@ use crate::{Elementwise, Kernel, Result, Scalar, Tensor, TensorError, Value, tra
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Adds a tensor or number, broadcast and converted, to this tensor in place.
         ///
         /// # Errors
         /// Sizes that do not broadcast to this tensor's, a result whose dtype does not convert to this one (floats to
         /// integers), elements that share memory, a leaf that requires a gradient outside `no_grad`.
-        add_(input, other: Value) -> ();
+        add_(input: Tensor, other: Value) -> ();
 
         /// Subtracts a tensor or number, broadcast and converted, from this tensor in place.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
-        sub_(input, other: Value) -> ();
+        sub_(input: Tensor, other: Value) -> ();
 
         /// Multiplies this tensor by a tensor or number, broadcast and converted, in place.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
-        mul_(input, other: Value) -> ();
+        mul_(input: Tensor, other: Value) -> ();
 
         /// Divides this tensor by a tensor or number, broadcast and converted, in place.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_); this is an integer tensor.
-        div_(input, other: Value) -> ();
+        div_(input: Tensor, other: Value) -> ();
 
         /// Adds `alpha` times another tensor in place, in one pass. PyTorch's `add_(other, alpha=alpha)`.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
         #[name(add_)]
-        add_scaled_(input, other: Tensor, alpha: Scalar) -> ();
+        add_scaled_(input: Tensor, other: Tensor, alpha: Scalar) -> ();
 
         /// Adds `value` · `tensor1` · `tensor2` in place, in one pass.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
-        addcmul_(input, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> ();
+        addcmul_(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = Scalar::Int(1)) -> ();
 
         /// Adds `value` · `tensor1` / `tensor2` in place, in one pass.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
-        addcdiv_(input, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> ();
+        addcdiv_(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = Scalar::Int(1)) -> ();
 
         /// Interpolates linearly towards `end` in place: a `weight` of 0 changes nothing, a weight of 1 gives `end`.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
-        lerp_(input, end: Tensor, weight: Value) -> ();
+        lerp_(input: Tensor, end: Tensor, weight: Value) -> ();
 
         /// Sets every element to `value`.
         ///
@@ -72,13 +72,13 @@ operations! {
         /// A number that does not fit an integer dtype, elements that share memory, a leaf that requires a gradient
         /// outside
         /// `no_grad`.
-        fill_(input, value: Scalar) -> ();
+        fill_(input: Tensor, value: Scalar) -> ();
 
         /// Sets every element to 0.
         ///
         /// # Errors
         /// The errors of [`fill_`](Self::fill_).
-        zero_(input) -> ();
+        zero_(input: Tensor) -> ();
 
         /// Copies the elements of `src`, which may be on any device, broadcast and converted, into this tensor.
         ///
@@ -96,21 +96,21 @@ operations! {
         /// # Errors
         /// Sizes that do not broadcast to this tensor's, elements that share memory, a leaf that requires a gradient
         /// outside `no_grad`.
-        copy_(input, src: Tensor) -> ();
+        copy_(input: Tensor, src: Tensor) -> ();
 
         /// Sets elements to `value` where `mask`, of `bool` and broadcast, is true.
         ///
         /// # Errors
         /// The mask is not `bool`; a number does not fit an integer dtype; the errors of [`add_`](Self::add_).
-        masked_fill_(input, mask: Tensor, value: Scalar) -> ();
+        masked_fill_(input: Tensor, mask: Tensor, value: Scalar) -> ();
 
         /// Limits each element to the range from `min` to `max` in place; if `min` is larger, sets it to `max`.
         ///
         /// # Errors
         /// The errors of [`add_`](Self::add_).
-        clamp_(input, min: Value, max: Value) -> ();
+        clamp_(input: Tensor, min: Value, max: Value) -> ();
     }
-    front_end_methods {
+    Method for front_ends {
         /// Adds `alpha` times a number in place.
         ///
         /// # Errors

@@ -11,7 +11,8 @@ use crate::autocast::widest;
 use crate::autograd::no_grad;
 use crate::cpu::index::{self as kernels, Coordinate, Nonzero, Position};
 use crate::observe;
-use crate::operation::{Argument, observed, operations};
+use crate::observe::observed;
+use crate::operation::{Argument, Take, operations};
 use crate::{DType, Elementwise, Kernel, Result, Tensor, TensorError, cuda};
 
 static NONZERO: Kernel<Nonzero> = Kernel::new("nonzero", &[kernels::NONZERO, cuda::index::NONZERO]);
@@ -155,21 +156,21 @@ from_tuples!((A)(A B)(A B C)(A B C D)(A B C D E)(A B C D E F));
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Returns the indices of the nonzero elements, as `int64`: one row for each element, one column for each
         /// dimension.
         ///
         /// # Errors
         /// No memory.
-        nonzero(input) -> Tensor;
+        nonzero(input: Tensor) -> Tensor;
 
         /// Returns the elements where a mask is true, in one dimension. Tensor and mask are broadcast.
         ///
         /// # Errors
         /// The mask is not `bool`; sizes do not broadcast.
-        masked_select(input, mask: Tensor) -> Tensor;
+        masked_select(input: Tensor, mask: Tensor) -> Tensor;
     }
-    front_ends {
+    Function for front_ends {
         /// Selects by index tensors, which are broadcast: one for each dimension from `dim` on. A mask stands for as many
         /// dimensions as it has. Python's `x[i, j]`.
         ///
@@ -181,7 +182,7 @@ operations! {
             input.index([vec![Index::from(..); dim], placed(input, indices)?].concat())
         };
     }
-    front_end_methods {
+    Method for front_ends {
         /// Returns the indices of the nonzero elements, as `int64`. If `as_tuple`, they are one tensor for each
         /// dimension, which together are an index; a tensor of no dimensions counts as a vector.
         ///
@@ -281,7 +282,7 @@ impl Tensor {
                 let Some(tensors) = shown else { return picked() };
                 let tensors: Vec<&Self> = tensors.iter().collect();
                 let tensors = &tensors[..];
-                observed!(here "index", &[Argument::Tensor(&view), tensors.argument(), at.argument()], { picked() })
+                observed("index", || [Argument::Tensor(&view), tensors.argument(), at.argument()], || picked())
             }
         }
     }
@@ -355,11 +356,27 @@ impl Tensor {
             let place = dim as isize;
             match index {
                 Index::At(index) => {
-                    view = observed!(here "select", &[Argument::Tensor(&view), place.argument(), index.argument()], { view.selected(op, place, index) })?;
+                    view = observed(
+                        "select",
+                        || [Argument::Tensor(&view), place.argument(), index.argument()],
+                        || view.selected(op, place, index),
+                    )?;
                 }
                 Index::Slice { start, end, step } => {
                     let end = end.unwrap_or(isize::MAX);
-                    view = observed!(here "slice", &[Argument::Tensor(&view), place.argument(), start.argument(), end.argument(), step.argument()], { view.sliced(op, place, start, end, step) })?;
+                    view = observed(
+                        "slice",
+                        || {
+                            [
+                                Argument::Tensor(&view),
+                                place.argument(),
+                                start.argument(),
+                                end.argument(),
+                                step.argument(),
+                            ]
+                        },
+                        || view.sliced(op, place, start, end, step),
+                    )?;
                     dim += 1;
                 }
                 Index::Ellipsis => dim += left,

@@ -10,7 +10,7 @@ const OP: &str = "interpolate";
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Resizes images of sizes `(batch, channels, ...)` to the spatial sizes `size`, or by `scale_factor`. One size
         /// is for all spatial dimensions. `mode` is `nearest`, or for one, two or three spatial dimensions `linear`,
         /// `bilinear` or `trilinear`; or `bicubic`, for two. If `align_corners`, the centres of the corner pixels stay
@@ -20,7 +20,7 @@ operations! {
         /// Both or none of `size` and `scale_factor`; a mode for other dimensions; a size of 0; `align_corners` with
         /// `nearest`; no floats, except with `nearest`.
         interpolate(
-            input, size: Sizes = [], scale_factor: Option<Float> = None, mode: Text = "nearest",
+            input: Tensor, size: Sizes = &[], scale_factor: Option<Float> = None, mode: Text = "nearest",
             align_corners: Bool = false,
         ) -> Tensor;
     }

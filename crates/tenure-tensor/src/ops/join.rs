@@ -7,7 +7,8 @@ use super::pointwise;
 use super::view::signed;
 use crate::autograd::{Context, attach, recipe};
 use crate::cpu::join::Join;
-use crate::operation::{observed, operations};
+use crate::observe::observed;
+use crate::operation::{Take, operations};
 use crate::{Kernel, Result, Tensor, TensorError, Value, cpu, cuda};
 
 static JOIN: Kernel<Join> = Kernel::new("cat", &[cpu::join::JOIN, cuda::join::JOIN]);
@@ -18,7 +19,7 @@ static JOIN: Kernel<Join> = Kernel::new("cat", &[cpu::join::JOIN, cuda::join::JO
 /// # Errors
 /// No tensors; sizes that differ in another dimension; a dimension that does not exist; different devices.
 pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
-    observed!(here "cat", &[tensors.argument(), dim.argument()], { joined(tensors, dim) })
+    observed("cat", || [tensors.argument(), dim.argument()], || joined(tensors, dim))
 }
 
 fn joined(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
@@ -81,7 +82,7 @@ fn joined(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
 /// # Errors
 /// No tensors; different sizes or devices; a place that is more than one past the last dimension.
 pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
-    observed!(here "stack", &[tensors.argument(), dim.argument()], { stacked(tensors, dim) })
+    observed("stack", || [tensors.argument(), dim.argument()], || stacked(tensors, dim))
 }
 
 fn stacked(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
@@ -120,34 +121,34 @@ pub fn meshgrid(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Repeats the whole tensor along each dimension. If there are more `repeats` than dimensions, the first are
         /// for new dimensions in front.
         ///
         /// # Errors
         /// Fewer repeats than dimensions; no memory.
-        repeat(input, repeats: Sizes) -> Tensor;
+        repeat(input: Tensor, repeats: Sizes) -> Tensor;
 
         /// Repeats the whole tensor as [`repeat`](Self::repeat) does; missing repeats are 1.
         ///
         /// # Errors
         /// No memory.
-        tile(input, dims: Sizes) -> Tensor;
+        tile(input: Tensor, dims: Sizes) -> Tensor;
 
         /// Repeats each entry of a dimension `repeats` times, next to each other.
         ///
         /// # Errors
         /// The dimension does not exist; no memory.
-        repeat_interleave(input, repeats: Size, dim: Int) -> Tensor;
+        repeat_interleave(input: Tensor, repeats: Size, dim: Int) -> Tensor;
 
         /// Moves elements along the dimensions `dims` by `shifts`; elements moved past the end come in at the
         /// beginning. Without dimensions, the tensor is rolled as a vector.
         ///
         /// # Errors
         /// A dimension does not exist; there is not one shift for each dimension.
-        roll(input, shifts: Ints, dims: Ints = []) -> Tensor;
+        roll(input: Tensor, shifts: Ints, dims: Ints = &[]) -> Tensor;
     }
-    front_ends {
+    Function for front_ends {
         /// Concatenates tensors along a dimension, in the dtype that they promote to: [`cat`].
         ///
         /// # Errors

@@ -11,7 +11,8 @@ use crate::autograd::{Context, attach, is_grad_enabled, no_grad};
 use crate::cpu;
 use crate::cpu::loss::{CrossEntropyBackward, CrossEntropyKernel, Targets};
 use crate::element::{computed, with_element};
-use crate::operation::{observed, operations};
+use crate::observe::observed;
+use crate::operation::{Take, operations};
 use crate::{Access, Element, Kernel, Layout, Result, Scalar, Tensor, TensorError, cuda, vectorized};
 
 static CROSS_ENTROPY: Kernel<CrossEntropyKernel> =
@@ -43,7 +44,7 @@ impl LossReduction {
     }
 
     /// Returns the name in front ends.
-    pub(crate) fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Mean => "mean",
@@ -88,38 +89,38 @@ impl Default for CrossEntropy<'_> {
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Computes the negative log-likelihood of the target's classes, from logarithms of probabilities of sizes
         /// `[batch, classes, ...]` or `[classes]`. PyTorch's `nll_loss`.
         ///
         /// # Errors
         /// The errors of [`cross_entropy`](Self::cross_entropy).
-        nll_loss(input, target: Tensor, weight: Option<Tensor> = None, ignore_index: Int64 = -100, reduction: Reduction = "mean") -> Tensor;
+        nll_loss(input: Tensor, target: Tensor, weight: Option<Tensor> = None, ignore_index: Int64 = -100, reduction: Reduction = LossReduction::Mean) -> Tensor;
 
         /// Computes the squared differences to a target, and their mean or sum as `reduction` says.
         ///
         /// # Errors
         /// A target of other sizes, an integer dtype.
-        mse_loss(input, target: Tensor, reduction: Reduction = "mean") -> Tensor;
+        mse_loss(input: Tensor, target: Tensor, reduction: Reduction = LossReduction::Mean) -> Tensor;
 
         /// Computes the absolute differences to a target, and their mean or sum as `reduction` says.
         ///
         /// # Errors
         /// A target of other sizes, an integer dtype.
-        l1_loss(input, target: Tensor, reduction: Reduction = "mean") -> Tensor;
+        l1_loss(input: Tensor, target: Tensor, reduction: Reduction = LossReduction::Mean) -> Tensor;
 
         /// Computes the squared difference to a target divided by 2·`beta` where the absolute difference is below
         /// `beta`, else the absolute difference minus `beta` / 2.
         ///
         /// # Errors
         /// A target of other sizes, an integer dtype, a negative `beta`.
-        smooth_l1_loss(input, target: Tensor, beta: Float = 1.0, reduction: Reduction = "mean") -> Tensor;
+        smooth_l1_loss(input: Tensor, target: Tensor, beta: Float = 1.0, reduction: Reduction = LossReduction::Mean) -> Tensor;
 
         /// Computes `delta` times [`smooth_l1_loss`](Self::smooth_l1_loss) with a `beta` of `delta`.
         ///
         /// # Errors
         /// A target of other sizes, an integer dtype, a `delta` that is not positive.
-        huber_loss(input, target: Tensor, delta: Float = 1.0, reduction: Reduction = "mean") -> Tensor;
+        huber_loss(input: Tensor, target: Tensor, delta: Float = 1.0, reduction: Reduction = LossReduction::Mean) -> Tensor;
 
         /// Computes the cross entropy of probabilities and targets, both from 0 to 1. Logarithms are limited to at
         /// least -100, also in the gradient of the target.
@@ -127,14 +128,14 @@ operations! {
         /// # Errors
         /// A target of other sizes, a weight that does not broadcast to them, an integer dtype, elements that are not
         /// from 0 to 1.
-        binary_cross_entropy(input, target: Tensor, weight: Option<Tensor> = None, reduction: Reduction = "mean") -> Tensor;
+        binary_cross_entropy(input: Tensor, target: Tensor, weight: Option<Tensor> = None, reduction: Reduction = LossReduction::Mean) -> Tensor;
 
         /// Computes [`binary_cross_entropy`](Self::binary_cross_entropy) of the sigmoid of this tensor, without limits
         /// on logarithms. `pos_weight` is the weight of targets of 1.
         ///
         /// # Errors
         /// The errors of [`binary_cross_entropy`](Self::binary_cross_entropy).
-        binary_cross_entropy_with_logits(input, target: Tensor, weight: Option<Tensor> = None, pos_weight: Option<Tensor> = None, reduction: Reduction = "mean") -> Tensor;
+        binary_cross_entropy_with_logits(input: Tensor, target: Tensor, weight: Option<Tensor> = None, pos_weight: Option<Tensor> = None, reduction: Reduction = LossReduction::Mean) -> Tensor;
 
         /// Computes the terms of the Kullback-Leibler divergence of a target distribution from the distribution whose
         /// logarithms this tensor holds. If `log_target`, the target has logarithms too. PyTorch's `kl_div`; its
@@ -142,16 +143,16 @@ operations! {
         ///
         /// # Errors
         /// A target of other sizes, an integer dtype.
-        kl_div(input, target: Tensor, log_target: Bool = false, reduction: Reduction = "mean") -> Tensor;
+        kl_div(input: Tensor, target: Tensor, log_target: Bool = false, reduction: Reduction = LossReduction::Mean) -> Tensor;
     }
-    front_ends {
+    Function for front_ends {
         /// Computes the cross entropy of logits and classes, or of logits and probabilities: [`Tensor::cross_entropy`].
         ///
         /// # Errors
         /// Sizes that do not match, a class that does not exist, an integer dtype.
         cross_entropy(
             input: Tensor, target: Tensor, weight: Option<Tensor> = None, ignore_index: Int64 = -100,
-            reduction: Reduction = "mean", label_smoothing: Float = 0.0
+            reduction: Reduction = LossReduction::Mean, label_smoothing: Float = 0.0
         ) -> Tensor = |input: &Tensor, target, weight, ignore_index, reduction, label_smoothing| {
             input.cross_entropy(target, &CrossEntropy { weight, ignore_index, label_smoothing, reduction })
         };
@@ -326,10 +327,20 @@ impl Tensor {
     /// to 1.
     pub fn cross_entropy(&self, target: &Self, options: &CrossEntropy<'_>) -> Result<Self> {
         let CrossEntropy { weight, ignore_index, label_smoothing, reduction } = options;
-        observed!(here "cross_entropy", &[
-            self.argument(), target.argument(), weight.argument(), ignore_index.argument(), reduction.argument(),
-            label_smoothing.argument(),
-        ], { self.cross_entropy_of(target, options) })
+        observed(
+            "cross_entropy",
+            || {
+                [
+                    self.argument(),
+                    target.argument(),
+                    weight.argument(),
+                    ignore_index.argument(),
+                    reduction.argument(),
+                    label_smoothing.argument(),
+                ]
+            },
+            || self.cross_entropy_of(target, options),
+        )
     }
 
     fn cross_entropy_of(&self, target: &Self, options: &CrossEntropy<'_>) -> Result<Self> {

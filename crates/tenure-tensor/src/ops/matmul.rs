@@ -14,57 +14,57 @@ static PRODUCT: Kernel<Product> =
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Multiplies two matrices, or batches of them, whose leading dimensions are broadcast. A vector counts as a
         /// row on the left and as a column on the right, and its dimension is not in the result.
         ///
         /// # Errors
         /// Inner sizes that differ, batches that do not broadcast, no dimension, different dtypes or devices.
-        matmul(input, other: Tensor) -> Tensor;
+        matmul(input: Tensor, other: Tensor) -> Tensor;
 
         /// Multiplies each matrix of a batch with the matching one of another batch; both have three dimensions.
         ///
         /// # Errors
         /// Sizes that do not match; different dtypes or devices.
-        bmm(input, mat2: Tensor) -> Tensor;
+        bmm(input: Tensor, mat2: Tensor) -> Tensor;
 
         /// Multiplies a matrix with a vector.
         ///
         /// # Errors
         /// Sizes that do not match; different dtypes or devices.
-        mv(input, vec: Tensor) -> Tensor;
+        mv(input: Tensor, vec: Tensor) -> Tensor;
 
         /// Computes the dot product of two vectors.
         ///
         /// # Errors
         /// Sizes that do not match; different dtypes or devices.
-        dot(input, other: Tensor) -> Tensor;
+        dot(input: Tensor, other: Tensor) -> Tensor;
 
         /// Computes the products of every element of one vector with every element of another.
         ///
         /// # Errors
         /// One is not a vector; different devices.
-        outer(input, vec2: Tensor) -> Tensor;
+        outer(input: Tensor, vec2: Tensor) -> Tensor;
 
         /// Computes `beta` times this tensor, broadcast, plus `alpha` times the matrix product of `mat1` and `mat2`. If
         /// `beta` is 0, this tensor is not read.
         ///
         /// # Errors
         /// Factors that are not matrices, sizes that do not match, different dtypes or devices.
-        addmm(input, mat1: Tensor, mat2: Tensor, beta: Scalar = 1, alpha: Scalar = 1) -> Tensor;
+        addmm(input: Tensor, mat1: Tensor, mat2: Tensor, beta: Scalar = Scalar::Int(1), alpha: Scalar = Scalar::Int(1)) -> Tensor;
 
         /// Computes [`addmm`](Self::addmm) for batches of matrices, of three dimensions.
         ///
         /// # Errors
         /// Factors that are not batches, sizes that do not match, different dtypes or devices.
-        baddbmm(input, batch1: Tensor, batch2: Tensor, beta: Scalar = 1, alpha: Scalar = 1) -> Tensor;
+        baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, beta: Scalar = Scalar::Int(1), alpha: Scalar = Scalar::Int(1)) -> Tensor;
 
         /// Multiplies the last dimension with the transpose of `weight`, a matrix of sizes `(out, in)`, and adds
         /// `bias`. PyTorch's `F.linear`.
         ///
         /// # Errors
         /// Sizes that do not match, different dtypes or devices.
-        linear(input, weight: Tensor, bias: Option<Tensor> = None) -> Tensor;
+        linear(input: Tensor, weight: Tensor, bias: Option<Tensor> = None) -> Tensor;
     }
 }
 

@@ -8,20 +8,20 @@ use crate::{Device, Result, Tensor};
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Multiplies square matrices with themselves, `n` times in all; their inverses if `n` is negative. The power 0
         /// is the identity matrix. PyTorch's `linalg.matrix_power`.
         ///
         /// # Errors
         /// No square matrices; the errors of [`linalg_inv`](Self::linalg_inv) if `n` is negative.
-        matrix_power(input, n: Int) -> Tensor;
+        matrix_power(input: Tensor, n: Int) -> Tensor;
 
         /// Computes the exponentials of square matrices, by scaling, a Taylor polynomial and squaring. PyTorch's
         /// `linalg.matrix_exp`.
         ///
         /// # Errors
         /// No square matrices; neither `float32` nor `float64`.
-        matrix_exp(input) -> Tensor;
+        matrix_exp(input: Tensor) -> Tensor;
     }
 }
 

@@ -60,11 +60,9 @@ use tenure_core::{Name, Site, SiteGuard};
 use crate::operation::Operation;
 
 pub use attention::Attention;
-pub(crate) use attention::{Dropping, Weighting};
 pub use batch_norm::BatchNormParameters;
 pub(crate) use batch_norm::along_channels;
 pub use conv::Conv;
-pub(crate) use conv::Geometry;
 pub use einsum::einsum;
 pub use index::{ELLIPSIS, Index, Indices, NEW};
 pub use join::{cat, meshgrid, stack};
@@ -72,7 +70,6 @@ pub use loss::{CrossEntropy, LossReduction};
 pub(crate) use norm::weighted;
 pub use pad::PadMode;
 pub use pool::Pool;
-pub(crate) use pool::{Rule, Taps, Windows};
 
 /// Attributes this thread's allocations to the operation, unless it is part of another.
 pub(crate) fn entered(op: &'static str) -> SiteGuard {
@@ -116,6 +113,7 @@ pub static OPERATIONS: &[&[Operation]] = &[
     norm::OPERATIONS,
     pad::OPERATIONS,
     pool::OPERATIONS,
+    pool::POOLS,
     power::OPERATIONS,
     pseudoinverse::OPERATIONS,
     random::OPERATIONS,

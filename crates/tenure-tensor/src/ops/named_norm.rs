@@ -5,7 +5,7 @@ use crate::{DType, Result, Tensor, TensorError};
 
 operations! {
     static OPERATIONS;
-    front_end_methods {
+    Method for front_ends {
         /// Computes norms over dimensions as [`vector_norm`](Tensor::norm) does. `p` is 2 if it is none. The elements are
         /// converted to `dtype` first.
         ///
@@ -13,7 +13,7 @@ operations! {
         /// The errors of [`vector_norm`](Tensor::norm).
         #[name(norm)]
         norm_of_order(
-            input: Tensor, p: Option<Float> = None, dim: Ints = [], keepdim: Bool = false, dtype: Option<DType> = None,
+            input: Tensor, p: Option<Float> = None, dim: Ints = &[], keepdim: Bool = false, dtype: Option<DType> = None,
         ) -> Tensor;
 
         /// Computes the Frobenius norm, the root of the sum of squares, over dimensions: `p` is `fro`.
@@ -22,7 +22,7 @@ operations! {
         /// Another word; the errors of [`vector_norm`](Tensor::norm).
         #[name(norm)]
         norm_of_name(
-            input: Tensor, p: Text, dim: Ints = [], keepdim: Bool = false, dtype: Option<DType> = None,
+            input: Tensor, p: Text, dim: Ints = &[], keepdim: Bool = false, dtype: Option<DType> = None,
         ) -> Tensor = |input: &Tensor, p, dim, keepdim, dtype| match p {
             "fro" => norm_of_order(input, None, dim, keepdim, dtype),
             _ => Err(TensorError::argument("norm", format!("p must be a number, \"fro\" or None, got {p:?}"))),

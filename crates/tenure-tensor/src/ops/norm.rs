@@ -28,21 +28,21 @@ pub(super) static NORMALIZE_SUMS: Kernel<NormalizeSums> =
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Normalises over the last dimensions, whose sizes are `normalized_shape`: subtracts the mean, divides by the standard
         /// deviation (`eps` is added to the variance), multiplies with `weight` and adds `bias`, which have these sizes.
         /// PyTorch's `layer_norm`.
         ///
         /// # Errors
         /// An integer dtype; last dimensions, a weight or a bias of other sizes.
-        layer_norm(input, normalized_shape: Sizes, weight: Option<Tensor> = None, bias: Option<Tensor> = None, eps: Float = 1e-5) -> Tensor;
+        layer_norm(input: Tensor, normalized_shape: Sizes, weight: Option<Tensor> = None, bias: Option<Tensor> = None, eps: Float = 1e-5) -> Tensor;
 
         /// Divides by the root mean square over the last dimensions (`eps` is added to the mean square), and multiplies
         /// with `weight`. PyTorch's `rms_norm`.
         ///
         /// # Errors
         /// The errors of [`layer_norm`](Self::layer_norm).
-        rms_norm(input, normalized_shape: Sizes, weight: Option<Tensor> = None, eps: Float = 1e-6) -> Tensor;
+        rms_norm(input: Tensor, normalized_shape: Sizes, weight: Option<Tensor> = None, eps: Float = 1e-6) -> Tensor;
 
         /// Normalises each of `num_groups` groups of channels of `[batch, channels, ...]`, with a weight and bias for each
         /// channel. PyTorch's `group_norm`; with as many groups as channels, `instance_norm`.
@@ -50,7 +50,7 @@ operations! {
         /// # Errors
         /// An integer dtype, fewer than two dimensions, channels that are no multiple of `num_groups`, a weight or bias of
         /// other sizes.
-        group_norm(input, num_groups: Size, weight: Option<Tensor> = None, bias: Option<Tensor> = None, eps: Float = 1e-5) -> Tensor;
+        group_norm(input: Tensor, num_groups: Size, weight: Option<Tensor> = None, bias: Option<Tensor> = None, eps: Float = 1e-5) -> Tensor;
     }
 }
 

@@ -1,7 +1,8 @@
 //! Padding of tensors.
 
 use crate::autograd::{Context, attach, recipe};
-use crate::operation::{observed, operations};
+use crate::observe::observed;
+use crate::operation::{Take, operations};
 use crate::{DType, Result, Scalar, Tensor, TensorError};
 
 /// The elements that padding adds.
@@ -19,7 +20,7 @@ pub enum PadMode {
 
 operations! {
     static OPERATIONS;
-    front_ends {
+    Function for front_ends {
         /// Adds elements before and after each dimension: `pad` has these two numbers for each dimension, the last
         /// dimension's first. Negative numbers remove elements. `mode` is `constant`, `reflect`, `replicate` or
         /// `circular`.
@@ -63,7 +64,11 @@ impl Tensor {
             PadMode::Replicate => ("replicate", None),
             PadMode::Circular => ("circular", None),
         };
-        observed!(here "pad", &[self.argument(), padding.argument(), name.argument(), value.argument()], { self.padded_in(padding, mode) })
+        observed(
+            "pad",
+            || [self.argument(), padding.argument(), name.argument(), value.argument()],
+            || self.padded_in(padding, mode),
+        )
     }
 
     fn padded_in(&self, padding: &[isize], mode: PadMode) -> Result<Self> {

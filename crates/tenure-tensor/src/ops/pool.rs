@@ -1,12 +1,12 @@
 //! Pooling over one to three spatial dimensions.
 
-use std::ops::Range;
-
 use super::conv::for_each_dim;
 use super::entered;
 use crate::autograd::{Context, attach, recipe};
 use crate::cpu::pool::{self as kernels, AvgPool, Chosen, MaxPool};
-use crate::operation::{observed, operations};
+use crate::geometry::{Rule, Taps, Windows};
+use crate::observe::observed;
+use crate::operation::{Take, operations};
 use crate::{DType, Kernel, Layout, MemoryFormat, Result, Tensor, TensorError, cuda};
 
 static MAX_POOL: Kernel<MaxPool> =
@@ -42,108 +42,61 @@ impl Default for Pool<'_> {
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Computes the means of `output_size` windows that cover the image evenly. PyTorch's `adaptive_avg_pool1d`,
         /// `adaptive_avg_pool2d`, `adaptive_avg_pool3d`.
         ///
         /// # Errors
         /// Not one to three sizes, or more sizes than spatial dimensions.
-        adaptive_avg_pool(input, output_size: Sizes) -> Tensor;
+        adaptive_avg_pool(input: Tensor, output_size: Sizes) -> Tensor;
     }
-    front_ends {
-        /// Computes the largest element of each window of one dimension: [`Tensor::max_pool`].
-        ///
-        /// # Errors
-        /// Windows that do not fit.
-        max_pool1d(
-            input: Tensor, kernel_size: Sizes, stride: Sizes = [], padding: Sizes = [0], dilation: Sizes = [1],
-            ceil_mode: Bool = false
-        ) -> Tensor = |input: &Tensor, kernel_size, stride, padding, dilation, ceil| {
-            input.max_pool(&Pool { kernel: &each_dim(1, kernel_size), stride, padding, dilation, ceil })
-        };
+}
 
-        /// Computes the mean of each window of one dimension: [`Tensor::avg_pool`].
-        ///
-        /// # Errors
-        /// Windows that do not fit.
-        avg_pool1d(
-            input: Tensor, kernel_size: Sizes, stride: Sizes = [], padding: Sizes = [0], ceil_mode: Bool = false,
-            count_include_pad: Bool = true
-        ) -> Tensor = |input: &Tensor, kernel_size, stride, padding, ceil, count_include_pad| {
-            let pool = Pool { kernel: &each_dim(1, kernel_size), stride, padding, ceil, ..Pool::default() };
-            input.avg_pool(&pool, count_include_pad)
-        };
+/// Declares the pooling of each number of dimensions.
+macro_rules! pools {
+    ($($max:ident, $average:ident, $adaptive:ident over $spatial:literal: $dims:literal;)*) => {
+        operations! {
+            static POOLS;
+            Function for front_ends {$(
+                #[doc = concat!(" Computes the largest element of each window of ", $dims, ": [`Tensor::max_pool`].")]
+                ///
+                /// # Errors
+                /// Windows that do not fit.
+                $max(
+                    input: Tensor, kernel_size: Sizes, stride: Sizes = &[], padding: Sizes = &[0],
+                    dilation: Sizes = &[1], ceil_mode: Bool = false
+                ) -> Tensor = |input: &Tensor, kernel_size, stride, padding, dilation, ceil| {
+                    input.max_pool(&Pool { kernel: &each_dim($spatial, kernel_size), stride, padding, dilation, ceil })
+                };
 
-        /// Computes means over windows of one dimension that are spread evenly: [`Tensor::adaptive_avg_pool`].
-        ///
-        /// # Errors
-        /// Images of fewer dimensions.
-        adaptive_avg_pool1d(input: Tensor, output_size: Sizes) -> Tensor = |input: &Tensor, output_size| {
-            input.adaptive_avg_pool(&each_dim(1, output_size))
-        };
+                #[doc = concat!(" Computes the mean of each window of ", $dims, ": [`Tensor::avg_pool`].")]
+                ///
+                /// # Errors
+                /// Windows that do not fit.
+                $average(
+                    input: Tensor, kernel_size: Sizes, stride: Sizes = &[], padding: Sizes = &[0],
+                    ceil_mode: Bool = false, count_include_pad: Bool = true
+                ) -> Tensor = |input: &Tensor, kernel_size, stride, padding, ceil, count_include_pad| {
+                    let kernel = &each_dim($spatial, kernel_size);
+                    input.avg_pool(&Pool { kernel, stride, padding, ceil, ..Pool::default() }, count_include_pad)
+                };
 
-        /// Computes the largest element of each window of two dimensions: [`Tensor::max_pool`].
-        ///
-        /// # Errors
-        /// Windows that do not fit.
-        max_pool2d(
-            input: Tensor, kernel_size: Sizes, stride: Sizes = [], padding: Sizes = [0], dilation: Sizes = [1],
-            ceil_mode: Bool = false
-        ) -> Tensor = |input: &Tensor, kernel_size, stride, padding, dilation, ceil| {
-            input.max_pool(&Pool { kernel: &each_dim(2, kernel_size), stride, padding, dilation, ceil })
-        };
+                #[doc = concat!(" Computes means over windows of ", $dims, " that are spread evenly: [`Tensor::adaptive_avg_pool`].")]
+                ///
+                /// # Errors
+                /// Images of fewer dimensions.
+                $adaptive(input: Tensor, output_size: Sizes) -> Tensor = |input: &Tensor, output_size| {
+                    input.adaptive_avg_pool(&each_dim($spatial, output_size))
+                };
+            )*}
+        }
+    };
+}
 
-        /// Computes the mean of each window of two dimensions: [`Tensor::avg_pool`].
-        ///
-        /// # Errors
-        /// Windows that do not fit.
-        avg_pool2d(
-            input: Tensor, kernel_size: Sizes, stride: Sizes = [], padding: Sizes = [0], ceil_mode: Bool = false,
-            count_include_pad: Bool = true
-        ) -> Tensor = |input: &Tensor, kernel_size, stride, padding, ceil, count_include_pad| {
-            let pool = Pool { kernel: &each_dim(2, kernel_size), stride, padding, ceil, ..Pool::default() };
-            input.avg_pool(&pool, count_include_pad)
-        };
-
-        /// Computes means over windows of two dimensions that are spread evenly: [`Tensor::adaptive_avg_pool`].
-        ///
-        /// # Errors
-        /// Images of fewer dimensions.
-        adaptive_avg_pool2d(input: Tensor, output_size: Sizes) -> Tensor = |input: &Tensor, output_size| {
-            input.adaptive_avg_pool(&each_dim(2, output_size))
-        };
-
-        /// Computes the largest element of each window of three dimensions: [`Tensor::max_pool`].
-        ///
-        /// # Errors
-        /// Windows that do not fit.
-        max_pool3d(
-            input: Tensor, kernel_size: Sizes, stride: Sizes = [], padding: Sizes = [0], dilation: Sizes = [1],
-            ceil_mode: Bool = false
-        ) -> Tensor = |input: &Tensor, kernel_size, stride, padding, dilation, ceil| {
-            input.max_pool(&Pool { kernel: &each_dim(3, kernel_size), stride, padding, dilation, ceil })
-        };
-
-        /// Computes the mean of each window of three dimensions: [`Tensor::avg_pool`].
-        ///
-        /// # Errors
-        /// Windows that do not fit.
-        avg_pool3d(
-            input: Tensor, kernel_size: Sizes, stride: Sizes = [], padding: Sizes = [0], ceil_mode: Bool = false,
-            count_include_pad: Bool = true
-        ) -> Tensor = |input: &Tensor, kernel_size, stride, padding, ceil, count_include_pad| {
-            let pool = Pool { kernel: &each_dim(3, kernel_size), stride, padding, ceil, ..Pool::default() };
-            input.avg_pool(&pool, count_include_pad)
-        };
-
-        /// Computes means over windows of three dimensions that are spread evenly: [`Tensor::adaptive_avg_pool`].
-        ///
-        /// # Errors
-        /// Images of fewer dimensions.
-        adaptive_avg_pool3d(input: Tensor, output_size: Sizes) -> Tensor = |input: &Tensor, output_size| {
-            input.adaptive_avg_pool(&each_dim(3, output_size))
-        };
-    }
+pools! {
+    max_pool1d, avg_pool1d, adaptive_avg_pool1d over 1: "one dimension";
+    max_pool2d, avg_pool2d, adaptive_avg_pool2d over 2: "two dimensions";
+    max_pool3d, avg_pool3d, adaptive_avg_pool3d over 3: "three dimensions";
 }
 
 /// Returns a number for each spatial dimension: those given, or the one given.
@@ -170,15 +123,25 @@ impl Tensor {
     pub fn max_pool(&self, how: &Pool<'_>) -> Result<Self> {
         let name = ["max_pool1d", "max_pool2d", "max_pool3d"][how.kernel.len().clamp(1, 3) - 1];
         let Pool { kernel, stride, padding, dilation, ceil } = how;
-        observed!(here name, &[
-            self.argument(), kernel.argument(), stride.argument(), padding.argument(), dilation.argument(),
-            ceil.argument(),
-        ], { self.max_pooled(how) })
+        observed(
+            name,
+            || {
+                [
+                    self.argument(),
+                    kernel.argument(),
+                    stride.argument(),
+                    padding.argument(),
+                    dilation.argument(),
+                    ceil.argument(),
+                ]
+            },
+            || self.max_pooled(how),
+        )
     }
 
     fn max_pooled(&self, how: &Pool<'_>) -> Result<Self> {
         let _op = entered("max_pool");
-        let (taps, sizes) = Taps::new("max_pool", self, how)?;
+        let (taps, sizes) = taps("max_pool", self, how)?;
         let input = self.contiguous_in(taps.format)?;
         let (out, numbers) = largest(&input, &taps, &sizes)?;
         recipe::note(&out, "max_pool", [&input], [], || {
@@ -204,10 +167,20 @@ impl Tensor {
     pub fn avg_pool(&self, how: &Pool<'_>, count_include_pad: bool) -> Result<Self> {
         let name = ["avg_pool1d", "avg_pool2d", "avg_pool3d"][how.kernel.len().clamp(1, 3) - 1];
         let Pool { kernel, stride, padding, ceil, .. } = how;
-        observed!(here name, &[
-            self.argument(), kernel.argument(), stride.argument(), padding.argument(), ceil.argument(),
-            count_include_pad.argument(),
-        ], { self.avg_pooled(how, count_include_pad) })
+        observed(
+            name,
+            || {
+                [
+                    self.argument(),
+                    kernel.argument(),
+                    stride.argument(),
+                    padding.argument(),
+                    ceil.argument(),
+                    count_include_pad.argument(),
+                ]
+            },
+            || self.avg_pooled(how, count_include_pad),
+        )
     }
 
     fn avg_pooled(&self, how: &Pool<'_>, count_include_pad: bool) -> Result<Self> {
@@ -216,7 +189,7 @@ impl Tensor {
             let reason = format!("windows of a mean have no dilation, got {:?}", how.dilation);
             return Err(TensorError::argument("avg_pool", reason));
         }
-        let (Taps { source, target, kernel, stride, padding, format, .. }, sizes) = Taps::new("avg_pool", self, how)?;
+        let (Taps { source, target, kernel, stride, padding, format, .. }, sizes) = taps("avg_pool", self, how)?;
         let rule = Rule::Strided { kernel, stride, padding, counts_padding: count_include_pad };
         averaged(self, Windows::new("avg_pool", source, target, rule, format)?, &sizes)
     }
@@ -314,235 +287,53 @@ fn format(input: &Tensor, dims: usize) -> MemoryFormat {
     format
 }
 
-/// Windows whose elements are told apart by their index in the window.
-#[derive(Clone, Debug)]
-pub(crate) struct Taps {
-    /// The sizes of the images: depth, height and width.
-    pub(crate) source: [usize; 3],
-    /// The number of windows along each dimension.
-    pub(crate) target: [usize; 3],
-    pub(crate) kernel: [usize; 3],
-    pub(crate) stride: [usize; 3],
-    pub(crate) padding: [usize; 3],
-    pub(crate) dilation: [usize; 3],
-    /// The memory format of all images.
-    pub(crate) format: MemoryFormat,
-}
-
-impl Taps {
-    /// Returns the windows and the sizes of the result.
-    fn new(op: &'static str, input: &Tensor, how: &Pool<'_>) -> Result<(Self, Vec<usize>)> {
-        let dims = how.kernel.len();
-        let source = spatial(op, input, dims)?;
-        let kernel = for_each_dim(op, "kernel", how.kernel, dims, 1)?;
-        let stride = if how.stride.is_empty() { how.kernel } else { how.stride };
-        let stride = for_each_dim(op, "stride", stride, dims, 1)?;
-        let padding = for_each_dim(op, "padding", how.padding, dims, 0)?;
-        let dilation = for_each_dim(op, "dilation", how.dilation, dims, 1)?;
-        let Pool { kernel: given, padding: around, dilation: apart, .. } = *how;
-        if [kernel, stride, dilation].as_flattened().contains(&0) {
+/// Returns the windows and the sizes of the result.
+fn taps(op: &'static str, input: &Tensor, how: &Pool<'_>) -> Result<(Taps, Vec<usize>)> {
+    let dims = how.kernel.len();
+    let source = spatial(op, input, dims)?;
+    let kernel = for_each_dim(op, "kernel", how.kernel, dims, 1)?;
+    let stride = if how.stride.is_empty() { how.kernel } else { how.stride };
+    let stride = for_each_dim(op, "stride", stride, dims, 1)?;
+    let padding = for_each_dim(op, "padding", how.padding, dims, 0)?;
+    let dilation = for_each_dim(op, "dilation", how.dilation, dims, 1)?;
+    let Pool { kernel: given, padding: around, dilation: apart, .. } = *how;
+    if [kernel, stride, dilation].as_flattened().contains(&0) {
+        let reason =
+            format!("kernel {given:?}, stride {:?} and dilation {apart:?} must be at least 1 everywhere", how.stride);
+        return Err(TensorError::argument(op, reason));
+    }
+    let numel = kernel.iter().try_fold(1, |numel: usize, size| numel.checked_mul(*size));
+    if numel.is_none_or(|numel| numel > i32::MAX as usize) {
+        let reason = format!("a window of sizes {given:?} has more than {} elements", i32::MAX);
+        return Err(TensorError::argument(op, reason));
+    }
+    if (0..3).any(|dim| padding[dim] > kernel[dim] / 2) {
+        let reason = format!("padding {around:?} may be at most half of the kernel, {given:?}");
+        return Err(TensorError::argument(op, reason));
+    }
+    let mut sizes = input.sizes()[..input.rank() - dims].to_vec();
+    let mut target = [1; 3];
+    for dim in 3 - dims..3 {
+        let size = source[dim];
+        let stride = stride[dim];
+        let padded = size + 2 * padding[dim];
+        let Some(room) = padded.checked_sub(dilation[dim] * (kernel[dim] - 1) + 1) else {
             let reason = format!(
-                "kernel {given:?}, stride {:?} and dilation {apart:?} must be at least 1 everywhere",
-                how.stride
+                "a window of sizes {given:?}, dilated by {apart:?}, is larger than images of sizes {:?}, padded by \
+                 {around:?}",
+                &input.sizes()[input.rank() - dims..]
             );
-            return Err(TensorError::argument(op, reason));
+            return Err(TensorError::shape(op, reason));
+        };
+        let mut count = (if how.ceil { room.div_ceil(stride) } else { room / stride }) + 1;
+        // A window must begin inside the image, or in the padding before it.
+        if how.ceil && (count - 1) * stride >= size + padding[dim] {
+            count -= 1;
         }
-        let numel = kernel.iter().try_fold(1, |numel: usize, size| numel.checked_mul(*size));
-        if numel.is_none_or(|numel| numel > i32::MAX as usize) {
-            let reason = format!("a window of sizes {given:?} has more than {} elements", i32::MAX);
-            return Err(TensorError::argument(op, reason));
-        }
-        if (0..3).any(|dim| padding[dim] > kernel[dim] / 2) {
-            let reason = format!("padding {around:?} may be at most half of the kernel, {given:?}");
-            return Err(TensorError::argument(op, reason));
-        }
-        let mut sizes = input.sizes()[..input.rank() - dims].to_vec();
-        let mut target = [1; 3];
-        for dim in 3 - dims..3 {
-            let size = source[dim];
-            let stride = stride[dim];
-            let padded = size + 2 * padding[dim];
-            let Some(room) = padded.checked_sub(dilation[dim] * (kernel[dim] - 1) + 1) else {
-                let reason = format!(
-                    "a window of sizes {given:?}, dilated by {apart:?}, is larger than images of sizes {:?}, padded by \
-                     {around:?}",
-                    &input.sizes()[input.rank() - dims..]
-                );
-                return Err(TensorError::shape(op, reason));
-            };
-            let mut count = (if how.ceil { room.div_ceil(stride) } else { room / stride }) + 1;
-            // A window must begin inside the image, or in the padding before it.
-            if how.ceil && (count - 1) * stride >= size + padding[dim] {
-                count -= 1;
-            }
-            target[dim] = count;
-            sizes.push(count);
-        }
-        Ok((Self { source, target, kernel, stride, padding, dilation, format: format(input, dims) }, sizes))
+        target[dim] = count;
+        sizes.push(count);
     }
-
-    /// Returns the numbers of pixels of an image and of the result.
-    pub(crate) fn pixels(&self) -> [usize; 2] {
-        [self.source, self.target].map(|sizes| sizes.iter().product())
-    }
-
-    /// Returns the number of elements of a window.
-    pub(crate) fn numel(&self) -> usize {
-        self.kernel.iter().product()
-    }
-
-    /// Calls `each` for each element of the windows of one row of the result, in their order: with the element's index,
-    /// the pixel that the first column reads, the columns that have the element inside the image, and the distance
-    /// between the pixels that they read.
-    #[inline(always)]
-    pub(crate) fn for_each_row(&self, row: usize, mut each: impl FnMut(usize, usize, Range<usize>, usize)) {
-        let depth = row / self.target[1];
-        let height = row % self.target[1];
-        let mut number = 0;
-        for d in 0..self.kernel[0] {
-            for h in 0..self.kernel[1] {
-                let inside = self.pixel(0, depth, d).zip(self.pixel(1, height, h));
-                for w in 0..self.kernel[2] {
-                    if let Some((d, h)) = inside {
-                        let ahead = w * self.dilation[2];
-                        let step = self.stride[2];
-                        let padding = self.padding[2];
-                        let first = padding.saturating_sub(ahead).div_ceil(step);
-                        let end = (self.source[2] + padding).saturating_sub(ahead).div_ceil(step).min(self.target[2]);
-                        if first < end {
-                            let pixel = first * step + ahead - padding;
-                            each(number, (d * self.source[1] + h) * self.source[2] + pixel, first..end, step);
-                        }
-                    }
-                    number += 1;
-                }
-            }
-        }
-    }
-
-    /// Calls `each` for each pixel of the result: with its index, and the index of its window's first element in the
-    /// image, which may lie before the image.
-    #[inline(always)]
-    pub(crate) fn for_each_pixel(&self, mut each: impl FnMut(usize, isize)) {
-        let first = |dim: usize, at: usize| (at * self.stride[dim]) as isize - self.padding[dim] as isize;
-        let [_, height, width] = self.source.map(|size| size as isize);
-        let mut pixel = 0;
-        for d in 0..self.target[0] {
-            for h in 0..self.target[1] {
-                let row = (first(0, d) * height + first(1, h)) * width;
-                for w in 0..self.target[2] {
-                    each(pixel, row + first(2, w));
-                    pixel += 1;
-                }
-            }
-        }
-    }
-
-    /// Returns the distance of each element of a window from the first element, by index.
-    pub(crate) fn offsets(&self) -> Vec<isize> {
-        let [depth, height, width] = self.kernel;
-        (0..depth * height * width)
-            .map(|number| {
-                let at = [number / width / height, number / width % height, number % width];
-                (0..3).fold(0, |place, dim| place * self.source[dim] + at[dim] * self.dilation[dim]) as isize
-            })
-            .collect()
-    }
-
-    /// Returns the place of a window's element along a dimension, if it is inside the image.
-    #[inline(always)]
-    fn pixel(&self, dim: usize, window: usize, element: usize) -> Option<usize> {
-        let pixel = (window * self.stride[dim] + element * self.dilation[dim]).checked_sub(self.padding[dim])?;
-        (pixel < self.source[dim]).then_some(pixel)
-    }
-}
-
-/// The rule that assigns pixels to windows.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Rule {
-    /// Windows at a fixed stride, as [`Pool`] describes them.
-    Strided { kernel: [usize; 3], stride: [usize; 3], padding: [usize; 3], counts_padding: bool },
-    /// Windows that cover the image evenly.
-    Even,
-}
-
-impl Rule {
-    /// Returns the pixels of a window along a dimension of this size, and the count that its mean divides by.
-    fn window(self, dim: usize, index: usize, size: usize, windows: usize) -> (Range<usize>, usize) {
-        match self {
-            Self::Strided { kernel, stride, padding, counts_padding } => {
-                let first = index * stride[dim];
-                let padding = padding[dim];
-                let end = (first + kernel[dim]).min(size + 2 * padding);
-                let inside = first.saturating_sub(padding)..end.saturating_sub(padding).min(size);
-                let count = if counts_padding { end - first } else { inside.len() };
-                (inside, count)
-            }
-            Self::Even => {
-                let inside = index * size / windows..((index + 1) * size).div_ceil(windows);
-                let count = inside.len();
-                (inside, count)
-            }
-        }
-    }
-}
-
-/// Windows whose elements all count the same: along each dimension, the pixels of each window and their count.
-#[derive(Clone, Debug)]
-pub(crate) struct Windows {
-    /// The sizes of the images.
-    pub(crate) source: [usize; 3],
-    pub(crate) target: [usize; 3],
-    pub(crate) rule: Rule,
-    /// The memory format of all images.
-    pub(crate) format: MemoryFormat,
-    windows: [Vec<(Range<usize>, usize)>; 3],
-}
-
-impl Windows {
-    fn new(op: &'static str, source: [usize; 3], target: [usize; 3], rule: Rule, format: MemoryFormat) -> Result<Self> {
-        let mut windows: [Vec<_>; 3] = Default::default();
-        for (dim, list) in windows.iter_mut().enumerate() {
-            if list.try_reserve_exact(target[dim]).is_err() {
-                return Err(TensorError::shape(op, format!("there is no memory for {} windows", target[dim])));
-            }
-            list.extend((0..target[dim]).map(|index| rule.window(dim, index, source[dim], target[dim])));
-        }
-        Ok(Self { source, target, rule, format, windows })
-    }
-
-    /// Returns the number of pixels of an image, and the number of windows.
-    pub(crate) fn pixels(&self) -> [usize; 2] {
-        [self.source, self.target].map(|sizes| sizes.iter().product())
-    }
-
-    /// Calls `each` for each window: with its index, its pixels along each dimension, and the number of pixels that it
-    /// counts.
-    #[inline(always)]
-    pub(crate) fn for_each(&self, mut each: impl FnMut(usize, [&Range<usize>; 3], usize)) {
-        let [depths, heights, widths] = &self.windows;
-        let mut pixel = 0;
-        for (d, depth) in depths {
-            for (h, height) in heights {
-                for (w, width) in widths {
-                    each(pixel, [d, h, w], depth * height * width);
-                    pixel += 1;
-                }
-            }
-        }
-    }
-
-    /// Returns the rows of a window, as ranges of pixels.
-    #[inline(always)]
-    pub(crate) fn rows<'a>(&'a self, [d, h, w]: [&'a Range<usize>; 3]) -> impl Iterator<Item = Range<usize>> + 'a {
-        let [_, height, width] = self.source;
-        d.clone().flat_map(move |d| {
-            h.clone().map(move |h| {
-                let first = (d * height + h) * width;
-                first + w.start..first + w.end
-            })
-        })
-    }
+    Ok((Taps { source, target, kernel, stride, padding, dilation, format: format(input, dims) }, sizes))
 }
 
 /// Returns depth, height and width of images with `dims` spatial dimensions.

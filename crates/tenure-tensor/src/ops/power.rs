@@ -16,12 +16,12 @@ static RECIPROCAL: Unary = Kernel::new("pow", &[cpu::unary::RECIPROCAL, cuda::un
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Raises each element to the power `exponent`, broadcast and promoted.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, `bool`, a negative power of integers.
-        pow(input, exponent: Value) -> Tensor;
+        pow(input: Tensor, exponent: Value) -> Tensor;
     }
 }
 

@@ -8,15 +8,15 @@ use crate::{DType, Result, Tensor};
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Computes pseudoinverses, without the singular values of at most `rcond` times the largest:
         /// [`linalg_pinv`](Self::linalg_pinv) by its older name.
         ///
         /// # Errors
         /// The errors of [`linalg_pinv`](Self::linalg_pinv).
-        pinverse(input, rcond: Float = 1e-15) -> Tensor;
+        pinverse(input: Tensor, rcond: Float = 1e-15) -> Tensor;
     }
-    functions {
+    Function for all {
         /// Computes the pseudoinverses of Moore and Penrose, without the singular values of at most `atol`, or of at
         /// most `rtol` times the largest. `atol` and `rtol` have a number for each matrix. Default: `atol` is 0; `rtol`
         /// is 0 if `atol` is more, else the precision of the dtype times the larger number of rows and columns. If

@@ -6,7 +6,7 @@ use super::view::signed;
 use crate::autograd::{Context, attach, attach_in_place, recipe};
 use crate::cpu::random::{self as kernels, Bernoulli, BernoulliEach, Dropout, Integers, Permutation, Reals};
 use crate::operation::operations;
-use crate::random::{Generator, GeneratorState};
+use crate::random::{DEFAULT, Generator, GeneratorState};
 use crate::scalar::integers;
 use crate::{DType, Device, Kernel, Result, Tensor, TensorError, cuda};
 
@@ -21,47 +21,47 @@ static PERMUTATION: Kernel<Permutation> = Kernel::new("randperm", &[kernels::PER
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Returns uniformly distributed numbers as [`rand`](Self::rand) does, with the sizes, dtype and device of this
         /// tensor.
         ///
         /// # Errors
         /// The dtype is not floating; no memory.
-        rand_like(input, generator: Generator = None) -> Tensor;
+        rand_like(input: Tensor, generator: Generator = &DEFAULT) -> Tensor;
 
         /// Returns normally distributed numbers as [`randn`](Self::randn) does, with the sizes, dtype and device of
         /// this tensor.
         ///
         /// # Errors
         /// The dtype is not floating; no memory.
-        randn_like(input, generator: Generator = None) -> Tensor;
+        randn_like(input: Tensor, generator: Generator = &DEFAULT) -> Tensor;
 
         /// Draws 1 with the probability that the element of this tensor states, else 0. It has no gradient.
         ///
         /// # Errors
         /// The dtype is not floating; an element is no probability.
-        bernoulli(input, generator: Generator = None) -> Tensor;
+        bernoulli(input: Tensor, generator: Generator = &DEFAULT) -> Tensor;
 
         /// Replaces each element by 1 with the probability `p`, else by 0.
         ///
         /// # Errors
         /// `p` is no probability; the tensor requires a gradient, unless inside
         /// [`no_grad`](crate::autograd::no_grad).
-        bernoulli_(input, p: Float = 0.5, generator: Generator = None) -> ();
+        bernoulli_(input: Tensor, p: Float = 0.5, generator: Generator = &DEFAULT) -> ();
 
         /// Replaces all elements by uniformly distributed numbers from `from` up to but without `to`.
         ///
         /// # Errors
         /// The range is negative or not finite; the dtype is not floating; the tensor requires a gradient, unless
         /// inside [`no_grad`](crate::autograd::no_grad).
-        uniform_(input, from: Float = 0.0, to: Float = 1.0, generator: Generator = None) -> ();
+        uniform_(input: Tensor, from: Float = 0.0, to: Float = 1.0, generator: Generator = &DEFAULT) -> ();
 
         /// Replaces all elements by normally distributed numbers with this mean and standard deviation.
         ///
         /// # Errors
         /// A negative deviation; the dtype is not floating; the tensor requires a gradient, unless inside
         /// [`no_grad`](crate::autograd::no_grad).
-        normal_(input, mean: Float = 0.0, std: Float = 1.0, generator: Generator = None) -> ();
+        normal_(input: Tensor, mean: Float = 0.0, std: Float = 1.0, generator: Generator = &DEFAULT) -> ();
 
         /// If `train`, sets each element to 0 with the probability `p`, and divides the others by 1 - `p`; else returns
         /// the tensor itself. The numbers come from the device's
@@ -69,34 +69,34 @@ operations! {
         ///
         /// # Errors
         /// `p` is no probability; the dtype is not floating.
-        dropout(input, p: Float = 0.5, train: Bool = true) -> Tensor;
+        dropout(input: Tensor, p: Float = 0.5, train: Bool = true) -> Tensor;
     }
-    functions {
+    Function for all {
         /// Returns uniformly distributed numbers from 0 up to but without 1.
         ///
         /// # Errors
         /// The dtype is not floating; no memory.
-        rand(size: Sizes, dtype: DType = DType::F32, device: Device = Device::CPU, generator: Generator = None) -> Tensor;
+        rand(size: Sizes, dtype: DType = DType::F32, device: Device = Device::CPU, generator: Generator = &DEFAULT) -> Tensor;
 
         /// Returns normally distributed numbers with mean 0 and standard deviation 1.
         ///
         /// # Errors
         /// The dtype is not floating; no memory.
-        randn(size: Sizes, dtype: DType = DType::F32, device: Device = Device::CPU, generator: Generator = None) -> Tensor;
+        randn(size: Sizes, dtype: DType = DType::F32, device: Device = Device::CPU, generator: Generator = &DEFAULT) -> Tensor;
 
         /// Returns uniformly distributed integers from `low` up to but without `high`.
         ///
         /// # Errors
         /// The range is empty, or has integers that do not fit the dtype; no memory.
-        randint(low: Int64, high: Int64, size: Sizes, dtype: DType = DType::I64, device: Device = Device::CPU, generator: Generator = None) -> Tensor;
+        randint(low: Int64, high: Int64, size: Sizes, dtype: DType = DType::I64, device: Device = Device::CPU, generator: Generator = &DEFAULT) -> Tensor;
 
         /// Returns the numbers from 0 up to but without `n` in a random order, as `int64`.
         ///
         /// # Errors
         /// No memory.
-        randperm(n: Size, device: Device = Device::CPU, generator: Generator = None) -> Tensor;
+        randperm(n: Size, device: Device = Device::CPU, generator: Generator = &DEFAULT) -> Tensor;
     }
-    front_ends {
+    Function for front_ends {
         /// Returns uniformly distributed integers from 0 up to but without `high`: [`Tensor::randint`].
         ///
         /// # Errors
@@ -107,16 +107,16 @@ operations! {
             size: Sizes,
             dtype: DType = DType::I64,
             device: Device = Device::CPU,
-            generator: Generator = None,
+            generator: Generator = &DEFAULT,
         ) -> Tensor = |high, size, dtype, device, generator: &Generator| Tensor::randint(0, high, size, dtype, device, generator);
     }
-    front_end_methods {
+    Method for front_ends {
         /// Draws 1 with the probability `p`, else 0, for each element of a tensor of these sizes, dtype and device.
         ///
         /// # Errors
         /// `p` is no probability; no memory.
         #[name(bernoulli)]
-        bernoulli_of(input: Tensor, p: Float, generator: Generator = None) -> Tensor;
+        bernoulli_of(input: Tensor, p: Float, generator: Generator = &DEFAULT) -> Tensor;
 
         /// Replaces each element by 1 with the probability that `p`, broadcast, has at its place, else by 0.
         ///
@@ -124,7 +124,7 @@ operations! {
         /// An element of `p` is no probability; sizes that do not broadcast; the tensor requires a gradient, unless
         /// inside [`no_grad`](crate::autograd::no_grad).
         #[name(bernoulli_)]
-        bernoulli_each_(input: Tensor, p: Tensor, generator: Generator = None) -> () = |input: &Tensor, p: &Tensor, generator| {
+        bernoulli_each_(input: Tensor, p: Tensor, generator: Generator = &DEFAULT) -> () = |input: &Tensor, p: &Tensor, generator| {
             input.copy_(&p.expand(&signed(input.sizes()))?.bernoulli(generator)?)
         };
     }

@@ -27,39 +27,39 @@ static NORM_2: Kernel<Reduce> = Kernel::new("norm", &[cpu::reduce::NORM_2, cuda:
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Computes sums over the dimensions `dim`, or over all if `dim` is empty. If `keepdim`, these dimensions are
         /// kept with size 1. Integers and `bool` are summed as `int64`.
         ///
         /// # Errors
         /// A dimension does not exist, or is given twice.
-        sum(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+        sum(input: Tensor, dim: Ints = &[], keepdim: Bool = false) -> Tensor;
 
         /// Sums this tensor to the sizes `size`, which must broadcast to its own: the gradient of a broadcast.
         ///
         /// # Errors
         /// `size` do not broadcast to this tensor's.
         #[name(sum_to_size)]
-        sum_to(input, size: Sizes) -> Tensor;
+        sum_to(input: Tensor, size: Sizes) -> Tensor;
 
         /// Computes means over dimensions, given as for [`sum`](Self::sum).
         ///
         /// # Errors
         /// The errors of [`sum`](Self::sum); an integer dtype.
-        mean(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+        mean(input: Tensor, dim: Ints = &[], keepdim: Bool = false) -> Tensor;
 
         /// Counts the nonzero elements over dimensions, given as for [`sum`](Self::sum), as `int64`.
         ///
         /// # Errors
         /// A dimension does not exist, or is given twice.
-        count_nonzero(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+        count_nonzero(input: Tensor, dim: Ints = &[], keepdim: Bool = false) -> Tensor;
 
         /// Computes products over dimensions, given as for [`sum`](Self::sum). Integers and `bool` are multiplied as
         /// `int64`.
         ///
         /// # Errors
         /// A dimension does not exist, or is given twice.
-        prod(input, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+        prod(input: Tensor, dim: Ints = &[], keepdim: Bool = false) -> Tensor;
 
         /// Computes variances over dimensions, given as for [`sum`](Self::sum): the sum of squared deviations from the
         /// mean, divided by the number of elements minus `correction`, which is 1 for the unbiased estimate. PyTorch's
@@ -67,19 +67,19 @@ operations! {
         ///
         /// # Errors
         /// The errors of [`mean`](Self::mean).
-        var(input, dim: Ints = [], correction: Float = 1.0, keepdim: Bool = false) -> Tensor;
+        var(input: Tensor, dim: Ints = &[], correction: Float = 1.0, keepdim: Bool = false) -> Tensor;
 
         /// Computes standard deviations: square roots of [`var`](Self::var).
         ///
         /// # Errors
         /// The errors of [`mean`](Self::mean).
-        std(input, dim: Ints = [], correction: Float = 1.0, keepdim: Bool = false) -> Tensor;
+        std(input: Tensor, dim: Ints = &[], correction: Float = 1.0, keepdim: Bool = false) -> Tensor;
 
         /// Computes [`var`](Self::var) and [`mean`](Self::mean), in two passes.
         ///
         /// # Errors
         /// The errors of [`mean`](Self::mean).
-        var_mean(input, dim: Ints = [], correction: Float = 1.0, keepdim: Bool = false) -> (Tensor, Tensor);
+        var_mean(input: Tensor, dim: Ints = &[], correction: Float = 1.0, keepdim: Bool = false) -> (Tensor, Tensor);
 
         /// Computes norms over dimensions, given as for [`sum`](Self::sum): the `p`-th root of the sum of the absolute
         /// values' `p`-th powers; the largest and smallest absolute value for infinite `p`, and the count of elements
@@ -88,22 +88,22 @@ operations! {
         /// # Errors
         /// The errors of [`mean`](Self::mean).
         #[name(vector_norm)]
-        norm(input, p: Float = 2.0, dim: Ints = [], keepdim: Bool = false) -> Tensor;
+        norm(input: Tensor, p: Float = 2.0, dim: Ints = &[], keepdim: Bool = false) -> Tensor;
 
         /// Computes logarithms of sums of exponentials over dimensions, given as for [`sum`](Self::sum): of integers as
         /// `float32`.
         ///
         /// # Errors
         /// The errors of [`sum`](Self::sum).
-        logsumexp(input, dim: Ints, keepdim: Bool = false) -> Tensor;
+        logsumexp(input: Tensor, dim: Ints, keepdim: Bool = false) -> Tensor;
     }
-    front_ends {
+    Function for front_ends {
         /// Computes [`sum`](crate::Tensor::sum) of the elements in another dtype.
         ///
         /// # Errors
         /// The errors of the operation, in that dtype.
         #[name(sum)]
-        sum_as(input: Tensor, dim: Ints = [], keepdim: Bool = false, dtype: DType) -> Tensor = |input: &Tensor, dim, keepdim, dtype| {
+        sum_as(input: Tensor, dim: Ints = &[], keepdim: Bool = false, dtype: DType) -> Tensor = |input: &Tensor, dim, keepdim, dtype| {
             input.to_dtype(dtype)?.sum(dim, keepdim)?.to_dtype(dtype)
         };
 
@@ -112,7 +112,7 @@ operations! {
         /// # Errors
         /// The errors of the operation, in that dtype.
         #[name(mean)]
-        mean_as(input: Tensor, dim: Ints = [], keepdim: Bool = false, dtype: DType) -> Tensor = |input: &Tensor, dim, keepdim, dtype| {
+        mean_as(input: Tensor, dim: Ints = &[], keepdim: Bool = false, dtype: DType) -> Tensor = |input: &Tensor, dim, keepdim, dtype| {
             input.to_dtype(dtype)?.mean(dim, keepdim)
         };
 
@@ -121,7 +121,7 @@ operations! {
         /// # Errors
         /// The errors of the operation, in that dtype.
         #[name(prod)]
-        prod_as(input: Tensor, dim: Ints = [], keepdim: Bool = false, dtype: DType) -> Tensor = |input: &Tensor, dim, keepdim, dtype| {
+        prod_as(input: Tensor, dim: Ints = &[], keepdim: Bool = false, dtype: DType) -> Tensor = |input: &Tensor, dim, keepdim, dtype| {
             input.to_dtype(dtype)?.prod(dim, keepdim)?.to_dtype(dtype)
         };
     }

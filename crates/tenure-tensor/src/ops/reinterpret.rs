@@ -10,7 +10,7 @@ const OP: &str = "view";
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Returns a view of the same bytes as elements of another dtype. If these have another size, the last
         /// dimension, which must be dense, gets more or fewer elements. The view has no gradient.
         ///
@@ -18,7 +18,7 @@ operations! {
         /// `bool` of another dtype, whose bytes may be no truth values; a last dimension that is not dense, or whose
         /// bytes are no whole elements; strides, an offset or an address between two elements.
         #[name(view)]
-        view_dtype(input, dtype: DType) -> Tensor;
+        view_dtype(input: Tensor, dtype: DType) -> Tensor;
     }
 }
 

@@ -12,14 +12,14 @@ static ROTATE: Kernel<Rotate> = Kernel::new("rotary", &[cpu::rotary::ROTATE, cud
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Applies the rotary position embedding (Su et al., 2021) in Llama's layout: rotates each pair of an element
         /// in the first half of the last dimension and its partner in the second half by an angle. `cos` and `sin` of
         /// the angles broadcast to the sizes of a half.
         ///
         /// # Errors
         /// An integer dtype, a last dimension of odd size, angles of other sizes.
-        rotary(input, cos: Tensor, sin: Tensor) -> Tensor;
+        rotary(input: Tensor, cos: Tensor, sin: Tensor) -> Tensor;
     }
 }
 

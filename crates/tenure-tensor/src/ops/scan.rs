@@ -21,34 +21,34 @@ static CUMPROD: Kernel<Scan> = Kernel::new(
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Computes the cumulative sum along a dimension. Integers and `bool` are summed as `int64`.
         ///
         /// # Errors
         /// The dimension does not exist.
-        cumsum(input, dim: Int) -> Tensor;
+        cumsum(input: Tensor, dim: Int) -> Tensor;
 
         /// Computes the cumulative product along a dimension. Integers and `bool` are multiplied as `int64`.
         ///
         /// # Errors
         /// The dimension does not exist.
-        cumprod(input, dim: Int) -> Tensor;
+        cumprod(input: Tensor, dim: Int) -> Tensor;
 
         /// Computes the largest element up to each element along a dimension, and the index of its last occurrence,
         /// which gets the gradient. NaN counts as the largest.
         ///
         /// # Errors
         /// The dimension does not exist.
-        cummax(input, dim: Int) -> (Tensor, Tensor);
+        cummax(input: Tensor, dim: Int) -> (Tensor, Tensor);
 
         /// Computes the smallest element up to each element along a dimension, and the index of its last occurrence,
         /// which gets the gradient. NaN counts as the smallest.
         ///
         /// # Errors
         /// The dimension does not exist.
-        cummin(input, dim: Int) -> (Tensor, Tensor);
+        cummin(input: Tensor, dim: Int) -> (Tensor, Tensor);
     }
-    front_ends {
+    Function for front_ends {
         /// Computes [`cumsum`](crate::Tensor::cumsum) of the elements in another dtype.
         ///
         /// # Errors

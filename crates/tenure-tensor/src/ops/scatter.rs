@@ -20,33 +20,33 @@ type Dims = SmallVec<[usize; 5]>;
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Returns a copy with the elements of `src`, or a number, written along `dim` at the positions in `index`. In
         /// two dimensions and along the last, `out[i][index[i][j]] = src[i][j]`. `src` may be larger than `index`.
         ///
         /// # Errors
         /// The numbers of dimensions differ; the index is larger than this tensor in another dimension, or than the
         /// source; an index is out of range, or no integer; the source has another dtype.
-        scatter(input, dim: Int, index: Tensor, src: Value) -> Tensor;
+        scatter(input: Tensor, dim: Int, index: Tensor, src: Value) -> Tensor;
 
         /// Returns a copy with the elements of `src` added, at the positions where [`scatter`](Self::scatter) writes
         /// them.
         ///
         /// # Errors
         /// The errors of [`scatter`](Self::scatter); `bool`.
-        scatter_add(input, dim: Int, index: Tensor, src: Tensor) -> Tensor;
+        scatter_add(input: Tensor, dim: Int, index: Tensor, src: Tensor) -> Tensor;
 
         /// Does [`scatter`](Self::scatter) in place.
         ///
         /// # Errors
         /// The errors of [`scatter`](Self::scatter), and of every write in place.
-        scatter_(input, dim: Int, index: Tensor, src: Value) -> ();
+        scatter_(input: Tensor, dim: Int, index: Tensor, src: Value) -> ();
 
         /// Does [`scatter_add`](Self::scatter_add) in place.
         ///
         /// # Errors
         /// The errors of [`scatter_add`](Self::scatter_add), and of every write in place.
-        scatter_add_(input, dim: Int, index: Tensor, src: Tensor) -> ();
+        scatter_add_(input: Tensor, dim: Int, index: Tensor, src: Tensor) -> ();
 
         /// Returns a copy with the entries of a dimension at the indices `index` replaced by those of `source`.
         ///
@@ -54,27 +54,27 @@ operations! {
         /// Sizes of `source` that differ from this tensor's, except that it has one entry for each index in the
         /// dimension; indices that have more than one dimension, are out of range, or are no integers; a source of
         /// another dtype.
-        index_copy(input, dim: Int, index: Tensor, source: Tensor) -> Tensor;
+        index_copy(input: Tensor, dim: Int, index: Tensor, source: Tensor) -> Tensor;
 
         /// Returns a copy with the entries of `source` added to the entries of a dimension at the indices `index`.
         ///
         /// # Errors
         /// The errors of [`index_copy`](Self::index_copy); `bool`.
-        index_add(input, dim: Int, index: Tensor, source: Tensor) -> Tensor;
+        index_add(input: Tensor, dim: Int, index: Tensor, source: Tensor) -> Tensor;
 
         /// Does [`index_add`](Self::index_add) in place.
         ///
         /// # Errors
         /// The errors of [`index_add`](Self::index_add), and of every write in place.
-        index_add_(input, dim: Int, index: Tensor, source: Tensor) -> ();
+        index_add_(input: Tensor, dim: Int, index: Tensor, source: Tensor) -> ();
 
         /// Returns a copy with the entries of a dimension at the indices `index` set to a number.
         ///
         /// # Errors
         /// The indices have more than one dimension, are out of range, or are no integers.
-        index_fill(input, dim: Int, index: Tensor, value: Scalar) -> Tensor;
+        index_fill(input: Tensor, dim: Int, index: Tensor, value: Scalar) -> Tensor;
     }
-    front_end_methods {
+    Method for front_ends {
         /// Adds `alpha` times the source as [`index_add`](Tensor::index_add) does.
         ///
         /// # Errors

@@ -10,20 +10,20 @@ const OP: &str = "scatter_reduce";
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Returns a copy in which each place is the reduction of the elements of `src` that
         /// [`scatter`](Self::scatter) writes there, and of the element that was there if `include_self`. Other places
         /// keep their element. `reduce` is `sum`, `prod`, `mean`, `amax` or `amin`. Means of integers are rounded down.
         ///
         /// # Errors
         /// The errors of [`scatter`](Self::scatter); another reduction; `bool` with `sum`, `prod` or `mean`.
-        scatter_reduce(input, dim: Int, index: Tensor, src: Tensor, reduce: Text, include_self: Bool = true) -> Tensor;
+        scatter_reduce(input: Tensor, dim: Int, index: Tensor, src: Tensor, reduce: Text, include_self: Bool = true) -> Tensor;
 
         /// Does [`scatter_reduce`](Self::scatter_reduce) in place.
         ///
         /// # Errors
         /// The errors of [`scatter_reduce`](Self::scatter_reduce), and of every write in place.
-        scatter_reduce_(input, dim: Int, index: Tensor, src: Tensor, reduce: Text, include_self: Bool = true) -> ();
+        scatter_reduce_(input: Tensor, dim: Int, index: Tensor, src: Tensor, reduce: Text, include_self: Bool = true) -> ();
     }
 }
 

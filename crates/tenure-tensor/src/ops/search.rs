@@ -8,7 +8,7 @@ use crate::{DType, Result, Tensor, TensorError, Value};
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Finds for each value its place in a sequence that is sorted in ascending order along the last dimension, as
         /// `int64`: the number of elements that are smaller, or with `right` (or `side` "right"), not larger. A
         /// sequence of one dimension is searched for values of any sizes; otherwise each row of values is searched for
@@ -18,7 +18,7 @@ operations! {
         /// The sequence has no dimension; sizes other than the last differ; different devices; `side` is neither "left"
         /// nor "right", or contradicts `right`.
         searchsorted(
-            sorted_sequence, values: Value, right: Bool = false, side: Option<Text> = None
+            sorted_sequence: Tensor, values: Value, right: Bool = false, side: Option<Text> = None
         ) -> Tensor;
 
         /// Finds for each element the number of its bucket, as `int64`: the number of `boundaries`, which are sorted in
@@ -26,14 +26,14 @@ operations! {
         ///
         /// # Errors
         /// Boundaries of several dimensions or none; different devices.
-        bucketize(input, boundaries: Tensor, right: Bool = false) -> Tensor;
+        bucketize(input: Tensor, boundaries: Tensor, right: Bool = false) -> Tensor;
 
         /// Tells for each element whether it is among `test_elements`, or with `invert`, whether it is not. NaN is
         /// among no elements. `assume_unique` has no effect: the search takes the same time.
         ///
         /// # Errors
         /// Different devices.
-        isin(elements, test_elements: Value, assume_unique: Bool = false, invert: Bool = false) -> Tensor;
+        isin(elements: Tensor, test_elements: Value, assume_unique: Bool = false, invert: Bool = false) -> Tensor;
     }
 }
 

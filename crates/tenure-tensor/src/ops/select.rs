@@ -9,7 +9,8 @@ use super::pointwise;
 use crate::autograd::{Context, Grads, Saver, attach};
 use crate::cpu::activation::Band;
 use crate::cpu::select::{self as kernels, Clamp, NanToNum, Where};
-use crate::operation::{observed, operations};
+use crate::observe::observed;
+use crate::operation::{Take, operations};
 use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value, cuda};
 
 pub(super) static WHERE: Kernel<Where> = Kernel::new("where_", &[kernels::WHERE, cuda::select::WHERE]);
@@ -18,41 +19,41 @@ static NAN_TO_NUM: Kernel<NanToNum> = Kernel::new("nan_to_num", &[kernels::NAN_T
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Returns a copy with `value` where `mask`, of `bool`, is true. Tensor and mask are broadcast. `value` is a
         /// number or a tensor of no dimensions.
         ///
         /// # Errors
         /// The mask is not `bool`, sizes do not broadcast, different devices, a value with dimensions, a number that
         /// does not fit an integer dtype.
-        masked_fill(input, mask: Tensor, value: Value) -> Tensor;
+        masked_fill(input: Tensor, mask: Tensor, value: Value) -> Tensor;
 
         /// Limits each element to the range from `min` to `max`; where `min` is larger, the result is `max`.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, `bool`.
-        clamp(input, min: Value, max: Value) -> Tensor;
+        clamp(input: Tensor, min: Value, max: Value) -> Tensor;
 
         /// Limits each element to at least `min`.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, `bool`.
-        clamp_min(input, min: Value) -> Tensor;
+        clamp_min(input: Tensor, min: Value) -> Tensor;
 
         /// Limits each element to at most `max`.
         ///
         /// # Errors
         /// Sizes that do not broadcast, different devices, `bool`.
-        clamp_max(input, max: Value) -> Tensor;
+        clamp_max(input: Tensor, max: Value) -> Tensor;
 
         /// Replaces NaN by `nan`, and infinities by `posinf` and `neginf`: by default the largest and lowest numbers of
         /// the dtype. Integers stay as they are.
         ///
         /// # Errors
         /// No memory.
-        nan_to_num(input, nan: Float = 0.0, posinf: Option<Float> = None, neginf: Option<Float> = None) -> Tensor;
+        nan_to_num(input: Tensor, nan: Float = 0.0, posinf: Option<Float> = None, neginf: Option<Float> = None) -> Tensor;
     }
-    front_ends {
+    Function for front_ends {
         /// Limits each element to at least `min`: [`Tensor::clamp_min`].
         ///
         /// # Errors
@@ -150,9 +151,11 @@ impl Tensor {
     pub fn where_<'a>(&'a self, a: impl Into<Value<'a>>, b: impl Into<Value<'a>>) -> Result<Self> {
         let a = a.into();
         let b = b.into();
-        observed!(here "where_", &[self.argument(), a.argument(), b.argument()], {
-            pointwise::promoted(&[a, b]).and_then(|dtype| self.choose("where_", a, b, dtype))
-        })
+        observed(
+            "where_",
+            || [self.argument(), a.argument(), b.argument()],
+            || pointwise::promoted(&[a, b]).and_then(|dtype| self.choose("where_", a, b, dtype)),
+        )
     }
 
     fn choose(&self, op: &'static str, a: Value<'_>, b: Value<'_>, dtype: DType) -> Result<Self> {

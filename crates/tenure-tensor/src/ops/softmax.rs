@@ -16,20 +16,20 @@ static SOFTMAX_BACKWARD: Kernel<SoftmaxBackward> =
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Computes the exponential of each element, divided by the sum of the exponentials along a dimension.
         ///
         /// # Errors
         /// An integer dtype, a dimension that does not exist.
-        softmax(input, dim: Int) -> Tensor;
+        softmax(input: Tensor, dim: Int) -> Tensor;
 
         /// Computes the logarithm of [`softmax`](Self::softmax), in one kernel.
         ///
         /// # Errors
         /// The errors of [`softmax`](Self::softmax).
-        log_softmax(input, dim: Int) -> Tensor;
+        log_softmax(input: Tensor, dim: Int) -> Tensor;
     }
-    front_ends {
+    Function for front_ends {
         /// Computes [`softmax`](crate::Tensor::softmax) of the elements in another dtype.
         ///
         /// # Errors

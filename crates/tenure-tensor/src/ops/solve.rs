@@ -15,14 +15,14 @@ use crate::{Result, Tensor, TensorError};
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Computes inverse matrices: [`linalg_inv`](Self::linalg_inv) by its older name.
         ///
         /// # Errors
         /// The errors of [`linalg_inv`](Self::linalg_inv).
-        inverse(input) -> Tensor = Tensor::linalg_inv;
+        inverse(input: Tensor) -> Tensor = Tensor::linalg_inv;
     }
-    functions {
+    Function for all {
         /// Solves A·X = B, or X·A = B unless `left`, for square matrices A. B has matrices, or one vector for each
         /// matrix; batches are broadcast. PyTorch's `linalg.solve`. Matrices of a CUDA device are computed on the host.
         ///

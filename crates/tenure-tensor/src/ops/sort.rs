@@ -15,33 +15,33 @@ static ORDER: Kernel<Order> = Kernel::new("sort", &[cpu::sort::ORDER[0], cpu::so
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Sorts elements along a dimension in ascending order, or descending if `descending`, and returns them and
         /// their indices. The sort is always stable, whether or not `stable` asks for it. NaN counts as the largest.
         ///
         /// # Errors
         /// The dimension does not exist.
-        sort(input, dim: Int = -1, descending: Bool = false, stable: Bool = false) -> (Tensor, Tensor);
+        sort(input: Tensor, dim: Int = -1, descending: Bool = false, stable: Bool = false) -> (Tensor, Tensor);
 
         /// Returns the indices that sort the elements along a dimension, as [`sort`](Self::sort) does.
         ///
         /// # Errors
         /// The dimension does not exist.
-        argsort(input, dim: Int = -1, descending: Bool = false, stable: Bool = false) -> Tensor;
+        argsort(input: Tensor, dim: Int = -1, descending: Bool = false, stable: Bool = false) -> Tensor;
 
         /// Returns the `k` largest elements along a dimension, or the smallest unless `largest`, in order, and their
         /// indices.
         ///
         /// # Errors
         /// The dimension does not exist, or has fewer elements.
-        topk(input, k: Size, dim: Int = -1, largest: Bool = true) -> (Tensor, Tensor);
+        topk(input: Tensor, k: Size, dim: Int = -1, largest: Bool = true) -> (Tensor, Tensor);
 
         /// Returns the `k`-th smallest element along a dimension, counted from 1, and its index. The dimension is left
         /// with size 1 if `keepdim`.
         ///
         /// # Errors
         /// The dimension does not exist, or has fewer elements; `k` is 0.
-        kthvalue(input, k: Size, dim: Int = -1, keepdim: Bool = false) -> (Tensor, Tensor);
+        kthvalue(input: Tensor, k: Size, dim: Int = -1, keepdim: Bool = false) -> (Tensor, Tensor);
 
         /// Computes the median of all elements: the lower one of an even number. It is NaN if an element is, or if
         /// there are none. Equal elements share the gradient.
@@ -49,7 +49,7 @@ operations! {
         /// # Errors
         /// There are no elements, and the dtype is not floating.
         #[name(median)]
-        median_all(input) -> Tensor;
+        median_all(input: Tensor) -> Tensor;
 
         /// Computes medians along a dimension, the lower one of an even number, and the index of each, which gets the
         /// gradient. The dimension is left with size 1 if `keepdim`. The median of elements of which one is NaN is the
@@ -57,21 +57,21 @@ operations! {
         ///
         /// # Errors
         /// The dimension does not exist, or has no elements.
-        median(input, dim: Int, keepdim: Bool = false) -> (Tensor, Tensor);
+        median(input: Tensor, dim: Int, keepdim: Bool = false) -> (Tensor, Tensor);
 
         /// Computes the median of all elements that are not NaN, as [`median_all`](Self::median_all) does.
         ///
         /// # Errors
         /// The errors of [`median_all`](Self::median_all).
         #[name(nanmedian)]
-        nanmedian_all(input) -> Tensor;
+        nanmedian_all(input: Tensor) -> Tensor;
 
         /// Computes medians along a dimension of the elements that are not NaN, and their indices, as
         /// [`median`](Self::median) does.
         ///
         /// # Errors
         /// The errors of [`median`](Self::median).
-        nanmedian(input, dim: Int, keepdim: Bool = false) -> (Tensor, Tensor);
+        nanmedian(input: Tensor, dim: Int, keepdim: Bool = false) -> (Tensor, Tensor);
 
         /// Computes the `q`-th quantiles, `q` from 0 to 1, along a dimension, or of all elements. It is NaN if an
         /// element is. A quantile between two elements is by `interpolation` "linear", "lower", "higher", "midpoint" or
@@ -82,7 +82,7 @@ operations! {
         /// The dtype is not floating; the dimension does not exist, or has no elements; `q` has several dimensions or
         /// is out of range (a `q` on a CUDA device is not checked); another interpolation.
         quantile(
-            input, q: Value, dim: Option<Int> = None, keepdim: Bool = false, interpolation: Text = "linear"
+            input: Tensor, q: Value, dim: Option<Int> = None, keepdim: Bool = false, interpolation: Text = "linear"
         ) -> Tensor;
     }
 }

@@ -9,7 +9,7 @@ use crate::{Result, Tensor, TensorError};
 
 operations! {
     static OPERATIONS;
-    functions {
+    Function for all {
         /// Computes the singular value decomposition A = U·diag(S)·Vᵀ, with singular values in descending order, and
         /// returns U, S and Vᵀ. U and V are square if `full_matrices`, else they have as many columns as there are
         /// singular values. The signs of the vectors, and the vectors of equal singular values, are arbitrary: only

@@ -7,33 +7,33 @@ use crate::{DType, Result, Tensor, TensorError};
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Splits a dimension into parts of `split_size_or_sections` elements; the last may be shorter.
         ///
         /// # Errors
         /// The dimension does not exist; the size is 0, unless the dimension is empty.
-        split(input, split_size_or_sections: Size, dim: Int = 0) -> Vec<Tensor>;
+        split(input: Tensor, split_size_or_sections: Size, dim: Int = 0) -> Vec<Tensor>;
 
         /// Splits a dimension into parts of these sizes.
         ///
         /// # Errors
         /// The dimension does not exist; the sizes do not add up to its own.
         #[name(split)]
-        split_sizes(input, split_size_or_sections: Sizes, dim: Int = 0) -> Vec<Tensor>;
+        split_sizes(input: Tensor, split_size_or_sections: Sizes, dim: Int = 0) -> Vec<Tensor>;
 
         /// Splits a dimension into at most `chunks` parts, of the same size except the last.
         ///
         /// # Errors
         /// The dimension does not exist; `chunks` is 0.
-        chunk(input, chunks: Size, dim: Int = 0) -> Vec<Tensor>;
+        chunk(input: Tensor, chunks: Size, dim: Int = 0) -> Vec<Tensor>;
 
         /// Returns the entry at each index of a dimension, without that dimension.
         ///
         /// # Errors
         /// The dimension does not exist.
-        unbind(input, dim: Int = 0) -> Vec<Tensor>;
+        unbind(input: Tensor, dim: Int = 0) -> Vec<Tensor>;
     }
-    front_end_methods {
+    Method for front_ends {
         /// Splits a dimension into `sections` parts; the first ones have an element more if its size is no multiple.
         ///
         /// # Errors

@@ -10,20 +10,20 @@ static TRIANGLE: Kernel<Triangle> = Kernel::new("triangle", &[cpu::index::TRIANG
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Returns the matrices of the last two dimensions with zeros above a diagonal: `diagonal` above the main one,
         /// or below it if it is negative.
         ///
         /// # Errors
         /// Fewer than two dimensions.
-        tril(input, diagonal: Int = 0) -> Tensor;
+        tril(input: Tensor, diagonal: Int = 0) -> Tensor;
 
         /// Returns the matrices of the last two dimensions with zeros below a diagonal, given as for
         /// [`tril`](Self::tril).
         ///
         /// # Errors
         /// Fewer than two dimensions.
-        triu(input, diagonal: Int = 0) -> Tensor;
+        triu(input: Tensor, diagonal: Int = 0) -> Tensor;
     }
 }
 

@@ -21,12 +21,12 @@ macro_rules! functions {
     ($($(#[doc = $doc:literal])* $name:ident $(/ $in_place:ident)? = $room:ident :: $kernel:ident, by $saved:ident |$grad:ident, $value:ident| $formula:expr;)*) => {
         $crate::operation::operations! {
             static FUNCTIONS;
-            methods {$(
+            Method for all {$(
                 $(#[doc = $doc])*
                 ///
                 /// # Errors
                 /// No memory.
-                $name(input) -> $crate::Tensor = |input: &$crate::Tensor| {
+                $name(input: Tensor) -> $crate::Tensor = |input: &$crate::Tensor| {
                     static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($name), &[$crate::cpu::$room::$kernel, $crate::cuda::$room::$kernel]);
                     let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
                     $crate::ops::unary::of_floats(&KERNEL, input, $crate::ops::unary::SavedOperand::$saved, formula)
@@ -36,7 +36,7 @@ macro_rules! functions {
                     ///
                     /// # Errors
                     /// The errors of [`add_`](Self::add_).
-                    $in_place(input) -> () = |input: &$crate::Tensor| {
+                    $in_place(input: Tensor) -> () = |input: &$crate::Tensor| {
                         static KERNEL: $crate::ops::pointwise::Unary = $crate::Kernel::new(stringify!($in_place), &[$crate::cpu::$room::$kernel, $crate::cuda::$room::$kernel]);
                         let formula = |$grad: &$crate::Tensor, $value: &$crate::Tensor| $formula;
                         let saved = $crate::ops::unary::SavedOperand::$saved;
@@ -198,62 +198,62 @@ static TRUNC: Unary = Kernel::new("trunc", &[kernels::TRUNC, cuda::TRUNC]);
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Negates each element. Unsigned integers wrap.
         ///
         /// # Errors
         /// `bool`.
-        neg(input) -> Tensor;
+        neg(input: Tensor) -> Tensor;
 
         /// Computes the absolute value of each element.
         ///
         /// # Errors
         /// `bool`.
-        abs(input) -> Tensor;
+        abs(input: Tensor) -> Tensor;
 
         /// Computes the square of each element: of `bool`, as `int64`.
         ///
         /// # Errors
         /// No memory.
-        square(input) -> Tensor;
+        square(input: Tensor) -> Tensor;
 
         /// Computes the fractional part, with the element's sign.
         ///
         /// # Errors
         /// Integers.
-        frac(input) -> Tensor;
+        frac(input: Tensor) -> Tensor;
 
         /// Computes the sign of each element: 1, 0 or -1. Its gradient is zero. `bool` stays as it is.
         ///
         /// # Errors
         /// No memory.
-        sign(input) -> Tensor;
+        sign(input: Tensor) -> Tensor;
 
         /// Rounds down to an integer. Its gradient is zero.
         ///
         /// # Errors
         /// `bool`.
-        floor(input) -> Tensor;
+        floor(input: Tensor) -> Tensor;
 
         /// Rounds up to an integer. Its gradient is zero.
         ///
         /// # Errors
         /// `bool`.
-        ceil(input) -> Tensor;
+        ceil(input: Tensor) -> Tensor;
 
         /// Rounds to the nearest integer, and halves to the even integer. Its gradient is zero.
         ///
         /// # Errors
         /// `bool`.
-        round(input) -> Tensor;
+        round(input: Tensor) -> Tensor;
 
         /// Rounds towards zero. Its gradient is zero.
         ///
         /// # Errors
         /// `bool`.
-        trunc(input) -> Tensor;
+        trunc(input: Tensor) -> Tensor;
     }
-    front_end_methods {
+    Method for front_ends {
         /// Rounds to so many decimal places, or if `decimals` is negative, to a multiple of a power of ten.
         ///
         /// # Errors

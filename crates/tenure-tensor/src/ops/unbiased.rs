@@ -5,7 +5,7 @@ use crate::{Result, Tensor};
 
 operations! {
     static OPERATIONS;
-    front_ends {
+    Function for front_ends {
         /// Computes variances over all dimensions: the unbiased estimate, or with `unbiased` false, without a correction.
         ///
         /// # Errors
@@ -61,7 +61,7 @@ operations! {
         ///
         /// # Errors
         /// The errors of [`mean`](Tensor::mean).
-        std_mean(input: Tensor, dim: Ints = [], correction: Float = 1.0, keepdim: Bool = false) -> (Tensor, Tensor);
+        std_mean(input: Tensor, dim: Ints = &[], correction: Float = 1.0, keepdim: Bool = false) -> (Tensor, Tensor);
 
         /// Computes standard deviations and means over all dimensions: the unbiased estimate, or with `unbiased` false, without a correction.
         ///

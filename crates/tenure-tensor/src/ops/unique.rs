@@ -8,7 +8,7 @@ use crate::{DType, Result, Tensor, TensorError};
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Returns the distinct elements, sorted, the index among them of each input element, and the number of times
         /// that each occurs. With `dim`, the distinct slices of this dimension, in lexicographic order. The indices and
         /// the counts are empty unless `return_inverse` and `return_counts`. The order is the same with and without
@@ -17,7 +17,7 @@ operations! {
         /// # Errors
         /// The dimension does not exist, or its slices have no elements.
         unique(
-            input,
+            input: Tensor,
             sorted: Bool = true,
             return_inverse: Bool = false,
             return_counts: Bool = false,

@@ -10,148 +10,148 @@ use crate::{Result, Tensor, TensorError};
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Returns a view of the same elements, in the same order, with other sizes. One size may be -1: it is computed
         /// from the others.
         ///
         /// # Errors
         /// Sizes of another number of elements, or that would need a copy: see [`reshape`](Self::reshape).
-        view(input, size: Ints) -> Tensor;
+        view(input: Tensor, size: Ints) -> Tensor;
 
         /// Returns a view of the same elements with the sizes of another tensor.
         ///
         /// # Errors
         /// The errors of [`view`](Self::view).
-        view_as(input, other: Tensor) -> Tensor;
+        view_as(input: Tensor, other: Tensor) -> Tensor;
 
         /// Returns a [`view`](Self::view) with the sizes `shape`, or a copy if no view can have them.
         ///
         /// # Errors
         /// Sizes of another number of elements.
-        reshape(input, shape: Ints) -> Tensor;
+        reshape(input: Tensor, shape: Ints) -> Tensor;
 
         /// Joins the dimensions `start_dim` to `end_dim`, both included, into one; copies if it has to.
         ///
         /// # Errors
         /// A dimension does not exist; `end_dim` is before `start_dim`.
-        flatten(input, start_dim: Int = 0, end_dim: Int = -1) -> Tensor;
+        flatten(input: Tensor, start_dim: Int = 0, end_dim: Int = -1) -> Tensor;
 
         /// Splits one dimension into several. One of `sizes` may be -1: it is computed from the others.
         ///
         /// # Errors
         /// The dimension does not exist; the sizes hold another number of elements.
-        unflatten(input, dim: Int, sizes: Ints) -> Tensor;
+        unflatten(input: Tensor, dim: Int, sizes: Ints) -> Tensor;
 
         /// Repeats dimensions of size 1, and new ones in front, without a copy; -1 keeps a size. PyTorch's `expand` and
         /// `broadcast_to`.
         ///
         /// # Errors
         /// A size is neither 1 nor the same; -1 for a new dimension.
-        expand(input, size: Ints) -> Tensor;
+        expand(input: Tensor, size: Ints) -> Tensor;
 
         /// Repeats dimensions without a copy to the sizes of another tensor, as [`expand`](Self::expand) does.
         ///
         /// # Errors
         /// The errors of [`expand`](Self::expand).
-        expand_as(input, other: Tensor) -> Tensor;
+        expand_as(input: Tensor, other: Tensor) -> Tensor;
 
         /// Returns a view with two dimensions exchanged.
         ///
         /// # Errors
         /// A dimension does not exist.
-        transpose(input, dim0: Int, dim1: Int) -> Tensor;
+        transpose(input: Tensor, dim0: Int, dim1: Int) -> Tensor;
 
         /// Exchanges the rows and columns of a matrix; a vector or single element stays as it is.
         ///
         /// # Errors
         /// More than two dimensions.
-        t(input) -> Tensor;
+        t(input: Tensor) -> Tensor;
 
         /// Exchanges the last two dimensions: transposes matrices in any number of dimensions. PyTorch's `mT`.
         ///
         /// # Errors
         /// Fewer than two dimensions.
         #[name(mT)]
-        mt(input) -> Tensor;
+        mt(input: Tensor) -> Tensor;
 
         /// Returns a view with the dimensions in the order `dims`. Dimension `i` of the view is dimension `dims[i]` of
         /// this tensor.
         ///
         /// # Errors
         /// `dims` does not have every dimension once.
-        permute(input, dims: Ints) -> Tensor;
+        permute(input: Tensor, dims: Ints) -> Tensor;
 
         /// Moves the dimensions `source` to the positions `destination`; the others keep their order.
         ///
         /// # Errors
         /// A dimension does not exist, or is given twice; the numbers of dimensions and places differ.
-        movedim(input, source: Ints, destination: Ints) -> Tensor;
+        movedim(input: Tensor, source: Ints, destination: Ints) -> Tensor;
 
         /// Removes a dimension, if its size is 1.
         ///
         /// # Errors
         /// The dimension does not exist.
-        squeeze(input, dim: Int) -> Tensor;
+        squeeze(input: Tensor, dim: Int) -> Tensor;
 
         /// Removes the given dimensions whose size is 1.
         ///
         /// # Errors
         /// A dimension does not exist.
         #[name(squeeze)]
-        squeeze_dims(input, dim: Ints) -> Tensor;
+        squeeze_dims(input: Tensor, dim: Ints) -> Tensor;
 
         /// Removes all dimensions of size 1.
         ///
         /// # Errors
         /// No error is known.
         #[name(squeeze)]
-        squeeze_all(input) -> Tensor;
+        squeeze_all(input: Tensor) -> Tensor;
 
         /// Adds a dimension of size 1 at the position `dim`.
         ///
         /// # Errors
         /// The place is more than one past the last dimension.
-        unsqueeze(input, dim: Int) -> Tensor;
+        unsqueeze(input: Tensor, dim: Int) -> Tensor;
 
         /// Selects one index of a dimension, and removes the dimension. Negative indices count from the end.
         ///
         /// # Errors
         /// The dimension does not exist, or the index is out of range.
-        select(input, dim: Int, index: Int) -> Tensor;
+        select(input: Tensor, dim: Int, index: Int) -> Tensor;
 
         /// Selects every `step`-th element of a dimension, from `start` up to but without `end`. As in Python, both may
         /// be negative, and are limited to the dimension.
         ///
         /// # Errors
         /// The dimension does not exist; the step is 0.
-        slice(input, dim: Int, start: Int, end: Int, step: Size = 1) -> Tensor;
+        slice(input: Tensor, dim: Int, start: Int, end: Int, step: Size = 1) -> Tensor;
 
         /// Selects the `length` elements of a dimension from `start` on.
         ///
         /// # Errors
         /// The dimension does not exist; elements are out of range.
-        narrow(input, dim: Int, start: Size, length: Size) -> Tensor;
+        narrow(input: Tensor, dim: Int, start: Size, length: Size) -> Tensor;
 
         /// Returns windows of `size` elements of a dimension, each `step` after the one before. The dimension counts
         /// the windows, and a new last dimension has the elements of each.
         ///
         /// # Errors
         /// The dimension does not exist, or is shorter than a window; the step is 0.
-        unfold(input, dimension: Int, size: Size, step: Size) -> Tensor;
+        unfold(input: Tensor, dimension: Int, size: Size, step: Size) -> Tensor;
 
         /// Returns the elements of the diagonal of two dimensions, as a new last dimension: `offset` above the main
         /// diagonal, or below it if it is negative.
         ///
         /// # Errors
         /// The dimensions do not exist, or are the same.
-        diagonal(input, offset: Int = 0, dim1: Int = 0, dim2: Int = 1) -> Tensor;
+        diagonal(input: Tensor, offset: Int = 0, dim1: Int = 0, dim2: Int = 1) -> Tensor;
 
         /// Returns a view of the storage with any sizes, strides and offset, all in elements; `storage_offset` counts
         /// from the storage's beginning.
         ///
         /// # Errors
         /// Elements lie outside the storage.
-        as_strided(input, size: Sizes, stride: Sizes, storage_offset: Size = 0) -> Tensor;
+        as_strided(input: Tensor, size: Sizes, stride: Sizes, storage_offset: Size = 0) -> Tensor;
     }
 }
 

@@ -33,32 +33,32 @@ fn allocator(device: Device) -> Result<Arc<dyn Allocator>> {
 
 operations! {
     static OPERATIONS;
-    methods {
+    Method for all {
         /// Returns an uninitialised tensor of the same sizes, dtype, device and memory order.
         ///
         /// # Errors
         /// No memory.
-        empty_like(input) -> Tensor;
+        empty_like(input: Tensor) -> Tensor;
 
         /// Returns a tensor of the same sizes, dtype and device, filled with `fill_value`.
         ///
         /// # Errors
         /// No memory; a value that does not fit an integer dtype.
-        full_like(input, fill_value: Scalar) -> Tensor;
+        full_like(input: Tensor, fill_value: Scalar) -> Tensor;
 
         /// Returns a tensor of zeros of the same sizes, dtype and device.
         ///
         /// # Errors
         /// No memory.
-        zeros_like(input) -> Tensor;
+        zeros_like(input: Tensor) -> Tensor;
 
         /// Returns a tensor of ones of the same sizes, dtype and device.
         ///
         /// # Errors
         /// No memory.
-        ones_like(input) -> Tensor;
+        ones_like(input: Tensor) -> Tensor;
     }
-    functions {
+    Function for all {
         /// Returns an uninitialised tensor. Elements of `bool` are false.
         ///
         /// As for all allocations, the memory's purpose and key are the thread's [`Purpose`](tenure_core::Purpose), and
@@ -86,7 +86,7 @@ operations! {
         /// Too many elements, or no memory.
         ones(size: Sizes, dtype: DType = DType::F32, device: Device = Device::CPU) -> Tensor;
     }
-    front_ends {
+    Function for front_ends {
         /// Returns an uninitialised tensor of the same sizes and memory order, in another dtype or on another device.
         ///
         /// # Errors

@@ -9,7 +9,7 @@ static RANGES: Kernel<RangeKernel> = Kernel::new("arange", &[cpu::ranges::RANGES
 
 operations! {
     static OPERATIONS;
-    functions {
+    Function for all {
         /// Returns `steps` evenly spaced numbers from `start` to `end`, both included.
         ///
         /// # Errors
@@ -28,14 +28,14 @@ operations! {
         /// No memory.
         eye(n: Size, m: Size, dtype: DType = DType::F32, device: Device = Device::CPU) -> Tensor;
     }
-    front_ends {
+    Function for front_ends {
         /// Returns the numbers from `start` up to but without `end`, `step` apart: [`Tensor::arange`]. Without a dtype,
         /// integers give `int64`, and other numbers `float32`.
         ///
         /// # Errors
         /// The step is 0, or leads away from the end; `bool`; numbers that are not finite; no memory.
         arange(
-            start: Scalar, end: Scalar, step: Scalar = 1, dtype: Option<DType> = None, device: Device = Device::CPU
+            start: Scalar, end: Scalar, step: Scalar = Scalar::Int(1), dtype: Option<DType> = None, device: Device = Device::CPU
         ) -> Tensor = |start, end, step, dtype, device| numbers([start, end, step], dtype, device);
 
         /// Returns the integers from 0, or the numbers of an interval of 1, up to but without `end`.
