@@ -503,7 +503,7 @@ macro_rules! declare {
                 $(let $p: $crate::operation::taken!($t $($g)?) = $p.into();)*
                 $crate::observe::observed(
                     stringify!($name),
-                    || [$crate::operation::Take::argument(self) $(, $crate::operation::Take::argument($p))*],
+                    || $crate::operation::arguments![self $(, $p)*],
                     || $crate::operation::body!($name $($f)?)(self $(, $p)*),
                 )
             }
@@ -519,13 +519,23 @@ macro_rules! declare {
                 $(let $p: $crate::operation::taken!($t $($g)?) = $p.into();)*
                 $crate::observe::observed(
                     stringify!($name),
-                    || [$($crate::operation::Take::argument($p)),*],
+                    || $crate::operation::arguments![$($p),*],
                     || $crate::operation::body!($name $($f)?)($($p),*),
                 )
             }
         }
     };
     ($form:ident for front_ends, $($operation:tt)*) => {};
+}
+
+/// The array of these as arguments.
+macro_rules! arguments {
+    ($($value:expr),* $(,)?) => {
+        {
+            use $crate::operation::Take as _;
+            [$($value.argument()),*]
+        }
+    };
 }
 
 /// The type that an argument is taken as, by the name of the parameter's type in the table.
@@ -576,4 +586,4 @@ macro_rules! callee {
     };
 }
 
-pub(crate) use {accepted, body, callee, declare, operations, taken};
+pub(crate) use {accepted, arguments, body, callee, declare, operations, taken};

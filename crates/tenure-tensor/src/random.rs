@@ -137,7 +137,8 @@ impl Generator {
     pub(crate) fn reserve_for(&self, op: &'static str, device: Device, blocks: u64) -> Result<GeneratorState> {
         match self.device() {
             Some(own) if own.kind() != device.kind() => {
-                let [expected, found] = [device.kind().name(), own.kind().name()];
+                let expected = device.kind().name();
+                let found = own.kind().name();
                 let reason = format!("Expected a '{expected}' device type for generator but found '{found}'");
                 Err(TensorError::argument(op, reason))
             }

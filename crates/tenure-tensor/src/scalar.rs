@@ -213,3 +213,9 @@ impl From<Scalar> for Value<'_> {
         Self::Number(value)
     }
 }
+
+/// Returns the dtype that quotients and analytic functions are computed in: PyTorch's default dtype instead of an
+/// integer.
+pub(crate) fn floating(dtype: DType) -> DType {
+    if dtype.is_floating() { dtype } else { DType::F32 }
+}

@@ -3,6 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::thread::LocalKey;
 
+use tenure_core::{Name, Site, SiteGuard};
+
 /// The settings of one thread, each with its guard. The setting entered last among those alive holds, in whatever order
 /// guards are dropped.
 ///
@@ -69,4 +71,9 @@ impl<T> Scopes<T> {
     {
         thread.try_with(|scopes| scopes.alive.borrow().last().map(|(_, setting)| setting.clone())).ok().flatten()
     }
+}
+
+/// Attributes this thread's allocations to the operation, unless it is part of another.
+pub(crate) fn entered(op: &'static str) -> SiteGuard {
+    Site::enter_operation(Name::of(op))
 }

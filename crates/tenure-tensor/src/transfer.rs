@@ -3,7 +3,7 @@
 use tenure_device::memory;
 
 use crate::cuda;
-use crate::ops::pointwise::dense_like;
+use crate::tensor::create::dense_like;
 use crate::{Access, Device, Result, Tensor, TensorError};
 
 const OP: &str = "to_device";

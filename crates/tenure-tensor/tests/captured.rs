@@ -168,7 +168,7 @@ fn replays_queue_up_with_their_own_words_on_any_stream() {
 }
 
 #[test]
-fn what_was_cached_is_not_held_beside_a_graph() {
+fn a_graph_holds_no_cached_memory() {
     let (_alone, device, memory) = alone();
     let work = || {
         let parts = (0..16).map(|_| Tensor::empty(&[8 << 20], DType::U8, device)).collect::<Result<Vec<_>>>()?;
@@ -213,7 +213,7 @@ fn a_capture_that_fails_leaves_nothing() {
 }
 
 #[test]
-fn what_a_graph_uses_from_outside_is_kept_for_its_replays() {
+fn a_graph_keeps_outside_tensors_for_its_replays() {
     for (_alone, device, memory) in devices() {
         let main = memory.streams().current();
         let side = memory.streams().pooled(Priority::Default).unwrap();
@@ -244,7 +244,7 @@ fn what_a_graph_uses_from_outside_is_kept_for_its_replays() {
 }
 
 #[test]
-fn what_a_replay_writes_is_seen_by_what_comes_after() -> Result<()> {
+fn later_operations_see_the_writes_of_a_replay() -> Result<()> {
     for (_alone, device, _) in devices() {
         let weights = Tensor::ones(&[16, 16], DType::F32, device)?.requires_grad_(true)?;
         let x = Tensor::ones(&[16, 16], DType::F32, device)?;

@@ -113,7 +113,7 @@ fn backward_waits_where_gradients_change_the_device() {
 }
 
 #[test]
-fn what_a_checkpoint_computes_again_is_waited_for() {
+fn streams_wait_for_the_recomputation_of_a_checkpoint() {
     for (device, memory) in devices(14) {
         let side = memory.streams().pooled(Priority::Default).unwrap();
         let x = numbers(100, device).requires_grad_(true).unwrap();
@@ -137,7 +137,7 @@ fn what_a_checkpoint_computes_again_is_waited_for() {
 }
 
 #[test]
-fn what_another_stream_uses_is_not_reused_before_it_is_done() {
+fn memory_is_not_reused_before_another_stream_is_done() {
     for (device, memory) in devices(1) {
         let side = memory.streams().pooled(Priority::Default).unwrap();
         let main = memory.streams().current();
@@ -220,7 +220,7 @@ fn a_captured_step_is_launched_with_new_inputs() {
 }
 
 #[test]
-fn what_a_device_meets_comes_as_an_error_of_a_later_call_and_ends_nothing() {
+fn a_device_error_is_returned_by_a_later_call_and_ends_nothing() {
     let (device, _) = devices(5).next().unwrap();
     let x = Tensor::from_slice(&[1, 2, 3], &[3]).unwrap().to_device(device).unwrap();
     let zero = Tensor::zeros(&[3], DType::I32, device).unwrap();
@@ -252,7 +252,7 @@ fn uploads_arrive_while_the_host_goes_on_and_their_memory_is_not_reused_early() 
 }
 
 #[test]
-fn what_cannot_be_pinned_is_told_as_what_it_is() {
+fn a_failure_to_pin_memory_is_reported_as_such() {
     for (device, memory) in devices(9) {
         let uploader = Uploader::new(device, 16 << 20).unwrap();
         let pinned = |mib: usize| {
@@ -333,7 +333,7 @@ fn devices_exchange_tensors_beside_what_they_compute() {
 }
 
 #[test]
-fn what_is_used_before_it_is_joined_is_found() {
+fn use_before_a_join_is_found() {
     if is_real() {
         return;
     }

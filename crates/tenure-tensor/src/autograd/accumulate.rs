@@ -3,7 +3,7 @@
 use tenure_core::{Layout, Overlap};
 
 use super::mode::is_grad_enabled;
-use crate::ops::pointwise::dense_like;
+use crate::tensor::create::dense_like;
 use crate::{Result, Tensor};
 
 /// Adds `grad` to `sum`. If no graph is recorded and one of the two has no other owner, the addition is done in place

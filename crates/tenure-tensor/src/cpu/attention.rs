@@ -71,8 +71,10 @@ fn attend_panels<T: Multiply + Math, const P: usize>(
     let sums = Heads::<T>::new(access.write_ptr(1), sums);
     let [q, k, v] = [0, 1, 2].map(|index| Heads::<T>::new(access.read_ptr(index), reads[index]));
     let mask = mask.map(|mask| Mask::new(access.read_ptr(3), mask));
-    let [length, width] = [queries.sizes()[2], queries.sizes()[3]];
-    let [count, value_width] = [keys.sizes()[2], values.sizes()[3]];
+    let length = queries.sizes()[2];
+    let width = queries.sizes()[3];
+    let count = keys.sizes()[2];
+    let value_width = values.sizes()[3];
     let heads = queries.sizes()[1];
     let group = queries.sizes()[1] / keys.sizes()[1].max(1);
     let panels = length.div_ceil(P);
@@ -136,8 +138,10 @@ fn backward<T: Multiply + Math>(
     weighting: Weighting,
 ) -> Result<()> {
     let [queries, keys, values, ..] = inputs;
-    let [length, width] = [queries.sizes()[2], queries.sizes()[3]];
-    let [count, value_width] = [keys.sizes()[2], values.sizes()[3]];
+    let length = queries.sizes()[2];
+    let width = queries.sizes()[3];
+    let count = keys.sizes()[2];
+    let value_width = values.sizes()[3];
     let batch = keys.sizes()[0];
     let heads = keys.sizes()[1];
     let group = queries.sizes()[1] / keys.sizes()[1].max(1);

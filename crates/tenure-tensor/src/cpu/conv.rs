@@ -55,7 +55,8 @@ fn convolve<T: Multiply>(
     geometry: &Geometry,
 ) -> Result<()> {
     let im2col = Im2col::forward(spatial(input), spatial(out), spatial(weight), geometry);
-    let [rows, channels] = [weight.sizes()[0], weight.sizes()[1]];
+    let rows = weight.sizes()[0];
+    let channels = weight.sizes()[1];
     let sizes = [geometry.groups, rows / geometry.groups, channels];
     if im2col.numbers().len() == kernel(weight) {
         return im2col_product::<T>(out, input, weight, bias, &im2col, sizes);
@@ -90,7 +91,8 @@ fn transposed<T: Multiply>(
     bias: Option<&Tensor>,
     geometry: &Geometry,
 ) -> Result<()> {
-    let [rows, channels] = [weight.sizes()[1], weight.sizes()[0] / geometry.groups];
+    let rows = weight.sizes()[1];
+    let channels = weight.sizes()[0] / geometry.groups;
     for im2col in Im2col::transposed(spatial(input), spatial(out), spatial(weight), geometry) {
         if im2col.pixels() > 0 {
             let packed = transpose_weights::<T>(weight, im2col.numbers(), geometry.groups)?;

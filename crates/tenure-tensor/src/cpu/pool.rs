@@ -90,7 +90,7 @@ fn max_pool_with<T: Float, I: Tap>(out: &Tensor, taps: &Tensor, input: &Tensor, 
                         let numbers = &mut numbers[columns];
                         let better = |value: T, out: &mut T, at: &mut I| {
                             // NaN counts as larger than any number, as in PyTorch.
-                            #[allow(clippy::eq_op, reason = "what is no number is not equal to itself")]
+                            #[allow(clippy::eq_op, reason = "NaN is not equal to itself")]
                             let is_better = (value > *out) | (value != value) | (*at == I::NONE);
                             *out = if is_better { value } else { *out };
                             *at = if is_better { number } else { *at };

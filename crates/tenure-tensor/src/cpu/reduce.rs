@@ -182,7 +182,7 @@ impl<T: Element> ElementReduction<1, 1> for FirstPosition<T> {
     }
 
     #[inline(always)]
-    #[expect(clippy::eq_op, reason = "what is no number does not equal itself, and is there only if it is given")]
+    #[expect(clippy::eq_op, reason = "NaN does not equal itself, and is there only if it is given")]
     fn accumulate(&self, [first]: [i64; 1], [value]: [T; 1], given: T, at: usize) -> [i64; 1] {
         let at = if value == given || value != value { at as i64 } else { i64::MAX };
         [first.min(at)]

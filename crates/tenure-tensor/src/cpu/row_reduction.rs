@@ -55,7 +55,7 @@ pub(super) fn sum<T: Copy, R: Real, const N: usize>(rows: [&[T]; N], value: impl
 
 /// Returns the larger number, or NaN if one is NaN.
 #[inline(always)]
-#[expect(clippy::eq_op, reason = "what is no number does not equal itself")]
+#[expect(clippy::eq_op, reason = "NaN does not equal itself")]
 pub(super) fn larger<R: Real>(a: R, b: R) -> R {
     if a > b || a != a { a } else { b }
 }

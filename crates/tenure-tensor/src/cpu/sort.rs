@@ -66,7 +66,7 @@ fn select(out: &mut [i64], few: usize, n: usize, compare: impl Fn(&i64, &i64) ->
 }
 
 #[inline(always)]
-#[expect(clippy::eq_op, reason = "what is no number does not equal itself")]
+#[expect(clippy::eq_op, reason = "NaN does not equal itself")]
 fn compare<T: Element>(a: T, b: T) -> Ordering {
     a.partial_cmp(&b).unwrap_or_else(|| (a != a).cmp(&(b != b)))
 }

@@ -149,7 +149,8 @@ pub(super) fn fold<const N: usize, const K: usize>(
             .collect(),
         given: given.map_or(0, |_| access.read_ptr(N).addr() as u64),
     };
-    let [from, to] = [inputs[0].dtype(), outputs[0].dtype()];
+    let from = inputs[0].dtype();
+    let to = outputs[0].dtype();
     let types = Types { from, to, given: given.map_or(from, Tensor::dtype) };
     let plan = FoldPlan::new(types, &pointers, &mut kept, &mut reduced);
     queue::submit(&access, |queue| plan.launch(queue, how, &pointers, total), host)

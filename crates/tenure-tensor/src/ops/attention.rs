@@ -13,7 +13,7 @@ use crate::cpu::attention::{Attend, AttendBackward};
 use crate::element::computed;
 use crate::geometry::{Dropping, Weighting};
 use crate::observe::observed;
-use crate::operation::{Take, operations};
+use crate::operation::{arguments, operations};
 use crate::random::default_generator;
 use crate::{DType, Kernel, Result, Tensor, TensorError, cpu, cuda};
 
@@ -85,18 +85,7 @@ impl Tensor {
         let shares = true;
         observed(
             "scaled_dot_product_attention",
-            || {
-                [
-                    self.argument(),
-                    keys.argument(),
-                    values.argument(),
-                    mask.argument(),
-                    dropout.argument(),
-                    is_causal.argument(),
-                    scale.argument(),
-                    shares.argument(),
-                ]
-            },
+            || arguments![self, keys, values, mask, dropout, is_causal, scale, shares],
             || self.lowered_attention(keys, values, how),
         )
     }

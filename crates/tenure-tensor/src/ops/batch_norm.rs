@@ -15,7 +15,7 @@ use crate::cpu::batch_norm::{
 use crate::cpu::norm::NormalizeBackward;
 use crate::element::computed;
 use crate::observe::observed;
-use crate::operation::{Take, operations};
+use crate::operation::{arguments, operations};
 use crate::{Device, Elementwise, Kernel, Layout, Result, Tensor, TensorError, cpu, cuda};
 
 static FINISH_STATISTICS: Kernel<FinishStatistics> =
@@ -109,18 +109,7 @@ impl Tensor {
         let (mean, variance) = running.unzip();
         observed(
             "batch_norm",
-            || {
-                [
-                    self.argument(),
-                    mean.argument(),
-                    variance.argument(),
-                    weight.argument(),
-                    bias.argument(),
-                    training.argument(),
-                    momentum.argument(),
-                    eps.argument(),
-                ]
-            },
+            || arguments![self, mean, variance, weight, bias, training, momentum, eps],
             || norm.apply(self, FusedActivation::Nothing),
         )
     }
@@ -136,19 +125,7 @@ impl Tensor {
         let (mean, variance) = running.unzip();
         observed(
             "batch_norm_relu",
-            || {
-                [
-                    self.argument(),
-                    carried.argument(),
-                    mean.argument(),
-                    variance.argument(),
-                    weight.argument(),
-                    bias.argument(),
-                    training.argument(),
-                    momentum.argument(),
-                    eps.argument(),
-                ]
-            },
+            || arguments![self, carried, mean, variance, weight, bias, training, momentum, eps],
             || norm.then_relu(self, carried),
         )
     }
@@ -264,7 +241,8 @@ impl BatchNormParameters<'_> {
                     let out = [&sums[0], &sums[1]];
                     NORMALIZE_SUMS.find(x.device().kind(), x.dtype())?(out, &grad, &x, &mean, y.as_ref())?;
                     let new = |dtype| Tensor::empty(&[channels], dtype, x.device());
-                    let [slope, shift] = [new(mean.dtype())?, new(mean.dtype())?];
+                    let slope = new(mean.dtype())?;
+                    let shift = new(mean.dtype())?;
                     let to_weight = weight.as_ref().map(|weight| new(weight.dtype())).transpose()?;
                     let to_bias = bias_dtype.map(new).transpose()?;
                     let [grads, products] = sums.each_ref().map(|sum| sum.alias(rstd.layout().clone()));

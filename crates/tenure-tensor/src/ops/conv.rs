@@ -8,7 +8,7 @@ use crate::autograd::{Context, attach, recipe};
 use crate::cpu::conv::{Convolve, WeightGradient};
 use crate::geometry::Geometry;
 use crate::observe::observed;
-use crate::operation::{Take, operations};
+use crate::operation::{arguments, operations};
 use crate::{Kernel, Layout, MemoryFormat, Result, Tensor, TensorError, cpu, cuda};
 
 static CONVOLVE: Kernel<Convolve> =
@@ -102,17 +102,7 @@ impl Tensor {
         let Conv { stride, padding, dilation, groups } = how;
         observed(
             name,
-            || {
-                [
-                    self.argument(),
-                    weight.argument(),
-                    bias.argument(),
-                    stride.argument(),
-                    padding.argument(),
-                    dilation.argument(),
-                    groups.argument(),
-                ]
-            },
+            || arguments![self, weight, bias, stride, padding, dilation, groups],
             || self.lowered_conv(weight, bias, how),
         )
     }
@@ -166,7 +156,7 @@ impl Tensor {
             );
             return Err(TensorError::shape("conv", reason));
         };
-        convolve(self, weight, bias, geometry, &sizes)
+        Direction::Forward.compute(self, weight, bias, geometry, &sizes)
     }
 
     /// Computes the transpose of a convolution, which maps sizes of the convolution's output to sizes of its input.
@@ -187,18 +177,7 @@ impl Tensor {
         let Conv { stride, padding, dilation, groups } = how;
         observed(
             name,
-            || {
-                [
-                    self.argument(),
-                    weight.argument(),
-                    bias.argument(),
-                    stride.argument(),
-                    padding.argument(),
-                    output_padding.argument(),
-                    groups.argument(),
-                    dilation.argument(),
-                ]
-            },
+            || arguments![self, weight, bias, stride, padding, output_padding, groups, dilation],
             || self.lowered_conv_transpose(weight, bias, how, output_padding),
         )
     }
@@ -274,7 +253,7 @@ impl Tensor {
         let sizes = sizes.into_iter().map(|size| isize::try_from(size).map(isize::unsigned_abs));
         let sizes: Vec<usize> =
             sizes.collect::<Result<_, _>>().map_err(|_| error("make more pixels than there can be"))?;
-        transposed(self, weight, bias, geometry, &sizes)
+        Direction::Transposed.compute(self, weight, bias, geometry, &sizes)
     }
 
     fn one_image(&self) -> Result<Self> {
@@ -284,75 +263,58 @@ impl Tensor {
     }
 }
 
-/// Computes the convolution, as images of these sizes.
-fn convolve(
-    input: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-    geometry: Geometry,
-    sizes: &[usize],
-) -> Result<Tensor> {
-    let (format, [input, weight]) = ordered([input, weight])?;
-    let input = &input;
-    let weight = &weight;
-    let out = output(&[&[input.sizes()[0], weight.sizes()[0]], sizes].concat(), format, input)?;
-    let dense = bias.map(Tensor::contiguous).transpose()?;
-    CONVOLVE.find(out.device().kind(), out.dtype())?(&out, input, weight, dense.as_ref(), &geometry)?;
-    recipe::note(&out, "conv", [input, weight], [bias], || {
-        let sizes = sizes.to_vec();
-        move |[input, weight], [bias]| convolve(input, weight, bias, geometry, &sizes)
-    });
-    let inputs: Vec<&Tensor> = [input, weight].into_iter().chain(bias).collect();
-    let images = input.sizes()[2..].to_vec();
-    let kernel = weight.sizes().to_vec();
-    attach(out, "conv", &inputs, |saver| {
-        let left = saver.save_if(saver.needs(1), input)?;
-        let right = saver.save_if(saver.needs(0), weight)?;
-        let has_bias = bias.is_some();
-        Ok(move |context: &Context<'_>| {
-            let grad = context.grad(0)?.contiguous_in(format)?;
-            let to_input = context.give(0, || transposed(&grad, &context.unpack(right)?, None, geometry, &images))?;
-            let to_weight = context.give(1, || weight_gradient(&context.unpack(left)?, &grad, geometry, &kernel))?;
-            let to_bias = has_bias.then(|| context.give(2, || sum_of_channels(&grad)));
-            Ok([to_input, to_weight].into_iter().chain(to_bias.transpose()?).collect())
-        })
-    })
+/// A convolution or its transpose. Each is the gradient of the other.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Forward,
+    Transposed,
 }
 
-/// Computes the transpose of the convolution, as images of these sizes.
-fn transposed(
-    input: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-    geometry: Geometry,
-    sizes: &[usize],
-) -> Result<Tensor> {
-    let (format, [input, weight]) = ordered([input, weight])?;
-    let input = &input;
-    let weight = &weight;
-    let channels = weight.sizes()[1] * geometry.groups;
-    let out = output(&[&[input.sizes()[0], channels], sizes].concat(), format, input)?;
-    let dense = bias.map(Tensor::contiguous).transpose()?;
-    TRANSPOSED.find(out.device().kind(), out.dtype())?(&out, input, weight, dense.as_ref(), &geometry)?;
-    recipe::note(&out, "conv_transpose", [input, weight], [bias], || {
-        let sizes = sizes.to_vec();
-        move |[input, weight], [bias]| transposed(input, weight, bias, geometry, &sizes)
-    });
-    let inputs: Vec<&Tensor> = [input, weight].into_iter().chain(bias).collect();
-    let images = input.sizes()[2..].to_vec();
-    let kernel = weight.sizes().to_vec();
-    attach(out, "conv_transpose", &inputs, |saver| {
-        let left = saver.save_if(saver.needs(1), input)?;
-        let right = saver.save_if(saver.needs(0), weight)?;
-        let has_bias = bias.is_some();
-        Ok(move |context: &Context<'_>| {
-            let grad = context.grad(0)?.contiguous_in(format)?;
-            let to_input = context.give(0, || convolve(&grad, &context.unpack(right)?, None, geometry, &images))?;
-            let to_weight = context.give(1, || weight_gradient(&grad, &context.unpack(left)?, geometry, &kernel))?;
-            let to_bias = has_bias.then(|| context.give(2, || sum_of_channels(&grad)));
-            Ok([to_input, to_weight].into_iter().chain(to_bias.transpose()?).collect())
+impl Direction {
+    /// Computes the convolution, as images of these sizes.
+    fn compute(
+        self,
+        input: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        geometry: Geometry,
+        sizes: &[usize],
+    ) -> Result<Tensor> {
+        let (format, [input, weight]) = ordered([input, weight])?;
+        let input = &input;
+        let weight = &weight;
+        let (kernel, opposite, channels) = match self {
+            Self::Forward => (&CONVOLVE, Self::Transposed, weight.sizes()[0]),
+            Self::Transposed => (&TRANSPOSED, Self::Forward, weight.sizes()[1] * geometry.groups),
+        };
+        let out = output(&[&[input.sizes()[0], channels], sizes].concat(), format, input)?;
+        let dense = bias.map(Tensor::contiguous).transpose()?;
+        kernel.find(out.device().kind(), out.dtype())?(&out, input, weight, dense.as_ref(), &geometry)?;
+        recipe::note(&out, kernel.name(), [input, weight], [bias], || {
+            let sizes = sizes.to_vec();
+            move |[input, weight], [bias]| self.compute(input, weight, bias, geometry, &sizes)
+        });
+        let inputs: Vec<&Tensor> = [input, weight].into_iter().chain(bias).collect();
+        let images = input.sizes()[2..].to_vec();
+        let elements = weight.sizes().to_vec();
+        attach(out, kernel.name(), &inputs, |saver| {
+            let left = saver.save_if(saver.needs(1), input)?;
+            let right = saver.save_if(saver.needs(0), weight)?;
+            let has_bias = bias.is_some();
+            Ok(move |context: &Context<'_>| {
+                let grad = context.grad(0)?.contiguous_in(format)?;
+                let to_input =
+                    context.give(0, || opposite.compute(&grad, &context.unpack(right)?, None, geometry, &images))?;
+                let to_weight = context.give(1, || {
+                    let input = context.unpack(left)?;
+                    let (from, to) = if self == Self::Forward { (&input, &grad) } else { (&grad, &input) };
+                    weight_gradient(from, to, geometry, &elements)
+                })?;
+                let to_bias = has_bias.then(|| context.give(2, || sum_of_channels(&grad)));
+                Ok([to_input, to_weight].into_iter().chain(to_bias.transpose()?).collect())
+            })
         })
-    })
+    }
 }
 
 /// Computes the gradient of the weight, of sizes `kernel`, for a convolution of `input` whose output has the gradient
@@ -370,8 +332,10 @@ fn weight_gradient(input: &Tensor, grad: &Tensor, geometry: Geometry, kernel: &[
         let right = saver.save_if(saver.needs(0), grad)?;
         Ok(move |context: &Context<'_>| {
             let weight = context.grad(0)?.contiguous_in(format)?;
-            let to_input = context.give(0, || transposed(&context.unpack(right)?, &weight, None, geometry, &images))?;
-            let to_grad = context.give(1, || convolve(&context.unpack(left)?, &weight, None, geometry, &result))?;
+            let to_input = context
+                .give(0, || Direction::Transposed.compute(&context.unpack(right)?, &weight, None, geometry, &images))?;
+            let to_grad = context
+                .give(1, || Direction::Forward.compute(&context.unpack(left)?, &weight, None, geometry, &result))?;
             Ok([to_input, to_grad].into_iter().collect())
         })
     })

@@ -3,10 +3,10 @@
 use tenure_core::{DType, Device, Layout, MemoryFormat};
 
 use super::entered;
-use super::pointwise::dense_like;
 use crate::autograd::{Context, attach, no_grad, recipe};
 use crate::cpu::copy::Copy;
 use crate::operation::operations;
+use crate::tensor::create::dense_like;
 use crate::transfer;
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError, cpu, cuda};
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::matmul::check_operands;
 use crate::autocast::lower;
 use crate::observe::observed;
-use crate::operation::{Take, operations};
+use crate::operation::{arguments, operations};
 use crate::{Result, Tensor, TensorError};
 
 const OP: &str = "einsum";
@@ -40,7 +40,7 @@ operations! {
 /// An equation that cannot be parsed or has another number of operands, sizes of one letter that differ, different
 /// dtypes or devices.
 pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
-    observed("einsum", || [equation.argument(), operands.argument()], || computed(equation, operands))
+    observed("einsum", || arguments![equation, operands], || computed(equation, operands))
 }
 
 fn computed(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {

@@ -123,8 +123,10 @@ fn qr_gradient([q, r]: [&Tensor; 2], [to_q, to_r]: [&Tensor; 2]) -> Result<Tenso
     }
     // A = (X, Y) with a square X = Q·U, and R = (U, V) with V = Qᵀ·Y.
     let others = columns - rows;
-    let [to_u, to_v] = [to_r.narrow(-1, 0, rows)?, to_r.narrow(-1, rows, others)?];
-    let [u, v] = [r.narrow(-1, 0, rows)?, r.narrow(-1, rows, others)?];
+    let to_u = to_r.narrow(-1, 0, rows)?;
+    let to_v = to_r.narrow(-1, rows, others)?;
+    let u = r.narrow(-1, 0, rows)?;
+    let v = r.narrow(-1, rows, others)?;
     let y = q.matmul(&v)?;
     let to_x = qr_gradient([q, &u], [&to_q.add(&y.matmul(&to_v.mt()?)?)?, &to_u])?;
     cat(&[&to_x, &q.matmul(&to_v)?], -1)

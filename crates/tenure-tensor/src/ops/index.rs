@@ -12,7 +12,7 @@ use crate::autograd::no_grad;
 use crate::cpu::index::{self as kernels, Coordinate, Nonzero, Position};
 use crate::observe;
 use crate::observe::observed;
-use crate::operation::{Argument, Take, operations};
+use crate::operation::{arguments, operations};
 use crate::{DType, Elementwise, Kernel, Result, Tensor, TensorError, cuda};
 
 static NONZERO: Kernel<Nonzero> = Kernel::new("nonzero", &[kernels::NONZERO, cuda::index::NONZERO]);
@@ -282,7 +282,7 @@ impl Tensor {
                 let Some(tensors) = shown else { return picked() };
                 let tensors: Vec<&Self> = tensors.iter().collect();
                 let tensors = &tensors[..];
-                observed("index", || [Argument::Tensor(&view), tensors.argument(), at.argument()], || picked())
+                observed("index", || arguments![&view, tensors, at], || picked())
             }
         }
     }
@@ -356,25 +356,13 @@ impl Tensor {
             let place = dim as isize;
             match index {
                 Index::At(index) => {
-                    view = observed(
-                        "select",
-                        || [Argument::Tensor(&view), place.argument(), index.argument()],
-                        || view.selected(op, place, index),
-                    )?;
+                    view = observed("select", || arguments![&view, place, index], || view.selected(op, place, index))?;
                 }
                 Index::Slice { start, end, step } => {
                     let end = end.unwrap_or(isize::MAX);
                     view = observed(
                         "slice",
-                        || {
-                            [
-                                Argument::Tensor(&view),
-                                place.argument(),
-                                start.argument(),
-                                end.argument(),
-                                step.argument(),
-                            ]
-                        },
+                        || arguments![&view, place, start, end, step],
                         || view.sliced(op, place, start, end, step),
                     )?;
                     dim += 1;

@@ -8,7 +8,8 @@ use super::view::signed;
 use crate::autograd::{Context, attach, recipe};
 use crate::cpu::join::Join;
 use crate::observe::observed;
-use crate::operation::{Take, operations};
+use crate::operation::{arguments, operations};
+use crate::tensor::create::dense_like;
 use crate::{Kernel, Result, Tensor, TensorError, Value, cpu, cuda};
 
 static JOIN: Kernel<Join> = Kernel::new("cat", &[cpu::join::JOIN, cuda::join::JOIN]);
@@ -19,7 +20,7 @@ static JOIN: Kernel<Join> = Kernel::new("cat", &[cpu::join::JOIN, cuda::join::JO
 /// # Errors
 /// No tensors; sizes that differ in another dimension; a dimension that does not exist; different devices.
 pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
-    observed("cat", || [tensors.argument(), dim.argument()], || joined(tensors, dim))
+    observed("cat", || arguments![tensors, dim], || joined(tensors, dim))
 }
 
 fn joined(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
@@ -53,7 +54,7 @@ fn joined(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
         sizes[place] += tensor.sizes()[place];
     }
     let dtype = pointwise::promoted(&tensors.iter().map(|tensor| Value::Tensor(tensor)).collect::<Vec<_>>())?;
-    let layout = pointwise::dense_like(&sizes, Some(first.layout()))?;
+    let layout = dense_like(&sizes, Some(first.layout()))?;
     pointwise::check_devices("cat", tensors)?;
     let out = Tensor::empty_strided(layout, dtype, first.device())?;
     let parts: SmallVec<[&Tensor; 8]> =
@@ -82,7 +83,7 @@ fn joined(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
 /// # Errors
 /// No tensors; different sizes or devices; a place that is more than one past the last dimension.
 pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
-    observed("stack", || [tensors.argument(), dim.argument()], || stacked(tensors, dim))
+    observed("stack", || arguments![tensors, dim], || stacked(tensors, dim))
 }
 
 fn stacked(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {

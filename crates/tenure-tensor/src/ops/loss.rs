@@ -12,7 +12,7 @@ use crate::cpu;
 use crate::cpu::loss::{CrossEntropyBackward, CrossEntropyKernel, Targets};
 use crate::element::{computed, with_element};
 use crate::observe::observed;
-use crate::operation::{Take, operations};
+use crate::operation::{arguments, operations};
 use crate::{Access, Element, Kernel, Layout, Result, Scalar, Tensor, TensorError, cuda, vectorized};
 
 static CROSS_ENTROPY: Kernel<CrossEntropyKernel> =
@@ -329,16 +329,7 @@ impl Tensor {
         let CrossEntropy { weight, ignore_index, label_smoothing, reduction } = options;
         observed(
             "cross_entropy",
-            || {
-                [
-                    self.argument(),
-                    target.argument(),
-                    weight.argument(),
-                    ignore_index.argument(),
-                    reduction.argument(),
-                    label_smoothing.argument(),
-                ]
-            },
+            || arguments![self, target, weight, ignore_index, reduction, label_smoothing],
             || self.cross_entropy_of(target, options),
         )
     }

@@ -55,10 +55,9 @@ mod unbiased;
 mod unique;
 mod view;
 
-use tenure_core::{Name, Site, SiteGuard};
-
 use crate::operation::Operation;
 
+pub(crate) use crate::scopes::entered;
 pub use attention::Attention;
 pub use batch_norm::BatchNormParameters;
 pub(crate) use batch_norm::along_channels;
@@ -70,11 +69,6 @@ pub use loss::{CrossEntropy, LossReduction};
 pub(crate) use norm::weighted;
 pub use pad::PadMode;
 pub use pool::Pool;
-
-/// Attributes this thread's allocations to the operation, unless it is part of another.
-pub(crate) fn entered(op: &'static str) -> SiteGuard {
-    Site::enter_operation(Name::of(op))
-}
 
 /// All operations, by the files that declare them.
 pub static OPERATIONS: &[&[Operation]] = &[

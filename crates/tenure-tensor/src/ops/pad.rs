@@ -2,7 +2,7 @@
 
 use crate::autograd::{Context, attach, recipe};
 use crate::observe::observed;
-use crate::operation::{Take, operations};
+use crate::operation::{arguments, operations};
 use crate::{DType, Result, Scalar, Tensor, TensorError};
 
 /// The elements that padding adds.
@@ -64,11 +64,7 @@ impl Tensor {
             PadMode::Replicate => ("replicate", None),
             PadMode::Circular => ("circular", None),
         };
-        observed(
-            "pad",
-            || [self.argument(), padding.argument(), name.argument(), value.argument()],
-            || self.padded_in(padding, mode),
-        )
+        observed("pad", || arguments![self, padding, name, value], || self.padded_in(padding, mode))
     }
 
     fn padded_in(&self, padding: &[isize], mode: PadMode) -> Result<Self> {

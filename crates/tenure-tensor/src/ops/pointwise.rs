@@ -3,11 +3,13 @@
 use std::borrow::Cow;
 
 use smallvec::SmallVec;
-use tenure_core::{DType, Device, Layout, MemoryFormat, Operand, Overlap, result_type};
+use tenure_core::{DType, Device, Operand, result_type};
 
 use super::entered;
 use crate::autograd::recipe;
 use crate::element::computed;
+pub(crate) use crate::scalar::floating;
+use crate::tensor::create::dense_like;
 use crate::{Elementwise, Kernel, Result, Tensor, TensorError, Value, cpu};
 
 /// Returns the sizes that two tensors broadcast to.
@@ -49,25 +51,6 @@ pub(crate) fn output(sizes: &[usize], dtype: DType, inputs: &[&Tensor]) -> Resul
     Tensor::empty_strided(dense_like(sizes, like.map(|input| input.layout()))?, dtype, device)
 }
 
-/// Returns the dense layout of these sizes whose dimensions have the memory order of `like`'s.
-pub(crate) fn dense_like(sizes: &[usize], like: Option<&Layout>) -> Result<Layout> {
-    let Some(like) = like.filter(|like| !like.is_contiguous() && like.overlap() == Overlap::No) else {
-        return Ok(Layout::contiguous(sizes)?);
-    };
-    for format in [MemoryFormat::ChannelsLast2d, MemoryFormat::ChannelsLast3d] {
-        if like.is_contiguous_in(format) {
-            return Ok(Layout::with_format(sizes, format)?);
-        }
-    }
-    let mut order: SmallVec<[usize; 5]> = (0..sizes.len()).collect();
-    order.sort_by_key(|dim| std::cmp::Reverse(like.strides()[*dim]));
-    let ordered: SmallVec<[usize; 5]> = order.iter().map(|dim| sizes[*dim]).collect();
-    let dense = Layout::contiguous(&ordered)?;
-    let mut strides: SmallVec<[usize; 5]> = SmallVec::from_elem(0, sizes.len());
-    order.iter().zip(dense.strides()).for_each(|(dim, stride)| strides[*dim] = *stride);
-    Ok(Layout::strided(sizes, &strides, 0)?)
-}
-
 /// A kernel of one input.
 pub(crate) type Unary = Kernel<cpu::unary::UnaryKernel>;
 /// A kernel of two inputs.
@@ -105,12 +88,6 @@ pub(crate) fn tensor<'a>(op: &'static str, value: Value<'a>, dtype: DType) -> Re
         Value::Tensor(tensor) => Ok(Cow::Borrowed(tensor)),
         Value::Number(number) => Ok(Cow::Owned(Tensor::scalar(number, computed(dtype))?)),
     }
-}
-
-/// Returns the dtype that quotients and analytic functions are computed in: PyTorch's default dtype instead of an
-/// integer.
-pub(crate) fn floating(dtype: DType) -> DType {
-    if dtype.is_floating() { dtype } else { DType::F32 }
 }
 
 /// Converts 16-bit floats to `f32`, so that several steps round once.

@@ -6,7 +6,7 @@ use crate::autograd::{Context, attach, recipe};
 use crate::cpu::pool::{self as kernels, AvgPool, Chosen, MaxPool};
 use crate::geometry::{Rule, Taps, Windows};
 use crate::observe::observed;
-use crate::operation::{Take, operations};
+use crate::operation::{arguments, operations};
 use crate::{DType, Kernel, Layout, MemoryFormat, Result, Tensor, TensorError, cuda};
 
 static MAX_POOL: Kernel<MaxPool> =
@@ -123,20 +123,7 @@ impl Tensor {
     pub fn max_pool(&self, how: &Pool<'_>) -> Result<Self> {
         let name = ["max_pool1d", "max_pool2d", "max_pool3d"][how.kernel.len().clamp(1, 3) - 1];
         let Pool { kernel, stride, padding, dilation, ceil } = how;
-        observed(
-            name,
-            || {
-                [
-                    self.argument(),
-                    kernel.argument(),
-                    stride.argument(),
-                    padding.argument(),
-                    dilation.argument(),
-                    ceil.argument(),
-                ]
-            },
-            || self.max_pooled(how),
-        )
+        observed(name, || arguments![self, kernel, stride, padding, dilation, ceil], || self.max_pooled(how))
     }
 
     fn max_pooled(&self, how: &Pool<'_>) -> Result<Self> {
@@ -153,7 +140,7 @@ impl Tensor {
         attach(out, "max_pool", &[&input], |saver| {
             let numbers = saver.save(&numbers)?;
             Ok(move |context: &Context<'_>| {
-                let grad = put(&context.grad(0)?, &context.unpack(numbers)?, &taps, &sizes)?;
+                let grad = Move::Put.compute(&context.grad(0)?, &context.unpack(numbers)?, &taps, &sizes)?;
                 Ok([Some(grad)].into_iter().collect())
             })
         })
@@ -169,16 +156,7 @@ impl Tensor {
         let Pool { kernel, stride, padding, ceil, .. } = how;
         observed(
             name,
-            || {
-                [
-                    self.argument(),
-                    kernel.argument(),
-                    stride.argument(),
-                    padding.argument(),
-                    ceil.argument(),
-                    count_include_pad.argument(),
-                ]
-            },
+            || arguments![self, kernel, stride, padding, ceil, count_include_pad],
             || self.avg_pooled(how, count_include_pad),
         )
     }
@@ -204,36 +182,35 @@ fn largest(input: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<(Tensor, Tens
     Ok((out, numbers))
 }
 
-/// Returns the image of `sizes` that has the pixels of `from` at the chosen places.
-fn put(from: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<Tensor> {
-    let from = from.contiguous_in(taps.format)?;
-    let out = image(sizes, taps.format, &from, from.dtype())?;
-    PUT.find(out.device().kind(), out.dtype())?(&out, &from, numbers, taps)?;
-    let taps = taps.clone();
-    let sizes = from.sizes().to_vec();
-    attach(out, "max_pool_put", &[&from], |saver| {
-        let numbers = saver.save(numbers)?;
-        Ok(move |context: &Context<'_>| {
-            let grad = pick(&context.grad(0)?, &context.unpack(numbers)?, &taps, &sizes)?;
-            Ok([Some(grad)].into_iter().collect())
-        })
-    })
+/// Moves pixels between an image and the places that were chosen in it.
+#[derive(Clone, Copy)]
+enum Move {
+    /// To the chosen places.
+    Put,
+    /// From the chosen places.
+    Pick,
 }
 
-/// Returns the image of `sizes` with the pixels that `from` has at the chosen places.
-fn pick(from: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<Tensor> {
-    let from = from.contiguous_in(taps.format)?;
-    let out = image(sizes, taps.format, &from, from.dtype())?;
-    PICK.find(out.device().kind(), out.dtype())?(&out, &from, numbers, taps)?;
-    let taps = taps.clone();
-    let sizes = from.sizes().to_vec();
-    attach(out, "max_pool_pick", &[&from], |saver| {
-        let numbers = saver.save(numbers)?;
-        Ok(move |context: &Context<'_>| {
-            let grad = put(&context.grad(0)?, &context.unpack(numbers)?, &taps, &sizes)?;
-            Ok([Some(grad)].into_iter().collect())
+impl Move {
+    /// Returns the image of `sizes` with the pixels of `from`.
+    fn compute(self, from: &Tensor, numbers: &Tensor, taps: &Taps, sizes: &[usize]) -> Result<Tensor> {
+        let (kernel, opposite) = match self {
+            Self::Put => (&PUT, Self::Pick),
+            Self::Pick => (&PICK, Self::Put),
+        };
+        let from = from.contiguous_in(taps.format)?;
+        let out = image(sizes, taps.format, &from, from.dtype())?;
+        kernel.find(out.device().kind(), out.dtype())?(&out, &from, numbers, taps)?;
+        let taps = taps.clone();
+        let sizes = from.sizes().to_vec();
+        attach(out, kernel.name(), &[&from], |saver| {
+            let numbers = saver.save(numbers)?;
+            Ok(move |context: &Context<'_>| {
+                let grad = opposite.compute(&context.grad(0)?, &context.unpack(numbers)?, &taps, &sizes)?;
+                Ok([Some(grad)].into_iter().collect())
+            })
         })
-    })
+    }
 }
 
 fn averaged(input: &Tensor, windows: Windows, sizes: &[usize]) -> Result<Tensor> {

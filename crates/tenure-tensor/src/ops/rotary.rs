@@ -58,8 +58,10 @@ impl Tensor {
                 let sin = context.unpack(sin)?;
                 let along = |across: bool, like: &Self| -> Result<Self> {
                     let x = context.unpack(x)?;
-                    let [x, y] = [x.narrow(-1, 0, half)?, x.narrow(-1, half, half)?];
-                    let [to_x, to_y] = [grad.narrow(-1, 0, half)?, grad.narrow(-1, half, half)?];
+                    let y = x.narrow(-1, half, half)?;
+                    let x = x.narrow(-1, 0, half)?;
+                    let to_x = grad.narrow(-1, 0, half)?;
+                    let to_y = grad.narrow(-1, half, half)?;
                     let products = match across {
                         false => to_x.mul(&x)?.add(&to_y.mul(&y)?)?,
                         true => to_y.mul(&x)?.sub(&to_x.mul(&y)?)?.mul(-sign)?,

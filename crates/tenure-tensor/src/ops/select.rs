@@ -10,7 +10,7 @@ use crate::autograd::{Context, Grads, Saver, attach};
 use crate::cpu::activation::Band;
 use crate::cpu::select::{self as kernels, Clamp, NanToNum, Where};
 use crate::observe::observed;
-use crate::operation::{Take, operations};
+use crate::operation::{arguments, operations};
 use crate::{Kernel, Result, Scalar, Tensor, TensorError, Value, cuda};
 
 pub(super) static WHERE: Kernel<Where> = Kernel::new("where_", &[kernels::WHERE, cuda::select::WHERE]);
@@ -153,7 +153,7 @@ impl Tensor {
         let b = b.into();
         observed(
             "where_",
-            || [self.argument(), a.argument(), b.argument()],
+            || arguments![self, a, b],
             || pointwise::promoted(&[a, b]).and_then(|dtype| self.choose("where_", a, b, dtype)),
         )
     }

@@ -2,8 +2,10 @@
 
 use std::sync::{Arc, Once};
 
-use tenure_core::{Allocator, AllocatorRegistry, AllocatorScope, DType, DataPtr, Device, Layout, Storage};
-
+use smallvec::SmallVec;
+use tenure_core::{
+    Allocator, AllocatorRegistry, AllocatorScope, DType, DataPtr, Device, Layout, MemoryFormat, Overlap, Storage,
+};
 use tenure_device::host::HostMemory;
 use tenure_device::memory;
 
@@ -11,8 +13,7 @@ use super::Tensor;
 use crate::cpu::fill::Fill;
 use crate::element::with_element;
 use crate::operation::operations;
-use crate::ops::entered;
-use crate::ops::pointwise::dense_like;
+use crate::scopes::entered;
 use crate::{Access, Element, Elementwise, Kernel, Result, Scalar, TensorError, cpu, cuda};
 
 static HOST: Once = Once::new();
@@ -245,4 +246,23 @@ impl Tensor {
         let iter = Elementwise::new(op, &[self], &[])?;
         FILLS.find(self.device().kind(), self.dtype())?(&iter, value)
     }
+}
+
+/// Returns the dense layout of these sizes whose dimensions have the memory order of `like`'s.
+pub(crate) fn dense_like(sizes: &[usize], like: Option<&Layout>) -> Result<Layout> {
+    let Some(like) = like.filter(|like| !like.is_contiguous() && like.overlap() == Overlap::No) else {
+        return Ok(Layout::contiguous(sizes)?);
+    };
+    for format in [MemoryFormat::ChannelsLast2d, MemoryFormat::ChannelsLast3d] {
+        if like.is_contiguous_in(format) {
+            return Ok(Layout::with_format(sizes, format)?);
+        }
+    }
+    let mut order: SmallVec<[usize; 5]> = (0..sizes.len()).collect();
+    order.sort_by_key(|dim| std::cmp::Reverse(like.strides()[*dim]));
+    let ordered: SmallVec<[usize; 5]> = order.iter().map(|dim| sizes[*dim]).collect();
+    let dense = Layout::contiguous(&ordered)?;
+    let mut strides: SmallVec<[usize; 5]> = SmallVec::from_elem(0, sizes.len());
+    order.iter().zip(dense.strides()).for_each(|(dim, stride)| strides[*dim] = *stride);
+    Ok(Layout::strided(sizes, &strides, 0)?)
 }

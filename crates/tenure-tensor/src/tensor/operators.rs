@@ -15,7 +15,7 @@ use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Not, Rem, Sub};
 use tenure_core::DType;
 
 use super::Tensor;
-use crate::ops::pointwise::floating;
+use crate::scalar::floating;
 use crate::{Result, Value};
 
 /// An operand of an operator: a tensor, a number, or the result of another operator.

@@ -94,7 +94,7 @@ fn scopes_nest_and_none_turns_it_off() {
 }
 
 #[test]
-fn what_needs_precision_is_higher_and_what_takes_many_is_as_wide_as_the_widest() {
+fn precise_operations_are_raised_and_those_on_many_tensors_are_as_wide_as_the_widest() {
     let x = matrix();
     let half = x.to_dtype(DType::BF16).unwrap();
     assert_eq!(autocast::raise(&half).unwrap().dtype(), DType::BF16);

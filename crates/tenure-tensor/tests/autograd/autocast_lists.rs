@@ -132,17 +132,17 @@ fn check(operations: &[Operation], expected: DType) {
 }
 
 #[test]
-fn what_is_fast_in_half_the_bits_is_lowered() {
+fn operations_that_are_fast_in_half_the_bits_are_lowered() {
     check(LOWERED, DType::BF16);
 }
 
 #[test]
-fn what_needs_precision_is_raised() {
+fn operations_that_need_precision_are_raised() {
     check(RAISED, DType::F32);
 }
 
 #[test]
-fn what_takes_several_is_as_wide_as_the_widest() {
+fn operations_on_several_tensors_are_as_wide_as_the_widest() {
     check(WIDENED, DType::F32);
 }
 

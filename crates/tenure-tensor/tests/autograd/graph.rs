@@ -58,7 +58,7 @@ fn gradients_add_up_in_whatever_order_they_come() {
 }
 
 #[test]
-fn what_was_broadcast_is_summed_up() {
+fn gradients_of_broadcast_tensors_are_summed_up() {
     let x = leaf(&[1.0, 2.0, 3.0]);
     let row = leaf(&[10.0]);
     x.mul(&row).unwrap().sum_all().unwrap().backward().unwrap();
@@ -121,7 +121,7 @@ fn a_gradient_is_needed_for_more_than_one_element() {
 }
 
 #[test]
-fn what_nothing_depends_on_has_no_gradient() {
+fn a_tensor_that_no_result_depends_on_has_no_gradient() {
     let x = leaf(&[1.0]);
     let unused = leaf(&[1.0]);
     let y = || x.mul(2.0).unwrap();

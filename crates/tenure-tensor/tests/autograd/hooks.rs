@@ -213,7 +213,7 @@ fn a_pack_hook_that_modifies_what_it_is_given_is_an_error_that_names_it() {
 }
 
 #[test]
-fn what_is_unpacked_must_be_what_was_packed() {
+fn unpack_must_return_the_packed_tensor() {
     let x = leaf(&[2.0, 3.0]);
     let y = {
         let _hooks = SavedHooks::enter(|_, _| Ok(()), |()| Tensor::from_slice(&[1.0], &[1]));
@@ -324,7 +324,7 @@ fn a_leaf_is_told_when_its_gradient_is_whole_while_backward_goes_on() {
 }
 
 #[test]
-fn what_an_unpack_hook_finds_modified_is_refused_in_the_words_of_no_hooks() {
+fn a_modified_tensor_is_refused_in_the_same_words_with_and_without_hooks() {
     let refused = || {
         let x = leaf(&[2.0, 3.0]);
         let y = x.mul(1.0).unwrap();

@@ -59,7 +59,7 @@ fn a_write_through_a_detached_tensor_is_found() {
 }
 
 #[test]
-fn what_is_overwritten_is_saved_as_it_was() {
+fn an_overwritten_tensor_is_saved_as_it_was() {
     let x = leaf(&[3.0]);
     let w = leaf(&[5.0]);
     let a = x.mul(2.0).unwrap();

@@ -318,7 +318,7 @@ pub(crate) fn dtype(name: &str) -> DType {
         "i8" => DType::I8,
         "u8" => DType::U8,
         "bool" => DType::Bool,
-        _ => panic!("{name} is no dtype"),
+        _ => panic!("{name} is not a dtype"),
     }
 }
 

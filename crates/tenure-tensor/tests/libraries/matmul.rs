@@ -112,7 +112,7 @@ fn batches() {
 }
 
 #[test]
-fn what_is_added() {
+fn products_are_added_to_a_matrix() {
     for dtype in DTYPES {
         let a = numbers(&[33, 20], dtype, 1);
         let b = numbers(&[20, 24], dtype, 2);

@@ -210,7 +210,7 @@ fn a_masks_gradient_drops_the_same() {
 }
 
 #[test]
-fn what_is_computed_again_drops_the_same() {
+fn recomputation_drops_the_same_weights() {
     assert_eq!(
         SOME.run(DType::F32, Device::CPU, |[q, k, v], how| {
             let mask = how.mask.cloned();

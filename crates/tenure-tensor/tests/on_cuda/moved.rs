@@ -160,7 +160,7 @@ fn sums_by_index_are_those_of_the_cpu() {
 }
 
 #[test]
-fn what_is_written_last_stays() {
+fn the_last_write_stays() {
     for count in [1, 300, 5000] {
         check("index_copy", 0.0, |device| {
             let target = Tensor::zeros(&[50, 24], DType::BF16, device)?;
@@ -269,7 +269,7 @@ fn copies_in_place_come_from_any_device() {
 }
 
 #[test]
-fn what_is_wrong_is_said_later() {
+fn errors_are_reported_later() {
     let _alone = in_use_alone();
     let index = Tensor::from_slice(&[0_i64, 9, 1], &[3]).unwrap().to_device(cuda()).unwrap();
     let table = Tensor::zeros(&[4, 2], DType::F32, cuda()).unwrap();

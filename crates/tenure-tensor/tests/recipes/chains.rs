@@ -41,7 +41,7 @@ fn a_chain_may_be_deeper_than_the_stack() {
 }
 
 #[test]
-fn what_was_modified_or_is_gone_gives_an_error_and_no_wrong_bits() {
+fn a_modified_or_freed_input_gives_an_error_and_no_wrong_bits() {
     let _in_use = in_use();
     for device in [Device::CPU, cuda()] {
         let of = Inputs::new(device, DType::F32, Lie::Dense);

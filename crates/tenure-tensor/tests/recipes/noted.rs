@@ -62,7 +62,7 @@ fn nothing_is_noted_outside_of_recipes() {
 }
 
 #[test]
-fn what_a_simulated_kernel_computes_with_is_no_operation_of_the_thread_that_waits() {
+fn a_simulated_kernel_notes_no_operation_in_the_waiting_thread() {
     let _in_use = in_use();
     let x = autograd::no_grad(|| Tensor::full(&[4], 2.0, DType::F32, common::cuda())).unwrap();
     let y = x.empty_like().unwrap();

@@ -46,7 +46,7 @@ fn an_identity_need_not_be_square() {
 }
 
 #[test]
-fn what_is_like_another_has_its_order_in_memory() {
+fn a_tensor_like_another_has_its_order_in_memory() {
     let turned = Tensor::zeros(&[2, 3], DType::BF16, CPU).unwrap().t().unwrap();
     let ones = turned.ones_like().unwrap();
     assert_eq!((ones.sizes(), ones.strides(), ones.dtype()), (turned.sizes(), turned.strides(), DType::BF16));

@@ -276,7 +276,7 @@ fn sizes_that_do_not_go_together() {
 }
 
 #[test]
-fn what_is_out_of_range() {
+fn an_index_out_of_range_is_refused() {
     // index 5 is out of bounds for dimension 0 with size 2
     says(ones(&[2, 3]).index(5), "index: index 5 is out of range for dimension 0 of size 2");
     // slice step cannot be zero

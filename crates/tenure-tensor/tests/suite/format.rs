@@ -92,7 +92,7 @@ fn tensors_are_printed_as_pytorch_does() {
 }
 
 #[test]
-fn what_was_computed_names_the_operation() {
+fn a_computed_tensor_names_its_operation() {
     let leaf = of(&[1.0_f32, 2.0]).requires_grad_(true).unwrap();
     assert_eq!(leaf.mul(2).unwrap().to_string(), "tensor([2., 4.], grad_fn=<mul>)");
 }

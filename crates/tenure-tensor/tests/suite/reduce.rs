@@ -81,7 +81,7 @@ fn sums_do_not_lose_digits() {
 }
 
 #[test]
-fn what_is_no_number_wins() {
+fn nan_wins() {
     let x = Tensor::from_slice(&[1.0_f32, f32::NAN, 3.0, f32::NAN], &[4]).unwrap();
     assert!(x.max_all().unwrap().item::<f32>().unwrap().is_nan());
     assert!(x.amin(&[0], false).unwrap().item::<f32>().unwrap().is_nan());

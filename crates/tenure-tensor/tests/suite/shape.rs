@@ -293,5 +293,5 @@ fn a_view_in_another_dtype_has_whole_elements_and_valid_values() {
     assert!(
         refused(bytes.select(0, 0).unwrap().select(0, 0).unwrap(), DType::I16).contains("do not make whole elements")
     );
-    assert!(refused(bytes, DType::Bool).contains("ne(0)"), "a byte of 2 is no truth value");
+    assert!(refused(bytes, DType::Bool).contains("ne(0)"), "a byte of 2 is not a truth value");
 }

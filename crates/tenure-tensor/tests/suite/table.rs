@@ -25,7 +25,7 @@ fn call(name: &str, arguments: &[Argument<'_>]) -> Result<Output, TensorError> {
 fn tensor(output: Result<Output, TensorError>) -> Tensor {
     match output {
         Ok(Output::Tensor(tensor)) => tensor,
-        other => panic!("{other:?} is no tensor"),
+        other => panic!("{other:?} is not a tensor"),
     }
 }
 
