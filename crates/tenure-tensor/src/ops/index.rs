@@ -282,7 +282,7 @@ impl Tensor {
                 let Some(tensors) = shown else { return picked() };
                 let tensors: Vec<&Self> = tensors.iter().collect();
                 let tensors = &tensors[..];
-                observed("index", || arguments![&view, tensors, at], || picked())
+                observed("index", || arguments![&view, tensors, at], picked)
             }
         }
     }
