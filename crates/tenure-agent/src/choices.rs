@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use tenure_core::Tag;
 use tenure_plan::Problem;
 use tenure_plan::planner::{Decisions, Decoder, Treatment};
-use tenure_plan::problem::{ProblemLink, ProblemTensor};
+use tenure_plan::problem::ProblemLink;
 
 use crate::market::Market;
 use crate::play::Play;
@@ -49,8 +49,9 @@ impl Choices {
         for (buyer, bid) in market.buyers.iter().zip(market.bids(&play.log_prices)) {
             bids[buyer.tensor] = bid.clamp(-MAX_BID, MAX_BID);
         }
-        let possible = |tensor| Treatment::ALL.map(|treatment| decoder.is_possible(tensor, treatment));
-        let possible: Vec<_> = (0..bids.len()).map(possible).collect();
+        let possible: Vec<_> = (0..bids.len())
+            .map(|tensor| Treatment::ALL.map(|treatment| decoder.is_possible(tensor, treatment)))
+            .collect();
         let (groups, members) = group(problem);
         let tensor_features = TensorFeatures::new(problem, &market, &play.log_prices, &slower_ns);
         let features =
@@ -71,13 +72,12 @@ impl Choices {
     /// Returns the decisions that the leanings give, [`LEANINGS`] numbers for each tensor. Among treatments with equal
     /// leanings it takes the first, which is to keep the tensor.
     pub(crate) fn decide(&self, leanings: &[f64]) -> Decisions {
-        let lean = |tensor: usize, to: usize| leanings[tensor * LEANINGS + to];
         let turn = LEANINGS - 1;
-        let tensors = 0..self.bids.len();
-        let priorities = tensors.clone().map(|tensor| self.bids[tensor] + lean(tensor, turn)).collect();
-        let treatments = tensors.map(|tensor| {
-            let possible = (0..turn).rev().filter(|number| self.possible[tensor][*number]);
-            let most = possible.max_by(|left, right| lean(tensor, *left).total_cmp(&lean(tensor, *right)));
+        let rows = leanings.chunks_exact(LEANINGS);
+        let priorities = self.bids.iter().zip(rows.clone()).map(|(bid, row)| bid + row[turn]).collect();
+        let treatments = self.possible.iter().zip(rows).map(|(possible, row)| {
+            let possible = (0..turn).rev().filter(|number| possible[*number]);
+            let most = possible.max_by(|left, right| row[*left].total_cmp(&row[*right]));
             Treatment::ALL[most.unwrap_or(0)]
         });
         Decisions { priorities, treatments: treatments.collect() }
@@ -113,16 +113,16 @@ fn group(problem: &Problem) -> (Vec<usize>, Vec<usize>) {
     }
     let mut numbers = HashMap::new();
     let mut members = Vec::new();
-    let mut group = |(tensor, maker): (&ProblemTensor, &str)| {
+    let mut groups = Vec::new();
+    for (tensor, maker) in problem.tensors().iter().zip(maker) {
         let size = tensor.bytes.max(1).ilog2() / 2;
-        let group = *numbers.entry((tensor.tag, maker.to_owned(), size)).or_insert(members.len());
+        let group = *numbers.entry((tensor.tag, maker, size)).or_insert(members.len());
         if group == members.len() {
             members.push(0);
         }
         members[group] += 1;
-        group
-    };
-    let groups = problem.tensors().iter().zip(maker).map(&mut group).collect();
+        groups.push(group);
+    }
     (groups, members)
 }
 
@@ -204,7 +204,6 @@ impl<'a> TensorFeatures<'a> {
         let again_ns = tensor.recompute.as_ref().map_or(f64::INFINITY, |again| again.time_ns.max(1) as f64);
         let pressure = &self.market.pressure[gap.0..gap.1];
         let pressure = pressure.iter().sum::<f64>() / pressure.len().max(1) as f64;
-        let tag = |tag: Tag| f64::from(tensor.tag == tag);
         let mut row = vec![
             (bid / 4.0).clamp(-2.0, 2.0),
             scaled_log(tensor.bytes as f64 / self.market.capacity()),
@@ -212,10 +211,10 @@ impl<'a> TensorFeatures<'a> {
             gap_ns / all_ns,
             gap_ns / life_ns,
             f64::from(tensor.is_always_there()),
-            tag(Tag::Activation),
-            tag(Tag::Gradient),
-            tag(Tag::OptimizerState),
-            tag(Tag::Input),
+            f64::from(tensor.tag == Tag::Activation),
+            f64::from(tensor.tag == Tag::Gradient),
+            f64::from(tensor.tag == Tag::OptimizerState),
+            f64::from(tensor.tag == Tag::Input),
             f64::from(possible[Treatment::Away as usize]),
             f64::from(possible[Treatment::Recompute as usize]),
             scaled_log(link_ns / gap_ns),
@@ -275,7 +274,7 @@ mod tests {
     use crate::policy::Policy;
 
     #[test]
-    fn what_is_seen_of_tensors_is_finite() {
+    fn the_features_of_tensors_are_finite() {
         let mut parts = Family::Layered.contended(3).unwrap().told.into_parts();
         // There is nothing to move and nothing to recompute.
         for tensor in parts.tensors.iter_mut().filter(|tensor| tensor.recompute.is_some()) {

@@ -29,15 +29,16 @@ impl MarketState<'_> {
         // Where all tensors together do not fill the tier, the rest of it does not count as missing demand.
         let lack: Vec<f64> = (0..kernels).map(|at| pressure[at].min(1.0) - wanted[at].min(1.0)).collect();
         let near = (kernels / 100).max(1);
-        let [near_excess, far_excess] = [near, 8 * near].map(|width| smooth(&excess, width));
-        let [near_pressure, far_pressure] = [near, 8 * near].map(|width| smooth(pressure, width));
+        let near_excess = smooth(&excess, near);
+        let far_excess = smooth(&excess, 8 * near);
+        let near_pressure = smooth(pressure, near);
+        let far_pressure = smooth(pressure, 8 * near);
         let free: Vec<f64> = (0..kernels).map(|at| pressure[at].min(1.0) - self.taken[at]).collect();
         let near_free = smooth(&free, near);
         let mean_price = mean(self.log_prices);
         let mean_excess = mean(&excess);
         let mean_lack = mean(&lack);
         let round = (self.round as f64 / 8.0).min(2.0) - 1.0;
-        let log = |value: f64| (value.max(1e-3).ln() / 3.0).clamp(-1.5, 1.5);
         let mut features = Vec::with_capacity(kernels * FEATURES);
         for at in 0..kernels {
             let row: [f64; FEATURES] = [
@@ -85,4 +86,9 @@ fn smooth(values: &[f64], width: usize) -> Vec<f64> {
             (sums[end] - sums[begin]) / (end - begin) as f64
         })
         .collect()
+}
+
+/// Returns a logarithm, scaled and limited to a feature.
+fn log(value: f64) -> f64 {
+    (value.max(1e-3).ln() / 3.0).clamp(-1.5, 1.5)
 }

@@ -29,14 +29,33 @@ mod learning;
 mod lock;
 mod market;
 mod marl;
-mod planners;
 mod play;
 mod policy;
 mod random;
 pub mod serve;
 pub mod train;
 
+use tenure_plan::Rule;
+use tenure_plan::planner::{Evolutionary, FlashNeuron, Planner, Scheduled, milp};
+
 pub use learning::{LearnedError, Learner, Measured, ReportError};
 pub use marl::Marl;
-pub use planners::planners;
 pub use policy::{Policy, PolicyError};
+
+/// Returns all planners of this build in the order of reports, each with a line that describes it. `milp` is there only
+/// with that feature. [`Marl`] uses `policy`.
+pub fn planners(policy: Policy) -> Vec<(Box<dyn Planner + Send + Sync>, &'static str)> {
+    let mut planners: Vec<(Box<dyn Planner + Send + Sync>, &str)> = vec![
+        (Box::new(Rule::FirstTouch), "tensors in the order of their creation"),
+        (Box::new(Rule::WeightsFirst), "weights, then the others, by first use"),
+        (Box::new(Rule::ActivationsFirst), "all tensors but weights, then weights, by first use"),
+        (Box::new(Rule::Hotness), "the tensors with the most accesses for each byte first"),
+        (Box::new(Rule::Density), "the most accessed for each byte and kernel of their life first"),
+        (Box::new(FlashNeuron), "FlashNeuron's two phases"),
+        (Box::new(Scheduled), "prices of room, then evolutionary search; the default"),
+    ];
+    planners.extend(milp().map(|milp| (milp, "a mixed-integer program, solved by HiGHS")));
+    planners.push((Box::new(Evolutionary::default()), "evolutionary search"));
+    planners.push((Box::new(Marl::new(policy)), "networks trained for placement on other programs"));
+    planners
+}

@@ -107,21 +107,25 @@ impl<'a> Market<'a> {
     /// Returns the demand for room at these bids.
     pub(crate) fn demand(&self, bids: &[f64]) -> Demand {
         let near = NEAR.ln();
-        let sum = |low: f64, high: f64| {
-            let mut changes = vec![0.0; self.kernels() + 1];
-            for (buyer, _) in self.buyers.iter().zip(bids).filter(|(_, bid)| **bid > low && **bid <= high) {
-                changes[buyer.begin] += buyer.size;
-                changes[buyer.end] -= buyer.size;
-            }
-            changes.pop();
-            let mut live = 0.0;
-            changes.iter_mut().for_each(|change| {
-                live += *change;
-                *change = live.max(0.0);
-            });
-            changes
-        };
-        Demand { wanted: sum(0.0, f64::INFINITY), wavering: sum(0.0, near), tempted: sum(-near, 0.0) }
+        let [wanted, wavering, tempted] =
+            [(0.0, f64::INFINITY), (0.0, near), (-near, 0.0)].map(|(low, high)| self.demand_between(bids, low, high));
+        Demand { wanted, wavering, tempted }
+    }
+
+    /// Returns the demand of the buyers whose bids are above `low` and at most `high`.
+    fn demand_between(&self, bids: &[f64], low: f64, high: f64) -> Vec<f64> {
+        let mut changes = vec![0.0; self.kernels() + 1];
+        for (buyer, _) in self.buyers.iter().zip(bids).filter(|(_, bid)| **bid > low && **bid <= high) {
+            changes[buyer.begin] += buyer.size;
+            changes[buyer.end] -= buyer.size;
+        }
+        changes.pop();
+        let mut live = 0.0;
+        changes.iter_mut().for_each(|change| {
+            live += *change;
+            *change = live.max(0.0);
+        });
+        changes
     }
 
     /// Gives room to buyers in the order of their bids, each if it fits, and the rest to tensors that gain nothing from
@@ -148,8 +152,8 @@ impl<'a> Market<'a> {
     /// Returns an upper bound of every placement's score: the most that buyers gain and sellers get at these prices
     /// (the Lagrangian dual). It holds for any prices, and gets lower the closer they are to the best.
     pub(crate) fn bound(&self, log_prices: &[f64]) -> f64 {
-        let surplus = |(buyer, bid): (&Buyer, f64)| buyer.worth * (1.0 - (-bid).exp()).max(0.0);
-        let surplus: f64 = self.buyers.iter().zip(self.bids(log_prices)).map(surplus).sum();
+        let bids = self.buyers.iter().zip(self.bids(log_prices));
+        let surplus: f64 = bids.map(|(buyer, bid)| buyer.worth * (1.0 - (-bid).exp()).max(0.0)).sum();
         let prices: f64 = log_prices.iter().map(|price| price.exp()).sum();
         let all: f64 = self.buyers.iter().map(|buyer| buyer.worth).sum();
         if all == 0.0 { 1.0 } else { ((surplus + prices) / all).min(1.0) }

@@ -132,17 +132,13 @@ impl Marl {
 
 /// Returns changed leanings: of a few groups, each as a whole, or of a few single tensors.
 fn vary(choices: &Choices, leanings: &[f64], generator: &Generator) -> Vec<f64> {
-    let few = |of: usize, spread: f64| -> Vec<Option<[f64; LEANINGS]>> {
-        let share = MEAN_TRIED / of.max(1) as f64;
-        let offsets = || [(); LEANINGS].map(|()| spread * normal(generator));
-        (0..of).map(|_| (uniform(generator) < share).then(offsets)).collect()
-    };
     let varies_groups = uniform(generator) < 0.5;
-    let offsets = if varies_groups {
-        few(choices.group_count(), GROUP_SPREAD)
-    } else {
-        few(leanings.len() / LEANINGS, TENSOR_SPREAD)
-    };
+    let (count, spread) =
+        if varies_groups { (choices.group_count(), GROUP_SPREAD) } else { (leanings.len() / LEANINGS, TENSOR_SPREAD) };
+    let share = MEAN_TRIED / count.max(1) as f64;
+    let offsets: Vec<Option<[f64; LEANINGS]>> = (0..count)
+        .map(|_| (uniform(generator) < share).then(|| [(); LEANINGS].map(|()| spread * normal(generator))))
+        .collect();
     let mut varied = leanings.to_vec();
     for (tensor, leanings) in varied.chunks_exact_mut(LEANINGS).enumerate() {
         let offsets = offsets[if varies_groups { choices.group(tensor) } else { tensor }];

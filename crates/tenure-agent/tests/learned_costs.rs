@@ -1,14 +1,17 @@
 //! Tests of a learner's costs of several tiers, of its time limit, and of the number of placements that it tries.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod common;
+
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use common::tier;
 use tenure_agent::{Learner, Marl, Measured};
 use tenure_core::Tag;
 use tenure_plan::planner::{Objective, Planned, PlannerOptions};
-use tenure_plan::problem::{ProblemAccess, ProblemKernel, ProblemParts, ProblemTensor, ProblemTier};
+use tenure_plan::problem::{ProblemAccess, ProblemKernel, ProblemParts, ProblemTensor};
 use tenure_plan::{Plan, Planner, Problem};
 
 const MB: u64 = 1_000_000;
@@ -16,26 +19,23 @@ const MB: u64 = 1_000_000;
 /// Returns a problem with tensors of 90 MB. For each tensor, one kernel reads `read_mb` of it. Each tier has a capacity
 /// in MB and a time in ns for each byte.
 fn problem(read_mb: &[u64], tiers: &[(Option<u64>, u64)]) -> Problem {
-    let tier = |(number, (capacity_mb, byte_ns)): (usize, &(Option<u64>, u64))| ProblemTier {
-        name: number.to_string(),
-        capacity: capacity_mb.map(|mb| mb * MB),
-        is_reachable: true,
-        read_bandwidth: 1_000_000_000 / byte_ns,
-        write_bandwidth: 1_000_000_000 / byte_ns,
-        latency_ns: 0,
-        loaded: Vec::new(),
-    };
-    let tensor = |number: usize| ProblemTensor {
-        key: number.to_string(),
-        bytes: 90 * MB,
-        tag: Tag::Weight,
-        compression: None,
-        recompute: None,
-    };
     Problem::new(ProblemParts {
         name: "weights".into(),
-        tiers: tiers.iter().enumerate().map(tier).collect(),
-        tensors: (0..read_mb.len()).map(tensor).collect(),
+        tiers: (0..)
+            .zip(tiers)
+            .map(|(number, (capacity_mb, byte_ns))| {
+                tier(&number.to_string(), capacity_mb.map(|mb| mb * MB), 1_000_000_000 / byte_ns)
+            })
+            .collect(),
+        tensors: (0..read_mb.len())
+            .map(|number| ProblemTensor {
+                key: number.to_string(),
+                bytes: 90 * MB,
+                tag: Tag::Weight,
+                compression: None,
+                recompute: None,
+            })
+            .collect(),
         kernels: read_mb
             .iter()
             .enumerate()
@@ -81,7 +81,7 @@ fn costs_of_all_slower_tiers_count() {
 }
 
 #[test]
-fn what_was_never_measured_is_tried_where_nothing_else_is_said_to_be_faster() {
+fn an_unmeasured_placement_is_tried_where_no_other_is_predicted_to_be_faster() {
     let learner = Learner::new(Marl::trained().unwrap());
     let problem = problem(&[90, 80], &[(Some(100), 1), (None, 4)]);
     report(&learner, &problem, &[0, 1], &[90, 320]);

@@ -33,18 +33,18 @@ fn a_file_that_another_agent_learns_into_is_refused_until_that_ends() {
 fn the_file_is_there_from_the_start_for_its_user_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("learned.json");
-    let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
-    drop(open(&path).unwrap());
-    assert_eq!(mode(), 0o600);
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-    drop(open(&path).unwrap());
-    assert_eq!(mode(), 0o600);
+    for _ in 0..2 {
+        drop(open(&path).unwrap());
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    }
 }
 
 #[test]
 fn a_link_leads_to_the_file_that_is_learned_into() {
     let folder = tempfile::tempdir().unwrap();
-    let [file, link] = ["learned.json", "link.json"].map(|name| folder.path().join(name));
+    let file = folder.path().join("learned.json");
+    let link = folder.path().join("link.json");
     drop(open(&file).unwrap());
     symlink(&file, &link).unwrap();
     drop(open(&link).unwrap());
@@ -60,7 +60,7 @@ fn a_file_that_cannot_be_written_is_refused_at_the_start() {
 }
 
 #[test]
-fn what_is_nothing_learned_is_refused_and_left_as_it_was() {
+fn another_file_is_refused_and_left_as_it_was() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("learned.json");
     let others: [(&[u8], &str); 7] = [

@@ -1,15 +1,17 @@
 //! Tests that the agent learns true costs from measured times of programs whose problems have other costs.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use common::tier;
 use tenure_agent::{Learner, Marl, Measured};
 use tenure_plan::planner::{Objective, PlannerOptions};
-use tenure_plan::problem::ProblemTier;
 use tenure_plan::problem::generate::{Family, Uncertain};
 use tenure_plan::{Plan, Planner, Problem};
 
@@ -20,6 +22,11 @@ const EVALUATIONS: u64 = 40;
 
 /// The seeds of the programs of each family, chosen before looking at any of them.
 const SEEDS: [u64; 3] = [101, 102, 103];
+
+/// Returns the time of an access in ns.
+fn ns(bytes: u64, bandwidth: u64) -> f64 {
+    bytes as f64 * 1e9 / bandwidth as f64
+}
 
 /// A simulated program: the problem that planners get, and the true times of its steps.
 struct Virtual {
@@ -47,15 +54,6 @@ impl Virtual {
     fn memory_bound(family: Family, seed: u64) -> Self {
         let mut parts = family.program(seed);
         let peak = Problem::new(parts.clone()).unwrap().peak_bytes();
-        let tier = |name: &str, capacity, bandwidth| ProblemTier {
-            name: name.into(),
-            capacity,
-            is_reachable: true,
-            read_bandwidth: bandwidth,
-            write_bandwidth: bandwidth,
-            latency_ns: 0,
-            loaded: Vec::new(),
-        };
         parts.tiers = vec![tier("fast", Some(peak / 6), 100_000_000_000), tier("slow", None, 25_000_000_000)];
         for kernel in &mut parts.kernels {
             // This is 1 ns for 100 bytes.
@@ -70,7 +68,6 @@ impl Virtual {
     /// Returns the additional time in ns of each access of a kernel in the slow tier, reads first.
     fn losses_ns(&self, kernel: usize) -> Vec<(usize, f64)> {
         let [fast, slow] = self.truth.tiers() else { panic!("two tiers") };
-        let ns = |bytes: u64, bandwidth: u64| bytes as f64 * 1e9 / bandwidth as f64;
         let kernel = &self.truth.kernels()[kernel];
         let latency_ns = (slow.latency_ns - fast.latency_ns) as f64;
         let reads = kernel.reads.iter().map(|read| {
@@ -87,12 +84,13 @@ impl Virtual {
     }
 
     fn kernels_ns(&self, plan: &Plan) -> Vec<u64> {
-        let losses = |kernel| -> f64 {
-            let slow = self.losses_ns(kernel).into_iter().filter(|(tensor, _)| plan.places[*tensor] == 1);
-            slow.map(|(_, ns)| ns).sum()
-        };
         let kernels = self.truth.kernels().iter().enumerate();
-        kernels.map(|(number, kernel)| kernel.time_ns + losses(number) as u64).collect()
+        kernels
+            .map(|(number, kernel)| {
+                let slow = self.losses_ns(number).into_iter().filter(|(tensor, _)| plan.places[*tensor] == 1);
+                kernel.time_ns + slow.map(|(_, ns)| ns).sum::<f64>() as u64
+            })
+            .collect()
     }
 
     /// Returns the problem with true losses in place of bytes: the best score is the least time.
@@ -189,12 +187,12 @@ fn where_memory_is_waited_for_most_of_the_excess_goes() {
 #[test]
 fn the_same_reports_teach_the_same() {
     let program = Virtual::contended(Family::UNet, 7);
-    let all = || rounds(&Learner::new(Marl::trained().unwrap()), &program, 0..3);
-    assert_eq!(all(), all());
+    let [one, other] = [(); 2].map(|()| rounds(&Learner::new(Marl::trained().unwrap()), &program, 0..3));
+    assert_eq!(one, other);
 }
 
 #[test]
-fn what_was_learned_is_taken_up_again() {
+fn learning_goes_on_from_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("learned.json");
     let open = || Learner::open(Marl::trained().unwrap(), &path).unwrap();

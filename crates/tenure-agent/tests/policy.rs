@@ -26,14 +26,17 @@ fn a_policy_that_was_written_plans_as_before() {
     let problem = Family::UNet.contended(3).unwrap().told;
     let options =
         PlannerOptions { objective: Objective::Makespan, time_limit: Duration::MAX, evaluations: Some(3), seed: 1 };
-    let plan = |policy| Marl::new(policy).plan(&problem, &options, &mut |_| ControlFlow::Continue(())).unwrap().plan;
     Policy::new(7).unwrap().write(&path).unwrap();
-    assert_eq!(plan(Policy::read(&path).unwrap()), plan(Policy::new(7).unwrap()));
-    assert_ne!(plan(Policy::read(&path).unwrap()), plan(Policy::trained().unwrap()));
+    let policies = [Policy::read(&path), Policy::new(7).map_err(Into::into), Policy::trained()];
+    let plans = policies.map(|policy| {
+        Marl::new(policy.unwrap()).plan(&problem, &options, &mut |_| ControlFlow::Continue(())).unwrap().plan
+    });
+    assert_eq!(plans[0], plans[1]);
+    assert_ne!(plans[0], plans[2]);
 }
 
 #[test]
-fn what_is_no_policy_is_refused() {
+fn an_invalid_policy_is_refused() {
     assert!(refusal(b"").contains("invalid policy"));
     assert!(refusal(&TRAINED[..TRAINED.len() - 4]).contains("invalid policy"));
     let at = TRAINED.windows(8).position(|bytes| bytes == b"policy 1").unwrap();

@@ -1,26 +1,22 @@
 //! Tests of clients that report times to an agent, and of its answers.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod common;
+
 use std::fs;
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
-use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::thread;
 
+use common::{Ends, example, until};
 use tenure_agent::serve::frame::{Frame, Kind};
 use tenure_agent::serve::{
     Address, AgentClient, AgentOptions, AgentRequest, AgentServer, Learned, ServeError, ServerConfig,
 };
 use tenure_agent::{Learner, Marl, Measured};
 use tenure_plan::Rule;
-
-/// Returns an example of the documentation by its number.
-fn example(number: usize) -> &'static str {
-    let document = include_str!("../../../docs/reference/agent-protocol.md");
-    document.split("```json\n").nth(number + 1).unwrap().split("```").next().unwrap()
-}
 
 fn request() -> AgentRequest {
     AgentRequest::from_json(example(0).as_bytes()).unwrap()
@@ -38,23 +34,14 @@ fn serve(learner: Option<Learner>, client: impl FnOnce(AgentClient)) {
     let address = server.address().clone();
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
-        scope.spawn(|| {
-            server.run(
-                |_| if is_done.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) },
-            )
-        });
+        scope.spawn(|| server.run(until(&is_done)));
         let _ends = Ends(&is_done);
         client(AgentClient::connect(&address).unwrap());
     });
 }
 
-/// Ends the agent when dropped, also if its client panics.
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
+fn measured(mapping: &Path, step_ns: u64, kernels_ns: Vec<u64>) -> Measured {
+    Measured { mapping: mapping.into(), step_ns, kernels_ns }
 }
 
 fn learner(path: &Path) -> Learner {
@@ -94,7 +81,6 @@ fn times_that_cannot_be_are_refused_and_the_connection_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     serve(Some(learner(&folder.path().join("learned.json"))), |mut client| {
         let mapping = client.ask(&request()).unwrap().placed.mapping;
-        let measured = |mapping: &Path, step_ns, kernels_ns| Measured { mapping: mapping.into(), step_ns, kernels_ns };
         let hour_ns = 3_600_000_000_000;
         let wrong = [
             (measured(Path::new("/missing"), 1, vec![1]), "ask it again"),
@@ -136,15 +122,16 @@ fn an_agent_that_does_not_learn_says_so() {
     });
 }
 
+fn answer(stream: &mut TcpStream, kind: Kind, body: &str) {
+    Frame::read(&mut *stream).unwrap();
+    Frame { kind, body: body.into() }.write(stream).unwrap();
+}
+
 /// Sends two reports to an agent that refuses the first, closes the connection after `read` bytes of the second, and
 /// answers that on another connection.
 fn refused_and_closed(report: &Measured, read: usize) -> [Result<Learned, ServeError>; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::Tcp(listener.local_addr().unwrap());
-    let answer = |stream: &mut TcpStream, kind, body: &str| {
-        Frame::read(&mut *stream).unwrap();
-        Frame { kind, body: body.into() }.write(stream).unwrap();
-    };
     thread::scope(|scope| {
         scope.spawn(|| {
             let (mut stream, _) = listener.accept().unwrap();

@@ -1,6 +1,8 @@
 //! Tests of an agent and its clients over real sockets.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
@@ -14,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::{Ends, example, until};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
@@ -21,7 +24,7 @@ use tempfile::TempDir;
 use tenure_agent::serve::frame::{Frame, Kind, MAX_BODY_BYTES};
 use tenure_agent::serve::{
     Address, AgentClient, AgentOptions, AgentRefusal, AgentRequest, AgentServer, Answer, MAX_SECONDS, Placed,
-    ServeError, ServerConfig, Serving,
+    ServeError, ServerConfig,
 };
 use tenure_core::Clock;
 use tenure_plan::planner::{Evolutionary, Planned, PlannerError, PlannerOptions, Watch};
@@ -96,7 +99,17 @@ impl Planner for Faulty {
 }
 
 /// Calls `client` while an agent serves.
-fn serve<T>(change: impl FnOnce(&mut ServerConfig), client: impl FnOnce(&Agent) -> T) -> T {
+fn serve<T>(client: impl FnOnce(&Agent) -> T) -> T {
+    serve_as(|_| {}, client)
+}
+
+/// Calls `client` while an agent serves so many connections at most.
+fn serve_few<T>(connections: usize, client: impl FnOnce(&Agent) -> T) -> T {
+    serve_as(|config| config.connections = connections, client)
+}
+
+/// Calls `client` while an agent serves with a changed configuration.
+fn serve_as<T>(change: impl FnOnce(&mut ServerConfig), client: impl FnOnce(&Agent) -> T) -> T {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("agent.sock");
     let results = folder.path().join("results");
@@ -116,24 +129,12 @@ fn serve<T>(change: impl FnOnce(&mut ServerConfig), client: impl FnOnce(&Agent) 
     })
 }
 
-fn until(is_done: &AtomicBool) -> impl FnMut(&Serving) -> ControlFlow<()> {
-    |_| if is_done.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-}
-
 struct Agent {
     socket: PathBuf,
     results: PathBuf,
     restless: Restless,
     is_done: AtomicBool,
     _folder: TempDir,
-}
-
-struct Ends<'a>(&'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 impl Agent {
@@ -184,160 +185,133 @@ fn endless() -> AgentOptions {
     AgentOptions { seconds: MAX_SECONDS, fast_bytes: Some(60), ..with_planner("restless") }
 }
 
+/// Returns a proper frame in which some bytes are replaced.
+fn changed(place: usize, bytes: &[u8]) -> Vec<u8> {
+    let mut frame = proper();
+    frame[place..place + bytes.len()].copy_from_slice(bytes);
+    frame
+}
+
 fn proper() -> Vec<u8> {
     frame(Kind::Place, &request(AgentOptions::default()).to_json().unwrap())
 }
 
 #[test]
 fn a_request_is_answered_with_a_mapping_that_every_process_can_read() {
-    serve(
-        |_| {},
-        |agent| {
-            let answer = agent.client().ask(&request(AgentOptions::default())).unwrap();
-            assert_eq!(answer.placed.planner, "density", "the first is the default");
-            assert_eq!((answer.placed.score, answer.placed.makespan_us), (answer.score, answer.makespan_us));
-            assert_eq!(agent.files(), BTreeSet::from([answer.placed.mapping.clone()]));
-            let readers: Vec<_> = (0..4)
-                .map(|_| {
-                    thread::spawn({
-                        let path = answer.placed.mapping.clone();
-                        || Mapping::read(path)
-                    })
-                })
-                .collect();
-            for reader in readers {
-                assert_eq!(reader.join().unwrap().unwrap(), answer.mapping);
+    serve(|agent| {
+        let answer = agent.client().ask(&request(AgentOptions::default())).unwrap();
+        assert_eq!(answer.placed.planner, "density", "the first is the default");
+        assert_eq!((answer.placed.score, answer.placed.makespan_us), (answer.score, answer.makespan_us));
+        assert_eq!(agent.files(), BTreeSet::from([answer.placed.mapping.clone()]));
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| assert_eq!(Mapping::read(&answer.placed.mapping).unwrap(), answer.mapping));
             }
-            let fast = Rule::Density.place(&Problem::from_json(PROBLEM).unwrap(), 100);
-            let places = [0, 1, 2].map(|tensor| usize::from(!fast.is_fast(tensor)));
-            let keys = ["a/parameter/weight#0", "b/parameter/weight#0", "a/linear/out#0"];
-            assert_eq!(keys.map(|key| answer.mapping.place(key).unwrap()), places);
-            assert!(answer.unplaced.is_empty() && answer.unknown.is_empty());
-        },
-    );
+        });
+        let fast = Rule::Density.place(&Problem::from_json(PROBLEM).unwrap(), 100);
+        let places = [0, 1, 2].map(|tensor| usize::from(!fast.is_fast(tensor)));
+        let keys = ["a/parameter/weight#0", "b/parameter/weight#0", "a/linear/out#0"];
+        assert_eq!(keys.map(|key| answer.mapping.place(key).unwrap()), places);
+        assert!(answer.unplaced.is_empty() && answer.unknown.is_empty());
+    });
 }
 
 #[test]
 fn the_examples_of_the_documentation_are_what_is_spoken() {
-    let document = include_str!("../../../docs/reference/agent-protocol.md");
-    let example = |number: usize| document.split("```json\n").nth(number + 1).unwrap().split("```").next().unwrap();
     let asked = AgentRequest::from_json(example(0).as_bytes()).unwrap();
     let options = AgentOptions { evaluations: Some(4000), fast_bytes: Some(100_000_000), ..with_planner("density") };
     assert_eq!(*asked.options(), options);
     let placed: Placed = serde_json::from_str(example(1)).unwrap();
     let refusal: AgentRefusal = serde_json::from_str(example(4)).unwrap();
     assert_eq!(refusal.code, "planner");
-    serve(
-        |_| {},
-        |agent| {
-            let found = agent.client().ask(&asked).unwrap().placed;
-            let mapping = placed.mapping.clone();
-            let seconds = placed.seconds;
-            assert_eq!(Placed { mapping, seconds, ..found }, placed);
-        },
-    );
+    serve(|agent| {
+        let found = agent.client().ask(&asked).unwrap().placed;
+        let mapping = placed.mapping.clone();
+        let seconds = placed.seconds;
+        assert_eq!(Placed { mapping, seconds, ..found }, placed);
+    });
 }
 
 #[test]
 fn options_are_followed() {
-    serve(
-        |_| {},
-        |agent| {
-            let mut client = agent.client();
-            let all = AgentOptions { fast_bytes: Some(1000), ..with_planner("hotness") };
-            let answer = client.ask(&request(all)).unwrap();
-            assert_eq!((answer.placed.planner.as_str(), answer.score), ("hotness", 1.0));
-            let some = AgentOptions { evaluations: Some(77), seconds: MAX_SECONDS, ..with_planner("restless") };
-            assert_eq!(client.ask(&request(some)).unwrap().placed.evaluations, 77);
-            // Without the limit it would go on until the client gives up.
-            let answer = client.ask(&request(AgentOptions { seconds: 0.2, ..endless() })).unwrap();
-            assert!(answer.placed.seconds >= 0.2, "{answer:?}");
-        },
-    );
+    serve(|agent| {
+        let mut client = agent.client();
+        let all = AgentOptions { fast_bytes: Some(1000), ..with_planner("hotness") };
+        let answer = client.ask(&request(all)).unwrap();
+        assert_eq!((answer.placed.planner.as_str(), answer.score), ("hotness", 1.0));
+        let some = AgentOptions { evaluations: Some(77), seconds: MAX_SECONDS, ..with_planner("restless") };
+        assert_eq!(client.ask(&request(some)).unwrap().placed.evaluations, 77);
+        // Without the limit it would go on until the client gives up.
+        let answer = client.ask(&request(AgentOptions { seconds: 0.2, ..endless() })).unwrap();
+        assert!(answer.placed.seconds >= 0.2, "{answer:?}");
+    });
 }
 
 #[test]
-fn what_cannot_be_planned_is_refused_and_the_connection_goes_on() {
-    serve(
-        |_| {},
-        |agent| {
-            let mut client = agent.client();
-            for (options, code, says) in [
-                (with_planner("unknown"), "planner", "there are density, hotness"),
-                (with_planner("faulty"), "plan", "the planner failed"),
-            ] {
-                match client.ask(&request(options)) {
-                    Err(ServeError::Refused { refusal, .. }) => {
-                        assert_eq!(refusal.code, code);
-                        assert!(refusal.message.contains(says), "{}", refusal.message);
-                    }
-                    other => panic!("{other:?}"),
+fn a_request_that_cannot_be_planned_is_refused_and_the_connection_goes_on() {
+    serve(|agent| {
+        let mut client = agent.client();
+        for (options, code, says) in [
+            (with_planner("unknown"), "planner", "there are density, hotness"),
+            (with_planner("faulty"), "plan", "the planner failed"),
+        ] {
+            match client.ask(&request(options)) {
+                Err(ServeError::Refused { refusal, .. }) => {
+                    assert_eq!(refusal.code, code);
+                    assert!(refusal.message.contains(says), "{}", refusal.message);
                 }
+                other => panic!("{other:?}"),
             }
-            assert!(agent.files().is_empty());
-            client.ask(&request(AgentOptions::default())).unwrap();
-        },
-    );
+        }
+        assert!(agent.files().is_empty());
+        client.ask(&request(AgentOptions::default())).unwrap();
+    });
 }
 
 #[test]
-fn what_is_no_request_is_refused_and_the_connection_closed() {
-    serve(
-        |_| {},
-        |agent| {
-            let with = |place: usize, bytes: &[u8]| {
-                let mut frame = proper();
-                frame[place..place + bytes.len()].copy_from_slice(bytes);
-                frame
-            };
-            assert_eq!(agent.refusal(b"GET / HTTP/1.1\r\n\r\n").code, "magic");
-            let refusal = agent.refusal(&with(4, &[2, 0]));
-            assert_eq!(refusal.code, "version");
-            assert!(refusal.message.contains("version 2") && refusal.message.contains("version 1"));
-            assert_eq!(agent.refusal(&with(8, &(MAX_BODY_BYTES + 1).to_le_bytes())).code, "length");
-            assert_eq!(agent.refusal(&with(6, &[9, 0])).code, "kind");
-            assert_eq!(agent.refusal(&frame(Kind::Placed, b"{}")).code, "kind");
-            assert_eq!(agent.refusal(&frame(Kind::Place, b"\xff")).code, "body");
-            assert_eq!(agent.refusal(&frame(Kind::Place, br#"{"problem": {}, "results": "/etc"}"#)).code, "body");
-            agent.client().ask(&request(AgentOptions::default())).unwrap();
-        },
-    );
+fn an_invalid_request_is_refused_and_the_connection_closed() {
+    serve(|agent| {
+        assert_eq!(agent.refusal(b"GET / HTTP/1.1\r\n\r\n").code, "magic");
+        let refusal = agent.refusal(&changed(4, &[2, 0]));
+        assert_eq!(refusal.code, "version");
+        assert!(refusal.message.contains("version 2") && refusal.message.contains("version 1"));
+        assert_eq!(agent.refusal(&changed(8, &(MAX_BODY_BYTES + 1).to_le_bytes())).code, "length");
+        assert_eq!(agent.refusal(&changed(6, &[9, 0])).code, "kind");
+        assert_eq!(agent.refusal(&frame(Kind::Placed, b"{}")).code, "kind");
+        assert_eq!(agent.refusal(&frame(Kind::Place, b"\xff")).code, "body");
+        assert_eq!(agent.refusal(&frame(Kind::Place, br#"{"problem": {}, "results": "/etc"}"#)).code, "body");
+        agent.client().ask(&request(AgentOptions::default())).unwrap();
+    });
 }
 
 #[test]
 fn no_name_in_a_request_leads_out_of_the_folder() {
-    serve(
-        |_| {},
-        |agent| {
-            let hostile = PROBLEM.replace("small", "../../escaped").replace("a/linear/out#0", "/etc/../escaped\\u0000");
-            let problem = Problem::from_json(&hostile).unwrap();
-            let answer = agent.client().ask(&AgentRequest::new(problem, AgentOptions::default()).unwrap()).unwrap();
-            assert_eq!(answer.placed.mapping.parent().unwrap(), fs::canonicalize(&agent.results).unwrap());
-            assert_eq!(answer.mapping.program(), "../../escaped");
-            assert_eq!(agent.files().len(), 1);
-        },
-    );
+    serve(|agent| {
+        let hostile = PROBLEM.replace("small", "../../escaped").replace("a/linear/out#0", "/etc/../escaped\\u0000");
+        let problem = Problem::from_json(&hostile).unwrap();
+        let answer = agent.client().ask(&AgentRequest::new(problem, AgentOptions::default()).unwrap()).unwrap();
+        assert_eq!(answer.placed.mapping.parent().unwrap(), fs::canonicalize(&agent.results).unwrap());
+        assert_eq!(answer.mapping.program(), "../../escaped");
+        assert_eq!(agent.files().len(), 1);
+    });
 }
 
 #[test]
 fn two_clients_are_planned_for_at_once_and_silent_ones_block_no_other() {
-    serve(
-        |config| config.connections = 5,
-        |agent| {
-            let _silent = [agent.connect(), agent.connect()];
-            thread::scope(|scope| {
-                // Ends the planner even if the other client is not answered.
-                let ends = Ends(&agent.restless.is_enough);
-                let slow = scope.spawn(|| agent.client().ask(&request(endless())));
-                agent.restless.wait();
-                agent.client().ask(&request(AgentOptions::default())).unwrap();
-                assert!(!slow.is_finished());
-                drop(ends);
-                slow.join().unwrap().unwrap();
-            });
-            assert_eq!(agent.files().len(), 2);
-        },
-    );
+    serve_few(5, |agent| {
+        let _silent = [agent.connect(), agent.connect()];
+        thread::scope(|scope| {
+            // Ends the planner even if the other client is not answered.
+            let ends = Ends(&agent.restless.is_enough);
+            let slow = scope.spawn(|| agent.client().ask(&request(endless())));
+            agent.restless.wait();
+            agent.client().ask(&request(AgentOptions::default())).unwrap();
+            assert!(!slow.is_finished());
+            drop(ends);
+            slow.join().unwrap().unwrap();
+        });
+        assert_eq!(agent.files().len(), 2);
+    });
 }
 
 #[test]
@@ -348,7 +322,7 @@ fn a_client_that_is_silent_for_too_long_is_told_and_makes_place() {
         config.patience = Duration::from_secs(1);
         config.clock = clock.clone();
     };
-    serve(config, |agent| {
+    serve_as(config, |agent| {
         let mut slow = agent.connect();
         slow.write_all(&proper()[..30]).unwrap();
         let mut client = agent.connect();
@@ -371,37 +345,31 @@ fn a_client_that_is_silent_for_too_long_is_told_and_makes_place() {
 
 #[test]
 fn a_client_that_goes_away_ends_its_planning_and_leaves_no_file() {
-    serve(
-        |config| config.connections = 1,
-        |agent| {
-            let mut gone = agent.connect();
-            gone.write_all(&frame(Kind::Place, &request(endless()).to_json().unwrap())).unwrap();
-            agent.restless.wait();
-            assert!(agent.client().ask(&request(AgentOptions::default())).is_err(), "it is planned");
-            drop(gone);
-            eventually(|| agent.client().ask(&request(AgentOptions::default())).is_ok());
-            assert_eq!(agent.files().len(), 1);
-        },
-    );
+    serve_few(1, |agent| {
+        let mut gone = agent.connect();
+        gone.write_all(&frame(Kind::Place, &request(endless()).to_json().unwrap())).unwrap();
+        agent.restless.wait();
+        assert!(agent.client().ask(&request(AgentOptions::default())).is_err(), "it is planned");
+        drop(gone);
+        eventually(|| agent.client().ask(&request(AgentOptions::default())).is_ok());
+        assert_eq!(agent.files().len(), 1);
+    });
 }
 
 #[test]
 fn an_agent_that_is_to_end_answers_with_the_best_so_far() {
-    serve(
-        |_| {},
-        |agent| {
-            thread::scope(|scope| {
-                // If the agent does not end the planner, this ends it after the test has failed.
-                let _enough = Ends(&agent.restless.is_enough);
-                let asked = scope.spawn(|| agent.client().ask(&request(endless())));
-                agent.restless.wait();
-                agent.is_done.store(true, Ordering::Relaxed);
-                eventually(|| asked.is_finished());
-                assert!(asked.join().unwrap().unwrap().placed.evaluations > 0);
-            });
-            eventually(|| !agent.socket.exists());
-        },
-    );
+    serve(|agent| {
+        thread::scope(|scope| {
+            // If the agent does not end the planner, this ends it after the test has failed.
+            let _enough = Ends(&agent.restless.is_enough);
+            let asked = scope.spawn(|| agent.client().ask(&request(endless())));
+            agent.restless.wait();
+            agent.is_done.store(true, Ordering::Relaxed);
+            eventually(|| asked.is_finished());
+            assert!(asked.join().unwrap().unwrap().placed.evaluations > 0);
+        });
+        eventually(|| !agent.socket.exists());
+    });
 }
 
 fn eventually(mut happens: impl FnMut() -> bool) {
@@ -412,38 +380,38 @@ fn eventually(mut happens: impl FnMut() -> bool) {
     }
 }
 
-#[test]
-fn an_agent_listens_on_the_loopback_too() {
+/// Calls `client` with the address of an agent on the loopback, and with its folder of results.
+fn serve_on_loopback(connections: usize, client: impl FnOnce(&Address, &Path)) {
     let results = tempfile::tempdir().unwrap();
     let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
-    let server = AgentServer::bind(&address, ServerConfig::new(results.path()), vec![Box::new(Rule::Density)]).unwrap();
+    let config = ServerConfig { connections, patience: LONG, ..ServerConfig::new(results.path()) };
+    let server = AgentServer::bind(&address, config, vec![Box::new(Rule::Density)]).unwrap();
     let address = server.address().clone();
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| server.run(until(&is_done)));
         let _ends = Ends(&is_done);
-        let answer = AgentClient::connect(&address).unwrap().ask(&request(AgentOptions::default())).unwrap();
-        assert!(answer.placed.mapping.starts_with(fs::canonicalize(results.path()).unwrap()));
+        client(&address, results.path());
+    });
+}
+
+#[test]
+fn an_agent_listens_on_the_loopback_too() {
+    serve_on_loopback(16, |address, results| {
+        let answer = AgentClient::connect(address).unwrap().ask(&request(AgentOptions::default())).unwrap();
+        assert!(answer.placed.mapping.starts_with(fs::canonicalize(results).unwrap()));
     });
 }
 
 #[test]
 fn a_client_beyond_the_limit_reads_why_whatever_was_sent() {
-    let results = tempfile::tempdir().unwrap();
-    let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
-    let config = ServerConfig { connections: 1, patience: LONG, ..ServerConfig::new(results.path()) };
-    let server = AgentServer::bind(&address, config, vec![Box::new(Rule::Density)]).unwrap();
-    let address = server.address().clone();
-    let is_done = AtomicBool::new(false);
     let mut problem = Problem::from_json(PROBLEM).unwrap().into_parts();
     problem.source = "long ".repeat(200_000);
     let request = AgentRequest::new(Problem::new(problem).unwrap(), AgentOptions::default()).unwrap();
-    thread::scope(|scope| {
-        scope.spawn(|| server.run(until(&is_done)));
-        let _ends = Ends(&is_done);
-        let _served = AgentClient::connect(&address).unwrap();
+    serve_on_loopback(1, |address, _| {
+        let _served = AgentClient::connect(address).unwrap();
         for _ in 0..20 {
-            let refused = AgentClient::connect(&address).unwrap().ask(&request);
+            let refused = AgentClient::connect(address).unwrap().ask(&request);
             assert!(
                 matches!(&refused, Err(ServeError::Refused { refusal, .. }) if refusal.code == "busy"),
                 "{refused:?}"
@@ -489,35 +457,32 @@ fn hostile() -> impl Strategy<Value = Vec<u8>> {
 #[test]
 fn ten_thousand_hostile_messages_leave_the_agent_as_it_was() {
     const MESSAGES: usize = 10_000;
-    serve(
-        |_| {},
-        |agent| {
-            let strategy = hostile();
-            let mut runner = TestRunner::new(Config::default());
-            let mut answered = BTreeSet::new();
-            let mut refused = 0;
-            for _ in 0..MESSAGES {
-                let message = strategy.new_tree(&mut runner).unwrap().current();
-                let mut stream = agent.connect();
-                // The agent may have closed the connection before all bytes are sent.
-                let _ = stream.write_all(&message).and_then(|()| stream.shutdown(Shutdown::Write));
-                // There may be no reply if the connection ends while it is sent.
-                if let Ok(Some(reply)) = Frame::read(&mut stream) {
-                    match reply.kind {
-                        Kind::Placed => {
-                            let placed: Placed = serde_json::from_slice(&reply.body).unwrap();
-                            answered.insert(placed.mapping);
-                        }
-                        _ => refused += 1,
+    serve(|agent| {
+        let strategy = hostile();
+        let mut runner = TestRunner::new(Config::default());
+        let mut answered = BTreeSet::new();
+        let mut refused = 0;
+        for _ in 0..MESSAGES {
+            let message = strategy.new_tree(&mut runner).unwrap().current();
+            let mut stream = agent.connect();
+            // The agent may have closed the connection before all bytes are sent.
+            let _ = stream.write_all(&message).and_then(|()| stream.shutdown(Shutdown::Write));
+            // There may be no reply if the connection ends while it is sent.
+            if let Ok(Some(reply)) = Frame::read(&mut stream) {
+                match reply.kind {
+                    Kind::Placed => {
+                        let placed: Placed = serde_json::from_slice(&reply.body).unwrap();
+                        answered.insert(placed.mapping);
                     }
+                    _ => refused += 1,
                 }
             }
-            assert!(refused > MESSAGES / 2, "{refused} were refused");
-            let answer = agent.client().ask(&request(AgentOptions::default())).unwrap();
-            answered.insert(answer.placed.mapping);
-            assert_eq!(agent.files(), answered, "nothing else was written");
-        },
-    );
+        }
+        assert!(refused > MESSAGES / 2, "{refused} were refused");
+        let answer = agent.client().ask(&request(AgentOptions::default())).unwrap();
+        answered.insert(answer.placed.mapping);
+        assert_eq!(agent.files(), answered, "nothing else was written");
+    });
 }
 
 /// The example agent in Python. Dropping it kills the process.
@@ -611,10 +576,9 @@ fn a_connection_on_which_something_went_wrong_is_not_used_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mapping.json");
     fs::write(&path, MAPPING).unwrap();
-    let from = |planner: &str| answer(&Placed { planner: planner.into(), ..placed(&path) });
+    let [late, right] = ["late", "right"].map(|planner| answer(&Placed { planner: planner.into(), ..placed(&path) }));
     // The rest of the bytes is an answer too, but to the previous request.
-    let wrong = [b"TNAG\x02\0\x02\0\0\0\0\0".to_vec(), from("late")].concat();
-    let answers = told(&[wrong, from("right")]);
+    let answers = told(&[[b"TNAG\x02\0\x02\0\0\0\0\0".to_vec(), late].concat(), right]);
     assert!(matches!(answers[0], Err(ServeError::Frame { .. })));
     assert_eq!(answers[1].as_ref().unwrap().placed.planner, "right");
 }
@@ -661,12 +625,13 @@ fn a_mapping_of_a_changed_program_is_matched_by_key_and_what_does_not_match_is_t
 
 #[test]
 fn a_mapping_for_other_tiers_or_that_does_not_fit_is_refused() {
-    let with = |tiers: &str, place: usize| {
+    let cases = [(r#"["DRAM", "CXL"]"#, 1), (r#"["DRAM"]"#, 0), (r#"["DRAM", "PM"]"#, 0), (r#"["DRAM", "PM"]"#, 1)];
+    let answers = cases.map(|(tiers, place)| {
         let places = format!(r#"{{"a/parameter/weight#0": {place}, "b/parameter/weight#0": 0, "a/linear/out#0": 0}}"#);
         stubborn(&format!(r#"{{"format": "tenure-mapping", "version": 1, "tiers": {tiers}, "places": {places}}}"#))
-    };
-    assert!(matches!(with(r#"["DRAM", "CXL"]"#, 1), Err(ServeError::Tiers { .. })));
-    assert!(matches!(with(r#"["DRAM"]"#, 0), Err(ServeError::Tiers { .. })));
-    assert!(matches!(with(r#"["DRAM", "PM"]"#, 0), Err(ServeError::Plan(_))), "150 bytes in 100");
-    assert!(with(r#"["DRAM", "PM"]"#, 1).is_ok());
+    });
+    assert!(matches!(answers[0], Err(ServeError::Tiers { .. })));
+    assert!(matches!(answers[1], Err(ServeError::Tiers { .. })));
+    assert!(matches!(answers[2], Err(ServeError::Plan(_))), "150 bytes in 100");
+    assert!(answers[3].is_ok());
 }

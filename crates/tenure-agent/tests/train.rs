@@ -52,9 +52,7 @@ fn curve_until(is_last: impl Fn(&TrainEvent<'_>) -> bool) -> Vec<TrainProgress> 
 #[test]
 fn it_ends_when_it_is_told_to() {
     assert!(curve_until(|event| matches!(event, TrainEvent::Problem)).is_empty());
-    let second = |event: &TrainEvent<'_>| matches!(event, TrainEvent::Step { stage: Stage::Leanings, step: 2 });
-    let points = curve_until(second);
+    let points = curve_until(|event| matches!(event, TrainEvent::Step { stage: Stage::Leanings, step: 2 }));
     assert_eq!(points.last().map(|point| (point.stage, point.step)), Some((Stage::Leanings, 1)));
-    let third = |event: &TrainEvent<'_>| matches!(event, TrainEvent::Point(point) if point.step == 2);
-    assert_eq!(curve_until(third).len(), 3);
+    assert_eq!(curve_until(|event| matches!(event, TrainEvent::Point(point) if point.step == 2)).len(), 3);
 }

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use tenure_plan::problem::{ProblemAccess, ProblemKernel, ProblemTier};
 use tenure_plan::{Problem, ProblemError};
 
-use super::Observation;
+use super::program::Observation;
 
 /// The error of measured times: standard deviation as a share of the time.
 const NOISE: f64 = 0.03;
@@ -110,16 +110,15 @@ impl<'a> Costs<'a> {
     /// [`ProblemError`] if the result were not a problem, which cannot happen as far as is known.
     pub(super) fn problem(&self) -> Result<Problem, ProblemError> {
         let shares = slower_shares(self.problem);
-        let cost_ns = |access| shares.iter().map(|(tier, share)| share * self.cost_ns(*tier, access)).sum::<f64>();
-        let costs: Vec<Vec<f64>> =
-            self.problem.kernels().iter().map(|kernel| accesses(kernel).map(cost_ns).collect()).collect();
-        let all: f64 = costs.iter().flatten().sum();
-        let scale = ALL_COSTS / all.max(1.0);
+        let kernels = self.problem.kernels().iter();
+        let costs: Vec<f64> = kernels
+            .flat_map(accesses)
+            .map(|access| shares.iter().map(|(tier, share)| share * self.cost_ns(*tier, access)).sum())
+            .collect();
+        let scale = ALL_COSTS / costs.iter().sum::<f64>().max(1.0);
         let mut parts = self.problem.clone().into_parts();
-        for (kernel, costs) in parts.kernels.iter_mut().zip(costs) {
-            let accesses = kernel.reads.iter_mut().chain(&mut kernel.writes);
-            accesses.zip(costs).for_each(|(access, cost)| access.bytes = (cost * scale) as u64);
-        }
+        let accesses = parts.kernels.iter_mut().flat_map(|kernel| kernel.reads.iter_mut().chain(&mut kernel.writes));
+        accesses.zip(costs).for_each(|(access, cost)| access.bytes = (cost * scale) as u64);
         Problem::new(parts)
     }
 

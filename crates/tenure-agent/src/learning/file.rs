@@ -2,52 +2,20 @@
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tenure_core::atomic_files::write_privately;
-use tenure_plan::{Problem, ProblemError};
+use tenure_plan::Problem;
 
-use super::{Given, Observation, Program};
+use super::error::{FileProblem, LearnedError};
+use super::program::{Given, Observation, Program};
 use crate::lock;
 
 const FORMAT: &str = "tenure-learned";
 const VERSION: u64 = 1;
-
-/// The reason why a learner's file cannot be read or written. Its message is one line.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {reason}", path.display())]
-pub struct LearnedError {
-    /// The file.
-    path: PathBuf,
-    reason: FileProblem,
-}
-
-#[derive(Debug, thiserror::Error)]
-enum FileProblem {
-    #[error("another agent learns into it: name another file")]
-    Locked,
-    #[error("it cannot be read: {0}: name another file")]
-    Read(io::Error),
-    #[error("it cannot be written: {0}: name a file in a folder where files can be made")]
-    Write(#[from] io::Error),
-    #[error("nothing learned is here: {0}: name another file, or remove it to begin anew")]
-    Other(String),
-}
-
-impl From<serde_json::Error> for FileProblem {
-    fn from(error: serde_json::Error) -> Self {
-        Self::Other(error.to_string().replace(['\n', '\r'], " "))
-    }
-}
-
-impl From<ProblemError> for FileProblem {
-    fn from(error: ProblemError) -> Self {
-        Self::Other(format!("a problem in it: {}", error.to_string().replace(['\n', '\r'], " ")))
-    }
-}
 
 /// The fields by which the format is recognized.
 #[derive(Deserialize)]
@@ -85,15 +53,17 @@ impl LearnedFile {
     /// Opens the file and returns the programs in it, or none if there is no file. Writes the file at once, so that a
     /// file that cannot be written is found before anything is learned.
     pub(super) fn open(path: &Path) -> Result<(Self, VecDeque<Program>), LearnedError> {
-        let failed = |reason| LearnedError { path: path.to_owned(), reason };
+        Self::open_and_read(path).map_err(|reason| LearnedError { path: path.to_owned(), reason })
+    }
+
+    fn open_and_read(path: &Path) -> Result<(Self, VecDeque<Program>), FileProblem> {
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-            return Err(failed(FileProblem::Other("it is a folder or a device".into())));
+            return Err(FileProblem::Other("it is a folder or a device".into()));
         }
-        let lock = lock::try_lock_beside(path).map_err(|reason| failed(reason.into()))?;
-        let file = Self { path: path.to_owned(), _lock: lock.ok_or_else(|| failed(FileProblem::Locked))? };
-        let programs = read(path).map_err(failed)?;
-        file.write(&programs)?;
-        Ok((file, programs))
+        let lock = lock::try_lock_beside(path)?.ok_or(FileProblem::Locked)?;
+        let programs = read(path)?;
+        write(path, &programs)?;
+        Ok((Self { path: path.to_owned(), _lock: lock }, programs))
     }
 
     /// Replaces the file; only its user can read it.

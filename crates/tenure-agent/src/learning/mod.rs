@@ -1,7 +1,9 @@
 //! Learning from served programs: their measured times correct the costs of their problems.
 
 mod costs;
+mod error;
 mod file;
+mod program;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -16,19 +18,15 @@ use tenure_plan::{Plan, Problem, simulate};
 use crate::marl::Marl;
 use costs::Costs;
 use file::LearnedFile;
+use program::{Given, Observation, Program, Times, is_same};
 
-pub use file::LearnedError;
+pub(crate) use error::plural;
+pub use error::{LearnedError, ReportError};
 
 /// The number of programs that are remembered: the last ones that asked.
 const PROGRAMS: usize = 16;
 /// The number of mappings of a program whose times may still be reported: the last ones.
 const GIVEN: usize = 64;
-/// The number of placements of a program whose times are remembered: the fastest ones.
-const OBSERVATIONS: usize = 32;
-/// The number of reports on a placement that are remembered: the last ones. Their medians count.
-const REPORTS: usize = 5;
-/// The longest time that is accepted: an hour, in ns.
-const LONGEST_NS: u64 = 3_600_000_000_000;
 /// The number of placements of a program that are tried. Afterwards the fastest of them is the answer.
 const PLACEMENTS_TRIED: usize = 9;
 
@@ -55,78 +53,6 @@ pub struct Measured {
     pub step_ns: u64,
     /// The time of each of the problem's kernels in ns, in their order. They must not all be 0.
     pub kernels_ns: Vec<u64>,
-}
-
-/// The reason why measured times are not learned from. Its message is one line.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReportError {
-    /// The mapping is not of this agent, or too old.
-    #[error("{:?} is not a mapping that this agent remembers: ask it again, and report times of the new one", .0.display().to_string())]
-    Mapping(PathBuf),
-    /// The times are of another problem.
-    #[error("times of {found} kernel{}: the mapping's problem has {kernels}: report a time for each", plural(*found as u64))]
-    Kernels {
-        /// The number of times that were reported.
-        found: usize,
-        /// The number of kernels of the problem.
-        kernels: usize,
-    },
-    /// The step, or every kernel, has a time of 0.
-    #[error("a step of 0 ns, or kernels that all take 0 ns, cannot be: report times in nanoseconds")]
-    NoTime,
-    /// The step is shorter than one of its kernels.
-    #[error(
-        "a step of {step_ns} ns with a kernel of {kernel_ns} ns cannot be: report both of the same step, in nanoseconds"
-    )]
-    ShortStep {
-        /// The step's time, in ns.
-        step_ns: u64,
-        /// The longest kernel's time, in ns.
-        kernel_ns: u64,
-    },
-    /// A time is longer than an hour.
-    #[error("{ns} ns are longer than an hour, which is not believed: report nanoseconds of one step")]
-    TooLong {
-        /// The longest time, in ns.
-        ns: u64,
-    },
-    /// The learner's file cannot be written.
-    #[error(transparent)]
-    File(#[from] LearnedError),
-}
-
-/// A program, its recent mappings and its measured times.
-#[derive(Debug, PartialEq)]
-struct Program {
-    problem: Problem,
-    given: VecDeque<Given>,
-    observations: Vec<Observation>,
-    reports: u64,
-}
-
-/// A mapping that was given: its file, and each tensor's tier.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Given {
-    mapping: PathBuf,
-    places: Vec<usize>,
-}
-
-/// The last reports on one placement.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Observation {
-    places: Vec<usize>,
-    times: VecDeque<Times>,
-}
-
-/// The times of one report.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Times {
-    step_ns: u64,
-    kernels_ns: Vec<u64>,
 }
 
 impl Learner {
@@ -266,90 +192,4 @@ impl Planner for Learner {
     ) -> Result<Planned, PlannerError> {
         self.plan_by_times(problem, options, watch).map(|(planned, _)| planned)
     }
-}
-
-impl Program {
-    /// Adds times to those of the same placement.
-    fn learn(&mut self, places: Vec<usize>, times: Times) {
-        self.reports += 1;
-        if let Some(known) = self.observations.iter_mut().find(|known| known.places == places) {
-            known.times.push_front(times);
-            known.times.truncate(REPORTS);
-            return;
-        }
-        if self.observations.len() == OBSERVATIONS {
-            let times = self.observations.iter().map(Observation::step_ns).enumerate();
-            let slowest = times.max_by(|(_, left), (_, right)| left.total_cmp(right));
-            if let Some((number, _)) = slowest {
-                self.observations.remove(number);
-            }
-        }
-        self.observations.push(Observation { places, times: [times].into() });
-    }
-}
-
-impl Observation {
-    /// Returns the median time of a step in ns.
-    fn step_ns(&self) -> f64 {
-        median(self.times.iter().map(|times| times.step_ns))
-    }
-
-    /// Returns the median time of a kernel in ns.
-    fn kernel_ns(&self, kernel: usize) -> f64 {
-        median(self.times.iter().map(|times| times.kernels_ns[kernel]))
-    }
-}
-
-impl Times {
-    /// Checks that times can be true for a problem with `kernels` kernels.
-    fn check(&self, kernels: usize) -> Result<(), ReportError> {
-        let step_ns = self.step_ns;
-        let found = self.kernels_ns.len();
-        if found != kernels {
-            return Err(ReportError::Kernels { found, kernels });
-        }
-        let longest_ns = self.kernels_ns.iter().copied().max();
-        if step_ns == 0 || longest_ns == Some(0) {
-            return Err(ReportError::NoTime);
-        }
-        let kernel_ns = longest_ns.unwrap_or(0);
-        let ns = step_ns.max(kernel_ns);
-        if ns > LONGEST_NS {
-            return Err(ReportError::TooLong { ns });
-        }
-        if step_ns < kernel_ns {
-            return Err(ReportError::ShortStep { step_ns, kernel_ns });
-        }
-        Ok(())
-    }
-}
-
-/// Returns the median of at least one time. For an even number of times it is the mean of the middle two.
-fn median(times_ns: impl Iterator<Item = u64>) -> f64 {
-    let mut times_ns: Vec<u64> = times_ns.collect();
-    times_ns.sort_unstable();
-    let middle = times_ns.len() / 2;
-    let upper = times_ns[middle] as f64;
-    if times_ns.len() % 2 == 1 { upper } else { 0.5 * (times_ns[middle - 1] as f64 + upper) }
-}
-
-/// Returns the plural ending of a noun after `number`.
-pub(crate) fn plural(number: u64) -> &'static str {
-    if number == 1 { "" } else { "s" }
-}
-
-/// Returns whether two problems are of one program.
-fn is_same(left: &Problem, right: &Problem) -> bool {
-    let tiers = |problem: &Problem| problem.tiers().iter().map(|tier| tier.name.clone()).collect::<Vec<_>>();
-    let is_same_program = left.name() == right.name() && tiers(left) == tiers(right);
-    let tensors = left.tensors().iter().zip(right.tensors());
-    let kernels = left.kernels().iter().zip(right.kernels());
-    is_same_program
-        && (left.tensors().len(), left.kernels().len()) == (right.tensors().len(), right.kernels().len())
-        && tensors
-            .into_iter()
-            .all(|(left, right)| (&left.key, left.bytes, left.tag) == (&right.key, right.bytes, right.tag))
-        && kernels
-            .into_iter()
-            .all(|(left, right)| (&left.name, &left.reads, &left.writes) == (&right.name, &right.reads, &right.writes))
 }

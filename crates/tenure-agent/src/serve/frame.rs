@@ -67,7 +67,7 @@ pub enum FrameError {
         found: u16,
     },
     /// There is no kind with this number.
-    #[error("there is no kind {found} of frame: there are 1 to {}", Kind::ALL.len())]
+    #[error("unknown kind {found} of frame: there are 1 to {}", Kind::ALL.len())]
     Kind {
         /// The number.
         found: u16,

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_hostile_names_is_one_line() {
+    fn messages_about_hostile_names_are_one_line() {
         let of_options = request(r#"{"a\nb": 1}"#).unwrap_err();
         let problem = TRACE.replace("\"bytes\"", r#""a\nb""#);
         let of_problem = AgentRequest::from_json(format!(r#"{{"problem": {problem}}}"#).as_bytes()).unwrap_err();

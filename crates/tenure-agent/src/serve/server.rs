@@ -260,7 +260,7 @@ impl AgentServer {
         planner.map(|planner| ChosenPlanner::Planner(&**planner)).ok_or_else(|| {
             let names: Vec<&str> = self.planners.iter().map(|planner| planner.name()).collect();
             let name = name.unwrap_or_default();
-            AgentRefusal::new("planner", format!("there is no planner {name:?}: there are {}", names.join(", ")))
+            AgentRefusal::new("planner", format!("unknown planner {name:?}: there are {}", names.join(", ")))
         })
     }
 }

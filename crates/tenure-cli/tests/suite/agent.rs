@@ -133,7 +133,7 @@ fn what_cannot_be_is_said_in_a_line() {
     for (args, says) in [
         (&["--socket", "agent.sock"][..], "problem.json: it names no tiers: say with --fast-bytes"),
         (&["--socket", "absent.sock", "--fast-bytes", "60"], "absent.sock: no agent answers here"),
-        (&["--socket", "agent.sock", "--fast-bytes", "60", "--planner", "x"], "there is no planner \"x\""),
+        (&["--socket", "agent.sock", "--fast-bytes", "60", "--planner", "x"], "unknown planner \"x\""),
         (
             &["--socket", "agent.sock", "--fast-bytes", "60", "--seconds", "1e9"],
             "1000000000 seconds cannot be asked for",
