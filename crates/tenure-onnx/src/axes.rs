@@ -2,8 +2,8 @@
 
 use tenure_tensor::Tensor;
 
+use crate::error::{Error, Result};
 use crate::size::{Size, TRACES};
-use crate::{DynamicAxis, Error, Result};
 
 /// The number of traces with other sizes.
 const OTHERS: usize = TRACES - 1;
@@ -16,6 +16,24 @@ const FAR: i64 = 67;
 
 /// The size that one trace adds to a small size at least.
 const NEAREST_FAR: i64 = 11;
+
+/// An axis whose size varies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DynamicAxis {
+    /// The name of the input or output.
+    pub tensor: String,
+    /// The axis, from 0 on, or backwards from -1.
+    pub axis: isize,
+    /// The name of the size. Axes of one name have the same size.
+    pub name: String,
+}
+
+impl DynamicAxis {
+    /// Returns the axis `axis` of a tensor, with a name for its size.
+    pub fn new(tensor: impl Into<String>, axis: isize, name: impl Into<String>) -> Self {
+        Self { tensor: tensor.into(), axis, name: name.into() }
+    }
+}
 
 /// The sizes of the dynamic axes, by name, in the order in which they were found.
 pub(crate) type Symbols = Vec<(String, Size)>;
@@ -129,11 +147,13 @@ impl Axes {
             }
             Err(error) => return Err(error),
         };
-        let size = |(name, given): &(String, i64), others: Sizes| {
-            let numbers = std::array::from_fn(|trace| trace.checked_sub(1).map_or(*given, |other| others[other]));
-            (name.clone(), Size(numbers))
-        };
-        let symbols: Symbols = self.axes.iter().zip(sizes).map(|(axis, others)| size(axis, others)).collect();
+        let axes = self.axes.iter().zip(sizes);
+        let symbols: Symbols = axes
+            .map(|((name, given), others)| {
+                let numbers = std::array::from_fn(|trace| trace.checked_sub(1).map_or(*given, |other| others[other]));
+                (name.clone(), Size(numbers))
+            })
+            .collect();
         for (index, (name, size)) in symbols.iter().enumerate() {
             if let Some((other, _)) = symbols[..index].iter().find(|(_, other)| other == size) {
                 let reason = format!("the function runs with no sizes that tell the axes {other} and {name} apart");
@@ -177,10 +197,10 @@ impl Axes {
     /// Returns an error of a function with other sizes.
     fn explained(&self, error: Error, axis: Option<usize>) -> Error {
         let Error::Tensor(error) = error else { return error };
-        let text = |(name, given): &(String, i64)| format!("{name} ({given})");
+        let mut axes: Vec<String> = self.axes.iter().map(|(name, given)| format!("{name} ({given})")).collect();
         let axes = match axis {
-            Some(axis) => format!("axis {}", text(&self.axes[axis])),
-            None => format!("axes {}", self.axes.iter().map(text).collect::<Vec<_>>().join(", ")),
+            Some(axis) => format!("axis {}", axes.swap_remove(axis)),
+            None => format!("axes {}", axes.join(", ")),
         };
         Error::Function(format!(
             "the function fails with other sizes of the {axes} than those given: {error}. Give axes of equal sizes one \
@@ -196,7 +216,8 @@ fn candidates(given: i64, axis: usize, growth: i64) -> Vec<Sizes> {
     let mut all: Vec<Sizes> = Vec::new();
     for divisor in divisors {
         // The axis has so many parts of which none may be divided, and this many at least.
-        let [parts, least] = [given / divisor, if divisor == 1 { 2 } else { 1 }];
+        let parts = given / divisor;
+        let least = if divisor == 1 { 2 } else { 1 };
         let far = (parts * growth - parts).clamp(NEAREST_FAR, FAR);
         let wide = match parts >= LARGE {
             true => {
@@ -206,16 +227,13 @@ fn candidates(given: i64, axis: usize, growth: i64) -> Vec<Sizes> {
             false => [parts + 1, parts + 4, parts + 9, parts + far, parts + 6],
         };
         let larger = [1, 3, 6, 4, 2].map(|more| parts + more);
-        // Numbers before, at and after a multiple of 48 tell quotients by its divisors from all others.
-        let telling = |small: i64| {
-            let next = if parts >= LARGE { parts / 3 } else { parts + 1 };
-            [47, 97, small, 48, next]
-        };
         let mut rows = Vec::new();
         if parts.saturating_mul(growth) >= 97 {
             let smallest = if parts > least { least } else { parts + 4 };
-            rows.push(telling(smallest));
-            rows.push(telling(if parts >= LARGE { parts / 8 + 1 } else { parts + 4 }));
+            let small = if parts >= LARGE { parts / 8 + 1 } else { parts + 4 };
+            let next = if parts >= LARGE { parts / 3 } else { parts + 1 };
+            // Numbers before, at and after a multiple of 48 tell quotients by its divisors from all others.
+            rows.extend([smallest, small].map(|small| [47, 97, small, 48, next]));
         }
         rows.extend([wide, larger]);
         if parts - least >= 2 {

@@ -84,7 +84,8 @@ impl Comparison<'_> {
         if let Some(known) = self.pairs.get(&one) {
             return *known == other;
         }
-        let [first, second] = [&self.first.slots[one], &self.second.slots[other]];
+        let first = &self.first.slots[one];
+        let second = &self.second.slots[other];
         let same_origin = match (&first.origin, &second.origin) {
             (Origin::Existing(one), Origin::Existing(other)) => is_equal(one, other),
             // Whether a kernel wrote to a tensor may depend on the elements that it had.

@@ -83,25 +83,29 @@ impl Formula {
     /// a known size, a multiple plus a number, a quotient by a number, a minimum or maximum with a number, a product
     /// or a sum of two. The first `axes` known sizes are those of dynamic axes.
     pub(crate) fn find(size: &Size, known: &[Size], axes: usize) -> Option<Self> {
-        let of_each = |find: fn(&Size, &Size, usize) -> Option<Self>| {
-            known.iter().enumerate().find_map(|(index, other)| find(size, other, index))
-        };
         let equal = known.iter().position(|other| other.fitted() == size.fitted()).map(Self::Known);
         equal
-            .or_else(|| of_each(linear))
-            .or_else(|| of_each(quotient))
-            .or_else(|| of_each(multiple_of_quotient))
-            .or_else(|| of_each(bounded))
+            .or_else(|| of_one(size, known, &[linear, quotient, multiple_of_quotient, bounded]))
             .or_else(|| product(size, known, 3))
             .or_else(|| sum(size, known, axes))
     }
 }
 
+/// Finds a formula of a size, of a known one, and of its index.
+type Find = fn(&Size, &Size, usize) -> Option<Formula>;
+
+/// Finds a formula of one known size, of the first kind that there is one of.
+fn of_one(size: &Size, known: &[Size], kinds: &[Find]) -> Option<Formula> {
+    kinds.iter().find_map(|find| known.iter().enumerate().find_map(|(index, of)| find(size, of, index)))
+}
+
 /// Finds a multiple of a known size plus a number.
 fn linear(size: &Size, of: &Size, index: usize) -> Option<Formula> {
-    let [numbers, others] = [size.fitted(), of.fitted()];
+    let numbers = size.fitted();
+    let others = of.fitted();
     let other = (1..FITTED).find(|trace| others[*trace] != others[0])?;
-    let [rise, run] = [numbers[other] - numbers[0], others[other] - others[0]];
+    let rise = numbers[other] - numbers[0];
+    let run = others[other] - others[0];
     if rise == 0 || rise % run != 0 {
         return None;
     }
@@ -121,8 +125,10 @@ fn quotient(size: &Size, of: &Size, index: usize) -> Option<Formula> {
     if distinct.len() < 3 {
         return None;
     }
-    let factors = |divisor: i64| if divisor > LARGEST_DIVISOR_OF_TERM { 1..2 } else { 1..divisor };
-    let divisors = (2..=LARGEST_DIVISOR).flat_map(|divisor| factors(divisor).map(move |factor| (divisor, factor)));
+    let divisors = (2..=LARGEST_DIVISOR).flat_map(|divisor| {
+        let factors = if divisor > LARGEST_DIVISOR_OF_TERM { 1..2 } else { 1..divisor };
+        factors.map(move |factor| (divisor, factor))
+    });
     // Sizes that are no multiples of this number need no formula: the function fails with them, or was not run.
     let unit = of.0.iter().fold(0, |one, other| gcd(one, *other));
     let mut found: Option<[i64; 3]> = None;
@@ -157,8 +163,11 @@ fn quotient(size: &Size, of: &Size, index: usize) -> Option<Formula> {
 
 /// Returns whether two quotients (divisors, factors, numbers that are added) are equal for multiples of `unit`.
 fn are_equal(one: [i64; 3], other: [i64; 3], unit: i64) -> bool {
-    let compute = |[divisor, factor, plus]: [i64; 3], of: i64| (factor * of + plus).div_euclid(divisor);
-    (1..=LARGEST_DIVISOR * LARGEST_DIVISOR).all(|count| compute(one, count * unit) == compute(other, count * unit))
+    (1..=LARGEST_DIVISOR * LARGEST_DIVISOR).all(|count| {
+        let [one, other] =
+            [one, other].map(|[divisor, factor, plus]| (factor * count * unit + plus).div_euclid(divisor));
+        one == other
+    })
 }
 
 /// Finds a multiple of a quotient.
@@ -191,12 +200,9 @@ fn bounded(size: &Size, of: &Size, index: usize) -> Option<Formula> {
             free.next()?;
         }
         let are_bounded = size.0.iter().filter(|number| **number == bound).count() > 1;
-        let is_equal = |(number, of): (&i64, &i64)| *number == operator.compute(of + plus, bound);
-        let formula = || {
-            let sum = Formula::line(Formula::Known(index), 1, plus);
-            Formula::of(operator, sum, Formula::Fixed(bound))
-        };
-        (are_bounded && numbers.iter().zip(of.fitted()).all(is_equal)).then(formula)
+        let mut pairs = numbers.iter().zip(of.fitted());
+        let fits = are_bounded && pairs.all(|(number, of)| *number == operator.compute(of + plus, bound));
+        fits.then(|| Formula::of(operator, Formula::line(Formula::Known(index), 1, plus), Formula::Fixed(bound)))
     })
 }
 
@@ -210,16 +216,8 @@ fn product(size: &Size, known: &[Size], depth: usize) -> Option<Formula> {
         }
         // The last trace's number is not looked at, so that any rest will do.
         let rest = size.zip(*of, |number, of| number.checked_div(of).unwrap_or(0));
-        let of_each = |find: fn(&Size, &Size, usize) -> Option<Formula>| {
-            known.iter().enumerate().find_map(|(index, other)| find(&rest, other, index))
-        };
-        let rest =
-            of_each(linear).or_else(|| of_each(quotient)).or_else(|| of_each(multiple_of_quotient)).or_else(|| {
-                match depth {
-                    0 => None,
-                    _ => product(&rest, known, depth - 1),
-                }
-            })?;
+        let rest = of_one(&rest, known, &[linear, quotient, multiple_of_quotient])
+            .or_else(|| if depth == 0 { None } else { product(&rest, known, depth - 1) })?;
         Some(Formula::of(Operator::Mul, Formula::Known(index), rest))
     })
 }
@@ -228,7 +226,7 @@ fn product(size: &Size, known: &[Size], depth: usize) -> Option<Formula> {
 fn sum(size: &Size, known: &[Size], axes: usize) -> Option<Formula> {
     known[..axes.min(known.len())].iter().enumerate().find_map(|(index, of)| {
         let rest = *size - *of;
-        let rest = known.iter().enumerate().find_map(|(index, other)| linear(&rest, other, index))?;
+        let rest = of_one(&rest, known, &[linear])?;
         Some(Formula::of(Operator::Add, Formula::Known(index), rest))
     })
 }

@@ -35,7 +35,6 @@ pub mod proto;
 mod size;
 mod support;
 mod trace;
-mod write;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -43,6 +42,7 @@ use std::sync::Arc;
 use tenure_nn::networks::Network;
 use tenure_tensor::{Tensor, TensorError, autograd};
 
+pub use axes::DynamicAxis;
 pub use error::{Error, Result};
 
 use crate::axes::{Axes, Symbols};
@@ -85,27 +85,9 @@ impl Default for ExportOptions {
             dynamic_axes: Vec::new(),
             opset: 18,
             names: Vec::new(),
-            most_bytes_in_model: write::LARGEST_MESSAGE_BYTES,
+            most_bytes_in_model: encode::LARGEST_MESSAGE_BYTES,
             locate: None,
         }
-    }
-}
-
-/// An axis whose size varies.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DynamicAxis {
-    /// The name of the input or output.
-    pub tensor: String,
-    /// The axis, from 0 on, or backwards from -1.
-    pub axis: isize,
-    /// The name of the size. Axes of one name have the same size.
-    pub name: String,
-}
-
-impl DynamicAxis {
-    /// Returns the axis `axis` of a tensor, with a name for its size.
-    pub fn new(tensor: impl Into<String>, axis: isize, name: impl Into<String>) -> Self {
-        Self { tensor: tensor.into(), axis, name: name.into() }
     }
 }
 
@@ -209,7 +191,7 @@ fn write_traces(
         graph: Some(graph),
         opset_import: vec![OperatorSetIdProto { domain: String::new(), version: options.opset }],
     };
-    write::write(path, model, &tensors, options.most_bytes_in_model)
+    encode::write(path, model, &tensors, options.most_bytes_in_model)
 }
 
 fn graph(
@@ -219,12 +201,7 @@ fn graph(
     [input_names, output_names]: [&[String]; 2],
     options: &ExportOptions,
 ) -> Result<(GraphProto, Vec<(String, Tensor)>)> {
-    let find_name = |tensor: &Tensor| {
-        let generation = tensor.storage().generation();
-        let named = options.names.iter().find(|(_, other)| other.storage().generation() == generation);
-        named.map(|(name, _)| name.clone())
-    };
-    let mut lowering = Lowering::new(first, others, options.opset, &find_name);
+    let mut lowering = Lowering::new(first, others, options.opset, &options.names);
     for name in input_names.iter().chain(output_names) {
         lowering.graph.name(name);
     }
@@ -314,19 +291,19 @@ fn info(
     options: &ExportOptions,
 ) -> ValueInfoProto {
     let rank = sizes.len() as isize;
-    let dim = |(dim, size): (usize, &Size)| {
-        let is_this = |axis: &&DynamicAxis| axis.tensor == name && (axis.axis + rank) % rank.max(1) == dim as isize;
+    let mut shape = TensorShapeProto::default();
+    for (dim, size) in sizes.iter().enumerate() {
         let value = match size.known() {
             Some(size) => DimensionValue::Size(size),
             None => {
-                let symbol = symbols.iter().find(|(_, symbol)| symbol == size).map(|(name, _)| name.clone());
-                let given = options.dynamic_axes.iter().find(is_this).map(|axis| axis.name.clone());
-                DimensionValue::Name(symbol.or(given).unwrap_or_else(|| format!("{name}_dim_{dim}")))
+                let symbol = symbols.iter().find(|(_, symbol)| symbol == size).map(|(name, _)| name);
+                let mut axes = options.dynamic_axes.iter().filter(|axis| axis.tensor == name);
+                let given = axes.find(|axis| (axis.axis + rank) % rank.max(1) == dim as isize).map(|axis| &axis.name);
+                DimensionValue::Name(symbol.or(given).cloned().unwrap_or_else(|| format!("{name}_dim_{dim}")))
             }
         };
-        DimensionProto { value: Some(value) }
-    };
-    let shape = TensorShapeProto { dim: sizes.iter().enumerate().map(dim).collect() };
+        shape.dim.push(DimensionProto { value: Some(value) });
+    }
     let tensor_type = TensorTypeProto { elem_type: encode::data_type(dtype), shape: Some(shape) };
     ValueInfoProto { name: name.to_owned(), r#type: Some(TypeProto { tensor_type: Some(tensor_type) }) }
 }

@@ -13,53 +13,36 @@ pub(crate) enum Support {
     Lacking,
 }
 
-/// Operators that only move elements, which are of any dtype.
-const MOVES: [&str; 13] = [
-    "Cast",
-    "Concat",
-    "Gather",
-    "GatherElements",
-    "GatherND",
-    "Identity",
-    "Reshape",
-    "Shape",
-    "Slice",
-    "Split",
-    "Squeeze",
-    "Transpose",
-    "Unsqueeze",
-];
-
-/// Operators that ONNX Runtime does not have in 64 bits.
-const WITHOUT_F64: [&str; 17] = [
-    "Acos",
-    "Acosh",
-    "Asin",
-    "Asinh",
-    "Atan",
-    "Atanh",
-    "AveragePool",
-    "Celu",
-    "Conv",
-    "ConvTranspose",
-    "Cosh",
-    "Erf",
-    "InstanceNormalization",
-    "Mish",
-    "Resize",
-    "Sinh",
-    "Tan",
-];
-
-/// Operators without a dtype of 16 bits.
-const WITHOUT_F16: [&str; 3] = ["Celu", "IsInf", "ScatterElements"];
-
 /// Returns how an operator computes a dtype.
 pub(crate) fn support(operator: &str, dtype: DType) -> Support {
-    match dtype {
-        DType::BF16 if !MOVES.contains(&operator) => Support::InF32,
-        DType::F16 if WITHOUT_F16.contains(&operator) => Support::InF32,
-        DType::F64 if WITHOUT_F64.contains(&operator) => Support::Lacking,
+    match operator {
+        // They only move elements, which are of any dtype.
+        "Cast" | "Concat" | "Gather" | "GatherElements" | "GatherND" | "Identity" | "Reshape" | "Shape" | "Slice"
+        | "Split" | "Squeeze" | "Transpose" | "Unsqueeze" => Support::Own,
+        _ if dtype == DType::BF16 => Support::InF32,
+        "Celu" | "IsInf" | "ScatterElements" if dtype == DType::F16 => Support::InF32,
+        // ONNX Runtime does not have them in 64 bits.
+        "Acos"
+        | "Acosh"
+        | "Asin"
+        | "Asinh"
+        | "Atan"
+        | "Atanh"
+        | "AveragePool"
+        | "Celu"
+        | "Conv"
+        | "ConvTranspose"
+        | "Cosh"
+        | "Erf"
+        | "InstanceNormalization"
+        | "Mish"
+        | "Resize"
+        | "Sinh"
+        | "Tan"
+            if dtype == DType::F64 =>
+        {
+            Support::Lacking
+        }
         _ => Support::Own,
     }
 }
@@ -75,16 +58,16 @@ pub(crate) fn indices(operator: &str) -> Option<usize> {
 
 /// Returns the dtype of an operator's output, where its inputs tell it.
 pub(crate) fn output_dtype(operator: &str, output: usize, inputs: &[Option<DType>]) -> Option<DType> {
-    let of = |input: usize| inputs.get(input).copied().flatten();
-    match operator {
+    let input = match operator {
         "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "And" | "Or" | "Xor" | "Not" | "IsNaN"
-        | "IsInf" => Some(DType::Bool),
-        "Shape" | "ArgMax" | "ArgMin" => Some(DType::I64),
-        "TopK" | "MaxPool" if output == 1 => Some(DType::I64),
-        "Where" => of(1),
-        "OneHot" => of(2),
+        | "IsInf" => return Some(DType::Bool),
+        "Shape" | "ArgMax" | "ArgMin" => return Some(DType::I64),
+        "TopK" | "MaxPool" if output == 1 => return Some(DType::I64),
+        "Where" => 1,
+        "OneHot" => 2,
         // Their attributes tell.
-        "Cast" | "ConstantOfShape" => None,
-        _ => of(0),
-    }
+        "Cast" | "ConstantOfShape" => return None,
+        _ => 0,
+    };
+    inputs.get(input).copied().flatten()
 }

@@ -260,11 +260,11 @@ impl State {
                 }
             }
             Output::Bool(_) => {
-                let constant = |argument: &Recorded| match argument {
+                let are_constant = call.arguments.iter().all(|argument| match argument {
                     Recorded::Tensor(slot) => self.alive.get(*slot).is_some_and(|tensor| self.is_constant(tensor)),
                     _ => true,
-                };
-                if self.open.is_empty() && !call.arguments.iter().all(constant) {
+                });
+                if self.open.is_empty() && !are_constant {
                     self.refuse_read(&format!("compares tensors by {}()", call.operation.name), &call.at);
                 }
             }
@@ -354,12 +354,11 @@ impl State {
     /// Returns whether a tensor's elements were there before the trace, and are no input's.
     fn is_constant(&self, tensor: &Tensor) -> bool {
         let generation = tensor.storage().generation();
-        let is_input = || {
-            let inputs =
-                self.trace.slots.iter().zip(&self.alive).filter(|(info, _)| matches!(info.origin, Origin::Input));
-            inputs.into_iter().any(|(_, input)| input.storage().generation() == generation)
-        };
-        generation < self.begin && !self.written.contains(&generation) && !is_input()
+        let slots = self.trace.slots.iter().zip(&self.alive);
+        let mut inputs = slots.filter(|(info, _)| matches!(info.origin, Origin::Input));
+        generation < self.begin
+            && !self.written.contains(&generation)
+            && !inputs.any(|(_, input)| input.storage().generation() == generation)
     }
 
     /// Makes it an error that the function looks at elements.
@@ -391,9 +390,8 @@ impl State {
             None => {}
         }
         let origin = if self.written.contains(&identity.0) {
-            let advice = "use an operation that is not in place";
             Origin::Unknown(format!(
-                "a {} shares its storage with a tensor that was written to: {advice}",
+                "a {} shares its storage with a tensor that was written to: use an operation that is not in place",
                 kind(tensor)
             ))
         } else if identity.0 > self.begin {
@@ -436,8 +434,8 @@ fn operation_target(operation: &Operation, arguments: &[Recorded]) -> Option<Slo
 
 /// Returns whether the result depends on no tensor and no random number.
 fn is_creation(call: &Call) -> bool {
-    let takes = |kind| call.operation.parameters.iter().any(|parameter| parameter.kind == kind);
     let has_tensor =
         call.arguments.iter().any(|argument| matches!(argument, Recorded::Tensor(_) | Recorded::Tensors(_)));
-    !has_tensor && !takes(Kind::Generator) && !call.operation.own_name.starts_with("empty")
+    let is_random = call.operation.parameters.iter().any(|parameter| parameter.kind == Kind::Generator);
+    !has_tensor && !is_random && !call.operation.own_name.starts_with("empty")
 }

@@ -39,11 +39,13 @@ fn operators(graph: &GraphProto) -> Vec<&str> {
 
 fn sizes(info: &ValueInfoProto) -> Vec<String> {
     let shape = info.r#type.as_ref().unwrap().tensor_type.as_ref().unwrap().shape.as_ref().unwrap();
-    let name = |value: &DimensionValue| match value {
-        DimensionValue::Size(size) => size.to_string(),
-        DimensionValue::Name(name) => name.clone(),
-    };
-    shape.dim.iter().map(|dim| name(dim.value.as_ref().unwrap())).collect()
+    let values = shape.dim.iter().map(|dim| dim.value.as_ref().unwrap());
+    values
+        .map(|value| match value {
+            DimensionValue::Size(size) => size.to_string(),
+            DimensionValue::Name(name) => name.clone(),
+        })
+        .collect()
 }
 
 fn dynamic() -> ExportOptions {
@@ -139,7 +141,8 @@ fn a_size_that_no_formula_gives_is_refused() {
 fn many_bytes_go_to_a_second_file_at_aligned_places() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.onnx");
-    let [one, two] = [filled(&[3]), filled(&[3]).neg().unwrap()];
+    let one = filled(&[3]);
+    let two = one.neg().unwrap();
     let options = ExportOptions { most_bytes_in_model: 23, ..ExportOptions::default() };
     export(&path, &[&filled(&[3])], &options, |inputs| Ok(vec![inputs[0].mul(&one)?.add(&two)?])).unwrap();
     let graph = read(&path);
@@ -152,26 +155,35 @@ fn many_bytes_go_to_a_second_file_at_aligned_places() {
     }
 }
 
-#[test]
-fn every_architecture_for_rows_images_and_texts_is_exported_with_a_dynamic_batch() {
-    let images = [1_usize, 3, 64, 64];
+/// Returns the options of a small network, and inputs.
+fn small(architecture: &str) -> (&'static str, Vec<Tensor>) {
     let bert = r#"{"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
         "intermediate_size": 16, "max_position_embeddings": 16, "type_vocab_size": 2}"#;
     let gpt2 = r#"{"vocab_size": 20, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2}"#;
     let llama = r#"{"vocab_size": 20, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1,
         "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16, "rms_norm_eps": 1e-5}"#;
-    let cases: [(&str, &str, Vec<Tensor>); 8] = [
-        ("mlp", r#"{"sizes": [3, 4, 2]}"#, vec![filled(&[2, 3])]),
-        ("resnet18", r#"{"width": 4, "classes": 5}"#, vec![filled(&images)]),
-        ("resnet50", r#"{"width": 4, "classes": 5}"#, vec![filled(&images)]),
-        ("densenet121", r#"{"classes": 5}"#, vec![filled(&images)]),
-        ("bert", bert, vec![tokens(), mask()]),
-        ("sentences", bert, vec![tokens(), mask()]),
-        ("gpt2", gpt2, vec![tokens()]),
-        ("llama", llama, vec![tokens()]),
-    ];
-    for (architecture, options, inputs) in cases {
-        let network = Architectures::default().build(architecture, serde_json::from_str(options).unwrap());
+    let narrow = r#"{"width": 4, "classes": 5}"#;
+    match architecture {
+        "mlp" => (r#"{"sizes": [3, 4, 2]}"#, vec![filled(&[2, 3])]),
+        "resnet18" | "resnet50" => (narrow, vec![filled(&[1, 3, 64, 64])]),
+        "resnet34" | "resnet101" | "resnet152" => (narrow, vec![filled(&[1, 3, 32, 32])]),
+        "densenet121" => (r#"{"classes": 5}"#, vec![filled(&[1, 3, 64, 64])]),
+        "densenet201" => (r#"{"classes": 5}"#, vec![filled(&[1, 3, 32, 32])]),
+        "inception_v3" => (r#"{"classes": 5}"#, vec![filled(&[1, 3, 75, 75])]),
+        "r3d18" => (narrow, vec![filled(&[1, 3, 4, 16, 16])]),
+        "bert" | "sentences" => (bert, vec![tokens(), mask()]),
+        "gpt2" => (gpt2, vec![tokens()]),
+        "llama" => (llama, vec![tokens()]),
+        _ => panic!("{architecture} is a new architecture: give it small options here"),
+    }
+}
+
+#[test]
+fn every_architecture_is_exported_with_a_dynamic_batch() {
+    let architectures = Architectures::default();
+    for architecture in architectures.names() {
+        let (options, inputs) = small(architecture);
+        let network = architectures.build(architecture, serde_json::from_str(options).unwrap());
         let network = network.unwrap_or_else(|error| panic!("{architecture}: {error}"));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.onnx");
@@ -188,9 +200,9 @@ fn every_architecture_for_rows_images_and_texts_is_exported_with_a_dynamic_batch
         assert_eq!(sizes(&graph.output[0])[0], "batch", "{architecture}");
         let names: Vec<&str> = graph.initializer.iter().map(|each| each.name.as_str()).collect();
         // Nothing computes with the pooler of a BERT.
-        let is_used = |name: &str| name.ends_with("weight") && !name.starts_with("pooler");
-        for (name, _) in network.state().iter().filter(|(name, _)| is_used(name)) {
-            assert!(names.contains(name), "{architecture} has no {name}");
+        let weights = network.state().into_iter().map(|(name, _)| name).filter(|name| name.ends_with("weight"));
+        for name in weights.filter(|name| !name.starts_with("pooler")) {
+            assert!(names.contains(&name), "{architecture} has no {name}");
         }
     }
 }

@@ -10,7 +10,6 @@ use crate::size::Size;
 
 pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
     match call.base_name() {
-        "relu" => call.composed(|call, x, _| call.op("Relu", &[x], vec![])),
         "leaky_relu" => {
             let slope = call.float("negative_slope")?;
             call.composed(|call, x, _| call.op("LeakyRelu", &[x], vec![float("alpha", slope)]))
@@ -20,8 +19,6 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
             let operator = if call.base_name() == "elu" { "Elu" } else { "Celu" };
             call.composed(|call, x, _| call.op(operator, &[x], vec![float("alpha", alpha)]))
         }
-        "selu" => call.composed(|call, x, _| call.op("Selu", &[x], vec![])),
-        "softsign" => call.composed(|call, x, _| call.op("Softsign", &[x], vec![])),
         "mish" => call.composed(|call, x, _| {
             let soft = call.op("Softplus", &[x], vec![]);
             let gate = call.op("Tanh", &[&soft], vec![]);
@@ -44,7 +41,7 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
         },
         "relu6" => call.composed(|call, x, dtype| call.clipped(x, 0.0, 6.0, dtype)),
         "hardtanh" => {
-            let [min, max] = [call.float("min_val")?, call.float("max_val")?];
+            let (min, max) = call.floats("min_val", "max_val")?;
             call.composed(|call, x, dtype| call.clipped(x, min, max, dtype))
         }
         "hardsigmoid" => call.composed(Lower::hard_sigmoid),
@@ -58,7 +55,7 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
             call.op("Neg", &[&soft], vec![])
         }),
         "softplus" => {
-            let [beta, threshold] = [call.float("beta")?, call.float("threshold")?];
+            let (beta, threshold) = call.floats("beta", "threshold")?;
             call.composed(|call, x, dtype| {
                 let beta = call.constant(beta, dtype);
                 let threshold = call.constant(threshold, dtype);
@@ -70,7 +67,7 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
             })
         }
         "threshold" => {
-            let [threshold, value] = [call.float("threshold")?, call.float("value")?];
+            let (threshold, value) = call.floats("threshold", "value")?;
             call.composed(|call, x, dtype| {
                 let threshold = call.constant(threshold, dtype);
                 let value = call.constant(value, dtype);
@@ -80,7 +77,7 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
             })
         }
         "prelu" => {
-            let [input, weight] = [call.tensor("input")?, call.tensor("weight")?];
+            let (input, weight) = call.pair("input", "weight")?;
             // One weight for each channel: the second dimension.
             let mut weight_name = weight.name;
             if weight.sizes.len() == 1 && input.rank() > 2 && weight.sizes[0] != Size::fixed(1) {
@@ -110,6 +107,11 @@ impl Lower<'_, '_> {
     pub(super) fn silu(&mut self, x: &str, _: DType) -> String {
         let gate = self.op("Sigmoid", &[x], vec![]);
         self.op("Mul", &[x, &gate], vec![])
+    }
+
+    /// Returns two numbers of the program.
+    fn floats(&self, one: &str, other: &str) -> Result<(f64, f64), Refusal> {
+        Ok((self.float(one)?, self.float(other)?))
     }
 
     /// Multiplies with a number.

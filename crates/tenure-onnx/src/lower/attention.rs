@@ -18,13 +18,15 @@ impl Lower<'_, '_> {
         if self.float("dropout_p")? > 0.0 {
             return Err("dropout draws random numbers: call eval() on the module first".into());
         }
-        let [query, key, value] = [self.tensor("query")?, self.tensor("key")?, self.tensor("value")?];
+        let query = self.tensor("query")?;
+        let (key, value) = self.pair("key", "value")?;
         self.check_dtypes(&[&query, &key, &value])?;
         let dtype = query.dtype;
         let rank = query.rank();
         let width = self.fixed("the size of a head", query.sizes[rank - 1])?;
         let scale = self.scalar("scale")?.map_or_else(|| (width as f64).sqrt().recip(), Scalar::to_f64);
-        let [key, value] = [self.repeated(&query, key)?, self.repeated(&query, value)?];
+        let key = self.repeated(&query, key)?;
+        let value = self.repeated(&query, value)?;
         let keys = self.matrix_transposed(&key, rank);
         let queries = self.multiple(&query.name, scale, dtype);
         let mut scores = self.op("MatMul", &[&queries, &keys], vec![]);
@@ -93,18 +95,18 @@ impl Lower<'_, '_> {
     }
 
     fn rotary(&mut self) -> Lowered {
-        let [input, cos, sin] = [self.tensor("input")?, self.tensor("cos")?, self.tensor("sin")?];
+        let input = self.tensor("input")?;
+        let (cos, sin) = self.pair("cos", "sin")?;
         let dtype = input.dtype;
         let axis = input.rank() as i64 - 1;
         let width = self.fixed("the last dimension", input.sizes[input.rank() - 1])?;
         let [cos, sin] = [cos, sin].map(|angles| self.graph().cast(&angles.name, angles.dtype, dtype));
         let halves = self.graph().ints(&[width / 2, width / 2]);
         let halves = self.all.graph.ops("Split", &[&input.name, &halves], 2, vec![int("axis", axis)]);
-        let mut product = |half: &str, angles: &str| self.op("Mul", &[half, angles], vec![]);
-        let [first_cos, second_sin] = [product(&halves[0], &cos), product(&halves[1], &sin)];
-        let [second_cos, first_sin] = [product(&halves[1], &cos), product(&halves[0], &sin)];
-        let first = self.op("Sub", &[&first_cos, &second_sin], vec![]);
-        let second = self.op("Add", &[&second_cos, &first_sin], vec![]);
+        let by_cos = [0, 1].map(|half| self.op("Mul", &[&halves[half], &cos], vec![]));
+        let by_sin = [0, 1].map(|half| self.op("Mul", &[&halves[half], &sin], vec![]));
+        let first = self.op("Sub", &[&by_cos[0], &by_sin[1]], vec![]);
+        let second = self.op("Add", &[&by_cos[1], &by_sin[0]], vec![]);
         one(self.op("Concat", &[&first, &second], vec![int("axis", axis)]))
     }
 }

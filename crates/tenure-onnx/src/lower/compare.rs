@@ -69,26 +69,22 @@ impl Lower<'_, '_> {
 
     fn compared(&mut self, operator: &str) -> Result<String, Refusal> {
         let dtype = self.common_dtype()?;
-        let x = self.operand("input", dtype)?;
-        let y = self.operand("other", dtype)?;
+        let (x, y) = self.operands("input", "other", dtype)?;
         Ok(self.op(operator, &[&x, &y], vec![]))
     }
 
     fn compare(&mut self, operator: &str) -> Lowered {
-        let result = self.compared(operator)?;
-        one(result)
+        one(self.compared(operator)?)
     }
 
     fn logic(&mut self, operator: &str) -> Lowered {
-        let x = self.operand("input", DType::Bool)?;
-        let y = self.operand("other", DType::Bool)?;
+        let (x, y) = self.operands("input", "other", DType::Bool)?;
         one(self.op(operator, &[&x, &y], vec![]))
     }
 
     fn bits(&mut self, of_bools: &str, of_integers: &str) -> Lowered {
         let dtype = self.dtype(0);
-        let x = self.operand("input", dtype)?;
-        let y = self.operand("other", dtype)?;
+        let (x, y) = self.operands("input", "other", dtype)?;
         let operator = if dtype == DType::Bool { of_bools } else { of_integers };
         one(self.op(operator, &[&x, &y], vec![]))
     }

@@ -1,6 +1,6 @@
 //! Convolutions.
 
-use super::{Lower, Lowered, Refusal};
+use super::{Lower, Lowered, Refusal, one};
 use crate::graph::{int, ints};
 
 pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
@@ -13,7 +13,7 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
 
 impl Lower<'_, '_> {
     fn conv(&mut self) -> Lowered {
-        let [input, weight] = [self.tensor("input")?, self.tensor("weight")?];
+        let (input, weight) = self.pair("input", "weight")?;
         self.check_dtypes(&[&input, &weight])?;
         let spatial = weight.rank() - 2;
         let dilation = self.spatial("dilation", spatial, 1)?;
@@ -36,11 +36,11 @@ impl Lower<'_, '_> {
             int("group", self.int("groups")?),
         ];
         let bias = self.optional("bias")?.map(|bias| bias.name).unwrap_or_default();
-        self.batched(spatial, |call, x| Ok(vec![call.op("Conv", &[x, &weight.name, &bias], attributes)]))
+        one(self.batched(spatial, |call, x| call.op("Conv", &[x, &weight.name, &bias], attributes))?)
     }
 
     fn conv_transpose(&mut self) -> Lowered {
-        let [input, weight] = [self.tensor("input")?, self.tensor("weight")?];
+        let (input, weight) = self.pair("input", "weight")?;
         self.check_dtypes(&[&input, &weight])?;
         let spatial = weight.rank() - 2;
         let attributes = vec![
@@ -51,7 +51,7 @@ impl Lower<'_, '_> {
             int("group", self.int("groups")?),
         ];
         let bias = self.optional("bias")?.map(|bias| bias.name).unwrap_or_default();
-        self.batched(spatial, |call, x| Ok(vec![call.op("ConvTranspose", &[x, &weight.name, &bias], attributes)]))
+        one(self.batched(spatial, |call, x| call.op("ConvTranspose", &[x, &weight.name, &bias], attributes))?)
     }
 
     /// Returns one number for each spatial dimension: one that is given is for all.
@@ -67,16 +67,16 @@ impl Lower<'_, '_> {
     pub(super) fn batched(
         &mut self,
         spatial: usize,
-        compute: impl FnOnce(&mut Self, &str) -> Result<Vec<String>, Refusal>,
-    ) -> Lowered {
+        compute: impl FnOnce(&mut Self, &str) -> String,
+    ) -> Result<String, Refusal> {
         let input = self.input()?;
         if input.rank() == spatial + 2 {
-            return Ok(compute(self, &input.name)?.into_iter().map(Some).collect());
+            return Ok(compute(self, &input.name));
         }
         let axes = self.graph().ints(&[0]);
         let images = self.op("Unsqueeze", &[&input.name, &axes], vec![]);
-        let results = compute(self, &images)?;
-        Ok(results.iter().map(|result| Some(self.op("Squeeze", &[result, &axes], vec![]))).collect())
+        let result = compute(self, &images);
+        Ok(self.op("Squeeze", &[&result, &axes], vec![]))
     }
 
     /// Returns the one result of a call that has others without a counterpart.

@@ -1,4 +1,4 @@
-//! New tensors.
+//! New tensors, conversions and copies.
 
 use tenure_tensor::{DType, Scalar};
 
@@ -22,6 +22,18 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
                 Some(number) => call.filled(number),
                 None => Err(format!("{name} must be a number").into()),
             }
+        }
+        "to_dtype" => {
+            let dtype = call.dtype(0);
+            one(call.operand("input", dtype)?)
+        }
+        "to_device" | "contiguous" | "copy" | "contiguous_in_format" | "copy_in_format" => one(call.input()?.name),
+        "copy_" => {
+            let dtype = call.dtype(0);
+            let source = call.tensor("src")?;
+            let name = call.graph().cast(&source.name, source.dtype, dtype);
+            let sizes = call.result_sizes(0);
+            one(call.expand(&name, &source.sizes, &sizes)?)
         }
         "rand" | "randn" | "rand_like" | "randn_like" | "randint" | "randint_to" | "randperm" | "bernoulli"
         | "bernoulli_of" | "normal_" | "uniform_" | "bernoulli_" => {
@@ -63,8 +75,7 @@ impl Lower<'_, '_> {
                 None => Size::fixed(default),
             };
             let list = self.graph().size(number)?;
-            let none = self.graph().ints(&[]);
-            numbers.push(self.op("Reshape", &[&list, &none], vec![]));
+            numbers.push(self.only_number(&list));
         }
         let range = self.op("Range", &[&numbers[0], &numbers[1], &numbers[2]], vec![]);
         self.finish(&range, DType::I64)

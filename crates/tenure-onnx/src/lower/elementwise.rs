@@ -7,14 +7,13 @@ use crate::graph::int;
 
 pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
     let name = call.base_name();
-    if let Some(operator) = unary(name) {
-        return call.unary(operator);
-    }
-    if let Some(operator) = binary(name) {
-        let dtype = call.dtype(0);
-        return call.binary(operator, computed_in(dtype));
-    }
     match name {
+        "abs" | "neg" | "sign" | "floor" | "ceil" | "round" | "exp" | "log" | "sqrt" | "reciprocal" | "sin" | "cos"
+        | "tan" | "asin" | "acos" | "atan" | "sinh" | "cosh" | "tanh" | "asinh" | "acosh" | "atanh" | "erf"
+        | "sigmoid" | "relu" | "selu" | "softsign" => call.unary(&capitalized(name)),
+        "add" | "sub" | "mul" | "div" | "pow" => call.arithmetic(&capitalized(name)),
+        "maximum" | "max_with" => call.arithmetic("Max"),
+        "minimum" | "min_with" => call.arithmetic("Min"),
         "square" => call.composed(|call, x, _| call.op("Mul", &[x, x], vec![])),
         "rsqrt" => call.composed(|call, x, _| {
             let root = call.op("Sqrt", &[x], vec![]);
@@ -50,15 +49,13 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
         "remainder" => call.remainder(),
         "fmod" => {
             let dtype = computed_in(call.dtype(0));
-            let x = call.operand("input", dtype)?;
-            let y = call.operand("other", dtype)?;
+            let (x, y) = call.operands("input", "other", dtype)?;
             let rest = call.op("Mod", &[&x, &y], vec![int("fmod", 1)]);
             call.finish(&rest, dtype)
         }
         "hypot" => {
             let dtype = call.dtype(0);
-            let x = call.operand("input", dtype)?;
-            let y = call.operand("other", dtype)?;
+            let (x, y) = call.operands("input", "other", dtype)?;
             let squares = [&x, &y].map(|x| call.op("Mul", &[x, x], vec![]));
             let sum = call.op("Add", &[&squares[0], &squares[1]], vec![]);
             one(call.op("Sqrt", &[&sum], vec![]))
@@ -66,8 +63,7 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
         "nan_to_num" => call.nan_to_num(),
         "copysign" => {
             let dtype = call.dtype(0);
-            let x = call.operand("input", dtype)?;
-            let sign = call.operand("other", dtype)?;
+            let (x, sign) = call.operands("input", "other", dtype)?;
             let zero = call.constant(0, dtype);
             let size = call.op("Abs", &[&x], vec![]);
             let negative = call.op("Neg", &[&size], vec![]);
@@ -86,8 +82,7 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
             let dtype = call.dtype(0);
             let condition = call.tensor("condition")?;
             let condition = call.graph().cast(&condition.name, condition.dtype, DType::Bool);
-            let input = call.operand("input", dtype)?;
-            let other = call.operand("other", dtype)?;
+            let (input, other) = call.operands("input", "other", dtype)?;
             one(call.op("Where", &[&condition, &input, &other], vec![]))
         }
         "clamp" => call.clamp(Some("min"), Some("max")),
@@ -97,49 +92,9 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
     }
 }
 
-/// Returns the operator of a function of one element.
-fn unary(name: &str) -> Option<&'static str> {
-    Some(match name {
-        "abs" => "Abs",
-        "neg" => "Neg",
-        "sign" => "Sign",
-        "floor" => "Floor",
-        "ceil" => "Ceil",
-        "round" => "Round",
-        "exp" => "Exp",
-        "log" => "Log",
-        "sqrt" => "Sqrt",
-        "reciprocal" => "Reciprocal",
-        "sin" => "Sin",
-        "cos" => "Cos",
-        "tan" => "Tan",
-        "asin" => "Asin",
-        "acos" => "Acos",
-        "atan" => "Atan",
-        "sinh" => "Sinh",
-        "cosh" => "Cosh",
-        "tanh" => "Tanh",
-        "asinh" => "Asinh",
-        "acosh" => "Acosh",
-        "atanh" => "Atanh",
-        "erf" => "Erf",
-        "sigmoid" => "Sigmoid",
-        _ => return None,
-    })
-}
-
-/// Returns the operator of a function of two elements.
-fn binary(name: &str) -> Option<&'static str> {
-    Some(match name {
-        "add" => "Add",
-        "sub" => "Sub",
-        "mul" => "Mul",
-        "div" => "Div",
-        "pow" => "Pow",
-        "maximum" | "max_with" => "Max",
-        "minimum" | "min_with" => "Min",
-        _ => return None,
-    })
+/// Returns a name with a capital letter, as ONNX writes it.
+fn capitalized(name: &str) -> String {
+    name[..1].to_uppercase() + &name[1..]
 }
 
 /// Returns the dtype that ONNX Runtime computes a dtype's arithmetic in.
@@ -166,15 +121,10 @@ impl Lower<'_, '_> {
     }
 
     fn unary(&mut self, operator: &str) -> Lowered {
-        let dtype = computed_in(self.dtype(0));
-        let input = self.input()?;
-        let x = self.graph().cast(&input.name, input.dtype, dtype);
-        let result = if !dtype.is_floating() && matches!(operator, "Floor" | "Ceil" | "Round") {
-            x
-        } else {
-            self.op(operator, &[&x], vec![])
-        };
-        self.finish(&result, dtype)
+        self.composed(|call, x, dtype| match operator {
+            "Floor" | "Ceil" | "Round" if !dtype.is_floating() => x.to_owned(),
+            _ => call.op(operator, &[x], vec![]),
+        })
     }
 
     /// Lowers a function of one tensor that is composed of operators.
@@ -187,10 +137,15 @@ impl Lower<'_, '_> {
     }
 
     fn binary(&mut self, operator: &str, dtype: DType) -> Lowered {
-        let x = self.operand("input", dtype)?;
-        let y = self.operand(self.other(), dtype)?;
+        let (x, y) = self.operands("input", self.other(), dtype)?;
         let result = self.op(operator, &[&x, &y], vec![]);
         self.finish(&result, dtype)
+    }
+
+    /// Lowers a function of two elements.
+    fn arithmetic(&mut self, operator: &str) -> Lowered {
+        let dtype = computed_in(self.dtype(0));
+        self.binary(operator, dtype)
     }
 
     fn other(&self) -> &'static str {
@@ -213,8 +168,7 @@ impl Lower<'_, '_> {
     /// Lowers the sum of a tensor and a multiple of another.
     fn scaled(&mut self, operator: &str) -> Lowered {
         let dtype = computed_in(self.dtype(0));
-        let x = self.operand("input", dtype)?;
-        let y = self.operand("other", dtype)?;
+        let (x, y) = self.operands("input", "other", dtype)?;
         let alpha = self.operand("alpha", dtype)?;
         let product = self.op("Mul", &[&y, &alpha], vec![]);
         let result = self.op(operator, &[&x, &product], vec![]);
@@ -223,10 +177,8 @@ impl Lower<'_, '_> {
 
     fn fused(&mut self, operator: &str) -> Lowered {
         let dtype = computed_in(self.dtype(0));
-        let x = self.operand("input", dtype)?;
-        let one = self.operand("tensor1", dtype)?;
-        let other = self.operand("tensor2", dtype)?;
-        let value = self.operand("value", dtype)?;
+        let (x, one) = self.operands("input", "tensor1", dtype)?;
+        let (other, value) = self.operands("tensor2", "value", dtype)?;
         let scaled = self.op("Mul", &[&one, &value], vec![]);
         let term = self.op(operator, &[&scaled, &other], vec![]);
         let sum = self.op("Add", &[&x, &term], vec![]);
@@ -235,8 +187,7 @@ impl Lower<'_, '_> {
 
     fn lerp(&mut self) -> Lowered {
         let dtype = self.dtype(0);
-        let x = self.operand("input", dtype)?;
-        let end = self.operand("end", dtype)?;
+        let (x, end) = self.operands("input", "end", dtype)?;
         let weight = self.operand("weight", dtype)?;
         let way = self.op("Sub", &[&end, &x], vec![]);
         let step = self.op("Mul", &[&way, &weight], vec![]);
@@ -245,8 +196,7 @@ impl Lower<'_, '_> {
 
     fn rounded_quotient(&mut self, mode: &str) -> Lowered {
         let dtype = computed_in(self.dtype(0));
-        let x = self.operand("input", dtype)?;
-        let y = self.operand("other", dtype)?;
+        let (x, y) = self.operands("input", "other", dtype)?;
         let result = match (mode, dtype.is_floating()) {
             ("floor", true) => {
                 let quotient = self.op("Div", &[&x, &y], vec![]);
@@ -268,8 +218,7 @@ impl Lower<'_, '_> {
 
     fn remainder(&mut self) -> Lowered {
         let dtype = computed_in(self.dtype(0));
-        let x = self.operand("input", dtype)?;
-        let y = self.operand("other", dtype)?;
+        let (x, y) = self.operands("input", "other", dtype)?;
         let result = if dtype.is_floating() {
             let quotient = self.op("Div", &[&x, &y], vec![]);
             let whole = self.op("Floor", &[&quotient], vec![]);

@@ -9,21 +9,21 @@ use crate::size::Size;
 pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
     match call.operation() {
         "embedding" | "embedding_padded" => {
-            let [table, indices] = [call.tensor("input")?, call.tensor("indices")?];
+            let (table, indices) = call.pair("input", "indices")?;
             one(call.op("Gather", &[&table.name, &indices.name], vec![int("axis", 0)]))
         }
         "index_select" => {
-            let [input, index] = [call.tensor("input")?, call.tensor("index")?];
+            let (input, index) = call.pair("input", "index")?;
             let dim = call.dim("dim", input.rank())? as i64;
             one(call.op("Gather", &[&input.name, &index.name], vec![int("axis", dim)]))
         }
         "gather" => {
-            let [input, index] = [call.tensor("input")?, call.tensor("index")?];
+            let (input, index) = call.pair("input", "index")?;
             let dim = call.dim("dim", input.rank())? as i64;
             one(call.op("GatherElements", &[&input.name, &index.name], vec![int("axis", dim)]))
         }
         "take" => {
-            let [input, index] = [call.tensor("input")?, call.tensor("index")?];
+            let (input, index) = call.pair("input", "index")?;
             let flat = call.graph().ints(&[-1]);
             let flat = call.op("Reshape", &[&input.name, &flat], vec![]);
             one(call.op("Gather", &[&flat, &index.name], vec![int("axis", 0)]))

@@ -8,13 +8,13 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
     match call.operation() {
         "matmul" | "mv" | "dot" | "bmm" => {
             let other = call.first.operation.parameters[1].name;
-            let [x, y] = [call.tensor("input")?, call.tensor(other)?];
+            let (x, y) = call.pair("input", other)?;
             call.check_dtypes(&[&x, &y])?;
             one(call.op("MatMul", &[&x.name, &y.name], vec![]))
         }
         "outer" => {
-            let [x, y] = [call.tensor("input")?, call.tensor("vec2")?];
-            let [first, last] = [call.graph().ints(&[1]), call.graph().ints(&[0])];
+            let (x, y) = call.pair("input", "vec2")?;
+            let [first, last] = [1, 0].map(|axis| call.graph().ints(&[axis]));
             let column = call.op("Unsqueeze", &[&x.name, &first], vec![]);
             let row = call.op("Unsqueeze", &[&y.name, &last], vec![]);
             one(call.op("Mul", &[&column, &row], vec![]))
@@ -35,7 +35,7 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
 
 impl Lower<'_, '_> {
     fn linear(&mut self) -> Lowered {
-        let [input, weight] = [self.tensor("input")?, self.tensor("weight")?];
+        let (input, weight) = self.pair("input", "weight")?;
         let bias = self.optional("bias")?;
         self.check_dtypes(&[&input, &weight])?;
         if input.rank() == 2 && weight.rank() == 2 {
@@ -60,10 +60,11 @@ impl Lower<'_, '_> {
     }
 
     fn added_product(&mut self, left: &str, right: &str) -> Lowered {
-        let [input, left, right] = [self.tensor("input")?, self.tensor(left)?, self.tensor(right)?];
+        let input = self.tensor("input")?;
+        let (left, right) = self.pair(left, right)?;
         self.check_dtypes(&[&input, &left, &right])?;
-        let [beta, alpha] = ["beta", "alpha"].map(|name| self.scalar(name));
-        let [beta, alpha] = [beta?, alpha?].map(|number| number.map_or(1.0, Scalar::to_f64));
+        let beta = self.scalar("beta")?.map_or(1.0, Scalar::to_f64);
+        let alpha = self.scalar("alpha")?.map_or(1.0, Scalar::to_f64);
         if left.rank() == 2 && input.dtype.is_floating() {
             let attributes = vec![float("alpha", alpha), float("beta", beta)];
             return one(self.op("Gemm", &[&left.name, &right.name, &input.name], attributes));

@@ -2,7 +2,6 @@
 
 mod activation;
 mod attention;
-mod cast;
 mod compare;
 mod conv;
 mod create;
@@ -10,7 +9,6 @@ mod elementwise;
 mod index;
 mod matmul;
 mod norm;
-mod pad;
 mod pool;
 mod precise;
 mod reduce;
@@ -81,8 +79,8 @@ pub(crate) struct Lowering<'a> {
     /// The traces with other sizes, and the first one's tensors in each.
     pub(crate) others: &'a [(Trace, Pairs)],
     pub(crate) opset: i64,
-    /// The names of tensors that were there before, by the tensors' storages and offsets.
-    pub(crate) names: &'a dyn Fn(&Tensor) -> Option<String>,
+    /// The names of tensors that were there before, by the tensors' storages.
+    pub(crate) names: &'a [(String, Tensor)],
     /// The values of the slots, or the reasons why they have none.
     values: HashMap<Slot, Result<GraphValue, Missing>>,
 }
@@ -92,7 +90,7 @@ impl<'a> Lowering<'a> {
         first: &'a Trace,
         others: &'a [(Trace, Pairs)],
         opset: i64,
-        names: &'a dyn Fn(&Tensor) -> Option<String>,
+        names: &'a [(String, Tensor)],
     ) -> Self {
         Self { graph: Graph::default(), first, others, opset, names, values: HashMap::new() }
     }
@@ -125,8 +123,9 @@ impl<'a> Lowering<'a> {
             return value.clone();
         }
         if let Origin::Existing(tensor) = &self.first.slots[slot].origin {
-            let name = (self.names)(tensor).unwrap_or_else(|| "tensor".to_owned());
-            let name = self.graph.initializer(&name, tensor);
+            let generation = tensor.storage().generation();
+            let named = self.names.iter().find(|(_, other)| other.storage().generation() == generation);
+            let name = self.graph.initializer(named.map_or("tensor", |(name, _)| name), tensor);
             return Ok(self.set(slot, name));
         }
         let reason = self.unknown(slot).unwrap_or("a tensor comes from an operation that was not exported").to_owned();
@@ -148,11 +147,11 @@ impl<'a> Lowering<'a> {
         let count = calls.iter().map(|calls| calls.len()).min().unwrap_or(0);
         for index in 0..count {
             let call: Vec<&Call> = calls.iter().map(|calls| &calls[index]).collect();
-            let is_same = |(other, (_, pairs)): (&&Call, &(Trace, Pairs))| {
+            let are_partners = call[1..].iter().zip(self.others).all(|(other, (_, pairs))| {
                 let partners = call[0].results.iter().map(|result| pairs.get(result));
                 partners.eq(other.results.iter().map(Some))
-            };
-            if call[1..].iter().zip(self.others).all(is_same) {
+            });
+            if are_partners {
                 self.add_call(&call);
             }
         }
@@ -190,9 +189,7 @@ impl<'a> Lowering<'a> {
         let parts: Vec<&[Call]> = calls.iter().map(|call| &call.parts[..]).collect();
         self.add_calls(&parts);
         let missing = match refusal {
-            Refusal::Unmapped => {
-                missing("there is no mapping for it: use other operations, or compute it outside".to_owned())
-            }
+            Refusal::Unmapped => missing("it has no mapping: use other operations, or compute it outside".to_owned()),
             Refusal::Reason(reason) => missing(reason),
             Refusal::Argument(missing) => missing,
         };
@@ -211,11 +208,10 @@ impl<'a> Lowering<'a> {
 /// Adds the nodes of a call. Each has operations of one kind.
 type Mapping = fn(&mut Lower<'_, '_>) -> Lowered;
 
-const MAPPINGS: [Mapping; 18] = [
+const MAPPINGS: [Mapping; 16] = [
     elementwise::lower,
     compare::lower,
     activation::lower,
-    cast::lower,
     shape::lower,
     slice::lower,
     matmul::lower,
@@ -228,7 +224,6 @@ const MAPPINGS: [Mapping; 18] = [
     index::lower,
     scatter::lower,
     sort::lower,
-    pad::lower,
     create::lower,
 ];
 
@@ -267,21 +262,20 @@ impl Lower<'_, '_> {
     /// Returns an argument that is a number, in each trace.
     fn numbers(&self, name: &str) -> Option<Vec<Scalar>> {
         let index = self.index(name)?;
-        let number = |call: &&Call| match call.arguments[index] {
-            Recorded::Scalar(number) => Some(number),
-            _ => None,
-        };
-        self.calls.iter().map(number).collect()
+        let arguments = self.calls.iter().map(|call| &call.arguments[index]);
+        arguments
+            .map(|argument| match argument {
+                Recorded::Scalar(number) => Some(*number),
+                _ => None,
+            })
+            .collect()
     }
 
     /// Returns an argument that is an integer, which may depend on dynamic axes.
     fn integer(&self, name: &str) -> Option<Size> {
-        let number = |number: &Scalar| match number {
-            Scalar::Int(number) => Some(*number),
-            _ => None,
-        };
-        let numbers: Vec<i64> = self.numbers(name)?.iter().map(number).collect::<Option<_>>()?;
-        Some(Size::of(&numbers, |number| *number))
+        let numbers = self.numbers(name)?;
+        let are_integers = numbers.iter().all(|number| matches!(number, Scalar::Int(_)));
+        are_integers.then(|| Size::of(&numbers, |number| number.to_i64()))
     }
 
     fn value(&mut self, slot: Slot) -> Result<GraphValue, Refusal> {
@@ -296,10 +290,7 @@ impl Lower<'_, '_> {
     /// Returns the tensor that is given for a parameter, if one is.
     fn optional(&mut self, name: &str) -> Result<Option<GraphValue>, Refusal> {
         match self.argument(name) {
-            Some(Recorded::Tensor(slot)) => {
-                let slot = *slot;
-                self.value(slot).map(Some)
-            }
+            Some(&Recorded::Tensor(slot)) => self.value(slot).map(Some),
             _ => Ok(None),
         }
     }
@@ -307,12 +298,14 @@ impl Lower<'_, '_> {
     /// Returns the operation's first tensor.
     fn input(&mut self) -> Result<GraphValue, Refusal> {
         match self.first.arguments.first() {
-            Some(Recorded::Tensor(slot)) => {
-                let slot = *slot;
-                self.value(slot)
-            }
+            Some(&Recorded::Tensor(slot)) => self.value(slot),
             _ => Err(Refusal::Unmapped),
         }
+    }
+
+    /// Returns the tensors that are given for two parameters.
+    fn pair(&mut self, one: &str, other: &str) -> Result<(GraphValue, GraphValue), Refusal> {
+        Ok((self.tensor(one)?, self.tensor(other)?))
     }
 
     /// Returns the tensors that are given for a parameter.
@@ -334,13 +327,12 @@ impl Lower<'_, '_> {
 
     /// Returns numbers that may depend on dynamic axes.
     fn sizes(&self, name: &str) -> Result<Vec<Size>, Refusal> {
-        let list = |call: &&'_ Call, index: usize| match &call.arguments[index] {
-            Recorded::Ints(numbers) => Some(numbers.clone()),
+        let index = self.index(name);
+        let lists = self.calls.iter().map(|call| match index.map(|index| &call.arguments[index]) {
+            Some(Recorded::Ints(numbers)) => Some(numbers),
             _ => None,
-        };
-        let lists: Option<Vec<Vec<i64>>> =
-            self.index(name).and_then(|index| self.calls.iter().map(|call| list(call, index)).collect());
-        match lists {
+        });
+        match lists.collect::<Option<Vec<_>>>() {
             Some(lists) if lists.iter().all(|list| list.len() == lists[0].len()) => {
                 Ok((0..lists[0].len()).map(|place| Size::of(&lists, |list| list[place])).collect())
             }
@@ -430,12 +422,22 @@ impl Lower<'_, '_> {
         // A size of a tensor, as a number to compute with.
         if let Some(size) = self.integer(name).filter(|size| size.is_dynamic()) {
             let list = self.graph().size(size)?;
-            let none = self.graph().ints(&[]);
-            let number = self.op("Reshape", &[&list, &none], vec![]);
+            let number = self.only_number(&list);
             return Ok(self.graph().cast(&number, DType::I64, dtype));
         }
         let number = self.scalar(name)?.ok_or_else(|| format!("{name} must be a tensor or a number"))?;
         Ok(self.graph().number(number, dtype))
+    }
+
+    /// Returns two operands in a dtype.
+    fn operands(&mut self, one: &str, other: &str, dtype: DType) -> Result<(String, String), Refusal> {
+        Ok((self.operand(one, dtype)?, self.operand(other, dtype)?))
+    }
+
+    /// Returns the one element of a list, without dimensions.
+    fn only_number(&mut self, list: &str) -> String {
+        let none = self.graph().ints(&[]);
+        self.op("Reshape", &[list, &none], vec![])
     }
 
     /// Returns a value with other sizes of as many elements.
@@ -453,20 +455,12 @@ impl Lower<'_, '_> {
             }
         }
         let open: Vec<usize> = (0..sizes.len()).filter(|index| sizes[*index].is_none()).collect();
-        let shape = match open[..] {
-            [] => None,
-            [one] if !is_empty => {
-                sizes[one] = Some(-1);
-                None
-            }
-            _ => Some(self.graph().sizes(to)?),
-        };
-        let shape = match shape {
-            Some(shape) => shape,
-            None => {
-                let sizes: Vec<i64> = sizes.into_iter().flatten().collect();
-                self.graph().ints(&sizes)
-            }
+        if let ([one], false) = (&open[..], is_empty) {
+            sizes[*one] = Some(-1);
+        }
+        let shape = match sizes.into_iter().collect::<Option<Vec<i64>>>() {
+            Some(sizes) => self.graph().ints(&sizes),
+            None => self.graph().sizes(to)?,
         };
         Ok(self.op("Reshape", &[name, &shape], vec![]))
     }

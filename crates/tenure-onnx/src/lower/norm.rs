@@ -6,10 +6,7 @@ use crate::size::Size;
 
 pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
     match call.operation() {
-        "batch_norm" => {
-            let normalised = call.batch_norm()?;
-            one(normalised)
-        }
+        "batch_norm" => one(call.batch_norm()?),
         "batch_norm_relu" => {
             let mut result = call.batch_norm()?;
             if let Some(carried) = call.optional("carried")? {
@@ -127,7 +124,6 @@ impl Lower<'_, '_> {
         let normal = self.op("InstanceNormalization", &[&grouped, &ones, &zeros], attributes);
         let sizes = self.op("Shape", &[&input.name], vec![]);
         let result = self.op("Reshape", &[&normal, &sizes], vec![]);
-        let result = self.scaled_channels(result, input.rank())?;
-        one(result)
+        one(self.scaled_channels(result, input.rank())?)
     }
 }

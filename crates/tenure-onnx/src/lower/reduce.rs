@@ -107,8 +107,7 @@ impl Lower<'_, '_> {
         let flat = self.op("Reshape", &[&input.name, &flat], vec![]);
         let index = self.op(operator, &[&flat], vec![int("axis", 0), int("keepdims", 0)]);
         let sizes = self.result_sizes(0);
-        let index = self.reshape(&index, &[], &sizes)?;
-        one(index)
+        one(self.reshape(&index, &[], &sizes)?)
     }
 
     /// Returns the variance and the mean.
@@ -130,8 +129,7 @@ impl Lower<'_, '_> {
             Some(count) => self.constant(count as f64 - correction, dtype),
             None => {
                 let count = self.graph().size(count)?;
-                let none = self.graph().ints(&[]);
-                let count = self.op("Reshape", &[&count, &none], vec![]);
+                let count = self.only_number(&count);
                 let count = self.graph().cast(&count, DType::I64, dtype);
                 let correction = self.constant(correction, dtype);
                 self.op("Sub", &[&count, &correction], vec![])

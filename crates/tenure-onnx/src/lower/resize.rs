@@ -1,6 +1,6 @@
-//! Images of other sizes.
+//! Images of other sizes: padded, or interpolated.
 
-use tenure_tensor::DType;
+use tenure_tensor::{DType, Scalar};
 
 use super::{Lower, Lowered, Refusal, one};
 use crate::graph::{float, int, text};
@@ -8,12 +8,38 @@ use crate::size::Size;
 
 pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
     match call.operation() {
+        "pad" => call.pad(),
         "interpolate" => call.interpolate(),
         _ => Err(Refusal::Unmapped),
     }
 }
 
 impl Lower<'_, '_> {
+    fn pad(&mut self) -> Lowered {
+        let input = self.input()?;
+        let mode = match self.text("mode") {
+            Some("reflect") => "reflect",
+            Some("replicate") => "edge",
+            Some("circular") if self.all.opset < 19 => {
+                return Err("mode circular needs an opset of at least 19".into());
+            }
+            Some("circular") => "wrap",
+            _ => "constant",
+        };
+        // Two numbers for each dimension, the last dimension's first; ONNX wants all numbers before, then all after.
+        let given = self.sizes("pad")?;
+        let rank = input.rank();
+        let mut pads = vec![Size::fixed(0); 2 * rank];
+        for (index, both) in given.chunks(2).enumerate() {
+            pads[rank - 1 - index] = both[0];
+            pads[2 * rank - 1 - index] = both[1];
+        }
+        let pads = self.graph().sizes(&pads)?;
+        let value = self.scalar("value")?.unwrap_or(Scalar::Int(0));
+        let value = self.constant(value, input.dtype);
+        one(self.op("Pad", &[&input.name, &pads, &value], vec![text("mode", mode)]))
+    }
+
     fn interpolate(&mut self) -> Lowered {
         let mode = self.text("mode").unwrap_or("nearest").to_owned();
         let align_corners = self.flag("align_corners")?;
@@ -37,11 +63,14 @@ impl Lower<'_, '_> {
         let results = self.result_sizes(0);
         if let Some(scale) = scale {
             let narrow = scale as f32;
-            // Resize multiplies the sizes in float32.
-            let resized = |from: i64| (from as f32 * narrow).floor() as i64;
             let mut sizes = input.sizes.iter().zip(&results).skip(2);
             let is_exact = f64::from(narrow) == scale;
-            if !is_exact && sizes.any(|(from, to)| from.known().map(resized) != to.known() || from.is_dynamic()) {
+            // Resize multiplies the sizes in float32.
+            let differs = sizes.any(|(from, to)| {
+                let resized = from.known().map(|from| (from as f32 * narrow).floor() as i64);
+                resized != to.known() || from.is_dynamic()
+            });
+            if !is_exact && differs {
                 let reason = format!(
                     "ONNX rounds scale_factor={scale} to {narrow}, and the sizes with it: give size, or a factor such as \
                      1.25 that is the same in float32"
@@ -104,9 +133,9 @@ impl Lower<'_, '_> {
                 ratio = self.op("Where", &[&is_special, &special, &ratio], vec![]);
             }
         }
-        let none = self.graph().ints(&[]);
-        let count = self.op("Reshape", &[&to, &none], vec![]);
-        let [zero, step] = [self.graph().int(0), self.graph().int(1)];
+        let count = self.only_number(&to);
+        let zero = self.graph().int(0);
+        let step = self.graph().int(1);
         let pixels = self.op("Range", &[&zero, &count, &step], vec![]);
         let pixels = self.graph().cast(&pixels, DType::I64, DType::F32);
         let places = self.op("Mul", &[&pixels, &ratio], vec![]);

@@ -1,5 +1,7 @@
 //! Writes to the places that index tensors name.
 
+use std::iter::repeat_n;
+
 use super::index::check_indices;
 use super::{Lower, Lowered, Refusal, one};
 use crate::graph::{int, text};
@@ -31,7 +33,7 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
 
 impl Lower<'_, '_> {
     fn scatter(&mut self, reduction: &str) -> Lowered {
-        let [input, index] = [self.tensor("input")?, self.tensor("index")?];
+        let (input, index) = self.pair("input", "index")?;
         let dim = self.dim("dim", input.rank())? as i64;
         let mut source = self.operand("src", input.dtype)?;
         match self.optional("src")? {
@@ -51,7 +53,7 @@ impl Lower<'_, '_> {
 
     /// Lowers writes of whole entries of a dimension.
     fn scatter_entries(&mut self, source: &str, reduction: &str) -> Lowered {
-        let [input, index] = [self.tensor("input")?, self.tensor("index")?];
+        let (input, index) = self.pair("input", "index")?;
         let dim = self.dim("dim", input.rank())?;
         let mut sizes = input.sizes.clone();
         sizes[dim] = index.sizes.first().copied().unwrap_or(Size::fixed(1));
@@ -69,7 +71,7 @@ impl Lower<'_, '_> {
     }
 
     fn index_put(&mut self) -> Lowered {
-        let [input, values] = [self.tensor("input")?, self.tensor("values")?];
+        let (input, values) = self.pair("input", "values")?;
         let indices = self.tensors("indices")?;
         check_indices(&indices)?;
         let mut sizes: Vec<Size> = Vec::new();
@@ -88,9 +90,7 @@ impl Lower<'_, '_> {
 /// Returns the sizes that two tensors broadcast to.
 fn broadcast(one: &[Size], other: &[Size]) -> Vec<Size> {
     let rank = one.len().max(other.len());
-    let size = |sizes: &[Size], dim: usize| match (dim + sizes.len()).checked_sub(rank) {
-        Some(dim) => sizes[dim],
-        None => Size::fixed(1),
-    };
-    (0..rank).map(|dim| if size(one, dim) == Size::fixed(1) { size(other, dim) } else { size(one, dim) }).collect()
+    let [one, other] =
+        [one, other].map(|sizes| repeat_n(Size::fixed(1), rank - sizes.len()).chain(sizes.iter().copied()));
+    one.zip(other).map(|(one, other)| if one == Size::fixed(1) { other } else { one }).collect()
 }

@@ -10,8 +10,7 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
             let input = call.input()?;
             call.check_squeezed(&input)?;
             let sizes = call.result_sizes(0);
-            let name = call.reshape(&input.name, &input.sizes, &sizes)?;
-            one(name)
+            one(call.reshape(&input.name, &input.sizes, &sizes)?)
         }
         "unsqueeze" => {
             let input = call.input()?;
@@ -22,8 +21,7 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
         "expand" | "expand_as" => {
             let input = call.input()?;
             let sizes = call.result_sizes(0);
-            let name = call.expand(&input.name, &input.sizes, &sizes)?;
-            one(name)
+            one(call.expand(&input.name, &input.sizes, &sizes)?)
         }
         "transpose" => {
             let rank = call.input()?.rank();
@@ -45,7 +43,8 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
         }
         "movedim" => {
             let rank = call.input()?.rank();
-            let [from, to] = [call.ints("source")?, call.ints("destination")?];
+            let from = call.ints("source")?;
+            let to = call.ints("destination")?;
             let moved: Vec<(usize, usize)> =
                 from.iter().zip(&to).map(|(from, to)| (wrapped(*from, rank), wrapped(*to, rank))).collect();
             let mut others = (0..rank).filter(|dim| !moved.iter().any(|(from, _)| from == dim));

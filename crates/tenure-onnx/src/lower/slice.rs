@@ -9,25 +9,23 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
         "slice" => {
             let input = call.input()?;
             let dim = call.dim("dim", input.rank())?;
-            let [start, end] = [call.size("start")?, call.size("end")?];
+            let start = call.size("start")?;
+            let end = call.size("end")?;
             let step = call.int("step")?;
-            let name = call.part(&input.name, dim, start, end, step)?;
-            one(name)
+            one(call.part(&input.name, dim, start, end, step)?)
         }
         "narrow" => {
             let input = call.input()?;
             let dim = call.dim("dim", input.rank())?;
             let start = call.size("start")?;
             let end = start + call.size("length")?;
-            let name = call.part(&input.name, dim, start, end, 1)?;
-            one(name)
+            one(call.part(&input.name, dim, start, end, 1)?)
         }
         "select" => {
             let input = call.input()?;
             let dim = call.dim("dim", input.rank())?;
             let index = call.size("index")?;
-            let name = call.entry(&input.name, dim, index)?;
-            one(name)
+            one(call.entry(&input.name, dim, index)?)
         }
         "split" | "split_sizes" | "chunk" => {
             let input = call.input()?;
@@ -87,7 +85,8 @@ impl Lower<'_, '_> {
 
     fn roll(&mut self) -> Lowered {
         let input = self.input()?;
-        let [shifts, dims] = [self.ints("shifts")?, self.ints("dims")?];
+        let shifts = self.ints("shifts")?;
+        let dims = self.ints("dims")?;
         if dims.is_empty() {
             return Err("dims are needed: flatten the tensor first".into());
         }

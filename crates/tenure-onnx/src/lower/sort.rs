@@ -19,8 +19,9 @@ pub(super) fn lower(call: &mut Lower<'_, '_>) -> Lowered {
         "topk" => {
             let rank = call.input()?.rank();
             let dim = call.dim("dim", rank)?;
-            let [count, is_largest] = [call.size("k")?, Size::fixed(i64::from(call.flag("largest")?))];
-            Ok(call.top(dim, count, is_largest == Size::fixed(1))?.into_iter().map(Some).collect())
+            let count = call.size("k")?;
+            let is_largest = call.flag("largest")?;
+            Ok(call.top(dim, count, is_largest)?.into_iter().map(Some).collect())
         }
         "kthvalue" => {
             let place = call.int("k")?;
