@@ -6,7 +6,7 @@ use tenure_tensor::ops::Attention;
 use tenure_tensor::{DType, Result, Tensor};
 
 use super::config::{self, ConfigFile};
-use super::relative::RelativePositions;
+use super::positions::RelativePositions;
 use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm, Linear, check_probability};
 use crate::{Init, Mode, Scope, module};
 
@@ -108,20 +108,17 @@ impl Bert {
         config::check_heads("Bert", config.num_attention_heads, config.hidden_size)?;
         let encoder = scope.at("encoder");
         let layers = encoder.at("layer");
-        let relative_positions = |buckets| {
-            RelativePositions::new(
-                &encoder.at("relative_attention_bias"),
-                buckets,
-                config.num_attention_heads,
-                config.init(),
-            )
-        };
+        let heads = config.num_attention_heads;
+        let relative = encoder.at("relative_attention_bias");
         Ok(Self {
             embeddings: Embeddings::new(&scope.at("embeddings"), config)?,
             layers: (0..config.num_hidden_layers)
                 .map(|number| EncoderLayer::new(&layers.at(number), config))
                 .collect::<Result<_>>()?,
-            relative_positions: config.relative_attention_num_buckets.map(relative_positions).transpose()?,
+            relative_positions: config
+                .relative_attention_num_buckets
+                .map(|buckets| RelativePositions::new(&relative, buckets, heads, config.init()))
+                .transpose()?,
             pooler: config.linear(&scope.at("pooler").at("dense"), config.hidden_size, config.hidden_size)?,
         })
     }
@@ -244,11 +241,11 @@ module!(SelfAttention { query, key, value, mode });
 
 impl SelfAttention {
     fn new(scope: &Scope, config: &BertConfig) -> Result<Self> {
-        let projection = |name: &str| config.linear(&scope.at(name), config.hidden_size, config.hidden_size);
+        let size = config.hidden_size;
         Ok(Self {
-            query: projection("query")?,
-            key: projection("key")?,
-            value: projection("value")?,
+            query: config.linear(&scope.at("query"), size, size)?,
+            key: config.linear(&scope.at("key"), size, size)?,
+            value: config.linear(&scope.at("value"), size, size)?,
             mode: Mode::default(),
             heads: config.num_attention_heads,
             dropout: check_probability("attention_probs_dropout_prob", config.attention_probs_dropout_prob)?,

@@ -3,9 +3,8 @@
 use tenure_tensor::ops::cat;
 use tenure_tensor::{Result, Tensor};
 
-use crate::layers::{
-    AdaptiveAvgPool, AvgPool, BatchNorm2d, Conv2d, ConvOptions, Flatten, Layer, Linear, MaxPool, PoolOptions,
-};
+use super::resnet::{POOL, square_conv};
+use crate::layers::{AdaptiveAvgPool, AvgPool, BatchNorm2d, Conv2d, Flatten, Layer, Linear, PoolOptions};
 use crate::{Fan, Init, Scope, module};
 
 /// The configuration of a DenseNet.
@@ -74,8 +73,7 @@ impl DenseNet {
 
 impl Layer for DenseNet {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let pool = MaxPool(PoolOptions { stride: [2, 2], padding: [1, 1], ..PoolOptions::new([3, 3]) });
-        let x = pool.forward(&self.norm0.forward_relu(&self.conv0.forward(input)?, None)?)?;
+        let x = POOL.forward(&self.norm0.forward_relu(&self.conv0.forward(input)?, None)?)?;
         let x = self.blocks.iter().try_fold(x, |x, block| block.forward(&x))?;
         let x = self.norm5.forward_relu(&x, None)?;
         self.classifier.forward(&Flatten.forward(&AdaptiveAvgPool([1, 1]).forward(&x)?)?)
@@ -148,9 +146,6 @@ impl Layer for Transition {
     }
 }
 
-/// Makes a convolution without bias. It keeps the height and width except for the stride.
 fn conv(scope: &Scope, inputs: usize, outputs: usize, kernel: usize, stride: usize) -> Result<Conv2d> {
-    let options = ConvOptions { stride: [stride; 2], padding: [kernel / 2; 2], bias: false, ..ConvOptions::default() };
-    let init = Init::KaimingNormal { a: 0.0, fan: Fan::In };
-    Conv2d::with_init(scope, inputs, outputs, [kernel; 2], options, init)
+    square_conv(scope, inputs, outputs, kernel, stride, Fan::In)
 }

@@ -133,10 +133,10 @@ impl Gpt2 {
     /// The heads do not divide the hidden size; a dropout is not a probability; no memory.
     pub fn new(scope: &Scope, config: &Gpt2Config) -> Result<Self> {
         config::check_heads("Gpt2", config.n_head, config.n_embd)?;
-        let table = |name: &str, count| Embedding::with_init(&scope.at(name), count, config.n_embd, config.init());
+        let size = config.n_embd;
         Ok(Self {
-            wte: table("wte", config.vocab_size)?,
-            wpe: table("wpe", config.n_positions)?,
+            wte: Embedding::with_init(&scope.at("wte"), config.vocab_size, size, config.init())?,
+            wpe: Embedding::with_init(&scope.at("wpe"), config.n_positions, size, config.init())?,
             blocks: (0..config.n_layer)
                 .map(|number| Gpt2Block::new(&scope.at("h").at(number), config, number))
                 .collect::<Result<_>>()?,

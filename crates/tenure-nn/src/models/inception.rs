@@ -44,36 +44,38 @@ impl InceptionV3 {
     /// No memory.
     pub fn new(scope: &Scope, config: InceptionConfig) -> Result<Self> {
         let InceptionConfig { classes, has_auxiliary, dropout } = config;
-        let stem = |name: &str, inputs, outputs, kernel: usize, stride, padding| {
-            Convolution::new(&scope.at(name), inputs, outputs, [kernel; 2], [stride; 2], [padding; 2])
-        };
-        let at = |name: &str| scope.at(name);
+        let stem = [
+            ("Conv2d_1a_3x3", 3, 32, 3, 2, 0),
+            ("Conv2d_2a_3x3", 32, 32, 3, 1, 0),
+            ("Conv2d_2b_3x3", 32, 64, 3, 1, 1),
+            ("Conv2d_3b_1x1", 64, 80, 1, 1, 0),
+            ("Conv2d_4a_3x3", 80, 192, 3, 1, 0),
+        ];
         Ok(Self {
-            stem: vec![
-                stem("Conv2d_1a_3x3", 3, 32, 3, 2, 0)?,
-                stem("Conv2d_2a_3x3", 32, 32, 3, 1, 0)?,
-                stem("Conv2d_2b_3x3", 32, 64, 3, 1, 1)?,
-                stem("Conv2d_3b_1x1", 64, 80, 1, 1, 0)?,
-                stem("Conv2d_4a_3x3", 80, 192, 3, 1, 0)?,
-            ],
+            stem: stem
+                .into_iter()
+                .map(|(name, inputs, outputs, kernel, stride, padding)| {
+                    Convolution::new(&scope.at(name), inputs, outputs, [kernel; 2], [stride; 2], [padding; 2])
+                })
+                .collect::<Result<_>>()?,
             before: vec![
-                Mixed::a(&at("Mixed_5b"), 192, 32)?,
-                Mixed::a(&at("Mixed_5c"), 256, 64)?,
-                Mixed::a(&at("Mixed_5d"), 288, 64)?,
-                Mixed::b(&at("Mixed_6a"), 288)?,
-                Mixed::c(&at("Mixed_6b"), 768, 128)?,
-                Mixed::c(&at("Mixed_6c"), 768, 160)?,
-                Mixed::c(&at("Mixed_6d"), 768, 160)?,
-                Mixed::c(&at("Mixed_6e"), 768, 192)?,
+                Mixed::a(&scope.at("Mixed_5b"), 192, 32)?,
+                Mixed::a(&scope.at("Mixed_5c"), 256, 64)?,
+                Mixed::a(&scope.at("Mixed_5d"), 288, 64)?,
+                Mixed::b(&scope.at("Mixed_6a"), 288)?,
+                Mixed::c(&scope.at("Mixed_6b"), 768, 128)?,
+                Mixed::c(&scope.at("Mixed_6c"), 768, 160)?,
+                Mixed::c(&scope.at("Mixed_6d"), 768, 160)?,
+                Mixed::c(&scope.at("Mixed_6e"), 768, 192)?,
             ],
-            auxiliary: has_auxiliary.then(|| Auxiliary::new(&at("AuxLogits"), 768, classes)).transpose()?,
+            auxiliary: has_auxiliary.then(|| Auxiliary::new(&scope.at("AuxLogits"), 768, classes)).transpose()?,
             after: vec![
-                Mixed::d(&at("Mixed_7a"), 768)?,
-                Mixed::e(&at("Mixed_7b"), 1280)?,
-                Mixed::e(&at("Mixed_7c"), 2048)?,
+                Mixed::d(&scope.at("Mixed_7a"), 768)?,
+                Mixed::e(&scope.at("Mixed_7b"), 1280)?,
+                Mixed::e(&scope.at("Mixed_7c"), 2048)?,
             ],
             dropout: Dropout::new(dropout)?,
-            fc: Linear::with_init(&at("fc"), 2048, classes, WEIGHT, Some(Init::default_bias(2048)))?,
+            fc: Linear::with_init(&scope.at("fc"), 2048, classes, WEIGHT, Some(Init::default_bias(2048)))?,
         })
     }
 

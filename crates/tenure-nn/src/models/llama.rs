@@ -5,7 +5,7 @@ use tenure_tensor::ops::Attention;
 use tenure_tensor::{Result, Tensor, TensorError};
 
 use super::config::{self, ConfigFile, Refusal};
-use super::rope::{LastWaves, Rope, Waves};
+use super::positions::{LastWaves, Rope, Waves};
 use crate::layers::{Activation, Embedding, Layer, Linear, RmsNorm, check_probability};
 use crate::{Init, Mode, Scope, module};
 
@@ -122,6 +122,10 @@ impl LlamaConfig {
         Linear::with_init(scope, inputs, outputs, self.init(), bias.then_some(Init::ZEROS))
     }
 
+    fn norm(&self, scope: &Scope) -> Result<RmsNorm> {
+        RmsNorm::new(scope, &[self.hidden_size], self.rms_norm_eps)
+    }
+
     fn init(&self) -> Init {
         Init::Normal { mean: 0.0, deviation: self.initializer_range }
     }
@@ -150,7 +154,6 @@ impl Llama {
         let count = config.vocab_size;
         let head_size = config.head_size()?;
         config.rope.check()?;
-        let lm_head = || config.linear(&scope.at("lm_head"), hidden, count, false);
         let tokens = model.at("embed_tokens");
         let padding = config.pad_token_id;
         Ok(Self {
@@ -158,8 +161,10 @@ impl Llama {
             layers: (0..config.num_hidden_layers)
                 .map(|number| LlamaBlock::new(&model.at("layers").at(number), config, head_size))
                 .collect::<Result<_>>()?,
-            norm: RmsNorm::new(&model.at("norm"), &[hidden], config.rms_norm_eps)?,
-            lm_head: (!config.tie_word_embeddings).then(lm_head).transpose()?,
+            norm: config.norm(&model.at("norm"))?,
+            lm_head: (!config.tie_word_embeddings)
+                .then(|| config.linear(&scope.at("lm_head"), hidden, count, false))
+                .transpose()?,
             rope: config.rope,
             waves: LastWaves::default(),
             head_size,
@@ -198,15 +203,14 @@ impl LlamaBlock {
         let hidden = config.hidden_size;
         let inner = config.intermediate_size;
         let mlp = scope.at("mlp");
-        let linear = |name: &str, inputs, outputs| config.linear(&mlp.at(name), inputs, outputs, config.mlp_bias);
-        let norm = |name: &str| RmsNorm::new(&scope.at(name), &[hidden], config.rms_norm_eps);
+        let bias = config.mlp_bias;
         Ok(Self {
-            input_layernorm: norm("input_layernorm")?,
+            input_layernorm: config.norm(&scope.at("input_layernorm"))?,
             attention: SelfAttention::new(&scope.at("self_attn"), config, head_size)?,
-            post_attention_layernorm: norm("post_attention_layernorm")?,
-            gate_proj: linear("gate_proj", hidden, inner)?,
-            up_proj: linear("up_proj", hidden, inner)?,
-            down_proj: linear("down_proj", inner, hidden)?,
+            post_attention_layernorm: config.norm(&scope.at("post_attention_layernorm"))?,
+            gate_proj: config.linear(&mlp.at("gate_proj"), hidden, inner, bias)?,
+            up_proj: config.linear(&mlp.at("up_proj"), hidden, inner, bias)?,
+            down_proj: config.linear(&mlp.at("down_proj"), inner, hidden, bias)?,
             activation: config.hidden_act,
         })
     }

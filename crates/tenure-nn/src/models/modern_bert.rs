@@ -6,7 +6,7 @@ use tenure_tensor::ops::Attention;
 use tenure_tensor::{DType, Result, Tensor};
 
 use super::config::{self, ConfigFile, Refusal};
-use super::rope::{LastWaves, Rope, Waves};
+use super::positions::{LastWaves, Rope, Waves};
 use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm, Linear, NormOptions, check_probability};
 use crate::{Init, Mode, Scope, module};
 

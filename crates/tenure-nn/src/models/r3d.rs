@@ -2,6 +2,7 @@
 
 use tenure_tensor::{Result, Tensor};
 
+use super::resnet::stages;
 use crate::layers::{AdaptiveAvgPool, BatchNorm3d, Conv3d, ConvOptions, Flatten, Layer, Linear};
 use crate::{Fan, Init, Scope, module};
 
@@ -40,21 +41,9 @@ impl R3d {
         let stride = [1, 2, 2];
         let padding = [1, 3, 3];
         let stem = Convolution::new(&scope.at("stem"), config.channels, config.width, [3, 7, 7], stride, padding)?;
-        let mut stages = Vec::new();
-        let mut inputs = config.width;
-        for (stage, count) in config.blocks.into_iter().enumerate() {
-            let at = scope.at(format!("layer{}", stage + 1));
-            let width = config.width << stage;
-            let mut blocks = Vec::new();
-            for block in 0..count {
-                let stride = if stage > 0 && block == 0 { 2 } else { 1 };
-                blocks.push(R3dBlock::new(&at.at(block), inputs, width, stride)?);
-                inputs = width;
-            }
-            stages.push(blocks);
-        }
+        let (stages, outputs) = stages(scope, config.blocks, config.width, 1, R3dBlock::new)?;
         let weight = Init::Normal { mean: 0.0, deviation: 0.01 };
-        let fc = Linear::with_init(&scope.at("fc"), inputs, config.classes, weight, Some(Init::ZEROS))?;
+        let fc = Linear::with_init(&scope.at("fc"), outputs, config.classes, weight, Some(Init::ZEROS))?;
         Ok(Self { stem, stages, fc })
     }
 }
@@ -77,12 +66,14 @@ struct R3dBlock {
 module!(R3dBlock { conv1, conv2, downsample });
 
 impl R3dBlock {
-    fn new(scope: &Scope, inputs: usize, width: usize, stride: usize) -> Result<Self> {
-        let downsample = || Convolution::new(&scope.at("downsample"), inputs, width, [1; 3], [stride; 3], [0; 3]);
+    fn new(scope: &Scope, inputs: usize, width: usize, outputs: usize, stride: usize) -> Result<Self> {
+        let at = scope.at("downsample");
         Ok(Self {
             conv1: Convolution::new(&scope.at("conv1"), inputs, width, [3; 3], [stride; 3], [1; 3])?,
-            conv2: Convolution::new(&scope.at("conv2"), width, width, [3; 3], [1; 3], [1; 3])?,
-            downsample: (stride != 1 || inputs != width).then(downsample).transpose()?,
+            conv2: Convolution::new(&scope.at("conv2"), width, outputs, [3; 3], [1; 3], [1; 3])?,
+            downsample: (stride != 1 || inputs != outputs)
+                .then(|| Convolution::new(&at, inputs, outputs, [1; 3], [stride; 3], [0; 3]))
+                .transpose()?,
         })
     }
 }

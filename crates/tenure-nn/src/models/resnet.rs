@@ -54,31 +54,22 @@ impl ResNet {
         let expansion = if config.is_bottleneck { 4 } else { 1 };
         let conv1 = conv(&scope.at("conv1"), config.channels, config.width, 7, 2)?;
         let bn1 = BatchNorm2d::new(&scope.at("bn1"), config.width)?;
-        let mut stages = Vec::new();
-        let mut inputs = config.width;
-        for (stage, count) in config.blocks.into_iter().enumerate() {
-            let at = scope.at(format!("layer{}", stage + 1));
-            let width = config.width << stage;
-            let mut blocks = Vec::new();
-            for block in 0..count {
-                let stride = if stage > 0 && block == 0 { 2 } else { 1 };
-                blocks.push(ResNetBlock::new(&at.at(block), inputs, width, width * expansion, stride)?);
-                inputs = width * expansion;
-            }
-            stages.push(blocks);
-        }
-        Ok(Self { conv1, bn1, stages, fc: Linear::new(&scope.at("fc"), inputs, config.classes)? })
+        let (stages, outputs) = stages(scope, config.blocks, config.width, expansion, ResNetBlock::new)?;
+        Ok(Self { conv1, bn1, stages, fc: Linear::new(&scope.at("fc"), outputs, config.classes)? })
     }
 }
 
 impl Layer for ResNet {
     fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let pool = MaxPool(PoolOptions { stride: [2, 2], padding: [1, 1], ..PoolOptions::new([3, 3]) });
-        let x = pool.forward(&self.bn1.forward_relu(&self.conv1.forward(input)?, None)?)?;
+        let x = POOL.forward(&self.bn1.forward_relu(&self.conv1.forward(input)?, None)?)?;
         let x = self.stages.iter().flatten().try_fold(x, |x, block| block.forward(&x))?;
         self.fc.forward(&Flatten.forward(&AdaptiveAvgPool([1, 1]).forward(&x)?)?)
     }
 }
+
+/// The pooling after the first convolution.
+pub(super) const POOL: MaxPool<2> =
+    MaxPool(PoolOptions { stride: [2, 2], padding: [1, 1], ..PoolOptions::new([3, 3]) });
 
 /// A residual block of two or three convolutions.
 struct ResNetBlock {
@@ -110,17 +101,15 @@ impl ResNetBlock {
     fn new(scope: &Scope, inputs: usize, width: usize, outputs: usize, stride: usize) -> Result<Self> {
         let is_bottleneck = width != outputs;
         let (kernel1, strides) = if is_bottleneck { (1, [1, stride]) } else { (3, [stride, 1]) };
-        let downsample = |at: Scope| {
-            let projection = Sequential::default().then(&at, |at| conv(at, inputs, outputs, 1, stride))?;
-            projection.then(&at, |at| BatchNorm2d::new(at, outputs))
-        };
         Ok(Self {
             conv1: conv(&scope.at("conv1"), inputs, width, kernel1, strides[0])?,
             bn1: BatchNorm2d::new(&scope.at("bn1"), width)?,
             conv2: conv(&scope.at("conv2"), width, width, 3, strides[1])?,
             bn2: BatchNorm2d::new(&scope.at("bn2"), width)?,
             third: is_bottleneck.then(|| Third::new(scope, width, outputs)).transpose()?,
-            downsample: (stride != 1 || inputs != outputs).then(|| downsample(scope.at("downsample"))).transpose()?,
+            downsample: (stride != 1 || inputs != outputs)
+                .then(|| projection(&scope.at("downsample"), inputs, outputs, stride))
+                .transpose()?,
         })
     }
 }
@@ -137,9 +126,51 @@ impl Layer for ResNetBlock {
     }
 }
 
-/// Makes a convolution without bias. It keeps the height and width except for the stride.
+/// Makes a projection of the input.
+fn projection(scope: &Scope, inputs: usize, outputs: usize, stride: usize) -> Result<Sequential> {
+    let conv = Sequential::default().then(scope, |at| conv(at, inputs, outputs, 1, stride))?;
+    conv.then(scope, |at| BatchNorm2d::new(at, outputs))
+}
+
+/// Makes the stages of a residual network. Each has twice the width of the one before, and all but the first begin with
+/// a stride of 2. `make` gets the numbers of inputs, of channels within a block, and of outputs, and the stride. Also
+/// returns the number of outputs.
+pub(super) fn stages<B>(
+    scope: &Scope,
+    counts: [usize; 4],
+    width: usize,
+    expansion: usize,
+    make: fn(&Scope, usize, usize, usize, usize) -> Result<B>,
+) -> Result<(Vec<Vec<B>>, usize)> {
+    let mut inputs = width;
+    let mut stages = Vec::new();
+    for (stage, count) in counts.into_iter().enumerate() {
+        let at = scope.at(format!("layer{}", stage + 1));
+        let width = width << stage;
+        let mut blocks = Vec::new();
+        for block in 0..count {
+            let stride = if stage > 0 && block == 0 { 2 } else { 1 };
+            blocks.push(make(&at.at(block), inputs, width, width * expansion, stride)?);
+            inputs = width * expansion;
+        }
+        stages.push(blocks);
+    }
+    Ok((stages, inputs))
+}
+
 fn conv(scope: &Scope, inputs: usize, outputs: usize, kernel: usize, stride: usize) -> Result<Conv2d> {
+    square_conv(scope, inputs, outputs, kernel, stride, Fan::Out)
+}
+
+/// Makes a convolution without bias. It keeps the height and width except for the stride.
+pub(super) fn square_conv(
+    scope: &Scope,
+    inputs: usize,
+    outputs: usize,
+    kernel: usize,
+    stride: usize,
+    fan: Fan,
+) -> Result<Conv2d> {
     let options = ConvOptions { stride: [stride; 2], padding: [kernel / 2; 2], bias: false, ..ConvOptions::default() };
-    let init = Init::KaimingNormal { a: 0.0, fan: Fan::Out };
-    Conv2d::with_init(scope, inputs, outputs, [kernel; 2], options, init)
+    Conv2d::with_init(scope, inputs, outputs, [kernel; 2], options, Init::KaimingNormal { a: 0.0, fan })
 }

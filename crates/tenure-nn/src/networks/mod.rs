@@ -16,15 +16,12 @@
 //!
 //! A mask is 1 for a token and 0 for padding.
 
-mod images;
-mod rows;
-mod texts;
+mod known;
 
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
 
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{Result, Tensor};
@@ -36,11 +33,15 @@ use crate::{Module, Scope, module};
 /// A module for inference. It computes the same for the same inputs, and no row of a batch affects another. In a batch
 /// of another size, a row may differ in its last bits, because sums are added up in another order.
 pub trait Network: Module {
-    /// Returns the number of input tensors.
-    fn inputs(&self) -> usize;
+    /// Returns the number of input tensors: one, if the network does not say otherwise.
+    fn inputs(&self) -> usize {
+        1
+    }
 
-    /// Returns the number of output tensors.
-    fn outputs(&self) -> usize;
+    /// Returns the number of output tensors: one, if the network does not say otherwise.
+    fn outputs(&self) -> usize {
+        1
+    }
 
     /// Computes the outputs for [`inputs`](Self::inputs) tensors.
     ///
@@ -57,7 +58,7 @@ pub type BuildError = Box<dyn Error + Send + Sync>;
 #[non_exhaustive]
 pub enum NetworkError {
     /// There is no architecture of this name.
-    #[error("there is no architecture {name:?}: there are {}", known.join(", "))]
+    #[error("unknown architecture {name:?}: there are {}", known.join(", "))]
     Unknown {
         /// The requested name.
         name: String,
@@ -90,9 +91,7 @@ impl Default for Architectures {
     /// The architectures of `tenure-nn`.
     fn default() -> Self {
         let mut architectures = Self::none();
-        images::register(&mut architectures);
-        rows::register(&mut architectures);
-        texts::register(&mut architectures);
+        known::register(&mut architectures);
         architectures
     }
 }
@@ -143,14 +142,6 @@ struct OneToOne {
 module!(OneToOne { layer });
 
 impl Network for OneToOne {
-    fn inputs(&self) -> usize {
-        1
-    }
-
-    fn outputs(&self) -> usize {
-        1
-    }
-
     fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         Ok(vec![self.layer.forward(&inputs[0])?])
     }
@@ -158,8 +149,4 @@ impl Network for OneToOne {
 
 fn one_to_one(layer: impl Layer + 'static) -> Box<dyn Network> {
     Box::new(OneToOne { layer: Box::new(layer) })
-}
-
-fn parse<T: DeserializeOwned>(options: Map<String, Value>) -> serde_json::Result<T> {
-    serde_json::from_value(Value::Object(options))
 }

@@ -1,16 +1,11 @@
 //! The Adafactor rule (Shazeer and Stern, 2018).
 
-use tenure_tensor::{DType, Entry, Float, Kernel, Result, Tensor, TensorError};
+use tenure_tensor::{DType, Float, Kernel, Result, Tensor, TensorError};
 
-use super::cpu::on_cpu;
-use super::cuda::on_cuda;
 use super::{Numbers, Rule, Slot, StepKernel, Stepped, compute_dtype, not_negative};
 
 /// The kernels of [`Adafactor`].
-pub static ADAFACTOR: Kernel<StepKernel> = Kernel::new("adafactor", &[CPU, CUDA]);
-
-const CPU: &[Entry<StepKernel>] = on_cpu!(adafactor);
-const CUDA: &[Entry<StepKernel>] = on_cuda!(adafactor);
+pub static ADAFACTOR: Kernel<StepKernel> = kernels!("adafactor", adafactor, adafactor);
 
 /// The Adafactor rule. PyTorch's `torch.optim.Adafactor`. For a parameter of two or more dimensions it keeps the
 /// average squares of the gradient's rows and columns, over the last two dimensions, rather than of each element. The

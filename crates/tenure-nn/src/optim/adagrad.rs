@@ -1,17 +1,13 @@
 //! The Adagrad rule (Duchi et al., 2011).
 
-use num_traits::Float as _;
-use tenure_tensor::{Entry, Float, Kernel, Result};
+use num_traits::Float as Real;
+use tenure_tensor::{Float, Kernel, Result};
 
-use super::cpu::{self, on_cpu};
-use super::cuda::{self, Step, on_cuda};
-use super::{Numbers, Rule, Slot, StepKernel, Stepped, not_negative};
+use super::cuda::{self, Step};
+use super::{Numbers, Rule, Slot, StepKernel, Stepped, cpu, not_negative};
 
 /// The kernels of [`Adagrad`].
-pub static ADAGRAD: Kernel<StepKernel> = Kernel::new("adagrad", &[CPU, CUDA]);
-
-const CPU: &[Entry<StepKernel>] = on_cpu!(adagrad);
-const CUDA: &[Entry<StepKernel>] = on_cuda!(adagrad_on_cuda);
+pub static ADAGRAD: Kernel<StepKernel> = kernels!("adagrad", adagrad, adagrad_on_cuda);
 
 /// The Adagrad rule. PyTorch's `torch.optim.Adagrad`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,10 +52,7 @@ impl Rule for Adagrad {
     }
 }
 
-fn adagrad<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
-where
-    T::Compute: num_traits::Float,
-{
+fn adagrad<T: Float<Compute: Real>>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()> {
     let [lr, decay, eps]: [T::Compute; 3] = numbers.of()?;
     cpu::for_each::<T, 2>(
         "adagrad",
@@ -73,10 +66,7 @@ where
     )
 }
 
-fn adagrad_on_cuda<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
-where
-    T::Compute: num_traits::Float,
-{
+fn adagrad_on_cuda<T: Float<Compute: Real>>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()> {
     const STEP: Step = Step {
         op: "adagrad",
         slots: 1,

@@ -1,17 +1,13 @@
 //! The Adam rule (Kingma and Ba, 2015), also with decoupled weight decay (Loshchilov and Hutter, 2019).
 
-use num_traits::Float as _;
-use tenure_tensor::{Entry, Float, Kernel, Result, TensorError};
+use num_traits::Float as Real;
+use tenure_tensor::{Float, Kernel, Result, TensorError};
 
-use super::cpu::{self, on_cpu};
-use super::cuda::{self, Step, on_cuda};
-use super::{Numbers, Rule, Slot, StepKernel, Stepped, not_negative};
+use super::cuda::{self, Step};
+use super::{Numbers, Rule, Slot, StepKernel, Stepped, cpu, not_negative};
 
 /// The kernels of [`Adam`].
-pub static ADAM: Kernel<StepKernel> = Kernel::new("adam", &[CPU, CUDA]);
-
-const CPU: &[Entry<StepKernel>] = on_cpu!(adam);
-const CUDA: &[Entry<StepKernel>] = on_cuda!(adam_on_cuda);
+pub static ADAM: Kernel<StepKernel> = kernels!("adam", adam, adam_on_cuda);
 
 /// The Adam rule. PyTorch's `torch.optim.Adam`, or `AdamW` if the decay is decoupled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,10 +72,7 @@ pub(super) fn check_betas(op: &'static str, betas: (f64, f64)) -> Result<()> {
     }
 }
 
-fn adam<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
-where
-    T::Compute: num_traits::Float,
-{
+fn adam<T: Float<Compute: Real>>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()> {
     let [shrink, decay, rest1, beta2, rest2, size, root, eps]: [T::Compute; 8] = numbers.of()?;
     cpu::for_each::<T, 3>(
         "adam",
@@ -96,10 +89,7 @@ where
     )
 }
 
-fn adam_on_cuda<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
-where
-    T::Compute: num_traits::Float,
-{
+fn adam_on_cuda<T: Float<Compute: Real>>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()> {
     const STEP: Step = Step {
         op: "adam",
         slots: 2,

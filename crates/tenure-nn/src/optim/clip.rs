@@ -1,29 +1,22 @@
 //! Gradient clipping: by the common norm or by value.
 
-use tenure_tensor::{Access, DType, Device, DeviceKind, Entry, Kernel, Number, Tensor, autograd, ops, threads};
+use tenure_tensor::{Access, DType, Device, Kernel, Number, Tensor, autograd, ops, threads};
 
-use super::cuda::{self, on_cuda};
+use super::cuda;
 use crate::{Parameter, Result};
 
 /// The kernels that write the sum of the squares of each tensor's elements to a vector. The sums are in double
 /// precision, which does not overflow for finite values of single precision. The tensors are contiguous, not empty, and
 /// of one dtype.
-pub static SUMS_OF_SQUARES: Kernel<SumsOfSquares> = Kernel::new("sums_of_squares", &[CPU, CUDA]);
+pub static SUMS_OF_SQUARES: Kernel<SumsOfSquares> =
+    kernels!("sums_of_squares", sums_of_squares, sums_of_squares_on_cuda);
 
 /// A kernel of [`SUMS_OF_SQUARES`]. The vector is on the tensors' device.
 pub type SumsOfSquares = fn(&Tensor, &[&Tensor]) -> tenure_tensor::Result<()>;
 
-const CPU: &[Entry<SumsOfSquares>] = &[
-    (DeviceKind::Cpu, DType::F16, sums_of_squares::<half::f16>),
-    (DeviceKind::Cpu, DType::BF16, sums_of_squares::<half::bf16>),
-    (DeviceKind::Cpu, DType::F32, sums_of_squares::<f32>),
-    (DeviceKind::Cpu, DType::F64, sums_of_squares::<f64>),
-];
-const CUDA: &[Entry<SumsOfSquares>] = on_cuda!(sums_of_squares_on_cuda);
-
 /// The kernels that write tensors multiplied by a factor. The tensors are contiguous and of one dtype; the factor is a
 /// double on their device.
-static SCALE: Kernel<Scale> = Kernel::new("scale_grads", &[on_cuda!(scale_on_cuda)]);
+static SCALE: Kernel<Scale> = Kernel::new("scale_grads", &[of_each_dtype!(Cuda, scale_on_cuda)]);
 
 type Scale = fn(&[&Tensor], &[&Tensor], &Tensor) -> tenure_tensor::Result<()>;
 
@@ -202,6 +195,12 @@ fn sums_of_squares<T: Number>(sums: &Tensor, tensors: &[&Tensor]) -> tenure_tens
     Ok(())
 }
 
+#[inline(always)]
+fn square<T: Number>(value: T) -> f64 {
+    let value = value.to_scalar().to_f64();
+    value * value
+}
+
 fn sum_of_one<T: Number>(dense: &Tensor) -> tenure_tensor::Result<f64> {
     const GRAIN: usize = 64 * 1024;
     const LANES: usize = 16;
@@ -213,16 +212,12 @@ fn sum_of_one<T: Number>(dense: &Tensor) -> tenure_tensor::Result<f64> {
         let sum = tenure_tensor::vectorized(
             #[inline(always)]
             || {
-                let square = |value: &T| {
-                    let value = value.to_scalar().to_f64();
-                    value * value
-                };
                 let mut lanes = [0.0; LANES];
                 let mut rows = chunk.chunks_exact(LANES);
                 for row in &mut rows {
-                    (0..LANES).for_each(|lane| lanes[lane] += square(&row[lane]));
+                    (0..LANES).for_each(|lane| lanes[lane] += square(row[lane]));
                 }
-                lanes.iter().sum::<f64>() + rows.remainder().iter().map(square).sum::<f64>()
+                lanes.iter().sum::<f64>() + rows.remainder().iter().map(|value| square(*value)).sum::<f64>()
             },
         );
         *sums[part].lock() = sum;

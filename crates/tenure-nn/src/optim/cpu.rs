@@ -58,16 +58,3 @@ fn one<T: Float, const N: usize>(
     });
     Ok(())
 }
-
-/// Lists one function for each floating-point dtype.
-macro_rules! on_cpu {
-    ($function:ident) => {
-        &[
-            (tenure_tensor::DeviceKind::Cpu, tenure_tensor::DType::F16, $function::<half::f16>),
-            (tenure_tensor::DeviceKind::Cpu, tenure_tensor::DType::BF16, $function::<half::bf16>),
-            (tenure_tensor::DeviceKind::Cpu, tenure_tensor::DType::F32, $function::<f32>),
-            (tenure_tensor::DeviceKind::Cpu, tenure_tensor::DType::F64, $function::<f64>),
-        ]
-    };
-}
-pub(super) use on_cpu;

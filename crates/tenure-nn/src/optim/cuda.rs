@@ -205,16 +205,3 @@ impl<'a> Chunks<'a> {
         Ok(())
     }
 }
-
-/// Lists one function for each floating-point dtype.
-macro_rules! on_cuda {
-    ($function:ident) => {
-        &[
-            (tenure_tensor::DeviceKind::Cuda, tenure_tensor::DType::F16, $function::<half::f16>),
-            (tenure_tensor::DeviceKind::Cuda, tenure_tensor::DType::BF16, $function::<half::bf16>),
-            (tenure_tensor::DeviceKind::Cuda, tenure_tensor::DType::F32, $function::<f32>),
-            (tenure_tensor::DeviceKind::Cuda, tenure_tensor::DType::F64, $function::<f64>),
-        ]
-    };
-}
-pub(super) use on_cuda;

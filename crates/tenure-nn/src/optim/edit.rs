@@ -91,8 +91,9 @@ impl Group {
         for (slot, value) in slots.iter().zip(values) {
             if slot.sizes() != value.sizes() {
                 let name = member.parameter.name();
-                let [expected, found] = [slot.sizes(), value.sizes()];
-                let reason = format!("the state of {name} has the sizes {found:?}: {expected:?} are expected");
+                let expected = slot.sizes();
+                let reason =
+                    format!("the state of {name} has the sizes {:?}: {expected:?} are expected", value.sizes());
                 return Err(TensorError::argument("Optimizer::set_state_of", reason).into());
             }
             slot.copy_(value)?;

@@ -150,8 +150,9 @@ impl Lbfgs {
             if self.options.strong_wolfe {
                 let start = Trial { at: 0.0, loss, slope, grad };
                 let most = max_evaluations.saturating_sub(evaluations);
-                let evaluate = |at| self.evaluate(&mut closure, &direction, at);
-                let (trial, count) = strong_wolfe(evaluate, &start, length, largest(&direction)?, most)?;
+                let largest = largest(&direction)?;
+                let (trial, count) =
+                    strong_wolfe(|at| self.evaluate(&mut closure, &direction, at), &start, length, largest, most)?;
                 made = count;
                 Trial { at: length, loss, grad, .. } = trial;
                 self.add(&direction, length)?;
@@ -186,8 +187,11 @@ impl Lbfgs {
     /// No memory.
     pub fn state(&self) -> Result<Vec<(String, Tensor)>> {
         let LbfgsState { iterations, evaluations, last, history } = &self.state;
-        let count = |number: u64| Tensor::from_slice(&[number as i64], &[]);
-        let mut state = vec![("n_iter", count(*iterations)?), ("func_evals", count(*evaluations)?)];
+        let counts = [("n_iter", iterations), ("func_evals", evaluations)];
+        let mut state = counts
+            .into_iter()
+            .map(|(name, count)| Ok((name, Tensor::from_slice(&[*count as i64], &[])?)))
+            .collect::<Result<Vec<_>>>()?;
         if let Some(LastIteration { direction, length, grad }) = last {
             state.push(("d", direction.clone()));
             state.push(("t", Tensor::from_slice(&[*length], &[])?));
@@ -212,16 +216,19 @@ impl Lbfgs {
         const LAST: [&str; 3] = ["d", "t", "prev_flat_grad"];
         const HISTORY: [&str; 2] = ["old_dirs", "old_stps"];
         let names = source.names();
-        let has = |name: &&str| names.iter().any(|other| other == name);
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let has_history = HISTORY.iter().any(|name| names.contains(name));
         let mut expected = COUNTS.to_vec();
-        if LAST.iter().chain(&HISTORY).any(has) {
+        if has_history || LAST.iter().any(|name| names.contains(name)) {
             expected.extend(LAST);
         }
-        if HISTORY.iter().any(has) {
+        if has_history {
             expected.extend(HISTORY);
         }
-        let missing: Vec<String> = expected.iter().filter(|name| !has(name)).map(|name| (*name).to_owned()).collect();
-        let unexpected: Vec<String> = names.iter().filter(|name| !expected.contains(&name.as_str())).cloned().collect();
+        let missing = expected.iter().filter(|name| !names.contains(name)).map(|name| (*name).to_owned());
+        let missing: Vec<String> = missing.collect();
+        let unexpected: Vec<String> =
+            names.iter().filter(|name| !expected.contains(name)).map(|name| (*name).to_owned()).collect();
         if !missing.is_empty() || !unexpected.is_empty() {
             return Err(StateError::Names { of: "optimizer", missing, unexpected }.into());
         }

@@ -1,5 +1,24 @@
 //! Optimizers: rules that update parameters, learning rate schedules, and the scaling and clipping of gradients.
 
+/// Lists one function of a kind of device for each floating-point dtype.
+macro_rules! of_each_dtype {
+    ($kind:ident, $function:ident) => {
+        &[
+            (tenure_tensor::DeviceKind::$kind, tenure_tensor::DType::F16, $function::<half::f16>),
+            (tenure_tensor::DeviceKind::$kind, tenure_tensor::DType::BF16, $function::<half::bf16>),
+            (tenure_tensor::DeviceKind::$kind, tenure_tensor::DType::F32, $function::<f32>),
+            (tenure_tensor::DeviceKind::$kind, tenure_tensor::DType::F64, $function::<f64>),
+        ]
+    };
+}
+
+/// Makes the kernels of an operation from its functions on the CPU and on CUDA devices.
+macro_rules! kernels {
+    ($name:literal, $cpu:ident, $cuda:ident) => {
+        Kernel::new($name, &[of_each_dtype!(Cpu, $cpu), of_each_dtype!(Cuda, $cuda)])
+    };
+}
+
 mod adafactor;
 mod adagrad;
 mod adam;

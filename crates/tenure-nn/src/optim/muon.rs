@@ -1,16 +1,11 @@
 //! The Muon rule: momentum whose matrices are made orthogonal (Jordan et al., 2024).
 
-use tenure_tensor::{DType, Entry, Float, Kernel, Result, Tensor, TensorError};
+use tenure_tensor::{DType, Float, Kernel, Result, Tensor, TensorError};
 
-use super::cpu::on_cpu;
-use super::cuda::on_cuda;
 use super::{Numbers, Rule, Slot, StepKernel, Stepped, not_negative};
 
 /// The kernels of [`Muon`].
-pub static MUON: Kernel<StepKernel> = Kernel::new("muon", &[CPU, CUDA]);
-
-const CPU: &[Entry<StepKernel>] = on_cpu!(muon);
-const CUDA: &[Entry<StepKernel>] = on_cuda!(muon);
+pub static MUON: Kernel<StepKernel> = kernels!("muon", muon, muon);
 
 /// The Muon rule, for matrices. PyTorch's `torch.optim.Muon`. Biases, embeddings and other parameters belong in a group
 /// with another rule, such as [`Adam::w`](super::Adam::w).

@@ -1,18 +1,14 @@
 //! The NAdam rule: Adam with Nesterov's momentum (Dozat, 2016).
 
-use num_traits::Float as _;
-use tenure_tensor::{Entry, Float, Kernel, Result};
+use num_traits::Float as Real;
+use tenure_tensor::{Float, Kernel, Result};
 
 use super::adam::check_betas;
-use super::cpu::{self, on_cpu};
-use super::cuda::{self, Step, on_cuda};
-use super::{Numbers, Rule, Slot, StepKernel, Stepped, not_negative};
+use super::cuda::{self, Step};
+use super::{Numbers, Rule, Slot, StepKernel, Stepped, cpu, not_negative};
 
 /// The kernels of [`NAdam`].
-pub static NADAM: Kernel<StepKernel> = Kernel::new("nadam", &[CPU, CUDA]);
-
-const CPU: &[Entry<StepKernel>] = on_cpu!(nadam);
-const CUDA: &[Entry<StepKernel>] = on_cuda!(nadam_on_cuda);
+pub static NADAM: Kernel<StepKernel> = kernels!("nadam", nadam, nadam_on_cuda);
 
 /// The NAdam rule. PyTorch's `torch.optim.NAdam`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -85,10 +81,7 @@ impl Rule for NAdam {
     }
 }
 
-fn nadam<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
-where
-    T::Compute: num_traits::Float,
-{
+fn nadam<T: Float<Compute: Real>>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()> {
     let [shrink, decay, rest1, beta2, rest2, of_grad, of_average, root, eps]: [T::Compute; 9] = numbers.of()?;
     cpu::for_each::<T, 3>(
         "nadam",
@@ -104,10 +97,7 @@ where
     )
 }
 
-fn nadam_on_cuda<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
-where
-    T::Compute: num_traits::Float,
-{
+fn nadam_on_cuda<T: Float<Compute: Real>>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()> {
     const STEP: Step = Step {
         op: "nadam",
         slots: 2,

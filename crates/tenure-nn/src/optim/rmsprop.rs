@@ -1,22 +1,16 @@
 //! The RMSprop rule (Tieleman and Hinton, 2012), also centered (Graves, 2013).
 
-use num_traits::Float as _;
-use tenure_tensor::{Entry, Float, Kernel, Result};
+use num_traits::Float as Real;
+use tenure_tensor::{Float, Kernel, Result};
 
-use super::cpu::{self, on_cpu};
-use super::cuda::{self, Step, on_cuda};
-use super::{Numbers, Rule, Slot, StepKernel, Stepped, not_negative};
+use super::cuda::{self, Step};
+use super::{Numbers, Rule, Slot, StepKernel, Stepped, cpu, not_negative};
 
 /// The kernels of [`RmsProp`] that is not centered. A second slot is a momentum.
-pub static RMSPROP: Kernel<StepKernel> = Kernel::new("rmsprop", &[CPU, CUDA]);
+pub static RMSPROP: Kernel<StepKernel> = kernels!("rmsprop", rmsprop, rmsprop_on_cuda);
 
 /// The kernels of [`RmsProp`] that is centered. A third slot is a momentum.
-pub static RMSPROP_CENTERED: Kernel<StepKernel> = Kernel::new("rmsprop_centered", &[CENTERED_CPU, CENTERED_CUDA]);
-
-const CPU: &[Entry<StepKernel>] = on_cpu!(rmsprop);
-const CUDA: &[Entry<StepKernel>] = on_cuda!(rmsprop_on_cuda);
-const CENTERED_CPU: &[Entry<StepKernel>] = on_cpu!(centered);
-const CENTERED_CUDA: &[Entry<StepKernel>] = on_cuda!(centered_on_cuda);
+pub static RMSPROP_CENTERED: Kernel<StepKernel> = kernels!("rmsprop_centered", centered, centered_on_cuda);
 
 /// The RMSprop rule. PyTorch's `torch.optim.RMSprop`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,10 +64,7 @@ impl Rule for RmsProp {
     }
 }
 
-fn rmsprop<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
-where
-    T::Compute: num_traits::Float,
-{
+fn rmsprop<T: Float<Compute: Real>>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()> {
     let [lr, decay, alpha, rest, eps, momentum]: [T::Compute; 6] = numbers.of()?;
     if !has_slots(parameters, 2) {
         return cpu::for_each::<T, 2>(
@@ -100,10 +91,7 @@ where
     )
 }
 
-fn centered<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
-where
-    T::Compute: num_traits::Float,
-{
+fn centered<T: Float<Compute: Real>>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()> {
     let [lr, decay, alpha, rest, eps, momentum]: [T::Compute; 6] = numbers.of()?;
     if !has_slots(parameters, 3) {
         return cpu::for_each::<T, 3>(
@@ -134,10 +122,7 @@ where
     )
 }
 
-fn rmsprop_on_cuda<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
-where
-    T::Compute: num_traits::Float,
-{
+fn rmsprop_on_cuda<T: Float<Compute: Real>>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()> {
     const PLAIN: Step = Step {
         op: "rmsprop",
         slots: 1,
@@ -153,10 +138,7 @@ where
     cuda::step(how, T::DTYPE, numbers, parameters, rmsprop::<T>)
 }
 
-fn centered_on_cuda<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
-where
-    T::Compute: num_traits::Float,
-{
+fn centered_on_cuda<T: Float<Compute: Real>>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()> {
     const PLAIN: Step = Step {
         op: "rmsprop_centered",
         slots: 2,

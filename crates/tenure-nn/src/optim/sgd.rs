@@ -1,16 +1,13 @@
 //! The rule of gradient descent with momentum.
 
-use tenure_tensor::{Entry, Float, Kernel, Result, TensorError};
+use num_traits::Float as Real;
+use tenure_tensor::{Float, Kernel, Result, TensorError};
 
-use super::cpu::{self, on_cpu};
-use super::cuda::{self, Step, on_cuda};
-use super::{Numbers, Rule, Slot, StepKernel, Stepped, not_negative};
+use super::cuda::{self, Step};
+use super::{Numbers, Rule, Slot, StepKernel, Stepped, cpu, not_negative};
 
 /// The kernels of [`Sgd`].
-pub static SGD: Kernel<StepKernel> = Kernel::new("sgd", &[CPU, CUDA]);
-
-const CPU: &[Entry<StepKernel>] = on_cpu!(sgd);
-const CUDA: &[Entry<StepKernel>] = on_cuda!(sgd_on_cuda);
+pub static SGD: Kernel<StepKernel> = kernels!("sgd", sgd, sgd_on_cuda);
 
 /// Gradient descent. PyTorch's `torch.optim.SGD`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -60,10 +57,7 @@ impl Rule for Sgd {
     }
 }
 
-fn sgd<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
-where
-    T::Compute: num_traits::Float,
-{
+fn sgd<T: Float<Compute: Real>>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()> {
     let [lr, decay, kept, taken, of_grad, of_buffer]: [T::Compute; 6] = numbers.of()?;
     if is_plain(parameters) {
         return cpu::for_each::<T, 1>(
@@ -85,10 +79,7 @@ where
     )
 }
 
-fn sgd_on_cuda<T: Float>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()>
-where
-    T::Compute: num_traits::Float,
-{
+fn sgd_on_cuda<T: Float<Compute: Real>>(numbers: &Numbers, parameters: &[Stepped<'_>]) -> Result<()> {
     const PLAIN: Step = Step { op: "sgd", slots: 0, element: "value -= n0 * (grad + n1 * value);" };
     const WITH_MOMENTUM: Step = Step {
         op: "sgd_momentum",

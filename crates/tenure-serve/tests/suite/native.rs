@@ -308,7 +308,7 @@ fn a_broken_model_says_why_and_hinders_no_other() {
         ("corrupt", "no safetensors"),
         ("truncated", "are missing at its end; copy or download it again"),
         ("missing", "No such file"),
-        ("unknown", "there is no architecture \"prober\": there are probe"),
+        ("unknown", "unknown architecture \"prober\": there are probe"),
     ] {
         let (status, reason) = served.infer(&ask(name, 1.0)).unwrap_err();
         assert!(status == 503 && reason.contains(expected), "{name}: {reason}");

@@ -1,4 +1,5 @@
-//! Rotary positions (Su et al., 2021), as in Hugging Face's Transformers.
+//! Positions of tokens in attention, as in Hugging Face's Transformers: rotary positions (Su et al., 2021), and relative
+//! ones (Raffel et al., 2020), by which attention adds a number that depends on the distance of two tokens.
 
 use std::f64::consts::TAU;
 
@@ -7,6 +8,8 @@ use serde::Deserialize;
 use tenure_tensor::{DType, Result, Tensor, TensorError};
 
 use super::config::{ConfigFile, Refusal};
+use crate::layers::{Embedding, Layer};
+use crate::{Init, Scope, module};
 
 /// Rotary positions: pairs of numbers in queries and keys are turned by an angle that depends on the position. Read
 /// from `rope_parameters` of `config.json`, or from `rope_theta` and `rope_scaling` of earlier files.
@@ -60,12 +63,11 @@ impl LastWaves {
     /// `like`.
     pub(super) fn get(&self, rope: &Rope, length: usize, size: usize, like: &Tensor) -> Result<Waves> {
         let mut last = self.0.lock();
-        let fits = |waves: &&Waves| {
-            let Waves { cos, .. } = waves;
+        let fitting = last.as_ref().filter(|Waves { cos, .. }| {
             let is_long = matches!(cos.sizes(), [longest, half] if *longest >= length && *half == size / 2);
             is_long && (cos.dtype(), cos.device()) == (like.dtype(), like.device())
-        };
-        let waves = match last.as_ref().filter(fits) {
+        });
+        let waves = match fitting {
             Some(waves) => waves,
             None => {
                 let Waves { cos, sin } = rope.waves(length, size, like.dtype())?;
@@ -147,6 +149,53 @@ impl Waves {
     }
 }
 
+/// The distance from which on all distances share a bucket.
+const FAR: f32 = 128.0;
+
+/// The table of numbers that attention adds to the products of queries and keys, for each distance and head.
+pub(super) struct RelativePositions {
+    /// `[buckets, heads]`.
+    table: Embedding,
+}
+module!(RelativePositions { table });
+
+impl RelativePositions {
+    pub(super) fn new(scope: &Scope, buckets: usize, heads: usize, init: Init) -> Result<Self> {
+        Ok(Self { table: Embedding::with_init(scope, buckets, heads, init)? })
+    }
+
+    /// Computes the numbers that attention adds in texts of `length` tokens, `[1 or batch, heads, length, length]`.
+    /// They are -∞ where `mask`, which broadcasts to these sizes, is false.
+    pub(super) fn forward(&self, length: usize, mask: Option<&Tensor>) -> Result<Tensor> {
+        let buckets = self.table.weight.size(0)?;
+        let longest = length.saturating_sub(1) as i64;
+        let by_distance: Vec<i64> = (-longest..=longest).map(|distance| bucket(distance, buckets)).collect();
+        // A query's keys have `length` consecutive distances, which begin one lower for each next query.
+        let found = (0..length).rev().flat_map(|first| &by_distance[first..first + length]).copied().collect();
+        let found = Tensor::from_vec(found, &[length, length])?.to_device(self.table.weight.device())?;
+        let added = self.table.forward(&found)?.permute(&[2, 0, 1])?.unsqueeze(0)?;
+        match mask {
+            Some(mask) => added.masked_fill(&mask.logical_not()?, f64::NEG_INFINITY),
+            None => Ok(added),
+        }
+    }
+}
+
+/// Returns the bucket of a key that is `distance` tokens after a query. Half of the buckets are for keys after the
+/// query. Near distances have a bucket each; farther ones share buckets that widen with the distance.
+fn bucket(distance: i64, buckets: usize) -> i64 {
+    let half = (buckets / 2) as i64;
+    let side = if distance > 0 { half } else { 0 };
+    let distance = distance.abs();
+    let near = half / 2;
+    if distance < near {
+        return side + distance;
+    }
+    // Single precision, as in Transformers.
+    let share = (distance as f32 / near as f32).ln() / (FAR / near as f32).ln();
+    side + (near + (share * (half - near) as f32) as i64).min(half - 1)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test may panic")]
 mod tests {
@@ -198,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_as_in_the_first_llamas() {
+    fn missing_keys_have_the_values_of_the_first_llamas() {
         let nothing = [json!({}), json!({ "rope_scaling": null }), json!({ "rope_scaling": {} })];
         let without_type = [json!({ "rope_parameters": { "rope_theta": 1e4 } }), json!({ "rope_parameters": {} })];
         for file in nothing.into_iter().chain(without_type).chain([json!({ "rope_theta": 10000.0 })]) {
@@ -208,12 +257,15 @@ mod tests {
 
     #[test]
     fn theta_stands_inside_or_outside_and_what_is_empty_says_nothing() {
-        let theta = |file| serde_json::from_value::<Rope>(file).unwrap().theta;
-        assert_eq!(theta(json!({ "rope_theta": 5e5, "rope_parameters": { "rope_type": "default" } })), 5e5);
-        assert_eq!(theta(json!({ "rope_theta": 5e5, "rope_parameters": { "rope_theta": 7 } })), 7.0);
-        assert_eq!(theta(json!({ "rope_scaling": {}, "rope_parameters": { "rope_theta": 7 } })), 7.0);
         let both = json!({ "rope_scaling": { "factor": 2 }, "rope_parameters": { "rope_theta": 7 } });
-        assert_eq!(theta(both), Rope::default().theta);
+        for (file, expected) in [
+            (json!({ "rope_theta": 5e5, "rope_parameters": { "rope_type": "default" } }), 5e5),
+            (json!({ "rope_theta": 5e5, "rope_parameters": { "rope_theta": 7 } }), 7.0),
+            (json!({ "rope_scaling": {}, "rope_parameters": { "rope_theta": 7 } }), 7.0),
+            (both, Rope::default().theta),
+        ] {
+            assert_eq!(serde_json::from_value::<Rope>(file).unwrap().theta, expected);
+        }
     }
 
     #[test]
