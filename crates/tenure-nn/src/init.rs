@@ -92,11 +92,6 @@ impl Init {
     /// The tensor has fewer than two dimensions, and the variant depends on them; a value is out of range; the dtype is
     /// not floating-point.
     pub fn fill(self, tensor: &Tensor, generator: &Generator) -> Result<()> {
-        let uniform = |deviation: f64| {
-            let bound = 3.0_f64.sqrt() * deviation;
-            tensor.uniform_(-bound, bound, generator)
-        };
-        let normal = |deviation: f64| tensor.normal_(0.0, deviation, generator);
         autograd::no_grad(|| match self {
             Self::Constant(value) => tensor.fill_(value),
             // An empty range is refused, so one value is filled in.
@@ -104,12 +99,18 @@ impl Init {
             Self::Uniform { low, high } => tensor.uniform_(low, high, generator),
             Self::Normal { mean, deviation } => tensor.normal_(mean, deviation, generator),
             Self::TruncatedNormal { mean, deviation, cut } => truncated(tensor, mean, deviation, cut, generator),
-            Self::KaimingUniform { a, fan } => uniform(kaiming(tensor, a, fan)?),
-            Self::KaimingNormal { a, fan } => normal(kaiming(tensor, a, fan)?),
-            Self::XavierUniform { gain } => uniform(xavier(tensor, gain)?),
-            Self::XavierNormal { gain } => normal(xavier(tensor, gain)?),
+            Self::KaimingUniform { a, fan } => uniform(tensor, kaiming(tensor, a, fan)?, generator),
+            Self::KaimingNormal { a, fan } => tensor.normal_(0.0, kaiming(tensor, a, fan)?, generator),
+            Self::XavierUniform { gain } => uniform(tensor, xavier(tensor, gain)?, generator),
+            Self::XavierNormal { gain } => tensor.normal_(0.0, xavier(tensor, gain)?, generator),
         })
     }
+}
+
+/// Fills a tensor with uniformly distributed values of this standard deviation.
+fn uniform(tensor: &Tensor, deviation: f64, generator: &Generator) -> Result<()> {
+    let bound = 3.0_f64.sqrt() * deviation;
+    tensor.uniform_(-bound, bound, generator)
 }
 
 /// Returns the numbers of inputs of one output and of outputs of one input of a weight.

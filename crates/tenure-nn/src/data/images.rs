@@ -304,12 +304,10 @@ fn is_whole_jpeg(mut bytes: &[u8]) -> bool {
 fn read(path: &Path, options: &ImageOptions) -> Result<Tensor> {
     let image = middle(decode(path)?);
     let (width, height) = image.dimensions();
-    let scaled = |side: u32| {
+    let [width, height] = [width, height].map(|side| {
         let scaled = u64::from(side) * u64::from(options.resize) / u64::from(width.min(height).max(1));
         u32::try_from(scaled).unwrap_or(u32::MAX).max(options.size)
-    };
-    let width = scaled(width);
-    let height = scaled(height);
+    });
     let image = resize(&image, width, height, FilterType::Triangle);
     let size = options.size;
     let image = crop_imm(&image, (width - size) / 2, (height - size) / 2, size, size).to_image();

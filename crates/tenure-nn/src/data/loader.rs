@@ -63,8 +63,8 @@ impl BatchShare {
     fn part(self, examples: usize) -> Range<usize> {
         let least = examples / self.of;
         let over = examples % self.of;
-        let begin = |rank: usize| rank * least + rank.min(over);
-        begin(self.rank)..begin(self.rank + 1)
+        let begin = self.rank * least + self.rank.min(over);
+        begin..begin + least + usize::from(self.rank < over)
     }
 }
 
@@ -142,16 +142,16 @@ impl<D: Dataset + 'static> DataLoader<D> {
         let state = LoaderState { taken: first, ahead, idle: 0, ready: BTreeMap::new(), is_over: false };
         let shared =
             Arc::new(LoaderShared { batches, state: Mutex::new(state), read: Condvar::new(), wanted: Condvar::new() });
-        let worker = |index| {
+        let workers = (0..workers).map(|index| {
             let shared = Arc::clone(&shared);
             let context = Context::capture();
             std::thread::Builder::new().name(format!("tenure-data-{index}")).spawn(move || {
                 let _context = context.enter();
                 shared.read_ahead();
             })
-        };
+        });
         // If the system refuses a thread, the other workers read its share; without any worker, the caller reads.
-        let workers = (0..workers).filter_map(|index| worker(index).ok()).collect();
+        let workers = workers.filter_map(Result::ok).collect();
         Epoch { shared, workers, next: first }
     }
 }

@@ -128,7 +128,7 @@ impl MultiheadAttention {
     ) -> Result<(Tensor, Tensor)> {
         let _module = self.in_proj_weights.first().map(Parameter::enter_module);
         let [q, k, v] = self.heads(query, key, value)?;
-        let [batch, heads, keys, _] = [0, 1, 2, 3].map(|dim| k.sizes()[dim] as isize);
+        let [batch, heads, keys] = [0, 1, 2].map(|dim| k.sizes()[dim] as isize);
         // Attention over unit vectors returns the weights themselves, masked and dropped as usual.
         let units = Tensor::eye(keys as usize, keys as usize, k.dtype(), k.device())?;
         let weights = q.attention(&k, &units.expand(&[batch, heads, keys, keys])?, &self.how(options))?;

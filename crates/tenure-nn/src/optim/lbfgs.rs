@@ -277,11 +277,12 @@ impl Lbfgs {
         if history_size == 0 {
             return Err(TensorError::argument("lbfgs", "history_size is 0: a number from 1 on is expected").into());
         }
-        let kind = |parameter: &Parameter| (parameter.dtype(), parameter.device());
-        if let Some(pair) = self.parameters.windows(2).find(|pair| kind(&pair[0]) != kind(&pair[1])) {
-            let names = [pair[0].name(), pair[1].name()];
-            let reason = format!("{} and {} differ in dtype or device: all must have the same", names[0], names[1]);
-            return Err(TensorError::argument("lbfgs", reason).into());
+        for pair in self.parameters.windows(2) {
+            if (pair[0].dtype(), pair[0].device()) != (pair[1].dtype(), pair[1].device()) {
+                let names = [pair[0].name(), pair[1].name()];
+                let reason = format!("{} and {} differ in dtype or device: all must have the same", names[0], names[1]);
+                return Err(TensorError::argument("lbfgs", reason).into());
+            }
         }
         Ok(())
     }
@@ -373,8 +374,9 @@ impl Correction {
 /// Reads a count.
 fn count(source: &dyn Source, name: &str) -> Result<u64> {
     let found = source.tensor(name)?.item_scalar()?.to_i64();
-    let reason = || format!("{name} is {found}: a number from 0 on is expected");
-    u64::try_from(found).map_err(|_| TensorError::argument("Lbfgs::load", reason()).into())
+    u64::try_from(found).map_err(|_| {
+        TensorError::argument("Lbfgs::load", format!("{name} is {found}: a number from 0 on is expected")).into()
+    })
 }
 
 fn number(tensor: &Tensor) -> Result<f64> {

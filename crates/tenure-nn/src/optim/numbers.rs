@@ -89,13 +89,14 @@ impl Numbers {
 
 /// Counts one more step of members that are stepped together, and returns its number.
 fn count(members: &[Weak<AtomicU64>]) -> Result<u64> {
-    let refused = |reason: &str| TensorError::argument("Optimizer::step", format!("{reason}: capture the step again"));
-    let steps: Option<Vec<_>> = members.iter().map(Weak::upgrade).collect();
-    let steps =
-        steps.ok_or_else(|| refused("what is replayed is of an optimizer that was loaded since, or is gone"))?;
+    let steps = members.iter().map(Weak::upgrade).collect::<Option<Vec<_>>>().ok_or_else(|| {
+        let reason = "the replayed step is of an optimizer that was loaded since, or is gone: capture the step again";
+        TensorError::argument("Optimizer::step", reason)
+    })?;
     let made = steps.first().map_or(0, |steps| steps.load(Ordering::Relaxed));
     if steps.iter().any(|steps| steps.load(Ordering::Relaxed) != made) {
-        return Err(refused("parameters that were captured together were stepped apart since"));
+        let reason = "parameters that were captured together were stepped apart since: capture the step again";
+        return Err(TensorError::argument("Optimizer::step", reason));
     }
     steps.iter().for_each(|steps| steps.store(made + 1, Ordering::Relaxed));
     Ok(made + 1)

@@ -74,9 +74,8 @@ impl OffloadedSlots {
         for SlotRange { elements, resident } in &self.pieces {
             let storage = self.engine.lend(resident, stream.as_ref()).map_err(tensor_error)?;
             let stepped = kernel.map_or(Ok(()), |(kernel, numbers)| {
-                let part = |tensor: &Tensor| tensor.narrow(0, elements.start, elements.len());
-                let parameter = part(&parameter)?;
-                let grad = part(&grad)?;
+                let parameter = parameter.narrow(0, elements.start, elements.len())?;
+                let grad = grad.narrow(0, elements.start, elements.len())?;
                 let slots = self.views(&storage, elements.len())?;
                 kernel(numbers, &[Stepped { parameter: &parameter, grad: &grad, slots: &slots }])
             });

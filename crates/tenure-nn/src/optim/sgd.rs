@@ -47,8 +47,8 @@ impl Rule for Sgd {
     fn numbers(&self, step: u64, lr: f64) -> Vec<f64> {
         let Self { momentum, dampening, weight_decay, nesterov } = *self;
         // The momentum begins as the gradient.
-        let [kept, taken] = if step == 1 { [0.0, 1.0] } else { [momentum, 1.0 - dampening] };
-        let [of_grad, of_buffer] = if nesterov { [1.0, momentum] } else { [0.0, 1.0] };
+        let (kept, taken) = if step == 1 { (0.0, 1.0) } else { (momentum, 1.0 - dampening) };
+        let (of_grad, of_buffer) = if nesterov { (1.0, momentum) } else { (0.0, 1.0) };
         vec![lr, weight_decay, kept, taken, of_grad, of_buffer]
     }
 

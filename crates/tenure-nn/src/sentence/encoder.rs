@@ -3,15 +3,14 @@
 use std::path::Path;
 
 use serde::Deserialize;
-use tenure_tensor::random::Generator;
 use tenure_tensor::{Result as TensorResult, Tensor};
 
-use super::files::{CONFIG, WEIGHTS, missing, required};
+use super::files::{CONFIG, WEIGHTS, load, required, scope, weights};
 use super::tokenizer::ModelLimits;
-use crate::checkpoint::{CheckpointError, Under, Weights};
+use crate::Result;
+use crate::checkpoint::Under;
 use crate::models::{Bert, BertConfig, BertNames, ModernBert, ModernBertConfig};
 use crate::module::{Module, Source};
-use crate::{Result, Scope};
 
 /// A model that computes vectors of tokens.
 pub(super) enum Encoder {
@@ -99,30 +98,4 @@ impl Encoder {
             Self::ModernBert(model) => model.forward(tokens, Some(mask)),
         }
     }
-}
-
-/// The scope of a model whose parameters come from a file.
-pub(super) fn scope() -> Scope {
-    Scope::new(&Generator::new(0)).zeroed()
-}
-
-/// Opens the weights of a folder.
-pub(super) fn weights(folder: &Path) -> Result<Weights> {
-    let file = folder.join(WEIGHTS);
-    if !file.exists() && !folder.join(format!("{WEIGHTS}.index.json")).exists() {
-        return Err(missing(&file).into());
-    }
-    Weights::open(folder)
-}
-
-/// Loads a model for inference. Errors name `file`.
-pub(super) fn load(model: &mut dyn Module, weights: &dyn Source, file: &Path) -> Result<()> {
-    model.eval();
-    let missing = model.load_known(weights).map_err(|error| CheckpointError::format(file, error))?;
-    // Vectors of texts do not use BERT's pooler.
-    if let Some(name) = missing.iter().find(|name| !name.starts_with("pooler.")) {
-        let reason = format!("{name} is missing: not the weights of the model that {CONFIG} describes");
-        return Err(CheckpointError::format(file, reason).into());
-    }
-    Ok(())
 }

@@ -1,4 +1,4 @@
-//! The files of a sentence encoder's folder.
+//! The files of a sentence encoder's folder, and models that are loaded from them.
 
 use std::fs;
 use std::io;
@@ -6,8 +6,10 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 use tenure_core::user_files::{expect_fetched, without_mark};
+use tenure_tensor::random::Generator;
 
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint::{CheckpointError, Weights};
+use crate::{Module, Scope, Source};
 
 pub(super) const CONFIG: &str = "config.json";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
@@ -35,7 +37,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, CheckpointError> {
 }
 
 /// Returns the error for a file that is missing.
-pub(super) fn missing(path: &Path) -> CheckpointError {
+fn missing(path: &Path) -> CheckpointError {
     let reason = format!("not there: a sentence encoder is a folder with {CONFIG}, {TOKENIZER} and {WEIGHTS}");
     CheckpointError::format(path, reason)
 }
@@ -46,4 +48,30 @@ pub(super) fn inside(folder: &Path, file: &Path, path: &str) -> Result<PathBuf, 
         return Ok(folder.join(path));
     }
     Err(CheckpointError::format(file, format!("{path:?} is not in the folder of the encoder")))
+}
+
+/// The scope of a model whose parameters come from a file.
+pub(super) fn scope() -> Scope {
+    Scope::new(&Generator::new(0)).zeroed()
+}
+
+/// Opens the weights of a folder.
+pub(super) fn weights(folder: &Path) -> crate::Result<Weights> {
+    let file = folder.join(WEIGHTS);
+    if !file.exists() && !folder.join(format!("{WEIGHTS}.index.json")).exists() {
+        return Err(missing(&file).into());
+    }
+    Weights::open(folder)
+}
+
+/// Loads a model for inference. Errors name `file`.
+pub(super) fn load(model: &mut dyn Module, weights: &dyn Source, file: &Path) -> crate::Result<()> {
+    model.eval();
+    let missing = model.load_known(weights).map_err(|error| CheckpointError::format(file, error))?;
+    // Vectors of texts do not use BERT's pooler.
+    if let Some(name) = missing.iter().find(|name| !name.starts_with("pooler.")) {
+        let reason = format!("{name} is missing: not the weights of the model that {CONFIG} describes");
+        return Err(CheckpointError::format(file, reason).into());
+    }
+    Ok(())
 }

@@ -8,8 +8,7 @@ use serde_json::{Map, Value};
 use tenure_tensor::ops::cat;
 use tenure_tensor::{DType, Result as TensorResult, Tensor};
 
-use super::encoder::{load, scope, weights};
-use super::files::{CONFIG, WEIGHTS, inside, optional, required};
+use super::files::{CONFIG, WEIGHTS, inside, load, optional, required, scope, weights};
 use super::module_list::{ListedModule, MODULES, PoolingMode, token_width};
 use crate::Result;
 use crate::checkpoint::{CheckpointError, Under};
@@ -240,32 +239,24 @@ impl PoolingMode {
     /// Computes a vector for each text, `[texts, width]`, from its tokens' vectors `[texts, length, width]`.
     fn pool(self, hidden: &Tensor, mask: &Tensor) -> TensorResult<Tensor> {
         let is_token = mask.to_dtype(DType::Bool)?.unsqueeze(-1)?;
-        let counted = || is_token.to_dtype(hidden.dtype());
-        let sum = |weights: &Tensor| hidden.mul(weights)?.sum(&[1], false);
-        let count = |weights: &Tensor| weights.sum(&[1], false)?.clamp_min(1e-9);
-        match self {
-            Self::Cls => hidden.select(1, 0),
-            Self::Max => hidden.masked_fill(&is_token.logical_not()?, f64::NEG_INFINITY)?.amax(&[1], false),
-            Self::Mean => {
-                let counted = counted()?;
-                sum(&counted)?.div(&count(&counted)?)
-            }
-            Self::MeanSqrtLenTokens => {
-                let counted = counted()?;
-                sum(&counted)?.div(&count(&counted)?.sqrt()?)
-            }
-            Self::WeightedMean => {
-                let weights = counted()?.cumsum(1)?.mul(&counted()?)?;
-                sum(&weights)?.div(&count(&weights)?)
-            }
+        let counted = is_token.to_dtype(hidden.dtype())?;
+        let weights = match self {
+            Self::Cls => return hidden.select(1, 0),
+            Self::Max => return hidden.masked_fill(&is_token.logical_not()?, f64::NEG_INFINITY)?.amax(&[1], false),
+            Self::Mean | Self::MeanSqrtLenTokens => counted,
+            Self::WeightedMean => counted.cumsum(1)?.mul(&counted)?,
             Self::LastToken => {
                 // At the last token, the running count of tokens reaches their total.
-                let counted = counted()?;
-                let number = counted.cumsum(1)?;
-                let last = number.eq(&counted.sum(&[1], true)?)?.logical_and(&is_token)?;
-                sum(&last.to_dtype(hidden.dtype())?)
+                let last = counted.cumsum(1)?.eq(&counted.sum(&[1], true)?)?.logical_and(&is_token)?;
+                last.to_dtype(hidden.dtype())?
             }
+        };
+        let sum = hidden.mul(&weights)?.sum(&[1], false)?;
+        if self == Self::LastToken {
+            return Ok(sum);
         }
+        let count = weights.sum(&[1], false)?.clamp_min(1e-9)?;
+        sum.div(&if self == Self::MeanSqrtLenTokens { count.sqrt()? } else { count })
     }
 }
 

@@ -155,12 +155,12 @@ impl Callee<'_> {
         }
         let uses = run.uses()?;
         let share = self.captured_share(&uses, inputs).unwrap_or(1.0);
-        let measured = |used: &DeviceUse| MeasuredUse {
+        let uses = uses.iter().map(|used| MeasuredUse {
             tensor: used.group,
             compute_us: used.compute_us,
             reads_rows: used.operation == Some(READS_ROWS),
-        };
-        Ok((answers, Some(Measured { uses: uses.iter().map(measured).collect(), share })))
+        });
+        Ok((answers, Some(Measured { uses: uses.collect(), share })))
     }
 
     /// Returns the time of the model's captured call divided by that of the measured run `uses`, which ran operation by

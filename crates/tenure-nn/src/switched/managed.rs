@@ -7,10 +7,10 @@ use tenure_switch::residency::Demand;
 use tenure_switch::{Manifest, SwitchError};
 use tenure_tensor::Tensor;
 
-use super::arrangement::Arrangement;
 use super::on_cpu::OnCpu;
 use super::on_cuda::OnCuda;
 use super::switcher::SwitcherShared;
+use super::weights::Arrangement;
 use super::{LentModel, Measured, StoredTensors, SwitchedError, WeightOrder};
 use crate::Result;
 use crate::networks::Network;

@@ -32,7 +32,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod arrangement;
 mod borrowed;
 mod bound;
 mod calls;
@@ -66,7 +65,7 @@ pub enum SwitchedError {
         name: String,
     },
     /// The model was removed.
-    #[error("there is no model {name:?} any more: add it again")]
+    #[error("the model {name:?} was removed: add it again")]
     Removed {
         /// The model's name.
         name: String,

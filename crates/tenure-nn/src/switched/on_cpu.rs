@@ -7,10 +7,10 @@ use tenure_switch::groups::Grouping;
 use tenure_switch::{Image, SwitchError};
 use tenure_tensor::{Tensor, autograd};
 
-use super::arrangement::Arrangement;
 use super::bound::{self, BoundTensors};
 use super::managed::ModelDefinition;
 use super::switcher::SwitcherShared;
+use super::weights::Arrangement;
 use super::weights::WeightOrder;
 use crate::Result;
 

@@ -8,12 +8,12 @@ use tenure_switch::groups::Costs;
 use tenure_switch::{Image, Model};
 use tenure_tensor::Tensor;
 
-use super::arrangement::Arrangement;
 use super::bound::BoundTensors;
 use super::calls::{CallHistory, Callee, Measured, MeasuredUse};
 use super::lent::LentModel;
 use super::managed::ModelDefinition;
 use super::switcher::{Cuda, SwitcherShared};
+use super::weights::Arrangement;
 use super::weights::WeightOrder;
 use crate::Result;
 
@@ -123,12 +123,11 @@ impl OnCuda {
         let Measured { uses, share } = measured;
         let costs = Costs { bytes_per_us: self.copy_speed(definition, shared)?, copy_us: COPY_US, wait_us: WAIT_US };
         // Each tensor is a group until now.
-        let is_table = |used: &&MeasuredUse| {
-            used.reads_rows && definition.stored.tensors()[used.tensor].entry.bytes >= TABLE_BYTES
-        };
-        let tables: Vec<usize> = uses.iter().filter(is_table).map(|used| used.tensor).collect();
-        let others = uses.iter().filter(|used| !is_table(used));
-        let used: Vec<(usize, f64)> = others.map(|used| (used.tensor, used.compute_us * share)).collect();
+        let (tables, others): (Vec<&MeasuredUse>, Vec<&MeasuredUse>) = uses
+            .iter()
+            .partition(|used| used.reads_rows && definition.stored.tensors()[used.tensor].entry.bytes >= TABLE_BYTES);
+        let tables = tables.iter().map(|used| used.tensor).collect();
+        let used: Vec<(usize, f64)> = others.iter().map(|used| (used.tensor, used.compute_us * share)).collect();
         let beside: Vec<(usize, f64)> = used.iter().map(|(tensor, us)| (*tensor, us * BESIDE_COPIES)).collect();
         let order = WeightOrder::recorded(&definition.stored, &beside, tables, shared.grouping, &costs);
         let arrangement =

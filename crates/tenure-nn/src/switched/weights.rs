@@ -1,17 +1,19 @@
-//! The tensors of networks in files, and the order in which a network uses them.
+//! The tensors of networks in files, the order in which a network uses them, and arrangements: the order and the groups
+//! in which they lie in an image and are loaded. Devices that copy from the same images share arrangements.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tenure_switch::groups::{Costs, Grouping, Layer};
 use tenure_switch::{Entry, FirstUse, KnownOrder, Manifest, OrderKey, Origin, SwitchError};
 use tenure_tensor::{DType, Tensor};
 use tenure_tier::SourceFile;
 
 use super::Placed;
-use super::arrangement::Arrangements;
+use super::host_images::HostImages;
 use crate::checkpoint::{CheckpointError, Weights};
 use crate::{Result, Source as _, StateError};
 
@@ -232,7 +234,6 @@ fn used_on_host(uses: &[Option<FirstUse>], ended: Instant) -> Vec<(usize, f64)> 
 /// layer is the tensors of one module; unless the grouping is `PerLayer`, modules of one block are joined until the
 /// layer has [`LAYER_BYTES`].
 fn layers(stored: &StoredTensors, uses: &[(usize, f64)], grouping: Grouping) -> (Vec<Layer>, Vec<usize>) {
-    let name = |place: usize| &*stored.tensors[uses[place].0].entry.name;
     let least_bytes = if grouping == Grouping::PerLayer { 0 } else { LAYER_BYTES };
     let mut layers = Vec::new();
     let mut ends = Vec::new();
@@ -241,9 +242,10 @@ fn layers(stored: &StoredTensors, uses: &[(usize, f64)], grouping: Grouping) -> 
     for (place, (tensor, compute_us)) in uses.iter().enumerate() {
         layer.bytes += stored.tensors[*tensor].entry.bytes;
         layer.compute_us += compute_us;
-        let next = uses.get(place + 1).map(|_| name(place + 1));
-        let ends_block = next.is_none_or(|next| block_of(next) != block_of(name(place)));
-        let ends_module = next.is_none_or(|next| module_of(next) != module_of(name(place)));
+        let name = &*stored.tensors[*tensor].entry.name;
+        let next = uses.get(place + 1).map(|(next, _)| &*stored.tensors[*next].entry.name);
+        let ends_block = next.is_none_or(|next| block_of(next) != block_of(name));
+        let ends_module = next.is_none_or(|next| module_of(next) != module_of(name));
         if ends_module && (layer.bytes >= least_bytes || ends_block) {
             layers.push(layer);
             ends.push(place + 1);
@@ -279,6 +281,100 @@ fn prefix(files: &[Weights], first: &str) -> String {
     let prefixes = names.filter_map(|name| name.strip_suffix(first).map(str::to_owned));
     let whole = prefixes.filter(|prefix| prefix.is_empty() || prefix.ends_with('.'));
     whole.min_by_key(String::len).unwrap_or_default()
+}
+
+/// An order of a network's tensors, and the images that have it. When its last user drops it, these images leave the
+/// host's memory.
+pub(super) struct Arrangement {
+    pub(super) order: WeightOrder,
+    /// The manifest of the image with the tensors in groups.
+    pub(super) manifest: Arc<Manifest>,
+    /// The manifest of the image with the [tables](WeightOrder::has_tables), if there are any.
+    pub(super) tables: Option<Arc<Manifest>>,
+    images: Arc<HostImages>,
+}
+
+/// The arrangements of a network that devices use now, so that each device takes that of another if there is one.
+#[derive(Default)]
+pub(super) struct Arrangements {
+    latest: Mutex<Latest>,
+}
+
+/// The latest arrangements made; they do not keep them alive.
+#[derive(Default)]
+struct Latest {
+    /// The arrangement for the time until the order of use is known: each tensor is a group.
+    unknown: Weak<Arrangement>,
+    /// The arrangement in the order of use, which a device has learned.
+    recorded: Weak<Arrangement>,
+}
+
+impl Arrangement {
+    /// Makes an arrangement of stored tensors. `name` is the model's, for error messages.
+    pub(super) fn new(
+        stored: &StoredTensors,
+        images: &Arc<HostImages>,
+        name: &str,
+        order: WeightOrder,
+    ) -> Result<Arc<Self>, SwitchError> {
+        let manifest = stored.manifest(name, &order)?;
+        let tables = order.has_tables().then(|| stored.tables(name, &order)).transpose()?;
+        Ok(Arc::new(Self { order, manifest, tables, images: Arc::clone(images) }))
+    }
+}
+
+impl Drop for Arrangement {
+    fn drop(&mut self) {
+        self.images.forget(&self.manifest);
+        if let Some(tables) = &self.tables {
+            self.images.forget(tables);
+        }
+    }
+}
+
+impl Arrangements {
+    /// Returns the arrangement for the time until the order of use is known: another device's, or a new one.
+    pub(super) fn unknown(
+        &self,
+        stored: &StoredTensors,
+        images: &Arc<HostImages>,
+        name: &str,
+    ) -> Result<Arc<Arrangement>, SwitchError> {
+        let mut latest = self.latest.lock();
+        if let Some(unknown) = if_in_use(&latest.unknown, images) {
+            return Ok(unknown);
+        }
+        let unknown = Arrangement::new(stored, images, name, WeightOrder::unknown(stored.tensors().len()))?;
+        latest.unknown = Arc::downgrade(&unknown);
+        Ok(unknown)
+    }
+
+    /// Returns the arrangement in the order of use, if a device with these images has one.
+    pub(super) fn recorded(&self, images: &Arc<HostImages>) -> Option<Arc<Arrangement>> {
+        if_in_use(&self.latest.lock().recorded, images)
+    }
+
+    /// Makes the arrangement in a learned order of use. If another device has one already, returns that.
+    pub(super) fn record(
+        &self,
+        stored: &StoredTensors,
+        images: &Arc<HostImages>,
+        name: &str,
+        order: WeightOrder,
+    ) -> Result<Arc<Arrangement>, SwitchError> {
+        let mut latest = self.latest.lock();
+        if let Some(recorded) = if_in_use(&latest.recorded, images) {
+            return Ok(recorded);
+        }
+        let recorded = Arrangement::new(stored, images, name, order)?;
+        latest.recorded = Arc::downgrade(&recorded);
+        Ok(recorded)
+    }
+}
+
+/// Returns the arrangement if a device still uses it and it is of the store `images`.
+fn if_in_use(latest: &Weak<Arrangement>, images: &Arc<HostImages>) -> Option<Arc<Arrangement>> {
+    latest.upgrade().filter(|arrangement| Arc::ptr_eq(&arrangement.images, images))
 }
 
 #[cfg(test)]

@@ -347,7 +347,7 @@ where
         let mut batch = self.next_part()?.whole()?;
         self.optimizer.prepare()?;
         let Some(offload) = &self.offload else {
-            return Err(TensorError::argument("Trainer::rehearse", "there is no budget: call within() before").into());
+            return Err(TensorError::argument("Trainer::rehearse", "no budget is set: call within() before").into());
         };
         let task = &self.task;
         let optimizer = &mut self.optimizer;
@@ -706,6 +706,6 @@ fn check_same_run(saved: &BTreeMap<String, String>, options: &TrainerOptions) ->
         .chain(saved.keys())
         .find(|name: &&String| saved.get(*name) != given.get(*name) && !options.may_differ.contains(*name));
     let Some(name) = other else { return Ok(()) };
-    let value = |of: &BTreeMap<String, String>| of.get(name).map_or("none", String::as_str).to_owned();
-    Err(TrainError::OtherRun { name: name.clone(), saved: value(saved), given: value(given) })
+    let [saved, given] = [saved, given].map(|of| of.get(name).map_or("none", String::as_str).to_owned());
+    Err(TrainError::OtherRun { name: name.clone(), saved, given })
 }

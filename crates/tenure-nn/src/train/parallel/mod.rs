@@ -2,7 +2,6 @@
 //! `DistributedDataParallel`, in one process.
 
 mod crew;
-mod lockstep;
 mod reducer;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -16,8 +15,7 @@ use tenure_tensor::collective::{Collective, ReduceOp};
 use tenure_tensor::random::{GeneratorState, default_generator};
 use tenure_tensor::{DType, Tensor, TensorError};
 
-use self::crew::{Crew, CrewCommand};
-use self::lockstep::Lockstep;
+use self::crew::{Crew, CrewCommand, Lockstep};
 use self::reducer::Reducer;
 use super::memory::Meter;
 use super::{Step, StepMemory, Task, TrainError, Trainer, update};
