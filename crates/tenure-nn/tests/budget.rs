@@ -2,9 +2,12 @@
 //! process's.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod fixtures;
+
 use std::path::Path;
 use std::time::Duration;
 
+use fixtures::gpt2;
 use parking_lot::Mutex;
 use tenure_core::Device;
 use tenure_device::host::HostMemory;
@@ -45,9 +48,7 @@ type Run = Trainer<Classification<Gpt2>, TextWindows>;
 
 /// Makes a run whose model has dropout, so that random numbers are drawn.
 fn trainer(steps: u64) -> Run {
-    let config =
-        Gpt2Config { vocab_size: 64, n_positions: 64, n_embd: 64, n_layer: 3, n_head: 2, ..Gpt2Config::default() };
-    trainer_of(config, 16, Some(1.0), steps)
+    trainer_of(gpt2(64, 64, 64, 3), 16, Some(1.0), steps)
 }
 
 fn trainer_of(config: Gpt2Config, batch_size: usize, clip_norm: Option<f64>, steps: u64) -> Run {
@@ -90,18 +91,17 @@ fn losses_within_a_budget_are_those_without() {
 }
 
 #[test]
-fn what_is_slow_to_move_is_computed_again_with_the_same_losses() {
+fn tensors_that_are_slow_to_move_are_computed_again_with_the_same_losses() {
     let _one = ONE.lock();
     let plain = losses(&mut trainer(3));
     let mut run = trainer(3)
         .with_engine(engine_over(|_| {
-            let out_bandwidth = 1 << 20;
-            let back_bandwidth = 1 << 20;
+            let bandwidth = 1 << 20;
             let link = SpillLink {
                 name: "slow".into(),
                 capacity: None,
-                out_bandwidth,
-                back_bandwidth,
+                out_bandwidth: bandwidth,
+                back_bandwidth: bandwidth,
                 shared_bandwidth: None,
             };
             vec![(link, Destination::Disk)]
@@ -123,19 +123,10 @@ fn where_activations_are_not_enough_gradients_and_the_optimizers_state_leave_wit
     let _one = ONE.lock();
     for clip_norm in [None, Some(1.0)] {
         // Weights, gradients and Adam's two moments are nearly all of the memory.
-        let trainer = |steps| {
-            let config = Gpt2Config {
-                vocab_size: 64,
-                n_positions: 8,
-                n_embd: 256,
-                n_layer: 4,
-                n_head: 2,
-                ..Gpt2Config::default()
-            };
-            trainer_of(config, 1, clip_norm, steps)
-        };
+        let trainer = |steps| trainer_of(gpt2(64, 8, 256, 4), 1, clip_norm, steps);
         let folder = tempfile::tempdir().unwrap();
-        let [within, without] = ["within", "without"].map(|name| folder.path().join(name));
+        let within = folder.path().join("within");
+        let without = folder.path().join("without");
         let expected = {
             let mut plain = trainer(6);
             let mut losses: Vec<f32> = (0..4).map(|_| plain.step().unwrap().unwrap().loss).collect();
@@ -171,11 +162,10 @@ fn where_activations_are_not_enough_gradients_and_the_optimizers_state_leave_wit
 }
 
 /// Reads all tensors of a file, by name, without the series.
-fn weights_of(path: &Path) -> Vec<(String, Vec<u8>)> {
+fn weights_of(path: &Path) -> Vec<(Vec<u8>, String)> {
     let weights = Weights::open(path).unwrap();
-    let bytes = |name: String| (weights.tensor(&name).unwrap().to_bytes().unwrap(), name);
-    let all = weights.names().into_iter().filter(|name| !name.starts_with("series.")).map(bytes);
-    all.map(|(bytes, name)| (name, bytes)).collect()
+    let names = weights.names().into_iter().filter(|name| !name.starts_with("series."));
+    names.map(|name| (weights.tensor(&name).unwrap().to_bytes().unwrap(), name)).collect()
 }
 
 #[test]

@@ -2,15 +2,16 @@
 //! `cuda`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use std::sync::{Arc, LazyLock};
+mod fixtures;
 
-use parking_lot::{Mutex, MutexGuard};
-use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
-use tenure_device::sim::{Failure, SimConfig, SimDriver};
+use fixtures::{alone_with_device, bytes, expect_error, go_on, gpt2, path_in_folder, text};
+use parking_lot::MutexGuard;
+use tenure_device::memory::DeviceMemory;
+use tenure_device::sim::{Failure, SimConfig};
 use tenure_device::{Call, Executor};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::layers::{BatchNorm, BatchNormOptions, Layer};
-use tenure_nn::models::{Gpt2, Gpt2Config, ResNet, ResNetConfig};
+use tenure_nn::models::{Gpt2, ResNet, ResNetConfig};
 use tenure_nn::optim::{
     Adafactor, Adagrad, Adam, GradScaler, NAdam, Optimizer, RmsProp, Rule, Schedule, Sgd, clip_grad_norm,
 };
@@ -28,44 +29,34 @@ const DEVICE: Device = Device::cuda(0);
 const STEPS: u64 = 14;
 const WINDOW: usize = 8;
 
-/// Locks the default generator and the device, which belong to the process, for one test.
 fn alone() -> (MutexGuard<'static, ()>, &'static DeviceMemory) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    static MEMORY: LazyLock<&DeviceMemory> = LazyLock::new(|| {
-        if std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
-            return memory::device(0).unwrap();
-        }
-        memory::install(Arc::new(SimDriver::new(SimConfig::default())), MemoryConfig::default()).unwrap()
-    });
-    (ALONE.lock(), *MEMORY)
+    alone_with_device(SimConfig::default())
 }
 
 /// Makes a run with dropout, and with an epoch of six batches, the last of which is not full.
 fn run(rule: impl Rule + 'static, is_captured: bool) -> Run {
     random::manual_seed(7);
-    let config =
-        Gpt2Config { vocab_size: 5, n_positions: WINDOW, n_embd: 16, n_layer: 2, n_head: 2, ..Gpt2Config::default() };
+    let config = gpt2(5, WINDOW, 16, 2);
     let model = Gpt2::new(&Scope::new(&Generator::new(1)).with_device(DEVICE), &config).unwrap();
     let optimizer = Optimizer::new(model.parameters(), 1e-2, rule);
     let options = LoaderOptions { batch_size: 4, shuffle: Some(3), device: DEVICE, ..LoaderOptions::default() };
-    let data = (0..=22 * WINDOW).map(|index| (index * index % 5) as u32).collect();
-    let loader = DataLoader::new(TextWindows::of_tokens(data, WINDOW).unwrap(), options);
+    let loader = DataLoader::new(text(22, WINDOW, 5), options);
     let schedule = Schedule::Cosine { steps: STEPS, end: 0.1 }.with_warmup(2);
     let plan =
         TrainerOptions { steps: STEPS, schedule, clip_norm: Some(1.0), is_captured, ..TrainerOptions::default() };
     Trainer::new(Classification(model), loader, optimizer, plan)
 }
 
-fn go_on(run: &mut Run, steps: usize) {
-    while run.history().len() < steps && run.step().unwrap().is_some() {}
+/// Returns the states of the generators of the device and of the CPU.
+fn states() -> [random::GeneratorState; 2] {
+    [DEVICE, Device::CPU].map(|device| random::default_generator(device).state())
 }
 
 /// Returns the results of a run, bit for bit.
 fn outcome(run: &Run) -> (Vec<(u32, u64)>, Vec<Vec<u8>>, random::GeneratorState) {
     let losses = run.history().iter().map(|step| (step.loss.to_bits(), step.lr.to_bits())).collect();
-    let model = run.task().model().state().into_iter().map(|(_, tensor)| tensor.clone());
-    let optimizer = run.optimizer().state().unwrap().into_iter().map(|(_, tensor)| tensor);
-    let bytes = model.chain(optimizer).map(|tensor| tensor.to_bytes().unwrap()).collect();
+    let mut bytes = bytes(run.task().model());
+    bytes.extend(run.optimizer().state().unwrap().into_iter().map(|(_, tensor)| tensor.to_bytes().unwrap()));
     (losses, bytes, random::default_generator(DEVICE).state())
 }
 
@@ -75,18 +66,21 @@ fn whole(rule: impl Rule + 'static, is_captured: bool) -> (Vec<(u32, u64)>, Vec<
     outcome(&run)
 }
 
+fn expect_same(rule: impl Rule + Copy + 'static) {
+    assert_eq!(whole(rule, true), whole(rule, false));
+}
+
 #[test]
 fn a_captured_run_is_the_run() {
     let _alone = alone();
     let sgd = Sgd { momentum: 0.9, nesterov: true, ..Sgd::default() };
     let adagrad = Adagrad { lr_decay: 0.1, ..Adagrad::default() };
-    assert_eq!(whole(Adam::w(), true), whole(Adam::w(), false));
-    assert_eq!(whole(sgd, true), whole(sgd, false));
-    assert_eq!(whole(Sgd::default(), true), whole(Sgd::default(), false));
-    assert_eq!(whole(adagrad, true), whole(adagrad, false));
-    let rmsprop = RmsProp { momentum: 0.9, centered: true, ..RmsProp::default() };
-    assert_eq!(whole(rmsprop, true), whole(rmsprop, false));
-    assert_eq!(whole(NAdam::default(), true), whole(NAdam::default(), false));
+    expect_same(Adam::w());
+    expect_same(sgd);
+    expect_same(Sgd::default());
+    expect_same(adagrad);
+    expect_same(RmsProp { momentum: 0.9, centered: true, ..RmsProp::default() });
+    expect_same(NAdam::default());
 }
 
 #[test]
@@ -94,9 +88,8 @@ fn a_captured_run_in_autocast_is_evaluated_with_the_weights_that_it_has() {
     let _alone = alone();
     let evaluated = |is_captured| {
         let mut run = run(Adam::w(), is_captured);
-        let held = (0..=22 * WINDOW).map(|index| (index * index % 5) as u32).collect();
         let options = LoaderOptions { batch_size: 4, device: DEVICE, ..LoaderOptions::default() };
-        let held = DataLoader::new(TextWindows::of_tokens(held, WINDOW).unwrap(), options);
+        let held = DataLoader::new(text(22, WINDOW, 5), options);
         let _autocast = Autocast::enter(DType::BF16);
         let mut right = Vec::new();
         for steps in (3..=STEPS as usize).step_by(3) {
@@ -111,8 +104,7 @@ fn a_captured_run_in_autocast_is_evaluated_with_the_weights_that_it_has() {
 #[test]
 fn a_captured_run_goes_on_after_an_interruption_and_an_evaluation() {
     let _alone = alone();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.safetensors");
+    let (_folder, path) = path_in_folder("run.safetensors");
     let expected = whole(Adam::w(), false);
     let mut interrupted = run(Adam::w(), true);
     go_on(&mut interrupted, 4);
@@ -132,9 +124,7 @@ fn a_captured_run_goes_on_after_an_interruption_and_an_evaluation() {
 #[test]
 fn a_checkpoint_restores_the_generators_of_the_device_and_of_the_cpu() {
     let _alone = alone();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("checkpoint");
-    let states = || [DEVICE, Device::CPU].map(|device| random::default_generator(device).state());
+    let (_folder, path) = path_in_folder("checkpoint");
     let mut run = run(Adam::w(), false);
     go_on(&mut run, 1);
     random::default_generator(Device::CPU).manual_seed(11);
@@ -208,12 +198,10 @@ fn learning_rates_count_when_a_step_is_replayed() {
     assert_eq!(x.to_vec::<f64>().unwrap(), [1.5; 3]);
     assert_eq!(optimizer.state().unwrap()[0].1.item::<i64>().unwrap(), 8);
     optimizer.groups_mut()[0].set_lr(-1.0);
-    let error = captured.replay().unwrap_err().to_string();
-    assert!(error.contains("learning rate is -0.5"), "{error}");
+    expect_error(captured.replay(), "learning rate is -0.5");
     optimizer.groups_mut()[0].set_lr(0.5);
     drop(optimizer);
-    let error = captured.replay().unwrap_err().to_string();
-    assert!(error.contains("or is gone"), "{error}");
+    expect_error(captured.replay(), "or is gone");
 }
 
 #[test]
@@ -239,8 +227,7 @@ fn a_replay_that_fails_counts_no_step() {
     };
     let before = outcome(&optimizer);
     optimizer.groups_mut()[1].set_lr(-1.0);
-    let error = captured.replay().unwrap_err().to_string();
-    assert!(error.contains("learning rate is -1"), "{error}");
+    expect_error(captured.replay(), "learning rate is -1");
     assert!(outcome(&optimizer) == before);
     optimizer.groups_mut()[1].set_lr(0.25);
     if let Executor::Sim(sim) = memory.driver().executor() {
@@ -253,7 +240,7 @@ fn a_replay_that_fails_counts_no_step() {
 }
 
 #[test]
-fn what_cannot_be_captured_is_said() {
+fn a_step_that_cannot_be_captured_is_refused() {
     let _alone = alone();
     let x = Parameter::new("x", Tensor::full(&[3], 4, DType::F32, DEVICE).unwrap()).unwrap();
     let mut optimizer = Optimizer::new(vec![x.clone()], 0.25, Adam::default());
@@ -264,13 +251,11 @@ fn what_cannot_be_captured_is_said() {
             None => optimizer.step(),
         }
     };
-    let error = Captured::new(DEVICE, || step(None)).map(drop).unwrap_err().to_string();
-    assert!(error.contains("the first step of x"), "{error}");
+    expect_error(Captured::new(DEVICE, || step(None)).map(drop), "the first step of x");
     x.set_grad(None).unwrap();
     step(None).unwrap();
     x.set_grad(None).unwrap();
-    let error = Captured::new(DEVICE, || step(Some(&mut GradScaler::default()))).map(drop).unwrap_err().to_string();
-    assert!(error.contains("cannot be captured"), "{error}");
+    expect_error(Captured::new(DEVICE, || step(Some(&mut GradScaler::default()))).map(drop), "cannot be captured");
     x.set_grad(None).unwrap();
     // The failed captures changed nothing.
     step(None).unwrap();
@@ -278,16 +263,14 @@ fn what_cannot_be_captured_is_said() {
 
     let mut whole = Optimizer::new(vec![x.clone()], 0.25, Adafactor::default());
     x.sum_all().unwrap().backward().unwrap();
-    let error = Captured::new(DEVICE, || whole.step()).map(drop).unwrap_err().to_string();
-    assert!(error.contains("a step of adafactor cannot be captured"), "{error}");
+    expect_error(Captured::new(DEVICE, || whole.step()).map(drop), "a step of adafactor cannot be captured");
 
     let mut run = run(Adam::w(), true);
     run.step().unwrap();
     let y = Parameter::new("y", Tensor::ones(&[2], DType::F32, Device::CPU).unwrap()).unwrap();
     let mut on_cpu = Optimizer::new(vec![y.clone()], 0.25, Sgd::default());
     y.sum_all().unwrap().backward().unwrap();
-    let error = Captured::new(DEVICE, || on_cpu.step()).map(drop).unwrap_err().to_string();
-    assert!(error.contains("on the CPU"), "{error}");
+    expect_error(Captured::new(DEVICE, || on_cpu.step()).map(drop), "on the CPU");
 }
 
 #[test]
@@ -309,7 +292,7 @@ fn statistics_of_batch_norm_count_in_replays() {
         (0..4 - replays).for_each(|_| step().unwrap());
         let (mut captured, ()) = Captured::new(DEVICE, step).unwrap();
         (0..replays).for_each(|_| captured.replay().unwrap());
-        model.state().into_iter().map(|(_, tensor)| tensor.to_bytes().unwrap()).collect::<Vec<_>>()
+        bytes(&model)
     };
     for momentum in [Some(0.1), None] {
         assert!(after(momentum, 3) == after(momentum, 0), "the states differ, momentum {momentum:?}");

@@ -2,14 +2,17 @@
 //! copied away, whose races it finds.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod fixtures;
+
 #[path = "../../tenure-tensor/tests/common/mod.rs"]
 mod common;
 
 use common::{cuda, in_use_alone, simulated};
+use fixtures::{gpt2, text};
 use tenure_device::cost::Counters;
 use tenure_device::memory;
-use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
-use tenure_nn::models::{Gpt2, Gpt2Config};
+use tenure_nn::data::{DataLoader, LoaderOptions};
+use tenure_nn::models::Gpt2;
 use tenure_nn::optim::{Adam, Optimizer, Schedule};
 use tenure_nn::train::{Classification, Trainer, TrainerOptions};
 use tenure_nn::{Module, Scope};
@@ -28,18 +31,10 @@ fn a_step_that_is_warm_allocates_nothing_from_the_driver_and_waits_once() {
     let Some(driver) = (cuda(), simulated()).1 else { return };
     let _alone = in_use_alone();
     for is_captured in [false, true] {
-        let config = Gpt2Config {
-            vocab_size: VOCABULARY,
-            n_positions: WINDOW,
-            n_embd: 32,
-            n_layer: 2,
-            n_head: 2,
-            ..Gpt2Config::default()
-        };
+        let config = gpt2(VOCABULARY, WINDOW, 32, 2);
         let model = Gpt2::new(&Scope::new(&Generator::new(1)).with_device(cuda()), &config).unwrap();
-        let tokens = (0..=32 * WINDOW).map(|index| (index * index % VOCABULARY) as u32).collect();
         let options = LoaderOptions { batch_size: 4, shuffle: Some(3), device: cuda(), ..LoaderOptions::default() };
-        let loader = DataLoader::new(TextWindows::of_tokens(tokens, WINDOW).unwrap(), options);
+        let loader = DataLoader::new(text(32, WINDOW, VOCABULARY), options);
         let schedule = Schedule::Cosine { steps: STEPS, end: 0.1 };
         let plan =
             TrainerOptions { steps: STEPS, schedule, clip_norm: Some(1.0), is_captured, ..TrainerOptions::default() };

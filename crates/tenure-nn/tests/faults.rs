@@ -2,6 +2,8 @@
 //! without the failure, and the next step goes on as if nothing had happened.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod fixtures;
+
 use std::fs::{self, File};
 use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -11,6 +13,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fixtures::{task, text};
 use parking_lot::Mutex;
 use rustix::io::dup2;
 use tempfile::TempDir;
@@ -52,22 +55,10 @@ impl Deep {
 
 module!(Deep { layers });
 
-impl Task for Deep {
-    type Batch = (Tensor, Tensor);
+task!(Deep);
 
-    fn examples(&self, (input, _): &Self::Batch) -> usize {
-        input.sizes()[0]
-    }
-
-    fn model(&self) -> &dyn Module {
-        self
-    }
-
-    fn model_mut(&mut self) -> &mut dyn Module {
-        self
-    }
-
-    fn loss(&self, (input, _): &Self::Batch) -> Result<Tensor> {
+impl Deep {
+    fn loss_of(&self, input: &Tensor) -> Result<Tensor> {
         let mut hidden = input.to_dtype(DType::F32)?.mul(0.02)?;
         for (number, layer) in self.layers.iter().enumerate() {
             self.expect_trouble(number);
@@ -76,10 +67,6 @@ impl Task for Deep {
         let loss = hidden.square()?.mean_all()?;
         self.expect_trouble(LAYERS);
         Ok(loss)
-    }
-
-    fn score(&self, _: &Self::Batch) -> Result<Score> {
-        Ok(Score::default())
     }
 }
 
@@ -90,9 +77,8 @@ fn trainer() -> Run {
     let layers = (0..LAYERS).map(|number| Linear::new(&scope.at(number), WIDTH, WIDTH).unwrap()).collect();
     let task = Deep { layers, trouble: Mutex::default() };
     let optimizer = Optimizer::new(task.model().parameters(), 0.1, Sgd::default());
-    let tokens = (0..=ROWS * WIDTH).map(|index| (index * index % 61) as u32).collect();
     let options = LoaderOptions { batch_size: ROWS, workers: 0, ..LoaderOptions::default() };
-    let loader = DataLoader::new(TextWindows::of_tokens(tokens, WIDTH).unwrap(), options);
+    let loader = DataLoader::new(text(ROWS, WIDTH, 61), options);
     Trainer::new(task, loader, optimizer, TrainerOptions { steps: STEPS, ..TrainerOptions::default() })
 }
 

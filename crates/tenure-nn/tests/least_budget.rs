@@ -2,8 +2,11 @@
 //! models, on the CPU and on a simulated device.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod fixtures;
+
 use std::time::Duration;
 
+use fixtures::expect_error;
 use parking_lot::Mutex;
 use tenure_device::Platform;
 use tenure_device::memory::{self, MemoryConfig};
@@ -162,6 +165,5 @@ fn a_disk_with_too_little_room_is_what_an_error_names() {
     case.config = Gpt2Config { n_positions: 48, n_embd: 64, n_head: 2, n_layer: 6, ..case.config };
     case.batch_size = 8;
     let Err(least) = case.within(Device::CPU, 1) else { panic!("one byte is enough") };
-    let error = case.trainer(Device::CPU).within(budget(least, 2 * MIB)).err().unwrap().to_string();
-    assert!(error.contains("give it more room"), "{error}");
+    expect_error(case.trainer(Device::CPU).within(budget(least, 2 * MIB)), "give it more room");
 }

@@ -2,18 +2,18 @@
 //! is `cuda`. Both sides are in one process here; tenure-serve has them in several.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod fixtures;
+
 mod texts;
 
-use std::env;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
 
-use parking_lot::{Mutex, MutexGuard};
+use fixtures::{alone_with_device, expect_error, expect_peace};
+use parking_lot::MutexGuard;
 use tempfile::TempDir;
-use tenure_device::Executor;
-use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
-use tenure_device::sim::{SimConfig, SimDriver};
+use tenure_device::memory::DeviceMemory;
+use tenure_device::sim::SimConfig;
 use tenure_nn::layers::{Layer, Linear};
 use tenure_nn::networks::Network;
 use tenure_nn::switched::{BorrowedNetwork, Borrower, LentModel, Measured, SwitchedModel, Switcher, SwitcherOptions};
@@ -27,25 +27,11 @@ const CHUNK: u64 = 64 << 10;
 
 const CUDA: Device = Device::cuda(0);
 
-/// Locks the device, which belongs to the process, for one test.
+/// Locks the device for one test. Also returns the size of its smallest chunks.
 fn alone() -> (MutexGuard<'static, ()>, &'static DeviceMemory, u64) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    static MEMORY: LazyLock<(&DeviceMemory, u64)> = LazyLock::new(|| {
-        if env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
-            let memory = memory::device(0).unwrap();
-            return (memory, memory.driver().granularity());
-        }
-        let config = SimConfig { granularity_bytes: CHUNK, capacity_bytes: 1 << 30, seed: 7, ..SimConfig::default() };
-        (memory::install(Arc::new(SimDriver::new(config)), MemoryConfig::default()).unwrap(), CHUNK)
-    });
-    (ALONE.lock(), MEMORY.0, MEMORY.1)
-}
-
-fn expect_peace(memory: &DeviceMemory) {
-    memory.driver().synchronize().unwrap();
-    if let Executor::Sim(driver) = memory.driver().executor() {
-        assert_eq!(driver.fault(), None);
-    }
+    let config = SimConfig { granularity_bytes: CHUNK, capacity_bytes: 1 << 30, seed: 7, ..SimConfig::default() };
+    let (alone, memory) = alone_with_device(config);
+    (alone, memory, memory.driver().granularity())
 }
 
 fn shapes() -> Box<dyn Network> {
@@ -99,8 +85,10 @@ fn borrowed_networks_answer_what_the_models_own_do_while_they_come_go_and_are_le
     let made = [1, 2].map(|seed| Made::new(folder.path(), seed));
     let switcher = switcher(chunk, 1);
     let borrower = Borrower::new(CUDA, switcher.chunk_bytes()).unwrap();
-    let add = |made: &Made| switcher.add(&made.path.to_string_lossy(), shapes(), &[&made.path]).unwrap();
-    let mut models = made.each_ref().map(|made| (add(made), BorrowedNetwork::new(shapes()).unwrap()));
+    let mut models = made.each_ref().map(|made| {
+        let model = switcher.add(&made.path.to_string_lossy(), shapes(), &[&made.path]).unwrap();
+        (model, BorrowedNetwork::new(shapes()).unwrap())
+    });
     let mut learned = 0;
     for turn in 0..8 {
         for (made, (model, network)) in made.iter().zip(&mut models) {
@@ -135,8 +123,7 @@ fn a_lent_model_makes_no_room_for_others() {
     let models: Vec<SwitchedModel> =
         made.iter().map(|made| switcher.add(&made.path.to_string_lossy(), shapes(), &[&made.path]).unwrap()).collect();
     let lent = models[0].lend().unwrap();
-    let said = models[1].load().unwrap_err().to_string();
-    assert!(said.contains("evict other models first"), "{said}");
+    expect_error(models[1].load(), "evict other models first");
     drop(lent);
     models[1].load().unwrap();
     models[1].settle().unwrap();
@@ -145,7 +132,7 @@ fn a_lent_model_makes_no_room_for_others() {
 }
 
 #[test]
-fn what_is_not_lent_is_not_borrowed_and_the_next_time_it_is() {
+fn a_model_that_is_not_lent_is_not_borrowed_and_the_next_time_it_is() {
     let (_alone, memory, chunk) = alone();
     let folder = TempDir::new().unwrap();
     let made = Made::new(folder.path(), 1);
@@ -165,8 +152,7 @@ fn what_is_not_lent_is_not_borrowed_and_the_next_time_it_is() {
     assert!(network.forward(&borrower, &wrong).is_err() && !borrower.is_lost());
     assert_eq!(ask(&mut network, &borrower, &inputs(2)).0, made.expected(&inputs(2)));
     let cpu = Switcher::new(Device::CPU, SwitcherOptions::new(64 << 20, 0)).unwrap();
-    let said = cpu.add("model", shapes(), &[&made.path]).unwrap().lend().err().unwrap().to_string();
-    assert!(said.contains("on the CPU"), "{said}");
+    expect_error(cpu.add("model", shapes(), &[&made.path]).unwrap().lend(), "on the CPU");
     drop((network, lent));
     expect_peace(memory);
 }
@@ -177,14 +163,6 @@ struct Alone {
 module!(Alone { layer });
 
 impl Network for Alone {
-    fn inputs(&self) -> usize {
-        1
-    }
-
-    fn outputs(&self) -> usize {
-        1
-    }
-
     fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         Ok(vec![self.layer.forward(&inputs[0])?])
     }

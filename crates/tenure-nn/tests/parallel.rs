@@ -2,14 +2,17 @@
 //! `TENURE_TEST_DRIVER` is `cuda`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod fixtures;
+
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
+use fixtures::{Flaky, expect_error, go_on, has_cuda, path_in_folder, task};
 use parking_lot::{Mutex, MutexGuard};
 use tenure_device::memory::{self, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimPlatform};
 use tenure_device::{Call, Executor, Platform, cuda};
-use tenure_nn::data::{DataError, DataLoader, Dataset, LoaderOptions, TextWindows};
+use tenure_nn::data::{DataLoader, Dataset, LoaderOptions, TextWindows};
 use tenure_nn::layers::{Layer, Linear};
 use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adam, Optimizer, Schedule, Sgd};
@@ -33,7 +36,7 @@ fn devices(count: u8) -> Option<Vec<Device>> {
     static PLATFORM: LazyLock<SimPlatform> =
         LazyLock::new(|| SimPlatform::new((0..100).map(|seed| SimConfig { seed, ..SimConfig::default() }).collect()));
     static NEXT: AtomicU8 = AtomicU8::new(0);
-    if std::env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
+    if has_cuda() {
         let there = cuda::platform().device_count().is_ok_and(|there| there >= count.into());
         return there.then(|| (0..count).map(Device::cuda).collect());
     }
@@ -57,15 +60,10 @@ const EXACT: Setting = Setting { dropout: 0.0, is_double: true, steps: STEPS };
 fn gpt2(device: Device, setting: Setting) -> Result<Gpt2> {
     let Setting { dropout, is_double, .. } = setting;
     let config = Gpt2Config {
-        vocab_size: 5,
-        n_positions: WINDOW,
-        n_embd: 16,
-        n_layer: 2,
-        n_head: 2,
         embd_pdrop: dropout,
         attn_pdrop: dropout,
         resid_pdrop: dropout,
-        ..Gpt2Config::default()
+        ..fixtures::gpt2(5, WINDOW, 16, 2)
     };
     // The other devices' parameters are replaced by the first's.
     let mut model = Gpt2::new(&Scope::new(&Generator::new(device.index().into())), &config)?;
@@ -81,7 +79,7 @@ fn adam(model: &dyn Module) -> Optimizer {
 }
 
 fn text() -> TextWindows {
-    TextWindows::of_tokens((0..=22 * WINDOW).map(|index| (index * index % 5) as u32).collect(), WINDOW).unwrap()
+    fixtures::text(22, WINDOW, 5)
 }
 
 fn loader<D: Dataset + 'static>(data: D, device: Device) -> DataLoader<D> {
@@ -116,13 +114,6 @@ fn run(devices: &[Device], setting: Setting) -> (Trainer<Classification<Gpt2>, T
         Ok((Classification(model), optimizer))
     });
     (run.unwrap(), replicas)
-}
-
-fn go_on<T: Task, D: Dataset<Item: tenure_nn::data::Collate<Batch = T::Batch>> + 'static>(
-    run: &mut Trainer<T, D>,
-    steps: usize,
-) {
-    while run.history().len() < steps && run.step().unwrap().is_some() {}
 }
 
 fn numbers(parameters: &[Parameter]) -> Vec<f64> {
@@ -182,8 +173,7 @@ fn losses_and_parameters_are_those_of_one_device() {
 #[test]
 fn a_run_goes_on_from_its_checkpoint_also_on_other_devices() {
     let _alone = alone();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.safetensors");
+    let (_folder, path) = path_in_folder("run.safetensors");
     let setting = Setting { dropout: 0.1, is_double: true, ..EXACT };
     let Some(two) = devices(2) else { return };
     let (mut whole, _) = run(&two, setting);
@@ -224,24 +214,12 @@ fn dropout_differs_from_device_to_device() {
         seen: Arc<Seen>,
     }
     module!(Dropping { weight });
-    impl Task for Dropping {
-        type Batch = (Tensor, Tensor);
-        fn examples(&self, (_, target): &Self::Batch) -> usize {
-            target.sizes()[0]
-        }
-        fn model(&self) -> &dyn Module {
-            self
-        }
-        fn model_mut(&mut self) -> &mut dyn Module {
-            self
-        }
-        fn loss(&self, _: &Self::Batch) -> Result<Tensor> {
+    task!(Dropping);
+    impl Dropping {
+        fn loss_of(&self, _: &Tensor) -> Result<Tensor> {
             let dropped = self.weight.ones_like()?.dropout(0.5, true)?;
             self.seen.lock().push((dropped.device(), dropped.to_vec::<f64>()?));
             Ok(self.weight.mul(&dropped)?.sum_all()?)
-        }
-        fn score(&self, _: &Self::Batch) -> Result<Score> {
-            Ok(Score::default())
         }
     }
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -321,22 +299,10 @@ fn waits(device: Device) -> u64 {
     }
 }
 
-impl Task for Partial {
-    type Batch = (Tensor, Tensor);
+task!(Partial);
 
-    fn examples(&self, (_, target): &Self::Batch) -> usize {
-        target.sizes()[0]
-    }
-
-    fn model(&self) -> &dyn Module {
-        self
-    }
-
-    fn model_mut(&mut self) -> &mut dyn Module {
-        self
-    }
-
-    fn loss(&self, (input, _): &Self::Batch) -> Result<Tensor> {
+impl Partial {
+    fn loss_of(&self, input: &Tensor) -> Result<Tensor> {
         let device = input.device();
         (self.trouble)(device, self.seen.forwards.fetch_add(1, Ordering::Relaxed))?;
         let x = input.slice(1, 0, 5, 1)?.to_dtype(DType::F64)?;
@@ -350,25 +316,19 @@ impl Task for Partial {
         self.seen.after_forward.store(waits(device), Ordering::Relaxed);
         Ok(loss)
     }
-
-    fn score(&self, _: &Self::Batch) -> Result<Score> {
-        Ok(Score::default())
-    }
 }
 
 fn fine() -> Trouble {
     Arc::new(|_, _| Ok(()))
 }
 
-fn partial<D: Dataset<Item = (Vec<i64>, Vec<i64>)> + 'static>(
-    data: D,
-    devices: &[Device],
-    trouble: &Trouble,
-) -> Trainer<Partial, D> {
+fn partial<D: Dataset<Item = Window> + 'static>(data: D, devices: &[Device], trouble: &Trouble) -> Trainer<Partial, D> {
     partial_of(10, data, devices, trouble)
 }
 
-fn partial_of<D: Dataset<Item = (Vec<i64>, Vec<i64>)> + 'static>(
+type Window = (Vec<i64>, Vec<i64>);
+
+fn partial_of<D: Dataset<Item = Window> + 'static>(
     outputs: usize,
     data: D,
     devices: &[Device],
@@ -407,8 +367,7 @@ fn a_parameter_counts_where_it_is_used() {
         let Some(several) = devices(count) else { continue };
         let mut run = partial(text(), &several, &fine());
         go_on(&mut run, usize::MAX);
-        let [found, expected] = [&run, &whole].map(|run| numbers(&run.task().parameters()));
-        compare(&found, &expected, 1e-12);
+        compare(&numbers(&run.task().parameters()), &numbers(&whole.task().parameters()), 1e-12);
         compare(&losses(&run), &losses(&whole), 1e-7);
     }
 }
@@ -457,34 +416,13 @@ fn all_devices_are_in_the_autocast_of_the_thread_that_steps() {
     assert_eq!(lower, expected.collect::<Vec<_>>());
 }
 
-/// A data set whose reading fails once, on the device that asks for the example after `left` others.
-struct Flaky {
-    text: TextWindows,
-    left: Arc<AtomicU64>,
-}
-
-impl Dataset for Flaky {
-    type Item = (Vec<i64>, Vec<i64>);
-
-    fn len(&self) -> usize {
-        self.text.len()
-    }
-
-    fn item(&self, index: usize) -> Result<Self::Item, DataError> {
-        match self.left.fetch_sub(1, Ordering::Relaxed) {
-            0 => Err(DataError::Other("the disk is away".into())),
-            _ => self.text.item(index),
-        }
-    }
-}
-
 #[test]
-fn what_could_not_be_read_once_is_read_by_the_next_step() {
+fn an_example_that_cannot_be_read_once_is_read_by_the_next_step() {
     let _alone = alone();
     let Some(two) = devices(2) else { return };
     let mut whole = partial(text(), &two, &fine());
     go_on(&mut whole, usize::MAX);
-    let mut flaky = partial(Flaky { text: text(), left: Arc::new(9.into()) }, &two, &fine());
+    let mut flaky = partial(Flaky { text: text(), left: 9.into() }, &two, &fine());
     let error = std::iter::from_fn(|| Some(flaky.step())).find_map(Result::err).unwrap();
     assert!(error.to_string().contains("the disk is away"), "{error}");
     while flaky.step().unwrap().is_some() {}
@@ -495,8 +433,7 @@ fn what_could_not_be_read_once_is_read_by_the_next_step() {
 #[test]
 fn an_error_of_one_device_ends_the_step_for_all_and_changes_no_parameter() {
     let _alone = alone();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.safetensors");
+    let (_folder, path) = path_in_folder("run.safetensors");
     for (is_last, panics) in [(false, false), (true, false), (true, true)] {
         let Some(all) = devices(3).or_else(|| devices(2)) else { return };
         let bad = if is_last { all[all.len() - 1] } else { all[0] };
@@ -528,39 +465,33 @@ fn an_error_of_one_device_ends_the_step_for_all_and_changes_no_parameter() {
     }
 }
 
+fn replica(device: Device, dtype: DType) -> Result<(Partial, Optimizer)> {
+    let mut task = Partial::new(device, 1, fine())?;
+    task.to_dtype(dtype)?;
+    let optimizer = Optimizer::new(task.parameters(), 1e-3, Sgd::default());
+    Ok((task, optimizer))
+}
+
+/// Returns a run of one step on one device.
+fn alone_on(device: Device) -> Trainer<Partial, TextWindows> {
+    let (task, optimizer) = replica(device, DType::F64).unwrap();
+    Trainer::new(task, loader(text(), device), optimizer, plan(1))
+}
+
 #[test]
-fn what_makes_no_group_is_refused() {
+fn an_invalid_device_group_is_refused() {
     let _alone = alone();
     let Some(two) = devices(2) else { return };
-    let run = || {
-        let task = Partial::new(two[0], 1, fine()).unwrap();
-        let optimizer = Optimizer::new(task.parameters(), 1e-3, Sgd::default());
-        Trainer::new(task, loader(text(), two[0]), optimizer, plan(1))
-    };
-    let replica = |device| -> Result<(Partial, Optimizer)> {
-        let task = Partial::new(device, 1, fine())?;
-        let optimizer = Optimizer::new(task.parameters(), 1e-3, Sgd::default());
-        Ok((task, optimizer))
-    };
-    let refused = |devices: &[Device], expected: &str| {
-        let error = run().on_devices(devices, replica).err().unwrap().to_string();
-        assert!(error.contains(expected), "{error}");
-    };
-    refused(&[], "the first device is to be the model's");
-    refused(&[two[1], two[0]], "the first device is to be the model's");
-    refused(&[two[0], two[0]], "make no group");
-    refused(&[two[0], Device::CPU], "CUDA devices are expected");
-    let error = run().on_devices(&two, |_| Err(TensorError::argument("replica", "no luck").into())).err().unwrap();
-    assert_eq!(error.to_string(), format!("{}: replica: no luck", two[1]));
-    let error = run()
-        .on_devices(&two, |device| {
-            let mut task = Partial::new(device, 1, fine())?;
-            task.to_dtype(DType::F32)?;
-            let optimizer = Optimizer::new(task.parameters(), 1e-3, Sgd::default());
-            Ok((task, optimizer))
-        })
-        .err()
-        .unwrap()
-        .to_string();
-    assert!(error.contains("where the model has"), "{error}");
+    for (devices, expected) in [
+        (&[][..], "the first device is to be the model's"),
+        (&[two[1], two[0]], "the first device is to be the model's"),
+        (&[two[0], two[0]], "make no group"),
+        (&[two[0], Device::CPU], "CUDA devices are expected"),
+    ] {
+        expect_error(alone_on(two[0]).on_devices(devices, |device| replica(device, DType::F64)), expected);
+    }
+    let failing = alone_on(two[0]).on_devices(&two, |_| Err(TensorError::argument("replica", "no luck").into()));
+    assert_eq!(failing.err().unwrap().to_string(), format!("{}: replica: no luck", two[1]));
+    let other = alone_on(two[0]).on_devices(&two, |device| replica(device, DType::F32));
+    expect_error(other, "where the model has");
 }

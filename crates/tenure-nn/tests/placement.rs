@@ -1,13 +1,16 @@
 //! Tests of training with weights and activations in the memory tiers that a mapping names.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod fixtures;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use fixtures::{gpt2, path_in_folder, text};
 use parking_lot::{Mutex, MutexGuard};
 use tenure_core::{Key, KeyId, Purpose, Tag};
-use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
+use tenure_nn::data::{DataLoader, LoaderOptions};
 use tenure_nn::layers::{Activation, BatchNorm2d, Conv2d, ConvOptions, Flatten, Layer, Linear, Sequential};
-use tenure_nn::models::{Bert, BertConfig, Gpt2, Gpt2Config, ResNet, ResNetConfig};
+use tenure_nn::models::{Bert, BertConfig, Gpt2, ResNet, ResNetConfig};
 use tenure_nn::optim::{Adam, Optimizer};
 use tenure_nn::train::{Classification, Score, StepMemory, Task, Trainer, TrainerOptions};
 use tenure_nn::{Module, Scope, module, purpose};
@@ -64,13 +67,10 @@ impl<T: Task> Task for Watched<T> {
 /// reports, and the memory of the last step.
 fn train(placement: Option<&Placement>, steps: u64) -> (Vec<u32>, Vec<Report>, StepMemory) {
     random::manual_seed(7);
-    let config =
-        Gpt2Config { vocab_size: 11, n_positions: WINDOW, n_embd: 32, n_layer: 2, n_head: 2, ..Gpt2Config::default() };
-    let model = Gpt2::new(&Scope::new(&Generator::new(1)), &config).unwrap();
+    let model = Gpt2::new(&Scope::new(&Generator::new(1)), &gpt2(11, WINDOW, 32, 2)).unwrap();
     let optimizer = Optimizer::new(model.parameters(), 1e-2, Adam::w());
-    let tokens = (0..=20 * WINDOW).map(|index| (index * index % 11) as u32).collect();
     let options = LoaderOptions { batch_size: 4, shuffle: Some(3), workers: 2, ..LoaderOptions::default() };
-    let loader = DataLoader::new(TextWindows::of_tokens(tokens, WINDOW).unwrap(), options);
+    let loader = DataLoader::new(text(20, WINDOW, 11), options);
     let task = Watched { task: Classification(model), placement: placement.cloned(), seen: Mutex::default() };
     let mut trainer = Trainer::new(task, loader, optimizer, TrainerOptions { steps, ..TrainerOptions::default() });
     while trainer.step().unwrap().is_some() {}
@@ -122,8 +122,7 @@ fn a_training_run_follows_its_mapping_to_the_last_byte_and_learns_the_same() {
     let plan = FixedPlacement::first_fit(&problem, order, problem.tiers()[0].capacity.unwrap()).plan();
 
     // The mapping goes through a file, as between processes.
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("mapping.json");
+    let (_folder, path) = path_in_folder("mapping.json");
     Mapping::of_plan(&problem, &plan).unwrap().write(&path).unwrap();
     let options = PlacementOptions { is_strict: true, ..PlacementOptions::default() };
     let placement = Placement::open(Mapping::read(&path).unwrap(), tiers(), options).unwrap();
@@ -218,9 +217,7 @@ fn step(model: &Images) {
 #[test]
 fn keys_say_module_and_operation_and_do_not_drift_when_something_is_added() {
     let _alone = alone();
-    let record = |adds| keys(&recorded(|| step(&Images::new(adds))));
-    let plain = record(false);
-    let longer = record(true);
+    let [plain, longer] = [false, true].map(|adds| keys(&recorded(|| step(&Images::new(adds)))));
     for key in [
         "features.0/parameter/weight#0",
         "features.0/conv/out#0",
@@ -234,8 +231,8 @@ fn keys_say_module_and_operation_and_do_not_drift_when_something_is_added() {
     }
     assert!(plain.is_subset(&longer), "{:#?}", plain.difference(&longer));
     let added: Vec<&String> = longer.difference(&plain).collect();
-    let is_of = |key: &str, op: &str| key.split('/').nth(1) == Some(op);
-    assert!(!added.is_empty() && added.iter().all(|key| is_of(key, "abs") || is_of(key, "mul")), "{added:#?}");
+    let are_added = added.iter().all(|key| matches!(key.split('/').nth(1), Some("abs" | "mul")));
+    assert!(!added.is_empty() && are_added, "{added:#?}");
 }
 
 #[test]

@@ -2,19 +2,22 @@
 //! `TENURE_TEST_DRIVER` is `cuda`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod fixtures;
+
 mod texts;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
-use std::{env, thread};
+use std::thread;
 
+use fixtures::{expect_error, expect_peace, has_cuda};
 use parking_lot::{Mutex, MutexGuard};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use tempfile::TempDir;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{SimConfig, SimPlatform};
-use tenure_device::{Executor, Platform as _, cuda};
+use tenure_device::{Platform as _, cuda};
 use tenure_nn::networks::Network;
 use tenure_nn::switched::{Orders, StoredTensors, SwitchedModel, Switcher, SwitcherOptions};
 use tenure_nn::{Module, Scope};
@@ -31,7 +34,7 @@ const DEVICES: [Device; 2] = [Device::cuda(0), Device::cuda(1)];
 fn alone() -> Option<(MutexGuard<'static, ()>, &'static [&'static DeviceMemory])> {
     static ALONE: Mutex<()> = Mutex::new(());
     static MEMORIES: LazyLock<Vec<&DeviceMemory>> = LazyLock::new(|| {
-        if env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
+        if has_cuda() {
             let count = cuda::platform().device_count().unwrap().min(2);
             return (0..count as u8).map(|index| memory::device(index).unwrap()).collect();
         }
@@ -45,15 +48,6 @@ fn alone() -> Option<(MutexGuard<'static, ()>, &'static [&'static DeviceMemory])
         return None;
     }
     Some((alone, &MEMORIES))
-}
-
-fn expect_peace(memories: &[&DeviceMemory]) {
-    for memory in memories {
-        memory.driver().synchronize().unwrap();
-        if let Executor::Sim(driver) = memory.driver().executor() {
-            assert_eq!(driver.fault(), None);
-        }
-    }
 }
 
 fn shapes() -> Texts {
@@ -149,7 +143,7 @@ fn a_model_on_two_devices_has_one_image_in_the_order_that_one_of_them_learned() 
     assert!(ask(&models[1]) == made.expected);
     models[1].remove().unwrap();
     assert_eq!(image_bytes(&switchers), 0);
-    expect_peace(memories);
+    memories.iter().for_each(|memory| expect_peace(memory));
 }
 
 #[test]
@@ -173,7 +167,7 @@ fn an_order_that_was_kept_is_that_of_all_devices() {
     assert_eq!(groups[0].0, groups[1].0);
     assert_eq!(groups[0].0[0], groups[0].0[1]);
     assert_eq!([groups[0].1, groups[1].1], [1, 0], "one device measures, and the next switchers know");
-    expect_peace(memories);
+    memories.iter().for_each(|memory| expect_peace(memory));
 }
 
 #[test]
@@ -200,7 +194,7 @@ fn memory_for_one_image_serves_both_devices_in_turn() {
     }
     models.iter().flatten().for_each(|model| model.remove().unwrap());
     assert_eq!(image_bytes(&switchers), 0);
-    expect_peace(memories);
+    memories.iter().for_each(|memory| expect_peace(memory));
 }
 
 #[test]
@@ -222,7 +216,7 @@ fn an_image_that_one_device_forgets_is_still_copied_by_another() {
     models[0].remove().unwrap();
     models[1].remove().unwrap();
     assert_eq!(image_bytes(&switchers), 0);
-    expect_peace(memories);
+    memories.iter().for_each(|memory| expect_peace(memory));
 }
 
 #[test]
@@ -260,7 +254,7 @@ fn two_devices_that_are_asked_at_the_same_time_keep_to_one_budget() {
         models.iter().for_each(|model| model.remove().unwrap());
     }
     assert_eq!(image_bytes(&switchers), 0);
-    expect_peace(memories);
+    memories.iter().for_each(|memory| expect_peace(memory));
 }
 
 #[test]
@@ -273,12 +267,11 @@ fn files_that_cannot_be_read_are_told_on_both_devices_and_the_next_call_is_right
     let models = made.add(&switchers);
     std::fs::File::options().write(true).open(&made.path).unwrap().set_len(whole.len() as u64 / 2).unwrap();
     for model in &models {
-        let said = model.forward(&inputs()).unwrap_err().to_string();
-        assert!(said.contains("it was cut"), "{said}");
+        expect_error(model.forward(&inputs()), "it was cut");
     }
     std::fs::write(&made.path, &whole).unwrap();
     for model in models.iter().chain(&models) {
         assert!(ask(model) == made.expected);
     }
-    expect_peace(memories);
+    memories.iter().for_each(|memory| expect_peace(memory));
 }

@@ -6,8 +6,7 @@ mod common;
 #[path = "common/steps.rs"]
 mod steps;
 
-use common::{configs, fill, images, on_devices, scope, tensor, with_scope};
-use serde_json::Value;
+use common::{configs, fill, golden, images, on_devices, scope, tensor, with_scope};
 use steps::{Loss, MakeOptimizer, Training, adamw, classify, classify_text, predict, sgd};
 use tenure_nn::models::{Bert, DenseNet, Gpt2, Llama, R3d, R3dConfig, ResNet, ResNetConfig};
 use tenure_nn::optim::{Adam, GradScaler, Optimizer, Schedule, clip_grad_norm};
@@ -33,8 +32,7 @@ fn check<M: Module + 'static>(
     (inputs, targets): (Tensor, Tensor),
     tolerance: f64,
 ) {
-    let goldens: Value = serde_json::from_str(include_str!("goldens/steps.json")).unwrap();
-    let golden = &goldens[name];
+    let golden = golden("steps", name);
     let model = with_scope(|scope| model(&scope.zeroed()).unwrap());
     fill(&model);
     let mut training = Training::new(model, loss, optimizer);
@@ -65,10 +63,11 @@ fn tokens(first: usize) -> Tensor {
 }
 
 fn resnets_train_as_torchvisions() {
-    let batch = || (images(&[4, 3, 33, 24]), labels(&[3, 0, 4, 0]));
-    let narrow = |config| move |scope: &Scope| ResNet::new(scope, ResNetConfig { width: 8, ..config });
-    check("resnet_basic", narrow(configs::RESNET_BASIC), (classify, sgd), batch(), 1e-8);
-    check("resnet_bottleneck", narrow(configs::RESNET_BOTTLENECK), (classify, sgd), batch(), 1e-8);
+    for (name, config) in [("resnet_basic", configs::RESNET_BASIC), ("resnet_bottleneck", configs::RESNET_BOTTLENECK)] {
+        let narrow = ResNetConfig { width: 8, ..config };
+        let batch = (images(&[4, 3, 33, 24]), labels(&[3, 0, 4, 0]));
+        check(name, |scope| ResNet::new(scope, narrow), (classify, sgd), batch, 1e-8);
+    }
 }
 
 fn a_densenet_trains_as_torchvisions() {
@@ -104,8 +103,7 @@ fn a_gpt2_trains_as_hugging_faces() {
 }
 
 fn a_gpt2_trains_in_mixed_precision_as_hugging_faces() {
-    let goldens: Value = serde_json::from_str(include_str!("goldens/steps.json")).unwrap();
-    let golden = |what: &str, step: usize| goldens["gpt2_mixed"][what][step].as_f64();
+    let golden = golden("steps", "gpt2_mixed");
     let model = Gpt2::new(&scope().zeroed(), &configs::gpt2()).unwrap();
     fill(&model);
     let training = Training::new(model, predict, adamw);
@@ -124,19 +122,17 @@ fn a_gpt2_trains_in_mixed_precision_as_hugging_faces() {
         scaler.unscale(&mut optimizer).unwrap();
         let norm = clip_grad_norm(&training.parameters, 1.0).unwrap().item::<f64>().unwrap();
         assert_eq!(scaler.step(&mut optimizer).unwrap(), step != 3);
-        assert_eq!(Some(scaler.state.scale), golden("scales", step), "step {step}");
+        assert_eq!(Some(scaler.state.scale), golden["scales"][step].as_f64(), "step {step}");
         // A bfloat16 has a relative error of up to 4 · 10⁻³. Weights with such errors change losses by 1%, and later
         // norms by 20%.
-        let expect = |what: &str, found: f64, tolerance: f64| {
-            let expected = golden(what, step).unwrap();
+        let loss = loss.item_scalar().unwrap().to_f64();
+        let norms = (step == 0).then_some(("norms", norm, 5e-2));
+        for (what, found, tolerance) in [("losses", loss, 2e-2)].into_iter().chain(norms) {
+            let expected = golden[what][step].as_f64().unwrap();
             assert!(
                 (found - expected).abs() <= tolerance * expected,
                 "{what}, step {step}: {found}, expected {expected}"
             );
-        };
-        expect("losses", loss.item_scalar().unwrap().to_f64(), 2e-2);
-        if step == 0 {
-            expect("norms", norm, 5e-2);
         }
     }
 }

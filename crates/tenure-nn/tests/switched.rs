@@ -2,22 +2,23 @@
 //! and on a device that is simulated unless `TENURE_TEST_DRIVER` is `cuda`.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod fixtures;
+
 #[path = "common/configs.rs"]
 mod configs;
 
-use std::env;
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
 use std::thread;
 
-use parking_lot::{Mutex, MutexGuard};
+use fixtures::{alone_with_device, expect_error, expect_peace};
+use parking_lot::MutexGuard;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use tempfile::TempDir;
 use tenure_device::Executor;
-use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
+use tenure_device::memory::DeviceMemory;
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
 use tenure_nn::layers::{Embedding, Layer, Linear};
 use tenure_nn::models::{Bert, Gpt2, Llama, ResNet};
@@ -33,18 +34,11 @@ const CHUNK: u64 = 64 << 10;
 
 const CUDA: Device = Device::cuda(0);
 
-/// Locks the device, which belongs to the process, for one test.
+/// Locks the device for one test. Also returns the size of its smallest chunks.
 fn alone() -> (MutexGuard<'static, ()>, &'static DeviceMemory, u64) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    static MEMORY: LazyLock<(&DeviceMemory, u64)> = LazyLock::new(|| {
-        if env::var("TENURE_TEST_DRIVER").is_ok_and(|driver| driver == "cuda") {
-            let memory = memory::device(0).unwrap();
-            return (memory, memory.driver().granularity());
-        }
-        let config = SimConfig { granularity_bytes: CHUNK, capacity_bytes: 1 << 30, seed: 7, ..SimConfig::default() };
-        (memory::install(Arc::new(SimDriver::new(config)), MemoryConfig::default()).unwrap(), CHUNK)
-    });
-    (ALONE.lock(), MEMORY.0, MEMORY.1)
+    let config = SimConfig { granularity_bytes: CHUNK, capacity_bytes: 1 << 30, seed: 7, ..SimConfig::default() };
+    let (alone, memory) = alone_with_device(config);
+    (alone, memory, memory.driver().granularity())
 }
 
 fn simulated(memory: &'static DeviceMemory) -> Option<&'static SimDriver> {
@@ -77,10 +71,6 @@ impl Chain {
 }
 
 impl Network for Chain {
-    fn inputs(&self) -> usize {
-        1
-    }
-
     fn outputs(&self) -> usize {
         2
     }
@@ -97,20 +87,12 @@ impl Network for Chain {
     }
 }
 
-struct Images {
+struct OneLayer {
     layer: Box<dyn Layer>,
 }
-module!(Images { layer });
+module!(OneLayer { layer });
 
-impl Network for Images {
-    fn inputs(&self) -> usize {
-        1
-    }
-
-    fn outputs(&self) -> usize {
-        1
-    }
-
+impl Network for OneLayer {
     fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         Ok(vec![self.layer.forward(&inputs[0])?])
     }
@@ -126,10 +108,6 @@ impl Network for Texts {
         2
     }
 
-    fn outputs(&self) -> usize {
-        1
-    }
-
     fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         Ok(vec![self.bert.forward(&inputs[0], Some(&inputs[1]))?])
     }
@@ -142,36 +120,28 @@ struct Rows {
 }
 module!(Rows { table, out });
 
-impl Network for Rows {
-    fn inputs(&self) -> usize {
-        1
-    }
-
-    fn outputs(&self) -> usize {
-        1
-    }
-
-    fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        Ok(vec![self.out.forward(&self.table.forward(&inputs[0])?)?])
+impl Layer for Rows {
+    fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        self.out.forward(&self.table.forward(input)?)
     }
 }
 
 const KINDS: [&str; 6] = ["chain", "resnet", "gpt2", "llama", "bert", "rows"];
 
 fn network(kind: &str, scope: &Scope) -> Box<dyn Network> {
-    let images = |layer: Box<dyn Layer>| Box::new(Images { layer }) as Box<dyn Network>;
-    match kind {
-        "chain" => Box::new(Chain::new(scope).unwrap()),
-        "resnet" => images(Box::new(ResNet::new(scope, configs::RESNET_BASIC).unwrap())),
-        "gpt2" => images(Box::new(Gpt2::new(scope, &configs::gpt2()).unwrap())),
-        "rows" => {
+    let layer: Box<dyn Layer> = match kind {
+        "chain" => return Box::new(Chain::new(scope).unwrap()),
+        "bert" => return Box::new(Texts { bert: Bert::new(scope, &configs::bert()).unwrap() }),
+        "resnet" => Box::new(ResNet::new(scope, configs::RESNET_BASIC).unwrap()),
+        "gpt2" => Box::new(Gpt2::new(scope, &configs::gpt2()).unwrap()),
+        "llama" => Box::new(Llama::new(scope, &configs::llama()).unwrap()),
+        _ => {
             let table = Embedding::new(&scope.at("table"), 9000, 32);
             let out = Linear::new(&scope.at("out"), 32, 5);
             Box::new(Rows { table: table.unwrap(), out: out.unwrap() })
         }
-        "llama" => images(Box::new(Llama::new(scope, &configs::llama()).unwrap())),
-        _ => Box::new(Texts { bert: Bert::new(scope, &configs::bert()).unwrap() }),
-    }
+    };
+    Box::new(OneLayer { layer })
 }
 
 fn shapes(kind: &str) -> Box<dyn Network> {
@@ -213,6 +183,11 @@ impl Made {
     }
 }
 
+/// Makes a network of each kind.
+fn one_of_each(folder: &Path, device: Device) -> Vec<Made> {
+    (1..).zip(KINDS).map(|(seed, kind)| Made::new(folder, kind, seed, device)).collect()
+}
+
 fn bytes(answers: Vec<Tensor>) -> Vec<Vec<u8>> {
     answers.iter().map(|answer| answer.to_bytes().unwrap()).collect()
 }
@@ -234,16 +209,16 @@ fn every_answer_is_the_models_own_on_every_device_in_every_grouping() {
     let (_alone, memory, chunk) = alone();
     let folder = TempDir::new().unwrap();
     for device in [Device::CPU, CUDA] {
-        let made: Vec<Made> =
-            (1..).zip(KINDS).map(|(seed, kind)| Made::new(folder.path(), kind, seed, device)).collect();
+        let made = one_of_each(folder.path(), device);
         // The largest model fits only alone.
         let chunk = if device.is_cpu() { 16 << 10 } else { chunk };
         let budget = made.iter().map(|made| room(made, chunk)).max().unwrap();
         for grouping in [Grouping::Searched, Grouping::PerLayer, Grouping::PerBlock, Grouping::Whole] {
             let switcher = Switcher::new(device, SwitcherOptions { grouping, ..options(budget, chunk) }).unwrap();
-            let add =
-                |made: &Made| switcher.add(&made.path.to_string_lossy(), shapes(made.kind), &[&made.path]).unwrap();
-            let models: Vec<SwitchedModel> = made.iter().map(add).collect();
+            let models: Vec<SwitchedModel> = made
+                .iter()
+                .map(|made| switcher.add(&made.path.to_string_lossy(), shapes(made.kind), &[&made.path]).unwrap())
+                .collect();
             let tensors: Vec<usize> = models.iter().map(|model| model.group_bytes().unwrap().len()).collect();
             for turn in 0..5 {
                 for (made, model) in made.iter().zip(&models) {
@@ -282,8 +257,7 @@ fn an_order_that_was_learned_is_known_to_the_next_switcher() {
     let (_alone, memory, chunk) = alone();
     let folder = TempDir::new().unwrap();
     for device in [Device::CPU, CUDA] {
-        let made: Vec<Made> =
-            (1..).zip(KINDS).map(|(seed, kind)| Made::new(folder.path(), kind, seed, device)).collect();
+        let made = one_of_each(folder.path(), device);
         let orders = folder.path().join(device.to_string());
         let groups = |calls: usize| -> Vec<Vec<u64>> {
             let options = SwitcherOptions { orders: Some(Orders::new(&orders)), ..options(64 << 20, chunk) };
@@ -313,7 +287,7 @@ fn an_order_that_was_learned_is_known_to_the_next_switcher() {
 }
 
 #[test]
-fn what_is_called_seldom_or_has_low_priority_leaves_first() {
+fn a_model_of_few_calls_or_low_priority_leaves_first() {
     let (_alone, memory, chunk) = alone();
     let folder = TempDir::new().unwrap();
     for device in [Device::CPU, CUDA] {
@@ -337,13 +311,6 @@ fn what_is_called_seldom_or_has_low_priority_leaves_first() {
         assert_eq!(resident(), [true, false, true], "the second one matters least");
     }
     expect_peace(memory);
-}
-
-fn expect_peace(memory: &DeviceMemory) {
-    memory.driver().synchronize().unwrap();
-    if let Executor::Sim(driver) = memory.driver().executor() {
-        assert_eq!(driver.fault(), None);
-    }
 }
 
 #[test]
@@ -391,8 +358,7 @@ fn threads_that_ask_for_different_models_get_their_answers() {
     let (_alone, memory, chunk) = alone();
     let folder = TempDir::new().unwrap();
     for device in [Device::CPU, CUDA] {
-        let made: Vec<Made> =
-            (1..).zip(KINDS).map(|(seed, kind)| Made::new(folder.path(), kind, seed, device)).collect();
+        let made = one_of_each(folder.path(), device);
         let budget = made.iter().map(|made| room(made, chunk)).max().unwrap();
         let switcher = Switcher::new(device, options(budget, chunk)).unwrap();
         thread::scope(|scope| {
@@ -429,12 +395,10 @@ fn files_that_are_missing_cut_or_none_are_told_and_the_next_call_is_right() {
         refused(&broken, &format!("{} are missing at its end", whole.len().div_ceil(2)));
         fs::write(&broken, b"{}").unwrap();
         refused(&broken, "no safetensors");
-        let said = switcher.add("model", shapes("gpt2"), &[&made.path]).err().unwrap().to_string();
-        assert!(said.contains("missing"), "{said}");
+        expect_error(switcher.add("model", shapes("gpt2"), &[&made.path]), "missing");
 
         let model = switcher.add("model", shapes("resnet"), &[&made.path]).unwrap();
-        let said = switcher.add("model", shapes("resnet"), &[&made.path]).err().unwrap().to_string();
-        assert!(said.contains("already"), "{said}");
+        expect_error(switcher.add("model", shapes("resnet"), &[&made.path]), "already");
         let inputs = inputs("resnet", 1, device);
         let expected = made.expected(&inputs);
         fs::File::options().write(true).open(&made.path).unwrap().set_len(whole.len() as u64 / 2).unwrap();
@@ -445,30 +409,27 @@ fn files_that_are_missing_cut_or_none_are_told_and_the_next_call_is_right() {
             assert_eq!(ask(&model, &inputs), expected);
         }
         model.remove().unwrap();
-        let said = model.forward(&inputs).unwrap_err().to_string();
-        assert!(said.contains("add it again"), "{said}");
+        expect_error(model.forward(&inputs), "add it again");
         assert_eq!((switcher.report().resident_bytes, switcher.report().image_bytes), (0, 0));
     }
 }
 
 #[test]
-fn what_has_no_room_is_refused_with_figures() {
+fn a_model_without_room_is_refused_with_figures() {
     let (_alone, _, chunk) = alone();
     let folder = TempDir::new().unwrap();
     let made = Made::new(folder.path(), "resnet", 1, CUDA);
     let inputs = inputs("resnet", 1, CUDA);
-    let add = |device, options| {
+    for (device, options, parts) in [
+        (CUDA, options(chunk, chunk), ["can never be there", &chunk.to_string()]),
+        (CUDA, SwitcherOptions { host_bytes: 1000, ..options(1 << 30, chunk) }, ["of the 1000 bytes for images"; 2]),
+        (Device::CPU, options(1000, chunk), ["of the 1000 bytes for images"; 2]),
+    ] {
         let switcher = Switcher::new(device, options).unwrap();
-        let model = switcher.add("model", shapes("resnet"), &[&made.path])?;
-        model.forward(&inputs)
-    };
-    let said = |device, options| add(device, options).err().unwrap().to_string();
-    let large = said(CUDA, options(chunk, chunk));
-    assert!(large.contains("can never be there") && large.contains(&chunk.to_string()), "{large}");
-    let host = said(CUDA, SwitcherOptions { host_bytes: 1000, ..options(1 << 30, chunk) });
-    assert!(host.contains("of the 1000 bytes for images"), "{host}");
-    let memory = said(Device::CPU, options(1000, chunk));
-    assert!(memory.contains("of the 1000 bytes for images"), "{memory}");
+        let added = switcher.add("model", shapes("resnet"), &[&made.path]);
+        let said = added.and_then(|model| model.forward(&inputs)).err().unwrap().to_string();
+        assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+    }
 }
 
 #[test]

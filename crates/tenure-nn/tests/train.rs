@@ -1,16 +1,18 @@
 //! Tests of the trainer: steps, their costs, and resuming.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod fixtures;
+
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use fixtures::{Flaky, bytes, expect_error, go_on, path_in_folder};
 use parking_lot::{Mutex, MutexGuard};
 use tenure_core::Tag;
 use tenure_nn::checkpoint::{Checkpoint, Progress};
-use tenure_nn::data::{DataError, DataLoader, Dataset, LoaderOptions, Subset, TextWindows};
-use tenure_nn::models::{Gpt2, Gpt2Config};
+use tenure_nn::data::{DataLoader, Dataset, LoaderOptions, Subset, TextWindows};
+use tenure_nn::models::Gpt2;
 use tenure_nn::optim::{Adam, Optimizer, Schedule};
 use tenure_nn::train::{Classification, Recorder, Score, Task, TrainError, Trainer, TrainerOptions};
 use tenure_nn::{Error, Module, Scope};
@@ -30,13 +32,11 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 fn model() -> Gpt2 {
-    let config =
-        Gpt2Config { vocab_size: 5, n_positions: WINDOW, n_embd: 16, n_layer: 2, n_head: 2, ..Gpt2Config::default() };
-    Gpt2::new(&Scope::new(&Generator::new(1)), &config).unwrap()
+    Gpt2::new(&Scope::new(&Generator::new(1)), &fixtures::gpt2(5, WINDOW, 16, 2)).unwrap()
 }
 
 fn text(windows: usize) -> TextWindows {
-    TextWindows::of_tokens((0..=windows * WINDOW).map(|index| (index * index % 5) as u32).collect(), WINDOW).unwrap()
+    fixtures::text(windows, WINDOW, 5)
 }
 
 fn plan() -> TrainerOptions {
@@ -62,38 +62,8 @@ fn run_on<D: Dataset<Item = Window> + 'static>(
     Trainer::new(Classification(model), DataLoader::new(data, options), optimizer, plan)
 }
 
-/// A text in which one read fails once: that of the example that is asked for after `left` others.
-struct Flaky {
-    text: TextWindows,
-    left: AtomicUsize,
-}
-
-impl Dataset for Flaky {
-    type Item = Window;
-
-    fn len(&self) -> usize {
-        self.text.len()
-    }
-
-    fn item(&self, index: usize) -> Result<Window, DataError> {
-        match self.left.fetch_sub(1, Ordering::Relaxed) {
-            0 => Err(DataError::Other("the disk is away".into())),
-            _ => self.text.item(index),
-        }
-    }
-}
-
-/// Makes steps until the plan is done or the run has `steps` steps.
-fn go_on(run: &mut Run, steps: usize) {
-    while run.history().len() < steps && run.step().unwrap().is_some() {}
-}
-
 fn losses(run: &Run) -> Vec<u32> {
     run.history().iter().map(|step| step.loss.to_bits()).collect()
-}
-
-fn bytes(run: &Run) -> Vec<Vec<u8>> {
-    run.task().model().state().into_iter().map(|(_, tensor)| tensor.to_bytes().unwrap()).collect()
 }
 
 #[test]
@@ -114,8 +84,7 @@ fn a_run_learns_and_tells_every_step() {
 #[test]
 fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
     let _alone = alone();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.safetensors");
+    let (_folder, path) = path_in_folder("run.safetensors");
     let mut whole = run(1e-2, plan());
     go_on(&mut whole, usize::MAX);
     // Before the first step, within an epoch, at its end, and after the last step.
@@ -133,15 +102,14 @@ fn an_interrupted_run_goes_on_as_if_it_had_not_been() {
         assert_eq!(resumed.history(), &interrupted.history()[..steps]);
         go_on(&mut resumed, usize::MAX);
         assert_eq!(losses(&resumed), losses(&whole), "interrupted after {steps}");
-        assert_eq!(bytes(&resumed), bytes(&whole));
+        assert_eq!(bytes(resumed.task().model()), bytes(whole.task().model()));
     }
 }
 
 #[test]
-fn what_could_not_be_read_once_is_read_by_the_next_step() {
+fn an_example_that_cannot_be_read_once_is_read_by_the_next_step() {
     let _alone = alone();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.safetensors");
+    let (_folder, path) = path_in_folder("run.safetensors");
     let mut whole = run(1e-2, plan());
     go_on(&mut whole, usize::MAX);
     // In the third batch, and in the first batch of the second epoch.
@@ -162,13 +130,11 @@ fn what_could_not_be_read_once_is_read_by_the_next_step() {
 #[test]
 fn a_step_that_fails_leaves_no_gradients_and_can_be_made_again() {
     let _alone = alone();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.safetensors");
+    let (_folder, path) = path_in_folder("run.safetensors");
     let mut run = run(1e-2, plan());
     go_on(&mut run, 2);
     run.optimizer_mut().groups_mut()[0].set_lr(-1.0);
-    let error = run.step().unwrap_err().to_string();
-    assert!(error.contains("the learning rate is -"), "{error}");
+    expect_error(run.step(), "the learning rate is -");
     assert!(run.optimizer().parameters().all(|parameter| parameter.grad().is_none()));
     run.optimizer_mut().groups_mut()[0].set_lr(1e-2);
     go_on(&mut run, 3);
@@ -179,15 +145,14 @@ fn a_step_that_fails_leaves_no_gradients_and_can_be_made_again() {
 #[test]
 fn a_checkpoint_of_another_run_is_refused_and_nothing_changes() {
     let _alone = alone();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.safetensors");
+    let (_folder, path) = path_in_folder("run.safetensors");
     run(1e-2, plan()).save(&path).unwrap();
     let mut other = run(1e-2, TrainerOptions { identity: [("--seed".to_owned(), "4".to_owned())].into(), ..plan() });
     go_on(&mut other, 1);
-    let before = bytes(&other);
+    let before = bytes(other.task().model());
     let error = other.resume(&path).unwrap_err();
     assert_eq!(error.to_string(), "the checkpoint is of a run with --seed 3, not 4");
-    assert_eq!(bytes(&other), before);
+    assert_eq!(bytes(other.task().model()), before);
     let mut other = run(1e-2, TrainerOptions { identity: [].into(), ..plan() });
     let error = other.resume(&path).unwrap_err();
     assert_eq!(error.to_string(), "the checkpoint is of a run with --seed 3, not none");
@@ -206,22 +171,21 @@ fn a_checkpoint_of_another_run_is_refused_and_nothing_changes() {
 #[test]
 fn a_checkpoint_that_contradicts_itself_is_refused_and_nothing_changes() {
     let _alone = alone();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.safetensors");
+    let (_folder, path) = path_in_folder("run.safetensors");
     let mut saved = run(1e-2, plan());
     go_on(&mut saved, 8);
     saved.save(&path).unwrap();
     let progress = Checkpoint::open(&path).unwrap().progress().clone();
     assert_eq!((progress.step, progress.epoch, progress.batch), (8, 1, 2));
     let mut other = run(1e-2, plan());
-    let before = bytes(&other);
+    let before = bytes(other.task().model());
     let mut refused = |change: &dyn Fn(&mut Progress), expected: &str| {
         let mut progress = progress.clone();
         change(&mut progress);
         Checkpoint::save(&path, saved.task().model(), saved.optimizer(), &progress).unwrap();
         let error = other.resume(&path).unwrap_err().to_string();
         assert!(error.contains("run.safetensors: ") && error.contains(expected), "{error}");
-        assert_eq!(bytes(&other), before);
+        assert_eq!(bytes(other.task().model()), before);
     };
     refused(&|progress| progress.step = 9, "it is of step 9, and tells of 8 steps");
     refused(&|progress| progress.batch = 3, "step 8, and of batch 3 in epoch 1");
@@ -234,17 +198,15 @@ fn a_checkpoint_that_contradicts_itself_is_refused_and_nothing_changes() {
 #[test]
 fn a_long_history_does_not_fill_the_header_of_a_checkpoint() {
     let _alone = alone();
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.safetensors");
+    let (_folder, path) = path_in_folder("run.safetensors");
     let mut run = run(1e-2, plan());
-    let header_after = |run: &mut Run, steps| {
-        go_on(run, steps);
+    let [first, last] = [1, 14].map(|steps| {
+        go_on(&mut run, steps);
         run.save(&path).unwrap();
         u64::from_le_bytes(fs::read(&path).unwrap()[..8].try_into().unwrap())
-    };
-    let first = header_after(&mut run, 1);
+    });
     // Some numbers gain digits.
-    assert!(header_after(&mut run, 14) < first + 256);
+    assert!(last < first + 256);
 }
 
 #[test]

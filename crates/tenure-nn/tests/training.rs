@@ -1,8 +1,11 @@
 //! Tests of a whole run: data, model, optimizer, schedule, clipping, checkpoint.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod fixtures;
+
 use std::path::Path;
 
+use fixtures::path_in_folder;
 use tenure_nn::checkpoint::{Checkpoint, Progress};
 use tenure_nn::data::{DataLoader, Dataset, LoaderOptions};
 use tenure_nn::layers::{Activation, BatchNorm1d, Dropout, Layer, Linear, Sequential};
@@ -114,8 +117,7 @@ fn a_run_is_the_same_for_any_threads_and_workers_and_when_it_was_interrupted() {
     other.train(u64::MAX);
     assert_eq!(other.losses, whole.losses);
 
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.safetensors");
+    let (_folder, path) = path_in_folder("run.safetensors");
     let mut interrupted = Run::new(2);
     interrupted.train(10);
     interrupted.save(&path);

@@ -110,7 +110,7 @@ impl FashionMnist {
             return Err(DataError::format(&labels, reason));
         }
         if count == 0 {
-            return Err(DataError::format(&images, "there is no image in it: give a file with at least one"));
+            return Err(DataError::format(&images, "no image is in it: give a file with at least one"));
         }
         if let Some(index) = set.labels.iter().position(|label| usize::from(*label) >= Self::CLASSES.len()) {
             let reason = format!(
@@ -129,18 +129,20 @@ impl FashionMnist {
     /// # Errors
     /// The files are missing.
     pub fn files(folder: &Path, part: &str) -> Result<[PathBuf; 2]> {
-        let find = |name: String| {
-            let there = [folder.join(&name), folder.join(format!("{name}.gz"))].into_iter().find(|path| path.is_file());
-            there.ok_or_else(|| {
-                let reason = format!(
-                    "there is no {name}, with .gz or without: four files are expected, {{train,t10k}}-images-idx3-ubyte and \
-                     {{train,t10k}}-labels-idx1-ubyte, which Debian's package dataset-fashion-mnist brings"
-                );
-                DataError::format(folder, reason)
-            })
-        };
-        Ok([find(format!("{part}-images-idx3-ubyte"))?, find(format!("{part}-labels-idx1-ubyte"))?])
+        Ok([find(folder, &format!("{part}-images-idx3-ubyte"))?, find(folder, &format!("{part}-labels-idx1-ubyte"))?])
     }
+}
+
+/// Returns the path of a file in a folder, which may be packed.
+fn find(folder: &Path, name: &str) -> Result<PathBuf> {
+    let there = [folder.join(name), folder.join(format!("{name}.gz"))].into_iter().find(|path| path.is_file());
+    there.ok_or_else(|| {
+        let reason = format!(
+            "{name} is missing, with .gz or without: four files are expected, {{train,t10k}}-images-idx3-ubyte and \
+             {{train,t10k}}-labels-idx1-ubyte, which Debian's package dataset-fashion-mnist brings"
+        );
+        DataError::format(folder, reason)
+    })
 }
 
 impl Dataset for FashionMnist {

@@ -7,6 +7,7 @@ pub(crate) mod configs;
 pub(crate) mod cuda;
 
 use std::cell::Cell;
+use std::fs;
 
 use serde_json::Value;
 use tenure_nn::{Module, Parameter, Scope};
@@ -63,6 +64,13 @@ pub(crate) fn with_scope<R>(make: impl FnOnce(&Scope) -> R) -> R {
 /// Makes a tensor on the case's device.
 pub(crate) fn tensor<T: Element>(elements: &[T], sizes: &[usize]) -> Tensor {
     Tensor::from_slice(elements, sizes).unwrap().to_device(device()).unwrap()
+}
+
+/// Returns a part of a file of goldens.
+pub(crate) fn golden(file: &str, name: &str) -> Value {
+    let path = format!("{}/tests/goldens/{file}.json", env!("CARGO_MANIFEST_DIR"));
+    let goldens: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    goldens[name].clone()
 }
 
 /// Fills a model with the values of `models.py`.

@@ -12,6 +12,8 @@ use tenure_nn::{Buffer, Error, Module, Parameter, Source, StateError, module};
 use tenure_tensor::random::{Generator, GeneratorState};
 use tenure_tensor::{DType, Device, Tensor};
 
+use crate::fixtures::{expect_error, path_in_folder};
+
 /// The model y = scale x + shift.
 struct Affine {
     scale: Parameter,
@@ -41,8 +43,7 @@ fn step(model: &Affine, optimizer: &mut Optimizer, generator: &Generator) {
 
 #[test]
 fn a_run_goes_on_bit_for_bit() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.safetensors");
+    let (_folder, path) = path_in_folder("run.safetensors");
     let model = affine([0.3, -0.2]);
     let generator = Generator::new(11);
     let mut optimizer = Optimizer::new(model.parameters(), 0.01, Adam::default());
@@ -80,8 +81,7 @@ fn progress_survives_the_largest_numbers() {
 
 #[test]
 fn every_dtype_comes_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("all.safetensors");
+    let (_folder, path) = path_in_folder("all.safetensors");
     let tensors: BTreeMap<String, Tensor> = DType::ALL
         .into_iter()
         .map(|dtype| (dtype.to_string(), Tensor::full(&[2, 3], 1, dtype, Device::CPU).unwrap()))
@@ -106,12 +106,10 @@ fn every_dtype_comes_back() {
 fn weights_may_be_in_several_files() {
     let folder = tempfile::tempdir().unwrap();
     let model = affine([1.0, 2.0]);
-    let part = |name: &str, tensor: &Tensor, file: &str| {
-        save(&folder.path().join(file), [(name.to_owned(), tensor)], ("format", "pt")).unwrap();
-    };
-    part("layer.scale", &model.scale, "model-1.safetensors");
-    part("layer.shift", &model.shift, "model-2.safetensors");
-    part("seen", &model.seen, "model-3.safetensors");
+    for (number, (name, tensor)) in (1..).zip(model.state()) {
+        let file = folder.path().join(format!("model-{number}.safetensors"));
+        save(&file, [(name.to_owned(), tensor)], ("format", "pt")).unwrap();
+    }
     let index = |third: &str| {
         let map = serde_json::json!({"metadata": {"total_size": 16}, "weight_map": {
             "layer.scale": "model-1.safetensors", "layer.shift": "model-2.safetensors", "seen": third}});
@@ -127,8 +125,7 @@ fn weights_may_be_in_several_files() {
     assert!(Weights::open(&path).is_ok(), "a byte order mark is skipped");
 
     index("model-1.safetensors");
-    let error = Weights::open(folder.path()).err().unwrap().to_string();
-    assert!(error.contains("seen is not in it"), "{error}");
+    expect_error(Weights::open(folder.path()), "seen is not in it");
     index("model-4.safetensors");
     let error = Weights::open(folder.path()).err().unwrap().to_string();
     let missing = folder.path().join("model-4.safetensors");
@@ -137,8 +134,7 @@ fn weights_may_be_in_several_files() {
         "{error}"
     );
     index("../model-3.safetensors");
-    let error = Weights::open(folder.path()).err().unwrap().to_string();
-    assert!(error.contains("is not a file name"), "{error}");
+    expect_error(Weights::open(folder.path()), "is not a file name");
 }
 
 #[test]
@@ -163,8 +159,7 @@ fn wrong_names_and_sizes_are_said_and_nothing_changes() {
 
 #[test]
 fn bytes_that_are_no_checkpoint_are_an_error() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.safetensors");
+    let (_folder, path) = path_in_folder("run.safetensors");
     let model = affine([1.0, 2.0]);
     let optimizer = Optimizer::new(model.parameters(), 0.1, Adam::default());
     Checkpoint::save(&path, &model, &optimizer, &Progress::default()).unwrap();
@@ -197,8 +192,7 @@ fn bytes_that_are_no_checkpoint_are_an_error() {
 
 #[test]
 fn a_checkpoint_of_another_run_changes_neither_model_nor_optimizer() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.safetensors");
+    let (_folder, path) = path_in_folder("run.safetensors");
     let generator = Generator::new(3);
     let saved = affine([1.0, 2.0]);
     let mut adam = Optimizer::new(saved.parameters(), 0.1, Adam::default());
@@ -230,8 +224,7 @@ fn a_checkpoint_of_another_run_changes_neither_model_nor_optimizer() {
         step(&saved, &mut sgd, &generator);
         Checkpoint::save(&path, &saved, &sgd, &Progress::default()).unwrap();
         let mut optimizer = Optimizer::new(model.parameters(), 0.2, of_model);
-        let error = Checkpoint::open(&path).unwrap().load(&model, &mut optimizer).unwrap_err().to_string();
-        assert!(error.contains(expected), "{error}");
+        expect_error(Checkpoint::open(&path).unwrap().load(&model, &mut optimizer), expected);
         assert_eq!((values(&model), optimizer.state().unwrap().len()), ([5.0, 6.0], 0));
     }
 
@@ -240,15 +233,13 @@ fn a_checkpoint_of_another_run_changes_neither_model_nor_optimizer() {
     let seen = Buffer::new("other", Tensor::zeros(&[], DType::I64, Device::CPU).unwrap());
     let other = Affine { scale: other, shift: model.shift.clone(), seen };
     let mut adam = Optimizer::new(other.parameters(), 0.1, Adam::default());
-    let error = checkpoint.load(&other, &mut adam).unwrap_err().to_string();
-    assert!(error.contains("missing: other; unexpected: seen"), "{error}");
+    expect_error(checkpoint.load(&other, &mut adam), "missing: other; unexpected: seen");
     assert_eq!((values(&other), adam.state().unwrap().len()), ([0.0, 6.0], 0));
 }
 
 #[test]
 fn a_dtype_that_is_not_known_is_found_before_anything_changes() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (_folder, path) = path_in_folder("model.safetensors");
     let two = 2.0_f32.to_le_bytes();
     let seven = 7_i64.to_le_bytes();
     let view = |dtype, shape: &[usize], bytes| safetensors::tensor::TensorView::new(dtype, shape.to_vec(), bytes);
@@ -259,8 +250,7 @@ fn a_dtype_that_is_not_known_is_found_before_anything_changes() {
     ];
     safetensors::serialize_to_file(tensors, None, &path).unwrap();
     let model = affine([5.0, 6.0]);
-    let error = model.load(&Weights::open(&path).unwrap()).unwrap_err().to_string();
-    assert!(error.contains("layer.shift is of dtype F8_E4M3"), "{error}");
+    expect_error(model.load(&Weights::open(&path).unwrap()), "layer.shift is of dtype F8_E4M3");
     assert_eq!(values(&model), [5.0, 6.0]);
 }
 
@@ -271,8 +261,7 @@ fn files(folder: &Path) -> Vec<String> {
 
 #[test]
 fn a_write_that_fails_leaves_the_old_file_and_nothing_else() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("file");
+    let (folder, path) = path_in_folder("file");
     write_atomically(&path, |out| out.write_all(b"old")).unwrap();
     let error = write_atomically(&path, |out| {
         out.write_all(b"ne")?;
@@ -296,8 +285,7 @@ fn end_while_writing(test: &str, end: fn()) -> Vec<String> {
         });
         unreachable!("it ends while it writes");
     }
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("file");
+    let (folder, path) = path_in_folder("file");
     fs::write(&path, "old").unwrap();
     let test = format!("checkpoint::{test}");
     let child = Command::new(env::current_exe().unwrap()).args(["--exact", &test]).env(WRITER, &path).output().unwrap();
@@ -330,19 +318,17 @@ fn a_file_that_cannot_be_written_is_found_out_before() {
     check_writable(&path("new")).unwrap();
     assert_eq!((fs::read_to_string(path("file")).unwrap(), files(folder.path())), ("old".into(), vec!["file".into()]));
     for (name, expected) in [("missing/file", "there is no folder"), ("", "it is not a regular file")] {
-        let [before, when] = [check_writable(&path(name)), write_atomically(&path(name), |_| Ok(()))];
-        let [before, when] = [before, when].map(|result| result.unwrap_err().to_string());
+        let before = check_writable(&path(name)).unwrap_err().to_string();
         assert!(before.contains(expected), "{before}");
-        assert_eq!(before, when);
+        assert_eq!(before, write_atomically(&path(name), |_| Ok(())).unwrap_err().to_string());
     }
 }
 
 #[test]
 #[cfg(unix)]
-fn what_is_no_file_is_not_replaced_and_a_link_leads_to_what_is() {
+fn a_device_is_not_replaced_and_a_link_leads_to_its_file() {
     let folder = tempfile::tempdir().unwrap();
-    let error = write_atomically(Path::new("/dev/null"), |_| Ok(())).unwrap_err().to_string();
-    assert!(error.contains("/dev/null: it is not a regular file"), "{error}");
+    expect_error(write_atomically(Path::new("/dev/null"), |_| Ok(())), "/dev/null: it is not a regular file");
     assert!(!fs::metadata("/dev/null").unwrap().is_file());
 
     let file = folder.path().join("file");
@@ -366,8 +352,7 @@ fn a_parameter_in_two_places_is_one() {
     optimizer.step().unwrap();
     assert_eq!(values(&model), [1.0, 1.0]); // The gradient is 2, and it was applied once.
 
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("checkpoint");
+    let (_folder, path) = path_in_folder("checkpoint");
     Checkpoint::save(&path, &model, &optimizer, &Progress::default()).unwrap();
     Checkpoint::open(&path).unwrap().load(&model, &mut optimizer).unwrap();
 
@@ -378,8 +363,7 @@ fn a_parameter_in_two_places_is_one() {
 
 #[test]
 fn a_number_that_could_not_be_read_again_is_not_saved() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("checkpoint");
+    let (_folder, path) = path_in_folder("checkpoint");
     let model = affine([2.0, 1.0]);
     let infinite = ScalerState { scale: f64::INFINITY, steps: 0 };
     let of_scaler = Progress { scaler: Some(infinite), ..Progress::default() };
@@ -393,19 +377,16 @@ fn a_number_that_could_not_be_read_again_is_not_saved() {
 
 #[test]
 fn two_tensors_of_one_name_are_not_saved() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("weights");
+    let (_folder, path) = path_in_folder("weights");
     let tensor = Tensor::from_slice(&[1.0_f32], &[1]).unwrap();
     let tensors = [("a".to_owned(), &tensor), ("a".to_owned(), &tensor)];
-    let error = save(&path, tensors, ("key", "value")).unwrap_err().to_string();
-    assert!(error.contains("two tensors would be named a"), "{error}");
+    expect_error(save(&path, tensors, ("key", "value")), "two tensors would be named a");
     assert!(!path.exists());
 }
 
 #[test]
 fn where_a_tensor_is_in_its_file_is_told() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("weights.safetensors");
+    let (_folder, path) = path_in_folder("weights.safetensors");
     let model = affine([0.5, -4.0]);
     save(&path, model.state().into_iter().map(|(name, tensor)| (name.to_owned(), tensor)), ("of", "a test")).unwrap();
     let weights = Weights::open(&path).unwrap();
@@ -421,14 +402,12 @@ fn where_a_tensor_is_in_its_file_is_told() {
 
 #[test]
 fn weights_that_git_lfs_did_not_fetch_are_a_pointer() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
+    let (folder, path) = path_in_folder("model.safetensors");
     fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n").unwrap();
     let error = Weights::open(folder.path()).err().unwrap().to_string();
     assert!(error.contains("model.safetensors: this is a git-lfs pointer"), "{error}");
     assert!(error.contains("git lfs pull"), "{error}");
     let index = path.with_file_name("model.safetensors.index.json");
     fs::rename(&path, &index).unwrap();
-    let error = Weights::open(&index).err().unwrap().to_string();
-    assert!(error.contains("model.safetensors.index.json: this is a git-lfs pointer"), "{error}");
+    expect_error(Weights::open(&index), "model.safetensors.index.json: this is a git-lfs pointer");
 }

@@ -6,17 +6,13 @@ use tenure_nn::layers::{Activation, Layer};
 use tenure_nn::models::{Bert, BertConfig, Gpt2, Gpt2Config, Llama, LlamaConfig, Rope, RopeScaling};
 use tenure_tensor::Tensor;
 
-use crate::common::{check, configs, on_devices, tensor, with_scope};
+use crate::common::{check, configs, golden, on_devices, tensor, with_scope};
+use crate::fixtures::expect_error;
 
 on_devices! {
     an_unusual_llama_is_what_its_file_says
     an_unusual_gpt2_is_what_its_file_says
     an_unusual_bert_is_what_its_file_says
-}
-
-fn golden(model: &str) -> Value {
-    let goldens: Value = serde_json::from_str(include_str!("../goldens/configs.json")).unwrap();
-    goldens[model].clone()
 }
 
 fn read<C: DeserializeOwned>(file: &Value) -> Result<C, serde_json::Error> {
@@ -29,20 +25,20 @@ fn tokens() -> Tensor {
 }
 
 fn an_unusual_llama_is_what_its_file_says() {
-    let golden = golden("llama");
+    let golden = golden("configs", "llama");
     let model = with_scope(|scope| Llama::new(scope, &read(&golden["file"]).unwrap()).unwrap());
     // Hugging Face's model computes normalisation, rotary positions and softmax in single precision.
     check(&golden, &model, 1e-5, || model.forward(&tokens()));
 }
 
 fn an_unusual_gpt2_is_what_its_file_says() {
-    let golden = golden("gpt2");
+    let golden = golden("configs", "gpt2");
     let model = with_scope(|scope| Gpt2::new(&scope.at("transformer"), &read(&golden["file"]).unwrap()).unwrap());
     check(&golden, &model, 1e-8, || model.forward(&tokens()));
 }
 
 fn an_unusual_bert_is_what_its_file_says() {
-    let mut golden = golden("bert");
+    let mut golden = golden("configs", "bert");
     for name in ["pooler.dense.weight", "pooler.dense.bias"] {
         golden["norms"][name] = json!(0.0);
     }
@@ -51,7 +47,7 @@ fn an_unusual_bert_is_what_its_file_says() {
 }
 
 #[test]
-fn what_a_file_does_not_say_is_as_in_transformers() {
+fn missing_keys_have_the_values_of_transformers() {
     let sizes = json!({ "vocab_size": 11, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2,
         "num_attention_heads": 4, "max_position_embeddings": 8, "num_key_value_heads": null });
     let expected = LlamaConfig { num_key_value_heads: 4, rms_norm_eps: 1e-6, ..configs::llama() };
@@ -67,7 +63,7 @@ fn what_a_file_does_not_say_is_as_in_transformers() {
 
 /// Returns the refusal of a file in which one key has another value.
 fn refusal<C: DeserializeOwned>(model: &str, key: &str, value: Value) -> String {
-    let mut file = golden(model)["file"].clone();
+    let mut file = golden("configs", model)["file"].clone();
     file[key] = value;
     read::<C>(&file).err().unwrap_or_else(|| panic!("{key} of {model} is taken")).to_string()
 }
@@ -128,11 +124,9 @@ fn heads_that_do_not_go_together_are_refused() {
     assert!(error.contains("the token 11 for padding is none of 11"), "{error}");
 
     let gpt2 = Gpt2Config { n_head: 0, ..configs::gpt2() };
-    let error = with_scope(|scope| Gpt2::new(scope, &gpt2)).err().unwrap().to_string();
-    assert!(error.contains("0 attention heads do not divide a hidden size of 12"), "{error}");
+    expect_error(with_scope(|scope| Gpt2::new(scope, &gpt2)), "0 attention heads do not divide a hidden size of 12");
     let bert = BertConfig { num_attention_heads: 5, ..configs::bert() };
-    let error = with_scope(|scope| Bert::new(scope, &bert)).err().unwrap().to_string();
-    assert!(error.contains("5 attention heads do not divide a hidden size of 12"), "{error}");
+    expect_error(with_scope(|scope| Bert::new(scope, &bert)), "5 attention heads do not divide a hidden size of 12");
 }
 
 #[test]

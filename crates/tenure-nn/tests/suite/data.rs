@@ -8,9 +8,17 @@ use std::path::Path;
 use std::process::Command;
 
 use proptest::prelude::*;
+use tempfile::TempDir;
 use tenure_nn::data::{
     DataError, DataLoader, Dataset, FashionMnist, Idx, ImageFolder, ImageOptions, LoaderOptions, Result, TextWindows,
 };
+
+use crate::fixtures::{expect_error, path_in_folder};
+
+const SMALL: ImageOptions = ImageOptions { size: 8, resize: 8, mean: [0.0; 3], deviation: [1.0; 3] };
+
+/// A file of git-lfs that stands for one that was not fetched.
+const POINTER: &str = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
 
 /// A data set of each example's own number. Some examples fail, one panics.
 struct Numbers {
@@ -96,16 +104,19 @@ fn idx(sizes: &[u32], data: &[u8]) -> Vec<u8> {
     bytes
 }
 
+fn packed(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packed.write_all(bytes).unwrap();
+    packed.finish().unwrap()
+}
+
 #[test]
 fn idx_files_are_read_packed_or_not() {
     let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
+    let labels = folder.path().join("train-labels-idx1-ubyte");
     let pixels: Vec<u8> = (0..2 * 28 * 28).map(|pixel| (pixel % 251) as u8).collect();
-    fs::write(path("train-labels-idx1-ubyte"), idx(&[2], &[3, 9])).unwrap();
-    let file = fs::File::create(path("train-images-idx3-ubyte.gz")).unwrap();
-    let mut packed = flate2::write::GzEncoder::new(file, flate2::Compression::fast());
-    packed.write_all(&idx(&[2, 28, 28], &pixels)).unwrap();
-    packed.finish().unwrap();
+    fs::write(&labels, idx(&[2], &[3, 9])).unwrap();
+    fs::write(folder.path().join("train-images-idx3-ubyte.gz"), packed(&idx(&[2, 28, 28], &pixels))).unwrap();
 
     let set = FashionMnist::open(folder.path(), "train").unwrap();
     assert_eq!(set.len(), 2);
@@ -115,28 +126,24 @@ fn idx_files_are_read_packed_or_not() {
     assert_eq!(image.to_vec::<f32>().unwrap()[0], expected);
 
     let error = FashionMnist::open(folder.path(), "t10k").err().unwrap().to_string();
-    for expected in ["there is no t10k-images-idx3-ubyte", "four files are expected", "dataset-fashion-mnist"] {
+    for expected in ["t10k-images-idx3-ubyte is missing", "four files are expected", "dataset-fashion-mnist"] {
         assert!(error.contains(expected), "{error}");
     }
-    fs::write(path("train-labels-idx1-ubyte"), idx(&[3], &[3, 9, 1])).unwrap();
-    let error = FashionMnist::open(folder.path(), "train").err().unwrap().to_string();
-    assert!(error.contains("3 labels for 2 images"), "{error}");
+    fs::write(&labels, idx(&[3], &[3, 9, 1])).unwrap();
+    expect_error(FashionMnist::open(folder.path(), "train"), "3 labels for 2 images");
 }
 
 #[test]
 fn a_packed_file_is_told_by_its_content_not_by_its_name() {
     let folder = tempfile::tempdir().unwrap();
-    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    packed.write_all(&idx(&[2], &[3, 9])).unwrap();
     let packed_path = folder.path().join("packed");
     let plain_path = folder.path().join("plain.gz");
-    fs::write(&packed_path, packed.finish().unwrap()).unwrap();
+    fs::write(&packed_path, packed(&idx(&[2], &[3, 9]))).unwrap();
     fs::write(&plain_path, idx(&[2], &[3, 9])).unwrap();
     assert_eq!(Idx::open(&packed_path).unwrap().data, [3, 9]);
     assert_eq!(Idx::open(&plain_path).unwrap().data, [3, 9]);
     fs::write(&plain_path, "version https://git-lfs.github.com/spec/v1\n").unwrap();
-    let error = Idx::open(&plain_path).unwrap_err().to_string();
-    assert!(error.contains("plain.gz: this is a git-lfs pointer"), "{error}");
+    expect_error(Idx::open(&plain_path), "plain.gz: this is a git-lfs pointer");
 }
 
 #[test]
@@ -151,21 +158,19 @@ fn a_label_of_no_class_and_a_set_of_no_image_are_refused_with_their_file() {
     }
     fs::write(folder.path().join("train-images-idx3-ubyte"), idx(&[0, 1, 1], &[])).unwrap();
     fs::write(folder.path().join("train-labels-idx1-ubyte"), idx(&[0], &[])).unwrap();
-    let error = FashionMnist::open(folder.path(), "train").err().unwrap().to_string();
-    assert!(error.contains("train-images-idx3-ubyte: there is no image in it"), "{error}");
+    expect_error(FashionMnist::open(folder.path(), "train"), "train-images-idx3-ubyte: no image is in it");
 }
 
 #[test]
 fn a_bad_idx_file_says_what_is_wrong() {
-    let error = |bytes: &[u8]| Idx::parse(bytes).unwrap_err().to_string();
-    assert!(error(&[]).contains("magic"));
-    assert!(error(&[1, 0, 8, 1]).contains("two zeros"));
-    assert!(error(&[0, 0, 13, 1]).contains("0x0d"));
-    assert!(error(&[0, 0, 8, 2, 0, 0, 0, 1]).contains("size 1 of 2"));
-    assert!(error(&idx(&[4], &[1, 2, 3])).contains("take 4 bytes, but there are 3"));
-    assert!(error(&idx(&[2], &[1, 2, 3])).contains("more"));
-    assert!(error(&idx(&[u32::MAX; 3], &[])).contains("larger than any memory"));
-    assert!(error(&idx(&[u32::MAX], &[1])).contains("there are 1"));
+    expect_error(Idx::parse(&[][..]), "magic");
+    expect_error(Idx::parse(&[1, 0, 8, 1][..]), "two zeros");
+    expect_error(Idx::parse(&[0, 0, 13, 1][..]), "0x0d");
+    expect_error(Idx::parse(&[0, 0, 8, 2, 0, 0, 0, 1][..]), "size 1 of 2");
+    expect_error(Idx::parse(&*idx(&[4], &[1, 2, 3])), "take 4 bytes, but there are 3");
+    expect_error(Idx::parse(&*idx(&[2], &[1, 2, 3])), "more");
+    expect_error(Idx::parse(&*idx(&[u32::MAX; 3], &[])), "larger than any memory");
+    expect_error(Idx::parse(&*idx(&[u32::MAX], &[1])), "there are 1");
 }
 
 proptest! {
@@ -200,22 +205,25 @@ fn a_folder_for_each_class_is_a_data_set() {
         let image = image::RgbImage::from_pixel(20, 10, image::Rgb(colour));
         image.save(folder.path().join(class).join("one.png")).unwrap();
     }
-    let options = ImageOptions { size: 8, resize: 8, mean: [0.0; 3], deviation: [1.0; 3] };
-    let set = ImageFolder::open(folder.path(), options).unwrap();
+    let set = ImageFolder::open(folder.path(), SMALL).unwrap();
     assert_eq!((set.classes(), set.len()), (&["blue".to_owned(), "red".to_owned()][..], 2));
     let (image, label) = set.item(1).unwrap();
     assert_eq!((image.sizes(), label), (&[3, 8, 8][..], 1));
     assert_eq!(image.to_vec::<f32>().unwrap(), [vec![1.0; 64], vec![0.0; 128]].concat());
 
     fs::write(folder.path().join("red/one.png"), b"no image").unwrap();
-    let error = set.item(1).unwrap_err().to_string();
-    assert!(error.contains("one.png"), "{error}");
+    expect_error(set.item(1), "one.png");
     let empty = tempfile::tempdir().unwrap();
-    let error = ImageFolder::open(empty.path(), options).err().unwrap().to_string();
-    assert!(error.contains("a folder for each class"), "{error}");
+    expect_error(ImageFolder::open(empty.path(), SMALL), "a folder for each class");
     fs::create_dir(folder.path().join("green")).unwrap();
-    let error = ImageFolder::open(folder.path(), options).err().unwrap().to_string();
-    assert!(error.contains("green: no image is in this folder"), "{error}");
+    expect_error(ImageFolder::open(folder.path(), SMALL), "green: no image is in this folder");
+}
+
+/// Makes a folder with a folder in it.
+fn with_folder(name: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join(name)).unwrap();
+    folder
 }
 
 /// Makes a picture in which a missing part would be noticed.
@@ -225,13 +233,11 @@ fn picture() -> image::RgbImage {
 
 #[test]
 fn every_format_is_read_and_an_image_that_is_cut_off_is_named() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("class")).unwrap();
+    let folder = with_folder("class");
     for name in ["a.bmp", "b.gif", "c.jpg", "d.png", "e.ppm", "f.tif", "g.webp"] {
         picture().save(folder.path().join("class").join(name)).unwrap();
     }
-    let options = ImageOptions { size: 8, resize: 8, mean: [0.0; 3], deviation: [1.0; 3] };
-    let set = ImageFolder::open(folder.path(), options).unwrap();
+    let set = ImageFolder::open(folder.path(), SMALL).unwrap();
     assert_eq!(set.len(), 7);
     for (index, name) in ["a.bmp", "b.gif", "c.jpg", "d.png", "e.ppm", "f.tif", "g.webp"].iter().enumerate() {
         assert_eq!(set.item(index).unwrap().0.sizes(), [3, 8, 8], "{name}");
@@ -247,8 +253,7 @@ fn every_format_is_read_and_an_image_that_is_cut_off_is_named() {
 
 #[test]
 fn a_jpeg_ends_with_its_own_end_marker() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("class")).unwrap();
+    let folder = with_folder("class");
     let path = folder.path().join("class/one.jpg");
     picture().save(&path).unwrap();
     let jpeg = fs::read(&path).unwrap();
@@ -264,8 +269,7 @@ fn a_jpeg_ends_with_its_own_end_marker() {
     let cut = [&with_preview[..with_preview.len() - 2], &[&jpeg[..end], &[0; 512]].concat(), &jpeg[..end]];
     for cut in cut {
         fs::write(&path, cut).unwrap();
-        let error = set.item(0).unwrap_err().to_string();
-        assert!(error.contains("one.jpg: the JPEG is cut off"), "{error}");
+        expect_error(set.item(0), "one.jpg: the JPEG is cut off");
     }
 }
 
@@ -325,9 +329,8 @@ fn a_folder_that_is_linked_into_itself_is_read_once() {
 
 #[test]
 fn pipes_devices_and_dangling_links_among_images_are_left_out_and_never_opened() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = with_folder("cats");
     let class = folder.path().join("cats");
-    fs::create_dir(&class).unwrap();
     picture().save(class.join("a.png")).unwrap();
     assert!(Command::new("mkfifo").arg(class.join("b.png")).status().unwrap().success());
     symlink("/dev/zero", class.join("c.png")).unwrap();
@@ -349,9 +352,8 @@ fn pipes_devices_and_dangling_links_among_images_are_left_out_and_never_opened()
 
 #[test]
 fn links_that_lead_to_themselves_and_empty_files_among_images_are_left_out() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = with_folder("cats");
     let class = folder.path().join("cats");
-    fs::create_dir(&class).unwrap();
     picture().save(class.join("a.png")).unwrap();
     symlink("b.png", class.join("b.png")).unwrap();
     symlink("a.png/below", class.join("c.png")).unwrap();
@@ -367,19 +369,16 @@ fn links_that_lead_to_themselves_and_empty_files_among_images_are_left_out() {
 
 #[test]
 fn an_image_that_git_lfs_did_not_fetch_is_a_pointer() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("class")).unwrap();
-    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
-    fs::write(folder.path().join("class/one.png"), pointer).unwrap();
+    let folder = with_folder("class");
+    fs::write(folder.path().join("class/one.png"), POINTER).unwrap();
     let set = ImageFolder::open(folder.path(), ImageOptions::default()).unwrap();
     let error = set.item(0).unwrap_err().to_string();
     assert!(error.contains("one.png: this is a git-lfs pointer") && error.contains("git lfs pull"), "{error}");
 }
 
 #[test]
-fn of_a_long_strip_the_middle_is_scaled() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("strip")).unwrap();
+fn the_middle_of_a_long_strip_is_scaled() {
+    let folder = with_folder("strip");
     // The whole strip, scaled, would take 16 GB.
     let image = image::RgbImage::from_fn(1, 30_001, |_, y| {
         if (14_999..=15_001).contains(&y) { image::Rgb([255, 0, 0]) } else { image::Rgb([0, 0, 0]) }
@@ -404,8 +403,7 @@ fn text_comes_in_windows_with_what_follows() {
 
     assert_eq!(TextWindows::of_tokens((0..6).collect(), 2).unwrap().item_of_epoch(1, 9).unwrap().0, [2, 3]);
 
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("text");
+    let (_folder, path) = path_in_folder("text");
     fs::write(&path, "é").unwrap();
     assert_eq!(TextWindows::open_bytes(&path, 1).unwrap().item(0).unwrap(), (vec![0xc3], vec![0xa9]));
     assert!(
@@ -419,13 +417,7 @@ fn text_comes_in_windows_with_what_follows() {
 
 #[test]
 fn a_packed_text_is_unpacked_and_one_that_is_no_utf_8_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("text");
-    let packed = |text: &[u8]| {
-        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        packed.write_all(text).unwrap();
-        packed.finish().unwrap()
-    };
+    let (_folder, path) = path_in_folder("text");
     // The file consists of several packed parts, one after the other.
     let bytes = [packed(b"ab"), packed(b"cd")].concat();
     fs::write(&path, &bytes).unwrap();
@@ -439,8 +431,7 @@ fn a_packed_text_is_unpacked_and_one_that_is_no_utf_8_is_refused() {
         assert!(refusal(utf_16).contains("text: this is UTF-16"));
     }
     assert!(refusal(&bytes[..bytes.len() - 9]).contains("text: "), "cut off");
-    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
-    assert!(refusal(pointer.as_bytes()).contains("text: this is a git-lfs pointer"));
+    assert!(refusal(POINTER.as_bytes()).contains("text: this is a git-lfs pointer"));
 
     // "abcd\n", compressed by the programs xz, bzip2 and zstd. The name of the file is the same for all.
     let stored: [&[u8]; 3] = [

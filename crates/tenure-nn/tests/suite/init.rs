@@ -1,6 +1,5 @@
 //! Tests of the initial values of parameters.
 
-use serde_json::Value;
 use tenure_nn::layers::{
     BatchNorm2d, Conv1d, Conv2d, Conv3d, ConvOptions, Embedding, GroupNorm, LayerNorm, Linear, MultiheadAttention,
     RmsNorm,
@@ -10,7 +9,8 @@ use tenure_nn::{Fan, Init, Module, Scope};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Result, Tensor};
 
-use crate::common::{configs, device, on_devices};
+use crate::common::{configs, device, golden, on_devices};
+use crate::fixtures::expect_error;
 
 on_devices! {
     deviations_are_those_of_the_formulas
@@ -70,18 +70,17 @@ fn one_seed_gives_one_weight() {
 #[test]
 fn a_vector_has_no_fans() {
     let vector = Tensor::empty(&[3], DType::F32, Device::CPU).unwrap();
-    let error = Init::XavierNormal { gain: 1.0 }.fill(&vector, &Generator::new(0)).unwrap_err().to_string();
-    assert!(error.contains("at least two dimensions"), "{error}");
+    expect_error(Init::XavierNormal { gain: 1.0 }.fill(&vector, &Generator::new(0)), "at least two dimensions");
 }
 
 /// Compares initial values with PyTorch's, as exactly as their number allows.
 fn compare<M: Module>(name: &str, make: impl FnOnce(&Scope) -> Result<M>) {
-    let goldens: Value = serde_json::from_str(include_str!("../goldens/init.json")).unwrap();
+    let golden = golden("init", name);
     let module = make(&Scope::new(&Generator::new(5)).with_dtype(DType::F64).with_device(device())).unwrap();
     for parameter in module.parameters() {
         let what = format!("{name}: {}", parameter.name());
         let [mean, deviation, largest]: [f64; 3] =
-            serde_json::from_value(goldens[name][parameter.name()].clone()).expect(&what);
+            serde_json::from_value(golden[parameter.name()].clone()).expect(&what);
         let values: Vec<f64> = parameter.to_vec().unwrap();
         let found = mean_and_deviation(&values);
         let unsure = 6.0 / (values.len() as f64).sqrt();

@@ -1,21 +1,16 @@
 //! Tests that text models equal Hugging Face's, as `goldens/models.py` wrote them: names, outputs, gradients.
 
-use serde_json::Value;
 use tenure_nn::layers::Layer;
 use tenure_nn::models::{Bert, Gpt2, Llama};
 use tenure_tensor::{DType, Device, Tensor, ops};
 
-use crate::common::{check, configs, on_devices, tensor, with_scope};
+use crate::common::{check, configs, golden, on_devices, tensor, with_scope};
+use crate::fixtures::expect_error;
 
 on_devices! {
     bert_is_hugging_faces
     gpt2_is_hugging_faces
     llama_is_hugging_faces
-}
-
-fn golden(name: &str) -> Value {
-    let goldens: Value = serde_json::from_str(include_str!("../goldens/models.json")).unwrap();
-    goldens[name].clone()
 }
 
 fn tokens() -> Tensor {
@@ -26,7 +21,7 @@ fn tokens() -> Tensor {
 fn bert_is_hugging_faces() {
     let model = with_scope(|scope| Bert::new(scope, &configs::bert()).unwrap());
     let mask = tensor(&[1_i64, 1, 1, 1, 1, 1, 1, 1, 0, 0], &[2, 5]);
-    check(&golden("bert"), &model, 1e-8, || {
+    check(&golden("models", "bert"), &model, 1e-8, || {
         let hidden = model.forward(&tokens(), Some(&mask))?;
         ops::cat(&[&hidden.flatten(1, -1)?, &model.pool(&hidden)?], 1)
     });
@@ -34,7 +29,7 @@ fn bert_is_hugging_faces() {
 
 fn gpt2_is_hugging_faces() {
     let model = with_scope(|scope| Gpt2::new(scope, &configs::gpt2()).unwrap());
-    check(&golden("gpt2"), &model, 1e-8, || model.forward(&tokens()));
+    check(&golden("models", "gpt2"), &model, 1e-8, || model.forward(&tokens()));
 }
 
 #[test]
@@ -54,13 +49,12 @@ fn texts_that_a_model_has_no_positions_for_say_so() {
         (llama.forward(&flat), "[batch, length] are expected, got [3]".into()),
     ];
     for (result, expected) in cases {
-        let error = result.unwrap_err().to_string();
-        assert!(error.contains(&expected), "{error}");
+        expect_error(result, &expected);
     }
 }
 
 fn llama_is_hugging_faces() {
     let model = with_scope(|scope| Llama::new(scope, &configs::llama()).unwrap());
     // Cosines and sines are in single precision.
-    check(&golden("llama"), &model, 1e-6, || model.forward(&tokens()));
+    check(&golden("models", "llama"), &model, 1e-6, || model.forward(&tokens()));
 }

@@ -6,6 +6,8 @@ mod checkpoint;
 mod common;
 mod configs;
 mod data;
+#[path = "../fixtures/mod.rs"]
+mod fixtures;
 mod init;
 mod language_models;
 mod layers;

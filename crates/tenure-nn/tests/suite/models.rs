@@ -1,13 +1,12 @@
 //! Tests that image models equal torchvision's: names, outputs, gradients.
 
-use serde_json::Value;
 use tenure_nn::layers::Layer;
 use tenure_nn::models::{DenseNet, DenseNetConfig, InceptionConfig, InceptionV3, R3d, R3dConfig, ResNet, ResNetConfig};
 use tenure_nn::{Module, Scope};
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Device, Tensor, autograd};
 
-use crate::common::{assert_close, check, configs, images, on_devices, with_scope};
+use crate::common::{assert_close, check, configs, golden, images, on_devices, with_scope};
 
 on_devices! {
     resnet_is_torchvisions
@@ -16,29 +15,24 @@ on_devices! {
     densenet_is_torchvisions
 }
 
-fn golden(name: &str) -> Value {
-    let goldens: Value = serde_json::from_str(include_str!("../goldens/models.json")).unwrap();
-    goldens[name].clone()
-}
-
 fn resnet_is_torchvisions() {
     let input = images(&[2, 3, 33, 24]);
     let config = ResNetConfig { blocks: [1, 2, 1, 1], ..configs::RESNET_BASIC };
     let mut model = with_scope(|scope| ResNet::new(&scope.zeroed(), config).unwrap());
-    check(&golden("resnet_basic"), &model, 1e-8, || model.forward(&input));
+    check(&golden("models", "resnet_basic"), &model, 1e-8, || model.forward(&input));
     model.eval();
     let found = model.forward(&input).unwrap().to_vec::<f64>().unwrap();
-    assert_close("eval", &found, &golden("resnet_basic")["eval"], 1e-8);
+    assert_close("eval", &found, &golden("models", "resnet_basic")["eval"], 1e-8);
 
     let model = with_scope(|scope| ResNet::new(&scope.zeroed(), configs::RESNET_BOTTLENECK).unwrap());
     // The forward pass alone, which is most of the test's time.
-    autograd::no_grad(|| check(&golden("resnet_bottleneck"), &model, 1e-8, || model.forward(&input)));
+    autograd::no_grad(|| check(&golden("models", "resnet_bottleneck"), &model, 1e-8, || model.forward(&input)));
 }
 
 fn r3d_is_torchvisions() {
     let model = with_scope(|scope| R3d::new(&scope.zeroed(), configs::R3D).unwrap());
     let input = images(&[2, 3, 4, 20, 24]);
-    autograd::no_grad(|| check(&golden("r3d"), &model, 1e-8, || model.forward(&input)));
+    autograd::no_grad(|| check(&golden("models", "r3d"), &model, 1e-8, || model.forward(&input)));
 }
 
 fn inception_is_torchvisions() {
@@ -46,16 +40,16 @@ fn inception_is_torchvisions() {
     let mut model = with_scope(|scope| InceptionV3::new(&scope.zeroed(), config).unwrap());
     model.eval();
     let input = images(&[1, 3, 75, 75]);
-    autograd::no_grad(|| check(&golden("inception"), &model, 1e-8, || model.forward(&input)));
+    autograd::no_grad(|| check(&golden("models", "inception"), &model, 1e-8, || model.forward(&input)));
 }
 
 fn densenet_is_torchvisions() {
     let input = images(&[2, 3, 40, 33]);
     let mut model = with_scope(|scope| DenseNet::new(&scope.zeroed(), configs::DENSENET).unwrap());
-    check(&golden("densenet"), &model, 1e-8, || model.forward(&input));
+    check(&golden("models", "densenet"), &model, 1e-8, || model.forward(&input));
     model.eval();
     let found = model.forward(&input).unwrap().to_vec::<f64>().unwrap();
-    assert_close("eval", &found, &golden("densenet")["eval"], 1e-8);
+    assert_close("eval", &found, &golden("models", "densenet")["eval"], 1e-8);
 }
 
 #[test]

@@ -32,14 +32,6 @@ impl Texts {
 }
 
 impl Network for Texts {
-    fn inputs(&self) -> usize {
-        1
-    }
-
-    fn outputs(&self) -> usize {
-        1
-    }
-
     fn forward(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let mut x = self.table.forward(&inputs[0])?;
         for layer in self.layers.iter().rev() {
