@@ -75,7 +75,7 @@ fn a_resnets_step_has_no_launch_too_many() {
     // The gradient of a tensor that is used twice is masked and added up.
     let around = residuals * 2;
     let pools = 2 * 2;
-    let [linear, loss, optimizer_step] = [4, 10, 1];
+    let (linear, loss, optimizer_step) = (4, 10, 1);
     let found = of_step(&model, &images, &labels, optimizer);
     assert_eq!(found, normalized + around + pools + linear + loss + optimizer_step);
 }
@@ -98,7 +98,7 @@ fn a_gpt2s_step_has_no_launch_too_many() {
     let embeddings = 2 + 6;
     let norm = 2 + 1 + 2;
     let head = 1 + 2;
-    let [loss, optimizer_step] = [10, 1];
+    let (loss, optimizer_step) = (10, 1);
     let found = of_step(&model, &tokens, &tokens.flatten(0, -1).unwrap(), optimizer);
     assert_eq!(found, layers * layer + embeddings + norm + head + loss + optimizer_step);
 }

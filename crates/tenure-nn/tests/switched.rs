@@ -281,7 +281,7 @@ fn an_order_that_was_learned_is_known_to_the_next_switcher() {
         assert_eq!(groups(1), learned, "on {device}");
         assert_eq!(fs::read_dir(&orders).unwrap().count(), KINDS.len());
         fs::read_dir(&orders).unwrap().for_each(|file| fs::write(file.unwrap().path(), b"{}").unwrap());
-        assert_ne!(groups(0), learned, "a file that has no order is no order");
+        assert_ne!(groups(0), learned, "a file without an order gives none");
     }
     expect_peace(memory);
 }

@@ -109,20 +109,23 @@ fn a_file_of_what_models_here_cannot_be_is_refused() {
 
 #[test]
 fn heads_that_do_not_go_together_are_refused() {
-    let refused = |config: LlamaConfig| with_scope(|scope| Llama::new(scope, &config)).err().unwrap().to_string();
-    for heads in [0, 5] {
-        let error = refused(LlamaConfig { num_attention_heads: heads, ..configs::llama() });
-        assert!(error.contains(&format!("{heads} attention heads do not divide a hidden size of 24")), "{error}");
+    let llama = configs::llama();
+    for (config, expected) in [
+        (
+            LlamaConfig { num_attention_heads: 0, ..llama.clone() },
+            "0 attention heads do not divide a hidden size of 24",
+        ),
+        (
+            LlamaConfig { num_attention_heads: 5, ..llama.clone() },
+            "5 attention heads do not divide a hidden size of 24",
+        ),
+        (LlamaConfig { num_key_value_heads: 0, ..llama.clone() }, "0 heads of keys and values cannot be shared by 4"),
+        (LlamaConfig { num_key_value_heads: 3, ..llama.clone() }, "3 heads of keys and values cannot be shared by 4"),
+        (LlamaConfig { head_dim: Some(5), ..llama.clone() }, "pairs of a head's numbers, of which there are 5"),
+        (LlamaConfig { pad_token_id: Some(11), ..llama }, "the token 11 for padding is none of 11"),
+    ] {
+        expect_error(with_scope(|scope| Llama::new(scope, &config)), expected);
     }
-    for key_heads in [0, 3] {
-        let error = refused(LlamaConfig { num_key_value_heads: key_heads, ..configs::llama() });
-        assert!(error.contains(&format!("{key_heads} heads of keys and values cannot be shared by 4")), "{error}");
-    }
-    let error = refused(LlamaConfig { head_dim: Some(5), ..configs::llama() });
-    assert!(error.contains("positions turn pairs of a head's numbers, of which there are 5"), "{error}");
-    let error = refused(LlamaConfig { pad_token_id: Some(11), ..configs::llama() });
-    assert!(error.contains("the token 11 for padding is none of 11"), "{error}");
-
     let gpt2 = Gpt2Config { n_head: 0, ..configs::gpt2() };
     expect_error(with_scope(|scope| Gpt2::new(scope, &gpt2)), "0 attention heads do not divide a hidden size of 12");
     let bert = BertConfig { num_attention_heads: 5, ..configs::bert() };
@@ -131,22 +134,24 @@ fn heads_that_do_not_go_together_are_refused() {
 
 #[test]
 fn numbers_that_make_no_sense_are_refused_when_a_model_is_made() {
-    let llama = |config: LlamaConfig| with_scope(|scope| Llama::new(scope, &config)).err().unwrap().to_string();
-    let rope = |theta, scaling| LlamaConfig { rope: Rope { theta, scaling }, ..configs::llama() };
-    let bert = |config: BertConfig| with_scope(|scope| Bert::new(scope, &config)).err().unwrap().to_string();
-    let gpt2 = |config: Gpt2Config| with_scope(|scope| Gpt2::new(scope, &config)).err().unwrap().to_string();
     let probability = "dropout is a probability, between 0 and 1, got 2";
-    let cases = [
-        (llama(rope(-1.0, RopeScaling::Default)), "theta is -1: a number above 0"),
-        (llama(rope(1e4, RopeScaling::Linear { factor: 0.0 })), "factor is 0: a number above 0"),
-        (llama(LlamaConfig { rms_norm_eps: -1.0, ..configs::llama() }), "eps is -1: a number from 0 on"),
-        (llama(LlamaConfig { attention_dropout: 2.0, ..configs::llama() }), probability),
-        (bert(BertConfig { hidden_dropout_prob: 2.0, ..configs::bert() }), probability),
-        (bert(BertConfig { attention_probs_dropout_prob: 2.0, ..configs::bert() }), probability),
-        (gpt2(Gpt2Config { attn_pdrop: 2.0, ..configs::gpt2() }), probability),
-        (gpt2(Gpt2Config { embd_pdrop: 2.0, ..configs::gpt2() }), probability),
-    ];
-    for (error, expected) in cases {
-        assert!(error.contains(expected), "{error}");
+    let llama = configs::llama();
+    let below = Rope { theta: -1.0, scaling: RopeScaling::Default };
+    let divided = Rope { theta: 1e4, scaling: RopeScaling::Linear { factor: 0.0 } };
+    for (config, expected) in [
+        (LlamaConfig { rope: below, ..llama.clone() }, "theta is -1: a number above 0"),
+        (LlamaConfig { rope: divided, ..llama.clone() }, "factor is 0: a number above 0"),
+        (LlamaConfig { rms_norm_eps: -1.0, ..llama.clone() }, "eps is -1: a number from 0 on"),
+        (LlamaConfig { attention_dropout: 2.0, ..llama }, probability),
+    ] {
+        expect_error(with_scope(|scope| Llama::new(scope, &config)), expected);
+    }
+    let hidden = BertConfig { hidden_dropout_prob: 2.0, ..configs::bert() };
+    for config in [hidden, BertConfig { attention_probs_dropout_prob: 2.0, ..configs::bert() }] {
+        expect_error(with_scope(|scope| Bert::new(scope, &config)), probability);
+    }
+    let attention = Gpt2Config { attn_pdrop: 2.0, ..configs::gpt2() };
+    for config in [attention, Gpt2Config { embd_pdrop: 2.0, ..configs::gpt2() }] {
+        expect_error(with_scope(|scope| Gpt2::new(scope, &config)), probability);
     }
 }
