@@ -5,11 +5,9 @@
 mod fixtures;
 
 use std::path::Path;
-use std::time::Duration;
 
-use fixtures::gpt2;
+use fixtures::{engine_of, gpt2};
 use parking_lot::Mutex;
-use tenure_core::Device;
 use tenure_device::host::HostMemory;
 use tenure_nn::checkpoint::{Checkpoint, Weights};
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
@@ -17,8 +15,7 @@ use tenure_nn::models::{Gpt2, Gpt2Config};
 use tenure_nn::optim::{Adam, Optimizer, Schedule};
 use tenure_nn::train::{Classification, Pass, Step, TrainError, Trainer, TrainerOptions};
 use tenure_nn::{Error, Module, Scope, Source};
-use tenure_offload::{Engine, EngineOptions, Memory, OffloadError, ProfileError, SpillLink};
-use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
+use tenure_offload::{Engine, OffloadError, ProfileError, SpillLink};
 use tenure_tensor::random::{self, Generator};
 use tenure_tier::{Destination, Disk, DiskOptions, Mover, MoverOptions};
 
@@ -32,16 +29,8 @@ fn engine_over(links: impl Fn(&Mover) -> Vec<(SpillLink, Destination)>) -> Engin
     let disk = Disk::open(&[std::env::temp_dir()], DiskOptions::new(256 << 20)).unwrap();
     let mover = Mover::new(None, MoverOptions { disk: Some(disk), ..MoverOptions::new(1 << 30) }).unwrap();
     mover.probe().unwrap();
-    let planning = PlannerOptions {
-        objective: Objective::Makespan,
-        // The number of evaluations ends the search, not the clock.
-        time_limit: Duration::from_secs(24 * 60 * 60),
-        evaluations: Some(20),
-        seed: 0,
-    };
-    let options =
-        EngineOptions { min_tensor_bytes: 64 << 10, links: links(&mover), planner: Box::new(Scheduled), planning };
-    Engine::new(Memory::of(Device::CPU).unwrap(), mover, options)
+    let links = links(&mover);
+    engine_of(mover, links)
 }
 
 type Run = Trainer<Classification<Gpt2>, TextWindows>;

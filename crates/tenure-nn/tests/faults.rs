@@ -13,18 +13,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fixtures::{task, text};
+use fixtures::{engine_of, task, text};
 use parking_lot::Mutex;
 use rustix::io::dup2;
 use tempfile::TempDir;
-use tenure_core::Device;
 use tenure_nn::data::{DataLoader, LoaderOptions, TextWindows};
 use tenure_nn::layers::{Layer, Linear};
 use tenure_nn::optim::{Optimizer, Sgd};
 use tenure_nn::train::{Pass, Score, Task, Trainer, TrainerOptions};
 use tenure_nn::{Module, Result, Scope, module};
-use tenure_offload::{Engine, EngineOptions, Memory, SpillLink};
-use tenure_plan::planner::{Objective, PlannerOptions, Scheduled};
+use tenure_offload::SpillLink;
 use tenure_tensor::random::Generator;
 use tenure_tensor::{DType, Tensor};
 use tenure_tier::{Disk, DiskOptions, Mover, MoverOptions};
@@ -120,20 +118,8 @@ impl Spill {
     fn within(&self, run: Run) -> Run {
         let mover = Mover::new(None, MoverOptions { disk: Some(self.disk.clone()), ..MoverOptions::new(1 << 30) });
         let mover = mover.unwrap();
-        let planning = PlannerOptions {
-            objective: Objective::Makespan,
-            // The number of evaluations ends the search, not the clock.
-            time_limit: Duration::from_secs(24 * 60 * 60),
-            evaluations: Some(20),
-            seed: 0,
-        };
-        let options = EngineOptions {
-            min_tensor_bytes: 64 << 10,
-            links: SpillLink::of(&mover),
-            planner: Box::new(Scheduled),
-            planning,
-        };
-        let mut run = run.with_engine(Engine::new(Memory::of(Device::CPU).unwrap(), mover, options)).unwrap();
+        let links = SpillLink::of(&mover);
+        let mut run = run.with_engine(engine_of(mover, links)).unwrap();
         let peak = run.rehearse(Pass::Plain).unwrap().peak_bytes.unwrap();
         run.engine().unwrap().set_budget(peak * 3 / 4);
         run

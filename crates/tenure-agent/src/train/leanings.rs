@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use tenure_nn::Module;
-use tenure_nn::optim::{Adam, Optimizer, clip_grad_norm};
+use tenure_nn::optim::{Adam, Optimizer};
 use tenure_plan::planner::{Decoder, Objective};
 use tenure_plan::problem::generate::Uncertain;
 use tenure_plan::{Rule, simulate};
@@ -56,25 +56,21 @@ pub(super) fn learn(run: &mut TrainRun<'_>, options: &TrainOptions) -> Result<Co
         Ok(LeaningLesson { choices, density_ns, problem })
     })?;
     let ControlFlow::Continue(Lessons { validation, training }) = lessons else { return Ok(ControlFlow::Break(())) };
-    let steps = options.leaning_steps;
-    let mut optimizer = Optimizer::new(run.policy.leanings.parameters(), LEARNING_RATE, Adam::w());
+    let stage = (Stage::Leanings, options.leaning_steps);
+    let optimizer = Optimizer::new(run.policy.leanings.parameters(), LEARNING_RATE, Adam::w());
     let generator = Generator::new(options.seed);
-    let mut step = 0;
-    loop {
-        let next = run.made_step(Stage::Leanings, (step, steps), |policy| validate(policy, &validation))?;
-        if next.is_break() || step == steps {
-            return Ok(next);
-        }
-        optimizer.set_lr_scale(1.0 - 0.9 * step as f64 / steps as f64);
-        optimizer.zero_grad();
-        for _ in 0..BATCH {
-            let lesson = &training[(generator.next_u64() % training.len() as u64) as usize];
-            loss(&run.policy, lesson, &generator)?.backward()?;
-        }
-        clip_grad_norm(&run.policy.parameters(), 1.0)?;
-        optimizer.step()?;
-        step += 1;
-    }
+    run.make_steps(
+        stage,
+        optimizer,
+        |policy| validate(policy, &validation),
+        |policy| {
+            for _ in 0..BATCH {
+                let lesson = &training[(generator.next_u64() % training.len() as u64) as usize];
+                loss(policy, lesson, &generator)?.backward()?;
+            }
+            Ok(())
+        },
+    )
 }
 
 /// Returns the mean gain of the plans that the policy's leanings give without a search.

@@ -11,6 +11,8 @@ mod prices;
 
 use std::ops::ControlFlow;
 
+use tenure_nn::Module;
+use tenure_nn::optim::{Optimizer, clip_grad_norm};
 use tenure_plan::PlanError;
 use tenure_plan::problem::ProblemError;
 use tenure_plan::problem::generate::Family;
@@ -156,6 +158,29 @@ impl TrainRun<'_> {
         let point = TrainProgress { stage, step, steps, validation: validate(&self.policy)? };
         self.curve.push(point);
         Ok((self.watch)(TrainEvent::Point(&point)))
+    }
+
+    /// Makes the steps of a stage, unless the caller stops it. `learn` computes the gradients of a step.
+    fn make_steps(
+        &mut self,
+        (stage, steps): (Stage, u64),
+        mut optimizer: Optimizer,
+        validate: impl Fn(&Policy) -> Result<f64, TrainError>,
+        mut learn: impl FnMut(&Policy) -> Result<(), TrainError>,
+    ) -> Result<ControlFlow<()>, TrainError> {
+        let mut step = 0;
+        loop {
+            let next = self.made_step(stage, (step, steps), &validate)?;
+            if next.is_break() || step == steps {
+                return Ok(next);
+            }
+            optimizer.set_lr_scale(1.0 - 0.9 * step as f64 / steps as f64);
+            optimizer.zero_grad();
+            learn(&self.policy)?;
+            clip_grad_norm(&self.policy.parameters(), 1.0)?;
+            optimizer.step()?;
+            step += 1;
+        }
     }
 
     /// Makes problems of all families in turn, unless the caller stops it.

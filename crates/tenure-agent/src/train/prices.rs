@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use tenure_nn::Module;
-use tenure_nn::optim::{Adam, Optimizer, clip_grad_norm};
+use tenure_nn::optim::{Adam, Optimizer};
 use tenure_plan::Problem;
 use tenure_tensor::ops::cat;
 use tenure_tensor::random::Generator;
@@ -42,31 +42,27 @@ pub(super) fn learn(run: &mut TrainRun<'_>, options: &TrainOptions) -> Result<Co
         Ok(lesson)
     })?;
     let ControlFlow::Continue(Lessons { validation, training }) = lessons else { return Ok(ControlFlow::Break(())) };
-    let steps = options.price_steps;
-    let mut optimizer = Optimizer::new(run.policy.parameters(), LEARNING_RATE, Adam::default());
+    let stage = (Stage::Prices, options.price_steps);
+    let optimizer = Optimizer::new(run.policy.parameters(), LEARNING_RATE, Adam::default());
     let generator = Generator::new(options.seed);
-    let mut step = 0;
-    loop {
-        let next = run.made_step(Stage::Prices, (step, steps), |policy| validate(policy, &validation))?;
-        if next.is_break() || step == steps {
-            return Ok(next);
-        }
-        optimizer.set_lr_scale(1.0 - 0.9 * step as f64 / steps as f64);
-        optimizer.zero_grad();
-        let lesson = &training[(generator.next_u64() % training.len() as u64) as usize];
-        let market = lesson.market();
-        let mut play = Play::new(&market);
-        for _ in 0..ROUNDS {
-            let changes = play.changes_by(&run.policy)?;
-            excess(&market, &play.log_prices, &changes, lesson.bound)?.backward()?;
-            let changes = changes.to_vec::<f32>()?.into_iter().map(f64::from).collect();
-            let bids = play.apply_changes(changes);
-            play.place(&bids);
-        }
-        clip_grad_norm(&run.policy.parameters(), 1.0)?;
-        optimizer.step()?;
-        step += 1;
-    }
+    run.make_steps(
+        stage,
+        optimizer,
+        |policy| validate(policy, &validation),
+        |policy| {
+            let lesson = &training[(generator.next_u64() % training.len() as u64) as usize];
+            let market = lesson.market();
+            let mut play = Play::new(&market);
+            for _ in 0..ROUNDS {
+                let changes = play.changes_by(policy)?;
+                excess(&market, &play.log_prices, &changes, lesson.bound)?.backward()?;
+                let changes = changes.to_vec::<f32>()?.into_iter().map(f64::from).collect();
+                let bids = play.apply_changes(changes);
+                play.place(&bids);
+            }
+            Ok(())
+        },
+    )
 }
 
 /// Returns the mean of the lowest known bound divided by the bound that the policy's prices give.
