@@ -5,7 +5,7 @@ use serde::Deserialize;
 use tenure_tensor::ops::Attention;
 use tenure_tensor::{DType, Result, Tensor};
 
-use super::config::{self, ConfigFile};
+use super::config::{self, ConfigFile, split_heads};
 use super::positions::RelativePositions;
 use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm, Linear, check_probability};
 use crate::{Init, Mode, Scope, module};
@@ -253,10 +253,12 @@ impl SelfAttention {
     }
 
     fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
-        let heads = |layer: &Linear| layer.forward(x)?.unflatten(-1, &[self.heads as isize, -1])?.transpose(1, 2);
+        let query = split_heads(&self.query.forward(x)?, self.heads)?;
+        let key = split_heads(&self.key.forward(x)?, self.heads)?;
+        let value = split_heads(&self.value.forward(x)?, self.heads)?;
         let dropout = if self.mode.is_training() { self.dropout } else { 0.0 };
         let how = Attention { mask, dropout, ..Attention::default() };
-        let found = heads(&self.query)?.attention(&heads(&self.key)?, &heads(&self.value)?, &how)?;
+        let found = query.attention(&key, &value, &how)?;
         found.transpose(1, 2)?.flatten(2, 3)
     }
 }

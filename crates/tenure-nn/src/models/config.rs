@@ -105,6 +105,11 @@ pub(super) fn check_heads(model: &'static str, heads: usize, size: usize) -> Res
     Err(TensorError::argument(model, format!("{heads} attention heads do not divide a hidden size of {size}")))
 }
 
+/// Divides vectors `[batch, length, size]` among heads: `[batch, heads, length, size / heads]`.
+pub(super) fn split_heads(vectors: &Tensor, heads: usize) -> Result<Tensor> {
+    vectors.unflatten(-1, &[heads as isize, -1])?.transpose(1, 2)
+}
+
 /// Returns the length of texts `[batch, length]`. `positions` is the longest length and the name of the key that sets
 /// it.
 pub(super) fn text_length(

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use tenure_tensor::ops::Attention;
 use tenure_tensor::{Result, Tensor};
 
-use super::config::{self, ConfigFile, Refusal};
+use super::config::{self, ConfigFile, Refusal, split_heads};
 use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm, check_probability};
 use crate::{Init, Mode, Parameter, Scope, module};
 
@@ -220,10 +220,12 @@ impl SelfAttention {
 impl Layer for SelfAttention {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let parts = self.c_attn.forward(x)?.chunk(3, -1)?;
-        let heads = |part: usize| parts[part].unflatten(-1, &[self.heads as isize, -1])?.transpose(1, 2);
+        let query = split_heads(&parts[0], self.heads)?;
+        let key = split_heads(&parts[1], self.heads)?;
+        let value = split_heads(&parts[2], self.heads)?;
         let dropout = if self.mode.is_training() { self.dropout } else { 0.0 };
         let how = Attention { mask: None, is_causal: true, scale: Some(self.scale), dropout };
-        let found = heads(0)?.attention(&heads(1)?, &heads(2)?, &how)?;
+        let found = query.attention(&key, &value, &how)?;
         self.c_proj.forward(&found.transpose(1, 2)?.flatten(2, 3)?)
     }
 }

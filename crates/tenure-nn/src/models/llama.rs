@@ -4,7 +4,7 @@ use serde::Deserialize;
 use tenure_tensor::ops::Attention;
 use tenure_tensor::{Result, Tensor, TensorError};
 
-use super::config::{self, ConfigFile, Refusal};
+use super::config::{self, ConfigFile, Refusal, split_heads};
 use super::positions::{LastWaves, Rope, Waves};
 use crate::layers::{Activation, Embedding, Layer, Linear, RmsNorm, check_probability};
 use crate::{Init, Mode, Scope, module};
@@ -245,13 +245,12 @@ impl SelfAttention {
         let hidden = config.hidden_size;
         let heads = config.num_attention_heads;
         let key_heads = config.num_key_value_heads;
-        let linear =
-            |name: &str, inputs, outputs| config.linear(&scope.at(name), inputs, outputs, config.attention_bias);
+        let bias = config.attention_bias;
         Ok(Self {
-            q_proj: linear("q_proj", hidden, heads * head_size)?,
-            k_proj: linear("k_proj", hidden, key_heads * head_size)?,
-            v_proj: linear("v_proj", hidden, key_heads * head_size)?,
-            o_proj: linear("o_proj", heads * head_size, hidden)?,
+            q_proj: config.linear(&scope.at("q_proj"), hidden, heads * head_size, bias)?,
+            k_proj: config.linear(&scope.at("k_proj"), hidden, key_heads * head_size, bias)?,
+            v_proj: config.linear(&scope.at("v_proj"), hidden, key_heads * head_size, bias)?,
+            o_proj: config.linear(&scope.at("o_proj"), heads * head_size, hidden, bias)?,
             mode: Mode::default(),
             heads,
             key_heads,
@@ -260,11 +259,9 @@ impl SelfAttention {
     }
 
     fn forward(&self, x: &Tensor, waves: &Waves) -> Result<Tensor> {
-        let heads =
-            |layer: &Linear, count: usize| layer.forward(x)?.unflatten(-1, &[count as isize, -1])?.transpose(1, 2);
-        let queries = waves.turn(&heads(&self.q_proj, self.heads)?)?;
-        let keys = waves.turn(&heads(&self.k_proj, self.key_heads)?)?;
-        let values = heads(&self.v_proj, self.key_heads)?;
+        let queries = waves.turn(&split_heads(&self.q_proj.forward(x)?, self.heads)?)?;
+        let keys = waves.turn(&split_heads(&self.k_proj.forward(x)?, self.key_heads)?)?;
+        let values = split_heads(&self.v_proj.forward(x)?, self.key_heads)?;
         let dropout = if self.mode.is_training() { self.dropout } else { 0.0 };
         let how = Attention { is_causal: true, dropout, ..Attention::default() };
         let found = queries.attention(&keys, &values, &how)?;

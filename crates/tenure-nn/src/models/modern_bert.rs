@@ -5,7 +5,7 @@ use serde::Deserialize;
 use tenure_tensor::ops::Attention;
 use tenure_tensor::{DType, Result, Tensor};
 
-use super::config::{self, ConfigFile, Refusal};
+use super::config::{self, ConfigFile, Refusal, split_heads};
 use super::positions::{LastWaves, Rope, Waves};
 use crate::layers::{Activation, Dropout, Embedding, Layer, LayerNorm, Linear, NormOptions, check_probability};
 use crate::{Init, Mode, Scope, module};
@@ -275,13 +275,12 @@ impl SelfAttention {
     }
 
     fn forward(&self, x: &Tensor, waves: &Waves, mask: Option<&Tensor>) -> Result<Tensor> {
-        let heads = |part: &Tensor| part.unflatten(-1, &[self.heads as isize, -1])?.transpose(1, 2);
         let parts = self.query_key_value.forward(x)?.chunk(3, -1)?;
-        let queries = waves.turn(&heads(&parts[0])?)?;
-        let keys = waves.turn(&heads(&parts[1])?)?;
+        let queries = waves.turn(&split_heads(&parts[0], self.heads)?)?;
+        let keys = waves.turn(&split_heads(&parts[1], self.heads)?)?;
         let dropout = if self.mode.is_training() { self.dropout } else { 0.0 };
         let how = Attention { mask, dropout, ..Attention::default() };
-        let found = queries.attention(&keys, &heads(&parts[2])?, &how)?;
+        let found = queries.attention(&keys, &split_heads(&parts[2], self.heads)?, &how)?;
         self.output.forward(&found.transpose(1, 2)?.flatten(2, 3)?)
     }
 }
