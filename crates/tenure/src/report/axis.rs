@@ -106,6 +106,11 @@ impl PlotFrame {
     pub(super) fn y(&self, scale: &ValueAxis, value: f64) -> f64 {
         self.bottom - (self.bottom - self.top) * value / scale.end()
     }
+
+    /// Returns the vertical positions of values.
+    pub(super) fn heights(&self, scale: &ValueAxis, values: &[f64]) -> Vec<f64> {
+        values.iter().map(|&value| self.y(scale, value)).collect()
+    }
 }
 
 /// The vertical axis, from 0.

@@ -1,14 +1,10 @@
 //! Charts of figures over time.
 
-use std::fmt::Write;
+use maud::{Markup, html};
 
 use super::axis::{BINS, PlotFrame, Span, Unit, ValueAxis, WIDE, horizontal};
-use super::escape::escape;
-use super::svg::{Steps, Svg, text_width};
+use super::svg::{Drawing, Px, steps, text_width};
 use crate::units::Micros;
-
-/// Colours and strokes of charts.
-pub(super) const STYLE: &str = include_str!("chart.css");
 
 /// The distance between rows of the legend, in pixels.
 const LEGEND_ROW: f64 = 20.0;
@@ -27,13 +23,13 @@ const DASH: usize = 6;
 
 /// Figures over time.
 pub(super) struct Chart {
-    pub(super) title: String,
-    pub(super) description: String,
-    pub(super) span: Span,
-    pub(super) unit: Unit,
+    title: String,
+    description: &'static str,
+    span: Span,
+    unit: Unit,
     /// The series, drawn one over the other, the first at the bottom.
-    pub(super) series: Vec<Series>,
-    pub(super) marker: Option<Marker>,
+    series: Vec<Series>,
+    marker: Option<Marker>,
 }
 
 /// A figure over time.
@@ -80,38 +76,47 @@ impl Series {
     fn peak(&self) -> f64 {
         self.values.iter().copied().fold(0.0, f64::max)
     }
+
+    /// Returns whether both are drawn alike and at nearly equal heights in many bins.
+    fn hides(&self, other: &Self, frame: &PlotFrame, scale: &ValueAxis) -> bool {
+        let pairs = self.values.iter().zip(&other.values).filter(|(a, b)| **a > 0.0 && **b > 0.0);
+        let near = pairs.filter(|(a, b)| (frame.y(scale, **a) - frame.y(scale, **b)).abs() < HIDING);
+        self.draw == other.draw && near.count() >= HIDING_BINS
+    }
 }
 
 impl Chart {
-    /// Returns the chart as a part of a page that has [`STYLE`], drawn for a width.
-    pub(super) fn inline(&self, width: f64) -> String {
-        self.draw(width, "")
+    /// Makes a chart of `subject`, a part of what is called `name`.
+    pub(super) fn new(
+        subject: &str,
+        name: &str,
+        description: &'static str,
+        span: Span,
+        unit: Unit,
+        series: Vec<Series>,
+    ) -> Self {
+        Self { title: format!("{subject}: {name}"), description, span, unit, series, marker: None }
     }
 
-    /// Returns the chart as a standalone file.
-    pub(super) fn standalone(&self) -> String {
-        let height = self.frame(WIDE, &self.scale()).height;
-        self.draw(WIDE, &format!("<style>{STYLE}</style><rect class=\"ground\" width=\"{WIDE}\" height=\"{height}\"/>"))
+    pub(super) fn with_marker(self, marker: Option<Marker>) -> Self {
+        Self { marker, ..self }
     }
 
-    fn draw(&self, width: f64, before: &str) -> String {
+    /// Draws the chart in a width.
+    pub(super) fn drawing(&self, width: f64) -> Drawing {
         let scale = self.scale();
         let frame = self.frame(width, &scale);
-        let mut svg = Svg::default();
-        svg.add(format_args!(
-            "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {}\" role=\"img\" \
-             aria-label=\"{}. {}\">{before}",
-            frame.height,
-            escape(&self.title),
-            escape(&self.description)
-        ));
-        self.draw_axes(&mut svg, &frame, &scale);
-        self.draw_series(&mut svg, &frame, &scale);
-        self.draw_marker(&mut svg, &frame);
-        self.draw_legend(&mut svg, width);
-        self.draw_hover(&mut svg, &frame);
-        svg.add(format_args!("</svg>"));
-        svg.finish()
+        let content = html! {
+            (self.axes(&frame, &scale))
+            (self.lines_and_areas(&frame, &scale))
+            @if let Some(marker) = &self.marker { (marker.draw(&frame)) }
+            @for (Series { class, .. }, label, x, y) in self.legend(width) {
+                rect.key.(class) x=(Px(x)) y=(y) width="14" height="14" rx="3" {}
+                text.legend x=(Px(x + LEGEND_TEXT)) y=(y + 11.5) { (label) }
+            }
+            (self.hover(&frame))
+        };
+        Drawing { width, height: frame.height, label: format!("{}. {}", self.title, self.description), content }
     }
 
     fn scale(&self) -> ValueAxis {
@@ -132,98 +137,49 @@ impl Chart {
         self.series.iter().map(Series::peak).fold(stacked, f64::max)
     }
 
-    fn draw_axes(&self, svg: &mut Svg, frame: &PlotFrame, scale: &ValueAxis) {
+    fn axes(&self, frame: &PlotFrame, scale: &ValueAxis) -> Markup {
         let &PlotFrame { left, right, bottom, .. } = frame;
-        for (value, label) in scale.ticks() {
-            let y = frame.y(scale, value);
-            svg.add(format_args!("<path class=\"grid\" d=\"M{left:.1} {y:.1}H{right:.1}\"/>"));
-            svg.add(format_args!(
-                "<text class=\"tick end\" x=\"{:.1}\" y=\"{:.1}\">{label}</text>",
-                left - 8.0,
-                y + 4.0
-            ));
-        }
         let (ticks, name) = horizontal(self.span, right - left);
-        for (share, label) in ticks {
-            let x = left + (right - left) * share;
-            svg.add(format_args!("<text class=\"tick middle\" x=\"{x:.1}\" y=\"{:.1}\">{label}</text>", bottom + 18.0));
+        html! {
+            @for (value, label) in scale.ticks() {
+                @let y = frame.y(scale, value);
+                path.grid d={ "M" (Px(left)) " " (Px(y)) "H" (Px(right)) } {}
+                text.tick.end x=(Px(left - 8.0)) y=(Px(y + 4.0)) { (label) }
+            }
+            @for (share, label) in ticks {
+                text.tick.middle x=(Px(left + (right - left) * share)) y=(Px(bottom + 18.0)) { (label) }
+            }
+            text.tick.middle x=(Px((left + right) / 2.0)) y=(Px(bottom + 36.0)) { (name) }
         }
-        let middle = (left + right) / 2.0;
-        svg.add(format_args!("<text class=\"tick middle\" x=\"{middle:.1}\" y=\"{:.1}\">{name}</text>", bottom + 36.0));
     }
 
-    fn draw_series(&self, svg: &mut Svg, frame: &PlotFrame, scale: &ValueAxis) {
-        let x = |bin| frame.x(bin);
-        let heights = |values: &[f64]| values.iter().map(|&value| frame.y(scale, value)).collect::<Vec<_>>();
-        let mut ground = vec![0.0; BINS];
-        for (index, Series { class, draw, values, .. }) in self.series.iter().enumerate() {
-            let mut path = Steps::default();
-            let mut dashes = String::new();
-            let kind = match draw {
-                DrawnAs::Line => {
-                    path.right(&heights(values), x);
-                    dashes = self.dashes(index, frame, scale);
-                    "line"
-                }
-                DrawnAs::Area => {
-                    path.right(&heights(values), x);
-                    path.left(&heights(&[0.0; BINS]), x);
-                    path.close();
-                    "area"
-                }
-                DrawnAs::Stacked => {
-                    let top: Vec<f64> = ground.iter().zip(values).map(|(ground, value)| ground + value).collect();
-                    path.right(&heights(&top), x);
-                    path.left(&heights(&ground), x);
-                    path.close();
-                    ground = top;
-                    "area"
-                }
-            };
-            svg.add(format_args!("<path class=\"{kind} {class}\"{dashes} d=\"{}\"/>", path.finish()));
-        }
+    fn lines_and_areas(&self, frame: &PlotFrame, scale: &ValueAxis) -> Markup {
         let &PlotFrame { left, right, bottom, .. } = frame;
-        svg.add(format_args!("<path class=\"axis\" d=\"M{left:.1} {bottom:.1}H{right:.1}\"/>"));
+        let mut ground = vec![0.0; BINS];
+        html! {
+            @for (index, Series { class, draw, values, .. }) in self.series.iter().enumerate() {
+                @let kind = if *draw == DrawnAs::Line { "line" } else { "area" };
+                @let below = frame.heights(scale, if *draw == DrawnAs::Stacked { &ground[..] } else { &[0.0; BINS] });
+                @let top = if *draw == DrawnAs::Stacked { stacked(&mut ground, values) } else { &values[..] };
+                @let ground = Some(&below[..]).filter(|_| *draw != DrawnAs::Line);
+                path.(kind).(class) stroke-dasharray=[self.dashes(index, frame, scale)]
+                    d=(steps(&frame.heights(scale, top), ground, |bin| frame.x(bin))) {}
+            }
+            path.axis d={ "M" (Px(left)) " " (Px(bottom)) "H" (Px(right)) } {}
+        }
     }
 
-    /// Returns the attribute that dashes a line, so that it shows the lines below that it would hide.
-    fn dashes(&self, index: usize, frame: &PlotFrame, scale: &ValueAxis) -> String {
-        let hides = |a: &Series, b: &Series| {
-            a.draw == b.draw
-                && a.values
-                    .iter()
-                    .zip(&b.values)
-                    .filter(|(a, b)| {
-                        **a > 0.0 && **b > 0.0 && (frame.y(scale, **a) - frame.y(scale, **b)).abs() < HIDING
-                    })
-                    .count()
-                    >= HIDING_BINS
-        };
+    /// Returns the dashes of a line with which it shows the lines below that it would hide.
+    fn dashes(&self, index: usize, frame: &PlotFrame, scale: &ValueAxis) -> Option<String> {
         let (below, rest) = self.series.split_at(index);
-        let Some((series, above)) = rest.split_first().filter(|_| self.unit == Unit::Bytes) else {
-            return String::new();
-        };
-        let below = below.iter().filter(|other| hides(series, other)).count();
-        let above = above.iter().filter(|other| hides(series, other)).count();
-        if below == 0 {
-            return String::new();
-        }
-        format!(" stroke-dasharray=\"{} {}\"", DASH * (above + 1), DASH * below)
+        let (series, above) = rest.split_first().filter(|(series, _)| self.is_line_of_bytes(series))?;
+        let [below, above] =
+            [below, above].map(|others| others.iter().filter(|o| series.hides(o, frame, scale)).count());
+        (below > 0).then(|| format!("{} {}", DASH * (above + 1), DASH * below))
     }
 
-    fn draw_marker(&self, svg: &mut Svg, frame: &PlotFrame) {
-        let Some(Marker { bin, text }) = &self.marker else { return };
-        let &PlotFrame { top, bottom, .. } = frame;
-        let at = (frame.x(*bin) + frame.x(*bin + 1)) / 2.0;
-        let (class, text_x) = if *bin < BINS / 2 { ("start", at + 6.0) } else { ("end", at - 6.0) };
-        for class in ["halo", "marker"] {
-            svg.add(format_args!("<path class=\"{class}\" d=\"M{at:.1} {top:.1}V{bottom:.1}\"/>"));
-        }
-        svg.add(format_args!(
-            "<text class=\"note {class}\" x=\"{text_x:.1}\" y=\"{:.1}\">{}</text>",
-            top - 4.0,
-            escape(text)
-        ));
+    fn is_line_of_bytes(&self, series: &Series) -> bool {
+        series.draw == DrawnAs::Line && self.unit == Unit::Bytes
     }
 
     /// Returns the legend above the chart, in as many rows as needed: each series, its label, and the label's position.
@@ -247,53 +203,64 @@ impl Chart {
     fn label(&self, index: usize, series: &Series) -> String {
         let mut label = series.name.clone();
         if series.draw != DrawnAs::Stacked && matches!(self.unit, Unit::Bytes | Unit::Bandwidth) {
-            write!(label, ", peak {}", self.unit.show(series.peak())).expect("a string takes every character");
+            label += &format!(", peak {}", self.unit.show(series.peak()));
         }
         let mut lines = self.series[..index].iter().filter(|other| other.draw == DrawnAs::Line);
         let equal = lines.find(|other| other.values == series.values);
-        let is_line = series.draw == DrawnAs::Line && self.unit == Unit::Bytes;
-        if let Some(other) = equal.filter(|_| is_line) {
-            write!(label, " (equal to {})", other.name).expect("a string takes every character");
+        if let Some(other) = equal.filter(|_| self.is_line_of_bytes(series)) {
+            label += &format!(" (equal to {})", other.name);
         }
         label
     }
 
-    fn draw_legend(&self, svg: &mut Svg, width: f64) {
-        for (Series { class, .. }, label, x, y) in self.legend(width) {
-            svg.add(format_args!(
-                "<rect class=\"key {class}\" x=\"{x:.1}\" y=\"{y}\" width=\"14\" height=\"14\" rx=\"3\"/>\
-                 <text class=\"legend\" x=\"{:.1}\" y=\"{}\">{}</text>",
-                x + LEGEND_TEXT,
-                y + 11.5,
-                escape(&label)
-            ));
+    /// Draws an invisible stripe for each bin, with the values as hover text.
+    fn hover(&self, frame: &PlotFrame) -> Markup {
+        let &PlotFrame { top, bottom, .. } = frame;
+        let width = frame.x(1) - frame.x(0);
+        html! {
+            g.hover {
+                @for bin in 0..BINS {
+                    rect x=(Px(frame.x(bin))) y=(Px(top)) width=(Px(width)) height=(Px(bottom - top)) {
+                        title {
+                            (self.moment(bin))
+                            @for series in self.series.iter().rev() {
+                                "\n" (series.name) ": " (self.unit.show(series.values[bin]))
+                            }
+                        }
+                    }
+                }
+            }
         }
     }
 
-    /// Draws an invisible stripe for each bin, with the values as hover text.
-    fn draw_hover(&self, svg: &mut Svg, frame: &PlotFrame) {
-        let &PlotFrame { top, bottom, .. } = frame;
-        let width = frame.x(1) - frame.x(0);
-        svg.add(format_args!("<g class=\"hover\">"));
-        for bin in 0..BINS {
-            let mut text = match self.span {
-                Span::Us(us) => format!("at {}", Micros(us as f64 * bin as f64 / BINS as f64)),
-                Span::Events(count) => format!("at event {}", count * bin as u64 / BINS as u64),
-                Span::Steps(count) => format!("step {}", count * bin as u64 / BINS as u64 + 1),
-            };
-            for series in self.series.iter().rev() {
-                write!(text, "\n{}: {}", series.name, self.unit.show(series.values[bin]))
-                    .expect("a string takes every character");
-            }
-            svg.add(format_args!(
-                "<rect x=\"{:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{:.1}\"><title>{}</title></rect>",
-                frame.x(bin),
-                bottom - top,
-                escape(&text)
-            ));
+    /// Returns the words for the begin of a bin.
+    fn moment(&self, bin: usize) -> String {
+        match self.span {
+            Span::Us(us) => format!("at {}", Micros(us as f64 * bin as f64 / BINS as f64)),
+            Span::Events(count) => format!("at event {}", count * bin as u64 / BINS as u64),
+            Span::Steps(count) => format!("step {}", count * bin as u64 / BINS as u64 + 1),
         }
-        svg.add(format_args!("</g>"));
     }
+}
+
+impl Marker {
+    fn draw(&self, frame: &PlotFrame) -> Markup {
+        let &PlotFrame { top, bottom, .. } = frame;
+        let at = (frame.x(self.bin) + frame.x(self.bin + 1)) / 2.0;
+        let (class, text_x) = if self.bin < BINS / 2 { ("start", at + 6.0) } else { ("end", at - 6.0) };
+        html! {
+            @for class in ["halo", "marker"] {
+                path.(class) d={ "M" (Px(at)) " " (Px(top)) "V" (Px(bottom)) } {}
+            }
+            text.note.(class) x=(Px(text_x)) y=(Px(top - 4.0)) { (self.text) }
+        }
+    }
+}
+
+/// Adds `values` to the ground, and returns the new ground.
+fn stacked<'a>(ground: &'a mut [f64], values: &[f64]) -> &'a [f64] {
+    ground.iter_mut().zip(values).for_each(|(ground, value)| *ground += value);
+    ground
 }
 
 /// Returns `label`, or its beginning followed by dots if it is wider than `width`.
@@ -307,22 +274,19 @@ fn shortened(mut label: String, width: f64) -> String {
     label
 }
 
-/// Returns charts one below the other, as one file.
-pub(super) fn column(charts: &[Chart]) -> String {
-    let heights: Vec<f64> = charts.iter().map(|chart| chart.frame(WIDE, &chart.scale()).height).collect();
-    let height: f64 = heights.iter().sum();
-    let mut svg = Svg::default();
-    svg.add(format_args!(
-        "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDE} {height}\"><style>{STYLE}</style>\
-         <rect class=\"ground\" width=\"{WIDE}\" height=\"{height}\"/>"
-    ));
-    let mut top = 0.0;
-    for (chart, height) in charts.iter().zip(heights) {
-        svg.add(format_args!("<svg y=\"{top}\" height=\"{height}\">{}</svg>", chart.inline(WIDE)));
-        top += height;
-    }
-    svg.add(format_args!("</svg>"));
-    svg.finish()
+fn height(drawings: &[Drawing]) -> f64 {
+    drawings.iter().map(|drawing| drawing.height).sum()
+}
+
+/// Returns a drawing of charts one below the other.
+pub(super) fn column(label: &str, charts: &[Chart]) -> Drawing {
+    let drawings: Vec<Drawing> = charts.iter().map(|chart| chart.drawing(WIDE)).collect();
+    let content = html! {
+        @for (index, drawing) in drawings.iter().enumerate() {
+            svg y=(height(&drawings[..index])) height=(drawing.height) { (drawing.inline()) }
+        }
+    };
+    Drawing { width: WIDE, height: height(&drawings), label: label.to_owned(), content }
 }
 
 #[cfg(test)]
@@ -335,7 +299,7 @@ mod tests {
         let series = |name: &str, value| Series::new(name, "size0", DrawnAs::Stacked, vec![value; BINS]);
         let chart = chart(Unit::Bytes, vec![series("low", 40), series("high", 60)]);
         assert_eq!(chart.highest(), 100.0);
-        let svg = chart.standalone();
+        let svg = chart.drawing(WIDE).file();
         // 100 B is the top of the axis: the upper area goes from there down to the lower one.
         let PlotFrame { left, right, top, bottom, .. } = chart.frame(WIDE, &chart.scale());
         let lower = bottom - (bottom - top) * 0.4;
@@ -347,7 +311,7 @@ mod tests {
     fn equal_lines_are_all_seen_and_said_to_be_equal() {
         let line = |name: &str, value| Series::new(name, name, DrawnAs::Line, vec![value; BINS]);
         let series = vec![line("native", 80), line("expandable", 80), line("paged", 80), line("other", 40)];
-        let svg = chart(Unit::Bytes, series).inline(WIDE);
+        let svg = chart(Unit::Bytes, series).drawing(WIDE).inline().0;
         assert!(svg.contains("line native\" d=") && svg.contains("line other\" d="), "{svg}");
         assert!(svg.contains("line expandable\" stroke-dasharray=\"12 6\""), "{svg}");
         assert!(svg.contains("line paged\" stroke-dasharray=\"6 12\""), "{svg}");
@@ -359,7 +323,7 @@ mod tests {
         let values = |later: u64| (0..BINS).map(|bin| if bin < BINS / 4 { 80 } else { later }).collect();
         let lines = ["native", "paged"].into_iter().zip([80, 40]);
         let lines = lines.map(|(name, later)| Series::new(name, name, DrawnAs::Line, values(later)));
-        let svg = chart(Unit::Bytes, lines.collect()).inline(WIDE);
+        let svg = chart(Unit::Bytes, lines.collect()).drawing(WIDE).inline().0;
         assert!(svg.contains("line paged\" stroke-dasharray=\"6 6\"") && !svg.contains("equal to"), "{svg}");
     }
 
@@ -391,7 +355,6 @@ mod tests {
 
     /// Makes a chart over a millisecond.
     fn chart(unit: Unit, series: Vec<Series>) -> Chart {
-        let title = "a < b".into();
-        Chart { title, description: String::new(), span: Span::Us(1000), unit, series, marker: None }
+        Chart::new("a < b", "", "", Span::Us(1000), unit, series)
     }
 }

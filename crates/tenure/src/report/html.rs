@@ -1,63 +1,109 @@
 //! The HTML of which reports consist.
 
-use std::fmt::Display;
+use maud::{DOCTYPE, Markup, PreEscaped, Render, html};
 
 use super::axis::{NARROW, WIDE};
-use super::chart::{Chart, STYLE};
-use super::escape::escape;
+use super::chart::Chart;
+use super::svg::{Drawing, STYLE};
 
 const PAGE_STYLE: &str = include_str!("page.css");
 
-/// Returns a complete page: `title` as text, `body` as HTML. `footer` ends the sentence that names the program.
-pub(super) fn document(title: &str, body: &str, footer: &str) -> String {
-    format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <title>{} — Tenure</title>\n<style>\n{STYLE}{PAGE_STYLE}</style>\n</head>\n<body>\n{body}\
-         <footer>Written by Tenure {}. Sizes are decimal (1 GB = 10⁹ bytes) unless a unit says otherwise. \
-         {footer}</footer>\n</body>\n</html>\n",
-        escape(title),
-        env!("CARGO_PKG_VERSION"),
-    )
+/// Returns a complete page. `footer` ends the sentence that names the program.
+pub(super) fn document(title: &str, body: &Markup, footer: &str) -> String {
+    printable(html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (title) " — Tenure" }
+                style { (PreEscaped(STYLE)) (PreEscaped(PAGE_STYLE)) }
+            }
+            body {
+                (body)
+                footer {
+                    "Written by Tenure " (env!("CARGO_PKG_VERSION"))
+                    ". Sizes are decimal (1 GB = 10⁹ bytes) unless a unit says otherwise. " (footer)
+                }
+            }
+        }
+    })
 }
 
-/// Returns the beginning of a page. `extra` is HTML, the other arguments are text.
-pub(super) fn header(kind: &str, title: &str, extra: &str, facts: &[(&str, String)]) -> String {
-    let facts: String =
-        facts.iter().map(|(name, value)| format!("<div><dt>{name}</dt><dd>{}</dd></div>\n", escape(value))).collect();
-    format!(
-        "<header>\n<p class=\"muted\">{kind}</p>\n<h1>{}</h1>\n{extra}<dl>\n{facts}</dl>\n</header>\n",
-        escape(title)
-    )
+/// Returns markup as text, with control characters escaped: XML does not allow them.
+pub(super) fn printable(markup: Markup) -> String {
+    let mut text = String::with_capacity(markup.0.len());
+    for character in markup.0.chars() {
+        if character.is_control() && character != '\n' {
+            text.extend(character.escape_unicode());
+        } else {
+            text.push(character);
+        }
+    }
+    text
 }
 
-/// Returns a highlighted sentence, given as text. `class` is its class in the style sheet.
-pub(super) fn remark(text: &str, class: &str) -> String {
-    format!("<p class=\"{class}\">{}</p>\n", escape(text))
+/// Returns the beginning of a page: `extra` follows the title, and `facts` are names and values.
+pub(super) fn header(kind: &str, title: &str, extra: &Markup, facts: &[(&str, String)]) -> Markup {
+    html! {
+        header {
+            p.muted { (kind) }
+            h1 { (title) }
+            (extra)
+            dl {
+                @for (name, value) in facts {
+                    div { dt { (name) } dd { (value) } }
+                }
+            }
+        }
+    }
 }
 
-pub(super) fn section(title: &str, text: &str, content: &str) -> String {
-    format!("<section>\n<h2>{title}</h2>\n<p class=\"muted\">{text}</p>\n{content}</section>\n")
+pub(super) fn section(title: &str, text: impl Render, content: impl Render) -> Markup {
+    html! {
+        section {
+            h2 { (title) }
+            p.muted { (text) }
+            (content)
+        }
+    }
 }
 
-pub(super) fn figure(chart: &Chart) -> String {
-    drawings(|width| chart.inline(width))
+pub(super) fn figure(chart: &Chart) -> Markup {
+    drawings(|width| chart.drawing(width))
 }
 
 /// Returns two drawings, one for wide and one for narrow windows; the style sheet shows one of them.
-pub(super) fn drawings(draw: impl Fn(f64) -> String) -> String {
-    format!("<div class=\"wide\">{}</div>\n<div class=\"narrow\">{}</div>\n", draw(WIDE), draw(NARROW))
+pub(super) fn drawings(draw: impl Fn(f64) -> Drawing) -> Markup {
+    html! {
+        div.wide { (draw(WIDE).inline()) }
+        div.narrow { (draw(NARROW).inline()) }
+    }
 }
 
-pub(super) fn table(heads: &[&str], rows: impl Iterator<Item = String>) -> String {
-    let heads: String = heads.iter().map(|head| format!("<th scope=\"col\">{head}</th>")).collect();
-    format!(
-        "<div class=\"scroll\"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{}</tbody>\n</table></div>\n",
-        rows.collect::<String>()
-    )
+/// Returns a table of `rows`, each a `tr`.
+pub(super) fn table(heads: &[&str], rows: &Markup) -> Markup {
+    html! {
+        div.scroll {
+            table {
+                thead { tr { @for head in heads { th scope="col" { (head) } } } }
+                tbody { (rows) }
+            }
+        }
+    }
 }
 
-pub(super) fn row(name: impl Display, cells: &[&dyn Display]) -> String {
-    let cells: String = cells.iter().map(|cell| format!("<td>{cell}</td>")).collect();
-    format!("<tr><th scope=\"row\">{name}</th>{cells}</tr>\n")
+/// Returns a name after a square in the colour of `class`.
+pub(super) fn keyed(class: &str, name: impl Render) -> Markup {
+    html! { span.swatch.(class) {} (name) }
+}
+
+/// Returns a text that may take several lines, broken after dots.
+pub(super) fn breakable(text: &str) -> Markup {
+    html! {
+        @for (index, part) in text.split('.').enumerate() {
+            @if index > 0 { "." wbr; }
+            (part)
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! The report on a planner's learned policy.
 
+use maud::{Markup, html};
 use tenure_agent::train::{Stage, TrainProgress};
 
 use super::axis::{BINS, Span, Unit};
@@ -21,22 +22,24 @@ impl<'a> LearningReport<'a> {
 
     /// Returns the whole report: one HTML file.
     pub fn html(&self) -> String {
-        let mut sections = vec![html::header("Learning report", self.title, "", self.facts)];
+        let mut body = html::header("Learning report", self.title, &Markup::default(), self.facts);
         let stages = [
             (
                 Stage::Prices,
                 "Prices",
+                "Prices over the steps of training.",
                 "Tensors that stay where they are: the best bound that is known over that of the prices, on problems that were \
                  not trained on. 1 is the best there can be.",
             ),
             (
                 Stage::Leanings,
                 "Leanings",
+                "Leanings over the steps of training.",
                 "Tensors that may move or be computed again: how many times less a plan takes than the density rule's, \
                  without a search, on problems that were not trained on and whose costs are not what was told.",
             ),
         ];
-        for (stage, title, text) in stages {
+        for (stage, title, description, text) in stages {
             let points: Vec<&TrainProgress> = self.curve.iter().filter(|point| point.stage == stage).collect();
             if let Some(last) = points.last() {
                 let values = points.iter().map(|point| match stage {
@@ -44,18 +47,13 @@ impl<'a> LearningReport<'a> {
                     Stage::Leanings => (point.step, point.validation.exp()),
                 });
                 let values: Vec<(u64, f64)> = values.collect();
-                let chart = Chart {
-                    title: format!("{title}: {}", self.title),
-                    description: format!("{title} over the steps of training."),
-                    span: Span::Steps(last.step.max(1)),
-                    unit: Unit::Number,
-                    series: vec![Series::of_numbers("validation", "smooth", DrawnAs::Line, joined(&values))],
-                    marker: None,
-                };
-                sections.push(section(title, text, &figure(&chart)));
+                let span = Span::Steps(last.step.max(1));
+                let series = vec![Series::of_numbers("validation", "smooth", DrawnAs::Line, joined(&values))];
+                let chart = Chart::new(title, self.title, description, span, Unit::Number, series);
+                body = html! { (body) (section(title, text, figure(&chart))) };
             }
         }
-        document(self.title, &sections.concat(), "Between the points at which it was validated, lines are straight.")
+        document(self.title, &body, "Between the points at which it was validated, lines are straight.")
     }
 }
 

@@ -9,7 +9,6 @@ mod axis;
 mod blocks;
 #[cfg_attr(not(feature = "nn"), expect(dead_code, reason = "what the reports of training show"))]
 mod chart;
-mod escape;
 mod history;
 mod html;
 #[cfg(feature = "nn")]
@@ -41,7 +40,7 @@ pub use training::TrainingReport;
 use crate::Error;
 use crate::replay::{AllocatorKind, Replay, ReplayOutcome, ReplayProgress};
 use crate::units::Bytes;
-use axis::Unit;
+use axis::{Unit, WIDE};
 use chart::{Chart, DrawnAs, Marker, Series};
 use history::{Bins, Composition, Envelope};
 
@@ -94,27 +93,24 @@ impl<'a> Report<'a> {
         }
         series.insert(0, Series::new("requested", "requested", DrawnAs::Area, requested.finish()));
 
-        let comparison = Chart {
-            title: format!("Memory held over time: {}", trace.source()),
-            description: "Bytes that each allocator holds of the device, over the bytes that the program asked for."
-                .into(),
-            span: bins.span(),
-            unit: Unit::Bytes,
+        let comparison = Chart::new(
+            "Memory held over time",
+            trace.source(),
+            "Bytes that each allocator holds of the device, over the bytes that the program asked for.",
+            bins.span(),
+            Unit::Bytes,
             series,
-            marker: None,
-        };
+        );
         let summary = trace.summary();
         let marker = summary.peak_event.map(|event| Marker {
             bin: bins.of_event(event),
             text: format!("peak {}", Bytes(summary.peak_requested_bytes)),
         });
-        let stacked = |title: &str, composition: Composition| Chart {
-            title: format!("{title}: {}", trace.source()),
-            description: "Bytes that the program asked for and had not freed, stacked.".into(),
-            span: bins.span(),
-            unit: Unit::Bytes,
-            series: composition.into_series(),
-            marker: marker.clone(),
+        let stacked = |subject: &str, composition: Composition| {
+            let description = "Bytes that the program asked for and had not freed, stacked.";
+            let series = composition.into_series();
+            Chart::new(subject, trace.source(), description, bins.span(), Unit::Bytes, series)
+                .with_marker(marker.clone())
         };
         let by_size = stacked("Live bytes by block size", Composition::by_size(trace, &bins));
         let several = summary.streams.len() > 1;
@@ -130,6 +126,6 @@ impl<'a> Report<'a> {
 
     /// Returns the chart that compares the allocators: one SVG file.
     pub fn comparison_svg(&self) -> String {
-        self.comparison.standalone()
+        self.comparison.drawing(WIDE).file()
     }
 }

@@ -1,8 +1,10 @@
 //! The page of a trace's report.
 
+use maud::{Markup, html};
+
 use super::Report;
 use super::blocks::{self, PageOptions};
-use super::html::{self, document, figure, remark, row, section, table};
+use super::html::{self, document, figure, keyed, section, table};
 use super::peak;
 use crate::Error;
 use crate::replay::{ReplayOutcome, before_history, recorded, verdict};
@@ -27,36 +29,40 @@ impl Report<'_> {
 }
 
 fn page(report: &Report<'_>, options: &PageOptions) -> String {
-    let header = header(report) + &peak::out_of_memory(report.trace, report.summary.ooms);
-    let sections = [
-        peak::holders(report.trace, &report.summary),
-        section(
+    let title = report.trace.source();
+    let header = html! {
+        (header(report))
+        (peak::out_of_memory(report.trace, report.summary.ooms))
+    };
+    let charts = html! {
+        (peak::holders(report.trace, &report.summary))
+        (section(
             "Allocator beside allocator",
             "What each allocator holds of the device while the program runs. Everything above the grey area is memory \
              that the program did not request: rounding, fragmentation, caches.",
-            &format!("{}{}", figure(&report.comparison), outcomes(&report.outcomes)),
-        ),
-        section(
+            html! { (figure(&report.comparison)) (outcomes(&report.outcomes)) },
+        ))
+        (section(
             "Memory over time, by block size",
             "What the program asked for and had not freed yet.",
-            &figure(&report.by_size),
-        ),
-        report.by_stream.as_ref().map_or(String::new(), |chart| {
-            section(
+            figure(&report.by_size),
+        ))
+        @if let Some(chart) = &report.by_stream {
+            (section(
                 "Memory over time, by stream",
                 "The same bytes, by the stream that each block was allocated on.",
-                &figure(chart),
-            )
-        }),
-    ];
+                figure(chart),
+            ))
+        }
+    };
     let footer = "Each point of a chart shows the highest value of its interval. The allocators were replayed on a \
                   simulated device; driver times are modelled after measurements of one NVIDIA H200.";
-    let charts = sections.concat();
-    let blocks = blocks::section(report.trace, options, document(&header, &charts, footer).len());
-    document(report.trace.source(), &[header, blocks, charts].concat(), footer)
+    let rest_bytes = document(title, &html! { (header) (charts) }, footer).len();
+    let blocks = blocks::section(report.trace, options, rest_bytes);
+    document(title, &html! { (header) (blocks) (charts) }, footer)
 }
 
-fn header(report: &Report<'_>) -> String {
+fn header(report: &Report<'_>) -> Markup {
     let Report { trace, summary, outcomes, .. } = report;
     let conf = &trace.settings().conf;
     let mut facts: Vec<(&str, String)> = vec![
@@ -75,25 +81,26 @@ fn header(report: &Report<'_>) -> String {
     }
     let recorded = outcomes.first().and_then(recorded);
     let remarks = verdict(outcomes).into_iter().chain(recorded).chain(before_history(summary.earlier_bytes));
-    let remarks: String = remarks.map(|said| remark(&(said + "."), "verdict")).collect();
+    let remarks = html! { @for remark in remarks { p.verdict { (remark) "." } } };
     html::header("Memory report", trace.source(), &remarks, &facts)
 }
 
-fn outcomes(outcomes: &[ReplayOutcome]) -> String {
-    let rows = outcomes.iter().map(|outcome| {
-        row(
-            format_args!("<span class=\"swatch {0}\"></span>{0}", outcome.allocator),
-            &[
-                &Bytes(outcome.peak_reserved_bytes),
-                &Percent(outcome.overhead()),
-                &segments(outcome),
-                &Count(outcome.driver_calls.total()),
-                &Micros(outcome.modelled_driver_us),
-                &Count(outcome.host_syncs),
-                &Count(outcome.cross_stream_waits),
-            ],
-        )
-    });
+fn outcomes(outcomes: &[ReplayOutcome]) -> Markup {
+    let rows = html! {
+        @for outcome in outcomes {
+            tr {
+                th scope="row" { (keyed(outcome.allocator.name(), outcome.allocator.name())) }
+                td { (Bytes(outcome.peak_reserved_bytes)) }
+                td { (Percent(outcome.overhead())) }
+                // PyTorch counts none where they grow in place.
+                td { @if outcome.peak_segments == 0 { "–" } @else { (Count(outcome.peak_segments)) } }
+                td { (Count(outcome.driver_calls.total())) }
+                td { (Micros(outcome.modelled_driver_us)) }
+                td { (Count(outcome.host_syncs)) }
+                td { (Count(outcome.cross_stream_waits)) }
+            }
+        }
+    };
     let heads = [
         "Allocator",
         "Peak reserved",
@@ -104,10 +111,5 @@ fn outcomes(outcomes: &[ReplayOutcome]) -> String {
         "Host waits",
         "Stream waits",
     ];
-    table(&heads, rows)
-}
-
-/// Returns the number of segments; PyTorch counts none where they grow in place.
-fn segments(outcome: &ReplayOutcome) -> String {
-    if outcome.peak_segments == 0 { "–".into() } else { Count(outcome.peak_segments).to_string() }
+    table(&heads, &rows)
 }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use maud::{Markup, html};
+
 use super::axis::{BINS, Span, Unit};
 use super::chart::{Chart, DrawnAs, Series, column};
 use super::html::{self, document, figure, section};
@@ -52,17 +54,17 @@ impl<'a> ServingReport<'a> {
         let shares = "The share of the answers that took no longer than so long.";
         let over_time = "The longest that an answer took whose request was to be sent then. Grey: one or more models had \
                          come to the device since the server's count was last read.";
-        let sections = [
-            html::header("Serving report", self.title, "", self.facts),
-            section("Latency", shares, &figure(&self.shares())),
-            section("Latency over time", over_time, &figure(&self.over_time())),
-        ];
-        document(self.title, &sections.concat(), "Times are from when a request was to be sent.")
+        let body = html! {
+            (html::header("Serving report", self.title, &Markup::default(), self.facts))
+            (section("Latency", shares, figure(&self.shares())))
+            (section("Latency over time", over_time, figure(&self.over_time())))
+        };
+        document(self.title, &body, "Times are from when a request was to be sent.")
     }
 
     /// Returns the figures alone, one below the other: an SVG file.
     pub fn svg(&self) -> String {
-        column(&[self.shares(), self.over_time()])
+        column(self.title, &[self.shares(), self.over_time()]).file()
     }
 
     /// Returns names with the requests of each: the models with most requests, and all others together.
@@ -92,7 +94,8 @@ impl<'a> ServingReport<'a> {
         };
         let mut series = lines(self.groups(), share);
         series.push(Series::of_numbers("all", "most", DrawnAs::Line, share(&all)));
-        self.chart("Latency", "The share of answers that took no longer.", Span::Us(longest_us), Unit::Number, series)
+        let description = "The share of answers that took no longer.";
+        Chart::new("Latency", self.title, description, Span::Us(longest_us), Unit::Number, series)
     }
 
     fn over_time(&self) -> Chart {
@@ -115,12 +118,8 @@ impl<'a> ServingReport<'a> {
             switches[bin(*at)] = highest.unwrap_or_default().as_secs_f64() * 1e3;
         }
         series.insert(0, Series::of_numbers("switches", "requested", DrawnAs::Area, switches));
-        self.chart("Latency over time", "The longest latency at a time.", Span::Us(end_us), Unit::Ms, series)
-    }
-
-    fn chart(&self, what: &str, description: &str, span: Span, unit: Unit, series: Vec<Series>) -> Chart {
-        let title = format!("{what}: {}", self.title);
-        Chart { title, description: description.into(), span, unit, series, marker: None }
+        let description = "The longest latency at a time.";
+        Chart::new("Latency over time", self.title, description, Span::Us(end_us), Unit::Ms, series)
     }
 }
 

@@ -1,14 +1,52 @@
-//! The parts of SVG that charts need.
+//! Drawings, and the parts of SVG that they need.
 
-use std::fmt::{Arguments, Write};
+use std::fmt;
 
-/// An SVG drawing under construction.
-#[derive(Default)]
-pub(super) struct Svg(String);
+use maud::{Markup, PreEscaped, html};
 
-/// A path of horizontal and vertical lines.
-#[derive(Default)]
-pub(super) struct Steps(String);
+use super::html::printable;
+
+/// Colours and strokes of drawings.
+pub(super) const STYLE: &str = include_str!("chart.css");
+
+/// A drawing, as a part of a page that has [`STYLE`], or as a file.
+pub(super) struct Drawing {
+    pub(super) width: f64,
+    pub(super) height: f64,
+    /// The description for readers who do not see it.
+    pub(super) label: String,
+    pub(super) content: Markup,
+}
+
+/// A position or a length in pixels.
+pub(super) struct Px(pub(super) f64);
+
+impl Drawing {
+    /// Returns the drawing as a part of a page.
+    pub(super) fn inline(&self) -> Markup {
+        let Self { width, height, label, content } = self;
+        html! {
+            svg.chart xmlns="http://www.w3.org/2000/svg" viewBox={ "0 0 " (width) " " (height) } role="img"
+                aria-label=(label) { (content) }
+        }
+    }
+
+    /// Returns the drawing as a file.
+    pub(super) fn file(self) -> String {
+        let content = html! {
+            style { (PreEscaped(STYLE)) }
+            rect.ground width=(self.width) height=(self.height) {}
+            (self.content)
+        };
+        printable(Self { content, ..self }.inline())
+    }
+}
+
+impl fmt::Display for Px {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1}", self.0)
+    }
+}
 
 /// Returns an upper bound on the width of text in a chart's font, in pixels: systems have different fonts, and none is
 /// available here.
@@ -24,50 +62,29 @@ pub(super) fn text_width(text: &str) -> f64 {
         .sum()
 }
 
-impl Svg {
-    /// Adds an element, or a part of one.
-    pub(super) fn add(&mut self, element: Arguments<'_>) {
-        write!(self.0, "{element}").expect("a string takes every character");
+/// Returns the path of steps from left to right, `heights[i]` from `x(i)` to `x(i + 1)`. With a `ground`, the path goes
+/// back along its steps and encloses an area.
+pub(super) fn steps(heights: &[f64], ground: Option<&[f64]>, x: impl Fn(usize) -> f64) -> String {
+    let mut path = String::from("M");
+    go(&mut path, x(0), heights.iter().enumerate().map(|(i, &y)| (y, x(i + 1))));
+    if let Some(ground) = ground {
+        path.push('L');
+        go(&mut path, x(ground.len()), ground.iter().enumerate().rev().map(|(i, &y)| (y, x(i))));
+        path.push('Z');
     }
-
-    pub(super) fn finish(self) -> String {
-        self.0
-    }
+    path
 }
 
-impl Steps {
-    /// Adds steps from left to right: `heights[i]` from `x(i)` to `x(i + 1)`.
-    pub(super) fn right(&mut self, heights: &[f64], x: impl Fn(usize) -> f64) {
-        self.go(x(0), heights.iter().enumerate().map(|(i, &y)| (y, x(i + 1))));
-    }
-
-    /// Adds the same steps from right to left, to close an area.
-    pub(super) fn left(&mut self, heights: &[f64], x: impl Fn(usize) -> f64) {
-        self.go(x(heights.len()), heights.iter().enumerate().rev().map(|(i, &y)| (y, x(i))));
-    }
-
-    pub(super) fn close(&mut self) {
-        self.0.push('Z');
-    }
-
-    pub(super) fn finish(self) -> String {
-        self.0
-    }
-
-    /// Moves from `start`, at each height `y`, to the next `x`. A level stretch is one line.
-    fn go(&mut self, start: f64, steps: impl Iterator<Item = (f64, f64)>) {
-        let command = if self.0.is_empty() { 'M' } else { 'L' };
-        let mut steps = steps.peekable();
-        let mut first = true;
-        while let Some((y, x)) = steps.next() {
-            let written = if first { write!(self.0, "{command}{start:.1} {y:.1}") } else { write!(self.0, "V{y:.1}") };
-            written.expect("a string takes every character");
-            first = false;
-            let mut end = x;
-            while let Some((_, x)) = steps.next_if(|&(next, _)| (next - y).abs() < 0.05) {
-                end = x;
-            }
-            write!(self.0, "H{end:.1}").expect("a string takes every character");
+/// Continues a path at `start`: at each height `y`, to the next `x`. A level stretch is one line.
+fn go(path: &mut String, start: f64, steps: impl Iterator<Item = (f64, f64)>) {
+    let mut steps = steps.peekable();
+    let mut begin = format!("{start:.1} ");
+    while let Some((y, x)) = steps.next() {
+        let mut end = x;
+        while let Some((_, x)) = steps.next_if(|&(next, _)| (next - y).abs() < 0.05) {
+            end = x;
         }
+        *path += &format!("{begin}{y:.1}H{end:.1}");
+        "V".clone_into(&mut begin);
     }
 }

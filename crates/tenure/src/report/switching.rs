@@ -1,10 +1,10 @@
 //! The report on the time to an answer, depending on where a model's weights are.
 
+use maud::{Markup, html};
+
 use super::axis::WIDE;
-use super::chart::STYLE;
-use super::escape::escape;
 use super::html::{self, document, drawings, section};
-use super::svg::{Svg, text_width};
+use super::svg::{Drawing, Px, text_width};
 
 /// A report on the time that models take to answer: one HTML file, or its figure alone.
 pub struct SwitchReport<'a> {
@@ -36,54 +36,46 @@ impl<'a> SwitchReport<'a> {
     /// Returns the whole report: one HTML file.
     pub fn html(&self) -> String {
         let text = "Milliseconds from a request to its answer. Bars of one model are to one scale.";
-        let figure = drawings(|width| self.drawing(width, ""));
-        let sections =
-            [html::header("Switching report", self.title, "", self.facts), section("Answers", text, &figure)];
-        document(self.title, &sections.concat(), "Each time is the median of several.")
+        let body = html! {
+            (html::header("Switching report", self.title, &Markup::default(), self.facts))
+            (section("Answers", text, drawings(|width| self.drawing(width))))
+        };
+        document(self.title, &body, "Each time is the median of several.")
     }
 
     /// Returns the figure alone: an SVG file.
     pub fn svg(&self) -> String {
-        self.drawing(WIDE, &format!("<style>{STYLE}</style>"))
+        self.drawing(WIDE).file()
     }
 
-    fn drawing(&self, width: f64, style: &str) -> String {
+    fn drawing(&self, width: f64) -> Drawing {
         // Names stand to the left of the bars, figures to the right.
         let times = || self.models.iter().flat_map(|model| &model.times);
         let left = times().map(|(name, _)| text_width(name)).fold(0.0, f64::max) + GAP;
         let right = times().map(|(_, ms)| text_width(&figure(*ms))).fold(0.0, f64::max) + GAP;
-        let rows: usize = self.models.iter().map(|model| model.times.len()).sum();
-        let height = 20.0 + self.models.len() as f64 * HEADING + rows as f64 * BAR;
-        let mut svg = Svg::default();
-        svg.add(format_args!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"chart\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
-             aria-label=\"{}\">{style}<rect class=\"ground\" width=\"{width}\" height=\"{height}\"/>",
-            escape(self.title)
-        ));
-        let mut top = 0.0;
-        for ModelTimes { model, times } in self.models {
-            top += HEADING;
-            svg.add(format_args!("<text class=\"legend\" x=\"0\" y=\"{}\">{}</text>", top - 10.0, escape(model)));
-            let longest = times.iter().map(|(_, ms)| *ms).fold(f64::MIN_POSITIVE, f64::max);
-            for (name, ms) in times {
-                let class = if *name == "cold" { "paged" } else { "requested" };
-                let length = (width - left - right) * ms / longest;
-                let middle = top + BAR / 2.0 + 4.0;
-                svg.add(format_args!(
-                    "<text class=\"tick end\" x=\"{}\" y=\"{middle}\">{name}</text><rect class=\"area {class}\" x=\"{left}\" \
-                     y=\"{}\" width=\"{length:.1}\" height=\"{}\"/><text class=\"note\" x=\"{:.1}\" y=\"{middle}\">{}</text>",
-                    left - GAP,
-                    top + 3.0,
-                    BAR - 6.0,
-                    left + length + GAP,
-                    figure(*ms),
-                ));
-                top += BAR;
+        let content = html! {
+            @for (index, ModelTimes { model, times }) in self.models.iter().enumerate() {
+                @let top = height(&self.models[..index]);
+                text.legend x="0" y=(top + HEADING - 10.0) { (model) }
+                @let longest = times.iter().map(|(_, ms)| *ms).fold(f64::MIN_POSITIVE, f64::max);
+                @for (row, (name, ms)) in times.iter().enumerate() {
+                    @let top = top + HEADING + BAR * row as f64;
+                    @let middle = top + BAR / 2.0 + 4.0;
+                    @let length = (width - left - right) * ms / longest;
+                    text.tick.end x=(left - GAP) y=(middle) { (name) }
+                    rect.area.(if *name == "cold" { "paged" } else { "requested" })
+                        x=(left) y=(top + 3.0) width=(Px(length)) height=(BAR - 6.0) {}
+                    text.note x=(Px(left + length + GAP)) y=(middle) { (figure(*ms)) }
+                }
             }
-        }
-        svg.add(format_args!("</svg>\n"));
-        svg.finish()
+        };
+        Drawing { width, height: height(self.models) + 20.0, label: self.title.to_owned(), content }
     }
+}
+
+/// Returns the height of the models' bars and headings.
+fn height(models: &[ModelTimes]) -> f64 {
+    models.iter().map(|model| HEADING + BAR * model.times.len() as f64).sum()
 }
 
 /// Returns the text beside a bar.

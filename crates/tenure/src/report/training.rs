@@ -1,12 +1,13 @@
 //! The report on a training run: loss, memory and time over its steps.
 
+use maud::{Markup, html};
 use tenure_core::Tag;
 use tenure_nn::train::{Moment, Recording, Step, TagBytes};
 use tenure_offload::StepRecord;
 
 use super::axis::{BINS, Span, Unit};
 use super::chart::{Chart, DrawnAs, Series};
-use super::html::{self, document, figure, remark, row, section, table};
+use super::html::{self, document, figure, keyed, section, table};
 use super::offload;
 use crate::units::{Bytes, Percent};
 
@@ -58,76 +59,59 @@ impl<'a> TrainingReport<'a> {
 
     /// Returns the whole report: one HTML file.
     pub fn html(&self) -> String {
-        let unfinished = self.unfinished.map_or(String::new(), |how| remark(how, "verdict unfinished"));
-        let header = html::header("Training report", self.title, &unfinished, self.facts);
-        let mut sections = vec![header];
-        if self.steps.is_empty() {
-            sections.push("<p>No step was made.</p>\n".to_owned());
-        } else {
-            sections.extend(self.sections());
-        }
-        document(
-            self.title,
-            &sections.concat(),
-            "Where a chart has more steps than points, a point shows several: their \
-            mean, and of memory the highest.",
-        )
+        let unfinished = html! { @if let Some(how) = self.unfinished { p.verdict.unfinished { (how) } } };
+        let body = html! {
+            (html::header("Training report", self.title, &unfinished, self.facts))
+            @if self.steps.is_empty() { p { "No step was made." } } @else { (self.sections()) }
+        };
+        let footer = "Where a chart has more steps than points, a point shows several: their mean, and of memory the \
+                      highest.";
+        document(self.title, &body, footer)
     }
 
-    fn sections(&self) -> Vec<String> {
-        let mut sections = vec![
-            section(
+    fn sections(&self) -> Markup {
+        html! {
+            (section(
                 "Loss",
                 "Of each batch, before its step; the smooth line is a mean over the steps before, those long ago counting \
                  less.",
-                &figure(&self.loss()),
-            ),
-            section(
+                figure(&self.loss()),
+            ))
+            (section(
                 "Memory over the run",
                 "What tensors held in each step. Areas: by what it was for, at the fullest of three moments: after the \
                  forward pass, after the backward pass, and after the update. Line: the most at any moment, as the \
                  allocator counted.",
-                &(figure(&self.memory()) + &self.holders()),
-            ),
-        ];
-        if let Some((number, recording)) = self.recorded.as_ref().filter(|(_, recording)| recording.len() > 1) {
-            let title = format!("Memory during step {number}");
-            let text = "The forward pass fills memory with activations, the backward pass turns them into gradients, and the \
-                 update uses those up.";
-            sections.push(section(&title, text, &figure(&self.during(*number, recording))));
+                html! { (figure(&self.memory())) (self.holders()) },
+            ))
+            @if let Some((number, recording)) = self.recorded.as_ref().filter(|(_, recording)| recording.len() > 1) {
+                (section(
+                    &format!("Memory during step {number}"),
+                    "The forward pass fills memory with activations, the backward pass turns them into gradients, and \
+                     the update uses those up.",
+                    figure(&self.during(*number, recording)),
+                ))
+            }
+            @if let Some((number, record)) = &self.offload { (offload::sections(self.title, *number, record)) }
+            (section(
+                "Step time",
+                "From asking for the batch until the parameters are updated.",
+                figure(&self.time()),
+            ))
         }
-        if let Some((number, record)) = &self.offload {
-            sections.extend(offload::sections(self.title, *number, record));
-        }
-        sections.push(section(
-            "Step time",
-            "From asking for the batch until the parameters are updated.",
-            &figure(&self.time()),
-        ));
-        sections
     }
 
     fn loss(&self) -> Chart {
         let raw: Vec<f64> = self.steps.iter().map(|step| f64::from(step.loss)).collect();
         let series = [("of each batch", "raw", thinned(&raw)), ("smooth", "smooth", thinned(&smooth(&raw)))];
-        Chart {
-            title: format!("Loss: {}", self.title),
-            description: "Loss over the steps.".into(),
-            unit: Unit::Number,
-            ..self.chart(
-                series.map(|(name, class, values)| Series::of_numbers(name, class, DrawnAs::Line, values)).into(),
-            )
-        }
+        let series = series.map(|(name, class, values)| Series::of_numbers(name, class, DrawnAs::Line, values));
+        Chart::new("Loss", self.title, "Loss over the steps.", self.span(), Unit::Number, series.into())
     }
 
     fn time(&self) -> Chart {
         let times: Vec<f64> = self.steps.iter().map(|step| step.elapsed_ms).collect();
-        Chart {
-            title: format!("Step time: {}", self.title),
-            description: "Time of each step.".into(),
-            unit: Unit::Ms,
-            ..self.chart(vec![Series::of_numbers("of each step", "smooth", DrawnAs::Line, thinned(&times))])
-        }
+        let series = vec![Series::of_numbers("of each step", "smooth", DrawnAs::Line, thinned(&times))];
+        Chart::new("Step time", self.title, "Time of each step.", self.span(), Unit::Ms, series)
     }
 
     fn memory(&self) -> Chart {
@@ -140,54 +124,44 @@ impl<'a> TrainingReport<'a> {
         let mut series = stacked(bins.iter().map(|memory| memory.tags).collect());
         let peaks = bins.iter().map(|memory| memory.peak_bytes).collect();
         series.push(Series::new("most at any moment", "most", DrawnAs::Line, peaks));
-        Chart {
-            title: format!("Memory over the run: {}", self.title),
-            description: "Bytes that tensors held in each step, stacked by what they were for.".into(),
-            ..self.chart(series)
-        }
+        let description = "Bytes that tensors held in each step, stacked by what they were for.";
+        Chart::new("Memory over the run", self.title, description, self.span(), Unit::Bytes, series)
     }
 
     fn during(&self, number: u64, recording: &Recording) -> Chart {
         let end_us = recording.last().map_or(0, |moment| moment.at_us).max(1);
         // The last value seen before the point.
-        Chart {
-            title: format!("Memory during step {number}: {}", self.title),
-            description: "Bytes that tensors held over one step, stacked by what they were for.".into(),
-            span: Span::Us(end_us),
-            ..self.chart(stacked(
-                (0..BINS)
-                    .map(|bin| {
-                        let us = end_us * (bin as u64 + 1) / BINS as u64;
-                        let next = recording.partition_point(|moment: &Moment| moment.at_us <= us);
-                        recording[next.saturating_sub(1)].tags
-                    })
-                    .collect(),
-            ))
-        }
+        let bins = (0..BINS).map(|bin| {
+            let us = end_us * (bin as u64 + 1) / BINS as u64;
+            let next = recording.partition_point(|moment: &Moment| moment.at_us <= us);
+            recording[next.saturating_sub(1)].tags
+        });
+        let subject = format!("Memory during step {number}");
+        let description = "Bytes that tensors held over one step, stacked by what they were for.";
+        Chart::new(&subject, self.title, description, Span::Us(end_us), Unit::Bytes, stacked(bins.collect()))
     }
 
-    /// Makes a chart of bytes over the steps.
-    fn chart(&self, series: Vec<Series>) -> Chart {
-        Chart {
-            title: String::new(),
-            description: String::new(),
-            span: Span::Steps(self.steps.len() as u64),
-            unit: Unit::Bytes,
-            series,
-            marker: None,
-        }
+    fn span(&self) -> Span {
+        Span::Steps(self.steps.len() as u64)
     }
 
     /// Returns the table of bytes by tag: at the fullest of each step's three moments, and each tag at its highest.
-    fn holders(&self) -> String {
+    fn holders(&self) -> Markup {
         let fullest = self.steps.iter().map(|step| step.memory.tags).max_by_key(TagBytes::total).unwrap_or_default();
-        let highest = |tag| self.steps.iter().map(|step| step.memory.tag_peaks.of(tag)).max().unwrap_or(0);
-        let rows = TAGS.into_iter().filter(|(tag, _)| highest(*tag) > 0).map(|(tag, name)| {
-            let share = fullest.of(tag) as f64 / fullest.total().max(1) as f64;
-            let name = format!("<span class=\"swatch tag-{tag}\"></span>{name}");
-            row(name, &[&Bytes(highest(tag)), &Bytes(fullest.of(tag)), &Percent(share)])
-        });
-        table(&["", "Most at any moment", "At the fullest of the three", "Share of it"], rows)
+        let rows = html! {
+            @for (tag, name) in TAGS {
+                @let highest = self.steps.iter().map(|step| step.memory.tag_peaks.of(tag)).max().unwrap_or(0);
+                @if highest > 0 {
+                    tr {
+                        th scope="row" { (keyed(&format!("tag-{tag}"), name)) }
+                        td { (Bytes(highest)) }
+                        td { (Bytes(fullest.of(tag))) }
+                        td { (Percent(fullest.of(tag) as f64 / fullest.total().max(1) as f64)) }
+                    }
+                }
+            }
+        };
+        table(&["", "Most at any moment", "At the fullest of the three", "Share of it"], &rows)
     }
 }
 

@@ -152,8 +152,8 @@ fn the_longest_annotations_are_kept_where_they_are_too_many() {
     assert_eq!((packed.annotations, packed.kept_annotations), (501, data.annotations.len()));
     assert!((2..100).contains(&data.annotations.len()), "{} annotations", data.annotations.len());
     assert_eq!(spans(&data)[0], ("whole", 0, 10));
-    let whole = section(&trace, &PageOptions::default(), 0);
-    let part = section(&trace, &PageOptions { page_bytes: whole.len() as u64 - 1500, ..PageOptions::default() }, 0);
+    let whole = section(&trace, &PageOptions::default(), 0).0;
+    let part = section(&trace, &PageOptions { page_bytes: whole.len() as u64 - 1500, ..PageOptions::default() }, 0).0;
     assert!(part.contains("Of 501 annotations, the ") && !whole.contains("Of 501 annotations"));
 }
 

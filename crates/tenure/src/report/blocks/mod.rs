@@ -22,6 +22,7 @@ mod unpack;
 
 use history::BlockHistory;
 
+use maud::Markup;
 use tenure_plan::Trace;
 
 /// Settings of a trace's page: its size limit, and the events whose blocks it shows.
@@ -45,7 +46,7 @@ impl Default for PageOptions {
 
 /// Returns the section of the page, with its script and its data. The page's other sections take `rest_bytes`. If the
 /// size limit is too small for any block, the section is as small as possible, and the page exceeds the limit.
-pub(super) fn section(trace: &Trace, options: &PageOptions, rest_bytes: usize) -> String {
+pub(super) fn section(trace: &Trace, options: &PageOptions, rest_bytes: usize) -> Markup {
     let history = BlockHistory::of(trace, options.from, options.to);
     let budget = usize::try_from(options.page_bytes).unwrap_or(usize::MAX);
     let budget = budget.saturating_sub(rest_bytes + page::frame_bytes(trace, &history));

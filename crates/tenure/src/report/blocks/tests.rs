@@ -239,9 +239,9 @@ fn the_segments_with_most_bytes_and_events_are_kept_where_they_are_too_many() {
     assert_eq!(packed.kept_segments, data.segments.len());
     assert!((1000..10_000).contains(&packed.kept_segments), "{} segments", packed.kept_segments);
     assert_eq!(data.segments[0].bytes, 1 << 30);
-    let whole = section(&trace, &PageOptions::default(), 0);
+    let whole = section(&trace, &PageOptions::default(), 0).0;
     let page_bytes = whole.len() as u64 - 10_000;
-    let part = section(&trace, &PageOptions { page_bytes, ..PageOptions::default() }, 0);
+    let part = section(&trace, &PageOptions { page_bytes, ..PageOptions::default() }, 0).0;
     assert!(part.len() as u64 <= page_bytes && part.contains("Of 10,000 segments, the "));
     assert!(!whole.contains(" segments, the "));
 }
@@ -252,7 +252,7 @@ fn events_from_before_the_history_are_counted() {
     let trace = Trace::read(late).unwrap();
     let (_, data) = packed(&trace, 1 << 20);
     assert_eq!((data.earlier, data.to), (2, trace.events().len() as u64));
-    assert!(section(&trace, &PageOptions::default(), 0).contains(" events (2 from before the history)."));
+    assert!(section(&trace, &PageOptions::default(), 0).0.contains(" events (2 from before the history)."));
 }
 
 #[test]
@@ -271,7 +271,7 @@ fn hostile_names_stay_data() {
     let (packed, data) = packed(&trace, 1 << 20);
     assert!(packed.text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte)));
     assert_eq!(data.strings[data.frames[0][0] as usize], hostile);
-    let html = section(&trace, &PageOptions::default(), 0);
+    let html = section(&trace, &PageOptions::default(), 0).0;
     assert_eq!([html.matches("<script").count(), html.matches("</script").count()], [3, 3]);
     assert!(!html.contains("alert"));
 }

@@ -1,13 +1,13 @@
 //! The page of a memory report.
 
+use maud::{Markup, html};
 use tenure_core::Tag;
 
 use super::segments::{Content, SegmentUse};
 use super::timeline::class;
-use super::{MemoryReport, ModuleUse};
-use crate::report::escape::escape;
-use crate::report::html::{self, document, drawings, figure, row, section, table};
-use crate::report::svg::Svg;
+use super::{MemoryFigure, MemoryReport, ModuleUse, TagUse};
+use crate::report::html::{self, breakable, document, drawings, figure, keyed, section, table};
+use crate::report::svg::{Drawing, Px};
 use crate::units::{Bytes, Count, Percent};
 
 /// Modules that hold less than this share of the memory are shown together.
@@ -23,126 +23,123 @@ impl MemoryReport {
 }
 
 fn page(report: &MemoryReport) -> String {
-    let timeline = match &report.timeline {
-        Some(chart) => figure(chart),
-        None => "<p>No history was recorded. <code>torch.cuda.memory._record_memory_history()</code> begins one.</p>\n"
-            .to_owned(),
+    let timeline = html! {
+        @if let Some(chart) = &report.timeline {
+            (figure(chart))
+        } @else {
+            p { "No history was recorded. " code { "torch.cuda.memory._record_memory_history()" } " begins one." }
+        }
     };
-    let sections = [
-        header(report),
-        section(
-            "By tag",
-            "What the bytes in use are for. <i>Awaited</i>: freed, but another stream may still use them.",
-            &tags(report),
-        ),
-        section(
+    let tags_text = html! {
+        "What the bytes in use are for. " i { "Awaited" } ": freed, but another stream may still use them."
+    };
+    let body = html! {
+        (header(report))
+        (section("By tag", tags_text, tags(report)))
+        (section(
             "By module",
             "The same bytes, by the module whose they are. A module counts what the modules in it hold.",
-            &modules(report),
-        ),
-        section("Over time", "What was asked for and not freed, by tag. A block counts under its last tag.", &timeline),
-        section("Largest blocks", "Each with the key that names it.", &largest(report)),
-        section(
+            modules(report),
+        ))
+        (section("Over time", "What was asked for and not freed, by tag. A block counts under its last tag.", timeline))
+        (section("Largest blocks", "Each with the key that names it.", largest(report)))
+        (section(
             "Segments",
             "The memory that the allocator holds, the largest segments first: one strip is one segment, from its first \
              byte to its last.",
-            &segments(report),
-        ),
-        section(
+            segments(report),
+        ))
+        (section(
             "Allocator",
             "Every counter that is not zero, under PyTorch's names, and the settings.",
-            &figures(report),
-        ),
-    ];
-    document(&report.title, &sections.concat(), "")
+            figures(report),
+        ))
+    };
+    document(&report.title, &body, "")
 }
 
-fn header(report: &MemoryReport) -> String {
+fn header(report: &MemoryReport) -> Markup {
     let free: u64 = report.segments.iter().map(SegmentUse::free_bytes).sum();
     let largest = report.segments.iter().map(|segment| segment.largest_free_bytes).max().unwrap_or(0);
-    let mut facts = vec![
-        ("Requested", Bytes(report.requested_bytes.current).to_string()),
-        ("Allocated", Bytes(report.allocated_bytes.current).to_string()),
-        ("Reserved", Bytes(report.reserved_bytes.current).to_string()),
-        ("Peak requested", Bytes(report.requested_bytes.peak).to_string()),
-        ("Peak allocated", Bytes(report.allocated_bytes.peak).to_string()),
-        ("Peak reserved", Bytes(report.reserved_bytes.peak).to_string()),
-        ("Free in segments", Bytes(free).to_string()),
-        ("Largest free range", Bytes(largest).to_string()),
+    let bytes = [
+        ("Requested", report.requested_bytes.current),
+        ("Allocated", report.allocated_bytes.current),
+        ("Reserved", report.reserved_bytes.current),
+        ("Peak requested", report.requested_bytes.peak),
+        ("Peak allocated", report.allocated_bytes.peak),
+        ("Peak reserved", report.reserved_bytes.peak),
+        ("Free in segments", free),
+        ("Largest free range", largest),
     ];
+    let mut facts: Vec<_> = bytes.into_iter().map(|(name, bytes)| (name, Bytes(bytes).to_string())).collect();
     if let Some(device) = report.device {
         let used = device.total_bytes.saturating_sub(device.free_bytes);
         facts.push(("Device", format!("{} of {} in use", Bytes(used), Bytes(device.total_bytes))));
     }
-    html::header("Memory report", &report.title, "", &facts)
+    html::header("Memory report", &report.title, &Markup::default(), &facts)
 }
 
-fn tags(report: &MemoryReport) -> String {
+fn tags(report: &MemoryReport) -> Markup {
     let total = report.active_bytes.current;
-    let mut rows: Vec<String> = report
-        .tags
-        .iter()
-        .map(|held| {
-            let active = held.active_bytes.current;
-            row(
-                format_args!("<span class=\"swatch {}\"></span>{}", class(held.tag), held.tag),
-                &[
-                    &Bytes(held.requested_bytes.current),
-                    &Bytes(held.allocated_bytes.current),
-                    &Bytes(active.saturating_sub(held.allocated_bytes.current)),
-                    &Bytes(held.allocated_bytes.peak),
-                    &Count(held.blocks as u64),
-                    &Percent(share(active, total)),
-                ],
-            )
-        })
-        .collect();
-    rows.push(row(
-        "together",
-        &[
-            &Bytes(report.requested_bytes.current),
-            &Bytes(report.allocated_bytes.current),
-            &Bytes(total.saturating_sub(report.allocated_bytes.current)),
-            &Bytes(report.allocated_bytes.peak),
-            &Count(report.modules.blocks as u64),
-            &Percent(share(total, total)),
-        ],
-    ));
+    let rows = html! {
+        @for TagUse { tag, requested_bytes, allocated_bytes, active_bytes, blocks } in &report.tags {
+            tr {
+                th scope="row" { (keyed(&class(*tag), tag.name())) }
+                (tag_cells(requested_bytes.current, *allocated_bytes, active_bytes.current, *blocks, total))
+            }
+        }
+        tr {
+            th scope="row" { "together" }
+            (tag_cells(report.requested_bytes.current, report.allocated_bytes, total, report.modules.blocks, total))
+        }
+    };
     let heads = ["Tag", "Requested", "Allocated", "Awaited", "Peak allocated", "Blocks", "Share"];
-    bar(&report.modules.tags, total) + &table(&heads, rows.into_iter())
+    html! { (bar(&report.modules.tags, total)) (table(&heads, &rows)) }
+}
+
+fn tag_cells(requested: u64, allocated: MemoryFigure, active: u64, blocks: usize, total: u64) -> Markup {
+    html! {
+        td { (Bytes(requested)) }
+        td { (Bytes(allocated.current)) }
+        td { (Bytes(active.saturating_sub(allocated.current))) }
+        td { (Bytes(allocated.peak)) }
+        td { (Count(blocks as u64)) }
+        td { (Percent(share(active, total))) }
+    }
 }
 
 /// Returns a bar of all tags side by side, as long as its share of `whole`. The table has the same figures as text.
-fn bar(tags: &[u64; Tag::ALL.len()], whole: u64) -> String {
-    let used = Tag::ALL.into_iter().filter(|&tag| tags[tag as usize] > 0);
-    let parts = used.map(|tag| {
-        let bytes = tags[tag as usize];
-        let width = 100.0 * share(bytes, whole);
-        let class = class(tag);
-        format!("<i class=\"{class}\" style=\"width:{width:.2}%\" title=\"{tag}: {}\"></i>", Bytes(bytes))
-    });
-    format!("<div class=\"stack\">{}</div>\n", parts.collect::<String>())
+fn bar(tags: &[u64; Tag::ALL.len()], whole: u64) -> Markup {
+    html! {
+        div.stack {
+            @for tag in Tag::ALL {
+                @let bytes = tags[tag as usize];
+                @let style = format!("width:{:.2}%", 100.0 * share(bytes, whole));
+                @if bytes > 0 { i.(class(tag)) style=(style) title={ (tag.name()) ": " (Bytes(bytes)) } {} }
+            }
+        }
+    }
 }
 
-fn modules(report: &MemoryReport) -> String {
+fn modules(report: &MemoryReport) -> Markup {
     let whole = report.modules.bytes();
     let mut rows = Vec::new();
     add_module(&mut rows, &report.modules, "the whole program", 0, whole);
     let used: Vec<Tag> = Tag::ALL.into_iter().filter(|&tag| report.modules.tags[tag as usize] > 0).collect();
-    let rows = rows.into_iter().map(|ModuleRow { name, depth, tags, blocks }| {
-        let cells: String = used.iter().map(|&tag| format!("<td>{}</td>", Bytes(tags[tag as usize]))).collect();
-        format!(
-            "<tr><th scope=\"row\" style=\"padding-left:{depth}em\">{}</th><td>{}</td>{cells}<td>{}</td>\
-             <td class=\"bar\">{}</td></tr>\n",
-            escape(&name),
-            Bytes(tags.iter().sum()),
-            Count(blocks as u64),
-            bar(&tags, whole)
-        )
-    });
+    let rows = html! {
+        @for ModuleRow { name, depth, tags, blocks } in rows {
+            tr {
+                th scope="row" style={ "padding-left:" (depth) "em" } { (name) }
+                td { (Bytes(tags.iter().sum())) }
+                @for &tag in &used { td { (Bytes(tags[tag as usize])) } }
+                td { (Count(blocks as u64)) }
+                td.bar { (bar(&tags, whole)) }
+            }
+        }
+    };
     let heads: Vec<&str> =
         ["Module", "Bytes"].into_iter().chain(used.iter().map(|tag| tag.name())).chain(["Blocks", ""]).collect();
-    format!("<div class=\"tall\">{}</div>\n", table(&heads, rows))
+    html! { div.tall { (table(&heads, &rows)) } }
 }
 
 /// A row of the table of modules.
@@ -180,109 +177,106 @@ fn add_module(rows: &mut Vec<ModuleRow>, module: &ModuleUse, name: &str, depth: 
     }
 }
 
-fn largest(report: &MemoryReport) -> String {
-    let rows = report.largest.iter().map(|block| {
-        let key = block.key.as_deref().map_or_else(|| "–".into(), long);
-        let state = if block.is_awaited { ", awaited" } else { "" };
-        row(
-            format_args!("<code>{:#x}</code>", block.address),
-            &[
-                &Bytes(block.bytes),
-                &Bytes(block.requested_bytes),
-                &format_args!("<span class=\"swatch {}\"></span>{}{state}", class(block.tag), block.tag),
-                &format_args!("{:#x}", block.stream),
-                &key,
-            ],
-        )
-    });
-    table(&["Address", "Bytes", "Requested", "Tag", "Stream", "Key"], rows)
+fn largest(report: &MemoryReport) -> Markup {
+    let rows = html! {
+        @for block in &report.largest {
+            tr {
+                th scope="row" { code { (format!("{:#x}", block.address)) } }
+                td { (Bytes(block.bytes)) }
+                td { (Bytes(block.requested_bytes)) }
+                td { (keyed(&class(block.tag), block.tag.name())) @if block.is_awaited { ", awaited" } }
+                td { (format!("{:#x}", block.stream)) }
+                td { @if let Some(key) = &block.key { (long(key)) } @else { "–" } }
+            }
+        }
+    };
+    table(&["Address", "Bytes", "Requested", "Tag", "Stream", "Key"], &rows)
 }
 
-fn segments(report: &MemoryReport) -> String {
+fn segments(report: &MemoryReport) -> Markup {
     let (drawn, others) = report.segments.split_at(report.segments.len().min(SEGMENTS));
-    let rows = drawn.iter().map(|segment| {
-        let pool = if segment.pool == (0, 0) { "common".into() } else { format!("{:?}", segment.pool) };
-        row(
-            format_args!("<code>{:#x}</code>", segment.address),
-            &[
-                &Bytes(segment.bytes),
-                &Bytes(segment.allocated_bytes),
-                &Bytes(segment.awaited_bytes),
-                &Bytes(segment.free_bytes()),
-                &Bytes(segment.largest_free_bytes),
-                &format_args!("{:#x}", segment.stream),
-                &pool,
-            ],
-        )
-    });
-    let heads = ["Segment", "Bytes", "Allocated", "Awaited", "Free", "Largest free", "Stream", "Pool"];
-    let table = table(&heads, rows);
-    let rest = if others.is_empty() {
-        String::new()
-    } else {
-        let bytes = others.iter().map(|segment| segment.bytes).sum();
-        format!("<p class=\"muted\">And {} smaller ones of {} together.</p>\n", others.len(), Bytes(bytes))
+    let rows = html! {
+        @for segment in drawn {
+            tr {
+                th scope="row" { code { (format!("{:#x}", segment.address)) } }
+                td { (Bytes(segment.bytes)) }
+                td { (Bytes(segment.allocated_bytes)) }
+                td { (Bytes(segment.awaited_bytes)) }
+                td { (Bytes(segment.free_bytes())) }
+                td { (Bytes(segment.largest_free_bytes)) }
+                td { (format!("{:#x}", segment.stream)) }
+                td { @if segment.pool == (0, 0) { "common" } @else { (format!("{:?}", segment.pool)) } }
+            }
+        }
     };
-    drawings(|width| map(drawn, width)) + &table + &rest
+    let heads = ["Segment", "Bytes", "Allocated", "Awaited", "Free", "Largest free", "Stream", "Pool"];
+    html! {
+        (drawings(|width| map(drawn, width)))
+        (table(&heads, &rows))
+        @if !others.is_empty() {
+            @let bytes = Bytes(others.iter().map(|segment| segment.bytes).sum());
+            p.muted { "And " (others.len()) " smaller ones of " (bytes) " together." }
+        }
+    }
 }
 
 /// Draws the segments as strips, as long as they are large.
-fn map(segments: &[SegmentUse], width: f64) -> String {
+fn map(segments: &[SegmentUse], width: f64) -> Drawing {
     const LEFT: f64 = 130.0;
     const STEP: f64 = 20.0;
-    let height = STEP * segments.len() as f64;
     let longest = segments.iter().map(|segment| segment.bytes).max().unwrap_or(0);
-    let mut svg = Svg::default();
-    svg.add(format_args!(
-        "<svg class=\"chart\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
-         aria-label=\"Contents of each segment; the table below has the figures.\">"
-    ));
-    for (index, segment) in segments.iter().enumerate() {
-        let y = STEP * index as f64;
-        let length = ((width - LEFT) * share(segment.bytes, longest)).max(2.0);
-        svg.add(format_args!(
-            "<g><title>{:#x}: {}, {} free, the largest range {}</title><text class=\"tick end\" x=\"{}\" \
-             y=\"{}\">{:#x}</text>",
-            segment.address,
-            Bytes(segment.bytes),
-            Bytes(segment.free_bytes()),
-            Bytes(segment.largest_free_bytes),
-            LEFT - 8.0,
-            y + 12.0,
-            segment.address
-        ));
-        for run in &segment.runs {
-            let x = LEFT + length * SegmentUse::share(run.start);
-            let width = length * SegmentUse::share(run.places);
-            let class = match run.content {
-                Content::Live(tag) => class(tag),
-                Content::Awaited => "awaited".into(),
-                Content::Free => "free".into(),
-            };
-            svg.add(format_args!(
-                "<rect class=\"key {class}\" x=\"{x:.1}\" y=\"{y}\" width=\"{width:.1}\" height=\"15\"/>"
-            ));
+    let content = html! {
+        @for (index, segment) in segments.iter().enumerate() {
+            @let address = format!("{:#x}", segment.address);
+            @let y = STEP * index as f64;
+            @let length = ((width - LEFT) * share(segment.bytes, longest)).max(2.0);
+            g {
+                title {
+                    (address) ": " (Bytes(segment.bytes)) ", " (Bytes(segment.free_bytes())) " free, the largest range "
+                    (Bytes(segment.largest_free_bytes))
+                }
+                text.tick.end x=(LEFT - 8.0) y=(y + 12.0) { (address) }
+                @for run in &segment.runs {
+                    rect.key.(run.content.class())
+                        x=(Px(LEFT + length * SegmentUse::share(run.start))) y=(y)
+                        width=(Px(length * SegmentUse::share(run.places))) height="15" {}
+                }
+            }
         }
-        svg.add(format_args!("</g>"));
-    }
-    svg.add(format_args!("</svg>"));
-    svg.finish()
+    };
+    let label = "Contents of each segment; the table below has the figures.".to_owned();
+    Drawing { width, height: STEP * segments.len() as f64, label, content }
 }
 
-fn figures(report: &MemoryReport) -> String {
-    let counters = report.statistics.iter().filter(|(_, value)| **value != 0);
-    let counters = counters.map(|(name, value)| row(name, &[&count(*value)]));
-    let settings = report.settings.iter().map(|(name, value)| row(escape(name), &[&long(value)]));
-    format!(
-        "{}<details><summary>Counters</summary>\n{}</details>\n",
-        table(&["Setting", "Value"], settings),
-        table(&["Counter", "Value"], counters)
-    )
+impl Content {
+    /// Returns its class in the style sheet.
+    fn class(self) -> String {
+        match self {
+            Self::Live(tag) => class(tag),
+            Self::Awaited => "awaited".into(),
+            Self::Free => "free".into(),
+        }
+    }
+}
+
+fn figures(report: &MemoryReport) -> Markup {
+    let settings = html! {
+        @for (name, value) in &report.settings { tr { th scope="row" { (name) } td { (long(value)) } } }
+    };
+    let counters = html! {
+        @for (name, value) in report.statistics.iter().filter(|(_, value)| **value != 0) {
+            tr { th scope="row" { (name) } td { (count(*value)) } }
+        }
+    };
+    html! {
+        (table(&["Setting", "Value"], &settings))
+        details { summary { "Counters" } (table(&["Counter", "Value"], &counters)) }
+    }
 }
 
 /// Returns a cell's text that may take several lines, broken after dots if possible.
-fn long(text: &str) -> String {
-    format!("<span class=\"long\">{}</span>", escape(text).replace('.', ".<wbr>"))
+fn long(text: &str) -> Markup {
+    html! { span.long { (breakable(text)) } }
 }
 
 /// Formats a number; -1 stands for no limit.

@@ -19,14 +19,9 @@ pub(super) fn chart(title: &str, snapshot: &Snapshot) -> Option<Chart> {
     let bins = Bins::new(events.iter().map(|event| event.time_us));
     let (before, changes) = rewind(snapshot, events, &bins);
     let groups = Tag::ALL.iter().zip(before).map(|(tag, bytes)| (tag.name().to_owned(), class(*tag), bytes)).collect();
-    Some(Chart {
-        title: format!("Live bytes by tag: {title}"),
-        description: "Bytes that the program asked for and had not freed, stacked by what they were for.".into(),
-        span: bins.span(),
-        unit: Unit::Bytes,
-        series: Composition::new(groups, changes.into_iter().rev()).into_series(),
-        marker: None,
-    })
+    let description = "Bytes that the program asked for and had not freed, stacked by what they were for.";
+    let series = Composition::new(groups, changes.into_iter().rev()).into_series();
+    Some(Chart::new("Live bytes by tag", title, description, bins.span(), Unit::Bytes, series))
 }
 
 /// Returns a tag's class in the style sheet.
