@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_in_use_before_is_not_counted() {
+    fn memory_in_use_before_is_not_counted() {
         let (machine, _) = machine();
         assert_eq!(machine.held().unwrap(), HeldMemory::default());
     }

@@ -1,40 +1,54 @@
-//! Columns of variable-length integers, deflated, in base64.
+//! The encoding of a page's data: postcard's, deflated, in base64; and columns of it that are written as differences.
 
 use std::io::Write;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use flate2::Compression;
 use flate2::write::DeflateEncoder;
+use serde::Serialize;
 
-/// Returns all `parts`, deflated, in base64.
-pub(super) fn deflated(parts: &[&[u8]]) -> String {
+/// Returns `data` deflated, in base64.
+pub(super) fn deflated(data: &impl Serialize) -> String {
+    let bytes = postcard::to_stdvec(data).expect("a vector takes every byte");
     let mut encoder = DeflateEncoder::new(Vec::new(), Compression::default());
-    let written = parts.iter().try_for_each(|part| encoder.write_all(part)).and_then(|()| encoder.finish());
+    let written = encoder.write_all(&bytes).and_then(|()| encoder.finish());
     BASE64_STANDARD.encode(written.expect("a vector takes every byte"))
 }
 
-/// Returns the differences of numbers that do not descend.
-pub(super) fn differences(numbers: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
-    numbers.scan(0, |before, number| Some(number - std::mem::replace(before, number)))
-}
+/// Numbers that do not descend, as the differences of neighbours.
+pub(super) mod differences {
+    use std::mem;
 
-/// Returns the zigzag-encoded differences of numbers below 2^52.
-pub(super) fn signed_differences(numbers: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
-    numbers.scan(0, |before, number| {
-        let difference = number as i64 - std::mem::replace(before, number) as i64;
-        Some((difference << 1 ^ difference >> 63) as u64)
-    })
-}
+    use serde::Serializer;
 
-pub(super) fn put_column(out: &mut Vec<u8>, numbers: impl Iterator<Item = u64>) {
-    numbers.for_each(|number| put(out, number));
-}
-
-/// Writes seven bits per byte, lowest first; the top bit says that more follow (LEB128).
-pub(super) fn put(out: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        out.push(number as u8 | 0x80);
-        number >>= 7;
+    pub(in super::super) fn serialize<S: Serializer>(numbers: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
+        let mut before = 0;
+        serializer.collect_seq(numbers.iter().map(|&number| number - mem::replace(&mut before, number)))
     }
-    out.push(number as u8);
+
+    #[cfg(test)]
+    pub(in super::super) fn deserialize<'a, D: serde::Deserializer<'a>>(data: D) -> Result<Vec<u64>, D::Error> {
+        let mut sum = 0;
+        let differences: Vec<u64> = serde::Deserialize::deserialize(data)?;
+        Ok(differences.into_iter().map(|number| (sum += number, sum).1).collect())
+    }
+}
+
+/// Numbers below 2^52, as the signed differences of neighbours.
+pub(super) mod signed_differences {
+    use std::mem;
+
+    use serde::Serializer;
+
+    pub(in super::super) fn serialize<S: Serializer>(numbers: &[u64], serializer: S) -> Result<S::Ok, S::Error> {
+        let mut before = 0;
+        serializer.collect_seq(numbers.iter().map(|&number| number as i64 - mem::replace(&mut before, number as i64)))
+    }
+
+    #[cfg(test)]
+    pub(in super::super) fn deserialize<'a, D: serde::Deserializer<'a>>(data: D) -> Result<Vec<u64>, D::Error> {
+        let mut sum = 0;
+        let differences: Vec<i64> = serde::Deserialize::deserialize(data)?;
+        Ok(differences.into_iter().map(|number| (sum += number, sum as u64).1).collect())
+    }
 }

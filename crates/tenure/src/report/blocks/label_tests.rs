@@ -105,7 +105,7 @@ fn a_block_that_the_program_names_has_its_name_after_its_tag() {
 }
 
 #[test]
-fn what_is_left_of_a_segment_stays_in_its_pool() {
+fn the_rest_of_a_segment_stays_in_its_pool() {
     let segment = |action, address| (action, address, "", "", 5);
     let events = [segment("segment_map", 0), segment("segment_map", 64), ("segment_unmap", 32, "", "", 0)];
     let (_, data) = packed(&recorded(&events, &[]), 0, usize::MAX, 1 << 20);

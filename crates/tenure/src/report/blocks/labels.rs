@@ -1,17 +1,19 @@
 //! The labels of a page's blocks and segments: tags, compile contexts and pools.
 
 use rustc_hash::FxHashMap;
+use serde::Serialize;
 use tenure_plan::{MemoryPool, Trace};
 
-use super::columns::{put, put_column};
 use super::history::{BlockHistory, Life};
 use super::tables::Tables;
 
 /// Distinct labels. Each is three numbers: tag, compile context, pool; 0 for none, or the number of its string plus
 /// one.
-#[derive(Default)]
+#[derive(Default, Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
 pub(super) struct Labels {
-    labels: Vec<[u64; 3]>,
+    pub(super) labels: Vec<[u64; 3]>,
+    #[serde(skip)]
     numbers: FxHashMap<[u64; 3], u64>,
 }
 
@@ -35,15 +37,6 @@ impl Labels {
             self.labels.push(label);
             self.labels.len() as u64
         })
-    }
-
-    /// Writes the labels and then, if there are any, the label numbers of `lives`.
-    pub(super) fn put(&self, out: &mut Vec<u8>, lives: &[Vec<u64>]) {
-        put(out, self.labels.len() as u64);
-        (0..3).for_each(|column| put_column(out, self.labels.iter().map(|label| label[column])));
-        if !self.labels.is_empty() {
-            lives.iter().for_each(|numbers| put_column(out, numbers.iter().copied()));
-        }
     }
 }
 

@@ -1,13 +1,12 @@
 //! The overview of a page: the whole history in few cells, which a browser draws before it reads any block.
 //!
-//! Deflated, in base64, as unsigned LEB128 integers: columns, rows, highest bytes, first event, event after the last,
-//! 1 if colours are of stacks; then for each column, from left to right: count of runs; for each run from the bottom:
-//! rows, colour. A colour is the number of a stack plus one, or of a size class plus one, or 0 for grey.
+//! A colour is the number of a stack plus one, or of a size class plus one, or 0 for grey.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::columns::{deflated, put};
+use serde::Serialize;
+
 use super::history::{BlockHistory, Life};
 use crate::report::history::size_class;
 
@@ -30,25 +29,36 @@ impl Colors<'_> {
     }
 }
 
+/// The overview, in the order in which `overview.js` reads it.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
+pub(super) struct Overview {
+    pub(super) rows: u64,
+    /// The highest bytes.
+    pub(super) peak: u64,
+    from: u64,
+    to: u64,
+    has_stacks: bool,
+    /// The columns from left to right, each as runs from the bottom: rows and colour.
+    pub(super) columns: Vec<Vec<[u64; 2]>>,
+}
+
 /// Draws `blocks`, and all other blocks above them in grey.
-pub(super) fn overview(history: &BlockHistory, blocks: &[&Life], colors: &Colors<'_>) -> String {
+pub(super) fn overview(history: &BlockHistory, blocks: &[&Life], colors: &Colors<'_>) -> Overview {
     let heights = heights(history);
     let peak = heights.iter().copied().max().unwrap_or(0);
-    let mut out = Vec::new();
-    let columns = COLUMNS.min(heights.len());
+    let count = COLUMNS.min(heights.len());
     let span = &history.span;
-    let has_stacks = matches!(colors, Colors::OfStacks(_));
-    for number in [columns as u64, ROWS, peak, span.start as u64, span.end as u64, has_stacks.into()] {
-        put(&mut out, number);
-    }
     let mut moments = Moments::of(blocks);
-    for column in 0..columns {
-        let event = highest(&heights, column * heights.len() / columns..(column + 1) * heights.len() / columns);
+    let mut columns = Vec::with_capacity(count);
+    for column in 0..count {
+        let event = highest(&heights, column * heights.len() / count..(column + 1) * heights.len() / count);
         moments.go_to(span.start + event);
         let live = moments.live.iter().map(|&number| (blocks[number].bytes, colors.of(number, blocks[number])));
-        put_column(&mut out, live, heights[event], peak.max(1));
+        columns.push(runs(live, heights[event], peak.max(1)));
     }
-    deflated(&[&out])
+    let has_stacks = matches!(colors, Colors::OfStacks(_));
+    Overview { rows: ROWS, peak, from: span.start as u64, to: span.end as u64, has_stacks, columns }
 }
 
 /// Returns the live bytes after each event of the span.
@@ -76,8 +86,8 @@ fn highest(heights: &[u64], range: Range<usize>) -> usize {
     range.rev().max_by_key(|&event| heights[event]).unwrap_or(0)
 }
 
-/// Writes the runs of a column in which `live` blocks are stacked, with grey up to `height`.
-fn put_column(out: &mut Vec<u8>, live: impl Iterator<Item = (u64, u64)>, height: u64, peak: u64) {
+/// Returns the runs of a column in which `live` blocks are stacked, with grey up to `height`.
+fn runs(live: impl Iterator<Item = (u64, u64)>, height: u64, peak: u64) -> Vec<[u64; 2]> {
     let mut runs: Vec<[u64; 2]> = Vec::new();
     let mut fill = |from: u64, to: u64, color: u64| {
         let row = |bytes: u64| (u128::from(bytes.min(height)) * u128::from(ROWS) / u128::from(peak)) as u64;
@@ -94,8 +104,7 @@ fn put_column(out: &mut Vec<u8>, live: impl Iterator<Item = (u64, u64)>, height:
         sum += bytes;
     }
     fill(sum, height.max(sum), 0);
-    put(out, runs.len() as u64);
-    runs.iter().flatten().for_each(|&number| put(out, number));
+    runs
 }
 
 /// The live blocks at a moment that moves forward.

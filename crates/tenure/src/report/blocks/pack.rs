@@ -1,32 +1,17 @@
-//! The data of the page: columns of variable-length integers, deflated, in base64.
+//! The data of the page, [`PageData`]: `data.js` reads its fields in the same order.
 //!
-//! The layout follows; `viewer.js` reads it in the same order. Every number is an unsigned LEB128 integer, and *signed*
-//! ones are zigzag-encoded:
-//!
-//! | table | columns, each written whole |
-//! | --- | --- |
-//! | span | from, to (event numbers); events from before the history |
-//! | strings | count; for each: bytes, UTF-8 text |
-//! | frames | count; function (string), file (string), line |
-//! | stacks | count; frames of each; then all frames, the innermost of a stack first |
-//! | streams | count; string of each |
-//! | blocks | count; events since the block before was made; events it lived + 1, or 0; bytes; signed difference of the address's lower 52 bits; its upper 12; stream; stack + 1 |
-//! | sum of the others | blocks; count; events since the step before; signed difference of bytes |
-//! | segments | as blocks, without stacks |
-//! | times | µs by which interpolated times may be off; count; events since the one before; µs since the one before |
-//! | marks | count; events since the one before; action and its tag (string) |
-//! | annotations | count; events since the one before began; events it lasted; name (string) |
-//! | labels | count; tag (string + 1); compile context (string + 1); pool (string + 1); if there are any, label + 1 of each block and then of each segment |
+//! Numbers are unsigned LEB128 integers, and signed ones are zigzag-encoded; a list begins with its count.
 
+use serde::Serialize;
 use tenure_plan::Trace;
 
 use super::annotations::AnnotationSpans;
-use super::columns::{deflated, differences, put, put_column, signed_differences};
+use super::columns::{deflated, differences, signed_differences};
 use super::history::{BlockHistory, Life, Summed};
 use super::labels::Labels;
 use super::overview::{Colors, overview};
 use super::tables::Tables;
-use super::times::Times;
+use super::times::{TimeColumns, Times};
 
 /// The most blocks: the browser sorts them by a number of 53 bits, 32 of an event and 21 of a block.
 const MOST_BLOCKS: usize = 1 << 21;
@@ -61,6 +46,75 @@ pub(super) struct Packed {
     pub(super) annotations: usize,
     /// The share of the columns' bytes that segments take.
     segment_share: f64,
+}
+
+/// The data that `data.js` reads.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
+pub(super) struct PageData {
+    /// The first event that is shown, and the one after the last.
+    pub(super) from: u64,
+    pub(super) to: u64,
+    /// Events from before the history.
+    pub(super) earlier: u64,
+    pub(super) tables: Tables,
+    pub(super) blocks: LifeColumns,
+    pub(super) summed: SummedColumns,
+    pub(super) segments: LifeColumns,
+    pub(super) times: TimeColumns,
+    pub(super) marks: MarkColumns,
+    pub(super) annotations: SpanColumns,
+    pub(super) labels: Labels,
+}
+
+/// Blocks or segments.
+#[derive(Default, Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
+pub(super) struct LifeColumns {
+    #[serde(with = "differences")]
+    pub(super) born: Vec<u64>,
+    /// The events it lived plus one, or 0.
+    pub(super) lived: Vec<u64>,
+    pub(super) bytes: Vec<u64>,
+    /// The lower 52 bits of the address, and the upper 12.
+    #[serde(with = "signed_differences")]
+    pub(super) address: Vec<u64>,
+    pub(super) high: Vec<u64>,
+    pub(super) stream: Vec<u64>,
+    /// The number of the stack plus one, or 0. Segments have none.
+    pub(super) stack: Vec<u64>,
+    /// The number of the label plus one, or 0.
+    pub(super) label: Vec<u64>,
+}
+
+/// The sum of the blocks that are left out.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
+pub(super) struct SummedColumns {
+    pub(super) blocks: u64,
+    #[serde(with = "differences")]
+    pub(super) event: Vec<u64>,
+    #[serde(with = "signed_differences")]
+    pub(super) bytes: Vec<u64>,
+}
+
+#[derive(Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
+pub(super) struct MarkColumns {
+    #[serde(with = "differences")]
+    pub(super) event: Vec<u64>,
+    /// The string of its action and tag.
+    pub(super) text: Vec<u64>,
+}
+
+/// Annotations.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
+pub(super) struct SpanColumns {
+    #[serde(with = "differences")]
+    pub(super) from: Vec<u64>,
+    pub(super) events: Vec<u64>,
+    pub(super) name: Vec<u64>,
 }
 
 /// Packs as many blocks and segments as fit into `budget` bytes.
@@ -127,57 +181,67 @@ fn pack(
     let summed = history.summed(&is_kept, most_steps);
 
     let mut tables = Tables::default();
-    let stacks: Vec<u64> = blocks.iter().map(|block| tables.stack(trace, block.born)).collect();
-    let lives = |lives: &[&Life], tables: &mut Tables, out: &mut Vec<u8>| {
-        put_column(out, differences(lives.iter().map(|life| life.born as u64)));
-        put_column(out, lives.iter().map(|life| life.died.map_or(0, |died| (died - life.born) as u64 + 1)));
-        put_column(out, lives.iter().map(|life| life.bytes.min(MOST)));
-        put_column(out, signed_differences(lives.iter().map(|life| life.address & MOST)));
-        put_column(out, lives.iter().map(|life| life.address >> EXACT_BITS));
-        put_column(out, lives.iter().map(|life| tables.stream(life.stream.0)).collect::<Vec<_>>().into_iter());
-    };
-    let mut body = Vec::new();
-    put(&mut body, blocks.len() as u64);
-    lives(&blocks, &mut tables, &mut body);
-    put_column(&mut body, stacks.iter().copied());
-    put(&mut body, summed.blocks as u64);
-    put(&mut body, summed.steps.len() as u64);
-    put_column(&mut body, differences(summed.steps.iter().map(|step| step.0 as u64)));
-    put_column(&mut body, signed_differences(summed.steps.iter().map(|step| step.1.min(MOST))));
-    let before_segments = body.len();
-    put(&mut body, segments.len() as u64);
-    lives(&segments, &mut tables, &mut body);
-    let segment_bytes = body.len() - before_segments;
-    times.put(&mut body, trace.events());
-    put(&mut body, history.marks.len() as u64);
-    put_column(&mut body, differences(history.marks.iter().map(|&event| event as u64)));
-    for &event in &history.marks {
-        put(&mut body, tables.string(&mark(trace, event)));
-    }
-    put(&mut body, spans.kept.len() as u64);
-    put_column(&mut body, differences(spans.kept.iter().map(|span| span.events.start as u64)));
-    put_column(&mut body, spans.kept.iter().map(|span| span.events.len() as u64));
-    spans.kept.iter().for_each(|span| put(&mut body, tables.string(span.name)));
     let mut labels = Labels::default();
-    let labels_of = [&blocks, &segments]
-        .map(|lives| lives.iter().map(|life| labels.number(trace, history, life, &mut tables)).collect::<Vec<_>>());
-    labels.put(&mut body, &labels_of);
-
-    let mut head = Vec::new();
-    put(&mut head, history.span.start as u64);
-    put(&mut head, history.span.end as u64);
-    put(&mut head, history.earlier as u64);
-    tables.put(&mut head);
+    let stacks: Vec<u64> = blocks.iter().map(|block| tables.stack(trace, block.born)).collect();
+    let mut columns = LifeColumns::of(&blocks, &mut tables);
+    columns.stack.clone_from(&stacks);
+    let mut segment_columns = LifeColumns::of(&segments, &mut tables);
+    let marks = MarkColumns {
+        event: history.marks.iter().map(|&event| event as u64).collect(),
+        text: history.marks.iter().map(|&event| tables.string(&mark(trace, event))).collect(),
+    };
+    let annotations = SpanColumns {
+        from: spans.kept.iter().map(|span| span.events.start as u64).collect(),
+        events: spans.kept.iter().map(|span| span.events.len() as u64).collect(),
+        name: spans.kept.iter().map(|span| tables.string(span.name)).collect(),
+    };
+    let segment_bytes = postcard::to_stdvec(&segment_columns).map_or(0, |bytes| bytes.len());
+    for (columns, lives) in [(&mut columns, &blocks), (&mut segment_columns, &segments)] {
+        columns.label = lives.iter().map(|life| labels.number(trace, history, life, &mut tables)).collect();
+    }
     let colors = if tables.stacks.is_empty() { Colors::OfSizes } else { Colors::OfStacks(&stacks) };
+    let overview = overview(history, &blocks, &colors);
+    let data = PageData {
+        from: history.span.start as u64,
+        to: history.span.end as u64,
+        earlier: history.earlier as u64,
+        tables,
+        blocks: columns,
+        summed: SummedColumns {
+            blocks: summed.blocks as u64,
+            event: summed.steps.iter().map(|step| step.0 as u64).collect(),
+            bytes: summed.steps.iter().map(|step| step.1.min(MOST)).collect(),
+        },
+        segments: segment_columns,
+        times: times.columns(trace.events()),
+        marks,
+        annotations,
+        labels,
+    };
+    let bytes = postcard::to_stdvec(&data).map_or(1, |bytes| bytes.len());
     Packed {
-        text: deflated(&[&head, &body]),
-        overview: overview(history, &blocks, &colors),
+        text: deflated(&data),
+        overview: deflated(&overview),
         kept: blocks.len(),
         kept_segments: segments.len(),
         summed,
         kept_annotations: spans.kept.len(),
         annotations: spans.count,
-        segment_share: segment_bytes as f64 / (head.len() + body.len()) as f64,
+        segment_share: segment_bytes as f64 / bytes as f64,
+    }
+}
+
+impl LifeColumns {
+    fn of(lives: &[&Life], tables: &mut Tables) -> Self {
+        Self {
+            born: lives.iter().map(|life| life.born as u64).collect(),
+            lived: lives.iter().map(|life| life.died.map_or(0, |died| (died - life.born) as u64 + 1)).collect(),
+            bytes: lives.iter().map(|life| life.bytes.min(MOST)).collect(),
+            address: lives.iter().map(|life| life.address & MOST).collect(),
+            high: lives.iter().map(|life| life.address >> EXACT_BITS).collect(),
+            stream: lives.iter().map(|life| tables.stream(life.stream.0)).collect(),
+            ..Self::default()
+        }
     }
 }
 

@@ -1,25 +1,29 @@
 //! The tables of a page: texts, frames, stacks and streams.
 
 use rustc_hash::FxHashMap;
+use serde::Serialize;
 use tenure_plan::{StackFrame, Trace};
-
-use super::columns::{put, put_column};
 
 /// The most characters in a frame's text.
 pub(super) const MOST_CHARACTERS: usize = 400;
 
 /// Texts, frames, stacks and streams, each distinct one stored once.
-#[derive(Default)]
+#[derive(Default, Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
 pub(super) struct Tables {
-    strings: Vec<String>,
+    pub(super) strings: Vec<String>,
+    #[serde(skip)]
     string_numbers: FxHashMap<String, u64>,
     /// Function, file and line.
-    frames: Vec<[u64; 3]>,
+    pub(super) frames: Vec<[u64; 3]>,
+    #[serde(skip)]
     frame_numbers: FxHashMap<StackFrame, u64>,
     pub(super) stacks: Vec<Vec<u64>>,
     /// For each stack number of the trace, its number here plus one.
+    #[serde(skip)]
     stack_numbers: FxHashMap<u32, u64>,
-    streams: Vec<u64>,
+    pub(super) streams: Vec<u64>,
+    #[serde(skip)]
     stream_numbers: FxHashMap<u64, u64>,
 }
 
@@ -66,20 +70,5 @@ impl Tables {
         self.streams.push(text);
         self.stream_numbers.insert(stream, self.streams.len() as u64 - 1);
         self.streams.len() as u64 - 1
-    }
-
-    pub(super) fn put(&self, out: &mut Vec<u8>) {
-        put(out, self.strings.len() as u64);
-        for text in &self.strings {
-            put(out, text.len() as u64);
-            out.extend(text.as_bytes());
-        }
-        put(out, self.frames.len() as u64);
-        (0..3).for_each(|column| put_column(out, self.frames.iter().map(|frame| frame[column])));
-        put(out, self.stacks.len() as u64);
-        put_column(out, self.stacks.iter().map(|stack| stack.len() as u64));
-        put_column(out, self.stacks.iter().flatten().copied());
-        put(out, self.streams.len() as u64);
-        put_column(out, self.streams.iter().copied());
     }
 }

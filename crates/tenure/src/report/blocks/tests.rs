@@ -6,8 +6,9 @@ use tenure_core::StreamId;
 use tenure_plan::{ReadOptions, Settings, Trace, TraceAction, TraceEvent};
 
 use super::history::BlockHistory;
+use super::overview::Overview;
 use super::pack::{Packed, within};
-use super::unpack::{Unpacked, unpack, unpack_overview};
+use super::unpack::{Unpacked, inflated, unpack};
 use super::{PageOptions, section};
 
 /// Makes a trace of `events`, read from a snapshot that gives each allocation one frame: function, file and line.
@@ -158,15 +159,15 @@ proptest! {
     ) {
         let trace = trace_of(&choices);
         let (packed, data) = packed(&trace, budget);
-        let (rows, peak, columns) = unpack_overview(&packed.overview);
+        let Overview { rows, peak, columns, .. } = inflated(&packed.overview);
         let live = live_bytes(&trace);
         prop_assert_eq!((columns.len(), peak), (live.len(), *live.iter().max().unwrap()));
         for (event, (column, bytes)) in (0..).zip(columns.iter().zip(live)) {
-            prop_assert_eq!(column.iter().map(|run| run.0).sum::<u64>(), bytes * rows / peak.max(1));
+            prop_assert_eq!(column.iter().map(|run| run[0]).sum::<u64>(), bytes * rows / peak.max(1));
             let lives = data.blocks.iter().filter(|b| b.born <= event && b.died.is_none_or(|died| died > event));
             let mut stacks = lives.map(|block| block.stack.unwrap() + 1).chain([0]);
             // Blocks that are too low for a row are skipped.
-            prop_assert!(column.iter().all(|run| stacks.any(|stack| stack == run.1)), "event {event}");
+            prop_assert!(column.iter().all(|run| stacks.any(|stack| stack == run[1])), "event {event}");
         }
     }
 

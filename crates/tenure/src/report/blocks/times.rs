@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use serde::Serialize;
 use tenure_plan::TraceEvent;
 
-use super::columns::{deflated, differences, put, put_column};
+use super::columns::{deflated, differences};
 
 /// The events whose times the page stores, and the largest error of an interpolated time.
 #[derive(Debug)]
@@ -15,6 +16,18 @@ pub(super) struct Times {
     pub(super) error_us: u64,
 }
 
+/// The table of times in a page.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(serde::Deserialize))]
+pub(super) struct TimeColumns {
+    error_us: u64,
+    #[serde(with = "differences")]
+    pub(super) event: Vec<u64>,
+    /// µs since the first event of the trace.
+    #[serde(with = "differences")]
+    pub(super) us: Vec<u64>,
+}
+
 impl Times {
     /// Chooses as many times as fit into `bytes` of the page, but at least two, of the events in `span`.
     pub(super) fn within(events: &[TraceEvent], span: &Range<usize>, bytes: usize) -> Self {
@@ -22,9 +35,7 @@ impl Times {
         let mut most = 4 * bytes;
         loop {
             let times = Self::of(events, span, most);
-            let mut written = Vec::new();
-            times.put(&mut written, events);
-            let length = deflated(&[&written]).len();
+            let length = deflated(&times.columns(events)).len();
             if length <= bytes || times.told.len() <= 2 {
                 return times;
             }
@@ -32,13 +43,14 @@ impl Times {
         }
     }
 
-    /// Writes the table of times, in µs since the first of all `events`.
-    pub(super) fn put(&self, out: &mut Vec<u8>, events: &[TraceEvent]) {
+    /// Returns the table of times.
+    pub(super) fn columns(&self, events: &[TraceEvent]) -> TimeColumns {
         let first_us = events.first().map_or(0, |event| event.time_us);
-        put(out, self.error_us);
-        put(out, self.told.len() as u64);
-        put_column(out, differences(self.told.iter().map(|&event| event as u64)));
-        put_column(out, differences(self.told.iter().map(|&event| events[event].time_us - first_us)));
+        TimeColumns {
+            error_us: self.error_us,
+            event: self.told.iter().map(|&event| event as u64).collect(),
+            us: self.told.iter().map(|&event| events[event].time_us - first_us).collect(),
+        }
     }
 
     /// Chooses at most `most` times, but at least two, of the events in `span`, as exact as possible.
@@ -66,7 +78,7 @@ fn told(events: &[TraceEvent], span: &Range<usize>, error_us: u64, most: usize) 
     let mut low = f64::NEG_INFINITY;
     let mut high = f64::INFINITY;
     for event in span.start + 1..=last {
-        let [mut length, mut rise_us] = since(events, anchor, event);
+        let (mut length, mut rise_us) = since(events, anchor, event);
         if rise_us / length < low || rise_us / length > high {
             anchor = event - 1;
             told.push(anchor);
@@ -74,7 +86,7 @@ fn told(events: &[TraceEvent], span: &Range<usize>, error_us: u64, most: usize) 
                 return None;
             }
             (low, high) = (f64::NEG_INFINITY, f64::INFINITY);
-            [length, rise_us] = since(events, anchor, event);
+            (length, rise_us) = since(events, anchor, event);
         }
         low = low.max((rise_us - allowed_us) / length);
         high = high.min((rise_us + allowed_us) / length);
@@ -86,8 +98,8 @@ fn told(events: &[TraceEvent], span: &Range<usize>, error_us: u64, most: usize) 
 }
 
 /// Returns the events and µs from `anchor` to `event`.
-fn since(events: &[TraceEvent], anchor: usize, event: usize) -> [f64; 2] {
-    [(event - anchor) as f64, (events[event].time_us - events[anchor].time_us) as f64]
+fn since(events: &[TraceEvent], anchor: usize, event: usize) -> (f64, f64) {
+    ((event - anchor) as f64, (events[event].time_us - events[anchor].time_us) as f64)
 }
 
 #[cfg(test)]
@@ -113,7 +125,7 @@ mod tests {
         if told[next] == event {
             return events[event].time_us as f64;
         }
-        let [length, rise_us] = since(events, told[next - 1], told[next]);
+        let (length, rise_us) = since(events, told[next - 1], told[next]);
         events[told[next - 1]].time_us as f64 + (event - told[next - 1]) as f64 / length * rise_us
     }
 

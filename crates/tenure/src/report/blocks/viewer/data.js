@@ -1,5 +1,5 @@
 "use strict";
-// Reads the packed columns of the page. `pack.rs` describes their layout.
+// Reads the packed columns of the page. `PageData` in `pack.rs` is their layout.
 
 const NEVER = 0xffffffff;
 
@@ -43,20 +43,22 @@ class Columns {
     return new TextDecoder().decode(this.bytes.subarray(this.at - length, this.at));
   }
 
-  column(Kind, count) {
+  // Reads a list of numbers.
+  column(Kind) {
+    const count = this.number();
     const column = new Kind(count);
     for (let row = 0; row < count; row++) column[row] = this.number();
     return column;
   }
 
   // Reads numbers that are stored as differences.
-  sums(Kind, count) {
-    const column = new Kind(count);
-    for (let row = 0, sum = 0; row < count; row++) column[row] = sum += this.number();
-    return column;
+  sums(Kind) {
+    let sum = 0;
+    return this.column(Kind).map((number) => sum += number);
   }
 
-  signedSums(count) {
+  signedSums() {
+    const count = this.number();
     const column = new Float64Array(count);
     for (let row = 0, sum = 0; row < count; row++) {
       const code = this.number();
@@ -65,20 +67,35 @@ class Columns {
     return column;
   }
 
-  async lives() {
+  // Reads rows of three numbers, as columns.
+  rows(Kind) {
     const count = this.number();
-    const born = this.sums(Uint32Array, count);
+    const columns = [new Kind(count), new Kind(count), new Kind(count)];
+    for (let row = 0; row < count; row++) for (const column of columns) column[row] = this.number();
+    return columns;
+  }
+
+  // Reads numbers that are stored plus one; -1 stands for none.
+  optional() {
+    return Int32Array.from(this.column(Uint32Array), (number) => number - 1);
+  }
+
+  async lives() {
+    const born = this.sums(Uint32Array);
     await pause();
-    const died = this.column(Uint32Array, count);
-    for (let row = 0; row < count; row++) died[row] = died[row] ? born[row] + died[row] - 1 : NEVER;
+    const died = this.column(Uint32Array).map((lived, row) => lived ? born[row] + lived - 1 : NEVER);
     await pause();
-    const bytes = this.column(Float64Array, count);
+    const bytes = this.column(Float64Array);
     await pause();
-    const address = this.signedSums(count);
+    const address = this.signedSums();
     await pause();
-    const high = this.column(Uint16Array, count);
+    const high = this.column(Uint16Array);
     await pause();
-    return { count, born, died, bytes, address, high, stream: this.column(Uint32Array, count) };
+    const stream = this.column(Uint32Array);
+    await pause();
+    const stack = this.optional();
+    await pause();
+    return { count: born.length, born, died, bytes, address, high, stream, stack, label: this.optional() };
   }
 }
 
@@ -88,47 +105,29 @@ async function readData(bytes) {
   const to = columns.number();
   const earlier = columns.number();
   const strings = Array.from({ length: columns.number() }, () => columns.text());
-  const frameCount = columns.number();
-  const [name, file, line] = [Uint32Array, Uint32Array, Float64Array].map((kind) => columns.column(kind, frameCount));
-  const lengths = columns.column(Uint32Array, columns.number());
-  const stacks = [...lengths].map((length) => columns.column(Uint32Array, length));
-  const streams = [...columns.column(Uint32Array, columns.number())].map((text) => strings[text]);
+  const [name, file, line] = columns.rows(Float64Array);
+  const stacks = Array.from({ length: columns.number() }, () => columns.column(Uint32Array));
+  const streams = [...columns.column(Uint32Array)].map((text) => strings[text]);
   const blocks = await columns.lives();
   await pause();
-  blocks.stack = Int32Array.from(columns.column(Uint32Array, blocks.count), (stack) => stack - 1);
-  const summedBlocks = columns.number();
-  const stepCount = columns.number();
-  const summed = { blocks: summedBlocks, count: stepCount, event: columns.sums(Uint32Array, stepCount), bytes: columns.signedSums(stepCount) };
+  const summed = { blocks: columns.number(), event: columns.sums(Uint32Array), bytes: columns.signedSums() };
+  summed.count = summed.event.length;
   await pause();
   const segments = await columns.lives();
-  const errorUs = columns.number();
-  const timeCount = columns.number();
-  const times = { errorUs, event: columns.sums(Uint32Array, timeCount), us: columns.sums(Float64Array, timeCount) };
-  const markCount = columns.number();
-  const marks = { count: markCount, event: columns.sums(Uint32Array, markCount) };
-  marks.text = [...columns.column(Uint32Array, markCount)].map((text) => strings[text]);
-  const spanCount = columns.number();
-  const spans = { count: spanCount, from: columns.sums(Uint32Array, spanCount), to: columns.column(Uint32Array, spanCount) };
-  for (let span = 0; span < spanCount; span++) spans.to[span] += spans.from[span];
-  spans.name = columns.column(Uint32Array, spanCount);
-  const labels = readLabels(columns);
-  for (const lives of labels.count ? [blocks, segments] : []) {
-    lives.label = Int32Array.from(columns.column(Uint32Array, lives.count), (label) => label - 1);
-    await pause();
-  }
+  const times = { errorUs: columns.number(), event: columns.sums(Uint32Array), us: columns.sums(Float64Array) };
+  const marks = { event: columns.sums(Uint32Array), text: [...columns.column(Uint32Array)].map((text) => strings[text]) };
+  marks.count = marks.event.length;
+  const spans = { from: columns.sums(Uint32Array), to: columns.column(Uint32Array), name: columns.column(Uint32Array) };
+  spans.count = spans.from.length;
+  for (let span = 0; span < spans.count; span++) spans.to[span] += spans.from[span];
+  const [tag, context, pool] = columns.rows(Int32Array).map((texts) => texts.map((text) => text - 1));
+  const labels = { count: tag.length, tag, context, pool };
   return { from, to, earlier, strings, frames: { name, file, line }, stacks, streams, blocks, summed, segments, times, marks, spans, labels };
-}
-
-// Reads for each label the numbers of its texts, or -1.
-function readLabels(columns) {
-  const count = columns.number();
-  const [tag, context, pool] = [0, 0, 0].map(() => Int32Array.from(columns.column(Uint32Array, count), (text) => text - 1));
-  return { count, tag, context, pool };
 }
 
 // Returns the number of a text of a block's or a segment's label (`kind`: tag, context or pool), or -1.
 function labelOf({ labels }, lives, row, kind) {
-  return lives.label?.[row] >= 0 ? labels[kind][lives.label[row]] : -1;
+  return lives.label[row] >= 0 ? labels[kind][lives.label[row]] : -1;
 }
 
 // Returns the first index whose number is above `limit`, in ascending numbers.

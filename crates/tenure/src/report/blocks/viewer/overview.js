@@ -3,7 +3,7 @@
 class Overview {
   constructor(bytes) {
     const columns = new Columns(bytes);
-    [this.width, this.height, this.peak, this.from, this.to, this.hasStacks] = Array.from({ length: 6 }, () => columns.number());
+    [this.height, this.peak, this.from, this.to, this.hasStacks, this.width] = Array.from({ length: 6 }, () => columns.number());
     this.colors = new Uint32Array(this.width * this.height);
     this.isFilled = new Uint8Array(this.colors.length);
     for (let column = 0; column < this.width; column++) {
