@@ -11,6 +11,7 @@ mod args;
 mod commands;
 #[cfg(test)]
 mod documents;
+mod figures;
 mod files;
 mod logging;
 mod output;
@@ -19,7 +20,6 @@ mod platform;
 mod progress;
 mod resident;
 mod signals;
-mod table;
 mod values;
 
 use std::process::ExitCode;

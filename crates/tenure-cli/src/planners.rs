@@ -70,7 +70,7 @@ mod tests {
     fn a_build_without_milp_says_how_to_get_one_with_it() {
         assert_eq!(milp().is_ok(), cfg!(feature = "milp"));
         // The error of a build without the feature, made here because CI builds with it.
-        let Err(error) = or_how_to_get_it(Err(PlannerError::NoMilp)) else { panic!("there is no planner") };
+        let Err(error) = or_how_to_get_it(Err(PlannerError::NoMilp)) else { panic!("milp was made") };
         // The error as it is printed.
         let said = error.to_string();
         assert!(said.contains("cargo install") && said.contains("--features milp") && said.contains("cmake"), "{said}");

@@ -5,9 +5,9 @@ use std::process::{self, ExitCode};
 use tenure::devices::{DeviceEntry, DeviceFacts, DeviceState, Host, Listing};
 use tenure::units::{Bytes, Count};
 
+use crate::figures::table;
 use crate::files;
 use crate::platform::platform;
-use crate::table::table;
 use crate::values::DriverKind;
 
 /// List the devices, or say why there are none

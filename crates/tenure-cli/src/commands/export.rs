@@ -51,7 +51,7 @@ pub(crate) fn export(args: &ExportArgs) -> anyhow::Result<String> {
         if let Some(broken) = repository.broken().find(|broken| broken.name.as_str() == args.model) {
             bail!("{}: {}", args.model, broken.reason);
         }
-        bail!("{}: there is no model {:?}", args.folder.display(), args.model);
+        bail!("{}: no model is called {:?}", args.folder.display(), args.model);
     };
     let network = network(model)?;
     let free = usize::from(args.free_size);

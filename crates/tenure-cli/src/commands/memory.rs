@@ -14,11 +14,11 @@ use tenure_device::share::{
     DaemonClient, DaemonConfig, DaemonStatus, Holding, LeaseKind, LeaseState, MemoryDaemon, default_socket,
 };
 
+use crate::figures::table;
 use crate::files;
 use crate::platform::device;
 use crate::progress;
 use crate::signals;
-use crate::table::table;
 use crate::values::DriverKind;
 
 /// The time between updates of the status line on a terminal.

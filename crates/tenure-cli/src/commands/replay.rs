@@ -11,10 +11,10 @@ use tenure::plan::Trace;
 use tenure::replay::{self, AllocatorKind, OnDevice, Replay, ReplayOutcome};
 use tenure::units::{Bytes, Count, Micros, Nanos, Percent};
 
+use crate::figures::table;
 use crate::files;
 use crate::platform;
 use crate::progress::Replaying;
-use crate::table::table;
 use crate::values::{Allocators, DriverKind, TraceSource};
 
 /// Replay a trace's allocations on another allocator, and report the memory and time
@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_device_says_is_shown() {
+    fn the_figures_of_a_device_are_shown() {
         let event = |time_us, name| TraceEvent {
             time_us,
             address: 1 << 30,

@@ -128,7 +128,7 @@ fn a_second_agent_is_refused_and_a_dead_ones_socket_replaced() {
 }
 
 #[test]
-fn what_cannot_be_is_said_in_a_line() {
+fn an_impossible_request_gets_one_line() {
     let agent = Agent::start(&["--socket", "agent.sock"]);
     for (args, says) in [
         (&["--socket", "agent.sock"][..], "problem.json: it names no tiers: say with --fast-bytes"),

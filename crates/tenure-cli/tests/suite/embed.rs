@@ -65,7 +65,7 @@ fn vectors_that_are_not_finite_are_an_error_and_not_printed() {
 }
 
 #[test]
-fn what_cannot_be_used_is_a_line_of_complaint() {
+fn unusable_input_gets_one_line() {
     let complaint = |args: &[&str], input: &[u8]| {
         let output = embed(args, input);
         assert_eq!(output.status.code(), Some(2));

@@ -28,5 +28,5 @@ fn the_starter_models_are_written_as_onnx_models() {
     }
     let output = tenure(&["models", "export", models, "nothing", "--onnx", "nothing.onnx"]);
     let complaint = String::from_utf8(output.stderr).unwrap();
-    assert!(complaint.ends_with("there is no model \"nothing\"\n"), "{complaint}");
+    assert!(complaint.ends_with("no model is called \"nothing\"\n"), "{complaint}");
 }

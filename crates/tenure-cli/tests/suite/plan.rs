@@ -164,7 +164,7 @@ fn without_a_capacity_the_lowest_packing_is_found() {
 }
 
 #[test]
-fn what_is_not_known_in_time_is_null() {
+fn an_answer_not_known_in_time_is_null() {
     let folder = here();
     let answer = answer(&[&hard(folder.path()), "--seconds", "0"]);
     let height = answer["height"].as_u64().unwrap();
@@ -213,7 +213,7 @@ fn offsets_that_do_not_fit_are_not_written() {
 }
 
 #[test]
-fn what_cannot_be_used_gets_one_line_and_no_output() {
+fn unusable_input_gets_one_line_and_no_output() {
     let folder = here();
     let utf_16: Vec<u8> = "id,lower".encode_utf16().flat_map(u16::to_le_bytes).collect();
     let files: [(&str, &[u8]); 5] = [

@@ -563,7 +563,7 @@ fn without_a_gpu_what_needs_one_is_one_line_of_complaint() {
 fn a_device_that_is_not_there_is_named() {
     let output = tenure(here().path(), &["bench", "alloc", "--device", "7"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).starts_with("tenure: there is no device 7: `tenure devices`"), "{}", stderr(&output));
+    assert!(stderr(&output).starts_with("tenure: device 7 does not exist: `tenure devices`"), "{}", stderr(&output));
 }
 
 #[test]
@@ -653,7 +653,7 @@ fn an_interruption_leaves_no_part_of_a_file() {
 }
 
 #[test]
-fn what_was_there_before_the_history_is_told_and_counted() {
+fn blocks_from_before_the_history_are_told_and_counted() {
     let late = concat!(env!("CARGO_MANIFEST_DIR"), "/../tenure-plan/tests/data/late_start.pickle");
     let folder = here();
     let converted = tenure(folder.path(), &["trace", "convert", late, "-o", "late.ttrace"]);

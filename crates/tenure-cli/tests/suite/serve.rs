@@ -234,7 +234,7 @@ fn the_first_line_says_for_machines_where_which_models_are_served() {
 }
 
 #[test]
-fn what_cannot_be_served_is_a_line_of_complaint() {
+fn an_unusable_option_of_a_server_gets_one_line() {
     let folder = tempfile::tempdir().unwrap();
     let models = folder.path().to_str().unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -540,7 +540,7 @@ fn data_that_cannot_be_trained_on_is_refused_with_the_cause() {
 
 #[cfg(unix)]
 #[test]
-fn what_a_run_came_to_is_printed_though_files_cannot_be_written() {
+fn results_are_printed_though_files_cannot_be_written() {
     let folder = here();
     fs::create_dir(folder.path().join("gone")).unwrap();
     let text = replace_text_by_pipe(folder.path());
@@ -591,7 +591,7 @@ fn no_file_is_written_over_another_that_is_needed() {
 }
 
 #[test]
-fn what_does_not_go_together_says_what_does() {
+fn options_that_exclude_each_other_name_others() {
     let folder = here();
     fs::create_dir_all(folder.path().join("photos/cats")).unwrap();
     fs::create_dir(folder.path().join("empty")).unwrap();

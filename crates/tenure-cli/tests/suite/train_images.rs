@@ -19,7 +19,7 @@ fn write_images(folder: &Path, count: u8) {
 }
 
 #[test]
-fn what_is_beside_the_folders_of_images_that_are_read_is_named() {
+fn files_beside_the_folders_of_images_are_named() {
     let folder = here();
     let photos = folder.path().join("photos");
     write_images(&photos.join("train"), 1);

@@ -6,10 +6,10 @@ use tenure::bench::{Bench, BenchFigure, Case};
 
 use tenure::units::{Count, Micros};
 
+use crate::figures::table;
 use crate::files;
 use crate::platform::device;
 use crate::progress;
-use crate::table::table;
 use crate::values::{Allocators, DriverKind};
 
 /// Measure the time of an allocation and a free that need no driver call

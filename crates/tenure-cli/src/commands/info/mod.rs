@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use tenure::plan::{SegmentCoverage, SegmentTotals, Summary, Trace, TraceError};
 use tenure::units::{Bytes, Count, Micros, Percent};
 
+use crate::figures::table;
 use crate::files;
-use crate::table::table;
 use crate::values::TraceSource;
 
 /// Summarize a trace: counts, the peak and its holders, failed allocations, sizes

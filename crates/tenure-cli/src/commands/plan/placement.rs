@@ -12,7 +12,7 @@ use tenure::plan::{Mapping, Planner, Problem, simulate};
 use tenure::units::{Bytes, Count, Micros, Percent};
 
 use super::args::PlanArgs;
-use crate::table::table;
+use crate::figures::table;
 use crate::values::{ObjectiveName, PlannerName};
 use crate::{files, output, planners, progress, signals};
 

@@ -8,6 +8,7 @@ use tenure::tensor::Device;
 use super::budget::BudgetArgs;
 use super::data;
 use super::models::ModelKind;
+use crate::platform::DeviceArgs;
 use crate::values::{DataSpec, DriverKind, TierSpec, parse_above_zero, parse_positive, parse_seed};
 use crate::{output, platform};
 
@@ -85,16 +86,12 @@ pub(crate) struct TrainArgs {
     /// The data: fashion-mnist, fashion-mnist:DIR, images:DIR or text:FILE
     #[arg(long, value_name = "DATA")]
     pub(super) data: DataSpec,
-    /// The device to compute on: cpu, cuda, or cuda:N
-    #[arg(long, default_value_t = Device::CPU, value_name = "DEVICE")]
-    pub(super) device: Device,
+    #[command(flatten)]
+    pub(super) compute: DeviceArgs,
     /// The number of devices to compute on, from that of --device on: each holds the model, and computes a part of each
     /// batch
     #[arg(long, value_parser = parse_above_zero::<NonZeroU8>, allow_negative_numbers = true, value_name = "N")]
     pub(super) devices: Option<NonZeroU8>,
-    /// The driver; simulated devices are for tests
-    #[arg(long, value_enum, default_value_t = DriverKind::Cuda, hide = true, value_name = "NAME")]
-    pub(super) driver: DriverKind,
     /// With --device cuda, run each step in one launch: the first steps of each batch size run one kernel after the
     /// other, and are then captured. The losses are the same
     #[arg(long)]
@@ -160,7 +157,7 @@ pub(crate) struct TrainArgs {
 impl TrainArgs {
     /// Returns the devices to compute on, in order. Fails if one does not exist.
     pub(super) fn devices(&self) -> anyhow::Result<Vec<Device>> {
-        let first = self.device;
+        let first = self.compute.device;
         let count = self.devices.map_or(1, NonZeroU8::get);
         anyhow::ensure!(
             !first.is_cpu() || count == 1,
@@ -170,7 +167,7 @@ impl TrainArgs {
             return Ok(vec![first]);
         }
         let numbers: Vec<u8> = (first.index()..=u8::MAX).take(count.into()).collect();
-        if matches!(self.driver, DriverKind::Sim) {
+        if matches!(self.compute.driver, DriverKind::Sim) {
             platform::simulate(&numbers)?;
         }
         let option = if count > 1 { format!("--devices {count}") } else { format!("--device {first}") };

@@ -15,8 +15,8 @@ use tenure::tier::{Disk, DiskStatistics};
 use tenure::units::{Amount, Bytes, Micros};
 
 use super::data::Examples;
-use super::median::median;
 use super::models::AnyTask;
+use crate::figures::median;
 use crate::values::{PlannerName, parse_size_above_zero};
 use crate::{planners, resident};
 
@@ -161,8 +161,7 @@ impl RunBudget {
     /// Returns the cost of keeping to the budget.
     pub(super) fn offloaded(&self, engine: &Engine, history: &[Step]) -> Offloaded {
         let reports: Vec<_> = history.iter().filter_map(|step| step.offload).collect();
-        let of =
-            |figure: fn(&tenure::nn::train::StepReport) -> f64| median(reports.iter().map(figure).collect()) as u64;
+        let of = |figure: fn(&tenure::nn::train::StepReport) -> f64| median(reports.iter().map(figure)) as u64;
         let ((began, before), after, codec) = (self.began, disk_now(engine), engine.codec());
         let [written_bytes, raw_bytes] =
             [after.written_bytes - before.written_bytes, after.raw_bytes - before.raw_bytes];
@@ -238,8 +237,11 @@ impl Offloaded {
 /// Refuses a folder in which no file can be made.
 fn check_folder(folder: &Path, is_default: bool) -> anyhow::Result<()> {
     let Err(error) = tempfile::tempfile_in(folder) else { return Ok(()) };
-    let reason =
-        if folder.is_dir() { format!("no file can be made there ({error})") } else { "there is no such folder".into() };
+    let reason = if folder.is_dir() {
+        format!("no file can be made there ({error})")
+    } else {
+        "the folder does not exist".into()
+    };
     let folder = folder.display();
     if is_default {
         anyhow::bail!(

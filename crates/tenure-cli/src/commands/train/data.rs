@@ -70,7 +70,7 @@ fn open_fashion_mnist(given: Option<&Path>) -> anyhow::Result<(Data, String)> {
     let folder = given.unwrap_or(Path::new(FASHION_MNIST));
     anyhow::ensure!(
         folder.is_dir(),
-        "{}: there is no such folder: `apt-get install dataset-fashion-mnist` (Debian, Ubuntu) brings Fashion-MNIST, and \
+        "{}: the folder does not exist: `apt-get install dataset-fashion-mnist` (Debian, Ubuntu) brings Fashion-MNIST, and \
          --data fashion-mnist:DIR names a folder that has its four files",
         folder.display()
     );

@@ -4,7 +4,6 @@ mod args;
 mod budget;
 mod data;
 mod digest;
-mod median;
 mod models;
 mod outcome;
 mod placement;
@@ -50,7 +49,7 @@ pub(crate) fn run(args: &TrainArgs) -> ExitCode {
 fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
     args.model.check(&args.data)?;
     args.check_files()?;
-    if args.captured && args.device.is_cpu() {
+    if args.captured && args.compute.device.is_cpu() {
         anyhow::bail!("--captured: only the steps of a CUDA device are captured: add --device cuda");
     }
     if args.captured && args.devices.is_some_and(|devices| devices.get() > 1) {
@@ -61,8 +60,8 @@ fn train(args: &TrainArgs) -> anyhow::Result<ExitCode> {
             "--budget: it is kept on one device, by steps that are not captured: leave out --captured and --devices"
         );
     }
-    if !args.device.is_cpu() && (args.problem.is_some() || args.mapping.is_some()) {
-        anyhow::bail!("--problem and --mapping are of the CPU's memory: leave out --device {}", args.device);
+    if !args.compute.device.is_cpu() && (args.problem.is_some() || args.mapping.is_some()) {
+        anyhow::bail!("--problem and --mapping are of the CPU's memory: leave out --device {}", args.compute.device);
     }
     // Report an output that cannot be written before the work, not after it.
     args.problem.as_deref().map_or(Ok(()), output::check)?;
@@ -99,10 +98,10 @@ fn train_on<D: Examples>(
     if let Some(mapping) = &args.mapping {
         memory.place(mapping, &args.tiers)?;
     }
-    let mut budget = RunBudget::open(&args.budget, args.device)?;
+    let mut budget = RunBudget::open(&args.budget, args.compute.device)?;
     let recipe = Recipe::new(args.model, &args.data);
     let batch_size = args.batch_size.map_or(recipe.batch_size, NonZeroUsize::get);
-    let options = LoaderOptions { batch_size, device: args.device, ..LoaderOptions::default() };
+    let options = LoaderOptions { batch_size, device: args.compute.device, ..LoaderOptions::default() };
     let examples = parts.training.len();
     anyhow::ensure!(
         batch_size >= devices.len(),
@@ -124,7 +123,7 @@ fn train_on<D: Examples>(
         let optimizer = recipe.optimizer(task.model().parameters(), lr);
         Ok((task, optimizer))
     };
-    let (task, optimizer) = replica(args.device)?;
+    let (task, optimizer) = replica(args.compute.device)?;
     let mut run = Trainer::new(task, training, optimizer, trainer_options).on_devices(devices, replica)?;
     if let Some(path) = &args.resume {
         resume(&mut run, path, args.lr)?;
@@ -147,7 +146,7 @@ fn train_on<D: Examples>(
         let _ = writeln!(io::stderr(), "tenure: the checkpoint is of step {before}, of {steps} to make: none is made");
     }
     let mut watch =
-        Watch::new((before as u64, steps), args.device, args.tensorboard.as_deref(), args.report.as_deref())?;
+        Watch::new((before as u64, steps), args.compute.device, args.tensorboard.as_deref(), args.report.as_deref())?;
     let mut profile = RunProfile::new(args.profile.as_deref(), to_make);
     // Until here a signal ends the program at once, whatever it waits for.
     signals::note("ends after this step");

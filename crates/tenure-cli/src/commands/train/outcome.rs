@@ -13,8 +13,8 @@ use tenure::units::{Bytes, Count, Micros, Percent};
 use super::args::TrainArgs;
 use super::budget::Offloaded;
 use super::data::Examples;
-use super::median::median;
 use super::models::AnyTask;
+use crate::figures::median;
 
 /// The number of steps at the end whose losses are averaged, since losses of single batches vary by chance.
 const LAST: usize = 20;
@@ -53,7 +53,7 @@ impl RunOutcome {
         offloaded: Option<Offloaded>,
     ) -> Self {
         let history = run.history();
-        let step_ms_median = median(history.iter().map(|step| step.elapsed_ms).collect());
+        let step_ms_median = median(history.iter().map(|step| step.elapsed_ms));
         let elapsed_ms: f64 = history.iter().map(|step| step.elapsed_ms).sum();
         let losses: Vec<f32> = history.iter().map(|step| step.loss).collect();
         let peaks = run.device_peaks();
@@ -69,9 +69,9 @@ impl RunOutcome {
             ("Parameters", Count(run.task().model().parameter_count() as u64).to_string()),
             (
                 "Computed on",
-                match args.device.is_cpu() {
+                match args.compute.device.is_cpu() {
                     true => format!("cpu, {threads} thread{}, seed {}", if threads == 1 { "" } else { "s" }, args.seed),
-                    false if peaks.is_empty() => format!("{}, seed {}", args.device, args.seed),
+                    false if peaks.is_empty() => format!("{}, seed {}", args.compute.device, args.seed),
                     false => {
                         let devices: Vec<String> = peaks.iter().map(|(device, _)| device.to_string()).collect();
                         format!("{}, seed {}", devices.join(", "), args.seed)
@@ -104,7 +104,7 @@ impl RunOutcome {
         let model = args.model.name().to_owned();
         Self {
             model,
-            device: args.device.to_string(),
+            device: args.compute.device.to_string(),
             devices: peaks.len().max(1),
             steps: losses.len(),
             losses,

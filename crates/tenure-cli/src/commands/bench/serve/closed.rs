@@ -16,8 +16,8 @@ use super::bare::BareServer;
 use super::client::{HttpClient, PATIENCE};
 use super::own::OwnServer;
 use super::target::{Asked, RequestOutcome};
+use crate::figures::{median, table};
 use crate::signals;
-use crate::table::table;
 
 /// The number of turns of each server, and the share of a turn that warms up.
 const TURNS: u32 = 10;
@@ -250,12 +250,6 @@ fn all(server: &OwnServer, file: &str) -> Vec<String> {
     let workers = server.workers().into_iter().map(|process| process.to_string());
     let processes = workers.chain(["self".to_owned()]);
     processes.filter_map(|process| fs::read_to_string(format!("/proc/{process}/{file}")).ok()).collect()
-}
-
-fn median(rates: impl Iterator<Item = f64>) -> f64 {
-    let mut rates: Vec<f64> = rates.collect();
-    rates.sort_by(f64::total_cmp);
-    rates.get(rates.len() / 2).copied().unwrap_or(0.0)
 }
 
 #[cfg(test)]

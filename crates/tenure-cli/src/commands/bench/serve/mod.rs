@@ -10,7 +10,6 @@ mod replay;
 mod summary;
 mod target;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,14 +18,15 @@ use anyhow::Context as _;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use tenure::report::ServingReport;
-use tenure::tensor::Device;
 use tenure::tier;
 use tenure::units::{Bytes, parse_bytes};
 use tokio::runtime::{Builder, Runtime};
 
+use super::BenchFiles;
 use super::workload::Workload;
-use crate::values::{DriverKind, parse_up_to_a_billion};
-use crate::{files, output, platform, progress, signals};
+use crate::platform::DeviceArgs;
+use crate::values::parse_up_to_a_billion;
+use crate::{files, progress, signals};
 use arrivals::{Arrival, Pattern, arrivals};
 use client::HttpClient;
 use closed::{Closed, Rates};
@@ -89,29 +89,18 @@ pub(crate) struct BenchServeArgs {
     #[arg(long, default_value_t = 0, value_name = "N")]
     seed: u64,
     /// A running server, as http://HOST:PORT; its models get inputs of ones
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", conflicts_with = "device")]
     url: Option<String>,
-    /// The device to compute on: cpu, cuda, or cuda:N
-    #[arg(long, default_value_t = Device::CPU, value_name = "DEVICE", conflicts_with = "url")]
-    device: Device,
-    /// The driver; simulated devices are for tests
-    #[arg(long, value_enum, default_value_t = DriverKind::Cuda, hide = true)]
-    driver: DriverKind,
+    #[command(flatten)]
+    compute: DeviceArgs,
     /// The device memory for weights [default: half of all models' weights; all of them for closed]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", conflicts_with = "url")]
     device_bytes: Option<u64>,
     /// The host memory for weights that are not on a GPU [default: half of the memory available to this program]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE", conflicts_with = "url")]
     host_bytes: Option<u64>,
-    /// The folder for models while the benchmark runs [default: the system's for temporary files]
-    #[arg(long, value_name = "DIR")]
-    folder: Option<PathBuf>,
-    /// Write the latencies as a figure
-    #[arg(long, value_name = "FILE.svg")]
-    figure: Option<PathBuf>,
-    /// Write a page with the figure
-    #[arg(long, value_name = "FILE.html")]
-    report: Option<PathBuf>,
+    #[command(flatten)]
+    files: BenchFiles,
     /// Print JSON objects, one per line
     #[arg(long)]
     json: bool,
@@ -141,28 +130,19 @@ fn measure(args: &BenchServeArgs) -> anyhow::Result<String> {
     let is_closed = args.load == LoadName::Closed;
     anyhow::ensure!(!is_closed || args.url.is_none(), "--load closed serves a model of its own: leave --url out");
     anyhow::ensure!(
-        !is_closed || (args.figure.is_none() && args.report.is_none()),
+        !is_closed || (args.files.figure.is_none() && args.files.report.is_none()),
         "--load closed has no latencies over time: leave --figure and --report out"
     );
-    for path in args.figure.iter().chain(&args.report) {
-        output::check(path)?;
-    }
+    args.files.check()?;
     // One thread sends, so that the other cores are left to the server; the same for all servers.
     let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     if let Some(url) = &args.url {
         let target = runtime.block_on(ServerUnderTest::at(url, args.models.map(usize::from)))?;
         return open(args, &runtime, target, format!("models of {url}"));
     }
-    if !args.device.is_cpu() {
-        if matches!(args.driver, DriverKind::Sim) {
-            platform::simulate(&[args.device.index()])?;
-        }
-        platform::memory(&format!("--device {}", args.device), args.device)?;
-    }
-    let folder = match &args.folder {
-        Some(folder) => tempfile::tempdir_in(folder).map_err(|error| files::about(folder, error))?,
-        None => tempfile::tempdir().context("there is no folder for models: name one with --folder")?,
-    };
+    let device = args.compute.device;
+    args.compute.open()?;
+    let folder = args.files.make_folder()?;
     let workloads = match (&args.model[..], is_closed) {
         ([], true) => &[Workload::Linear],
         ([], false) => &[Workload::Mlp][..],
@@ -171,18 +151,14 @@ fn measure(args: &BenchServeArgs) -> anyhow::Result<String> {
     let count = if is_closed { 1 } else { usize::from(args.models.unwrap_or(MODELS)) };
     let connections = usize::from(args.connections);
     let bar = progress::steps(0, count as u64);
-    let models = OwnModels::write(workloads, count, is_closed.then_some(connections), args.device, folder, &bar)?;
+    let models = OwnModels::write(workloads, count, is_closed.then_some(connections), device, folder, &bar)?;
     bar.finish_and_clear();
     let bytes = if is_closed { models.bytes * 2 } else { models.bytes.div_ceil(2) };
     let device_bytes = args.device_bytes.unwrap_or(bytes.max(LEAST_BYTES));
     let host_bytes = args.host_bytes.unwrap_or(tier::memory_bytes() / 2);
-    let server = OwnServer::start(models.folder.path(), args.device, device_bytes, host_bytes)?;
-    let what = format!(
-        "{count} models, {} of {} on {}",
-        Bytes(device_bytes.min(models.bytes)),
-        Bytes(models.bytes),
-        args.device
-    );
+    let server = OwnServer::start(models.folder.path(), device, device_bytes, host_bytes)?;
+    let there = Bytes(device_bytes.min(models.bytes));
+    let what = format!("{count} models, {there} of {} on {device}", Bytes(models.bytes));
     if is_closed {
         let load = Closed { connections, time: Duration::from_secs_f64(args.seconds) };
         return closed(args, &runtime, &server, models.asked, &load);
@@ -229,7 +205,7 @@ fn closed(
     asked: Vec<[Asked; 2]>,
     load: &Closed,
 ) -> anyhow::Result<String> {
-    let [binary, json] = asked.into_iter().next().context("there is no model")?;
+    let [binary, json] = asked.into_iter().next().context("no model was made")?;
     let bar = progress::steps(0, closed::STEPS);
     let rates = closed::measure(runtime, server, [("json", json), ("binary", binary)], load, &bar)?;
     bar.finish_and_clear();
@@ -246,12 +222,7 @@ fn draw(args: &BenchServeArgs, target: &ServerUnderTest, replayed: &Replayed, wh
     let facts = [("load", args.load.name()), ("requests a second", args.rate.to_string()), ("models", what.to_owned())];
     let title = format!("{} requests: {}", replayed.samples.len(), args.load.name());
     let report = ServingReport::new(&title, &facts, &models, &switches);
-    for (path, text) in [(&args.figure, report.svg()), (&args.report, report.html())] {
-        if let Some(path) = path {
-            output::write(path, |out| out.write_all(text.as_bytes()))?;
-        }
-    }
-    Ok(())
+    args.files.write(&report.svg(), &report.html())
 }
 
 impl LoadName {

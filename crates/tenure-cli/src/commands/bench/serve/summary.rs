@@ -10,7 +10,7 @@ use tenure::units::Percent;
 use super::metrics::{PHASES, Split};
 use super::replay::{Replayed, Sample};
 use super::target::RequestOutcome;
-use crate::table::table;
+use crate::figures::table;
 
 /// The figures of an open load. Times are in ms, from when a request was due. Requests that were not answered count as
 /// longer than all others, and are `null` in JSON.

@@ -14,6 +14,7 @@ use tenure_device::{Event, EventKind};
 
 use super::super::plain::{Plain, bytes};
 use super::super::workload::Workload;
+use crate::figures::median;
 use crate::{platform, signals};
 
 /// The stages of a measurement: files, ready, searched, no pool, three other groupings, two without a switcher.
@@ -390,9 +391,4 @@ struct Switched {
     compute_beside_copies_ms: Option<f64>,
     bytes: u64,
     peak_bytes: u64,
-}
-
-fn median(mut times: Vec<f64>) -> f64 {
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied().unwrap_or(0.0)
 }

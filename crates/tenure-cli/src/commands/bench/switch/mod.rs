@@ -2,18 +2,16 @@
 
 mod measure;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use tenure::report::{ModelTimes, SwitchReport};
-use tenure::tensor::Device;
 use tenure::units::Bytes;
 
+use super::BenchFiles;
 use super::workload::Workload;
-use crate::table::table;
-use crate::values::DriverKind;
-use crate::{files, output, platform, progress, signals};
+use crate::figures::table;
+use crate::platform::DeviceArgs;
+use crate::{files, progress, signals};
 use measure::SwitchTimes;
 
 /// Measure how soon a model answers whose weights are not on the device
@@ -45,24 +43,13 @@ pub(crate) struct BenchSwitchArgs {
     /// A model; may be repeated [default: resnet152, inception_v3, bert_base]
     #[arg(long, value_enum, value_name = "NAME")]
     model: Vec<Workload>,
-    /// The device to compute on: cpu, cuda, or cuda:N
-    #[arg(long, default_value_t = Device::CPU, value_name = "DEVICE")]
-    device: Device,
-    /// The driver; simulated devices are for tests
-    #[arg(long, value_enum, default_value_t = DriverKind::Cuda, hide = true)]
-    driver: DriverKind,
+    #[command(flatten)]
+    compute: DeviceArgs,
     /// The number of times that each figure is measured
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
     repeats: u32,
-    /// The folder for files of weights while the benchmark runs [default: the system's for temporary files]
-    #[arg(long, value_name = "DIR")]
-    folder: Option<PathBuf>,
-    /// Write the times as a figure
-    #[arg(long, value_name = "FILE.svg")]
-    figure: Option<PathBuf>,
-    /// Write a page with the figure
-    #[arg(long, value_name = "FILE.html")]
-    report: Option<PathBuf>,
+    #[command(flatten)]
+    files: BenchFiles,
     /// Print one JSON object per line for each model
     #[arg(long)]
     json: bool,
@@ -77,24 +64,14 @@ pub(crate) fn run(args: &BenchSwitchArgs) -> ExitCode {
 }
 
 fn measure(args: &BenchSwitchArgs) -> anyhow::Result<String> {
-    for path in args.figure.iter().chain(&args.report) {
-        tenure::nn::checkpoint::check_writable(path)?;
-    }
-    if !args.device.is_cpu() {
-        if matches!(args.driver, DriverKind::Sim) {
-            platform::simulate(&[args.device.index()])?;
-        }
-        platform::memory(&format!("--device {}", args.device), args.device)?;
-    }
+    args.files.check()?;
+    args.compute.open()?;
     let models = if args.model.is_empty() { &DEFAULT[..] } else { &args.model };
-    let folder = match &args.folder {
-        Some(folder) => tempfile::tempdir_in(folder).map_err(|error| files::about(folder, error))?,
-        None => tempfile::tempdir().context("there is no folder for weights: name one with --folder")?,
-    };
+    let folder = args.files.make_folder()?;
     let bar = progress::cases(models.len() as u64 * measure::STAGES);
     let mut rows = Vec::new();
     for &model in models {
-        match measure::measure(model, args.device, args.repeats, folder.path(), &bar)? {
+        match measure::measure(model, args.compute.device, args.repeats, folder.path(), &bar)? {
             Some(row) => rows.push(row),
             None => break,
         }
@@ -112,14 +89,9 @@ fn draw(args: &BenchSwitchArgs, rows: &[SwitchTimes]) -> anyhow::Result<()> {
         .iter()
         .map(|row| ModelTimes { model: format!("{}, {}", row.model, Bytes(row.bytes)), times: row.times() })
         .collect();
-    let facts = [("device", args.device.to_string()), ("repeats", args.repeats.to_string())];
+    let facts = [("device", args.compute.device.to_string()), ("repeats", args.repeats.to_string())];
     let report = SwitchReport::new("Answers of models that come when they are asked", &facts, &models);
-    for (path, text) in [(&args.figure, report.svg()), (&args.report, report.html())] {
-        if let Some(path) = path {
-            output::write(path, |out| out.write_all(text.as_bytes()))?;
-        }
-    }
-    Ok(())
+    args.files.write(&report.svg(), &report.html())
 }
 
 fn describe(rows: &[SwitchTimes]) -> String {

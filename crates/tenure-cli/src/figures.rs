@@ -1,4 +1,4 @@
-//! Tables of text.
+//! Figures of several measurements: medians, and tables of text.
 
 use std::fmt::Write;
 
@@ -22,6 +22,18 @@ pub(crate) fn table(heads: &[&str], rows: &[impl AsRef<[String]>]) -> String {
     text
 }
 
+/// Returns the middle of the values, or the mean of the two in the middle; 0 without values.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        count if count % 2 == 0 => (values[middle - 1] + values[middle]) / 2.0,
+        _ => values[middle],
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -30,5 +42,10 @@ mod tests {
     fn columns_line_up() {
         let rows = [["native", "5.04 ms"], ["x", "9 µs"]].map(|row| row.map(String::from));
         assert_eq!(table(&["who", "time"], &rows), "who        time\nnative  5.04 ms\nx          9 µs\n");
+    }
+
+    #[test]
+    fn a_median_is_in_the_middle() {
+        assert_eq!([vec![], vec![3.0], vec![4.0, 1.0], vec![9.0, 1.0, 2.0]].map(median), [0.0, 3.0, 2.5, 2.0]);
     }
 }
