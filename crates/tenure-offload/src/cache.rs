@@ -5,10 +5,9 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::course::Planned;
-use crate::estimate::estimated;
-use crate::peaks::{least_of_part, part_of};
+use crate::estimate::{estimated, least_of_part, part_of};
+use crate::identity::Signature;
 use crate::profiled::Profiled;
-use crate::signature::Signature;
 
 /// The most events of all profiles together. One takes about a hundred bytes, with its share of the plan.
 const MOST_EVENTS: usize = 1 << 20;
@@ -48,12 +47,12 @@ struct CachedStep {
 }
 
 impl CachedStep {
-    /// Returns whether the step was measured, is of a kind, and began with at least `held_bytes` held, so that it can
+    /// Returns whether the step was measured, is of a kind, and began with at least `allocated_bytes` allocated, so that it can
     /// serve to estimate steps of other sizes.
-    fn can_be_scaled(&self, kind: u64, held_bytes: u64) -> bool {
+    fn can_be_scaled(&self, kind: u64, allocated_bytes: u64) -> bool {
         let Signature { kind: own_kind, input_bytes, .. } = self.signature;
         let profiled = &self.profiled;
-        own_kind == kind && input_bytes > 0 && !profiled.is_estimate && profiled.held_bytes >= held_bytes
+        own_kind == kind && input_bytes > 0 && !profiled.is_estimate && profiled.allocated_bytes >= allocated_bytes
     }
 }
 
@@ -71,10 +70,10 @@ pub(crate) struct CachedPlan {
 
 impl StepCache {
     /// Returns the profile and plan of steps with a signature, and marks them as used now. Without a measurement,
-    /// estimates the profile from steps of the same kind that began with at least `held_bytes` allocated.
-    pub(crate) fn look_up(&mut self, signature: Signature, held_bytes: u64) -> Option<CachedPlan> {
+    /// estimates the profile from steps of the same kind that began with at least `allocated_bytes` allocated.
+    pub(crate) fn look_up(&mut self, signature: Signature, allocated_bytes: u64) -> Option<CachedPlan> {
         self.uses += 1;
-        let key = self.key_of(signature).or_else(|| self.estimate(signature, held_bytes))?;
+        let key = self.key_of(signature).or_else(|| self.estimate(signature, allocated_bytes))?;
         let step = self.steps.get_mut(&key)?;
         step.used = self.uses;
         let profiled = Arc::clone(&step.profiled);
@@ -157,14 +156,14 @@ impl StepCache {
 
     /// Estimates a step and adds the estimate to the cache. All sizes of a [part](part_of) share it, so it is of the
     /// largest.
-    fn estimate(&mut self, signature: Signature, held_bytes: u64) -> Option<StepKey> {
+    fn estimate(&mut self, signature: Signature, allocated_bytes: u64) -> Option<StepKey> {
         let Signature { id, kind, input_bytes } = signature;
         if input_bytes == 0 || self.unlike.contains(&id) {
             return None;
         }
         let part = part_of(input_bytes);
         let largest_bytes = least_of_part(part + 1) - 1;
-        let measured = self.steps.values().filter(|step| step.can_be_scaled(kind, held_bytes));
+        let measured = self.steps.values().filter(|step| step.can_be_scaled(kind, allocated_bytes));
         let measured: Vec<_> = measured.map(|step| (step.signature.input_bytes, &*step.profiled)).collect();
         let profiled = estimated(&measured, largest_bytes)?;
         let key = StepKey::Estimated(kind, part);
@@ -253,7 +252,7 @@ mod tests {
         assert!(profiled.is_estimate && matches!(key, StepKey::Estimated(1, _)));
         assert_eq!(cache.look_up(step(4, 1501), 0).unwrap().key, key);
         assert_ne!(cache.look_up(step(5, 1900), 0).unwrap().key, key);
-        // Nothing is known of another kind, of an unknown size, with more bytes held, or of a much larger size.
+        // Nothing is known of another kind, of an unknown size, with more bytes allocated, or of a much larger size.
         assert!(cache.look_up(Signature { kind: 2, ..step(6, 1500) }, 0).is_none());
         assert!(cache.look_up(step(6, 0), 0).is_none() && cache.look_up(step(6, 4000), 0).is_none());
         assert!(cache.look_up(step(6, 1200), 1).is_none());

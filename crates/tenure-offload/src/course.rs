@@ -7,10 +7,9 @@ use std::time::Duration;
 use tenure_tier::codec::Choice;
 
 use crate::clock::IntervalClock;
-use crate::identity::{HeldId, ResidentIndex, SavedIndex};
-use crate::making::{Making, OperationAt};
+use crate::identity::{ResidentIndex, SavedIndex, TensorId};
 use crate::measured::Measured;
-use crate::profiled::{Profiled, StepEvent};
+use crate::profiled::{Making, OperationAt, Profiled, StepEvent};
 use crate::schedule::{OffloadAction, Schedule};
 
 /// The way in which the engine handles the current step.
@@ -32,8 +31,8 @@ pub(crate) enum Course {
     },
     /// The step is known to fit into the budget without any moves.
     Unwatched {
-        /// The bytes that were held when the step began.
-        held_bytes: u64,
+        /// The bytes that were allocated when the step began.
+        allocated_bytes: u64,
     },
     /// The step follows no plan, since it turned out to differ from the planned one.
     Free,
@@ -121,7 +120,7 @@ impl Course {
     }
 
     /// Returns how many points from now a tensor is needed next. Returns None if that is unknown.
-    pub(crate) fn needed_in(&self, id: HeldId, first: HeldId) -> Option<usize> {
+    pub(crate) fn needed_in(&self, id: TensorId, first: TensorId) -> Option<usize> {
         let Self::Planned { profiled, events, .. } = self else { return None };
         let Profiled { profile, residents, .. } = &**profiled;
         Some(match id.index_in_step(first) {
@@ -134,7 +133,7 @@ impl Course {
     }
 
     /// Returns the actions that follow an event.
-    pub(crate) fn next_actions(&mut self, event: StepEvent, first: HeldId) -> Vec<(HeldId, OffloadAction)> {
+    pub(crate) fn next_actions(&mut self, event: StepEvent, first: TensorId) -> Vec<(TensorId, OffloadAction)> {
         let Self::Planned { profiled, planned, events, operations, .. } = self else { return Vec::new() };
         let point = *events;
         *events = point + 1;

@@ -14,15 +14,13 @@ use tenure_tier::codec::Choice;
 use crate::clock::HostTime;
 use crate::course::Course;
 use crate::error::{LeastBudget, OffloadError, ProfileError};
-use crate::held::{HeldInputs, HeldTensor, Keeper, SavedHandle};
+use crate::identity::{Pass, Signature};
 use crate::inner::{EngineInner, EngineOptions};
-use crate::memory::Memory;
-use crate::notes::SavedRecord;
+use crate::machine::Memory;
+use crate::place::{OffloadTensor, Place, Recomputation, SavedBytesId, SavedHandle, TensorOwner};
 use crate::profiled::StepEvent;
 use crate::reclaim;
-use crate::recompute::{Recomputation, SavedBytesId};
-use crate::report::Planning;
-use crate::signature::{Pass, Signature};
+use crate::report::{Planning, SavedRecord};
 use crate::step::OffloadStep;
 
 /// The offload engine: keeps steps within a memory budget. Saved tensors leave that memory and come back in time.
@@ -212,7 +210,7 @@ impl Engine {
         ledger.failure.take().or(refused)
     }
 
-    /// Begins to record when each tensor is moved, for tensors held now or saved later.
+    /// Begins to record when each tensor is moved, for tensors that the engine has now or that are saved later.
     pub(crate) fn record_since(&self, began: Instant) {
         self.inner.ledger.lock().begin_notes(began);
     }
@@ -259,12 +257,12 @@ impl Engine {
     ) -> Result<Option<Arc<SavedHandle>>, OffloadError> {
         let inner = &self.inner;
         let bytes = storage.bytes() as u64;
-        let id = (storage.generation(), version);
+        let bytes_id = (storage.generation(), version);
         let Some(allocator) = storage.allocator().filter(|_| bytes >= inner.options.min_tensor_bytes) else {
             return Ok(None);
         };
         let mut ledger = inner.ledger.lock();
-        if let Some(saved) = ledger.find(id) {
+        if let Some(saved) = ledger.find(bytes_id) {
             return Ok(Some(saved));
         }
         if matches!(ledger.course, Course::None | Course::Unwatched { .. }) {
@@ -277,9 +275,9 @@ impl Engine {
         let choice = ledger.codec;
         if let Course::Measured(measured) = &mut ledger.course {
             let (codec, compression) = inner.codec(storage, dtype, choice);
-            measured.add(id, recompute.clone(), codec, compression);
+            measured.add(bytes_id, recompute.clone(), codec, compression);
         }
-        let held = ledger.add(HeldTensor {
+        let id = ledger.add(OffloadTensor {
             name,
             bytes,
             tag,
@@ -287,18 +285,14 @@ impl Engine {
             allocator: Arc::clone(allocator),
             stream: stream.cloned(),
             source: Some(storage.downgrade()),
-            storage: Some(storage.clone()),
-            arrival: None,
-            stored: None,
-            is_lent: false,
             recompute,
-            inputs: HeldInputs::default(),
+            place: Place::in_memory(storage.clone()),
         });
-        let saved = Arc::new(SavedHandle { keeper: Arc::clone(inner) as Arc<dyn Keeper>, id: held });
-        ledger.remember(id, &saved);
+        let saved = Arc::new(SavedHandle { owner: Arc::clone(inner) as Arc<dyn TensorOwner>, id });
+        ledger.remember(bytes_id, &saved);
         let actions = ledger.next_actions(event);
         inner.take_actions(ledger, actions)?;
-        inner.spill_if_all_move(held)?;
+        inner.spill_if_all_move(id)?;
         inner.begin_interval(stream)?;
         Ok(Some(saved))
     }

@@ -1,4 +1,5 @@
-//! The state that an engine's handles share: its memory, its mover, its options and its ledger.
+//! The state that an engine's handles share: its memory, its mover, its options and its ledger. Steps that are known to
+//! fit into the budget go unwatched here: the front end reports nothing of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,12 +11,12 @@ use tenure_plan::planner::PlannerOptions;
 use tenure_tier::{Destination, Mover};
 
 use crate::clock::HostTime;
+use crate::course::Course;
 use crate::error::OffloadError;
-use crate::held::{HeldTensor, Keeper};
-use crate::identity::HeldId;
+use crate::identity::{Signature, TensorId};
 use crate::ledger::Ledger;
-use crate::machine::SpillLink;
-use crate::memory::Memory;
+use crate::machine::{Memory, SpillLink};
+use crate::place::{OffloadTensor, TensorOwner};
 
 /// Settings of an [`Engine`](crate::Engine).
 pub struct EngineOptions {
@@ -54,8 +55,8 @@ impl Drop for EngineInner {
     }
 }
 
-impl Keeper for EngineInner {
-    fn remove(&self, id: HeldId) -> Option<HeldTensor> {
+impl TensorOwner for EngineInner {
+    fn remove(&self, id: TensorId) -> Option<OffloadTensor> {
         // The caller drops the tensor after the lock is released.
         self.ledger.lock().remove(id)
     }
@@ -78,7 +79,7 @@ impl EngineInner {
     }
 
     /// Returns the bytes that are allocated of the memory now.
-    pub(crate) fn held_bytes(&self) -> u64 {
+    pub(crate) fn allocated_bytes(&self) -> u64 {
         self.memory.statistics().all.allocated_bytes.current
     }
 
@@ -88,5 +89,51 @@ impl EngineInner {
         let waited = wait();
         self.ledger.lock().report.stalled += since.elapsed();
         waited
+    }
+
+    /// Returns the course of an unwatched step, if the step is known to fit by its signature or by steps of other
+    /// sizes.
+    pub(crate) fn unwatched(&self, signature: Signature) -> Option<Course> {
+        self.wake.lock().as_ref()?;
+        let room_bytes = self.unwatched_bytes()?;
+        let allocated_bytes = self.allocated_bytes();
+        let ledger = self.ledger.lock();
+        let is_too_much = ledger.out_of_room.contains(&signature.id) || ledger.peaks.is_too_much(signature);
+        if is_too_much || !ledger.residents.is_empty() {
+            return None;
+        }
+        let taken_bytes = match ledger.steps.measured(signature) {
+            Some(profiled) => profiled.profile.plain_bytes(),
+            None => allocated_bytes + ledger.peaks.predict(signature)?,
+        };
+        let fits = taken_bytes + self.memory.slack_bytes() <= room_bytes;
+        fits.then_some(Course::Unwatched { allocated_bytes })
+    }
+
+    /// Returns the memory limit of an unwatched step in bytes: three quarters of the engine's.
+    pub(crate) fn unwatched_bytes(&self) -> Option<u64> {
+        self.ledger.lock().limit_bytes().map(|bytes| bytes / 4 * 3)
+    }
+
+    /// Wakes the front end in an unwatched step, which then gets the whole budget. Returns whether the step was
+    /// unwatched.
+    pub(crate) fn wake(&self) -> Result<bool, OffloadError> {
+        let mut ledger = self.ledger.lock();
+        if !matches!(ledger.course, Course::Unwatched { .. }) {
+            return Ok(false);
+        }
+        ledger.course = Course::Free;
+        let signature = ledger.signature;
+        let limit_bytes = ledger.limit_bytes();
+        ledger.out_of_room.insert(signature.id);
+        // The next step of this kind and size is watched.
+        ledger.peaks.record_too_much(signature);
+        drop(ledger);
+        self.set_limit(limit_bytes)?;
+        let wake = self.wake.lock().clone();
+        if let Some(wake) = wake {
+            wake();
+        }
+        Ok(true)
     }
 }

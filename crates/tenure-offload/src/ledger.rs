@@ -13,32 +13,29 @@ use tenure_tier::codec::Choice;
 use crate::cache::StepCache;
 use crate::course::Course;
 use crate::error::OffloadError;
-use crate::held::{HeldTensor, SavedHandle};
-use crate::identity::{HeldId, SavedIndex};
-use crate::memory::Memory;
-use crate::notes::{Notes, SavedRecord};
-use crate::peaks::StepPeaks;
+use crate::estimate::StepPeaks;
+use crate::identity::{SavedIndex, Signature, TensorId};
+use crate::machine::Memory;
+use crate::place::{OffloadTensor, Place, SavedBytesId, SavedHandle};
 use crate::profiled::{Profiled, StepEvent};
-use crate::recompute::SavedBytesId;
-use crate::report::{Planning, StepReport};
+use crate::report::{Notes, Planning, SavedRecord, StepReport};
 use crate::schedule::OffloadAction;
-use crate::signature::Signature;
 
 /// The mutable state of an engine, guarded by one lock.
 #[derive(Default)]
 pub(crate) struct Ledger {
     /// All saved tensors and residents, in the order in which they were added.
-    pub(crate) held: BTreeMap<HeldId, HeldTensor>,
+    pub(crate) tensors: BTreeMap<TensorId, OffloadTensor>,
     /// The handles of saved tensors, by storage and version.
     saved_handles: HashMap<SavedBytesId, Weak<SavedHandle>>,
     /// The identity of the next tensor.
-    next_id: HeldId,
+    next_id: TensorId,
     /// The residents, in the order in which they were added.
-    pub(crate) residents: Vec<HeldId>,
+    pub(crate) residents: Vec<TensorId>,
     /// The identity of this step's first saved tensor.
-    first_of_step: HeldId,
+    first_of_step: TensorId,
     /// The spills whose source still takes memory or which have not ended, in the order in which they began.
-    pub(crate) spills: VecDeque<(HeldId, Stored)>,
+    pub(crate) spills: VecDeque<(TensorId, Stored)>,
     /// The course of the current step: measured, planned or neither.
     pub(crate) course: Course,
     /// The signature of the current or last step.
@@ -116,9 +113,10 @@ impl Ledger {
     ///
     /// [`Measured::other_bytes`]: crate::measured::Measured::other_bytes
     fn begin_peak(&mut self, memory: &Memory) {
-        let Self { held, course, .. } = self;
+        let Self { tensors, course, .. } = self;
         if let Course::Measured(measured) = course {
-            measured.in_memory_bytes = held.values().filter(|held| held.is_in_memory()).map(|held| held.bytes).sum();
+            measured.in_memory_bytes =
+                tensors.values().filter(|tensor| tensor.is_in_memory()).map(|tensor| tensor.bytes).sum();
             measured.peak = measured.peak.max(memory.take_peak());
         }
     }
@@ -191,38 +189,41 @@ impl Ledger {
     }
 
     /// Adds a saved tensor or a resident.
-    pub(crate) fn add(&mut self, held: HeldTensor) -> HeldId {
+    pub(crate) fn add(&mut self, tensor: OffloadTensor) -> TensorId {
         let id = self.next_id;
         self.next_id = id.next();
         if let Some(notes) = &mut self.notes {
-            notes.add(id, &held);
+            notes.add(id, &tensor);
         }
-        self.held.insert(id, held);
+        self.tensors.insert(id, tensor);
         id
     }
 
     /// Removes a saved tensor or a resident that is not needed any more.
-    pub(crate) fn remove(&mut self, id: HeldId) -> Option<HeldTensor> {
+    pub(crate) fn remove(&mut self, id: TensorId) -> Option<OffloadTensor> {
         self.residents.retain(|resident| *resident != id);
-        self.held.remove(&id)
+        self.tensors.remove(&id)
     }
 
     /// Returns the dropped tensors that are recomputed from a storage directly.
-    pub(crate) fn made_from(&self, generation: Generation) -> Vec<HeldId> {
-        let is_input = |held: &&HeldTensor| held.inputs.unsaved.iter().any(|input| input.generation() == generation);
-        self.held.iter().filter(|(_, held)| is_input(held)).map(|(id, _)| *id).collect()
+    pub(crate) fn made_from(&self, generation: Generation) -> Vec<TensorId> {
+        let made = self.tensors.iter().filter(|(_, tensor)| match &tensor.place {
+            Place::Dropped(inputs) => inputs.unsaved.iter().any(|input| input.generation() == generation),
+            _ => false,
+        });
+        made.map(|(id, _)| *id).collect()
     }
 
     /// Returns the tensors in memory that no caller uses, ordered by their next need, the latest first.
-    pub(crate) fn idle(&self) -> Vec<HeldId> {
-        let idle = self.held.iter().filter(|(_, held)| held.is_idle());
-        let mut idle: Vec<HeldId> = idle.map(|(id, _)| *id).collect();
+    pub(crate) fn idle(&self) -> Vec<TensorId> {
+        let idle = self.tensors.iter().filter(|(_, tensor)| tensor.is_idle());
+        let mut idle: Vec<TensorId> = idle.map(|(id, _)| *id).collect();
         idle.sort_by_cached_key(|id| Reverse(self.course.needed_in(*id, self.first_of_step)));
         idle
     }
 
     /// Returns the index of a tensor that this step saved. Returns None for an earlier one.
-    pub(crate) fn index(&self, id: HeldId) -> Option<SavedIndex> {
+    pub(crate) fn index(&self, id: TensorId) -> Option<SavedIndex> {
         id.index_in_step(self.first_of_step)
     }
 
@@ -233,34 +234,34 @@ impl Ledger {
     }
 
     /// Returns the plan's actions before the first event.
-    pub(crate) fn first_actions(&self) -> Vec<(HeldId, OffloadAction)> {
+    pub(crate) fn first_actions(&self) -> Vec<(TensorId, OffloadAction)> {
         let Course::Planned { profiled, planned, .. } = &self.course else { return Vec::new() };
         profiled.with_ids(planned.schedule.at_begin(), self.first_of_step)
     }
 
     /// Returns the plan's actions after an event.
-    pub(crate) fn next_actions(&mut self, event: StepEvent) -> Vec<(HeldId, OffloadAction)> {
+    pub(crate) fn next_actions(&mut self, event: StepEvent) -> Vec<(TensorId, OffloadAction)> {
         self.course.next_actions(event, self.first_of_step)
     }
 
     /// Returns the codec for a tensor: the one that was chosen when the step was measured, or else the engine's. Only
     /// activations may be encoded with loss.
-    pub(crate) fn codec_of(&self, id: HeldId) -> Choice {
+    pub(crate) fn codec_of(&self, id: TensorId) -> Choice {
         let index = self.index(id);
         let choice = index.and_then(|index| self.course.codec(index)).unwrap_or(self.codec);
-        let may_lose = index.is_some() && self.held.get(&id).is_some_and(|held| held.tag == Tag::Activation);
+        let may_lose = index.is_some() && self.tensors.get(&id).is_some_and(|tensor| tensor.tag == Tag::Activation);
         if choice.is_lossy() && !may_lose { Choice::default() } else { choice }
     }
 
     /// Begins an interval: from now on the device or the host computes. In a measured step, starts its clock and peak.
     pub(crate) fn begin_interval(&mut self, memory: &Memory, stream: Option<&Stream>) -> Result<(), OffloadError> {
         self.begin_peak(memory);
-        let Self { held, first_of_step: first, course, .. } = self;
+        let Self { tensors, first_of_step: first, course, .. } = self;
         if let Course::Measured(measured) = course {
             // Making room before the interval began does not count in it.
             measured.other_bytes = 0;
             measured.released_bytes = 0;
-            let used = held.range(*first..).filter(|(_, held)| held.is_used_by_others());
+            let used = tensors.range(*first..).filter(|(_, tensor)| tensor.is_used_by_others());
             measured.used_by_others = used.map(|(id, _)| *id).collect();
             let indices = measured.used_by_others.iter().filter_map(|id| id.index_in_step(*first));
             indices.for_each(|index| measured.profile.hold(index));
@@ -275,12 +276,12 @@ impl Ledger {
         made: Option<SavedBytesId>,
         stream: Option<&Stream>,
     ) -> Result<(), OffloadError> {
-        let Self { held, course, .. } = self;
+        let Self { tensors, course, .. } = self;
         let Course::Measured(measured) = course else { return Ok(()) };
         let mut released_bytes = 0;
-        measured.used_by_others.retain(|id| match held.get(id) {
-            Some(held) if !held.is_used_by_others() => {
-                released_bytes += held.bytes;
+        measured.used_by_others.retain(|id| match tensors.get(id) {
+            Some(tensor) if !tensor.is_used_by_others() => {
+                released_bytes += tensor.bytes;
                 false
             }
             Some(_) => true,
@@ -330,10 +331,10 @@ impl Ledger {
         Ok(())
     }
 
-    /// Begins to record when each tensor is moved, for tensors held now or saved later.
+    /// Begins to record when each tensor is moved, for tensors that the engine has now or that are saved later.
     pub(crate) fn begin_notes(&mut self, began: Instant) {
         let mut notes = Notes::new(began);
-        self.held.iter().for_each(|(id, held)| notes.add(*id, held));
+        self.tensors.iter().for_each(|(id, tensor)| notes.add(*id, tensor));
         self.notes = Some(notes);
     }
 
@@ -343,7 +344,7 @@ impl Ledger {
     }
 
     /// Calls `note` with the record of a tensor and the time in microseconds, if tensors are being recorded.
-    pub(crate) fn note(&mut self, id: HeldId, note: impl FnOnce(&mut SavedRecord, u64)) {
+    pub(crate) fn note(&mut self, id: TensorId, note: impl FnOnce(&mut SavedRecord, u64)) {
         if let Some(notes) = &mut self.notes {
             notes.note(id, note);
         }

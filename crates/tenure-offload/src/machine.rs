@@ -1,7 +1,16 @@
-//! The machine of a planning problem: the memory that a step runs in, and the tiers that it can spill to.
+//! The machine that steps run on: the memory that a budget limits, and the tiers to spill to.
 
+use std::sync::Arc;
+
+use tenure_alloc::{FreeMemoryCallback, Statistics};
+use tenure_core::Device;
+use tenure_device::Executor;
+use tenure_device::host::HostMemory;
+use tenure_device::memory::{self, DeviceMemory};
 use tenure_plan::problem::{self, ProblemTier};
 use tenure_tier::{Destination, LinkStatistics, Links, Mover};
+
+use crate::error::OffloadError;
 
 /// A tier to spill to, and the transfers there and back.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,6 +99,147 @@ impl Machine {
             });
         }
         (tiers, links)
+    }
+}
+
+/// The host's time to launch an operation, in nanoseconds, measured with PyTorch on the host of an H100. See
+/// [`Memory::launch_ns`].
+const LAUNCH_NS: u64 = 25_000;
+
+/// Saved tensors smaller than this stay in memory by default.
+pub(crate) const MIN_TENSOR_BYTES: u64 = 1 << 20;
+/// Saved tensors smaller than this stay in the host's memory, where bytes are worth more than on a device.
+const MIN_TENSOR_BYTES_ON_HOST: u64 = 128 << 10;
+
+/// The memory that a budget limits.
+#[derive(Clone)]
+pub enum Memory {
+    /// The memory of tensors on the CPU.
+    Host(Arc<HostMemory>),
+    /// The memory of tensors on a device.
+    Device(&'static DeviceMemory),
+}
+
+/// The most bytes of a memory that were in use at once, over a period.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Peak {
+    /// The most bytes of blocks at once.
+    pub(crate) allocated_bytes: u64,
+    /// The most bytes at once that the allocator held for blocks, including those that it caches for later blocks.
+    pub(crate) reserved_bytes: u64,
+}
+
+impl Peak {
+    /// Returns the larger of each number of two peaks.
+    pub(crate) fn max(self, other: Self) -> Self {
+        Self {
+            allocated_bytes: self.allocated_bytes.max(other.allocated_bytes),
+            reserved_bytes: self.reserved_bytes.max(other.reserved_bytes),
+        }
+    }
+}
+
+impl Memory {
+    /// Returns the memory of a device, if there is one and Tenure manages it. For the CPU, installs Tenure's host
+    /// memory.
+    pub fn of(device: Device) -> Option<Self> {
+        if device.is_cpu() {
+            HostMemory::install();
+            return HostMemory::installed().map(Self::Host);
+        }
+        memory::installed(device.index().into()).map(Self::Device)
+    }
+
+    /// Returns the device that has the memory. Returns None for the host's memory.
+    pub fn device(&self) -> Option<&'static DeviceMemory> {
+        match self {
+            Self::Host(_) => None,
+            Self::Device(memory) => Some(memory),
+        }
+    }
+
+    /// Returns the size in bytes below which saved tensors of our own front ends stay in this memory by default.
+    pub fn min_tensor_bytes(&self) -> u64 {
+        match self {
+            Self::Host(_) => MIN_TENSOR_BYTES_ON_HOST,
+            Self::Device(_) => MIN_TENSOR_BYTES,
+        }
+    }
+
+    /// Returns the counters of the memory's allocator.
+    pub fn statistics(&self) -> Statistics {
+        match self {
+            Self::Host(memory) => memory.statistics(),
+            Self::Device(memory) => memory.allocator().statistics(),
+        }
+    }
+
+    /// Returns the peaks of allocated and of reserved bytes since the last call, and resets them.
+    pub(crate) fn take_peak(&self) -> Peak {
+        let all = self.statistics().all;
+        match self {
+            Self::Host(memory) => memory.reset_peak_statistics(),
+            Self::Device(memory) => memory.allocator().reset_peak_statistics(),
+        }
+        Peak { allocated_bytes: all.allocated_bytes.peak, reserved_bytes: all.reserved_bytes.peak }
+    }
+
+    /// Limits the bytes that the memory holds. None removes the limit.
+    pub(crate) fn set_limit(&self, bytes: Option<u64>) -> Result<(), OffloadError> {
+        let set = match self {
+            Self::Host(memory) => memory.set_limit(bytes),
+            Self::Device(memory) => {
+                let allocator = memory.allocator();
+                allocator.count_overhead(false);
+                let total =
+                    memory.driver().memory_info().map_err(|error| OffloadError::Memory(error.to_string()))?.total;
+                let fraction = bytes.map_or(1.0, |bytes| (bytes as f64 / total as f64).min(1.0));
+                allocator.set_memory_fraction(fraction).and_then(|()| allocator.release_cached())
+            }
+        };
+        set.map_err(|error| OffloadError::Memory(error.to_string()))
+    }
+
+    /// Gives back host memory that is free but cached by the allocator, which planning may have left. Does nothing for
+    /// a device's memory.
+    pub(crate) fn release_cached(&self) -> Result<(), OffloadError> {
+        let Self::Host(memory) = self else { return Ok(()) };
+        memory.release_cached().map_err(|error| OffloadError::Memory(error.to_string()))
+    }
+
+    /// Begins a step: the allocator gives back address ranges and memory that the last steps did not use.
+    pub(crate) fn begin_step(&self) -> Result<(), OffloadError> {
+        let begun = self.device().map_or(Ok(()), |memory| memory.allocator().begin_cycle());
+        begun.map_err(|error| OffloadError::Memory(error.to_string()))
+    }
+
+    /// Returns the bytes of a limit that plans do not count on: unused parts of chunks, and what other threads need for
+    /// a moment.
+    pub(crate) fn slack_bytes(&self) -> u64 {
+        match self {
+            Self::Host(_) => 1 << 20,
+            Self::Device(_) => 8 << 20,
+        }
+    }
+
+    /// Returns whether the memory is that of a simulated device, which has no time of its own.
+    pub(crate) fn is_simulated(&self) -> bool {
+        self.device().is_some_and(|device| matches!(device.driver().executor(), Executor::Sim(_)))
+    }
+
+    /// Returns the host's time for each recomputed operation, in nanoseconds: the host notes the operation where the
+    /// front end asks for it first, and asks for it again later. It is 0 for the host's memory, where this is part
+    /// of the operation's own time, and for a simulated device.
+    pub(crate) fn launch_ns(&self) -> u64 {
+        if self.device().is_none() || self.is_simulated() { 0 } else { LAUNCH_NS }
+    }
+
+    /// Makes the allocator call `callback` when it finds no room. The callback returns whether it has made some.
+    pub(crate) fn on_full(&self, callback: FreeMemoryCallback) {
+        match self {
+            Self::Host(memory) => memory.add_free_memory_callback(callback),
+            Self::Device(memory) => memory.allocator().add_free_memory_callback(callback),
+        }
     }
 }
 

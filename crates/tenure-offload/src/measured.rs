@@ -8,14 +8,11 @@ use tenure_tier::codec::Choice;
 
 use crate::clock::IntervalClock;
 use crate::error::OffloadError;
-use crate::held::HeldTensor;
-use crate::identity::{HeldId, ResidentIndex, SavedIndex};
-use crate::making::{Making, OperationAt, Operations};
-use crate::memory::Peak;
+use crate::identity::{Pass, ResidentIndex, SavedIndex, TensorId};
+use crate::machine::Peak;
+use crate::place::{OffloadTensor, Recomputation, SavedBytesId};
 use crate::profile::Profile;
-use crate::profiled::{Profiled, StepEvent};
-use crate::recompute::{Recomputation, SavedBytesId};
-use crate::signature::Pass;
+use crate::profiled::{Making, OperationAt, Operations, Profiled, StepEvent};
 
 /// The measurements of a step.
 pub(crate) struct Measured {
@@ -27,7 +24,7 @@ pub(crate) struct Measured {
     /// The indices of the saved tensors.
     pub(crate) saved: HashMap<SavedBytesId, SavedIndex>,
     /// The residents, by their index.
-    pub(crate) residents: Vec<HeldId>,
+    pub(crate) residents: Vec<TensorId>,
     /// The way to recompute each saved tensor, by index.
     pub(crate) recomputes: Vec<Option<Arc<dyn Recomputation>>>,
     /// The codec of each saved tensor, by index.
@@ -35,11 +32,11 @@ pub(crate) struct Measured {
     /// The number of events before the first write to bytes, such as a parameter's update during backward.
     pub(crate) writes: HashMap<SavedBytesId, usize>,
     /// The bytes that were allocated when the step began.
-    pub(crate) held_bytes: u64,
+    pub(crate) allocated_bytes: u64,
     /// The bytes of saved tensors and residents in memory, when the interval began or was resumed.
     pub(crate) in_memory_bytes: u64,
     /// The saved tensors whose storage the front end used when the interval began, and still uses.
-    pub(crate) used_by_others: Vec<HeldId>,
+    pub(crate) used_by_others: Vec<TensorId>,
     /// The bytes of the tensors that the front end has released since the interval began.
     pub(crate) released_bytes: u64,
     /// The most bytes that were allocated beside saved tensors and residents in the interval so far.
@@ -51,14 +48,14 @@ pub(crate) struct Measured {
 impl Measured {
     pub(crate) fn new<'a>(
         pass: Pass,
-        held_residents: impl Iterator<Item = (HeldId, &'a HeldTensor)>,
+        all_residents: impl Iterator<Item = (TensorId, &'a OffloadTensor)>,
         clock: IntervalClock,
-        held_bytes: u64,
+        allocated_bytes: u64,
     ) -> Self {
         let mut profile = Profile::new();
         let mut residents = Vec::new();
-        for (id, held) in held_residents {
-            profile.add_resident(&held.name, held.bytes);
+        for (id, tensor) in all_residents {
+            profile.add_resident(&tensor.name, tensor.bytes);
             residents.push(id);
         }
         let events = Vec::new();
@@ -77,7 +74,7 @@ impl Measured {
             recomputes,
             codecs,
             writes: HashMap::new(),
-            held_bytes,
+            allocated_bytes,
             in_memory_bytes: 0,
             used_by_others: Vec::new(),
             released_bytes: 0,
@@ -142,7 +139,7 @@ impl Measured {
     }
 
     /// Notes that a resident is about to be used, after an interval that needed `other_bytes` beside saved tensors.
-    pub(crate) fn lend(&mut self, other_bytes: u64, id: HeldId) {
+    pub(crate) fn lend(&mut self, other_bytes: u64, id: TensorId) {
         match self.residents.iter().position(|resident| *resident == id) {
             Some(resident) => self.profile.lend(other_bytes, ResidentIndex(resident)),
             None => {
@@ -152,7 +149,7 @@ impl Measured {
     }
 
     /// Notes that the use of a resident is over, after an interval that needed `other_bytes` beside saved tensors.
-    pub(crate) fn give_back(&mut self, other_bytes: u64, id: HeldId) {
+    pub(crate) fn give_back(&mut self, other_bytes: u64, id: TensorId) {
         match self.residents.iter().position(|resident| *resident == id) {
             Some(resident) => self.profile.give_back(other_bytes, ResidentIndex(resident)),
             None => {
@@ -186,7 +183,7 @@ impl Measured {
     pub(crate) fn finish(self) -> Result<Profiled, OffloadError> {
         let mut makings: Vec<_> = (0..self.recomputes.len()).map(|index| self.making(SavedIndex(index))).collect();
         self.remove_overwritten(&mut makings);
-        let Self { mut profile, clock, events, residents, codecs, held_bytes, .. } = self;
+        let Self { mut profile, clock, events, residents, codecs, allocated_bytes, .. } = self;
         let times_ns = clock.finish()?;
         profile.set_times(times_ns.iter().copied());
         for (index, making) in makings.iter().enumerate() {
@@ -208,7 +205,7 @@ impl Measured {
         }
         let events = events.into_iter().filter(|event| *event != StepEvent::Operation).collect();
         let makings = makings.into_iter().map(|making| making.map(Arc::new)).collect();
-        Ok(Profiled { events, profile, operated, makings, residents, codecs, held_bytes, ..Profiled::default() })
+        Ok(Profiled { events, profile, operated, makings, residents, codecs, allocated_bytes, ..Profiled::default() })
     }
 }
 

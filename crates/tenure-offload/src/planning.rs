@@ -161,16 +161,17 @@ impl EngineInner {
         Ok(problem?)
     }
 
-    /// Returns the allocated bytes of weights, gradients, optimizer states and inputs that the engine does not hold, by
+    /// Returns the allocated bytes of weights, gradients, optimizer states and inputs that the engine does not manage, by
     /// tag.
     fn permanent_bytes(&self) -> Vec<(Tag, u64)> {
         let tags = self.memory.statistics().tags;
         let ledger = self.ledger.lock();
-        let held = |tag| ledger.held.values().filter(move |held| held.tag == tag && held.storage.is_some());
         [Tag::Weight, Tag::Gradient, Tag::OptimizerState, Tag::Input]
             .map(|tag| {
                 let allocated = tags[tag as usize].allocated_bytes.current;
-                (tag, allocated.saturating_sub(held(tag).map(|held| held.bytes).sum()))
+                let ours =
+                    ledger.tensors.values().filter(|tensor| tensor.tag == tag && tensor.place.storage().is_some());
+                (tag, allocated.saturating_sub(ours.map(|tensor| tensor.bytes).sum()))
             })
             .to_vec()
     }

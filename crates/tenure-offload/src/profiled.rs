@@ -1,13 +1,14 @@
-//! The measurement of a step after it has ended, from which later steps with its signature are planned.
+//! The measurement of a step after it has ended, from which later steps with its signature are planned, and the
+//! operations and inputs from which its saved tensors are recomputed.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use tenure_tier::codec::Choice;
 
-use crate::identity::{HeldId, SavedIndex};
-use crate::making::{Making, OperationAt};
-use crate::profile::Profile;
+use crate::identity::{SavedIndex, TensorId};
+use crate::place::{Recomputation, RecomputeInput, RecomputeInputs, SavedBytesId, SavedHandle};
+use crate::profile::{Profile, Recipe};
 use crate::schedule::{OffloadAction, Schedule};
 
 /// An event that ends an interval.
@@ -21,11 +22,11 @@ pub(crate) enum StepEvent {
     },
     /// A resident is about to be used.
     Lend {
-        id: HeldId,
+        id: TensorId,
     },
     /// The use of a resident is over.
     GiveBack {
-        id: HeldId,
+        id: TensorId,
     },
     /// The front end has asked for an operation.
     Operation,
@@ -41,10 +42,10 @@ pub(crate) struct Profiled {
     /// The operations and inputs that make each saved tensor, if they are known, by index.
     pub(crate) makings: Vec<Option<Arc<Making>>>,
     /// The residents, by their index.
-    pub(crate) residents: Vec<HeldId>,
+    pub(crate) residents: Vec<TensorId>,
     pub(crate) codecs: Vec<Choice>,
-    /// The bytes that were held when the step began.
-    pub(crate) held_bytes: u64,
+    /// The bytes that were allocated when the step began.
+    pub(crate) allocated_bytes: u64,
     /// Whether the intervals were timed while the device did not wait for the host. Otherwise a device's times include
     /// gaps between operations, in which the host had asked for nothing.
     pub(crate) is_timed: bool,
@@ -101,15 +102,155 @@ impl Profiled {
 
     /// Returns a schedule's actions with the identities of their tensors, in a step whose first saved tensor is
     /// `first`.
-    pub(crate) fn with_ids(&self, actions: &[(usize, OffloadAction)], first: HeldId) -> Vec<(HeldId, OffloadAction)> {
+    pub(crate) fn with_ids(
+        &self,
+        actions: &[(usize, OffloadAction)],
+        first: TensorId,
+    ) -> Vec<(TensorId, OffloadAction)> {
         actions.iter().map(|(tensor, action)| (self.id(*tensor, first), *action)).collect()
     }
 
     /// Returns the identity of a tensor of the problem, in a step whose first saved tensor is `first`.
-    fn id(&self, tensor: usize, first: HeldId) -> HeldId {
+    fn id(&self, tensor: usize, first: TensorId) -> TensorId {
         match tensor.checked_sub(self.profile.saved().len()) {
-            None => HeldId::in_step(first, SavedIndex(tensor)),
+            None => TensorId::in_step(first, SavedIndex(tensor)),
             Some(resident) => self.residents[resident],
         }
+    }
+}
+
+/// The operations of a measured step.
+#[derive(Default)]
+pub(crate) struct Operations {
+    /// The interval of each operation, by the bytes that it made.
+    intervals: HashMap<SavedBytesId, usize>,
+}
+
+impl Operations {
+    pub(crate) fn add(&mut self, id: SavedBytesId, interval: usize) {
+        self.intervals.insert(id, interval);
+    }
+
+    /// Returns the operations and inputs from which a saved tensor can be recomputed, through inputs that were not
+    /// saved themselves. Returns None if an input is not available, or there are too many.
+    pub(crate) fn making(
+        &self,
+        recompute: &dyn Recomputation,
+        index: SavedIndex,
+        saved: &HashMap<SavedBytesId, SavedIndex>,
+    ) -> Option<Making> {
+        /// The most inputs to look at: with more, recomputing is not worth it.
+        const MOST: usize = 64;
+        let made_in = |recompute: &dyn Recomputation| {
+            recompute.made_in().or_else(|| self.intervals.get(&recompute.id()).copied())
+        };
+        let at = |recompute: &dyn Recomputation| made_in(recompute).map(|interval| OperationAt { interval, number: 0 });
+        let inputs = Vec::new();
+        let operations = vec![at(recompute)?];
+        let mut making = Making { inputs, operations, ..Making::default() };
+        let mut rest = recompute.inputs();
+        let mut seen = Vec::new();
+        while let Some(RecomputeInput { id, here, recompute }) = rest.pop() {
+            if seen.contains(&id) {
+                continue;
+            }
+            seen.push(id);
+            let source = match saved.get(&id) {
+                Some(input) if *input != index => {
+                    making.inputs.push(*input);
+                    InputSource::Saved
+                }
+                Some(_) => return None,
+                None if here.is_some() => {
+                    making.stays.push(id);
+                    InputSource::Stays
+                }
+                None => {
+                    let recompute = recompute?;
+                    making.operations.push(at(&*recompute)?);
+                    rest.extend(recompute.inputs());
+                    InputSource::Made
+                }
+            };
+            making.sources.push(source);
+            if seen.len() > MOST {
+                return None;
+            }
+        }
+        making.inputs.sort_unstable();
+        making.inputs.dedup();
+        Some(making)
+    }
+}
+
+/// The position of an operation in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct OperationAt {
+    pub(crate) interval: usize,
+    /// The number of operations before it in the interval.
+    pub(crate) number: usize,
+}
+
+/// The operations and inputs that make a saved tensor.
+#[derive(Default)]
+pub(crate) struct Making {
+    /// The saved tensors among the inputs.
+    pub(crate) inputs: Vec<SavedIndex>,
+    /// The operations that make the tensor, and its inputs that were not saved.
+    pub(crate) operations: Vec<OperationAt>,
+    /// The inputs that are in memory without the engine.
+    pub(crate) stays: Vec<SavedBytesId>,
+    /// The source of each input, in the order in which the inputs are looked at.
+    pub(crate) sources: Vec<InputSource>,
+}
+
+/// The source of an input.
+pub(crate) enum InputSource {
+    /// It is a saved tensor itself.
+    Saved,
+    /// It is in memory without the engine, and is expected to stay there, as a parameter is.
+    Stays,
+    /// It is recomputed itself.
+    Made,
+}
+
+impl Making {
+    /// Returns the inputs, which stay available with it. Returns None if the source of one is not as it was when the step
+    /// was measured, since a step that differs may never save it.
+    pub(crate) fn find_inputs(
+        &self,
+        recompute: &dyn Recomputation,
+        saved: impl Fn(SavedBytesId) -> Option<Arc<SavedHandle>>,
+    ) -> Option<RecomputeInputs> {
+        let mut inputs = RecomputeInputs::default();
+        let mut sources = self.sources.iter();
+        let mut rest = recompute.inputs();
+        let mut seen = Vec::new();
+        while let Some(RecomputeInput { id, here, recompute }) = rest.pop() {
+            if seen.contains(&id) {
+                continue;
+            }
+            seen.push(id);
+            match sources.next()? {
+                InputSource::Saved => inputs.saved.push(saved(id)?),
+                InputSource::Stays => inputs.unsaved.push(here?),
+                InputSource::Made => rest.extend(recompute?.inputs()),
+            }
+        }
+        sources.next().is_none().then_some(inputs)
+    }
+
+    /// Returns the recipe for a profile whose intervals take `times_ns`, in nanoseconds.
+    pub(crate) fn recipe(&self, times_ns: &[u64]) -> Recipe {
+        Recipe {
+            inputs: self.inputs.clone(),
+            operations: self.operations.len() as u64,
+            time_ns: self.time_ns(times_ns),
+        }
+    }
+
+    /// Returns the sum of the times of the intervals that have the operations, in nanoseconds.
+    pub(crate) fn time_ns(&self, times_ns: &[u64]) -> u64 {
+        self.operations.iter().map(|operation| times_ns[operation.interval]).sum()
     }
 }

@@ -6,11 +6,10 @@ use tenure_tier::{PendingFetch, Stored};
 
 use crate::course::Course;
 use crate::error::OffloadError;
-use crate::held::HeldTensor;
-use crate::identity::HeldId;
+use crate::identity::{Pass, TensorId};
 use crate::inner::EngineInner;
 use crate::ledger::Ledger;
-use crate::signature::Pass;
+use crate::place::Place;
 
 /// One part in this many of the limit is left free ahead of an interval, since an allocator rounds sizes up.
 const SPARE_PART: u64 = 64;
@@ -57,7 +56,7 @@ fn release_or_evict(inner: &EngineInner) -> bool {
                 // The next round evicts the tensor. A caller that needs it gets the error of its fetch.
                 let _ = inner.stalled(|| arrival.wait());
                 drop(arrival);
-                inner.clear_arrival(id);
+                inner.end_arrival(id);
                 continue;
             }
             None => {}
@@ -93,8 +92,8 @@ fn wait_for_first_spill(inner: &EngineInner) -> Result<bool, OffloadError> {
         ledger.remove_released_spills();
         ledger.spills.pop_front()
     };
-    let Some((id, stored)) = first else { return Ok(false) };
-    wait_for_spill(inner, id, &stored)
+    let Some((id, spill)) = first else { return Ok(false) };
+    wait_for_spill(inner, id, &spill)
 }
 
 /// Releases the sources of all spills from a device, in the order of the thread's stream: its later work waits for
@@ -103,36 +102,36 @@ pub(crate) fn release_all(inner: &EngineInner) -> Result<(), OffloadError> {
     let Some(device) = inner.memory.device() else { return Ok(()) };
     let spills: Vec<Stored> = {
         let ledger = inner.ledger.lock();
-        ledger.spills.iter().filter(|(_, stored)| stored.keeps_source()).map(|(_, stored)| stored.clone()).collect()
+        ledger.spills.iter().filter(|(_, spill)| spill.keeps_source()).map(|(_, spill)| spill.clone()).collect()
     };
     let stream = device.streams().current();
-    Ok(spills.iter().try_for_each(|stored| stored.lead_to(&stream))?)
+    Ok(spills.iter().try_for_each(|spill| spill.lead_to(&stream))?)
 }
 
 /// Releases the source of the spill that began first, and returns whether there was one. On a device, the thread's
 /// stream waits for the copy in place of the host. Sources are then released in the same order in each step, however
 /// long copies take, so that the allocator finds the same free blocks.
 fn release_one(inner: &EngineInner) -> Result<bool, OffloadError> {
-    let (id, stored) = {
+    let (id, spill) = {
         let mut ledger = inner.ledger.lock();
         let is_host = inner.memory.device().is_none();
         if is_host && ledger.remove_released_spills() {
             // Spills have ended since the allocation found no room: now there may be some.
             return Ok(true);
         }
-        match ledger.spills.iter().find(|(_, stored)| stored.keeps_source()) {
+        match ledger.spills.iter().find(|(_, spill)| spill.keeps_source()) {
             Some(first) => first.clone(),
             // The spills that ended just now made room, too.
             None => return Ok(is_host && ledger.remove_released_spills()),
         }
     };
     if let Some(device) = inner.memory.device() {
-        stored.lead_to(&device.streams().current())?;
+        spill.lead_to(&device.streams().current())?;
     }
-    if !stored.keeps_source() {
+    if !spill.keeps_source() {
         return Ok(true);
     }
-    let waited = wait_for_spill(inner, id, &stored);
+    let waited = wait_for_spill(inner, id, &spill);
     if waited.is_err() || inner.memory.device().is_none() {
         // The spill is done, or it failed, in which case only one call returns its error. On a device, a finished spill
         // stays listed, since another thread may be about to release it.
@@ -149,54 +148,54 @@ pub(crate) fn release_ahead(inner: &EngineInner) -> Result<(), OffloadError> {
     let released: Vec<Stored> = {
         let mut ledger = inner.ledger.lock();
         // Memory of a device that has been released is already free, in the order of its stream.
-        ledger.spills.retain(|(_, stored)| stored.keeps_source());
+        ledger.spills.retain(|(_, spill)| spill.keeps_source());
         if ledger.spills.is_empty() {
             return Ok(());
         }
         let (Some(needed), Some(limit)) = (ledger.course.needed_bytes(), ledger.limit_bytes()) else { return Ok(()) };
-        let spills = || ledger.spills.iter().map(|(_, stored)| stored);
+        let spills = || ledger.spills.iter().map(|(_, spill)| spill);
         let spilling_bytes: u64 = spills().map(Stored::bytes).sum();
         let mut excess = (needed + spilling_bytes).saturating_sub(limit - limit / SPARE_PART);
         let mut released = Vec::new();
-        for stored in spills() {
+        for spill in spills() {
             if excess == 0 {
                 break;
             }
-            excess = excess.saturating_sub(stored.bytes());
-            released.push(stored.clone());
+            excess = excess.saturating_sub(spill.bytes());
+            released.push(spill.clone());
         }
         released
     };
     let stream = device.streams().current();
-    Ok(released.iter().try_for_each(|stored| stored.lead_to(&stream))?)
+    Ok(released.iter().try_for_each(|spill| spill.lead_to(&stream))?)
 }
 
 /// Waits for a spill. Returns its error if its tensor still exists.
-fn wait_for_spill(inner: &EngineInner, id: HeldId, stored: &Stored) -> Result<bool, OffloadError> {
-    match inner.stalled(|| stored.wait()) {
+fn wait_for_spill(inner: &EngineInner, id: TensorId, spill: &Stored) -> Result<bool, OffloadError> {
+    match inner.stalled(|| spill.wait()) {
         // A failed spill counts as room if the tensor is not needed any more, as after a step that failed.
-        Err(error) if inner.ledger.lock().held.contains_key(&id) => Err(error.into()),
+        Err(error) if inner.ledger.lock().tensors.contains_key(&id) => Err(error.into()),
         _ => Ok(true),
     }
 }
 
 /// The state of a tensor that was chosen to leave memory.
 enum Evicted {
-    /// Its storage was dropped, since its bytes were stored already.
+    /// Its storage was dropped, since its bytes had been spilled before.
     Freed,
     /// Its spill has begun.
     Spilling,
     /// The tensor was fetched too early, and its fetch is still under way.
-    Arriving(HeldId, Arc<PendingFetch>),
+    Arriving(TensorId, Arc<PendingFetch>),
 }
 
 /// Makes one tensor that no caller uses leave memory. Returns None if there is none, or no tier has room for any.
 fn evict_one(inner: &EngineInner, ledger: &mut Ledger) -> Option<Evicted> {
     let is_planned = !matches!(ledger.course, Course::Measured(_));
     for id in ledger.idle() {
-        let evicted = match &ledger.held[&id] {
-            HeldTensor { arrival: Some(arrival), .. } => return Some(Evicted::Arriving(id, Arc::clone(arrival))),
-            HeldTensor { stored: Some(_), .. } => Evicted::Freed,
+        let evicted = match &ledger.tensors[&id].place {
+            Place::Arriving { arrival, .. } => return Some(Evicted::Arriving(id, Arc::clone(arrival))),
+            Place::InMemory { spilled: Some(_), .. } => Evicted::Freed,
             _ => Evicted::Spilling,
         };
         if let Err(error) = inner.spill(ledger, id, 0) {
@@ -204,7 +203,7 @@ fn evict_one(inner: &EngineInner, ledger: &mut Ledger) -> Option<Evicted> {
             return None;
         }
         // The tensor stays if no tier has room for it. A smaller one may still fit.
-        if ledger.held[&id].storage.is_none() {
+        if matches!(ledger.tensors[&id].place, Place::Spilled(_)) {
             ledger.report.unplanned += u64::from(is_planned);
             return Some(evicted);
         }
@@ -226,5 +225,5 @@ fn too_small_so_far(inner: &EngineInner, ledger: &Ledger) -> Option<OffloadError
         }
     };
     let budget_bytes = ledger.budget_bytes?;
-    Some(OffloadError::TooSmallSoFar { budget_bytes, held_bytes: inner.held_bytes() + ledger.aside_bytes, when })
+    Some(OffloadError::TooSmallSoFar { budget_bytes, held_bytes: inner.allocated_bytes() + ledger.aside_bytes, when })
 }

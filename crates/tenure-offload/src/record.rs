@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tenure_tier::Disk;
 
 use crate::engine::Engine;
-use crate::notes::{SavedRecord, since};
+use crate::report::{SavedRecord, since};
 
 /// The record of one step.
 #[derive(Clone, Debug, Default, PartialEq)]

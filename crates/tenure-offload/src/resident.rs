@@ -6,7 +6,7 @@ use tenure_device::Stream;
 
 use crate::engine::Engine;
 use crate::error::OffloadError;
-use crate::held::{HeldInputs, HeldTensor, SavedHandle};
+use crate::place::{OffloadTensor, Place, SavedHandle};
 use crate::profiled::StepEvent;
 use crate::reclaim;
 
@@ -35,7 +35,7 @@ impl Engine {
         name: impl Into<String>,
     ) -> Result<Resident, OffloadError> {
         let Some(allocator) = storage.allocator().cloned() else { panic!("a resident's storage has an allocator") };
-        let held = HeldTensor {
+        let tensor = OffloadTensor {
             name: name.into(),
             bytes: storage.bytes() as u64,
             tag: Tag::OptimizerState,
@@ -43,19 +43,15 @@ impl Engine {
             allocator,
             stream: stream.cloned(),
             source: None,
-            storage: Some(storage),
-            arrival: None,
-            stored: None,
-            is_lent: false,
             recompute: None,
-            inputs: HeldInputs::default(),
+            place: Place::in_memory(storage),
         };
         self.forget();
         let mut ledger = self.inner.ledger.lock();
-        let id = ledger.add(held);
+        let id = ledger.add(tensor);
         ledger.residents.push(id);
         drop(ledger);
-        let resident = Resident { saved: SavedHandle { keeper: self.inner.clone(), id } };
+        let resident = Resident { saved: SavedHandle { owner: self.inner.clone(), id } };
         let allocated = self.inner.memory.statistics().all.allocated_bytes.current;
         let limit = self.inner.ledger.lock().limit_bytes();
         if limit.is_some_and(|limit| allocated > limit) {
@@ -75,10 +71,10 @@ impl Engine {
         let id = resident.saved.id;
         inner.handle_event(StepEvent::Lend { id }, stream)?;
         let storage = inner.bring_back(id, stream)?;
-        if let Some(held) = inner.ledger.lock().held.get_mut(&id) {
-            // The caller is about to overwrite the bytes, so the stored copy becomes outdated.
-            held.release_stored_source();
-            (held.storage, held.stored, held.is_lent) = (None, None, true);
+        if let Some(tensor) = inner.ledger.lock().tensors.get_mut(&id) {
+            // The caller is about to overwrite the bytes, so spilled bytes become outdated.
+            tensor.release_spill_source();
+            tensor.place = Place::Lent;
         }
         inner.begin_interval(stream)?;
         Ok(storage)
@@ -96,8 +92,8 @@ impl Engine {
     ) -> Result<(), OffloadError> {
         let inner = &self.inner;
         let id = resident.saved.id;
-        if let Some(held) = inner.ledger.lock().held.get_mut(&id) {
-            (held.storage, held.is_lent) = (Some(storage), false);
+        if let Some(tensor) = inner.ledger.lock().tensors.get_mut(&id) {
+            tensor.place = Place::in_memory(storage);
         }
         inner.handle_event(StepEvent::GiveBack { id }, stream)?;
         inner.begin_interval(stream)

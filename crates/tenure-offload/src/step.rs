@@ -11,17 +11,16 @@ use tenure_tier::Urgency;
 use crate::clock::{IntervalClock, LEAD};
 use crate::course::Course;
 use crate::error::OffloadError;
-use crate::identity::HeldId;
+use crate::identity::{Pass, Signature, TensorId};
 use crate::inner::EngineInner;
 use crate::ledger::Ledger;
+use crate::machine::Peak;
 use crate::measured::Measured;
-use crate::memory::Peak;
+use crate::place::SavedBytesId;
 use crate::profiled::StepEvent;
 use crate::reclaim;
-use crate::recompute::SavedBytesId;
 use crate::report::StepReport;
 use crate::schedule::OffloadAction;
-use crate::signature::{Pass, Signature};
 
 /// A step that is under way. If it is dropped before it is [finished](Self::finish), its measurements are lost.
 #[must_use = "it holds for as long as it lives"]
@@ -88,18 +87,18 @@ impl EngineInner {
     fn measured(&self, pass: Pass) -> Course {
         let clock = IntervalClock::with_host_time(Arc::clone(&self.host_time.lock()));
         let ledger = self.ledger.lock();
-        let residents = ledger.residents.iter().map(|id| (*id, &ledger.held[id]));
-        Course::Measured(Box::new(Measured::new(pass, residents, clock, self.held_bytes())))
+        let residents = ledger.residents.iter().map(|id| (*id, &ledger.tensors[id]));
+        Course::Measured(Box::new(Measured::new(pass, residents, clock, self.allocated_bytes())))
     }
 
     /// Returns the course of a step with this signature, within the budget.
     pub(crate) fn course(self: &Arc<Self>, signature: Signature) -> Result<Course, OffloadError> {
-        let held_bytes = self.held_bytes();
+        let allocated_bytes = self.allocated_bytes();
         // The allocated bytes change a little from step to step, and with the batch.
-        let least_held_bytes = (held_bytes - held_bytes / 16).saturating_sub(signature.input_bytes);
+        let least_allocated_bytes = (allocated_bytes - allocated_bytes / 16).saturating_sub(signature.input_bytes);
         let (cached, budget_bytes) = {
             let mut ledger = self.ledger.lock();
-            (ledger.steps.look_up(signature, least_held_bytes), ledger.budget_bytes)
+            (ledger.steps.look_up(signature, least_allocated_bytes), ledger.budget_bytes)
         };
         let Some(cached) = cached else { return Ok(self.measured(Pass::Budgeted)) };
         let planned = match self.planned(&cached, budget_bytes.unwrap_or(u64::MAX)) {
@@ -144,7 +143,7 @@ impl EngineInner {
     pub(crate) fn take_actions<'a>(
         &'a self,
         mut ledger: MutexGuard<'a, Ledger>,
-        actions: Vec<(HeldId, OffloadAction)>,
+        actions: Vec<(TensorId, OffloadAction)>,
     ) -> Result<(), OffloadError> {
         let (fetches, evictions): (Vec<_>, Vec<_>) =
             actions.into_iter().partition(|(_, action)| *action == OffloadAction::Fetch);
@@ -173,7 +172,7 @@ impl EngineInner {
 
     /// Spills a tensor that was just saved, and waits for it, if [`Engine::move_all`](crate::Engine::move_all) asks for
     /// that.
-    pub(crate) fn spill_if_all_move(&self, id: HeldId) -> Result<(), OffloadError> {
+    pub(crate) fn spill_if_all_move(&self, id: TensorId) -> Result<(), OffloadError> {
         let mut ledger = self.ledger.lock();
         let is_measured = matches!(&ledger.course, Course::Measured(measured) if measured.pass == Pass::Budgeted);
         if !is_measured || !self.moves_all.load(Ordering::Relaxed) {
@@ -202,7 +201,7 @@ impl EngineInner {
                 drop(ledger);
                 let Peak { allocated_bytes, reserved_bytes } = measured.peak;
                 (report.peak_bytes, report.reserved_bytes) = (Some(allocated_bytes), Some(reserved_bytes));
-                let held_bytes = measured.held_bytes;
+                let allocated_bytes = measured.allocated_bytes;
                 let pass = measured.pass;
                 let mut profiled = measured.finish()?;
                 let mut ledger = self.ledger.lock();
@@ -212,7 +211,7 @@ impl EngineInner {
                     profiled.profile.limit(budget_bytes.saturating_sub(taken_bytes));
                 }
                 let plain_bytes = profiled.profile.plain_bytes();
-                ledger.peaks.record(signature, plain_bytes.saturating_sub(held_bytes));
+                ledger.peaks.record(signature, plain_bytes.saturating_sub(allocated_bytes));
                 ledger.steps.insert(signature, Arc::new(profiled));
             }
             Course::Planned { profiled, planned, events, clock, .. } if profiled.events.len() <= events => {
@@ -226,10 +225,10 @@ impl EngineInner {
                     ledger.steps.update(signature, Arc::new(profiled.timed(&clock.finish()?)));
                 }
             }
-            Course::Unwatched { held_bytes } => {
+            Course::Unwatched { allocated_bytes } => {
                 report.is_planned = true;
                 let peak_bytes = self.memory.take_peak().allocated_bytes;
-                ledger.peaks.record(signature, peak_bytes.saturating_sub(held_bytes));
+                ledger.peaks.record(signature, peak_bytes.saturating_sub(allocated_bytes));
             }
             // The step did not do what was measured.
             Course::Planned { .. } | Course::Free => ledger.steps.remove_unlike(signature),

@@ -9,27 +9,27 @@ use tenure_tier::codec::{Choice, Coding};
 use tenure_tier::{MovableBytes, Urgency};
 
 use crate::error::OffloadError;
-use crate::identity::HeldId;
+use crate::identity::TensorId;
 use crate::inner::EngineInner;
 use crate::ledger::Ledger;
-use crate::memory::Memory;
-use crate::recompute::SavedBytesId;
+use crate::machine::Memory;
+use crate::place::{OffloadTensor, Place, SavedBytesId};
 
 impl EngineInner {
     /// Drops a tensor's bytes, to be recomputed when they are needed. Returns `false`, and the bytes stay, if they
     /// cannot be recomputed or are in transit. The storage is freed with no lock held.
-    pub(crate) fn drop_bytes(&self, id: HeldId) -> bool {
+    pub(crate) fn drop_bytes(&self, id: TensorId) -> bool {
         let (recompute, making) = {
             let ledger = self.ledger.lock();
-            let recompute = ledger.held.get(&id).and_then(|held| held.recompute.clone());
+            let recompute = ledger.tensors.get(&id).and_then(|tensor| tensor.recompute.clone());
             let making = ledger.index(id).and_then(|index| ledger.course.making(index));
             let (Some(recompute), Some(making)) = (recompute, making) else { return false };
             (recompute, making)
         };
         let saved = |id| self.ledger.lock().find(id);
-        let Some(inputs) = making.hold(&*recompute, saved) else { return false };
+        let Some(inputs) = making.find_inputs(&*recompute, saved) else { return false };
         let mut ledger = self.ledger.lock();
-        let dropped = ledger.held.get_mut(&id).map(|held| held.drop_bytes(inputs));
+        let dropped = ledger.tensors.get_mut(&id).map(|tensor| tensor.drop_bytes(inputs));
         let is_dropped = dropped.as_ref().is_some_and(Result::is_ok);
         if is_dropped {
             ledger.note(id, |record, now_us| record.dropped_us = Some(now_us));
@@ -51,56 +51,49 @@ impl EngineInner {
 
     /// Begins to spill a tensor over link `link`, or over the next slower one whose tier has room. The tensor stays in
     /// memory if no tier has. The engine releases the storage at once; the mover keeps it until it has been copied.
-    pub(crate) fn spill(&self, ledger: &mut Ledger, id: HeldId, link: usize) -> Result<(), OffloadError> {
+    pub(crate) fn spill(&self, ledger: &mut Ledger, id: TensorId, link: usize) -> Result<(), OffloadError> {
         let choice = ledger.codec_of(id);
         // Removing a spill drops its handle, which may free room on the tier.
         ledger.remove_released_spills();
-        let Ledger { held, report, spills, no_room, .. } = ledger;
-        let Some(held) = held.get_mut(&id).filter(|held| held.arrival.is_none()) else { return Ok(()) };
-        let Some(storage) = held.storage.take() else { return Ok(()) };
-        if held.stored.is_some() {
+        let Ledger { tensors, report, spills, no_room, .. } = ledger;
+        let Some(tensor) = tensors.get_mut(&id) else { return Ok(()) };
+        let Place::InMemory { storage, spilled } = &mut tensor.place else { return Ok(()) };
+        if let Some(spilled) = spilled.take() {
+            tensor.place = Place::Spilled(spilled);
             return Ok(());
         }
         for (_, destination) in self.options.links.iter().skip(link) {
             // SAFETY: a front end refuses to use saved bytes after they are written to, so bytes that were read during
             // such a write are not used either. A device's bytes are read in the order of its stream.
-            let source = unsafe { MovableBytes::of(&storage, held.stream.as_ref()) };
-            let coding = Coding { choice, dtype: held.dtype, is_beside: self.memory.device().is_some() };
-            match self.mover.store_encoded(&held.name, source, *destination, coding) {
-                Ok(stored) => {
-                    report.spilled_bytes += held.bytes;
-                    spills.push_back((id, stored.clone()));
-                    held.stored = Some(stored);
+            let source = unsafe { MovableBytes::of(storage, tensor.stream.as_ref()) };
+            let coding = Coding { choice, dtype: tensor.dtype, is_beside: self.memory.device().is_some() };
+            match self.mover.store_encoded(&tensor.name, source, *destination, coding) {
+                Ok(spilled) => {
+                    report.spilled_bytes += tensor.bytes;
+                    spills.push_back((id, spilled.clone()));
+                    tensor.place = Place::Spilled(spilled);
                     ledger.note(id, |record, now_us| record.spilled = Some((now_us, *destination)));
                     return Ok(());
                 }
                 Err(error) if error.is_no_room() => *no_room = Some(error.into()),
-                Err(error) => {
-                    held.storage = Some(storage);
-                    return Err(error.into());
-                }
+                Err(error) => return Err(error.into()),
             }
         }
-        held.storage = Some(storage);
         Ok(())
     }
 
     /// Begins to fetch a spilled tensor, if it is not in memory.
-    pub(crate) fn fetch(&self, id: HeldId, urgency: Urgency) -> Result<(), OffloadError> {
+    pub(crate) fn fetch(&self, id: TensorId, urgency: Urgency) -> Result<(), OffloadError> {
         let (name, bytes, tag, allocator, stream) = {
+            let _former;
             let mut ledger = self.ledger.lock();
-            let Some(held) = ledger.held.get_mut(&id) else { return Ok(()) };
-            if held.storage.is_some() {
-                return Ok(());
+            let Some(tensor) = ledger.tensors.get_mut(&id) else { return Ok(()) };
+            _former = tensor.return_to_source();
+            let OffloadTensor { name, bytes, tag, allocator, stream, place, .. } = &*tensor;
+            match place {
+                Place::Spilled(_) => (name.clone(), *bytes, *tag, Arc::clone(allocator), stream.clone()),
+                Place::InMemory { .. } | Place::Arriving { .. } | Place::Dropped(_) | Place::Lent => return Ok(()),
             }
-            if let Some(source) = held.live_source() {
-                held.storage = Some(source);
-                return Ok(());
-            }
-            if held.stored.is_none() {
-                return Ok(());
-            }
-            (held.name.clone(), held.bytes, held.tag, Arc::clone(&held.allocator), held.stream.clone())
         };
         // The ledger is unlocked, since the allocation may have to make room.
         let storage = {
@@ -109,14 +102,14 @@ impl EngineInner {
             Storage::new(bytes as usize, allocator).map_err(|source| OffloadError::Back { name, source })?
         };
         let mut ledger = self.ledger.lock();
-        let Ledger { held, report, .. } = &mut *ledger;
-        let Some(held) = held.get_mut(&id) else { return Ok(()) };
-        let (Some(stored), None) = (&held.stored, &held.storage) else { return Ok(()) };
+        let Ledger { tensors, report, .. } = &mut *ledger;
+        let Some(tensor) = tensors.get_mut(&id) else { return Ok(()) };
+        let Place::Spilled(spilled) = &tensor.place else { return Ok(()) };
         // SAFETY: the storage is fresh, and the engine hands it out only after the bytes have arrived.
-        let target = unsafe { MovableBytes::of(&storage, held.stream.as_ref()) };
-        held.arrival = Some(Arc::new(self.mover.fetch(stored, target, urgency)?));
-        let encoded = Some(stored.encoded()).filter(|encoded| encoded.raw_bytes as u64 == bytes);
-        held.storage = Some(storage);
+        let target = unsafe { MovableBytes::of(&storage, tensor.stream.as_ref()) };
+        let arrival = Arc::new(self.mover.fetch(spilled, target, urgency)?);
+        let encoded = Some(spilled.encoded()).filter(|encoded| encoded.raw_bytes as u64 == bytes);
+        tensor.place = Place::Arriving { storage, arrival, spilled: spilled.clone() };
         report.fetched_bytes += bytes;
         ledger.note(id, |record, now_us| (record.fetched_us, record.encoded) = (Some(now_us), encoded));
         Ok(())
@@ -124,45 +117,57 @@ impl EngineInner {
 
     /// Brings a tensor's bytes to memory: fetches or recomputes them if necessary. Returns the storage, ready for the
     /// work that is queued on `stream` next, or for the host.
-    pub(crate) fn bring_back(&self, id: HeldId, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
+    pub(crate) fn bring_back(&self, id: TensorId, stream: Option<&Stream>) -> Result<Storage, OffloadError> {
         loop {
-            let (storage, arrival, home, is_dropped) = {
-                let ledger = self.ledger.lock();
-                let Some(held) = ledger.held.get(&id) else { unreachable!("what is saved is held") };
-                let is_dropped = held.stored.is_none() && held.live_source().is_none();
-                (held.storage.clone(), held.arrival.clone(), held.stream.clone(), is_dropped)
+            let _former;
+            let mut ledger = self.ledger.lock();
+            let Some(tensor) = ledger.tensors.get_mut(&id) else {
+                unreachable!("a tensor lives as long as its handle")
             };
-            let Some(storage) = storage else {
-                if is_dropped {
-                    self.recompute(id, stream)?;
-                } else {
+            _former = tensor.return_to_source();
+            match &tensor.place {
+                Place::InMemory { storage, .. } => return Ok(storage.clone()),
+                Place::Arriving { storage, arrival, .. } => {
+                    let storage = storage.clone();
+                    let arrival = Arc::clone(arrival);
+                    let home = tensor.stream.clone();
+                    drop(ledger);
+                    let since = Instant::now();
+                    self.stalled(|| stream.map_or_else(|| arrival.wait(), |stream| arrival.lead_to(stream)))?;
+                    let stalled_us = since.elapsed().as_micros() as u64;
+                    self.ledger.lock().note(id, |record, _| record.stalled_us += stalled_us);
+                    // Other streams still have to wait for the fetch.
+                    if stream.is_none() || stream == home.as_ref() {
+                        self.end_arrival(id);
+                    }
+                    return Ok(storage);
+                }
+                Place::Spilled(_) => {
+                    drop(ledger);
                     self.fetch(id, Urgency::Now)?;
                 }
-                continue;
-            };
-            if let Some(arrival) = arrival {
-                let since = Instant::now();
-                self.stalled(|| stream.map_or_else(|| arrival.wait(), |stream| arrival.lead_to(stream)))?;
-                let stalled_us = since.elapsed().as_micros() as u64;
-                self.ledger.lock().note(id, |record, _| record.stalled_us += stalled_us);
-                // Other streams still have to wait for the fetch.
-                if stream.is_none() || stream == home.as_ref() {
-                    self.clear_arrival(id);
+                Place::Dropped(_) => {
+                    drop(ledger);
+                    self.recompute(id, stream)?;
+                }
+                Place::Lent => {
+                    let name = tensor.name.clone();
+                    return Err(OffloadError::Again { name, reason: "a caller has borrowed it".into() });
                 }
             }
-            return Ok(storage);
         }
     }
 
     /// Recomputes a tensor whose bytes were dropped.
-    fn recompute(&self, id: HeldId, stream: Option<&Stream>) -> Result<(), OffloadError> {
+    fn recompute(&self, id: TensorId, stream: Option<&Stream>) -> Result<(), OffloadError> {
         let (name, bytes, home, recompute) = {
             let ledger = self.ledger.lock();
-            let Some(held) = ledger.held.get(&id) else { return Ok(()) };
-            (held.name.clone(), held.bytes, held.stream.clone(), held.recompute.clone())
+            let Some(tensor) = ledger.tensors.get(&id) else { return Ok(()) };
+            (tensor.name.clone(), tensor.bytes, tensor.stream.clone(), tensor.recompute.clone())
         };
-        let failure = |reason: String| OffloadError::Again { name, reason };
-        let Some(recompute) = recompute else { return Err(failure("there is no recipe for it".into())) };
+        let Some(recompute) = recompute else {
+            return Err(OffloadError::Again { name, reason: "the front end gave no recipe for it".into() });
+        };
         let storage = {
             let _purpose = Purpose::enter(Tag::Activation, KeyId::NONE);
             let _stream = home.as_ref().map(StreamGuard::new);
@@ -171,7 +176,7 @@ impl EngineInner {
                     let saved = self.ledger.lock().find(id);
                     saved.map(|saved| self.bring_back(saved.id, home.as_ref())).transpose()
                 })
-                .map_err(|error| failure(error.to_string()))?
+                .map_err(|error| OffloadError::Again { name, reason: error.to_string() })?
         };
         if let (Some(home), Some(stream)) = (&home, stream)
             && home != stream
@@ -183,19 +188,16 @@ impl EngineInner {
         ledger.report.recomputed += Duration::from_nanos(time_ns.unwrap_or(0));
         ledger.report.recomputed_bytes += bytes;
         ledger.note(id, |record, now_us| record.recomputed_us = Some(now_us));
-        let inputs = ledger.held.get_mut(&id).map(|held| {
-            held.storage.get_or_insert(storage);
-            std::mem::take(&mut held.inputs)
-        });
+        let former = ledger.tensors.get_mut(&id).map(|tensor| tensor.end_recompute(storage));
         drop(ledger);
-        drop(inputs);
+        drop(former);
         Ok(())
     }
 
     /// Records that a tensor's fetch needs no more waiting, on its own stream or on the host.
-    pub(crate) fn clear_arrival(&self, id: HeldId) {
-        if let Some(held) = self.ledger.lock().held.get_mut(&id) {
-            held.arrival = None;
+    pub(crate) fn end_arrival(&self, id: TensorId) {
+        if let Some(tensor) = self.ledger.lock().tensors.get_mut(&id) {
+            tensor.end_arrival();
         }
     }
 }
