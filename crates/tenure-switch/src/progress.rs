@@ -61,11 +61,17 @@ struct ProgressState {
 
 #[derive(Clone, Copy, Default)]
 struct GroupProgress {
-    /// Whether the group is loaded.
-    is_there: bool,
-    /// Whether the group's loading is over, with or without success.
-    is_over: bool,
+    loading: Loading,
     used: Option<FirstUse>,
+}
+
+/// The loading of a group.
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Loading {
+    #[default]
+    Pending,
+    Done,
+    Failed,
 }
 
 /// A group of an image: the storage of its bytes waits for it before they are used.
@@ -90,11 +96,11 @@ impl Progress {
     pub(crate) fn arrived(&self, group: usize, result: Result<(), SwitchError>) {
         let mut state = self.state.lock();
         let is_there = result.is_ok();
-        state.groups[group] = GroupProgress { is_there, is_over: true, ..state.groups[group] };
+        state.groups[group].loading = if is_there { Loading::Done } else { Loading::Failed };
         if let Err(error) = result {
             state.error.get_or_insert(error);
         }
-        if state.groups.iter().all(|group| group.is_there) {
+        if state.groups.iter().all(|group| group.loading == Loading::Done) {
             state.took = Some(self.begun.elapsed());
         }
         state.watches.iter_mut().for_each(|watch| watch(&[Arrived { group, is_there }]));
@@ -112,7 +118,7 @@ impl Progress {
     /// Waits until a group has arrived.
     pub(crate) fn wait(&self, group: usize) -> Result<(), SwitchError> {
         let mut state = self.state.lock();
-        while !state.groups[group].is_there {
+        while state.groups[group].loading != Loading::Done {
             if let Some(error) = &state.error {
                 return Err(error.clone());
             }
@@ -132,9 +138,8 @@ impl Progress {
     /// Calls `watch` for the groups whose loading is over, and later for each other one.
     pub(crate) fn watch(&self, mut watch: impl FnMut(&[Arrived]) + Send + 'static) {
         let mut state = self.state.lock();
-        let over = state.groups.iter().enumerate().filter(|(_, group)| group.is_over);
-        let over: Vec<_> =
-            over.map(|(group, GroupProgress { is_there, .. })| Arrived { group, is_there: *is_there }).collect();
+        let over = state.groups.iter().enumerate().filter(|(_, group)| group.loading != Loading::Pending);
+        let over: Vec<_> = over.map(|(group, of)| Arrived { group, is_there: of.loading == Loading::Done }).collect();
         if !over.is_empty() {
             watch(&over);
         }
@@ -173,7 +178,7 @@ impl Progress {
 impl ProgressState {
     /// Returns the outcome of the loading, once it is over.
     fn outcome(&self) -> Option<Result<Duration, SwitchError>> {
-        let is_over = self.groups.iter().all(|group| group.is_over);
+        let is_over = self.groups.iter().all(|group| group.loading != Loading::Pending);
         is_over.then(|| self.error.clone().map_or(Ok(self.took.unwrap_or_default()), Err))
     }
 }
@@ -192,7 +197,7 @@ impl Arrival for ImageGroup {
         }
         let at = Instant::now();
         let mut state = self.progress.state.lock();
-        while !state.groups[self.group].is_over {
+        while state.groups[self.group].loading == Loading::Pending {
             self.progress.changed.wait(&mut state);
             self.progress.unwind_if_stopped();
         }

@@ -96,14 +96,52 @@ pub struct Model {
 /// The chunks that a model has on the device, and the work that uses them.
 pub(crate) struct Residence {
     pub(crate) window: ModelWindow,
-    /// A mark on the copy stream after the last copies to the model.
-    copied: Option<Mark>,
+    copies: LastCopies,
     /// A mark after the last work that computes with the model.
     pub(crate) used: Option<Mark>,
-    /// Events before and after the last copies.
-    timed: Option<[Event; 2]>,
     /// The number of other processes to which it is lent. A borrowed model counts as lent to this process.
     pub(crate) lent: usize,
+}
+
+/// The last copies to a model.
+enum LastCopies {
+    /// There were none yet.
+    None,
+    /// They are over: no mark could be made after them, so the host waited for them.
+    Over { times: CopyTimes },
+    /// They are queued, and `mark` is after them on the copy stream.
+    Queued { mark: Mark, times: CopyTimes },
+}
+
+impl LastCopies {
+    /// Returns a mark after the copies, unless they are over.
+    fn mark(&self) -> Option<Mark> {
+        match self {
+            Self::None | Self::Over { .. } => None,
+            Self::Queued { mark, .. } => Some(*mark),
+        }
+    }
+
+    /// Returns the times of the copies, if they were made.
+    fn times(&self) -> Option<&CopyTimes> {
+        match self {
+            Self::None => None,
+            Self::Over { times } | Self::Queued { times, .. } => Some(times).filter(|times| times.ended.id().is_some()),
+        }
+    }
+}
+
+/// Events before the first and after the last copy of a load.
+struct CopyTimes {
+    begun: Event,
+    ended: Event,
+}
+
+impl CopyTimes {
+    fn new(memory: &DeviceMemory) -> Self {
+        let event = || Event::new(Arc::clone(memory.driver()), EventKind::Timing);
+        Self { begun: event(), ended: event() }
+    }
 }
 
 /// The copies that a load made.
@@ -149,7 +187,7 @@ impl Switch {
         let shared = Arc::clone(&self.shared);
         let manifest = Arc::clone(manifest);
         let address = window.address;
-        let residence = Mutex::new(Residence { window, copied: None, used: None, timed: None, lent: 0 });
+        let residence = Mutex::new(Residence { window, copies: LastCopies::None, used: None, lent: 0 });
         Ok(Model { shared, manifest, address, gates: Mutex::new(gates), runs: Runs::default(), residence })
     }
 
@@ -338,23 +376,26 @@ impl Model {
             state.pool.take(&residence.window, &missing)?
         };
         let mut taken = taken.into_iter().peekable();
-        let event = || Event::new(Arc::clone(self.shared.memory.driver()), EventKind::Timing);
-        residence.timed = Some([event(), event()]);
-        let result = self.map_and_copy(image, groups, &missing, &mut taken, &mut residence, &mut gates);
+        let mut times = CopyTimes::new(self.shared.memory);
+        let window = &mut residence.window;
+        let result = self.map_and_copy(image, groups, &missing, &mut taken, window, &mut times, &mut gates);
         let mut state = self.shared.state.lock();
         // The mark also covers copies that are already under way.
         let marked = match self.shared.memory.backing().record(self.shared.copies.id()) {
             Ok(mark) => {
-                residence.copied = Some(mark);
+                residence.copies = LastCopies::Queued { mark, times };
                 state.sources.push((mark, Arc::clone(image)));
                 Ok(())
             }
             // If no mark can be made, the copies are waited for.
-            Err(_) => self.shared.memory.driver().synchronize_stream(self.shared.copies.id()),
+            Err(_) => {
+                residence.copies = LastCopies::Over { times };
+                self.shared.memory.driver().synchronize_stream(self.shared.copies.id())
+            }
         };
         let loaded = result.and_then(|loaded| Ok(marked.map(|()| loaded)?)).inspect_err(|_| {
-            let Residence { window, copied, used, .. } = &mut *residence;
-            missing.iter().for_each(|slot| state.pool.release(window, *slot, *copied, *used));
+            let Residence { window, copies, used, .. } = &mut *residence;
+            missing.iter().for_each(|slot| state.pool.release(window, *slot, copies.mark(), *used));
             state.pool.give_back(taken);
         })?;
         state.statistics.loads += 1;
@@ -370,11 +411,11 @@ impl Model {
         groups: &[Range<u64>],
         missing: &[usize],
         taken: &mut Peekable<impl Iterator<Item = FreeChunk>>,
-        residence: &mut Residence,
+        window: &mut ModelWindow,
+        times: &mut CopyTimes,
         gates: &mut [GroupGate],
     ) -> Result<Loaded, SwitchError> {
         let SwitchShared { memory, copies, chunk_bytes, .. } = &*self.shared;
-        let Residence { window, timed, .. } = residence;
         let mut loaded = Loaded::default();
         let mut slots = missing.iter().copied().peekable();
         let mut piece_chunks = 1;
@@ -392,8 +433,8 @@ impl Model {
                     let source = image.wait(index)?.wrapping_add((run.start - group.start) as usize);
                     let bytes = run.end - run.start;
                     let target = self.address + run.start;
-                    if let Some([begun, _]) = timed.as_mut().filter(|_| loaded.copies == 0) {
-                        begun.record(copies)?;
+                    if loaded.copies == 0 {
+                        times.begun.record(copies)?;
                     }
                     // SAFETY: the group is there, and no thread writes it; the image is kept until the device has
                     // passed a mark after the copy.
@@ -410,7 +451,7 @@ impl Model {
                 gates[index].record(copies)?;
             }
         }
-        timed.as_mut().map_or(Ok(()), |[_, ended]| ended.record(copies))?;
+        times.ended.record(copies)?;
         Ok(loaded)
     }
 
@@ -421,9 +462,7 @@ impl Model {
     /// A driver call failed.
     pub fn copy_time(&self) -> Result<Option<Duration>, SwitchError> {
         let residence = self.residence.lock();
-        let Some([begun, ended]) = residence.timed.as_ref().filter(|timed| timed[1].id().is_some()) else {
-            return Ok(None);
-        };
+        let Some(CopyTimes { begun, ended }) = residence.copies.times() else { return Ok(None) };
         ended.synchronize()?;
         Ok(Some(Duration::from_secs_f64(begun.elapsed_us(ended)? / 1e6)))
     }
@@ -433,7 +472,7 @@ impl Model {
     /// # Errors
     /// A driver call failed.
     pub fn settle(&self) -> Result<(), SwitchError> {
-        let copied = self.residence.lock().copied;
+        let copied = self.residence.lock().copies.mark();
         Ok(copied.map_or(Ok(()), |copied| self.shared.memory.backing().synchronize(copied))?)
     }
 
@@ -468,10 +507,10 @@ impl Model {
             return 0;
         }
         let mut state = self.shared.state.lock();
-        let Residence { window, copied, used, .. } = &mut *residence;
+        let Residence { window, copies, used, .. } = &mut *residence;
         let resident = (0..window.chunks.len()).rev().filter(|slot| window.chunks[*slot].is_some());
         let leaving: Vec<usize> = resident.take(chunks).collect();
-        leaving.iter().for_each(|slot| state.pool.release(window, *slot, *copied, *used));
+        leaving.iter().for_each(|slot| state.pool.release(window, *slot, copies.mark(), *used));
         let bytes = leaving.len() as u64 * self.shared.chunk_bytes;
         state.statistics.evicted_bytes += bytes;
         bytes
@@ -493,7 +532,7 @@ impl Model {
             return Err(SwitchError::NotWhole { model: self.manifest.name().into(), missing });
         }
         residence.lent += 1;
-        Ok((chunks, residence.copied))
+        Ok((chunks, residence.copies.mark()))
     }
 
     /// Undoes one [`protect`](Self::protect).
