@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_something_is_asked_for_since_the_operation_before() {
+    fn operations_are_watched_from_the_interval_of_the_one_before() {
         let mut profiled = measured().finish().unwrap();
         let at = |interval| OperationAt { interval, number: 0 };
         let making = |interval| Some(Arc::new(Making { operations: vec![at(interval)], ..Making::default() }));

@@ -146,7 +146,7 @@ proptest! {
 }
 
 #[test]
-fn what_came_back_makes_room_in_pinned_memory_for_the_next_step() {
+fn fetched_tensors_free_pinned_memory_for_the_next_step() {
     let device = device(2);
     let engine = engine(device, 80 * MIB);
     let layers = vec![Layer { mib: 4, held: 0, is_needed_twice: false }; 12];

@@ -18,7 +18,7 @@ fn memory() -> FnMemory {
 }
 
 #[test]
-fn what_stays_is_low_and_what_is_offloaded_is_high() {
+fn weights_are_low_and_offloaded_tensors_are_high() {
     let memory = memory();
     let [first, second] = [memory.device_malloc(BLOCK).unwrap(), memory.device_malloc(1).unwrap()];
     let [high, below] = [memory.device_malloc_reverse(BLOCK).unwrap(), memory.device_malloc_reverse(BLOCK).unwrap()];

@@ -150,7 +150,7 @@ fn steps_keep_to_the_budget_and_what_comes_back_is_what_went() {
 
 /// The spill that an allocation would wait for may end just when the allocation looks for it.
 #[test]
-fn what_goes_while_room_is_looked_for_has_made_some() {
+fn a_spill_that_ends_during_the_search_for_room_makes_room() {
     let _one = ONE.lock();
     let engine = engine(4 * BYTES, 64 * MIB);
     let one = |bytes, other_bytes| {
@@ -358,7 +358,7 @@ fn operations_are_told_of_that_a_plan_repeats_and_no_others() {
 
 /// An input that was there at the end of the measured step may be released earlier in later steps.
 #[test]
-fn what_is_given_up_holds_what_it_is_made_of() {
+fn a_dropped_tensor_keeps_its_inputs() {
     let _one = ONE.lock();
     let engine = engine((LAYERS + 2) * BYTES / 2, 256 * MIB);
     let take = |until_given_up: bool, until_needed: bool| {
@@ -594,7 +594,7 @@ fn a_disk_that_is_too_small_for_what_must_go_is_refused_by_the_plan_though_it_ge
 }
 
 #[test]
-fn what_goes_to_disk_gets_smaller_and_is_the_same_unless_something_lossy_was_asked_for() {
+fn codecs_shrink_spilled_bytes_and_only_lossy_ones_change_them() {
     let _one = ONE.lock();
     for name in ["zeros", "planes", "auto", "fp16", "csr-fp16"] {
         let choice: Choice = name.parse().unwrap();

@@ -78,7 +78,7 @@ fn most_bytes(profile: &Profile, schedule: &Schedule) -> u64 {
 }
 
 #[test]
-fn what_fits_is_kept() {
+fn tensors_that_fit_stay_in_memory() {
     let profile = layers(8);
     let problem = profile.problem("layers", &machine(400 * MIB)).unwrap();
     assert_eq!(problem.backward(), Some(17));
@@ -89,7 +89,7 @@ fn what_fits_is_kept() {
 }
 
 #[test]
-fn what_does_not_fit_is_spilled_or_computed_again_and_costs_little() {
+fn tensors_that_do_not_fit_leave_at_little_cost() {
     let profile = layers(8);
     let problem = profile.problem("layers", &machine(200 * MIB)).unwrap();
     let plan = plan(&problem);

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_told_and_tried_again() {
+    fn an_image_that_cannot_be_read_is_reported_and_tried_again() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("weights");
         let contents = vec![5; 2 << 20];

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_come_is_not_waited_for_and_what_is_stopped_unwinds() {
+    fn failed_groups_are_not_waited_for_and_stopped_threads_unwind() {
         let (_, mapped) = mapped();
         mapped.arrived(Arrived { group: 0, is_there: false });
         first(&mapped.storage(0));

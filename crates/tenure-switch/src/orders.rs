@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_order_of_the_model_is_not_found() {
+    fn an_order_of_another_model_is_not_found() {
         let folder = tempfile::tempdir().unwrap();
         let orders = Orders::new(folder.path());
         for (tensors, ends, tables) in [

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_in_turn_has_the_same_rate_all_the_time() {
+    fn models_used_in_turn_have_a_constant_rate() {
         let mut rate = Rate::new(seconds(60));
         (0..=50).step_by(10).for_each(|at| rate.used(2, seconds(at)));
         for at in [50, 55, 60] {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_any_more_is_forgotten() {
+    fn the_rate_of_an_unused_model_decays() {
         let mut rate = Rate::new(seconds(60));
         (0..10).for_each(|at| rate.used(1, seconds(at)));
         let then = rate.per_second(seconds(9));

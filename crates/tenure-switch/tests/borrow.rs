@@ -155,7 +155,7 @@ fn a_graph_is_right_each_time_that_its_model_is_borrowed() {
 }
 
 #[test]
-fn what_is_not_lent_so_is_not_borrowed() {
+fn an_invalid_loan_is_not_borrowed() {
     let processes = Processes::new();
     let [model, other] = processes.register(1);
     let said = |result: Result<Borrowed, SwitchError>| result.err().unwrap().to_string();

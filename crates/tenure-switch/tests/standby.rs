@@ -221,7 +221,7 @@ fn a_standbys_storages_keep_it_and_wait_for_nothing() {
 }
 
 #[test]
-fn what_is_mapped_for_reading_cannot_be_written() {
+fn a_mapping_for_reading_cannot_be_written() {
     let _alone = alone();
     let (driver, memory) = simulated();
     let Owner { model, .. } = Owner::new(memory, GRANULE);
@@ -251,7 +251,7 @@ fn only_a_whole_model_is_lent() {
 }
 
 #[test]
-fn what_is_not_the_same_model_is_refused_and_leaves_nothing() {
+fn another_model_is_refused_and_leaves_nothing() {
     let _alone = alone();
     let (_, memory) = simulated();
     let Owner { switch, model, .. } = Owner::new(memory, GRANULE);

@@ -198,7 +198,7 @@ fn work_that_does_not_wait_for_a_group_is_found() {
 }
 
 #[test]
-fn what_cannot_ever_be_there_is_refused_at_once() {
+fn a_model_larger_than_the_budget_is_refused_at_once() {
     let (_, memory) = simulated(0);
     let switch = Switch::new(memory, SwitchOptions { chunk_bytes: CHUNK, ..SwitchOptions::new(2 * CHUNK) }).unwrap();
     let said = switch.register(&model(CHUNK, 3, 1)).err().unwrap().to_string();
