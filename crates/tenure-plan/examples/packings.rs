@@ -61,7 +61,7 @@ impl Arguments {
                 "--threads" => parsed.threads = usize::try_from(number()?)?.max(1),
                 "--random" => parsed.random = number()?,
                 "--json" => parsed.is_json = true,
-                _ if arg.starts_with('-') => return Err(format!("there is no option {arg}").into()),
+                _ if arg.starts_with('-') => return Err(format!("unknown option {arg}").into()),
                 _ => parsed.paths.push(PathBuf::from(arg)),
             }
         }

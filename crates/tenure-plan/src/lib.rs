@@ -29,10 +29,8 @@
 
 pub mod bound;
 mod file;
-mod interner;
 pub mod mapping;
 pub mod packing;
-mod pickle;
 mod placement;
 pub mod plan;
 pub mod planner;

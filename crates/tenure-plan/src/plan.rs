@@ -59,7 +59,7 @@ pub enum PlanError {
         tensors: usize,
     },
     /// A tier number is too large.
-    #[error("there is no tier {tier}: there are {tiers}")]
+    #[error("tier {tier} does not exist: there are {tiers}")]
     Tier {
         /// The tier number in the plan.
         tier: usize,
@@ -67,7 +67,7 @@ pub enum PlanError {
         tiers: usize,
     },
     /// A tensor or kernel number is too large.
-    #[error("a step of tensor {tensor} at kernel {kernel}: there is no such tensor or kernel")]
+    #[error("a step of tensor {tensor} at kernel {kernel}: the tensor or the kernel does not exist")]
     Step {
         /// The tensor number in the plan.
         tensor: usize,

@@ -22,7 +22,6 @@ mod improve;
 mod occupied;
 mod order;
 mod pack;
-mod part;
 mod ranking;
 mod search;
 mod sections;

@@ -8,9 +8,8 @@ use rand::rngs::Xoshiro256PlusPlus as Random;
 
 use super::best_fit::{Fit, Placer};
 use super::control::Control;
-use super::improve::Candidate;
+use super::improve::{Candidate, Candidates};
 use super::order::{LARGEST_FIRST, OTHER_ORDERS, SortKeys, Sorter};
-use super::part::{self, Part};
 use super::search::{self, SearchResult};
 use super::{Order, Packing, PackingProblem, PackingProgress};
 
@@ -232,7 +231,7 @@ impl<'a, 'b> PackingSearch<'a, 'b> {
         match search::run(self.problem, capacity, &self.best, nodes, self.control) {
             SearchResult::Found(offsets) => {
                 for part in &mut self.parts {
-                    part.height = part::height(self.problem, &part.buffers, &offsets);
+                    part.height = height_of(self.problem, &part.buffers, &offsets);
                 }
                 self.best = Packing::new(offsets, &self.problem.buffers);
             }
@@ -284,4 +283,29 @@ fn height_step(problem: &PackingProblem) -> u64 {
 
 fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Buffers of which no lifetime overlaps with one of another part, so each part is packed by itself.
+struct Part {
+    buffers: Vec<usize>,
+    /// The height of the lowest packing of the part so far.
+    height: u64,
+    candidates: Candidates,
+    /// The number of its buffers times their sections: a measure of the time that one descent of the complete search takes.
+    search_work: u64,
+}
+
+impl Part {
+    fn new(problem: &PackingProblem, buffers: Vec<usize>, offsets: &[u64]) -> Self {
+        let sections: u64 = buffers.iter().map(|&index| problem.sections.range(index).len() as u64).sum();
+        let search_work = sections.saturating_mul(buffers.len() as u64);
+        let height = height_of(problem, &buffers, offsets);
+        Self { buffers, height, candidates: Candidates::default(), search_work }
+    }
+}
+
+/// Returns the height of a packing of `buffers`; `offsets` has those of all buffers of the problem.
+fn height_of(problem: &PackingProblem, buffers: &[usize], offsets: &[u64]) -> u64 {
+    let with_bytes = buffers.iter().filter(|&&index| problem.buffers[index].size_bytes > 0);
+    with_bytes.map(|&index| offsets[index] + problem.buffers[index].size_bytes).max().unwrap_or(0)
 }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use rustc_hash::FxHashSet;
 use tenure_core::Tag;
 
-use super::{Planned, Planner, PlannerError, PlannerOptions, Watch};
+use super::{Planned, Planner, PlannerOptions, PlannerResult, Watch};
 use crate::plan::{Plan, PlanAction, PlanStep};
 use crate::problem::{Problem, ProblemAccess, ProblemKernel, ProblemParts, ProblemRecompute, ProblemTensor};
 use crate::simulate;
@@ -42,12 +42,7 @@ impl<'a> Condensed<'a> {
     }
 
     /// Asks the planner for a plan of `problem`, with a limit on the plans to try.
-    fn plan_with_limit(
-        &self,
-        problem: &Problem,
-        options: &PlannerOptions,
-        watch: &mut Watch<'_>,
-    ) -> Result<Planned, PlannerError> {
+    fn plan_with_limit(&self, problem: &Problem, options: &PlannerOptions, watch: &mut Watch<'_>) -> PlannerResult {
         let evaluations = options.evaluations.or_else(|| Some(Self::evaluations(problem)));
         self.planner.plan(problem, &PlannerOptions { evaluations, ..*options }, watch)
     }
@@ -58,12 +53,7 @@ impl Planner for Condensed<'_> {
         self.planner.name()
     }
 
-    fn plan(
-        &self,
-        problem: &Problem,
-        options: &PlannerOptions,
-        watch: &mut Watch<'_>,
-    ) -> Result<Planned, PlannerError> {
+    fn plan(&self, problem: &Problem, options: &PlannerOptions, watch: &mut Watch<'_>) -> PlannerResult {
         if problem.kernels().len() > self.most_kernels
             && let Some(groups) = Groups::of(problem, self.most_kernels)
             && let Some(condensed) = groups.condense(problem)

@@ -1,5 +1,5 @@
 //! The decoder: turns decisions about tensors into a plan. Each tensor in turn gets the room and link time that the
-//! tensors before it left.
+//! tensors before it left, in a [schedule](super::schedule).
 //!
 //! Times are those of kernels that never wait. At each of its uses a tensor is where it is needed; in the gaps between
 //! uses it stays, moves away and back, or is dropped and recomputed. If a tensor fits, its moves cause no waits, as
@@ -9,8 +9,6 @@
 use std::ops::Range;
 
 use super::Objective;
-use super::schedule::Schedule;
-use crate::Plan;
 use crate::problem::Problem;
 use crate::uses::{Use, uses};
 
@@ -62,7 +60,7 @@ pub struct Decoder<'a> {
     /// iteration or at neither.
     pub(super) uses: Vec<Vec<usize>>,
     /// For each tensor, the tensors that can be recomputed from it and are first used after it.
-    recomputed_from: Vec<Vec<usize>>,
+    pub(super) recomputed_from: Vec<Vec<usize>>,
     /// The tiers that tensors move away to; each tensor takes the first with room.
     pub(super) away_tiers: Vec<AwayTier>,
     /// The tiers other than the first that kernels reach.
@@ -173,45 +171,6 @@ impl<'a> Decoder<'a> {
                 self.allows_steps && again.is_some() && self.gaps(tensor, &[]).iter().any(|gap| !gap.wraps_around())
             }
             Treatment::Slow => !self.slow_tiers.is_empty(),
-        }
-    }
-
-    /// Makes the plan that treats tensors as decided, in the order of their priorities, as far as the tensors before
-    /// leave room.
-    ///
-    /// # Panics
-    /// Panics if the number of decisions is not the number of tensors.
-    pub fn decode(&self, decisions: &Decisions) -> Plan {
-        let mut order: Vec<usize> = (0..self.problem.tensors().len()).collect();
-        order.sort_by(|left, right| decisions.priorities[*right].total_cmp(&decisions.priorities[*left]));
-        let schedule = |has_uses_first| {
-            let mut schedule = Schedule::new(self, has_uses_first);
-            order.iter().for_each(|tensor| self.treat(*tensor, decisions, &mut schedule));
-            schedule
-        };
-        // If kernels reach only the first tier, or other tiers have too little room, room for all uses is reserved
-        // before any gap is filled.
-        let mut found = schedule(self.slow_tiers.is_empty());
-        if found.is_overfull() && self.allows_steps && !self.slow_tiers.is_empty() {
-            found = schedule(true);
-        }
-        found.into_plan()
-    }
-
-    /// Schedules a tensor. Tensors that are to be recomputed from it are scheduled first, so that it is scheduled to
-    /// exist, or to be recomputed, when they need it.
-    fn treat(&self, tensor: usize, decisions: &Decisions, schedule: &mut Schedule<'_, '_>) {
-        let mut waiting = vec![tensor];
-        while let Some(tensor) = waiting.last().copied() {
-            let is_first =
-                |other: &usize| decisions.treatments[*other] == Treatment::Recompute && !schedule.is_treated(*other);
-            match self.recomputed_from[tensor].iter().copied().find(is_first) {
-                Some(other) if !schedule.is_treated(tensor) => waiting.push(other),
-                _ => {
-                    schedule.treat(tensor, decisions.treatments[tensor]);
-                    waiting.pop();
-                }
-            }
         }
     }
 

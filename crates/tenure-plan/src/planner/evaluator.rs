@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 use std::time::Instant;
 
-use super::{Objective, Planned, PlannerError, PlannerOptions, PlannerProgress, Watch};
+use super::{Objective, Planned, PlannerOptions, PlannerProgress, PlannerResult, Watch};
 use crate::simulator::Outcome;
 use crate::{Plan, PlanError, Problem, simulate};
 
@@ -127,8 +127,8 @@ impl<'a, 'w> Evaluator<'a, 'w> {
     /// Returns the best plan.
     ///
     /// # Errors
-    /// [`PlannerError::Plan`] if no plan could be played, with the error of the last.
-    pub fn finish(self) -> Result<Planned, PlannerError> {
+    /// [`PlannerError::Plan`](super::PlannerError::Plan) if no plan could be played, with the error of the last.
+    pub fn finish(self) -> PlannerResult {
         let (.., plan) = self.best.ok_or(self.last_error)?;
         Ok(Planned { plan, evaluations: self.evaluations, bound: None, elapsed: self.begun.elapsed() })
     }

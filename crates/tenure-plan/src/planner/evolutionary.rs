@@ -3,7 +3,7 @@
 use rand::rngs::Xoshiro256PlusPlus as Random;
 use rand::{RngExt, SeedableRng};
 
-use super::{Decisions, Decoder, Evaluator, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch, begin};
+use super::{Decisions, Decoder, Evaluator, Planner, PlannerOptions, PlannerResult, Treatment, Watch, begin};
 use crate::{Problem, Rule};
 
 /// The size of the population: more than there are rules.
@@ -32,12 +32,7 @@ impl Planner for Evolutionary {
         "evolutionary"
     }
 
-    fn plan(
-        &self,
-        problem: &Problem,
-        options: &PlannerOptions,
-        watch: &mut Watch<'_>,
-    ) -> Result<Planned, PlannerError> {
+    fn plan(&self, problem: &Problem, options: &PlannerOptions, watch: &mut Watch<'_>) -> PlannerResult {
         let options = PlannerOptions { evaluations: options.evaluations.or(Some(self.evaluations)), ..*options };
         let mut evaluator = begin(problem, &options, watch)?;
         self.search(problem, &options, &mut evaluator);

@@ -3,7 +3,7 @@
 //! It models the device's memory and one place to offload to, as fast as the first link out of the first tier. If there
 //! are several places, the decoder takes the first with room, as for every planner.
 
-use super::{Decisions, Decoder, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch, begin};
+use super::{Decisions, Decoder, Planner, PlannerOptions, PlannerResult, Treatment, Watch, begin};
 use crate::Problem;
 
 /// FlashNeuron's two phases choose the tensors to offload. The [`Decoder`] decides when they return, and treats the
@@ -22,12 +22,7 @@ impl Planner for FlashNeuron {
         "flashneuron"
     }
 
-    fn plan(
-        &self,
-        problem: &Problem,
-        options: &PlannerOptions,
-        watch: &mut Watch<'_>,
-    ) -> Result<Planned, PlannerError> {
+    fn plan(&self, problem: &Problem, options: &PlannerOptions, watch: &mut Watch<'_>) -> PlannerResult {
         let mut evaluator = begin(problem, options, watch)?;
         evaluator.cost(&Decoder::new(problem, options.objective).decode(&Self::decide(problem)));
         evaluator.finish()

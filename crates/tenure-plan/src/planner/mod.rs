@@ -7,7 +7,6 @@ mod evolutionary;
 mod flashneuron;
 #[cfg(feature = "milp")]
 mod milp;
-mod rules;
 mod schedule;
 mod scheduled;
 mod timeline;
@@ -15,7 +14,7 @@ mod timeline;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use crate::{Plan, PlanError, Problem};
+use crate::{Plan, PlanError, Problem, Rule};
 
 pub use condensed::Condensed;
 pub use decoder::{Decisions, Decoder, Treatment};
@@ -39,8 +38,7 @@ pub trait Planner {
     ///
     /// # Errors
     /// [`PlannerError`] if no plan was found that can be played.
-    fn plan(&self, problem: &Problem, options: &PlannerOptions, watch: &mut Watch<'_>)
-    -> Result<Planned, PlannerError>;
+    fn plan(&self, problem: &Problem, options: &PlannerOptions, watch: &mut Watch<'_>) -> PlannerResult;
 }
 
 /// The objective of a plan.
@@ -94,6 +92,9 @@ pub struct Planned {
     pub elapsed: Duration,
 }
 
+/// The result of a planner, or the reason why there is no plan.
+pub type PlannerResult = Result<Planned, PlannerError>;
+
 /// Starts the evaluation of plans for a planner.
 fn begin<'a, 'w>(
     problem: &'a Problem,
@@ -104,6 +105,20 @@ fn begin<'a, 'w>(
         return Err(PlanError::NoTiers);
     }
     Ok(Evaluator::new(problem, options, watch))
+}
+
+/// A rule is a planner that tries one order.
+impl Planner for Rule {
+    fn name(&self) -> &str {
+        Rule::name(*self)
+    }
+
+    fn plan(&self, problem: &Problem, options: &PlannerOptions, watch: &mut Watch<'_>) -> PlannerResult {
+        let mut evaluator = begin(problem, options, watch)?;
+        let placement = self.place(problem, problem.tiers()[0].capacity.unwrap_or(u64::MAX));
+        evaluator.cost(&placement.plan());
+        evaluator.finish()
+    }
 }
 
 /// Returns the planner `milp`.

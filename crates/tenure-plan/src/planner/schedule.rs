@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::decoder::{AwayTier, Decoder, Gap, Treatment};
+use super::decoder::{AwayTier, Decisions, Decoder, Gap, Treatment};
 use super::timeline::Timeline;
 use crate::plan::{Plan, PlanAction, PlanStep};
 use crate::problem::Problem;
@@ -66,6 +66,49 @@ pub(super) struct Schedule<'d, 'a> {
     /// For each tensor, the kernels before which it is needed to recompute others.
     needed: Vec<Vec<usize>>,
     changes: Vec<ScheduleChange>,
+}
+
+impl<'a> Decoder<'a> {
+    /// Makes the plan that treats tensors as decided, in the order of their priorities, as far as the tensors before
+    /// leave room.
+    ///
+    /// # Panics
+    /// Panics if the number of decisions is not the number of tensors.
+    pub fn decode(&self, decisions: &Decisions) -> Plan {
+        let mut order: Vec<usize> = (0..self.problem.tensors().len()).collect();
+        order.sort_by(|left, right| decisions.priorities[*right].total_cmp(&decisions.priorities[*left]));
+        // If kernels reach only the first tier, or other tiers have too little room, room for all uses is reserved
+        // before any gap is filled.
+        let mut found = self.schedule(&order, decisions, self.slow_tiers.is_empty());
+        if found.is_overfull() && self.allows_steps && !self.slow_tiers.is_empty() {
+            found = self.schedule(&order, decisions, true);
+        }
+        found.into_plan()
+    }
+
+    /// Schedules all tensors, in `order`.
+    fn schedule(&self, order: &[usize], decisions: &Decisions, has_uses_first: bool) -> Schedule<'_, 'a> {
+        let mut schedule = Schedule::new(self, has_uses_first);
+        order.iter().for_each(|tensor| self.treat(*tensor, decisions, &mut schedule));
+        schedule
+    }
+
+    /// Schedules a tensor. Tensors that are to be recomputed from it are scheduled first, so that it is scheduled to
+    /// exist, or to be recomputed, when they need it.
+    fn treat(&self, tensor: usize, decisions: &Decisions, schedule: &mut Schedule<'_, '_>) {
+        let mut waiting = vec![tensor];
+        while let Some(tensor) = waiting.last().copied() {
+            let is_first =
+                |other: &usize| decisions.treatments[*other] == Treatment::Recompute && !schedule.is_treated(*other);
+            match self.recomputed_from[tensor].iter().copied().find(is_first) {
+                Some(other) if !schedule.is_treated(tensor) => waiting.push(other),
+                _ => {
+                    schedule.treat(tensor, decisions.treatments[tensor]);
+                    waiting.pop();
+                }
+            }
+        }
+    }
 }
 
 impl<'d, 'a> Schedule<'d, 'a> {

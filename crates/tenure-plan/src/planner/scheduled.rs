@@ -13,7 +13,7 @@ use std::ops::Range;
 use super::evolutionary::{Evolutionary, POPULATION, RandomDecisions, evolve};
 use super::flashneuron::FlashNeuron;
 use super::{
-    Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Treatment, Watch, begin,
+    Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerOptions, PlannerResult, Treatment, Watch, begin,
 };
 use crate::{Problem, Rule};
 
@@ -38,12 +38,7 @@ impl Planner for Scheduled {
         "scheduled"
     }
 
-    fn plan(
-        &self,
-        problem: &Problem,
-        options: &PlannerOptions,
-        watch: &mut Watch<'_>,
-    ) -> Result<Planned, PlannerError> {
+    fn plan(&self, problem: &Problem, options: &PlannerOptions, watch: &mut Watch<'_>) -> PlannerResult {
         let evaluations = options.evaluations.or(Some(Evolutionary::default().evaluations));
         let options = &PlannerOptions { evaluations, ..*options };
         let mut evaluator = begin(problem, options, watch)?;

@@ -62,7 +62,7 @@ mod tests {
     use super::Timeline;
 
     #[test]
-    fn what_is_free_is_found_from_both_ends() {
+    fn free_time_is_found_from_both_ends() {
         let mut line = Timeline::default();
         line.take((10.0, 20.0));
         line.take((30.0, 40.0));
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_touches_is_one_and_can_be_given_back_in_parts() {
+    fn adjacent_slots_merge_and_can_be_given_back_in_parts() {
         let mut line = Timeline::default();
         for slot in [(10.0, 20.0), (30.0, 40.0), (20.0, 30.0), (40.0, 40.0)] {
             line.take(slot);

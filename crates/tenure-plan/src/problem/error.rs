@@ -90,7 +90,7 @@ fn check_kernels(parts: &ProblemParts) -> Result<(), ProblemError> {
         time = time.checked_add(kernel.time_ns).ok_or_else(|| error("times of all kernels pass 64 bits".into()))?;
         for ProblemAccess { tensor, bytes: accessed } in kernel.accesses() {
             if *tensor >= parts.tensors.len() {
-                return Err(error(format!("there is no tensor {tensor}: there are {}", parts.tensors.len())));
+                return Err(error(format!("tensor {tensor} does not exist: there are {}", parts.tensors.len())));
             }
             bytes = bytes
                 .checked_add(*accessed)

@@ -44,7 +44,7 @@ pub(super) fn from_json(text: &str) -> Result<Problem, ProblemError> {
     }
     let access = |kernel: &str, id: &u64| match numbers.get(id) {
         Some(number) => Ok(ProblemAccess { tensor: *number, bytes: file.tensors[*number].bytes }),
-        None => Err(ProblemError::part(format!("kernel {kernel:?}"), format!("there is no tensor with the id {id}"))),
+        None => Err(ProblemError::part(format!("kernel {kernel:?}"), format!("no tensor has the id {id}"))),
     };
     let kernels = file
         .kernels

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use tenure_alloc::HistoryAction;
 use tenure_core::StreamId;
 
 /// One action of an allocator.
@@ -70,20 +71,12 @@ impl TraceAction {
         Self::Annotate,
     ];
 
-    /// Returns PyTorch's name.
+    /// Returns PyTorch's name, which actions of Tenure's own [`History`](tenure_alloc::History) have too.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Alloc => "alloc",
-            Self::FreeRequested => "free_requested",
-            Self::FreeCompleted => "free_completed",
-            Self::SegmentAlloc => "segment_alloc",
-            Self::SegmentFree => "segment_free",
-            Self::SegmentMap => "segment_map",
-            Self::SegmentUnmap => "segment_unmap",
-            Self::Snapshot => "snapshot",
-            Self::Oom => "oom",
             Self::UserDefined => "user_defined",
-            Self::Annotate => "annotate",
+            Self::Annotate => HistoryAction::Annotate.name(),
+            _ => HistoryAction::ALL[self as usize].name(),
         }
     }
 

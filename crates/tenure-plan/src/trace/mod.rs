@@ -10,6 +10,8 @@ mod holders;
 mod input;
 mod labels;
 mod out_of_memory;
+mod pickle;
+mod ranges;
 mod records;
 mod reserved;
 mod segments;

@@ -7,12 +7,11 @@ use tenure_core::StreamId;
 
 use super::annotations::{Annotation, Stage};
 use super::labels::{DEFAULT_POOL, EventLabel, MemoryPool};
+use super::pickle::{Dict, Fold, Interner, StringId, Strings, Value};
 use super::segments::{self, BlockState, SnapshotBlock, SnapshotSegment};
 use super::stacks::{StackFrame, Stacks};
 use super::unread::{DictKind, UnreadEntries};
 use super::{EventError, TraceAction, TraceError, TraceEvent, reserve, times};
-use crate::interner::Interner;
-use crate::pickle::{Dict, Fold, StringId, Strings, Value};
 
 /// A dict or list that a snapshot's reader needs, by its number in [`Records`].
 #[derive(Clone, Copy)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::history::{Ranges, end};
+use super::ranges::{Ranges, end};
 use super::{TraceAction, TraceEvent};
 
 /// Returns the events that bring a history to the segments that its snapshot lists, each with the number of recorded

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use tenure_core::StreamId;
 
-use super::history::Ranges;
 use super::labels::{DEFAULT_POOL, MemoryPool};
+use super::ranges::Ranges;
 use super::{TraceAction, TraceEvent};
 
 /// Device memory that an allocator held when a snapshot was taken.

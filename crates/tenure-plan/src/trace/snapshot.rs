@@ -10,16 +10,13 @@ use rustc_hash::FxHashMap;
 use super::annotations::{self, Annotation};
 use super::history::{self, Additions};
 use super::labels::{self, EventLabels, PoolsAtEnd};
+use super::pickle::{Dict, Machine, Strings, Value, excerpt};
 use super::records::{Block, Records, Segment, SnapshotRecord};
 use super::segments::{SegmentTotals, SnapshotBlock, SnapshotSegment};
 use super::settings::OtherSetting;
 use super::times::{self, MISSING_US};
-use super::unread::{DictKind, UnreadEntries};
+use super::unread::{DictKind, EARLIER_EVENTS, UnreadEntries};
 use super::{EventError, Input, ReadOptions, Settings, Trace, TraceAction, TraceError, TraceEvent, summary};
-use crate::pickle::{Dict, Machine, Strings, Value, excerpt};
-
-/// A key that marks the snapshots written by [`snapshot_writer`](super::snapshot_writer), which are complete.
-pub(super) const EARLIER_EVENTS: &str = "tenure_earlier_events";
 
 /// The most devices that a line names.
 const OTHER_DEVICES: usize = 16;

@@ -9,7 +9,7 @@ use super::annotations::Annotation;
 use super::labels::MemoryPool;
 use super::segments::SegmentState;
 use super::settings::OtherSetting;
-use super::snapshot::EARLIER_EVENTS;
+use super::unread::EARLIER_EVENTS;
 use super::{BlockState, Settings, SnapshotBlock, SnapshotSegment, Stacks, Trace, TraceAction};
 
 /// Writes a snapshot that holds `trace` as its device's history, which begins with the earlier state. If the trace has no

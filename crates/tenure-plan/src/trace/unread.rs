@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::records::SnapshotRecord;
-use super::snapshot::EARLIER_EVENTS;
-use crate::pickle::{Dict, excerpt};
+use super::pickle::{Dict, excerpt};
+
+/// A key that marks the snapshots written by [`snapshot_writer`](super::snapshot_writer), which are complete.
+pub(super) const EARLIER_EVENTS: &str = "tenure_earlier_events";
 
 /// A kind of dict in a snapshot.
 #[derive(Clone, Copy)]
@@ -103,7 +104,7 @@ impl UnreadKeys {
 
 impl UnreadEntries {
     /// Counts the entries of `dict` that are not read and that say anything.
-    pub(super) fn add(&mut self, kind: DictKind, dict: &Dict<'_, SnapshotRecord>) {
+    pub(super) fn add<R: Copy>(&mut self, kind: DictKind, dict: &Dict<'_, R>) {
         for (key, value) in dict.iter() {
             if !kind.known().contains(&key) && !dict.is_void(value) {
                 self.count(kind, key);

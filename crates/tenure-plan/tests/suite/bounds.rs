@@ -1,10 +1,10 @@
 //! Tests that no plan surpasses the bounds.
 
-use crate::drawn::{any_choices, any_parts, placements, plans, tier};
+use crate::drawn::{any_choices, any_parts, kernel, link, placements, plans, tensor, tier};
 use proptest::prelude::*;
 use tenure_core::Tag;
 use tenure_plan::bound::{makespan_bound_ns, score_bound, static_score_bound};
-use tenure_plan::problem::{ProblemAccess, ProblemKernel, ProblemLink, ProblemParts, ProblemRecompute, ProblemTensor};
+use tenure_plan::problem::{ProblemParts, ProblemRecompute};
 use tenure_plan::{Problem, simulate};
 
 proptest! {
@@ -52,26 +52,14 @@ fn nothing_takes_no_time() {
 }
 
 #[test]
-fn what_links_cannot_carry_costs_time() {
+fn bytes_that_links_cannot_carry_cost_time() {
     // Two tensors of 100 bytes are written, then read; the first tier has room for one. A byte takes 4 ns on a link,
     // kernels take 100 ns.
-    let kernel = |reads: &[usize], writes: &[usize]| {
-        let all = |list: &[usize]| list.iter().map(|tensor| ProblemAccess { tensor: *tensor, bytes: 100 }).collect();
-        ProblemKernel { name: "k".into(), time_ns: 100, reads: all(reads), writes: all(writes) }
-    };
-    let tensor = |key: &str| ProblemTensor {
-        key: key.into(),
-        bytes: 100,
-        tag: Tag::Activation,
-        compression: None,
-        recompute: None,
-    };
-    let link = |from, to| ProblemLink { from, to, bandwidth: 250_000_000, shared_with: None };
     let mut parts = ProblemParts {
         tiers: vec![tier("fast", Some(100), true, 1_000_000_000, 0), tier("disk", None, false, 1_000_000_000, 0)],
-        links: vec![link(0, 1), link(1, 0)],
-        tensors: vec![tensor("a"), tensor("b")],
-        kernels: vec![kernel(&[], &[0]), kernel(&[], &[1]), kernel(&[0], &[]), kernel(&[1], &[])],
+        links: [(0, 1), (1, 0)].map(|(from, to)| link(from, to, 250_000_000)).to_vec(),
+        tensors: ["a", "b"].map(|key| tensor(key, 100, Tag::Activation)).to_vec(),
+        kernels: vec![kernel(100, &[], &[0]), kernel(100, &[], &[1]), kernel(100, &[0], &[]), kernel(100, &[1], &[])],
         ..ProblemParts::default()
     };
     // When the second kernel begins, the first tensor has been leaving for 400 ns, of which a kernel hides 100. It

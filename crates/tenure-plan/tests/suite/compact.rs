@@ -83,7 +83,7 @@ fn another_version_is_named() {
 }
 
 #[test]
-fn what_follows_the_end_is_an_error() {
+fn data_after_the_end_is_an_error() {
     let mut bytes = write(&small_trace());
     bytes.push(0);
     assert_eq!(refusal(&bytes), format!("more data after the end, at byte {}", bytes.len() - 1));
@@ -112,7 +112,7 @@ fn a_trace_of_many_blocks_is_read_back() {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_back(trace in any_trace()) {
+    fn a_written_trace_is_read_back(trace in any_trace()) {
         prop_assert_eq!(&read(&write(&trace)).unwrap(), &trace);
     }
 }

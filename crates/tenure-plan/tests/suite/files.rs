@@ -3,7 +3,8 @@
 use std::fs;
 
 use crate::common::event;
-use tenure_plan::{Format, Settings, Trace, TraceAction};
+use tenure_plan::packing::PackingProblem;
+use tenure_plan::{Format, Mapping, Problem, Settings, Trace, TraceAction};
 
 fn trace() -> Trace {
     Trace::new("model", 0, Settings::default(), vec![event(TraceAction::Alloc, 512, 8)]).unwrap()
@@ -57,6 +58,25 @@ fn an_error_names_the_file() {
     let missing = folder.path().join("missing");
     let message = Trace::read(&missing).unwrap_err().to_string();
     assert!(message.starts_with(&format!("{}: No such file", missing.display())), "{message}");
+}
+
+#[test]
+fn a_pointer_of_git_lfs_is_refused_by_name_by_every_reader() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pointer");
+    fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n").unwrap();
+    let said = [
+        Problem::read(&path).unwrap_err().to_string(),
+        Mapping::read(&path).unwrap_err().to_string(),
+        PackingProblem::read(&path).unwrap_err().to_string(),
+        Trace::read(&path).unwrap_err().to_string(),
+    ];
+    for message in said {
+        assert!(
+            message.contains("pointer: this is a git-lfs pointer") && message.contains("git lfs pull"),
+            "{message}"
+        );
+    }
 }
 
 #[test]

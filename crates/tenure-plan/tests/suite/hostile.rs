@@ -8,7 +8,7 @@ use tenure_plan::{ReadOptions, Trace, TraceError};
 const DATA_ONLY: &str = "; a memory snapshot holds only dict, list, tuple, str, int, float, bool and None";
 
 #[test]
-fn what_would_import_is_refused_by_name() {
+fn an_import_is_refused_by_name() {
     let cases: [(&[u8], &str); 4] = [
         (b"cos\nsystem\n(Vls\ntR.", "would import os.system at byte 0"),
         (b"\x80\x02(ios\nsystem\n.", "would import os.system at byte 3"),
@@ -54,7 +54,7 @@ fn known_names_make_data_and_nothing_else() {
 }
 
 #[test]
-fn what_is_no_pickle_says_so() {
+fn a_file_that_is_not_a_pickle_is_refused() {
     let cases: [(&[u8], &str); 3] = [
         (b"\x80\x06.", "pickle protocol 6 is not known at byte 0"),
         (b"\x80\x04.", "the stack is empty at byte 2"),
@@ -91,7 +91,7 @@ fn a_file_of_another_kind_is_named() {
 fn a_program_that_breaks_its_stack_is_an_error() {
     for (program, reason) in [
         (&b"N0a."[..], "the stack is empty"),
-        (b"e.", "there is no mark"),
+        (b"e.", "a mark is missing"),
         (b"(e.", "the stack is empty"),
         (b"](0aN.", "the stack is empty"),
         (b"Na.", "the stack is empty"),
@@ -118,7 +118,7 @@ fn a_list_in_itself_is_no_endless_loop() {
 }
 
 #[test]
-fn what_follows_the_end_is_an_error() {
+fn data_after_the_end_is_an_error() {
     assert_eq!(refusal(b"N.N"), "more data after the end, at byte 2");
 }
 

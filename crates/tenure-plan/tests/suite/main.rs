@@ -8,7 +8,6 @@ mod compact;
 mod drawn;
 mod files;
 mod generate;
-mod git_lfs;
 mod holders;
 mod hostile;
 mod labels;

@@ -43,7 +43,7 @@ fn a_plan_that_a_mapping_cannot_say_is_refused() {
 }
 
 #[test]
-fn what_is_no_mapping_is_refused_in_one_line() {
+fn an_invalid_mapping_is_refused_in_one_line() {
     for (text, expected) in [
         ("", "no mapping"),
         ("[]", "no mapping"),

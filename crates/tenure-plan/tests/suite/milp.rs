@@ -32,7 +32,7 @@ fn solve_within(problem: &Problem, objective: Objective, time_limit: Duration) -
 fn bert(percent: u64) -> Option<Problem> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/instances/bert_base_b256.json");
     if !path.exists() {
-        eprintln!("skipped: there is no {}", path.display());
+        eprintln!("skipped: {} does not exist", path.display());
         return None;
     }
     let problem = Problem::read(path).unwrap();
@@ -134,7 +134,7 @@ fn berts_optimum_is_known() {
 }
 
 #[test]
-fn what_links_cannot_carry_is_computed_again() {
+fn bytes_that_links_cannot_carry_are_computed_again() {
     // Two tensors of 100 bytes are written, then read; the first tier has room for one. A byte takes 4 ns on a link,
     // kernels take 100 ns.
     let access = |tensor| vec![ProblemAccess { tensor, bytes: 100 }];

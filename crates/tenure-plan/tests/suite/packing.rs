@@ -162,7 +162,7 @@ fn a_fixed_buffer_without_bytes_above_the_capacity_is_no_obstacle() {
 }
 
 #[test]
-fn what_lives_one_after_the_other_has_the_same_place() {
+fn buffers_alive_one_after_the_other_share_a_place() {
     let outcome = lowest(&problem(&[(0, 3, 4), (3, 9, 4), (0, 9, 4), (9, 21, 4), (0, 21, 4)]));
     assert_eq!(outcome.packing.height_bytes(), 12);
     assert_eq!(outcome.packing.offsets()[0], outcome.packing.offsets()[1]);

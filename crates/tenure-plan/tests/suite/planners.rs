@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use crate::drawn::{kernel, link, tensor};
 use proptest::prelude::*;
 use tenure_core::Tag;
 use tenure_plan::planner::{
@@ -218,36 +219,25 @@ proptest! {
 
 /// Makes two layers: `x` is written by the first kernel and read by the last, `y` by the kernels between.
 fn layers(fast_bytes: u64) -> Problem {
-    let access = |tensor| ProblemAccess { tensor, bytes: 100 };
-    let kernel = |reads: &[usize], writes: &[usize]| ProblemKernel {
-        name: "k".into(),
-        time_ns: 1000,
-        reads: reads.iter().copied().map(access).collect(),
-        writes: writes.iter().copied().map(access).collect(),
-    };
-    let tensor = |key: &str| ProblemTensor {
-        key: key.into(),
-        bytes: 100,
-        tag: Tag::Activation,
-        compression: None,
-        recompute: None,
-    };
     let parts = ProblemParts {
         name: "layers".into(),
         tiers: vec![tier("fast", true), tier("disk", false)],
-        links: vec![
-            ProblemLink { from: 0, to: 1, bandwidth: 200_000_000, shared_with: None },
-            ProblemLink { from: 1, to: 0, bandwidth: 200_000_000, shared_with: None },
+        links: vec![link(0, 1, 200_000_000), link(1, 0, 200_000_000)],
+        tensors: ["x", "y"].map(|key| tensor(key, 100, Tag::Activation)).to_vec(),
+        kernels: vec![
+            kernel(1000, &[], &[0]),
+            kernel(1000, &[], &[]),
+            kernel(1000, &[], &[1]),
+            kernel(1000, &[1], &[]),
+            kernel(1000, &[0], &[]),
         ],
-        tensors: vec![tensor("x"), tensor("y")],
-        kernels: vec![kernel(&[], &[0]), kernel(&[], &[]), kernel(&[], &[1]), kernel(&[1], &[]), kernel(&[0], &[])],
         ..ProblemParts::default()
     };
     Problem::new(parts).unwrap().with_fast_bytes(fast_bytes)
 }
 
 #[test]
-fn what_does_not_fit_goes_and_comes_back_while_others_compute() {
+fn a_tensor_that_does_not_fit_moves_while_others_compute() {
     let scheduled = plan(&Scheduled, &layers(100), &OPTIONS).unwrap();
     // It leaves (500 ns) during the second kernel. It returns after `y` has left, before the last kernel: half of a
     // kernel's time late.

@@ -2,16 +2,13 @@
 
 use std::path::Path;
 
+use crate::drawn::tensor;
 use proptest::prelude::*;
 use tenure_core::{StreamId, Tag};
 use tenure_plan::problem::{
     ProblemAccess, ProblemKernel, ProblemLink, ProblemParts, ProblemRecompute, ProblemTensor, ProblemTier,
 };
 use tenure_plan::{FixedPlacement, Problem, Rule, Settings, Trace, TraceAction, TraceEvent};
-
-fn tensor(key: &str, bytes: u64, tag: Tag) -> ProblemTensor {
-    ProblemTensor { key: key.into(), bytes, tag, compression: None, recompute: None }
-}
 
 fn kernel(name: &str, reads: &[(usize, u64)], writes: &[(usize, u64)]) -> ProblemKernel {
     let all = |list: &[(usize, u64)]| {
@@ -98,7 +95,7 @@ fn rules_fill_the_fast_tier() {
 }
 
 #[test]
-fn what_has_no_room_goes_to_the_next_tier_that_kernels_reach() {
+fn tensors_without_room_go_to_the_next_reachable_tier() {
     let mut parts = parts();
     let tier = |name: &str, capacity| ProblemTier { name: name.into(), capacity, ..parts.tiers[0].clone() };
     let more = [tier("beside", Some(60)), tier("far", None)];
@@ -122,7 +119,7 @@ fn a_file_says_all_and_appears_whole() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_its_place() {
+fn an_invalid_part_is_refused_with_its_place() {
     let refused = |change: &dyn Fn(&mut ProblemParts), expected: &[&str]| {
         let mut parts = parts();
         change(&mut parts);
@@ -135,7 +132,7 @@ fn what_cannot_be_is_refused_with_its_place() {
     refused(&|parts| parts.tensors[0].bytes = u64::MAX, &["64 bits"]);
     refused(&|parts| parts.tensors[2].compression = Some(0.5), &["compression is 0.5"]);
     refused(&|parts| parts.tensors[2].recompute.as_mut().unwrap().inputs.push(2), &["computed again from tensor 2"]);
-    refused(&|parts| parts.kernels[1].reads[0].tensor = 4, &["kernel 1, \"go on\"", "no tensor 4: there are 4"]);
+    refused(&|parts| parts.kernels[1].reads[0].tensor = 4, &["kernel 1, \"go on\"", "tensor 4 does not exist: there are 4"]);
     refused(&|parts| parts.kernels[1].reads[0].bytes = u64::MAX, &["64 bits"]);
     refused(&|parts| parts.kernels[0].time_ns = u64::MAX, &["64 bits"]);
     refused(&|parts| parts.tiers[0].write_bandwidth = 0, &["tier 0, \"fast\"", "bandwidth is 0"]);
@@ -160,7 +157,7 @@ fn texts_that_are_no_problem_are_refused() {
         (
             r#"{"format": "tenure-problem", "version": 1, "name": "", "kernels": [],
                 "tensors": [{"key": "a", "bytes": 1, "tag": "scratch"}]}"#,
-            "no tag \"scratch\": it is one of unknown, weight, activation, gradient, optimizer_state, input, workspace at line 2",
+            "unknown tag \"scratch\": use one of unknown, weight, activation, gradient, optimizer_state, input, workspace at line 2",
         ),
         (
             r#"{"name": "x", "tensors": [], "kernels": [{"name": "k", "time_ns": 1, "inputs": [7], "outputs": []}]}"#,
@@ -193,7 +190,7 @@ fn the_documented_example_is_a_problem() {
 fn berts_scores_are_known() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/instances/bert_base_b256.json");
     if !path.exists() {
-        eprintln!("skipped: there is no {}", path.display());
+        eprintln!("skipped: {} does not exist", path.display());
         return;
     }
     let problem = Problem::read(path).unwrap();

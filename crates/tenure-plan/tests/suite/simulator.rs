@@ -1,10 +1,9 @@
 //! Tests of the simulator with plans whose times were computed by hand.
 
+use crate::drawn::{kernel, tensor};
 use tenure_core::Tag;
 use tenure_plan::plan::{PlanAction, PlanStep};
-use tenure_plan::problem::{
-    ProblemAccess, ProblemKernel, ProblemLink, ProblemParts, ProblemRecompute, ProblemTensor, ProblemTier,
-};
+use tenure_plan::problem::{ProblemLink, ProblemParts, ProblemRecompute, ProblemTensor, ProblemTier};
 use tenure_plan::simulator::{Cause, Outcome, Stall};
 use tenure_plan::{Plan, PlanError, Problem, simulate};
 
@@ -26,15 +25,6 @@ fn tier(name: &str, capacity: Option<u64>, read: u64, write: u64) -> ProblemTier
 
 fn link(from: usize, to: usize, shared_with: Option<usize>) -> ProblemLink {
     ProblemLink { from, to, bandwidth: GIGA / 4, shared_with }
-}
-
-fn tensor(key: &str, bytes: u64, tag: Tag) -> ProblemTensor {
-    ProblemTensor { key: key.into(), bytes, tag, compression: None, recompute: None }
-}
-
-fn kernel(time_ns: u64, reads: &[usize], writes: &[usize]) -> ProblemKernel {
-    let all = |list: &[usize]| list.iter().map(|tensor| ProblemAccess { tensor: *tensor, bytes: 100 }).collect();
-    ProblemKernel { name: "k".into(), time_ns, reads: all(reads), writes: all(writes) }
 }
 
 /// Makes two layers forward, two backward: `a` and `b` are saved for backward, `c` and `d` are gradients.
@@ -129,7 +119,7 @@ fn a_kernel_waits_for_what_it_does_not_reach() {
 }
 
 #[test]
-fn what_kernels_do_not_reach_is_compressed() {
+fn tensors_out_of_reach_of_kernels_are_compressed() {
     let mut parts = parts();
     parts.tiers[1].is_reachable = false;
     parts.tensors[0].compression = Some(2.5);
@@ -173,7 +163,7 @@ fn a_link_takes_one_after_the_other_and_two_share_what_they_have() {
 }
 
 #[test]
-fn what_moves_takes_bandwidth_of_kernels() {
+fn moves_take_bandwidth_from_kernels() {
     let mut parts = parts();
     // At a quarter of the fast tier's bandwidth, reading takes twice as long.
     parts.tiers[0].loaded = vec![[0.25, 2.0], [1.0, 5.0]];
@@ -187,7 +177,7 @@ fn what_moves_takes_bandwidth_of_kernels() {
 }
 
 #[test]
-fn what_is_dropped_is_computed_again() {
+fn a_dropped_tensor_is_computed_again() {
     let drop_and_again = [(1, 1, PlanAction::Drop), (1, 2, PlanAction::Recompute { to: 0 })];
     let outcome = play(&parts(), [0; 5], &drop_and_again).unwrap();
     assert_eq!((outcome.makespan_ns, outcome.busy_ns), (4300.0, 4300.0));
@@ -217,7 +207,7 @@ fn computing_again_takes_bandwidth_of_the_tiers_that_it_reads_and_writes() {
 }
 
 #[test]
-fn what_is_computed_from_stays_until_that_is_over() {
+fn inputs_stay_until_the_recomputation_is_over() {
     let parts = ProblemParts {
         tiers: vec![
             tier("fast", None, GIGA, GIGA),
@@ -247,7 +237,7 @@ fn what_is_computed_from_stays_until_that_is_over() {
 }
 
 #[test]
-fn what_was_asked_before_a_drop_is_not_done_after_it() {
+fn a_move_asked_before_a_drop_is_not_done_after_it() {
     let mut parts = parts();
     parts.links[0].bandwidth = GIGA / 16;
     // While `a` is on the link, from 1000 to 2600, `b` waits for it, is dropped, and is recomputed.
@@ -261,7 +251,7 @@ fn what_was_asked_before_a_drop_is_not_done_after_it() {
 }
 
 #[test]
-fn what_is_there_all_the_time_ends_where_it_begins() {
+fn a_permanent_tensor_ends_where_it_begins() {
     // The weight, of 50 bytes, takes 200 ns each way.
     let weight = |steps: &[(usize, usize, PlanAction)]| play(&parts(), [0; 5], steps);
     let displaced = Err(PlanError::Displaced { tensor: 4, tier: 0 });
@@ -282,9 +272,9 @@ fn plans_that_cannot_be_are_refused() {
         let error = play(&parts(), [0; 5], steps).unwrap_err().to_string();
         assert!(error.contains(expected) && error.lines().count() == 1, "{error}");
     };
-    refused(&[(5, 0, PlanAction::Drop)], "no such tensor or kernel");
-    refused(&[(0, 4, PlanAction::Drop)], "no such tensor or kernel");
-    refused(&[(0, 1, PlanAction::Move { to: 2 })], "no tier 2: there are 2");
+    refused(&[(5, 0, PlanAction::Drop)], "the tensor or the kernel does not exist");
+    refused(&[(0, 4, PlanAction::Drop)], "the tensor or the kernel does not exist");
+    refused(&[(0, 1, PlanAction::Move { to: 2 })], "tier 2 does not exist: there are 2");
     refused(&[(0, 1, PlanAction::Move { to: 0 })], "from tier 0 to 0: no link");
     refused(&[(1, 1, PlanAction::Drop), (1, 2, PlanAction::Drop)], "is not there: it was dropped");
     refused(&[(1, 2, PlanAction::Recompute { to: 0 })], "was not dropped");

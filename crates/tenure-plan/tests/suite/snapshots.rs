@@ -313,7 +313,7 @@ fn an_event_that_makes_no_sense_is_named() {
 }
 
 #[test]
-fn what_is_not_a_snapshot_says_what_is_missing() {
+fn a_file_that_is_not_a_snapshot_names_what_is_missing() {
     let cases: [(&[u8], &str); 6] = [
         (b"N.", "it is not a dict"),
         (b"].", "it is not a dict"),
@@ -412,7 +412,7 @@ fn event(action: &str, more: &str) -> String {
 
 proptest! {
     #[test]
-    fn what_is_written_as_a_snapshot_is_read_back(trace in any_trace()) {
+    fn a_written_snapshot_is_read_back(trace in any_trace()) {
         // A snapshot without events may be of any device.
         prop_assume!(!trace.events().is_empty());
         for format in [Format::Pickle, Format::PickleXz, Format::PickleGz] {

@@ -103,7 +103,7 @@ fn a_range_ends_in_the_address_space() {
 }
 
 #[test]
-fn what_has_no_range_may_hold_any_numbers() {
+fn events_without_a_range_may_hold_any_numbers() {
     new(&[event(Oom, u64::MAX, u64::MAX), event(Snapshot, 0, u64::MAX)]).unwrap();
 }
 

@@ -29,7 +29,7 @@
 mod decode;
 mod fixed;
 mod joint;
-#[allow(unsafe_code, reason = "what HiGHS calls is no safe function")]
+#[allow(unsafe_code, reason = "HiGHS calls unsafe functions")]
 mod solver;
 
 use std::ops::ControlFlow;
@@ -37,7 +37,10 @@ use std::time::Duration;
 
 use highs::Sense;
 
-use super::{Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, Watch, begin};
+use super::{
+    Decisions, Decoder, Evaluator, Objective, Planned, Planner, PlannerError, PlannerOptions, PlannerResult, Watch,
+    begin,
+};
 use crate::bound::{joined_score_bound, makespan_bound_ns};
 use crate::uses::{Use, uses};
 use crate::{Plan, Problem, Rule};
@@ -57,12 +60,7 @@ impl Planner for Milp {
         "milp"
     }
 
-    fn plan(
-        &self,
-        problem: &Problem,
-        options: &PlannerOptions,
-        watch: &mut Watch<'_>,
-    ) -> Result<Planned, PlannerError> {
+    fn plan(&self, problem: &Problem, options: &PlannerOptions, watch: &mut Watch<'_>) -> PlannerResult {
         let evaluator = begin(problem, options, watch)?;
         let capacity_bytes = problem.tiers()[0].capacity.unwrap_or(u64::MAX);
         let mut search = Search { problem, capacity_bytes, seed: options.seed, uses: uses(problem), evaluator };

@@ -1,10 +1,9 @@
 //! Synthetic problems, for training and comparing planners.
 
 mod network;
-mod random;
 
 use network::Network;
-use random::Random;
+use network::Random;
 
 use super::{Problem, ProblemError, ProblemKernel, ProblemLink, ProblemParts, ProblemTier};
 

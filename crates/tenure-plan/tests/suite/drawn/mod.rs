@@ -24,6 +24,22 @@ pub fn tier(name: &str, capacity: Option<u64>, is_reachable: bool, bandwidth: u6
     }
 }
 
+/// Returns a tensor that is neither compressed nor recomputed.
+pub fn tensor(key: &str, bytes: u64, tag: Tag) -> ProblemTensor {
+    ProblemTensor { key: key.into(), bytes, tag, compression: None, recompute: None }
+}
+
+/// Returns a link of `bandwidth` bytes per second, which it shares with no other.
+pub fn link(from: usize, to: usize, bandwidth: u64) -> ProblemLink {
+    ProblemLink { from, to, bandwidth, shared_with: None }
+}
+
+/// Returns a kernel that accesses 100 bytes of each tensor.
+pub fn kernel(time_ns: u64, reads: &[usize], writes: &[usize]) -> ProblemKernel {
+    let all = |list: &[usize]| list.iter().map(|tensor| ProblemAccess { tensor: *tensor, bytes: 100 }).collect();
+    ProblemKernel { name: "k".into(), time_ns, reads: all(reads), writes: all(writes) }
+}
+
 prop_compose! {
     /// Generates a few tensors and kernels, a fast tier of some bytes, another that kernels may reach or not, and
     /// perhaps links.

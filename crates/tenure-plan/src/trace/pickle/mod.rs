@@ -14,7 +14,7 @@ mod value;
 
 pub(crate) use machine::Machine;
 pub(crate) use objects::{Dict, Fold};
-pub(crate) use value::{StringId, Strings, Value};
+pub(crate) use value::{Interner, StringId, Strings, Value};
 
 /// Returns the beginning of `text`, shortened for one line of an error.
 pub(crate) fn excerpt(text: &str) -> String {

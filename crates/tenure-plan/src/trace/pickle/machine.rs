@@ -359,7 +359,7 @@ impl<R: Copy> Machine<R> {
 
     /// Removes the topmost mark; returns the stack height at which it was.
     fn mark(&mut self, at: &Operations<'_, '_>) -> Result<usize, TraceError> {
-        self.marks.pop().ok_or_else(|| at.error("there is no mark"))
+        self.marks.pop().ok_or_else(|| at.error("a mark is missing"))
     }
 
     fn below(&self, height: usize, at: &Operations<'_, '_>) -> Result<Value, TraceError> {
