@@ -144,6 +144,13 @@ impl CopyTimes {
     }
 }
 
+/// The places of a model's window that a load fills, and the chunks that it took for them.
+struct Filled<'a, I: Iterator<Item = FreeChunk>> {
+    window: &'a mut ModelWindow,
+    missing: &'a [usize],
+    taken: Peekable<I>,
+}
+
 /// The copies that a load made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
@@ -375,10 +382,11 @@ impl Model {
             }
             state.pool.take(&residence.window, &missing)?
         };
-        let mut taken = taken.into_iter().peekable();
         let mut times = CopyTimes::new(self.shared.memory);
         let window = &mut residence.window;
-        let result = self.map_and_copy(image, groups, &missing, &mut taken, window, &mut times, &mut gates);
+        let mut filled = Filled { window, missing: &missing, taken: taken.into_iter().peekable() };
+        let result = self.map_and_copy(image, groups, &mut filled, &mut times, &mut gates);
+        let taken = filled.taken;
         let mut state = self.shared.state.lock();
         // The mark also covers copies that are already under way.
         let marked = match self.shared.memory.backing().record(self.shared.copies.id()) {
@@ -409,12 +417,11 @@ impl Model {
         &self,
         image: &Image,
         groups: &[Range<u64>],
-        missing: &[usize],
-        taken: &mut Peekable<impl Iterator<Item = FreeChunk>>,
-        window: &mut ModelWindow,
+        filled: &mut Filled<'_, impl Iterator<Item = FreeChunk>>,
         times: &mut CopyTimes,
         gates: &mut [GroupGate],
     ) -> Result<Loaded, SwitchError> {
+        let Filled { window, missing, taken } = filled;
         let SwitchShared { memory, copies, chunk_bytes, .. } = &*self.shared;
         let mut loaded = Loaded::default();
         let mut slots = missing.iter().copied().peekable();
