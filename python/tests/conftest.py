@@ -15,6 +15,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Restores Ctrl-C, which a script's background jobs ignore: tests of interruptions would wait for ever.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Processes that tests start import from this package too. It comes last: the installed package is tested, and not the
+# sources beside this folder.
+sys.path.append(str(Path(__file__).parents[1]))
+
 # The folder that has tests/data: the project's, or the one that `just gpu` copied it to.
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "tests/data").is_dir())
 

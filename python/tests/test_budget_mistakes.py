@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import tenure  # noqa: E402
 import tenure.torch  # noqa: E402
 from tenure import _native  # noqa: E402
-from tenure.torch.recipes import operations  # noqa: E402
+from tenure.torch.budgets.recipes import operations  # noqa: E402
 
 from torch import nn  # noqa: E402  isort: skip
 

@@ -12,10 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from budget_programs import MIB, Program, larger  # noqa: E402
-
 import tenure  # noqa: E402
 import tenure.torch  # noqa: E402
+
+from .budget_programs import MIB, Program, larger  # noqa: E402
 
 #: The seeds of the programs. TENURE_BUDGET_PROGRAMS=500 tests more.
 SEEDS = range(int(os.environ.get("TENURE_BUDGET_PROGRAMS", "8")))

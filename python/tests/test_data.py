@@ -12,7 +12,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import loader_datasets as sets
 import pytest
 
 import tenure
@@ -33,6 +32,8 @@ from tenure.data import (
     get_worker_info,
     random_split,
 )
+
+from . import loader_datasets as sets
 
 Point = collections.namedtuple("Point", ["x", "y"])
 
@@ -312,7 +313,7 @@ def test_an_abandoned_iterator_leaves_nothing() -> None:
 
 INTERRUPTED = """
 import multiprocessing, os, signal, threading
-import loader_datasets as sets
+from tests import loader_datasets as sets
 from tenure.data import DataLoader
 
 if __name__ == "__main__":
@@ -332,12 +333,11 @@ if __name__ == "__main__":
 def test_an_interruption_ends_the_workers(tmp_path: Path) -> None:
     script = tmp_path / "interrupted.py"
     script.write_text(INTERRUPTED)
-    paths = [os.path.dirname(sets.__file__), *sys.path]
     done = subprocess.run(
         [sys.executable, script],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         check=True,
     )
     pids, left = done.stdout.splitlines()

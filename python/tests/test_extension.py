@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure import Tensor, _compilation, extension
-from tenure.extension import load, load_inline
+from tenure import Tensor, extension
+from tenure.extension import _compilation, load, load_inline
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/extensions"
 

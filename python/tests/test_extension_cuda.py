@@ -16,8 +16,8 @@ from types import ModuleType
 import pytest
 
 import tenure
-from tenure import _cuda_compilation, _native, cuda, extension
-from tenure.extension import load
+from tenure import _native, cuda, extension
+from tenure.extension import _cuda, load
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/extensions/lltm_cuda"
 IS_REAL = os.environ.get("TENURE_TEST_DEVICE") == "cuda"
@@ -323,7 +323,7 @@ def test_texts_are_built_as_files_are() -> None:
 def test_a_header_of_kernels_that_changes_changes_the_library(tmp_path: Path) -> None:
     (tmp_path / "factor.h").write_text("#define FACTOR 2\n")
     (tmp_path / "kernel.cu").write_text(f'#include "factor.h"\n{KERNELS}')
-    sources = _cuda_compilation.CudaSources([tmp_path / "kernel.cu"], ["-O3", "-Xcompiler", "-Wall", "-DX=1"], [])
+    sources = _cuda.CudaSources([tmp_path / "kernel.cu"], ["-O3", "-Xcompiler", "-Wall", "-DX=1"], [])
     before = sources.embedded()
     assert sources.embedded() == before
     assert '"-DX=1"' in before and "-O3" not in before and "-Wall" not in before

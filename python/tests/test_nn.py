@@ -14,7 +14,7 @@ from tenure import nn
 
 torch = pytest.importorskip("torch")
 
-from module_comparison import as_ours, close, compare, flat, given  # noqa: E402
+from .module_comparison import as_ours, close, compare, flat, given  # noqa: E402
 
 ACTIVATIONS: list[tuple[str, tuple[Any, ...]]] = [
     ("CELU", (1.5,)),

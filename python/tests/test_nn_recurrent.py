@@ -13,7 +13,7 @@ from tenure import nn
 
 torch = pytest.importorskip("torch")
 
-from module_comparison import as_ours, compare, given, same_error  # noqa: E402
+from .module_comparison import as_ours, compare, given, same_error  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -12,7 +12,7 @@ from tenure import nn
 
 torch = pytest.importorskip("torch")
 
-from module_comparison import as_ours, close, compare, given, same_error  # noqa: E402
+from .module_comparison import as_ours, close, compare, given, same_error  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,12 +10,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from onnx_comparison import check, compare, numbers, session
 
 import tenure
 import tenure.nn.functional as F
 from tenure import Tensor, nn
 from tenure.onnx import export
+
+from .onnx_comparison import check, compare, numbers, session
 
 onnx = pytest.importorskip("onnx")
 np = pytest.importorskip("numpy")

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from onnx_comparison import check, compare, numbers
 
 import tenure
 import tenure.nn.functional as F
 from tenure import Tensor
+
+from .onnx_comparison import check, compare, numbers
 
 X = numbers(2, 3, 4)
 POSITIVE = X.abs() + 0.1

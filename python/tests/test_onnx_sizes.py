@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from onnx_comparison import check, compare, numbers
 
 import tenure
 import tenure.nn.functional as F
 from tenure import Tensor, nn
 from tenure.onnx import export
+
+from .onnx_comparison import check, compare, numbers
 
 #: Functions with sizes that depend on the first axis.
 FORMULAS: dict[str, Callable[[Tensor], Any]] = {

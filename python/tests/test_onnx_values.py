@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from onnx_comparison import check, compare, numbers, session
 
 import tenure
 import tenure.nn.functional as F
 from tenure import Tensor
 from tenure.onnx import export
+
+from .onnx_comparison import check, compare, numbers, session
 
 onnxruntime = pytest.importorskip("onnxruntime")
 np = pytest.importorskip("numpy")

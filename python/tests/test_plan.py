@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import PROGRAM, needs_program
 
 import tenure
 import tenure.plan
+
+from .serve.serving import PROGRAM, needs_program
 
 HEADER = struct.Struct("<4sHHI")
 SPEED = {"read_bandwidth": 10**9, "write_bandwidth": 10**9}

@@ -1,4 +1,7 @@
-"""Random programs of tensors free what they use: at once, or with the garbage collector where they made cycles."""
+"""Random programs of tensors free what they use: at once, or with the garbage collector where they made cycles.
+
+`TENURE_PROGRAM=SEED pytest -s` runs the program of one seed, and says which steps it takes.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ import pytest
 
 pytest.importorskip("numpy")
 
-from program_cycles import CYCLES  # noqa: E402
-from program_pool import live_bytes  # noqa: E402
-from program_runner import live_tensors, run_program, without_collector  # noqa: E402
+from .random_programs.cycles import CYCLES  # noqa: E402
+from .random_programs.pool import live_bytes  # noqa: E402
+from .random_programs.runner import live_tensors, run_program, without_collector  # noqa: E402
 
+PROGRAM = os.environ.get("TENURE_PROGRAM")
 PROGRAMS = int(os.environ.get("TENURE_PROGRAMS", "300"))
 #: The programs from which on the process must have all the memory that it ever needs.
 MANY = 5000
@@ -27,8 +31,8 @@ def resident_bytes() -> int:
 def test_random_programs_free_what_they_use_on_time() -> None:
     resident = []
     with without_collector():
-        for seed in range(PROGRAMS):
-            run_program(seed)
+        for seed in range(PROGRAMS) if PROGRAM is None else [int(PROGRAM)]:
+            run_program(seed, (lambda _: None) if PROGRAM is None else print)
             assert live_tensors() == 0, f"program {seed} leaves tensors"
             if seed % 100 == 99:
                 gc.collect()

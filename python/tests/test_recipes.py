@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from tenure.torch.recipes import operations  # noqa: E402
+from tenure.torch.budgets.recipes import operations  # noqa: E402
 
 from torch import nn  # noqa: E402  isort: skip
 

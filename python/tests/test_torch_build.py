@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tenure.torch import build
+from tenure.torch.installation import build
 
 
 def test_a_shim_has_the_cxx_library_of_pytorch_whatever_its_compiler_links(tmp_path: Path) -> None:

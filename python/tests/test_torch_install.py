@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.torch import build
+from tenure.torch.installation import build
 
 # A PyTorch that has CUDA.
 TORCH = """
@@ -32,7 +32,8 @@ import sys, warnings
 warnings.simplefilter("always")
 warnings.showwarning = lambda message, *_: print("warning:", message)
 import tenure.torch
-from tenure.torch import fallback, installation
+from tenure.torch import installation
+from tenure.torch.installation import fallback
 
 def reached(backend, *said):
     print(*said)
@@ -221,10 +222,10 @@ def test_a_shim_of_other_sources_is_not_taken(machine: Machine) -> None:
     machine.have_torch()
     compiler = machine.have_compiler(WORKING)
     prebuilt, sources = machine.folder / "prebuilt", machine.folder / "sources"
-    shutil.copytree(Path(build.__file__).with_name("shim"), sources)
+    shutil.copytree(Path(build.__file__).parents[1] / "shim", sources)
     prebuilt.mkdir()
     folders = (
-        "from pathlib import Path; from tenure.torch import build; "
+        "from pathlib import Path; from tenure.torch.installation import build; "
         f"build._PREBUILT, build._SOURCES = Path({str(prebuilt)!r}), Path({str(sources)!r}); "
     )
     machine.install(f"{folders}build.compile_shim(build.Torch.current(), {PREBUILT})", CXX=compiler)
@@ -394,7 +395,7 @@ def test_a_shim_that_came_with_the_package_and_cannot_be_loaded_is_built(machine
     machine.have_torch()
     compiler = machine.have_compiler(WORKING)
     call = (
-        "from pathlib import Path; from tenure.torch import build; "
+        "from pathlib import Path; from tenure.torch.installation import build; "
         f"build._PREBUILT = Path({str(machine.folder)!r}); build.compile_shim(build.Torch.current(), {PREBUILT}); "
         "tenure.torch.install()"
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.torch import build
+from tenure.torch.installation import build
 
 MOST_BYTES = 40_000_000
 
@@ -106,7 +106,7 @@ def test_shims_are_found_without_a_compiler(environment: Path) -> None:
     version, cuda, git, _ = shims(wheel)[0].split("-")
     program = f"""
 from pathlib import Path
-from tenure.torch import build
+from tenure.torch.installation import build
 torch = build.Torch({version!r} + "+cu", {git!r}, {cuda.removeprefix("cu")!r}, True, Path("/nowhere"))
 print(*(build.prebuilt(torch, shim).name for shim in (build.on_cuda(), build.on_operations())))
 """

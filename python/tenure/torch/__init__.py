@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from tenure.torch.functions import function as function
     from tenure.torch.installation import InstallError as InstallError
     from tenure.torch.installation import install as install
-    from tenure.torch.operations import tag_operations as tag_operations
+    from tenure.torch.installation.state import Status as Status
+    from tenure.torch.installation.state import status as status
     from tenure.torch.placement import Placement as Placement
     from tenure.torch.placement import Recording as Recording
     from tenure.torch.placement import record as record
     from tenure.torch.purpose import tagged as tagged
-    from tenure.torch.reporting import report as report
     from tenure.torch.shared_cache import SharedCacheSettings as SharedCacheSettings
     from tenure.torch.shared_cache import allocate_shared_cache as allocate_shared_cache
     from tenure.torch.shared_cache import check_shared_parameters as check_shared_parameters
@@ -41,26 +41,26 @@ if TYPE_CHECKING:
     from tenure.torch.shared_cache import recv_shared_cache as recv_shared_cache
     from tenure.torch.shared_cache import send_shared_cache as send_shared_cache
     from tenure.torch.shared_cache import shared_parameters as shared_parameters
-    from tenure.torch.shared_modules import attach_module as attach_module
-    from tenure.torch.shared_modules import share_module as share_module
-    from tenure.torch.state import Status as Status
-    from tenure.torch.state import status as status
-    from tenure.torch.switched import SwitchedModel as SwitchedModel
-    from tenure.torch.switched import SwitchedModelReport as SwitchedModelReport
-    from tenure.torch.switcher import Switcher as Switcher
-    from tenure.torch.switcher import SwitcherReport as SwitcherReport
-    from tenure.torch.tags import Tagging as Tagging
-    from tenure.torch.tags import tag as tag
+    from tenure.torch.shared_cache.modules import attach_module as attach_module
+    from tenure.torch.shared_cache.modules import share_module as share_module
+    from tenure.torch.switching.model import SwitchedModel as SwitchedModel
+    from tenure.torch.switching.model import SwitchedModelReport as SwitchedModelReport
+    from tenure.torch.switching.switcher import Switcher as Switcher
+    from tenure.torch.switching.switcher import SwitcherReport as SwitcherReport
+    from tenure.torch.tagging.operations import tag_operations as tag_operations
+    from tenure.torch.tagging.reports import report as report
+    from tenure.torch.tagging.tags import Tagging as Tagging
+    from tenure.torch.tagging.tags import tag as tag
 
 #: The public names of each module.
 _NAMES = {
     "budgets": ["Budget", "StepReport", "budget"],
     "functions": ["function"],
     "installation": ["InstallError", "install"],
-    "operations": ["tag_operations"],
+    "tagging.operations": ["tag_operations"],
     "placement": ["Placement", "Recording", "record"],
     "purpose": ["tagged"],
-    "reporting": ["report"],
+    "tagging.reports": ["report"],
     "shared_cache": [
         "SharedCacheSettings",
         "allocate_shared_cache",
@@ -75,11 +75,11 @@ _NAMES = {
         "send_shared_cache",
         "shared_parameters",
     ],
-    "shared_modules": ["attach_module", "share_module"],
-    "state": ["Status", "status"],
-    "switched": ["SwitchedModel", "SwitchedModelReport"],
-    "switcher": ["Switcher", "SwitcherReport"],
-    "tags": ["Tagging", "tag"],
+    "shared_cache.modules": ["attach_module", "share_module"],
+    "installation.state": ["Status", "status"],
+    "switching.model": ["SwitchedModel", "SwitchedModelReport"],
+    "switching.switcher": ["Switcher", "SwitcherReport"],
+    "tagging.tags": ["Tagging", "tag"],
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 

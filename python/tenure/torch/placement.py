@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tenure import Error, _native
-from tenure.torch import build
+from tenure.torch.installation import InstallError, build
 from tenure.torch.purpose import address_of, new_token
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Placement(_Entered):
         return self._reports()[1].rstrip()
 
     def _reports(self) -> tuple[str, str]:
-        from tenure.torch.holdings import held_on_cpu
+        from tenure.torch.tagging.holdings import held_on_cpu
 
         outside: dict[int, int] = {}
         for address, number_of_bytes, tag in held_on_cpu():
@@ -224,8 +224,6 @@ def is_alone(tensor: Tensor) -> bool:
 def put_under() -> None:
     """Installs the shim of PyTorch's CPU allocator, once."""
     global _shim
-    from tenure.torch.installation import InstallError
-
     with _installing:
         if _shim is not None:
             return

@@ -13,11 +13,12 @@ import torch
 
 # Optimizers import this at their first step. It is imported once here: tests are forks of this process.
 import torch._dynamo
-from budget_programs import MIB, Program, larger
-from switching import computing
 
 import tenure
 import tenure.torch
+
+from ..budget_programs import MIB, Program, larger
+from .switching import computing
 
 #: The seeds of the programs. TENURE_BUDGET_PROGRAMS=500 tests more.
 SEEDS = range(int(os.environ.get("TENURE_BUDGET_PROGRAMS", "4")))

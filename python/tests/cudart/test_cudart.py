@@ -10,9 +10,10 @@ import os
 import time
 from typing import Any
 
-import peers
 import pytest
 import torch
+
+from ..pytorch import peers
 
 MIB = 1 << 20
 EXPANDABLE = "expandable_segments:True"

@@ -15,7 +15,7 @@ import torch
 
 import tenure
 import tenure.torch
-from tenure.torch.state import Allocator
+from tenure.torch.installation.state import Allocator
 
 MIB = 1 << 20
 CAPACITY = 8 << 30
@@ -25,7 +25,7 @@ def install(allocator: Allocator = "paged") -> tenure.torch.Status:
     """Installs Tenure without a compiler, and expects its warning."""
     nowhere = mock.patch.dict("os.environ", PATH="/nowhere", CXX="")
     says = r"^there is no C\+\+ compiler: install one .* tenure.torch.status\(\) says what$"
-    prebuilt = mock.patch("tenure.torch.build.prebuilt", return_value=None)
+    prebuilt = mock.patch("tenure.torch.installation.build.prebuilt", return_value=None)
     with nowhere, prebuilt, pytest.warns(UserWarning, match=says):
         return tenure.torch.install(allocator)
 
@@ -55,7 +55,7 @@ def test_all_eight_functions_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     pluggable = SimpleNamespace(allocator=Inner)
     monkeypatch.setattr(torch.cuda.memory, "CUDAPluggableAllocator", lambda *names: pluggable)
     monkeypatch.setattr(torch.cuda.memory, "change_current_allocator", lambda allocator: None)
-    from tenure.torch import fallback
+    from tenure.torch.installation import fallback
 
     fallback.install("allocator=paged")
     assert len(given) == len(set(given.values())) == 8

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from switching import computing
 from torch import nn
+
+from .switching import computing
 
 pytest.importorskip("ray.serve", reason="pip install 'ray[serve]'")
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from serving import PROGRAM, Server, needs_program, tensor, until
-from switching import CHUNK
+
+from ..serve.serving import PROGRAM, Server, needs_program, tensor, until
+from .switching import CHUNK
 
 pytestmark = needs_program
 
@@ -34,10 +35,10 @@ max_rows = 8
 #: A module with three chunks of weights.
 CODE = """
     import sys
-    sys.path.insert(0, {tests!r})
+    sys.path.append({tests!r})
 
     import torch
-    from switching import OnHost
+    from tests.cudart.switching import OnHost
     from torch import nn
 
     class Model(nn.Module):
@@ -66,7 +67,7 @@ def write(models: Path, name: str, seed: int) -> Path:
     folder = models / name
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text(CONFIG)
-    code = CODE.format(tests=str(Path(__file__).parent), seed=seed, fault=FAULT)
+    code = CODE.format(tests=str(Path(__file__).parents[2]), seed=seed, fault=FAULT)
     (folder / "model.py").write_text(textwrap.dedent(code))
     return folder
 

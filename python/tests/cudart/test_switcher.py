@@ -14,7 +14,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from switching import (
+from torch import Tensor, nn
+
+import tenure
+import tenure.torch
+
+from .switching import (
     CHUNK,
     MIB,
     Language,
@@ -30,10 +35,6 @@ from switching import (
     save,
     slow_down,
 )
-from torch import Tensor, nn
-
-import tenure
-import tenure.torch
 
 
 @pytest.mark.parametrize("make", [resnet, language, recurrent, large])

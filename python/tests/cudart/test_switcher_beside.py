@@ -8,10 +8,11 @@ import threading
 
 import pytest
 import torch
-from switching import CHUNK, MIB, OnHost, answer_of, computing, large, resnet
 
 import tenure
 import tenure.torch
+
+from .switching import CHUNK, MIB, OnHost, answer_of, computing, large, resnet
 
 
 def opened(chunks: int) -> tenure.torch.Switcher:

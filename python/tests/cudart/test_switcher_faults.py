@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from switching import (
+from torch import Tensor, nn
+
+import tenure
+import tenure.torch
+
+from .switching import (
     CHUNK,
     MIB,
     Large,
@@ -26,10 +31,6 @@ from switching import (
     save,
     signalled,
 )
-from torch import Tensor, nn
-
-import tenure
-import tenure.torch
 
 
 class Failing(Large):

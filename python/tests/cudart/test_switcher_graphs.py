@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from switching import CHUNK, MIB, OnHost, computing, interrupted, large, opened, resnet, slow_down
 from torch import Tensor, nn
 
 import tenure
 import tenure.torch
-from tenure.torch import graphs
+from tenure.torch.switching import graphs
+
+from .switching import CHUNK, MIB, OnHost, computing, interrupted, large, opened, resnet, slow_down
 
 
 class Copies(nn.Module):
@@ -517,7 +518,7 @@ def test_ctrl_c_at_any_step_of_a_capture_or_a_replay_leaves_answers_right_and_gr
             if not is_captured:
                 # Drops all graphs.
                 switcher.sleep()
-            has_more = interrupted(steps, lambda: model(inputs), ("graphs.py", "switched.py"))
+            has_more = interrupted(steps, lambda: model(inputs), ("graphs.py", "model.py"))
             for _ in range(2):
                 made = model(inputs)["weights"]
                 assert all(torch.equal(one.cpu(), other) for one, other in zip(made, expected, strict=True)), steps

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from switching import CHUNK, computing, opened
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 import tenure.torch
+
+from .switching import CHUNK, computing, opened
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "switch.py"
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from switching import CHUNK, MIB, answer_of, computing, language, large, opened, recurrent, resnet, slow_down
 from torch import Tensor, nn
 
 import tenure
 import tenure.torch
+
+from .switching import CHUNK, MIB, answer_of, computing, language, large, opened, recurrent, resnet, slow_down
 
 
 def free_bytes() -> int:

@@ -25,7 +25,8 @@ if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]
 else:
     import torch
-    from memory import ALLOCATOR
+
+    from .memory import ALLOCATOR
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from memory import ALLOCATOR, MIB, limit, tensor
 
-from tenure.torch import build
+from tenure.torch.installation import build
+
+from .memory import ALLOCATOR, MIB, limit, tensor
 
 
 class Callbacks:

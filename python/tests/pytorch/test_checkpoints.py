@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from memory import MIB, capture, live_blocks, segments, tensor
+
+from .memory import MIB, capture, live_blocks, segments, tensor
 
 
 def state(pool: tuple[int, int]) -> Any:

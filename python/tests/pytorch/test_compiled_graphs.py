@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from memory import MIB, graph_segments
 from torch import Tensor
+
+from .memory import MIB, graph_segments
 
 SIZE = 4 * MIB
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from memory import ALLOCATOR
 from torch import Tensor, nn
 
 import tenure.torch
 from tenure import _native
+
+from .memory import ALLOCATOR
 
 pytestmark = [
     pytest.mark.values,

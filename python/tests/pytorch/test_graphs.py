@@ -6,7 +6,8 @@ import threading
 
 import pytest
 import torch
-from memory import MIB, capture, graph_segments, live_blocks, segments, stat, tensor
+
+from .memory import MIB, capture, graph_segments, live_blocks, segments, stat, tensor
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
-from memory import ALLOCATOR, MIB
-from peers import fills, multiplies, records, sends, tells_of_gradients, waits_for_an_event
+
+from .memory import ALLOCATOR, MIB
+from .peers import fills, multiplies, records, sends, tells_of_gradients, waits_for_an_event
 
 context = mp.get_context("spawn")
 

@@ -6,7 +6,8 @@ import re
 
 import pytest
 import torch
-from memory import MIB, capture, limit, tensor
+
+from .memory import MIB, capture, limit, tensor
 
 
 def test_the_error_says_what_was_asked_for_and_what_there_is() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from memory import ALLOCATOR, MIB, limit, live_blocks, segments, tensor
+
+from .memory import ALLOCATOR, MIB, limit, live_blocks, segments, tensor
 
 SOURCE = """
 #include <dlfcn.h>

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from memory import ALLOCATOR, MIB, limit, stat, tensor
+
+from .memory import ALLOCATOR, MIB, limit, stat, tensor
 
 
 def program(text: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -17,12 +17,13 @@ if os.environ.get("TENURE_TEST_ALLOCATOR", "tenure") != "tenure":
     pytest.skip("Tenure's alone", allow_module_level=True)
 
 import torch
-from memory import MIB, tensor
 from torch import nn
 
 import tenure
 import tenure.torch as tt
 from tenure import _native
+
+from .memory import MIB, tensor
 
 
 @pytest.fixture(scope="module", autouse=True)

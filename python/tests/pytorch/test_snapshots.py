@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from memory import MIB, blocks, tensor
 from torch.cuda._memory_viz import segment_plot, trace_plot
+
+from .memory import MIB, blocks, tensor
 
 
 @contextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from memory import MIB, capture, stat, tensor
+
+from .memory import MIB, capture, stat, tensor
 
 
 def test_a_byte_takes_a_block_of_512() -> None:

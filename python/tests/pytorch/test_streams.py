@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from memory import tensor
+
+from .memory import tensor
 
 
 def busy(stream: torch.cuda.Stream) -> None:

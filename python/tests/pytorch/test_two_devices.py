@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-import two_devices
-from memory import ALLOCATOR, MIB
+
+from . import two_devices
+from .memory import ALLOCATOR, MIB
 
 KINDS = ["paged", "native", "expandable", "native pluggable"] if ALLOCATOR == "tenure" else ["stock"]
 

@@ -20,7 +20,7 @@ def install(kind: str) -> None:
     if kind == "stock":
         return
     import tenure.torch
-    from tenure.torch import build
+    from tenure.torch.installation import build
 
     allocator, _, pluggable = kind.partition(" ")
     if pluggable:

@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from serving import PROGRAM
+
+from .serving import PROGRAM
 
 
 @pytest.fixture

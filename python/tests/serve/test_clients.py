@@ -32,7 +32,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from serving import PROGRAM, needs_program, serving, serving_both
+
+from .serving import PROGRAM, needs_program, serving, serving_both
 
 pytestmark = needs_program
 

@@ -23,7 +23,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving import Server, needs_program, tensor, until, with_bias
+
+from .serving import Server, needs_program, tensor, until, with_bias
 
 pytestmark = needs_program
 

@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import fuzzed
 import pytest
-from serving import PROGRAM, Server, needs_program, tensor, until
+
+from . import fuzzed
+from .serving import PROGRAM, Server, needs_program, tensor, until
 
 pytestmark = needs_program
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from serving import needs_program, serving_both
+
+from .serving import needs_program, serving_both
 
 http = pytest.importorskip("tritonclient.http", reason="pip install 'tritonclient[http]'")
 grpc = pytest.importorskip("tritonclient.grpc", reason="pip install 'tritonclient[grpc]'")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Server, needs_program, tensor
+
+from .serving import Server, needs_program, tensor
 
 torch = pytest.importorskip("torch")
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import needs_program, serving_both
+
+from .serving import needs_program, serving_both
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "tests" / "oip" / "example.py"

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from serving import PROGRAM, needs_program, serving
+
+from .serving import PROGRAM, needs_program, serving
 
 openai = pytest.importorskip("openai", reason="pip install openai")
 

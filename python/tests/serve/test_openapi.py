@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from serving import PROGRAM, needs_program, serving
+
+from .serving import PROGRAM, needs_program, serving
 
 pytest.importorskip("schemathesis")
 pytestmark = needs_program

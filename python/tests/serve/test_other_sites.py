@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import serving
-from test_page import Browser, browser, is_live, post, pytestmark
+
+from .serving import serving
+from .test_page import Browser, browser, is_live, post, pytestmark
 
 __all__ = ["browser", "pytestmark"]
 

@@ -13,7 +13,8 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from serving import needs_program, serving
+
+from .serving import needs_program, serving
 
 CHROMIUM = shutil.which("chromium")
 CHROMEDRIVER = shutil.which("chromedriver")

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from serving import needs_program, with_bias
-from serving import serving as serving_at
+
+from .serving import needs_program, with_bias
+from .serving import serving as serving_at
 
 http = pytest.importorskip("tritonclient.http", reason="pip install 'tritonclient[http]'")
 

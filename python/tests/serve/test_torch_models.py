@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import PROGRAM, needs_program, until
-from serving import serving as serving_at
+
+from .serving import PROGRAM, needs_program, until
+from .serving import serving as serving_at
 
 torch = pytest.importorskip("torch")
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import PROGRAM
-from test_page import Browser, browser, pytestmark
+
+from .serving import PROGRAM
+from .test_page import Browser, browser, pytestmark
 
 __all__ = ["browser", "pytestmark"]
 

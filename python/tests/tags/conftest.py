@@ -25,9 +25,9 @@ def installed() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(installed: None) -> Iterator[None]:
-    from tagging import NOTHING, backward_thread_has, purpose
+    from tenure.torch.tagging import backward
 
-    from tenure.torch import backward
+    from .tagging import NOTHING, backward_thread_has, purpose
 
     # Frees models of other tests, which exceptions or graphs have kept.
     gc.collect()
@@ -41,7 +41,7 @@ def nothing_is_left_behind(installed: None) -> Iterator[None]:
 @pytest.fixture
 def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets tests tag modules where there is no device to install Tenure on."""
-    monkeypatch.setattr("tenure.torch.tags.status", lambda: tenure.torch.Status("built shim", "test"))
+    monkeypatch.setattr("tenure.torch.tagging.tags.status", lambda: tenure.torch.Status("built shim", "test"))
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tagging import NOTHING, ROW, WIDTH, Noting, Scale, backward_thread_has, batch, held, needs_device, purpose  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import tenure.torch  # noqa: E402
+
+from .tagging import NOTHING, ROW, WIDTH, Noting, Scale, backward_thread_has, batch, held, needs_device, purpose  # noqa: E402
 
 pytestmark = needs_device
 

@@ -11,10 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tagging import ACTIVATION, ROW, WIDTH, Scale, batch, held, needs_device  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import tenure.torch  # noqa: E402
+
+from .tagging import ACTIVATION, ROW, WIDTH, Scale, batch, held, needs_device  # noqa: E402
 
 
 class Model(nn.Module):

@@ -13,7 +13,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tagging import (  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.optim import Optimizer  # noqa: E402
+from torch.optim.lr_scheduler import StepLR  # noqa: E402
+
+import tenure.torch  # noqa: E402
+from tenure.torch import purpose as purpose_module  # noqa: E402
+from tenure.torch.tagging import holdings  # noqa: E402
+
+from .tagging import (  # noqa: E402
     NOTHING,
     ROW,
     WIDTH,
@@ -24,13 +32,6 @@ from tagging import (  # noqa: E402
     purpose,
     tagged_keys,
 )
-from torch import nn  # noqa: E402
-from torch.optim import Optimizer  # noqa: E402
-from torch.optim.lr_scheduler import StepLR  # noqa: E402
-
-import tenure.torch  # noqa: E402
-from tenure.torch import holdings  # noqa: E402
-from tenure.torch import purpose as purpose_module  # noqa: E402
 
 
 class Momentum(Optimizer):

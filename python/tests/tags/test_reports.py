@@ -12,10 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tagging import needs_device  # noqa: E402
-
 import tenure.torch  # noqa: E402
 from tenure import _native  # noqa: E402
+
+from .tagging import needs_device  # noqa: E402
 
 pytestmark = needs_device
 

@@ -16,7 +16,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tagging import (  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import tenure.torch  # noqa: E402
+from tenure.torch.purpose import number_of_tag, retag  # noqa: E402
+
+from .tagging import (  # noqa: E402
     ACTIVATION,
     BATCH,
     NOTHING,
@@ -30,11 +36,6 @@ from tagging import (  # noqa: E402
     needs_device,
     purpose,
 )
-from torch import Tensor, nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-import tenure.torch  # noqa: E402
-from tenure.torch.purpose import number_of_tag, retag  # noqa: E402
 
 
 class Interrupted(nn.Module):
@@ -249,7 +250,7 @@ def test_an_unknown_tag_is_refused() -> None:
 
 
 def test_without_an_installation_nothing_is_done(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tenure.torch.tags.status", lambda: tenure.torch.Status("not installed", "test"))
+    monkeypatch.setattr("tenure.torch.tagging.tags.status", lambda: tenure.torch.Status("not installed", "test"))
     model = nn.Sequential(Probe())
     with tenure.torch.tag(model):
         model(torch.ones(2))
@@ -311,7 +312,9 @@ def test_parameters_are_tagged_again_only_when_they_move(device: str, monkeypatc
     model = nn.Sequential(Scale(), nn.Sequential(nn.LazyLinear(4))).to(device)
     with tenure.torch.tag(model[0]), tenure.torch.tag(model):
         model[0](torch.ones(BATCH, WIDTH, device=device))
-        monkeypatch.setattr("tenure.torch.holdings.Parameters.tag", lambda parameters: pytest.fail("tagged again"))
+        monkeypatch.setattr(
+            "tenure.torch.tagging.holdings.Parameters.tag", lambda parameters: pytest.fail("tagged again")
+        )
         model[0](torch.ones(BATCH, WIDTH, device=device))
 
 

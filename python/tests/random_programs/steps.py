@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy
-from program_pool import DTYPES, Entry, Export, Memory, Pool
 
 import tenure
 from tenure import Tensor
+
+from .pool import DTYPES, Entry, Export, Memory, Pool
 
 Step = Callable[[Pool], None]
 

@@ -12,7 +12,7 @@ from functools import cache
 from torch import _ops
 from torch._C import _dispatch_key_parse as _parse_dispatch_key
 
-from tenure.torch import build
+from tenure.torch.installation import InstallError, build
 
 __all__ = ["operations"]
 
@@ -29,8 +29,6 @@ def operations() -> int:
     InstallError
         The shim cannot be built or loaded.
     """
-    from tenure.torch.installation import InstallError
-
     torch, shim = build.Torch.current(), build.on_operations()
     try:
         library = ctypes.CDLL(str(build.prebuilt(torch, shim) or build.built(torch, shim)))

@@ -1,27 +1,23 @@
-"""Runs random programs, and checks that each leaves nothing behind.
-
-`python program_runner.py SEED` runs the program of one seed, and says which steps it takes.
-"""
+"""Runs random programs, and checks that each leaves nothing behind."""
 
 from __future__ import annotations
 
 import gc
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy
-import program_graphs
-import program_steps
-from program_cycles import cycle
-from program_pool import Entry, Leaf, Memory, Pool, live_bytes
 
 import tenure
 from tenure import Tensor
 
-STEPS = [*program_steps.STEPS, *program_graphs.STEPS]
+from . import graphs, steps
+from .cycles import cycle
+from .pool import Entry, Leaf, Memory, Pool, live_bytes
+
+STEPS = [*steps.STEPS, *graphs.STEPS]
 
 
 def live_tensors() -> int:
@@ -46,7 +42,7 @@ def take_steps(pool: Pool, count: int, say: Callable[[str], None]) -> None:
     for _ in range(count):
         taken = pool.random.choice(STEPS)
         if not pool.entries:
-            taken = program_steps.create
+            taken = steps.create
         say(taken.__name__)
         taken(pool)
 
@@ -63,7 +59,7 @@ def on_threads(pool: Pool, say: Callable[[str], None]) -> None:
     begin = threading.Barrier(count)
 
     def run(number: int, own: Pool) -> None:
-        own.entries.append(program_steps.row_of(board, number))
+        own.entries.append(steps.row_of(board, number))
         for entry in shared:
             array = entry.array.view()
             array.flags.writeable = False
@@ -125,11 +121,4 @@ def run_program(seed: int, say: Callable[[str], None] = lambda _: None) -> None:
             gc.collect()
         assert live_bytes() == before, f"{live_bytes() - before} bytes are left"
     except Exception as error:
-        raise AssertionError(f"program {seed} (python program_runner.py {seed}): {error!r}") from error
-
-
-if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        with without_collector():
-            run_program(int(argument), print)
-            assert live_tensors() == 0
+        raise AssertionError(f"program {seed} (TENURE_PROGRAM={seed} runs it alone): {error!r}") from error

@@ -6,12 +6,13 @@ import functools
 from typing import Any
 
 import numpy
-from program_pool import Graph, Leaf, Origin, Pool
-from program_steps import Step, viewed
 
 import tenure
 from tenure import Tensor, nn, optim
 from tenure.autograd import Function, checkpoint, grad, no_grad, saved_tensors_hooks
+
+from .pool import Graph, Leaf, Origin, Pool
+from .steps import Step, viewed
 
 
 class Raised(Exception):

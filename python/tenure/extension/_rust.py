@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from subprocess import CompletedProcess
 
-from tenure import _compilation, _native
-from tenure._compilation import BuildError
+from tenure import _native
+from tenure.extension import _compilation
+from tenure.extension._compilation import BuildError
 
 #: The crate's sources.
-_SOURCES = Path(__file__).with_name("rust")
+_SOURCES = Path(__file__).parents[1] / "rust"
 
 _FLAGS = ("--edition=2024", "-O", "-Cstrip=debuginfo")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
-from program_graphs import Cube, Raised
-from program_pool import Pool
-
 import tenure
 from tenure import Tensor, nn, optim
 from tenure.autograd import Function
+
+from .graphs import Cube, Raised
+from .pool import Pool
 
 
 class Named(Tensor):

@@ -37,13 +37,13 @@ from torch.optim import Optimizer
 
 from tenure import _native
 from tenure._entries import Hook
-from tenure.torch.backward import tell_in_backward
 from tenure.torch.dynamo import runs_beside_compiled_code
-from tenure.torch.holdings import OptimizerStates, Parameters, named_parameters, path_of, tensors_in
-from tenure.torch.optimizers import Steps
+from tenure.torch.installation.state import status
 from tenure.torch.placement import is_installed
 from tenure.torch.purpose import Span, new_token, number_of_key, number_of_tag, retag
-from tenure.torch.state import status
+from tenure.torch.tagging.backward import tell_in_backward
+from tenure.torch.tagging.holdings import OptimizerStates, Parameters, named_parameters, path_of, tensors_in
+from tenure.torch.tagging.optimizers import Steps
 
 __all__ = ["Hook", "Tagging", "tag"]
 

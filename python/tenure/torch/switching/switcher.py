@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from tenure import Error, OutOfMemoryError, _native
 from tenure._arguments import whole_number
-from tenure.torch.attributes import foreign_class
-from tenure.torch.gates import restorer
-from tenure.torch.graphs import GraphPool
-from tenure.torch.images import Contents, contents_of
 from tenure.torch.installation import installed
-from tenure.torch.switched import SwitchedModel, SwitchedModelReport
+from tenure.torch.switching.attributes import foreign_class
+from tenure.torch.switching.contents import Contents, contents_of
+from tenure.torch.switching.gates import restorer
+from tenure.torch.switching.graphs import GraphPool
+from tenure.torch.switching.model import SwitchedModel, SwitchedModelReport
 
 __all__ = ["Switcher", "SwitcherReport"]
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from tenure import Error, _native
 from tenure._arguments import whole_number
-from tenure.torch.gates import GatedLayer
-from tenure.torch.graphs import Call, CapturedCall, ModelGraphs, Shape, Watch
-from tenure.torch.holdings import tensors_in
-from tenure.torch.images import Contents
+from tenure.torch.switching.contents import Contents
+from tenure.torch.switching.gates import GatedLayer
+from tenure.torch.switching.graphs import Call, CapturedCall, ModelGraphs, Shape, Watch
+from tenure.torch.tagging.holdings import tensors_in
 
 if TYPE_CHECKING:
-    from tenure.torch.switcher import Switcher
+    from tenure.torch.switching.switcher import Switcher
 
 __all__ = ["SwitchedModel", "SwitchedModelReport"]
 

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from tenure import _native
 from tenure.torch.dynamo import surrounds_compiled_code
-from tenure.torch.holdings import OptimizerStates
 from tenure.torch.purpose import Span, new_token, number_of_key, number_of_tag
+from tenure.torch.tagging.holdings import OptimizerStates
 
 __all__ = ["Steps"]
 

@@ -9,8 +9,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from tenure import _compilation, _native
-from tenure._compilation import BuildError
+from tenure import _native
+from tenure.extension import _compilation
+from tenure.extension._compilation import BuildError
 
 #: The ending of sources in CUDA.
 ENDING = ".cu"

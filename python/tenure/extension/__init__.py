@@ -29,14 +29,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tenure import _compilation, _cuda_compilation, _extension_rust, _native
-from tenure._compilation import BuildError
-from tenure._cuda_compilation import CudaSources
+from tenure import _native
 from tenure._errors import Error
 from tenure._files import write_whole
+from tenure.extension import _compilation, _cuda, _rust
+from tenure.extension._compilation import BuildError
+from tenure.extension._cuda import CudaSources
 
 if TYPE_CHECKING:
-    from tenure._extension_setuptools import BuildExtension, CppExtension, RustExtension
+    from tenure.extension._setuptools import BuildExtension, CppExtension, RustExtension
 
 __all__ = [
     "BuildExtension",
@@ -62,9 +63,9 @@ _FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden")
 def __getattr__(name: str) -> Any:
     # They are imported when they are used: setuptools need not be there.
     if name in ("BuildExtension", "CppExtension", "RustExtension"):
-        from tenure import _extension_setuptools
+        from tenure.extension import _setuptools
 
-        return getattr(_extension_setuptools, name)
+        return getattr(_setuptools, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -119,11 +120,11 @@ def load(
     files = [Path(source).absolute() for source in given]
     if not files:
         raise Error(f"the extension {name} has no sources")
-    in_rust = [file for file in files if _extension_rust.is_rust(file)]
+    in_rust = [file for file in files if _rust.is_rust(file)]
     if in_rust and len(files) > 1:
         raise Error(f"{in_rust[0]} must be the only source: Rust finds other files by `mod`, and C++ by a build script")
     for file in files:
-        if not in_rust and file.suffix not in (*_ENDINGS, _cuda_compilation.ENDING):
+        if not in_rust and file.suffix not in (*_ENDINGS, _cuda.ENDING):
             endings = ", ".join(_ENDINGS)
             raise Error(f"{file} is not a source in C++, CUDA or Rust: its name must end with {endings}, .cu or .rs")
         if not file.exists():
@@ -138,7 +139,7 @@ def load(
         else:
             folders = [*included, *include_paths()]
             flags = [*_FLAGS, *flags, *(f"-I{folder}" for folder in folders)]
-            in_cuda = [file for file in files if file.suffix == _cuda_compilation.ENDING]
+            in_cuda = [file for file in files if file.suffix == _cuda.ENDING]
             cuda = CudaSources(in_cuda, _words(extra_cuda_cflags), folders) if in_cuda else None
             library = _built(name, files, flags, linking, verbose, cuda)
     except BuildError as error:
@@ -193,7 +194,7 @@ def load_inline(
         defined = " ".join(f'module.def("{function}", {function});' for function in names)
         parts.append(f"TENURE_EXTENSION(module) {{ {defined} }}\n")
     sources = []
-    for content, ending in [("\n".join(parts), _ENDINGS[0]), *((text, _cuda_compilation.ENDING) for text in in_cuda)]:
+    for content, ending in [("\n".join(parts), _ENDINGS[0]), *((text, _cuda.ENDING) for text in in_cuda)]:
         source = _cache() / f"{name}-{_digest(content)}{ending}"
         write_whole(source, content)
         sources.append(source)
@@ -311,15 +312,15 @@ def _built(
         files = [kept, *(file for file in files if cuda.has_nvcc or file.suffix in _ENDINGS)]
         linking = [*linking, *cuda.linking()]
         if cuda.has_nvcc:
-            commands[_cuda_compilation.ENDING] = cuda.command(compiler)
-            version += _compilation.run([commands[_cuda_compilation.ENDING][0], "--version"]).stdout
+            commands[_cuda.ENDING] = cuda.command(compiler)
+            version += _compilation.run([commands[_cuda.ENDING][0], "--version"]).stdout
     parts = [version, *map(shlex.join, commands.values()), shlex.join(linking)]
     return _kept(name, files, parts, lambda library: _compile(compiler, commands, files, linking, library, verbose))
 
 
 def _built_in_rust(name: str, source: Path, flags: list[str], linking: list[str], verbose: bool) -> Path:
     """Returns the library of an extension in Rust."""
-    compiler = _extension_rust.Compiler(source)
+    compiler = _rust.Compiler(source)
     crate = compiler.crate(_cache())
 
     def compile(library: Path) -> dict[str, str]:

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tenure import _compilation
-from tenure._compilation import BuildError as BuildError
+from tenure.extension import _compilation
+from tenure.extension._compilation import BuildError as BuildError
 
 _LOG = logging.getLogger("tenure")
-_HERE = Path(__file__).parent
+#: The folder of the shims.
+_HERE = Path(__file__).parents[1]
 _SOURCES = _HERE / "shim"
 _PREBUILT = _HERE / "prebuilt"
 

@@ -15,8 +15,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from tenure import Error, _native
-from tenure.torch import build, fallback
-from tenure.torch.state import Allocator, Mode, Status, status
+from tenure.torch.installation import build, fallback
+from tenure.torch.installation.state import Allocator, Mode, Status, status
 
 if TYPE_CHECKING:
     from tenure.torch.placement import Placement, WhenFull

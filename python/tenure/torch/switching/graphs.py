@@ -17,8 +17,8 @@ from torch.nn.modules import module as modules
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from tenure.torch.attributes import Attributes
-from tenure.torch.probe import Probe, Refusal, told
+from tenure.torch.switching.attributes import Attributes
+from tenure.torch.switching.capture_modes import Probe, Refusal, told
 
 __all__ = ["Call", "CapturedCall", "GraphPool", "ModelGraphs", "Shape", "Watch"]
 

@@ -17,9 +17,10 @@ from setuptools import Extension  # type: ignore[import-untyped, unused-ignore]
 from setuptools.command.build_ext import build_ext  # type: ignore[import-untyped, unused-ignore]
 from setuptools.errors import CompileError, SetupError  # type: ignore[import-untyped, unused-ignore]
 
-from tenure import _compilation, _extension_rust, extension
-from tenure._compilation import BuildError
+from tenure import extension
 from tenure._files import write_whole
+from tenure.extension import _compilation, _rust
+from tenure.extension._compilation import BuildError
 
 _FIRST_LINE = '"""Functions of an extension of Tenure."""  # Written by tenure.extension.BuildExtension.'
 
@@ -181,7 +182,7 @@ def _write_module(library: Path) -> None:
 
 
 def _build_rust(ext: RustExtension, folder: Path, library: Path) -> None:
-    compiler = _extension_rust.Compiler(Path(ext.sources[0]).absolute())
+    compiler = _rust.Compiler(Path(ext.sources[0]).absolute())
     crate = compiler.crate(extension._cache())
     name = ext.name.rpartition(".")[2]
     unfinished = folder / "compiled" / library.name

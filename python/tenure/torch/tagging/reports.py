@@ -13,8 +13,8 @@ import torch
 
 from tenure import Error, _native
 from tenure._files import write_whole
-from tenure.torch.holdings import tag_holdings
 from tenure.torch.installation import installed
+from tenure.torch.tagging.holdings import tag_holdings
 
 __all__ = ["report"]
 

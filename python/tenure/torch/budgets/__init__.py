@@ -23,11 +23,11 @@ from tenure._budget_steps import (
     StepReport,
     device_of,
 )
+from tenure.torch.budgets.recipes import operations
+from tenure.torch.budgets.saved_hooks import SavedHooks
 from tenure.torch.dynamo import runs_beside_compiled_code
 from tenure.torch.placement import is_alone, put_under
 from tenure.torch.purpose import address_of
-from tenure.torch.recipes import operations
-from tenure.torch.saved_hooks import SavedHooks
 
 __all__ = ["Budget", "StepReport", "budget"]
 

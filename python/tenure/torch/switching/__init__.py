@@ -1,0 +1,1 @@
+"""More models than fit on a device: the switcher, its models and their CUDA graphs."""

@@ -1,0 +1,1 @@
+"""Tests of the Python package. The folders share modules by relative imports."""
