@@ -30,6 +30,8 @@ from .memory import MIB, tensor
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Allocates this process's cache unless another test file has, and returns its socket."""
     socket = tmp_path_factory.mktemp("cache") / "own.sock"
+    # Opens the device, if no test has used it yet.
+    tensor(1)
     if _native.owns_shared_cache(0):
         return Path(str(tt.configure_shared_cache().socket))
     tt.configure_shared_cache(
