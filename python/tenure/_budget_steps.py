@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import sys
@@ -34,9 +35,70 @@ Folders = str | PathLike[str] | Sequence[str | PathLike[str]]
 #: none.
 NO_STEP, WATCHED, UNWATCHED = range(3)
 
+#: The part of the documentation that `tenure.budget` and `tenure.torch.budget` share.
+_PARAMETERS = """\
+memory
+    The device memory that this process may hold, weights included: bytes, or text such as ``"12GiB"``. Or a share
+    of the peak of a step without a budget, such as ``"50%"``: then the first two steps have no limit.
+spill
+    A folder to spill to, or several that share the load. Default on the CPU: the folder for temporary files, or
+    /var/tmp if that folder is in memory itself. Default on a GPU: none.
+spill_bytes
+    The bytes to reserve on these disks together, as a number or as ``"64GiB"``; they are reserved at once. Default:
+    half of the free space, at most 64 GiB.
+spill_daily_bytes
+    The bytes that this budget may write to the disks in 24 hours, to limit their wear. They are counted before
+    encoding and include the writes that measure the disks. Default: no limit. A step that would write more, and has
+    no room elsewhere, raises an error.
+host_bytes
+    The pinned host memory to spill a GPU's bytes to. Default: half of the available memory.
+planner
+    The planner that decides what is spilled, and when. ``milp``, the slowest, is only in a package that was built
+    with it: ``pip install --config-settings build-args="--features milp" .``, which needs cmake, C++ and libclang.
+codec
+    The codec of bytes on their way to a disk. Default: ``zeros`` or ``planes``, as measurements choose; both lose
+    nothing. ``fp16`` and ``csr-fp16`` round numbers, which changes gradients.
+
+Returns
+-------
+Budget
+    The budget, to be entered in a ``with`` block. `Budget.report` reports on a step.
+
+Raises
+------
+tenure.Error
+    The budget, a folder or the model's device cannot be used; the message says why. Inside the block: the budget is
+    too small (raised before it is exceeded), or a transfer failed."""
+
+_EXAMPLE = """\
+Examples
+--------
+>>> with {maker}(model, "50%", spill="/mnt/ssd") as budget:  # doctest: +SKIP
+...     for images, labels in loader:
+...         loss = criterion(model(images), labels)
+...         loss.backward()
+...         optimizer.step()
+...         optimizer.zero_grad()
+...         print(budget.report())"""
+
 #: All open budgets, by device index; None is the CPU.
 _open: weakref.WeakValueDictionary[int | None, ModelBudget] = weakref.WeakValueDictionary()
 _opening = threading.Lock()
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def described(maker: str) -> Callable[[_Function], _Function]:
+    """Returns a decorator that puts the shared parts into the docstring of a function that makes budgets."""
+
+    def describe(function: _Function) -> _Function:
+        text = inspect.cleandoc(function.__doc__ or "")
+        text = text.replace("{parameters}", _PARAMETERS)
+        function.__doc__ = text.replace("{example}", _EXAMPLE.format(maker=maker))
+        return function
+
+    return describe
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 
 from tenure import Error, Tensor, _native, autograd, nn
 from tenure import device as Device
-from tenure._budget_steps import Codec, Folders, Limits, ModelBudget, Planner, StepReport, device_of
+from tenure._budget_steps import Codec, Folders, Limits, ModelBudget, Planner, StepReport, described, device_of
 
 __all__ = ["Budget", "StepReport", "budget"]
 
@@ -55,6 +55,7 @@ class Budget(ModelBudget):
         return _native.autocast_dtype()
 
 
+@described("tenure.budget")
 def budget(
     module: nn.Module,
     memory: int | str,
@@ -76,36 +77,7 @@ def budget(
     ----------
     module
         The model, all of it on one device.
-    memory
-        The memory of this device that the process's tensors may hold, weights included: bytes, or text such as
-        ``"12GiB"``. Or a share of the peak of a step without a budget, such as ``"50%"``: then the first two steps have
-        no limit.
-    spill
-        A folder to spill to, or several that share the load. Default on the CPU: the folder for temporary files, or
-        /var/tmp if that folder is in memory itself. Default on a GPU: none.
-    spill_bytes
-        The bytes to reserve on these disks together, as a number or as ``"64GiB"``; they are reserved at once. Default:
-        half of the free space, at most 64 GiB.
-    spill_daily_bytes
-        The bytes that this budget may write to the disks in 24 hours, to limit their wear. Default: no limit.
-    host_bytes
-        The pinned host memory to spill a GPU's bytes to. Default: half of the available memory.
-    planner
-        The planner that decides what is spilled, and when.
-    codec
-        The codec of bytes on their way to a disk. Default: ``zeros`` or ``planes``, as measurements choose; both lose
-        nothing. ``fp16`` and ``csr-fp16`` round numbers, which changes gradients.
-
-    Returns
-    -------
-    Budget
-        The budget, to be entered in a ``with`` block. `Budget.report` reports on a step.
-
-    Raises
-    ------
-    tenure.Error
-        The budget, a folder or the model's device cannot be used; the message says why. Inside the block: the budget is
-        too small (raised before it is exceeded), or a transfer failed.
+    {parameters}
 
     Notes
     -----
@@ -116,15 +88,7 @@ def budget(
     A parameter that a hook changes during the backward pass cannot be used to compute a saved tensor again: such a step
     raises an error.
 
-    Examples
-    --------
-    >>> with tenure.budget(model, "50%", spill="/mnt/ssd") as budget:  # doctest: +SKIP
-    ...     for images, labels in loader:
-    ...         loss = criterion(model(images), labels)
-    ...         loss.backward()
-    ...         optimizer.step()
-    ...         optimizer.zero_grad()
-    ...         print(budget.report())
+    {example}
     """
     limits = Limits.of(memory, spill, spill_bytes, spill_daily_bytes, host_bytes)
     if not isinstance(module, nn.Module):
