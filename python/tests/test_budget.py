@@ -172,7 +172,7 @@ def test_steps_within_a_budget_learn_the_same(make: Callable[[], Any], share: in
 
 
 @pytest.mark.parametrize(("make", "share", "is_mixed"), [(gated, 60, False), (gated, 70, True)])
-def test_what_there_is_no_room_for_is_computed_again(
+def test_tensors_without_room_are_computed_again(
     make: Callable[[], Any], share: int, is_mixed: bool, tmp_path: Path
 ) -> None:
     def made() -> Any:
@@ -453,7 +453,7 @@ def test_any_model_has_the_same_gradients_and_errors(tmp_path: Path) -> None:
     assert kinds == {list, str} and has_moved > 4
 
 
-def test_what_the_planner_was_asked_can_be_written(tmp_path: Path) -> None:
+def test_the_planner_s_problem_can_be_written(tmp_path: Path) -> None:
     model, loss_of = transformer()
     path = tmp_path / "problem.json"
     with tenure.torch.budget(model, "70%", spill=tmp_path, spill_bytes=512 * MIB) as budget:
@@ -474,7 +474,7 @@ def test_what_the_planner_was_asked_can_be_written(tmp_path: Path) -> None:
     assert report.predicted_us is not None and report.predicted_us >= of_kernels // 1000
 
 
-def test_what_was_saved_can_be_used_when_the_budget_is_over(tmp_path: Path) -> None:
+def test_saved_tensors_can_be_used_when_the_budget_is_over(tmp_path: Path) -> None:
     model, plain = linear(), linear()
     many_saved(plain).backward()
     with budgeted(model, tmp_path):
@@ -484,7 +484,7 @@ def test_what_was_saved_can_be_used_when_the_budget_is_over(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("size", [16, 512])
-def test_what_was_written_to_since_is_pytorchs_error(size: int, tmp_path: Path) -> None:
+def test_a_saved_tensor_that_was_written_to_since_is_pytorchs_error(size: int, tmp_path: Path) -> None:
     def work(model: Any) -> None:
         y = model(torch.ones(size, 512)).exp()
         loss = y.sin().sum()
@@ -553,7 +553,7 @@ def written_without_gradients(x: Any) -> Any:
         written_without_gradients,
     ],
 )
-def test_what_is_more_than_its_bytes_is_left_alone(work: Callable[[Any], Any], tmp_path: Path) -> None:
+def test_tensors_that_are_more_than_their_bytes_are_left_alone(work: Callable[[Any], Any], tmp_path: Path) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -695,7 +695,7 @@ def test_a_model_that_has_a_budget_can_be_copied_and_evaluated(tmp_path: Path) -
     assert not model._forward_pre_hooks
 
 
-def test_what_finds_no_room_stays_in_steps_that_are_measured_and_then_is_computed_again(tmp_path: Path) -> None:
+def test_tensors_that_find_no_room_stay_in_measured_steps_and_then_are_computed_again(tmp_path: Path) -> None:
     def made() -> Any:
         torch.manual_seed(0)
         return nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.ReLU())))
@@ -721,7 +721,7 @@ def test_what_finds_no_room_stays_in_steps_that_are_measured_and_then_is_compute
 
 
 @pytest.mark.parametrize("codec", ["none", "zeros", "fp16"])
-def test_what_is_encoded_comes_back(codec: Any, tmp_path: Path) -> None:
+def test_encoded_tensors_come_back(codec: Any, tmp_path: Path) -> None:
     def work(model: Any, size: int = 512) -> None:
         # Makes numbers that are mostly zero.
         model(torch.ones(size, 512)).relu().sub(0.5).relu().square().sum().backward()

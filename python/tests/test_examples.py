@@ -122,7 +122,7 @@ def test_help_needs_nothing(machine: Machine, example: str) -> None:
 
 @all_of_them
 @pytest.mark.parametrize(("module", "name"), [("torch", "torch"), ("tenure/__init__", "tenure")])
-def test_what_is_not_installed_is_named(machine: Machine, example: str, module: str, name: str) -> None:
+def test_a_missing_package_is_named(machine: Machine, example: str, module: str, name: str) -> None:
     machine.has(module, MISSING)
     said = machine.fails(example)
     assert f"No module named '{name}'" in said

@@ -184,7 +184,7 @@ def test_an_integer_that_is_too_large_is_refused(values: ModuleType) -> None:
             function(given)
 
 
-def test_what_a_function_throws_is_raised(values: ModuleType) -> None:
+def test_a_function_s_exception_is_raised(values: ModuleType) -> None:
     with pytest.raises(tenure.Error, match="^why it fails$"):
         values.fails("why it fails")
     with pytest.raises(tenure.Error, match="no std::exception"):
@@ -194,7 +194,7 @@ def test_what_a_function_throws_is_raised(values: ModuleType) -> None:
     assert values.nothing() is None, "a failure leaves nothing behind"
 
 
-def test_what_a_function_leaves_switched_off_is_on_again(values: ModuleType) -> None:
+def test_settings_that_a_function_leaves_switched_off_are_on_again(values: ModuleType) -> None:
     values.leaves_gradients_off()
     assert tenure.is_grad_enabled()
 
@@ -349,7 +349,7 @@ def refusal(build: Any) -> str:
     return message
 
 
-def test_what_cannot_be_built_says_why_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_says_why_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "wrong.cpp"
     source.write_text("#include <tenure_extension.hpp>\nint unfinished(\n")
     message = refusal(lambda: load("wrong", source))
@@ -368,7 +368,7 @@ def test_what_cannot_be_built_says_why_in_one_line(tmp_path: Path, monkeypatch: 
     assert "there is no C++ compiler: install one" in refusal(lambda: load("wrong", source))
 
 
-def test_what_is_no_extension_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_extension_is_refused(tmp_path: Path) -> None:
     assert "has no tenure_extension_entry" in refusal(lambda: load_inline("plain", "int one() { return 1; }"))
     assert "cannot be opened" in refusal(lambda: extension.open_library(tmp_path / "gone.so"))
     older = """

@@ -290,7 +290,7 @@ def test_a_folder_with_a_manifest_is_built_by_cargo(tmp_path: Path) -> None:
     assert "cannot be built: the compiler refused: src/lib.rs:1:59: error[E0425]" in message and ".log)" in message
 
 
-def test_what_cannot_be_built_says_why_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_says_why_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "wrong.rs"
     source.write_text("fn one() -> i64 {\n    true\n}\n")
     message = refusal(lambda: load("wrong", source))

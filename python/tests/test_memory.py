@@ -95,7 +95,7 @@ except tenure.Error as error:
     )
 
 
-def test_what_c_allocates_is_counted(block: ctypes.c_void_p) -> None:
+def test_allocations_of_c_are_counted(block: ctypes.c_void_p) -> None:
     assert DEVICE in tenure.memory.installed()
     stats = tenure.memory.stats(DEVICE)
     assert stats["allocated_bytes.all.current"] == 8 * MIB
@@ -112,7 +112,7 @@ def test_a_peak_can_be_begun_again(library: Library, block: ctypes.c_void_p) -> 
     assert tenure.memory.stats(DEVICE)["allocated_bytes.all.peak"] == 8 * MIB
 
 
-def test_what_is_cached_goes_back_to_the_device(library: Library) -> None:
+def test_cached_memory_goes_back_to_the_device(library: Library) -> None:
     library.free(library.allocate(64 * MIB))
     tenure.memory.empty_cache(DEVICE)
     assert tenure.memory.stats(DEVICE)["reserved_bytes.all.current"] == 0

@@ -170,7 +170,7 @@ def test_a_thread_that_did_not_enter_is_not_placed(tmp_path: Path) -> None:
     assert held() == 0
 
 
-def test_what_does_not_match_is_reported_or_refused(tmp_path: Path) -> None:
+def test_a_mismatch_is_reported_or_refused(tmp_path: Path) -> None:
     mapping = write_mapping(tmp_path / "mapping.json", {"none/forward/out#0": 1})
     lax = tenure.torch.install(device="cpu", mapping=mapping, tiers=tiers(tmp_path))
     train(lax, steps=1)

@@ -65,7 +65,7 @@ def test_a_problem_is_parsed_once_and_copies_of_it_are_its_users(problem: tenure
     assert [tier["name"] for tier in problem.tiers] == ["DRAM", "PM"]
 
 
-def test_what_is_no_problem_says_what_is_wrong(tmp_path: Path) -> None:
+def test_an_invalid_problem_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(tenure.Error, match="missing.json"):
         tenure.plan.Problem.load(tmp_path / "missing.json")
     with pytest.raises(tenure.Error, match="name"):

@@ -159,7 +159,7 @@ def convolved(x: Any) -> Any:
         lambda x: nn.functional.dropout(x, 0.5),
     ],
 )
-def test_what_an_operation_makes_is_made_again(compute: Callable[[Any], Any]) -> None:
+def test_results_of_an_operation_are_made_again(compute: Callable[[Any], Any]) -> None:
     x = rows().requires_grad_()
     there = lambda tensor: (tensor.untyped_storage().data_ptr(), tensor._version)  # noqa: E731
     book = Book([x.data_ptr()])
@@ -185,7 +185,7 @@ def test_what_an_operation_makes_is_made_again(compute: Callable[[Any], Any]) ->
         lambda x: x.exp().index_add(0, torch.tensor([0, 0]), x[:2]),
     ],
 )
-def test_what_cannot_be_repeated_is_not_made_again(compute: Callable[[Any], Any]) -> None:
+def test_operations_that_cannot_be_repeated_are_not_made_again(compute: Callable[[Any], Any]) -> None:
     x = rows().requires_grad_()
     book = Book([x.data_ptr()])
     with Keeping(), book.listening():
@@ -194,7 +194,7 @@ def test_what_cannot_be_repeated_is_not_made_again(compute: Callable[[Any], Any]
     book.close()
 
 
-def test_what_was_written_to_since_is_not_computed_with() -> None:
+def test_an_input_that_was_written_to_since_is_not_computed_with() -> None:
     weight = torch.ones(32)
     book = Book([weight.data_ptr()])
     with book.listening():
@@ -205,7 +205,7 @@ def test_what_was_written_to_since_is_not_computed_with() -> None:
     book.close()
 
 
-def test_what_is_small_may_be_written_to_since() -> None:
+def test_small_tensors_may_be_written_to_since() -> None:
     small, book = torch.ones(32), Book([])
     with Keeping(), book.listening():
         made = rows() * small

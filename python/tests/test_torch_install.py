@@ -300,7 +300,7 @@ def test_the_compiler_refuses(machine: Machine, cache: str) -> None:
     assert fallback.startswith("fallback:") and mode == "pluggable"
 
 
-def test_what_the_compiler_said_is_told_if_it_cannot_be_written(machine: Machine) -> None:
+def test_the_compiler_s_output_is_told_if_it_cannot_be_written(machine: Machine) -> None:
     machine.have_torch()
     compiler = machine.have_compiler(REFUSING)
     machine.install(CXX=compiler)
@@ -311,7 +311,7 @@ def test_what_the_compiler_said_is_told_if_it_cannot_be_written(machine: Machine
     assert warning.startswith("warning: the compiler refused: x.h:1: error: no such thing: set CXX to another one. ")
 
 
-def test_what_the_compiler_said_overwrites_no_file_of_others(machine: Machine) -> None:
+def test_the_compiler_s_output_overwrites_no_file_of_others(machine: Machine) -> None:
     machine.have_torch()
     compiler = machine.have_compiler(REFUSING)
     folders = {"XDG_CACHE_HOME": str(machine.folder / "torch/__init__.py"), "TMPDIR": str(machine.folder)}
@@ -340,7 +340,7 @@ def test_the_compiler_ends_without_a_word(machine: Machine, end: str, says: str)
         ("{folder}/torch/__init__.py", "the compiler does not run ("),
     ],
 )
-def test_what_cxx_names_is_no_compiler(machine: Machine, compiler: str, says: str) -> None:
+def test_an_invalid_compiler_in_cxx_is_named(machine: Machine, compiler: str, says: str) -> None:
     machine.have_torch()
     (machine.folder / "torch/__init__.py").chmod(0o755)
     warning, *rest = machine.install(CXX=compiler.format(folder=machine.folder))

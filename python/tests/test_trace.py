@@ -70,7 +70,7 @@ def test_events_are_those_of_the_pickle(sample: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.ttrace", "a.pickle", "a.pickle.xz", "a.pickle.gz"])
-def test_what_is_saved_is_loaded(sample: Path, tmp_path: Path, name: str) -> None:
+def test_a_saved_trace_is_loaded(sample: Path, tmp_path: Path, name: str) -> None:
     trace = tenure.trace.load(sample)
     path = tmp_path / name
     trace.save(path)
@@ -195,7 +195,7 @@ def test_a_device_below_0_is_no_device_of_a_file(sample: Path) -> None:
         tenure.trace.load(sample, device=-1)
 
 
-def test_what_is_no_number_is_named(sample: Path) -> None:
+def test_a_value_that_is_not_a_number_is_named(sample: Path) -> None:
     with pytest.raises(TypeError, match="repeat=1.5: expected a whole number"):
         tenure.trace.replay(sample, "paged", repeat=1.5)  # type: ignore[call-overload]
 

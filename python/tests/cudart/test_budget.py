@@ -61,7 +61,7 @@ def step(model: Model, number: int) -> None:
 
 
 @pytest.mark.parametrize("spill", [False, True])
-def test_what_is_saved_leaves_and_comes_back(spill: bool, tmp_path: Path) -> None:
+def test_saved_tensors_leave_and_come_back(spill: bool, tmp_path: Path) -> None:
     tenure.torch.install()
     model = Model()
     budget = tenure.torch.budget(model, "50%", spill=tmp_path if spill else None, host_bytes=64 * MIB)

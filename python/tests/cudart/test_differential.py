@@ -381,7 +381,7 @@ def test_pytorchs_policy_in_tenure_is_pytorchs(allocator: str, settings: str) ->
         (Kind(is_tight=False, users=3), ("allocation",), ("current", "allocated", "freed")),
     ],
 )
-def test_what_no_policy_changes_is_pytorchs_too(kind: Kind, names: tuple[str, ...], ends: tuple[str, ...]) -> None:
+def test_figures_that_no_policy_changes_are_pytorchs(kind: Kind, names: tuple[str, ...], ends: tuple[str, ...]) -> None:
     """Compares the figures of Tenure's own policy that do not depend on the blocks' addresses."""
     pools = ("all", "small_pool", "large_pool")
     figures = [f"{name}.{pool}.{end}" for name in names for pool in pools for end in ends]

@@ -145,7 +145,7 @@ REFUSED: dict[str, Callable[[], object]] = {
 }
 
 
-def test_what_status_names_is_refused() -> None:
+def test_named_limitations_are_refused() -> None:
     limits = install().limitations
     tensor()
     for limit, call in REFUSED.items():
@@ -169,7 +169,7 @@ def test_copies_between_devices_are_named_and_work_only_under_native(
             source.to("cuda:1").cpu()
 
 
-def test_what_changes_nothing_is_named_too() -> None:
+def test_settings_without_effect_are_named_too() -> None:
     limits = install().limitations
     assert "PYTORCH_CUDA_ALLOC_CONF and torch.cuda.caching_allocator_enable(), which change nothing" in limits
     torch.cuda.memory._set_allocator_settings("expandable_segments:True")
@@ -188,7 +188,7 @@ WORKING: dict[str, Callable[[], object]] = {
 }
 
 
-def test_what_status_does_not_name_works() -> None:
+def test_calls_that_status_does_not_name_work() -> None:
     install()
     tensor()
     for call in WORKING.values():

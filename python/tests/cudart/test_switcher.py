@@ -316,7 +316,7 @@ def test_a_module_without_weights_is_a_model_too() -> None:
     assert switcher.report().copied_bytes == 0
 
 
-def test_what_writes_to_weights_is_told_and_the_weights_are_as_they_were() -> None:
+def test_a_model_that_writes_to_weights_is_told_and_the_weights_are_as_they_were() -> None:
     class Writing(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             if x.numel() > 1:
@@ -488,7 +488,7 @@ def test_an_order_that_was_learned_is_known_to_the_next_switcher(tmp_path: Path)
         assert len(groups(0)) == 1, "that is no order of the model"
 
 
-def test_what_is_called_seldom_or_matters_least_leaves_first() -> None:
+def test_models_that_are_called_seldom_or_matter_least_leave_first() -> None:
     with opened(4) as switcher:
         models = [switcher.add(f"model {seed}", large(seed)[0]) for seed in range(3)]
 

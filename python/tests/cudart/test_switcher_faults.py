@@ -116,7 +116,7 @@ def test_a_file_that_is_damaged_after_it_was_added_is_told_until_it_is_there_aga
 
 
 @pytest.mark.parametrize("chunk_bytes", [2 * MIB, 6 * MIB])
-def test_what_weights_take_never_exceeds_the_budget_which_need_not_be_whole_chunks(chunk_bytes: int) -> None:
+def test_weights_never_exceed_the_budget_which_need_not_be_whole_chunks(chunk_bytes: int) -> None:
     tenure.torch.install()
     budget = 31 * MIB + 4096
     switcher = tenure.torch.Switcher(device_bytes=budget, host_bytes=1 << 30, chunk_bytes=chunk_bytes)

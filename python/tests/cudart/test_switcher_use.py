@@ -146,7 +146,7 @@ def test_a_block_that_replaces_weights_is_told_and_they_are_as_they_were() -> No
     assert switcher.report().image_bytes == switcher.report().per_model[0].bytes
 
 
-def test_what_is_held_of_weights_that_were_written_and_replaced_keeps_their_model_there() -> None:
+def test_a_held_tensor_of_weights_that_were_written_and_replaced_keeps_their_model_there() -> None:
     switcher = opened(1)
     module, x = large(layers=2)
     with computing():
@@ -221,7 +221,7 @@ def test_other_threads_wait_until_a_block_ends() -> None:
     assert order == ["block begins", "block ends", "called"]
 
 
-def test_who_sleeps_leaves_nothing_on_the_device_and_wakes_without_a_call() -> None:
+def test_sleeping_models_leave_nothing_on_the_device_and_wake_without_a_call() -> None:
     with opened(4) as switcher, computing():
         made = {name: large(seed) for seed, name in enumerate(["first", "second"])}
         expected = {name: answer_of(module, x) for name, (module, x) in made.items()}
@@ -251,7 +251,7 @@ def test_who_sleeps_leaves_nothing_on_the_device_and_wakes_without_a_call() -> N
             assert torch.equal(switcher(name, x.cuda()).cpu(), expected[name])
 
 
-def test_those_that_were_used_last_wake_first_and_none_leaves() -> None:
+def test_models_that_were_used_last_wake_first_and_none_leaves() -> None:
     switcher = opened(2)
     x = torch.zeros(1).cuda()
     for number in range(4):

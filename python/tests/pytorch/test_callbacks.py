@@ -51,7 +51,7 @@ def callbacks(tmp_path_factory: pytest.TempPathFactory) -> Callbacks:
     return Callbacks(tmp_path_factory.mktemp("callbacks"))
 
 
-def test_what_a_pool_s_filter_throws_reaches_the_program(callbacks: Callbacks) -> None:
+def test_an_error_of_a_pool_s_filter_reaches_the_program(callbacks: Callbacks) -> None:
     pool = torch.cuda.graph_pool_handle()
     callbacks.library.begin_pool(*map(ctypes.c_uint64, pool))
     try:
@@ -62,7 +62,7 @@ def test_what_a_pool_s_filter_throws_reaches_the_program(callbacks: Callbacks) -
         callbacks.library.end_pool(*map(ctypes.c_uint64, pool))
 
 
-def test_what_a_free_memory_callback_throws_reaches_the_program(callbacks: Callbacks) -> None:
+def test_an_error_of_a_free_memory_callback_reaches_the_program(callbacks: Callbacks) -> None:
     callbacks.library.add_free_memory_callback()
     limit(40 * MIB)
     with callbacks.throwing(), pytest.raises(RuntimeError, match="the free-memory callback's"):
@@ -72,7 +72,7 @@ def test_what_a_free_memory_callback_throws_reaches_the_program(callbacks: Callb
     assert tensor(40 * MIB).numel() == 40 * MIB
 
 
-def test_what_a_pool_s_own_allocator_throws_reaches_the_program(callbacks: Callbacks) -> None:
+def test_an_error_of_a_pool_s_own_allocator_reaches_the_program(callbacks: Callbacks) -> None:
     path = str(callbacks.path)
     own = torch.cuda.memory.CUDAPluggableAllocator(path, "allocate", "release")
     with torch.cuda.use_mem_pool(torch.cuda.MemPool(own.allocator())):

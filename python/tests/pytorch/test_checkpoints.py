@@ -71,7 +71,7 @@ def test_segments_of_both_sizes_are_set_back() -> None:
     results.clear()
 
 
-def test_what_came_after_the_checkpoint_is_freed() -> None:
+def test_blocks_allocated_after_the_checkpoint_are_freed() -> None:
     """Covers TestBlockStateAbsorption.test_additional_free_following_checkpoint."""
     first, kept = capture(lambda: [tensor(512)])
     before, checkpoint = looks(first.pool()), state(first.pool())

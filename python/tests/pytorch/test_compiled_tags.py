@@ -63,7 +63,7 @@ def figures(tag: str) -> int:
 
 
 @pytest.mark.parametrize("prepare", [compile_and_tag_model, compile_and_tag_that, tag_and_compile_in_place])
-def test_what_inductor_allocates_is_the_models(
+def test_inductor_s_allocations_are_the_models(
     prepare: Callable[[nn.Module], tuple[Callable, tenure.torch.Tagging]],
 ) -> None:
     model = Model().cuda()

@@ -130,7 +130,7 @@ def test_a_capture_asks_no_stream_how_far_it_is() -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_what_other_streams_use_in_a_capture_is_not_reused_before_they_join(streams: int) -> None:
+def test_a_block_that_other_streams_use_in_a_capture_is_not_reused_before_they_join(streams: int) -> None:
     """Covers the part of TestMemPool.test_graph_capture_reclaim_2_streams and _4_streams that both allocators do,
     without the setting `graph_capture_record_stream_reuse`: the block is not reused later in the capture either. With
     the setting, PyTorch reuses it then."""

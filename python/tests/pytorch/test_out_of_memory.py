@@ -143,7 +143,7 @@ def test_a_request_beyond_the_configured_fraction_is_rejected() -> None:
     del held
 
 
-def test_what_an_observer_raises_reaches_the_program() -> None:
+def test_an_error_of_an_observer_reaches_the_program() -> None:
     raising = [ValueError("the observer's")]
 
     def observe(*_: int) -> None:

@@ -87,7 +87,7 @@ def test_every_pool_has_an_id_of_its_own() -> None:
     assert len({*ids, torch.cuda.graph_pool_handle()}) == 5
 
 
-def test_who_uses_a_pool_is_counted() -> None:
+def test_users_of_a_pool_are_counted() -> None:
     """Covers TestMemPool.test_mempool_with_allocator."""
     pool = torch.cuda.MemPool()
     assert pool.use_count() == 1

@@ -256,7 +256,7 @@ def test_a_range_in_which_tensors_live_is_not_cleared() -> None:
     del large
 
 
-def test_what_a_library_keeps_in_a_range_does_not_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_s_workspace_in_a_range_does_not_keep_it(monkeypatch: pytest.MonkeyPatch) -> None:
     tt.insert_shared_cache_for_computation()
     workspaces = [torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")]
     with monkeypatch.context() as patched:
@@ -323,7 +323,7 @@ def computed(stream: torch.cuda.Stream) -> torch.Tensor:
     ],
     ids=["tensor", "storage", "storage.cuda", "resize_"],
 )
-def test_who_waits_to_compute_lets_other_threads_end(
+def test_waiting_to_compute_lets_other_threads_end(
     computing: list[torch.cuda.Stream], no_forced_thread_switches: None, allocate: Callable[[], object]
 ) -> None:
     held = [computed(computing[0])]

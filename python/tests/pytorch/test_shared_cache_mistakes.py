@@ -132,7 +132,7 @@ def test_the_first_tensor_that_differs_is_named(made: Callable[[], nn.Module], s
     assert tt.shared_parameters() is None
 
 
-def test_what_was_not_published_as_a_module_is_no_module() -> None:
+def test_parameters_that_were_not_published_as_a_module_are_refused() -> None:
     for about in (b"", b"three"):
         tt.insert_shared_cache_for_parameter("write")
         tt.publish_shared_parameters(about)
@@ -259,7 +259,7 @@ def test_a_module_is_put_in_place_whole_or_not_at_all(comes: list[BaseException 
     refused(nn.Sequential(nn.LSTM(4, 4), Choosy([*comes])), tt.attach_module, error, "no")
 
 
-def test_what_another_holds_in_the_range_is_told_with_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_says_what_others_hold_in_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
     stray: list[torch.Tensor] = []
 
     def fails(device: int, about: bytes) -> None:
@@ -274,7 +274,7 @@ def test_what_another_holds_in_the_range_is_told_with_the_failure(monkeypatch: p
 
 
 @pytest.mark.parametrize("call", [tt.share_module, tt.attach_module])
-def test_what_other_threads_allocate_meanwhile_is_their_own(
+def test_other_threads_allocations_meanwhile_are_their_own(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[nn.Module], nn.Module]
 ) -> None:
     publish(model())

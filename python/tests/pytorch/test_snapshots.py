@@ -154,7 +154,7 @@ def test_a_live_block_has_the_frames_of_its_allocation() -> None:
     assert Path(block["frames"][1]["filename"]).name in (Path(__file__).name, "memory.py")
 
 
-def test_what_was_recorded_before_is_forgotten() -> None:
+def test_a_new_recording_forgets_the_earlier_one() -> None:
     """Covers TestCudaMallocAsync.test_memory_plots."""
     with recorded(context="all", stacks="python"):
         allocate_here()

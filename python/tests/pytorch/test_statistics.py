@@ -19,7 +19,7 @@ def test_a_byte_takes_a_block_of_512() -> None:
     assert torch.cuda.memory_allocated() == before
 
 
-def test_what_was_asked_for_is_counted_beside_what_it_took() -> None:
+def test_requested_bytes_are_counted_beside_allocated_bytes() -> None:
     """Covers TestCudaMallocAsync.test_allocator_settings."""
     before = {name: stat(f"{name}.all.current") for name in ("requested_bytes", "allocated_bytes", "active_bytes")}
     held = tensor(1000)

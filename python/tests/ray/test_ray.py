@@ -119,7 +119,7 @@ def test_a_model_without_room_is_refused_and_the_next_is_served() -> None:
         assert models.call("small", (4,), {})[0] == 8
 
 
-def test_what_makes_no_application_is_refused() -> None:
+def test_an_invalid_application_is_refused() -> None:
     with pytest.raises(ValueError, match="models=.*: expected at least one"):
         tenure.ray.application({}, device_bytes=1, host_bytes=1)
     with pytest.raises(ValueError, match="device_bytes=0"):

@@ -56,7 +56,7 @@ def failures(checks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @needs_program
-def test_what_the_protocol_requires_and_the_server_lists_is_there(models: Path, tmp_path: Path) -> None:
+def test_everything_that_the_protocol_requires_and_the_server_lists_is_there(models: Path, tmp_path: Path) -> None:
     with serving_both(models, "--grpc-port", "0") as (grpc, address):
         checks = checked(tmp_path / "report.json", address, grpc)
     assert len(checks) > 100

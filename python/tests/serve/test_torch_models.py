@@ -336,7 +336,7 @@ def test_a_module_that_goes_on_when_no_request_waits_is_ended(tmp_path: Path) ->
         until("the process has ended", lambda: len(workers(tmp_path) & first) == 1)
 
 
-def test_what_does_not_load_is_broken_with_its_message_until_it_is_loaded_again(tmp_path: Path) -> None:
+def test_a_model_that_does_not_load_is_broken_with_its_message_until_it_is_loaded_again(tmp_path: Path) -> None:
     write(tmp_path, "linear", LINEAR.format(seed=5))
     write(tmp_path, "broken", "def load(folder):\n    raise RuntimeError(open(folder + '/reason').read())\n")
     write(tmp_path, "missing", "def other(folder): ...")
@@ -382,7 +382,7 @@ def test_a_load_that_fails_later_is_the_requests_error_and_is_tried_again(tmp_pa
         assert len(ask(address, "m", [ROW])) == 3
 
 
-def test_what_a_module_prints_goes_to_standard_error(tmp_path: Path) -> None:
+def test_a_module_prints_to_standard_error(tmp_path: Path) -> None:
     code = """
         import os, torch
 

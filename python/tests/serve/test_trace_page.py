@@ -171,7 +171,7 @@ def test_times_that_are_not_exact_are_said_to_be_about_right(browser: Browser, t
     assert abs(float(told) - exact) <= 1.5 * place < 1, (told, exact)
 
 
-def test_what_lies_outside_a_part_or_before_the_history_has_no_time(browser: Browser, tmp_path: Path) -> None:
+def test_blocks_outside_a_part_or_before_the_history_have_no_time(browser: Browser, tmp_path: Path) -> None:
     weights = event("alloc", 0, 30 * MIB, 1, "weights")
     events = [event("segment_alloc", 0, 64 * MIB * 40, 0), weights, *passing_blocks(50, {})]
     page = report(browser, tmp_path, events, "--from", "40", "--to", "60")

@@ -110,7 +110,7 @@ def test_a_step_that_was_replaced_tags_nothing_after_the_tagging(model: nn.Modul
 
 
 @pytest.mark.usefixtures("untouched")
-def test_what_replaced_the_step_meanwhile_stays(model: nn.Module) -> None:
+def test_a_step_that_was_replaced_meanwhile_stays(model: nn.Module) -> None:
     optimizer = Momentum(model.parameters())
     tagging = tenure.torch.tag(model, optimizer)
     StepLR(optimizer, 1)
@@ -150,7 +150,7 @@ def test_optimizers_are_freed_and_copied_as_without_tags(model: nn.Module) -> No
 
 
 @pytest.mark.usefixtures("untouched")
-def test_what_is_no_optimizer_is_refused_before_anything_is_done(model: nn.Module) -> None:
+def test_an_invalid_optimizer_is_refused_before_anything_is_done(model: nn.Module) -> None:
     with pytest.raises(TypeError, match="optimizer is a list: expected one torch.optim.Optimizer; call"):
         tenure.torch.tag(model, [Momentum(model.parameters())])
     assert not model._forward_hooks

@@ -476,7 +476,7 @@ span.itself = sys.modules["kept"] = span
 
 
 @pytest.mark.usefixtures("untouched")
-def test_what_takes_no_hooks_takes_the_model_once_the_tagging_is_removed() -> None:
+def test_functions_that_refuse_hooks_take_the_model_once_the_tagging_is_removed() -> None:
     model = nn.Sequential(nn.ReLU())
     tagging = tenure.torch.tag(model)
     with pytest.raises(AttributeError):
