@@ -16,7 +16,7 @@ import pytest
 
 import tenure
 from tenure import Tensor, extension
-from tenure.extension import _compilation, load, load_inline
+from tenure.extension import _building, _compilation, load, load_inline
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/extensions"
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Gives each test a cache of its own, in which nothing is built yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for cached in (extension._headers, extension._cache):
+    for cached in (_building.header_folder, _building.extension_cache):
         cached.cache_clear()
 
 

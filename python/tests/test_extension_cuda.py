@@ -17,7 +17,7 @@ import pytest
 
 import tenure
 from tenure import _native, cuda, extension
-from tenure.extension import _cuda, load
+from tenure.extension import _building, _cuda, load
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/extensions/lltm_cuda"
 IS_REAL = os.environ.get("TENURE_TEST_DEVICE") == "cuda"
@@ -105,7 +105,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("CUDA_HOME", raising=False)
         patch.delenv("CUDA_PATH", raising=False)
-        for cached in (extension._headers, extension._cache):
+        for cached in (_building.header_folder, _building.extension_cache):
             cached.cache_clear()
         yield None
 

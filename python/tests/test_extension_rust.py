@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import tenure
-from tenure import extension
-from tenure.extension import load
+from tenure.extension import _building, load
 
 pytestmark = pytest.mark.skipif(shutil.which("rustc") is None, reason="there is no Rust compiler")
 
@@ -120,11 +119,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Gives the tests a cache of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        extension._cache.cache_clear()
-        extension._headers.cache_clear()
+        _building.extension_cache.cache_clear()
+        _building.header_folder.cache_clear()
         yield
-    extension._cache.cache_clear()
-    extension._headers.cache_clear()
+    _building.extension_cache.cache_clear()
+    _building.header_folder.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,8 @@ from setuptools import Extension  # type: ignore[import-untyped, unused-ignore]
 from setuptools.command.build_ext import build_ext  # type: ignore[import-untyped, unused-ignore]
 from setuptools.errors import CompileError, SetupError  # type: ignore[import-untyped, unused-ignore]
 
-from tenure import extension
 from tenure._files import write_whole
-from tenure.extension import _compilation, _rust
+from tenure.extension import _building, _compilation, _rust
 from tenure.extension._compilation import BuildError
 
 _FIRST_LINE = '"""Functions of an extension of Tenure."""  # Written by tenure.extension.BuildExtension.'
@@ -183,7 +182,7 @@ def _write_module(library: Path) -> None:
 
 def _build_rust(ext: RustExtension, folder: Path, library: Path) -> None:
     compiler = _rust.Compiler(Path(ext.sources[0]).absolute())
-    crate = compiler.crate(extension._cache())
+    crate = compiler.crate(_building.extension_cache())
     name = ext.name.rpartition(".")[2]
     unfinished = folder / "compiled" / library.name
     unfinished.parent.mkdir(exist_ok=True)
@@ -193,7 +192,7 @@ def _build_rust(ext: RustExtension, folder: Path, library: Path) -> None:
 
 def _build_cpp(ext: CppExtension, folder: Path, library: Path, is_forced: bool) -> None:
     compiler = _compilation.compiler()
-    compile = functools.partial(_compile, [*compiler, *extension._FLAGS, *_flags(ext)], folder, is_forced)
+    compile = functools.partial(_compile, [*compiler, *_building.FLAGS, *_flags(ext)], folder, is_forced)
     jobs = os.environ.get("MAX_JOBS", "")
     with ThreadPoolExecutor(int(jobs) if jobs.isdecimal() and int(jobs) else os.cpu_count()) as pool:
         objects = list(pool.map(compile, ext.sources))
@@ -205,7 +204,7 @@ def _build_cpp(ext: CppExtension, folder: Path, library: Path, is_forced: bool) 
 def _flags(ext: CppExtension) -> list[str]:
     macros = [f"-D{name}" if value is None else f"-D{name}={value}" for name, value in ext.define_macros]
     macros += [f"-U{name}" for name in ext.undef_macros]
-    folders = [f"-I{folder}" for folder in [*ext.include_dirs, *extension.include_paths()]]
+    folders = [f"-I{folder}" for folder in [*ext.include_dirs, _building.header_folder()]]
     return [*macros, *folders, *ext.extra_compile_args]
 
 
@@ -217,7 +216,7 @@ def _linking(ext: CppExtension) -> list[str]:
 
 def _compile(command: list[str], folder: Path, is_forced: bool, source: str) -> str:
     """Compiles a file, unless nothing has changed since it was compiled. Returns the object."""
-    built = folder / f"{extension._digest(source)}-{Path(source).stem}.o"
+    built = folder / f"{_building.digest_of(source)}-{Path(source).stem}.o"
     record, rule = built.with_suffix(".json"), built.with_suffix(".d")
     if not is_forced and built.is_file() and _is_same(record, command):
         return str(built)
@@ -225,7 +224,7 @@ def _compile(command: list[str], folder: Path, is_forced: bool, source: str) -> 
     if not Path(source).is_file():
         raise BuildError(f"there is no file {source}")
     _run([*command, "-MD", "-MF", str(rule), "-c", source, "-o", str(built)], built)
-    files = extension._digests([source, *extension._included(rule)])
+    files = _building.digests_of([source, *_building.included_files(rule)])
     write_whole(record, json.dumps({"command": command, "files": files}))
     return str(built)
 
@@ -234,7 +233,7 @@ def _is_same(record: Path, command: list[str]) -> bool:
     """Returns whether an object was compiled by the same command of the same files."""
     try:
         known = json.loads(record.read_text())
-        return bool(known["command"] == command and extension._digests(known["files"]) == known["files"])
+        return bool(known["command"] == command and _building.digests_of(known["files"]) == known["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
