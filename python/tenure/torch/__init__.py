@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from tenure.torch.budgets import StepReport as StepReport
     from tenure.torch.budgets import budget as budget
     from tenure.torch.functions import function as function
-    from tenure.torch.installation import InstallError as InstallError
     from tenure.torch.installation import install as install
+    from tenure.torch.installation import status as status
+    from tenure.torch.installation.state import InstallError as InstallError
     from tenure.torch.installation.state import Status as Status
-    from tenure.torch.installation.state import status as status
     from tenure.torch.placement import Placement as Placement
     from tenure.torch.placement import Recording as Recording
     from tenure.torch.placement import record as record
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "budgets": ["Budget", "StepReport", "budget"],
     "functions": ["function"],
-    "installation": ["InstallError", "install"],
+    "installation": ["install", "status"],
     "tagging.operations": ["tag_operations"],
     "placement": ["Placement", "Recording", "record"],
     "purpose": ["tagged"],
@@ -76,7 +76,7 @@ _NAMES = {
         "shared_parameters",
     ],
     "shared_cache.modules": ["attach_module", "share_module"],
-    "installation.state": ["Status", "status"],
+    "installation.state": ["InstallError", "Status"],
     "switching.model": ["SwitchedModel", "SwitchedModelReport"],
     "switching.switcher": ["Switcher", "SwitcherReport"],
     "tagging.tags": ["Tagging", "tag"],
@@ -94,7 +94,7 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        from tenure.torch.installation import InstallError
+        from tenure.torch.installation.state import InstallError
 
         raise InstallError(f"PyTorch cannot be imported ({error}): pip install torch") from error
     value = getattr(module, name)

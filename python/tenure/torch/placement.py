@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import threading
 from collections.abc import Mapping
@@ -10,23 +9,17 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import torch
-from torch import Tensor
-
 from tenure import Error, _native
-from tenure.torch.installation import InstallError, build
-from tenure.torch.purpose import address_of, new_token
+from tenure.torch.installation.cpu import put_under
+from tenure.torch.tagging.holdings import held_on_cpu
 
 if TYPE_CHECKING:
     from tenure.plan import Problem
 
-__all__ = ["Placement", "Recording", "WhenFull", "install", "is_alone", "put_under", "record", "settle"]
+__all__ = ["Placement", "Recording", "WhenFull", "install", "record"]
 
 #: The treatment of an allocation whose tier is full.
 WhenFull = Literal["refuse", "miss"]
-
-_installing = threading.Lock()
-_shim: ctypes.CDLL | None = None
 
 
 class _ThreadTokens(threading.local):
@@ -123,8 +116,6 @@ class Placement(_Entered):
         return self._reports()[1].rstrip()
 
     def _reports(self) -> tuple[str, str]:
-        from tenure.torch.tagging.holdings import held_on_cpu
-
         outside: dict[int, int] = {}
         for address, number_of_bytes, tag in held_on_cpu():
             if not self._native.contains(address):
@@ -188,57 +179,3 @@ def record() -> Recording:
     """
     put_under()
     return Recording(_native.Recorder())
-
-
-def settle(tensor: Tensor, tag: int, key: int, settled: dict[int, tuple[int, int]]) -> bool:
-    """Moves a CPU tensor's memory to its key's place, if this thread is placed or recorded.
-
-    `settled` has, by a tensor's id, its address and its placement. Memory that the tensor shares stays where it is:
-    with other processes, NumPy arrays, views, or tensors saved for backward. Then returns False: a later call may find
-    it unshared.
-    """
-    placed_in = _native.placed_in()
-    address = address_of(tensor)
-    if not placed_in or not address or tensor.device.type != "cpu" or settled.get(id(tensor)) == (address, placed_in):
-        return True
-    if not is_alone(tensor):
-        return False
-    token = new_token()
-    _native.enter_purpose(token, tag, key)
-    try:
-        tensor.data = tensor.data.clone()
-    finally:
-        _native.leave_purpose(token)
-    settled[id(tensor)] = address_of(tensor), placed_in
-    return True
-
-
-def is_alone(tensor: Tensor) -> bool:
-    """Returns whether a CPU tensor shares its memory with nothing, so that it can be moved."""
-    storage = tensor.untyped_storage()
-    # The count includes the tensor and the storage object made here.
-    is_own = storage.nbytes() == tensor.nbytes and torch._C._storage_Use_Count(storage._cdata) == 2
-    return is_own and storage.resizable() and not storage.is_shared()
-
-
-def put_under() -> None:
-    """Installs the shim of PyTorch's CPU allocator, once."""
-    global _shim
-    with _installing:
-        if _shim is not None:
-            return
-        try:
-            library = build.built(build.Torch.current(), build.on_cpu())
-            shim = ctypes.CDLL(str(library))
-        except (build.BuildError, OSError) as error:
-            raise InstallError(f"Tenure cannot be put under PyTorch's memory of the CPU: {error}") from error
-        shim.tenure_cpu_install.restype = ctypes.c_bool
-        message = ctypes.create_string_buffer(4096)
-        if not shim.tenure_cpu_install(ctypes.c_void_p(_native.cpu_api()), message, ctypes.c_size_t(len(message))):
-            raise InstallError(message.value.decode(errors="replace"))
-        _shim = shim
-
-
-def is_installed() -> bool:
-    """Returns whether the shim is under PyTorch."""
-    return _shim is not None

@@ -27,8 +27,9 @@ from tenure._budget_steps import (
 from tenure.torch.budgets.recipes import operations
 from tenure.torch.budgets.saved_hooks import SavedHooks
 from tenure.torch.dynamo import runs_beside_compiled_code
-from tenure.torch.placement import is_alone, put_under
+from tenure.torch.installation.cpu import put_under
 from tenure.torch.purpose import address_of
+from tenure.torch.settling import is_alone
 
 __all__ = ["Budget", "StepReport", "budget"]
 

@@ -12,7 +12,8 @@ from functools import cache
 from torch import _ops
 from torch._C import _dispatch_key_parse as _parse_dispatch_key
 
-from tenure.torch.installation import InstallError, build
+from tenure.torch.installation import build
+from tenure.torch.installation.state import InstallError
 
 __all__ = ["operations"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from tenure import Error, _native
 from tenure.torch.installation import build, fallback
-from tenure.torch.installation.state import Allocator, Mode, Status, status
+from tenure.torch.installation.state import TESTED, Allocator, InstallError, Mode, Status, limitations_of
 
 if TYPE_CHECKING:
     from tenure.torch.placement import Placement, WhenFull
@@ -31,10 +32,6 @@ _HAS_STARTED = (
     "CUDA has started already, on PyTorch's own allocator: call tenure.torch.install() earlier, before the first "
     "tensor on a GPU or in pinned memory and before a memory history is recorded, or set TENURE_TORCH=1"
 )
-
-
-class InstallError(Error, RuntimeError):
-    """Tenure cannot be put under PyTorch. The message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +74,34 @@ def installed() -> Installation | None:
     return _installed
 
 
-def stood_aside() -> str | None:
-    """Returns why the last call of `install` left PyTorch as it is, if it did."""
-    return _stood_aside
+def status() -> Status:
+    """Returns the state of Tenure under PyTorch, and its limitations there.
+
+    Returns
+    -------
+    Status
+        The state. Printed, it is a readable text.
+    """
+    from tenure import __version__
+
+    active = _installed
+    if active is None:
+        return Status("not installed", __version__, _stood_aside)
+    if (backend := sys.modules["torch"].cuda.get_allocator_backend()) != active.backend:
+        return Status("not installed", __version__, f"the program has put another in its place since, {backend}")
+    release = ".".join(active.torch.split(".")[:2])
+    return Status(
+        mode=active.mode,
+        tenure=__version__,
+        torch=active.torch,
+        cuda=active.cuda,
+        allocator=active.options.allocator,
+        fraction=_native.torch_memory_fraction(),
+        library=active.library,
+        devices=tuple(_native.installed()),
+        tested=release in TESTED,
+        limitations=limitations_of(active.mode, release),
+    )
 
 
 @overload

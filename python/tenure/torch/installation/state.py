@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Literal
+
+from tenure import Error
 
 Mode = Literal["not installed", "prebuilt shim", "built shim", "pluggable"]
 Allocator = Literal["paged", "native", "expandable"]
 
 #: The versions of PyTorch that Tenure's tests run on. For others from 2.8 to 2.15, the shim is only compiled.
-_TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
+TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 #: The limitations of PyTorch's own interface for external allocators.
 _PLUGGABLE_LIMITS = (
@@ -31,6 +32,10 @@ _PLUGGABLE_LIMITS = (
 _OLD_SETTINGS = (
     "allocator settings changed after install(): PyTorch tells of them, and lets them name a backend, since 2.10"
 )
+
+
+class InstallError(Error, RuntimeError):
+    """Tenure cannot be put under PyTorch. The message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -87,44 +92,13 @@ class Status:
             f"allocator: {self.allocator}, up to {self.fraction:.0%} of a device; devices in use: {devices}",
         ]
         if not self.tested:
-            lines.append(f"tested with PyTorch {', '.join(_TESTED)} only: what works with this one is not known")
+            lines.append(f"tested with PyTorch {', '.join(TESTED)} only: what works with this one is not known")
         if self.limitations:
             lines += ["does not work:", *(f"  - {limitation}" for limitation in self.limitations)]
         return "\n".join(lines)
 
 
-def status() -> Status:
-    """Returns the state of Tenure under PyTorch, and its limitations there.
-
-    Returns
-    -------
-    Status
-        The state. Printed, it is a readable text.
-    """
-    from tenure import __version__, _native
-    from tenure.torch.installation import installed, stood_aside
-
-    active = installed()
-    if active is None:
-        return Status("not installed", __version__, stood_aside())
-    if (backend := sys.modules["torch"].cuda.get_allocator_backend()) != active.backend:
-        return Status("not installed", __version__, f"the program has put another in its place since, {backend}")
-    release = ".".join(active.torch.split(".")[:2])
-    return Status(
-        mode=active.mode,
-        tenure=__version__,
-        torch=active.torch,
-        cuda=active.cuda,
-        allocator=active.options.allocator,
-        fraction=_native.torch_memory_fraction(),
-        library=active.library,
-        devices=tuple(_native.installed()),
-        tested=release in _TESTED,
-        limitations=_limitations(active.mode, release),
-    )
-
-
-def _limitations(mode: Mode, release: str) -> tuple[str, ...]:
+def limitations_of(mode: Mode, release: str) -> tuple[str, ...]:
     if mode == "pluggable":
         return _PLUGGABLE_LIMITS
     return (_OLD_SETTINGS,) if release in ("2.8", "2.9") else ()

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from tenure import _native
 from tenure._nested import instances_in
 from tenure.torch.dynamo import runs_beside_compiled_code
-from tenure.torch.placement import settle
 from tenure.torch.purpose import address_of, number_of_key, number_of_tag, retag
+from tenure.torch.settling import settle
 
 __all__ = ["OptimizerStates", "Parameters", "named_parameters", "path_of", "tag_holdings", "tensors_in"]
 

@@ -38,8 +38,8 @@ from torch.optim import Optimizer
 from tenure import _native
 from tenure._entries import Hook
 from tenure.torch.dynamo import runs_beside_compiled_code
-from tenure.torch.installation.state import status
-from tenure.torch.placement import is_installed
+from tenure.torch.installation import status
+from tenure.torch.installation.cpu import is_installed
 from tenure.torch.purpose import Span, new_token, number_of_key, number_of_tag, retag
 from tenure.torch.tagging.backward import tell_in_backward
 from tenure.torch.tagging.holdings import OptimizerStates, Parameters, named_parameters, path_of, tensors_in
