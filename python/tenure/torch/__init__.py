@@ -57,10 +57,9 @@ _NAMES = {
     "budgets": ["Budget", "StepReport", "budget"],
     "functions": ["function"],
     "installation": ["install", "status"],
-    "tagging.operations": ["tag_operations"],
+    "installation.state": ["InstallError", "Status"],
     "placement": ["Placement", "Recording", "record"],
     "purpose": ["tagged"],
-    "tagging.reports": ["report"],
     "shared_cache": [
         "SharedCacheSettings",
         "allocate_shared_cache",
@@ -76,9 +75,10 @@ _NAMES = {
         "shared_parameters",
     ],
     "shared_cache.modules": ["attach_module", "share_module"],
-    "installation.state": ["InstallError", "Status"],
     "switching.model": ["SwitchedModel", "SwitchedModelReport"],
     "switching.switcher": ["Switcher", "SwitcherReport"],
+    "tagging.operations": ["tag_operations"],
+    "tagging.reports": ["report"],
     "tagging.tags": ["Tagging", "tag"],
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
