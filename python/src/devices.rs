@@ -51,7 +51,7 @@ impl DriverKind {
         let count = platform.device_count().map_err(|error| device_complaint(error.kind.to_string()))?;
         let Some(device) = u8::try_from(device).ok().filter(|_| device < count) else {
             return Err(device_complaint(format!(
-                "there is no device {device}: `tenure.devices()` lists what there is, numbered from 0"
+                "device {device} does not exist: `tenure.devices()` lists the devices, numbered from 0"
             )));
         };
         platform.driver(device).map_err(|error| device_complaint(format!("device {device}: {}", error.kind)))

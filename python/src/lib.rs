@@ -3,7 +3,6 @@
 //!
 //! Every function that waits or computes releases the GIL, so that other Python threads run meanwhile.
 
-mod amount;
 mod budget;
 mod devices;
 mod errors;
@@ -35,15 +34,13 @@ mod _native {
     const VERSION: &str = env!("CARGO_PKG_VERSION");
 
     #[pymodule_export]
-    use crate::amount::parse_amount;
-    #[pymodule_export]
-    use crate::budget::{Budget, BudgetSteps, PackedTensor, TensorBudget};
+    use crate::budget::{Budget, BudgetPhase, BudgetSteps, PackedTensor, TensorBudget};
     #[pymodule_export]
     use crate::devices::devices;
     #[pymodule_export]
     use crate::memory::{
-        empty_cache, host_memory_stats, installed, memory_report, memory_snapshot, memory_stats, reset_peak_stats,
-        set_memory_fraction,
+        empty_cache, host_memory_stats, installed, memory_report, memory_snapshot, memory_stats, parse_amount,
+        reset_peak_stats, set_memory_fraction,
     };
     #[pymodule_export]
     use crate::onnx::export_onnx;

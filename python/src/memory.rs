@@ -7,6 +7,7 @@ use pyo3::types::{PyBytes, PyDict};
 use tenure::alloc::{AllocError, Backing};
 use tenure::device::memory::DeviceMemory;
 use tenure::report::{DeviceUse, MemoryReport};
+use tenure::units::Amount;
 use tenure_device::host::HostMemory;
 use tenure_device::memory::{self, MAX_DEVICES};
 
@@ -95,7 +96,7 @@ impl<'py> FromPyObject<'_, 'py> for Opened {
     fn extract(number: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let device = number.extract().map_err(|error: PyErr| {
             if error.is_instance_of::<PyOverflowError>(number.py()) {
-                complaint(format!("there is no device {}: devices are numbered from 0", &*number))
+                complaint(format!("device {} does not exist: devices are numbered from 0", &*number))
             } else {
                 error
             }
@@ -117,4 +118,14 @@ pub(crate) fn not_open(device: usize) -> PyErr {
              CUDA allocation, or open the device through the C interface"
         )
     })
+}
+
+/// Parses `text`, the value of the parameter `name`. Returns either bytes or a share in percent; the other is `None`.
+#[pyfunction]
+pub(crate) fn parse_amount(name: &str, text: &str) -> PyResult<(Option<u64>, Option<f64>)> {
+    match text.parse() {
+        Ok(Amount::Bytes(bytes)) => Ok((Some(bytes), None)),
+        Ok(Amount::Percent(percent)) => Ok((None, Some(percent))),
+        Err(error) => Err(complaint(format!("{name}={text:?}: {error}"))),
+    }
 }

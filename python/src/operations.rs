@@ -328,14 +328,21 @@ unsafe extern "C" fn operation(
     input_count: usize,
     call: Option<NonNull<c_void>>,
 ) {
-    let slice = |first: *const Bytes, count| -> &[Bytes] {
-        // SAFETY: the shim passes `count` elements at `first`; with none, the address may be null.
-        if count == 0 { &[] } else { unsafe { slice::from_raw_parts(first, count) } }
-    };
     // SAFETY: the shim passes the pointer that the recorder was made with.
     let User { shim, listener } = unsafe { &*user.cast() };
     let call = call.map(|handle| Call { shim: *shim, owned: Owned { handle, drop: shim.0.drop_call } });
-    let made = slice(made, made_count);
-    let inputs = slice(inputs, input_count);
+    // SAFETY: the shim passes so many elements.
+    let made = unsafe { bytes_at(made, made_count) };
+    // SAFETY: likewise.
+    let inputs = unsafe { bytes_at(inputs, input_count) };
     let _ = catch_unwind(AssertUnwindSafe(|| listener.operation(stream.addr(), made, inputs, call)));
+}
+
+/// Returns the `count` elements at `first`, which may be null if there are none.
+///
+/// # Safety
+/// The elements are there during the call.
+unsafe fn bytes_at<'a>(first: *const Bytes, count: usize) -> &'a [Bytes] {
+    // SAFETY: by the function's contract.
+    if count == 0 { &[] } else { unsafe { slice::from_raw_parts(first, count) } }
 }

@@ -188,7 +188,7 @@ impl Recorder {
 
     /// Writes the placement problem that the recording makes.
     fn write(&self, py: Python<'_>, path: PathBuf, name: &str) -> PyResult<()> {
-        let write = || self.recorder.problem(name, Vec::new(), Vec::new())?.write(path);
-        py.detach(write).map_err(|error| complaint(error.to_string()))
+        py.detach(|| self.recorder.problem(name, Vec::new(), Vec::new())?.write(path))
+            .map_err(|error| complaint(error.to_string()))
     }
 }

@@ -142,10 +142,10 @@ pub(crate) fn simulate_mapping(py: Python<'_>, problem: &Problem, mapping: &Mapp
         let plan = plan_of(&problem.0, &mapping.0).map_err(said)?;
         simulate(&problem.0, &plan).map_err(said)
     })?;
-    let tiers = problem.0.tiers().iter().map(|tier| &tier.name);
-    let bytes = |bytes: &[u64]| tiers.clone().cloned().zip(bytes.iter().copied()).collect::<Vec<_>>();
-    let peak_bytes = bytes(&outcome.peak_bytes);
-    let accessed_bytes = bytes(&outcome.accessed_bytes);
+    let [peak_bytes, accessed_bytes] = [&outcome.peak_bytes, &outcome.accessed_bytes].map(|bytes| {
+        let tiers = problem.0.tiers().iter().map(|tier| &tier.name);
+        tiers.zip(bytes).collect::<Vec<_>>()
+    });
     let facts = json!({
         "score": outcome.score(),
         "makespan_us": outcome.makespan_ns / 1e3,

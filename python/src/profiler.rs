@@ -1,6 +1,8 @@
 //! Profiles of operations, for `tenure.profiler`.
 
 use parking_lot::Mutex;
+use std::time::Duration;
+
 use pyo3::exceptions::{PyAttributeError, PyRuntimeError};
 use pyo3::prelude::*;
 use serde_json::json;
@@ -79,7 +81,6 @@ impl ProfileObject {
 
     /// Returns the spans, as JSON: times are in µs.
     fn events(&self) -> PyResult<String> {
-        let us = |time: std::time::Duration| time.as_nanos() as f64 / 1000.0;
         let events = self.0.spans.iter().map(|span| {
             let kind = match span.kind {
                 SpanKind::Operation => "operation",
@@ -88,7 +89,8 @@ impl ProfileObject {
             };
             json!({
                 "id": span.id, "parent": span.parent, "name": span.name, "kind": kind, "thread": span.thread,
-                "start_us": us(span.begin), "duration_us": us(span.duration), "own_us": us(span.own),
+                "start_us": microseconds(span.begin), "duration_us": microseconds(span.duration),
+                "own_us": microseconds(span.own),
                 "input_shapes": span.inputs.iter().map(|input| &input.sizes).collect::<Vec<_>>(),
             })
         });
@@ -100,4 +102,8 @@ impl ProfileObject {
     fn dropped(&self) -> u64 {
         self.0.dropped
     }
+}
+
+fn microseconds(time: Duration) -> f64 {
+    time.as_nanos() as f64 / 1000.0
 }

@@ -31,13 +31,14 @@ impl Recomputation for Recipe {
     }
 
     fn inputs(&self) -> Vec<RecomputeInput> {
-        let recompute = |recipe: &Arc<Self>| Arc::clone(recipe) as Arc<dyn Recomputation>;
-        let input = |(id, recipe): &Ingredient| RecomputeInput {
-            id: *id,
-            here: None,
-            recompute: recipe.as_ref().map(recompute),
-        };
-        self.inputs.iter().map(input).collect()
+        self.inputs
+            .iter()
+            .map(|(id, recipe)| RecomputeInput {
+                id: *id,
+                here: None,
+                recompute: recipe.as_ref().map(|recipe| Arc::clone(recipe) as _),
+            })
+            .collect()
     }
 
     fn made_in(&self) -> Option<usize> {

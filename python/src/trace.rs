@@ -110,10 +110,9 @@ impl Trace {
         }
         let mut interrupt = Interrupt::new();
         let outcome = py.detach(|| {
-            let observe = |_| interrupt.step();
             let outcome = match driver {
-                DriverKind::Sim => replay.run_observed(&self.0, observe),
-                DriverKind::Cuda => replay.run_on(&driver.open(device)?, &self.0, observe),
+                DriverKind::Sim => replay.run_observed(&self.0, |_| interrupt.step()),
+                DriverKind::Cuda => replay.run_on(&driver.open(device)?, &self.0, |_| interrupt.step()),
             };
             outcome.map_err(exception)
         });

@@ -18,6 +18,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from tenure import Error, _native
 from tenure._entries import Entries, Hook
+from tenure._native import BudgetPhase
 from tenure._nested import instances_in
 
 _LOG = logging.getLogger("tenure")
@@ -30,10 +31,6 @@ Codec = Literal["auto", "none", "zeros", "planes", "fp16", "csr-fp16"]
 
 #: One folder, or several.
 Folders = str | PathLike[str] | Sequence[str | PathLike[str]]
-
-#: The values of `_native.BudgetSteps.phase`: no step is open; the open step reports all saved tensors to the budget; or
-#: none.
-NO_STEP, WATCHED, UNWATCHED = range(3)
 
 #: The part of the documentation that `tenure.budget` and `tenure.torch.budget` share.
 _PARAMETERS = """\
@@ -228,7 +225,7 @@ class ModelBudget:
         StepReport or None
             None if there was none.
         """
-        if (self._native.is_needed or self._native.phase == UNWATCHED) and not self._is_marked:
+        if (self._native.is_needed or self._native.phase == BudgetPhase.UNWATCHED) and not self._is_marked:
             self._end()
         return self._report
 
@@ -315,12 +312,12 @@ class ModelBudget:
     def _begins_step(self, is_entered: bool) -> bool:
         """Returns whether a step begins at this call of the model."""
         phase = self._native.phase
-        if phase == NO_STEP:
+        if phase == BudgetPhase.NO_STEP:
             return True
         if self._is_marked:
             return False
         has_learned = self._parameter is not None and self._parameter._version != self._writes
-        return has_learned or (phase == UNWATCHED and is_entered)
+        return has_learned or (phase == BudgetPhase.UNWATCHED and is_entered)
 
     def _begin_by_saving(self, tensor: Any) -> None:
         """Begins a step when a tensor is saved while none is open. The native budget calls this."""

@@ -3,7 +3,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from types import EllipsisType, ModuleType, TracebackType
-from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypeVar, final, overload
+from typing import Any, ClassVar, Literal, Self, SupportsIndex, TypeAlias, TypeVar, final, overload
 from weakref import ReferenceType
 
 from tenure._operations import TensorOperations
@@ -11,6 +11,7 @@ from tenure._operations import TensorOperations
 __all__ = [
     "AgentClient",
     "Budget",
+    "BudgetPhase",
     "BudgetSteps",
     "CUDAGraph",
     "DefaultStates",
@@ -264,6 +265,13 @@ def start_profiler(
     max_events: int,
 ) -> Profiler: ...
 
+@final
+class BudgetPhase:
+    NO_STEP: ClassVar[BudgetPhase]
+    WATCHED: ClassVar[BudgetPhase]
+    UNWATCHED: ClassVar[BudgetPhase]
+    def __int__(self) -> int: ...
+
 class BudgetSteps:
     @staticmethod
     def is_in_memory(folder: str | PathLike[str]) -> builtins.bool: ...
@@ -279,7 +287,7 @@ class BudgetSteps:
     @property
     def least_bytes(self) -> int | None: ...
     @property
-    def phase(self) -> int: ...
+    def phase(self) -> BudgetPhase: ...
     @property
     def is_needed(self) -> builtins.bool: ...
     def begin(self, signature: tuple[int, int, int], is_told: builtins.bool) -> builtins.bool: ...

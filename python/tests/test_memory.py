@@ -74,7 +74,7 @@ def test_a_device_that_was_not_opened_says_how_to_open_it(call: Callable[[int], 
 @CALLS
 @pytest.mark.parametrize("device", [-1, 1 << 70])
 def test_a_number_that_no_device_has(call: Callable[[int], object], device: int) -> None:
-    with pytest.raises(tenure.Error, match=f"there is no device {device}: devices are numbered from 0"):
+    with pytest.raises(tenure.Error, match=f"device {device} does not exist: devices are numbered from 0"):
         call(device)
 
 

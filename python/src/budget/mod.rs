@@ -15,7 +15,7 @@ use tenure::plan::planner::{self, Evolutionary, FlashNeuron, Scheduled};
 
 use crate::errors::complaint;
 
-pub(crate) use steps::BudgetSteps;
+pub(crate) use steps::{BudgetPhase, BudgetSteps};
 pub(crate) use tensors::TensorBudget;
 pub(crate) use torch::{Budget, PackedTensor};
 

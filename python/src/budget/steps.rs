@@ -20,13 +20,16 @@ const PASSES: u64 = 2;
 /// The number of signatures that are remembered. If there are more, all are forgotten and measured again.
 const MOST_KINDS: usize = 1 << 16;
 
-/// The phase of a step. Python knows its numbers.
+/// The phase of a step.
+#[pyclass(eq, frozen, module = "tenure._native", rename_all = "SCREAMING_SNAKE_CASE")]
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Phase {
+pub(crate) enum BudgetPhase {
     /// No step is open. The next begins where a tensor is saved or the model is called.
-    Between,
+    NoStep,
+    /// The open step reports all saved tensors to the budget.
     Watched,
+    /// The open step reports none.
     Unwatched,
 }
 
@@ -34,7 +37,7 @@ pub(super) enum Phase {
 pub(super) struct Steps {
     pub(super) engine: Engine,
     state: Mutex<StepsState>,
-    /// A [`Phase`].
+    /// A [`BudgetPhase`].
     phase: AtomicU8,
     /// The number of steps begun.
     begun: AtomicU64,
@@ -85,7 +88,7 @@ pub(super) struct FirstSaved {
 impl Drop for FirstSaved {
     fn drop(&mut self) {
         if self.steps.begun.load(Ordering::Relaxed) == self.step {
-            self.steps.enter(Phase::Between);
+            self.steps.enter(BudgetPhase::NoStep);
         }
     }
 }
@@ -114,11 +117,16 @@ impl Steps {
         Arc::new(Self { engine, state, phase, begun, has_first, is_needed, on_end: Box::new(on_end) })
     }
 
-    pub(super) fn is(&self, phase: Phase) -> bool {
-        self.phase.load(Ordering::Relaxed) == phase as u8
+    pub(super) fn phase(&self) -> BudgetPhase {
+        let phases = [BudgetPhase::NoStep, BudgetPhase::Watched, BudgetPhase::Unwatched];
+        phases[usize::from(self.phase.load(Ordering::Relaxed))]
     }
 
-    pub(super) fn enter(&self, phase: Phase) {
+    pub(super) fn is(&self, phase: BudgetPhase) -> bool {
+        self.phase() == phase
+    }
+
+    pub(super) fn enter(&self, phase: BudgetPhase) {
         self.phase.store(phase as u8, Ordering::Relaxed);
     }
 
@@ -129,7 +137,7 @@ impl Steps {
 
     /// Returns the mark for a step's first saved tensor, unless another tensor has it.
     pub(super) fn first(self: &Arc<Self>) -> Option<FirstSaved> {
-        if self.is(Phase::Between) || self.has_first.swap(true, Ordering::Relaxed) {
+        if self.is(BudgetPhase::NoStep) || self.has_first.swap(true, Ordering::Relaxed) {
             return None;
         }
         Some(FirstSaved { steps: Arc::clone(self), step: self.begun.load(Ordering::Relaxed) })
@@ -142,7 +150,7 @@ impl Steps {
         let is_unwatched = self.begin_in_engine(signature)?;
         self.begun.fetch_add(1, Ordering::Relaxed);
         self.has_first.store(is_told, Ordering::Relaxed);
-        self.enter(if is_unwatched { Phase::Unwatched } else { Phase::Watched });
+        self.enter(if is_unwatched { BudgetPhase::Unwatched } else { BudgetPhase::Watched });
         Ok(is_unwatched)
     }
 
@@ -229,7 +237,7 @@ impl Steps {
 
     /// Ends the open step and returns it.
     fn end(&self) -> Option<OpenStep> {
-        self.enter(Phase::Between);
+        self.enter(BudgetPhase::NoStep);
         let step = self.state().step.take();
         (self.on_end)();
         step
@@ -326,10 +334,10 @@ impl BudgetSteps {
         self.steps.engine.least_budget_bytes()
     }
 
-    /// The phase of the step, as a number.
+    /// The phase of the step.
     #[getter]
-    fn phase(&self) -> u8 {
-        self.steps.phase.load(Ordering::Relaxed)
+    fn phase(&self) -> BudgetPhase {
+        self.steps.phase()
     }
 
     /// Whether backward needed a saved tensor since the last step began or ended.

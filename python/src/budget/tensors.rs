@@ -9,7 +9,7 @@ use tenure::nn::offload::{self, Offload};
 use tenure::tensor::autograd::{Recipe, RecipeBook, Recipes, SavedHooks, SavedId};
 use tenure::tensor::{Tensor, TensorError};
 
-use super::steps::{FirstSaved, Phase, Steps};
+use super::steps::{BudgetPhase, FirstSaved, Steps};
 use super::{BudgetSteps, SpillFolders, device_of, open_engine, planner_of};
 use crate::errors::complaint;
 use crate::tensor::{TensorObject, enter_budget, raised};
@@ -122,7 +122,7 @@ fn record(entered: &[Arc<Shared>], recipe: &Recipe) {
 
 fn pack(entered: &[Arc<Shared>], tensor: &Tensor, id: SavedId, book: &RecipeBook) -> tenure::tensor::Result<Packed> {
     let budget = budget_of(entered, tensor.device());
-    if budget.steps.is(Phase::Between) {
+    if budget.steps.is(BudgetPhase::NoStep) {
         budget.begin_by_saving(tensor)?;
     }
     let offload = budget.offload().clone();

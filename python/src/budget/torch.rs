@@ -14,7 +14,7 @@ use tenure::offload::{self, OffloadError, Recomputation, SavedBytesId, Setup};
 use tenure_device::host::OnHostMemory;
 use tenure_device::{Stream, exchange};
 
-use super::steps::{FirstSaved, Phase, Steps};
+use super::steps::{BudgetPhase, FirstSaved, Steps};
 use super::{BudgetSteps, SpillFolders, device_of, open_engine, planner_of, told};
 use crate::errors::complaint;
 use crate::operations::{Bytes, Call, Listen, OperationRecorder, SavedFacts, SavedTensor, Shim, Tensor};
@@ -109,7 +109,7 @@ impl Budget {
                 // An error cannot be reported to the code that allocates. Without its hooks, the step has the room
                 // there is.
                 if wakes.unwrap_or(false) {
-                    inner.steps.enter(Phase::Watched);
+                    inner.steps.enter(BudgetPhase::Watched);
                 }
             });
         });
@@ -140,7 +140,7 @@ impl Budget {
     /// Saves a tensor for backward, in the engine's care if the budget gains by it.
     fn pack(&self, tensor: &Bound<'_, PyAny>) -> PyResult<PackedTensor> {
         let py = tensor.py();
-        if self.inner.steps.is(Phase::Between)
+        if self.inner.steps.is(BudgetPhase::NoStep)
             && let Some(owner) = owner_of(&self.owner, py)?
         {
             owner.call_method1(intern!(py, "_begin_by_saving"), (tensor,))?;
@@ -148,13 +148,15 @@ impl Budget {
         // A subclass of `torch.Tensor` may hold more than its bytes.
         let is_plain = tensor.get_type().is(type_of_tensors(py)?);
         let tensor = Tensor::of(tensor)?;
-        let look = if self.inner.steps.is(Phase::Watched) { self.recorder.look(tensor) } else { SavedFacts::default() };
+        let look =
+            if self.inner.steps.is(BudgetPhase::Watched) { self.recorder.look(tensor) } else { SavedFacts::default() };
         let held = if is_plain && look.may_go && look.bytes.bytes as u64 >= self.inner.steps.engine.min_tensor_bytes() {
-            let name = || {
+            let name = if self.inner.steps.engine.has_name() {
+                String::new()
+            } else {
                 let module = module_of_key(Purpose::current().1.to_raw());
                 format!("{module} {}", tensor.name(self.shim)).trim_start().to_owned()
             };
-            let name = if self.inner.steps.engine.has_name() { String::new() } else { name() };
             let stream = self.shim.stream(self.inner.device);
             let held = py.detach(|| self.inner.save(look, stream, name)).map_err(told)?;
             self.listen_again();
@@ -176,8 +178,11 @@ impl Budget {
             return Err(PyRuntimeError::new_err(words));
         }
         let stream = self.shim.stream(self.inner.device);
-        let need = |held| py.detach(|| self.inner.need(held, stream)).map_err(told);
-        packed.tensor.restored(py, packed.held.as_ref().map(need).transpose()?)
+        let bytes = match &packed.held {
+            Some(held) => Some(py.detach(|| self.inner.need(held, stream)).map_err(told)?),
+            None => None,
+        };
+        packed.tensor.restored(py, bytes)
     }
 }
 
@@ -275,14 +280,14 @@ impl Listen for BudgetInner {
         };
         let mut notes = self.notes();
         let inputs: Vec<Ingredient> = inputs.into_iter().map(|id| (id, notes.book.get(&id).cloned())).collect();
-        let recipe = |(number, (id, made)): (usize, (Option<SavedBytesId>, &Bytes))| {
+        let mut before = Vec::new();
+        for (number, (id, made)) in ids.into_iter().zip(made).enumerate() {
+            let Some(id) = id else { continue };
             let inputs = inputs.clone();
             let call = Arc::clone(&call);
-            let device = self.device;
-            id.map(|id| Recipe { id, inputs, made_in, bytes: made.bytes, device, call, number })
-        };
-        let recipes = ids.into_iter().zip(made).enumerate().filter_map(recipe);
-        let before: Vec<_> = recipes.map(|recipe| notes.book.insert(recipe.id, Arc::new(recipe))).collect();
+            let recipe = Recipe { id, inputs, made_in, bytes: made.bytes, device: self.device, call, number };
+            before.push(notes.book.insert(id, Arc::new(recipe)));
+        }
         // Freed without the lock, as at the end of a step.
         drop(notes);
         drop(before);

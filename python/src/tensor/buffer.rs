@@ -142,26 +142,28 @@ pub(crate) fn frombuffer<'py>(
     let dtype = convert::dtype(dtype).ok_or_else(|| PyTypeError::new_err("dtype must be a tenure.dtype"))?;
     let held = ForeignBuffer::new(buffer, ffi::PyBUF_SIMPLE)?;
     let (first, length, size) = (held.0.buf.cast::<u8>(), held.0.len.unsigned_abs(), dtype.size());
-    let refuse = |text: String| Err(PyValueError::new_err(text));
     let start = offset.unsigned_abs();
     if offset < 0 || start >= length.max(1) {
-        return refuse(format!("offset ({offset} bytes) must be at least 0 and less than the buffer's {length} bytes"));
+        let text = format!("offset ({offset} bytes) must be at least 0 and less than the buffer's {length} bytes");
+        return Err(PyValueError::new_err(text));
     }
     let available = length - start;
     let elements = match usize::try_from(count) {
         Ok(count) => count,
-        Err(_) if count != -1 => return refuse(format!("count must be at least 0, or -1 for all, got {count}")),
+        Err(_) if count != -1 => {
+            return Err(PyValueError::new_err(format!("count must be at least 0, or -1 for all, got {count}")));
+        }
         Err(_) if !available.is_multiple_of(size) => {
-            return refuse(format!(
+            return Err(PyValueError::new_err(format!(
                 "the {available} bytes from offset {offset} are not a multiple of the {size} bytes of an element"
-            ));
+            )));
         }
         Err(_) => available / size,
     };
     if elements.checked_mul(size).is_none_or(|bytes| bytes > available) {
-        return refuse(format!(
+        return Err(PyValueError::new_err(format!(
             "{elements} elements of {size} bytes are more than the {available} bytes from offset {offset}"
-        ));
+        )));
     }
     let array = ForeignArray {
         first: first.wrapping_add(start),

@@ -198,22 +198,28 @@ fn with_default_dtype(default: Argument<'static>, given: &[OwnedArgument]) -> Ar
 
 /// Returns whether an operation creates a tensor of a dtype on a device.
 pub(super) fn creates(parameters: &[Parameter]) -> bool {
-    let has = |name| parameters.iter().any(|parameter| parameter.name == name);
-    has("device") && (has("dtype") || has("n"))
+    index_of(parameters, "device").is_some()
+        && (index_of(parameters, "dtype").is_some() || index_of(parameters, "n").is_some())
 }
 
 /// Returns the position of the parameter that a keyword names. NumPy's names stand for PyTorch's.
 fn position(parameters: &[Parameter], name: &str) -> Option<usize> {
-    let find = |name| parameters.iter().position(|parameter| parameter.name == name);
-    find(name).or_else(|| match name {
-        "axis" => find("dim"),
-        "keepdims" => find("keepdim"),
-        "self" | "x" | "x1" | "tensor" => find("input"),
-        "x2" => find("other"),
-        // The method's name for it.
-        "split_size" => find("split_size_or_sections"),
-        _ => None,
+    index_of(parameters, name).or_else(|| {
+        let name = match name {
+            "axis" => "dim",
+            "keepdims" => "keepdim",
+            "self" | "x" | "x1" | "tensor" => "input",
+            "x2" => "other",
+            // The method's name for it.
+            "split_size" => "split_size_or_sections",
+            _ => return None,
+        };
+        index_of(parameters, name)
     })
+}
+
+fn index_of(parameters: &[Parameter], name: &str) -> Option<usize> {
+    parameters.iter().position(|parameter| parameter.name == name)
 }
 
 /// Returns the sizes or tensors that are given as separate arguments, as in `x.view(2, 3)` or `einsum("ij,jk", a, b)`,

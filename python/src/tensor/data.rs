@@ -84,9 +84,8 @@ impl Elements {
 
     fn tensor(self, dtype: Option<DType>) -> tenure::tensor::Result<Tensor> {
         let Self { sizes, numbers } = self;
-        let has = |kind: fn(&Scalar) -> bool| numbers.iter().any(kind);
-        let has_floats = has(|number| matches!(number, Scalar::Float(_)));
-        let has_integers = has(|number| matches!(number, Scalar::Int(_) | Scalar::Unsigned(_)));
+        let has_floats = numbers.iter().any(|number| matches!(number, Scalar::Float(_)));
+        let has_integers = numbers.iter().any(|number| matches!(number, Scalar::Int(_) | Scalar::Unsigned(_)));
         let dtype = dtype.unwrap_or(if has_floats || numbers.is_empty() {
             dtype::default_dtype()
         } else if has_integers {
@@ -94,7 +93,7 @@ impl Elements {
         } else {
             DType::Bool
         });
-        let has_large = has(|number| matches!(number, Scalar::Unsigned(_)));
+        let has_large = numbers.iter().any(|number| matches!(number, Scalar::Unsigned(_)));
         let tensor = if has_floats || dtype.is_floating() && (has_large || !has_integers) {
             Tensor::from_vec(numbers.iter().map(|number| number.to_f64()).collect(), &sizes)?
         } else {

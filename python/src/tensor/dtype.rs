@@ -1,10 +1,11 @@
-//! `tenure.dtype`: the types of a tensor's elements.
+//! `tenure.dtype`: the types of a tensor's elements. The precision that products and convolutions compute `float32` in.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use tenure::core::DType;
+use tenure::tensor::precision;
 
 use super::convert;
 use crate::errors::complaint;
@@ -112,4 +113,28 @@ pub(crate) fn set_default_dtype(d: &Bound<'_, PyAny>) -> PyResult<()> {
 pub(crate) fn promote_types(py: Python<'_>, type1: &DTypeObject, type2: &DTypeObject) -> PyResult<Py<DTypeObject>> {
     let promoted = type1.dtype.promote(type2.dtype).map_err(|error| complaint(error.to_string()))?;
     object(py, promoted)
+}
+
+/// Returns whether matrix products may take `float32` as TF32.
+#[pyfunction]
+pub(crate) fn tf32_in_products() -> bool {
+    precision::tf32_in_products()
+}
+
+/// Sets whether matrix products may take `float32` as TF32 from now on.
+#[pyfunction]
+pub(crate) fn allow_tf32_in_products(is_allowed: bool) {
+    precision::allow_tf32_in_products(is_allowed);
+}
+
+/// Returns whether convolutions may take `float32` as TF32.
+#[pyfunction]
+pub(crate) fn tf32_in_convolutions() -> bool {
+    precision::tf32_in_convolutions()
+}
+
+/// Sets whether convolutions may take `float32` as TF32 from now on.
+#[pyfunction]
+pub(crate) fn allow_tf32_in_convolutions(is_allowed: bool) {
+    precision::allow_tf32_in_convolutions(is_allowed);
 }

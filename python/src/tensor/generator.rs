@@ -74,8 +74,8 @@ impl GeneratorObject {
             .filter(|state| state.dtype() == DType::U8 && state.sizes() == [STATE_BYTES])
             .ok_or_else(|| PyTypeError::new_err("RNG state must be a tensor of 16 elements of uint8"))?;
         let bytes = state.to_vec::<u8>().map_err(exception)?;
-        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
-        self.generator.set_state(GeneratorState::new(number(0), number(8)));
+        let [seed, offset] = [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte])));
+        self.generator.set_state(GeneratorState::new(seed, offset));
         Ok(())
     }
 

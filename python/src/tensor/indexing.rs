@@ -56,22 +56,23 @@ fn index(object: &Bound<'_, PyAny>) -> PyResult<Index> {
     }
 }
 
+/// Returns the part of a slice with this name.
+fn part(range: &Bound<'_, PySlice>, name: &str) -> PyResult<Option<isize>> {
+    let part = range.getattr(name)?;
+    if part.is_none() {
+        return Ok(None);
+    }
+    let number = convert::integer(&part)?
+        .ok_or_else(|| PyTypeError::new_err("the parts of a slice are integers, or tensors of one integer, or None"))?;
+    Ok(Some(number as isize))
+}
+
 fn slice(range: &Bound<'_, PySlice>) -> PyResult<Index> {
-    let part = |name| -> PyResult<Option<isize>> {
-        let part = range.getattr(name)?;
-        if part.is_none() {
-            return Ok(None);
-        }
-        let number = convert::integer(&part)?.ok_or_else(|| {
-            PyTypeError::new_err("the parts of a slice are integers, or tensors of one integer, or None")
-        })?;
-        Ok(Some(number as isize))
-    };
-    let step = part("step")?.unwrap_or(1);
+    let step = part(range, "step")?.unwrap_or(1);
     let step = usize::try_from(step).ok().filter(|step| *step > 0).ok_or_else(|| {
         PyValueError::new_err(format!("the step of a slice must be greater than zero, got {step}: flip() reverses"))
     })?;
-    Ok(Index::Slice { start: part("start")?.unwrap_or(0), end: part("stop")?, step })
+    Ok(Index::Slice { start: part(range, "start")?.unwrap_or(0), end: part(range, "stop")?, step })
 }
 
 #[pymethods]

@@ -20,7 +20,6 @@ mod indexing;
 mod lbfgs;
 mod operators;
 mod optimizer;
-mod precision;
 mod results;
 
 pub(crate) use autograd::{
@@ -37,7 +36,10 @@ pub(crate) use cuda::{
 pub(crate) use data::{asarray, tensor};
 pub(crate) use device::DeviceObject;
 pub(crate) use dlpack::{bytes as dlpack_bytes, from_dlpack};
-pub(crate) use dtype::{DTypeObject, dtype_named, get_default_dtype, promote_types, set_default_dtype};
+pub(crate) use dtype::{
+    DTypeObject, allow_tf32_in_convolutions, allow_tf32_in_products, dtype_named, get_default_dtype, promote_types,
+    set_default_dtype, tf32_in_convolutions, tf32_in_products,
+};
 pub(crate) use extension::{ExtensionFunction, check_cuda_source, load_extension, write_headers};
 pub(crate) use function::{attach_function, call_function, check_gradients, checkpoint};
 pub(crate) use functions::{operation_functions, operation_table};
@@ -45,9 +47,6 @@ pub(crate) use generator::{DefaultStatesObject, GeneratorObject, default_generat
 pub(crate) use held::HookObject;
 pub(crate) use lbfgs::LbfgsObject;
 pub(crate) use optimizer::{OptimizerObject, unscale_gradients};
-pub(crate) use precision::{
-    allow_tf32_in_convolutions, allow_tf32_in_products, tf32_in_convolutions, tf32_in_products,
-};
 
 use std::sync::Weak;
 

@@ -201,8 +201,15 @@ impl TensorObject {
 
     fn __rtruediv__<'py>(slf: &Bound<'py, Self>, other: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         // A quotient of integers is a float: the number must not wrap before.
-        let floating = |kind: DType| if kind.is_floating() { kind } else { super::dtype::default_dtype() };
-        reflected_in(slf, other, |left, right| left.div(right), floating)
+        reflected_in(
+            slf,
+            other,
+            |left, right| left.div(right),
+            |kind| match kind.is_floating() {
+                true => kind,
+                false => super::dtype::default_dtype(),
+            },
+        )
     }
 
     fn __itruediv__(slf: &Bound<'_, Self>, other: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -52,9 +52,8 @@ pub(super) fn in_form<'py>(result: Bound<'py, PyAny>, arguments: &[Argument<'_>]
 /// Returns the results of `unique` that its arguments ask for: the values alone, or a tuple with the positions and the
 /// counts.
 pub(super) fn asked<'py>(results: &Bound<'py, PyAny>, arguments: &[Argument<'_>]) -> PyResult<Bound<'py, PyAny>> {
-    let asks = |argument| matches!(arguments.get(argument), Some(Argument::Scalar(Scalar::Bool(true))));
     let [values, inverse, counts]: [Bound<'py, PyAny>; 3] = results.extract()?;
-    let parts = match [asks(2), asks(3)] {
+    let parts = match [2, 3].map(|index| matches!(arguments.get(index), Some(Argument::Scalar(Scalar::Bool(true))))) {
         [false, false] => return Ok(values),
         [true, false] => vec![values, inverse],
         [false, true] => vec![values, counts],

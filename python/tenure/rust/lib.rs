@@ -14,7 +14,6 @@
 //! `tenure.extension.load` compiles this crate with the extension's compiler. The operations are those of Tenure's
 //! table: a function or a method of [`Tensor`] for each, with all parameters given.
 
-mod access;
 mod autograd;
 mod ffi;
 mod function;
@@ -23,9 +22,8 @@ mod operators;
 mod tensor;
 mod value;
 
-pub use access::Access;
 pub use autograd::{attach, is_grad_enabled, no_grad};
 pub use function::{Arguments, Error, Extension, Function, Parameter, Result, Returned, run, signature};
 pub use operations::*;
-pub use tensor::{DType, Device, Element, Generator, Tensor};
+pub use tensor::{Access, DType, Device, Element, Generator, Tensor};
 pub use value::{Argument, Output, Owned, Value, call};

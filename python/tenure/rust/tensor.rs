@@ -5,7 +5,7 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use std::slice;
 
-use crate::ffi::{self, Handle, RawGenerator};
+use crate::ffi::{self, Handle, RawAccess, RawGenerator};
 use crate::function::check;
 use crate::{Error, Result};
 
@@ -325,7 +325,7 @@ impl Generator {
     pub fn new(seed: u64) -> Result<Self> {
         // SAFETY: a call of C.
         let made = unsafe { ffi::tenure_generator_new(seed) };
-        NonNull::new(made).map(Self).ok_or_else(|| Error::new("there is no memory for a generator"))
+        NonNull::new(made).map(Self).ok_or_else(|| Error::new("out of memory for a generator"))
     }
 
     pub(crate) fn handle(&self) -> *const RawGenerator {
@@ -337,5 +337,47 @@ impl Drop for Generator {
     fn drop(&mut self) {
         // SAFETY: a generator, which this owns.
         unsafe { ffi::tenure_generator_free(self.0.as_ptr()) }
+    }
+}
+
+/// Access to the elements of tensors: while it lives, no other thread writes to those that are read, and none reads or
+/// writes those that are written. Until it ends, its own thread begins no other access and calls no operation: these
+/// fail.
+pub struct Access(NonNull<RawAccess>);
+
+impl Access {
+    /// Begins an access.
+    ///
+    /// # Errors
+    /// The tensors are on several devices, or a thread's other access lives.
+    pub fn new(written: &[&Tensor], read: &[&Tensor]) -> Result<Self> {
+        let written = handles(written);
+        let read = handles(read);
+        let mut access = ptr::null_mut();
+        // SAFETY: so many handles, and a place for the access.
+        check(unsafe {
+            ffi::tenure_access_begin(written.as_ptr(), written.len(), read.as_ptr(), read.len(), &raw mut access)
+        })?;
+        NonNull::new(access).map(Self).ok_or_else(|| Error::new("the access is null"))
+    }
+
+    /// Returns the address of a tensor's first element. Others are at the tensor's strides. The address is valid until
+    /// the access ends, for writes only if the tensor is one of those that are written.
+    ///
+    /// # Errors
+    /// The elements are of another dtype, or the tensor is none of the access.
+    pub fn data<T: Element>(&self, tensor: &Tensor) -> Result<*mut T> {
+        tensor.check_elements::<T>()?;
+        let mut data = ptr::null_mut();
+        // SAFETY: an access, a handle, and a place for the address.
+        check(unsafe { ffi::tenure_access_data(self.0.as_ptr(), tensor.handle(), &raw mut data) })?;
+        Ok(data.cast())
+    }
+}
+
+impl Drop for Access {
+    fn drop(&mut self) {
+        // SAFETY: an access that this thread has begun: it cannot be sent to another.
+        unsafe { ffi::tenure_access_end(self.0.as_ptr()) }
     }
 }

@@ -130,7 +130,7 @@ unsafe extern "C" fn from_object(object: *mut ffi::PyObject, out: *mut *mut Vers
 /// Imports a tensor, whose work is on the thread's current stream.
 unsafe extern "C" fn to_object(managed: *mut VersionedTensor, out: *mut *mut ffi::PyObject) -> c_int {
     status(|py| {
-        let managed = NonNull::new(managed).ok_or_else(|| PyBufferError::new_err("there is no tensor"))?;
+        let managed = NonNull::new(managed).ok_or_else(|| PyBufferError::new_err("the DLPack tensor is null"))?;
         // SAFETY: the caller passes a tensor that it owns, and a place for the result.
         unsafe {
             import::check_version(managed.as_ref().version)?;

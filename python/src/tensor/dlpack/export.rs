@@ -42,12 +42,9 @@ pub(super) fn view(tensor: &Tensor, shape: *mut i64, strides: *mut i64) -> Resul
 impl Exported {
     /// Returns the description of a tensor, and its owner, to which the description points.
     fn described(tensor: Tensor) -> Result<(TensorView, *mut c_void), TensorError> {
-        let signed = |numbers: &[usize]| numbers.iter().map(|number| *number as i64).collect::<Vec<_>>();
-        let mut owner = Box::new(Self {
-            sizes: signed(tensor.sizes()),
-            strides: signed(tensor.strides()),
-            _tensor: tensor.clone(),
-        });
+        let [sizes, strides] =
+            [tensor.sizes(), tensor.strides()].map(|numbers| numbers.iter().map(|number| *number as i64).collect());
+        let mut owner = Box::new(Self { sizes, strides, _tensor: tensor.clone() });
         let view = view(&tensor, owner.sizes.as_mut_ptr(), owner.strides.as_mut_ptr())?;
         Ok((view, Box::into_raw(owner).cast()))
     }

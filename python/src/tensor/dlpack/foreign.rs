@@ -141,8 +141,8 @@ impl<T: Send + 'static> Drop for Release<T> {
 /// Drops the owners whose events have been passed.
 fn drop_unused() {
     let mut in_use = IN_USE.lock();
-    let is_passed = |owner: &mut InUse| owner.events.iter().all(|event| event.query().unwrap_or(true));
-    let passed: Vec<_> = in_use.extract_if(.., is_passed).map(|passed| passed.owner).collect();
+    let passed = in_use.extract_if(.., |owner| owner.events.iter().all(|event| event.query().unwrap_or(true)));
+    let passed: Vec<_> = passed.map(|passed| passed.owner).collect();
     drop(in_use);
     // An owner may call Python, which may drop other tensors: no lock is held here.
     drop(passed);

@@ -58,8 +58,7 @@ impl TensorObject {
         }
         let is_copied = moves || copy == Some(true);
         let exported = if is_copied {
-            let copy = || if moves { tensor.to_device(target) } else { tensor.copy() };
-            py.detach(copy).map_err(exception)?
+            py.detach(|| if moves { tensor.to_device(target) } else { tensor.copy() }).map_err(exception)?
         } else {
             tensor
         };

@@ -36,7 +36,7 @@ pub(super) fn asked(device: Device, stream: Option<&Bound<'_, PyAny>>) -> PyResu
         LEGACY_DEFAULT => Ok(Some(StreamId::NULL)),
         number => match u64::try_from(number) {
             Ok(handle) => Ok(Some(StreamId(handle))),
-            Err(_) => Err(PyBufferError::new_err(format!("there is no stream {number}"))),
+            Err(_) => Err(PyBufferError::new_err(format!("stream {number} does not exist"))),
         },
     }
 }

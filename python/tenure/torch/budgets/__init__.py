@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from tenure import Error, _native
 from tenure._budget_steps import (
-    WATCHED,
     AfterModel,
     BeforeModel,
     Codec,
@@ -24,6 +23,7 @@ from tenure._budget_steps import (
     described,
     device_of,
 )
+from tenure._native import BudgetPhase
 from tenure.torch.budgets.recipes import operations
 from tenure.torch.budgets.saved_hooks import SavedHooks
 from tenure.torch.dynamo import runs_beside_compiled_code
@@ -102,7 +102,7 @@ class Budget(ModelBudget):
 
     def _enter_model(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         super()._enter_model(module, args, kwargs)
-        if self._trains() and self._native.phase == WATCHED:
+        if self._trains() and self._native.phase == BudgetPhase.WATCHED:
             if self not in _nested.noting:
                 _nested.noting.append(self)
             self._native.listen(True)
@@ -123,7 +123,7 @@ class Budget(ModelBudget):
         The hooks are also set if several threads are in this budget, or if this thread is in several budgets.
         """
         hooks = self._threads.entered[-1]
-        if self._native.phase == WATCHED or self._entered > 1 or len(_nested.entered) > 1:
+        if self._native.phase == BudgetPhase.WATCHED or self._entered > 1 or len(_nested.entered) > 1:
             hooks.resume()
         else:
             hooks.pause()
