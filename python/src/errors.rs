@@ -1,6 +1,10 @@
 //! Conversion of Rust's errors to Python exceptions with the same messages.
 
-use pyo3::PyErr;
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pyo3::exceptions::PyUserWarning;
+use pyo3::prelude::*;
 use tenure::Error;
 use tenure::alloc::AllocError;
 use tenure::core::{self, AllocatorError, StorageError};
@@ -68,4 +72,12 @@ pub(crate) fn memory_complaint(text: String) -> PyErr {
 /// Returns a `tenure.DeviceError` with the message `text`.
 pub(crate) fn device_complaint(text: String) -> PyErr {
     exceptions::DeviceError::new_err(text)
+}
+
+/// Warns of an argument that changes nothing, the first time that `warned` is passed.
+pub(crate) fn warn_once(py: Python<'_>, warned: &AtomicBool, text: &CStr) -> PyResult<()> {
+    if warned.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
+    PyErr::warn(py, &py.get_type::<PyUserWarning>(), text, 1)
 }

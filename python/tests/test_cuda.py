@@ -281,6 +281,15 @@ def test_an_events_handle_needs_an_interprocess_event() -> None:
 
 
 @on_device
+@pytest.mark.parametrize(("make", "name"), [(cuda.Event, "blocking"), (cuda.CUDAGraph, "keep_graph")])
+def test_an_argument_without_effect_warns_once(make: Callable[..., object], name: str) -> None:
+    with pytest.warns(UserWarning, match=f"{name}=True changes nothing") as told:
+        make(**{name: True})
+        make(**{name: True})
+    assert len(told) == 1
+
+
+@on_device
 def test_a_stream_of_another_library_is_waited_for() -> None:
     open_devices()
     own = cuda.Stream()

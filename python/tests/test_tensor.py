@@ -312,6 +312,16 @@ def test_tensors_move_between_dtypes() -> None:
         x.to(1.5)  # type: ignore[arg-type]
 
 
+@pytest.mark.own_process
+def test_non_blocking_changes_nothing_and_warns_once() -> None:
+    x = tenure.ones(2)
+    with pytest.warns(UserWarning, match="non_blocking=True changes nothing") as told:
+        assert x.to("cpu", non_blocking=True) is x
+        assert x.to(tenure.float64, True).dtype == tenure.float64
+        tenure.nn.Linear(2, 2).to("cpu", non_blocking=True)
+    assert len(told) == 1
+
+
 def test_a_memory_format_orders_the_elements() -> None:
     images = tenure.ones(1, 2, 3, 4)
     last = images.contiguous(memory_format=tenure.channels_last)

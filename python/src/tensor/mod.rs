@@ -49,6 +49,7 @@ pub(crate) use lbfgs::LbfgsObject;
 pub(crate) use optimizer::{OptimizerObject, unscale_gradients};
 
 use std::sync::Weak;
+use std::sync::atomic::AtomicBool;
 
 use parking_lot::{Mutex, RwLock};
 use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyTypeError, PyValueError};
@@ -57,6 +58,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple, PyType};
 use tenure::core::{DType, Device};
 use tenure::tensor::{Tensor, TensorError};
 
+use crate::errors::warn_once;
 use held::HeldObject;
 
 /// A multi-dimensional array of elements of one dtype on one device, with its gradient.
@@ -296,7 +298,7 @@ impl TensorObject {
     /// dtype : dtype, default None
     /// device : device, default None
     /// non_blocking : bool, default False
-    ///     Accepted for PyTorch's programs; copies wait for nothing that they need not wait for.
+    ///     Changes nothing, and warns once: copies wait for nothing that they need not wait for.
     /// copy : bool, default False
     ///     Whether a copy is returned also if nothing changes.
     /// memory_format : str, default None
@@ -307,11 +309,10 @@ impl TensorObject {
         args: &Bound<'py, PyTuple>,
         dtype: Option<&Bound<'py, PyAny>>,
         device: Option<&Bound<'py, PyAny>>,
-        non_blocking: bool,
+        mut non_blocking: bool,
         copy: bool,
         memory_format: Option<&str>,
     ) -> PyResult<Bound<'py, Self>> {
-        let _ = non_blocking;
         let py = slf.py();
         let tensor = slf.get().tensor();
         let mut to_dtype = data::asked_dtype(dtype)?;
@@ -322,8 +323,9 @@ impl TensorObject {
             } else if let Some(other) = convert::tensor(&argument) {
                 to_dtype = Some(other.dtype());
                 to_device = Some(Ok(other.device()));
-            } else if argument.cast::<pyo3::types::PyBool>().is_ok() {
+            } else if let Ok(argument) = argument.cast::<pyo3::types::PyBool>() {
                 // PyTorch's positional `non_blocking`.
+                non_blocking |= argument.is_true();
             } else if let Some(device) = convert::device(&argument)? {
                 to_device = Some(Ok(device));
             } else if !argument.is_none() {
@@ -331,6 +333,11 @@ impl TensorObject {
                     format!("to(): a dtype, a device or a tensor is needed, not {}", argument.get_type().name()?);
                 return Err(PyTypeError::new_err(text));
             }
+        }
+        if non_blocking {
+            static WARNED: AtomicBool = AtomicBool::new(false);
+            let text = c"non_blocking=True changes nothing: copies wait for nothing that they need not wait for";
+            warn_once(py, &WARNED, text)?;
         }
         let to_device = to_device.transpose()?;
         let format = memory_format.filter(|format| *format != "preserve_format");

@@ -301,6 +301,7 @@ class Module(ModuleAttributes):
         dtype : dtype, default None
         device : device or str, default None
         non_blocking : bool, default False
+            Changes nothing, and warns once, as in `Tensor.to`.
         memory_format : str, default None
             The order in memory of tensors of four dimensions, or of five.
         """

@@ -1,5 +1,7 @@
 //! `tenure.cuda.Event`: points in a stream that other streams and the host can wait for.
 
+use std::sync::atomic::AtomicBool;
+
 use parking_lot::Mutex;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -7,7 +9,7 @@ use tenure::device::{Event, EventHandle, EventKind, Stream};
 
 use super::super::device::DeviceObject;
 use super::{StreamObject, opened};
-use crate::errors::exception;
+use crate::errors::{exception, warn_once};
 
 /// A point in a stream. Other streams and the host can wait for it, and two of them measure the time between.
 ///
@@ -16,7 +18,7 @@ use crate::errors::exception;
 /// enable_timing : bool, default False
 ///     Whether `elapsed_time` takes the event.
 /// blocking : bool, default False
-///     Accepted for PyTorch's programs.
+///     Changes nothing, and warns once.
 /// interprocess : bool, default False
 ///     Whether another process can open the event. It keeps no time then.
 #[pyclass(frozen, subclass, weakref, name = "Event", module = "tenure.cuda")]
@@ -44,8 +46,11 @@ impl EventObject {
 impl EventObject {
     #[new]
     #[pyo3(signature = (enable_timing = false, blocking = false, interprocess = false))]
-    fn new(enable_timing: bool, blocking: bool, interprocess: bool) -> PyResult<Self> {
-        let _ = blocking;
+    fn new(py: Python<'_>, enable_timing: bool, blocking: bool, interprocess: bool) -> PyResult<Self> {
+        if blocking {
+            static WARNED: AtomicBool = AtomicBool::new(false);
+            warn_once(py, &WARNED, c"blocking=True changes nothing: synchronize() waits as it does for every event")?;
+        }
         let kind = match (enable_timing, interprocess) {
             (false, false) => EventKind::Order,
             (true, false) => EventKind::Timing,

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
+use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -13,7 +14,7 @@ use tenure_device::graph::GraphPool;
 
 use super::super::exception as tensor_exception;
 use super::{StreamObject, opened};
-use crate::errors::exception;
+use crate::errors::{exception, warn_once};
 
 /// Memory that several graphs share, of which one runs at a time. `graph_pool_handle` and `CUDAGraph.pool` return it.
 #[pyclass(frozen, name = "GraphPool", module = "tenure.cuda")]
@@ -56,9 +57,12 @@ thread_local! {
 impl GraphObject {
     #[new]
     #[pyo3(signature = (keep_graph = false))]
-    fn new(keep_graph: bool) -> Self {
-        let _ = keep_graph;
-        Self { captured: Mutex::default(), pool: Mutex::default() }
+    fn new(py: Python<'_>, keep_graph: bool) -> PyResult<Self> {
+        if keep_graph {
+            static WARNED: AtomicBool = AtomicBool::new(false);
+            warn_once(py, &WARNED, c"keep_graph=True changes nothing: the captured graph cannot be changed")?;
+        }
+        Ok(Self { captured: Mutex::default(), pool: Mutex::default() })
     }
 
     /// Begins to capture the work that this thread puts on the current stream, which must not be the default stream.
