@@ -4,7 +4,6 @@
 mod common;
 
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::time::Duration;
 
 use common::tier;
@@ -45,28 +44,6 @@ fn without_changes_of_prices_the_order_is_the_density_rules() {
         let problem = family.fixed(number as u64).unwrap();
         let planned = plan(Policy::zero().unwrap(), &problem, &options(Objective::Score, 1, 0));
         assert_eq!(score(&problem, &planned), density_score(&problem), "{}", problem.name());
-    }
-}
-
-/// The optima, found by a solver, are those of the specification's table.
-#[test]
-fn berts_optimum_is_reached_sooner_than_by_other_policies() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/instances/bert_base_b256.json");
-    if !path.exists() {
-        eprintln!("skipped: {} is missing", path.display());
-        return;
-    }
-    let bert = Problem::read(path).unwrap();
-    for (percent, optimum, evaluations) in [(20, 0.7047, 3), (50, 0.8277, 1)] {
-        let problem = with_capacity(&bert, bert.peak_bytes() / 100 * percent);
-        let policies = [Policy::trained().unwrap(), Policy::zero().unwrap(), Policy::new(1).unwrap()];
-        for (policy, (evaluations, reaches)) in
-            policies.into_iter().zip([(evaluations, true), (2 * evaluations, false), (2 * evaluations, false)])
-        {
-            let planned = plan(policy, &problem, &options(Objective::Score, evaluations, 0));
-            assert!(score(&problem, &planned) <= planned.bound.unwrap());
-            assert_eq!(score(&problem, &planned) >= 0.995 * optimum, reaches, "{percent} %");
-        }
     }
 }
 

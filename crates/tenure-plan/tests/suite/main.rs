@@ -22,7 +22,6 @@ mod packing_large;
 mod packings;
 mod planners;
 mod problems;
-mod recorded;
 mod simulator;
 mod snapshots;
 mod summary;

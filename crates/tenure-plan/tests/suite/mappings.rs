@@ -45,12 +45,12 @@ fn a_plan_that_a_mapping_cannot_say_is_refused() {
 #[test]
 fn an_invalid_mapping_is_refused_in_one_line() {
     for (text, expected) in [
-        ("", "no mapping"),
-        ("[]", "no mapping"),
+        ("", "not a mapping"),
+        ("[]", "not a mapping"),
         (r#"{"format": "tenure-problem", "version": 1}"#, "its format is \"tenure-problem\""),
         (r#"{"format": "tenure-mapping", "version": 2}"#, "version 2"),
         (r#"{"format": "tenure-mapping", "version": 1, "tiers": ["a"]}"#, "missing field `places`"),
-        (r#"{"format": "tenure-mapping", "version": 1, "tiers": [], "places": {}}"#, "one tier at least"),
+        (r#"{"format": "tenure-mapping", "version": 1, "tiers": [], "places": {}}"#, "at least one tier"),
         (r#"{"format": "tenure-mapping", "version": 1, "tiers": ["a", "a"], "places": {}}"#, "a name of its own"),
         (
             r#"{"format": "tenure-mapping", "version": 1, "tiers": ["a"], "places": {"x": 1}}"#,

@@ -213,24 +213,6 @@ fn a_large_problem_takes_no_deep_stack() {
 }
 
 #[test]
-fn minimallocs_instances_fit() {
-    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/instances"));
-    if !folder.is_dir() {
-        eprintln!("skipped: MiniMalloc's instances are not beside the repository");
-        return;
-    }
-    // The others take a second or two, but half a minute without optimisation.
-    let names =
-        if cfg!(debug_assertions) { &["C", "D"][..] } else { &["A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K"] };
-    let paths = names.iter().map(|name| folder.join(format!("minimalloc_{name}.1048576.csv")));
-    for path in paths.filter(|path| path.is_file()) {
-        let problem = PackingProblem::read(&path).unwrap();
-        let options = PackingOptions { capacity_bytes: Some(1 << 20), node_limit: Some(1 << 20), time_limit: None };
-        assert_eq!(pack(&problem, options).is_feasible(1 << 20), Some(true), "{}", path.display());
-    }
-}
-
-#[test]
 fn a_search_that_went_wrong_early_begins_again() {
     // 4096 bytes, cut into 100 buffers that leave no gap. Three rankings in turn, without restarts, had no answer after
     // 2.8 million places.

@@ -5,10 +5,8 @@
 mod backing;
 mod bench;
 mod common;
-mod goals;
 mod layering;
 mod memory_report;
-mod native_traces;
 mod replay;
 mod replay_on_device;
 mod report;

@@ -1,7 +1,6 @@
 //! Tests of replays: their counts, and the meaning of repeats and lag.
 
 use std::ops::ControlFlow;
-use std::path::Path;
 
 use tenure::Error;
 use tenure::core::StreamId;
@@ -50,29 +49,6 @@ fn every_allocator_serves_the_same_requests_in_what_it_reserves() {
         assert!(peaks.is_sorted(), "{allocator}: {peaks:?}");
         assert_eq!(peaks[0], trace.summary().peak_requested_bytes, "{allocator}");
         assert_eq!(outcome.mismatched_addresses.is_some(), allocator == AllocatorKind::Native);
-    }
-}
-
-#[test]
-fn recorded_figures_come_out() {
-    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces"));
-    let recorded = [
-        ("resnet50_train", [7493124096, 6117392384], 6085264384, 111),
-        ("multi_model_serve", [3978297344, 2956984320], 1801559552, 144),
-    ];
-    for (name, [native_reserved, expandable_reserved], allocated, segments) in recorded {
-        let path = folder.join(name).with_extension("pickle.xz");
-        if !path.is_file() {
-            eprintln!("skipped: {} is not there", path.display());
-            continue;
-        }
-        let trace = Trace::read(path).unwrap();
-        let native = Replay::new(AllocatorKind::Native).run(&trace).unwrap();
-        assert_eq!(native.mismatched_addresses, Some(0), "{name}");
-        assert_eq!(native.peak_reserved_bytes, native_reserved, "{name}");
-        assert_eq!((native.peak_allocated_bytes, native.peak_segments), (allocated, segments), "{name}");
-        let expandable = Replay::new(AllocatorKind::Expandable).run(&trace).unwrap();
-        assert_eq!(expandable.peak_reserved_bytes, expandable_reserved, "{name}");
     }
 }
 

@@ -1,10 +1,11 @@
-//! Tests of the model of PyTorch's allocator against PyTorch's own recordings: the traces of `../shared/traces`.
+//! Tests of the model of PyTorch's allocator against PyTorch's own recordings.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::backing::{FakeBacking, MIB};
+use crate::trace;
+use tenure::replay::{AllocatorKind, Replay};
 use tenure_alloc::{MemoryReports, NativeAllocator, NativeConfig, Request, Resource, Statistics};
 use tenure_plan::{Trace, TraceAction};
 
@@ -64,18 +65,6 @@ const RECORDED: [Recorded; 5] = [
     },
 ];
 
-impl Recorded {
-    fn read(&self) -> Option<Trace> {
-        let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces"));
-        let path = folder.join(self.trace).with_extension("pickle.xz");
-        if !path.is_file() {
-            eprintln!("skipped: {} is not there", path.display());
-            return None;
-        }
-        Some(Trace::read(path).unwrap())
-    }
-}
-
 /// Replays a trace. Returns the figures, and the number of blocks that were not at their recorded address.
 fn replay(trace: &Trace, config: NativeConfig) -> (Statistics, usize) {
     let backing = Arc::new(FakeBacking::new(DEVICE_BYTES));
@@ -100,9 +89,10 @@ fn replay(trace: &Trace, config: NativeConfig) -> (Statistics, usize) {
 }
 
 #[test]
+#[cfg_attr(not(has_programs), ignore = "the recorded programs are not beside the repository")]
 fn native_puts_every_block_where_pytorch_did() {
     for recorded in RECORDED {
-        let Some(trace) = recorded.read() else { continue };
+        let trace = trace(recorded.trace);
         let (statistics, misplaced) = replay(&trace, NativeConfig::default());
         assert_eq!(misplaced, 0, "{}", recorded.trace);
         assert_eq!(statistics.all.requested_bytes.peak, recorded.requested, "{}", recorded.trace);
@@ -114,10 +104,29 @@ fn native_puts_every_block_where_pytorch_did() {
 }
 
 #[test]
+#[cfg_attr(not(has_programs), ignore = "the recorded programs are not beside the repository")]
 fn expandable_reserves_what_pytorch_did() {
     for recorded in RECORDED {
-        let Some(trace) = recorded.read() else { continue };
+        let trace = trace(recorded.trace);
         let (statistics, _) = replay(&trace, NativeConfig::expandable());
         assert_eq!(statistics.all.reserved_bytes.peak, recorded.expandable_reserved, "{}", recorded.trace);
+    }
+}
+
+#[test]
+#[cfg_attr(not(has_programs), ignore = "the recorded programs are not beside the repository")]
+fn replays_reserve_what_pytorch_did() {
+    let recorded = [
+        ("resnet50_train", [7493124096, 6117392384], 6085264384, 111),
+        ("multi_model_serve", [3978297344, 2956984320], 1801559552, 144),
+    ];
+    for (name, [native_reserved, expandable_reserved], allocated, segments) in recorded {
+        let trace = trace(name);
+        let native = Replay::new(AllocatorKind::Native).run(&trace).unwrap();
+        assert_eq!(native.mismatched_addresses, Some(0), "{name}");
+        assert_eq!(native.peak_reserved_bytes, native_reserved, "{name}");
+        assert_eq!((native.peak_allocated_bytes, native.peak_segments), (allocated, segments), "{name}");
+        let expandable = Replay::new(AllocatorKind::Expandable).run(&trace).unwrap();
+        assert_eq!(expandable.peak_reserved_bytes, expandable_reserved, "{name}");
     }
 }

@@ -1,9 +1,9 @@
 //! Tests of the paged allocator's goals on recorded programs: memory, driver time, and no waiting.
 
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 
+use crate::trace;
 use tenure::alloc::{Request, Resource};
 use tenure::device::sim::{SimConfig, SimDriver};
 use tenure::plan::Trace;
@@ -12,8 +12,7 @@ use tenure_alloc::{PagedAllocator, PagedConfig};
 use tenure_device::DeviceBacking;
 use tenure_plan::TraceAction;
 
-const TRACES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces");
-const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/resnet50_step.pickle.xz");
+const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/resnet50_step.pickle.xz");
 
 fn replay(trace: &Trace, allocator: AllocatorKind, repeat: u32, lag_us: u64) -> ReplayOutcome {
     Replay { allocator, repeat, lag_us }.run(trace).unwrap()
@@ -44,16 +43,12 @@ fn the_sample_is_held_closely() {
 }
 
 #[test]
+#[cfg_attr(not(has_programs), ignore = "the recorded programs are not beside the repository")]
 fn recorded_programs_are_held_closely() {
     // Llama misses the goal of 1 %; docs/benchmarks.md explains why. It must not get worse.
     let traces = [("gpt2_varlen", 0.01, 200_000), ("llama_ckpt_varlen", 0.016, 0), ("multi_model_serve", 0.01, 0)];
     for (name, excess, lag_us) in traces {
-        let path = Path::new(TRACES).join(format!("{name}.pickle.xz"));
-        if !path.exists() {
-            eprintln!("skipped: {} is not there", path.display());
-            return;
-        }
-        keeps_its_promises(&Trace::read(path).unwrap(), lag_us, excess);
+        keeps_its_promises(&trace(name), lag_us, excess);
     }
 }
 
@@ -86,14 +81,10 @@ fn peaks_on_fine_chunks(trace: &Trace) -> (u64, u64) {
 }
 
 #[test]
+#[cfg_attr(not(has_programs), ignore = "the recorded programs are not beside the repository")]
 fn fine_chunks_hold_every_recorded_program_within_one_percent() {
     for name in ["resnet50_train", "densenet201_train", "gpt2_varlen", "llama_ckpt_varlen", "multi_model_serve"] {
-        let path = Path::new(TRACES).join(format!("{name}.pickle.xz"));
-        if !path.exists() {
-            eprintln!("skipped: {} is not there", path.display());
-            return;
-        }
-        let (requested, reserved) = peaks_on_fine_chunks(&Trace::read(path).unwrap());
+        let (requested, reserved) = peaks_on_fine_chunks(&trace(name));
         assert!(reserved - requested <= u64::max(requested / 100, 64 << 20), "{name}: {reserved} of {requested}");
     }
 }

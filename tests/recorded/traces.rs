@@ -1,7 +1,6 @@
-//! Tests of recorded traces, which are not in the repository, against PyTorch's own figures (`traces/README.md` there).
+//! Tests of recorded traces against PyTorch's own figures (`traces/README.md` beside them).
 
-use std::path::PathBuf;
-
+use crate::trace;
 use tenure_plan::{Format, ReadOptions, Trace, TraceAction};
 
 struct Figures {
@@ -30,25 +29,11 @@ const fn figures(
     Figures { name, events, streams, segments, peak_requested_bytes }
 }
 
-fn recorded() -> Vec<(Figures, Trace)> {
-    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces"));
-    if !folder.is_dir() {
-        eprintln!("skipped: the recorded traces are not beside the repository");
-        return Vec::new();
-    }
-    RECORDED
-        .into_iter()
-        .map(|figures| {
-            let path = folder.join(figures.name).with_extension("pickle.xz");
-            let trace = Trace::read(path).unwrap();
-            (figures, trace)
-        })
-        .collect()
-}
-
 #[test]
+#[cfg_attr(not(has_programs), ignore = "the recorded programs are not beside the repository")]
 fn summaries_equal_pytorchs_figures() {
-    for (figures, trace) in recorded() {
+    for figures in RECORDED {
+        let trace = trace(figures.name);
         let summary = trace.summary();
         assert_eq!(trace.source(), figures.name);
         assert_eq!(summary.events, figures.events, "{}", figures.name);
@@ -60,8 +45,10 @@ fn summaries_equal_pytorchs_figures() {
 }
 
 #[test]
+#[cfg_attr(not(has_programs), ignore = "the recorded programs are not beside the repository")]
 fn a_compact_trace_keeps_every_event() {
-    for (figures, trace) in recorded() {
+    for figures in RECORDED {
+        let trace = trace(figures.name);
         let mut written = Vec::new();
         trace.write_to(&mut written, Format::Compact).unwrap();
         assert!(written.len() < 8 * trace.events().len(), "{} bytes for {}", written.len(), figures.name);
