@@ -1,4 +1,5 @@
 //! Ctrl-C during long computations: checks for Python's signals while a computation runs without the GIL.
+#![expect(clippy::disallowed_methods, reason = "it looks for signals from time to time")]
 
 use std::io::{self, Read};
 use std::ops::ControlFlow;

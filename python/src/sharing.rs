@@ -2,6 +2,7 @@
 //!
 //! On each device, a process owns at most one cache and works in at most one. Both stay until the process exits,
 //! because tensors may lie in them.
+#![expect(clippy::disallowed_methods, reason = "a limit on how long another process is waited for")]
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};

@@ -113,12 +113,12 @@ def test_results_are_kept_after_every_batch_and_when_interrupted(
     main, seen = threading.main_thread(), set()
 
     def interrupt() -> None:
-        deadline = time.monotonic() + 300
-        while not run.done() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        deadline = time.monotonic() + 300  # noqa: TID251 (polls)
+        while not run.done() and time.monotonic() < deadline:  # noqa: TID251 (polls)
+            time.sleep(0.01)  # noqa: TID251 (polls)
         seen.update(run.done())
-        while not any("hangs" in out.read_text() for out in tmp_path.glob("*/lines")) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        while not any("hangs" in out.read_text() for out in tmp_path.glob("*/lines")) and time.monotonic() < deadline:  # noqa: TID251 (polls)
+            time.sleep(0.01)  # noqa: TID251 (polls)
         # Python loses a signal that comes just before it begins to wait, until another one comes.
         while not came.wait(0.01):
             assert main.ident is not None

@@ -1,5 +1,6 @@
 //! Runs one workload on Tenure or on candle. Prints a line of JSON with the milliseconds of each step and the bytes of
 //! memory that the process held. `run.py` runs it beside PyTorch.
+#![expect(clippy::disallowed_methods, reason = "it measures how long something takes")]
 
 mod candle;
 mod tenure;

@@ -1,4 +1,5 @@
 //! Training within a memory budget.
+#![expect(clippy::disallowed_methods, reason = "it measures how long something takes")]
 
 use std::path::PathBuf;
 use std::time::Instant;

@@ -1,5 +1,6 @@
 //! Runs one workload on Tenure, on the first CUDA device; prints the same figures as `pytorch.py`, and the driver
 //! calls.
+#![expect(clippy::disallowed_methods, reason = "it measures how long something takes")]
 
 mod budget;
 mod parallel;

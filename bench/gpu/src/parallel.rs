@@ -1,4 +1,5 @@
 //! Training on several devices, each with the batch of one.
+#![expect(clippy::disallowed_methods, reason = "it measures how long something takes")]
 
 use std::time::Instant;
 

@@ -21,6 +21,7 @@
 //! assert!(planned.evaluations <= 5);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![allow(clippy::disallowed_methods, reason = "only tests keep off the wall clock")]
 #![forbid(unsafe_code)]
 
 mod choices;

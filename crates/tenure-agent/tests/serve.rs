@@ -1,4 +1,5 @@
 //! Tests of an agent and its clients over real sockets.
+#![expect(clippy::disallowed_methods, reason = "polls a condition that no event tells of")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod common;

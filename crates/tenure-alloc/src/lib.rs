@@ -14,6 +14,7 @@
 //! assert!(weights.address == 1 << 30 && arena.free_bytes() < (1 << 20) - 300_000);
 //! # Ok::<(), tenure_alloc::AllocError>(())
 //! ```
+#![allow(clippy::disallowed_methods, reason = "only tests keep off the wall clock")]
 
 mod accounts;
 pub mod adaptor;

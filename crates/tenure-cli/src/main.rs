@@ -5,6 +5,7 @@
 //! or written, a device that does not exist or failed, or a training run that could not go on; 128 and the number of the signal
 //! that ended it: 129 for SIGHUP, 130 for SIGINT (Ctrl-C), 143 for SIGTERM. A server that a first signal ends in order
 //! exits with 0.
+#![allow(clippy::disallowed_methods, reason = "only tests keep off the wall clock")]
 #![forbid(unsafe_code)]
 
 mod args;

@@ -1,5 +1,6 @@
 //! Times of driver calls on a GPU, printed to be read: small calls, copies of registered memory, and memory calls
 //! beside their model. Without a GPU it prints only the reason.
+#![expect(clippy::disallowed_methods, reason = "it measures how long something takes")]
 #![allow(clippy::unwrap_used, reason = "a benchmark ends where a call fails")]
 
 #[allow(dead_code, reason = "tests use the rest")]

@@ -1,4 +1,5 @@
 //! The cost of recording a launch, in ns: by one thread, and by two at once.
+#![expect(clippy::disallowed_methods, reason = "it measures how long something takes")]
 #![allow(missing_docs, reason = "criterion's macros")]
 
 use std::panic::Location;

@@ -5,6 +5,7 @@
 //! cargo run --release --package tenure-nn --example losses -- resnet18 '{"batch": 4, "size": 64, "steps": 5}'
 //! python python/examples/resnet18.py --batch 4 --size 64 --steps 5 --json
 //! ```
+#![expect(clippy::disallowed_methods, reason = "it measures how long something takes")]
 
 #[path = "../tests/common/losses.rs"]
 mod losses;

@@ -10,6 +10,7 @@
 //! just steps                                      # both, with all models
 //! cargo run --release --package tenure-nn --example ten_steps -- target/steps resnet50
 //! ```
+#![expect(clippy::disallowed_methods, reason = "it measures how long something takes")]
 
 #[path = "../tests/common/steps.rs"]
 mod steps;

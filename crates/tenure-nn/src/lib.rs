@@ -34,6 +34,7 @@
 //! assert!((model.forward(&inputs)?.select(0, 1)?.item::<f32>()? - 1.0).abs() < 0.1);
 //! # Ok::<(), tenure_nn::Error>(())
 //! ```
+#![allow(clippy::disallowed_methods, reason = "only tests keep off the wall clock")]
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -2,6 +2,7 @@
 //!
 //! Run `cargo bench -p tenure-offload --bench planning`. For comparison, `-- whole` asks the planner about each
 //! operation by itself, and the planner takes all of its ten seconds.
+#![expect(clippy::disallowed_methods, reason = "it measures how long something takes")]
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};

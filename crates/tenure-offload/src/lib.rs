@@ -16,6 +16,7 @@
 //! assert_eq!(budget.amount(), Amount::Percent(50.0)); // `Trainer::within` of tenure-nn takes it
 //! # Ok::<(), tenure_core::AmountError>(())
 //! ```
+#![allow(clippy::disallowed_methods, reason = "only tests keep off the wall clock")]
 
 mod budget;
 mod cache;

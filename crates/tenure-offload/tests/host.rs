@@ -1,4 +1,5 @@
 //! Steps on the host's memory. They run in a process of their own, because their limit is that of the process.
+#![expect(clippy::disallowed_methods, reason = "where a clock that the test moves on begins")]
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::error::Error;

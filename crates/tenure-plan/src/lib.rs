@@ -23,6 +23,7 @@
 //!
 //! The feature `milp`, off by default, adds the planner that solves mixed-integer problems. Building it takes cmake, a
 //! C++ compiler and libclang.
+#![allow(clippy::disallowed_methods, reason = "only tests keep off the wall clock")]
 // The exception is the solver's callbacks, in `planner::milp::solver`.
 #![cfg_attr(not(feature = "milp"), forbid(unsafe_code))]
 #![deny(unsafe_code)]

@@ -17,7 +17,7 @@
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-
+#![allow(clippy::disallowed_methods, reason = "only tests keep off the wall clock")]
 #![forbid(unsafe_code)]
 
 pub mod examples;

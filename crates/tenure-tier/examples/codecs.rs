@@ -1,5 +1,6 @@
 //! Ratio and speed of the codecs on several kinds of tensors, on one core, next to a copy of as many bytes:
 //! `cargo run --release -p tenure-tier --example codecs`.
+#![expect(clippy::disallowed_methods, reason = "it measures how long something takes")]
 
 use std::hint::black_box;
 use std::time::Instant;

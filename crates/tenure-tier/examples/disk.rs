@@ -1,6 +1,7 @@
 //! The read and write speeds of a disk when both happen at once, as tensors are spilled and come back. The last line is
 //! JSON, for `bench/disk`:
 //! `cargo run --release -p tenure-tier --example disk -- [--seconds S] [--depth REQUESTS] FOLDER...`.
+#![expect(clippy::disallowed_methods, reason = "it measures how long something takes")]
 
 use std::collections::VecDeque;
 use std::error::Error;

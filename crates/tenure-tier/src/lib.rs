@@ -17,6 +17,7 @@
 //! println!("{}: {}", tier.name(), tier.nature());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![allow(clippy::disallowed_methods, reason = "only tests keep off the wall clock")]
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod blocks;

@@ -8,6 +8,7 @@
 //! - `streams`: allocate on one stream, record another, free; the time is that of all three.
 //!
 //! The backing takes no time, so that only the allocator is measured.
+#![expect(clippy::disallowed_methods, reason = "it measures how long something takes")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -40,6 +40,7 @@
 //! println!("{} reserved for {}", Bytes(outcome.peak_reserved_bytes), Bytes(outcome.peak_requested_bytes));
 //! # Ok::<(), tenure::Error>(())
 //! ```
+#![allow(clippy::disallowed_methods, reason = "only tests keep off the wall clock")]
 #![forbid(unsafe_code)]
 
 pub mod bench;

@@ -89,10 +89,10 @@ def test_a_stream_that_sleeps_is_busy_and_its_events_with_it() -> None:
 
 
 def test_a_wait_for_a_stream_that_sleeps_takes_as_long() -> None:
-    began = time.monotonic()
+    began = time.monotonic()  # noqa: TID251 (a lower bound on work that takes this long)
     torch.cuda._sleep(50_000_000)
     torch.cuda.synchronize()
-    assert time.monotonic() - began >= 0.05
+    assert time.monotonic() - began >= 0.05  # noqa: TID251 (a lower bound on work that takes this long)
 
 
 def test_a_block_that_a_busy_stream_uses_is_not_given_again() -> None:

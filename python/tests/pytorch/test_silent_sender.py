@@ -72,7 +72,7 @@ def opening() -> Iterator[Opening]:
     opening.start()
     while sockets() <= before:
         assert opening.is_alive(), "other Python threads had to wait too"
-        time.sleep(0.01)
+        time.sleep(0.01)  # noqa: TID251 (polls)
     # This thread has a connection to the sender, which does not answer.
     assert opening.result is None
     yield opening

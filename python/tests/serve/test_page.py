@@ -122,10 +122,10 @@ class Browser:
 
     def wait_for(self, is_so: Callable[[Any], bool]) -> Any:
         """Waits until `is_so` holds for the page's content, and returns the content."""
-        end = time.monotonic() + 300
+        end = time.monotonic() + 300  # noqa: TID251 (polls)
         while not is_so(page := self.read()):
-            assert time.monotonic() < end, page
-            time.sleep(0.1)
+            assert time.monotonic() < end, page  # noqa: TID251 (polls)
+            time.sleep(0.1)  # noqa: TID251 (polls)
         return page
 
     def close(self) -> None:

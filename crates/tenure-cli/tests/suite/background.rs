@@ -1,4 +1,5 @@
 //! `tenure background` and `tenure serve --background`, run as their users run them.
+#![expect(clippy::disallowed_methods, reason = "polls a condition that no event tells of")]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

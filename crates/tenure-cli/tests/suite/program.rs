@@ -1,4 +1,5 @@
 //! The program, run as its users run it.
+#![expect(clippy::disallowed_methods, reason = "signals until the program ends")]
 
 use std::fs;
 use std::io::Write;

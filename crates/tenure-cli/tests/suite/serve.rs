@@ -1,4 +1,5 @@
 //! `tenure serve` and `tenure models`, run as their users run them.
+#![expect(clippy::disallowed_methods, reason = "polls a condition that no event tells of")]
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -137,7 +138,7 @@ fn models_are_written_once_and_served_until_somebody_says_so() {
     assert!(output.status.success(), "{}", said(&output.stderr));
     assert!(said(&output.stdout).starts_with("digits, next-byte, tiny_bert: written to "), "{}", said(&output.stdout));
     let again = init(&models, &[]);
-    assert!(again.status.code() == Some(2) && said(&again.stderr).contains("digits: there is something already"));
+    assert!(again.status.code() == Some(2) && said(&again.stderr).contains("digits: it exists already"));
 
     let tokens = folder.path().join("tokens");
     fs::write(&tokens, "one\n\n# a comment\ntwo\n").unwrap();
@@ -243,7 +244,7 @@ fn an_unusable_option_of_a_server_gets_one_line() {
     fs::write(&empty, "\n").unwrap();
     for (args, expected) in [
         (&["nowhere"][..], "tenure: nowhere: No such file"),
-        (&[models, "--listen", &address], "nothing can be served here"),
+        (&[models, "--listen", &address], "cannot listen here"),
         (&[models, "--tokens", empty.to_str().unwrap()], "no token: write one a line"),
         (&[models, "--allow-host", "http://models"], "a host is a name without a scheme or port"),
         (&[models, "--allow-origin", "app.example"], "an origin is such as https://app.example.com"),

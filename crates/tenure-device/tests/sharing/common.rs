@@ -1,4 +1,5 @@
 //! Devices, daemons and clients for the tests.
+#![expect(clippy::disallowed_methods, reason = "polls a condition that no event tells of")]
 
 use std::fs::File;
 use std::mem::MaybeUninit;

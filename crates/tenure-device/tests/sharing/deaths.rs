@@ -1,4 +1,5 @@
 //! Tests of real processes that share a pool of 16 GiB and are killed.
+#![expect(clippy::disallowed_methods, reason = "kills at any moment; polls a condition that no event tells of")]
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! Helpers that the tests share: devices to test on, and a mapped chunk.
+#![expect(clippy::disallowed_methods, reason = "polls a condition that no event tells of")]
 
 use std::env;
 use std::fs::File;

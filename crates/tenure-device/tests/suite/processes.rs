@@ -1,5 +1,9 @@
 //! Two real processes with a simulated device each, which share a chunk and an event. The child is this program again,
 //! running one test. It gets the chunk as its standard input, and the event in its environment.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a child that sleeps until it is killed; polls a condition that no event tells of"
+)]
 
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};

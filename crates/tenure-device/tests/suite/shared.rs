@@ -1,4 +1,5 @@
 //! Chunks that several simulated devices hold, each of which stands for the device as one process sees it.
+#![expect(clippy::disallowed_methods, reason = "polls a condition that no event tells of")]
 
 use std::fs::File;
 use std::os::fd::AsFd;

@@ -1,4 +1,5 @@
 //! A server of models in its own folder, over loopback, with a client.
+#![expect(clippy::disallowed_methods, reason = "polls a condition that no event tells of")]
 #![allow(dead_code, reason = "each test uses some of it")]
 
 pub(crate) mod cuda;

@@ -1,4 +1,5 @@
 //! A network that damages its process on request, and workers that compute it.
+#![expect(clippy::disallowed_methods, reason = "a model that computes until it is told to end")]
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

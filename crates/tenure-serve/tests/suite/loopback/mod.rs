@@ -1,4 +1,5 @@
 //! A server of the fake service over loopback, and a parser of raw answers.
+#![expect(clippy::disallowed_methods, reason = "polls a condition that no event tells of")]
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
