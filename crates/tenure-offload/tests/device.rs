@@ -118,8 +118,13 @@ fn peak(device: Device) -> u64 {
     device.allocator().statistics().all.reserved_bytes.peak
 }
 
+/// How many times as many cases are drawn as usual.
+fn factor() -> u32 {
+    env::var("TENURE_TEST_FACTOR").map_or(1, |factor| factor.parse().expect("a number"))
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(12))]
+    #![proptest_config(ProptestConfig::with_cases(4 * factor()))]
 
     #[test]
     fn any_step_keeps_to_a_budget_and_gets_back_what_it_saved(
