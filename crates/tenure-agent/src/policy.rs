@@ -117,7 +117,7 @@ pub enum PolicyError {
     #[error("invalid policy: {0}")]
     Safetensors(#[from] SafeTensorError),
     /// The file has no policy, or one of another format, whose networks may have other inputs or outputs.
-    #[error("a policy of the form {found:?}, and this program has {FORMAT:?}: train it anew")]
+    #[error("the policy has the format {found:?}, and this program reads {FORMAT:?}: train it again")]
     Format {
         /// The name of the file's format; empty if it has none.
         found: String,

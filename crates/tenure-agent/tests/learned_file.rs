@@ -24,7 +24,7 @@ fn a_file_that_another_agent_learns_into_is_refused_until_that_ends() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("learned.json");
     let first = open(&path).unwrap();
-    assert!(complaint(&path).ends_with("another agent learns into it: name another file"));
+    assert!(complaint(&path).ends_with("another agent writes this file: name another one"));
     drop(first);
     assert!(open(&path).is_ok());
 }
@@ -56,7 +56,7 @@ fn a_file_that_cannot_be_written_is_refused_at_the_start() {
     let folder = tempfile::tempdir().unwrap();
     let complaint = complaint(&folder.path().join("missing/learned.json"));
     assert!(complaint.contains("it cannot be written: "), "{complaint}");
-    assert!(complaint.ends_with("name a file in a folder where files can be made"), "{complaint}");
+    assert!(complaint.ends_with("name a file in a folder that you may write to"), "{complaint}");
 }
 
 #[test]
@@ -75,9 +75,9 @@ fn another_file_is_refused_and_left_as_it_was() {
     for (bytes, says) in others {
         fs::write(&path, bytes).unwrap();
         let complaint = complaint(&path);
-        assert!(complaint.contains(": nothing learned is here: ") && complaint.contains(says), "{complaint}");
-        assert!(complaint.ends_with("name another file, or remove it to begin anew"), "{complaint}");
+        assert!(complaint.contains(": the file holds no learned costs: ") && complaint.contains(says), "{complaint}");
+        assert!(complaint.ends_with("name another file, or remove this one to begin anew"), "{complaint}");
         assert_eq!(fs::read(&path).unwrap(), bytes);
     }
-    assert!(complaint(folder.path()).contains("nothing learned is here: it is a folder or a device"));
+    assert!(complaint(folder.path()).contains("the file holds no learned costs: it is a folder or a device"));
 }

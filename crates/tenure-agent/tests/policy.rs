@@ -42,7 +42,7 @@ fn an_invalid_policy_is_refused() {
     let at = TRAINED.windows(8).position(|bytes| bytes == b"policy 1").unwrap();
     let mut later = TRAINED.to_vec();
     later[at + 7] = b'2';
-    assert!(refusal(&later).contains("train it anew"));
+    assert!(refusal(&later).contains("train it again"));
     let mut renamed = TRAINED.to_vec();
     let at = renamed.windows(8).position(|bytes| bytes == b"prices.0").unwrap();
     renamed[at] = b'P';

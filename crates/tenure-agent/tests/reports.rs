@@ -85,9 +85,9 @@ fn times_that_cannot_be_are_refused_and_the_connection_goes_on() {
         let wrong = [
             (measured(Path::new("/missing"), 1, vec![1]), "ask it again"),
             (measured(&mapping, 1, vec![]), "times of 0 kernels: the mapping's problem has 1: report a time for each"),
-            (measured(&mapping, 0, vec![1]), "cannot be"),
-            (measured(&mapping, 1, vec![0]), "all take 0 ns"),
-            (measured(&mapping, 1, vec![9_000_000]), "a step of 1 ns with a kernel of 9000000 ns cannot be"),
+            (measured(&mapping, 0, vec![1]), "take 0 ns"),
+            (measured(&mapping, 1, vec![0]), "all of its kernels, take 0 ns"),
+            (measured(&mapping, 1, vec![9_000_000]), "a kernel takes 9000000 ns, longer than its step of 1 ns"),
             (measured(&mapping, hour_ns + 1, vec![1]), "longer than an hour"),
             (measured(&mapping, u64::MAX, vec![u64::MAX]), "longer than an hour"),
         ];

@@ -124,9 +124,7 @@ pub(crate) fn about(path: &Path, error: impl std::fmt::Display) -> anyhow::Error
 
 /// The error for numbers that JSON cannot express. The input can be read, so the exit code is that of a failure.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "the model answered numbers that are not finite (NaN or infinity), so its weights may be damaged: nothing is printed"
-)]
+#[error("the model's answer contains a NaN or an infinity, so its weights may be damaged: nothing is printed")]
 pub(crate) struct NotFinite;
 
 /// The outcome of printing a text, or an error in its place.

@@ -485,7 +485,7 @@ fn an_invalid_device_group_is_refused() {
     for (devices, expected) in [
         (&[][..], "the first device is to be the model's"),
         (&[two[1], two[0]], "the first device is to be the model's"),
-        (&[two[0], two[0]], "make no group"),
+        (&[two[0], two[0]], "is not a valid group"),
         (&[two[0], Device::CPU], "CUDA devices are expected"),
     ] {
         expect_error(alone_on(two[0]).on_devices(devices, |device| replica(device, DType::F64)), expected);

@@ -45,10 +45,10 @@ pub enum MappingError {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The file is not JSON, or has another structure.
-    #[error("no mapping: {}", one_line(.0))]
+    #[error("not a mapping: {}", one_line(.0))]
     Json(#[from] serde_json::Error),
     /// The file is of another kind.
-    #[error("no mapping: its format is {found:?}, not {FORMAT:?}")]
+    #[error("not a mapping: its format is {found:?}, not {FORMAT:?}")]
     Format {
         /// The format that the file names.
         found: String,
@@ -60,7 +60,7 @@ pub enum MappingError {
         found: u64,
     },
     /// The tiers are not valid.
-    #[error("a mapping has one tier at least, each with a name of its own, got {tiers:?}")]
+    #[error("a mapping needs at least one tier, each with a name of its own, got {tiers:?}")]
     Tiers {
         /// Their names.
         tiers: Vec<String>,

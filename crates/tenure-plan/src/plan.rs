@@ -86,7 +86,7 @@ pub enum PlanError {
     },
     /// A step names a tensor that does not exist at that time.
     #[error(
-        "tensor {tensor} is to move or to be dropped at kernel {kernel}, and is not there: it was dropped, or comes later"
+        "the plan moves or drops tensor {tensor} at kernel {kernel}, when it is in no tier: it was dropped, or is made later"
     )]
     Nowhere {
         /// The tensor.
@@ -95,7 +95,7 @@ pub enum PlanError {
         kernel: usize,
     },
     /// A tensor that still exists is to be recomputed.
-    #[error("tensor {tensor} is to be computed again before kernel {kernel}, and was not dropped before that")]
+    #[error("the plan computes tensor {tensor} again before kernel {kernel}, but did not drop it before that")]
     StillThere {
         /// The tensor.
         tensor: usize,
@@ -123,7 +123,7 @@ pub enum PlanError {
         tensor: usize,
     },
     /// A kernel needs a tensor that is in no tier.
-    #[error("kernel {kernel} needs tensor {tensor}, which is nowhere: it was dropped, or comes later")]
+    #[error("kernel {kernel} needs tensor {tensor}, which is in no tier then: it was dropped, or is made later")]
     Gone {
         /// The tensor.
         tensor: usize,
@@ -139,7 +139,7 @@ pub enum PlanError {
         kernel: usize,
     },
     /// A tensor is written in a tier that kernels do not reach.
-    #[error("tensor {tensor} cannot come to be in tier {tier}: kernels do not reach it")]
+    #[error("tensor {tensor} cannot be made in tier {tier}, which kernels do not reach")]
     Unreachable {
         /// The tensor.
         tensor: usize,

@@ -129,7 +129,7 @@ pub enum ExampleError {
         source: io::Error,
     },
     /// The folder exists and would be overwritten.
-    #[error("{}: there is something already, which is not overwritten: remove it, or name another folder", .path.display())]
+    #[error("{}: it exists already and is not overwritten: remove it, or name another folder", .path.display())]
     Exists {
         /// The folder.
         path: PathBuf,
@@ -139,8 +139,7 @@ pub enum ExampleError {
     Encoder(#[from] RepositoryError),
     /// The encoder's vector of a text is not of finite numbers.
     #[error(
-        "{}: its vector of a text holds numbers that are not finite, so its weights are damaged: copy or download them \
-         again",
+        "{}: its vector of a text contains a NaN or an infinity, so its weights are damaged: copy or download them again",
         .path.display()
     )]
     NotFinite {

@@ -168,7 +168,7 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 def _fans(tensor: Tensor) -> tuple[int, int]:
     """Returns the numbers of inputs of one output and of outputs of one input."""
     if tensor.ndim < 2:
-        raise ValueError("Fan in and fan out can not be computed for tensor with fewer than 2 dimensions")
+        raise ValueError("Fan in and fan out cannot be computed for tensor with fewer than 2 dimensions")
     outputs, inputs, *kernel = tensor.shape
     return inputs * math.prod(kernel), outputs * math.prod(kernel)
 

@@ -82,7 +82,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], list[Tensor]] | 
     message = json.loads(text)
     described = [(_DTYPES[each["dtype"]], each["sizes"]) for each in message.get("inputs", ())]
     if payload_bytes != sum(dtype.itemsize * math.prod(sizes) for dtype, sizes in described):
-        raise ValueError("the payload is not that of its tensors")
+        raise ValueError("the payload does not fit its tensors")
     tensors = []
     for dtype, sizes in described:
         # Bytes other than 0 and 1 are not valid as bool, so they are converted.

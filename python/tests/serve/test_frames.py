@@ -43,7 +43,7 @@ def test_the_end_is_none_and_what_is_no_frame_an_error() -> None:
     assert received(whole) is not None
     with pytest.raises(ValueError, match="version 1: use the same release"):
         received(frame({}, version=1))
-    with pytest.raises(ValueError, match="the payload is not that of its tensors"):
+    with pytest.raises(ValueError, match="the payload does not fit its tensors"):
         received(frame({"inputs": []}, b"1"))
 
 

@@ -16,13 +16,13 @@ pub struct LearnedError {
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FileProblem {
-    #[error("another agent learns into it: name another file")]
+    #[error("another agent writes this file: name another one")]
     Locked,
     #[error("it cannot be read: {0}: name another file")]
     Read(io::Error),
-    #[error("it cannot be written: {0}: name a file in a folder where files can be made")]
+    #[error("it cannot be written: {0}: name a file in a folder that you may write to")]
     Write(#[from] io::Error),
-    #[error("nothing learned is here: {0}: name another file, or remove it to begin anew")]
+    #[error("the file holds no learned costs: {0}: name another file, or remove this one to begin anew")]
     Other(String),
 }
 
@@ -54,11 +54,11 @@ pub enum ReportError {
         kernels: usize,
     },
     /// The step, or every kernel, has a time of 0.
-    #[error("a step of 0 ns, or kernels that all take 0 ns, cannot be: report times in nanoseconds")]
+    #[error("the step, or all of its kernels, take 0 ns: report times in nanoseconds")]
     NoTime,
     /// The step is shorter than one of its kernels.
     #[error(
-        "a step of {step_ns} ns with a kernel of {kernel_ns} ns cannot be: report both of the same step, in nanoseconds"
+        "a kernel takes {kernel_ns} ns, longer than its step of {step_ns} ns: report both of the same step, in nanoseconds"
     )]
     ShortStep {
         /// The step's time, in ns.
@@ -67,7 +67,7 @@ pub enum ReportError {
         kernel_ns: u64,
     },
     /// A time is longer than an hour.
-    #[error("{ns} ns are longer than an hour, which is not believed: report nanoseconds of one step")]
+    #[error("{ns} ns are longer than an hour: report nanoseconds of one step")]
     TooLong {
         /// The longest time, in ns.
         ns: u64,

@@ -30,7 +30,7 @@ pub enum ServeError {
         address: Address,
     },
     /// The TCP address can be reached from other hosts.
-    #[error("{0} is not of this host alone: an agent is served at 127.0.0.1 or [::1]")]
+    #[error("other hosts can reach {0}: serve an agent at 127.0.0.1 or [::1]")]
     NotLoopback(SocketAddr),
     /// The folder that the agent writes mappings to does not exist or cannot be listed.
     #[error("{}: no folder for results: {reason}", path.display())]
@@ -80,6 +80,6 @@ pub enum ServeError {
         asked: Vec<String>,
     },
     /// The simulator cannot run the mapping on the problem, for instance because a tier is too small for it.
-    #[error("the agent's mapping cannot be: {0}")]
+    #[error("the agent's mapping is invalid: {0}")]
     Plan(#[from] PlanError),
 }

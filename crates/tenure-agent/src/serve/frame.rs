@@ -61,7 +61,7 @@ pub enum FrameError {
         found: [u8; 4],
     },
     /// The frame has another version of the protocol.
-    #[error("version {found} of the protocol is not spoken here: version {VERSION} is")]
+    #[error("unsupported version {found} of the protocol: use version {VERSION}")]
     Version {
         /// The version of the other end.
         found: u16,

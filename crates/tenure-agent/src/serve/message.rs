@@ -97,7 +97,7 @@ pub enum MessageError {
     #[error("the request's problem: {}", .0.to_string().replace('\n', " "))]
     Problem(#[from] ProblemError),
     /// The time is out of range.
-    #[error("{0} seconds cannot be asked for: from 0 to {MAX_SECONDS} can")]
+    #[error("{0} seconds are out of range: ask for 0 to {MAX_SECONDS}")]
     Seconds(f64),
 }
 

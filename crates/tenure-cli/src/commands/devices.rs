@@ -85,7 +85,7 @@ fn device(entry: &DeviceEntry) -> String {
 fn facts(facts: &DeviceFacts) -> [(&'static str, String); 4] {
     let sharing = match (facts.has_virtual_memory, facts.shares_descriptors) {
         (true, true) => "yes, in chunks that processes can share",
-        (true, false) => "yes, in chunks that processes can not share",
+        (true, false) => "yes, in chunks that processes cannot share",
         (false, _) => "no: only `native` allocates here",
     };
     let node = facts.numa_node.map_or(String::new(), |node| format!(", next to memory node {node}"));

@@ -61,7 +61,7 @@ fn vectors_that_are_not_finite_are_an_error_and_not_printed() {
     fs::write(&path, weights).unwrap();
     let output = embed(&["--weights", folder.path().to_str().unwrap(), "the cat"], b"");
     assert_eq!((output.status.code(), &*output.stdout), (Some(1), &b""[..]));
-    assert!(String::from_utf8(output.stderr).unwrap().contains("numbers that are not finite"));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("contains a NaN or an infinity"));
 }
 
 #[test]

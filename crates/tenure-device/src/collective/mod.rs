@@ -40,7 +40,7 @@ pub enum CollectiveError {
         reason: String,
     },
     /// The devices are simulated and real ones mixed, or none, or one device is given twice.
-    #[error("{devices:?} make no group: give each device once, all of one driver")]
+    #[error("{devices:?} is not a valid group: give each device once, all of one driver")]
     NoGroup {
         /// The devices given.
         devices: Vec<Device>,

@@ -128,7 +128,7 @@ impl ProductPlan {
 /// cuBLASLt on a device, and the products that were planned so far.
 pub(super) struct Blas {
     handle: cublasLtHandle_t,
-    /// Plans, and errors too: a product that the library can not compute once, it never can.
+    /// Plans, and errors too: a product that the library cannot compute once, it never can.
     plans: RwLock<FxHashMap<Product, Result<ProductPlan, CallError>>>,
 }
 
@@ -154,7 +154,7 @@ impl CudaDriver {
     /// Returns the plan for a product: the algorithm that the library ranks first, and the same one every time.
     ///
     /// # Errors
-    /// There is no cuBLASLt, or it can not compute this product.
+    /// There is no cuBLASLt, or it cannot compute this product.
     pub fn product_plan(&self, product: &Product) -> Result<ProductPlan, CallError> {
         if let Some(plan) = self.blas.get().and_then(|blas| blas.plans.read().get(product).cloned()) {
             return plan;

@@ -27,8 +27,8 @@ use std::sync::{Arc, OnceLock};
 
 use tenure_alloc::adaptor::{Donated, DonatedRanges};
 use tenure_alloc::{
-    Address, AllocError, Block, CachingAllocator, LiveBlocks, NativeAllocator, NativeConfig, PagedAllocator, PagedConfig,
-    Request, Resource,
+    Address, AllocError, Block, CachingAllocator, LiveBlocks, NativeAllocator, NativeConfig, PagedAllocator,
+    PagedConfig, Request, Resource,
 };
 use tenure_core::{Device, StreamId};
 

@@ -191,7 +191,7 @@ impl PinnedBlocks {
         self.deferred.free_deferred(|address| self.allocator.free(address));
     }
 
-    /// Frees a block, or stores the free for the next call if it can not be made now.
+    /// Frees a block, or stores the free for the next call if it cannot be made now.
     fn free(&self, address: u64) {
         if in_host_function() {
             return self.deferred.push(address);

@@ -12,7 +12,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat,
 
 use crate::{AccessMode, CallError, Driver};
 
-/// The seals of the memory: its size can not change, and no process, not even its creator, can map it for writing any
+/// The seals of the memory: its size cannot change, and no process, not even its creator, can map it for writing any
 /// more.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
 

@@ -93,7 +93,7 @@ impl LeasedBacking {
         let served = Arc::downgrade(allocator);
         let recalls = self.client.on_recall(move |_| {
             if let Some(allocator) = served.upgrade() {
-                // The allocator may keep memory that it can not give back now.
+                // The allocator may keep memory that it cannot give back now.
                 let _ = allocator.release_cached();
             }
         })?;
@@ -192,7 +192,7 @@ impl Backing for LeasedBacking {
             return Err(error);
         }
         if let Some(Leased { lease, .. }) = leased {
-            // The chunk is gone here, whatever the daemon says. If the daemon can not be reached, it reclaims the lease
+            // The chunk is gone here, whatever the daemon says. If the daemon cannot be reached, it reclaims the lease
             // when this process exits; if it was restarted, it does not know the lease.
             let _ = self.client.release(lease);
         }

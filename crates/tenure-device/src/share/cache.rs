@@ -244,7 +244,7 @@ impl WorkerCache {
 
     /// Checks that all inserted published parameters were allocated, and that [placed](Self::place_parameters)
     /// parameters lie as they were transferred last, on at least one of their streams. While parameters are being
-    /// transferred, that can not be known, and the check passes.
+    /// transferred, that cannot be known, and the check passes.
     ///
     /// # Errors
     /// [`ShareError::Outstanding`]: some were not allocated, and a computation would use other memory in their place.

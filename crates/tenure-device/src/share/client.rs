@@ -78,7 +78,7 @@ impl DaemonClient {
             _ => return Err(ShareError::Unexpected),
         }
         let failed = |doing| move |reason| ShareError::Socket { path: self.path.clone(), doing, reason };
-        socket.set_timeout(None).map_err(|error| failed("its time limit can not be lifted")(error.into()))?;
+        socket.set_timeout(None).map_err(|error| failed("its time limit cannot be lifted")(error.into()))?;
         let socket = Arc::new(socket);
         let receiving = Arc::clone(&socket);
         let thread = thread::Builder::new().name("tenure-recalls".into()).spawn(move || {
@@ -213,7 +213,7 @@ fn exchange(
     descriptors: usize,
     longest: Duration,
 ) -> Result<(DaemonReply, Vec<OwnedFd>), ShareError> {
-    // If the time limit can not be set, the call may wait for ever; nothing else is lost.
+    // If the time limit cannot be set, the call may wait for ever; nothing else is lost.
     let _ = socket.set_timeout(Some(longest));
     let failed = |error| connection_error(path, error, longest);
     socket.send(request, &[]).map_err(failed)?;

@@ -70,7 +70,7 @@ impl MemoryDaemon {
     /// Takes the pool's memory and begins to serve.
     ///
     /// # Errors
-    /// A setting makes no sense; the socket is served already or can not be made; the device does not have enough
+    /// A setting makes no sense; the socket is served already or cannot be made; the device does not have enough
     /// memory.
     pub fn start(driver: Arc<dyn Driver>, config: DaemonConfig) -> Result<Self, ShareError> {
         // Bind the socket first: a second daemon on the same socket then takes no memory.
@@ -106,7 +106,7 @@ impl MemoryDaemon {
 impl Drop for MemoryDaemon {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // The counter has 64 bits, so this write can not block.
+            // The counter has 64 bits, so this write cannot block.
             let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
             // A thread that panicked has printed its reason already.
             let _ = thread.join();

@@ -28,7 +28,7 @@ pub enum ShareError {
     },
     /// A process of another user, other than root, serves the socket.
     #[error(
-        "{} is served by user {uid}, who is neither user {user} nor root and not to be trusted: choose a socket in a \
+        "{} is served by user {uid}, who is neither user {user} nor root: choose a socket in a \
          folder of your own (`--socket`, or set XDG_RUNTIME_DIR)",
         .socket.display()
     )]
@@ -71,10 +71,10 @@ pub enum ShareError {
     #[error("the memory daemon refused: {0}")]
     Refused(#[from] DaemonRefusal),
     /// The bytes received are not a message.
-    #[error("the other process's message can not be read: {0}")]
+    #[error("the other process's message cannot be read: {0}")]
     Wire(#[from] WireError),
     /// The message is not a reply to the request.
-    #[error("the answer does not fit the question: the other process is of another release, or none of Tenure's")]
+    #[error("the answer does not fit the question: the other process has another release, or is not Tenure's")]
     Unexpected,
     /// The socket is served already.
     #[error("{} is served already by {}: stop that first, or choose another socket", .socket.display(), .by)]
@@ -100,27 +100,27 @@ pub enum ShareError {
         /// The system's error.
         reason: io::Error,
     },
-    /// The block can not be shared.
+    /// The block cannot be shared.
     #[error(
-        "the block at {address:#x} can not be shared: no live block begins there, or it does not lie in chunks that \
+        "the block at {address:#x} cannot be shared: no live block begins there, or it does not lie in chunks that \
          other processes can map (the `paged` allocator and expandable segments are made of them)"
     )]
     NotShareable {
         /// The address given.
         address: Address,
     },
-    /// The block lies in a shared cache, which its processes have mapped already, so it can not be shared by itself.
+    /// The block lies in a shared cache, which its processes have mapped already, so it cannot be shared by itself.
     #[error(
-        "the block at {address:#x} lies in a shared cache and can not be sent by itself: receive the cache in the other \
+        "the block at {address:#x} lies in a shared cache and cannot be sent by itself: receive the cache in the other \
          process, and attach to the parameters that are published there"
     )]
     InSharedCache {
         /// The address given.
         address: Address,
     },
-    /// This process was forked from one that shares blocks, so it can not share any.
+    /// This process was forked from one that shares blocks, so it cannot share any.
     #[error(
-        "this process was forked from process {parent}, which shares memory: a device can not be used after a fork; \
+        "this process was forked from process {parent}, which shares memory: a device cannot be used after a fork; \
          start processes anew (`spawn`)"
     )]
     Forked {
@@ -128,10 +128,10 @@ pub enum ShareError {
         parent: u32,
     },
     /// The socket over which blocks are shared could not be made.
-    #[error("blocks can not be shared, as this process's socket for it can not be made: {0}")]
+    #[error("blocks cannot be shared, as this process's socket for it cannot be made: {0}")]
     NotServed(io::Error),
     /// The bytes are not a handle of a block.
-    #[error("the handle names no block: {0}")]
+    #[error("the handle does not name a block: {0}")]
     Handle(#[from] HandleError),
     /// The other process's memory lies on another device.
     #[error(
@@ -193,8 +193,8 @@ pub enum ShareError {
          has, before it was done; transfer or publish them again"
     )]
     Incomplete,
-    /// The list of published parameters can not be read.
-    #[error("what is published in the shared cache can not be read, so its parameters are not used: {0}")]
+    /// The list of published parameters cannot be read.
+    #[error("what is published in the shared cache cannot be read, so its parameters are not used: {0}")]
     PublishedUnreadable(&'static str),
     /// The range is too small for the parameters and the list of them.
     #[error(
@@ -222,7 +222,7 @@ pub enum ShareError {
     /// This process has inserted the range already.
     #[error("this process has inserted the range for {0} already: use it, or call clear_shared_cache() first")]
     AlreadyInserted(RangeUse),
-    /// The range can not be cleared because blocks live in it.
+    /// The range cannot be cleared because blocks live in it.
     #[error(
         "{blocks} blocks of {bytes} bytes still live in the range for {range}: delete the tensors in them first, and then \
          call clear_shared_cache() again"
@@ -260,7 +260,7 @@ pub enum ShareError {
         written: Option<u64>,
     },
     /// No parameters are inserted on which this operation could work.
-    #[error("no range for parameters is inserted in this process that could be {0}")]
+    #[error("this process has inserted no range for parameters that could be {0}")]
     NotInserted(&'static str),
     /// This process owns a cache of the device already.
     #[error("this process has allocated a shared cache of this device already")]

@@ -125,7 +125,7 @@ impl ExportedChunks {
 impl ExportsShared {
     /// Exports descriptors of these chunks; `None` if one of them was released.
     fn export(&self, numbers: &[u64]) -> Option<Result<Vec<OwnedFd>, CallError>> {
-        // The lock is held during the driver calls, so that no chunk is released and the driver can not reuse its name.
+        // The lock is held during the driver calls, so that no chunk is released and the driver cannot reuse its name.
         let exported = self.chunks.lock();
         let chunks: Option<Vec<ChunkId>> = numbers.iter().map(|number| exported.chunks.get(number).copied()).collect();
         Some(chunks?.into_iter().map(|chunk| self.driver.export(chunk)).collect())
@@ -164,7 +164,7 @@ impl Drop for ExportServer {
         if let Some(thread) = self.thread.take()
             && self.sender.pid == std::process::id()
         {
-            // The counter has 64 bits, so this write can not block.
+            // The counter has 64 bits, so this write cannot block.
             let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
             // A thread that panicked has printed its reason already.
             let _ = thread.join();

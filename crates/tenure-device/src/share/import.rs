@@ -88,7 +88,7 @@ impl Imports {
     }
 
     /// Waits for the device, and unmaps the chunks that were already unused when this call began. If the context is
-    /// lost, the chunks can not be unmapped and stay.
+    /// lost, the chunks cannot be unmapped and stay.
     pub(crate) fn close_unused(&self) {
         let _closing = self.closing.lock();
         let now = {

@@ -44,7 +44,7 @@ impl Extent {
     }
 }
 
-/// Returns whether two uses of the pool can not be granted at the same time.
+/// Returns whether two uses of the pool cannot be granted at the same time.
 fn excludes((one, use_of_one): (Extent, AccessMode), (other, use_of_other): (Extent, AccessMode)) -> bool {
     one.overlaps(other) && (use_of_one == AccessMode::ReadWrite || use_of_other == AccessMode::ReadWrite)
 }
@@ -60,7 +60,7 @@ fn excludes((one, use_of_one): (Extent, AccessMode), (other, use_of_other): (Ext
 /// | is out of sight, its connection closed | after the grace period | after the grace period; it only reads |
 /// | runs, its connection closed | not yet | not yet |
 ///
-/// A process is *out of sight* if the daemon can not watch for its exit, as in another container.
+/// A process is *out of sight* if the daemon cannot watch for its exit, as in another container.
 ///
 /// Ranges of the pool are leased to any number of readers or to one writer. A process out of sight may not write them:
 /// it could still write after the grace period, when another holder has the range. Times are in ms and do not decrease.
@@ -120,7 +120,7 @@ impl Leases {
         }
     }
 
-    /// Adds a connection. `pid` is its process, or `None` if the daemon can not learn of its exit.
+    /// Adds a connection. `pid` is its process, or `None` if the daemon cannot learn of its exit.
     pub(super) fn connect(&mut self, pid: Option<u32>) -> HolderId {
         let id = HolderId(self.next_holder);
         self.next_holder += 1;
@@ -217,7 +217,7 @@ impl Leases {
         holder.leases == 0 && self.holders.remove(&id).is_some()
     }
 
-    /// Ends the orphaned leases whose holders' work can not run any more. `listed` returns whether the driver lists a
+    /// Ends the orphaned leases whose holders' work cannot run any more. `listed` returns whether the driver lists a
     /// process, or `None` if that is unknown. Returns the leases that ended, and the holders that were removed because
     /// they have no leases left.
     pub(super) fn reclaim(

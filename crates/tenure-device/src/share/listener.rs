@@ -61,16 +61,16 @@ impl Listener {
         let socket = Unforked::new(Socket::unconnected).map_err(failed("no socket"))?;
         // Set the mode before the socket has a name: the file is made with the socket's own mode, so it is never open
         // to others.
-        fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("its mode can not be set"))?;
+        fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("its mode cannot be set"))?;
         let address = SocketAddrUnix::new(path).map_err(failed("no socket can have this path"))?;
         net::bind(&socket, &address).map_err(failed("no socket can be made here"))?;
         let listener = Self { socket, path: path.into(), _lock: lock };
         if uid != rustix::process::getuid().as_raw() {
-            let failed = failed("it can not be given to the user who is served");
+            let failed = failed("it cannot be given to the user who is served");
             chown(path, Some(Uid::from_raw(uid)), None).map_err(failed)?;
         }
-        ioctl_fionbio(&listener.socket, true).map_err(failed("it can not be made non-blocking"))?;
-        net::listen(&listener.socket, BACKLOG).map_err(failed("it can not be listened on"))?;
+        ioctl_fionbio(&listener.socket, true).map_err(failed("it cannot be made non-blocking"))?;
+        net::listen(&listener.socket, BACKLOG).map_err(failed("it cannot be listened on"))?;
         Ok(listener)
     }
 
@@ -100,8 +100,8 @@ fn private_folder(folder: &Path) -> Result<(), ShareError> {
         .recursive(true)
         .mode(0o700)
         .create(folder)
-        .map_err(|error| socket_error(folder, "the folder can not be made", error))?;
-    let found = fs::metadata(folder).map_err(|error| socket_error(folder, "the folder can not be read", error))?;
+        .map_err(|error| socket_error(folder, "the folder cannot be made", error))?;
+    let found = fs::metadata(folder).map_err(|error| socket_error(folder, "the folder cannot be read", error))?;
     let owner = found.uid();
     let user = rustix::process::getuid().as_raw();
     let open = found.mode() & 0o022 != 0;
@@ -122,10 +122,10 @@ fn lock(path: &Path) -> Result<Lock, ShareError> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let held = Unforked::new(|| options.open(&name).map(OwnedFd::from))
-        .map_err(failed("the lock can not be opened: another user's file may be in the way"))?;
+        .map_err(failed("the lock cannot be opened: another user's file may be in the way"))?;
     // A second descriptor of the same file, for reading and writing.
-    let mut file = File::from(held.as_fd().try_clone_to_owned().map_err(failed("the lock can not be read"))?);
-    let owner = file.metadata().map_err(failed("the lock can not be read"))?.uid();
+    let mut file = File::from(held.as_fd().try_clone_to_owned().map_err(failed("the lock cannot be read"))?);
+    let owner = file.metadata().map_err(failed("the lock cannot be read"))?.uid();
     if owner != rustix::process::getuid().as_raw() && owner != 0 {
         let reason = format!("it belongs to user {owner}: remove it, or choose another folder");
         let reason = io::Error::new(io::ErrorKind::PermissionDenied, reason);
@@ -139,12 +139,12 @@ fn lock(path: &Path) -> Result<Lock, ShareError> {
             let _ = file.read_to_string(&mut pid);
             return Err(ShareError::AlreadyServed { socket: path.into(), by: server(pid.trim()) });
         }
-        Err(error) => return Err(failed("the lock can not be taken")(error.into())),
+        Err(error) => return Err(failed("the lock cannot be taken")(error.into())),
     }
     let lock = Lock(held);
     file.set_len(0)
         .and_then(|()| writeln!(file, "{}", std::process::id()))
-        .map_err(failed("the lock can not be written"))?;
+        .map_err(failed("the lock cannot be written"))?;
     Ok(lock)
 }
 
@@ -162,7 +162,7 @@ fn remove_stale(path: &Path) -> Result<(), ShareError> {
     let found = match fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(socket_error(path, "it can not be looked at", error)),
+        Err(error) => return Err(socket_error(path, "it cannot be looked at", error)),
     };
     if !found.file_type().is_socket() {
         let reason = io::Error::from(io::ErrorKind::AlreadyExists);
@@ -172,7 +172,7 @@ fn remove_stale(path: &Path) -> Result<(), ShareError> {
     if matches!(Socket::connect(path, PROBE), Ok(_) | Err(Errno::PROTOTYPE | Errno::AGAIN)) {
         return Err(ShareError::AlreadyServed { socket: path.into(), by: "another program".into() });
     }
-    fs::remove_file(path).map_err(|error| socket_error(path, "the file of a dead daemon can not be removed", error))
+    fs::remove_file(path).map_err(|error| socket_error(path, "the file of a dead daemon cannot be removed", error))
 }
 
 fn socket_error(path: &Path, doing: &'static str, reason: io::Error) -> ShareError {

@@ -11,12 +11,12 @@ use crate::DeviceProcess;
 
 /// The process that opened a connection.
 pub(super) struct Peer {
-    /// The process number as seen from this process. `None` if the process can not be seen from here, as from another
+    /// The process number as seen from this process. `None` if the process cannot be seen from here, as from another
     /// container.
     pub(super) pid: Option<u32>,
     /// The process's user when it connected.
     pub(super) uid: u32,
-    /// Becomes readable when the process has exited. It can not mean a later process of the same number.
+    /// Becomes readable when the process has exited. It cannot mean a later process of the same number.
     pub(super) exit: Option<OwnedFd>,
 }
 
@@ -24,7 +24,7 @@ impl Peer {
     /// Identifies the process at the other end of `connection`, and opens a pidfd to watch for its exit.
     ///
     /// # Errors
-    /// The process can be seen from here, and its exit can not be watched.
+    /// The process can be seen from here, and its exit cannot be watched.
     pub(super) fn of(connection: BorrowedFd<'_>) -> Result<Self, Errno> {
         let credentials = credentials(connection)?;
         let pid = Pid::from_raw(credentials.pid);
@@ -54,7 +54,7 @@ fn is_open(connection: BorrowedFd<'_>) -> bool {
     poll(&mut polled, Some(&at_once)).is_ok() && !polled[0].revents().contains(PollFlags::HUP)
 }
 
-/// Reads `SO_PEERCRED`. A process that can not be seen from here has number 0, which rustix's own function can not
+/// Reads `SO_PEERCRED`. A process that cannot be seen from here has number 0, which rustix's own function cannot
 /// represent.
 pub(super) fn credentials(connection: BorrowedFd<'_>) -> Result<libc::ucred, Errno> {
     let mut credentials = MaybeUninit::<libc::ucred>::zeroed();

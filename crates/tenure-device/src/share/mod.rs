@@ -34,13 +34,13 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! **Access guards against mistakes, not against malice.** A process that maps memory for reading can not write it by
+//! **Access guards against mistakes, not against malice.** A process that maps memory for reading cannot write it by
 //! mistake; but CUDA lets an importer change its own access. The daemon therefore serves one user only, and a client
 //! trusts a daemon only if it runs as the client's own user or as root.
 //!
-//! **A worker that dies** keeps its leases until its work on the device can not run any more; a closed socket does not
+//! **A worker that dies** keeps its leases until its work on the device cannot run any more; a closed socket does not
 //! prove that. The pidfd of the process tells when it has exited, and the driver's list of processes tells when its
-//! context is gone. A process that the daemon can not see, as in another container, is not given ranges to write. A
+//! context is gone. A process that the daemon cannot see, as in another container, is not given ranges to write. A
 //! leased chunk is never given to another process: the driver keeps its memory until the last mapping is gone.
 //!
 //! **A daemon that dies** leaves all mapped memory valid. The next request fails with [`ShareError::DaemonGone`]. A

@@ -13,7 +13,7 @@ use crate::Driver;
 /// Sizes of a shared cache, in bytes.
 ///
 /// Parameters come first, then the memory for computation, then the rest. Each part is a chunk of its own, so that a
-/// worker that may write one part can not write another by mistake.
+/// worker that may write one part cannot write another by mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SharedCacheConfig {

@@ -166,7 +166,7 @@ impl SharedPool {
 
 impl Drop for SharedPool {
     fn drop(&mut self) {
-        // Memory under unfinished work must stay. If the driver can not tell, the memory stays until the process ends.
+        // Memory under unfinished work must stay. If the driver cannot tell, the memory stays until the process ends.
         if self.mapped_bytes > 0
             && (self.driver.synchronize().is_err() || self.driver.unmap(self.address, self.mapped_bytes).is_err())
         {
@@ -229,7 +229,7 @@ impl PoolLease {
     /// none has written it in between.
     ///
     /// # Errors
-    /// The context is lost; the daemon is gone; a driver call failed. If only the daemon is gone, this process can not
+    /// The context is lost; the daemon is gone; a driver call failed. If only the daemon is gone, this process cannot
     /// write the range any more, as after success.
     pub fn lower(&mut self) -> Result<(), ShareError> {
         if self.access == AccessMode::ReadWrite {

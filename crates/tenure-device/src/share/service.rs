@@ -286,7 +286,7 @@ impl Service {
         }
     }
 
-    /// Sends a reply, with the descriptor of a chunk if there is one. Disconnects a client that can not take it.
+    /// Sends a reply, with the descriptor of a chunk if there is one. Disconnects a client that cannot take it.
     fn answer(&mut self, holder: HolderId, reply: Result<DaemonReply, DaemonRefusal>, descriptor: Option<OwnedFd>) {
         let Some(socket) = self.clients.get(&holder).and_then(|client| client.socket.as_ref()) else { return };
         let reply = reply.unwrap_or_else(DaemonReply::Refused);
@@ -435,7 +435,7 @@ impl Service {
         self.waiting.retain(|waiting| waiting.holder != holder);
     }
 
-    /// Ends the leases whose holders' work can not run any more.
+    /// Ends the leases whose holders' work cannot run any more.
     fn reclaim(&mut self) {
         if !self.leases.needs_reclaim() {
             return;

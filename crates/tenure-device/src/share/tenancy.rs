@@ -75,7 +75,7 @@ impl Tenancy {
         loop {
             let waits = Instant::now() < deadline;
             match self.try_enter(waits) {
-                // While blocks are in the range, the processes that could resolve the error can not enter: do not wait
+                // While blocks are in the range, the processes that could resolve the error cannot enter: do not wait
                 // for them.
                 Err(error) if waits && may_clear(&error) && !self.is_used() => thread::sleep(RETRY),
                 entered => return entered,
@@ -118,7 +118,7 @@ impl Tenancy {
 }
 
 impl RangeGate for Tenancy {
-    /// Without a daemon the range can not be leased: this process then goes on with memory of its own.
+    /// Without a daemon the range cannot be leased: this process then goes on with memory of its own.
     fn enter(&self) -> Result<bool, BackingError> {
         if self.enter_at_once() {
             return Ok(true);
@@ -151,7 +151,7 @@ pub(super) struct PlacedParameters {
 }
 
 impl PlacedParameters {
-    /// Returns whether the parameters lie as they were transferred last; `false` if that can not be known yet, because
+    /// Returns whether the parameters lie as they were transferred last; `false` if that cannot be known yet, because
     /// they are being transferred or a stream is being captured.
     pub(super) fn check(&self, memory: &DeviceMemory) -> Result<bool, ShareError> {
         let address: Address = self.mapping.address();

@@ -112,8 +112,8 @@ pub enum DaemonRefusal {
         /// The user served.
         allowed: u32,
     },
-    /// The exit of the connecting process can not be watched.
-    #[error("it can not watch for this process's exit: {reason}; look at its limit on open files")]
+    /// The exit of the connecting process cannot be watched.
+    #[error("it cannot watch for this process's exit: {reason}; look at its limit on open files")]
     Unwatched {
         /// The system's error.
         reason: String,
@@ -131,7 +131,7 @@ pub enum DaemonRefusal {
         limit: u32,
     },
     /// The message could not be read.
-    #[error("it can not read this message: {reason}")]
+    #[error("it cannot read this message: {reason}")]
     Unreadable {
         /// The error in the message.
         reason: String,
@@ -161,9 +161,9 @@ pub enum DaemonRefusal {
         /// The access that the other lease gives.
         access: AccessMode,
     },
-    /// The connecting process may not write the pool, as its exit can not be watched.
+    /// The connecting process may not write the pool, as its exit cannot be watched.
     #[error(
-        "it can not see this process, as in another container, and would not know when its writes to the pool end: \
+        "it cannot see this process, as in another container, and would not know when its writes to the pool end: \
          lease the range for reading or use chunks, or run both in one pid namespace (`docker run --pid`)"
     )]
     OutOfSight,
@@ -230,7 +230,7 @@ pub struct DaemonStatus {
     /// The number of requests that wait for other clients to give back chunks.
     pub waiting: u32,
     /// Connected processes that have mapped the pool, with or without leases; at most a thousand. Processes that the
-    /// daemon can not see are left out.
+    /// daemon cannot see are left out.
     pub attached: Vec<u32>,
     /// All leases, one entry for each connection, kind and access.
     pub holdings: Vec<Holding>,

@@ -51,7 +51,7 @@ pub(super) struct SimCapture {
     events: FxHashMap<EventId, usize>,
     /// The steps ordered before each record.
     pub(super) records: Vec<StepCounts>,
-    /// The reason why the capture can not become a graph any more, if there is one.
+    /// The reason why the capture cannot become a graph any more, if there is one.
     pub(super) broken_by: Option<&'static str>,
 }
 

@@ -15,7 +15,7 @@ const TRAILER: [u8; 16] = *b"tenure sim chunk";
 /// The first bytes of every memory handle, so that other bytes are not taken for one.
 const MAGIC: [u8; 16] = *b"tenure simmemory";
 
-/// The seals of the file: its size can not change, so that no process reads past the end of the file within a chunk.
+/// The seals of the file: its size cannot change, so that no process reads past the end of the file within a chunk.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// The bytes of an exported chunk: a file in memory, which takes only as much memory as was written. The rest reads as

@@ -163,7 +163,7 @@ pub enum TrainError {
         loss: f32,
     },
     /// The data set gives no batch.
-    #[error("{examples} examples make no batch")]
+    #[error("{examples} examples are too few for a batch")]
     NoBatch {
         /// The number of examples in the data set.
         examples: usize,

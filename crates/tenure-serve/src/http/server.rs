@@ -59,7 +59,7 @@ impl Default for InferenceServerConfig {
 #[non_exhaustive]
 pub enum BindError {
     /// The server cannot listen at an address.
-    #[error("{address}: nothing can be served here: {reason}; is another port free?")]
+    #[error("{address}: cannot listen here: {reason}; try another port")]
     Listen {
         /// The address.
         address: SocketAddr,

@@ -75,7 +75,7 @@ pub enum ServeError {
     #[error("{0}")]
     TooMuchMemory(String),
     /// The compression is unknown.
-    #[error("Content-Encoding {0:?} is not known: gzip, deflate and identity are")]
+    #[error("unsupported Content-Encoding {0:?}: use gzip, deflate or identity")]
     ContentEncoding(String),
     /// The model cannot be asked now.
     #[error("model {model:?} is not ready: {reason}")]

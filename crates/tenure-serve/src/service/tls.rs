@@ -35,8 +35,7 @@ pub enum TlsError {
     NoCertificate(PathBuf),
     /// The file has no unencrypted private key.
     #[error(
-        "{}: there is no private key in it: it is to have -----BEGIN PRIVATE KEY-----, and a key that is encrypted is to be \
-         decrypted first",
+        "{}: there is no private key in it: it must contain -----BEGIN PRIVATE KEY-----; decrypt an encrypted key first",
         .0.display()
     )]
     NoKey(PathBuf),

@@ -170,7 +170,7 @@ pub(super) enum MessageError {
     Json(#[from] serde_json::Error),
     #[error("{0} bytes follow the message")]
     Trailing(usize),
-    #[error("the payload is not that of its tensors")]
+    #[error("the payload does not fit its tensors")]
     Payload,
 }
 

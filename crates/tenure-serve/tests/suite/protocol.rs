@@ -59,7 +59,7 @@ fn errors_say_what_is_malformed() {
         (input(r#""shape": [2], "datatype": "FP32", "data": [1, nothing]"#), "not a message of the protocol: "),
         ("{}".into(), "missing field `inputs`"),
         (input(r#""shape": [1]"#), "missing field `datatype`"),
-        (input(r#""shape": [1], "datatype": "FP8""#), r#"tensor "x": "FP8" is not a datatype"#),
+        (input(r#""shape": [1], "datatype": "FP8""#), r#"tensor "x": unknown datatype "FP8""#),
         (
             input(r#""shape": [-1], "datatype": "FP32", "data": []"#),
             r#"tensor "x": a tensor cannot have the shape [-1]"#,

@@ -10,7 +10,7 @@ const PAGE_STYLE: &str = include_str!("page.css");
 
 /// Returns a complete page. `footer` ends the sentence that names the program.
 pub(super) fn document(title: &str, body: &Markup, footer: &str) -> String {
-    printable(html! {
+    let mut page = printable(html! {
         (DOCTYPE)
         html lang="en" {
             head {
@@ -27,7 +27,9 @@ pub(super) fn document(title: &str, body: &Markup, footer: &str) -> String {
                 }
             }
         }
-    })
+    });
+    page.push('\n');
+    page
 }
 
 /// Returns markup as text, with control characters escaped: XML does not allow them.

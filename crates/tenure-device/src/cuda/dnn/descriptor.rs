@@ -77,7 +77,7 @@ impl Descriptor {
         Ok(self)
     }
 
-    /// Finishes the descriptor: its attributes can not change any more, and others may refer to it.
+    /// Finishes the descriptor: its attributes cannot change any more, and others may refer to it.
     pub(super) fn finish(self) -> Result<Self, ErrorKind> {
         // SAFETY: the descriptor is alive.
         check(unsafe { sys::cudnnBackendFinalize(self.0) })?;

@@ -152,7 +152,7 @@ pub(super) fn plans(
             match EnginePlan::new(target, &configuration) {
                 Ok(plan) if plan.workspace_bytes <= max_workspace => plans.push(plan),
                 Ok(_) => {}
-                // Some configurations that the library suggests can not compute the graph after all.
+                // Some configurations that the library suggests cannot compute the graph after all.
                 Err(error) => last = Some(error),
             }
         }

@@ -48,7 +48,7 @@ impl DnnPlan {
 /// cuDNN on a device, and the plans that were made so far.
 pub(super) struct Dnn {
     handle: Mutex<Handle>,
-    /// Plans, and errors too: a computation that the library can not do once, it never can.
+    /// Plans, and errors too: a computation that the library cannot do once, it never can.
     plans: RwLock<FxHashMap<Description, Result<DnnPlan, CallError>>>,
 }
 
@@ -77,7 +77,7 @@ impl CudaDriver {
     /// Returns the plan for a convolution: the way that the library ranks first, and the same one every time.
     ///
     /// # Errors
-    /// There is no cuDNN, or it can not compute this convolution.
+    /// There is no cuDNN, or it cannot compute this convolution.
     pub fn convolution_plan(&self, convolution: &DnnConvolution) -> Result<DnnPlan, CallError> {
         self.plan(Description::Convolution(*convolution), |target| Ok(convolution.plans(target, 1)?.swap_remove(0)))
     }
@@ -87,7 +87,7 @@ impl CudaDriver {
     /// their bits are the same every time. Computing batches or heads in several calls needs less.
     ///
     /// # Errors
-    /// There is no cuDNN, or it can not compute this attention.
+    /// There is no cuDNN, or it cannot compute this attention.
     pub fn attention_plan(&self, attention: &DnnAttention) -> Result<DnnPlan, CallError> {
         self.plan(Description::Attention(*attention), |target| attention.plan(target))
     }
