@@ -146,7 +146,7 @@ def test_an_image_copies_what_there_is() -> None:
 
 def test_an_image_is_built_with_the_packages_that_ci_installs() -> None:
     ci = (ROOT / ".ci" / "run").read_text()
-    of_ci = {name for line in re.findall(r"need_system_packages ([a-z].*)$", ci, re.MULTILINE) for name in line.split()}
+    of_ci = {name for names in re.findall(r"packages\+=\(([a-z0-9 -]+)\)", ci) for name in names.split()}
     (installed,) = re.findall(r"apt-get install --yes --no-install-recommends ([^&]*)&&", DOCKERFILE)
     packages = set(shlex.split(installed))
     # The Python package is not in the image.
