@@ -23,6 +23,14 @@ sys.path.append(str(Path(__file__).parents[1]))
 ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "tests/data").is_dir())
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves the long forms to `just soak`, which sets TENURE_TEST_FACTOR."""
+    if "TENURE_TEST_FACTOR" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("soak"):
+                item.add_marker(pytest.mark.skip(reason="a long form: `just soak` runs it"))
+
+
 @pytest.fixture(autouse=True)
 def in_the_projects_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Begins the paths in tests and examples at the project's folder."""
@@ -68,6 +76,7 @@ SKIPPED = 77
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "soak: a long form, which `just soak` runs")
     config.addinivalue_line("markers", "own_process: runs the test in a fork of the process, which ends with it")
 
 

@@ -148,11 +148,11 @@ def trainer_loop(folder: Path, **options: Any) -> Loop:
     [
         (bert, {}),
         (llama, {}),
-        (llama, {"gradient_accumulation_steps": 2}),
+        pytest.param(llama, {"gradient_accumulation_steps": 2}, marks=pytest.mark.soak),
         (deep_llama, {"gradient_checkpointing": True}),
-        (bert, {"eval_strategy": "steps", "eval_steps": 2}),
+        pytest.param(bert, {"eval_strategy": "steps", "eval_steps": 2}, marks=pytest.mark.soak),
         (bert, {"bf16": True}),
-        (lora, {}),
+        pytest.param(lora, {}, marks=pytest.mark.soak),
         (lora, {"gradient_accumulation_steps": 2}),
     ],
     ids=["bert", "llama", "accumulated", "checkpointed", "evaluated", "bf16", "lora", "lora accumulated"],
@@ -171,8 +171,16 @@ def rows(number: int) -> Any:
     return torch.arange(4096 * 128, dtype=torch.float32).add(number).sin().view(4096, 128)
 
 
-@pytest.mark.parametrize("is_automatic", [True, False], ids=["automatic", "manual"])
-@pytest.mark.parametrize("is_accumulated", [False, True], ids=["each", "accumulated"])
+@pytest.mark.parametrize(
+    ("is_automatic", "is_accumulated"),
+    [
+        (True, False),
+        (False, True),
+        pytest.param(True, True, marks=pytest.mark.soak),
+        pytest.param(False, False, marks=pytest.mark.soak),
+    ],
+    ids=["automatic", "manual accumulated", "automatic accumulated", "manual"],
+)
 def test_lightning(is_automatic: bool, is_accumulated: bool, tmp_path: Path) -> None:
     """Lightning calls ``training_step``, and nothing calls the module itself."""
     lightning = pytest.importorskip("lightning")

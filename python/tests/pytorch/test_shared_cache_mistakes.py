@@ -349,7 +349,7 @@ def test_only_reading_and_writing_are_accesses() -> None:
 
 
 def test_nothing_is_published_that_was_not_inserted() -> None:
-    with pytest.raises(tenure.Error, match="no range for parameters is inserted"):
+    with pytest.raises(tenure.Error, match="this process has inserted no range for parameters"):
         tt.publish_shared_parameters()
 
 
