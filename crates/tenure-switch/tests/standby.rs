@@ -4,16 +4,13 @@
 
 use std::env;
 use std::fs::File;
-use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
-use std::mem::MaybeUninit;
+use std::io::{BufRead, BufReader, IoSlice, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
-use rustix::net::{self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tenure_core::StreamId;
 use tenure_device::memory::{self, DeviceMemory, MemoryConfig};
 use tenure_device::sim::{Failure, SimConfig, SimDriver};
@@ -367,10 +364,7 @@ impl Process {
         let terms = serde_json::to_vec(&lent.terms()).unwrap();
         let descriptors = descriptors(lent);
         let descriptors: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
-        net::sendmsg(self.connection.get_ref(), &[IoSlice::new(&terms)], &mut control, SendFlags::NOSIGNAL).unwrap();
+        tenure_ipc::send(self.connection.get_ref(), &[IoSlice::new(&terms)], &descriptors).unwrap();
     }
 
     fn say(&self, what: &str) {
@@ -438,17 +432,8 @@ fn worker() {
 
 fn receive(connection: &UnixStream) -> (Terms, Vec<OwnedFd>) {
     let mut frame = [0; 4096];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received =
-        net::recvmsg(connection, &mut [IoSliceMut::new(&mut frame)], &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
-    let mut descriptors = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(some) = message {
-            descriptors.extend(some);
-        }
-    }
-    (serde_json::from_slice(&frame[..received.bytes]).unwrap(), descriptors)
+    let received = tenure_ipc::receive(connection, &mut frame, 8).unwrap();
+    (serde_json::from_slice(&frame[..received.bytes]).unwrap(), received.descriptors)
 }
 
 #[test]

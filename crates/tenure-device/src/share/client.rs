@@ -7,8 +7,9 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::net::SocketAddrUnix;
+use tenure_ipc::credentials;
 
-use super::liveness::credentials;
 use super::socket::{Socket, SocketError};
 use super::wire::{DESCRIPTORS, DaemonReply, DaemonRequest, DaemonStatus, DaemonTerms};
 use super::{LeaseId, ShareError};
@@ -191,7 +192,8 @@ impl Drop for Recalls {
 /// Opens a connection to the daemon at `path` and waits until it is accepted.
 fn open(path: &Path) -> Result<(Socket, DaemonTerms), ShareError> {
     let no_daemon = |error: rustix::io::Errno| ShareError::NoDaemon { socket: path.into(), reason: error.into() };
-    let socket = Socket::connect(path, ANSWER_TIMEOUT).map_err(no_daemon)?;
+    let socket = SocketAddrUnix::new(path).and_then(|address| Socket::connect(&address, ANSWER_TIMEOUT));
+    let socket = socket.map_err(no_daemon)?;
     // Any user can write to a folder for temporary files, so another user's socket may be at this path.
     let daemon = credentials(socket.as_fd()).map_err(no_daemon)?.uid;
     let user = rustix::process::geteuid().as_raw();

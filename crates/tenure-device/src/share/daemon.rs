@@ -1,15 +1,14 @@
 //! The memory daemon: its settings, how it starts and how it stops.
 
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
+use tenure_ipc::Listener;
 
 use super::ShareError;
-use super::listener::{Listener, default_socket};
+use super::listener::{default_socket, listen};
+use super::server_thread::ServerThread;
 use super::service::Service;
 use super::store::Store;
 use crate::{Clock, Driver};
@@ -61,9 +60,7 @@ impl Default for DaemonConfig {
 /// client that does not take its answer is disconnected.
 pub struct MemoryDaemon {
     socket: PathBuf,
-    /// Wakes up the thread so that it ends.
-    stop: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    _thread: ServerThread,
 }
 
 impl MemoryDaemon {
@@ -74,23 +71,18 @@ impl MemoryDaemon {
     /// memory.
     pub fn start(driver: Arc<dyn Driver>, config: DaemonConfig) -> Result<Self, ShareError> {
         // Bind the socket first: a second daemon on the same socket then takes no memory.
-        let listener = Listener::bind(&config.socket, config.uid)?;
+        let listener = listen(&config.socket, config.uid)?;
         Self::spawn(listener, Store::new(driver, &config.pool)?, config)
     }
 
     /// Begins to serve `store` at `listener`, which is bound to `config`'s socket.
     pub(super) fn spawn(listener: Listener, store: Store, config: DaemonConfig) -> Result<Self, ShareError> {
-        let system = |doing| {
-            let path = config.socket.clone();
-            move |reason| ShareError::Socket { path, doing, reason }
-        };
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let stop = Arc::new(stop.map_err(|error| system("no event for stopping can be made")(error.into()))?);
         let socket = config.socket.clone();
-        let failed = system("no thread can be started");
-        let service = Service::new(listener, store, config, Arc::clone(&stop));
-        let thread = thread::Builder::new().name("tenure-memory".into()).spawn(|| service.run()).map_err(failed)?;
-        Ok(Self { socket, stop, thread: Some(thread) })
+        let service = Service::new(listener, store, config);
+        match ServerThread::start("tenure-memory", |stop| service.run(stop)) {
+            Ok(thread) => Ok(Self { socket, _thread: thread }),
+            Err(reason) => Err(ShareError::Socket { path: socket, doing: "no thread can be started", reason }),
+        }
     }
 
     /// Returns the path of the socket that the daemon listens on.
@@ -101,15 +93,4 @@ impl MemoryDaemon {
     /// Stops the daemon: it removes the socket and closes the connections. The memory goes back to the device as soon
     /// as no process maps it.
     pub fn stop(self) {}
-}
-
-impl Drop for MemoryDaemon {
-    fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
-            // The counter has 64 bits, so this write cannot block.
-            let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-            // A thread that panicked has printed its reason already.
-            let _ = thread.join();
-        }
-    }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tenure_alloc::{Address, AllocError, BackingError};
 use tenure_core::Device;
+use tenure_ipc::ClaimError;
 
 use super::handle::HandleError;
 use super::wire::{DaemonRefusal, WireError};
@@ -314,6 +315,15 @@ impl From<CallError> for ShareError {
     #[track_caller]
     fn from(error: CallError) -> Self {
         Self::Driver(error.into())
+    }
+}
+
+impl From<ClaimError> for ShareError {
+    fn from(error: ClaimError) -> Self {
+        match error {
+            ClaimError::Taken { path, by } => Self::AlreadyServed { socket: path, by },
+            ClaimError::Failed { path, doing, reason } => Self::Socket { path, doing, reason },
+        }
     }
 }
 

@@ -6,23 +6,23 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::io::{Errno, ioctl_fionbio};
-use rustix::net;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::SocketType;
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 use tenure_alloc::{ChunkId, MappedChunk};
+use tenure_ipc::{Unforked, credentials, listen};
 
 use super::ShareError;
 use super::handle::{BlockHandle, Sender, SharedChunk};
-use super::liveness::credentials;
+use super::server_thread::ServerThread;
 use super::socket::{Socket, SocketError};
-use super::unforked::Unforked;
 use crate::{CallError, Driver};
 
 /// The limit on connections at one time. A later receiver waits until one of them is done, which takes a few messages.
@@ -98,8 +98,8 @@ impl Exports {
             Some(running) => running,
             none => none.insert(ExportServer::start(Arc::clone(&self.shared)).map_err(ShareError::NotServed)?),
         };
-        if running.sender.pid != std::process::id() {
-            return Err(ShareError::Forked { parent: running.sender.pid });
+        if running.thread.pid != std::process::id() {
+            return Err(ShareError::Forked { parent: running.thread.pid });
         }
         Ok(running.sender)
     }
@@ -135,9 +135,7 @@ impl ExportsShared {
 /// The thread that answers receivers. It stops when dropped.
 struct ExportServer {
     sender: Sender,
-    /// Wakes up the thread so that it ends.
-    stop: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    thread: ServerThread,
 }
 
 impl ExportServer {
@@ -145,30 +143,11 @@ impl ExportServer {
         let mut token = [0; 16];
         getrandom(&mut token, GetRandomFlags::empty())?;
         let sender = Sender { token, pid: std::process::id() };
-        let listener = Unforked::new(Socket::unconnected)?;
-        ioctl_fionbio(&listener, true)?;
-        net::bind(&listener, &sender.address()?)?;
-        net::listen(&listener, CONNECTIONS as i32)?;
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let stopped = Arc::clone(&stop);
-        let thread = thread::Builder::new()
-            .name("tenure-blocks".into())
-            .spawn(move || ExportService { shared, listener, connections: Vec::new() }.run(&stopped))?;
-        Ok(Self { sender, stop, thread: Some(thread) })
-    }
-}
-
-impl Drop for ExportServer {
-    fn drop(&mut self) {
-        // A forked child does not have this thread.
-        if let Some(thread) = self.thread.take()
-            && self.sender.pid == std::process::id()
-        {
-            // The counter has 64 bits, so this write cannot block.
-            let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-            // A thread that panicked has printed its reason already.
-            let _ = thread.join();
-        }
+        let listener = listen(&sender.address()?, SocketType::SEQPACKET)?;
+        let thread = ServerThread::start("tenure-blocks", move |stop| {
+            ExportService { shared, listener, connections: Vec::new() }.run(stop);
+        })?;
+        Ok(Self { sender, thread })
     }
 }
 
@@ -209,7 +188,7 @@ impl ExportService {
     }
 
     fn accept(&mut self) {
-        match Socket::accept(self.listener.as_fd()) {
+        match Socket::accept(&self.listener) {
             // A receiver that does not take its answer is gone; no error needs handling.
             Ok(socket) if is_trusted(socket.as_fd()) => {
                 if socket.send(&ChunkReply::Welcome, &[]).is_ok() {

@@ -185,7 +185,7 @@ impl Connection {
     fn open(sender: Sender) -> Result<Self, ShareError> {
         let socket = sender
             .address()
-            .and_then(|address| Socket::connect_to(&address, ANSWER_TIMEOUT))
+            .and_then(|address| Socket::connect(&address, ANSWER_TIMEOUT))
             .map_err(|_| ShareError::SenderGone { pid: sender.pid })?;
         if !is_trusted(socket.as_fd()) {
             return Err(ShareError::ForeignSender);

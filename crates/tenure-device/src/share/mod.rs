@@ -56,16 +56,15 @@ mod handle;
 mod import;
 mod lease;
 mod listener;
-mod liveness;
 mod manifest;
 mod owner;
 mod pool;
 mod process;
+mod server_thread;
 mod service;
 mod socket;
 mod store;
 mod tenancy;
-mod unforked;
 pub mod wire;
 
 pub use backing::LeasedBacking;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::listener::Listener;
+use super::listener::listen;
 use super::store::Store;
 use super::{DaemonConfig, MemoryDaemon, ShareError};
 use crate::Driver;
@@ -113,7 +113,7 @@ impl SharedCache {
             let same = socket == config.socket;
             return if same { Ok(()) } else { Err(ShareError::AlreadySent { socket: socket.into() }) };
         }
-        let listener = Listener::bind(&config.socket, config.uid)?;
+        let listener = listen(&config.socket, config.uid)?;
         let store = self.store.take().ok_or_else(|| ShareError::NoPool { socket: config.socket.clone() })?;
         self.daemon = Some(MemoryDaemon::spawn(listener, store, config)?);
         Ok(())

@@ -3,20 +3,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use tenure_ipc::{Listener, Peer, Unforked};
 
 use super::client::LONGEST_WAIT;
 use super::daemon::DaemonConfig;
 use super::lease::{Extent, HolderId, Leases};
-use super::listener::Listener;
-use super::liveness::{Peer, is_listed};
 use super::socket::{Socket, SocketError};
-use super::store::Store;
-use super::unforked::Unforked;
+use super::store::{Store, is_listed};
 use super::wire::{DaemonReply, DaemonRequest, DaemonStatus, DaemonTerms};
 use super::{DaemonRefusal, LeaseId};
 use crate::AccessMode;
@@ -38,7 +35,6 @@ pub(super) struct Service {
     /// Dropped before the listener, so that the next daemon finds the memory free.
     store: Store,
     listener: Listener,
-    stop: Arc<OwnedFd>,
     leases: Leases,
     clients: BTreeMap<HolderId, Connected>,
     /// The clients that wait for memory.
@@ -84,14 +80,13 @@ enum Wakeup {
 }
 
 impl Service {
-    pub(super) fn new(listener: Listener, store: Store, config: DaemonConfig, stop: Arc<OwnedFd>) -> Self {
+    pub(super) fn new(listener: Listener, store: Store, config: DaemonConfig) -> Self {
         let started = config.clock.now();
         let leases = Leases::new(config.grace.as_millis().try_into().unwrap_or(u64::MAX));
         Self {
             config,
             store,
             listener,
-            stop,
             leases,
             clients: BTreeMap::new(),
             waiting: Vec::new(),
@@ -101,9 +96,9 @@ impl Service {
     }
 
     /// Serves until the daemon is stopped.
-    pub(super) fn run(mut self) {
+    pub(super) fn run(mut self, stop: &OwnedFd) {
         loop {
-            for event in self.wait() {
+            for event in self.wait(stop) {
                 match event {
                     Wakeup::Stop => return,
                     Wakeup::Connection => self.accept(),
@@ -118,9 +113,9 @@ impl Service {
     }
 
     /// Waits until there is something to do, and returns it.
-    fn wait(&mut self) -> Vec<Wakeup> {
+    fn wait(&mut self, stop: &OwnedFd) -> Vec<Wakeup> {
         let mut events = vec![Wakeup::Stop];
-        let mut polled = vec![PollFd::new(&*self.stop, PollFlags::IN)];
+        let mut polled = vec![PollFd::new(stop, PollFlags::IN)];
         if !self.out_of_descriptors {
             events.push(Wakeup::Connection);
             polled.push(PollFd::new(&self.listener, PollFlags::IN));
@@ -151,7 +146,7 @@ impl Service {
 
     /// Accepts a connection and welcomes or refuses the client.
     fn accept(&mut self) {
-        let socket = match self.listener.accept() {
+        let socket = match Socket::accept(&self.listener) {
             Ok(socket) => socket,
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
             Err(_) => {

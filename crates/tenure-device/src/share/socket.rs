@@ -1,23 +1,16 @@
-//! Frames and descriptors sent over a Unix socket.
+//! Messages sent over a Unix socket, with descriptors.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::time::Duration;
 
-use rustix::cmsg_space;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{self, ReturnFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tenure_ipc::Unforked;
 
-use super::unforked::Unforked;
 use super::wire::{self, DESCRIPTORS, FRAME_BYTES, WireError};
 
 /// One end of a connection.
@@ -35,28 +28,15 @@ pub(super) enum SocketError {
 }
 
 impl Socket {
-    /// Creates a socket that a daemon can listen on or a client can connect.
-    pub(super) fn unconnected() -> Result<OwnedFd, Errno> {
-        net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-    }
-
-    /// Connects to the process that listens at `path`. No call on the connection takes longer than `timeout`.
-    pub(super) fn connect(path: &Path, timeout: Duration) -> Result<Self, Errno> {
-        Self::connect_to(&SocketAddrUnix::new(path)?, timeout)
-    }
-
-    /// Connects to an address of any kind, as [`connect`](Self::connect) does.
-    pub(super) fn connect_to(address: &SocketAddrUnix, timeout: Duration) -> Result<Self, Errno> {
-        let socket = Self(Self::unconnected()?);
-        socket.set_timeout(Some(timeout))?;
-        net::connect(&socket.0, address)?;
-        Ok(socket)
+    /// Connects to the process that listens at `address`. No call on the connection takes longer than `timeout`.
+    pub(super) fn connect(address: &SocketAddrUnix, timeout: Duration) -> Result<Self, Errno> {
+        tenure_ipc::connect(address, SocketType::SEQPACKET, timeout).map(Self)
     }
 }
 
 impl Socket<Unforked> {
     /// Accepts the next connection to a listening socket. Neither this call nor calls on the connection block.
-    pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<Self, Errno> {
+    pub(super) fn accept(listener: impl AsFd) -> Result<Self, Errno> {
         Unforked::new(|| net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)).map(Self)
     }
 }
@@ -64,8 +44,7 @@ impl Socket<Unforked> {
 impl<D: AsFd> Socket<D> {
     /// Sets how long [`send`](Self::send) and [`receive`](Self::receive) wait; `None` for ever.
     pub(super) fn set_timeout(&self, timeout: Option<Duration>) -> Result<(), Errno> {
-        set_socket_timeout(&self.0, Timeout::Recv, timeout)?;
-        set_socket_timeout(&self.0, Timeout::Send, timeout)
+        tenure_ipc::set_timeout(&self.0, timeout)
     }
 
     /// Ends the connection; a thread that waits in [`receive`](Self::receive) finds it closed.
@@ -81,30 +60,18 @@ impl<D: AsFd> Socket<D> {
     }
 
     fn send_bytes(&self, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), SocketError> {
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        if descriptors.len() > DESCRIPTORS {
             return Err(WireError::Descriptors.into());
         }
-        retry(|| net::sendmsg(&self.0, &[IoSlice::new(frame)], &mut control, SendFlags::NOSIGNAL)).map(drop)
+        tenure_ipc::send(&self.0, &[IoSlice::new(frame)], descriptors)?;
+        Ok(())
     }
 
     /// Receives the next message and the descriptors that came with it. If more than `descriptors` came, the message is
     /// refused and they are closed.
     pub(super) fn receive<T: DeserializeOwned>(&self, descriptors: usize) -> Result<(T, Vec<OwnedFd>), SocketError> {
         let mut frame = vec![0; FRAME_BYTES];
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS))];
-        // Without room for them the kernel passes no descriptors on.
-        let room = if descriptors == 0 { 0 } else { space.len() };
-        let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
-        let received =
-            retry(|| net::recvmsg(&self.0, &mut [IoSliceMut::new(&mut frame)], &mut control, RecvFlags::CMSG_CLOEXEC))?;
-        let mut received_descriptors = Vec::new();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = message {
-                received_descriptors.extend(fds);
-            }
-        }
+        let received = tenure_ipc::receive(&self.0, &mut frame, descriptors)?;
         // A closed connection reads as an empty frame, but a peer may also send an empty frame.
         if received.bytes == 0 && self.is_at_end() {
             return Err(SocketError::Closed);
@@ -112,17 +79,15 @@ impl<D: AsFd> Socket<D> {
         if received.flags.contains(ReturnFlags::TRUNC) {
             return Err(WireError::TooLong.into());
         }
-        if received.flags.contains(ReturnFlags::CTRUNC) || received_descriptors.len() > descriptors {
+        if received.flags.contains(ReturnFlags::CTRUNC) {
             return Err(WireError::Descriptors.into());
         }
-        Ok((wire::decode(&frame[..received.bytes])?, received_descriptors))
+        Ok((wire::decode(&frame[..received.bytes])?, received.descriptors))
     }
 
     /// Returns whether the other end will send nothing more.
     fn is_at_end(&self) -> bool {
-        let mut polled = [PollFd::new(&self.0, PollFlags::RDHUP)];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        poll(&mut polled, Some(&at_once)).is_err() || !polled[0].revents().is_empty()
+        tenure_ipc::wait(&self.0, PollFlags::RDHUP, Duration::ZERO).map_or(true, |found| !found.is_empty())
     }
 }
 
@@ -138,21 +103,20 @@ impl From<WireError> for SocketError {
     }
 }
 
-/// Makes a system call, again if a signal interrupts it.
-fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, SocketError> {
-    loop {
-        match call() {
-            Ok(value) => return Ok(value),
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Err(SocketError::Waiting),
+impl From<Errno> for SocketError {
+    fn from(error: Errno) -> Self {
+        match error {
+            Errno::AGAIN => Self::Waiting,
             // No other error on a connected local socket can be recovered from.
-            Err(_) => return Err(SocketError::Closed),
+            _ => Self::Closed,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rustix::net::AddressFamily;
+
     use super::*;
     use crate::share::wire::{DaemonReply, DaemonRequest};
 

@@ -163,3 +163,25 @@ fn check_pool(pool: &[u64], granularity: u64) -> Result<(), ShareError> {
     }
     Ok(())
 }
+
+/// Returns whether process `pid` still holds memory of the device, by the driver's list. `None` if the list proves
+/// nothing: there is no list, or it lacks even this process (`own`), as in some containers.
+pub(super) fn is_listed(processes: Option<&[DeviceProcess]>, own: u32, pid: u32) -> Option<bool> {
+    let lists = |pid| processes.map(|processes| processes.iter().any(|process| process.pid == pid));
+    lists(own).filter(|&trusted| trusted).and_then(|_| lists(pid))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_without_this_process_proves_nothing() {
+        let process = |pid| DeviceProcess { pid, bytes: None };
+        assert_eq!(is_listed(None, 1, 2), None);
+        assert_eq!(is_listed(Some(&[]), 1, 2), None);
+        assert_eq!(is_listed(Some(&[process(2)]), 1, 2), None);
+        assert_eq!(is_listed(Some(&[process(1)]), 1, 2), Some(false));
+        assert_eq!(is_listed(Some(&[process(1), process(2)]), 1, 2), Some(true));
+    }
+}

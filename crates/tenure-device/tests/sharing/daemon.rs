@@ -1,14 +1,12 @@
 //! Tests of the clients that a daemon serves, and of clients that misbehave.
 
+use std::io::IoSlice;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use rustix::net::{
-    self, AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    sendmsg,
-};
+use rustix::net::{self, AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Uid;
 use tenure_device::share::wire::{DaemonReply, DaemonRequest, FRAME_BYTES, encode};
 use tenure_device::share::{DaemonClient, DaemonConfig, DaemonRefusal, LeaseState, MemoryDaemon, ShareError};
@@ -154,12 +152,8 @@ fn an_invalid_message_ends_its_connection_and_no_other() {
 fn descriptors_are_not_taken() {
     let daemon = Daemon::with_pool(&[1]);
     let hostile = daemon.raw();
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [hostile.0.as_fd()];
-    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
     let frame = encode(&DaemonRequest::Status).unwrap();
-    sendmsg(&hostile.0, &[std::io::IoSlice::new(&frame)], &mut control, SendFlags::empty()).unwrap();
+    tenure_ipc::send(&hostile.0, &[IoSlice::new(&frame)], &[hostile.0.as_fd()]).unwrap();
     assert!(matches!(hostile.receive(), Some(DaemonReply::Refused(DaemonRefusal::Unreadable { .. }))));
 }
 

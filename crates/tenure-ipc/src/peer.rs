@@ -1,23 +1,25 @@
 //! The process at the other end of a connection, and whether it still runs.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::DeviceProcess;
+use crate::wait;
 
 /// The process that opened a connection.
-pub(super) struct Peer {
+#[derive(Debug)]
+pub struct Peer {
     /// The process number as seen from this process. `None` if the process cannot be seen from here, as from another
     /// container.
-    pub(super) pid: Option<u32>,
+    pub pid: Option<u32>,
     /// The process's user when it connected.
-    pub(super) uid: u32,
+    pub uid: u32,
     /// Becomes readable when the process has exited. It cannot mean a later process of the same number.
-    pub(super) exit: Option<OwnedFd>,
+    pub exit: Option<OwnedFd>,
 }
 
 impl Peer {
@@ -25,7 +27,7 @@ impl Peer {
     ///
     /// # Errors
     /// The process can be seen from here, and its exit cannot be watched.
-    pub(super) fn of(connection: BorrowedFd<'_>) -> Result<Self, Errno> {
+    pub fn of(connection: BorrowedFd<'_>) -> Result<Self, Errno> {
         let credentials = credentials(connection)?;
         let pid = Pid::from_raw(credentials.pid);
         let exit = match pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
@@ -39,30 +41,24 @@ impl Peer {
     }
 }
 
-/// Returns whether process `pid` still holds memory of the device, by the driver's list. `None` if the list proves
-/// nothing: there is no list, or it lacks even this process (`own`), as in some containers.
-pub(super) fn is_listed(processes: Option<&[DeviceProcess]>, own: u32, pid: u32) -> Option<bool> {
-    let lists = |pid| processes.map(|processes| processes.iter().any(|process| process.pid == pid));
-    lists(own).filter(|&trusted| trusted).and_then(|_| lists(pid))
-}
-
 /// Returns whether the other end still has the connection open, perhaps only for reading. A process may be gone only
 /// once all its descriptors are closed.
 fn is_open(connection: BorrowedFd<'_>) -> bool {
-    let mut polled = [PollFd::from_borrowed_fd(connection, PollFlags::empty())];
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut polled, Some(&at_once)).is_ok() && !polled[0].revents().contains(PollFlags::HUP)
+    wait(connection, PollFlags::empty(), Duration::ZERO).is_ok_and(|found| !found.contains(PollFlags::HUP))
 }
 
 /// Reads `SO_PEERCRED`. A process that cannot be seen from here has number 0, which rustix's own function cannot
 /// represent.
-pub(super) fn credentials(connection: BorrowedFd<'_>) -> Result<libc::ucred, Errno> {
+///
+/// # Errors
+/// The descriptor is not a connected socket.
+pub fn credentials(connection: BorrowedFd<'_>) -> Result<libc::ucred, Errno> {
     let mut credentials = MaybeUninit::<libc::ucred>::zeroed();
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the pointers are to a `ucred` and its size, which the call fills in and does not keep.
     let result = unsafe {
         libc::getsockopt(
-            connection.as_fd().as_raw_fd(),
+            connection.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_PEERCRED,
             credentials.as_mut_ptr().cast(),
@@ -78,6 +74,7 @@ pub(super) fn credentials(connection: BorrowedFd<'_>) -> Result<libc::ucred, Err
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -93,15 +90,5 @@ mod tests {
         drop(b);
         let peer = Peer::of(a.as_fd()).unwrap();
         assert!(peer.pid.is_none() && peer.exit.is_none());
-    }
-
-    #[test]
-    fn a_list_without_this_process_proves_nothing() {
-        let process = |pid| DeviceProcess { pid, bytes: None };
-        assert_eq!(is_listed(None, 1, 2), None);
-        assert_eq!(is_listed(Some(&[]), 1, 2), None);
-        assert_eq!(is_listed(Some(&[process(2)]), 1, 2), None);
-        assert_eq!(is_listed(Some(&[process(1)]), 1, 2), Some(false));
-        assert_eq!(is_listed(Some(&[process(1), process(2)]), 1, 2), Some(true));
     }
 }

@@ -14,11 +14,15 @@ thread_local! {
 }
 
 /// A descriptor that a forked child closes at once.
-pub(super) struct Unforked(OwnedFd);
+#[derive(Debug)]
+pub struct Unforked(OwnedFd);
 
 impl Unforked {
     /// Opens a descriptor with `open`. No thread can fork meanwhile.
-    pub(super) fn new<E>(open: impl FnOnce() -> Result<OwnedFd, E>) -> Result<Self, E> {
+    ///
+    /// # Errors
+    /// Those of `open`.
+    pub fn new<E>(open: impl FnOnce() -> Result<OwnedFd, E>) -> Result<Self, E> {
         static HANDLERS: Once = Once::new();
         HANDLERS.call_once(|| {
             // SAFETY: the functions belong to a library that stays loaded. If registration fails for want of memory,
