@@ -27,7 +27,6 @@
 mod choices;
 mod features;
 mod learning;
-mod lock;
 mod market;
 mod marl;
 mod play;

@@ -1,18 +1,18 @@
 //! The file of a learner: JSON with a version, replaced atomically.
 
 use std::collections::VecDeque;
-use std::fs::{self, File};
+use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use tenure_core::atomic_files::write_privately;
+use tenure_ipc::{ClaimError, Lock};
 use tenure_plan::Problem;
 
 use super::error::{FileProblem, LearnedError};
 use super::program::{Given, Observation, Program};
-use crate::lock;
 
 const FORMAT: &str = "tenure-learned";
 const VERSION: u64 = 1;
@@ -46,7 +46,7 @@ struct WrittenProgram {
 /// An open learner's file. No other agent can use it meanwhile.
 pub(super) struct LearnedFile {
     path: PathBuf,
-    _lock: File,
+    _lock: Lock,
 }
 
 impl LearnedFile {
@@ -60,7 +60,10 @@ impl LearnedFile {
         if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             return Err(FileProblem::Other("it is a folder or a device".into()));
         }
-        let lock = lock::try_lock_beside(path)?.ok_or(FileProblem::Locked)?;
+        let lock = Lock::beside(path).map_err(|error| match error {
+            ClaimError::Taken { .. } => FileProblem::Locked,
+            ClaimError::Failed { reason, .. } => FileProblem::Write(reason),
+        })?;
         let programs = read(path)?;
         write(path, &programs)?;
         Ok((Self { path: path.to_owned(), _lock: lock }, programs))

@@ -1,14 +1,13 @@
 //! A connection, used by both ends: each frame is received whole within its time, or not at all.
 
 use std::io::{self, ErrorKind, Read};
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::event::PollFlags;
 use serde::Serialize;
 use tenure_core::Clock;
+use tenure_ipc::wait;
 
 use super::address::Stream;
 use super::frame::{Frame, FrameError, Kind};
@@ -110,16 +109,5 @@ impl Read for Connection<'_> {
                 return self.stream.read(buffer);
             }
         }
-    }
-}
-
-/// Waits up to `timeout` for events. Returns those of `wanted` that occurred, and hang-ups.
-pub(super) fn wait(descriptor: impl AsFd, wanted: PollFlags, timeout: Duration) -> Result<PollFlags, Errno> {
-    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    let mut polled = [PollFd::new(&descriptor, wanted)];
-    match poll(&mut polled, Some(&timeout)) {
-        Ok(_) => Ok(polled[0].revents()),
-        Err(Errno::INTR) => Ok(PollFlags::empty()),
-        Err(error) => Err(error),
     }
 }
