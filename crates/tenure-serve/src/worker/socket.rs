@@ -1,20 +1,14 @@
 //! Frames over a Unix socket, and the descriptors that come with them.
 
-use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::io::{self, IoSlice, Read};
 use std::iter;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::slice;
 
 use bytes::Bytes;
-use rustix::cmsg_space;
-use rustix::io::retry_on_intr;
-use rustix::net::{
-    self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tenure_ipc::MAX_DESCRIPTORS;
 
 use super::message::{self, FrameHead, HEAD_BYTES, MessageError};
 
@@ -65,19 +59,14 @@ impl Outgoing {
 
     /// Sends the frame, and waits until the system has taken all of it.
     pub(super) fn send(&self, stream: &UnixStream) -> io::Result<()> {
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
         let made = match &self.descriptor {
             Some(Descriptor::Later(make)) => Some(make()?),
             _ => None,
         };
-        let descriptor: Option<BorrowedFd<'_>> = match &self.descriptor {
+        let mut descriptor: Option<BorrowedFd<'_>> = match &self.descriptor {
             Some(Descriptor::Open(open)) => Some(open.as_fd()),
             _ => made.as_ref().map(AsFd::as_fd),
         };
-        if let Some(descriptor) = &descriptor {
-            control.push(SendAncillaryMessage::ScmRights(slice::from_ref(descriptor)));
-        }
         // All parts go in as few calls as possible: a batch has a part for each of its requests, and each call may wake
         // the reader.
         let mut parts: Vec<_> = iter::once(&self.frame[..]).chain(self.payload.iter().map(|part| &part[..])).collect();
@@ -86,8 +75,7 @@ impl Outgoing {
         let mut left = &mut slices[..];
         while !left.is_empty() {
             let now = &left[..left.len().min(MAX_PARTS)];
-            let sent = retry_on_intr(|| net::sendmsg(stream, now, &mut control, SendFlags::NOSIGNAL))?;
-            control.clear();
+            let sent = tenure_ipc::send(stream, now, descriptor.take().as_slice())?;
             IoSlice::advance_slices(&mut left, sent);
         }
         Ok(())
@@ -129,15 +117,8 @@ fn receive_as<M>(
     let mut descriptors = Vec::new();
     let mut read = 0;
     while read < HEAD_BYTES {
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut into = [IoSliceMut::new(&mut head[read..])];
-        let received = retry_on_intr(|| net::recvmsg(stream, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC))?;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(received) = message {
-                descriptors.extend(received);
-            }
-        }
+        let received = tenure_ipc::receive(stream, &mut head[read..], MAX_DESCRIPTORS)?;
+        descriptors.extend(received.descriptors);
         match received.bytes {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             bytes => read += bytes,

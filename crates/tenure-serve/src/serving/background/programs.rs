@@ -1,29 +1,23 @@
 //! The socket for background programs, and the programs that are connected to it.
 
-use std::fs;
-use std::io::{self, BufRead, BufReader};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::io::{self, BufRead, BufReader, ErrorKind};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::fs::{Mode, fchmod};
-use rustix::net::{
-    self, AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
-};
+use rustix::io::{ioctl_fionbio, retry_on_intr};
+use rustix::net::{self, SendFlags, Shutdown, SocketFlags, SocketType};
+use tenure_ipc::{ClaimError, Listener};
 
-/// The most programs that may wait to be accepted.
-const BACKLOG: i32 = 16;
 /// The time after an error until the server accepts again.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// The programs that are connected to a socket. Dropping this removes the socket file.
 pub(in crate::serving) struct Programs {
-    listener: UnixListener,
-    path: PathBuf,
+    listener: Listener,
     connected: Mutex<ConnectedPrograms>,
     /// Notified when a program has yielded or is gone.
     answered: Condvar,
@@ -52,13 +46,15 @@ impl Programs {
     /// # Errors
     /// Another server listens there, another kind of file is there, or no socket can be created.
     pub(in crate::serving) fn listen(path: &Path) -> io::Result<Self> {
-        remove_stale(path)?;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // The mode is set before `bind` creates the file, so that other users can never open it.
-        fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-        bind(&socket, &SocketAddrUnix::new(path)?)?;
-        listen(&socket, BACKLOG)?;
-        Ok(Self { listener: socket.into(), path: path.into(), connected: Mutex::default(), answered: Condvar::new() })
+        let listener = Listener::bind(path, SocketType::STREAM).map_err(|error| match error {
+            ClaimError::Taken { .. } => {
+                io::Error::new(ErrorKind::AddrInUse, "another server listens there: choose another path, or end it")
+            }
+            ClaimError::Failed { doing, reason, .. } => io::Error::new(reason.kind(), format!("{doing}: {reason}")),
+        })?;
+        // The thread that accepts waits for programs.
+        ioctl_fionbio(&listener, false)?;
+        Ok(Self { listener, connected: Mutex::default(), answered: Condvar::new() })
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -90,11 +86,13 @@ impl Programs {
 
     /// Accepts programs until the [end](Self::end). Calls `changed` when a program comes or goes.
     pub(super) fn accept(self: &Arc<Self>, changed: impl Fn() + Clone + Send + 'static) {
-        for stream in self.listener.incoming() {
+        loop {
+            let accepted = retry_on_intr(|| net::accept_with(&self.listener, SocketFlags::CLOEXEC));
             if self.connected.lock().is_ending {
                 return;
             }
-            let added = stream.and_then(|stream| self.add(stream, changed.clone()));
+            let accepted = accepted.map_err(io::Error::from);
+            let added = accepted.and_then(|stream| self.add(stream.into(), changed.clone()));
             if let Err(error) = added {
                 tracing::warn!("a background program is not accepted: {error}");
                 thread::sleep(RETRY);
@@ -155,13 +153,6 @@ impl Programs {
     }
 }
 
-impl Drop for Programs {
-    fn drop(&mut self) {
-        // Another process may have removed the file before.
-        let _ = fs::remove_file(&self.path);
-    }
-}
-
 impl Program {
     /// Sends `yield`, and returns whether the program accepted it.
     fn yield_now(&mut self) -> bool {
@@ -185,26 +176,12 @@ impl Program {
     }
 }
 
-/// Removes the socket of a server that has died.
-fn remove_stale(path: &Path) -> io::Result<()> {
-    let found = match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        found => found?,
-    };
-    let in_the_way = |what| Err(io::Error::new(io::ErrorKind::AddrInUse, what));
-    if !found.file_type().is_socket() {
-        return in_the_way("a file that is not a socket is in the way: choose another path");
-    }
-    if UnixStream::connect(path).is_ok() {
-        return in_the_way("another server listens there: choose another path, or end it");
-    }
-    fs::remove_file(path)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io::Write;
     use std::os::unix::fs::MetadataExt;
+    use std::os::unix::net::UnixListener;
     use std::sync::mpsc;
 
     use tempfile::TempDir;
