@@ -48,7 +48,8 @@ impl ClaimError {
 pub struct Lock(Unforked);
 
 impl Lock {
-    /// Takes the lock of `path`, the file `path.lock`, and writes this process's number into it.
+    /// Takes the lock of `path`, the file `path.lock`, and writes this process's number into it if the file is this
+    /// user's.
     ///
     /// # Errors
     /// Another process has the lock; the file cannot be opened, or belongs to another user who holds the lock.
@@ -73,9 +74,12 @@ impl Lock {
             Err(error) => return Err(ClaimError::failed(lock_path, "the lock cannot be taken")(error)),
         }
         let lock = Self(held);
-        file.set_len(0)
-            .and_then(|()| writeln!(file, "{}", std::process::id()))
-            .map_err(ClaimError::failed(lock_path, "the lock cannot be written"))?;
+        // Root does not write what another user has put there: it may be a link to another file.
+        if file.metadata().is_ok_and(|found| found.uid() == getuid().as_raw()) {
+            file.set_len(0)
+                .and_then(|()| writeln!(file, "{}", std::process::id()))
+                .map_err(ClaimError::failed(lock_path, "the lock cannot be written"))?;
+        }
         Ok(lock)
     }
 }
@@ -143,5 +147,9 @@ mod tests {
         flock(&foreign, FlockOperation::NonBlockingLockExclusive).unwrap();
         let error = Lock::beside(&folder.path().join("memory.sock")).unwrap_err().to_string();
         assert!(error.contains(lock.to_str().unwrap()) && error.contains("user 65534"), "{error}");
+        // A lock that is left behind is taken, and not written.
+        drop(foreign);
+        let _taken = Lock::beside(&folder.path().join("memory.sock")).unwrap();
+        assert_eq!(fs::read(&lock).unwrap(), b"");
     }
 }
