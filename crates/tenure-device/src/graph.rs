@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tenure_alloc::{PoolId, PoolUse};
 
+use crate::check_warn;
 use crate::memory::{DeviceMemory, MemoryError};
 use crate::streams::CaptureStream;
 use crate::{Event, EventKind, GraphId, Stream, StreamGuard};
@@ -146,7 +147,7 @@ impl Drop for SharedPool {
 impl Drop for Graph {
     fn drop(&mut self) {
         // Launches already made go on. If the context is lost, the graph is gone too.
-        let _ = self.memory().driver().destroy_graph(self.id);
+        check_warn(self.memory().driver().destroy_graph(self.id));
     }
 }
 
@@ -227,7 +228,7 @@ impl Drop for StreamCapture {
         let driver = self.stream.driver();
         // The capture may be over already, ended by a call that is forbidden in a capture.
         if let Ok(graph) = driver.end_capture(self.stream.id()) {
-            let _ = driver.destroy_graph(graph);
+            check_warn(driver.destroy_graph(graph));
         }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tenure_alloc::Address;
 
+use crate::check_warn;
 use crate::{Call, Driver, DriverError, ErrorKind, MemoryHandle, Priority};
 
 /// A device allocation of another process, opened by its handle. Blocking copies read and write it.
@@ -29,7 +30,7 @@ impl OpenedMemory {
             Ok((address, bytes)) => Ok(Self { driver, address, bytes, stream }),
             Err(error) => {
                 // The caller needs the first error.
-                let _ = driver.destroy_stream(stream);
+                check_warn(driver.destroy_stream(stream));
                 Err(error.into())
             }
         }
@@ -72,7 +73,7 @@ impl OpenedMemory {
 impl Drop for OpenedMemory {
     fn drop(&mut self) {
         // The copies have completed. If the context is lost, both are gone with it.
-        let _ = self.driver.close_memory(self.address);
-        let _ = self.driver.destroy_stream(self.stream);
+        check_warn(self.driver.close_memory(self.address));
+        check_warn(self.driver.destroy_stream(self.stream));
     }
 }

@@ -18,6 +18,7 @@ use super::export::{ChunkReply, ChunkRequest, is_trusted};
 use super::handle::{BlockHandle, Sender, SharedChunk};
 use super::socket::{Socket, SocketError};
 use super::wire::DESCRIPTORS;
+use crate::check_warn;
 use crate::{AccessMode, Driver};
 
 /// The longest time that a sender may take to answer.
@@ -167,9 +168,9 @@ impl ImportMapping {
         // Memory that the driver refuses to take back is freed when the process ends.
         if self.mapped_bytes == 0 || self.driver.unmap(self.address, self.mapped_bytes).is_ok() {
             for &chunk in &self.chunks {
-                let _ = self.driver.release(chunk);
+                check_warn(self.driver.release(chunk));
             }
-            let _ = self.driver.unreserve(self.address, self.bytes);
+            check_warn(self.driver.unreserve(self.address, self.bytes));
         }
     }
 }
